@@ -71,8 +71,8 @@ absl::StatusOr<AttentionStep> DivideStep(
 // there is room. The keys of the others are scored twice.
 void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
                   absl::Span<AttentionSequence> sequences);
-// `step` must be of the sequences that `rows` has on the device. It is not read
-// while the workspace counts.
+// `step` must be made from the same sequences that `rows` has on the device. It
+// is not read while the workspace counts.
 absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
                             const AttentionRows& rows,
                             const AttentionStep& step, Workspace& workspace);

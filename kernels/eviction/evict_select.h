@@ -18,7 +18,7 @@ struct Eviction {
   int64_t recent = 0;   // the last slots, always kept; at least one
   float lambda = 0.5f;  // weight of the attention mass, 0 to 1
   float decay = 1.0f;   // factor on the mass per eviction, above 0
-  // Multiplies the friendliness f by 1/2.
+  // Whether the friendliness f is multiplied by 1/2.
   bool halves_friendliness = false;
   // The start of the units' kept slots [U, k] in a launch's list.
   int64_t first_kept = 0;
@@ -31,11 +31,12 @@ struct Eviction {
 // For every eviction and unit: the candidates are the slots from `sinks` to n -
 // recent. The k - sinks - recent candidates with the greatest
 //   lambda * norm(S) + (1 - lambda) * f,  f = (1 - norm(Ek)) + (1 - norm(Ev))
-// are kept (f is halved if halves_friendliness). The lower slot
-// wins among equals. norm(x) = (x - least) / (greatest - least) over the unit's
-// candidates, or 0 if all are equal. A side without errors counts as all equal;
-// so without codes lambda has no effect, and at lambda 1 errors have none. An S
-// that is not finite counts as 0. All in float32, in the order that is written.
+// are kept (f is halved if halves_friendliness). Among equal candidates the
+// lower slots are kept. norm(x) = (x - least) / (greatest - least) over the
+// unit's candidates, or 0 if all are equal. A side without errors counts as all
+// equal; so without codes lambda has no effect, and at lambda 1 errors have
+// none. An S that is not finite counts as 0. Everything is computed in float32,
+// in the order that is written here.
 //
 // Each unit normalises over its own candidates, but public code normalises over
 // all heads of a layer. So the number of ranks does not change what is kept, as
@@ -51,7 +52,7 @@ struct EvictSelectParamsIn {
   Ptr<const Eviction> evictions = nullptr;
   int64_t num_evictions = 0;
   int64_t most_slots = 0;             // of an eviction
-  Ptr<int32_t> kept_slots = nullptr;  // [U, k] of each
+  Ptr<int32_t> kept_slots = nullptr;  // [U, k] for each eviction
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

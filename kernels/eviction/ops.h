@@ -36,12 +36,12 @@ absl::StatusOr<PreparedEviction> Prepare(Device& device,
 // The size of a step's evictions of a page group. All layers of the group share
 // it.
 struct EvictionStep {
-  int64_t most_slots = 0;  // of an eviction
+  int64_t most_slots = 0;  // slots of the largest eviction, before it
   // The length of the list of kept slots for `num_units` units.
   int64_t kept_slots = 0;
 };
-// Reads only counts. INVALID_ARGUMENT names the eviction, the value and the
-// limit.
+// Checks the counts of a step's evictions and reads nothing else.
+// INVALID_ARGUMENT names the eviction, the value and the limit.
 absl::StatusOr<EvictionStep> CheckEvictions(
     int64_t num_units, absl::Span<const Eviction> evictions);
 
@@ -51,8 +51,8 @@ struct EvictionRows {
   int64_t num_evictions = 0;
   DevicePtr<int32_t> kept_slots;
 };
-// `step` must be of these evictions. The workspace takes 8 bytes per slot and
-// thread.
+// `step` must be the result of CheckEvictions for these evictions. The
+// workspace takes 8 bytes per slot and thread.
 absl::Status EvictSelect(Stream& stream, const PreparedEviction& prepared,
                          const EvictionRows& rows, const EvictionStep& step,
                          Workspace& workspace);

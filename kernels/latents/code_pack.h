@@ -58,7 +58,7 @@ KVASIR_HOST_DEVICE inline unsigned ReadBits(const uint8_t* bytes, int64_t bit,
   return (static_cast<unsigned>(bytes[bit / 8]) >> (bit % 8)) &
          ((1u << bits) - 1);
 }
-// The bits must be 0 before.
+// The bits must be 0 before the call.
 KVASIR_HOST_DEVICE inline void OrBits(uint8_t* bytes, int64_t bit, int bits,
                                       unsigned value) {
   bytes[bit / 8] = static_cast<uint8_t>(
@@ -78,7 +78,7 @@ KVASIR_HOST_DEVICE inline unsigned ReadCode(const uint8_t* slot,
   }
   return code;
 }
-// The slot must have been zeroed.
+// Writes one code. The slot must have been zeroed.
 KVASIR_HOST_DEVICE inline void WriteCode(uint8_t* slot, const CodePlace& place,
                                          int64_t index, unsigned code) {
   if (place.low_bits == 0) return;

@@ -46,7 +46,7 @@ KVASIR_HOST_DEVICE inline float RoundToSide<float, false>(float x) {
   return x + 0.0f;
 }
 
-// The layout is that of a slot.
+// Scale and minimum, in the layout that they have in a slot.
 template <typename T>
 struct StoredRange {
   T scale;
@@ -59,7 +59,7 @@ KVASIR_HOST_DEVICE StoredRange<T> RangeOf(float low, float high, int bits) {
   StoredRange<T> range;
   range.minimum = RoundToSide<T, false>(low);
   const float levels = static_cast<float>((1 << bits) - 1);
-  // It is below 0 only if the minimum could not go down to `low`.
+  // `width` is below 0 only if the minimum could not be rounded down to `low`.
   const float width = high - ToFloat(range.minimum);
   range.scale = RoundToSide<T, true>((width > 0.0f ? width : 0.0f) / levels);
   return range;
@@ -75,8 +75,8 @@ KVASIR_HOST_DEVICE inline float CountedAs(float x) {
 KVASIR_HOST_DEVICE inline float ExactCode(float x, float minimum, float scale) {
   return (x - minimum) / scale;
 }
-// Whether static ranges clamp the code: it is outside of what rounds to the
-// first or the last code.
+// Whether a static range clamps the code, because it is outside of what rounds
+// to the first or the last code.
 KVASIR_HOST_DEVICE inline bool IsClamped(float exact, float levels) {
   return exact < -0.5f || exact >= levels + 0.5f;
 }

@@ -47,22 +47,22 @@ template <template <typename> class Ptr>
 struct KvAppendPartIn {
   int64_t column = 0;  // first column of its latents in a row
   LatentPartIn<Ptr> part;
-  // The number of codes that static ranges clamped is added to it. A code is
-  // clamped if (x - minimum) / scale is beyond what rounds to the first or last
-  // code (below -1/2, or at least levels + 1/2). Null: not counted. Parts may
-  // share a counter.
+  // A counter, to which the number of codes that static ranges clamped is
+  // added. A code is clamped if (x - minimum) / scale is beyond what rounds to
+  // the first or last code (below -1/2, or at least levels + 1/2). Null: not
+  // counted. Parts may share a counter.
   Ptr<int64_t> clamped = nullptr;
   // The unit of each group [G], in the memory space of the view's groups, and
-  // the sides to which its errors are added (both, for a joint part). Null: to
-  // none.
+  // the sides to which its errors are added (both, for a joint part). Null:
+  // they are added to no unit.
   const int32_t* unit_of_group = nullptr;
   bool errors_of[kErrorSides] = {false, false};
 };
 using KvAppendPart = KvAppendPartIn<DevicePtr>;
 using KvAppendPartArgs = KvAppendPartIn<LaunchPtr>;
 
-// A latent of codes whose errors are added to a unit: its index among the
-// groups of all parts, and the sides, one bit each.
+// A latent stored as codes whose errors are added to a unit: its index among
+// the groups of all parts, and the sides, one bit for each.
 struct alignas(8) UnitLatent {
   int32_t index;
   uint32_t sides;
@@ -72,9 +72,9 @@ template <template <typename> class Ptr>
 struct KvAppendParamsIn {
   Ptr<const KvAppendPartIn<Ptr>> parts = nullptr;  // of both sides
   int64_t num_parts = 0;
-  // Sizes of the parts, for a GPU's grid and scratch: the groups of all parts,
-  // the most groups of one part, and the channels of the widest latent of
-  // codes.
+  // Sizes of the parts, for a GPU's grid and scratch: the number of groups in
+  // all parts, the largest number of groups in one part, and the number of
+  // channels of the widest latent that is stored as codes.
   int64_t num_groups = 0;
   int64_t most_groups = 0;
   int64_t most_codes = 0;
@@ -107,8 +107,8 @@ struct KvAppendParamsIn {
 using KvAppendParams = KvAppendParamsIn<DevicePtr>;
 using KvAppendArgs = KvAppendParamsIn<LaunchPtr>;
 
-// The most channels of a latent of codes that the GPU kernel accepts. Each
-// takes a byte of shared memory.
+// The most channels that the GPU kernel accepts in a latent that is stored as
+// codes. Each takes a byte of shared memory.
 inline constexpr int64_t kCudaAppendCodes = int64_t{48} << 10;
 
 // The arguments of a step.

@@ -1,4 +1,4 @@
-// The layout of the cache's pages as kernels see it, for one part of one side
+// How kernels see the cache's pages. A view describes one part of one side
 // (keys or values) of one layer. C++17.
 //
 // The cache holds one latent for each token and group of KV heads: a vector of
@@ -99,7 +99,7 @@ struct LatentPartIn {
 using LatentPart = LatentPartIn<DevicePtr>;
 using LatentPartArgs = LatentPartIn<LaunchPtr>;
 
-// The first byte of a slot of a page in a region.
+// The address of the first byte that a slot of a page has in a region.
 KVASIR_HOST_DEVICE inline char* SlotAddress(const LatentPartArgs& part,
                                             const TileRegion& region,
                                             int64_t page, int64_t slot) {

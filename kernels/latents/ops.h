@@ -21,7 +21,7 @@ using PreparedComplexLift = Prepared<ComplexLiftParams>;
 using PreparedHadamard = Prepared<HadamardParams>;
 using PreparedKvAppend = Prepared<KvAppendParams>;
 
-// The first column of each query head [Hq].
+// The first input column and the first output column of each query head [Hq].
 struct LiftColumns {
   absl::Span<const int64_t> in;
   absl::Span<const int64_t> out;

@@ -55,7 +55,7 @@ KVASIR_HOST_DEVICE inline uint32_t* PositionsOf(
   return reinterpret_cast<uint32_t*>(PlaneOfUnit(
       metadata, metadata.positions_offset, sizeof(uint32_t), page, unit));
 }
-// Null if the side has no codes.
+// The errors of a page's slots for one unit [P]; null if the side has no codes.
 KVASIR_HOST_DEVICE inline uint8_t* ErrorsOf(const SlotMetadataArgs& metadata,
                                             int side, int64_t page,
                                             int64_t unit) {

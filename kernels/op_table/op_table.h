@@ -24,7 +24,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Each is defined in <op>_cuda.cu, in the room of its op.
+// Each function is defined in <op>_cuda.cu, in the room of its op.
 void ActivationCuda(const ActivationArgs& args, Launcher& launcher);
 void AddRowsCuda(const AddRowsArgs& args, Launcher& launcher);
 void ComplexLiftCuda(const ComplexLiftArgs& args, Launcher& launcher);

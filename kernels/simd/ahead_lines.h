@@ -35,16 +35,16 @@ inline void AskForLine(const char*) {}
 #endif
 
 // A queue of pieces of memory in the order in which they will be read. While
-// the reader computes, it prefetches lines up to kLead ahead: one now and then,
-// because the core waits for many at once as if they were read.
-// The queue only gives advice: pieces that do not fit are dropped.
+// the reader computes, it prefetches lines up to kLead ahead: one line now and
+// then, because the core would wait for many prefetches at once as it waits for
+// reads. The queue only gives advice: pieces that do not fit are dropped.
 // Threads: one.
 class AheadLines {
  public:
   static constexpr int64_t kLineBytes = 64;
   // Long enough to hide the latency of memory and short enough for the
-  // first-level cache. Half of it costs 4 to 12 % of decoding over dense
-  // caches.
+  // first-level cache. With half of it, decoding over dense caches is 4 to 12 %
+  // slower.
   static constexpr int64_t kLead = 256;
 
   // Appends a piece; pieces that are neighbours in memory are joined.
@@ -61,9 +61,10 @@ class AheadLines {
     }
   }
 
-  // The pieces that were added before the last call have been read; their lines
-  // that were not prefetched are skipped. The pieces that were added since are
-  // read next. The first block may be prefetched at once, up to kLead.
+  // Begins the next block. The pieces that were added before the previous call
+  // have been read; their lines that were not prefetched are skipped. The
+  // pieces that were added since are read next. The first block may be
+  // prefetched at once, up to kLead.
   void NextBlock() {
     read_ = block_end_;
     block_end_ = lines_;
@@ -107,7 +108,7 @@ class AheadLines {
   static int64_t LinesOf(int64_t bytes) {
     return (bytes + kLineBytes - 1) / kLineBytes;
   }
-  // True if any line is left.
+  // Makes the piece of the next line current. Returns false if no line is left.
   bool FindPiece() {
     if (next_ < end_) return true;
     if (taken_ == added_) return false;

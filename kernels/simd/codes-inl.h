@@ -15,7 +15,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Codes of 8 bits.
+// Converts 8-bit codes to float32.
 HWY_INLINE Vec LoadFloats(const uint8_t* from) {
   const hn::Rebind<uint8_t, Floats> d8;
   const hn::RebindToSigned<Floats> d32;

@@ -169,7 +169,8 @@ KVASIR_HOST_DEVICE inline ReducedAngle ReduceTurns(uint64_t turns) {
   constexpr uint64_t kEighth = uint64_t{1} << 61;
   const uint64_t quarter = (turns + kEighth) >> 62;
   const int64_t rest = static_cast<int64_t>(turns - (quarter << 62));
-  // 32 bits of the remainder: steps of 1.5e-9 rad, far below float's own.
+  // Takes the upper 32 bits of the remainder. Their steps are 1.5e-9 rad, far
+  // below the precision of float32.
   const int32_t top = static_cast<int32_t>((rest + (int64_t{1} << 31)) >> 32);
   return {static_cast<uint32_t>(quarter),
           static_cast<float>(top) * trig_constants::kRadiansPerUnit};

@@ -25,7 +25,7 @@ using Vec = hn::Vec<Floats>;
 inline constexpr Floats kFloats;
 inline constexpr int kVecLanes = static_cast<int>(hn::MaxLanes(Floats()));
 inline constexpr int kVecsPerWide = kLanes / kVecLanes;
-// Vectors with as many words of 32 bits.
+// Vectors of 32-bit words with the same number of lanes.
 using Words = hn::RebindToUnsigned<Floats>;
 using WordVec = hn::Vec<Words>;
 inline constexpr Words kWords;

@@ -1,5 +1,6 @@
-// Transposes cached rows of 16 or 32 bits into columns of float32, so that the
-// slots of a block of keys are neighbours. For inclusion by *_cpu.cc.
+// Transposes cached rows of numbers (16 or 32 bits each) into columns of
+// float32, so that the numbers that neighbouring slots have for one channel are
+// adjacent. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_TRANSPOSE_INL_H_
 #undef KVASIR_KERNELS_TRANSPOSE_INL_H_
@@ -17,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Exchanges rows[i] lane j and rows[j] lane i.
+// Transposes the 4 x 4 words of each 128-bit block of rows[0] to rows[3].
 #if HWY_TARGET != HWY_SCALAR
 HWY_INLINE void TransposeBlocksOf4(WordVec* rows) {
   const hn::Repartition<uint64_t, Words> d64;
@@ -37,6 +38,7 @@ HWY_INLINE void TransposeBlocksOf4(WordVec* rows) {
 }
 #endif
 
+// Exchanges lane j of rows[i] with lane i of rows[j].
 HWY_INLINE void Transpose(WordVec* rows) {
 #if HWY_TARGET == HWY_SCALAR
   (void)rows;
@@ -70,8 +72,8 @@ HWY_INLINE void Transpose(WordVec* rows) {
 #endif
 }
 
-// out[i * out_stride + s] = number `first + i` of row s: one vector of rows by
-// one vector of numbers.
+// out[i * out_stride + s] = number `first + i` of row s: for kVecLanes rows and
+// kVecLanes numbers of each.
 template <typename T>
 HWY_INLINE void TransposeNumbers(const char* const* rows, int64_t first,
                                  float* out, int64_t out_stride,
@@ -88,8 +90,9 @@ HWY_INLINE void TransposeNumbers(const char* const* rows, int64_t first,
   }
 }
 
-// Transposes twice as many bfloat16: pairs move as one word and are split
-// afterwards, which halves the moves.
+// Like TransposeNumbers, for twice as many numbers of each row in bfloat16: a
+// pair of them is moved as one word and split afterwards, which halves the
+// moves.
 HWY_INLINE void TransposeBf16Pairs(const char* const* rows, int64_t first,
                                    float* out, int64_t out_stride,
                                    AheadLines* ahead) {

@@ -8,8 +8,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// `bytes` is 4, 8 or 16. Both addresses are aligned to it. Copies of 16 bytes
-// bypass the first-level cache.
+// Starts a copy of `bytes` (4, 8 or 16). Both addresses must be aligned to
+// `bytes`. Copies of 16 bytes bypass the first-level cache.
 template <int bytes>
 KVASIR_DEVICE void CopyAsync(void* shared, const void* global,
                              Site site = Site::Here()) {

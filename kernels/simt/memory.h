@@ -48,8 +48,8 @@ KVASIR_DEVICE void StoreShared(T* to, const T& value,
   *to = value;
 }
 
-// For data that is read once and that no thread writes while the kernel runs:
-// it takes no space in the first-level cache. 2, 4, 8 or 16 bytes.
+// Loads data that is read once and that no thread writes while the kernel runs.
+// The data takes no space in the first-level cache. T has 2, 4, 8 or 16 bytes.
 template <typename T>
 KVASIR_DEVICE T LoadOnce(const T* from, Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -160,9 +160,9 @@ KVASIR_DEVICE void StoreAtomic(T* to, T value, Site site = Site::Here()) {
 #endif
 }
 
-// Relaxed, in global or shared memory. They return the previous value. With the
-// scope of a CTA, only threads of one CTA may access the address. If the result
-// is unused, nvcc issues a `red`.
+// Relaxed atomics on global or shared memory, which return the previous value.
+// With the scope of a CTA, only threads of one CTA may access the address. If
+// the result is unused, nvcc issues a `red`.
 template <Scope scope = Scope::kGpu>
 KVASIR_DEVICE uint32_t AtomicAdd(uint32_t* at, uint32_t value,
                                  Site site = Site::Here()) {

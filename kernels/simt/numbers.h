@@ -10,7 +10,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// Exact. A NaN stays a NaN; a GPU converts those of fp16 to 0x7fffffff.
+// Exact conversions to float32. A NaN stays a NaN; a GPU converts those of fp16
+// to 0x7fffffff.
 KVASIR_DEVICE float ToFloat(float value) { return value; }
 KVASIR_DEVICE float ToFloat(Bf16 value) {
   return BitsAs<float>(static_cast<uint32_t>(value.bits) << 16);
@@ -56,7 +57,7 @@ KVASIR_DEVICE float Fma(float a, float b, float c) {
 #endif
 }
 
-// Correctly rounded.
+// The square root, correctly rounded.
 KVASIR_DEVICE float Sqrt(float x) {
 #ifdef __CUDACC__
   return __fsqrt_rn(x);
@@ -65,8 +66,9 @@ KVASIR_DEVICE float Sqrt(float x) {
 #endif
 }
 
-// The larger number; -0 counts as below 0, and a NaN loses to a number. The
-// bits do not depend on the order of the operands, not even for two NaNs.
+// The larger number; -0 counts as below 0, and if one operand is a NaN the
+// result is the other. The bits do not depend on the order of the operands, not
+// even for two NaNs.
 KVASIR_DEVICE float Max(float a, float b) {
 #ifdef __CUDACC__
   float most;
@@ -132,7 +134,8 @@ template <typename T>
 KVASIR_DEVICE uint32_t MulPair(uint32_t a, uint32_t b) {
   return FmaPair(T{}, a, b, 0x80008000u);
 }
-// The lesser of each half, for float16. A NaN loses to a number.
+// The smaller number of each half, for float16. If one of two numbers is a NaN,
+// the result is the other.
 KVASIR_DEVICE uint32_t MinPair(uint32_t a, uint32_t b) {
 #ifdef __CUDACC__
   uint32_t least;
@@ -181,9 +184,9 @@ KVASIR_DEVICE uint32_t AndOr(uint32_t word, uint32_t mask, uint32_t other) {
 #endif
 }
 
-// Four of the eight bytes of (b, a), where a's are the lower ones. Byte i of
-// the result is the byte whose index is in nibble i of `selector`. Bit 3 of the
-// nibble fills the byte with that byte's sign instead.
+// Returns four of eight bytes: bytes 0 to 3 are those of a, bytes 4 to 7 those
+// of b. Byte i of the result is the byte whose index is in nibble i of
+// `selector`. Bit 3 of the nibble fills the byte with that byte's sign instead.
 KVASIR_DEVICE uint32_t PickBytes(uint32_t a, uint32_t b, uint32_t selector) {
 #ifdef __CUDACC__
   uint32_t bytes;

@@ -60,9 +60,10 @@ KVASIR_DEVICE void LoadFloats(const float* from, float (&numbers)[n],
   }
 }
 
-// For ops whose numbers do not depend on their neighbours. 2^row_threads_log2
-// threads of a CTA take neighbouring packs of one row, and the other threads
-// take further rows. CTAs in x share a row; CTAs in y take further rows.
+// How threads divide rows in ops whose numbers do not depend on their
+// neighbours. 2^row_threads_log2 threads of a CTA take neighbouring packs of
+// one row, and the other threads take further rows. CTAs in x share a row; CTAs
+// in y take further rows.
 inline constexpr uint32_t kRowThreads = 256;
 template <typename Args>
 struct OnRows {

@@ -14,8 +14,8 @@
 #define KVASIR_DEVICE __device__ __forceinline__
 // A kernel for CTAs of at most `threads`.
 #define KVASIR_KERNEL(threads) __global__ void __launch_bounds__(threads)
-// The same, limited so that the registers of a multiprocessor have room for
-// `ctas` CTAs.
+// Like KVASIR_KERNEL. It limits a thread's registers so that a multiprocessor
+// has room for `ctas` CTAs.
 #define KVASIR_KERNEL_OF(threads, ctas) \
   __global__ void __launch_bounds__(threads, ctas)
 #define KVASIR_UNROLL _Pragma("unroll")

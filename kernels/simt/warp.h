@@ -36,7 +36,7 @@ KVASIR_DEVICE T ShuffleFrom(T value, uint32_t lane, uint32_t mask = kWholeWarp,
       emulation::Shuffle(ShuffleKind::kFrom, mask, bits, lane, site));
 #endif
 }
-// The value of the lane `lanes` below.
+// The value of the lane whose index is smaller by `lanes`.
 template <typename T>
 KVASIR_DEVICE T ShuffleUp(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
                           Site site = Site::Here()) {
@@ -50,7 +50,7 @@ KVASIR_DEVICE T ShuffleUp(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
       emulation::Shuffle(ShuffleKind::kUp, mask, bits, lanes, site));
 #endif
 }
-// The value of the lane `lanes` above.
+// The value of the lane whose index is greater by `lanes`.
 template <typename T>
 KVASIR_DEVICE T ShuffleDown(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
                             Site site = Site::Here()) {

@@ -31,13 +31,15 @@ inline GroupShape Coded(
   return shape;
 }
 
-// 0 slots: a page is one tile. 0 granule_bytes: slots follow one another.
+// If `slots` is 0, a page is one tile. If `granule_bytes` is 0, slots follow
+// one another.
 struct Tiles {
   int64_t slots = 0;
   int64_t granule_bytes = 0;
 };
 
-// A part whose regions are apart, in memory filled with a known byte.
+// A part of the cache with gaps between its regions, in memory filled with a
+// known byte.
 class Part {
  public:
   Part(std::vector<GroupShape> shapes, DType dtype, int64_t page_tokens,
@@ -51,7 +53,7 @@ class Part {
     view.param_dtype = dtype;
     view.num_levels = num_levels;
     for (int i = 0; i < num_levels; ++i) {
-      // uneven steps
+      // Steps between levels are uneven.
       view.levels[i] = 0.3f * static_cast<float>(i) -
                        0.1f * static_cast<float>(num_levels) +
                        0.05f * static_cast<float>(i % 3);

@@ -111,8 +111,9 @@ class TestPart {
   // The numbers of a KV head's latent, in float64.
   std::vector<double> Read(int64_t kv_head, int64_t page, int64_t slot) const;
 
-  // Memory for exact rows, which holds no row at first: for a row in a ring,
-  // and for all rings.
+  // RingRowBytes returns the bytes of a row in a ring. MakeRing allocates the
+  // memory of all rings, and MakeFresh that of a launch's own rows; neither
+  // holds a row at first.
   int64_t RingRowBytes() const;
   void MakeRing(int64_t bytes);
   void MakeFresh(int64_t rows);
@@ -229,12 +230,12 @@ class LatentCache {
   std::vector<float> Attend(TestStream& test,
                             const std::vector<LatentAsk>& asks);
 
-  // The same, with `run` in place of the op.
+  // Like Attend, with `run` in place of the op.
   std::vector<float> Launch(
       const std::vector<LatentAsk>& asks,
       absl::FunctionRef<void(const PagedAttentionArgs&)> run);
 
-  // Everything but rows and sequences.
+  // The parameters without rows and sequences.
   PagedAttentionArgs Params();
 
   // The attention mass of a sequence's slots [U, tokens]. ClearMass sets it to

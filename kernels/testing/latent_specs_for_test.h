@@ -29,7 +29,7 @@ inline PartSpec Fixed(PartSpec part) {
   part.fixed_ranges = true;
   return part;
 }
-// The last channels have 0 bits.
+// Gives the part's last `channels` channels 0 bits.
 inline PartSpec Unstored(PartSpec part, int64_t channels) {
   part.fixed_ranges = true;
   part.unstored = channels;
@@ -162,8 +162,8 @@ inline std::vector<LatentSpec> StoredSpecs() {
        2,
        {Fixed(Codes({600}, {2}))},
        {Fixed(Codes({300}, {8}))}},
-      // Over all heads and over one: one register of a slot half full and full,
-      // and two registers.
+      // Latents of all heads and of one head. A slot's codes fill half a
+      // register, one register, or two registers.
       {"narrow_static_runs",
        9,
        3,
@@ -304,7 +304,8 @@ inline std::vector<LatentSpec> StoredSpecs() {
   };
 }
 
-// Lifted values: every codec, ragged dims, next to absorbed ones, exact rows.
+// Layers with lifted values: in every codec, with odd sizes, next to absorbed
+// values, and with exact rows.
 inline std::vector<LatentSpec> LiftedSpecs() {
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   std::vector<LatentSpec> specs = {
@@ -523,8 +524,8 @@ inline std::vector<LatentSpec> Specs() {
   return specs;
 }
 
-// Codes and numbers, groups, rebuilt keys. There are enough heads that a whole
-// prompt is divided by head and a short one is not.
+// A layer with codes, numbers, groups of heads and rebuilt keys. There are
+// enough heads that a whole prompt is divided by head and a short one is not.
 inline LatentSpec Mixed() {
   LatentSpec spec;
   spec.num_heads = 16;

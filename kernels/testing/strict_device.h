@@ -8,11 +8,11 @@
 
 namespace kvasir::kernels {
 
-// Its memory is PROT_NONE except during launches, uploads and read-backs and
-// between BeginWrite and EndWrite, so the host dies by a signal if it reads it
-// at another time. If the parameters of a launch point to other memory, the
-// process ends with a message. It costs two more system calls per launch than a
-// CpuDevice.
+// The device's memory is PROT_NONE except during launches, uploads and
+// read-backs and between BeginWrite and EndWrite, so the host dies by a signal
+// if it reads it at another time. If the parameters of a launch point to other
+// memory, the process ends with a message. It costs two more system calls per
+// launch than a CpuDevice.
 //
 // `pool` must outlive it.
 std::unique_ptr<Device> MakeStrictDevice(base::ThreadPool* pool,

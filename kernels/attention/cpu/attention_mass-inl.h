@@ -52,7 +52,8 @@ class MassWorker {
     return grid_.mass().units[static_cast<size_t>(index)];
   }
 
-  // The slots of the split that some of these rows sees.
+  // Slots of the split that at least one of queries [query, query + count)
+  // sees.
   VisibleRange SlotsOf(int64_t query, int64_t count) const {
     const VisibleRange slots = {
         VisibleSlots(params_, sequence_, query).begin,
@@ -83,7 +84,7 @@ class MassWorker {
       }
     });
   }
-  // Finds factors [Hq] of the only row.
+  // Computes the factors [Hq] of a sequence's only row.
   void FindFactors(const float* block_maxima, float* factors) const {
     const float* maxima = grid_.MassMaximaOf(sequence_.first_row);
     const float* inverses = grid_.MassInversesOf(sequence_.first_row);
@@ -99,7 +100,7 @@ class MassWorker {
     }
   }
 
-  // Adds the rows of queries [query, query + count).
+  // Adds the weights of queries [query, query + count) to the mass.
   void AddTile(const MassUnit& unit, int64_t query, int64_t count) const {
     const VisibleRange slots = SlotsOf(query, count);
     if (slots.begin >= slots.end) return;

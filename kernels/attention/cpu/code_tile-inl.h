@@ -1,6 +1,6 @@
-// Products of few rows with codes that are extracted in registers. It is the
-// tile of tile-inl.h for cached codes: each element is the same FMA chain. For
-// inclusion by *_cpu.cc; code_tile_cpu.cc has the implementation.
+// Products of few rows with codes that are extracted in registers. They are the
+// counterpart of tile-inl.h for cached codes: each element is the same FMA
+// chain. For inclusion by *_cpu.cc; code_tile_cpu.cc has the implementation.
 #if defined(KVASIR_KERNELS_CODE_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_CODE_TILE_INL_H_
 #undef KVASIR_KERNELS_CODE_TILE_INL_H_
@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// The fewest vectors of codes side by side.
+// The smallest number of vectors of codes that a tile has side by side.
 inline constexpr int kCodeTileVecs = 2;
 inline constexpr int64_t kCodeTileColumns = kCodeTileVecs * kVecLanes;
 
@@ -35,11 +35,13 @@ inline constexpr int kCodeTileRows =
         ? KVASIR_TILE_ROWS
         : kCodeTileSums / kCodeTileVecs;
 
-// Up to this number of rows, extracting codes per tile costs less than writing
-// them to memory.
+// Up to this number of rows, extracting the codes again for each tile costs
+// less than writing them to memory once.
 inline constexpr int64_t kCodeTileMostRows = 8;
-// Pairs of bfloat16s are so cheap to separate that more rows profit from half
-// the bytes of a tile, if a tile has eight rows (measured with AVX-512).
+// Up to this number of rows, keys of bfloat16 are kept as pairs in words and
+// separated again for each tile. It is greater than for codes if a tile has
+// eight rows, because separating costs little and pairs take half the bytes of
+// float32 (measured with AVX-512).
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kCodeTileRows >= 8 ? 32 : kCodeTileMostRows;
 
@@ -52,7 +54,7 @@ inline const float* LevelsOf(const LatentPartArgs& part) {
 // of the slots' bytes, with the words of neighbouring slots adjacent [words,
 // 64].
 struct KeyCodesArgs {
-  // For each plane of codes: its words.
+  // The words of each plane of codes.
   const uint32_t* const* planes;
   const CodePiece* pieces;  // one after another, with their place in the chunk
   int64_t num_pieces;
@@ -63,13 +65,14 @@ struct KeyCodesArgs {
   float* c;  // [rows, 64]
   int64_t c_stride;
   bool accumulate;
-  AheadLines* ahead;  // prefetches meanwhile
+  AheadLines* ahead;  // memory to prefetch meanwhile
 };
 // Whether the tile supports codes and bfloat16s.
 inline constexpr bool kTakesPairs = kVecLanes > 1;
 void RunKeyCodes(int64_t rows, const KeyCodesArgs& args);
 
-// The same for bfloat16s, two channels in each word.
+// c += a b for rows of queries and the bfloat16 keys of 64 slots, with two
+// channels in each word of b.
 struct KeyPairsArgs {
   int64_t depth;  // channels
   const uint32_t* words;
@@ -78,11 +81,11 @@ struct KeyPairsArgs {
   float* c;  // [rows, 64]
   int64_t c_stride;
   bool accumulate;
-  AheadLines* ahead;  // prefetches meanwhile
+  AheadLines* ahead;  // memory to prefetch meanwhile
 };
 void RunKeyPairs(int64_t rows, const KeyPairsArgs& args);
 
-// c += a b for rows of weights and the codes of slots in place.
+// c += a b for rows of weights and the codes of slots, which are read in place.
 struct ValueCodesArgs {
   int64_t depth;             // slots
   const char* const* slots;  // [depth]: each slot's bytes
@@ -92,10 +95,10 @@ struct ValueCodesArgs {
   float* c;                  // [rows, columns]
   int64_t c_stride;
   int64_t columns;
-  AheadLines* ahead;  // prefetches meanwhile
+  AheadLines* ahead;  // memory to prefetch meanwhile
 };
-// Whether the tile supports codes in such places: below 8 bits, with vectors
-// that are whole bytes.
+// Whether the tile supports codes in this place: they must have fewer than 8
+// bits, and each vector of codes must fill whole bytes.
 inline bool TakesValueCodes(const CodePlace& place, int64_t columns) {
   return kVecLanes % 8 == 0 && place.low_bits < 8 &&
          columns % kCodeTileColumns == 0 && place.low_bit % 8 == 0 &&
@@ -114,27 +117,28 @@ struct ValueLanesArgs {
   const float* a;     // [rows, depth], rows 64 apart
   float* c;           // [rows, columns of all lanes]
   int64_t c_stride;
-  AheadLines* ahead;  // prefetches meanwhile
+  AheadLines* ahead;  // memory to prefetch meanwhile
 };
-// Whether the instruction set supports it.
+// Whether the instruction set supports products with ValueLanesArgs.
 inline constexpr bool kTakesLanes = HWY_TARGET <= HWY_AVX3;
 void RunValueLanes(int64_t rows, const ValueLanesArgs& args);
 // Writes the codes themselves to rows of `to` that are `stride` apart. Does not
 // use args.a and args.c.
 void UnpackLanes(const ValueLanesArgs& args, int64_t stride, float* to);
 
-// c += a b for rows of weights and the bfloat16s of slots in place.
+// c += a b for rows of weights and the bfloat16 numbers of slots, which are
+// read in place.
 struct ValuePairsArgs {
   int64_t depth;      // slots
-  const char* slots;  // the first one's numbers
+  const char* slots;  // the numbers of the first slot
   int64_t slot_bytes;
   const float* a;  // [rows, depth], rows 64 apart
   float* c;        // [rows, columns]
   int64_t c_stride;
   int64_t columns;    // a multiple of kCodeTileColumns
-  AheadLines* ahead;  // prefetches meanwhile
+  AheadLines* ahead;  // memory to prefetch meanwhile
 };
-// Whether the tile supports so many rows.
+// Whether the tile supports this number of rows.
 inline bool TakesValuePairs(int64_t rows) {
   return kTakesPairs && rows <= kCodeTileMostRows;
 }

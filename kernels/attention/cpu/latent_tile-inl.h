@@ -1,6 +1,6 @@
-// Reads the latents of a block of 64 slots into cache: keys with neighbouring
-// slots adjacent, values in their own order, codes converted to numbers (before
-// their range is applied). For inclusion by *_cpu.cc.
+// Loads the latents of a block of 64 slots into a tile in the CPU's cache: keys
+// with neighbouring slots adjacent, values in their own order, codes converted
+// to numbers (before their range is applied). For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_LATENT_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_LATENT_TILE_INL_H_
 #undef KVASIR_KERNELS_LATENT_TILE_INL_H_
@@ -26,16 +26,16 @@ namespace HWY_NAMESPACE {
 
 inline constexpr int64_t kBlock = kAttentionBlockSlots;
 
-// A chunk of zeros, for slots that no row sees.
+// A chunk of zeros, which is read in place of slots that no row sees.
 alignas(64) inline constexpr char kNoSlot[kChunkChannels * 4 + 64] = {};
 
 // The addresses of a block's slots. Only those in [begin, end) are needed.
 struct BlockSlots {
   int64_t begin = 0;  // relative to the block
   int64_t end = 0;
-  // All slots are needed, and each vector of slots is in one page.
+  // True if all slots are needed and each vector of slots is in one page.
   bool regular = false;
-  // At least so many bytes may be read from the start of any slot.
+  // At least this number of bytes may be read from the start of each slot.
   int64_t room = 0;
   const char* codes[kBlock];
   const char* ranges[kBlock];
@@ -44,8 +44,9 @@ struct BlockSlots {
 
 // ----- Keys: codes of one vector of slots, channel by channel.
 
-// Words of 128 channels of 8 bits, and of four planes that begin and end inside
-// a word. Each is padded to a vector of words.
+// The most words that hold a chunk's codes: those of 128 channels of 8 bits,
+// and more if there are four planes that begin and end inside a word. Each
+// plane is padded to a vector of words.
 inline constexpr int64_t kMaxWords = 32 + 4 * (1 + kLanes);
 
 #if HWY_TARGET <= HWY_AVX3
@@ -64,7 +65,7 @@ HWY_INLINE void LoadFewWords(const char* const* rows, int64_t offset,
   TransposeBlocksOf4(lanes);
   TransposeBlocksOf4(lanes + 4);
   // Now lanes[4 i + j] has words j and 4 + j of slots 4 i .. 4 i + 3, followed
-  // by those of the slots 8 further.
+  // by the same words of slots 4 i + 8 .. 4 i + 11.
   for (int j = 0; j < 4; ++j) {
     const WordVec first = lanes[j];
     const WordVec second = lanes[4 + j];
@@ -83,7 +84,8 @@ HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
                           int64_t num_bytes, uint32_t* words, int64_t stride,
                           AheadLines* ahead) {
   constexpr int64_t kVecBytes = kVecLanes * 4;
-  constexpr int64_t kFew = 4;  // up to here, copying words one by one is faster
+  // up to this number of words, copying them one by one is faster
+  constexpr int64_t kFew = 4;
   for (int64_t first = 0; first < num_bytes; first += kVecBytes) {
     const int64_t bytes = std::min(kVecBytes, num_bytes - first);
     uint32_t* to = words + first / 4 * stride;
@@ -111,7 +113,7 @@ HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
       room = std::min<int64_t>(room, readable[lane] - rows[lane]);
     }
     for (int lane = 0; room < loaded && lane < kVecLanes; ++lane) {
-      // It never copies more than a row, but GCC 12 does not see this under
+      // No copy is longer than a row, but GCC 12 does not recognise this under
       // -fsanitize.
       std::memcpy(staged[lane], rows[lane],
                   std::min(sizeof(staged[lane]), static_cast<size_t>(bytes)));
@@ -185,7 +187,8 @@ void UnpackChannels(const uint32_t* words, int64_t bit, int64_t count,
   while (i < count) one();
 }
 
-// The same for slots that may be read a vector of words beyond their bytes.
+// Like LoadWords, for slots that may be read up to a vector of words beyond
+// their bytes.
 HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
                                int64_t num_bytes, uint32_t* words,
                                int64_t stride, AheadLines* ahead) {
@@ -250,7 +253,7 @@ HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
   }
 }
 
-// Writes tile [chunk.width, 64].
+// Writes a chunk's codes as tile [chunk.width, 64].
 inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
                        const CodePiece* pieces, float* tile,
                        AheadLines* ahead) {
@@ -292,7 +295,7 @@ inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
 // ----- Values: codes of one slot, with neighbouring channels adjacent.
 
 #if HWY_TARGET != HWY_SCALAR
-// Extracts the codes of kVecLanes channels from a slot's bytes. It has the byte
+// Extracts the codes of kVecLanes channels from a slot's bytes. Holds the byte
 // and the shift of each lane.
 class LaneCodes {
  public:
@@ -372,7 +375,7 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
   }
   if (kVecLanes * place.low_bits % 8 != 0 ||
       kVecLanes * place.high_bits % 8 != 0) {
-    // Vectors do not end at whole bytes.
+    // Here the vectors of codes do not end at whole bytes.
     for (int64_t s = slots.begin; s < slots.end; ++s) {
       for (int64_t i = 0; i < piece.width; ++i) {
         tile[s * stride + i] = static_cast<float>(ReadCode(
@@ -506,7 +509,7 @@ void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
 
 // ----- What a unit reads of a block.
 
-// Threads: used by one.
+// Threads: an object is used by one thread.
 class BlockLoader {
  public:
   BlockLoader(const AttentionGrid& grid, const AttentionSequence& sequence,
@@ -521,8 +524,8 @@ class BlockLoader {
     std::fill_n(found_.readable, kBlock, kNoSlot);
   }
 
-  // The slots `needed`, in the sequence's numbering, are those that some row
-  // sees.
+  // Begins a block. `needed` are the slots, as the sequence numbers them, that
+  // some row sees.
   void StartBlock(int64_t block, VisibleRange needed) {
     block_ = block;
     found_.begin = needed.begin - block;
@@ -540,8 +543,8 @@ class BlockLoader {
   // prefetch the other half. Lines that are still missing are prefetched when
   // the next group is read. AheadLines limits how far ahead they may be.
   AheadLines* ahead() { return &ahead_; }
-  // Call it before a group of the block is read. It may be called again for the
-  // same group.
+  // Must be called before a group of the block is read. May be called again for
+  // the same group.
   void StartGroup(const LatentPartArgs& part, const LatentGroup& group) {
     if (grid_.exact(part) != nullptr) return;
     if (started_group_ == &group && started_block_ == block_) return;
@@ -572,16 +575,19 @@ class BlockLoader {
   }
 
   float* tile() const { return tile_; }
-  // For a caller that fills the tile itself. The old contents are forgotten.
+  // Returns the tile to a caller that fills it itself. Chunks that were loaded
+  // before are loaded again when they are needed.
   float* StartTile() {
     loaded_ = nullptr;
     return tile_;
   }
-  // The ranges of piece `piece` of the chunk that was loaded last.
+  // The scales [64] and the minima [64] of piece `piece` of the chunk that was
+  // loaded last.
   const float* scales(int64_t piece) const { return scales_ + piece * kBlock; }
   const float* minima(int64_t piece) const { return minima_ + piece * kBlock; }
 
-  // Loads tile [chunk.width, 64], and the ranges of its runs.
+  // Loads a chunk of keys as tile [chunk.width, 64], and the ranges of its
+  // runs.
   void LoadKeys(const LatentPartArgs& part, const LatentGroup& group,
                 const LatentChunk& chunk) {
     if (loaded_ == &chunk) return;
@@ -624,7 +630,8 @@ class BlockLoader {
     return found_;
   }
 
-  // Like LoadKeys for numbers, but without transposition: [64, stride].
+  // Loads numbers like LoadKeys, but without transposing them: as tile [64,
+  // stride].
   void LoadValues(const LatentPartArgs& part, const LatentGroup& group,
                   const LatentChunk& chunk, int64_t stride) {
     loaded_ = nullptr;
@@ -650,7 +657,8 @@ class BlockLoader {
     LoadChunkRanges(part, group, chunk);
   }
 
-  // The slots from `slot` to the end of its tile, or to `end`.
+  // The slots from `slot` to the end of its tile, or to `end` if that is
+  // nearer.
   struct Run {
     const char* codes;
     int64_t count;
@@ -740,7 +748,7 @@ class BlockLoader {
     const CodePiece* pieces = grid_.pieces(chunk);
     VisitDType(part.param_dtype, [&](auto type) {
       if (part.num_levels > 0) {
-        // One run, whose pieces have the same scale and no minimum.
+        // There is one run: its pieces have the same scale, and no minimum.
         for (int64_t p = 0; p < chunk.num_pieces; ++p) {
           LoadLengths<decltype(type)>(found_, scales_ + p * kBlock);
           std::fill_n(minima_ + p * kBlock, kBlock, 0.0f);

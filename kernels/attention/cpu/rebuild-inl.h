@@ -62,7 +62,7 @@ HWY_INLINE void AddToRow(float number, float* row) {
   }
 }
 
-// The halves of 64-bit numbers.
+// The lower and the upper halves of 64-bit numbers.
 struct WordHalves {
   WordVec low;
   WordVec high;
@@ -137,7 +137,7 @@ HWY_INLINE void CosSinVec(Vec r, WordVec quarter, float factor, float* cosine,
              sine);
 }
 
-// Threads: used by one.
+// Threads: an object is used by one thread.
 class KeyRebuilder {
  public:
   KeyRebuilder(const AttentionGrid& grid, const AttentionSequence& sequence,
@@ -152,8 +152,8 @@ class KeyRebuilder {
         sines_(scratch + grid.scratch().sines),
         lift_sums_(scratch + grid.scratch().lift_sums) {}
 
-  // Call it before the first block. Computes the sums over the lift of a KV
-  // head, if there is room to hold them.
+  // Must be called before the first block. Computes the sums over the lift of a
+  // KV head, if there is room to hold them.
   void HoldSums(int64_t part_index, const HeadSpan& span) const {
     const AttentionGrid::KeyPart& part = grid_.key(part_index);
     if (part.lift_offset < 0) return;
@@ -165,12 +165,12 @@ class KeyRebuilder {
   }
 
   void StartBlock() { angles_part_ = -1; }
-  // Whether all keys of the block are already rebuilt, so that Rebuild only
-  // returns them.
+  // Sets whether all keys of the block are already rebuilt, so that Rebuild
+  // only returns them.
   void set_holds(bool holds) { holds_ = holds; }
 
-  // key_j of the block's slots, [d, 64]. Valid until the next call for the
-  // part.
+  // Returns key_j of the block's slots, [d, 64], which is valid until the next
+  // call for the part.
   const float* Rebuild(int64_t part_index, const HeadSpan& span) {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     key_ = keys_ + grid_.key(part_index).tile_offset;
@@ -261,7 +261,8 @@ class KeyRebuilder {
     }
   }
 
-  // The product of rows of `up` (or of `a`) with the tile that was loaded last.
+  // The arguments of a product of rows of `up` (or of `a`) with the tile that
+  // was loaded last.
   TileArgs ProductArgs(const float* a, int64_t a_stride, int64_t depth,
                        float* c, bool accumulate) const {
     TileArgs args = {};
@@ -373,7 +374,7 @@ class KeyRebuilder {
     }
   }
 
-  // The latent is the key.
+  // Makes the key from a latent that is the key itself.
   void CopyKey(int64_t part_index, const HeadSpan& span) {
     const LatentPartArgs& part = Latents(part_index);
     const LatentGroup& group = GroupOf(part_index, span);
@@ -413,7 +414,7 @@ class KeyRebuilder {
   }
 
   // Rotates the key by the angles of the block's positions. The angles are
-  // computed again only if they are of another head.
+  // computed again only if those that are held are of another head.
   void Turn(int64_t part_index, int64_t kv_head) {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const int64_t first_step = kv_head * rebuild.head_steps_stride;
@@ -441,8 +442,8 @@ class KeyRebuilder {
     HWY_ALIGN uint32_t low[kBlock] = {};
     HWY_ALIGN uint32_t high[kBlock] = {};
   };
-  // The unit whose slots have positions of their own; 0 if all units have the
-  // same.
+  // The unit whose positions the head's slots have; 0 if slots have the same
+  // positions in all units.
   int64_t PositionUnit(int64_t kv_head) const {
     return params_.mass.stored_positions ? params_.unit_of_head[kv_head] : 0;
   }

@@ -20,12 +20,13 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// The maximum over no scores.
+// The maximum of an empty set of scores.
 inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 struct SoftmaxArgs {
   float* scores;  // [rows, 64]; weights afterwards
-  // Before: of the previous blocks. Afterwards: including this one. [rows]
+  // [rows]: before the call, the maxima of the previous blocks; afterwards,
+  // those including this block.
   float* max;
   float* sum;
   float scale;
@@ -41,8 +42,8 @@ HWY_INLINE Vec HideOthers(VisibleRange visible, int64_t slot, Vec scores) {
                         scores, Broadcast(kNothing));
 }
 
-// The softmax of rows [first, first + kRows). Several rows hide each other's
-// latencies.
+// The softmax of rows [first, first + kRows). Several rows are computed
+// together to hide the latency of instructions.
 template <int kRows, typename Rescale>
 HWY_INLINE void SoftmaxTile(const SoftmaxArgs& args, int64_t first,
                             const Rescale& rescale) {

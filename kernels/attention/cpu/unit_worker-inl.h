@@ -32,8 +32,8 @@ namespace {
 struct WeightSink {
   float* weights;       // [rows, 512]
   float* factors;       // [rows, blocks of a split]
-  int64_t first_query;  // of row 0
-  int64_t num_heads;    // rows of a query
+  int64_t first_query;  // the query of row 0
+  int64_t num_heads;    // number of rows of a query
 };
 
 // The data that all panels of a unit share: a block's slots, and the keys and
@@ -52,7 +52,7 @@ class BlockTiles {
   BlockLoader& loader() { return loader_; }
   KeyRebuilder& rebuilder() { return rebuilder_; }
   ValueLifter& lifter() { return lifter_; }
-  // No values will be made or prefetched.
+  // After this call no values are made or prefetched.
   void SkipValues() { keys_only_ = true; }
 
   // Announces the slots that are read after those of the last call. Exact rows
@@ -71,7 +71,7 @@ class BlockTiles {
     }
   }
 
-  // Call it before the first block.
+  // Must be called before the first block.
   void Start() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       if (params_.keys[p].rebuild == nullptr) continue;
@@ -159,7 +159,7 @@ class PanelWorker {
                   : nullptr),
         values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
 
-  // Call it before the first block.
+  // Must be called before the first block.
   void LoadQueries() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       const AttentionGrid::Spans spans = unit_.KeySpans(p);
@@ -348,8 +348,8 @@ class PanelWorker {
 
   // ----- Scores.
 
-  // The products of the rows' queries, from channel `first` on, with a part of
-  // the tile. The caller sets b and depth.
+  // The arguments of products of the rows' queries, from channel `first` on,
+  // with a part of the tile. The caller sets b and depth.
   TileArgs ScoreArgs(int64_t p, RowRange rows, int64_t first, float* to) const {
     TileArgs args = {};
     args.a = QueriesOf(p) + rows.begin * grid_.key(p).held_width + first;
@@ -451,7 +451,8 @@ class PanelWorker {
     const CodePiece* begin;
     int64_t count;  // 0: bfloat16s
   };
-  // Products with the words that were loaded last. args.a is that of the chunk.
+  // Multiplies the queries by the words that were loaded last. args.a begins at
+  // the chunk's first channel.
   void MultiplyWords(const TileArgs& args, const LatentPartArgs& part,
                      const LatentChunk& chunk, Pieces pieces, int64_t rows) {
     if (pieces.count == 0) {
@@ -552,7 +553,8 @@ class PanelWorker {
                      });
   }
 
-  // For a sequence of one row, so a row is a head.
+  // Keeps the weights of a sequence of one row, where each row of the panel is
+  // one head.
   void KeepWeights(int64_t block) const {
     const int64_t num_heads = params_.num_heads;
     float* to = kept_ + grid_.mass().weights + unit_.sequence().weights_at +
@@ -593,7 +595,7 @@ class PanelWorker {
     });
   }
 
-  // `count` is a multiple of 16.
+  // Multiplies `count` numbers (a multiple of 16) by the factor.
   static void Scale(float factor, int64_t count, float* numbers) {
     const Vec factors = Broadcast(factor);
     for (int64_t i = 0; i < count; i += kVecLanes) {
@@ -654,7 +656,7 @@ class UnitWorker {
     ForPanels([](PanelWorker& panel) { panel.Finish(panel.Total()); });
   }
 
-  // Call it before the first split, which begins at `slot`.
+  // Must be called before the first split, which begins at `slot`.
   void Start(int64_t slot) {
     tiles_.LookAhead(
         {slot, std::min((slot / kBlock + 1) * kBlock, slots_.end)});
@@ -664,8 +666,9 @@ class UnitWorker {
     ForPanels([](PanelWorker& panel) { panel.LoadQueries(); });
   }
 
-  // Leaves the result over the slots of one split in the panels' states. After
-  // it, the worker will continue until slot `read_next`.
+  // Computes the slots of one split and leaves the result in the panels'
+  // states. Slots up to `read_next` may be prefetched, because this worker
+  // reads them next.
   void ComputeSplit(int64_t split, int64_t read_next) {
     ForPanels([](PanelWorker& panel) { panel.StartSplit(); });
     ForBlocks(split, read_next,

@@ -22,7 +22,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Threads: used by one.
+// Threads: an object is used by one thread.
 class ValueLifter {
  public:
   ValueLifter(const AttentionGrid& grid, float* scratch, BlockLoader* loader)
@@ -33,12 +33,13 @@ class ValueLifter {
         raw_(scratch + grid.scratch().lift_raw),
         sums_(scratch + grid.scratch().column_sums) {}
 
-  // Whether all values of the block are already lifted, so that Lift only
+  // Sets whether all values of the block are already lifted, so that Lift only
   // returns them.
   void set_holds(bool holds) { holds_ = holds; }
 
-  // value_j of the block's slots, [64, tile_stride of the part]. Slots that no
-  // row sees have undefined numbers. Valid until the next call for the part.
+  // Returns value_j of the block's slots, [64, tile_stride of the part], which
+  // is valid until the next call for the part. Slots that no row sees have
+  // undefined numbers.
   const float* Lift(int64_t part_index, const HeadSpan& span) {
     const AttentionGrid::ValuePart& part = grid_.value(part_index);
     const AttentionValuePartArgs& from = params_.values[part_index];

@@ -29,8 +29,8 @@ namespace HWY_NAMESPACE {
 // Up to this number of rows, values are read in place.
 inline constexpr int64_t kStreamRows = 12;
 
-// Multiply for any number of columns. The extra columns of the last tile are
-// not written to c.
+// Like Multiply, for any number of columns. The extra columns of the last tile
+// are not written to c.
 template <typename T>
 void MultiplyColumns(TileArgs args, int64_t rows, int64_t columns) {
   const int64_t whole = columns / kTileColumns * kTileColumns;
@@ -57,10 +57,10 @@ void MultiplyColumns(TileArgs args, int64_t rows, int64_t columns) {
   }
 }
 
-// Threads: used by one.
+// Threads: an object is used by one thread.
 class ValueSums {
  public:
-  // `state` is the panel's.
+  // `state` is the memory of the panel's rows.
   ValueSums(const AttentionGrid& grid, const UnitRows& unit, float* scratch,
             float* state, BlockLoader* loader, ValueLifter* lifter)
       : params_(grid.params()),
@@ -113,7 +113,8 @@ class ValueSums {
            grid_.value(p).minima_offset;
   }
 
-  // Products of the weights of a run of slots. The caller sets b.
+  // The arguments of products of the weights of consecutive slots. The caller
+  // sets b.
   TileArgs ValueArgs(const float* weights, RowRange rows, VisibleRange slots,
                      float* to, int64_t to_stride) const {
     TileArgs args = {};
@@ -180,7 +181,8 @@ class ValueSums {
     int64_t stride;
   };
 
-  // For many rows: values were copied into a tile once for all of them.
+  // Adds values that were copied into a tile once for all rows, as pays with
+  // many rows.
   void AddTile(const float* weights, RowRange rows, VisibleRange visible,
                ValueTile tile, int64_t columns, float* to) const {
     TileArgs args = ValueArgs(weights, rows, visible, to, grid_.out_width());
@@ -195,7 +197,7 @@ class ValueSums {
     int64_t count;
   };
 
-  // For few rows: values are read in place.
+  // Adds values that are read in place, as pays with few rows.
   template <typename T>
   void Stream(const LatentPartArgs& part, const LatentGroup& group,
               Columns columns, const float* weights, RowRange rows,
@@ -237,8 +239,9 @@ class ValueSums {
     }
   }
 
-  // Lets a tile prefetch the next `bytes`, if it takes steps of at most a line:
-  // returns the address. Null: they are prefetched here.
+  // Returns the address of the next `bytes` if a product can prefetch them,
+  // because its steps are at most one line long. Otherwise prefetches as many
+  // lines itself and returns null.
   const char* AskAhead(int64_t bytes, int64_t step) const {
     AheadLines& ahead = *loader_.ahead();
     const char* at =
@@ -317,19 +320,21 @@ class ValueSums {
                         });
   }
 
-  // For few rows: codes are extracted in registers, in place.
+  // Whether codes are read in place and extracted in registers, as pays with
+  // few rows.
   static bool TakesInRegisters(const CodePiece& piece, RowRange rows) {
     return rows.size() <= kCodeTileMostRows &&
            TakesValueCodes(piece.place, piece.width);
   }
 
-  // Codes are read in place.
+  // Whether codes are read in place.
   static bool Streams(const CodePiece& piece, RowRange rows) {
     return piece.place.low_bits == 8 && rows.size() <= kStreamRows &&
            piece.width % kTileColumns == 0;
   }
 
-  // scale [64] is that of the piece's run. Null: static ranges.
+  // Adds a piece of codes. scale [64] is that of the piece's run; null means
+  // static ranges.
   void AddPiece(int64_t p, const HeadSpan& span, const CodePiece& piece,
                 const float* scale) {
     const LatentPartArgs& part = params_.values[p].latents;
@@ -363,7 +368,8 @@ class ValueSums {
         });
   }
 
-  // For few rows: codes are extracted in place.
+  // Adds codes that are read in place and extracted in registers, as pays with
+  // few rows.
   void AddCodes(const float* weights, const CodePiece& piece,
                 const float* levels, const BlockSlots& slots, RowRange rows,
                 VisibleRange visible, float* to) const {
@@ -439,8 +445,8 @@ class ValueSums {
     return masked;
   }
 
-  // Static ranges in a part that also has exact rows: applies the ranges to the
-  // sums of codes, then adds the sums of exact rows.
+  // For static ranges in a part that also has exact rows: applies the ranges to
+  // the sums of codes, then adds the sums of exact rows.
   void ApplyFixedRanges(int64_t p, const HeadSpan& span) const {
     const LatentPartArgs& part = params_.values[p].latents;
     const LatentGroup& group = part.groups[span.group];

@@ -62,7 +62,7 @@ class SideBlocks {
   uint32_t packed_ = 0;
 };
 
-// The own slot of a token of an item.
+// The slot in which a token of an item is itself stored.
 KVASIR_DEVICE int64_t OwnSlot(const Item& item, int32_t token) {
   return item.sequence->first_slot + item.first_token + token;
 }
@@ -153,7 +153,7 @@ KVASIR_DEVICE const char* RowAt(const LatentChunkOnDevice& chunk,
 }
 
 // Returns the weights of a pair whose values are read as `as_exact` says, and 0
-// for the others. The sign of a weight is the way: below 0 means as an exact
+// for the others. A weight below 0 belongs to a value that is read as an exact
 // row.
 KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
   const uint32_t negative = (pair >> 15 & 0x00010001u) * 0xffffu;

@@ -69,7 +69,7 @@ KVASIR_DEVICE uint32_t CodeBits(const TileRegion& region,
   return uint32_t{byte} >> (bit % 8) & ((1u << bits) - 1);
 }
 
-// Number c of an exact row.
+// Number c of group g in an exact row.
 KVASIR_DEVICE float ExactNumber(const LatentPartArgs& rows, int64_t g,
                                 const SlotPlace& place, int64_t c) {
   return NumberOf(rows.dtype, rows.groups[g].codes, place, c);

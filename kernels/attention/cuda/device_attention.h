@@ -20,7 +20,8 @@ inline constexpr int64_t kDeviceSplitRows = 16;
 // The most bytes of partial results (AttentionDevice::most_partials).
 inline constexpr int64_t kDevicePartialBytes = int64_t{128} << 20;
 
-// Where a slot has the code of a channel (as CodePlace), and the channel's run.
+// Where a slot stores the code of a channel (like CodePlace), and the run of
+// the channel.
 struct ChannelCode {
   int32_t low_bit = 0;
   int32_t high_bit = 0;
@@ -32,7 +33,7 @@ struct ChannelCode {
 // A part of the keys or of the values.
 struct DevicePart {
   LatentPartArgs latents;  // its lists are on the device too
-  ExactRowsArgs exact;     // the same, if the side has exact slots
+  ExactRowsArgs exact;     // its exact rows, if the side has exact slots
   const int32_t* group_of_head = nullptr;  // [Hkv]
   const int64_t* column = nullptr;         // [Hq], in q or out
   // The codes of group g begin at first_channel[g]. Groups of numbers have
@@ -56,8 +57,8 @@ struct LatentChunkOnDevice {
   int64_t page_bytes = 0;
   int32_t tile_bytes = 0;
   int32_t tile_slots = 0;
-  // Offsets in a tile: of slot 0's first piece; from slot to slot; from piece
-  // to piece.
+  // Offset of slot 0's first piece in a tile, distance from slot to slot, and
+  // distance from piece to piece, in bytes.
   int32_t codes_offset = 0;
   int32_t slot_stride = 0;
   int32_t piece_stride = 0;
@@ -69,8 +70,8 @@ struct LatentChunkOnDevice {
   // adjacent and aligned to pieces, and numbers have an even count of pieces.
   bool in_blocks = false;
   ChunkKind kind = ChunkKind::kNumbers;
-  // For keys of codes: the sums of a run begin with this chunk; they are scaled
-  // after it.
+  // For keys stored as codes: whether the sums of a run begin with this chunk,
+  // and whether they are scaled after it.
   bool starts_run = false;
   bool ends_run = false;
   int32_t run = 0;      // index among all runs of the unit's keys
@@ -104,13 +105,14 @@ struct UnitChunks {
 inline constexpr int64_t kMostKeyPieces = 8;
 inline constexpr int64_t kMostNumberPieces = 8;
 inline constexpr int64_t kMostCodePieces = 4;
-// The kind of all chunks, if it is the same. The kernel has an instance for
-// each.
+// The kind of all chunks, or kAny if they have different kinds. The kernel has
+// an instance for each of these values.
 enum class MmaKind : uint8_t { kAny, kNumbers, kCodes8, kCodes4, kLevels4 };
 // Limits of the tensor cores' kernel. A unit may also be limited by shared
 // memory.
-inline constexpr int64_t kMmaMostQueries = 1024;  // of a row, with padding
-inline constexpr int64_t kMmaMostRuns = 64;       // of a unit's keys
+// numbers of a row's queries, with padding
+inline constexpr int64_t kMmaMostQueries = 1024;
+inline constexpr int64_t kMmaMostRuns = 64;       // runs of a unit's keys
 inline constexpr int64_t kMmaMostTables = 4;      // parts with levels
 inline constexpr int64_t kMmaMostPlaces = 65536;  // tiles, and slots of a tile
 
@@ -125,10 +127,10 @@ struct AttentionDevice {
   const int32_t* heads = nullptr;  // [Hq], unit by unit
   const HeadUnit* units = nullptr;
   int64_t num_units = 0;
-  int32_t most_heads = 0;   // of any unit
-  int64_t tile_rows = 0;    // of an item of `attention`
-  int64_t tile_tokens = 0;  // tokens of a tile: the heads of each unit for so
-                            // many fit tile_rows
+  int32_t most_heads = 0;   // query heads of the largest unit
+  int64_t tile_rows = 0;    // rows of an item of `attention`
+  int64_t tile_tokens = 0;  // tokens of a tile: so many that the rows of any
+                            // unit's heads fit tile_rows
   int64_t out_width = 0;    // the most numbers that a head sums
   int64_t page_tokens = 0;
   int64_t q_row_stride = 0;
@@ -141,18 +143,18 @@ struct AttentionDevice {
   DType dtype = DType::kF32;
   // For tensor cores; null if some part has no chunks.
   const LatentChunkOnDevice* chunks = nullptr;
-  const UnitChunks* unit_chunks = nullptr;   // [num_units]
-  int64_t query_stride = 0;                  // of staged rows, in numbers
+  const UnitChunks* unit_chunks = nullptr;  // [num_units]
+  int64_t query_stride = 0;  // distance of staged rows, in numbers
   const float* levels[kMmaMostTables] = {};  // [kMaxNormLevels] each
   bool levels_of_keys[kMmaMostTables] = {};
   int32_t num_tables = 0;
   MmaKind kind = MmaKind::kAny;
   int32_t warp_stage_bytes = 0;
-  int32_t tile_slots = 0;     // of all chunks
-  bool in_blocks = false;     // all chunks
-  int64_t most_key_runs = 0;  // of a unit
-  bool has_codes = false;     // in some chunk
-  bool has_exact = false;     // exact slots, on either side
+  int32_t tile_slots = 0;     // the same for all chunks
+  bool in_blocks = false;     // of all chunks
+  int64_t most_key_runs = 0;  // of one unit
+  bool has_codes = false;     // some chunk has codes
+  bool has_exact = false;     // some side has exact slots
   // Room for this many results of splits. Each is of one token, for all heads.
   int64_t most_partials = 0;
   int64_t cta_shared_bytes = 0;  // Device::cta_shared_bytes

@@ -21,9 +21,10 @@
 // values are codes), but are summed in float32. Queries of 4-bit keys are
 // staged in the order in which codes leave a word (0, 4, 1, 5, ...).
 //
-// An instance has 8 rows, for one kind of chunks or for any, or 16 rows, for
-// any, if some unit has more than 8 heads. Plans with exact rows have instances
-// of their own (attention_exact.h, mma_exact-inl.h).
+// The kernel has instances of 8 rows (one for each kind of chunks, and one for
+// mixed kinds) and, if some unit has more than 8 heads, of 16 rows (for all
+// kinds). Plans with exact rows have instances of their own (attention_exact.h,
+// mma_exact-inl.h).
 //
 // Layout: ideally the pieces of 64 slots are adjacent in a tile (granules of
 // 16). Then copies are runs of 256 bytes (keys) and 1 KiB (values) per warp,
@@ -52,7 +53,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// `exact`: there are exact slots.
+// `exact` says whether there are exact slots.
 template <typename T, int32_t tiles, MmaKind kind, bool exact>
 class MmaAttention : MmaRing<kind, exact> {
   using Ring = MmaRing<kind, exact>;
@@ -87,10 +88,11 @@ class MmaAttention : MmaRing<kind, exact> {
     FillLevelTables<T>(device_, tables_);
   }
 
-  // In shared memory, for the caller.
+  // A word in shared memory in which the caller passes on the index of the next
+  // item.
   KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
 
-  // All threads meet in it.
+  // All threads of the CTA must call it, because it has barriers.
   KVASIR_DEVICE void Compute(const Item& item, const UnitChunks& chunks) {
     item_ = item;
     chunks_ = chunks;
@@ -113,7 +115,7 @@ class MmaAttention : MmaRing<kind, exact> {
       first = false;
       merged_ = item.partial < 0;
     }
-    if (first) simt::SyncCta();  // other items meet here too
+    if (first) simt::SyncCta();  // as FindPlaces does for other items
     if (item.partial < 0) Finish();
   }
 
@@ -130,17 +132,17 @@ class MmaAttention : MmaRing<kind, exact> {
       Ring::kWarpSlots;
   using typename Ring::PairParams, typename Ring::Place;
   static constexpr int32_t kWarpRows = kRows / kWarps;
-  // A row of scores, then of its weights: float16, and after 260 words T. The
-  // stride avoids bank conflicts among the columns of a sum and the rows of an
-  // operand.
+  // A row holds scores, and later its weights: as float16 and, from word 260
+  // on, as T. The stride avoids bank conflicts among the columns of a sum and
+  // the rows of an operand.
   static constexpr int32_t kScoreStride = 516;
   static constexpr int32_t kOwnWeights = 260;
   static constexpr int32_t kTableWords = kLevelTableWords;
   static_assert(kScoreStride * 4 == kMmaScoreBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
 
-  // Fills q_ and the sums of the rows' runs. A warp has one row at a time, and
-  // its lanes neighbouring channels.
+  // Fills q_ and the sums of the rows' runs. A warp takes one row at a time,
+  // and its lanes take neighbouring channels.
   KVASIR_DEVICE void FillQueries() {
     for (int32_t k = 0; k < chunks_.keys; ++k) {
       const LatentChunkOnDevice& chunk = device_.chunks[chunks_.first + k];
@@ -441,7 +443,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Turns scores into 16-bit weights. A warp has two of eight rows.
+  // Turns scores into 16-bit weights. A warp computes two of every eight rows.
   KVASIR_DEVICE void Weigh() {
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kWarpRows; ++i) {
@@ -586,7 +588,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // The same, if only some rows may see the slots.
+  // Like SumNumbers, for slots that some of the rows may not read.
   KVASIR_DEVICE void SumApart(int32_t block, const char* from) {
     KVASIR_NO_UNROLL
     for (int32_t k = 0; k < kBlock / 16; ++k) {
@@ -787,7 +789,7 @@ class MmaAttention : MmaRing<kind, exact> {
 
   SlotRange seen_;  // slots that some row sees
   Sums score_, run_, sum_[2];
-  bool merged_;    // a split of the item was merged
+  bool merged_;    // whether a split of the item was merged
   bool one_tile_;  // the item has up to 8 rows
 };
 

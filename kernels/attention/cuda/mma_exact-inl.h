@@ -12,8 +12,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Words of two slots' numbers: the lower number of each, or the upper number of
-// each.
+// LowerOf returns the lower numbers of two slots' words as a pair, UpperOf the
+// upper numbers.
 KVASIR_DEVICE uint32_t LowerOf(uint32_t first, uint32_t second) {
   return simt::PickBytes(first, second, 0x5410u);
 }
@@ -47,10 +47,10 @@ KVASIR_DEVICE simt::Vec16 ExactKeyWords(ChunkKind kind, const char* row,
   return WordsAt<simt::Vec16>(row, 32 * p + 8 * c);
 }
 
-// Adds the products of a chunk's exact keys in two slots, g and g + 8, with the
-// first `row_tiles` times 8 rows of queries. `rows` are the slots' exact rows;
-// null counts as 0. `q` is the lane's row of the first tile, at the chunk's
-// column; the next tile's is `tile_stride` numbers further.
+// Adds the products of a chunk's exact keys in two slots, g and g + 8 (g = lane
+// / 4), with the first `row_tiles` times 8 rows of queries. `rows` are the
+// slots' exact rows; null counts as 0. `q` is the lane's row of the first tile,
+// at the chunk's column; the next tile's is `tile_stride` numbers further.
 template <typename T, int32_t tiles>
 KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
                                 const char* const (&rows)[2], const uint16_t* q,
@@ -108,9 +108,10 @@ KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
   }
 }
 
-// The lane's numbers of a value, in the order of a chunk of `kind`. They are,
-// counted from the warp's channel `first`: 4g to 4g + 3 (4-bit codes), 2g and
-// 2g + 1 (8-bit codes), or g and g + 8 (numbers, if more than 8 are left).
+// The lane's numbers of a value, in the order of a chunk of `kind`. Counted
+// from the warp's channel `first`, and with g = lane / 4, they are 4g to 4g + 3
+// (4-bit codes), 2g and 2g + 1 (8-bit codes), or g and g + 8 (numbers, if more
+// than 8 are left).
 struct ExactWords {
   uint32_t word[2];
 };

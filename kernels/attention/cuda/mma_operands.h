@@ -55,8 +55,9 @@ KVASIR_DEVICE uint32_t Codes4(uint32_t word) {
   constexpr uint32_t kBase = kBf16 ? 0x43004300u : 0x64006400u;
   return simt::SubPair<Number>(simt::AndOr(word, 0x000f000fu, kBase), kBase);
 }
-// Converts those in bits 4 to 7 and 20 to 23. ORed into 1024 they count 16
-// times as much, so the number is multiplied by 1/16 and 64 is subtracted.
+// Converts the 4-bit codes in bits 4 to 7 and 20 to 23. ORed into 1024, a code
+// counts 16 times as much, so the number is multiplied by 1/16 and 64 is
+// subtracted.
 template <typename Number>
 KVASIR_DEVICE uint32_t UpperCodes4(uint32_t word) {
   if constexpr (DTypeOf<Number>::kValue == DType::kBf16) {
@@ -66,9 +67,9 @@ KVASIR_DEVICE uint32_t UpperCodes4(uint32_t word) {
                          0x2c002c00u, 0xd400d400u);
   }
 }
-// Fills the tables of levels [tables][256], by all threads. Entry i is a pair:
-// the level of the lower four bits of i in the lower half, that of the upper
-// four bits in the upper half.
+// All threads fill the tables of levels [tables][256]. Entry i is a pair: the
+// level of the lower four bits of i in the lower half, that of the upper four
+// bits in the upper half.
 inline constexpr int32_t kLevelTableWords = 256;
 template <typename T>
 KVASIR_DEVICE void FillLevelTables(const AttentionDevice& device,

@@ -20,7 +20,7 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 inline constexpr uint32_t kMmaThreads = kMmaWarps * simt::kWarp;
 
-// `exact`: there are exact slots.
+// `exact` says whether there are exact slots.
 template <MmaKind kind, bool exact>
 class MmaRing {
  protected:
@@ -81,7 +81,7 @@ class MmaRing {
   }
 
   // Finds the places of all slots or, if all blocks are whole, of each block's
-  // first slot. Threads meet in it.
+  // first slot. All threads of the CTA must call it, because it has barriers.
   KVASIR_DEVICE void FindPlaces() {
     constexpr auto kThreads = static_cast<int32_t>(kMmaThreads);
     // The places are loaded before the barrier, to hide the latency.
@@ -189,7 +189,8 @@ class MmaRing {
     int32_t page_bytes;
     int32_t tile_bytes;
     int32_t piece_stride;
-    int32_t pieces;  // keys: left for the lane's half; values: of the warp
+    // keys: pieces left for the lane's half; values: pieces of the warp
+    int32_t pieces;
     bool in_blocks;
     bool has_params;
   };
@@ -232,7 +233,7 @@ class MmaRing {
   struct Address {
     const char* tile;
     int32_t slot;
-    bool there;  // some row reads it
+    bool there;  // whether some row reads it
   };
   KVASIR_DEVICE Address AddressOf(const LatentChunkOnDevice& chunk,
                                   int32_t s) const {
@@ -271,7 +272,7 @@ class MmaRing {
   // slot. If numbers have an odd count of pieces, a piece of zeros follows.
   KVASIR_DEVICE void LoadKeys(int32_t block, char* stage) const {
     if (const char* const from = WholeBlock(block); from != nullptr) {
-      // A lane has every second piece of its slot.
+      // A lane copies every second piece of its slot.
       char* const to = stage + lane_ * kPiece;
       KVASIR_UNROLL
       for (int32_t i = 0; i < kMostKeyPieces / 2; ++i) {
@@ -372,7 +373,8 @@ class MmaRing {
     return RowPlaceOf(slots, *item_.sequence, slot);
   }
 
-  // The lane's word of a piece: of its slot, or of the slot `further` on.
+  // The lane's word of a piece, for the slot that comes `further` slots after
+  // the lane's own.
   KVASIR_DEVICE uint32_t WordOf(const char* stage, int32_t piece,
                                 int32_t further) const {
     return simt::LoadShared(reinterpret_cast<const uint32_t*>(
@@ -403,22 +405,23 @@ class MmaRing {
     simt::StoreShared(words, pair);
     simt::SyncWarp();
   }
-  // The ranges of slots 8i + {2c, 2c + 1} of a block.
+  // The scales and minima of slots 8i + 2c and 8i + 2c + 1 of a block, with c =
+  // lane % 4.
   KVASIR_DEVICE PairParams ParamsAt(char* stage, int32_t i) const {
     return simt::LoadShared(
         reinterpret_cast<const PairParams*>(ParamsOf(stage)) + 4 * i +
         lane_ % 4);
   }
-  // Loads the codes of 32 slots. A lane gets 2 bytes of slots 2c and 2c + 1,
-  // four times, with slots 8 further each time.
+  // Loads the codes of 32 slots. A lane gets 2 bytes of each of slots 8i + 2c
+  // and 8i + 2c + 1, for i = 0 to 3 and c = lane % 4.
   KVASIR_DEVICE void LoadCodes(const char* stage, int32_t k,
                                uint32_t (&words)[4]) const {
     simt::LoadMatrices<4, /*transposed=*/true>(
         words, stage + (32 * k + lane_) * kPiece);
   }
 
-  // The channel of the lane's sums of tile t in the chunk: of its first row of
-  // a product, or of the other row.
+  // The channel of the chunk to which the lane's sums of tile t belong: the
+  // sums in the lane's first row of a product, or in its second row.
   KVASIR_DEVICE int32_t ChannelOf(ChunkKind what, int32_t t,
                                   int32_t other) const {
     const int32_t g = lane_ / 4;
@@ -432,7 +435,7 @@ class MmaRing {
     }
   }
 
-  // Writes a partial result of no slots.
+  // Writes the partial result of an item without visible slots.
   KVASIR_DEVICE void ClearPartial() {
     const auto floats = static_cast<int32_t>(device_.partial_floats());
     for (int32_t i = thread_; i < item_.rows() * floats;
@@ -443,7 +446,7 @@ class MmaRing {
     }
   }
 
-  // Call it after FindPlaces and a barrier.
+  // Starts the first loads. Must be called after FindPlaces and a barrier.
   KVASIR_DEVICE void BeginLoads() {
     load_chunk_ = 0;
     load_block_ = KeyBlocks().begin;
@@ -467,7 +470,7 @@ class MmaRing {
   int32_t first_block_, end_block_;
   int32_t first_whole_, end_whole_;  // blocks whose slots are all seen
   SideBlocks keys_, values_;         // only if `exact`
-  int32_t load_chunk_, load_block_;  // the next to be loaded
+  int32_t load_chunk_, load_block_;  // the chunk and block that are loaded next
   Loading loading_;
   char* to_;  // the stage to be loaded next
 };

@@ -4,8 +4,8 @@
 // A CTA of 128 threads computes a split of 512 slots in three passes: all
 // scores, the softmax, all values. Slots are read in blocks of 64 and channels
 // in chunks of 64. They are decoded to float32 in shared memory: a code becomes
-// fma(code, scale, minimum). A thread has one slot (one channel of the values)
-// and half of the rows.
+// fma(code, scale, minimum). Each thread computes one slot (or one channel of
+// the values) for half of the rows.
 //
 // Bytes: a tile's latents once per up to 16 rows, with loads of one number or
 // code each. Operations: two passes through shared memory with 9 loads per 8
@@ -83,8 +83,9 @@ class PlainAttention {
     }
   }
 
-  // Stores the pages of the block's slots; below 0: not seen. There was a
-  // barrier since the previous block's pages were read.
+  // Stores the page of each slot of the block, and a number below 0 for a slot
+  // that no row sees. Since the previous block's pages were read there must
+  // have been a barrier.
   KVASIR_DEVICE void FindPages(int64_t block) {
     if (static_cast<int32_t>(simt::Thread()) >= kBlock) return;
     const int64_t slot = block + lane_;
@@ -97,15 +98,15 @@ class PlainAttention {
     simt::StoreShared(pages_ + lane_, page);
   }
 
-  // Whether some row reads a visible slot as an exact row (or through the
-  // codec).
+  // Whether some row reads a visible slot as an exact row (if `as_exact`) or
+  // through the codec.
   KVASIR_DEVICE bool Reads(const ExactSlots& exact, bool as_exact,
                            int64_t slot) const {
     const int64_t first = item_.sequence->first_slot + item_.first_token;
     return as_exact ? exact.Has(first, slot)
                     : !exact.Has(first + item_.num_tokens - 1, slot);
   }
-  // The same for the slots of a block that are seen: whether it holds for any.
+  // Whether some row reads any visible slot of a block in that way.
   KVASIR_DEVICE bool ReadsBlock(const ExactSlots& exact, bool as_exact,
                                 int64_t block) const {
     const SlotRange slots = Both(slots_, {block, block + kBlock});
@@ -164,7 +165,7 @@ class PlainAttention {
     }
   }
 
-  // weights_ = scores, base 2, of all slots that some row sees.
+  // Writes the scores, to base 2, of all slots that some row sees to weights_.
   KVASIR_DEVICE void Score() {
     ForBlocks([&](int64_t block) {
       FindPages(block);
@@ -218,7 +219,7 @@ class PlainAttention {
     }
   }
 
-  // Turns scores into weights. A warp has four rows.
+  // Turns scores into weights. A warp computes four rows.
   KVASIR_DEVICE void Weigh() {
     const auto warp = static_cast<int32_t>(simt::Warp());
     const auto lane = static_cast<int32_t>(simt::Lane());
@@ -367,9 +368,9 @@ class PlainAttention {
   Item item_;
   int64_t kv_head_;
   SlotRange seen_;   // slots that some row sees
-  SlotRange slots_;  // those of them in the split
+  SlotRange slots_;  // slots of the split that some row sees
   int64_t split_;    // first slot of the split
-  bool merged_;      // a split of the item was merged
+  bool merged_;      // whether a split of the item was merged
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -16,10 +16,10 @@
 // different ways is visited once for each way (prefill_order.h).
 //
 // Each row has its own arithmetic: blocks begin at fixed slots, and a block
-// that the row does not see changes no bit. So it has the same bits however a
-// prompt is divided into launches and items. They differ from the bits of the
-// decoding kernel, which uses splits of 512 slots. That kernel also computes
-// prompts if the bits must be the same
+// that the row does not see changes no bit. So a row has the same bits however
+// a prompt is divided into launches and items. These bits differ from those of
+// the decoding kernel, which uses splits of 512 slots. That kernel also
+// computes prompts if the bits must be the same
 // (PagedAttentionParamsIn::prompts_as_rows), and units that this kernel does
 // not serve: those with values of more than 128 channels (256 with 64 rows), or
 // with only some values in codes.
@@ -29,16 +29,16 @@
 // row and channel of queries. A multiprocessor has room for two CTAs with heads
 // of 128 channels.
 //
-// Bytes: latents once per 128 (64) rows, from the second-level cache except for
-// the first time. 8K tokens of 32 heads over 8 KV heads of 128 bf16 channels
-// move 4.3 GB of them in a layer. Queries and results are moved once.
-// Operations: 4 per row, slot and channel, 0.55e12 in such a layer. With 32
-// rows per warp, a product (16 x 8 x 16) moves 192 bytes of shared memory for
-// scores and 128 for values, which takes less time than its mma.sync; with 16
-// rows it moves 320 and 256. Other instructions of a lane for a block of 64
-// slots and 256 products: 80 loads of operands, 4.5 for each of 64 scores, and
-// for codes about 1.5 for each of 128 numbers. Floor: operations over the rate
-// of the tensor cores.
+// Bytes: each latent is read once per 128 (or 64) rows, the first time from
+// memory and later from the second-level cache. For a prompt of 8K tokens with
+// 32 heads over 8 KV heads of 128 bf16 channels, a layer reads 4.3 GB of
+// latents. Queries and results are moved once. Operations: 4 per row, slot and
+// channel, 0.55e12 in such a layer. With 32 rows per warp, a product (16 x 8 x
+// 16) moves 192 bytes of shared memory for scores and 128 for values, which
+// takes less time than its mma.sync; with 16 rows it moves 320 and 256. Other
+// instructions of a lane for a block of 64 slots and 256 products: 80 loads of
+// operands, 4.5 for each of 64 scores, and for codes about 1.5 for each of 128
+// numbers. Floor: operations over the rate of the tensor cores.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -66,7 +66,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
 
   using Loads::next_item;
 
-  // All threads meet in it.
+  // All threads of the CTA must call it, because it has barriers.
   KVASIR_DEVICE void Compute(const Item& item, const UnitChunks& chunks) {
     Begin(item, chunks);
     KVASIR_UNROLL
@@ -159,7 +159,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     const int32_t room = kTilePieces / (2 * products);
     KVASIR_NO_UNROLL
     for (int32_t p = 0; p < chunk.pieces; p += room) {
-      if (p > 0) simt::SyncCta();  // all are done with the tile
+      if (p > 0) simt::SyncCta();  // all threads are done with the tile
       const int32_t left = chunk.pieces - p;
       const int32_t count = left < room ? left : room;
       MakeKeyNumbers<T>(chunk, TableOf(chunk), stage, p, count, Tile());
@@ -276,9 +276,9 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       // see changes no bit.
       factors[r] = simt::Exp2((max_[r] - max) * scale);
       max_[r] = max;
-      // It is finite even if there is no score, so that hidden scores give
-      // weight 0. Rounding it may make a weight exceed 1: with scores beyond
-      // 2^27 the weight may be infinite, and the row NaN.
+      // `scaled` is finite even if there is no score, so that hidden scores
+      // give weight 0. Rounding it may make a weight exceed 1: with scores
+      // beyond 2^27 the weight may be infinite, and the row NaN.
       const float scaled = simt::Max(max * scale, kLeastMax);
       float sum = 0.0f;
       ForScores(r, [&](float& score) {
@@ -314,7 +314,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   KVASIR_DEVICE void Mask() {
     KVASIR_UNROLL
     for (int32_t r = 0; r < kLaneRows; ++r) {
-      // One register for all bits; nvcc would use one register per bit.
+      // All bits are in one register; nvcc would use one register per bit.
       const uint32_t reads = BitsOf(ReadsOfRow(RowOf(r)));
       KVASIR_UNROLL
       for (int32_t n = 0; n < kSlotTiles; ++n) {
@@ -413,7 +413,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   KVASIR_DEVICE void AddAt(const char* from, int32_t pieces,
                            const Weights& weights) {
     if constexpr (DTypeOf<Number>::kValue == DTypeOf<T>::kValue) {
-      // Decoded values are always finite, so this is for numbers only.
+      // Decoded values are always finite, so only numbers need this.
       if (masked_) return AddCarefully<at>(from, pieces, weights);
     }
     if (pieces == kMostPieces) return AddWhole<Number, at>(from, weights);

@@ -29,7 +29,7 @@ class PrefillLoads {
   static constexpr int32_t kPiece = 16;  // bytes
   static constexpr int32_t kMostPieces = 8;
   static constexpr int32_t kPieceBytes = kBlock * kPiece;  // of all slots
-  // After the pieces there is a word of each slot.
+  // A stage holds the pieces, then one word for each slot.
   static constexpr int32_t kStageBytes = kMostPieces * kPieceBytes + kBlock * 4;
   static constexpr int32_t kTilePieces = 16;  // of 8 numbers made from codes
   static constexpr int32_t kTileBytes = kTilePieces * kPieceBytes;
@@ -37,7 +37,7 @@ class PrefillLoads {
   static_assert(kStages * kStageBytes + kMmaNextBytes == kPromptFixedBytes);
   static_assert(kTileBytes == kPromptTileBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
-  // The lane's rows are g and g + 8 of each tile.
+  // The lane's rows are g and g + 8 of each tile, with g = lane / 4.
   static constexpr int32_t kLaneRows = 2 * tiles;
 
   KVASIR_DEVICE explicit PrefillLoads(const AttentionKernelArgs& args)
@@ -45,12 +45,13 @@ class PrefillLoads {
     FillLevelTables<T>(device_, Tables());
   }
 
-  // In shared memory, for the kernel: two words, used in turns.
+  // Two words in shared memory, in which the kernel passes on the index of the
+  // next item. It uses them in turns.
   KVASIR_DEVICE uint32_t* next_item() const {
     return reinterpret_cast<uint32_t*>(StageAt(kStages));
   }
 
-  // All threads meet in it.
+  // All threads of the CTA must call it, because it has barriers.
   KVASIR_DEVICE void Begin(const Item& item, const UnitChunks& chunks) {
     item_ = item;
     chunks_ = chunks;
@@ -138,8 +139,8 @@ class PrefillLoads {
           SeenBy(item_.TokenIn(FirstRow()), item_.TokenIn(end_row - 1));
     }
   }
-  // Sets whether some row does not read some slot in the visit's way, and
-  // whether no row of the warp reads any.
+  // Sets masked_ (some row does not read some slot in the visit's way) and
+  // idle_ (no row of the warp reads any slot).
   KVASIR_DEVICE void Look() {
     const int32_t begin = visit_.block() * kBlock;
     // The last block's end may exceed an int32_t.
@@ -181,9 +182,9 @@ class PrefillLoads {
 
   // ---- queries
 
-  // Stages the warp's rows, 16 bytes at a time. A lane has every fourth piece
-  // of every eighth row, and loads several before it stores them, which avoids
-  // bank conflicts.
+  // Stages the warp's rows, 16 bytes at a time. A lane copies every fourth
+  // piece of every eighth row, and loads several before it stores them, which
+  // avoids bank conflicts.
   KVASIR_DEVICE void StageQueries(const LatentChunkOnDevice& chunk) {
     const int32_t pieces = (chunk.channels + 15) / 16 * 2;
     const int32_t first_row = FirstRow() + Lane() % 8;
@@ -225,7 +226,7 @@ class PrefillLoads {
       }
     }
   }
-  // Sums the queries over a run of keys. A thread has one row.
+  // Sums the queries over a run of keys. Each thread sums for one row.
   KVASIR_DEVICE void SumQueries(int32_t k) {
     const LatentChunkOnDevice& first = ChunkOf(k);
     if (first.kind == ChunkKind::kNumbers ||

@@ -1,7 +1,7 @@
-// Converts the codes of a chunk of 64 slots to the numbers that the matrix
-// products of prompts read (prefill_attention-inl.h). They are pieces of 16
-// bytes, [piece][slot], as in the stages. All threads of a CTA take part.
-// C++17, device code.
+// Converts the codes of a chunk, in a block of 64 slots, to numbers for the
+// matrix products of prefill_attention-inl.h. Like the stages, the result is
+// pieces of 16 bytes, [piece][slot]. All threads of a CTA take part. C++17,
+// device code.
 #pragma once
 
 #include "kernels/attention/cuda/device_attention.h"
@@ -15,8 +15,8 @@ inline constexpr int32_t kPromptBlock =
 
 // Stages piece `piece` of 8 queries of a chunk of keys, in the order of the
 // products. A lane of the decoding kernel holds 16 channels in pairs
-// (mma_attention-inl.h): number 16 k + 8 half + 2 c + e of the products comes
-// from word c of the codes.
+// (mma_attention-inl.h): number 16 k + 8 half + 2 c + e of the products (half
+// and e are 0 or 1, c is 0 to 3) comes from word c of the codes.
 KVASIR_DEVICE void StoreQueries(ChunkKind kind, const simt::Vec16& queries,
                                 int32_t piece, uint16_t* row) {
   if (kind == ChunkKind::kNumbers) {

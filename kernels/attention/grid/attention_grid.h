@@ -23,13 +23,13 @@ namespace kvasir::kernels {
 // meanwhile. Between two calls of Bind any thread may call the rest.
 class AttentionGrid {
  public:
-  // There are enough units to keep `threads` threads busy, if there are enough
+  // Makes enough units to keep `threads` threads busy, if there are enough
   // rows. `params` and all that it points to must outlive the grid.
   explicit AttentionGrid(const PagedAttentionArgs& params, int threads = 1);
   AttentionGrid(const AttentionGrid&) = delete;
   AttentionGrid& operator=(const AttentionGrid&) = delete;
 
-  // The sequences of a launch. `work` is WorkOn of them.
+  // The sequences of a launch, and the result of WorkOn for them (`work`).
   struct Sequences {
     const AttentionSequence* data = nullptr;
     int64_t count = 0;
@@ -56,7 +56,8 @@ class AttentionGrid {
   struct KeyPart {
     bool codes = false;
     bool fixed_ranges = false;
-    int64_t width = 0;  // of a row's queries: of the widest group, or d
+    // numbers of a row's queries: as many as the widest group has, or d
+    int64_t width = 0;
     int64_t held_width = 0;
     int64_t num_sums = 0;      // of a row's queries
     int64_t lift_runs = 0;     // sums for each row of `up`
@@ -89,9 +90,9 @@ class AttentionGrid {
     const ExactSlots* slots = nullptr;
   };
 
-  // Includes the parts of exact rows.
+  // The parameters, including the parts of exact rows.
   const PagedAttentionArgs& params() const { return params_; }
-  // Without the parts of exact rows.
+  // The parameters without the parts of exact rows.
   PagedAttentionArgs stored_params() const {
     PagedAttentionArgs params = params_;
     params.num_key_parts = num_stored_keys_;
@@ -101,7 +102,7 @@ class AttentionGrid {
   int threads() const { return threads_; }
   int64_t num_stored_keys() const { return num_stored_keys_; }
   int64_t num_stored_values() const { return num_stored_values_; }
-  // Null for a part of the cache.
+  // The exact rows whose view is `part`; null if `part` is a part of the cache.
   const ExactPart* exact(const LatentPartArgs& part) const {
     for (const ExactPart& each : exact_) {
       if (each.ring == &part) return &each;
@@ -118,10 +119,11 @@ class AttentionGrid {
   const HeadSlice& slice(int64_t index) const {
     return slices_[static_cast<size_t>(index)];
   }
-  // Empty if no attention mass is asked for.
+  // How attention mass is added; empty if none is asked for.
   const MassPlan& mass() const { return mass_; }
   float* mass_memory() const { return mass_memory_; }
-  // The softmax of a row [Hq]: maxima, then 1 / sums.
+  // The softmax of a row: the maxima [Hq], followed by the inverses of the
+  // sums.
   float* MassMaximaOf(int64_t row) const {
     return mass_memory_ + mass_.maxima + row * params_.num_heads;
   }
@@ -307,7 +309,7 @@ inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
 
 // Whether threads take splits of contexts instead of whole units. They do if
 // there are fewer units than threads, each unit has one panel and sees some
-// slot, and at least one sees more than a split.
+// slot, and at least one unit sees more slots than a split has.
 bool TakesSplits(const AttentionGrid& grid,
                  const AttentionGrid::Sequences& sequences);
 

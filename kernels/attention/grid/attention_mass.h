@@ -19,7 +19,7 @@ inline constexpr int64_t kMassTileRows = 256;
 
 // A unit of eviction in a launch.
 struct MassUnit {
-  int64_t unit = 0;         // in the metadata
+  int64_t unit = 0;         // index in the metadata
   int64_t first_slice = 0;  // these slices of the grid have all its query heads
   int64_t num_slices = 0;
   int64_t first_head = 0;    // in MassPlan::heads
@@ -37,7 +37,7 @@ struct MassTile {
 };
 inline constexpr float kUnseen = -1.0f;
 
-// The plan of a grid. It is constant after load.
+// How the launches of a grid add mass. Constant after load.
 struct MassPlan {
   std::vector<MassUnit> units;
   std::vector<int64_t> heads;  // query heads by unit, ascending in each
@@ -79,8 +79,8 @@ inline bool KeepsWeights(const AttentionSequence& sequence) {
          sequence.first_counted_row == 0;
 }
 
-// One split of a sequence's slots, for one unit, or for all units if weights
-// are kept.
+// The work on one split of a sequence's slots. If weights are kept, the item
+// covers all units, otherwise one unit.
 struct MassItem {
   const AttentionSequence* sequence = nullptr;
   int64_t first_unit = 0;  // in MassPlan::units

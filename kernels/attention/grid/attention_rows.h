@@ -48,7 +48,7 @@ class UnitRows {
   const int64_t* heads() const {
     return grid_.heads() + unit_.slice->first_head;
   }
-  // The row in q and out.
+  // The row of q and out that row r belongs to.
   int64_t TokenRow(int64_t r) const {
     return unit_.sequence->first_row + QueryOf(r);
   }
@@ -107,8 +107,8 @@ class UnitRows {
                               : unit_.query_begin;
     return Limit(read, exact, query, slots);
   }
-  // From the first exact row to the last. Between sinks and window there may be
-  // slots that no row reads as an exact row.
+  // The slots from the first exact row to the last. Between sinks and window
+  // there may be slots that no row reads as an exact row.
   VisibleRange ExactIn(const ExactSlots& exact, VisibleRange slots) const {
     const VisibleRange sinks = ReadIn(ReadAs::kSinks, exact, slots);
     const VisibleRange window = ReadIn(ReadAs::kWindow, exact, slots);
@@ -131,7 +131,7 @@ class UnitRows {
                   const Function& function) const {
     ForSlots(ReadAs::kAny, rows, block, function);
   }
-  // The same, for the slots whose values are read as `read`.
+  // Like ForVisible, for the slots whose values are read as `read`.
   template <typename Function>
   void ForValueSlots(ReadAs read, RowRange rows, int64_t block,
                      const Function& function) const {

@@ -9,10 +9,11 @@
 
 namespace kvasir::kernels {
 
-// Threads: used by one.
+// Threads: an object is used by one thread.
 class BlockExactRows {
  public:
-  // Call it before another block, or before other slots of the block.
+  // Must be called before Find is called for another block or for other slots
+  // of the block.
   void Start() { found_ = nullptr; }
 
   // For the slots [begin, end) of a block and one group: finds the first byte

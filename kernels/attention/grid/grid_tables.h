@@ -45,7 +45,7 @@ inline constexpr int64_t kAbsorbedRows = 64;
 // The part of a run that is in one chunk.
 struct CodePiece {
   int64_t run = 0;
-  int64_t begin = 0;  // channel
+  int64_t begin = 0;  // first channel
   int64_t width = 0;
   CodePlace place;  // of the piece's first code, in the slot
   // The same place, but each plane is counted from ChunkBytes::begin.
@@ -57,8 +57,8 @@ struct CodePiece {
 // The bytes of a slot that hold the codes of a chunk, for each plane.
 struct ChunkBytes {
   int64_t begin[4] = {0, 0, 0, 0};
-  int64_t end[4] = {0, 0, 0, 0};  // begin, if the plane has no code
-  // All planes have the same range of bytes, which is read once.
+  int64_t end[4] = {0, 0, 0, 0};  // equal to `begin` if the plane has no code
+  // True if all planes have the same range of bytes, which is then read once.
   bool together = false;
 };
 
@@ -68,7 +68,7 @@ struct ChunkBytes {
 // bits are shifted right and the high bits rotated right.
 struct alignas(64) CodeLanes {
   static constexpr int64_t kChannels = 16;
-  // A slot is looked up in two registers, which hold no more bytes.
+  // The most bytes that a slot may have: it is looked up in two registers.
   static constexpr int64_t kMostSlotBytes = 128;
 
   uint32_t words[kChannels];  // two indices of words, 16 bits each
@@ -80,7 +80,7 @@ struct alignas(64) CodeLanes {
 
 // A chunk: neighbouring channels that are stored in a slot.
 struct LatentChunk {
-  int64_t begin = 0;  // channel
+  int64_t begin = 0;  // first channel
   int64_t width = 0;
   int64_t first_piece = 0;
   int64_t num_pieces = 0;  // 0: the channels are numbers
