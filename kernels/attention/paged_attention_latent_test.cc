@@ -446,7 +446,7 @@ TEST(LatentRefusalTest, NamesTheWrongField) {
 
   PagedAttentionArgs params = good;
   params.num_heads = 3;
-  ExpectRefusal(params, "3 query heads over 2 KV heads");
+  ExpectRefusal(params, "3 query heads are not a multiple of 2 KV heads");
   params = good;
   params.num_value_parts = 0;
   ExpectRefusal(params, "value parts: want at least 1, have 0");
@@ -469,7 +469,7 @@ TEST(LatentRefusalTest, NamesTheWrongField) {
   groups[1].runs = &run;
   ExpectRefusal(params, "run 0: want 1 to 6 or 8 bits, or a last run of 0");
   run = {0, 20, 4};
-  ExpectRefusal(params, "runs of 20 channels in a latent of 24");
+  ExpectRefusal(params, "runs cover 20 channels of a latent of 24");
   groups[1] = groups[0];
   const int32_t beyond[2] = {0, 2};
   key.group_of_head = beyond;
@@ -504,7 +504,8 @@ TEST(LatentRefusalTest, NamesTheWrongFieldOfALift) {
   ExpectRefusal(params, "out_row_stride: want at least 70, have 69");
   lift.dims = 16;
   lift.up = nullptr;
-  ExpectRefusal(params, "lifts of a part of lifted values: want at least 1");
+  ExpectRefusal(params,
+                "matrices that lift the values of a part: want at least 1");
 }
 
 TEST(LatentRefusalTest, NamesTheWrongFieldOfAWindow) {
@@ -549,22 +550,23 @@ TEST(LatentRefusalTest, NamesTheWrongFieldOfAWindow) {
                 "first page of exact rows: want at least 0, have -1");
   // A GPU's kernels take rows below 0 for rows of the launch's own tokens.
   ExpectRefusal(with(&ExactSegment::arena_bytes, -16),
-                "arena of exact rows: want at least 0, have -16");
-  ExpectRefusal(with(&ExactSegment::first_row, 0),
-                "first row of a segment: want at least 1, have 0");
+                "arena_bytes of exact rows: want at least 0, have -16");
+  ExpectRefusal(
+      with(&ExactSegment::first_row, 0),
+      "first_row of a segment of exact rows: want at least 1, have 0");
   ExpectRefusal(with(&ExactSegment::offset_bytes, -2),
-                "offset of exact rows: want at least 0, have -2");
+                "offset_bytes of exact rows: want at least 0, have -2");
   ExpectRefusal(with(&ExactSegment::page_bytes, 400),
                 "side pages of 400 bytes do not hold 3 exact rows of 134 bytes "
                 "from byte 0 on");
   ExpectRefusal(with(&ExactSegment::offset_bytes, 1 << 20),
-                "side pages' bytes: want at least 1048576, have ");
+                "page_bytes of side pages: want at least 1048576, have ");
   // The product of rows and bytes would be negative.
   ExpectRefusal(
       with(&ExactSegment::rows_per_page, std::numeric_limits<int64_t>::max()),
       "do not hold 9223372036854775807 exact rows of 134 bytes");
   ExpectRefusal(with(&ExactSegment::arena_bytes, 3),
-                "want exact rows at multiples of 2 bytes");
+                "exact rows must begin at multiples of 2 bytes");
   segments = {good.key_exact.segments[1]};
   params.key_exact.segments = segments.data();
   params.key_exact.num_segments = 1;
@@ -574,14 +576,19 @@ TEST(LatentRefusalTest, NamesTheWrongFieldOfAWindow) {
   params = good;
   params.values = &value;
   value.exact = nullptr;
-  ExpectRefusal(params, "parts with exact rows: want at least 1, have 0");
+  ExpectRefusal(
+      params,
+      "exact rows in a part whose side has exact slots: want at least 1, "
+      "have 0");
   ExactRowsArgs rows = *good.values[0].exact;
   value.exact = &rows;
   rows.fresh.num_groups = 1;
   ExpectRefusal(params, "groups of exact rows: want 2 to 2, have 1");
   rows = *good.values[0].exact;
   rows.fresh.dtype = DType::kF16;
-  ExpectRefusal(params, "exact rows of two number types");
+  ExpectRefusal(
+      params,
+      "exact rows in the ring and of new tokens must have one number type");
   rows = *good.values[0].exact;
   rows.fresh.tile_slots = 0;  // would be a divisor
   ExpectRefusal(params, "tile_slots: want at least 1, have 0");

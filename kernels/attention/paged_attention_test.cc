@@ -82,7 +82,7 @@ TEST(PagedAttentionPagesTest, RefusesMoreSlotsThan32Bits) {
   args.num_sequences = 1;
   ExpectRefusal(args,
                 "paged_attention: sequence 0: 1000 slots, 1 new ones and "
-                "2147482647 evicted ones: want 2147483647 at most");
+                "2147482647 evicted ones: want at most 2147483647 together");
   sequence.evicted = -1;
   ExpectRefusal(args, "evicted: want at least 0, have -1");
 }

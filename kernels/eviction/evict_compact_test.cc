@@ -216,9 +216,10 @@ TEST(EvictCompactRefusalTest, NamesAGroupWithoutAUnit) {
   SlotMetadataArgs metadata = cache.metadata();
   metadata.num_units = 1;
   TestStream test;
-  EXPECT_THAT(Prepare(test.device(), OnDevice(metadata), parts.parts).status(),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("group 2 is of unit 1, want 0 to 0")));
+  EXPECT_THAT(
+      Prepare(test.device(), OnDevice(metadata), parts.parts).status(),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("group 2 belongs to unit 1, want 0 to 0")));
 }
 
 }  // namespace

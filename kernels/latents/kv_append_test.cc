@@ -615,9 +615,10 @@ TEST(KvAppendRefusalTest, RefusesSlotsAsBytesWithPagesOfSeveralSlots) {
                   .row_stride = 74, .page_tokens = 4, .slots_are_bytes = true},
               std::vector<KvAppendPart>{{0, OnDevice(part.view), nullptr}})
           .status(),
-      base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("slots that are bytes: want page_tokens of 1, "
-                               "have 4")));
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("slots given as byte offsets: want page_tokens of 1, "
+                    "have 4")));
 }
 
 // With metadata, a byte offset would be taken for a page.
@@ -632,9 +633,9 @@ TEST(KvAppendRefusalTest, RefusesSlotsAsBytesWithMetadata) {
                             .slots_are_bytes = true},
               std::vector<KvAppendPart>{{0, OnDevice(part.view), nullptr}})
           .status(),
-      base::StatusIs(
-          absl::StatusCode::kInvalidArgument,
-          HasSubstr("slots that are bytes have no metadata, have 2 units")));
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("slots given as byte offsets cannot have "
+                               "metadata, have 2 units")));
 }
 
 TEST(KvAppendRefusalTest, NamesTheWrongField) {
@@ -656,13 +657,14 @@ TEST(KvAppendRefusalTest, NamesTheWrongField) {
           "0 with static ranges, have 7");
   refuses(Coded({{9, 3}, {3, 0}}), 8, "run 1: want 1 to 6 or 8 bits");
   refuses({9, {{0, 4, 3}, {5, 4, 3}}}, 8,
-          "run 1: want channels from 4 on, have 4 from 5");
-  refuses({9, {{0, 4, 3}}}, 8, "runs of 4 channels in a latent of 9");
+          "run 1: want at least 1 channel from channel 4 on, have 4 from "
+          "channel 5");
+  refuses({9, {{0, 4, 3}}}, 8, "runs cover 4 channels of a latent of 9");
   refuses(Coded({{9, 3}}), 999, "tile_bytes: want at least ");
   refuses(
       {8, {}}, 1,
-      "codes: want offset, stride, granule, tile and page of multiples of 2, "
-      "have 25");
+      "codes: offset, stride, granule, tile and page must be multiples of 2 "
+      "bytes, have 25");
 }
 
 TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
@@ -677,14 +679,14 @@ TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
   view.tile_slots = 0;
   refuses(view, "tile_slots: want at least 1, have 0");
   view.tile_slots = 3;
-  refuses(view, "pages of 4 slots: want whole tiles of 3");
+  refuses(view, "pages of 4 slots: want a multiple of the 3 slots of a tile");
   view = part.view;
   view.page_bytes -= 1;
   refuses(view, "page_bytes: want at least ");
   Part numbers({{8, {}}}, DType::kBf16, 4, false, {.slots = 2});
   view = numbers.view;
   view.tile_bytes -= 1;
-  refuses(view, "multiples of 2, have ");
+  refuses(view, "multiples of 2 bytes, have ");
   Part granules({Coded({{9, 3}})}, DType::kBf16, 4, false,
                 {.granule_bytes = 16});
   refuses(granules.view,

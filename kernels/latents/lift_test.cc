@@ -305,7 +305,7 @@ TEST(LiftRefusalTest, NamesTheWrongField) {
   column_in = {0, 0, 0};
   column_out = {0, 0, 0};
   matrices.push_back(matrix);
-  expect("3 query heads are no multiple of 2 KV heads");
+  expect("3 query heads are not a multiple of 2 KV heads");
 }
 
 TEST(ComplexLiftRefusalTest, RefusesAPairThatTheHeadDoesNotHave) {

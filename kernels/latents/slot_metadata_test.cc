@@ -243,9 +243,9 @@ TEST(SlotMetadataTest, RefusesInvalidMetadata) {
     return base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.num_units = 1; }),
-              invalid("group 2 is of unit 1, want 0 to 0"));
+              invalid("group 2 belongs to unit 1, want 0 to 0"));
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.page_tokens = 16; }),
-              invalid("metadata of pages of 16 slots, want 32"));
+              invalid("metadata is for pages of 16 slots, want pages of 32"));
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.positions_offset = 130; }),
               invalid("overlap or leave a page"));
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.positions_offset = 380; }),

@@ -395,8 +395,8 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
   if (params.mass.most_rows > 0) return NotServed("attention mass");
   const int64_t width = MostOutWidth(PartsOf(params), params.num_kv_heads);
   if (width <= kDeviceMostOutWidth) return absl::OkStatus();
-  return NotServed(absl::StrCat("values of ", width, " numbers a head: ",
-                                kDeviceMostOutWidth, " at most"));
+  return NotServed(absl::StrCat(
+      "values of ", width, " numbers per head, at most ", kDeviceMostOutWidth));
 }
 
 absl::StatusOr<AttentionDevice> MakeAttentionDevice(
@@ -439,7 +439,7 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   const int64_t bytes = PlainSharedBytes(device);
   if (device.chunks == nullptr && bytes > device.cta_shared_bytes) {
     return NotServed(
-        absl::StrCat("values of ", device.out_width, " numbers a head: want ",
+        absl::StrCat("values of ", device.out_width, " numbers per head: want ",
                      bytes, " bytes of shared memory, a CTA of device ",
                      on.name(), " has at most ", device.cta_shared_bytes));
   }
