@@ -39,7 +39,7 @@ double WorstOf(const std::vector<double>& expected,
 
 class AttentionMassTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(AttentionMassTest, EqualsTheSumOfWeightsOnAllBackEnds) {
+TEST_P(AttentionMassTest, MassEqualsTheSumOfWeightsOnAllBackEnds) {
   LatentSpec spec = GetParam();
   spec.adds_mass = true;
   bool rebuilds = false;
@@ -192,7 +192,7 @@ TEST(AttentionMassRulesTest, ARowAddsOnePerQueryHead) {
   EXPECT_NEAR(sum, 10 * 16, 1e-3);
 }
 
-TEST(AttentionMassRulesTest, PlacesWeightsAsLongAsThereIsRoom) {
+TEST(AttentionMassRulesTest, WeightsArePlacedAsLongAsThereIsRoom) {
   const auto one = [](int64_t slots) {
     return AttentionSequence{.num_rows = 1, .first_slot = slots - 1};
   };

@@ -18,7 +18,7 @@ namespace {
 
 class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(LatentAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
+TEST_P(LatentAttentionTest, AllBackEndsMatchTheDefinitionAndGiveTheSameBits) {
   // The longest context exceeds a split. It is shorter for rebuilt keys and
   // lifted values, which take the reference long.
   bool rebuilds = false;
@@ -134,7 +134,7 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
   }
 };
 
-TEST_P(LatentSetsTest, ManySequencesAreReadBySetsWithTheSameBits) {
+TEST_P(LatentSetsTest, ReadingManySequencesBySetsOfHeadsDoesNotChangeBits) {
   const std::vector<int64_t> contexts = {1,  64,  65, 600, 17, 128,
                                          40, 200, 63, 3,   90, 513};
   LatentCache cache(GetParam(), contexts, 7);
@@ -198,7 +198,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 // One launch has rows of prompts, of a few tokens and of one token. Some
 // sequences are read by sets, others by clusters.
-TEST(LatentSetsOfSequencesTest, RowsOfAllKindsInOneLaunchKeepTheirBits) {
+TEST(LatentSetsOfSequencesTest,
+     MixingRowsOfAllKindsInOneLaunchDoesNotChangeTheirBits) {
   const LatentSpec dense = OfHeads(8, 2, Numbers({64}), Numbers({64}));
   for (const LatentSpec& spec :
        {dense, Sliding(dense),
@@ -274,7 +275,7 @@ TEST(LatentSetsOfSequencesTest, ThreadsShareALongSequenceAmongShortOnes) {
 }
 
 TEST(LatentSetsOfSequencesTest,
-     AllClustersAreOneSetIfTheyFitAndAreNoPowerOfTwo) {
+     AllClustersFormOneSetEvenIfTheirNumberIsNoPowerOfTwo) {
   LatentCache cache(TablesOf(6, 10), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   const std::vector<AttentionSequence> sequences(
@@ -306,7 +307,7 @@ TEST_P(LatentPagesTest, PageSizeDoesNotChangeBits) {
 
 // Exact rows are found by the original slots of tokens, the codes by their
 // current slots.
-TEST(LatentExactRowsTest, AreFoundAfterEvictedSlots) {
+TEST(LatentExactRowsTest, ExactRowsAreFoundByOriginalSlotsAfterEvictions) {
   std::vector<float> first;
   for (const int64_t evicted : {0, 1, 33, 1000}) {
     LatentSpec spec =
@@ -336,7 +337,7 @@ LatentSpec InTiles(LatentSpec spec, int64_t slots, int64_t granule_bytes) {
   return spec;
 }
 
-TEST_P(LatentPagesTest, TilesDoNotChangeBits) {
+TEST_P(LatentPagesTest, TileSizeDoesNotChangeBits) {
   ExpectSameBitsFor({128, 64, 16, 4}, [](int64_t tile_slots) {
     LatentSpec spec = InTiles(GetParam(), tile_slots, 0);
     spec.page_tokens = 128;
@@ -345,7 +346,7 @@ TEST_P(LatentPagesTest, TilesDoNotChangeBits) {
   });
 }
 
-TEST_P(LatentPagesTest, GranulesDoNotChangeBitsOfTheReference) {
+TEST_P(LatentPagesTest, GranuleSizeDoesNotChangeTheBitsOfTheReference) {
   ExpectSameBitsFor({0, 4, 16}, [](int64_t granule_bytes) {
     return AttendLast(InTiles(GetParam(), 8, granule_bytes), 100,
                       *TestStream::InGranules(granule_bytes));
@@ -394,7 +395,7 @@ size_t WorkspaceBytes(LatentSpec spec, int64_t first_slot) {
   return counter.peak_bytes();
 }
 
-TEST(LatentWorkspaceTest, IsBoundedForEveryShapeAndContext) {
+TEST(LatentWorkspaceTest, WorkspaceIsBoundedForEveryShapeAndContext) {
   std::vector<LatentSpec> specs = Specs();
   for (const int64_t width : {16, 128, 256, 512, 1024, 4096, 8192}) {
     const std::vector<int32_t> all(8, 0);
@@ -437,7 +438,7 @@ TEST(LatentWorkspaceTest, IsBoundedForEveryShapeAndContext) {
   }
 }
 
-TEST(LatentRefusalTest, NamesTheWrongField) {
+TEST(LatentRefusalTest, TheErrorNamesTheWrongField) {
   LatentSpec spec;
   spec.keys = {Rebuilt(Codes({24}, {4}), {16, 8})};
   LatentCache cache(spec, {16}, 6);
@@ -488,7 +489,7 @@ TEST(LatentRefusalTest, NamesTheWrongField) {
   ExpectRefusal(params, "pairs of rebuilt keys: want 0 to 8, have 9");
 }
 
-TEST(LatentRefusalTest, NamesTheWrongFieldOfALift) {
+TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfALift) {
   LatentSpec spec;
   spec.values = {Lifted(Codes({24}, {4}), 16)};
   LatentCache cache(spec, {16}, 6);
@@ -508,7 +509,7 @@ TEST(LatentRefusalTest, NamesTheWrongFieldOfALift) {
                 "matrices that lift the values of a part: want at least 1");
 }
 
-TEST(LatentRefusalTest, NamesTheWrongFieldOfAWindow) {
+TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAWindow) {
   LatentSpec spec;
   spec.key_exact = 8;
   spec.value_exact = 8;

@@ -91,7 +91,7 @@ PartSpec KeysOf(PartSpec codec, Reads reads) {
 
 class CodecSweepTest : public ::testing::TestWithParam<Reads> {};
 
-TEST_P(CodecSweepTest, EveryCodecGivesTheDefinitionAtEveryRank) {
+TEST_P(CodecSweepTest, EveryCodecMatchesTheDefinitionAtEveryRank) {
   uint32_t seed = Seed();
   const int64_t page_tokens[] = {16, 32, 64};
   for (const int64_t rank : {8, 24, 96, 160}) {
@@ -116,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                                            Reads::kAsStored, Reads::kLifted));
 
 // With this seed, one row has a value whose terms cancel almost completely.
-TEST(WorstErrorTest, ASingleNumberThatCancelsIsComparedWithTheAverage) {
+TEST(WorstErrorTest, ANumberWhoseTermsCancelIsComparedWithTheAverage) {
   PartSpec values = Lifted(Codes({96}, {8}), 1);
   LatentSpec spec = SpecOf({Codes({96}, {8})}, {values});
   spec.value_exact = 18;
@@ -135,7 +135,7 @@ class ContextSweepTest
     : public ::testing::TestWithParam<std::tuple<Reads, int64_t>> {};
 
 // With no context, around the end of one page or two, and across splits.
-TEST_P(ContextSweepTest, EveryShapeOfHeadsGivesTheDefinition) {
+TEST_P(ContextSweepTest, EveryShapeOfHeadsMatchesTheDefinition) {
   const Reads reads = std::get<0>(GetParam());
   const int64_t context = std::get<1>(GetParam());
   const Heads shapes[] = {{4, {0, 0}}, {8, {0}}, {3, {0, 1, 0}}};
@@ -215,7 +215,7 @@ INSTANTIATE_TEST_SUITE_P(
                       // More than a split, and beginning in the middle of one.
                       View{1300, 600, true, 40}));
 
-TEST(GonePagesTest, RowsThatSeeNoOtherPagesAreZero) {
+TEST(GonePagesTest, RowsThatSeeOnlyPagesThatWereGivenUpAreZero) {
   const LatentSpec spec =
       SpecOf({Rebuilt(Codes({24}, {4}), {16, 8})}, {Fixed(Codes({24}, {4}))});
   LatentCache cache(spec, {40}, 40);
@@ -225,7 +225,7 @@ TEST(GonePagesTest, RowsThatSeeNoOtherPagesAreZero) {
   ExpectDefinition(cache, {{0, 10, 1, 2}, {0, 30, 4, 2}});
 }
 
-TEST(EmptySequenceTest, DoesNotAffectOtherSequences) {
+TEST(EmptySequenceTest, AnEmptySequenceDoesNotAffectOtherSequences) {
   LatentCache cache(
       SpecOf({Rebuilt(Codes({24}, {4}), {16, 8})}, {Codes({24}, {4})}),
       {70, 20}, 41);
@@ -250,7 +250,7 @@ struct Positions {
 
 class PositionsTest : public ::testing::TestWithParam<Positions> {};
 
-TEST_P(PositionsTest, EveryKeyRotatesByItsSlotsPosition) {
+TEST_P(PositionsTest, EveryKeyIsRotatedByThePositionOfItsSlot) {
   const std::vector<LatentSpec> specs = {
       SpecOf({Rebuilt(Codes({24}, {4}, 8), {32, 16, true})}, {Numbers({24})}),
       SpecOf({Rebuilt(Numbers({40}), {40, 12, false, true, true, 1.25f})},
@@ -281,7 +281,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // ----- Whole prompts: units of one KV head.
 
-TEST(PromptTest, RowsHaveTheBitsOfTheReference) {
+TEST(PromptTest, PromptRowsHaveTheSameBitsAsTheReference) {
   constexpr int64_t kRows = 140;
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   const std::vector<LatentSpec> specs = {
@@ -669,7 +669,7 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
   int64_t query_width_ = 0;
 };
 
-TEST_P(PairChannelsTest, GivesTheAttentionOfWholeKeys) {
+TEST_P(PairChannelsTest, AttentionOverPairsEqualsAttentionOverWholeKeys) {
   TestStream reference(1, CpuBackend::kReference);
   const std::vector<float> truth = Run(reference);
   for (int64_t i = 0; i < kRows * NumHeads(); ++i) {
@@ -734,7 +734,7 @@ TEST_F(RefusalTest, RefusesRegionsThatLeaveThePage) {
   Expect("tile_bytes: want at least ");
   key_groups_[0] = key_groups_[1];
   value_groups_[0].codes.offset_bytes += 1;
-  Expect("multiples of 2, have ");
+  Expect("multiples of 2 bytes, have ");
 }
 
 TEST_F(RefusalTest, RefusesIncompleteStaticRanges) {

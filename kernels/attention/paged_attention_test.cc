@@ -37,7 +37,7 @@ LatentSpec DenseSpec(const Shape& shape) {
 
 class PagedAttentionTest : public ::testing::TestWithParam<Shape> {};
 
-TEST_P(PagedAttentionTest, AllBackEndsGiveTheDefinitionAndTheSameBits) {
+TEST_P(PagedAttentionTest, AllBackEndsMatchTheDefinitionAndGiveTheSameBits) {
   LatentCache cache(DenseSpec(GetParam()), {83, 1, 700}, 1);
   const std::vector<LatentAsk> asks = {{0, 20, 63}, {1, 0, 1}, {2, 690, 10}};
   WriteAll(cache, asks);
@@ -71,7 +71,7 @@ TEST(PagedAttentionPagesTest, PagesThatTheWindowHasPassedAreNotRead) {
   EXPECT_TRUE(SameBits(expected, cache.Attend(test, {{0, 195, 5, 9}})));
 }
 
-TEST(PagedAttentionPagesTest, RefusesMoreSlotsThan32Bits) {
+TEST(PagedAttentionPagesTest, RefusesMoreSlotsThan32BitsCanCount) {
   LatentCache cache(LatentSpec(), {1}, 1);
   PagedAttentionArgs args = cache.Params();
   AttentionSequence sequence;

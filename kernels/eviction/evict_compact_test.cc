@@ -194,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, EvictCompactTest,
                            return std::string(spec.param.name);
                          });
 
-TEST(EvictCompactGranulesTest, SlotsInGranulesMoveExactly) {
+TEST(EvictCompactGranulesTest, SlotsInGranulesAreCopiedExactly) {
   const auto test = TestStream::InGranules(16);
   LatentSpec spec = {"", 8, 4, {Codes({40}, {3, 4}, 20)}, {Codes({64}, {4})},
                      64};
@@ -208,7 +208,7 @@ TEST(EvictCompactGranulesTest, SlotsInGranulesMoveExactly) {
   }
 }
 
-TEST(EvictCompactRefusalTest, NamesAGroupWithoutAUnit) {
+TEST(EvictCompactRefusalTest, TheErrorNamesAGroupWithoutAUnit) {
   LatentSpec spec = {"", 8, 4, {Codes({40}, {4})}, {Codes({64}, {4})}};
   spec.unit_of_head = {0, 0, 1, 1};
   LatentCache cache(spec, {20}, 3);

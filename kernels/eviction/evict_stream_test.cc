@@ -254,7 +254,7 @@ TEST(EvictStreamTest, TheReferenceKeepsTheSameTokens) {
   EXPECT_TRUE(SameBits(reference.State(), simd.State()));
 }
 
-TEST(EvictStreamTest, SinksAndTheLatestTokensStayAndOrderIsKept) {
+TEST(EvictStreamTest, SinksAndTheLatestTokensAreKeptInOrder) {
   EndlessText stream({.most_tokens = 7});
   for (int64_t tokens = 4 * kEvery; tokens < 1500; tokens += kEvery) {
     stream.RunTo(tokens);

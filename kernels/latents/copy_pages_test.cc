@@ -24,7 +24,7 @@ TEST(CopyPagesTest, CopiesWholePagesAndNothingElse) {
   EXPECT_EQ("aaeeccaaee", arena);
 }
 
-TEST(CopyPagesTest, CopiesToAnotherArenaUnderTheSameIdToo) {
+TEST(CopyPagesTest, CopiesBetweenArenasEvenIfThePageIdsAreEqual) {
   const std::string from = "aabbcc";
   std::string to = "........";
   const PagePair pairs[] = {{1, 1}, {0, 3}};

@@ -99,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Widths, HadamardTest,
                          ::testing::Values(1, 2, 7, 8, 16, 24, 64, 72, 96, 128,
                                            160, 288, 300, 512, 50, 52));
 
-TEST(HadamardRowsTest, ThreadsGiveTheSameBits) {
+TEST(HadamardRowsTest, AnyNumberOfThreadsGivesTheSameBits) {
   // More numbers than one thread computes by itself.
   constexpr int64_t kRows = 61;
   const Case run = {{{512, 0}, {96, 512}}, 608, false, false, kRows};
@@ -123,7 +123,7 @@ TEST(HadamardInverseTest, TheTransposeRestoresLatents) {
   }
 }
 
-TEST(HadamardRefusalTest, NamesTheWrongField) {
+TEST(HadamardRefusalTest, TheErrorNamesTheWrongField) {
   TestStream test;
   HadamardTables tables(&test.device());
   HadamardParams shape;

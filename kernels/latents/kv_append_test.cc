@@ -222,7 +222,7 @@ TEST_P(KvAppendTest, ChannelsOfZeroBitsTakeNoBytes) {
 
 // By the definition in float64: every number has the nearest level, and the
 // levels have the length of the row.
-TEST_P(KvAppendTest, LevelsAreTheNearestAndHaveTheLengthOfTheRow) {
+TEST_P(KvAppendTest, NumbersGetTheirNearestLevelAndRowsKeepTheirLength) {
   constexpr int64_t kPageTokens = 16;
   for (const int bits : {1, 2, 3, 4}) {
     Part part({Coded({{64, bits}}), Coded({{1, bits}}), Coded({{37, bits}}),
@@ -346,7 +346,7 @@ TEST(KvAppendEmptyTest, WithoutTokensNothingIsWritten) {
   EXPECT_TRUE(AppendOnAll(part, rows, 2).memory == part.Memory(2));
 }
 
-TEST(KvAppendStaticTest, PartsMayShareACountOfClampedCodes) {
+TEST(KvAppendStaticTest, PartsMayShareACounterOfClampedCodes) {
   Part first({Coded({{64, 4}})}, DType::kF16, 16, true);
   Part second({Coded({{31, 2}, {40, 8}})}, DType::kF16, 16, true);
   Rows rows;
@@ -374,7 +374,8 @@ TEST(KvAppendStaticTest, PartsMayShareACountOfClampedCodes) {
 }
 
 // Ranges that the type cannot hold, and numbers that are not finite.
-TEST(KvAppendNonFiniteTest, AffectsOnlyItsOwnTokenAndGivesFiniteRanges) {
+TEST(KvAppendNonFiniteTest,
+     ANonFiniteNumberAffectsOnlyItsTokenAndRangesAreFinite) {
   const float infinity = std::numeric_limits<float>::infinity();
   const float greatest = std::numeric_limits<float>::max();
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -522,7 +523,7 @@ class KvAppendGoldenTest : public ::testing::Test {
   std::vector<float> scale_;
 };
 
-TEST_F(KvAppendGoldenTest, CodesAndRangesEqualTheOraclesBitByBit) {
+TEST_F(KvAppendGoldenTest, CodesAndRangesEqualThoseOfTheOracleBitByBit) {
   int64_t compared = 0;
   for (const json& want : golden_["cases"]) {
     if (!want.contains("runs")) continue;
@@ -533,7 +534,7 @@ TEST_F(KvAppendGoldenTest, CodesAndRangesEqualTheOraclesBitByBit) {
   EXPECT_EQ(22, compared);
 }
 
-TEST_F(KvAppendGoldenTest, NumbersEqualTheOraclesBitByBit) {
+TEST_F(KvAppendGoldenTest, StoredNumbersEqualThoseOfTheOracleBitByBit) {
   int64_t compared = 0;
   for (const json& want : golden_["cases"]) {
     if (!want.contains("dtype")) continue;
@@ -565,7 +566,7 @@ absl::Status Refusal(TestStream& test, const LatentPartArgs& view) {
 }
 
 // Slots that are bytes: rows at any offset.
-TEST(KvAppendBytesTest, RowsGoToAnyByte) {
+TEST(KvAppendBytesTest, RowsMayBeWrittenAtAnyByteOffset) {
   const std::vector<float> rows = RandomFloats(3 * 10, 3, 1.0f);
   const std::vector<int64_t> slots = {50, -1, 6};
   // Groups of 6 and 4 numbers, with two bytes before each.
@@ -606,7 +607,7 @@ TEST(KvAppendBytesTest, RowsGoToAnyByte) {
   }
 }
 
-TEST(KvAppendRefusalTest, RefusesSlotsAsBytesWithPagesOfSeveralSlots) {
+TEST(KvAppendRefusalTest, RefusesByteOffsetsIfPagesHaveSeveralSlots) {
   TestStream test;
   Part part({{8, {}}}, DType::kBf16, 4);
   EXPECT_THAT(
@@ -622,7 +623,7 @@ TEST(KvAppendRefusalTest, RefusesSlotsAsBytesWithPagesOfSeveralSlots) {
 }
 
 // With metadata, a byte offset would be taken for a page.
-TEST(KvAppendRefusalTest, RefusesSlotsAsBytesWithMetadata) {
+TEST(KvAppendRefusalTest, RefusesByteOffsetsWithMetadata) {
   TestStream test;
   Part part({{8, {}}}, DType::kBf16, 1);
   EXPECT_THAT(
@@ -638,7 +639,7 @@ TEST(KvAppendRefusalTest, RefusesSlotsAsBytesWithMetadata) {
                                "metadata, have 2 units")));
 }
 
-TEST(KvAppendRefusalTest, NamesTheWrongField) {
+TEST(KvAppendRefusalTest, TheErrorNamesTheWrongField) {
   TestStream test;
   const auto refuses = [&](const GroupShape& shape, int64_t stride_change,
                            const char* why) {

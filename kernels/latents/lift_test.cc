@@ -136,7 +136,7 @@ TEST_P(LiftTest, EqualsAProductPerHeadWithTheSameBitsOnAllBackEnds) {
   ForEachSimdTarget([&] { EXPECT_TRUE(SameBits(truth, heads.Run(three))); });
 }
 
-TEST_P(LiftTest, RowsBeforeTheFirstDoNotChange) {
+TEST_P(LiftTest, RowsBeforeFirstRowAreNotWritten) {
   const Heads heads(GetParam());
   const int64_t first = GetParam().rows / 2;
   TestStream reference(1, CpuBackend::kReference);
@@ -284,7 +284,7 @@ TEST(PackAsTheyLieTest, RefusesBlocksThatDoNotFit) {
   expect({block.data(), 2, 39}, 0, "row stride 39 below n 40");
 }
 
-TEST(LiftRefusalTest, NamesTheWrongField) {
+TEST(LiftRefusalTest, TheErrorNamesTheWrongField) {
   TestStream test;
   PackedMatrix matrix;
   matrix.k = 64;

@@ -39,7 +39,7 @@ TEST_F(AheadLinesTest, GivesLinesInTheOrderInWhichTheyWereAdded) {
   for (const int64_t line : {40, 41, 7, 100, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest, StopsAtTheDistanceAheadOfReads) {
+TEST_F(AheadLinesTest, PrefetchesAtMostTheLeadAheadOfReads) {
   lines_.Add(At(0), 2 * kLead * kLine);
   lines_.NextBlock();
   EXPECT_EQ(CountRest(), kLead);
@@ -80,7 +80,7 @@ TEST_F(AheadLinesTest, LinesThatWereReadAreNotPrefetched) {
   EXPECT_EQ(TakeLine(), 3 * kLead);
 }
 
-TEST_F(AheadLinesTest, NeighboursShareALine) {
+TEST_F(AheadLinesTest, NeighbouringPiecesShareALine) {
   // Three pieces of a third of a line each, and then one elsewhere.
   for (int i = 0; i < 3; ++i) lines_.Add(At(5) + i * 20, 20);
   lines_.Add(At(9), 20);
@@ -141,7 +141,7 @@ TEST_F(AheadLinesTest, APieceThatWasBegunIsNotMadeLonger) {
 
 // A piece has 33 lines and the reader takes 8 at a time. A step that meets the
 // end of a piece gets nothing, but the steps before and after it do.
-TEST_F(AheadLinesTest, StepsAreTakenOnBothSidesOfAPiecesEnd) {
+TEST_F(AheadLinesTest, OnlyTheStepAtTheEndOfAPieceGetsNothing) {
   int64_t taken = 0;
   int64_t asked = 0;
   int64_t next = 0;

@@ -18,7 +18,7 @@ TEST(ExpTest, IsWithinTwoUlpOfTheDefinition) {
   }
 }
 
-TEST(ExpTest, HandlesTheEnds) {
+TEST(ExpTest, ExtremeInputsGiveTheLimits) {
   EXPECT_EQ(1.0f, Exp(0.0f));
   EXPECT_EQ(0.0f, Exp(-std::numeric_limits<float>::infinity()));
   EXPECT_EQ(0.0f, Exp(-88.0f));
@@ -36,14 +36,14 @@ TEST(NormalTailTest, IsWithinAFewUlpOfTheDefinition) {
   }
 }
 
-TEST(NormalTailTest, HandlesTheEnds) {
+TEST(NormalTailTest, ExtremeInputsGiveTheLimits) {
   EXPECT_FLOAT_EQ(0.5f, NormalTail(0.0f));
   EXPECT_EQ(0.0f, NormalTail(13.5f));
   EXPECT_EQ(0.0f, NormalTail(std::numeric_limits<float>::infinity()));
   EXPECT_TRUE(std::isnan(NormalTail(std::numeric_limits<float>::quiet_NaN())));
 }
 
-TEST(GeluTest, IsNearTheDefinitionRelativeToItself) {
+TEST(GeluTest, RelativeErrorIsSmall) {
   for (double x = -12.0; x < 12.0; x += 0.00037) {
     const auto argument = static_cast<float>(x);
     const double wide = static_cast<double>(argument);
@@ -69,7 +69,7 @@ TEST(GeluTanhTest, IsNearTheDefinition) {
   }
 }
 
-TEST(ActivationEndsTest, NaNStaysAndFarInputsAreTheirLimits) {
+TEST(ActivationEndsTest, NaNStaysNaNAndFarInputsGiveTheLimits) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();
   for (float (*activate)(float) : {&Gelu, &GeluTanh, &Relu, &Silu}) {

@@ -57,7 +57,7 @@ LatentSpec Spec(RebuildSpec rebuild, std::vector<int32_t> groups) {
   return spec;
 }
 
-TEST(AttentionTilesTest, SlotsReadEqualThoseOfTheLaunchedUnits) {
+TEST(AttentionTilesTest, SlotsReadByTilesEqualThoseThatTheLaunchReads) {
   const RebuildSpec whole = {.dims = 64, .num_pairs = 32};
   for (const int64_t window : {0, 100}) {
     for (const LatentSpec& each :
@@ -85,7 +85,7 @@ TEST(AttentionTilesTest, SlotsReadEqualThoseOfTheLaunchedUnits) {
   }
 }
 
-TEST(AttentionGridTest, RowsAreDividedFurtherForMoreThreadsThanHeads) {
+TEST(AttentionGridTest, RowsAreDividedFurtherIfThereAreMoreThreadsThanHeads) {
   LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 1, 2, 3}), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   const AttentionSequence sequence = {.num_rows = 600};
@@ -121,7 +121,7 @@ TEST(AttentionGridTest, RowsAreDividedFurtherForMoreThreadsThanHeads) {
 }
 
 // A step's division for one layer serves all layers of the same shape.
-TEST(AttentionGridTest, LayersOfOneShapeDivideAlike) {
+TEST(AttentionGridTest, LayersOfTheSameShapeDivideAStepAlike) {
   const LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0, 1, 1});
   LatentCache one(spec, {1}, 4);
   LatentCache other(spec, {1}, 9);
@@ -160,7 +160,7 @@ TEST(AttentionTilesTest,
 }
 
 // A KV head has more query heads than a panel has rows.
-TEST(AttentionTilesTest, AKvHeadInTwoSlicesIsMadeForEach) {
+TEST(AttentionTilesTest, KeysOfAKvHeadInTwoSlicesAreMadeForEachSlice) {
   LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0});
   spec.num_heads = 400;
   spec.num_kv_heads = 2;
