@@ -14,7 +14,8 @@
 namespace kvasir::kernels {
 namespace {
 
-// One unit for all heads, and units of alternating heads.
+// The sets of units that are tested: one unit for all heads, and units of
+// alternating heads.
 std::vector<std::vector<int32_t>> UnitsOf(int64_t num_kv_heads) {
   const auto count = static_cast<size_t>(num_kv_heads);
   std::vector<std::vector<int32_t>> units = {std::vector<int32_t>(count, 0)};
@@ -72,7 +73,7 @@ TEST_P(AttentionMassTest, MassEqualsTheSumOfWeightsOnAllBackEnds) {
       EXPECT_LT(WorstOf(cache.ExpectedMass(ask, tokens), truth.back()), 5e-5)
           << ask.sequence;
     }
-    // Keeping weights and scoring keys twice give the same bits.
+    // Keeping weights gives the same bits as scoring keys twice.
     for (const int64_t room : {0, 1 << 17}) {
       LatentSpec like = spec;
       like.kept_weights = room;

@@ -103,7 +103,7 @@ absl::Status CheckSegment(const ExactSegment& segment, int64_t row_bytes,
     const auto& [want, have] = want_have;
     if (have < want) return Refuse(kKernels.op, what, want, have);
   }
-  // By division, because the product may not fit into 64 bits.
+  // Uses a division, because the product may not fit into 64 bits.
   const int64_t room = segment.page_bytes - segment.offset_bytes;
   if (segment.rows_per_page <= room / row_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -313,9 +313,9 @@ absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
 
 }  // namespace
 
-// The parts as launches read them.
+// The parts in the form that launches read.
 struct PreparedAttention::Parts {
-  // Only for a GPU.
+  // Used only on a GPU.
   std::optional<DeviceTables> tables;
   AttentionDevice device;
   AttentionKernels kernels;

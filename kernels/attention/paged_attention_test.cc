@@ -41,7 +41,7 @@ TEST_P(PagedAttentionTest, AllBackEndsMatchTheDefinitionAndGiveTheSameBits) {
   LatentCache cache(DenseSpec(GetParam()), {83, 1, 700}, 1);
   const std::vector<LatentAsk> asks = {{0, 20, 63}, {1, 0, 1}, {2, 690, 10}};
   WriteAll(cache, asks);
-  // float32 sums of a few hundred terms.
+  // Tolerance of float32 sums of a few hundred terms.
   const std::vector<float> truth = CheckedReference(cache, asks, 1e-5);
   AttentionStreams& streams = SharedStreams();
   ExpectBits(cache, asks, truth, {&streams.one, &streams.three, &streams.many});

@@ -32,7 +32,7 @@ class Candidates {
 
   int64_t begin() const { return eviction_.sinks; }
   int64_t end() const { return eviction_.num_slots - eviction_.recent; }
-  // How many candidates are kept.
+  // The number of candidates that are kept.
   int64_t places() const {
     return eviction_.kept - eviction_.sinks - eviction_.recent;
   }
@@ -128,7 +128,7 @@ void SelectUnit(const EvictSelectArgs& params, const Eviction& eviction,
       keys[s - candidates.begin()] = KeyOf(candidates.WorthOf(s), s);
     }
     std::nth_element(keys, keys + places - 1, keys + count);
-    // The lower halves are the chosen slots.
+    // The lower halves of the keys are the chosen slots.
     for (int64_t i = 0; i < places; ++i) keys[i] &= 0xffffffffu;
     std::sort(keys, keys + places);
     for (int64_t i = 0; i < places; ++i) *to++ = static_cast<int32_t>(keys[i]);
@@ -199,8 +199,8 @@ absl::StatusOr<EvictionStep> CheckEvictions(
     if (eviction.sinks < 0 || eviction.sinks > eviction.num_slots) {
       return refuse("sinks", 0, eviction.num_slots, eviction.sinks);
     }
-    // Without it the new token would be evicted at once, because its mass is
-    // the least.
+    // Without a recent slot the new token would be evicted at once, because its
+    // mass is the smallest.
     if (eviction.recent < 1 || eviction.recent > eviction.num_slots) {
       return refuse("recent slots", 1, eviction.num_slots, eviction.recent);
     }

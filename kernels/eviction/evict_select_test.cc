@@ -52,7 +52,7 @@ class Slots {
   }
   bool has_errors(int side) const { return metadata.error_offset[side] >= 0; }
 
-  // Only a few different numbers, so that there are ties.
+  // There are only a few different numbers, so that ties occur.
   void Fill(uint32_t seed) {
     std::mt19937 engine(seed);
     const auto below = [&engine](uint32_t most) { return engine() % most; };
@@ -101,7 +101,7 @@ std::vector<int32_t> Select(TestStream& test, const Slots& slots,
   return kept;
 }
 
-// Takes the best candidate as often as there are places.
+// Takes the best remaining candidate until all places are filled.
 std::vector<int32_t> BruteForce(Slots& slots, const Eviction& eviction,
                                 int64_t unit) {
   const int64_t begin = eviction.sinks;

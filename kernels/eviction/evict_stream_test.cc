@@ -1,5 +1,5 @@
-// An endless text through append, attention and eviction, in the pages of a few
-// hundred slots.
+// An endless text passes through append, attention and eviction, in the pages
+// of a few hundred slots.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -34,7 +34,7 @@ struct Run {
   int threads = 1;
   CpuBackend backend = CpuBackend::kSimd;
   bool keeps_weights = false;
-  int64_t most_tokens = 1;  // of a step
+  int64_t most_tokens = 1;  // of one step
 };
 
 class EndlessText {

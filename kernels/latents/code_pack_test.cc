@@ -57,8 +57,8 @@ TEST(CodePackTest, PlanesFollowEachOtherAndBytesFillFromTheLowestBit) {
   for (const Group& group : Groups()) {
     const std::vector<uint8_t> codes = RandomCodes(group);
     std::vector<bool> stream;
-    // Appends `count` bits of every code of these widths, from the given bit
-    // on.
+    // Appends `count` bits, from the given bit on, of every code that has one
+    // of these widths.
     const auto append = [&](const std::map<int, int>& first, int count) {
       for (const CodeRun& run : group.runs) {
         const auto from = first.find(run.bits);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr int kUnderWay = 4;
-// The units of a page that a CTA copies at a time.
+// The number of units (16, 4 or 1 bytes) that a CTA copies at a time.
 constexpr int64_t kUnitsAtOnce = int64_t{kThreads} * kUnderWay;
 
 template <typename Unit>

@@ -16,7 +16,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// (u, v) -> (u + v, u - v) for two vectors of numbers.
+// Replaces (u, v) by (u + v, u - v), for two vectors of numbers.
 HWY_INLINE void Butterfly(float* first, float* second) {
   const Vec u = LoadFloats(first);
   const Vec v = LoadFloats(second);

@@ -27,7 +27,7 @@ constexpr int64_t kWarpFloats = 512;
 
 struct HadamardLaunch {
   HadamardArgs args;
-  int64_t block_floats = 0;  // of shared memory, per team
+  int64_t block_floats = 0;  // floats of shared memory per team
 };
 
 // A team is the threads that share a block: a warp, or the CTA.
@@ -89,7 +89,7 @@ HadamardKernel(HadamardLaunch launch) {
   const HadamardArgs& args = launch.args;
   const uint32_t in_cta = simt::Thread() / team;
   const int64_t row = int64_t{simt::CtaX()} * (kThreads / team) + in_cta;
-  if (row >= args.num_rows) return;  // whole teams return
+  if (row >= args.num_rows) return;  // all threads of a team return
   float* const z =
       reinterpret_cast<float*>(simt::Shared()) + in_cta * launch.block_floats;
   const HadamardLatent latent = args.latents[simt::CtaY()];
@@ -101,7 +101,7 @@ HadamardKernel(HadamardLaunch launch) {
     TransformBlock<T, team>(block, args.transposed, x, z, y);
     x += block.order;
     y += block.order;
-    if (b + 1 < latent.num_blocks) SyncTeam<team>();  // all have read z
+    if (b + 1 < latent.num_blocks) SyncTeam<team>();  // all threads have read z
   }
 }
 

@@ -93,8 +93,8 @@ TEST_P(HadamardTest, EqualsTheMatrixProductWithTheSameBitsOnAllBackEnds) {
   }
 }
 
-// Powers of two from one lane on, Paley I and II with long and short Sylvester
-// factors, and widths of several blocks.
+// Widths: powers of two from one lane on, orders of Paley I and II times long
+// and short Sylvester factors, and widths of several blocks.
 INSTANTIATE_TEST_SUITE_P(Widths, HadamardTest,
                          ::testing::Values(1, 2, 7, 8, 16, 24, 64, 72, 96, 128,
                                            160, 288, 300, 512, 50, 52));

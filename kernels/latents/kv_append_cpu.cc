@@ -32,8 +32,8 @@ struct SlotAddresses {
   float* errors;
 };
 
-// CodeRange is the range of a run. StaticRanges are those of channels with
-// their own ranges [count].
+// CodeRange is the range of a run. StaticRanges are the ranges of `count`
+// channels that each have their own.
 struct CodeRange {
   float minimum;
   float scale;

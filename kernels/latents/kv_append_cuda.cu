@@ -35,7 +35,7 @@ struct AppendLaunch {
   // [T, groups of all parts]: squared errors of latents, if the layer has slot
   // metadata.
   float* errors = nullptr;
-  uint32_t code_bytes = 0;  // of shared memory, per warp
+  uint32_t code_bytes = 0;  // bytes of shared memory per warp
 };
 
 // The bytes of a slot in a region, addressed as if they were contiguous.
@@ -90,10 +90,10 @@ class SlotBytes {
 
   char* first_;
   uint32_t granule_;
-  int64_t next_;  // distance of granules
+  int64_t next_;  // distance between granules
 };
 
-// A latent, and the place in its slot.
+// A latent, and the slot in which it is stored.
 template <typename T>
 struct Latent {
   const LatentPartArgs& part;
@@ -112,13 +112,13 @@ struct Latent {
   }
 };
 
-// The findings of a lane in its numbers.
+// What a lane finds in its numbers.
 struct Found {
   uint32_t clamped = 0;
   bool not_finite = false;
   float error = 0.0f;  // of lane i: lane i % 16 of the sum (kv_append.h)
 
-  // Returns the number as it is counted.
+  // Returns the number, or 0 in place of one that is not finite.
   KVASIR_DEVICE float Take(float x) {
     if (std::isfinite(x)) return x + 0.0f;
     not_finite = true;
@@ -350,7 +350,8 @@ KVASIR_DEVICE uint32_t SqueezeFour(uint32_t four, int shift, int bits) {
   return (four | four >> (16 - 2 * bits)) & all;
 }
 
-// Bits [begin, begin + 32) of a slot's codes. `codes` has one code per byte.
+// Returns bits [begin, begin + 32) of a slot's codes. `codes` has one code per
+// byte.
 KVASIR_DEVICE uint32_t PackWord(const LatentGroup& group,
                                 const CodePlanes& planes, const uint8_t* codes,
                                 int32_t begin) {
@@ -469,12 +470,12 @@ AppendKernel(AppendLaunch launch) {
                         uint64_t{clamped});
       }
     }
-    simt::SyncWarp();  // all have read the codes
+    simt::SyncWarp();  // all lanes have read the codes
   }
 }
 
 // Writes the metadata of a token, one thread per unit, after all errors were
-// stored. They are added in the order of the unit's list.
+// stored. The errors are added in the order of the unit's list.
 KVASIR_KERNEL(kMetadataThreads)
 MetadataKernel(AppendLaunch launch) {
   const KvAppendArgs& args = launch.args;

@@ -12,7 +12,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// One latent, and the place in its slot.
+// One latent, and the slot in which it is stored.
 struct Latent {
   const float* from;  // [R']
   char* codes;

@@ -46,8 +46,8 @@ int64_t Append(TestStream& test, const Rows& rows, LatentPartArgs part,
   return clamped;
 }
 
-// The reference's output. Every target and any number of threads write the
-// same.
+// Returns the reference's output, after checking that every target and any
+// number of threads write the same.
 struct Written {
   std::vector<char> memory;
   int64_t clamped = 0;
@@ -197,7 +197,7 @@ TEST_P(KvAppendTest, ASlotHoldsRunsOfManyWidths) {
   }
 }
 
-// Pages of many tiles, and granules that end inside codes and ranges.
+// Tests pages of many tiles, and granules that end inside codes and ranges.
 TEST_P(KvAppendTest, TilesAndGranulesHoldEverySlot) {
   for (const int64_t granule : {0, 4, 16}) {
     for (const bool static_ranges : {false, true}) {
@@ -220,8 +220,8 @@ TEST_P(KvAppendTest, ChannelsOfZeroBitsTakeNoBytes) {
   ExpectCodesOf(part, RandomRows(74 + 10, 16), true);
 }
 
-// By the definition in float64: every number has the nearest level, and the
-// levels have the length of the row.
+// Checks with float64 that every number has the nearest level and that the
+// decoded row has the length of the original row.
 TEST_P(KvAppendTest, NumbersGetTheirNearestLevelAndRowsKeepTheirLength) {
   constexpr int64_t kPageTokens = 16;
   for (const int bits : {1, 2, 3, 4}) {
@@ -373,7 +373,7 @@ TEST(KvAppendStaticTest, PartsMayShareACounterOfClampedCodes) {
   }
 }
 
-// Ranges that the type cannot hold, and numbers that are not finite.
+// Tests ranges that the type cannot hold, and numbers that are not finite.
 TEST(KvAppendNonFiniteTest,
      ANonFiniteNumberAffectsOnlyItsTokenAndRangesAreFinite) {
   const float infinity = std::numeric_limits<float>::infinity();
@@ -565,7 +565,7 @@ absl::Status Refusal(TestStream& test, const LatentPartArgs& view) {
       .status();
 }
 
-// Slots that are bytes: rows at any offset.
+// Slots given as byte offsets: rows may be at any offset.
 TEST(KvAppendBytesTest, RowsMayBeWrittenAtAnyByteOffset) {
   const std::vector<float> rows = RandomFloats(3 * 10, 3, 1.0f);
   const std::vector<int64_t> slots = {50, -1, 6};

@@ -20,7 +20,7 @@ std::vector<T> Get(Stream& stream, const T* device, int64_t count) {
   return host;
 }
 
-// Groups of two runs, of no run (numbers) and of one run.
+// Groups with two runs, with no run (numbers) and with one run.
 TEST(LatentTablesTest, GroupsAndTheirRunsAreCopiedToTheDevice) {
   base::ThreadPool pool(1);
   const std::unique_ptr<Device> device = MakeStrictDevice(&pool);

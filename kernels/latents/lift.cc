@@ -52,7 +52,7 @@ absl::Status CheckChannels(int64_t num_pairs,
   return absl::OkStatus();
 }
 
-// Both lists are [Hq].
+// Both lists of columns are [Hq].
 absl::Status AddColumns(const LiftColumns& columns, DeviceTables* tables,
                         DevicePtr<const int64_t>* in,
                         DevicePtr<const int64_t>* out) {

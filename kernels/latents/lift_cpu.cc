@@ -22,14 +22,14 @@ namespace kvasir::kernels {
 // With many rows, 8 panels of usual depth stay in the second-level cache.
 inline constexpr int64_t kLiftRows = 48;
 inline constexpr int64_t kLiftPanels = 8;
-// Depth k of one pass. Up to this depth, a tile's rows are copied once for all
-// panels.
+// The depth k of one pass. Up to this depth, a tile's rows are copied once for
+// all panels.
 inline constexpr int64_t kLiftBlockK = 512;
 inline constexpr int64_t kLiftTileRows = 12;
 inline constexpr int64_t kLiftScratchFloats =
     kLiftTileRows * (kLiftBlockK + kPanelColumns);
-// With fewer multiply-adds, waking other threads takes longer than the work
-// (microseconds).
+// With fewer multiply-adds than this, waking other threads takes longer than
+// the work (microseconds).
 inline constexpr int64_t kLiftWorthWaking = 100000;
 
 // A part of the work of one KV head. Rows count its query heads, token by
@@ -110,7 +110,7 @@ void LiftTile(const LiftArgs& params, const LiftPart& part, int64_t row,
       }
       args.b = static_cast<const T*>(matrix.data) +
                (panel * matrix.k + k) * kPanelColumns;
-      // Only the first tile waits for memory, so only it prefetches.
+      // Only the first tile of rows waits for memory, so only it prefetches.
       args.ahead = row == part.row_begin
                        ? static_cast<const char*>(args.b) + kPrefetchBytes
                        : nullptr;

@@ -49,11 +49,12 @@ constexpr int32_t kColumnsOfThread = 2;
 constexpr int32_t kTileRows = 16;
 constexpr int32_t kTileColumns = 128;
 constexpr int32_t kTileDepth = 32;
-// Threads with neighbouring columns. Four such sets divide the rows.
+// The number of threads with neighbouring columns. Four such sets of threads
+// divide the rows.
 constexpr int32_t kColumnThreads = kTileColumns / kColumnsOfThread;
 static_assert(kTileRows / kRowsOfThread * kColumnThreads == kThreads);
-// The stride is four floats more than the depth, so that eight threads' packs
-// of four are in different banks.
+// The stride of rows in shared memory is four floats more than the depth, so
+// that packs of four floats that eight threads read are in different banks.
 constexpr int32_t kTileStride = kTileDepth + 4;
 constexpr uint32_t kSharedBytes =
     (kTileRows + kTileColumns) * kTileStride * sizeof(float);
@@ -100,8 +101,8 @@ struct Sums {
         }
       }
     }
-    // The rest, number by number: numbers beyond the depth must not be added,
-    // not even as 0.
+    // The rest of the depth is added number by number: numbers beyond the depth
+    // must not be added, not even as 0.
     for (; k < depth; ++k) {
       KVASIR_UNROLL
       for (int32_t i = 0; i < kRowsOfThread; ++i) {
@@ -168,7 +169,7 @@ LiftKernel(LiftArgs args) {
       simt::SyncCta();
       sums.Add(x_tile + first_row * kTileStride,
                weight_tile + first_column * kTileStride, count);
-      simt::SyncCta();  // all have read the tiles
+      simt::SyncCta();  // all threads have read the tiles
     }
     KVASIR_UNROLL
     for (int32_t i = 0; i < kRowsOfThread; ++i) {
@@ -185,7 +186,7 @@ LiftKernel(LiftArgs args) {
 
 // ---- on tensor cores
 
-// The depth of one mma, and the numbers of a chunk of 16 bytes.
+// The depth of one mma, and how many numbers a chunk of 16 bytes has.
 constexpr int32_t kStep = 16;
 constexpr int32_t kChunk = 8;
 
@@ -209,10 +210,11 @@ struct Sizes {
   static constexpr int32_t kXNumbers = Tile::kRows * Tile::kDepth;
   static constexpr int32_t kStageNumbers =
       kXNumbers + Tile::kColumns * Tile::kDepth;
-  // How many mma a warp has down and across.
+  // How many mma tiles a warp has down and across.
   static constexpr int32_t kDown = Tile::kRows / Tile::kWarpsDown / 16;
   static constexpr int32_t kAcross = Tile::kColumns / Tile::kWarpsAcross / 8;
-  // Chunks of a row of a tile, and the rows that all threads fetch together.
+  // The number of chunks in a row of a tile, and the number of rows that all
+  // threads fetch together.
   static constexpr int32_t kChunks = Tile::kDepth / kChunk;
   static constexpr int32_t kRowsTogether = kThreads / kChunks;
   static constexpr int32_t kFetchedRows = Tile::kRows / kRowsTogether;
@@ -377,7 +379,7 @@ class LiftTile {
     KVASIR_UNROLL
     for (int32_t step = 0; step < Tile::kDepth / kStep; step += 2) {
       if (step >= steps) break;
-      uint32_t b[S::kAcross][4];  // for two steps
+      uint32_t b[S::kAcross][4];  // operands for two steps
       KVASIR_UNROLL
       for (int32_t n = 0; n < S::kAcross; ++n) {
         simt::LoadMatrices<4>(
@@ -422,7 +424,7 @@ class LiftTile {
     }
   }
 
-  // The first row and column of the warp.
+  // The warp's first row and first column in the tile.
   static KVASIR_DEVICE int32_t FirstRow() {
     return static_cast<int32_t>(simt::Warp()) / Tile::kWarpsAcross * 16 *
            S::kDown;
@@ -438,10 +440,10 @@ class LiftTile {
   const int32_t first_column_;
   T* const stages_;
   int32_t depth_, columns_;
-  int64_t rows_;  // from the tile's first row on
+  int64_t rows_;  // rows from the tile's first row on
   const T* weights_;
   bool wide_weights_;
-  // The chunk and rows that this thread fetches.
+  // The chunk and the rows that this thread fetches.
   int32_t chunk_, fetched_row_;
   const T* x_[S::kFetchedRows];
   bool wide_[S::kFetchedRows];
@@ -515,7 +517,7 @@ KernelLaunch GridOf(const LiftArgs& args) {
   return launch;
 }
 
-// More rows fill at least half of a large tile.
+// With more rows than this, at least half of a large tile is used.
 constexpr int64_t kMostOfFewRows = 64;
 
 template <typename T>

@@ -20,7 +20,7 @@ struct Case {
   int64_t rows;
   int64_t queries;  // query heads of a KV head
   DType dtype;
-  // In and out of every KV head's matrix.
+  // The input and output width of every KV head's matrix.
   std::vector<std::pair<int64_t, int64_t>> in_out;
 };
 
@@ -39,7 +39,7 @@ class Heads {
       matrix.k = in;
       matrix.n = out;
       matrix.dtype = c.dtype;
-      // Aligned, and filled with poison that must not be read.
+      // The array is aligned, and filled with poison that must not be read.
       memory_.push_back(std::make_unique<StoredArray>(
           std::vector<float>(
               static_cast<size_t>(matrix.bytes() / DTypeBytes(c.dtype)),

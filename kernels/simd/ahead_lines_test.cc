@@ -46,7 +46,7 @@ TEST_F(AheadLinesTest, PrefetchesAtMostTheLeadAheadOfReads) {
   lines_.Read(3 * kLine);
   EXPECT_EQ(TakeLine(), kLead);
   EXPECT_EQ(CountRest(), 2);
-  // Only what was added can be read.
+  // At most the lines that were added can be read.
   lines_.Read(9 * kLead * kLine);
   EXPECT_EQ(CountRest(), kLead - 3);
 }
@@ -81,7 +81,7 @@ TEST_F(AheadLinesTest, LinesThatWereReadAreNotPrefetched) {
 }
 
 TEST_F(AheadLinesTest, NeighbouringPiecesShareALine) {
-  // Three pieces of a third of a line each, and then one elsewhere.
+  // Adds three pieces of a third of a line each, and then one elsewhere.
   for (int i = 0; i < 3; ++i) lines_.Add(At(5) + i * 20, 20);
   lines_.Add(At(9), 20);
   lines_.NextBlock();
@@ -109,7 +109,7 @@ TEST_F(AheadLinesTest, DropsLinesThatDoNotFit) {
   EXPECT_EQ(TakeLine(), 0);
   lines_.Read(count * kLine);
   EXPECT_EQ(TakeLine(), -1);
-  // There is room again.
+  // The queue has room again.
   lines_.Add(At(1), kLine);
   lines_.NextBlock();
   lines_.Read(kLine);

@@ -701,8 +701,9 @@ int64_t LatentCache::PageOf(int64_t sequence, int64_t token) const {
                 [static_cast<size_t>(token / spec_.page_tokens)];
 }
 
-// Makes three segments if there are enough rows: the rest of a page whose
-// beginning others use, pages of that arena, and longer pages of another arena.
+// Divides the rows into three segments if there are enough: the rest of a page
+// whose beginning others use, pages of that arena, and longer pages of another
+// arena.
 LatentCache::ExactSide LatentCache::MakeExactSide(bool is_key,
                                                   int64_t first_page) const {
   ExactSide side;
@@ -1004,7 +1005,7 @@ double WorstError(const PagedAttentionArgs& params,
                    : std::accumulate(norms.begin(), norms.end(), 0.0) /
                          static_cast<double>(norms.size());
     for (size_t i = 0; i < errors.size(); ++i) {
-      // If nothing is seen, all numbers are 0.
+      // If the row sees no slot, all numbers are 0.
       if (errors[i] == 0.0) continue;
       worst = std::max(worst, std::sqrt(errors[i] / std::max(norms[i], usual)));
     }

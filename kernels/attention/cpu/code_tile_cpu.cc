@@ -21,8 +21,8 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // How codes are stored: the kLow lowest bits in one plane and the kHigh bits
-// above them in another. Whether they stand for levels. (16 and 0: bfloat16
-// numbers.)
+// above them in another; and whether they stand for levels. kLow = 16 and kHigh
+// = 0 mean bfloat16 numbers.
 template <int kLow, int kHigh, bool kByLevel = false>
 struct CodeKind {
   static constexpr int kLowBits = kLow;
@@ -96,7 +96,8 @@ class CodeNumbers {
   }
 };
 
-// Bits of `low` where the mask is 1, and of `high` where it is 0.
+// Takes the bits of `low` where the mask is 1, and those of `high` where it is
+// 0.
 HWY_INLINE WordVec SelectBits(WordVec mask, WordVec low, WordVec high) {
 #if HWY_TARGET <= HWY_AVX3
   return WordVec{_mm512_ternarylogic_epi32(mask.raw, low.raw, high.raw, 0xca)};
@@ -112,14 +113,15 @@ HWY_INLINE WordVec WithHighBits(WordVec low, WordVec high) {
   return SelectBits(hn::Set(kWords, (1u << kLow) - 1), low, high);
 }
 
-// Vectors of codes side by side. With few rows there are more, because
-// otherwise there are too few accumulators.
+// How many vectors of codes a tile has side by side. With few rows it has more,
+// because otherwise there would be too few accumulators.
 template <int kRows>
 inline constexpr int kVecsOf =
     2 * kCodeTileVecs* kRows <= kCodeTileSums ? 2 * kCodeTileVecs
                                               : kCodeTileVecs;
 
-// The number of lines that hold `bytes`; they are prefetched meanwhile.
+// The number of cache lines that hold `bytes`: as many are prefetched
+// meanwhile.
 constexpr int LinesOf(int64_t bytes) {
   return static_cast<int>((bytes + AheadLines::kLineBytes - 1) /
                           AheadLines::kLineBytes);
@@ -204,8 +206,8 @@ HWY_INLINE void TakeCodes(const KeyCodesArgs& args, const CodePlace& place,
   AddCodes<Code, kCount, 0>(numbers, low, high, a, acc);
 }
 
-// Codes that are extracted from a word together. If runs are whole multiples of
-// it, they begin at whole bytes.
+// The number of codes that are extracted from a word together. Runs that are
+// multiples of it begin at whole bytes.
 template <class Code>
 inline constexpr int kCodesAtOnce = Code::kLowBits == 8 ? 4 : 8;
 
@@ -322,7 +324,7 @@ class SlotCodes {
     return hn::Shr(Spread(from), shifts_);
   }
 
-  // Between channel order and the order of the lanes.
+  // Converts between channel order and the order of the lanes.
   static HWY_INLINE Vec ToLanes(Vec channels) {
     if constexpr (kAlternate) {
       HWY_ALIGN static constexpr int32_t kOrder[16] = {
@@ -442,7 +444,7 @@ class SlotWindow {
  public:
   static_assert(kBytes == 32 || kBytes == 64 || kBytes == 128);
 
-  // Reads no byte after the slot's own.
+  // Reads no byte after the end of the slot.
   explicit SlotWindow(int64_t slot_bytes)
       : first_(MaskOf(slot_bytes)), second_(MaskOf(slot_bytes - 64)) {}
 
@@ -645,7 +647,7 @@ void ValueRow(int rows, const ValueCodesArgs& args) {
   }
 }
 
-// Tiles from `column` on, as wide as accumulators and columns allow.
+// Computes tiles from `column` on, as wide as accumulators and columns allow.
 template <int kRows, int kVecs>
 void PairsColumns(const ValuePairsArgs& args, int64_t column) {
   constexpr int64_t kColumns = kVecs * kVecLanes;

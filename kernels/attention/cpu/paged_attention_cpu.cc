@@ -65,7 +65,7 @@ HWY_EXPORT(ComputeSplit);
 HWY_EXPORT(MergeSplit);
 HWY_EXPORT(AddMassOfItem);
 
-// The memory of one thread.
+// The scratch memory of one thread.
 struct ThreadMemory {
   ThreadMemory(const AttentionGrid& grid, float* all, int64_t thread)
       : scratch(all + grid.scratch().floats * thread),
@@ -89,9 +89,9 @@ void AddKeptMass(const AttentionGrid& grid, const AttentionSequence& sequence,
   }
 }
 
-// There are enough units for all threads, and one thread computes a whole unit.
-// The thread that computes the last unit of a sequence also adds the mass of
-// its kept weights, because they are still in its cache.
+// Used if there are enough units for all threads: one thread computes a whole
+// unit. The thread that computes the last unit of a sequence also adds the mass
+// of its kept weights, because they are still in its cache.
 void RunByUnits(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
   const bool adds_mass = grid.mass().any();
   const AttentionGrid::Sequences sequences = grid.sequences();
@@ -173,7 +173,7 @@ class SplitRunner {
   float sum_[kAttentionMaxRows];
 };
 
-// Runs when the totals of all rows are known.
+// Adds the attention mass. Called when the totals of all rows are known.
 void AddMass(const AttentionGrid& grid, bool skips_kept, float* scratch,
              CpuStream& stream) {
   const MassPlan& mass = grid.mass();

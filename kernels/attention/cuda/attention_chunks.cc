@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kPieceBytes = 16;
 bool Whole(int64_t bytes, int64_t of) { return bytes % of == 0; }
 
-// The bits of the codes of all runs. 0: runs differ, or tensor cores do not
-// support them.
+// The number of bits that the codes of all runs have. 0: runs differ, or tensor
+// cores do not support their codes.
 int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
   const int bits = group.runs[0].bits;
   if (bits != 4 && (bits != 8 || part.num_levels > 0)) return 0;
@@ -27,7 +27,8 @@ int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
   return bits;
 }
 
-// The distance of a slot's pieces. 0: they are not aligned, or too far apart.
+// The distance between the pieces of a slot. 0: they are not aligned, or too
+// far apart.
 int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
                     int64_t slot_bytes) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -62,7 +63,7 @@ void BoundScale(const float* levels, LatentChunkOnDevice* chunk) {
   chunk->most_scale = PairOf(RoundToSide<F16, false>(kGreatestF16 / most));
 }
 
-// LatentChunkOnDevice::in_blocks.
+// Computes LatentChunkOnDevice::in_blocks.
 bool InBlocks(const LatentChunkOnDevice& chunk) {
   if (chunk.tile_slots != kAttentionBlockSlots ||
       chunk.slot_stride != kPieceBytes) {

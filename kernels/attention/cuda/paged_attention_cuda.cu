@@ -46,13 +46,13 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kMergeThreads = 128;
-// Groups of contexts: of at least 2^1, 2^2, ... splits.
+// Contexts are grouped by their number of splits: at least 2^1, 2^2, ...
 constexpr int kLeastSplits = 20;
 // The most splits of an item. An item stages its queries once.
 constexpr int32_t kMostItemSplits = 8;
 
-// Returns `total` plus the sum of the lanes below. Then adds the sum of all
-// lanes to `total`.
+// Returns `total` plus the sum over the lanes with a smaller index, and adds
+// the sum of all lanes to `total`.
 KVASIR_DEVICE int32_t SumBefore(int32_t value, int32_t* total) {
   int32_t sum = value;
   for (uint32_t lanes = 1; lanes < simt::kWarp; lanes *= 2) {
@@ -79,8 +79,8 @@ KVASIR_DEVICE SequenceItems ShapeOf(const AttentionDevice& device,
   return items;
 }
 
-// The items of a sequence for the kernel for prompts. 0: another kernel
-// computes the sequence.
+// The number of items that a sequence has in the kernel for prompts. 0: another
+// kernel computes the sequence.
 KVASIR_DEVICE int32_t PromptItems(const AttentionKernelArgs& args,
                                   const AttentionSequence& sequence) {
   if (args.prompt_rows == 0 || sequence.num_rows <= kDeviceSplitRows) return 0;
@@ -90,8 +90,8 @@ KVASIR_DEVICE int32_t PromptItems(const AttentionKernelArgs& args,
       static_cast<uint32_t>(args.device.num_units));
 }
 
-// The partial results, for all heads, of a sequence that may be split. At most
-// one more than there is room for.
+// The number of partial results, each for all heads, of a sequence that may be
+// split. If there is no room for so many, it is 1 more than the room.
 KVASIR_DEVICE int32_t PartialsOf(const AttentionDevice& device,
                                  const AttentionSequence& sequence,
                                  const SequenceItems& items) {
@@ -213,7 +213,7 @@ MmaKernel(AttentionKernelArgs args) {
                         simt::AtomicAdd(&total->next_item, 1u));
     }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-    // All threads met in Compute.
+    // All threads have met at barriers in Compute.
     i = simt::LoadShared(attention.next_item());
     simt::SyncCta();
   }
@@ -238,7 +238,7 @@ KVASIR_DEVICE SplitFactors FactorsOf(const float* partial, bool is_one,
     own = simt::LoadGlobal(partial + out_width);
     factors.sum = simt::LoadGlobal(partial + out_width + 1);
   }
-  float most = own;  // of the lanes up to this one
+  float most = own;  // maximum of the lanes up to this one
   for (uint32_t lanes = 1; lanes < simt::kWarp; lanes *= 2) {
     const float below = simt::ShuffleUp(most, lanes);
     if (simt::Lane() >= lanes && below > most) most = below;
@@ -304,7 +304,7 @@ KVASIR_DEVICE void MergeRow(const AttentionKernelArgs& args, int32_t index,
     const int32_t count = items.num_splits - split;
     const SplitFactors of_lane =
         FactorsOf(here + lane * stride, lane < count, device.out_width, &max);
-    simt::SyncWarp();  // all have read the previous factors
+    simt::SyncWarp();  // all lanes have read the previous factors
     simt::StoreShared(factors + lane, of_lane);
     simt::SyncWarp();
     KVASIR_NO_UNROLL
@@ -349,7 +349,7 @@ MergeKernel(AttentionKernelArgs args) {
   }
 }
 
-// The launch that computes items, with either kernel.
+// The launch of `attention` or of `attention_plain`, which compute items.
 KernelLaunch ItemLaunch(const AttentionDevice& device,
                         const Launcher& launcher) {
   KernelLaunch launch;
@@ -387,8 +387,8 @@ void RunMma(const AttentionDevice& device, const Run& run) {
       return run(MmaKernel<T, 1, MmaKind::kLevels4, false>);
   }
 }
-// The same for layers with exact rows. AddChunks allows only these kinds for
-// them.
+// Like RunMma, for layers with exact rows. AddChunks allows only these kinds of
+// chunks for them.
 template <typename T, typename Run>
 void RunExact(const AttentionDevice& device, const Run& run) {
   if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny, true>);
@@ -438,7 +438,7 @@ void PagedAttentionCuda(const AttentionLaunchArgs& launch, float* scratch,
       reinterpret_cast<float*>(args.items + launch.sequence_count + 1);
 
   KernelLaunch prompts;
-  // The kernel for prompts reads queries by 16 bytes.
+  // The kernel for prompts reads queries in pieces of 16 bytes.
   if (launch.has_prompts && args.device.prompt_rows > 0 &&
       reinterpret_cast<uintptr_t>(args.q) % 16 == 0) {
     prompts = PromptLaunch(args.device, launcher);

@@ -9,7 +9,7 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// CTAs per multiprocessor; the registers have room for two.
+// The number of CTAs per multiprocessor: registers have room for two.
 constexpr int kPromptCtas = 2;
 
 template <typename T, int32_t tiles>
@@ -28,8 +28,8 @@ PrefillKernel(AttentionKernelArgs args) {
       simt::StoreShared(next, simt::AtomicAdd(&total->next_prompt, 1u));
     }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-    // All threads met in Compute. A slow thread may still read this word when
-    // the next index is written, so that goes to the other word.
+    // All threads have met at barriers in Compute. A slow thread may still read
+    // this word when the next index is written, so that goes to the other word.
     i = simt::LoadShared(next);
     next = next == attention.next_item() ? next + 1 : next - 1;
   }

@@ -95,7 +95,8 @@ AttentionGrid::AttentionGrid(const PagedAttentionArgs& params, int threads)
   DivideScratch();
   chunk_begin_.push_back(0);
   span_begin_.push_back(0);
-  // Fits() passes no lists of heads; it only needs to know whether a row fits.
+  // Fits() passes no lists of heads, because it only needs to know whether a
+  // row fits.
   if (!fits() || params_.keys[0].group_of_head == nullptr) return;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
     AddChunks(params_.keys[p].latents);
@@ -583,15 +584,15 @@ std::vector<std::vector<int64_t>> AttentionGrid::FindClusters() {
   return clusters;
 }
 
-// With few rows, reading takes longer than computing. A block's latents come
-// from memory much faster if many of them are adjacent (measured: runs of 64
-// KiB take 0.8 of the time of runs of 16 KiB). In pages of less than a block,
-// the block's slots of neighbouring groups are not adjacent.
+// With few rows, reading latents takes longer than computing. A block's latents
+// come from memory much faster if many of them are adjacent (measured: runs of
+// 64 KiB take 0.8 of the time of runs of 16 KiB). In pages of less than a
+// block, the block's slots of neighbouring groups are not adjacent.
 void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   if (params_.page_tokens % kAttentionBlockSlots != 0) return;
   const int64_t count = num_clusters_;
   std::vector<int64_t> set;
-  // All sizes that ClustersTogether may return.
+  // The sets for each size that ClustersTogether may return.
   for (int64_t size = 2; size / 2 < count; size *= 2) {
     const size_t first_slice = slices_.size();
     const int64_t num_sets = (count + size - 1) / size;
@@ -609,15 +610,16 @@ void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   }
 }
 
-// The number of slots that rows read.
+// The number of rows times the number of slots that any of them sees.
 int64_t AttentionGrid::WorkOf(const AttentionSequence& sequence) const {
   const AttentionUnit rows = {&sequence, nullptr, 0, sequence.num_rows};
   const VisibleRange slots = UnitSlots(params_, rows);
   return std::max<int64_t>(slots.end - slots.begin, 0) * sequence.num_rows;
 }
 
-// A power of two, so that sequences of similar length use the same sets. The
-// first power that is not below the number of clusters stands for all clusters.
+// The number of clusters of a set. It is a power of two, so that sequences of
+// similar length use the same sets. The first power that is not below the
+// number of clusters stands for all clusters.
 int64_t AttentionGrid::ClustersTogether(const AttentionSequence& sequence,
                                         int64_t work_of_all) const {
   const int64_t work = WorkOf(sequence);

@@ -74,7 +74,7 @@ void AttentionGrid::PlanMass(
     mass_.units.push_back(unit);
   }
   mass_.tile.factors = tile_rows * kAttentionSplitSlots;
-  // Or the factors of all query heads, if weights are kept.
+  // If weights are kept, the tile holds the factors of all query heads instead.
   const int64_t floats = std::max(
       mass_.tile.factors + tile_rows * kBlocksOfSplit, params_.num_heads);
   mass_.tile.floats = (floats + 15) / 16 * 16;

@@ -7,7 +7,8 @@
 namespace kvasir::kernels {
 namespace {
 
-// The slots that a launch's units read for the KV head of the first query head.
+// The number of slots that a launch's units read for the KV head of the first
+// query head.
 int64_t SlotsOfUnits(const PagedAttentionArgs& params) {
   const AttentionGrid grid(params);
   UnitCursor cursor(grid);

@@ -13,8 +13,8 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// The bytes of a slot in a region as one array: in place, or gathered from
-// granules.
+// Returns the bytes of a slot in a region as one array, in place or gathered
+// from granules.
 class SlotBytes {
  public:
   SlotBytes(const LatentPartArgs& part, const TileRegion& region, int64_t page,
@@ -43,7 +43,7 @@ class SlotBytes {
   const char* bytes_;
 };
 
-// The latent of a slot.
+// Reads the latent of a slot.
 struct Latent {
   Latent(const LatentPartArgs& in, const LatentGroup& latent_group,
          int64_t page, int64_t slot)
@@ -81,7 +81,7 @@ float CodeOf(const Latent& latent, const CodePlace& place, int64_t index) {
                                      : static_cast<float>(code);
 }
 
-// The range of run r.
+// The scale and minimum of run r.
 struct SlotRange {
   float scale;
   float minimum;
@@ -330,8 +330,8 @@ class Row {
         slots_(VisibleSlots(params, sequence, row)) {}
 
   void Attend();
-  // Call it after the output is computed. Adds the visible slots' shares of the
-  // softmax to their mass.
+  // Adds the visible slots' shares of the softmax to their mass. Must be called
+  // after the output is computed.
   void AddMass() const;
 
  private:
