@@ -61,14 +61,15 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
 // counts of runs, dims and windows, so lists and data may be null.
 bool Fits(const PagedAttentionParams& shape);
 
-// Host arithmetic. One result serves all launches of a step over the same
-// sequences that are divided alike (AttentionGrid::DividesAs). INVALID_ARGUMENT
-// for counts below 0.
+// Divides a step among threads, by host arithmetic. One result serves all
+// launches of a step over the same sequences that are divided alike
+// (AttentionGrid::DividesAs). INVALID_ARGUMENT for counts below 0.
 absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences);
-// Reserves room for weights for sequences of one row that adds mass, as long as
-// there is room. The keys of the others are scored twice.
+// Reserves room for the weights of each sequence whose only row adds mass,
+// until the room is used up. The keys of such sequences without room are scored
+// twice.
 void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
                   absl::Span<AttentionSequence> sequences);
 // `step` must be made from the same sequences that `rows` has on the device. It

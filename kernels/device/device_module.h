@@ -12,7 +12,7 @@
 namespace kvasir::kernels {
 
 struct DeviceRequest {
-  std::string settings;            // settings of the module, for one device
+  std::string settings;            // the settings of one of its devices
   int64_t memory_limit_bytes = 0;  // 0: no limit
 };
 

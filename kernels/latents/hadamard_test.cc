@@ -100,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(Widths, HadamardTest,
                                            160, 288, 300, 512, 50, 52));
 
 TEST(HadamardRowsTest, AnyNumberOfThreadsGivesTheSameBits) {
-  // More numbers than one thread computes by itself.
+  // There are more numbers than one thread computes by itself.
   constexpr int64_t kRows = 61;
   const Case run = {{{512, 0}, {96, 512}}, 608, false, false, kRows};
   const std::vector<float> x = RandomFloats(kRows * run.stride, 9);

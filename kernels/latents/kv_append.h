@@ -12,7 +12,7 @@ namespace kvasir::kernels {
 // Token t goes to page slots[t] / P, slot slots[t] % P; without slots, to page
 // t / P, slot t % P. Pages of one slot may begin at any byte (slots_are_bytes):
 // then slots[t] is the offset of the token's page. A negative slot is skipped.
-// No two tokens of a launch have the same slot.
+// No two tokens of a launch may have the same slot.
 //
 // Numbers are rounded to the part's dtype (nearest, ties to even). Codes of b
 // bits are computed in float32 with IEEE division (docs/artifact.md, Codes);

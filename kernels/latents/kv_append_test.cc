@@ -322,7 +322,7 @@ TEST(KvAppendStaticTest, ClampedCodesAreCountedByAnyNumberOfThreads) {
 }
 
 TEST(KvAppendThreadsTest, AnyNumberOfThreadsGivesTheSameBytes) {
-  // More numbers than one thread computes by itself.
+  // There are more numbers than one thread computes by itself.
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
     Part part({Coded({{96, 4}, {24, 3}}), {37, {}}, Coded({{160, 1}})}, dtype,
               16);

@@ -154,7 +154,7 @@ KVASIR_HOST_DEVICE inline CodePlanes PlanesOf(const LatentGroup& group) {
   }
   return planes;
 }
-// How many channels of a group of codes are stored in a slot.
+// How many channels of a group have a code that is stored in a slot.
 KVASIR_HOST_DEVICE inline int64_t CodedWidth(const LatentGroup& group) {
   const bool rest =
       group.num_runs > 0 && group.runs[group.num_runs - 1].bits == 0;

@@ -154,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{1, 4, DType::kBf16, {{64, 160}, {64, 24}}},
                       Case{7, 3, DType::kF16, {{33, 8}, {33, 96}, {33, 41}}},
                       Case{53, 2, DType::kBf16, {{64, 300}, {64, 64}}},
-                      // Deeper than one pass.
+                      // The matrix is deeper than one pass.
                       Case{5, 2, DType::kF32, {{600, 40}, {1100, 40}}},
                       Case{0, 1, DType::kF32, {{16, 24}}}));
 
@@ -266,7 +266,8 @@ INSTANTIATE_TEST_SUITE_P(
                       ComplexCase{kNeighbours, kHalves, false},
                       ComplexCase{kNeighbours, kNeighbours, true},
                       ComplexCase{kHalves, kHalves, true},
-                      // More numbers than one thread computes by itself.
+                      // There are more numbers than one thread computes by
+                      // itself.
                       ComplexCase{kNeighbours, kHalves, false, 50}));
 
 TEST(PackAsTheyLieTest, RefusesBlocksThatDoNotFit) {

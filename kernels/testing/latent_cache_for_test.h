@@ -37,7 +37,7 @@ struct PartSpec {
   DType param_dtype = DType::kF16;
   bool fixed_ranges = false;
   int64_t unstored = 0;  // with fixed ranges: the last channels, of 0 bits
-  bool levels = false;   // codes of a token's norm
+  bool levels = false;   // codes with levels and one scale per token
   RebuildSpec rebuild = {};
   int64_t lift_dims = 0;      // values are lifted if > 0
   int64_t tile_slots = 0;     // 0: a page is one tile
@@ -59,21 +59,23 @@ struct LatentSpec {
   int64_t first_position = 0;  // position of slot 0; above 0: the launch has
                                // positions
   // The actual position of a slot whose nominal position is first_position + i;
-  // null: the same.
+  // null: its position is the nominal one.
   int64_t (*position_of)(int64_t) = nullptr;
   bool tables_only = false;  // nothing is computed, so lifts have no numbers
-  int64_t key_exact = 0;     // windows of exact rows
+  // slots of the exact windows of the keys and of the values
+  int64_t key_exact = 0;
   int64_t value_exact = 0;
-  int64_t exact_page_rows = 3;  // in the first arena; the second has more
-  int64_t sinks = 0;            // exact rows of both sides
+  // rows per page in the first arena; the second has more
+  int64_t exact_page_rows = 3;
+  int64_t sinks = 0;    // sinks with exact rows, on both sides
   int64_t evicted = 0;  // number of evicted slots of every sequence, which
                         // moves its exact rows
   // Eviction units [Hkv]; empty: no slot metadata.
   std::vector<int32_t> unit_of_head = {};
   bool adds_mass = false;
   int64_t kept_weights = 0;  // room for weights, in floats
-  // Rebuilt keys turn by the positions in the metadata. In unit u they are 1000
-  // u greater than the slots' own.
+  // Rebuilt keys are rotated by the positions in the metadata. In unit u these
+  // are 1000 u greater than the slots' own positions.
   bool stored_positions = false;
   int64_t query_gap = 3;     // columns after a row that belong to no head
   int64_t asked_tokens = 0;  // only the last tokens of a sequence have queries;
@@ -88,7 +90,7 @@ struct LatentAsk {
   int64_t dead_pages = 0;  // the first pages of its table that were given up
   int64_t first_counted_row = 0;
   // For Expected: the slots of each unit [U] that all rows see, instead of the
-  // slots up to the row's own. Null: the latter.
+  // slots up to the row's own. Null: the slots up to the row's own.
   const std::vector<std::vector<int32_t>>* slots_of_unit = nullptr;
 };
 

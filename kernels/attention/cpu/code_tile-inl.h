@@ -25,10 +25,10 @@ namespace HWY_NAMESPACE {
 inline constexpr int kCodeTileVecs = 2;
 inline constexpr int64_t kCodeTileColumns = kCodeTileVecs * kVecLanes;
 
-// Accumulators of a tile: as many as leave registers for the codes. AVX-512 and
-// NEON have 32 registers, AVX2 has 16. Eight chains just hide the latency of a
-// multiply-add. With more chains, each extracted code and each number that it
-// is multiplied by serves more products.
+// The number of accumulators of a tile, chosen so that registers are left for
+// the codes. AVX-512 and NEON have 32 registers, AVX2 has 16. Eight chains just
+// hide the latency of a multiply-add. With more chains, each extracted code and
+// each number that it is multiplied by serves more products.
 inline constexpr int kCodeTileSums = kVecLanes == 8 ? 8 : 16;
 inline constexpr int kCodeTileRows =
     KVASIR_TILE_ROWS < kCodeTileSums / kCodeTileVecs

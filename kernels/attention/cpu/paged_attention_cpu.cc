@@ -117,8 +117,8 @@ void RunByUnits(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
   });
 }
 
-// For few units over long contexts: threads take as many splits at a time as
-// there are threads, and the caller merges them in order.
+// Used for few units over long contexts: at a time there is one split for each
+// thread, and the caller merges the splits in order.
 class SplitRunner {
  public:
   SplitRunner(const AttentionGrid& grid, float* scratch, CpuStream& stream)

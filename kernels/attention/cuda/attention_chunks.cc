@@ -249,8 +249,9 @@ class ChunkMaker {
   int64_t runs_ = 0;
 };
 
-// The words that lanes read at a time from a row of queries. The distance of
-// the rows is so many words more than a multiple of the 32 banks.
+// The number of words that lanes read at a time from a row of queries. The
+// distance between rows is this number of words more than a multiple of the 32
+// banks.
 int64_t BanksOfRow(ChunkKind kind) {
   return kind == ChunkKind::kNumbers ? 4 : kind == ChunkKind::kCodes8 ? 8 : 16;
 }

@@ -52,7 +52,7 @@ KVASIR_DEVICE SlotRange RowSlots(const AttentionDevice& device,
   }
   return range;
 }
-// The slots that any of `count` rows sees.
+// The slots that at least one of `count` rows sees.
 KVASIR_DEVICE SlotRange RowsSlots(const AttentionDevice& device,
                                   const AttentionSequence& sequence,
                                   int64_t first, int64_t count) {
@@ -210,10 +210,11 @@ KVASIR_DEVICE float MergeSum(const MergeFactors& factors, float total,
   return simt::Fma(split, factors.split, total * factors.total);
 }
 
-// Ends a split's softmax for one row; called by one lane. It stores a partial
-// result, or factors in shared memory that are `stride` apart: for the sums so
-// far, for the split's sums, then the sum of weights and the maximum so far. If
-// `merged`, it reads the latter two there first.
+// Ends a split's softmax for one row; called by one lane. It stores either a
+// partial result, or four numbers in shared memory that are `stride` apart: the
+// factors for the sums so far and for the split's sums, then the sum of weights
+// and the maximum so far. If `merged`, it first reads the previous sum of
+// weights and maximum there.
 KVASIR_DEVICE void EndSoftmax(const AttentionKernelArgs& args, const Item& item,
                               int32_t row, const RowTotal& split, bool merged,
                               float* factors, int32_t stride) {

@@ -9,8 +9,8 @@
 
 namespace kvasir::kernels {
 
-// Query rows (one query head of one token each) that a CTA computes together.
-// More heads than this are divided into several units.
+// The most query rows (one query head of one token each) that a CTA computes
+// together. More heads than this are divided into several units.
 inline constexpr int64_t kDeviceTileRows = 16;
 // The most channels of all value parts of a head together.
 inline constexpr int64_t kDeviceMostOutWidth = 1024;
@@ -63,18 +63,20 @@ struct LatentChunkOnDevice {
   int32_t slot_stride = 0;
   int32_t piece_stride = 0;
   int32_t pieces = 0;
-  // The place of the run's scale and minimum, or of the scale of levels.
+  // The offset and stride of the run's scale and minimum, or of the scale of
+  // levels.
   int32_t params_offset = 0;
   int32_t params_stride = 0;
   // True if tiles have 64 slots, the pieces and ranges of the slots are
-  // adjacent and aligned to pieces, and numbers have an even count of pieces.
+  // adjacent and aligned to pieces, and chunks of numbers have an even number
+  // of pieces.
   bool in_blocks = false;
   ChunkKind kind = ChunkKind::kNumbers;
   // For keys stored as codes: whether the sums of a run begin with this chunk,
   // and whether they are scaled after it.
   bool starts_run = false;
   bool ends_run = false;
-  int32_t run = 0;      // index among all runs of the unit's keys
+  int32_t run = 0;      // index among the runs of the unit's keys
   int32_t channel = 0;  // first channel in the group
   int32_t channels = 0;
   // For keys: the column of the staged queries. For values: the column in the
@@ -162,8 +164,8 @@ struct AttentionDevice {
   // kernel.
   int32_t prompt_rows = 0;
 
-  // The floats of one head's result: its sums, the maximum and the sum of
-  // weights.
+  // The number of floats of one head's result: its sums, the maximum and the
+  // sum of weights.
   KVASIR_HOST_DEVICE int64_t partial_floats() const { return out_width + 2; }
 };
 
@@ -188,7 +190,7 @@ KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
                              4 * device.most_key_runs + 4 * device.out_width);
 }
 inline constexpr int64_t kPromptFixedBytes = 25360;
-// codes converted to numbers
+// Bytes of the tile of codes that were converted to numbers.
 inline constexpr int64_t kPromptTileBytes = 16384;
 // How many slabs of 64 value channels a warp has sums for, if items have `rows`
 // rows.

@@ -9,8 +9,8 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 // The number of persistent CTAs: as many as fit the shared memory of all
-// multiprocessors, but at most `most` on each. A CTA takes 1024 bytes in
-// addition to its own.
+// multiprocessors, but at most `most` on each. The GPU reserves 1024 bytes for
+// each CTA in addition to its own.
 inline uint32_t StayingCtas(const AttentionDevice& device,
                             uint32_t shared_bytes, int64_t most,
                             const Launcher& launcher) {
@@ -21,7 +21,7 @@ inline uint32_t StayingCtas(const AttentionDevice& device,
                                launcher.multiprocessors());
 }
 
-// For a layer with prompt_rows > 0.
+// Returns the launch for a layer with prompt_rows > 0.
 KernelLaunch PromptLaunch(const AttentionDevice& device,
                           const Launcher& launcher);
 // Enqueues the launch that PromptLaunch returned, after attention_divide.

@@ -53,7 +53,7 @@ struct SideReads {
            (slots.end < codec_end ? slots.end : codec_end);
   }
 };
-// For tokens whose own slots are `own`.
+// How tokens whose own slots are `own` read a side.
 KVASIR_DEVICE SideReads ReadsOf(const ExactSlots& exact, const Slots& own) {
   const auto window = static_cast<int32_t>(exact.window);
   SideReads reads = {static_cast<int32_t>(exact.sinks), 0x7fffffff, 0x7fffffff};

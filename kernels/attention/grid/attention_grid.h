@@ -83,7 +83,7 @@ class AttentionGrid {
     int64_t minima_offset = 0;  // in a row of `out_minima`
     int64_t first_group = 0;
   };
-  // The memory of the rows of a part of exact rows.
+  // The memory that holds the exact rows of a part.
   struct ExactPart {
     const LatentPartArgs* ring = nullptr;  // the part's own view
     const LatentPartArgs* fresh = nullptr;
@@ -279,7 +279,7 @@ class AttentionGrid {
   float* mass_memory_ = nullptr;
 };
 
-// Iterates over all units of a launch in one fixed order.
+// Visits all units of a launch in one fixed order.
 class UnitCursor {
  public:
   explicit UnitCursor(const AttentionGrid& grid)
@@ -297,7 +297,7 @@ class UnitCursor {
   int64_t first_ = 0;  // index of the sequence's first unit
 };
 
-// The slots that any row of a unit sees.
+// The slots that at least one row of a unit sees.
 inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
                               const AttentionUnit& unit) {
   const VisibleRange first =

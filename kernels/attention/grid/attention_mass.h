@@ -88,8 +88,8 @@ struct MassItem {
   int64_t split = 0;
 };
 
-// Iterates over all items of a launch in one fixed order. It can skip sequences
-// whose weights are kept.
+// Visits all items of a launch in one fixed order. It can skip sequences whose
+// weights are kept.
 class MassCursor {
  public:
   MassCursor(const PagedAttentionArgs& params, const MassPlan& plan,
@@ -106,7 +106,7 @@ class MassCursor {
   int64_t first_ = 0;  // index of the sequence's first item
 };
 
-// The slots that any counted row of a sequence sees.
+// The slots that at least one counted row of a sequence sees.
 inline VisibleRange CountedSlots(const PagedAttentionArgs& params,
                                  const AttentionSequence& sequence) {
   if (sequence.first_counted_row >= sequence.num_rows) return {0, 0};

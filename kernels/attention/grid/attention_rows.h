@@ -124,8 +124,8 @@ class UnitRows {
     return {slots.begin - block, slots.end - block};
   }
 
-  // Calls function(rows, visible) for runs of rows that see the same part of
-  // the block; `visible` is relative to the block.
+  // Calls function(rows, visible) for each run of neighbouring rows that see
+  // the same part of the block; `visible` is relative to the block.
   template <typename Function>
   void ForVisible(RowRange rows, int64_t block,
                   const Function& function) const {

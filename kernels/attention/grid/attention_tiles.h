@@ -10,7 +10,8 @@ namespace kvasir::kernels {
 
 // The number of slots that a launch reads for one KV head of the sequence,
 // summed over the tiles of its queries, because each tile rebuilds its own
-// keys. `grid` must fit; the sequence's tables are not read.
+// keys. `grid` must fit (AttentionGrid::fits). The sequence's tables are not
+// read.
 int64_t SlotsReadByTiles(const AttentionGrid& grid,
                          const AttentionSequence& sequence);
 

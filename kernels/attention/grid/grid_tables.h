@@ -16,7 +16,7 @@ inline constexpr int64_t kChunkPieces = 16;
 // The widest queries of a row that stay in scratch for the whole unit. Wider
 // ones are read again for each block, chunk by chunk.
 inline constexpr int64_t kHeldQueryWidth = 512;
-// The most sums over rows of `up` that are held for the whole unit.
+// The most sums over rows of `up` that are kept in scratch for the whole unit.
 inline constexpr int64_t kHeldLiftSums = 8192;
 // The most rows of a panel.
 inline constexpr int64_t kAttentionMaxRows = 128;
@@ -28,15 +28,15 @@ inline constexpr int64_t kLeastPanelRows = 8;
 // Rows are divided into more units if more than 1 / kIdleShare of the threads'
 // time would be idle.
 inline constexpr int64_t kIdleShare = 8;
-// The angles of a block are held for all heads only if they serve at least this
-// many rows.
+// Rotation angles of a block are kept for all heads only if at least this
+// number of rows uses them.
 inline constexpr int64_t kRowsWithAngles = 4;
-// The most KV heads that are brought together only because their keys turn by
-// the same angles. It makes fewer units, but computing angles costs as much as
-// rebuilding half a key.
+// The most KV heads that are put into one unit only because their keys are
+// rotated by the same angles. This makes fewer units, but saves computing
+// angles, which costs as much as rebuilding half a key.
 inline constexpr int64_t kHeadsPerAngles = 4;
-// KV heads whose latents are adjacent in memory are brought together only if no
-// unit becomes more than 1 / kUnitsPerThread of a thread's work.
+// KV heads whose latents are adjacent in memory are put into one unit only if
+// no unit becomes more than 1 / kUnitsPerThread of a thread's work.
 inline constexpr int64_t kUnitsPerThread = 4;
 // The most rows of a panel whose keys need no rebuilding. More rows would only
 // take cache.

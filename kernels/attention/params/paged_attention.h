@@ -20,7 +20,7 @@ namespace kvasir::kernels {
 // table: slot i is slot i % P of page block_table[i / P].
 struct AttentionSequence {
   int64_t first_row = 0;  // first row in q and out
-  int64_t num_rows = 0;   // new tokens
+  int64_t num_rows = 0;   // number of new tokens
   // Slot of the first row's own token. The other rows' slots follow.
   int64_t first_slot = 0;
   DevicePtr<const int32_t> block_table;  // covers first_slot + num_rows slots
@@ -75,9 +75,9 @@ template <template <typename> class Ptr>
 struct AttentionKeyPartIn {
   LatentPartIn<Ptr> latents;
   const int32_t* group_of_head = nullptr;  // [Hkv]
-  // The column in a row of q where query head h's numbers of this part begin
-  // [Hq]. There are as many as the latent of its KV head's group has
-  // (absorbed), or d (rebuilt).
+  // The column in a row of q where the numbers of query head h for this part
+  // begin [Hq]. If the part is absorbed, there are as many as the latent of the
+  // KV head's group has; if it is rebuilt, d.
   const int64_t* query_column = nullptr;
   const KeyRebuildIn<Ptr>* rebuild = nullptr;  // null: absorbed
   const ExactRowsIn<Ptr>* exact = nullptr;     // if the keys have exact slots
@@ -102,9 +102,9 @@ template <template <typename> class Ptr>
 struct AttentionValuePartIn {
   LatentPartIn<Ptr> latents;
   const int32_t* group_of_head = nullptr;  // [Hkv]
-  // The column in a row of out where query head h's sum begins [Hq]. It has as
-  // many numbers as the latent of its KV head's group (absorbed), or d
-  // (lifted).
+  // The column in a row of out where the sum of query head h for this part
+  // begins [Hq]. If the part is absorbed, the sum has as many numbers as the
+  // latent of the KV head's group; if it is lifted, d.
   const int64_t* out_column = nullptr;
   const ExactRowsIn<Ptr>* exact = nullptr;  // if the values have exact slots
   const ValueLiftIn<Ptr>* lift = nullptr;   // null: absorbed
@@ -121,13 +121,13 @@ int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
 
 // The settings of attention that serve eviction.
 struct AttentionMass {
-  // Keys that are rotated when they are read turn by the position that their
-  // slot has in its head's unit, instead of its position in the sequence.
+  // Keys that are rotated when they are read are rotated by the position that
+  // their slot has in its head's unit, instead of its position in the sequence.
   bool stored_positions = false;
   // Number of rows of a launch that may add mass. 0: none does.
   int64_t most_rows = 0;
-  // Room for the weights of sequences of one row, in floats. Their keys need
-  // not be scored twice.
+  // Room for the weights of sequences of one row, in floats, so that their keys
+  // need not be scored twice.
   int64_t most_weights = 0;
 };
 
@@ -148,8 +148,8 @@ struct AttentionMass {
 //   codes with ranges in slots: a = 0; for each run, raw = FMA chain of
 //     q_c * code_c, sum = plain sum of q_c, both in channel order;
 //     a = fma(raw, scale, a); a = fma(sum, minimum, a).
-//   codes with levels: the same, with levels[code_c] in place of code_c, and 0
-//     as the minimum.
+//   codes with levels: as with ranges in slots, but levels[code_c] replaces
+//     code_c and the minimum is 0.
 //   codes with static ranges: the same chain over all channels with
 //     q'_c = q_c * scale_c, plus the FMA chain of q_c * minimum_c. The code of
 //     a channel of 0 bits is 0.
@@ -247,8 +247,8 @@ using PagedAttentionParams = PagedAttentionParamsIn<DevicePtr>;
 using PagedAttentionArgs = PagedAttentionParamsIn<LaunchPtr>;
 
 // Slots per online-softmax step, and slots per independently computed split of
-// a long context. They are constants of the arithmetic: a change of one changes
-// bits.
+// a long context. They are constants of the arithmetic: a change of either
+// changes bits.
 inline constexpr int64_t kAttentionBlockSlots = 64;
 inline constexpr int64_t kAttentionSplitSlots = 512;
 // The most slots of a sequence, including those that were evicted: kernels
@@ -262,9 +262,9 @@ inline constexpr int64_t kAttentionMaxHeadDim = 256;
 inline constexpr int64_t kAttentionMaxRuns = 256;
 // The most scratch of one thread.
 inline constexpr int64_t kAttentionScratchBytes = 256 << 10;
-// The state that a thread keeps from block to block, in addition to its
-// scratch, for the rows of a unit of many panels. A rebuilt key or a lifted
-// value serves as many rows as fit in it.
+// The most bytes of state that a thread keeps from block to block, in addition
+// to its scratch, for the rows of a unit of many panels. A rebuilt key or a
+// lifted value serves as many rows as fit in it.
 inline constexpr int64_t kRowStateBytes = 1 << 20;
 
 // Slots [begin, end) that row `row` of a sequence sees; empty if end <= begin.
@@ -299,8 +299,10 @@ struct AttentionStep {
   bool takes_splits = false;  // threads take splits of contexts, not units
   bool has_prompts = false;   // some sequence has more than kDeviceSplitRows
                               // rows
-  int64_t rows = 0;     // in q and out, up to the last sequence's last row
-  int64_t weights = 0;  // in the room for weights, up to the last kept one
+  // rows of q and out, up to the last row of the last sequence
+  int64_t rows = 0;
+  // floats in the room for weights, up to the last kept one
+  int64_t weights = 0;
 };
 
 class AttentionGrid;
