@@ -112,7 +112,7 @@ struct Latent {
   }
 };
 
-// What a lane finds in its numbers.
+// The findings of one lane about its numbers.
 struct Found {
   uint32_t clamped = 0;
   bool not_finite = false;
