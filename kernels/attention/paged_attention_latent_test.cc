@@ -563,7 +563,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAWindow) {
                 "from byte 0 on");
   ExpectRefusal(with(&ExactSegment::offset_bytes, 1 << 20),
                 "page_bytes of side pages: want at least 1048576, have ");
-  // The product of rows and bytes would be negative.
+  // The product of rows and bytes would overflow to a negative number.
   ExpectRefusal(
       with(&ExactSegment::rows_per_page, std::numeric_limits<int64_t>::max()),
       "do not hold 9223372036854775807 exact rows of 134 bytes");

@@ -17,7 +17,7 @@ namespace {
 constexpr OpKernels<EvictCompactParams> kKernels = {
     "evict_compact", &EvictCompactReference, &EvictCompactCpu};
 
-// Moves one region of one eviction.
+// Moves the slots of one eviction in one region.
 class Mover {
  public:
   Mover(const EvictCompactArgs& params, const Eviction& eviction,

@@ -19,7 +19,7 @@ struct EvictPart {
   const int32_t* unit_of_group = nullptr;
 };
 
-// Both ops of a layer, prepared.
+// The two eviction ops of a layer, prepared.
 struct PreparedEviction {
   explicit PreparedEviction(Device* device) : tables(device) {}
   SlotMetadata metadata;
@@ -45,7 +45,7 @@ struct EvictionStep {
 absl::StatusOr<EvictionStep> CheckEvictions(
     int64_t num_units, absl::Span<const Eviction> evictions);
 
-// The arguments of a step.
+// The arguments that change with every step.
 struct EvictionRows {
   DevicePtr<const Eviction> evictions;
   int64_t num_evictions = 0;

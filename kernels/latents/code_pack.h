@@ -162,7 +162,7 @@ void PackPlane(const uint8_t* codes, int64_t count, int shift, int64_t bit,
   }
 }
 
-// WriteCode for `count` codes of a run, from code `first` on.
+// Writes `count` codes of a run, from code `first` on, like WriteCode.
 inline void WriteCodes(uint8_t* slot, const CodePlace& place, int64_t first,
                        const uint8_t* codes, int64_t count) {
   const int64_t bit = place.low_bit + first * place.low_bits;

@@ -63,7 +63,7 @@ using HadamardArgs = HadamardParamsIn<LaunchPtr>;
 // because it keeps them in shared memory.
 inline constexpr int64_t kCudaHadamardFloats = int64_t{12} << 10;
 
-// The arguments of a step.
+// The arguments that change with every step.
 struct HadamardRows {
   DevicePtr<const float> x;
   DevicePtr<float> y;

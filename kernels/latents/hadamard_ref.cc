@@ -6,7 +6,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// z is [k, m] and is changed in place.
+// Multiplies z [k, m] by Sylvester's matrix in place.
 void MultiplySylvester(int64_t k, int64_t m, float* z) {
   for (int64_t s = m / 2; s > 0; s /= 2) {
     for (int64_t i = 0; i < k * m; ++i) {

@@ -87,7 +87,8 @@ struct KvAppendParamsIn {
   int64_t page_tokens = 0;          // P
   SlotMetadataIn<Ptr> metadata;     // of the layer, if it may evict
   Ptr<const float> rows = nullptr;  // [T, ...], rows row_stride apart
-  // [T]: page * P + slot in the page; or null
+  // [T]: page * P + slot in the page. Null: token t goes to page t / P, slot t
+  // % P.
   Ptr<const int64_t> slots = nullptr;
   int64_t num_tokens = 0;  // T
   // [T]: 1 is written for a token with a number to be coded that is not finite;
@@ -111,7 +112,7 @@ using KvAppendArgs = KvAppendParamsIn<LaunchPtr>;
 // codes. Each takes a byte of shared memory.
 inline constexpr int64_t kCudaAppendCodes = int64_t{48} << 10;
 
-// The arguments of a step.
+// The arguments that change with every step.
 struct KvAppendRows {
   DevicePtr<const float> rows;
   DevicePtr<const int64_t> slots;

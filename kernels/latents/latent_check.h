@@ -1,4 +1,4 @@
-// Checks that every op on latents makes before it reads a byte.
+// The checks that every op on latents makes before it reads a byte.
 #pragma once
 
 #include <cstdint>

@@ -161,14 +161,14 @@ KVASIR_HOST_DEVICE inline int64_t CodedWidth(const LatentGroup& group) {
   return group.width - (rest ? group.runs[group.num_runs - 1].width : 0);
 }
 
-// The bytes of a slot's codes or numbers.
+// How many bytes a slot's codes or numbers take.
 template <template <typename> class Ptr>
 KVASIR_HOST_DEVICE int64_t CodesBytes(const LatentPartIn<Ptr>& part,
                                       const LatentGroup& group) {
   return group.num_runs == 0 ? group.width * DTypeBytes(part.dtype)
                              : (PlanesOf(group).total_bits + 7) / 8;
 }
-// The bytes of a slot's ranges.
+// How many bytes a slot's ranges take.
 template <template <typename> class Ptr>
 KVASIR_HOST_DEVICE int64_t ParamsBytes(const LatentPartIn<Ptr>& part,
                                        const LatentGroup& group) {

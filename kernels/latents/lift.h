@@ -32,7 +32,7 @@ struct LiftParamsIn {
   int64_t num_rows = 0;          // T
   int64_t num_heads = 0;         // Hq
   int64_t num_kv_heads = 0;      // Hkv, divides Hq
-  // [Hkv], in the device's layout.
+  // The matrix of each KV head [Hkv], in the device's layout.
   Ptr<const PackedMatrixIn<Ptr>> matrices = nullptr;
   Ptr<const int64_t> column_in = nullptr;   // [Hq]
   Ptr<const int64_t> column_out = nullptr;  // [Hq]

@@ -237,7 +237,7 @@ int64_t PartsOf(int64_t count, int64_t at_once) {
   return (count + at_once - 1) / at_once;
 }
 
-// All parts of a launch, by index.
+// Finds the parts of a launch by their index.
 class LiftParts {
  public:
   explicit LiftParts(const LiftArgs& params)

@@ -68,7 +68,7 @@ class MassWorker {
     const float* kept =
         grid_.mass_memory() + grid_.mass().weights + sequence_.weights_at;
     const int64_t* heads = grid_.mass().heads.data();
-    // The factors of all heads use the memory of the tile.
+    // The factors of all heads are stored in the memory of the tile.
     float* const factors = tile_;
     ForBlocks(SlotsOf(0, 1), [&](int64_t /*block*/, VisibleRange slots) {
       const float* from =

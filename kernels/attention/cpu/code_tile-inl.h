@@ -45,7 +45,7 @@ inline constexpr int64_t kCodeTileMostRows = 8;
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kCodeTileRows >= 8 ? 32 : kCodeTileMostRows;
 
-// The levels of a part's codes. Null: a code is the number itself.
+// The levels of a part's codes. Null: each code stands for itself as a number.
 inline const float* LevelsOf(const LatentPartArgs& part) {
   return part.num_levels > 0 ? part.levels : nullptr;
 }

@@ -120,8 +120,8 @@ inline constexpr int kVecsOf =
     2 * kCodeTileVecs* kRows <= kCodeTileSums ? 2 * kCodeTileVecs
                                               : kCodeTileVecs;
 
-// The number of cache lines that hold `bytes`: as many are prefetched
-// meanwhile.
+// The number of cache lines that hold `bytes`. A reader of `bytes` prefetches
+// as many lines.
 constexpr int LinesOf(int64_t bytes) {
   return static_cast<int>((bytes + AheadLines::kLineBytes - 1) /
                           AheadLines::kLineBytes);
@@ -319,7 +319,8 @@ class SlotCodes {
     shifts_ = hn::Load(kWords, shifts);
   }
 
-  // The codes in the lowest bits. The bits above them are undefined.
+  // Returns the codes in the lowest bits of each lane. The bits above them are
+  // undefined.
   HWY_INLINE WordVec At(const char* from) const {
     return hn::Shr(Spread(from), shifts_);
   }

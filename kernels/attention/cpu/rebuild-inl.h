@@ -68,7 +68,7 @@ struct WordHalves {
   WordVec high;
 };
 
-// step * positions, modulo 2^64.
+// Returns step * positions, modulo 2^64.
 HWY_INLINE WordHalves TurnsAt(uint64_t step, const WordHalves& positions) {
   const WordVec step_low = hn::Set(kWords, static_cast<uint32_t>(step));
   const WordVec step_high = hn::Set(kWords, static_cast<uint32_t>(step >> 32));
@@ -103,7 +103,7 @@ HWY_INLINE ReducedAngles ReduceTurnsVec(const WordHalves& turns) {
   const WordVec quarter =
       hn::ShiftRight<30>(hn::Add(turns.high, hn::Set(kWords, kEighth)));
   const WordVec rest = hn::Sub(turns.high, hn::ShiftLeft<30>(quarter));
-  // Rounded to 32 bits.
+  // Rounds the remainder to 32 bits.
   const WordVec top = hn::Add(rest, hn::ShiftRight<31>(turns.low));
   return {quarter, hn::Mul(hn::ConvertTo(kFloats, hn::BitCast(d32, top)),
                            Broadcast(trig_constants::kRadiansPerUnit))};
@@ -291,7 +291,8 @@ class KeyRebuilder {
     }
   }
 
-  // Rows of `up` that are multiplied together, and some of their columns.
+  // Some rows of `up` that are multiplied at the same time, and some of their
+  // columns.
   struct UpRows {
     int64_t row;
     int64_t column;

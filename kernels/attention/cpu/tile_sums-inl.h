@@ -35,7 +35,7 @@ HWY_INLINE void ForEach(const Visit& visit) {
   }
 }
 
-// acc += the number of each row times the codes.
+// Adds the products of each row's number with the codes to the sums of the row.
 template <int kRows, int kVecs>
 HWY_INLINE void AddProducts(const float* const (&a)[kRows], int64_t index,
                             const Vec (&codes)[kVecs],

@@ -82,7 +82,8 @@ class ValueLifter {
     int64_t depth;
   };
 
-  // to [64, stride] = numbers * rows of `up`, or += if `accumulate`.
+  // Computes to [64, stride] = numbers * rows of `up`, or adds to it if
+  // `accumulate`.
   void Multiply64(const Task& task, const Factors& factors, const float* up,
                   float* to, bool accumulate) const {
     const BlockSlots& slots = loader_.slots();

@@ -77,7 +77,8 @@ KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
   const int32_t first = begin / kBlock;
   const int32_t last = (end - 1) / kBlock + 1;
   if (!exact.any()) return {first, last, first, last, first, last};
-  // Some row reads slots [sinks, window) of the split through the codec.
+  // At least one row reads slots [sinks, window) of the split through the
+  // codec.
   const auto in_split = [&](int64_t slot) {
     const int64_t at = slot - split;
     return at < begin ? begin : at > end ? end : static_cast<int32_t>(at);

@@ -16,7 +16,7 @@ struct AttentionKernelArgs {
   const AttentionSequence* sequences = nullptr;
   int32_t num_sequences = 0;
   SequenceItems* items = nullptr;  // [num_sequences + 1]
-  // [most_partials, Hq, partial_floats()]
+  // The partial results [most_partials, Hq, partial_floats()].
   float* partials = nullptr;
   // Rows of an item of the kernel for prompts. 0: that kernel does not run.
   int32_t prompt_rows = 0;

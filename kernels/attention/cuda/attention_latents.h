@@ -48,7 +48,7 @@ KVASIR_DEVICE SlotPlace ExactPlaceOf(const ExactSlots& exact,
   return {static_cast<const char*>(rows.ring.arena) + place.offset_bytes, 0, 1};
 }
 
-// Number `index` of the slot in a region.
+// The slot's number with index `index` in a region.
 KVASIR_DEVICE float NumberOf(DType dtype, const TileRegion& region,
                              const SlotPlace& place, int64_t index) {
   const int64_t bytes = dtype == DType::kF32 ? 4 : 2;
@@ -75,7 +75,7 @@ KVASIR_DEVICE float ExactNumber(const LatentPartArgs& rows, int64_t g,
   return NumberOf(rows.dtype, rows.groups[g].codes, place, c);
 }
 
-// The decoded number of channel c of a slot's latent.
+// The decoded number that channel c has in a slot's latent.
 KVASIR_DEVICE float LatentNumber(const DevicePart& part, int64_t g,
                                  const SlotPlace& place, int64_t c) {
   const LatentPartArgs& latents = part.latents;

@@ -290,7 +290,8 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   *why = made.why_none;
   if (made.units.empty()) return absl::OkStatus();
   device->prompt_rows = PromptRowsOfAll(params, made, why);
-  // The columns of heads, on the device.
+  // The lists of head columns that are already on the device, by their address
+  // on the host.
   std::map<const int64_t*, const int64_t*> columns;
   for (LatentChunkOnDevice& chunk : made.chunks) {
     const auto [found, added] = columns.emplace(chunk.head_column, nullptr);

@@ -143,7 +143,7 @@ struct AttentionDevice {
   ExactSlots key_exact;
   ExactSlots value_exact;
   DType dtype = DType::kF32;
-  // For tensor cores; null if some part has no chunks.
+  // The chunks for tensor cores; null if some part has none.
   const LatentChunkOnDevice* chunks = nullptr;
   const UnitChunks* unit_chunks = nullptr;  // [num_units]
   int64_t query_stride = 0;  // distance of staged rows, in numbers

@@ -340,7 +340,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Applies a run's scale and minimum.
+  // Turns the sums of a run into scores, with the run's scale and minimum.
   KVASIR_DEVICE void EndRun(const LatentChunkOnDevice& chunk,
                             const uint32_t* words) {
     const uint32_t params[2] = {simt::LoadShared(words + g_),
@@ -387,7 +387,7 @@ class MmaAttention : MmaRing<kind, exact> {
       StoreScores(block, /*as_exact=*/true);
     }
   }
-  // Runs after the codec's sums of a chunk.
+  // Adds the values of exact rows, after the codec's sums of a chunk.
   KVASIR_DEVICE void SumExact(int32_t index) {
     if (!values_.any_exact()) return;
     const LatentChunkOnDevice& chunk = ChunkOf(chunks_.keys + index);
@@ -462,7 +462,7 @@ class MmaAttention : MmaRing<kind, exact> {
       const auto begin = static_cast<int32_t>(visible.begin - split_);
       const auto end = static_cast<int32_t>(visible.end - split_);
       const bool all = begin == 0 && end == kSplit;
-      // Pairs of neighbouring slots.
+      // The lane's weights, for pairs of neighbouring slots.
       float weight[kSplit / 32];
       float max = begin < end ? kLeastMax : kNoSlot;
       KVASIR_UNROLL

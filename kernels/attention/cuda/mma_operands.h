@@ -9,7 +9,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// The float16 numbers in a word.
+// LowHalf and HighHalf return the two float16 numbers of a word.
 KVASIR_DEVICE float LowHalf(uint32_t word) {
   return simt::ToFloat(F16{static_cast<uint16_t>(word)});
 }

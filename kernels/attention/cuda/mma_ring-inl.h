@@ -124,7 +124,7 @@ class MmaRing {
       values_ = BlocksOf(device_.value_exact, item_, slots_, split_);
     }
   }
-  // The blocks that some row reads through the codec.
+  // The blocks of the split that at least one row reads through the codec.
   struct Blocks {
     int32_t begin;
     int32_t end;

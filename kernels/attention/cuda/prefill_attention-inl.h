@@ -123,7 +123,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       for (int32_t n = 0; n < kSlotTiles; ++n) Clear(scores->d[t][n]);
     }
   }
-  // Weights as first operands, of 16 slots each.
+  // Weights as first operands of products. Each operand has 16 slots.
   struct Weights {
     uint32_t a[tiles][kBlock / 16][4];
   };
@@ -221,7 +221,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
 
-  // Applies a run's scale and minimum.
+  // Turns the sums of a run into scores, with the run's scale and minimum.
   KVASIR_DEVICE void EndRun(const LatentChunkOnDevice& chunk,
                             const uint32_t* params) {
     if (idle_) return;
@@ -341,7 +341,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
 
   KVASIR_DEVICE void Sum() {
     const bool exact = visit_.values_exact();
-    // All values are of one kind.
+    // Either all values are stored as codes, or all as numbers.
     const bool codes =
         !exact && ChunkOf(chunks_.keys).kind != ChunkKind::kNumbers;
     const Weights weights = codes ? PackedWeights<F16>() : PackedWeights<T>();

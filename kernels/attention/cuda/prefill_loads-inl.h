@@ -79,16 +79,16 @@ class PrefillLoads {
   KVASIR_DEVICE int32_t QueryStride() const {
     return static_cast<int32_t>(PromptQueryStride(device_));
   }
-  // [rows][QueryStride()]
+  // The staged queries [rows][QueryStride()].
   KVASIR_DEVICE uint16_t* Queries() const {
     return reinterpret_cast<uint16_t*>(Tile() +
                                        (device_.has_codes ? kTileBytes : 0));
   }
-  // [runs of keys][rows]
+  // The sums of queries [runs of keys][rows].
   KVASIR_DEVICE float* QuerySums() const {
     return reinterpret_cast<float*>(Queries() + kRows * QueryStride());
   }
-  // [tables][kTableWords]
+  // The tables of levels [tables][kTableWords].
   KVASIR_DEVICE uint32_t* Tables() const {
     return reinterpret_cast<uint32_t*>(QuerySums() +
                                        device_.most_key_runs * kRows);
@@ -105,7 +105,7 @@ class PrefillLoads {
   KVASIR_DEVICE int32_t FirstRow() const {
     return static_cast<int32_t>(simt::Warp()) * 16 * tiles;
   }
-  // The lane's r-th row.
+  // The index of the lane's r-th row in the item.
   KVASIR_DEVICE int32_t RowOf(int32_t r) const {
     return FirstRow() + 16 * (r / 2) + 8 * (r % 2) + Lane() / 4;
   }

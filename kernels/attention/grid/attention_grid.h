@@ -183,7 +183,8 @@ class AttentionGrid {
     int64_t num_tiles;
     int64_t units() const { return num_slices * num_tiles; }
   };
-  // `work` is that of all sequences of the launch.
+  // Divides the rows of a sequence. `work` is that of all sequences of the
+  // launch.
   Cut CutOf(const AttentionSequence& sequence, int64_t work) const;
   Cut CutOf(const AttentionSequence& sequence) const {
     return CutOf(sequence, work_);

@@ -115,8 +115,8 @@ struct HeadSlice {
 
 // Offsets in floats from the start of a thread's scratch.
 struct AttentionScratch {
-  // [kChunkChannels, 64], or [64, kChunkChannels], or packed words of codes
-  // [.., 64]
+  // The tile: [kChunkChannels, 64], or [64, kChunkChannels], or packed words of
+  // codes [.., 64].
   int64_t tile;
   int64_t scales;  // [kChunkPieces, 64]
   int64_t minima;  // [kChunkPieces, 64]

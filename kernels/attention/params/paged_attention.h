@@ -307,7 +307,7 @@ struct AttentionStep {
 
 class AttentionGrid;
 struct AttentionDevice;
-// A launch as its kernel receives it.
+// The arguments of a launch, as its kernel receives them.
 template <template <typename> class Ptr>
 struct AttentionLaunchIn {
   const AttentionGrid* grid = nullptr;      // for a CPU
