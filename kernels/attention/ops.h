@@ -50,7 +50,7 @@ class PreparedAttention {
 
   std::unique_ptr<Parts> parts_;
   std::unique_ptr<AttentionGrid> grid_;
-  std::unique_ptr<AttentionGrid> one_thread_;  // for WorkOnSlots
+  std::unique_ptr<AttentionGrid> one_thread_;  // used by WorkOnSlots
 };
 
 // `shape` has everything but the rows and sequences. Launches run on streams of

@@ -22,7 +22,7 @@ struct Eviction {
   bool halves_friendliness = false;
   // The start of the units' kept slots [U, k] in a launch's list.
   int64_t first_kept = 0;
-  DevicePtr<const int32_t> block_table;  // of n slots
+  DevicePtr<const int32_t> block_table;  // covers n slots
   // Covers k slots, for evict_compact. At each index it has the same page as
   // block_table, or a page that block_table does not contain.
   DevicePtr<const int32_t> to_table;

@@ -49,7 +49,7 @@ struct HadamardParamsIn {
   int64_t num_latents = 0;
   bool transposed = false;
   int64_t scratch_floats = 0;  // per thread: twice the largest block
-  DType dtype = DType::kF32;   // of activations
+  DType dtype = DType::kF32;   // type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

@@ -97,7 +97,7 @@ struct KvAppendParamsIn {
   Ptr<float> not_finite = nullptr;
   // [T]: positions of the tokens, stored in 32 bits; null without metadata.
   Ptr<const int64_t> positions = nullptr;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

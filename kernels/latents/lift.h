@@ -36,7 +36,7 @@ struct LiftParamsIn {
   Ptr<const PackedMatrixIn<Ptr>> matrices = nullptr;
   Ptr<const int64_t> column_in = nullptr;   // [Hq]
   Ptr<const int64_t> column_out = nullptr;  // [Hq]
-  DType dtype = DType::kF32;                // of activations
+  DType dtype = DType::kF32;                // type of activations
   // Set by Prepare: the columns of the widest matrix, and whether all matrices
   // have the type `dtype`.
   int64_t most_columns = 0;
@@ -83,7 +83,7 @@ struct ComplexLiftParamsIn {
   int64_t num_pairs = 0;                                 // of a query head
   RopePairing pairing = RopePairing::kHalfSplit;
   RopePairing out_pairing = RopePairing::kHalfSplit;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -93,8 +93,8 @@ struct ComplexLiftParamsIn {
 using ComplexLiftParams = ComplexLiftParamsIn<DevicePtr>;
 using ComplexLiftArgs = ComplexLiftParamsIn<LaunchPtr>;
 
-// The arguments of a step for either op. x and y begin at row 0, even if the
-// first row that is lifted is another one.
+// The arguments of either op that change with every step. x and y begin at row
+// 0, even if the first row that is lifted is another one.
 struct LiftRows {
   DevicePtr<const float> x;
   DevicePtr<float> y;

@@ -58,7 +58,7 @@ absl::Status Hadamard(Stream& stream, const PreparedHadamard& prepared,
 struct KvAppendShape {
   int64_t row_stride = 0;      // in elements
   int64_t page_tokens = 0;     // P
-  DType dtype = DType::kF32;   // of activations
+  DType dtype = DType::kF32;   // type of activations
   SlotMetadata metadata = {};  // of the layer, if it may evict
   // Slots are byte offsets from the parts' arenas instead. At each offset
   // begins a page of one slot, so rows may be anywhere. page_tokens must be 1,

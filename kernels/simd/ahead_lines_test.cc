@@ -46,7 +46,8 @@ TEST_F(AheadLinesTest, PrefetchesAtMostTheLeadAheadOfReads) {
   lines_.Read(3 * kLine);
   EXPECT_EQ(TakeLine(), kLead);
   EXPECT_EQ(CountRest(), 2);
-  // At most the lines that were added can be read.
+  // If a reader reads more lines than were added, only those that were added
+  // count.
   lines_.Read(9 * kLead * kLine);
   EXPECT_EQ(CountRest(), kLead - 3);
 }

@@ -1,4 +1,4 @@
-// Codes as vectors of float32. For inclusion by *_cpu.cc.
+// Loads codes as vectors of float32. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_CODES_INL_H_
 #undef KVASIR_KERNELS_CODES_INL_H_

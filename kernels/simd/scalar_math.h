@@ -16,7 +16,8 @@ namespace kvasir::kernels {
 // and ends in TreeSum or TreeMax. 16 is the widest vector we have (AVX-512).
 inline constexpr int kLanes = 16;
 
-// Leaves the sum in lanes[0]; lanes are overwritten.
+// Adds the 16 lanes. The sum is in lanes[0] afterwards; the other lanes are
+// overwritten.
 inline float TreeSum(float* lanes) {
   for (int width = kLanes / 2; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) lanes[i] = lanes[i] + lanes[i + width];

@@ -129,7 +129,8 @@ template <typename T>
 KVASIR_DEVICE uint32_t SubPair(uint32_t a, uint32_t b) {
   return FmaPair(T{}, b, PairOfOnes<T>() ^ 0x80008000u, a);
 }
-// The third operand is -0, so that a product of -0 stays -0.
+// Multiplies pairs. The third operand of FmaPair is -0, so that a product of -0
+// stays -0.
 template <typename T>
 KVASIR_DEVICE uint32_t MulPair(uint32_t a, uint32_t b) {
   return FmaPair(T{}, a, b, 0x80008000u);

@@ -19,7 +19,8 @@
 #define KVASIR_KERNEL_OF(threads, ctas) \
   __global__ void __launch_bounds__(threads, ctas)
 #define KVASIR_UNROLL _Pragma("unroll")
-// A loop of unknown length, which nvcc would otherwise unroll four times.
+// Stands before a loop of unknown length, which nvcc would otherwise unroll
+// four times.
 #define KVASIR_NO_UNROLL _Pragma("unroll 1")
 #else
 #include "kernels/emulation/primitives.h"
@@ -59,7 +60,7 @@ KVASIR_DEVICE To BitsAs(const From& from) {
   return to;
 }
 
-// 16 aligned bytes: the widest load and store.
+// 16 aligned bytes, the most that one load or store moves.
 struct alignas(16) Vec16 {
   uint32_t word[4];
 };

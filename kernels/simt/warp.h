@@ -65,7 +65,7 @@ KVASIR_DEVICE T ShuffleDown(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
 #endif
 }
 
-// The lanes of `mask` for which `yes` is true.
+// Returns the lanes of `mask` for which `yes` is true, one bit for each lane.
 KVASIR_DEVICE uint32_t Ballot(bool yes, uint32_t mask = kWholeWarp,
                               Site site = Site::Here()) {
 #ifdef __CUDACC__

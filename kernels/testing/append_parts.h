@@ -146,14 +146,14 @@ class Part {
   std::vector<float> scale_;
 };
 
-// Rows of latents. Row t goes to slots[t].
+// Rows of latents. Row t is written to slots[t].
 struct Rows {
   std::vector<float> numbers;
   int64_t stride = 0;
   std::vector<int64_t> slots;
   int64_t page_tokens = 0;
 };
-// Random rows for slots in three pages; one row goes to no slot.
+// Random rows for slots in three pages; one row is written to no slot.
 inline Rows RandomRows(int64_t width, int64_t page_tokens) {
   Rows rows;
   rows.stride = width + 3;

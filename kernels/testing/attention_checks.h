@@ -46,7 +46,8 @@ inline std::vector<float> CheckedReference(LatentCache& cache,
   return truth;
 }
 
-// Every vector target has the bits of `truth` on all of the streams.
+// Expects every vector target to give the bits of `truth` on all of the
+// streams.
 inline void ExpectBits(LatentCache& cache, const std::vector<LatentAsk>& asks,
                        const std::vector<float>& truth,
                        std::initializer_list<TestStream*> streams) {

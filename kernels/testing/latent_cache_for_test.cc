@@ -42,7 +42,7 @@ TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
     std::copy(levels.begin(), levels.end(), part.levels);
   }
   const float none = 0.0f;
-  if (spec.fixed_ranges) part.static_scale = &none;  // for ParamsBytes
+  if (spec.fixed_ranges) part.static_scale = &none;  // ParamsBytes reads it
   for (int64_t g = 0; g <= last; ++g) {
     LatentGroup group;
     group.width = spec.widths[static_cast<size_t>(g) % spec.widths.size()];

@@ -278,7 +278,7 @@ class LatentCache {
   struct ExactSide {
     ExactSlots slots;
     std::vector<ExactSegment> segments;
-    int64_t num_pages = 0;  // of a sequence
+    int64_t num_pages = 0;  // pages per sequence
     int64_t arena_bytes = 0;
   };
   const ExactSide& ExactOf(bool is_key) const {

@@ -449,7 +449,7 @@ class PanelWorker {
   }
   struct Pieces {
     const CodePiece* begin;
-    int64_t count;  // 0: bfloat16s
+    int64_t count;  // 0: the numbers are bfloat16
   };
   // Multiplies the queries by the words that were loaded last. args.a begins at
   // the chunk's first channel.

@@ -45,7 +45,7 @@ struct DevicePart {
 // At most kDeviceTileRows query heads that are computed together. In each part
 // their KV heads are in the same group.
 struct HeadUnit {
-  int32_t first_head = 0;  // in AttentionDevice::heads
+  int32_t first_head = 0;  // index in AttentionDevice::heads
   int32_t num_heads = 0;
 };
 
@@ -174,9 +174,9 @@ struct AttentionDevice {
 // and sums), of the kernel for prompts (by the rows of its items), and of the
 // plain kernel.
 inline constexpr int64_t kMmaWarps = 4;
-inline constexpr int64_t kMmaScoreBytes = 2064;  // of a row
+inline constexpr int64_t kMmaScoreBytes = 2064;  // bytes per row
 inline constexpr int64_t kMmaTableBytes = 1024;
-inline constexpr int64_t kMmaParamBytes = 256;  // of a stage
+inline constexpr int64_t kMmaParamBytes = 256;  // bytes per stage
 inline constexpr int64_t kMmaNextBytes = 16;    // the index of the next item
 KVASIR_HOST_DEVICE inline constexpr int64_t MmaStages(MmaKind kind) {
   return kind == MmaKind::kNumbers || kind == MmaKind::kCodes8 ? 5 : 4;

@@ -57,8 +57,8 @@ class MmaRing {
   // The place of a slot of the split. page < 0: no row sees the slot.
   struct alignas(8) Place {
     int32_t page;
-    uint16_t tile;  // in the page
-    uint16_t slot;  // in the tile
+    uint16_t tile;  // index in the page
+    uint16_t slot;  // index in the tile
   };
   static_assert(kMmaMostPlaces - 1 <= UINT16_MAX);
   KVASIR_DEVICE Place FindPlace(int32_t s) const {

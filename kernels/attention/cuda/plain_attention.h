@@ -28,7 +28,7 @@ class PlainAttention {
   static constexpr int32_t kBlock = static_cast<int32_t>(kAttentionBlockSlots);
   static constexpr int32_t kSplit = static_cast<int32_t>(kAttentionSplitSlots);
   static constexpr int32_t kChunk = 64;
-  static constexpr int32_t kTileStride = kChunk + 1;  // no bank conflicts
+  static constexpr int32_t kTileStride = kChunk + 1;  // avoids bank conflicts
 
   KVASIR_DEVICE explicit PlainAttention(const AttentionKernelArgs& args)
       : args_(args), device_(args.device) {

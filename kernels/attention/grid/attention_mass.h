@@ -83,7 +83,7 @@ inline bool KeepsWeights(const AttentionSequence& sequence) {
 // covers all units, otherwise one unit.
 struct MassItem {
   const AttentionSequence* sequence = nullptr;
-  int64_t first_unit = 0;  // in MassPlan::units
+  int64_t first_unit = 0;  // index in MassPlan::units
   int64_t num_units = 0;
   int64_t split = 0;
 };

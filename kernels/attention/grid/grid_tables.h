@@ -105,11 +105,11 @@ struct HeadSpan {
 
 // Query heads that are computed together.
 struct HeadSlice {
-  int64_t first_head;  // in AttentionGrid::heads()
+  int64_t first_head;  // index in AttentionGrid::heads()
   int64_t num_heads;
   int64_t first_spans;  // in the grid's table of spans, which has one entry per
                         // part
-  // Each part has one span, so rows may have any order.
+  // True if each part has one span; then rows may have any order.
   bool one_span_each;
 };
 
