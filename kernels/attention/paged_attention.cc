@@ -39,7 +39,8 @@ absl::Status CheckLatents(const PagedAttentionParams& params,
     }
     if ((group.num_runs > 0) != (part.groups[0].num_runs > 0)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          kKernels.op, ": a part has codes in all groups or in none; group ", g,
+          kKernels.op,
+          ": a part must have codes in all groups or in none; group ", g,
           " has ", group.num_runs, " runs"));
     }
   }
@@ -83,24 +84,26 @@ absl::Status CheckLift(const ValueLift& lift) {
     return Invalid("dims of lifted values", 1, kAttentionMaxHeadDim, lift.dims);
   }
   return lift.up == nullptr
-             ? Refuse(kKernels.op, "lifts of a part of lifted values", 1, 0)
+             ? Refuse(kKernels.op, "matrices that lift the values of a part", 1,
+                      0)
              : absl::OkStatus();
 }
 
 absl::Status CheckSegment(const ExactSegment& segment, int64_t row_bytes,
                           int64_t least_first_row) {
   const std::pair<const char*, std::pair<int64_t, int64_t>> counts[] = {
-      {"first row of a segment", {least_first_row, segment.first_row}},
+      {"first_row of a segment of exact rows",
+       {least_first_row, segment.first_row}},
       {"exact rows of a page", {1, segment.rows_per_page}},
       {"first page of exact rows", {0, segment.first_page}},
-      {"arena of exact rows", {0, segment.arena_bytes}},
-      {"offset of exact rows", {0, segment.offset_bytes}},
-      {"side pages' bytes", {segment.offset_bytes, segment.page_bytes}}};
+      {"arena_bytes of exact rows", {0, segment.arena_bytes}},
+      {"offset_bytes of exact rows", {0, segment.offset_bytes}},
+      {"page_bytes of side pages", {segment.offset_bytes, segment.page_bytes}}};
   for (const auto& [what, want_have] : counts) {
     const auto& [want, have] = want_have;
     if (have < want) return Refuse(kKernels.op, what, want, have);
   }
-  // By division, because the product may not fit into 64 bits.
+  // Uses a division, because the product may not fit into 64 bits.
   const int64_t room = segment.page_bytes - segment.offset_bytes;
   if (segment.rows_per_page <= room / row_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -155,7 +158,7 @@ absl::Status CheckRowsOfRing(const ExactSlots& slots, const LatentPart& ring,
       std::any_of(slots.segments, slots.segments + slots.num_segments,
                   misplaced)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(kKernels.op, ": want exact rows at multiples of ",
+        absl::StrCat(kKernels.op, ": exact rows must begin at multiples of ",
                      number_bytes, " bytes"));
   }
   return absl::OkStatus();
@@ -166,7 +169,8 @@ absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
                         const ExactRows* exact, int64_t device_granule) {
   if (!slots.any()) return absl::OkStatus();
   if (exact == nullptr) {
-    return Refuse(kKernels.op, "parts with exact rows", 1, 0);
+    return Refuse(kKernels.op,
+                  "exact rows in a part whose side has exact slots", 1, 0);
   }
   for (const LatentPart* rows : {&exact->ring, &exact->fresh}) {
     if (rows->num_groups != part.num_groups) {
@@ -186,7 +190,9 @@ absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
     }
     if (rows->dtype != exact->ring.dtype) {
       return absl::InvalidArgumentError(
-          absl::StrCat(kKernels.op, ": exact rows of two number types"));
+          absl::StrCat(kKernels.op,
+                       ": exact rows in the ring and of new tokens must have "
+                       "one number type"));
     }
   }
   KVASIR_RETURN_IF_ERROR(CheckRowsOfRing(slots, exact->ring, device_granule));
@@ -276,7 +282,8 @@ absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
       params.num_heads % params.num_kv_heads != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("paged_attention: ", params.num_heads,
-                     " query heads over ", params.num_kv_heads, " KV heads"));
+                     " query heads are not a multiple of ", params.num_kv_heads,
+                     " KV heads"));
   }
   if (params.page_tokens < 1) {
     return Refuse(kKernels.op, "page_tokens", 1, params.page_tokens);
@@ -306,9 +313,9 @@ absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
 
 }  // namespace
 
-// The parts as launches read them.
+// The parts in the form that launches read.
 struct PreparedAttention::Parts {
-  // Only for a GPU.
+  // Used only on a GPU.
   std::optional<DeviceTables> tables;
   AttentionDevice device;
   AttentionKernels kernels;
@@ -481,7 +488,7 @@ absl::StatusOr<AttentionStep> DivideStep(
     return absl::InvalidArgumentError(absl::StrCat(
         kKernels.op, ": sequence ", i, ": ", sequence.first_slot, " slots, ",
         sequence.num_rows, " new ones and ", sequence.evicted,
-        " evicted ones: want ", kMost, " at most"));
+        " evicted ones: want at most ", kMost, " together"));
   }
   const AttentionGrid& grid = prepared.grid();
   const auto count = static_cast<int64_t>(sequences.size());

@@ -32,8 +32,8 @@ TEST_P(LatentAttentionTest, AllBackEndsMatchTheDefinitionAndGiveTheSameBits) {
   const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 62, 3}, {2, longest, 1}};
   WriteAll(cache, asks);
   AttentionStreams& streams = SharedStreams();
-  // float32 chains of some hundred products. Scales and minima of opposite sign
-  // cancel nine tenths of them. Angles are exact to 1e-7.
+  // Tolerance of float32 chains of some hundred products: scales and minima of
+  // opposite sign cancel nine tenths of a sum, and angles are exact to 1e-7.
   const std::vector<float> truth = CheckedReference(cache, asks, 5e-5);
   ExpectBits(cache, asks, truth, {&streams.one, &streams.three, &streams.many});
   const bool sees_all = GetParam().window == 0;
@@ -75,7 +75,7 @@ TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeARow) {
   const size_t row = expected.size() / kTokens;
   for (int64_t t = 0; t < kTokens; t += chunk) {
     const int64_t count = std::min(chunk, kTokens - t);
-    // It is written only now, so later slots are NaN.
+    // The cache is written up to this chunk only, so later slots are NaN.
     chunked.Write(0, t, t + count);
     const std::vector<float> got =
         chunked.Attend(streams.three, {{1, 30, 10}, {0, t, count}});
@@ -107,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(
     SinksOnly, LatentChunkingTest,
     ::testing::ValuesIn(ChunksOf(WithSinks("", 66, MixedExact(0, 0)))));
 
-// Heads whose latents are read together.
+// Tests of heads whose latents are read together.
 class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
  protected:
   // The number of units that each sequence's token is divided into.
@@ -158,7 +158,7 @@ TEST_P(LatentSetsTest, ReadingManySequencesBySetsOfHeadsDoesNotChangeBits) {
   const size_t row = together.size() / asks.size();
   for (size_t s = 0; s < asks.size(); ++s) {
     std::vector<float> alone;
-    // One sequence has too few heads to be divided among sixteen threads.
+    // One sequence has too few heads for sixteen threads.
     EXPECT_EQ(UnitsOf(cache, streams.many, {asks[s]}, 16, &alone)[0],
               ClustersOf(GetParam()));
     EXPECT_TRUE(
@@ -230,7 +230,7 @@ TEST(LatentSetsOfSequencesTest,
   }
 }
 
-// Only for grids: no page is written.
+// A layer only for grids: no page is written.
 LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
   LatentSpec spec;
   spec.num_heads = kv_heads * each;
@@ -255,15 +255,16 @@ TEST(LatentSetsOfSequencesTest, ThreadsShareALongSequenceAmongShortOnes) {
     }
     return of;
   };
-  // All heads of each sequence together: that is four units for each of two
-  // threads.
+  // All heads of a sequence are one unit, so each of two threads has four
+  // units.
   EXPECT_EQ(units(2), std::vector<int64_t>(8, 1));
   EXPECT_EQ(units(16), std::vector<int64_t>(8, 8));
   EXPECT_EQ(units(64), std::vector<int64_t>(8, 32));
   // One sequence has nine tenths of the work.
   sequences[3].first_slot = 65535;
   EXPECT_EQ(units(2), (std::vector<int64_t>{1, 1, 1, 8, 1, 1, 1, 1}));
-  // The rows of a prompt share what was read, so it is divided by heads.
+  // The rows of a prompt share the latents that were read, so the prompt is
+  // divided by heads.
   sequences[3] = {.num_rows = 512, .first_slot = 0};
   EXPECT_EQ(units(2)[3], 32 * 512 / kAbsorbedRows);
   // In pages of less than a block, slots of several heads are not adjacent.
@@ -447,7 +448,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongField) {
 
   PagedAttentionArgs params = good;
   params.num_heads = 3;
-  ExpectRefusal(params, "3 query heads over 2 KV heads");
+  ExpectRefusal(params, "3 query heads are not a multiple of 2 KV heads");
   params = good;
   params.num_value_parts = 0;
   ExpectRefusal(params, "value parts: want at least 1, have 0");
@@ -470,7 +471,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongField) {
   groups[1].runs = &run;
   ExpectRefusal(params, "run 0: want 1 to 6 or 8 bits, or a last run of 0");
   run = {0, 20, 4};
-  ExpectRefusal(params, "runs of 20 channels in a latent of 24");
+  ExpectRefusal(params, "runs cover 20 channels of a latent of 24");
   groups[1] = groups[0];
   const int32_t beyond[2] = {0, 2};
   key.group_of_head = beyond;
@@ -505,7 +506,8 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfALift) {
   ExpectRefusal(params, "out_row_stride: want at least 70, have 69");
   lift.dims = 16;
   lift.up = nullptr;
-  ExpectRefusal(params, "lifts of a part of lifted values: want at least 1");
+  ExpectRefusal(params,
+                "matrices that lift the values of a part: want at least 1");
 }
 
 TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAWindow) {
@@ -533,7 +535,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAWindow) {
   params = good;
   params.value_exact.row_bytes = 2;
   ExpectRefusal(params, "row_bytes: want at least 134, have 2");
-  params.value_exact.row_bytes = 0;  // would be a divisor
+  params.value_exact.row_bytes = 0;  // 0 would be a divisor
   ExpectRefusal(params, "row_bytes: want at least 1, have 0");
   std::vector<ExactSegment> segments;
   const auto with = [&](int64_t ExactSegment::*field, int64_t value) {
@@ -550,22 +552,23 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAWindow) {
                 "first page of exact rows: want at least 0, have -1");
   // A GPU's kernels take rows below 0 for rows of the launch's own tokens.
   ExpectRefusal(with(&ExactSegment::arena_bytes, -16),
-                "arena of exact rows: want at least 0, have -16");
-  ExpectRefusal(with(&ExactSegment::first_row, 0),
-                "first row of a segment: want at least 1, have 0");
+                "arena_bytes of exact rows: want at least 0, have -16");
+  ExpectRefusal(
+      with(&ExactSegment::first_row, 0),
+      "first_row of a segment of exact rows: want at least 1, have 0");
   ExpectRefusal(with(&ExactSegment::offset_bytes, -2),
-                "offset of exact rows: want at least 0, have -2");
+                "offset_bytes of exact rows: want at least 0, have -2");
   ExpectRefusal(with(&ExactSegment::page_bytes, 400),
                 "side pages of 400 bytes do not hold 3 exact rows of 134 bytes "
                 "from byte 0 on");
   ExpectRefusal(with(&ExactSegment::offset_bytes, 1 << 20),
-                "side pages' bytes: want at least 1048576, have ");
-  // The product of rows and bytes would be negative.
+                "page_bytes of side pages: want at least 1048576, have ");
+  // The product of rows and bytes would overflow to a negative number.
   ExpectRefusal(
       with(&ExactSegment::rows_per_page, std::numeric_limits<int64_t>::max()),
       "do not hold 9223372036854775807 exact rows of 134 bytes");
   ExpectRefusal(with(&ExactSegment::arena_bytes, 3),
-                "want exact rows at multiples of 2 bytes");
+                "exact rows must begin at multiples of 2 bytes");
   segments = {good.key_exact.segments[1]};
   params.key_exact.segments = segments.data();
   params.key_exact.num_segments = 1;
@@ -575,16 +578,21 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAWindow) {
   params = good;
   params.values = &value;
   value.exact = nullptr;
-  ExpectRefusal(params, "parts with exact rows: want at least 1, have 0");
+  ExpectRefusal(
+      params,
+      "exact rows in a part whose side has exact slots: want at least 1, "
+      "have 0");
   ExactRowsArgs rows = *good.values[0].exact;
   value.exact = &rows;
   rows.fresh.num_groups = 1;
   ExpectRefusal(params, "groups of exact rows: want 2 to 2, have 1");
   rows = *good.values[0].exact;
   rows.fresh.dtype = DType::kF16;
-  ExpectRefusal(params, "exact rows of two number types");
+  ExpectRefusal(
+      params,
+      "exact rows in the ring and of new tokens must have one number type");
   rows = *good.values[0].exact;
-  rows.fresh.tile_slots = 0;  // would be a divisor
+  rows.fresh.tile_slots = 0;  // 0 would be a divisor
   ExpectRefusal(params, "tile_slots: want at least 1, have 0");
   rows = *good.values[0].exact;
   LatentGroup groups[2] = {rows.ring.groups[0], rows.ring.groups[1]};

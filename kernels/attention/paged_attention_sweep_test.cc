@@ -134,7 +134,8 @@ struct Heads {
 class ContextSweepTest
     : public ::testing::TestWithParam<std::tuple<Reads, int64_t>> {};
 
-// With no context, around the end of one page or two, and across splits.
+// The contexts are empty, end near the end of the first or second page, or
+// exceed a split.
 TEST_P(ContextSweepTest, EveryShapeOfHeadsMatchesTheDefinition) {
   const Reads reads = std::get<0>(GetParam());
   const int64_t context = std::get<1>(GetParam());
@@ -142,7 +143,7 @@ TEST_P(ContextSweepTest, EveryShapeOfHeadsMatchesTheDefinition) {
   const PartSpec codecs[] = {Numbers({24}), Codes({24}, {4}, 8),
                              Codes({24}, {8, 4, 3, 2, 1}, 6)};
   uint32_t seed = Seed();
-  // Every context combines other codecs and shapes.
+  // Each context is tested with a different combination of codecs and shapes.
   auto codec = static_cast<size_t>(context);
   for (const Heads& heads : shapes) {
     PartSpec part = codecs[codec++ % 3];
@@ -212,7 +213,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(View{200, 40, true, 0}, View{200, 40, true, 9},
                       View{200, 0, true, 3}, View{200, 0, false, 3},
                       View{200, 70, false, 7},
-                      // More than a split, and beginning in the middle of one.
+                      // The visible slots are more than a split and begin in
+                      // the middle of one.
                       View{1300, 600, true, 40}));
 
 TEST(GonePagesTest, RowsThatSeeOnlyPagesThatWereGivenUpAreZero) {
@@ -302,7 +304,7 @@ TEST(PromptTest, PromptRowsHaveTheSameBitsAsTheReference) {
   uint32_t seed = Seed();
   for (LatentSpec spec : specs) {
     SCOPED_TRACE(seed);
-    // Windows of both kinds, or none.
+    // Layers with windows of both kinds, or without.
     if (seed % 3 == 0) spec.window = 50;
     if (seed % 3 == 1) spec.key_exact = 70;
     if (seed % 2 == 1) spec.value_exact = 20;
@@ -360,7 +362,7 @@ TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
 
 // ----- Workspace.
 
-// One row after context - 1 slots, in a few pages that repeat.
+// One row after context - 1 slots. A few pages are repeated in the block table.
 absl::Status AttendOver(LatentCache& cache, int64_t context, TestStream& test,
                         Workspace& workspace) {
   PagedAttentionArgs params = cache.Params();
@@ -415,7 +417,7 @@ TEST(WorkspaceRunTest, CountedBytesSufficeForAnyContextAndThreads) {
 // Heads with the pairs that pruning kept, or with complex channels, several of
 // which may use the same pair.
 struct PairCase {
-  // pairs of the channels of a KV head
+  // the pairs of a KV head's channels
   std::vector<std::vector<int32_t>> pairs;
   bool lifted;
 };
@@ -466,7 +468,8 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
   int64_t NumKvHeads() const { return static_cast<int64_t>(ups_.size()); }
   int64_t NumHeads() const { return NumKvHeads() * kQueries; }
 
-  // A side of float32 numbers in pages, which holds the rows of all tokens.
+  // A side (keys or values) of float32 numbers in pages, which holds the rows
+  // of all tokens.
   struct Side {
     LatentPartArgs part;
     std::vector<LatentGroup> groups;
@@ -734,7 +737,7 @@ TEST_F(RefusalTest, RefusesRegionsThatLeaveThePage) {
   Expect("tile_bytes: want at least ");
   key_groups_[0] = key_groups_[1];
   value_groups_[0].codes.offset_bytes += 1;
-  Expect("multiples of 2, have ");
+  Expect("multiples of 2 bytes, have ");
 }
 
 TEST_F(RefusalTest, RefusesIncompleteStaticRanges) {

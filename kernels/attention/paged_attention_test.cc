@@ -41,7 +41,7 @@ TEST_P(PagedAttentionTest, AllBackEndsMatchTheDefinitionAndGiveTheSameBits) {
   LatentCache cache(DenseSpec(GetParam()), {83, 1, 700}, 1);
   const std::vector<LatentAsk> asks = {{0, 20, 63}, {1, 0, 1}, {2, 690, 10}};
   WriteAll(cache, asks);
-  // float32 sums of a few hundred terms.
+  // Tolerance of float32 sums of a few hundred terms.
   const std::vector<float> truth = CheckedReference(cache, asks, 1e-5);
   AttentionStreams& streams = SharedStreams();
   ExpectBits(cache, asks, truth, {&streams.one, &streams.three, &streams.many});
@@ -82,7 +82,7 @@ TEST(PagedAttentionPagesTest, RefusesMoreSlotsThan32BitsCanCount) {
   args.num_sequences = 1;
   ExpectRefusal(args,
                 "paged_attention: sequence 0: 1000 slots, 1 new ones and "
-                "2147482647 evicted ones: want 2147483647 at most");
+                "2147482647 evicted ones: want at most 2147483647 together");
   sequence.evicted = -1;
   ExpectRefusal(args, "evicted: want at least 0, have -1");
 }

@@ -2031,7 +2031,7 @@ TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
           HasSubstr("paged_attention: a GPU's kernels do not serve values of "
-                    "64 numbers a head: want 58112 bytes of shared memory, a "
+                    "64 numbers per head: want 58112 bytes of shared memory, a "
                     "CTA of device emulated has at most 44847")));
   // 16 rows of long keys need more than the plain kernel: 4 * 4 * 2048 + 4112 +
   // 16 * (2064 + 2 * 1032 + 16 + 4 * 64), and 54016 + 64 * 64.
@@ -2184,7 +2184,7 @@ TEST(AttentionCudaTest, TheErrorNamesAnUnsupportedCase) {
   LatentSpec wide = kDense;
   wide.values.push_back(Numbers({1000}));
   EXPECT_THAT(refusal(wide, 0),
-              refuses("values of 1072 numbers a head: 1024 at most"));
+              refuses("values of 1072 numbers per head, at most 1024"));
   KVASIR_EXPECT_OK(refusal(kDense, 0));
 }
 

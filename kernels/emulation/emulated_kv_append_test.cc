@@ -605,11 +605,11 @@ TEST(KvAppendCudaTest, RefusesALatentThatDoesNotFitInSharedMemory) {
         .status();
   };
   KVASIR_EXPECT_OK(prepare(49152));
-  EXPECT_THAT(
-      prepare(49153),
-      base::StatusIs(absl::StatusCode::kUnimplemented,
-                     HasSubstr("kv_append: a latent of 49153 channels "
-                               "of codes: a GPU's kernel takes 49152")));
+  EXPECT_THAT(prepare(49153),
+              base::StatusIs(
+                  absl::StatusCode::kUnimplemented,
+                  HasSubstr("kv_append: a latent of 49153 channels "
+                            "of codes: a GPU's kernel takes at most 49152")));
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace {
 constexpr OpKernels<EvictCompactParams> kKernels = {
     "evict_compact", &EvictCompactReference, &EvictCompactCpu};
 
-// Moves one region of one eviction.
+// Moves the slots of one eviction in one region.
 class Mover {
  public:
   Mover(const EvictCompactArgs& params, const Eviction& eviction,
@@ -162,7 +162,7 @@ absl::StatusOr<PreparedEviction> Prepare(Device& device,
       const int64_t unit = part.unit_of_group[g];
       if (unit >= 0 && unit < metadata.num_units) continue;
       return absl::InvalidArgumentError(
-          absl::StrCat(kKernels.op, ": group ", g, " is of unit ", unit,
+          absl::StrCat(kKernels.op, ": group ", g, " belongs to unit ", unit,
                        ", want 0 to ", metadata.num_units - 1));
     }
     table.AddGroups(part);

@@ -14,7 +14,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Two sequences of as many slots. The pages of the second one are free.
+// Two sequences with the same number of slots. The pages of the second one are
+// free.
 constexpr int64_t kSlots = 300;
 constexpr int64_t kKept = 90;
 
@@ -37,10 +38,10 @@ struct EvictParts {
   std::vector<EvictPart> parts;
 };
 
-// Where the kept slots go.
+// The pages to which the kept slots are moved.
 enum class To { kSamePages, kOtherPages, kSomeOtherPages };
 
-// A sequence that lost some slots.
+// A sequence from which some slots were evicted.
 struct Evicted {
   LatentCache cache;
   std::vector<float> mass;                 // before the eviction [U, slots]
@@ -216,9 +217,10 @@ TEST(EvictCompactRefusalTest, TheErrorNamesAGroupWithoutAUnit) {
   SlotMetadataArgs metadata = cache.metadata();
   metadata.num_units = 1;
   TestStream test;
-  EXPECT_THAT(Prepare(test.device(), OnDevice(metadata), parts.parts).status(),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("group 2 is of unit 1, want 0 to 0")));
+  EXPECT_THAT(
+      Prepare(test.device(), OnDevice(metadata), parts.parts).status(),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("group 2 belongs to unit 1, want 0 to 0")));
 }
 
 }  // namespace

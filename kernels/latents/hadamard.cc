@@ -50,9 +50,9 @@ absl::StatusOr<PreparedHadamard> Prepare(Device& device,
   }
   if (device.kind() != DeviceKind::kCpu &&
       params.scratch_floats / 2 > kCudaHadamardFloats) {
-    return absl::UnimplementedError(
-        absl::StrCat(kKernels.op, ": a block of ", params.scratch_floats / 2,
-                     " numbers: a GPU's kernel takes ", kCudaHadamardFloats));
+    return absl::UnimplementedError(absl::StrCat(
+        kKernels.op, ": a block of ", params.scratch_floats / 2,
+        " numbers: a GPU's kernel takes at most ", kCudaHadamardFloats));
   }
   params.num_latents = static_cast<int64_t>(latents.size());
   KVASIR_ASSIGN_OR_RETURN(params.latents,

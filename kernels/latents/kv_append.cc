@@ -31,7 +31,7 @@ absl::Status CheckPart(const KvAppendPart& side, const KvAppendShape& shape,
     const int64_t unit = side.unit_of_group[g];
     if (unit < 0 || unit >= shape.metadata.num_units) {
       return absl::InvalidArgumentError(
-          absl::StrCat(kKernels.op, ": group ", g, " is of unit ", unit,
+          absl::StrCat(kKernels.op, ": group ", g, " belongs to unit ", unit,
                        ", want 0 to ", shape.metadata.num_units - 1));
     }
   }
@@ -53,7 +53,7 @@ absl::Status CheckWidest(const Device& device, int64_t most_codes) {
   }
   return absl::UnimplementedError(absl::StrCat(
       kKernels.op, ": a latent of ", most_codes,
-      " channels of codes: a GPU's kernel takes ", kCudaAppendCodes));
+      " channels of codes: a GPU's kernel takes at most ", kCudaAppendCodes));
 }
 
 // Floats of scratch: the sums of units or, for a GPU, the errors of latents.
@@ -148,13 +148,14 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
   if (shape.slots_are_bytes && shape.page_tokens != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(kKernels.op,
-                     ": slots that are bytes: want page_tokens of "
+                     ": slots given as byte offsets: want page_tokens of "
                      "1, have ",
                      shape.page_tokens));
   }
   if (shape.slots_are_bytes && shape.metadata.num_units > 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": slots that are bytes have no metadata, have ",
+        kKernels.op,
+        ": slots given as byte offsets cannot have metadata, have ",
         shape.metadata.num_units, " units"));
   }
   if (shape.metadata.num_units > 0) {

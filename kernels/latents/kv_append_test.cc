@@ -46,8 +46,8 @@ int64_t Append(TestStream& test, const Rows& rows, LatentPartArgs part,
   return clamped;
 }
 
-// The reference's output. Every target and any number of threads write the
-// same.
+// Returns the reference's output, after checking that every target and any
+// number of threads write the same.
 struct Written {
   std::vector<char> memory;
   int64_t clamped = 0;
@@ -197,7 +197,7 @@ TEST_P(KvAppendTest, ASlotHoldsRunsOfManyWidths) {
   }
 }
 
-// Pages of many tiles, and granules that end inside codes and ranges.
+// Tests pages of many tiles, and granules that end inside codes and ranges.
 TEST_P(KvAppendTest, TilesAndGranulesHoldEverySlot) {
   for (const int64_t granule : {0, 4, 16}) {
     for (const bool static_ranges : {false, true}) {
@@ -220,8 +220,8 @@ TEST_P(KvAppendTest, ChannelsOfZeroBitsTakeNoBytes) {
   ExpectCodesOf(part, RandomRows(74 + 10, 16), true);
 }
 
-// By the definition in float64: every number has the nearest level, and the
-// levels have the length of the row.
+// Checks with float64 that every number has the nearest level and that the
+// decoded row has the length of the original row.
 TEST_P(KvAppendTest, NumbersGetTheirNearestLevelAndRowsKeepTheirLength) {
   constexpr int64_t kPageTokens = 16;
   for (const int bits : {1, 2, 3, 4}) {
@@ -322,7 +322,7 @@ TEST(KvAppendStaticTest, ClampedCodesAreCountedByAnyNumberOfThreads) {
 }
 
 TEST(KvAppendThreadsTest, AnyNumberOfThreadsGivesTheSameBytes) {
-  // More numbers than one thread computes by itself.
+  // There are more numbers than one thread computes by itself.
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
     Part part({Coded({{96, 4}, {24, 3}}), {37, {}}, Coded({{160, 1}})}, dtype,
               16);
@@ -373,7 +373,7 @@ TEST(KvAppendStaticTest, PartsMayShareACounterOfClampedCodes) {
   }
 }
 
-// Ranges that the type cannot hold, and numbers that are not finite.
+// Tests ranges that the type cannot hold, and numbers that are not finite.
 TEST(KvAppendNonFiniteTest,
      ANonFiniteNumberAffectsOnlyItsTokenAndRangesAreFinite) {
   const float infinity = std::numeric_limits<float>::infinity();
@@ -565,7 +565,7 @@ absl::Status Refusal(TestStream& test, const LatentPartArgs& view) {
       .status();
 }
 
-// Slots that are bytes: rows at any offset.
+// Slots given as byte offsets: rows may be at any offset.
 TEST(KvAppendBytesTest, RowsMayBeWrittenAtAnyByteOffset) {
   const std::vector<float> rows = RandomFloats(3 * 10, 3, 1.0f);
   const std::vector<int64_t> slots = {50, -1, 6};
@@ -616,9 +616,10 @@ TEST(KvAppendRefusalTest, RefusesByteOffsetsIfPagesHaveSeveralSlots) {
                   .row_stride = 74, .page_tokens = 4, .slots_are_bytes = true},
               std::vector<KvAppendPart>{{0, OnDevice(part.view), nullptr}})
           .status(),
-      base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("slots that are bytes: want page_tokens of 1, "
-                               "have 4")));
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("slots given as byte offsets: want page_tokens of 1, "
+                    "have 4")));
 }
 
 // With metadata, a byte offset would be taken for a page.
@@ -633,9 +634,9 @@ TEST(KvAppendRefusalTest, RefusesByteOffsetsWithMetadata) {
                             .slots_are_bytes = true},
               std::vector<KvAppendPart>{{0, OnDevice(part.view), nullptr}})
           .status(),
-      base::StatusIs(
-          absl::StatusCode::kInvalidArgument,
-          HasSubstr("slots that are bytes have no metadata, have 2 units")));
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("slots given as byte offsets cannot have "
+                               "metadata, have 2 units")));
 }
 
 TEST(KvAppendRefusalTest, TheErrorNamesTheWrongField) {
@@ -657,13 +658,14 @@ TEST(KvAppendRefusalTest, TheErrorNamesTheWrongField) {
           "0 with static ranges, have 7");
   refuses(Coded({{9, 3}, {3, 0}}), 8, "run 1: want 1 to 6 or 8 bits");
   refuses({9, {{0, 4, 3}, {5, 4, 3}}}, 8,
-          "run 1: want channels from 4 on, have 4 from 5");
-  refuses({9, {{0, 4, 3}}}, 8, "runs of 4 channels in a latent of 9");
+          "run 1: want at least 1 channel from channel 4 on, have 4 from "
+          "channel 5");
+  refuses({9, {{0, 4, 3}}}, 8, "runs cover 4 channels of a latent of 9");
   refuses(Coded({{9, 3}}), 999, "tile_bytes: want at least ");
   refuses(
       {8, {}}, 1,
-      "codes: want offset, stride, granule, tile and page of multiples of 2, "
-      "have 25");
+      "codes: offset, stride, granule, tile and page must be multiples of 2 "
+      "bytes, have 25");
 }
 
 TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
@@ -678,14 +680,14 @@ TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
   view.tile_slots = 0;
   refuses(view, "tile_slots: want at least 1, have 0");
   view.tile_slots = 3;
-  refuses(view, "pages of 4 slots: want whole tiles of 3");
+  refuses(view, "pages of 4 slots: want a multiple of the 3 slots of a tile");
   view = part.view;
   view.page_bytes -= 1;
   refuses(view, "page_bytes: want at least ");
   Part numbers({{8, {}}}, DType::kBf16, 4, false, {.slots = 2});
   view = numbers.view;
   view.tile_bytes -= 1;
-  refuses(view, "multiples of 2, have ");
+  refuses(view, "multiples of 2 bytes, have ");
   Part granules({Coded({{9, 3}})}, DType::kBf16, 4, false,
                 {.granule_bytes = 16});
   refuses(granules.view,

@@ -29,18 +29,18 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
     if (part.num_levels > 0 && (r > 0 || 1 << run.bits != part.num_levels)) {
       return absl::InvalidArgumentError(absl::StrCat(
           op, ": run ", r, " of ", run.bits, " bits: ", part.num_levels,
-          " levels need one run of as many codes"));
+          " levels need one run whose codes have as many values"));
     }
     if (run.begin != end || run.width < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(op, ": run ", r, ": want channels from ", end,
-                       " on, have ", run.width, " from ", run.begin));
+      return absl::InvalidArgumentError(absl::StrCat(
+          op, ": run ", r, ": want at least 1 channel from channel ", end,
+          " on, have ", run.width, " from channel ", run.begin));
     }
     end += run.width;
   }
   if (group.num_runs > 0 && end != group.width) {
     return absl::InvalidArgumentError(absl::StrCat(
-        op, ": runs of ", end, " channels in a latent of ", group.width));
+        op, ": runs cover ", end, " channels of a latent of ", group.width));
   }
   return absl::OkStatus();
 }
@@ -80,13 +80,13 @@ absl::Status CheckRegion(const char* op, const LatentPart& part,
         part.tile_bytes, part.page_bytes}) {
     if (bytes % number_bytes == 0) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        op, ": ", name, ": want offset, stride, granule, tile and page of ",
-        "multiples of ", number_bytes, ", have ", bytes));
+        op, ": ", name, ": offset, stride, granule, tile and page must be ",
+        "multiples of ", number_bytes, " bytes, have ", bytes));
   }
   // A gap between slots would displace all granules after the first.
   if (granule_bytes > 0 && region.stride_bytes != granule_bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(op, ": ", name, ".stride_bytes: want a granule of ",
+        absl::StrCat(op, ": ", name, ".stride_bytes: want the granule's size, ",
                      granule_bytes, ", have ", region.stride_bytes));
   }
   const int64_t granules = (slot_bytes + piece - 1) / piece;
@@ -118,9 +118,9 @@ absl::Status CheckTiles(const char* op, const LatentPart& part,
                         int64_t page_tokens) {
   if (part.tile_slots < 1) return Refuse(op, "tile_slots", 1, part.tile_slots);
   if (page_tokens % part.tile_slots != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(op, ": pages of ", page_tokens,
-                     " slots: want whole tiles of ", part.tile_slots));
+    return absl::InvalidArgumentError(absl::StrCat(
+        op, ": pages of ", page_tokens, " slots: want a multiple of the ",
+        part.tile_slots, " slots of a tile"));
   }
   const int64_t bytes = page_tokens / part.tile_slots * part.tile_bytes;
   return bytes > part.page_bytes
@@ -162,8 +162,8 @@ absl::Status CheckSlotMetadata(const char* op, const SlotMetadata& metadata,
   }
   if (metadata.page_tokens != page_tokens || page_tokens < 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat(op, ": metadata of pages of ", metadata.page_tokens,
-                     " slots, want ", page_tokens));
+        absl::StrCat(op, ": metadata is for pages of ", metadata.page_tokens,
+                     " slots, want pages of ", page_tokens));
   }
   struct Plane {
     int64_t begin;

@@ -29,7 +29,7 @@ absl::Status CheckHeads(const char* op, int64_t num_heads,
   if (num_kv_heads < 1) return Refuse(op, "kv_heads", 1, num_kv_heads);
   if (num_heads < 1 || num_heads % num_kv_heads != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat(op, ": ", num_heads, " query heads are no multiple of ",
+        absl::StrCat(op, ": ", num_heads, " query heads are not a multiple of ",
                      num_kv_heads, " KV heads"));
   }
   return absl::OkStatus();
@@ -52,7 +52,7 @@ absl::Status CheckChannels(int64_t num_pairs,
   return absl::OkStatus();
 }
 
-// Both lists are [Hq].
+// Both lists of columns are [Hq].
 absl::Status AddColumns(const LiftColumns& columns, DeviceTables* tables,
                         DevicePtr<const int64_t>* in,
                         DevicePtr<const int64_t>* out) {
@@ -86,7 +86,7 @@ absl::StatusOr<PreparedLift> Prepare(Device& device, const LiftParams& shape,
     if (matrix.layout != device.weight_layout()) {
       return absl::InvalidArgumentError(
           absl::StrCat(kLift.op, ": KV head ", h / queries,
-                       ": its matrix's layout is another device's"));
+                       ": its matrix has another device's layout"));
     }
     KVASIR_RETURN_IF_ERROR(CheckColumns(kLift.op, "x_row_stride",
                                         columns.in[head], matrix.k,

@@ -20,7 +20,7 @@ struct Case {
   int64_t rows;
   int64_t queries;  // query heads of a KV head
   DType dtype;
-  // In and out of every KV head's matrix.
+  // The input and output width of every KV head's matrix.
   std::vector<std::pair<int64_t, int64_t>> in_out;
 };
 
@@ -39,7 +39,7 @@ class Heads {
       matrix.k = in;
       matrix.n = out;
       matrix.dtype = c.dtype;
-      // Aligned, and filled with poison that must not be read.
+      // The array is aligned, and filled with poison that must not be read.
       memory_.push_back(std::make_unique<StoredArray>(
           std::vector<float>(
               static_cast<size_t>(matrix.bytes() / DTypeBytes(c.dtype)),
@@ -154,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{1, 4, DType::kBf16, {{64, 160}, {64, 24}}},
                       Case{7, 3, DType::kF16, {{33, 8}, {33, 96}, {33, 41}}},
                       Case{53, 2, DType::kBf16, {{64, 300}, {64, 64}}},
-                      // Deeper than one pass.
+                      // The matrix is deeper than one pass.
                       Case{5, 2, DType::kF32, {{600, 40}, {1100, 40}}},
                       Case{0, 1, DType::kF32, {{16, 24}}}));
 
@@ -266,7 +266,8 @@ INSTANTIATE_TEST_SUITE_P(
                       ComplexCase{kNeighbours, kHalves, false},
                       ComplexCase{kNeighbours, kNeighbours, true},
                       ComplexCase{kHalves, kHalves, true},
-                      // More numbers than one thread computes by itself.
+                      // There are more numbers than one thread computes by
+                      // itself.
                       ComplexCase{kNeighbours, kHalves, false, 50}));
 
 TEST(PackAsTheyLieTest, RefusesBlocksThatDoNotFit) {
@@ -305,7 +306,7 @@ TEST(LiftRefusalTest, TheErrorNamesTheWrongField) {
   column_in = {0, 0, 0};
   column_out = {0, 0, 0};
   matrices.push_back(matrix);
-  expect("3 query heads are no multiple of 2 KV heads");
+  expect("3 query heads are not a multiple of 2 KV heads");
 }
 
 TEST(ComplexLiftRefusalTest, RefusesAPairThatTheHeadDoesNotHave) {

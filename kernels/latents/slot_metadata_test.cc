@@ -21,7 +21,7 @@ constexpr int64_t kUnits = 2;
 // Heads 0 and 1 are one unit. No group of two heads has heads of both units.
 int32_t UnitOfHead(int64_t head) { return head < 2 ? 0 : 1; }
 
-// Planes with a gap before each and after the last.
+// Planes of metadata, with a gap before each and after the last.
 SlotMetadataArgs Planes() {
   SlotMetadataArgs metadata;
   metadata.page_tokens = kPageTokens;
@@ -161,7 +161,7 @@ TEST(SlotMetadataTest, AppendWritesScoresPositionsAndErrorsOfEveryCodec) {
       }
     }
     const std::vector<char> truth = memory;
-    // Nothing else is written.
+    // No other byte is written.
     for (const int64_t slot : slots) {
       if (slot < 0) continue;
       const int64_t page = slot / kPageTokens;
@@ -243,9 +243,9 @@ TEST(SlotMetadataTest, RefusesInvalidMetadata) {
     return base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.num_units = 1; }),
-              invalid("group 2 is of unit 1, want 0 to 0"));
+              invalid("group 2 belongs to unit 1, want 0 to 0"));
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.page_tokens = 16; }),
-              invalid("metadata of pages of 16 slots, want 32"));
+              invalid("metadata is for pages of 16 slots, want pages of 32"));
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.positions_offset = 130; }),
               invalid("overlap or leave a page"));
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.positions_offset = 380; }),

@@ -59,8 +59,8 @@ int64_t MostOutWidth(const HostParts& parts, int64_t num_kv_heads) {
   return width;
 }
 
-// Sets of KV heads with the same groups. The query heads of each set are
-// divided into units.
+// Finds the sets of KV heads that have the same groups. The query heads of each
+// set are divided into units.
 struct Units {
   std::vector<int32_t> heads;
   std::vector<HeadUnit> units;
@@ -221,8 +221,8 @@ int32_t WarpStageBytes(const HostChunks& made) {
 bool OfNumbers(const LatentChunkOnDevice& chunk) {
   return chunk.kind == ChunkKind::kNumbers;
 }
-// The rows of an item of prompts that a unit allows. If 0, `why` has the
-// reason.
+// The number of rows that an item of prompts may have for a unit. If 0, `why`
+// has the reason.
 int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
                    std::string* why) {
   const auto keys = made.chunks.begin() + unit.first;
@@ -242,7 +242,7 @@ int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
                         " times 64 channels, at most ", PromptSlabs(64));
     return 0;
   }
-  // The sums can be scaled in place if there is only one run.
+  // If there is only one run, the sums can be scaled in place.
   const bool scales_in_place =
       std::all_of(keys, values, OfNumbers) ||
       std::all_of(keys, values, [](const LatentChunkOnDevice& chunk) {
@@ -256,7 +256,7 @@ bool AreWholePieces(const PagedAttentionArgs& params,
          std::all_of(chunk.head_column, chunk.head_column + params.num_heads,
                      [](int64_t column) { return column % 8 == 0; });
 }
-// The rows that all units allow.
+// The number of rows that all units allow.
 int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
                         const HostChunks& made, std::string* why) {
   if (params.prompts_as_rows) {
@@ -290,7 +290,8 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   *why = made.why_none;
   if (made.units.empty()) return absl::OkStatus();
   device->prompt_rows = PromptRowsOfAll(params, made, why);
-  // The columns of heads, on the device.
+  // The lists of head columns that are already on the device, by their address
+  // on the host.
   std::map<const int64_t*, const int64_t*> columns;
   for (LatentChunkOnDevice& chunk : made.chunks) {
     const auto [found, added] = columns.emplace(chunk.head_column, nullptr);
@@ -321,8 +322,8 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   device->query_stride = made.query_stride;
   device->has_exact = params.key_exact.any() || params.value_exact.any();
   device->kind = KindOfAll(made);
-  // Plans store exact rows in bfloat16, and only next to codes, so there are no
-  // other instances.
+  // Plans store exact rows only in bfloat16 and next to codes, so there are no
+  // instances for anything else.
   if (device->has_exact &&
       (params.dtype != DType::kBf16 || device->kind == MmaKind::kNumbers)) {
     device->kind = MmaKind::kAny;
@@ -351,7 +352,7 @@ void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
       device->chunks != nullptr && device->most_heads <= kDeviceTileRows / 2
           ? kDeviceTileRows / 2
           : kDeviceTileRows;
-  // With 16 rows there is no instance for a single kind.
+  // There is no instance of 16 rows for a single kind of chunks.
   if (device->tile_rows == kDeviceTileRows) device->kind = MmaKind::kAny;
   if (device->chunks != nullptr && MmaSharedBytes(*device) > room) {
     kernels->why =
@@ -395,8 +396,8 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
   if (params.mass.most_rows > 0) return NotServed("attention mass");
   const int64_t width = MostOutWidth(PartsOf(params), params.num_kv_heads);
   if (width <= kDeviceMostOutWidth) return absl::OkStatus();
-  return NotServed(absl::StrCat("values of ", width, " numbers a head: ",
-                                kDeviceMostOutWidth, " at most"));
+  return NotServed(absl::StrCat(
+      "values of ", width, " numbers per head, at most ", kDeviceMostOutWidth));
 }
 
 absl::StatusOr<AttentionDevice> MakeAttentionDevice(
@@ -439,7 +440,7 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   const int64_t bytes = PlainSharedBytes(device);
   if (device.chunks == nullptr && bytes > device.cta_shared_bytes) {
     return NotServed(
-        absl::StrCat("values of ", device.out_width, " numbers a head: want ",
+        absl::StrCat("values of ", device.out_width, " numbers per head: want ",
                      bytes, " bytes of shared memory, a CTA of device ",
                      on.name(), " has at most ", device.cta_shared_bytes));
   }
