@@ -77,7 +77,7 @@ class CublasGemmsTest : public ::testing::Test {
   DeviceBuffer memory_;
 };
 
-TEST_F(CublasGemmsTest, AProductRunsWhenTheStreamComesBy) {
+TEST_F(CublasGemmsTest, AProductRunsInTheStreamsOrder) {
   Make();
   KVASIR_ASSERT_OK(Multiply(Product(2)));
   EXPECT_EQ(runtime_.waiting(), 1u);
@@ -90,7 +90,7 @@ TEST_F(CublasGemmsTest, AProductRunsWhenTheStreamComesBy) {
   }
 }
 
-TEST_F(CublasGemmsTest, TheSameShapeIsChosenForOnce) {
+TEST_F(CublasGemmsTest, AnAlgorithmIsChosenOncePerShape) {
   Make();
   for (int i = 0; i < 3; ++i) KVASIR_ASSERT_OK(Multiply(Product(2)));
   EXPECT_EQ(library_.calls("Choose"), 1);
@@ -114,7 +114,7 @@ TEST_F(CublasGemmsTest, TheSameShapeIsChosenForOnce) {
   EXPECT_EQ(library_.calls("Choose"), 9);
 }
 
-TEST_F(CublasGemmsTest, ThreadsShareAnswers) {
+TEST_F(CublasGemmsTest, ThreadsShareTheChosenAlgorithms) {
   Make();
   // Only the answers are shared: each product writes to its own stream's
   // memory.
@@ -142,7 +142,7 @@ TEST_F(CublasGemmsTest, ThreadsShareAnswers) {
   EXPECT_EQ(library_.calls("Multiply"), 32);
 }
 
-TEST_F(CublasGemmsTest, AnswersThatAreKeptAreBounded) {
+TEST_F(CublasGemmsTest, TheNumberOfKeptAlgorithmsIsLimited) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto gemms,
                               CublasGemms::Make(&library_, 9));
   library_.NeedWorkspace(0);
@@ -171,7 +171,7 @@ TEST_F(CublasGemmsTest, AnswersThatAreKeptAreBounded) {
   runtime_.Free(memory);
 }
 
-TEST_F(CublasGemmsTest, SizesThatTheLibraryDoesNotServeAreRefused) {
+TEST_F(CublasGemmsTest, AProductWithoutAnAlgorithmIsRefused) {
   Make();
   library_.FailNext("Choose", kNotSupported);
   EXPECT_THAT(
@@ -185,7 +185,7 @@ TEST_F(CublasGemmsTest, SizesThatTheLibraryDoesNotServeAreRefused) {
   KVASIR_EXPECT_OK(Multiply(Product(2)));
 }
 
-TEST_F(CublasGemmsTest, AProductThatFailsIsTheStreamsError) {
+TEST_F(CublasGemmsTest, AFailedProductIsReportedAsTheStreamsError) {
   Make();
   library_.FailNext("Multiply", static_cast<CublasResult>(13));
   gemms()->Enqueue(Product(2));
@@ -198,7 +198,7 @@ TEST_F(CublasGemmsTest, AProductThatFailsIsTheStreamsError) {
   KVASIR_EXPECT_OK(Multiply(Product(2)));
 }
 
-TEST_F(CublasGemmsTest, ALibraryThatDoesNotStartIsReported) {
+TEST_F(CublasGemmsTest, AFailureToStartTheLibraryIsReported) {
   library_.FailNext("MakeHandle", static_cast<CublasResult>(1));
   EXPECT_THAT(
       MakeDevice().status(),
@@ -207,7 +207,7 @@ TEST_F(CublasGemmsTest, ALibraryThatDoesNotStartIsReported) {
           HasSubstr("cuBLASLt 130101 does not start: CUBLAS_STATUS_FAKE (1)")));
 }
 
-TEST_F(CublasGemmsTest, ADeterministicDeviceDoesNotLookForIt) {
+TEST_F(CublasGemmsTest, ADeterministicDeviceDoesNotOpenTheLibrary) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto device,
                               MakeDevice({.deterministic = true}));
   EXPECT_EQ(opened_, 0);
@@ -218,7 +218,7 @@ TEST_F(CublasGemmsTest, ADeterministicDeviceDoesNotLookForIt) {
   EXPECT_TRUE(device->rows_are_invariant());
 }
 
-TEST_F(CublasGemmsTest, ALibraryThatIsNotThereIsAnErrorOfTheDevice) {
+TEST_F(CublasGemmsTest, MakingADeviceFailsIfTheLibraryIsMissing) {
   EXPECT_THAT(CudaDevice::Make({}, &runtime_, {},
                                [] {
                                  return absl::StatusOr<CublasLt*>(

@@ -163,7 +163,7 @@ class CublasMatmulTest : public ::testing::Test {
   size_t scratch_bytes_ = 0;
 };
 
-TEST_F(CublasMatmulTest, IsTheProductOfEveryTypeItServes) {
+TEST_F(CublasMatmulTest, EqualsTheProductForEverySupportedType) {
   size_t products = 0;
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const DType y : {dtype, DType::kF32}) {
@@ -183,7 +183,8 @@ TEST_F(CublasMatmulTest, IsTheProductOfEveryTypeItServes) {
   EXPECT_THAT(runtime_.launches(), SizeIs(8));
 }
 
-TEST_F(CublasMatmulTest, OurKernelsMultiplyWhatTheLibraryDoesNotServe) {
+TEST_F(CublasMatmulTest,
+       OurKernelsComputeProductsThatTheLibraryDoesNotSupport) {
   const DType bf16 = DType::kBf16, f32 = DType::kF32;
   const std::pair<Case, const char*> cases[] = {
       {{bf16, bf16, bf16, 3, 12, 8, true}, "matmul_few_rows"},       // K
@@ -206,7 +207,7 @@ TEST_F(CublasMatmulTest, OurKernelsMultiplyWhatTheLibraryDoesNotServe) {
   EXPECT_THAT(library_.multiplied(), IsEmpty());
 }
 
-TEST_F(CublasMatmulTest, ItsWorkspaceIsTheOps) {
+TEST_F(CublasMatmulTest, TheLibrarysWorkspaceIsPartOfTheOpsScratch) {
   ExpectProduct({.rows = 3, .n = 136, .bias = true});
   if (emulation::OnGpu()) return;
   // 136 numbers of bias take 272 bytes, which are rounded up to 512.
@@ -215,13 +216,13 @@ TEST_F(CublasMatmulTest, ItsWorkspaceIsTheOps) {
   ExpectProduct({.rows = 4, .n = 136, .bias = true});
 }
 
-TEST_F(CublasMatmulTest, NoRowsAskForNothing) {
+TEST_F(CublasMatmulTest, AProductWithoutRowsDoesNotCallTheLibrary) {
   (void)Multiply({.rows = 0});
   if (emulation::OnGpu()) return;
   EXPECT_EQ(library_.calls("Choose"), 0);
 }
 
-TEST_F(CublasMatmulTest, ADeterministicDeviceRunsOurs) {
+TEST_F(CublasMatmulTest, ADeterministicDeviceUsesOurKernels) {
   if (emulation::OnGpu()) GTEST_SKIP() << "the device is the program's";
   stream_.reset();
   device_ = OverFakes({.deterministic = true});

@@ -88,7 +88,7 @@ class CudaDeviceTest : public ::testing::Test {
   std::unique_ptr<Stream> stream_;
 };
 
-TEST_F(CudaDeviceTest, AMarkIsPassedWhenItsStreamHasComeBy) {
+TEST_F(CudaDeviceTest, AMarkIsPassedOnceItsStreamHasReachedIt) {
   Make();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto mark, launches().MakeMark());
   EXPECT_TRUE(Passed(*mark));
@@ -122,7 +122,7 @@ TEST_F(CudaDeviceTest, AFailedEventIsReported) {
   EXPECT_THAT(mark->passed(), told("work on a stream"));
 }
 
-TEST_F(CudaDeviceTest, LibrariesEnqueueOnItsOwnStream) {
+TEST_F(CudaDeviceTest, LibrariesEnqueueOnTheStreamsOwnHandle) {
   Make();
   std::vector<int> order;
   runtime_.OnRun([&](const KernelLaunch&) { order.push_back(1); });
@@ -143,7 +143,7 @@ TEST_F(CudaDeviceTest, LibrariesEnqueueOnItsOwnStream) {
       StatusIs(absl::StatusCode::kInternal, HasSubstr("naming the device")));
 }
 
-TEST_F(CudaDeviceTest, IsAGpuToOps) {
+TEST_F(CudaDeviceTest, OpsSeeTheDeviceAsAGpu) {
   Make();
   EXPECT_EQ(device_->kind(), DeviceKind::kCuda);
   EXPECT_EQ(device_->weight_layout(), WeightLayout::kRows);
@@ -158,7 +158,7 @@ TEST_F(CudaDeviceTest, IsAGpuToOps) {
       base::StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("silu_mul")));
 }
 
-TEST_F(CudaDeviceTest, WithoutADriverTheErrorNamesTheNeed) {
+TEST_F(CudaDeviceTest, WithoutADriverTheErrorNamesTheNeededDriver) {
   runtime_.driver_version = 0;
   EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
                                        AllOf(HasSubstr("no NVIDIA driver"),
@@ -193,7 +193,7 @@ TEST_F(CudaDeviceTest, AMissingOrdinalIsRefusedWithTheNumberOfGpus) {
                                        HasSubstr("CUDA_VISIBLE_DEVICES")));
 }
 
-TEST_F(CudaDeviceTest, AnArchitectureWithoutCodeIsNamed) {
+TEST_F(CudaDeviceTest, AGpuForWhichTheBuildHasNoCodeIsRefused) {
   runtime_.properties.major = 7;
   runtime_.properties.minor = 5;
   EXPECT_THAT(
@@ -205,7 +205,7 @@ TEST_F(CudaDeviceTest, AnArchitectureWithoutCodeIsNamed) {
   KVASIR_EXPECT_OK(WhyNot());
 }
 
-TEST_F(CudaDeviceTest, AGpuThatCannotBeUsedSaysWhy) {
+TEST_F(CudaDeviceTest, TheErrorSaysWhyAGpuCannotBeUsed) {
   runtime_.FailNext("MemoryInfo", static_cast<Result>(46));
   EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kInternal,
                                        AllOf(HasSubstr("cuda:0 (Fake GPU)"),
@@ -213,7 +213,7 @@ TEST_F(CudaDeviceTest, AGpuThatCannotBeUsedSaysWhy) {
 }
 
 // Records what a kernel finds in device memory when the stream runs it.
-TEST_F(CudaDeviceTest, AnUploadsMemoryIsTheCallersAgainAtOnce) {
+TEST_F(CudaDeviceTest, TheCallerMayReuseItsMemoryRightAfterAnUpload) {
   Make();
   const DeviceBuffer memory = Memory(100);
   std::vector<Bytes> seen;
@@ -236,7 +236,7 @@ TEST_F(CudaDeviceTest, AnUploadsMemoryIsTheCallersAgainAtOnce) {
   }
 }
 
-TEST_F(CudaDeviceTest, AnUploadWaitsForNoneThatIsNearerThanABlocksTurn) {
+TEST_F(CudaDeviceTest, AnUploadWaitsOnlyForTheLastUploadThroughTheSameBlock) {
   Make();
   const DeviceBuffer memory = Memory(100);
   const Bytes blob(100, 'a');
@@ -251,7 +251,7 @@ TEST_F(CudaDeviceTest, AnUploadWaitsForNoneThatIsNearerThanABlocksTurn) {
   EXPECT_EQ(runtime_.waiting(), 2 * Staging::kBlocks);  // the first is done
 }
 
-TEST_F(CudaDeviceTest, LongCopiesGoInPiecesBothWays) {
+TEST_F(CudaDeviceTest, LongCopiesInBothDirectionsAreCutIntoPieces) {
   Make();
   const size_t bytes = 6 * Staging::kMostBlockBytes + 3;
   const DeviceBuffer memory = Memory(bytes);
@@ -263,7 +263,7 @@ TEST_F(CudaDeviceTest, LongCopiesGoInPiecesBothWays) {
             Staging::kBlocks * Staging::kMostBlockBytes);
 }
 
-TEST_F(CudaDeviceTest, PinnedBlocksAreAsLongAsTheirLongestCopy) {
+TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheirLongestCopy) {
   Make();
   const DeviceBuffer memory = Memory(1 << 20);
   const Bytes blob(1 << 20, 'a');
@@ -283,7 +283,7 @@ TEST_F(CudaDeviceTest, PinnedBlocksAreAsLongAsTheirLongestCopy) {
 }
 
 // Without its event, nothing reports when a block is free.
-TEST_F(CudaDeviceTest, AnUploadWithoutItsEventIsWaitedFor) {
+TEST_F(CudaDeviceTest, AnUploadWhoseEventCannotBeRecordedIsWaitedFor) {
   Make();
   const DeviceBuffer memory = Memory(100);
   const Bytes blob = Pattern(100, 1);
@@ -294,7 +294,7 @@ TEST_F(CudaDeviceTest, AnUploadWithoutItsEventIsWaitedFor) {
   EXPECT_EQ(runtime_.waiting(), 0u);
 }
 
-TEST_F(CudaDeviceTest, CopiesThatAreRefusedSayWhy) {
+TEST_F(CudaDeviceTest, TheErrorSaysWhyACopyIsRefused) {
   Make();
   const DeviceBuffer memory = Memory(100);
   Bytes blob(100);
@@ -309,7 +309,7 @@ TEST_F(CudaDeviceTest, CopiesThatAreRefusedSayWhy) {
   KVASIR_EXPECT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
 }
 
-TEST_F(CudaDeviceTest, WritesAreThereForEveryStream) {
+TEST_F(CudaDeviceTest, EveryStreamSeesWritesOfTheHost) {
   Make();
   constexpr int kWriters = 4, kWrites = 200, kBytes = 100;
   const DeviceBuffer memory = Memory(kWriters * kWrites * kBytes);
@@ -339,7 +339,7 @@ TEST_F(CudaDeviceTest, WritesAreThereForEveryStream) {
 }
 
 // The fake fails the test if memory is freed that a copy still needs.
-TEST_F(CudaDeviceTest, MemoryGoesWhenNothingWantsItAnyMore) {
+TEST_F(CudaDeviceTest, MemoryIsFreedOnlyAfterTheWorkThatUsesIt) {
   Make();
   const Bytes blob(100, 'a');
   {
@@ -375,7 +375,7 @@ TEST_F(CudaDeviceTest, OutOfMemoryNamesTheGpusNumbersAndTheFlag) {
 }
 
 // The advice to lower a flag would mislead.
-TEST_F(CudaDeviceTest, ABrokenDeviceIsNotOneWithoutMemory) {
+TEST_F(CudaDeviceTest, AFailedDeviceIsNotReportedAsOutOfMemory) {
   Make();
   const auto broken = [](const char* tag) {
     return base::StatusIs(
@@ -397,7 +397,7 @@ TEST_F(CudaDeviceTest, ABrokenDeviceIsNotOneWithoutMemory) {
 
 // Otherwise the call would go to the thread's previous GPU, or to the first
 // one.
-TEST_F(CudaDeviceTest, ADeviceThatCannotBeNamedFailsTheCall) {
+TEST_F(CudaDeviceTest, ACallFailsIfTheDeviceCannotBeSelected) {
   runtime_.device_count = 2;
   Make({.ordinal = 1});
   const DeviceBuffer memory = Memory(8);
@@ -479,7 +479,7 @@ TEST_F(CudaDeviceTest, NumericsNameTheArchitecture) {
   EXPECT_EQ(device_->name(), "cuda");
 }
 
-TEST_F(CudaDeviceTest, ALimitIsKeptAndTheHostPoolIsApart) {
+TEST_F(CudaDeviceTest, DeviceMemoryAndTheHostPoolHaveSeparateLimits) {
   Make({.memory_limit_bytes = 5000, .host_limit_bytes = 3500});
   const DeviceBuffer weights = Memory(4000, MemoryTag::kWeights);
   const DeviceBuffer pool = Memory(3000, MemoryTag::kHostPool);
@@ -501,7 +501,7 @@ TEST_F(CudaDeviceTest, ALimitIsKeptAndTheHostPoolIsApart) {
       AllOf(HasSubstr("pinned memory"), HasSubstr("--host-pool-bytes")));
 }
 
-TEST_F(CudaDeviceTest, AllMemoryIsAccountedFor) {
+TEST_F(CudaDeviceTest, ReportedMemoryFiguresAddUpToTheTotal) {
   Make();
   const DeviceBuffer a = Memory(1000), b = Memory(3 << 20);
   const DeviceBuffer pool = Memory(5000, MemoryTag::kHostPool);
@@ -517,7 +517,7 @@ TEST_F(CudaDeviceTest, AllMemoryIsAccountedFor) {
               HasSubstr("cudaErrorFake (700)"));
 }
 
-TEST_F(CudaDeviceTest, ALaunchHasTheSizesThatTheKernelRequested) {
+TEST_F(CudaDeviceTest, ALaunchHasTheSizesThatItsOpRequested) {
   Make();
   int64_t args = 42;
   KVASIR_ASSERT_OK(Launch({.name = "gelu",
@@ -543,7 +543,7 @@ TEST_F(CudaDeviceTest, ALaunchHasTheSizesThatTheKernelRequested) {
   EXPECT_EQ(runtime_.calls("AllowSharedBytes"), 0);
 }
 
-TEST_F(CudaDeviceTest, MuchSharedMemoryIsAllowedOnceForEachKernel) {
+TEST_F(CudaDeviceTest, MoreThan48KiBOfSharedMemoryIsAllowedOncePerKernel) {
   Make();
   static const int other = 0;
   KVASIR_ASSERT_OK(Launch({.name = "a", .shared_bytes = 100 << 10}));
@@ -560,7 +560,7 @@ TEST_F(CudaDeviceTest, MuchSharedMemoryIsAllowedOnceForEachKernel) {
                                    HasSubstr("at most 232448"))));
 }
 
-TEST_F(CudaDeviceTest, ALaunchThatIsRefusedNamesItsKernel) {
+TEST_F(CudaDeviceTest, TheErrorOfARefusedLaunchNamesItsKernel) {
   Make();
   runtime_.FailNext("Launch", static_cast<Result>(9));
   EXPECT_THAT(Launch({.name = "gelu", .grid_x = 5, .threads = 2048}),
@@ -598,7 +598,7 @@ TEST_F(CudaDeviceTest, AFailureOfARunningKernelIsReportedToTheWaitingCall) {
 }
 
 // A step ends with ReadBack, so a kernel's fault is found there.
-TEST_F(CudaDeviceTest, AKernelThatFailedIsNamedByTheCopyThatFindsIt) {
+TEST_F(CudaDeviceTest, ACopyThatFindsAFailureNamesTheLastKernel) {
   Make();
   const DeviceBuffer memory = Memory(100);
   Bytes blob(100);
@@ -669,7 +669,7 @@ TEST_F(CudaDeviceTest, AStreamThatCouldNotBeMadeFailsEachCall) {
 }
 
 // Each thread has its own current device, 0 at first.
-TEST_F(CudaDeviceTest, EveryThreadComesToTheDevicesOwnGpu) {
+TEST_F(CudaDeviceTest, CallsOfEveryThreadUseTheDevicesOwnGpu) {
   runtime_.device_count = 2;
   Make({.ordinal = 1});
   const DeviceBuffer memory = Memory(100);
@@ -742,7 +742,7 @@ TEST_F(CudaDeviceTest, CapturedWorkMayOutliveItsStreamAndDevice) {
   captured = nullptr;
 }
 
-TEST_F(CudaDeviceTest, AStreamThatCapturesIsNotWaitedForCopiedToOrMarked) {
+TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
   Make();
   const DeviceBuffer memory = Memory(100);
   Bytes host(100);
@@ -814,7 +814,7 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
 }
 
 // As in CUDA, the capturing thread cannot allocate memory.
-TEST_F(CudaDeviceTest, MemoryIsNotAllocatedByTheThreadThatCaptures) {
+TEST_F(CudaDeviceTest, AThreadThatCapturesCannotAllocateMemory) {
   Make();
   KVASIR_ASSERT_OK(launches().BeginCapture());
   KVASIR_EXPECT_OK(Launch({.name = "before"}));
@@ -830,7 +830,7 @@ TEST_F(CudaDeviceTest, MemoryIsNotAllocatedByTheThreadThatCaptures) {
 
 // Freeing waits for the device, which would invalidate the capture and fail
 // itself.
-TEST_F(CudaDeviceTest, MemoryThatAnotherThreadFreesWaitsForTheCapture) {
+TEST_F(CudaDeviceTest, AnotherThreadThatFreesMemoryWaitsForTheEndOfTheCapture) {
   Make();
   KVASIR_ASSERT_OK(launches().BeginCapture());
   std::atomic<bool> freed = false;

@@ -89,7 +89,7 @@ TEST_F(GpuDeviceTest, ReportsNameAndArchitecture) {
   EXPECT_GT(memory.free_bytes, 0);
 }
 
-TEST_F(GpuDeviceTest, MemoryIsAccountedForToTheRoundingOfCuda) {
+TEST_F(GpuDeviceTest, MemoryFiguresAreExactUpToCudasRounding) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory before, gpu().memory());
   const DeviceBuffer memory = Memory(((size_t{1} << 30) + 1000) / 4);
   KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory after, gpu().memory());
@@ -112,7 +112,7 @@ TEST_F(GpuDeviceTest, OutOfMemoryNamesTheNumbersAndLeavesTheDeviceUsable) {
   EXPECT_EQ(Get(out), pattern);
 }
 
-TEST_F(GpuDeviceTest, AnUploadsMemoryIsTheCallersAgainAtOnce) {
+TEST_F(GpuDeviceTest, TheCallerMayReuseItsMemoryRightAfterAnUpload) {
   constexpr uint32_t kSteps = 100;
   const DeviceBuffer in = Memory(kWords);
   std::vector<DeviceBuffer> out;
@@ -129,7 +129,7 @@ TEST_F(GpuDeviceTest, AnUploadsMemoryIsTheCallersAgainAtOnce) {
   }
 }
 
-TEST_F(GpuDeviceTest, LongCopiesComeBackAsTheyWent) {
+TEST_F(GpuDeviceTest, LongCopiesAreReadBackUnchanged) {
   Words words((size_t{40} << 20) / 4 + 1);
   for (size_t i = 0; i < words.size(); ++i) {
     words[i] = static_cast<uint32_t>(i) * 2654435761u;
@@ -140,7 +140,7 @@ TEST_F(GpuDeviceTest, LongCopiesComeBackAsTheyWent) {
   EXPECT_EQ(Get(memory), words);
 }
 
-TEST_F(GpuDeviceTest, WritesOfSeveralThreadsAreThereForAStream) {
+TEST_F(GpuDeviceTest, AStreamSeesTheWritesOfSeveralThreads) {
   const DeviceBuffer in = Memory(kWords * 4);
   std::vector<std::thread> writers;
   for (uint32_t part = 0; part < 4; ++part) {
@@ -159,7 +159,7 @@ TEST_F(GpuDeviceTest, WritesOfSeveralThreadsAreThereForAStream) {
   }
 }
 
-TEST_F(GpuDeviceTest, KernelsReachTheHostPool) {
+TEST_F(GpuDeviceTest, KernelsCanAccessTheHostPool) {
   const DeviceBuffer pool = Memory(kWords, MemoryTag::kHostPool);
   const DeviceBuffer on_gpu = Memory(kWords);
   const DeviceBuffer back = Memory(kWords, MemoryTag::kHostPool);
@@ -170,7 +170,7 @@ TEST_F(GpuDeviceTest, KernelsReachTheHostPool) {
   EXPECT_EQ(Get(back), pattern);
 }
 
-TEST_F(GpuDeviceTest, AKernelMayHaveMostOfTheSharedMemory) {
+TEST_F(GpuDeviceTest, AKernelMayUseMoreThan48KiBOfSharedMemory) {
   const DeviceBuffer in = Memory(kWords), out = Memory(kWords);
   const Words pattern = Pattern(4);
   KVASIR_ASSERT_OK(Upload(*stream_, in.data(), pattern.data(), in.bytes()));
@@ -184,7 +184,8 @@ TEST_F(GpuDeviceTest, AKernelMayHaveMostOfTheSharedMemory) {
               HasSubstr("kernel copies: want 1048576 bytes"));
 }
 
-TEST_F(GpuDeviceTest, ALaunchThatIsRefusedNamesItsKernelAndLeavesNoTrace) {
+TEST_F(GpuDeviceTest,
+       ARefusedLaunchNamesItsKernelAndLeavesNoErrorForLaterCalls) {
   const DeviceBuffer in = Memory(kWords), out = Memory(kWords);
   const Words pattern = Pattern(5);
   KVASIR_ASSERT_OK(Upload(*stream_, in.data(), pattern.data(), in.bytes()));
@@ -202,7 +203,7 @@ TEST_F(GpuDeviceTest, ALaunchThatIsRefusedNamesItsKernelAndLeavesNoTrace) {
   EXPECT_EQ(Get(out), pattern);
 }
 
-TEST_F(GpuDeviceTest, AnOrdinalThatIsNotThereIsRefused) {
+TEST_F(GpuDeviceTest, AMissingOrdinalIsRefused) {
   EXPECT_THAT(MakeCudaDevice({.ordinal = 99}).status(),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("cuda:99: no such GPU")));

@@ -39,7 +39,7 @@ void ExpectAlike(const PrimitiveRun& want, const PrimitiveRun& got) {
   }
 }
 
-TEST(GpuPrimitivesTest, EachEqualsItsEmulation) {
+TEST(GpuPrimitivesTest, EachPrimitiveGivesTheSameResultAsTheEmulator) {
   const bool bulk_copies = emulation::HasBulkCopies();
   EmulatedDevice emulator({}, emulated::Ops());
   const auto want = emulated::RunPrimitives(emulator, bulk_copies);

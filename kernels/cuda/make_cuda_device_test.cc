@@ -19,7 +19,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(MakeCudaDeviceTest, WithoutADriverTheErrorNamesTheNeed) {
+TEST(MakeCudaDeviceTest, WithoutADriverTheErrorNamesTheNeededDriver) {
   int driver = 0;
   ASSERT_EQ(cuda::RealRuntime().DriverVersion(&driver), cuda::Result::kOk);
   if (driver != 0) GTEST_SKIP() << "this host has an NVIDIA driver";
@@ -29,7 +29,7 @@ TEST(MakeCudaDeviceTest, WithoutADriverTheErrorNamesTheNeed) {
                                    HasSubstr("CUDA 13.0 or later"))));
 }
 
-TEST(RealRuntimeTest, DescribesErrorsInCudasWords) {
+TEST(RealRuntimeTest, DescribesErrorsByCudasNamesAndTexts) {
   EXPECT_EQ(cuda::RealRuntime().Describe(cuda::Result::kOutOfMemory),
             "cudaErrorMemoryAllocation (2): out of memory");
 }
@@ -51,7 +51,7 @@ TEST(RealCublasLtTest, EveryPlaceThatWasTriedIsNamed) {
 
 // The types and sizes of the attributes are right: the library checks them
 // without a GPU.
-TEST(RealCublasLtTest, TakesEveryAttributeOfAProduct) {
+TEST(RealCublasLtTest, AcceptsEveryAttributeOfAProduct) {
   const auto library = cuda::RealCublasLt();
   if (!library.ok()) GTEST_SKIP() << library.status();
   EXPECT_EQ((*library)->Version() / 10000, 13);
@@ -65,7 +65,7 @@ TEST(RealCublasLtTest, TakesEveryAttributeOfAProduct) {
   }
 }
 
-TEST(RealCublasLtTest, WithoutADriverItSaysThatItDoesNotStart) {
+TEST(RealCublasLtTest, WithoutADriverTheLibraryReportsThatItCannotStart) {
   int driver = 0;
   ASSERT_EQ(cuda::RealRuntime().DriverVersion(&driver), cuda::Result::kOk);
   if (driver != 0) GTEST_SKIP() << "this host has an NVIDIA driver";
@@ -78,7 +78,7 @@ TEST(RealCublasLtTest, WithoutADriverItSaysThatItDoesNotStart) {
 }
 
 // Ops find their functions by names and types, which come from two compilers.
-TEST(GpuOpsTest, AreTheEmulatedDevicesOps) {
+TEST(GpuOpsTest, TheGpuHasTheSameOpsAsTheEmulatedDevice) {
   const DeviceOps gpu = GpuOps(), emulated = emulated::Ops();
   ASSERT_EQ(gpu.count, emulated.count);
   ASSERT_GT(gpu.count, 0u);

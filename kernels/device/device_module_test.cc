@@ -18,7 +18,7 @@ using ::kvasir::base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(DeviceModuleTest, AFileThatIsNotThereIsNamed) {
+TEST(DeviceModuleTest, TheErrorNamesAMissingFile) {
   EXPECT_THAT(LoadDevice("/nowhere/module.so", {}),
               StatusIs(absl::StatusCode::kNotFound,
                        "/nowhere/module.so: no such file"));
@@ -32,7 +32,7 @@ TEST(DeviceModuleTest, AFileThatIsNoLibraryIsRefused) {
                        AllOf(HasSubstr(file), HasSubstr("is no module"))));
 }
 
-TEST(DeviceModuleTest, ALibraryOfAnotherKindIsRefused) {
+TEST(DeviceModuleTest, ALibraryThatIsNoDeviceModuleIsRefused) {
   // The file is the C library.
   Dl_info info;
   ASSERT_NE(::dladdr(reinterpret_cast<void*>(&::gnu_get_libc_version), &info),
@@ -42,7 +42,7 @@ TEST(DeviceModuleTest, ALibraryOfAnotherKindIsRefused) {
                        HasSubstr("it has no function KvasirDeviceModule")));
 }
 
-TEST(DeviceModuleTest, AModuleOfAnotherBuildIsNotAskedForItsDevice) {
+TEST(DeviceModuleTest, AModuleOfAnotherBuildIsRefused) {
   const std::string file = std::getenv("KVASIR_OTHER_MODULE");
   EXPECT_THAT(LoadDevice(file, {}),
               StatusIs(absl::StatusCode::kFailedPrecondition,

@@ -70,7 +70,7 @@ class FakeCudaStream final : public LaunchStream, public Launcher {
   mutable std::vector<const void*> checked_;
 };
 
-TEST(DispatchTest, ADeviceWithoutABackEndIsRefusedByTheOpsName) {
+TEST(DispatchTest, TheErrorForADeviceWithoutABackEndNamesTheOp) {
   FakeCudaStream stream;
   Workspace none(nullptr, 0);
   EXPECT_THAT(SiluMul(stream, {nullptr, nullptr, 1, 1}, none),
@@ -127,7 +127,7 @@ TEST(DispatchTest, EachDeviceRunsItsOwnFunctionOverPlainPointers) {
 
 void OnCudaOfAnotherType(const NormArgs&, Launcher&) {}
 
-TEST(DispatchDeathTest, AFunctionOfAnotherTypeUnderAnOpsNameEnds) {
+TEST(DispatchDeathTest, AFunctionOfTheWrongTypeEndsTheProcess) {
   constexpr OpKernels<SiluMulParams> kKernels = {"toy", &OnCpu, &OnCpu};
   const DeviceOp ops[] = {
       MakeDeviceOp<NormParams>("toy", &OnCudaOfAnotherType)};
@@ -135,7 +135,7 @@ TEST(DispatchDeathTest, AFunctionOfAnotherTypeUnderAnOpsNameEnds) {
   EXPECT_DEATH((void)Launch(kKernels, cuda, SiluMulParams()), "strcmp");
 }
 
-TEST(DispatchTest, TheCpuRefusesActivationsOfAnotherTypeByTheOpsName) {
+TEST(DispatchTest, TheErrorForActivationsThatTheCpuLacksNamesTheOp) {
   base::ThreadPool pool(1);
   CpuDevice cpu(&pool);
   Workspace none(nullptr, 0);

@@ -17,7 +17,7 @@ double HalfValue(uint16_t bits) {
   return sign * std::ldexp(1024 + mantissa, exponent - 25);
 }
 
-TEST(F16Test, EveryFiniteHalfSurvivesTheRoundTrip) {
+TEST(F16Test, EveryFiniteHalfIsUnchangedByARoundTrip) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     if (((bits >> 10) & 31) == 31) continue;
     const F16 half = {static_cast<uint16_t>(bits)};
@@ -38,7 +38,7 @@ TEST(F16Test, RoundsToNearestWithTiesToEven) {
   }
 }
 
-TEST(F16Test, TooLargeIsInfiniteAndNanStaysNan) {
+TEST(F16Test, TooLargeBecomesInfiniteAndNanRemainsNan) {
   EXPECT_EQ(0x7bff, ToF16(65519.0f).bits);
   EXPECT_EQ(0x7c00, ToF16(65520.0f).bits);
   EXPECT_EQ(0xfc00, ToF16(-1e30f).bits);

@@ -14,7 +14,7 @@ void Set(void* at, ptrdiff_t byte) {
   static_cast<volatile char*>(at)[byte] = 1;
 }
 
-TEST(GuardedMemoryTest, IsThereBetweenTheFirstOpenAndTheLastClose) {
+TEST(GuardedMemoryTest, IsAccessibleBetweenTheFirstOpenAndTheLastClose) {
   for (const Gaps gaps : {Gaps::kOpen, Gaps::kClosed}) {
     GuardedMemory memory(kReserved, gaps);
     void* const data = memory.Acquire(100, 64);
@@ -46,7 +46,7 @@ TEST(GuardedMemoryTest, AClosedGapBeginsWhereTheAllocationEnds) {
   memory.Close();
 }
 
-TEST(GuardedMemoryTest, AddressesThatTheSystemDoesNotGiveAreAnError) {
+TEST(GuardedMemoryTest, ReservingMoreAddressesThanTheSystemHasIsAnError) {
   KVASIR_EXPECT_OK(GuardedMemory::CheckReservable(kReserved));
   EXPECT_THAT(GuardedMemory::CheckReservable(size_t{1} << 60),
               base::StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -74,7 +74,7 @@ TEST(GuardedMemoryTest, RecognizesItsOwnMemory) {
   EXPECT_DEATH(memory.Check("op", data), "is no memory of the device");
 }
 
-TEST(GuardedMemoryTest, GivesNothingWhenAddressesHaveRunOut) {
+TEST(GuardedMemoryTest, AcquireReturnsNullWhenAddressesHaveRunOut) {
   GuardedMemory memory(kReserved, Gaps::kOpen);
   EXPECT_EQ(memory.Acquire(kReserved, 64), nullptr);
   EXPECT_NE(memory.Acquire(kReserved / 2, 64), nullptr);

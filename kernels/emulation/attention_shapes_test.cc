@@ -138,7 +138,7 @@ LatentSpec SpecOf(const ShapeCase& test, int64_t granule_bytes) {
 
 class AttentionShapesTest : public ::testing::TestWithParam<ShapeCase> {};
 
-TEST_P(AttentionShapesTest, AreTheCpusWithinTheTypesTolerance) {
+TEST_P(AttentionShapesTest, EqualsTheCpuWithinTheTypesTolerance) {
   const ShapeCase test =
       TakesWholeSizes() ? GetParam() : ForEmulator(GetParam());
   const DType dtype = DType::kBf16;

@@ -289,7 +289,7 @@ std::vector<LatentSpec> AbsorbedSpecs() {
 
 class EmulatedAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(EmulatedAttentionTest, IsTheDefinitionWithinTheTypesTolerance) {
+TEST_P(EmulatedAttentionTest, EqualsTheDefinitionWithinTheTypesTolerance) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     LatentSpec spec = GetParam();
@@ -364,7 +364,7 @@ std::vector<LatentSpec> TensorCoreSpecs() {
 
 class TensorCoreAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(TensorCoreAttentionTest, IsTheDefinitionWithinTheTypesTolerance) {
+TEST_P(TensorCoreAttentionTest, EqualsTheDefinitionWithinTheTypesTolerance) {
   uint64_t seed = 0;
   for (const DType dtype : {DType::kF16, DType::kBf16}) {
     LatentSpec spec = GetParam();
@@ -401,7 +401,7 @@ void ExpectRightByEither(const Outcome& outcome, DType dtype) {
 const LatentSpec kDense = OfHeads(8, 2, Numbers({40}), Numbers({72}));
 const LatentSpec kFour = OfHeads(8, 2, Codes({64}, {4}), Codes({64}, {4}));
 
-TEST(AttentionCudaTest, ServesOneToSixteenHeadsOfAGroupAndMore) {
+TEST(AttentionCudaTest, SupportsGroupsOfOneToSixteenHeadsAndMore) {
   for (const DType dtype : kBothKernels) {
     for (const int64_t heads : {1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 40}) {
       LatentCache cache(OfHeads(2 * heads, 2, Numbers({40}), Numbers({24})),
@@ -417,7 +417,7 @@ TEST(AttentionCudaTest, ServesOneToSixteenHeadsOfAGroupAndMore) {
 
 // A row has the same bits by itself, in a batch, in a prompt and in its chunks,
 // with any split.
-TEST(AttentionCudaTest, ARowsBitsAreItsOwn) {
+TEST(AttentionCudaTest, ARowsBitsDoNotDependOnOtherRows) {
   LatentSpec sliding = kDense;
   sliding.window = 70;
   for (const LatentSpec& spec : {kDense, kFour, sliding}) {
@@ -501,7 +501,8 @@ bool ServesPrompts(const LatentSpec& spec) {
 // A prompt has the same bits however it is cut into chunks that the prefill
 // kernel takes. The same holds if its rows are decoded instead, which
 // `prompts_as_rows` requests. The rows lie on both sides of a split's border.
-TEST_P(PromptAttentionTest, AreRightAndOfTheSameBits) {
+TEST_P(PromptAttentionTest,
+       PromptsAreCorrectAndHaveTheSameBitsHoweverTheyAreCut) {
   uint64_t seed = 0;
   for (const auto& [dtype, room] : {std::pair(DType::kBf16, kMuchRoom),
                                     std::pair(DType::kF16, kLessRoom)}) {
@@ -612,7 +613,8 @@ std::vector<LatentSpec> ExactTensorCoreSpecs() {
 class ExactAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
 // Checks the same as PromptAttentionTest.
-TEST_P(ExactAttentionTest, PromptsAreRightAndOfTheSameBits) {
+TEST_P(ExactAttentionTest,
+       PromptsAreCorrectAndHaveTheSameBitsHoweverTheyAreCut) {
   uint64_t seed = 0;
   for (const auto& [dtype, room] : {std::pair(DType::kBf16, kMuchRoom),
                                     std::pair(DType::kF16, kLessRoom)}) {
@@ -669,7 +671,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, ExactAttentionTest,
 const LatentSpec kExact =
     WithExact("", 4, 28, 30, OfHeads(6, 2, kLevels, kLevels));
 
-TEST(ExactAttentionTest, SequencesOfAnyLengthsShareALaunch) {
+TEST(ExactAttentionTest, SequencesOfDifferentLengthsShareALaunch) {
   // Each sequence has its own rings.
   LatentCache cache(kExact, {40, 70, 22, 3, 600, 518, 1100}, 2);
   const std::vector<LatentAsk> asks = {{0, 0, 40},  {1, 69, 1},  {2, 5, 17},
@@ -698,7 +700,7 @@ TEST(ExactAttentionTest, SequencesOfAnyLengthsShareALaunch) {
   }
 }
 
-TEST(ExactAttentionTest, IsTheSameBitsOnEverySeed) {
+TEST(ExactAttentionTest, GivesTheSameBitsOnEverySeed) {
   LatentCache cache(kExact, {530, 70, 530}, 6);
   cache.Write(0, 0, 530);
   cache.Write(1, 0, 70);
@@ -721,7 +723,7 @@ TEST(ExactAttentionTest, IsTheSameBitsOnEverySeed) {
 
 // The plain kernel serves exact rows whose type is not the activations', or
 // that do not begin at a multiple of 16 bytes.
-TEST(ExactAttentionTest, RowsOfAnotherTypeOrPlaceAreThePlainKernels) {
+TEST(ExactAttentionTest, RowsOfAnotherTypeOrAlignmentUseThePlainKernel) {
   LatentSpec elsewhere = kExact;
   for (auto* side : {&elsewhere.keys, &elsewhere.values}) {
     for (PartSpec& part : *side) part.exact_alignment = 8;
@@ -817,7 +819,7 @@ TEST(ExactAttentionTest, NonFiniteNumbersReachOnlyRowsThatReadThem) {
 }
 
 // A key that is not finite makes exactly those rows NaN that read it.
-TEST(ExactAttentionTest, KeysThatAreNotNumbersReachOnlyRowsThatReadThem) {
+TEST(ExactAttentionTest, NaNKeysReachOnlyRowsThatReadThem) {
   constexpr int64_t kWindow = 6;
   constexpr int64_t kFirst = 506;
   constexpr int64_t kSlot = kFirst + 3;
@@ -850,7 +852,7 @@ TEST(ExactAttentionTest, KeysThatAreNotNumbersReachOnlyRowsThatReadThem) {
   }
 }
 
-TEST(ExactAttentionTest, EachSiteOfPromptsIsMissed) {
+TEST(ExactAttentionTest, LeavingOutEachSiteOfThePromptKernelIsDetected) {
   LatentCache cache(
       WithExact("", 0, 40, 50,
                 OfHeads(18, 9, Codes({64}, {4}), Codes({64}, {4}))),
@@ -918,7 +920,7 @@ const LatentSpec kPromptNumbers =
     OfType(OfHeads(6, 2, Numbers({40}), Numbers({72})), DType::kBf16);
 
 // Prompts of any length together with sequences that decode, and empty ones.
-TEST(PromptAttentionTest, SequencesOfAnyLengthsShareALaunch) {
+TEST(PromptAttentionTest, SequencesOfDifferentLengthsShareALaunch) {
   for (const LatentSpec& spec : {kPromptNumbers, kFour}) {
     LatentCache cache(spec, {40, 70, 22, 3, 600}, 2);
     const std::vector<LatentAsk> asks = {{0, 0, 40},  {1, 69, 1}, {2, 5, 17},
@@ -945,7 +947,7 @@ TEST(PromptAttentionTest, SequencesOfAnyLengthsShareALaunch) {
   }
 }
 
-TEST(PromptAttentionTest, PagesThatWereGivenUpAreNotRead) {
+TEST(PromptAttentionTest, FreedPagesAreNotRead) {
   LatentSpec spec = kFour;
   spec.page_tokens = 16;
   spec.window = 20;
@@ -961,7 +963,7 @@ TEST(PromptAttentionTest, PagesThatWereGivenUpAreNotRead) {
   EXPECT_GT(outcome.prompt_items, 0);
 }
 
-TEST(PromptAttentionTest, ServesOneToSixteenHeadsOfAGroupAndMore) {
+TEST(PromptAttentionTest, SupportsGroupsOfOneToSixteenHeadsAndMore) {
   for (const int64_t heads : {1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 40}) {
     LatentCache cache(OfHeads(2 * heads, 2, Numbers({40}), Codes({96}, {4})),
                       {70}, 3);
@@ -1038,7 +1040,7 @@ TEST(PromptAttentionTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
   EXPECT_EQ(others, 3 * 12);
 }
 
-TEST(PromptAttentionTest, RowsThatSeeNothingAreZero) {
+TEST(PromptAttentionTest, RowsThatSeeNoSlotAreZero) {
   LatentSpec spec = kFour;
   spec.page_tokens = 16;
   LatentCache cache(InTiles(spec, 16), {1040}, 5);
@@ -1054,7 +1056,8 @@ TEST(PromptAttentionTest, RowsThatSeeNothingAreZero) {
   EXPECT_GT(outcome.prompt_items, 0);
 }
 
-TEST(PromptAttentionTest, AreDecodedIfSharedMemoryHasNoRoom) {
+TEST(PromptAttentionTest,
+     TheDecodingKernelServesPromptsThatDoNotFitInSharedMemory) {
   LatentCache cache(kFour, {40}, 2);
   cache.Write(0, 0, 40);
   cache.RoundQueries(DType::kBf16);
@@ -1074,7 +1077,7 @@ TEST(PromptAttentionTest, AreDecodedIfSharedMemoryHasNoRoom) {
   }
 }
 
-TEST(PromptAttentionTest, AreDecodedIfQueriesAreNotWholePieces) {
+TEST(PromptAttentionTest, TheDecodingKernelServesQueriesThatAreNotWholePieces) {
   LatentCache cache(kFour, {40}, 2);
   cache.Write(0, 0, 40);
   cache.RoundQueries(DType::kBf16);
@@ -1097,7 +1100,7 @@ TEST(PromptAttentionTest, AreDecodedIfQueriesAreNotWholePieces) {
   });
 }
 
-TEST(PromptAttentionTest, IsTheSameBitsOnEverySeed) {
+TEST(PromptAttentionTest, GivesTheSameBitsOnEverySeed) {
   for (const LatentSpec& spec : {kPromptNumbers, kFour}) {
     LatentCache cache(spec, {530, 70}, 6);
     cache.Write(0, 0, 530);
@@ -1117,7 +1120,7 @@ TEST(PromptAttentionTest, IsTheSameBitsOnEverySeed) {
 }
 
 // Keys of two tiles of numbers in a chunk, and more items than CTAs.
-TEST(PromptAttentionTest, EachSiteIsMissed) {
+TEST(PromptAttentionTest, LeavingOutEachSiteIsDetected) {
   LatentCache cache(OfHeads(18, 9, Codes({256}, {4}), Codes({64}, {4})), {523},
                     6);
   cache.Write(0, 0, 523);
@@ -1230,7 +1233,7 @@ class RandomShape {
   std::mt19937_64 engine_;
 };
 
-TEST(AttentionCudaTest, RowsOfShapesAtRandomAreRightAndTheirOwn) {
+TEST(AttentionCudaTest, RowsOfRandomShapesAreCorrectAndIndependentOfOtherRows) {
   for (uint64_t seed = 1; seed <= 2 * kSeeds; ++seed) {
     SCOPED_TRACE(seed);
     const RandomShape shape(seed);
@@ -1274,7 +1277,7 @@ TEST(AttentionCudaTest, RowsOfShapesAtRandomAreRightAndTheirOwn) {
 }
 
 // Cuts a prompt anywhere into chunks that the prefill kernel takes.
-TEST(PromptAttentionTest, PromptsOfShapesAtRandomAreRightAndOfTheSameBits) {
+TEST(PromptAttentionTest, PromptsOfRandomShapesAreCorrectAndHaveTheSameBits) {
   for (uint64_t seed = 1; seed <= (kSeeds + 1) / 2; ++seed) {
     SCOPED_TRACE(seed);
     const RandomShape shape(1000 + seed);
@@ -1341,7 +1344,7 @@ TEST(AttentionCudaTest, TheLongestContextsAreSplit) {
 }
 
 // If contexts are equally long, the first ones are split.
-TEST(AttentionCudaTest, OfEqualContextsAsManyAreSplitAsFit) {
+TEST(AttentionCudaTest, AsManyEqualContextsAreSplitAsFit) {
   constexpr int64_t kEqual = 17;
   LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
   std::vector<int64_t> lengths(kEqual, 513);
@@ -1405,7 +1408,7 @@ TEST(AttentionCudaTest, PagesTilesAndGranulesDoNotChangeBits) {
 
 // The tensor-core kernel keeps a slot's tile and its place in the tile in 16
 // bits each.
-TEST(AttentionCudaTest, SlotsOfPagesBeyond16BitsAreFound) {
+TEST(AttentionCudaTest, SlotsInPagesOfMoreThan65536SlotsAreFound) {
   constexpr int64_t kPage = 65600;
   LatentSpec spec = OfHeads(1, 1, Codes({32}, {4}), Codes({32}, {4}));
   spec.page_tokens = kPage;
@@ -1426,7 +1429,7 @@ TEST(AttentionCudaTest, SlotsOfPagesBeyond16BitsAreFound) {
 }
 
 // Contexts that end with the last possible slot, so places need 32 bits.
-TEST(AttentionCudaTest, SlotsUpToTheLastOneAreFound) {
+TEST(AttentionCudaTest, SlotsUpToTheHighestNumberAreSupported) {
   constexpr int64_t kTokens = 1023;
   constexpr int64_t kBefore = kAttentionMostSlots - kTokens;
   static_assert(kBefore % kAttentionSplitSlots == 0);
@@ -1453,7 +1456,7 @@ TEST(AttentionCudaTest, SlotsUpToTheLastOneAreFound) {
   }
 }
 
-TEST(AttentionCudaTest, PagesThatWereGivenUpAreNotRead) {
+TEST(AttentionCudaTest, FreedPagesAreNotRead) {
   LatentSpec spec = kDense;
   spec.page_tokens = 16;
   spec.window = 20;
@@ -1469,7 +1472,7 @@ TEST(AttentionCudaTest, PagesThatWereGivenUpAreNotRead) {
   }
 }
 
-TEST(AttentionCudaTest, RowsThatSeeNothingAreZero) {
+TEST(AttentionCudaTest, RowsThatSeeNoSlotAreZero) {
   LatentSpec spec = kDense;
   spec.page_tokens = 16;
   // All pages before the last row are released. No row sees the first of the
@@ -1489,7 +1492,7 @@ TEST(AttentionCudaTest, RowsThatSeeNothingAreZero) {
   }
 }
 
-TEST(AttentionCudaTest, IsTheSameBitsOnEverySeed) {
+TEST(AttentionCudaTest, GivesTheSameBitsOnEverySeed) {
   for (const DType dtype : kBothKernels) {
     LatentCache cache(kFour, {600, 70}, 6);
     cache.Write(0, 0, 600);
@@ -1573,7 +1576,7 @@ TEST(AttentionCudaTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
   }
 }
 
-TEST(AttentionCudaTest, NoScaleMakesValuesOfCodesInfinite) {
+TEST(AttentionCudaTest, ValuesOfCodesStayFiniteForEveryScale) {
   std::vector<PartSpec> parts = {Codes({64}, {4}), Codes({64}, {8}),
                                  Levels(Codes({64}, {4}))};
   for (const PartSpec& part : parts) {
@@ -1599,7 +1602,7 @@ TEST(AttentionCudaTest, NoScaleMakesValuesOfCodesInfinite) {
   }
 }
 
-TEST(PromptAttentionTest, BoundsScalesAsTheDecodingKernelDoes) {
+TEST(PromptAttentionTest, LimitsScalesLikeTheDecodingKernel) {
   constexpr DType kType = DType::kBf16;
   for (const PartSpec& part :
        {Codes({64}, {4}), Codes({64}, {8}), Levels(Codes({64}, {4}))}) {
@@ -1660,7 +1663,7 @@ TEST(PromptAttentionTest, KeysThatAreNotFiniteReachOnlyRowsThatSeeThem) {
 }
 
 // Scores that differ widely or hardly at all get the weights of the definition.
-TEST(PromptAttentionTest, ScalesOfAnySizeAreServed) {
+TEST(PromptAttentionTest, ScalesOfAnySizeAreSupported) {
   for (const float scale : {1e-38f, 1e-6f, 30.0f, 1e5f}) {
     LatentCache cache(kPromptNumbers, {80}, 3);
     cache.Write(0, 0, 80);
@@ -1688,7 +1691,7 @@ TEST(PromptAttentionTest, ScalesOfAnySizeAreServed) {
 }
 
 // A code's value may be just below the largest float16.
-TEST(AttentionCudaTest, ValuesUpToTheGreatestFloat16AreExact) {
+TEST(AttentionCudaTest, ValuesUpToTheLargestFloat16AreExact) {
   for (const int bits : {4, 8}) {
     LatentSpec spec = OfHeads(4, 2, Numbers({40}), Codes({64}, {bits}));
     spec.keys[0].dtype = DType::kF16;
@@ -1779,7 +1782,7 @@ TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
 
 // One head, so an item is 128 tokens. Its warps see different blocks, and with
 // a small window some rows of a warp have none in common.
-TEST(PromptAttentionTest, ItemsOfManyTokensAreRightHoweverTheyAreCut) {
+TEST(PromptAttentionTest, ItemsOfManyTokensAreCorrectHoweverTheyAreCut) {
   for (const int64_t window : {0, 1, 20, 64, 70}) {
     LatentSpec spec =
         OfType(OfHeads(1, 1, Codes({64}, {8}), Numbers({72})), DType::kBf16);
@@ -1802,7 +1805,7 @@ TEST(PromptAttentionTest, ItemsOfManyTokensAreRightHoweverTheyAreCut) {
 }
 
 // More splits than a warp has lanes, and than parts of a head.
-TEST(AttentionCudaTest, AnyNumberOfSplitsIsMergedAsOneCtaDoes) {
+TEST(AttentionCudaTest, AnyNumberOfSplitsGivesTheResultOfOneCta) {
   constexpr int64_t kTokens = 33 * kAttentionSplitSlots + 3;
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
     LatentSpec spec = OfHeads(2, 1, Numbers({8}), Numbers({24}));
@@ -1832,7 +1835,7 @@ TEST(AttentionCudaTest, AnyNumberOfSplitsIsMergedAsOneCtaDoes) {
 // With many splits and few CTAs, an item takes several splits. Each split has
 // its own partial result, even if no row of the item sees it. The last item has
 // fewer splits.
-TEST(AttentionCudaTest, SplitsThatShareAnItemAreEachByThemselves) {
+TEST(AttentionCudaTest, SplitsThatShareAnItemAreComputedIndependently) {
   constexpr int64_t kSplits = 10;
   constexpr int64_t kTokens = kSplits * kAttentionSplitSlots + 3;
   const auto of = [](PartSpec key, PartSpec value) {
@@ -1876,7 +1879,7 @@ TEST(AttentionCudaTest, SplitsThatShareAnItemAreEachByThemselves) {
   }
 }
 
-TEST(AttentionCudaTest, AMergeReadsMaximaOnceForAllLanes) {
+TEST(AttentionCudaTest, TheMergeReadsMaximaOnceForAllLanes) {
   constexpr int64_t kSplits = 5;
   LatentCache cache(OfHeads(1, 1, Numbers({8}), Numbers({64})),
                     {kSplits * kAttentionSplitSlots}, 6);
@@ -1923,10 +1926,10 @@ void ExpectEachSiteIsMissed(const std::string& kernel, DType dtype,
         << mutant.site.line;
   }
 }
-TEST(AttentionCudaTest, EachSiteIsMissed) {
+TEST(AttentionCudaTest, LeavingOutEachSiteIsDetected) {
   ExpectEachSiteIsMissed("attention", DType::kBf16, 10);
 }
-TEST(AttentionCudaTest, EachSiteOfTheMergeIsMissed) {
+TEST(AttentionCudaTest, LeavingOutEachSiteOfTheMergeIsDetected) {
   // One warp merges several of these: 48 rows of heads, 5 times 32 channels.
   constexpr int64_t kTokens = kAttentionSplitSlots + 3;
   LatentCache cache(OfHeads(16, 1, Numbers({8}), Numbers({136})), {kTokens}, 6);
@@ -1946,7 +1949,7 @@ TEST(AttentionCudaTest, EachSiteOfTheMergeIsMissed) {
         << mutant.site.line;
   }
 }
-TEST(AttentionCudaTest, EachSiteOfThePlainKernelIsMissed) {
+TEST(AttentionCudaTest, LeavingOutEachSiteOfThePlainKernelIsDetected) {
   ExpectEachSiteIsMissed("attention_plain", DType::kF32, 5);
 }
 
@@ -1999,7 +2002,7 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
 // Tensor cores serve if the CTA has enough shared memory for them. With less,
 // the plain kernel serves; with too little for both, the error names both
 // numbers.
-TEST(AttentionCudaTest, SharedMemoryDecidesWhichKernelServes) {
+TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
   if (OnGpu()) SkipWithoutEmulator();  // a GPU's shared memory is fixed
   const auto attend = [](const LatentSpec& spec, int64_t shared_bytes) {
     LatentCache cache(spec, {20}, 3);
@@ -2039,7 +2042,7 @@ TEST(AttentionCudaTest, SharedMemoryDecidesWhichKernelServes) {
 
 // Memory is reserved for the runs that a unit's keys have, not for the largest
 // possible number.
-TEST(AttentionCudaTest, SharedMemoryHasRoomForTheRunsThatThereAre) {
+TEST(AttentionCudaTest, SharedMemoryIsSizedForTheActualNumberOfRuns) {
   // Ten runs of keys: 4 * 4 * 1280 + 4112 + 16 * (2064 + 2 * 208 + 16 + 4 * 10
   // + 4 * 160).
   const LatentSpec runs =
@@ -2058,7 +2061,7 @@ TEST(AttentionCudaTest, SharedMemoryHasRoomForTheRunsThatThereAre) {
   }
 }
 
-TEST(AttentionCudaTest, ReportsTheServingKernelsAndWhyOthersDoNot) {
+TEST(AttentionCudaTest, ReportsWhichKernelsRunAndWhyOthersDoNot) {
   const auto kernels = [](LatentSpec spec, DType dtype, int64_t shared_bytes) {
     LatentCache cache(spec, {1}, 1);
     EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
@@ -2151,7 +2154,7 @@ TEST(AttentionCudaTest, ReportsTheServingKernelsAndWhyOthersDoNot) {
                "pages of 1 tiles of 65537 slots, at most 65536 of either");
 }
 
-TEST(AttentionCudaTest, UnsupportedCasesAreRefusedByName) {
+TEST(AttentionCudaTest, TheErrorNamesAnUnsupportedCase) {
   const auto refusal = [](const LatentSpec& spec, int64_t most_rows) {
     LatentCache cache(spec, {1}, 1);
     EmulatedTest test;

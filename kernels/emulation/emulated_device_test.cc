@@ -21,7 +21,7 @@ absl::Status Multiply(Stream& stream, const DeviceBuffer& in,
   return SiluMul(stream, {in.as<float>(), out.as<float>(), 1, 1}, none);
 }
 
-TEST(EmulatedDeviceTest, IsAGpuToOps) {
+TEST(EmulatedDeviceTest, OpsSeeTheDeviceAsAGpu) {
   EmulatedTest test;
   EXPECT_EQ(test.device().kind(), DeviceKind::kCuda);
   EXPECT_EQ(test.device().weight_layout(), WeightLayout::kRows);
@@ -36,7 +36,7 @@ TEST(EmulatedDeviceTest, IsAGpuToOps) {
                      HasSubstr("unknown: the device has no kernel for it")));
 }
 
-TEST(EmulatedDeviceTest, AStreamRunsInItsOrderWhenItIsSynchronized) {
+TEST(EmulatedDeviceTest, SynchronizingAStreamRunsItsWorkInOrder) {
   EmulatedTest test;
   const DeviceBuffer in = test.Memory(8), out = test.Memory(4);
   std::vector<float> host = {100.0f, 5.0f};
@@ -50,7 +50,7 @@ TEST(EmulatedDeviceTest, AStreamRunsInItsOrderWhenItIsSynchronized) {
   EXPECT_EQ(test.Get<float>(in), host);
 }
 
-TEST(EmulatedDeviceTest, MarksArePassedAndLibrariesRunInTheStreamsOrder) {
+TEST(EmulatedDeviceTest, MarksAndLibraryCallsFollowTheStreamsOrder) {
   EmulatedTest test;
   auto& stream = static_cast<LaunchStream&>(test.stream());
   const DeviceBuffer in = test.Memory(8), out = test.Memory(4);
@@ -118,7 +118,7 @@ TEST(EmulatedDeviceTest, EnqueuedWorkRunsBeforeItsMemoryIsFreed) {
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{500.0f});
 }
 
-TEST(EmulatedDeviceTest, AStreamThatEndsIsDoneFirst) {
+TEST(EmulatedDeviceTest, DestroyingAStreamRunsItsWorkFirst) {
   EmulatedTest test;
   const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
   const DeviceBuffer out = test.Put(std::vector<float>{0.0f});
@@ -126,7 +126,7 @@ TEST(EmulatedDeviceTest, AStreamThatEndsIsDoneFirst) {
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{500.0f});
 }
 
-TEST(EmulatedDeviceTest, WritesGoThroughMemoryOfTheHost) {
+TEST(EmulatedDeviceTest, WritesGoThroughSeparateHostMemory) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Memory(4);
   KVASIR_ASSERT_OK_AND_ASSIGN(void* const host,
@@ -145,7 +145,7 @@ TEST(EmulatedDeviceTest, WritesGoThroughMemoryOfTheHost) {
   EXPECT_EQ(test.Get<float>(memory), std::vector<float>{500.0f});
 }
 
-TEST(EmulatedDeviceTest, MemoryIsLimitedAndAlignedAsAGpusIs) {
+TEST(EmulatedDeviceTest, MemoryIsLimitedAndAlignedLikeAGpus) {
   EmulatedDevice device({.memory_limit_bytes = 1000}, emulated::Ops());
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const DeviceBuffer first,
@@ -157,13 +157,13 @@ TEST(EmulatedDeviceTest, MemoryIsLimitedAndAlignedAsAGpusIs) {
                              HasSubstr("held 1 of 1000")));
 }
 
-TEST(EmulatedDeviceTest, FreshMemoryIsPoison) {
+TEST(EmulatedDeviceTest, FreshMemoryIsFilledWithPoison) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Memory(5000);
   EXPECT_EQ(test.Get<uint8_t>(memory), std::vector<uint8_t>(5000, 0xff));
 }
 
-TEST(EmulatedDeviceDeathTest, ACopyEndsWithItsAllocation) {
+TEST(EmulatedDeviceDeathTest, ACopyBeyondItsAllocationEndsTheProcess) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Memory(8);
   std::vector<char> host(12);
@@ -175,7 +175,7 @@ TEST(EmulatedDeviceDeathTest, ACopyEndsWithItsAllocation) {
                "write: 12 bytes from byte 0 of an allocation of 8");
 }
 
-TEST(EmulatedDeviceDeathTest, AHostThatTouchesDeviceMemoryEnds) {
+TEST(EmulatedDeviceDeathTest, HostAccessToDeviceMemoryEndsTheProcess) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Put(std::vector<float>{1.0f});
   volatile float* const number = memory.as<float>().device_address();
@@ -188,7 +188,8 @@ TEST(EmulatedDeviceDeathTest, AHostThatTouchesDeviceMemoryEnds) {
   EXPECT_DEATH((void)*number, "");
 }
 
-TEST(EmulatedDeviceDeathTest, ALaunchOverForeignMemoryEndsWithItsName) {
+TEST(EmulatedDeviceDeathTest,
+     ALaunchWithForeignMemoryEndsTheProcessAndIsNamed) {
   EmulatedTest test;
   const DeviceBuffer out = test.Memory(4);
   std::vector<float> host(2);

@@ -296,7 +296,7 @@ void ExpectTheReferencesBytes(const Append& append) {
 // Slot after slot, and pages of four tiles in the device's granules.
 const Tiles kTiles[] = {{}, {.slots = 4, .granule_bytes = kGranule}};
 
-TEST(KvAppendCudaTest, NumbersOfEveryTypeAreTheReferencesBytes) {
+TEST(KvAppendCudaTest, NumbersOfEveryTypeAreStoredLikeTheReference) {
   for (const DType activations : kDTypes) {
     for (const DType dtype : kDTypes) {
       for (const Tiles& tiles : kTiles) {
@@ -312,7 +312,7 @@ TEST(KvAppendCudaTest, NumbersOfEveryTypeAreTheReferencesBytes) {
   }
 }
 
-TEST(KvAppendCudaTest, CodesOfAllBitsAreTheReferencesBytes) {
+TEST(KvAppendCudaTest, CodesOfEveryWidthAreStoredLikeTheReference) {
   for (const int bits : {1, 2, 3, 4, 5, 6, 8}) {
     for (const bool static_ranges : {false, true}) {
       for (const Tiles& tiles : kTiles) {
@@ -328,7 +328,7 @@ TEST(KvAppendCudaTest, CodesOfAllBitsAreTheReferencesBytes) {
   }
 }
 
-TEST(KvAppendCudaTest, RunsOfManyWidthsShareASlot) {
+TEST(KvAppendCudaTest, RunsOfCodesOfDifferentWidthsShareASlot) {
   for (const DType activations : kDTypes) {
     for (const bool static_ranges : {false, true}) {
       for (const Tiles& tiles : kTiles) {
@@ -347,7 +347,7 @@ TEST(KvAppendCudaTest, RunsOfManyWidthsShareASlot) {
   }
 }
 
-TEST(KvAppendCudaTest, ChannelsOfNoBitsTakeNoBytes) {
+TEST(KvAppendCudaTest, ChannelsWithZeroBitsTakeNoBytes) {
   ExpectTheReferencesBytes(
       AppendOf({{{Coded({{24, 4}, {20, 2}, {30, 0}}), Coded({{9, 5}, {1, 0}})},
                  DType::kF16,
@@ -355,7 +355,7 @@ TEST(KvAppendCudaTest, ChannelsOfNoBitsTakeNoBytes) {
 }
 
 // Includes rows of zeros, and rows whose norm the type cannot hold.
-TEST(KvAppendCudaTest, LevelsAreTheReferencesBytes) {
+TEST(KvAppendCudaTest, LevelsAreStoredLikeTheReference) {
   for (const int bits : {1, 2, 3, 4}) {
     for (const DType dtype : kDTypes) {
       for (const Tiles& tiles : kTiles) {
@@ -374,7 +374,7 @@ TEST(KvAppendCudaTest, LevelsAreTheReferencesBytes) {
   }
 }
 
-TEST(KvAppendCudaTest, NumbersThatAreNoneSpoilTheirOwnTokens) {
+TEST(KvAppendCudaTest, NonFiniteNumbersAffectOnlyTheirOwnTokens) {
   const float infinity = std::numeric_limits<float>::infinity();
   const float greatest = std::numeric_limits<float>::max();
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -411,7 +411,7 @@ TEST(KvAppendCudaTest, NumbersThatAreNoneSpoilTheirOwnTokens) {
   }
 }
 
-TEST(KvAppendCudaTest, TokensOfNoSlotAndNoTokensWriteNothing) {
+TEST(KvAppendCudaTest, TokensWithoutASlotAndEmptyBatchesWriteNothing) {
   Append append = AppendOf({{{Coded({{24, 4}}), {8, {}}}}}, 4);
   append.rows.slots.clear();
   append.rows.numbers.clear();
@@ -422,7 +422,7 @@ TEST(KvAppendCudaTest, TokensOfNoSlotAndNoTokensWriteNothing) {
   EXPECT_TRUE(AppendByReference(append) == append.Untouched());
 }
 
-TEST(KvAppendCudaTest, WithoutSlotsTokensFollowEachOther) {
+TEST(KvAppendCudaTest, WithoutASlotListTokensAreStoredOneAfterAnother) {
   Append append = AppendOf({{{Coded({{24, 4}}), Coded({{9, 3}})}}}, 4);
   append.without_slots = true;
   append.rows.slots.resize(1);
@@ -434,7 +434,7 @@ TEST(KvAppendCudaTest, WithoutSlotsTokensFollowEachOther) {
 
 // Rows of numbers begin at every byte, so they are stored as words, halves or
 // bytes.
-TEST(KvAppendCudaTest, SlotsThatAreBytesGoAnywhere) {
+TEST(KvAppendCudaTest, SlotsGivenAsByteOffsetsMayBeAnywhere) {
   for (const DType dtype : kDTypes) {
     Append append = AppendOf({{{{6, {}}, {5, {}}}, dtype}}, 1);
     append.slots_are_bytes = true;
@@ -445,7 +445,7 @@ TEST(KvAppendCudaTest, SlotsThatAreBytesGoAnywhere) {
   }
 }
 
-TEST(KvAppendCudaTest, PartsCountClampedNumbersTogether) {
+TEST(KvAppendCudaTest, AllPartsAddToOneCountOfClampedNumbers) {
   Append append = AppendOf({{{Coded({{64, 4}})}, DType::kF16, true},
                             {{Coded({{31, 2}, {40, 8}})}, DType::kF16, true}});
   for (float& number : append.rows.numbers) number *= 3.0f;
@@ -516,7 +516,7 @@ Append WithMetadata(int64_t groups, Tiles tiles) {
   return append;
 }
 
-TEST(KvAppendCudaTest, MetadataOfSlotsIsTheReferencesBytes) {
+TEST(KvAppendCudaTest, SlotMetadataIsStoredLikeTheReference) {
   for (const Tiles& tiles : kTiles) {
     for (const int64_t groups : {3, 10}) {
       Append append = WithMetadata(groups, tiles);
@@ -528,7 +528,7 @@ TEST(KvAppendCudaTest, MetadataOfSlotsIsTheReferencesBytes) {
   }
 }
 
-TEST(KvAppendCudaTest, IsTheSameBytesOnEverySeed) {
+TEST(KvAppendCudaTest, GivesTheSameBytesOnEverySeed) {
   const Append append = WithMetadata(9, kTiles[1]);
   const Memory want = AppendByReference(append);
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
@@ -537,7 +537,7 @@ TEST(KvAppendCudaTest, IsTheSameBytesOnEverySeed) {
   }
 }
 
-TEST(KvAppendCudaTest, EachSiteIsMissed) {
+TEST(KvAppendCudaTest, LeavingOutEachSiteIsDetected) {
   // More groups than a CTA has warps, with and without error reports: without
   // reports, the lanes of a latent do not meet before the next one.
   const Append with = WithMetadata(9, {});
@@ -560,7 +560,7 @@ TEST(KvAppendCudaTest, EachSiteIsMissed) {
   }
 }
 
-TEST(KvAppendCudaTest, WordsAreWrittenIfSlotsAllow) {
+TEST(KvAppendCudaTest, WholeWordsAreWrittenIfSlotsAreAligned) {
   // 128 channels of 4 bits in granules: 64 bytes, written as words in whole
   // sectors.
   Append append = AppendOf({{{Coded({{128, 4}})},
@@ -581,7 +581,7 @@ TEST(KvAppendCudaTest, WordsAreWrittenIfSlotsAllow) {
   EXPECT_EQ(bytes, 64);
 }
 
-TEST(KvAppendCudaTest, RefusesALatentThatSharedMemoryHasNoRoomFor) {
+TEST(KvAppendCudaTest, RefusesALatentThatDoesNotFitInSharedMemory) {
   EmulatedTest test;
   const DeviceBuffer arena = test.Memory(64);
   const auto prepare = [&](int64_t width) {

@@ -87,7 +87,7 @@ bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
 
 // Covers powers of two, Paley I and II with long and short Sylvester factors,
 // widths of several blocks, and blocks that take a whole CTA.
-TEST(HadamardCudaTest, IsTheReferencesBits) {
+TEST(HadamardCudaTest, GivesTheReferencesBits) {
   uint64_t seed = 0;
   for (const int64_t width :
        {1, 2, 7, 24, 50, 72, 128, 300, 512, 1024, 1152, 2080}) {
@@ -124,7 +124,7 @@ TEST(HadamardCudaTest, WithoutRowsOrLatentsNothingIsWritten) {
   }
 }
 
-TEST(HadamardCudaTest, EachSiteIsMissed) {
+TEST(HadamardCudaTest, LeavingOutEachSiteIsDetected) {
   // Widths of several blocks: one kind is computed by a warp, the other by a
   // CTA.
   const HadamardCase warp = {{{50, 0}}, 50};
@@ -147,7 +147,7 @@ TEST(HadamardCudaTest, EachSiteIsMissed) {
   }
 }
 
-TEST(HadamardCudaTest, RefusesABlockThatSharedMemoryHasNoRoomFor) {
+TEST(HadamardCudaTest, RefusesABlockThatDoesNotFitInSharedMemory) {
   EmulatedTest test;
   HadamardTables tables(&test.device());
   HadamardParams shape;
@@ -264,7 +264,7 @@ std::vector<float> LiftByKernel(EmulatedTest& test, const LiftCase& c) {
   return test.GetNumbers(y, c.dtype);
 }
 
-TEST(LiftCudaTest, IsTheReferencesBits) {
+TEST(LiftCudaTest, GivesTheReferencesBits) {
   uint64_t seed = 0;
   const DType f32 = DType::kF32, f16 = DType::kF16, bf16 = DType::kBf16;
   for (const LiftCase& c :
@@ -293,7 +293,7 @@ std::string KernelOf(EmulatedTest& test) {
 
 // Covers depths and columns that are no whole tiles, chunks or pairs, heads
 // that begin at any column, and matrices of different sizes.
-TEST(LiftCudaTest, OfOneTypeIsTheDefinitionByTensorCores) {
+TEST(LiftCudaTest, TensorCoresComputeLiftsOfOneTypeAsDefined) {
   uint64_t seed = 0;
   const DType f16 = DType::kF16, bf16 = DType::kBf16;
   for (const auto& [c, kernel] : std::vector<std::pair<LiftCase, const char*>>{
@@ -314,7 +314,7 @@ TEST(LiftCudaTest, OfOneTypeIsTheDefinitionByTensorCores) {
 }
 
 // A row's bits depend neither on the kernel nor on the other rows.
-TEST(LiftCudaTest, ARowsBitsAreItsOwn) {
+TEST(LiftCudaTest, ARowsBitsDoNotDependOnOtherRows) {
   LiftCase c = {40, 4, DType::kBf16, {{72, 70}, {48, 24}}, DType::kBf16};
   EmulatedTest one(1, /*multiprocessors=*/1);
   const std::vector<float> all = LiftByKernel(one, c);
@@ -357,7 +357,7 @@ LiftCase InStages(const std::string& kernel) {
   return c;
 }
 
-TEST(LiftCudaTest, EachSiteOfTensorCoresIsMissed) {
+TEST(LiftCudaTest, LeavingOutEachSiteOfTheTensorCoreKernelsIsDetected) {
   for (const std::string kernel : {"lift_few_rows", "lift_many_rows"}) {
     const LiftCase c = InStages(kernel);
     EmulatedTest whole(1);
@@ -374,7 +374,7 @@ TEST(LiftCudaTest, EachSiteOfTensorCoresIsMissed) {
   }
 }
 
-TEST(LiftCudaTest, EachSiteIsMissed) {
+TEST(LiftCudaTest, LeavingOutEachSiteIsDetected) {
   const LiftCase c = {17, 1, DType::kF32, {{70, 140}}};
   const std::vector<float> want = LiftByReference(c);
   const auto mutants = LeaveOutEach("lift", kSeeds, [&](EmulatedTest& test) {
@@ -402,7 +402,7 @@ TEST(LiftCudaTest, RefusesAMatrixInPanels) {
                                "another device's")));
 }
 
-TEST(ComplexLiftCudaTest, IsTheReferencesBits) {
+TEST(ComplexLiftCudaTest, GivesTheReferencesBits) {
   constexpr int64_t kPairs = 32;
   constexpr int64_t kRows = 4;
   uint64_t seed = 0;
@@ -512,7 +512,7 @@ std::vector<char> CopiedPages(std::vector<char> from,
 
 // Covers copies by 16 bytes, by 4 and by 1; less and more than a CTA copies at
 // a time; padding; copies within an arena and to another one.
-TEST(CopyPagesCudaTest, CopiesWholePagesAndNothingElse) {
+TEST(CopyPagesCudaTest, CopiesWholePagesAndWritesNothingElse) {
   constexpr int32_t kFar = 1 << 30;
   const std::vector<PagePair> pairs = {{0, 3}, {-1, kFar}, {4, 1}, {-kFar, 0}};
   uint64_t seed = 0;
@@ -540,7 +540,7 @@ TEST(CopyPagesCudaTest, CopiesWholePagesAndNothingElse) {
   }
 }
 
-TEST(CopyPagesCudaTest, ACacheIsCopiedBySectors) {
+TEST(CopyPagesCudaTest, ACacheIsCopiedInWholeSectors) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   const DeviceBuffer arena = test.Put(RandomBytes(2 * 4096, 1));
   const DeviceBuffer list = test.Put(std::vector<PagePair>{{1, 0}});

@@ -153,7 +153,7 @@ void ExpectProduct(const Case& c, uint64_t seed, int multiprocessors = 4) {
   }
 }
 
-TEST(MatmulCudaTest, IsTheProductOfEveryTypeWithinItsTolerance) {
+TEST(MatmulCudaTest, EqualsTheProductWithinEachTypesTolerance) {
   uint64_t seed = 0;
   for (const DType x : kDTypes) {
     for (const DType w : kDTypes) {
@@ -171,7 +171,7 @@ TEST(MatmulCudaTest, IsTheProductOfEveryTypeWithinItsTolerance) {
 
 // Covers ring buffers that wrap around, both kinds of tails of k, edges of
 // tiles, and strides at and off multiples of 16 bytes, for each tile.
-TEST(MatmulCudaTest, IsTheProductInEveryTile) {
+TEST(MatmulCudaTest, EqualsTheProductInEveryTile) {
   uint64_t seed = 0;
   for (const DType dtype : {DType::kF16, DType::kBf16}) {
     for (const DType y : {dtype, DType::kF32}) {
@@ -191,7 +191,7 @@ TEST(MatmulCudaTest, IsTheProductInEveryTile) {
 }
 
 // More row tiles than are processed together, for each tile that has several.
-TEST(MatmulCudaTest, IsTheProductOfManyRowTiles) {
+TEST(MatmulCudaTest, EqualsTheProductForManyRowTiles) {
   for (const auto& [multiprocessors, n, kernel] :
        std::vector<std::tuple<int, int64_t, std::string>>{
            {1, 136, "matmul_many_rows"},
@@ -211,7 +211,7 @@ TEST(MatmulCudaTest, IsTheProductOfManyRowTiles) {
   }
 }
 
-TEST(MatmulCudaTest, FloatsHaveTheBitsOfTheCpu) {
+TEST(MatmulCudaTest, Float32ProductsHaveTheCpusBits) {
   for (const DType w : kDTypes) {
     const Case c = {DType::kF32, w, DType::kF32, 21, 70, 45};
     const Data data(c);
@@ -311,7 +311,7 @@ std::vector<KernelCase> KernelCases() {
       {"matmul_chain", {DType::kBf16, DType::kF32, DType::kBf16, 20, 70, 40}}};
 }
 
-TEST(MatmulCudaTest, IsTheSameBitsOnEverySeed) {
+TEST(MatmulCudaTest, GivesTheSameBitsOnEverySeed) {
   for (const KernelCase& k : KernelCases()) {
     const Data data(k.c);
     EmulatedTest first(1);
@@ -325,7 +325,7 @@ TEST(MatmulCudaTest, IsTheSameBitsOnEverySeed) {
   }
 }
 
-TEST(MatmulCudaTest, EachSiteIsMissed) {
+TEST(MatmulCudaTest, LeavingOutEachSiteIsDetected) {
   for (const KernelCase& k : KernelCases()) {
     const Data data(k.c);
     EmulatedTest whole(1);
@@ -344,7 +344,7 @@ TEST(MatmulCudaTest, EachSiteIsMissed) {
   }
 }
 
-TEST(MatmulCudaTest, NoBankIsMetTwiceAndSectorsAreWhole) {
+TEST(MatmulCudaTest, ReadsWithoutBankConflictsAndInWholeSectors) {
   for (const KernelCase& k : std::vector<KernelCase>{
            {"matmul_few_rows", Alike(DType::kBf16, 16, 640, 64)},
            {"matmul_some_rows", Alike(DType::kF16, 64, 320, 64)},
@@ -372,7 +372,7 @@ TEST(MatmulCudaTest, NoBankIsMetTwiceAndSectorsAreWhole) {
   }
 }
 
-TEST(MatmulCudaTest, MissingFeaturesOfTheDeviceAreRefused) {
+TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
   EmulatedTest test;
   Workspace none(nullptr, 0);
   MatmulParams params;

@@ -102,7 +102,7 @@ void ExpectNorm(const NormCase& c, uint64_t seed) {
   }
 }
 
-TEST(NormCudaTest, IsTheReferencesWithinTheTypesTolerance) {
+TEST(NormCudaTest, EqualsTheReferenceWithinTheTypesTolerance) {
   for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
     for (const DType dtype : kDTypes) {
       ExpectNorm({kind, dtype, 0, 5}, 1);
@@ -117,7 +117,7 @@ TEST(NormCudaTest, IsTheReferencesWithinTheTypesTolerance) {
   }
 }
 
-TEST(NormCudaTest, IsTheSameBitsOnEverySeed) {
+TEST(NormCudaTest, GivesTheSameBitsOnEverySeed) {
   for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
     const NormCase c = {kind, DType::kBf16, 5, 600};
     const NormData data(c);
@@ -132,7 +132,7 @@ TEST(NormCudaTest, IsTheSameBitsOnEverySeed) {
   }
 }
 
-TEST(NormCudaTest, EachSiteIsMissed) {
+TEST(NormCudaTest, LeavingOutEachSiteIsDetected) {
   const NormCase c = {NormKind::kLayer, DType::kF32, 2, 600};
   const NormData data(c);
   const NormResult want = NormByReference(c, data);
@@ -149,7 +149,7 @@ TEST(NormCudaTest, EachSiteIsMissed) {
 }
 
 // If the order of sums depended on addresses, the bits would differ.
-TEST(NormCudaTest, RowsThatCouldBeTakenWideMustLieSo) {
+TEST(NormCudaTest, RowsThatAreReadIn16BytePacksMustBeAligned) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Memory(256);
   const auto half = memory.as<Bf16>() + 64;
@@ -274,7 +274,7 @@ std::vector<float> GateByReference(int64_t rows, int64_t features,
 constexpr std::pair<int64_t, int64_t> kShapes[] = {
     {0, 3}, {1, 1}, {1, 256}, {5, 77}, {3, 2056}, {18, 1000}};
 
-TEST(SiluMulCudaTest, IsTheReferencesWithinTheTypesTolerance) {
+TEST(SiluMulCudaTest, EqualsTheReferenceWithinTheTypesTolerance) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     EmulatedTest test(++seed, /*multiprocessors=*/1);
@@ -293,7 +293,7 @@ TEST(SiluMulCudaTest, IsTheReferencesWithinTheTypesTolerance) {
   }
 }
 
-TEST(SiluMulCudaTest, FarGatesAreTheirLimits) {
+TEST(SiluMulCudaTest, LargeGatesGiveTheLimitsOfSilu) {
   for (const DType dtype : kDTypes) {
     const std::vector<float> gate_up = {
         100.0f, -100.0f, 3e4f, -3e4f, INFINITY, -INFINITY, kPoison, -88.0f,
@@ -343,7 +343,7 @@ std::vector<float> ActivateByReference(ActivationKind kind, int64_t rows,
 constexpr ActivationKind kKinds[] = {
     ActivationKind::kGelu, ActivationKind::kGeluTanh, ActivationKind::kRelu};
 
-TEST(ActivationCudaTest, IsTheReferencesWithinTheTypesToleranceAndInPlace) {
+TEST(ActivationCudaTest, EqualsTheReferenceWithinTheTypesToleranceAlsoInPlace) {
   uint64_t seed = 0;
   for (const ActivationKind kind : kKinds) {
     for (const DType dtype : kDTypes) {
@@ -365,7 +365,7 @@ TEST(ActivationCudaTest, IsTheReferencesWithinTheTypesToleranceAndInPlace) {
   }
 }
 
-TEST(ActivationCudaTest, FarInputsAreTheirLimits) {
+TEST(ActivationCudaTest, LargeInputsGiveTheLimitsOfTheFunction) {
   const std::vector<float> x = {13.0f,  -13.0f, 15.0f, -15.0f,   89.0f,
                                 -89.0f, 3e4f,   -3e4f, INFINITY, -INFINITY};
   for (const ActivationKind kind : kKinds) {
@@ -425,7 +425,7 @@ void ExpectAddedRows(EmulatedTest& test, const RowsCase& c) {
                        From(c.ahead, test.GetNumbers(on_y, c.dtype))));
 }
 
-TEST(AddRowsCudaTest, AddsRowsOrOneOfFloat32ToAllAndNothingElse) {
+TEST(AddRowsCudaTest, AddsRowsOrOneFloat32RowAndWritesNothingElse) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     for (const int64_t ahead : AheadOf(dtype)) {
@@ -538,7 +538,7 @@ void ExpectGatheredRows(EmulatedTest& test, const GatherCase& c) {
   EXPECT_TRUE(SameBits(want, From(c.ahead, test.GetNumbers(out, c.dtype))));
 }
 
-TEST(GatherRowsCudaTest, CopiesTheNamedRowsAndNothingElse) {
+TEST(GatherRowsCudaTest, CopiesTheNamedRowsAndWritesNothingElse) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     for (const int64_t ahead : AheadOf(dtype)) {
@@ -564,7 +564,7 @@ TEST(GatherRowsCudaTest, CopiesTheNamedRowsAndNothingElse) {
 }
 
 // Ids and counts are gathered as rows of one number, whatever their bits mean.
-TEST(GatherRowsCudaTest, BitsOfOtherTypesArriveAsTheyAre) {
+TEST(GatherRowsCudaTest, CopiesTheExactBitsOfEveryType) {
   const std::vector<int32_t> ids = {0x7f800001, -1, 0, 1, -0x7fffffff};
   EmulatedTest test;
   const DeviceBuffer x = test.Put(ids);
@@ -657,7 +657,7 @@ void ExpectEmbedding(EmulatedTest& test, const EmbeddingCase& c) {
       << DTypeName(c.dtype) << " of " << DTypeName(c.table_dtype);
 }
 
-TEST(EmbeddingCudaTest, IsTheReferencesRows) {
+TEST(EmbeddingCudaTest, EqualsTheReference) {
   for (const DType dtype : kDTypes) {
     for (const DType table : kDTypes) {
       EmulatedTest test;
@@ -674,7 +674,7 @@ TEST(EmbeddingCudaTest, IsTheReferencesRows) {
   }
 }
 
-TEST(EmbeddingCudaTest, ATableInPanelsIsRefused) {
+TEST(EmbeddingCudaTest, ATablePackedInPanelsIsRefused) {
   EmulatedTest test;
   EmbeddingParams params;
   params.vocab = 1;
@@ -758,7 +758,7 @@ RopeData RopeByKernel(EmulatedTest& test, const RopeCase& c) {
   return data;
 }
 
-TEST(RopeCudaTest, IsTheReferencesWithinTheTypesTolerance) {
+TEST(RopeCudaTest, EqualsTheReferenceWithinTheTypesTolerance) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     for (const RopePairing pairing :
@@ -781,7 +781,7 @@ TEST(RopeCudaTest, IsTheReferencesWithinTheTypesTolerance) {
 }
 
 // Every CTA reads the table of angle steps: 35 entries of 8 bytes.
-TEST(RopeCudaTest, AFewTokensAreSharedByCtasAndManyAreNot) {
+TEST(RopeCudaTest, SeveralCtasShareATokenOnlyIfTokensAreFew) {
   for (const int64_t tokens : {1, 20}) {
     const RopeCase c = {
         DType::kBf16, RopePairing::kHalfSplit, tokens, 30, 80, 70};
@@ -796,7 +796,7 @@ TEST(RopeCudaTest, AFewTokensAreSharedByCtasAndManyAreNot) {
   }
 }
 
-TEST(RopeCudaTest, EachSiteIsMissed) {
+TEST(RopeCudaTest, LeavingOutEachSiteIsDetected) {
   const RopeCase c = {DType::kF32, RopePairing::kHalfSplit, 2, 4, 64, 64};
   const RopeData want = RopeByReference(c);
   const auto mutants = LeaveOutEach("rope", kSeeds, [&](EmulatedTest& test) {
@@ -808,7 +808,7 @@ TEST(RopeCudaTest, EachSiteIsMissed) {
   EXPECT_NE(mutants[0].verdict, Verdict::kRight);
 }
 
-TEST(LaunchDeathTest, AGridThatHasNoRoomForItsRowsIsNone) {
+TEST(LaunchDeathTest, MoreRowsThanAGridCanHaveEndTheProcess) {
   EXPECT_EQ(emulated::simt::Ctas((int64_t{1} << 31) - 1), 0x7fffffffu);
   EXPECT_EQ(emulated::simt::Ctas(513, 256), 3u);
   EXPECT_DEATH((void)emulated::simt::Ctas(int64_t{1} << 31), "most");

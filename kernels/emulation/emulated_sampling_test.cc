@@ -81,7 +81,7 @@ std::vector<float> ScoresByKernel(EmulatedTest& test, const Scored& c) {
   return test.Get<float>(logprobs);
 }
 
-TEST(LogSoftmaxCudaTest, HasTheBitsOfTheCpuHoweverTheVocabularyIsCut) {
+TEST(LogSoftmaxCudaTest, HasTheCpusBitsHoweverTheVocabularyIsCut) {
   uint64_t seed = 0;
   for (const int64_t vocab : {1, 15, 1024, 5003, 20000}) {
     std::vector<int32_t> targets;
@@ -103,7 +103,7 @@ TEST(LogSoftmaxCudaTest, HasTheBitsOfTheCpuHoweverTheVocabularyIsCut) {
   EXPECT_TRUE(ScoresByKernel(test, {{}, {}, 5, 5}).empty());
 }
 
-TEST(LogSoftmaxCudaTest, ALogitThatIsNotFiniteLeavesItsRowWithoutANumber) {
+TEST(LogSoftmaxCudaTest, ANonFiniteLogitMakesItsRowsResultNonFinite) {
   constexpr int64_t kVocab = 2500;
   Scored c = {RandomFloats(2 * kVocab, 2), {3, 3}, kVocab, kVocab};
   EmulatedTest whole;
@@ -124,7 +124,7 @@ TEST(LogSoftmaxCudaTest, ALogitThatIsNotFiniteLeavesItsRowWithoutANumber) {
   EXPECT_FALSE(std::isfinite(ScoresByKernel(test, c)[0]));
 }
 
-TEST(LogSoftmaxCudaTest, EachSiteIsMissed) {
+TEST(LogSoftmaxCudaTest, LeavingOutEachSiteIsDetected) {
   const Scored c = {RandomFloats(3 * 5003, 3), {1, 2, 3}, 5003, 5003};
   const auto want = ScoresByReference(c);
   const auto mutants =
@@ -339,7 +339,7 @@ std::vector<Row> AllKinds(int64_t vocab, size_t count) {
   return rows;
 }
 
-TEST(SampleCudaTest, EveryKindOfRowHasTheResultOfTheCpu) {
+TEST(SampleCudaTest, EveryKindOfRowEqualsTheCpu) {
   uint64_t seed = 0;
   for (const int64_t vocab : {600, 3001}) {
     constexpr size_t kRows = 18;
@@ -353,7 +353,7 @@ TEST(SampleCudaTest, EveryKindOfRowHasTheResultOfTheCpu) {
 
 // Many draws with each filter, from peaked logits and from flat ones, of which
 // more ids are kept than shared memory can hold.
-TEST(SampleCudaTest, DrawsEqualTheCpus) {
+TEST(SampleCudaTest, DrawnIdsEqualTheCpus) {
   struct Shape {
     float scale;
     int64_t vocab;
@@ -378,7 +378,7 @@ TEST(SampleCudaTest, DrawsEqualTheCpus) {
   }
 }
 
-TEST(SampleCudaTest, TiesGoToTheLowerId) {
+TEST(SampleCudaTest, TheLowerIdOfEqualLogitsIsTaken) {
   std::vector<float> logits(2000, 1.0f);
   logits[0] = -1.0f;
   logits[700] = -0.0f;
@@ -398,7 +398,7 @@ TEST(SampleCudaTest, TiesGoToTheLowerId) {
   ExpectSame({{0.0f, -0.0f, 0.0f}, {Greedy()}, 3, 0});
 }
 
-TEST(SampleCudaTest, ThereIsNoTokenIfAllAreBanned) {
+TEST(SampleCudaTest, NoTokenIsDrawnIfAllAreBanned) {
   Batch c = {RandomFloats(70, 6), {Row(), Greedy(), Greedy()}, 70, 1, true};
   for (Row& row : c.rows) row.mask.assign(3, 0);
   c.rows[1].row.num_logprobs = 1;
@@ -410,7 +410,7 @@ TEST(SampleCudaTest, ThereIsNoTokenIfAllAreBanned) {
   EXPECT_EQ(ByKernel(test, c).ids, (std::vector<int32_t>(3, kNoTokenAllowed)));
 }
 
-TEST(SampleCudaTest, ALogitThatIsNotFiniteGivesNoTokenAndItsNeighboursTheirs) {
+TEST(SampleCudaTest, ARowWithANonFiniteLogitDrawsNoTokenAndOtherRowsDo) {
   constexpr int64_t kVocab = 600;
   for (const auto& [bad, at] : std::vector<std::pair<float, size_t>>{
            {kInf, 0}, {-kInf, 520}, {kPoison, 599}}) {
@@ -426,7 +426,7 @@ TEST(SampleCudaTest, ALogitThatIsNotFiniteGivesNoTokenAndItsNeighboursTheirs) {
   }
 }
 
-TEST(SampleCudaTest, InfinitePenaltiesAndBiasesStillGiveAToken) {
+TEST(SampleCudaTest, ATokenIsDrawnDespiteInfinitePenaltiesAndBiases) {
   Batch c = {{3.0f, 100.0f, 1.0f, -2.0f}, {}, 4, 0, true};
   for (const float temperature : {0.0f, 1.0f, 1e-38f}) {
     for (const std::vector<float>& biases :
@@ -537,7 +537,7 @@ Row AtTheLargestNumber() {
   row.row.sample_index = 221342161;
   return row;
 }
-TEST(SampleCudaTest, TheLargestNumberIsThat) {
+TEST(SampleCudaTest, TheChosenSeedGivesTheLargestUniformNumber) {
   const SampleRowArgs row = AtTheLargestNumber().row;
   const base::PhiloxCounter bits =
       base::Philox4x32(base::PhiloxKeyFromSeed(row.seed),
@@ -567,7 +567,7 @@ void ExpectIdsOfTheCpu(const Batch& c, uint64_t seed) {
                                                     ::testing::Lt(c.vocab))));
 }
 
-TEST(SampleCudaTest, AFlatRowGivesAnIdAtTheLargestNumberBelowOne) {
+TEST(SampleCudaTest, AFlatRowDrawsAnIdForTheLargestUniformNumber) {
   uint64_t seed = 0;
   for (const int64_t vocab : {1, 3, 9, 513, 2047, 2049, 4097, 6003, 20001}) {
     for (const float logit : {0.0f, -1.7f, 3e38f}) {
@@ -582,7 +582,7 @@ TEST(SampleCudaTest, AFlatRowGivesAnIdAtTheLargestNumberBelowOne) {
 // Next to a weight of 1, weights of 2^-31 and less make sums depend on the
 // order of addition. The sum of the part of a row may then be smaller than the
 // number to reach in it, although no id follows.
-TEST(SampleCudaTest, SumsThatAreRoundedLeaveNoRowWithoutAnId) {
+TEST(SampleCudaTest, RoundedSumsLeaveNoRowWithoutAnId) {
   uint64_t seed = 0;
   for (const int64_t vocab : {2051, 5003, 9001, 20001}) {
     for (const float distance : {22.0f, 23.7f, 25.1f}) {
@@ -606,7 +606,7 @@ TEST(SampleCudaTest, SumsThatAreRoundedLeaveNoRowWithoutAnId) {
 
 // Nearly all ids have nearly equal weights, but the keys that order their
 // logits span 2^31 values.
-TEST(SampleCudaTest, NumbersFarApartAreInTheOrderOfTheCpu) {
+TEST(SampleCudaTest, LogitsFarApartAreOrderedLikeTheCpus) {
   constexpr int64_t kVocab = 5003;
   std::vector<float> logits(kVocab);
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -698,7 +698,7 @@ KVASIR_KERNEL(emulated::kLogitThreads) TakeKernel(TakeArgs args) {
                                                  args.keys, args.most, next);
   if (simt::Thread() == 0) *args.count = count;
 }
-TEST(SampleCudaTest, KeysWithoutRoomAreNotWrittenPastTheArray) {
+TEST(SampleCudaTest, KeysThatDoNotFitAreNotWrittenPastTheArray) {
   constexpr uint32_t kMost = emulated::kSortedIds;
   constexpr uint64_t kUntouched = 0x1234567812345678;
   for (const uint32_t vocab : {100u, kMost, kMost + 1, 9000u}) {
@@ -766,14 +766,14 @@ TEST(SampleCudaTest, ReadsAGreedyRowOnceAndOthersAFewTimes) {
   EXPECT_LE(LoadedBytes(c), 8 * 4 * kVocab);
 }
 
-TEST(SampleCudaTest, AListMayHaveTheWholeVocabulary) {
+TEST(SampleCudaTest, ATopListMayHoldTheWholeVocabulary) {
   Batch c = {RandomFloats(2 * 2500, 8, 20.0f), {Row(), Greedy()}, 2500, 2500};
   c.rows[0].row.num_logprobs = 2500;
   c.rows[1].row.num_logprobs = 700;
   ExpectSame(c);
 }
 
-TEST(SampleCudaTest, IsTheSameOnEverySeed) {
+TEST(SampleCudaTest, GivesTheSameResultOnEverySeed) {
   const Batch c = {RandomFloats(8 * 700, 9, 3.0f), AllKinds(700, 8), 700, 2};
   const Sampled want = ByReference(c);
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
@@ -782,7 +782,7 @@ TEST(SampleCudaTest, IsTheSameOnEverySeed) {
   }
 }
 
-TEST(SampleCudaTest, EachSiteIsMissed) {
+TEST(SampleCudaTest, LeavingOutEachSiteIsDetected) {
   // The rows: plain draws, one with a list, one with a filter, one that keeps
   // more ids than are sorted together, and one whose remaining ids are all
   // equal. Two warps have blocks of logits.
@@ -849,7 +849,7 @@ Counted CountByKernel(EmulatedTest& test, const std::vector<int32_t>& ids) {
   return {test.Get<int32_t>(cleared), test.Get<int32_t>(kept)};
 }
 
-TEST(CountTokensCudaTest, CountsEachHistoryAndMissesItsSite) {
+TEST(CountTokensCudaTest, CountsEachHistoryAndNeedsItsSyncSite) {
   std::vector<int32_t> ids = {1, 3, 1, -1, 2000, 0};
   for (int32_t i = 0; i < 1500; ++i) ids.push_back(i * i % 1999);
   Counted want = {std::vector<int32_t>(2000, 0), std::vector<int32_t>(2000, 5)};

@@ -36,7 +36,7 @@ bool Arrives(EmulatedTest& test, Planted planted,
   return test.Get<uint32_t>(out) == words;
 }
 
-TEST(EmulatorTest, AKernelThatIsRightIsNotReported) {
+TEST(EmulatorTest, ACorrectKernelIsNotReported) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);
     EXPECT_TRUE(Arrives(test, Planted::kNone));
@@ -63,7 +63,7 @@ Verdict Found(Planted planted) {
   return Verdict::kRight;
 }
 
-TEST(EmulatorTest, AMissingBarrierShowsInTheNumbersOrAsARace) {
+TEST(EmulatorTest, AMissingBarrierGivesWrongNumbersOrARace) {
   for (const Planted planted :
        {Planted::kMissingBarrier, Planted::kMissingWarpBarrier}) {
     EXPECT_EQ(Found(planted),
@@ -82,21 +82,21 @@ TEST(EmulatorTest, AWarpThatOverwritesUnreadDataIsFound) {
 
 // Each thread polls 6000 times while nothing changes, but at changing
 // addresses.
-TEST(EmulatorTest, LooksThatDoNotRepeatAreNoDeadlock) {
+TEST(EmulatorTest, PollsThatSeeNewValuesAreNoDeadlock) {
   for (uint64_t seed = 1; seed <= 2; ++seed) {
     EmulatedTest test(seed);
     EXPECT_TRUE(Arrives(test, Planted::kManyLooks));
   }
 }
 
-TEST(EmulatorTest, ALoadOnceIsOfItsOwnBytes) {
+TEST(EmulatorTest, LoadOnceMayReadBytesBesideStoredOnes) {
   EmulatedTest test;
   EXPECT_FALSE(Arrives(test, Planted::kLoadOnceBesideStored));
 }
 
 // Only ThreadSanitizer sees these faults, because the emulator makes accesses
 // in program order.
-TEST(EmulatorTest, FencesThatDoNotOrderAreRaces) {
+TEST(EmulatorTest, AMissingOrWrongFenceIsReportedAsARace) {
   const Verdict expected = kThreadSanitizer ? Verdict::kRace : Verdict::kRight;
   for (const Planted planted :
        {Planted::kMissingFence, Planted::kMissingReaderFence,
@@ -117,7 +117,7 @@ class EmulatorDeathTest : public ::testing::Test {
   }
 };
 
-TEST_F(EmulatorDeathTest, ABarrierThatNotAllReachIsReported) {
+TEST_F(EmulatorDeathTest, ABarrierThatSomeThreadsDoNotReachIsReported) {
   ExpectDeath(Planted::kDivergentBarrier,
               "kernel faulty, CTA .0, 0., thread .*SyncCta at "
               "faulty_kernels.cu:.*divergent: others wait in SyncCta");
@@ -167,14 +167,14 @@ TEST_F(EmulatorDeathTest, AccessesOutOfBoundsAreReported) {
   ExpectDeath(Planted::kHostMemory, "is no memory of the device");
 }
 
-TEST_F(EmulatorDeathTest, MisalignedAndOtherwiseWrongAccessesAreReported) {
+TEST_F(EmulatorDeathTest, MisalignmentNarrowScopesAndFullStacksAreReported) {
   ExpectDeath(Planted::kMisalignedLoad, "LoadGlobal .*misaligned.*16 bytes");
   ExpectDeath(Planted::kMisalignedCopy, "CopyAsync .*misaligned.*16 bytes");
   ExpectDeath(Planted::kScopeTooNarrow, "AtomicAdd .*in scope of the CTA");
   ExpectDeath(Planted::kDeepStack, "stack is full");
 }
 
-TEST_F(EmulatorDeathTest, LaunchesThatNoGpuTakesAreRefused) {
+TEST_F(EmulatorDeathTest, LaunchesThatNoGpuAcceptsAreRefused) {
   const auto launch = [](KernelLaunch shape) {
     EmulatorOptions options;
     options.multiprocessors = 2;
@@ -190,7 +190,7 @@ TEST_F(EmulatorDeathTest, LaunchesThatNoGpuTakesAreRefused) {
                "toy: CTAs that wait for each other: 3, of at most 2");
 }
 
-TEST(EmulatorTest, NamesTheSitesOfAKernel) {
+TEST(EmulatorTest, ListsTheSyncSitesOfAKernel) {
   EmulatedTest test;
   EXPECT_TRUE(Arrives(test, Planted::kNone));
   std::vector<std::string> kinds;
@@ -205,7 +205,7 @@ TEST(EmulatorTest, NamesTheSitesOfAKernel) {
   EXPECT_TRUE(test.emulator().SyncSites("another").empty());
 }
 
-TEST(EmulatorTest, ASiteThatIsLeftOutIsPassedAndDoesNothing) {
+TEST(EmulatorTest, ALeftOutSiteDoesNothingButCountsItsPasses) {
   SyncSite wait;
   {
     EmulatedTest test;
@@ -222,7 +222,7 @@ TEST(EmulatorTest, ASiteThatIsLeftOutIsPassedAndDoesNothing) {
             Verdict::kStopped);
 }
 
-TEST(EmulatorTest, AChildThatDiesOfAnythingElseWasNotStopped) {
+TEST(EmulatorTest, AChildThatDiesForAnotherReasonFailsTheTest) {
   EXPECT_NONFATAL_FAILURE(
       EXPECT_EQ(Judge([]() -> bool { _exit(1); }), Verdict::kRight),
       "the child ended with status");
@@ -231,7 +231,7 @@ TEST(EmulatorTest, AChildThatDiesOfAnythingElseWasNotStopped) {
       "the child ended with status");
 }
 
-TEST(EmulatorTest, AChildThatGoesOnForeverIsEndedAndNamed) {
+TEST(EmulatorTest, AnEndlessChildIsEndedAndGetsTheVerdictEndless) {
   const Verdict verdict = Judge(
       [] {
         for (volatile bool on = true; on;) {
@@ -242,7 +242,7 @@ TEST(EmulatorTest, AChildThatGoesOnForeverIsEndedAndNamed) {
   EXPECT_STREQ(VerdictName(verdict), "endless");
 }
 
-TEST(EmulatorTest, CountsSectorsAndPassesThroughBanks) {
+TEST(EmulatorTest, CountsSectorsAndPassesThroughSharedMemoryBanks) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   EXPECT_TRUE(Arrives(test, Planted::kNone));
   int64_t shared_loads = 0;
@@ -265,7 +265,7 @@ TEST(EmulatorTest, CountsSectorsAndPassesThroughBanks) {
 // 32 lanes read 16 distinct words with a stride of 4 words: they lie in 8
 // banks, 2 in each, and in 8 sectors, while 4 sectors could hold the bytes of
 // 32 lanes.
-TEST(EmulatorTest, CountsTheCostOfStrides) {
+TEST(EmulatorTest, CountsTheCostOfStridedAccesses) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   EXPECT_FALSE(Arrives(test, Planted::kStrided));
   const std::vector<AccessCount> counts = test.emulator().Accesses("faulty");

@@ -50,7 +50,7 @@ struct Kernel {
   PrimitiveArgs args;
 };
 
-TEST(PrimitivesTest, EveryThreadKnowsItsPlace) {
+TEST(PrimitivesTest, EveryThreadHasItsIndicesInTheGrid) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);
     Kernel run(test, {0}, size_t{3} * 2 * 64);
@@ -67,7 +67,7 @@ TEST(PrimitivesTest, EveryThreadKnowsItsPlace) {
   }
 }
 
-TEST(PrimitivesTest, LanesOfAWarpGetEachOthersValues) {
+TEST(PrimitivesTest, LanesOfAWarpExchangeValues) {
   Words in(32);
   for (uint32_t lane = 0; lane < 32; ++lane) {
     in[lane] = Bits(static_cast<float>(lane * lane % 37) - 11.0f) | (lane == 3);
@@ -132,7 +132,7 @@ TEST(PrimitivesTest, MaximaHaveTheSameBitsInEveryLane) {
   }
 }
 
-TEST(PrimitivesTest, NamedBarriersHandOverBothWays) {
+TEST(PrimitivesTest, NamedBarriersOrderTwoWarpsInBothDirections) {
   const Words in = RandomWords(64, 1);
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);
@@ -144,7 +144,7 @@ TEST(PrimitivesTest, NamedBarriersHandOverBothWays) {
   }
 }
 
-TEST(PrimitivesTest, CopiesOfEachWidthArrive) {
+TEST(PrimitivesTest, AsyncCopiesOfEveryWidthArrive) {
   const Words in = RandomWords(224, 2);
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);
@@ -154,7 +154,7 @@ TEST(PrimitivesTest, CopiesOfEachWidthArrive) {
   }
 }
 
-TEST(PrimitivesTest, BulkCopiesArriveWithTheirBarriersPhase) {
+TEST(PrimitivesTest, BulkCopiesHaveArrivedWhenTheirBarriersPhaseEnds) {
   if (!HasBulkCopies()) GTEST_SKIP() << "bulk copies are those of sm_90";
   for (const uint32_t tiles : {1u, 2u, 5u}) {
     const Words in = RandomWords(size_t{256} * tiles, tiles);
@@ -196,12 +196,12 @@ void ExpectProduct(bool bf16) {
   }
 }
 
-TEST(PrimitivesTest, MmaIsTheProduct) {
+TEST(PrimitivesTest, MmaComputesTheProduct) {
   ExpectProduct<Bf16>(true);
   ExpectProduct<F16>(false);
 }
 
-TEST(PrimitivesTest, TheCeilingOfMmaIsAllOfItsProducts) {
+TEST(PrimitivesTest, TheMmaCeilingKernelComputesAllItsProducts) {
   const auto sums = [](uint32_t steps, double* operations) {
     EmulatedTest test;
     const int multiprocessors = test.launcher().multiprocessors();
@@ -424,7 +424,7 @@ Words Fragments(const Words& matrices) {
   return words;
 }
 
-TEST(PrimitivesTest, MatricesComeAsTheirFragments) {
+TEST(PrimitivesTest, LoadMatricesGivesTheFragmentsOfMma) {
   const Words in = RandomWords(128, 4);
   const Words want = Fragments(in);
   EmulatedTest test;
@@ -450,7 +450,7 @@ TEST(PrimitivesTest, AtomicsOfManyCtasAddUp) {
   }
 }
 
-TEST(PrimitivesTest, AReleaseIsSeenByTheAcquireThatReadsIt) {
+TEST(PrimitivesTest, AnAcquireSeesTheWritesBeforeTheReleaseItReads) {
   const Words in = RandomWords(64, 5);
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);
@@ -522,7 +522,7 @@ TEST(PrimitivesTest, ArithmeticOnPairsRoundsOnce) {
   ExpectPairs<F16>(4);
 }
 
-TEST(PrimitivesTest, TheLesserOfAPairIsANumberIfOneIs) {
+TEST(PrimitivesTest, MinPairPrefersANumberToNaN) {
   // 1 and NaN in both orders; infinities; zeros.
   const Words triples = {0x7e003c00u, 0x3c007e00u, 0u,
                          0xfc007c00u, 0x7bff7bffu, 0u,
@@ -537,7 +537,7 @@ TEST(PrimitivesTest, TheLesserOfAPairIsANumberIfOneIs) {
   EXPECT_EQ(out[14 + 2 * emulated::kNumberWords], 0x80008000u);
 }
 
-TEST(PrimitivesTest, NumbersAndBytesAreTheirDefinitions) {
+TEST(PrimitivesTest, ConversionsFunctionsAndPickBytesMatchTheirDefinitions) {
   const Words triples = {
       Bits(1.5f),    Bits(2.0f),  0x3210u,  // the bytes of a
       Bits(-3.3f),   Bits(1e-5f), 0x7654u,  // the bytes of b
@@ -596,7 +596,7 @@ struct GridSum {
   }
 };
 
-TEST(PrimitivesTest, AGridAddsTheCopiesOfItsCtas) {
+TEST(PrimitivesTest, AGridSumsTheNumbersThatItsCtasCopied) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);
     EXPECT_TRUE(GridSum()(test)) << seed;
@@ -622,7 +622,7 @@ void ExpectEachSiteIsMissed(const std::string& kernel, size_t sites,
   }
 }
 
-TEST(LeaveOutTest, EachSiteOfAPipelineIsMissed) {
+TEST(LeaveOutTest, LeavingOutEachSiteOfAPipelineIsDetected) {
   ExpectEachSiteIsMissed("grid_sum", 9, GridSum());
 }
 
@@ -639,7 +639,7 @@ void ExpectEchoMissesEachSite(const std::string& kernel, size_t sites,
   });
 }
 
-TEST(LeaveOutTest, EachSiteOfThePrimitivesKernelsIsMissed) {
+TEST(LeaveOutTest, LeavingOutEachSiteOfAPrimitivesKernelIsDetected) {
   const Words in = RandomWords(64, 7);
   ExpectEchoMissesEachSite("hand_over", 4, &emulated::LaunchHandOver, in, in);
   Words turned = in;

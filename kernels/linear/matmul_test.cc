@@ -167,7 +167,7 @@ TEST(MatmulCounterTest, SixteenRowsReadEachWeightOnce) {
   EXPECT_EQ(128 * 96 * 2, test.stream().weight_bytes_read());
 }
 
-TEST(MatmulRefusalTest, NamesTheWrongArgument) {
+TEST(MatmulRefusalTest, TheErrorNamesTheWrongArgument) {
   Weights weights(8, 8, DType::kF32, 10);
   MatmulArgs params;
   params.weight = weights.view;
@@ -248,7 +248,7 @@ TEST(PackTest, SlicesAndConcatenationGiveTheColumnsOfTheirParts) {
                              HasSubstr("rows [41, 61) of 60")));
 }
 
-TEST(PackTest, RowsStayRowsAndColumnsAreTransposed) {
+TEST(PackTest, PackRowsTransposesIntoPanelsButNotIntoRows) {
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
     const int64_t k = 70;
     const int64_t n = 150;

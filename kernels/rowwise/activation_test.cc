@@ -36,7 +36,7 @@ struct Case {
 
 class ActivationTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(ActivationTest, IsTheDefinitionAndTheSameOnEveryBackEndAndInPlace) {
+TEST_P(ActivationTest, MatchesTheDefinitionOnEveryBackEndAlsoInPlace) {
   const ActivationKind kind = GetParam().kind;
   const int64_t rows = GetParam().rows;
   const int64_t columns = GetParam().columns;
@@ -82,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{ActivationKind::kRelu, 33, 1003}));
 
 // Inputs far from 0, in every lane of a vector and in the remainder.
-TEST(ActivationEndsTest, FarInputsAreTheSameOnEveryBackEnd) {
+TEST(ActivationEndsTest, LargeInputsGiveTheSameResultOnEveryBackEnd) {
   std::vector<float> x;
   for (const float far : {13.0f, 14.0f, 88.0f, 88.5f, 1e4f, 1e20f, 1e38f,
                           std::numeric_limits<float>::infinity()}) {
@@ -111,7 +111,7 @@ TEST(ActivationEndsTest, FarInputsAreTheSameOnEveryBackEnd) {
   }
 }
 
-TEST(ActivationRefusalTest, NamesTheColumns) {
+TEST(ActivationRefusalTest, TheErrorNamesTheColumns) {
   TestStream test;
   EXPECT_THAT(Activation(test.stream(), {}, test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,

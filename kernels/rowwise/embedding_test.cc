@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 
 class EmbeddingTest : public ::testing::TestWithParam<DType> {};
 
-TEST_P(EmbeddingTest, RowsComeFromTheTableOrTheTiedHead) {
+TEST_P(EmbeddingTest, RowsAreReadFromTheTableOrTheTiedHead) {
   constexpr int64_t kVocab = 75;
   constexpr int64_t kHidden = 99;
   StoredArray table(RandomFloats(kVocab * kHidden, 1), GetParam());
@@ -94,7 +94,7 @@ TEST_P(EmbeddingTest, LearnedPositionsAreAdded) {
 
 // If a table is split over ranks, each id is in one part, and the sum of all
 // rows is the row of the whole table.
-TEST_P(EmbeddingTest, ATableOfSomeIdsGivesZerosForOthers) {
+TEST_P(EmbeddingTest, IdsOutsideTheTableGiveZeros) {
   constexpr int64_t kVocab = 75;
   constexpr int64_t kHidden = 99;
   StoredArray table(RandomFloats(kVocab * kHidden, 1), GetParam());
@@ -151,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(DTypes, EmbeddingTest,
                          ::testing::Values(DType::kF32, DType::kF16,
                                            DType::kBf16));
 
-TEST(EmbeddingRefusalTest, NamesThePackedShape) {
+TEST(EmbeddingRefusalTest, TheErrorNamesThePackedShape) {
   EmbeddingArgs params;
   params.vocab = 10;
   params.hidden = 4;
@@ -163,7 +163,7 @@ TEST(EmbeddingRefusalTest, NamesThePackedShape) {
                              HasSubstr("is [10, 5], want [10, 4]")));
 }
 
-TEST(EmbeddingRefusalTest, NamesAPackedTableOfAnotherDevice) {
+TEST(EmbeddingRefusalTest, TheErrorNamesAPackedTableOfAnotherDevice) {
   EmbeddingArgs params;
   params.vocab = 10;
   params.hidden = 4;

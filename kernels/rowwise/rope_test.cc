@@ -86,7 +86,7 @@ Tensors Rotate(TestStream& test, const Case& c) {
 
 class RopeTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(RopeTest, IsTheDefinitionAtAnyPositionAndTheSameOnEveryBackEnd) {
+TEST_P(RopeTest, MatchesTheDefinitionAtAnyPositionOnEveryBackEnd) {
   const Case& c = GetParam();
   TestStream reference(1, CpuBackend::kReference);
   const Tensors truth = Rotate(reference, c);
@@ -233,7 +233,7 @@ struct HeadsCase {
 
 class RopeHeadsTest : public ::testing::TestWithParam<HeadsCase> {};
 
-TEST_P(RopeHeadsTest, TurnByTheAnglesOfTheirOwnPairs) {
+TEST_P(RopeHeadsTest, PairsAreRotatedByTheirOwnAngles) {
   constexpr int64_t kRotary = 128;
   Turned turned = {{}, Frequencies(kRotary), GetParam().pairing};
   for (int i = 0; i < GetParam().repeats; ++i) {
@@ -284,7 +284,7 @@ INSTANTIATE_TEST_SUITE_P(
                       HeadsCase{RopePairing::kInterleaved, 1},
                       HeadsCase{RopePairing::kHalfSplit, 5}));
 
-TEST(RopeStepTest, IsTheFractionOfATurn) {
+TEST(RopeStepTest, EqualsTheFractionOfATurn) {
   // Multiples of pi in double have a relative error of 2^-53, which is 2^11
   // steps.
   const auto distance = [](uint64_t a, uint64_t b) {
@@ -300,7 +300,7 @@ TEST(RopeStepTest, IsTheFractionOfATurn) {
               1e-16);
 }
 
-TEST(RopeRefusalTest, NamesTheWrongArgument) {
+TEST(RopeRefusalTest, TheErrorNamesTheWrongArgument) {
   TestStream test;
   const uint64_t steps[4] = {};
   RopeArgs params;
@@ -321,7 +321,7 @@ TEST(RopeRefusalTest, NamesTheWrongArgument) {
                              HasSubstr("row_stride: want at least 102")));
 }
 
-TEST(RopeRefusalTest, NamesAnglesThatThereAreNot) {
+TEST(RopeRefusalTest, TheErrorNamesAnglesThatDoNotExist) {
   TestStream test;
   const uint64_t steps[4] = {};
   RopeArgs params;

@@ -66,7 +66,7 @@ TEST(SumRowsTest, AddsRowsInOrderOnEveryBackEnd) {
   }
 }
 
-TEST(SumRowsTest, WithoutRowsIsRefused) {
+TEST(SumRowsTest, ASumOfNoRowsIsRefused) {
   TestStream test;
   SumRowsParams params;
   params.columns = 4;

@@ -23,7 +23,7 @@ struct Case {
 
 class SiluMulTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(SiluMulTest, IsTheDefinitionAndTheSameOnEveryBackEnd) {
+TEST_P(SiluMulTest, MatchesTheDefinitionAndIsEqualOnEveryBackEnd) {
   const int64_t rows = GetParam().rows;
   const int64_t features = GetParam().features;
   // The range reaches both ends of the exponential.
@@ -53,7 +53,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, SiluMulTest,
                          ::testing::Values(Case{0, 3}, Case{1, 1}, Case{1, 256},
                                            Case{5, 77}, Case{16, 1000}));
 
-TEST(SiluMulEndsTest, FarGatesAreTheirLimitsOnEveryBackEnd) {
+TEST(SiluMulEndsTest, LargeGatesGiveTheLimitsOfSiluOnEveryBackEnd) {
   const float gates[] = {88.0f, 88.5f, 1e20f, 1e38f,
                          std::numeric_limits<float>::infinity()};
   constexpr int64_t kFeatures = 37;

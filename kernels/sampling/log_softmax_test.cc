@@ -38,7 +38,7 @@ std::vector<float> Logprobs(TestStream& test, const std::vector<float>& logits,
 
 class LogSoftmaxTest : public ::testing::TestWithParam<int64_t> {};
 
-TEST_P(LogSoftmaxTest, IsTheDefinitionHoweverTheVocabularyIsCut) {
+TEST_P(LogSoftmaxTest, MatchesTheDefinitionHoweverTheVocabularyIsCut) {
   const int64_t vocab = GetParam();
   std::vector<int32_t> targets;
   for (int64_t i = 0; i < 9; ++i) {
@@ -66,14 +66,14 @@ TEST_P(LogSoftmaxTest, IsTheDefinitionHoweverTheVocabularyIsCut) {
 INSTANTIATE_TEST_SUITE_P(Vocabularies, LogSoftmaxTest,
                          ::testing::Values(1, 13, 1024, 5000, 32003));
 
-TEST(LogSoftmaxEdgeTest, TargetsOutsideTheVocabularyAreImpossible) {
+TEST(LogSoftmaxEdgeTest, TargetsOutsideTheVocabularyHaveProbabilityZero) {
   TestStream test;
   const auto out = Logprobs(test, {1.0f, 2.0f, 1.0f, 2.0f}, {-1, 2}, 2, 2);
   EXPECT_TRUE(std::isinf(out[0]) && out[0] < 0);
   EXPECT_TRUE(std::isinf(out[1]) && out[1] < 0);
 }
 
-TEST(LogSoftmaxEdgeTest, ANonFiniteLogitShowsOnlyInItsRow) {
+TEST(LogSoftmaxEdgeTest, ANonFiniteLogitAffectsOnlyItsRow) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr int64_t kVocab = 3100;
   const auto sound = RandomFloats(3 * kVocab, 1, 5.0f);
@@ -105,7 +105,7 @@ TEST(LogSoftmaxEdgeTest, ANonFiniteLogitShowsOnlyInItsRow) {
   }
 }
 
-TEST(LogSoftmaxEdgeTest, RefusesChunksCutElsewhere) {
+TEST(LogSoftmaxEdgeTest, RefusesChunksThatAreNotCutAtBlockBoundaries) {
   TestStream test;
   LogSoftmaxArgs params;
   params.vocab_begin = 1024;

@@ -73,7 +73,7 @@ std::set<int32_t> Support(const std::vector<float>& logits,
 const std::vector<float> kFour = {std::log(0.2f), std::log(0.4f),
                                   std::log(0.1f), std::log(0.3f)};
 
-TEST(SampleTest, GreedyTakesTheLargestAndTheLowerIdOfEquals) {
+TEST(SampleTest, GreedyTakesTheLargestLogitAndTheLowerIdOfEquals) {
   TestStream test;
   SampleRowArgs greedy;
   greedy.temperature = 0.0f;
@@ -103,7 +103,7 @@ TEST(SampleTest, TemperatureSharpensTheDistribution) {
   EXPECT_NEAR(16.0 / 30.0, counts.at(1) / 20000.0, 0.015);
 }
 
-TEST(SampleTest, FiltersKeepExactlyTheirSets) {
+TEST(SampleTest, TopKTopPAndMinPKeepExactlyTheirIds) {
   SampleRowArgs row;
   row.top_k = 2;
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
@@ -130,7 +130,7 @@ TEST(SampleTest, FiltersKeepExactlyTheirSets) {
   EXPECT_EQ((std::set<int32_t>{0, 1}), Support({1.0f, 1.0f, 1.0f}, row));
 }
 
-TEST(SampleTest, BiasesBansAndMasksShapeTheSet) {
+TEST(SampleTest, BiasesBansAndMasksChangeWhichIdsAreDrawn) {
   SampleRowArgs row;
   const int32_t banned[] = {1, 99, -3};
   row.banned_ids = banned;
@@ -147,7 +147,7 @@ TEST(SampleTest, BiasesBansAndMasksShapeTheSet) {
   EXPECT_EQ((std::set<int32_t>{2}), Support(kFour, row));
 }
 
-TEST(SampleTest, ThereIsNoTokenIfAllAreBanned) {
+TEST(SampleTest, NoTokenIsDrawnIfAllAreBanned) {
   SampleRowArgs row;
   const uint32_t mask = 0;
   row.allow_mask = &mask;
@@ -158,7 +158,7 @@ TEST(SampleTest, ThereIsNoTokenIfAllAreBanned) {
   EXPECT_EQ(-1, Draw(test, kFour, {row}).ids[0]);
 }
 
-TEST(SampleTest, ALogitThatIsNotFiniteGivesNoTokenAndItsNeighboursTheirs) {
+TEST(SampleTest, ARowWithANonFiniteLogitDrawsNoTokenAndOtherRowsDo) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr int64_t kVocab = 37;  // no multiple of a vector
   for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
@@ -181,7 +181,7 @@ TEST(SampleTest, ALogitThatIsNotFiniteGivesNoTokenAndItsNeighboursTheirs) {
   }
 }
 
-TEST(SampleTest, InfiniteBiasesStillGiveAnAllowedToken) {
+TEST(SampleTest, AnAllowedTokenIsDrawnDespiteInfiniteBiases) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   struct Case {
     std::vector<float> biases;
@@ -211,7 +211,7 @@ TEST(SampleTest, InfiniteBiasesStillGiveAnAllowedToken) {
 }
 
 // 1 / 1e-38 is finite, 100 / 1e-38 is not.
-TEST(SampleTest, ARepetitionPenaltyThatOverflowsALogitStillGivesItsToken) {
+TEST(SampleTest, AnOverflowingRepetitionPenaltyStillDrawsTheToken) {
   TestStream test;
   SampleRowArgs row;
   const std::vector<int32_t> prompt = {0, 1, 0};

@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<Device>> Load(const std::string& settings,
                     {settings, limit_bytes});
 }
 
-TEST(EmulatedModuleTest, SettingsSayTheTypeOfActivations) {
+TEST(EmulatedModuleTest, SettingsSelectTheTypeOfActivations) {
   for (const auto& [settings, want] :
        std::vector<std::pair<std::string, DType>>{{"", DType::kBf16},
                                                   {"f32", DType::kF32},
@@ -40,7 +40,7 @@ TEST(EmulatedModuleTest, SettingsSayTheTypeOfActivations) {
   }
 }
 
-TEST(EmulatedModuleTest, ASettingThatThereIsNotIsNamed) {
+TEST(EmulatedModuleTest, AnUnknownSettingIsNamedInTheError) {
   for (const std::string settings : {"f64", "seed=", "seed=x", "f32,f8"}) {
     EXPECT_THAT(Load(settings),
                 StatusIs(absl::StatusCode::kInvalidArgument,

@@ -195,7 +195,7 @@ void Others(const FaultyArgs& args) {
       args.out[thread] = Deep(1000);
       break;
     case Planted::kStrided:
-      // Every fourth of 64 words: see CountsWhatStridesCost.
+      // Every fourth of 64 words: see CountsTheCostOfStridedAccesses.
       args.out[thread] = simt::LoadShared(words + thread % 16 * 4);
       args.out[thread] = simt::LoadGlobal(args.in + thread % 16 * 4);
       break;
