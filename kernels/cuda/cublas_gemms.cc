@@ -33,7 +33,7 @@ absl::StatusOr<std::unique_ptr<CublasGemms>> CublasGemms::Make(
   if (result != CublasResult::kOk) {
     return absl::InternalError(absl::StrCat(
         "cuBLASLt ", library->Version(), " does not start: ",
-        library->Describe(result), "; --deterministic does without it"));
+        library->Describe(result), "; --deterministic works without it"));
   }
   const size_t mebibytes = major >= 9 ? 32 : 8;
   return std::unique_ptr<CublasGemms>(
@@ -65,7 +65,7 @@ absl::StatusOr<GemmAlgorithm> CublasGemms::AlgorithmFor(
   if (result != CublasResult::kOk) {
     return Failed(absl::StatusCode::kUnimplemented,
                   absl::StrCat("no algorithm for ", Name(shape),
-                               " (--deterministic does without it)"),
+                               " (--deterministic works without it)"),
                   result);
   }
   KVASIR_CHECK(algorithm.workspace_bytes <= workspace_bytes_);

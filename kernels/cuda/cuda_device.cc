@@ -43,7 +43,8 @@ absl::Status CheckDriver(cuda::Runtime& runtime) {
   const Result result = runtime.DriverVersion(&have);
   if (result == Result::kOk && have >= want) return absl::OkStatus();
   if (result != Result::kOk && result != Result::kOldDriver) {
-    return CudaError("version of the NVIDIA driver", runtime, result);
+    return CudaError("reading the version of the NVIDIA driver", runtime,
+                     result);
   }
   if (have == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -59,7 +60,7 @@ absl::Status CheckOrdinal(cuda::Runtime& runtime, int ordinal) {
   int count = 0;
   const Result result = runtime.DeviceCount(&count);
   if (result != Result::kOk && result != Result::kNoDevice) {
-    return CudaError("number of GPUs", runtime, result);
+    return CudaError("reading the number of GPUs", runtime, result);
   }
   if (count == 0 || result == Result::kNoDevice) {
     return absl::FailedPreconditionError(
@@ -78,7 +79,7 @@ absl::Status CheckArchitecture(const cuda::DeviceProperties& properties,
   if (properties.major >= kLeastMajor) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "cuda:", ordinal, " (", properties.name, ") is sm_", properties.major,
-      properties.minor, "; this build has code of ", kCodeOf,
+      properties.minor, "; this build has code for ", kCodeOf,
       ": want compute capability ", kLeastMajor, ".0 or later"));
 }
 
@@ -121,7 +122,7 @@ class CudaDevice::State {
       return failure_;
     }
     const Result result = runtime_->Use(ordinal);
-    if (result != Result::kOk) return Failed("naming the device", result);
+    if (result != Result::kOk) return Failed("selecting the device", result);
     return runtime_;
   }
   // For calls that do not depend on the device.
@@ -278,7 +279,7 @@ class CudaDevice::Allocator final : public DeviceAllocator {
   absl::Status ReleaseBy(Result (cuda::Runtime::*free)(void*),
                          void* data) const {
     const Result named = state_->any().Use(state_->ordinal);
-    KVASIR_RETURN_IF_ERROR(state_->OkOr("naming the device", named));
+    KVASIR_RETURN_IF_ERROR(state_->OkOr("selecting the device", named));
     const Result waited = state_->WaitForDevice();
     const Result freed = (state_->any().*free)(data);
     KVASIR_RETURN_IF_ERROR(
@@ -383,8 +384,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
     if (exec != nullptr) work = std::make_unique<Captured>(state_, exec);
     // A refused launch is missing in the graph.
     KVASIR_RETURN_IF_ERROR(TakeLaunchError());
-    KVASIR_RETURN_IF_ERROR(state_->OkOr("naming the device", named));
-    KVASIR_RETURN_IF_ERROR(state_->OkOr("end of a capture", ended));
+    KVASIR_RETURN_IF_ERROR(state_->OkOr("selecting the device", named));
+    KVASIR_RETURN_IF_ERROR(state_->OkOr("ending a capture", ended));
     KVASIR_RETURN_IF_ERROR(state_->OkOr("a graph of a capture", made));
     return work;
   }
@@ -454,7 +455,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
       // Also on a failed device: a library with work in the graph waits for its
       // destruction.
       const Result named = state_->any().Use(state_->ordinal);
-      state_->Keep(state_->OkOr("naming the device", named));
+      state_->Keep(state_->OkOr("selecting the device", named));
       state_->Keep(
           state_->OkOr("work that was waited for before a graph is destroyed",
                        state_->WaitForDevice()));
@@ -521,7 +522,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
                      " threads, shared memory of ", launch.shared_bytes,
                      " bytes", launch.ctas_together ? ", all together" : "",
                      result == Result::kNoImage
-                         ? absl::StrCat("; this build has code of ", kCodeOf)
+                         ? absl::StrCat("; this build has code for ", kCodeOf)
                          : "",
                      ")"),
         result);
@@ -586,7 +587,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(
   Result result = runtime->Properties(options.ordinal, &properties);
   const std::string device = absl::StrCat("cuda:", options.ordinal);
   if (result != Result::kOk) {
-    return CudaError(absl::StrCat(device, ": its properties"), *runtime,
+    return CudaError(absl::StrCat(device, ": reading its properties"), *runtime,
                      result);
   }
   KVASIR_RETURN_IF_ERROR(CheckArchitecture(properties, options.ordinal));
@@ -666,7 +667,7 @@ absl::StatusOr<void*> CudaDevice::BeginWrite(DevicePtr<void>, size_t bytes) {
   if (host == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the system refused ", bytes,
-                     " bytes of the host to write device memory from"));
+                     " bytes of host memory for a write to the device"));
   }
   state_->staging_bytes += static_cast<int64_t>(bytes);
   return host;

@@ -140,7 +140,7 @@ TEST_F(CudaDeviceTest, LibrariesEnqueueOnTheStreamsOwnHandle) {
   runtime_.FailNext("Use", static_cast<Result>(101));
   EXPECT_THAT(
       launches().LibraryHandle(),
-      StatusIs(absl::StatusCode::kInternal, HasSubstr("naming the device")));
+      StatusIs(absl::StatusCode::kInternal, HasSubstr("selecting the device")));
 }
 
 TEST_F(CudaDeviceTest, OpsSeeTheDeviceAsAGpu) {
@@ -406,7 +406,7 @@ TEST_F(CudaDeviceTest, ACallFailsIfTheDeviceCannotBeSelected) {
   KVASIR_ASSERT_OK(stream_->Synchronize());
   const auto refused = base::StatusIs(
       absl::StatusCode::kInternal,
-      AllOf(HasSubstr("cuda:1: naming the device: cudaErrorFake (46)")));
+      AllOf(HasSubstr("cuda:1: selecting the device: cudaErrorFake (46)")));
   const auto calls = [&] {
     int64_t sum = 0;
     for (const char* const call :
@@ -436,9 +436,9 @@ TEST_F(CudaDeviceTest, ACallFailsIfTheDeviceCannotBeSelected) {
   EXPECT_THAT(once([&] { return Launch({.name = "gelu"}); }), refused);
   EXPECT_THAT(once([&] { return device_->memory().status(); }), refused);
   EXPECT_THAT(once([&] { return Refused(8, MemoryTag::kWeights); }).message(),
-              HasSubstr("cuda:1: naming the device"));
+              HasSubstr("cuda:1: selecting the device"));
   EXPECT_THAT(once([&] { return Refused(8, MemoryTag::kHostPool); }).message(),
-              HasSubstr("cuda:1: naming the device"));
+              HasSubstr("cuda:1: selecting the device"));
   EXPECT_THAT(once([&] { return device_->MakeStream()->Synchronize(); }),
               refused);
   KVASIR_EXPECT_OK(stream_->Synchronize());
@@ -571,7 +571,7 @@ TEST_F(CudaDeviceTest, TheErrorOfARefusedLaunchNamesItsKernel) {
   KVASIR_EXPECT_OK(Launch({.name = "norm"}));
   runtime_.FailNext("Launch", Result::kNoImage);
   EXPECT_THAT(Launch({.name = "gelu"}).message(),
-              HasSubstr("this build has code of sm_80"));
+              HasSubstr("this build has code for sm_80"));
   runtime_.FailNext("AllowSharedBytes", static_cast<Result>(1));
   EXPECT_THAT(Launch({.name = "wide", .shared_bytes = 50 << 10}).message(),
               HasSubstr("kernel wide"));
@@ -767,7 +767,7 @@ TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
   KVASIR_EXPECT_OK(launches().EndCapture());
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("captures nothing")));
+                       HasSubstr("is not capturing work")));
   KVASIR_EXPECT_OK(stream_->Synchronize());
 }
 
@@ -782,7 +782,7 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   EXPECT_THAT(launches().BeginCapture(), told("begin of a capture"));
   EXPECT_FALSE(launches().capturing());
   for (const auto& [call, what] :
-       {std::pair("EndCapture", "end of a capture"),
+       {std::pair("EndCapture", "ending a capture"),
         std::pair("InstantiateGraph", "a graph of a capture")}) {
     KVASIR_ASSERT_OK(launches().BeginCapture());
     KVASIR_ASSERT_OK(Launch({.name = "look"}));

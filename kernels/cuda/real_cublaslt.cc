@@ -22,7 +22,7 @@ absl::StatusOr<std::unique_ptr<CublasLt>> OpenCublasLt(
     const std::vector<std::string>&) {
   return absl::UnimplementedError(
       "cuBLASLt: this program was built without cublasLt.h beside CUDA's other "
-      "headers; --deterministic does without it");
+      "headers; --deterministic works without it");
 }
 absl::StatusOr<CublasLt*> RealCublasLt() { return OpenCublasLt({}).status(); }
 absl::Status DescribesForTesting(CublasLt&, const GemmShape&) {
@@ -290,7 +290,7 @@ absl::StatusOr<std::unique_ptr<CublasLt>> OpenCublasLt(
   return absl::NotFoundError(absl::StrCat(
       "cuBLASLt: tried ", absl::StrJoin(tried, "; "), ". Install CUDA ", kMajor,
       "'s libcublas or name its folder in "
-      "LD_LIBRARY_PATH; --deterministic does without it"));
+      "LD_LIBRARY_PATH; --deterministic works without it"));
 }
 
 absl::StatusOr<CublasLt*> RealCublasLt() {

@@ -119,7 +119,7 @@ absl::StatusOr<DeviceBuffer> DeviceAllocator::Allocate(
   if (alignment == 0 || (alignment & (alignment - 1)) != 0 ||
       alignment > kHugePageBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("alignment of ", alignment, " bytes"));
+        absl::StrCat("an alignment of ", alignment, " bytes is not supported"));
   }
   if (bytes == 0) return DeviceBuffer();
   if (auto* const observer = DeviceObserver::Current(); observer != nullptr) {

@@ -140,7 +140,7 @@ inline absl::Status CheckActivations(const char* op, DeviceKind device,
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      op, ": activations: the CPU has float32, not ", DTypeName(dtype)));
+      op, ": activations: must be float32 on the CPU, not ", DTypeName(dtype)));
 }
 
 // "norm: columns: want at least 1, have 0"

@@ -144,17 +144,17 @@ class LaunchStream : public Stream {
   // Captures everything that this thread enqueues until EndCapture.
   // UNIMPLEMENTED if the device cannot capture.
   virtual absl::Status BeginCapture() {
-    return absl::UnimplementedError("the device captures no work");
+    return absl::UnimplementedError("the device cannot capture work");
   }
   // Called by the thread that called BeginCapture. The capture has ended even
   // if an error is returned.
   virtual absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() {
-    return absl::FailedPreconditionError("the stream captures nothing");
+    return absl::FailedPreconditionError("the stream is not capturing work");
   }
   virtual bool capturing() const { return false; }
   // Enqueues all of the captured work, which this stream has captured.
   virtual absl::Status Replay(CapturedWork&) {
-    return absl::UnimplementedError("the device captures no work");
+    return absl::UnimplementedError("the device cannot capture work");
   }
   // Returns and clears the error of launches since the last call.
   virtual absl::Status TakeLaunchError() { return absl::OkStatus(); }

@@ -290,7 +290,8 @@ absl::StatusOr<void*> EmulatedDevice::BeginWrite(DevicePtr<void> memory,
   void* const host = std::malloc(bytes);
   if (host == nullptr) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the system refused ", bytes, " bytes of staging"));
+        absl::StrCat("the system refused ", bytes,
+                     " bytes of host memory for a write to the device"));
   }
   std::memset(host, 0xff, bytes);
   return host;

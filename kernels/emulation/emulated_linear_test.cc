@@ -381,9 +381,10 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
   params.weight.n = 8;
   params.x_row_stride = 8;
   params.y_row_stride = 8;
-  EXPECT_THAT(Matmul(test.stream(), params, none),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("matmul: weight: a GPU has rows")));
+  EXPECT_THAT(
+      Matmul(test.stream(), params, none),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("matmul: weight: must be in rows on a GPU")));
   params.weight.layout = WeightLayout::kRows;
   params.dtype = DType::kBf16;
   params.y_dtype = DType::kF16;
@@ -391,8 +392,8 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
       Matmul(test.stream(), params, none),
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
-          HasSubstr("matmul: y: a GPU gives F32 or the activations' BF16, not "
-                    "F16")));
+          HasSubstr("matmul: y: must be F32 or the activations' BF16 on a "
+                    "GPU, not F16")));
   params.y_dtype = DType::kF32;
   params.weight.n = int64_t{1} << 22;
   params.y_row_stride = params.weight.n;
@@ -402,10 +403,11 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
                                        "4194304")));
   params.weight.n = 8;
   params.num_rows = int64_t{1} << 24;
-  EXPECT_THAT(Matmul(test.stream(), params, none),
-              base::StatusIs(absl::StatusCode::kUnimplemented,
-                             HasSubstr("rows: a GPU has at most 16776960, not "
-                                       "16777216")));
+  EXPECT_THAT(
+      Matmul(test.stream(), params, none),
+      base::StatusIs(absl::StatusCode::kUnimplemented,
+                     HasSubstr("rows: a GPU supports at most 16776960, not "
+                               "16777216")));
 }
 
 }  // namespace

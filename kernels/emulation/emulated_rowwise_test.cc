@@ -168,8 +168,8 @@ TEST(NormCudaTest, RowsThatAreReadIn16BytePacksMustBeAligned) {
         absl::StatusCode::kInvalidArgument,
         testing::StartsWith(absl::StrCat(
             "norm: ", name,
-            ": rows of 8 BF16: want an address aligned to 16 bytes, have "
-            "one 2 off")));
+            ": rows of 8 BF16: the address must be a multiple of 16 bytes, "
+            "but is 2 bytes past one")));
   };
   NormParams wrong = params;
   wrong.x = shifted.as<float>();
@@ -685,7 +685,7 @@ TEST(EmbeddingCudaTest, ATablePackedInPanelsIsRefused) {
   EXPECT_THAT(
       Embedding(test.stream(), params, none),
       base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     testing::HasSubstr("its layout is another device's")));
+                     testing::HasSubstr("its layout is for another device")));
 }
 
 // All heads of q are alike; each head of k has its own list.

@@ -820,9 +820,10 @@ TEST(SampleCudaTest, AVocabularyThatIsTooLargeIsRefused) {
   params.vocab = kMostDeviceLogits + 1;
   EXPECT_THAT(
       Sample(test.stream(), params, none),
-      base::StatusIs(absl::StatusCode::kUnimplemented,
-                     HasSubstr("sample: vocabulary: a GPU has at most 1048576 "
-                               "logits to a row, not 1048577")));
+      base::StatusIs(
+          absl::StatusCode::kUnimplemented,
+          HasSubstr("sample: vocabulary: a GPU supports at most 1048576 "
+                    "logits per row, not 1048577")));
   LogSoftmaxParams scored;
   scored.vocab_count = kMostDeviceLogits + 1;
   EXPECT_THAT(LogSoftmax(test.stream(), scored, none),

@@ -185,14 +185,16 @@ TEST(MatmulRefusalTest, TheErrorNamesTheWrongArgument) {
               base::StatusIs(absl::StatusCode::kResourceExhausted,
                              HasSubstr("workspace")));
   params.y_dtype = DType::kBf16;
-  EXPECT_THAT(Matmul(test.stream(), OnDevice(params), test.workspace()),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("y: the CPU has float32, not BF16")));
+  EXPECT_THAT(
+      Matmul(test.stream(), OnDevice(params), test.workspace()),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("y: must be float32 on the CPU, not BF16")));
   params.y_dtype = DType::kF32;
   params.weight.layout = WeightLayout::kRows;
-  EXPECT_THAT(Matmul(test.stream(), OnDevice(params), test.workspace()),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("the CPU has panels of 32 columns")));
+  EXPECT_THAT(
+      Matmul(test.stream(), OnDevice(params), test.workspace()),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("must be in panels of 32 columns on the CPU")));
   params.weight.layout = WeightLayout::kPanels32;
   params.num_rows = 0;
   KVASIR_EXPECT_OK(Matmul(test.stream(), OnDevice(params), test.workspace()));
