@@ -22,9 +22,9 @@ class CublasGemms {
   // A model's step has about five shapes for each number of rows.
   static constexpr size_t kMostShapes = 4096;
 
-  // `library` outlives it. The device is the one that the calling thread uses;
-  // `major` belongs to its compute capability. INTERNAL if the library does not
-  // start.
+  // `library` outlives the result. The device is the one that the calling
+  // thread uses; `major` is the major number of its compute capability.
+  // INTERNAL if the library does not start.
   static absl::StatusOr<std::unique_ptr<CublasGemms>> Make(CublasLt* library,
                                                            int major);
   // The calling thread must use the device.
@@ -32,7 +32,8 @@ class CublasGemms {
 
   // NVIDIA's recommended size: 32 MiB from sm_90 on, 8 MiB before.
   size_t workspace_bytes() const { return workspace_bytes_; }
-  // For example "lt130101"; another version may add in other orders.
+  // Names the library's version, for example "lt130101", because another
+  // version may add in other orders.
   std::string name() const;
 
   // UNIMPLEMENTED if the library has no algorithm for the product; INTERNAL

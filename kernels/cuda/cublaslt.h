@@ -19,7 +19,7 @@ enum class CublasResult : int { kOk = 0 };
 using CublasHandle = struct CublasHandleTag*;
 
 // All that the choice of an algorithm depends on, except the device: sizes and
-// types of a product of gemm.h. Memory is aligned as gemm.h requires.
+// types of a product of gemm.h. All memory is aligned as gemm.h requires.
 struct GemmShape {
   int64_t rows = 0;
   int64_t n = 0;
@@ -47,12 +47,13 @@ class CublasLt {
 
   // For example "CUBLAS_STATUS_NOT_SUPPORTED (15)".
   virtual std::string Describe(CublasResult result) = 0;
-  // 10000 * major + 100 * minor + patch.
+  // The library's version: 10000 * major + 100 * minor + patch.
   virtual int64_t Version() = 0;
   virtual CublasResult MakeHandle(CublasHandle* handle) = 0;
   virtual CublasResult DestroyHandle(CublasHandle handle) = 0;
-  // The algorithm that the library considers best among those that add in
-  // float32, give the same bits on every run, and need at most this workspace.
+  // Chooses the algorithm that the library considers best among those that add
+  // in float32, give the same bits on every run, and need at most this
+  // workspace.
   virtual CublasResult Choose(CublasHandle handle, const GemmShape& shape,
                               size_t most_workspace_bytes,
                               GemmAlgorithm* algorithm) = 0;

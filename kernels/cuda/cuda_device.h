@@ -17,7 +17,7 @@
 namespace kvasir::kernels {
 
 struct CudaDeviceOptions {
-  int ordinal = 0;  // among those that CUDA_VISIBLE_DEVICES leaves
+  int ordinal = 0;  // index among the GPUs in CUDA_VISIBLE_DEVICES
   int64_t memory_limit_bytes = 0;  // of the GPU's memory; 0: no limit
   // Limit of the host pool, which lies in the host's memory; 0: no limit.
   int64_t host_limit_bytes = 0;
@@ -27,11 +27,11 @@ struct CudaDeviceOptions {
   bool deterministic = false;
 };
 
-// Kernels run in order on the device's own streams, while the host goes on. The
-// host pool is pinned host memory with its own limit, and kernels can access
-// it. Uploads, read-backs and writes (BeginWrite) go through pinned blocks
-// (Staging), so the caller may reuse its memory at once. Freeing memory first
-// waits for the device.
+// Kernels run in order on the device's own streams, while the host continues.
+// The host pool is pinned host memory with its own limit, and kernels can
+// access it. Uploads, read-backs and writes (BeginWrite) go through pinned
+// blocks (Staging), so the caller may reuse its memory at once. Freeing memory
+// first waits for the device.
 //
 // Owns: the allocator, and a stream for writes.
 class CudaDevice final : public Device {
@@ -45,14 +45,15 @@ class CudaDevice final : public Device {
   ~CudaDevice() override;
 
   const cuda::DeviceProperties& properties() const;
-  // The stream of such a device in CUDA's terms, for measurements with CUDA
-  // events.
+  // Returns the CUDA handle of a stream that this class made, for measurements
+  // with CUDA events.
   static cuda::StreamHandle HandleOf(const Stream& stream);
 
   std::unique_ptr<Stream> MakeStream() override;
   std::string name() const override { return "cuda"; }
-  // For example "cuda-sm90", because tensor cores of other architectures add in
-  // other orders. With cuBLASLt its version follows: "cuda-sm90-lt130101".
+  // Names the architecture, because tensor cores of other architectures add in
+  // other orders, and the version of cuBLASLt if it is used: "cuda-sm90" or
+  // "cuda-sm90-lt130101".
   std::string numerics() const override;
   bool rows_are_invariant() const override;
   DType activations() const override { return activations_; }
@@ -88,9 +89,10 @@ class CudaDevice final : public Device {
   const std::unique_ptr<Writes> writes_;
 };
 
-// Makes the GPU over CUDA's own runtime, with all kernels of this build. It is
-// in kernels_cuda, which only a build with nvcc has. Other builds link
-// kernels_no_cuda, which returns UNIMPLEMENTED and says what the build lacks.
+// Makes a device for a GPU, with CUDA's own runtime and all kernels of this
+// build. This function is in the library kernels_cuda, which only a build with
+// nvcc has. Other builds link kernels_no_cuda, where it returns UNIMPLEMENTED
+// and says what the build lacks.
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
     const CudaDeviceOptions& options);
 

@@ -5,7 +5,7 @@
 
 namespace kvasir::kernels {
 
-// Valid for the whole process.
+// The returned table is valid for the whole process.
 DeviceOps GpuOps();
 
 }  // namespace kvasir::kernels

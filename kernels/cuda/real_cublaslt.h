@@ -1,5 +1,5 @@
-// NVIDIA's cuBLASLt, opened at run time. It is not linked, so the same program
-// starts on hosts with and without it.
+// Opens NVIDIA's cuBLASLt at run time. Programs do not link it, so they also
+// start on hosts without it.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,11 @@
 
 namespace kvasir::kernels::cuda {
 
-// Valid for the whole process; the first successful call opens the library.
-// UNIMPLEMENTED if the build had no header of cuBLASLt. NOT_FOUND names every
-// place that was tried and what to do. The places are those of the loader
-// (LD_LIBRARY_PATH, ldconfig), then the toolkit's folder.
+// Returns the library, which stays valid for the whole process; the first
+// successful call opens it. Errors: UNIMPLEMENTED if the build had no header of
+// cuBLASLt; NOT_FOUND with every place that was tried and what to do. The
+// places are those of the loader (LD_LIBRARY_PATH, ldconfig), then the
+// toolkit's folder.
 absl::StatusOr<CublasLt*> RealCublasLt();
 
 // Opens the first of these files that the loader accepts and that has every

@@ -18,8 +18,7 @@ enum class Result : int {
   kNoDevice = 100,
   kNoImage = 209,  // the program has no code for this device
   kIllegalState = 401,
-  kCaptureUnsupported = 900,  // not allowed while a stream captures; ends the
-                              // capture
+  kCaptureUnsupported = 900,  // not allowed while a stream captures
   kCaptureInvalidated = 901,  // such a call invalidated the capture
   kCapturedEvent = 907,
   kCaptureWrongThread = 908,
@@ -32,8 +31,8 @@ struct DeviceProperties {
   int multiprocessors = 0;
   int64_t memory_bytes = 0;
   int64_t l2_bytes = 0;
-  // The most that one CTA may have, after AllowSharedBytes if it is more than
-  // kPlainSharedBytes.
+  // The largest shared memory of one CTA. More than kPlainSharedBytes must be
+  // allowed by AllowSharedBytes first.
   int64_t shared_bytes = 0;
 };
 
@@ -53,8 +52,9 @@ class Runtime {
 
   // For example "cudaErrorMemoryAllocation (2): out of memory".
   virtual std::string Describe(Result result) = 0;
-  // CUDA versions as 1000 * major + 10 * minor: the newest that the driver
-  // serves (0 without a driver), and that of this runtime.
+  // Both functions return CUDA versions as 1000 * major + 10 * minor.
+  // DriverVersion: the newest version that the driver supports, 0 without a
+  // driver. RuntimeVersion: the version of this runtime.
   virtual Result DriverVersion(int* version) = 0;
   virtual int RuntimeVersion() = 0;
   virtual Result DeviceCount(int* count) = 0;
@@ -67,7 +67,7 @@ class Runtime {
   virtual Result Allocate(void** memory, size_t bytes) = 0;
   virtual Result Free(void* memory) = 0;
   // Allocates pinned host memory: copies from and to it are asynchronous, and
-  // kernels can access it by the same address.
+  // kernels can access the memory by the same address.
   virtual Result AllocateHost(void** memory, size_t bytes) = 0;
   virtual Result FreeHost(void* memory) = 0;
 
@@ -95,8 +95,8 @@ class Runtime {
   // waiting for the stream or allocating memory from this thread, and such a
   // call also invalidates the capture.
   virtual Result BeginCapture(StreamHandle stream) = 0;
-  // Call it from the same thread. The capture ends in any case; if it failed,
-  // there is no graph.
+  // Call it from the thread that called BeginCapture. The capture ends in any
+  // case; if it failed, there is no graph.
   virtual Result EndCapture(StreamHandle stream, GraphHandle* graph) = 0;
   virtual Result DestroyGraph(GraphHandle graph) = 0;
   // Makes an executable graph; `graph` may then be destroyed. It allocates

@@ -25,8 +25,8 @@ class Staging {
   static constexpr size_t kLeastBlockBytes = size_t{64} << 10;
   static constexpr size_t kMostBlockBytes = size_t{8} << 20;
 
-  // All arguments outlive it. `pinned_bytes` counts pinned memory, also of
-  // other owners.
+  // The objects behind all arguments outlive this object. `pinned_bytes` counts
+  // pinned memory, also that of other owners.
   Staging(Runtime* runtime, StreamHandle stream,
           std::atomic<int64_t>* pinned_bytes)
       : runtime_(runtime), stream_(stream), pinned_bytes_(pinned_bytes) {}
@@ -35,13 +35,13 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Enqueues a copy. The caller may reuse `host` when it returns.
+  // Enqueues a copy. The caller may reuse `host` after the call.
   absl::Status Upload(void* device, const void* host, size_t bytes);
   // Returns when the bytes have arrived.
   absl::Status ReadBack(void* host, const void* device, size_t bytes);
 
-  // Pins the memory that copies of up to `bytes` need, so that no copy does it
-  // later: pinning waits for the device.
+  // Pins the memory that copies of up to `bytes` need, so that no copy has to
+  // pin memory later: pinning waits for the device.
   absl::Status Reserve(size_t bytes);
 
  private:
@@ -68,7 +68,8 @@ class Staging {
   size_t next_ = 0;
 };
 
-// RESOURCE_EXHAUSTED if memory is missing, otherwise INTERNAL.
+// Makes an error from a CUDA result: RESOURCE_EXHAUSTED if memory ran out,
+// otherwise INTERNAL.
 absl::Status CudaError(const std::string& what, Runtime& runtime,
                        Result result);
 

@@ -15,16 +15,16 @@ namespace kvasir::kernels::emulation {
 
 struct EmulatedDeviceOptions {
   EmulatorOptions emulator;
-  int64_t memory_limit_bytes = 0;  // 0: no limit but the reserved addresses
+  int64_t memory_limit_bytes = 0;  // 0: limited only by the reserved addresses
   DType activations = DType::kBf16;
 };
 
-// Ops see it as a GPU (DeviceKind::kCuda): weights in rows, pages in granules
-// of 16 bytes. Its memory starts as 0xff, is PROT_NONE except while work runs
-// on the device, and has a guard page after each allocation. Enqueued work runs
-// in the stream's order, and only when a stream is synchronized or destroyed or
-// memory is freed. The host buffer that BeginWrite returns is never the
-// device's own memory. Streams can capture (LaunchStream).
+// Ops see this device as a GPU (DeviceKind::kCuda): weights in rows, pages in
+// granules of 16 bytes. Its memory starts as 0xff, is PROT_NONE except while
+// work runs on the device, and has a guard page after each allocation. Enqueued
+// work runs in the stream's order, and only when a stream is synchronized or
+// destroyed or memory is freed. The host buffer that BeginWrite returns is
+// never the device's own memory. Streams can capture (LaunchStream).
 //
 // Threads: as Device. Kernels run one at a time, each on the thread that
 //   synchronizes.
@@ -32,8 +32,8 @@ class EmulatedDevice final : public Device {
  public:
   // Address space that the device reserves (GuardedMemory::CheckReservable).
   static constexpr size_t kReservedBytes = size_t{1} << 36;
-  // `ops` are the ops that the device has; emulated::Ops()
-  // (op_table/op_table.h) are all of them.
+  // `ops` are the ops that the device supports; emulated::Ops()
+  // (op_table/op_table.h) returns all ops.
   EmulatedDevice(const EmulatedDeviceOptions& options, const DeviceOps& ops);
   ~EmulatedDevice() override;
 

@@ -16,15 +16,15 @@ namespace kvasir::kernels::emulation {
 
 struct EmulatorOptions {
   // The seed decides the order of threads and of copies that land. With an odd
-  // seed any ready thread runs next. With an even seed it is mostly a thread of
-  // one warp, which runs far ahead of the others.
+  // seed, the next thread is any ready one. With an even seed, it is mostly a
+  // thread of one warp, which runs far ahead of the others.
   uint64_t seed = 1;
   // Number of CTAs that are resident at a time.
   int multiprocessors = 4;
   // Also counts the cost of accesses (AccessCount); several times slower.
   bool count_accesses = false;
-  // The most shared memory of a CTA. The default is that of sm_80 (sm_90 has
-  // 227 KiB).
+  // The largest shared memory of a CTA. The default is the limit of sm_80
+  // (sm_90 has 227 KiB).
   int64_t shared_bytes = 163 << 10;
 };
 
@@ -33,8 +33,8 @@ struct EmulatorOptions {
 struct SyncSite {
   std::string file;  // without folders
   int line = 0;
-  std::string kind;    // "SyncCta"
-  int64_t passes = 0;  // by threads, also while it is left out
+  std::string kind;    // for example "SyncCta"
+  int64_t passes = 0;  // number of passes by threads, also while left out
 };
 
 // Cost of a source line that loads or stores through a primitive. The n-th
@@ -43,13 +43,13 @@ struct SyncSite {
 struct AccessCount {
   std::string file;
   int line = 0;
-  std::string kind;      // "global load"
+  std::string kind;      // for example "global load"
   int64_t requests = 0;  // counted per warp
-  int64_t bytes = 0;     // that the lanes asked for
+  int64_t bytes = 0;     // bytes that the lanes requested
   int64_t sectors = 0;   // global memory: 32-byte sectors, over all requests
-  int64_t least_sectors = 0;  // the same if the lanes' bytes were adjacent
+  int64_t least_sectors = 0;  // sectors if the lanes' bytes were adjacent
   int64_t passes = 0;         // shared memory: passes through the 32 banks
-  int64_t least_passes = 0;   // without bank conflicts
+  int64_t least_passes = 0;   // passes without bank conflicts
 };
 
 // When an emulator ends, its stacks stay for the next one of the process; this
@@ -76,7 +76,7 @@ class Emulator {
 
   const EmulatorOptions& options() const { return options_; }
 
-  // Names of the kernels that have run so far.
+  // The names of the kernels that have run so far.
   std::vector<std::string> Kernels() const;
   // Sites and costs over all launches of a kernel so far, in the order of their
   // first passes.

@@ -32,7 +32,7 @@ struct Place {
 // initial-exec: even in a module that is loaded at run time, an access is one
 // instruction and no call.
 #define KVASIR_EMULATION_TLS __thread __attribute__((tls_model("initial-exec")))
-// The place of the CUDA thread that runs.
+// The place (thread, CTA, grid) of the running CUDA thread.
 extern KVASIR_EMULATION_TLS const Place* current_place;
 inline const Place& Here() { return *current_place; }
 inline char* SharedMemory() { return current_place->shared; }
@@ -70,8 +70,8 @@ void CheckShared(const void* address, size_t bytes, bool stores, Site site);
 // The same check for LoadOnce: the launch must not have stored to these bytes.
 void CheckOnce(const void* address, size_t bytes, Site site);
 
-// Atomic accesses, of 32 or 64 bits. Those that acquire or release are sites
-// that can be left out; they are relaxed then.
+// Atomic accesses, of 32 or 64 bits. Accesses that acquire or release are sites
+// that can be left out: then they are relaxed.
 uint32_t LoadAtomic32(const void* from, bool acquires, Site site);
 uint64_t LoadAtomic64(const void* from, bool acquires, Site site);
 void StoreAtomic32(void* to, uint32_t value, bool releases, Site site);

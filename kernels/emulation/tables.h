@@ -21,8 +21,8 @@ struct SiteTable {
   };
   Entry entries[kMost];
   int count;
-  // The site that is left out: its file's name without folders, and its index
-  // once a thread has passed it. Null and -1: no site is left out.
+  // The site that is left out: its file's name without folders (null: no site
+  // is left out), and its index, which is -1 until a thread has passed it.
   const char* out_file;
   int out_line;
   const char* out_kind;
@@ -39,7 +39,7 @@ struct AccessTable {
   int count;
 };
 
-// The choice of the next thread when several are ready.
+// How the next thread is chosen when several are ready.
 enum class ThreadOrder : uint8_t {
   kAny,     // any of them, at random
   kByWarp,  // mostly a thread of the ready warp with the lowest rank, so that
@@ -49,7 +49,7 @@ enum class ThreadOrder : uint8_t {
 struct LaunchRequest {
   const KernelLaunch* kernel;
   SiteTable* sites;
-  AccessTable* accesses;  // null: not counted
+  AccessTable* accesses;  // null: accesses are not counted
   // Allocations of device memory, by ascending address.
   const GuardedMemory::Range* ranges;
   size_t num_ranges;
@@ -57,7 +57,7 @@ struct LaunchRequest {
   ThreadOrder order;
   uint64_t random;
   uint32_t multiprocessors;
-  uint32_t shared_bytes;  // the most that a CTA may have
+  uint32_t shared_bytes;  // the largest shared memory of a CTA
 };
 
 // Stacks and fibers, reused from launch to launch. GiveFiberPool keeps one pool

@@ -1,7 +1,8 @@
 // ThreadSanitizer's view of a launch: each CUDA thread is a fiber of its own,
-// and switching fibers orders nothing. Without -fsanitize=thread these
-// functions do nothing but the plain access. The runtime is not instrumented;
-// it reports the kernels' accesses through these functions.
+// and switching fibers orders nothing. Without -fsanitize=thread, the functions
+// for atomics are plain accesses and the others do nothing. The emulator's own
+// code is not instrumented; it reports the kernels' accesses through these
+// functions.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// cuBLASLt without a GPU, over the fake runtime: it checks its arguments, and
+// A fake of cuBLASLt on top of the fake runtime: it checks its arguments, and
 // multiplies when the stream runs.
 #pragma once
 
@@ -26,7 +26,8 @@ class FakeCublasLt final : public CublasLt {
   explicit FakeCublasLt(FakeRuntime* runtime) : runtime_(runtime) {}
   ~FakeCublasLt() override;
 
-  // Workspace of the algorithms that are chosen from now on.
+  // Sets the size of the workspace that algorithms need if they are chosen from
+  // now on.
   void NeedWorkspace(size_t bytes);
   // The next call of this name, such as "Choose", fails once.
   void FailNext(const std::string& call, CublasResult result);
@@ -56,7 +57,8 @@ class FakeCublasLt final : public CublasLt {
   std::map<std::string, int64_t> calls_ ABSL_GUARDED_BY(mutex_);
   std::set<CublasHandle> handles_ ABSL_GUARDED_BY(mutex_);
   std::deque<char> made_ ABSL_GUARDED_BY(mutex_);  // handles are addresses
-  // Indexed by the first word of an algorithm.
+  // The shapes for which algorithms were chosen. The first word of an algorithm
+  // is its index here.
   std::vector<GemmShape> chosen_ ABSL_GUARDED_BY(mutex_);
   std::vector<GemmShape> multiplied_ ABSL_GUARDED_BY(mutex_);
   std::vector<Gemm> gemms_ ABSL_GUARDED_BY(mutex_);

@@ -1,5 +1,6 @@
-// A runtime without a GPU. Enqueued work runs only when a caller waits for it,
-// so code that reuses memory too early reads or writes wrong bytes.
+// A CUDA runtime for tests without a GPU. Enqueued work runs only when a caller
+// waits for it, so code that reuses memory too early reads or writes wrong
+// bytes.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +22,15 @@ namespace kvasir::kernels::cuda {
 
 struct FakeLaunch {
   KernelLaunch launch;
-  std::vector<char> args;  // as they were when it was enqueued
+  std::vector<char> args;  // as they were when the launch was enqueued
 };
 
-// Poses as an H100. Its memory is the test's, rounded up as cudaMalloc does.
-// The test fails if a copy's host side is not pinned, if work uses a stream or
-// memory of another device, or if memory is freed that a copy still needs. It
-// refuses calls during a capture, and invalidates the capture, as CUDA does;
-// that does not fail the test. launches() does not list a graph's launches
-// again.
+// Reports the properties of an H100. Device memory is memory of the test's
+// process, with sizes rounded up as cudaMalloc does. The test fails if a copy's
+// host side is not pinned, if work uses a stream or memory of another device,
+// or if memory is freed that a copy still needs. The fake refuses calls during
+// a capture, and invalidates the capture, as CUDA does; that does not fail the
+// test. launches() does not list a graph's launches again.
 class FakeRuntime final : public Runtime {
  public:
   ~FakeRuntime() override;
@@ -46,8 +47,8 @@ class FakeRuntime final : public Runtime {
                                  .shared_bytes = 227 << 10};
   size_t total_bytes = size_t{1} << 30;
   size_t context_bytes = size_t{100} << 20;
-  // Taken by the first launch, because CUDA then loads code and allocates
-  // stacks.
+  // Device memory that the first launch takes, because CUDA then loads code and
+  // allocates stacks.
   size_t code_bytes = 0;
   static constexpr size_t kRoundedTo = size_t{2} << 20;
 
@@ -113,7 +114,7 @@ class FakeRuntime final : public Runtime {
     // Addresses that must stay allocated until the work has run.
     const void* to = nullptr;
     const void* from = nullptr;
-    ExecHandle exec = nullptr;  // the graph that it is part of
+    ExecHandle exec = nullptr;  // the graph that the work is part of
   };
   using Graph = std::shared_ptr<const std::vector<Work>>;
   struct Capture {
@@ -169,7 +170,7 @@ class FakeRuntime final : public Runtime {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void* Take(Memory* from, size_t bytes);
   static bool Holds(const Memory& memory, const void* at, size_t bytes);
-  // Holds, for memory of the device that the thread uses.
+  // True if the bytes are in memory of the device that the thread uses.
   bool HoldsHere(const void* at, size_t bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   size_t Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -189,7 +190,7 @@ class FakeRuntime final : public Runtime {
   std::map<EventHandle, Event> events_ ABSL_GUARDED_BY(mutex_);
   std::map<GraphHandle, Graph> graphs_ ABSL_GUARDED_BY(mutex_);
   std::map<ExecHandle, Graph> execs_ ABSL_GUARDED_BY(mutex_);
-  // their addresses are the handles
+  // handles are addresses of these elements
   std::deque<char> handles_ ABSL_GUARDED_BY(mutex_);
   std::vector<FakeLaunch> launches_ ABSL_GUARDED_BY(mutex_);
   std::function<void(const KernelLaunch&)> run_ ABSL_GUARDED_BY(mutex_);

@@ -13,12 +13,13 @@ namespace kvasir::kernels {
 struct PrimitiveRun {
   std::string name;
   std::vector<uint32_t> words;  // output of the kernel
-  // For floats: the largest allowed difference, relative to 1 + their size. 0:
-  // the bits must be equal.
+  // The largest allowed difference between floats, divided by 1 + their
+  // magnitude. 0: the bits must be equal.
   float tolerance = 0.0f;
 };
 
-// Inputs and order are the same for both targets. Bulk copies need sm_90.
+// Both targets get the same inputs and return results in the same order. Bulk
+// copies need sm_90.
 namespace emulated {
 std::vector<PrimitiveRun> RunPrimitives(Device& device, bool bulk_copies);
 }

@@ -68,7 +68,8 @@ class EmulatedTest {
     return host;
   }
 
-  // Copies numbers to the device as activations of `dtype`, and back.
+  // PutNumbers copies numbers to the device as activations of `dtype`;
+  // GetNumbers copies them back.
   DeviceBuffer PutNumbers(const std::vector<float>& numbers, DType dtype) {
     return VisitDType(dtype, [&](auto type) {
       std::vector<decltype(type)> stored;
@@ -104,7 +105,7 @@ inline std::vector<float> Rounded(std::vector<float> numbers, DType dtype) {
   return numbers;
 }
 
-// |got - want| / |want|; 0 if they are equal.
+// The norm of got - want, divided by the norm of want; 0 if they are equal.
 inline double RelativeNorm(const std::vector<float>& want,
                            const std::vector<float>& got) {
   if (want.size() != got.size()) return INFINITY;
@@ -118,9 +119,9 @@ inline double RelativeNorm(const std::vector<float>& want,
   return error == 0.0 ? 0.0 : std::sqrt(error / norm);
 }
 
-// The worst error over rows of `columns` numbers. A row's error is the larger
-// of its relative norm and its largest |got - want| / (|want| + root mean
-// square of the row).
+// The largest error of any row of `columns` numbers. A row's error is the
+// larger of its relative norm and its largest |got - want| / (|want| + root
+// mean square of the row).
 inline double WorstError(const std::vector<float>& want,
                          const std::vector<float>& got, int64_t columns) {
   if (want.size() != got.size()) return INFINITY;

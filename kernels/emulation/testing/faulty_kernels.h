@@ -16,22 +16,22 @@ enum class Planted : uint32_t {
   kLateWait,            // the wait for a copy comes after the read
   kMissingWait,
   kMissingCommit,
-  kMissingFence,         // between CTAs, in the one that writes
-  kMissingReaderFence,   // in the one that reads
-  kFenceOfCta,           // its scope is too narrow
-  kFenceBeforeTheWrite,  // precedes the write that it should order
-  kDivergentBarrier,     // two calls for one barrier
-  kEndedThread,          // ends before a barrier of all threads
+  kMissingFence,         // between CTAs, in the CTA that writes
+  kMissingReaderFence,   // between CTAs, in the CTA that reads
+  kFenceOfCta,           // the fence's scope is only the CTA
+  kFenceBeforeTheWrite,  // the fence precedes the write that it should order
+  kDivergentBarrier,     // threads reach one barrier by two different calls
+  kEndedThread,          // a thread ends before a barrier of all threads
   kHalfWarps,            // two half warps add up to the barrier's count
   kTwiceAtABarrier,      // a thread arrives again before the others do
   kDivergentShuffle,
-  kStrangeMask,  // lacks the calling lane
+  kStrangeMask,  // the mask lacks the calling lane
   kShuffleTooFar,
   kStuckPoll,
-  kStuckPolls,             // at several addresses
-  kLoadOnceOfStored,       // by the same launch
-  kSharedLoadOutOfBounds,  // through a primitive
-  kSharedOutOfBounds,      // through a pointer
+  kStuckPolls,             // polls at several addresses
+  kLoadOnceOfStored,       // LoadOnce of data that the same launch stored
+  kSharedLoadOutOfBounds,  // the access is through a primitive
+  kSharedOutOfBounds,      // the access is through a pointer
   kSharedBefore,
   kGlobalLoadOutOfBounds,
   kGlobalOutOfBounds,
@@ -40,7 +40,7 @@ enum class Planted : uint32_t {
   kMisalignedCopy,
   kScopeTooNarrow,
   kDeepStack,
-  // Without a fault.
+  // The kernels from here on have no fault.
   kOwnPartials,
   kManyLooks,
   kLoadOnceBesideStored,
@@ -50,7 +50,7 @@ enum class Planted : uint32_t {
 struct FaultyArgs {
   const uint32_t* in = nullptr;  // 64 words
   uint32_t* out = nullptr;       // 64 words
-  uint32_t* flag = nullptr;      // 0
+  uint32_t* flag = nullptr;      // a word that is 0 at the start
   Planted planted = Planted::kNone;
 };
 

@@ -1,5 +1,5 @@
-// Test support: the outcome of a faulty kernel. Each run has a process of its
-// own, because a fault that is found ends the process.
+// Test support: runs a faulty kernel and reports the outcome. Each run is in a
+// child process, because the emulator ends the process when it finds a fault.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 namespace kvasir::kernels::emulation {
 
 enum class Verdict {
-  kRight,    // and ThreadSanitizer reported nothing
+  kRight,    // right numbers, no report of ThreadSanitizer
   kWrong,    // wrong numbers
   kRace,     // ThreadSanitizer reported a race
-  kStopped,  // by the emulator or UndefinedBehaviorSanitizer
+  kStopped,  // the emulator or UBSan ended the process
   kEndless   // it used more processor time than allowed
 };
 const char* VerdictName(Verdict verdict);

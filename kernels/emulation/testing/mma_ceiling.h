@@ -13,7 +13,7 @@ inline constexpr uint32_t kMmaCeilingThreads = 512;
 
 struct MmaCeilingArgs {
   float* out = nullptr;  // [kMmaCeilingThreads * multiprocessors]
-  uint32_t steps = 0;    // of each warp
+  uint32_t steps = 0;    // number of steps of each warp
 };
 
 // Enqueues products of 16 x 16 by 16 x 8 bf16 matrices that stay in registers,

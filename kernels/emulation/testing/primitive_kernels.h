@@ -8,8 +8,8 @@
 #include "kernels/simt/target.h"
 
 // A test that the host compiles may use the kernels that nvcc compiled: it
-// defines this as gpu, and emulated::LaunchX and PrimitiveArgs then are those
-// of gpu.
+// defines this macro as gpu. Then emulated::LaunchX and emulated::PrimitiveArgs
+// mean those of gpu.
 #ifndef KVASIR_PRIMITIVES_TARGET
 #define KVASIR_PRIMITIVES_TARGET KVASIR_SIMT_TARGET
 #else

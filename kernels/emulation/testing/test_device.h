@@ -12,14 +12,14 @@ namespace kvasir::kernels::emulation {
 
 struct TestGpu {
   std::unique_ptr<Device> (*make)() = nullptr;
-  bool has_bulk_copies = false;  // sm_90 has them
+  bool has_bulk_copies = false;  // only sm_90 has them
 };
 
 // Selects the device for tests from now on. Call it before the first test.
 void RunTestsOn(const TestGpu& gpu);
 bool OnGpu();
-// True on a GPU that no tool slows down (KVASIR_GPU_SMALL is not set): tests
-// may use the sizes of real models.
+// True if tests may use the sizes of real models: on a GPU, unless a tool slows
+// it down (KVASIR_GPU_SMALL is set).
 bool TakesWholeSizes();
 bool HasBulkCopies();
 
@@ -27,8 +27,8 @@ bool HasBulkCopies();
 // does not have. It throws an AssertionException, which gtest understands.
 [[noreturn]] void SkipWithoutEmulator();
 
-// Threads for computations of the host next to a GPU. Null with the emulated
-// device, because its tests fork.
+// The threads for the host's own computations in tests on a GPU. Null with the
+// emulated device, because its tests fork.
 base::ThreadPool* HostThreads();
 
 // Makes a fresh device. A GPU ignores the options.
