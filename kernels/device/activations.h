@@ -1,6 +1,6 @@
-// Memory of activations. Ops take it as `float*` even if the device stores
-// another type; these helpers size and offset it in numbers of the device's
-// type.
+// Memory for activations. Ops take a `float*` to it even if the device stores
+// another type; these helpers compute sizes and offsets for the type that the
+// device stores.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +17,12 @@ struct Activations {
   DType dtype = DType::kF32;
 
   int64_t Bytes(int64_t numbers) const { return numbers * DTypeBytes(dtype); }
-  // Takes memory from the workspace, as Workspace::Take.
+  // Takes memory for `numbers` activations from the workspace
+  // (Workspace::Take).
   DevicePtr<float> Take(Workspace& workspace, int64_t numbers) const {
     return workspace.Take<std::byte>(Bytes(numbers)).as<float>();
   }
-  // The pointer, moved by `numbers`.
+  // Returns the pointer moved by `numbers` activations.
   template <typename T>
   DevicePtr<T> At(DevicePtr<T> begin, int64_t numbers) const {
     static_assert(sizeof(T) == sizeof(float));

@@ -79,8 +79,8 @@ enum class HostPool : uint8_t { kOnDevice, kOnHost };
 // Threads: all methods may be called from any thread.
 class DeviceAllocator {
  public:
-  // limit_bytes is the limit of all allocations in the device's memory
-  // together; 0: no limit.
+  // limit_bytes limits the sum of all allocations in the device's memory; 0: no
+  // limit.
   explicit DeviceAllocator(int64_t limit_bytes,
                            HostPool host_pool = HostPool::kOnDevice,
                            int64_t host_limit_bytes = 0)
@@ -91,9 +91,9 @@ class DeviceAllocator {
   DeviceAllocator(const DeviceAllocator&) = delete;
   DeviceAllocator& operator=(const DeviceAllocator&) = delete;
 
-  // RESOURCE_EXHAUSTED (wanted, held, limit, and what to change) if there is
-  // not enough memory; other codes if the device does not work. 0 bytes give an
-  // empty buffer.
+  // Errors: RESOURCE_EXHAUSTED if there is not enough memory, with the bytes
+  // requested, held and allowed, and what to change; other codes if the device
+  // does not work. 0 bytes give an empty buffer.
   absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, MemoryTag tag,
                                         const AllocationOptions& options = {});
 
@@ -102,13 +102,14 @@ class DeviceAllocator {
   // Bytes held in the device's memory, without a host pool in host memory.
   int64_t device_bytes() const;
   int64_t limit_bytes() const { return limit_bytes_; }
-  // The limit of a host pool in host memory; 0: none.
+  // Where the host pool is, and its limit if that is host memory (0: no limit).
   HostPool host_pool() const { return host_pool_; }
   int64_t host_limit_bytes() const { return host_limit_bytes_; }
 
  protected:
-  // Allocates `bytes` > 0; null if there is too little memory. alignment_bytes
-  // is at least 64. Errors mean that the device does not work.
+  // Allocates `bytes`, which is above 0; returns null if there is too little
+  // memory. alignment_bytes is at least 64. Errors mean that the device does
+  // not work.
   virtual absl::StatusOr<void*> Acquire(size_t bytes,
                                         const AllocationOptions& options) = 0;
   virtual void Release(void* data, size_t bytes) = 0;
@@ -118,9 +119,9 @@ class DeviceAllocator {
     return Acquire(bytes, options);
   }
   virtual void ReleaseOnHost(void* data, size_t bytes) { Release(data, bytes); }
-  // The error text if Acquire returned null.
+  // The error text for the case that Acquire returned null.
   virtual std::string Refusal(size_t bytes, MemoryTag tag) const;
-  // The end of that text: "; lower --flag", or nothing.
+  // The end of that text, such as "; lower --flag", or nothing.
   virtual std::string Advice(MemoryTag) const { return ""; }
 
  private:

@@ -60,7 +60,7 @@ class Device {
   // The bytes of a slot that are contiguous in a tile (TileRegion). 0: all of
   // them.
   virtual int64_t page_granule_bytes() const = 0;
-  // The most shared memory of a CTA on a GPU. 0: not a GPU.
+  // The largest shared memory of a CTA on a GPU. 0: not a GPU.
   virtual int64_t cta_shared_bytes() const { return 0; }
 
   // The memory of the device, or of the host if the device has none of its own.
@@ -75,8 +75,8 @@ class Device {
   // Returns host memory in which any thread can write the content of a part of
   // an allocation. EndWrite moves the content to the device; until then nothing
   // else may touch that part. All of it must be written, because its content is
-  // undefined at first. For memory of the host itself, the memory itself is
-  // returned, without a copy.
+  // undefined at first. If device memory is host memory, its own address is
+  // returned and nothing is copied.
   virtual absl::StatusOr<void*> BeginWrite(DevicePtr<void> memory,
                                            size_t bytes) = 0;
   virtual absl::Status EndWrite(DevicePtr<void> memory, void* host,
@@ -85,10 +85,11 @@ class Device {
   virtual bool stages_writes() const { return kind_ != DeviceKind::kCpu; }
   // Frees the buffers that the device keeps for writes.
   virtual void FreeWriteBuffers() {}
-  // Writes bytes that exist already.
+  // Copies bytes from `host` to the device, by BeginWrite and EndWrite.
   absl::Status Write(DevicePtr<void> memory, const void* host, size_t bytes);
 
-  // Checks a pointer in a table as a launch checks its pointers.
+  // Checks a pointer that is stored in a table, like a launch checks its own
+  // pointers.
   virtual void CheckMemory(const char*, DevicePtr<const void>) const {}
 
  protected:
@@ -103,7 +104,7 @@ class Device {
 // The CPU: the host's cores and memory.
 class CpuDevice : public Device {
  public:
-  // `pool` outlives the device; limit_bytes as for CpuAllocator.
+  // `pool` outlives the device; limit_bytes has the meaning of CpuAllocator's.
   explicit CpuDevice(base::ThreadPool* pool,
                      CpuBackend backend = CpuBackend::kSimd,
                      int64_t limit_bytes = 0)

@@ -1,6 +1,6 @@
-// The functions of a GPU's back end, found by the op's name. The stream has the
-// table, so the code of an op links no back end. C++17 without Abseil, because
-// op_table/op_table.h includes this.
+// A table of the functions of a GPU's back end, by the op's name. The stream
+// owns the table, so the code of an op does not link a back end. C++17 without
+// Abseil, because op_table/op_table.h includes this.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ struct DeviceOp {
   void (*function)();
 };
 
-// Params are the parameters of the op's OpKernels.
+// Makes an entry of the table. Params are the parameters of the op's OpKernels.
 template <typename... Params>
 DeviceOp MakeDeviceOp(const char* op, DeviceFunction<Params...> function) {
   return {op, typeid(DeviceFunction<Params...>).name(),

@@ -1,5 +1,5 @@
-// The memory space as a part of the type: a pointer into device memory, which
-// host code cannot dereference, and its form inside a launch. C++17.
+// Pointers into device memory. Their type says so: host code cannot dereference
+// them, and a launch converts them to plain pointers. C++17.
 #pragma once
 
 #include <cstddef>
@@ -16,20 +16,21 @@ template <typename T>
 class DevicePtr {
  public:
   constexpr DevicePtr() = default;
-  // NOLINT: implicit, as for null pointers
+  // NOLINT: implicit, as nullptr converts to any pointer
   constexpr DevicePtr(std::nullptr_t) {}
   explicit constexpr DevicePtr(T* address) : address_(address) {}
-  // Converts to const and to void.
+  // Converts a pointer to T to a pointer to const T or to void.
   template <typename U,
             typename = std::enable_if_t<std::is_convertible_v<U*, T*>>>
   constexpr DevicePtr(DevicePtr<U> other)  // NOLINT: implicit, as for pointers
       : address_(other.device_address()) {}
 
-  // For launches and copies; never to be dereferenced elsewhere.
+  // The plain address, for launches and copies. Other code must not dereference
+  // it.
   constexpr T* device_address() const { return address_; }
   constexpr explicit operator bool() const { return address_ != nullptr; }
 
-  // The same memory as numbers of another type.
+  // The same address, as a pointer to elements of another type.
   template <typename U>
   constexpr DevicePtr<U> as() const {
     using Void = std::conditional_t<std::is_const_v<T>, const void, void>;
@@ -51,7 +52,7 @@ class DevicePtr {
   T* address_ = nullptr;
 };
 
-// The pointer, moved by `bytes`.
+// Returns the pointer moved by `bytes`.
 inline DevicePtr<const void> OffsetBytes(DevicePtr<const void> pointer,
                                          int64_t bytes) {
   return pointer.as<const char>() + bytes;

@@ -18,7 +18,7 @@ class DeviceTables {
  public:
   explicit DeviceTables(Device* device) : device_(device) {}
 
-  // Copies `host` to the device; null if it is empty.
+  // Copies `host` to the device and returns the copy; null if `host` is empty.
   template <typename T>
   absl::StatusOr<DevicePtr<const T>> Add(absl::Span<const T> host) {
     static_assert(std::is_trivially_copyable_v<T>);

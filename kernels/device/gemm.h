@@ -1,5 +1,5 @@
-// Matrix products by a library of the device's vendor, which a GPU's launcher
-// may have. C++17 without Abseil, because device code includes this.
+// The interface to a vendor's library for matrix products, which a GPU's
+// launcher may have. C++17 without Abseil, because device code includes this.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct Gemm {
 inline constexpr int64_t kGemmAlignment = 16;
 inline constexpr int64_t kGemmWorkspaceAlignment = 256;
 
-// Threads: those of its stream, one at a time.
+// Threads: the threads that use its stream, one at a time.
 // Errors: the stream keeps them.
 class GemmLibrary {
  public:

@@ -1,5 +1,5 @@
-// Device memory for tests and emulation that the host cannot access: a range of
-// addresses, its allocations, and whether they are accessible now.
+// Device memory for tests and emulation, which host code cannot access except
+// while an op or a copy runs.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +19,9 @@ namespace kvasir::kernels {
 // Threads: all methods may be called from any thread.
 class GuardedMemory final : public MemoryGuard {
  public:
-  // The gaps between allocations while memory is open.
+  // Whether the gaps between allocations are accessible while memory is open.
   enum class Gaps {
-    kOpen,    // gaps are accessible: Open and Close are one system call each
+    kOpen,    // accessible: Open and Close are one system call each
     kClosed,  // cannot: they are one for each allocation, whose end is the
               // page's (but for what its alignment leaves)
   };
@@ -30,30 +30,30 @@ class GuardedMemory final : public MemoryGuard {
     const char* end;
   };
 
-  // FAILED_PRECONDITION if the system does not provide so many addresses
+  // FAILED_PRECONDITION if the system does not provide that much address space
   // (ulimit -v, vm.overcommit_memory=2).
   static absl::Status CheckReservable(size_t bytes);
 
-  // Reserves addresses, which the system must provide (CHECK); memory is
-  // provided when it is touched.
+  // Reserves addresses; the process ends if the system does not provide them.
+  // Pages get memory when they are touched.
   GuardedMemory(size_t reserved_bytes, Gaps gaps);
   ~GuardedMemory() override;
   GuardedMemory(const GuardedMemory&) = delete;
   GuardedMemory& operator=(const GuardedMemory&) = delete;
 
-  // Null if no addresses are left. `alignment` is a power of two.
+  // Returns null if no addresses are left. `alignment` is a power of two.
   void* Acquire(size_t bytes, size_t alignment);
   void Release(void* data);
 
   void Check(const char* op, const void* address) const override {
     CheckRange(op, address, 1);
   }
-  // Also ends the process if the range exceeds the allocation.
+  // Like Check, but also ends the process if the range exceeds the allocation.
   void CheckRange(const char* op, const void* address, size_t bytes) const;
   void Open() override;
   void Close() override;
 
-  // The live allocations, ascending.
+  // The live allocations, by ascending address.
   std::vector<Range> Live() const;
 
  private:

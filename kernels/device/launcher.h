@@ -28,8 +28,7 @@ struct KernelLaunch {
 class GemmLibrary;  // gemm.h
 
 // Enqueues the kernels of one stream.
-//
-// Threads: those of its stream, one at a time.
+// Threads: the threads that use its stream, one at a time.
 // Errors: the stream keeps them.
 class Launcher {
  public:

@@ -3,9 +3,8 @@
 
 namespace kvasir::kernels {
 
-// Device memory is accessible only to ops, uploads and read-backs, and their
-// addresses are checked first. Only tests have a guard; without one a launch
-// checks a null pointer.
+// With a guard, only ops, uploads and read-backs can access device memory, and
+// the addresses that they use are checked first. Only tests have a guard.
 //
 // Threads: all methods may be called from any thread.
 class MemoryGuard {

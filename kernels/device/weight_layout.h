@@ -7,7 +7,7 @@ namespace kvasir::kernels {
 
 enum class WeightLayout : uint8_t {
   kPanels32,  // panels of 32 columns (matmul.h), for the CPU
-  kRows,      // Hugging Face's rows [N, K], for GPUs
+  kRows,      // rows [N, K] as in Hugging Face checkpoints, for GPUs
 };
 
 }  // namespace kvasir::kernels

@@ -36,7 +36,9 @@ class RawArray {
   RawArray& operator=(const RawArray&) = delete;
 
   size_t size() const { return size_; }
-  T& operator[](size_t i) { return data_[i]; }  // NOLINT: i < size()
+  T& operator[](size_t i) {
+    return data_[i];
+  }  // NOLINT: callers ensure i < size()
   const T& operator[](size_t i) const { return data_[i]; }
   void Push(const T& value) {
     Resize(size_ + 1);

@@ -1,7 +1,7 @@
-// The state of a launch, and the functions that the runtime's files call of
-// each other. Only files that are compiled without instrumentation include this
-// header. While a kernel runs, nothing here may use an allocator, memcpy or a
-// container (raw_array.h).
+// The state of a launch, and the functions that the runtime's files share. Only
+// files that are compiled without instrumentation include this header. While a
+// kernel runs, nothing here may use an allocator, memcpy or a container
+// (raw_array.h).
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ struct Warp;
 // arrived: a clock that ThreadSanitizer keeps under an address.
 struct Tag {
   void* clock;  // null: no snapshot
-  bool gpu;     // scope: all CTAs, or only `cta`
+  bool gpu;     // true: the scope is all CTAs; false: only `cta`
   uint64_t cta;
   const Fiber* by;
 };
@@ -39,11 +39,12 @@ struct Tag {
 // An address that atomics access, with the clocks that its readers may acquire.
 struct Location {
   void* address;
-  size_t bytes;  // of its last access
-  uint64_t cta;  // shared memory: its owner; global: the first that accessed it
+  size_t bytes;     // size of its last access
+  uint64_t cta;     // shared memory: the CTA that owns it; global memory: the
+                    // first CTA that accessed it
   bool cta_scoped;  // an atomic in the CTA's scope accessed it
   RawArray<Tag> tags;
-  uint64_t phases[2];  // of a copy barrier: addresses of clocks
+  uint64_t phases[2];  // of a copy barrier: the addresses of two clocks
 };
 
 struct PendingCopy {
@@ -66,14 +67,14 @@ struct Look {
   uint64_t value;
 };
 
-// A CUDA thread. The members that a switch uses come first, in one or two cache
-// lines.
+// A CUDA thread. The members that a switch between fibers uses come first, in
+// one or two cache lines.
 struct alignas(64) Fiber {
   void* stack_pointer;
   Warp* warp;
   Cta* cta;
-  const Meet* waits_for;  // null: it is ready, runs or has ended
-  const char* doing;      // the current primitive; `site` is its call
+  const Meet* waits_for;  // null: the thread is ready, runs or has ended
+  const char* doing;      // the name of the current primitive
   Site site;
   uint32_t lane;
   bool ended;
@@ -81,7 +82,7 @@ struct alignas(64) Fiber {
   uint32_t given[8];  // operands of a collective
   uint32_t got[4];
   static constexpr uint32_t kLooks = 4;
-  Look looks[kLooks];  // the last distinct ones
+  Look looks[kLooks];  // the last distinct polls
   uint32_t num_looks;
   char* stack;  // lowest address, just above a guard page
   void* tsan;
@@ -89,7 +90,7 @@ struct alignas(64) Fiber {
   size_t landed;                 // number of copies that have landed
   int groups;                    // number of committed groups
   Tag released;                  // snapshot of its last fence
-  RawArray<Tag> read;            // by atomics since its last fence
+  RawArray<Tag> read;  // snapshots that its atomics have read since then
 };
 
 // A meeting point of threads that wait for each other.
@@ -109,37 +110,37 @@ struct CtaBarrier {
   Meet meet;
   // Masks of lanes, for each warp.
   uint32_t waiting[kMaxWarps];
-  uint32_t came[kMaxWarps];  // only named barriers
+  uint32_t came[kMaxWarps];  // used only by named barriers
 };
 
-// Accesses of a warp's lanes that form one request.
+// The accesses of a warp's lanes that form one memory request.
 struct Request {
   uint32_t mask;
   uint32_t bytes;  // of each lane
   uint64_t addresses[kLanes];
 };
 struct OpenRequests {
-  RawArray<Request> requests;  // the n-th has every lane's n-th access
+  RawArray<Request> requests;  // request n has the n-th access of every lane
   uint32_t count[kLanes];
 };
 
 struct Warp {
   Fiber* lanes;
   uint32_t ready;  // mask of lanes that can run
-  uint32_t rank;   // in the launch; 0 runs first
+  uint32_t rank;   // the warp's rank in the launch; 0 runs first
   static constexpr int kMasks = 8;
   Meet meets[kMasks];
   RawArray<OpenRequests> open;  // by access site
 };
 
 struct Cta {
-  uint64_t index;  // in the grid
+  uint64_t index;  // the CTA's number in the grid
   uint32_t threads;
   uint32_t live;
   Fiber* fibers;
   Warp* warps;
   CtaBarrier barriers[16];  // barrier 0 is SyncCta's
-  char* shared;             // shared_bytes of it
+  char* shared;             // shared memory of shared_bytes bytes
   char* shared_map;         // includes a guard page on each side
   size_t shared_map_bytes;
   uint32_t shared_bytes;
@@ -179,7 +180,7 @@ struct Launch {
   FiberPool* pool;
   const KernelLaunch* kernel;
   SiteTable* sites;
-  AccessTable* accesses;  // null: do not count
+  AccessTable* accesses;  // null: accesses are not counted
   const GuardedMemory::Range* ranges;
   size_t num_ranges;
   bool any_memory;
@@ -193,8 +194,8 @@ struct Launch {
   void* main_stack_pointer;
   void* main_tsan;
   Cta* ctas;
-  uint32_t num_ctas;   // resident at a time
-  uint32_t num_warps;  // of the resident CTAs
+  uint32_t num_ctas;   // number of CTAs that are resident at a time
+  uint32_t num_warps;  // number of warps of the resident CTAs
   uint64_t next_cta, all_ctas;
   Cta* ended_cta;
   // ThreadOrder::kAny: the threads that can run.
@@ -204,7 +205,7 @@ struct Launch {
   RawArray<Warp*> by_rank;
   RawArray<uint64_t> ready_ranks;
   RawArray<BulkCopy> bulk;
-  int64_t polls;  // since the last change
+  int64_t polls;  // number of polls since the last change
   static constexpr size_t kLocationChunk = 512;
   size_t num_locations;
   static constexpr size_t kMostClocks = size_t{1} << 20;
@@ -251,16 +252,16 @@ bool LeftOut();
 struct Arrival {
   uint32_t expected;
   bool waits;
-  bool orders;          // memory, like a barrier
+  bool orders;          // the arrival orders memory, like a barrier
   bool same_site;       // all threads must arrive by the same call
-  CtaBarrier* barrier;  // that `meet` belongs to; null: lanes of one warp meet
+  CtaBarrier* barrier;  // the barrier of `meet`; null: lanes of a warp meet
   void (*finish)(void* context);
   void* context;
 };
 void Arrive(Meet& meet, const Arrival& arrival);
 void LandBulk();
-// Gives the warps of a fresh CTA random ranks. Its threads exist but are not
-// ready yet.
+// Gives the warps of a new CTA random ranks. The CTA's threads exist but are
+// not ready yet.
 void PlaceWarps(Cta& cta);
 // Makes `lanes` of the warp ready.
 void MakeReady(Warp& warp, uint32_t lanes);
@@ -276,7 +277,7 @@ Location& LocationOf(const void* address);
 bool InShared(const void* address);
 
 // --- accesses.cc
-// Counts the open requests of a warp.
+// Counts the open requests of a warp, and starts new ones.
 void FlushRequests(Cta& cta, uint32_t warp);
 // Describes what lies at an address that raised a signal.
 const char* DescribeAddress(const void* address, char* text, size_t bytes);
@@ -321,18 +322,18 @@ inline void CountAccess(const void* address, size_t bytes, bool shared,
   AccessTable* const table = current_launch->accesses;
   if (table != nullptr) CountIn(*table, address, bytes, shared, stores);
 }
-// Records a store, for the check of LoadOnce. At most 16 bytes, aligned to
-// their number.
+// Records a store, for the check of LoadOnce. `bytes` is at most 16, and
+// `address` is a multiple of it.
 void NoteStore(const void* address, size_t bytes);
 
-// Copies without calls that ThreadSanitizer would intercept.
+// Copies bytes without memcpy, which ThreadSanitizer would intercept.
 inline void CopyBytes(char* to, const char* from, size_t bytes) {
   asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
 }
 inline void FillBytes(char* to, char value, size_t bytes) {
   asm volatile("rep stosb" : "+D"(to), "+c"(bytes) : "a"(value) : "memory");
 }
-// Faster for copies of 4, 8 and 16 bytes, which are frequent.
+// Has a faster path for copies of 4, 8 and 16 bytes, which are frequent.
 inline void PoisonBytes(char* to, size_t bytes) {
   constexpr uint32_t kPoison = 0xffffffffu;
   if (bytes > 16 || bytes % 4 != 0) return FillBytes(to, '\xff', bytes);

@@ -32,8 +32,8 @@ struct PackedMatrixIn {
         layout == WeightLayout::kRows ? n : num_panels() * kPanelColumns;
     return columns * k * DTypeBytes(dtype);
   }
-  // Columns [begin, begin + count): begin a multiple of 32 in panels; shares
-  // the memory.
+  // Returns a view of columns [begin, begin + count). In panels, begin must be
+  // a multiple of 32.
   PackedMatrixIn Columns(int64_t begin, int64_t count) const {
     PackedMatrixIn part = *this;
     part.data = OffsetBytes(data, begin * k * DTypeBytes(dtype));
@@ -73,9 +73,9 @@ struct MatmulParamsIn {
 using MatmulParams = MatmulParamsIn<DevicePtr>;
 using MatmulArgs = MatmulParamsIn<LaunchPtr>;
 
-// Scratch on a GPU: only the library needs it. From a multiple of
-// kGemmWorkspaceAlignment on it holds the bias, rounded to y's type if that
-// differs, and then the library's workspace.
+// Scratch on a GPU, which only the library needs: the bias rounded to y's type,
+// if the types differ, and then the library's workspace. It is aligned to
+// kGemmWorkspaceAlignment.
 constexpr int64_t GemmBiasBytes(int64_t n, DType y_dtype) {
   return y_dtype == DType::kF32 ? 0
                                 : (n * DTypeBytes(y_dtype) + 255) / 256 * 256;
@@ -85,8 +85,8 @@ class CpuStream;
 void MatmulReference(const MatmulArgs& params, float* scratch,
                      CpuStream& stream);
 void MatmulSimd(const MatmulArgs& params, float* scratch, CpuStream& stream);
-// Floats of scratch for `threads` threads; the same for both back ends of the
-// CPU.
+// The number of floats of scratch that `threads` threads need, for both back
+// ends of the CPU.
 int64_t MatmulScratch(int threads);
 
 }  // namespace kvasir::kernels

@@ -1,4 +1,5 @@
-// Products with packed weights. The contract of every op: kernels/README.md.
+// Ops that multiply with packed weights. kernels/README.md has the contract
+// that all ops follow.
 #pragma once
 
 #include "absl/status/status.h"

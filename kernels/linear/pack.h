@@ -29,9 +29,9 @@ struct RowBlock {
 absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
                       int64_t first_column, void* memory);
 
-// Like PackRows, for a matrix that is stored as it is used: row i of `block` is
-// W's row first_row + i, of which the first n numbers are used. OUT_OF_RANGE if
-// it does not fit.
+// Like PackRows, for a matrix that is stored as [K, N]: row i of `block` is W's
+// row first_row + i. Only the first n numbers of a row are used. OUT_OF_RANGE
+// if it does not fit.
 absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
                            int64_t first_row, void* memory);
 

@@ -20,9 +20,10 @@ namespace HWY_NAMESPACE {
 inline constexpr int kTileColumns = 32;
 inline constexpr int kTileVecs = kTileColumns / kVecLanes;
 
-// The most rows of a tile whose accumulators stay in registers. AVX-512 has 32
-// registers (12 rows x 2 vectors, and 2 for B), NEON 32 (3 x 8), AVX2 16 (3 x
-// 4). The build may set fewer (KVASIR_TILE_ROWS) to compile faster.
+// The largest number of rows of a tile whose accumulators all fit in registers.
+// AVX-512 has 32 registers (12 rows x 2 vectors, and 2 for B), NEON 32 (3 x 8),
+// AVX2 16 (3 x 4). The build may set fewer (KVASIR_TILE_ROWS) to compile
+// faster.
 inline constexpr int kRegisterRows = kTileVecs <= 2   ? 12
                                      : kTileVecs <= 8 ? 3
                                                       : 1;
@@ -39,8 +40,8 @@ struct TileArgs {
   int64_t c_stride;
   bool accumulate;    // start from c instead of 0
   const float* bias;  // [32] added at the end, or null
-  // Memory to prefetch meanwhile: one line per k, ahead_step bytes apart; null:
-  // none.
+  // Memory to prefetch during the computation: one cache line per k, ahead_step
+  // bytes apart. Null: no prefetch.
   const char* ahead;
   int64_t ahead_step;
 };
@@ -54,7 +55,8 @@ inline constexpr int64_t kPrefetchBytes = 4096;
 template <typename T>
 void RunTile(int rows, const TileArgs& args);
 
-// Like RunTile for float, but faster, because a_stride is kPackedStride.
+// Like RunTile for float, with a_stride fixed to kPackedStride, which is
+// faster.
 inline constexpr int64_t kPackedStride = 256;
 void RunPackedTile(int rows, const TileArgs& args);
 

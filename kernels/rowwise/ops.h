@@ -1,4 +1,5 @@
-// Ops on rows of activations. The contract of every op: kernels/README.md.
+// Ops on rows of activations. kernels/README.md has the contract that all ops
+// follow.
 #pragma once
 
 #include "absl/status/status.h"
@@ -32,11 +33,11 @@ absl::Status GatherRows(Stream& stream, const GatherRowsParams& params,
                         Workspace& workspace);
 
 using PreparedRope = Prepared<RopeParams>;
-// Host memory; Prepare copies it.
+// The tables are in host memory; Prepare copies them to the device.
 struct RopeTables {
   absl::Span<const RopeHead> q_heads;  // empty: heads are alike
   absl::Span<const RopeHead> k_heads;
-  // [rotary_dim / 2]; ignored if the shape has them on the device.
+  // [rotary_dim / 2]; ignored if `shape` already has steps on the device.
   absl::Span<const uint64_t> steps;
 };
 // `shape` has all fields of RopeParams except rows and heads. INVALID_ARGUMENT

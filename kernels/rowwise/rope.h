@@ -14,9 +14,9 @@ enum class RopePairing : uint8_t {
   kInterleaved,  // pair f is (2f, 2f + 1)
 };
 
-// Turns per position scaled by 2^64: round(radians / (2 pi) * 2^64), modulo
-// 2^64. Exact products with a position follow from integer arithmetic, where
-// float32 angles are wrong by 0.008 rad at position 131072.
+// Returns the turns per position as a fixed-point fraction: round(radians / (2
+// pi) * 2^64), modulo 2^64. Exact products with a position follow from integer
+// arithmetic, where float32 angles are wrong by 0.008 rad at position 131072.
 uint64_t RopeStep(double radians_per_position);
 
 // A head whose pairs use chosen angles of a position: the pairs that pruning
@@ -25,7 +25,7 @@ uint64_t RopeStep(double radians_per_position);
 // are stored as n real parts and then n imaginary parts, the pairing is
 // kHalfSplit.
 struct RopeHead {
-  int64_t begin = 0;      // offset of its numbers in a row
+  int64_t begin = 0;      // offset of the head's numbers in a row
   int64_t num_pairs = 0;  // n
   // [n]: the angle of each pair, below rotary_dim / 2; null: 0 .. n - 1.
   const int32_t* pairs = nullptr;
@@ -36,7 +36,7 @@ struct RopeHead {
 template <template <typename> class Ptr>
 struct RopeTensorIn {
   Ptr<float> data = nullptr;  // null: nothing to rotate
-  int64_t row_stride = 0;     // elements from token to token
+  int64_t row_stride = 0;     // number of elements from one token to the next
   int64_t num_heads = 0;
   int64_t head_dim = 0;  // >= rotary_dim; later numbers are not changed
   // [num_heads]; null: head h begins at h * head_dim and pair f uses angle f.
@@ -82,7 +82,8 @@ struct RopeRows {
 class CpuStream;
 void RopeReference(const RopeArgs& params, float* scratch, CpuStream& stream);
 void RopeSimd(const RopeArgs& params, float* scratch, CpuStream& stream);
-// Floats of scratch per thread: cosines, sines and quarters of one position.
+// The number of floats of scratch per thread, for the cosines, sines and
+// quarter turns of one position.
 inline int64_t RopeScratch(int64_t rotary_dim) { return rotary_dim / 2 * 3; }
 
 }  // namespace kvasir::kernels

@@ -102,7 +102,7 @@ void RopeCuda(const RopeArgs& args, float*, Launcher& launcher) {
   KernelLaunch launch;
   launch.name = "rope";
   launch.grid_x = simt::Ctas(args.num_tokens);
-  // The CTAs that are resident at the same time.
+  // The number of CTAs that the GPU can run at the same time.
   const int64_t resident =
       launcher.multiprocessors() * int64_t{2048 / kThreads};
   launch.grid_y = std::min(

@@ -1,5 +1,5 @@
-// add_rows, sum_rows and gather_rows: the small row movements between layers
-// and between ranks. C++17.
+// add_rows, sum_rows and gather_rows: ops that add, sum and copy rows between
+// layers and between ranks. C++17.
 #pragma once
 
 #include <cstdint>

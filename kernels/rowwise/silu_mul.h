@@ -1,4 +1,4 @@
-// silu_mul: the gate of a gated MLP. C++17.
+// silu_mul: multiplies the two halves of a gated MLP's rows. C++17.
 #pragma once
 
 #include <cstdint>

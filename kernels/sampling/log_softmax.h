@@ -12,7 +12,7 @@ namespace kvasir::kernels {
 // The running result of a row, kept by the caller between chunks.
 struct LogSoftmaxState {
   float max;
-  float sum;           // of exp(logit - max)
+  float sum;           // sum of exp(logit - max)
   float target_logit;  // valid after the target's chunk
 };
 
@@ -20,8 +20,8 @@ struct LogSoftmaxState {
 // this, so that the bits do not depend on how the vocabulary was cut.
 inline constexpr int64_t kVocabBlock = 1024;
 
-// The most logits of a row on a GPU: a CTA keeps each block's maximum and sum
-// in shared memory.
+// The largest number of logits of a row on a GPU: a CTA keeps each block's
+// maximum and sum in shared memory.
 inline constexpr int64_t kMostDeviceLogits = 1 << 20;
 
 // Adds the logits of ids [vocab_begin, vocab_begin + vocab_count) to the state

@@ -1,5 +1,5 @@
-// One CTA's access to a row of logits, shared by the kernels of this folder.
-// C++17, device code.
+// Functions by which one CTA reads and sums a row of logits, for the kernels of
+// this folder. C++17, device code.
 #pragma once
 
 #include <cmath>
@@ -23,10 +23,10 @@ KVASIR_DEVICE float Lowest() { return simt::BitsAs<float>(0xff800000u); }
 // memory.
 struct alignas(16) LogitBlock {
   float max;
-  float sum;            // of exp(logit - max)
-  float before, after;  // the state's maximum
+  float sum;            // sum of exp(logit - max)
+  float before, after;  // the state's maximum before and after this block
 };
-// The bytes of all blocks of a vocabulary.
+// The bytes of the LogitBlocks of a whole vocabulary.
 inline uint32_t LogitBlocksBytes(int64_t vocab) {
   return static_cast<uint32_t>((vocab + kVocabBlock - 1) / kVocabBlock) *
          static_cast<uint32_t>(sizeof(LogitBlock));
@@ -187,8 +187,8 @@ KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
   }
 }
 
-// The bits of LogProbability if the logarithm of float64 has the same bits; a
-// GPU's is within 1 ulp of float64.
+// Has the bits of LogProbability if the GPU's float64 logarithm has the CPU's
+// bits; it may differ by 1 ulp of float64.
 KVASIR_DEVICE float LogProbabilityOf(float logit,
                                      const LogSoftmaxState& state) {
   return static_cast<float>(

@@ -1,4 +1,5 @@
-// Ops on rows of logits. The contract of every op: kernels/README.md.
+// Ops on rows of logits. kernels/README.md has the contract that all ops
+// follow.
 #pragma once
 
 #include "absl/status/status.h"

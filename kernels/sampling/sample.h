@@ -19,8 +19,8 @@ struct SampleRowIn {
   float repetition_penalty = 1.0f;
   float presence_penalty = 0.0f;   // subtracted once for ids in the output
   float frequency_penalty = 0.0f;  // subtracted per occurrence in the output
-  // How often each id occurs, [V]. The op counts the sampled id in the
-  // output's.
+  // How often each id occurs in the prompt and in the output, [V]. The op adds
+  // the sampled id to output_counts.
   Ptr<const int32_t> prompt_counts = nullptr;
   Ptr<int32_t> output_counts = nullptr;
   // biases[i] is added to the logit of bias_ids[i]; ids outside [0, V) are
@@ -33,7 +33,8 @@ struct SampleRowIn {
   // Bit id % 32 of word id / 32 is set for ids that may be sampled,
   // [ceil(V / 32)].
   Ptr<const uint32_t> allow_mask = nullptr;
-  // One uniform number: Philox keyed by seed, at (sample_index, position).
+  // They select the uniform number of the draw: Philox keyed by seed, at
+  // (sample_index, position).
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   uint64_t position = 0;
@@ -44,7 +45,7 @@ struct SampleRowIn {
 using SampleRow = SampleRowIn<DevicePtr>;
 using SampleRowArgs = SampleRowIn<LaunchPtr>;
 
-// The ids of rows without a token.
+// Special ids, for rows without a token.
 inline constexpr int32_t kNoTokenAllowed = -1;
 inline constexpr int32_t kLogitNotFinite = -2;
 
@@ -90,7 +91,7 @@ void SampleReference(const SampleArgs& params, void* scratch,
 void SampleSimd(const SampleArgs& params, void* scratch, CpuStream& stream);
 // Bytes of scratch for `threads` threads on a CPU.
 int64_t SampleScratchBytes(int64_t vocab, int64_t threads);
-// Lists of up to so many ids need no scratch on a GPU.
+// The largest list of top ids that needs no scratch on a GPU.
 inline constexpr int64_t kMostSharedTop = 2048;
 // Bytes of a row's scratch on a GPU: the keys of a long list, and adjusted
 // logits.
@@ -105,7 +106,7 @@ template <template <typename> class Ptr>
 struct TokenHistoryIn {
   Ptr<const int32_t> ids = nullptr;  // ids outside [0, V) are skipped
   int64_t num_ids = 0;
-  // [V], not used by another history of the same launch
+  // [V]; no other history of the same launch may use these counts
   Ptr<int32_t> counts = nullptr;
   bool clear = false;  // set all counts to 0 first
 };

@@ -19,7 +19,7 @@ struct SampleLoops {
                   float* out);
 };
 
-// Scratch of one thread, [V] each.
+// Scratch of one thread; each array has V elements.
 struct SampleScratch {
   float* logits;   // after penalties, biases and masks
   float* weights;  // exp of the scaled logits

@@ -34,7 +34,8 @@ KVASIR_DEVICE T ShuffleWide(T value, uint32_t lanes) {
   return simt::BitsAs<T>(high << 32 | low);
 }
 
-// Larger for larger numbers; -0 equals 0. Above 0 for NaN.
+// Maps floats to integers of the same order: larger for larger numbers, equal
+// for -0 and 0, above 0 for NaN.
 KVASIR_DEVICE uint32_t OrderOf(float x) {
   const auto bits = simt::BitsAs<uint32_t>(x + 0.0f);
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
@@ -64,7 +65,8 @@ KVASIR_DEVICE TopKey BehindLogit(float logit) {
   return (TopKey{~OrderOf(logit)} + 1) << 32;
 }
 
-// The first of all threads' keys. `partial` is not used by any other call.
+// Returns the smallest of all threads' keys. No other call may use the same
+// `partial`.
 KVASIR_DEVICE TopKey FirstKey(TopKey key, TopKey* partial,
                               simt::Site site = simt::Site::Here()) {
   for (uint32_t lanes = simt::kWarp / 2; lanes > 0; lanes /= 2) {
@@ -105,7 +107,7 @@ KVASIR_DEVICE void Sort(TopKey* keys, uint32_t count) {
   }
 }
 
-// The number of ids before a key, and the sum of their weights.
+// The ids before the key `end`: their number, and the sum of their weights.
 struct Prefix {
   TopKey end;
   double mass;
@@ -131,8 +133,8 @@ struct TopOrder {
   int32_t vocab;
   float max;
   float temperature;
-  // If set, only ids whose weight, exp((logit - max) / temperature), is above
-  // 0. Otherwise all ids, with weights of 0.
+  // True: visits only ids whose weight, exp((logit - max) / temperature), is
+  // above 0. False: visits all ids, with weights of 0.
   bool weighs;
 
   KVASIR_DEVICE float Weight(float logit) const {
@@ -190,7 +192,7 @@ KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
 // or by order.
 KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
                                   int32_t vocab) {
-  // One logit has at most so many ids.
+  // The key after all ids that have the first logit of the interval.
   const TopKey last = (begin >> 32) << 32 | static_cast<uint32_t>(vocab);
   const TopKey near =
       begin < last && last < end && (begin >> 32) == (end - 1) >> 32 ? last
@@ -300,13 +302,13 @@ inline constexpr int kMostSplits = 64;
 
 struct TopMemory {
   SplitMemory split;
-  TopMarks row;     // CutsOfRow
-  TopMarks within;  // the marks of the last Split
-  uint32_t next;    // place for a key
+  TopMarks row;     // marks at CutsOfRow
+  TopMarks within;  // marks of the last Split
+  uint32_t next;    // the index at which the next key is stored
 };
 
-// Splits from the marks of the row on until at most `most` ids are in the
-// interval or, with `whole`, before its end.
+// Splits the row, starting with its marks, until the interval has at most
+// `most` ids or, with `whole`, at most `most` ids precede its end.
 template <int n>
 KVASIR_DEVICE TopInterval Narrow(const TopOrder& order, const Goal& goal,
                                  const Prefix& limit, uint32_t most, bool whole,
