@@ -1,4 +1,4 @@
-// Tests how products use cuBLASLt, over a library without a GPU.
+// Tests how products use cuBLASLt, with a fake library and without a GPU.
 #include "kernels/cuda/cublas_gemms.h"
 
 #include <gmock/gmock.h>
@@ -86,7 +86,7 @@ TEST_F(CublasGemmsTest, AProductRunsInTheStreamsOrder) {
                             memory_.data().as<char>() + (48 << 10),
                             y.size() * 2));
   for (const uint16_t bits : y) {
-    EXPECT_EQ(ToFloat(Bf16{bits}), 17.0f);  // 16 of k, and the bias
+    EXPECT_EQ(ToFloat(Bf16{bits}), 17.0f);  // 16 products of ones, and the bias
   }
 }
 
@@ -116,8 +116,8 @@ TEST_F(CublasGemmsTest, AnAlgorithmIsChosenOncePerShape) {
 
 TEST_F(CublasGemmsTest, ThreadsShareTheChosenAlgorithms) {
   Make();
-  // Only the answers are shared: each product writes to its own stream's
-  // memory.
+  // Threads share only the chosen algorithms: each product writes to memory of
+  // its own stream.
   const auto workspace_bytes = static_cast<size_t>(gemms()->workspace_bytes());
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
@@ -181,7 +181,7 @@ TEST_F(CublasGemmsTest, AProductWithoutAnAlgorithmIsRefused) {
                            HasSubstr("2 rows, n 8, k 16, BF16 to BF16 with "
                                      "bias (--deterministic"),
                            HasSubstr("CUBLAS_STATUS_FAKE (15)"))));
-  // The failure is not remembered as an answer.
+  // The failure is not kept as the algorithm of this shape.
   KVASIR_EXPECT_OK(Multiply(Product(2)));
 }
 

@@ -1,5 +1,5 @@
-// Tests matmul with cuBLASLt: on the host over a library without a GPU, which
-// checks its arguments; on a GPU over NVIDIA's library.
+// Tests matmul with cuBLASLt: on the host with a fake library that checks its
+// arguments, on a GPU with NVIDIA's library.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -71,7 +71,7 @@ class CublasMatmulTest : public ::testing::Test {
     });
   }
 
-  // Returns y with its gaps.
+  // Returns y with the gaps between its rows.
   std::vector<float> Multiply(const Case& c) {
     std::vector<float> x(
         static_cast<size_t>(c.x_offset + c.rows * (c.k + c.x_gap)), kPoison);
@@ -103,7 +103,8 @@ class CublasMatmulTest : public ::testing::Test {
     auto scratch = device_->allocator().Allocate(
         scratch_bytes_ + Workspace::kAlignmentBytes, MemoryTag::kOther);
     KVASIR_EXPECT_OK(scratch.status());
-    // Not at a multiple of 256 bytes, as after memory of other ops.
+    // The workspace does not begin at a multiple of 256 bytes, as after memory
+    // of other ops.
     Workspace workspace(scratch->data().as<char>() + 64, scratch_bytes_);
     KVASIR_EXPECT_OK(Matmul(*stream_, params, workspace));
     VisitDType(c.y, [&](auto type) {

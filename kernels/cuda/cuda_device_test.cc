@@ -1,4 +1,4 @@
-// Tests the back end's logic over a runtime without a GPU.
+// Tests the back end's logic with a fake runtime, without a GPU.
 #include "kernels/cuda/cuda_device.h"
 
 #include <gmock/gmock.h>
@@ -170,7 +170,7 @@ TEST_F(CudaDeviceTest, AnOldDriverIsNamedWithTheNeededVersion) {
   EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
                                        AllOf(HasSubstr("is for CUDA 12.4"),
                                              HasSubstr("want 13.0 or later"))));
-  // A newer driver serves.
+  // A newer driver is accepted.
   runtime_.driver_version = 14010;
   KVASIR_EXPECT_OK(WhyNot());
 }
@@ -374,7 +374,7 @@ TEST_F(CudaDeviceTest, OutOfMemoryNamesTheGpusNumbersAndTheFlag) {
                              HasSubstr("take a smaller model")));
 }
 
-// The advice to lower a flag would mislead.
+// The error must not advise to lower a flag, because memory is not the problem.
 TEST_F(CudaDeviceTest, AFailedDeviceIsNotReportedAsOutOfMemory) {
   Make();
   const auto broken = [](const char* tag) {
@@ -383,7 +383,7 @@ TEST_F(CudaDeviceTest, AFailedDeviceIsNotReportedAsOutOfMemory) {
         AllOf(HasSubstr(absl::StrCat("want 8 bytes for ", tag, ": cuda:0: ")),
               HasSubstr("cudaErrorFake (700)"), Not(HasSubstr("lower"))));
   };
-  // The call fails once, while the device answers all others.
+  // The call fails once, while all other calls succeed.
   runtime_.FailNext("Allocate", static_cast<Result>(700));
   EXPECT_THAT(Refused(8, MemoryTag::kKvCache), broken("kv_cache"));
   runtime_.FailNext("AllocateHost", static_cast<Result>(700));
@@ -508,7 +508,7 @@ TEST_F(CudaDeviceTest, ReportedMemoryFiguresAddUpToTheTotal) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory memory, device_->memory());
   EXPECT_EQ(memory.total_bytes, 1 << 30);
   EXPECT_EQ(memory.allocated_bytes, 1000 + (3 << 20));
-  // The context, and the rounding of two allocations.
+  // The memory of the context, and the rounding of two allocations.
   EXPECT_EQ(memory.other_bytes, (100 << 20) + (2 << 20) - 1000 + (1 << 20));
   EXPECT_EQ(memory.free_bytes + memory.allocated_bytes + memory.other_bytes,
             memory.total_bytes);
@@ -567,7 +567,7 @@ TEST_F(CudaDeviceTest, TheErrorOfARefusedLaunchNamesItsKernel) {
               base::StatusIs(absl::StatusCode::kInternal,
                              AllOf(HasSubstr("kernel gelu (5 x 1 CTAs of 2048"),
                                    HasSubstr("cudaErrorFake (9)"))));
-  // The error was taken; the next launch is not blamed.
+  // The error has been returned; the next launch does not return it again.
   KVASIR_EXPECT_OK(Launch({.name = "norm"}));
   runtime_.FailNext("Launch", Result::kNoImage);
   EXPECT_THAT(Launch({.name = "gelu"}).message(),
@@ -615,7 +615,7 @@ TEST_F(CudaDeviceTest, ACopyThatFindsAFailureNamesTheLastKernel) {
     EXPECT_THAT(Upload(*stream_, memory.data(), blob.data(), 100), told)
         << call;
   }
-  // A launch finds it, too, and does not blame its own kernel.
+  // A launch also finds the fault, and does not blame its own kernel.
   runtime_.FailNext("Launch", static_cast<Result>(700));
   EXPECT_THAT(Launch({.name = "norm"}),
               base::StatusIs(absl::StatusCode::kInternal,
@@ -796,7 +796,8 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("a graph of a capture")));
-  // A launch whose error nobody took is missing in the graph.
+  // A launch whose error was not taken (TakeLaunchError) is missing in the
+  // graph.
   KVASIR_ASSERT_OK(launches().BeginCapture());
   runtime_.FailNext("Launch", kError);
   launches().launcher().Enqueue({.name = "lost", .function = &runtime_});

@@ -77,7 +77,8 @@ TEST(RealCublasLtTest, WithoutADriverTheLibraryReportsThatItCannotStart) {
                                        "CUBLAS_STATUS_NOT_INITIALIZED (1)")));
 }
 
-// Ops find their functions by names and types, which come from two compilers.
+// Ops find their functions by name and type. The compilers of the host and of
+// the GPU must agree on both.
 TEST(GpuOpsTest, TheGpuHasTheSameOpsAsTheEmulatedDevice) {
   const DeviceOps gpu = GpuOps(), emulated = emulated::Ops();
   ASSERT_EQ(gpu.count, emulated.count);

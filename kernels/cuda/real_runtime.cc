@@ -124,7 +124,8 @@ class CudartRuntime final : public Runtime {
 
   Result CopyAsync(void* to, const void* from, size_t bytes,
                    StreamHandle stream) override {
-    // The addresses give the direction: the host pool is host memory.
+    // cudaMemcpyDefault finds the direction by the addresses, because the host
+    // pool is host memory.
     return Of(
         cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, Stream(stream)));
   }

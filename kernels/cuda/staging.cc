@@ -111,7 +111,8 @@ absl::Status Staging::Upload(void* device, const void* host, size_t bytes) {
 }
 
 absl::Status Staging::ReadBack(void* host, const void* device, size_t bytes) {
-  // While one piece is copied out of its block, the next is on its way.
+  // While the host copies one piece out of its block, the GPU copies the next
+  // one.
   struct Piece {
     Block* block = nullptr;
     char* to = nullptr;

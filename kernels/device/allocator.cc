@@ -23,7 +23,7 @@ namespace {
 constexpr size_t kMapFromBytes = size_t{1} << 20;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t kSmallPageBytes = 4096;
-// Less memory is not worth a thread.
+// A thread touches at least this many bytes, because starting it takes time.
 constexpr size_t kTouchPerThread = size_t{1} << 20;
 
 size_t AlignUp(size_t bytes, size_t alignment) {

@@ -30,7 +30,7 @@ char* Reserve(size_t bytes) {
   return static_cast<char*>(base);
 }
 
-// The pages that contain a range.
+// Returns the pages that contain a range.
 std::pair<char*, size_t> PagesOf(const char* data, size_t bytes) {
   const size_t before = reinterpret_cast<uintptr_t>(data) % kPageBytes;
   return {const_cast<char*>(data) - before,

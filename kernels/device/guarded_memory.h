@@ -22,8 +22,9 @@ class GuardedMemory final : public MemoryGuard {
   // Whether the gaps between allocations are accessible while memory is open.
   enum class Gaps {
     kOpen,    // accessible: Open and Close are one system call each
-    kClosed,  // cannot: they are one for each allocation, whose end is the
-              // page's (but for what its alignment leaves)
+    kClosed,  // inaccessible: Open and Close are one call for each allocation,
+              // whose end is the end of a page (except for the padding of its
+              // alignment)
   };
   struct Range {
     const char* begin;

@@ -23,7 +23,7 @@ TEST(GuardedMemoryTest, IsAccessibleBetweenTheFirstOpenAndTheLastClose) {
     memory.Open();
     memory.Close();
     Set(data, 0);
-    // Also memory that is allocated meanwhile.
+    // Memory that is allocated while the memory is open is accessible, too.
     void* const more = memory.Acquire(5000, 64);
     Set(more, 4999);
     memory.Close();

@@ -112,7 +112,8 @@ struct ShapeCase {
   int64_t rows = 1;
 };
 
-// Reduces a case to the emulator's share: a few heads, one split and a border.
+// Reduces a case for the slow emulator: few heads and rows, a context shorter
+// than a split and one just longer.
 ShapeCase ForEmulator(ShapeCase test) {
   const int64_t group = test.heads / test.kv_heads;
   test.kv_heads = std::min<int64_t>(test.kv_heads, 2);
@@ -158,7 +159,8 @@ TEST_P(AttentionShapesTest, EqualsTheCpuWithinTheTypesTolerance) {
     asks.push_back({sequence, test.contexts[s] - test.rows, test.rows});
   }
   cpu_cache.RoundQueries(dtype);
-  // With room for all splits, and with none.
+  // The results with room for the partial results of all splits, and with no
+  // room.
   std::vector<std::vector<float>> got;
   cpu_cache.on_launch = [&](const PagedAttentionArgs& args) {
     ShapesLaunch launch(gpu, gpu_cache, args, dtype);

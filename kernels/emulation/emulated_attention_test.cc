@@ -144,7 +144,7 @@ class DeviceLaunch {
     return part;
   }
 
-  // Has no rows if no slot is exact.
+  // Returns exact rows; there are none if no slot is exact.
   const ExactRows* Exact(const TestPart& from) {
     ExactRows& rows = exact_.emplace_back(OnDevice(from.exact));
     rows.ring.arena = Bytes(from.exact.ring.arena, from.ring_bytes());
@@ -293,7 +293,8 @@ TEST_P(EmulatedAttentionTest, EqualsTheDefinitionWithinTheTypesTolerance) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     LatentSpec spec = GetParam();
-    // Alternates between slot after slot, and granules.
+    // Every second layout has tiles of eight slots in granules; the others have
+    // slots one after the other.
     if (++seed % 2 == 0) spec = InTiles(spec, 8);
     LatentCache cache(spec, {1, 65, 600}, 1);
     const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 62, 3}, {2, 599, 1}};
@@ -486,7 +487,7 @@ EmulatorOptions WithShared(uint64_t seed, int64_t kib) {
   options.shared_bytes = kib << 10;
   return options;
 }
-// KiB of shared memory of an H100's and of an A100's CTA.
+// The shared memory of a CTA in KiB: on an H100, and on an A100.
 constexpr int64_t kMuchRoom = 227;
 constexpr int64_t kLessRoom = 163;
 
@@ -509,7 +510,7 @@ TEST_P(PromptAttentionTest,
     const LatentSpec spec = OfType(GetParam(), dtype);
     constexpr int64_t kFirst = 503;
     constexpr int64_t kTokens = 543;
-    // Earlier pages are released to save the emulator time.
+    // Earlier pages are released, which makes the emulator's run shorter.
     const int64_t dead_pages = 384 / spec.page_tokens;
     LatentCache cache(spec, {kTokens}, 1);
     cache.Write(0, 0, kTokens);
@@ -1428,7 +1429,8 @@ TEST(AttentionCudaTest, SlotsInPagesOfMoreThan65536SlotsAreFound) {
   }
 }
 
-// Contexts that end with the last possible slot, so places need 32 bits.
+// The contexts end at the highest slot number that is supported, so slot
+// numbers need 32 bits.
 TEST(AttentionCudaTest, SlotsUpToTheHighestNumberAreSupported) {
   constexpr int64_t kTokens = 1023;
   constexpr int64_t kBefore = kAttentionMostSlots - kTokens;

@@ -207,8 +207,8 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   }
 
  private:
-  // One of: a copy to the device, a launch with its parameters, a host
-  // function.
+  // A piece of work: a copy to the device, a launch with its parameters, or a
+  // host function.
   struct Work {
     std::vector<char> bytes;
     void* upload_to = nullptr;

@@ -293,7 +293,8 @@ void ExpectTheReferencesBytes(const Append& append) {
   EXPECT_TRUE(want.planes == got.planes);
 }
 
-// Slot after slot, and pages of four tiles in the device's granules.
+// Two layouts of pages: slots one after the other, and tiles of four slots in
+// the device's granules.
 const Tiles kTiles[] = {{}, {.slots = 4, .granule_bytes = kGranule}};
 
 TEST(KvAppendCudaTest, NumbersOfEveryTypeAreStoredLikeTheReference) {
@@ -354,7 +355,7 @@ TEST(KvAppendCudaTest, ChannelsWithZeroBitsTakeNoBytes) {
                  true}}));
 }
 
-// Includes rows of zeros, and rows whose norm the type cannot hold.
+// The cases include rows of zeros, and rows whose norm the type cannot hold.
 TEST(KvAppendCudaTest, LevelsAreStoredLikeTheReference) {
   for (const int bits : {1, 2, 3, 4}) {
     for (const DType dtype : kDTypes) {

@@ -74,7 +74,8 @@ std::vector<float> HadamardByKernel(EmulatedTest& test, const HadamardCase& c,
   return test.GetNumbers(result, c.dtype);
 }
 
-// Equal numbers; NaN, in places that no op writes, equals NaN.
+// True if the numbers are equal. NaN, which is in places that no op writes,
+// equals NaN.
 bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -346,8 +347,8 @@ TEST(LiftCudaTest, TensorCoresReadWithoutBankConflicts) {
   }
 }
 
-// A shape with whole tiles of either kernel, stages that are filled again, and
-// copies of 16 bytes.
+// Returns a case for the named kernel, with whole tiles, pipeline stages that
+// are filled more than once, and copies of 16 bytes.
 LiftCase InStages(const std::string& kernel) {
   LiftCase c = {2, 2, DType::kF16, {{648, 40}}, DType::kF16};
   if (kernel == "lift_many_rows") {
@@ -406,7 +407,7 @@ TEST(ComplexLiftCudaTest, GivesTheReferencesBits) {
   constexpr int64_t kPairs = 32;
   constexpr int64_t kRows = 4;
   uint64_t seed = 0;
-  // Channels of two KV heads with two query heads each.
+  // Numbers of channels of two KV heads, which have two query heads each.
   const std::vector<int64_t> counts = {37, 70};
   std::vector<std::vector<int32_t>> pairs(2);
   std::vector<int64_t> columns_in, columns_out;

@@ -29,11 +29,11 @@ struct Case {
   int64_t k;
   int64_t n;
   bool bias = true;
-  int64_t x_gap = 0;  // numbers between rows; they are NaN
+  int64_t x_gap = 0;  // NaN numbers between two rows
   int64_t y_gap = 0;
 };
 
-// All three of one type.
+// Returns a case in which x, W and y have the same type.
 Case Alike(DType dtype, int64_t rows, int64_t k, int64_t n) {
   return {dtype, dtype, dtype, rows, k, n};
 }
@@ -82,7 +82,7 @@ std::vector<float> ByKernel(EmulatedTest& test, const Case& c,
   return test.GetNumbers(y, c.y);
 }
 
-// A row of the product, not rounded.
+// Computes a row of the product in float64.
 std::vector<double> RowOf(const Case& c, const Data& data, int64_t row) {
   std::vector<double> y(static_cast<size_t>(c.n));
   for (int64_t n = 0; n < c.n; ++n) {
@@ -190,7 +190,7 @@ TEST(MatmulCudaTest, EqualsTheProductInEveryTile) {
   }
 }
 
-// More row tiles than are processed together, for each tile that has several.
+// The cases have more row tiles than are processed together (tile_order.h).
 TEST(MatmulCudaTest, EqualsTheProductForManyRowTiles) {
   for (const auto& [multiprocessors, n, kernel] :
        std::vector<std::tuple<int, int64_t, std::string>>{

@@ -1,4 +1,5 @@
-// The emulator finds planted faults, and does not report correct kernels.
+// Tests that the emulator finds planted faults and does not report correct
+// kernels.
 #include "kernels/emulation/emulator.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +21,7 @@ using emulated::Planted;
 
 constexpr uint64_t kSeeds = 8;
 
-// Runs a kernel over 64 words; true if they arrived.
+// Runs a kernel that copies 64 words; returns true if all of them arrived.
 bool Arrives(EmulatedTest& test, Planted planted,
              void (*launch)(const FaultyArgs&,
                             Launcher&) = &emulated::LaunchFaulty) {
@@ -51,7 +52,8 @@ TEST(EmulatorTest, ACorrectKernelIsNotReported) {
             Verdict::kRight);
 }
 
-// The first verdict over some seeds that is not kRight.
+// Runs the kernel with several seeds and returns the first verdict that is not
+// kRight.
 Verdict Found(Planted planted) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     const Verdict verdict = Judge([&] {

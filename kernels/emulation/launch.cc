@@ -248,7 +248,7 @@ void FreeFiberPool(FiberPool* pool) {
   UnmapPages(pool, sizeof(FiberPool));
 }
 
-// The pool that was given back last, if nobody has taken it.
+// The pool that was given back last, or null if it has been taken.
 constinit std::atomic<FiberPool*> idle_pool = nullptr;
 
 template <typename T>

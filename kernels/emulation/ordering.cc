@@ -1,12 +1,12 @@
 // Atomics and fences, and which of them order which accesses.
 //
-// ThreadSanitizer knows neither fences nor the scopes of atomics, so all
-// atomics here are relaxed to it. Clocks report the order instead. A fence (or
-// a release) stores what its thread has done under a fresh clock. The thread's
-// later atomics write that clock to the address, next to the value. A thread
-// that reads the address acquires the clock at its own next fence (or acquire),
-// if the scopes of both reach the other thread. So a fence orders only its own
-// thread's atomics, as in PTX.
+// ThreadSanitizer knows neither fences nor the scopes of atomics, so it sees
+// all atomics here as relaxed ones. Clocks report the order instead. A fence
+// (or a release) stores what its thread has done under a fresh clock. The
+// thread's later atomics write that clock to the address, next to the value. A
+// thread that reads the address acquires the clock at its own next fence (or
+// acquire), if the scopes of both reach the other thread. So a fence orders
+// only its own thread's atomics, as in PTX.
 #include "kernels/emulation/runtime.h"
 
 namespace kvasir::kernels::emulation {
@@ -43,7 +43,7 @@ void AddTag(RawArray<Tag>& tags, const Tag& tag) {
   tags.Push(tag);
 }
 
-// Empty without ThreadSanitizer, because only it uses tags.
+// Returns an empty tag without ThreadSanitizer, because only it uses tags.
 Tag NewTag(bool gpu) {
   if (!tsan::kOn) return {};
   const Tag tag = {FreshClock(), gpu, current_fiber->cta->index, current_fiber};
@@ -51,7 +51,7 @@ Tag NewTag(bool gpu) {
   return tag;
 }
 
-// The current thread reads `location`.
+// Called when the current thread reads `location`: it collects the tags there.
 void ReadTags(Location& location, bool acquires) {
   for (size_t i = 0; i < location.tags.size(); ++i) {
     const Tag& tag = location.tags[i];
@@ -63,8 +63,9 @@ void ReadTags(Location& location, bool acquires) {
   }
 }
 
-// The current thread writes `location`. A read-modify-write (`goes_on`) keeps
-// the tags that were released there before; a plain store replaces them.
+// Called when the current thread writes `location`. A read-modify-write
+// (`goes_on`) keeps the tags that were released there before; a plain store
+// replaces them.
 void WriteTags(Location& location, const Tag& released, bool goes_on) {
   NoteStore(location.address, location.bytes);
   if (!goes_on) location.tags.Clear();

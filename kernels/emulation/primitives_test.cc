@@ -189,7 +189,7 @@ void ExpectProduct(bool bf16) {
       for (size_t k = 0; k < 16; ++k) {
         want += stored[m * 16 + k] * stored[256 + n * 16 + k];
       }
-      // A GPU sums in its own order.
+      // A GPU adds the products in its own order.
       EXPECT_NEAR(Number(out[m * 8 + n]), static_cast<float>(want),
                   OnGpu() ? 1e-4f : 0.0f);
     }
@@ -568,7 +568,7 @@ TEST(PrimitivesTest, ConversionsFunctionsAndPickBytesMatchTheirDefinitions) {
     EXPECT_EQ(Number(got[9]), ToFloat(ToBf16(x)));
     EXPECT_EQ(Number(got[10]), ToFloat(ToF16(x)));
     const float power = x < -126.0f ? 0.0f : std::exp2(x);
-    // Half a unit in the last place here, two on a GPU.
+    // The error is half a unit in the last place on the emulator, two on a GPU.
     EXPECT_NEAR(Number(got[11]), power, (OnGpu() ? 2.4e-7f : 1.3e-7f) * power);
     if (x >= 0.0f) {
       EXPECT_EQ(Number(got[12]), std::sqrt(x));
@@ -603,8 +603,8 @@ TEST(PrimitivesTest, AGridSumsTheNumbersThatItsCtasCopied) {
   }
 }
 
-// True for sites that only order memory. Only ThreadSanitizer misses them,
-// because accesses are made in program order.
+// True for sites that only order memory. Only ThreadSanitizer notices if one is
+// left out, because the emulator makes accesses in program order.
 bool OnlyOrders(const SyncSite& site) {
   return site.kind == "Fence<kGpu>" || site.kind == "StoreAtomic<kRelease>" ||
          site.kind == "LoadAtomic<kAcquire>";

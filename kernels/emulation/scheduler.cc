@@ -49,7 +49,7 @@ namespace {
 constexpr int64_t kMostPolls = 4096;
 constexpr int kReportedGroups = 16;
 
-// Threads at the same place, for a report.
+// Threads that wait at the same place, for a report.
 struct Group {
   const Cta* cta;
   const char* doing;

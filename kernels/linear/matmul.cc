@@ -16,7 +16,8 @@ constexpr OpKernels<MatmulParams, DevicePtr<float>> kKernels = {
 constexpr int64_t kMostColumns = 65535 * 32;
 constexpr int64_t kMostRows = 65535 * 16 * 16;
 
-// The layouts and types that a device supports.
+// Returns an error for layouts, types and sizes that the device does not
+// support.
 absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
   KVASIR_RETURN_IF_ERROR(CheckActivations(kKernels.op, device, params.dtype));
   const WeightLayout layout = params.weight.layout;
@@ -56,9 +57,9 @@ absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
   return absl::OkStatus();
 }
 
-// The library that multiplies; null: our own kernels do. A matrix has the same
-// types, strides and alignment from load on, so every step makes the same
-// choice.
+// Returns the library that computes this product, or null if our own kernels
+// do. A matrix has the same types, strides and alignment from load on, so every
+// step makes the same choice.
 GemmLibrary* LibraryFor(Stream& stream, const MatmulParams& params) {
   GemmLibrary* const gemms =
       static_cast<LaunchStream&>(stream).launcher().gemms();

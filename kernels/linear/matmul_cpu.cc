@@ -42,8 +42,8 @@ inline constexpr int64_t kFewRowsBlockK = 512;
 // rows, the panels of a part share one copy of the rows.
 inline constexpr int64_t kFewRowsPartsPerThread = 16;
 inline constexpr int64_t kManyRowsPartsPerThread = 4;
-// With fewer multiply-adds than this, waking other threads (microseconds) takes
-// longer.
+// With fewer multiply-adds than this, waking other threads takes longer than
+// the work.
 inline constexpr int64_t kWorthWaking = 100000;
 
 // The part of y that one thread computes at a time.
@@ -62,7 +62,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Rows in tiles of nearly equal height.
+// Divides rows into tiles of nearly equal height.
 class RowTiles {
  public:
   RowTiles(int64_t begin, int64_t end)

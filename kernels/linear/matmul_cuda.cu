@@ -295,7 +295,7 @@ constexpr int32_t kChainWarpRows =
 // rows, and eight lanes use all banks once.
 constexpr int32_t kChainStride = kChainDepth + 4;
 
-// Y is the type of y.
+// Computes a tile of y, whose type is Y.
 template <typename Y>
 KVASIR_KERNEL(kChainThreads)
 ChainKernel(MatmulArgs args) {

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Weights as in a checkpoint, [N, K], and packed.
+// A weight matrix in two forms: as in a checkpoint, [N, K], and packed.
 struct Weights {
   Weights(int64_t k, int64_t n, DType dtype, uint32_t seed)
       : rows(RandomFloats(n * k, seed), dtype),
@@ -42,7 +42,8 @@ struct Case {
   bool bias;
 };
 
-// The result by the definition: unpacked weights and scalar std::fma.
+// Computes the result by the definition, with unpacked weights and scalar
+// std::fma.
 std::vector<float> Expected(const Case& c, Weights& weights,
                             const std::vector<float>& x,
                             const std::vector<float>& bias) {

@@ -17,7 +17,7 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// NormalTail with the device's exponential.
+// NormalTail, computed with the device's exponential.
 KVASIR_DEVICE float TailOf(float a) {
   namespace c = normal_constants;
   if (a > c::kFarthest) a = c::kFarthest;

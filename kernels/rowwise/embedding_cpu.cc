@@ -44,7 +44,7 @@ void AddRow(const T* row, int64_t hidden, float* out) {
   for (; i < hidden; ++i) out[i] = out[i] + ToFloat(row[i]);
 }
 
-// Calls function(a zero of the table's type).
+// Calls `function` with a zero of the table's type.
 template <typename Function>
 void OfType(DType dtype, const Function& function) {
   switch (dtype) {

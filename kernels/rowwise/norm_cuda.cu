@@ -160,8 +160,8 @@ void LaunchNorm(const NormArgs& args, Launcher& launcher) {
   launch.grid_x = simt::Ctas(args.num_rows);
   launch.threads = kThreads;
   launch.shared_bytes = 2 * kPartials * sizeof(float);
-  // Chosen only by the number of columns, because the order of sums depends on
-  // it.
+  // The kernel is chosen only by the number of columns, because the choice
+  // changes the order of sums.
   simt::Launch(launcher, launch,
                simt::WideRows<T>(args.columns)
                    ? NormKernel<T, simt::kWidePack<T>>

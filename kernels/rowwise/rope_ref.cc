@@ -7,7 +7,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// Angles of one position.
+// The cosines and sines of one position's angles.
 struct Turns {
   const float* cosines;
   const float* sines;

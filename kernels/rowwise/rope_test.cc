@@ -294,7 +294,7 @@ TEST(RopeStepTest, EqualsTheFractionOfATurn) {
   EXPECT_LE(distance(uint64_t{1} << 62, RopeStep(M_PI / 2)), 1024u);
   EXPECT_LE(distance(uint64_t{3} << 62, RopeStep(-M_PI / 2)), 1024u);
   EXPECT_EQ(0u, RopeStep(0.0));
-  // One radian, to the precision of a double.
+  // One radian per position, to the precision of a double.
   EXPECT_NEAR(1.0 / (2.0 * M_PI),
               static_cast<double>(RopeStep(1.0)) / 18446744073709551616.0,
               1e-16);

@@ -17,7 +17,7 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// kBias: x is one row of float32.
+// kBias: x is one float32 row, which is added to all rows.
 template <typename T, int n, bool kBias>
 KVASIR_KERNEL(simt::kRowThreads)
 AddRowsKernel(simt::OnRows<AddRowsArgs> on) {
@@ -89,7 +89,7 @@ void LaunchSumRows(const SumRowsArgs& args, Launcher& launcher) {
                      SumRowsKernel<T, n>, args);
 }
 
-// Copies bits: Word is as wide as a number.
+// Copies rows bit by bit; Word is as wide as a number.
 template <typename Word, int n>
 KVASIR_KERNEL(simt::kRowThreads)
 GatherRowsKernel(simt::OnRows<GatherRowsArgs> on) {

@@ -18,7 +18,7 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// 0 where the exponential would overflow, as in Silu.
+// Returns 0 where the exponential would overflow, like Silu.
 KVASIR_DEVICE float SiluOf(float gate) {
   if (gate < -exp_constants::kHighest) return 0.0f;
   return gate / (1.0f + simt::Exp2(-gate * simt::kLog2E));

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The log probabilities, computed in chunks of `chunk` ids.
+// Computes the log probabilities in chunks of `chunk` ids.
 std::vector<float> Logprobs(TestStream& test, const std::vector<float>& logits,
                             const std::vector<int32_t>& targets, int64_t vocab,
                             int64_t chunk) {

@@ -33,7 +33,7 @@ struct SampleRowIn {
   // Bit id % 32 of word id / 32 is set for ids that may be sampled,
   // [ceil(V / 32)].
   Ptr<const uint32_t> allow_mask = nullptr;
-  // They select the uniform number of the draw: Philox keyed by seed, at
+  // These three select the uniform number of the draw: Philox keyed by seed, at
   // (sample_index, position).
   uint64_t seed = 0;
   uint32_t sample_index = 0;

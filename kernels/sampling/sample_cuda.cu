@@ -273,7 +273,7 @@ KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
   return found;
 }
 
-// The prefix within `limit` that meets the goal of a stage.
+// Finds the shortest prefix within `limit` that meets the goal of a stage.
 template <int n>
 KVASIR_DEVICE Found Find(const TopOrder& order, const Goal& goal,
                          const Prefix& limit, int stage, SortedIds* sorted,
@@ -342,7 +342,7 @@ KVASIR_DEVICE int32_t Draw(const SampleRowArgs& row, const TopOrder& order,
   return found.last;
 }
 
-// The sampled id; all threads get it.
+// Returns the sampled id to all threads.
 template <int n>
 KVASIR_DEVICE int32_t Choose(const SampleRowArgs& row, int32_t vocab,
                              TopKey best, const float* logits, float* scratch,
@@ -364,7 +364,8 @@ KVASIR_DEVICE int32_t Choose(const SampleRowArgs& row, int32_t vocab,
   return Draw<n>(row, {logits, vocab, max, row.temperature, true}, shared);
 }
 
-// `keys` is scratch for lists of more than kSortedIds.
+// Writes the log probabilities of the sampled id and of the top ids. `keys` is
+// scratch for lists of more than kSortedIds ids.
 template <int n>
 KVASIR_DEVICE void WriteLogprobs(const SampleArgs& args, int32_t token,
                                  TopKey* keys, SampleShared* shared) {

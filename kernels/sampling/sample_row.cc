@@ -56,7 +56,7 @@ void ApplyBans(const SampleRowArgs& row, int64_t vocab, float* logits) {
 // many as are requested.
 class Descending {
  public:
-  // Orders the `count` ids in `ids`, which becomes the heap.
+  // Makes a heap of the `count` ids in `ids`, in place.
   Descending(const float* keys, int32_t* ids, int64_t count)
       : keys_(keys), ids_(ids), left_(count), count_(count) {
     std::make_heap(ids_, ids_ + left_, Later{keys_});

@@ -69,7 +69,7 @@ std::set<int32_t> Support(const std::vector<float>& logits,
   return ids;
 }
 
-// The logarithms of 0.4, 0.3, 0.2 and 0.1, in mixed order.
+// Logits of four ids: the logarithms of 0.4, 0.3, 0.2 and 0.1 in mixed order.
 const std::vector<float> kFour = {std::log(0.2f), std::log(0.4f),
                                   std::log(0.1f), std::log(0.3f)};
 

@@ -16,7 +16,8 @@ namespace kvasir::kernels {
 namespace {
 
 std::unique_ptr<Device> Make() {
-  // For the whole program: a device must not outlive its runtime.
+  // These objects live until the program ends, because a device must not
+  // outlive its runtime.
   static auto* const emulator = new emulation::Emulator({});
   static auto* const runtime = [] {
     auto* const made = new cuda::FakeRuntime;

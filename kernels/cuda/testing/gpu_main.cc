@@ -49,8 +49,8 @@ int Run() {
         static_cast<const CudaDevice&>(**first).properties();
     std::printf("on %s, sm_%d%d\n", properties.name.c_str(), properties.major,
                 properties.minor);
-    // Only code for sm_90a has bulk copies; newer GPUs run the code of
-    // compute_80.
+    // Only code for sm_90a has bulk copies; newer GPUs run code that is
+    // compiled for compute_80.
     emulation::RunTestsOn({&MakeOrEnd, properties.major == 9});
   } else {
     const std::string why(first.status().message());

@@ -20,7 +20,7 @@ Words RandomWords(size_t count, uint32_t seed) {
   for (uint32_t& word : words) word = static_cast<uint32_t>(engine());
   return words;
 }
-// Pairs of fp16 that are also finite if read as bf16.
+// Makes pairs of fp16 numbers that are also finite if read as bf16.
 Words RandomPairs(size_t count, uint32_t seed) {
   std::mt19937 engine(seed);
   std::normal_distribution<float> normal;
@@ -121,8 +121,8 @@ std::vector<PrimitiveRun> RunPrimitives(Device& device, bool bulk_copies) {
                    [bf16](const PrimitiveArgs& args, Launcher& launcher) {
                      LaunchMma(args, bf16, launcher);
                    }),
-        // A GPU truncates terms at the last bits of the largest one; the
-        // emulator rounds once.
+        // A GPU truncates each term to the precision of the largest term; the
+        // emulator rounds the sum once.
         1e-4f);
   }
   add("matrices", runner.Run(RandomWords(128, 6), size_t{2} * 7 * 32, 0, 0,
@@ -136,7 +136,8 @@ std::vector<PrimitiveRun> RunPrimitives(Device& device, bool bulk_copies) {
 
   constexpr uint32_t kTriples = 300;
   Words triples = RandomPairs(size_t{3} * kTriples, 8);
-  // Not negative, because their square roots are taken.
+  // The first numbers are not negative, because their square roots are
+  // computed.
   for (size_t i = 0; i < triples.size(); i += 3) triples[i] &= 0x7fffffffu;
   const Words numbers = runner.Run(triples, size_t{kTriples} * kNumberWords, 0,
                                    kTriples, LaunchNumbers);

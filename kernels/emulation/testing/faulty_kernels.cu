@@ -28,7 +28,8 @@ void ExchangeInWarp(const FaultyArgs& args) {
   args.out[thread ^ 1] = simt::LoadShared(words + (thread ^ 1));
 }
 
-// Three sums over the CTA: each thread gives 1, then 2, then 3.
+// Computes three sums over the CTA's threads: each thread contributes 1, then
+// 2, then 3.
 void Sums(const FaultyArgs& args) {
   auto* const partial = reinterpret_cast<float*>(simt::Shared());
   const uint32_t warps = simt::Threads() / simt::kWarp;

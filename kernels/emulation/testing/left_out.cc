@@ -13,7 +13,8 @@
 
 namespace {
 
-// Exit codes of a child that nothing else uses.
+// The child's exit codes for its verdicts. Nothing else in the child exits with
+// them.
 constexpr int kRight = 40, kWrong = 41, kRace = 42;
 bool judging = false;
 
@@ -91,7 +92,8 @@ Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds) {
     return Verdict::kEndless;
   }
   const bool aborted = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
-  // "runtime error": poisoned memory may not be a valid bool.
+  // UndefinedBehaviorSanitizer reports "runtime error", for example if a bool
+  // is read from poisoned memory.
   if ((aborted && says("emulated kernel ")) || says("runtime error: ")) {
     return Verdict::kStopped;
   }
