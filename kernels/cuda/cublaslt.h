@@ -33,7 +33,7 @@ struct GemmShape {
   auto operator<=>(const GemmShape&) const = default;
 };
 
-// A cublasLtMatmulAlgo_t, and the workspace that it needs.
+// A cublasLtMatmulAlgo_t, and the size of the workspace that it needs.
 struct GemmAlgorithm {
   uint64_t data[8] = {};
   size_t workspace_bytes = 0;

@@ -18,7 +18,7 @@ namespace kvasir::kernels {
 
 struct CudaDeviceOptions {
   int ordinal = 0;  // index among the GPUs in CUDA_VISIBLE_DEVICES
-  int64_t memory_limit_bytes = 0;  // of the GPU's memory; 0: no limit
+  int64_t memory_limit_bytes = 0;  // limit of GPU memory; 0: no limit
   // Limit of the host pool, which lies in the host's memory; 0: no limit.
   int64_t host_limit_bytes = 0;
   DType activations = DType::kBf16;

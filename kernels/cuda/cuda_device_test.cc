@@ -271,7 +271,7 @@ TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheirLongestCopy) {
   EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes);
   KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
   EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes + (512 << 10));
-  // No more memory is pinned from then on.
+  // After that, no more memory is pinned.
   for (size_t i = 0; i < 2 * Staging::kBlocks; ++i) {
     KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
   }
@@ -735,7 +735,7 @@ TEST_F(CudaDeviceTest, CapturedWorkMayOutliveItsStreamAndDevice) {
   KVASIR_ASSERT_OK(launches().BeginCapture());
   KVASIR_ASSERT_OK(Launch({.name = "look"}));
   KVASIR_ASSERT_OK_AND_ASSIGN(auto captured, launches().EndCapture());
-  // A stream that is destroyed while it captures leaves nothing.
+  // Destroying a stream while it captures drops the captured work.
   KVASIR_ASSERT_OK(launches().BeginCapture());
   stream_ = nullptr;
   device_ = nullptr;
@@ -763,7 +763,7 @@ TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
   EXPECT_THAT(launches().Record(mark.get()), cannot_be("marked"));
   EXPECT_THAT(launches().BeginCapture(), cannot_be("captured again"));
   EXPECT_THAT(launches().Replay(*nothing), cannot_be("replayed to"));
-  // No such call has reached CUDA.
+  // None of the refused calls has reached CUDA.
   KVASIR_EXPECT_OK(launches().EndCapture());
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kFailedPrecondition,

@@ -13,7 +13,8 @@
 namespace kvasir::kernels {
 namespace {
 
-using emulated::PrimitiveArgs;  // nvcc's: KVASIR_PRIMITIVES_TARGET is gpu
+using emulated::PrimitiveArgs;  // means gpu::PrimitiveArgs
+                                // (KVASIR_PRIMITIVES_TARGET)
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Words = std::vector<uint32_t>;
@@ -61,7 +62,7 @@ Words Pattern(uint32_t seed) {
   return words;
 }
 
-// Launches kernels with one change to the launch.
+// A launcher that changes each launch before it passes it on.
 class Changed final : public Launcher {
  public:
   Changed(Launcher* launcher, void (*change)(KernelLaunch*))
@@ -83,7 +84,7 @@ TEST_F(GpuDeviceTest, ReportsNameAndArchitecture) {
   EXPECT_GE(properties.major, 8);
   EXPECT_GT(properties.multiprocessors, 0);
   EXPECT_GT(properties.l2_bytes, 0);
-  EXPECT_GE(properties.shared_bytes, 99 << 10);  // sm_86 has the least
+  EXPECT_GE(properties.shared_bytes, 99 << 10);  // sm_86 has the smallest limit
   KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory memory, gpu().memory());
   EXPECT_GE(properties.memory_bytes, memory.total_bytes);
   EXPECT_GT(memory.free_bytes, 0);
@@ -193,7 +194,7 @@ TEST_F(GpuDeviceTest,
                [](KernelLaunch* launch) { launch->threads = 2048; });
   EXPECT_THAT(Copy(in, out, many).message(),
               AllOf(HasSubstr("kernel copies"), HasSubstr("cudaError")));
-  // More CTAs than can be resident.
+  // More CTAs than can be resident at the same time.
   Changed together(&launches().launcher(), [](KernelLaunch* launch) {
     launch->ctas_together = true;
     launch->grid_x = 1 << 20;

@@ -1,6 +1,6 @@
 // Compares every primitive on the GPU with the emulator. primitives_test.cc,
-// which also runs on the GPU, shows that both are right. Without a GPU,
-// kernels_cuda_emulated_test runs this on the emulator.
+// which also runs on the GPU, shows that both give the right results. Without a
+// GPU, kernels_cuda_emulated_test runs this on the emulator.
 #include <gmock/gmock.h>
 
 #include <algorithm>

@@ -40,7 +40,7 @@ static_assert(static_cast<int>(CublasResult::kOk) == CUBLAS_STATUS_SUCCESS);
 constexpr int kMajor = CUDART_VERSION / 1000;  // the major version of the
                                                // library as well
 
-// The functions that are used, with the types of cuBLASLt's header.
+// The functions of cuBLASLt that are used here.
 #define KVASIR_CUBLASLT_FUNCTIONS(Each)                                        \
   Each(cublasLtGetVersion) Each(cublasLtGetStatusName) Each(cublasLtCreate)    \
       Each(cublasLtDestroy) Each(cublasLtMatmulDescCreate)                     \
@@ -118,7 +118,7 @@ class Description {
     if (product_ != nullptr) functions_.cublasLtMatmulDescDestroy(product_);
   }
 
-  // The first error of all calls.
+  // The first error of any call in this object, or success.
   cublasStatus_t status() const { return status_; }
   cublasLtMatmulDesc_t product() const { return product_; }
   cublasLtMatrixLayout_t weight() const { return weight_; }
@@ -144,7 +144,7 @@ class Description {
   cublasLtMatrixLayout_t y_ = nullptr;
 };
 
-// Conditions on the algorithms to choose from.
+// The conditions that an algorithm must meet to be chosen.
 class Preference {
  public:
   Preference(const Functions& functions, size_t most_workspace_bytes)

@@ -16,7 +16,7 @@ enum class Result : int {
   kOutOfMemory = 2,
   kOldDriver = 35,
   kNoDevice = 100,
-  kNoImage = 209,  // the program has no code for this device
+  kNoImage = 209,  // the program has no code for this GPU
   kIllegalState = 401,
   kCaptureUnsupported = 900,  // not allowed while a stream captures
   kCaptureInvalidated = 901,  // such a call invalidated the capture
@@ -26,7 +26,7 @@ enum class Result : int {
 
 struct DeviceProperties {
   std::string name;  // for example "NVIDIA H100 80GB HBM3"
-  int major = 0;     // of the compute capability
+  int major = 0;     // major number of the compute capability
   int minor = 0;
   int multiprocessors = 0;
   int64_t memory_bytes = 0;

@@ -25,8 +25,8 @@ class Staging {
   static constexpr size_t kLeastBlockBytes = size_t{64} << 10;
   static constexpr size_t kMostBlockBytes = size_t{8} << 20;
 
-  // The objects behind all arguments outlive this object. `pinned_bytes` counts
-  // pinned memory, also that of other owners.
+  // `runtime`, `stream` and `pinned_bytes` outlive this object. `pinned_bytes`
+  // counts pinned memory, also that of other owners.
   Staging(Runtime* runtime, StreamHandle stream,
           std::atomic<int64_t>* pinned_bytes)
       : runtime_(runtime), stream_(stream), pinned_bytes_(pinned_bytes) {}

@@ -37,8 +37,9 @@ void CountGlobal(const Request& request, AccessTable::Entry& entry) {
       static_cast<int64_t>((bytes + kSectorBytes - 1) / kSectorBytes);
 }
 
-// At a time, 32 lanes of up to 4 bytes, 16 of 8 or 8 of 16 access the banks.
-// Lanes that access the same word of a bank share one pass.
+// The banks serve at a time 32 lanes that access up to 4 bytes each, 16 lanes
+// of 8 bytes, or 8 lanes of 16 bytes. Lanes that access the same word of a bank
+// share one pass.
 void CountShared(const Request& request, AccessTable::Entry& entry) {
   const uint32_t words = request.bytes <= 4 ? 1 : request.bytes / 4;
   const uint32_t together = kLanes / words;
@@ -156,7 +157,7 @@ size_t FindRange(const void* address, size_t bytes) {
 
 namespace {
 
-// Returns the entry of a block, or the free entry to use for it.
+// Returns the entry of a block, or a free entry if the block has none.
 StoredBlock& StoredAt(RawArray<StoredBlock>& table, uint32_t launch,
                       uint64_t block) {
   const size_t mask = table.size() - 1;

@@ -9,7 +9,7 @@ namespace {
 
 Fiber& LaneFiber(uint32_t lane) { return current_fiber->warp->lanes[lane]; }
 
-// Returns the meeting point of the lanes in `mask`.
+// Returns the meeting point for the lanes in `mask`.
 Meet& MeetOf(uint32_t mask) {
   Fiber& self = *current_fiber;
   if ((mask >> self.lane & 1) == 0) {
@@ -116,7 +116,8 @@ struct Matrices {
   bool transposed;
 };
 
-// Each lane has given the four words of the row whose address it passed.
+// Each lane has stored the four words of the row whose address it passed as an
+// operand.
 void Distribute(const Matrices& matrices) {
   const auto half = [](uint32_t matrix, uint32_t row, uint32_t column) {
     const uint32_t word = LaneFiber(8 * matrix + row).given[column / 2];

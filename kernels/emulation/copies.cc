@@ -6,7 +6,7 @@
 namespace kvasir::kernels::emulation {
 namespace {
 
-// The state in the 8 bytes of a CopyBarrier.
+// The contents of the 8 bytes of a CopyBarrier.
 struct BarrierState {
   int32_t bytes_to_come;
   uint16_t arrivals_to_come;

@@ -168,14 +168,16 @@ class DeviceLaunch {
   std::vector<AttentionSequence> sequences_;
   std::vector<DeviceBuffer> buffers_;
   DeviceBuffer q_, out_, on_device_, memory_;
-  int64_t q_at_ = 0;  // in bytes
+  int64_t q_at_ = 0;  // offset in bytes
   AttentionKernels kernels_;
 };
 
-// Page granule of the emulated device, and of the cache's layout here.
+// The page granule of the emulated device, in bytes; the caches of these tests
+// use it as well.
 constexpr int64_t kGranule = 16;
 
-// |got - want| / |want| over the numbers that belong to a head.
+// The norm of got - want divided by the norm of want, over the numbers that
+// belong to a head.
 double NormError(const std::vector<double>& want,
                  const std::vector<float>& got) {
   double error = 0.0;
@@ -191,13 +193,13 @@ double NormError(const std::vector<double>& want,
 
 struct Outcome {
   std::vector<float> got;
-  // Relative error against float64, over everything and in the worst row of a
-  // head.
+  // The relative error against float64: of all numbers together, and of the
+  // worst row of a head.
   double error = 0.0;
   double row_error = 0.0;
   std::vector<SequenceItems> items;
   bool tensor_cores = false;
-  int64_t prompt_items = 0;  // items of the prefill kernel
+  int64_t prompt_items = 0;  // number of items of the prefill kernel
 };
 
 struct Ask {
@@ -1277,7 +1279,7 @@ TEST(AttentionCudaTest, RowsOfRandomShapesAreCorrectAndIndependentOfOtherRows) {
   }
 }
 
-// Cuts a prompt anywhere into chunks that the prefill kernel takes.
+// Prompts are cut at random into chunks that the prefill kernel supports.
 TEST(PromptAttentionTest, PromptsOfRandomShapesAreCorrectAndHaveTheSameBits) {
   for (uint64_t seed = 1; seed <= (kSeeds + 1) / 2; ++seed) {
     SCOPED_TRACE(seed);
@@ -1806,7 +1808,7 @@ TEST(PromptAttentionTest, ItemsOfManyTokensAreCorrectHoweverTheyAreCut) {
   }
 }
 
-// More splits than a warp has lanes, and than parts of a head.
+// There are more splits than a warp has lanes, and more than a head has parts.
 TEST(AttentionCudaTest, AnyNumberOfSplitsGivesTheResultOfOneCta) {
   constexpr int64_t kTokens = 33 * kAttentionSplitSlots + 3;
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
@@ -1869,7 +1871,7 @@ TEST(AttentionCudaTest, SplitsThatShareAnItemAreComputedIndependently) {
           continue;
         }
         EXPECT_GE(outcome.items[1].first_partial, 0);
-        // A GPU has more CTAs.
+        // On a GPU there are more CTAs than in the emulator.
         if (!OnGpu()) {
           EXPECT_GT(outcome.items[1].item_splits, 1);
           EXPECT_NE(outcome.items[1].num_splits % outcome.items[1].item_splits,
@@ -2149,7 +2151,7 @@ TEST(AttentionCudaTest, ReportsWhichKernelsRunAndWhyOthersDoNot) {
                "keys: numbers differ in type from activations");
   expect_plain(of(Numbers({1032}), Numbers({64})),
                "keys: 1040 channels in 0 runs, at most 1024 in 64");
-  // A slot's place has 16 bits.
+  // The tensor-core kernel stores a slot's place in its tile in 16 bits.
   LatentSpec long_pages = OfHeads(1, 1, Codes({32}, {4}), Codes({32}, {4}));
   long_pages.page_tokens = 65537;
   expect_plain(long_pages,

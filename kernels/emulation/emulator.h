@@ -78,8 +78,8 @@ class Emulator {
 
   // The names of the kernels that have run so far.
   std::vector<std::string> Kernels() const;
-  // Sites and costs over all launches of a kernel so far, in the order of their
-  // first passes.
+  // The sites, and the costs of accesses, over all launches of a kernel so far,
+  // each in the order of their first passes.
   std::vector<SyncSite> SyncSites(const std::string& kernel) const;
   std::vector<AccessCount> Accesses(const std::string& kernel) const;
   // From now on this site of the kernel does nothing. Call it before the

@@ -15,8 +15,8 @@ namespace kvasir::kernels::emulation {
 struct Site {
   const char* file;
   int line;
-  // As default arguments of a primitive, these are the file and line of its
-  // caller.
+  // As a default argument of a primitive, Here() gives the file and line of the
+  // primitive's caller.
   static constexpr Site Here(const char* file = __builtin_FILE(),
                              int line = __builtin_LINE()) {
     return {file, line};
@@ -29,8 +29,8 @@ struct Place {
   uint32_t ctas_x, ctas_y;
   char* shared;
 };
-// initial-exec: even in a module that is loaded at run time, an access is one
-// instruction and no call.
+// With the initial-exec model an access is one instruction, not a call, even in
+// a module that is loaded at run time.
 #define KVASIR_EMULATION_TLS __thread __attribute__((tls_model("initial-exec")))
 // The place (thread, CTA, grid) of the running CUDA thread.
 extern KVASIR_EMULATION_TLS const Place* current_place;
@@ -63,11 +63,12 @@ void Mma(MmaKind kind, float (&d)[4], const uint32_t (&a)[4],
 void LoadMatrices(uint32_t* words, int count, bool transposed, const void* row,
                   Site site);
 
-// Checks bounds and alignment of an access that the caller is about to make,
-// and counts it.
+// These two check bounds and alignment of an access that the caller is about to
+// make, and count it.
 void CheckGlobal(const void* address, size_t bytes, bool stores, Site site);
 void CheckShared(const void* address, size_t bytes, bool stores, Site site);
-// The same check for LoadOnce: the launch must not have stored to these bytes.
+// Like CheckGlobal, for LoadOnce: also checks that the launch has not stored to
+// these bytes.
 void CheckOnce(const void* address, size_t bytes, Site site);
 
 // Atomic accesses, of 32 or 64 bits. Accesses that acquire or release are sites

@@ -81,7 +81,8 @@ class RowTiles {
   int64_t tiles_;
 };
 
-// One tile of y: rows from `row`, one panel, k from k_begin.
+// A tile of y: rows from `row` on, the columns of one panel, and k from k_begin
+// on.
 struct TilePlace {
   int64_t panel;
   int64_t row;

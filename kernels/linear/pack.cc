@@ -21,7 +21,8 @@ namespace kvasir::kernels {
 // of all columns of a panel stay in the first-level cache until they are used.
 inline constexpr int64_t kPackBlockK = 64;
 
-// The exponent bits. A number with all of them set is not finite.
+// Returns a mask of the exponent bits. A number in which all of them are set is
+// not finite.
 inline uint32_t ExponentBits(DType dtype) {
   switch (dtype) {
     case DType::kF16:
@@ -149,7 +150,8 @@ HWY_EXPORT(TransposeStaged32);
 HWY_EXPORT(AnyHas16);
 HWY_EXPORT(AnyHas32);
 
-// Numbers that are checked together: whole vectors on every target.
+// How many numbers are checked together. This is a whole number of vectors on
+// every target.
 constexpr int64_t kFiniteBlock = 1024;
 
 template <typename T>

@@ -24,7 +24,7 @@ std::vector<float> RandomRows(const Case& c, int64_t first_row, uint32_t seed) {
   return {all.begin() + first_row * c.columns, all.end()};
 }
 
-// Inputs for the rows from `first_row` on.
+// Inputs of the op, for the rows from `first_row` on.
 struct Data {
   Data(NormKind of, const Case& c, int64_t first_row = 0)
       : kind(of),
@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NormTest,
 
 class NormKindTest : public ::testing::TestWithParam<NormKind> {};
 
-// Together the rows are enough to wake threads.
+// The op has so many rows that it uses several threads.
 TEST_P(NormKindTest, RowsAreTheSameInAnyBatch) {
   constexpr int64_t kRows = 61;
   constexpr int64_t kColumns = 275;

@@ -118,7 +118,7 @@ TEST_P(RopeTest, MatchesTheDefinitionAtAnyPositionOnEveryBackEnd) {
       }
     }
   }
-  // Nothing else has changed.
+  // Numbers that belong to no pair have not changed.
   EXPECT_TRUE(SameBits(expected, truth.q));
   TestStream three(3);
   ForEachSimdTarget([&] {

@@ -50,7 +50,7 @@ struct SampleCall {
 constexpr int kTopK = 0, kTopP = 1, kMinP = 2, kDraw = 3;
 constexpr int kStages = kDraw + 1;
 
-// The result of Find.
+// A prefix of the order, and its last id.
 struct Found {
   Prefix prefix;
   int32_t last;  // the last id of the prefix
@@ -66,7 +66,7 @@ struct SampleShared {
 };
 static_assert(sizeof(SampleShared) % alignof(LogitBlock) == 0, "blocks follow");
 
-// The largest of the thread's logits, the first one if several are equal.
+// The largest of the thread's logits; the first one if several are equal.
 struct BestLogit {
   float logit = Lowest();
   int32_t id = 0;
@@ -153,7 +153,7 @@ KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
                                                output_counts != nullptr);
   const bool output =
       output_counts != nullptr && (present != 0.0f || frequent != 0.0f);
-  // Biases and bans of single ids come before the mask.
+  // Biases and bans are applied to single ids before the mask.
   const bool single = row.num_biases > 0 || row.num_banned > 0;
   using Logits = simt::Pack<float, n>;
   constexpr int kAhead = 2;

@@ -142,7 +142,7 @@ int32_t Draw(const SampleRowArgs& row, int64_t vocab,
         order.Next();
         ++kept;
       }
-      // The most likely id has weight 1.
+      // min_p is relative to the most likely id, whose weight is 1.
       if (prefix > 0 && weight_of(prefix) < static_cast<double>(row.min_p)) {
         break;
       }

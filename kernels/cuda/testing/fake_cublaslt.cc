@@ -36,7 +36,8 @@ void ExpectSense(const GemmShape& shape) {
 void Product(const Gemm& gemm) {
   for (int64_t t = 0; t < gemm.rows; ++t) {
     for (int64_t n = 0; n < gemm.n; ++n) {
-      // Adds in reverse order, which none of our kernels does.
+      // Adds in reverse order, so that tests can tell these sums from those of
+      // our kernels.
       float sum = 0.0f;
       for (int64_t k = gemm.k - 1; k >= 0; --k) {
         sum += NumberAt(gemm.x, gemm.dtype, t * gemm.x_row_stride + k) *

@@ -352,7 +352,7 @@ Result FakeRuntime::RecordEvent(EventHandle event, StreamHandle stream) {
   const bool captured = found->capture.has_value();
   if (captured && found->capture->spoiled) return Result::kCaptureInvalidated;
   events_[event] = {stream, captured ? found : nullptr};
-  // In a graph an event only orders streams; it cannot be queried.
+  // A captured event only orders streams; it cannot be queried.
   if (!captured) found->work.push_back({.event = event});
   return Result::kOk;
 }

@@ -8,8 +8,8 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kCtas = kMmaCeilingThreads / kThreads;
-// Eight products with separate sums, so that a warp never waits for one of
-// them.
+// The number of independent products, down and across: eight sums, so that a
+// warp never waits for one of them.
 constexpr uint32_t kDown = 2;
 constexpr uint32_t kAcross = 4;
 constexpr double kOperations = 2.0 * 16 * 8 * 16;
