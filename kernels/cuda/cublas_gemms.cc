@@ -33,7 +33,7 @@ absl::StatusOr<std::unique_ptr<CublasGemms>> CublasGemms::Make(
   if (result != CublasResult::kOk) {
     return absl::InternalError(absl::StrCat(
         "cuBLASLt ", library->Version(), " does not start: ",
-        library->Describe(result), "; --deterministic does without it"));
+        library->Describe(result), "; --deterministic works without it"));
   }
   const size_t mebibytes = major >= 9 ? 32 : 8;
   return std::unique_ptr<CublasGemms>(
@@ -65,11 +65,12 @@ absl::StatusOr<GemmAlgorithm> CublasGemms::AlgorithmFor(
   if (result != CublasResult::kOk) {
     return Failed(absl::StatusCode::kUnimplemented,
                   absl::StrCat("no algorithm for ", Name(shape),
-                               " (--deterministic does without it)"),
+                               " (--deterministic works without it)"),
                   result);
   }
   KVASIR_CHECK(algorithm.workspace_bytes <= workspace_bytes_);
-  // Forget all; the shapes in use are chosen again in the next steps.
+  // Forget all algorithms; those of the shapes in use are chosen again in the
+  // next steps.
   if (algorithms_.size() == kMostShapes) algorithms_.clear();
   algorithms_[shape] = algorithm;
   return algorithm;

@@ -37,13 +37,14 @@ std::string Version(int version) {
 }
 
 absl::Status CheckDriver(cuda::Runtime& runtime) {
-  // A driver serves all runtimes of its major version, older and newer.
+  // A driver supports all runtimes of its major version, older and newer.
   const int want = runtime.RuntimeVersion() / 1000 * 1000;
   int have = 0;
   const Result result = runtime.DriverVersion(&have);
   if (result == Result::kOk && have >= want) return absl::OkStatus();
   if (result != Result::kOk && result != Result::kOldDriver) {
-    return CudaError("version of the NVIDIA driver", runtime, result);
+    return CudaError("reading the version of the NVIDIA driver", runtime,
+                     result);
   }
   if (have == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -59,7 +60,7 @@ absl::Status CheckOrdinal(cuda::Runtime& runtime, int ordinal) {
   int count = 0;
   const Result result = runtime.DeviceCount(&count);
   if (result != Result::kOk && result != Result::kNoDevice) {
-    return CudaError("number of GPUs", runtime, result);
+    return CudaError("reading the number of GPUs", runtime, result);
   }
   if (count == 0 || result == Result::kNoDevice) {
     return absl::FailedPreconditionError(
@@ -78,23 +79,24 @@ absl::Status CheckArchitecture(const cuda::DeviceProperties& properties,
   if (properties.major >= kLeastMajor) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "cuda:", ordinal, " (", properties.name, ") is sm_", properties.major,
-      properties.minor, "; this build has code of ", kCodeOf,
+      properties.minor, "; this build has code for ", kCodeOf,
       ": want compute capability ", kLeastMajor, ".0 or later"));
 }
 
-// Errors of earlier asynchronous kernels that a launch merely reports.
+// True if the error comes from an earlier asynchronous kernel, and a launch
+// only reports it.
 bool IsOfARunningKernel(Result result) {
   switch (static_cast<int>(result)) {
     case 214:  // an ECC error
     case 700:  // illegal address
     case 702:  // a kernel that took too long
     case 710:  // assert
-    case 714:  // in the hardware stack
+    case 714:  // an error in the hardware stack
     case 715:  // illegal instruction
     case 716:  // misaligned address
     case 717:  // an address of another space
     case 718:  // an invalid program counter
-    case 719:  // any other
+    case 719:  // any other failure of a launch
       return true;
     default:
       return false;
@@ -121,10 +123,10 @@ class CudaDevice::State {
       return failure_;
     }
     const Result result = runtime_->Use(ordinal);
-    if (result != Result::kOk) return Failed("naming the device", result);
+    if (result != Result::kOk) return Failed("selecting the device", result);
     return runtime_;
   }
-  // For calls that do not depend on the device.
+  // Returns the runtime for calls that do not depend on the selected device.
   cuda::Runtime& any() const { return *runtime_; }
 
   absl::Status Failed(const absl::string_view what, Result result) const {
@@ -186,9 +188,11 @@ class CudaDevice::State {
 
   const int ordinal;
   const cuda::DeviceProperties properties;
-  // Staging memory on the host, of all streams and of writes.
+  // The bytes of host memory that copies use, for all streams and for writes
+  // (BeginWrite).
   std::atomic<int64_t> staging_bytes = 0;
-  // Null if our own kernels multiply. Set before other threads see the device.
+  // Null if our own kernels compute matrix products. It is set before other
+  // threads use the device.
   std::unique_ptr<cuda::CublasGemms> gemms;
 
  private:
@@ -267,7 +271,7 @@ class CudaDevice::Allocator final : public DeviceAllocator {
     return "; take a smaller model, or another --device";
   }
 
-  // Returns null if memory is missing; Allocate reports that.
+  // Returns null if there is not enough memory; Allocate reports that.
   absl::StatusOr<void*> Given(void* memory, Result result) const {
     if (result == Result::kOk) return memory;
     if (result == Result::kOutOfMemory) return nullptr;
@@ -278,7 +282,7 @@ class CudaDevice::Allocator final : public DeviceAllocator {
   absl::Status ReleaseBy(Result (cuda::Runtime::*free)(void*),
                          void* data) const {
     const Result named = state_->any().Use(state_->ordinal);
-    KVASIR_RETURN_IF_ERROR(state_->OkOr("naming the device", named));
+    KVASIR_RETURN_IF_ERROR(state_->OkOr("selecting the device", named));
     const Result waited = state_->WaitForDevice();
     const Result freed = (state_->any().*free)(data);
     KVASIR_RETURN_IF_ERROR(
@@ -302,7 +306,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
   ~CudaStream() override {
     if (stream_ == nullptr) return;
     if (capturing()) (void)EndCapture();
-    // These calls go to the stream's own device, whichever the thread uses.
+    // These calls use the stream's own device, whichever device the thread has
+    // selected.
     const Result waited = state_->any().SynchronizeStream(stream_);
     state_->Keep(state_->OkOr(Work(), waited));
     staging_.reset();
@@ -368,7 +373,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
   }
   absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() override {
     if (!capturing()) return LaunchStream::EndCapture();
-    // Also end the capture if the device has failed meanwhile.
+    // The capture also ends if the device has failed during the capture.
     const Result named = state_->any().Use(state_->ordinal);
     cuda::GraphHandle graph = nullptr;
     const Result ended = state_->any().EndCapture(stream_, &graph);
@@ -383,8 +388,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
     if (exec != nullptr) work = std::make_unique<Captured>(state_, exec);
     // A refused launch is missing in the graph.
     KVASIR_RETURN_IF_ERROR(TakeLaunchError());
-    KVASIR_RETURN_IF_ERROR(state_->OkOr("naming the device", named));
-    KVASIR_RETURN_IF_ERROR(state_->OkOr("end of a capture", ended));
+    KVASIR_RETURN_IF_ERROR(state_->OkOr("selecting the device", named));
+    KVASIR_RETURN_IF_ERROR(state_->OkOr("ending a capture", ended));
     KVASIR_RETURN_IF_ERROR(state_->OkOr("a graph of a capture", made));
     return work;
   }
@@ -451,10 +456,10 @@ class CudaDevice::CudaStream final : public LaunchStream,
     Captured(std::shared_ptr<State> state, cuda::ExecHandle exec)
         : state_(std::move(state)), exec_(exec) {}
     ~Captured() override {
-      // Also on a failed device: a library with work in the graph waits for its
-      // destruction.
+      // The graph is destroyed even if the device has failed, because a library
+      // with work in the graph waits for that.
       const Result named = state_->any().Use(state_->ordinal);
-      state_->Keep(state_->OkOr("naming the device", named));
+      state_->Keep(state_->OkOr("selecting the device", named));
       state_->Keep(
           state_->OkOr("work that was waited for before a graph is destroyed",
                        state_->WaitForDevice()));
@@ -475,7 +480,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
     return absl::OkStatus();
   }
 
-  // The error is like "cuda:0: a stream that captures cannot be waited for".
+  // Returns an error while the stream captures, such as "cuda:0: a stream that
+  // captures cannot be waited for".
   absl::Status Usable(absl::string_view as) const {
     KVASIR_RETURN_IF_ERROR(broken_);
     if (!capturing()) return absl::OkStatus();
@@ -488,7 +494,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
     return absl::StrCat("work on a stream, up to the kernel ", last_kernel_,
                         " (CUDA_LAUNCH_BLOCKING=1 names the one that fails)");
   }
-  // A copy may report the errors of earlier kernels.
+  // Adds the last kernel's name to the error of a copy, because a copy may
+  // report the errors of earlier kernels.
   absl::Status OfCopy(const absl::Status& status) const {
     if (status.ok()) return status;
     return absl::Status(
@@ -521,7 +528,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
                      " threads, shared memory of ", launch.shared_bytes,
                      " bytes", launch.ctas_together ? ", all together" : "",
                      result == Result::kNoImage
-                         ? absl::StrCat("; this build has code of ", kCodeOf)
+                         ? absl::StrCat("; this build has code for ", kCodeOf)
                          : "",
                      ")"),
         result);
@@ -586,7 +593,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(
   Result result = runtime->Properties(options.ordinal, &properties);
   const std::string device = absl::StrCat("cuda:", options.ordinal);
   if (result != Result::kOk) {
-    return CudaError(absl::StrCat(device, ": its properties"), *runtime,
+    return CudaError(absl::StrCat(device, ": reading its properties"), *runtime,
                      result);
   }
   KVASIR_RETURN_IF_ERROR(CheckArchitecture(properties, options.ordinal));
@@ -666,7 +673,7 @@ absl::StatusOr<void*> CudaDevice::BeginWrite(DevicePtr<void>, size_t bytes) {
   if (host == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the system refused ", bytes,
-                     " bytes of the host to write device memory from"));
+                     " bytes of host memory for a write to the device"));
   }
   state_->staging_bytes += static_cast<int64_t>(bytes);
   return host;

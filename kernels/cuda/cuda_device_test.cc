@@ -1,4 +1,4 @@
-// Tests the back end's logic over a runtime without a GPU.
+// Tests the back end's logic with a fake runtime, without a GPU.
 #include "kernels/cuda/cuda_device.h"
 
 #include <gmock/gmock.h>
@@ -140,7 +140,7 @@ TEST_F(CudaDeviceTest, LibrariesEnqueueOnTheStreamsOwnHandle) {
   runtime_.FailNext("Use", static_cast<Result>(101));
   EXPECT_THAT(
       launches().LibraryHandle(),
-      StatusIs(absl::StatusCode::kInternal, HasSubstr("naming the device")));
+      StatusIs(absl::StatusCode::kInternal, HasSubstr("selecting the device")));
 }
 
 TEST_F(CudaDeviceTest, OpsSeeTheDeviceAsAGpu) {
@@ -170,7 +170,7 @@ TEST_F(CudaDeviceTest, AnOldDriverIsNamedWithTheNeededVersion) {
   EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
                                        AllOf(HasSubstr("is for CUDA 12.4"),
                                              HasSubstr("want 13.0 or later"))));
-  // A newer driver serves.
+  // A newer driver is accepted.
   runtime_.driver_version = 14010;
   KVASIR_EXPECT_OK(WhyNot());
 }
@@ -271,7 +271,7 @@ TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheirLongestCopy) {
   EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes);
   KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
   EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes + (512 << 10));
-  // No more memory is pinned from then on.
+  // After that, no more memory is pinned.
   for (size_t i = 0; i < 2 * Staging::kBlocks; ++i) {
     KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
   }
@@ -374,7 +374,7 @@ TEST_F(CudaDeviceTest, OutOfMemoryNamesTheGpusNumbersAndTheFlag) {
                              HasSubstr("take a smaller model")));
 }
 
-// The advice to lower a flag would mislead.
+// The error must not advise to lower a flag, because memory is not the problem.
 TEST_F(CudaDeviceTest, AFailedDeviceIsNotReportedAsOutOfMemory) {
   Make();
   const auto broken = [](const char* tag) {
@@ -383,7 +383,7 @@ TEST_F(CudaDeviceTest, AFailedDeviceIsNotReportedAsOutOfMemory) {
         AllOf(HasSubstr(absl::StrCat("want 8 bytes for ", tag, ": cuda:0: ")),
               HasSubstr("cudaErrorFake (700)"), Not(HasSubstr("lower"))));
   };
-  // The call fails once, while the device answers all others.
+  // The call fails once, while all other calls succeed.
   runtime_.FailNext("Allocate", static_cast<Result>(700));
   EXPECT_THAT(Refused(8, MemoryTag::kKvCache), broken("kv_cache"));
   runtime_.FailNext("AllocateHost", static_cast<Result>(700));
@@ -406,7 +406,7 @@ TEST_F(CudaDeviceTest, ACallFailsIfTheDeviceCannotBeSelected) {
   KVASIR_ASSERT_OK(stream_->Synchronize());
   const auto refused = base::StatusIs(
       absl::StatusCode::kInternal,
-      AllOf(HasSubstr("cuda:1: naming the device: cudaErrorFake (46)")));
+      AllOf(HasSubstr("cuda:1: selecting the device: cudaErrorFake (46)")));
   const auto calls = [&] {
     int64_t sum = 0;
     for (const char* const call :
@@ -436,9 +436,9 @@ TEST_F(CudaDeviceTest, ACallFailsIfTheDeviceCannotBeSelected) {
   EXPECT_THAT(once([&] { return Launch({.name = "gelu"}); }), refused);
   EXPECT_THAT(once([&] { return device_->memory().status(); }), refused);
   EXPECT_THAT(once([&] { return Refused(8, MemoryTag::kWeights); }).message(),
-              HasSubstr("cuda:1: naming the device"));
+              HasSubstr("cuda:1: selecting the device"));
   EXPECT_THAT(once([&] { return Refused(8, MemoryTag::kHostPool); }).message(),
-              HasSubstr("cuda:1: naming the device"));
+              HasSubstr("cuda:1: selecting the device"));
   EXPECT_THAT(once([&] { return device_->MakeStream()->Synchronize(); }),
               refused);
   KVASIR_EXPECT_OK(stream_->Synchronize());
@@ -508,7 +508,7 @@ TEST_F(CudaDeviceTest, ReportedMemoryFiguresAddUpToTheTotal) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory memory, device_->memory());
   EXPECT_EQ(memory.total_bytes, 1 << 30);
   EXPECT_EQ(memory.allocated_bytes, 1000 + (3 << 20));
-  // The context, and the rounding of two allocations.
+  // The memory of the context, and the rounding of two allocations.
   EXPECT_EQ(memory.other_bytes, (100 << 20) + (2 << 20) - 1000 + (1 << 20));
   EXPECT_EQ(memory.free_bytes + memory.allocated_bytes + memory.other_bytes,
             memory.total_bytes);
@@ -567,11 +567,11 @@ TEST_F(CudaDeviceTest, TheErrorOfARefusedLaunchNamesItsKernel) {
               base::StatusIs(absl::StatusCode::kInternal,
                              AllOf(HasSubstr("kernel gelu (5 x 1 CTAs of 2048"),
                                    HasSubstr("cudaErrorFake (9)"))));
-  // The error was taken; the next launch is not blamed.
+  // The error has been returned; the next launch does not return it again.
   KVASIR_EXPECT_OK(Launch({.name = "norm"}));
   runtime_.FailNext("Launch", Result::kNoImage);
   EXPECT_THAT(Launch({.name = "gelu"}).message(),
-              HasSubstr("this build has code of sm_80"));
+              HasSubstr("this build has code for sm_80"));
   runtime_.FailNext("AllowSharedBytes", static_cast<Result>(1));
   EXPECT_THAT(Launch({.name = "wide", .shared_bytes = 50 << 10}).message(),
               HasSubstr("kernel wide"));
@@ -615,7 +615,7 @@ TEST_F(CudaDeviceTest, ACopyThatFindsAFailureNamesTheLastKernel) {
     EXPECT_THAT(Upload(*stream_, memory.data(), blob.data(), 100), told)
         << call;
   }
-  // A launch finds it, too, and does not blame its own kernel.
+  // A launch also finds the fault, and does not blame its own kernel.
   runtime_.FailNext("Launch", static_cast<Result>(700));
   EXPECT_THAT(Launch({.name = "norm"}),
               base::StatusIs(absl::StatusCode::kInternal,
@@ -735,7 +735,7 @@ TEST_F(CudaDeviceTest, CapturedWorkMayOutliveItsStreamAndDevice) {
   KVASIR_ASSERT_OK(launches().BeginCapture());
   KVASIR_ASSERT_OK(Launch({.name = "look"}));
   KVASIR_ASSERT_OK_AND_ASSIGN(auto captured, launches().EndCapture());
-  // A stream that is destroyed while it captures leaves nothing.
+  // Destroying a stream while it captures drops the captured work.
   KVASIR_ASSERT_OK(launches().BeginCapture());
   stream_ = nullptr;
   device_ = nullptr;
@@ -763,11 +763,11 @@ TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
   EXPECT_THAT(launches().Record(mark.get()), cannot_be("marked"));
   EXPECT_THAT(launches().BeginCapture(), cannot_be("captured again"));
   EXPECT_THAT(launches().Replay(*nothing), cannot_be("replayed to"));
-  // No such call has reached CUDA.
+  // None of the refused calls has reached CUDA.
   KVASIR_EXPECT_OK(launches().EndCapture());
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("captures nothing")));
+                       HasSubstr("is not capturing work")));
   KVASIR_EXPECT_OK(stream_->Synchronize());
 }
 
@@ -782,7 +782,7 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   EXPECT_THAT(launches().BeginCapture(), told("begin of a capture"));
   EXPECT_FALSE(launches().capturing());
   for (const auto& [call, what] :
-       {std::pair("EndCapture", "end of a capture"),
+       {std::pair("EndCapture", "ending a capture"),
         std::pair("InstantiateGraph", "a graph of a capture")}) {
     KVASIR_ASSERT_OK(launches().BeginCapture());
     KVASIR_ASSERT_OK(Launch({.name = "look"}));
@@ -796,7 +796,8 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("a graph of a capture")));
-  // A launch whose error nobody took is missing in the graph.
+  // A launch whose error was not taken (TakeLaunchError) is missing in the
+  // graph.
   KVASIR_ASSERT_OK(launches().BeginCapture());
   runtime_.FailNext("Launch", kError);
   launches().launcher().Enqueue({.name = "lost", .function = &runtime_});

@@ -6,7 +6,7 @@ namespace kvasir::kernels {
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
     const CudaDeviceOptions&) {
   return absl::UnimplementedError(
-      "this program was built without CUDA: it wants nvcc of CUDA 13.0 on PATH "
+      "this program was built without CUDA: it needs nvcc of CUDA 13.0 on PATH "
       "when it is configured (cmake -DKVASIR_CUDA=ON says what is missing)");
 }
 

@@ -22,7 +22,7 @@ absl::StatusOr<std::unique_ptr<CublasLt>> OpenCublasLt(
     const std::vector<std::string>&) {
   return absl::UnimplementedError(
       "cuBLASLt: this program was built without cublasLt.h beside CUDA's other "
-      "headers; --deterministic does without it");
+      "headers; --deterministic works without it");
 }
 absl::StatusOr<CublasLt*> RealCublasLt() { return OpenCublasLt({}).status(); }
 absl::Status DescribesForTesting(CublasLt&, const GemmShape&) {
@@ -40,7 +40,7 @@ static_assert(static_cast<int>(CublasResult::kOk) == CUBLAS_STATUS_SUCCESS);
 constexpr int kMajor = CUDART_VERSION / 1000;  // the major version of the
                                                // library as well
 
-// The functions that are used, with the types of cuBLASLt's header.
+// The functions of cuBLASLt that are used here.
 #define KVASIR_CUBLASLT_FUNCTIONS(Each)                                        \
   Each(cublasLtGetVersion) Each(cublasLtGetStatusName) Each(cublasLtCreate)    \
       Each(cublasLtDestroy) Each(cublasLtMatmulDescCreate)                     \
@@ -118,7 +118,7 @@ class Description {
     if (product_ != nullptr) functions_.cublasLtMatmulDescDestroy(product_);
   }
 
-  // The first error of all calls.
+  // The first error of any call in this object, or success.
   cublasStatus_t status() const { return status_; }
   cublasLtMatmulDesc_t product() const { return product_; }
   cublasLtMatrixLayout_t weight() const { return weight_; }
@@ -144,7 +144,7 @@ class Description {
   cublasLtMatrixLayout_t y_ = nullptr;
 };
 
-// Conditions on the algorithms to choose from.
+// The conditions that an algorithm must meet to be chosen.
 class Preference {
  public:
   Preference(const Functions& functions, size_t most_workspace_bytes)
@@ -290,7 +290,7 @@ absl::StatusOr<std::unique_ptr<CublasLt>> OpenCublasLt(
   return absl::NotFoundError(absl::StrCat(
       "cuBLASLt: tried ", absl::StrJoin(tried, "; "), ". Install CUDA ", kMajor,
       "'s libcublas or name its folder in "
-      "LD_LIBRARY_PATH; --deterministic does without it"));
+      "LD_LIBRARY_PATH; --deterministic works without it"));
 }
 
 absl::StatusOr<CublasLt*> RealCublasLt() {

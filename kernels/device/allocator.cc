@@ -23,7 +23,7 @@ namespace {
 constexpr size_t kMapFromBytes = size_t{1} << 20;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t kSmallPageBytes = 4096;
-// Less memory is not worth a thread.
+// A thread touches at least this many bytes, because starting it takes time.
 constexpr size_t kTouchPerThread = size_t{1} << 20;
 
 size_t AlignUp(size_t bytes, size_t alignment) {
@@ -119,7 +119,7 @@ absl::StatusOr<DeviceBuffer> DeviceAllocator::Allocate(
   if (alignment == 0 || (alignment & (alignment - 1)) != 0 ||
       alignment > kHugePageBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("alignment of ", alignment, " bytes"));
+        absl::StrCat("an alignment of ", alignment, " bytes is not supported"));
   }
   if (bytes == 0) return DeviceBuffer();
   if (auto* const observer = DeviceObserver::Current(); observer != nullptr) {

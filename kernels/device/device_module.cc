@@ -16,7 +16,7 @@ absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
     const std::string& path, const DeviceRequest& request) {
   const auto is_none = [&path](const auto&... why) {
     return absl::FailedPreconditionError(
-        absl::StrCat(path, " is no module of a device: ", why...));
+        absl::StrCat(path, " is not a device module: ", why...));
   };
   if (::access(path.c_str(), F_OK) != 0) {
     return absl::NotFoundError(absl::StrCat(path, ": no such file"));
@@ -39,7 +39,7 @@ absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
   }
   if (std::strcmp(module->interface, DeviceInterface()) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(
-        path, " is of another build: its interface is ", module->interface,
+        path, " belongs to another build: its interface is ", module->interface,
         ", this program's ", DeviceInterface(), "; build both together"));
   }
   absl::StatusOr<std::unique_ptr<Device>> device = module->make(request);

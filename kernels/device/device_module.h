@@ -12,7 +12,7 @@
 namespace kvasir::kernels {
 
 struct DeviceRequest {
-  std::string settings;            // the settings of one of its devices
+  std::string settings;  // settings of the device, in the module's own format
   int64_t memory_limit_bytes = 0;  // 0: no limit
 };
 
@@ -24,8 +24,8 @@ struct DeviceModule {
   absl::StatusOr<std::unique_ptr<Device>> (*make)(const DeviceRequest& request);
 };
 
-// The name of the function: extern "C" const DeviceModule*
-// KvasirDeviceModule().
+// The name of the module's function, which is declared as extern "C" const
+// DeviceModule* KvasirDeviceModule().
 inline constexpr char kDeviceModuleFunction[] = "KvasirDeviceModule";
 using DeviceModuleFunction = const DeviceModule* (*)();
 
@@ -34,8 +34,8 @@ using DeviceModuleFunction = const DeviceModule* (*)();
 const char* DeviceInterface();
 
 // Makes the device of the module in this file, which stays loaded. Errors:
-// NOT_FOUND if there is no such file; FAILED_PRECONDITION if it is no module or
-// has another interface; those of the module. All name the file.
+// NOT_FOUND if there is no such file; FAILED_PRECONDITION if it is not a module
+// or has another interface; and errors of the module itself. All name the file.
 absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
     const std::string& path, const DeviceRequest& request);
 

@@ -1,6 +1,6 @@
-// Calls the code of a device with an op's checked parameters. The CPU's
-// functions are named by the op; a GPU's are in its stream's table
-// (device_ops.h), and an op that is not there is refused by name.
+// Calls a device's implementation of an op with checked parameters. An op names
+// its CPU functions itself; a GPU's functions are in its stream's table
+// (device_ops.h). If an op is missing there, the error names the op.
 #pragma once
 
 #include <bit>
@@ -19,10 +19,10 @@
 
 namespace kvasir::kernels {
 
-// The implementations of one op. They take its checked parameters and its
-// scratch in the form of launches. The CPU's two functions use the stream's
-// threads and have finished when they return. A GPU's function is found in the
-// stream's table by the op's name.
+// The implementations of one op. The functions take the op's checked parameters
+// and scratch, with plain pointers (LaunchPtr). The CPU's two functions use the
+// stream's threads and have finished when they return. A GPU's function is
+// found in the stream's table by the op's name.
 template <typename... Params>
 struct OpKernels {
   using CpuFunction = void (*)(typename InLaunch<Params>::argument...,
@@ -41,7 +41,8 @@ struct OpKernels {
   }
 };
 
-// Converts parameters to the form of launches; the bits stay the same.
+// Converts the device pointers in parameters to plain pointers; the bits stay
+// the same.
 template <typename Params>
 typename InLaunch<Params>::type ForLaunch(const Params& params) {
   return std::bit_cast<typename InLaunch<Params>::type>(params);
@@ -140,10 +141,10 @@ inline absl::Status CheckActivations(const char* op, DeviceKind device,
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      op, ": activations: the CPU has float32, not ", DTypeName(dtype)));
+      op, ": activations: must be float32 on the CPU, not ", DTypeName(dtype)));
 }
 
-// "norm: columns: want at least 1, have 0"
+// Returns an error like "norm: columns: want at least 1, have 0".
 inline absl::Status Refuse(const char* op, const char* what, int64_t want,
                            int64_t have) {
   return absl::InvalidArgumentError(

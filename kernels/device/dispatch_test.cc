@@ -142,8 +142,9 @@ TEST(DispatchTest, TheErrorForActivationsThatTheCpuLacksNamesTheOp) {
   const SiluMulParams params = {nullptr, nullptr, 1, 1, DType::kBf16};
   EXPECT_THAT(
       SiluMul(*cpu.MakeStream(), params, none),
-      base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("silu_mul: activations: the CPU has float32")));
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("silu_mul: activations: must be float32 on the CPU")));
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ char* Reserve(size_t bytes) {
   return static_cast<char*>(base);
 }
 
-// The pages that contain a range.
+// Returns the pages that contain a range.
 std::pair<char*, size_t> PagesOf(const char* data, size_t bytes) {
   const size_t before = reinterpret_cast<uintptr_t>(data) % kPageBytes;
   return {const_cast<char*>(data) - before,
@@ -42,10 +42,11 @@ std::pair<char*, size_t> PagesOf(const char* data, size_t bytes) {
 absl::Status GuardedMemory::CheckReservable(size_t bytes) {
   void* const base = TryToReserve(bytes);
   if (base == MAP_FAILED) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the system does not give ", bytes,
-        " bytes of addresses: raise ulimit -v, or set vm.overcommit_memory to "
-        "another value than 2"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the system does not provide ", bytes,
+                     " bytes of address space: raise ulimit -v, or set "
+                     "vm.overcommit_memory to "
+                     "another value than 2"));
   }
   ::munmap(base, bytes);
   return absl::OkStatus();

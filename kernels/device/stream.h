@@ -19,7 +19,7 @@ namespace kvasir::kernels {
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
-// The implementation that a CPU stream runs. All give the same bits.
+// The implementation of ops that a CPU stream runs. Both give the same bits.
 enum class CpuBackend : uint8_t {
   kReference,  // scalar, one thread: the reference for tests
   kSimd,       // the best instruction set of this machine, all threads
@@ -40,7 +40,8 @@ class Stream {
 
   // Waits until all enqueued work is done.
   virtual absl::Status Synchronize() = 0;
-  // Implement `Upload` and `ReadBack` (read_back.h).
+  // CopyToDevice implements Upload, CopyToHost implements ReadBack
+  // (read_back.h).
   virtual absl::Status CopyToDevice(DevicePtr<void> device, const void* host,
                                     size_t bytes) = 0;
   virtual absl::Status CopyToHost(void* host, DevicePtr<const void> device,
@@ -103,7 +104,7 @@ class CpuStream final : public Stream {
 
 // A position in a stream's work. May outlive its stream and device.
 //
-// Threads: `passed` from any thread.
+// Threads: any thread may call `passed`.
 class StreamMark {
  public:
   virtual ~StreamMark() = default;
@@ -115,8 +116,9 @@ class StreamMark {
 // The work that a stream captured, to be enqueued again as a whole
 // (LaunchStream::Replay).
 //
-// Threads: as its stream. May outlive stream and device. Its destructor waits
-// for running replays; the thread must not be capturing.
+// Threads: the threads that use its stream, one at a time. It may outlive
+// stream and device. Its destructor waits for running replays; the thread must
+// not be capturing.
 class CapturedWork {
  public:
   virtual ~CapturedWork() = default;
@@ -144,22 +146,22 @@ class LaunchStream : public Stream {
   // Captures everything that this thread enqueues until EndCapture.
   // UNIMPLEMENTED if the device cannot capture.
   virtual absl::Status BeginCapture() {
-    return absl::UnimplementedError("the device captures no work");
+    return absl::UnimplementedError("the device cannot capture work");
   }
   // Called by the thread that called BeginCapture. The capture has ended even
   // if an error is returned.
   virtual absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() {
-    return absl::FailedPreconditionError("the stream captures nothing");
+    return absl::FailedPreconditionError("the stream is not capturing work");
   }
   virtual bool capturing() const { return false; }
-  // Enqueues all of the captured work, which this stream has captured.
+  // Enqueues the captured work once more. This stream must have captured it.
   virtual absl::Status Replay(CapturedWork&) {
-    return absl::UnimplementedError("the device captures no work");
+    return absl::UnimplementedError("the device cannot capture work");
   }
   // Returns and clears the error of launches since the last call.
   virtual absl::Status TakeLaunchError() { return absl::OkStatus(); }
-  // If the device can recognize foreign addresses, one ends the process with a
-  // message.
+  // Ends the process with a message if the address is not in the device's
+  // memory and the device can recognize that.
   virtual void CheckMemory(const char*, const void*) const {}
 
  protected:

@@ -30,7 +30,7 @@ void* Workspace::TakeBytes(int64_t count, size_t element_bytes) {
   if (count < 0 || static_cast<size_t>(count) > kMaxBytes / element_bytes) {
     status_ = absl::InvalidArgumentError(
         absl::StrCat("workspace: ", count, " elements of ", element_bytes,
-                     " bytes is no size"));
+                     " bytes is not a valid size"));
     return nullptr;
   }
   const size_t bytes = AlignUp(static_cast<size_t>(count) * element_bytes);

@@ -57,7 +57,7 @@ TEST(WorkspaceTest, RefusesSizesThatOverflow) {
   counter.Take<double>(int64_t{1} << 61);
   EXPECT_THAT(counter.status(),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("is no size")));
+                             HasSubstr("is not a valid size")));
 }
 
 }  // namespace

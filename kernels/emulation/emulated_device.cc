@@ -207,8 +207,8 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   }
 
  private:
-  // One of: a copy to the device, a launch with its parameters, a host
-  // function.
+  // A piece of work: a copy to the device, a launch with its parameters, or a
+  // host function.
   struct Work {
     std::vector<char> bytes;
     void* upload_to = nullptr;
@@ -290,7 +290,8 @@ absl::StatusOr<void*> EmulatedDevice::BeginWrite(DevicePtr<void> memory,
   void* const host = std::malloc(bytes);
   if (host == nullptr) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the system refused ", bytes, " bytes of staging"));
+        absl::StrCat("the system refused ", bytes,
+                     " bytes of host memory for a write to the device"));
   }
   std::memset(host, 0xff, bytes);
   return host;

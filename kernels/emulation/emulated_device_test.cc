@@ -96,7 +96,7 @@ TEST(EmulatedDeviceTest, ACapturedStreamRunsOnlyWhenItIsReplayed) {
   EXPECT_FALSE(stream.capturing());
   EXPECT_THAT(stream.EndCapture(),
               base::StatusIs(absl::StatusCode::kFailedPrecondition,
-                             HasSubstr("captures nothing")));
+                             HasSubstr("is not capturing work")));
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{0.0f});
   // A replay reads what the memory holds then.
   for (const float factor : {7.0f, 9.0f}) {

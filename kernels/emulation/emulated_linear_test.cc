@@ -29,11 +29,11 @@ struct Case {
   int64_t k;
   int64_t n;
   bool bias = true;
-  int64_t x_gap = 0;  // numbers between rows; they are NaN
+  int64_t x_gap = 0;  // NaN numbers between two rows
   int64_t y_gap = 0;
 };
 
-// All three of one type.
+// Returns a case in which x, W and y have the same type.
 Case Alike(DType dtype, int64_t rows, int64_t k, int64_t n) {
   return {dtype, dtype, dtype, rows, k, n};
 }
@@ -82,7 +82,7 @@ std::vector<float> ByKernel(EmulatedTest& test, const Case& c,
   return test.GetNumbers(y, c.y);
 }
 
-// A row of the product, not rounded.
+// Computes a row of the product in float64.
 std::vector<double> RowOf(const Case& c, const Data& data, int64_t row) {
   std::vector<double> y(static_cast<size_t>(c.n));
   for (int64_t n = 0; n < c.n; ++n) {
@@ -190,7 +190,7 @@ TEST(MatmulCudaTest, EqualsTheProductInEveryTile) {
   }
 }
 
-// More row tiles than are processed together, for each tile that has several.
+// The cases have more row tiles than are processed together (tile_order.h).
 TEST(MatmulCudaTest, EqualsTheProductForManyRowTiles) {
   for (const auto& [multiprocessors, n, kernel] :
        std::vector<std::tuple<int, int64_t, std::string>>{
@@ -381,9 +381,10 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
   params.weight.n = 8;
   params.x_row_stride = 8;
   params.y_row_stride = 8;
-  EXPECT_THAT(Matmul(test.stream(), params, none),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("matmul: weight: a GPU has rows")));
+  EXPECT_THAT(
+      Matmul(test.stream(), params, none),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("matmul: weight: must be in rows on a GPU")));
   params.weight.layout = WeightLayout::kRows;
   params.dtype = DType::kBf16;
   params.y_dtype = DType::kF16;
@@ -391,8 +392,8 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
       Matmul(test.stream(), params, none),
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
-          HasSubstr("matmul: y: a GPU gives F32 or the activations' BF16, not "
-                    "F16")));
+          HasSubstr("matmul: y: must be F32 or the activations' BF16 on a "
+                    "GPU, not F16")));
   params.y_dtype = DType::kF32;
   params.weight.n = int64_t{1} << 22;
   params.y_row_stride = params.weight.n;
@@ -402,10 +403,11 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
                                        "4194304")));
   params.weight.n = 8;
   params.num_rows = int64_t{1} << 24;
-  EXPECT_THAT(Matmul(test.stream(), params, none),
-              base::StatusIs(absl::StatusCode::kUnimplemented,
-                             HasSubstr("rows: a GPU has at most 16776960, not "
-                                       "16777216")));
+  EXPECT_THAT(
+      Matmul(test.stream(), params, none),
+      base::StatusIs(absl::StatusCode::kUnimplemented,
+                     HasSubstr("rows: a GPU supports at most 16776960, not "
+                               "16777216")));
 }
 
 }  // namespace

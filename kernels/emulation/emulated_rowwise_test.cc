@@ -148,7 +148,8 @@ TEST(NormCudaTest, LeavingOutEachSiteIsDetected) {
   }
 }
 
-// If the order of sums depended on addresses, the bits would differ.
+// A kernel must not choose the width of its reads by addresses, because the
+// order of sums, and so the bits, depends on it.
 TEST(NormCudaTest, RowsThatAreReadIn16BytePacksMustBeAligned) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Memory(256);
@@ -168,8 +169,8 @@ TEST(NormCudaTest, RowsThatAreReadIn16BytePacksMustBeAligned) {
         absl::StatusCode::kInvalidArgument,
         testing::StartsWith(absl::StrCat(
             "norm: ", name,
-            ": rows of 8 BF16: want an address aligned to 16 bytes, have "
-            "one 2 off")));
+            ": rows of 8 BF16: the address must be a multiple of 16 bytes, "
+            "but is 2 bytes past one")));
   };
   NormParams wrong = params;
   wrong.x = shifted.as<float>();
@@ -186,7 +187,7 @@ TEST(NormCudaTest, RowsThatAreReadIn16BytePacksMustBeAligned) {
   wrong = params;
   wrong.out = (half + 1).as<float>();
   EXPECT_THAT(Norm(test.stream(), wrong, none), refused("out"));
-  // Rows of 14 bytes may lie anywhere.
+  // Rows of 14 bytes may begin at any address.
   wrong.columns = 7;
   KVASIR_EXPECT_OK(Norm(test.stream(), wrong, none));
 }
@@ -214,7 +215,7 @@ TEST(NormCudaTest, RowsAreReadInWholeSectors) {
     }
   }
   EXPECT_EQ(weights, 4 * numbers);
-  EXPECT_EQ(loaded, 2 * 2 * numbers);  // x once, and the residual
+  EXPECT_EQ(loaded, 2 * 2 * numbers);  // x (once) and the residual
   EXPECT_EQ(stored, 2 * 2 * numbers);  // x and out
 }
 
@@ -226,7 +227,7 @@ std::vector<float> Behind(int64_t ahead, const std::vector<float>& numbers) {
   all.insert(all.end(), numbers.begin(), numbers.end());
   return all;
 }
-// One type is enough for the unaligned case.
+// Numbers of poison before a row; only one type also tests unaligned rows.
 std::vector<int64_t> AheadOf(DType dtype) {
   return dtype == DType::kBf16 ? std::vector<int64_t>{0, 1}
                                : std::vector<int64_t>{0};
@@ -302,7 +303,8 @@ TEST(SiluMulCudaTest, LargeGatesGiveTheLimitsOfSilu) {
     const std::vector<float> out = GateByKernel(test, dtype, 1, 8, gate_up);
     EXPECT_EQ(out[0], 200.0f);
     EXPECT_EQ(out[1], 0.0f);
-    EXPECT_NEAR(out[2], 6e4f, 300.0f);  // as stored
+    EXPECT_NEAR(out[2], 6e4f,
+                300.0f);  // rounded when stored
     EXPECT_EQ(out[3], 0.0f);
     EXPECT_EQ(out[4], INFINITY);
     EXPECT_EQ(out[5], 0.0f);
@@ -349,7 +351,7 @@ TEST(ActivationCudaTest, EqualsTheReferenceWithinTheTypesToleranceAlsoInPlace) {
     for (const DType dtype : kDTypes) {
       EmulatedTest test(++seed, /*multiprocessors=*/1);
       for (const auto& [rows, columns] : kShapes) {
-        // Wide enough to reach both tails.
+        // The range of x is wide enough to reach both tails of the function.
         const auto x = Rounded(RandomFloats(rows * columns, 1, 4.0f), dtype);
         const auto want = ActivateByReference(kind, rows, columns, x);
         for (const int64_t ahead : AheadOf(dtype)) {
@@ -685,7 +687,7 @@ TEST(EmbeddingCudaTest, ATablePackedInPanelsIsRefused) {
   EXPECT_THAT(
       Embedding(test.stream(), params, none),
       base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     testing::HasSubstr("its layout is another device's")));
+                     testing::HasSubstr("its layout is for another device")));
 }
 
 // All heads of q are alike; each head of k has its own list.

@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 const uint64_t kSeeds = Seeds();
 
-// Rows of `vocab` logits, in chunks.
+// Rows of `vocab` logits, which are passed in chunks of `chunk` ids.
 struct Scored {
   std::vector<float> logits;
   std::vector<int32_t> targets;
@@ -117,7 +117,7 @@ TEST(LogSoftmaxCudaTest, ANonFiniteLogitMakesItsRowsResultNonFinite) {
     EXPECT_FALSE(std::isfinite(got[0])) << bad << " at " << at;
     EXPECT_EQ(got[1], want[1]);
   }
-  // A block with nothing but -infinity.
+  // All logits of one block are -infinity.
   c = {std::vector<float>(kVocab, -kInf), {2400}, kVocab, kVocab};
   c.logits[2400] = 1.0f;
   EmulatedTest test;
@@ -150,7 +150,7 @@ TEST(LogSoftmaxCudaTest, LogitsAreReadInWholeSectors) {
   EXPECT_EQ(bytes, 2 * 2 * 4096 * 4);  // every logit is read twice
 }
 
-// A row's tables on the host.
+// A row's parameters, with its tables in host memory.
 struct Row {
   SampleRowArgs row;
   std::vector<int32_t> prompt, output, bias_ids, banned;
@@ -489,7 +489,7 @@ TEST(SampleCudaTest, FlatRowsEqualTheCpusUnderEveryLimit) {
     Batch c = {RandomFloats(vocab, 11, 0.05f), RowsOfManyIds(), vocab, 3, true};
     c.rows[2].row.num_logprobs = 3;
     ExpectSame(c, 2);
-    // Far from 0, and spread.
+    // Logits far from 0 and from each other.
     for (float& logit : c.logits) logit = 40.0f * logit - 300.0f;
     ExpectSame(c, 3);
     // Five distinct values, each with thousands of ids.
@@ -512,9 +512,9 @@ TEST(SampleCudaTest, FlatRowsOf128KEqualTheCpus) {
   ExpectSame(c);
 }
 
-// Weights go down to the smallest. If more than 2048 ids precede the drawn one,
-// the last bits of a sum could decide between it and the next; no draw here is
-// that close.
+// The weights range from 1 to the smallest that is above 0. If more than 2048
+// ids precede the drawn one, the last bits of a sum could decide between it and
+// the next; no draw here is that close.
 TEST(SampleCudaTest, LongTailsEqualTheCpus) {
   constexpr int64_t kVocab = 20000;
   Batch c = {RandomFloats(kVocab, 13, 1.0f), RowsOfManyIds(), kVocab, 0, true};
@@ -546,7 +546,7 @@ TEST(SampleCudaTest, TheChosenSeedGivesTheLargestUniformNumber) {
   EXPECT_EQ(word >> 11, (uint64_t{1} << 53) - 1);
 }
 
-// Filters that keep nearly all of a flat row, or all.
+// Rows with filters that keep all or nearly all ids of a flat row.
 std::vector<Row> RowsAtTheLargestNumber(int64_t vocab) {
   std::vector<Row> rows(7, AtTheLargestNumber());
   rows[1].row.top_k = static_cast<int32_t>(std::max<int64_t>(vocab - 1, 1));
@@ -580,8 +580,8 @@ TEST(SampleCudaTest, AFlatRowDrawsAnIdForTheLargestUniformNumber) {
 }
 
 // Next to a weight of 1, weights of 2^-31 and less make sums depend on the
-// order of addition. The sum of the part of a row may then be smaller than the
-// number to reach in it, although no id follows.
+// order of addition. The weights that are added up may then stay below the
+// number that a draw must reach, although no id is left.
 TEST(SampleCudaTest, RoundedSumsLeaveNoRowWithoutAnId) {
   uint64_t seed = 0;
   for (const int64_t vocab : {2051, 5003, 9001, 20001}) {
@@ -757,7 +757,8 @@ TEST(SampleCudaTest, ReadsAGreedyRowOnceAndOthersAFewTimes) {
   EXPECT_EQ(LoadedBytes(c), 3 * 4 * kVocab);
   c.rows[0].row.min_p = 0.05f;
   EXPECT_EQ(LoadedBytes(c), 4 * 4 * kVocab);
-  // A flat row without filters takes two more intervals, equal ids some more.
+  // A flat row without filters needs two more passes, and a row of equal logits
+  // some more.
   c.rows = {Row()};
   c.rows[0].row.position = PositionNearOne(0, 0.999);
   c.logits = RandomFloats(kVocab, 15, 0.05f);
@@ -783,9 +784,9 @@ TEST(SampleCudaTest, GivesTheSameResultOnEverySeed) {
 }
 
 TEST(SampleCudaTest, LeavingOutEachSiteIsDetected) {
-  // The rows: plain draws, one with a list, one with a filter, one that keeps
-  // more ids than are sorted together, and one whose remaining ids are all
-  // equal. Two warps have blocks of logits.
+  // The rows are: plain draws, one with a list, one with a filter, one that
+  // keeps more ids than are sorted together, and one whose remaining ids are
+  // all equal. Two warps have blocks of logits.
   constexpr int32_t kVocab = 9000;
   Batch c = {RandomFloats(kVocab, 10, 2.0f), {}, kVocab, 5, true};
   c.rows.resize(4);
@@ -820,9 +821,10 @@ TEST(SampleCudaTest, AVocabularyThatIsTooLargeIsRefused) {
   params.vocab = kMostDeviceLogits + 1;
   EXPECT_THAT(
       Sample(test.stream(), params, none),
-      base::StatusIs(absl::StatusCode::kUnimplemented,
-                     HasSubstr("sample: vocabulary: a GPU has at most 1048576 "
-                               "logits to a row, not 1048577")));
+      base::StatusIs(
+          absl::StatusCode::kUnimplemented,
+          HasSubstr("sample: vocabulary: a GPU supports at most 1048576 "
+                    "logits per row, not 1048577")));
   LogSoftmaxParams scored;
   scored.vocab_count = kMostDeviceLogits + 1;
   EXPECT_THAT(LogSoftmax(test.stream(), scored, none),
@@ -830,7 +832,8 @@ TEST(SampleCudaTest, AVocabularyThatIsTooLargeIsRefused) {
                              HasSubstr("log_softmax: vocabulary")));
 }
 
-// Tables of histories: one that is cleared, one that is kept, and padding.
+// The count tables after an op on three histories: one with `clear`, one
+// without, and padding.
 struct Counted {
   std::vector<int32_t> cleared, kept;
 };

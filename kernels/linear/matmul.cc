@@ -16,46 +16,50 @@ constexpr OpKernels<MatmulParams, DevicePtr<float>> kKernels = {
 constexpr int64_t kMostColumns = 65535 * 32;
 constexpr int64_t kMostRows = 65535 * 16 * 16;
 
-// The layouts and types that a device supports.
+// Returns an error for layouts, types and sizes that the device does not
+// support.
 absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
   KVASIR_RETURN_IF_ERROR(CheckActivations(kKernels.op, device, params.dtype));
   const WeightLayout layout = params.weight.layout;
   if (device == DeviceKind::kCpu) {
     if (layout != WeightLayout::kPanels32) {
       return absl::InvalidArgumentError(
-          "matmul: weight: the CPU has panels of 32 columns, not rows");
+          "matmul: weight: must be in panels of 32 columns on the CPU, not in "
+          "rows");
     }
     if (params.y_dtype != DType::kF32) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "matmul: y: the CPU has float32, not ", DTypeName(params.y_dtype)));
+      return absl::InvalidArgumentError(
+          absl::StrCat("matmul: y: must be float32 on the CPU, not ",
+                       DTypeName(params.y_dtype)));
     }
     return absl::OkStatus();
   }
   if (layout != WeightLayout::kRows) {
     return absl::InvalidArgumentError(
-        "matmul: weight: a GPU has rows, not panels of 32 columns");
+        "matmul: weight: must be in rows on a GPU, not in panels of 32 "
+        "columns");
   }
   if (params.y_dtype != DType::kF32 && params.y_dtype != params.dtype) {
     return absl::UnimplementedError(absl::StrCat(
-        "matmul: y: a GPU gives F32 or the activations' ",
-        DTypeName(params.dtype), ", not ", DTypeName(params.y_dtype)));
+        "matmul: y: must be F32 or the activations' ", DTypeName(params.dtype),
+        " on a GPU, not ", DTypeName(params.y_dtype)));
   }
   if (params.weight.n > kMostColumns) {
     return absl::UnimplementedError(
-        absl::StrCat("matmul: n: a GPU has at most ", kMostColumns,
+        absl::StrCat("matmul: n: a GPU supports at most ", kMostColumns,
                      " columns, not ", params.weight.n));
   }
   if (params.num_rows > kMostRows) {
     return absl::UnimplementedError(
-        absl::StrCat("matmul: rows: a GPU has at most ", kMostRows, ", not ",
-                     params.num_rows));
+        absl::StrCat("matmul: rows: a GPU supports at most ", kMostRows,
+                     ", not ", params.num_rows));
   }
   return absl::OkStatus();
 }
 
-// The library that multiplies; null: our own kernels do. A matrix has the same
-// types, strides and alignment from load on, so every step makes the same
-// choice.
+// Returns the library that computes this product, or null if our own kernels
+// do. A matrix has the same types, strides and alignment from load on, so every
+// step makes the same choice.
 GemmLibrary* LibraryFor(Stream& stream, const MatmulParams& params) {
   GemmLibrary* const gemms =
       static_cast<LaunchStream&>(stream).launcher().gemms();

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Weights as in a checkpoint, [N, K], and packed.
+// A weight matrix in two forms: as in a checkpoint, [N, K], and packed.
 struct Weights {
   Weights(int64_t k, int64_t n, DType dtype, uint32_t seed)
       : rows(RandomFloats(n * k, seed), dtype),
@@ -42,7 +42,8 @@ struct Case {
   bool bias;
 };
 
-// The result by the definition: unpacked weights and scalar std::fma.
+// Computes the result by the definition, with unpacked weights and scalar
+// std::fma.
 std::vector<float> Expected(const Case& c, Weights& weights,
                             const std::vector<float>& x,
                             const std::vector<float>& bias) {
@@ -185,14 +186,16 @@ TEST(MatmulRefusalTest, TheErrorNamesTheWrongArgument) {
               base::StatusIs(absl::StatusCode::kResourceExhausted,
                              HasSubstr("workspace")));
   params.y_dtype = DType::kBf16;
-  EXPECT_THAT(Matmul(test.stream(), OnDevice(params), test.workspace()),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("y: the CPU has float32, not BF16")));
+  EXPECT_THAT(
+      Matmul(test.stream(), OnDevice(params), test.workspace()),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("y: must be float32 on the CPU, not BF16")));
   params.y_dtype = DType::kF32;
   params.weight.layout = WeightLayout::kRows;
-  EXPECT_THAT(Matmul(test.stream(), OnDevice(params), test.workspace()),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("the CPU has panels of 32 columns")));
+  EXPECT_THAT(
+      Matmul(test.stream(), OnDevice(params), test.workspace()),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("must be in panels of 32 columns on the CPU")));
   params.weight.layout = WeightLayout::kPanels32;
   params.num_rows = 0;
   KVASIR_EXPECT_OK(Matmul(test.stream(), OnDevice(params), test.workspace()));

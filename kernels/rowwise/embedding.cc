@@ -31,7 +31,7 @@ absl::Status Embedding(Stream& stream, const EmbeddingParams& params,
                           : WeightLayout::kRows;
   if (params.table == nullptr && params.packed.layout != layout) {
     return absl::InvalidArgumentError(
-        "embedding: packed table: its layout is another device's");
+        "embedding: packed table: its layout is for another device");
   }
   return Launch(kKernels, stream, params);
 }

@@ -26,10 +26,10 @@ absl::Status CheckAlignment(const NormParams& params) {
     const uintptr_t behind =
         reinterpret_cast<uintptr_t>(address) % kAccessBytes;
     if (behind == 0) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(kKernels.op, ": ", name, ": rows of ", params.columns, " ",
-                     DTypeName(params.dtype), ": want an address aligned to ",
-                     kAccessBytes, " bytes, have one ", behind, " off"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        kKernels.op, ": ", name, ": rows of ", params.columns, " ",
+        DTypeName(params.dtype), ": the address must be a multiple of ",
+        kAccessBytes, " bytes, but is ", behind, " bytes past one"));
   }
   return absl::OkStatus();
 }

@@ -55,8 +55,8 @@ absl::Status CheckDeviceLogits(const char* op, DeviceKind device,
     return absl::OkStatus();
   }
   return absl::UnimplementedError(
-      absl::StrCat(op, ": vocabulary: a GPU has at most ", kMostDeviceLogits,
-                   " logits to a row, not ", count));
+      absl::StrCat(op, ": vocabulary: a GPU supports at most ",
+                   kMostDeviceLogits, " logits per row, not ", count));
 }
 
 absl::Status LogSoftmax(Stream& stream, const LogSoftmaxParams& params,
@@ -72,7 +72,7 @@ absl::Status LogSoftmax(Stream& stream, const LogSoftmaxParams& params,
     return absl::InvalidArgumentError(
         absl::StrCat("log_softmax: chunk [", params.vocab_begin, ", ",
                      params.vocab_begin + params.vocab_count,
-                     ") is not cut at multiples of ", kVocabBlock));
+                     ") does not begin and end at multiples of ", kVocabBlock));
   }
   KVASIR_RETURN_IF_ERROR(
       CheckDeviceLogits(kKernels.op, stream.device(), params.vocab_count));

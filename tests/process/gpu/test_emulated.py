@@ -50,7 +50,7 @@ def test_a_missing_device_is_refused_with_its_requirements(tmp_path):
         text = refused(*command, "--device", "emulated", "--device-module", module)
         assert f"{module}: no such file" in text and "KVASIR_EMULATION=ON" in text
         text = refused(*command, "--device", "emulated", "--device-module", TINY / "README.md")
-        assert "is no module of a device" in text
+        assert "is not a device module" in text
         text = refused(*command, "--device", "emulated:f64")
         assert f'{MODULE}: setting "f64"' in text
     assert run("inspect", "--model", TINY, "--device", "gpu", check=False).returncode == 2

@@ -404,7 +404,7 @@ TEST_F(NcclGroupTest, AFailureOfTheGpuIsReported) {
   kernels::Workspace none(nullptr, 0);
   gpu(0).runtime().FailNext("Use", kError);
   EXPECT_THAT(collective(0).Broadcast(*stream, nullptr, 4, none),
-              cuda("naming the device"));
+              cuda("selecting the device"));
 }
 
 TEST_F(NcclGroupTest, WaitingForRanksThatDoNotComeEnds) {
