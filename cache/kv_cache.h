@@ -147,8 +147,8 @@ class KvCache {
 
   // Forgets the sequence. Its full pages can be found until they are reused.
   void Release(SequenceId id);
-  // The same, counted as a preemption. StartSequence with the same id (or
-  // another) and all tokens so far computes the sequence again.
+  // Like Release, but counted as a preemption. StartSequence with the same id
+  // (or another) and all tokens so far computes the sequence again.
   void Preempt(SequenceId id);
 
   // Images. All copies between the pools belong to the next step
@@ -159,7 +159,7 @@ class KvCache {
   ImageShape ShapeOf(SequenceId id) const {
     return images_.ShapeOf(sequence(id).state);
   }
-  // Bytes of such an image's pages.
+  // Bytes of the pages of an image of this shape.
   int64_t ImageBytes(const ImageShape& shape) const {
     return images_.Bytes(shape);
   }

@@ -689,7 +689,7 @@ TEST(KvCacheRandomTest, GroupsThatEvictGoToTheHostPoolAndComeBack) {
   EXPECT_GT(met.imports, 0);
 }
 
-TEST(KvCacheRandomTest, GroupsThatEvict) {
+TEST(KvCacheRandomTest, InvariantsHoldWithEviction) {
   const Met met = RunSeeds({.config = EvictingConfig(24)});
   EXPECT_GT(met.slots_evicted, 0);
   EXPECT_GT(met.copied, 0);
@@ -697,13 +697,13 @@ TEST(KvCacheRandomTest, GroupsThatEvict) {
   EXPECT_GT(met.window_released, 0);
 }
 
-TEST(KvCacheRandomTest, GroupsThatEvictFromATinyPool) {
+TEST(KvCacheRandomTest, InvariantsHoldWithEvictionAndATinyPool) {
   const Met met = RunSeeds({.config = EvictingConfig(9)});
   EXPECT_GT(met.slots_evicted, 0);
   EXPECT_GT(met.forks, 0);
 }
 
-TEST(KvCacheRandomTest, ALongRunOfGroupsThatEvict) {
+TEST(KvCacheRandomTest, InvariantsHoldInALongRunWithEviction) {
   RandomRun run({.seed = 15, .config = EvictingConfig(20, 12)});
   run.Run(100000);
   EXPECT_GT(run.stats().slots_evicted, 1000);

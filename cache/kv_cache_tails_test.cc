@@ -66,7 +66,7 @@ TEST(KvCacheTailsTest, AStepAcrossTheBoundaryLeavesNoTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, OutputKeepsItsNewestTail) {
+TEST(KvCacheTailsTest, OnlyTheNewestTailOfTheOutputIsKept) {
   RunScript(16, 1, R"(
     start a 1..6
     step a 4           -> ok          # the prompt's last boundary
@@ -93,7 +93,7 @@ TEST(KvCacheTailsTest, OutputKeepsItsNewestTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, ATailThatAnotherSequenceFoundStays) {
+TEST(KvCacheTailsTest, ATailThatAnotherSequenceUsesIsNotReplaced) {
   RunScript(16, 1, R"(
     start a 1..3
     append a 4..12

@@ -78,13 +78,13 @@ TEST_F(KnownModelsTest, WithoutXdgTheCacheIsInTheHome) {
                              HasSubstr("neither XDG_CACHE_HOME nor HOME")));
 }
 
-TEST_F(KnownModelsTest, AFolderOfThatNameHereWins) {
+TEST_F(KnownModelsTest, AFolderInTheWorkingDirectoryIsPreferredToTheCache) {
   Fetch(root_ / "cache");
   fs::create_directory("smollm2");
   EXPECT_EQ(Found("smollm2"), "smollm2");
 }
 
-TEST_F(KnownModelsTest, AFileOfThatNameHidesNoModel) {
+TEST_F(KnownModelsTest, AFileInTheWorkingDirectoryIsNotTakenForTheModel) {
   const std::string folder = Fetch(root_ / "cache");
   std::ofstream("smollm2") << "notes";
   EXPECT_EQ(Found("smollm2"), folder);

@@ -13,7 +13,8 @@
 
 namespace kvasir::plan {
 
-// The same heads on the same ranks, in consecutive layers.
+// Data that two or more ranks each store: one part, for the same heads, in
+// consecutive layers.
 struct Replica {
   int64_t first_layer = 0;
   int64_t last_layer = 0;

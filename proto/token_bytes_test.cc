@@ -19,7 +19,7 @@ TEST(TokenBytesTest, IdsAreLittleEndian) {
   EXPECT_THAT(tokens.ToIds(), ElementsAre(0x01020304, 7));
 }
 
-TEST(TokenBytesTest, TheWholeRangeSurvives) {
+TEST(TokenBytesTest, IdsOfTheWholeInt32RangeAreKept) {
   const int32_t max = std::numeric_limits<int32_t>::max();
   EXPECT_THAT(TokenBytes::FromIds({0, max, -1}).ToIds(),
               ElementsAre(0, max, -1));

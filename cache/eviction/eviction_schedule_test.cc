@@ -42,7 +42,7 @@ TEST(EvictionScheduleTest, PointsAreMultiplesAndThePromptsEnd) {
   EXPECT_EQ(schedule.SlotsBefore(24), 12);
 }
 
-TEST(EvictionScheduleTest, AShortPromptStaysWhole) {
+TEST(EvictionScheduleTest, APromptBelowTheBudgetIsNotEvictedAtItsEnd) {
   const EvictionSchedule schedule(kEight, 5);
   EXPECT_THAT(schedule.NextPoint(0), Optional(12));
   EXPECT_EQ(schedule.SlotsAfter(11), 11);

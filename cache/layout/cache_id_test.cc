@@ -114,7 +114,7 @@ std::string FormatIdOfKeyCodes(uint32_t bits, bool per_token,
   });
 }
 
-TEST(PageFormatIdTest, HasARecordedValue) {
+TEST(PageFormatIdTest, EqualsARecordedValue) {
   EXPECT_EQ(FormatIdOf({}), "14b308bcc3cfd85e0148469cc64ee784");
 }
 

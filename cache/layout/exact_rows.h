@@ -8,7 +8,7 @@
 
 namespace kvasir::cache {
 
-// Exact rows and those of outlier chunks are 16-bit numbers.
+// Exact rows and the rows of outlier chunks consist of 16-bit numbers.
 inline constexpr int64_t kExactNumberBytes = 2;
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }

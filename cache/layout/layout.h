@@ -199,8 +199,8 @@ struct PageFormat {
   // follow each other.
   int64_t granule_bytes = 0;
 
-  // The granule of ranges. It is small because a slot has few of them: a scale
-  // and a minimum.
+  // The granule of the params region. It is small because a slot has only two
+  // params, a scale and a minimum.
   int64_t param_granule_bytes() const {
     return std::min(granule_bytes, kMostParamGranuleBytes);
   }
@@ -256,7 +256,7 @@ class PageLayout {
   // chunk matters only with a sliding window or eviction.
   int64_t PagesHeld(PageGroupId group, int64_t length_tokens,
                     int64_t chunk_tokens) const;
-  // The same in bytes, over all groups. length_tokens is
+  // The bytes of the pages held, over all groups. length_tokens is
   // 0 .. kMaxSequenceTokens (CHECK).
   int64_t BytesAtLength(int64_t length_tokens, int64_t chunk_tokens) const;
 

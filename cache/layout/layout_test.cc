@@ -265,7 +265,7 @@ TEST(PageLayoutTest, LowRankGroupThatSpansRanksIsReplicated) {
               DoubleEq(256));
 }
 
-TEST(PageLayoutTest, ThreeBitsTakeThreeAndASlotIsWholeBytes) {
+TEST(PageLayoutTest, ThreeBitCodesArePackedAndASlotIsRoundedUpToBytes) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   const KvPlan plan = PlanWithKey(shape, R"({
       "low_rank":{"groups":[{"heads":[0],"rank":30},{"heads":[1],"rank":40}]},
@@ -712,7 +712,7 @@ TEST(PageLayoutTest, ALatentOfKeyAndValueHasOneRing) {
   }
 }
 
-TEST(PageLayoutTest, AllRanksHaveTheSameSidePages) {
+TEST(PageLayoutTest, AllRanksReserveTheSameNumberOfSidePages) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   KvPlan plan = PlanWithKey(shape, R"({
       "low_rank":{"groups":[{"heads":[0,1],"rank":128},
@@ -778,7 +778,7 @@ TEST(PageLayoutTest, ExactRowsOfLayersOfFewBitsLieInOthersArenas) {
   ExpectRowsHavePlaces(shared);
 }
 
-// The same with as many rows as eight pages of both arenas hold.
+// As in the test above, with as many rows as eight pages of both arenas hold.
 TEST(PageLayoutTest, ARingFillsTheRestOfTwoArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
@@ -1070,7 +1070,7 @@ TEST(PageLayoutTest, RefusesPageTokensOutOfRange) {
   }
 }
 
-TEST(PageLayoutTest, BudgetBuysWholePagesAndNeverMore) {
+TEST(PageLayoutTest, ABudgetGivesOnlyWholePagesAndIsNeverExceeded) {
   const plan::AttentionShape shape = Shape(2, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));

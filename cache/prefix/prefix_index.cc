@@ -240,8 +240,9 @@ int64_t PrefixIndex::metadata_bytes() const {
 
 absl::Status PrefixIndex::CheckTails(int64_t* tagged) const {
   if (tails_.size() != tail_of_.size()) {
-    return absl::InternalError(absl::StrCat(tails_.size(), " tails, ",
-                                            tail_of_.size(), " nodes of them"));
+    return absl::InternalError(absl::StrCat("the index has ", tails_.size(),
+                                            " tails, but ", tail_of_.size(),
+                                            " nodes are listed with a tail"));
   }
   std::vector<int64_t> counted(pools_.size(), 0);
   for (const Tail& tail : tails_) {

@@ -50,7 +50,7 @@ TEST_F(PrefixIndexTest, FindsAChainByItsTokens) {
   KVASIR_EXPECT_OK(index_.CheckInvariants());
 }
 
-TEST_F(PrefixIndexTest, SaltsHaveRootsOfTheirOwn) {
+TEST_F(PrefixIndexTest, PrefixesAreNotSharedBetweenSalts) {
   PrefixRef x = Root("x");
   PrefixRef y = Root("y");
   Publish(x.node(), {1, 2});
@@ -115,7 +115,7 @@ TEST_F(PrefixIndexTest, RefusesNodesBeyondItsLimit) {
   EXPECT_EQ(pool_.free_pages(), 2);
 }
 
-TEST_F(PrefixIndexTest, ForgetsAPageThatIsInUse) {
+TEST_F(PrefixIndexTest, AForgottenPageIsNotFoundButStaysInUse) {
   PrefixRef root = Root("");
   PrefixRef a = Publish(root.node(), {1, 2});
   PagePin pin = pool_.Share(PageId(0));

@@ -66,7 +66,7 @@ class SequenceTables {
   int64_t PagesFreedByRelease(const SequenceState& sequence) const;
   int64_t SharedTokens(const SequenceState& sequence) const;
 
-  // These walk all live sequences.
+  // The functions below walk all live sequences.
   using States = absl::Span<const SequenceState* const>;
   // Everything except the figures of the host pool.
   PageGroupStats GroupStats(size_t group, States sequences) const;

@@ -337,7 +337,7 @@ TEST_F(SafetensorsTest, ALinkedFileMustBeTheOneThatTheIndexWasMadeWith) {
   EXPECT_THAT(open(R"({"s2.safetensors":""})"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("s2.safetensors: want the fingerprint")));
-  // The same header and size with other weights.
+  // A file with the same header and size, but other weights.
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "y");
   EXPECT_THAT(open(right),
               StatusIs(absl::StatusCode::kFailedPrecondition,

@@ -996,7 +996,7 @@ TEST_P(EngineTest, AStopAwaitsTheRunningStepAndReportsItsFailure) {
   ExpectNothingHeld();
 }
 
-TEST(EngineCreateTest, APoolTooSmallForOneSequenceIsRefusedWithTheNumbers) {
+TEST(EngineCreateTest, AnErrorStatesTheSizesIfThePoolIsTooSmallForOneSequence) {
   cache::KvCacheConfig config;
   config.page_tokens = 4;
   config.cache_id = "test";

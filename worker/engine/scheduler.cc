@@ -149,7 +149,8 @@ const StepPlan* Scheduler::ScheduleAhead() {
   stats_ = StepStats();
   plan_.Begin();
   for (Sequence* sequence : running_) {
-    // It ends by its length with the running step.
+    // The running step brings the sequence to its maximum length, which ends
+    // it.
     if (sequence->tokens.size() + 1 >= sequence->request->max_total_tokens) {
       continue;
     }

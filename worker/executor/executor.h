@@ -15,12 +15,13 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
   switch (result.fault()) {
     case kvasir::v1::LOGIT_NOT_FINITE:
       return absl::InternalError(
-          "the model gives a logit that is not a finite number after these "
-          "tokens");
+          "the model computed a logit that is not a finite number (NaN or "
+          "infinite) after these tokens");
     case kvasir::v1::LATENT_NOT_FINITE:
       return absl::InternalError(
-          "the model gives the cache's codec a number that is not finite at "
-          "these tokens");
+          "the model computed a latent (a key or value to be cached) that is "
+          "NaN "
+          "or infinite at these tokens");
     default:
       return absl::OkStatus();
   }

@@ -121,7 +121,7 @@ Outcome RunText(const FamilyCase& each, bool joint) {
 
 class JointPartTest : public ::testing::TestWithParam<FamilyCase> {};
 
-TEST_P(JointPartTest, AJointPartEqualsTwoPartsInHalfTheBytes) {
+TEST_P(JointPartTest, AJointPartGivesTheLogitsOfTwoPartsWithHalfTheBytes) {
   const Outcome joint = RunText(GetParam(), true);
   const Outcome apart = RunText(GetParam(), false);
   EXPECT_EQ(joint.logits, apart.logits);

@@ -87,7 +87,7 @@ TEST(ModelExecutorTest, TheLastSampledTokenNeedsNoId) {
   const std::vector<int32_t> prompt = Prompt(5, 20);
   const std::vector<int32_t> tokens =
       Generate(runner, 1, prompt, Random(3), 12);
-  // The same run with every id given.
+  // The same run again, with the id of every token stated by the host.
   std::vector<int32_t> fed = prompt;
   for (size_t i = 0; i < tokens.size(); ++i) {
     SampleRequest sample = Random(3);
@@ -526,7 +526,8 @@ TEST(ModelExecutorTest, AModelServesNoMoreThanItsLearnedPositions) {
   KVASIR_EXPECT_OK(MakeTinyRank(options, nullptr, shape));
 }
 
-TEST(ModelExecutorTest, APoolTooSmallForOneSequenceIsRefusedWithTheNumbers) {
+TEST(ModelExecutorTest,
+     AnErrorStatesTheSizesIfThePoolIsTooSmallForOneSequence) {
   RankOptions options = TinyOptions();
   options.kv_cache_bytes = 20000;
   EXPECT_THAT(
@@ -634,7 +635,7 @@ std::unique_ptr<Rank> RankWithSidePages() {
 }
 
 // Checks that this case tests what its name says.
-TEST(SidePagesTest, HoldExactRowsInTheArenaOfAWholeLayer) {
+TEST(SidePagesTest, ExactRowsMayLieInTheArenaOfAnotherLayer) {
   const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsInAnotherArena");
   const cache::LayerLayout& few = rank->layout().layer(1);
   EXPECT_TRUE(few.key.exact.any());

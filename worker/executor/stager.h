@@ -58,7 +58,7 @@ class Stager {
   static absl::StatusOr<std::unique_ptr<Stager>> Create(const Parts& parts);
 
   // A step of the largest sizes without addresses, to count a workspace with.
-  // It launches every op that a step may launch.
+  // This step launches every op that any step may launch.
   StagedStep LargestStepToCount() const;
   // Reserves the blob for the largest bucket, with a page copy of every
   // sequence and group, tables of the greatest length and one history of that

@@ -134,7 +134,7 @@ TEST_F(CudaHostTest, WithAGpuOfAnOldArchitecture) {
                        HasSubstr("want compute capability 8.0 or later")));
 }
 
-TEST_F(CudaHostTest, WithAGpuThatSomebodyElseHolds) {
+TEST_F(CudaHostTest, AGpuInUseByAnotherProcessIsReported) {
   // Fail once for cuda and once for auto.
   runtime_.FailNext("MemoryInfo", static_cast<kernels::cuda::Result>(46));
   EXPECT_THAT(Open("cuda"),

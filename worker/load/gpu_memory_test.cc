@@ -82,7 +82,7 @@ TEST_F(GpuMemoryTest, ThePoolIsTheShareMinusAStepsMemory) {
   const auto most =
       static_cast<int64_t>(request_.gpu_memory_utilization * total);
   EXPECT_LE(TakenBy(*model), most);
-  // Within the rounding of CUDA's allocations.
+  // The slack covers the rounding of CUDA's allocations.
   EXPECT_GE(TakenBy(*model), most - (8 << 20));
   EXPECT_LT(model->kv_pool_bytes(), all);
   EXPECT_GE(model->kv_pool_bytes(), one);
@@ -157,7 +157,7 @@ TEST_F(GpuMemoryTest, AHostPoolIsJudgedByTheHostsMemory) {
   EXPECT_GT(model->host_pool_bytes(), int64_t{500} << 20);
 }
 
-TEST_F(GpuMemoryTest, AutoGoesOnWithoutAGpuThatHasNotThePlansKernels) {
+TEST_F(GpuMemoryTest, AutoUsesTheCpuIfTheGpuLacksAKernelOfThePlan) {
   std::erase_if(ops_,
                 [](const auto& op) { return op.op == std::string("norm"); });
   EXPECT_THAT(LoadedModel::Load(request_),

@@ -429,7 +429,7 @@ TEST(AttentionProgramTest, AStaticBasisOfRotatedKeysIsAbsorbed) {
   EXPECT_THAT(key.query.width, ElementsAre(12, 12, 12, 12));
 }
 
-TEST(AttentionProgramTest, StaticRangesCoverTheRanksGroups) {
+TEST(AttentionProgramTest, StaticRangesAreTakenOnlyForTheGroupsOfTheRank) {
   const std::string codec = R"({"bits":{"schedule":[4]},"channel_static":{}})";
   const AttentionProgram program =
       Make(LowRank("reconstruct", "PRE_ROPE", codec), kFull, Shape(),

@@ -180,7 +180,7 @@ TEST_P(PromptLiftTest, LiftingChangesLogitsOnlyByRounding) {
   EXPECT_LE(error, GetParam().plan_case.codes ? 2e-2 : 1e-5);
 }
 
-TEST_P(PromptLiftTest, ADeterministicRankLiftsNothing) {
+TEST_P(PromptLiftTest, ADeterministicRankDoesNotLiftPrompts) {
   const Outcome whole = RunText(GetParam(), {.deterministic = true});
   EXPECT_FALSE(whole.lifts_prompts);
   EXPECT_EQ(whole.numerics_id, "cpu-f32-2");

@@ -507,7 +507,7 @@ TEST_P(CollectiveTest, DifferentKindsOfCallsEndAllRanks) {
   }
 }
 
-TEST(SingleRankTest, KeepsItsData) {
+TEST(SingleRankTest, CollectivesDoNotChangeItsData) {
   std::vector<std::unique_ptr<Collective>> ones = InProcessGroup::Create(1);
   ASSERT_EQ(ones.size(), 1u);
   ones.push_back(std::make_unique<SingleRank>());

@@ -231,7 +231,7 @@ TEST_F(CudaGraphsTest, AReplayedStepIsOneCall) {
 }
 
 // The tokens are the same and no request fails, whatever fails and whenever.
-TEST_F(CudaGraphsTest, AFailedCaptureIsTheLastAndChangesNothing) {
+TEST_F(CudaGraphsTest, AfterAFailedCaptureNoneFollowsAndResultsAreTheSame) {
   Make(plan::kDensePreset, /*graphs=*/false, /*deterministic=*/true);
   const std::vector<std::string> want = RunSteps(nullptr, kFewGraphSteps);
   struct Failure {

@@ -136,7 +136,7 @@ int64_t Argmax(absl::Span<const float> logits) {
   return std::max_element(logits.begin(), logits.end()) - logits.begin();
 }
 
-// By how much the largest logit exceeds all others.
+// The largest logit minus the second largest.
 float Margin(absl::Span<const float> logits) {
   std::vector<float> two(2);
   std::partial_sort_copy(logits.begin(), logits.end(), two.begin(), two.end(),

@@ -21,7 +21,7 @@ struct WorkerServiceOptions {
   // it is reset.
   size_t max_queued_bytes = 1 << 20;
   absl::Duration load_heartbeat = absl::Seconds(1);
-  // For a Drain that names no deadline.
+  // The deadline of a Drain that names none.
   absl::Duration drain_deadline = absl::Seconds(60);
   // Runs once, before admission stops, to report NOT_SERVING.
   std::function<void()> on_drain = [] {};

@@ -159,7 +159,7 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
   runner.Release(4);
   KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 1, WithTwentyLogprobs()));  // 1
   runner.Release(2);
-  // The same count with other sequences.
+  // As many sequences as before, but other ones.
   KVASIR_RETURN_IF_ERROR(decode({3, 1}, 1, WithTwentyLogprobs()));  // 1
   // Copies to the last page of the pool, which no sequence has.
   executor.CopyPage(0, static_cast<int32_t>(rank.pages()[0] - 1),

@@ -49,7 +49,7 @@ class Worker {
          const PlanCase* plan_case = nullptr,
          const model::ModelShape& shape = TinyShape(),
          const std::string& dtype = "BF16");
-  // For any model.
+  // A worker for any model and plan.
   Worker(const Conditions& conditions, const model::DecoderSpec& spec,
          const kvasir::v1::KvPlan& plan, WeightSource* source);
   ~Worker();

@@ -30,8 +30,9 @@ class HostGpu {
 std::vector<std::unique_ptr<HostGpu>> MakeHostGpus(int64_t size);
 
 std::vector<std::string> FakeNcclLibraries();
-// The number of communicators with their enqueued work, and of aborts so far.
+// The number of live communicators plus their enqueued operations.
 int FakeNcclLive();
+// The number of aborts so far.
 int FakeNcclAborts();
 
 // Sets KVASIR_FAKE_NCCL for groups that connect while it lives.

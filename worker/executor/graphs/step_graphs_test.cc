@@ -68,7 +68,7 @@ TEST(StepGraphsTest, PeaksOfABlobDependOnBytesAndNotOnAddresses) {
   EXPECT_EQ(large.peaks(), before);  // it has held more before
 }
 
-TEST(StepGraphsTest, AKeyHasTrueCountsButPaddedHistoriesAndTops) {
+TEST(StepGraphsTest, AKeyPadsOnlyHistoriesAndTopCounts) {
   StepBucket bucket;
   bucket.padded = {.tokens = 4, .samples = 4, .top = 8, .histories = 2};
   const StepSizes key = StepGraphs::KeyOf(

@@ -15,7 +15,7 @@ void Spend(int milliseconds) {
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
 
-TEST(StepProfileTest, AnInnerPartTakesItsTimeFromTheOuterOne) {
+TEST(StepProfileTest, TimeOfAnInnerPartIsNotCountedForTheOuterPart) {
   base::ThreadPool pool(1);
   kernels::CpuDevice device(&pool);
   const auto stream = device.MakeStream();

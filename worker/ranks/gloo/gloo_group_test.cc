@@ -463,7 +463,7 @@ TEST_F(GlooGroupTest, RunsOverAnyNetworkOfTheMachine) {
   freeifaddrs(found);
   int served = 0;
   for (const std::string& network : networks) {
-    // The machine may have no IPv6, or no address at all.
+    // Skips a network interface that has no address Gloo can use.
     if (!FindInterface(network).ok()) continue;
     const auto group = MakeGlooRanks(2, {.interface = network});
     ASSERT_FALSE(group.empty()) << network;

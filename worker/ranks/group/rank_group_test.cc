@@ -574,7 +574,7 @@ TEST(RankGroupTest, AFollowerThatDoesNotReadIsGivenUp) {
     message.mutable_hello()->set_rank(rank);
     leader.OnBytes(links.back(), message.SerializeAsString());
   }
-  // It still sends heartbeats.
+  // The ranks still send heartbeats.
   while (!ended.Wait(absl::Milliseconds(20))) {
     for (const RankLeader::LinkId link : links) {
       leader.OnBytes(link, HeartbeatBytes());

@@ -52,7 +52,7 @@ class NcclDeviceTest : public ::testing::TestWithParam<bool> {
   std::unique_ptr<Collective> collective_;
 };
 
-TEST_P(NcclDeviceTest, OneRankKeepsItsData) {
+TEST_P(NcclDeviceTest, CollectivesOfOneRankDoNotChangeItsData) {
   HostRank own(collective_.get(), device_.get());
   const std::vector<float> numbers = RankNumbers(0, 5000, 1);
   std::vector<float> data = numbers;
@@ -124,7 +124,7 @@ std::vector<std::vector<float>> Logits(Collective* collective) {
   return logits;
 }
 
-TEST_P(NcclDeviceTest, AModelOnOneRankHasTheBitsOfOneWithoutNccl) {
+TEST_P(NcclDeviceTest, LogitsOfOneRankAreTheSameWithAndWithoutNccl) {
   const std::vector<std::vector<float>> have = Logits(collective_.get());
   EXPECT_GE(have.size(), 4u);
   EXPECT_EQ(have, Logits(nullptr));

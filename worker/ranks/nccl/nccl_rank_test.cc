@@ -281,7 +281,7 @@ TEST(NcclGraphsTest, ReplayedStepsHaveTheBitsAndTheTotalsOfTheirOps) {
 }
 
 // A step makes five calls; the third step is captured.
-TEST(NcclGraphsTest, ACaptureThatFailsOnOneRankIsTheLastOnAllRanks) {
+TEST(NcclGraphsTest, NoRankCapturesAgainAfterACaptureFailedOnOneRank) {
   const GraphRun want = RunGraphs(false, Patient());
   // Work that NCCL continues after the function returns is captured too.
   for (const auto& [fault, captures] :
