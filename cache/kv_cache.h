@@ -159,7 +159,7 @@ class KvCache {
   ImageShape ShapeOf(SequenceId id) const {
     return images_.ShapeOf(sequence(id).state);
   }
-  // Bytes of the pages of an image of this shape.
+  // The total size in bytes of the pages in an image of this shape.
   int64_t ImageBytes(const ImageShape& shape) const {
     return images_.Bytes(shape);
   }
@@ -185,7 +185,7 @@ class KvCache {
                        absl::Span<const int32_t> token_ids,
                        const StartOptions& options);
 
-  // Pages of the host pool for an image whose bytes come from elsewhere.
+  // Takes pages of the host pool for an image whose bytes come from elsewhere.
   // `options` are those of the Import that follows; if a group evicts, they
   // must state the prompt's length (CHECK).
   //   INVALID_ARGUMENT     no sequence of this prompt and these evictions has
@@ -214,7 +214,8 @@ class KvCache {
   int64_t PagesFreedByRelease(SequenceId id) const {
     return tables_.PagesFreedByRelease(sequence(id).state);
   }
-  // Page ids of the sequence's table from first_live on, and of its side pages.
+  // The page ids in the sequence's block table from first_live on, then those
+  // of its side pages.
   std::vector<PageId> Pages(SequenceId id, PageGroupId group) const;
   std::vector<PageId> SidePages(SequenceId id, PageGroupId group) const;
 

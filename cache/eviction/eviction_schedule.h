@@ -32,7 +32,7 @@ namespace kvasir::cache {
 // K: the slots that stay at a point of a sequence of this prompt. At least 1.
 int64_t KeptSlots(const plan::EvictionCounts& counts, int64_t prompt_tokens);
 
-// The same counts with the budget as a number of slots, for a prompt whose
+// Returns the counts with the budget as a number of slots, for a prompt whose
 // length is known. Output tokens do not increase a share.
 plan::EvictionCounts OfPrompt(const plan::EvictionCounts& counts,
                               int64_t prompt_tokens);

@@ -42,7 +42,7 @@ class HostImages {
                           const std::vector<PrefixNodeId>& found,
                           size_t num_tokens, const StartOptions& options) const;
   // Fills a new sequence: shares the pages of `found`, allocates the others and
-  // lists copies into them. CheckRoom has agreed.
+  // lists copies into them. Call it only if CheckRoom has found room.
   void Import(const SequenceImage& image,
               const std::vector<PrefixNodeId>& found, SequenceState* out);
   absl::StatusOr<SequenceImage> TakePages(const ImageShape& shape,

@@ -37,7 +37,7 @@ struct ImageFormat {
 ImageFormat ImageFormatOf(const PageLayout& layout, std::string cache_id,
                           std::string numerics_id);
 
-// Bytes of the pages of an image of this shape.
+// The total size in bytes of the pages in an image of this shape.
 int64_t ImagePayloadBytes(const ImageFormat& format, const ImageShape& shape);
 
 // The header of an image. The image is the header followed by `payload`. CHECKs

@@ -14,7 +14,7 @@
 
 namespace kvasir::cache {
 
-// The image in one page group.
+// The part of a sequence's image that belongs to one page group.
 struct ImageGroupShape {
   int64_t physical_tokens = 0;  // slots held
   int64_t first_page = 0;  // the first entry of the block table that has a page
@@ -41,7 +41,7 @@ struct ImageShape {
 //   is destroyed. KvCache makes it and takes it back, and must outlive it.
 struct SequenceImage {
   ImageShape shape;
-  // By group: first the pages of tokens, then the side pages.
+  // For each page group: first the token pages, then the side pages.
   std::vector<std::vector<PagePin>> pages;
   TailPolicy tails;
 };

@@ -135,7 +135,7 @@ struct SlotMetadataLayout {
   Region key_errors;
   Region value_errors;
 
-  // Bytes without padding.
+  // The size without padding.
   int64_t size_bytes() const {
     return scores.size_bytes() + positions.size_bytes() +
            key_errors.size_bytes() + value_errors.size_bytes();
@@ -175,7 +175,7 @@ struct PageGroupLayout {
   // largest number that any arena of any rank needs, because all have the same
   // page ids.
   int64_t side_pages_per_sequence = 0;
-  // The bytes of these pages that this rank's layers use. The rest is waste.
+  // The bytes of the side pages that this rank's layers use. The rest is waste.
   int64_t side_payload_bytes = 0;
 
   SequencePages sequence_pages(int64_t page_tokens) const {

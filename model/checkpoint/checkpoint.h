@@ -59,7 +59,7 @@ class TensorStream {
 
  private:
   bool whole_rows() const;
-  // Both count from the range's first row.
+  // `first_row` of these functions counts from the range's first row.
   int64_t RowsOfBlock(int64_t first_row) const;
   void WillNeed(int64_t first_row, int64_t num_rows) const;
   absl::Status Read(int64_t first_row, std::span<std::byte> out);

@@ -63,7 +63,7 @@ class TileHasher {
 
 // The tiles of one tensor of a checkpoint, as far as they are known.
 struct TensorTiles {
-  // Without any known tile.
+  // Returns the tiles of a tensor, none of them known yet.
   static TensorTiles Of(const TensorInfo& info);
 
   std::string type_and_shape;
@@ -72,7 +72,7 @@ struct TensorTiles {
   std::vector<Fingerprint> hashes;  // [rows, columns]
   std::vector<bool> known;          // [rows, columns]
 };
-// By the name that Checkpoint::Tensor uses.
+// The keys are the tensor names that Checkpoint::Tensor uses.
 using TilesByName = std::map<std::string, TensorTiles, std::less<>>;
 
 // A text of the fields of a spec that change the outputs.

@@ -22,7 +22,7 @@ using plan::RequiredTensor;
 // Every tensor of a full-rank model.
 std::vector<RequiredTensor> RequiredTensors(const DecoderSpec& spec);
 
-// The same under a plan. Only attention tensors differ.
+// The tensors that a model needs under a plan. Only attention tensors differ.
 // Errors: INVALID_ARGUMENT for a plan with another number of layers,
 //   UNIMPLEMENTED for a part that the artifact has no tensors for.
 absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(

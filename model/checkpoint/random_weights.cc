@@ -98,7 +98,7 @@ struct TensorLister {
   void Bias(const char* module, int64_t size) {
     Add(module, ".bias", {size}, RandomKind::kNormal, kBiasDeviation);
   }
-  // Also adds the bias if the model has such biases.
+  // Adds the tensor, and its bias if the model has such biases.
   void Projection(const char* module, int64_t rows, int64_t columns,
                   double scale) {
     Matrix(module, rows, columns, scale);

@@ -48,10 +48,10 @@ int64_t CountParameters(const ModelShape& shape);
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape,
                                           const DecoderSpec& spec);
 
-// The same under a plan that was resolved for the shape's spec. Attention has
-// the plan's tensors, on a scale that keeps latents and lifted vectors near 1.
-// Tensors that the plan does not change have the same numbers. Returns the
-// errors of RequiredTensors.
+// The tensors under a plan that was resolved for the shape's spec. Attention
+// has the plan's tensors, on a scale that keeps latents and lifted vectors
+// near 1. Tensors that the plan does not change have the same numbers. Returns
+// the errors of RequiredTensors.
 absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
     const ModelShape& shape, const DecoderSpec& spec,
     const plan::ResolvedPlan& plan);

@@ -16,7 +16,7 @@ namespace kvasir::model {
 // and a name for each tensor. `tensors` names all tensors of the weights.
 std::string WeightTilesText(const TilesByName& tensors,
                             const DecoderSpec& spec);
-// For weights that are generated instead of read: only their id.
+// The text of weights that are generated instead of read. It has only their id.
 std::string WeightTilesText(std::string_view id);
 
 // `ranks` has the text of each rank, in rank order. The texts are checked

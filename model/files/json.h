@@ -73,8 +73,8 @@ class JsonFields {
 
   // "config.json: hidden_size: want ..., have ..."
   absl::Status Error(std::string_view name, std::string_view what) const;
-  // The same as UNIMPLEMENTED, for a value that has a meaning but is not
-  // served.
+  // Like the function above, but UNIMPLEMENTED: the value has a meaning that is
+  // not supported.
   absl::Status Unserved(std::string_view name, std::string_view what) const;
 
  private:

@@ -32,7 +32,7 @@ struct DetokenizerState {
 // Threads: immutable; a DetokenizerState belongs to one thread.
 class DetokenizerStages {
  public:
-  // For a file without a decoder: tokens are joined by spaces.
+  // Joins tokens by spaces, for a file without a decoder.
   DetokenizerStages() = default;
   // UNIMPLEMENTED names a component, or an order of components, that is not
   // supported.

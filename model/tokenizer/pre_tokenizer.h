@@ -30,7 +30,7 @@ struct PieceList {
 // Threads: immutable.
 class PreTokenizer {
  public:
-  // For a file without a pre-tokenizer: the text is one piece.
+  // Leaves the text as one piece, for a file without a pre-tokenizer.
   PreTokenizer() = default;
   // UNIMPLEMENTED names a component that is not supported.
   static absl::StatusOr<PreTokenizer> FromJson(const JsonRef& ref);

@@ -24,7 +24,7 @@ struct NormalizedText {
 // Threads: immutable.
 class TextNormalizer {
  public:
-  // For a file without a normalizer: every text stays as it is.
+  // Leaves every text as it is, for a file without a normalizer.
   TextNormalizer() = default;
   // UNIMPLEMENTED names a component that is not supported.
   static absl::StatusOr<TextNormalizer> FromJson(const JsonRef& ref);

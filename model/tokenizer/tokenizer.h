@@ -50,8 +50,8 @@ class Tokenizer {
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(
       const std::string& path);
 
-  // The same from the texts of the files. `config_json` may be empty. Errors
-  // name `file_name`.
+  // Makes a tokenizer from the texts of the files. `config_json` may be empty.
+  // Errors name `file_name`.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(
       std::string_view tokenizer_json, std::string_view config_json = {},
       const std::string& file_name = "tokenizer.json");
@@ -84,7 +84,7 @@ class Tokenizer {
   // end the output.
   std::optional<int32_t> bos_id() const;
   const std::vector<int32_t>& eos_ids() const;
-  // Empty if the checkpoint has none.
+  // An empty string if the checkpoint has no chat template.
   const std::string& chat_template() const;
   // SHA-256 of tokenizer.json in hex. If it is equal, text and ids have the
   // same meaning.

@@ -41,7 +41,7 @@ enum class InvalidUnit { kSubsequence, kByte };
 // Moves everything that is certain from the front of `pending` to `out` as
 // valid UTF-8. At most three bytes stay, which may still become a character.
 void DrainUtf8(InvalidUnit unit, std::string* pending, std::string* out);
-// The same at the end of the input: nothing stays.
+// Like the function above, at the end of the input: no byte stays in `pending`.
 void FinishUtf8(InvalidUnit unit, std::string* pending, std::string* out);
 
 // The byte-level alphabet. Printable Latin-1 bytes stand for themselves; the

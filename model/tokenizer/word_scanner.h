@@ -15,7 +15,7 @@ namespace kvasir::model {
 // matches every other pattern. A test compares both on the same texts.
 class WordScanner {
  public:
-  // Empty if the pattern is not one of the known ones.
+  // Returns nullopt if the pattern is not one of the known ones.
   static std::optional<WordScanner> ForPattern(std::string_view pattern);
 
   // Appends the matches from left to right. They cover `text`, which must be

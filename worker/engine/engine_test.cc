@@ -947,7 +947,7 @@ TEST_P(EngineTest, TheLastStepIsAwaitedWithoutRequestsAndItsFailureIsReported) {
   const auto sink = std::make_shared<WaitableSink>(1);
   ASSERT_TRUE(engine_->Submit(request, sink).ok());
   sink->AwaitEnd();
-  // No command and no Stop wakes the engine.
+  // Neither a command nor Stop wakes the engine here.
   while (awaited < (GetParam() ? 5 : 4)) absl::SleepFor(absl::Milliseconds(1));
   engine_->Stop();
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));

@@ -486,7 +486,8 @@ absl::Status Scheduler::Apply(const StepResult& result) {
   const absl::Time now = deps_.clock->Now();
   if (result.step_id() != step_id) {
     return absl::InternalError(
-        absl::StrCat("result of step ", result.step_id(), ", want ", step_id));
+        absl::StrCat("the executor returned the result of step ",
+                     result.step_id(), ", expected step ", step_id));
   }
   Step& step = StepOf(step_id);
   stats_ = step.stats;

@@ -40,7 +40,7 @@ TEST(SchedulerAheadTest, DecodesArePlannedWhileAStepRuns) {
   )");
 }
 
-TEST(SchedulerAheadTest, ASequenceThatEndsMeanwhileRunsOnceMoreInVain) {
+TEST(SchedulerAheadTest, AStepPlannedAheadIsWastedIfItsSequenceEnds) {
   Scenario probe;
   probe.Run(R"(
     submit a max=5

@@ -69,7 +69,7 @@ class Collector {
 
   const Parts parts_;
   std::vector<LikeLayers> like_layers_;
-  // By page group: whether its layers evict by scores.
+  // For each page group, whether its layers evict by scores.
   std::vector<bool> scores_;
   int64_t static_codes_per_token_ = 0;
   std::vector<std::byte> host_results_;

@@ -33,7 +33,7 @@ struct TokenBatch {
   kernels::DevicePtr<const int32_t> ids;  // [T]
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   absl::Span<const AttentionBatch> groups;
-  // By ring: AttentionInput::key_ring_slots. [T] each
+  // For each ring, its AttentionInput::key_ring_slots. Shape [T].
   absl::Span<const kernels::DevicePtr<const int64_t>> ring_slots;
   // For each token, the number of ranks that found a latent that is not finite
   // when they coded it. Zeros before Run. [T]

@@ -475,7 +475,7 @@ TEST(ExecutorTurnsTest, AtMostOneStepIsInFlight) {
   EXPECT_THAT(executor.Enqueue(next),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("a step is in flight")));
-  // Neither call out of turn did any harm.
+  // The two calls at the wrong time above changed nothing.
   KVASIR_EXPECT_OK(executor.Await());
   KVASIR_EXPECT_OK(executor.Execute(next));
 }

@@ -109,7 +109,8 @@ class ModelExecutor final : public Executor {
   const ModelExecutorOptions& options() const { return options_; }
   // Whether prompts lift latents in some layer (prompt_lift.h).
   bool lifts_prompts() const { return lifts_prompts_; }
-  // Whether a row gets the same bits from attention in a prompt and on its own.
+  // Whether attention gives a token the same bits within a prompt as when the
+  // token is computed on its own.
   bool prompts_are_rows() const {
     return options_.prompts_as_rows ||
            parts_.device->kind() == kernels::DeviceKind::kCpu;

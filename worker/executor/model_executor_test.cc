@@ -645,7 +645,7 @@ TEST(SidePagesTest, ExactRowsMayLieInTheArenaOfAnotherLayer) {
   EXPECT_FALSE(rank->layout().layer(0).key.exact.any());
 }
 
-TEST(SidePagesTest, HoldARingOverTwoArenas) {
+TEST(SidePagesTest, ARingMayLieInTwoArenas) {
   const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsOverTwoArenas");
   EXPECT_EQ(rank->layout().page_groups()[0].side_pages_per_sequence, 1);
   std::set<int64_t> arenas;

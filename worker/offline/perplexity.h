@@ -45,8 +45,8 @@ struct PerplexityOptions {
 struct PerplexityPart {
   double nats = 0;
   int64_t tokens = 0;
-  // After the part's last token: bytes of the pages in use, and all bytes that
-  // the rank has allocated.
+  // Two sizes after the part's last token: bytes of the pages in use, and all
+  // bytes that the rank has allocated.
   int64_t held_bytes = 0;
   int64_t allocated_bytes = 0;
 };

@@ -116,7 +116,7 @@ TEST(AttentionProgramTest, AFullLayerProjectsQueriesKeysAndValues) {
   EXPECT_FALSE(program.value.lifted);
 }
 
-TEST(AttentionProgramTest, ARankTakesItsHeads) {
+TEST(AttentionProgramTest, ARankReadsTheWeightsOfItsHeads) {
   const AttentionProgram program = Make(kFullKey, kFull, Shape(), kSecondOfTwo);
   EXPECT_THAT(program.projections[0].takes, ElementsAre(RowTake{16, 16, 0}));
   EXPECT_THAT(program.projections[1].takes, ElementsAre(RowTake{8, 8, 16}));
@@ -173,7 +173,7 @@ TEST(AttentionProgramTest, ARankHoldsOnlyItsGroups) {
   EXPECT_EQ(program.output_columns, 6);
 }
 
-TEST(AttentionProgramTest, AGroupThatSpansRanksIsHeldWhole) {
+TEST(AttentionProgramTest, EachRankHoldsAllOfAGroupThatSpansRanks) {
   const std::string joint =
       R"({"low_rank":{"groups":[{"heads":[1,0],"rank":7}]},)"
       R"("uses":[{"at_runtime":{}}],"stored":"NO_ROPE",)"

@@ -24,7 +24,7 @@ class Drainer {
   using Done = std::function<void(const kvasir::v1::DrainResponse&)>;
 
   // `before` runs once, before admission stops; it reports NOT_SERVING.
-  // `engine` outlives the drainer.
+  // `engine` must outlive the drainer.
   Drainer(ServedEngine* engine, std::function<void()> before)
       : engine_(engine), before_(std::move(before)) {}
   ~Drainer() { Stop(); }

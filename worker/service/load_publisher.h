@@ -41,7 +41,7 @@ class LoadWatcher {
  public:
   virtual ~LoadWatcher() = default;
   virtual void OnReport(const LoadSnapshot& load) = 0;
-  // The last call: the worker shuts down.
+  // The last call to the watcher. The worker shuts down.
   virtual void OnClosed() = 0;
 };
 

@@ -17,8 +17,8 @@ namespace kvasir::worker {
 struct WorkerServiceOptions {
   // The answer of GetInfo. A request for another weights_id is refused.
   kvasir::v1::WorkerInfo info;
-  // The longest queue of a stream if its client reads slowly. A stream beyond
-  // it is reset.
+  // The most bytes that a stream may queue if its client reads slowly. A stream
+  // that needs more is reset.
   size_t max_queued_bytes = 1 << 20;
   absl::Duration load_heartbeat = absl::Seconds(1);
   // The deadline of a Drain that names none.

@@ -35,7 +35,7 @@ std::vector<std::unique_ptr<Collective>> MakeGlooRanks(
 // complete when it returns.
 class HostRank {
  public:
-  // On the CPU.
+  // A rank on the CPU.
   explicit HostRank(Collective* collective);
   HostRank(Collective* collective, kernels::Device* device);
 
@@ -47,7 +47,7 @@ class HostRank {
 
   Collective& collective() { return *collective_; }
   kernels::Stream& stream() { return *stream_; }
-  // Has no memory.
+  // The workspace has no memory.
   kernels::Workspace& workspace() { return workspace_; }
 
  private:

@@ -30,7 +30,8 @@ class HostGpu {
 std::vector<std::unique_ptr<HostGpu>> MakeHostGpus(int64_t size);
 
 std::vector<std::string> FakeNcclLibraries();
-// The number of live communicators plus their enqueued operations.
+// The number of communicators that exist. An aborted one counts until its
+// enqueued work has ended.
 int FakeNcclLive();
 // The number of aborts so far.
 int FakeNcclAborts();

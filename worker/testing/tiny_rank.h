@@ -18,8 +18,8 @@ namespace kvasir::worker {
 // 8 query heads, 4 KV heads, 2 layers. It can be split over 2 or 4 ranks.
 model::ModelShape TinyShape();
 
-// The same in two families with LayerNorm, biases and a KV head for each query
-// head. In GPT-NeoX half of a head rotates (2 pairs), in OPT nothing.
+// Tiny models of two families with LayerNorm, biases and a KV head for each
+// query head. In GPT-NeoX half of a head rotates (2 pairs), in OPT nothing.
 model::ModelShape TinyNeoxShape();
 model::ModelShape TinyOptShape();
 // Each layer sees only this many tokens back.

@@ -36,8 +36,8 @@ struct GlooOptions {
   // ports accept anybody, and garbage from them ends the process, because Gloo
   // throws in its own thread. So use a network that only the ranks can reach.
   std::string interface;
-  // The time until all ranks are connected. In the worst case twice this time
-  // passes.
+  // The longest time until all ranks are connected. In the worst case twice
+  // this time passes.
   absl::Duration connect_timeout = absl::Seconds(60);
   // How long a call waits for a message from another rank. Ranks are apart by
   // as much as one of them is held up.
@@ -151,8 +151,8 @@ class GlooMesh {
   // The error for a connection that failed: the watcher's if it finds one soon,
   // otherwise one with `text`.
   absl::Status Verdict(int64_t peer, const std::string& text);
-  // Both return the error that ended the group. Fail sets it unless there is
-  // one.
+  // Fail and failure return the error that ended the group. Fail sets it unless
+  // one is set already.
   absl::Status Fail(const absl::Status& failure);
   absl::Status failure();
   void WakeAll();

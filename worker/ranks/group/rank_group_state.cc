@@ -567,7 +567,7 @@ absl::Status RankGroupState::Drain() {
   if (phase_ == Phase::kEnded) return absl::OkStatus();
   if (!steps_.empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("a drain while step ", steps_.front().id, " runs"));
+        absl::StrCat("cannot drain while step ", steps_.front().id, " runs"));
   }
   phase_ = Phase::kEnded;
   LeaderMessage message;

@@ -917,7 +917,7 @@ TEST(RankGroupStateTest, ADrainEndsAllWithOk) {
   KVASIR_EXPECT_OK(group.Step(1));
   EXPECT_THAT(group.state().Drain(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "a drain while step 1 runs"));
+                       "cannot drain while step 1 runs"));
   for (const uint64_t link : {1u, 2u}) group.SendDone(link, 1, 5);
   group.state().OnStepDone(1, 5);
   group.Link(9);

@@ -8,7 +8,7 @@
 
 namespace kvasir::worker::nccl {
 
-// The numbers are NCCL's.
+// The values equal those of NCCL's ncclResult_t.
 enum class Result : int {
   kOk = 0,
   kUnhandledCudaError = 1,
@@ -33,8 +33,8 @@ struct UniqueId {
 
 using CommHandle = struct CommTag*;
 
-// As in kLeastVersion. Later releases append members, and accept a shorter
-// struct by its size and version.
+// The members that release kLeastVersion has. Later releases append members,
+// and accept a shorter struct by its size and version.
 struct Config {
   size_t size = sizeof(Config);
   unsigned int magic = 0xcafebeef;

@@ -99,7 +99,7 @@ class NcclCommunicator {
 
   // The body of `watcher_`.
   void KeepWatching();
-  // Both return the failure they find.
+  // LookAtLibrary and LookAtMarks return the failure that they find.
   absl::Status LookAtLibrary();
   absl::Status LookAtMarks();
   void AbortLibrary();

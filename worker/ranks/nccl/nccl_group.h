@@ -32,7 +32,7 @@ struct NcclOptions {
   // Selects the rank's GPU for the calling thread, as cudaSetDevice does. Null
   // if there is nothing to select (one GPU, or none).
   std::function<absl::Status()> use_device;
-  // The time until all ranks are connected.
+  // The longest time until all ranks are connected.
   absl::Duration connect_timeout = absl::Seconds(60);
   // How long a stream may stand at a call. This includes the time by which
   // ranks are apart, and work that the stream must do first.
