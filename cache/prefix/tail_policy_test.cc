@@ -53,7 +53,7 @@ TEST(TailPolicyTest, APromptOfWholePagesEndsAtItsLastBoundary) {
   EXPECT_EQ(Policy(8).At(12), TailKind::kGivesWay);
 }
 
-TEST(TailPolicyTest, WithoutALookupThereIsNoTail) {
+TEST(TailPolicyTest, NoTailIsPublishedWithoutALookup) {
   EXPECT_EQ(TailPolicy().cut_tokens(), 0);
   EXPECT_EQ(TailPolicy().At(4), TailKind::kNone);
 }

@@ -34,7 +34,7 @@ TEST(DeviceTest, NamesAreCheckedAtOnce) {
   }
 }
 
-TEST(DeviceTest, AServersDeviceIsNotAClientsToChoose) {
+TEST(DeviceTest, AClientMayNotChooseTheDeviceOfAServer) {
   KVASIR_EXPECT_OK(CheckDeviceIsUsed({.device = "cpu"}, "127.0.0.1:1"));
   EXPECT_THAT(
       CheckDeviceIsUsed({.device = "cpu", .given = true}, "127.0.0.1:1"),

@@ -75,7 +75,7 @@ TEST_F(GpuMemoryTest, ThePoolIsTheShareMinusAStepsMemory) {
   EXPECT_GT(beside, 110 << 20);  // the context and the code
   model = nullptr;
 
-  // Now half of them.
+  // Now the pool may take half as much.
   request_.gpu_memory_utilization =
       static_cast<double>(beside + all / 2) / total;
   KVASIR_ASSERT_OK_AND_ASSIGN(model, LoadedModel::Load(request_));

@@ -63,7 +63,7 @@ TEST(LoadedModelTest, EvictionMemoryOfDecodeMustFitBesideThePool) {
                      ::testing::Not(::testing::HasSubstr("evictions"))));
 }
 
-TEST(LoadedModelTest, AHostPoolIsAQuarterOfAPoolThatDoesNotHoldAll) {
+TEST(LoadedModelTest, TheHostPoolIsAQuarterOfADevicePoolThatCannotHoldAll) {
   LoadRequest request = TinyRequest();
   request.model.page_tokens = 16;
   request.host_pool_bytes = std::nullopt;

@@ -170,7 +170,7 @@ class Launches final : public kernels::DeviceObserver {
   void OnAllocate(size_t) override {}
 };
 
-TEST(EmulatedStepsTest, NoOpRunsOnTheHost) {
+TEST(EmulatedStepsTest, EveryOpRunsOnTheDevice) {
   const kernels::DeviceOps table = kernels::emulated::Ops();
   std::set<std::string> of_device;
   for (size_t i = 0; i < table.count; ++i) of_device.insert(table.ops[i].op);

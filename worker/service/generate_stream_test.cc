@@ -61,7 +61,7 @@ TEST(GenerateStreamTest, OneWriteIsInFlightAtATime) {
   EXPECT_FALSE(stream.Next().has_value());
 }
 
-TEST(GenerateStreamTest, TokensThatWaitBecomeOneEvent) {
+TEST(GenerateStreamTest, QueuedTokensOfASampleAreMergedIntoOneEvent) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});

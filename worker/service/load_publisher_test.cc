@@ -25,7 +25,7 @@ TEST(LoadScheduleTest, TheFirstReportIsDueAtOnce) {
   EXPECT_LE(NewSchedule().NextDue(Load(0)), kStart);
 }
 
-TEST(LoadScheduleTest, AChangeWaitsForTheInterval) {
+TEST(LoadScheduleTest, AChangeIsReportedAfterTheInterval) {
   LoadSchedule schedule = NewSchedule();
   schedule.Sent(kStart, Load(0));
   EXPECT_EQ(schedule.NextDue(Load(1)), kStart + absl::Milliseconds(100));
@@ -38,7 +38,7 @@ TEST(LoadScheduleTest, WithoutAChangeOnlyTheHeartbeatIsDue) {
   EXPECT_EQ(schedule.NextDue(Load(0)), kStart + absl::Seconds(1));
 }
 
-TEST(LoadScheduleTest, ADrainIsDueAtOnce) {
+TEST(LoadScheduleTest, AReportOfADrainIsDueAtOnce) {
   LoadSchedule schedule = NewSchedule();
   schedule.Sent(kStart, Load(0));
   EXPECT_LE(schedule.NextDue(Load(0, true)), kStart);

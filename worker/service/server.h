@@ -58,7 +58,7 @@ class WorkerServer {
   WorkerServer() = default;
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The service's drainer uses these two, so they outlive it.
+  // The service's drainer uses mutex_ and draining_, so they outlive it.
   base::Mutex mutex_;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<WorkerService> service_;

@@ -334,7 +334,7 @@ TEST(WeightsTest, ThreadsAndBlocksMakeNoDifference) {
   EXPECT_EQ(one.weights.matrix_bytes, other.weights.matrix_bytes);
 }
 
-TEST(WeightsTest, AllMemoryIsCountedAsWeights) {
+TEST(WeightsTest, AllAllocatedMemoryIsTaggedAsWeights) {
   RandomSource source(TinyShape(), 1, DType::kBf16);
   const Loaded loaded = Load(&source, {});
   EXPECT_EQ(loaded.device->allocator().use(kernels::MemoryTag::kWeights).bytes,

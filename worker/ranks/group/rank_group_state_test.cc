@@ -422,7 +422,7 @@ TEST(RankGroupStateTest, TheFirstMessageMustBeAHello) {
               ElementsAre("4: NO_HELLO", "4 closed: INVALID_ARGUMENT"));
 }
 
-TEST(RankGroupStateTest, ARankThatLeavesBeforeAllHaveComeMayComeAgain) {
+TEST(RankGroupStateTest, ARankThatLeavesBeforeTheGroupIsCompleteMayRejoin) {
   struct Case {
     std::string name;
     std::function<void(Group*)> leave;
@@ -863,7 +863,7 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& each) { return each.param.name; });
 
-TEST(RankGroupStateTest, TheSecondStepsTimeBeginsWithTheFirstsEnd) {
+TEST(RankGroupStateTest, TheTimeoutOfASecondStepStartsWhenTheFirstEnds) {
   Group group = Group::Of(2, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
   KVASIR_EXPECT_OK(group.Step(2));

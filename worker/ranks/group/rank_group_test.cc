@@ -452,7 +452,7 @@ TEST(RankGroupTest, ACallThatIsCutEndsAll) {
                        "the call of rank 2 (node, pid 0) ended: cut"));
 }
 
-TEST(RankGroupTest, ASilentCallIsGivenUpByBothSides) {
+TEST(RankGroupTest, BothSidesEndACallWithoutHeartbeats) {
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
   Group group(options);
   KVASIR_ASSERT_OK(group.Start().status());
@@ -606,7 +606,7 @@ TEST(RankGroupTest, ALeaderThatDoesNotReadIsGivenUp) {
 }
 
 // A rank that loads, or is in a long step, still sends heartbeats.
-TEST(RankGroupTest, ABusyRankDoesNotCountAsSilent) {
+TEST(RankGroupTest, ARankInALongLoadOrStepIsNotTakenForDead) {
   const auto busy = [] { absl::SleepFor(absl::Milliseconds(1300)); };
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
   options.load = [&](uint32_t) {

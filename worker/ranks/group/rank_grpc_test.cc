@@ -598,7 +598,7 @@ TEST(RankGrpcTest, ALeaderThatIsGoneEndsAllAtOnce) {
   leader->server.reset();
   EXPECT_THAT(one->Ended(), StatusIs(absl::StatusCode::kUnavailable,
                                      HasSubstr("the call to the leader")));
-  // Its own side notices too.
+  // The leader notices its own end too.
   while (leader->leader->status().ok()) {
     absl::SleepFor(absl::Milliseconds(1));
   }

@@ -437,7 +437,7 @@ TEST(NcclConnectTest, TheDeviceIsSelectedBeforeConnecting) {
               StatusIs(absl::StatusCode::kInternal, "no such GPU"));
 }
 
-TEST_F(NcclGroupTest, ACpusStreamIsRefused) {
+TEST_F(NcclGroupTest, CallsOnAStreamOfTheCpuAreRefused) {
   Make(1, Patient());
   HostRank own(&collective(0));
   std::vector<float> data(4);
