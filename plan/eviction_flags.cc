@@ -123,7 +123,7 @@ absl::Status PutEviction(const EvictionFlags& flags,
         "behind which they are given up already");
   }
   KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(*plan, shape));
-  // An earlier eviction is replaced.
+  // If the plan had an eviction, its part of the method's name is replaced.
   const std::string of_tokens = plan->method().substr(
       0, evicts(before) ? plan->method().rfind('+') : std::string::npos);
   const bool alone = of_tokens.empty() || of_tokens == "full" ||

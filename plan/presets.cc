@@ -61,7 +61,8 @@ Part Full(kvasir::v1::Stored stored, const Codec& codec) {
   return part;
 }
 
-// A latent of half the numbers of each group of `share` heads.
+// For each group of `share` heads, a latent with half as many numbers as the
+// heads have.
 Part HalfRank(const AttentionShape& shape, int64_t share, const Codec& codec) {
   Part part;
   for (int64_t head = 0; head < shape.num_kv_heads; head += share) {

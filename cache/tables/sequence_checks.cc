@@ -1,4 +1,4 @@
-// Figures and self-checks of SequenceTables.
+// The functions of SequenceTables that compute figures and check invariants.
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
