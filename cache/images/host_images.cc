@@ -253,8 +253,8 @@ absl::StatusOr<SequenceImage> HostImages::TakePages(
   image.shape = shape;
   if (AllocateHostPages(&image)) return image;
   return absl::ResourceExhaustedError(
-      absl::StrCat("image: ", Bytes(shape),
-                   " bytes of pages do not fit into the host pool now"));
+      absl::StrCat("image: its pages take ", Bytes(shape),
+                   " bytes, more than is free in the host pool now"));
 }
 
 void HostImages::AddStats(size_t group, PageGroupStats* stats) const {

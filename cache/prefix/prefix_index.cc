@@ -240,8 +240,9 @@ int64_t PrefixIndex::metadata_bytes() const {
 
 absl::Status PrefixIndex::CheckTails(int64_t* tagged) const {
   if (tails_.size() != tail_of_.size()) {
-    return absl::InternalError(absl::StrCat(tails_.size(), " tails, ",
-                                            tail_of_.size(), " nodes of them"));
+    return absl::InternalError(absl::StrCat("the index has ", tails_.size(),
+                                            " tails, but ", tail_of_.size(),
+                                            " nodes are listed with a tail"));
   }
   std::vector<int64_t> counted(pools_.size(), 0);
   for (const Tail& tail : tails_) {
@@ -265,9 +266,9 @@ absl::Status PrefixIndex::CheckTails(int64_t* tagged) const {
   }
   for (size_t g = 0; g < pools_.size(); ++g) {
     if (counted[g] != tail_pages_[g]) {
-      return absl::InternalError(absl::StrCat("tails of ", counted[g],
-                                              " pages of group ", g,
-                                              ", counted ", tail_pages_[g]));
+      return absl::InternalError(
+          absl::StrCat("the tails hold ", counted[g], " pages of group ", g,
+                       ", but the counter says ", tail_pages_[g]));
     }
     *tagged += counted[g];
   }
@@ -296,19 +297,20 @@ absl::Status PrefixIndex::CheckInvariants() const {
     }
     tagged += num_pages;
     if (num_pages != n.num_pages) {
-      return absl::InternalError(absl::StrCat(
-          "node ", i, " counts ", n.num_pages, " pages, has ", num_pages));
+      return absl::InternalError(absl::StrCat("node ", i, " has ", num_pages,
+                                              " pages, but its counter says ",
+                                              n.num_pages));
     }
     if (n.references == 0 && n.num_pages == 0) {
-      return absl::InternalError(
-          absl::StrCat("nothing needs node ", i, ", and it is there"));
+      return absl::InternalError(absl::StrCat(
+          "node ", i, " has no references and no pages, but was not removed"));
     }
   }
   for (size_t i = 0; i < nodes_.size(); ++i) {
     if (nodes_[i].in_use && nodes_[i].references < children[i]) {
-      return absl::InternalError(absl::StrCat("node ", i, " has ", children[i],
-                                              " children, counts ",
-                                              nodes_[i].references));
+      return absl::InternalError(
+          absl::StrCat("node ", i, " has ", children[i], " children, but only ",
+                       nodes_[i].references, " references"));
     }
   }
   KVASIR_RETURN_IF_ERROR(CheckTails(&tagged));

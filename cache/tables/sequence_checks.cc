@@ -1,4 +1,4 @@
-// Figures and self-checks of SequenceTables.
+// The functions of SequenceTables that compute figures and check invariants.
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -144,9 +144,9 @@ absl::Status SequenceTables::CheckReferences(States sequences) const {
             " references, sequences have ", s.references));
       }
       if (s.written && s.tables > 1) {
-        return absl::InternalError(absl::StrCat("group ", g, " page ", p,
-                                                " is in ", s.tables,
-                                                " tables and not full in all"));
+        return absl::InternalError(
+            absl::StrCat("group ", g, " page ", p, " is in ", s.tables,
+                         " block tables, but is not full in each of them"));
       }
       const PrefixNodeId node(pages.tag(page));
       if (node.valid() && cache_.page(node, g) == page &&

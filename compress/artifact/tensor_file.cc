@@ -112,7 +112,10 @@ absl::StatusOr<TensorFile> ReadChecked(const std::filesystem::path& path) {
       result.tensors.emplace(info.name, tensor);
     }
   }
-  if (!has_hash || hash.Finish() != stored_hash) {
+  if (!has_hash) {
+    return absl::DataLossError("it has no tensor with the hash of its content");
+  }
+  if (hash.Finish() != stored_hash) {
     return absl::DataLossError("its content does not match its hash");
   }
   return result;

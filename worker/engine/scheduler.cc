@@ -149,7 +149,8 @@ const StepPlan* Scheduler::ScheduleAhead() {
   stats_ = StepStats();
   plan_.Begin();
   for (Sequence* sequence : running_) {
-    // It ends by its length with the running step.
+    // The running step brings the sequence to its maximum length, which ends
+    // it.
     if (sequence->tokens.size() + 1 >= sequence->request->max_total_tokens) {
       continue;
     }
@@ -485,7 +486,8 @@ absl::Status Scheduler::Apply(const StepResult& result) {
   const absl::Time now = deps_.clock->Now();
   if (result.step_id() != step_id) {
     return absl::InternalError(
-        absl::StrCat("result of step ", result.step_id(), ", want ", step_id));
+        absl::StrCat("the executor returned the result of step ",
+                     result.step_id(), ", expected step ", step_id));
   }
   Step& step = StepOf(step_id);
   stats_ = step.stats;

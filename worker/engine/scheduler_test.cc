@@ -291,7 +291,7 @@ TEST(SchedulerApplyTest, RefusesAResultThatDoesNotMatchThePlan) {
     void (*make)(const kvasir::v1::StepPlan&, kvasir::v1::StepResult*);
   };
   const BadResult cases[] = {
-      {"result of step 7, want 1",
+      {"result of step 7, expected step 1",
        [](const auto&, auto* result) { result->set_step_id(7); }},
       {"has no result for sequence",
        [](const auto& plan, auto* result) {

@@ -15,12 +15,13 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
   switch (result.fault()) {
     case kvasir::v1::LOGIT_NOT_FINITE:
       return absl::InternalError(
-          "the model gives a logit that is not a finite number after these "
-          "tokens");
+          "the model computed a logit that is not a finite number (NaN or "
+          "infinite) after these tokens");
     case kvasir::v1::LATENT_NOT_FINITE:
       return absl::InternalError(
-          "the model gives the cache's codec a number that is not finite at "
-          "these tokens");
+          "the model computed a latent (a key or value to be cached) that is "
+          "NaN "
+          "or infinite at these tokens");
     default:
       return absl::OkStatus();
   }
@@ -62,7 +63,7 @@ class Executor {
   // Waits for the step in flight and returns its result.
   virtual absl::StatusOr<kvasir::v1::StepResult> Await() = 0;
 
-  // Both halves, for callers with nothing to do between them.
+  // Enqueue and Await, for callers with nothing to do between them.
   absl::StatusOr<kvasir::v1::StepResult> Execute(
       const kvasir::v1::StepPlan& plan) {
     KVASIR_RETURN_IF_ERROR(Enqueue(plan));

@@ -37,7 +37,7 @@ absl::Status CheckParts(const ModelExecutor::Parts& parts,
   }
   if (parts.layout->shard() != parts.collective->shard()) {
     return absl::InvalidArgumentError(
-        "executor: layout and collective are of different ranks");
+        "executor: the layout is not for the rank of the collective");
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     const int64_t window =

@@ -159,7 +159,7 @@ absl::Status Stager::PrepareSample(const SequenceStep& step,
     if (found == masks_.end()) {
       return absl::InvalidArgumentError(
           absl::StrCat("step plan: sequence ", step.sequence_id(),
-                       ": token_mask: there is none of this name"));
+                       ": no token mask of this name is registered"));
     }
     row->allow_mask = found->second.as<uint32_t>();
   }

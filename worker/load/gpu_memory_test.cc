@@ -75,14 +75,14 @@ TEST_F(GpuMemoryTest, ThePoolIsTheShareMinusAStepsMemory) {
   EXPECT_GT(beside, 110 << 20);  // the context and the code
   model = nullptr;
 
-  // This share has room for half of them.
+  // Now the pool may take half as much.
   request_.gpu_memory_utilization =
       static_cast<double>(beside + all / 2) / total;
   KVASIR_ASSERT_OK_AND_ASSIGN(model, LoadedModel::Load(request_));
   const auto most =
       static_cast<int64_t>(request_.gpu_memory_utilization * total);
   EXPECT_LE(TakenBy(*model), most);
-  // Within the rounding of CUDA's allocations.
+  // The slack covers the rounding of CUDA's allocations.
   EXPECT_GE(TakenBy(*model), most - (8 << 20));
   EXPECT_LT(model->kv_pool_bytes(), all);
   EXPECT_GE(model->kv_pool_bytes(), one);

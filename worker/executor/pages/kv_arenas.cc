@@ -288,7 +288,8 @@ int64_t KvArenas::RingOf(const cache::PageLayout& layout, int64_t page_group,
 absl::Status KvArenas::CheckPage(uint32_t page_group, int32_t page) const {
   if (page_group >= pages_.size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("page group ", page_group, ": there are ", pages_.size()));
+        absl::StrCat("page group ", page_group, " does not exist: there are ",
+                     pages_.size(), " groups"));
   }
   if (page < 0 || page >= pages_[page_group]) {
     return absl::InvalidArgumentError(

@@ -30,8 +30,9 @@ absl::StatusOr<kvasir::v1::StepResult> GroupExecutor::Await() {
   absl::StatusOr<kvasir::v1::StepResult> result = own_.Await();
   if (!result.ok()) return leader_.FailStep(result.status());
   if (result->step_id() != step_id_) {
-    return leader_.FailStep(absl::InternalError(absl::StrCat(
-        "the executor ended step ", result->step_id(), ", want ", step_id_)));
+    return leader_.FailStep(absl::InternalError(
+        absl::StrCat("the executor returned the result of step ",
+                     result->step_id(), ", expected step ", step_id_)));
   }
   KVASIR_RETURN_IF_ERROR(leader_.FinishStep(*result));
   return result;

@@ -211,9 +211,9 @@ absl::Status RunSteps(RankFollower* follower, Executor* executor) {
     if (!plan.has_value()) return absl::OkStatus();
     absl::StatusOr<kvasir::v1::StepResult> result = executor->Execute(*plan);
     if (result.ok() && result->step_id() != plan->step_id()) {
-      result = absl::InternalError(absl::StrCat("the executor ended step ",
-                                                result->step_id(), ", want ",
-                                                plan->step_id()));
+      result = absl::InternalError(
+          absl::StrCat("the executor returned the result of step ",
+                       result->step_id(), ", expected step ", plan->step_id()));
     }
     if (!result.ok()) {
       return follower->FailStep(plan->step_id(), result.status());

@@ -392,10 +392,11 @@ void RankGroupState::OnMemberStepDone(uint32_t rank,
   Member& from = member(rank);
   const uint64_t want = from.steps_done + 1;
   if (done.step_id() != want || want > last_step_) {
-    return Fail(rank, absl::InvalidArgumentError(absl::StrCat(
-                          from.name, " ended step ", done.step_id(),
-                          want > last_step_ ? std::string(" while it has none")
-                                            : absl::StrCat(", want ", want))));
+    return Fail(
+        rank, absl::InvalidArgumentError(absl::StrCat(
+                  from.name, " reported the end of step ", done.step_id(),
+                  want > last_step_ ? std::string(" but has no step to run")
+                                    : absl::StrCat(", expected step ", want))));
   }
   if (done.code() != 0) {
     return Fail(rank, PeerStatus(done.code(),
@@ -566,7 +567,7 @@ absl::Status RankGroupState::Drain() {
   if (phase_ == Phase::kEnded) return absl::OkStatus();
   if (!steps_.empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("a drain while step ", steps_.front().id, " runs"));
+        absl::StrCat("cannot drain while step ", steps_.front().id, " runs"));
   }
   phase_ = Phase::kEnded;
   LeaderMessage message;

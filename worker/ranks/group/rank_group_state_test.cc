@@ -813,11 +813,13 @@ INSTANTIATE_TEST_SUITE_P(
         {"EndsAStepThatItDoesNotHave", Phase::kRunning,
          [](Group* g) { g->SendDone(1, 1, 5); },
          absl::StatusCode::kInvalidArgument,
-         absl::StrCat(kRank1, " ended step 1 while it has none")},
+         absl::StrCat(kRank1,
+                      " reported the end of step 1 but has no step to run")},
         {"EndsAStepBeforeTheGroupRuns", Phase::kLoading,
          [](Group* g) { g->SendDone(1, 1, 5); },
          absl::StatusCode::kInvalidArgument,
-         absl::StrCat(kRank1, " ended step 1 while it has none")},
+         absl::StrCat(kRank1,
+                      " reported the end of step 1 but has no step to run")},
         {"EndsAStepTwice", Phase::kRunning,
          [](Group* g) {
            KVASIR_EXPECT_OK(g->Step(1));
@@ -826,7 +828,7 @@ INSTANTIATE_TEST_SUITE_P(
            g->SendDone(1, 1, 5);
          },
          absl::StatusCode::kInvalidArgument,
-         absl::StrCat(kRank1, " ended step 1, want 2")},
+         absl::StrCat(kRank1, " reported the end of step 1, expected step 2")},
         {"EndsTheSecondStepFirst", Phase::kRunning,
          [](Group* g) {
            KVASIR_EXPECT_OK(g->Step(1));
@@ -834,7 +836,7 @@ INSTANTIATE_TEST_SUITE_P(
            g->SendDone(1, 2, 5);
          },
          absl::StatusCode::kInvalidArgument,
-         absl::StrCat(kRank1, " ended step 2, want 1")},
+         absl::StrCat(kRank1, " reported the end of step 2, expected step 1")},
         {"IsReadyTwice", Phase::kLoading,
          [](Group* g) {
            g->SendReady(1, Ready({7}));
@@ -915,7 +917,7 @@ TEST(RankGroupStateTest, ADrainEndsAllWithOk) {
   KVASIR_EXPECT_OK(group.Step(1));
   EXPECT_THAT(group.state().Drain(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "a drain while step 1 runs"));
+                       "cannot drain while step 1 runs"));
   for (const uint64_t link : {1u, 2u}) group.SendDone(link, 1, 5);
   group.state().OnStepDone(1, 5);
   group.Link(9);
