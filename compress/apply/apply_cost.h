@@ -12,19 +12,21 @@
 namespace kvasir::compress {
 
 struct ApplyCost {
-  int64_t calibration_bytes = 0;  // of all layers
+  int64_t calibration_bytes = 0;  // the input Grams of all layers
   int64_t layer_bytes = 0;        // one layer's factors and their workspace
-  int64_t hidden_bytes = 0;      // of the pass that finds ranges; 0 without one
-  double factor_operations = 0;  // float64
-  double range_operations = 0;   // float32
-  int64_t copied_bytes = 0;
+  int64_t hidden_bytes = 0;  // hidden states of the pass that finds ranges of
+                             // codes; 0 if the plan needs no such pass
+  double factor_operations = 0;  // to find the factors, in float64
+  double range_operations = 0;   // to find the ranges of codes, in float32
+  int64_t copied_bytes = 0;      // from the base model to the artifact
 
   int64_t peak_bytes() const {
     return calibration_bytes + layer_bytes + hidden_bytes;
   }
 };
 
-// `calibration` and `sample` may be null.
+// If `calibration` is null, it takes no memory. If `sample` is null, there is
+// no pass that finds ranges.
 ApplyCost CostOfApply(const model::Checkpoint& base,
                       const kvasir::v1::KvPlan& plan,
                       const Calibration* calibration,

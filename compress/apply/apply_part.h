@@ -1,6 +1,6 @@
-// The tensors that one part of a plan adds to a layer. Internal to
-// ApplyLayerPlan; each space has a file of its own. Functions throw c10::Error,
-// which apply.cc catches.
+// The tensors that one part of a plan adds to a layer. Only ApplyLayerPlan uses
+// them. The parts of each space (such as low_rank) are implemented in a file of
+// their own. Functions throw c10::Error, which apply.cc catches.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -26,41 +26,43 @@ struct PartInput {
   const kvasir::v1::Part* part = nullptr;
   const plan::ResolvedPart* shape = nullptr;  // the shape that the result must
                                               // have
-  InputMoments* moments = nullptr;            // null without a calibration
-  const LayerMoments* fisher = nullptr;  // null unless the decomposition is
-                                         // kFisher
+  InputMoments* moments = nullptr;            // null if there is no calibration
+  const LayerMoments* fisher =
+      nullptr;  // null unless the decomposition is kFisher
 
   const model::DecoderSpec& spec() const { return *request->spec; }
-  // The side's projection. The bias is undefined if the model has none.
+  // The projection that makes this side's keys or values. The bias is undefined
+  // if the model has none.
   const at::Tensor& weight() const { return weight(side); }
   const at::Tensor& bias() const { return bias(side); }
   const at::Tensor& weight(plan::Side side_wanted) const;
   const at::Tensor& bias(plan::Side side_wanted) const;
-  // The part's place for error texts, such as "layer 3 key part 0: ".
+  // Says for error texts which part this is, such as "layer 3 key part 0: ".
   std::string Place() const;
 };
 
 struct AppliedPart {
-  // Names after "k_proj." or "k_proj.part{p}.".
+  // By their names without the prefix "k_proj." or "k_proj.part{p}.".
   TensorMap tensors;
-  // Per KV head [D, n], float64. If anything on the side folds, the query's
-  // rows or the output's columns are multiplied by these matrices. It is the
-  // lift, or, for a part that does not fold, the selection of the dims that the
-  // part covers.
+  // One matrix [D, n] for each KV head, float64: the part's lift, or, if the
+  // part does not fold, the selection of the dims that it covers. If any part
+  // of the side folds, the query's rows or the output's columns are multiplied
+  // by these matrices.
   std::vector<at::Tensor> head_maps;
-  // For values: bias and mean that remain after the lift, [Hkv * D] float64.
-  // Undefined if nothing remains.
+  // For values: what must be added after the lift (bias and mean), [Hkv * D]
+  // float64. Undefined if nothing must be added.
   at::Tensor constant;
 };
 
 absl::StatusOr<AppliedPart> ApplyFull(const PartInput& input);
 absl::StatusOr<AppliedPart> ApplyLowRank(const PartInput& input);
-// A part of key and value with a lift for each. The key holds the tensors that
-// both share. `value` is the shape that the value's tensors must have.
+// A joint part: one latent from which keys and values are lifted. `key` also
+// holds the tensors that both sides share.
 struct AppliedJointPart {
   AppliedPart key;
   AppliedPart value;
 };
+// `value` is the shape that the value's tensors must have.
 absl::StatusOr<AppliedJointPart> ApplyJointLowRank(
     const PartInput& input, const plan::ResolvedPart& value);
 absl::StatusOr<AppliedPart> ApplyRopePairs(const PartInput& input);
@@ -74,14 +76,16 @@ at::Tensor RowsOfHeads(const at::Tensor& matrix, int64_t head_dim,
                        const std::vector<int64_t>& heads,
                        const std::vector<int64_t>& dims);
 
-// The channels of a latent that the tensors hold: those with bits. If a basis
-// is found per sequence (BASIS_SEQUENCE), the tensors hold all channels.
+// Indices of the latent's channels that are stored in the tensors: the
+// channels that have bits. If the basis is found for each sequence
+// (BASIS_SEQUENCE), all channels are stored.
 std::vector<int64_t> StoredIndices(const kvasir::v1::Codec& codec,
                                    int64_t width);
 
-// `error` with the part's place in front of its text.
+// Returns `error` with Place() in front of its text.
 absl::Status ErrorOf(const PartInput& input, const absl::Status& error);
 
-// FAILED_PRECONDITION with the part's place if there is no calibration.
+// FAILED_PRECONDITION, with Place() and `what` needs a calibration, if
+// there is none.
 absl::Status NeedCalibration(const PartInput& input, const std::string& what);
 }  // namespace kvasir::compress

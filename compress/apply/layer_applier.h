@@ -1,5 +1,5 @@
-// Makes the tensors of a plan layer by layer, including the ranges of codes.
-// Artifacts are written from them, and plans are tried with them in memory.
+// Makes the tensors that a plan needs, layer by layer, including the ranges of
+// codes. They are written into an artifact, or used in memory to try the plan.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -19,18 +19,18 @@
 
 namespace kvasir::compress {
 
-// How the plan's factors are found, as its provenance says.
+// The way to find the plan's factors that its provenance names.
 absl::StatusOr<Decomposition> DecompositionOf(const kvasir::v1::KvPlan& plan);
 
-// The type of the model's k_proj.
+// The type in which the model stores its k_proj.
 absl::StatusOr<at::ScalarType> StoredTypeOf(const model::Checkpoint& base);
 
 // Threads: one caller; the work uses as many threads as the options say.
-// Errors: as ApplyLayerPlan and RangeCollector.
+// Errors: those of ApplyLayerPlan and RangeCollector.
 class LayerApplier {
  public:
   struct Options {
-    RangeCollector::Options ranges;    // its `threads` also holds for factors
+    RangeCollector::Options ranges;    // `threads` is also for factors
     FactorProfile* profile = nullptr;  // may be null
   };
 
@@ -42,7 +42,8 @@ class LayerApplier {
                                              const CalibrationSample* sample,
                                              const Options& options);
 
-  // As LayerTensorSource: layers must come in order.
+  // Returns the self_attn tensors of the layer, as a LayerTensorSource does.
+  // Must be called once for each layer, in order.
   absl::StatusOr<TensorMap> Apply(int64_t layer);
 
  private:

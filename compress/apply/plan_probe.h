@@ -21,12 +21,13 @@ namespace kvasir::compress {
 //   measured.
 // Threads: one caller; the work uses as many threads as the options say.
 // Errors: FailedPrecondition for a sample with fewer than two sequences held
-//   out; Cancelled; as LayerApplier and Evaluator.
+//   out; Cancelled if Options::progress returns false; errors of LayerApplier
+//   and Evaluator.
 class PlanProbe {
  public:
   struct Options {
     int threads = 1;
-    // The measurement ends with Cancelled if this returns false.
+    // If it returns false, the measurement ends with Cancelled.
     std::function<bool()> progress;
   };
 
@@ -35,18 +36,17 @@ class PlanProbe {
       const model::Checkpoint& base, const Calibration& calibration,
       const CalibrationSample& sample, const Options& options);
 
-  // KL(model
-  //
-  // plan) in nats per token.
+  // Returns the mean KL divergence of the plan's predictions from the model's,
+  // in nats per token.
   absl::StatusOr<double> Measure(const kvasir::v1::KvPlan& plan) const;
 
-  // Number of sequences that plans are measured on. Create calls
-  // Options::progress once per sequence; Measure calls it once per sequence and
-  // layer.
+  // Number of sequences on which plans are measured. Create calls
+  // Options::progress once for each sequence, Measure once for each sequence
+  // and layer.
   static int64_t WindowsOf(const CalibrationSample& sample);
 
-  // An upper bound of the memory: the model's float32 tensors, and the
-  // attention tensors a second time.
+  // An upper bound of the memory that a probe takes: all tensors of the model
+  // in float32, plus a second copy of the attention tensors.
   static int64_t BytesOf(const model::Checkpoint& base);
 
   // Time for `plans` measurements, including Create. `operations_per_second`

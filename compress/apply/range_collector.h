@@ -15,33 +15,37 @@
 
 namespace kvasir::compress {
 
-// Finds the ranges of CHANNEL_STATIC codes: the values that each channel of a
-// latent takes in the compressed model on the calibration tokens. A range
-// reaches from the least to the greatest value. If the plan gives bits by runs
-// of channels, it is the range of least squared error over the tokens after the
-// exact sinks (compress/planner/channel_codes.h); keys stored after their
-// rotation are then also rotated to later positions. Layers are given in order:
-// the input of a layer is the output of the compressed layers before it,
-// including the error of their codes.
+// Finds the ranges of CHANNEL_STATIC codes from the values that each channel of
+// a latent takes in the compressed model on the calibration tokens. A range
+// reaches from the least to the greatest of these values. But if the plan gives
+// bits by runs of channels, it is the range with the least squared error over
+// the tokens after the exact sinks (compress/planner/channel_codes.h); keys
+// that are stored after their rotation are then also rotated to later
+// positions. Collect is called for one layer after the other: the input of a
+// layer is the output of the compressed layers before it, including the error
+// of their codes.
 // Owns: the hidden states of all tokens, float32.
 // Threads: one caller; the work uses as many threads as the options say.
-// Errors: as LayerForward; InvalidArgument for latents that are not finite.
+// Errors: those of LayerForward; InvalidArgument for latents that are not
+//   finite.
 class RangeCollector {
  public:
   struct Options {
-    // Factors are first rounded to this type, in which they will be stored.
+    // The type in which the factors will be stored. They are rounded to it
+    // before ranges are found.
     at::ScalarType stored = at::kFloat;
     int threads = 1;
-    // If every range is fitted for least error, only the first sequences with
-    // this many tokens are used. More tokens do not change the ranges.
+    // If every range is one of least squared error, only the first sequences
+    // are used, up to this number of tokens. More tokens do not change the
+    // ranges.
     int64_t fitted_tokens = 16384;
   };
 
   // Returns whether a plan has CHANNEL_STATIC codes.
   static bool IsNeeded(const kvasir::v1::KvPlan& plan);
 
-  // Number of sequences that are used: all of them, or those of fitted_tokens
-  // and at least one of each domain.
+  // Number of the sample's sequences that are used: all, or as many as give
+  // fitted_tokens and at least one sequence of each domain.
   static int64_t SequencesFor(const kvasir::v1::KvPlan& plan,
                               const CalibrationSample& sample,
                               const Options& options);
@@ -53,8 +57,8 @@ class RangeCollector {
                                                const CalibrationSample& sample,
                                                const Options& options);
 
-  // Adds the layer's ranges to its self_attn tensors, which ApplyLayerPlan
-  // made.
+  // Adds the layer's ranges to `attention`, the layer's self_attn tensors from
+  // ApplyLayerPlan.
   absl::Status Collect(int64_t layer, TensorMap& attention);
 
  private:
@@ -68,7 +72,7 @@ class RangeCollector {
   const model::Checkpoint& base_;
   const kvasir::v1::KvPlan& plan_;
   const Options options_;
-  int64_t last_layer_ = -1;  // last layer with such ranges
+  int64_t last_layer_ = -1;  // the last layer that has CHANNEL_STATIC codes
   Rotation rotation_;
   std::vector<at::Tensor> hidden_;  // per sequence, [1, T, M]
 };

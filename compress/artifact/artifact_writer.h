@@ -19,33 +19,36 @@ namespace kvasir::compress {
 
 struct ArtifactOptions {
   std::filesystem::path out;
-  // If false, an existing folder is refused. If true, it is replaced if it is a
-  // checkpoint.
+  // If false, an existing folder is an error. If true, it is replaced, but only
+  // if it holds a checkpoint.
   bool overwrite = false;
-  // Type of the attention tensors; by default that of the base model's k_proj.
-  // Ranges of codes are always float32. All other tensors are copied bit by
-  // bit.
+  // Type of the attention tensors; by default the type of the base model's
+  // k_proj. Ranges of codes are always float32. Tensors outside the attention
+  // are copied bit by bit.
   std::optional<model::TensorType> dtype;
   // Links tensors that are the same as in the base model, and tokenizer files,
   // instead of copying them. The base folder must then stay where it is and
   // unchanged: the index holds fingerprints of the linked files.
   bool link_base = false;
-  // Weights larger than this are split into several files with an index.
+  // Weights that take more bytes than this in total are split into several
+  // files with an index.
   int64_t max_shard_bytes = int64_t{4} << 30;
-  // Folder whose tokenizer files are copied; by default the base model's.
+  // Folder whose tokenizer files are copied; by default the base model's
+  // folder.
   std::optional<std::filesystem::path> tokenizer;
-  // Text of kv_plan.prediction.json. It is not needed to run the model.
+  // Content of the file kv_plan.prediction.json, which is not needed to run the
+  // model. If not set, there is no such file.
   std::optional<std::string> prediction;
 };
 
 struct ArtifactProgress {
-  int64_t layers = 0;  // written
+  int64_t layers = 0;  // layers written so far
   int64_t total_layers = 0;
 };
 
-// Reports every error of WriteArtifact that can be known before the long work:
-// an output that exists or cannot be written, a base that is already
-// compressed, and too little space for the copies.
+// Returns the errors of WriteArtifact that can be found before the long work:
+// the output exists or cannot be written, the base is already compressed, or
+// the disk has too little space for the copies.
 absl::Status CheckArtifactOutput(const model::Checkpoint& base,
                                  const ArtifactOptions& options);
 
@@ -54,14 +57,15 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
 using LayerTensorSource =
     std::function<absl::StatusOr<TensorMap>(int64_t layer)>;
 
-// The writer leaves out tensors of the base whose type is not a weight type
-// (integers), because no decoder reads them. Before the result gets its name,
-// it is opened and its tensors are checked against the plan.
+// Writes the checkpoint. Tensors of the base model whose type is no weight type
+// (such as integers) are left out, because no decoder reads them. Before the
+// new folder gets its final name, it is opened as a checkpoint, and its tensors
+// are checked against the plan.
 // Memory: one layer's attention tensors and a copy buffer.
 // Errors: Cancelled when `on_progress` returns false; Unavailable with the
 //   path; InvalidArgument for a plan of another model, and for a tensor that is
 //   not finite in its stored type, including copied and linked tensors; errors
-//   of the source. An error leaves no trace of the output.
+//   of the source. After an error nothing of the output is left on the disk.
 absl::Status WriteArtifact(
     const model::Checkpoint& base, const kvasir::v1::KvPlan& plan,
     const ArtifactOptions& options, const LayerTensorSource& source,

@@ -15,35 +15,37 @@ inline constexpr char kConfigFile[] = "config.json";
 inline constexpr char kPlanFile[] = "kv_plan.json";
 inline constexpr char kPredictionFile[] = "kv_plan.prediction.json";
 
-// A folder that appears under its name only when it is complete and on the
-// disk. Until Keep is called, it has a temporary name beside the final one.
-// Owns: the temporary folder, locked against other runs and removed unless it
-//   is kept. If a run is killed at any point, the next run recognizes and
-//   repairs what it left.
-// Threads: one.
+// A folder that appears under its final name only when it is complete and on
+// the disk. Until Keep is called, it has a temporary name in the same parent
+// folder.
+// Owns: the temporary folder. It is locked against other runs, and removed
+//   unless Keep was called. If a run is killed at any point, the next run
+//   recognizes and repairs what the killed run left.
+// Threads: one caller.
 // Errors: AlreadyExists for a folder that may not be replaced; InvalidArgument
 //   for an output that is an input; Unavailable with the path, also while
 //   another run writes the same folder.
 class NewFolder {
  public:
-  // Without `overwrite` an existing folder is refused. With it, only a
-  // checkpoint is replaced: no link, no folder that contains folders, and none
-  // of `inputs` or a folder that holds one of them.
+  // If `overwrite` is false, an existing folder is an error. If it is true,
+  // only a folder that holds a checkpoint is replaced, and never a link, a
+  // folder that contains folders, or one of `inputs` or a folder that contains
+  // one.
   static absl::StatusOr<std::unique_ptr<NewFolder>> Create(
       const std::filesystem::path& out, bool overwrite,
       std::span<const std::filesystem::path> inputs = {});
-  // Returns whether Create would succeed, to be checked before long work.
+  // Returns the error that Create would return, to be checked before long work.
   static absl::Status Check(const std::filesystem::path& out, bool overwrite,
                             std::span<const std::filesystem::path> inputs = {});
   ~NewFolder();
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
 
-  // Where the files are to be written.
+  // The temporary folder, into which the caller writes the files.
   const std::filesystem::path& path() const { return path_; }
-  // Gives the folder its name, in place of a folder that has it now. After an
-  // error the old folder is as it was, or the error says what could not be
-  // cleaned up.
+  // Gives the folder its final name and replaces the folder that had this name.
+  // After an error the old folder is as it was, or the error says what could
+  // not be cleaned up.
   absl::Status Keep();
 
  private:
@@ -61,8 +63,8 @@ class NewFolder {
   bool kept_ = false;
 };
 
-// Copies or links the files that are there beside weights and plan: config.json
-// and generation_config.json, and the tokenizer's files.
+// Copies config.json and generation_config.json, or copies or links the
+// tokenizer's files; only those files that exist.
 absl::Status CopyConfigFiles(const std::filesystem::path& from,
                              const std::filesystem::path& to);
 absl::Status CopyTokenizerFiles(const std::filesystem::path& from,
@@ -70,8 +72,8 @@ absl::Status CopyTokenizerFiles(const std::filesystem::path& from,
 absl::Status LinkTokenizerFiles(const std::filesystem::path& from,
                                 const std::filesystem::path& to);
 
-// Makes `folder`/`name` a link to a file, unless the name exists. The link is
-// relative, so both folders may be moved together.
+// Makes `folder`/`name` a link to `file`, unless the name exists. The link is
+// relative, so it still works if both folders are moved together.
 absl::Status LinkFile(const std::filesystem::path& file,
                       const std::filesystem::path& folder,
                       const std::string& name);

@@ -13,11 +13,11 @@
 namespace kvasir::compress {
 
 // A file that appears under its name only when it is complete and on the disk;
-// it then replaces an old file of that name. Neither a crash of the program nor
-// one of the machine leaves a partial file under the name.
-// Owns: `path`.partial, locked against other processes and writers, and removed
-//   unless the file is finished.
-// Threads: one.
+// it then replaces an old file of that name. A crash of the program or of the
+// machine never leaves a partial file under the name.
+// Owns: the file `path`.partial. It is locked against other processes and
+//   writers, and removed unless Finish was called.
+// Threads: one caller.
 // Errors: Unavailable with the path and the system's reason.
 class NewFile {
  public:
@@ -53,9 +53,9 @@ class NewFile {
 absl::Status WriteFileAtomically(const std::filesystem::path& path,
                                  const std::string& content);
 
-// Returns whether such a file can be created at `path`, to be checked before
-// long work. The check uses a name of its own and does not disturb a writer of
-// the same file.
+// Returns an error if no NewFile can be created at `path`, to be checked before
+// long work. The check creates a file of another name, so it does not disturb a
+// writer of the same file.
 absl::Status CheckWritable(const std::filesystem::path& path);
 
 // Opens the file, creates it if it does not exist, and locks it. The caller
@@ -64,7 +64,8 @@ absl::Status CheckWritable(const std::filesystem::path& path);
 // locked.
 absl::StatusOr<int> OpenLocked(const std::filesystem::path& path);
 
-// Waits until a file's content, or the names in a folder, are on the disk.
+// Waits until the content of a file, or the list of files of a folder, is on
+// the disk.
 absl::Status SyncToDisk(const std::filesystem::path& path);
 
 }  // namespace kvasir::compress

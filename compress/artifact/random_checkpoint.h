@@ -19,10 +19,11 @@ struct RandomCheckpointOptions {
   // Folder whose tokenizer files are copied; by default the checkpoint has no
   // tokenizer.
   std::optional<std::filesystem::path> tokenizer;
-  // Weights larger than this are split into several files with an index.
+  // Weights that take more bytes than this in total are split into several
+  // files with an index.
   int64_t max_shard_bytes = int64_t{4} << 30;
   int threads = 1;
-  // If false, a folder that holds weights is refused.
+  // If false, an existing folder that holds weights is an error.
   bool overwrite = false;
 };
 
@@ -31,11 +32,11 @@ struct RandomCheckpointProgress {
   int64_t total_bytes = 0;
 };
 
-// Writes a checkpoint of random weights as a stream: it takes a few MB of
-// memory for a model of any size. The weights depend only on shape and seed;
-// model/checkpoint/random_weights.h makes the same ones in memory. The file
-// that makes the folder a checkpoint (model.safetensors, or the index) appears
-// last. `on_progress` stops the writing by returning false.
+// Writes a checkpoint of random weights piece by piece, so that a model of any
+// size needs only a few MB of memory. The weights depend only on shape and
+// seed; model/checkpoint/random_weights.h makes the same weights in memory. The
+// file that makes the folder a checkpoint (model.safetensors, or the index)
+// appears last. `on_progress` stops the writing by returning false.
 // Errors: InvalidArgument for the shape; AlreadyExists; NotFound without a
 //   tokenizer.json; Cancelled when stopped; Unavailable with the path.
 absl::Status WriteRandomCheckpoint(

@@ -24,21 +24,22 @@ struct TensorEntry {
 int64_t TensorBytes(const TensorEntry& entry);
 
 // One safetensors file, written from front to back. The entries are declared
-// first, all at once or one at a time. Their bytes are appended in that order,
-// in pieces of any size.
+// all at once (Create) or one at a time (CreateOpen). Their bytes are appended
+// in the same order, in pieces of any size.
 // Owns: a NewFile.
-// Errors: Status with the path; only a complete file is ever visible under
-//   `path`.
+// Errors: have the path in their text; only a complete file is ever visible
+//   under `path`.
 class SafetensorsWriter {
  public:
   static absl::StatusOr<SafetensorsWriter> Create(
       std::filesystem::path path, const std::vector<TensorEntry>& entries);
   // For entries that are not known yet: reserves `header_bytes` for the header,
-  // which Finish fills in and pads. `header_bytes` is at least the sum of
+  // which Finish fills in and pads. `header_bytes` must be at least the sum of
   // HeaderBytes over the entries.
   static absl::StatusOr<SafetensorsWriter> CreateOpen(
       std::filesystem::path path, int64_t header_bytes);
-  // An upper bound of the entry's size in a header, wherever its data lie.
+  // An upper bound of the bytes that the entry takes in a header, for any place
+  // of its data in the file.
   static int64_t HeaderBytes(const TensorEntry& entry);
   SafetensorsWriter(SafetensorsWriter&& other) noexcept = default;
   SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
@@ -60,13 +61,13 @@ class SafetensorsWriter {
   std::unique_ptr<NewFile> file_;
   int64_t declared_bytes_ = 0;
   int64_t appended_bytes_ = 0;
-  // Set by CreateOpen; otherwise 0.
+  // Bytes that CreateOpen reserved for the header; 0 after Create.
   int64_t header_room_bytes_ = 0;
   std::vector<TensorEntry> entries_;
 };
 
-// Rounds to the nearest bfloat16, ties to even, and returns its bits. Not for
-// NaN.
+// Rounds to the nearest bfloat16, ties to even, and returns its bits. `value`
+// must not be NaN.
 uint16_t ToBf16Bits(float value);
 
 }  // namespace kvasir::compress

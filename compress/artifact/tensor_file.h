@@ -1,5 +1,5 @@
-// A file of tensors and a text with a checksum. Long calculations keep their
-// results and states in such files.
+// A file that holds tensors, a text and a checksum. Long calculations keep
+// their results and intermediate states in such files.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,19 +16,19 @@ namespace kvasir::compress {
 struct TensorFile {
   // Describes the tensors and how they were made; any UTF-8 text.
   std::string text;
-  // Float64, float32 or bytes.
+  // Their type is float64, float32 or uint8.
   TensorMap tensors;
 };
 
 // Writes a safetensors file that ends in a hash of everything before it. The
-// file appears under `path` when it is complete. Unavailable with the path,
-// also while another process writes the same file.
+// file appears under `path` when it is complete. Errors: Unavailable with the
+// path, also while another process writes the same file.
 absl::Status WriteTensorFile(const std::filesystem::path& path,
                              const TensorFile& file);
 
-// NotFound if there is no file; DataLoss, with the path, if the content is not
-// as WriteTensorFile wrote it; the system's error if the file cannot be opened
-// or read.
+// Errors: NotFound if there is no file; DataLoss, with the path, if the content
+// differs from what WriteTensorFile wrote; the system's error if the file
+// cannot be opened or read.
 absl::StatusOr<TensorFile> ReadTensorFile(const std::filesystem::path& path);
 
 // A hash of the text as 32 hexadecimal digits.

@@ -1,5 +1,5 @@
-// Texts for a calibration when the user gives none. They are part of the
-// program, so they are there wherever it runs. Sources and licences:
+// Texts for a calibration when the user gives none. They are compiled into the
+// program, so no files are needed where it runs. Sources and licences:
 // domains/README.md.
 #pragma once
 

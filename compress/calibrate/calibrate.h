@@ -1,11 +1,10 @@
-// Measures, on a text, the statistics of a model that planners and appliers
-// need.
-// Without gradients the model is read layer by layer and the hidden states of
-// all tokens are kept, so models of any size fit. With Fisher scores or
-// information the whole model is in memory in its stored type. Each sequence
-// then goes through all layers and back: the forward pass keeps only the
-// layers' inputs, and the backward pass computes each layer again, once for all
-// backward passes.
+// Runs a model on a text and measures the statistics that planners and appliers
+// need. Without gradients only one layer at a time is in memory, together with
+// the hidden states of all tokens, so models of any size fit. Fisher scores and
+// information need gradients: the whole model is then in memory in its stored
+// type, and each sequence goes through all layers and back. The forward pass
+// keeps only the layers' inputs, and the way back computes each layer again,
+// once for all backward passes.
 #pragma once
 
 #include <cstdint>
@@ -25,16 +24,17 @@ namespace kvasir::compress {
 
 struct CalibrateOptions {
   CalibrationParts parts;
-  // Where layers and sums are kept during the run. The result is on the CPU.
+  // The device that holds layers and sums during the run. The result is on the
+  // CPU.
   at::Device device = at::kCPU;
   int threads = 1;
   // Number of sequences that are processed together; 0 means one per thread.
   // The result does not depend on it.
   int64_t micro_batch = 0;
-  // Folder of finished calibrations and of the states of stopped ones. If it is
-  // empty, nothing is kept.
+  // Folder for finished calibrations and for the states of stopped runs. If the
+  // path is empty, nothing is saved.
   std::filesystem::path cache;
-  // Time between two saved states.
+  // Time between two saves of the run's state.
   absl::Duration save_interval = absl::Minutes(2);
 
   int64_t sequences_at_a_time() const {
@@ -43,7 +43,7 @@ struct CalibrateOptions {
 };
 
 struct CalibrateProgress {
-  // Passes of one sequence through one layer, forward or backward.
+  // Both count passes of one sequence through one layer, forward or backward.
   int64_t done = 0;
   int64_t total = 0;
 };
@@ -52,8 +52,8 @@ struct CalibrateEvents {
   // Called before the work, unless the result is in the cache. An error ends
   // the run. May be empty.
   std::function<absl::Status()> on_start;
-  // Called often. If it returns false, the run stops after the micro-batch and
-  // keeps its state in the cache.
+  // Called often. If it returns false, the run stops after the current
+  // micro-batch and saves its state in the cache.
   std::function<bool(const CalibrateProgress&)> on_progress;
   // Receives messages for the user, such as a damaged cache file or a resumed
   // state.
@@ -63,26 +63,27 @@ struct CalibrateEvents {
 struct CalibrationRun {
   Calibration calibration;
   bool from_cache = false;
-  // Mean loss of the sequences' next tokens in nats. Set only with gradients,
-  // and not if the result is from the cache.
+  // Mean loss of next-token prediction over the sequences, in nats. 0 if there
+  // are no gradients or the result is from the cache.
   double loss = 0.0;
   absl::Duration elapsed;
-  absl::Duration way_back;  // Part of `elapsed`: the head and the backward
-                            // pass.
+  absl::Duration way_back;  // The part of `elapsed` that the head and the //
+                            // backward pass took.
 };
 
-// Takes the result from the cache if it is there, also from a calibration with
-// more parts. Otherwise it resumes from a state in the cache, or begins. The
-// same tokens give the same numbers and id with any number of threads, after
-// any number of stops and with any cache content. There are two exceptions: the
-// BLAS may round differently if a micro-batch has fewer sequences than there
-// are threads, and a GPU rounds differently. Labels for information are drawn
-// by counters of sequence, position and draw. If information is asked for and
-// there is only one domain, a message says so.
+// Takes the result from the cache if it is there, possibly out of a calibration
+// with more parts. Otherwise continues from a saved state in the cache, or
+// starts from the beginning. The same tokens give the same numbers and id with
+// any number of threads, after any number of stops and with any cache content.
+// There are two exceptions: the BLAS may round differently if a micro-batch has
+// fewer sequences than there are threads, and a GPU rounds differently. The
+// random numbers that draw the labels for information depend only on sequence,
+// position and draw. If information is requested and there is only one domain,
+// a message says so.
 // Errors: Cancelled when stopped; InvalidArgument for a sample without counted
 //   tokens, and for weights that give numbers that are not finite, naming the
-//   layer; errors of reading the model or an existing file of the cache; an
-//   error of saving the state when the run was stopped (during the run that is
+//   layer; an error of reading the model or an existing file of the cache; an
+//   error of saving the state of a stopped run (a failed save during the run is
 //   only a message).
 absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
                                          const CalibrationSample& sample,

@@ -1,5 +1,5 @@
-// The statistics of a model's attention layers on a text: everything that
-// planners and appliers need beside the weights.
+// The statistics of a model's attention layers on a text: all that planners and
+// appliers need in addition to the weights.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -21,11 +21,12 @@ struct DomainInformation {
 // Statistics of one layer over the counted calibration tokens (see
 // CalibrationSample), on the CPU, float64. x is the input of the q, k and v
 // projections (after the norm) in the uncompressed model.
-// The moments of values, and of keys before their rotation, follow from the
-// weights: with k = W x + b and N = Calibration::num_tokens, the mean of k is W
-// input_sum / N + b and its covariance W C WT with C = input_gram / N -
-// (input_sum / N) (input_sum / N)T. A bias changes only the mean. The moments
-// of one domain are estimated from its sample rows.
+// The moments of values, and of keys before their rotation, can be computed
+// from these statistics and the weights: with k = W x + b and N =
+// Calibration::num_tokens, the mean of k is W input_sum / N + b and its
+// covariance W C WT with C = input_gram / N - (input_sum / N) (input_sum / N)T.
+// A bias changes only the mean. The moments of one domain are estimated from
+// its sample rows.
 struct LayerCalibration {
   at::Tensor input_gram;    // [M, M], sum of x xT
   at::Tensor input_sum;     // [M]
@@ -34,43 +35,47 @@ struct LayerCalibration {
   // Empirical Fisher information of the true next-token loss, per row of the
   // key and value projections. The gradients of one sequence's mean loss are
   // squared, averaged over sequences, and summed over the row's M weights. For
-  // `root` the square root is taken before that sum (the score of Palu's public
-  // code). Undefined if the calibration was made without Fisher information.
+  // the `_root` scores the square root is taken before that sum, as in Palu's
+  // public code. Undefined if the calibration was made without Fisher
+  // information.
   at::Tensor key_fisher;         // [Hkv * D]
   at::Tensor value_fisher;       // [Hkv * D]
   at::Tensor key_fisher_root;    // [Hkv * D]
   at::Tensor value_fisher_root;  // [Hkv * D]
 
-  // Moments of keys after their rotation; undefined unless asked for.
+  // Sums of k kT and of k over the tokens, for keys k after their rotation.
+  // Undefined unless requested.
   at::Tensor rotated_key_gram;  // [Hkv * D, Hkv * D]
   at::Tensor rotated_key_sum;   // [Hkv * D]
 
   // Fisher information of a token's value, and of its key before its rotation
   // (with its bias): the mean over tokens of g gT. g is the gradient, by that
   // key or value, of the sum over the sequence's positions of log p(y), with y
-  // drawn from the model's own p. To second order an error e of all keys or
-  // values, independent between tokens, costs tr(F E[e eT]) / 2 nats of KL per
-  // token. Undefined unless asked for.
+  // drawn from the model's own p. To second order, an error e in all keys or
+  // values that is independent between tokens costs tr(F E[e eT]) / 2 nats of
+  // KL divergence per token, with F this information. Undefined unless
+  // requested.
   at::Tensor key_information;    // [Hkv * D, Hkv * D]
   at::Tensor value_information;  // [Hkv * D, Hkv * D]
-  // The information of each domain. Their mean, weighted by tokens, is the
-  // information above.
+  // The information of each domain. The mean over domains, weighted by their
+  // tokens, is key_information and value_information.
   std::vector<DomainInformation> domains;
 
-  // Keys before their rotation beside values, of tokens that are spread evenly
-  // over domains, sequences and positions. They serve whatever depends on more
-  // than the first two moments. Defined if the information is.
+  // One row for each sampled token: its key before the rotation, then its
+  // value. The tokens are spread evenly over domains, sequences and positions.
+  // The rows serve calculations that need more than the first two moments.
+  // Defined if key_information is.
   at::Tensor sample_rows;       // [N_s, 2 * Hkv * D] float32
-  at::Tensor sample_positions;  // [N_s] int64, in the sequence
+  at::Tensor sample_positions;  // [N_s] int64, position in the sequence
   at::Tensor sample_domains;    // [N_s] int64, index in `domains`
   // [N_s] bool; true for rows of sequences that are in no sum above.
   at::Tensor sample_held_out;
 };
 
 struct Calibration {
-  // Hash of model, text, tokens taken and options.
+  // Hash of the model, the sampled tokens and the options.
   std::string id;
-  // Counted tokens and sequences.
+  // Number of tokens and sequences that are counted in the sums.
   int64_t num_tokens = 0;
   int64_t num_sequences = 0;
   std::vector<LayerCalibration> layers;

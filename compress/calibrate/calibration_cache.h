@@ -11,7 +11,7 @@
 
 namespace kvasir::compress {
 
-// Hash of all weights. Reads them.
+// Hash of all weights. Reads all of them.
 absl::StatusOr<std::string> WeightsId(const model::Checkpoint& checkpoint);
 // Hash of everything that determines a calibration.
 std::string IdOf(const std::string& weights_id, const CalibrationSample& sample,
@@ -22,9 +22,9 @@ std::filesystem::path CalibrationPath(const std::filesystem::path& cache,
 std::filesystem::path StatePath(const std::filesystem::path& cache,
                                 const std::string& id);
 
-// The requested parts of a finished calibration that has these parts or more. A
-// damaged file is reported as a message; a file that cannot be read is an
-// error.
+// Looks for a finished calibration that has at least the requested parts, and
+// returns these parts. A damaged file is reported as a message; a file that
+// cannot be read is an error.
 absl::StatusOr<std::optional<Calibration>> FindCached(
     const std::string& weights_id, const CalibrationSample& sample,
     const CalibrateOptions& options, const CalibrateEvents& events);
@@ -32,7 +32,8 @@ absl::StatusOr<std::optional<Calibration>> FindCached(
 CalibrationState StartState(const model::DecoderSpec& spec,
                             const CalibrationSample& sample,
                             const CalibrationParts& parts);
-// The saved state of this id, or a new state if there is none.
+// Returns the state that was saved under this id, or a new state if there is
+// none.
 absl::StatusOr<CalibrationState> FindState(const model::DecoderSpec& spec,
                                            const CalibrationSample& sample,
                                            const std::string& id,

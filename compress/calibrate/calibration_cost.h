@@ -12,12 +12,13 @@ namespace kvasir::compress {
 
 // Upper bounds, apart from small amounts.
 struct CalibrationCost {
-  int64_t model_bytes = 0;  // weights in memory: all, or one layer
-  // one layer for all sequences of a batch, or the head if it takes more; and
-  // what the allocator keeps of it
+  int64_t model_bytes = 0;  // weights in memory: of all layers, or of one
+  // The larger of two workspaces (one layer for all sequences of a batch, or
+  // the head), and freed memory that the allocator keeps.
   int64_t workspace_bytes = 0;
-  int64_t micro_batch_bytes = 0;  // layer inputs of a batch; without a backward
-                                  // pass, hidden states of all tokens
+  int64_t micro_batch_bytes =
+      0;  // the layers' inputs for one batch; without a backward pass, the
+          // hidden states of all tokens
   int64_t sum_bytes = 0;          // Grams and squares of all layers
   double forward_operations = 0;  // multiplications and additions, float32
   double back_operations = 0;     // the head and the backward pass
@@ -32,8 +33,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
                                   const CalibrationSample& sample,
                                   const CalibrateOptions& options);
 
-// Float32 products per second with `threads` threads. Measures for a tenth of a
-// second.
+// Float32 multiplications and additions per second in matrix products with
+// `threads` threads. The measurement takes a tenth of a second.
 double MeasureOperationsPerSecond(int threads, at::Device device = at::kCPU);
 
 struct CalibrationTime {

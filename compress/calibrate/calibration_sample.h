@@ -1,4 +1,4 @@
-// Selects the tokens of a calibration text that are used.
+// Selects which tokens of a calibration text are used.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,13 @@ struct CalibrationSample {
   // Names of the domains that the sequences come from. Empty: one domain
   // without a name.
   std::vector<std::string> domains;
-  // Index in `domains` of each sequence. Empty: all sequences are of domain 0.
+  // For each sequence, the index of its domain in `domains`. Empty: all
+  // sequences are of domain 0.
   std::vector<int64_t> sequence_domains;
   // Sums leave out the last `held_out_sequences` sequences, and the first
   // `sink_tokens` of each sequence, which are attention sinks and unlike all
-  // other tokens. The model still sees these tokens, and its predictions after
-  // the sinks count.
+  // other tokens. The model still sees the sink tokens, and its predictions at
+  // later tokens are counted.
   int64_t held_out_sequences = 0;
   int64_t sink_tokens = 0;
 
@@ -43,7 +44,8 @@ struct CalibrationSample {
   int64_t counted_sequences() const {
     return num_sequences() - held_out_sequences;
   }
-  // Counted tokens of one sequence, and of all.
+  // The number of counted tokens in each sequence; the next function returns it
+  // for all counted sequences together.
   int64_t counted_tokens_each() const { return sequence_tokens - sink_tokens; }
   int64_t counted_tokens() const {
     return counted_sequences() * counted_tokens_each();
@@ -55,24 +57,26 @@ struct CalibrationSample {
   }
 };
 
-// Takes `tokens / sequence_tokens` different windows of the text, on a grid
-// with a random start. A larger sample with the same seed begins with the
-// smaller one. InvalidArgument for a text that is too short, with the size it
-// has and the size it needs, and for ids outside [0, vocab_size).
+// Takes `tokens / sequence_tokens` different windows of the text, whose
+// positions are multiples of the window's length after a random start. A larger
+// sample with the same seed begins with the sequences of the smaller one.
+// InvalidArgument for a text that is too short (with its size and the size that
+// is needed), and for ids outside [0, vocab_size).
 absl::StatusOr<CalibrationSample> SampleCalibration(
     const TokenStream& text, const SampleOptions& options, int64_t vocab_size);
 
-// A text of one kind.
+// The text of one domain, such as books or code.
 struct DomainText {
   std::string name;
   TokenStream text;
 };
 
-// Takes an equal share of the tokens from each domain, with the domains'
-// sequences in turn. The last `held_out_share` of a domain's sequences are held
-// out and placed at the end; if a domain has two or more sequences, at least
-// one is held out. InvalidArgument as above, naming the domain; also for no
-// domain, and for two domains of one name.
+// Takes an equal share of the tokens from each domain. The sample takes one
+// sequence of each domain in turn. The last `held_out_share` (a fraction) of
+// each domain's sequences is held out and placed at the end; if a domain has
+// two or more sequences, at least one is held out. InvalidArgument as for
+// SampleCalibration, naming the domain, and also for no domain and for two
+// domains with the same name.
 absl::StatusOr<CalibrationSample> SampleDomains(
     const std::vector<DomainText>& domains, const SampleOptions& options,
     double held_out_share, int64_t vocab_size);
@@ -82,8 +86,8 @@ struct SampledRow {
   int64_t sequence = 0;
   int64_t position = 0;
 };
-// At most `limit` tokens after the sinks, spread evenly over sequences and
-// positions, in order.
+// Chooses at most `limit` tokens that are not sinks, spread evenly over
+// sequences and positions. They are returned in order.
 std::vector<SampledRow> SpreadRows(const CalibrationSample& sample,
                                    int64_t limit);
 

@@ -1,4 +1,5 @@
-// The sums of a calibration, layer by layer, and their format on disk.
+// The sums that a calibration collects for each layer, and their format on
+// disk.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -15,20 +16,21 @@
 
 namespace kvasir::compress {
 
-// The parts of a calibration beside input Grams and query energies.
+// The optional parts of a calibration. Input Grams and query energies are
+// always collected.
 struct CalibrationParts {
   bool fisher = true;
   bool rotated_keys = false;
-  // Information of keys and values, and sample rows.
+  // Fisher information of keys and values, and sample rows.
   bool information = false;
-  // Labels that are drawn at each position. Each needs a backward pass of its
-  // own.
+  // Number of labels that are drawn at each position. Each label needs its own
+  // backward pass.
   int64_t labels_per_position = 1;
-  // The most rows of each layer.
+  // The largest number of sample rows of each layer.
   int64_t sample_rows = 4096;
 
-  // True if the whole model must be in memory and sequences go through it and
-  // back.
+  // True if a part needs gradients: the whole model must then be in memory, and
+  // sequences go through it forward and backward.
   bool has_gradients() const { return fisher || information; }
   bool Includes(const CalibrationParts& other) const {
     return (fisher || !other.fisher) && (rotated_keys || !other.rotated_keys) &&
@@ -38,20 +40,23 @@ struct CalibrationParts {
   }
 };
 
-// Sums of one layer over the sequences so far. A tensor that is not collected
-// is undefined.
+// Sums of one layer over the sequences that are done. A tensor that is not
+// collected is undefined.
 struct LayerSums {
-  at::Tensor input_gram;     // [M, M] float64, blocks on and above the diagonal
+  at::Tensor
+      input_gram;  // [M, M] float64, only blocks on and above the diagonal
   at::Tensor input_sum;      // [M] float64
   at::Tensor query_squares;  // [Hq, D] float64
-  // Squared gradients of each weight. There are as many as weights, so they are
-  // float32; all terms are positive, so the sum keeps its precision.
+  // The sum of squared gradients of each weight. It is as large as the weights
+  // and therefore float32, which is precise enough because all terms are
+  // positive.
   at::Tensor key_squares;       // [Hkv * D, M]
   at::Tensor value_squares;     // [Hkv * D, M]
   at::Tensor rotated_key_gram;  // [Hkv * D, Hkv * D] float64, as input_gram
   at::Tensor rotated_key_sum;   // [Hkv * D] float64
-  // Sums of g gT over all draws: [Hkv * D, Hkv * D] float64, and for each
-  // domain [domains, Hkv * D, Hkv * D] float32.
+  // Sums of g gT over all draws: [Hkv * D, Hkv * D] float64 for all domains
+  // together, and [domains, Hkv * D, Hkv * D] float32 for each domain.
+  // LayerCalibration::key_information explains g.
   at::Tensor key_information;
   at::Tensor value_information;
   at::Tensor domain_key_information;
@@ -63,14 +68,14 @@ struct LayerSums {
 LayerSums ZeroSums(const model::DecoderSpec& spec,
                    const CalibrationSample& sample,
                    const CalibrationParts& parts);
-// Bytes of the sums of all layers.
+// Number of bytes that the sums of all layers take.
 int64_t SumBytes(const model::DecoderSpec& spec,
                  const CalibrationSample& sample,
                  const CalibrationParts& parts);
 
 // Adds rowsT * rows to the blocks of `gram` on and above its diagonal. `rows`
-// is [n, M] of any floating type, on the same device. Products and sums are
-// float64 and the same for any number of threads.
+// is [n, M], of any floating-point type, and on the device of `gram`. Products
+// and sums are float64. The result is the same for any number of threads.
 void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram);
 
 // The sums of g gT over the tokens and draws of one sequence in one layer, each
@@ -85,21 +90,23 @@ void AddInformation(const SequenceInformation& information, int64_t domain,
 // A calibration in progress.
 struct CalibrationState {
   std::vector<LayerSums> layers;
-  // Sum of the loss over the sequences' next tokens; only with gradients.
+  // Sum of the next-token loss over the sequences that are done; only with
+  // gradients.
   double loss_sum = 0.0;
-  // Progress: the number of sequences of `layer` that are done. With gradients
-  // all layers of a sequence are done together and `layer` stays 0.
+  // Progress: the layer that is being computed, and the number of sequences
+  // that are done in it. With gradients all layers of a sequence are done
+  // together, and `layer` stays 0.
   int64_t layer = 0;
   int64_t sequence = 0;
-  // Only without gradients, [N, T, M] float32: the layer's inputs, or the next
-  // layer's inputs for sequences that are done.
+  // Only without gradients, [N, T, M] float32: the inputs of `layer`, or, for
+  // sequences that are done, the inputs of the next layer.
   at::Tensor hidden;
 };
 
 // Moves the layers' sums to a device. Hidden states stay on the CPU.
 void MoveSums(at::Device device, CalibrationState& state);
 
-// The file's tensors are on the CPU, wherever the sums are.
+// The file's tensors are on the CPU, even if the sums are on another device.
 TensorFile StateToFile(const CalibrationState& state, const std::string& id);
 // DataLoss if the file does not hold this state.
 absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
@@ -116,8 +123,8 @@ absl::StatusOr<Calibration> FinishCalibration(CalibrationState state,
                                               const CalibrationParts& parts);
 
 TensorFile CalibrationToFile(const Calibration& calibration);
-// `sample` and `parts` must be those that `id` was made of, because the file
-// does not say which rows were sampled.
+// `sample` and `parts` must be those that IdOf hashed into `id`, because the
+// file does not contain which rows were sampled.
 absl::StatusOr<Calibration> CalibrationFromFile(const TensorFile& file,
                                                 const std::string& id,
                                                 const CalibrationSample& sample,

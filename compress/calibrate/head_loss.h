@@ -9,15 +9,15 @@
 namespace kvasir::compress {
 
 struct HeadLoss {
-  double loss = 0.0;    // mean over the predictions, nats
+  double loss = 0.0;    // mean over all predictions, in nats
   at::Tensor gradient;  // of the mean loss with respect to `normal`
 };
 
-// Cross entropy of the next token and its gradient. normal [T, M] is the input
-// of the head; head [V, M] has any floating type; ids [T] is int64. Row t
-// predicts ids[t + 1]; the last row predicts nothing. T >= 2.
-// Memory: the logits of some rows and a few rows of the head in float32, never
-//   the whole head.
+// The cross entropy of next-token prediction, and its gradient. normal [T, M]
+// is the input of the head; head [V, M] has any floating type; ids [T] is
+// int64. Row t predicts ids[t + 1]; the last row predicts nothing. T >= 2.
+// Memory: logits for a block of rows, and a few rows of the head in float32,
+//   but never the whole head.
 HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
                        const at::Tensor& ids);
 
@@ -35,8 +35,8 @@ LabelScores SampledLabelScores(
     const at::Tensor& normal, const at::Tensor& head, const at::Tensor& ids,
     int64_t draws, const std::function<double(int64_t, int64_t)>& uniform);
 
-// An upper bound of the memory that either function takes beside its arguments,
-// for T tokens.
+// An upper bound of the memory that NextTokenLoss (draws = 0) or
+// SampledLabelScores takes in addition to its arguments.
 int64_t HeadLossBytes(int64_t tokens, int64_t vocab, int64_t width,
                       int64_t draws = 0);
 

@@ -4,10 +4,11 @@
 
 namespace kvasir::compress {
 
-// F + epsilon * tr(F) / n * I for a Fisher information F [n, n] float64. F is
-// estimated from fewer tokens than it has directions; the shrinkage ensures
-// that no direction counts as worthless. The frontier of a real model was
-// measured with the default epsilon.
+// Returns F + epsilon * tr(F) / n * I for a Fisher information F [n, n]
+// float64, where I is the identity matrix. F may be estimated from fewer tokens
+// than it has dimensions; the added term ensures that errors in no direction
+// seem to be free. The published results for real models were measured with the
+// default epsilon.
 at::Tensor Shrunk(const at::Tensor& information, double epsilon = 0.02);
 
 }  // namespace kvasir::compress

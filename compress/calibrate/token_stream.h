@@ -29,13 +29,14 @@ absl::StatusOr<TokenStream> EncodeText(std::string_view text,
                                        const model::Tokenizer& tokenizer,
                                        int threads);
 
-// The token that the tokenizer puts before a text, if any.
+// The token that the tokenizer puts before a text; empty if it puts none.
 absl::StatusOr<std::optional<int32_t>> StartToken(
     const model::Tokenizer& tokenizer);
 
-// Offsets where a text may be cut without changing its tokens: 0, and
-// beginnings of lines that do not begin with white space, about `piece_bytes`
-// apart. Every split pattern in use ends a word at a line end.
+// Byte offsets at which a text may be cut into pieces without changing its
+// tokens: 0, and then beginnings of lines that do not begin with white space,
+// about `piece_bytes` apart. This is safe because the split patterns of all
+// supported tokenizers end a word at the end of such a line.
 std::vector<size_t> CutPoints(std::string_view text, size_t piece_bytes);
 
 }  // namespace kvasir::compress

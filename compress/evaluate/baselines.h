@@ -1,5 +1,6 @@
-// Baselines: caches that no plan expresses, or that need none. They code or
-// reduce the keys and values of the uncompressed model. Their names:
+// Baselines: caches to compare plans with, most of which no plan can express.
+// They code or reduce the keys and values of the uncompressed model. Their
+// names:
 //
 //   per-token:k4,v4          bits per token and head; 16: whole bf16 numbers. A
 //                            side that is left out has 16
@@ -22,13 +23,14 @@
 //                            matrix and its inverse (rotation=off: plain)
 //   fp8:e4m3                 each number on its own, or e5m2
 //
-// Every name may add what stays exact: sinks=4 (first tokens), window=128
-// (tokens nearest to the query; kivi has its residual), skip=2 (first and last
-// layers).
+// Every name may also say what stays exact: sinks=4 (the first 4 tokens),
+// window=128 (the 128 tokens nearest to the query; kivi has `residual`
+// instead), skip=2 (the first 2 and the last 2 layers).
 //
-// Ranges are those of fake_quant.h with float16 parameters; the other codes are
-// those of row_codes.h. `think` and `low-rank` see the whole window, as they
-// would see a prompt: later tokens help earlier ones, which favours them.
+// Codes in ranges are computed by fake_quant.h with float16 parameters, the
+// other codes by row_codes.h. `think` and `low-rank` see the whole window of
+// text at once, as if it were a prompt: they choose by later tokens what
+// earlier ones keep, which favours them.
 #pragma once
 
 #include <cstdint>
@@ -54,18 +56,19 @@ struct Baseline {
 // Returns whether `name` begins with a baseline's method, such as "kivi:...".
 bool IsBaselineName(const std::string& name);
 
-// "fp8:, ggml:, ... or think:", for error texts.
+// The beginnings of all names, "fp8:, ggml:, ... or think:", for error texts.
 std::string BaselineMethods();
 
-// A compressed model that keeps other tokens exact than its plan says, in
-// addition to codes: "FOLDER:sinks=4,window=128". Either setting may be left
-// out and is then the plan's.
+// The name of a compressed model, with settings that replace its plan's number
+// of exact tokens: "FOLDER:sinks=4,window=128". For a setting that is left out,
+// the plan's holds.
 struct PlannedName {
   std::string folder;
   std::string settings;  // "sinks=4,window=128"; empty: none
   plan::ExactTokens exact;
 };
-// Text after a folder's last colon that contains no "=" belongs to the folder.
+// If the text after the last colon contains no "=", it belongs to the folder's
+// name.
 // Errors: InvalidArgument for unknown settings and for numbers out of range.
 absl::StatusOr<PlannedName> ParsePlannedName(const std::string& text);
 
@@ -77,10 +80,11 @@ struct BaselineRequest {
   at::Tensor calibration_ids;
 };
 
-// Bytes per token are those of codes and parameters, without the padding of
+// The candidate's bytes per token count codes and parameters, but no padding of
 // pages.
-// Errors: InvalidArgument for an unknown name or numbers out of range, with the
-//   allowed ones; FailedPrecondition if the calibration is missing.
+// Errors: InvalidArgument, with what is allowed, for an unknown name or a
+//   number out of range; FailedPrecondition if a calibration text is needed and
+//   missing.
 absl::StatusOr<Baseline> MakeBaseline(const BaselineRequest& request);
 
 }  // namespace kvasir::compress

@@ -1,5 +1,5 @@
-// Measures what compression costs: compares models with their uncompressed
-// teacher, window by window of one text, with their true bytes.
+// Measures what compression costs: compares models with the uncompressed model
+// (the teacher) on windows of one text, and reports the bytes of their caches.
 #pragma once
 
 #include <atomic>
@@ -25,8 +25,8 @@ namespace kvasir::compress {
 struct EvaluationText {
   std::string name;  // for reports
   std::vector<int32_t> ids;
-  std::vector<int32_t> bytes;  // bytes of the text, by token
-  // Token before every window; set if the tokenizer begins texts with one.
+  std::vector<int32_t> bytes;  // number of text bytes of each token
+  // The start token, put before every window; empty if the tokenizer has none.
   std::optional<int32_t> bos;
 };
 
@@ -35,56 +35,60 @@ absl::StatusOr<EvaluationText> ReadEvaluationText(
     const std::filesystem::path& path, const model::Tokenizer& tokenizer,
     int threads);
 
-// One context holds a passage, filler text and the passage again. The loss on
-// the second copy shows whether the cache still holds the first copy.
+// Options of the repeat test: the model reads a passage, filler text and the
+// passage again in one context. The loss on the second copy shows whether the
+// cache still holds the first copy.
 struct RepeatOptions {
-  int64_t tests = 16;  // 0: no test
-  // 0: chosen to fit the model's context (see Evaluator::repeat()).
+  int64_t tests = 16;  // number of passages; 0: no test
+  // Lengths of passage and filler; 0: chosen to fit the model's context
+  // (Evaluator::repeat() returns the choice).
   int64_t passage_tokens = 0;
   int64_t filler_tokens = 0;
 };
 
 struct EvaluateOptions {
-  // Tokens of a window, the start token included; windows do not overlap.
+  // Length of a window, including the start token. Windows do not overlap.
   int64_t window_tokens = 512;
   int64_t min_windows = 100;
   int64_t max_windows = 0;  // 0: as many as the text has
   RepeatOptions repeat;
-  // Number of windows whose keys are compared with the teacher's
-  // (KeyErrorMeter).
+  // Number of windows on which keys are compared with the teacher's
+  // (KeyErrorMeter); 0: key errors are not measured.
   int64_t key_error_windows = 0;
-  // Windows are spread over threads. Each thread's products should use one BLAS
-  // thread (compress/runtime/cpu_setup.h). Results do not depend on the number
-  // of threads.
+  // Each thread evaluates other windows, and should use one BLAS thread for its
+  // products (compress/runtime/cpu_setup.h). Results do not depend on the
+  // number of threads.
   int threads = 1;
-  // Called after every window of one candidate (at first, of the teacher), by
-  // one thread at a time. If it returns false, the evaluation ends with
-  // Cancelled.
+  // Called after every window of the teacher and then of each candidate, by one
+  // thread at a time, with the number of this model's windows. If it returns
+  // false, the evaluation ends with Cancelled.
   std::function<bool(int64_t done, int64_t total)> progress;
 };
 
-// A model to be compared. Its decoder, transform and rules outlive the call.
+// A model to be compared. Its decoder, transform and eviction rules must
+// outlive the call that uses it.
 struct Candidate {
   std::string model;
   std::string method;
   const ReferenceDecoder* decoder = nullptr;
   const CacheTransform* transform = nullptr;
-  const EvictionRules* eviction = nullptr;  // null: as the plan says
-  double keep = 1.0;  // share of the numbers that a full cache holds
-  // Tokens that are kept exact beside codes: the first and latest ones of a
-  // sequence, the most that any layer keeps.
+  const EvictionRules* eviction = nullptr;  // null: the plan's eviction
+  double keep = 1.0;  // numbers cached per token, divided by those of an
+                      // uncompressed cache
+  // Number of tokens that are kept exact in addition to codes, at the beginning
+  // (sinks) and end (window) of a sequence; the maximum over layers.
   int64_t exact_sinks = 0;
   int64_t exact_window = 0;
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
-  // Says which tokens are held. Null: as many as the teacher holds.
+  // Says how many tokens the cache holds. Null: as many as the teacher's.
   std::shared_ptr<const cache::PageLayout> layout;
   std::optional<EvictionSummary> evicts;
 };
 
-// A model with its bytes by cache::PageLayout. An uncompressed model has a
-// cache of whole bf16 keys and values.
+// Makes the candidate for a model, with its bytes as cache::PageLayout counts
+// them. An uncompressed model caches whole keys and values in bf16.
 absl::StatusOr<Candidate> MakeCandidate(std::string model,
                                         const ReferenceDecoder& decoder);
 
@@ -97,13 +101,14 @@ struct EvaluationRow {
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
-  // Bytes after a window was read as one prompt: those of the slots that stay.
+  // Bytes of the slots that remain after a window was read as one prompt.
   double kv_bytes_per_sequence = 0.0;
   std::optional<EvictionSummary> evicts;
   double nats_per_token = 0.0;
   double nats_per_byte = 0.0;
   double perplexity = 0.0;
-  // Difference from the teacher, paired by window; with a 95 % interval.
+  // Mean difference from the teacher's loss, paired by window, and the bounds
+  // of its 95 % confidence interval.
   double added_nats_per_token = 0.0;
   double added_low = 0.0;
   double added_high = 0.0;
@@ -111,12 +116,13 @@ struct EvaluationRow {
   double kl_nats = 0.0;  // KL(teacher || model), per token
   // Mean loss on second copies; empty if the test is not done.
   std::optional<double> repeat_nats_per_token;
-  double clamp_rate = 0.0;  // of codes in static ranges
-  // Empty if it was not asked for or cannot be measured.
+  double clamp_rate =
+      0.0;  // share of clamped codes among those in static ranges
+  // Empty if key errors were not requested or cannot be measured.
   std::optional<KeyError> key_error;
-  std::vector<double> window_nats;  // per token
-  std::vector<double> window_kl;    // KL(teacher || model), per token
-  std::vector<double> repeat_nats;  // per token of each second copy
+  std::vector<double> window_nats;  // loss of each window, per token
+  std::vector<double> window_kl;    // kl_nats of each window
+  std::vector<double> repeat_nats;  // loss of each second copy, per token
 };
 
 struct Evaluation {
@@ -134,19 +140,21 @@ struct Evaluation {
   std::vector<EvaluationRow> rows;
 };
 
-// One JSON object, indented by `indent` (-1: in one line).
+// Writes the evaluation as a JSON object, indented by `indent` spaces (-1: in
+// one line).
 std::string EvaluationToJson(const Evaluation& evaluation, int indent = 1);
 
-// Holds the teacher's predictions for a text and compares candidates with them,
-// one after the other.
+// Holds the teacher's results for a text and compares candidates with them, one
+// after the other.
 // Owns: the last hidden states of the teacher, windows * window_tokens * hidden
 //   numbers. In addition, every thread holds one window and blocks of at most
 //   16 MiB of logits.
 // Threads: one caller.
-// Errors: InvalidArgument for a text that is too short (with the tokens it has
-//   and needs), fewer than two windows (which give no interval), windows beyond
-//   a model's context, and another vocabulary; Cancelled; Internal for a loss
-//   that is not finite, naming the model.
+// Errors: InvalidArgument for a text that is too short (with the number of
+//   tokens it has and needs), for fewer than two windows (which give no
+//   interval), for windows longer than a model's context, and for a model whose
+//   vocabulary differs from the teacher's; Cancelled; Internal for a loss that
+//   is not finite, naming the model.
 class Evaluator {
  public:
   // The teacher (an uncompressed candidate) outlives the evaluator.
@@ -157,19 +165,19 @@ class Evaluator {
   absl::StatusOr<EvaluationRow> Evaluate(const Candidate& candidate) const;
 
   const Evaluation::Teacher& teacher() const { return summary_; }
-  // The report without its rows.
+  // The evaluation without rows; the caller adds what Evaluate returns.
   Evaluation report() const;
-  // The repeat test with the sizes that were chosen.
+  // The options of the repeat test, with the lengths that were chosen.
   const RepeatOptions& repeat() const { return options_.repeat; }
 
  private:
   struct Window {
     at::Tensor inputs;         // [1, T]
     at::Tensor targets;        // [T]
-    int64_t first_scored = 0;  // targets before it do not count
+    int64_t first_scored = 0;  // targets before this index do not count
   };
   struct Score {
-    double nats = 0.0;  // per token
+    double nats = 0.0;  // loss per token
     double agreement = 0.0;
     double kl = 0.0;
   };
@@ -183,7 +191,8 @@ class Evaluator {
   double NatsPerByte(double nats_per_token) const;
   Window MakeWindow(int64_t index) const;
   Window MakeRepeat(int64_t index) const;
-  // `teacher_hidden` may be undefined: then nothing is compared.
+  // If `teacher_hidden` is undefined, the predictions are not compared with the
+  // teacher's.
   absl::StatusOr<Score> ScoreWindow(const Candidate& candidate,
                                     const Window& window,
                                     const at::Tensor& teacher_hidden,
@@ -202,8 +211,8 @@ class Evaluator {
   int64_t text_per_window_ = 0;
   int64_t num_windows_ = 0;
   int64_t scored_bytes_ = 0;
-  std::vector<at::Tensor> teacher_hidden_;  // per window [1, T, M]
-  std::vector<double> teacher_nats_;        // per window and token
+  std::vector<at::Tensor> teacher_hidden_;  // [1, T, M] for each window
+  std::vector<double> teacher_nats_;  // mean loss per token of each window
   std::optional<KeyErrorMeter> key_errors_;
   Evaluation::Teacher summary_;
 };

@@ -1,4 +1,4 @@
-// Evictions that can be measured on any candidate, by name:
+// Names of evictions that can be measured with any candidate:
 //
 //   q-hitter, h2o, streaming   as in plan::ParseEvictionMethod
 //   recent                     only the latest tokens: streaming without sinks,
@@ -6,7 +6,8 @@
 //   random                     tokens other than sinks and recent ones are kept
 //                              at random
 //
-// Each has one budget. A window of the text is one prompt.
+// Each has one budget, the same for all layers. A window of the text is one
+// prompt.
 #pragma once
 
 #include <cstdint>
@@ -32,15 +33,17 @@ struct EvictionSpec {
                               // `settings` say
   std::optional<uint64_t> random_seed;
 };
-// `settings` hold for all names, except for method and budget. INVALID_ARGUMENT
-// for an unknown name or a bad budget.
+// `settings` apply to every name, except for their method and budget, which
+// `name` and `budget` replace. INVALID_ARGUMENT for an unknown name or an
+// invalid budget.
 absl::StatusOr<EvictionSpec> ParseEvictionSpec(
     const std::string& name, const std::string& budget,
     const plan::EvictionSettings& settings, uint64_t seed);
 
-// Adds the eviction to a plan, or to whole keys and values of which a baseline
-// keeps `exact` tokens. Errors: those of plan::ApplyEviction and ValidatePlan;
-// INVALID_ARGUMENT if tokens that a baseline keeps exact would be evicted.
+// Adds the eviction to `plan`, or, without a plan, to a plan of whole keys and
+// values. `exact` says which tokens a baseline keeps exact. Errors: those of
+// plan::ApplyEviction and ValidatePlan; INVALID_ARGUMENT if tokens that a
+// baseline keeps exact would be evicted.
 absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
     const EvictionSpec& spec, const std::optional<kvasir::v1::KvPlan>& plan,
     const plan::ExactTokens& exact, const plan::AttentionShape& shape);

@@ -1,5 +1,6 @@
-// Counts what a cache holds after a prompt was read, if layers evict tokens.
-// This makes a plan that evicts comparable with one that does not.
+// Counts how many tokens a cache still holds after a prompt was read, if layers
+// evict tokens. So the bytes of plans with and without eviction can be
+// compared.
 #pragma once
 
 #include <cstdint>
@@ -13,25 +14,26 @@
 
 namespace kvasir::compress {
 
-// The settings of the first layer that evicts.
+// The eviction settings of the first layer that evicts tokens.
 struct EvictionSummary {
   std::string method;
   plan::EvictionCounts counts;
   int64_t sinks = 0;
   int64_t recent = 0;
-  double lambda = 0;  // weight of the attention received; 1: h2o
+  double lambda = 0;  // weight of received attention; 1: h2o
 };
-// Empty if no layer evicts. `layout` is the plan's.
+// Empty if no layer evicts tokens. `layout` must be the page layout of `plan`.
 std::optional<EvictionSummary> SummarizeEviction(
     const kvasir::v1::KvPlan& plan, const cache::PageLayout& layout);
 
-// Method, budget (slots, or a share below 1), sinks, recent, lambda, and the
-// slots that are kept of a prompt of `prompt_tokens`.
+// A JSON object with method, budget (a number of slots, or a share of the
+// prompt), sinks, recent, lambda, and kept_slots: how many slots remain after a
+// prompt of `prompt_tokens`.
 nlohmann::ordered_json EvictionJson(const EvictionSummary& eviction,
                                     int64_t prompt_tokens);
 
-// Slots that remain after the last eviction of a prompt of `prompt_tokens`,
-// averaged over layers by their bytes of a slot.
+// The number of slots that remain after a prompt of `prompt_tokens` was read:
+// the mean over layers, weighted by the bytes of a layer's slot.
 double SlotsOfPrompt(const cache::PageLayout& layout, int64_t prompt_tokens);
 
 }  // namespace kvasir::compress

@@ -1,5 +1,5 @@
-// Measures how well a cache keeps keys, apart from the effect on the loss: the
-// error of every layer's keys when the layer gets the inputs of the
+// Measures how exactly a cache keeps keys, independently of the effect on the
+// loss: the error of each layer's keys if the layer gets its inputs from the
 // uncompressed model.
 #pragma once
 
@@ -15,12 +15,14 @@
 namespace kvasir::compress {
 
 struct KeyError {
-  // The root of the mean over layers of |k' - k|^2 / |k - mean|^2, where `mean`
-  // is that of each channel before the rotation.
+  // The square root of the mean over layers of |k' - k|^2 / |k - mean|^2. Here
+  // k are the teacher's keys, k' those from the cache, and `mean` is the mean
+  // of each channel before the rotation.
   double relative = 0.0;
-  // The error that SVDq's analysis predicts (its section 4.3): a channel of
-  // variance v with b bits has the error v / 4^b, a truncated one v. Set for
-  // keys in a principal basis and for keys that are coded channel by channel.
+  // The error that section 4.3 of the SVDq paper predicts: v / 4^b for a
+  // channel with variance v and b bits, and v for a channel that is not stored.
+  // Set for keys in a principal basis and for keys that are coded channel by
+  // channel.
   std::optional<double> predicted;
 };
 
@@ -30,13 +32,13 @@ struct KeyError {
 // Threads: const methods from any thread.
 class KeyErrorMeter {
  public:
-  // `windows` holds the token ids [T] of each window. The teacher need only
-  // outlive the call.
+  // `windows` holds the token ids [T] of each window. The teacher is not used
+  // after the call.
   static absl::StatusOr<KeyErrorMeter> Create(
       const ReferenceDecoder& teacher, const std::vector<at::Tensor>& windows);
 
-  // The decoder must have the teacher's spec. Empty if its keys cannot be
-  // observed because a lift is folded away.
+  // The decoder must have the teacher's spec. Empty if the decoder never
+  // computes the keys because their lift is folded into q_proj.
   absl::StatusOr<std::optional<KeyError>> Measure(
       const ReferenceDecoder& decoder) const;
 
@@ -44,8 +46,9 @@ class KeyErrorMeter {
   struct Layer {
     std::vector<at::Tensor> inputs;        // per window [1, T, M]
     std::vector<at::Tensor> rotated_keys;  // per window [1, T, Hkv, D]
-    double centred_energy = 0.0;           // of all windows, rotated
-    at::Tensor variances;          // [W], falling, of the principal channels
+    double centred_energy =
+        0.0;  // sum of |k - mean|^2 over all windows, for rotated keys
+    at::Tensor variances;  // [W], of the principal channels, in falling order
     at::Tensor rotated_variances;  // the same for rotated keys
   };
 

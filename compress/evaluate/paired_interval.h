@@ -1,5 +1,5 @@
-// Tells whether two sets of numbers that were measured in pairs differ, and by
-// how much.
+// Tells whether and by how much two sets of numbers differ that were measured
+// in pairs.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ double TQuantile(double p, int64_t degrees);
 
 struct PairedInterval {
   double mean = 0.0;
-  // 95 % interval of the mean; infinite for fewer than two numbers.
+  // 95 % confidence interval of the mean; infinite for fewer than two numbers.
   double low = 0.0;
   double high = 0.0;
 };

@@ -1,8 +1,9 @@
-// Codes of rows of numbers as other servers use them in their caches, in
-// addition to the ranges of fake_quant.h. The functions return the decoded
-// rows. A row is one token of one head, [..., W].
+// The cache codes of other servers (vLLM and llama.cpp), which differ from the
+// codes in ranges of fake_quant.h. The functions code rows of numbers and
+// return the decoded rows. A row [..., W] is the key or value of one token and
+// head.
 //
-// Errors: InvalidArgument for a row whose scale is no float16.
+// Errors: InvalidArgument for a row whose scale does not fit into a float16.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,16 +18,17 @@ namespace kvasir::compress {
 // TurboQuant's codes (Zandieh et al. 2025, algorithm 1), as vLLM stores them.
 // Random signs and a Hadamard matrix rotate the row, so that its numbers are
 // nearly normal whatever they were. Each number is rounded to a Lloyd-Max
-// level, and one float16 keeps the row's length, which the decoded row has
-// again.
+// level. One float16 stores the row's length (2-norm), so that the decoded row
+// has the same length.
 absl::StatusOr<at::Tensor> CodeRotated(const at::Tensor& rows, int64_t bits);
 
-// Blocks of 32 numbers and one float16 scale, as in ggml. q8_0 rounds to 127ths
-// of the greatest magnitude, q4_0 to 8ths of the number of greatest magnitude.
-// W is a multiple of 32.
+// ggml's codes: each block of 32 numbers has one float16 scale. The scale of
+// q8_0 is the greatest magnitude divided by 127; that of q4_0 is the number
+// with the greatest magnitude divided by -8. W is a multiple of 32.
 enum class Ggml { kQ8_0, kQ4_0 };
 constexpr int64_t kGgmlBlock = 32;
-// If `rotate`, codes between a Hadamard matrix and its inverse.
+// If `rotate` is true, rows are multiplied by a Hadamard matrix before they are
+// coded, and by its inverse afterwards.
 absl::StatusOr<at::Tensor> CodeGgml(const at::Tensor& rows, Ggml type,
                                     bool rotate);
 
