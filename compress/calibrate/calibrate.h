@@ -67,8 +67,8 @@ struct CalibrationRun {
   // are no gradients or the result is from the cache.
   double loss = 0.0;
   absl::Duration elapsed;
-  absl::Duration way_back;  // The part of `elapsed` that the head and the //
-                            // backward pass took.
+  // The part of `elapsed` that the head and the backward pass took.
+  absl::Duration way_back;
 };
 
 // Takes the result from the cache if it is there, possibly out of a calibration

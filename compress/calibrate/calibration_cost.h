@@ -16,9 +16,9 @@ struct CalibrationCost {
   // The larger of two workspaces (one layer for all sequences of a batch, or
   // the head), and freed memory that the allocator keeps.
   int64_t workspace_bytes = 0;
-  int64_t micro_batch_bytes =
-      0;  // the layers' inputs for one batch; without a backward pass, the
-          // hidden states of all tokens
+  // The layers' inputs for one batch; without a backward pass, the hidden
+  // states of all tokens.
+  int64_t micro_batch_bytes = 0;
   int64_t sum_bytes = 0;          // Grams and squares of all layers
   double forward_operations = 0;  // multiplications and additions, float32
   double back_operations = 0;     // the head and the backward pass

@@ -43,8 +43,8 @@ struct CalibrationParts {
 // Sums of one layer over the sequences that are done. A tensor that is not
 // collected is undefined.
 struct LayerSums {
-  at::Tensor
-      input_gram;  // [M, M] float64, only blocks on and above the diagonal
+  // [M, M] float64, only blocks on and above the diagonal.
+  at::Tensor input_gram;
   at::Tensor input_sum;      // [M] float64
   at::Tensor query_squares;  // [Hq, D] float64
   // The sum of squared gradients of each weight. It is as large as the weights

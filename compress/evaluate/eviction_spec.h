@@ -54,7 +54,8 @@ struct EvictingCandidate {
   Candidate candidate;
 };
 // `candidate` with the eviction in addition to its plan, or to whole keys and
-// values. Bytes per token are those of a slot, including a plan's scores.
+// values. Its bytes per token are those of a slot, including the scores that
+// the plan stores.
 // Errors: those of EvictingPlan.
 absl::StatusOr<EvictingCandidate> Evicting(const Candidate& candidate,
                                            const EvictionSpec& spec);

@@ -1,6 +1,7 @@
-// RoPE-commuting low rank: the keys of a group become complex latents at each
-// RoPE pair (compress/methods/rope_factors.h), so attention need not rebuild
-// them. RAP's keys are the special case of one head per group.
+// The method "commuting", low rank that commutes with RoPE: at each RoPE pair
+// the keys of a group of heads become complex latents
+// (compress/methods/rope_factors.h). Attention works on the latents, without
+// rebuilding the keys. With one head per group the keys are those of RAP.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +16,21 @@ namespace kvasir::compress {
 struct CommutingOptions {
   // KV heads that share a latent; 0: all heads of a tensor-parallel rank.
   int64_t group_heads = 0;
-  // The plan carries them to the applier.
+  // How the heads of a group are weighted. The plan stores this for the
+  // applier.
   CommutingWeights weights;
-  // By default all layers get the same share. kEnergy shares by the weighted
-  // energy of their keys.
+  // By default all layers keep the same share. With kEnergy, a layer's share
+  // grows with the weighted energy of its keys.
   BudgetOptions budget = {.score = BudgetScore::kUniform};
   // kSvd uses only the weights; other values whiten.
   Decomposition decomposition = Decomposition::kWhitened;
 };
 
-// A layer keeps the complex channels of most energy from one pool of its groups
-// and pairs. With tp > 1 every group keeps equally many. Dims that do not
-// rotate, and values, become absorbed low-rank latents. Dims that do not rotate
-// keep the same share as the pairs, unless Fisher information scores them.
-// Method "commuting".
+// A layer keeps the complex channels with the most energy among those of all
+// its groups and pairs. With tp > 1 every group keeps the same number. Dims
+// that do not rotate, and values, become absorbed low-rank latents. Dims that
+// do not rotate keep the same share as the pairs, unless the budget is shared
+// by Fisher information.
 // Errors: those of ShareBudget; INVALID_ARGUMENT for groups that do not divide
 //   the heads and for weights that are not finite.
 absl::StatusOr<kvasir::v1::KvPlan> PlanCommuting(

@@ -1,5 +1,5 @@
-// Finds the kept share that gives a number of bytes per token. Without
-// libtorch.
+// Finds the kept share for which a plan takes a given number of bytes per
+// token. Does not use libtorch.
 #pragma once
 
 #include <functional>
@@ -14,6 +14,7 @@ struct KeepSearch {
   // Makes a plan that keeps this share of the numbers. It returns
   // INVALID_ARGUMENT if the share is too small for its method.
   std::function<absl::StatusOr<kvasir::v1::KvPlan>(double keep)> plan;
+  // Returns the bytes per token of a plan.
   std::function<absl::StatusOr<double>(const kvasir::v1::KvPlan&)> bytes;
 };
 
@@ -23,9 +24,9 @@ struct FoundPlan {
   double bytes = 0;  // at most want_bytes
 };
 
-// Finds the plan of most bytes that does not exceed `want_bytes`, to a
-// thousandth of `keep`. Bytes must grow with `keep`. INVALID_ARGUMENT, with its
-// bytes, if even the smallest plan takes more.
+// Finds the largest plan that takes at most `want_bytes`, with `keep` exact to
+// 0.001. The bytes must grow with `keep`. INVALID_ARGUMENT if even the smallest
+// plan takes more, with the bytes that it takes.
 absl::StatusOr<FoundPlan> PlanForBytes(const KeepSearch& search);
 
 }  // namespace kvasir::compress

@@ -1,11 +1,10 @@
 // Low-rank factors of projections: W ~ up down. There are three ways to find
-// them, which give results of one form. The cache holds the latent
-// h = down x + down_bias, which carries the singular values, and the columns of
-// the lift `up` are orthonormal. So an error in a latent is the same error in a
-// key. The methods differ only in the orthonormal columns U; down = Ut W
-// follows. Nothing is divided by a singular value or a Cholesky factor (Ut W is
-// S Vt L^-1 without the inverse), so ill-conditioned calibrations cost no
-// accuracy:
+// them, all with factors of the same form. The cache holds the latent h = down
+// x + down_bias, which carries the singular values, and the columns of the lift
+// `up` are orthonormal. So an error in a latent is the same error in a key. The
+// methods differ only in the orthonormal columns U; down = Ut W follows.
+// Nothing is divided by a singular value or a Cholesky factor (Ut W is S Vt
+// L^-1 without the inverse), so ill-conditioned calibrations cost no accuracy:
 //
 //   kSvd       U of W = U S Vt: least |W - Wr|.
 //   kWhitened  U of W L, with the input's second moment E[x xt] = L Lt: least
@@ -44,10 +43,11 @@ struct FactorProfile {
   double lapack_seconds = 0;
 };
 
-// The moments of a layer's inputs, decomposed when first asked for. All groups
-// of a layer share one object. Damping is relative: kRelativeDamping * trace /
-// M is added to the diagonal, and raised tenfold until the Cholesky factor
-// exists (it may not if there are fewer tokens than channels).
+// The second moments of a layer's inputs. Each decomposition is computed when
+// it is first requested. All groups of a layer share one object. Damping is
+// relative: kRelativeDamping * trace / M is added to the diagonal, and raised
+// tenfold until the Cholesky factor exists (it may not if there are fewer
+// tokens than channels).
 // Owns: up to three matrices [M, M].
 // Threads: one.
 class InputMoments {
@@ -78,7 +78,7 @@ class InputMoments {
   at::Tensor gram_;
   double num_tokens_ = 0;
   at::Tensor mean_;
-  at::Tensor root_;  // undefined until asked for, as are the next two
+  at::Tensor root_;  // undefined until requested, as are the next two
   at::Tensor centred_root_;
   Eigen eigen_;
 };
@@ -90,14 +90,15 @@ struct FactorRequest {
   InputMoments* moments = nullptr;
   int64_t rank = 0;  // 1 .. min(n, M)
   Decomposition decomposition = Decomposition::kWhitened;
-  // BASIS_STATIC with a mean: uses the principal basis of W x + bias about its
-  // mean over the calibration, for any decomposition.
+  // If true, the latent is W x + bias minus its mean over the calibration, in
+  // its principal basis (a plan's BASIS_STATIC with a mean). `decomposition` is
+  // then ignored.
   bool centred = false;
   // Rotates the latent by the Hadamard matrix of its rank (HADAMARD_FUSED).
   bool hadamard = false;
-  // Puts the roots of the singular values into the lift, as Palu's code does.
-  // An error in a latent is then not the same error in a key. For measurements,
-  // not for serving.
+  // Puts the square roots of the singular values into the lift, as Palu's code
+  // does. An error in a latent is then not the same error in a key. Used in
+  // measurements, not for serving.
   bool split_singular_values = false;
   FactorProfile* profile = nullptr;  // may be null
 };
@@ -108,13 +109,13 @@ struct Factors {
   at::Tensor down_bias;  // [R] if centred, else undefined
   at::Tensor up;         // [n, R]
   at::Tensor up_bias;    // [n]: the bias; if centred, the mean (bias included)
-  // All singular values, falling [min(n, M)]; for kEspace those of the input,
-  // [M]. The scale is that of one token.
+  // All singular values in falling order, [min(n, M)]; for kEspace those of the
+  // input, [M]. Their squares are energies per token.
   at::Tensor singular_values;
 };
 absl::StatusOr<Factors> Factorize(const FactorRequest& request);
 
-// A principal basis from second moments, for keys after their rotation.
+// Asks for a principal basis by second moments, for keys after their rotation.
 struct BasisRequest {
   at::Tensor gram;  // [n, n], sum of k kt
   at::Tensor sum;   // [n]
@@ -133,10 +134,11 @@ absl::StatusOr<PrincipalBasis> FindPrincipalBasis(const BasisRequest& request);
 absl::StatusOr<at::Tensor> SingularValues(const at::Tensor& weight,
                                           FactorProfile* profile);
 
-// Largest over smallest singular value. The smallest counts as at least largest
-// * max(n, M) * the rounding unit of float64, because smaller values cannot be
-// distinguished from 0. So a singular matrix has the greatest possible number.
-// A matrix of zeros has 1: it amplifies nothing.
+// The largest singular value divided by the smallest one. The smallest one
+// counts as at least largest * max(n, M) * the rounding unit of float64,
+// because smaller values cannot be distinguished from 0. So the condition
+// number of a singular matrix is finite. That of a zero matrix is 1, because it
+// amplifies nothing.
 absl::StatusOr<double> ConditionNumber(const at::Tensor& weight,
                                        FactorProfile* profile);
 

@@ -1,5 +1,5 @@
-// Code that the planners of low-rank methods share: the dims that a latent may
-// stand for, head groups, the place of a lift, and the final checks of a plan.
+// Code that the planners of low-rank methods share: which dims a latent covers,
+// groups of heads, where a lift is applied, and the final checks of a plan.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,8 +17,8 @@
 
 namespace kvasir::compress {
 
-// The dims [first_dim, first_dim + num_dims) of every head of a layer's side:
-// what one low_rank part covers.
+// What one low_rank part covers: the dims [first_dim, first_dim + num_dims) of
+// every head, on one side of a layer.
 struct Section {
   plan::Side side = plan::Side::kKey;
   int64_t first_dim = 0;
@@ -29,34 +29,37 @@ struct Section {
 };
 
 enum class PartialRotary {
-  // One part that rotates and is rebuilt, and one that does not rotate and is
-  // absorbed.
+  // Two parts: the dims that rotate, which are rebuilt, and the others, which
+  // are absorbed.
   kTwoParts,
-  kOnePart,  // rebuilt as a whole
+  kOnePart,  // one part, which is rebuilt as a whole
 };
-// Sections of the keys. Values are one section of all dims.
+// The sections of a layer's keys.
 std::vector<Section> KeySections(const model::DecoderSpec& spec, int64_t layer,
                                  PartialRotary partial);
+// The section of a layer's values, which covers all dims.
 Section ValueSection(const model::DecoderSpec& spec);
 
 // Checks what every planner needs: keep in (0, 1], a rank multiple in 1 .. Hkv
 // D, and a model that can be split over tp ranks.
 absl::Status CheckPlanRequest(const PlanRequest& request);
 
-// Number of runs that the KV heads are split into: one per rank, or one per
-// head if there are more ranks than heads.
+// Number of runs of consecutive KV heads that tensor parallelism makes: one per
+// rank, or one per head if there are more ranks than heads.
 int64_t HeadShares(const PlanRequest& request);
 
-// Runs of `group_heads` consecutive KV heads (0: all heads of a tensor-parallel
-// rank). No group spans two ranks. INVALID_ARGUMENT if `group_heads` does not
-// divide the heads of a rank.
+// KV heads that share a latent.
 using HeadGroup = std::vector<uint32_t>;
+// Divides the KV heads into groups of `group_heads` consecutive heads (0: all
+// heads of a tensor-parallel rank). No group spans two ranks. INVALID_ARGUMENT
+// if `group_heads` does not divide the number of a rank's heads.
 absl::StatusOr<std::vector<HeadGroup>> HeadGroups(const PlanRequest& request,
                                                   int64_t group_heads);
 
-// The rows that a group has in a section's projection, and the largest rank
-// that it can have.
+// Number of rows of the projection that belong to the group's heads and the
+// section's dims.
 int64_t GroupRows(const HeadGroup& group, const Section& section);
+// The largest rank that the group can have in the section.
 int64_t MaxRank(const model::DecoderSpec& spec, const HeadGroup& group,
                 const Section& section);
 
@@ -69,54 +72,62 @@ kvasir::v1::Part LowRankPart(const model::DecoderSpec& spec,
                              const std::vector<int64_t>& ranks,
                              const kvasir::v1::Codec& codec);
 
-// Compares the sum over query heads of R M with the sum over groups of heads d
-// R, + Hq d M: returns whether one matrix per query head is smaller than the
-// lift beside the dense projection. R counts the channels that the part's codec
-// stores; d is the number of covered dims of a head.
+// Returns whether FOLD reads fewer weights than AT_RUNTIME. FOLD reads a matrix
+// [R, M] for each query head. AT_RUNTIME reads the lift, heads * d * R numbers
+// for each group, and the dense projection, Hq * d * M numbers. R is the number
+// of channels that the part's codec stores, d (`head_dims`) the number of a
+// head's dims that the part covers.
 bool FoldReadsLess(const model::DecoderSpec& spec, const kvasir::v1::Part& part,
                    int64_t head_dims);
 
-// Keys (after RoPE if the layer has it) or values, stored as they are.
+// A part that stores whole keys (after RoPE, if the layer has RoPE) or whole
+// values.
 kvasir::v1::Part FullPart(const model::DecoderSpec& spec, int64_t layer,
                           plan::Side side, const kvasir::v1::Codec& codec);
 
-// floor(keep * numbers), corrected for the rounding of a double.
+// Returns floor(keep * numbers), corrected for the rounding error of the
+// product.
 int64_t KeptNumbers(double keep, int64_t numbers);
 
-// The shortest text that reads back as the same number. Used in plans' options.
+// The shortest text that reads back as the same number, for
+// PlanIdentity::options.
 std::string NumberText(double number);
 
-// FAILED_PRECONDITION, saying that `what` needs it, if there is no calibration.
+// FAILED_PRECONDITION, saying that `what` needs a calibration, if there is
+// none.
 absl::Status NeedCalibration(const PlanRequest& request,
                              const std::string& what);
 // As NeedCalibration, and also if the calibration has no Fisher information;
 // `instead` names an option that needs none.
 absl::Status NeedFisher(const PlanRequest& request, const std::string& what,
                         const std::string& instead);
-// FAILED_PRECONDITION if the request has no weights.
+// FAILED_PRECONDITION, saying that `what` needs weights, if there are none.
 absl::Status NeedWeights(const PlanRequest& request, const std::string& what);
 
-// Fisher information of the rows of a projection (`root`: of their roots), [Hkv
-// * D] float64, contiguous. The request must have a calibration.
-// INVALID_ARGUMENT, with layer and side, if the information is missing, of
-// another size, negative, not finite or all zero.
+// The Fisher information of each row of a projection, [Hkv * D] float64,
+// contiguous. With `root`, the scores key_fisher_root and value_fisher_root of
+// LayerCalibration. The request must have a calibration. INVALID_ARGUMENT, with
+// layer and side, if the scores are missing, of another size, negative, not
+// finite or all zero.
 absl::StatusOr<at::Tensor> FisherRows(const PlanRequest& request, int64_t layer,
                                       plan::Side side, bool root);
 
-// Numbers that a token has in the uncompressed keys and values of all layers.
+// How many numbers the uncompressed keys and values of a token have, in all
+// layers together.
 int64_t DenseNumbers(const model::DecoderSpec& spec);
 
-// Completes and checks a plan. Fills in what every plan has. A side whose
-// low-rank groups all have full rank, in numbers and without a transform, is
-// stored as it is, because its lift would cost the most and only round. The
-// plan must pass plan::ValidatePlan, and the layout of every tensor-parallel
-// rank must exist. target.kv_bytes_per_token becomes the bytes of a token under
-// the plan, on all ranks together, without padding.
+// What the plan's provenance says of its method.
 struct PlanIdentity {
   std::string method;
   std::string options;  // as a command line
   Decomposition decomposition = Decomposition::kWhitened;
 };
+// Completes and checks a plan. Fills in the fields that every plan has. A side
+// whose low-rank groups all have full rank, without codes or a transform, is
+// stored as whole keys or values instead, because a lift would cost time and
+// only add rounding errors. The plan must pass plan::ValidatePlan, and every
+// tensor-parallel rank must have a page layout. target.kv_bytes_per_token
+// becomes the bytes that a token takes on all ranks together, without padding.
 absl::StatusOr<kvasir::v1::KvPlan> FinishPlan(const PlanRequest& request,
                                               const PlanIdentity& identity,
                                               kvasir::v1::KvPlan plan);

@@ -25,48 +25,48 @@ struct FactorProfile;  // compress/methods/low_rank.h
 // them.
 enum class Decomposition {
   kSvd,       // from the weights
-  kWhitened,  // truncation-aware: from W L, with the input Gram = L LT
+  kWhitened,  // from W L, where L LT is the input Gram
   kEspace,    // eigenvectors of the input Gram (Palu appendix K)
-  kFisher,    // keys and values under their information (PlanAuto)
+  kFisher,    // by the Fisher information of keys and values (PlanAuto)
 };
 absl::StatusOr<Decomposition> ParseDecomposition(const std::string& name);
 std::string DecompositionName(Decomposition decomposition);
 
 // Returns the attention projections of a layer. Planners that need weights call
-// it once per layer, from one thread at a time, and keep none.
+// it once per layer, by one thread at a time, and do not keep the weights.
 using WeightSource =
     std::function<absl::StatusOr<AttentionWeights>(int64_t layer)>;
 
-// The input of every planner. The calibration may be null for methods that need
-// none (uniform ranks, LoRC). It outlives the call.
+// The input of every planner. The calibration must outlive the call; it may be
+// null for methods that need none (uniform ranks, LoRC).
 struct PlanRequest {
   model::DecoderSpec spec;
   const Calibration* calibration = nullptr;
   WeightSource weights;
-  // Share of the numbers cached per token that is kept, over both sides, in (0,
-  // 1].
+  // The share of the numbers cached per token that is kept, for keys and values
+  // together, in (0, 1].
   double keep = 0.5;
-  // Every tensor-parallel rank gets whole groups and the same ranks. If there
-  // are more tensor-parallel ranks than KV heads, they share heads, and groups
-  // are single heads.
+  // Number of tensor-parallel ranks. Each gets whole groups, with the same
+  // latent ranks as the others. If there are more tensor-parallel ranks than KV
+  // heads, several share a head, and each group is a single head.
   int64_t tp = 1;
-  // Ranks are multiples of this number and at least this number, except for
-  // groups that are kept whole.
+  // A latent's rank is a multiple of this number, and not 0, except for groups
+  // that are kept whole.
   int64_t rank_multiple = 8;
   // Codec of the latents of each side, set in every part.
   kvasir::v1::Codec key_codec;
   kvasir::v1::Codec value_codec;
 };
 
-// How the heads of a rope_low_rank group are weighed against each other: by the
-// energy of their queries at the pair, but at least by a share of the layer's
-// mean.
+// How the heads of a rope_low_rank group are weighted at a pair: by the energy
+// of their queries there, or by query_floor times the layer's mean energy if
+// that is more.
 struct CommutingWeights {
   bool query_weights = true;
   double query_floor = 1e-3;  // finite, above 0
 };
-// The weights that the plan was made with, so that its factors use the same
-// ones; the defaults if the plan does not say.
+// Reads from the plan which weights it was made with, so that its factors use
+// the same weights; the defaults if the plan does not say.
 CommutingWeights CommutingWeightsOf(const kvasir::v1::KvPlan& plan);
 
 // The input of every applier.
@@ -79,16 +79,16 @@ struct ApplyRequest {
   const LayerCalibration* calibration = nullptr;
   int64_t num_tokens = 0;  // tokens in the calibration's sums
   Decomposition decomposition = Decomposition::kWhitened;
-  // For low_rank parts: FactorRequest::split_singular_values.
+  // For low_rank parts: passed on as FactorRequest::split_singular_values.
   bool split_singular_values = false;
-  CommutingWeights commuting;  // from CommutingWeightsOf(the plan)
+  CommutingWeights commuting;  // CommutingWeightsOf the plan
   // Receives the cost of the factors; may be null.
   FactorProfile* profile = nullptr;
 };
 
-// All self_attn tensors of the layer except the ranges of CHANNEL_STATIC
-// codecs, float32, under their artifact names (docs/artifact.md). The plan must
-// have been validated against the spec.
+// Returns all self_attn tensors of the layer except the ranges of
+// CHANNEL_STATIC codecs, in float32, by their names in the artifact
+// (docs/artifact.md). The plan must have been validated against the spec.
 // Errors: InvalidArgument for weights that are not finite or of another shape;
 //   FailedPrecondition if the plan needs a calibration and there is none.
 absl::StatusOr<TensorMap> ApplyLayerPlan(const ApplyRequest& request);

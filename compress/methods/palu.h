@@ -1,6 +1,6 @@
-// Palu: stores keys and values of groups of KV heads as low-rank latents, with
-// ranks by Fisher information. Its uniform search is the baseline of every rank
-// search.
+// Palu: stores keys and values of groups of KV heads as low-rank latents, whose
+// ranks are chosen by Fisher information. With the search kUniform it is the
+// baseline to which rank searches are compared.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,24 @@
 
 namespace kvasir::compress {
 
-// How the budget is distributed over the key and value groups of all layers.
+// How the kept numbers are distributed over the key and value groups of all
+// layers.
 enum class RankSearch {
-  kFisher,   // one pool over all groups
-  kModule,   // one pool over the projections: equal ranks inside each
+  kFisher,   // by Fisher information over all groups
+  kModule,   // by Fisher information over projections; the groups of a
+             // projection have equal ranks
   kUniform,  // the same kept share everywhere
 };
 absl::StatusOr<RankSearch> ParseRankSearch(const std::string& name);
 std::string RankSearchName(RankSearch search);
 
-// How the Fisher information of a group's weights becomes one score. Both sum
-// over the group's weights: between groups of equal size, means have the same
-// ratios.
+// How the Fisher information of a group's weights becomes one score. Both are
+// sums over the group's weights; means would have the same ratios between
+// groups of equal size.
 enum class FisherScore {
-  kMeanRoot,  // the root of each squared gradient, as in the paper's public
-              // code
-  kSum,       // the squared gradients, as in the paper's text
+  kMeanRoot,  // of the square root of each mean squared gradient, as in the
+              // paper's public code
+  kSum,       // of the mean squared gradients, as in the paper's text
 };
 absl::StatusOr<FisherScore> ParseFisherScore(const std::string& name);
 std::string FisherScoreName(FisherScore score);
@@ -39,20 +41,22 @@ struct PaluOptions {
   RankSearch search = RankSearch::kFisher;
   FisherScore score = FisherScore::kMeanRoot;
   Decomposition decomposition = Decomposition::kWhitened;
-  // Rotates every latent by a Hadamard matrix that is fused into its factors,
-  // which helps codes of few bits. Changes nothing else.
+  // Rotates every latent by a Hadamard matrix that is fused into its factors.
+  // This lowers the error of codes with few bits and changes nothing else.
   bool hadamard = false;
 };
 
-// Keys are rebuilt before their rotation. Values, and keys and dims that do not
-// rotate, are absorbed: FOLD or AT_RUNTIME, whichever reads fewer weight bytes.
-// A partially rotary head becomes two key parts with ranks of their own. The
-// kept numbers are at most `keep` times the dense ones, and below that by less
-// than any group's next step (AllocateRanks). A side that is kept whole is
-// stored as it is, in numbers. Method "palu" or "uniform".
-// Errors: INVALID_ARGUMENT for group sizes that do not divide the KV heads (of
-//   a rank), and for a `keep` below the least ranks; FAILED_PRECONDITION if the
-//   search needs a calibration with Fisher information.
+// Keys that rotate are rebuilt before their rotation. Values, and keys or dims
+// that do not rotate, are absorbed by FOLD or AT_RUNTIME, whichever reads fewer
+// weight bytes. A partially rotary head becomes two key parts with ranks of
+// their own. At most `keep` times the dense numbers are kept; no group could
+// take its next step (AllocateRanks) within this limit. A side that is kept
+// whole in numbers is stored without a lift. The plan's method is "palu" or
+// "uniform".
+// Errors: INVALID_ARGUMENT for a group size that does not divide the number of
+//   KV heads (of a tensor-parallel rank), and for a `keep` too small for the
+//   least ranks; FAILED_PRECONDITION if the search needs a calibration with
+//   Fisher information and there is none.
 absl::StatusOr<kvasir::v1::KvPlan> PlanPalu(const PlanRequest& request,
                                             const PaluOptions& options);
 

@@ -1,6 +1,6 @@
-// Distributes a budget of ranks over groups in proportion to their scores.
-// Ranks are multiples of a number, and the budget holds after the rounding.
-// Without libtorch.
+// Distributes a number of kept ranks over groups in proportion to their scores.
+// Ranks are rounded to multiples of a number, and their sum does not exceed the
+// target after the rounding. Does not use libtorch.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace kvasir::compress {
 
-// One rank to decide. All `copies` groups get it: the groups of a module, or
-// the same group on every tensor-parallel rank.
+// A rank that is to be decided. It is used by `copies` groups: all groups of a
+// module, or the same group on every tensor-parallel rank.
 struct RankUnit {
-  double score = 0;  // of one copy; finite, >= 0
+  double score = 0;  // of one of the groups; finite, >= 0
   int64_t max_rank = 0;
   int64_t copies = 1;
 };
@@ -21,29 +21,29 @@ struct RankUnit {
 // A unit's rank is a multiple of `multiple` or its max_rank, and never 0.
 struct RankPool {
   std::vector<RankUnit> units;
-  int64_t target = 0;  // limit of copies * rank, summed over units
+  int64_t target = 0;  // upper limit for the sum of copies * rank
   int64_t multiple = 1;
 };
 
-// Returns the ranks of the units. Shares are proportional to the scores, except
-// for units that reach their least or greatest rank; the rest is distributed to
-// the others, again in proportion. Shares are rounded down. The remainder is
-// given out in steps of one multiple, to the largest fraction first, as long as
-// a step fits. So the sum never exceeds the target, and no unit below its
-// maximum could still take its next step. Ties go to the earlier unit. Units of
-// equal scores and maxima differ by at most one step.
+// Returns the rank of each unit. Shares of the target are proportional to the
+// scores, except for units that reach their least or greatest rank; what
+// remains is distributed to the other units, again in proportion. Shares are
+// rounded down. The remainder is given out in steps of one multiple, first to
+// the unit that lost the largest fraction, as long as a step fits. So the sum
+// never exceeds the target, and no unit below its maximum could still take its
+// next step. Among equals the earlier unit is preferred. Units with equal
+// scores and maxima differ by at most one step.
 // Errors: INVALID_ARGUMENT for scores that are negative, not finite or all
 //   zero, and for a target below the least ranks.
 absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool);
 
-// Only the rounding, for shares that were found elsewhere (scores are not
+// Does only the rounding of AllocateRanks, for given shares (scores are not
 // read). Shares are clamped to the units' least and greatest ranks. The sum of
-// the clamped shares must not exceed the target by more than the rounding of a
-// double.
+// the clamped shares must not exceed the target by more than a rounding error.
 absl::StatusOr<std::vector<int64_t>> RoundRanks(
     const RankPool& pool, const std::vector<double>& shares);
 
-// The sum of copies * rank.
+// The sum of copies * rank over all units.
 int64_t TotalRank(const RankPool& pool, const std::vector<int64_t>& ranks);
 
 // The least rank of a unit: one multiple, or its maximum if that is less.

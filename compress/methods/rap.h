@@ -1,5 +1,5 @@
-// RAP: keys keep whole RoPE pairs of their heads; values become low-rank
-// latents.
+// RAP: only the most important RoPE pairs of each key head are kept; values
+// become low-rank latents.
 #pragma once
 
 #include <string>
@@ -11,10 +11,10 @@
 
 namespace kvasir::compress {
 
-// How the pairs of a head are ranked.
+// What the score of a head's RoPE pair is.
 enum class PairScore {
-  kFisher,     // Fisher information of its two rows
-  kMagnitude,  // mean over tokens of its squared length
+  kFisher,     // the Fisher information of the pair's two rows of k_proj
+  kMagnitude,  // the mean over tokens of the pair's squared length
 };
 absl::StatusOr<PairScore> ParsePairScore(const std::string& name);
 std::string PairScoreName(PairScore score);
@@ -26,9 +26,10 @@ struct RapOptions {
   Decomposition decomposition = Decomposition::kWhitened;
 };
 
-// All heads of a layer keep equally many pairs; each keeps its own best ones,
-// and its query heads take the same (FOLD). Dims that do not rotate, and
-// values, become absorbed low-rank latents per head. Method "rap".
+// All heads of a layer keep the same number of pairs. Each KV head keeps the
+// pairs with its best scores, and its query heads keep the same pairs (FOLD).
+// Dims that do not rotate, and values, become absorbed low-rank latents of
+// single heads. The plan's method is "rap".
 // Errors: those of ShareBudget; INVALID_ARGUMENT for weights that are not
 //   finite.
 absl::StatusOr<kvasir::v1::KvPlan> PlanRap(const PlanRequest& request,

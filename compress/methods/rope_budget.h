@@ -1,5 +1,5 @@
-// Budgets of the planners on RoPE pairs: how much of the keys and values each
-// layer keeps.
+// Decides how much of its keys and values each layer keeps, for the planners
+// that work on RoPE pairs (RAP and commuting).
 #pragma once
 
 #include <cstdint>
@@ -15,40 +15,42 @@ namespace kvasir::compress {
 
 // The score that determines the kept share of a layer's side.
 enum class BudgetScore {
-  kUniform,     // the same share everywhere
-  kFisher,      // Fisher information, summed over its weights
-  kFisherRoot,  // the sum of the roots of each weight's information
-  kEnergy,      // keys: a measure that the planner provides; values: uniform
+  kUniform,     // the same share in every layer
+  kFisher,      // the Fisher information, summed over the side's weights
+  kFisherRoot,  // the sum of the square roots of each weight's information
+  kEnergy,      // for keys the planner's `key_energy`; for values uniform
 };
 absl::StatusOr<BudgetScore> ParseBudgetScore(const std::string& name);
 std::string BudgetScoreName(BudgetScore score);
 
 struct BudgetOptions {
   BudgetScore score = BudgetScore::kFisherRoot;
-  // Values stay whole; only keys are reduced to meet the kept share.
+  // If true, values are not compressed; only keys are reduced to meet the kept
+  // share.
   bool keep_values = false;
-  // Kept share of the key numbers; values get what `keep` leaves for them, at
-  // most all of their numbers. Not together with keep_values, where `keep`
-  // determines the keys' share.
+  // The kept share of the key numbers. Values get the rest of what `keep`
+  // allows, at most all of their numbers. Must not be set together with
+  // keep_values, where `keep` already determines the keys' share.
   std::optional<double> key_keep;
 };
 std::string BudgetOptionsText(const BudgetOptions& options);
 
 // The sizes of a layer's latents, in numbers per token.
 struct LayerBudget {
-  int64_t pair_dims = 0;   // per key group: dims that rotate, even
-  int64_t rest_rank = 0;   // per key group: dims that do not rotate
-  int64_t value_rank = 0;  // per KV head; D: whole values
+  int64_t pair_dims =
+      0;  // of a key group: kept dims that rotate, an even number
+  int64_t rest_rank = 0;  // of a key group: rank of the dims that do not rotate
+  int64_t value_rank = 0;  // of a KV head; D: whole values
 };
 
-// Shares, multiples, groups and calibration must have been checked
-// (CheckPlanRequest, HeadGroups). With scores by Fisher information, keys and
+// Returns the budget of each layer. The request and the groups must have passed
+// CheckPlanRequest and HeadGroups. With scores by Fisher information, keys and
 // values of all layers share one pool, unless key_keep or keep_values separate
 // the sides; otherwise each side has its own pool. All groups of a layer keep
-// equally many pairs and have equal ranks. `key_energy` [L] is for kEnergy. The
-// sum of a pool never exceeds its budget. It is below the budget by less than
-// the smallest step that one of its units could still take: rank_multiple (or
-// EvenMultiple) in every group of a layer.
+// the same number of pairs and have equal ranks. `key_energy` [L] is for
+// kEnergy. A pool never gives out more than its budget. What it does not give
+// out is too little for the next step of any layer, which is rank_multiple (or
+// EvenMultiple) numbers in each of the layer's groups.
 // Errors: INVALID_ARGUMENT for a share that is out of range or leaves a side
 //   nothing, for both key_keep and keep_values, and for kEnergy without
 //   key_energy; FAILED_PRECONDITION if Fisher information is needed and
@@ -58,12 +60,12 @@ absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
     const std::vector<HeadGroup>& groups,
     const std::vector<double>& key_energy = {});
 
-// The number of kept dims of a rotating group is a multiple of this: the
+// The number of dims that a rotating group keeps is a multiple of this: the
 // request's rank multiple, or twice that if it is odd.
 int64_t EvenMultiple(const PlanRequest& request);
 
-// The value part of a layer, with equal ranks for all heads. If nothing was
-// removed, the values are stored whole.
+// The value part of a layer, with the same rank for each head. If `rank` is the
+// whole width of a head, the part stores whole values.
 kvasir::v1::Part ValuePart(const PlanRequest& request, int64_t layer,
                            int64_t rank);
 

@@ -1,5 +1,5 @@
-// Chooses which pairs of a head and which complex channels of a group are kept
-// when their number is known. Pure arithmetic without libtorch.
+// Chooses which pairs of a head, and which complex channels of a group, are
+// kept when it is known how many. Does not use libtorch.
 #pragma once
 
 #include <cstdint>
@@ -7,22 +7,23 @@
 
 namespace kvasir::compress {
 
-// The indices of the `count` greatest of `scores`, ascending. The lower index
-// is preferred among equal scores.
+// Returns the indices of the `count` greatest scores, ascending. Among equal
+// scores the lower index is preferred.
 std::vector<int64_t> BestIndices(const std::vector<double>& scores,
                                  int64_t count);
 
-// Energies of a group's complex channels: [pair][term], falling inside a pair.
+// The energy of each complex channel of a group: [pair][term], in falling order
+// for each pair.
 using PairEnergies = std::vector<std::vector<double>>;
 
-// Number of terms that a group keeps at each pair, when it keeps its `count`
-// largest ones.
+// Returns how many terms a group keeps at each pair if it keeps the `count`
+// terms with the most energy.
 std::vector<int64_t> BestTerms(const PairEnergies& energies, int64_t count);
 
-// Number of channels of each group when all get `total` channels, in blocks of
-// `step` (the last block of a group may be smaller). The blocks of most energy
-// per channel are taken, and at least one block of each group. CHECK: `total`
-// suffices for that.
+// Distributes `total` channels over the groups and returns the number that each
+// gets. Channels are taken in blocks of `step` (the last block of a group may
+// be smaller): at least one block of each group, and then the blocks with the
+// most energy per channel. CHECK: `total` suffices for one block of each group.
 std::vector<int64_t> ShareChannels(const std::vector<PairEnergies>& groups,
                                    int64_t step, int64_t total);
 

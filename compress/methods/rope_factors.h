@@ -1,11 +1,11 @@
-// RoPE-commuting factors. A pair of a key is one complex number, and RoPE
-// multiplies it by another. So every complex-linear map across the heads of a
-// group at the same pair commutes with RoPE.
-// With Z [s, M] the group's rows at a pair as complex numbers, w its heads'
-// weights and the input Gram L LT, the factors are those of diag(w) Z L = U S
-// VH. Left singular vectors suffice: the latent S VH L^-1 x is UH diag(w) Z x.
-// U comes from the eigenvectors of the pair's key covariance [s, s]; nothing is
-// inverted, so a singular Gram does no harm.
+// Low-rank factors that commute with RoPE. A RoPE pair of a key is a complex
+// number, which RoPE multiplies by another complex number. So every
+// complex-linear map across the heads of a group, at the same pair, commutes
+// with RoPE. With Z [s, M] the group's rows at a pair as complex numbers, w its
+// heads' weights and the input Gram L LT, the factors are those of diag(w) Z L
+// = U S VH. Left singular vectors suffice: the latent S VH L^-1 x is UH diag(w)
+// Z x. U comes from the eigenvectors of the pair's key covariance [s, s];
+// no matrix is inverted, so a singular Gram does no harm.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -33,18 +33,19 @@ ProjectedMoments MomentsOfProjection(const at::Tensor& weight,
                                      const LayerCalibration& calibration,
                                      int64_t num_tokens);
 
-// Weights of queries at each KV head and pair, [Hkv, pairs]: the root of the
-// energy that the head's query heads have there. Smaller energies than `floor`
-// times the layer's mean are raised to that. A layer without any energy has
-// weights of one. Energies must be finite (MakePairStatistics checks them).
+// Weights of each KV head and pair, [Hkv, pairs]: the square root of the energy
+// that the queries of this KV head have at the pair. Energies smaller than
+// `floor` times the layer's mean are raised to this bound. If all energies of
+// the layer are 0, all weights are 1. Energies must be finite
+// (MakePairStatistics checks this).
 at::Tensor QueryWeights(const model::DecoderSpec& spec,
                         const at::Tensor& query_energy, double floor);
 
-// INVALID_ARGUMENT for weights whose floor is not finite and above 0, because
-// the lift divides by them.
+// INVALID_ARGUMENT if query_floor is not finite or not above 0. The lift
+// divides by the weights, so none may be 0.
 absl::Status CheckCommutingWeights(const CommutingWeights& weights);
 
-// Input of the factors of a layer's keys.
+// What the factors of a layer's keys are computed from.
 struct PairStatistics {
   at::Tensor key_gram;  // [Hkv * D, Hkv * D] of keys before their rotation
   at::Tensor weights;   // [Hkv, pairs]
@@ -60,26 +61,27 @@ struct PairStatisticsRequest {
   Decomposition decomposition = Decomposition::kWhitened;
   CommutingWeights weights;
 };
-// FAILED_PRECONDITION if a calibration is needed and missing; INVALID_ARGUMENT
-// for query energies or weights that are not finite. Throws c10::Error.
+// Errors: FAILED_PRECONDITION if a calibration is needed and missing;
+// INVALID_ARGUMENT for query energies or weights that are not finite. Throws
+// c10::Error.
 absl::StatusOr<PairStatistics> MakePairStatistics(
     const PairStatisticsRequest& request);
 
-// The spectrum of one group at one pair: the falling squares of the singular
-// values of diag(w) Z L.
+// The spectrum of one group at one pair: the singular values of diag(w) Z L,
+// and its left singular vectors.
 struct PairSpectrum {
-  at::Tensor energies;  // [s], squared singular values
-  // [s, s] complex, one vector a column. The largest entry of each is real and
-  // positive, so that a checkpoint does not depend on the library that found
-  // it.
+  at::Tensor energies;  // [s], squared singular values, falling
+  // [s, s] complex, one vector in each column. Each vector is multiplied by a
+  // phase that makes its largest entry real and positive, so that a checkpoint
+  // does not depend on the linear algebra library in use.
   at::Tensor vectors;
 };
 PairSpectrum SpectrumOfPair(const model::DecoderSpec& spec,
                             const PairStatistics& statistics,
                             const std::vector<int64_t>& heads, int64_t pair);
 
-// The terms of one group, ordered by rising pairs and by terms inside a pair: C
-// in all.
+// The complex channels of one group, C in all, ordered by pair. At pairs[i] the
+// group keeps the first rank_per_pair[i] vectors of the spectrum.
 struct CommutingGroup {
   std::vector<int64_t> heads;
   std::vector<int64_t> pairs;
