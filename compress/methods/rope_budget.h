@@ -37,8 +37,7 @@ std::string BudgetOptionsText(const BudgetOptions& options);
 
 // The sizes of a layer's latents, in numbers per token.
 struct LayerBudget {
-  int64_t pair_dims =
-      0;  // of a key group: kept dims that rotate, an even number
+  int64_t pair_dims = 0;  // of a key group: even number of kept dims
   int64_t rest_rank = 0;  // of a key group: rank of the dims that do not rotate
   int64_t value_rank = 0;  // of a KV head; D: whole values
 };

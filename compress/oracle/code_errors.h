@@ -1,4 +1,5 @@
-// Sums up the error of codes per token. Evictions use it.
+// Sums up the errors that codes make in each token's key and value. Evictions
+// may depend on these errors.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,19 +11,20 @@
 
 namespace kvasir::compress {
 
-// Threads: one caller. Gradients do not pass.
+// Threads: one caller. The errors are not part of the autograd graph.
 class CodeErrors {
  public:
   explicit CodeErrors(int64_t num_kv_heads) : num_kv_heads_(num_kv_heads) {}
 
-  // Adds the errors of the latents of a part, side by side [B, T, sum of R'].
+  // Adds the errors `lost` of a part's latents, side by side, [B, T, sum of
+  // R'].
   void AddLatents(plan::Side side, const ProgramPart& part,
                   const at::Tensor& lost);
-  // Adds the errors of heads [B, T, Hkv, d].
+  // Adds the errors `lost` of whole heads, [B, T, Hkv, d].
   void AddHeads(plan::Side side, const at::Tensor& lost);
 
-  // Sums of squares [B, T, Hkv]. The error of a latent counts for the first of
-  // its heads. Undefined if nothing is coded.
+  // Sums of squared errors, [B, T, Hkv]. The error of a latent is added to the
+  // first of the heads that share it. Undefined if nothing is coded.
   const at::Tensor& key() const { return key_; }
   const at::Tensor& value() const { return value_; }
 

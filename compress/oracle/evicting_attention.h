@@ -1,5 +1,6 @@
-// Causal attention of a layer that evicts tokens. Each token sees what the
-// cache of its unit would hold at that time.
+// Causal attention of a layer that evicts tokens. Each query sees the tokens
+// that the cache would hold at that time for its unit (KV heads that evict
+// together).
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,42 +15,46 @@
 
 namespace kvasir::compress {
 
-// The eviction of one layer, and which tokens of a sequence are its prompt.
+// How one layer evicts tokens, and which tokens of a sequence are its prompt.
 struct EvictionRule {
   plan::LayerEviction layer;
-  // Seed. If set, the slots between sinks and recent tokens are kept at random:
-  // a baseline that no plan has.
+  // If set, it is the seed of a random choice of the kept slots between sinks
+  // and recent tokens: a baseline that no plan can express.
   std::optional<uint64_t> random_seed;
-  // Number of first tokens of a sequence that are its prompt; 0: all.
+  // Length of the prompt at the beginning of each sequence; 0: the whole
+  // sequence.
   int64_t prompt_tokens = 0;
 };
 
 struct EvictionInputs {
   const EvictionRule* rule = nullptr;
-  // Squared errors of what is stored, [B, T, Hkv]. The error of a latent counts
-  // for the first of its heads. Undefined if nothing is coded. The rule sees
-  // the root of a unit's sum, rounded to one byte (base::EncodeError).
+  // Squared errors of stored keys and values, [B, T, Hkv]. The error of a
+  // latent is that of the first of the heads that share it. Undefined if
+  // nothing is coded. The rule gets the square root of the sum over a unit's
+  // heads, rounded to one byte (base::EncodeError).
   at::Tensor key_error;
   at::Tensor value_error;
-  // For rolling positions: returns `heads` [of a unit, ..., n, width] of keys
-  // or queries, which stand at positions `from` [n], as they are at positions
-  // `to`.
+  // For rolling positions: takes keys or queries `heads` [heads of the unit,
+  // ..., n, width] that were rotated for positions `from` [n], and returns them
+  // rotated for positions `to` [n].
   std::function<at::Tensor(const at::Tensor& heads,
                            const std::vector<int64_t>& unit,
                            const at::Tensor& from, const at::Tensor& to)>
       move;
-  // If set, receives the positions that a unit keeps after `length` tokens.
+  // If set, receives the positions of the tokens that a unit keeps after the
+  // first `length` tokens of a sequence.
   std::function<void(int64_t batch, int64_t unit, int64_t length,
                      const std::vector<int64_t>& positions)>
       on_kept;
 };
 
-// As CausalAttention, but without a sliding window (CHECK). Keys and queries
-// come at the positions of their tokens. If the rule has rolling positions,
-// they are moved to those of their slots (CHECK: there is `move`), and a
-// query's own token takes the slot after all that are held. The result is that
-// of token-by-token computation. It is computed in blocks, because between two
-// points of eviction all queries of a unit see the same older slots.
+// CausalAttention with eviction and without a sliding window (CHECK). Keys and
+// queries are rotated for the positions of their tokens. If the rule has
+// rolling positions, they are moved to the positions of their slots (CHECK:
+// `move` is set), and a query's own token takes the slot after all held slots.
+// The result is the same as if tokens were computed one by one. It is computed
+// in blocks, because between two evictions all queries of a unit see the same
+// older slots.
 at::Tensor EvictingAttention(const AttentionInputs& inputs,
                              const EvictionInputs& eviction);
 

@@ -1,6 +1,7 @@
-// Codes and decodes latents: returns the numbers that come back out of the
-// cache, and the codes in between. The rule is that of docs/artifact.md, in
-// float32 IEEE arithmetic, so that an engine can be compared code by code.
+// Codes and decodes latents: returns the numbers that are read back from the
+// cache, and the codes that it stores. Follows the rules of docs/artifact.md in
+// float32 IEEE arithmetic, so that an engine's codes can be compared one by
+// one.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,38 +15,39 @@
 
 namespace kvasir::compress {
 
-// A codec, applied to the channels of one latent.
+// The codec of one latent, resolved to the latent's channels.
 struct LatentCodec {
-  // Stored channels [begin, begin + width) with the same bits. Per token they
-  // share one minimum and scale.
+  // Stored channels [begin, begin + width), which have the same bits and, in
+  // each token, share one minimum and scale.
   struct Run {
     int64_t begin = 0;
     int64_t width = 0;
     int bits = 0;
   };
-  // Type of the numbers; unspecified if `runs` hold codes.
+  // Type of the stored numbers; unspecified if codes are stored (`runs`).
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   std::vector<Run> runs;
-  // Type of the stored minima and scales of a token.
+  // Type in which a token's minima and scales are stored.
   kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   bool channel_static = false;
-  std::vector<float> levels;  // of a token's normalized numbers; empty for
-                              // other codecs
+  std::vector<float> levels;  // to which normalized numbers are rounded; //
+                              // empty for codecs without levels
   // [R', R'] float32 for HADAMARD_ONLINE; otherwise undefined.
   at::Tensor hadamard;
   int64_t stored_width = 0;  // R'
 };
 
-// The channels of a run share one range, as in the cache's layout.
-// Unimplemented for codecs that depend on a whole sequence (CHANNEL_SEQUENCE,
-// BASIS_SEQUENCE).
+// Makes the codec of a plan's latent, with the same runs as in the cache's
+// layout. Unimplemented for codecs that depend on a whole sequence
+// (CHANNEL_SEQUENCE, BASIS_SEQUENCE).
 absl::StatusOr<LatentCodec> MakeLatentCodec(const plan::ResolvedPart& part,
                                             const plan::ResolvedLatent& latent);
-// The codec of `rank` channels; plan::ValidatePlan must have accepted it.
+// Makes the codec of a latent with `rank` channels. `codec` must have been
+// accepted by plan::ValidatePlan.
 absl::StatusOr<LatentCodec> MakeLatentCodec(const kvasir::v1::Codec& codec,
                                             int64_t rank);
 
-// Ranges of CHANNEL_STATIC, float32 on the CPU.
+// The ranges of a latent's channels for CHANNEL_STATIC, float32 on the CPU.
 struct StaticRange {
   at::Tensor minimum;  // [R']
   at::Tensor scale;    // [R']
@@ -53,19 +55,19 @@ struct StaticRange {
 
 struct CodedLatent {
   at::Tensor values;  // decoded, in the shape of the input [..., R']
-  // uint8 [..., R'] on the CPU; undefined for a dtype. With HADAMARD_ONLINE
-  // they are the codes of the product with the matrix.
+  // uint8 [..., R'] on the CPU; undefined if numbers are stored. With
+  // HADAMARD_ONLINE they are the codes of the product with the Hadamard matrix.
   at::Tensor codes;
-  // Stored parameters of PER_TOKEN, float32 [..., runs] on the CPU.
+  // The parameters that PER_TOKEN stores, float32 [..., runs] on the CPU.
   // PER_TOKEN_NORM has only the scale.
   at::Tensor minimum;
   at::Tensor scale;
-  int64_t num_clamped = 0;  // codes outside a CHANNEL_STATIC range
+  int64_t num_clamped = 0;  // numbers outside their CHANNEL_STATIC range
 };
 
 struct CodeOptions {
   const StaticRange* range = nullptr;  // needed for CHANNEL_STATIC
-  bool keep_codes = false;             // fill codes, minimum and scale
+  bool keep_codes = false;             // fill `codes`, `minimum` and `scale`
 };
 
 // Codes every row of `latent` [..., R'] and decodes it again. Gradients pass as

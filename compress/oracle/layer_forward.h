@@ -1,10 +1,10 @@
-// One decoder layer under its plan, as pure functions of its tensors: the
-// oracle of what an engine must compute. Differentiable in every tensor.
+// Computes one decoder layer under its plan. The functions depend only on their
+// arguments, define what an engine must compute, and are differentiable in
+// every tensor.
 // Threads: all functions may run in several threads at once, if shared hooks
 //   allow it.
-// Errors: errors of the plan's codecs (FakeQuant), with layer and side. May
-//   throw c10::Error, which callers catch where they enter libtorch
-//   (CatchTorch).
+// Errors: those of CodeLatent, with layer and side. May throw c10::Error, which
+//   callers catch with CatchTorch.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -27,7 +27,8 @@
 namespace kvasir::compress {
 
 // Observes the steps of a layer. All tensors are part of the autograd graph and
-// must not be changed. The calls of one layer come in this order.
+// must not be changed. For each layer the functions are called in the order
+// below.
 class LayerObserver {
  public:
   virtual ~LayerObserver() = default;
@@ -35,9 +36,10 @@ class LayerObserver {
   virtual void OnAttentionInput(int64_t /*layer*/, const at::Tensor& /*x*/) {}
   // Queries and keys [B, T, H, D] before and after their rotation, and values,
   // as rebuilt from what the plan stores. The rotation is by the positions of
-  // the tokens, even if the positions of slots roll. Queries are not reported
-  // if q_proj is folded, keys before their rotation not if they are stored
-  // after it, and keys or values not if their lift is folded away.
+  // the tokens, even if the plan has rolling positions. Queries are not
+  // reported if q_proj is folded. Keys before their rotation are not reported
+  // if they are stored after it. Keys or values whose lift is folded into
+  // q_proj or o_proj are not reported.
   virtual void OnQuery(int64_t /*layer*/, const at::Tensor& /*query*/) {}
   virtual void OnKey(int64_t /*layer*/, const at::Tensor& /*key*/) {}
   virtual void OnRotatedKey(int64_t /*layer*/, const at::Tensor& /*key*/) {}
@@ -57,33 +59,33 @@ class LayerObserver {
                       const std::vector<int64_t>& /*positions*/) {}
 };
 
-// Number of codes in ranges that were fixed before, and of those that were
-// clamped.
+// Number of codes in static ranges, and how many of them were clamped.
 struct ClampCount {
   std::atomic<int64_t> codes{0};
   std::atomic<int64_t> clamped{0};
 };
 
-// Replaces a cache that no plan expresses: returns keys and values as they
-// would come back from that cache. All tensors are [B, T, H, D].
+// Imitates a cache that no plan can express: returns keys and values as they
+// would be read back from that cache. All tensors are [B, T, H, D].
 class CacheTransform {
  public:
   struct Seen {
     at::Tensor values;
-    // Tokens nearest to the query (including its own) that it sees as they were
-    // before the transform; 0: none.
+    // Number of tokens nearest to the query (including its own) that the query
+    // sees as they were before the transform; 0: none.
     int64_t exact_window = 0;
-    // Codes in ranges that were fixed before, and those that were clamped.
+    // Number of codes in static ranges, and how many of them were clamped.
     int64_t codes = 0;
     int64_t clamped = 0;
   };
   virtual ~CacheTransform() = default;
-  // Transforms keys before their rotation. Every query sees the same result.
+  // Transforms keys before their rotation. All queries see the result, so its
+  // exact_window must be 0.
   virtual absl::StatusOr<Seen> Key(int64_t /*layer*/,
                                    const at::Tensor& key) const {
     return Seen{key, 0};
   }
-  // `query` is rotated, without the softmax scale.
+  // `query` is already rotated, but not multiplied by the softmax scale.
   virtual absl::StatusOr<Seen> RotatedKey(int64_t /*layer*/,
                                           const at::Tensor& key,
                                           const at::Tensor& /*query*/) const {
@@ -101,16 +103,16 @@ using EvictionRules = std::vector<std::optional<EvictionRule>>;
 
 struct LayerHooks {
   LayerObserver* observer = nullptr;
-  // Null: the plan's eviction, with all tokens of a sequence as its prompt.
+  // Null: the plan's eviction, with the whole sequence as the prompt.
   const EvictionRules* eviction = nullptr;
   // Only for uncompressed models.
   const CacheTransform* transform = nullptr;
-  // If false, latents are not coded, as if every codec were exact.
+  // If false, latents are not coded: attention sees them unchanged.
   bool code_latents = true;
   // If true, the attention ends when the observer has seen all latents, and
   // returns an undefined tensor.
   bool only_latents = false;
-  // Receives the number of codes of CHANNEL_STATIC and of a transform.
+  // Counts the codes of CHANNEL_STATIC and of a transform; may be null.
   ClampCount* clamp_count = nullptr;
 };
 
@@ -122,8 +124,8 @@ absl::StatusOr<at::Tensor> LayerForward(const LayerProgram& program,
                                         const at::Tensor& hidden,
                                         const LayerHooks& hooks = {});
 
-// Only the attention: takes x [B, T, M] after the norm and returns what is
-// added to hidden.
+// Computes only the attention: takes x [B, T, M] after the norm and returns
+// what is added to the hidden states.
 absl::StatusOr<at::Tensor> AttentionForward(const LayerProgram& program,
                                             const TensorMap& tensors,
                                             const Rotation& rotation,

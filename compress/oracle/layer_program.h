@@ -1,5 +1,6 @@
-// A layer's plan in executable form: the tensors of the layer, and how their
-// rows map to heads, RoPE pairs and channels. Follows docs/artifact.md only.
+// A layer's plan in executable form: which tensors the layer has, and how their
+// rows map to heads, RoPE pairs and channels. Depends on nothing but
+// docs/artifact.md.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -20,10 +21,11 @@
 
 namespace kvasir::compress {
 
-// One latent of a part, which `heads` share.
+// One latent of a part, shared by `heads`.
 struct ProgramLatent {
   std::vector<int64_t> heads;  // KV heads, ascending
-  int64_t offset = 0;          // within the part's stored channels
+  int64_t offset =
+      0;  // first of the part's stored channels that is the latent's
   LatentCodec codec;
   // For rope_low_rank: the RoPE pair of each complex channel [C].
   std::vector<int64_t> channel_pairs;
@@ -36,14 +38,14 @@ struct ProgramLatent {
 // One part of a side. Index tensors are int64 on the program's device.
 struct ProgramPart {
   plan::Space space = plan::Space::kFull;
-  int index = 0;            // in plan::ResolvedSide::parts
+  int index = 0;            // index in plan::ResolvedSide::parts
   std::string prefix;       // "self_attn.k_proj" or "self_attn.k_proj.part{p}"
   std::string lift_prefix;  // plan::ResolvedPart::lift_prefix
   bool coded = true;        // false for the uncompressed model
   bool post_rope = false;
-  // True if the lift is part of q_proj or o_proj, so that attention runs over
-  // the latents themselves. Never set for rope_pairs, whose FOLD only leaves
-  // out rows.
+  // True if the lift is folded into q_proj or o_proj, so that attention works
+  // on the latents themselves. Always false for rope_pairs, whose FOLD only
+  // leaves out rows of q_proj.
   bool folds = false;
   bool has_bias = false;     // the projection has a bias
   bool has_up_bias = false;  // the lift has a bias
@@ -52,11 +54,13 @@ struct ProgramPart {
   std::vector<ProgramLatent> latents;
   int64_t stored_width = 0;   // sum of R'
   int64_t widest_latent = 0;  // the greatest R'
-  // Ascending dims of each KV head that the part's lift gives, [Hkv][d]. (The
-  // dims of RoPE pairs come first.) rope_low_rank gives all rotary dims, with
-  // zeros in pairs that it does not hold.
+  // The dims of each KV head that the part's lift computes, [Hkv][d],
+  // ascending. (The dims of RoPE pairs come first.) The lift of rope_low_rank
+  // computes all rotary dims, and gives 0 for pairs that the part does not
+  // hold.
   std::vector<std::vector<int64_t>> lifted_dims;
-  // Dims that the part holds, [Hkv][...]. A folded q_proj has rows for them.
+  // The dims of each KV head that the part stores, [Hkv][...]. A folded q_proj
+  // has rows for these dims.
   std::vector<std::vector<int64_t>> held_dims;
   at::Tensor lifted_index;  // [Hkv, d]; undefined if the part lifts all D dims
   at::Tensor head_order;  // Brings lifted heads into ascending order; undefined
@@ -74,9 +78,9 @@ struct ProgramPart {
   // * C].
   at::Tensor head_channel_pairs;
 
-  // Number of complex channels of the widest latent of a rope_low_rank part.
+  // For rope_low_rank: number of complex channels of the widest latent.
   int64_t widest_complex() const { return widest_latent / 2; }
-  // True if the part is stored as codes and not as numbers of a type.
+  // True if the part is stored as codes, false if as numbers of a type.
   bool holds_codes() const {
     return coded &&
            latents.front().codec.dtype == kvasir::v1::DATA_TYPE_UNSPECIFIED;
@@ -88,11 +92,11 @@ struct LayerProgram {
   model::DecoderSpec spec;
   int64_t layer = 0;
   bool rotates = false;
-  int64_t sliding_window = 0;  // 0: all keys before the query
+  int64_t sliding_window = 0;  // 0: no sliding window
   std::vector<ProgramPart> key;
   ProgramPart value;
   bool joint = false;  // the values share the latents of the last key part
-  // The tokens that a side keeps exact.
+  // How many tokens a side keeps exact.
   struct ExactTokens {
     int64_t sinks = 0;   // first tokens of a sequence; 0: none
     int64_t window = 0;  // nearest to the query; 0: none
@@ -102,26 +106,29 @@ struct LayerProgram {
   ExactTokens value_exact;
   std::optional<plan::LayerEviction> eviction;
 
-  // True if q_proj's rows are not those of the base model, because a key part
-  // folds.
+  // True if q_proj's rows differ from those of the base model because a key
+  // part folds.
   bool query_is_folded = false;
-  // True if a key part is attended to in the dims of a head.
+  // True if at least one key part does not fold, so that attention also
+  // compares queries and keys in the dims of a head.
   bool has_plain_key = true;
-  // If q_proj is folded: its rows for the plain dims, [Hq * D], and for each
-  // key part that folds, [Hq * widest_latent]. The number of its rows stands
-  // for a zero row.
+  // If q_proj is folded: indices of its rows for the dims of parts that do not
+  // fold, [Hq * D], and for each key part that folds, [Hq * widest_latent]. An
+  // index equal to the number of q_proj's rows stands for a row of zeros.
   at::Tensor plain_query_rows;
   std::vector<at::Tensor> folded_query_rows;  // by key part
-  // If values fold: the columns of [Hq * widest_latent] that o_proj takes.
+  // If values fold: the indices of the columns of [Hq * widest_latent] that
+  // o_proj reads.
   at::Tensor output_columns;
 
   bool has_o_bias = false;
-  // Names after "model.layers.{l}.".
+  // By their names without the prefix "model.layers.{l}.".
   std::vector<plan::RequiredTensor> attention_tensors;
 };
 
-// The program of one layer. If `plan` is null, it is the uncompressed layer,
-// without codes. The plan must have been accepted by plan::ValidatePlan.
+// Makes the program of one layer. If `plan` is null, it is that of the
+// uncompressed layer, without codes. The plan must have been accepted by
+// plan::ValidatePlan.
 // Errors: Unimplemented, naming layer and side, for features that the reference
 //   decoder does not apply (ANCHORED, selection, ranges per sequence);
 //   InvalidArgument for a space that has no tensors (low rank POST_ROPE).
@@ -130,20 +137,8 @@ absl::StatusOr<LayerProgram> MakeLayerProgram(const model::DecoderSpec& spec,
                                               int64_t layer,
                                               at::Device device = at::kCPU);
 
-// The tensors that the layer needs under this program, by names after
-// "model.layers.{l}.".
-enum class Ranges {
-  kRequired,
-  kNotYet
-};  // whether ranges of CHANNEL_STATIC
-    // codecs must be there
-std::vector<model::RequiredTensor> LayerTensors(
-    const LayerProgram& program, Ranges ranges = Ranges::kRequired);
-
-// InvalidArgument, naming layer and tensor, with the shape that is needed and
-// the one that is there.
-absl::Status CheckLayerTensors(const LayerProgram& program,
-                               const TensorMap& tensors,
-                               Ranges ranges = Ranges::kRequired);
-
-}  // namespace kvasir::compress
+// Whether tensors must include the ranges of CHANNEL_STATIC codecs, or these do
+// not exist yet.
+enum class Ranges { kRequired, kNotYet };
+// The tensors that the layer needs under this program, by their names without
+// the prefix "model.layers.{l}.".

@@ -1,4 +1,5 @@
-// Moves keys and queries to other positions than those they were rotated for.
+// Rotates keys and queries from the positions that they were rotated for to
+// other positions.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -11,9 +12,9 @@
 
 namespace kvasir::compress {
 
-// Implements EvictionInputs::move. The heads are what queries and keys of the
-// layer are multiplied by: the dims of a head, then the latents of parts that
-// fold. `rotation` has all of the positions from 0 on.
+// Implements EvictionInputs::move. A row of `heads` is what attention takes the
+// dot product of: the dims of a head, then the latents of parts that fold.
+// `rotation` must include all positions in `from` and `to` and begin at 0.
 at::Tensor MoveHeads(const LayerProgram& program, const Rotation& rotation,
                      const at::Tensor& heads, const std::vector<int64_t>& unit,
                      const at::Tensor& from, const at::Tensor& to);

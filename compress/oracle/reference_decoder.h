@@ -21,21 +21,22 @@ namespace kvasir::compress {
 
 struct DecoderOptions {
   at::Device device = at::kCPU;
-  // If true, tensors may lack the ranges of CHANNEL_STATIC codecs. The decoder
-  // may then only run with LayerHooks::code_latents off, for example to find
+  // If true, the ranges of CHANNEL_STATIC codecs may be missing. The decoder
+  // must then run with LayerHooks::code_latents = false, for example to find
   // these ranges.
   bool without_ranges = false;
 };
 
-// A whole model in memory under its plan: the oracle of what is served. All of
-// its tensors and products are float32.
+// A whole model in memory under its plan: the reference that defines what an
+// engine must compute. All of its tensors and products are float32.
 // Owns: its tensors (shared with those it was made from).
 // Threads: const methods from any thread, if the hooks allow it.
-// Errors: as Status; what libtorch throws becomes Internal.
+// Errors: exceptions of libtorch become Internal.
 class ReferenceDecoder {
  public:
   // Without a plan the model is uncompressed, without codes. A plan must pass
-  // plan::ValidatePlan; the tensors must be exactly those that it needs.
+  // plan::ValidatePlan, and the checkpoint must have exactly the tensors that
+  // the plan needs.
   static absl::StatusOr<ReferenceDecoder> Load(
       const model::Checkpoint& checkpoint,
       const std::optional<kvasir::v1::KvPlan>& plan,
@@ -56,10 +57,10 @@ class ReferenceDecoder {
   absl::StatusOr<at::Tensor> Logits(const at::Tensor& ids,
                                     const LayerHooks& hooks = {}) const;
 
-  // Logits in two steps: the output of the last layer [B, T, M], and the
-  // logits of any of its rows [..., V] (float32).
+  // Logits in two steps. First, the output of the last layer, [B, T, M].
   absl::StatusOr<at::Tensor> LastHidden(const at::Tensor& ids,
                                         const LayerHooks& hooks = {}) const;
+  // Second, the logits [..., V] (float32) of any rows of that output.
   absl::StatusOr<at::Tensor> HeadLogits(const at::Tensor& hidden) const;
 
   const model::DecoderSpec& spec() const { return spec_; }
@@ -72,7 +73,7 @@ class ReferenceDecoder {
   const LayerProgram& program(int64_t index) const {
     return programs_[static_cast<size_t>(index)];
   }
-  // A rotation with at least the first `num_positions` positions.
+  // A rotation with the positions 0 .. `num_positions` - 1 and possibly more.
   Rotation RotationOf(int64_t num_positions) const;
 
  private:
@@ -84,8 +85,8 @@ class ReferenceDecoder {
   OuterTensors outer_;
   std::vector<TensorMap> layers_;
   std::vector<LayerProgram> programs_;
-  // The rotation of the longest sequence so far. (A model's context may be far
-  // longer than any sequence.)
+  // The rotation for the longest sequence so far; not for the whole context of
+  // the model, which may be far longer than any sequence.
   struct Turned {
     std::mutex mutex;
     Rotation rotation;

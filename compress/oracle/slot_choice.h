@@ -1,5 +1,5 @@
-// Chooses which slots of a unit stay at an eviction. Every engine follows this
-// rule.
+// Chooses which slots of a unit are kept at an eviction. Every engine follows
+// this rule.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +10,23 @@
 
 namespace kvasir::compress {
 
-// The scores of n slots of one unit, in their order. A list of errors may be
-// empty, which means that all errors are equal.
+// The scores of the n slots of one unit, in the order of the slots. An empty
+// list of errors means that all errors are equal.
 struct SlotScores {
-  std::span<const float> mass;  // S
+  std::span<const float> mass;  // S: the attention that the slot received
   std::span<const float> key_error;
   std::span<const float> value_error;
 };
 
-// Returns `kept` of the n slots, ascending: the first `sinks`, the last
-// `recent`, and the best of those between, the candidates. The score of a
-// candidate is
+// Returns the `kept` slots that stay, ascending: the first `sinks`, the last
+// `recent`, and those of the slots in between (the candidates) with the best
+// scores. The score of a candidate is
 //   lambda * norm(S) + (1 - lambda) * f * ((1 - norm(Ek)) + (1 - norm(Ev)))
 // Here f is the friendliness factor, and norm(x) = (x - least) / (greatest -
-// least) over the candidates, or 0 if all are equal. Equal scores prefer the
-// lower slot. All arithmetic is float32, as written. If the rule has no scores
-// (streaming), the first `sinks` and the latest slots stay. sinks + recent <=
-// kept <= n (CHECK).
+// least) over the candidates, or 0 if all are equal. Among equal scores the
+// lower slot is preferred. All arithmetic is float32, in the order that is
+// written here. If the rule has no scores (streaming), the first `sinks` and
+// the latest slots stay. sinks + recent <= kept <= n (CHECK).
 std::vector<int64_t> ChooseSlots(const plan::ResolvedEviction& rule,
                                  const SlotScores& scores, int64_t kept);
 

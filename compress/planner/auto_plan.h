@@ -1,9 +1,10 @@
-// The planner of method "auto": finds the plan of least predicted loss for a
-// number of bytes, or of fewest bytes for a predicted loss.
-// Per layer it considers every space that the speed allows, in groups of 1 ..
-// all KV heads. It measures the loss of codes of each width there
-// (layer_spaces.h) and distributes the bytes that pages count (allocation.h).
-// Windows of exact tokens are tried as fixed bytes of a sequence.
+// The planner of method "auto": finds the plan with the least predicted loss
+// for a number of bytes, or with the fewest bytes for a predicted loss. For
+// each layer it considers every space that the speed allows, with groups of 1
+// to all KV heads. It measures the loss that codes of each bit width cause
+// there (layer_spaces.h) and distributes the bytes (allocation.h). It also
+// tries different windows of exact tokens, which cost a fixed number of bytes
+// per sequence.
 #pragma once
 
 #include <cstdint>
@@ -25,22 +26,25 @@ inline constexpr int kMostProbes = 32;
 
 struct AutoOptions {
   // At least one of the two must be set.
-  std::optional<double> kv_bytes_per_token;  // includes the share of fixed
-                                             // bytes
-  std::optional<double> max_kl;              // nats per token
+  std::optional<double>
+      kv_bytes_per_token;        // includes the share of fixed bytes
+  std::optional<double> max_kl;  // predicted divergence, nats per token
   PlanSpeed speed = PlanSpeed::kCpu;
-  // Number of tokens over which the fixed bytes of a sequence are distributed;
-  // 0: 8192, or the model's context if that is less.
+  // Sequence length for which bytes per token are computed: the fixed bytes of
+  // a sequence are divided by it. 0: 8192, or the model's context if that is
+  // less.
   int64_t target_length = 0;
-  // Window lengths of exact tokens to choose from.
+  // The numbers of latest tokens kept exact from which the planner chooses.
   std::vector<int64_t> windows = {0, 8, 16, 32, 64, 128, 256};
   int64_t exact_sinks = 4;
-  // Ratio of measured to predicted loss. With probes it is fitted.
+  // Factor between measured and predicted loss. With probes it is measured and
+  // this value is ignored.
   double kappa = 1.0;
-  // Number of plans to measure, with budgets around the chosen one and without
-  // its window; at most kMostProbes; 0: none.
+  // Number of plans to measure, at most kMostProbes; 0: none. They have budgets
+  // near the chosen one, and no exact window.
   int probes = 0;
-  // Returns the divergence of a plan in nats per token. Called by one thread.
+  // Measures the divergence of a plan in nats per token, for probes. Called by
+  // one thread.
   std::function<absl::StatusOr<double>(const kvasir::v1::KvPlan&)> measure;
   int64_t granule_bytes = 0;  // granule of the device's pages
   int threads = 1;
@@ -67,35 +71,36 @@ struct DomainLoss {
   // Predicted by transforms and ranges of the other domains.
   double left_out = 0;
 
-  // How much more a domain unlike those of the text may cost.
+  // How much larger the loss on text of a new domain may be.
   double ratio() const { return left_out / predicted; }
 };
-// Domains with a larger ratio are named in a warning.
+// A warning names the domains with a larger ratio.
 inline constexpr double kDomainWarning = 1.5;
 
 struct AutoPrediction {
   double kl = 0;
-  // Bounds by the spread of the probes' kappa.
+  // Bounds of kl by the spread of kappa between the probes.
   double kl_low() const { return kl * kappa.low / kappa.median; }
   double kl_high() const { return kl * kappa.high / kappa.median; }
-  // Least and greatest prediction over domains, each left out of the
-  // calibration.
+  // The least and the greatest predicted loss of a domain that is left out of
+  // the calibration.
   double low = 0;
   double high = 0;
-  FittedKappa kappa;          // as given, if nothing was probed
+  FittedKappa kappa;          // AutoOptions::kappa if there were no probes
   double bytes = 0;           // per token, including the share of fixed bytes
   double marginal_bytes = 0;  // per additional token
   double fixed_bytes = 0;     // per sequence
   int64_t target_length = 0;
   int64_t exact_window = 0;
-  std::vector<double> channels_by_bits;  // [9], numbers of a token
+  std::vector<double>
+      channels_by_bits;  // [9], entry b: numbers per token with b bits
   double held_out_loss_ratio = 1;  // loss on held-out rows divided by loss on
                                    // fitted rows
   double clamp_rate = 0;  // clamped share of the codes on held-out rows
-  double slot_ns = 0;     // by the model of time; 0 if there is none
+  double slot_ns = 0;     // by the TimeModel; 0 if there is none
   double dense_slot_ns = 0;
   std::vector<LayerChoice> layers;
-  std::vector<CurvePoint> curve;    // with the chosen window, by rising bytes
+  std::vector<CurvePoint> curve;    // for the chosen window, by rising bytes
   std::vector<DomainLoss> domains;  // Domains with enough rows; empty if there
                                     // is only one domain.
 };
@@ -105,11 +110,12 @@ struct AutoPlan {
   AutoPrediction prediction;
 };
 
-// Uses spec, calibration (with information), weights and tp of the request.
-// Errors: INVALID_ARGUMENT for bytes below what is possible, or a loss that the
-//   bytes do not reach, with what is possible; FAILED_PRECONDITION without a
-//   calibration with information; UNIMPLEMENTED for models that rotate only a
-//   part of a head; CANCELLED; errors of `measure`.
+// Reads only spec, calibration (with information), weights and tp of the
+// request.
+// Errors: INVALID_ARGUMENT for too few bytes, or for a loss that no plan within
+//   the bytes reaches, with the best possible value; FAILED_PRECONDITION
+//   without a calibration with information; UNIMPLEMENTED for models that
+//   rotate only a part of a head; CANCELLED; errors of `measure`.
 absl::StatusOr<AutoPlan> PlanAuto(const PlanRequest& request,
                                   const AutoOptions& options);
 

@@ -2,9 +2,9 @@
 // same for all tokens. A number is coded as in the engine,
 // round-half-even(clamp((x - minimum) / scale, 0, 2^bits - 1)), and decoded as
 // code * scale + minimum. A channel of 0 bits is decoded as its minimum.
-// The scale comes from the clip factor of least measured squared error among a
-// handful. Real channels have tails that the formulas for a normal distribution
-// do not cover.
+// Ranges may clip outliers: of several clip factors the one with the least
+// measured squared error is used, because real channels have longer tails than
+// a normal distribution.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -20,12 +20,12 @@ struct ChannelRanges {
   at::Tensor scale;
 };
 
-// rows [N, R], N > 0; every channel has `bits`.
+// Fits ranges to rows [N, R], N > 0. Every channel has `bits` bits.
 ChannelRanges FitRanges(const at::Tensor& rows, int bits);
 // Channel c has bits[c] bits.
 ChannelRanges FitRanges(const at::Tensor& rows, const std::vector<int>& bits);
 
-// Codes rows [N, R] in `bits` and decodes them; float32.
+// Codes rows [N, R] in `bits` bits and returns the decoded rows, float32.
 at::Tensor CodedRows(const at::Tensor& rows, const ChannelRanges& ranges,
                      int bits);
 

@@ -1,8 +1,8 @@
-// Transforms after which the loss of a cache is the sum of its channels'
-// squared errors: the Karhunen-Loeve transform under Fisher's metric.
-// x is a key, a value or both, F its information and S its second moment. An
-// error e costs tr(F E[e et]) / 2 nats per token. z = Ut F^1/2 x has the error
-// Ut F^1/2 e, which costs the same: half of its square. U holds the
+// Transforms to channels in which the loss of a cache is half the sum of
+// squared errors: the Karhunen-Loeve transform under Fisher's metric. x is a
+// key, a value or both, F its information and S its second moment. An error e
+// costs tr(F E[e et]) / 2 nats per token. z = Ut F^1/2 x has the error Ut F^1/2
+// e, and half the square of this error is the same cost. U holds the
 // eigenvectors of F^1/2 S F^1/2, which put the most variance into the fewest
 // channels. All tensors are float64 on the CPU. Functions throw c10::Error.
 #pragma once
@@ -24,16 +24,16 @@ struct FisherBasis {
 FisherBasis FindFisherBasis(const at::Tensor& moment,
                             const at::Tensor& information, int64_t rank);
 
-// Rows of a RoPE pair in the vector of a group's heads: the numbers first[j]
-// and second[j] of head j rotate together.
+// Where a RoPE pair is in the vector of a group's keys: in head j, the numbers
+// at the indices first[j] and second[j] rotate together.
 struct PairOfGroup {
   std::vector<int64_t> first;
   std::vector<int64_t> second;
 };
 
-// The basis for keys that rotate. Its maps commute with the rotation: they are
-// complex numbers across the heads of a group, at one pair. Moment and
-// information are averaged over rotations.
+// The basis for keys that rotate. Its maps commute with the rotation, because
+// each combines the heads of a group at one pair by complex factors. It is
+// found from the averages of moment and information over all rotations.
 struct CommutingBasis {
   // For complex channel c: the index of its pair, and the maps between the
   // channel and the heads' numbers at that pair.
@@ -46,8 +46,8 @@ CommutingBasis FindCommutingBasis(const at::Tensor& moment,
                                   const at::Tensor& information,
                                   const std::vector<PairOfGroup>& pairs);
 
-// The maps as real matrices, [2C, n] and [n, 2C], for the n numbers of the
-// group's heads. All real parts come before all imaginary ones.
+// `encode` and `decode` as real matrices, [2C, n] and [n, 2C], for the n
+// numbers of the group's heads. All real parts come before all imaginary parts.
 at::Tensor RealEncoder(const CommutingBasis& basis,
                        const std::vector<PairOfGroup>& pairs, int64_t n);
 at::Tensor RealDecoder(const CommutingBasis& basis,

@@ -28,12 +28,14 @@ struct FittedKappa {
 // INVALID_ARGUMENT if there is no trial, or if a divergence is not positive.
 absl::StatusOr<FittedKappa> FitKappa(std::vector<PlanTrial> trials);
 
-// Ties get their mean rank. The result is 0 if either side is constant. Both
-// sides have the same number of entries, at least one.
+// Rank correlation of `a` and `b`, which have the same number of entries, at
+// least one. Equal numbers get their mean rank. 0 if all numbers of `a` or of
+// `b` are equal.
 double SpearmanCorrelation(const std::vector<double>& a,
                            const std::vector<double>& b);
 
-// The `share` quantile of the numbers, interpolated between neighbours.
+// The `share` quantile of the numbers (0.5: the median), interpolated between
+// neighbours.
 double Quantile(std::vector<double> numbers, double share);
 
 }  // namespace kvasir::compress

@@ -1,6 +1,7 @@
 // Moments and Fisher information of a layer's values and of its keys before
 // their rotation, and the transforms that follow from them. The planner and the
-// appliers of its plans compute the same ones.
+// appliers of its plans both call these functions, so they get the same
+// transforms.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,12 +17,13 @@
 
 namespace kvasir::compress {
 
-// Codes of rotated keys are fitted to positions up to this one. Keys of slow
-// pairs stay near their mean over this distance; keys of fast pairs rotate many
-// times.
+// Ranges of rotated keys are fitted to positions below this one. Over this
+// distance slowly rotating pairs stay near their mean, and fast ones rotate
+// many times.
 inline constexpr int64_t kRangePositions = 8192;
 
-// n = Hkv * D. A row is a key before its rotation, then a value. float64.
+// Moments of rows that hold a token's key before its rotation and then its
+// value, n = Hkv * D numbers each. float64.
 struct LayerMoments {
   at::Tensor mean;         // [2n]
   at::Tensor covariance;   // [2n, 2n]
@@ -35,7 +37,8 @@ absl::StatusOr<LayerMoments> MomentsOfLayer(const model::DecoderSpec& spec,
                                             const LayerCalibration& calibration,
                                             int64_t num_tokens);
 
-// Columns of a row that a latent of these heads stands for; keys first.
+// The columns of a row that belong to these heads: those of keys (if `keys`),
+// then those of values (if `values`).
 std::vector<int64_t> ColumnsOfHeads(const model::DecoderSpec& spec,
                                     const std::vector<int64_t>& heads,
                                     bool keys, bool values);
@@ -55,8 +58,8 @@ RopeBasis RopeLowRankBasis(const LayerMoments& moments,
                            const model::DecoderSpec& spec,
                            const std::vector<int64_t>& heads);
 
-// Complex channels [N, 2C] (real parts, then imaginary ones), rotated as keys
-// of these pairs are at `positions` [N], without YaRN's factor.
+// Rotates complex channels [N, 2C] (real parts, then imaginary parts) as RoPE
+// rotates keys of these pairs at `positions` [N], without YaRN's factor.
 at::Tensor TurnedChannels(const at::Tensor& channels,
                           const model::RopeSpec& rope,
                           const std::vector<int64_t>& pairs,

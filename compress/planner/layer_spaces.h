@@ -1,6 +1,6 @@
-// The spaces in which a layer's keys and values may be stored, and the loss of
-// codes of each width there. The loss is measured on sample rows, not taken
-// from a formula.
+// The spaces in which a layer's keys and values may be stored, and the loss
+// that codes of each bit width cause there. The loss is measured on sample
+// rows, except for whole heads.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,13 +17,14 @@
 namespace kvasir::compress {
 
 enum class SpaceKind {
-  kJoint,    // low_rank, key and value: keys rebuilt, values lifted at run time
+  kJoint,    // low_rank for key and value: keys rebuilt, values lifted at run
+             // time
   kKey,      // low_rank before the rotation and rebuilt; absorbed if nothing
              // rotates.
   kRopeKey,  // rope_low_rank after the rotation, absorbed
   kValue,    // low_rank, absorbed
-  // Whole heads after a Hadamard matrix, coded in the levels of a normal
-  // distribution. Nothing in them is calibrated.
+  // Whole heads, multiplied by a Hadamard matrix and coded in the best levels
+  // for a normal distribution. They need no calibration.
   kRotatedKey,
   kRotatedValue,
 };
@@ -41,23 +42,24 @@ struct SpaceOption {
            kind == SpaceKind::kRotatedValue;
   }
   bool keys() const { return kind == SpaceKind::kJoint || !values(); }
-  // Such as "joint all", "rope keys 1" or "values 3", with the heads of a
-  // group.
+  // The kind and the number of heads in a group, such as "joint all", "rope
+  // keys 1" or "values 3".
   std::string Name(int64_t num_kv_heads) const;
 };
 
 // Rows of sample tokens: keys before their rotation, then values.
 struct SampleRows {
   at::Tensor rows;       // [N, 2n] float32
-  at::Tensor positions;  // [N], at which codes of rotated keys are measured
+  at::Tensor positions;  // [N]: rotated keys are measured here
 };
 
-// Positions spread evenly over [0, span), the same in every run.
+// Returns `count` positions spread evenly over [0, span), the same in every
+// run.
 at::Tensor SpreadPositions(int64_t count, int64_t span);
 
 // The transform of one group's latent.
 struct LatentTransform {
-  std::vector<int64_t> columns;  // columns of a row
+  std::vector<int64_t> columns;  // columns of a row that are encoded
   int64_t rank = 0;              // R
   at::Tensor encode;             // [R, n'] float64
   at::Tensor decode;             // [n', R]
@@ -68,35 +70,39 @@ std::vector<LatentTransform> TransformsOf(const SpaceOption& option,
                                           const LayerMoments& moments,
                                           const model::DecoderSpec& spec);
 
-// The latents [N, R] float32 of the rows.
+// Returns the latents [N, R] float32 of the rows.
 at::Tensor LatentRows(const LatentTransform& transform,
                       const model::DecoderSpec& spec, const SampleRows& sample);
 
-// Groups of channels of an option's latents that share a width, in order. The
-// real and imaginary parts of a complex channel are in the same group.
+// Divides the channels of a latent into groups, in order; all channels of a
+// group get the same bit width. The real and imaginary parts of a complex
+// channel are in the same group.
 std::vector<std::vector<int64_t>> WidthGroups(const LatentTransform& transform);
 
-// The groups and their measured losses. The caller sets latents, grain and
-// times. Channels that rotate never get 0 bits, because they have no mean that
-// could stand for them, and exact rows must hold them.
+// Returns the groups with their measured losses. The caller sets latents, grain
+// and the loss per channel. Channels that rotate never get 0 bits, because they
+// have no mean that could replace them, and rows of exact tokens must store
+// them.
 PartChannels MeasureChannels(const std::vector<LatentTransform>& transforms,
                              const model::DecoderSpec& spec,
                              const SampleRows& sample);
 
-// The codes of one latent: its bits, and the ranges fitted to sample rows.
+// How one latent is coded: its channels' bits, and the ranges fitted to sample
+// rows.
 struct LatentCodes {
   LatentTransform transform;
   std::vector<int> bits;  // [R]
   at::Tensor minimum;     // [R]
   at::Tensor scale;
 };
-// `widths` has an entry for each of WidthGroups.
+// Fits the codes of each latent. `widths` has one entry for each group of
+// WidthGroups.
 std::vector<LatentCodes> CodeLatents(std::vector<LatentTransform> transforms,
                                      const model::DecoderSpec& spec,
                                      const SampleRows& sample,
                                      const std::vector<int>& widths);
 
-// The loss of codes on other rows.
+// The loss of codes on rows to which they were not fitted.
 struct CodeLoss {
   double loss = 0;     // tr(F E[e et]) / 2 over all latents, nats per token
   double clamped = 0;  // codes outside their range, per token
@@ -106,14 +112,14 @@ CodeLoss MeasureLoss(const std::vector<LatentCodes>& latents,
                      const at::Tensor& information,
                      const model::DecoderSpec& spec, const SampleRows& sample);
 
-// As MeasureChannels, for whole heads in levels. The loss follows from the
-// distortion of a normal distribution (Max 1960, table 1), because a Hadamard
-// matrix makes any numbers nearly normal.
+// As MeasureChannels, but for whole heads that are coded in levels. The loss
+// follows from the distortion of a normal distribution (Max 1960, table 1),
+// because a Hadamard matrix makes any numbers nearly normal.
 PartChannels RotatedChannels(const SpaceOption& option,
                              const LayerMoments& moments,
                              const model::DecoderSpec& spec);
 
-// Sets the runs of a part's codec.
+// Sets the runs of bits in a part's codec.
 void SetRuns(const LatentTransform& transform, const std::vector<int>& widths,
              kvasir::v1::Codec& codec);
 

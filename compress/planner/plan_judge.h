@@ -1,4 +1,4 @@
-// Judges a plan on sample rows that it was not made with.
+// Predicts a plan's loss on sample rows that were not used to make it.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace kvasir::compress {
 
-// The measurements of one layer.
+// Moments and sample rows of one layer.
 struct PlannedLayer {
   LayerMoments moments;
   SampleRows fitted;
-  SampleRows held_out;  // no rows if the calibration held none out
+  SampleRows held_out;  // no rows if the calibration held out no sequence
 };
 
-// The sample rows of the calibration for which `wanted` [N_s] is true, with
-// positions over [0, span).
+// Returns the sample rows of the calibration for which `wanted` [N_s] is true,
+// with positions spread over [0, span).
 SampleRows RowsWhere(const LayerCalibration& calibration,
                      const at::Tensor& wanted, int64_t span);
 
@@ -28,7 +28,7 @@ struct JudgeRequest {
   const Calibration* calibration = nullptr;
   const std::vector<PlannedLayer>* layers = nullptr;
   int64_t exact_sinks = 0;
-  int64_t span = 0;  // of positions
+  int64_t span = 0;  // positions are in [0, span)
   double kappa = 1;
   int64_t exact_window = 0;
   int threads = 1;
@@ -36,9 +36,10 @@ struct JudgeRequest {
   std::function<void()> on_part;
 };
 
-// Fills in what the prediction says of layers, bits, held-out rows and domains.
-// Domains are coded as planned, and by transforms and ranges of the other
-// domains. Throws c10::Error.
+// Fills in the prediction's fields on layers, bits, held-out rows and domains.
+// The loss of a domain is computed twice: with the plan's transforms and
+// ranges, and with those that the other domains alone would give. Throws
+// c10::Error.
 void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
                AutoPrediction& prediction);
 

@@ -1,5 +1,5 @@
-// How the planner spends bytes: the spaces of layers with the loss of their
-// codes, and the choice over all layers.
+// How the planner spends bytes: the spaces that each layer can use, with the
+// loss of their codes, and the best choice over all layers.
 #pragma once
 
 #include <cstdint>
@@ -11,25 +11,24 @@
 
 namespace kvasir::compress {
 
-// A space of a layer with the loss of its codes.
+// A space that a layer can use, with the loss of its codes.
 struct PlanCandidate {
   int64_t layer = 0;
   SpaceOption option;
   PartChannels channels;
-  // Without their matrices; empty for whole heads.
+  // The transforms without their matrices; empty for whole heads.
   std::vector<LatentTransform> latents;
-  double ns_per_channel = 0;  // per channel of each latent, all latents
-                              // together
+  double ns_per_channel = 0;  // per channel, for all latents together
 };
 
-// All candidates. A layer stores keys and values in a part each, or in a joint
-// part.
+// All candidates. A layer stores keys in one part and values in another, or
+// both in a joint part.
 struct PlanCandidates {
   std::vector<PlanCandidate> all;
   std::vector<std::vector<int>> by_layer;  // indices in `all`
 };
 
-// A candidate with the widths of its channel groups.
+// A candidate that was chosen, with the bit widths of its channel groups.
 struct TakenPart {
   const PlanCandidate* candidate = nullptr;
   std::vector<int> widths;
@@ -42,25 +41,26 @@ struct SpentBytes {
   double ns = 0;
 };
 
-// Predicted loss of an option's codes with an exact window, divided by the loss
-// without one. Most loss arises next to the query, more so for rotated levels
-// than for codes that are shaped by what all queries see.
+// The predicted loss of an option's codes with an exact window, divided by the
+// loss without one. Most of the loss comes from tokens near the query; this is
+// even more so for whole heads coded in levels than for calibrated codes.
 double WindowFactor(const SpaceOption& option, int64_t window);
 
-// The loss of a part's codes, without kappa and window.
+// The loss of a part's codes, without kappa and without an exact window.
 double OwnLoss(const TakenPart& taken);
 // The loss of all parts with an exact window.
 double LossOf(const SpentBytes& spent, int64_t window);
 
-// The choices of all layers with an exact window, if a nanosecond per slot is
-// worth `nats_per_ns` without a window. The candidates outlive the object.
+// The choices of all layers for a given exact window. Each nanosecond per slot
+// adds `nats_per_ns` (times the window's factor) to the loss. The candidates
+// must outlive the object.
 class Spending {
  public:
   Spending(const PlanCandidates& candidates, int64_t window, double nats_per_ns,
            int64_t max_grains);
 
   int64_t window() const { return window_; }
-  // The losses include the window's factors, but not kappa.
+  // Its losses include the WindowFactor, but not kappa.
   const ByteChoice& all() const { return all_[0]; }
   // The best way to spend at most `grains`; CHECK that there is one.
   SpentBytes Spend(int64_t grains) const;
@@ -75,7 +75,7 @@ class Spending {
   std::vector<ByteChoice> all_;  // exactly one element
 };
 
-// The plan's part for a taken part.
+// Makes the part of the plan for a taken part.
 kvasir::v1::Part PartOf(const TakenPart& taken, const model::DecoderSpec& spec,
                         bool rotates);
 

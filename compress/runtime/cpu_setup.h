@@ -2,19 +2,20 @@
 
 namespace kvasir::compress {
 
-// OpenBLAS chooses its kernels when it is loaded. For CPUs newer than itself it
-// takes its slowest ones (a fifth of the speed). This function sets
-// OPENBLAS_CORETYPE by what the CPU can do and starts the program again. It
-// does nothing if the user has set the variable. Call it first in main.
+// OpenBLAS chooses its kernels when it is loaded. For a CPU that is newer than
+// the library it chooses its slowest kernels (a fifth of the speed). This
+// function sets OPENBLAS_CORETYPE to a type with the instructions that the CPU
+// has, and starts the program again. It does nothing if the user has set the
+// variable. Must be the first call in main.
 void UseBestBlasKernels(char** argv);
 
-// Sets the number of threads inside one product. Work that is parallel over
-// crops or sequences should set 1.
+// Sets the number of threads that compute one matrix product. Work that is
+// parallel over crops or sequences should set 1.
 void SetBlasThreads(int threads);
 
-// Sets the number of threads inside one product until the object is destroyed,
-// which restores the number before. Objects may be nested, but must not overlap
-// otherwise: the number belongs to the process.
+// Sets the number of threads that compute one matrix product. The destructor
+// restores the old number. Objects may be nested, but must not overlap
+// otherwise, because the number holds for the whole process.
 class ScopedBlasThreads {
  public:
   explicit ScopedBlasThreads(int threads);
@@ -23,15 +24,16 @@ class ScopedBlasThreads {
   ScopedBlasThreads& operator=(const ScopedBlasThreads&) = delete;
 
  private:
-  const int before_;  // 0: unknown, so nothing is restored
+  const int before_;  // 0: unknown, nothing is restored
 };
 
-// 0 if the BLAS does not report it.
+// Returns the number of threads that compute one matrix product; 0 if the BLAS
+// does not report it.
 int BlasThreads();
 
-// Keeps freed memory in the process. Training frees and allocates the same
-// large blocks in every step, and giving them back would cost a page fault per
-// 4 KiB.
+// Makes the allocator keep freed memory. Training frees and allocates the same
+// large blocks in every step; returning them to the system would cost a page
+// fault for every 4 KiB.
 void KeepFreedMemory();
 
 }  // namespace kvasir::compress

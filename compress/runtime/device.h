@@ -1,5 +1,5 @@
-// The device of libtorch's work: the CPU, or a GPU if the libtorch in use
-// supports CUDA.
+// Chooses the device on which libtorch works: the CPU, or a GPU if this build
+// of libtorch supports CUDA.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,17 +11,17 @@
 
 namespace kvasir::compress {
 
-// FAILED_PRECONDITION if the device `name` (auto, cpu or cuda) is not
-// available, INVALID_ARGUMENT for another name.
+// Returns FAILED_PRECONDITION if the device `name` (auto, cpu or cuda) is not
+// available, INVALID_ARGUMENT for any other name.
 absl::Status CheckDevice(const std::string& name);
 
-// Returns the device of that name; auto is a GPU if there is one. On a GPU,
-// float32 products are then computed in float32 in the whole process. Errors:
-// as CheckDevice.
+// Returns the device of that name; auto is a GPU if there is one. If it is a
+// GPU, float32 products are from then on computed in full float32 in the whole
+// process. Errors: those of CheckDevice.
 absl::StatusOr<c10::Device> OpenDevice(const std::string& name);
 
-// The number of `threads` that should give work to the device: one keeps a GPU
-// busy.
+// How many of `threads` should send work to the device: on a GPU only one,
+// because one keeps it busy.
 int ThreadsFor(const c10::Device& device, int threads);
 
 }  // namespace kvasir::compress

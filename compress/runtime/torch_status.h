@@ -8,8 +8,8 @@
 
 namespace kvasir::compress {
 
-// Runs `work`, which returns a Status or StatusOr. Exceptions of libtorch
-// (c10::Error, out of memory) become Internal.
+// Runs `work` and returns its Status or StatusOr. An exception (c10::Error, out
+// of memory) becomes an Internal error.
 template <typename Work>
 auto CatchTorch(Work&& work) -> decltype(work()) {
   try {

@@ -9,8 +9,8 @@
 namespace kvasir::compress {
 
 // Loads the projections of one layer of an uncompressed checkpoint.
-// InvalidArgument, naming the tensor, for numbers that are not finite; errors
-// of reading.
+// Errors: InvalidArgument, naming the tensor, for numbers that are not finite;
+// errors of reading the file.
 absl::StatusOr<AttentionWeights> LoadAttention(
     const model::Checkpoint& checkpoint, int64_t layer);
 

@@ -7,13 +7,13 @@
 
 namespace kvasir::compress {
 
-// Tensors by name. The tensors of one layer have their names after
+// Tensors by name. For the tensors of one layer, names are without the prefix
 // "model.layers.{l}.", such as "self_attn.k_proj.down.weight"
 // (docs/artifact.md).
 using TensorMap = std::map<std::string, at::Tensor, std::less<>>;
 
-// Everything outside the layers: the embedding, the final norm, and the head. A
-// tied head is the same tensor as the embedding.
+// The tensors that belong to no layer: embedding, learned positions, final norm
+// and head. A tied head is the same tensor as the embedding.
 struct OuterTensors {
   at::Tensor embedding;        // [V, M]
   at::Tensor positions;        // [T, M]; undefined if positions are not learned

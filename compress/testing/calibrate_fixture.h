@@ -1,5 +1,5 @@
-// Test support: a small random model, calibrations of it, and an observer that
-// records its layers.
+// Test support: a small random model, its calibration, and an observer that
+// records tensors of each layer.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -58,7 +58,7 @@ class CalibrateTest : public FolderTest {
     checkpoint_ = std::make_unique<model::Checkpoint>(*std::move(opened));
   }
 
-  // Sequences of a text whose ids are spread over the vocabulary.
+  // Returns sequences whose token ids are spread over the vocabulary.
   CalibrationSample Sample(int64_t sequences, int64_t tokens) const {
     CalibrationSample sample;
     sample.sequence_tokens = tokens;
@@ -89,7 +89,7 @@ class CalibrateTest : public FolderTest {
              [&](const std::string& text) { messages_ += text + "\n"; }});
   }
 
-  // Replaces the last float32 of a tensor in its file.
+  // Replaces the last number of a float32 tensor in its file.
   void PutLastNumber(const char* tensor, float number) {
     const auto* entry = checkpoint_->tensors().Find(tensor);
     const std::filesystem::path path = entry->file->path();
@@ -113,7 +113,7 @@ class CalibrateTest : public FolderTest {
     return IdOf(*weights_id, sample, parts);
   }
 
-  // Path in the cache of this calibration's state or result.
+  // Path of this calibration's state or result in the cache.
   std::filesystem::path CachePath(const CalibrationSample& sample,
                                   const CalibrateOptions& options,
                                   const char* ending) const {

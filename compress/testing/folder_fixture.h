@@ -1,4 +1,5 @@
-// Test support: a temporary folder of the test, and the content of its files.
+// Test support: a temporary folder for each test, and a function that reads a
+// file.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,5 @@
-// Small models, calibrations and codecs for the tests of planners.
+// Test support: small models, calibrations and codecs for the tests of
+// planners.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -72,8 +73,8 @@ inline at::Tensor RandomMatrix(at::IntArrayRef shape, uint64_t seed) {
                    at::kFloat);
 }
 
-// Fisher information per row. It differs by orders of magnitude between layers,
-// sides and heads.
+// A calibration with random Fisher information per row, which differs strongly
+// between layers, sides and heads.
 inline Calibration FisherCalibration(const model::DecoderSpec& spec,
                                      uint64_t seed) {
   Calibration calibration;
@@ -99,7 +100,7 @@ inline Calibration FisherCalibration(const model::DecoderSpec& spec,
   return calibration;
 }
 
-// Numbers that are kept for a token, over all layers and both sides.
+// How many numbers the plan keeps for a token, over all layers and both sides.
 inline int64_t KeptBy(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec) {
   int64_t kept = 0;
@@ -124,7 +125,8 @@ inline std::vector<int64_t> RanksOf(const kvasir::v1::Part& part) {
   return ranks;
 }
 
-// Payload bytes of a token, summed over the regions of all ranks' layouts.
+// Payload bytes of a token, summed over layers, sides and the page layouts of
+// all ranks.
 inline double LaidOutBytes(const kvasir::v1::KvPlan& plan,
                            const model::DecoderSpec& spec) {
   double bytes = 0;
@@ -142,8 +144,8 @@ inline double LaidOutBytes(const kvasir::v1::KvPlan& plan,
   return bytes;
 }
 
-// Expects that all tensor-parallel ranks of the plan have pages of equal bytes
-// in every layer, and that nothing is stored on two of them.
+// Expects that in every layer the pages of all tensor-parallel ranks have the
+// same size, and that no two ranks store the same data.
 inline void ExpectEqualRanks(const kvasir::v1::KvPlan& plan,
                              const model::DecoderSpec& spec) {
   const int64_t size = plan.target().tp();

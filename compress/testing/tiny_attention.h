@@ -1,6 +1,6 @@
-// Test support: small attention layers with random weights and their
-// calibration. The reference decoder computes their attention in float64,
-// uncompressed or by a plan and its tensors.
+// Test support: small attention layers with random weights, and their
+// calibration. Their attention is computed in float64 by the reference
+// decoder's functions, uncompressed or under a plan.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -27,7 +27,8 @@ struct TinyShape {
   bool qkv_bias = false;
 };
 
-// Random layers, and their calibration over random inputs of unequal energy.
+// Random layers, and their calibration on random inputs whose channels have
+// unequal energies.
 struct TinyLayers {
   model::DecoderSpec spec;
   std::vector<AttentionWeights> weights;  // [L]
@@ -36,7 +37,7 @@ struct TinyLayers {
 };
 TinyLayers MakeTinyLayers(const TinyShape& shape, uint64_t seed);
 
-// A request that plans for `tiny`.
+// Returns a planner's request for the layers of `tiny`.
 PlanRequest TinyPlanRequest(const TinyLayers& tiny, double keep);
 ApplyRequest TinyApplyRequest(const TinyLayers& tiny,
                               const kvasir::v1::KvPlan& plan, int64_t layer);
@@ -45,7 +46,8 @@ ApplyRequest TinyApplyRequest(const TinyLayers& tiny,
 // [Hkv, D], if defined, multiplies the keys.
 at::Tensor AttendWhole(const TinyLayers& tiny, int64_t layer = 0,
                        const at::Tensor& key_mask = {});
-// As AttendWhole, but by the plan and the layer's tensors, without codes.
+// As AttendWhole, but under the plan, with `tensors` as the layer's tensors,
+// and without codes.
 at::Tensor AttendCompressed(const TinyLayers& tiny,
                             const kvasir::v1::KvPlan& plan,
                             const TensorMap& tensors, int64_t layer = 0);

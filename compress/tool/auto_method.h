@@ -1,4 +1,5 @@
-// The flags of `--method auto`, and what it prints before anything is written.
+// The flags of `--method auto`, and the prediction that it prints before a plan
+// is written.
 #pragma once
 
 #include <cstdint>
@@ -24,25 +25,25 @@ struct AutoFlags {
   std::optional<double> max_kl;
   std::string speed = "cpu";
   int64_t target_length = 0;
-  std::vector<int64_t> windows;  // empty: the planner's own
+  std::vector<int64_t> windows;  // empty: AutoOptions's default
   std::optional<double> kappa;   // not set: measured by probes, or 1
   std::optional<int> probes;  // not set: kDefaultProbes with --max-kl, else 0
 };
 void AddAutoFlags(CLI::App* command, AutoFlags& flags);
 
-// CLI::ValidationError for flags that contradict one another.
+// Throws CLI::ValidationError for flags that contradict one another.
 void CheckAutoFlags(const AutoFlags& flags);
 
-// Probes are measured on the held-out sequences of the sample. `machine` has
-// the number of threads and whether to show progress.
+// Makes the plan. Probes are measured on the held-out sequences of the sample.
+// Of `machine` only the number of threads and `quiet` are read.
 absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
     const AutoFlags& flags, std::optional<uint32_t> exact_sinks,
     std::optional<double> kv_bytes_per_token, int64_t tp,
     const CalibrationFlags& machine, const model::Checkpoint& checkpoint,
     const CalibrationInputs& inputs);
 
-// A text with predicted loss, bits, bytes, domains with their warnings, and the
-// curve.
+// Returns a text with predicted loss, bits, bytes, warnings about domains, and
+// the curve.
 std::string PredictionText(const compress::AutoPrediction& prediction);
 nlohmann::ordered_json PredictionJson(
     const compress::AutoPrediction& prediction);

@@ -1,4 +1,5 @@
-// The model and the calibration of the commands plan and apply.
+// The flags with which commands choose a model and its calibration, and the
+// functions that prepare them.
 #pragma once
 
 #include <cstdint>
@@ -37,13 +38,13 @@ struct CalibrationFlags {
 };
 void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags);
 
-// Opens the checkpoint to compress. InvalidArgument if it is compressed
-// already; FailedPrecondition if the device does not exist.
+// Opens the checkpoint that is to be compressed. InvalidArgument if it is
+// already compressed; FailedPrecondition if the device does not exist.
 absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags);
 
-// The parts of a calibration that a method or a plan needs.
+// What a method or a plan needs from a calibration.
 struct CalibrationNeeds {
-  // Only tokens, for the ranges of codes.
+  // The sampled tokens, with which the ranges of codes are found.
   bool sample = false;
   // Gram matrices and energies; this includes the sample.
   bool statistics = false;
@@ -61,8 +62,9 @@ struct CalibrationInputs {
   }
 };
 
-// Reads, samples and measures as much as is needed. Prints the cost on standard
-// error before it begins, and then progress.
+// Reads the texts, samples tokens and measures statistics, as far as they are
+// needed. Prints the expected cost to standard error before it begins, and then
+// progress.
 // Errors: InvalidArgument if a text is needed and none is given; those of
 // Calibrate.
 absl::StatusOr<CalibrationInputs> PrepareCalibration(
@@ -73,13 +75,13 @@ absl::StatusOr<CalibrationInputs> PrepareCalibration(
 void RecordCalibration(const CalibrationFlags& flags,
                        const CalibrationInputs& inputs,
                        kvasir::v1::KvPlan* plan);
-// Makes `flags` and `needs` ask for the calibration that the plan was made
-// with, except for flags that `command` was given. Prints that on standard
-// error.
+// Sets `flags` and `needs` to the calibration that the plan was made with,
+// except for flags that the user gave to `command`. Prints to standard error
+// that it does so.
 void UseCalibrationOf(const kvasir::v1::KvPlan& plan, const CLI::App& command,
                       CalibrationFlags* flags, CalibrationNeeds* needs);
 
-// "45 s", "12 min".
+// The time as text, such as "45 s" or "12 min".
 std::string HumanTime(absl::Duration time);
 
 }  // namespace kvasir::cli

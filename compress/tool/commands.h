@@ -12,16 +12,16 @@ class App;
 
 namespace kvasir::cli {
 
-// From now on StopAsked reports the first SIGINT or SIGTERM; a second one ends
-// the process immediately.
+// After this call the first SIGINT or SIGTERM only makes StopAsked return true;
+// a second one ends the process immediately.
 void HoldStopSignals();
 bool StopAsked();
 
-// If `status` is an error: prints the reason on standard error and sets an exit
+// If `status` is an error, prints its text to standard error and sets the exit
 // code.
 void Report(const absl::Status& status, int* exit_code);
 
-// --device, for compress::OpenDevice.
+// Adds the flag --device, whose value is passed to compress::OpenDevice.
 void AddDeviceFlag(CLI::App* command, std::string& device);
 
 void AddApplyCommand(CLI::App* app, int* exit_code);

@@ -1,4 +1,4 @@
-// The flags that choose a method: the planner, how much it keeps, and how
+// The flags that choose a compression method, how much it keeps, and how
 // latents are coded.
 #pragma once
 
@@ -43,8 +43,8 @@ struct MethodFlags {
   int64_t skip_layers = 0;
   // All methods: only these layers are compressed; empty: all layers.
   std::vector<int64_t> only_layers;
-  // All methods with codes: the latest and the first tokens of a sequence are
-  // also kept exact.
+  // All methods with codes: the number of latest (window) and first (sinks)
+  // tokens of a sequence that are kept exact.
   uint32_t exact_window = 0;
   std::optional<uint32_t> exact_sinks;  // not set: 0, or 4 for method auto
   // RAP and commuting
@@ -56,24 +56,27 @@ struct MethodFlags {
   bool post_rope = false;
   double average_bits = 4.0;
   AutoFlags automatic;
-  // All methods; empty: none. Method q-hitter consists only of this.
+  // All methods: the eviction that is added; empty: none. Method q-hitter does
+  // nothing else.
   EvictionFlags eviction;
-  // q-hitter: the file of a plan; empty: whole keys and values
+  // q-hitter: the file of the plan to which eviction is added; empty: a plan of
+  // whole keys and values.
   std::string evict_from;
 };
 
 // The method that adds eviction to a plan, or to whole keys and values.
 inline constexpr char kEvictionMethod[] = "q-hitter";
 
-// `required`: a method must be given. Otherwise it may be read from a plan.
+// If `required` is true, the user must give a method. Otherwise a plan's file
+// may be given instead.
 void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required);
 
 // Throws CLI::ValidationError (wrong usage) for flags that contradict each
 // other.
 void CheckMethodFlags(const MethodFlags& flags);
 
-// Adds the eviction of the flags, if any, to a plan of the model. Errors: those
-// of plan::ValidatePlan.
+// Adds the eviction that the flags ask for, if any, to a plan of the model.
+// Errors: those of plan::ValidatePlan.
 absl::Status AddEviction(const MethodFlags& flags,
                          const model::Checkpoint& checkpoint,
                          kvasir::v1::KvPlan& plan);
@@ -81,8 +84,8 @@ absl::Status AddEviction(const MethodFlags& flags,
 // The parts of a calibration that the method's planner reads.
 CalibrationNeeds NeedsOfPlanner(const MethodFlags& flags);
 
-// Makes the plan and its provenance, without the calibration's part. `bytes_of`
-// counts a plan's bytes per token, for --kv-bytes-per-token.
+// Makes the plan and its provenance, except for what RecordCalibration writes.
+// `bytes_of` returns a plan's bytes per token, for --kv-bytes-per-token.
 absl::StatusOr<kvasir::v1::KvPlan> MakePlan(
     const MethodFlags& flags, const model::Checkpoint& checkpoint,
     const compress::Calibration* calibration,

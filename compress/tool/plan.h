@@ -13,7 +13,7 @@ namespace kvasir::cli {
 
 struct MadePlan {
   kvasir::v1::KvPlan plan;
-  // The prediction of the planner of method auto.
+  // Set for method auto.
   std::optional<compress::AutoPrediction> prediction;
 };
 
@@ -23,8 +23,8 @@ absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
                                             const model::Checkpoint& checkpoint,
                                             const CalibrationInputs& inputs);
 
-// The text of the prediction's file, if there is a prediction: PredictionJson
-// and the plan's hash. summary/prediction.h reads it.
+// Returns the content of the prediction file, PredictionJson with the plan's
+// hash, if there is a prediction. summary/prediction.h reads such files.
 std::optional<std::string> PredictionFileText(const MadePlan& made);
 
 }  // namespace kvasir::cli

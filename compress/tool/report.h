@@ -13,17 +13,19 @@
 
 namespace kvasir::cli {
 
-// Includes the padding of pages, as in `kvasir inspect`.
+// Bytes of the plan's cache per token, including the padding of pages, as
+// `kvasir inspect` shows them.
 absl::StatusOr<double> BytesPerToken(const kvasir::v1::KvPlan& plan,
                                      const model::DecoderSpec& spec);
 
-// The share of the cache that each of `tp` ranks would hold. Errors: those of
-// ResolveForRanks.
+// Summarizes what each of `num_ranks` tensor-parallel ranks would hold of the
+// cache. Errors: those of ResolveForRanks.
 absl::StatusOr<RankSummary> RanksOfPlan(const kvasir::v1::KvPlan& plan,
                                         const model::DecoderSpec& spec,
                                         int64_t num_ranks);
 
-// `base` is the model of the plan; its dense cache is the baseline.
+// `base` is the model of the plan; the report compares the plan with its
+// uncompressed cache.
 absl::StatusOr<std::string> PlanReportText(const kvasir::v1::KvPlan& plan,
                                            const model::Checkpoint& base);
 absl::StatusOr<nlohmann::ordered_json> PlanReportJson(

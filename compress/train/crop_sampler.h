@@ -5,16 +5,18 @@
 
 namespace kvasir::compress {
 
-// Random crops of a token stream; no token repeats before all have been seen.
-// Each epoch cuts the stream into windows from a random start and visits them
-// in random order. Crop n depends only on seed, length and n.
+// Chooses random crops of a token stream. Each epoch cuts the stream into
+// windows of one crop, beginning at a random token, and visits each window
+// once, in random order. Crop n depends only on the seed, the lengths of stream
+// and crop, and n.
 // Threads: one caller.
 class CropSampler {
  public:
-  // `num_tokens` >= `crop_tokens`.
+  // `num_tokens` must be at least `crop_tokens`.
   CropSampler(int64_t num_tokens, int64_t crop_tokens, uint64_t seed);
 
-  // First token of crop `index`, counted over all epochs.
+  // Returns the position of the first token of crop `index`, counted over all
+  // epochs.
   int64_t CropBegin(int64_t index);
 
  private:

@@ -1,6 +1,7 @@
-// Recovers what compression lost. Adapters on the attention projections of a
-// compressed model are trained on a text and on the uncompressed model's
-// predictions, and then merged. Plan, names and shapes stay as they are.
+// Recovers quality that compression lost. Adapters on the attention projections
+// of a compressed model are trained on a text and on the uncompressed model's
+// predictions for it, and then merged into the weights. The plan and the names
+// and shapes of tensors do not change.
 #pragma once
 
 #include <cstdint>
@@ -32,16 +33,17 @@ struct RecoverOptions {
   double clip_norm = 1.0;
   AdapterOptions adapters;  // including the seed of all random numbers
   RecoverLossWeights loss;
-  // Trains through the codes of the latents, with straight-through gradients;
-  // otherwise latents are exact.
+  // If true, latents are coded during training, with straight-through
+  // gradients; otherwise they are exact.
   bool through_codes = false;
-  // Token before a text; it begins every second crop and every window.
+  // The token that the tokenizer puts before a text. It is put before every
+  // second crop and before every window.
   std::optional<int32_t> start_token;
   int threads = 1;
 };
 
 struct RecoverProgress {
-  int64_t step = 0;  // steps done
+  int64_t step = 0;  // number of steps done
   // Loss of this step's batch in nats per token.
   double cross_entropy = 0.0;
   double divergence = 0.0;
@@ -50,8 +52,8 @@ struct RecoverProgress {
 };
 
 struct Recovered {
-  // Per layer, the weights that had an adapter, float32 on the CPU
-  // (docs/artifact.md).
+  // For each layer, the weights that had an adapter, float32 on the CPU, by
+  // their names in the artifact (docs/artifact.md).
   std::vector<TensorMap> layers;
   int64_t trained_parameters = 0;
   int64_t steps = 0;
@@ -67,17 +69,17 @@ struct Recovered {
 absl::Status CheckTeacher(const model::DecoderSpec& student,
                           const model::DecoderSpec& teacher);
 
-// Works on the device of the models, which must be the same. On the CPU the
-// result is the same in every run with the same number of threads. `on_step`
-// stops the run by returning false.
-// Errors: InvalidArgument for options or a text that do not fit; Cancelled when
-//   stopped; Internal if the loss is not finite.
+// Works on the device of the models, which must be the same for both. On the
+// CPU the result is the same in every run with the same number of threads.
+// `on_step` stops the run by returning false.
+// Errors: InvalidArgument for options out of range or a text that is too short;
+//   Cancelled when stopped; Internal if the loss is not finite.
 absl::StatusOr<Recovered> Recover(
     const ReferenceDecoder& student, const ReferenceDecoder& teacher,
     const TokenStream& text, const RecoverOptions& options,
     const std::function<bool(const RecoverProgress&)>& on_step);
 
-// Estimate of a run's memory, with 4 bytes per number.
+// An estimate of the memory that a run takes, with 4 bytes per number.
 struct RecoverMemory {
   int64_t weights_bytes = 0;   // of both models
   int64_t training_bytes = 0;  // gradients, activations, logits, all threads

@@ -17,15 +17,15 @@ namespace kvasir::compress {
 struct AdapterOptions {
   int64_t rank = 16;
   double alpha = 32.0;    // an adapter adds alpha / rank * B A
-  double dropout = 0.05;  // of A's inputs
+  double dropout = 0.05;  // fraction of A's inputs that is dropped
   uint64_t seed = 1;
 };
 
-// The weights that get an adapter: those that make queries, keys and values
-// (for a compressed side, those that make its latents) and the one that takes
-// attention's output. They are the same for every method, so that methods can
-// be compared. Lifts and bases, which a full-rank model does not have, stay as
-// they are.
+// The names of the weights that get an adapter: those that compute queries,
+// keys and values (for a compressed side, its latents), and the output
+// projection. Every method adapts these projections, so that methods can be
+// compared. Lifts and bases, which an uncompressed model does not have, are not
+// trained.
 std::vector<std::string> AdaptedWeights(const LayerProgram& program);
 
 // Owns: A and B (float32, requiring gradients). The weights belong to the
@@ -37,13 +37,14 @@ class AdapterSet {
   // A is random and B is zero, so nothing changes before the first step.
   AdapterSet(const ReferenceDecoder& decoder, const AdapterOptions& options);
 
-  // All of a layer's tensors as part of the autograd graph, with adapters added
-  // to the adapted ones. With dropout, the dropped inputs of A depend only on
-  // seed, `draw` and adapter; they are dropped for all tokens of one call.
+  // Returns all tensors of a layer as part of the autograd graph, with the
+  // adapters added to the adapted weights. With dropout, which inputs of A are
+  // dropped depends only on the seed, `draw` and the adapter; they are the same
+  // for all tokens of a call.
   TensorMap AdaptLayer(int64_t layer, uint64_t draw) const;
 
-  // The adapted weights of a layer with their adapters merged, in the same
-  // names and shapes. They are not part of a graph.
+  // Returns the adapted weights of a layer with their adapters merged, with the
+  // same names and shapes, and without autograd graph.
   TensorMap MergeLayer(int64_t layer) const;
 
   // A and B of every adapter, in a fixed order.
@@ -52,12 +53,12 @@ class AdapterSet {
 
  private:
   struct Adapter {
-    std::string name;   // after "model.layers.{l}."
+    std::string name;   // without the prefix "model.layers.{l}."
     at::Tensor weight;  // [out, in]
     at::Tensor a;       // [r, in]
     at::Tensor b;       // [out, r]
     double scale = 0.0;
-    uint64_t index = 0;  // over all layers
+    uint64_t index = 0;  // number of the adapter, counted over all layers
   };
 
   at::Tensor KeptInputs(const Adapter& adapter, uint64_t draw) const;

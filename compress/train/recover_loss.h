@@ -1,5 +1,5 @@
-// The loss of a recovery: cross entropy of the text's next token, and the
-// divergence of the student's predictions from the teacher's.
+// The loss that a recovery minimizes: the cross entropy of the text's next
+// token, and the divergence of the student's predictions from the teacher's.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,12 +10,14 @@ namespace kvasir::compress {
 
 struct RecoverLossWeights {
   double cross_entropy = 1.0;
-  // Multiplied by temperature^2, which keeps the size of its gradient.
+  // This weight is multiplied by temperature^2, so that the size of the
+  // gradient does not depend on the temperature.
   double divergence = 1.0;
   double temperature = 2.0;
 };
 
-// A decoder's states after its final norm [N, M], and its head [V, M].
+// What a decoder's predictions are computed from: its states after the final
+// norm, [N, M], and its head, [V, M].
 struct Prediction {
   at::Tensor normal;
   at::Tensor head;
@@ -25,20 +27,22 @@ struct RecoverLoss {
   // Sums over the N positions, nats.
   double cross_entropy = 0.0;
   double divergence = 0.0;  // KL(teacher || student) at the temperature
-  // Gradient of the weighted sum of both with respect to the student's normal
-  // [N, M]; undefined if neither has a weight.
+  // Gradient of the weighted sum of both losses with respect to the student's
+  // `normal`, [N, M]; undefined if both weights are 0.
   at::Tensor gradient;
 };
 
-// targets is [N] int64. If the divergence has no weight, the teacher is not
-// read and its tensors may be undefined. Records no graph. Throws c10::Error.
-// Memory: the logits of some rows at a time, never of all.
+// targets is [N] int64. If the weight of the divergence is 0, the teacher is
+// not read and its tensors may be undefined. Records no autograd graph. Throws
+// c10::Error.
+// Memory: the logits of RecoverLossRows rows at a time, never of all rows.
 RecoverLoss ComputeRecoverLoss(const Prediction& student,
                                const Prediction& teacher,
                                const at::Tensor& targets,
                                const RecoverLossWeights& weights);
 
-// Rows of logits that are in memory at a time for a vocabulary of this size.
+// Number of rows whose logits are in memory at a time, for a vocabulary of this
+// size.
 int64_t RecoverLossRows(int64_t vocab_size);
 
 // Number of logits-sized buffers at the peak of ComputeRecoverLoss.

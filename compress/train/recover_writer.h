@@ -11,8 +11,9 @@
 
 namespace kvasir::compress {
 
-// Rounds each layer's weights to their types in `source` (and back to float32),
-// so that the weights that are measured are the ones that are written.
+// Rounds each layer's weights to their types in `source` (and converts them
+// back to float32), so that later measurements use exactly the weights that are
+// written.
 // Errors: InvalidArgument for a number that the stored type cannot hold;
 //   NotFound for a tensor that `source` does not have.
 absl::Status RoundToStored(const model::Checkpoint& source,
