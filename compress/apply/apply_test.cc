@@ -204,13 +204,13 @@ INSTANTIATE_TEST_SUITE_P(
                                  .qkv_bias = true}}),
     [](const auto& test) { return test.param.name; });
 
-TEST_P(ApplyTest, AFullPlanIsTheBaseModel) {
+TEST_P(ApplyTest, AFullPlanEqualsTheBaseModel) {
   const Applied applied(
       tiny_, OneLayer({FullPart(kvasir::v1::POST_ROPE)}, WholeValues()));
   EXPECT_LT(RelativeError(applied.attention(), AttendWhole(tiny_)), 1e-12);
 }
 
-TEST_P(ApplyTest, AllPairsAreTheBaseModel) {
+TEST_P(ApplyTest, KeepingAllPairsEqualsTheBaseModel) {
   const std::vector<std::vector<uint32_t>> all(static_cast<size_t>(heads()),
                                                {0, 1, 2, 3});
   for (const Lift lift : {Lift::kFold, Lift::kAtRuntime}) {
@@ -221,7 +221,7 @@ TEST_P(ApplyTest, AllPairsAreTheBaseModel) {
   }
 }
 
-TEST_P(ApplyTest, PrunedPairsAreMaskedPairs) {
+TEST_P(ApplyTest, PruningPairsEqualsMaskingThem) {
   std::vector<std::vector<uint32_t>> kept;
   at::Tensor mask = at::zeros({heads(), dim()}, at::kDouble);
   for (int64_t head = 0; head < heads(); ++head) {
@@ -242,7 +242,7 @@ TEST_P(ApplyTest, PrunedPairsAreMaskedPairs) {
   }
 }
 
-TEST_P(ApplyTest, FullRankIsTheBaseModelInEverySpace) {
+TEST_P(ApplyTest, FullRankEqualsTheBaseModelInEverySpace) {
   const bool bias = shape_.qkv_bias;
   for (const int64_t group : {int64_t{1}, heads()}) {
     const auto terms = static_cast<uint32_t>(group);
@@ -294,7 +294,7 @@ TEST_P(ApplyTest, ChannelsOfAPairNeedNotBeAdjacent) {
   }
 }
 
-TEST_P(ApplyTest, ALatentOfKeyAndValueIsTheBaseModelAtFullRank) {
+TEST_P(ApplyTest, AJointLatentOfFullRankEqualsTheBaseModel) {
   for (const int64_t group : {int64_t{1}, heads()}) {
     // At most the rows of keys and values, or the inputs if they are fewer.
     const int64_t rank = std::min(2 * group * dim(), shape_.hidden_size);
@@ -453,7 +453,7 @@ TEST_P(ApplyTest, ABasisPerSequenceKeepsAllChannels) {
   EXPECT_EQ(RelativeError(coded.at(down), plain.at(down)), 0.0);
 }
 
-TEST_P(ApplyTest, ABasisIsThePrincipalOneWithEveryDecomposition) {
+TEST_P(ApplyTest, EveryDecompositionGivesTheSamePrincipalBasis) {
   Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
                           Lift::kReconstruct);
   keys.mutable_codec()->mutable_basis_static();
@@ -467,7 +467,7 @@ TEST_P(ApplyTest, ABasisIsThePrincipalOneWithEveryDecomposition) {
   }
 }
 
-TEST_P(ApplyTest, AWholeBasisIsTheBaseModelBeforeAndAfterTheRotation) {
+TEST_P(ApplyTest, ABasisOfFullRankBeforeOrAfterTheRotationEqualsTheBaseModel) {
   for (const Stored stored : {kvasir::v1::PRE_ROPE, kvasir::v1::POST_ROPE}) {
     Part keys = FullPart(stored);
     keys.set_mean(true);
@@ -484,7 +484,7 @@ TEST_P(ApplyTest, AWholeBasisIsTheBaseModelBeforeAndAfterTheRotation) {
   }
 }
 
-TEST_P(ApplyTest, ATruncatedBasisDropsTheLeastVariance) {
+TEST_P(ApplyTest, ATruncatedBasisDropsTheChannelsWithTheLeastVariance) {
   Part keys = FullPart(kvasir::v1::POST_ROPE);
   keys.set_mean(true);
   keys.mutable_codec()->mutable_basis_static();
@@ -512,7 +512,7 @@ TEST_P(ApplyTest, ATruncatedBasisDropsTheLeastVariance) {
   EXPECT_NEAR(left / least, 1.0, 1e-4);
 }
 
-TEST_P(ApplyTest, UsesOfAPartShareItsLatent) {
+TEST_P(ApplyTest, AllUsesOfAPartShareItsLatent) {
   Part keys = LowRankPart(heads(), heads(), heads() * dim(),
                           kvasir::v1::PRE_ROPE, Lift::kReconstruct);
   keys.clear_uses();
@@ -610,7 +610,7 @@ TEST_P(ApplyTest, TruncationLosesTheDroppedSingularValues) {
   }
 }
 
-TEST_P(ApplyTest, LatentsCommuteWithTheRotation) {
+TEST_P(ApplyTest, RopeLowRankLatentsCommuteWithTheRotation) {
   const CommutingKeys commuting(tiny_, kRanks);
   int64_t begin = 0;
   for (int64_t pair = 0; pair < 4; ++pair) {
@@ -639,7 +639,7 @@ TEST_P(ApplyTest, LatentsCommuteWithTheRotation) {
 
 // --------------------------------------------------- dims without a rotation
 
-TEST(ApplyPartialRotaryTest, PairsBesideTheRestAreTheBaseModel) {
+TEST(ApplyPartialRotaryTest, AllPairsAndAllOtherDimsEqualTheBaseModel) {
   for (const bool bias : {false, true}) {
     const TinyLayers tiny =
         MakeTinyLayers({.rotary_dim = 4, .qkv_bias = bias}, 11);
@@ -666,7 +666,7 @@ TEST(ApplyPartialRotaryTest, PairsBesideTheRestAreTheBaseModel) {
   }
 }
 
-TEST(ApplyNoRopeTest, AbsorbedLowRankKeysAreTheBaseModel) {
+TEST(ApplyNoRopeTest, AbsorbedLowRankKeysOfFullRankEqualTheBaseModel) {
   for (const bool bias : {false, true}) {
     const TinyLayers tiny =
         MakeTinyLayers({.rotary_dim = 0, .qkv_bias = bias}, 13);
@@ -701,14 +701,14 @@ class ApplyRefusalTest : public ::testing::Test {
       OneLayer({FullPart(kvasir::v1::POST_ROPE)}, WholeValues());
 };
 
-TEST_F(ApplyRefusalTest, WeightsThatAreNotFiniteAreNamed) {
+TEST_F(ApplyRefusalTest, WeightsThatAreNotFiniteAreNamedInTheError) {
   tiny_.weights[0].key[1][2] = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THAT(Apply(full_),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("layer 3: k_proj.weight holds a number")));
 }
 
-TEST_F(ApplyRefusalTest, WeightsOfAnotherShapeAreNamed) {
+TEST_F(ApplyRefusalTest, WeightsOfAWrongShapeAreNamedInTheError) {
   tiny_.weights[0].output = at::zeros({40, 31});
   EXPECT_THAT(Apply(full_),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -738,7 +738,7 @@ TEST_F(ApplyRefusalTest, AMissingCalibrationIsRefused) {
   EXPECT_THAT(Apply(OneLayer({basis}, WholeValues())), needs_one);
 }
 
-TEST_F(ApplyRefusalTest, ABasisOfRotatedKeysNeedsTheirGram) {
+TEST_F(ApplyRefusalTest, ABasisForRotatedKeysNeedsTheGramOfRotatedKeys) {
   tiny_.calibration.layers[0].rotated_key_gram = at::Tensor();
   Part basis = FullPart(kvasir::v1::POST_ROPE);
   basis.mutable_codec()->mutable_basis_static();
@@ -747,7 +747,7 @@ TEST_F(ApplyRefusalTest, ABasisOfRotatedKeysNeedsTheirGram) {
                        HasSubstr("Gram of rotated keys")));
 }
 
-TEST_F(ApplyRefusalTest, CommutingKeysOfABiasedModelNeedALatentBias) {
+TEST_F(ApplyRefusalTest, CommutingKeysOfAModelWithKeyBiasNeedALatentBias) {
   EXPECT_THAT(Apply(OneLayer({RopeLowRankPart(2, 2, {1, 1, 1, 1}, false,
                                               Lift::kAtRuntime)},
                              WholeValues())),
@@ -755,7 +755,7 @@ TEST_F(ApplyRefusalTest, CommutingKeysOfABiasedModelNeedALatentBias) {
                        HasSubstr("needs latent_bias")));
 }
 
-TEST_F(ApplyRefusalTest, InvalidQueryEnergiesAndFloorsAreNamed) {
+TEST_F(ApplyRefusalTest, InvalidQueryEnergiesAndFloorsAreNamedInTheError) {
   const auto refused = [](const char* text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
@@ -779,7 +779,7 @@ TEST_F(ApplyRefusalTest, InvalidQueryEnergiesAndFloorsAreNamed) {
   KVASIR_EXPECT_OK(Apply(plan));
 }
 
-TEST_F(ApplyRefusalTest, ARankAboveTheMatrixIsNamed) {
+TEST_F(ApplyRefusalTest, ARankLargerThanTheMatrixIsNamedInTheError) {
   EXPECT_THAT(Apply(OneLayer({LowRankPart(2, 2, 17, kvasir::v1::PRE_ROPE,
                                           Lift::kReconstruct)},
                              WholeValues())),

@@ -50,7 +50,7 @@ class PlanProbeTest : public CalibrateTest {
   Calibration calibration_;
 };
 
-TEST_F(PlanProbeTest, FewerBitsDivergeMoreAndWholeNumbersDoNotDiverge) {
+TEST_F(PlanProbeTest, FewerBitsDivergeMoreAndUncodedNumbersDoNotDiverge) {
   const CalibrationSample sample = HeldOut(3);
   int64_t steps = 0;
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -71,7 +71,7 @@ TEST_F(PlanProbeTest, FewerBitsDivergeMoreAndWholeNumbersDoNotDiverge) {
   EXPECT_GT(few, 10 * many);
 }
 
-TEST_F(PlanProbeTest, WithoutHeldOutSequencesNothingIsMeasured) {
+TEST_F(PlanProbeTest, ASampleWithoutHeldOutSequencesIsRefused) {
   const CalibrationSample sample = HeldOut(1);
   EXPECT_THAT(
       PlanProbe::Create(*checkpoint_, calibration_, sample, {}).status(),
@@ -79,7 +79,7 @@ TEST_F(PlanProbeTest, WithoutHeldOutSequencesNothingIsMeasured) {
                testing::HasSubstr("the calibration has 1, want 2 or more")));
 }
 
-TEST_F(PlanProbeTest, AStopEndsTheMeasurement) {
+TEST_F(PlanProbeTest, AStopFromTheProgressCallbackEndsTheMeasurement) {
   const CalibrationSample sample = HeldOut(2);
   EXPECT_EQ(PlanProbe::Create(*checkpoint_, calibration_, sample,
                               {.progress = [] { return false; }})

@@ -122,7 +122,8 @@ class ArtifactWriterTest : public FolderTest {
 
 // GPT-NeoX fuses queries, keys and values, and OPT has other tensor names.
 // Attention tensors get our names; all others stay as they are stored.
-TEST_F(ArtifactWriterTest, OtherFamiliesKeepTheirNamesOutsideAttention) {
+TEST_F(ArtifactWriterTest,
+       TensorsOutsideAttentionKeepTheirNamesInEveryModelFamily) {
   for (const model::Family family :
        {model::Family::kNeox, model::Family::kOpt}) {
     RandomCheckpointOptions options;
@@ -182,7 +183,7 @@ TEST_F(ArtifactWriterTest, ThePredictionIsWrittenBesideThePlan) {
   ExpectEqualToBase(options_.out);
 }
 
-TEST_F(ArtifactWriterTest, ShardsHoldTheSame) {
+TEST_F(ArtifactWriterTest, SeveralShardsHoldTheSameTensorsAsOneFile) {
   options_.max_shard_bytes = 4000;
   KVASIR_ASSERT_OK(Write());
   EXPECT_FALSE(fs::exists(options_.out / "model.safetensors"));
@@ -192,7 +193,7 @@ TEST_F(ArtifactWriterTest, ShardsHoldTheSame) {
 
 // Whole keys are equal to the base's, so only links are written. Changing one
 // tensor adds a file with this tensor only.
-TEST_F(ArtifactWriterTest, TensorsEqualToTheBasesAreLinked) {
+TEST_F(ArtifactWriterTest, TensorsThatEqualThoseOfTheBaseModelAreLinked) {
   options_.link_base = true;
   KVASIR_ASSERT_OK(Write());
   ExpectEqualToBase(options_.out);
@@ -372,7 +373,8 @@ TEST_F(ArtifactWriterTest, APlanForAnotherModelIsRefused) {
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, AFolderWithTensorsThatDoNotFitThePlanGetsNoName) {
+TEST_F(ArtifactWriterTest,
+       AFolderWithTensorsThatDoNotFitThePlanIsNotGivenItsFinalName) {
   EXPECT_THAT(WriteArtifact(
                   *base_, plan_, options_,
                   [&](int64_t layer) -> absl::StatusOr<TensorMap> {

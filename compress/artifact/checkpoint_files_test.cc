@@ -173,7 +173,8 @@ TEST_F(CheckpointFilesTest, InitWritesEveryTensorOfTheShape) {
   EXPECT_EQ(config["torch_dtype"], "bfloat16");
 }
 
-TEST_F(CheckpointFilesTest, InitDependsOnTheSeedAndNotOnThreads) {
+TEST_F(CheckpointFilesTest,
+       InitsWeightsDependOnTheSeedAndNotOnTheNumberOfThreads) {
   auto written = [&](uint64_t seed, int threads) {
     RandomCheckpointOptions options = SmallModel();
     options.seed = seed;

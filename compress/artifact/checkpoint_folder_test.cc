@@ -116,7 +116,7 @@ class NewFolderTest : public FolderTest {
   fs::path out_, partial_, replaced_;
 };
 
-TEST_F(NewFolderTest, WithoutAnExchangeTheOldFolderMovesAwayFirst) {
+TEST_F(NewFolderTest, WithoutAtomicExchangeTheOldFolderIsRenamedFirst) {
   for (const int reason : {EINVAL, ENOSYS, ENOTSUP}) {
     g_exchange_errno = reason;
     fs::remove_all(out_);
@@ -138,7 +138,7 @@ TEST_F(NewFolderTest, AFolderThatCannotBeSyncedReplacesNothing) {
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, ARunDoesNotTakeTheFolderOfARunningOne) {
+TEST_F(NewFolderTest, TwoRunsCannotWriteTheSameFolder) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first,
                               NewFolder::Create(out_, /*overwrite=*/true));
   Put(first->path() / "weights");
@@ -200,14 +200,15 @@ TEST_F(NewFolderTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is an input")));
 }
 
-TEST_F(NewFolderTest, AKillAfterTheExchangeLetsTheNextRunRemoveTheOldFolder) {
+TEST_F(NewFolderTest, AKillAfterTheExchangeMakesTheNextRunRemoveTheOldFolder) {
   PutCheckpoint(out_, "old");
   Put(out_ / kMarker);
   PutCheckpoint(partial_, "older");
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, AKillBetweenTwoRenamesLetsTheOldFolderGetItsNameBack) {
+TEST_F(NewFolderTest,
+       AfterAKillBetweenTwoRenamesTheNextRunRestoresTheOldFoldersName) {
   PutCheckpoint(replaced_, "old");
   PutCheckpoint(partial_, "half");
   Put(partial_ / kMarker);
@@ -219,7 +220,7 @@ TEST_F(NewFolderTest, AKillBetweenTwoRenamesLetsTheOldFolderGetItsNameBack) {
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, ATemporaryFolderThatNoRunLeftIsRefused) {
+TEST_F(NewFolderTest, AFolderWithTheTemporaryNameThatNoRunMadeIsAnError) {
   PutCheckpoint(out_, "old");
   for (const fs::path& folder : {partial_, replaced_}) {
     PutCheckpoint(folder, "mine");

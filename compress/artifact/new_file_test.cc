@@ -58,7 +58,7 @@ TEST_F(NewFileTest, TwoWritersDoNotShareATemporaryFile) {
   EXPECT_EQ(ReadFile(path_), "second");
 }
 
-TEST_F(NewFileTest, ThePartialFileOfAKilledWriterIsOverwritten) {
+TEST_F(NewFileTest, APartialFileThatAKilledWriterLeftIsOverwritten) {
   std::ofstream(folder_ / "x.partial") << "much more than comes now";
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "little"));
   EXPECT_EQ(ReadFile(path_), "little");

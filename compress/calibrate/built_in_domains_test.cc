@@ -33,7 +33,7 @@ TEST(BuiltInDomainsTest, TextsEqualTheirFiles) {
   EXPECT_LT(bytes, size_t{1'000'000});
 }
 
-TEST(BuiltInDomainsTest, EachDomainHasItsShareOfTheTokens) {
+TEST(BuiltInDomainsTest, EachDomainHasEnoughTokensForItsShare) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::unique_ptr<model::Tokenizer> tokenizer,
       model::Tokenizer::Load(std::string(std::getenv("KVASIR_SOURCE_DIR")) +
@@ -52,7 +52,7 @@ TEST(BuiltInDomainsTest, EachDomainHasItsShareOfTheTokens) {
 }
 
 // Plans must be judged on texts that they were not made from.
-TEST(BuiltInDomainsTest, EvaluationTextsHaveOtherLinesThanCalibrationTexts) {
+TEST(BuiltInDomainsTest, EvaluationAndCalibrationTextsHaveNoLineInCommon) {
   const std::filesystem::path folder =
       std::string(std::getenv("KVASIR_SOURCE_DIR")) +
       "/compress/calibrate/domains/evaluation";

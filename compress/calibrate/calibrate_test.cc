@@ -71,7 +71,7 @@ TEST_F(CalibrateTest, GramsSumsAndEnergiesEqualANaiveFloat64Computation) {
   }
 }
 
-TEST(AddGramTest, BlocksCoverAWideGram) {
+TEST(AddGramTest, TheBlocksOfAWideGramLeaveNoEntryOut) {
   const at::Tensor rows =
       at::sin(at::arange(3 * 1100, at::kFloat)).view({3, -1});
   at::Tensor gram = at::zeros({1100, 1100}, at::kDouble);
@@ -148,7 +148,7 @@ NaiveFisher MeanOfSquares(const model::Checkpoint& checkpoint,
   return fisher;
 }
 
-TEST_F(CalibrateTest, FisherEqualsAutogradOverTheWholeModel) {
+TEST_F(CalibrateTest, FisherEqualsTheGradientsOfAutogradThroughTheWholeModel) {
   const CalibrationSample sample = Sample(4, 12);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run, Run(sample, {}));
   ASSERT_TRUE(run.calibration.has_fisher());
@@ -162,7 +162,7 @@ TEST_F(CalibrateTest, FisherEqualsAutogradOverTheWholeModel) {
   }
 }
 
-TEST_F(CalibrateTest, FisherAveragesTheSquaresOfSequencesNotTheBatchSquared) {
+TEST_F(CalibrateTest, FisherSquaresTheGradientOfEachSequenceBeforeAveraging) {
   const CalibrationSample sample = Sample(4, 12);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run, Run(sample, {}));
   const WholeModelGradients batch =
@@ -174,7 +174,7 @@ TEST_F(CalibrateTest, FisherAveragesTheSquaresOfSequencesNotTheBatchSquared) {
   }
 }
 
-TEST_F(CalibrateTest, LabelsAreShiftedByOneTokenAndNotByTwo) {
+TEST_F(CalibrateTest, TheLabelOfAPositionIsTheNextToken) {
   const CalibrationSample sample = Sample(4, 12);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run, Run(sample, {}));
   const NaiveFisher twice = MeanOfSquares(*checkpoint_, sample, 2);
@@ -185,7 +185,7 @@ TEST_F(CalibrateTest, LabelsAreShiftedByOneTokenAndNotByTwo) {
   }
 }
 
-TEST(NextTokenLossTest, LossAndGradientEqualAutograd) {
+TEST(NextTokenLossTest, LossAndGradientEqualThoseOfAutograd) {
   // More rows of the head than are read at a time, stored in bfloat16.
   const at::Tensor head = at::sin(at::arange(9000 * 8, at::kFloat))
                               .view({9000, 8})
@@ -204,7 +204,7 @@ TEST(NextTokenLossTest, LossAndGradientEqualAutograd) {
   EXPECT_EQ(have.gradient[3].abs().max().item<double>(), 0.0);
 }
 
-TEST_F(CalibrateTest, StreamingAndResidentModesSeeTheSame) {
+TEST_F(CalibrateTest, ModelsReadLayerByLayerOrHeldInMemoryGiveTheSameResult) {
   const CalibrationSample sample = Sample(3, 10);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun resident, Run(sample, {}));
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun streaming,
@@ -241,7 +241,7 @@ TEST_F(CalibrateTest, ThreadsAndMicroBatchesDoNotChangeTheResult) {
 }
 
 // The products themselves are then shared by threads, so last bits may differ.
-TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameUpToRounding) {
+TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameResultUpToRounding) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
   shape.hidden_size = 256;
@@ -270,7 +270,7 @@ TEST_F(CalibrateTest, TheNumberOfBlasThreadsIsRestored) {
   EXPECT_EQ(BlasThreads(), 2);
 }
 
-TEST_F(CalibrateTest, AResumedRunEndsWithTheBytesOfAnUninterruptedOne) {
+TEST_F(CalibrateTest, AResumedRunWritesTheSameBytesAsAnUninterruptedRun) {
   const CalibrationSample sample = Sample(4, 10);
   for (const bool fisher : {false, true}) {
     CalibrateOptions options;
@@ -328,7 +328,7 @@ TEST_F(CalibrateTest, ACachedResultIsUsed) {
   EXPECT_NE(less.calibration.id, first.calibration.id);
 }
 
-TEST_F(CalibrateTest, OtherTokensOrWeightsAreAnotherCalibration) {
+TEST_F(CalibrateTest, OtherTokensOrWeightsGiveAnotherCalibrationId) {
   CalibrateOptions options;
   options.parts.fisher = false;
   options.cache = folder_ / "cache";
@@ -342,7 +342,7 @@ TEST_F(CalibrateTest, OtherTokensOrWeightsAreAnotherCalibration) {
   EXPECT_FALSE(model.from_cache);
 }
 
-TEST_F(CalibrateTest, ADamagedCacheFileIsMadeAgain) {
+TEST_F(CalibrateTest, ADamagedCacheFileIsReplaced) {
   const CalibrationSample sample = Sample(2, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
@@ -408,7 +408,7 @@ TEST_F(CalibrateTest, AStateThatCannotBeSavedDoesNotEndTheRun) {
                                              HasSubstr(".state.partial")));
 }
 
-TEST_F(CalibrateTest, AResultThatCannotBeSavedLeavesTheState) {
+TEST_F(CalibrateTest, TheStateIsKeptIfTheResultCannotBeSaved) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
@@ -422,7 +422,7 @@ TEST_F(CalibrateTest, AResultThatCannotBeSavedLeavesTheState) {
 }
 
 // Too many open files or a failing disk do not mean that a file is damaged.
-TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsNotMadeAgain) {
+TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsAnErrorAndIsNotReplaced) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
@@ -479,7 +479,7 @@ constexpr CalibrationParts kWaysBack[] = {
 
 // If the layers' graphs were kept, the scores of many layers would fill the
 // memory.
-TEST_F(CalibrateTest, PeakMemoryIsOneLayersWorkspaceAndNotAllLayers) {
+TEST_F(CalibrateTest, PeakMemoryHoldsTheWorkspaceOfOneLayerAndNotOfAll) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 24;
   shape.num_query_heads = 8;
@@ -531,7 +531,7 @@ TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsAsEstimated) {
   }
 }
 
-TEST_F(CalibrateTest, FisherIsMostOfTheEstimatedTime) {
+TEST_F(CalibrateTest, FisherTakesMostOfTheEstimatedTime) {
   const CalibrationSample sample = Sample(2, 64);
   const CalibrationCost cost = CostOfCalibration(*checkpoint_, sample, {});
   const CalibrationTime time = TimeOfCalibration(cost, 1e9);

@@ -66,7 +66,7 @@ TEST(CalibrationSampleTest, EachSeedTakesOtherWindows) {
   EXPECT_NE(sample(1), sample(2));
 }
 
-TEST(CalibrationSampleTest, ATextOfExactlyTheTokensIsEnough) {
+TEST(CalibrationSampleTest, ATextWithExactlyTheRequestedTokensIsLongEnough) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample sample,
       SampleCalibration(Numbers(16), {.tokens = 16, .sequence_tokens = 8}, 16));
@@ -133,7 +133,7 @@ TEST(SampleDomainsTest,
   }
 }
 
-TEST(SampleDomainsTest, AShareOfTwoSequencesHoldsOneOutAndOfOneNone) {
+TEST(SampleDomainsTest, OfTwoSequencesOneIsHeldOutAndOfOneSequenceNone) {
   auto held_out = [](int64_t tokens, double share) {
     return SampleDomains(Domains({50, 50}),
                          {.tokens = tokens, .sequence_tokens = 10}, share, 2000)
@@ -144,7 +144,7 @@ TEST(SampleDomainsTest, AShareOfTwoSequencesHoldsOneOutAndOfOneNone) {
   EXPECT_EQ(held_out(40, 0.0), 0);
 }
 
-TEST(SampleDomainsTest, ADomainWithoutItsShareIsNamed) {
+TEST(SampleDomainsTest, ADomainThatIsTooShortForItsShareIsNamed) {
   EXPECT_THAT(
       SampleDomains(Domains({300, 25, 300}),
                     {.tokens = 90, .sequence_tokens = 10}, 0.1, 3000),
@@ -153,7 +153,7 @@ TEST(SampleDomainsTest, ADomainWithoutItsShareIsNamed) {
                      HasSubstr("it has 25 tokens, want 30"))));
 }
 
-TEST(SampleDomainsTest, DomainsOfOneNameAreRefused) {
+TEST(SampleDomainsTest, TwoDomainsWithTheSameNameAreRefused) {
   std::vector<DomainText> domains = Domains({30, 30});
   domains[1].name = "a";
   EXPECT_THAT(

@@ -88,7 +88,7 @@ double Divergence(const at::Tensor& p_logits, const at::Tensor& q_logits) {
 // To second order, the sum over tokens t of KL(p || p with the error e at t) is
 // N eT F e / 2. Copies of one sequence as domains give independent estimates of
 // F, which show the error of their mean.
-TEST_F(InformationTest, ItPredictsTheDivergenceOfASmallError) {
+TEST_F(InformationTest, InformationPredictsTheDivergenceThatASmallErrorCauses) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
   Write(shape);
@@ -154,7 +154,7 @@ TEST_F(InformationTest, ItPredictsTheDivergenceOfASmallError) {
   }
 }
 
-TEST_F(InformationTest, ItIsTheMeanOfItsDomainsWeightedByTokens) {
+TEST_F(InformationTest, InformationIsTheMeanOverDomainsWeightedByTokens) {
   const CalibrationSample sample = DomainSample();
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run,
                               Run(sample, {.parts = kInformation}));
@@ -194,7 +194,8 @@ TEST_F(InformationTest, SumsLeaveOutSinksAndHeldOutSequences) {
   }
 }
 
-TEST_F(InformationTest, SampleRowsHoldKeysAndValuesWithTheirPlaces) {
+TEST_F(InformationTest,
+       SampleRowsHoldKeysAndValuesWithTheirPositionsAndDomains) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation};
   options.parts.sample_rows = 20;  // ^20 of 72
@@ -229,7 +230,7 @@ TEST_F(InformationTest, SampleRowsHoldKeysAndValuesWithTheirPlaces) {
 }
 
 // The formulas of calibration.h, including biases.
-TEST_F(InformationTest, MomentsFollowFromTheGramAndTheWeights) {
+TEST_F(InformationTest, MomentsOfKeysAndValuesFollowFromTheGramAndTheWeights) {
   CalibrationSample sample = DomainSample();
   sample.held_out_sequences = 0;
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run,
@@ -259,7 +260,7 @@ TEST_F(InformationTest, MomentsFollowFromTheGramAndTheWeights) {
 
 // Models without RoPE, models that rotate a part of a head, and models with one
 // KV head per query head.
-TEST_F(InformationTest, EveryFamilyHasInformationOfKeysAndValues) {
+TEST_F(InformationTest, InformationIsMeasuredForEveryModelFamily) {
   for (const model::Family family :
        {model::Family::kLlama, model::Family::kNeox, model::Family::kOpt}) {
     model::ModelShape shape = SmallShape();
@@ -283,7 +284,7 @@ TEST_F(InformationTest, EveryFamilyHasInformationOfKeysAndValues) {
   }
 }
 
-TEST_F(InformationTest, MoreLabelsLowerTheErrorOfTheSameEstimate) {
+TEST_F(InformationTest, MoreLabelsPerPositionLowerTheErrorOfTheEstimate) {
   const CalibrationSample sample = DomainSample();
   auto information = [&](int64_t labels) {
     CalibrateOptions options{.parts = kInformation};
@@ -300,7 +301,7 @@ TEST_F(InformationTest, MoreLabelsLowerTheErrorOfTheSameEstimate) {
   EXPECT_GT(sixteen, 0.0);
 }
 
-TEST_F(InformationTest, FisherIsTheSameWithInformation) {
+TEST_F(InformationTest, FisherScoresDoNotChangeIfInformationIsMeasuredToo) {
   const CalibrationSample sample = Sample(4, 12);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun fisher, Run(sample, {}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -347,7 +348,7 @@ TEST_F(InformationTest, ThreadsAndStopsDoNotChangeTheResult) {
   EXPECT_TRUE(want == CacheBytes(options.cache));
 }
 
-TEST_F(InformationTest, TheCacheHoldsAllOfIt) {
+TEST_F(InformationTest, InformationAndSampleRowsAreReadBackFromTheCache) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation, .cache = folder_ / "cache"};
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun made, Run(sample, options));
@@ -388,7 +389,7 @@ TEST_F(InformationTest, TheCacheHoldsAllOfIt) {
                    ->from_cache);
 }
 
-TEST_F(InformationTest, OneDomainIsWarnedAbout) {
+TEST_F(InformationTest, AMessageWarnsIfThereIsOnlyOneDomain) {
   KVASIR_ASSERT_OK(Run(Sample(2, 10), {.parts = kInformation}).status());
   EXPECT_THAT(messages_, HasSubstr("warning: the calibration text is of one"));
   KVASIR_ASSERT_OK(Run(DomainSample(), {.parts = kInformation}).status());
@@ -426,7 +427,7 @@ TEST_F(InformationTest, CostCountsRowsDomainsAndLabels) {
 }
 
 TEST(SampledLabelScoresTest,
-     LabelsFollowTheProbabilitiesAndGradientsEqualAutograds) {
+     LabelsFollowTheProbabilitiesAndGradientsEqualThoseOfAutograd) {
   // More rows of the head than are read at a time.
   const at::Tensor head =
       at::sin(at::arange(9000 * 8, at::kFloat)).view({9000, 8});

@@ -20,7 +20,7 @@ TEST(TokenStreamTest, TextsAreCutOnlyBeforeLinesThatBeginWithText) {
   EXPECT_THAT(CutPoints("aaaa\n bbb\n\ncc\ndd", 3), ElementsAre(0, 11));
 }
 
-TEST(TokenStreamTest, PiecesEncodeLikeTheWholeText) {
+TEST(TokenStreamTest, EncodingInPiecesEqualsEncodingTheWholeText) {
   const std::string folder =
       std::string(std::getenv("KVASIR_SOURCE_DIR")) + "/models/tiny";
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,

@@ -42,7 +42,7 @@ class BaselinesTest : public testing::Test {
   at::Tensor query_ = at::randn({1, 20, 4, 8});
 };
 
-TEST_F(BaselinesTest, PerTokenEqualsThePlanWithItsCodes) {
+TEST_F(BaselinesTest, ThePerTokenBaselineEqualsAPlanWithTheSameCodes) {
   kvasir::v1::KvPlan plan =
       plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::BF16);
   for (auto& layer : *plan.mutable_layers()) {
@@ -66,7 +66,7 @@ TEST_F(BaselinesTest, PerTokenEqualsThePlanWithItsCodes) {
             candidate->kv_payload_bytes_per_token);
 }
 
-TEST_F(BaselinesTest, SixteenBitsChangeNothing) {
+TEST_F(BaselinesTest, SixteenBitsMeanExactKeysAndValues) {
   const at::Tensor exact = Logits(nullptr);
   for (const char* name : {"per-token:k16,v16", "per-token:k16", "think:1,16",
                            "low-rank:16/16", "kivi:2,group=8,residual=40"}) {
@@ -146,7 +146,7 @@ TEST_F(BaselinesTest, PerChannelTakesItsRangesFromTheCalibrationText) {
                        HasSubstr("calibration text")));
 }
 
-TEST_F(BaselinesTest, ThinkKeepsTheChannelsOfTheLargestScores) {
+TEST_F(BaselinesTest, ThinkKeepsTheChannelsWithTheLargestScores) {
   const auto seen = Make("think:0.5,16").transform->RotatedKey(0, key_, query_);
   KVASIR_ASSERT_OK(seen);
   for (int64_t head = 0; head < 2; ++head) {
@@ -172,7 +172,7 @@ TEST_F(BaselinesTest, ThinkKeepsTheChannelsOfTheLargestScores) {
   }
 }
 
-TEST_F(BaselinesTest, LowRankKeysLoseTheLeastSingularValues) {
+TEST_F(BaselinesTest, LowRankKeysDropTheLeastSingularValues) {
   const auto have = Make("low-rank:5/16").transform->Key(0, key_);
   KVASIR_ASSERT_OK(have);
   const at::Tensor singular =
@@ -181,7 +181,7 @@ TEST_F(BaselinesTest, LowRankKeysLoseTheLeastSingularValues) {
   EXPECT_NEAR((have->values - key_).norm().item<double>(), lost, 1e-4 * lost);
 }
 
-TEST_F(BaselinesTest, BytesCountParametersAndFixedBytesOfASequence) {
+TEST_F(BaselinesTest, BytesIncludeParametersAndTheFixedBytesOfASequence) {
   // Two layers with 2 heads of 8 channels, 16 in all, on each side.
   const auto bytes = [&](const char* name) {
     return Make(name).candidate.kv_payload_bytes_per_token;
@@ -245,7 +245,7 @@ TEST_F(BaselinesTest, TokensInTheWindowAreExactAndOlderOnesCoded) {
   EXPECT_GT(Difference(windowed.slice(1, 7), exact.slice(1, 7)), 1e-2);
 }
 
-TEST_F(BaselinesTest, SkippedLayersAreTheFirstAndTheLast) {
+TEST_F(BaselinesTest, SkipLeavesTheFirstAndTheLastLayersExact) {
   model::DecoderSpec spec = TestSpec();
   spec.layers.resize(5);
   const ReferenceDecoder deep = TestDecoder(2, std::nullopt, spec);
@@ -261,7 +261,7 @@ TEST_F(BaselinesTest, SkippedLayersAreTheFirstAndTheLast) {
             4 * 64 + 2 * 2 * (2 + 2));
 }
 
-TEST_F(BaselinesTest, KiviWithoutAWindowCodesWholeBlocksAtOnce) {
+TEST_F(BaselinesTest, KiviWithoutAResidualCodesAllTokens) {
   const auto seen =
       Make("kivi:2,group=8,residual=0").transform->RotatedKey(0, key_, query_);
   KVASIR_ASSERT_OK(seen);
@@ -271,7 +271,7 @@ TEST_F(BaselinesTest, KiviWithoutAWindowCodesWholeBlocksAtOnce) {
       Make("kivi:2,group=8,residual=0").candidate.fixed_bytes_per_sequence, 0);
 }
 
-TEST_F(BaselinesTest, CodesOfOtherServersHaveTheirBytes) {
+TEST_F(BaselinesTest, CodesOfOtherServersTakeTheExpectedBytes) {
   const auto of = [&](const ReferenceDecoder& decoder, const char* name) {
     const auto baseline = MakeBaseline({.name = name, .decoder = &decoder});
     KVASIR_EXPECT_OK(baseline);
@@ -299,7 +299,7 @@ TEST_F(BaselinesTest, CodesOfOtherServersHaveTheirBytes) {
             2 * (2 * 64 + 2 * 18));
 }
 
-TEST(PlannedNameTest, AFolderMayBeFollowedByTheTokensThatStayExact) {
+TEST(PlannedNameTest, AFolderNameMayBeFollowedByTheNumbersOfExactTokens) {
   const auto both = ParsePlannedName("a:b/model:window=128,sinks=4");
   KVASIR_ASSERT_OK(both);
   EXPECT_EQ(both->folder, "a:b/model");
@@ -327,7 +327,7 @@ TEST(PlannedNameTest, AFolderMayBeFollowedByTheTokensThatStayExact) {
   }
 }
 
-TEST_F(BaselinesTest, UnknownNamesAreRefusedWithTheKnownOnes) {
+TEST_F(BaselinesTest, UnknownNamesAreRefusedWithAListOfTheKnownNames) {
   for (const char* name : {"per-token:k5",
                            "per-token:4",
                            "per-token:k4,v4,x=1",

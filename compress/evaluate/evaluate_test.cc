@@ -103,7 +103,7 @@ TEST(EvaluateTest, TheTeacherAddsNothingToItself) {
   EXPECT_EQ(row->kv_payload_bytes_per_token, 128.0);
 }
 
-TEST(EvaluateTest, TheCostOfACoarseCacheIsThatOfItsWindows) {
+TEST(EvaluateTest, TheDivergenceOfACandidateIsTheMeanOverItsWindows) {
   const Bench bench;
   const auto evaluator = Make(bench, Text(200), Options());
   KVASIR_ASSERT_OK(evaluator);
@@ -128,7 +128,7 @@ TEST(EvaluateTest, TheCostOfACoarseCacheIsThatOfItsWindows) {
               1e-9);
 }
 
-TEST(EvaluateTest, ThreadsChangeNothing) {
+TEST(EvaluateTest, TheNumberOfThreadsDoesNotChangeTheResult) {
   const Bench bench;
   const auto coarse =
       MakeBaseline({.name = "per-token:k2,v2", .decoder = &bench.decoder});
@@ -222,7 +222,7 @@ TEST(EvaluateTest, InvalidInputIsRefusedWithTheReason) {
                        HasSubstr("other has a vocabulary of 30")));
 }
 
-TEST(EvaluateTest, OneWindowHasNoInterval) {
+TEST(EvaluateTest, FewerThanTwoWindowsAreRefused) {
   const Bench bench;
   EvaluateOptions options = Options();
   options.min_windows = 1;
@@ -265,7 +265,7 @@ TEST(EvaluateTest, ClampsAreCountedForEachRowSeparately) {
   EXPECT_EQ(rate(60), first);
 }
 
-TEST(EvaluateTest, NamesMayHoldAnyBytes) {
+TEST(EvaluateTest, ModelNamesInTheReportMayHoldAnyBytes) {
   Evaluation report;
   report.text = "caf\xe9.txt";
   report.rows.emplace_back().perplexity = HUGE_VAL;
@@ -274,7 +274,7 @@ TEST(EvaluateTest, NamesMayHoldAnyBytes) {
   EXPECT_TRUE(json["rows"][0]["perplexity"].is_null());
 }
 
-TEST(EvaluateTest, WeightsThatAreNotFiniteAreRefusedWithTheModel) {
+TEST(EvaluateTest, WeightsThatAreNotFiniteAreAnErrorThatNamesTheModel) {
   const Bench bench;
   ReferenceDecoder::Parts parts = TestParts(TestSpec(), 1);
   parts.layers[1]["mlp.down_proj.weight"][0][0].fill_(std::nan(""));
@@ -305,7 +305,7 @@ TEST(EvaluateTest, ProgressCountsWindowsAndStops) {
   EXPECT_EQ(seen.size(), 7u);
 }
 
-TEST(EvaluateTest, ThePlanDeterminesTheBytes) {
+TEST(EvaluateTest, BytesOfACandidateFollowFromItsPlan) {
   kvasir::v1::KvPlan plan =
       plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::F16);
   kvasir::v1::Part* part =

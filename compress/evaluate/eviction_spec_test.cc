@@ -91,7 +91,7 @@ TEST(EvictionSpecTest, ABudgetOfTheWholeWindowChangesNothing) {
             1e-4);
 }
 
-TEST(EvictionSpecTest, TokensUpToTheBudgetAreUnchanged) {
+TEST(EvictionSpecTest, HiddenStatesBeforeTheFirstEvictionDoNotChange) {
   const ReferenceDecoder decoder = TestDecoder();
   const Candidate whole = *MakeCandidate("whole", decoder);
   for (const char* name :
@@ -123,7 +123,7 @@ TEST(EvictionSpecTest, RecentKeepsOnlyTheLatestTokens) {
 // Q-Hitter without attention keeps the tokens whose codes lose least. The
 // rounding of plain numbers is no such loss. An eviction that the plan states
 // gives the same result as one that is added to the plan.
-TEST(EvictionSpecTest, TheErrorOfCodesDecidesWhichTokensStay) {
+TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
   for (auto& layer : *plan.mutable_layers()) {
@@ -219,7 +219,7 @@ TEST(EvictionSpecTest, RecentKeepsTheSinksThatAPlanKeepsExact) {
 
 // A baseline's exact tokens act like a plan's, so that rows of both can be
 // compared.
-TEST(EvictionSpecTest, ABaselinesExactTokensAlwaysStay) {
+TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
   const ReferenceDecoder decoder = TestDecoder();
   for (const auto& [exact, sinks, recent] :
        {std::tuple("sinks=2,window=8", 4, 64),
@@ -252,7 +252,7 @@ TEST(EvictionSpecTest, ABaselinesExactTokensAlwaysStay) {
 
 // Exact rows are stored in pages of their layers, which the planes of an
 // eviction make larger.
-TEST(EvictionSpecTest, FixedBytesEqualThoseOfPagesWithPlanes) {
+TEST(EvictionSpecTest, FixedBytesEqualThoseOfAPlanThatEvicts) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
   kvasir::v1::KvPlan evicts = CodedPlan(exact);
   KVASIR_ASSERT_OK(plan::ApplyEviction(Spec("h2o", "0.5").settings,

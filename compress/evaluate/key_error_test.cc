@@ -55,7 +55,7 @@ TEST(KeyErrorTest, AnExactCacheHasNoError) {
 
 // Each layer gets the teacher's inputs, so errors of one layer do not reach the
 // next.
-TEST(KeyErrorTest, ErrorsAreRelativeToTheCentredKeysOfEveryLayer) {
+TEST(KeyErrorTest, ErrorsAreRelativeToTheKeysMinusTheirMeanInEachLayer) {
   const ReferenceDecoder teacher = TestDecoder();
   // The inputs of each layer, to compute what centring removes.
   class Inputs : public LayerObserver {
@@ -81,7 +81,7 @@ TEST(KeyErrorTest, ErrorsAreRelativeToTheCentredKeysOfEveryLayer) {
   EXPECT_NEAR(Measure(WithKeysTimes(1.5)).relative, std::sqrt(expected), 1e-5);
 }
 
-TEST(KeyErrorTest, TheErrorOfPlainChannelsIsTwoToTheMinusBits) {
+TEST(KeyErrorTest, ThePredictedErrorOfPlainChannelsIsTwoToTheMinusBits) {
   ReferenceDecoder::Parts parts = TestParts(TestSpec(), 1);
   kvasir::v1::KvPlan plan = ExactPlan();
   for (size_t l = 0; l < 2; ++l) {
@@ -102,7 +102,7 @@ TEST(KeyErrorTest, TheErrorOfPlainChannelsIsTwoToTheMinusBits) {
   EXPECT_LT(error.relative, 0.5);
 }
 
-TEST(KeyErrorTest, OtherCodesHaveNoPrediction) {
+TEST(KeyErrorTest, NoErrorIsPredictedForOtherCodes) {
   EXPECT_FALSE(Measure(WithKeysTimes(1.0)).predicted.has_value());
 }
 

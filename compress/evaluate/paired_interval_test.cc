@@ -16,7 +16,7 @@ TEST(PairedIntervalTest, QuantilesEqualThoseOfTables) {
   EXPECT_NEAR(TQuantile(0.975, 100000), 1.95999, 1e-4);
 }
 
-TEST(PairedIntervalTest, MeanAndIntervalOfAFewNumbers) {
+TEST(PairedIntervalTest, MeanAndIntervalOfThreeNumbersAreThoseOfTheFormula) {
   const PairedInterval interval = MeanWithInterval({1.0, 2.0, 3.0});
   EXPECT_DOUBLE_EQ(interval.mean, 2.0);
   // The standard deviation is 1, the standard error 1 / sqrt 3.

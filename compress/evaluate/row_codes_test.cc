@@ -25,7 +25,7 @@ at::Tensor Coded(const absl::StatusOr<at::Tensor>& rows) {
 }
 
 // Max 1960, table I.
-TEST(CodeRotatedTest, TheErrorIsThatOfMaxAndOutliersDoNotRaiseIt) {
+TEST(CodeRotatedTest, TheErrorIsThatOfMaxsTableEvenWithOutliers) {
   at::manual_seed(7);
   const at::Tensor normal = at::randn({500, 3, 64});
   at::Tensor outliers = normal.clone();
@@ -41,7 +41,7 @@ TEST(CodeRotatedTest, TheErrorIsThatOfMaxAndOutliersDoNotRaiseIt) {
   }
 }
 
-TEST(CodeRotatedTest, RowsKeepTheirLengthsUpToAFloat16) {
+TEST(CodeRotatedTest, DecodedRowsHaveTheirLengthUpToTheRoundingOfAFloat16) {
   at::manual_seed(8);
   for (const int64_t width : {1, 2, 24, 64, 80, 128}) {
     const at::Tensor rows = at::randn({40, width}) * 3;
@@ -62,7 +62,8 @@ TEST(CodeRotatedTest, ARowDependsOnlyOnItself) {
             1e-5);
 }
 
-TEST(CodeRotatedTest, RowsOfZerosStayZerosAndNoRowsGiveNoRows) {
+TEST(CodeRotatedTest,
+     RowsOfZerosAreDecodedAsZerosAndAnEmptyInputGivesAnEmptyOutput) {
   EXPECT_TRUE(
       Coded(CodeRotated(at::zeros({2, 64}), 4)).eq(0).all().item<bool>());
   EXPECT_EQ(Coded(CodeRotated(at::zeros({0, 64}), 4)).numel(), 0);
@@ -78,7 +79,7 @@ TEST(CodeRotatedTest, ALengthBeyondFloat16IsRefused) {
 }
 
 // ggml-quants.c: quantize_row_q8_0_ref, by hand.
-TEST(CodeGgmlTest, Q8HasAScaleOf127thsAndRoundsHalvesAway) {
+TEST(CodeGgmlTest, Q8ScalesByAMaximumOf127AndRoundsHalvesAwayFromZero) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = -127.0;
   row[0][1] = 2.5;
@@ -107,7 +108,7 @@ TEST(CodeGgmlTest, Q4IsExactAtTheGreatestMagnitudeAndClampsAtTheOtherEnd) {
   EXPECT_EQ(coded[0][31].item<float>(), 0.0f);
 }
 
-TEST(CodeGgmlTest, BlocksHaveScalesOfTheirOwn) {
+TEST(CodeGgmlTest, EachBlockHasItsOwnScale) {
   at::manual_seed(10);
   at::Tensor rows = at::randn({4, 3, 64});
   rows.slice(-1, 32).mul_(1000);
@@ -126,7 +127,7 @@ TEST(CodeGgmlTest, RotationSpreadsOutliers) {
             SquaredError(Coded(CodeGgml(rows, Ggml::kQ4_0, false)), rows));
 }
 
-TEST(CodeGgmlTest, ZerosStayZeros) {
+TEST(CodeGgmlTest, ZerosAreDecodedAsZeros) {
   for (const Ggml type : {Ggml::kQ8_0, Ggml::kQ4_0}) {
     EXPECT_TRUE(Coded(CodeGgml(at::zeros({2, 64}), type, true))
                     .eq(0)
@@ -135,7 +136,7 @@ TEST(CodeGgmlTest, ZerosStayZeros) {
   }
 }
 
-TEST(RoundToFloat8Test, NumbersRoundToTheNearestOfTheType) {
+TEST(RoundToFloat8Test, NumbersAreRoundedToTheNearestNumberOfTheType) {
   const at::Tensor numbers =
       at::tensor({0.0f, 1.0f, -448.0f, 0.0625f, 0x1p-9f, 1.0625f, 1.1875f,
                   500.0f, 0x1p-10f, 0x1.8p-9f});
@@ -148,7 +149,7 @@ TEST(RoundToFloat8Test, NumbersRoundToTheNearestOfTheType) {
       at::tensor({57344.0f, 57344.0f, 0x1p-16f, 1.0f, 1.5f})));
 }
 
-TEST(RoundToFloat8Test, TheTypeHasTheNumbersOfEightBits) {
+TEST(RoundToFloat8Test, EachTypeHasExactlyTheNumbersThatEightBitsEncode) {
   const at::Tensor all =
       RoundToFloat8(at::linspace(-460, 460, 2000001), Float8::kE4M3);
   std::set<float> numbers;

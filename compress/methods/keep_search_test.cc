@@ -40,14 +40,14 @@ TEST(KeepSearchTest, TheLargestPlanWithinTheBytesIsFound) {
   }
 }
 
-TEST(KeepSearchTest, MoreBytesThanEverythingTakesKeepEverything) {
+TEST(KeepSearchTest, WithEnoughBytesEverythingIsKept) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const FoundPlan found,
                               PlanForBytes(Steps(5000.0)));
   EXPECT_EQ(found.keep, 1.0);
   EXPECT_EQ(found.bytes, 864.0);
 }
 
-TEST(KeepSearchTest, BytesBelowTheSmallestPlanAreRefusedWithItsBytes) {
+TEST(KeepSearchTest, FewerBytesThanTheSmallestPlanTakesAreRefusedWithItsBytes) {
   EXPECT_THAT(
       PlanForBytes(Steps(100.0)),
       StatusIs(absl::StatusCode::kInvalidArgument,
@@ -55,7 +55,7 @@ TEST(KeepSearchTest, BytesBelowTheSmallestPlanAreRefusedWithItsBytes) {
                          "plan found takes 104 (below the least ranks)")));
 }
 
-TEST(KeepSearchTest, OtherErrorsOfThePlannerAreReturned) {
+TEST(KeepSearchTest, ErrorsOfThePlannerAreReturned) {
   KeepSearch search = Steps(300.0);
   search.plan = [](double) -> absl::StatusOr<kvasir::v1::KvPlan> {
     return absl::FailedPreconditionError("no calibration");

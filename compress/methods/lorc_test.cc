@@ -63,7 +63,7 @@ class LorcTest : public ::testing::Test {
   }
 };
 
-TEST_F(LorcTest, SensitivityAddsUpFromTheLastLayer) {
+TEST_F(LorcTest, TheCumulativeSensitivityIsASumFromTheLastLayerBackwards) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::vector<LayerSensitivity> layers,
                               MeasureSensitivity(request_, 10, nullptr));
   ASSERT_EQ(layers.size(), 3u);
@@ -74,7 +74,7 @@ TEST_F(LorcTest, SensitivityAddsUpFromTheLastLayer) {
   EXPECT_NEAR(layers[2].cumulative_log, 2, 1e-5);
 }
 
-TEST_F(LorcTest, ASingularProjectionIsTheMostSensitive) {
+TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
   conditions_[1] = {1e6, 1};  // below the rounding of float32
 
   conditions_[2] = {std::numeric_limits<double>::infinity(), 1};
@@ -85,7 +85,7 @@ TEST_F(LorcTest, ASingularProjectionIsTheMostSensitive) {
   EXPECT_NEAR(layers[2].key_condition / greatest, 1, 1e-9);
 }
 
-TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankSolved) {
+TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankThatMeetsTheBudget) {
   request_.keep = 0.75;  // 72 ranks: 48 + 1.5 d_min
   const KvPlan plan = Plan(request_, {});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
@@ -94,18 +94,18 @@ TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankSolved) {
   EXPECT_EQ(plan.provenance().decomposition(), "svd");
 }
 
-TEST_F(LorcTest, TheLeastRankCanBeGiven) {
+TEST_F(LorcTest, TheLeastRankCanBeGivenInsteadOfABudget) {
   EXPECT_THAT(LayerRanks(Plan(request_, {.min_rank = 16})),
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest, RanksDoNotDependOnTheBase) {
+TEST_F(LorcTest, RanksDoNotDependOnTheBaseOfTheLogarithm) {
   request_.keep = 0.75;
   EXPECT_THAT(LayerRanks(Plan(request_, {.log_base = 2})),
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest, LayersAboveTheThresholdStayAsTheyAre) {
+TEST_F(LorcTest, LayersAboveTheThresholdAreNotCompressed) {
   request_.keep = 0.75;
   const KvPlan plan = Plan(request_, {.threshold = 3.5});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
@@ -118,13 +118,13 @@ TEST_F(LorcTest, LayersAboveTheThresholdStayAsTheyAre) {
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest, TheMostSensitiveLayersAreSkippedByNumber) {
+TEST_F(LorcTest, AGivenNumberOfTheMostSensitiveLayersIsSkipped) {
   request_.keep = 0.75;
   EXPECT_THAT(LayerRanks(Plan(request_, {.skip_layers = 1})),
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest, TheUniformControlSkipsTheSameLayersAtEqualBytes) {
+TEST_F(LorcTest, UniformRanksSkipTheSameLayersAndTakeTheSameBytes) {
   request_.keep = 2.0 / 3;
   const KvPlan progressive = Plan(request_, {.skip_layers = 1});
   const KvPlan uniform =
@@ -158,7 +158,7 @@ TEST_F(LorcTest, TensorParallelRanksHoldEqualPartsOfALayersRank) {
   ExpectEqualRanks(plan, request_.spec);
 }
 
-TEST_F(LorcTest, BudgetsAreMetWithinOneMultiple) {
+TEST_F(LorcTest, KeptNumbersAreBelowTheBudgetByLessThanOneStep) {
   for (const double keep : {0.6, 0.71, 0.85, 1.0}) {
     for (const bool progressive : {true, false}) {
       request_.keep = keep;
@@ -173,7 +173,7 @@ TEST_F(LorcTest, BudgetsAreMetWithinOneMultiple) {
   }
 }
 
-TEST_F(LorcTest, PartlyRotaryKeysStayOneLatent) {
+TEST_F(LorcTest, PartlyRotaryKeysAreStoredInOneLatent) {
   request_.spec.rope.rotary_dim = 8;
   const KvPlan plan = Plan(request_, {.min_rank = 8});
   const auto& key = plan.layers(1).key();

@@ -81,7 +81,7 @@ class LowRankTest : public ::testing::Test {
   }
 };
 
-TEST_F(LowRankTest, FullRankGivesTheWeightsBack) {
+TEST_F(LowRankTest, FactorsOfFullRankReproduceTheWeights) {
   for (Decomposition decomposition :
        {Decomposition::kSvd, Decomposition::kWhitened}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors,
@@ -90,14 +90,16 @@ TEST_F(LowRankTest, FullRankGivesTheWeightsBack) {
   }
 }
 
-TEST_F(LowRankTest, PlainErrorIsTheRootOfTheDroppedSquaredSingularValues) {
+TEST_F(LowRankTest,
+       ThePlainErrorIsTheRootOfTheSumOfDroppedSquaredSingularValues) {
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors,
                               Factorize(Request(Decomposition::kSvd, 5)));
   EXPECT_NEAR(Norm(weight_.to(at::kDouble) - Product(factors)),
               RootOfDropped(factors, 5), 1e-10);
 }
 
-TEST_F(LowRankTest, WhitenedErrorIsTheRootOfTheDroppedSquaredSingularValues) {
+TEST_F(LowRankTest,
+       TheWhitenedErrorIsTheRootOfTheSumOfDroppedSquaredSingularValues) {
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors,
                               Factorize(Request(Decomposition::kWhitened, 5)));
   KVASIR_ASSERT_OK_AND_ASSIGN(at::Tensor root, moments_.Root());
@@ -108,7 +110,7 @@ TEST_F(LowRankTest, WhitenedErrorIsTheRootOfTheDroppedSquaredSingularValues) {
   EXPECT_NEAR(OutputError(factors), dropped, 1e-5 * dropped);
 }
 
-TEST_F(LowRankTest, WhitenedIsTheFormWithATriangularSolve) {
+TEST_F(LowRankTest, WhitenedFactorsEqualThoseFoundWithATriangularSolve) {
   constexpr int64_t kRank = 5;
   KVASIR_ASSERT_OK_AND_ASSIGN(
       Factors factors, Factorize(Request(Decomposition::kWhitened, kRank)));
@@ -124,7 +126,7 @@ TEST_F(LowRankTest, WhitenedIsTheFormWithATriangularSolve) {
             1e-8);
 }
 
-TEST_F(LowRankTest, WhitenedLosesLessOfTheOutputThanTheOthers) {
+TEST_F(LowRankTest, WhitenedFactorsLoseLessOfTheOutputThanOtherDecompositions) {
   for (int64_t rank : {2, 5, 9}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         Factors whitened, Factorize(Request(Decomposition::kWhitened, rank)));
@@ -137,7 +139,7 @@ TEST_F(LowRankTest, WhitenedLosesLessOfTheOutputThanTheOthers) {
   }
 }
 
-TEST_F(LowRankTest, AJointGroupLosesNoMoreThanItsHeadsApart) {
+TEST_F(LowRankTest, AGroupOfHeadsLosesNoMoreThanItsHeadsFactorizedSeparately) {
   // Ranks of 2 per head of 4, 4 per pair of heads, 8 for all four.
   weight_ = Random({16, kInputs}, 8);
   double previous = std::numeric_limits<double>::infinity();
@@ -178,7 +180,7 @@ TEST_F(LowRankTest, SplitSingularValuesChangeTheLatentAndNotTheProduct) {
             1e-5);
 }
 
-TEST_F(LowRankTest, EspaceProjectsTheInputOnItsLeadingDirections) {
+TEST_F(LowRankTest, EspaceProjectsTheInputOnItsLeadingEigenvectors) {
   FactorRequest request = Request(Decomposition::kEspace, 4);
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors, Factorize(request));
   EXPECT_LT(Distance(at::matmul(factors.down, factors.down.t()),
@@ -195,7 +197,7 @@ TEST_F(LowRankTest, EspaceProjectsTheInputOnItsLeadingDirections) {
   EXPECT_EQ(Distance(other.down, factors.down), 0);
 }
 
-TEST_F(LowRankTest, CentredFactorsGiveTheOutputBackAtFullRank) {
+TEST_F(LowRankTest, CentredFactorsOfFullRankReproduceTheOutput) {
   FactorRequest request = Request(Decomposition::kWhitened, kRows);
   request.bias = bias_;
   request.centred = true;
@@ -210,7 +212,7 @@ TEST_F(LowRankTest, CentredFactorsGiveTheOutputBackAtFullRank) {
   EXPECT_LT(Distance(rebuilt, exact), 1e-12);
 }
 
-TEST_F(LowRankTest, CentringLosesLessOfOutputsAboutAMean) {
+TEST_F(LowRankTest, CentringLosesLessIfOutputsHaveANonzeroMean) {
   const at::Tensor inputs = Inputs(400, kInputs, 30);
   InputMoments moments = MomentsOf(inputs);
   const at::Tensor exact = at::matmul(inputs, weight_.to(at::kDouble).t());
@@ -238,7 +240,7 @@ TEST_F(LowRankTest, WithoutCentringTheBiasIsAddedAfterTheLift) {
   EXPECT_EQ(Distance(factors.up_bias, bias_.to(at::kDouble)), 0);
 }
 
-TEST_F(LowRankTest, HadamardRotatesTheLatentOnly) {
+TEST_F(LowRankTest, HadamardRotatesTheLatentAndDoesNotChangeTheProduct) {
   FactorRequest request = Request(Decomposition::kWhitened, 8);
   request.centred = true;
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors plain, Factorize(request));
@@ -250,7 +252,7 @@ TEST_F(LowRankTest, HadamardRotatesTheLatentOnly) {
   EXPECT_LT(Distance(rotated.down_bias, at::matmul(h, plain.down_bias)), 1e-12);
 }
 
-TEST_F(LowRankTest, FewerTokensThanChannelsStillFactorize) {
+TEST_F(LowRankTest, FactorsAreFoundEvenWithFewerTokensThanChannels) {
   const at::Tensor few = Inputs(6, kInputs, 0.7);
   InputMoments moments = MomentsOf(few);
   for (const bool centred : {false, true}) {
@@ -287,7 +289,7 @@ TEST_F(LowRankTest, ARankDeficientWeightKeepsAnOrthonormalLift) {
   }
 }
 
-TEST_F(LowRankTest, TallWeightsFactorizeToo) {
+TEST_F(LowRankTest, FactorsAreFoundForWeightsWithMoreRowsThanColumns) {
   weight_ = Random({30, kInputs}, 6);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       Factors factors, Factorize(Request(Decomposition::kWhitened, kInputs)));
@@ -338,7 +340,7 @@ TEST_F(LowRankTest, InputsThatAreAllZeroAreRefused) {
                                            HasSubstr("inputs are all zero")));
 }
 
-TEST_F(LowRankTest, ThePrincipalBasisIsThatOfTheFactors) {
+TEST_F(LowRankTest, ThePrincipalBasisEqualsThatOfCentredFactors) {
   const at::Tensor keys = at::matmul(inputs_, weight_.to(at::kDouble).t());
   KVASIR_ASSERT_OK_AND_ASSIGN(
       PrincipalBasis basis,

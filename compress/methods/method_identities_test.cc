@@ -233,7 +233,7 @@ std::vector<NamedPlanner> Methods(const model::DecoderSpec& spec) {
   return methods;
 }
 
-TEST_P(MethodIdentitiesTest, KeepingAllGivesTheTeachersLogits) {
+TEST_P(MethodIdentitiesTest, KeepingEverythingGivesTheTeachersLogits) {
   PlanRequest request = Request(1.0);
   // Only latents with codes are kept at full rank. The codes are not applied.
   for (Codec* codec : {&request.key_codec, &request.value_codec}) {
@@ -252,7 +252,7 @@ TEST_P(MethodIdentitiesTest, KeepingAllGivesTheTeachersLogits) {
   }
 }
 
-TEST_P(MethodIdentitiesTest, AWholeBasisGivesTheTeachersLogits) {
+TEST_P(MethodIdentitiesTest, ABasisOfFullRankGivesTheTeachersLogits) {
   for (const bool post_rope : {false, true}) {
     if (spec().num_kv_heads * spec().head_dim % 8 != 0) continue;
     const auto plan = PlanSvdq(
@@ -274,7 +274,8 @@ TEST_P(MethodIdentitiesTest, ChannelCodesGiveTheTeachersLogits) {
   }
 }
 
-TEST_P(MethodIdentitiesTest, EveryDecompositionAppliesAtHalf) {
+TEST_P(MethodIdentitiesTest,
+       EveryDecompositionCanBeAppliedWithHalfOfTheNumbersKept) {
   for (const Decomposition decomposition :
        {Decomposition::kSvd, Decomposition::kWhitened,
         Decomposition::kEspace}) {
@@ -297,7 +298,7 @@ TEST_P(MethodIdentitiesTest, SplittingTheSingularValuesChangesNothing) {
             kTolerance);
 }
 
-TEST_P(PrunedPairsTest, AreMaskedInTheModel) {
+TEST_P(PrunedPairsTest, PruningPairsInTheModelEqualsMaskingThem) {
   RapOptions options;
   options.budget = {.score = BudgetScore::kUniform, .keep_values = true};
   const auto plan = PlanRap(Request(0.75), options);

@@ -109,7 +109,7 @@ INSTANTIATE_TEST_SUITE_P(
                       ShapeCase{"NoRope", {.num_layers = 2, .rotary_dim = 0}}),
     [](const auto& test) { return test.param.name; });
 
-TEST_P(PairsPlanTest, KeepingAllIsTheBaseModel) {
+TEST_P(PairsPlanTest, KeepingEverythingEqualsTheBaseModel) {
   const PlanRequest request = TinyPlanRequest(tiny_, 1.0);
   for (const BudgetScore score : {BudgetScore::kUniform, BudgetScore::kFisher,
                                   BudgetScore::kFisherRoot}) {
@@ -160,7 +160,7 @@ TEST_P(PairsPlanTest, TheBudgetIsMetWithinOneStep) {
   }
 }
 
-TEST_P(PairsPlanTest, WholeValuesLeaveTheReductionToKeys) {
+TEST_P(PairsPlanTest, IfValuesStayWholeOnlyKeysAreReduced) {
   PlanRequest request = TinyPlanRequest(tiny_, 0.9);
   RapOptions rap;
   rap.budget.keep_values = true;
@@ -185,7 +185,7 @@ TEST_P(PairsPlanTest, WholeValuesLeaveTheReductionToKeys) {
   }
 }
 
-TEST_P(PairsPlanTest, AShareOfKeysLeavesTheRestToValues) {
+TEST_P(PairsPlanTest, WithAGivenShareOfKeysTheRestOfTheBudgetGoesToValues) {
   const PlanRequest request = TinyPlanRequest(tiny_, 0.625);
   const int64_t side = DenseSide(tiny_.spec);
   RapOptions rap;
@@ -217,7 +217,8 @@ std::vector<int64_t> LatentWidths(const Part& part) {
 }
 
 // 4 KV heads of 24 dims in two layers.
-TEST(PairsBudgetTest, PlansWithMultiplesShardsAndCodesMeetTheBudget) {
+TEST(PairsBudgetTest,
+     TheBudgetIsMetWithRankMultiplesTensorParallelismAndCodes) {
   const TinyLayers tiny = MakeTinyLayers({.num_layers = 2,
                                           .hidden_size = 64,
                                           .num_kv_heads = 4,
@@ -288,7 +289,7 @@ class RapTest : public ::testing::Test {
   RapOptions options_;
 };
 
-TEST_F(RapTest, HeadsKeepTheirOwnBestPairsEquallyMany) {
+TEST_F(RapTest, EachHeadKeepsItsOwnBestPairsAndAllHeadsKeepTheSameNumber) {
   options_.budget.keep_values = true;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.75), options_));
@@ -300,7 +301,7 @@ TEST_F(RapTest, HeadsKeepTheirOwnBestPairsEquallyMany) {
   EXPECT_TRUE(keys.uses(0).has_fold());
 }
 
-TEST_F(RapTest, SidesShareOnePoolByTheirFisherInformation) {
+TEST_F(RapTest, KeysAndValuesShareOnePoolByTheirFisherInformation) {
   // Keys have 24, values 72 of 96, so their shares of 16 of 32 numbers are 4
   // and 12.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
@@ -310,7 +311,7 @@ TEST_F(RapTest, SidesShareOnePoolByTheirFisherInformation) {
   EXPECT_EQ(plan.layers(0).value().parts(0).low_rank().groups_size(), 2);
 }
 
-TEST_F(RapTest, AUniformBudgetGivesBothSidesTheSameShare) {
+TEST_F(RapTest, WithAUniformBudgetBothSidesKeepTheSameShare) {
   options_.budget.score = BudgetScore::kUniform;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.5), options_));
@@ -318,7 +319,7 @@ TEST_F(RapTest, AUniformBudgetGivesBothSidesTheSameShare) {
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kValue), 8);
 }
 
-TEST_F(RapTest, KeptDimsAreMultiplesWhenAsked) {
+TEST_F(RapTest, TheNumberOfKeptDimsIsARequestedMultiple) {
   PlanRequest request = TinyPlanRequest(tiny_, 0.6);
   request.rank_multiple = 4;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan, PlanRap(request, options_));
@@ -347,7 +348,7 @@ TEST_F(RapTest, MagnitudeIsTheMeanSquaredLengthOfAPair) {
   }
 }
 
-TEST_F(RapTest, ValuesThatAllRemainAreWhole) {
+TEST_F(RapTest, ValuesOfWhichNothingIsRemovedAreStoredWhole) {
   tiny_.calibration.layers[0].value_fisher = at::full({16}, 1e3, at::kDouble);
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.75), options_));
@@ -518,7 +519,7 @@ double WeightedLoss(const TinyLayers& tiny, const KvPlan& plan) {
   return loss;
 }
 
-TEST(CommutingTest, LargerGroupsNeverLoseMore) {
+TEST(CommutingTest, TheErrorNeverGrowsWithTheGroupSize) {
   const TinyLayers tiny =
       MakeTinyLayers({.num_heads = 8, .num_kv_heads = 4}, 23);
   for (const double key_keep : {0.75, 0.5, 0.25}) {
@@ -535,7 +536,7 @@ TEST(CommutingTest, LargerGroupsNeverLoseMore) {
   }
 }
 
-TEST(CommutingTest, OneHeadPerGroupIsAChoiceOfPairs) {
+TEST(CommutingTest, GroupsOfOneHeadGiveTheSameResultAsKeepingPairsOfTheHead) {
   const TinyLayers tiny = MakeTinyLayers({.qkv_bias = true}, 29);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KvPlan plan, PlanCommuting(KeysRequest(tiny, 0.5), KeysOnly(1)));
@@ -583,7 +584,7 @@ TEST(CommutingTest, QueriesDecideWhichPairsAreKept) {
   EXPECT_THAT(kept(false), ::testing::Not(::testing::Contains(3u)));
 }
 
-TEST(CommutingTest, TheFloorKeepsHeadsWithoutQueryEnergy) {
+TEST(CommutingTest, TheFloorGivesWeightToHeadsWithoutQueryEnergy) {
   TinyLayers tiny = MakeTinyLayers({}, 31);
   at::Tensor energy = at::ones({4, 8}, at::kDouble);
   energy.narrow(0, 0, 2).zero_();
@@ -597,7 +598,7 @@ TEST(CommutingTest, TheFloorKeepsHeadsWithoutQueryEnergy) {
       1.0);
 }
 
-TEST(CommutingTest, RanksOfTensorParallelWorkersAreAlike) {
+TEST(CommutingTest, TensorParallelWorkersGetEqualRanks) {
   const TinyLayers tiny =
       MakeTinyLayers({.num_heads = 8, .num_kv_heads = 4}, 37);
   PlanRequest request = TinyPlanRequest(tiny, 0.5);
@@ -646,7 +647,7 @@ TEST(CommutingTest, InvalidRequestsAreRefusedWithTheReason) {
   KVASIR_EXPECT_OK(PlanCommuting(request, plain));
 }
 
-TEST(CommutingTest, ThePlanRecordsTheWeightsOfHeads) {
+TEST(CommutingTest, ThePlanRecordsHowHeadsAreWeighted) {
   const TinyLayers tiny = MakeTinyLayers({}, 53);
   CommutingOptions options = KeysOnly(0);
   options.weights = {.query_weights = false, .query_floor = 0.25};
@@ -658,7 +659,7 @@ TEST(CommutingTest, ThePlanRecordsTheWeightsOfHeads) {
   EXPECT_TRUE(CommutingWeightsOf(KvPlan()).query_weights);
 }
 
-TEST(CommutingTest, EigenvectorsHaveAFixedPhase) {
+TEST(CommutingTest, TheLargestEntryOfAnEigenvectorIsRealAndPositive) {
   const TinyLayers tiny = MakeTinyLayers({.num_kv_heads = 4}, 59);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const PairStatistics statistics,
@@ -674,7 +675,7 @@ TEST(CommutingTest, EigenvectorsHaveAFixedPhase) {
   EXPECT_GT(at::real(largest).min().item<double>(), 0.0);
 }
 
-TEST(CommutingTest, LayersWithoutRopeThatKeepAllAreTheBaseModel) {
+TEST(CommutingTest, LayersWithoutRopeThatKeepEverythingEqualTheBaseModel) {
   TinyLayers tiny = MakeTinyLayers({.num_layers = 2}, 61);
   tiny.spec.layers[1].rope = false;
   const at::Tensor whole = AttendWhole(tiny, 1);
@@ -688,7 +689,7 @@ TEST(CommutingTest, LayersWithoutRopeThatKeepAllAreTheBaseModel) {
   }
 }
 
-TEST(CommutingTest, LayersWithoutRopeHavePlainLatents) {
+TEST(CommutingTest, LayersWithoutRopeGetLowRankPartsWithoutPairs) {
   TinyLayers tiny = MakeTinyLayers({.num_layers = 2}, 43);
   tiny.spec.layers[1].rope = false;
   const PlanRequest request = TinyPlanRequest(tiny, 0.5);

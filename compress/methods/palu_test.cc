@@ -60,13 +60,13 @@ class PaluTinyTest : public ::testing::Test {
   }
 };
 
-TEST_F(PaluTinyTest, FisherPoolsAllGroupsOfKeysAndValues) {
+TEST_F(PaluTinyTest, TheFisherSearchSharesOnePoolOverAllGroupsOfKeysAndValues) {
   const KvPlan plan = Plan(request_, {.group_heads = 1});
   EXPECT_THAT(RanksOf(Key(plan, 0)), ElementsAre(4, 8));
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(4, 16));
 }
 
-TEST_F(PaluTinyTest, ScoresAreRootsOrSums) {
+TEST_F(PaluTinyTest, FisherScoresAreSumsOfRootsOrOfSquares) {
   const KvPlan plan =
       Plan(request_, {.group_heads = 1, .score = FisherScore::kSum});
   // Scores 1 : 1 : 5 : 1. The largest group is full at 16.
@@ -74,7 +74,7 @@ TEST_F(PaluTinyTest, ScoresAreRootsOrSums) {
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(16, 4));
 }
 
-TEST_F(PaluTinyTest, ModuleSearchGivesAProjectionsGroupsOneRank) {
+TEST_F(PaluTinyTest, TheModuleSearchGivesAllGroupsOfAProjectionTheSameRank) {
   const KvPlan plan =
       Plan(request_, {.group_heads = 1, .search = RankSearch::kModule});
   // 3 : 5 of 32, in steps of 2 * 4.
@@ -88,7 +88,7 @@ TEST_F(PaluTinyTest, ModuleSearchGivesAProjectionsGroupsOneRank) {
   EXPECT_THAT(RanksOf(Value(tilted, 0)), ElementsAre(12, 12));
 }
 
-TEST_F(PaluTinyTest, UniformNeedsNoCalibration) {
+TEST_F(PaluTinyTest, TheUniformSearchNeedsNoCalibration) {
   request_.calibration = nullptr;
   const KvPlan plan =
       Plan(request_, {.group_heads = 1, .search = RankSearch::kUniform});
@@ -97,7 +97,7 @@ TEST_F(PaluTinyTest, UniformNeedsNoCalibration) {
   EXPECT_EQ(plan.method(), "uniform");
 }
 
-TEST_F(PaluTinyTest, AJointGroupHasAllHeads) {
+TEST_F(PaluTinyTest, AGroupSizeOfZeroPutsAllHeadsIntoOneGroup) {
   const KvPlan plan = Plan(request_, {.group_heads = 0});
   EXPECT_THAT(Key(plan, 0).low_rank().groups(0).heads(), ElementsAre(0, 1));
   // 3 : 5 of 32.
@@ -120,7 +120,7 @@ TEST(PaluTest, PlansRecordTheirProvenance) {
 }
 
 // Numbers and bytes for every search, group size, keep and tp.
-TEST(PaluTest, BudgetsAreMetWithinOneMultiple) {
+TEST(PaluTest, KeptNumbersAreBelowTheBudgetByLessThanOneStep) {
   for (const TinyModel& model :
        {TinyModel{}, TinyModel{.heads = 4}, TinyModel{.rotary_dim = 8},
         TinyModel{.head_dim = 24, .rotary_dim = 24, .bias = true}}) {
@@ -158,7 +158,7 @@ TEST(PaluTest, BudgetsAreMetWithinOneMultiple) {
   }
 }
 
-TEST(PaluTest, EverythingKeptIsStoredAsItIs) {
+TEST(PaluTest, IfEverythingIsKeptWholeKeysAndValuesAreStored) {
   PlanRequest request = RequestOf({.head_dim = 12, .rotary_dim = 12});
   const Calibration calibration = FisherCalibration(request.spec, 2);
   request.calibration = &calibration;
@@ -181,7 +181,7 @@ TEST(PaluTest, EverythingKeptIsStoredAsItIs) {
   }
 }
 
-TEST(PaluTest, BothPartsOfPartlyRotaryKeysMustBeWholeToBeStoredAsTheyAre) {
+TEST(PaluTest, PartlyRotaryKeysAreStoredWholeOnlyIfBothPartsHaveFullRank) {
   PlanRequest request = RequestOf({.rotary_dim = 4});
   request.keep = 1;
   const PaluOptions uniform{.group_heads = 2, .search = RankSearch::kUniform};
@@ -270,7 +270,7 @@ TEST(PaluTest, HadamardIsFusedIntoEveryPart) {
             3 * (2 * (6 + 4) + 2 * (4 + 4)));
 }
 
-TEST(PaluTest, RanksOfTensorParallelShardsAreEqual) {
+TEST(PaluTest, GroupsOnDifferentTensorParallelRanksHaveEqualRanks) {
   PlanRequest request = RequestOf({});
   const Calibration calibration = FisherCalibration(request.spec, 8);
   request.calibration = &calibration;
@@ -286,7 +286,7 @@ TEST(PaluTest, RanksOfTensorParallelShardsAreEqual) {
   }
 }
 
-TEST(PaluTest, NoGroupSpansRanksAndTheirPagesAreEqual) {
+TEST(PaluTest, NoGroupSpansTensorParallelRanksAndTheirPagesAreEqual) {
   PlanRequest request = RequestOf({});
   const Calibration calibration = FisherCalibration(request.spec, 8);
   request.calibration = &calibration;
@@ -303,7 +303,7 @@ TEST(PaluTest, NoGroupSpansRanksAndTheirPagesAreEqual) {
   }
 }
 
-TEST(PaluTest, RanksThatShareAHeadArePlannedAsOne) {
+TEST(PaluTest, TensorParallelRanksThatShareAHeadUseTheSameGroup) {
   PlanRequest request = RequestOf({});
   const Calibration calibration = FisherCalibration(request.spec, 8);
   request.calibration = &calibration;

@@ -23,7 +23,7 @@ TEST(RankAllocationTest, SharesAreProportionalToScores) {
               ElementsAre(8, 16, 40));
 }
 
-TEST(RankAllocationTest, TheRestOfRoundingGoesToTheLargestRemainder) {
+TEST(RankAllocationTest, WhatRoundingLeavesGoesToTheLargestRemainder) {
   // Shares 6.4, 12.8 and 44.8 in multiples of 4 give 4, 12 and 44. One step
   // remains; the remainders are 2.4, 0.8 and 0.8.
   EXPECT_THAT(
@@ -32,21 +32,21 @@ TEST(RankAllocationTest, TheRestOfRoundingGoesToTheLargestRemainder) {
       ElementsAre(8, 12, 44));
 }
 
-TEST(RankAllocationTest, TheRestOfAFullGroupGoesToTheOthersInProportion) {
+TEST(RankAllocationTest, WhatAFullGroupCannotUseGoesToTheOthersInProportion) {
   // The shares are 8, 8 and 80, but the last may have only 48, so 24 remain for
   // each of the others.
   EXPECT_THAT(Allocate({.units = {{1, 48}, {1, 48}, {10, 48}}, .target = 96}),
               ElementsAre(24, 24, 48));
 }
 
-TEST(RankAllocationTest, EveryGroupKeepsAMultiple) {
+TEST(RankAllocationTest, EveryGroupKeepsAtLeastOneMultiple) {
   EXPECT_THAT(Allocate({.units = {{0, 64}, {1e-9, 64}, {1, 64}},
                         .target = 48,
                         .multiple = 8}),
               ElementsAre(8, 8, 32));
 }
 
-TEST(RankAllocationTest, GroupsWithoutAScoreTakeTheRest) {
+TEST(RankAllocationTest, GroupsWithAScoreOfZeroGetWhatTheOthersCannotUse) {
   EXPECT_THAT(
       Allocate(
           {.units = {{0, 16}, {1, 16}, {0, 16}}, .target = 40, .multiple = 8}),
@@ -59,7 +59,7 @@ TEST(RankAllocationTest, AGroupNarrowerThanAMultipleIsKeptWhole) {
       ElementsAre(6, 32));
 }
 
-TEST(RankAllocationTest, AWholeGroupNeedsNoMultiple) {
+TEST(RankAllocationTest, TheRankOfAWholeGroupNeedNotBeAMultiple) {
   EXPECT_THAT(
       Allocate({.units = {{1, 20}, {1, 20}}, .target = 40, .multiple = 8}),
       ElementsAre(20, 20));
@@ -68,14 +68,14 @@ TEST(RankAllocationTest, AWholeGroupNeedsNoMultiple) {
       ElementsAre(20, 16));
 }
 
-TEST(RankAllocationTest, EqualScoresDifferByOneStepAtMost) {
+TEST(RankAllocationTest, RanksOfUnitsWithEqualScoresDifferByAtMostOneStep) {
   EXPECT_THAT(Allocate({.units = {{3, 32}, {3, 32}, {3, 32}, {3, 32}},
                         .target = 56,
                         .multiple = 8}),
               ElementsAre(16, 16, 16, 8));
 }
 
-TEST(RankAllocationTest, CopiesGetOneRank) {
+TEST(RankAllocationTest, AllCopiesOfAUnitGetTheSameRank) {
   // Steps of 3 * 8 and 1 * 8; shares of 15.75 each.
   EXPECT_THAT(
       Allocate(
@@ -87,7 +87,7 @@ TEST(RankAllocationTest, CopiesGetOneRank) {
       ElementsAre(16, 16));
 }
 
-TEST(RankAllocationTest, AWholeBudgetKeepsGroupsWhole) {
+TEST(RankAllocationTest, IfTheBudgetSufficesForEverythingGroupsAreKeptWhole) {
   EXPECT_THAT(
       Allocate({.units = {{1, 24}, {9, 40}}, .target = 64, .multiple = 16}),
       ElementsAre(24, 40));
@@ -96,7 +96,7 @@ TEST(RankAllocationTest, AWholeBudgetKeepsGroupsWhole) {
       ElementsAre(24, 40));
 }
 
-TEST(RankAllocationTest, GivenSharesAreRoundedInTheSameWay) {
+TEST(RankAllocationTest, RoundRanksRoundsGivenSharesAsAllocateRanksDoes) {
   const RankPool pool{
       .units = {{0, 64}, {0, 64}, {0, 64}}, .target = 64, .multiple = 8};
   const auto ranks = RoundRanks(pool, {11.0, 22.5, 30.5});
@@ -107,7 +107,8 @@ TEST(RankAllocationTest, GivenSharesAreRoundedInTheSameWay) {
                        HasSubstr("56 above the budget of 64")));
 }
 
-TEST(RankAllocationTest, RandomPoolsMeetTheirBudgetInOrder) {
+TEST(RankAllocationTest,
+     RandomPoolsMeetTheirBudgetAndHigherScoresGetNoLowerRanks) {
   std::mt19937_64 random(11);
   const auto below = [&random](int64_t limit) {
     return static_cast<int64_t>(random() % static_cast<uint64_t>(limit));

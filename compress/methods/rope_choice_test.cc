@@ -13,11 +13,11 @@ TEST(RopeChoiceTest, TheBestScoresAreKeptInRisingOrder) {
   EXPECT_THAT(BestIndices({0.5, 3.0, 1.0, 2.0}, 4), ElementsAre(0, 1, 2, 3));
 }
 
-TEST(RopeChoiceTest, OfEqualScoresTheLowerIndexIsKept) {
+TEST(RopeChoiceTest, AmongEqualScoresTheLowerIndexIsKept) {
   EXPECT_THAT(BestIndices({1.0, 2.0, 1.0, 1.0}, 2), ElementsAre(0, 1));
 }
 
-TEST(RopeChoiceTest, TermsComeFromOnePoolOverPairs) {
+TEST(RopeChoiceTest, TheBestTermsAreChosenOverAllPairsTogether) {
   const PairEnergies energies = {{9.0, 1.0}, {5.0, 4.0}, {0.5, 0.1}};
   EXPECT_THAT(BestTerms(energies, 1), ElementsAre(1, 0, 0));
   EXPECT_THAT(BestTerms(energies, 3), ElementsAre(1, 2, 0));
@@ -25,7 +25,7 @@ TEST(RopeChoiceTest, TermsComeFromOnePoolOverPairs) {
   EXPECT_THAT(BestTerms(energies, 6), ElementsAre(2, 2, 2));
 }
 
-TEST(RopeChoiceTest, ChannelsGoToTheGroupOfMoreEnergy) {
+TEST(RopeChoiceTest, ChannelsGoToTheGroupWithMoreEnergy) {
   const std::vector<PairEnergies> groups = {{{8.0}, {7.0}, {6.0}},
                                             {{5.0}, {0.2}, {0.1}}};
   EXPECT_THAT(ShareChannels(groups, 1, 2), ElementsAre(1, 1));
@@ -34,7 +34,8 @@ TEST(RopeChoiceTest, ChannelsGoToTheGroupOfMoreEnergy) {
   EXPECT_THAT(ShareChannels(groups, 1, 6), ElementsAre(3, 3));
 }
 
-TEST(RopeChoiceTest, ChannelsAreSharedInBlocksAndTheLastMayBeSmaller) {
+TEST(RopeChoiceTest,
+     ChannelsAreDistributedInBlocksAndTheLastBlockMayBeSmaller) {
   // Blocks of two: {8 7} {6} against {5 4} {3}.
   const std::vector<PairEnergies> groups = {{{8.0}, {7.0}, {6.0}},
                                             {{5.0}, {4.0}, {3.0}}};

@@ -28,7 +28,8 @@ class SvdqTest : public ::testing::Test {
   PlanRequest request_ = RequestOf({.bias = true});
 };
 
-TEST_F(SvdqTest, KeysAreOneCentredBasisOfAllHeadsBeforeTheirRotation) {
+TEST_F(SvdqTest,
+       ByDefaultKeysBeforeTheirRotationHaveOneCentredBasisForAllHeads) {
   const KvPlan plan = Plan(request_, {});
   EXPECT_EQ(plan.method(), "svdq");
   const Part& key = Key(plan, 0);
@@ -55,7 +56,7 @@ TEST_F(SvdqTest, BytesDependOnlyOnTheSchedule) {
   EXPECT_EQ(LaidOutBytes(coded, request_.spec), 3 * (14 + 4 * 12));
 }
 
-TEST_F(SvdqTest, AfterTheRotationTheBasisSpansTheWholeKeys) {
+TEST_F(SvdqTest, WithPostRopeTheBasisCoversAllDimsOfTheKeys) {
   request_.spec.layers[2].rope = false;
   const KvPlan plan = Plan(request_, {.post_rope = true});
   const Part& key = Key(plan, 0);
@@ -78,7 +79,7 @@ TEST_F(SvdqTest, EachTensorParallelRankHasItsOwnBasis) {
                        HasSubstr("one basis over all KV heads")));
 }
 
-TEST_F(SvdqTest, ABasisIsNoWiderThanTheModel) {
+TEST_F(SvdqTest, ABasisHasNoMoreChannelsThanTheModelsWidth) {
   const PlanRequest request = RequestOf({.kv_heads = 8, .hidden = 96});
   EXPECT_THAT(RanksOf(Key(Plan(request, {}), 0)), ElementsAre(96));
 }
@@ -114,7 +115,7 @@ class ChannelCodesTest : public ::testing::Test {
   }
 };
 
-TEST_F(ChannelCodesTest, AveragesAreMetByTheFirstLayers) {
+TEST_F(ChannelCodesTest, TheFirstLayersGetMoreBitsToMeetTheAverage) {
   EXPECT_THAT(Bits(3), ElementsAre(3, 3, 3, 3));
   EXPECT_THAT(Bits(2.25), ElementsAre(3, 2, 2, 2));
   EXPECT_THAT(Bits(1.75), ElementsAre(2, 2, 2, 1));
@@ -123,7 +124,7 @@ TEST_F(ChannelCodesTest, AveragesAreMetByTheFirstLayers) {
   EXPECT_THAT(Bits(8), ElementsAre(8, 8, 8, 8));
 }
 
-TEST_F(ChannelCodesTest, KeyBytesAreSvdqsAtEqualBits) {
+TEST_F(ChannelCodesTest, KeysTakeTheSameBytesAsWithSvdqAtEqualAverageBits) {
   const KvPlan svdq =
       Plan(request_, {.schedule = {8, 4, 4, 2, 0, 0, 0, 0}, .value_bits = 4});
   for (const bool post_rope : {false, true}) {
@@ -139,7 +140,7 @@ TEST_F(ChannelCodesTest, KeyBytesAreSvdqsAtEqualBits) {
   }
 }
 
-TEST_F(ChannelCodesTest, AveragesOutsideTheWidthsAreRefused) {
+TEST_F(ChannelCodesTest, AnAverageOutsideThePossibleBitWidthsIsRefused) {
   for (const double average : {0.5, 9.0, std::nan("")}) {
     EXPECT_THAT(PlanChannelCodes(request_, {.average_bits = average}),
                 StatusIs(absl::StatusCode::kInvalidArgument,

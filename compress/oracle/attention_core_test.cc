@@ -65,7 +65,7 @@ void ExpectPlain(const AttentionInputs& in) {
   EXPECT_LT((have - PlainAttention(in)).abs().max().item<double>(), 1e-5);
 }
 
-TEST(AttentionCoreTest, BlocksOfQueriesEqualTheWhole) {
+TEST(AttentionCoreTest, AttentionInBlocksOfQueriesEqualsAttentionInOnePiece) {
   ExpectPlain(Inputs(300));
 }
 

@@ -126,7 +126,7 @@ void ExpectTokenByToken(const AttentionInputs& in, EvictionInputs eviction) {
   EXPECT_LT((out[0] - plain[0]).abs().max().item<double>(), 1e-5);
 }
 
-TEST(EvictingAttentionTest, TheResultEqualsThePolicyTokenByToken) {
+TEST(EvictingAttentionTest, TheResultEqualsATokenByTokenRunOfThePolicy) {
   const AttentionInputs in = Inputs(2, 90);
   at::Tensor key_error = at::rand({2, 90, kHeads});
   at::Tensor value_error = at::rand({2, 90, kHeads});
@@ -148,7 +148,7 @@ TEST(EvictingAttentionTest, TheResultEqualsThePolicyTokenByToken) {
 
 // Errors that differ by 2 % have the same byte, so the lower slot stays and not
 // the one of the smallest loss.
-TEST(EvictingAttentionTest, ErrorsAreRoundedToTheirByte) {
+TEST(EvictingAttentionTest, CodeErrorsAreRoundedToOneByte) {
   AttentionInputs in = Inputs(1, 12);
   EvictionRule rule = Rule({{0, 1, 2, 3}}, 4, 12);
   rule.layer.slots.sinks = 0;
@@ -170,7 +170,7 @@ TEST(EvictingAttentionTest, ErrorsAreRoundedToTheirByte) {
   EXPECT_EQ(kept, (std::vector<int64_t>{3, 5, 9, 10}));
 }
 
-TEST(EvictingAttentionTest, ExactTokensAreAmongThoseThatStay) {
+TEST(EvictingAttentionTest, ExactTokensAreNeverEvicted) {
   AttentionInputs in = Inputs(1, 60);
   in.near_key = at::randn_like(in.key);
   in.near_value = at::randn_like(in.value);
@@ -180,14 +180,15 @@ TEST(EvictingAttentionTest, ExactTokensAreAmongThoseThatStay) {
   ExpectTokenByToken(in, {.rule = &rule});
 }
 
-TEST(EvictingAttentionTest, EvictingAtEveryTokenEqualsBlocksOfQueries) {
+TEST(EvictingAttentionTest,
+     EvictionsAtEveryTokenOrFarApartEqualATokenByTokenRun) {
   const EvictionRule each = Rule({{0, 1, 2, 3}}, 6, 1);
   ExpectTokenByToken(Inputs(1, 25), {.rule = &each});
   const EvictionRule long_way = Rule({{0, 1, 2, 3}}, 20, 300);
   ExpectTokenByToken(Inputs(1, 310), {.rule = &long_way});
 }
 
-TEST(EvictingAttentionTest, ABudgetOfTheWholeLengthIsNoEviction) {
+TEST(EvictingAttentionTest, WithABudgetOfTheWholeLengthNothingIsEvicted) {
   const AttentionInputs in = Inputs(2, 70);
   const EvictionRule rule = Rule({{0, 2}, {1, 3}}, 70, 4);
   const at::Tensor have = EvictingAttention(in, {.rule = &rule});

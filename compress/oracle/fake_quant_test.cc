@@ -128,7 +128,7 @@ std::vector<std::vector<float>> Rows(int64_t width) {
   return rows;
 }
 
-TEST(FakeQuantTest, PerTokenFollowsTheRuleNumberByNumber) {
+TEST(FakeQuantTest, PerTokenCodesEqualASimpleImplementationOfTheRule) {
   constexpr int64_t kWidth = 24;
   for (const auto dtype : {kvasir::v1::F16, kvasir::v1::BF16}) {
     const std::vector<double> numbers = NumbersOf(dtype);
@@ -147,7 +147,7 @@ TEST(FakeQuantTest, PerTokenFollowsTheRuleNumberByNumber) {
   }
 }
 
-TEST(FakeQuantTest, ErrorIsAtMostHalfAStepAndCodesReachBothEnds) {
+TEST(FakeQuantTest, TheErrorIsAtMostHalfAStepAndCodesReachBothEndsOfTheRange) {
   constexpr int64_t kWidth = 64;
   for (const std::vector<float>& values : Rows(kWidth)) {
     const at::Tensor row = at::tensor(values);
@@ -161,7 +161,8 @@ TEST(FakeQuantTest, ErrorIsAtMostHalfAStepAndCodesReachBothEnds) {
   }
 }
 
-TEST(FakeQuantTest, SchedulesLeaveOutChannelsAndHaveARangePerEntry) {
+TEST(FakeQuantTest,
+     ASchedulesEntriesHaveTheirOwnRangesAndChannelsWithoutBitsAreLeftOut) {
   // 8 entries of 2 channels; 5 of them stored.
   const auto codec = MakeLatentCodec(PerToken({8, 4, 4, 2, 1, 0, 0, 0}), 16);
   KVASIR_ASSERT_OK(codec);
@@ -180,7 +181,7 @@ TEST(FakeQuantTest, SchedulesLeaveOutChannelsAndHaveARangePerEntry) {
   EXPECT_EQ(coded->minimum.numel(), 5);
 }
 
-TEST(FakeQuantTest, GroupsOfChannelsHaveTheirOwnRange) {
+TEST(FakeQuantTest, EachGroupOfChannelsHasItsOwnRange) {
   const at::Tensor row = at::cat({at::randn({4}), at::randn({4}) * 100.0});
   const CodedLatent coded = Code(PerToken({4}, 4), 8, row);
   const CodedLatent first = Code(PerToken({4}), 4, row.slice(0, 0, 4));
@@ -188,7 +189,7 @@ TEST(FakeQuantTest, GroupsOfChannelsHaveTheirOwnRange) {
   EXPECT_TRUE(at::equal(coded.values, at::cat({first.values, second.values})));
 }
 
-TEST(FakeQuantTest, StaticRangesClampAndCount) {
+TEST(FakeQuantTest, NumbersOutsideAStaticRangeAreClampedAndCounted) {
   kvasir::v1::Codec plan;
   plan.mutable_bits()->add_schedule(2);
   plan.mutable_channel_static();
@@ -237,7 +238,7 @@ TEST(FakeQuantTest, ChannelsWithoutBitsAreDecodedAsTheirMinimum) {
   EXPECT_EQ(coded->num_clamped, 1);
 }
 
-TEST(FakeQuantTest, LevelsAreTheNearestOnesAndKeepTheLengthOfTheRow) {
+TEST(FakeQuantTest, NumbersAreRoundedToTheNearestLevelAndRowsKeepTheirLength) {
   const std::vector<double> levels = {-1.5, -0.5, 0.2, 1.25};
   kvasir::v1::Codec plan;
   plan.mutable_bits()->add_schedule(2);
@@ -276,7 +277,7 @@ TEST(FakeQuantTest, LevelsAreTheNearestOnesAndKeepTheLengthOfTheRow) {
                        HasSubstr("too large for parameters of type F16")));
 }
 
-TEST(FakeQuantTest, NumberTypesRound) {
+TEST(FakeQuantTest, NumbersAreRoundedToTheStoredType) {
   kvasir::v1::Codec codec;
   codec.set_dtype(kvasir::v1::F16);
   const at::Tensor row = at::tensor({0.1f, 1.0f, -65504.0f, 1e-9f});
@@ -287,7 +288,8 @@ TEST(FakeQuantTest, NumberTypesRound) {
                         row.to(at::kBFloat16).to(at::kFloat)));
 }
 
-TEST(FakeQuantTest, NumbersThatOverflowOrAreNotFiniteAreRefusedWithTheirPlace) {
+TEST(FakeQuantTest,
+     NumbersThatOverflowOrAreNotFiniteAreAnErrorThatNamesTheirPlace) {
   const auto refuses = [](const kvasir::v1::Codec& plan, float number,
                           const char* why) {
     const auto codec = MakeLatentCodec(plan, 4);
@@ -318,7 +320,7 @@ TEST(FakeQuantTest, NumbersThatOverflowOrAreNotFiniteAreRefusedWithTheirPlace) {
   refuses(half, nan, "nan");
 }
 
-TEST(FakeQuantTest, HadamardOnlineCodesTheRotatedLatent) {
+TEST(FakeQuantTest, HadamardOnlineCodesTheProductWithTheHadamardMatrix) {
   kvasir::v1::Codec plan = PerToken({8});
   plan.mutable_hadamard_online();
   const auto codec = MakeLatentCodec(plan, 12);
@@ -332,7 +334,7 @@ TEST(FakeQuantTest, HadamardOnlineCodesTheRotatedLatent) {
   EXPECT_TRUE(at::equal(rotated.codes, coded->codes));
 }
 
-TEST(FakeQuantTest, GradientsPassStraightThrough) {
+TEST(FakeQuantTest, GradientsPassAsIfNothingWereCoded) {
   const auto codec = MakeLatentCodec(PerToken({2}), 4);
   KVASIR_ASSERT_OK(codec);
   const at::Tensor latent = at::randn({3, 4}).requires_grad_(true);

@@ -257,7 +257,8 @@ class IdentityTest : public testing::TestWithParam<Shape> {
 class RotatingIdentityTest : public IdentityTest {};
 class PartialRotaryIdentityTest : public IdentityTest {};
 
-TEST_P(IdentityTest, FullAtEitherSideOfTheRotationIsTheUncompressedLayer) {
+TEST_P(IdentityTest,
+       WholeKeysStoredBeforeOrAfterTheRotationGiveTheUncompressedLayer) {
   const auto want = Attention(layer_, nullptr);
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   ExpectSame(Attention(layer_, &plan), want);
@@ -266,7 +267,7 @@ TEST_P(IdentityTest, FullAtEitherSideOfTheRotationIsTheUncompressedLayer) {
   ExpectSame(Attention(layer_, &plan), want);
 }
 
-TEST_P(IdentityTest, RebuiltLowRankKeysAreAFullKeyOfTheProduct) {
+TEST_P(IdentityTest, RebuiltLowRankKeysEqualKeysOfTheProductOfTheFactors) {
   for (const bool scattered : {false, true}) {
     Layer full = layer_;
     Layer low = layer_;
@@ -291,7 +292,8 @@ TEST_P(IdentityTest, RebuiltLowRankKeysAreAFullKeyOfTheProduct) {
 }
 
 // W_v = up down, with a constant that goes to o_proj's bias.
-TEST_P(IdentityTest, LowRankValuesAreTheProductAtRunTimeAndFolded) {
+TEST_P(IdentityTest,
+       LiftingValuesAtRunTimeOrFoldedEqualsTheProductOfTheFactors) {
   for (const bool scattered : {false, true}) {
     for (const bool fold : {false, true}) {
       Layer full = layer_;
@@ -379,7 +381,7 @@ KeyAndValue AddKeyAndValue(Layer& layer, kvasir::v1::Part& part,
   return made;
 }
 
-TEST_P(IdentityTest, OneLatentGivesKeyAndValue) {
+TEST_P(IdentityTest, KeysAndValuesAreLiftedFromOneJointLatent) {
   for (const bool scattered : {false, true}) {
     Layer full = layer_;
     Layer low = layer_;
@@ -424,7 +426,7 @@ class LatentCounter : public LayerObserver {
 // A joint latent gives the result of one latent per side, but is coded only
 // once. This holds for any codec, window and eviction; the error of its codes
 // counts for both sides.
-TEST_P(IdentityTest, AJointLatentEqualsTwoEqualOnesAndIsCodedOnce) {
+TEST_P(IdentityTest, AJointLatentEqualsTwoEqualLatentsAndIsCodedOnce) {
   for (const auto& [ranges, evicts] : std::vector<std::pair<bool, bool>>{
            {false, false}, {true, false}, {false, true}}) {
     Layer joint = layer_;
@@ -530,7 +532,8 @@ at::Tensor SelectHeadRows(const at::Tensor& rows, int64_t head, int64_t dim,
       .index_select(0, at::tensor(dims));
 }
 
-TEST_P(RotatingIdentityTest, KeptPairsAreAFullKeyWithTheOthersMasked) {
+TEST_P(RotatingIdentityTest,
+       KeepingPairsEqualsWholeKeysWithTheOtherPairsMasked) {
   const int64_t dim = layer_.spec.head_dim;
   for (const bool fold : {false, true}) {
     for (const auto stored : {kvasir::v1::PRE_ROPE, kvasir::v1::POST_ROPE}) {
@@ -737,7 +740,7 @@ class KeptRecorder : public LayerObserver {
 
 // Computes token by token in float64: each token sees the tokens that its unit
 // holds. Keys and queries are rotated by their places among these tokens.
-TEST_P(RotatingIdentityTest, RollingPositionsAreThePositionsOfSlots) {
+TEST_P(RotatingIdentityTest, RollingPositionsRotateByThePositionsOfSlots) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   plan.mutable_key()->mutable_parts(0)->set_stored(kvasir::v1::PRE_ROPE);
   *plan.mutable_eviction() = Rolling(layer_);
@@ -794,7 +797,8 @@ TEST_P(RotatingIdentityTest, RollingPositionsAreThePositionsOfSlots) {
 
 // Several parts: commuting latents for dims that rotate, and a low-rank latent,
 // absorbed and perhaps folded, for the others.
-TEST_P(PartialRotaryIdentityTest, PartsOfAPartlyRotaryHeadAddUp) {
+TEST_P(PartialRotaryIdentityTest,
+       ScoresOfTheTwoPartsOfAPartlyRotaryHeadAreAdded) {
   const int64_t rest = layer_.spec.head_dim - layer_.spec.rope.rotary_dim;
   ASSERT_GT(rest, 0);
   const int64_t dim = layer_.spec.head_dim;
@@ -855,7 +859,7 @@ TEST_P(PartialRotaryIdentityTest, PartsOfAPartlyRotaryHeadAddUp) {
 
 // An orthonormal basis of all channels changes nothing. A basis with fewer
 // channels is a projection.
-TEST_P(IdentityTest, AStaticBasisIsItsProjection) {
+TEST_P(IdentityTest, AStaticBasisProjectsKeysAndValuesOnItsRows) {
   at::Tensor basis = std::get<0>(
       at::linalg_qr(at::randn({layer_.kv_dims(), layer_.kv_dims()})));
   const bool cut = layer_.kv_dims() % 8 == 0;
@@ -951,7 +955,7 @@ TEST_P(IdentityTest, CodesAreAppliedBetweenLatentAndQuery) {
 
 // A window or sinks over all tokens leave nothing of the codes, except their
 // number type and the transform before the codec.
-TEST_P(IdentityTest, ExactRowsAreBf16) {
+TEST_P(IdentityTest, RowsOfExactTokensAreRoundedToBf16) {
   for (const auto& [sinks, hadamard] : std::vector<std::pair<uint32_t, bool>>{
            {0u, false}, {0u, true}, {kLength, false}, {kLength + 9u, true}}) {
     kvasir::v1::LayerPlan coded = FullPlan(layer_);
@@ -997,7 +1001,7 @@ class Recorder : public LayerObserver {
   int rotated_keys = 0;
 };
 
-TEST_P(IdentityTest, AnObserverSeesEveryStep) {
+TEST_P(IdentityTest, TheObserverIsCalledForEveryStep) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   kvasir::v1::Codec* codec =
       plan.mutable_key()->mutable_parts(0)->mutable_codec();
@@ -1030,7 +1034,7 @@ TEST_P(IdentityTest, AnObserverSeesEveryStep) {
   EXPECT_TRUE(at::equal(windowed.rotated, seen.rotated));
 }
 
-TEST_P(IdentityTest, ObservedLatentsAreTheCodedOnes) {
+TEST_P(IdentityTest, TheObserverSeesTheLatentsThatAreCoded) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   Recorder attended;
   KVASIR_ASSERT_OK(Attention(layer_, &plan, {.observer = &attended}));
@@ -1111,7 +1115,7 @@ TEST(LayerForwardTest, UnsupportedFeaturesAreRefusedByName) {
                        HasSubstr("layer 0 key part 0: ")));
 }
 
-TEST(LayerForwardTest, AMissingTensorOrOneOfAnotherShapeIsNamed) {
+TEST(LayerForwardTest, AMissingTensorOrAWrongShapeIsAnErrorThatNamesTheTensor) {
   Layer layer = MakeLayer(kShapes[1]);
   const auto program = MakeLayerProgram(layer.spec, nullptr, 0);
   KVASIR_ASSERT_OK(program);

@@ -142,3 +142,13 @@ absl::StatusOr<LayerProgram> MakeLayerProgram(const model::DecoderSpec& spec,
 enum class Ranges { kRequired, kNotYet };
 // The tensors that the layer needs under this program, by their names without
 // the prefix "model.layers.{l}.".
+std::vector<model::RequiredTensor> LayerTensors(
+    const LayerProgram& program, Ranges ranges = Ranges::kRequired);
+
+// Returns InvalidArgument for a tensor that is missing or has a wrong shape,
+// naming layer and tensor, with the needed and the actual shape.
+absl::Status CheckLayerTensors(const LayerProgram& program,
+                               const TensorMap& tensors,
+                               Ranges ranges = Ranges::kRequired);
+
+}  // namespace kvasir::compress

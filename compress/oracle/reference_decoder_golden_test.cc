@@ -117,7 +117,8 @@ TEST_P(ReferenceDecoderGoldenTest, AGpuGivesTheSameLogits) {
 
 // A context may be very long; the tables cover only the positions that were
 // asked for.
-TEST(ReferenceDecoderLoadTest, TablesReachAsFarAsTheLongestSequence) {
+TEST(ReferenceDecoderLoadTest,
+     RotationTablesAreOnlyAsLongAsTheLongestSequence) {
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/llama-mha"));
   KVASIR_ASSERT_OK(checkpoint);
@@ -127,7 +128,7 @@ TEST(ReferenceDecoderLoadTest, TablesReachAsFarAsTheLongestSequence) {
   EXPECT_EQ(decoder->RotationOf(7).sin.size(0), 7);
 }
 
-TEST(ReferenceDecoderLoadTest, TensorsMustBeThoseOfThePlan) {
+TEST(ReferenceDecoderLoadTest, ACheckpointMustHaveTheTensorsThatThePlanNeeds) {
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/llama-bias"));
   KVASIR_ASSERT_OK(checkpoint);

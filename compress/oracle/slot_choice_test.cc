@@ -22,7 +22,7 @@ plan::ResolvedEviction Rule(int64_t sinks, int64_t recent, float lambda) {
   return rule;
 }
 
-TEST(SlotChoiceTest, SinksAndRecentOnesAlwaysStay) {
+TEST(SlotChoiceTest, SinksAndRecentSlotsAreAlwaysKept) {
   const std::vector<float> mass = {0, 5, 1, 3, 2, 0};
   const SlotScores scores = {.mass = mass};
   EXPECT_THAT(ChooseSlots(Rule(1, 2, 1), scores, 4), ElementsAre(0, 1, 4, 5));
@@ -35,13 +35,13 @@ TEST(SlotChoiceTest, SinksAndRecentOnesAlwaysStay) {
   EXPECT_THAT(ChooseSlots(latest, scores, 3), ElementsAre(0, 4, 5));
 }
 
-TEST(SlotChoiceTest, TheLowerSlotComesFirstAmongEquals) {
+TEST(SlotChoiceTest, AmongEqualScoresTheLowerSlotIsKept) {
   const std::vector<float> mass = {1, 1, 1, 1, 1, 1};
   EXPECT_THAT(ChooseSlots(Rule(0, 1, 0.5F), {.mass = mass}, 3),
               ElementsAre(0, 1, 5));
 }
 
-TEST(SlotChoiceTest, FriendlinessHasTheWeightThatLambdaLeaves) {
+TEST(SlotChoiceTest, FriendlinessIsWeightedByOneMinusLambda) {
   const std::vector<float> mass = {4, 3, 2, 0, 9};
   const std::vector<float> key = {1, 0, 0.5F, 0, 7};
   const std::vector<float> value = {1, 1, 0, 1, 7};
@@ -63,7 +63,7 @@ TEST(SlotChoiceTest, FriendlinessHasTheWeightThatLambdaLeaves) {
 // Thousands of steps with random scores, compared with the policy in plain
 // words. There are few values, so that ties are frequent; budgets begin at one
 // slot.
-TEST(SlotChoiceTest, TheChoiceEqualsThePolicySlotBySlot) {
+TEST(SlotChoiceTest, TheChoiceEqualsASlotBySlotRunOfThePolicy) {
   std::mt19937_64 random(11);
   const auto below = [&random](int64_t limit) {
     return std::uniform_int_distribution<int64_t>(0, limit - 1)(random);

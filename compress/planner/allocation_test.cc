@@ -81,7 +81,7 @@ std::vector<double> SearchedLoss(const PartChannels& part) {
   return least;
 }
 
-TEST(AllocationTest, LossByBytesIsTheLeastOfAllFallingWidths) {
+TEST(AllocationTest, LossByBytesIsTheLeastLossOverAllFallingWidths) {
   std::mt19937 random(7);
   for (const int64_t grain : {1, 2, 16}) {
     for (const int64_t latents : {1, 3}) {
@@ -105,7 +105,7 @@ TEST(AllocationTest, LossByBytesIsTheLeastOfAllFallingWidths) {
   }
 }
 
-TEST(AllocationTest, WidthsTakeTheBytesAndHaveTheLossOfTheirEntry) {
+TEST(AllocationTest, WidthsForAnEntryTakeItsBytesAndHaveItsLoss) {
   std::mt19937 random(8);
   const PartChannels part = RandomPart(random, {8, 8, 8, 4}, 2, 2);
   const std::vector<double> loss = LossByBytes(part);
@@ -124,7 +124,7 @@ TEST(AllocationTest, WidthsTakeTheBytesAndHaveTheLossOfTheirEntry) {
 }
 
 // Two layers, each with a part for key and value, or one part for both.
-TEST(AllocationTest, ChoiceOverLayersIsTheLeastOfAll) {
+TEST(AllocationTest, TheChoiceOverLayersHasTheLeastLossOfAllChoices) {
   std::mt19937 random(9);
   for (int repeat = 0; repeat < 20; ++repeat) {
     std::vector<std::vector<double>> loss;
@@ -191,7 +191,7 @@ TEST(AllocationTest, ChoiceOverLayersIsTheLeastOfAll) {
   }
 }
 
-TEST(AllocationTest, FewerBytesThanAnyPartNeedsAreImpossible) {
+TEST(AllocationTest, ThereIsNoChoiceForFewerBytesThanThePartsNeed) {
   std::mt19937 random(10);
   const ByteChoice part =
       ByteChoice::Leaf(0, LossByBytes(RandomPart(random, {8, 8}, 1, 2)));

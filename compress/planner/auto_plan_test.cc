@@ -113,7 +113,7 @@ TEST_F(AutoPlanTest, PredictedBytesEqualThePagesAndMeetTheBudget) {
   }
 }
 
-TEST_F(AutoPlanTest, TensorParallelRanksHaveEqualPagesAndHoldNothingTwice) {
+TEST_F(AutoPlanTest, TensorParallelRanksHaveEqualPagesAndStoreNothingTwice) {
   for (const PlanSpeed speed : {PlanSpeed::kCpu, PlanSpeed::kStorage}) {
     AutoOptions options = Options(speed);
     options.kv_bytes_per_token = 60;
@@ -129,7 +129,7 @@ TEST_F(AutoPlanTest, TensorParallelRanksHaveEqualPagesAndHoldNothingTwice) {
   }
 }
 
-TEST_F(AutoPlanTest, MoreBytesAreNeverPredictedToLoseMore) {
+TEST_F(AutoPlanTest, ThePredictedLossNeverGrowsWithTheBytes) {
   double last = 1e30;
   for (const double bytes : {24.0, 40.0, 60.0, 80.0}) {
     AutoOptions options = Options(PlanSpeed::kStorage);
@@ -143,7 +143,7 @@ TEST_F(AutoPlanTest, MoreBytesAreNeverPredictedToLoseMore) {
   }
 }
 
-TEST_F(AutoPlanTest, ALossIsReachedWithTheFewestBytes) {
+TEST_F(AutoPlanTest, AGivenLossIsReachedWithTheFewestBytes) {
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 60;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan by_bytes, Plan(options));
@@ -160,7 +160,7 @@ TEST_F(AutoPlanTest, ALossIsReachedWithTheFewestBytes) {
 }
 
 // A model whose plans diverge by about 2.5 times the prediction.
-TEST_F(AutoPlanTest, ProbesFindTheFactorOfPredictions) {
+TEST_F(AutoPlanTest, ProbesFindTheFactorBetweenPredictedAndMeasuredLoss) {
   constexpr double kTrue = 2.5;
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 50;
@@ -202,7 +202,7 @@ TEST_F(AutoPlanTest, ProbesFindTheFactorOfPredictions) {
 
 // In sequences as short as the measured ones a window hides most of the codes,
 // so plans with a window would say little about others.
-TEST_F(AutoPlanTest, ProbesAreMeasuredWithoutTheWindow) {
+TEST_F(AutoPlanTest, ProbesAreMeasuredWithoutAnExactWindow) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
   options.windows = {2};
@@ -238,7 +238,7 @@ TEST_F(AutoPlanTest, ProbesAreLimitedInNumberAndTheirErrorsAreReturned) {
   EXPECT_EQ(Plan(options).status().code(), absl::StatusCode::kCancelled);
 }
 
-TEST_F(AutoPlanTest, TooFewBytesAreRefusedWithThePossibleOnes) {
+TEST_F(AutoPlanTest, TooFewBytesAreRefusedWithTheSmallestPossibleNumber) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 1;
   EXPECT_THAT(Plan(options).status().message(),
@@ -288,7 +288,7 @@ TEST_F(AutoPlanTest, ACpuPlanRebuildsNoKeyAndIsAsFastAsADenseCache) {
   EXPECT_LE(made.prediction.slot_ns, made.prediction.dense_slot_ns);
 }
 
-TEST_F(AutoPlanTest, InAStoragePlanKeyAndValueMayShareALatent) {
+TEST_F(AutoPlanTest, KeysAndValuesOfAStoragePlanMayShareALatent) {
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 40;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan storage, Plan(options));
@@ -305,7 +305,7 @@ TEST_F(AutoPlanTest, InAStoragePlanKeyAndValueMayShareALatent) {
   EXPECT_GT(joint, 0);
 }
 
-TEST_F(AutoPlanTest, ExactWindowsAreSharedOutOverTheTargetLength) {
+TEST_F(AutoPlanTest, TheBytesOfExactWindowsAreDividedByTheTargetLength) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 70;
   options.windows = {64};
@@ -321,7 +321,7 @@ TEST_F(AutoPlanTest, ExactWindowsAreSharedOutOverTheTargetLength) {
 
 // A window removes more of the loss of rotated codes than of codes in static
 // ranges.
-TEST_F(AutoPlanTest, WithAWindowMorePartsAreRotated) {
+TEST_F(AutoPlanTest, WithAnExactWindowMorePartsAreStoredAsRotatedHeads) {
   // Tokens of unequal lengths, which suit codes that scale with a token's
   // length.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
@@ -355,7 +355,7 @@ TEST_F(AutoPlanTest, WithAWindowMorePartsAreRotated) {
   EXPECT_GT(rotated(256, 1), without);
 }
 
-TEST_F(AutoPlanTest, DomainsThatAgreePredictEachOther) {
+TEST_F(AutoPlanTest, TheLossRatioOfSimilarDomainsCausesNoWarning) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan made, Plan(options));
@@ -370,7 +370,7 @@ TEST_F(AutoPlanTest, DomainsThatAgreePredictEachOther) {
 
 // Half of the text has other statistics, so ranges fitted to the other half are
 // wrong for it.
-TEST_F(AutoPlanTest, ADomainUnlikeTheOthersHasALargeRatio) {
+TEST_F(AutoPlanTest, ADomainThatDiffersFromTheOthersHasALargeLossRatio) {
   for (LayerCalibration& layer : calibration_.layers) {
     const at::Tensor strange = (layer.sample_domains == 1).unsqueeze(1);
     layer.sample_rows = at::where(strange, layer.sample_rows.flip(1) * 3 + 2,
@@ -383,7 +383,7 @@ TEST_F(AutoPlanTest, ADomainUnlikeTheOthersHasALargeRatio) {
 }
 
 // A loss that is not measured does not count as 0.
-TEST_F(AutoPlanTest, ADomainOfTooFewRowsIsNotJudged) {
+TEST_F(AutoPlanTest, NoLossIsPredictedForADomainWithTooFewRows) {
   for (LayerCalibration& layer : calibration_.layers) {
     layer.sample_domains = at::zeros_like(layer.sample_domains);
     layer.sample_domains[0] = 1;
@@ -421,7 +421,7 @@ TEST_F(AutoPlanTest, PartlyRotaryHeadsAreRefusedWithTheirDims) {
                      ::testing::HasSubstr("needs RoPE on all dims of a head")));
 }
 
-TEST_F(AutoPlanTest, WithoutInformationThereIsNoPlan) {
+TEST_F(AutoPlanTest, ACalibrationWithoutInformationIsRefused) {
   calibration_.layers[0].key_information = at::Tensor();
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;

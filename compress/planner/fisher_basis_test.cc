@@ -30,7 +30,7 @@ double Distance(const at::Tensor& a, const at::Tensor& b) {
 
 at::Tensor One(int64_t n) { return at::eye(n, at::kDouble); }
 
-TEST(FisherBasisTest, WithoutAMetricItIsThePrincipalBasis) {
+TEST(FisherBasisTest, WithIdentityInformationTheBasisIsThePrincipalBasis) {
   const at::Tensor moment = RandomMoment(12, 1);
   const FisherBasis basis = FindFisherBasis(moment, One(12), 5);
   const auto [values, vectors] = at::linalg_eigh(moment);
@@ -47,7 +47,7 @@ TEST(FisherBasisTest, FullRankLosesNothing) {
   EXPECT_LT(Distance(basis.decode.mm(basis.encode), One(12)), 1e-7);
 }
 
-TEST(FisherBasisTest, ChannelsAreUncorrelatedAndTheirErrorsAreTheLoss) {
+TEST(FisherBasisTest, ChannelsAreUncorrelatedAndTheirSquaredErrorsGiveTheLoss) {
   const at::Tensor moment = RandomMoment(12, 5);
   const at::Tensor information = RandomMoment(12, 7);
   const FisherBasis basis = FindFisherBasis(moment, information, 12);
@@ -110,7 +110,8 @@ TEST(FisherBasisTest, CommutingMapsCommuteWithTheRotation) {
   EXPECT_LT(Distance(turned_first, turned_last), 1e-9);
 }
 
-TEST(FisherBasisTest, CommutingChannelsFallAndTheirErrorsAreTheLoss) {
+TEST(FisherBasisTest,
+     CommutingChannelsHaveFallingVariancesAndTheirSquaredErrorsGiveTheLoss) {
   const at::Tensor moment = RandomMoment(24, 15);
   const at::Tensor information = RandomMoment(24, 17);
   const CommutingBasis basis = FindCommutingBasis(moment, information, Pairs());
@@ -158,7 +159,8 @@ TEST(ChannelCodesTest, ChannelsWithoutBitsAreDecodedAsTheirMean) {
             1e-4);
 }
 
-TEST(ChannelCodesTest, EveryBitLowersTheErrorOfNormalNumbersAsInMaxsTable) {
+TEST(ChannelCodesTest,
+     TheErrorForNormalNumbersIsNearThatOfMaxsTableForEachBitWidth) {
   const at::Tensor rows = Random({20000, 2}, 23).to(at::kFloat) * 3 + 1;
   // Max 1960, table 2.
   const std::vector<double> want = {1.0,     0.3634,  0.1188,
@@ -172,7 +174,7 @@ TEST(ChannelCodesTest, EveryBitLowersTheErrorOfNormalNumbersAsInMaxsTable) {
   }
 }
 
-TEST(ChannelCodesTest, TailsWidenARangeOnlyAsFarAsTheErrorFalls) {
+TEST(ChannelCodesTest, OutliersWidenARangeOnlyIfThatLowersTheError) {
   at::Tensor rows = Random({4000, 1}, 25).to(at::kFloat);
   rows[0][0] = 60.0f;
   const ChannelRanges ranges = FitRanges(rows, 3);

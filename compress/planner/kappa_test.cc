@@ -18,7 +18,7 @@ TEST(KappaTest, QuantilesAreInterpolatedBetweenSortedNumbers) {
 }
 
 // 1 - 6 (1 + 0 + 1 + 1 + 1) / (5 * 24) without ties.
-TEST(KappaTest, SpearmanDependsOnlyOnOrder) {
+TEST(KappaTest, TheRankCorrelationDependsOnlyOnTheOrder) {
   EXPECT_DOUBLE_EQ(SpearmanCorrelation({1, 2, 3}, {10, 20, 3000}), 1);
   EXPECT_DOUBLE_EQ(SpearmanCorrelation({1, 2, 3}, {9, 4, 1}), -1);
   EXPECT_NEAR(SpearmanCorrelation({1, 2, 3, 4, 5}, {2, 1, 3, 5, 4}), 0.8,
@@ -42,7 +42,7 @@ TEST(KappaTest, KappaIsTheMedianOfMeasuredOverPredicted) {
   EXPECT_DOUBLE_EQ(kappa->spearman.value(), 1);
 }
 
-TEST(KappaTest, NoTrialAndNoDivergenceAreRefused) {
+TEST(KappaTest, MissingTrialsAndDivergencesThatAreNotPositiveAreRefused) {
   EXPECT_THAT(FitKappa({}),
               StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
   EXPECT_THAT(FitKappa({{10, 1, 0}}),

@@ -7,7 +7,7 @@
 namespace kvasir::compress {
 namespace {
 
-TEST(CropSamplerTest, AnEpochVisitsEachWindowOnce) {
+TEST(CropSamplerTest, AnEpochVisitsEachWindowExactlyOnce) {
   CropSampler sampler(1000, 10, 3);
   std::set<int64_t> begins;
   for (int64_t i = 0; i < 99; ++i) {
@@ -20,7 +20,7 @@ TEST(CropSamplerTest, AnEpochVisitsEachWindowOnce) {
   EXPECT_EQ(*begins.rbegin() - *begins.begin(), 980);  // no overlap, no gap
 }
 
-TEST(CropSamplerTest, EpochsAndSeedsDifferInOrder) {
+TEST(CropSamplerTest, TheOrderOfCropsDiffersBetweenEpochsAndBetweenSeeds) {
   CropSampler sampler(1000, 10, 3);
   CropSampler other(1000, 10, 4);
   int same_epoch = 0;
@@ -41,7 +41,7 @@ TEST(CropSamplerTest, ACropDependsOnlyOnItsIndex) {
   }
 }
 
-TEST(CropSamplerTest, AStreamOfOneCropIsAllowed) {
+TEST(CropSamplerTest, AStreamAsShortAsOneCropIsAllowed) {
   CropSampler sampler(8, 8, 1);
   EXPECT_EQ(sampler.CropBegin(0), 0);
   EXPECT_EQ(sampler.CropBegin(5), 0);

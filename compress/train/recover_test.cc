@@ -170,7 +170,7 @@ double Loss(const ReferenceDecoder& decoder, const TokenStream& text) {
 
 // ---------------------------------------------------------------------- loss
 
-TEST(RecoverLossTest, TheGradientIsThatOfTheFormula) {
+TEST(RecoverLossTest, LossAndGradientEqualThoseOfTheFormula) {
   at::manual_seed(3);
   const at::Tensor normal = at::randn({9, 6}).requires_grad_(true);
   const Prediction teacher{at::randn({9, 6}), at::randn({50, 6})};
@@ -196,7 +196,7 @@ TEST(RecoverLossTest, TheGradientIsThatOfTheFormula) {
   EXPECT_TRUE(at::allclose(loss.gradient, normal.grad(), 1e-4, 1e-5));
 }
 
-TEST(RecoverLossTest, ManyRowsAreTheSumOfTheirBlocks) {
+TEST(RecoverLossTest, TheLossOfManyRowsIsTheSumOverBlocksOfRows) {
   at::manual_seed(4);
   const int64_t rows = 2 * RecoverLossRows(20'000) + 5;
   const at::Tensor normal = at::randn({rows, 2});
@@ -244,7 +244,7 @@ TEST(AdapterSetTest, EveryMethodAdaptsTheSameProjections) {
   EXPECT_EQ(names(PlanOf(kPairsLayer)), names(std::nullopt));
 }
 
-TEST(AdapterSetTest, DropoutDropsInputsOfAnAdapterAndKeepsTheMean) {
+TEST(AdapterSetTest, DropoutDropsInputsOfAnAdapterAndKeepsTheirMean) {
   const ReferenceDecoder decoder = MakeDecoder(std::nullopt);
   const AdapterSet adapters(decoder, {.rank = 2, .alpha = 2.0, .dropout = 0.5});
   const std::string name = "self_attn.q_proj.weight";
@@ -289,7 +289,8 @@ TEST(RecoverTest, TheLossFallsWithEveryMethod) {
   }
 }
 
-TEST(RecoverTest, DivergenceByItselfBringsTheStudentToTheTeacher) {
+TEST(RecoverTest,
+     TrainingOnTheDivergenceAloneBringsTheStudentCloserToTheTeacher) {
   const ReferenceDecoder teacher = MakeDecoder(std::nullopt, 99);
   RecoverOptions options = FewSteps();
   options.loss.cross_entropy = 0.0;
@@ -303,7 +304,7 @@ TEST(RecoverTest, DivergenceByItselfBringsTheStudentToTheTeacher) {
   EXPECT_LT(divergence.back(), 0.5 * divergence.front());
 }
 
-TEST(RecoverTest, NamesShapesAndRanksStay) {
+TEST(RecoverTest, NamesShapesAndRanksOfTensorsDoNotChange) {
   const ReferenceDecoder student = MakeDecoder(PlanOf(kPaluLayer));
   KVASIR_ASSERT_OK_AND_ASSIGN(const Recovered recovered,
                               Recover(student, MakeDecoder(std::nullopt, 99),
@@ -322,7 +323,7 @@ TEST(RecoverTest, NamesShapesAndRanksStay) {
   }
 }
 
-TEST(RecoverTest, SeedAndThreadsDecideTheWeights) {
+TEST(RecoverTest, TheSameSeedAndNumberOfThreadsGiveTheSameWeights) {
   const ReferenceDecoder teacher = MakeDecoder(std::nullopt, 99);
   const ReferenceDecoder student = MakeDecoder(PlanOf(kPaluLayer));
   const auto trained = [&](uint64_t seed) {
@@ -338,7 +339,7 @@ TEST(RecoverTest, SeedAndThreadsDecideTheWeights) {
   EXPECT_FALSE(first.equal(trained(2)));
 }
 
-TEST(RecoverTest, WithoutAStepTheWeightsStay) {
+TEST(RecoverTest, WithoutAStepTheWeightsDoNotChange) {
   const ReferenceDecoder student = MakeDecoder(PlanOf(kPairsLayer));
   RecoverOptions options = FewSteps();
   options.steps = 0;
@@ -471,7 +472,7 @@ class RecoverWriterTest : public FolderTest {
   }
 };
 
-TEST_F(RecoverWriterTest, WithoutAStepEveryFileIsTheSame) {
+TEST_F(RecoverWriterTest, WithoutAStepEveryFileEqualsItsSource) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
@@ -506,7 +507,7 @@ TEST_F(RecoverWriterTest, OnlyTheTrainedWeightsDiffer) {
   EXPECT_TRUE(query.equal(trained[1].at("self_attn.q_proj.weight")));
 }
 
-TEST_F(RecoverWriterTest, AnExistingFolderIsRefusedAndNothingIsLeft) {
+TEST_F(RecoverWriterTest, AnExistingFolderIsRefusedAndNoTemporaryFolderIsLeft) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
