@@ -428,7 +428,7 @@ TEST_F(ArtifactWriterTest, ACompressedBaseIsRefused) {
   options_.out = folder_ / "again";
   EXPECT_THAT(CheckArtifactOutput(*compressed, options_),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("is compressed already")));
+                       HasSubstr("is already compressed")));
 }
 
 TEST_F(ArtifactWriterTest, AnOutputThatCannotBeWrittenIsReportedBeforeTheWork) {

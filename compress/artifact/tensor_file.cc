@@ -113,7 +113,7 @@ absl::StatusOr<TensorFile> ReadChecked(const std::filesystem::path& path) {
     }
   }
   if (!has_hash || hash.Finish() != stored_hash) {
-    return absl::DataLossError("its content does not match its hash");
+    return absl::DataLossError("the content does not match the hash");
   }
   return result;
 }

@@ -142,7 +142,7 @@ class Pace {
     if (!stops) return absl::OkStatus();
     return absl::CancelledError(
         state_path_.empty()
-            ? "calibration stopped; without a cache nothing is kept"
+            ? "calibration stopped; there is no cache, so nothing was saved"
             : absl::StrCat(
                   "calibration stopped; the same command continues it from ",
                   state_path_.string()));

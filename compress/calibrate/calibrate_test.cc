@@ -386,7 +386,8 @@ TEST_F(CalibrateTest, ADamagedStateStartsTheCalibrationAgain) {
     std::ofstream(path, std::ios::binary) << bytes;
     KVASIR_ASSERT_OK(Run(sample, options).status());
     EXPECT_THAT(messages_, HasSubstr("is damaged"));
-    EXPECT_THAT(messages_, HasSubstr("calibration starts again"));
+    EXPECT_THAT(messages_,
+                HasSubstr("the calibration starts from the beginning"));
     EXPECT_TRUE(want == CacheBytes(options.cache));
   }
 }

@@ -142,7 +142,7 @@ absl::StatusOr<std::optional<Calibration>> FindCached(
     if (!CanBeMadeAnew(status)) return status;
     if (!absl::IsNotFound(status)) {
       events.on_message(absl::StrCat("warning: ", status.message(),
-                                     "; the calibration is made again"));
+                                     "; the calibration is computed again"));
     }
   }
   return std::nullopt;
@@ -177,8 +177,9 @@ absl::StatusOr<CalibrationState> FindState(const model::DecoderSpec& spec,
   }
   if (!CanBeMadeAnew(status)) return status;
   if (!absl::IsNotFound(status)) {
-    events.on_message(absl::StrCat("warning: ", status.message(),
-                                   "; calibration starts again"));
+    events.on_message(
+        absl::StrCat("warning: ", status.message(),
+                     "; the calibration starts from the beginning"));
   }
   return StartState(spec, sample, options.parts);
 }

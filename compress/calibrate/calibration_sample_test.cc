@@ -159,7 +159,7 @@ TEST(SampleDomainsTest, TwoDomainsWithTheSameNameAreRefused) {
   EXPECT_THAT(
       SampleDomains(domains, {.tokens = 20, .sequence_tokens = 10}, 0.1, 2000),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("two calibration domains are called a")));
+               HasSubstr("two calibration domains have the same name a")));
 }
 
 TEST(SpreadRowsTest, RowsAreSpreadEvenlyAfterTheSinks) {

@@ -25,7 +25,7 @@ absl::StatusOr<std::string> ReadText(const std::filesystem::path& path) {
   if (std::filesystem::exists(status) &&
       !std::filesystem::is_regular_file(status)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path.string(), ": want a regular file of text"));
+        absl::StrCat(path.string(), " is not a regular file"));
   }
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   if (!in) {

@@ -115,7 +115,7 @@ absl::Status Evaluator::CheckText() const {
       options_.window_tokens > spec.max_position_embeddings) {
     return absl::InvalidArgumentError(
         absl::StrCat("windows of ", options_.window_tokens,
-                     " tokens, want 2 to ", spec.max_position_embeddings,
+                     " tokens, must have 2 to ", spec.max_position_embeddings,
                      " (the context of ", teacher_.model, ")"));
   }
   const int64_t windows = std::max(options_.min_windows, kFewestWindows);
@@ -315,8 +315,8 @@ absl::Status Evaluator::RunTeacher() {
     }
   }
   if (scored_bytes_ == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(text_.name, ": its tokens have no bytes of text"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        text_.name, ": all of its tokens together have 0 bytes of text"));
   }
   summary_.model = teacher_.model;
   summary_.nats_per_token = MeanWithInterval(teacher_nats_).mean;

@@ -211,7 +211,7 @@ TEST(EvaluateTest, InvalidInputIsRefusedWithTheReason) {
   options.window_tokens = 65;
   EXPECT_THAT(Make(bench, Text(900), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("windows of 65 tokens, want 2 to 64")));
+                       HasSubstr("windows of 65 tokens, must have 2 to 64")));
   model::DecoderSpec spec = TestSpec();
   spec.vocab_size = 30;
   const ReferenceDecoder other = TestDecoder(2, std::nullopt, spec);

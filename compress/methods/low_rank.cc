@@ -190,7 +190,7 @@ absl::Status CheckRequest(const FactorRequest& request) {
   }
   if (request.moments->num_inputs() != inputs) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the calibration is of ", request.moments->num_inputs(),
+        absl::StrCat("the calibration has ", request.moments->num_inputs(),
                      " inputs, the projection has ", inputs));
   }
   return absl::OkStatus();

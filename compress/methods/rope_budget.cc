@@ -24,7 +24,8 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
                                         const BudgetOptions& options) {
   if (options.keep_values && options.key_keep.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "whole values and a kept share of keys of ", *options.key_keep,
+        "values that stay whole and a kept share of keys of ",
+        *options.key_keep,
         " exclude each other: with whole values, the kept share of both "
         "sides, ",
         request.keep, ", determines how much of the keys is kept"));

@@ -446,7 +446,7 @@ absl::Status CheckLayerTensors(const LayerProgram& program,
     if (it == tensors.end()) {
       return absl::InvalidArgumentError(
           absl::StrCat("layer ", program.layer, ": no tensor ", want.name,
-                       ", want it as ", text(want.shape)));
+                       ", which must be ", text(want.shape)));
     }
     if (it->second.sizes() != c10::IntArrayRef(want.shape)) {
       return absl::InvalidArgumentError(absl::StrCat(

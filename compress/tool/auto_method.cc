@@ -218,7 +218,8 @@ void AddAutoFlags(CLI::App* command, AutoFlags& flags) {
 
 void CheckAutoFlags(const AutoFlags& flags) {
   if (flags.kappa && flags.probes.value_or(0) > 0) {
-    throw CLI::ValidationError("--kappa is what --probes find: give one");
+    throw CLI::ValidationError(
+        "--kappa replaces what --probes measure: give only one of them");
   }
 }
 

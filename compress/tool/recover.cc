@@ -85,9 +85,10 @@ absl::Status OpenModels(const RecoverFlags& flags, Inputs& inputs) {
   KVASIR_ASSIGN_OR_RETURN(model::Checkpoint teacher,
                           model::Checkpoint::Open(flags.teacher));
   if (teacher.kv_plan_json().has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        flags.teacher, " has a ", compress::kPlanFile,
-        ": the teacher is the checkpoint that the model was made of"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(flags.teacher, " has a ", compress::kPlanFile,
+                     ": the teacher must be the uncompressed checkpoint that "
+                     "the model was made from"));
   }
   if (model.kv_plan_json().has_value()) {
     KVASIR_ASSIGN_OR_RETURN(

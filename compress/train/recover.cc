@@ -63,7 +63,7 @@ absl::Status CheckOptions(const RecoverOptions& options,
   const int64_t crop = options.crop_tokens;
   if (crop < 2 || crop > spec.max_position_embeddings) {
     return absl::InvalidArgumentError(
-        absl::StrCat("crops of ", crop, " tokens, want 2 to ",
+        absl::StrCat("crops of ", crop, " tokens, must have 2 to ",
                      spec.max_position_embeddings, " (the model's positions)"));
   }
   if (crop > options.batch_tokens) {

@@ -412,7 +412,7 @@ TEST(RecoverTest, InvalidRequestsAreRefused) {
   options.crop_tokens = 65;
   EXPECT_THAT(Recover(decoder, decoder, SomeText(400), options, GoOn),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("crops of 65 tokens, want 2 to 64")));
+                       HasSubstr("crops of 65 tokens, must have 2 to 64")));
   model::DecoderSpec other = TinySpec();
   other.vocab_size = 14;
   EXPECT_THAT(CheckTeacher(TinySpec(), other),
