@@ -25,7 +25,8 @@ constexpr double kNormBytes = 2.0;          // float16
 constexpr double kFewestKeep = 1.0 / 1024.0;
 constexpr int64_t kMostExactRows = 1 << 20;
 
-// Bytes of `channels` numbers of one head in `bits`, per token.
+// Bytes per token of one head with `channels` numbers that are coded in `bits`
+// bits, including the minimum and scale of each group of numbers.
 double RowBytes(int64_t channels, int64_t bits, int64_t group = 0) {
   const auto count = static_cast<double>(channels);
   if (bits == kExactBits) return count * kNumberBytes;
@@ -77,9 +78,9 @@ std::optional<int64_t> ParseBits(absl::string_view text, bool may_be_exact) {
   return std::nullopt;
 }
 
-// The bits of each of `sides`. Words from `first` on begin with a side's
-// letter; a side without a word is exact. Empty if there is another word or a
-// side occurs twice.
+// Reads the bit width of each side in `sides` ("k", "v" or "kv") from words
+// such as "k4", starting at word `first`. A side without a word is exact.
+// Returns nullopt if there is any other word or a side occurs twice.
 std::optional<std::map<char, int64_t>> SideBits(const Name& name, size_t first,
                                                 absl::string_view sides) {
   std::map<char, int64_t> bits;
@@ -95,7 +96,7 @@ std::optional<std::map<char, int64_t>> SideBits(const Name& name, size_t first,
   return bits;
 }
 
-// The numbers from which a baseline's bytes are computed.
+// The byte counts that a baseline reports.
 struct Cost {
   double keep = 1.0;
   double key_bytes = 0.0;    // per layer and token
@@ -145,7 +146,8 @@ struct Maker {
   }
 };
 
-// Codes of whole rows of both sides, from the words k4 and v4.
+// Makes a baseline that codes whole rows of keys and values, in the bits of
+// words such as k4 and v4.
 using MakeRowCode = RowCode (*)(int64_t bits);
 absl::StatusOr<Baseline> MakeByBits(const Maker& m, absl::string_view want,
                                     MakeRowCode code, double params_bytes) {
@@ -263,8 +265,8 @@ absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
       (residual != 0 && residual < group) || m.exact.window != 0) {
     return m.name.Refuse(kWant);
   }
-  // A key's codes, and its share of the parameters of its block. Values have
-  // their own parameters.
+  // A token's key has its codes and a share of its block's parameters. A
+  // token's value has parameters of its own.
   const double key_bytes =
       m.width() * (static_cast<double>(*bits) / 8.0 +
                    kParamsBytes / static_cast<double>(group));
@@ -379,7 +381,8 @@ const std::map<std::string, MakeFunction>& Methods() {
   return *methods;
 }
 
-// Removes a number from the settings and returns it; empty if it is not there.
+// Removes the setting `key` and returns its number; empty if there is no such
+// setting.
 absl::StatusOr<std::optional<int64_t>> TakeNumber(Name& name, const char* key) {
   const auto found = name.settings.find(key);
   if (found == name.settings.end()) return std::nullopt;

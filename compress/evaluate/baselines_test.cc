@@ -127,8 +127,8 @@ TEST_F(BaselinesTest, PerChannelTakesItsRangesFromTheCalibrationText) {
     const at::Tensor exact = Logits(nullptr);
     EXPECT_LT(Difference(Logits(baseline.transform.get()), exact), 0.1) << name;
     EXPECT_GT(Difference(Logits(baseline.transform.get()), exact), 0.0) << name;
-    // Later layers get other keys than in the uncompressed model, but hardly
-    // any is outside its range.
+    // The keys of later layers differ from those of the uncompressed model, but
+    // hardly any number is outside its range.
     ClampCount count;
     const LayerHooks hooks = {.transform = baseline.transform.get(),
                               .clamp_count = &count};
@@ -228,7 +228,7 @@ TEST_F(BaselinesTest, SinksStayExactInEveryBaseline) {
     EXPECT_TRUE(at::equal(key->values.slice(1, 0, 3), key_.slice(1, 0, 3)));
     EXPECT_FALSE(at::equal(key->values, key_));
   }
-  // With more sinks than tokens nothing is coded.
+  // If there are more sinks than tokens, nothing is coded.
   EXPECT_LT(Difference(Logits(Make("rotated:k2,v2,sinks=41").transform.get()),
                        Logits(nullptr)),
             1e-5);

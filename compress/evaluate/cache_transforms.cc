@@ -77,7 +77,8 @@ class Kivi : public CacheTransform {
 
 // ---------------------------------------------------------------- per channel
 
-// Least and greatest number of each key channel over the calibration text.
+// Finds the least and the greatest number of each key channel on the
+// calibration text.
 class KeyRanges : public LayerObserver {
  public:
   KeyRanges(int64_t num_layers, bool before_rotation)

@@ -39,7 +39,8 @@ at::Tensor Ids(int64_t tokens) {
   return at::randint(0, 31, {2, tokens}, at::kLong);
 }
 
-// The positions that stay, by layer, sequence, unit and length.
+// The positions that are kept, by layer, sequence, unit and number of tokens so
+// far.
 class Recorder final : public LayerObserver {
  public:
   using Place = std::array<int64_t, 4>;
@@ -120,9 +121,9 @@ TEST(EvictionSpecTest, RecentKeepsOnlyTheLatestTokens) {
   EXPECT_EQ(ran.kept.at({0, 1, 0, 10}), (std::vector<int64_t>{6, 7, 8, 9}));
 }
 
-// Q-Hitter without attention keeps the tokens whose codes lose least. The
-// rounding of plain numbers is no such loss. An eviction that the plan states
-// gives the same result as one that is added to the plan.
+// Q-Hitter with a weight of 0 for attention keeps the tokens with the smallest
+// code errors. The rounding of plain numbers is no such loss. An eviction that
+// the plan states gives the same result as one that is added to the plan.
 TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
@@ -141,8 +142,8 @@ TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
   const EvictionSpec spec = Spec("q-hitter", "9", settings);
   const auto evicting = Evicting(*MakeCandidate("coded", coded), spec);
   KVASIR_ASSERT_OK(evicting);
-  // No token sees an eviction at the end of the prompt; with one token more
-  // there is one.
+  // An eviction at the end of the prompt does not affect any of its tokens.
+  // With one more token it does.
   const at::NoGradGuard no_grad;
   (*evicting->rules)[0]->prompt_tokens = 20;
   Recorder recorder;
@@ -191,7 +192,7 @@ TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
   EXPECT_EQ(by_plan.kept, Execute(on_top->candidate).kept);
 }
 
-// Whole keys and values in codes, and exact tokens.
+// A plan that codes whole keys and values and keeps `exact` tokens.
 kvasir::v1::KvPlan CodedPlan(const plan::ExactTokens& exact) {
   kvasir::v1::KvPlan plan =
       plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::F32);
@@ -217,8 +218,8 @@ TEST(EvictionSpecTest, RecentKeepsTheSinksThatAPlanKeepsExact) {
             (std::vector<int64_t>{0, 1, 2, 7, 8, 9}));
 }
 
-// A baseline's exact tokens act like a plan's, so that rows of both can be
-// compared.
+// Exact tokens of a baseline have the same effect as those of a plan, so that
+// the two can be compared.
 TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
   const ReferenceDecoder decoder = TestDecoder();
   for (const auto& [exact, sinks, recent] :
@@ -315,7 +316,7 @@ TEST(EvictionSpecTest, BaselinesCanEvict) {
   const auto h2o = Evicting(baseline->candidate, Spec("h2o", "8"));
   KVASIR_ASSERT_OK(q_hitter);
   KVASIR_ASSERT_OK(h2o);
-  // The errors of codes make a difference.
+  // The code errors change which tokens are kept.
   EXPECT_NE(Execute(q_hitter->candidate).kept, Execute(h2o->candidate).kept);
 }
 

@@ -12,7 +12,7 @@ namespace {
 using kvasir::v1::Codec;
 using kvasir::v1::Part;
 
-// Records the inputs of the layers and their keys.
+// Records the inputs and keys of each layer.
 class Recorder : public LayerObserver {
  public:
   void OnAttentionInput(int64_t /*layer*/, const at::Tensor& x) override {
@@ -30,7 +30,7 @@ class Recorder : public LayerObserver {
   at::Tensor rotated_key;
 };
 
-// Sums over tokens of the keys, with all heads side by side.
+// Sums over tokens of k kT and k, for keys k of all heads side by side.
 struct Moments {
   at::Tensor gram;  // [W, W]
   at::Tensor sum;   // [W]
@@ -54,8 +54,9 @@ at::Tensor FallingVariances(const Moments& moments) {
   return at::linalg_eigvalsh(moments.Covariance(), "L").flip(0).clamp_min(0);
 }
 
-// Share of the energy that is lost with these bits, for channels by falling
-// variance. With one width all channels lose the same share.
+// Returns the share of the energy that codes with these bits lose. Channels are
+// in order of falling variance. If all channels have the same width, each loses
+// the same share.
 double LostShare(const at::Tensor& variances, const Codec& codec) {
   const auto& schedule = codec.bits().schedule();
   const int64_t run = variances.size(0) / schedule.size();

@@ -24,7 +24,7 @@ at::Tensor Coded(const absl::StatusOr<at::Tensor>& rows) {
   return *rows;
 }
 
-// Max 1960, table I.
+// From Max 1960, table I.
 TEST(CodeRotatedTest, TheErrorIsThatOfMaxsTableEvenWithOutliers) {
   at::manual_seed(7);
   const at::Tensor normal = at::randn({500, 3, 64});
@@ -78,7 +78,8 @@ TEST(CodeRotatedTest, ALengthBeyondFloat16IsRefused) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nan")));
 }
 
-// ggml-quants.c: quantize_row_q8_0_ref, by hand.
+// Expected numbers are computed by hand from quantize_row_q8_0_ref in
+// ggml-quants.c.
 TEST(CodeGgmlTest, Q8ScalesByAMaximumOf127AndRoundsHalvesAwayFromZero) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = -127.0;

@@ -19,7 +19,7 @@ using kvasir::v1::Part;
 
 namespace {
 
-// Energies of a layer's complex channels, by group.
+// The energies of a layer's complex channels, for each group.
 using LayerEnergies = std::vector<PairEnergies>;
 
 absl::StatusOr<LayerEnergies> MeasureLayer(const PlanRequest& request,
@@ -65,7 +65,7 @@ absl::StatusOr<LayerEnergies> MeasureLayer(const PlanRequest& request,
   return energies;
 }
 
-// The sum over all channels of a layer.
+// The sum of the energies of all channels of a layer.
 double Sum(const LayerEnergies& energies) {
   double sum = 0;
   for (const PairEnergies& group : energies) {
@@ -76,7 +76,8 @@ double Sum(const LayerEnergies& energies) {
   return sum;
 }
 
-// The layer's rotating part, with `channels` per group on average.
+// Makes the part for the layer's dims that rotate, with `channels` complex
+// channels per group on average.
 Part CommutingPart(const PlanRequest& request,
                    const std::vector<HeadGroup>& groups,
                    const LayerEnergies& energies, int64_t channels) {
@@ -119,8 +120,8 @@ void PlanLayer(const PlanRequest& request, const std::vector<HeadGroup>& groups,
       ValuePart(request, layer, budget.value_rank);
 }
 
-// Energy of each layer's keys. Layers that do not rotate get the mean of those
-// that do.
+// Returns the energy of each layer's keys. A layer without RoPE gets the mean
+// energy of the layers with RoPE.
 std::vector<double> KeyEnergies(const std::vector<LayerEnergies>& layers) {
   std::vector<double> sums;
   double total = 0;

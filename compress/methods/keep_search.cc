@@ -12,10 +12,10 @@ namespace {
 
 constexpr double kLeastKeep = 1e-3;
 constexpr double kTolerance = 1e-3;
-// A plan with this share of the wanted bytes is close enough.
+// The search ends when a plan takes at least this share of the wanted bytes.
 constexpr double kCloseShare = 0.998;
-// A guess stays this share of the interval away from its ends, so that the
-// interval shrinks.
+// Each guess has at least this distance from the ends of the search interval,
+// as a share of its length, so that the interval shrinks.
 constexpr double kMargin = 0.1;
 
 }  // namespace

@@ -67,7 +67,8 @@ absl::Status CheckOptions(const PlanRequest& request,
   return absl::OkStatus();
 }
 
-// Layers by falling sensitivity; earlier layers come first among equals.
+// Returns the layers in order of falling sensitivity; among equals the earlier
+// layer comes first.
 std::vector<int64_t> BySensitivity(
     const std::vector<LayerSensitivity>& layers) {
   std::vector<int64_t> order(layers.size());
@@ -97,8 +98,7 @@ std::vector<bool> CompressedLayers(const std::vector<LayerSensitivity>& layers,
   return compressed;
 }
 
-// Equation 13 as a share: how much of d_max - d_min a layer's rank is above
-// d_min.
+// Returns (d_l - d_min) / (d_max - d_min) of each layer l by equation 13.
 std::vector<double> ShareAboveLeast(
     const std::vector<LayerSensitivity>& layers) {
   double most = layers.front().cumulative_log;
@@ -172,7 +172,7 @@ class RankSolver {
   std::vector<double> shares_;
 };
 
-// Ranks of one head group for the compressed layers, in order.
+// Returns the rank that one head group gets in each compressed layer, in order.
 absl::StatusOr<std::vector<int64_t>> CompressedRanks(
     const PlanRequest& request, const LorcOptions& options,
     const std::vector<LayerSensitivity>& layers,

@@ -19,11 +19,10 @@ KvPlan Plan(const PlanRequest& request, const LorcOptions& options) {
   return plan.ok() ? *plan : KvPlan{};
 }
 
-// The rank of a layer that is stored as it is, because it is left out or kept
-// whole.
+// Stands for the rank of a layer that is not compressed.
 constexpr int64_t kWhole = 0;
 
-// One rank per layer.
+// Returns the rank of each layer.
 std::vector<int64_t> LayerRanks(const KvPlan& plan) {
   std::vector<int64_t> ranks;
   for (const auto& layer : plan.layers()) {
@@ -35,7 +34,8 @@ std::vector<int64_t> LayerRanks(const KvPlan& plan) {
   return ranks;
 }
 
-// A matrix of singular values 1, except one that is 1 / condition.
+// Returns a matrix whose singular values are 1, except for one that is 1 /
+// condition.
 at::Tensor WithCondition(int64_t rows, int64_t columns, double condition) {
   at::Tensor weight = at::eye(rows, columns);
   weight[rows / 2][rows / 2] = 1 / condition;
@@ -44,7 +44,7 @@ at::Tensor WithCondition(int64_t rows, int64_t columns, double condition) {
 
 class LorcTest : public ::testing::Test {
  protected:
-  // Keys and values of 32 numbers in 3 layers; 192 in all.
+  // Keys and values with 32 numbers each in 3 layers, 192 numbers in all.
   PlanRequest request_ = RequestOf(
       {.layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16, .hidden = 64});
   // Key and value condition numbers. The logarithms of the cumulative products
@@ -205,7 +205,8 @@ TEST_F(LorcTest, InvalidRequestsAreRefused) {
     EXPECT_THAT(PlanLorc(request_, {.threshold = threshold}),
                 invalid("threshold must be finite"));
   }
-  // Two of three layers that are left out already take more than half.
+  // The threshold leaves out two of three layers, which already take more than
+  // half of the numbers.
   request_.keep = 0.5;
   EXPECT_THAT(PlanLorc(request_, {.threshold = 2.5}), invalid("skip fewer"));
   request_.keep = 0.75;

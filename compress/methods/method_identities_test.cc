@@ -1,6 +1,6 @@
-// Every method from checkpoint to logits: calibrate, plan, apply, and run the
-// result in the reference decoder. A plan that keeps everything must give the
-// logits of the uncompressed model, the teacher.
+// Tests every method from checkpoint to logits: calibrate, plan, apply, and run
+// the result in the reference decoder. A plan that keeps everything must give
+// the logits of the uncompressed model, the teacher.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -42,7 +42,7 @@ double RelativeError(const at::Tensor& have, const at::Tensor& want) {
   return ((have - want).norm() / want.norm()).item<double>();
 }
 
-// Plans with one method.
+// Makes a plan with one method.
 using Planner = std::function<absl::StatusOr<KvPlan>(PlanRequest request)>;
 
 // A small checkpoint with its calibration.
@@ -139,7 +139,7 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
         {spec(), plan, outer_, std::move(layers)}, {.without_ranges = true});
     KVASIR_EXPECT_OK(decoder);
     if (!decoder.ok()) return at::zeros_like(ids_);
-    // Codes of few bits would hide the identities.
+    // Codes with few bits would cause larger errors than those that are tested.
     const auto logits = decoder->Logits(ids_, {.code_latents = false});
     KVASIR_EXPECT_OK(logits);
     return logits.ok() ? *logits : at::zeros_like(ids_);
@@ -327,7 +327,7 @@ TEST_P(PrunedPairsTest, PruningPairsInTheModelEqualsMaskingThem) {
   EXPECT_GE(RelativeError(want, teacher()), 10 * kTolerance);
 }
 
-// Changes every lift that may be folded or applied at run time.
+// Changes the kind of every lift that may be folded or applied at run time.
 KvPlan WithLifts(KvPlan plan, bool fold) {
   for (auto& layer : *plan.mutable_layers()) {
     for (auto* side : {layer.mutable_key(), layer.mutable_value()}) {

@@ -1,5 +1,5 @@
-// The planners on RoPE pairs (RAP, RoPE-commuting low rank): budgets, choices,
-// and the attention of the applied plans.
+// Tests the planners that work on RoPE pairs (RAP and commuting): their
+// budgets, their choices, and the attention of the applied plans.
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 
 constexpr double kTolerance = 1e-5;
 
-// Numbers of a token's keys or values under the plan.
+// How many numbers a token's keys or values have under the plan.
 int64_t Numbers(const KvPlan& plan, const model::DecoderSpec& spec,
                 plan::Side side) {
   int64_t numbers = 0;
@@ -61,7 +61,8 @@ int64_t DenseSide(const model::DecoderSpec& spec) {
   return spec.num_layers() * spec.num_kv_heads * spec.head_dim;
 }
 
-// Checks that the plan is valid and states the bytes of its layout.
+// Checks that the plan is valid and that its kv_bytes_per_token are those of
+// its page layout.
 void ExpectPlanStands(const PlanRequest& request, const KvPlan& plan) {
   const plan::AttentionShape shape = model::AttentionShapeOf(request.spec);
   KVASIR_EXPECT_OK(plan::ValidatePlan(plan, shape));
@@ -302,8 +303,8 @@ TEST_F(RapTest, EachHeadKeepsItsOwnBestPairsAndAllHeadsKeepTheSameNumber) {
 }
 
 TEST_F(RapTest, KeysAndValuesShareOnePoolByTheirFisherInformation) {
-  // Keys have 24, values 72 of 96, so their shares of 16 of 32 numbers are 4
-  // and 12.
+  // Keys have 24 and values 72 of the total score of 96, so that of the 16 kept
+  // numbers they get 4 and 12.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.5), options_));
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kKey), 4);
@@ -421,7 +422,7 @@ TEST_F(RapTest, NaNWeightsAreRefused) {
 
 // ------------------------------------------------------------------ commuting
 
-// Keeps values whole, and as much of the keys as the request says.
+// Options that keep values whole, and as much of the keys as the request says.
 CommutingOptions KeysOnly(int64_t group_heads) {
   CommutingOptions options;
   options.group_heads = group_heads;
@@ -432,7 +433,7 @@ PlanRequest KeysRequest(const TinyLayers& tiny, double key_keep) {
   return TinyPlanRequest(tiny, (1 + key_keep) / 2);
 }
 
-// Keys of all tokens as complex numbers at a pair, [T, Hkv].
+// Returns the keys of all tokens at a pair as complex numbers, [T, Hkv].
 at::Tensor ComplexKeys(const TinyLayers& tiny, int64_t pair) {
   const at::Tensor keys =
       tiny.inputs.mm(tiny.weights[0].key.to(at::kDouble).t())
@@ -484,8 +485,8 @@ double RebuiltLoss(const TinyLayers& tiny, const KvPlan& plan,
   return loss;
 }
 
-// The energy of the loss of the layer's keys, in the norm that weighs each
-// head's pairs by its queries.
+// The energy of the error of the layer's keys, with each head's pairs weighted
+// by its queries.
 double WeightedLoss(const TinyLayers& tiny, const KvPlan& plan) {
   const TensorMap tensors = *ApplyLayerPlan(TinyApplyRequest(tiny, plan, 0));
   const LayerCalibration& layer = tiny.calibration.layers[0];

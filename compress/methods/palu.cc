@@ -16,14 +16,14 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// A low_rank part of the plan, and its units in the pool.
+// A low_rank part of the plan, and its units in the pool of ranks.
 struct PlannedPart {
   int64_t layer = 0;
   Section section;
   std::vector<size_t> unit_of_group;
 };
 
-// Fisher information by row, [Hkv, D] doubles on the CPU.
+// The Fisher information of each row, [Hkv, D] float64 on the CPU.
 class RowScores {
  public:
   static absl::StatusOr<RowScores> Create(const PlanRequest& request,
@@ -52,7 +52,8 @@ class RowScores {
   int64_t head_dim_ = 0;
 };
 
-// Scores of the part's groups; for the uniform search, their sizes.
+// Returns the scores of the part's groups; for the uniform search these are the
+// groups' sizes.
 absl::StatusOr<std::vector<double>> GroupScores(
     const PlanRequest& request, const PaluOptions& options,
     const std::vector<HeadGroup>& groups, const PlannedPart& part) {

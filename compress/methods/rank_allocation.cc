@@ -11,7 +11,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Tolerance for the rounding of doubles in a share that is a whole rank.
+// A share that is less than a whole rank by at most this much counts as the
+// whole rank, because of rounding errors.
 constexpr double kRoundingSlack = 1e-6;
 
 absl::Status CheckPool(const RankPool& pool) {

@@ -19,10 +19,10 @@ using kvasir::v1::Part;
 
 namespace {
 
-// Scores of the pairs of each KV head.
+// The score of each pair, for each KV head.
 using HeadScores = std::vector<std::vector<double>>;
 
-// Scores per row of the key projection, [Hkv * D] float64.
+// The score of each row of the key projection, [Hkv * D] float64.
 absl::StatusOr<at::Tensor> RowScores(const PlanRequest& request,
                                      PairScore score, int64_t layer) {
   if (score == PairScore::kFisher) {

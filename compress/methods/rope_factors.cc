@@ -11,7 +11,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Rows of a pair in a [Hkv * D, ...] tensor: one per head of the group.
+// The two rows of a pair in a [Hkv * D, ...] tensor, for each of the group's s
+// heads.
 struct PairRows {
   at::Tensor first;   // [s], indices
   at::Tensor second;  // [s]
@@ -24,7 +25,7 @@ PairRows RowsOfPair(const model::DecoderSpec& spec,
   return {starts + dims.first, starts + dims.second};
 }
 
-// Rows of a pair as complex numbers.
+// Returns the rows of a pair as complex numbers.
 at::Tensor ComplexRows(const at::Tensor& matrix, const PairRows& rows) {
   return at::complex(matrix.index_select(0, rows.first).to(at::kDouble),
                      matrix.index_select(0, rows.second).to(at::kDouble));

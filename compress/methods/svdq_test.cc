@@ -46,7 +46,7 @@ TEST_F(SvdqTest,
 }
 
 TEST_F(SvdqTest, BytesDependOnlyOnTheSchedule) {
-  // Keys: 3 bits on average for 64 channels; values: 64 numbers of 2 bytes.
+  // Keys have 3 bits on average in 64 channels, values 64 numbers of 2 bytes.
   const KvPlan plan = Plan(request_, {});
   EXPECT_EQ(LaidOutBytes(plan, request_.spec), 3 * (24 + 128));
   EXPECT_EQ(plan.target().kv_bytes_per_token(), 3 * (24 + 128));
@@ -65,7 +65,7 @@ TEST_F(SvdqTest, WithPostRopeTheBasisCoversAllDimsOfTheKeys) {
   EXPECT_TRUE(key.mean());
   EXPECT_TRUE(key.codec().has_basis_static());
   EXPECT_EQ(LaidOutBytes(plan, request_.spec), 3 * (24 + 128));
-  // In a layer without positions both are the same.
+  // In a layer without RoPE, keys before and after the rotation are the same.
   EXPECT_TRUE(Key(plan, 2).has_low_rank());
   EXPECT_EQ(Key(plan, 2).stored(), kvasir::v1::NO_ROPE);
 }
