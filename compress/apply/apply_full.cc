@@ -1,4 +1,5 @@
-// full: whole keys or values, or their coordinates in a principal basis.
+// Applies full parts: whole keys or values, or their coordinates in a principal
+// basis.
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compress/apply/apply_part.h"
@@ -8,7 +9,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Moments of what is stored: after the rotation for POST_ROPE.
+// Returns the moments of the keys or values as they are stored; for POST_ROPE
+// these are keys after their rotation.
 absl::StatusOr<ProjectedMoments> StoredMoments(const PartInput& input) {
   KVASIR_RETURN_IF_ERROR(NeedCalibration(input, "BASIS_STATIC"));
   const LayerCalibration& calibration = *input.request->calibration;

@@ -17,7 +17,7 @@ struct GroupFactors {
   at::Tensor up;         // [heads * d, R']
   at::Tensor up_bias;    // [heads * d]; undefined: none
 
-  // The lift of rows [first, first + count).
+  // Returns the lift of the rows [first, first + count).
   GroupFactors LiftOf(int64_t first, int64_t count) const {
     GroupFactors part = *this;
     part.up = up.narrow(0, first, count);
@@ -173,7 +173,7 @@ class Collector {
   AppliedPart applied_;
 };
 
-// The part as each of its sides sees it.
+// The part with its lift for each of its sides.
 absl::StatusOr<std::vector<AppliedPart>> ApplySides(const PartInput& input,
                                                     const Shapes& sides) {
   std::vector<Collector> collectors;

@@ -25,7 +25,7 @@ absl::StatusOr<PairStatistics> StatisticsOf(const PartInput& input) {
   return statistics;
 }
 
-// Real and imaginary parts, one after the other along `dim`.
+// Concatenates real and imaginary parts along `dim`.
 at::Tensor RealThenImaginary(const at::Tensor& values, int64_t dim) {
   return at::cat({at::real(values), at::imag(values)}, dim);
 }

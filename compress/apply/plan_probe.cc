@@ -17,10 +17,10 @@ namespace {
 // fitted on.
 constexpr int64_t kMeasuredTokens = 4096;
 constexpr int64_t kRangeTokens = 8192;
-// A mean needs at least this many sequences.
+// The smallest number of sequences for which the Evaluator computes a mean.
 constexpr int64_t kFewestSequences = 2;
 
-// A text made of sequences that are spread evenly over the held-out ones.
+// Makes a text of sequences that are spread evenly over the held-out ones.
 EvaluationText HeldOutText(const CalibrationSample& sample) {
   EvaluationText text;
   text.name = "held-out sequences";

@@ -93,7 +93,8 @@ std::string IdOf(const std::string& weights_id, const CalibrationSample& sample,
     tokens.append(reinterpret_cast<const char*>(sequence.data()),
                   sequence.size() * sizeof(int32_t));
   }
-  // Must be raised when the same inputs would give other numbers.
+  // Must be increased when a change of the program changes the results for the
+  // same inputs.
   constexpr int kVersion = 2;
   return TextHash(absl::StrCat(
       "calibration ", kVersion, " weights ", weights_id, " tokens ",

@@ -25,7 +25,7 @@ at::Tensor Zeros(at::IntArrayRef shape, at::ScalarType type) {
   return at::zeros(shape, at::TensorOptions().dtype(type));
 }
 
-// Copies the upper blocks to the lower ones.
+// Copies the blocks above the diagonal to those below it.
 at::Tensor Mirrored(const at::Tensor& gram) {
   return at::triu(gram) + at::triu(gram, 1).t();
 }
@@ -129,7 +129,7 @@ int64_t NumRows(const CalibrationSample& sample,
                   sample.num_sequences() * sample.counted_tokens_each());
 }
 
-// Counted tokens of each domain.
+// Returns the number of counted tokens of each domain.
 std::vector<int64_t> DomainTokens(const CalibrationSample& sample) {
   std::vector<int64_t> tokens(static_cast<size_t>(sample.num_domains()));
   for (int64_t i = 0; i < sample.counted_sequences(); ++i) {
@@ -169,7 +169,7 @@ void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
   }
 }
 
-// Turns the sums of information into means.
+// Divides the sums of information by the number of draws and tokens.
 void FinishInformation(const CalibrationSample& sample,
                        const CalibrationParts& parts, LayerSums& sums,
                        LayerCalibration& layer) {

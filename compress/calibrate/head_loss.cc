@@ -15,7 +15,7 @@ int64_t RowsAtATime(int64_t vocab) {
   return std::max(kLogits / vocab, kLeastRows);
 }
 
-// The product of rows [n, M] with the head: [n, V].
+// Returns the product of rows [n, M] with the head, the logits [n, V].
 at::Tensor Logits(const at::Tensor& rows, const at::Tensor& head) {
   const int64_t vocab = head.size(0);
   at::Tensor logits = at::empty({rows.size(0), vocab}, rows.options());

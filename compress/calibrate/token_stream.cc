@@ -15,7 +15,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Bounds the encoder's memory and lets threads share the work.
+// Size of the pieces in which a text is encoded: it limits the encoder's memory
+// and lets threads share the work.
 constexpr size_t kPieceBytes = size_t{1} << 20;
 
 absl::StatusOr<std::string> ReadText(const std::filesystem::path& path) {

@@ -13,7 +13,7 @@ at::Tensor ByHead(const at::Tensor& heads) {
       .reshape({heads.size(0) * heads.size(2), heads.size(1), heads.size(3)});
 }
 
-// Queries [begin, end) against keys [first, end).
+// A block: queries [begin, end), which see keys [first, end).
 struct Block {
   int64_t begin = 0;
   int64_t end = 0;
@@ -23,7 +23,8 @@ struct Block {
   int64_t keys() const { return end - first; }
 };
 
-// 0 if a query sees a key, otherwise -infinity.
+// The mask that is added to scores: 0 if a query sees a key, otherwise
+// -infinity.
 at::Tensor Mask(const Block& block, int64_t window,
                 const at::TensorOptions& options) {
   constexpr float kHidden = -std::numeric_limits<float>::infinity();
@@ -38,7 +39,7 @@ at::Tensor Mask(const Block& block, int64_t window,
   return mask;
 }
 
-// True if the key is one of the query's `tokens` nearest.
+// True where the key is one of the `tokens` keys nearest to the query.
 at::Tensor Near(const Block& block, int64_t tokens, at::Device device) {
   const at::Tensor all =
       at::ones({block.queries(), block.keys()},

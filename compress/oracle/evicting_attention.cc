@@ -14,7 +14,7 @@
 namespace kvasir::compress {
 namespace {
 
-// The heads of a unit in one sequence.
+// Queries, keys and values of a unit's heads in one sequence.
 struct UnitHeads {
   at::Tensor query;       // [Hu, share, T, W]
   at::Tensor key;         // [Hu, T, W]
@@ -207,8 +207,8 @@ class UnitRun {
     }
   }
 
-  // The score is drawn once per token, so the tokens that stay at one point are
-  // among those that stayed before.
+  // The random score is drawn once per token, so that the tokens kept by an
+  // eviction are among those that earlier evictions kept.
   float RandomScore(uint64_t position) const {
     const base::PhiloxCounter drawn = base::Philox4x32(
         base::PhiloxKeyFromSeed(*eviction_.rule->random_seed),

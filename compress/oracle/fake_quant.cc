@@ -48,7 +48,7 @@ float Neighbour(float x, bool up) {
   return static_cast<float>(result);
 }
 
-// `nearest` (the rounded value) moved one step of the type.
+// Moves `nearest` (the rounded value) by one step of the type.
 float Step(float nearest, DataType dtype, bool up) {
   return dtype == kvasir::v1::F16 ? Neighbour<c10::Half>(nearest, up)
                                   : Neighbour<c10::BFloat16>(nearest, up);
@@ -63,7 +63,7 @@ float RoundHalfEven(float x) {
 struct RowView {
   const float* in = nullptr;
   float* out = nullptr;
-  uint8_t* codes = nullptr;  // null if codes are not wanted
+  uint8_t* codes = nullptr;  // null if codes are not kept
   float* minimum = nullptr;
   float* scale = nullptr;
 };
@@ -84,7 +84,7 @@ absl::Status CheckFinite(const float* in, int64_t width, int64_t row) {
   return absl::OkStatus();
 }
 
-// Codes one run of one row, PER_TOKEN.
+// Codes one run of a row by PER_TOKEN.
 absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
                      const RowView& view) {
   const LatentCodec::Run& run = codec.runs[run_index];
@@ -137,7 +137,7 @@ float SquareSum(int64_t width, const Get& get) {
   return lanes[0];
 }
 
-// Codes one row, PER_TOKEN_NORM.
+// Codes one row by PER_TOKEN_NORM.
 absl::Status CodeNormRow(const LatentCodec& codec, int64_t row,
                          const RowView& view) {
   const int64_t width = codec.stored_width;
@@ -171,7 +171,7 @@ absl::Status CodeNormRow(const LatentCodec& codec, int64_t row,
   return absl::OkStatus();
 }
 
-// Codes one row, CHANNEL_STATIC. Returns the number of clamped codes.
+// Codes one row by CHANNEL_STATIC. Returns the number of clamped codes.
 int64_t CodeStaticRow(const LatentCodec& codec, const float* minimum,
                       const float* scale, const RowView& view) {
   int64_t clamped = 0;

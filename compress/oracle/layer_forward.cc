@@ -15,7 +15,7 @@ namespace kvasir::compress {
 
 namespace {
 
-// The data of one call.
+// What the functions of one call of AttentionForward share.
 struct Call {
   const LayerProgram& program;
   const TensorMap& tensors;
@@ -48,13 +48,13 @@ struct Call {
   }
 };
 
-// The rotation of whole heads.
+// Returns the rotation for whole heads.
 Turn HeadTurn(const Call& call, double scale = 1.0) {
   return {call.rotation.cos.unsqueeze(1), call.rotation.sin.unsqueeze(1),
           call.spec().rope.pairing, scale};
 }
 
-// The rotation of some pairs [H * n] of each head.
+// Returns the rotation for the given pairs [H * n] of each head.
 Turn PairTurn(const Call& call, const at::Tensor& pairs, int64_t heads,
               model::RopePairing pairing, double scale = 1.0) {
   const auto pair_table = [&](const at::Tensor& table) {
@@ -79,7 +79,8 @@ at::Tensor RotateComplex(const Call& call, const ProgramPart& part,
   return Rotate(heads, turn).squeeze(2).index_select(-1, part.complex_join);
 }
 
-// All latents of a part [B, T, sum of R'], in the form in which they are coded.
+// Computes all latents of a part, [B, T, sum of R'], in the form in which they
+// are coded.
 absl::StatusOr<at::Tensor> PartLatents(const Call& call,
                                        const ProgramPart& part,
                                        const at::Tensor& x) {
@@ -504,7 +505,7 @@ absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// Applies a cache that no plan expresses to the keys.
+// Applies the CacheTransform of the hooks to the keys.
 absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
                                   Keys& keys) {
   if (call.program.key[0].coded) {
@@ -524,7 +525,7 @@ absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
   return absl::OkStatus();
 }
 
-// Empty if all tokens stay.
+// Returns the eviction rule of the layer; empty if all tokens are kept.
 std::optional<EvictionRule> EvictionOf(const Call& call) {
   const LayerProgram& program = call.program;
   if (call.hooks.eviction != nullptr) {

@@ -4,8 +4,8 @@
 
 namespace kvasir::compress {
 
-// Rotations add up, so a head is rotated back by one position and forward by
-// the other.
+// The angles of two rotations add up, so a head is rotated back from position
+// `from` and forward to position `to`.
 at::Tensor MoveHeads(const LayerProgram& program, const Rotation& rotation,
                      const at::Tensor& heads, const std::vector<int64_t>& unit,
                      const at::Tensor& from, const at::Tensor& to) {

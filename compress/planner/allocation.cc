@@ -24,15 +24,15 @@ class WidthTable {
     Fill();
   }
 
-  // Units that fit into `grains` of all latents; below 0 if not even the
-  // parameters fit.
+  // Number of units that fit into each latent if all latents together have
+  // `grains`; below 0 if not even the parameters fit.
   int64_t UnitsIn(int64_t grains) const {
     const int64_t bytes =
         grains / part_.latents * part_.grain_bytes - ParamGrainBytes();
     if (bytes < 0) return -1;
     return std::min(bytes * 8 / unit_bits_, num_units_ - 1);
   }
-  // Grains with which every channel has all bits.
+  // Number of grains with which every channel has the largest width.
   int64_t MostGrains() const {
     const int64_t codes = (channels_ * kCodeWidths[0] + 7) / 8;
     return part_.latents *
@@ -72,7 +72,7 @@ class WidthTable {
   int64_t Units(size_t group, size_t width) const {
     return part_.groups[group].channels / unit_bits_ * kCodeWidths[width];
   }
-  // Parameters have a region of their own.
+  // Parameters are stored in a separate region of the page.
   int64_t ParamGrainBytes() const {
     return (part_.param_bytes + part_.grain_bytes - 1) / part_.grain_bytes *
            part_.grain_bytes;

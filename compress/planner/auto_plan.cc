@@ -31,8 +31,8 @@ constexpr int64_t kPageTokens = 64;
 // Regions of a tile begin at multiples of 128 bytes, which is 2 bytes per slot.
 constexpr int64_t kLeastGrain = cache::kRegionAlignmentBytes / kPageTokens;
 
-// Rows on which every space of every layer is measured. The chosen spaces are
-// judged on all rows.
+// Number of sample rows on which every space of every layer is measured. The
+// chosen spaces are measured again on all rows.
 constexpr int64_t kTriedRows = 1024;
 
 // Groups of each size from 1 to all heads of a share that divides the number of
@@ -148,7 +148,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Calls `progress`, one thread at a time.
+  // Calls `progress` from one thread at a time.
   void Advance(double layers) {
     done_ += layers;
     if (options().progress == nullptr || cancelled_) return;
@@ -283,7 +283,7 @@ class Planner {
     return static_cast<int64_t>(sum);
   }
 
-  // Number of grains that the curve covers.
+  // The largest number of grains that the curve shows.
   int64_t GrainsInSight() const {
     if (!options().kv_bytes_per_token) return MostGrains();
     // A little more, to show the effect of more bytes.
@@ -430,7 +430,7 @@ class Planner {
     return std::nullopt;
   }
 
-  // The plan of fewest bytes that reaches the wanted loss.
+  // Returns the plan with the fewest bytes that reaches the wanted loss.
   absl::StatusOr<std::optional<Finished>> WithinLoss(
       const Spending& spending) const {
     const auto predicted = [&](int64_t grains) {
@@ -452,8 +452,8 @@ class Planner {
     return finished;
   }
 
-  // The best plan over all windows at this price of time, and the spending it
-  // was chosen from. Empty if none fits.
+  // Returns the best plan over all windows at this price of time, and the
+  // Spending from which it was chosen. Empty if no plan fits.
   absl::StatusOr<std::optional<Finished>> BestOf(double price) {
     const int64_t sight = GrainsInSight();
     const bool by_bytes = options().kv_bytes_per_token.has_value();

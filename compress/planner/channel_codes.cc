@@ -62,7 +62,7 @@ ChannelRanges FitRanges(const at::Tensor& rows, int bits) {
   if (bits == 0) return {mean.to(at::kFloat), at::zeros_like(mean, at::kFloat)};
   const at::Tensor centred = rows - mean.to(at::kFloat);
   const at::Tensor deviation = centred.square().mean(0).sqrt();
-  // With channels of variance 1 one step serves all.
+  // Rows are scaled to a variance of 1, so that one step suits all channels.
   const at::Tensor normal =
       centred / at::where(deviation > 0, deviation, at::ones_like(deviation));
   at::Tensor least;

@@ -16,7 +16,8 @@ struct Roots {
   at::Tensor inverse;  // F^-1/2
 };
 
-// The matrix must be Hermitian, and positive up to rounding.
+// Computes both roots. The matrix must be Hermitian, and positive definite up
+// to rounding.
 Roots RootsOf(const at::Tensor& matrix) {
   auto [values, vectors] = at::linalg_eigh(matrix);
   const double most = values.max().item<double>();
@@ -26,8 +27,8 @@ Roots RootsOf(const at::Tensor& matrix) {
   return {at::mm(vectors * roots, back), at::mm(vectors / roots, back)};
 }
 
-// Columns by falling eigenvalue. The largest entry of each is real and
-// positive, so that equal matrices give equal bases.
+// The eigenvectors as columns, by falling eigenvalue. The largest entry of each
+// is real and positive, so that equal matrices give equal bases.
 struct Falling {
   at::Tensor values;
   at::Tensor vectors;

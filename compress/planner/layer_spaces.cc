@@ -9,11 +9,11 @@
 namespace kvasir::compress {
 namespace {
 
-// Channels that share a width; a size that suits planes of codes and the
-// kernels that read them.
+// Number of channels that share a bit width: a size that suits the layout of
+// codes and the kernels that read them.
 constexpr int64_t kGroupChannels = 8;
 
-// The width of each channel of a latent.
+// Returns the bit width of each channel of a latent.
 std::vector<int> BitsOf(const LatentTransform& transform,
                         const std::vector<int>& widths) {
   std::vector<int> bits(static_cast<size_t>(transform.rank));
@@ -27,7 +27,7 @@ std::vector<int> BitsOf(const LatentTransform& transform,
   return bits;
 }
 
-// Maximal runs [begin, end) of equal bits.
+// Divides the channels into maximal runs [begin, end) of equal bits.
 struct BitRange {
   int64_t begin = 0;
   int64_t end = 0;

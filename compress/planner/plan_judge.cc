@@ -13,8 +13,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Information of these domains together, shrunk; key and value in separate
-// blocks, [2n, 2n].
+// The shrunk information of these domains together, [2n, 2n]; key and value
+// form separate blocks.
 at::Tensor InformationOf(const LayerCalibration& calibration,
                          const std::set<size_t>& domains) {
   at::Tensor key;
@@ -48,12 +48,12 @@ LayerMoments MomentsWithout(const LayerCalibration& calibration, size_t domain,
   return moments;
 }
 
-// The loss of one part's codes, without kappa and window.
+// The loss of one part's codes, without kappa and without an exact window.
 struct PartLoss {
   double fitted = 0;
   CodeLoss held_out;
-  // On each domain's rows: coded as planned, and as only the other domains
-  // would have planned it.
+  // The loss on each domain's rows: with the plan's codes, and with the codes
+  // that the other domains alone would give.
   std::vector<double> by_domain;
   std::vector<double> left_out;
 };

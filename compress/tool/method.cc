@@ -217,7 +217,7 @@ absl::StatusOr<KvPlan> Channel(const MethodFlags& flags,
   return compress::PlanChannelCodes(request, options);
 }
 
-// Whole keys and values in these codecs.
+// Makes the plan that stores whole keys and values in these codecs.
 kvasir::v1::LayerPlan WholeLayer(const PlanRequest& request, int64_t layer,
                                  const Codec& key, const Codec& value) {
   kvasir::v1::LayerPlan whole;
@@ -262,7 +262,7 @@ absl::StatusOr<KvPlan> QHitter(const MethodFlags& flags,
   return PlannedFor(request.tp, std::move(plan));
 }
 
-// The layers that --only-layers does not list.
+// Returns the layers that --only-layers does not list.
 absl::StatusOr<std::vector<int>> OtherLayers(const MethodFlags& flags,
                                              const KvPlan& plan) {
   std::vector<int> others;

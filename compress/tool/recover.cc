@@ -73,7 +73,7 @@ struct Inputs {
   std::optional<compress::EvaluationText> validation;
 };
 
-// The loss compared with the teacher's, on the validation text.
+// Measures the loss on the validation text, compared with the teacher's.
 struct Comparison {
   EvaluationRow before;
   EvaluationRow after;
@@ -176,7 +176,7 @@ void PrintResult(const RecoverFlags& flags, const Recovered& recovered,
   absl::PrintF(": %s\n", base::Printable(flags.out.string()));
 }
 
-// The student with the recovered weights.
+// Makes the student with the recovered weights.
 absl::StatusOr<ReferenceDecoder> WithWeights(
     const ReferenceDecoder& student,
     const std::vector<compress::TensorMap>& layers) {

@@ -13,7 +13,8 @@ namespace {
 // The draw number for initial values; other draws are counted from 0.
 constexpr uint64_t kInitialDraw = ~uint64_t{0};
 
-// `count` numbers in [0, 1) that depend only on seed, draw and stream.
+// Returns `count` random numbers in [0, 1) that depend only on seed, draw and
+// stream.
 at::Tensor Uniform(int64_t count, uint64_t seed, uint64_t draw,
                    uint64_t stream) {
   const base::PhiloxKey key = base::PhiloxKeyFromSeed(seed);
