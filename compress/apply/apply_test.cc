@@ -651,8 +651,8 @@ TEST(ApplyPartialRotaryTest, AllPairsAndAllOtherDimsEqualTheBaseModel) {
             OneLayer({RopePairsPart(all, pairs_lift),
                       LowRankPart(2, 1, 4, kvasir::v1::NO_ROPE, rest_lift)},
                      WholeValues()));
-        // A bias of absorbed keys changes all scores of a query by the same
-        // amount.
+        // Absorbed keys need no bias: it would change all scores of a query by
+        // the same amount, which the softmax ignores.
         EXPECT_LT(RelativeError(applied.attention(), AttendWhole(tiny)),
                   kTolerance);
       }

@@ -169,7 +169,7 @@ void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
   }
 }
 
-// Divides the sums of information by the number of draws and tokens.
+// Divides the sums of information, so that they become means.
 void FinishInformation(const CalibrationSample& sample,
                        const CalibrationParts& parts, LayerSums& sums,
                        LayerCalibration& layer) {

@@ -24,8 +24,8 @@ namespace kvasir::compress {
 // One latent of a part, shared by `heads`.
 struct ProgramLatent {
   std::vector<int64_t> heads;  // KV heads, ascending
-  int64_t offset =
-      0;  // first of the part's stored channels that is the latent's
+  // The latent's first channel among the part's stored channels.
+  int64_t offset = 0;
   LatentCodec codec;
   // For rope_low_rank: the RoPE pair of each complex channel [C].
   std::vector<int64_t> channel_pairs;

@@ -26,8 +26,8 @@ inline constexpr int kMostProbes = 32;
 
 struct AutoOptions {
   // At least one of the two must be set.
-  std::optional<double>
-      kv_bytes_per_token;        // includes the share of fixed bytes
+  // Includes the share of fixed bytes.
+  std::optional<double> kv_bytes_per_token;
   std::optional<double> max_kl;  // predicted divergence, nats per token
   PlanSpeed speed = PlanSpeed::kCpu;
   // Sequence length for which bytes per token are computed: the fixed bytes of
@@ -92,8 +92,8 @@ struct AutoPrediction {
   double fixed_bytes = 0;     // per sequence
   int64_t target_length = 0;
   int64_t exact_window = 0;
-  std::vector<double>
-      channels_by_bits;  // [9], entry b: numbers per token with b bits
+  // [9], entry b: numbers per token with b bits.
+  std::vector<double> channels_by_bits;
   double held_out_loss_ratio = 1;  // loss on held-out rows divided by loss on
                                    // fitted rows
   double clamp_rate = 0;  // clamped share of the codes on held-out rows
