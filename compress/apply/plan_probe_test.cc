@@ -30,7 +30,8 @@ class PlanProbeTest : public CalibrateTest {
     return sample;
   }
 
-  // Keys and values in codes of `bits`; 16: whole numbers.
+  // Makes a plan that codes keys and values in `bits` bits; 16: uncoded
+  // numbers.
   kvasir::v1::KvPlan PlanOf(uint32_t bits) const {
     kvasir::v1::KvPlan plan = FullRankPlan(
         model::AttentionShapeOf(checkpoint_->spec()), kvasir::v1::F32);

@@ -42,8 +42,8 @@ constexpr char kPlan[] = R"({"schemaVersion": 1, "method": "test", "layers": [
                "hadamardOnline": {}}}]}}]})";
 constexpr int kKeyBits[] = {2, 3};
 constexpr int kValueBits[] = {1, 4};
-// Widths of the latents that HADAMARD_ONLINE rotates: the second layer's
-// values.
+// Widths of the latents that HADAMARD_ONLINE rotates: those of the second
+// layer's values.
 constexpr int64_t kRotatedWidths[] = {4, 8};
 
 struct Range {
@@ -51,7 +51,8 @@ struct Range {
   std::vector<double> high;
 };
 
-// The least and greatest number of every channel, number by number.
+// Finds the least and greatest number of every channel by a loop over all
+// numbers.
 class PlainRanges : public LayerObserver {
  public:
   const Range& Of(int64_t layer, plan::Side side) const {
@@ -160,7 +161,8 @@ class RangeCollectorTest : public FolderTest {
     return absl::OkStatus();
   }
 
-  // The ranges that the finished model's latents reach, with codes or without.
+  // Returns the least and greatest numbers of the latents of the finished
+  // model, computed with or without codes.
   absl::StatusOr<PlainRanges> RangesOf(const std::vector<TensorMap>& attention,
                                        bool code_latents) const {
     ReferenceDecoder::Parts parts;

@@ -152,7 +152,7 @@ TEST_F(NewFolderTest, TwoRunsCannotWriteTheSameFolder) {
 }
 
 TEST_F(NewFolderTest, OnlyACheckpointIsReplaced) {
-  // Other projects have a config.json as well.
+  // A config.json alone is no checkpoint: other projects have one, too.
   Put(out_ / "config.json");
   Put(out_ / "index.js");
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
@@ -192,7 +192,7 @@ TEST_F(NewFolderTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true, inputs),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("holds the input")));
-  // A folder whose name only begins like an input's is another folder.
+  // A folder whose name begins with an input's name is not that input.
   KVASIR_EXPECT_OK(NewFolder::Check(folder_ / "oth", true, inputs));
   PutCheckpoint(folder_ / "other", "old");
   EXPECT_THAT(

@@ -51,7 +51,7 @@ TEST(BuiltInDomainsTest, EachDomainHasEnoughTokensForItsShare) {
   EXPECT_EQ(sample.num_tokens(), kTokens);
 }
 
-// Plans must be judged on texts that they were not made from.
+// Plans must be evaluated on texts that were not used to make them.
 TEST(BuiltInDomainsTest, EvaluationAndCalibrationTextsHaveNoLineInCommon) {
   const std::filesystem::path folder =
       std::string(std::getenv("KVASIR_SOURCE_DIR")) +

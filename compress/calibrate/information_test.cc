@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 constexpr CalibrationParts kInformation = {.fisher = false,
                                            .information = true};
 
-// Keys of 2 heads with 6 dims.
+// Width of the keys: 2 heads with 6 dims.
 constexpr int64_t kWidth = 12;
 
 class InformationTest : public CalibrateTest {
@@ -229,7 +229,7 @@ TEST_F(InformationTest,
   }
 }
 
-// The formulas of calibration.h, including biases.
+// Checks the formulas in calibration.h for moments, including biases.
 TEST_F(InformationTest, MomentsOfKeysAndValuesFollowFromTheGramAndTheWeights) {
   CalibrationSample sample = DomainSample();
   sample.held_out_sequences = 0;

@@ -8,7 +8,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Attention query by query and head by head, in float64.
+// Computes attention for one query and head after the other, in float64.
 at::Tensor PlainAttention(const AttentionInputs& in) {
   const int64_t share = in.query.size(2) / in.key.size(2);
   const auto wide = [](const at::Tensor& t) {

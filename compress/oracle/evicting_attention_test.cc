@@ -92,7 +92,7 @@ at::Tensor TokenByToken(const AttentionInputs& in,
           out[t][q].copy_(at::mv(at::stack(values).t(), weights));
           const int64_t window = rule.layer.counts.observation_window;
           if (window > 0 && t < prompt) {
-            // The next eviction, or the end of the prompt.
+            // Position of the next eviction, or the end of the prompt.
             int64_t until = t + 1;
             while (until < prompt &&
                    (until <= rule.layer.counts.budget_tokens ||
@@ -146,8 +146,8 @@ TEST(EvictingAttentionTest, TheResultEqualsATokenByTokenRunOfThePolicy) {
   }
 }
 
-// Errors that differ by 2 % have the same byte, so the lower slot stays and not
-// the one of the smallest loss.
+// Errors that differ by 2 % are rounded to the same byte, so the lower slot is
+// kept and not the slot with the smaller error.
 TEST(EvictingAttentionTest, CodeErrorsAreRoundedToOneByte) {
   AttentionInputs in = Inputs(1, 12);
   EvictionRule rule = Rule({{0, 1, 2, 3}}, 4, 12);

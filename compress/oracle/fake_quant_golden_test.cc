@@ -42,7 +42,7 @@ json HexRows(const at::Tensor& floats) {
                  rows.size(-1));
 }
 
-// A number in [-1, 1) of 24 bits, the same on every machine.
+// Returns a number in [-1, 1) with 24 bits, the same on every machine.
 float Uniform(uint32_t row, uint32_t channel) {
   const uint32_t bits = base::Philox4x32({42, 0}, {row, channel, 0, 0})[0];
   return static_cast<float>(bits >> 8) * 0x1p-23f - 1.0f;
@@ -164,7 +164,7 @@ json Case(const kvasir::v1::Codec& plan, const at::Tensor& latents,
     result["clamped"] = coded->num_clamped;
   } else {
     result["param_dtype"] = kvasir::v1::DataType_Name(codec->param_dtype);
-    // 0 is recorded as +0.
+    // Zeros of either sign are recorded as +0.
     result["minimum"] = HexRows(coded->minimum + 0.0f);
     result["scale"] = HexRows(coded->scale + 0.0f);
   }

@@ -73,7 +73,7 @@ TEST(FakeQuantRoundingTest, RoundingGivesTheNeighboursOfEveryNumber) {
   }
 }
 
-// The rule, computed number by number.
+// A simple implementation of the rule, one number after the other.
 struct PlainRow {
   std::vector<float> values;
   std::vector<int> codes;
@@ -100,8 +100,9 @@ PlainRow PlainCode(const std::vector<float>& row, int bits,
   return plain;
 }
 
-// Rows of every kind: random, constant, all zeros, of one sign, far from zero,
-// huge, denormal, with one outlier, half way between codes.
+// Rows of every kind: random, constant, all zeros, with one sign only, far from
+// zero, huge, denormal, with one outlier, and with numbers half way between
+// codes.
 std::vector<std::vector<float>> Rows(int64_t width) {
   std::vector<std::vector<float>> rows;
   const at::Generator generator = at::detail::createCPUGenerator(7);
@@ -153,7 +154,7 @@ TEST(FakeQuantTest, TheErrorIsAtMostHalfAStepAndCodesReachBothEndsOfTheRange) {
     const at::Tensor row = at::tensor(values);
     const CodedLatent coded = Code(PerToken({4}), kWidth, row);
     const double scale = coded.scale.item<double>();
-    // Half a step, and the last bits of float32.
+    // Half a step, plus the rounding errors of float32.
     const double most =
         0.5 * scale + 4e-7 * row.abs().max().item<double>() + 1e-30;
     EXPECT_LE((coded.values - row).abs().max().item<double>(), most);

@@ -90,7 +90,7 @@ struct Layer {
   at::Tensor& operator[](const std::string& name) {
     return tensors["self_attn." + name];
   }
-  // The dims of a pair of one head.
+  // Returns the two dims of a pair in a head.
   std::pair<int64_t, int64_t> PairDims(int64_t pair) const {
     if (spec.rope.pairing == model::RopePairing::kInterleaved) {
       return {2 * pair, 2 * pair + 1};
@@ -180,7 +180,7 @@ void ExpectSame(const absl::StatusOr<at::Tensor>& have,
   EXPECT_LT((*have - *want).abs().max().item<double>() / scale, tolerance);
 }
 
-// Two groups of heads that are not adjacent, or one group of all heads.
+// Returns two groups of heads that are not adjacent, or one group of all heads.
 std::vector<Indices> Groups(const Layer& layer, bool scattered) {
   std::vector<Indices> groups(scattered ? 2 : 1);
   for (int64_t h = 0; h < layer.spec.num_kv_heads; ++h) {
@@ -291,7 +291,7 @@ TEST_P(IdentityTest, RebuiltLowRankKeysEqualKeysOfTheProductOfTheFactors) {
   }
 }
 
-// W_v = up down, with a constant that goes to o_proj's bias.
+// Low-rank values, W_v = up down, whose constant is added to o_proj's bias.
 TEST_P(IdentityTest,
        LiftingValuesAtRunTimeOrFoldedEqualsTheProductOfTheFactors) {
   for (const bool scattered : {false, true}) {
@@ -500,7 +500,7 @@ TEST_P(IdentityTest, AJointLatentEqualsTwoEqualLatentsAndIsCodedOnce) {
   }
 }
 
-// Keeps other pairs in each head.
+// Keeps different pairs in each head.
 Indices KeptPairs(const Layer& layer, int64_t head) {
   Indices kept;
   for (int64_t f = 0; f < layer.pairs(); ++f) {
@@ -902,7 +902,7 @@ TEST_P(IdentityTest, AStaticBasisProjectsKeysAndValuesOnItsRows) {
   }
 }
 
-// Codes its keys and values as a plan with POST_ROPE does.
+// A transform that codes keys and values as a plan with POST_ROPE does.
 class CodedCache : public CacheTransform {
  public:
   CodedCache(const LatentCodec& codec, int64_t sinks, int64_t window)
@@ -946,15 +946,15 @@ TEST_P(IdentityTest, CodesAreAppliedBetweenLatentAndQuery) {
     // The transform does not round exact rows.
     ExpectSame(have, Attention(layer_, nullptr, {.transform = &cache}),
                sinks + window == 0 ? 2e-5 : 1e-2);
-    // The codes do change the result if there are any.
+    // If some tokens are coded, the result changes.
     if (sinks + window >= kLength) continue;
     const auto exact = Attention(layer_, nullptr);
     EXPECT_GT((*have - *exact).abs().max().item<double>(), 1e-3);
   }
 }
 
-// A window or sinks over all tokens leave nothing of the codes, except their
-// number type and the transform before the codec.
+// If a window or sinks cover all tokens, nothing is coded: only the type of
+// exact rows and the transform before the codec have an effect.
 TEST_P(IdentityTest, RowsOfExactTokensAreRoundedToBf16) {
   for (const auto& [sinks, hadamard] : std::vector<std::pair<uint32_t, bool>>{
            {0u, false}, {0u, true}, {kLength, false}, {kLength + 9u, true}}) {
