@@ -116,8 +116,8 @@ struct EvaluationRow {
   double kl_nats = 0.0;  // KL(teacher || model), per token
   // Mean loss on second copies; empty if the test is not done.
   std::optional<double> repeat_nats_per_token;
-  double clamp_rate =
-      0.0;  // share of clamped codes among those in static ranges
+  // Share of clamped codes among those in static ranges.
+  double clamp_rate = 0.0;
   // Empty if key errors were not requested or cannot be measured.
   std::optional<KeyError> key_error;
   std::vector<double> window_nats;  // loss of each window, per token

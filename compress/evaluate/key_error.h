@@ -46,8 +46,8 @@ class KeyErrorMeter {
   struct Layer {
     std::vector<at::Tensor> inputs;        // per window [1, T, M]
     std::vector<at::Tensor> rotated_keys;  // per window [1, T, Hkv, D]
-    double centred_energy =
-        0.0;  // sum of |k - mean|^2 over all windows, for rotated keys
+    // Sum of |k - mean|^2 over all windows, for rotated keys.
+    double centred_energy = 0.0;
     at::Tensor variances;  // [W], of the principal channels, in falling order
     at::Tensor rotated_variances;  // the same for rotated keys
   };
