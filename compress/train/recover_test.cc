@@ -323,7 +323,7 @@ TEST(RecoverTest, NamesShapesAndRanksOfTensorsDoNotChange) {
   }
 }
 
-TEST(RecoverTest, TheSameSeedAndNumberOfThreadsGiveTheSameWeights) {
+TEST(RecoverTest, TheSameSeedGivesTheSameWeightsAndAnotherSeedOtherWeights) {
   const ReferenceDecoder teacher = MakeDecoder(std::nullopt, 99);
   const ReferenceDecoder student = MakeDecoder(PlanOf(kPaluLayer));
   const auto trained = [&](uint64_t seed) {
