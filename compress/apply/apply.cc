@@ -33,7 +33,8 @@ absl::Status CheckTensor(int64_t layer, const WantedTensor& want) {
   const std::string place = absl::StrCat("layer ", layer, ": ", want.name);
   if (want.tensor.defined() != want.wanted) {
     return absl::InvalidArgumentError(absl::StrCat(
-        place, want.wanted ? " is missing" : ": the model has none"));
+        place, want.wanted ? " is missing"
+                           : " is given, but the model has no such tensor"));
   }
   if (!want.wanted) return absl::OkStatus();
   if (want.tensor.sizes() != at::IntArrayRef(want.shape)) {

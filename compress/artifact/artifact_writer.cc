@@ -290,8 +290,9 @@ absl::Status AppendTensor(const model::Checkpoint& base,
       IsRange(name) ? model::TensorType::kF32 : dtype;
   const at::Tensor values = tensor.to(ScalarTypeOf(stored)).contiguous();
   if (!at::isfinite(values).all().item<bool>()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, ": a value is not finite as ", values.dtype().name().data()));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": a number becomes infinite or NaN when stored as ",
+                     values.dtype().name().data()));
   }
   const model::TensorStore::Entry* equal = nullptr;
   if (options.link_base) {
@@ -370,7 +371,7 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
   if (base.kv_plan_json().has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat(base.folder(), " has a ", kPlanFile,
-                     ": it is compressed already; give the checkpoint that it "
+                     ": it is already compressed; give the checkpoint that it "
                      "was made from"));
   }
   const fs::path& out = options.out;
@@ -383,7 +384,7 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
   const int64_t copied = options.link_base ? 0 : ListCopies(base).bytes;
   if (!error && space.available < static_cast<uint64_t>(copied)) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(out.string(), ": want at least ", copied, " bytes, ",
+        absl::StrCat(out.string(), ": at least ", copied, " bytes are needed, ",
                      space.available, " are free"));
   }
   return absl::OkStatus();

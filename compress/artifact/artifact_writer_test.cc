@@ -51,7 +51,7 @@ class ArtifactWriterTest : public FolderTest {
     options_.out = folder_ / "out";
   }
 
-  // The base model's own projections.
+  // Returns the base model's own projections.
   absl::StatusOr<TensorMap> Source(int64_t layer) const {
     KVASIR_ASSIGN_OR_RETURN(TensorMap all, LoadLayer(*base_, layer));
     TensorMap attention;
@@ -68,7 +68,8 @@ class ArtifactWriterTest : public FolderTest {
         on_progress);
   }
 
-  // Names beside the base model, which a run has left.
+  // Returns the names of files and folders next to the base model, which a run
+  // has left.
   std::vector<std::string> Left() const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(folder_)) {
@@ -405,7 +406,7 @@ TEST_F(ArtifactWriterTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
   options_.overwrite = true;
   EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kInvalidArgument,
                                 HasSubstr("is an input")));
-  // Its files make it look like a checkpoint.
+  // The folder's files make it look like a checkpoint.
   std::ofstream(folder_ / "config.json") << "{}";
   std::ofstream(folder_ / "model.safetensors") << "x";
   options_.out = folder_ / "base" / "..";
@@ -428,7 +429,7 @@ TEST_F(ArtifactWriterTest, ACompressedBaseIsRefused) {
   options_.out = folder_ / "again";
   EXPECT_THAT(CheckArtifactOutput(*compressed, options_),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("is compressed already")));
+                       HasSubstr("is already compressed")));
 }
 
 TEST_F(ArtifactWriterTest, AnOutputThatCannotBeWrittenIsReportedBeforeTheWork) {

@@ -29,7 +29,8 @@ namespace {
 
 constexpr char kKeyWeight[] = "self_attn.k_proj.weight";
 constexpr char kValueWeight[] = "self_attn.v_proj.weight";
-// Key for drawing labels; it differs from the key of any seed.
+// Key of the random numbers that draw labels; it differs from the key of any
+// seed.
 constexpr uint64_t kLabelSeed = 0x6c6162656c730000;
 
 at::Tensor IdsOf(const std::vector<int32_t>& sequence) {
@@ -142,7 +143,7 @@ class Pace {
     if (!stops) return absl::OkStatus();
     return absl::CancelledError(
         state_path_.empty()
-            ? "calibration stopped; without a cache nothing is kept"
+            ? "calibration stopped; there is no cache, so nothing was saved"
             : absl::StrCat(
                   "calibration stopped; the same command continues it from ",
                   state_path_.string()));
@@ -196,7 +197,7 @@ class Calibrator {
                                 absl::Duration& way_back) const;
 
  private:
-  // A few sequences that go through the layers together.
+  // Sequences of one micro-batch, which go through the layers together.
   struct MicroBatch {
     int64_t first = 0;
     int64_t count = 0;
@@ -635,7 +636,7 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
     const absl::Status saved = WriteTensorFile(
         CalibrationPath(options.cache, id), CalibrationToFile(run.calibration));
     if (!saved.ok()) {
-      // The last saved state still covers most of the work.
+      // The last saved state still contains most of the work.
       events.on_message(absl::StrCat("warning: ", saved.message()));
     } else {
       std::error_code ignored;

@@ -25,7 +25,7 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-// The sum over rows of x xT, computed number by number.
+// Computes the sum over rows of x xT with plain loops.
 at::Tensor NaiveGram(const at::Tensor& rows) {
   const int64_t width = rows.size(1);
   at::Tensor gram = at::zeros({width, width}, at::kDouble);
@@ -318,11 +318,11 @@ TEST_F(CalibrateTest, ACachedResultIsUsed) {
     EXPECT_TRUE(at::equal(again.calibration.layers[l].key_fisher,
                           first.calibration.layers[l].key_fisher));
   }
-  // A calibration with more parts serves as well.
+  // A cached calibration with more parts is used, too.
   options.parts.fisher = false;
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun less, Run(sample, options));
   EXPECT_TRUE(less.from_cache);
-  // The result is as if the cache held nothing else.
+  // The result is the same as if the cache had no other parts.
   EXPECT_FALSE(less.calibration.has_fisher());
   EXPECT_EQ(less.calibration.id, Id(sample, options.parts));
   EXPECT_NE(less.calibration.id, first.calibration.id);
@@ -386,7 +386,8 @@ TEST_F(CalibrateTest, ADamagedStateStartsTheCalibrationAgain) {
     std::ofstream(path, std::ios::binary) << bytes;
     KVASIR_ASSERT_OK(Run(sample, options).status());
     EXPECT_THAT(messages_, HasSubstr("is damaged"));
-    EXPECT_THAT(messages_, HasSubstr("calibration starts again"));
+    EXPECT_THAT(messages_,
+                HasSubstr("the calibration starts from the beginning"));
     EXPECT_TRUE(want == CacheBytes(options.cache));
   }
 }
@@ -397,7 +398,7 @@ TEST_F(CalibrateTest, AStateThatCannotBeSavedDoesNotEndTheRun) {
   options.cache = folder_ / "cache";
   options.save_interval = absl::ZeroDuration();
   const std::filesystem::path state = CachePath(sample, options, ".state");
-  // The folder prevents that a file is written there.
+  // A folder of that name prevents the file from being written.
   std::filesystem::create_directories(state.string() + ".partial");
   KVASIR_ASSERT_OK(Run(sample, options).status());
   EXPECT_THAT(messages_, HasSubstr("; calibration continues"));

@@ -93,7 +93,8 @@ std::string IdOf(const std::string& weights_id, const CalibrationSample& sample,
     tokens.append(reinterpret_cast<const char*>(sequence.data()),
                   sequence.size() * sizeof(int32_t));
   }
-  // Must be raised when the same inputs would give other numbers.
+  // Must be increased when a change of the program changes the results for the
+  // same inputs.
   constexpr int kVersion = 2;
   return TextHash(absl::StrCat(
       "calibration ", kVersion, " weights ", weights_id, " tokens ",
@@ -142,7 +143,7 @@ absl::StatusOr<std::optional<Calibration>> FindCached(
     if (!CanBeMadeAnew(status)) return status;
     if (!absl::IsNotFound(status)) {
       events.on_message(absl::StrCat("warning: ", status.message(),
-                                     "; the calibration is made again"));
+                                     "; the calibration is computed again"));
     }
   }
   return std::nullopt;
@@ -177,8 +178,9 @@ absl::StatusOr<CalibrationState> FindState(const model::DecoderSpec& spec,
   }
   if (!CanBeMadeAnew(status)) return status;
   if (!absl::IsNotFound(status)) {
-    events.on_message(absl::StrCat("warning: ", status.message(),
-                                   "; calibration starts again"));
+    events.on_message(
+        absl::StrCat("warning: ", status.message(),
+                     "; the calibration starts from the beginning"));
   }
   return StartState(spec, sample, options.parts);
 }

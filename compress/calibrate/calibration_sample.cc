@@ -85,8 +85,8 @@ absl::StatusOr<CalibrationSample> SampleDomains(
   std::set<std::string> names;
   for (const DomainText& domain : domains) {
     if (!names.insert(domain.name).second) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("two calibration domains are called ", domain.name));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "two calibration domains have the same name ", domain.name));
     }
     absl::StatusOr<CalibrationSample> sample =
         SampleCalibration(domain.text, share, vocab_size);

@@ -15,7 +15,7 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-// A text whose token i is i.
+// Returns a text in which the id of token i is i.
 TokenStream Numbers(int64_t count) {
   TokenStream text;
   text.ids.resize(static_cast<size_t>(count));
@@ -95,7 +95,7 @@ TEST(CalibrationSampleTest, IdsOutsideTheVocabularyAreRefused) {
                HasSubstr("token 19 is 19, the model's vocabulary has 19")));
 }
 
-// Texts whose token i of domain d is 1000 d + i.
+// Returns texts in which token i of domain d has the id 1000 d + i.
 std::vector<DomainText> Domains(const std::vector<int64_t>& lengths) {
   std::vector<DomainText> domains;
   for (const int64_t length : lengths) {
@@ -123,7 +123,7 @@ TEST(SampleDomainsTest,
     EXPECT_EQ(domain, i % 3);
     EXPECT_EQ(sample.DomainOf(i), domain);
   }
-  // The same windows as if the domain were sampled by itself.
+  // The windows are the same as if only this domain were sampled.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample alone,
       SampleCalibration(domains[1].text, {.tokens = 200, .sequence_tokens = 10},
@@ -159,7 +159,7 @@ TEST(SampleDomainsTest, TwoDomainsWithTheSameNameAreRefused) {
   EXPECT_THAT(
       SampleDomains(domains, {.tokens = 20, .sequence_tokens = 10}, 0.1, 2000),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("two calibration domains are called a")));
+               HasSubstr("two calibration domains have the same name a")));
 }
 
 TEST(SpreadRowsTest, RowsAreSpreadEvenlyAfterTheSinks) {

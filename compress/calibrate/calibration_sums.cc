@@ -25,7 +25,7 @@ at::Tensor Zeros(at::IntArrayRef shape, at::ScalarType type) {
   return at::zeros(shape, at::TensorOptions().dtype(type));
 }
 
-// Copies the upper blocks to the lower ones.
+// Copies the blocks above the diagonal to those below it.
 at::Tensor Mirrored(const at::Tensor& gram) {
   return at::triu(gram) + at::triu(gram, 1).t();
 }
@@ -129,7 +129,7 @@ int64_t NumRows(const CalibrationSample& sample,
                   sample.num_sequences() * sample.counted_tokens_each());
 }
 
-// Counted tokens of each domain.
+// Returns the number of counted tokens of each domain.
 std::vector<int64_t> DomainTokens(const CalibrationSample& sample) {
   std::vector<int64_t> tokens(static_cast<size_t>(sample.num_domains()));
   for (int64_t i = 0; i < sample.counted_sequences(); ++i) {
@@ -169,7 +169,7 @@ void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
   }
 }
 
-// Turns the sums of information into means.
+// Divides the sums of information, so that they become means.
 void FinishInformation(const CalibrationSample& sample,
                        const CalibrationParts& parts, LayerSums& sums,
                        LayerCalibration& layer) {
@@ -304,7 +304,8 @@ absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
   const std::optional<nlohmann::json> text = TextOf(file, kStateKind, id);
   const auto loss = file.tensors.find("loss_sum");
   if (!text || loss == file.tensors.end() || loss->second.numel() != 1) {
-    return absl::DataLossError("it is not the state of this calibration");
+    return absl::DataLossError(
+        "the file holds the state of another calibration");
   }
   CalibrationState state;
   state.layer = text->value("layer", int64_t{0});
@@ -323,7 +324,9 @@ absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
             layer.rotated_key_gram.defined() == parts.rotated_keys &&
             layer.sample_rows.defined() == parts.information;
   }
-  if (!whole) return absl::DataLossError("it is the state of another model");
+  if (!whole)
+    return absl::DataLossError(
+        "the file holds the state of another model's calibration");
   return state;
 }
 
@@ -390,7 +393,8 @@ absl::StatusOr<Calibration> CalibrationFromFile(const TensorFile& file,
                                                 const CalibrationSample& sample,
                                                 const CalibrationParts& parts) {
   const std::optional<nlohmann::json> text = TextOf(file, kCalibrationKind, id);
-  if (!text) return absl::DataLossError("it is not the calibration of this id");
+  if (!text)
+    return absl::DataLossError("the file holds a calibration with another id");
   Calibration calibration;
   calibration.id = id;
   calibration.num_tokens = text->value("num_tokens", int64_t{0});

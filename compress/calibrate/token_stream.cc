@@ -15,7 +15,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Bounds the encoder's memory and lets threads share the work.
+// Size of the pieces in which a text is encoded: it limits the encoder's memory
+// and lets threads share the work.
 constexpr size_t kPieceBytes = size_t{1} << 20;
 
 absl::StatusOr<std::string> ReadText(const std::filesystem::path& path) {
@@ -25,7 +26,7 @@ absl::StatusOr<std::string> ReadText(const std::filesystem::path& path) {
   if (std::filesystem::exists(status) &&
       !std::filesystem::is_regular_file(status)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path.string(), ": want a regular file of text"));
+        absl::StrCat(path.string(), " is not a regular file"));
   }
   std::ifstream in(path, std::ios::binary | std::ios::ate);
   if (!in) {

@@ -52,7 +52,7 @@ TEST(TokenStreamTest, AFolderIsRefused) {
                               model::Tokenizer::Load(folder));
   EXPECT_THAT(EncodeFile(folder, *tokenizer, 1),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("want a regular file")));
+                       HasSubstr("is not a regular file")));
 }
 
 // A token that the tokenizer appends is not a start token.

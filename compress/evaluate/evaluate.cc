@@ -20,17 +20,17 @@
 namespace kvasir::compress {
 namespace {
 
-// Fewer windows give no interval.
+// With fewer windows there is no confidence interval.
 constexpr int64_t kFewestWindows = 2;
 
-// Bytes of logits that a thread holds at a time, per model.
+// Maximum bytes of logits that a thread holds at a time for each model.
 constexpr int64_t kLogitsBlockBytes = 16 << 20;
 
 at::Tensor IdTensor(const std::vector<int32_t>& ids) {
   return at::tensor(ids, at::kInt).to(at::kLong);
 }
 
-// Stored numbers of a model as a share of a full cache's.
+// How many numbers the model's cache stores, divided by those of a full cache.
 double KeptShare(const ReferenceDecoder& decoder) {
   const model::DecoderSpec& spec = decoder.spec();
   int64_t stored = 0;
@@ -115,7 +115,7 @@ absl::Status Evaluator::CheckText() const {
       options_.window_tokens > spec.max_position_embeddings) {
     return absl::InvalidArgumentError(
         absl::StrCat("windows of ", options_.window_tokens,
-                     " tokens, want 2 to ", spec.max_position_embeddings,
+                     " tokens, must have 2 to ", spec.max_position_embeddings,
                      " (the context of ", teacher_.model, ")"));
   }
   const int64_t windows = std::max(options_.min_windows, kFewestWindows);
@@ -205,7 +205,8 @@ Evaluator::Window Evaluator::MakeRepeat(int64_t index) const {
   ids.insert(ids.end(), filler, filler + repeat.filler_tokens);
   ids.insert(ids.end(), passage, passage + repeat.passage_tokens);
   const at::Tensor all = IdTensor(ids);
-  // The first token of the copy does not follow from the text before it.
+  // The first token of the second copy cannot be predicted from the text before
+  // it, so it is not scored.
   const int64_t first =
       static_cast<int64_t>(ids.size()) - repeat.passage_tokens;
   return {all.slice(0, 0, -1).unsqueeze(0), all.slice(0, 1), first};
@@ -315,8 +316,8 @@ absl::Status Evaluator::RunTeacher() {
     }
   }
   if (scored_bytes_ == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(text_.name, ": its tokens have no bytes of text"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        text_.name, ": all of its tokens together have 0 bytes of text"));
   }
   summary_.model = teacher_.model;
   summary_.nats_per_token = MeanWithInterval(teacher_nats_).mean;
@@ -484,7 +485,8 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
       {"window_tokens", evaluation.window_tokens},
       {"windows", evaluation.windows},
       {"rows", std::move(rows)}};
-  // A name may hold any bytes. Infinite numbers become null.
+  // A name may hold bytes that are no UTF-8; they are replaced. Infinite
+  // numbers become null.
   return json.dump(indent, ' ', /*ensure_ascii=*/false,
                    Json::error_handler_t::replace);
 }

@@ -99,7 +99,7 @@ TEST(EvaluateTest, TheTeacherAddsNothingToItself) {
   EXPECT_EQ(row->top1_agreement, 1.0);
   EXPECT_EQ(row->kl_nats, 0.0);
   EXPECT_EQ(row->keep, 1.0);
-  // Two layers, key and value, 2 heads of 8 numbers of 2 bytes.
+  // Two layers, each with keys and values of 2 heads with 8 numbers of 2 bytes.
   EXPECT_EQ(row->kv_payload_bytes_per_token, 128.0);
 }
 
@@ -161,7 +161,7 @@ TEST(EvaluateTest, TheRepeatTestScoresOnlyTheSecondCopy) {
   ids.insert(ids.end(), text.ids.begin(), text.ids.begin() + 6);
   ids.insert(ids.end(), text.ids.begin() + 30, text.ids.begin() + 37);
   ids.insert(ids.end(), text.ids.begin(), text.ids.begin() + 6);
-  // The first token of the copy does not follow from the first copy.
+  // The first token of the second copy cannot be predicted from the first copy.
   ASSERT_TRUE(row->repeat_nats_per_token.has_value());
   EXPECT_NEAR(
       *row->repeat_nats_per_token,
@@ -211,7 +211,7 @@ TEST(EvaluateTest, InvalidInputIsRefusedWithTheReason) {
   options.window_tokens = 65;
   EXPECT_THAT(Make(bench, Text(900), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("windows of 65 tokens, want 2 to 64")));
+                       HasSubstr("windows of 65 tokens, must have 2 to 64")));
   model::DecoderSpec spec = TestSpec();
   spec.vocab_size = 30;
   const ReferenceDecoder other = TestDecoder(2, std::nullopt, spec);
@@ -313,7 +313,7 @@ TEST(EvaluateTest, BytesOfACandidateFollowFromItsPlan) {
   part->mutable_codec()->mutable_bits()->add_schedule(4);
   part->mutable_codec()->mutable_per_token();
   part->mutable_codec()->set_param_dtype(kvasir::v1::F16);
-  // Rows of 16 numbers of 2 bytes.
+  // A row of an exact token has 16 numbers of 2 bytes.
   plan.mutable_layers(0)->mutable_value()->set_exact_window(8);
   const ReferenceDecoder decoder = TestDecoder(1, plan);
   const auto candidate = MakeCandidate("planned", decoder);
@@ -324,7 +324,8 @@ TEST(EvaluateTest, BytesOfACandidateFollowFromItsPlan) {
   KVASIR_ASSERT_OK(layout);
   EXPECT_EQ(candidate->fixed_bytes_per_sequence,
             layout->fixed_bytes_per_sequence());
-  // 32 bytes each of three sides, and two heads of 4 + 4 bytes.
+  // 32 bytes on each of three sides; on the coded side two heads with 4 bytes
+  // of codes and 4 of parameters.
   EXPECT_EQ(candidate->kv_payload_bytes_per_token, 96.0 + 16.0);
   EXPECT_EQ(candidate->keep, 1.0);
   EXPECT_EQ(candidate->method, "full");

@@ -68,10 +68,11 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
     const kvasir::v1::Eviction& eviction = layer.eviction();
     if (!plan.has_value() &&
         (eviction.sinks() < exact_sinks || eviction.recent() < exact_window)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "tokens that a baseline keeps exact must stay: want sinks >= ",
-          exact_sinks, " and recent >= ", exact_window, ", have ",
-          eviction.sinks(), " and ", eviction.recent()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("tokens that a baseline keeps exact must not be "
+                       "evicted: need sinks >= ",
+                       exact_sinks, " and recent >= ", exact_window, ", have ",
+                       eviction.sinks(), " and ", eviction.recent()));
     }
   }
   set_exact(0, 0);

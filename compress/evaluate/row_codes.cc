@@ -16,9 +16,9 @@ namespace {
 absl::StatusOr<at::Tensor> ToFloat16(const at::Tensor& scales) {
   at::Tensor stored = scales.to(at::kHalf).to(scales.scalar_type());
   if (!at::isfinite(stored).all().item<bool>()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a row has the scale ", scales.abs().max().item<double>(),
-                     ", above the greatest float16, 65504"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the scale of a row is ", scales.abs().max().item<double>(),
+        ", which is above the greatest float16, 65504"));
   }
   return stored;
 }

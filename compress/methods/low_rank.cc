@@ -35,7 +35,8 @@ std::string ShapeText(const at::Tensor& tensor) {
   return text + "]";
 }
 
-// Checks that the tensor is defined, of this shape and finite.
+// Checks that the tensor is defined, has this shape and holds only finite
+// numbers.
 absl::Status CheckTensor(absl::string_view what, const at::Tensor& tensor,
                          at::IntArrayRef shape) {
   if (!tensor.defined() || tensor.sizes() != shape) {
@@ -63,7 +64,7 @@ absl::Status CheckWeight(const at::Tensor& weight) {
 }
 
 // Fixes the signs of columns: the largest entry of each becomes positive, so
-// that a checkpoint does not depend on the library that found them.
+// that a checkpoint does not depend on the linear algebra library in use.
 at::Tensor FixSigns(const at::Tensor& columns) {
   const at::Tensor largest = columns.abs().argmax(0, /*keepdim=*/true);
   const at::Tensor sign = columns.gather(0, largest).sign();
@@ -101,7 +102,7 @@ LeftSvd DecomposeLeft(const at::Tensor& matrix, FactorProfile* profile) {
   return {FixSigns(left), values};
 }
 
-// Lower L with L Lt = moment + damping.
+// Returns the lower triangular L with L Lt = moment + damping.
 absl::StatusOr<at::Tensor> DampedCholesky(const at::Tensor& moment) {
   constexpr double kMaxRelativeDamping = 1e-2;
   const double mean_energy = moment.diagonal().mean().item<double>();
@@ -133,7 +134,8 @@ absl::Status CheckRank(int64_t rank, int64_t most, absl::string_view why) {
       absl::StrCat("rank must be 1..", most, " (", why, "), have ", rank));
 }
 
-// Takes the principal basis about the mean, or the leading left vectors.
+// Chooses the columns U of the lift: the principal basis about the mean if
+// `centred` is set, otherwise the leading left singular vectors.
 absl::StatusOr<Factors> FactorizeByOutput(const FactorRequest& request,
                                           const at::Tensor& weight) {
   at::Tensor target = weight;
@@ -190,7 +192,7 @@ absl::Status CheckRequest(const FactorRequest& request) {
   }
   if (request.moments->num_inputs() != inputs) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the calibration is of ", request.moments->num_inputs(),
+        absl::StrCat("the calibration has ", request.moments->num_inputs(),
                      " inputs, the projection has ", inputs));
   }
   return absl::OkStatus();

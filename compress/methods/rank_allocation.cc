@@ -11,7 +11,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Tolerance for the rounding of doubles in a share that is a whole rank.
+// A share that is less than a whole rank by at most this much counts as the
+// whole rank, because of rounding errors.
 constexpr double kRoundingSlack = 1e-6;
 
 absl::Status CheckPool(const RankPool& pool) {
@@ -24,7 +25,8 @@ absl::Status CheckPool(const RankPool& pool) {
     const RankUnit& unit = pool.units[i];
     if (unit.max_rank < 1 || unit.copies < 1) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "ranks: unit ", i, " wants a greatest rank and copies of at least ",
+          "ranks: unit ", i,
+          " must have a greatest rank and a number of copies of at least ",
           "1, has ", unit.max_rank, " and ", unit.copies));
     }
     if (!std::isfinite(unit.score) || unit.score < 0) {
@@ -35,11 +37,11 @@ absl::Status CheckPool(const RankPool& pool) {
     least += unit.copies * LeastRank(pool, unit);
   }
   if (pool.target < least) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "ranks: the budget of ", pool.target, " numbers a token is below the ",
-        least, " that ", pool.units.size(),
-        " ranks take at their least (multiples of ", pool.multiple,
-        "): lower --rank-multiple or keep more"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks: the budget of ", pool.target,
+                     " numbers per token is less than the ", least, " that ",
+                     pool.units.size(), " ranks take at least (multiples of ",
+                     pool.multiple, "): lower --rank-multiple or keep more"));
   }
   return absl::OkStatus();
 }

@@ -154,8 +154,8 @@ TEST(RankAllocationTest, InvalidPoolsAreRefused) {
   };
   EXPECT_THAT(
       AllocateRanks({.units = {{1, 64}, {1, 64}}, .target = 15, .multiple = 8}),
-      invalid("the budget of 15 numbers a token is below the 16 that 2 ranks "
-              "take at their least (multiples of 8): lower --rank-multiple or "
+      invalid("the budget of 15 numbers per token is less than the 16 that 2 "
+              "ranks take at least (multiples of 8): lower --rank-multiple or "
               "keep more"));
   EXPECT_THAT(AllocateRanks({.units = {{0, 64}}, .target = 32}),
               invalid("every score is zero"));

@@ -14,7 +14,8 @@ bool ByFisher(BudgetScore score) {
   return score == BudgetScore::kFisher || score == BudgetScore::kFisherRoot;
 }
 
-// Numbers per token that keys and values may keep over all layers.
+// How many numbers per token keys and values may keep, over all layers
+// together.
 struct SideBudgets {
   int64_t keys = 0;
   int64_t values = 0;
@@ -24,7 +25,8 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
                                         const BudgetOptions& options) {
   if (options.keep_values && options.key_keep.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "whole values and a kept share of keys of ", *options.key_keep,
+        "values that stay whole and a kept share of keys of ",
+        *options.key_keep,
         " exclude each other: with whole values, the kept share of both "
         "sides, ",
         request.keep, ", determines how much of the keys is kept"));
@@ -86,7 +88,7 @@ class Pool {
   std::vector<int64_t*> ranks_;
 };
 
-// The units of one layer.
+// The units of one layer in the pools.
 struct LayerUnits {
   RankUnit pairs;
   RankUnit rest;
@@ -112,7 +114,8 @@ LayerUnits UnitsOfLayer(const PlanRequest& request,
   return units;
 }
 
-// Gives every unit the same share, and keys `key_energy` times that.
+// Gives every unit the same score; units of keys have it multiplied by the
+// layer's `key_energy`.
 void ScoreUniformly(double key_energy, LayerUnits& units) {
   units.pairs.score = key_energy * static_cast<double>(units.pairs.max_rank);
   units.rest.score = key_energy * static_cast<double>(units.rest.max_rank);
@@ -237,8 +240,8 @@ kvasir::v1::Part ValuePart(const PlanRequest& request, int64_t layer,
                            int64_t rank) {
   const model::DecoderSpec& spec = request.spec;
   const kvasir::v1::Codec& codec = request.value_codec;
-  // Whole values are stored as they are, unless the codec needs a principal
-  // latent.
+  // Whole values are stored in a full part, unless the codec needs a latent in
+  // a principal basis.
   const bool wants_latent =
       codec.has_hadamard_fused() || codec.bits().schedule_size() > 1;
   if (rank == spec.head_dim && !wants_latent) {

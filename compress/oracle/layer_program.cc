@@ -22,12 +22,12 @@ namespace {
 
 using Indices = std::vector<int64_t>;
 
-// The context for compiling one side.
+// What the functions that compile one side of a layer share.
 struct SideContext {
   const model::DecoderSpec* spec = nullptr;
   int64_t layer = 0;
   plan::Side side = plan::Side::kKey;
-  bool rotates = false;  // this side rotates in this layer
+  bool rotates = false;  // RoPE rotates this side in this layer
   at::Device device = at::kCPU;
 
   int64_t num_pairs() const { return rotates ? spec->rope.rotary_dim / 2 : 0; }
@@ -134,7 +134,8 @@ absl::Status CompileRopePairs(const SideContext& c, const ResolvedPart& from,
   return absl::OkStatus();
 }
 
-// [rotary pairs, C]: 1 where the channel belongs to the pair.
+// Returns a matrix [rotary pairs, C] with 1 where the channel belongs to the
+// pair.
 at::Tensor PairSelector(const SideContext& c, const Indices& channel_pairs) {
   const at::Tensor selector =
       at::zeros({c.num_pairs(), static_cast<int64_t>(channel_pairs.size())});
@@ -200,7 +201,7 @@ int64_t ChannelAt(const ProgramPart& part, const ProgramLatent& latent,
   return (place < half ? 0 : complex) + in_half;
 }
 
-// The latent that serves each KV head.
+// Returns for each KV head the latent that it shares.
 std::vector<const ProgramLatent*> LatentOfHead(const ProgramPart& part,
                                                int64_t num_heads) {
   std::vector<const ProgramLatent*> latents(static_cast<size_t>(num_heads));
@@ -223,7 +224,7 @@ void MakeFoldedIndices(const SideContext& c, ProgramPart& part) {
       if (part.space != Space::kRopeLowRank || place >= part.widest_complex()) {
         continue;
       }
-      // Padding is 0 after any rotation.
+      // Channels of padding are 0 after any rotation.
       pairs.push_back(
           channel < 0 ? 0
                       : latent->channel_pairs[static_cast<size_t>(channel)]);
@@ -341,7 +342,7 @@ void MapFoldedOutput(const SideContext& c, LayerProgram& program) {
   }
 }
 
-// The plan of whole keys and values without codes.
+// Returns the plan that stores whole keys and values without codes.
 LayerPlan UncompressedPlan(bool rotates) {
   LayerPlan plan;
   for (kvasir::v1::SidePlan* side :
@@ -446,7 +447,7 @@ absl::Status CheckLayerTensors(const LayerProgram& program,
     if (it == tensors.end()) {
       return absl::InvalidArgumentError(
           absl::StrCat("layer ", program.layer, ": no tensor ", want.name,
-                       ", want it as ", text(want.shape)));
+                       ", which must be ", text(want.shape)));
     }
     if (it->second.sizes() != c10::IntArrayRef(want.shape)) {
       return absl::InvalidArgumentError(absl::StrCat(

@@ -17,7 +17,7 @@ absl::Status CheckInformation(const at::Tensor& information, int64_t width,
                               const char* side) {
   if (!information.defined()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the calibration has no information of ", side));
+        absl::StrCat("the calibration has no Fisher information of ", side));
   }
   if (information.sizes() != at::IntArrayRef({width, width})) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -26,8 +26,8 @@ absl::Status CheckInformation(const at::Tensor& information, int64_t width,
   }
   if (!at::isfinite(information).all().item<bool>() ||
       information.diagonal().sum().item<double>() <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("information of ", side, " is not finite, or all zero"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the Fisher information of ", side, " is not finite or is all zero"));
   }
   return absl::OkStatus();
 }

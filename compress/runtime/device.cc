@@ -12,12 +12,12 @@ namespace kvasir::compress {
 
 absl::Status CheckDevice(const std::string& name) {
   if (name != "auto" && name != "cpu" && name != "cuda") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--device: want auto, cpu or cuda, have \"", name, "\""));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--device: must be auto, cpu or cuda, not \"", name, "\""));
   }
   if (name != "cuda" || torch::cuda::is_available()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      "--device cuda: this libtorch has no CUDA, or finds no GPU");
+      "--device cuda: this build of libtorch has no CUDA, or there is no GPU");
 }
 
 absl::StatusOr<c10::Device> OpenDevice(const std::string& name) {

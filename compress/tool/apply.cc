@@ -88,7 +88,7 @@ std::optional<std::string> ReadPredictionBeside(const std::string& path,
                             ParsePrediction(text, name));
     if (prediction.IsOf(plan::PlanToJson(plan))) return text;
     return absl::FailedPreconditionError(
-        absl::StrCat(name, " is of another plan"));
+        absl::StrCat(name, " belongs to another plan"));
   };
   absl::StatusOr<std::string> text = read();
   if (text.ok()) return *std::move(text);
@@ -329,7 +329,7 @@ void AddApplyCommand(CLI::App* app, int* exit_code) {
   AddSwitch(command, "--json", flags->json, "Print a JSON object");
   command->callback([command, flags, exit_code] {
     if (flags->plan.empty() == flags->method.method.empty()) {
-      throw CLI::ValidationError("give one of --plan and --method");
+      throw CLI::ValidationError("give either --plan or --method");
     }
     if (flags->artifact.out.empty() && !flags->dry_run) {
       throw CLI::ValidationError("--out is required");

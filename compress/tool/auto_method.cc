@@ -24,7 +24,7 @@ using compress::AutoPrediction;
 using compress::CurvePoint;
 using compress::DomainLoss;
 
-// A bar of stars for a share from 0 to 1.
+// Returns a bar of stars whose length shows a share from 0 to 1.
 std::string Bar(double share) {
   constexpr double kStars = 40;
   return std::string(static_cast<size_t>(std::lround(kStars * share)), '*');
@@ -218,7 +218,8 @@ void AddAutoFlags(CLI::App* command, AutoFlags& flags) {
 
 void CheckAutoFlags(const AutoFlags& flags) {
   if (flags.kappa && flags.probes.value_or(0) > 0) {
-    throw CLI::ValidationError("--kappa is what --probes find: give one");
+    throw CLI::ValidationError(
+        "--kappa replaces what --probes measure: give only one of them");
   }
 }
 

@@ -155,10 +155,10 @@ absl::Status SayCost(const model::Checkpoint& checkpoint,
   const int64_t available = base::ReadMachineLimits().available_bytes;
   if (available > 0 && cost.peak_bytes() > available) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "calibration wants ", human(cost.peak_bytes()), ", ", human(available),
-        " are free",
+        "the calibration needs ", human(cost.peak_bytes()), ", ",
+        human(available), " are free",
         options.sequences_at_a_time() > 1
-            ? "; --micro-batch 1 wants less"
+            ? "; --micro-batch 1 needs less"
             : "; shorter --sequence-tokens or fewer tokens want less"));
   }
   return absl::OkStatus();
@@ -274,8 +274,8 @@ absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags) {
   if (checkpoint->kv_plan_json().has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--model: ", flags.model,
-        " is compressed already (it has a kv_plan.json); give the checkpoint "
-        "it was made of"));
+        " is already compressed (it has a kv_plan.json); give the checkpoint "
+        "it was made from"));
   }
   return checkpoint;
 }
@@ -288,7 +288,7 @@ absl::StatusOr<CalibrationInputs> PrepareCalibration(
   const bool information = needs.parts.information;
   if (flags.texts.empty() && !information) {
     return absl::InvalidArgumentError(
-        "this needs a calibration text: give --text FILE");
+        "a calibration text is needed: give --text FILE");
   }
   KVASIR_ASSIGN_OR_RETURN(inputs.sample,
                           ReadSample(flags, checkpoint, information));

@@ -89,7 +89,7 @@ absl::StatusOr<std::optional<kvasir::v1::KvPlan>> PlanOf(
   if (!name.settings.empty()) {
     if (!plan.has_value() || !plan::SetExactTokens(name.exact, &*plan)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "sinks= and window= keep tokens exact beside codes, and ",
+          "sinks= and window= need a plan with codes, and the plan of ",
           name.folder, " has none"));
     }
   }
@@ -205,9 +205,10 @@ class EvaluateRun {
     KVASIR_ASSIGN_OR_RETURN(teacher_,
                             LoadModel({.folder = flags_.teacher}, device_));
     if (teacher_.decoder->plan().has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--teacher: ", flags_.teacher,
-          " is compressed; give the checkpoint that others were made of"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("--teacher: ", flags_.teacher,
+                       " is compressed; give the uncompressed checkpoint that "
+                       "the candidates were made from"));
     }
     KVASIR_ASSIGN_OR_RETURN(
         const Candidate teacher,

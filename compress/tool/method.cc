@@ -56,7 +56,7 @@ absl::StatusOr<Bits> ParseBits(const std::string& text) {
       return absl::InvalidArgumentError(
           absl::StrCat("'", field,
                        "' is no width of codes: want 8, 4, 3, 2 or 1 (in a "
-                       "schedule also 0), or 16, 32 or auto for numbers"));
+                       "schedule also 0), or 16, 32 or auto to store numbers"));
     }
     bits.schedule.push_back(entry);
   }
@@ -66,7 +66,8 @@ absl::StatusOr<Bits> ParseBits(const std::string& text) {
                      " widths, want 8 (or one width for all)"));
   }
   if (bits.schedule.size() == 1 && bits.schedule[0] == 0) {
-    return absl::InvalidArgumentError("0 bits store nothing");
+    return absl::InvalidArgumentError(
+        "all widths are 0, so nothing would be stored");
   }
   return bits;
 }
@@ -197,7 +198,7 @@ absl::StatusOr<KvPlan> Svdq(const MethodFlags& flags,
     options.schedule = bits.schedule;
   } else if (bits.kind != Bits::Kind::kAuto) {
     return absl::InvalidArgumentError(
-        "--key-bits: SVDq codes keys by a schedule of 8 widths");
+        "--key-bits: SVDq needs a schedule of 8 bit widths for keys");
   }
   options.post_rope = flags.post_rope;
   return compress::PlanSvdq(request, options);
@@ -209,14 +210,14 @@ absl::StatusOr<KvPlan> Channel(const MethodFlags& flags,
   KVASIR_ASSIGN_OR_RETURN(const Bits bits, ParseBits(flags.key_bits));
   if (bits.kind != Bits::Kind::kAuto) {
     return absl::InvalidArgumentError(
-        "--key-bits: channel codes have --average-bits");
+        "--key-bits cannot be used with channel codes: give --average-bits");
   }
   options.average_bits = flags.average_bits;
   options.post_rope = flags.post_rope;
   return compress::PlanChannelCodes(request, options);
 }
 
-// Whole keys and values in these codecs.
+// Makes the plan that stores whole keys and values in these codecs.
 kvasir::v1::LayerPlan WholeLayer(const PlanRequest& request, int64_t layer,
                                  const Codec& key, const Codec& value) {
   kvasir::v1::LayerPlan whole;
@@ -261,7 +262,7 @@ absl::StatusOr<KvPlan> QHitter(const MethodFlags& flags,
   return PlannedFor(request.tp, std::move(plan));
 }
 
-// The layers that --only-layers does not list.
+// Returns the layers that --only-layers does not list.
 absl::StatusOr<std::vector<int>> OtherLayers(const MethodFlags& flags,
                                              const KvPlan& plan) {
   std::vector<int> others;
@@ -310,7 +311,7 @@ absl::Status AddExactTokens(const MethodFlags& flags, KvPlan& plan) {
   if (!plan::SetExactTokens(exact, &plan)) {
     return absl::InvalidArgumentError(absl::StrCat(
         exact.window.has_value() ? "--exact-window" : "--exact-sinks",
-        " keeps numbers beside codes, and the plan has none: give --key-bits "
+        " keeps some tokens exact, but the plan has no codes: give --key-bits "
         "or --value-bits"));
   }
   auto* options = plan.mutable_provenance()->mutable_options();
@@ -491,18 +492,20 @@ void CheckMethodFlags(const MethodFlags& flags) {
   }
   if (!flags.evict_from.empty()) {
     if (flags.method != kEvictionMethod) {
-      throw CLI::ValidationError(
-          absl::StrCat("--evict-from is of --method ", kEvictionMethod));
+      throw CLI::ValidationError(absl::StrCat(
+          "--evict-from can only be used with --method ", kEvictionMethod));
     }
     if (flags.key_bits != "auto" || flags.value_bits != "auto") {
       throw CLI::ValidationError(
-          "--key-bits and --value-bits are not read with --evict-from, whose "
-          "plan has codes of its own");
+          "--key-bits and --value-bits cannot be used with --evict-from, whose "
+          "plan has its own codes");
     }
   }
   if (flags.method == kAutoMethod) {
     if (!flags.only_layers.empty()) {
-      throw CLI::ValidationError("--only-layers: --method auto plans all");
+      throw CLI::ValidationError(
+          "--only-layers cannot be used with --method auto, which plans all "
+          "layers");
     }
     if (!flags.eviction.method.empty() && flags.kv_bytes_per_token) {
       throw CLI::ValidationError(absl::StrCat(
@@ -521,20 +524,21 @@ void CheckMethodFlags(const MethodFlags& flags) {
   if (method == nullptr) return;
   const int targets = (flags.keep ? 1 : 0) + (flags.kv_bytes_per_token ? 1 : 0);
   if (method->has_keep() && targets != 1) {
-    throw CLI::ValidationError("give one of --keep and --kv-bytes-per-token");
+    throw CLI::ValidationError("give either --keep or --kv-bytes-per-token");
   }
   if (!method->has_keep() && targets > 0) {
-    throw CLI::ValidationError(
-        absl::StrCat("--method ", flags.method,
-                     " does not go by a share of numbers: in place of ",
-                     flags.keep ? "--keep" : "--kv-bytes-per-token", " give ",
-                     method->size_flags));
+    throw CLI::ValidationError(absl::StrCat(
+        "--method ", flags.method,
+        " is not controlled by a share of kept numbers: instead of ",
+        flags.keep ? "--keep" : "--kv-bytes-per-token", " give ",
+        method->size_flags));
   }
   const bool budget = flags.method == "rap" || flags.method == "commuting";
   if (!budget && (flags.key_keep || flags.keep_values)) {
-    throw CLI::ValidationError(absl::StrCat(
-        "--key-keep and --keep-values are of rap and commuting, not of ",
-        flags.method));
+    throw CLI::ValidationError(
+        absl::StrCat("--key-keep and --keep-values belong to the methods rap "
+                     "and commuting, not to ",
+                     flags.method));
   }
 }
 

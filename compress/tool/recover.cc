@@ -73,7 +73,7 @@ struct Inputs {
   std::optional<compress::EvaluationText> validation;
 };
 
-// The loss compared with the teacher's, on the validation text.
+// Measures the loss on the validation text, compared with the teacher's.
 struct Comparison {
   EvaluationRow before;
   EvaluationRow after;
@@ -85,9 +85,10 @@ absl::Status OpenModels(const RecoverFlags& flags, Inputs& inputs) {
   KVASIR_ASSIGN_OR_RETURN(model::Checkpoint teacher,
                           model::Checkpoint::Open(flags.teacher));
   if (teacher.kv_plan_json().has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        flags.teacher, " has a ", compress::kPlanFile,
-        ": the teacher is the checkpoint that the model was made of"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(flags.teacher, " has a ", compress::kPlanFile,
+                     ": the teacher must be the uncompressed checkpoint that "
+                     "the model was made from"));
   }
   if (model.kv_plan_json().has_value()) {
     KVASIR_ASSIGN_OR_RETURN(
@@ -175,7 +176,7 @@ void PrintResult(const RecoverFlags& flags, const Recovered& recovered,
   absl::PrintF(": %s\n", base::Printable(flags.out.string()));
 }
 
-// The student with the recovered weights.
+// Makes the student with the recovered weights.
 absl::StatusOr<ReferenceDecoder> WithWeights(
     const ReferenceDecoder& student,
     const std::vector<compress::TensorMap>& layers) {

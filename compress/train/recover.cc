@@ -63,7 +63,7 @@ absl::Status CheckOptions(const RecoverOptions& options,
   const int64_t crop = options.crop_tokens;
   if (crop < 2 || crop > spec.max_position_embeddings) {
     return absl::InvalidArgumentError(
-        absl::StrCat("crops of ", crop, " tokens, want 2 to ",
+        absl::StrCat("crops of ", crop, " tokens, must have 2 to ",
                      spec.max_position_embeddings, " (the model's positions)"));
   }
   if (crop > options.batch_tokens) {
@@ -127,7 +127,7 @@ class Recovery {
     double cross_entropy = 0.0;
     double divergence = 0.0;
   };
-  // Sums of one thread over its micro-batches.
+  // What one thread sums over its micro-batches.
   struct Sum {
     StepLoss loss;
     std::vector<at::Tensor> gradients;

@@ -138,7 +138,7 @@ RecoverOptions FewSteps() {
 
 bool GoOn(const RecoverProgress&) { return true; }
 
-// The decoder with some of its tensors replaced.
+// Returns the decoder with some of its tensors replaced.
 ReferenceDecoder WithTensors(const ReferenceDecoder& decoder,
                              const std::vector<TensorMap>& layers) {
   ReferenceDecoder::Parts parts{
@@ -155,7 +155,7 @@ ReferenceDecoder WithTensors(const ReferenceDecoder& decoder,
   return *std::move(made);
 }
 
-// Mean loss of the text's first tokens, with codes.
+// Returns the mean loss on the first tokens of the text, with codes.
 double Loss(const ReferenceDecoder& decoder, const TokenStream& text) {
   const int64_t length = decoder.spec().max_position_embeddings;
   const std::vector<int64_t> first(text.ids.begin(),
@@ -258,7 +258,7 @@ TEST(AdapterSetTest, DropoutDropsInputsOfAnAdapterAndKeepsTheirMean) {
     return (adapters.AdaptLayer(0, draw).at(name) - decoder.layer(0).at(name))
         .detach();
   };
-  // Whole columns have twice the adapter's value or nothing.
+  // Each column is either twice the adapter's or 0.
   const at::Tensor first = added(0);
   const at::Tensor columns = first[0].gt(2.0).to(at::kFloat) * 4.0;
   EXPECT_GT(columns.sum().item<double>(), 0.0);
@@ -412,7 +412,7 @@ TEST(RecoverTest, InvalidRequestsAreRefused) {
   options.crop_tokens = 65;
   EXPECT_THAT(Recover(decoder, decoder, SomeText(400), options, GoOn),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("crops of 65 tokens, want 2 to 64")));
+                       HasSubstr("crops of 65 tokens, must have 2 to 64")));
   model::DecoderSpec other = TinySpec();
   other.vocab_size = 14;
   EXPECT_THAT(CheckTeacher(TinySpec(), other),

@@ -238,7 +238,7 @@ def test_a_prediction_is_copied_only_with_its_own_plan(compress, tmp_path):
     changed["method"] = "another"
     plan.write_text(json.dumps(changed))
     other, said = apply("other")
-    assert not other.exists() and "plan.json.prediction.json is of another plan" in said
+    assert not other.exists() and "plan.json.prediction.json belongs to another plan" in said
 
 
 # The divergence of rotated 4-bit codes on one text is the limit for a plan. The plan must take fewer bytes, and it must
@@ -314,7 +314,7 @@ def test_tensors_that_no_plan_changes_are_copied_bit_by_bit(compress, tmp_path):
     "arguments, named",
     [
         (["--method", "foo", "--keep", 0.5], "--method: foo not in"),
-        (["--method", "palu"], "one of --keep and --kv-bytes-per-token"),
+        (["--method", "palu"], "either --keep or --kv-bytes-per-token"),
         (["--method", "palu", "--keep", 1.5], "--keep: '1.5' is no number from 0 to 1"),
         (["--method", "svdq", "--keep", 0.5],
          "in place of --keep give --key-bits with eight widths"),
@@ -339,7 +339,7 @@ AUTO = ["auto", "--windows", 0, *FEW_TOKENS]
     (["uniform", "--keep", 0.5, "--group-heads", 3], ["3", "8"]),
     (["uniform", "--kv-bytes-per-token", 20], ["20 KV bytes per token cannot be reached: the least plan found takes"]),
     (["uniform", "--keep", 0.5, "--model", GOLDEN / "refused" / "qwen3-qk-norm"], ["qwen3"]),
-    (["palu", "--keep", 0.5], ["needs a calibration text: give --text"]),
+    (["palu", "--keep", 0.5], ["a calibration text is needed: give --text"]),
     (["palu", "--keep", 0.5, "--text", "/no/such/text"], ["/no/such/text"]),
     ([*AUTO, "--kv-bytes-per-token", 10], ["10.0 bytes per token are too few: the smallest"]),
     ([*AUTO, "--kv-bytes-per-token", 300, "--max-kl", 1e-3],
@@ -496,7 +496,7 @@ def test_a_compressed_model_is_not_compressed_again(compress, tmp_path):
     compress("apply", "--model", TINY, *uniform, "--out", tmp_path / "once")
     done = compress("apply", "--model", tmp_path / "once", *uniform, "--out", tmp_path / "twice",
                     ok=False)
-    refused(done, "compressed already")
+    refused(done, "already compressed")
 
 
 def test_an_output_that_exists_or_cannot_be_written_is_refused(compress, tmp_path):
@@ -716,7 +716,7 @@ def test_eviction_can_be_added_to_any_plan(compress, tmp_path):
     refused(compress(*plan, "q-hitter", "--eviction-budget", "1.5", ok=False),
             "'1.5' is no eviction budget", code=2)
     refused(compress(*plan, "lorc", "--keep", 0.5, "--evict-from", lorc, ok=False),
-            "--evict-from is of --method q-hitter", code=2)
+            "--evict-from can only be used with --method q-hitter", code=2)
     refused(compress(*plan, "q-hitter", "--evict-from", lorc, "--eviction-recent", 64, ok=False),
             "layer 0 eviction", "want recent >= 96, have 64")
 
@@ -735,7 +735,7 @@ def test_a_plan_with_only_eviction_codes_keys_and_values_as_asked(compress, tmp_
         assert "full" in layer["key"]["parts"][0] and layer["eviction"]["budget_ratio"] == 0.2
         assert " ".join(map(str, flags)) in made["provenance"]["options"]
     refused(compress(*plan, "--evict-from", out, "--value-bits", 4, ok=False),
-            "--key-bits and --value-bits are not read with --evict-from", code=2)
+            "--key-bits and --value-bits cannot be used with --evict-from", code=2)
 
 
 def test_bytes_per_token_include_what_eviction_stores(compress, tmp_path):
@@ -773,7 +773,7 @@ def test_evict_from_is_refused_if_nothing_reads_it(compress, tmp_path):
     for flags in (["apply", "--plan", made, "--out", tmp_path / "art"],
                   ["plan", "--method", "auto", "--max-kl", 0.1]):
         refused(compress(*flags, "--model", TINY, "--evict-from", made, ok=False),
-                "--evict-from is of --method q-hitter", code=2)
+                "--evict-from can only be used with --method q-hitter", code=2)
         for unread in ("--eviction-budget", "--eviction-lambda"):
             refused(compress(*flags, "--model", TINY, unread, 0.3, ok=False),
                     "say how --eviction evicts", code=2)
