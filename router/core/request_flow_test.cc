@@ -135,7 +135,7 @@ TEST(RequestFlowTest, AFoldedAnswerContinuesAtAnotherWorker) {
   flow.OnAttempt("b", At(4));
   EXPECT_TRUE(flow.OnEvent(Tokens({9}), At(5)).deliver);
   EXPECT_TRUE(flow.OnEvent(Finish(), At(6)).deliver);
-  // Nothing follows the end.
+  // The request has finished, so it is not sent to another worker.
   EXPECT_THAT(*flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(7)),
               StatusIs(absl::StatusCode::kUnavailable, "worker b is lost"));
 }

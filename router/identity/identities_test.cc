@@ -328,7 +328,8 @@ TEST(IdentitiesTest, AHashMayBeInEitherCase) {
   KVASIR_EXPECT_OK(read->Find(WithToken("one"), kNow, &refused).status());
 }
 
-TEST(IdentitiesTest, AListenerThatCannotSeeCredentialsIsRefusedWithTheWaysOut) {
+TEST(IdentitiesTest,
+     AListenerThatCannotSeeCredentialsIsRefusedAndTheErrorNamesTheFlags) {
   const auto tokens =
       Parse(Red(R"("tokens": [{"label": "a", "sha256": "#one"}])"));
   const auto certificates = Parse(Red(R"("certificates": ["x"])"));

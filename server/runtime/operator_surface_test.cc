@@ -93,7 +93,7 @@ TEST_F(OperatorSurfaceTest, AProgramThatHasFailedIsNeverReady) {
   EXPECT_EQ(surface->WaitAndDrain(&node), kExitFailed);
 }
 
-TEST_F(OperatorSurfaceTest, AFailureDuringTheDrainIsTheExitCode) {
+TEST_F(OperatorSurfaceTest, AFailureDuringTheDrainSetsTheExitCode) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
                               OperatorSurface::Start(options));

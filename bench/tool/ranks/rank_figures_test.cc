@@ -44,8 +44,9 @@ TEST(RankFiguresTest, DifferentResultsAreReportedWithRankAndValue) {
                              HasSubstr("rank 0 is 7, that of rank 2 1a")));
 }
 
-// Some of the steps evict and some do not.
-TEST(RankFiguresTest, CountsOfUnlikeStepsAreAMean) {
+// Steps that evict make more collective calls than steps that do not, so a
+// count per step may be a fraction.
+TEST(RankFiguresTest, CountsOfDifferentStepsAreAveraged) {
   RankTally tally;
   tally.Add({}, {.calls = 3, .sent_bytes = 4}, 2, 1.0);
   EXPECT_EQ(tally.ToJson()["collectives_per_step"], 1.5);

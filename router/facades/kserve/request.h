@@ -94,7 +94,8 @@ struct KserveRequest {
 // gives NaN, and below any difference of real logits.
 inline constexpr float kBannedTokenBias = -1e9f;
 
-// Every bad word is tokenized; workers accept as many biases.
+// The most bad words of a request, because each is tokenized. Workers accept
+// this many logit biases.
 inline constexpr size_t kMaxBadWords = 1024;
 
 // `unary`: the call is ModelInfer, which has one response. `streaming` is then

@@ -62,7 +62,7 @@ class VllmInferenceAnswer {
     uint32_t num_tokens = 0;
     // Absent while the sample runs.
     std::optional<vllm::FinishInfo> finish;
-    // Since the last response.
+    // The output that came after the last response.
     vllm::SequenceOutput fresh;
   };
 
