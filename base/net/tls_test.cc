@@ -150,7 +150,8 @@ class TlsTest : public ::testing::Test {
   static uint64_t Refused(TlsRefusal cause) {
     return TlsRefusals::OfProcess()->count(cause);
   }
-  // Other tests in the process may have counted the same cause.
+  // Waits until the count exceeds `before`, because other tests in the process
+  // may have counted the same cause.
   void ExpectRefused(TlsRefusal cause, uint64_t before) {
     for (int i = 0; i < 400 && Refused(cause) == before; ++i) {
       absl::SleepFor(absl::Milliseconds(50));

@@ -88,7 +88,7 @@ class Bridge final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 class NullProxy final : public BareServer, public RawWorker {
  public:
   explicit NullProxy(const std::string& worker) {
-    // What a router's worker client sets that costs or saves time.
+    // The options of a router's worker client that cost or save time.
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);

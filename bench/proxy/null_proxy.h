@@ -1,5 +1,5 @@
-// What stands on both sides of a router when what it costs is measured: a
-// worker that computes nothing, and a proxy that only passes bytes on.
+// Two servers to measure what a router costs: a worker that computes nothing,
+// and a proxy that only passes bytes on.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace kvasir::bench {
 class BareServer {
  public:
   virtual ~BareServer() = default;
-  // What a client dials.
+  // The address that a client connects to.
   virtual const std::string& target() const = 0;
 };
 

@@ -44,8 +44,7 @@ TEST(RankFiguresTest, DifferentResultsAreReportedWithRankAndValue) {
                              HasSubstr("rank 0 is 7, that of rank 2 1a")));
 }
 
-// Steps that evict make more collective calls than steps that do not, so a
-// count per step may be a fraction.
+// Some steps evict and others do not, so their counts may differ.
 TEST(RankFiguresTest, CountsOfDifferentStepsAreAveraged) {
   RankTally tally;
   tally.Add({}, {.calls = 3, .sent_bytes = 4}, 2, 1.0);

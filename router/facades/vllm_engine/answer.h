@@ -62,7 +62,7 @@ class VllmEngineAnswer {
     std::string matched_string;
     uint32_t num_tokens = 0;
     uint32_t cached_tokens = 0;
-    // Since the last response.
+    // The output that came after the last response.
     std::vector<int32_t> new_ids;
     vllm::grpc::engine::OutputLogProbs new_logprobs;
   };
