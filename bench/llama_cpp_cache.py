@@ -52,7 +52,7 @@ def longer_columns(reader: Reader, out: bytearray, pick: np.ndarray, count: int)
 
 
 def longer(state: bytes, cells: int, seed: int = 1) -> Longer:
-    """ValueError where the state is not laid out as this version's is."""
+    """ValueError if the state is not laid out as this version's is."""
     reader, out, deal = Reader(state), bytearray(), np.random.default_rng(seed)
     cell_bytes = 0
     out += reader.bytes(8)  # magic, sequence

@@ -24,7 +24,7 @@ class CacheKind:
     flash_attention: bool = True  # values in codes need it
 
 
-# What is faster for f16 depends on the machine and the version.
+# Whether flash attention is faster for f16 depends on the machine and the version.
 CACHES = {"f16": CacheKind(1), "f16-no-flash": CacheKind(1, False),
           "q8_0": CacheKind(8), "q4_0": CacheKind(2)}
 PROMPT_TOKENS = 64  # run for real; the rest of the context is made of them
@@ -329,7 +329,7 @@ def parse(arguments):
 
 
 def source_of(options) -> dict:
-    """What a result depends on, machine apart."""
+    """Everything that a result depends on, except the machine."""
     names = ("shape", "seed", "batch", "context", "steps", "pairs", "threads", "plans", "caches")
     return provenance.of(options.kvasir, [f"{name}={getattr(options, name)}" for name in names])
 

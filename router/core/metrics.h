@@ -31,7 +31,7 @@ class RouterMetrics final : public RouterObserver {
   void OnReplicaState(const std::string& target, ReplicaState state) override;
   void OnInFlight(size_t in_flight, size_t queued) override;
 
-  // For the metrics server.
+  // The metrics server exports this registry.
   std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
 
  private:

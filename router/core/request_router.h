@@ -35,7 +35,7 @@ namespace kvasir::router {
 struct RouterCoreOptions {
   AdmissionLimits admission;
   PolicyKind policy = PolicyKind::kLeastLoaded;
-  // For requests that set none.
+  // The limit for requests that set none.
   uint32_t default_max_tokens = 256;
   // How long a request may wait in the router's own queue if it sets no
   // timeout.

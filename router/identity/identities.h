@@ -106,7 +106,7 @@ class Identities {
   absl::StatusOr<Found> Find(const Credentials& credentials, absl::Time now,
                              Refused* refused) const;
 
-  // By Found's index.
+  // The tenant with this index of Found; negative: the anonymous tenant.
   const kvasir::v1::Tenant& tenant(int idx) const {
     return idx < 0 ? file_.anonymous() : file_.tenants(idx);
   }

@@ -20,7 +20,7 @@ class CallerMetrics final : public CallerObserver {
   void OnCallerRefused(CallerRefusal why) override;
   void OnIdentitiesRead(bool ok) override;
 
-  // For the metrics server.
+  // The metrics server exports this registry.
   std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
 
  private:

@@ -34,7 +34,7 @@ class Node {
   virtual NodeReport Report() const = 0;
   // The label `model_name` of metrics.
   virtual std::string model_name() const = 0;
-  // They may be collected for longer than the node lives.
+  // The sources may be collected for longer than the node lives.
   virtual MetricsSources Metrics() const = 0;
   // Refuses new requests, waits at most `deadline` for running ones, and aborts
   // the rest.

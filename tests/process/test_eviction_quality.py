@@ -61,8 +61,8 @@ import json, pathlib, sys
 with (pathlib.Path(__file__).parent / "streams.txt").open("a") as log:
     log.write(json.dumps(sys.argv[1:]) + "\\n")
 if sys.argv[1] == "inspect":
-    # Of 3 layers with 100 tokens, 4 sinks and 64 recent ones: 8 heavy ones, each other
-    # one of them another under codes.
+    # 3 layers with 100 tokens: 4 sinks, 64 recent tokens and 8 heavy ones. Under codes,
+    # 4 of the heavy tokens differ.
     plan = pathlib.Path(sys.argv[sys.argv.index("--kv-plan") + 1]).read_text()
     heavy = range(10, 18) if "BF16" in plan else range(10, 26, 2)
     gone = [None if token < 4 or token >= 36 or token in heavy else 64

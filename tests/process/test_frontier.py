@@ -147,7 +147,7 @@ def test_ratios_are_paired_by_window():
     one = judged(left, measured(2, HARD))
     assert math.exp(one.log_ratio.mean) == pytest.approx(0.5)
     assert one.log_ratio.half == pytest.approx(0.0, abs=1e-9)
-    # What loses nothing at all has a ratio, too.
+    # A loss of zero has a finite ratio, too.
     assert all(map(math.isfinite, page.log_ratios([0.0, 0.1], [0.1, 0.0])))
     with pytest.raises(ValueError):
         page.log_ratios([0.1], [0.1, 0.2])

@@ -34,7 +34,7 @@ def test_the_page_is_made_of_a_run_of_every_benchmark(tmp_path):
     for found in ("| palu-50-g4-3bit | 96 |", "`step_us`", "`rows_", "rap-50-4bit", "undecided",
                   "| MB/sequence |"):
         assert (found in text) == (found != "`rows_"), found  # counts have no target
-    # What is there is not measured again, what is of another binary is.
+    # Stored results are measured again only if another binary made them.
     prefill, scheduler = (tmp_path / "results" / f"{name}.json" for name in ("prefill", "scheduler"))
     stamp = scheduler.stat().st_mtime_ns
     old = json.loads(prefill.read_text())
@@ -216,7 +216,7 @@ def test_values_without_flash_attention_are_columns_of_cells():
     assert made.cell_bytes == 2 * 2 * 6
     assert len(made.state) == len(state(100, 6, transposed=1))
     columns = np.frombuffer(made.state[-3 * 100 * 2 - 8:-8], np.uint8).reshape(3, 100, 2)
-    # Of a cell all numbers come from the same one of the prompt.
+    # All numbers of a cell come from the same cell of the prompt.
     assert (columns == columns[:1, :, :1]).all()
     assert set(columns[0, :, 0]) == {(3 * 50 + cell) % 251 for cell in range(4)}
 

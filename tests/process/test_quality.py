@@ -131,11 +131,11 @@ def test_ticks_are_round_and_have_the_ends(low, high, ticks):
 def test_charts_escape_names_and_keep_points_inside():
     svg = quality_chart.curves({"a<b & c": [(100.0, 0.01, 0.002), (200.0, 0.0, 0.001)]},
                                'A "title" & more', "bytes", "nats", ("whole <b>", 300.0))
-    # What lies below the scale is drawn on its floor, hollow.
+    # A point below the scale is drawn as a hollow circle on the scale's floor.
     assert svg.count('class="bg"><title>') == 1
     assert "a&lt;b &amp; c" in svg and "a<b" not in svg
     assert svg.count("<circle") == 2 and "nan" not in svg
-    # What it shows, what it is compared with, and where one wants to be.
+    # The chart has its title, the value to compare with, and a mark for the better side.
     xml.etree.ElementTree.fromstring(svg)
     assert 'aria-label="A &quot;title&quot; &amp; more"' in svg
     assert "whole &lt;b&gt;: 300, 0" in svg and "better" in svg

@@ -66,7 +66,7 @@ def test_rows_that_are_measured_again_must_be_what_they_were(store):
     aside = [key for key in keys if key not in found]
     assert len(aside) == 2
     found.put(aside[0], f"row {aside[0]}", row(0.5, 0.251))
-    # What is not measured again yet is not lost.
+    # Rows that are not measured again yet are kept.
     assert all(key in store() for key in keys)
     assert found.compare() == [f"row {aside[0]}: within 0.398 % of commit aaaaaaa"]
     found.put(aside[1], f"row {aside[1]}", row(0.5, 0.30))
