@@ -1,7 +1,7 @@
 """The saved state of one sequence of llama.cpp's cache, made longer: a short
 prompt is run, and its rows are dealt out, in random order, over as many cells
-as are wanted. What a step reads is then the same as after a prompt of that
-length; what it says is not."""
+as are wanted. A step then reads as much as after a prompt of that length,
+but its output differs."""
 
 import struct
 from dataclasses import dataclass

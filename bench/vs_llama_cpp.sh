@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Decode steps of kvasir against llama.cpp's: the same random weights, the same
-# machine, the same threads, in turn. llama.cpp is built from the source package
-# of llama-cpp-python (PyPI), for this machine, in build/venv-llama-cpp.
+# Decode steps of kvasir and llama.cpp in turn, with the same random weights,
+# machine and number of threads. build/venv-llama-cpp has llama.cpp, built on
+# this machine from the source package of llama-cpp-python (PyPI).
 #
 #   bench/vs_llama_cpp.sh                   8 sequences of 16384 tokens
 #   bench/vs_llama_cpp.sh --json FILE       and a JSON file
