@@ -66,7 +66,7 @@ TEST_F(AttentionLayersTest, BytesOfASlotAreTheLayoutsForOneLayer) {
   }
 }
 
-TEST_F(AttentionLayersTest, WeightsThatAreThereAreNotMadeAnew) {
+TEST_F(AttentionLayersTest, LayersUseTheWeightsOfTheirOptions) {
   AttentionLayers::Options options = OptionsOf("rap-50");
   options.device = &device_;
   auto first = AttentionLayers::Create(options, &pool_);

@@ -66,7 +66,7 @@ TEST(NullProxyTest, PassesOnThatThereIsNoWorker) {
 }
 
 // Neither side's end is missed, and nothing of the call stays (ASan).
-TEST(NullProxyTest, AClientThatGoesEndsTheWorkersCall) {
+TEST(NullProxyTest, AClientThatCancelsEndsTheWorkersCall) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto worker, StartScriptedWorker({}));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto proxy,
                               StartNullProxy({}, worker->target()));

@@ -78,7 +78,7 @@ TEST(TextStreamTest, StopStringAcrossPushesEndsTheText) {
   EXPECT_EQ(stream.Finish(), "");
 }
 
-TEST(TextStreamTest, TheFirstCompleteStopStringWinsThenTheLonger) {
+TEST(TextStreamTest, TheStopStringThatCompletesFirstOrElseTheLongerIsMatched) {
   EXPECT_EQ(Decode("xabcd", Stops({"abcd", "bc"}), {5}),
             (Result{"xa", 4, true}));
   EXPECT_EQ(Decode("xabc", Stops({"bc", "abc"}), {4}), (Result{"x", 4, true}));
