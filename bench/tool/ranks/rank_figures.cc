@@ -33,8 +33,8 @@ absl::Status CheckSameResults(absl::Span<const uint64_t> hash_by_rank) {
     if (hash_by_rank[rank] == hash_by_rank[0]) continue;
     return absl::InternalError(
         absl::StrCat("ranks sampled differently: the hash of rank 0 is ",
-                     absl::Hex(hash_by_rank[0]), ", that of rank ", rank, " ",
-                     absl::Hex(hash_by_rank[rank])));
+                     absl::Hex(hash_by_rank[0]), ", that of rank ", rank,
+                     " is ", absl::Hex(hash_by_rank[rank])));
   }
   return absl::OkStatus();
 }

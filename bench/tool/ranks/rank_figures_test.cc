@@ -41,7 +41,7 @@ TEST(RankFiguresTest, DifferentResultsAreReportedWithRankAndValue) {
   KVASIR_EXPECT_OK(CheckSameResults({7, 7, 7}));
   EXPECT_THAT(CheckSameResults({7, 7, 26}),
               base::StatusIs(absl::StatusCode::kInternal,
-                             HasSubstr("rank 0 is 7, that of rank 2 1a")));
+                             HasSubstr("rank 0 is 7, that of rank 2 is 1a")));
 }
 
 // Some of the steps evict and some do not.
