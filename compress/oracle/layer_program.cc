@@ -22,7 +22,7 @@ namespace {
 
 using Indices = std::vector<int64_t>;
 
-// What the functions that compile one side of a layer share.
+// Data that the functions that compile one side of a layer share.
 struct SideContext {
   const model::DecoderSpec* spec = nullptr;
   int64_t layer = 0;

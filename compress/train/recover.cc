@@ -127,7 +127,7 @@ class Recovery {
     double cross_entropy = 0.0;
     double divergence = 0.0;
   };
-  // What one thread sums over its micro-batches.
+  // The sums of one thread over its micro-batches.
   struct Sum {
     StepLoss loss;
     std::vector<at::Tensor> gradients;
