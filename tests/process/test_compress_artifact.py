@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 
-from kvasir_process import BINARY, ROOT, TINY, run
+from kvasir_process import BINARY, ROOT, TINY, altered_model, run
 
 COMPRESS = BINARY.with_name("kvasir-compress")
 CALIBRATION = TINY / "calibration.txt"
@@ -655,10 +655,7 @@ def test_evictions_are_checked_before_the_teachers_pass(compress, tmp_path):
 
 def test_rows_evaluated_before_a_failure_are_written(compress, tmp_path):
     out = tmp_path / "result.json"
-    short = tmp_path / "short"
-    shutil.copytree(TINY, short)
-    config = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    short = altered_model(tmp_path / "short", max_position_embeddings=64)
     done = compress("evaluate", "--teacher", TINY, "per-token:k4,v4", short, "--text",
                     TINY / "evaluation.txt", "--windows", 2, "--window-tokens", 64, "--json", out,
                     ok=False)

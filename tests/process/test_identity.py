@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import uuid
 
 import grpc
@@ -17,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 import access_log
 from certificates import Authority
-from kvasir_process import OPERATOR_PORTS, ROOT, TINY, KvasirProcess, run, wait_until
+from kvasir_process import OPERATOR_PORTS, ROOT, TINY, KvasirProcess, altered_model, run, wait_until
 from test_edge import Clients, request, streamed
 
 pytestmark = pytest.mark.timeout(180)
@@ -141,10 +140,7 @@ def serving(folder, tenants, *flags, model=TINY, **fields):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("identity")
-    model = folder / "tiny"
-    shutil.copytree(TINY, model)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG + 192}))
+    model = altered_model(folder / "tiny", max_position_embeddings=LONG + 192)
     with serving(folder, without_certificates(TENANTS), model=model) as server:
         yield server
         log = server.server.log()
