@@ -1,6 +1,6 @@
 // Early return on error for functions that return absl::Status or StatusOr. The
-// names allow them to become aliases of Abseil's own macros once Debian has
-// those.
+// macros are named like Abseil's own, which can replace them once Debian
+// packages an Abseil that has them.
 #pragma once
 
 #include <utility>

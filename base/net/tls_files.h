@@ -41,8 +41,8 @@ struct TlsMaterial {
   std::string chain;
   std::string key;
   std::string authorities;
-  // The dates of the certificate in the chain, or of the authority, that
-  // expires first.
+  // The validity period of the certificate that expires first, in the chain or
+  // among the authorities.
   struct Dates {
     absl::Time from = absl::InfinitePast();
     absl::Time until = absl::InfiniteFuture();
@@ -60,10 +60,10 @@ struct TlsMaterial {
 absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 
 // Checks the contents. INVALID_ARGUMENT, with flag, path and cause, for text
-// that is not PEM, a key of another certificate, a certificate or authority
-// that has expired or is not yet valid, and one that OpenSSL considers too
-// weak. If some authorities have expired and others have not, the expired ones
-// are left out.
+// that is not PEM, a key that does not belong to the certificate, a certificate
+// or authority that has expired or is not yet valid, and one that OpenSSL
+// considers too weak. If some authorities have expired and others have not, the
+// expired ones are left out.
 absl::StatusOr<TlsMaterial> JudgeTlsTexts(const TlsFiles& files,
                                           const TlsTexts& texts,
                                           absl::Time now);
