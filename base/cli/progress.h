@@ -28,7 +28,8 @@ class TimeLeft {
   int64_t done_ = 0;
 };
 
-// A progress line. Threads: use from one thread only.
+// A progress line.
+// Threads: use from one thread only.
 class Progress {
  public:
   // `total` is the number of `unit`s; 0 if unknown. Prints nothing if `enabled`

@@ -28,11 +28,12 @@ namespace kvasir::base {
 
 // Owns: its listening sockets and its thread. The receiver of a connection owns
 // it; the acceptor keeps only the descriptor's number and the socket's inode,
-// to see whether the connection is still open. Threads: any thread, but only
-// one at a time may call StopListening; `take` runs on the acceptor's own
-// thread. Errors: FAILED_PRECONDITION if the address cannot be bound; the text
-// names the address, the cause and the flag to change. Later errors are logged,
-// and the acceptor tries again for ever.
+// to see whether the connection is still open.
+// Threads: any thread, but only one at a time may call StopListening; `take`
+// runs on the acceptor's own thread.
+// Errors: FAILED_PRECONDITION if the address cannot be bound; the text names
+// the address, the cause and the flag to change. Later errors are logged, and
+// the acceptor tries again for ever.
 class Acceptor {
  public:
   // Binds the address and listens. No connection is accepted before Run.

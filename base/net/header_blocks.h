@@ -24,7 +24,8 @@ inline constexpr size_t kMaxDescriptors = 1 << 20;
 
 // Parses the frames that the client of one connection sends, beginning with the
 // preface of HTTP/2 (RFC 9113, 3.4 and 4.1). gRPC itself refuses other
-// protocols. Threads: one at a time.
+// protocols.
+// Threads: one at a time.
 class HeaderBlockScanner {
  public:
   // Scans the next bytes of the client. Returns false from the first frame on
@@ -61,7 +62,8 @@ class HeaderBlockScanner {
 void LimitHeaderBlocks(int connection);
 
 // Exports kvasir_header_blocks_refused_total, which counts for all listeners of
-// the process together. Threads: any thread.
+// the process together.
+// Threads: any thread.
 class HeaderBlockMetrics final : public prometheus::Collectable {
  public:
   std::vector<prometheus::MetricFamily> Collect() const override;

@@ -39,7 +39,8 @@ const std::vector<double>& FineBuckets();
 // 65th connection closes the oldest one, so that clients which keep
 // connections open cannot block a scrape.
 // Owns: its listener, its connections and its thread, which collects from the
-// sources. Threads: any.
+// sources.
+// Threads: any.
 class MetricsServer {
  public:
   // Listens on `host:port`; port 0 picks a free one. UNAVAILABLE names the

@@ -171,8 +171,8 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
                    material.authorities, own));
 }
 
-// The files of one set of credentials. Threads: Look runs on one thread at a
-// time; TlsWatch::mutex_ guards numbers_.
+// The files of one set of credentials.
+// Threads: Look runs on one thread at a time; TlsWatch::mutex_ guards numbers_.
 class TlsWatch::Watched {
  public:
   explicit Watched(const TlsOptions& options)

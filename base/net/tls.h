@@ -55,7 +55,8 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
 // authorities expires. gRPC's own file watcher aborts the process if a file is
 // empty, so it watches only checked copies in memory (MemoryFile).
 // Owns: the copies in use, and a thread that starts with the first credentials.
-// Threads: any. Must outlive the servers and channels that use its credentials.
+// Threads: any.
+// Must outlive the servers and channels that use its credentials.
 class TlsWatch final : public prometheus::Collectable {
  public:
   struct Options {

@@ -81,7 +81,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{ActivationKind::kRelu, 5, 77},
                       Case{ActivationKind::kRelu, 33, 1003}));
 
-// Inputs far from 0, in every lane of a vector and in the remainder.
+// Inputs far from 0 are placed in every lane of a vector and in the remainder.
 TEST(ActivationEndsTest, LargeInputsGiveTheSameResultOnEveryBackEnd) {
   std::vector<float> x;
   for (const float far : {13.0f, 14.0f, 88.0f, 88.5f, 1e4f, 1e20f, 1e38f,

@@ -1,5 +1,5 @@
-// norm: root-mean-square norm or layer norm of each row, after adding a
-// residual. C++17.
+// norm: adds a residual to each row and applies the root-mean-square norm or
+// the layer norm. C++17.
 #pragma once
 
 #include <cstdint>

@@ -65,7 +65,7 @@ Data Normed(TestStream& test, Data data) {
   return data;
 }
 
-// Row `t` by the definition, in float64.
+// Returns the result for row `t`, computed by the definition in float64.
 std::vector<double> Definition(const Data& data, int64_t t) {
   const size_t columns = data.weight.size();
   const size_t first = static_cast<size_t>(t) * columns;
@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NormTest,
 
 class NormKindTest : public ::testing::TestWithParam<NormKind> {};
 
-// The op has so many rows that it uses several threads.
+// Enough rows that the op uses several threads.
 TEST_P(NormKindTest, RowsAreTheSameInAnyBatch) {
   constexpr int64_t kRows = 61;
   constexpr int64_t kColumns = 275;
@@ -153,7 +153,7 @@ TEST_P(NormKindTest, RowsAreTheSameInAnyBatch) {
   });
 }
 
-TEST_P(NormKindTest, OutMayBeTheInput) {
+TEST_P(NormKindTest, TheOutputOfANormMayOverwriteItsInput) {
   TestStream test;
   Data data(GetParam(), {3, 37, false});
   const Data apart = Normed(test, data);
@@ -166,7 +166,7 @@ TEST_P(NormKindTest, OutMayBeTheInput) {
 INSTANTIATE_TEST_SUITE_P(Kinds, NormKindTest,
                          Values(NormKind::kRms, NormKind::kLayer));
 
-TEST(NormOnlyTest, AnAdditionWithoutANormNeedsNoWeight) {
+TEST(NormOnlyTest, AddingTheResidualWithoutANormNeedsNoWeight) {
   std::vector<float> x = {1.0f, 2.0f};
   const std::vector<float> residual = {0.5f, -2.0f};
   NormArgs params;

@@ -1,4 +1,5 @@
-// silu_mul: multiplies the two halves of a gated MLP's rows. C++17.
+// silu_mul: the activation of a gated MLP: multiplies the second half of each
+// row by silu of the first half. C++17.
 #pragma once
 
 #include <cstdint>
