@@ -37,9 +37,9 @@ TEST(PredictionTest, ReadsThePlansPointTheCurveAndTheProbes) {
   EXPECT_EQ(prediction.curve[1].kl, 0.01);
   ASSERT_EQ(prediction.probes.size(), 1u);
   EXPECT_EQ(prediction.probes[0].kl, 0.07);
-  const json told = PredictionToJson(prediction);
-  EXPECT_EQ(told["curve"], Good()["curve"]);
-  EXPECT_EQ(told["probes"][0]["kl"], 0.07);
+  const json written = PredictionToJson(prediction);
+  EXPECT_EQ(written["curve"], Good()["curve"]);
+  EXPECT_EQ(written["probes"][0]["kl"], 0.07);
 }
 
 TEST(PredictionTest, OnlyThePlansOwnDivergenceAndBytesAreRequired) {

@@ -32,7 +32,7 @@ TEST(GrpcChannelTest, TheEnvironmentsProxyIsNotUsed) {
   const auto by_proxy = grpc::CreateChannel((*server)->target(),
                                             grpc::InsecureChannelCredentials());
   EXPECT_FALSE(Connects(by_proxy, absl::Milliseconds(200)))
-      << "gRPC asks no proxy any more: this test tells nothing";
+      << "gRPC no longer uses proxies by default, so this test proves nothing";
   for (const char* name : {"http_proxy", "grpc_proxy", "https_proxy"}) {
     unsetenv(name);
   }

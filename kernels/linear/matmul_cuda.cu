@@ -368,8 +368,8 @@ ChainKernel(MatmulArgs args) {
   }
 }
 
-constexpr int64_t Tiles(int64_t numbers, int64_t of) {
-  return (numbers + of - 1) / of;
+constexpr int64_t Tiles(int64_t numbers, int64_t tile_size) {
+  return (numbers + tile_size - 1) / tile_size;
 }
 
 template <typename T, typename Tile>

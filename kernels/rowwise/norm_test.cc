@@ -26,8 +26,8 @@ std::vector<float> RandomRows(const Case& c, int64_t first_row, uint32_t seed) {
 
 // Inputs of the op, for the rows from `first_row` on.
 struct Data {
-  Data(NormKind of, const Case& c, int64_t first_row = 0)
-      : kind(of),
+  Data(NormKind norm_kind, const Case& c, int64_t first_row = 0)
+      : kind(norm_kind),
         rows(c.rows),
         x(RandomRows(c, first_row, 1)),
         weight(RandomFloats(c.columns, 3)),
