@@ -38,7 +38,7 @@ KVASIR_HOST_DEVICE inline uint8_t EncodeError(float error) {
 }
 
 KVASIR_HOST_DEVICE inline float DecodeError(uint8_t code) {
-  // 2^(i / 6)
+  // kSteps[i] is 2^(i / 6).
   constexpr float kSteps[kErrorStepsPerOctave] = {
       1.0f, 1.1224620f, 1.2599210f, 1.4142135f, 1.5874011f, 1.7817974f};
   if (code == 0) return 0.0f;

@@ -16,6 +16,7 @@
 // Q[i][j] is 1 if j - i is a non-zero square mod q, -1 if it is not a square,
 // and 0 on the diagonal. There is an exact matrix for every multiple of 32 up
 // to 1024.
+//
 // Do not change the matrices: published checkpoints have weights that are
 // multiplied by them, and engines build the same matrices again.
 #pragma once

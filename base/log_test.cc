@@ -26,7 +26,7 @@ TEST(LogTest, AJsonLineIsOneParsableObjectEvenWithInvalidUtf8) {
   EXPECT_EQ(json["n"], -1);
 }
 
-TEST(LogTest, ALineBreakInAFieldStaysInOneLine) {
+TEST(LogTest, AFieldWithALineBreakIsLoggedInOneLine) {
   EXPECT_EQ(FormatLogEvent(LogFormat::kText, "x", {{"id", "a\nb"}}),
             "x id=\"a\\nb\"");
 }

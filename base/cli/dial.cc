@@ -50,16 +50,20 @@ absl::StatusOr<std::string> ReadSecretFile(const char* flag,
 
 void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options) {
   AddText(app, "--ca", options->ca,
-          "PEM authorities of the server's certificate; without it: plain text")
+          "PEM file of the authorities that may sign the server's certificate; "
+          "without it: plain text")
       ->type_name("FILE");
   AddText(app, "--cert", options->certificate,
-          "PEM chain that is shown to the server, where it asks for one")
+          "PEM file of this client's certificate chain, for a server that asks "
+          "for it")
       ->type_name("FILE");
-  AddText(app, "--key", options->key, "PEM key of --cert")->type_name("FILE");
+  AddText(app, "--key", options->key,
+          "PEM file of the key that belongs to --cert")
+      ->type_name("FILE");
   AddSwitch(app, "--insecure", options->insecure,
-            "plain text may leave this machine");
+            "allow plain text to other machines");
   AddText(app, "--token-file", options->token_file,
-          "file of the token that is shown to the server, with --ca")
+          "file with the token to send with each call; needs --ca")
       ->type_name("FILE");
 }
 

@@ -24,8 +24,8 @@ namespace kvasir::base {
 namespace {
 
 constexpr int kBacklog = 1024;
-// The pause before the next attempt if there are no descriptors or the address
-// cannot be bound.
+// The pause before the next attempt to accept connections if there are no free
+// descriptors.
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 // How long a probe, the acceptor's connection to itself, may take to arrive.
 constexpr absl::Duration kProbePatience = absl::Seconds(1);

@@ -51,9 +51,10 @@ class HeaderBlockScanner {
 };
 
 // Scans everything that gRPC reads from this connection of a plain-text server,
-// until it ends. If a header block is too long, the connection is shut down and
-// counted; a log line follows at most once a minute. Connections of TLS servers
-// are always scanned.
+// until the connection ends. If a header block is too long, the connection is
+// shut down and counted; a log line follows at most once a minute. Connections
+// of TLS servers are always scanned, without this call.
+//
 // gRPC has no hook for this, but it calls recvmsg() and SSL_read() through the
 // dynamic linker. This library therefore defines functions of these names,
 // which call the real ones and scan the bytes that those return.

@@ -38,6 +38,7 @@ const std::vector<double>& FineBuckets();
 // A client may take 2 s to send its request and 10 s to read the answer. The
 // 65th connection closes the oldest one, so that clients which keep
 // connections open cannot block a scrape.
+//
 // Owns: its listener, its connections and its thread, which collects from the
 // sources.
 // Threads: any.

@@ -63,7 +63,7 @@ std::map<std::string, double> Exported() {
   return values;
 }
 
-TEST(ProcessMetricsTest, ReportsThisProcess) {
+TEST(ProcessMetricsTest, ReportsTheMetricsOfThisProcess) {
   const std::map<std::string, double> values = Exported();
   EXPECT_EQ(values.size(), 7);
   EXPECT_GE(values.at("process_cpu_seconds_total"), 0);

@@ -1,5 +1,6 @@
 // TLS for gRPC (1.51). Certificates and keys come from PEM files and are read
 // again when they change; a list of names restricts the peers.
+//
 // The TLS versions are 1.2 and 1.3: gRPC supports no others and has no option
 // to choose.
 #pragma once
@@ -54,6 +55,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
 // checked again later. Files in use are also checked again when one of their
 // authorities expires. gRPC's own file watcher aborts the process if a file is
 // empty, so it watches only checked copies in memory (MemoryFile).
+//
 // Owns: the copies in use, and a thread that starts with the first credentials.
 // Threads: any.
 // Must outlive the servers and channels that use its credentials.

@@ -1,5 +1,5 @@
-// Certificates, keys and authorities in PEM files: read, and checked as a
-// handshake would check them.
+// Reads certificates, keys and authorities from PEM files, and checks them as a
+// handshake would.
 #pragma once
 
 #include <string>
@@ -56,7 +56,7 @@ struct TlsMaterial {
 // Reads the files. If they change meanwhile, they are read again a few times
 // until they stay the same, so that key and certificate belong together.
 // INVALID_ARGUMENT, with flag and path, for a certificate without its key, a
-// file that cannot be read, or one that is larger than any certificate's.
+// file that cannot be read, or a file that is too large for certificates.
 absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 
 // Checks the contents. INVALID_ARGUMENT, with flag, path and cause, for text
@@ -68,7 +68,7 @@ absl::StatusOr<TlsMaterial> JudgeTlsTexts(const TlsFiles& files,
                                           const TlsTexts& texts,
                                           absl::Time now);
 
-// Reads and checks.
+// Does both: ReadTlsFiles, then JudgeTlsTexts.
 absl::StatusOr<TlsMaterial> LoadTlsFiles(const TlsFiles& files, absl::Time now);
 
 }  // namespace kvasir::base

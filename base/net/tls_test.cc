@@ -326,7 +326,7 @@ TEST_F(TlsTest, ChangedTlsFilesThatAreWrongAreNotUsedAndReportedOnce) {
   EXPECT_EQ(numbers["kvasir_tls_reloads_total listener ok"], 1);
 }
 
-TEST_F(TlsTest, ExportsWhenCertificatesExpireByFile) {
+TEST_F(TlsTest, ExportsWhenTheCertificateOfEachFileExpires) {
   Put("server", {.names = {}, .valid_until = absl::Minutes(20)});
   TlsOptions options = Options("server");
   options.role = "admin";

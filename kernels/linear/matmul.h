@@ -74,8 +74,8 @@ struct MatmulParamsIn {
 using MatmulParams = MatmulParamsIn<DevicePtr>;
 using MatmulArgs = MatmulParamsIn<LaunchPtr>;
 
-// Returns the first part of the scratch on a GPU: the bias rounded to y's type,
-// if the types differ. The library's workspace follows it, aligned to
+// Returns the bytes of the bias in a GPU's scratch: rounded to y's type, if
+// that is not float32. The library's workspace follows, aligned to
 // kGemmWorkspaceAlignment. Only the library needs scratch.
 constexpr int64_t GemmBiasBytes(int64_t n, DType y_dtype) {
   return y_dtype == DType::kF32 ? 0

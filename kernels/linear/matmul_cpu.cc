@@ -37,7 +37,8 @@ inline constexpr int64_t kScratchFloats =
 // for each tile of rows costs less than waiting for a converted block.
 inline constexpr int64_t kFewRows = 36;
 // If several tiles use a panel, the loop for few rows takes this many k at a
-// time, so that they read the same 32 KiB of the panel.
+// time, so that they read the same 32 KiB of the panel (16-bit weights) from
+// the cache.
 inline constexpr int64_t kFewRowsBlockK = 512;
 
 // The work of a thread is divided into parts. With few rows, small parts keep

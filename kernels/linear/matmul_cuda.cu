@@ -125,7 +125,7 @@ KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
     if (row >= source.rows) break;
     const T* const from = source.data + row * source.stride + k;
     T* const place = to + PlaceOf<depth>(row, chunk);
-    if (wide && k < source.k) {  // then K is a multiple of a chunk
+    if (wide && k < source.k) {  // if wide, K is a multiple of kChunk
       simt::CopyAsync<16>(place, from);
     } else {
       simt::Pack<T, kChunk> pack;

@@ -114,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Compares rows of one large product with the products of those rows by
 // themselves.
-TEST(MatmulRowsTest, RowsAreTheSameInAnyBatch) {
+TEST(MatmulRowsTest, ARowHasTheSameBitsInAnyBatch) {
   const int64_t k = 270;
   const int64_t n = 75;
   Weights weights(k, n, DType::kBf16, 4);

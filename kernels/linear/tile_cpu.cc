@@ -16,8 +16,8 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // Computes a tile of kRows rows. kAStride is a_stride if that is known at
-// compile time, else 0. Then there is a pointer only for every third row of A,
-// because pointers for all rows do not fit into the general registers.
+// compile time, else 0. If it is 0, there is a pointer only for every third row
+// of A, because pointers for all rows do not fit into the general registers.
 template <typename T, int kRows, int64_t kAStride>
 void Tile(const TileArgs& args) {
   Vec acc[kRows][kTileVecs];

@@ -112,7 +112,7 @@ NormKernel(NormArgs args) {
   }
   if (args.out == nullptr) return;
 
-  // The next passes need no barrier for x, because each thread reads only
+  // The next passes over x need no barrier, because each thread reads only
   // numbers that it has written itself.
   auto* const partial = reinterpret_cast<float*>(simt::Shared());
   const float count = static_cast<float>(columns);

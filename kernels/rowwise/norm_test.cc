@@ -131,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NormTest,
 class NormKindTest : public ::testing::TestWithParam<NormKind> {};
 
 // Enough rows that the op uses several threads.
-TEST_P(NormKindTest, RowsAreTheSameInAnyBatch) {
+TEST_P(NormKindTest, ARowHasTheSameBitsInAnyBatch) {
   constexpr int64_t kRows = 61;
   constexpr int64_t kColumns = 275;
   TestStream test(3);

@@ -57,8 +57,10 @@ inline constexpr int32_t kLogitNotFinite = -2;
 // banned, the result is kNoTokenAllowed. Penalties and biases may make logits
 // infinite: +infinity is the certain choice, and if no logit is above
 // -infinity, the lowest id that is not banned is taken.
+//
 // No token is drawn from a row with a raw logit that is not finite. Its id is
 // kLogitNotFinite, which the host sees when it reads the ids.
+//
 // Log probabilities are those of the model: log-softmax of the raw logits,
 // before penalties, masks and temperature. The list of top ids is in descending
 // order of logits, too; its entries after num_logprobs are -1 (id) and 0 (log

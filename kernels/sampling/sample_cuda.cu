@@ -433,7 +433,7 @@ SampleKernel(SampleCall call) {
   const SampleArgs& args = call.args;
   auto* const shared = reinterpret_cast<SampleShared*>(simt::Shared());
   const int64_t index = simt::CtaX();
-  // a reference, because registers are scarce
+  // a reference and not a copy, because registers are scarce
   const SampleRowArgs& row = args.rows[index];
   const auto vocab = static_cast<int32_t>(args.vocab);
   const float* const raw = args.logits + index * args.row_stride;

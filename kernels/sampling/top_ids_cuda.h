@@ -296,10 +296,9 @@ KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
 
 // A limit for the number of splits that no row reaches. A split by order
 // reduces an interval of n keys to n / 6 + 5, or to n / 3 if the first cut is
-// moved to the end of a logit (CutsBetween). Only every other split is by order
-// at first. A row needs at most 53 splits:
-// - 34 from 2^64 to 2^38 keys (64 logits): 17 that divide by 3, and as many by
-// value;
+// moved to the end of a logit (CutsBetween). A row needs at most 53 splits:
+// - 34 from 2^64 to 2^38 keys (64 logits): 17 splits by order that divide by 3,
+// each followed by a split by value;
 // - 2 to 2^35 keys, where a sixth is hardly more than a logit: both divide by
 // 3;
 // - 6 to the 2^20 ids of one logit: each divides by 6;

@@ -13,6 +13,7 @@ namespace kvasir::kernels {
 // from the host at another time dies by a signal. If the parameters of a launch
 // point to other memory, the process ends with a message. A launch costs two
 // system calls more than on a CpuDevice.
+//
 // `pool` must outlive the device.
 std::unique_ptr<Device> MakeStrictDevice(base::ThreadPool* pool,
                                          CpuBackend backend = CpuBackend::kSimd,

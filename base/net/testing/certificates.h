@@ -9,7 +9,7 @@
 
 namespace kvasir::base {
 
-// PEM texts.
+// A certificate and its private key, as PEM texts.
 struct TestCertificate {
   std::string certificate;
   std::string key;
@@ -23,8 +23,8 @@ struct TestCertificateOptions {
   int rsa_bits = 0;  // 0: a key of P-256
 };
 
-// Return an authority's certificate, which is signed with its own key. The
-// `names` in the options are not used.
+// Each returns the certificate of an authority, which is signed with its own
+// key. The `names` in the options are not used.
 TestCertificate MakeAuthority(const std::string& common_name);
 TestCertificate MakeAuthorityWith(const TestCertificateOptions& options);
 TestCertificate MakeCertificate(const TestCertificate& authority,
