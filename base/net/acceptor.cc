@@ -112,7 +112,7 @@ bool OutOfDescriptors(int error) {
 }
 
 // Returns whether accept() failed because of the connection that it took from
-// the queue, not because of the listening socket.
+// the queue. The listening socket still works then.
 bool IsOneConnectionsError(int error) {
   switch (error) {
     case EINTR:

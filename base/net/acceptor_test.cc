@@ -147,7 +147,8 @@ TEST_F(AcceptorTest, ClosesConnectionsOverTheLimitUntilOneEnds) {
   WaitUntil([&] { return kept_.taken() == 3; });
 }
 
-// After a shortage, gRPC's own listener (CVE-2023-4785) never listened again.
+// gRPC's own listener never accepted again after such a shortage
+// (CVE-2023-4785).
 TEST_F(AcceptorTest, AcceptsAgainAfterADescriptorShortage) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());

@@ -33,8 +33,8 @@ struct Watched {
   HeaderBlockScanner scanner ABSL_GUARDED_BY(mutex);
 };
 
-// By descriptor. The array is all zeros, so its pages take no memory until they
-// are used.
+// The watched connections, indexed by descriptor. The array is all zeros, so
+// its pages take no memory until they are used.
 std::array<std::atomic<Watched*>, kMaxDescriptors> watched_at = {};
 
 std::atomic<uint64_t> num_refused = 0;

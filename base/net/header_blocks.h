@@ -15,8 +15,8 @@
 
 namespace kvasir::base {
 
-// Four times the metadata that a server accepts, so that gRPC's own limit
-// applies first to peers that end their blocks.
+// Four times the metadata that a server accepts (GrpcServerOptions), so that
+// gRPC's own limit applies first to peers that end their blocks.
 inline constexpr uint32_t kMaxHeaderBlockBytes = 64 << 10;
 
 // Connections with a descriptor from this number on are not scanned.

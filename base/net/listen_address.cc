@@ -35,7 +35,7 @@ ListenTrouble TryToListen(const addrinfo& address) {
   return trouble;
 }
 
-// Returns 0, or getaddrinfo's error. The caller frees `found`.
+// Resolves a host. Returns 0, or getaddrinfo's error. The caller frees `found`.
 int Resolve(const std::string& host, int port, addrinfo** found) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;

@@ -27,7 +27,7 @@ absl::Status Failed(const char* what) {
       absl::StrCat("memory file: ", what, " failed: ", std::strerror(errno)));
 }
 
-// Owns a descriptor, or nothing (-1), and closes it at its end.
+// Owns a descriptor, or nothing (-1), and closes it when destroyed.
 class Descriptor {
  public:
   explicit Descriptor(int file) : file_(file) {}

@@ -74,7 +74,8 @@ TEST(MemoryFileTest, EveryChangeGetsALaterSecondAsItsModificationTime) {
   }
 }
 
-// Sets a resource limit of the process until it is destroyed.
+// Sets a resource limit of the process and restores the old limit when
+// destroyed.
 class Limit {
  public:
   Limit(__rlimit_resource which, rlim_t most) : which_(which) {

@@ -63,8 +63,8 @@ struct MatmulParamsIn {
   Ptr<const float> bias = nullptr;  // [N] or null
   Ptr<float> y = nullptr;           // [T, N], rows y_row_stride apart
   int64_t y_row_stride = 0;         // in elements
-  DType dtype = DType::kF32;        // of x
-  DType y_dtype = DType::kF32;      // of y: float32, or the type of x
+  DType dtype = DType::kF32;        // the type of x
+  DType y_dtype = DType::kF32;      // the type of y: float32 or that of x
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

@@ -68,8 +68,8 @@ void Tile(const TileArgs& args) {
   }
 }
 
-// Calls the function Tile for `rows` rows: tries kRows, kRows - 1, ... until
-// one is equal.
+// Calls the function Tile for `rows` rows: compares `rows` with kRows, kRows -
+// 1, ... down to 1.
 template <typename T, int64_t kAStride, int kRows>
 void Choose(int rows, const TileArgs& args) {
   if (rows == kRows) {

@@ -1,5 +1,5 @@
-// activation: the activation function of a plain MLP, between its two matrices.
-// C++17.
+// activation: the activation function between the two matrices of an MLP
+// without a gate. C++17.
 #pragma once
 
 #include <cstdint>

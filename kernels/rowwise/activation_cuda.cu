@@ -7,8 +7,8 @@
 // Bytes: each number is read and written once, 2 N B for a row with B bytes per
 // number.
 // Operations per number, in float32: about 30 for gelu (one exponential, one
-// reciprocal), about 20 for gelu_tanh, 2 for relu. At 16 bits gelu has 8 per
-// byte, which is as many as a GPU has time for.
+// reciprocal), about 20 for gelu_tanh, 2 for relu. With 16-bit numbers gelu has
+// about 8 operations per byte, as many as a GPU can do while it moves a byte.
 // Shortest possible time: the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/activation.h"
 #include "kernels/simd/scalar_math.h"

@@ -32,7 +32,7 @@ struct EmbeddingParamsIn {
   int64_t num_positions = 0;
   Ptr<const int64_t> positions = nullptr;  // [T]
   Ptr<float> out = nullptr;                // [T, M]
-  DType dtype = DType::kF32;               // of activations
+  DType dtype = DType::kF32;               // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

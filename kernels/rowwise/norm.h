@@ -37,7 +37,7 @@ struct NormParamsIn {
   int64_t columns = 0;       // M
   NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

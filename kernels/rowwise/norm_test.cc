@@ -34,8 +34,8 @@ struct Data {
         bias(RandomFloats(c.columns, 4)),
         out(x.size(), kPoison) {
     if (c.residual) residual = RandomRows(c, first_row, 2);
-    // The mean is far from 0, so the sum of squares must not be a difference of
-    // large numbers.
+    // The mean is far from 0, so that an op which computes the variance as a
+    // difference of large sums would fail.
     if (kind == NormKind::kLayer) {
       for (float& number : x) number += 30.0f;
     }

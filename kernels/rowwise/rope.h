@@ -60,7 +60,7 @@ struct RopeParamsIn {
   int64_t rotary_dim = 0;                  // even
   RopePairing pairing = RopePairing::kHalfSplit;
   float attention_factor = 1.0f;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

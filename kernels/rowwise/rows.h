@@ -20,7 +20,7 @@ struct AddRowsParamsIn {
   int64_t x_row_stride = 0;      // in elements
   int64_t num_rows = 0;
   int64_t columns = 0;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -39,7 +39,7 @@ struct SumRowsParamsIn {
   Ptr<float> out = nullptr;      // [N], not overlapping x
   int64_t num_rows = 0;
   int64_t columns = 0;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -59,7 +59,7 @@ struct GatherRowsParamsIn {
   int64_t out_row_stride = 0;         // in elements
   int64_t num_rows = 0;
   int64_t columns = 0;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

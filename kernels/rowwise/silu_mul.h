@@ -16,7 +16,7 @@ struct SiluMulParamsIn {
   Ptr<float> out = nullptr;            // [T, F]
   int64_t num_rows = 0;                // T
   int64_t features = 0;                // F
-  DType dtype = DType::kF32;           // of activations
+  DType dtype = DType::kF32;           // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

@@ -42,7 +42,7 @@ TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
     std::copy(levels.begin(), levels.end(), part.levels);
   }
   const float none = 0.0f;
-  // ParamsBytes checks that it is set
+  // any pointer: ParamsBytes only checks that it is not null
   if (spec.fixed_ranges) part.static_scale = &none;
   for (int64_t g = 0; g <= last; ++g) {
     LatentGroup group;

@@ -32,9 +32,9 @@ struct RebuildSpec {
 struct PartSpec {
   std::vector<int64_t> widths = {32};  // group g has widths[g % size]
   std::vector<int32_t> group_of_head = {};
-  std::vector<int> bits = {};  // bits of the runs, repeated in turn; empty:
-                               // numbers
-  int64_t run_width = 0;       // 0: one run for all channels
+  // Bits of the runs of codes, repeated in turn; empty: plain numbers.
+  std::vector<int> bits = {};
+  int64_t run_width = 0;  // 0: one run for all channels
   DType dtype = DType::kBf16;
   DType param_dtype = DType::kF16;
   bool fixed_ranges = false;
@@ -59,8 +59,8 @@ struct LatentSpec {
   int64_t page_tokens = 16;
   int64_t window = 0;
   bool causal = true;
-  int64_t first_position = 0;  // position of slot 0; above 0: the launch has
-                               // positions
+  // The position of slot 0; if it is above 0, launches pass positions.
+  int64_t first_position = 0;
   // The actual position of a slot whose nominal position is first_position + i;
   // null: its position is the nominal one.
   int64_t (*position_of)(int64_t) = nullptr;
@@ -71,19 +71,19 @@ struct LatentSpec {
   int64_t value_exact = 0;
   // Rows per page in the first arena of exact rows; the second has more.
   int64_t exact_page_rows = 3;
-  int64_t sinks = 0;    // sinks with exact rows, on both sides
-  int64_t evicted = 0;  // number of evicted slots of every sequence, which
-                        // moves its exact rows
+  int64_t sinks = 0;  // sinks with exact rows, on both sides
+  // The number of evicted slots of every sequence; eviction moves exact rows.
+  int64_t evicted = 0;
   // Eviction units [Hkv]; empty: no slot metadata.
   std::vector<int32_t> unit_of_head = {};
   bool adds_mass = false;
-  int64_t kept_weights = 0;  // room for weights, in floats
+  int64_t kept_weights = 0;  // memory for attention weights, in floats
   // If set, rebuilt keys are rotated by the positions in the metadata. In unit
   // u these are 1000 u greater than the slots' own positions.
   bool stored_positions = false;
-  int64_t query_gap = 3;     // columns after a row that belong to no head
-  int64_t asked_tokens = 0;  // only the last tokens of a sequence have queries;
-                             // 0: all
+  int64_t query_gap = 3;  // columns after a row that belong to no head
+  // How many of the last tokens of a sequence have queries; 0: all tokens.
+  int64_t asked_tokens = 0;
 };
 
 // The rows of one sequence in a launch: `count` new tokens after `start` cached
