@@ -293,7 +293,7 @@ void Acceptor::Loop() {
       } else if (somebody) {
         enough &= AcceptAll(&socket);
       } else if (socket.probe >= 0) {
-        Reopen(&socket, "its own connection does not arrive");
+        Reopen(&socket, "its own probe connection does not arrive");
       } else {
         Probe(&socket);
       }

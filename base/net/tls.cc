@@ -260,7 +260,7 @@ class TlsWatch::Watched {
     }
     if (!looked.taken.has_value()) return;
     WarnOfExpired(role_, *looked.taken);
-    LogInfo("TLS files taken",
+    LogInfo("changed TLS files are in use",
             {{"role", role_},
              {"valid_until",
               absl::FormatTime(absl::RFC3339_sec,

@@ -87,7 +87,7 @@ uint64_t TlsRefusals::count(TlsRefusal cause) const {
 std::vector<prometheus::MetricFamily> TlsRefusals::Collect() const {
   prometheus::MetricFamily family;
   family.name = "kvasir_tls_handshakes_refused_total";
-  family.help = "TLS handshakes that came to nothing, by cause";
+  family.help = "TLS handshakes that failed, by cause";
   family.type = prometheus::MetricType::Counter;
   for (size_t i = 0; i < kNumCauses; ++i) {
     const auto cause = static_cast<TlsRefusal>(i);
