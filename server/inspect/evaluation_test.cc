@@ -106,7 +106,7 @@ TEST(EvaluationTest, InfiniteNumbersAreNull) {
                        HasSubstr("nats_per_token")));
 }
 
-TEST(EvaluationTest, WrongTypesAndValuesAreNamed) {
+TEST(EvaluationTest, TheErrorForAWrongTypeOrValueNamesTheFile) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {"/teacher", "[]"},
       {"/teacher/nats_per_token", "\"low\""},

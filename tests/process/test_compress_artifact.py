@@ -315,7 +315,7 @@ def test_tensors_that_no_plan_changes_are_copied_bit_by_bit(compress, tmp_path):
     [
         (["--method", "foo", "--keep", 0.5], "--method: foo not in"),
         (["--method", "palu"], "either --keep or --kv-bytes-per-token"),
-        (["--method", "palu", "--keep", 1.5], "--keep: '1.5' is no number from 0 to 1"),
+        (["--method", "palu", "--keep", 1.5], "--keep: '1.5' is not a number from 0 to 1"),
         (["--method", "svdq", "--keep", 0.5],
          "in place of --keep give --key-bits with eight widths"),
         (["--method", "channel", "--kv-bytes-per-token", 900],

@@ -231,7 +231,7 @@ def test_only_known_callers_get_the_reason_why_bytes_are_no_message(served):
             with pytest.raises(grpc.RpcError) as error:
                 channel.unary_unary(f"/{method}")(b"\xff" * 100, timeout=20)
             assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert error.value.details() == f"want a message of /{method}, have bytes that are not one"
+            assert error.value.details() == f"the bytes are not a valid request of /{method}"
             wait_until(lambda: facade in [line["facade"] for line in refused()], "the log line of the call")
     assert [line["tenant"] for line in refused()] == ["blue"] * 3
 

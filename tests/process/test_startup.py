@@ -250,7 +250,7 @@ def test_a_config_file_with_an_unknown_key_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "arguments, named",
     [
-        (["nosuch"], "'nosuch' is no command"),
+        (["nosuch"], "'nosuch' is not a command"),
         (["worker", "--model", TINY, "--listen", "nonsense"], "--listen"),
         (["serve", "--random-weights", "--shape", "foo"], "--shape"),
         (["serve", "--shape", "kvasir-tiny"], "--shape kvasir-tiny is read with --random-weights"),
@@ -258,8 +258,8 @@ def test_a_config_file_with_an_unknown_key_is_refused(tmp_path):
         (["serve", "--model", TINY, "--kv-cache-bytes", "99999999999999999999"],
          "--kv-cache-bytes: '99999999999999999999' is over the limit of 9223372036854775807"),
         (["serve", "--model", TINY, "--kv-cache-bytes", "-1"],
-         "--kv-cache-bytes: '-1' is no size"),
-        (["bench", "serve", "--rate", "-1"], "--rate: '-1' is no number of at least 0"),
+         "--kv-cache-bytes: '-1' is not a size"),
+        (["bench", "serve", "--rate", "-1"], "--rate: '-1' is not a number of at least 0"),
         (["generate", "--prompt", "x", "--temperature", "nan"], "--temperature: 'nan'"),
     ],
 )
