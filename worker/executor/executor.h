@@ -21,8 +21,7 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
     case kvasir::v1::LATENT_NOT_FINITE:
       return absl::InternalError(
           "the model computed a latent (a key or value to be cached) that is "
-          "NaN "
-          "or infinite at these tokens");
+          "NaN or infinite at these tokens");
     default:
       return absl::OkStatus();
   }
