@@ -145,9 +145,9 @@ def test_generate_asks_a_server_or_runs_a_model_but_not_both():
 
 def test_an_unknown_plan_is_named_with_its_flag():
     text = refused("serve", "--model", TINY, "--kv-plan", "palu-50-g1")
-    assert "--kv-plan palu-50-g1 wants tensors" in text and "rotated-4bit" in text
+    assert "--kv-plan palu-50-g1 needs tensors" in text and "rotated-4bit" in text
     text = refused("serve", "--model", TINY, "--kv-plan", "palu-5")
-    assert "--kv-plan: palu-5" in text and "want a plan's file" in text and "rotated-4bit" in text
+    assert "--kv-plan: palu-5" in text and "must be a plan file" in text and "rotated-4bit" in text
     text = refused("serve", "--model", TINY, "--kv-plan", TINY / "README.md")
     assert "--kv-plan" in text and "README.md" in text
 
@@ -308,7 +308,7 @@ def test_generate_prints_no_prompt_if_there_is_no_answer():
 
 def test_perplexity_names_its_own_flags():
     text = refused("perplexity", "--model", TINY, "--text", "/tmp")
-    assert "/tmp: is no file" in text
+    assert "/tmp: is not a regular file" in text
     text = refused("perplexity", "--model", TINY, "--text", TINY / "evaluation.txt",
                    "--window", "100000")
     assert "--window 100000" in text and "1024" in text and "--max-model-len" not in text

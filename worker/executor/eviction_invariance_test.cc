@@ -1,5 +1,5 @@
 // Tests plans that evict slots, with scheduler, cache and executor: a request
-// gets the same bits as when it runs alone on the worker, whatever the chunks,
+// gets the same bits as when it has the worker to itself, whatever the chunks,
 // batch, page size, threads and preemptions.
 #include <cmath>
 #include <string>
