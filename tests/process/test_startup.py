@@ -180,7 +180,7 @@ def test_inspect_reports_why_every_other_command_refuses_a_plan(tmp_path):
     report = json.loads(run("inspect", *shape, "--json").stdout)
     assert report["served"] is False
     assert report["not_served"] == (
-        "layer 0 value part 0: runs of codes in a latent: this build serves at most 256, have 257")
+        "layer 0 value part 0: 257 runs of codes in a latent; this build serves at most 256")
     for command in (["serve", *shape], ["bench", "decode", *shape],
                     ["bench", "capacity", "--shape", "llama-2-7b", "--plan", plan]):
         done = run(*command, check=False)

@@ -1077,8 +1077,8 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
       EXPECT_THAT(
           runner.Run({{.sequence_id = 2, .token_ids = part(0, 8)}, beyond}),
           StatusIs(absl::StatusCode::kInvalidArgument,
-                   HasSubstr("a step of 6 tokens after 20 passes the "
-                             "eviction at 25")));
+                   HasSubstr("a step of 6 tokens after the first 20 would pass "
+                             "the eviction that is due after 25")));
       EXPECT_EQ(runner.free_pages(1), free);
       EXPECT_EQ(runner.length(2), 0);
       // its prompt length is not known

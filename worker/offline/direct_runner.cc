@@ -97,8 +97,8 @@ absl::Status DirectRunner::CheckSteps(
     if (point && sequence.length + num_tokens > *point) {
       return absl::InvalidArgumentError(
           absl::StrCat("sequence ", step.sequence_id, ": a step of ",
-                       num_tokens, " tokens after ", sequence.length,
-                       " passes the eviction at ", *point));
+                       num_tokens, " tokens after the first ", sequence.length,
+                       " would pass the eviction that is due after ", *point));
     }
     for (size_t group = 0; group < free.size(); ++group) {
       const Table& table = sequence.tables[group];
@@ -106,9 +106,9 @@ absl::Status DirectRunner::CheckSteps(
       // MissingPages is negative if an eviction frees pages.
       free[group] -= MissingPages(table, group, stay + num_tokens);
       if (free[group] < 0) {
-        return absl::ResourceExhaustedError(
-            absl::StrCat("sequence of ", sequence.length + num_tokens,
-                         " tokens: page group ", group, " has no free page"));
+        return absl::ResourceExhaustedError(absl::StrCat(
+            "sequence of ", sequence.length + num_tokens,
+            " tokens: page group ", group, " has no free page left"));
       }
     }
   }
@@ -226,8 +226,8 @@ absl::StatusOr<StepResult> DirectRunner::Run(
         !fault.ok()) {
       return absl::Status(
           fault.code(),
-          absl::StrCat("sequence ", plan.sequences(i).sequence_id(), ", ",
-                       plan.sequences(i).logical_start(),
+          absl::StrCat("sequence ", plan.sequences(i).sequence_id(),
+                       ", which had ", plan.sequences(i).logical_start(),
                        " tokens before this step: ", fault.message()));
     }
   }

@@ -69,36 +69,36 @@ absl::Status CheckOptions(const TokenizedText& text,
                           const ModelExecutorOptions& limits,
                           const PerplexityOptions& options) {
   if (text.token_ids.size() != text.token_bytes.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: ", text.token_ids.size(), " tokens, but ",
-                     text.token_bytes.size(), " byte counts"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "perplexity: the text has ", text.token_ids.size(), " token ids, but ",
+        text.token_bytes.size(), " byte counts of tokens"));
   }
   if (options.window_tokens < 2 ||
       options.window_tokens > limits.max_model_len) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: window: want 2 to ", limits.max_model_len,
-                     " tokens, have ", options.window_tokens));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "perplexity: a window must have 2 to ", limits.max_model_len,
+        " tokens, has ", options.window_tokens));
   }
   if (options.chunk_tokens < 0 ||
       options.chunk_tokens > limits.max_batched_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: chunk: want 1 to ", limits.max_batched_tokens,
-                     " tokens, have ", options.chunk_tokens));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "perplexity: a chunk must have 1 to ", limits.max_batched_tokens,
+        " tokens, has ", options.chunk_tokens));
   }
   if (options.stride_tokens < 0 ||
       options.stride_tokens >= options.window_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: stride: want fewer tokens than the window's ",
-                     options.window_tokens, ", have ", options.stride_tokens));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "perplexity: the stride must be less than the window's ",
+        options.window_tokens, " tokens, is ", options.stride_tokens));
   }
   const int64_t whole = options.stride_tokens > 0
                             ? static_cast<int64_t>(text.token_ids.size())
                             : options.window_tokens;
   if (options.parts < 1 || options.parts >= whole) {
     return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: parts of a ",
+        absl::StrCat("perplexity: the number of parts of a ",
                      options.stride_tokens > 0 ? "text" : "window",
-                     ": want 1 to ", whole - 1, ", have ", options.parts));
+                     " must be 1 to ", whole - 1, ", is ", options.parts));
   }
   return absl::OkStatus();
 }
@@ -191,7 +191,8 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
   KVASIR_RETURN_IF_ERROR(runner.Run({}).status());
   if (result.tokens == 0 || result.bytes == 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: nothing to score in ", total, " tokens"));
+        absl::StrCat("perplexity: nothing to score: none of the ", total,
+                     " tokens has context"));
   }
   result.perplexity = std::exp(nats / static_cast<double>(result.tokens));
   result.nats_per_byte = nats / static_cast<double>(result.bytes);

@@ -42,7 +42,7 @@ PerplexityResult MustScore(Rank& rank, const Text& text,
   return result.ok() ? *result : PerplexityResult{};
 }
 
-TEST(PerplexityTest, ScoresEveryTokenThatHasContext) {
+TEST(PerplexityTest, EveryTokenThatHasContextIsScored) {
   auto rank = TinyRank();
   const Text text = SomeText(100);
   const PerplexityResult without =
@@ -57,7 +57,7 @@ TEST(PerplexityTest, ScoresEveryTokenThatHasContext) {
               1e-9);
 }
 
-TEST(PerplexityTest, EqualsTheLossOfTheLogits) {
+TEST(PerplexityTest, PerplexityEqualsTheLossComputedFromTheLogits) {
   RankOptions options = TinyOptions();
   std::map<int64_t, std::vector<float>> logits;
   options.executor.logits_tap = [&](const LogitsRow& row) {
@@ -77,7 +77,7 @@ TEST(PerplexityTest, EqualsTheLossOfTheLogits) {
   EXPECT_NEAR(std::log(result.perplexity), nats / 29, 1e-5);
 }
 
-TEST(PerplexityTest, ChunksMakeNoDifferenceToTheLastBit) {
+TEST(PerplexityTest, ChunkSizeChangesNoBitOfThePerplexity) {
   auto rank = TinyRank();
   const Text text = SomeText(150);
   const PerplexityResult whole = MustScore(*rank, text, {.window_tokens = 100});
@@ -88,7 +88,7 @@ TEST(PerplexityTest, ChunksMakeNoDifferenceToTheLastBit) {
   }
 }
 
-TEST(PerplexityTest, ReportsTheBytesThatThePoolTakes) {
+TEST(PerplexityTest, TheReportedBytesPerTokenMatchTheAllocatedPool) {
   auto rank = TinyRank();
   const PerplexityResult result =
       MustScore(*rank, SomeText(10), {.window_tokens = 10});
@@ -102,7 +102,7 @@ TEST(PerplexityTest, ReportsTheBytesThatThePoolTakes) {
 }
 
 // Compares with the numbers of separate windows.
-TEST(PerplexityTest, AStrideScoresEveryTokenOnceAfterAWindowOfContext) {
+TEST(PerplexityTest, WithAStrideEveryTokenIsScoredOnceAfterAWindowOfContext) {
   auto rank = TinyRank();
   const Text text = SomeText(75);
   for (const bool has_bos : {false, true}) {
@@ -151,29 +151,29 @@ TEST(PerplexityTest, AStrideScoresEveryTokenOnceAfterAWindowOfContext) {
   }
 }
 
-TEST(PerplexityTest, RefusesWindowsOutsideTheLimits) {
+TEST(PerplexityTest, WindowsChunksStridesAndPartsOutsideTheLimitsAreRefused) {
   auto rank = TinyRank();
   const Text text = SomeText(10);
   for (const int64_t window : {0, 1, 129}) {
     EXPECT_THAT(
         Perplexity(&rank->executor(), text.view(), {.window_tokens = window}),
         StatusIs(absl::StatusCode::kInvalidArgument,
-                 HasSubstr("window: want 2 to 128")));
+                 HasSubstr("a window must have 2 to 128 tokens")));
   }
   EXPECT_THAT(Perplexity(&rank->executor(), text.view(),
                          {.window_tokens = 16, .chunk_tokens = 65}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("chunk: want 1 to 64")));
+                       HasSubstr("a chunk must have 1 to 64 tokens")));
   EXPECT_THAT(Perplexity(&rank->executor(), text.view(),
                          {.window_tokens = 16, .stride_tokens = 16}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("stride: want fewer tokens than the window's "
-                                 "16, have 16")));
+                       HasSubstr("the stride must be less than the window's "
+                                 "16 tokens, is 16")));
   EXPECT_THAT(
       Perplexity(&rank->executor(), text.view(),
                  {.window_tokens = 16, .stride_tokens = 4, .parts = 10}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("parts of a text: want 1 to 9, have 10")));
+               HasSubstr("parts of a text must be 1 to 9, is 10")));
   EXPECT_THAT(Perplexity(&rank->executor(), {}, {.window_tokens = 16}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("nothing to score")));

@@ -102,7 +102,7 @@ absl::Status CheckScales(const std::string& tensor,
       if (scale >= 0) continue;
       return absl::InvalidArgumentError(
           absl::StrCat("tensor ", tensor, ": row ", take.row + i,
-                       ": want a scale of 0 or more, have ", scale));
+                       ": the scale must be 0 or more, is ", scale));
     }
   }
   return absl::OkStatus();

@@ -188,7 +188,7 @@ absl::Status LoadChanged(const Model& model, ChangedSource::Change change) {
       .status();
 }
 
-TEST(AttentionWeightsTest, InvalidRangesAreRefused) {
+TEST(AttentionWeightsTest, InvalidStaticRangesAreRefusedWithTensorRowAndValue) {
   const std::string codec =
       R"("codec":{"bits":{"schedule":[4]},"channel_static":{}}})";
   Model model = MakeModel(R"({"full":{},"stored":"POST_ROPE",)" + codec,
@@ -227,7 +227,8 @@ TEST(AttentionWeightsTest, InvalidRangesAreRefused) {
 
 // Each tensor becomes something else: a matrix, a vector, a table, or nothing
 // on this rank.
-TEST(AttentionWeightsTest, NumbersThatAreNotFiniteAreRefusedWithTheirPlace) {
+TEST(AttentionWeightsTest,
+     NumbersThatAreNotFiniteAreRefusedWithTensorRowAndColumn) {
   const Model model = MakeModel(kFullKey, kFullValue);
   for (const auto& [named, at_row, at_column] :
        std::vector<std::tuple<std::string, int64_t, int64_t>>{
@@ -265,12 +266,12 @@ TEST(AttentionWeightsTest, NumbersThatAreNotFiniteAreRefusedWithTheirPlace) {
           StatusIs(absl::StatusCode::kInvalidArgument,
                    HasSubstr(absl::StrCat(
                        "tensor ", name, ": row ", row, ", column ", column,
-                       ": want a finite number, have ", text))));
+                       ": must be a finite number, is ", text))));
     }
   }
 }
 
-TEST(AttentionWeightsTest, TensorsOfOtherSizesAreRefused) {
+TEST(AttentionWeightsTest, TensorsOfTheWrongSizeAreRefused) {
   const Model model = MakeModel(kFullKey, kFullValue);
   const std::string name = "model.layers.1.self_attn.v_proj.weight";
   const auto with = [&](int64_t columns, int64_t missing_rows) {
@@ -297,7 +298,8 @@ TEST(AttentionWeightsTest, TensorsOfOtherSizesAreRefused) {
 }
 
 // Plans that the kernels cannot run are refused before a tensor is read.
-TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedBeforeReading) {
+TEST(AttentionWeightsTest,
+     PlansBeyondTheLimitsOfTheKernelsAreRefusedBeforeReading) {
   struct Case {
     model::ModelShape shape;
     std::string key;
@@ -319,18 +321,20 @@ TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedBeforeReading) {
                     R"("uses":[{"fold":{}}],"stored":"NO_ROPE","codec":{)"
                     R"("bits":{"schedule":[4]},"per_token":{"group":4},)"
                     R"("param_dtype":"F16"}})",
-                "layer 1 value part 0: runs of codes in a latent: this build "
-                "serves at most 256, have 257"},
+                "layer 1 value part 0: 257 runs of codes in a latent; this "
+                "build "
+                "serves at most 256"},
            Case{widest, kFullKey, basis,
-                "layer 1 value part 0: numbers of a latent: this build serves "
-                "at most 8192, have 8448"},
+                "layer 1 value part 0: 8448 numbers in a latent; this build "
+                "serves "
+                "at most 8192"},
            Case{wide,
                 R"({"low_rank":{)" + groups +
                     R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",)"
                     R"("codec":{"dtype":"BF16"}})",
                 kFullValue,
-                "layer 1 key part 0: numbers of a key that is rebuilt: this "
-                "build serves at most 256, have 264"},
+                "layer 1 key part 0: 264 numbers in a rebuilt key; this "
+                "build serves at most 256"},
        }) {
     SCOPED_TRACE(each.text);
     auto spec = model::SpecOfShape(each.shape);
@@ -357,7 +361,7 @@ TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedBeforeReading) {
   }
 }
 
-TEST(AttentionWeightsTest, RebuiltKeysHaveALiftPerHead) {
+TEST(AttentionWeightsTest, RebuiltKeysHaveALiftMatrixForEachHead) {
   const Model model = MakeModel(LowRank("reconstruct", "PRE_ROPE"), kFullValue);
   const auto down = Tensor(model, "k_proj.down.weight", kModelDim);
   const std::vector<std::vector<std::vector<float>>> up = {
@@ -392,7 +396,7 @@ TEST(AttentionWeightsTest, RebuiltKeysHaveALiftPerHead) {
   }
 }
 
-TEST(AttentionWeightsTest, ValuesLiftedAtRuntimeHaveAMatrixPerHead) {
+TEST(AttentionWeightsTest, ValuesLiftedAtRunTimeHaveALiftMatrixForEachHead) {
   const Model model = MakeModel(kFullKey, LowRank("at_runtime", "NO_ROPE"));
   const auto up = Tensor(model, "v_proj.up.1.weight", 5);
   const Loaded loaded = Load(model, {1, 2});  // heads 2 and 3
@@ -404,7 +408,8 @@ TEST(AttentionWeightsTest, ValuesLiftedAtRuntimeHaveAMatrixPerHead) {
   ExpectColumns(lift, 0, {up.begin() + 8, up.end()});
 }
 
-TEST(AttentionWeightsTest, FoldedValuesTakeTheirColumnsOfTheOutput) {
+TEST(AttentionWeightsTest,
+     ARankWithFoldedValuesLoadsTheOutputColumnsOfItsHeads) {
   const Model model = MakeModel(kFullKey, LowRank("fold", "NO_ROPE"));
   // Two query heads for each KV head; the KV heads have ranks 6, 5, 6, 5.
   const auto o = Tensor(model, "o_proj.weight", 44);
@@ -416,7 +421,7 @@ TEST(AttentionWeightsTest, FoldedValuesTakeTheirColumnsOfTheOutput) {
   }
 }
 
-TEST(AttentionWeightsTest, QueriesAreSelectedByTheirPairs) {
+TEST(AttentionWeightsTest, QueryRowsOfTheKeptRotationPairsAreLoaded) {
   std::string heads;
   for (int head = 0; head < 4; ++head) {
     absl::StrAppend(&heads, head == 0 ? "" : ",", R"({"pair_indices":[)",
@@ -442,7 +447,8 @@ TEST(AttentionWeightsTest, QueriesAreSelectedByTheirPairs) {
   ExpectColumns(layer.qkv, 16, {k.begin() + 8, k.end()});
 }
 
-TEST(AttentionWeightsTest, AStaticBasisIsAMatrixAndALift) {
+TEST(AttentionWeightsTest,
+     AStaticBasisIsLoadedAsItsMatrixAndAsALiftForEachHead) {
   const std::string codec =
       R"(,"codec":{"bits":{"schedule":[8,4,4,4,2,2,0,0]},)"
       R"("channel_static":{},"basis_static":{}}})";
@@ -490,7 +496,7 @@ TEST(AttentionWeightsTest, AStaticBasisIsAMatrixAndALift) {
   }
 }
 
-TEST(AttentionWeightsTest, AnotherPlanGivesAnotherWeightsId) {
+TEST(AttentionWeightsTest, APlanWithOtherTensorsGivesAnotherWeightsId) {
   const Model plain = MakeModel(kFullKey, kFullValue);
   const Model low = MakeModel(kFullKey, LowRank("fold", "NO_ROPE"));
   RandomSource shape(TinyShape(), 1, DType::kBf16);

@@ -49,7 +49,7 @@ absl::Status CheckFinite(const WeightBlock& block, DType dtype) {
       dtype, 1, &number);
   return absl::InvalidArgumentError(absl::StrCat(
       "row ", block.first_row + found / block.columns, ", column ",
-      found % block.columns, ": want a finite number, have ", number));
+      found % block.columns, ": must be a finite number, is ", number));
 }
 
 // Rounds float32 to 16 bits. OUT_OF_RANGE if a number becomes infinite.
@@ -216,12 +216,12 @@ class JobRunner {
   static absl::Status CheckColumns(int64_t columns, int64_t want) {
     if (columns == want) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat("rows of ", columns, " numbers, want ", want));
+        absl::StrCat("its rows have ", columns, " numbers, must have ", want));
   }
   static absl::Status CheckRows(int64_t rows, int64_t want) {
     if (rows >= want) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat(rows, " rows, want at least ", want));
+        absl::StrCat("has ", rows, " rows, must have at least ", want));
   }
 
   // Missing rows would leave gaps in a matrix.

@@ -127,7 +127,7 @@ class StagingDevice final : public kernels::CpuDevice {
 };
 
 // Each thread's largest matrix together would exceed some hosts' memory.
-TEST(WeightsTest, BytesThatAreStagedAreBounded) {
+TEST(WeightsTest, TheHostMemoryThatStagesWeightsIsBounded) {
   RandomSource source(TinyShape(), 1, DType::kBf16);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto spec, model::SpecOfShape(TinyShape()));
   const auto plan = Served(
@@ -148,7 +148,7 @@ TEST(WeightsTest, BytesThatAreStagedAreBounded) {
   EXPECT_LE(most_at(2 * largest), 2 * largest);
 }
 
-TEST(WeightsTest, EachRankHoldsItsPartOfEveryMatrix) {
+TEST(WeightsTest, EachRankLoadsItsPartOfEveryMatrix) {
   RandomSource source(TinyShape(), 1, DType::kBf16);
   const std::string layer = "model.layers.1.";
   const auto q = Rows(source, layer + "self_attn.q_proj.weight", 32);
@@ -221,7 +221,7 @@ TEST(WeightsTest, PartsStoredInDifferentTypesAreWidenedExactly) {
 
 // Tensor cores take x and W of one 16-bit type. A checkpoint of another type
 // once ran number by number.
-TEST(WeightsTest, AGpusMatricesAreOfItsActivationsType) {
+TEST(WeightsTest, MatricesOnAGpuHaveTheTypeOfItsActivations) {
   const std::string layer = "model.layers.0.self_attn.";
   MixedSource source({{layer + "k_proj.weight", DType::kF32},
                       {layer + "o_proj.weight", DType::kF16}});
@@ -278,7 +278,7 @@ TEST(WeightsTest, AGpusMatricesAreOfItsActivationsType) {
   EXPECT_EQ(floats.weights.rounded_bytes, 0);
 }
 
-TEST(WeightsTest, AWeightThatDoesNotFitTheActivationsTypeIsNamed) {
+TEST(WeightsTest, AWeightTooLargeForTheActivationsTypeIsRefusedWithItsTensor) {
   RandomSource random(TinyShape(), 1, DType::kF32);
   const std::string large = "model.layers.1.mlp.down_proj.weight";
   ChangedSource source(
@@ -312,7 +312,7 @@ TEST(WeightsTest, AWeightThatDoesNotFitTheActivationsTypeIsNamed) {
   KVASIR_EXPECT_OK(load(DType::kBf16));
 }
 
-TEST(WeightsTest, ThreadsAndBlocksMakeNoDifference) {
+TEST(WeightsTest, ThreadsAndReadBlocksDoNotChangeTheLoadedWeights) {
   RandomSource source(TinyShape(), 1, DType::kBf16);
   const Loaded one = Load(&source, {}, 1);
   const Loaded other = Load(&source, {}, 3, 200);
@@ -353,7 +353,7 @@ TEST(WeightsTest, AModelThatDoesNotDivideAmongRanksIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("47")));
 }
 
-TEST(WeightsTest, AFailingTensorIsNamed) {
+TEST(WeightsTest, TheErrorForAMissingTensorNamesIt) {
   model::ModelShape shape = TinyShape();
   RandomSource source(shape, 1, DType::kBf16);
   shape.num_layers = 3;
