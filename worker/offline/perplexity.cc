@@ -12,7 +12,7 @@
 namespace kvasir::worker {
 namespace {
 
-// Bytes of the pages that are in use now.
+// Bytes of the pages that the runner's sequences use now.
 int64_t HeldBytes(const KvArenas& arenas, const DirectRunner& runner) {
   int64_t bytes = 0;
   for (int64_t group = 0; group < arenas.num_page_groups(); ++group) {
@@ -35,9 +35,10 @@ void CountPool(const ModelExecutor& executor, PerplexityResult* result) {
   }
 }
 
-// Scores ids[1 + unscored..] of one window, each after the ids before it. The
-// last id is only a target. `scored` is called for every step that scores, with
-// its first token and the log probabilities.
+// Runs one window and scores ids[1 + unscored] and all later ids, each with all
+// ids before it as context. The last id is only a target. For every step that
+// scores, calls `scored` with the index of the step's first input and the log
+// probabilities.
 absl::Status ScoreWindow(
     DirectRunner* runner, uint64_t sequence_id, absl::Span<const int32_t> ids,
     int64_t unscored, int64_t chunk,
@@ -103,8 +104,8 @@ absl::Status CheckOptions(const TokenizedText& text,
   return absl::OkStatus();
 }
 
-// Adds the losses of a step's tokens, which begin at `first` in a window of
-// `tokens`.
+// Adds the losses of a step to the parts. The step's first input is number
+// `first` of `tokens` inputs, which the parts divide equally.
 void AddToParts(int64_t first, absl::Span<const float> logprobs, int64_t tokens,
                 std::vector<PerplexityPart>* parts) {
   const auto num_parts = static_cast<int64_t>(parts->size());
@@ -136,7 +137,7 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
   std::vector<int32_t> ids;
   uint64_t sequence_id = 0;
   const bool strides = options.stride_tokens > 0;
-  // The next window's tokens end at `end`. Those from `start` on are scored.
+  // Each window scores the tokens [start, end) of the text.
   int64_t end = 0;
   for (int64_t start = 0; start < total; start = end) {
     end = std::min(total, strides && start > 0 ? start + options.stride_tokens
@@ -149,12 +150,13 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
     if (has_bos) ids.push_back(*options.bos_token_id);
     ids.insert(ids.end(), first, first + count);
     const auto inputs = static_cast<int64_t>(ids.size()) - 1;
-    // An input's target is the next token, so the input before `start` is the
-    // first that scores.
+    // An input's target is the token after it, so the first input that scores
+    // is the one before `start`.
     const int64_t unscored =
         start > begin ? start - begin - (has_bos ? 0 : 1) : 0;
-    // Parts divide the window, or with a stride the text. `before` and `whole`
-    // are its inputs before this window, and all of them.
+    // Parts divide the inputs of the window, or with a stride those of the
+    // text. `whole` is the number of these inputs, and `before` the number of
+    // them before this window.
     const int64_t before = strides ? begin : 0;
     const int64_t whole = strides ? total - (has_bos ? 0 : 1) : inputs;
     const auto scored = [&](int64_t from, absl::Span<const float> logprobs) {
@@ -176,7 +178,8 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
     };
     KVASIR_RETURN_IF_ERROR(
         ScoreWindow(&runner, ++sequence_id, ids, unscored, chunk, scored));
-    // Without a BOS token the window's first token has no context.
+    // Without a BOS token the window's first token has no context, so it is not
+    // scored.
     for (int64_t i = std::max(start, begin + (has_bos ? 0 : 1)); i < end; ++i) {
       result.bytes += text.token_bytes[static_cast<size_t>(i)];
     }
@@ -187,7 +190,7 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
     nats += part.nats;
     result.tokens += part.tokens;
   }
-  // Lets the executor forget the last window too.
+  // An empty step releases the last window's sequence in the executor.
   KVASIR_RETURN_IF_ERROR(runner.Run({}).status());
   if (result.tokens == 0 || result.bytes == 0) {
     return absl::InvalidArgumentError(

@@ -48,7 +48,8 @@ TEST(PerplexityTest, EveryTokenThatHasContextIsScored) {
   const PerplexityResult without =
       MustScore(*rank, text, {.window_tokens = 40});
   EXPECT_EQ(without.tokens, 39 + 39 + 19);
-  EXPECT_EQ(without.bytes, 250 - 1 - 1 - 1);  // tokens 0, 40 and 80
+  // tokens 0, 40 and 80 have no context
+  EXPECT_EQ(without.bytes, 250 - 1 - 1 - 1);
   const PerplexityResult with =
       MustScore(*rank, text, {.window_tokens = 41, .bos_token_id = 1});
   EXPECT_EQ(with.tokens, 100);
@@ -92,7 +93,7 @@ TEST(PerplexityTest, TheReportedBytesPerTokenMatchTheAllocatedPool) {
   auto rank = TinyRank();
   const PerplexityResult result =
       MustScore(*rank, SomeText(10), {.window_tokens = 10});
-  // 2 layers of 4 heads of 8 numbers, keys and values, bf16.
+  // 2 layers * (key, value) * 4 heads * 8 numbers of 2 bytes.
   EXPECT_EQ(result.kv_bytes_per_token, 2 * 2 * 4 * 8 * 2);
   EXPECT_EQ(result.kv_compression_ratio, 1.0);
   const double pool =
@@ -101,7 +102,7 @@ TEST(PerplexityTest, TheReportedBytesPerTokenMatchTheAllocatedPool) {
             static_cast<int64_t>(pool));
 }
 
-// Compares with the numbers of separate windows.
+// Computes the expected loss from separate windows that do not overlap.
 TEST(PerplexityTest, WithAStrideEveryTokenIsScoredOnceAfterAWindowOfContext) {
   auto rank = TinyRank();
   const Text text = SomeText(75);
@@ -130,7 +131,8 @@ TEST(PerplexityTest, WithAStrideEveryTokenIsScoredOnceAfterAWindowOfContext) {
     nats += nats_of(0, own);
     for (int64_t start = own; start < 75; start += 16) {
       const int64_t end = std::min<int64_t>(75, start + 16);
-      // The loss of the whole window minus that of the tokens scored before.
+      // The loss of the scored tokens is that of the whole window minus that of
+      // the window's tokens before `start`.
       nats += nats_of(end - own, end) - nats_of(end - own, start);
       tokens -= 2 * (start - (end - own) - (has_bos ? 0 : 1));
     }

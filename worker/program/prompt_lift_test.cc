@@ -337,7 +337,7 @@ TEST_P(PromptLiftScenarioTest, ReusingPagesOfAPromptChangesNoBit) {
 }
 
 TEST_P(PromptLiftTest,
-       ChunksChangeNoBitOfTheLossAndLiftingChangesItByAtMostAMillionth) {
+       ChunksChangeNoBitOfTheLossAndLiftingChangesItOnlyByRounding) {
   const std::vector<int32_t> ids = Text(200);
   const std::vector<int32_t> bytes(ids.size(), 1);
   RankOptions options = TinyOptions();

@@ -20,7 +20,7 @@ std::string Pairs(const std::string& use, const std::string& stored,
                       "}");
 }
 
-// Two groups, which may have different ranks.
+// A rope_low_rank part with two groups, which may have different ranks.
 std::string Complex(const std::string& use, const std::string& stored,
                     const std::string& first_ranks,
                     const std::string& codec = kTyped) {

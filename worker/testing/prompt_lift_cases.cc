@@ -13,7 +13,7 @@ std::vector<FamilyCase> PromptLiftCases() {
   const std::string basis = R"({"dtype":"$","basis_static":{}})";
   const std::string full = Full("POST_ROPE");
   const std::string joint = LowRank(kAll, kAtRuntime, "NO_ROPE");
-  // Groups of different ranks, listed out of order.
+  // Values with groups of different ranks, whose heads are not in order.
   const std::string unlike =
       LowRank(R"({"heads":[3,1],"rank":16},{"heads":[0,2],"rank":12})",
               kAtRuntime, "NO_ROPE", kTyped, kMean);

@@ -53,13 +53,16 @@
 
 namespace kvasir::worker {
 
-// Threads: one. Errors: a gtest failure that names the line.
+// Runs scripts of this language on a scheduler with a fake executor.
+//
+// Threads: one.
+// Errors: gtest failures, which name the line of the script.
 class Scenario {
  public:
   Scenario();
   void Run(std::string_view script);
 
-  // A request that was submitted.
+  // The request that the script submitted under this name.
   const Request& request(const std::string& name) const {
     return Of(name).request;
   }
@@ -71,7 +74,7 @@ class Scenario {
  private:
   struct Line {
     std::vector<std::string> words;  // including the key=value words
-    std::map<std::string, std::string> arguments;  // key=value, in `words` too
+    std::map<std::string, std::string> arguments;  // the key=value words
     std::string Argument(const std::string& key,
                          const std::string& otherwise) const;
     int64_t Number(const std::string& key, int64_t otherwise) const;
@@ -110,13 +113,13 @@ class Scenario {
   std::unique_ptr<Scheduler> scheduler_;
   std::map<std::string, Submitted> submitted_;
   const kvasir::v1::StepPlan* plan_ = nullptr;
-  bool plan_runs_ = false;  // it is enqueued
+  bool plan_runs_ = false;  // whether `plan_` is enqueued
   const kvasir::v1::StepPlan* ahead_ = nullptr;
   std::string last_plan_;
 };
 
-// Token ids of a text. Equal names give equal ids, and a shorter text is a
-// prefix of a longer one.
+// Returns the token ids of a text with this name. Equal names give equal ids,
+// and a shorter text is a prefix of a longer one.
 std::vector<int32_t> FakePrompt(std::string_view name, size_t num_tokens,
                                 int32_t vocab_size);
 

@@ -1,5 +1,5 @@
-// How LoadWeights loads the tensors of a compressed layer, number by number, on
-// one rank and on two.
+// Tests, number by number, how LoadWeights loads the tensors of a compressed
+// layer, on one rank and on two.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -59,8 +59,8 @@ class CountingSource final : public WeightSource {
   std::map<std::string, int> reads_;
 };
 
-// The tiny model (8 query, 4 KV heads of 8, M = 32), its first layer
-// compressed.
+// The tiny model (8 query heads and 4 KV heads of 8 dims, hidden size 32) with
+// a compressed first layer.
 struct Model {
   model::DecoderSpec spec;
   kvasir::v1::KvPlan plan;
@@ -102,7 +102,7 @@ Loaded Load(const Model& model, plan::TpShard shard = {}) {
   loaded.pool = std::make_unique<base::ThreadPool>(1);
   loaded.device = std::make_unique<kernels::CpuDevice>(loaded.pool.get());
   CountingSource source(model.source.get());
-  // Small blocks, so that rows come from several of them.
+  // The read buffer is small, so that a tensor's rows come in several blocks.
   auto weights =
       LoadWeights(model.spec, Served(model.plan, model.spec, {}, shard),
                   &source, loaded.device.get(),
@@ -119,7 +119,8 @@ std::vector<std::vector<float>> Tensor(const Model& model,
   return Rows(*model.source, "model.layers.0.self_attn." + name, columns);
 }
 
-// Groups {0, 2} with rank 6 and {3, 1} with rank 5.
+// A low_rank part: KV heads 0 and 2 share a latent of rank 6, KV heads 3 and 1
+// one of rank 5.
 std::string LowRank(const std::string& lift, const std::string& stored,
                     const std::string& rest = "") {
   return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[0,2],"rank":6},)",
@@ -157,7 +158,7 @@ void ExpectReadOnce(const model::ModelShape& shape, const PlanCase& each) {
     const Loaded loaded = Load(model, shard);
     EXPECT_EQ(loaded.reads.size(), wanted->size());
     EXPECT_THAT(loaded.reads, Each(Pair(::testing::_, 1)));
-    // The counted bytes are those that are allocated.
+    // CountWeightBytes must count exactly the bytes that LoadWeights allocates.
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const int64_t counted,
         CountWeightBytes(model.spec, Served(model.plan, model.spec, {}, shard),
@@ -199,7 +200,7 @@ TEST(AttentionWeightsTest, InvalidStaticRangesAreRefusedWithTensorRowAndValue) {
                                          const WeightBlock& block,
                                          WeightSource::Consumer consume) {
       if (tensor != name + which) return consume(block);
-      // bf16: the upper half of a float32.
+      // A bf16 number is the upper half of a float32.
       std::vector<uint16_t> numbers(static_cast<size_t>(block.num_rows));
       std::memcpy(numbers.data(), block.data,
                   numbers.size() * sizeof(uint16_t));
@@ -225,8 +226,8 @@ TEST(AttentionWeightsTest, InvalidStaticRangesAreRefusedWithTensorRowAndValue) {
   }
 }
 
-// Each tensor becomes something else: a matrix, a vector, a table, or nothing
-// on this rank.
+// The changed tensors are loaded in different ways: as matrices, as a vector,
+// and as a table.
 TEST(AttentionWeightsTest,
      NumbersThatAreNotFiniteAreRefusedWithTensorRowAndColumn) {
   const Model model = MakeModel(kFullKey, kFullValue);
@@ -237,7 +238,8 @@ TEST(AttentionWeightsTest,
            {"model.layers.1.input_layernorm.weight", 3, 0},
            {"model.embed_tokens.weight", 1236, 0},
            {"lm_head.weight", 40, 9}}) {
-    const std::string& name = named;  // a lambda takes no structured binding
+    // lambdas cannot capture structured bindings
+    const std::string& name = named;
     const int64_t row = at_row;
     const int64_t column = at_column;
     for (const auto& each :
@@ -297,7 +299,6 @@ TEST(AttentionWeightsTest, TensorsOfTheWrongSizeAreRefused) {
                        AllOf(HasSubstr(name), HasSubstr("29 rows"))));
 }
 
-// Plans that the kernels cannot run are refused before a tensor is read.
 TEST(AttentionWeightsTest,
      PlansBeyondTheLimitsOfTheKernelsAreRefusedBeforeReading) {
   struct Case {
@@ -306,10 +307,10 @@ TEST(AttentionWeightsTest,
     std::string value;
     std::string text;
   };
-  model::ModelShape wide = TinyShape();  // heads of 264
+  model::ModelShape wide = TinyShape();  // heads of 264 dims
   wide.head_dim = 264;
   wide.num_query_heads = wide.num_kv_heads = 4;
-  model::ModelShape widest = wide;  // 32 of these heads: 8448 numbers
+  model::ModelShape widest = wide;  // 32 such heads: 8448 numbers
   widest.num_query_heads = widest.num_kv_heads = 32;
   const std::string basis =
       R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",)"
@@ -376,7 +377,8 @@ TEST(AttentionWeightsTest, RebuiltKeysHaveALiftMatrixForEachHead) {
     for (int64_t rank = 0; rank < size; ++rank) {
       const Loaded loaded = Load(model, {rank, size});
       const LayerWeights& layer = loaded.layer();
-      // Both groups have a head on each of the two ranks.
+      // With 2 ranks, each rank has a head of both groups, so it loads both
+      // latents.
       ExpectColumns(layer.qkv, 64 / size, down);
       const PartWeights& key = layer.key[0];
       ASSERT_EQ(key.up.size(), 4 / size);
@@ -399,19 +401,20 @@ TEST(AttentionWeightsTest, RebuiltKeysHaveALiftMatrixForEachHead) {
 TEST(AttentionWeightsTest, ValuesLiftedAtRunTimeHaveALiftMatrixForEachHead) {
   const Model model = MakeModel(kFullKey, LowRank("at_runtime", "NO_ROPE"));
   const auto up = Tensor(model, "v_proj.up.1.weight", 5);
-  const Loaded loaded = Load(model, {1, 2});  // heads 2 and 3
+  const Loaded loaded = Load(model, {1, 2});  // this rank has heads 2 and 3
   const kernels::PackedMatrix& lift = loaded.layer().value.lift[1];
   EXPECT_EQ(lift.k, 5);
   EXPECT_EQ(lift.n, 8);
   EXPECT_EQ(lift.dtype, DType::kBf16);
-  // Head 3 is the second head of group 1.
+  // lift[1] belongs to head 3, the second head of group 1.
   ExpectColumns(lift, 0, {up.begin() + 8, up.end()});
 }
 
 TEST(AttentionWeightsTest,
      ARankWithFoldedValuesLoadsTheOutputColumnsOfItsHeads) {
   const Model model = MakeModel(kFullKey, LowRank("fold", "NO_ROPE"));
-  // Two query heads for each KV head; the KV heads have ranks 6, 5, 6, 5.
+  // There are two query heads for each KV head, and the KV heads have ranks 6,
+  // 5, 6, 5: 44 columns in all.
   const auto o = Tensor(model, "o_proj.weight", 44);
   const Loaded loaded = Load(model, {1, 2});
   const kernels::PackedMatrix& own = loaded.layer().o;
@@ -436,7 +439,8 @@ TEST(AttentionWeightsTest, QueryRowsOfTheKeptRotationPairsAreLoaded) {
   const auto k = Tensor(model, "k_proj.weight", kModelDim);
   const Loaded loaded = Load(model, {1, 2});
   const LayerWeights& layer = loaded.layer();
-  // Query heads 4..7 read KV heads 2 (pairs 0, 3) and 3 (pairs 1, 3).
+  // This rank's query heads 4..7 read KV head 2, which keeps pairs 0 and 3, and
+  // KV head 3, which keeps pairs 1 and 3.
   for (int64_t h = 0; h < 4; ++h) {
     const size_t first = h < 2 ? 0 : 1;
     const auto head = static_cast<size_t>(32 + h * 8);
@@ -472,7 +476,7 @@ TEST(AttentionWeightsTest,
       }
       EXPECT_FLOAT_EQ(part.basis_bias.device_address()[r],
                       static_cast<float>(sum));
-      // Heads 2 and 3 are columns 16 to 31.
+      // This rank's KV heads 2 and 3 are columns 16 to 31.
       for (size_t i = 0; i < 16; ++i) {
         const float lift =
             side == "k_proj"
@@ -485,14 +489,14 @@ TEST(AttentionWeightsTest,
     for (size_t i = 0; i < 8; ++i) {
       if (side == "k_proj") {
         EXPECT_EQ(part.up_bias.device_address()[8 + i], mean[24 + i][0]);
-      } else {  // query heads 4..7
+      } else {  // this rank's query heads 4..7
         EXPECT_EQ(part.lift_bias.device_address()[i], mean[16 + i][0]);
         EXPECT_EQ(part.lift_bias.device_address()[24 + i], mean[24 + i][0]);
       }
     }
     EXPECT_EQ(part.range_minimum.device_address()[23], -3.0f);
     EXPECT_EQ(part.range_scale.device_address()[0],
-              2.0f);  // 2 bits: four numbers over 6
+              2.0f);  // 2 bits: 4 codes for a range of 6
   }
 }
 
