@@ -37,8 +37,8 @@ struct TokenBatch {
   // For each ring (KvArenas::Ring), where each token's exact row is stored. [T]
   // each.
   absl::Span<const kernels::DevicePtr<const int64_t>> ring_slots;
-  // For each token, the number of ranks that found a latent of it to be not
-  // finite when they encoded it. The caller sets zeros before Run. [T]
+  // For each token, the number of ranks on which a latent of the token was not
+  // finite. The caller sets zeros before Run. [T]
   kernels::DevicePtr<float> not_finite;
 };
 

@@ -31,13 +31,13 @@ inline absl::Status CheckFault(const kvasir::v1::SequenceResult& result) {
 // - Enqueue checks the plan, copies it to the device and enqueues the work.
 // - Await waits for the device and returns what was sampled.
 // After each successful Enqueue the caller must Await once before the next
-// Enqueue: at most one step is in flight. The plan may change or go when
-// Enqueue returns.
+// Enqueue: at most one step is in flight. The plan need not
+// outlive the call of Enqueue.
 //
 // Threads: one at a time.
 // Errors: a failed step, in either half, leaves the executor unusable: the
 //   engine fails its requests and the process stops being ready.
-//   FAILED_PRECONDITION for a call out of turn.
+//   FAILED_PRECONDITION for calls in the wrong order.
 class Executor {
  public:
   virtual ~Executor() = default;

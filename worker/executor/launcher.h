@@ -62,8 +62,8 @@ class Launcher {
   // StepOutput::logits_rows.
   int64_t logits_rows() const { return output_.logits_rows(); }
 
-  // Allocates the workspace that `largest` takes (Stager::LargestStepToCount).
-  // UNIMPLEMENTED by the op's name if the device lacks an op that steps may
+  // Allocates the workspace that `largest` needs (Stager::LargestStepToCount).
+  // UNIMPLEMENTED with the op's name if the device lacks an op that steps may
   // launch.
   absl::Status AllocateWorkspace(const StagedStep& largest,
                                  kernels::DeviceAllocator* allocator);

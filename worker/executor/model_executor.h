@@ -43,7 +43,7 @@ struct ModelExecutorOptions {
   int64_t max_num_seqs = 0;
   int64_t max_batched_tokens = 0;
   int64_t max_logprobs = 20;
-  // PagedAttentionParams::prompts_as_rows. A Rank sets it from
+  // See PagedAttentionParams::prompts_as_rows. A Rank sets it from
   // RankOptions::deterministic.
   bool prompts_as_rows = false;
   // The most bytes of logits that exist at a time (StepOutput), but at least
@@ -85,7 +85,7 @@ class ModelExecutor final : public Executor {
   };
 
   // Allocates everything that steps will use. `weights` come from LoadWeights
-  // for the same plan. RESOURCE_EXHAUSTED with the numbers when memory does not
+  // for the same plan. RESOURCE_EXHAUSTED, with the sizes, if memory does not
   // suffice.
   static absl::StatusOr<std::unique_ptr<ModelExecutor>> Create(
       const Parts& parts, ModelWeights weights, ModelExecutorOptions options);
@@ -125,7 +125,7 @@ class ModelExecutor final : public Executor {
   // Bytes of weights that one step reads, whatever its batch.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }
   int64_t rounded_bytes() const { return weights_.rounded_bytes; }
-  // KvArenas::bytes_per_token.
+  // See KvArenas::bytes_per_token.
   double kv_bytes_per_token() const { return arenas_.bytes_per_token(); }
   const KvArenas& arenas() const { return arenas_; }
   const cache::PageLayout& layout() const { return *parts_.layout; }
@@ -135,7 +135,8 @@ class ModelExecutor final : public Executor {
   // Bytes that a dense bf16 cache takes per token, divided by
   // kv_bytes_per_token().
   double kv_compression_ratio() const;
-  // KvArenas::ReadPositions; FAILED_PRECONDITION while a step is in flight.
+  // Calls KvArenas::ReadPositions. FAILED_PRECONDITION while a step is in
+  // flight.
   absl::StatusOr<std::vector<uint32_t>> ReadPositions(
       int64_t layer, absl::Span<const int32_t> pages, int64_t num_slots) const;
   // Convert between the host pages of a sequence's image and the bytes that

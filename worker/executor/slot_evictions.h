@@ -19,6 +19,7 @@
 namespace kvasir::worker {
 
 // The evictions of one step. One object serves step after step.
+//
 // Threads: one at a time.
 class SlotEvictions {
  public:

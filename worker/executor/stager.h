@@ -35,8 +35,8 @@ namespace kvasir::worker {
 //   step.
 // Threads: one at a time.
 // Errors: INVALID_ARGUMENT naming sequence, field, value and limit for a plan
-//   that breaks a rule; RESOURCE_EXHAUSTED when the blob or penalty counts need
-//   memory that there is not. After an error the tables are undefined.
+//   that breaks a rule; RESOURCE_EXHAUSTED if there is too little memory for
+//   the blob or penalty counts. After an error the tables are undefined.
 class Stager {
  public:
   // All pointers outlive the stager, except `plan`.

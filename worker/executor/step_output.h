@@ -38,6 +38,7 @@ struct TargetBatch {
 };
 
 // Runs head and sampler. `decoder` must outlive it.
+//
 // Threads: one at a time.
 class StepOutput {
  public:

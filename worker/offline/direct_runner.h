@@ -35,8 +35,8 @@ struct DirectStep {
 //
 // Threads: one at a time.
 // Errors: RESOURCE_EXHAUSTED if pages run out, in which case nothing has
-// changed. Errors of the executor and of CheckFault, after which the runner
-// cannot be used.
+//   changed. Errors of the executor and of CheckFault, after which the runner
+//   cannot be used.
 class DirectRunner {
  public:
   // Executor and layout outlive the runner. `last_step_id` is the id of the

@@ -4,11 +4,12 @@
 // and after paged_attention. Only data about tensors and columns:
 // attention_weights loads the numbers, and layer_attention runs the program.
 //
-// A token's row has the columns of the fused projection, followed by the
-// columns computed from them: | queries, part by part | latents, part by part |
-// | queries that a matrix lifts | latents that a basis makes | Rows of q_proj
-// are selected when they are loaded, so that the columns an op works on lie
-// side by side. Query heads keep the model's order within a part.
+// A token's row has the columns of the fused projection:
+//   | queries, part by part | latents, part by part |
+// and then the columns that are computed from them:
+//   | queries that a matrix lifts | latents that a basis makes |
+// Rows of q_proj are selected when they are loaded, so that the columns an op
+// works on lie side by side. Query heads keep the model's order within a part.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,7 @@ struct RankHeads {
   plan::HeadRange kv;
 };
 
-// Rows [row, row + count) of a tensor become columns from `column` on.
+// Rows [row, row + count) of a tensor, which become columns from `column` on.
 struct RowTake {
   int64_t row = 0;
   int64_t count = 0;
@@ -47,7 +48,7 @@ struct Projection {
   std::vector<RowTake> takes;
 };
 
-// For each query head, `width` numbers from `column` on. [Hq]
+// For each query head of the rank, `width` numbers from `column` on. [Hq]
 struct HeadSpans {
   std::vector<int64_t> column;
   std::vector<int64_t> width;
@@ -142,7 +143,7 @@ struct RebuildProgram {
 enum class QueryLift {
   kNone,     // the projection's queries fit the latents
   kMatrix,   // q' = lift^T q, with a matrix [d, R'] per KV head
-  kComplex,  // q'_ft = conj(u_ft) q_f
+  kComplex,  // q'_ft = conj(u_ft) q_f, for pair f and term t
 };
 
 struct KeyProgram : PartProgram {

@@ -2,6 +2,7 @@
 // group of heads is wider than a head. An absorbed read pays for that width at
 // every slot and row. If many rows of a sequence see a slot, it is cheaper to
 // lift the latent to the heads' width once for all these rows.
+//
 // Lifted and absorbed reads differ by rounding, which codes amplify. So the
 // choice depends only on whether a token is prompt or output, and never on what
 // shares its step: chunks, batches and preemption change no bit. Only the

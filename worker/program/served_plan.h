@@ -43,8 +43,8 @@ struct ServeOptions {
 // - low_rank keys stored POST_ROPE, for which no tensors are defined;
 // - rope_low_rank keys stored PRE_ROPE whose groups differ in width;
 // - sizes beyond the kernels' limits (attention_limits.h).
-// Otherwise returns UNIMPLEMENTED, with the first such layer, side and part,
-// and with the feature, or the value and its limit.
+// For such a plan, returns UNIMPLEMENTED with the first layer, side and part
+// that is not served, and with the feature, or the value and its limit.
 absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
     std::shared_ptr<const plan::ResolvedPlan> plan,
     const ServeOptions& options);

@@ -465,10 +465,11 @@ absl::Status FakeExecutor::ApplyTables(const SequenceStep& step, State* state) {
     const uint32_t g = delta.page_group();
     if (g >= pages_.size())
       return Broken(id, "page group ", g, " does not exist");
-    if (delta.reset() != is_new)
+    if (delta.reset() != is_new) {
       return Broken(id, delta.reset()
                             ? "a table is reset although the sequence is known"
                             : "a table of a new sequence is not reset");
+    }
     KVASIR_RETURN_IF_ERROR(ApplyDelta(id, delta, &state->tables[g]));
   }
   if (is_new) {

@@ -39,7 +39,10 @@ struct ShardSizes {
   RankHeads heads() const { return {{first_q_head, num_q_heads}, kv_heads}; }
 };
 
-// The weights of one part of attention, except for the fused projection.
+// The weights of one part of attention, except for the fused projection. R' is
+// the width of a latent, d the number of dims of a rebuilt key, D the head_dim,
+// C the number of complex channels, and Hq and Hkv are the numbers of this
+// rank's query and KV heads.
 struct PartWeights {
   // If keys are rebuilt: for each KV head a matrix [d, R'] that makes a key
   // from a latent, and in `up_bias` [Hkv, d] what is added to the keys (null if
@@ -64,7 +67,7 @@ struct PartWeights {
 
 // The weights of one layer, in device memory. Vectors are float32, and null if
 // the model does not have them. WeightJobs::Matrix says which type matrices
-// have.
+// have. M is the hidden size.
 struct LayerWeights {
   kernels::DevicePtr<const float> input_norm;       // [M]
   kernels::DevicePtr<const float> input_norm_bias;  // [M]

@@ -33,7 +33,8 @@
 namespace kvasir::worker {
 
 // The input of one layer's attention: the tokens of a step. Pointers are device
-// memory unless noted.
+// memory unless noted. T is the number of tokens, B of sequences, and M the
+// hidden size.
 struct AttentionInput {
   kernels::DevicePtr<const float> normed;  // [T, M]
   int64_t num_tokens = 0;                  // T
@@ -185,7 +186,7 @@ class LayerAttention {
     std::optional<kernels::PreparedLift> lift;
     std::vector<int64_t> lifted_column;  // [Hq]
   };
-  // Activations of a step's tokens, one row per token.
+  // Activations of a step's tokens, one row of `stride` numbers per token.
   struct Rows {
     kernels::DevicePtr<float> row;  // [T, row_columns] activations
     int64_t stride = 0;

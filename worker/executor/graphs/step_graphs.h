@@ -16,7 +16,7 @@ namespace kvasir::worker {
 // replaces the least recently used one.
 //
 // Owns: the captured work.
-// Threads: one at a time, while none of the work is being enqueued.
+// Threads: one at a time, and not while captured work is being enqueued.
 class StepGraphs {
  public:
   // Bounds the memory of captured steps: each takes some KiB of host and GPU
@@ -29,14 +29,15 @@ class StepGraphs {
     // counts by value, but for `histories` and `top` they receive the padded
     // counts of the bucket.
     StepSizes key;
-    bool seen = false;  // whether a step of this key came before
+    bool seen = false;  // whether a step with this key has run before
     std::unique_ptr<kernels::CapturedWork> work;  // null: not captured
     CollectiveTotals calls;  // collective calls of the captured work
   };
 
   static StepSizes KeyOf(const StepSizes& sizes, const StepBucket& bucket);
 
-  // Returns the step of this key and marks it as the last used.
+  // Returns the step with this key and marks it as the most recently used. Adds
+  // it if it is not remembered.
   Step* Find(const StepSizes& key);
   // Forgets all steps if StepBlob::peaks has changed since the last call,
   // because the blob was then allocated anew and captured launches contain its

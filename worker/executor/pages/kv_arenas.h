@@ -22,9 +22,9 @@
 
 namespace kvasir::worker {
 
-// Owns: the arenas [N, page_bytes(layer)], in one allocation under the tag
-//   "kv_cache"; those of the host pool [H, page_bytes(layer)] under
-//   "host_pool"; and the tables that the views point to.
+// Owns: the arenas of all layers, in one allocation under the tag "kv_cache";
+//   the arenas of the host pool, under the tag "host_pool"; and the tables that
+//   the views point to.
 // Threads: one at a time.
 class KvArenas {
  public:

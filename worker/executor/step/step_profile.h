@@ -64,6 +64,7 @@ class StepPartScope {
 
 // Measures wall-clock time. For a stream (CpuStream) whose work is done when
 // the enqueueing call returns.
+//
 // Threads: only the thread that uses the stream.
 class CpuStepProfile final : public StepProfile {
  public:
