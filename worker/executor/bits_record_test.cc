@@ -44,8 +44,6 @@ std::string InSource(const std::string& path) {
   return absl::StrCat(source == nullptr ? "." : source, "/", path);
 }
 
-// Hashes.
-
 // Hashes a sequence of 32-bit words. Every word and their order affect the
 // hash.
 class Hash {
@@ -102,8 +100,6 @@ Hashes HashesOf(const std::vector<Sample>& samples, const LogitsHash& logits) {
           {"logprobs", numbers.text()},
           {"logits", logits.text()}};
 }
-
-// Cases.
 
 struct BitsCase {
   std::string name;
@@ -271,8 +267,6 @@ std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
   return requests;
 }
 
-// Conditions.
-
 // Conditions with a pool (`pages`) smaller than the default preempt requests,
 // because not all of them fit.
 std::vector<Conditions> AllConditions() {
@@ -311,8 +305,6 @@ std::vector<int64_t> Targets() {
   }
   return targets;
 }
-
-// The record.
 
 // The recorded hashes, by name of the case, by kind ("lifted" if the rank lifts
 // prompts, else "exact"), and by what was hashed.
@@ -356,7 +348,8 @@ class Record : public ::testing::Environment {
       nlohmann::json& want = recorded_[name][kind][what];
       if (writes() && want.is_null()) want = hash;
       EXPECT_EQ(want.is_null() ? "nothing" : want.get<std::string>(), hash)
-          << name << ", " << kind << ": other " << what << ": " << conditions;
+          << name << ", " << kind << ": " << what
+          << " differ from the record: " << conditions;
       seen_[name].insert(absl::StrCat(kind, " ", what));
     }
   }
@@ -369,7 +362,9 @@ class Record : public ::testing::Environment {
         want.insert(absl::StrCat(kind, " ", what));
       }
     }
-    EXPECT_EQ(want, seen_[name]) << name << ": the record has other hashes";
+    EXPECT_EQ(want, seen_[name])
+        << name
+        << ": the record has hashes that were not computed, or lacks some";
   }
 
  private:
@@ -482,9 +477,10 @@ TEST(BitsRecordCasesTest, EveryCaseInTheRecordIsTested) {
   if (Record::Get().writes()) GTEST_SKIP() << "a record is being written";
   std::set<std::string> names;
   for (const BitsCase& each : AllCases()) names.insert(each.name);
-  EXPECT_EQ(names.size(), AllCases().size()) << "two cases have one name";
+  EXPECT_EQ(names.size(), AllCases().size()) << "two cases have the same name";
   for (const auto& [name, hashes] : Record::Get().recorded().items()) {
-    EXPECT_TRUE(names.contains(name)) << "the record's " << name;
+    EXPECT_TRUE(names.contains(name))
+        << "the record has a case that is not tested: " << name;
   }
 }
 

@@ -27,9 +27,9 @@ namespace kvasir::worker {
 
 // The tokens of one step. Pointers are device memory.
 struct TokenBatch {
-  int64_t num_tokens = 0;                 // T
+  int64_t num_tokens = 0;                 // T in shapes
   int64_t padded_tokens = 0;              // AttentionInput::padded_tokens
-  int64_t num_sequences = 0;              // B
+  int64_t num_sequences = 0;              // B in shapes
   absl::Span<const SequenceRows> rows;    // AttentionInput::rows; host memory
   kernels::DevicePtr<const int32_t> ids;  // [T]
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
@@ -64,8 +64,8 @@ class Decoder {
     int64_t max_tokens = 0;                    // the most tokens of one step
     const plan::ResolvedPlan* plan = nullptr;  // used only by Create
     MassRoom mass;
-    StepProfile* profile = nullptr;  // or null
-    // LayerAttention::Parts::clamped_codes
+    StepProfile* profile = nullptr;  // may be null
+    // See LayerAttention::Parts::clamped_codes.
     kernels::DevicePtr<int64_t> clamped_codes;
   };
 
@@ -169,7 +169,8 @@ class Decoder {
   std::unique_ptr<kernels::HadamardTables> hadamard_;
   std::vector<LayerAttention> attention_;
   std::vector<StepKind> step_kinds_;
-  std::vector<kernels::AttentionStep> steps_;  // for the next Run
+  // for the next Run, made by DivideSteps
+  std::vector<kernels::AttentionStep> steps_;
 };
 
 }  // namespace kvasir::worker

@@ -37,7 +37,7 @@ struct Outcome {
 // A rank and its cache, without a scheduler.
 class Replica {
  public:
-  Replica(const FamilyCase& of, int64_t pages, int64_t host_pages) {
+  Replica(const FamilyCase& each, int64_t pages, int64_t host_pages) {
     RankOptions options = TinyOptions();
     options.page_tokens = 16;
     options.deterministic = true;
@@ -46,7 +46,7 @@ class Replica {
     options.kv_cache_bytes = pages << 10;
     options.host_pool_bytes = host_pages << 10;
     auto rank =
-        MakePlannedRank(of.plan_case, options, nullptr, "BF16", of.shape);
+        MakePlannedRank(each.plan_case, options, nullptr, "BF16", each.shape);
     KVASIR_EXPECT_OK(rank.status());
     rank_ = *std::move(rank);
     cache_ = std::make_unique<cache::KvCache>(
@@ -157,11 +157,12 @@ class Replica {
                                 rank_->executor().Execute(plan));
     cache_->Commit(sequence, ids);
     if (!samples) return;
-    const kvasir::v1::SequenceResult& of = result.sequences(0);
+    const kvasir::v1::SequenceResult& sequence_result = result.sequences(0);
     Outcome& next = outcomes->emplace_back();
-    next.token = of.token_id();
-    next.numbers.push_back(of.logprob());
-    for (const auto& top : of.top()) next.numbers.push_back(top.logprob());
+    next.token = sequence_result.token_id();
+    next.numbers.push_back(sequence_result.logprob());
+    for (const auto& top : sequence_result.top())
+      next.numbers.push_back(top.logprob());
     tokens_.push_back(next.token);
   }
 
@@ -201,9 +202,9 @@ std::vector<FamilyCase> Cases() {
   for (const PlanCase& plan_case : PlanCases()) {
     cases.push_back({TinyShape(), plan_case});
   }
-  for (FamilyCase& of : EvictionCases()) {
-    of.plan_case.name = absl::StrCat("Evicting", of.plan_case.name);
-    cases.push_back(std::move(of));
+  for (FamilyCase& each : EvictionCases()) {
+    each.plan_case.name = absl::StrCat("Evicting", each.plan_case.name);
+    cases.push_back(std::move(each));
   }
   return cases;
 }

@@ -52,14 +52,14 @@ class Launcher {
     ExecutorTotals* totals = nullptr;
     StepLimits limits;
     int64_t logits_bytes = 0;
-    // ModelExecutorOptions::logits_tap.
+    // See ModelExecutorOptions::logits_tap.
     std::function<void(const LogitsRow&)> logits_tap;
     bool graphs = false;  // ModelExecutorOptions::graphs
   };
 
   explicit Launcher(Parts parts);
 
-  // StepOutput::logits_rows.
+  // See StepOutput::logits_rows.
   int64_t logits_rows() const { return output_.logits_rows(); }
 
   // Allocates the workspace that `largest` needs (Stager::LargestStepToCount).

@@ -69,7 +69,7 @@ struct ModelExecutorOptions {
 // Owns: weights, arenas, workspace, block tables, last sampled tokens. The
 //   caller owns what Parts points to; it outlives the executor.
 // Threads: one at a time.
-// Errors: after a failed step every later one is FAILED_PRECONDITION.
+// Errors: after a failed step every later step returns FAILED_PRECONDITION.
 //   Collective::Abort passes the error on to the other ranks.
 class ModelExecutor final : public Executor {
  public:

@@ -22,7 +22,7 @@ namespace kvasir::cli {
 
 struct LoadRequest {
   ModelOptions model;
-  // 0: the model's own limit.
+  // The most tokens of a sequence; 0: the model's own limit.
   int64_t max_model_len = 0;
   int64_t max_num_seqs = 1;
   int64_t max_batched_tokens = 512;
@@ -42,8 +42,8 @@ struct LoadRequest {
   bool prefix_reuse = true;
   // If set, used instead of the plan that `model` names. For benchmarks.
   std::optional<kvasir::v1::KvPlan> plan;
-  // With random weights: raises the shape's number of positions to
-  // max_model_len, unless positions are learned.
+  // Whether, with random weights, to raise the shape's number of positions to
+  // max_model_len. Has no effect if positions are learned.
   bool stretch_positions = false;
   // ModelExecutorOptions::profile.
   worker::StepProfile* profile = nullptr;
@@ -95,7 +95,7 @@ class LoadedModel {
   // Loads the model on `device`; null means the CPU.
   absl::Status LoadOn(std::unique_ptr<kernels::Device> device,
                       const LoadRequest& request);
-  // Waits until all ranks have joined.
+  // Joins `request.group` and waits until all ranks have joined.
   absl::StatusOr<worker::Collective*> JoinGroup(
       const LoadRequest& request, const kernels::Device* device) const;
   // The memory that is available for weights and pools, before either is

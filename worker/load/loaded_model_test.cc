@@ -71,7 +71,8 @@ TEST(LoadedModelTest,
   request.host_pool_bytes = std::nullopt;
   request.max_num_seqs = 3;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto all, LoadedModel::Load(request));
-  EXPECT_EQ(all->host_pool_bytes(), 0) << "all fit: none is ever preempted";
+  EXPECT_EQ(all->host_pool_bytes(), 0)
+      << "all sequences fit into the pool, so none is ever preempted";
   request.kv_cache_bytes = all->kv_pool_bytes() / 3 * 2;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto some, LoadedModel::Load(request));
   EXPECT_EQ(some->host_pool_bytes(), some->kv_pool_bytes() / 4);

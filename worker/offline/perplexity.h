@@ -58,7 +58,7 @@ struct PerplexityResult {
   double nats_per_byte = 0;
   int64_t tokens = 0;
   int64_t bytes = 0;
-  // Sizes of the page pool.
+  // Bytes of cache per token, and sizes of the page pool.
   double kv_bytes_per_token = 0;
   double kv_compression_ratio = 0;  // compared with a dense bf16 cache
   int64_t kv_pool_bytes = 0;        // counted by the allocator

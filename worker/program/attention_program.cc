@@ -312,8 +312,8 @@ class Maker {
     if (from.space == Space::kRopeLowRank && part.lift == QueryLift::kComplex) {
       return {LatentOf(part, query_head).pairs, shape_.pairing};
     }
-    // Queries with a folded lift have the form of latents. Queries of a low_rank
-    // part do not rotate.
+    // Queries with a folded lift have the form of latents. In a low_rank part
+    // they do not rotate.
     if (from.space == Space::kLowRank && from.folded) return {};
     return TurnOfKey(from, part, KvHeadOf(query_head) - out_.heads.kv.first);
   }

@@ -82,7 +82,7 @@ struct LatentProgram {
   std::vector<int64_t> heads;
   // The place of each of these heads among all heads of the group.
   std::vector<int64_t> places;
-  int64_t width = 0;  // R'
+  int64_t width = 0;  // R' in shapes
   // How many of the R' channels are stored. The others have 0 bits.
   int64_t stored = 0;
   int64_t column = 0;  // within the part's latents
@@ -95,7 +95,7 @@ struct LatentProgram {
 // How prompts read a part that is absorbed when output is decoded: attention
 // first lifts each latent to `dims` numbers for every KV head (prompt_lift.h).
 struct PromptLift {
-  int64_t dims = 0;  // d
+  int64_t dims = 0;  // d in shapes
   // Lifting is cheaper than an absorbed read if at least this many rows see a
   // slot.
   int64_t from_rows = 0;
@@ -111,7 +111,7 @@ struct PartProgram {
   std::vector<LatentProgram> latents;
   std::vector<int32_t> group_of_head;  // index in `latents` [Hkv]
   int64_t latent_column = 0;           // the first latent's, in a token's row
-  int64_t latent_columns = 0;          // sum of R'
+  int64_t latent_columns = 0;          // sum of the latents' R'
   // The columns of the fused projection for this part: the latents themselves,
   // or the input of the basis.
   int64_t source_column = 0;
@@ -125,13 +125,13 @@ struct PartProgram {
   // plan's channels are on this rank.
   bool static_ranges = false;
   std::vector<RowTake> range_takes;
-  // Set by PlanPromptLifts.
+  // Set by PlanPromptLifts; empty if prompts do not lift the part.
   std::optional<PromptLift> prompt_lift;
 };
 
 // How whole keys are rebuilt from latents when they are read.
 struct RebuildProgram {
-  int64_t dims = 0;  // d
+  int64_t dims = 0;  // d in shapes
   // Whether a matrix [d, R'] per head makes the key. If not, the latent is the
   // key.
   bool lifted = false;
@@ -169,7 +169,7 @@ struct ValueProgram : PartProgram {
 
 struct AttentionProgram {
   RankHeads heads;
-  int64_t head_dim = 0;  // D
+  int64_t head_dim = 0;  // D in shapes
   bool rotates = false;
   std::vector<Projection> projections;
   bool has_bias = false;           // whether any projection has one

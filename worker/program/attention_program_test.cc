@@ -275,7 +275,8 @@ TEST(AttentionProgramTest, InterleavedRotationPairsKeepTheirOrder) {
   shape.pairing = plan::RopePairing::kInterleaved;
   const AttentionProgram program =
       Make(Pairs("at_runtime", "POST_ROPE"), kFull, shape, kSecondOfTwo);
-  // Heads 2 and 3 take pairs 0 and 2 of KV head 1: dims 0, 1, 4, 5.
+  // Query heads 2 and 3 read KV head 1, which keeps pairs 0 and 2. With
+  // interleaved pairing these are dims 0, 1, 4 and 5.
   EXPECT_THAT(program.projections[0].takes,
               ElementsAre(RowTake{16, 2, 0}, RowTake{20, 2, 2},
                           RowTake{24, 2, 4}, RowTake{28, 2, 6}));

@@ -262,7 +262,7 @@ TEST_P(PromptLiftTest, ReusedPagesOfOutputChangeAPromptOnlyByRounding) {
   if (plan_case.key_exact + plan_case.value_exact > 0) {
     return;  // plans with exact rows reuse no pages
   }
-  const int64_t reused = 64;  // 4 pages
+  const int64_t reused = 64;  // 4 pages of 16 tokens
   const int64_t end = 80;
   std::vector<Piece> pieces = {{.sequence_id = 1, .begin = 0, .end = 32}};
   for (int64_t at = 32; at < reused; ++at) {

@@ -49,7 +49,8 @@ absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
     std::shared_ptr<const plan::ResolvedPlan> plan,
     const ServeOptions& options);
 
-// Resolves the plan first; also returns the errors of plan::ResolvePlan.
+// Like the function above, but resolves the plan first. Also returns the errors
+// of plan::ResolvePlan.
 absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
     const kvasir::v1::KvPlan& plan, const plan::AttentionShape& shape,
     const ServeOptions& options, plan::TpShard shard = {});

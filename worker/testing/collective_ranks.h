@@ -48,7 +48,7 @@ class HostRank {
 
   Collective& collective() { return *collective_; }
   kernels::Stream& stream() { return *stream_; }
-  // The workspace has no memory.
+  // A workspace without memory, for calls that need none.
   kernels::Workspace& workspace() { return workspace_; }
 
  private:

@@ -197,7 +197,8 @@ void Scenario::RunLine(const Line& line) {
     return clock_.Advance(by);
   }
   const bool run = command == "run";
-  ASSERT_TRUE(run || command == "step") << "no such command: " << command;
+  ASSERT_TRUE(run || command == "step")
+      << "the language has no command \"" << command << "\"";
   int steps = run ? kMaxSteps : 1;
   if (line.words.size() > 1) {
     ASSERT_TRUE(absl::SimpleAtoi(line.words[1], &steps));
@@ -208,7 +209,8 @@ void Scenario::RunLine(const Line& line) {
     if (::testing::Test::HasFailure()) return;
   }
   if (run) {
-    ASSERT_FALSE(scheduler_->has_work()) << "still running";
+    ASSERT_FALSE(scheduler_->has_work())
+        << "the scheduler still has work after the last step of `run`";
   }
 }
 
@@ -302,8 +304,8 @@ void Scenario::Schedule() {
 }
 
 void Scenario::ScheduleAhead() {
-  ASSERT_NE(plan_, nullptr) << "behind which step?";
-  ASSERT_EQ(ahead_, nullptr) << "there is one";
+  ASSERT_NE(plan_, nullptr) << "`ahead` needs a plan that has not been applied";
+  ASSERT_EQ(ahead_, nullptr) << "a step has already been planned ahead";
   ahead_ = scheduler_->ScheduleAhead();
   NamePlan(ahead_);
 }
@@ -368,7 +370,7 @@ const Scenario::Submitted& Scenario::Of(const std::string& name) const {
     static const Submitted kNone{.request = {},
                                  .sink = std::make_shared<RecordingSink>(),
                                  .refusal = {}};
-    ADD_FAILURE() << "no request " << name;
+    ADD_FAILURE() << "the script submitted no request named " << name;
     return kNone;
   }
   return found->second;
@@ -421,7 +423,7 @@ void Scenario::Expect(const Line& line) {
     EXPECT_EQ(cache_->Stats().sequences, 0);
     EXPECT_EQ(HostPages(), 0);
   } else {
-    FAIL() << "no such expectation: " << what;
+    FAIL() << "the language has no expectation \"" << what << "\"";
   }
 }
 

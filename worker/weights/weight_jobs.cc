@@ -299,7 +299,7 @@ class JobRunner {
                                    sink.memory->host);
   }
 
-  // The result is valid until the next call.
+  // Returns the rows as float32. The result is valid until the next call.
   const float* Widened(const Rows& rows) {
     const int64_t numbers = rows.count * rows.columns;
     wide_.resize(static_cast<size_t>(numbers));

@@ -1,4 +1,4 @@
-// The parts of a tensor that a rank reads.
+// Decides which parts of a tensor a rank reads.
 #pragma once
 
 #include <vector>

@@ -37,9 +37,9 @@ namespace kvasir::worker {
 // hidden size.
 struct AttentionInput {
   kernels::DevicePtr<const float> normed;  // [T, M]
-  int64_t num_tokens = 0;                  // T
+  int64_t num_tokens = 0;                  // T in shapes
   int64_t padded_tokens = 0;  // StepBucket::padded; sizes the workspace
-  int64_t num_sequences = 0;  // B
+  int64_t num_sequences = 0;  // B in shapes
   // The rows of each sequence, in the order of `group.sequences`. First rows
   // ascend among the prompts, and among the sequences that decode. Host memory;
   // not read while a counting workspace is measured. [B]
@@ -84,12 +84,12 @@ class LayerAttention {
     MassRoom mass;
     int64_t page_tokens = 0;
     bool prompts_as_rows = false;
-    StepProfile* profile = nullptr;  // or null
+    StepProfile* profile = nullptr;  // may be null
     // Counts the codes that static ranges clamp.
     kernels::DevicePtr<int64_t> clamped_codes;
   };
 
-  // One launch of paged_attention.
+  // A prepared launch of the op paged_attention.
   struct Launch {
     LaunchedRows rows = LaunchedRows::kAll;
     kernels::PreparedAttention attention;

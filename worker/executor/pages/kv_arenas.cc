@@ -372,8 +372,8 @@ absl::StatusOr<std::vector<uint32_t>> KvArenas::ReadPositions(
     return absl::InvalidArgumentError(absl::StrCat(
         "positions of slots: layer ", layer, " of ", count, " evicts nothing"));
   }
-  const Layer& of = layers_[static_cast<size_t>(layer)];
-  const kernels::SlotMetadata& metadata = of.metadata;
+  const Layer& evicting = layers_[static_cast<size_t>(layer)];
+  const kernels::SlotMetadata& metadata = evicting.metadata;
   const auto num_pages = static_cast<int64_t>(pages.size());
   if (num_slots < 0 || num_slots > num_pages * metadata.page_tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -386,7 +386,7 @@ absl::StatusOr<std::vector<uint32_t>> KvArenas::ReadPositions(
     const int32_t page =
         pages[static_cast<size_t>(first / metadata.page_tokens)];
     KVASIR_RETURN_IF_ERROR(
-        CheckPage(static_cast<uint32_t>(of.page_group), page));
+        CheckPage(static_cast<uint32_t>(evicting.page_group), page));
     const auto bytes =
         static_cast<size_t>(std::min(metadata.page_tokens, num_slots - first)) *
         sizeof(uint32_t);

@@ -40,7 +40,7 @@ class KvArenas {
     bool of_keys = false;
     kernels::LatentPart latents;
     std::vector<kernels::LatentGroup> groups;
-    std::vector<std::vector<kernels::CodeRun>> runs;  // by group
+    std::vector<std::vector<kernels::CodeRun>> runs;  // by latent group
     // The layout of an exact (uncompressed) row, if the side keeps exact rows.
     // Offsets are counted from `exact.arena`.
     kernels::LatentPart exact;
@@ -59,7 +59,8 @@ class KvArenas {
     int64_t row_bytes = 0;
     std::vector<kernels::ExactSegment> segments;
 
-    // The result points into this ring.
+    // Returns this ring in the form that ops take. The result points into this
+    // ring.
     kernels::ExactSlots slots() const {
       return {sinks,           window,
               window,          row_bytes,

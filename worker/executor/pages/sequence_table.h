@@ -20,7 +20,7 @@ namespace kvasir::worker {
 struct SequenceTableLimits {
   int64_t max_sequences = 0;  // live at the same time
   int64_t max_model_len = 0;  // tokens of one sequence
-  int64_t page_tokens = 0;    // P
+  int64_t page_tokens = 0;    // P in formulas
   // By page group: the most keys that a query sees; 0: all keys.
   std::vector<int64_t> windows;
   // By page group: the number of side pages of a sequence. These hold exact
@@ -117,7 +117,7 @@ class SequenceTable {
   int64_t max_pages_ = 0;  // of one sequence
   std::vector<int32_t> free_rows_;
   absl::flat_hash_map<uint64_t, Sequence> sequences_;
-  // (group, page) of the pages that this step writes.
+  // The pages that this step writes, as (page group, page).
   absl::flat_hash_set<std::pair<int64_t, int32_t>> written_pages_;
   // The owner of each side page. A plan sends a sequence's side pages only
   // once, so this also records whether another sequence has taken one of them

@@ -104,7 +104,7 @@ class StepBatch {
   const std::vector<Group>& groups() const { return groups_; }
   // Block tables and side pages of all sequences, one after the other.
   const std::vector<int32_t>& tables() const { return tables_; }
-  // In the plan's order, which puts prompts first.
+  // The rows of each sequence, in the plan's order, which puts prompts first.
   const std::vector<SequenceRows>& rows() const { return rows_; }
   bool has_prompts() const { return !rows_.empty() && rows_.front().prompt; }
   // The number of runs of consecutive output rows.
@@ -116,7 +116,7 @@ class StepBatch {
     return ring_slots_;
   }
 
-  // The token rows that are sampled from.
+  // For each sample, the token row to sample from.
   const std::vector<int32_t>& sample_rows() const { return sample_rows_; }
   const std::vector<Sample>& samples() const { return samples_; }
   const std::vector<int32_t>& bias_ids() const { return bias_ids_; }
@@ -126,7 +126,7 @@ class StepBatch {
   const std::vector<History>& histories() const { return histories_; }
   const std::vector<int32_t>& target_rows() const { return target_rows_; }
   const std::vector<int32_t>& target_ids() const { return target_ids_; }
-  // In the plan's order.
+  // The outputs that each sequence needs, in the plan's order.
   const std::vector<Output>& outputs() const { return outputs_; }
 
  private:

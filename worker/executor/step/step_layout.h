@@ -25,8 +25,8 @@ struct StepLimits {
 };
 
 struct StepSizes {
-  int64_t tokens = 0;     // T
-  int64_t sequences = 0;  // B
+  int64_t tokens = 0;     // T in shapes
+  int64_t sequences = 0;  // B in shapes
   int64_t samples = 0;
   int64_t targets = 0;
   int64_t top = 0;        // most likely ids reported per sample
@@ -145,9 +145,9 @@ class StepBlob {
   bool counting() const { return counting_; }
   // Bytes of device memory that the blob holds.
   size_t bytes() const { return device_.bytes(); }
-  // How often a step has needed more bytes than every step before it. The blob
-  // moves only then. The count depends only on the plans, so it is the same on
-  // all ranks, while an address is not.
+  // The number of steps that needed more bytes than every step before them.
+  // Only such a step can move the blob. The count depends only on the plans, so
+  // it is the same on all ranks, unlike the blob's address.
   int64_t peaks() const { return peaks_; }
   absl::Status Upload(kernels::Stream& stream) const;
 

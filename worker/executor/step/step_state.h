@@ -1,4 +1,4 @@
-// Device memory that lasts from one step to the next.
+// The device memory that keeps its contents from one step to the next.
 #pragma once
 
 #include <algorithm>
