@@ -101,7 +101,7 @@ TEST_P(BatchInvarianceTest, AResumedRequestContinuesWithTheSameTokens) {
 INSTANTIATE_TEST_SUITE_P(Windows, BatchInvarianceTest, ::testing::Values(0, 24),
                          [](const auto& param_info) {
                            return param_info.param == 0
-                                      ? std::string("AllLayersSeeAll")
+                                      ? std::string("NoLayerHasAWindow")
                                       : std::string("OneLayerHasAWindow");
                          });
 

@@ -177,8 +177,8 @@ std::vector<BitsCase> Cases() {
   AddDenseCases(&cases);
   for (const PlanCase& each : PlanCases()) {
     cases.push_back(RandomCase(each.name, {TinyShape(), each}));
-    // Cases with codes store no numbers of type `dtype`, so other types would
-    // change nothing.
+    // A case with codes stores no numbers of type `dtype`, so it needs no test
+    // with other types.
     if (each.codes) continue;
     cases.push_back(RandomCase(each.name + "F16", {TinyShape(), each}, "F16"));
     cases.push_back(RandomCase(each.name + "F32", {TinyShape(), each}, "F32"));
@@ -486,7 +486,7 @@ TEST(BitsRecordCasesTest, EveryCaseInTheRecordIsTested) {
 
 // Skips, visibly in the output, if this machine lacks an instruction set that
 // the record covers.
-TEST(BitsRecordCasesTest, ThisMachineHasBothInstructionSets) {
+TEST(BitsRecordCasesTest, ThisMachineHasAvx2AndAvx512) {
   const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
   const auto has = [&](auto is) {
     return std::any_of(targets.begin(), targets.end(), is);

@@ -55,7 +55,7 @@ std::vector<std::string> ModelNames() {
           "qwen2-yarn"};
 }
 
-TEST(ExecutorGoldenFixturesTest, EveryFixtureIsTested) {
+TEST(ExecutorGoldenFixturesTest, EveryGoldenModelIsTested) {
   std::vector<std::string> folders;
   for (const auto& entry :
        std::filesystem::directory_iterator(GoldenModels())) {

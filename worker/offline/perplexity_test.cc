@@ -102,7 +102,7 @@ TEST(PerplexityTest, TheReportedBytesPerTokenMatchTheAllocatedPool) {
             static_cast<int64_t>(pool));
 }
 
-// Computes the expected loss from separate windows that do not overlap.
+// Computes the expected loss by scoring each window as a separate text.
 TEST(PerplexityTest, WithAStrideEveryTokenIsScoredOnceAfterAWindowOfContext) {
   auto rank = TinyRank();
   const Text text = SomeText(75);

@@ -405,7 +405,7 @@ TEST(AttentionProgramTest,
   EXPECT_TRUE(mixed.key[0].hadamard);
 }
 
-TEST(AttentionProgramTest, AStaticBasisRebuildsKeysStoredBeforeRope) {
+TEST(AttentionProgramTest, KeysStoredBeforeRopeAreRebuiltFromAStaticBasis) {
   const AttentionProgram program =
       Make(Basis("PRE_ROPE"), Basis("NO_ROPE"), Shape(), kSecondOfTwo);
   const KeyProgram& key = program.key[0];
@@ -428,7 +428,7 @@ TEST(AttentionProgramTest, AStaticBasisRebuildsKeysStoredBeforeRope) {
   EXPECT_TRUE(program.value.lifted);
 }
 
-TEST(AttentionProgramTest, AStaticBasisOfRotatedKeysIsAbsorbed) {
+TEST(AttentionProgramTest, AStaticBasisOfKeysStoredAfterRopeIsAbsorbed) {
   const AttentionProgram program = Make(Basis("POST_ROPE"), kFull);
   const KeyProgram& key = program.key[0];
   EXPECT_FALSE(key.rebuild.has_value());

@@ -208,7 +208,7 @@ TEST(WeightsTest, EachRankLoadsItsPartOfEveryMatrix) {
   }
 }
 
-TEST(WeightsTest, PartsStoredInDifferentTypesAreWidenedExactly) {
+TEST(WeightsTest, TensorsOfDifferentTypesInOneMatrixAreWidenedExactly) {
   const std::string layer = "model.layers.0.self_attn.";
   MixedSource source({{layer + "k_proj.weight", DType::kF16}});
   const auto k = Rows(source, layer + "k_proj.weight", 32);
@@ -373,7 +373,8 @@ TEST(WeightsTest, TheErrorForAMissingTensorNamesIt) {
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.layers.2.")));
 }
 
-TEST(WeightJobsDeathTest, AJobWithoutBytesLeavesTheDeviceClosed) {
+TEST(WeightJobsDeathTest,
+     AJobWithoutBytesLeavesDeviceMemoryInaccessibleToTheHost) {
   RandomSource source(TinyShape(), 1, DType::kF32);
   base::ThreadPool pool(1);
   const auto device = kernels::MakeStrictDevice(&pool);

@@ -33,8 +33,8 @@ absl::Status CheckIds(const SequenceStep& step, const char* field,
   return absl::OkStatus();
 }
 
-// Each check states what is allowed, so that NaN, for which every comparison is
-// false, is refused.
+// Each check states which values are allowed, not which are wrong, so that NaN
+// is refused: comparisons with NaN are false.
 absl::Status CheckNumbers(const SequenceStep& step) {
   const SampleRequest& sample = step.sample();
   struct Row {
