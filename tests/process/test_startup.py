@@ -253,7 +253,7 @@ def test_a_config_file_with_an_unknown_key_is_refused(tmp_path):
         (["nosuch"], "'nosuch' is no command"),
         (["worker", "--model", TINY, "--listen", "nonsense"], "--listen"),
         (["serve", "--random-weights", "--shape", "foo"], "--shape"),
-        (["serve", "--shape", "kvasir-tiny"], "--shape kvasir-tiny is read with --random-weights"),
+        (["serve", "--shape", "kvasir-tiny"], "--shape kvasir-tiny is used only with --random-weights"),
         (["inspect", TINY, "--shape", "kvasir-tiny"], "give no --shape beside --model"),
         (["serve", "--model", TINY, "--kv-cache-bytes", "99999999999999999999"],
          "--kv-cache-bytes: '99999999999999999999' is over the limit of 9223372036854775807"),
@@ -298,7 +298,7 @@ def test_a_missing_server_is_reported_with_the_command_that_starts_one():
 
 def test_a_shape_without_random_weights_is_refused():
     done = run("generate", "--shape", "kvasir-tiny", "--prompt", "x", check=False)
-    assert done.returncode == 1 and "--shape kvasir-tiny is read with" in done.stderr
+    assert done.returncode == 1 and "--shape kvasir-tiny is used only with" in done.stderr
 
 
 def test_generate_prints_no_prompt_if_there_is_no_answer():
