@@ -167,9 +167,10 @@ TEST(EvictionFlagsTest, UnusedFlagsAreRefused) {
                            "--eviction-recent", "32"}),
             kExitOk);
   KVASIR_EXPECT_OK(CheckFlagsAreUsed(program.model));
-  EXPECT_THAT(CheckFlagsAreUsed(program.model, "127.0.0.1:8001"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("evicts as it was started")));
+  EXPECT_THAT(
+      CheckFlagsAreUsed(program.model, "127.0.0.1:8001"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("keeps the eviction that it was started with")));
 }
 
 TEST(EvictionFlagsTest, UnknownEvictionNamesAndSizesAreWrongUsage) {

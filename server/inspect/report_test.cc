@@ -303,8 +303,8 @@ TEST(InspectReportTest, NamesThePartThatTheKernelsDoNotServe) {
   KVASIR_ASSERT_OK(source.SetPlan(source.plan->source));
   const InspectReport report = ReportOf(source);
   EXPECT_EQ(report.not_served,
-            "layer 0 key part 0: numbers of a key that is rebuilt: this build "
-            "serves at most 256, have 264");
+            "layer 0 key part 0: 264 numbers in a rebuilt key; this build "
+            "serves at most 256");
   EXPECT_EQ(report.not_served,
             worker::ServePlan(source.plan, {}).status().message());
   EXPECT_EQ(ReportToJson(report)["served"], false);

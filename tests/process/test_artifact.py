@@ -427,7 +427,7 @@ def test_weights_that_are_not_finite_are_refused_with_their_place(artifact, name
                      "--max-windows", "1"], ["generate", "--prompt", "x"]):
         refused = run(*command, "--model", artifact, check=False)
         assert refused.returncode == 1 and refused.stdout == ""
-        assert (f"tensor {name}: row {row}, column {column}: want a finite number, have nan"
+        assert (f"tensor {name}: row {row}, column {column}: must be a finite number, is nan"
                 in refused.stderr)
 
 
