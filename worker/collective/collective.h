@@ -13,12 +13,12 @@
 
 namespace kvasir::worker {
 
-// Counters of one rank since its group was made.
+// Counts what one rank did since its group was made.
 struct CollectiveTotals {
   int64_t calls = 0;       // calls that finished
   int64_t sent_bytes = 0;  // to other ranks, including protocol overhead
-  // Time that calls waited for other ranks. 0 over NCCL, where only the device
-  // waits.
+  // Time that this rank's calls waited for other ranks. Always 0 over NCCL:
+  // there the GPU waits, not the calling thread.
   double waited_seconds = 0;
 };
 
@@ -59,15 +59,17 @@ class Collective {
                                  absl::Span<const int64_t> first_columns,
                                  kernels::Workspace& workspace) = 0;
 
-  // Enqueues a copy of rank 0's data [bytes] to every rank.
+  // Enqueues a copy of rank 0's `bytes` bytes at `data` to `data` of every
+  // rank.
   virtual absl::Status Broadcast(kernels::Stream& stream,
                                  kernels::DevicePtr<void> data, int64_t bytes,
                                  kernels::Workspace& workspace) = 0;
 
-  // Announces that this rank makes no further call. Waiting calls end on all
-  // ranks, and so do calls that a stream is executing. Only the first reason is
-  // sent. NCCL cannot send a reason: there the other ranks notice when their
-  // owner aborts them, or when they have waited for too long.
+  // Announces that this rank makes no further call. Calls that wait, and calls
+  // that a stream is executing, then fail on all ranks. If Abort is called
+  // several times, only the first reason is sent. NCCL cannot send a reason:
+  // there another rank's calls end when its own process calls Abort, or when
+  // they have waited for too long.
   virtual void Abort(const absl::Status& reason) = 0;
 
   // The error that killed the group, or OK. Check it after synchronizing a
@@ -76,20 +78,21 @@ class Collective {
 
   virtual CollectiveTotals totals() const = 0;
 
-  // Whether calls may be enqueued on a stream that captures
-  // (kernels::LaunchStream). All ranks must then capture the same calls, and
-  // replay them in the same order relative to other calls. totals() counts them
-  // when they are replayed.
+  // Whether calls may be enqueued on a stream that is being captured into a
+  // graph (kernels::LaunchStream). All ranks must then capture the same calls,
+  // and replay them in the same order relative to other calls. totals() counts
+  // captured calls when they are replayed.
   virtual bool can_be_captured() const { return false; }
   // Returns the calls captured since the last TakeCaptured.
   virtual CollectiveTotals TakeCaptured() { return {}; }
-  // Must be called after captured calls were enqueued again on the stream.
+  // Must be called each time a graph with captured calls was launched on the
+  // stream. Adds the calls' totals to totals().
   virtual absl::Status Replayed(kernels::Stream&, const CollectiveTotals&) {
     return absl::OkStatus();
   }
 };
 
-// A group of one.
+// The collective of a group with one rank: its calls do nothing.
 class SingleRank final : public Collective {
  public:
   plan::TpShard shard() const override { return {}; }

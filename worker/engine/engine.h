@@ -31,8 +31,8 @@ namespace kvasir::worker {
 
 struct StallReport {
   absl::Duration stalled;
-  // The step that hangs, one line per sequence, without token ids. If no step
-  // was planned, a text that says so.
+  // The plan of the step that hangs, as text: one line per sequence, without
+  // token ids. If no step is running, a text that says so.
   std::string plan;
 };
 
@@ -41,15 +41,15 @@ struct EngineOptions {
   // Create overwrites vocab_size, max_model_len, eviction and token_masks from
   // the other options, and lowers max_n to max_num_seqs.
   RequestLimits limits;
-  // The longest time without a finished step while there is work. Zero: no
-  // watchdog.
+  // The watchdog calls on_stall if no step finishes for this long while there
+  // is work. Zero: no watchdog.
   absl::Duration watchdog = absl::Seconds(60);
-  // Called once, from the watchdog's thread. The owner reports NOT_SERVING,
-  // logs and exits.
+  // Called once, from the watchdog's thread, when the engine stalls. It should
+  // report NOT_SERVING, log the report and exit the process.
   std::function<void(const StallReport&)> on_stall;
-  // Called once, from the engine's thread, after the executor failed. All
-  // requests have ended by then, and Submit refuses. Neither callback may stop
-  // or destroy the engine.
+  // Called once, from the engine's thread, after the executor failed. By then
+  // all requests have ended, and Submit refuses new ones. Neither on_stall nor
+  // on_failure may stop or destroy the engine.
   std::function<void(const absl::Status&)> on_failure;
   bool warm_up = true;
   const base::Clock* clock = &base::Clock::Real();
@@ -75,8 +75,8 @@ class Engine : public ServedEngine {
   // batch like ordinary requests. Returns the executor's error if that fails.
   virtual absl::Status Start() = 0;
 
-  // Ends the thread after the step in flight. Requests that still run fail with
-  // DRAINING. Idempotent.
+  // Waits for the step in flight, then ends the engine's thread. Requests that
+  // have not finished fail with DRAINING. Idempotent.
   virtual void Stop() = 0;
 
   virtual LoadSnapshot Load() const = 0;
