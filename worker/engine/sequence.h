@@ -101,7 +101,7 @@ struct RequestState {
   // Sorted by token id, because the message's map has no order.
   std::vector<std::pair<int32_t, float>> logit_bias;
   uint64_t max_total_tokens = 0;  // of prompt and output together
-  // What the request's eviction budget means for each page group. Empty if the
+  // The request's eviction budget as counts for each page group. Empty if the
   // request has no eviction budget.
   std::vector<plan::EvictionCounts> evictions;
 
