@@ -1,6 +1,6 @@
-// Captured and replayed steps compared with the same steps op by op, on the
-// test's device: a GPU in the program of kernels/cuda, elsewhere the emulated
-// device.
+// Compares steps that are captured and replayed as graphs with the same steps
+// run op by op. Runs on a GPU in the test program of kernels/cuda, and
+// elsewhere on the emulated device.
 #include <memory>
 #include <string>
 #include <vector>

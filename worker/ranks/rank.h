@@ -24,14 +24,15 @@
 
 namespace kvasir::worker {
 
-// What a rank offers to its group once its weights are loaded.
+// The offer that a rank makes to its group once its weights are loaded.
 struct RankOffer {
   cache::PageCounts pages;  // the most pages that fit on this rank
   cache::PageCounts host_pages;
   std::string weight_tiles;  // input of model::CombineWeightTiles
   int64_t weight_bytes = 0;
 };
-// What all ranks of a group use, once all have made their offers.
+// The values that all ranks of a group use, computed from the offers of all
+// ranks.
 struct RankAgreement {
   cache::PageCounts pages;  // the smallest offer of any rank
   cache::PageCounts host_pages;

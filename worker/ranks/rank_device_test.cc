@@ -1,4 +1,4 @@
-// Tests run on the device that KVASIR_TEST_DEVICE names.
+// Tests of a rank on the device that KVASIR_TEST_DEVICE names.
 #include <cstdlib>
 #include <memory>
 #include <utility>

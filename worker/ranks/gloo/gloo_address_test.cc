@@ -83,7 +83,7 @@ TEST(FindInterfaceTest, FindsByNameAndByAddress) {
 }
 
 TEST(FindInterfaceTest, AnErrorListsTheInterfaces) {
-  // No machine has these addresses.
+  // None of these is an interface or an address of a machine.
   for (const std::string interface :
        {"", "eth77", "240.0.0.1", "2001:db8::1"}) {
     EXPECT_THAT(

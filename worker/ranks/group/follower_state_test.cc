@@ -93,7 +93,7 @@ class Follower {
     state_.OnTime(now_);
   }
 
-  // Without heartbeats.
+  // Returns the messages that the follower sent, except heartbeats.
   std::vector<std::string> Sent() {
     std::vector<std::string> sent;
     for (const FollowerMessage& message : state_.TakeMessages()) {
@@ -145,7 +145,7 @@ struct Broken {
   std::function<void(Follower*)> act;
   absl::StatusCode code;
   std::string text;
-  // Whether the leader receives an Abort with this text.
+  // Whether the follower reports `text` to the leader in a RankAbort.
   bool reported = true;
 };
 
@@ -165,7 +165,7 @@ TEST_P(BrokenFollowerTest, EndsWithTheReason) {
   } else {
     EXPECT_THAT(follower.Sent(), IsEmpty());
   }
-  // Nothing is sent any more.
+  // After the end the follower sends nothing more.
   follower.Step(1);
   follower.state().AskDrain();
   follower.state().Abort(absl::InternalError("late"));

@@ -46,7 +46,7 @@ RankGroupOptions Options(uint32_t size) {
   identity.set_vocab_size(1000);
   identity.set_heartbeat_timeout_ms(3000);
   options.collective_address = "address 0";
-  // Tests call OnCombined themselves.
+  // Not used: tests call OnCombined themselves.
   options.combine = [](absl::Span<const std::string>) { return CombinedIds(); };
   options.join_timeout = absl::Seconds(20);
   options.load_timeout = absl::Seconds(30);
@@ -85,8 +85,9 @@ std::string Text(const LeaderMessage& message) {
   }
 }
 
-// A group with links that have the numbers of their ranks, unless a test says
-// otherwise. Actions are listed as "link: message" and "link closed: code".
+// A leader's state and the clock of its events. Rank r uses link r unless a
+// test says otherwise. Done() lists actions as "LINK: MESSAGE" and "LINK
+// closed: CODE".
 class Group {
  public:
   explicit Group(uint32_t size = 3) : state_(Options(size), now_) {}
@@ -155,7 +156,8 @@ class Group {
   }
   absl::Status Step(uint64_t id) { return state_.OnStep(id, now_); }
 
-  // Advances time in small steps, in which those links send heartbeats.
+  // Advances time in steps of 250 ms; in each of them the links in `alive` send
+  // a heartbeat.
   void Pass(absl::Duration time, const std::vector<uint64_t>& alive) {
     const absl::Time until = now_ + time;
     while (now_ < until) {
@@ -164,7 +166,7 @@ class Group {
       state_.OnTime(now_);
     }
   }
-  // Advances time at once, as if the leader had not run.
+  // Advances time in one step, as if the leader's process had not run.
   void Jump(absl::Duration time) {
     now_ += time;
     state_.OnTime(now_);
@@ -341,7 +343,8 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& each) { return each.param.name; });
 
-// The second field is reported only to the rank.
+// The first two hellos differ in plan_id, which is logged only once. The third
+// differs only in page_tokens.
 TEST(RankGroupStateTest, ARankIsRefusedForEachFieldOnceInTheLog) {
   Group group;
   uint64_t link = 0;
@@ -397,7 +400,7 @@ TEST(RankGroupStateTest, AnUnauthenticatedCallLearnsNothingOfTheGroup) {
   EXPECT_EQ(actions[0].close->code(), absl::StatusCode::kUnauthenticated);
   EXPECT_THAT(group.Events(), ElementsAre(HasSubstr("a caller at ipv4:peer\\n; "
                                                     "UNAUTHENTICATED: ")));
-  // Messages that it sends meanwhile are ignored.
+  // Messages that the refused caller sends before its call ends are ignored.
   group.SendHello(1, group.Hello(1));
   EXPECT_THAT(group.Done(), IsEmpty());
   EXPECT_THAT(group.state().member_links(), IsEmpty());
@@ -513,7 +516,8 @@ TEST(RankGroupStateTest, StartsWithTheLeastPagesOnceAllAreReady) {
   ASSERT_TRUE(tiles.has_value());
   EXPECT_THAT(*tiles, ElementsAre("leader's", "", "two"));
   EXPECT_FALSE(group.state().TakeTiles().has_value());
-  // However long it takes, because all are loaded.
+  // Combining the tiles may take longer than the join timeout, because all
+  // ranks have loaded.
   group.Pass(absl::Seconds(40), {1, 2});
   EXPECT_THAT(group.Done(), IsEmpty());
   EXPECT_EQ(group.state().phase(), Phase::kLoading);
@@ -561,7 +565,7 @@ TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
   group.Link(9);
   EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);
   group.Join(2);
-  // not a rank of the group
+  // link 9 has not joined, and link 77 does not exist
   EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(77), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(1), kShort + kMaxReadyBytes);
@@ -571,7 +575,7 @@ TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
   EXPECT_EQ(group.state().MaxMessageBytes(1), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(2), kShort + kMaxReadyBytes);
   KVASIR_EXPECT_OK(group.state().status());
-  // Only the tiles may be long.
+  // Other fields of RankReady than the tiles may not be long.
   ready = Ready(std::vector<int64_t>(kShort, 1));
   group.SendReady(2, ready);
   EXPECT_THAT(
@@ -639,7 +643,7 @@ TEST(RankGroupStateTest, AReadyRankThatDoesNotFitTheLeaderEndsTheGroup) {
     group.state().OnReady(Ready({8}));
     EXPECT_THAT(group.state().status(), StatusIs(each.code, each.text));
     EXPECT_FALSE(group.state().TakeTiles().has_value());
-    // both ranks receive the end and are closed
+    // Both followers receive the reason, and their calls are closed.
     EXPECT_EQ(group.Done().size(), 4u);
   }
 }
@@ -736,7 +740,7 @@ TEST_P(BrokenRuleTest, EndsTheGroupAndAllRanksGetTheReason) {
   const std::vector<std::string> done = group.Done();
   EXPECT_THAT(done, ::testing::Contains("2: abort " + GetParam().text));
   EXPECT_THAT(done, ::testing::Contains("2 closed: " + code));
-  // Nothing is sent any more.
+  // After the end the leader sends nothing more.
   group.SendDone(2, 1, 5);
   group.Pass(absl::Seconds(5), {1, 2});
   group.state().Abort(absl::InternalError("late"));
@@ -943,7 +947,7 @@ TEST(RankGroupStateTest, ARankMayAskForADrain) {
   const auto events = group.state().TakeEvents();
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].kind, RankGroupState::Event::Kind::kDrainAsked);
-  // Only the first request counts.
+  // A second request for a drain has no effect.
   group.Send(1, message);
   EXPECT_THAT(group.Events(), IsEmpty());
   EXPECT_EQ(group.state().phase(), Phase::kRunning);

@@ -1,4 +1,4 @@
-// Leader and followers over gRPC on this machine.
+// Tests leader and followers that are connected by gRPC on this machine.
 #include <arpa/inet.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -44,7 +44,7 @@ using ::testing::Not;
 
 constexpr char kSecret[] = "a secret of tests";
 
-// The leader's process: leader and listener.
+// The parts of a leader's process: the leader and its gRPC server.
 struct LeaderSide {
   static absl::StatusOr<std::unique_ptr<LeaderSide>> Start(
       uint32_t size, RankServerOptions options = {.secret = kSecret},
@@ -75,7 +75,8 @@ struct LeaderSide {
   Event ended;
 };
 
-// A follower's process.
+// The parts of a follower's process: the client and the follower, whose steps
+// run on a thread.
 struct FollowerSide {
   static absl::StatusOr<std::unique_ptr<FollowerSide>> Join(
       uint32_t rank, uint32_t size, const RankClientOptions& dial,
@@ -112,7 +113,7 @@ struct FollowerSide {
     }();
     done.Set();
   }
-  // The status that its loop ended with.
+  // Waits until the follower's thread has ended and returns its status.
   absl::Status Ended() {
     EXPECT_TRUE(done.Wait());
     return status;
@@ -146,7 +147,7 @@ TEST(RankGrpcTest, RunsStepsOnAllRanksUntilItIsDrained) {
   GroupExecutor executor(leader->leader.get(), &leader->rank);
   for (uint64_t step = 1; step <= 200; ++step) {
     kvasir::v1::StepPlan plan = TestPlan(step);
-    // One step has more than a flow control window.
+    // Step 100 is larger than an HTTP/2 flow control window.
     const int tokens = step == 100 ? 1 << 20 : 10;
     auto* ids = plan.add_sequences()->mutable_token_ids();
     for (int i = 0; i < tokens; ++i) ids->Add(i);
@@ -225,7 +226,7 @@ TEST(RankGrpcTest, ACertificateIsEnough) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto one, FollowerSide::Join(1, 2, dial));
     KVASIR_EXPECT_OK(leader->WaitStarted().status());
   }
-  // With TLS but without a certificate of the follower, the secret decides.
+  // With TLS but without client certificates, a follower must send the secret.
   server.files.authorities = "";
   KVASIR_ASSERT_OK_AND_ASSIGN(options.credentials, watch.Server(server));
   for (const bool secret : {false, true}) {
@@ -247,11 +248,11 @@ TEST(RankGrpcTest, ACertificateIsEnough) {
 }
 
 // ---------------------------------------------------------------------------
-// What nobody's follower sends
+// Messages that no follower sends
 // ---------------------------------------------------------------------------
 
-// A call that sends given bytes. It records the status it ends with and the
-// messages before that.
+// A Join call that sends given bytes. It records the messages that it receives
+// and the status with which it ends.
 class RawCall final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -288,7 +289,7 @@ class RawCall final
     return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
                                      arguments);
   }
-  // The call stays open after the last message.
+  // After the last message the call stays open.
   void Write() {
     if (written_ == messages_.size()) return;
     request_ =
@@ -319,8 +320,8 @@ std::string ReadyBytes(const std::string& tiles) {
   return message.SerializeAsString();
 }
 
-// Sends raw bytes without gRPC. Returns when the other side closes the
-// connection.
+// Sends raw bytes to the port over TCP, without gRPC. Returns when the other
+// side closes the connection.
 void SendToPort(int port, const std::string& bytes) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
@@ -385,7 +386,7 @@ TEST(RankGrpcTest, CallsThatAreNotFromFollowersChangeNothing) {
             std::string(5000, '\xff')}) {
     SendToPort(leader->server->port(), bytes);
   }
-  // A valid follower is still served.
+  // After all that, a valid follower can still join.
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
   KVASIR_ASSERT_OK(leader->WaitStarted().status());
@@ -410,7 +411,7 @@ TEST(RankGrpcTest, LargeFingerprintsArrive) {
   EXPECT_TRUE(call.Wait().ok());
 }
 
-// A call that stays open and reads nothing.
+// A Join call that stays open and never reads.
 class NonReadingCall final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -426,7 +427,7 @@ class NonReadingCall final
     RemoveHold();
     done_.get_future().wait();
   }
-  // Returns when the bytes are on their way.
+  // Returns when gRPC has taken the bytes.
   void Write(const std::string& bytes) {
     written_ = {};
     request_ = BufferOf(std::make_shared<const std::string>(bytes));
@@ -439,7 +440,8 @@ class NonReadingCall final
  private:
   static std::shared_ptr<grpc::Channel> NewChannel(const std::string& target) {
     grpc::ChannelArguments arguments;
-    // Otherwise gRPC would grow its window to fit what comes.
+    // Otherwise gRPC would enlarge its flow control window, and more messages
+    // would fit.
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
                                      arguments);
@@ -461,7 +463,7 @@ TEST(RankGrpcTest, MessagesToAFollowerThatDoesNotReadAreBounded) {
   KVASIR_ASSERT_OK(leader->leader->WaitJoined().status());
   call.Write(ReadyBytes("tiles"));
   KVASIR_ASSERT_OK(leader->leader->WaitStarted(TestReady(10)).status());
-  // More than a flow control window.
+  // The plan is larger than a flow control window.
   kvasir::v1::StepPlan plan = TestPlan(1);
   auto* ids = plan.add_sequences()->mutable_token_ids();
   for (int i = 0; i < 1 << 20; ++i) ids->Add(i);
@@ -491,7 +493,8 @@ TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {
                        HasSubstr("sent 2 bytes that are no FollowerMessage")));
 }
 
-// A broken leader: it sends one message and then nothing.
+// A leader's server that answers each Join call with one given message and then
+// sends nothing more.
 class BrokenLeader final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
                                kvasir::v1::Rank::Service> {
  public:
@@ -543,7 +546,7 @@ TEST(RankGrpcTest, AFollowerThatIsGoneEndsAllAtOnce) {
   KVASIR_ASSERT_OK(leader->WaitStarted().status());
   GroupExecutor executor(leader->leader.get(), &leader->rank);
   KVASIR_ASSERT_OK(executor.Execute(TestPlan(1)).status());
-  two->client.reset();  // cancels the call, as the end of a process does
+  two->client.reset();  // cancels the call, like the end of a process
   EXPECT_THAT(two->Ended(),
               StatusIs(absl::StatusCode::kCancelled,
                        HasSubstr("the call to the leader ended")));
@@ -559,8 +562,8 @@ TEST(RankGrpcTest, AFollowerThatIsGoneEndsAllAtOnce) {
   EXPECT_TRUE(two->ended.Wait());
 }
 
-// A rank that is stopped or cut off without notice: its connection still looks
-// open.
+// The connection to a process that is stopped or cut off still looks open, so
+// only missing heartbeats show it.
 TEST(RankGrpcTest, SilenceEndsBothSidesInLessThanFiveSeconds) {
   constexpr absl::Duration kHeartbeat = kDefaultHeartbeatTimeout;
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -598,7 +601,7 @@ TEST(RankGrpcTest, ALeaderThatIsGoneEndsAllAtOnce) {
   leader->server.reset();
   EXPECT_THAT(one->Ended(), StatusIs(absl::StatusCode::kUnavailable,
                                      HasSubstr("the call to the leader")));
-  // The leader notices its own end too.
+  // Wait until the leader has noticed the end too.
   while (leader->leader->status().ok()) {
     absl::SleepFor(absl::Milliseconds(1));
   }

@@ -1,5 +1,5 @@
-// What a rank of an NCCL group sends to the other ranks before they are
-// connected.
+// The address that each rank of an NCCL group sends to the other ranks before
+// they are connected.
 #pragma once
 
 #include <cstdint>

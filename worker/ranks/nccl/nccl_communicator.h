@@ -59,8 +59,8 @@ class NcclCommunicator {
   // Calls `call` with the communicator and the stream's handle; `call` must
   // enqueue its work and return at once. If the stream is being captured into a
   // graph, an error of `call` does not kill the communicator, and the work is
-  // not watched for progress. Whoever launches the graph must call Watch after
-  // it.
+  // not watched for progress. After each launch of the graph, the caller must
+  // call Watch.
   absl::Status Enqueue(
       const char* name, kernels::LaunchStream& stream,
       absl::FunctionRef<nccl::Result(nccl::CommHandle comm, void* stream)>

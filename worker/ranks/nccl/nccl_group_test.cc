@@ -1,4 +1,5 @@
-// How an NCCL group handles failures, over a library without a GPU.
+// Tests how an NCCL group handles failures, with a fake NCCL library that needs
+// no GPU.
 #include "worker/ranks/nccl/nccl_group.h"
 
 #include <dirent.h>
@@ -32,7 +33,8 @@ using ::testing::HasSubstr;
 
 constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
 
-// Ends well before call_timeout would.
+// Options for tests that must end because of a reported failure, long before
+// this call_timeout.
 NcclOptions Patient() {
   return {.call_timeout = absl::Seconds(60),
           .poll_interval = absl::Milliseconds(10)};
@@ -42,7 +44,7 @@ NcclOptions Impatient() {
           .poll_interval = absl::Milliseconds(10)};
 }
 
-// Records the calls of on_failure.
+// Records the errors that on_failure receives.
 class Failures {
  public:
   NcclOptions Of(NcclOptions options) {
@@ -62,8 +64,8 @@ class Failures {
   std::vector<absl::Status> reported_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Counts descriptors of this process, and mappings of the fake library's
-// memory.
+// Counts what a group must release: open descriptors of this process, and
+// mappings of the fake library's shared memory.
 int64_t Held() {
   int64_t held = 0;
   DIR* const files = opendir("/proc/self/fd");
@@ -79,7 +81,7 @@ int64_t Held() {
 class NcclGroupTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    (void)FakeNcclLive();  // loads the library
+    (void)FakeNcclLive();  // loads the fake library
     aborts_ = FakeNcclAborts();
     held_ = Held();
   }
@@ -107,7 +109,7 @@ class NcclGroupTest : public ::testing::Test {
   HostRank Own(int64_t rank) {
     return HostRank(&collective(rank), gpu(rank).device());
   }
-  // Sums until `calls` calls are done, or one fails.
+  // Each rank makes `calls` sums, or stops at the first that fails.
   std::vector<absl::Status> Sum(int64_t calls) {
     std::vector<absl::Status> results(group_.size());
     OnRanks(static_cast<int64_t>(group_.size()), [&](int64_t r) {
@@ -176,7 +178,8 @@ TEST_F(NcclGroupTest, CountsTheBytesThatARingSends) {
   EXPECT_EQ(sent(true, 1, sum), 3 * 400);
   const auto gather = [](HostRank& own) {
     std::vector<float> data(10);
-    return own.AllGather(&data, 2, {0, 1, 1, 4, 5});  // at most three columns
+    // the widest rank has three columns
+    return own.AllGather(&data, 2, {0, 1, 1, 4, 5});
   };
   EXPECT_EQ(sent(false, 1, gather), 3 * 2 * 3 * 4);
   const auto broadcast = [](HostRank& own) {
@@ -219,13 +222,14 @@ TEST_F(NcclGroupTest, AnAsynchronousErrorIsReturnedByCallsAndReportedOnce) {
   EXPECT_THAT(
       results[0],
       StatusIs(kUnavailable, HasSubstr("NCCL: unhandled system error (2)")));
-  // NCCL notices this if ranks are connected over a network.
+  // NCCL reports the failure of another rank if the ranks are connected over a
+  // network.
   EXPECT_THAT(
       results[1],
       StatusIs(kUnavailable,
                AllOf(HasSubstr("NCCL: remote process exited or there was a "
                                "network error (6)"))));
-  // Every later call returns the same error.
+  // Later calls return the same error.
   for (int64_t r = 0; r < 2; ++r) {
     const auto result = static_cast<size_t>(r);
     EXPECT_EQ(collective(r).status(), results[result]);
@@ -256,7 +260,8 @@ TEST_F(NcclGroupTest, ARankThatStandsStillEndsAllRanksAtTheTimeout) {
   EXPECT_EQ(aborts(), 3);
 }
 
-// As in a step: many calls, and the host waits once.
+// As in a step of a model: many calls are enqueued, and the host waits only
+// once, at the end.
 TEST_F(NcclGroupTest, CallsThatWereEnqueuedAreWatchedWhileTheHostWaits) {
   Make(2, Impatient(), "1:40:hang");
   OnRanks(2, [&](int64_t r) {
@@ -276,8 +281,7 @@ TEST_F(NcclGroupTest, CallsThatWereEnqueuedAreWatchedWhileTheHostWaits) {
   });
 }
 
-// Each call takes part of the timeout, and all of them take much longer than
-// it.
+// Each call takes less than the timeout, but all together take much longer.
 TEST_F(NcclGroupTest, AStreamThatMakesProgressIsNotGivenUp) {
   NcclOptions options = Patient();
   options.call_timeout = absl::Seconds(2);
@@ -354,10 +358,12 @@ TEST_F(NcclGroupTest, AbortEndsTheCallThatAStreamIsIn) {
   collective(1).Abort(absl::CancelledError("so did rank 0"));
   End();
   EXPECT_EQ(aborts(), 2);
-  EXPECT_EQ(failures.reported().size(), 0u);  // a caller of Abort knows why
+  // not called, because the caller of Abort knows the reason
+  EXPECT_EQ(failures.reported().size(), 0u);
 }
 
-// The others may be gone by then.
+// A rank that is destroyed waits for the others, but only briefly, because they
+// may be gone.
 TEST_F(NcclGroupTest, ARankThatLeavesWithoutTheOthersWaitsBriefly) {
   Make(2, Patient());
   const absl::Time begin = absl::Now();
@@ -398,7 +404,7 @@ TEST_F(NcclGroupTest, AFailureOfTheGpuIsReported) {
     collective(1).Abort(absl::CancelledError());
     End();
   }
-  // A device that cannot be selected is not used.
+  // If the GPU cannot be selected, the call fails.
   Make(1, Patient());
   const std::unique_ptr<kernels::Stream> stream = gpu(0).device()->MakeStream();
   kernels::Workspace none(nullptr, 0);
@@ -418,7 +424,8 @@ TEST_F(NcclGroupTest, WaitingForRanksThatDoNotComeEnds) {
   }
   End();
   EXPECT_EQ(aborts(), 3);
-  EXPECT_EQ(failures.reported().size(), 0u);  // Connect returns it
+  // not called, because Connect returns the error
+  EXPECT_EQ(failures.reported().size(), 0u);
 }
 
 TEST_F(NcclGroupTest, AConnectionThatTheLibraryRefusesIsReported) {
@@ -429,7 +436,8 @@ TEST_F(NcclGroupTest, AConnectionThatTheLibraryRefusesIsReported) {
                                  "last error: fake: refused")));
 }
 
-// The id that was made for the group is never used.
+// Does not use fixture NcclGroupTest: its leak check would find the unused id
+// that rank 0 has made.
 TEST(NcclConnectTest, TheDeviceIsSelectedBeforeConnecting) {
   NcclOptions options = Patient();
   options.use_device = [] { return absl::InternalError("no such GPU"); };
@@ -453,7 +461,8 @@ TEST_F(NcclGroupTest, CallsOnAStreamOfTheCpuAreRefused) {
   EXPECT_THAT(own.Broadcast(&text), refused("Broadcast"));
 }
 
-// Reported before the first step, like a missing kernel of any op.
+// A missing kernel is reported before the first step, while the executor counts
+// the memory that steps need.
 TEST_F(NcclGroupTest, MissingKernelsAreReportedWhileMemoryIsCounted) {
   NcclOptions options = Patient();
   options.deterministic = true;
