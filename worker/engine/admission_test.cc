@@ -36,7 +36,8 @@ TEST(WorkerAdmissionTest, APromptOfTheModelsLengthNeverFits) {
       "prompt has 32 tokens, want at most max_model_len - 1 = 31";
   EXPECT_THAT(Limited().CheckRequest(request).status,
               StatusIs(absl::StatusCode::kInvalidArgument, message));
-  // The length decides reason and message, whatever else is wrong.
+  // If the prompt is too long, the refusal says only that, although `n` is
+  // wrong too.
   request.sampling.set_n(5);
   const Refusal refusal = Limited().CheckRequest(request);
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::NEVER_FITS);

@@ -15,8 +15,8 @@ using proto::EvictionBudget;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A group without eviction, one that keeps a fifth of the prompt, and one that
-// keeps 100 slots.
+// Limits of three page groups: one without eviction, one that keeps a fifth of
+// the prompt, and one that keeps 100 slots.
 EvictionLimits Limits() {
   EvictionLimits limits;
   limits.groups.resize(3);
@@ -110,7 +110,8 @@ TEST(EvictionLimitsTest, SinksAndRecentTokensAlwaysStay) {
                 "eviction_budget is 35 slots, want at least 36: sinks and "
                 "recent tokens always stay");
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("36"), {40, 40 + 100}, limits));
-  // A ratio of a short prompt is raised to them.
+  // A ratio that gives fewer slots than sinks and recent tokens need is not
+  // refused: those still stay.
   limits.min_budget = Budget("0.01");
   KVASIR_EXPECT_OK(
       CheckEvictionBudget(Budget("0.01"), {100, 100 + 100}, limits));
@@ -136,20 +137,21 @@ TEST(EvictionLimitsTest, APlanThatEvictsNothingRefusesEveryBudget) {
 
 TEST(EvictionLimitsTest, ABudgetThatOutgrowsThePoolIsRefused) {
   EvictionLimits limits = Limits();
-  limits.groups[2].num_pages = 30;  // 480 slots
+  limits.groups[2].num_pages = 30;  // 30 * 16 = 480 slots
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("1"), {400, 480}, limits));
   EXPECT_THAT(CheckEvictionBudget(Budget("1"), {400, 481}, limits),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("eviction_budget is 1, with which prompt and "
                                  "output of 481 tokens take 31 pages of page "
                                  "group 2, want at most its 30")));
-  // 448 slots that stay, and 32 that are added between two evictions.
+  // 480 slots are 448 that stay, and 32 that are added between two evictions.
   limits.min_budget = Budget("2");
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("448"), {400, 9000}, limits));
   ExpectRefused(limits, Budget("449"), 9000, "take 31 pages of page group 2");
 }
 
-// If few tokens stay, a text may have more tokens than the model has positions.
+// With eviction a sequence may have more tokens than the model has positions,
+// but not more slots.
 TEST(EvictionLimitsTest, ABudgetOfMoreSlotsThanTheModelHasPositionsIsRefused) {
   EvictionLimits limits = Limits();
   limits.max_slots = 512;

@@ -207,7 +207,8 @@ TEST_F(WorkerMetricsTest, PhasesThatDidNotHappenAreNotObserved) {
   }
 }
 
-// An endpoint picker reads one series per name, so each family has only one.
+// Tools for vLLM expect one series per metric name, so each exported family
+// must have exactly one.
 TEST_F(WorkerMetricsTest, VllmNamesHaveOneSeriesEachWithTheModelsName) {
   metrics_.OnLoad({.running = 1, .total_pages = 10});
   const base::VllmMetrics vllm(metrics_.registry(), "tiny");

@@ -6,7 +6,8 @@ namespace kvasir::worker {
 namespace {
 
 TEST(PreemptionTest, CopiesIfBothDirectionsTakeLessThanAPrefill) {
-  // 2 * 500 / 1000 is one second, like the prefill of 100 tokens.
+  // Copying 500 bytes out and back takes 2 * 500 / 1000 = 1 second, as long as
+  // the prefill of 100 tokens.
   PreemptionCosts costs = {.image_bytes = 499,
                            .recompute_tokens = 100,
                            .copy_bytes_per_second = 1000,

@@ -1,4 +1,5 @@
-// The scheduler's table of cases, in the language of scheduler_scenario.h.
+// Test cases of the scheduler, as scripts in the language of
+// scheduler_scenario.h.
 #include <string>
 
 #include "gtest/gtest.h"
@@ -17,14 +18,15 @@ class SchedulerScenarioTest : public ::testing::TestWithParam<Case> {};
 TEST_P(SchedulerScenarioTest, RunsAsWritten) {
   Scenario scenario;
   scenario.Run(GetParam().script);
-  scenario.Run("expect idle");  // after every case
+  scenario.Run("expect idle");  // holds at the end of every case
 }
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& param_info) {
   return param_info.param.name;
 }
 
-// Evictions at multiples of 4 and at a prompt's end keep 6 slots.
+// Cases with eviction: at multiples of 4 tokens and at the prompt's end, all
+// but 6 slots are evicted.
 constexpr Case kEvictions[] = {
     {"StepsEndBeforeAnEviction", R"(
     pool pages=12 keep=6 every=4
@@ -48,7 +50,9 @@ constexpr Case kEvictions[] = {
     expect evicted 14                 # at 20; no eviction until the end at 23
     expect output a
 )"},
-    // When room was counted from logical tokens, b was preempted needlessly.
+    // b must not be preempted: slots freed by eviction in its last page are
+    // enough. Regression test: room was once counted by tokens instead of
+    // slots.
     {"FreeSlotsOfTheLastPageAreUsedFirst", R"(
     pool pages=4 keep=6 every=4
     options batch=64
@@ -195,8 +199,8 @@ constexpr Case kEvictions[] = {
 INSTANTIATE_TEST_SUITE_P(Evictions, SchedulerScenarioTest,
                          ::testing::ValuesIn(kEvictions), CaseName);
 
-// A sequence's latest rows lie in side pages. A cached prefix is found as far
-// as a copy of them exists.
+// Cases with side pages, which hold a sequence's latest rows. A cached prefix
+// can be reused only up to a position for which a copy of these rows exists.
 constexpr Case kTails[] = {
     {"TheNextTurnOfAChatReusesTheLastBoundary", R"(
     pool pages=40 side=2
@@ -581,7 +585,7 @@ constexpr Case kPreemption[] = {
 INSTANTIATE_TEST_SUITE_P(Preemption, SchedulerScenarioTest,
                          ::testing::ValuesIn(kPreemption), CaseName);
 
-// The pages of preempted sequences are copied to the host pool.
+// Cases in which the pages of preempted sequences are copied to the host pool.
 constexpr Case kHostPool[] = {
     {"APreemptedSequenceContinuesWhereItWas", R"(
     pool pages=8 host=4

@@ -15,7 +15,8 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// The tokens of an endless greedy output after FakePrompt(name, 4).
+// Returns the first `count` tokens of the greedy output after FakePrompt(name,
+// 4).
 std::vector<int32_t> Greedy(const std::string& name, uint32_t count) {
   Request request;
   request.prompt = proto::TokenBytes::Adopt(FakePrompt(name, 4, 1000));
@@ -143,7 +144,8 @@ TEST(SchedulerTimingTest, SplitsARequestsTimeIntoQueuePrefillAndDecode) {
   EXPECT_FALSE(finish.has_matched_token_id());
 }
 
-// A cache and a scheduler without an executor.
+// A scheduler and its cache, without an executor: tests write the results of
+// steps themselves.
 struct Bare {
   explicit Bare(TokenMaskProvider* masks = nullptr)
       : cache([] {
@@ -268,7 +270,8 @@ TEST(SchedulerTokenMaskTest, AMaskIsRequestedBeforeEveryMaskedToken) {
   for (const char* want : {"json/0/0", "json/0/1", "json/0/2"}) {
     const kvasir::v1::StepPlan* plan = scheduler->Schedule();
     ASSERT_NE(plan, nullptr);
-    // The next mask depends on the token.
+    // Planning ahead is not possible: the next mask depends on the token that
+    // is being sampled.
     EXPECT_EQ(scheduler->ScheduleAhead(), nullptr);
     ASSERT_EQ(plan->sequences_size(), 2);
     EXPECT_EQ(plan->sequences(0).sample().token_mask(), want);
@@ -403,7 +406,7 @@ TEST(SchedulerOptionsTest, ContradictionsAreRefusedWithTheNumbers) {
                                  "16")));
 }
 
-// One sequence runs, and one waits in the host pool.
+// A script after which `a` runs and `b` waits with its pages in the host pool.
 constexpr char kOneInTheHostPool[] = R"(
   pool pages=8 host=8
   options len=32

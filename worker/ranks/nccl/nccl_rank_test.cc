@@ -216,7 +216,7 @@ TEST(NcclRankFailureTest, AStepWhoseGroupDiesFails) {
   EndRanks(&group);
 }
 
-// What the ranks returned and counted in the steps of graph_steps.h.
+// The results and counters of all ranks after the steps of graph_steps.h.
 struct GraphRun {
   // one per rank
   std::vector<absl::StatusOr<std::vector<std::string>>> results;
