@@ -11,8 +11,8 @@
 namespace kvasir::worker {
 namespace {
 
-// The pointers of an op and the function that runs it. The transport keeps the
-// status.
+// The parameters of the ops that run a collective call on a CPU stream. The op
+// writes the result of the transport's call to *status.
 template <template <typename> class Ptr>
 struct ReduceParamsIn {
   Ptr<float> data = nullptr;  // [count]
@@ -125,7 +125,8 @@ class CpuCollective final : public Collective {
 
   void Abort(const absl::Status& reason) override { host_->Abort(reason); }
 
-  // A call is done when it returns, and returns its own error.
+  // Always OK: a CPU call is finished when it returns, so it has returned its
+  // error itself.
   absl::Status status() const override { return absl::OkStatus(); }
 
   CollectiveTotals totals() const override {

@@ -30,7 +30,7 @@ EvictionCounts CountsOf(const EvictionBudget& budget,
   return counts;
 }
 
-// Checks that enough slots of the group stay.
+// Checks that the budget keeps enough slots of the group.
 absl::Status CheckKept(const EvictionBudget& budget, int64_t prompt_tokens,
                        const EvictionLimits::Group& group,
                        const std::optional<EvictionBudget>& min_budget) {
@@ -94,7 +94,7 @@ absl::Status CheckEvictionLimits(const EvictionLimits& limits) {
 absl::Status CheckEvictionBudget(const EvictionBudget& budget,
                                  const SequenceLength& length,
                                  const EvictionLimits& limits) {
-  // The comparisons are false for NaN, which is therefore refused.
+  // NaN is refused, because both comparisons are false for it.
   const bool is_share = budget.ratio > 0 && budget.ratio <= 1;
   if (budget.ratio != 0 ? !is_share || budget.tokens > 0 : budget.tokens == 0) {
     return absl::InvalidArgumentError(absl::StrCat(

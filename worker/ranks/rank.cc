@@ -14,9 +14,9 @@
 namespace kvasir::worker {
 namespace {
 
-// Runs a largest prefill and a decode. After that, everything a step may need
-// is allocated. This includes memory for the code and stacks of kernels, which
-// CUDA allocates when they first run.
+// Runs the largest possible prefill and a decode, so that all memory that a
+// step may need is allocated. This includes memory for the code and stacks of
+// kernels, which CUDA allocates when they first run.
 absl::Status RunLargestSteps(ModelExecutor* executor,
                              const cache::PageLayout& layout,
                              const cache::PageCounts& pages,
@@ -25,7 +25,7 @@ absl::Status RunLargestSteps(ModelExecutor* executor,
   std::vector<int32_t> prompt(static_cast<size_t>(std::clamp(
       limits.max_model_len - 1, int64_t{1}, limits.max_batched_tokens)));
   runner.SetPrompt(1, static_cast<int64_t>(prompt.size()));
-  // A step must end where slots are evicted.
+  // A step must end where an eviction is due.
   if (const auto at = runner.next_eviction(1); at.has_value()) {
     prompt.resize(std::min(prompt.size(),
                            static_cast<size_t>(std::max(*at, int64_t{1}))));
@@ -271,7 +271,8 @@ absl::Status Rank::MakeExecutor(ModelWeights weights,
 
 absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
                             Collective* collective) {
-  // The executor itself counts its ops, over weights without memory.
+  // To find the ops, make an executor with weights that have no memory. It
+  // checks its ops against the device.
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,
       WeightsWithoutMemory(spec_, plan_, source, MatrixFormat::Of(*device_)));
@@ -283,8 +284,8 @@ absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
   executor_ = nullptr;
   pages_ = pages;
   host_pages_ = host_pages;
-  // Other errors are ignored here and reported once weights are loaded: without
-  // them, for example, ranges of codes are missing.
+  // Other errors are ignored here: they may have no other cause than the
+  // missing weights, and are reported again once weights are loaded.
   return absl::IsUnimplemented(made) ? made : absl::OkStatus();
 }
 
@@ -327,7 +328,8 @@ absl::Status Rank::MeasurePages(ModelWeights weights,
   budget = std::min(budget, asked);
   host_pages_ = host_pages;
   // Workspace and tables grow with the pool, and CUDA rounds sizes up. So the
-  // result is measured, and the pool shrunk, until it fits.
+  // used memory is measured, and the pool is made smaller until everything
+  // fits.
   constexpr int kTries = 4;
   for (int i = 0; i < kTries && budget >= one; ++i) {
     pages_ = PagesFor(budget, options);

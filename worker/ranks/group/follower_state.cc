@@ -135,7 +135,8 @@ void FollowerState::OnLost(const absl::Status& why) {
 void FollowerState::OnTime(absl::Time now) {
   const absl::Duration passed = now - last_time_;
   last_time_ = now;
-  // This process was held up. Messages may be waiting in its socket.
+  // This process did not run for a while. Messages of the leader may be waiting
+  // in its socket, so that time does not count.
   if (passed > heartbeat_timeout_ / 2)
     last_message_ = std::min(now, last_message_ + passed);
   if (phase_ == Phase::kEnded) return;

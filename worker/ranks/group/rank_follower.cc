@@ -79,7 +79,8 @@ absl::StatusOr<kvasir::v1::RankStart> RankFollower::WaitStarted(
   SendMessages();
   MutexLock lock(&mutex_);
   while (state_.phase() == Phase::kReady) changed_.Wait(&mutex_);
-  // The group may have been drained since; NextStep reports that.
+  // If the group has started and been drained since, this still succeeds:
+  // NextStep reports the drain.
   if (!state_.status().ok() || !state_.started()) return EndStatus();
   return state_.start();
 }
@@ -112,7 +113,8 @@ absl::Status RankFollower::FinishStep(const kvasir::v1::StepResult& result) {
 absl::Status RankFollower::FailStep(uint64_t step_id, const absl::Status& why) {
   {
     MutexLock lock(&mutex_);
-    // not options_.clock: the ticker needs a clock that advances by itself
+    // Real time instead of options_.clock, because a test's clock may not
+    // advance while this waits.
     const base::Clock& clock = base::Clock::Real();
     const absl::Time deadline = clock.Now() + kFirstReason;
     while (MayBeAnothers(why) && state_.phase() == Phase::kRunning &&

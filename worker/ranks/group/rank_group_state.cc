@@ -19,7 +19,7 @@ using kvasir::v1::RankIdentity;
 using kvasir::v1::RankReady;
 using kvasir::v1::RankRefusal;
 
-// Stands for a rank that is not in the group.
+// Stands for a rank number outside the group.
 constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
 
 absl::StatusCode CodeOf(RankRefusal::Reason reason) {
@@ -50,7 +50,7 @@ LeaderMessage AbortMessage(const absl::Status& why) {
   return message;
 }
 
-// The page counts of a RankReady or RankStart, by page group, as text.
+// Returns the page counts of a RankReady or RankStart, by page group, as text.
 template <typename Message>
 std::string PagesText(const Message& message) {
   return absl::StrCat("pages ", absl::StrJoin(message.pages(), "+"),
@@ -58,7 +58,8 @@ std::string PagesText(const Message& message) {
                       absl::StrJoin(message.host_pages(), "+"));
 }
 
-// Lowers `least` to the smaller of both, by page group.
+// Sets each element of `least` to the smaller of itself and the rank's page
+// count.
 void TakeLeast(const google::protobuf::RepeatedField<int64_t>& pages,
                google::protobuf::RepeatedField<int64_t>* least) {
   for (int g = 0; g < least->size(); ++g) {
@@ -66,7 +67,8 @@ void TakeLeast(const google::protobuf::RepeatedField<int64_t>& pages,
   }
 }
 
-// An error if a rank's page counts do not fit those of the leader.
+// Returns an error if a rank's page counts are not for the same page groups as
+// the leader's.
 absl::Status ComparePages(const std::string& name, const char* what,
                           const google::protobuf::RepeatedField<int64_t>& pages,
                           const google::protobuf::RepeatedField<int64_t>& want,
@@ -429,7 +431,8 @@ void RankGroupState::AddHash(uint64_t step_id, uint32_t rank, uint64_t hash) {
          std::all_of(steps_.front().hashes.begin(), steps_.front().hashes.end(),
                      [](const auto& each) { return each.has_value(); })) {
     steps_.pop_front();
-    // The next step begins only now.
+    // The timeout of the next step starts only now, because ranks run steps one
+    // after the other.
     if (!steps_.empty()) {
       steps_.front().since = std::max(steps_.front().since, last_time_);
     }
@@ -449,7 +452,8 @@ void RankGroupState::OnTime(absl::Time now) {
   const absl::Duration passed = now - last_time_;
   last_time_ = now;
   if (passed > heartbeat_timeout_ / 2) {
-    // This process was held up. Messages may be waiting in its own sockets.
+    // This process did not run for a while. Messages of followers may be
+    // waiting in its sockets, so that time does not count.
     for (auto& [id, link] : links_) {
       link.last_message = std::min(now, link.last_message + passed);
     }
@@ -466,7 +470,7 @@ void RankGroupState::OnTime(absl::Time now) {
   const std::string limit = absl::FormatDuration(heartbeat_timeout_);
   for (const LinkId id : silent) {
     const auto found = links_.find(id);
-    if (found == links_.end()) continue;  // the group has just ended
+    if (found == links_.end()) continue;  // the group has ended in this loop
     if (!found->second.rank.has_value()) {
       Refuse(id, RankRefusal::NO_HELLO,
              absl::StrCat("no RankHello within ", limit), nullptr);
@@ -529,7 +533,8 @@ template <typename Predicate>
 std::string RankGroupState::NamesWhere(const Predicate& waits) const {
   std::string names;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
-    // The leader has no call and does not join.
+    // While the group is joining, only followers can be missing, not the
+    // leader.
     if (rank == 0 && phase_ == Phase::kJoining) continue;
     if (!waits(members_[rank])) continue;
     absl::StrAppend(&names, names.empty() ? "" : ", ", members_[rank].name);

@@ -41,8 +41,8 @@ struct RankGroupOptions {
   std::function<absl::StatusOr<CombinedIds>(
       absl::Span<const std::string> tiles_by_rank)>
       combine;
-  // The longest time until every rank has joined, and then again until every
-  // rank is ready.
+  // The longest time until every rank has joined (join_timeout), and after that
+  // until every rank is ready (load_timeout).
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration load_timeout = absl::Hours(1);
   // The group ends if a rank takes longer than this for a step.
