@@ -28,7 +28,8 @@ Admission Limited() {
   return Admission(limits, /*max_queue=*/3);
 }
 
-TEST(WorkerAdmissionTest, APromptOfTheModelsLengthNeverFits) {
+TEST(WorkerAdmissionTest,
+     APromptThatLeavesNoRoomForOutputIsRefusedAsNeverFits) {
   EXPECT_TRUE(Limited().CheckRequest(Good()).ok());
   Request request = Good();
   request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(32, 1));
@@ -54,7 +55,7 @@ TEST(WorkerAdmissionTest, ARequestForOtherWeightsIsRetriedElsewhere) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST(WorkerAdmissionTest, AWrongValueIsNotRetriedElsewhere) {
+TEST(WorkerAdmissionTest, ARequestWithAnInvalidValueIsNotRetriedElsewhere) {
   Request request = Good();
   request.sampling.set_n(5);
   const Refusal refusal = Limited().CheckRequest(request);
@@ -76,14 +77,14 @@ TEST(WorkerAdmissionTest, AFullQueueAcceptsARequestThatStartsAtOnce) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST(WorkerAdmissionTest, ALiveIdAndAttemptIsRefused) {
+TEST(WorkerAdmissionTest, RefusesARequestWhoseIdAndAttemptAreLive) {
   const Refusal refusal = Limited().CheckPlace(Good(), {.is_live = true});
   EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kAlreadyExists,
                                        HasSubstr("request r, attempt 2")));
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
-TEST(WorkerAdmissionTest, OnlyADrainHasTheReasonDraining) {
+TEST(WorkerAdmissionTest, OnlyADrainRefusesWithTheReasonDraining) {
   EXPECT_TRUE(Admission::CheckState(Serving::kRunning).ok());
   EXPECT_EQ(Admission::CheckState(Serving::kDraining).reason,
             kvasir::v1::Refusal::DRAINING);

@@ -193,7 +193,8 @@ TEST_P(EngineTest, ARequestUsesAnAllowedEvictionBudget) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, ABudgetThatOutgrowsThePoolIsRefusedAndTheEngineContinues) {
+TEST_P(EngineTest,
+       AnEvictionBudgetTooLargeForThePoolIsRefusedAndTheEngineContinues) {
   fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
   options_.scheduler.max_model_len = 4 * kPages + 9;
   options_.scheduler.eviction.groups = {
@@ -239,7 +240,7 @@ TEST_P(EngineTest, WarmsUpWithTheLargestBatchBeforeItIsReady) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, AFailedWarmUpIsTheErrorOfStart) {
+TEST_P(EngineTest, StartReturnsTheErrorOfAFailedWarmUp) {
   FailSteps(absl::InternalError("no such kernel"));
   EXPECT_THAT(Start(), StatusIs(absl::StatusCode::kInternal,
                                 HasSubstr("no such kernel")));
@@ -249,7 +250,7 @@ TEST_P(EngineTest, AFailedWarmUpIsTheErrorOfStart) {
       StatusIs(absl::StatusCode::kUnavailable, HasSubstr("failed")));
 }
 
-TEST_P(EngineTest, RefusesBeforeStartAndAfterStop) {
+TEST_P(EngineTest, SubmitRefusesBeforeStartAndAfterStop) {
   KVASIR_ASSERT_OK(Start());
   engine_->Stop();
   const Refusal refusal =
@@ -259,7 +260,7 @@ TEST_P(EngineTest, RefusesBeforeStartAndAfterStop) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST_P(EngineTest, RefusesInvalidRequests) {
+TEST_P(EngineTest, SubmitRefusesInvalidRequests) {
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("r");
   request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(64, 1));
@@ -329,7 +330,7 @@ TEST_P(EngineTest, WithoutAQueueOnlyRequestsWithAFreeSeatAreAccepted) {
   EXPECT_EQ(later->samples()[0].tokens, Expected(MakeRequest("later")));
 }
 
-TEST_P(EngineTest, RefusesALiveIdAndAttemptButNotItsNextAttempt) {
+TEST_P(EngineTest, SubmitRefusesALiveAttemptButAcceptsTheNextOne) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -350,7 +351,7 @@ TEST_P(EngineTest, RefusesALiveIdAndAttemptButNotItsNextAttempt) {
   EXPECT_EQ(second->samples()[0].finish->reason(), kvasir::v1::FINISH_ABORT);
 }
 
-TEST_P(EngineTest, AbortDuringAStepDropsItsTokens) {
+TEST_P(EngineTest, AnAbortDuringAStepDropsTheTokensOfThatStep) {
   KVASIR_ASSERT_OK(Start());
   gate_.CloseAfter(2);
   const auto sink = std::make_shared<WaitableSink>();
@@ -387,7 +388,7 @@ TEST_P(EngineTest, ADrainRefusesNewRequestsAndFinishesOldOnes) {
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
 }
 
-TEST_P(EngineTest, ADrainFinishesSequencesInTheHostPool) {
+TEST_P(EngineTest, ADrainAlsoFinishesSequencesInTheHostPool) {
   options_.scheduler.max_queue = 8;
   KVASIR_ASSERT_OK(Start());
   std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
@@ -412,7 +413,7 @@ TEST_P(EngineTest, ADrainFinishesSequencesInTheHostPool) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, StopEndsRunningAndWaitingRequestsAsDraining) {
+TEST_P(EngineTest, StopFailsRunningAndWaitingRequestsWithTheReasonDraining) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   std::vector<std::shared_ptr<WaitableSink>> sinks;
@@ -444,7 +445,8 @@ TEST_P(EngineTest, StopEndsRunningAndWaitingRequestsAsDraining) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, RefuseAllDuringAStepDropsItsTokensAndTheEngineContinues) {
+TEST_P(EngineTest,
+       RefuseAllDuringAStepDropsTheStepsTokensAndTheEngineContinues) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto running = std::make_shared<WaitableSink>();
@@ -502,7 +504,7 @@ TEST_P(EngineTest, AFailedStepFailsEveryRequest) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, NumbersThatAreNotFiniteFailOnlyTheirRequest) {
+TEST_P(EngineTest, NonFiniteNumbersFailOnlyTheRequestThatProducedThem) {
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
   // Two requests with prompts of 8 tokens get a fault: `latent` in its prefill,
@@ -557,7 +559,7 @@ TEST_P(EngineTest, NumbersThatAreNotFiniteFailOnlyTheirRequest) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
+TEST_P(EngineTest, WatchdogReportsTheHangingStepWithoutTokenIds) {
   base::Mutex mutex;
   base::CondVar changed;
   std::vector<StallReport> reports;
@@ -866,7 +868,7 @@ TEST_P(EngineTest, TheNextStepIsEnqueuedBeforeTokensAreDelivered) {
 
 // The step that was planned ahead samples a token for the request that has
 // ended; that token is dropped.
-TEST_P(EngineTest, AWastedStepIsAwaitedBeforeTheEngineIsIdle) {
+TEST_P(EngineTest, AStepPlannedAheadForAnEndedRequestIsStillAwaited) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("a", 20);
@@ -939,7 +941,8 @@ TEST_P(EngineTest, APlanThatFailsWhileAStepRunsFailsEveryRequest) {
   }
 }
 
-TEST_P(EngineTest, TheLastStepIsAwaitedWithoutRequestsAndItsFailureIsReported) {
+TEST_P(EngineTest,
+       AStepWhoseRequestsHaveEndedIsAwaitedAndItsFailureIsReported) {
   options_.warm_up = false;
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
@@ -985,7 +988,7 @@ class LingeringSink final : public WaitableSink {
   const Request own_;
 };
 
-TEST_P(EngineTest, AStopAwaitsTheRunningStepAndReportsItsFailure) {
+TEST_P(EngineTest, StopAwaitsTheRunningStepAndReportsItsFailure) {
   options_.warm_up = false;
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };

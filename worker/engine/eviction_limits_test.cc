@@ -43,7 +43,7 @@ void ExpectRefused(const EvictionLimits& limits, const EvictionBudget& budget,
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
 }
 
-TEST(EvictionLimitsTest, ARequestMayKeepMoreThanThePlan) {
+TEST(EvictionLimitsTest, ARequestMayKeepMoreSlotsThanThePlan) {
   const EvictionLimits limits = Limits();
   for (const char* text : {"0.2", "0.5", "1", "100", "4000"}) {
     KVASIR_EXPECT_OK(
@@ -68,14 +68,15 @@ TEST(EvictionLimitsTest, ARequestMayKeepMoreThanThePlan) {
       << "nothing is evicted, of the output either";
 }
 
-TEST(EvictionLimitsTest, ThePlansOwnBudgetGivesThePlansCounts) {
+TEST(EvictionLimitsTest, ThePlansOwnBudgetGivesThePlansEvictionCounts) {
   EvictionLimits limits = Limits();
   limits.groups.pop_back();
   EXPECT_EQ(EvictionsOf(Budget("0.2"), limits)[1],
             limits.groups[1].pages.eviction);
 }
 
-TEST(EvictionLimitsTest, LessThanThePlanIsRefusedUnlessTheOperatorAllowsIt) {
+TEST(EvictionLimitsTest,
+     KeepingLessThanThePlanIsRefusedUnlessTheOperatorAllowsIt) {
   EvictionLimits limits = Limits();
   ExpectRefused(limits, Budget("0.1"), 1000,
                 "eviction_budget is 0.1 and keeps 100 slots at 1000 prompt "
@@ -94,8 +95,7 @@ TEST(EvictionLimitsTest, LessThanThePlanIsRefusedUnlessTheOperatorAllowsIt) {
       CheckEvictionBudget(Budget("150"), {1000, 1000 + 100}, limits));
 }
 
-TEST(EvictionLimitsTest,
-     AMinimumAboveThePlansBudgetDoesNotRefuseThePlansBudget) {
+TEST(EvictionLimitsTest, ThePlansBudgetIsAllowedEvenBelowTheOperatorsMinimum) {
   EvictionLimits limits = Limits();
   limits.min_budget = Budget("1");
   KVASIR_EXPECT_OK(
@@ -103,7 +103,7 @@ TEST(EvictionLimitsTest,
   ExpectRefused(limits, Budget("0.1"), 1000, "what the served plan keeps");
 }
 
-TEST(EvictionLimitsTest, SinksAndRecentTokensAlwaysStay) {
+TEST(EvictionLimitsTest, ABudgetMustHaveRoomForSinksAndRecentTokens) {
   EvictionLimits limits = Limits();
   limits.min_budget = Budget("2");
   ExpectRefused(limits, Budget("35"), 40,
@@ -135,7 +135,7 @@ TEST(EvictionLimitsTest, APlanThatEvictsNothingRefusesEveryBudget) {
   KVASIR_EXPECT_OK(CheckEvictionLimits(limits));
 }
 
-TEST(EvictionLimitsTest, ABudgetThatOutgrowsThePoolIsRefused) {
+TEST(EvictionLimitsTest, ABudgetThatLetsASequenceOutgrowThePoolIsRefused) {
   EvictionLimits limits = Limits();
   limits.groups[2].num_pages = 30;  // 30 * 16 = 480 slots
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("1"), {400, 480}, limits));
@@ -176,7 +176,7 @@ TEST(EvictionLimitsTest, AnInvalidBudgetIsRefused) {
 }
 
 TEST(EvictionLimitsTest,
-     APlansLimitsAreItsGroupsWithTheirSinksAndRecentTokens) {
+     TheLimitsOfAPlanHaveItsGroupsWithTheirSinksAndRecentTokens) {
   plan::AttentionShape shape;
   shape.num_heads = shape.num_kv_heads = 2;
   shape.head_dim = shape.rotary_dim = 32;

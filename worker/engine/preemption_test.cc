@@ -5,7 +5,7 @@
 namespace kvasir::worker {
 namespace {
 
-TEST(PreemptionTest, CopiesIfBothDirectionsTakeLessThanAPrefill) {
+TEST(PreemptionTest, CopiesIfCopyingOutAndBackTakesLessThanAPrefill) {
   // Copying 500 bytes out and back takes 2 * 500 / 1000 = 1 second, as long as
   // the prefill of 100 tokens.
   PreemptionCosts costs = {.image_bytes = 499,
@@ -27,7 +27,7 @@ TEST(PreemptionTest, ASequenceWithoutComputedTokensIsNotCopied) {
   EXPECT_EQ(ChoosePreemption({}), Preemption::kRecompute);
 }
 
-TEST(PrefillRateTest, TheRateIsAssumedUntilAStepTookTime) {
+TEST(PrefillRateTest, TheAssumedRateIsUsedUntilAStepWasMeasured) {
   PrefillRate rate;
   EXPECT_EQ(rate.tokens_per_second(), kAssumedPrefillTokensPerSecond);
   rate.Add(100, absl::ZeroDuration());

@@ -234,7 +234,7 @@ TEST(SchedulerAheadTest, ASequenceThatLacksPagesDoesNotStopPlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, AGrownPrefixAdmitsAWaitingSequence) {
+TEST(SchedulerAheadTest, AWaitingSequenceStartsOnceEnoughOfItsPrefixIsCached) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16
@@ -291,7 +291,8 @@ TEST(SchedulerAheadTest, SidePagesStopPlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, PenaltiesMinTokensAndLogProbabilitiesAreExactAhead) {
+TEST(SchedulerAheadTest,
+     PenaltiesMinTokensAndLogProbabilitiesAreExactInStepsPlannedAhead) {
   Scenario scenario;
   scenario.Run(R"(
     submit a max=12 min=6 penalties logprobs=2 temp=1 seed=4

@@ -15,7 +15,7 @@ struct Case {
 
 class SchedulerScenarioTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(SchedulerScenarioTest, RunsAsWritten) {
+TEST_P(SchedulerScenarioTest, EveryStepOfTheScriptRunsAsWritten) {
   Scenario scenario;
   scenario.Run(GetParam().script);
   scenario.Run("expect idle");  // holds at the end of every case

@@ -40,7 +40,7 @@ TEST(SchedulerStopTest, AStopIdEndsTheOutputAndIsDelivered) {
   EXPECT_EQ(scenario.sink("a").samples()[0].finish->output_tokens(), 3u);
 }
 
-TEST(SchedulerStopTest, EndOfSequenceEndsUnlessIgnored) {
+TEST(SchedulerStopTest, TheEndOfSequenceTokenEndsTheOutputUnlessIgnored) {
   const int32_t third = Greedy("a", 3)[2];
   Scenario scenario;
   scenario.Run(absl::StrCat("options eos=", third, R"(
@@ -68,7 +68,7 @@ TEST(SchedulerStopTest, NoStopIdIsSampledBelowMinTokens) {
   EXPECT_EQ(std::count(tokens.begin(), tokens.begin() + 4, first), 0);
 }
 
-TEST(SchedulerLogprobsTest, AreExactForEachTokenAndPosition) {
+TEST(SchedulerLogprobsTest, LogProbabilitiesAreExactForEachTokenAndPosition) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=7 seqs=3
@@ -376,7 +376,7 @@ TEST(SchedulerApplyTest, OnlyTheRequestWithoutAnAllowedTokenFails) {
   KVASIR_EXPECT_OK(bare.cache.CheckInvariants());
 }
 
-TEST(SchedulerOptionsTest, ContradictionsAreRefusedWithTheNumbers) {
+TEST(SchedulerOptionsTest, ContradictoryOptionsAreRefusedWithTheirNumbers) {
   Bare bare;
   const auto create = [&](auto change) {
     SchedulerOptions options = bare.options;
@@ -440,7 +440,7 @@ TEST(SchedulerHostPoolTest, ImagesAreFreedAfterAFailedStep) {
   )");
 }
 
-TEST(SchedulerHostPoolTest, QueuedTokensAreTheTokensLeftToRun) {
+TEST(SchedulerHostPoolTest, QueuedTokensCountOnlyTokensThatAreLeftToRun) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
   EXPECT_EQ(scenario.scheduler().Load().queued_tokens, 1u);

@@ -169,7 +169,7 @@ void ExpectAllOk(const std::vector<absl::Status>& results) {
   for (const absl::Status& result : results) KVASIR_EXPECT_OK(result);
 }
 
-TEST_P(CollectiveTest, ShardsNameTheRanksInOrder) {
+TEST_P(CollectiveTest, EachShardHasTheRanksNumberAndTheGroupsSize) {
   for (int64_t r = 0; r < size(); ++r) {
     EXPECT_EQ(rank(r)->shard(), (plan::TpShard{r, size()}));
   }
@@ -196,7 +196,7 @@ TEST_P(CollectiveTest, EveryRankGetsTheSumInRankOrder) {
   for (const auto& of_rank : sums) EXPECT_EQ(of_rank, sums[0]);
 }
 
-TEST_P(CollectiveTest, SignsOfZeroAndInfinitiesEqualTheSums) {
+TEST_P(CollectiveTest, SumsOfSignedZerosAndInfinitiesAreExact) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   ExpectAllOk(Run([&](HostRank& own, int64_t r) {
     std::vector<float> data = {-0.0f, r == 0 ? -0.0f : 0.0f,
@@ -273,7 +273,7 @@ TEST_P(CollectiveTest, EveryRankGetsTheDataOfRank0) {
 }
 
 // Random calls of all kinds; each rank pauses at random before calls.
-TEST_P(CollectiveTest, CallsOfAllKindsFollowEachOther) {
+TEST_P(CollectiveTest, RandomCallsOfAllKindsGiveTheRightResults) {
   const int calls = GetParam().calls;
   ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
     std::mt19937 random(11);  // the same on all ranks
@@ -322,7 +322,7 @@ TEST_P(CollectiveTest, CallsOfAllKindsFollowEachOther) {
   }));
 }
 
-TEST_P(CollectiveTest, CountingMemoryWaitsForNoRank) {
+TEST_P(CollectiveTest, CallsThatOnlyCountMemoryDoNotWaitForOtherRanks) {
   HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
   kernels::Workspace counter = kernels::Workspace::Counting();
@@ -338,7 +338,7 @@ TEST_P(CollectiveTest, CountingMemoryWaitsForNoRank) {
 }
 
 // Only rank 1 makes these calls, which have no numbers.
-TEST_P(CollectiveTest, EmptyCallsWaitForNoRank) {
+TEST_P(CollectiveTest, EmptyCallsDoNotWaitForOtherRanks) {
   HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
   std::vector<float> none;
@@ -444,7 +444,7 @@ TEST_P(CollectiveTest, ARankThatGivesUpEndsTheCallsOfAllOthers) {
   }
 }
 
-TEST_P(CollectiveTest, CallsOfAnotherThreadEndWhenThisRankGivesUp) {
+TEST_P(CollectiveTest, AbortEndsACallOfTheSameRankOnAnotherThread) {
   absl::Status ended, after;
   std::thread waiting([&] {
     HostRank own = Own(0);
@@ -465,7 +465,7 @@ TEST_P(CollectiveTest, CallsOfAnotherThreadEndWhenThisRankGivesUp) {
   }
 }
 
-TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
+TEST_P(CollectiveTest, CallsOfDifferentSizesFailOnAllRanks) {
   UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {
@@ -495,7 +495,7 @@ TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
   EXPECT_GE(reported, 1);
 }
 
-TEST_P(CollectiveTest, DifferentKindsOfCallsEndAllRanks) {
+TEST_P(CollectiveTest, CallsOfDifferentKindsFailOnAllRanks) {
   UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {
@@ -513,7 +513,7 @@ TEST_P(CollectiveTest, DifferentKindsOfCallsEndAllRanks) {
   }
 }
 
-TEST(SingleRankTest, CollectivesDoNotChangeItsData) {
+TEST(SingleRankTest, CallsDoNotChangeTheDataOfASingleRank) {
   std::vector<std::unique_ptr<Collective>> ones = InProcessGroup::Create(1);
   ASSERT_EQ(ones.size(), 1u);
   ones.push_back(std::make_unique<SingleRank>());

@@ -155,7 +155,7 @@ class CudaGraphsOfPlanTest : public CudaGraphsTest,
 // A graph replays the launches of an earlier step with the same key. So two
 // steps with the same key, run without graphs, must make launches that are
 // equal to the byte, whatever data the steps upload.
-TEST_P(CudaGraphsOfPlanTest, StepsOfOneKeyLaunchTheSameToTheByte) {
+TEST_P(CudaGraphsOfPlanTest, StepsWithTheSameGraphKeyMakeIdenticalLaunches) {
   Make(GetParam(), /*graphs=*/false, /*deterministic=*/false);
   TakeLaunched();
   std::vector<Launched> steps;
@@ -186,7 +186,7 @@ TEST_P(CudaGraphsOfPlanTest, StepsOfOneKeyLaunchTheSameToTheByte) {
   EXPECT_EQ(alike, 6 * 5 / 2 + 3 + 1 + 1);
 }
 
-TEST_P(CudaGraphsOfPlanTest, ContextsOfAnyLengthLaunchTheSame) {
+TEST_P(CudaGraphsOfPlanTest, ContextsOfAnyLengthMakeIdenticalLaunches) {
   Make(GetParam(), /*graphs=*/false, /*deterministic=*/true,
        /*max_model_len=*/900);
   DirectRunner runner(&rank_->executor(), &rank_->layout(), rank_->pages());
@@ -224,7 +224,7 @@ INSTANTIATE_TEST_SUITE_P(Plans, CudaGraphsOfPlanTest,
                            return name;
                          });
 
-TEST_F(CudaGraphsTest, AReplayedStepIsOneCall) {
+TEST_F(CudaGraphsTest, AReplayedStepIsASingleGraphLaunch) {
   Make(plan::kDensePreset, /*graphs=*/true, /*deterministic=*/false);
   std::vector<size_t> launches;
   RunSteps([&] { launches.push_back(runtime_.launches().size()); });
@@ -240,7 +240,8 @@ TEST_F(CudaGraphsTest, AReplayedStepIsOneCall) {
 
 // Lets one CUDA call fail in each round. The step then runs without a graph, so
 // no request fails and the tokens are the same.
-TEST_F(CudaGraphsTest, AfterAFailedCaptureNoneFollowsAndResultsAreTheSame) {
+TEST_F(CudaGraphsTest,
+       AfterAFailedCaptureStepsRunWithoutGraphsAndGiveTheSameResults) {
   Make(plan::kDensePreset, /*graphs=*/false, /*deterministic=*/true);
   const std::vector<std::string> want = RunSteps(nullptr, kFewGraphSteps);
   struct Failure {

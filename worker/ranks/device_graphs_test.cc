@@ -36,7 +36,7 @@ Ran RunSteps(const std::string& plan, bool graphs, bool deterministic) {
 
 class DeviceGraphsTest : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(DeviceGraphsTest, AReplayedStepHasTheBitsOfItsOps) {
+TEST_P(DeviceGraphsTest, AReplayedStepHasTheSameBitsAsAStepRunOpByOp) {
   const bool deterministic = GetParam() != plan::kDensePreset;
   const Ran want = RunSteps(GetParam(), false, deterministic);
   const Ran have = RunSteps(GetParam(), true, deterministic);

@@ -147,7 +147,7 @@ TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedWithTheOpsName) {
   EXPECT_GT(refused, 0);
 }
 
-TEST(EmulatedRankTest, RanksOfAGroupAreRefusedAtLoad) {
+TEST(EmulatedRankTest, ARankOfAGroupIsRefusedAtLoadIfTheDeviceLacksAllReduce) {
   RankOptions options = SmallOptions();
   UseEmulated(DType::kF32, kernels::emulated::Ops(), &options);
   const auto group = InProcessGroup::Create(2);
@@ -156,7 +156,7 @@ TEST(EmulatedRankTest, RanksOfAGroupAreRefusedAtLoad) {
                        "all_reduce_sum: the device has no kernel for it"));
 }
 
-TEST(EmulatedRankTest, NumericsNameTheDevice) {
+TEST(EmulatedRankTest, TheNumericsIdNamesTheDevice) {
   const auto numerics = [](std::optional<DType> activations) -> std::string {
     RankOptions options = SmallOptions();
     if (activations.has_value()) {
@@ -214,7 +214,7 @@ class CountedCopies final : public kernels::DeviceObserver {
   void OnAllocate(size_t) override { ++allocations; }
 };
 
-TEST(EmulatedRankTest, AStepIsOneUploadAndOneReadBack) {
+TEST(EmulatedRankTest, AStepMakesOneUploadAndOneReadBack) {
   RankOptions options = SmallOptions();
   UseEmulated(DType::kBf16, kernels::emulated::Ops(), &options);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
@@ -313,7 +313,7 @@ struct LogitsCase {
 
 class EmulatedLogitsTest : public ::testing::TestWithParam<LogitsCase> {};
 
-TEST_P(EmulatedLogitsTest, EqualTheCpusWithinRounding) {
+TEST_P(EmulatedLogitsTest, LogitsEqualThoseOfTheCpuWithinRounding) {
   RankOptions options = SmallOptions();
   options.kv_cache_bytes = 16 << 20;
   Forced cpu;

@@ -256,7 +256,7 @@ constexpr char kHead[] =
 
 // Compares the accesses with the committed table. If KVASIR_WRITE_ACCESSES
 // names a file, writes a new table there.
-TEST(EmulatedStepsTest, AccessesOfKernelsHaveNotGrownByFivePerCent) {
+TEST(EmulatedStepsTest, MemoryAccessesOfKernelsHaveNotGrownByFivePerCent) {
   const std::map<std::string, Cost> costs = Costs();
   if (const char* const path = std::getenv("KVASIR_WRITE_ACCESSES")) {
     std::ofstream file(path);

@@ -11,7 +11,7 @@
 namespace kvasir::worker {
 namespace {
 
-TEST(RankDeviceDeathTest, TheHostCanReadPagesUnlessTheDeviceIsStrict) {
+TEST(RankDeviceDeathTest, TheHostCanReadPagesUnlessTheTestDeviceIsStrict) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
   const auto& layers = rank->executor().arenas().layers();
   ASSERT_FALSE(layers.empty());

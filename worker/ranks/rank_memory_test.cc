@@ -104,7 +104,7 @@ double ShareOf(int64_t part, int64_t all) {
   return static_cast<double>(part) / static_cast<double>(all);
 }
 
-TEST(GroupMemoryTest, ARankReadsItsPartOfTheCheckpoint) {
+TEST(GroupMemoryTest, ARankReadsOnlyItsPartOfTheCheckpoint) {
   const SavedCheckpoint saved(WideShape(), kernels::DType::kBf16);
   const auto plan = WholePlan(WideShape());
   const auto one = LoadGroup({saved.folder()}, plan);
@@ -156,7 +156,7 @@ std::vector<std::vector<int32_t>> Answers(const Group& group) {
   return answers;
 }
 
-TEST(GroupMemoryTest, RanksThatRunHoldTheirShareOfWeightsAndLatents) {
+TEST(GroupMemoryTest, EachRankHoldsOnlyItsShareOfWeightsAndLatents) {
   const SavedCheckpoint saved(WideShape(), kernels::DType::kBf16);
   const auto plan = WholePlan(WideShape());
   const auto one = LoadGroup({saved.folder()}, plan);
@@ -306,7 +306,7 @@ bool HasSharedLatents(const cache::PageLayout& layout) {
   return false;
 }
 
-TEST(GroupMemoryTest, ARankOfALargeModelHoldsItsShare) {
+TEST(GroupMemoryTest, ARankOfALargeModelHoldsOnlyItsShareOfWeightsAndPages) {
   // The presets and group sizes for which ranks share latents: groups of 4
   // heads, if each of 4 ranks has 2 heads; and SVDq, whose groups contain all
   // heads.
@@ -336,7 +336,7 @@ TEST(GroupMemoryTest, ARankOfALargeModelHoldsItsShare) {
   EXPECT_EQ(shared, expected);
 }
 
-TEST(GroupMemoryTest, ARankOfALargeModelReadsItsShare) {
+TEST(GroupMemoryTest, ARankOfALargeModelReadsOnlyItsShareOfTheWeights) {
   for (const char* shape : {"tinyllama-1.1b", "llama-3-8b"}) {
     const Counted counted(shape, plan::kDensePreset);
     const int64_t all = counted.ReadBytes({});

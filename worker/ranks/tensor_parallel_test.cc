@@ -255,13 +255,14 @@ class TensorParallelTest : public ::testing::Test {
   std::map<std::pair<Over, int64_t>, Group> groups_;
 };
 
-TEST_F(TensorParallelTest, RanksComputeTheOutputOfOne) {
+TEST_F(TensorParallelTest, SeveralRanksComputeTheOutputOfASingleRank) {
   ExpectSameAsOne(TinyShape(), {2, 4, 8});
 }
 
 // With only 40 token ids, one rank has no rows of output head and embedding,
 // and another has only part of a panel.
-TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneWithFewIds) {
+TEST_F(TensorParallelTest,
+       SeveralRanksComputeTheOutputOfASingleRankWithASmallVocabulary) {
   model::ModelShape shape = TinyShape();
   shape.vocab_size = 40;
   ExpectSameAsOne(shape, {2, 4, 8});
@@ -320,7 +321,7 @@ std::vector<std::vector<float>> LogprobsOf(int64_t size) {
   return logprobs;
 }
 
-TEST_F(TensorParallelTest, RanksGiveTheLogprobsOfOne) {
+TEST_F(TensorParallelTest, SeveralRanksGiveTheLogprobsOfASingleRank) {
   const std::vector<float> one = LogprobsOf(1)[0];
   ASSERT_EQ(one.size(), 24 + 4 * (2 + 3 * 2));
   for (const int64_t size : {2, 4, 8}) {
@@ -388,7 +389,7 @@ std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
 
 // Each rank scores its units with its own heads only. Other ranks influence the
 // scores only through sums, which differ in the last bits.
-TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneRankKeeps) {
+TEST_F(TensorParallelTest, SeveralRanksKeepTheTokensThatASingleRankKeeps) {
   PlanCase plan_case = {"Evicts", plan_cases::Full("POST_ROPE"),
                         plan_cases::Full("NO_ROPE")};
   const std::map<size_t, std::string> units_of = {
@@ -421,12 +422,14 @@ TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneRankKeeps) {
 
 // These families add the results of attention and MLP to one residual stream,
 // each with a bias that only rank 0 may add.
-TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneInLayerNormFamilies) {
+TEST_F(TensorParallelTest,
+       SeveralRanksComputeTheOutputOfASingleRankInLayerNormFamilies) {
   ExpectSameAsOne(TinyNeoxShape(), {2, 4});
   ExpectSameAsOne(TinyOptShape(), {2, 4});
 }
 
-TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneUnderEveryPlan) {
+TEST_F(TensorParallelTest,
+       SeveralRanksComputeTheOutputOfASingleRankUnderEveryPlan) {
   int64_t clear_rows = 0;
   for (const PlanCase& plan_case : PlanCases()) {
     SCOPED_TRACE(plan_case.name);
@@ -435,7 +438,8 @@ TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneUnderEveryPlan) {
   EXPECT_GT(clear_rows, 100);
 }
 
-TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneInOtherFamilies) {
+TEST_F(TensorParallelTest,
+       SeveralRanksComputeTheOutputOfASingleRankInOtherFamilies) {
   constexpr int64_t kWindow = 7;
   int64_t clear_rows = 0;
   for (const FamilyCase& each : FamilyCases(kWindow)) {

@@ -75,7 +75,7 @@ TEST(GenerateStreamTest, QueuedTokensOfASampleAreMergedIntoOneEvent) {
   EXPECT_THAT(NextIds(&stream), ElementsAre(9));
 }
 
-TEST(GenerateStreamTest, TokensThatWaitKeepTheirLogProbabilities) {
+TEST(GenerateStreamTest, QueuedTokensKeepTheirLogProbabilities) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 1, {1});
@@ -99,7 +99,7 @@ TEST(GenerateStreamTest, TokensThatWaitKeepTheirLogProbabilities) {
   EXPECT_EQ(sent.prompt_logprobs(0).logprob(), -1.0f);
 }
 
-TEST(GenerateStreamTest, TheLastEventEndsTheCallWithIt) {
+TEST(GenerateStreamTest, TheLastEventIsWrittenTogetherWithTheEndOfTheCall) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
@@ -135,7 +135,7 @@ TEST(GenerateStreamTest, ARefusalEndsTheCallWithItsReason) {
   EXPECT_FALSE(stream.Next().has_value());
 }
 
-TEST(GenerateStreamTest, AFailureFollowsTheQueuedTokens) {
+TEST(GenerateStreamTest, AFailureIsSentAfterTheQueuedTokens) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
@@ -149,7 +149,7 @@ TEST(GenerateStreamTest, AFailureFollowsTheQueuedTokens) {
               StatusIs(absl::StatusCode::kInternal, "rank 1 is lost"));
 }
 
-TEST(GenerateStreamTest, ACancelAbortsTheEngineAndFinishesOnce) {
+TEST(GenerateStreamTest, ACancelAbortsTheRequestAndEndsTheCallOnce) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
@@ -173,7 +173,7 @@ TEST(GenerateStreamTest, ACancelWaitsForTheWriteInFlight) {
   EXPECT_EQ(NextKind(&stream), Kind::kFinish);
 }
 
-TEST(GenerateStreamTest, ACancelBeforeTheEngineKnowsTheRequestAbortsItThen) {
+TEST(GenerateStreamTest, ACancelBeforeSubmitReturnsAbortsTheRequestAfterwards) {
   GenerateStream stream(kAmple);
   stream.OnCancel();
   EXPECT_EQ(NextKind(&stream), Kind::kFinish);

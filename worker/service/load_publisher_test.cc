@@ -99,7 +99,7 @@ TEST(LoadPublisherTest, StopClosesEveryWatcherIncludingLaterOnes) {
   EXPECT_EQ(late->closed, 1);
 }
 
-TEST(LoadPublisherTest, ADestroyedWatcherIsForgotten) {
+TEST(LoadPublisherTest, ADestroyedWatcherGetsNoMoreReports) {
   LoadPublisher publisher(absl::Milliseconds(10));
   auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::ZeroDuration());

@@ -149,7 +149,7 @@ Answer ReadAll(grpc::ClientReader<v1::GenerateEvent>* reader,
   return answer;
 }
 
-TEST_F(WorkerServiceTest, AStreamIsAcceptedThenTokensInOrderThenOneFinish) {
+TEST_F(WorkerServiceTest, AStreamSendsAcceptedThenTokensInOrderThenOneFinish) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 5));
   const Answer answer = ReadAll(reader.get(), context);
@@ -186,14 +186,14 @@ TEST_F(WorkerServiceTest, TheDeadlineOfTheCallReachesTheEngine) {
   EXPECT_LT(absl::AbsDuration(error), absl::Seconds(2));
 }
 
-TEST_F(WorkerServiceTest, ACallWithoutADeadlineHasNone) {
+TEST_F(WorkerServiceTest, ACallWithoutADeadlineReachesTheEngineWithoutOne) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 1));
   KVASIR_EXPECT_OK(ReadAll(reader.get(), context).status);
   EXPECT_EQ(engine_.LastRequest()->deadline, absl::InfiniteFuture());
 }
 
-TEST_F(WorkerServiceTest, AResetMidStreamAbortsInTheEngine) {
+TEST_F(WorkerServiceTest, AResetMidStreamAbortsTheRequestInTheEngine) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 1000000));
   v1::GenerateEvent event;
@@ -206,7 +206,8 @@ TEST_F(WorkerServiceTest, AResetMidStreamAbortsInTheEngine) {
   EXPECT_EQ(engine_.Totals().aborted, 1u);
 }
 
-TEST_F(WorkerServiceTest, AResetBeforeTheFirstTokenAbortsInTheEngine) {
+TEST_F(WorkerServiceTest,
+       AResetBeforeTheFirstTokenAbortsTheRequestInTheEngine) {
   engine_.Hold(true);
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 10));
@@ -215,7 +216,7 @@ TEST_F(WorkerServiceTest, AResetBeforeTheFirstTokenAbortsInTheEngine) {
   EXPECT_TRUE(Eventually([&] { return engine_.live() == 0; }));
 }
 
-TEST_F(WorkerServiceTest, ADeadlineMidStreamAbortsInTheEngine) {
+TEST_F(WorkerServiceTest, ADeadlineMidStreamAbortsTheRequestInTheEngine) {
   grpc::ClientContext context;
   context.set_deadline(
       absl::ToChronoTime(absl::Now() + absl::Milliseconds(100)));
@@ -256,7 +257,7 @@ TEST_F(WorkerServiceTest, ARefusalCarriesCodeReasonAndDetail) {
   EXPECT_EQ(refusal->detail(), "queue: 64 of 64");
 }
 
-TEST_F(WorkerServiceTest, AnInvalidValueCarriesNoRefusal) {
+TEST_F(WorkerServiceTest, TheErrorForAnInvalidValueCarriesNoRefusal) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_prompt_token_ids("12345");
   grpc::ClientContext context;
@@ -310,7 +311,7 @@ TEST_F(WorkerServiceTest, ASlowReaderIsResetAndHoldsNoPages) {
   EXPECT_TRUE(answer.finishes.empty());
 }
 
-TEST_F(WorkerServiceTest, AMessageOverTheModelsLengthIsRefused) {
+TEST_F(WorkerServiceTest, AMessageLongerThanTheModelAllowsIsRefused) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_prompt_token_ids(std::string(4 << 20, '\0'));
   grpc::ClientContext context;

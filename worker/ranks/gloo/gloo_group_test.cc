@@ -86,7 +86,7 @@ int64_t ReceivedBytes(const std::vector<int>& connections) {
   return bytes;
 }
 
-TEST_F(GlooGroupTest, CountsTheBytesThatSocketsCarry) {
+TEST_F(GlooGroupTest, CountsTheBytesWrittenToSockets) {
   for (const int64_t size : {2, 3}) {
     const auto group = MakeGlooRanks(size, {.chunk_bytes = 1000});
     ASSERT_FALSE(group.empty());
@@ -111,7 +111,7 @@ TEST_F(GlooGroupTest, CountsTheBytesThatSocketsCarry) {
   }
 }
 
-TEST_F(GlooGroupTest, LeavesNoThreadAndNoSocket) {
+TEST_F(GlooGroupTest, ADestroyedGroupLeavesNoThreadAndNoSocket) {
   const size_t descriptors = Descriptors().size();
   const size_t threads = EntriesOf("/proc/self/task").size();
   for (int round = 0; round < 3; ++round) {
@@ -167,7 +167,7 @@ TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallAtTheTimeout) {
   }
 }
 
-TEST_F(GlooGroupTest, ARankThatIsGoneEndsCallsOfTheOthers) {
+TEST_F(GlooGroupTest, ARankThatIsGoneEndsTheCallsOfTheOthers) {
   auto group = MakeGlooRanks(3);
   ASSERT_FALSE(group.empty());
   std::thread leaves([&] {
@@ -229,7 +229,7 @@ TEST_F(GlooGroupTest, AConnectionThatIsCutEndsTheCallsOfAllRanks) {
   }
 }
 
-TEST_F(GlooGroupTest, RanksMayGiveUpInTheMiddleOfTraffic) {
+TEST_F(GlooGroupTest, RanksMayAbortWhileMessagesAreInFlight) {
   std::mt19937 random(4);
   for (int round = 0; round < 12; ++round) {
     const int64_t size = 2 + round % 3;
@@ -253,7 +253,7 @@ TEST_F(GlooGroupTest, RanksMayGiveUpInTheMiddleOfTraffic) {
   }
 }
 
-TEST_F(GlooGroupTest, LongReasonsAreShortened) {
+TEST_F(GlooGroupTest, ALongReasonForAnAbortIsShortened) {
   const auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
   group[1]->Abort(absl::InternalError(std::string(10000, 'r')));
@@ -299,7 +299,7 @@ TEST_F(GlooGroupTest, InvalidOptionsAreRefused) {
 }
 
 // Connect refuses addresses of different groups before it connects to any rank.
-TEST_F(GlooGroupTest, AddressesThatAreNotOfOneGroupAreRefused) {
+TEST_F(GlooGroupTest, AddressesOfDifferentGroupsAreRefused) {
   const auto begin = [](plan::TpShard shard, int64_t chunk_bytes = 64) {
     auto group = GlooGroup::Begin(
         {.shard = shard, .interface = "lo", .chunk_bytes = chunk_bytes});
@@ -332,7 +332,7 @@ TEST_F(GlooGroupTest, AddressesThatAreNotOfOneGroupAreRefused) {
 
 // Each rank is tested as the one that waits, because either of the two may
 // begin the connection.
-TEST_F(GlooGroupTest, WaitingForARankThatDoesNotComeEnds) {
+TEST_F(GlooGroupTest, ConnectTimesOutIfARankDoesNotConnect) {
   for (const int64_t rank : {0, 1}) {
     GlooOptions options = {.shard = {rank, 2},
                            .interface = "lo",

@@ -137,7 +137,7 @@ class GlooProcessTest : public ::testing::Test {
   }
 };
 
-TEST_F(GlooProcessTest, RanksSumAndEnd) {
+TEST_F(GlooProcessTest, RankProcessesSumAndEndWithoutAnError) {
   const auto ranks = StartRanks(4, absl::Seconds(30), 5000, 200);
   ExpectAllDone(ranks);
 }
@@ -220,7 +220,8 @@ TEST_F(GlooProcessTest, GarbageFromAStrangerBeforeTheRanksConnectEndsARank) {
 }
 
 // A rank that stands still for less than the timeout only delays the others.
-TEST_F(GlooProcessTest, ARankThatContinuesInTimeEndsNothing) {
+TEST_F(GlooProcessTest,
+       ARankThatIsStoppedForLessThanTheTimeoutOnlyDelaysTheOthers) {
   auto ranks = StartRanks(3, absl::Minutes(1), 1000, 2000);
   EXPECT_EQ(ranks[2]->ReadLine(), "call");
   ranks[2]->Signal(SIGSTOP);

@@ -107,7 +107,7 @@ class Follower {
   FollowerState state_;
 };
 
-TEST(FollowerStateTest, GoesFromHelloToTheEndOfItsSteps) {
+TEST(FollowerStateTest, AFollowerRunsFromTheHelloToTheDrain) {
   Follower follower;
   EXPECT_THAT(follower.Sent(), ElementsAre(HasSubstr("hello { identity")));
   follower.Welcome();
@@ -151,7 +151,7 @@ struct Broken {
 
 class BrokenFollowerTest : public ::testing::TestWithParam<Broken> {};
 
-TEST_P(BrokenFollowerTest, EndsWithTheReason) {
+TEST_P(BrokenFollowerTest, TheFollowerEndsWithTheReasonForTheFailure) {
   Follower follower = Follower::In(GetParam().phase);
   GetParam().act(&follower);
   EXPECT_EQ(follower.state().phase(), Phase::kEnded);
@@ -289,7 +289,7 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& each) { return each.param.name; });
 
-TEST(FollowerStateTest, MoreTilesThanALeaderTakesAreNotSent) {
+TEST(FollowerStateTest, MoreWeightTilesThanALeaderAcceptsAreNotSent) {
   Follower follower = Follower::In(Phase::kLoading);
   kvasir::v1::RankReady ready = Ready();
   ready.set_weight_tiles(std::string(kMaxReadyBytes + 1, 't'));
@@ -342,7 +342,7 @@ TEST(FollowerStateTest, DoesNotCountItsOwnDelayAgainstTheLeader) {
   EXPECT_EQ(follower.state().phase(), Phase::kEnded);
 }
 
-TEST(FollowerStateTest, WaitsForOtherRanksToLoadWhileTheLeaderLives) {
+TEST(FollowerStateTest, WaitsForOtherRanksToLoadAsLongAsTheLeaderIsAlive) {
   Follower follower = Follower::In(Phase::kReady);
   follower.Pass(absl::Hours(1), true);
   EXPECT_EQ(follower.state().phase(), Phase::kReady);

@@ -231,7 +231,8 @@ class ModelGroup {
 
 class ModelRanksGrpcTest : public ::testing::TestWithParam<uint32_t> {};
 
-TEST_P(ModelRanksGrpcTest, AGroupGivesTheResultsOfRanksWithoutGrpc) {
+TEST_P(ModelRanksGrpcTest,
+       AGroupOverGrpcGivesTheSameResultsAsRanksWithoutGrpc) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one, MakeRank(nullptr));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ones,
                               Generate(&one->executor(), *one, one->pages()));
@@ -249,7 +250,8 @@ TEST_P(ModelRanksGrpcTest, AGroupGivesTheResultsOfRanksWithoutGrpc) {
   }
 }
 
-TEST_P(ModelRanksGrpcTest, ADifferentTokenEndsTheGroupWithBothHashes) {
+TEST_P(ModelRanksGrpcTest,
+       ARankThatSamplesADifferentTokenEndsTheGroupWithBothHashes) {
   const uint32_t last = GetParam() - 1;
   std::vector<kvasir::v1::StepResult> want = WithoutAGroup(GetParam());
   ModelGroup group(GetParam(), {{last, {.differs_in = 4}}});
@@ -271,7 +273,7 @@ TEST_P(ModelRanksGrpcTest, ADifferentTokenEndsTheGroupWithBothHashes) {
   }
 }
 
-TEST_P(ModelRanksGrpcTest, ARankThatIsKilledInAStepEndsAll) {
+TEST_P(ModelRanksGrpcTest, ARankThatIsKilledInAStepEndsAllRanks) {
   const uint32_t last = GetParam() - 1;
   ModelGroup group(GetParam(), {{last, {.stops_in = 4}}});
   std::thread kill([&] {

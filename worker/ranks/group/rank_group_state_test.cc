@@ -202,7 +202,7 @@ class Group {
   RankGroupState state_;
 };
 
-TEST(RankGroupOptionsTest, AreChecked) {
+TEST(RankGroupOptionsTest, InvalidOptionsAreRefused) {
   KVASIR_EXPECT_OK(CheckRankGroupOptions(Options(2)));
   for (const uint32_t size : {0u, 1u, 257u}) {
     EXPECT_THAT(
@@ -228,7 +228,7 @@ TEST(RankGroupOptionsTest, AreChecked) {
 // Joining
 // ---------------------------------------------------------------------------
 
-TEST(RankGroupStateTest, WelcomesAllRanksWhenTheLastHasCome) {
+TEST(RankGroupStateTest, WelcomesAllRanksWhenTheLastHasJoined) {
   Group group;
   group.Join(2);
   EXPECT_THAT(group.Done(), IsEmpty());
@@ -251,7 +251,7 @@ struct RefusedHello {
 
 class RefusedHelloTest : public ::testing::TestWithParam<RefusedHello> {};
 
-TEST_P(RefusedHelloTest, IsRefusedByNameAndValueOnceInTheLog) {
+TEST_P(RefusedHelloTest, IsRefusedWithTheFieldAndValueAndLoggedOnce) {
   Group group;
   group.Join(2);
   (void)group.Events();
@@ -345,7 +345,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // The first two hellos differ in plan_id, which is logged only once. The third
 // differs only in page_tokens.
-TEST(RankGroupStateTest, ARankIsRefusedForEachFieldOnceInTheLog) {
+TEST(RankGroupStateTest, RefusalsOfARankAreLoggedOnceForEachField) {
   Group group;
   uint64_t link = 0;
   for (const char* const plan : {"other", "third", "plan"}) {
@@ -377,7 +377,7 @@ TEST(RankGroupStateTest, EveryFieldOfAnIdentityIsCompared) {
   }
 }
 
-TEST(RankGroupStateTest, NamesOfPeersAreShortenedAndPrintable) {
+TEST(RankGroupStateTest, NamesFromOtherProcessesAreShortenedAndMadePrintable) {
   Group group;
   RankHello hello = group.Hello(1);
   hello.mutable_identity()->set_plan_id(std::string(1000, 'x'));
@@ -390,7 +390,7 @@ TEST(RankGroupStateTest, NamesOfPeersAreShortenedAndPrintable) {
   EXPECT_LT(events[0].size(), 500u);
 }
 
-TEST(RankGroupStateTest, AnUnauthenticatedCallLearnsNothingOfTheGroup) {
+TEST(RankGroupStateTest, AnUnauthenticatedCallReceivesNothingAboutTheGroup) {
   Group group;
   group.state().OnLink(1, false, "ipv4:peer\n", absl::UnixEpoch());
   const auto actions = group.state().TakeActions();
@@ -470,7 +470,7 @@ TEST(RankGroupStateTest, ARankThatLeavesBeforeTheGroupIsCompleteMayRejoin) {
   }
 }
 
-TEST(RankGroupStateTest, NamesRanksThatDoNotComeInTimeWithTheLastRefusal) {
+TEST(RankGroupStateTest, AJoinTimeoutNamesTheMissingRanksAndTheLastRefusal) {
   Group group = Group::Of(4, Phase::kJoining);
   group.Join(2);
   RankHello hello = group.Hello(1);
@@ -497,7 +497,7 @@ TEST(RankGroupStateTest, NamesRanksThatDoNotComeInTimeWithTheLastRefusal) {
 // Loading
 // ---------------------------------------------------------------------------
 
-TEST(RankGroupStateTest, StartsWithTheLeastPagesOnceAllAreReady) {
+TEST(RankGroupStateTest, StartsWithTheFewestPagesOfAnyRankOnceAllAreReady) {
   Group group = Group::Of(3, Phase::kLoading);
   RankReady ready = Ready({10, 3}, {0, 5});
   ready.set_weight_bytes(1234);
@@ -545,7 +545,7 @@ TEST(RankGroupStateTest, WeightsThatDoNotCombineEndTheGroup) {
                           "2 closed: DATA_LOSS"));
 }
 
-TEST(RankGroupStateTest, WeightsThatCombineAfterTheEndStartNothing) {
+TEST(RankGroupStateTest, WeightsThatAreCombinedAfterTheEndDoNotStartTheGroup) {
   Group group = Group::Of(3, Phase::kLoading);
   group.state().OnReady(Ready({8}));
   for (const uint64_t link : {1u, 2u}) group.SendReady(link, Ready({8}));
@@ -557,7 +557,7 @@ TEST(RankGroupStateTest, WeightsThatCombineAfterTheEndStartNothing) {
   EXPECT_THAT(group.Done(), IsEmpty());
 }
 
-TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
+TEST(RankGroupStateTest, OnlyTheWeightTilesOfALoadingRankMayBeLong) {
   constexpr int64_t kShort = kMaxFollowerMessageBytes;
   Group group;
   group.Join(1);
@@ -585,7 +585,7 @@ TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
                             " bytes without the tiles, the limit is 65536")));
 }
 
-TEST(RankGroupStateTest, ReportsItsMembers) {
+TEST(RankGroupStateTest, ReportsTheRanksThatHaveJoined) {
   Group group;
   RankHello hello = group.Hello(2);
   hello.set_host("\x1b[31m" + std::string(1000, 'h'));
@@ -672,7 +672,7 @@ TEST(RankGroupStateTest, ACompleteGroupAcceptsNoRank) {
 // Running
 // ---------------------------------------------------------------------------
 
-TEST(RankGroupStateTest, AStepIsDoneWhenAllHaveTheSameResult) {
+TEST(RankGroupStateTest, AStepIsDoneWhenAllRanksHaveTheSameResult) {
   Group group = Group::Of(3, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
   KVASIR_EXPECT_OK(group.Step(2));
@@ -730,7 +730,7 @@ struct BrokenRule {
 
 class BrokenRuleTest : public ::testing::TestWithParam<BrokenRule> {};
 
-TEST_P(BrokenRuleTest, EndsTheGroupAndAllRanksGetTheReason) {
+TEST_P(BrokenRuleTest, ABrokenRuleEndsTheGroupAndAllRanksGetTheReason) {
   Group group = Group::Of(3, GetParam().phase);
   GetParam().act(&group);
   EXPECT_EQ(group.state().phase(), Phase::kEnded);
@@ -902,7 +902,7 @@ TEST(RankGroupStateTest, TheLeaderDoesNotCountItsOwnDelayAgainstRanks) {
   EXPECT_EQ(group.state().phase(), Phase::kEnded);
 }
 
-TEST(RankGroupStateTest, HeartbeatsGoToMembersSixTimesATimeout) {
+TEST(RankGroupStateTest, TheLeaderSendsSixHeartbeatsInEachTimeout) {
   Group group;
   group.Join(1);
   group.Link(9);
@@ -916,7 +916,7 @@ TEST(RankGroupStateTest, HeartbeatsGoToMembersSixTimesATimeout) {
   EXPECT_EQ(heartbeats, 4);
 }
 
-TEST(RankGroupStateTest, ADrainEndsAllWithOk) {
+TEST(RankGroupStateTest, ADrainEndsAllRanksWithOk) {
   Group group = Group::Of(3, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
   EXPECT_THAT(group.state().Drain(),

@@ -272,7 +272,7 @@ TEST(RankGroupTest, RunsStepsOnAllRanksUntilItIsDrained) {
   EXPECT_FALSE(group.executor().Execute(TestPlan(101)).ok());
 }
 
-TEST(RankGroupTest, TheNextPlanTravelsWhileAStepRuns) {
+TEST(RankGroupTest, TheNextPlanIsSentWhileAStepRuns) {
   Event running;
   Event go;
   GroupOptions options{.size = 2};
@@ -336,7 +336,7 @@ TEST(RankGroupTest, FollowersContinueWithAnAnnouncedPlan) {
   }
 }
 
-TEST(RankGroupTest, AStepThatIsAnnouncedAndFailsEndsTheOneBeforeIt) {
+TEST(RankGroupTest, AnAnnouncedStepThatFailsAlsoFailsTheStepBeforeIt) {
   GroupOptions options{.size = 2};
   options.hooks = {{}, [](const StepPlan& plan, StepResult*) {
                      return plan.step_id() == 2
@@ -353,7 +353,7 @@ TEST(RankGroupTest, AStepThatIsAnnouncedAndFailsEndsTheOneBeforeIt) {
                        "rank 1 (node, pid 0) failed in step 2: no memory"));
 }
 
-TEST(RankGroupTest, ARankThatFailsEndsAllWithItsReason) {
+TEST(RankGroupTest, ARankThatFailsEndsAllRanksWithItsReason) {
   GroupOptions options;
   options.hooks = {{}, {}, [](const StepPlan& plan, StepResult*) {
                      return plan.step_id() == 3
@@ -377,7 +377,7 @@ TEST(RankGroupTest, ARankThatFailsEndsAllWithItsReason) {
   }
 }
 
-TEST(RankGroupTest, ADifferentResultDeliversNoToken) {
+TEST(RankGroupTest, NoTokenIsDeliveredIfARankHasADifferentResult) {
   GroupOptions options;
   options.hooks = {{}, [](const StepPlan& plan, StepResult* result) {
                      if (plan.step_id() == 2) {
@@ -397,7 +397,7 @@ TEST(RankGroupTest, ADifferentResultDeliversNoToken) {
                        HasSubstr("computed different results")));
 }
 
-TEST(RankGroupTest, ALeaderThatFailsEndsAll) {
+TEST(RankGroupTest, ALeaderThatFailsEndsAllRanks) {
   GroupOptions options;
   options.hooks = {[](const StepPlan&, StepResult*) {
     return absl::InternalError("broken");
@@ -446,7 +446,7 @@ TEST(RankGroupTest, ARankThatStandsStillEndsTheGroup) {
   }
 }
 
-TEST(RankGroupTest, ACallThatIsCutEndsAll) {
+TEST(RankGroupTest, ALostConnectionEndsAllRanks) {
   Group group;
   KVASIR_ASSERT_OK(group.Start().status());
   group.call(2).Cut();
@@ -460,7 +460,7 @@ TEST(RankGroupTest, ACallThatIsCutEndsAll) {
                        "the call of rank 2 (node, pid 0) ended: cut"));
 }
 
-TEST(RankGroupTest, BothSidesEndACallWithoutHeartbeats) {
+TEST(RankGroupTest, LeaderAndFollowerEachEndACallWithoutHeartbeats) {
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
   Group group(options);
   KVASIR_ASSERT_OK(group.Start().status());
@@ -490,7 +490,7 @@ TEST(RankGroupTest, APlanThatIsTooLargeIsNotSent) {
               StatusIs(absl::StatusCode::kResourceExhausted, ::testing::_));
 }
 
-TEST(RankGroupTest, APlanArrivesUnchanged) {
+TEST(RankGroupTest, AStepPlanArrivesUnchanged) {
   base::Mutex mutex;
   StepPlan got;
   GroupOptions options{.size = 2};
@@ -524,7 +524,7 @@ TEST(RankGroupTest, AFollowerMayAskForADrain) {
   KVASIR_EXPECT_OK(group.Ended(1));
 }
 
-TEST(RankGroupTest, ARankThatDoesNotLoadEndsAll) {
+TEST(RankGroupTest, ARankThatFailsToLoadEndsAllRanks) {
   Group group({.load = [](uint32_t rank) {
     return rank == 1 ? absl::NotFoundError("no such file") : absl::OkStatus();
   }});
@@ -568,7 +568,7 @@ std::string HeartbeatBytes() {
   return message.SerializeAsString();
 }
 
-TEST(RankGroupTest, AFollowerThatDoesNotReadIsGivenUp) {
+TEST(RankGroupTest, AFollowerThatDoesNotReadItsMessagesCountsAsLost) {
   Event ended;
   RankLeaderOptions options;
   options.group.identity = TestIdentity(3, absl::Milliseconds(600));
@@ -596,7 +596,7 @@ TEST(RankGroupTest, AFollowerThatDoesNotReadIsGivenUp) {
                        "messages wait"));
 }
 
-TEST(RankGroupTest, ALeaderThatDoesNotReadIsGivenUp) {
+TEST(RankGroupTest, ALeaderThatDoesNotReadItsMessagesCountsAsLost) {
   Event ended;
   RankFollowerOptions options;
   *options.hello.mutable_identity() = TestIdentity(2, absl::Milliseconds(600));
@@ -636,7 +636,7 @@ TEST(RankGroupTest, ARankInALongLoadOrStepIsNotTakenForDead) {
 
 // When rank 2 fails, the collectives of ranks 0 and 1 fail sooner than the
 // leader receives rank 2's reason.
-TEST(RankGroupTest, ReportsTheFirstReasonInsteadOfItsConsequence) {
+TEST(RankGroupTest, ReportsTheOriginalFailureInsteadOfItsConsequence) {
   GroupOptions options;
   const auto echo = [](const StepPlan& plan, StepResult*) {
     return plan.step_id() == 2 ? absl::AbortedError("a rank gave up")
@@ -660,7 +660,7 @@ TEST(RankGroupTest, ReportsTheFirstReasonInsteadOfItsConsequence) {
                                        absl::StrCat("the leader: ", text)));
 }
 
-TEST(RankGroupTest, ReportsTheConsequenceIfNoReasonComes) {
+TEST(RankGroupTest, ReportsTheConsequenceIfNoOtherReasonArrives) {
   GroupOptions options{.size = 2};
   options.hooks = {[](const StepPlan&, StepResult*) {
                      return absl::UnavailableError("rank 1 stands still");
@@ -673,7 +673,7 @@ TEST(RankGroupTest, ReportsTheConsequenceIfNoReasonComes) {
                        "rank 0 (the leader) gave up: rank 1 stands still"));
 }
 
-TEST(RankGroupTest, WeightsThatDoNotCombineEndAll) {
+TEST(RankGroupTest, WeightsThatDoNotCombineEndAllRanks) {
   RankLeaderOptions options;
   options.group.identity = TestIdentity(2, kLong);
   options.group.combine = [](absl::Span<const std::string> tiles) {
@@ -701,7 +701,7 @@ TEST(RankGroupTest, WeightsThatDoNotCombineEndAll) {
 
 // In each round something else fails at another step. All calls that wait must
 // return.
-TEST(RankGroupTest, NoEndLeavesACallWaiting) {
+TEST(RankGroupTest, EveryWaitingCallReturnsHoweverTheGroupEnds) {
   for (int round = 0; round < 40; ++round) {
     SCOPED_TRACE(round);
     const auto last = static_cast<uint64_t>(round % 7);
@@ -729,7 +729,7 @@ TEST(RankGroupTest, NoEndLeavesACallWaiting) {
   }
 }
 
-TEST(ResultHashTest, DiffersInStepSequenceTokenAndFault) {
+TEST(ResultHashTest, TheHashDependsOnStepSequenceTokenAndFault) {
   StepResult result;
   result.set_step_id(1);
   result.add_sequences()->set_sequence_id(5);

@@ -200,7 +200,7 @@ TEST(RankGrpcTest, WithoutASecretOrCertificatesEveryCallIsRefused) {
                                      HasSubstr("the call shows neither")));
 }
 
-TEST(RankGrpcTest, ACertificateIsEnough) {
+TEST(RankGrpcTest, AFollowerWithACertificateNeedsNoSecret) {
   const base::TempFolder folder;
   const base::TestCertificate authority = base::MakeAuthority("ranks");
   const auto pair = [&](const std::string& name) {
@@ -401,7 +401,7 @@ TEST(RankGrpcTest, CallsThatAreNotFromFollowersChangeNothing) {
   KVASIR_EXPECT_OK(leader->leader->Drain());
 }
 
-TEST(RankGrpcTest, LargeFingerprintsArrive) {
+TEST(RankGrpcTest, LargeWeightFingerprintsArrive) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   const std::string tiles(kMaxReadyBytes, 't');
   RawCall call(leader->server->target(), {HelloBytes(1), ReadyBytes(tiles)});
@@ -537,7 +537,7 @@ TEST(RankGrpcTest, AFollowerThatReceivesGarbageEndsWithAReason) {
 // Ends
 // ---------------------------------------------------------------------------
 
-TEST(RankGrpcTest, AFollowerThatIsGoneEndsAllAtOnce) {
+TEST(RankGrpcTest, ALostFollowerEndsAllRanksAtOnce) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(3));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 3, DialOf(*leader)));
@@ -593,7 +593,7 @@ TEST(RankGrpcTest, SilenceEndsBothSidesInLessThanFiveSeconds) {
   EXPECT_EQ(silent.Wait().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
-TEST(RankGrpcTest, ALeaderThatIsGoneEndsAllAtOnce) {
+TEST(RankGrpcTest, ALostLeaderEndsAllRanksAtOnce) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
@@ -646,7 +646,7 @@ TEST(RankGrpcTest, AnUnreachableLeaderIsNamedWithTheCause) {
                              HasSubstr("Connection refused"))));
 }
 
-TEST(RankGrpcTest, ALeaderThatStartsLaterIsWaitedFor) {
+TEST(RankGrpcTest, AFollowerWaitsForALeaderThatStartsLater) {
   RankServerOptions options{.secret = kSecret};
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));

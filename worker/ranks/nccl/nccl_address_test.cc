@@ -79,7 +79,7 @@ TEST(NcclAddressTest, InvalidAddressesAreRefusedWithoutShowingTheId) {
   refused(std::string(2000, 'a'), "is 2000 bytes long");
 }
 
-TEST(NcclAddressTest, RanksOfAnotherGroupAreNamed) {
+TEST(NcclAddressTest, AddressesThatDoNotFitAreRefusedWithTheirRank) {
   const auto refused = [](std::vector<std::string> addresses, const char* why) {
     EXPECT_THAT(ReadNcclAddresses(Address(0, 3), addresses).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
@@ -109,7 +109,7 @@ TEST(NcclLibraryTest, EveryFileThatWasTriedIsNamed) {
                 HasSubstr("Install libnccl2"), HasSubstr("LD_LIBRARY_PATH"))));
 }
 
-TEST(NcclLibraryTest, AnOldLibraryIsRefusedByItsVersion) {
+TEST(NcclLibraryTest, AnOldLibraryIsRefusedWithItsVersion) {
   setenv("KVASIR_FAKE_NCCL_VERSION", "21799", 1);
   EXPECT_THAT(Nccl::Open(FakeNcclLibraries()).status(),
               StatusIs(absl::StatusCode::kNotFound,

@@ -132,14 +132,14 @@ class NcclGroupTest : public ::testing::Test {
   int64_t held_ = 0;
 };
 
-TEST_F(NcclGroupTest, RanksEndTogetherAndNothingIsLeft) {
+TEST_F(NcclGroupTest, RanksEndTogetherAndLeaveNoResources) {
   Make(3, Patient());
   for (const absl::Status& status : Sum(5)) KVASIR_EXPECT_OK(status);
   End();
   EXPECT_EQ(aborts(), 0);
 }
 
-TEST_F(NcclGroupTest, OneRankIsAGroup) {
+TEST_F(NcclGroupTest, AGroupMayHaveASingleRank) {
   for (const bool deterministic : {false, true}) {
     NcclOptions options = Patient();
     options.deterministic = deterministic;
@@ -262,7 +262,7 @@ TEST_F(NcclGroupTest, ARankThatStandsStillEndsAllRanksAtTheTimeout) {
 
 // As in a step of a model: many calls are enqueued, and the host waits only
 // once, at the end.
-TEST_F(NcclGroupTest, CallsThatWereEnqueuedAreWatchedWhileTheHostWaits) {
+TEST_F(NcclGroupTest, EnqueuedCallsAreWatchedWhileTheHostWaits) {
   Make(2, Impatient(), "1:40:hang");
   OnRanks(2, [&](int64_t r) {
     const std::unique_ptr<kernels::Stream> stream =
@@ -282,7 +282,7 @@ TEST_F(NcclGroupTest, CallsThatWereEnqueuedAreWatchedWhileTheHostWaits) {
 }
 
 // Each call takes less than the timeout, but all together take much longer.
-TEST_F(NcclGroupTest, AStreamThatMakesProgressIsNotGivenUp) {
+TEST_F(NcclGroupTest, AStreamThatMakesProgressDoesNotTimeOut) {
   NcclOptions options = Patient();
   options.call_timeout = absl::Seconds(2);
   Make(2, options);
@@ -328,14 +328,14 @@ TEST_F(NcclGroupTest, AnErrorOfTheLibraryIsReported) {
   EXPECT_THAT(results[0], StatusIs(kUnavailable, HasSubstr("stands still")));
 }
 
-TEST_F(NcclGroupTest, WaitsForWorkThatTheLibraryContinues) {
+TEST_F(NcclGroupTest, WaitsForWorkThatTheLibraryContinuesInTheBackground) {
   Make(2, Patient(), "0:1:late,1:3:late,0:4:late,1:4:late");
   for (const absl::Status& status : Sum(6)) KVASIR_EXPECT_OK(status);
   End();
   EXPECT_EQ(aborts(), 0);
 }
 
-TEST_F(NcclGroupTest, AbortEndsTheCallThatAStreamIsIn) {
+TEST_F(NcclGroupTest, AbortEndsTheCallThatAStreamIsExecuting) {
   Failures failures;
   Make(2, failures.Of(Patient()));
   absl::Status ended;
@@ -413,7 +413,7 @@ TEST_F(NcclGroupTest, AFailureOfTheGpuIsReported) {
               cuda("selecting the device"));
 }
 
-TEST_F(NcclGroupTest, WaitingForRanksThatDoNotComeEnds) {
+TEST_F(NcclGroupTest, ConnectTimesOutIfARankDoesNotConnect) {
   const FakeNcclFaults faults("1:0:hang");
   Failures failures;
   NcclOptions options = failures.Of(Patient());

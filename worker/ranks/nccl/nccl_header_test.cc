@@ -87,7 +87,7 @@ KVASIR_SAME(net_name, netName);
 KVASIR_SAME(split_share, splitShare);
 #undef KVASIR_SAME
 
-TEST(NcclHeaderTest, AConfigSetsOnlyItsOwnFields) {
+TEST(NcclHeaderTest, TheDefaultConfigEqualsNvidias) {
   const nccl::Config ours;
   const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
   EXPECT_EQ(ours.magic, theirs.magic);

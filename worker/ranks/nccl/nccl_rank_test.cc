@@ -258,7 +258,7 @@ GraphRun RunGraphs(bool graphs, const NcclOptions& options,
   return run;
 }
 
-TEST(NcclGraphsTest, ReplayedStepsHaveTheBitsAndTheTotalsOfTheirOps) {
+TEST(NcclGraphsTest, ReplayedStepsHaveTheSameBitsAndTotalsAsStepsRunOpByOp) {
   for (const bool deterministic : {false, true}) {
     SCOPED_TRACE(deterministic);
     NcclOptions options = Patient();
@@ -308,7 +308,7 @@ TEST(NcclGraphsTest, NoRankCapturesAgainAfterACaptureFailedOnOneRank) {
 
 // The fault is in a replayed call: two steps with ten calls, the ranks'
 // agreement about the capture, and one replay come before it.
-TEST(NcclGraphsTest, AReplayedStepThatStandsStillIsNoticed) {
+TEST(NcclGraphsTest, AReplayedStepThatMakesNoProgressFails) {
   const FakeNcclFaults faults("1:18:hang");
   const GraphRun run = RunGraphs(true, {.call_timeout = absl::Seconds(2)});
   for (size_t r = 0; r < 2; ++r) {
