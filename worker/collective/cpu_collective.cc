@@ -116,7 +116,7 @@ class CpuCollective final : public Collective {
                          kernels::Workspace& workspace) override {
     if (bytes < 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("Broadcast: cannot be of ", bytes, " bytes"));
+          absl::StrCat("Broadcast: invalid size of ", bytes, " bytes"));
     }
     absl::Status status;
     return Run(kBroadcast, stream, workspace, bytes,

@@ -175,10 +175,10 @@ class InProcessCollective final : public HostCollective {
       const Offer& other = group_->offer(rank);
       if (other.kind != offer.kind || other.bytes != offer.bytes ||
           other.first_columns != offer.first_columns) {
-        status = absl::InternalError(
-            absl::StrCat("tensor-parallel ranks differ: rank ", rank, " calls ",
-                         DescribeCall(other.kind, other.bytes), ", rank ",
-                         rank_, " ", DescribeCall(offer.kind, offer.bytes)));
+        status = absl::InternalError(absl::StrCat(
+            "tensor-parallel ranks make different calls: rank ", rank,
+            " calls ", DescribeCall(other.kind, other.bytes), ", rank ", rank_,
+            " calls ", DescribeCall(offer.kind, offer.bytes)));
       }
     }
     if (status.ok()) body();

@@ -40,7 +40,8 @@ Refusal Admission::CheckPlace(const Request& request,
   }
   if (place.num_queued >= max_queue_ && !place.starts_at_once) {
     return {absl::ResourceExhaustedError(absl::StrCat(
-                place.num_queued, " requests wait, the limit is ", max_queue_)),
+                place.num_queued, " requests are queued, the limit is ",
+                max_queue_)),
             kvasir::v1::Refusal::RETRY_ELSEWHERE};
   }
   return {};
@@ -85,8 +86,8 @@ Refusal Admission::QueueTimeout(const Request& request, absl::Duration waited) {
 
 Refusal Admission::NoTokenLeft() {
   return {absl::InvalidArgumentError(
-              "no token may be sampled: the request's token mask and bans "
-              "leave none"),
+              "no token can be sampled: the request's token mask and banned "
+              "tokens exclude all of them"),
           kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
 }
 

@@ -73,7 +73,7 @@ TEST(WorkerAdmissionTest, AFullQueueAcceptsARequestThatStartsAtOnce) {
   const Refusal refusal = admission.CheckPlace(Good(), {.num_queued = 3});
   EXPECT_THAT(refusal.status,
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("3 requests wait, the limit is 3")));
+                       HasSubstr("3 requests are queued, the limit is 3")));
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 

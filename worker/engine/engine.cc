@@ -203,7 +203,7 @@ absl::Status ThreadedEngine::Start() {
   {
     MutexLock lock(&mutex_);
     if (state_ != State::kNew) {
-      return absl::FailedPreconditionError("the engine was started before");
+      return absl::FailedPreconditionError("the engine was already started");
     }
     state_ = State::kWarmingUp;
     progress_at_ = options_.clock->Now();

@@ -534,9 +534,10 @@ absl::Status Scheduler::Apply(const StepResult& result) {
     ApplyToSequence(step_id, planned, found, now);
   }
   if (next != result.sequences_size()) {
-    return absl::InternalError(absl::StrCat(
-        "step ", step_id, " has a result for sequence ",
-        result.sequences(next).sequence_id(), ", out of the plan's order"));
+    return absl::InternalError(
+        absl::StrCat("step ", step_id, ": the result of sequence ",
+                     result.sequences(next).sequence_id(),
+                     " is not in the order of the plan"));
   }
   stats_.step_id = step_id;
   stats_.time_to_first_token = time_to_first_token_;
@@ -556,14 +557,15 @@ absl::Status Scheduler::CheckResult(uint64_t step_id,
   if (planned.samples && (result->token_id() < kNoToken ||
                           result->token_id() >= options_.vocab_size)) {
     return absl::InternalError(absl::StrCat(
-        "step ", step_id, ", sequence ", planned.sequence_id, ": token ",
-        result->token_id(), ", vocabulary size ", options_.vocab_size));
+        "step ", step_id, ", sequence ", planned.sequence_id,
+        ": sampled token ", result->token_id(),
+        " is outside the vocabulary of ", options_.vocab_size, " tokens"));
   }
   if (result->target_logprobs_size() != static_cast<int>(planned.num_targets)) {
-    return absl::InternalError(
-        absl::StrCat("step ", step_id, ", sequence ", planned.sequence_id, ": ",
-                     result->target_logprobs_size(),
-                     " target log probabilities, want ", planned.num_targets));
+    return absl::InternalError(absl::StrCat(
+        "step ", step_id, ", sequence ", planned.sequence_id, ": ",
+        result->target_logprobs_size(), " target log probabilities, expected ",
+        planned.num_targets));
   }
   return absl::OkStatus();
 }

@@ -300,14 +300,14 @@ TEST(SchedulerApplyTest, RefusesAResultThatDoesNotMatchThePlan) {
        [](const auto& plan, auto* result) {
          result->set_step_id(plan.step_id());
        }},
-      {"token 1000, vocabulary size 1000",
+      {"token 1000 is outside the vocabulary of 1000 tokens",
        [](const auto& plan, auto* result) {
          result->set_step_id(plan.step_id());
          auto* out = result->add_sequences();
          out->set_sequence_id(plan.sequences(0).sequence_id());
          out->set_token_id(1000);
        }},
-      {"1 target log probabilities, want 0",
+      {"1 target log probabilities, expected 0",
        [](const auto& plan, auto* result) {
          result->set_step_id(plan.step_id());
          auto* out = result->add_sequences();
@@ -315,7 +315,7 @@ TEST(SchedulerApplyTest, RefusesAResultThatDoesNotMatchThePlan) {
          out->set_token_id(1);
          out->add_target_logprobs(0.0f);
        }},
-      {"out of the plan's order",
+      {"is not in the order of the plan",
        [](const auto& plan, auto* result) {
          result->set_step_id(plan.step_id());
          auto* out = result->add_sequences();
@@ -369,7 +369,7 @@ TEST(SchedulerApplyTest, OnlyTheRequestWithoutAnAllowedTokenFails) {
   ASSERT_TRUE(barred->failed().has_value());
   EXPECT_THAT(barred->failed()->status,
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("no token may be sampled")));
+                       HasSubstr("no token can be sampled")));
   EXPECT_EQ(barred->failed()->reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
   EXPECT_EQ(other->samples()[0].tokens, std::vector<int32_t>({5, 5, 5}));
   EXPECT_EQ(bare.cache.Stats().sequences, 0);

@@ -399,11 +399,11 @@ TEST_P(CollectiveTest, ImpossibleSizesAreRefusedAndTheGroupSurvives) {
       return ranks.AllReduceSum(own.stream(), nullptr, count,
                                 kernels::DType::kF32, own.workspace());
     };
-    invalid(sum(-1), "AllReduceSum: cannot be of 1 x -1 numbers");
+    invalid(sum(-1), "AllReduceSum: invalid size of 1 x -1 numbers");
     invalid(sum(kMost), "AllReduceSum");
     invalid(ranks.Broadcast(own.stream(), nullptr, -1, own.workspace()),
-            "Broadcast: cannot be of -1 bytes");
-    invalid(gather(-1, columns), "AllGather: cannot be of -1 x 10");
+            "Broadcast: invalid size of -1 bytes");
+    invalid(gather(-1, columns), "AllGather: invalid size of -1 x 10");
     invalid(gather(kMost, columns), "AllGather");
     invalid(gather(1, {}), "want the first columns");
     invalid(gather(1, {0, 10}), "want the first columns");
@@ -485,7 +485,7 @@ TEST_P(CollectiveTest, CallsOfDifferentSizesFailOnAllRanks) {
     } else if (result.code() == absl::StatusCode::kInternal) {
       ++reported;
       EXPECT_THAT(std::string(result.message()),
-                  AllOf(HasSubstr("tensor-parallel ranks differ"),
+                  AllOf(HasSubstr("tensor-parallel ranks make different calls"),
                         HasSubstr("AllReduceSum of 80 bytes"),
                         HasSubstr("AllReduceSum of 160 bytes")));
     } else {

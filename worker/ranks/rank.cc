@@ -167,8 +167,8 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
   }
   if (layout_->granule_bytes() != device_->page_granule_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "pages with granules of ", layout_->granule_bytes(),
-        " bytes on a device that wants ", device_->page_granule_bytes()));
+        "the page layout has granules of ", layout_->granule_bytes(),
+        " bytes, but the device needs ", device_->page_granule_bytes()));
   }
   pages_ = options.pages;
   if (pages_.empty()) pages_ = PagesFor(options.kv_cache_bytes, options);
@@ -230,8 +230,8 @@ absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {
     }
     if (fits) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
-        "the group agrees on ", pool, "s of ", absl::StrJoin(pages, ", "),
-        " pages, this rank has room for ", absl::StrJoin(offered, ", ")));
+        "the group agreed on ", pool, "s of ", absl::StrJoin(pages, ", "),
+        " pages, but this rank has room for ", absl::StrJoin(offered, ", ")));
   };
   KVASIR_RETURN_IF_ERROR(check("page pool", pages_, agreed.pages));
   KVASIR_RETURN_IF_ERROR(check("host pool", host_pages_, agreed.host_pages));
@@ -247,7 +247,7 @@ absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {
   }
   return absl::FailedPreconditionError(
       absl::StrCat("the group's cache_id is ", agreed.cache_id,
-                   ", this rank's ", cache_id_));
+                   ", this rank's is ", cache_id_));
 }
 
 absl::Status Rank::MakeExecutor(ModelWeights weights,
@@ -311,12 +311,12 @@ absl::Status Rank::MeasurePages(ModelWeights weights,
       most_bytes - (memory.total_bytes - memory.free_bytes - pool_bytes());
   const auto refuse = [&](const auto&... why) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "of the device's ", memory.total_bytes, " bytes ", most_bytes,
-        " may be taken (--gpu-memory-utilization ", options.memory_utilization,
+        "the device has ", memory.total_bytes, " bytes, of which ", most_bytes,
+        " may be used (--gpu-memory-utilization ", options.memory_utilization,
         "); weights take ", allocator().use(kernels::MemoryTag::kWeights).bytes,
         ", workspace ", allocator().use(kernels::MemoryTag::kWorkspace).bytes,
-        ", what others and the driver hold ", memory.other_bytes,
-        ": for the KV cache ", std::max(budget, int64_t{0}),
+        ", other processes and the driver ", memory.other_bytes,
+        "; for the KV cache ", std::max(budget, int64_t{0}),
         " bytes are left, ", why...));
   };
   const int64_t asked = options.kv_cache_bytes;

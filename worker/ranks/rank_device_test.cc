@@ -36,8 +36,8 @@ TEST(RankDeviceTest, PagesWithTheGranuleOfAnotherDeviceAreRefused) {
   EXPECT_THAT(
       MakeTinyRank(options),
       base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     ::testing::HasSubstr("granules of 16 bytes on a device "
-                                          "that wants 0")));
+                     ::testing::HasSubstr("granules of 16 bytes, but the "
+                                          "device needs 0")));
 }
 
 TEST(RankDeviceDeathTest, AnUnknownDeviceEndsTheTest) {

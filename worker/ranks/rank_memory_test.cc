@@ -399,7 +399,7 @@ TEST(GroupMemoryTest, ARankRefusesAnAgreementThatDoesNotFit) {
         StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(why)));
   };
   refused([](RankAgreement* agreed) { ++agreed->pages[0]; },
-          "the group agrees on page pools of");
+          "the group agreed on page pools of");
   refused([](RankAgreement* agreed) { agreed->pages.pop_back(); },
           "this rank has room for");
   refused([](RankAgreement* agreed) { agreed->pages[0] = -1; }, "of -1 pages");

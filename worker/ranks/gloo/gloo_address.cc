@@ -110,8 +110,8 @@ absl::StatusOr<SocketAddress> ParsePort(std::string_view text) {
 absl::StatusOr<SocketAddress> FindInterface(const std::string& interface) {
   ifaddrs* found = nullptr;
   if (getifaddrs(&found) != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("network interfaces: ", std::strerror(errno)));
+    return absl::UnavailableError(absl::StrCat(
+        "cannot list the network interfaces: ", std::strerror(errno)));
   }
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(found, &freeifaddrs);
   const absl::StatusOr<SocketAddress> host = ParseHost(interface);
@@ -138,8 +138,8 @@ absl::StatusOr<SocketAddress> FindInterface(const std::string& interface) {
   if (best != nullptr) return CopyOf(best);
   return absl::NotFoundError(absl::StrCat(
       "'", interface,
-      "' is neither an address of this machine nor an interface with one; its "
-      "interfaces: ",
+      "' is neither an address of this machine nor the name of a network "
+      "interface with an address; its interfaces: ",
       absl::StrJoin(names, ", ")));
 }
 

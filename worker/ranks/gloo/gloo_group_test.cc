@@ -283,14 +283,14 @@ TEST_F(GlooGroupTest, InvalidOptionsAreRefused) {
   options = good;
   for (const int64_t bytes : {0, -4, 6, 1 << 30}) {
     options.chunk_bytes = bytes;
-    refused(options, invalid, absl::StrCat("chunks of ", bytes, " bytes"));
+    refused(options, invalid, absl::StrCat("chunk_bytes is ", bytes, ","));
   }
   options = good;
   options.call_timeout = absl::ZeroDuration();
-  refused(options, invalid, "a timeout of 0");
+  refused(options, invalid, "a timeout is 0");
   options = good;
   options.connect_timeout = absl::InfiniteDuration();
-  refused(options, invalid, "a timeout of inf");
+  refused(options, invalid, "a timeout is inf");
   options = good;
   options.interface = "eth77";
   refused(options, absl::StatusCode::kNotFound, "'eth77'");
@@ -319,15 +319,15 @@ TEST_F(GlooGroupTest, AddressesOfDifferentGroupsAreRefused) {
   refused({}, "1 addresses for a tensor-parallel group of 2");
   refused({other_1, other_1}, "3 addresses");
   refused({"nonsense"}, "rank 1: does not begin with");
-  refused({begin({0, 2})->address()}, "rank 1: is that of rank 0 of 2");
-  refused({begin({1, 3})->address()}, "rank 1: is that of rank 1 of 3");
+  refused({begin({0, 2})->address()}, "rank 1: belongs to rank 0 of 2");
+  refused({begin({1, 3})->address()}, "rank 1: belongs to rank 1 of 3");
   refused({begin({1, 2}, 128)->address()},
-          "rank 1: has chunks of 128 bytes, rank 0 of 64");
+          "rank 1: has chunks of 128 bytes, but rank 0 has chunks of 64 bytes");
   auto own = begin({0, 2});
   EXPECT_THAT(
       own->Connect(std::vector<std::string>{begin({0, 2})->address(), other_1}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("is not this rank's own")));
+               HasSubstr("is not the address that this rank has made")));
 }
 
 // Each rank is tested as the one that waits, because either of the two may

@@ -84,7 +84,7 @@ absl::StatusOr<std::string> MakeSecret() {
   if (getrandom(bytes.data(), bytes.size(), 0) !=
       static_cast<ssize_t>(bytes.size())) {
     return absl::UnavailableError(
-        absl::StrCat("random numbers: ", std::strerror(errno)));
+        absl::StrCat("cannot get random numbers: ", std::strerror(errno)));
   }
   return absl::BytesToHexString(bytes);
 }
@@ -101,14 +101,15 @@ absl::Status CheckOptions(const GlooOptions& options) {
   if (options.chunk_bytes < 4 || options.chunk_bytes > kMaxChunkBytes ||
       options.chunk_bytes % 4 != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("chunks of ", options.chunk_bytes,
-                     " bytes: want a multiple of 4, at most ", kMaxChunkBytes));
+        absl::StrCat("chunk_bytes is ", options.chunk_bytes,
+                     ", must be a multiple of 4 and at most ", kMaxChunkBytes));
   }
   for (const absl::Duration timeout :
        {options.connect_timeout, options.call_timeout}) {
     if (timeout < absl::Milliseconds(1) || timeout > absl::Hours(24)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a timeout of ", absl::FormatDuration(timeout), ": want 1ms to 24h"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a timeout is ", absl::FormatDuration(timeout),
+                       ", must be 1ms to 24h"));
     }
   }
   struct sigaction action = {};
@@ -241,17 +242,17 @@ absl::Status GlooMesh::ReadAddresses(absl::Span<const std::string> addresses) {
     const plan::TpShard want = {rank, shard().size};
     if (address->shard != want) {
       return absl::InvalidArgumentError(absl::StrCat(
-          prefix, "is that of rank ", address->shard.rank, " of ",
-          address->shard.size, ", not of ", rank, " of ", want.size));
+          prefix, "belongs to rank ", address->shard.rank, " of ",
+          address->shard.size, ", not to rank ", rank, " of ", want.size));
     }
     if (address->chunk_bytes != chunk_bytes()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(prefix, "has chunks of ", address->chunk_bytes,
-                       " bytes, rank ", shard().rank, " of ", chunk_bytes()));
+      return absl::InvalidArgumentError(absl::StrCat(
+          prefix, "has chunks of ", address->chunk_bytes, " bytes, but rank ",
+          shard().rank, " has chunks of ", chunk_bytes(), " bytes"));
     }
     if (rank == shard().rank && text != address_) {
       return absl::InvalidArgumentError(
-          absl::StrCat(prefix, "is not this rank's own"));
+          absl::StrCat(prefix, "is not the address that this rank has made"));
     }
     ports_.push_back(address->ports[static_cast<size_t>(shard().rank)]);
   }
@@ -276,7 +277,7 @@ absl::Status GlooMesh::ConnectPairs(Clock::time_point deadline) {
     };
     KVASIR_RETURN_IF_ERROR(failure());
     if (Clock::now() >= deadline) {
-      return lost(absl::StrCat("others took ",
+      return lost(absl::StrCat("connecting to other ranks took ",
                                absl::FormatDuration(options_.connect_timeout)));
     }
     try {
@@ -419,10 +420,10 @@ absl::Status GlooMesh::CheckHeader(const Place& place, const GlooCall& call,
                         ", a message of ", payload, " bytes");
   };
   return Fail(absl::InternalError(absl::StrCat(
-      "tensor-parallel ranks differ: rank ", from, " is in ",
+      "tensor-parallel ranks make different calls: rank ", from, " is in ",
       describe({header.call, header.kind, header.call_bytes},
                header.payload_bytes),
-      "; rank ", shard().rank, " in ", describe(call, payload_bytes))));
+      "; rank ", shard().rank, " is in ", describe(call, payload_bytes))));
 }
 
 template <typename Body>
@@ -498,7 +499,7 @@ void GlooMesh::Watch() {
       header.payload_bytes > kControlBytes - sizeof(header)) {
     (void)Fail(
         absl::InternalError(absl::StrCat("tensor-parallel rank ", from,
-                                         " sent something that is no message "
+                                         " sent bytes that are not a message "
                                          "of the group")));
     return;
   }

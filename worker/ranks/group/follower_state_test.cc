@@ -235,9 +235,11 @@ INSTANTIATE_TEST_SUITE_P(
            f->Step(1);
            f->Step(1);
          },
-         absl::StatusCode::kInvalidArgument, "the leader sent step 1, want 2"},
+         absl::StatusCode::kInvalidArgument,
+         "the leader sent step 1, expected step 2"},
         {"StepLeftOut", Phase::kRunning, [](Follower* f) { f->Step(2); },
-         absl::StatusCode::kInvalidArgument, "the leader sent step 2, want 1"},
+         absl::StatusCode::kInvalidArgument,
+         "the leader sent step 2, expected step 1"},
         {"ThirdStep", Phase::kRunning,
          [](Follower* f) {
            f->Step(1);
@@ -245,7 +247,8 @@ INSTANTIATE_TEST_SUITE_P(
            f->Step(3);
          },
          absl::StatusCode::kInvalidArgument,
-         "the leader sent step 3 while step 1 runs: the limit is 2"},
+         "the leader sent step 3 while step 1 has not ended: the limit is 2 "
+         "steps in flight"},
         {"DrainInAStep", Phase::kRunning,
          [](Follower* f) {
            f->Step(1);
@@ -256,11 +259,11 @@ INSTANTIATE_TEST_SUITE_P(
         {"NoMessage", Phase::kRunning,
          [](Follower* f) { f->Hear(LeaderMessage()); },
          absl::StatusCode::kInvalidArgument,
-         "the leader sent no message that is known"},
+         "the leader sent a message of an unknown kind"},
         {"Garbage", Phase::kRunning,
          [](Follower* f) { f->state().OnGarbage(12); },
          absl::StatusCode::kInvalidArgument,
-         "the leader sent 12 bytes that are no LeaderMessage"},
+         "the leader sent 12 bytes that are not a LeaderMessage"},
         {"Aborted", Phase::kRunning,
          [](Follower* f) {
            LeaderMessage message;
@@ -326,7 +329,7 @@ TEST(FollowerStateTest, RefusesCallsOfItsOwnRankOutOfOrder) {
   follower.Step(1);
   EXPECT_THAT(follower.state().OnStepDone(1, 5),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("step 0 was taken last")));
+                       HasSubstr("step 0 was started last")));
   ASSERT_TRUE(follower.state().TakeStep().has_value());
   EXPECT_THAT(follower.state().OnStepDone(2, 5),
               StatusIs(absl::StatusCode::kFailedPrecondition, ::testing::_));

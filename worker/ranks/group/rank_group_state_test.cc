@@ -208,7 +208,7 @@ TEST(RankGroupOptionsTest, InvalidOptionsAreRefused) {
     EXPECT_THAT(
         CheckRankGroupOptions(Options(size)),
         StatusIs(absl::StatusCode::kInvalidArgument,
-                 HasSubstr(absl::StrCat(size, " ranks, want 2 to 256"))));
+                 HasSubstr(absl::StrCat(size, " ranks, must have 2 to 256"))));
   }
   RankGroupOptions options = Options(2);
   options.step_timeout = absl::ZeroDuration();
@@ -294,10 +294,10 @@ INSTANTIATE_TEST_SUITE_P(
          RankRefusal::WRONG_SIZE, "tp_size is 4, the leader has 3"},
         {"TheLeadersRank", [](RankHello* h) { h->set_rank(0); },
          RankRefusal::WRONG_RANK,
-         "rank is 0, a follower of this group is 1 to 2"},
+         "rank is 0, a follower of this group must have a rank from 1 to 2"},
         {"RankBeyondTheGroup", [](RankHello* h) { h->set_rank(3); },
          RankRefusal::WRONG_RANK,
-         "rank is 3, a follower of this group is 1 to 2"},
+         "rank is 3, a follower of this group must have a rank from 1 to 2"},
         {"Doubled", [](RankHello* h) { h->set_rank(2); },
          RankRefusal::RANK_TAKEN, "rank 2 (node, pid 12) has joined already"},
         {"Checkpoint",
@@ -483,7 +483,8 @@ TEST(RankGroupStateTest, AJoinTimeoutNamesTheMissingRanksAndTheLastRefusal) {
   EXPECT_THAT(
       group.state().status(),
       StatusIs(absl::StatusCode::kDeadlineExceeded,
-               "rank 1, rank 3 did not join within 20s; refused last: rank 1 "
+               "rank 1, rank 3 did not join within 20s; the last refusal was: "
+               "rank 1 "
                "(node, pid 11): WRONG_IDENTITY: plan_id is \"other\", the "
                "leader has \"plan\""));
   EXPECT_THAT(group.Done(), ElementsAre(HasSubstr("2: abort rank 1, rank 3"),
@@ -632,7 +633,7 @@ TEST(RankGroupStateTest, AReadyRankThatDoesNotFitTheLeaderEndsTheGroup) {
             name + " has host pages in 1 page groups, the leader in 0"},
            {[](RankReady* r) { r->set_pages(0, 0); },
             absl::StatusCode::kInvalidArgument,
-            name + " has 0 pages in page group 0, want 1 at least"},
+            name + " has 0 pages in page group 0, must have at least 1"},
        }) {
     SCOPED_TRACE(each.text);
     Group group = Group::Of(3, Phase::kLoading);
@@ -676,9 +677,9 @@ TEST(RankGroupStateTest, AStepIsDoneWhenAllRanksHaveTheSameResult) {
   Group group = Group::Of(3, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
   KVASIR_EXPECT_OK(group.Step(2));
-  EXPECT_THAT(group.Step(3),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "step 3 while step 1 runs: the limit is 2"));
+  EXPECT_THAT(group.Step(3), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                      "cannot send step 3 while step 1 has not "
+                                      "ended: the limit is 2 steps in flight"));
   group.SendDone(1, 1, 77);
   group.SendDone(1, 2, 78);
   group.SendDone(2, 1, 77);
@@ -693,7 +694,7 @@ TEST(RankGroupStateTest, AStepIsDoneWhenAllRanksHaveTheSameResult) {
   for (const uint64_t id : {0u, 2u, 4u}) {
     EXPECT_THAT(group.Step(id),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         absl::StrCat("step ", id, ", want 3")));
+                         absl::StrCat("step_id is ", id, ", must be 3")));
   }
   KVASIR_EXPECT_OK(group.Step(3));
 }
@@ -764,7 +765,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"Lost", Phase::kRunning,
          [](Group* g) { g->state().OnLost(1, absl::OkStatus()); },
          absl::StatusCode::kUnavailable,
-         absl::StrCat("the call of ", kRank1, " ended: it left")},
+         absl::StrCat("the call of ", kRank1, " ended: the follower left")},
         {"Silent", Phase::kRunning,
          [](Group* g) { g->Pass(kHeartbeatTimeout, {2}); },
          absl::StatusCode::kUnavailable,
@@ -855,12 +856,12 @@ INSTANTIATE_TEST_SUITE_P(
         {"SaysNothing", Phase::kRunning,
          [](Group* g) { g->Send(1, FollowerMessage()); },
          absl::StatusCode::kInvalidArgument,
-         absl::StrCat(kRank1,
-                      " sent no message that is known after its RankHello")},
+         absl::StrCat(
+             kRank1, " sent a message of an unknown kind after its RankHello")},
         {"SendsGarbage", Phase::kRunning,
          [](Group* g) { g->state().OnGarbage(1, 9, absl::UnixEpoch()); },
          absl::StatusCode::kInvalidArgument,
-         absl::StrCat(kRank1, " sent 9 bytes that are no FollowerMessage")},
+         absl::StrCat(kRank1, " sent 9 bytes that are not a FollowerMessage")},
         {"TheLeaderFails", Phase::kRunning,
          [](Group* g) { g->state().Abort(absl::DataLossError("disk")); },
          absl::StatusCode::kDataLoss, "rank 0 (the leader) gave up: disk"},

@@ -294,7 +294,8 @@ TEST(RankGroupTest, TheNextPlanIsSentWhileAStepRuns) {
   }
   EXPECT_THAT(group.leader().SendStep(TestPlan(3)),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "step 3 while step 1 runs: the limit is 2"));
+                       "cannot send step 3 while step 1 has not ended: the "
+                       "limit is 2 steps in flight"));
   go.Set();
   FakeRank own;
   for (uint64_t step = 1; step <= 2; ++step) {

@@ -350,27 +350,30 @@ TEST(RankGrpcTest, CallsThatAreNotFromFollowersChangeNothing) {
   for (const Case& each : std::vector<Case>{
            {{"\xff\xff\xff"},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "3 bytes that are no FollowerMessage"},
+            "3 bytes that are not a FollowerMessage"},
            {{""},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "want a RankHello first, have no message that is known"},
+            "the first message must be a RankHello, is a message of an unknown "
+            "kind"},
            {{"\x22"}, grpc::StatusCode::INVALID_ARGUMENT, "1 bytes that are"},
            {{std::string("\x22\x00", 2)},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "want a RankHello first, have RankHeartbeat"},
+            "the first message must be a RankHello, is RankHeartbeat"},
            {{std::string(size_t{kMaxFollowerMessageBytes} + 1, 'x')},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "want a RankHello first, have 65537 bytes, the limit is 65536"},
+            "the first message must be a RankHello, is 65537 bytes, the limit "
+            "is 65536"},
            {{ReadyBytes(std::string(1 << 20, 't'))},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "want a RankHello first, have 1048587 bytes, the limit is 65536"},
+            "the first message must be a RankHello, is 1048587 bytes, the "
+            "limit is 65536"},
            {{std::string(size_t{kMaxFollowerMessageBytes + kMaxReadyBytes} + 1,
                          'x')},
             grpc::StatusCode::RESOURCE_EXHAUSTED,
             "larger than max"},
            {{HelloBytes(7)},
             grpc::StatusCode::FAILED_PRECONDITION,
-            "rank is 7, a follower of this group is 1 to 1"},
+            "rank is 7, a follower of this group must have a rank from 1 to 1"},
        }) {
     SCOPED_TRACE(each.text);
     RawCall call(target, each.messages);
@@ -487,10 +490,11 @@ TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {
   ASSERT_EQ(call.received().size(), 2u);
   EXPECT_TRUE(call.received()[0].has_welcome());
   EXPECT_THAT(call.received()[1].abort().reason(),
-              HasSubstr("sent 2 bytes that are no FollowerMessage"));
-  EXPECT_THAT(leader->leader->status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("sent 2 bytes that are no FollowerMessage")));
+              HasSubstr("sent 2 bytes that are not a FollowerMessage"));
+  EXPECT_THAT(
+      leader->leader->status(),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("sent 2 bytes that are not a FollowerMessage")));
 }
 
 // A leader's server that answers each Join call with one given message and then
@@ -530,7 +534,7 @@ TEST(RankGrpcTest, AFollowerThatReceivesGarbageEndsWithAReason) {
       const auto one, FollowerSide::Join(1, 2, {.leader = server->target()}));
   EXPECT_THAT(one->Ended(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       "the leader sent 2 bytes that are no LeaderMessage"));
+                       "the leader sent 2 bytes that are not a LeaderMessage"));
 }
 
 // ---------------------------------------------------------------------------

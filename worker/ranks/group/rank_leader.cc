@@ -116,7 +116,8 @@ absl::StatusOr<kvasir::v1::RankStart> RankLeader::WaitStarted(
   {
     MutexLock lock(&mutex_);
     if (state_.phase() == Phase::kJoining) {
-      return absl::FailedPreconditionError("ready before all ranks have come");
+      return absl::FailedPreconditionError(
+          "the leader may be ready only after all ranks have joined");
     }
     state_.OnReady(std::move(own));
     Collect();

@@ -84,16 +84,21 @@ TEST(NcclAddressTest, AddressesThatDoNotFitAreRefusedWithTheirRank) {
     EXPECT_THAT(ReadNcclAddresses(Address(0, 3), addresses).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  refused(Addresses(2), "want the addresses of 3 ranks, have 2");
+  refused(Addresses(2), "the addresses of 2 ranks were given, must be 3");
   std::vector<std::string> wrong = Addresses(3);
   std::swap(wrong[1], wrong[2]);
-  refused(wrong, "the address of rank 1 is of rank 2 of 3, want one of 3");
+  refused(
+      wrong,
+      "the address of rank 1 belongs to rank 2 of 3, this group has 3 ranks");
   wrong = Addresses(3);
   wrong[2] = FormatNcclAddress(Address(2, 4));
-  refused(wrong, "the address of rank 2 is of rank 2 of 4, want one of 3");
+  refused(
+      wrong,
+      "the address of rank 2 belongs to rank 2 of 4, this group has 3 ranks");
   wrong[2] = FormatNcclAddress(Address(2, 3, 22803));
   refused(wrong,
-          "the address of rank 2 is of NCCL 2.28.3, this rank has 2.28.9");
+          "the address of rank 2 says that it has NCCL 2.28.3, this rank has "
+          "2.28.9");
   wrong[2] = "no address";
   refused(wrong, "the address of rank 2 does not begin");
 }

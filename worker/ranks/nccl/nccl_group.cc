@@ -142,7 +142,7 @@ class NcclCollective final : public Collective {
     KVASIR_RETURN_IF_ERROR(CheckStream("Broadcast", stream));
     if (bytes < 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("Broadcast: cannot be of ", bytes, " bytes"));
+          absl::StrCat("Broadcast: invalid size of ", bytes, " bytes"));
     }
     if (workspace.counting()) return absl::OkStatus();
     if (bytes > 0) {
