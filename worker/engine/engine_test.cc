@@ -611,14 +611,14 @@ class CountingListener final : public LoadListener {
  public:
   void OnLoad(const LoadSnapshot& load) override {
     MutexLock lock(&mutex_);
-    heard_.push_back(load);
+    received_.push_back(load);
     changed_.SignalAll();
   }
   template <typename Predicate>
   LoadSnapshot Await(Predicate predicate) {
     MutexLock lock(&mutex_);
     while (true) {
-      for (const LoadSnapshot& load : heard_) {
+      for (const LoadSnapshot& load : received_) {
         if (predicate(load)) return load;
       }
       changed_.Wait(&mutex_);
@@ -628,7 +628,7 @@ class CountingListener final : public LoadListener {
  private:
   base::Mutex mutex_;
   base::CondVar changed_;
-  std::vector<LoadSnapshot> heard_ ABSL_GUARDED_BY(mutex_);
+  std::vector<LoadSnapshot> received_ ABSL_GUARDED_BY(mutex_);
 };
 
 TEST_P(EngineTest, ListenersReceiveTheLoadAtOnceAndAfterEachChange) {

@@ -68,9 +68,9 @@ class CudaGraphsTest : public ::testing::Test {
     KVASIR_ASSERT_OK(rank);
     rank_ = *std::move(rank);
   }
-  std::vector<std::string> RunSteps(const std::function<void()>& behind,
+  std::vector<std::string> RunSteps(const std::function<void()>& after_step,
                                     size_t most_steps = kAllGraphSteps) {
-    auto results = RunGraphSteps(*rank_, behind, most_steps);
+    auto results = RunGraphSteps(*rank_, after_step, most_steps);
     KVASIR_EXPECT_OK(results);
     return results.ok() ? *results : std::vector<std::string>();
   }

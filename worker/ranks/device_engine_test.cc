@@ -144,10 +144,10 @@ absl::Status Force(
   options.executor.max_model_len = sizes.prompt + sizes.output + 16;
   options.executor.max_num_seqs = 1;
   options.executor.max_batched_tokens = sizes.chunk;
-  size_t heard = 0;
+  size_t num_received = 0;
   options.executor.logits_tap = [&](const LogitsRow& row) {
-    EXPECT_EQ(row.position, static_cast<int64_t>(heard));
-    receive(heard++, row.logits);
+    EXPECT_EQ(row.position, static_cast<int64_t>(num_received));
+    receive(num_received++, row.logits);
   };
   CheckpointSource source(&checkpoint);
   KVASIR_ASSIGN_OR_RETURN(
@@ -168,7 +168,7 @@ absl::Status Force(
             .status());
     done += count;
   }
-  EXPECT_EQ(heard, text.size());
+  EXPECT_EQ(num_received, text.size());
   return absl::OkStatus();
 }
 

@@ -52,7 +52,7 @@ class Follower {
   }
 
   FollowerState& state() { return state_; }
-  void Hear(LeaderMessage message) { state_.OnMessage(&message, now_); }
+  void Receive(LeaderMessage message) { state_.OnMessage(&message, now_); }
   void Welcome(int addresses = 2) {
     LeaderMessage message;
     message.mutable_welcome();
@@ -60,23 +60,23 @@ class Follower {
       message.mutable_welcome()->add_collective_addresses(
           absl::StrCat("address ", i));
     }
-    Hear(message);
+    Receive(message);
   }
   void Start(int64_t pages, int64_t host_pages) {
     LeaderMessage message;
     message.mutable_start()->add_pages(pages);
     message.mutable_start()->add_host_pages(host_pages);
-    Hear(message);
+    Receive(message);
   }
   void Step(uint64_t id) {
     LeaderMessage message;
     message.mutable_step()->set_step_id(id);
-    Hear(message);
+    Receive(message);
   }
   void Drain() {
     LeaderMessage message;
     message.mutable_drain();
-    Hear(message);
+    Receive(message);
   }
   void Pass(absl::Duration time, bool leader_lives) {
     const absl::Time until = now_ + time;
@@ -84,7 +84,7 @@ class Follower {
       now_ += absl::Milliseconds(250);
       LeaderMessage message;
       message.mutable_heartbeat();
-      if (leader_lives) Hear(message);
+      if (leader_lives) Receive(message);
       state_.OnTime(now_);
     }
   }
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(
            message.mutable_refusal()->set_reason(
                kvasir::v1::RankRefusal::WRONG_SIZE);
            message.mutable_refusal()->set_detail("tp_size is 2");
-           f->Hear(message);
+           f->Receive(message);
          },
          absl::StatusCode::kFailedPrecondition,
          "the leader refuses this rank: WRONG_SIZE: tp_size is 2", false},
@@ -195,7 +195,7 @@ INSTANTIATE_TEST_SUITE_P(
            message.mutable_refusal()->set_reason(
                kvasir::v1::RankRefusal::UNAUTHENTICATED);
            message.mutable_refusal()->set_detail("no secret");
-           f->Hear(message);
+           f->Receive(message);
          },
          absl::StatusCode::kUnauthenticated,
          "the leader refuses this rank: no secret", false},
@@ -204,7 +204,7 @@ INSTANTIATE_TEST_SUITE_P(
            LeaderMessage message;
            message.mutable_refusal()->set_reason(
                static_cast<kvasir::v1::RankRefusal::Reason>(99));
-           f->Hear(message);
+           f->Receive(message);
          },
          absl::StatusCode::kFailedPrecondition,
          "the leader refuses this rank: 99: ", false},
@@ -257,7 +257,7 @@ INSTANTIATE_TEST_SUITE_P(
          absl::StatusCode::kInvalidArgument,
          "the leader sent a RankDrain while step 1 runs"},
         {"NoMessage", Phase::kRunning,
-         [](Follower* f) { f->Hear(LeaderMessage()); },
+         [](Follower* f) { f->Receive(LeaderMessage()); },
          absl::StatusCode::kInvalidArgument,
          "the leader sent a message of an unknown kind"},
         {"Garbage", Phase::kRunning,
@@ -269,7 +269,7 @@ INSTANTIATE_TEST_SUITE_P(
            LeaderMessage message;
            message.mutable_abort()->set_code(13);
            message.mutable_abort()->set_reason("rank 3 is gone");
-           f->Hear(message);
+           f->Receive(message);
          },
          absl::StatusCode::kInternal, "the leader: rank 3 is gone", false},
         {"Lost", Phase::kRunning,

@@ -117,7 +117,7 @@ absl::Status RankFollower::FailStep(uint64_t step_id, const absl::Status& why) {
     // advance while this waits.
     const base::Clock& clock = base::Clock::Real();
     const absl::Time deadline = clock.Now() + kFirstReason;
-    while (MayBeAnothers(why) && state_.phase() == Phase::kRunning &&
+    while (MayBeAConsequence(why) && state_.phase() == Phase::kRunning &&
            clock.Now() < deadline) {
       changed_.WaitWithTimeout(&mutex_, deadline - clock.Now());
     }
@@ -171,7 +171,7 @@ void RankFollower::SendMessages() {
     const std::shared_ptr<RankLink> link = link_;
     if (ends) link_ = nullptr;
     const absl::Status status = state_.status();
-    const bool tell = ends && !status.ok() && !stopping_;
+    const bool call_on_end = ends && !status.ok() && !stopping_;
     mutex_.Unlock();
     size_t waiting = 0;
     for (const FollowerMessage& message : messages) {
@@ -179,7 +179,7 @@ void RankFollower::SendMessages() {
           std::make_shared<const std::string>(message.SerializeAsString()));
     }
     if (ends && link != nullptr) link->Close(status);
-    if (tell && options_.on_end) options_.on_end(status);
+    if (call_on_end && options_.on_end) options_.on_end(status);
     mutex_.Lock();
     if (waiting > kMaxWaitingMessages) {
       state_.Abort(absl::UnavailableError(

@@ -502,34 +502,34 @@ TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {
 class BrokenLeader final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
                                kvasir::v1::Rank::Service> {
  public:
-  explicit BrokenLeader(std::string says) : says_(std::move(says)) {}
+  explicit BrokenLeader(std::string message) : message_(std::move(message)) {}
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
       grpc::CallbackServerContext*) override {
     class Reactor final
         : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
      public:
-      explicit Reactor(const std::string& says)
-          : says_(BufferOf(std::make_shared<const std::string>(says))) {
-        StartWrite(&says_);
+      explicit Reactor(const std::string& message)
+          : message_(BufferOf(std::make_shared<const std::string>(message))) {
+        StartWrite(&message_);
       }
       void OnWriteDone(bool) override {}
       void OnCancel() override { Finish(grpc::Status::CANCELLED); }
       void OnDone() override { delete this; }
 
      private:
-      const grpc::ByteBuffer says_;
+      const grpc::ByteBuffer message_;
     };
-    return new Reactor(says_);
+    return new Reactor(message_);
   }
 
  private:
-  const std::string says_;
+  const std::string message_;
 };
 
 TEST(RankGrpcTest, AFollowerThatReceivesGarbageEndsWithAReason) {
-  BrokenLeader liar("\xff\xff");
+  BrokenLeader broken("\xff\xff");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
-                              base::GrpcServer::Start({}, {&liar}));
+                              base::GrpcServer::Start({}, {&broken}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto one, FollowerSide::Join(1, 2, {.leader = server->target()}));
   EXPECT_THAT(one->Ended(),
@@ -579,9 +579,9 @@ TEST(RankGrpcTest, SilenceEndsBothSidesInLessThanFiveSeconds) {
   for (const char* address : {"at 0", "at 1"}) {
     welcome.mutable_welcome()->add_collective_addresses(address);
   }
-  BrokenLeader liar(welcome.SerializeAsString());
+  BrokenLeader broken(welcome.SerializeAsString());
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
-                              base::GrpcServer::Start({}, {&liar}));
+                              base::GrpcServer::Start({}, {&broken}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto follower,
       FollowerSide::Join(1, 2, {.leader = server->target()}, kHeartbeat));

@@ -30,7 +30,7 @@ inline constexpr absl::Duration kDefaultHeartbeatTimeout = absl::Seconds(3);
 // for the leader's reason, so that the group does not end with an error that is
 // only a consequence of the loss.
 inline constexpr absl::Duration kFirstReason = absl::Seconds(1);
-inline bool MayBeAnothers(const absl::Status& why) {
+inline bool MayBeAConsequence(const absl::Status& why) {
   return absl::IsUnavailable(why) || absl::IsAborted(why);
 }
 

@@ -186,7 +186,7 @@ absl::Status RankLeader::FinishStep(const kvasir::v1::StepResult& own) {
 }
 
 absl::Status RankLeader::FailStep(const absl::Status& why) {
-  if (MayBeAnothers(why)) {
+  if (MayBeAConsequence(why)) {
     MutexLock lock(&mutex_);
     // Real time instead of options_.clock, because a test's clock may not
     // advance while this waits.

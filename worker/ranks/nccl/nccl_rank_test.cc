@@ -249,9 +249,9 @@ GraphRun RunGraphs(bool graphs, const NcclOptions& options,
     const CollectiveTotals before = group[r]->totals();
     run.results[r] = RunGraphSteps(**made, nullptr, most_steps);
     run.totals[r] = (*made)->executor().totals();
-    const CollectiveTotals behind = group[r]->totals();
-    run.collectives[r] = {behind.calls - before.calls,
-                          behind.sent_bytes - before.sent_bytes};
+    const CollectiveTotals after = group[r]->totals();
+    run.collectives[r] = {after.calls - before.calls,
+                          after.sent_bytes - before.sent_bytes};
   });
   EndRanks(&group);
   EXPECT_EQ(FakeNcclLive(), 0);
