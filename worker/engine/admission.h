@@ -22,7 +22,7 @@ enum class Serving {
 // Threads: const methods may be called from any thread.
 class Admission {
  public:
-  // max_queue: how many requests may wait for their first step.
+  // `max_queue`: the most requests that may wait for their first step.
   Admission(const RequestLimits& limits, uint32_t max_queue)
       : limits_(limits), max_queue_(max_queue) {}
 
@@ -40,8 +40,8 @@ class Admission {
     // is full.
     bool starts_at_once = false;
   };
-  // ALREADY_EXISTS if the request is live, RESOURCE_EXHAUSTED if the queue is
-  // full.
+  // Refuses with ALREADY_EXISTS if the request is live, or with
+  // RESOURCE_EXHAUSTED if the queue is full.
   Refusal CheckPlace(const Request& request, const Place& place) const;
   // Refuses with UNAVAILABLE unless the engine is running.
   static Refusal CheckState(Serving serving);

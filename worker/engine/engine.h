@@ -38,8 +38,9 @@ struct StallReport {
 
 struct EngineOptions {
   SchedulerOptions scheduler;
-  // Create overwrites vocab_size, max_model_len, eviction and token_masks from
-  // the other options, and lowers max_n to max_num_seqs.
+  // Create overwrites its members vocab_size, max_model_len, eviction and
+  // token_masks with values from the other options, and limits max_n to
+  // max_num_seqs.
   RequestLimits limits;
   // The watchdog calls on_stall if no step finishes for this long while there
   // is work. Zero: no watchdog.
@@ -57,11 +58,12 @@ struct EngineOptions {
   TokenMaskProvider* token_masks = nullptr;  // may be null
 };
 
-// Owns: the engine's thread, the watchdog's thread, the queue, the scheduler.
-//   The caller owns `cache` and `executor`, which outlive the engine. Between
-//   Start and Stop only the engine's thread uses them.
-// Threads: Start and Stop from one thread, all other methods from any.
-// Errors: refusals are values. A failed executor ends every request.
+// Owns: the engine's thread, the watchdog's thread, the queue and the
+//   scheduler. The caller owns `cache` and `executor`, which must outlive the
+//   engine. Between Start and Stop only the engine's thread uses them.
+// Threads: one thread may call Start and Stop, any thread all other methods.
+// Errors: requests are refused by a Refusal. If the executor fails, every
+//   request ends with its error.
 class Engine : public ServedEngine {
  public:
   // INVALID_ARGUMENT if the options contradict each other, or if the cache is

@@ -20,7 +20,7 @@ namespace kvasir::worker {
 class EngineSink {
  public:
   virtual ~EngineSink() = default;
-  // The first call: the request is in the queue.
+  // Called first: the request is in the queue.
   virtual void OnAccepted(uint32_t prompt_tokens) = 0;
   // Delivers one or more tokens of one sample. The engine reuses the message
   // after the call, so copy what must be kept.
@@ -39,7 +39,7 @@ class EngineSink {
 struct LoadSnapshot {
   uint64_t step = 0;     // steps executed so far
   uint32_t running = 0;  // sequences in the batch
-  uint32_t waiting = 0;  // requests queued, and sequences that were preempted
+  uint32_t waiting = 0;  // queued requests and preempted sequences
   uint64_t free_pages =
       0;  // not held by a sequence; may contain cached prefixes
   uint64_t total_pages = 0;
@@ -49,6 +49,7 @@ struct LoadSnapshot {
   friend bool operator==(const LoadSnapshot&, const LoadSnapshot&) = default;
 };
 
+// Receives the engine's load (ServedEngine::SubscribeLoad).
 // Threads: the engine's thread makes the calls, without a lock. A call must not
 //   block.
 class LoadListener {
@@ -89,11 +90,11 @@ struct RequestSummary {
       kvasir::v1::Refusal::REFUSAL_UNSPECIFIED;
   bool aborted = false;  // at least one sample was aborted
   uint32_t prompt_tokens = 0;
-  uint32_t output_tokens = 0;  // of all samples
+  uint32_t output_tokens = 0;  // sum over all samples
   uint32_t cached_tokens = 0;
   uint32_t preemptions = 0;
-  // Times of sample 0. `prefill` is absent if the request ended before its
-  // first step, `decode` if it ended before its first token.
+  // How long sample 0 spent in each phase. `prefill` is absent if the request
+  // ended before its first step; `decode`, if it ended before its first token.
   absl::Duration queue;
   std::optional<absl::Duration> prefill;
   std::optional<absl::Duration> decode;

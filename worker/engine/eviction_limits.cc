@@ -120,7 +120,8 @@ absl::Status CheckEvictionBudget(const EvictionBudget& budget,
                    " slots, want at most the ", limits.max_slots,
                    " positions of the model");
     }
-    // A group that evicts has no window, so the chunk size does not matter.
+    // The second argument is the size of prefill chunks. It does not matter
+    // here, because page groups with eviction have no sliding window.
     const int64_t need = pages.Held(length.total_tokens, length.total_tokens);
     if (need <= group.num_pages) continue;
     return Wrong(budget, ", with which prompt and output of ",

@@ -22,7 +22,7 @@ struct EvictionLimits {
     int64_t least_slots = 0;
     int64_t num_pages = 0;  // pages of this group in the pool
   };
-  std::vector<Group> groups;  // by page group
+  std::vector<Group> groups;  // one for each page group
   // The smallest budget that the operator allows; the plan's own budget is
   // always allowed. Empty: a request must keep at least what the plan keeps.
   std::optional<proto::EvictionBudget> min_budget;
@@ -38,7 +38,8 @@ struct EvictionLimits {
 // `min_budget` and each group's `num_pages`.
 EvictionLimits EvictionLimitsOf(const plan::ResolvedPlan& plan);
 
-// INVALID_ARGUMENT if there is a `min_budget` but the plan evicts nothing.
+// Returns INVALID_ARGUMENT if `min_budget` is set although the plan evicts
+// nothing.
 absl::Status CheckEvictionLimits(const EvictionLimits& limits);
 
 struct SequenceLength {

@@ -22,12 +22,12 @@
 
 namespace kvasir::worker {
 
-// The counters of the cache and of the executor at one moment. Those marked
-// "since start" only grow.
+// A sample of the counters of cache and executor. Counters marked "since start"
+// only grow.
 struct CacheSample {
   int64_t free_pages = 0;
   int64_t used_pages = 0;
-  int64_t cached_pages = 0;  // free, but known to the prefix index
+  int64_t cached_pages = 0;  // free, but still contain cached prefixes
   int64_t leaked_pages = 0;  // still held when there is no request
   int64_t logical_tokens = 0;
   int64_t physical_tokens = 0;
@@ -67,7 +67,7 @@ struct WorkerConstants {
   int64_t max_model_len = 0;
   int64_t page_tokens = 0;
   int64_t total_pages = 0;
-  int64_t kv_pool_bytes = 0;    // from the allocator's counter
+  int64_t kv_pool_bytes = 0;    // as counted by the allocator
   int64_t host_pool_bytes = 0;  // from the allocator's counter
   int64_t weight_bytes = 0;     // from the allocator's counter
   double kv_bytes_per_token = 0;
@@ -77,14 +77,15 @@ struct WorkerConstants {
     int64_t layer = 0;
     std::string side;    // "key" or "value"
     std::string method;  // how keys or values are compressed
-    int64_t rank = 0;    // numbers per token, over all groups
+    int64_t rank = 0;    // numbers per token, summed over all groups
     std::string bits;    // for example "bf16", "4" or "8,4,4,4,2,2,0,0"
   };
   std::vector<LayerSide> layers;
 };
 
-// Threads: OnStep, OnRequestEnd and OnLoad on the engine's thread. Any thread
-//   may call OnRefused and the registry's Collect.
+// Exports the engine's events and samples of the cache as Prometheus metrics.
+// Threads: the engine's thread calls OnStep, OnRequestEnd and OnLoad. Any
+//   thread may call OnRefused and the registry's Collect.
 class WorkerMetrics final : public EngineObserver, public LoadListener {
  public:
   // `sample_cache` is called on the engine's thread, between steps. It visits

@@ -14,7 +14,8 @@
 
 namespace kvasir::worker {
 
-// A sequence's part of a step: tokens [start, start + num_tokens).
+// The part of a step that runs tokens [start, start + num_tokens) of one
+// sequence.
 struct PlannedSequence {
   Sequence* sequence = nullptr;  // null if it ended during the step
   uint64_t sequence_id = 0;

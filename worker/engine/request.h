@@ -33,7 +33,7 @@ struct Request {
   // Replaces the eviction budget of the served plan. With a ratio of 1 nothing
   // is evicted.
   std::optional<proto::EvictionBudget> eviction_budget;
-  int32_t priority = 0;  // lower runs first
+  int32_t priority = 0;  // requests with lower values run first
   absl::Time deadline = absl::InfiniteFuture();
   // The longest time that the request may wait for its first step. Zero: the
   // engine's default.
@@ -55,7 +55,7 @@ struct RequestLimits {
   uint32_t max_logit_bias = 1024;
   uint32_t max_stop_token_ids = 256;
   uint32_t max_request_id_bytes = 256;
-  bool token_masks = false;  // whether there is a TokenMaskProvider
+  bool token_masks = false;  // whether the engine has a TokenMaskProvider
   EvictionLimits eviction;
 };
 

@@ -60,10 +60,11 @@ struct SequenceSnapshot {
   uint32_t preemptions = 0;
 };
 
-// Owns: every request from Add to its last sink call, and its sequences.
-// Threads: one thread at a time, which also calls the sinks and the observer.
-// Errors: a request that is wrong gets a Refusal. A result that does not belong
-//   to the plan is an error of the executor.
+// Owns: every request, with its sequences, from Add until the last call to its
+//   sink.
+// Threads: one thread at a time; it also calls the sinks and the observer.
+// Errors: a request that cannot run gets a Refusal. If a result does not fit
+//   the plan, Apply returns an error, because the executor is at fault.
 class Scheduler {
  public:
   // INVALID_ARGUMENT if the options contradict each other, or if one sequence
@@ -91,8 +92,8 @@ class Scheduler {
   const kvasir::v1::StepPlan* ScheduleAhead();
 
   // Applies the result of the oldest planned step and delivers its tokens.
-  // INTERNAL if the result lacks something that the plan asked for. If no token
-  // could be sampled for a request, only that request fails.
+  // INTERNAL if the result does not fit the plan. If no token could be sampled
+  // for a request, only that request fails.
   absl::Status Apply(const kvasir::v1::StepResult& result);
 
   // Ends matching requests and returns how many there were. May be called while
@@ -104,7 +105,7 @@ class Scheduler {
   // and so has no result to apply.
   void FailAll(const Refusal& why);
 
-  // Whether anything runs or waits.
+  // Whether any sequence runs or waits.
   bool has_work() const { return !running_.empty() || !waiting_.empty(); }
   uint32_t num_running() const {
     return static_cast<uint32_t>(running_.size());
@@ -150,7 +151,7 @@ class Scheduler {
   bool LackedPages(const Sequence& sequence) const;
   // Moves the first waiting sequence, with its forks, into the batch if it can
   // run now. Returns how many sequences joined. May preempt running sequences
-  // of strictly lower priority, from index `victims_from` on.
+  // of strictly lower priority whose index is at least `victims_from`.
   size_t TryAdmit(size_t victims_from, absl::Time now);
   bool HasRoomFor(const Sequence& sequence);
   // How many pages of the group a sequence of the request holds, by its length.
@@ -228,26 +229,27 @@ class Scheduler {
   std::array<Step, kMostPlannedSteps> steps_;
   uint64_t num_planned_ = 0;
 
-  uint32_t seats_ = 0;  // taken by running sequences and their pending forks
+  uint32_t seats_ = 0;       // seats of running sequences and pending forks
   uint32_t num_queued_ = 0;  // requests that have not started
   uint64_t queued_tokens_ = 0;
   uint64_t next_order_ = 1;
   uint64_t next_sequence_id_ = 1;
   uint64_t step_id_ = 0;
-  // No request expires before this time.
+  // No deadline or queue timeout of a live request is before this time.
   absl::Time earliest_expiry_ = absl::InfiniteFuture();
   // The request with this RequestState::order could not start when only
   // `blocked_pages_` pages were free.
   uint64_t blocked_order_ = 0;
   uint64_t blocked_pages_ = 0;
   bool prefix_grew_ = false;     // whether a prefill has run since then
-  uint32_t prefill_budget_ = 0;  // tokens left in the step being planned
+  uint32_t prefill_budget_ = 0;  // tokens that may still be added to the step
   PrefillRate prefill_rate_;
 
-  StepStats stats_;  // the step that is being planned or applied
+  StepStats stats_;  // statistics of the step being planned or applied
   std::vector<absl::Duration> time_to_first_token_;
   std::vector<absl::Duration> inter_token_;
-  // The token being delivered. Reused, so that nothing is allocated for it.
+  // The message with the token that is being delivered. Reused, so that no
+  // memory is allocated for it.
   kvasir::v1::GenerateEvent::Tokens tokens_;
 };
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t kMaxLen = 64;
 constexpr uint32_t kMaxQueue = 20;
-constexpr int32_t kVocab = 50;  // small, so that stop ids are sampled
+constexpr int32_t kVocab = 50;  // so small that stop ids are often sampled
 
 struct Storm {
   const char* name;
@@ -181,7 +181,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
     }
     const kvasir::v1::StepPlan* const next =
         Below(4) != 0 ? scheduler_->ScheduleAhead() : nullptr;
-    if (Below(10) == 0) AbortOne();  // while the step runs
+    if (Below(10) == 0) AbortOne();  // an abort while the step runs
     const auto result = executor_->Await();
     KVASIR_ASSERT_OK(result.status());
     if (next != nullptr) {

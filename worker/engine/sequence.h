@@ -59,7 +59,8 @@ struct Sequence {
   // The copy of the sequence's pages in the host pool, if it was preempted by
   // copying and still waits.
   std::optional<cache::SequenceImage> image;
-  uint64_t queued_tokens = 0;  // its share of Scheduler::queued_tokens_
+  // how much of Scheduler::queued_tokens_ it contributes
+  uint64_t queued_tokens = 0;
 
   // The sequence's index in each plan that is not yet applied. Indexed by step
   // id % kMostPlannedSteps; -1: not in that plan.
@@ -98,15 +99,16 @@ struct RequestState {
   // shorter than min_tokens.
   std::vector<int32_t> stop_ids;
   bool has_penalties = false;
-  // Sorted by token id, because the message's map has no order.
+  // SamplingParams::logit_bias sorted by token id, because the message's map
+  // has no fixed order.
   std::vector<std::pair<int32_t, float>> logit_bias;
-  uint64_t max_total_tokens = 0;  // of prompt and output together
+  uint64_t max_total_tokens = 0;  // limit of prompt and output tokens together
   // The request's eviction budget as counts for each page group. Empty if the
   // request has no eviction budget.
   std::vector<plan::EvictionCounts> evictions;
 
-  bool started = false;  // it has joined the batch once
-  absl::Time start_by;   // when the queue timeout ends it
+  bool started = false;  // it has been in the batch
+  absl::Time start_by;   // the queue timeout ends it at this time
   absl::Time first_step = absl::InfiniteFuture();
   uint32_t cached_tokens = 0;
   std::vector<float> prompt_logprobs;

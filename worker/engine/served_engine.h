@@ -16,7 +16,7 @@ namespace kvasir::worker {
 // Counts requests that ended since the start, without those of the warm-up.
 struct EngineTotals {
   uint64_t finished = 0;
-  uint64_t aborted = 0;  // requests of which at least one sample was aborted
+  uint64_t aborted = 0;  // requests with at least one aborted sample
   uint64_t failed = 0;
 };
 

@@ -11,7 +11,7 @@
 namespace kvasir::worker {
 
 struct TokenMaskState {
-  std::string_view mask;  // SamplingParams::token_mask of the request
+  std::string_view mask;  // the request's SamplingParams::token_mask
   uint32_t sample_index = 0;
   absl::Span<const int32_t> output_ids;  // output tokens until now
 };

@@ -91,12 +91,12 @@ struct RankOptions {
 // kernels cannot.
 bool PromptsMayLift(const kernels::Device& device);
 
-// Input of CheckPoolFitsMemory.
+// Memory sizes that CheckPoolFitsMemory compares.
 struct PoolMemory {
   int64_t pool_bytes = 0;
   int64_t host_pool_bytes = 0;
   int64_t weight_bytes = 0;
-  int64_t kept_bytes = 0;  // KeptWeightBytes of the pool
+  int64_t kept_bytes = 0;  // attention weights kept for evictions
   // Memory available to the process (MachineLimits), measured before weights
   // and pools were allocated.
   int64_t available_bytes = 0;
@@ -113,13 +113,16 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
                       const std::string& weights_id);
 
+// Everything that one rank needs to run a model.
+//
 // Owns: everything that it builds.
-// Threads: constructed by one thread; then as ModelExecutor.
-// Errors: before any weight is read, FAILED_PRECONDITION with the numbers when
-//   the pool does not hold one sequence of max_model_len tokens, and
-//   UNIMPLEMENTED with the op's name when the device lacks a kernel. Later,
-//   RESOURCE_EXHAUSTED with the numbers when memory_utilization leaves less
-//   than one sequence, and the errors of RankOptions::agree.
+// Threads: Create is called by one thread; after that see ModelExecutor.
+// Errors: of Create, before any weight is read: FAILED_PRECONDITION with the
+//   numbers if the pool is too small for one sequence of max_model_len tokens,
+//   and UNIMPLEMENTED with the op's name if the device lacks a kernel. After
+//   the weights were read: RESOURCE_EXHAUSTED with the numbers if
+//   memory_utilization leaves too little memory for one sequence, and the
+//   errors of RankOptions::agree.
 class Rank {
  public:
   // `collective` must outlive the rank; null: a group of one rank.
@@ -173,8 +176,8 @@ class Rank {
   // FAILED_PRECONDITION if this rank lacks room for the agreed pages or has
   // another cache_id.
   absl::Status Agree(std::string weight_tiles, const RankOptions& options);
-  // Sizes the pool by options.memory_utilization and makes the executor with
-  // it.
+  // Chooses the pool's size by options.memory_utilization, and makes the
+  // executor with that pool.
   absl::Status MeasurePages(ModelWeights weights, const RankOptions& options,
                             Collective* collective);
 

@@ -44,7 +44,7 @@ struct RunMode {
 // vocab].
 struct Outcome {
   size_t vocab = 0;
-  std::vector<int32_t> tokens;  // [1 + kDecoded]
+  std::vector<int32_t> tokens;  // 1 + kDecoded tokens
   std::vector<float> logits;
 
   size_t num_rows() const { return logits.size() / vocab; }
@@ -88,7 +88,8 @@ Outcome RunRank(Collective* own, const model::ModelShape& shape,
         output || token_ids.end() == prompt.data() + prompt.size();
     if (samples) steps[0].sample = GreedySample();
     if (mode.batched) {
-      // Prompts must come before output; sequences may come in any order.
+      // In a step, prompts must come before output, so the other sequence is
+      // inserted first; its position does not matter otherwise.
       steps.insert(steps.begin(), {.sequence_id = 7, .sample = GreedySample()});
       if (!output) steps[0].token_ids = other;
     }
@@ -195,7 +196,7 @@ class TensorParallelTest : public ::testing::Test {
   // The group is made once per test, because Gloo takes long to connect.
   const Group& GroupOf(Over over, int64_t size) {
 #if defined(KVASIR_TSAN)
-    over = Over::kThreads;  // ThreadSanitizer does not see Gloo's timed waits
+    over = Over::kThreads;  // ThreadSanitizer does not know Gloo's timed waits
 #endif
     Group& group = groups_[{over, size}];
     if (group.empty()) {

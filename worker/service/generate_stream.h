@@ -19,8 +19,8 @@ struct StreamAction {
     kWrite,           // send `event`, then call OnWriteDone
     kWriteAndFinish,  // send `event` and end the call with OK
     kFinish,          // end the call with `end`
-    kReset,           // make the transport drop the write in flight
-    kAbort,           // make the engine end the request
+    kReset,           // make gRPC drop the write in flight
+    kAbort,           // make the engine abort the request
   };
   Kind kind = Kind::kFinish;
   kvasir::v1::GenerateEvent event;
@@ -54,7 +54,8 @@ class GenerateStream {
   void OnFailed(const Refusal& why);
 
   void OnWriteDone(bool ok);
-  // The peer reset the call, its deadline passed, or the connection broke.
+  // The client reset the call, the call's deadline passed, or the connection
+  // broke.
   void OnCancel();
 
   std::optional<StreamAction> Next();
@@ -68,8 +69,8 @@ class GenerateStream {
     size_t bytes = 0;
   };
 
-  // The queued event that more tokens of this sample may join, or null if a new
-  // event is needed.
+  // Returns the queued event to which more tokens of this sample may be added,
+  // or null if a new event is needed.
   Queued* OpenTokens(uint32_t index);
   void Append(kvasir::v1::GenerateEvent event, size_t bytes);
   // Adds to the queued bytes. If they exceed the bound, drops the queue, which

@@ -16,7 +16,7 @@ namespace kvasir::worker {
 class Pumped {
  public:
   virtual ~Pumped() = default;
-  // Must not block.
+  // Called on the pump's thread after each Push. Must not block.
   virtual void Advance() = 0;
 };
 

@@ -34,14 +34,14 @@ struct WorkerServerOptions {
   absl::Duration max_connection_age = absl::Hours(1);
 };
 
-// Threads: any thread.
-// Errors: see base::GrpcServer::Start.
+// Threads: any thread may call any method.
+// Errors: those of base::GrpcServer::Start.
 class WorkerServer {
  public:
   // `engine` must outlive the server.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(
       WorkerServerOptions options, ServedEngine* engine);
-  // Cancels the calls that still run.
+  // Cancels all running calls.
   ~WorkerServer();
 
   int port() const { return server_->port(); }
@@ -51,8 +51,8 @@ class WorkerServer {
   // for kvasir.v1.Worker. Before the first call, and once a drain has begun,
   // the reported health is NOT_SERVING.
   void SetReady(bool ready) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Reports not ready, refuses new requests, waits for running ones until the
-  // deadline, and refuses the rest.
+  // Reports NOT_SERVING, refuses new requests, waits for accepted ones until
+  // the deadline, and then refuses those that have not ended.
   kvasir::v1::DrainResponse Drain(absl::Time deadline);
   // Ends all calls by the deadline. Idempotent.
   void Shutdown(absl::Time deadline);

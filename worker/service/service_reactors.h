@@ -1,4 +1,4 @@
-// The streaming reactors of WorkerService.
+// The gRPC reactors of WorkerService's streaming calls: Generate and WatchLoad.
 #pragma once
 
 #include <memory>

@@ -46,7 +46,7 @@ class GlooGroup {
  private:
   explicit GlooGroup(std::shared_ptr<GlooMesh> mesh);
 
-  // Shared with the collective.
+  // The collective that Connect returns holds it too.
   const std::shared_ptr<GlooMesh> mesh_;
 };
 

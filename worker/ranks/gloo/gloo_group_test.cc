@@ -139,7 +139,7 @@ TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallAtTheTimeout) {
   for (const int64_t size : {2, 3}) {
     const auto group = MakeGlooRanks(size, {.call_timeout = timeout});
     ASSERT_FALSE(group.empty());
-    // The last rank makes no call.
+    // The last rank makes no call, so the others must time out.
     OnRanks(size - 1, [&](int64_t rank) {
       HostRank own(group[static_cast<size_t>(rank)].get());
       std::vector<float> data(1000);

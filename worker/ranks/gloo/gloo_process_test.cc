@@ -219,7 +219,6 @@ TEST_F(GlooProcessTest, GarbageFromAStrangerBeforeTheRanksConnectEndsARank) {
   close(stranger);
 }
 
-// A rank that stands still for less than the timeout only delays the others.
 TEST_F(GlooProcessTest,
        ARankThatIsStoppedForLessThanTheTimeoutOnlyDelaysTheOthers) {
   auto ranks = StartRanks(3, absl::Minutes(1), 1000, 2000);

@@ -198,7 +198,8 @@ class RankGroupState {
   struct Step {
     uint64_t id = 0;
     absl::Time since;
-    std::vector<std::optional<uint64_t>> hashes;  // by rank
+    // The result hash of each rank that has ended the step.
+    std::vector<std::optional<uint64_t>> hashes;
   };
 
   uint32_t size() const { return options_.identity.tp_size(); }

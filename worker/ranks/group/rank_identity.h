@@ -36,7 +36,7 @@ inline bool MayBeAConsequence(const absl::Status& why) {
 
 struct IdentityDifference {
   int field = 0;     // field number in RankIdentity
-  std::string text;  // "max_model_len is 4096, the leader has 8192"
+  std::string text;  // like "max_model_len is 4096, the leader has 8192"
 };
 
 // Returns the first field, by number, in which a follower's identity differs

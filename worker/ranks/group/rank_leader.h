@@ -57,7 +57,7 @@ class RankLeader {
  public:
   using LinkId = RankGroupState::LinkId;
 
-  // `options` must pass CheckRankGroupOptions.
+  // `options.group` must pass CheckRankGroupOptions (CHECK).
   explicit RankLeader(RankLeaderOptions options);
   // Aborts the group if it has not ended.
   ~RankLeader();

@@ -26,9 +26,9 @@ struct RankServerOptions {
   std::string secret;
 };
 
-// Owns: the listener.
+// Owns: the gRPC server.
 // Threads: any.
-// Errors: see base::GrpcServer::Start.
+// Errors: those of base::GrpcServer::Start.
 class RankServer {
  public:
   // `leader` must outlive the server.

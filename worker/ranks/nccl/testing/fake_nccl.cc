@@ -336,7 +336,7 @@ class State {
   bool connected_ = false;
   uint64_t calls_ = 0;
   int polls_ = 0;
-  std::function<void()> late_;  // work that the library continues after a call
+  std::function<void()> late_;  // work to continue after a call (fault `late`)
   uint64_t came_ = 0;   // calls reached; only the stream's thread uses it
   uint64_t steps_ = 0;  // chunks exchanged; only the stream's thread uses it
   std::atomic<int> jobs_{0};  // enqueued jobs, and jobs in captured graphs
