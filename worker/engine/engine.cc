@@ -142,7 +142,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
 
   mutable base::Mutex mutex_;
   base::CondVar wake_;  // wakes the engine's thread: new command, or stop
-  // wakes Start, WaitIdle, watchdog: state_ or live_ changed
+  // Wakes Start, WaitIdle and the watchdog when state_ or live_ has changed.
   base::CondVar changed_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kNew;
   absl::Status warm_up_status_ ABSL_GUARDED_BY(mutex_);
@@ -157,7 +157,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   uint32_t inbox_submits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t scheduler_queued_ ABSL_GUARDED_BY(mutex_) = 0;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);
-  // a new listener waits for the load
+  // True if a new listener waits for its first load.
   bool load_wanted_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::weak_ptr<LoadListener>> listeners_ ABSL_GUARDED_BY(mutex_);
   EngineTotals totals_ ABSL_GUARDED_BY(mutex_);
@@ -540,7 +540,7 @@ void ThreadedEngine::Observe(absl::Duration schedule, absl::Duration execute) {
   stats.schedule = schedule;
   {
     MutexLock lock(&mutex_);
-    // the scheduler does not know about drains
+    // The scheduler does not know about drains, so it is set here.
     stats.load.draining = draining_;
   }
   options_.observer->OnStep(stats);
@@ -616,7 +616,7 @@ void ThreadedEngine::ForgetEnded() {
 void ThreadedEngine::Fail(const absl::Status& status) {
   {
     MutexLock lock(&mutex_);
-    // from now on Submit refuses, so the inbox stays empty
+    // From now on Submit refuses, so the inbox stays empty.
     state_ = State::kFailed;
     busy_ = false;
     commands_.swap(inbox_);

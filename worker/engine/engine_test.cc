@@ -837,7 +837,7 @@ class LoggingSink final : public EngineSink {
   }
 
  private:
-  // only the engine's thread uses it until Stop
+  // Only the engine's thread uses the log until Stop.
   std::vector<std::string>& log_;
 };
 

@@ -15,7 +15,7 @@ namespace kvasir::worker {
 
 struct EvictionLimits {
   struct Group {
-    // pages of one sequence under the plan's own budget
+    // The pages of one sequence under the plan's own budget.
     cache::SequencePages pages;
     // Slots that are never evicted: sinks and recent tokens, in the layer that
     // has most of them.

@@ -426,8 +426,8 @@ uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
       const cache::ReserveResult reserved =
           deps_.cache->Reserve(sequence.cache_id(), tokens);
       if (reserved) return static_cast<uint32_t>(tokens);
-      // fits_tokens is about one page group; another group may have room for
-      // fewer tokens.
+      // Try again with fewer tokens. fits_tokens is about one page group;
+      // another group may have room for even fewer.
       tokens = std::min(reserved.fits_tokens, tokens - 1);
     }
     if (running_.size() <= victims_from) return 0;
@@ -436,7 +436,7 @@ uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
 }
 
 void Scheduler::Preempt(Sequence* sequence) {
-  // give back the token reserved for its decode
+  // Gives back the token that was reserved for this sequence's decode.
   if (sequence->to_run() == 1) ++prefill_budget_;
   if (ShouldCopy(*sequence)) {
     sequence->image = deps_.cache->Export(sequence->cache_id());

@@ -50,8 +50,8 @@ constexpr Case kEvictions[] = {
     expect evicted 14                 # at 20; no eviction until the end at 23
     expect output a
 )"},
-    // b must not be preempted: slots freed by eviction in its last page are
-    // enough. Regression test: room was once counted by tokens instead of
+    // Sequence b must not be preempted: its eviction frees slots in its own
+    // last page. Regression test: room was once counted in tokens instead of
     // slots.
     {"FreeSlotsOfTheLastPageAreUsedFirst", R"(
     pool pages=4 keep=6 every=4

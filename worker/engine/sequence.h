@@ -53,13 +53,13 @@ struct Sequence {
   // since the last start.
   uint64_t sampled_step = 0;
   bool known_to_executor = false;
-  // the executor has its tokens, to compute penalties
+  // True if the executor has this sequence's tokens, which penalties need.
   bool history_sent = false;
 
   // The copy of the sequence's pages in the host pool, if it was preempted by
   // copying and still waits.
   std::optional<cache::SequenceImage> image;
-  // how much of Scheduler::queued_tokens_ it contributes
+  // This sequence's share of Scheduler::queued_tokens_.
   uint64_t queued_tokens = 0;
 
   // The sequence's index in each plan that is not yet applied. Indexed by step

@@ -229,7 +229,7 @@ std::vector<float> OwnColumns(const std::vector<float>& all, int64_t num_rows,
 TEST_P(CollectiveTest, EveryRankGetsTheColumnsOfAllRanks) {
   const int calls = GetParam().calls;
   ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
-    // same seed on all ranks, so they make the same calls
+    // The seed is the same on all ranks, so that they make the same calls.
     std::mt19937 random(5);
     for (int call = 0; call < calls; ++call) {
       const int64_t num_rows = call % 5 == 0 ? call % 2 : random() % 12;
@@ -276,7 +276,7 @@ TEST_P(CollectiveTest, EveryRankGetsTheDataOfRank0) {
 TEST_P(CollectiveTest, RandomCallsOfAllKindsGiveTheRightResults) {
   const int calls = GetParam().calls;
   ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
-    std::mt19937 random(11);  // the same on all ranks
+    std::mt19937 random(11);  // same calls on all ranks
     std::mt19937 pauses(static_cast<uint32_t>(r));
     for (int call = 0; call < calls; ++call) {
       if (pauses() % 8 == 0) {

@@ -139,7 +139,7 @@ absl::Status Force(
                           PlanOf(artifact, checkpoint));
   options.page_tokens = 16;
   options.kv_cache_bytes = int64_t{64} << 20;
-  // so that prompts do not lift latents, as on a GPU
+  // Prompts must not lift latents, because they do not on a GPU.
   options.deterministic = true;
   options.executor.max_model_len = sizes.prompt + sizes.output + 16;
   options.executor.max_num_seqs = 1;

@@ -254,7 +254,8 @@ TEST(EmulatedRankTest, AStepMakesOneUploadAndOneReadBack) {
 // a time.
 struct Forced {
   std::vector<int32_t> prompt;
-  // output tokens to force; empty: the sampled ones
+  // The output tokens to run with. Empty: the rank runs the tokens that it
+  // samples.
   std::vector<int32_t> output;
   std::vector<std::vector<float>> logits;  // one row per position
 };

@@ -144,7 +144,7 @@ TEST(EmulatedStepsTest, ATokensBitsDoNotDependOnOtherSequences) {
     int rows = 0;
     for (const auto& [place, row] : alone.logits()) {
       const auto found = shared.logits().find(place);
-      // inside a chunk, which has no logits
+      // Positions inside a chunk have no logits.
       if (found == shared.logits().end()) continue;
       ++rows;
       EXPECT_EQ(found->second, row) << "position " << place.second;

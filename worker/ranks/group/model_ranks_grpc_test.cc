@@ -214,7 +214,7 @@ class ModelGroup {
   }
   RankLeader& leader() { return *leader_; }
   Event& ended() { return ended_; }  // set by the leader's on_end
-  // valid after ended() was set
+  // Valid after ended() was set.
   const absl::Status& why() const { return why_; }
   ModelFollower& follower(uint32_t rank) { return *followers_[rank - 1]; }
 
@@ -264,7 +264,8 @@ TEST_P(ModelRanksGrpcTest,
       last, ResultHash(want[3]), leaders);
   EXPECT_THAT(group.Run(), StatusIs(absl::StatusCode::kInternal, text));
   ASSERT_TRUE(group.ended().Wait());
-  // kvasir-worker logs this text (OperatorSurface::Fail).
+  // This is the text that a server logs when its group fails
+  // (OperatorSurface::Fail).
   EXPECT_THAT(group.why(), StatusIs(absl::StatusCode::kInternal, text));
   for (uint32_t rank = 1; rank <= last; ++rank) {
     EXPECT_THAT(group.follower(rank).Ended(),

@@ -188,7 +188,7 @@ class RankClient::Call final
 
   base::Mutex mutex_;
   base::CondVar changed_;
-  // message that gRPC is sending
+  // The message that gRPC is sending.
   grpc::ByteBuffer request_ ABSL_GUARDED_BY(mutex_);
   std::deque<Bytes> queue_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

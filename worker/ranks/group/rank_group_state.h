@@ -245,7 +245,7 @@ class RankGroupState {
   std::vector<Member> members_;  // by rank; the leader is rank 0
   std::vector<std::string> addresses_;
   kvasir::v1::RankStart start_;
-  // set until TakeTiles returns them
+  // The weight tiles of all ranks, until TakeTiles returns them.
   std::optional<std::vector<std::string>> tiles_;
   std::deque<Step> steps_;
   uint64_t last_step_ = 0;

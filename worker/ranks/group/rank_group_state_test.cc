@@ -566,7 +566,7 @@ TEST(RankGroupStateTest, OnlyTheWeightTilesOfALoadingRankMayBeLong) {
   group.Link(9);
   EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);
   group.Join(2);
-  // link 9 has not joined, and link 77 does not exist
+  // Link 9 has not joined, and link 77 does not exist.
   EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(77), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(1), kShort + kMaxReadyBytes);

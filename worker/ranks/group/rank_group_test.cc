@@ -197,7 +197,7 @@ class Group {
     return *followers_[rank - 1]->executor;
   }
   GroupExecutor& executor() { return *executor_; }
-  // set by that rank's on_end
+  // Set by on_end of that rank.
   Event& ended(uint32_t rank) { return ended_[rank]; }
   Event& drain_asked() { return drain_asked_; }
 

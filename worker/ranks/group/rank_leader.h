@@ -138,7 +138,7 @@ class RankLeader {
   LinkId last_link_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
   bool working_ ABSL_GUARDED_BY(mutex_) = false;
-  // the group has ended and on_end was called
+  // True once the group's end was handled (on_end, if it must be called).
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread ticker_;

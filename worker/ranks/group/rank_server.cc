@@ -151,7 +151,7 @@ class JoinReactor final
   std::shared_ptr<JoinReactor> self_;
 
   base::Mutex mutex_;
-  // message that gRPC is sending
+  // The message that gRPC is sending.
   grpc::ByteBuffer response_ ABSL_GUARDED_BY(mutex_);
   std::deque<Bytes> queue_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -187,7 +187,8 @@ class RankServer::Service final
         want_, base::Sha256Hex({found->second.data(), found->second.size()}));
   }
 
-  // hash of the secret; empty: a certificate is required
+  // The hash of the secret that a call must send. Empty: a call needs a
+  // certificate.
   const std::string want_;
   RankLeader* const leader_;
 };

@@ -114,7 +114,7 @@ class NcclCommunicator {
   const nccl::Functions& functions_;
 
   mutable base::Mutex mutex_;
-  // signalled when a call has returned from the library
+  // Signalled when a call has returned from the library.
   base::CondVar returned_;
   base::CondVar wake_;  // wakes the watcher thread
   // Null after the communicator was aborted or destroyed.

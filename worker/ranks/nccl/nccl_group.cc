@@ -175,8 +175,8 @@ class NcclCollective final : public Collective {
                                 static_cast<LaunchStream&>(stream));
   }
 
-  // sent_bytes is what a ring algorithm sends, because NCCL does not report
-  // what it really sends.
+  // Returns as sent_bytes what a ring algorithm would send, because NCCL does
+  // not report what it really sends.
   CollectiveTotals totals() const override {
     return {calls_.load(std::memory_order_relaxed),
             sent_bytes_.load(std::memory_order_relaxed)};

@@ -178,7 +178,7 @@ TEST_F(NcclGroupTest, CountsTheBytesThatARingSends) {
   EXPECT_EQ(sent(true, 1, sum), 3 * 400);
   const auto gather = [](HostRank& own) {
     std::vector<float> data(10);
-    // the widest rank has three columns
+    // The widest rank has three columns.
     return own.AllGather(&data, 2, {0, 1, 1, 4, 5});
   };
   EXPECT_EQ(sent(false, 1, gather), 3 * 2 * 3 * 4);
@@ -358,7 +358,7 @@ TEST_F(NcclGroupTest, AbortEndsTheCallThatAStreamIsExecuting) {
   collective(1).Abort(absl::CancelledError("so did rank 0"));
   End();
   EXPECT_EQ(aborts(), 2);
-  // not called, because the caller of Abort knows the reason
+  // on_failure is not called, because the caller of Abort knows the reason.
   EXPECT_EQ(failures.reported().size(), 0u);
 }
 
@@ -424,7 +424,7 @@ TEST_F(NcclGroupTest, ConnectTimesOutIfARankDoesNotConnect) {
   }
   End();
   EXPECT_EQ(aborts(), 3);
-  // not called, because Connect returns the error
+  // on_failure is not called, because Connect returns the error.
   EXPECT_EQ(failures.reported().size(), 0u);
 }
 

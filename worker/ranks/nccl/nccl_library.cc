@@ -66,7 +66,7 @@ absl::Status Nccl::Error(const std::string& what, Result result) const {
 }
 
 std::string NcclVersionName(int version) {
-  // releases up to 2.8 use 1000 * major + 100 * minor + patch
+  // Releases up to 2.8 have the version 1000 * major + 100 * minor + patch.
   if (version < 10000) {
     return absl::StrCat(version / 1000, ".", version / 100 % 10, ".",
                         version % 100);

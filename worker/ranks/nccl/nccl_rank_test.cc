@@ -148,7 +148,7 @@ TEST_P(NcclRankTest, LogitsEqualThoseOfCpuRanks) {
   ASSERT_EQ(group.size(), static_cast<size_t>(c.size));
   const std::vector<Forced> have =
       ForceAll(EmulatedOptions(c.activations), group, want.output);
-  // each of 4 steps sums for two layers
+  // The 4 steps make at least five collective calls each.
   EXPECT_GE(group[0]->totals().calls, 4 * 5);
   EndRanks(&group);
   EXPECT_EQ(FakeNcclLive(), 0);
@@ -218,7 +218,7 @@ TEST(NcclRankFailureTest, AStepWhoseGroupDiesFails) {
 
 // The results and counters of all ranks after the steps of graph_steps.h.
 struct GraphRun {
-  // one per rank
+  // The results of each rank.
   std::vector<absl::StatusOr<std::vector<std::string>>> results;
   std::vector<ExecutorTotals> totals;
   std::vector<CollectiveTotals> collectives;

@@ -59,7 +59,7 @@ enum class Kind : int { kAllReduce, kAllGather, kBroadcast };
 
 // The properties of a collective call, which must be equal on all ranks.
 struct Call {
-  // number of the call, in the order in which streams reach them
+  // Number of the call. Calls are counted when streams reach them.
   uint64_t number = 0;
   // NCCL requires that all ranks capture a call, or none
   bool captured = false;
