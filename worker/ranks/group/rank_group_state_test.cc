@@ -292,7 +292,7 @@ INSTANTIATE_TEST_SUITE_P(
          "api_version is \"\", the leader has \"kvasir.v1\""},
         {"Size", [](RankHello* h) { h->mutable_identity()->set_tp_size(4); },
          RankRefusal::WRONG_SIZE, "tp_size is 4, the leader has 3"},
-        {"TheLeadersRank", [](RankHello* h) { h->set_rank(0); },
+        {"ClaimsTheLeadersRank", [](RankHello* h) { h->set_rank(0); },
          RankRefusal::WRONG_RANK,
          "rank is 0, a follower of this group must have a rank from 1 to 2"},
         {"RankBeyondTheGroup", [](RankHello* h) { h->set_rank(3); },
@@ -799,7 +799,7 @@ INSTANTIATE_TEST_SUITE_P(
          },
          absl::StatusCode::kResourceExhausted,
          absl::StrCat(kRank1, " failed in step 1: no memory")},
-        {"FailsWithANumberThatIsNoCode", Phase::kRunning,
+        {"FailsWithAnInvalidStatusCode", Phase::kRunning,
          [](Group* g) {
            KVASIR_EXPECT_OK(g->Step(1));
            g->SendDone(1, 1, 0, -7);
@@ -849,11 +849,11 @@ INSTANTIATE_TEST_SUITE_P(
          },
          absl::StatusCode::kInvalidArgument,
          absl::StrCat(kRank1, " sent a RankReady for the second time")},
-        {"GreetsTwice", Phase::kRunning,
+        {"SendsASecondHello", Phase::kRunning,
          [](Group* g) { g->SendHello(1, g->Hello(1)); },
          absl::StatusCode::kInvalidArgument,
          absl::StrCat(kRank1, " sent RankHello after its RankHello")},
-        {"SaysNothing", Phase::kRunning,
+        {"SendsAnEmptyMessage", Phase::kRunning,
          [](Group* g) { g->Send(1, FollowerMessage()); },
          absl::StatusCode::kInvalidArgument,
          absl::StrCat(
