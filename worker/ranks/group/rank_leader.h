@@ -31,7 +31,7 @@
 
 namespace kvasir::worker {
 
-// The largest message that a follower accepts. Any step plan is much smaller.
+// The largest message that a follower accepts. It is larger than any step plan.
 inline constexpr int64_t kMaxLeaderMessageBytes = int64_t{256} << 20;
 
 struct RankLeaderOptions {
