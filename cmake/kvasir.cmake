@@ -15,7 +15,7 @@ set(KVASIR_MAY_LINK_kernels "kernels;base")
 set(KVASIR_MAY_LINK_cache "cache;plan;proto;base")
 set(KVASIR_MAY_LINK_model "model;plan;proto;base")
 set(KVASIR_MAY_LINK_worker "worker;model;cache;plan;kernels;proto;base")
-set(KVASIR_MAY_LINK_router "router;model_tokenizer;cache_prefix_hash;proto;base")
+set(KVASIR_MAY_LINK_router "router;model_tokenizer;model_file;cache_prefix_hash;proto;base")
 set(KVASIR_MAY_LINK_summary "summary;model;cache_layout;plan;proto;base")
 set(KVASIR_MAY_LINK_compress
     "compress;summary;model;cache_layout;cache_eviction_schedule;cache_eviction_reference;plan;proto;base")

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -15,29 +16,42 @@ namespace {
 
 using nlohmann::json;
 
-// Finds duplicate keys in the parser's events.
-class DuplicateKeys {
+// Finds a key that an object has twice, in a pass of its own: json::parse with
+// a callback takes time quadratic in the members of an object.
+class DuplicateKeys final : public nlohmann::json_sax<json> {
  public:
-  void Add(int depth, json::parse_event_t event, const json& parsed) {
-    if (event == json::parse_event_t::object_start) {
-      if (keys_.size() <= static_cast<size_t>(depth)) {
-        keys_.resize(static_cast<size_t>(depth) + 1);
-      }
-      keys_[static_cast<size_t>(depth)].clear();
-    } else if (event == json::parse_event_t::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
-      if (!keys_[static_cast<size_t>(depth) - 1].insert(key).second &&
-          error_.empty()) {
-        error_ = absl::StrFormat("key \"%s\" is there twice", key);
-      }
-    }
+  // The key that was found, shortened; no value if there is none.
+  const std::optional<std::string>& found() const { return found_; }
+
+  bool start_object(size_t) override {
+    keys_.emplace_back();
+    return true;
+  }
+  bool end_object() override {
+    keys_.pop_back();
+    return true;
+  }
+  bool key(std::string& key) override {
+    if (!keys_.back().insert(key).second) found_ = key.substr(0, 80);
+    return !found_.has_value();
+  }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_unsigned(uint64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_array(size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool parse_error(size_t, const std::string&,
+                   const nlohmann::detail::exception&) override {
+    return false;
   }
 
-  const std::string& error() const { return error_; }
-
  private:
-  std::vector<std::unordered_set<std::string>> keys_;  // one set per depth
-  std::string error_;
+  std::vector<std::unordered_set<std::string>> keys_;  // of the open objects
+  std::optional<std::string> found_;
 };
 
 }  // namespace
@@ -81,17 +95,13 @@ absl::Status CheckJsonShape(std::string_view text, std::string_view where,
 absl::StatusOr<json> ParseJson(std::string_view text, std::string_view where,
                                const JsonLimits& limits) {
   KVASIR_RETURN_IF_ERROR(CheckJsonShape(text, where, limits));
-  DuplicateKeys keys;
   try {
-    json value = json::parse(
-        text.begin(), text.end(),
-        [&keys](int depth, json::parse_event_t event, json& parsed) {
-          keys.Add(depth, event, parsed);
-          return true;
-        });
-    if (!keys.error().empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("%s: %s", where, keys.error()));
+    json value = json::parse(text.begin(), text.end());
+    DuplicateKeys keys;
+    json::sax_parse(text.begin(), text.end(), &keys);
+    if (keys.found().has_value()) {
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%s: key \"%s\" is there twice", where, *keys.found()));
     }
     return value;
   } catch (const std::exception& error) {

@@ -26,6 +26,15 @@ TEST(JsonTest, RefusesDuplicateKeysAtAnyDepth) {
   KVASIR_EXPECT_OK(ParseJson(R"([{"b":1},{"b":{"b":1}}])", "f.json"));
 }
 
+// The error used to repeat a key of any length.
+TEST(JsonTest, AnErrorNamesAtMost80BytesOfAKey) {
+  const std::string key(5 << 20, 'k');
+  const absl::Status status =
+      ParseJson("{\"" + key + "\":1,\"" + key + "\":2}", "f.json").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_LT(status.message().size(), 200);
+}
+
 TEST(JsonTest, RefusesDeepNesting) {
   constexpr size_t kDeep = 1'000'000;
   EXPECT_THAT(

@@ -258,9 +258,26 @@ TEST(KserveRequestTest, WrongSamplingValuesAreNamed) {
               StatusIs(kInvalid, HasSubstr("token ids")));
   std::string deep = R"({"stop": )" + std::string(100000, '[') +
                      std::string(100000, ']') + "}";
-  EXPECT_THAT(ParseJson(deep), StatusIs(kInvalid, HasSubstr("JSON object")));
+  EXPECT_THAT(ParseJson(deep),
+              StatusIs(kInvalid, HasSubstr("nests deeper than 8")));
   EXPECT_THAT(ParseJson(std::string(300 << 10, ' ')),
               StatusIs(kInvalid, HasSubstr("at most")));
+}
+
+// A callback of the JSON parser used to take seconds for these.
+TEST(KserveRequestTest, JsonWithTooManyMembersIsRefusedBeforeItIsParsed) {
+  std::string members = "{";
+  std::string items = "{\"stop\": [";
+  for (int i = 0; i < 20000; ++i) {
+    absl::StrAppend(&members, i == 0 ? "" : ",", "\"", i, "\":{}");
+    absl::StrAppend(&items, i == 0 ? "" : ",", "{}");
+  }
+  for (const std::string& text : {members + "}", items + "]}"}) {
+    EXPECT_THAT(
+        ParseJson(text),
+        StatusIs(kInvalid,
+                 HasSubstr("'sampling_parameters': more than 16384 values")));
+  }
 }
 
 TEST(KserveRequestTest, UnknownSamplingParametersAreRefusedByName) {

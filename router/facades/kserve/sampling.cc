@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "model/files/json.h"
 
 namespace kvasir::router {
 namespace {
@@ -27,20 +28,16 @@ constexpr int kMaxShownBytes = 60;
 constexpr double kMaxExactInteger = 9007199254740992.0;
 
 // No valid object nests deeper. Deeper JSON must not reach a library that
-// copies or prints it recursively.
-constexpr int kMaxJsonDepth = 8;
+// copies or prints it recursively. Each value takes about a hundred bytes.
+constexpr model::JsonLimits kJsonLimits = {.max_depth = 8, .max_values = 16384};
 
-// Returns a discarded value for text that is not JSON or nests too deeply.
-Json ParseJsonText(const std::string& text) {
-  bool too_deep = false;
-  Json value = Json::parse(
-      text,
-      [&too_deep](int depth, Json::parse_event_t, Json&) {
-        too_deep |= depth > kMaxJsonDepth;
-        return !too_deep;
-      },
-      /*allow_exceptions=*/false);
-  return too_deep ? Json(Json::value_t::discarded) : value;
+// Returns a discarded value for text that is not JSON, and an error for JSON
+// that exceeds kJsonLimits. A callback of Json::parse could check them as well,
+// but would take time quadratic in the members of an object.
+absl::StatusOr<Json> ParseJsonText(const std::string& text,
+                                   const std::string& where) {
+  KVASIR_RETURN_IF_ERROR(model::CheckJsonShape(text, where, kJsonLimits));
+  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
 // A value as it appears in an error; prompts never get here.
@@ -136,8 +133,8 @@ Json Unquoted(const Json& value) {
   if (!value.is_string()) return value;
   const std::string& text = value.get_ref<const std::string&>();
   if (text.empty() || (text[0] != '[' && text[0] != '{')) return value;
-  Json inner = ParseJsonText(text);
-  return inner.is_discarded() ? value : inner;
+  const absl::StatusOr<Json> inner = ParseJsonText(text, "");
+  return !inner.ok() || inner->is_discarded() ? value : *inner;
 }
 
 absl::StatusOr<std::vector<std::string>> AsStrings(const std::string& name,
@@ -381,7 +378,9 @@ absl::Status ApplySamplingJson(const std::string& json_text,
                      kMaxSamplingJsonBytes, " bytes, have ", json_text.size()));
   }
   if (absl::StripAsciiWhitespace(json_text).empty()) return absl::OkStatus();
-  const Json object = ParseJsonText(json_text);
+  KVASIR_ASSIGN_OR_RETURN(
+      const Json object,
+      ParseJsonText(json_text, "tensor 'sampling_parameters'"));
   if (!object.is_object()) {
     return absl::InvalidArgumentError(
         "tensor 'sampling_parameters': want a JSON object as text");
