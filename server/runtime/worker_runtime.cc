@@ -334,7 +334,6 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
   KVASIR_ASSIGN_OR_RETURN(server.listen, options.listen());
   server.credentials = options.credentials;
   server.service.info = runtime->Info(options);
-  server.service.drain_deadline = options.drain_timeout;
   KVASIR_ASSIGN_OR_RETURN(
       runtime->server_,
       worker::WorkerServer::Start(std::move(server), runtime->engine_.get()));
@@ -368,7 +367,7 @@ WorkerRuntime::~WorkerRuntime() {
 }
 
 DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {
-  const kvasir::v1::DrainResponse response =
+  const worker::DrainCounts counts =
       server_->Drain(base::Clock::Real().Now() + deadline);
   if (group_ != nullptr) {
     group_->EndLocalRanksOfDead();
@@ -378,7 +377,7 @@ DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {
       on_fatal_(absl::StrCat("the group was not drained: ", status.ToString()));
     }
   }
-  return {.finished = response.finished(), .aborted = response.aborted()};
+  return {.finished = counts.finished, .aborted = counts.aborted};
 }
 
 }  // namespace kvasir::cli

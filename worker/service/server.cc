@@ -2,9 +2,18 @@
 
 #include <utility>
 
+#include "base/clock.h"
 #include "base/status_macros.h"
+#include "worker/engine/admission.h"
 
 namespace kvasir::worker {
+namespace {
+
+// How long a drain waits for requests to end after RefuseAll. They end within
+// one step unless the engine hangs.
+constexpr absl::Duration kEndGrace = absl::Seconds(10);
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(
     WorkerServerOptions options, ServedEngine* engine) {
@@ -25,16 +34,12 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(
     listener.max_connection_age = absl::InfiniteDuration();
     listener.max_connection_idle = absl::InfiniteDuration();
   }
-  options.service.on_drain = [raw = worker.get()] { raw->BeginDrain(); };
+  worker->engine_ = engine;
   worker->service_ =
       std::make_unique<WorkerService>(std::move(options.service), engine);
   KVASIR_ASSIGN_OR_RETURN(
-      std::unique_ptr<base::GrpcServer> server,
+      worker->server_,
       base::GrpcServer::Start(listener, {worker->service_.get()}));
-  {
-    base::MutexLock lock(&worker->mutex_);
-    worker->server_ = std::move(server);
-  }
   worker->SetReady(false);
   return worker;
 }
@@ -45,9 +50,6 @@ WorkerServer::~WorkerServer() {
 
 void WorkerServer::SetReady(bool ready) {
   base::MutexLock lock(&mutex_);
-  // Null if a drain arrives during Start, when the server already listens.
-  // Start then sets the health itself.
-  if (server_ == nullptr) return;
   if (draining_) ready = false;
   server_->SetServing("", ready);
   server_->SetServing(kvasir::v1::Worker::service_full_name(), ready);
@@ -61,8 +63,20 @@ void WorkerServer::BeginDrain() {
   SetReady(false);
 }
 
-kvasir::v1::DrainResponse WorkerServer::Drain(absl::Time deadline) {
-  return service_->DrainAndWait(deadline);
+DrainCounts WorkerServer::Drain(absl::Time deadline) {
+  BeginDrain();
+  const EngineTotals start = engine_->Totals();
+  engine_->BeginDrain();
+  if (!engine_->WaitIdle(deadline)) {
+    // Refuse the requests instead of aborting them: a router would take an
+    // aborted request for a complete answer.
+    engine_->RefuseAll(Admission::DrainEnded());
+    engine_->WaitIdle(base::Clock::Real().Now() + kEndGrace);
+  }
+  const EngineTotals end = engine_->Totals();
+  return {.finished = static_cast<uint32_t>(end.finished - start.finished),
+          .aborted = static_cast<uint32_t>(end.aborted + end.failed -
+                                           start.aborted - start.failed)};
 }
 
 void WorkerServer::Shutdown(absl::Time deadline) {

@@ -8,6 +8,7 @@
 //   (*server)->Shutdown(absl::Now() + absl::Seconds(1));
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -21,8 +22,7 @@ namespace kvasir::worker {
 struct WorkerServerOptions {
   base::ListenAddress listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
-  // The largest accepted message is computed from info.max_model_len. Start
-  // overwrites on_drain.
+  // The largest accepted message is computed from info.max_model_len.
   WorkerServiceOptions service;
   // A client that pings more often is disconnected. Routers ping every 5 s
   // while nothing arrives, for example while a request waits for its first
@@ -32,6 +32,12 @@ struct WorkerServerOptions {
   // Connections over a Unix socket have no limit: there is no certificate to
   // renew, and no other server to spread the load to.
   absl::Duration max_connection_age = absl::Hours(1);
+};
+
+// The requests that ended during a drain.
+struct DrainCounts {
+  uint32_t finished = 0;
+  uint32_t aborted = 0;  // because of the deadline, or for another reason
 };
 
 // Threads: any thread may call any method.
@@ -52,8 +58,8 @@ class WorkerServer {
   // the reported health is NOT_SERVING.
   void SetReady(bool ready) ABSL_LOCKS_EXCLUDED(mutex_);
   // Reports NOT_SERVING, refuses new requests, waits for accepted ones until
-  // the deadline, and then refuses those that have not ended.
-  kvasir::v1::DrainResponse Drain(absl::Time deadline);
+  // the deadline, and then refuses those that have not ended. A drain is final.
+  DrainCounts Drain(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends all calls by the deadline. Idempotent.
   void Shutdown(absl::Time deadline);
 
@@ -61,13 +67,10 @@ class WorkerServer {
   WorkerServer() = default;
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The service's drainer uses mutex_ and draining_, so they are declared
-  // before service_ and outlive it.
   base::Mutex mutex_;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  ServedEngine* engine_ = nullptr;
   std::unique_ptr<WorkerService> service_;
-  // Set under mutex_ before Start returns, and constant afterwards. A Drain
-  // call that arrives earlier finds it null.
   std::unique_ptr<base::GrpcServer> server_;
 };
 

@@ -1,9 +1,7 @@
 #include "worker/service/service.h"
 
-#include <future>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/net/grpc_deadline.h"
 #include "worker/engine/admission.h"
 #include "worker/service/convert.h"
@@ -24,22 +22,13 @@ WorkerService::WorkerService(WorkerServiceOptions options, ServedEngine* engine)
     : options_(std::move(options)),
       engine_(engine),
       pump_(std::make_shared<OutputPump>()),
-      load_(std::make_shared<LoadPublisher>(options_.load_heartbeat)),
-      drainer_(engine, options_.on_drain) {
+      load_(std::make_shared<LoadPublisher>(options_.load_heartbeat)) {
   engine_->SubscribeLoad(load_);
 }
 
 WorkerService::~WorkerService() {
   load_->Stop();
   pump_->Stop();
-}
-
-kvasir::v1::DrainResponse WorkerService::DrainAndWait(absl::Time deadline) {
-  std::promise<kvasir::v1::DrainResponse> drained;
-  drainer_.Start(deadline, [&](const kvasir::v1::DrainResponse& response) {
-    drained.set_value(response);
-  });
-  return drained.get_future().get();
 }
 
 grpc::ServerWriteReactor<kvasir::v1::GenerateEvent>* WorkerService::Generate(
@@ -82,24 +71,6 @@ grpc::ServerWriteReactor<kvasir::v1::LoadReport>* WorkerService::WatchLoad(
   const std::shared_ptr<WatchLoadReactor> reactor = WatchLoadReactor::Make();
   load_->Watch(reactor, absl::Milliseconds(request->min_interval_ms()));
   return reactor.get();
-}
-
-grpc::ServerUnaryReactor* WorkerService::Drain(
-    grpc::CallbackServerContext* context,
-    const kvasir::v1::DrainRequest* request,
-    kvasir::v1::DrainResponse* response) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::Duration patience =
-      request->deadline_ms() == 0 ? options_.drain_deadline
-                                  : absl::Milliseconds(request->deadline_ms());
-  // The call stays open until the drain ends. If the caller goes away earlier,
-  // the drain still continues.
-  drainer_.Start(base::Clock::Real().Now() + patience,
-                 [reactor, response](const kvasir::v1::DrainResponse& drained) {
-                   *response = drained;
-                   reactor->Finish(grpc::Status::OK);
-                 });
-  return reactor;
 }
 
 }  // namespace kvasir::worker

@@ -1,15 +1,13 @@
 // Serves kvasir.v1.Worker over gRPC's callback API. The gRPC reactors only
-// convert, enqueue and write messages; GenerateStream, LoadPublisher and
-// Drainer decide what to send.
+// convert, enqueue and write messages; GenerateStream and LoadPublisher decide
+// what to send.
 #pragma once
 
-#include <functional>
 #include <memory>
 
 #include "absl/time/time.h"
 #include "proto/kvasir/v1/worker.grpc.pb.h"
 #include "worker/engine/served_engine.h"
-#include "worker/service/drainer.h"
 #include "worker/service/load_publisher.h"
 #include "worker/service/output_pump.h"
 
@@ -23,14 +21,9 @@ struct WorkerServiceOptions {
   // more are queued, the call is reset.
   size_t max_queued_bytes = 1 << 20;
   absl::Duration load_heartbeat = absl::Seconds(1);
-  // The time limit of a Drain call that sets none.
-  absl::Duration drain_deadline = absl::Seconds(60);
-  // Called once when a drain begins, before new requests are refused. It should
-  // report NOT_SERVING.
-  std::function<void()> on_drain = [] {};
 };
 
-// Owns: the threads for output, load reports and drains.
+// Owns: the threads for output and load reports.
 // Threads: gRPC's threads call the RPC methods; any thread may call the other
 //   methods.
 class WorkerService final : public kvasir::v1::Worker::CallbackService {
@@ -40,15 +33,8 @@ class WorkerService final : public kvasir::v1::Worker::CallbackService {
   // The gRPC server of this service must have been shut down.
   ~WorkerService() override;
 
-  // Drains like a Drain call, but blocks until the drain has ended. Used on
-  // SIGTERM.
-  kvasir::v1::DrainResponse DrainAndWait(absl::Time deadline);
-  // Ends the calls that would delay a server's shutdown: all WatchLoad calls,
-  // and Drain calls that still wait.
-  void Close() {
-    load_->Stop();
-    drainer_.Stop();
-  }
+  // Ends all WatchLoad calls, which would delay a server's shutdown.
+  void Close() { load_->Stop(); }
 
   grpc::ServerWriteReactor<kvasir::v1::GenerateEvent>* Generate(
       grpc::CallbackServerContext* context,
@@ -62,16 +48,12 @@ class WorkerService final : public kvasir::v1::Worker::CallbackService {
   grpc::ServerWriteReactor<kvasir::v1::LoadReport>* WatchLoad(
       grpc::CallbackServerContext* context,
       const kvasir::v1::WatchLoadRequest* request) override;
-  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
-                                  const kvasir::v1::DrainRequest* request,
-                                  kvasir::v1::DrainResponse* response) override;
 
  private:
   const WorkerServiceOptions options_;
   ServedEngine* const engine_;
   const std::shared_ptr<OutputPump> pump_;
   const std::shared_ptr<LoadPublisher> load_;
-  Drainer drainer_;
 };
 
 }  // namespace kvasir::worker
