@@ -1,5 +1,9 @@
 #include "base/read_file.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
@@ -27,8 +31,21 @@ absl::Status SystemsError() {
 
 absl::StatusOr<std::string> ReadFile(const std::string& path,
                                      size_t most_bytes) {
-  const std::unique_ptr<std::FILE, Close> file(std::fopen(path.c_str(), "re"));
-  if (file == nullptr) return SystemsError();
+  // Without O_NONBLOCK, opening a FIFO would wait for a writer.
+  const int descriptor =
+      ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) return SystemsError();
+  const std::unique_ptr<std::FILE, Close> file(::fdopen(descriptor, "r"));
+  if (file == nullptr) {
+    const absl::Status error = SystemsError();
+    ::close(descriptor);
+    return error;
+  }
+  struct stat found = {};
+  if (::fstat(descriptor, &found) != 0) return SystemsError();
+  if (!S_ISREG(found.st_mode)) {
+    return absl::FailedPreconditionError("is not a regular file");
+  }
   std::string text;
   for (;;) {
     const size_t before = text.size();

@@ -10,8 +10,10 @@
 namespace kvasir::base {
 
 // Returns the whole content. The error text states only the cause, without the
-// path. NOT_FOUND and other codes come from the system's error. OUT_OF_RANGE:
-// the file has more than `most_bytes`; at most one byte beyond them is read.
+// path. NOT_FOUND and other codes come from the system's error.
+// FAILED_PRECONDITION: it is not a regular file; it is not read then.
+// OUT_OF_RANGE: the file has more than `most_bytes`; at most one byte beyond
+// them is read.
 absl::StatusOr<std::string> ReadFile(const std::string& path,
                                      size_t most_bytes);
 

@@ -1,5 +1,7 @@
 #include "base/read_file.h"
 
+#include <sys/stat.h>
+
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -35,10 +37,18 @@ TEST_F(ReadFileTest, AReadErrorStatesTheSystemsCause) {
   EXPECT_THAT(
       ReadFile(path_ + ".none", 10).status(),
       StatusIs(absl::StatusCode::kNotFound, "No such file or directory"));
-  // A folder can be opened like a file but not read.
-  EXPECT_THAT(
-      ReadFile(folder_.path(), 10).status(),
-      StatusIs(absl::StatusCode::kFailedPrecondition, "Is a directory"));
+}
+
+// Opening a FIFO used to wait for a writer for ever.
+TEST_F(ReadFileTest, RefusesAnythingButARegularFileWithoutReadingIt) {
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  for (const std::string& path :
+       {path_, folder_.path(), std::string("/dev/zero")}) {
+    EXPECT_THAT(ReadFile(path, 10).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         "is not a regular file"))
+        << path;
+  }
 }
 
 }  // namespace
