@@ -82,7 +82,7 @@ TEST_F(TlsFilesTest, AWrongFileIsReportedWithItsFlag) {
   files.key = Path("ca.pem");
   EXPECT_THAT(Check(files), Refuses(HasSubstr("has no private key")));
   files.key = folder_.path();
-  EXPECT_THAT(Check(files), Refuses(HasSubstr("Is a directory")));
+  EXPECT_THAT(Check(files), Refuses(HasSubstr("is not a regular file")));
   EXPECT_THAT(Check(Authorities(std::string(5 << 20, 'x'))),
               Refuses(HasSubstr("has more than 4194304 bytes")));
 }

@@ -330,7 +330,7 @@ TEST(ReadIdentitiesFileTest, ReadsNoMoreThanItsLimitAndReportsTheCause) {
                "--identities " + path + ": has more than 1048576 bytes"));
   EXPECT_THAT(ReadIdentitiesFile(folder.path()).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr(": Is a directory")));
+                       HasSubstr(": is not a regular file")));
   folder.Write("identities", "{}");
   EXPECT_EQ(*ReadIdentitiesFile(path), "{}");
   EXPECT_THAT(ReadIdentitiesFile(path + ".none").status(),
