@@ -1,8 +1,11 @@
 #include "base/cli/process.h"
 
+#include <fcntl.h>
 #include <grpc/support/log.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -21,6 +24,52 @@ namespace kvasir::cli {
 namespace {
 
 volatile sig_atomic_t g_shutdown_signals = 0;
+
+constexpr char kLockName[] = "/lock";
+
+// Creates the lock file of a folder. It is locked before it gets its name, so
+// no other process ever finds it unlocked while this one lives. The descriptor
+// stays open on purpose: the system closes it, and so unlocks the file, when
+// the process ends.
+bool HoldLock(const std::string& folder) {
+  const std::string lock = folder + kLockName;
+  const std::string unnamed = lock + "-";
+  const int descriptor =
+      ::open(unnamed.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  return descriptor >= 0 && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 &&
+         ::rename(unnamed.c_str(), lock.c_str()) == 0;
+}
+
+// True if the folder is one of MakePrivateFolder's, belongs to this user, and
+// the process that made it has ended.
+bool IsAbandoned(const std::filesystem::directory_entry& folder) {
+  const std::string name = folder.path().filename();
+  if (name.size() + 1 != kPrivateFolderName.size() ||
+      !name.starts_with(kPrivateFolderName.substr(1, 7))) {
+    return false;
+  }
+  struct stat found = {};
+  if (::lstat(folder.path().c_str(), &found) != 0 || !S_ISDIR(found.st_mode) ||
+      found.st_uid != ::geteuid()) {
+    return false;
+  }
+  const int descriptor = ::open((folder.path().string() + kLockName).c_str(),
+                                O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (descriptor < 0) return false;
+  const bool unlocked = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+  ::close(descriptor);
+  return unlocked;
+}
+
+void RemoveAbandonedFolders(const std::string& parent) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  for (fs::directory_iterator folder(parent, error), end;
+       !error && folder != end; folder.increment(error)) {
+    std::error_code ignored;  // another process may remove it as well
+    if (IsAbandoned(*folder)) fs::remove_all(folder->path(), ignored);
+  }
+}
 
 void OnShutdownSignal(int signal_number) {
   // A second signal ends the process without waiting for the drain.
@@ -90,8 +139,9 @@ std::string TemporaryFolder() {
 }
 
 absl::StatusOr<std::string> MakePrivateFolder(const std::string& parent) {
+  RemoveAbandonedFolders(parent);
   std::string pattern = parent + std::string(kPrivateFolderName);
-  if (mkdtemp(pattern.data()) == nullptr) {
+  if (mkdtemp(pattern.data()) == nullptr || !HoldLock(pattern)) {
     return absl::UnavailableError(
         absl::StrCat(pattern, ": cannot create: ", std::strerror(errno)));
   }
