@@ -59,15 +59,17 @@ absl::Status CheckWorker(const std::string& target,
                     expected.tokenizer_hash, "this router's tokenizer has");
   }
   if (!expected.peer.has_value()) return absl::OkStatus();
-  if (info.weights_id() != expected.peer->weights_id()) {
-    return Mismatch(target, "weights_id", info.weights_id(),
-                    expected.peer->weights_id(),
-                    "other replicas of this model have");
-  }
-  if (info.tokenizer_hash() != expected.peer->tokenizer_hash()) {
-    return Mismatch(target, "tokenizer_hash", info.tokenizer_hash(),
-                    expected.peer->tokenizer_hash(),
-                    "other replicas of this model have");
+  const kvasir::v1::WorkerInfo& peer = *expected.peer;
+  for (const auto& [field, has, want] :
+       {std::tuple("weights_id", &info.weights_id(), &peer.weights_id()),
+        std::tuple("cache_id (plan, cache type and page size)",
+                   &info.cache_id(), &peer.cache_id()),
+        std::tuple("tokenizer_hash", &info.tokenizer_hash(),
+                   &peer.tokenizer_hash())}) {
+    if (*has != *want) {
+      return Mismatch(target, field, *has, *want,
+                      "other replicas of this model have");
+    }
   }
   return absl::OkStatus();
 }

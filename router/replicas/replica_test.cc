@@ -56,6 +56,15 @@ TEST(CheckWorkerTest, RefusesOtherWeightsThanThePeers) {
                              HasSubstr("'w1'"))));
 }
 
+// Replicas of different plans used to answer one seed in different ways.
+TEST(CheckWorkerTest, RefusesAnotherCacheThanThePeers) {
+  kvasir::v1::WorkerInfo info = GoodInfo();
+  info.set_cache_id("c2");
+  EXPECT_THAT(CheckWorker("w:1", info, {"", GoodInfo()}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("cache_id"), HasSubstr("'c2'"))));
+}
+
 TEST(CheckWorkerTest, RefusesAnotherTokenizerThanTheFacades) {
   EXPECT_THAT(CheckWorker("w:1", GoodInfo(), {"t2", std::nullopt}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
