@@ -85,8 +85,10 @@ absl::StatusOr<KvPlan> ParsePlanJson(absl::string_view text,
   const auto parsed = google::protobuf::util::JsonStringToMessage(
       google::protobuf::StringPiece(text.data(), text.size()), &plan, options);
   if (!parsed.ok()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(name, ": not a KvPlan: ", parsed.ToString()));
+    // The parser's message repeats keys and values, which may be megabytes.
+    constexpr size_t kMostBytes = 300;
+    return absl::InvalidArgumentError(absl::StrCat(
+        name, ": not a KvPlan: ", parsed.ToString().substr(0, kMostBytes)));
   }
   if (plan.schema_version() != kPlanSchemaVersion) {
     return absl::InvalidArgumentError(

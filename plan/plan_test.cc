@@ -148,6 +148,14 @@ TEST(PlanTest, RefusesTextThatIsNoPlanAndNamesThePlace) {
                                       HasSubstr("want 1, have 0")));
 }
 
+// The error used to repeat a key of any length.
+TEST(PlanTest, AnErrorRepeatsAtMost300BytesOfThePlan) {
+  const std::string text = "{\"" + std::string(5 << 20, 'k') + "\":1}";
+  const absl::Status status = ParsePlanJson(text, "kv_plan.json").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_LT(status.message().size(), 400);
+}
+
 TEST(PlanTest, RefusesTextThatIsTooLong) {
   const std::string text(static_cast<size_t>(kMaxPlanJsonBytes) + 1, ' ');
   EXPECT_THAT(ParsePlanJson(text, "p"),
