@@ -15,6 +15,7 @@
 #include <string>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/net/grpc_server.h"
@@ -100,6 +101,11 @@ void PrepareProcess() {
   }
   base::RaiseDescriptorLimit();
   gpr_set_log_function(LogFromGrpc);
+  // Refused handshakes are counted from gRPC's log, so that log must be on.
+  const char* const verbosity = std::getenv("GRPC_VERBOSITY");
+  if (verbosity != nullptr && absl::EqualsIgnoreCase(verbosity, "NONE")) {
+    gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);
+  }
 }
 
 void HoldShutdownSignals() {
