@@ -128,6 +128,7 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
   Caller caller{.tenant = tenant.name(),
                 .label = found->label,
                 .shared_prefix_cache = tenant.shared_prefix_cache(),
+                .least_priority = tenant.least_priority(),
                 .quota = quota_of(found->tenant_idx)};
   if (asked.empty() || asked == tenant.name()) return caller;
   if (!tenant.may_set_tenant()) {
@@ -142,16 +143,26 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
   }
   caller.tenant = asked;
   // Tenants that are not listed use the gateway's quota together. The gateway's
-  // prefix sharing does not apply to them.
+  // prefix sharing and priorities do not apply to them.
   caller.shared_prefix_cache = false;
+  caller.least_priority = 0;
   if (const auto named = now->identities.Named(asked); named.has_value()) {
     // A gateway cannot give a tenant a role that the file does not give.
     KVASIR_RETURN_IF_ERROR(check_role(now->identities.tenant(*named)));
     caller.shared_prefix_cache =
         now->identities.tenant(*named).shared_prefix_cache();
+    caller.least_priority = now->identities.tenant(*named).least_priority();
     caller.quota = quota_of(*named);
   }
   return caller;
+}
+
+absl::Status CheckPriority(const Caller& caller, int32_t priority) {
+  if (priority >= caller.least_priority) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(
+      "priority: ", priority, " is below ", caller.least_priority,
+      ", the lowest number that this caller may use (least_priority of its "
+      "tenant in --identities)"));
 }
 
 absl::StatusOr<std::shared_ptr<RequestPlace>> Callers::Enter(

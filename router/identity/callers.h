@@ -6,6 +6,7 @@
 //   KVASIR_ASSIGN_OR_RETURN(auto place, callers->Enter(caller));
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -46,6 +47,9 @@ struct Caller {
   std::string label;
   // The tenant shares cached prefixes with all others that do.
   bool shared_prefix_cache = false;
+  // The lowest priority number of its requests. Callers that are not identified
+  // cannot overtake others.
+  int32_t least_priority = 0;
   // Null: there are no quotas.
   std::shared_ptr<TenantQuota> quota;
 
@@ -53,6 +57,9 @@ struct Caller {
   // tenants that share.
   std::string cache_tenant() const { return shared_prefix_cache ? "" : tenant; }
 };
+
+// PERMISSION_DENIED if the caller's requests may not have this priority.
+absl::Status CheckPriority(const Caller& caller, int32_t priority);
 
 // Threads: any thread.
 class Callers {

@@ -178,6 +178,11 @@ class SingleCall final
   void HandlePrepared(absl::StatusOr<PreparedCall<Answer>> prepared) {
     if (pump_.ending()) return;  // stopped meanwhile
     if (!prepared.ok()) return Refuse(prepared.status());
+    if (const absl::Status status =
+            CheckPriority(arrived_.caller, prepared->priority);
+        !status.ok()) {
+      return Refuse(status);
+    }
     answer_ = std::move(prepared->answer);
     num_samples_ = prepared->sampling.n();
     CanonicalRequest request = Describe();

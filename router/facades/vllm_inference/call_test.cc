@@ -306,6 +306,25 @@ TEST_F(VllmInferenceCallTest, SaltAndPriorityReachTheRouter) {
   EXPECT_NE(CacheSaltOf("t", "a"), CacheSaltOf("", "atenant/t"));
 }
 
+// Any caller used to be able to overtake all others.
+TEST_F(VllmInferenceCallTest, OnlyATenantThatMayOvertakeHasAPriorityBelowZero) {
+  GenerateRequest message = Message();
+  message.set_priority(-1);
+  Send(message);
+  ASSERT_TRUE(writer_.end.has_value());
+  EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kPermissionDenied,
+                                     HasSubstr("priority: -1 is below 0")));
+}
+
+TEST_F(VllmInferenceCallTest, ATenantMayUseItsLeastPriority) {
+  backend_->callers = CallersOf(TenantEntry("red", R"("least_priority": -2)"));
+  identity_.credentials = TokenOf("red");
+  GenerateRequest message = Message();
+  message.set_priority(-2);
+  Send(message);
+  EXPECT_EQ(Engine().request().priority, -2);
+}
+
 TEST_F(VllmInferenceCallTest, AnAbortEndsTheStreamWithAFinish) {
   Send(Message());
   Engine().Emit("ab");
