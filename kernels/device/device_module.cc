@@ -21,7 +21,8 @@ absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
   if (::access(path.c_str(), F_OK) != 0) {
     return absl::NotFoundError(absl::StrCat(path, ": no such file"));
   }
-  // The loader would search a name without a folder in other places.
+  // For a name without a folder, dlopen would search the library path instead
+  // of the current folder.
   const std::string file =
       path.find('/') == std::string::npos ? absl::StrCat("./", path) : path;
   void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);

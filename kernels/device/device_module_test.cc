@@ -33,7 +33,7 @@ TEST(DeviceModuleTest, AFileThatIsNoLibraryIsRefused) {
 }
 
 TEST(DeviceModuleTest, ALibraryThatIsNoDeviceModuleIsRefused) {
-  // The file is the C library.
+  // Finds the file of the C library: a library that is not a device module.
   Dl_info info;
   ASSERT_NE(::dladdr(reinterpret_cast<void*>(&::gnu_get_libc_version), &info),
             0);

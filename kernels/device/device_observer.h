@@ -1,5 +1,5 @@
-// Lets tests observe a thread's calls to a device: they count copies and
-// allocations and compare lists of launches.
+// Lets tests observe the calls that a thread makes to a device, in order to
+// count copies and allocations and to compare lists of launches.
 #pragma once
 
 #include <array>
@@ -18,6 +18,8 @@ struct OpLaunch {
   std::array<const void*, 12> addresses = {};
 };
 
+// Receives the calls that a thread makes to a device.
+//
 // Threads: only the observed thread calls it.
 class DeviceObserver {
  public:

@@ -1,6 +1,7 @@
-// A table of the functions of a GPU's back end, by the op's name. The stream
-// owns the table, so the code of an op does not link a back end. C++17 without
-// Abseil, because op_table/op_table.h includes this.
+// A table of the functions with which a GPU's back end implements ops, by the
+// op's name. The stream owns the table, so an op's host code need not be linked
+// with a back end. C++17 without Abseil, because op_table/op_table.h includes
+// this.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Pointers into device memory. Their type says so: host code cannot dereference
-// them, and a launch converts them to plain pointers. C++17.
+// DevicePtr: a pointer into device memory, which host code cannot dereference.
+// A launch converts it to a plain pointer. C++17.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@
 
 namespace kvasir::kernels {
 
-// An address in device memory, counted in elements of `T`. It has no operator*
-// and no operator[], because only code that a launch runs may access the
-// memory. A null pointer stays null when it is offset, so that sizes can be
-// counted without memory.
+// An address in device memory; offsets are in elements of `T`. It has no
+// operator* and no operator[], because only code that a launch runs may access
+// the memory. Adding an offset to a null pointer gives a null pointer, so that
+// the same code can count sizes without any memory (Workspace::Counting).
 template <typename T>
 class DevicePtr {
  public:

@@ -1,4 +1,5 @@
-// An op's tables on the device, which are constant after load.
+// Tables that an op reads on the device. They are copied when the model is
+// loaded and do not change.
 #pragma once
 
 #include <utility>

@@ -82,9 +82,9 @@ inline absl::Status NoKernel(const char* op) {
       absl::StrCat(op, ": the device has no kernel for it"));
 }
 
-// Called instead of a launch while the workspace counts: a caller that counts a
-// list of ops before the first one runs gets an error for an op that the device
-// does not have.
+// Called instead of a launch while the workspace only counts memory. Returns an
+// error if the device does not have the op, so a caller that first counts the
+// memory of a list of ops finds a missing op before any of them runs.
 template <typename... Params>
 absl::Status CheckServed(const OpKernels<Params...>& kernels,
                          const Stream& stream) {
@@ -127,7 +127,8 @@ absl::Status Launch(const OpKernels<Params...>& kernels, Stream& stream,
   return cuda.TakeLaunchError();
 }
 
-// The number of threads that an op needs scratch for.
+// The number of threads that run an op, each of which needs its own scratch
+// memory.
 inline int ScratchThreads(const Stream& stream) {
   return stream.device() == DeviceKind::kCpu
              ? static_cast<const CpuStream&>(stream).pool().num_threads()

@@ -78,7 +78,8 @@ TEST(DispatchTest, TheErrorForADeviceWithoutABackEndNamesTheOp) {
                              HasSubstr("silu_mul: ")));
 }
 
-// A list of ops is counted before it runs, so a missing op is reported then.
+// The memory of a list of ops is counted before the list runs, so a missing op
+// is reported at that time.
 TEST(DispatchTest, AnOpWithoutAKernelIsRefusedAndCounted) {
   FakeCudaStream stream;
   Workspace counter = Workspace::Counting();

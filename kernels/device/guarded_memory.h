@@ -1,5 +1,5 @@
-// Device memory for tests and emulation, which host code cannot access except
-// while an op or a copy runs.
+// Device memory for tests and emulation. Host code can access it only while an
+// op or a copy runs; any other access ends the process.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +13,13 @@
 
 namespace kvasir::kernels {
 
-// The memory is PROT_NONE except between Open and Close. Addresses are never
-// used twice, so that uses of freed memory are found.
+// The memory is inaccessible (PROT_NONE) except between Open and Close. An
+// address is never allocated twice, so that uses of freed memory are found.
 //
 // Threads: all methods may be called from any thread.
 class GuardedMemory final : public MemoryGuard {
  public:
-  // Whether the gaps between allocations are accessible while memory is open.
+  // Whether the gaps between allocations are accessible between Open and Close.
   enum class Gaps {
     kOpen,    // accessible: Open and Close are one system call each
     kClosed,  // inaccessible: Open and Close are one call for each allocation,

@@ -23,7 +23,7 @@ TEST(GuardedMemoryTest, IsAccessibleBetweenTheFirstOpenAndTheLastClose) {
     memory.Open();
     memory.Close();
     Set(data, 0);
-    // Memory that is allocated while the memory is open is accessible, too.
+    // An allocation that is made between Open and Close is accessible at once.
     void* const more = memory.Acquire(5000, 64);
     Set(more, 4999);
     memory.Close();

@@ -1,5 +1,6 @@
-// Scratch memory of ops and of the executor on the device: a bump allocator. In
-// counting mode the same code computes how much memory it needs.
+// Workspace: a bump allocator for the scratch memory that ops and the executor
+// use on the device. In counting mode, the same calling code computes how much
+// memory it needs.
 #pragma once
 
 #include <cstddef>
