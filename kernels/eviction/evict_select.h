@@ -36,10 +36,10 @@ struct Eviction {
 // quantization errors of its key and value. f is halved if halves_friendliness.
 // Among equal candidates the lower slots are kept. norm(x) = (x - least) /
 // (greatest - least) over the unit's candidates, or 0 if all x are equal. A
-// side (keys or values) without a plane of errors has norm 0. So if neither
-// side has errors, lambda has no effect; and if lambda is 1, errors have no
-// effect. An S that is not finite counts as 0. Everything is computed in
-// float32, in the order that is written here.
+// side (keys or values) without a plane of errors has norm 0, so if neither
+// side has errors, only S decides (unless lambda is 0). An S that is not finite
+// counts as 0. Everything is computed in float32, in the order that is written
+// here.
 // Each unit normalises over its own candidates; the published implementation
 // normalises over all heads of a layer. Therefore the number of ranks does not
 // change which slots are kept, as long as no rank holds only part of a unit's
