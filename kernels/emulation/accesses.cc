@@ -1,5 +1,5 @@
-// Checks which allocation an access belongs to, and counts its cost: sectors of
-// global memory, passes through the banks of shared memory.
+// Checks that an access is inside an allocation, and counts what it costs:
+// sectors of global memory, or passes through the banks of shared memory.
 #include <cstdio>
 
 #include "kernels/emulation/runtime.h"
@@ -11,7 +11,7 @@ constexpr uint64_t kSectorBytes = 32;
 constexpr uint64_t kBankBytes = 4;
 constexpr uint32_t kBanks = 32;
 
-// Returns the number of distinct values; reorders `values`.
+// Returns the number of distinct values. Changes the order of `values`.
 uint32_t CountDifferent(uint64_t* values, uint32_t count) {
   uint32_t different = 0;
   for (uint32_t i = 0; i < count; ++i) {
@@ -37,9 +37,9 @@ void CountGlobal(const Request& request, AccessTable::Entry& entry) {
       static_cast<int64_t>((bytes + kSectorBytes - 1) / kSectorBytes);
 }
 
-// The banks serve at a time 32 lanes that access up to 4 bytes each, 16 lanes
-// of 8 bytes, or 8 lanes of 16 bytes. Lanes that access the same word of a bank
-// share one pass.
+// The banks serve 32 lanes at a time if each accesses up to 4 bytes, 16 lanes
+// if each accesses 8 bytes, and 8 lanes if each accesses 16 bytes. Lanes that
+// access the same word of a bank share one pass.
 void CountShared(const Request& request, AccessTable::Entry& entry) {
   const uint32_t words = request.bytes <= 4 ? 1 : request.bytes / 4;
   const uint32_t together = kLanes / words;
@@ -157,7 +157,8 @@ size_t FindRange(const void* address, size_t bytes) {
 
 namespace {
 
-// Returns the entry of a block, or a free entry if the block has none.
+// Returns the entry of a block in the hash table, or the free entry where it
+// would be inserted.
 StoredBlock& StoredAt(RawArray<StoredBlock>& table, uint32_t launch,
                       uint64_t block) {
   const size_t mask = table.size() - 1;
