@@ -1,5 +1,5 @@
-// Tests that the emulator finds planted faults and does not report correct
-// kernels.
+// Tests that the emulator finds the faults of the kernels in faulty_kernels.h,
+// and reports nothing for correct kernels.
 #include "kernels/emulation/emulator.h"
 
 #include <gmock/gmock.h>
@@ -21,7 +21,8 @@ using emulated::Planted;
 
 constexpr uint64_t kSeeds = 8;
 
-// Runs a kernel that copies 64 words; returns true if all of them arrived.
+// Runs a kernel that should copy 64 words; returns true if all of them were
+// copied.
 bool Arrives(EmulatedTest& test, Planted planted,
              void (*launch)(const FaultyArgs&,
                             Launcher&) = &emulated::LaunchFaulty) {
@@ -71,18 +72,19 @@ TEST(EmulatorTest, AMissingBarrierGivesWrongNumbersOrARace) {
     EXPECT_EQ(Found(planted),
               kThreadSanitizer ? Verdict::kRace : Verdict::kWrong);
   }
-  // A thread's own copy is no race; it reads the poison that lies there until
-  // the copy lands.
+  // A thread's own copy cannot be a race. If the thread reads the destination
+  // before the copy has arrived, it reads poison.
   EXPECT_EQ(Found(Planted::kLateWait), Verdict::kWrong);
 }
 
-// Only an even seed lets one warp run far enough ahead.
+// This fault shows only if one warp runs far ahead of the others, which happens
+// with even seeds.
 TEST(EmulatorTest, AWarpThatOverwritesUnreadDataIsFound) {
   EXPECT_EQ(Found(Planted::kReusedPartial),
             kThreadSanitizer ? Verdict::kRace : Verdict::kWrong);
 }
 
-// Each thread polls 6000 times while nothing changes, but at changing
+// Each thread polls 6000 times without a change of any value, but at changing
 // addresses.
 TEST(EmulatorTest, PollsThatSeeNewValuesAreNoDeadlock) {
   for (uint64_t seed = 1; seed <= 2; ++seed) {
@@ -96,8 +98,8 @@ TEST(EmulatorTest, LoadOnceMayReadBytesBesideStoredOnes) {
   EXPECT_FALSE(Arrives(test, Planted::kLoadOnceBesideStored));
 }
 
-// Only ThreadSanitizer sees these faults, because the emulator makes accesses
-// in program order.
+// Only ThreadSanitizer finds these faults: the emulator executes accesses in
+// program order, so they cannot give wrong numbers.
 TEST(EmulatorTest, AMissingOrWrongFenceIsReportedAsARace) {
   const Verdict expected = kThreadSanitizer ? Verdict::kRace : Verdict::kRight;
   for (const Planted planted :
@@ -251,11 +253,12 @@ TEST(EmulatorTest, CountsSectorsAndPassesThroughSharedMemoryBanks) {
   for (const AccessCount& count : test.emulator().Accesses("faulty")) {
     if (count.kind == "shared load") {
       ++shared_loads;
-      EXPECT_EQ(count.requests, 2);  // one by each warp
+      EXPECT_EQ(count.requests, 2);  // one request per warp
       EXPECT_EQ(count.bytes, 256);
       EXPECT_EQ(count.passes, 2);
       EXPECT_EQ(count.least_passes, 2);
-    } else if (count.kind == "global load") {  // by the copy
+      // the loads of asynchronous copies
+    } else if (count.kind == "global load") {
       EXPECT_EQ(count.requests, 2);
       EXPECT_EQ(count.sectors, 8);
       EXPECT_EQ(count.least_sectors, 8);

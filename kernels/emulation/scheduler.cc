@@ -1,4 +1,6 @@
-// Fibers, the choice of the next thread, meeting points, and reports.
+// The scheduler of CUDA threads: switches between their fibers, chooses the
+// next thread, lets threads wait for each other at meeting points, and reports
+// faults.
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -9,9 +11,10 @@
 #error "the emulator's context switch is written for x86-64"
 #endif
 
-// Saves the stack pointer and continues on another stack. The registers that a
-// callee must preserve (System V) are on the stacks. A new stack holds six
-// zeros and an entry address.
+// Switches to another stack: pushes the registers that a callee must preserve
+// (System V ABI), saves the stack pointer to *save, loads the other one, and
+// pops the registers there. A new stack holds six zeros for these registers,
+// and the address of its entry function.
 extern "C" void kvasir_emulation_switch(void** save, void* load);
 asm(R"(
 .text
@@ -44,12 +47,13 @@ KVASIR_EMULATION_TLS const Place* current_place = nullptr;
 
 namespace {
 
-// After this many polls without a change for each thread that can run, the
-// launch is stuck: each such thread has run thousands of times.
+// If the launch makes no progress during this many polls per ready thread, it
+// is in a deadlock: each of these threads has run thousands of times.
 constexpr int64_t kMostPolls = 4096;
 constexpr int kReportedGroups = 16;
 
-// Threads that wait at the same place, for a report.
+// Threads that wait at the same place, which the report of a deadlock lists
+// together.
 struct Group {
   const Cta* cta;
   const char* doing;
@@ -114,7 +118,7 @@ void ReportThreads() {
 
 constexpr char kAllWait[] = "deadlock: all threads wait, or have ended";
 
-constexpr uint32_t kRanks = 64;  // ranks in a word of ready_ranks
+constexpr uint32_t kRanks = 64;  // how many ranks a word of ready_ranks holds
 
 void SetRankReady(Launch& launch, const Warp& warp) {
   launch.ready_ranks[warp.rank / kRanks] |= uint64_t{1} << warp.rank % kRanks;
@@ -146,7 +150,8 @@ Warp& FirstReadyWarp(Launch& launch) {
   return *launch.by_rank[word * kRanks + bit];
 }
 
-// Takes the first ready lane at or after `first`, wrapping around.
+// Returns the first ready lane of the warp from lane `first` on, then from lane
+// 0 on, and makes it not ready.
 Fiber* TakeLane(Launch& launch, Warp& warp, uint32_t first) {
   const uint32_t turned =
       warp.ready >> first | warp.ready << ((kLanes - first) % kLanes);
@@ -197,7 +202,7 @@ void SwitchTo(Fiber* next) {
       next != nullptr ? next->stack_pointer : launch.main_stack_pointer);
 }
 
-// Runs other threads until one of them makes the current thread ready.
+// Lets other threads run until one of them makes the current thread ready.
 void Suspend() {
   Fiber* const next = TakeReady();
   if (next != current_fiber) SwitchTo(next);
@@ -317,7 +322,8 @@ void Poll(const void* at, uint64_t value) {
       launch.polls > kMostPolls * static_cast<int64_t>(CountReady() + 1)) {
     Stuck("deadlock: threads look for what nobody will do any more");
   }
-  // Prefer other threads, because this one waits for something that they do.
+  // Another thread should run next, because this one waits for something that
+  // others do.
   if (launch.order != ThreadOrder::kAny) {
     SwapRanks(launch, *self.warp,
               *launch.by_rank[RandomBelow(launch.num_warps)]);
@@ -434,7 +440,8 @@ void Barrier(uint32_t id, uint32_t threads, bool waits, Site site) {
 
 namespace {
 
-// The entry of a fiber; runs one thread of the kernel from start to end.
+// The entry function of a fiber: runs one thread of the kernel from start to
+// end.
 void FiberMain() {
   Launch& launch = *current_launch;
   Fiber& self = *current_fiber;
@@ -464,8 +471,8 @@ void FiberMain() {
 }  // namespace
 
 void StartFiber(Fiber& fiber, size_t stack_bytes) {
-  // The ABI wants the stack pointer at an entry 8 bytes past a multiple of 16,
-  // as after a call.
+  // The ABI requires that at a function's entry the stack pointer is 8 bytes
+  // below a multiple of 16, as after a call instruction.
   auto* top = reinterpret_cast<void**>(fiber.stack + stack_bytes);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&FiberMain);
