@@ -86,8 +86,8 @@ absl::Status Staging::Copy(Block* block, void* to, const void* from,
   if (result != Result::kOk) return Failed("copy", result);
   result = runtime_->RecordEvent(block->event, stream_);
   if (result != Result::kOk) {
-    // Without the event nothing reports when the block is free, so wait for the
-    // stream.
+    // Without its event, nothing reports when the block may be reused, so this
+    // call waits for the stream.
     runtime_->SynchronizeStream(stream_);
     return Failed("event of a copy", result);
   }

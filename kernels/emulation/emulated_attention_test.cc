@@ -91,7 +91,7 @@ class DeviceLaunch {
 
   PagedAttentionParams& shape() { return shape_; }
 
-  // Moves the queries to another address, behind `numbers` poisoned numbers.
+  // Moves the queries to another address: `numbers` poisoned numbers precede it.
   void MoveQueries(int64_t numbers) {
     std::vector<float> q = test_.GetNumbers(q_, dtype_);
     q.insert(q.begin(), static_cast<size_t>(numbers), kPoison);

@@ -197,8 +197,8 @@ Result FakeRuntime::Properties(int, DeviceProperties* found) {
 }
 Result FakeRuntime::Use(int device) {
   base::MutexLock lock(&mutex_);
-  // A call that fails does not change the thread's device. A broken device can
-  // still be selected.
+  // If Use fails, the thread's device does not change. A device that has failed
+  // (Break) can still be selected.
   ++calls_["Use"];
   const auto found = failures_.find("Use");
   if (found != failures_.end()) {
@@ -320,8 +320,9 @@ Result FakeRuntime::SynchronizeDevice() {
   if (const Result refused = RefuseCaptures(true); refused != Result::kOk) {
     return refused;
   }
-  // Copies of the pointers: other threads may destroy a stream while this one
-  // runs another, or waits for the thread that runs it.
+  // Shared pointers keep the streams alive: while this thread runs the work of
+  // one stream, or waits for a thread that does, other threads may destroy
+  // another stream.
   std::vector<std::shared_ptr<Stream>> streams;
   for (const auto& [handle, stream] : streams_) {
     if (stream->device == used_device) streams.push_back(stream);
@@ -352,7 +353,8 @@ Result FakeRuntime::RecordEvent(EventHandle event, StreamHandle stream) {
   const bool captured = found->capture.has_value();
   if (captured && found->capture->spoiled) return Result::kCaptureInvalidated;
   events_[event] = {stream, captured ? found : nullptr};
-  // A captured event only orders streams; it cannot be queried.
+  // An event that was recorded during a capture can only order streams, so
+  // nothing is enqueued for it.
   if (!captured) found->work.push_back({.event = event});
   return Result::kOk;
 }
