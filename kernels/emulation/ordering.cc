@@ -1,4 +1,5 @@
 // Atomics and fences, and which of them order which accesses.
+//
 // ThreadSanitizer knows neither fences nor the scopes of atomics, so all
 // atomics are described to it as relaxed. This file reports what they order by
 // means of clocks (Tag). At a fence or release, a snapshot of everything that

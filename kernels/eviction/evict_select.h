@@ -40,6 +40,7 @@ struct Eviction {
 // side has errors, only S decides (unless lambda is 0). An S that is not finite
 // counts as 0. Everything is computed in float32, in the order that is written
 // here.
+//
 // Each unit normalises over its own candidates; the published implementation
 // normalises over all heads of a layer. Therefore the number of ranks does not
 // change which slots are kept, as long as no rank holds only part of a unit's
