@@ -56,7 +56,8 @@ absl::Status CheckWidest(const Device& device, int64_t most_codes) {
       " channels of codes: a GPU's kernel takes at most ", kCudaAppendCodes));
 }
 
-// Floats of scratch: the sums of units or, for a GPU, the errors of latents.
+// How many floats of scratch memory the op needs: on a CPU for the error sums
+// of units, on a GPU for the errors of latents.
 int64_t ScratchOf(const Stream& stream, const KvAppendParams& params,
                   int64_t num_tokens) {
   const int64_t num_units = params.metadata.num_units;
@@ -97,7 +98,8 @@ absl::Status AddUnitLatents(absl::Span<const KvAppendPart> parts,
   return absl::OkStatus();
 }
 
-// Returns the same part with its tables on the device.
+// Copies the tables of a part to the device, and returns the part with their
+// device addresses.
 absl::StatusOr<KvAppendPart> Moved(KvAppendPart side, DeviceTables* tables) {
   KVASIR_ASSIGN_OR_RETURN(side.part, AddLatentTables(side.part, tables));
   if (side.unit_of_group == nullptr) return side;

@@ -46,12 +46,11 @@ int64_t Append(TestStream& test, const Rows& rows, LatentPartArgs part,
   return clamped;
 }
 
-// Returns the reference's output, after checking that every target and any
-// number of threads write the same.
+// The result of an append.
 struct Written {
   std::vector<char> memory;
   int64_t clamped = 0;
-  std::vector<float> not_finite;  // by token
+  std::vector<float> not_finite;  // one element per token
 };
 
 Written AppendOnAll(Part& part, const Rows& rows, int64_t pages) {
@@ -117,8 +116,8 @@ TEST_P(KvAppendTest, WritesRoundedNumbersToTheirSlotsAndNothingElse) {
   EXPECT_TRUE(written.memory == part.Memory(pages));
 }
 
-// Decoded codes differ from the numbers by at most half a step, with every page
-// size. Only their slots are written.
+// Checks, with every page size, that decoded codes differ from the numbers by
+// at most half a step, and that only the slots of the tokens are written.
 void ExpectCodesOf(Part& part, const Rows& rows, bool static_ranges) {
   const int64_t pages = 3;
   Written written = AppendOnAll(part, rows, pages);
@@ -229,8 +228,9 @@ TEST_P(KvAppendTest, NumbersGetTheirNearestLevelAndRowsKeepTheirLength) {
                Coded({{600, bits}})},
               GetParam(), kPageTokens, false, {}, 1 << bits);
     Rows rows = RandomRows(64 + 1 + 37 + 600, kPageTokens);
-    // A row of zeros stays zero. A row whose length the type cannot hold gets
-    // the greatest scale.
+    // The rows include one of zeros, which must stay zero, and one whose norm
+    // is too large for the type of the scale, which must get the greatest
+    // scale.
     const auto first = [&](size_t token) {
       return rows.numbers.begin() +
              static_cast<std::ptrdiff_t>(token) * rows.stride;
@@ -286,8 +286,8 @@ TEST_P(KvAppendTest, NumbersGetTheirNearestLevelAndRowsKeepTheirLength) {
   }
 }
 
-// The bytes of a slot: 9 codes of 4 bits take 4.5 bytes, followed by 9 codes of
-// 2 bits. Granules cut this stream at any bit.
+// A slot has 9 codes of 4 bits, which take 4.5 bytes, and then 9 codes of 2
+// bits. Granules of 4 bytes cut this stream inside the first run.
 TEST(KvAppendGranulesTest, GranulesCutTheStreamOfCodes) {
   Part part({Coded({{9, 4}, {9, 2}})}, DType::kF16, 4, true,
             {.granule_bytes = 4});
@@ -322,7 +322,7 @@ TEST(KvAppendStaticTest, ClampedCodesAreCountedByAnyNumberOfThreads) {
 }
 
 TEST(KvAppendThreadsTest, AnyNumberOfThreadsGivesTheSameBytes) {
-  // There are more numbers than one thread computes by itself.
+  // With so many numbers, the work is divided among threads.
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
     Part part({Coded({{96, 4}, {24, 3}}), {37, {}}, Coded({{160, 1}})}, dtype,
               16);
@@ -411,7 +411,8 @@ TEST(KvAppendNonFiniteTest,
             EXPECT_GE(range, 0.0f);
           }
         }
-        // Other tokens have the bytes that they would have without this token.
+        // Other tokens must have the same bytes as if this token had not been
+        // appended.
         rows.slots[0] = -1;
         Written others = AppendOnAll(part, rows, 3);
         part.Erase(3, &spoilt.memory);
@@ -421,7 +422,7 @@ TEST(KvAppendNonFiniteTest,
   }
 }
 
-// Parses the bytes of numbers from hexadecimal digits.
+// Parses numbers whose bytes are given as hexadecimal digits.
 template <typename Number>
 std::vector<Number> FromHex(const std::string& digits) {
   std::vector<uint8_t> bytes;
@@ -456,7 +457,7 @@ class KvAppendGoldenTest : public ::testing::Test {
     scale_ = FromHex<float>(golden_["static_scale"][0]);
   }
 
-  // The first `width` channels of all rows.
+  // Returns all rows of the golden data, but only their first `width` channels.
   Rows RowsOf(int64_t width) const {
     Rows rows;
     rows.stride = width;
@@ -565,11 +566,12 @@ absl::Status Refusal(TestStream& test, const LatentPartArgs& view) {
       .status();
 }
 
-// Slots given as byte offsets: rows may be at any offset.
+// If slots are given as byte offsets, rows may begin at any offset.
 TEST(KvAppendBytesTest, RowsMayBeWrittenAtAnyByteOffset) {
   const std::vector<float> rows = RandomFloats(3 * 10, 3, 1.0f);
   const std::vector<int64_t> slots = {50, -1, 6};
-  // Groups of 6 and 4 numbers, with two bytes before each.
+  // There are two groups, of 6 and 4 numbers, with a gap of two bytes before
+  // each.
   LatentGroup groups[2];
   groups[0].width = 6;
   groups[0].codes = {.offset_bytes = 2, .stride_bytes = 12};
@@ -622,7 +624,7 @@ TEST(KvAppendRefusalTest, RefusesByteOffsetsIfPagesHaveSeveralSlots) {
                     "have 4")));
 }
 
-// With metadata, a byte offset would be taken for a page.
+// Metadata is found by the page's number, which a byte offset does not give.
 TEST(KvAppendRefusalTest, RefusesByteOffsetsWithMetadata) {
   TestStream test;
   Part part({{8, {}}}, DType::kBf16, 1);

@@ -45,8 +45,8 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
   return absl::OkStatus();
 }
 
-// A region, the bytes that a slot has in it, and the size that its offsets must
-// be multiples of.
+// A region to be checked: its name, the bytes that a slot has in it, and the
+// size of the numbers, of which its offsets must be multiples.
 struct Checked {
   absl::string_view name;
   TileRegion region;
@@ -83,7 +83,8 @@ absl::Status CheckRegion(const char* op, const LatentPart& part,
         op, ": ", name, ": offset, stride, granule, tile and page must be ",
         "multiples of ", number_bytes, " bytes, have ", bytes));
   }
-  // A gap between slots would displace all granules after the first.
+  // The formula of TileRegion works only without gaps: a gap between the
+  // granules of two slots would change the place of all later granules.
   if (granule_bytes > 0 && region.stride_bytes != granule_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(op, ": ", name, ".stride_bytes: want the granule's size, ",

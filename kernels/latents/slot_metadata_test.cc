@@ -18,10 +18,12 @@ constexpr int64_t kPageTokens = 32;
 constexpr int64_t kPages = 3;
 constexpr int64_t kHeads = 4;
 constexpr int64_t kUnits = 2;
-// Heads 0 and 1 are one unit. No group of two heads has heads of both units.
+// Heads 0 and 1 are one unit, and the others are the second one. So all heads
+// of a group of two heads belong to the same unit.
 int32_t UnitOfHead(int64_t head) { return head < 2 ? 0 : 1; }
 
-// Planes of metadata, with a gap before each and after the last.
+// Returns planes of metadata with a gap before each plane and after the last
+// one.
 SlotMetadataArgs Planes() {
   SlotMetadataArgs metadata;
   metadata.page_tokens = kPageTokens;
@@ -91,7 +93,8 @@ absl::Status Append(TestStream& test, const Sides& sides,
                   test.workspace());
 }
 
-// The L2 norm of the errors of a unit's latents, in float64.
+// Returns the L2 norm of the quantization errors of a unit's latents, computed
+// in float64.
 double ErrorOf(const TestPart& part, const float* row, int64_t unit,
                int64_t slot) {
   double squares = 0;
@@ -161,7 +164,7 @@ TEST(SlotMetadataTest, AppendWritesScoresPositionsAndErrorsOfEveryCodec) {
       }
     }
     const std::vector<char> truth = memory;
-    // No other byte is written.
+    // No byte of other slots may be written.
     for (const int64_t slot : slots) {
       if (slot < 0) continue;
       const int64_t page = slot / kPageTokens;
@@ -199,7 +202,7 @@ TEST(SlotMetadataTest, PartsOfNumbersHaveNoError) {
   EXPECT_GT(ErrorsOf(metadata, kValueError, 0, 0)[1], 0);
 }
 
-// Keys and values are lifted from one latent.
+// In a joint part, keys and values are stored as one latent.
 TEST(SlotMetadataTest, ErrorsOfAJointPartCountForBothSides) {
   Sides sides({.widths = {24}, .bits = {3}}, {.widths = {24}, .bits = {8}});
   std::vector<char> memory(kPages * 1152, '\x55');
