@@ -1,4 +1,4 @@
-// LatentPart: tells kernels the layout of the KV cache's pages. Each describes
+// The layout of the KV cache's pages as kernels see it. A LatentPart describes
 // one part of one side (keys or values) of one layer. C++17.
 //
 // The cache holds one latent for each token and group of KV heads: a vector of
