@@ -49,7 +49,7 @@ absl::Status CheckDriver(cuda::Runtime& runtime) {
   }
   if (have == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "no NVIDIA driver (libcuda.so.1) on this host; want one for CUDA ",
+        "no NVIDIA driver (libcuda.so.1) on this host; install one for CUDA ",
         Version(want), " or later"));
   }
   return absl::FailedPreconditionError(
@@ -283,7 +283,7 @@ class CudaDevice::Allocator final : public DeviceAllocator {
   absl::StatusOr<void*> Given(void* memory, Result result) const {
     if (result == Result::kOk) return memory;
     if (result == Result::kOutOfMemory) return nullptr;
-    return state_->Failed("its memory", result);
+    return state_->Failed("allocating memory", result);
   }
   // Waits for the device, because enqueued work may still use the memory. If
   // the device cannot be selected, the memory is not freed.
@@ -294,10 +294,10 @@ class CudaDevice::Allocator final : public DeviceAllocator {
     const Result waited = state_->WaitForDevice();
     const Result freed = (state_->any().*free)(data);
     KVASIR_RETURN_IF_ERROR(
-        state_->OkOr("work that was waited for before memory is freed, whose "
-                     "kernel CUDA_LAUNCH_BLOCKING=1 names",
+        state_->OkOr("waiting for work before memory is freed "
+                     "(CUDA_LAUNCH_BLOCKING=1 names the kernel that fails)",
                      waited));
-    return state_->OkOr("memory to be freed", freed);
+    return state_->OkOr("freeing memory", freed);
   }
 
   const std::shared_ptr<State> state_;
@@ -356,7 +356,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     cuda::EventHandle event = nullptr;
     KVASIR_RETURN_IF_ERROR(
-        state_->OkOr("an event", runtime->MakeEvent(&event)));
+        state_->OkOr("making an event", runtime->MakeEvent(&event)));
     return std::make_unique<Mark>(state_, event);
   }
   absl::Status Record(StreamMark* mark) override {
@@ -378,7 +378,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
     } else {
       state_->StopCapture(std::this_thread::get_id());
     }
-    return state_->OkOr("begin of a capture", begun);
+    return state_->OkOr("beginning a capture", begun);
   }
   absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() override {
     if (!capturing()) return LaunchStream::EndCapture();
@@ -401,7 +401,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
     KVASIR_RETURN_IF_ERROR(TakeLaunchError());
     KVASIR_RETURN_IF_ERROR(state_->OkOr("selecting the device", named));
     KVASIR_RETURN_IF_ERROR(state_->OkOr("ending a capture", ended));
-    KVASIR_RETURN_IF_ERROR(state_->OkOr("a graph of a capture", made));
+    KVASIR_RETURN_IF_ERROR(state_->OkOr("making the graph of a capture", made));
     return work;
   }
   bool capturing() const override { return capturing_.has_value(); }
@@ -472,9 +472,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
       // library that has work in the graph waits for its destruction.
       const Result named = state_->any().Use(state_->ordinal);
       state_->Keep(state_->OkOr("selecting the device", named));
-      state_->Keep(
-          state_->OkOr("work that was waited for before a graph is destroyed",
-                       state_->WaitForDevice()));
+      state_->Keep(state_->OkOr("waiting for work before a graph is destroyed",
+                                state_->WaitForDevice()));
       state_->any().DestroyExec(exec_);
     }
     cuda::ExecHandle exec() const { return exec_; }
@@ -487,7 +486,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
   absl::Status Make() {
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     KVASIR_RETURN_IF_ERROR(
-        state_->OkOr("a stream", runtime->MakeStream(&stream_)));
+        state_->OkOr("making a stream", runtime->MakeStream(&stream_)));
     staging_.emplace(runtime, stream_, &state_->staging_bytes);
     return absl::OkStatus();
   }
@@ -519,10 +518,11 @@ class CudaDevice::CudaStream final : public LaunchStream,
 
   absl::Status TryLaunch(const KernelLaunch& launch) {
     if (launch.shared_bytes > state_->properties.shared_bytes) {
-      return absl::InternalError(absl::StrCat(
-          "cuda:", state_->ordinal, ": kernel ", launch.name, ": want ",
-          launch.shared_bytes, " bytes of shared memory, a CTA has at most ",
-          state_->properties.shared_bytes));
+      return absl::InternalError(
+          absl::StrCat("cuda:", state_->ordinal, ": kernel ", launch.name,
+                       " needs ", launch.shared_bytes,
+                       " bytes of shared memory, but a CTA can have at most ",
+                       state_->properties.shared_bytes));
     }
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     if (launch.shared_bytes > cuda::kPlainSharedBytes) {
@@ -568,7 +568,7 @@ class CudaDevice::Writes {
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     if (stream_ == nullptr) {
       KVASIR_RETURN_IF_ERROR(
-          state_->OkOr("a stream", runtime->MakeStream(&stream_)));
+          state_->OkOr("making a stream", runtime->MakeStream(&stream_)));
       staging_.emplace(runtime, stream_, &state_->staging_bytes);
     }
     const absl::Status sent = staging_->Upload(device, host, bytes);
@@ -664,8 +664,8 @@ absl::Status CudaDevice::UseOnThisThread() const {
 absl::StatusOr<DeviceMemory> CudaDevice::memory() const {
   KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
   size_t free = 0, total = 0;
-  KVASIR_RETURN_IF_ERROR(
-      state_->OkOr("its memory", runtime->MemoryInfo(&free, &total)));
+  KVASIR_RETURN_IF_ERROR(state_->OkOr("reading the free memory",
+                                      runtime->MemoryInfo(&free, &total)));
   DeviceMemory memory;
   memory.total_bytes = static_cast<int64_t>(total);
   memory.free_bytes = static_cast<int64_t>(free);

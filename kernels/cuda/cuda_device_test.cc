@@ -309,7 +309,7 @@ TEST_F(CudaDeviceTest, TheErrorSaysWhyACopyIsRefused) {
   runtime_.FailNext("AllocateHost", Result::kOutOfMemory);
   EXPECT_THAT(ReadBack(*stream_, blob.data(), memory.data(), 100),
               base::StatusIs(absl::StatusCode::kResourceExhausted,
-                             HasSubstr("want 65536 bytes of pinned")));
+                             HasSubstr("allocating 65536 bytes of pinned")));
   KVASIR_EXPECT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
 }
 
@@ -789,11 +789,11 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   };
   constexpr auto kError = Result::kCaptureUnsupported;
   runtime_.FailNext("BeginCapture", kError);
-  EXPECT_THAT(launches().BeginCapture(), told("begin of a capture"));
+  EXPECT_THAT(launches().BeginCapture(), told("beginning a capture"));
   EXPECT_FALSE(launches().capturing());
   for (const auto& [call, what] :
        {std::pair("EndCapture", "ending a capture"),
-        std::pair("InstantiateGraph", "a graph of a capture")}) {
+        std::pair("InstantiateGraph", "making the graph of a capture")}) {
     KVASIR_ASSERT_OK(launches().BeginCapture());
     KVASIR_ASSERT_OK(Launch({.name = "look"}));
     runtime_.FailNext(call, kError);
@@ -805,7 +805,7 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   KVASIR_ASSERT_OK(launches().BeginCapture());
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("a graph of a capture")));
+                       HasSubstr("making the graph of a capture")));
   // A launch whose error was not taken (TakeLaunchError) is missing in the
   // graph.
   KVASIR_ASSERT_OK(launches().BeginCapture());

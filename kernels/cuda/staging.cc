@@ -62,7 +62,7 @@ absl::Status Staging::Grow(Block* block, size_t bytes) {
   void* memory = nullptr;
   const Result result = runtime_->AllocateHost(&memory, wanted);
   if (result != Result::kOk) {
-    return CudaError(absl::StrCat("want ", wanted,
+    return CudaError(absl::StrCat("allocating ", wanted,
                                   " bytes of pinned host memory for copies"),
                      *runtime_, result);
   }

@@ -96,7 +96,11 @@ void CountIn(AccessTable& table, const void* address, size_t bytes, bool shared,
                               table.entries[i].stores == stores)) {
     ++i;
   }
-  if (i == AccessTable::kMost) Fault("a kernel has at most %d lines", i);
+  if (i == AccessTable::kMost)
+    Fault(
+        "the kernel has accesses on more than %d lines, which cannot be "
+        "counted",
+        i);
   if (i == table.count) {
     AccessTable::Entry& entry = table.entries[table.count++];
     entry.site = self.site;
@@ -119,14 +123,19 @@ void CountIn(AccessTable& table, const void* address, size_t bytes, bool shared,
 }
 
 void FaultMisaligned(const void* address, size_t bytes) {
-  Fault("misaligned: address %p, for %zu bytes", address, bytes);
+  Fault(
+      "misaligned: address %p of an access of %zu bytes is not a multiple of "
+      "its size",
+      address, bytes);
 }
 
 void FaultOutOfShared(const void* address) {
   const Cta& cta = *current_fiber->cta;
-  Fault("out of bounds: byte %lld of the CTA's %u of shared memory",
-        static_cast<long long>(static_cast<const char*>(address) - cta.shared),
-        cta.shared_bytes);
+  Fault(
+      "out of bounds: byte %lld of shared memory, of which the CTA has %u "
+      "bytes",
+      static_cast<long long>(static_cast<const char*>(address) - cta.shared),
+      cta.shared_bytes);
 }
 
 size_t FindRange(const void* address, size_t bytes) {
@@ -146,11 +155,11 @@ size_t FindRange(const void* address, size_t bytes) {
     const bool near = low > 0 && begin < launch.ranges[low - 1].end + 4096;
     if (near) {
       const GuardedMemory::Range& range = launch.ranges[low - 1];
-      Fault("out of bounds: byte %lld of an allocation of %lld",
+      Fault("out of bounds: byte %lld of an allocation of %lld bytes",
             static_cast<long long>(begin - range.begin),
             static_cast<long long>(range.end - range.begin));
     }
-    Fault("%p is no memory of the device", address);
+    Fault("%p is not in the device's memory", address);
   }
   return low - 1;
 }
@@ -211,7 +220,8 @@ void CheckOnce(const void* address, size_t bytes, Site site) {
       StoredAt(pool.stored, pool.launches, at / StoredBlock::kBytes);
   if (entry.launch == pool.launches &&
       (entry.stored & BytesOfBlock(at, bytes)) != 0) {
-    Fault("%p was stored to by this launch", address);
+    Fault("this launch has stored to %p, so LoadOnce must not read it",
+          address);
   }
 }
 
@@ -237,7 +247,7 @@ const char* DescribeAddress(const void* address, char* text, size_t bytes) {
     const Cta& cta = launch.ctas[c];
     if (at >= cta.shared_map && at < cta.shared_map + cta.shared_map_bytes) {
       std::snprintf(text, bytes,
-                    "out of bounds: byte %lld of %u of shared memory",
+                    "out of bounds: byte %lld of %u bytes of shared memory",
                     static_cast<long long>(at - cta.shared), cta.shared_bytes);
       return text;
     }
@@ -248,7 +258,7 @@ const char* DescribeAddress(const void* address, char* text, size_t bytes) {
       }
     }
   }
-  std::snprintf(text, bytes, "%p is no memory of the device", address);
+  std::snprintf(text, bytes, "%p is not in the device's memory", address);
   return text;
 }
 

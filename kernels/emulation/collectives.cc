@@ -13,7 +13,7 @@ Fiber& LaneFiber(uint32_t lane) { return current_fiber->warp->lanes[lane]; }
 Meet& MeetOf(uint32_t mask) {
   Fiber& self = *current_fiber;
   if ((mask >> self.lane & 1) == 0) {
-    Fault("lane %u is not in the mask %08x that it gives", self.lane, mask);
+    Fault("lane %u is not in the mask %08x that it passes", self.lane, mask);
   }
   Warp& warp = *self.warp;
   Meet* free = nullptr;
@@ -21,7 +21,9 @@ Meet& MeetOf(uint32_t mask) {
     if (meet.mask == mask) return meet;
     if (meet.arrived == 0 && (free == nullptr || meet.mask == 0)) free = &meet;
   }
-  if (free == nullptr) Fault("%d masks at a time are too many", Warp::kMasks);
+  if (free == nullptr)
+    Fault("lanes of a warp wait with more than %d masks at a time",
+          Warp::kMasks);
   free->mask = mask;
   free->lanes = static_cast<uint32_t>(__builtin_popcount(mask));
   return *free;
@@ -158,7 +160,8 @@ uint32_t Shuffle(ShuffleKind kind, uint32_t mask, uint32_t value,
   Fiber& self = *current_fiber;
   const uint32_t lane = self.lane;
   if (kind != ShuffleKind::kFrom && operand >= kLanes) {
-    Fault("%u lanes away: a warp has %u", operand, kLanes);
+    Fault("a value from %u lanes away: a warp has only %u lanes", operand,
+          kLanes);
   }
   uint32_t from = 0;
   switch (kind) {

@@ -77,7 +77,7 @@ void InitCopyBarrier(void* barrier, uint32_t count, Site site) {
   Enter("InitCopyBarrier", site);
   BarrierState& state = StateOf(barrier);
   if (count < 1 || count > kMaxThreads) {
-    Fault("%u arrivals: want 1 to %u", count, kMaxThreads);
+    Fault("a barrier for %u arrivals: must be 1 to %u", count, kMaxThreads);
   }
   tsan::Write(barrier, sizeof(state));
   state.bytes_to_come = 0;
@@ -90,7 +90,8 @@ void ArriveExpecting(void* barrier, uint32_t bytes, Site site) {
   if (LeftOut()) return;
   BarrierState& state = StateOf(barrier);
   tsan::Read(barrier, sizeof(state));
-  if (state.arrivals_to_come == 0) Fault("more arrivals than were announced");
+  if (state.arrivals_to_come == 0)
+    Fault("more arrivals than InitCopyBarrier has announced");
   tsan::Release(&LocationOf(barrier).phases[state.parity]);
   state.bytes_to_come += static_cast<int32_t>(bytes);
   --state.arrivals_to_come;
@@ -114,7 +115,7 @@ void CopyBulk(void* shared, const void* global, uint32_t bytes, void* barrier,
               Site site) {
   Enter("CopyBulk", site);
   if (bytes == 0 || bytes % 16 != 0) {
-    Fault("%u bytes: want a multiple of 16", bytes);
+    Fault("a copy of %u bytes: must be a multiple of 16, above 0", bytes);
   }
   BarrierState& state = StateOf(barrier);
   auto* const to = static_cast<char*>(shared);

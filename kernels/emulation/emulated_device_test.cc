@@ -199,10 +199,10 @@ TEST(EmulatedDeviceDeathTest,
       (void)SiluMul(
           test.stream(),
           {DevicePtr<const float>(host.data()), out.as<float>(), 1, 1}, none),
-      "silu_mul: .* is no memory of the device");
+      "silu_mul: .* is not in the device's memory");
   EXPECT_DEATH(
       test.device().CheckMemory("lift", DevicePtr<const void>(host.data())),
-      "lift: .* is no memory of the device");
+      "lift: .* is not in the device's memory");
 }
 
 }  // namespace

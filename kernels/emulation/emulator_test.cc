@@ -124,57 +124,58 @@ class EmulatorDeathTest : public ::testing::Test {
 TEST_F(EmulatorDeathTest, ABarrierThatSomeThreadsDoNotReachIsReported) {
   ExpectDeath(Planted::kDivergentBarrier,
               "kernel faulty, CTA .0, 0., thread .*SyncCta at "
-              "faulty_kernels.cu:.*divergent: others wait in SyncCta");
+              "faulty_kernels.cu:.*divergent: other threads wait in SyncCta");
   ExpectDeath(Planted::kEndedThread,
               "kernel faulty: deadlock(.|\n)*63 threads from 0 on wait in "
               "SyncCta at faulty_kernels.cu(.|\n)*1 threads from 5 on have "
               "ended");
-  ExpectDeath(Planted::kDivergentShuffle, "divergent: others wait in Shuffle");
+  ExpectDeath(Planted::kDivergentShuffle,
+              "divergent: other threads wait in Shuffle");
   ExpectDeath(Planted::kStrangeMask, "is not in the mask ffff0000");
   ExpectDeath(Planted::kShuffleTooFar, "ShuffleXor .*32 lanes away");
   ExpectDeath(Planted::kHalfWarps,
-              "SyncBarrier .*of warp [01] only 16 lanes have come");
+              "SyncBarrier .*of warp [01] only 16 lanes have arrived");
   ExpectDeath(Planted::kTwiceAtABarrier,
-              "ArriveBarrier .*barrier 1: the thread comes a second time");
+              "ArriveBarrier .*barrier 1: the thread arrives again");
   ExpectDeath(Planted::kStuckPoll,
-              "deadlock: threads look for what nobody will do(.|\n)*LoadAtomic "
+              "deadlock: threads poll for changes(.|\n)*LoadAtomic "
               "at faulty_kernels.cu");
-  ExpectDeath(Planted::kStuckPolls,
-              "deadlock: threads look for what nobody will do");
+  ExpectDeath(Planted::kStuckPolls, "deadlock: threads poll for changes");
 }
 
 TEST_F(EmulatorDeathTest, ACopyThatIsNeverWaitedForIsReported) {
   for (const Planted planted :
        {Planted::kMissingWait, Planted::kMissingCommit}) {
     ExpectDeath(planted,
-                "ended with 1 copies that it never waited for, the first of "
+                "ended with 1 copies that it never waited for, the first from "
                 "faulty_kernels.cu");
   }
 }
 
 TEST_F(EmulatorDeathTest, ALoadOnceOfDataThatTheLaunchStoredIsReported) {
   ExpectDeath(Planted::kLoadOnceOfStored,
-              "LoadOnce at faulty_kernels.cu.* was stored to by this launch");
+              "LoadOnce at faulty_kernels.cu.*this launch has stored to ");
 }
 
 TEST_F(EmulatorDeathTest, AccessesOutOfBoundsAreReported) {
   ExpectDeath(Planted::kSharedLoadOutOfBounds,
-              "thread 63, LoadShared .*byte 256 of the CTA's 256 of shared");
+              "thread 63, LoadShared .*byte 256 of shared memory, of which the "
+              "CTA has 256 bytes");
   ExpectDeath(Planted::kSharedOutOfBounds,
-              "thread 63.*byte 256 of 256 of shared memory");
+              "thread 63.*byte 256 of 256 bytes of shared memory");
   ExpectDeath(Planted::kSharedBefore,
-              "byte -[1-4] of 256 of shared memory was");
+              "byte -[1-4] of 256 bytes of shared memory was");
   ExpectDeath(Planted::kGlobalLoadOutOfBounds,
               "thread 63, LoadGlobal .*byte 256 of an allocation of 256");
   ExpectDeath(Planted::kGlobalOutOfBounds,
-              "thread 63.* is no memory of the device");
-  ExpectDeath(Planted::kHostMemory, "is no memory of the device");
+              "thread 63.* is not in the device's memory");
+  ExpectDeath(Planted::kHostMemory, "is not in the device's memory");
 }
 
 TEST_F(EmulatorDeathTest, MisalignmentNarrowScopesAndFullStacksAreReported) {
   ExpectDeath(Planted::kMisalignedLoad, "LoadGlobal .*misaligned.*16 bytes");
   ExpectDeath(Planted::kMisalignedCopy, "CopyAsync .*misaligned.*16 bytes");
-  ExpectDeath(Planted::kScopeTooNarrow, "AtomicAdd .*in scope of the CTA");
+  ExpectDeath(Planted::kScopeTooNarrow, "AtomicAdd .*in the scope of one CTA");
   ExpectDeath(Planted::kDeepStack, "stack is full");
 }
 

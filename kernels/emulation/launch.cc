@@ -115,7 +115,7 @@ void PoisonShared(Cta& cta) {
 void CheckCanaries(const Cta& cta, const char* begin, const char* end) {
   for (const char* at = begin; at < end; ++at) {
     if (*at != kCanary) {
-      Fault("out of bounds: byte %lld of %u of shared memory was written",
+      Fault("out of bounds: byte %lld of %u bytes of shared memory was written",
             static_cast<long long>(at - cta.shared), cta.shared_bytes);
     }
   }
@@ -169,15 +169,17 @@ void EndCta(Launch& launch, Cta& cta) {
   for (const CtaBarrier& barrier : cta.barriers) {
     const Meet& meet = barrier.meet;
     if (meet.arrived > 0) {
-      Fault("the CTA ended with %u threads of %u at %s (%s:%d)", meet.arrived,
-            meet.expected, meet.doing, BaseName(meet.site.file),
-            meet.site.line);
+      Fault(
+          "the CTA ended when only %u of %u threads had arrived at %s (%s:%d)",
+          meet.arrived, meet.expected, meet.doing, BaseName(meet.site.file),
+          meet.site.line);
     }
   }
   for (size_t i = 0; i < launch.bulk.size(); ++i) {
     const char* const to = launch.bulk[i].to;
     if (to >= cta.shared && to < cta.shared + cta.shared_bytes) {
-      Fault("the CTA ended while a bulk copy was under way");
+      Fault(
+          "the CTA ended before a bulk copy to its shared memory had arrived");
     }
   }
   current_fiber = nullptr;

@@ -83,8 +83,10 @@ void CheckScope(Location& location, bool gpu) {
   if (location.cta == kNobody) location.cta = cta;
   if (!gpu) location.cta_scoped = true;
   if (location.cta_scoped && location.cta != cta) {
-    Fault("an atomic in scope of the CTA, at an address that CTA %llu touched",
-          static_cast<unsigned long long>(location.cta));
+    Fault(
+        "an address of atomics in the scope of one CTA: CTA %llu accessed it, "
+        "too",
+        static_cast<unsigned long long>(location.cta));
   }
 }
 

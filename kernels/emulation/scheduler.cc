@@ -283,7 +283,7 @@ bool LeftOut() {
     while (i < sites.count && !is_here(i)) ++i;
     last = i;
   }
-  if (i == SiteTable::kMost) Fault("a kernel has at most %d sites", i);
+  if (i == SiteTable::kMost) Fault("the kernel has over %d sync sites", i);
   if (i == sites.count) {
     sites.entries[sites.count++] = {fiber.site, fiber.doing, 0};
     if (sites.out_file != nullptr && fiber.site.line == sites.out_line &&
@@ -320,7 +320,7 @@ void Poll(const void* at, uint64_t value) {
   }
   if (++launch.polls > kMostPolls &&
       launch.polls > kMostPolls * static_cast<int64_t>(CountReady() + 1)) {
-    Stuck("deadlock: threads look for what nobody will do any more");
+    Stuck("deadlock: threads poll for changes that no thread will make");
   }
   // Another thread should run next, because this one waits for something that
   // others do.
@@ -351,11 +351,12 @@ void Arrive(Meet& meet, const Arrival& arrival) {
   } else if (arrival.same_site &&
              (meet.site.line != self.site.line ||
               meet.site.file != self.site.file || meet.doing != self.doing)) {
-    Fault("divergent: others wait in %s at %s:%d", meet.doing,
+    Fault("divergent: other threads wait in %s at %s:%d", meet.doing,
           BaseName(meet.site.file), meet.site.line);
   } else if (meet.expected != arrival.expected) {
-    Fault("%u threads are to come; others wait for %u", arrival.expected,
-          meet.expected);
+    Fault(
+        "the thread expects %u threads, but threads that wait there expect %u",
+        arrival.expected, meet.expected);
   }
   const uint32_t parity = meet.generation % 2;
   if (arrival.orders) tsan::Release(&meet.clocks[parity]);
@@ -408,17 +409,19 @@ void Barrier(uint32_t id, uint32_t threads, bool waits, Site site) {
   Enter(waits ? "SyncBarrier" : "ArriveBarrier", site);
   const Fiber& self = *current_fiber;
   Cta& cta = *self.cta;
-  if (id < 1 || id > 15) Fault("barrier %u: want 1 to 15", id);
+  if (id < 1 || id > 15) Fault("barrier number %u: must be 1 to 15", id);
   if (threads < 1 || threads % kLanes != 0 || threads > cta.threads) {
-    Fault("barrier of %u threads, want whole warps of %u", threads,
-          cta.threads);
+    Fault("barrier of %u threads: must be whole warps of the CTA's %u threads",
+          threads, cta.threads);
   }
   if (LeftOut()) return;
   CtaBarrier& barrier = cta.barriers[id];
   uint32_t& came = barrier.came[self.place.thread / kLanes];
   if ((came >> self.lane & 1) != 0) {
-    Fault("barrier %u: the thread comes a second time before %u have come", id,
-          threads);
+    Fault(
+        "barrier %u: the thread arrives again before all %u threads have "
+        "arrived",
+        id, threads);
   }
   came |= 1u << self.lane;
   Arrive(barrier.meet,
@@ -429,7 +432,7 @@ void Barrier(uint32_t id, uint32_t threads, bool waits, Site site) {
               if (all.came[w] != 0 && all.came[w] != ~0u) {
                 Fault(
                     "a barrier counts whole warps: of warp %u only %d lanes "
-                    "have come",
+                    "have arrived",
                     w, __builtin_popcount(all.came[w]));
               }
               all.came[w] = 0;
@@ -454,7 +457,7 @@ void FiberMain() {
     const Site& site = self.copies[self.landed].site;
     Fault(
         "the thread ended with %zu copies that it never waited for, the first "
-        "of %s:%d",
+        "from %s:%d",
         self.copies.size() - self.landed, BaseName(site.file), site.line);
   }
   self.ended = true;

@@ -71,7 +71,7 @@ TEST_F(StrictDeviceDeathTest, ALaunchOverHostMemoryDiesAndNamesTheOp) {
   std::vector<float> host(2);
   EXPECT_DEATH(
       (void)Multiply(DevicePtr<const float>(host.data()), out.as<float>()),
-      "silu_mul: .* is no memory of the device");
+      "silu_mul: .* is not in the device's memory");
 }
 
 TEST_F(StrictDeviceDeathTest, ALaunchOverFreedMemoryDiesAndNamesTheOp) {
@@ -82,7 +82,7 @@ TEST_F(StrictDeviceDeathTest, ALaunchOverFreedMemoryDiesAndNamesTheOp) {
     gone = in.as<float>();
   }
   EXPECT_DEATH((void)Multiply(gone, out.as<float>()),
-               "silu_mul: .* is no memory of the device");
+               "silu_mul: .* is not in the device's memory");
 }
 
 TEST_F(StrictDeviceDeathTest, ATableThatPointsToHostMemoryDies) {
@@ -92,7 +92,7 @@ TEST_F(StrictDeviceDeathTest, ATableThatPointsToHostMemoryDies) {
   matrix.n = 1;
   matrix.data = DevicePtr<const float>(host.data());
   EXPECT_DEATH(device_->CheckMemory("lift", matrix.data),
-               "lift: .* is no memory of the device");
+               "lift: .* is not in the device's memory");
 }
 
 }  // namespace

@@ -42,7 +42,7 @@ def test_a_missing_gpu_is_refused_with_the_reason(command):
     assert "--device cuda: " in text and "--device cpu" in text
     if built_with_cuda():
         assert "FAILED_PRECONDITION" in text
-        assert "no NVIDIA driver (libcuda.so.1) on this host; want one for CUDA 13.0 or later" in text
+        assert "no NVIDIA driver (libcuda.so.1) on this host; install one for CUDA 13.0 or later" in text
     else:
         assert "UNIMPLEMENTED" in text and "built without CUDA" in text and "nvcc" in text
 
