@@ -563,7 +563,7 @@ TEST_F(CudaDeviceTest, MoreThan48KiBOfSharedMemoryIsAllowedOncePerKernel) {
   EXPECT_EQ(runtime_.calls("AllowSharedBytes"), 3);
   EXPECT_THAT(Launch({.name = "a", .shared_bytes = (227 << 10) + 1}),
               base::StatusIs(absl::StatusCode::kInternal,
-                             AllOf(HasSubstr("kernel a: want 232449 bytes"),
+                             AllOf(HasSubstr("kernel a needs 232449 bytes"),
                                    HasSubstr("at most 232448"))));
 }
 

@@ -184,7 +184,7 @@ TEST_F(GpuDeviceTest, AKernelMayUseMoreThan48KiBOfSharedMemory) {
   Changed wider(&launches().launcher(),
                 [](KernelLaunch* launch) { launch->shared_bytes = 1 << 20; });
   EXPECT_THAT(Copy(in, out, wider).message(),
-              HasSubstr("kernel copies: want 1048576 bytes"));
+              HasSubstr("kernel copies needs 1048576 bytes"));
 }
 
 TEST_F(GpuDeviceTest,

@@ -96,11 +96,7 @@ void CountIn(AccessTable& table, const void* address, size_t bytes, bool shared,
                               table.entries[i].stores == stores)) {
     ++i;
   }
-  if (i == AccessTable::kMost)
-    Fault(
-        "the kernel has accesses on more than %d lines, which cannot be "
-        "counted",
-        i);
+  if (i == AccessTable::kMost) Fault("the kernel has over %d access sites", i);
   if (i == table.count) {
     AccessTable::Entry& entry = table.entries[table.count++];
     entry.site = self.site;

@@ -21,9 +21,7 @@ Meet& MeetOf(uint32_t mask) {
     if (meet.mask == mask) return meet;
     if (meet.arrived == 0 && (free == nullptr || meet.mask == 0)) free = &meet;
   }
-  if (free == nullptr)
-    Fault("lanes of a warp wait with more than %d masks at a time",
-          Warp::kMasks);
+  if (free == nullptr) Fault("lanes wait with over %d masks", Warp::kMasks);
   free->mask = mask;
   free->lanes = static_cast<uint32_t>(__builtin_popcount(mask));
   return *free;
