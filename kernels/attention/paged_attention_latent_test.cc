@@ -469,7 +469,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongField) {
   groups[1] = groups[0];
   CodeRun run = {0, 24, 7};
   groups[1].runs = &run;
-  ExpectRefusal(params, "run 0: want 1 to 6 or 8 bits, or a last run of 0");
+  ExpectRefusal(params, "run 0: bits must be 1 to 6 or 8, or 0 in a last run");
   run = {0, 20, 4};
   ExpectRefusal(params, "runs cover 20 channels of a latent of 24");
   groups[1] = groups[0];

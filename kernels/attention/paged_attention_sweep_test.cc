@@ -405,7 +405,7 @@ TEST(WorkspaceRunTest, CountedBytesSufficeForAnyContextAndThreads) {
         TestStream less(threads, CpuBackend::kSimd, bytes.back() - 1);
         EXPECT_THAT(AttendOver(cache, context, less, less.workspace()),
                     base::StatusIs(absl::StatusCode::kResourceExhausted,
-                                   HasSubstr("workspace: want")));
+                                   HasSubstr("workspace: needs")));
       }
       EXPECT_EQ(bytes[0], bytes[1]);
     }
@@ -737,16 +737,16 @@ TEST_F(RefusalTest, RefusesRegionsThatLeaveThePage) {
   Expect("tile_bytes: want at least ");
   key_groups_[0] = key_groups_[1];
   value_groups_[0].codes.offset_bytes += 1;
-  Expect("multiples of 2 bytes, have ");
+  Expect("multiples of 2 bytes, but one is ");
 }
 
 TEST_F(RefusalTest, RefusesIncompleteStaticRanges) {
   const std::vector<float> ranges(48, 1.0f);
   key_.latents.static_scale = ranges.data();
-  Expect("static ranges: want scales and minima, or neither");
+  Expect("static ranges must have both scales and minima, or neither");
   key_.latents.static_scale = nullptr;
   key_.latents.static_minimum = ranges.data();
-  Expect("static ranges: want scales and minima, or neither");
+  Expect("static ranges must have both scales and minima, or neither");
   key_.latents.static_minimum = nullptr;
   value_.latents.static_scale = ranges.data();
   value_.latents.static_minimum = ranges.data();

@@ -41,7 +41,7 @@ absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
   if (std::strcmp(module->interface, DeviceInterface()) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         path, " belongs to another build: its interface is ", module->interface,
-        ", this program's ", DeviceInterface(), "; build both together"));
+        ", this program's is ", DeviceInterface(), "; build both together"));
   }
   absl::StatusOr<std::unique_ptr<Device>> device = module->make(request);
   if (device.ok()) return device;

@@ -48,7 +48,7 @@ TEST(DeviceModuleTest, AModuleOfAnotherBuildIsRefused) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr(file),
                              HasSubstr("its interface is another, this "
-                                       "program's "),
+                                       "program's is "),
                              HasSubstr(DeviceInterface()))));
 }
 

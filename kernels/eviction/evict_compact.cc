@@ -166,7 +166,7 @@ absl::StatusOr<PreparedEviction> Prepare(Device& device,
       if (unit >= 0 && unit < metadata.num_units) continue;
       return absl::InvalidArgumentError(
           absl::StrCat(kKernels.op, ": group ", g, " belongs to unit ", unit,
-                       ", want 0 to ", metadata.num_units - 1));
+                       ", but units are 0 to ", metadata.num_units - 1));
     }
     table.AddGroups(part);
   }

@@ -32,7 +32,7 @@ absl::Status CheckPart(const KvAppendPart& side, const KvAppendShape& shape,
     if (unit < 0 || unit >= shape.metadata.num_units) {
       return absl::InvalidArgumentError(
           absl::StrCat(kKernels.op, ": group ", g, " belongs to unit ", unit,
-                       ", want 0 to ", shape.metadata.num_units - 1));
+                       ", but units are 0 to ", shape.metadata.num_units - 1));
     }
   }
   return absl::OkStatus();
@@ -150,8 +150,8 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
   if (shape.slots_are_bytes && shape.page_tokens != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(kKernels.op,
-                     ": slots given as byte offsets: want page_tokens of "
-                     "1, have ",
+                     ": slots given as byte offsets: page_tokens must be 1, "
+                     "not ",
                      shape.page_tokens));
   }
   if (shape.slots_are_bytes && shape.metadata.num_units > 0) {

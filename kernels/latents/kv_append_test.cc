@@ -620,8 +620,8 @@ TEST(KvAppendRefusalTest, RefusesByteOffsetsIfPagesHaveSeveralSlots) {
           .status(),
       base::StatusIs(
           absl::StatusCode::kInvalidArgument,
-          HasSubstr("slots given as byte offsets: want page_tokens of 1, "
-                    "have 4")));
+          HasSubstr("slots given as byte offsets: page_tokens must be 1, not "
+                    "4")));
 }
 
 // Metadata is found by the page's number, which a byte offset does not give.
@@ -656,18 +656,18 @@ TEST(KvAppendRefusalTest, TheErrorNamesTheWrongField) {
   refuses({75, {}}, 0, "row_stride: want at least 75, have 74");
   refuses(Coded({{9, 3}}), -1, "codes.stride_bytes: want at least 4, have 3");
   refuses(Coded({{9, 7}}), 8,
-          "run 0: want 1 to 6 or 8 bits, or a last run of "
-          "0 with static ranges, have 7");
-  refuses(Coded({{9, 3}, {3, 0}}), 8, "run 1: want 1 to 6 or 8 bits");
+          "run 0: bits must be 1 to 6 or 8, or 0 in a last run with static "
+          "ranges, not 7");
+  refuses(Coded({{9, 3}, {3, 0}}), 8, "run 1: bits must be 1 to 6 or 8");
   refuses({9, {{0, 4, 3}, {5, 4, 3}}}, 8,
-          "run 1: want at least 1 channel from channel 4 on, have 4 from "
+          "run 1: must have at least 1 channel from channel 4 on, has 4 from "
           "channel 5");
   refuses({9, {{0, 4, 3}}}, 8, "runs cover 4 channels of a latent of 9");
   refuses(Coded({{9, 3}}), 999, "tile_bytes: want at least ");
   refuses(
       {8, {}}, 1,
       "codes: offset, stride, granule, tile and page must be multiples of 2 "
-      "bytes, have 25");
+      "bytes, but one is 25");
 }
 
 TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
@@ -682,18 +682,19 @@ TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
   view.tile_slots = 0;
   refuses(view, "tile_slots: want at least 1, have 0");
   view.tile_slots = 3;
-  refuses(view, "pages of 4 slots: want a multiple of the 3 slots of a tile");
+  refuses(view,
+          "pages of 4 slots: must be a multiple of the 3 slots of a tile");
   view = part.view;
   view.page_bytes -= 1;
   refuses(view, "page_bytes: want at least ");
   Part numbers({{8, {}}}, DType::kBf16, 4, false, {.slots = 2});
   view = numbers.view;
   view.tile_bytes -= 1;
-  refuses(view, "multiples of 2 bytes, have ");
+  refuses(view, "multiples of 2 bytes, but one is ");
   Part granules({Coded({{9, 3}})}, DType::kBf16, 4, false,
                 {.granule_bytes = 16});
   refuses(granules.view,
-          "codes.granule_bytes: want 0 or the device's 0, have 16");
+          "codes.granule_bytes: must be 0 or the device's 0, is 16");
 }
 
 TEST(KvAppendRefusalTest, RefusesIncompleteRanges) {
@@ -706,19 +707,20 @@ TEST(KvAppendRefusalTest, RefusesIncompleteRanges) {
   Part coded({Coded({{9, 3}})}, DType::kBf16, 4, true);
   LatentPartArgs half = coded.view;
   half.static_minimum = nullptr;
-  refuses(half, "static ranges: want scales and minima, or neither");
+  refuses(half, "static ranges must have both scales and minima, or neither");
   half = coded.view;
   half.static_scale = nullptr;
-  refuses(half, "static ranges: want scales and minima, or neither");
+  refuses(half, "static ranges must have both scales and minima, or neither");
   half = coded.view;
   half.num_levels = 8;
-  refuses(half, "levels without static ranges, have 8 levels");
+  refuses(half, "levels and no static ranges with them, has 8 levels");
   half.num_levels = 17;
-  refuses(half, "want up to 16 levels");
+  refuses(half, "must have up to 16 levels");
   Part levels({Coded({{9, 3}})}, DType::kBf16, 4, false, {}, 4);
-  refuses(levels.view, "run 0 of 3 bits: 4 levels need one run");
+  refuses(levels.view,
+          "run 0 of 3 bits: a part with 4 levels must have one run");
   Part inner({Coded({{9, 3}, {3, 0}, {4, 2}})}, DType::kBf16, 4, true);
-  refuses(inner.view, "run 1: want 1 to 6 or 8 bits");
+  refuses(inner.view, "run 1: bits must be 1 to 6 or 8");
   Part mixed({Coded({{9, 3}}), {8, {}}}, DType::kBf16, 4, true);
   refuses(mixed.view, "group 1 has static ranges, but no codes");
 }
