@@ -24,7 +24,7 @@ TEST(DeviceModuleTest, TheErrorNamesAMissingFile) {
                        "/nowhere/module.so: no such file"));
 }
 
-TEST(DeviceModuleTest, AFileThatIsNoLibraryIsRefused) {
+TEST(DeviceModuleTest, AFileThatIsNotALibraryIsRefused) {
   const std::string file = absl::StrCat(std::getenv("KVASIR_SOURCE_DIR"),
                                         "/kernels/device/device_module.h");
   EXPECT_THAT(LoadDevice(file, {}),
@@ -32,7 +32,7 @@ TEST(DeviceModuleTest, AFileThatIsNoLibraryIsRefused) {
                        AllOf(HasSubstr(file), HasSubstr("is no module"))));
 }
 
-TEST(DeviceModuleTest, ALibraryThatIsNoDeviceModuleIsRefused) {
+TEST(DeviceModuleTest, ALibraryThatIsNotADeviceModuleIsRefused) {
   // Finds the file of the C library: a library that is not a device module.
   Dl_info info;
   ASSERT_NE(::dladdr(reinterpret_cast<void*>(&::gnu_get_libc_version), &info),

@@ -80,7 +80,7 @@ TEST(DispatchTest, TheErrorForADeviceWithoutABackEndNamesTheOp) {
 
 // The memory of a list of ops is counted before the list runs, so a missing op
 // is reported at that time.
-TEST(DispatchTest, AnOpWithoutAKernelIsRefusedAndCounted) {
+TEST(DispatchTest, AnOpWithoutAKernelIsRefusedAlsoWhenMemoryIsCounted) {
   FakeCudaStream stream;
   Workspace counter = Workspace::Counting();
   const auto expect_refused = [](const absl::Status& status, const char* op) {
@@ -136,7 +136,7 @@ TEST(DispatchDeathTest, AFunctionOfTheWrongTypeEndsTheProcess) {
   EXPECT_DEATH((void)Launch(kKernels, cuda, SiluMulParams()), "strcmp");
 }
 
-TEST(DispatchTest, TheErrorForActivationsThatTheCpuLacksNamesTheOp) {
+TEST(DispatchTest, TheErrorForActivationsThatTheCpuDoesNotSupportNamesTheOp) {
   base::ThreadPool pool(1);
   CpuDevice cpu(&pool);
   Workspace none(nullptr, 0);

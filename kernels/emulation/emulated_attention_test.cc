@@ -91,7 +91,8 @@ class DeviceLaunch {
 
   PagedAttentionParams& shape() { return shape_; }
 
-  // Moves the queries to another address: `numbers` poisoned numbers precede it.
+  // Moves the queries to another address: `numbers` poisoned numbers precede
+  // it.
   void MoveQueries(int64_t numbers) {
     std::vector<float> q = test_.GetNumbers(q_, dtype_);
     q.insert(q.begin(), static_cast<size_t>(numbers), kPoison);
@@ -1146,7 +1147,7 @@ TEST(PromptAttentionTest, GivesTheSameBitsOnEverySeed) {
 
 // The case has keys with two tiles of numbers in a chunk, and more work items
 // than CTAs.
-TEST(PromptAttentionTest, LeavingOutEachSiteIsDetected) {
+TEST(PromptAttentionTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   LatentCache cache(OfHeads(18, 9, Codes({256}, {4}), Codes({64}, {4})), {523},
                     6);
   cache.Write(0, 0, 523);
@@ -1347,7 +1348,7 @@ TEST(PromptAttentionTest, PromptsOfRandomShapesAreCorrectAndHaveTheSameBits) {
 
 // If the memory for partial results does not suffice for all contexts, the
 // longest ones are split first.
-TEST(AttentionCudaTest, TheLongestContextsAreSplit) {
+TEST(AttentionCudaTest, TheLongestContextsAreSplitFirst) {
   LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
   LatentCache cache(spec, {600, 2100, 5}, 4);
   for (const int64_t s : {0, 1, 2})
@@ -1376,7 +1377,7 @@ TEST(AttentionCudaTest, TheLongestContextsAreSplit) {
 
 // If contexts are equally long and the memory for partial results does not
 // suffice, the first ones are split.
-TEST(AttentionCudaTest, AsManyEqualContextsAreSplitAsFit) {
+TEST(AttentionCudaTest, AsManyContextsOfEqualLengthAreSplitAsMemoryAllows) {
   constexpr int64_t kEqual = 17;
   LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
   std::vector<int64_t> lengths(kEqual, 513);
@@ -1638,7 +1639,7 @@ TEST(AttentionCudaTest, ValuesOfCodesStayFiniteForEveryScale) {
   }
 }
 
-TEST(PromptAttentionTest, LimitsScalesLikeTheDecodingKernel) {
+TEST(PromptAttentionTest, ThePrefillKernelLimitsScalesLikeTheDecodingKernel) {
   constexpr DType kType = DType::kBf16;
   for (const PartSpec& part :
        {Codes({64}, {4}), Codes({64}, {8}), Levels(Codes({64}, {4}))}) {
@@ -1971,7 +1972,7 @@ void ExpectEachSiteIsMissed(const std::string& kernel, DType dtype,
         << mutant.site.line;
   }
 }
-TEST(AttentionCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(AttentionCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   ExpectEachSiteIsMissed("attention", DType::kBf16, 10);
 }
 TEST(AttentionCudaTest, LeavingOutEachSiteOfTheMergeIsDetected) {

@@ -190,7 +190,7 @@ TEST(EmulatedDeviceDeathTest, HostAccessToDeviceMemoryEndsTheProcess) {
 }
 
 TEST(EmulatedDeviceDeathTest,
-     ALaunchWithForeignMemoryEndsTheProcessAndIsNamed) {
+     ALaunchWithMemoryOutsideTheDeviceEndsTheProcessAndNamesTheOp) {
   EmulatedTest test;
   const DeviceBuffer out = test.Memory(4);
   std::vector<float> host(2);

@@ -442,7 +442,7 @@ TEST(KvAppendCudaTest, WithoutASlotListTokensAreStoredOneAfterAnother) {
 
 // The stored rows begin at any byte, so the kernel must write them as words,
 // pairs of bytes or single bytes.
-TEST(KvAppendCudaTest, SlotsGivenAsByteOffsetsMayBeAnywhere) {
+TEST(KvAppendCudaTest, SlotsGivenAsByteOffsetsMayBeginAtAnyByte) {
   for (const DType dtype : kDTypes) {
     Append append = AppendOf({{{{6, {}}, {5, {}}}, dtype}}, 1);
     append.slots_are_bytes = true;
@@ -546,7 +546,7 @@ TEST(KvAppendCudaTest, GivesTheSameBytesOnEverySeed) {
   }
 }
 
-TEST(KvAppendCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(KvAppendCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   // There are more groups than a CTA has warps, so a warp appends several
   // latents. Without reports of clamped codes and non-finite numbers, its lanes
   // do not wait for each other between two latents, so both cases are tested.

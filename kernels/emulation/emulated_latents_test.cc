@@ -89,7 +89,7 @@ bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
 // Covers widths that are powers of two, widths of Paley I and II matrices with
 // long and short Sylvester factors, widths of several blocks, and blocks that
 // need a whole CTA.
-TEST(HadamardCudaTest, GivesTheReferencesBits) {
+TEST(HadamardCudaTest, GivesTheSameBitsAsTheReference) {
   uint64_t seed = 0;
   for (const int64_t width :
        {1, 2, 7, 24, 50, 72, 128, 300, 512, 1024, 1152, 2080}) {
@@ -126,7 +126,7 @@ TEST(HadamardCudaTest, WithoutRowsOrLatentsNothingIsWritten) {
   }
 }
 
-TEST(HadamardCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(HadamardCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   // Both widths consist of several blocks. A warp computes the first one, a
   // whole CTA the second one.
   const HadamardCase warp = {{{50, 0}}, 50};
@@ -267,7 +267,7 @@ std::vector<float> LiftByKernel(EmulatedTest& test, const LiftCase& c) {
   return test.GetNumbers(y, c.dtype);
 }
 
-TEST(LiftCudaTest, GivesTheReferencesBits) {
+TEST(LiftCudaTest, GivesTheSameBitsAsTheReference) {
   uint64_t seed = 0;
   const DType f32 = DType::kF32, f16 = DType::kF16, bf16 = DType::kBf16;
   for (const LiftCase& c :
@@ -379,7 +379,7 @@ TEST(LiftCudaTest, LeavingOutEachSiteOfTheTensorCoreKernelsIsDetected) {
   }
 }
 
-TEST(LiftCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(LiftCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   const LiftCase c = {17, 1, DType::kF32, {{70, 140}}};
   const std::vector<float> want = LiftByReference(c);
   const auto mutants = LeaveOutEach("lift", kSeeds, [&](EmulatedTest& test) {
@@ -407,7 +407,7 @@ TEST(LiftCudaTest, RefusesAMatrixInPanels) {
                                "another device's layout")));
 }
 
-TEST(ComplexLiftCudaTest, GivesTheReferencesBits) {
+TEST(ComplexLiftCudaTest, GivesTheSameBitsAsTheReference) {
   constexpr int64_t kPairs = 32;
   constexpr int64_t kRows = 4;
   uint64_t seed = 0;
@@ -547,7 +547,7 @@ TEST(CopyPagesCudaTest, CopiesWholePagesAndWritesNothingElse) {
   }
 }
 
-TEST(CopyPagesCudaTest, ACacheIsCopiedInWholeSectors) {
+TEST(CopyPagesCudaTest, PagesOfACacheAreCopiedInWholeSectors) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   const DeviceBuffer arena = test.Put(RandomBytes(2 * 4096, 1));
   const DeviceBuffer list = test.Put(std::vector<PagePair>{{1, 0}});

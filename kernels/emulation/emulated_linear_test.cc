@@ -214,7 +214,7 @@ TEST(MatmulCudaTest, EqualsTheProductForManyRowTiles) {
   }
 }
 
-TEST(MatmulCudaTest, Float32ProductsHaveTheCpusBits) {
+TEST(MatmulCudaTest, Float32ProductsHaveTheSameBitsAsOnTheCpu) {
   for (const DType w : kDTypes) {
     const Case c = {DType::kF32, w, DType::kF32, 21, 70, 45};
     const Data data(c);
@@ -329,7 +329,7 @@ TEST(MatmulCudaTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-TEST(MatmulCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(MatmulCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   for (const KernelCase& k : KernelCases()) {
     const Data data(k.c);
     EmulatedTest whole(1);

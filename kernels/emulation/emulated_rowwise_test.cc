@@ -132,7 +132,7 @@ TEST(NormCudaTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-TEST(NormCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(NormCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   const NormCase c = {NormKind::kLayer, DType::kF32, 2, 600};
   const NormData data(c);
   const NormResult want = NormByReference(c, data);
@@ -478,7 +478,7 @@ void ExpectSummedRows(EmulatedTest& test, const RowsCase& c) {
                        From(c.ahead, test.GetNumbers(on_out, c.dtype))));
 }
 
-TEST(SumRowsCudaTest, AddsInOrderAndRoundsOnce) {
+TEST(SumRowsCudaTest, AddsRowsInOrderAndRoundsTheSumOnce) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     for (const int64_t ahead : AheadOf(dtype)) {
@@ -802,7 +802,7 @@ TEST(RopeCudaTest, SeveralCtasShareATokenOnlyIfTokensAreFew) {
   }
 }
 
-TEST(RopeCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(RopeCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   const RopeCase c = {DType::kF32, RopePairing::kHalfSplit, 2, 4, 64, 64};
   const RopeData want = RopeByReference(c);
   const auto mutants = LeaveOutEach("rope", kSeeds, [&](EmulatedTest& test) {

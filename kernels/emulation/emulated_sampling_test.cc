@@ -83,7 +83,7 @@ std::vector<float> ScoresByKernel(EmulatedTest& test, const Scored& c) {
   return test.Get<float>(logprobs);
 }
 
-TEST(LogSoftmaxCudaTest, HasTheCpusBitsHoweverTheVocabularyIsCut) {
+TEST(LogSoftmaxCudaTest, GivesTheSameBitsAsTheCpuHoweverTheVocabularyIsCut) {
   uint64_t seed = 0;
   for (const int64_t vocab : {1, 15, 1024, 5003, 20000}) {
     std::vector<int32_t> targets;
@@ -126,7 +126,7 @@ TEST(LogSoftmaxCudaTest, ANonFiniteLogitMakesItsRowsResultNonFinite) {
   EXPECT_FALSE(std::isfinite(ScoresByKernel(test, c)[0]));
 }
 
-TEST(LogSoftmaxCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(LogSoftmaxCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   const Scored c = {RandomFloats(3 * 5003, 3), {1, 2, 3}, 5003, 5003};
   const auto want = ScoresByReference(c);
   const auto mutants =
@@ -341,7 +341,7 @@ std::vector<Row> AllKinds(int64_t vocab, size_t count) {
   return rows;
 }
 
-TEST(SampleCudaTest, EveryKindOfRowEqualsTheCpu) {
+TEST(SampleCudaTest, EveryKindOfRowGivesTheSameResultAsTheCpu) {
   uint64_t seed = 0;
   for (const int64_t vocab : {600, 3001}) {
     constexpr size_t kRows = 18;
@@ -355,7 +355,7 @@ TEST(SampleCudaTest, EveryKindOfRowEqualsTheCpu) {
 
 // Draws many ids with each filter, from peaked logits and from flat logits.
 // With flat logits, filters keep more ids than shared memory can hold.
-TEST(SampleCudaTest, DrawnIdsEqualTheCpus) {
+TEST(SampleCudaTest, DrawnIdsEqualThoseOfTheCpu) {
   struct Shape {
     float scale;
     int64_t vocab;
@@ -412,7 +412,7 @@ TEST(SampleCudaTest, NoTokenIsDrawnIfAllAreBanned) {
   EXPECT_EQ(ByKernel(test, c).ids, (std::vector<int32_t>(3, kNoTokenAllowed)));
 }
 
-TEST(SampleCudaTest, ARowWithANonFiniteLogitDrawsNoTokenAndOtherRowsDo) {
+TEST(SampleCudaTest, ARowWithANonFiniteLogitDrawsNoTokenButOtherRowsDo) {
   constexpr int64_t kVocab = 600;
   for (const auto& [bad, at] : std::vector<std::pair<float, size_t>>{
            {kInf, 0}, {-kInf, 520}, {kPoison, 599}}) {
@@ -488,7 +488,7 @@ std::vector<Row> RowsOfManyIds() {
 }
 
 // Weights are at least 2^-12, so sums in float64 are exact in any order.
-TEST(SampleCudaTest, FlatRowsEqualTheCpusUnderEveryLimit) {
+TEST(SampleCudaTest, FlatRowsGiveTheSameIdsAsTheCpuWithEveryFilter) {
   for (const int64_t vocab : {20000, 6003}) {
     Batch c = {RandomFloats(vocab, 11, 0.05f), RowsOfManyIds(), vocab, 3, true};
     c.rows[2].row.num_logprobs = 3;
@@ -504,7 +504,7 @@ TEST(SampleCudaTest, FlatRowsEqualTheCpusUnderEveryLimit) {
   }
 }
 
-TEST(SampleCudaTest, FlatRowsOf128KEqualTheCpus) {
+TEST(SampleCudaTest, FlatRowsOf128KLogitsGiveTheSameIdsAsTheCpu) {
   constexpr int64_t kVocab = 131072;
   Batch c = {RandomFloats(kVocab, 12, 0.02f), {}, kVocab, 2, true};
   c.rows.resize(3);
@@ -519,7 +519,7 @@ TEST(SampleCudaTest, FlatRowsOf128KEqualTheCpus) {
 // The weights range from 1 to the smallest float above 0. If more than 2048 ids
 // precede the drawn id, the rounding of a sum could decide between this id and
 // the next one; no draw here is that close.
-TEST(SampleCudaTest, LongTailsEqualTheCpus) {
+TEST(SampleCudaTest, LogitsWithLongTailsGiveTheSameIdsAsTheCpu) {
   constexpr int64_t kVocab = 20000;
   Batch c = {RandomFloats(kVocab, 13, 1.0f), RowsOfManyIds(), kVocab, 0, true};
   for (float& logit : c.logits) logit = -30.0f + 25.0f * logit;
@@ -589,7 +589,7 @@ TEST(SampleCudaTest, AFlatRowDrawsAnIdForTheLargestUniformNumber) {
 // the weights depends on the order of addition. A draw takes the first id at
 // which the running sum reaches a given number. Due to rounding, the sum over
 // all ids may stay below this number; an id must be drawn nevertheless.
-TEST(SampleCudaTest, RoundedSumsLeaveNoRowWithoutAnId) {
+TEST(SampleCudaTest, AnIdIsDrawnEvenIfRoundedSumsAreTooSmall) {
   uint64_t seed = 0;
   for (const int64_t vocab : {2051, 5003, 9001, 20001}) {
     for (const float distance : {22.0f, 23.7f, 25.1f}) {
@@ -613,7 +613,7 @@ TEST(SampleCudaTest, RoundedSumsLeaveNoRowWithoutAnId) {
 
 // Nearly all ids have nearly equal weights, but the keys that order their
 // logits span 2^31 values.
-TEST(SampleCudaTest, LogitsFarApartAreOrderedLikeTheCpus) {
+TEST(SampleCudaTest, LogitsFarApartAreOrderedAsOnTheCpu) {
   constexpr int64_t kVocab = 5003;
   std::vector<float> logits(kVocab);
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -636,7 +636,7 @@ TEST(SampleCudaTest, LogitsFarApartAreOrderedLikeTheCpus) {
 // The kernel narrows down an interval of keys by splitting it repeatedly. This
 // test simulates the worst case: after each split, the remaining part is the
 // one with the most keys, or a random part that may contain ids.
-TEST(SampleCudaTest, NoIntervalTakesMoreThanTheMostSplits) {
+TEST(SampleCudaTest, NoIntervalOfKeysNeedsMoreSplitsThanTheLimit) {
   using emulated::TopKey;
   const TopKey end_of_row = emulated::BehindLogit(-kInf);
   std::mt19937 engine(3);
@@ -754,7 +754,7 @@ int64_t LoadedBytes(const Batch& c) {
   return bytes;
 }
 
-TEST(SampleCudaTest, ReadsAGreedyRowOnceAndOthersAFewTimes) {
+TEST(SampleCudaTest, ReadsTheLogitsOfAGreedyRowOnceAndOfOthersAFewTimes) {
   constexpr int64_t kVocab = 16384;
   Batch c = {RandomFloats(kVocab, 14, 2.0f), {Greedy()}, kVocab, 3, true};
   EXPECT_EQ(LoadedBytes(c), 4 * kVocab);
@@ -793,7 +793,7 @@ TEST(SampleCudaTest, GivesTheSameResultOnEverySeed) {
   }
 }
 
-TEST(SampleCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(SampleCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   // The rows cover a top list, a filter, a filter that keeps more ids than are
   // sorted together, and ids that are not banned but all have equal logits. The
   // logits are divided between two warps.

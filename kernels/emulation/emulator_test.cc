@@ -86,14 +86,14 @@ TEST(EmulatorTest, AWarpThatOverwritesUnreadDataIsFound) {
 
 // Each thread polls 6000 times without a change of any value, but at changing
 // addresses.
-TEST(EmulatorTest, PollsThatSeeNewValuesAreNoDeadlock) {
+TEST(EmulatorTest, PollsThatReadNewValuesAreNotADeadlock) {
   for (uint64_t seed = 1; seed <= 2; ++seed) {
     EmulatedTest test(seed);
     EXPECT_TRUE(Arrives(test, Planted::kManyLooks));
   }
 }
 
-TEST(EmulatorTest, LoadOnceMayReadBytesBesideStoredOnes) {
+TEST(EmulatorTest, LoadOnceMayReadBytesNextToStoredOnes) {
   EmulatedTest test;
   EXPECT_FALSE(Arrives(test, Planted::kLoadOnceBesideStored));
 }

@@ -308,7 +308,7 @@ class MmaOfZerosTest : public ::testing::Test {
 using SixteenBits = ::testing::Types<Bf16, F16>;
 TYPED_TEST_SUITE(MmaOfZerosTest, SixteenBits);
 
-TYPED_TEST(MmaOfZerosTest, AWholeProductOfZerosLeavesTheSums) {
+TYPED_TEST(MmaOfZerosTest, AMatrixProductWithZerosDoesNotChangeTheSums) {
   const auto chain = this->RandomChain(6);
   const Words want = this->Run(chain);
   for (int turn = 0; turn < 12; ++turn) {
@@ -329,7 +329,7 @@ TYPED_TEST(MmaOfZerosTest, AWholeProductOfZerosLeavesTheSums) {
 }
 
 // The columns of B have zeros at different places; one column has only zeros.
-TYPED_TEST(MmaOfZerosTest, WhateverStandsBesideAZeroLeavesTheSums) {
+TYPED_TEST(MmaOfZerosTest, AFactorThatIsMultipliedByZeroDoesNotChangeTheSums) {
   for (int turn = 0; turn < 4; ++turn) {
     auto chain = this->RandomChain(5);
     std::vector<std::vector<bool>> is_zero;  // for each product: [column, k]
@@ -370,7 +370,7 @@ TYPED_TEST(MmaOfZerosTest, WhateverStandsBesideAZeroLeavesTheSums) {
   }
 }
 
-TYPED_TEST(MmaOfZerosTest, AProductAmongZerosIsTheSameInEveryPlace) {
+TYPED_TEST(MmaOfZerosTest, AProductAmongZerosGivesTheSameSumAtEveryIndex) {
   const auto before = this->RandomChain(2);
   const auto numbers = this->RandomOperands();
   Words first;
@@ -392,7 +392,7 @@ TYPED_TEST(MmaOfZerosTest, AProductAmongZerosIsTheSameInEveryPlace) {
 
 // The sums of a row must not depend on the row's index in a tile, which changes
 // if a prompt is cut into other chunks.
-TYPED_TEST(MmaOfZerosTest, ARowHasTheSameSumsWhereverItLies) {
+TYPED_TEST(MmaOfZerosTest, ARowHasTheSameSumsAtEveryIndexInATile) {
   const auto chain = this->RandomChain(4);
   const Words want = this->Run(chain);
   for (size_t turn = 1; turn < kMmaRows; ++turn) {

@@ -186,7 +186,7 @@ TEST_P(KvAppendTest, DecodedCodesAreWithinHalfAStep) {
   }
 }
 
-TEST_P(KvAppendTest, ASlotHoldsRunsOfManyWidths) {
+TEST_P(KvAppendTest, RunsOfDifferentWidthsAreStoredInOneSlot) {
   for (const bool static_ranges : {false, true}) {
     Part part({Coded({{24, 8}, {24, 6}, {24, 5}, {24, 4}, {24, 3}, {24, 2}}),
                Coded({{3, 1}, {5, 5}, {7, 2}, {1, 6}, {9, 4}, {600, 3}}),
@@ -197,7 +197,7 @@ TEST_P(KvAppendTest, ASlotHoldsRunsOfManyWidths) {
 }
 
 // Tests pages of many tiles, and granules that end inside codes and ranges.
-TEST_P(KvAppendTest, TilesAndGranulesHoldEverySlot) {
+TEST_P(KvAppendTest, EverySlotIsStoredCorrectlyInTilesAndGranules) {
   for (const int64_t granule : {0, 4, 16}) {
     for (const bool static_ranges : {false, true}) {
       Part part({Coded({{24, 8}, {24, 4}, {20, 4}, {24, 3}, {24, 2}, {24, 1}}),

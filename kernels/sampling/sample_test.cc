@@ -158,7 +158,7 @@ TEST(SampleTest, NoTokenIsDrawnIfAllAreBanned) {
   EXPECT_EQ(-1, Draw(test, kFour, {row}).ids[0]);
 }
 
-TEST(SampleTest, ARowWithANonFiniteLogitDrawsNoTokenAndOtherRowsDo) {
+TEST(SampleTest, ARowWithANonFiniteLogitDrawsNoTokenButOtherRowsDo) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr int64_t kVocab = 37;  // no multiple of a vector
   for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {

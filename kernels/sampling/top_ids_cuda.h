@@ -297,7 +297,7 @@ KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
 // - to 2^35, where a sixth is hardly more than a logit: 2 thirds;
 // - to the 2^20 ids of one logit: 6 sixths;
 // - to one id: 8 sixths, one third, and 2 for the constants: 11.
-// Tested by SampleCudaTest.NoIntervalTakesMoreThanTheMostSplits.
+// Tested by SampleCudaTest.NoIntervalOfKeysNeedsMoreSplitsThanTheLimit.
 inline constexpr int kMostSplits = 64;
 
 struct TopMemory {
