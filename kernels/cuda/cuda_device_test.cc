@@ -107,19 +107,20 @@ TEST_F(CudaDeviceTest, AMarkIsPassedOnceItsStreamHasReachedIt) {
 
 TEST_F(CudaDeviceTest, AFailedEventIsReported) {
   Make();
-  const auto told = [](const char* what) {
+  const auto fails_with = [](const char* what) {
     return StatusIs(absl::StatusCode::kInternal,
                     AllOf(HasSubstr(what), HasSubstr("cudaErrorFake (700)")));
   };
   constexpr auto kError = static_cast<Result>(700);
   runtime_.FailNext("MakeEvent", kError);
-  EXPECT_THAT(launches().MakeMark(), told("an event"));
+  EXPECT_THAT(launches().MakeMark(), fails_with("an event"));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto mark, launches().MakeMark());
   KVASIR_ASSERT_OK(Launch({.name = "before"}));
   runtime_.FailNext("RecordEvent", kError);
-  EXPECT_THAT(launches().Record(mark.get()), told("up to the kernel before"));
+  EXPECT_THAT(launches().Record(mark.get()),
+              fails_with("up to the kernel before"));
   runtime_.FailNext("QueryEvent", kError);
-  EXPECT_THAT(mark->passed(), told("work on a stream"));
+  EXPECT_THAT(mark->passed(), fails_with("work on a stream"));
 }
 
 TEST_F(CudaDeviceTest, LibrariesEnqueueOnTheStreamsOwnHandle) {
@@ -610,17 +611,19 @@ TEST_F(CudaDeviceTest, ACopyThatFindsAFailureNamesTheLastKernel) {
   Make();
   const DeviceBuffer memory = Memory(100);
   Bytes blob(100);
-  const auto told = base::StatusIs(
+  const auto is_that_failure = base::StatusIs(
       absl::StatusCode::kInternal,
       AllOf(HasSubstr("cuda:0: work on a stream, up to the kernel gelu"),
             HasSubstr("CUDA_LAUNCH_BLOCKING=1"),
             HasSubstr("cudaErrorFake (700)")));
   KVASIR_ASSERT_OK(Launch({.name = "gelu"}));
   runtime_.FailNext("WaitForEvent", static_cast<Result>(700));
-  EXPECT_THAT(ReadBack(*stream_, blob.data(), memory.data(), 100), told);
+  EXPECT_THAT(ReadBack(*stream_, blob.data(), memory.data(), 100),
+              is_that_failure);
   for (const char* const call : {"CopyAsync", "RecordEvent"}) {
     runtime_.FailNext(call, static_cast<Result>(700));
-    EXPECT_THAT(Upload(*stream_, memory.data(), blob.data(), 100), told)
+    EXPECT_THAT(Upload(*stream_, memory.data(), blob.data(), 100),
+                is_that_failure)
         << call;
   }
   // A launch may also report the failure of an earlier kernel. The error must
@@ -783,13 +786,13 @@ TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
 
 TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   Make();
-  const auto told = [](const char* what) {
+  const auto fails_with = [](const char* what) {
     return StatusIs(absl::StatusCode::kInternal,
                     AllOf(HasSubstr(what), HasSubstr("cudaErrorFake (900)")));
   };
   constexpr auto kError = Result::kCaptureUnsupported;
   runtime_.FailNext("BeginCapture", kError);
-  EXPECT_THAT(launches().BeginCapture(), told("beginning a capture"));
+  EXPECT_THAT(launches().BeginCapture(), fails_with("beginning a capture"));
   EXPECT_FALSE(launches().capturing());
   for (const auto& [call, what] :
        {std::pair("EndCapture", "ending a capture"),
@@ -797,7 +800,7 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
     KVASIR_ASSERT_OK(launches().BeginCapture());
     KVASIR_ASSERT_OK(Launch({.name = "look"}));
     runtime_.FailNext(call, kError);
-    EXPECT_THAT(launches().EndCapture(), told(what));
+    EXPECT_THAT(launches().EndCapture(), fails_with(what));
     EXPECT_FALSE(launches().capturing());
     KVASIR_EXPECT_OK(stream_->Synchronize());
   }
@@ -811,11 +814,11 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   KVASIR_ASSERT_OK(launches().BeginCapture());
   runtime_.FailNext("Launch", kError);
   launches().launcher().Enqueue({.name = "lost", .function = &runtime_});
-  EXPECT_THAT(launches().EndCapture(), told("kernel lost"));
+  EXPECT_THAT(launches().EndCapture(), fails_with("kernel lost"));
   KVASIR_ASSERT_OK(launches().BeginCapture());
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto captured, launches().EndCapture());
   runtime_.FailNext("LaunchGraph", kError);
-  EXPECT_THAT(launches().Replay(*captured), told("up to the kernel"));
+  EXPECT_THAT(launches().Replay(*captured), fails_with("up to the kernel"));
   KVASIR_EXPECT_OK(launches().Replay(*captured));
   // The device breaks during the capture.
   KVASIR_ASSERT_OK(launches().BeginCapture());

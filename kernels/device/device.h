@@ -23,7 +23,8 @@ namespace kvasir::kernels {
 // it, the host's as its cgroup and the system report it.
 struct DeviceMemory {
   int64_t total_bytes = 0;
-  // Not used by any process and not reserved for the allocator's buffers.
+  // Memory that no process uses and that the device's allocator has not handed
+  // out.
   int64_t free_bytes = 0;
   // Allocated from the device's allocator and not freed.
   int64_t allocated_bytes = 0;
@@ -32,6 +33,7 @@ struct DeviceMemory {
   int64_t other_bytes = 0;
 };
 
+// A device on which ops run.
 // Owns: the allocator.
 // Threads: all methods may be called from any thread.
 class Device {
@@ -43,13 +45,13 @@ class Device {
   DeviceKind kind() const { return kind_; }
   DeviceAllocator& allocator() const { return *allocator_; }
 
-  // The device outlives its streams.
+  // Makes a stream, which the device must outlive.
   virtual std::unique_ptr<Stream> MakeStream() = 0;
   // "cpu", "emulated" or "cuda", for logs and metrics.
   virtual std::string name() const = 0;
-  // The name of the device's arithmetic, without the type of activations:
-  // devices with equal names give the same bits. It is part of an id of at most
-  // 32 characters.
+  // A name for the device's arithmetic: devices with equal names and the same
+  // type of activations give bit-identical results. It is part of an id of at
+  // most 32 characters.
   virtual std::string numerics() const { return name(); }
   // True if a row's result has the same bits whatever other rows are in the
   // batch.
@@ -78,11 +80,11 @@ class Device {
   // current thread.
   virtual absl::Status UseOnThisThread() const { return absl::OkStatus(); }
 
-  // Returns host memory in which any thread can write the content of a part of
-  // an allocation. EndWrite moves the content to the device; until then nothing
-  // else may touch that part. All of it must be written, because its content is
-  // undefined at first. If device memory is host memory, its own address is
-  // returned and nothing is copied.
+  // Begins a write to a part of an allocation. Returns host memory to which any
+  // thread can write the new content; EndWrite then copies it to the device.
+  // Until then, nothing else may access this part. All of the returned memory
+  // must be written, because its content is undefined at first. If the device's
+  // memory is host memory, its own address is returned and nothing is copied.
   virtual absl::StatusOr<void*> BeginWrite(DevicePtr<void> memory,
                                            size_t bytes) = 0;
   virtual absl::Status EndWrite(DevicePtr<void> memory, void* host,

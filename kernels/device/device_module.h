@@ -1,5 +1,5 @@
-// Devices in shared libraries, which a program loads only on request, so that
-// the program does not link them.
+// Loads devices from shared libraries ("modules") at run time, so that programs
+// need not be linked with them.
 #pragma once
 
 #include <cstdint>

@@ -29,12 +29,12 @@ class DeviceObserver {
   virtual void OnLaunch(const OpLaunch& launch) = 0;
   virtual void OnAllocate(size_t bytes) = 0;
 
-  // The observer of the calling thread, or null.
+  // Returns the observer of the calling thread, or null.
   static DeviceObserver* Current();
 };
 
-// `observer` receives this thread's calls while the scope lives. Scopes do not
-// nest.
+// While this object lives, `observer` receives the calls of the thread that
+// made it. Such scopes cannot be nested.
 class ObserveDevice {
  public:
   explicit ObserveDevice(DeviceObserver* observer);

@@ -19,8 +19,8 @@ template <typename... Params>
 using DeviceFunction = void (*)(typename InLaunch<Params>::argument...,
                                 Launcher& launcher);
 
-// A function pointer without its type, and the type's name, which is checked
-// before a call.
+// A pointer to a function of any type, and the name of its type, which is
+// checked before the function is called.
 struct DeviceOp {
   const char* op;
   const char* type;

@@ -16,7 +16,7 @@ template <typename T>
 class DevicePtr {
  public:
   constexpr DevicePtr() = default;
-  // NOLINT: implicit, as nullptr converts to any pointer
+  // NOLINT: implicit, as nullptr converts to every pointer type
   constexpr DevicePtr(std::nullptr_t) {}
   explicit constexpr DevicePtr(T* address) : address_(address) {}
   // Converts a pointer to T to a pointer to const T or to void.
@@ -61,9 +61,10 @@ inline const void* OffsetBytes(const void* pointer, int64_t bytes) {
   return static_cast<const char*>(pointer) + bytes;
 }
 
-// The parameters of an op are a template over the kind of their device
-// pointers: `DevicePtr` on the host, `LaunchPtr` (a plain pointer) in the code
-// of a back end. Both have the same layout; a launch converts them.
+// The struct of an op's parameters is a template over the type of its pointers
+// to device memory: `DevicePtr` in host code, `LaunchPtr` (a plain pointer) in
+// the code of a back end. Both have the same layout; a launch converts the
+// first to the second.
 template <typename T>
 using LaunchPtr = T*;
 

@@ -1,6 +1,7 @@
-// Calls a device's implementation of an op with checked parameters. An op names
-// its CPU functions itself; a GPU's functions are in its stream's table
-// (device_ops.h). If an op is missing there, the error names the op.
+// Calls a device's implementation of an op, after the op has checked its
+// parameters. The op itself names its CPU functions; the functions for a GPU
+// are found in the stream's table (device_ops.h). If the table does not have
+// the op, the error names the op.
 #pragma once
 
 #include <bit>
@@ -41,8 +42,8 @@ struct OpKernels {
   }
 };
 
-// Converts the device pointers in parameters to plain pointers; the bits stay
-// the same.
+// Converts the DevicePtrs in parameters to plain pointers, which have the same
+// bits.
 template <typename Params>
 typename InLaunch<Params>::type ForLaunch(const Params& params) {
   return std::bit_cast<typename InLaunch<Params>::type>(params);

@@ -31,18 +31,19 @@ class GuardedMemory final : public MemoryGuard {
     const char* end;
   };
 
-  // FAILED_PRECONDITION if the system does not provide that much address space
-  // (ulimit -v, vm.overcommit_memory=2).
+  // Returns FAILED_PRECONDITION if the system does not provide that much
+  // address space, for example because of ulimit -v or vm.overcommit_memory=2.
   static absl::Status CheckReservable(size_t bytes);
 
-  // Reserves addresses; the process ends if the system does not provide them.
-  // Pages get memory when they are touched.
+  // Reserves address space; if the system does not provide it, ends the
+  // process. The system provides memory for a page when the page is touched.
   GuardedMemory(size_t reserved_bytes, Gaps gaps);
   ~GuardedMemory() override;
   GuardedMemory(const GuardedMemory&) = delete;
   GuardedMemory& operator=(const GuardedMemory&) = delete;
 
-  // Returns null if no addresses are left. `alignment` is a power of two.
+  // Allocates memory; returns null if no address space is left. `alignment` is
+  // a power of two.
   void* Acquire(size_t bytes, size_t alignment);
   void Release(void* data);
 

@@ -21,7 +21,8 @@ class MemoryGuard {
   virtual void Close() = 0;
 };
 
-// Keeps memory accessible while it lives. `guard` may be null.
+// Keeps a guard's memory accessible while this object lives. `guard` may be
+// null.
 class OpenMemory {
  public:
   explicit OpenMemory(MemoryGuard* guard) : guard_(guard) {

@@ -112,8 +112,9 @@ class CpuStream final : public Stream {
 class StreamMark {
  public:
   virtual ~StreamMark() = default;
-  // True if the stream has executed everything before the last Record. Returns
-  // the error of that work.
+  // True if the stream has executed everything that was enqueued before the
+  // last LaunchStream::Record of this mark. If that work failed, returns its
+  // error.
   virtual absl::StatusOr<bool> passed() const = 0;
 };
 
@@ -145,15 +146,17 @@ class LaunchStream : public Stream {
   // also makes the device current for the calling thread.
   virtual absl::StatusOr<void*> LibraryHandle() = 0;
   virtual absl::StatusOr<std::unique_ptr<StreamMark>> MakeMark() = 0;
-  // `mark` must come from a stream of this device.
+  // Moves `mark` to the present end of this stream. `mark` must come from a
+  // stream of this device.
   virtual absl::Status Record(StreamMark* mark) = 0;
   // Captures everything that this thread enqueues until EndCapture.
   // UNIMPLEMENTED if the device cannot capture.
   virtual absl::Status BeginCapture() {
     return absl::UnimplementedError("the device cannot capture work");
   }
-  // Called by the thread that called BeginCapture. The capture has ended even
-  // if an error is returned.
+  // Ends the capture and returns the captured work. Must be called by the
+  // thread that called BeginCapture. The capture ends even if an error is
+  // returned.
   virtual absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() {
     return absl::FailedPreconditionError("the stream is not capturing work");
   }
@@ -162,7 +165,8 @@ class LaunchStream : public Stream {
   virtual absl::Status Replay(CapturedWork&) {
     return absl::UnimplementedError("the device cannot capture work");
   }
-  // Returns and clears the error of launches since the last call.
+  // Returns the error of the launches since the last call of this function, and
+  // clears it.
   virtual absl::Status TakeLaunchError() { return absl::OkStatus(); }
   // Ends the process with a message if the address is not in the device's
   // memory and the device can recognize that.
