@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
   }
   const DeviceModule* const module = function();
   if (module == nullptr || module->interface == nullptr) {
-    return is_none(kDeviceModuleFunction, " gives none");
+    return is_none(kDeviceModuleFunction, " returns no module");
   }
   if (std::strcmp(module->interface, DeviceInterface()) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(

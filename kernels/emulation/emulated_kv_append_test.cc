@@ -41,8 +41,8 @@ struct Append {
   int64_t pages = 3;
   bool without_slots = false;
   bool slots_are_bytes = false;
-  bool tells = true;  // reports clamped codes, and tokens with numbers that are
-                      // not finite
+  bool reports = true;  // reports clamped codes, and tokens with numbers that
+                        // are not finite
   DType dtype = DType::kF32;  // type of activations
   // For each part, the unit of each of its groups; empty if there is no
   // metadata.
@@ -92,7 +92,7 @@ Memory AppendByReference(const Append& append) {
   for (size_t p = 0; p < append.parts.size(); ++p) {
     parts.push_back(append.PartOf(p));
     parts.back().part.arena = OnDevice<void>(memory.pages[p].data());
-    if (append.tells) parts.back().clamped = OnDevice(&memory.clamped[p]);
+    if (append.reports) parts.back().clamped = OnDevice(&memory.clamped[p]);
   }
   KvAppendShape shape = append.Shape();
   shape.metadata.arena = OnDevice<void>(memory.planes.data());
@@ -105,7 +105,7 @@ Memory AppendByReference(const Append& append) {
       {OnDevice(numbers.data()),
        OnDevice(append.without_slots ? nullptr : append.rows.slots.data()),
        append.num_tokens(),
-       OnDevice(append.tells ? memory.not_finite.data() : nullptr),
+       OnDevice(append.reports ? memory.not_finite.data() : nullptr),
        OnDevice(append.positions.data())},
       test->workspace()));
   return memory;
@@ -120,7 +120,7 @@ Memory AppendByKernel(EmulatedTest& test, const Append& append) {
     pages.push_back(test.Put(memory.pages[p]));
     KvAppendPart& side = parts.emplace_back(append.PartOf(p));
     side.part.arena = pages.back().data();
-    if (append.tells) {
+    if (append.reports) {
       side.clamped = clamped.as<int64_t>() + static_cast<int64_t>(p);
     }
     const LatentPartArgs& view = append.parts[p].view;
@@ -148,7 +148,7 @@ Memory AppendByKernel(EmulatedTest& test, const Append& append) {
       rows.as<float>(),
       append.without_slots ? DevicePtr<const int64_t>() : slots.as<int64_t>(),
       append.num_tokens(),
-      append.tells ? not_finite.as<float>() : DevicePtr<float>(),
+      append.reports ? not_finite.as<float>() : DevicePtr<float>(),
       positions.as<int64_t>()};
   Workspace counter = Workspace::Counting();
   KVASIR_EXPECT_OK(KvAppend(test.stream(), *prepared, step, counter));
@@ -552,7 +552,7 @@ TEST(KvAppendCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   // do not wait for each other between two latents, so both cases are tested.
   const Append with = WithMetadata(9, {});
   Append without = WithMetadata(9, {});
-  without.tells = false;
+  without.reports = false;
   without.units.clear();
   without.metadata = {};
   const Memory want = AppendByReference(with);
