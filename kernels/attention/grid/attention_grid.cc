@@ -208,9 +208,8 @@ void AttentionGrid::AddChunks(const LatentPartArgs& part) {
     CodeCursor cursor(group);
     for (int64_t r = 0; r < group.num_runs; ++r) {
       const CodeRun& run = group.runs[r];
-      if (run.bits == 0)
-        break;  // 0 bits are in the last run only; nothing is
-                // stored for it
+      // Only the last run may have 0 bits, and nothing is stored for it.
+      if (run.bits == 0) break;
       const CodePlace place = cursor.Next(run);
       // A run with its own range is not divided if it fits into a chunk.
       const bool cut =

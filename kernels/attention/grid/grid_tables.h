@@ -114,9 +114,9 @@ struct HeadSpan {
 struct HeadSlice {
   int64_t first_head;  // index in AttentionGrid::heads()
   int64_t num_heads;
-  // in the grid's table of spans, which has an entry for each
+  // index in AttentionGrid's list of spans, which has an entry for each part of
+  // a slice
   int64_t first_spans;
-  // part
   // True if each part has only one span; then UnitRows may number the rows in
   // any order.
   bool one_span_each;

@@ -309,8 +309,8 @@ struct AttentionStep {
   int64_t work = 0;  // the slots that each row reads, summed over all rows
   // each thread takes splits of a context instead of whole units
   bool takes_splits = false;
-  bool has_prompts = false;  // some sequence has more than kDeviceSplitRows
-                             // rows
+  // some sequence has more than kDeviceSplitRows rows
+  bool has_prompts = false;
   // the number of rows that q and out must have
   int64_t rows = 0;
   // the floats of mass.most_weights that are in use

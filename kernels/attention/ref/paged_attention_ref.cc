@@ -221,9 +221,9 @@ struct ValueSum {
   // True for a part that has static ranges and also exact rows.
   bool sums_weights = false;
   std::vector<float> out = {};  // [R'], or [d] if values are lifted
-  // sums of minima [runs] if ranges are in slots; or the sum
+  // sums of minima [runs] if ranges are in slots; the sum of weights if
+  // sums_weights
   std::vector<float> minima = {};
-  // of weights
   std::vector<float> exact = {};  // [R']: sums of exact rows, if sums_weights
 
   void Add(float weight, const Latent& latent);
