@@ -1,6 +1,7 @@
 // Exact rows in the kernels for tensor cores: which blocks of a split are read
 // as codes and which as exact rows, where an exact row is stored, and which
 // weights are for exact rows. C++17, device code.
+//
 // A block may be read in both ways, by different rows or in different slots.
 // Then its scores are computed in both ways, and each row keeps one of the two
 // scores of each slot. The sums of values first add all decoded values of a

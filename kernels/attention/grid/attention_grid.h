@@ -15,9 +15,11 @@ namespace kvasir::kernels {
 // The tables that are the same for all launches of a layer and are computed
 // once: parts, chunks of channels, slices of heads, sets of slices, and the
 // layout of scratch. `Bind` sets the arguments that change with every step.
+//
 // Exact rows are handled as additional parts: the exact rows of key part p are
 // key part num_stored_keys() + p, and those of value part p are value part
 // num_stored_values() + p.
+//
 // Threads: while a thread calls Bind, no other thread may use the grid. Between
 // two calls of Bind, any thread may call the other functions.
 class AttentionGrid {

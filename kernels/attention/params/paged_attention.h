@@ -1,6 +1,7 @@
 // Parameters and definition of the op paged_attention: attention of new tokens
 // over latents in the cache. One launch may mix prefill chunks and decode
 // tokens. C++17.
+//
 // The same op computes absorbed and reconstructed attention
 // (kernels/README.md). A score is the sum over the key parts, and an output row
 // is the concatenation of the value parts.
@@ -212,6 +213,7 @@ struct AttentionMass {
 // all of them to the device (cuda/device_attention.h). For a CPU it copies the
 // parts; the other tables stay the caller's, and the tables that threads index
 // are made from them.
+//
 // The GPU kernels add in another order (cuda/paged_attention_cuda.cu), so their
 // bits differ. They support only absorbed keys and values without mass;
 // anything else is UNIMPLEMENTED. Their workspace also has room for the results
