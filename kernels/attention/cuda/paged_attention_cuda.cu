@@ -55,8 +55,7 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kMergeThreads = 128;
-// The number of groups of contexts: those of at least 2^1 splits, 2^2 splits,
-// ...
+// The number of groups of contexts. Group k has at least 2^(k + 1) splits.
 constexpr int kLeastSplits = 20;
 // The most splits of an item, all of which use the queries that the item stages
 // once.
@@ -216,8 +215,8 @@ MmaKernel(AttentionKernelArgs args) {
   MmaAttention<T, tiles, kind, exact> attention(args);
   SequenceItems* const total = args.items + args.num_sequences;
   const auto count = static_cast<uint32_t>(total->first_item);
-  // Items and multiprocessors differ in speed, so each CTA takes the next item
-  // as soon as it begins one.
+  // Items differ in length and multiprocessors in speed, so CTAs take items one
+  // by one from a shared counter.
   uint32_t i = simt::CtaX();
   while (i < count) {
     const Item item = FindItem(args, static_cast<int32_t>(i));
@@ -226,7 +225,7 @@ MmaKernel(AttentionKernelArgs args) {
                         simt::AtomicAdd(&total->next_item, 1u));
     }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-    // All threads have met at barriers in Compute.
+    // Compute has barriers, so all threads now see the stored index.
     i = simt::LoadShared(attention.next_item());
     simt::SyncCta();
   }
