@@ -51,7 +51,8 @@ struct AttentionSequence {
 
 // How the keys of a part are rebuilt inside the score loop (RECONSTRUCT):
 //   key_j = Rotate(up_j h + bias_j, position of the slot)
-// A key has d numbers. Some pairs of them are rotated and the others stay.
+// Here h is the latent of a slot and key_j its key for KV head j. A key has d
+// numbers. Some pairs of them are rotated, and the other numbers are not.
 template <template <typename> class Ptr>
 struct KeyRebuildIn {
   int64_t dims = 0;  // d
@@ -90,7 +91,8 @@ using AttentionKeyPartArgs = AttentionKeyPartIn<LaunchPtr>;
 
 // How the values of a part are lifted inside the loop over slots:
 //   value_j = up_j^T h
-// A value has d numbers. Lifting pays if many rows share the slots.
+// Here h is the latent of a slot and value_j its value for KV head j, which has
+// d numbers. Lifting saves work if many rows read the same slots.
 template <template <typename> class Ptr>
 struct ValueLiftIn {
   int64_t dims = 0;  // d
@@ -139,9 +141,8 @@ struct AttentionMass {
 
 // For row r of a sequence, at slot p = first_slot + r, and query head h of KV
 // head j = h / (Hq / Hkv):
-//   visible slots s: s <= p, s > p - window if window > 0, and live (see
-//   above);
-//                    not causal: all slots up to the sequence's last new one
+//   visible slots s: s <= p (if not causal: s up to the last new slot),
+//     s > p - window if window > 0, and s in a live page (first_live_index)
 //   score_s = scale * sum over key parts of q[r, h] . key(s, j)
 //   out[r, h] = softmax(score) . value, per value part
 // The query is already rotated (and lifted, if the part is absorbed). The new
@@ -159,10 +160,11 @@ struct AttentionMass {
 //   codes with static ranges: the same chain over all channels with
 //     q'_c = q_c * scale_c, plus the FMA chain of q_c * minimum_c. The code of
 //     a channel of 0 bits is 0.
-//   rebuilt: each of the d numbers by these rules with a row of `up` in place
-//     of q (or the latent's number itself), plus bias; then rotated exactly as
-//     the op `rope` does: (a, b) -> (fma(a, c, -(b s)), fma(b, c, a s)); then
-//     one FMA chain with q.
+//   rebuilt: each of the d key numbers is computed by these rules with a row of
+//     `up` in place of q (or is the latent's number itself), plus bias. The key
+//     is rotated exactly as by the op `rope`, where c and s are the cosine and
+//     sine: (a, b) -> (fma(a, c, -(b s)), fma(b, c, a s)). The score is then
+//     one FMA chain of the key and q.
 // Parts are added in order. Slots are taken in blocks of 64 at fixed positions,
 // with one online-softmax step per block. After every kAttentionSplitSlots
 // slots (a split), the partial result is merged into the total, in order.
@@ -179,40 +181,42 @@ struct AttentionMass {
 // run. At the end of all splits, a static channel becomes fma(sum, scale_c,
 // total weight * minimum_c).
 //
-// Exact slots: their scores are those of numbers. A value's chain continues
-// over them with weight * v. Static ranges are different: exact rows have a
-// chain of their own, and the weights of the coded slots are summed (in the way
-// that minima are). At the end of a split the channel becomes fma(sum, scale_c,
-// weights * minimum_c) + the exact rows' sum.
+// Exact slots: their scores are computed by the rule for numbers. The chain of
+// a value channel continues over them with the term weight * v. With static
+// ranges, however, exact rows have a separate chain, and the weights of the
+// other slots are summed in the way that minima are. At the end of a split the
+// channel becomes fma(sum, scale_c, weights * minimum_c) + the sum of the exact
+// rows.
 //
-// Lifted values: each of the d numbers is computed by the rules of scores with
-// a column of `up` in place of q; an exact row's by the rules of numbers. The
-// results are then values that are numbers, whatever the codec.
+// Lifted values: each of the d numbers is computed by the rules for scores with
+// a column of `up` in place of q; for an exact row, by the rule for numbers.
+// The results are then added as values that are numbers, whatever the codec is.
 //
-// So a row's bits depend only on its query and its visible slots, not on
-// chunks, batch, page size or threads. Slots that no row of a tile sees are
-// never read.
+// So a row's bits depend only on its query and on the contents of its visible
+// slots, not on chunks, batch, page size or threads. Slots that no row of a
+// unit sees are never read.
 //
-// Attention mass, if it is asked for (AttentionMass): for every row from the
-// sequence's first_counted_row on and every query head, in ascending order,
-// each visible slot's score in the plane of the head's unit becomes
+// Attention mass, if mass.most_rows > 0: for every row from the sequence's
+// first_counted_row on and every query head, in ascending order, the mass S
+// that the metadata has for each visible slot in the head's unit becomes
 //   S = fma(weight, Exp(block_max - max) * (1 / sum), S)
 // in one chain. Here weight = Exp(score - block_max), block_max is the greatest
 // score of the split up to the end of the slot's block, and max and sum are the
-// final ones of the softmax. This is computed when all rows' sums are known, so
-// it does not depend on how a prompt is chunked.
+// maximum and sum of the row's whole softmax. Mass is added after the sums of
+// all rows are known, so it does not depend on how a prompt is chunked.
 //
-// The workspace does not depend on the context, except for the room to keep
-// weights. It has at most kAttentionScratchBytes per thread and, if keys are
-// rebuilt or values lifted, kRowStateBytes per thread for the queries and sums
-// of its rows. Nothing rebuilt or decoded is written elsewhere. With mass, each
-// thread has one more tile of weights (kMassTileRows rows of a split), and
-// there are two numbers for each head of most_rows.
+// The size of the workspace does not depend on the lengths of contexts. It is
+// at most kAttentionScratchBytes per thread and, if keys are rebuilt or values
+// lifted, kRowStateBytes more per thread for the queries and sums of its rows.
+// Rebuilt and decoded numbers are written only there. With mass, it also has
+// most_weights floats, a tile of weights per thread (kMassTileRows rows of a
+// split), and two floats for each query head of most_rows rows.
 //
-// Tables (parts, groups, columns) are host memory. For a GPU, Prepare copies
-// all of them to the device (cuda/device_attention.h). For a CPU it copies the
-// parts; the other tables stay the caller's, and the tables that threads index
-// are made from them.
+// The tables in these parameters (parts, groups, columns) are in host memory.
+// For a GPU, Prepare copies all of them to the device
+// (cuda/device_attention.h). For a CPU, it copies only the parts. The other
+// tables still belong to the caller, and Prepare makes the tables that threads
+// use (AttentionGrid) from them.
 //
 // The GPU kernels add in another order (cuda/paged_attention_cuda.cu), so their
 // bits differ. They support only absorbed keys and values without mass;
