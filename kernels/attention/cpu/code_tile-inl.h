@@ -74,7 +74,7 @@ void RunKeyCodes(int64_t rows, const KeyCodesArgs& args);
 // c += a b, where a is rows of queries and b the bfloat16 keys of 64 slots,
 // with two channels in each word.
 struct KeyPairsArgs {
-  int64_t depth;  // channels
+  int64_t depth;  // number of channels
   const uint32_t* words;
   const float* a;  // [rows, depth]
   int64_t a_stride;
@@ -88,7 +88,7 @@ void RunKeyPairs(int64_t rows, const KeyPairsArgs& args);
 // c += a b, where a is rows of weights and b the codes of slots, which are read
 // in place.
 struct ValueCodesArgs {
-  int64_t depth;             // slots
+  int64_t depth;             // number of slots
   const char* const* slots;  // [depth]: each slot's bytes
   CodePlace place;           // place of the first code in a slot
   const float* levels;       // null: a code is the number itself
@@ -110,7 +110,7 @@ void RunValueCodes(int64_t rows, const ValueCodesArgs& args);
 // c += a b, where a is rows of weights and b the codes of slots, with any
 // mixture of bit widths. CodeLanes describes how they are extracted.
 struct ValueLanesArgs {
-  int64_t depth;             // slots
+  int64_t depth;             // number of slots
   const char* const* slots;  // [depth]: each slot's bytes
   int64_t slot_bytes;        // up to CodeLanes::kMostSlotBytes
   const CodeLanes* lanes;
@@ -130,7 +130,7 @@ void UnpackLanes(const ValueLanesArgs& args, int64_t stride, float* to);
 // c += a b, where a is rows of weights and b the bfloat16 numbers of slots,
 // which are read in place.
 struct ValuePairsArgs {
-  int64_t depth;      // slots
+  int64_t depth;      // number of slots
   const char* slots;  // the numbers of the first slot
   int64_t slot_bytes;
   const float* a;  // [rows, depth], rows 64 apart

@@ -85,8 +85,8 @@ class AttentionGrid {
     // d of lifted values, rounded up to whole register tiles
     int64_t tile_stride = 0;
     int64_t tile_offset = 0;    // offset from scratch.values, in floats
-    int64_t out_offset = 0;     // in a row of PanelState::out
-    int64_t minima_offset = 0;  // in a row of PanelState::out_minima
+    int64_t out_offset = 0;     // offset in a row of PanelState::out
+    int64_t minima_offset = 0;  // offset in a row of PanelState::out_minima
     int64_t first_group = 0;
   };
   // The memory that holds the exact rows of a part.
@@ -253,10 +253,10 @@ class AttentionGrid {
   // True: every part has its own tiles, so a rebuilt or lifted tile can be used
   // for many panels.
   bool own_tiles_ = true;
-  int64_t key_tiles_ = 0;    // floats
-  int64_t value_tiles_ = 0;  // floats
-  int64_t max_rows_ = 0;     // of a panel
-  int64_t max_panels_ = 1;   // of a unit
+  int64_t key_tiles_ = 0;    // floats of rebuilt keys
+  int64_t value_tiles_ = 0;  // floats of lifted values
+  int64_t max_rows_ = 0;     // most rows of a panel
+  int64_t max_panels_ = 1;   // most panels of a unit
   int64_t out_width_ = 0;
   int64_t minima_width_ = 0;
   int64_t held_lift_sums_ = 0;
@@ -273,7 +273,7 @@ class AttentionGrid {
   size_t num_cluster_slices_ = 0;
   size_t num_head_slices_ = 0;  // slices of single KV heads, or of sets
   int64_t num_clusters_ = 0;
-  int64_t widest_cluster_ = 0;  // in query heads
+  int64_t widest_cluster_ = 0;  // most query heads of a cluster
   // One way to group neighbouring clusters in sets of nearly equal size. The
   // latents of a set are adjacent in a page if groups are numbered in the order
   // of heads.

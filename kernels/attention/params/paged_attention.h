@@ -65,7 +65,7 @@ struct KeyRebuildIn {
   // Numbers pair_dims[2f] and pair_dims[2f + 1] are rotated by steps[f] *
   // position turns. If num_pairs is 0, keys are not rotated.
   const int32_t* pair_dims = nullptr;  // [2 * num_pairs]
-  const uint64_t* steps = nullptr;     // in RopeStep's units
+  const uint64_t* steps = nullptr;     // [num_pairs], as RopeStep returns them
   // Distance in `steps` from one KV head's steps to the next head's, if each
   // head stores its own choice of pairs. 0: all heads share one list of steps.
   int64_t head_steps_stride = 0;
@@ -243,8 +243,8 @@ struct PagedAttentionParamsIn {
   int64_t window = 0;
   ExactSlots key_exact;
   ExactSlots value_exact;
-  DType dtype = DType::kF32;     // of q and out
-  SlotMetadataIn<Ptr> metadata;  // of the layer, if it evicts slots
+  DType dtype = DType::kF32;     // type of q and out
+  SlotMetadataIn<Ptr> metadata;  // the layer's, if it evicts slots
   // [Hkv]: unit of eviction, if there is metadata
   const int32_t* unit_of_head = nullptr;
   AttentionMass mass;
