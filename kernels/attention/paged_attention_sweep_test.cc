@@ -309,8 +309,8 @@ TEST(PromptTest, PromptRowsHaveTheSameBitsAsTheReference) {
   uint32_t seed = Seed();
   for (LatentSpec spec : specs) {
     SCOPED_TRACE(seed);
-    // Depending on the seed, the layer has a sliding window, exact slots or
-    // neither.
+    // Depending on the seed, the layer has a sliding window, exact slots, both
+    // or neither.
     if (seed % 3 == 0) spec.window = 50;
     if (seed % 3 == 1) spec.key_exact = 70;
     if (seed % 2 == 1) spec.value_exact = 20;

@@ -365,7 +365,7 @@ class ReadableBytes {
 };
 
 // Writes the codes of a piece as numbers to rows [slots.begin, slots.end) and
-// columns [0, piece.width) of tile [64, stride]. Less than kVecLanes columns
+// columns [0, piece.width) of tile [64, stride]. Fewer than kVecLanes columns
 // after them are overwritten.
 inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
                          int64_t stride, float* tile) {

@@ -439,8 +439,9 @@ class PrefillLoads {
   Visit load_;
   Part load_at_;
   int32_t page_, next_page_;  // below 0: no row sees the slot
-  uint32_t place_;            // tile of the page in the upper half, slot of the
-                              // tile in the lower half
+  // upper half: index of the tile in the page; lower half: index of the slot in
+  // the tile
+  uint32_t place_;
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

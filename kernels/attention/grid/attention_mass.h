@@ -57,7 +57,7 @@ struct MassPlan {
   // compute, if its weights are kept.
   int64_t pending = 0;
   int64_t tiles = 0;   // [threads]: each thread's MassTile
-  int64_t floats = 0;  // size of this memory
+  int64_t floats = 0;  // total number of floats
 
   bool any() const { return !units.empty(); }
 };

@@ -147,7 +147,7 @@ struct AttentionScratch {
   // is applied
   int64_t raw;
   int64_t states;  // [panels] of PanelState
-  int64_t floats;  // size of all of this
+  int64_t floats;  // total number of floats
 };
 
 // The state of a panel's rows that is kept from block to block. Offsets in
@@ -161,7 +161,7 @@ struct PanelState {
   int64_t sum;         // [rows]
   int64_t total_max;   // [rows]: maxima over the splits merged so far
   int64_t total_sum;   // [rows]
-  int64_t floats;      // size of all of this
+  int64_t floats;      // total number of floats
 };
 
 struct AttentionUnit {

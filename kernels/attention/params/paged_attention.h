@@ -65,7 +65,7 @@ struct KeyRebuildIn {
   // Numbers pair_dims[2f] and pair_dims[2f + 1] are rotated by steps[f] *
   // position turns. If num_pairs is 0, keys are not rotated.
   const int32_t* pair_dims = nullptr;  // [2 * num_pairs]
-  const uint64_t* steps = nullptr;     // [num_pairs], as RopeStep returns them
+  const uint64_t* steps = nullptr;     // as RopeStep returns them
   // Distance in `steps` from one KV head's steps to the next head's, if each
   // head stores its own choice of pairs. 0: all heads share one list of steps.
   int64_t head_steps_stride = 0;
