@@ -23,7 +23,8 @@ bool IsKnown(std::string_view text) {
          std::end(kKnownModels);
 }
 
-// Otherwise the text is a path or free text.
+// True if `text` has the form of a model's name. Otherwise it is a path or free
+// text.
 bool IsName(std::string_view text) {
   return !text.empty() &&
          std::all_of(text.begin(), text.end(), [](unsigned char c) {
@@ -51,7 +52,7 @@ std::string CacheFolder() {
 absl::StatusOr<std::string> FindModel(const std::string& text) {
   if (IsFolder(text)) return text;
   if (!IsKnown(text)) {
-    // Errors of a path are found when it is opened.
+    // If the path is wrong, opening the model reports the error.
     std::error_code error;
     if (!IsName(text) || std::filesystem::exists(text, error)) return text;
     return absl::NotFoundError(absl::StrCat(
@@ -75,7 +76,8 @@ absl::StatusOr<std::string> FindModel(const std::string& text) {
 CLI::Validator ModelName(const CLI::App* command, OtherNames others) {
   return CLI::Validator(
       [command, others](std::string& text) {
-        // The environment also sets flags of commands that are not run.
+        // KVASIR_... variables set flags of all commands. A wrong value must
+        // not fail a command that is not run.
         if (!command->parsed()) return std::string();
         if (others == OtherNames::kAllowed && !IsKnown(text)) {
           return std::string();

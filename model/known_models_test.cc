@@ -24,7 +24,7 @@ std::string Found(const std::string& text) {
   return folder.ok() ? *folder : folder.status().ToString();
 }
 
-// Each test has an empty working directory and an empty cache.
+// Test fixture with an empty working directory and an empty model cache.
 class KnownModelsTest : public ::testing::Test {
  protected:
   KnownModelsTest() {
@@ -40,7 +40,7 @@ class KnownModelsTest : public ::testing::Test {
     }
   }
 
-  // An empty `value` unsets it.
+  // Sets an environment variable; an empty `value` unsets it.
   void Set(const char* name, const std::string& value) {
     const char* old = std::getenv(name);
     saved_.emplace_back(

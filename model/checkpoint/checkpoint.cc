@@ -21,7 +21,8 @@ namespace {
 
 constexpr uint64_t kMaxPlanBytes = 64 << 20;
 
-// Blocks begin at multiples of it if the buffer is large enough.
+// Blocks begin at multiples of this number of rows if the buffer is large
+// enough.
 constexpr int64_t kRowMultiple = 32;
 
 // Tensors that show that the model computes more than its config states.
@@ -34,14 +35,15 @@ constexpr std::string_view kTellingParts[] = {
     ".post_feedforward_layernorm.",
 };
 
-// True for whole keys or values in a number type. Their tensors are those of
-// the base model.
+// True if keys or values are stored whole, as plain numbers. Then their tensors
+// are those of the base model.
 bool IsPlain(const plan::ResolvedSide& side) {
   return side.parts.size() == 1 && side.parts[0].space == plan::Space::kFull &&
          side.parts[0].bits.empty() && !side.parts[0].has_basis();
 }
 
-// The layer of a tensor of an attention projection.
+// The layer to which the tensor of an attention projection belongs. Empty for
+// other tensors.
 std::optional<int64_t> AttentionLayer(absl::string_view name) {
   if (!absl::ConsumePrefix(&name, "model.layers.")) return std::nullopt;
   const size_t point = name.find('.');
@@ -91,8 +93,8 @@ bool TensorStream::whole_rows() const {
 int64_t TensorStream::RowsOfBlock(int64_t first_row) const {
   if (range_.row_bytes == 0) return 0;
   int64_t rows = static_cast<int64_t>(buffer_.size()) / range_.row_bytes;
-  // Takes whole panels if the buffer holds one, because packing them is
-  // fastest.
+  // Rounds down to whole panels of rows if the buffer holds more than one,
+  // because the matrix multiplication packs whole panels fastest.
   if (rows > kRowMultiple) rows -= rows % kRowMultiple;
   return std::min(rows, range_.num_rows - first_row);
 }
@@ -123,8 +125,8 @@ absl::Status TensorStream::Read(int64_t first_row, std::span<std::byte> out) {
     tensor_.file->Release(info(), begin, out.size());
     return absl::OkStatus();
   }
-  // The pages are released with the file, because other ranks need the rest of
-  // them.
+  // The cached pages are released only when the file is closed, because other
+  // ranks need the other parts of the same rows.
   const auto part_bytes = static_cast<size_t>(range_.row_bytes);
   for (size_t row = 0; row < out.size() / part_bytes; ++row) {
     KVASIR_RETURN_IF_ERROR(tensor_.file->Read(

@@ -1,4 +1,5 @@
-// Checkpoints with a kv_plan.json: small folders that this test writes.
+// Tests the opening of checkpoints with a kv_plan.json, in small folders that
+// the tests write.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -30,8 +31,9 @@ constexpr char kConfig[] =
         "max_position_embeddings":64,"rms_norm_eps":1e-6,"hidden_act":"silu",
         "rope_theta":10000.0,"tie_word_embeddings":true})";
 
-// Layer 0 is plain. Layer 1 has rebuilt low-rank keys with static ranges, and
-// folded values.
+// Layer 0 is not compressed. Layer 1 stores low-rank keys, which are rebuilt at
+// run time and have static ranges, and low-rank values, which are folded into
+// the output projection.
 constexpr char kPlan[] =
     R"({"schema_version":1,"layers":[
   {"key":{"parts":[{"full":{},"stored":"POST_ROPE","codec":{"dtype":"F32"}}]},
@@ -158,7 +160,8 @@ TEST_F(CheckpointPlanTest, EveryAttentionTensorIsCheckedByNameAndShape) {
                                         HasSubstr("want shape ["),
                                         HasSubstr("have ["))));
   }
-  // q, down of k and its bias, up of k, both ranges, down of v, and o.
+  // The changed tensors: q_proj, k_proj.down (weight and bias), k_proj.up, the
+  // two range tensors of the keys, v_proj.down and o_proj.
   EXPECT_EQ(changed, 8);
 }
 
@@ -192,7 +195,8 @@ TEST_F(CheckpointPlanTest, RefusesAProjectionThatThePlanDoesNotUse) {
                                       HasSubstr("has no bias"))));
 }
 
-// Kept pairs of keys have the tensor names of the base model.
+// If a plan keeps only some RoPE pairs of the keys, their tensors have the
+// names of the base model, but not its shapes.
 TEST_F(CheckpointPlanTest, KeptPairsAreNotAPlainLayer) {
   KvPlan plan = Plan();
   kvasir::v1::SidePlan* key = plan.mutable_layers(1)->mutable_key();

@@ -26,7 +26,7 @@ std::string GoldenModel(const std::string& name) {
                       name);
 }
 
-// A copy of a golden model. A test may damage its files.
+// Test fixture: a copy of a golden model, whose files a test may damage.
 class CheckpointTest : public ::testing::Test {
  protected:
   CheckpointTest() {

@@ -16,9 +16,9 @@ namespace {
 // Selects the rows of the stored tensor that belong to the canonical one.
 enum class Pick { kAll, kQuery, kKey, kValue, kBehindTwo };
 
-// A module; "weight" or "bias" follows its name. It belongs to a layer if it
-// begins with the family's `layers`, and then the layer's number and a point
-// follow.
+// The names of one module: as the family stores it, and the canonical one. In a
+// tensor's name, "weight" or "bias" follows. In the names of `in_layer`, the
+// family's `layers` prefix, the layer's number and a point come before.
 struct NameRow {
   std::string_view stored;
   std::string_view ours;
@@ -85,7 +85,7 @@ const FamilyNames* NamesOf(const DecoderSpec& spec) {
   return nullptr;
 }
 
-// A name in a layer: "17." and the rest, which follow `prefix`.
+// A tensor name in a layer after its prefix is removed: "17." and the rest.
 struct InLayer {
   std::string_view number;  // with its point
   std::string_view rest;

@@ -101,7 +101,8 @@ TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeInPiecesOfAnySize) {
                          fused.data() + static_cast<size_t>(stored) * row, row))
             << name << " row " << i;
       }
-      // These ranges cross the borders of blocks.
+      // These ranges cross the borders between the blocks of rows that belong
+      // to the canonical tensor.
       for (size_t begin = 0; begin + 3 < own.size(); begin += 17) {
         std::vector<std::byte> piece(
             std::min(own.size() - begin, size_t{5} * row + 3));
@@ -145,8 +146,8 @@ TEST(FamilyTensorsTest, OptOfOlderFilesHasNoPrefix) {
   KVASIR_EXPECT_OK(Checkpoint::Open(GoldenModel("opt-untied-no-bias")));
 }
 
-// Opens a copy of a golden model. Text of its header is replaced by text of the
-// same length.
+// Opens a copy of a golden model after replacing a text in its header by
+// another text of the same length.
 absl::Status OpenWith(const std::string& model, const std::string& from,
                       const std::string& to) {
   EXPECT_EQ(from.size(), to.size());

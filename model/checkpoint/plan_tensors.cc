@@ -8,7 +8,8 @@
 namespace kvasir::model {
 namespace {
 
-// `attention` returns the attention tensors of a layer.
+// All tensors of a model. `attention(layer)` returns the attention tensors of a
+// layer.
 template <typename Attention>
 std::vector<RequiredTensor> ModelTensors(const DecoderSpec& spec,
                                          const Attention& attention) {

@@ -59,7 +59,8 @@ absl::StatusOr<plan::AttentionTensors> DescribeAttention(
   return plan::TensorsOf(*attention, shape, 0);
 }
 
-// "k_proj.down.weight [5, 24]", followed by F32 if only that type is allowed.
+// Lists the tensors as text, like "k_proj.down.weight [5, 24]", followed by
+// "F32" if only that type is allowed.
 std::vector<std::string> Listed(const plan::AttentionTensors& attention) {
   std::vector<std::string> lines;
   for (const RequiredTensor& tensor : attention.tensors) {
@@ -80,7 +81,8 @@ std::vector<std::string> Listed(const DecoderSpec& spec,
   return attention.ok() ? Listed(*attention) : std::vector<std::string>();
 }
 
-// A low_rank part with one group for each head, of ranks 3 and 2.
+// The JSON of a low_rank part with one group for each of the two KV heads; the
+// groups have ranks 3 and 2.
 std::string LowRank(const std::string& lift, const std::string& stored,
                     const std::string& rest = R"("codec":{"dtype":"BF16"})") {
   return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[1],"rank":3},)",
@@ -218,7 +220,8 @@ TEST(PlanTensorsTest, RopeLowRankHoldsComplexChannels) {
                   "k_proj.up.0.weight [2, 2, 4]", "v_proj.weight [16, 24]",
                   "v_proj.bias [16]", "o_proj.weight [24, 32]"));
   const auto folded = Listed(Spec(), part("fold"), kFull);
-  EXPECT_THAT(folded, Contains("q_proj.weight [32, 24]"));  // 4 heads of 2C
+  // 4 query heads * 2 * 4 complex channels
+  EXPECT_THAT(folded, Contains("q_proj.weight [32, 24]"));
   EXPECT_THAT(folded, Not(Contains(HasSubstr("up."))));
 }
 
@@ -231,17 +234,18 @@ TEST(PlanTensorsTest, PartsOfASideAreNumbered) {
           "codec":{"bits":{"schedule":[4]},"channel_static":{}}})";
   EXPECT_THAT(
       Listed(spec, absl::StrCat(pairs, ",", LowRank("fold", "NO_ROPE")), kFull),
-      ElementsAre("q_proj.weight [18, 24]",  // 2 * (2 + 2) + 2 * (2 + 3)
-                  "k_proj.part0.weight [4, 24]",
+      // kept dims + rank: 2 * (2 + 2) + 2 * (2 + 3)
+      ElementsAre("q_proj.weight [18, 24]", "k_proj.part0.weight [4, 24]",
                   "k_proj.part0.range.min [4] F32",
                   "k_proj.part0.range.scale [4] F32",
                   "k_proj.part1.down.weight [5, 24]", "v_proj.weight [16, 24]",
                   "o_proj.weight [24, 32]"));
-  // The part that does not fold adds the plain rows of its 4 dims.
+  // The part that is lifted at run time instead of folded adds the query
+  // projection's rows of its 4 dims unchanged.
   EXPECT_THAT(
       Listed(spec, absl::StrCat(pairs, ",", LowRank("at_runtime", "NO_ROPE")),
              kFull),
-      Contains("q_proj.weight [24, 24]"));  // 4 * (2 + 4)
+      Contains("q_proj.weight [24, 24]"));  // 4 heads * (2 kept + 4 plain dims)
 }
 
 TEST(PlanTensorsTest, ABasisKeepsTheChannelsThatHaveBits) {
@@ -268,7 +272,8 @@ TEST(PlanTensorsTest, ZeroBitsShortenALowRankLatent) {
   const auto fixed = Listed(Spec(), part("basis_static"), kFull);
   EXPECT_THAT(fixed, Contains("k_proj.down.weight [5, 24]"));
   EXPECT_THAT(fixed, Contains("k_proj.up.0.weight [16, 5]"));
-  // The basis of a sequence is found over the whole latent.
+  // A basis that is computed for each sequence needs all channels of the
+  // latent.
   EXPECT_THAT(Listed(Spec(), part("basis_sequence"), kFull),
               Contains("k_proj.down.weight [8, 24]"));
 }

@@ -31,8 +31,8 @@ TEST(RandomWeightsTest, HaveTheirMeanAndDeviation) {
   const auto count = static_cast<double>(values.size());
   EXPECT_NEAR(sum / count, 0.0, 0.004);
   EXPECT_NEAR(std::sqrt(squares / count), 0.25, 0.003);
-  // The value is 3 for a normal distribution, 1.8 for a uniform one, and 2.7
-  // for the sum of four uniform ones.
+  // The kurtosis is 3 for a normal distribution, 1.8 for a uniform one, and 2.7
+  // for the sum of four uniform numbers.
   EXPECT_NEAR(fourths * count / (squares * squares), 2.7, 0.06);
 }
 
@@ -63,7 +63,8 @@ TEST(RandomWeightsTest, NormsAreOnes) {
   EXPECT_EQ(Fill(norm, 1), (std::vector<float>{1.0F, 1.0F, 1.0F}));
 }
 
-// The keys of head h are the second block of its rows.
+// In GPT-NeoX's fused tensor, each head has three blocks of rows: queries,
+// keys, values. This test reads the keys.
 TEST(RandomWeightsTest, CanonicalTensorsAreRowsOfTheFamilysTensors) {
   const ModelShape shape = {.name = "small",
                             .family = Family::kNeox,

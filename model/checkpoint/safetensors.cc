@@ -15,9 +15,9 @@
 namespace kvasir::model {
 namespace {
 
-// The format's own limit.
+// The limit that the safetensors format sets.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
-// Many times the names of every tensor of the largest models.
+// Many times what the index of the largest models takes.
 constexpr uint64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kLengthBytes = 8;
 // The number of pieces of a fingerprint.
@@ -149,11 +149,12 @@ absl::StatusOr<std::string> SafetensorsFile::Fingerprint() const {
   XXH3_128bits_reset(state.get());
   XXH3_128bits_update(state.get(), &size, sizeof(size));
   std::vector<std::byte> buffer(kPieceBytes);
-  // The last piece begins here and ends with the file.
+  // The offset of the last piece, which ends at the end of the file.
   const uint64_t last = size - std::min(size, kPieceBytes);
   uint64_t end = 0;
   for (uint64_t i = 0; i < kPieces && end < size; ++i) {
-    // If pieces touch, no byte is read twice and none is left out.
+    // In a small file, each piece begins no earlier than the previous one ends,
+    // so that every byte is read once.
     const uint64_t begin = std::max(last * i / (kPieces - 1), end);
     end = std::min(begin + kPieceBytes, size);
     const std::span<std::byte> piece = std::span(buffer).first(end - begin);
@@ -171,8 +172,9 @@ const TensorStore::Entry* TensorStore::Find(std::string_view name) const {
 
 namespace {
 
-// For an artifact that uses files of its base model: metadata.linked_files has
-// the fingerprint of each such file.
+// Checks the files of the base model that an artifact uses.
+// metadata.linked_files in the artifact's index has the fingerprint of each
+// such file.
 absl::Status CheckLinkedFiles(
     const JsonFields& index,
     const std::vector<std::unique_ptr<SafetensorsFile>>& files) {

@@ -91,13 +91,14 @@ absl::Status CheckAlike(const WeightTiles& first, size_t rank,
       more ? "not on rank 0" : "missing, which rank 0 has"));
 }
 
-// Combines the tiles that all ranks have of one tensor.
+// Combines the tiles of one tensor that all ranks have sent.
 class Combiner {
  public:
   explicit Combiner(const WeightTiles::Tensor& tensor) : tensor_(tensor) {}
 
-  // Checks that `num_hashes` of all ranks can cover all of its tiles. So no
-  // memory is taken for tiles that no rank has.
+  // Checks that the ranks have sent enough hashes to cover all tiles of the
+  // tensor; `num_hashes` counts those of all ranks. So no memory is allocated
+  // for tiles that no rank has.
   absl::Status Begin(uint64_t num_hashes) {
     const uint64_t rows = tensor_.rows();
     const uint64_t columns = tensor_.columns();
@@ -158,7 +159,7 @@ class Combiner {
 
   const WeightTiles::Tensor& tensor_;
   TensorTiles tiles_;
-  std::vector<uint32_t> from_;  // the rank that sent a tile
+  std::vector<uint32_t> from_;  // the rank that sent each tile
 };
 
 }  // namespace

@@ -28,11 +28,12 @@ MATCHER_P(Holds, id, "") {
   return arg.ok() && *arg == id;
 }
 
-// A matrix of two by two tiles, and a vector.
+// A matrix of two by two tiles, and a vector of one tile.
 const TensorInfo kMatrix = Info(kTileRows + 1, kTileRowBytes / 2 + 1);
 const TensorInfo kVector = Info(10, 1);
 
-// Tiles whose hash is their place.
+// Tiles whose hash is the tile's index in the tensor: `first`, first + step,
+// ...
 Tiles TilesAt(int64_t rows, int64_t columns, uint64_t first, uint64_t step) {
   Tiles tiles{.rows = rows, .columns = columns, .hashes = {}};
   for (int64_t i = 0; i < rows * columns; ++i) {
@@ -111,7 +112,8 @@ TEST(WeightTilesTest, NamesATileThatNoRankHas) {
   EXPECT_THAT(CombineWeightTiles({TextOf(HalfOf(0)), TextOf(part)}),
               base::StatusIs(absl::StatusCode::kFailedPrecondition,
                              HasSubstr("tensor matrix: some of 2 x 2 tiles")));
-  // The number of hashes is right, but one tile comes twice.
+  // The number of hashes equals the number of tiles, but one tile comes twice
+  // and another is missing.
   part.Add("matrix", kMatrix, TilesAt(1, 1, 0, 0), 0, 0);
   part.Add("matrix", kMatrix, TilesAt(1, 1, 1, 0), 0, 1);
   EXPECT_THAT(CombineWeightTiles({TextOf(HalfOf(0)), TextOf(part)}),
@@ -166,7 +168,8 @@ TEST(WeightTilesTest, MalformedTextsAreRefused) {
       base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no rank")));
 }
 
-// Sizes that no memory holds are refused.
+// A tensor that claims more tiles than the ranks have sent is refused before
+// memory for its tiles is allocated.
 TEST(WeightTilesTest, TilesThatNoRankHasTakeNoMemory) {
   kvasir::v1::WeightTiles tiles;
   tiles.ParseFromString(TextOf(HalfOf(0)));

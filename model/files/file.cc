@@ -14,7 +14,8 @@
 namespace kvasir::model {
 namespace {
 
-// The most bytes of one pread. Linux itself stops at 2 GiB.
+// The most bytes that one pread call requests. Linux transfers at most 2 GiB in
+// one call.
 constexpr size_t kMaxReadBytes = size_t{8} << 20;
 
 }  // namespace

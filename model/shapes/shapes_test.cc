@@ -16,7 +16,7 @@ TEST(ShapesTest, FindsShapesByName) {
   }
 }
 
-// The published parameter counts.
+// Compares with the published parameter counts.
 TEST(ShapesTest, HaveThePublishedSizes) {
   const auto count = [](const char* name) {
     return CountParameters(*FindShape(name));

@@ -150,7 +150,8 @@ absl::Status ReadPostProcessor(const JsonRef& ref, TokenizerParts* parts) {
   return VisitComponents(
       ref, "processors",
       [&](const std::string& type, const JsonRef& item) -> absl::Status {
-        // ByteLevel only changes offsets, which are not used here.
+        // As a post-processor, ByteLevel only changes offsets, which are not
+        // used here.
         if (type == "ByteLevel") return absl::OkStatus();
         if (type == "TemplateProcessing") {
           KVASIR_ASSIGN_OR_RETURN(auto read, ReadTemplate(item, *parts));
@@ -194,8 +195,9 @@ absl::Status ReadPipeline(const JsonRef& root, TokenizerParts* parts) {
   return absl::OkStatus();
 }
 
-// "</s>" or {"content": "</s>", ...}. Empty if it is absent or names no token:
-// such a configuration belongs to a larger vocabulary.
+// The id of a token that the configuration names, as "</s>" or as {"content":
+// "</s>", ...}. Empty if the field is absent or the vocabulary has no such
+// token, because some configurations were written for a larger vocabulary.
 absl::StatusOr<std::optional<int32_t>> ReadNamedToken(
     const JsonRef& config, const char* key, const TokenizerParts& parts) {
   KVASIR_ASSIGN_OR_RETURN(const auto found, config.Find(key));
@@ -208,7 +210,8 @@ absl::StatusOr<std::optional<int32_t>> ReadNamedToken(
   return parts.Find(token);
 }
 
-// A string, or a list of {"name", "template"} whose "default" is used.
+// Reads the chat template: a string, or a list of {"name", "template"}, from
+// which "default" is used.
 absl::StatusOr<std::string> ReadChatTemplate(const JsonRef& config) {
   KVASIR_ASSIGN_OR_RETURN(const auto found, config.Find("chat_template"));
   if (!found) return std::string();
@@ -302,9 +305,10 @@ std::vector<int32_t> ApplyTemplate(const TokenizerParts::Template& items,
   return ids;
 }
 
-// NOT_FOUND, after which a caller may go on without a tokenizer. If the folder
-// has a tokenizer in an unsupported form, it is another error: older
-// repositories have a byte-level BPE (GPT-2's, OPT's) in two files.
+// The error if there is no tokenizer.json. It is NOT_FOUND, after which a
+// caller may go on without a tokenizer, unless the folder has a tokenizer in an
+// unsupported form: older repositories (GPT-2's, OPT's) have a byte-level BPE
+// in two files.
 absl::Status NoTokenizer(const std::filesystem::path& file) {
   std::error_code error;
   const std::string text =

@@ -1,5 +1,5 @@
-// Compares with the ids and texts of the reference implementation, which are in
-// tests/golden/tokenizers (see the README there).
+// Compares the tokenizers with recorded ids and texts of the reference
+// implementation in tests/golden/tokenizers (see the README there).
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>

@@ -38,7 +38,7 @@ std::unique_ptr<Tokenizer> Golden(const std::string& name) {
   return *std::move(tokenizer);
 }
 
-// A small valid file.
+// A small valid tokenizer.json.
 json SmallFile() {
   return json::parse(R"({
     "added_tokens": [{"id": 5, "content": "<s>", "special": true}],
@@ -72,8 +72,8 @@ TEST(TokenizerTest, SmallFileEncodes) {
   EXPECT_EQ(tokenizer->Decode(Ids{5, 3, -7, 99, 4, 3}, true), "ab ab");
 }
 
-// If the rest of the text were searched again for each match, this would take
-// hours.
+// This test would take hours if the rest of the text were searched again for
+// each match.
 TEST(TokenizerTest, AMegabyteOfRightStrippingSpacesIsOneMatch) {
   json file = SmallFile();
   file["added_tokens"][0] = {{"id", 5},          {"content", " "},
@@ -309,7 +309,7 @@ json ListOf(size_t count, const json& step, const char* key) {
   return {{"type", "Sequence"}, {key, json(std::vector<json>(count, step))}};
 }
 
-// Each step doubles the result of the one before, and cuts it into more pieces.
+// Each of the chained steps doubles the text and cuts it into more pieces.
 TEST(TokenizerTest, ChainedByteLevelStepsAreBoundedTogether) {
   const json step = {{"type", "ByteLevel"}};
   std::string text;
@@ -338,8 +338,7 @@ TEST(TokenizerTest, ChainedReplaceStepsAreBoundedTogether) {
       base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
 }
 
-// The steps of one segment are limited, and so are those of all segments
-// together.
+// The limit holds for all segments of a text together.
 TEST(TokenizerTest, SegmentsShareOneBound) {
   json file = SmallFile();
   file["normalizer"] = {{"type", "Replace"},
@@ -355,7 +354,8 @@ TEST(TokenizerTest, SegmentsShareOneBound) {
       base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
 }
 
-// The most demanding valid file: single bytes that are cut and rewritten twice.
+// The most demanding valid file cuts a text into single bytes and rewrites them
+// twice.
 TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheBound) {
   json file = SmallFile();
   file["pre_tokenizer"] = {
@@ -411,8 +411,8 @@ TEST(TokenizerTest, InvalidUtf8IsReadAsReplacementCharacters) {
   }
 }
 
-// The definition: repeatedly apply the merge with the lowest rank, leftmost
-// first.
+// Encodes a word as BPE is defined: repeatedly applies the merge with the
+// lowest rank, the leftmost one first.
 Ids MergedByDefinition(const json& model, const std::string& word) {
   std::vector<std::string> parts;
   for (const char c : word) parts.emplace_back(1, c);
@@ -450,7 +450,8 @@ TEST(TokenizerTest, MergesFollowTheDefinitionForEveryLength) {
     if (both.size() > 9) continue;
     const bool known =
         std::find(tokens.begin(), tokens.end(), both) != tokens.end();
-    // Some tokens are the result of two merges.
+    // Now and then allows a token that another merge already gives, because in
+    // real files several merges may give the same token.
     if (known && random() % 4 != 0) continue;
     bool repeated = false;
     for (const json& merge : model["merges"]) {
@@ -467,8 +468,8 @@ TEST(TokenizerTest, MergesFollowTheDefinitionForEveryLength) {
     std::string word;
     const size_t length = 1 + random() % (i % 10 == 0 ? 200 : 24);
     for (size_t k = 0; k < length; ++k) word.push_back("abc"[random() % 3]);
-    // Encodes twice, because the second time a whole word may come from the
-    // cache.
+    // Encodes twice, because the second time the result may come from the cache
+    // of whole words.
     for (int repeat = 0; repeat < 2; ++repeat) {
       KVASIR_ASSERT_OK_AND_ASSIGN(const Ids got, tokenizer->Encode(word));
       ASSERT_EQ(got, MergedByDefinition(model, word)) << word;

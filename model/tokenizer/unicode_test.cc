@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
 std::string Drained(InvalidUnit unit, const std::string& bytes) {
-  // Feeding single bytes must give the same as feeding the whole text.
+  // Feeding single bytes must give the same result as feeding the whole text.
   std::string pending;
   std::string out;
   for (const char byte : bytes) {
@@ -154,7 +154,7 @@ TEST(RegexTest, StopsExponentialPatterns) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("200 bytes")));
 }
 
-// Texts in which all rules of the patterns meet each other.
+// A random text of characters to which all rules of the patterns apply.
 std::string RandomText(std::mt19937& random) {
   static const std::vector<std::string> parts = {"'",
                                                  "s",
