@@ -18,7 +18,8 @@
 namespace kvasir::bench {
 namespace {
 
-// Everything except attention is as small as possible.
+// A model with the attention of `shape`, in which everything else is as small
+// as possible.
 model::ModelShape AttentionOnly(model::ModelShape shape, int64_t num_layers) {
   shape.num_layers = num_layers;
   shape.intermediate_size = 32;
@@ -31,13 +32,14 @@ model::ModelShape AttentionOnly(model::ModelShape shape, int64_t num_layers) {
 absl::StatusOr<std::shared_ptr<const worker::ServedPlan>> ServePreset(
     const std::string& name, const model::DecoderSpec& spec,
     const worker::ServeOptions& options) {
-  // Public engines store this, but no preset does: the codec of 8 bits with 4.
+  // Other engines have such a cache, but no preset does. It is the 8-bit preset
+  // with 4 bits.
   const bool dense_4bit = name == "dense-4bit";
   KVASIR_ASSIGN_OR_RETURN(kvasir::v1::KvPlan plan,
                           plan::MakePresetPlan(dense_4bit ? "dense-8bit" : name,
                                                model::AttentionShapeOf(spec)));
-  // Measure only the cache: the number of exact tokens of a sequence does not
-  // depend on its length.
+  // Removes exact tokens, so that only the cached codes are measured: the
+  // number of exact tokens does not grow with a sequence.
   for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
     layer.clear_exact_sinks();
     layer.mutable_key()->clear_exact_window();
@@ -190,7 +192,7 @@ absl::Status AttentionLayers::MakeLayers(int64_t max_tokens) {
              .fresh = {fresh_.as<char>(), max_tokens},
              .page_tokens = layout_->page_tokens(),
              .profile = &timer_}));
-    size_t step = 0;  // all layers are alike
+    size_t step = 0;  // any layer, because all are alike
     for (worker::LayerAttention::Launch* const launch : attention.launches()) {
       launch->step = step++;
     }
@@ -278,7 +280,8 @@ absl::Status AttentionLayers::Launch(kernels::Workspace& workspace) {
        .group = {.slots = slots_.as<const int64_t>(),
                  .sequences = sequences,
                  .on_host = sequences_,
-                 .output_sequences = sequences},  // one kind in a launch
+                 // a launch has either prompts or output tokens
+                 .output_sequences = sequences},
        .steps = steps_},
       out_.as<float>(), workspace);
 }

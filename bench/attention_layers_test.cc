@@ -83,7 +83,8 @@ TEST_F(AttentionLayersTest, LayersUseTheWeightsOfTheirOptions) {
 TEST_F(AttentionLayersTest, MoreSequencesThanPagesAreRefused) {
   const auto layers = AttentionLayers::Create(OptionsOf("dense-bf16"), &pool_);
   KVASIR_ASSERT_OK(layers);
-  // There are 13 pages of 16 slots; four sequences of 50 tokens take 16 pages.
+  // An arena has 13 pages of 16 slots, but four sequences of 50 tokens need 16
+  // pages.
   EXPECT_THAT((*layers)->Run({.batch = 4, .context = 50, .new_tokens = 1}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        ::testing::HasSubstr("over 13 pages")));

@@ -7,8 +7,9 @@
 namespace kvasir::bench {
 namespace {
 
-// Two heads of 64: keys or values of a token take 256 bytes in bf16, and 64 + 8
-// bytes in codes of 4 bits.
+// Test fixture: two heads of 64 dimensions. The keys or the values of a token
+// take 2 * 64 * 2 = 256 bytes in bf16, and 64 + 8 bytes (codes + ranges) with 4
+// bits.
 class CacheReadsTest : public testing::Test {
  protected:
   CacheReadsTest() {
@@ -59,7 +60,8 @@ TEST_F(CacheReadsTest, RowsOfAnExactWindowAreReadInPlaceOfTheirCodes) {
 TEST_F(CacheReadsTest, SlotsThatWentAreNotRead) {
   KVASIR_ASSERT_OK(plan::ApplyEviction(
       {.budget = {.ratio = 0.25}, .every_tokens = 100}, shape_, &plan_));
-  // Keys and values of two layers, and the metadata of each slot.
+  // A step reads keys and values of two layers, and the eviction metadata of
+  // each slot.
   const auto layout = cache::PageLayout::Create(plan_, shape_, {});
   KVASIR_ASSERT_OK(layout.status());
   const double token = layout->marginal_payload_bytes_per_token();

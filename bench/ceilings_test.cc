@@ -9,9 +9,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Any machine keeps these bounds, even a busy one. A figure outside them is a
-// mistake of the measurement, such as a loop that was optimized away or a wrong
-// unit.
+// Results of any machine, even a busy one, lie within these bounds. A result
+// outside them is an error of the measurement, such as a loop that was
+// optimized away or a wrong unit.
 TEST(CeilingsTest, FiguresArePossible) {
   base::ThreadPool pool(2);
   KVASIR_ASSERT_OK_AND_ASSIGN(

@@ -1,4 +1,4 @@
-// Sequences that move to the host pool and back, with exact page ids.
+// Tests sequences that move to the host pool and back, with exact page ids.
 #include <string>
 #include <utility>
 
@@ -100,8 +100,8 @@ TEST(KvCacheImagesTest, AnImportThatFindsNoPagesChangesNothing) {
   )");
 }
 
-// Copies within the pool come in between: a page may be read, written and read
-// again.
+// Copies within the device pool and copies between the pools share one list,
+// because a page may be read, written and read again.
 TEST(KvCacheImagesTest, ListsCopiesInTheOrderOfTheirEffects) {
   KvCacheScenario test(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 1, .num_host_pages = 8}}));
@@ -166,8 +166,9 @@ TEST(KvCacheImagesTest, AnImportedSequenceIsFoundByItsPrefix) {
   )");
 }
 
-// Other holders may give up shared pages meanwhile, so they are copied out as
-// well. If the pages are still there, the sequence shares them again.
+// Pages that the sequence shares with others are exported too, because the
+// others may release them in the meantime. If the pages still exist at the
+// import, the sequence shares them again.
 TEST(KvCacheImagesTest, SharedPagesAreExportedAndSharedAgain) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 8}}));
   test.Run(R"(
@@ -242,7 +243,8 @@ TEST(KvCacheImagesTest, ASequenceThatHasNotRunHasAnEmptyImage) {
   )");
 }
 
-// The step that has not run yet would read or overwrite these pages.
+// The listed copies of a step that has not run yet would read or overwrite
+// these host pages.
 TEST(KvCacheImagesTest,
      RefusesPagesForAnImageFromElsewhereWhileCopiesAreListed) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));
@@ -307,7 +309,8 @@ TEST(KvCacheImagesTest, GivesPagesForAnImageFromElsewhere) {
   refused(inconsistent, "by a prompt of 9 tokens, want 0");
 }
 
-// The slots of a sequence that evicts depend on its prompt and budget.
+// The number of slots of a sequence that evicts depends on its prompt and
+// budget, so an image with other numbers is refused.
 TEST(KvCacheImagesTest, AnImageThatEvictsNeedsItsPromptAndBudget) {
   KvCacheConfig config =
       Config({{.num_pages = 8,
@@ -316,7 +319,8 @@ TEST(KvCacheImagesTest, AnImageThatEvictsNeedsItsPromptAndBudget) {
   config.prefix_reuse = false;
   KvCache cache(config);
   const StartOptions options = {.publish_prefix = false, .prompt_tokens = 10};
-  // 6 slots stay at 8 tokens, and two came since. The prompt's end is a point.
+  // After the eviction at 8 tokens 6 slots stayed, and two tokens came since.
+  // The eviction at the prompt's end (10 tokens) is still due.
   const ImageShape due = {
       .logical_tokens = 10, .prompt_tokens = 10, .groups = {{8, 0, 2, 0, 6}}};
   ImageShape done = due;

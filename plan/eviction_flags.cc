@@ -10,7 +10,8 @@
 namespace kvasir::cli {
 namespace {
 
-// The options in the plan's words, with the defaults that are in force.
+// The eviction's settings as text for the plan's method name, including the
+// defaults.
 std::string OptionsOf(const EvictionFlags& flags,
                       const plan::EvictionSettings& settings) {
   std::string options =
@@ -123,7 +124,7 @@ absl::Status PutEviction(const EvictionFlags& flags,
         "behind which they are given up already");
   }
   KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(*plan, shape));
-  // If the plan had an eviction, its part of the method's name is replaced.
+  // If the plan already had an eviction, replaces its part of the method name.
   const std::string of_tokens = plan->method().substr(
       0, evicts(before) ? plan->method().rfind('+') : std::string::npos);
   const bool alone = of_tokens.empty() || of_tokens == "full" ||

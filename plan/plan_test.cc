@@ -29,7 +29,8 @@ AttentionShape Shape() {
   return shape;
 }
 
-// Half of each head rotates: 4 RoPE pairs and 8 dims that do not rotate.
+// The same layer, but only half of each head rotates: 4 RoPE pairs and 8
+// dimensions that do not rotate.
 AttentionShape PartialRotary() {
   AttentionShape shape = Shape();
   shape.rotary_dim = 8;
@@ -82,7 +83,7 @@ std::string LowRank(const std::string& rest, int rank = 8) {
                       rank, "}]},", rest, "}");
 }
 
-// A layer of one part that serves key and value, of rank 8.
+// A plan whose layer has one joint part, which serves keys and values.
 KvPlan JointPlan(const std::string& part, const std::string& rest = "") {
   return Parse(absl::StrCat(R"("joint":[)", LowRank(part), "]", rest));
 }
@@ -815,7 +816,7 @@ TEST(PlanTest, SetsExactTokensOnSidesThatStoreCodes) {
   EXPECT_EQ(plan.layers(0).key().exact_window(), 9);
   EXPECT_EQ(plan.layers(0).value().exact_window(), 0);
   EXPECT_EQ(plan.layers(1).exact_sinks(), 0);
-  // A value that is not set stays as it is.
+  // A field without a value does not change the plan.
   EXPECT_TRUE(SetExactTokens({.window = 0}, &plan));
   EXPECT_EQ(plan.layers(0).exact_sinks(), 4);
   EXPECT_EQ(plan.layers(0).key().exact_window(), 0);
@@ -910,7 +911,8 @@ TEST(PlanTest, RefusesEvictionThatCannotWork) {
                   {"heads that share a latent must share a unit"}}});
 }
 
-// Exact rows are found by position.
+// Exact rows are addressed by the token's position, so their tokens must not be
+// evicted.
 TEST(PlanTest, RefusesEvictionOfTokensThatAreKeptExact) {
   KvPlan exact = PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","codec":{
       "bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");

@@ -39,8 +39,8 @@ std::string Layer(const std::string& value, const std::string& rest = "") {
                       R"(]},"value":{"parts":[)", value, "]}", rest, "}");
 }
 
-// One plan for 8 query and 4 KV heads of 16 dims, resolved for each of `size`
-// ranks.
+// A plan for 8 query and 4 KV heads of 16 dimensions, resolved for each of
+// `size` ranks.
 using Ranked = std::vector<std::shared_ptr<const ResolvedPlan>>;
 Ranked Ranks(const std::vector<std::string>& layers, int64_t size) {
   AttentionShape shape;
@@ -65,7 +65,8 @@ Ranked Ranks(const std::vector<std::string>& layers, int64_t size) {
   return ranks;
 }
 
-// "0-1 value 0: heads 0,1 ranks 0,1 bytes 24 + 24"
+// Lists the replicas as text: "0-1 value 0: heads 0,1 ranks 0,1 bytes 24 + 24"
+// (layers, side, part; bytes of the first copy + of the others).
 std::vector<std::string> Listed(const Ranked& ranks) {
   std::vector<std::string> lines;
   for (const Replica& replica : FindReplicas(ranks)) {
@@ -91,7 +92,8 @@ TEST(ReplicasTest, AGroupThatSpansRanksIsHeldByEachOfThem) {
   const std::string all = Layer(Values({Group("0,1,2,3", 12)}));
   const std::string wider = Layer(Values({Group("0,1,2,3", 20)}));
   const std::string odd = Layer(Values({Group("0,3", 6), Group("1,2", 10)}));
-  // Layers that differ only in the rank of the group are one entry.
+  // Consecutive layers that differ only in the rank of the group form one
+  // replica.
   EXPECT_THAT(Listed(Ranks({all, wider, Layer(kFullValue), all, odd}, 2)),
               ElementsAre("0-1 value 0: heads 0,1,2,3 ranks 0,1 bytes 64 + 64",
                           "3-3 value 0: heads 0,1,2,3 ranks 0,1 bytes 24 + 24",
@@ -139,7 +141,8 @@ TEST(ReplicasTest, AUnitThatSpansRanksHasMetadataOnEachRank) {
               ElementsAre("0-0 metadata 0: heads 1,2 ranks 0,1 bytes 8 + 8"));
 }
 
-// Each rank finds a basis of its own in its own heads.
+// If each sequence has a basis, each rank computes it over its own heads, so
+// nothing is replicated.
 TEST(ReplicasTest, ABasisOfTheRanksOwnHeadsIsNotAReplica) {
   const std::string key =
       R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
@@ -149,7 +152,8 @@ TEST(ReplicasTest, ABasisOfTheRanksOwnHeadsIsNotAReplica) {
       absl::StrCat(R"({"key":{"parts":[)", key, R"(]},"value":{"parts":[)",
                    kFullValue, "]}}");
   EXPECT_THAT(Listed(Ranks({of_sequence}, 2)), IsEmpty());
-  // A static basis of the model, which all ranks read.
+  // A static basis belongs to the model and covers all heads, so all ranks hold
+  // its latent.
   const std::string of_model = Layer(
       R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",
           "basis_static":{}}})");

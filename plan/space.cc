@@ -73,8 +73,9 @@ absl::Status CheckAnchored(const PlanPlace& where, const Part::Use& use,
   return absl::OkStatus();
 }
 
-// The matrix that lifts a low-rank latent does not commute with RoPE. So the
-// side of RoPE that is stored decides where the lift is possible.
+// Checks the lift of low-rank keys. The lift's matrix does not commute with
+// RoPE, so a lift is possible only on the side of RoPE on which the latent is
+// stored.
 absl::Status CheckLowRankKeyLift(const PlanPlace& where, const Part& part,
                                  const Part::Use& use) {
   const auto lift = use.lift_case();
@@ -103,8 +104,8 @@ absl::Status CheckLowRankKeyLift(const PlanPlace& where, const Part& part,
   return absl::OkStatus();
 }
 
-// Marks the low_rank part's dims in `coverage` and returns how many dims of a
-// head it covers.
+// Marks the dimensions of a low_rank part in `coverage` and returns how many
+// dimensions of each head it covers.
 absl::StatusOr<int64_t> CoverLowRank(const PlanPlace& where, const Part& part,
                                      const LayerFacts& facts,
                                      Coverage& coverage) {
@@ -112,8 +113,8 @@ absl::StatusOr<int64_t> CoverLowRank(const PlanPlace& where, const Part& part,
   for (const Part::Use& use : part.uses()) {
     for (uint32_t pair : use.pairs()) columns.push_back(pair);
     if (use.pairs_size() > 0) continue;
-    // If there is one use without pairs, it covers all that the part stores.
-    // Beside other uses it covers the dims that do not rotate.
+    // A single use without pairs covers all dimensions that the part stores. If
+    // there are other uses, it covers the dimensions that do not rotate.
     if (part.uses_size() == 1 && part.stored() != kvasir::v1::NO_ROPE) {
       for (int64_t p = 0; p < facts.num_pairs; ++p) columns.push_back(p);
     } else if (facts.non_rotary_dims() == 0) {
@@ -133,7 +134,7 @@ absl::StatusOr<int64_t> CoverLowRank(const PlanPlace& where, const Part& part,
   return dims;
 }
 
-// The latents of a low_rank part over `dims` dims of each head.
+// The latents of a low_rank part that covers `dims` dimensions of each head.
 absl::StatusOr<std::vector<PlannedLatent>> RanksOf(const PlanPlace& where,
                                                    const Part& part,
                                                    int64_t dims) {
@@ -208,8 +209,8 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckRopeLowRank(
                           group.pairs_size(), " pairs");
     }
     int64_t width = 0;
-    // A pair may appear more than once, because channels are in the order of
-    // their bits.
+    // A pair may appear several times, because the channels are sorted by their
+    // bits.
     std::map<uint32_t, int64_t> rank_of_pair;
     for (int i = 0; i < group.pairs_size(); ++i) {
       if (group.pairs(i) >= facts.num_pairs) {
@@ -225,7 +226,7 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckRopeLowRank(
                             " (the group's heads), have ",
                             own < 1 ? own : rank);
       }
-      width += 2 * own;  // complex numbers
+      width += 2 * own;  // 2 numbers for each complex channel
     }
     for (uint32_t head : group.heads()) {
       for (const auto& [pair, rank] : rank_of_pair) {
@@ -390,7 +391,7 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
                         facts.rotates() ? "do: want stored PRE_ROPE"
                                         : "neither: want stored NO_ROPE");
   }
-  // The part as it would be if only this side had it.
+  // The joint part as it would be if only the keys used it.
   Part of_key = part;
   of_key.clear_uses();
   Part of_value = of_key;

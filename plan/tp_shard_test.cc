@@ -36,10 +36,10 @@ TEST(TpShardTest, DealsIdsInRunsOfWholePanels) {
   EXPECT_EQ(IdsOfRank({}, 1237), (IdRange{0, 1237}));
   EXPECT_EQ(IdsOfRank({0, 4}, 128), (IdRange{0, 32}));
   EXPECT_EQ(IdsOfRank({3, 4}, 128), (IdRange{96, 32}));
-  // 39 panels, the last of which has 21 ids.
+  // 1237 ids are 39 panels, and the last panel has 21 ids.
   EXPECT_EQ(IdsOfRank({0, 2}, 1237), (IdRange{0, 608}));
   EXPECT_EQ(IdsOfRank({1, 2}, 1237), (IdRange{608, 629}));
-  // There are fewer panels than ranks.
+  // 40 ids are 2 panels, fewer than the 4 ranks.
   EXPECT_EQ(IdsOfRank({0, 4}, 40), (IdRange{0, 0}));
   EXPECT_EQ(IdsOfRank({1, 4}, 40), (IdRange{0, 32}));
   EXPECT_EQ(IdsOfRank({2, 4}, 40), (IdRange{32, 0}));

@@ -1,5 +1,5 @@
-// `kvasir bench attention`: attention over the cache, method by method, against
-// the dense cache and against what the machine can do at most.
+// `kvasir bench attention`: compares attention over compressed caches with
+// attention over the uncompressed cache and with the machine's limits.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -24,7 +24,8 @@
 namespace kvasir::cli {
 namespace {
 
-// An arena is a layer's, and no model has more layers (model/shapes/config.cc).
+// The most arenas. Each arena belongs to a layer, and no model has more layers
+// (model/shapes/config.cc).
 constexpr int64_t kMostArenas = 1024;
 
 using bench::AttentionLayers;
@@ -68,13 +69,13 @@ void ApplyQuick(AttentionFlags* flags) {
   UseQuick<int64_t>(flags->bench, "--chunk", 24, &flags->chunk);
 }
 
-// Four times what caches hold: nothing of an arena is left in them when its
-// turn comes again.
+// The bytes of all arenas together: four times the size of the caches, so that
+// nothing of an arena is left in them when it is used again.
 int64_t FootprintBytes(const BenchFlags& flags) {
   return flags.quick ? kQuickFootprintBytes : MachineCeilings::FootprintBytes();
 }
 
-// All launches of one shape.
+// Runs all launches for one model shape.
 class ShapeBench {
  public:
   ShapeBench(const AttentionFlags& flags, const model::ModelShape& shape,
@@ -115,7 +116,8 @@ class ShapeBench {
     return launch;
   }
 
-  // With as many arenas as the smallest launch needs for its footprint.
+  // Makes the layers of a method, with as many arenas as the smallest launch
+  // needs to exceed the caches.
   absl::Status Make(const std::string& method,
                     std::unique_ptr<AttentionLayers>* layers) {
     int64_t most_slots = 0;
@@ -138,7 +140,8 @@ class ShapeBench {
     const int64_t wanted =
         1 + arenas_of(static_cast<double>(FootprintBytes(flags_.bench)),
                       bytes * static_cast<double>(fewest_slots));
-    // The other half is for the baseline, or the other arenas' weights.
+    // Uses half of the free memory; the rest is for the baseline or for
+    // weights.
     const auto free =
         static_cast<double>(base::ReadMachineLimits().available_bytes);
     const auto slots = static_cast<double>(most_slots);
@@ -167,7 +170,7 @@ class ShapeBench {
     return absl::OkStatus();
   }
 
-  // One launch over the dense cache and one over a method's.
+  // A launch over the uncompressed cache, and one over the cache of a method.
   struct LaunchPair {
     bench::LaunchTime dense;
     bench::LaunchTime own;
@@ -201,7 +204,7 @@ class ShapeBench {
       KVASIR_ASSIGN_OR_RETURN(
           const LaunchPair both,
           RunPair(layers, launch, /*own_first=*/pair % 2 != 0));
-      if (pair < 0) continue;  // warms up
+      if (pair < 0) continue;  // the first pair warms up
       samples.Add(both.own.attention_seconds, both.dense.attention_seconds,
                   most);
       layer_seconds.push_back(both.own.layer_seconds);
@@ -307,7 +310,7 @@ class ShapeBench {
   std::unique_ptr<AttentionLayers> dense_;
 };
 
-// How many rows meet their targets.
+// Adds to the report how many rows meet their targets.
 void AddSummary(BenchReport* report) {
   double asked = 0;
   double met = 0;

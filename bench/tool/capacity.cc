@@ -1,5 +1,5 @@
-// `kvasir bench capacity`: how many sequences of a length fit into a pool, for
-// each checkpoint or plan.
+// `kvasir bench capacity`: measures how many sequences of a given length fit
+// into a page pool, for each checkpoint or plan.
 #include "bench/capacity.h"
 
 #include <memory>
@@ -35,10 +35,10 @@ struct CapacityFlags {
 
 struct Source {
   ModelOptions model;
-  std::string plan;  // empty: the folder's own, or the full-rank one
+  std::string plan;  // empty: the folder's own plan, or no compression
 };
 
-// Everything that was asked for: folders, and shapes under each plan.
+// The models to measure: all folders, and all shapes with each plan.
 std::vector<Source> Sources(const CapacityFlags& flags) {
   std::vector<Source> sources;
   ModelOptions model;

@@ -1,5 +1,5 @@
-// `kvasir bench decode`: how much of the machine's read bandwidth a decode step
-// achieves, and what a batch of 8 gains.
+// `kvasir bench decode`: measures which share of the machine's read bandwidth a
+// decode step reaches, and how much a batch of 8 gains.
 #include "bench/tool/decode.h"
 
 #include <algorithm>
@@ -80,8 +80,8 @@ namespace {
 using bench::Quantile;
 using bench::RatioOf;
 
-// By pair: seconds a byte of the machine and of batch 1, seconds a token of
-// both batches.
+// The times of each pair: seconds per byte of the machine and of batch 1, and
+// seconds per token of both batch sizes.
 struct DecodeTimes {
   std::vector<double> read;
   std::vector<double> one_byte;
@@ -92,7 +92,7 @@ struct DecodeTimes {
   worker::CpuStepProfile::Seconds many_parts = {};
 };
 
-// One case, by its medians.
+// A row of the report for one batch size, with medians.
 nlohmann::ordered_json DecodeRow(int64_t batch, double seconds_per_token,
                                  double bytes_per_step) {
   const double seconds = seconds_per_token * static_cast<double>(batch);
@@ -142,7 +142,8 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   if (flags.fill == "auto")
     flags.fill = flags.compares() ? "random" : "prefill";
   if (flags.compares()) return RunDecodeComparison(std::move(flags));
-  // Warm-up pair included; each sequence takes part in both batches.
+  // The tokens that a sequence gets, including the warm-up pair; it may be in
+  // both batches of a pair.
   const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
   KVASIR_ASSIGN_OR_RETURN(
       const auto engine,

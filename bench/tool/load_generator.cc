@@ -18,7 +18,8 @@ namespace kvasir::cli {
 namespace {
 
 struct PlannedRequest {
-  absl::Duration due;  // after the start; zero in a closed loop
+  // when the request is due after the start; zero in a closed loop
+  absl::Duration due;
   TokenRequest request;
 };
 
@@ -61,7 +62,8 @@ class Collector {
  public:
   explicit Collector(const LoadOptions& options) : options_(options) {}
 
-  // `late` is the time from when the request was due until it was sent.
+  // `late` is the delay between the time at which the request was due and the
+  // time at which it was sent.
   void Add(const TokenRequest& request, absl::Duration late,
            const absl::StatusOr<TokenResult>& result) {
     base::MutexLock lock(&mutex_);

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Answers immediately and records its requests.
+// A client that answers immediately and records the requests.
 class FakeClient final : public TokenClient {
  public:
   absl::StatusOr<TokenResult> Generate(const TokenRequest& request) override {
@@ -64,7 +64,8 @@ TEST(LoadGeneratorTest, ClosedLoopSendsEachRequestOnceAndFewAtATime) {
   EXPECT_LE(client.most(), 3);
   EXPECT_EQ(result.output_tokens, 80);
   EXPECT_DOUBLE_EQ(result.first_token_ms.p50, 1.0);
-  EXPECT_DOUBLE_EQ(result.inter_token_ms.p50, 1.0);  // 3 ms for 3 tokens
+  // responses 3 ms apart with 3 tokens
+  EXPECT_DOUBLE_EQ(result.inter_token_ms.p50, 1.0);
   EXPECT_DOUBLE_EQ(result.end_to_end_ms.p99, 5.0);
 }
 
@@ -85,8 +86,9 @@ TEST(LoadGeneratorTest, FailuresAreCountedAndTheFirstIsReported) {
 }
 
 TEST(LoadGeneratorTest, OpenLoopCountsFromWhenARequestWasDue) {
-  // One request at a time, at ten times the rate that answers of 2 ms allow.
-  // Later requests are sent late, and their latencies include the delay.
+  // Requests are due at ten times the rate that is possible with answers of 2
+  // ms, one at a time. So they are sent late, and their latencies must include
+  // the delay.
   LoadOptions options = SmallLoad();
   options.concurrency = 1;
   options.rate = 5000;
@@ -108,7 +110,8 @@ TEST(LengthDistributionTest, SamplesStayInTheirRange) {
     EXPECT_LE(length, 5);
     above += lognormal->Sample(&random) >= 100 ? 1 : 0;
   }
-  EXPECT_NEAR(static_cast<double>(above), 500.0, 80.0);  // the median
+  // half of the 1000 samples are above the median
+  EXPECT_NEAR(static_cast<double>(above), 500.0, 80.0);
   EXPECT_EQ(LengthDistribution::Parse("fixed:7")->Sample(&random), 7);
 }
 
@@ -127,7 +130,8 @@ TEST(LengthDistributionTest, LengthsThatTheModelDoesNotHoldAreRefused) {
   }
 }
 
-// `bench serve` sent prompts of up to 512 tokens to a model of 512 tokens.
+// Regression test: `bench serve` sent prompts of up to 512 tokens to a model
+// whose length is 512 tokens.
 TEST(LengthDistributionTest, DefaultsAreCutToAShortModel) {
   const auto prompts = *LengthDistribution::Parse("uniform:32:512");
   const auto outputs = *LengthDistribution::Parse("uniform:8:64");

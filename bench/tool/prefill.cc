@@ -1,5 +1,5 @@
-// `kvasir bench prefill`: the matrix products of a prefill against oneDNN's
-// float32 GEMM on the same shapes.
+// `kvasir bench prefill`: compares the matrix products of a prefill with
+// oneDNN's float32 GEMM on the same shapes.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -46,8 +46,8 @@ void AddShareFigures(const bench::GemmShare& gemm,
   report->AddRatio("gemm_share",
                    RatioOf(gemm.baseline_seconds(), gemm.seconds()),
                    Target{0.85, true}, "matmuls over oneDNN's sgemm");
-  // The share of the baseline that a whole prefill, with attention and norms,
-  // reaches.
+  // Adds the share of the baseline's speed that a whole prefill, with attention
+  // and norms, reaches.
   std::vector<double> baseline = gemm.baseline_seconds();
   for (double& seconds : baseline) seconds *= layers;
   report->AddRatio("prefill_share", RatioOf(baseline, prefill_seconds),

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kQuickPairs = 2;
 constexpr int64_t kQuickFootprintBytes = int64_t{16} << 20;
-// Used if the CPU reports no cache size.
+// The cache size that is assumed if the CPU does not report one.
 constexpr int64_t kLeastCacheBytes = int64_t{64} << 20;
 
 }  // namespace
@@ -158,8 +158,8 @@ std::string CellOf(const nlohmann::ordered_json& row, const std::string& key) {
   return cell->dump();
 }
 
-// Prints a table with the columns of all rows. Nested numbers are columns of
-// their own: "e2e_ms/p50".
+// Prints the rows as a table with all columns that occur in them. Nested
+// numbers have separate columns like "e2e_ms/p50".
 void PrintRows(std::vector<nlohmann::ordered_json> rows) {
   if (rows.empty()) return;
   for (auto& row : rows) row = row.flatten();

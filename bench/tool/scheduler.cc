@@ -1,4 +1,4 @@
-// `kvasir bench scheduler`: the cost of planning a step.
+// `kvasir bench scheduler`: measures the time for planning a step.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -20,7 +20,7 @@ struct SchedulerFlags {
   worker::SchedulerBenchOptions options;
 };
 
-// The median of some runs, and their middle half relative to it.
+// The median of some runs, and the spread of their middle half relative to it.
 bench::PairedRatio MedianOf(const std::vector<double>& values) {
   return bench::RatioOf(values, std::vector<double>(values.size(), 1.0));
 }

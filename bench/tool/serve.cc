@@ -1,5 +1,5 @@
-// `kvasir bench serve`: load over gRPC, and the time that the router adds to a
-// request.
+// `kvasir bench serve`: measures a server under load over gRPC, and the time
+// that the router adds to a request.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -34,7 +34,7 @@ struct ServeBenchFlags {
   BenchFlags bench;
   ModelOptions model;
   std::string endpoint;
-  DialTlsFlags tls;  // for router and worker
+  DialTlsFlags tls;  // TLS for calls of the router and the worker
   std::string worker_endpoint;
   std::string model_name;
   std::string mode = "both";
@@ -46,15 +46,16 @@ struct ServeBenchFlags {
   std::string output_tokens = kOutputTokens;
   int64_t latency_prompt_tokens = 1000;
   uint64_t seed = 1;
-  // Used if the server does not report them.
+  // The values that are used if the server does not report them.
   int64_t max_model_len = 1024;
   int32_t vocab_size = 256;
 };
 
-// The server under load: one that runs already, or one that this program
+// The server under load: one that already runs, or one that this program
 // starts.
 struct TestedServer {
-  // Programs of this build, in the order in which they start.
+  // The programs that this benchmark has started, in this order; empty if the
+  // server already ran.
   std::unique_ptr<ForkedServer> own_worker;
   std::unique_ptr<ForkedServer> own_router;
   std::string router_endpoint;
@@ -66,7 +67,7 @@ struct TestedServer {
   int32_t vocab_size = 0;
 };
 
-// Starts a worker of the model that the flags name, and a router.
+// Starts a worker with the model that the flags name, and a router.
 absl::Status StartOwn(const ServeBenchFlags& flags, TestedServer* server) {
   const std::vector<std::string> ports = {"--admin-port=0", "--health-port=0",
                                           "--metrics-port=0"};
@@ -102,7 +103,8 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(server.router_credentials,
                           DialCredentials(tls, server.router_endpoint));
   if (!server.worker_endpoint.empty()) {
-    // A worker accepts routers, not the tokens of their clients.
+    // Does not send the token to the worker, because workers authenticate only
+    // routers, not clients.
     DialTlsFlags to_worker = tls;
     to_worker.token_file.clear();
     KVASIR_ASSIGN_OR_RETURN(server.worker_credentials,
@@ -187,7 +189,7 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
                           LengthDistribution::Parse(flags.prompt_tokens));
   KVASIR_ASSIGN_OR_RETURN(options.output_tokens,
                           LengthDistribution::Parse(flags.output_tokens));
-  // The defaults are cut to fit any model.
+  // Shortens the default lengths to fit the model.
   if (!WasAsked(flags.bench, "--output-tokens")) {
     options.output_tokens =
         options.output_tokens.CutTo(server.max_model_len / 2);
@@ -216,13 +218,13 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
   if (flags.mode != "open" || rate == 0.0) {
     options.concurrency = flags.concurrency;
     KVASIR_ASSIGN_OR_RETURN(loads.closed, run("closed loop"));
-    // Half of the rate that a few clients reach: the server is busy but not
-    // overloaded.
+    // The default rate is half of the rate that a few clients reach, so that
+    // the server is busy but not overloaded.
     if (rate == 0.0) {
       rate = 0.5 * static_cast<double>(loads.closed->succeeded) /
              loads.closed->seconds;
     }
-    ++options.seed;  // gives other prompts
+    ++options.seed;  // uses other prompts in the next run
   }
   if (flags.mode != "closed" && rate > 0) {
     options.rate = rate;
@@ -232,7 +234,8 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
   return loads;
 }
 
-// The time until the first token and until the end, in milliseconds, by pair.
+// For each pair, the milliseconds until the first token and until the end of
+// the answer.
 struct LatencyPairs {
   std::vector<double> router;
   std::vector<double> worker;
@@ -245,9 +248,10 @@ double FirstTokenMs(const TokenResult& result) {
       result.arrivals.empty() ? result.total : result.arrivals.front().at);
 }
 
-// Asks for one token after the same prompt each time. The engine answers from
-// its prefix cache, so its time is short and steady and the router's time is
-// visible. The order alternates.
+// Measures latency through the router and directly, in alternating order. All
+// requests have the same prompt and one output token: the engine uses its
+// prefix cache, so its time is short and steady, and the router's time is
+// visible.
 absl::StatusOr<LatencyPairs> MeasureLatency(int pairs, int64_t prompt_tokens,
                                             const TestedServer& server,
                                             TokenClient* router,

@@ -30,7 +30,7 @@ TEST(EvictionScheduleTest, PointsAreMultiplesAndThePromptsEnd) {
   for (int64_t length = 0; length < 30; ++length) {
     if (schedule.IsPoint(length)) points.push_back(length);
   }
-  // All of the first 8 tokens stay.
+  // 4 and 8 are not points, because 8 slots may stay. 18 is the prompt's end.
   EXPECT_EQ(points, (std::vector<int64_t>{12, 16, 18, 20, 24, 28}));
   EXPECT_THAT(schedule.NextPoint(0), Optional(12));
   EXPECT_THAT(schedule.NextPoint(12), Optional(16));
@@ -56,7 +56,7 @@ TEST(EvictionScheduleTest, ABudgetOfTheWholeLengthEvictsNothing) {
     ASSERT_FALSE(schedule.IsPoint(length)) << length;
   }
   EXPECT_THAT(schedule.NextPoint(400), Optional(528));
-  // A share of 1 evicts nothing from the prompt before there is output.
+  // A budget of the whole prompt evicts nothing until there is output.
   const EvictionSchedule all({.budget_ratio = 1, .every_tokens = 16}, 400);
   EXPECT_EQ(all.SlotsAfter(400), 400);
   EXPECT_THAT(all.NextPoint(0), Optional(416));
@@ -67,13 +67,14 @@ TEST(EvictionScheduleTest, AShareCountsThePromptAndIsAtLeastSinksAndRecent) {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
   EXPECT_EQ(KeptSlots(fifth, 1000), 200);
   EXPECT_EQ(KeptSlots(fifth, 100), 36);
-  // 8 tokens since the last point
+  // 200 kept slots and the 8 tokens since the last point
   EXPECT_EQ(EvictionSchedule(fifth, 1000).SlotsAfter(5000), 208);
   EXPECT_EQ(KeptSlots({.budget_ratio = 0.29, .every_tokens = 1}, 100), 29);
   EXPECT_EQ(KeptSlots({.budget_ratio = 0.001, .every_tokens = 1}, 10), 1);
 }
 
-// Pages were once computed as if the output belonged to the prompt.
+// Regression test: the number of pages was once computed as if the output
+// belonged to the prompt.
 TEST(EvictionScheduleTest, AShareOfAKnownPromptDoesNotGrowWithItsOutput) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
@@ -94,7 +95,7 @@ TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAPointCount) {
     counts.observation_window = window;
     return EvictionSchedule(counts, prompt_tokens);
   };
-  // The points are 12, 16 and 18.
+  // With a prompt of 18 tokens, the points are 12, 16 and 18.
   EXPECT_EQ(with_window(0).FirstCounted(0, 12), 0);
   EXPECT_EQ(with_window(3).FirstCounted(0, 12), 9);
   EXPECT_EQ(with_window(3).FirstCounted(0, 7), 7);  // no query counts
@@ -102,7 +103,8 @@ TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAPointCount) {
   EXPECT_EQ(with_window(9).FirstCounted(12, 16), 12);
   EXPECT_EQ(with_window(1).FirstCounted(16, 18), 17);
   EXPECT_EQ(with_window(1).FirstCounted(18, 20), 18);  // output counts
-  // The end of a prompt from which nothing is evicted.
+  // A prompt of 6 tokens: nothing is evicted from it, but only the last queries
+  // before its end count.
   EXPECT_EQ(with_window(2, 6).FirstCounted(0, 6), 4);
 }
 

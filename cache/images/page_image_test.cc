@@ -39,7 +39,7 @@ std::string Image(const ImageFormat& format = Format(),
   return ImageHeader(format, shape, payload) + payload;
 }
 
-// The places of fields in the header.
+// The offsets of fields in the header.
 constexpr size_t kVersion = 8;
 constexpr size_t kRank = 108;
 constexpr size_t kGroups = 120;
@@ -49,7 +49,7 @@ constexpr size_t kFirstGroup = 140;  // 36 bytes each
 constexpr size_t kPayloadBytes = kFirstGroup + 2 * 36;
 constexpr size_t kChecksum = kPayloadBytes + 8;
 
-// The image with a changed number and a checksum that fits.
+// Returns the image with one number changed and with a valid checksum.
 std::string With(size_t offset, uint64_t value, size_t bytes) {
   std::string image = Image();
   std::memcpy(image.data() + offset, &value, bytes);

@@ -20,7 +20,8 @@ TEST(TailPolicyTest, CutsAtTheLastBoundaryOfThePrompt) {
   EXPECT_EQ(Policy(4).cut_tokens(), 4);
   EXPECT_EQ(Policy(11).cut_tokens(), 8);
   EXPECT_EQ(Policy(11, 4, 4).cut_tokens(), 8);
-  EXPECT_EQ(Policy(11, 8, 8).cut_tokens(), 0);  // all is found: no new tail
+  // all boundaries have tails, so no new tail
+  EXPECT_EQ(Policy(11, 8, 8).cut_tokens(), 0);
 }
 
 TEST(TailPolicyTest, CutsAtAForkPointInstead) {

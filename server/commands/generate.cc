@@ -118,7 +118,8 @@ int Generate(GenerateFlags flags) {
     credentials = *std::move(made);
   }
   TextClient client(flags.endpoint, std::move(credentials));
-  // The prompt is printed before the first text that continues it.
+  // True after the prompt was printed, which happens before the first generated
+  // text.
   bool begun = false;
   const auto result =
       client.Generate(flags.request, [&](std::string_view delta) {

@@ -1,6 +1,6 @@
-// `kvasir inspect`: the cost of a folder's cache, without reading its weights.
-// With --trace it reads them, runs a text, and shows which tokens the cache
-// keeps.
+// `kvasir inspect`: reports how much memory and work a model's cache takes,
+// without reading the weights. With --trace it loads the model, runs a text,
+// and shows which tokens the cache keeps.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -33,7 +33,8 @@
 namespace kvasir::cli {
 namespace {
 
-// The HTML page holds a number for each token, layer and unit.
+// The longest text for --trace. It limits the HTML page, which contains a
+// number for each token, layer and eviction unit.
 constexpr int64_t kMaxTraceTokens = 16384;
 constexpr int64_t kMaxTraceBytes = int64_t{1} << 20;
 
@@ -71,7 +72,8 @@ absl::StatusOr<std::vector<Evaluation>> ReadEvaluations(
   return evaluations;
 }
 
-// Adds the prediction beside the plan's file, if there is one.
+// Reads the planner's prediction beside the plan's file, if there is one, into
+// the report.
 absl::Status AddPrediction(const ModelOptions& options,
                            const ModelSource& source, InspectReport* report) {
   const bool own = options.kv_plan.empty();

@@ -1,5 +1,5 @@
-// `kvasir perplexity`: how well a model predicts a text, through the paged
-// cache that requests use.
+// `kvasir perplexity`: measures how well a model predicts a text, with the same
+// paged cache as requests use.
 #include "worker/offline/perplexity.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct PerplexityFlags {
   bool json = false;
 };
 
-// Runs before anything large is read.
+// Refuses a window above the model's length before the weights are read.
 absl::Status CheckWindow(const PerplexityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kRun));
@@ -65,7 +65,8 @@ absl::StatusOr<TextTokens> EncodeText(const PerplexityFlags& flags) {
   return encoded;
 }
 
-// A stream is reported by passes, or in tenths of its only pass.
+// The number of parts for which results are reported: the passes of a stream,
+// or tenths of its only pass.
 int64_t PartsOf(const PerplexityFlags& flags) {
   if (flags.stride > 0) return 10;
   if (!flags.stream) return 1;

@@ -1,4 +1,4 @@
-// `kvasir router`: clients' protocols for one or more workers.
+// `kvasir router`: serves clients' requests by one or more workers.
 #include <memory>
 #include <string>
 #include <utility>

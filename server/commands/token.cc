@@ -29,12 +29,13 @@ struct TokenFlags {
   bool json = false;
 };
 
-// Years in dates have four digits.
+// The longest validity. It keeps the years in dates at four digits.
 constexpr absl::Duration kMaxValidFor = absl::Hours(24 * 365 * 100);
 
 absl::Status CheckValidFor(const std::string& text) {
   absl::Duration valid_for;
-  // The flag itself reports a text that is no duration.
+  // Does not report a text that is not a duration, because the flag's own
+  // parser does.
   if (!absl::ParseDuration(text, &valid_for) || valid_for <= kMaxValidFor) {
     return absl::OkStatus();
   }
@@ -43,7 +44,7 @@ absl::Status CheckValidFor(const std::string& text) {
                    " (100 years), or 0: without an end; have '", text, "'"));
 }
 
-// 256 random bits as letters, digits, - and _.
+// Makes a token of 256 random bits, written as letters, digits, - and _.
 std::string NewToken() {
   std::array<char, 32> bytes;
   KVASIR_CHECK(getrandom(bytes.data(), bytes.size(), 0) ==

@@ -1,4 +1,4 @@
-// `kvasir worker`: one replica of a model.
+// `kvasir worker`: runs one replica of a model for routers.
 #include <memory>
 #include <string>
 #include <utility>

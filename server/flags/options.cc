@@ -19,11 +19,13 @@ namespace {
 
 static_assert(kMaxTokenBytes == router::kMaxBearerTokenBytes);
 
-// With a smaller buffer, one pending write would make a client look slow that
-// keeps up. With a larger one, a single stream could take the router's memory.
+// The limits of --stream-buffer-bytes. With a smaller buffer, a single pending
+// write would make a fast client look slow. With a larger one, a single stream
+// could take the router's memory.
 constexpr int64_t kMinStreamBufferBytes = 64 << 10;
 constexpr int64_t kMaxStreamBufferBytes = int64_t{1} << 30;
-// With less, a single prompt of a usual length would be refused.
+// The least value of --request-bytes. With less, prompts of a usual length
+// would be refused.
 constexpr int64_t kMinRequestBytes = 1 << 20;
 constexpr int64_t kMaxRequestBytes = int64_t{1} << 40;
 
@@ -193,7 +195,8 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers) {
 constexpr absl::Duration kLeastConnectionAge = absl::Seconds(1);
 
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
-  // gRPC treats 0 as an age, with which no connection would live. A drain
+  // The default is at least kLeastConnectionAge, because with --drain-timeout 0
+  // it would be 0, and gRPC would close every connection at once. A drain
   // without time loses calls anyway.
   if (flags.max_connection_age == absl::ZeroDuration()) {
     return std::max(flags.drain_timeout / 3, kLeastConnectionAge);

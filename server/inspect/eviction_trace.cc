@@ -14,11 +14,11 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Marks the tokens that a unit has evicted.
+// Marks the tokens that are not in `kept` as evicted after `seen` tokens.
 absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
                       EvictionTrace::Unit* unit) {
   unit->gone_at.resize(static_cast<size_t>(seen));
-  int64_t next = 0;  // all tokens below it are done
+  int64_t next = 0;  // all tokens before this one are done
   for (const uint32_t position : kept) {
     const auto token = static_cast<int64_t>(position);
     if (token < next || token >= seen ||
@@ -41,7 +41,7 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
   return absl::OkStatus();
 }
 
-// Latest tokens that always stay.
+// The number of latest tokens that always stay.
 int64_t RecentOf(const EvictionTrace::Layer& layer) {
   return layer.scored ? layer.recent
                       : std::max(layer.recent, layer.kept - layer.sinks);

@@ -13,7 +13,8 @@ using base::StatusIs;
 using ::testing::HasSubstr;
 using Positions = std::vector<uint32_t>;
 
-// Two layers of two units, that keep 5 slots: 1 sink and 2 recent ones.
+// A trace of two layers with two units each. A unit keeps 5 slots, among them 1
+// sink and 2 recent tokens.
 EvictionTrace MakeTrace(const std::string& rest = "") {
   return EvictionTrace(
       *SourceWith(kFullKey, kFullValue,

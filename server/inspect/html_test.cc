@@ -38,7 +38,7 @@ Evaluation SomeEvaluation(const std::string& method) {
   return evaluation;
 }
 
-// The data in the page's script element, and the page without the data.
+// A page, split into the JSON data in its script element and the rest.
 struct Page {
   nlohmann::json data;
   std::string frame;
@@ -50,7 +50,8 @@ Page PageOf(const InspectReport& report,
   const std::string begin = R"(<script type="application/json" id="data">)";
   const size_t from = html.find(begin);
   EXPECT_NE(from, html.npos);
-  // A browser ends the script element here, even inside a string.
+  // A browser ends the script element at the first "</script", even inside a
+  // string.
   const size_t to = html.find("</script", from);
   EXPECT_NE(to, html.npos);
   if (from == html.npos || to == html.npos) return {};
@@ -101,7 +102,7 @@ TEST(InspectHtmlTest, NamesAreEscaped) {
   evaluation.text = evil;
   evaluation.rows[0].model = evil;
   const Page page = PageOf(ReportOf(source), {evaluation});
-  // A byte that is no UTF-8 is replaced.
+  // The last byte is invalid UTF-8 and becomes U+FFFD.
   const std::string kept = evil.substr(0, evil.size() - 1) + "\xef\xbf\xbd";
   EXPECT_EQ(page.data["report"]["model"], kept);
   EXPECT_EQ(page.data["evaluations"][0]["rows"][0]["method"], kept);

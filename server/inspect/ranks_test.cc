@@ -29,7 +29,8 @@ RankSummary RanksOf(const ModelSource& source, int64_t tp) {
 
 ModelSource Whole() { return SourceWith(kFullKey, kFullValue); }
 
-// One group of all heads, of rank 12 in bf16.
+// A model whose values have one latent of rank 12 in bf16 for all heads, which
+// all ranks must hold.
 ModelSource Spanning() {
   return SourceWith(kFullKey,
                     R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":12}]},
@@ -46,7 +47,7 @@ TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDivided) {
   EXPECT_EQ(two.ranks[1].query_heads, (plan::HeadRange{4, 4}));
   EXPECT_EQ(two.ranks[1].first_feature, 24);
   EXPECT_EQ(two.ranks[1].num_features, 24);
-  // Two layers, key and value, 4 heads of 8 in bf16.
+  // 2 layers * (key and value) * 4 heads * 8 dimensions * 2 bytes.
   EXPECT_EQ(alone.most_kv_bytes_per_token(), 2 * 2 * 4 * 8 * 2);
   for (const RankShare& rank : two.ranks) {
     EXPECT_EQ(rank.kv_bytes_per_token, 2 * 2 * 2 * 8 * 2);
@@ -67,7 +68,8 @@ TEST(InspectRanksTest, WeightsEqualTheLoadersAndWholeTensorsCountOnEachRank) {
   EXPECT_EQ(alone.replicated_weight_bytes(), 0);
   EXPECT_EQ(two.whole_weight_bytes, alone.whole_weight_bytes);
   EXPECT_LT(*two.ranks[0].weight_bytes, *two.whole_weight_bytes);
-  // Each rank has all norms: 2 per layer and the last, 32 numbers in float32.
+  // Each rank has all norms: 2 in each of 2 layers and the final one, with 32
+  // float32 numbers each.
   EXPECT_GE(two.replicated_weight_bytes(), (2 * 2 + 1) * 32 * 4);
   EXPECT_EQ(two.replicated_weight_bytes(), *two.ranks[0].weight_bytes +
                                                *two.ranks[1].weight_bytes -
@@ -101,7 +103,7 @@ TEST(InspectRanksTest, AGroupThatSpansRanksIsNamedWithItsBytes) {
 }
 
 TEST(InspectRanksTest, UnequalRanksAreNamedAndTheLargestCounts) {
-  // Each of two ranks has one group.
+  // The values have two groups, so each of two ranks has one of them.
   const ModelSource source =
       SourceWith(kFullKey,
                  R"({"low_rank":{"groups":[{"heads":[0,1],"rank":16},
@@ -113,7 +115,7 @@ TEST(InspectRanksTest, UnequalRanksAreNamedAndTheLargestCounts) {
   EXPECT_THAT(ranks.replicas, IsEmpty());
   ASSERT_EQ(ranks.uneven.size(), 1u);
   EXPECT_EQ(ranks.uneven[0].last_layer, 1);
-  // The keys of two heads, and one value group.
+  // 2 layers * (32 bytes of keys of two heads + 16 bytes of a value group).
   EXPECT_EQ(ranks.uneven[0].least_bytes, 2 * (32 + 16));
   EXPECT_EQ(ranks.uneven[0].most_bytes, 2 * (32 + 32));
   EXPECT_EQ(ranks.most_kv_bytes_per_token(), 2 * (32 + 32));
@@ -136,8 +138,9 @@ TEST(InspectRanksTest, SizesThatDoNotDivideAreRefusedWithThePossibleOnes) {
                        AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
                                        "features cannot be dealt to 3"),
                              HasSubstr("would do: 1, 2, 4 or 8"))));
-  // Each rank has a basis over its own heads, and ranges cover 16 channels. Two
-  // ranks have 16 channels each; four have 8, too few for a range.
+  // Each rank has a basis over its own heads, and a range covers 16 channels.
+  // With two ranks, each rank has 16 channels; with four ranks it has 8, too
+  // few for a range.
   const ModelSource basis = SourceWith(
       R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
           "per_token":{"group":16},"param_dtype":"F16",

@@ -117,7 +117,7 @@ absl::Status CheckCommon(const RankFlags& flags) {
   return absl::OkStatus();
 }
 
-// Finds flags that have no effect because the group has one rank.
+// Refuses flags that have no effect because the group has only one rank.
 absl::Status CheckRead(const RankFlags& flags) {
   if (flags.listen.empty() &&
       (GivesTls(flags.tls) || !flags.secret_file.empty())) {
@@ -167,7 +167,8 @@ void AddFollowerFlags(CLI::App* app, RankFlags* flags) {
         return ParseListen(text, "--leader").status();
       }))
       ->type_name("HOST:PORT");
-  // --rank and --tp have no default.
+  // --rank and --tp have no default, because a wrong value would be accepted
+  // silently.
   AddFlag(app, "--rank", flags->rank, "which rank this is, from 1 on")
       ->check(CLI::Range(1, kMaxTp - 1))
       ->default_str("");
@@ -180,7 +181,7 @@ void AddFollowerFlags(CLI::App* app, RankFlags* flags) {
           "included: each has its share of the cores, or a GPU of its own")
       ->check(CLI::Range(1, kMaxTp))
       ->group(kGroup);
-  // Only for a rank that another command started.
+  // A hidden flag, which the command that starts a rank sets.
   app->add_option("--join-fd", flags->join_fd)->group("")->configurable(false);
   AddGroupFlags(app, flags);
 }

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// The commands with these flags, as in `kvasir`.
+// The commands serve and rank with all their flags, as in `kvasir`.
 struct Commands {
   Commands() {
     for (CLI::App* command : {serve, rank}) {
@@ -107,7 +107,8 @@ TEST(RankFlagsTest, UnusedRankFlagsAreRefused) {
               Refuses("--collective is for several ranks"));
 }
 
-// --print-config printed rank=0 and tp=1, which --config refused.
+// Regression test: --print-config printed rank=0 and tp=1, which --config
+// refused.
 TEST(RankFlagsTest, AFollowersRankAndGroupSizeHaveNoDefault) {
   Commands commands;
   EXPECT_THAT(
@@ -117,7 +118,8 @@ TEST(RankFlagsTest, AFollowersRankAndGroupSizeHaveNoDefault) {
 
 TEST(RankFlagsTest, AFollowerNamesItsLeaderAndItself) {
   EXPECT_THAT(Follower("--rank 1 --tp 2"), Refuses("--leader HOST:PORT"));
-  // The rank waited for an answer until --rank-join-timeout.
+  // Regression test: with an address without a port, the rank waited for an
+  // answer until --rank-join-timeout.
   EXPECT_THROW((void)Follower("--leader a --rank 1 --tp 2"),
                CLI::ValidationError);
   EXPECT_THAT(Follower("--leader a:1 --rank 1"), Refuses("give --tp"));
@@ -200,13 +202,14 @@ TEST(ChildArgumentsTest, AChildGetsTheModelsFlagsAndItsOwnPorts) {
             Contains("--kv-cache-bytes=1MiB"), Contains("--log-format=json"),
             Contains("--metrics-port=9102"),
             Contains("--rank-heartbeat-timeout=1s"),
-            // A shorter watchdog aborted steps that the leader waited for.
+            // Regression test: with a shorter watchdog than the leader's, ranks
+            // aborted steps for which the leader still waited.
             Contains("--watchdog=9m"),
             Not(Contains(StartsWith("--ready-file"))),
             Not(Contains(StartsWith("--admin-port"))),
             Not(Contains(StartsWith("--json"))),
             Not(Contains(StartsWith("--max-queue")))));
-  // The arguments are parsed back unchanged.
+  // The child's arguments must parse to the same flags.
   Commands child;
   std::string line;
   for (const std::string& argument :

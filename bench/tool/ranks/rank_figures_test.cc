@@ -44,7 +44,7 @@ TEST(RankFiguresTest, DifferentResultsAreReportedWithRankAndValue) {
                              HasSubstr("rank 0 is 7, that of rank 2 is 1a")));
 }
 
-// Some of the steps evict and some do not.
+// The steps have different counts, because only some of them evict.
 TEST(RankFiguresTest, CountsOfDifferentStepsAreAveraged) {
   RankTally tally;
   tally.Add({}, {.calls = 3, .sent_bytes = 4}, 2, 1.0);
