@@ -13,7 +13,7 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// Test fixture: pools of a few pages with 16 slots, for one plan.
+// Test fixture with one plan: the pools have a few pages of 16 slots.
 class CapacityTest : public ::testing::TestWithParam<PlanCase> {
  protected:
   CapacityTest()

@@ -56,8 +56,7 @@ TEST(PlanPresetsTest, FiftyPerCentIsHalfOfTheBytesAndCodesAreTheirBits) {
        {"rap-50", "commuting-50", "palu-50-g1", "palu-50-g2", "palu-50-g4"}) {
     EXPECT_EQ(bytes(half), dense / 2) << half;
   }
-  // Bytes of 4-bit codes of 8 heads, and of each head's scale and minimum, for
-  // keys and values.
+  // 2 sides * 8 heads * (32 bytes of codes + 4 bytes of scale and minimum).
   EXPECT_EQ(bytes("palu-50-g1-4bit"), 2 * 8 * (32 + 4));
   EXPECT_EQ(bytes("palu-50-g4-4bit"), 2 * 2 * (128 + 4));
   EXPECT_EQ(bytes("palu-50-g4-3bit"), 2 * 2 * (96 + 4));

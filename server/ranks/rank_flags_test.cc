@@ -90,10 +90,12 @@ TEST(RankFlagsTest, ALeaderOfSeveralHostsNeedsAnAddressAndASecret) {
 TEST(RankFlagsTest, UnusedRankFlagsAreRefused) {
   EXPECT_THAT(Leader("--tp 2 --nccl-library x"),
               Refuses("--nccl-library x is read with --collective nccl"));
-  EXPECT_THAT(Leader("--tp 2 --rank-tls-cert c"), Refuses("go together"));
+  EXPECT_THAT(Leader("--tp 2 --rank-tls-cert c"),
+              Refuses("must be given together"));
   EXPECT_THAT(Leader("--tp 2 --rank-tls-cert c --rank-tls-ca a"),
-              Refuses("go together"));
-  EXPECT_THAT(Leader("--tp 2 --rank-tls-names n"), Refuses("go together"));
+              Refuses("must be given together"));
+  EXPECT_THAT(Leader("--tp 2 --rank-tls-names n"),
+              Refuses("must be given together"));
   EXPECT_THAT(Leader("--tp 2 --rank-heartbeat-timeout 1ms"),
               Refuses("want 100ms to 1h"));
   EXPECT_THAT(Leader("--tp 2 --rank-secret-file s"),
