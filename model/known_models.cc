@@ -40,7 +40,9 @@ bool IsFolder(const std::string& path) {
 }  // namespace
 
 const char kOrKnownModel[] =
-    ", or smollm2, which models/fetch gets; a folder of that name here wins";
+    ", or smollm2 after models/fetch has downloaded it; a "
+    "folder with that name in the working directory is "
+    "preferred";
 
 std::string CacheFolder() {
   const char* cache = std::getenv("XDG_CACHE_HOME");
@@ -55,22 +57,24 @@ absl::StatusOr<std::string> FindModel(const std::string& text) {
     // If the path is wrong, opening the model reports the error.
     std::error_code error;
     if (!IsName(text) || std::filesystem::exists(text, error)) return text;
-    return absl::NotFoundError(absl::StrCat(
-        "no folder '", text, "' here, and no known model of that name; known: ",
-        absl::StrJoin(kKnownModels, ", ")));
+    return absl::NotFoundError(
+        absl::StrCat("no folder '", text,
+                     "' here, and no known model has that name; known models: ",
+                     absl::StrJoin(kKnownModels, ", ")));
   }
   const std::string cache = CacheFolder();
   if (cache.empty()) {
-    return absl::NotFoundError(absl::StrCat(
-        text,
-        " is kept in a cache folder, and neither XDG_CACHE_HOME nor HOME "
-        "says where that is"));
+    return absl::NotFoundError(
+        absl::StrCat(text,
+                     " is stored in a cache folder, but neither XDG_CACHE_HOME "
+                     "nor HOME is set"));
   }
   const std::string folder = absl::StrCat(cache, "/models/", text);
   if (IsFolder(folder)) return folder;
-  return absl::NotFoundError(absl::StrCat(
-      text, " is not fetched, there is no ", folder, ": run models/fetch ",
-      text, " (known models: ", absl::StrJoin(kKnownModels, ", "), ")"));
+  return absl::NotFoundError(
+      absl::StrCat(text, " was not downloaded, because there is no folder ",
+                   folder, ": run models/fetch ", text,
+                   " (known models: ", absl::StrJoin(kKnownModels, ", "), ")"));
 }
 
 CLI::Validator ModelName(const CLI::App* command, OtherNames others) {

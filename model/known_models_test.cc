@@ -151,7 +151,7 @@ TEST_F(ModelFlagTest, AModelThatIsNotThereIsWrongUsage) {
   EXPECT_EQ(Parse({"compare", "--model", "smollm2"}), kExitUsage);
   EXPECT_EQ(Parse({"compare", "smollm2"}), kExitUsage);
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr("--model: smollm2 is not fetched"));
+              HasSubstr("--model: smollm2 was not downloaded"));
 }
 
 TEST_F(ModelFlagTest, TheEnvironmentsModelIsNoOtherCommandsError) {

@@ -42,8 +42,10 @@ absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name) {
   if (name == "q-hitter") return EvictionMethod::kQHitter;
   if (name == "h2o") return EvictionMethod::kH2o;
   if (name == "streaming") return EvictionMethod::kStreaming;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "'", name, "' is no eviction: want q-hitter, h2o or streaming"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", name,
+                   "' is not an eviction method: want q-hitter, h2o or "
+                   "streaming"));
 }
 
 absl::Status ApplyEviction(const EvictionSettings& settings,

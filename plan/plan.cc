@@ -76,7 +76,7 @@ absl::StatusOr<KvPlan> ParsePlanJson(absl::string_view text,
                                      absl::string_view name) {
   if (text.size() > static_cast<size_t>(kMaxPlanJsonBytes)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, ": a plan has at most ", kMaxPlanJsonBytes,
+        absl::StrCat(name, ": a plan may have at most ", kMaxPlanJsonBytes,
                      " bytes, have ", text.size()));
   }
   KvPlan plan;

@@ -288,8 +288,8 @@ absl::StatusOr<const Entry*> Find(const std::string& name) {
     if (entry.preset.name == name) return &entry;
     names.push_back(entry.preset.name);
   }
-  return absl::NotFoundError(absl::StrCat("no plan is called \"", name,
-                                          "\"; there are ",
+  return absl::NotFoundError(absl::StrCat("there is no plan \"", name,
+                                          "\"; the plans are ",
                                           absl::StrJoin(names, ", ")));
 }
 

@@ -358,10 +358,10 @@ class LayerResolver {
     }
     for (size_t head = 0; head < latents_of.size(); ++head) {
       if (latents_of[head] == 1) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("layer ", layer_, ": ", part.prefix, ": KV head ", head,
-                       " of ", shape_.num_kv_heads, " is in ", latents_of[head],
-                       " groups of the plan: a plan for another model"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "layer ", layer_, ": ", part.prefix, ": KV head ", head, " of ",
+          shape_.num_kv_heads, " is in ", latents_of[head],
+          " groups of the plan: the plan belongs to another model"));
     }
     return absl::OkStatus();
   }

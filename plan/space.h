@@ -36,7 +36,8 @@ absl::Status CheckPartition(const PlanPlace& where, const Groups& groups,
     for (uint32_t head : groups.Get(g).heads()) {
       if (head >= num_heads) {
         return where.Refuse("group ", g, " names head ", head,
-                            ", the layer has ", num_heads, " KV heads");
+                            ", but the layer has only ", num_heads,
+                            " KV heads");
       }
       if (owner[head] >= 0) {
         return where.Refuse("head ", head, " is in group ", owner[head],
@@ -79,7 +80,8 @@ class Coverage {
   absl::Status TakeWhole(const PlanPlace& where) {
     if (where.part > 0) {
       return where.Refuse(
-          "a full space stores what part 0 already covers: want it alone");
+          "a full space stores all dims, but part 0 already covers "
+          "some: a full space must be the only part");
     }
     whole_owner_ = where.part;
     return absl::OkStatus();

@@ -35,7 +35,7 @@ inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
   if (shard.size < 1 || shard.rank < 0 || shard.rank >= shard.size) {
     return absl::InvalidArgumentError(
         absl::StrCat("tensor-parallel rank ", shard.rank,
-                     " is outside of a group of ", shard.size));
+                     " is outside a group of size ", shard.size));
   }
   if (num_kv_heads < 1) {
     return absl::InvalidArgumentError(

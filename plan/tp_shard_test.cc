@@ -26,7 +26,7 @@ TEST(TpShardTest, RefusesUnevenHeadsAndRanksOutsideTheGroup) {
                        HasSubstr("8 KV heads cannot be dealt to 3")));
   EXPECT_THAT(KvHeadsOfRank({2, 2}, 8),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("rank 2 is outside of a group of 2")));
+                       HasSubstr("rank 2 is outside a group of size 2")));
   EXPECT_THAT(KvHeadsOfRank({0, 1}, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("at least 1 KV head")));

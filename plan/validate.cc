@@ -115,7 +115,8 @@ class SidesChecker {
     if (plan_.exact_sinks() > 0 && !codes) {
       return PlanPlace{.layer = layer_, .section = "exact_sinks"}.Refuse(
           "the first ", plan_.exact_sinks(),
-          " tokens would be kept beside codes, and no part stores codes");
+          " tokens would be kept exact in addition to codes, but no "
+          "part stores codes");
     }
     return absl::OkStatus();
   }
@@ -143,7 +144,8 @@ class SidesChecker {
         !AnyCodes(plan_.joint())) {
       return where.Refuse(
           "an exact_window of ", side.exact_window(),
-          " keeps numbers beside codes, and no part stores codes");
+          " keeps exact numbers in addition to codes, but no part "
+          "stores codes");
     }
     return absl::OkStatus();
   }
@@ -333,7 +335,7 @@ absl::Status ValidatePlan(const KvPlan& plan, const AttentionShape& shape) {
   if (plan.layers_size() != shape.num_layers()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the plan has ", plan.layers_size(),
-                     " layers, the model has ", shape.num_layers()));
+                     " layers, but the model has ", shape.num_layers()));
   }
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& layer = plan.layers(l);

@@ -146,7 +146,8 @@ absl::StatusOr<TensorStream::Block> TensorStream::Next() {
   block.num_rows = RowsOfBlock(next_row_);
   if (block.num_rows == 0) {
     return absl::ResourceExhaustedError(absl::StrFormat(
-        "%s: tensor %s: a row has %d bytes, the read buffer %d",
+        "%s: tensor %s: a row has %d bytes, but the read buffer "
+        "has only %d",
         tensor_.file->path(), info().name, range_.row_bytes, buffer_.size()));
   }
   const int64_t next = next_row_ + block.num_rows;
@@ -165,7 +166,8 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
   if (!std::filesystem::is_directory(folder, error)) {
     return absl::NotFoundError(
         std::filesystem::exists(folder, error)
-            ? absl::StrFormat("%s: is no folder, want one of a model", folder)
+            ? absl::StrFormat("%s is not a folder; give the folder of a model",
+                              folder)
             : absl::StrFormat("no such model folder: %s", folder));
   }
   KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, LoadModelConfig(folder));
@@ -233,9 +235,10 @@ absl::Status Checkpoint::CheckTensors(const plan::ResolvedPlan& plan,
     if (!layer.has_value()) return status;
     return absl::Status(
         status.code(),
-        absl::StrFormat("layer %d: %s; the plan asks for shape %s: are these "
-                        "its weights?",
-                        *layer, status.message(), ShapeText(want.shape)));
+        absl::StrFormat(
+            "layer %d: %s; the plan asks for shape %s: do these weights "
+            "belong to the plan?",
+            *layer, status.message(), ShapeText(want.shape)));
   }
   std::vector<bool> compressed;
   for (int64_t layer = 0; layer < plan.num_layers(); ++layer) {
@@ -257,10 +260,10 @@ absl::Status Checkpoint::CheckNoOthers(
       continue;
     }
     if (compressed[static_cast<size_t>(*layer)]) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "layer %d: %s: tensor %s: the plan has no use for it: are these its "
-          "weights?",
-          *layer, entry.file->path(), entry.info->name));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("layer %d: %s: tensor %s is not used by the plan: do "
+                          "these weights belong to the plan?",
+                          *layer, entry.file->path(), entry.info->name));
     }
     if (absl::EndsWith(name, ".bias")) {
       return absl::InvalidArgumentError(absl::StrFormat(
@@ -288,8 +291,8 @@ absl::Status Checkpoint::CheckPlainTensors(bool attention) const {
     for (const std::string_view part : kTellingParts) {
       if (name.find(part) != name.npos) {
         return absl::UnimplementedError(absl::StrFormat(
-            "%s: tensor %s: %s does not have it: the model computes more than "
-            "this engine would",
+            "%s: tensor %s: %s has no such tensor, so the model "
+            "computes something that this engine does not",
             entry.file->path(), name, spec().architecture));
       }
     }

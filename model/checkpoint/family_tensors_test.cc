@@ -188,7 +188,7 @@ TEST(SpoiledCheckpointTest, ATensorUnderTwoNamesIsRefused) {
                        "model.layers.0.mlp.up_proj.weight"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("model.decoder.layers.0.fc1.weight"),
-                             HasSubstr("is the same one"))));
+                             HasSubstr("is stored twice"))));
 }
 
 }  // namespace

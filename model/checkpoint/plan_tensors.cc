@@ -72,7 +72,7 @@ absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(
   if (plan.num_layers() != spec.num_layers()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the plan has ", plan.num_layers(),
-                     " layers, the model has ", spec.num_layers()));
+                     " layers, but the model has ", spec.num_layers()));
   }
   std::vector<std::vector<RequiredTensor>> attention(plan.attention.size());
   for (int64_t layer = 0; layer < plan.num_layers(); ++layer) {

@@ -377,9 +377,10 @@ TEST(PlanTensorsTest, RefusesAPlanForAnotherModelWithoutACrash) {
       DescribeAttention(spec, Layer(LowRank("reconstruct", "PRE_ROPE"), kFull)),
       StatusIs(absl::StatusCode::kInvalidArgument,
                HasSubstr("KV head 2 of 4 is in 0 groups")));
-  EXPECT_THAT(RequiredTensors(spec, plan::ResolvedPlan()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the plan has 0 layers, the model has 1")));
+  EXPECT_THAT(
+      RequiredTensors(spec, plan::ResolvedPlan()),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("the plan has 0 layers, but the model has 1")));
 }
 
 }  // namespace

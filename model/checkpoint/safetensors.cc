@@ -44,9 +44,10 @@ bool IsPlainShardName(std::string_view name) {
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   KVASIR_ASSIGN_OR_RETURN(RandomAccessFile file, RandomAccessFile::Open(path));
   if (file.size_bytes() < kLengthBytes) {
-    return absl::DataLossError(absl::StrFormat(
-        "%s: truncated: a header length wants %d bytes, the file has %d", path,
-        kLengthBytes, file.size_bytes()));
+    return absl::DataLossError(
+        absl::StrFormat("%s is truncated: the length of the header needs %d "
+                        "bytes, but the file has %d",
+                        path, kLengthBytes, file.size_bytes()));
   }
   std::array<std::byte, kLengthBytes> length_bytes;
   KVASIR_RETURN_IF_ERROR(file.Read(0, length_bytes));
@@ -57,8 +58,8 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
         file.Read(0, std::as_writable_bytes(std::span<char>(text))));
     KVASIR_RETURN_IF_ERROR(CheckNoLfsPointer(text, path));
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s: header of %d bytes, the limit is %d", path,
-                        header_bytes, kMaxHeaderBytes));
+        absl::StrFormat("%s: the header has %d bytes, but the limit is %d",
+                        path, header_bytes, kMaxHeaderBytes));
   }
   if (header_bytes > file.size_bytes() - kLengthBytes) {
     return absl::DataLossError(absl::StrFormat(
@@ -83,8 +84,9 @@ absl::Status SafetensorsFile::Read(const TensorInfo& tensor,
   if (offset_bytes > tensor.size_bytes ||
       out.size() > tensor.size_bytes - offset_bytes) {
     return absl::OutOfRangeError(absl::StrFormat(
-        "%s: tensor %s: want %d bytes from %d, the tensor has %d", path(),
-        tensor.name, out.size(), offset_bytes, tensor.size_bytes));
+        "%s: tensor %s: want %d bytes from byte %d on, but the "
+        "tensor has %d",
+        path(), tensor.name, out.size(), offset_bytes, tensor.size_bytes));
   }
   const absl::Status status = ForEachPiece(
       tensor, offset_bytes, out.size(),
@@ -184,7 +186,8 @@ absl::Status CheckLinkedFiles(
   const nlohmann::json* linked = fields.Find("linked_files");
   if (linked == nullptr) return absl::OkStatus();
   if (!linked->is_object()) {
-    return fields.Error("linked_files", "want an object of fingerprints");
+    return fields.Error("linked_files",
+                        "must be an object of file names and fingerprints");
   }
   for (const auto& [name, want] : linked->items()) {
     const std::string ending = absl::StrCat("/", name);
@@ -238,7 +241,8 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
   const JsonFields fields(root, index);
   const nlohmann::json* map = fields.Find("weight_map");
   if (map == nullptr || !map->is_object()) {
-    return fields.Error("weight_map", "want an object of names to files");
+    return fields.Error("weight_map",
+                        "must be an object of tensor names and file names");
   }
   struct Shard {
     const SafetensorsFile* file = nullptr;
@@ -303,7 +307,8 @@ absl::Status TensorStore::Rename(
       const auto [place, is_new] = entries.try_emplace(view.name, renamed);
       if (is_new) continue;
       return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: tensor %s: %s has the tensor %s, which is the same one (%s)",
+          "%s: tensor %s is stored twice: %s has it as %s "
+          "(canonical name %s)",
           entry.file->path(), stored_name, place->second.file->path(),
           place->second.info->name, view.name));
     }

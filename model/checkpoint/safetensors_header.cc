@@ -98,7 +98,7 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
     if (state_ != State::kTensor || key_ != "dtype") {
       return Unexpected("a string");
     }
-    if (has_type_) return Fail("dtype is there twice");
+    if (has_type_) return Fail("has two fields dtype");
     const auto row = std::find_if(
         kTypes.begin(), kTypes.end(),
         [&value](const TypeRow& candidate) { return candidate.name == value; });
@@ -131,7 +131,7 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
   bool key(std::string& value) override {
     if (state_ == State::kTensors) {
       tensor_.name = value;  // the name is used in errors
-      if (!names_.insert(value).second) return Fail("is there twice");
+      if (!names_.insert(value).second) return Fail("is defined twice");
     } else if (state_ == State::kTensor && value != "dtype" &&
                value != "shape" && value != "data_offsets") {
       return Fail(absl::StrFormat("unknown field \"%s\"", Short(value)));
@@ -259,15 +259,15 @@ absl::Status CheckLayout(const std::vector<TensorInfo>& tensors,
                                   TensorTypeName(tensor.type)));
     }
     if (*want != tensor.size_bytes) {
-      return fail(
-          absl::StrFormat("shape %s of %s: want %d bytes, data_offsets have %d",
-                          ShapeText(tensor.shape), TensorTypeName(tensor.type),
-                          *want, tensor.size_bytes));
+      return fail(absl::StrFormat(
+          "shape %s of %s takes %d bytes, but data_offsets give %d",
+          ShapeText(tensor.shape), TensorTypeName(tensor.type), *want,
+          tensor.size_bytes));
     }
     const uint64_t end = tensor.begin_bytes + tensor.size_bytes;
     if (end > data_bytes) {
       return fail(absl::StrFormat(
-          "data_offsets end at %d, the file's data has %d bytes", end,
+          "data_offsets end at %d, but the file's data has %d bytes", end,
           data_bytes));
     }
     if (tensor.begin_bytes != expected_begin) {
@@ -279,9 +279,10 @@ absl::Status CheckLayout(const std::vector<TensorInfo>& tensors,
     expected_begin = end;
   }
   if (expected_begin != data_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: tensors cover %d bytes, the file's data has %d",
-                        where, expected_begin, data_bytes));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: the tensors cover %d bytes, but the file's data has "
+        "%d",
+        where, expected_begin, data_bytes));
   }
   return absl::OkStatus();
 }

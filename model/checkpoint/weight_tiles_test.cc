@@ -132,7 +132,9 @@ TEST(WeightTilesTest, TensorsOfOtherNamesOrShapesAreNamed) {
   refused(more, "rank 1: tensor wrong is not on rank 0");
   more = HalfOf(1);
   more.AddTensor("net", kVector);
-  refused(more, "rank 1: tensor net, where rank 0 has vector");
+  refused(
+      more,
+      "rank 1: tensor net: rank 0 has another tensor in this place, vector");
   WeightsIdBuilder fewer;
   fewer.AddTensor("matrix", kMatrix);
   refused(fewer, "rank 1: tensor vector is missing");
@@ -147,10 +149,10 @@ TEST(WeightTilesTest, MalformedTextsAreRefused) {
                 base::StatusIs(absl::StatusCode::kInvalidArgument,
                                AllOf(HasSubstr("rank 1"), HasSubstr(why))));
   };
-  refused("no message", "10 bytes that are no tiles");
+  refused("no message", "10 bytes that are not a WeightTiles message");
   refused("", "version 0");
   const std::string good = TextOf(HalfOf(1));
-  refused(good.substr(0, good.size() - 1), "no tiles");
+  refused(good.substr(0, good.size() - 1), "not a WeightTiles message");
   kvasir::v1::WeightTiles tiles;
   const auto changed = [&](const auto& change) {
     tiles.ParseFromString(good);
@@ -158,14 +160,14 @@ TEST(WeightTilesTest, MalformedTextsAreRefused) {
     return tiles.SerializeAsString();
   };
   refused(changed([](auto* run) { run->set_first(~uint64_t{0}); }),
-          "matrix: 16 bytes of hashes from tile 18446744073709551615");
+          "matrix: 16 bytes of hashes, from tile 18446744073709551615");
   refused(changed([](auto* run) { run->mutable_hashes()->append("x"); }),
           "matrix: 17 bytes");
   refused(changed([](auto* run) { run->mutable_hashes()->resize(80); }),
           "it has 4");
-  EXPECT_THAT(
-      CombineWeightTiles({}),
-      base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no rank")));
+  EXPECT_THAT(CombineWeightTiles({}),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("no weight tiles of any rank")));
 }
 
 // A tensor that claims more tiles than the ranks have sent is refused before

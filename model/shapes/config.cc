@@ -45,7 +45,7 @@ constexpr std::array<RefusedRow, 9> kRefused = {{
     {"Olmo2", "QK-norm is not served"},
     {"Gemma3", "QK-norm is not served"},
     {"Gemma", "its norms, activation and soft caps are not served"},
-    {"GPTNeoXJapanese", "its biases stand elsewhere than GPT-NeoX's"},
+    {"GPTNeoXJapanese", "its biases are in other places than GPT-NeoX's"},
     {"DeepseekV", "multi-head latent attention is not served"},
 }};
 
@@ -98,7 +98,7 @@ absl::Status RefuseWhatChangesTheModel(const JsonFields& fields) {
     }
     return fields.Unserved(
         "quantization_config",
-        absl::StrCat("weights quantized by ", method,
+        absl::StrCat("weights that are quantized by ", method,
                      " are not served; want F32, F16 or BF16 weights"));
   }
   for (const std::string_view name :
@@ -233,8 +233,8 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
     KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
     const bool expected = name == "attention_bias" && spec->qkv_bias;
     if (on.value_or(expected) && !expected) {
-      return fields.Unserved(name,
-                             absl::StrCat(spec->architecture, " has none"));
+      return fields.Unserved(
+          name, absl::StrCat(spec->architecture, " does not have it"));
     }
   }
   return absl::OkStatus();
@@ -263,7 +263,8 @@ absl::Status RefuseGroupedHeads(const JsonFields& fields,
   if (spec.num_kv_heads != spec.num_heads) {
     return fields.Unserved(
         "num_key_value_heads",
-        absl::StrFormat("%s has as many as query heads: want %d, have %d",
+        absl::StrFormat("in %s, it equals the number of query heads: want %d, "
+                        "have %d",
                         spec.architecture, spec.num_heads, spec.num_kv_heads));
   }
   if (spec.num_heads * spec.head_dim != spec.hidden_size) {
@@ -366,8 +367,8 @@ absl::Status ParseWindows(const JsonFields& fields, Family family,
           first_windowed, fields.IntIn("max_window_layers", 0, kMaxLayers, 28));
     }
   } else if (fields.Find("sliding_window") != nullptr) {
-    return fields.Unserved("sliding_window",
-                           absl::StrCat(spec->architecture, " has none"));
+    return fields.Unserved("sliding_window", absl::StrCat(spec->architecture,
+                                                          " does not have it"));
   }
 
   std::vector<bool> windowed;

@@ -89,8 +89,9 @@ absl::Status BpeModel::ReadVocabulary(const JsonRef& ref, size_t num_added) {
     if (token.empty() || !tokens_[index].empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
           vocab.path(), "[\"", token, "\"] is ", index,
-          token.empty() ? ", want no empty token"
-                        : absl::StrCat(", as is [\"", tokens_[index], "\"]")));
+          token.empty() ? ", but a token must not be empty"
+                        : absl::StrCat(", but that is also the id of [\"",
+                                       tokens_[index], "\"]")));
     }
     tokens_[index] = token;
   }

@@ -75,13 +75,14 @@ absl::Status PlaceTokens(const JsonRef& list,
     const bool taken = id < parts->tokens.size() && !parts->tokens[id].empty();
     std::string trouble;
     if (id >= limit) {
-      trouble = absl::StrCat("want below ", limit);
+      trouble = absl::StrCat("but ids must be below ", limit);
     } else if (in_vocabulary && !known) {
-      trouble = absl::StrCat("the vocabulary ", *in_vocabulary);
+      trouble = absl::StrCat("but the vocabulary gives it ", *in_vocabulary);
     } else if (taken && !known) {
-      trouble = absl::StrCat("which is \"", parts->tokens[id], "\"");
+      trouble =
+          absl::StrCat("but that is the id of \"", parts->tokens[id], "\"");
     } else if (!parts->added_ids.emplace(token.content, token.id).second) {
-      trouble = "a second time";
+      trouble = "but lists this token twice";
     }
     if (!trouble.empty()) {
       return absl::InvalidArgumentError(
@@ -317,11 +318,11 @@ absl::Status NoTokenizer(const std::filesystem::path& file) {
       !std::filesystem::exists(file.parent_path() / "merges.txt", error)) {
     return absl::NotFoundError(text);
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      text,
-      "; vocab.json and merges.txt are not read: transformers makes a "
-      "tokenizer.json of them (AutoTokenizer.from_pretrained, then "
-      "save_pretrained)"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(text,
+                   "; vocab.json and merges.txt are not supported; "
+                   "transformers can convert them to a tokenizer.json "
+                   "(AutoTokenizer.from_pretrained, then save_pretrained)"));
 }
 
 }  // namespace

@@ -115,9 +115,9 @@ std::vector<Mutation> HostileModels() {
       {"fractional id", [](json& f) { f["model"]["vocab"]["a"] = 1.5; },
        Code::kInvalidArgument, "model.vocab[\"a\"] is 1.5"},
       {"id twice", [](json& f) { f["model"]["vocab"]["a"] = 2; },
-       Code::kInvalidArgument, "is 2, as is"},
+       Code::kInvalidArgument, "is 2, but that is also the id of"},
       {"empty token", [](json& f) { f["model"]["vocab"][""] = 9; },
-       Code::kInvalidArgument, "want no empty token"},
+       Code::kInvalidArgument, "a token must not be empty"},
       {"unknown merge part",
        [](json& f) {
          f["model"]["merges"].push_back({"a", "x"});
@@ -230,16 +230,16 @@ std::vector<Mutation> HostilePipelines() {
        Code::kUnimplemented, "decoders[1].type is \"Metaspace\""},
       {"added id taken", [](json& f) { f["added_tokens"][0]["id"] = 3; },
        Code::kInvalidArgument,
-       "added_tokens[0] gives \"<s>\" id 3, which is \"ab\""},
+       "added_tokens[0] gives \"<s>\" id 3, but that is the id of \"ab\""},
       {"added id disagrees",
        [](json& f) { f["added_tokens"][0]["content"] = "ab"; },
        Code::kInvalidArgument, "id 5, the vocabulary 3"},
       {"added id wild",
        [](json& f) { f["added_tokens"][0]["id"] = 2000000000; },
-       Code::kInvalidArgument, "id 2000000000, want below"},
+       Code::kInvalidArgument, "id 2000000000, but ids must be below"},
       {"added id beyond the unused ones",
        [](json& f) { f["added_tokens"][0]["id"] = 6 + kMaxUnusedIds; },
-       Code::kInvalidArgument, "want below 65542"},
+       Code::kInvalidArgument, "ids must be below 65542"},
       {"vocabulary id beyond the unused ones",
        [](json& f) { f["model"]["vocab"]["ab"] = 6 + kMaxUnusedIds; },
        Code::kInvalidArgument, "an integer from 0 below 65542"},
@@ -248,7 +248,7 @@ std::vector<Mutation> HostilePipelines() {
          const json token = {{"id", 3}, {"content", "ab"}};
          f["added_tokens"] = {token, token};
        },
-       Code::kInvalidArgument, "id 3, a second time"},
+       Code::kInvalidArgument, "id 3, but lists this token twice"},
       {"added token of nothing",
        [](json& f) { f["added_tokens"][0]["content"] = ""; },
        Code::kInvalidArgument, "content has 0 bytes"},
@@ -381,11 +381,11 @@ TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheBound) {
 TEST(TokenizerTest, ReportsATokenizerInTwoFiles) {
   const base::TempFolder folder;
   for (const char* name : {"vocab.json", "merges.txt"}) folder.Write(name, "");
-  EXPECT_THAT(
-      Tokenizer::Load(folder.path()),
-      base::StatusIs(Code::kFailedPrecondition,
-                     ::testing::AllOf(HasSubstr("tokenizer.json is missing"),
-                                      HasSubstr("merges.txt are not read"))));
+  EXPECT_THAT(Tokenizer::Load(folder.path()),
+              base::StatusIs(
+                  Code::kFailedPrecondition,
+                  ::testing::AllOf(HasSubstr("tokenizer.json is missing"),
+                                   HasSubstr("merges.txt are not supported"))));
 }
 
 TEST(TokenizerTest, MissingFileIsNotFound) {
