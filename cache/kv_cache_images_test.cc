@@ -293,20 +293,21 @@ TEST(KvCacheImagesTest, GivesPagesForAnImageFromElsewhere) {
   refused(inconsistent, "-1 tokens");
   inconsistent = shape;
   inconsistent.logical_tokens = 15;
-  refused(inconsistent, "page group 0 with 15 tokens seen: 14 slots");
+  refused(inconsistent, "page group 0 with 15 tokens seen has 14 slots");
   inconsistent = shape;
   inconsistent.groups[1].first_page = 0;
   refused(inconsistent, "page group 1");
   inconsistent = shape;
   inconsistent.groups[0].num_side_pages = 0;
   refused(inconsistent,
-          "0 side pages and a budget of 0 slots, want 14, 4, 0, 1, 0");
+          "0 side pages and a budget of 0 slots; want, in this order, 14, 4, "
+          "0, 1, 0");
   inconsistent = shape;
   inconsistent.groups[1].kept_slots = 3;
   refused(inconsistent, "a budget of 3 slots");
   inconsistent = shape;
   inconsistent.prompt_tokens = 9;
-  refused(inconsistent, "by a prompt of 9 tokens, want 0");
+  refused(inconsistent, "its evictions assume a prompt of 9 tokens, want 0");
 }
 
 // The number of slots of a sequence that evicts depends on its prompt and
@@ -348,7 +349,8 @@ TEST(KvCacheImagesTest, AnImageThatEvictsNeedsItsPromptAndBudget) {
   refused(inconsistent, options, "7 slots in 2 pages");
   inconsistent = due;
   inconsistent.groups[0].kept_slots = 5;
-  refused(inconsistent, options, "a budget of 5 slots, want 8, 2, 0, 0, 6");
+  refused(inconsistent, options,
+          "a budget of 5 slots; want, in this order, 8, 2, 0, 0, 6");
   inconsistent = due;
   inconsistent.prompt_tokens = 9;
   refused(inconsistent, options, "a prompt of 9 tokens, want 10");

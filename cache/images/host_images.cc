@@ -233,16 +233,17 @@ absl::Status HostImages::CheckShape(const ImageShape& shape,
     if (have == want) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "image: page group ", g, " with ", shape.logical_tokens,
-        " tokens seen: ", have.physical_tokens, " slots in ", have.num_pages,
+        " tokens seen has ", have.physical_tokens, " slots in ", have.num_pages,
         " pages from ", have.first_page, " on, ", have.num_side_pages,
-        " side pages and a budget of ", have.kept_slots, " slots, want ",
-        want.physical_tokens, ", ", want.num_pages, ", ", want.first_page, ", ",
-        want.num_side_pages, ", ", want.kept_slots));
+        " side pages and a budget of ", have.kept_slots,
+        " slots; want, in this order, ", want.physical_tokens, ", ",
+        want.num_pages, ", ", want.first_page, ", ", want.num_side_pages, ", ",
+        want.kept_slots));
   }
   if (shape.prompt_tokens == prompt_tokens) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("image: gives up slots by a prompt of ", shape.prompt_tokens,
-                   " tokens, want ", prompt_tokens));
+      absl::StrCat("image: its evictions assume a prompt of ",
+                   shape.prompt_tokens, " tokens, want ", prompt_tokens));
 }
 
 absl::StatusOr<SequenceImage> HostImages::TakePages(
@@ -250,15 +251,15 @@ absl::StatusOr<SequenceImage> HostImages::TakePages(
   KVASIR_RETURN_IF_ERROR(CheckShape(shape, options));
   if (copies_.copies_host_pages()) {
     return absl::FailedPreconditionError(
-        "image: the next step copies pages of the host pool, which may be "
-        "these");
+        "image: the copies of the next step still use pages of "
+        "the host pool; try again after the step");
   }
   SequenceImage image;
   image.shape = shape;
   if (AllocateHostPages(&image)) return image;
   return absl::ResourceExhaustedError(
       absl::StrCat("image: its pages take ", Bytes(shape),
-                   " bytes, more than is free in the host pool now"));
+                   " bytes, but the host pool has less free memory now"));
 }
 
 void HostImages::AddStats(size_t group, PageGroupStats* stats) const {

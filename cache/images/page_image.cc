@@ -62,8 +62,8 @@ class Reader {
   }
   absl::Status status() const {
     if (sound_) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("image: its header is cut at byte ", all_.size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "image: the data ends inside its header, at byte ", all_.size()));
   }
   absl::string_view left() const { return left_; }
   // All bytes that have been read so far.
@@ -267,7 +267,7 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
     const int64_t pages = group.num_pages + group.num_side_pages;
     if (pages > (most - payload_bytes) / page_bytes) {
       return InvalidImage("group ", g, ": ", pages, " pages of ", page_bytes,
-                          " bytes in an image of ", most);
+                          " bytes, but the image has only ", most);
     }
     payload_bytes += pages * page_bytes;
   }
@@ -277,7 +277,7 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   KVASIR_RETURN_IF_ERROR(reader.status());
   if (stated != payload_bytes) {
     return InvalidImage("its header states ", stated,
-                        " bytes of pages, its page counts give ",
+                        " bytes of pages, but its page counts give ",
                         payload_bytes);
   }
   parsed.payload = reader.left();
@@ -287,8 +287,8 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   }
   if (const uint32_t have = Checksum(header, parsed.payload);
       have != checksum) {
-    return absl::DataLossError(absl::StrCat("image: its checksum is ", have,
-                                            ", its header states ", checksum));
+    return absl::DataLossError(absl::StrCat(
+        "image: its checksum is ", have, ", but its header states ", checksum));
   }
   return parsed;
 }

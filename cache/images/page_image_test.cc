@@ -169,11 +169,11 @@ TEST(PageImageTest, RefusesInconsistentSizesByName) {
           "group 0: 5 pages for 50 slots, want 4");
   refused(With(kFirstGroup + 24, ~0u, 4), "group 0: side pages is 4294967295");
   refused(With(kFirstGroup + 24, 1u << 29, 4),
-          "group 0: 536870916 pages of 100 bytes in an image of");
+          "group 0: 536870916 pages of 100 bytes, but the image has only");
   refused(With(kFirstGroup + 24, 2, 4),
-          "its header states 560 bytes of pages, its page counts give 660");
+          "its header states 560 bytes of pages, but its page counts give 660");
   refused(With(kPayloadBytes, 561, 8),
-          "its header states 561 bytes of pages, its page counts give 560");
+          "its header states 561 bytes of pages, but its page counts give 560");
 }
 
 }  // namespace

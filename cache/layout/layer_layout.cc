@@ -225,10 +225,11 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
   layer.sequence_bytes = sequence_bytes.value();
   if (layer.page_bytes > kMaxPageIdBytes ||
       layer.sequence_bytes > kMaxPageIdBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "layer ", layer_index, ": a page of ", page_tokens,
-        " tokens or what a sequence keeps beside its tokens takes more than ",
-        kMaxPageIdBytes, " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer_index, ": a page of ", page_tokens,
+                     " tokens, or the data of a sequence in addition to its "
+                     "tokens, takes more than ",
+                     kMaxPageIdBytes, " bytes"));
   }
   layer.side_pages = CeilDiv(other_bytes.value(), layer.page_bytes);
   return layer;

@@ -109,10 +109,11 @@ absl::StatusOr<PageLayout> PageLayout::Create(const plan::ResolvedPlan& plan,
     page_id_bytes += layer.page_bytes;
     if (page_id_bytes > kMaxPageIdBytes ||
         group.side_pages_per_sequence > kMaxPageIdBytes / group.page_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "layer ", l, ": up to here a page of ", page_tokens,
-          " tokens or what a sequence keeps beside its tokens takes more than ",
-          kMaxPageIdBytes, " bytes"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer ", l, ": up to here a page of ", page_tokens,
+                       " tokens, or the data of a sequence in addition to its "
+                       "tokens, takes more than ",
+                       kMaxPageIdBytes, " bytes"));
     }
   }
   return layout;

@@ -175,7 +175,7 @@ TEST_F(CheckpointTest, AStreamReportsABufferThatIsTooSmall) {
                               Checkpoint::Open(folder_.path()));
   EXPECT_THAT(WeightsId(checkpoint, 4),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("the read buffer 4")));
+                       HasSubstr("the read buffer has only 4")));
 }
 
 TEST_F(CheckpointTest, AStreamGivesWholeRowsInOrder) {

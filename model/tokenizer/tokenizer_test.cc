@@ -233,7 +233,7 @@ std::vector<Mutation> HostilePipelines() {
        "added_tokens[0] gives \"<s>\" id 3, but that is the id of \"ab\""},
       {"added id disagrees",
        [](json& f) { f["added_tokens"][0]["content"] = "ab"; },
-       Code::kInvalidArgument, "id 5, the vocabulary 3"},
+       Code::kInvalidArgument, "id 5, but the vocabulary gives it 3"},
       {"added id wild",
        [](json& f) { f["added_tokens"][0]["id"] = 2000000000; },
        Code::kInvalidArgument, "id 2000000000, but ids must be below"},

@@ -28,19 +28,22 @@ int Forward(const std::vector<std::string>& arguments) {
   }
   argv.push_back(nullptr);
   execvp(path.c_str(), argv.data());
-  PrintError("kvasir bench",
-             absl::StrCat(kProgram, ": ", std::strerror(errno),
-                          "; it was searched for beside this program and in "
-                          "PATH. The benchmarks are a program of their own: "
-                          "scripts/build kvasir-bench builds it"));
+  PrintError(
+      "kvasir bench",
+      absl::StrCat(kProgram, ": ", std::strerror(errno),
+                   "; it was searched in this program's folder and in PATH. "
+                   "The benchmarks are a separate program: scripts/build "
+                   "kvasir-bench builds it"));
   return kExitFailed;
 }
 
 }  // namespace
 
 void AddBenchCommand(CLI::App* app, int* exit_code) {
-  CLI::App* command = app->add_subcommand(
-      "bench", "benchmarks of this machine and this build (kvasir-bench)");
+  CLI::App* command =
+      app->add_subcommand("bench",
+                          "run benchmarks of this build on this machine "
+                          "(kvasir-bench)");
   // All further arguments, --help included, belong to kvasir-bench. With
   // fallthrough, kvasir itself would parse them.
   command->fallthrough(false);

@@ -58,11 +58,12 @@ int Drain(const DrainFlags& flags) {
     const bool no_admin =
         status.error_code() == grpc::StatusCode::UNIMPLEMENTED &&
         status.error_message().empty();
-    std::fprintf(stderr, "kvasir drain: %s: %s\n", flags.endpoint.c_str(),
-                 no_admin
-                     ? "speaks gRPC but cannot be drained: probably a port "
-                       "for clients; want the --admin-port"
-                     : status.error_message().c_str());
+    std::fprintf(
+        stderr, "kvasir drain: %s: %s\n", flags.endpoint.c_str(),
+        no_admin
+            ? "is a gRPC server that cannot be drained: probably a port for "
+              "clients; give the address of the --admin-port"
+            : status.error_message().c_str());
     return status.error_code() == grpc::StatusCode::UNAVAILABLE
                ? kExitUnavailable
                : kExitFailed;
@@ -85,7 +86,8 @@ void AddDrainCommand(CLI::App* app, int* exit_code) {
   auto flags = std::make_shared<DrainFlags>();
   CLI::App* command = app->add_subcommand(
       "drain", "ask a running kvasir to refuse new requests, finish, and exit");
-  AddFlag(command, "--endpoint", flags->endpoint, "the admin port")
+  AddFlag(command, "--endpoint", flags->endpoint,
+          "HOST:PORT or unix:/path of the server's admin port")
       ->type_name("HOST:PORT");
   AddDialTlsFlags(command, &flags->tls);
   AddDuration(command, "--deadline", flags->deadline,

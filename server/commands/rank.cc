@@ -62,8 +62,8 @@ void AddRankCommand(CLI::App* app, int* exit_code) {
   auto config = std::make_shared<RankConfig>();
   CLI::App* command = app->add_subcommand(
       "rank",
-      "a rank of a replica whose leader (kvasir worker or serve, --tp and "
-      "--rank-listen) is on another host");
+      "run a rank of a replica whose leader (kvasir worker or "
+      "serve with --tp and --rank-listen) is on another host");
   AddModelFlags(command, &config->model);
   AddDeviceFlags(command, &config->model.device);
   AddStepFlags(command, &config->engine);

@@ -21,8 +21,7 @@ constexpr size_t kMaxNameBytes = 4096;
 absl::StatusOr<std::string> Text(const JsonFields& fields,
                                  std::string_view name) {
   KVASIR_ASSIGN_OR_RETURN(std::optional<std::string> text, fields.String(name));
-  if (!text.has_value())
-    return fields.Error(name, "want a text, it is missing");
+  if (!text.has_value()) return fields.Error(name, "is missing; want a text");
   if (text->size() > kMaxNameBytes) {
     return fields.Error(name, absl::StrCat("want at most ", kMaxNameBytes,
                                            " bytes, have ", text->size()));
@@ -69,7 +68,8 @@ absl::Status ReadInterval(const JsonFields& fields, EvaluationRow* row) {
   row->added_low = (*interval)[0].get<double>();
   row->added_high = (*interval)[1].get<double>();
   if (!(row->added_low <= row->added_high)) {
-    return fields.Error("added_ci95", "want low <= high");
+    return fields.Error("added_ci95",
+                        "the lower bound must not be above the upper bound");
   }
   return absl::OkStatus();
 }

@@ -23,9 +23,9 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
     const auto token = static_cast<int64_t>(position);
     if (token < next || token >= seen ||
         unit->gone_at[static_cast<size_t>(token)] != 0) {
-      return absl::InternalError(absl::StrCat("kept token ", token,
-                                              ": want one from ", next,
-                                              " on that was there, of ", seen));
+      return absl::InternalError(absl::StrCat(
+          "kept token ", token, ": want a token from ", next,
+          " on that was not evicted before, among the first ", seen));
     }
     for (; next < token; ++next) {
       int64_t& gone_at = unit->gone_at[static_cast<size_t>(next)];
@@ -35,8 +35,10 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
   }
   // Recent tokens, including the last one, are always kept.
   if (next != seen) {
-    return absl::InternalError(
-        absl::StrCat("tokens from ", next, " on are not kept, of ", seen));
+    return absl::InternalError(absl::StrCat(
+        "tokens from ", next,
+        " on are not kept, although recent tokens must stay, among the first ",
+        seen));
   }
   return absl::OkStatus();
 }

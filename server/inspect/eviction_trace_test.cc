@@ -94,10 +94,12 @@ TEST(EvictionTraceTest, TheJsonHasTheWholeTrace) {
 TEST(EvictionTraceTest, ImpossibleEvictionsAreRefusedWithTheirPlace) {
   for (const auto& [kept, named] :
        std::vector<std::pair<Positions, const char*>>{
-           {{0, 1, 9, 10, 11}, "kept token 1: want one from 1 on that was"},
-           {{0, 9, 2, 10, 11}, "kept token 2: want one from 10 on"},
-           {{0, 2, 9, 10, 12}, "kept token 12: want one from 11 on"},
-           {{0, 2, 8, 9, 10}, "tokens from 11 on are not kept, of 12"}}) {
+           {{0, 1, 9, 10, 11}, "kept token 1: want a token from 1 on that was"},
+           {{0, 9, 2, 10, 11}, "kept token 2: want a token from 10 on"},
+           {{0, 2, 9, 10, 12}, "kept token 12: want a token from 11 on"},
+           {{0, 2, 8, 9, 10},
+            "tokens from 11 on are not kept, although recent tokens must "
+            "stay"}}) {
     EvictionTrace trace = MakeTrace();
     KVASIR_ASSERT_OK(trace.Add(1, 8,
                                Positions{0, 2, 5, 6, 7,  //

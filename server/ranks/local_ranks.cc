@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Start(
   for (const Child& child : children) {
     int pipe_fds[2];
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) {
-      return SystemError("no pipe for a rank", errno);
+      return SystemError("cannot make a pipe for a rank", errno);
     }
     absl::StatusOr<pid_t> pid = Spawn(child, pipe_fds[0]);
     close(pipe_fds[0]);
@@ -141,7 +141,8 @@ absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
     const int error = errno;
     close(std::exchange(child.pipe, -1));
     if (written != static_cast<ssize_t>(text.size()) && error != EPIPE) {
-      return SystemError(absl::StrCat("rank ", child.rank, ": cannot be told"),
+      return SystemError(absl::StrCat("rank ", child.rank,
+                                      ": cannot send it the leader's address"),
                          error);
     }
   }

@@ -103,7 +103,8 @@ grpc::Status AdminService::Drain(grpc::ServerContext* context,
   // A drain cannot interrupt the loading of a model.
   if (!latch_->open()) {
     return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
-                        "nothing is served yet: SIGTERM ends the process");
+                        "the process is not ready yet and cannot drain: "
+                        "SIGTERM ends the process");
   }
   latch_->Request(request->deadline_ms() == 0
                       ? default_deadline_
@@ -113,7 +114,7 @@ grpc::Status AdminService::Drain(grpc::ServerContext* context,
   if (!latch_->WaitComplete([context] { return context->IsCancelled(); },
                             &outcome)) {
     return grpc::Status(grpc::StatusCode::CANCELLED,
-                        "the caller left; the drain goes on");
+                        "the caller is gone; the drain continues");
   }
   response->set_finished(outcome.finished);
   response->set_aborted(outcome.aborted);

@@ -80,8 +80,8 @@ void PrintReady(const nlohmann::ordered_json& json,
                 text("grpc").c_str(), ExampleRequest(*tokenizer));
   } else {
     std::printf(
-        "no tokenizer (--model of a folder that has one gives it): clients "
-        "send token ids\n");
+        "no tokenizer, so clients must send token ids (use "
+        "--model with a folder that has a tokenizer)\n");
   }
 }
 
@@ -175,7 +175,7 @@ void OperatorSurface::Fail(const std::string& why) {
     // wait for a lost rank.
     std::thread([] {
       absl::SleepFor(kMostToEnd);
-      base::LogError("ended by force");
+      base::LogError("the program did not end in time and is stopped by force");
       std::_Exit(kExitFailed);
     }).detach();
   }

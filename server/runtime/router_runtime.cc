@@ -65,10 +65,12 @@ void WarnOfNamesOfMany(std::vector<std::string> workers,
       base::MutexLock lock(&check->mutex);
       if (check->stopped) return;
       if (addresses <= 1) continue;
-      base::LogWarning("a worker of several addresses is taken for one",
-                       {{"worker", worker},
-                        {"addresses", addresses},
-                        {"want", "a name for each in --workers"}});
+      base::LogWarning(
+          "a worker name has several addresses and counts as one "
+          "worker",
+          {{"worker", worker},
+           {"addresses", addresses},
+           {"want", "a separate name in --workers for each address"}});
     }
   }).detach();
 }
@@ -87,7 +89,7 @@ absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
   if (!std::filesystem::is_directory(folder, error)) {
     return absl::NotFoundError(absl::StrCat(
         "--model ", folder,
-        std::filesystem::exists(folder, error) ? ": is no folder"
+        std::filesystem::exists(folder, error) ? " is not a folder"
                                                : ": no such folder"));
   }
   auto tokenizer = model::Tokenizer::Load(folder);

@@ -95,13 +95,13 @@ absl::Status LogReplicas(const ModelSource& source, int64_t num_ranks) {
   const std::vector<plan::Replica> replicas = plan::FindReplicas(plans);
   for (size_t i = 0; i < std::min(replicas.size(), kMostLines); ++i) {
     base::LogWarning(
-        "held by several ranks",
+        "several ranks store the same data",
         {{"what", ReplicaText(replicas[i])},
          {"extra_bytes_per_token", replicas[i].extra_bytes_per_token()}});
   }
   if (replicas.size() > kMostLines) {
     base::LogWarning(
-        "held by several ranks",
+        "several ranks store the same data",
         {{"more", replicas.size() - kMostLines},
          {"all", absl::StrCat("kvasir inspect --tp ", num_ranks)}});
   }
@@ -189,10 +189,10 @@ worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
 absl::Status CheckStepFlags(const EngineFlags& flags,
                             const ModelOptions& model) {
   if (flags.max_batched_tokens < flags.max_num_seqs) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max-batched-tokens ", flags.max_batched_tokens,
-                     " is less than --max-num-seqs ", flags.max_num_seqs,
-                     ": every running sequence decodes one token a step"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-batched-tokens ", flags.max_batched_tokens,
+        " is less than --max-num-seqs ", flags.max_num_seqs,
+        ": every running sequence decodes one token in each step"));
   }
   if (flags.gpu_memory_given && model.device.device == "cpu") {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -202,8 +202,8 @@ absl::Status CheckStepFlags(const EngineFlags& flags,
   }
   if (flags.cuda_graphs && model.device.device == "cpu") {
     return absl::InvalidArgumentError(
-        "--cuda-graphs captures a GPU's steps, this is --device cpu: want "
-        "--device cuda or auto");
+        "--cuda-graphs captures the steps of a GPU, but the "
+        "device is --device cpu: want --device cuda or auto");
   }
   return absl::OkStatus();
 }
