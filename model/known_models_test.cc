@@ -103,7 +103,7 @@ TEST_F(KnownModelsTest, AnUnknownNameIsRefusedWithTheKnownNames) {
   EXPECT_THAT(FindModel("smolm2"),
               base::StatusIs(
                   absl::StatusCode::kNotFound,
-                  AllOf(HasSubstr("'smolm2'"), HasSubstr("known: smollm2"))));
+                  AllOf(HasSubstr("'smolm2'"), HasSubstr("known models: smollm2"))));
 }
 
 TEST_F(KnownModelsTest, PathsAndOtherTextAreThemselves) {

@@ -121,7 +121,7 @@ class Combiner {
       return absl::InvalidArgumentError(absl::StrCat(
           Describe(rank, tensor_.name()), ": ", run.hashes().size(),
           " bytes of hashes, from tile ", run.first(),
-          " on, do not fit its number of tiles, ", all));
+          " on, but its number of tiles is ", all));
     }
     for (size_t i = 0; i < count; ++i) {
       const size_t at = run.first() + i;

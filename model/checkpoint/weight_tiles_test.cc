@@ -164,7 +164,7 @@ TEST(WeightTilesTest, MalformedTextsAreRefused) {
   refused(changed([](auto* run) { run->mutable_hashes()->append("x"); }),
           "matrix: 17 bytes");
   refused(changed([](auto* run) { run->mutable_hashes()->resize(80); }),
-          "it has 4");
+          "its number of tiles is 4");
   EXPECT_THAT(CombineWeightTiles({}),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("no weight tiles of any rank")));

@@ -122,8 +122,7 @@ absl::StatusOr<EvictionTrace> Trace(const InspectFlags& flags,
   if (tokens > kMaxTraceTokens) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--trace ", flags.trace, ": ", prompt_tokens, " tokens and ",
-        flags.trace_tokens, " of output, but at most ", kMaxTraceTokens,
-        " are allowed"));
+        flags.trace_tokens, " of output, want ", kMaxTraceTokens, " at most"));
   }
   const auto loaded =
       LoadedModel::Load({.model = flags.model,
