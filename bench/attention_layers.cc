@@ -145,7 +145,7 @@ absl::Status AttentionLayers::MakeArenas(const Options& options) {
       (options.slots + options.page_tokens - 1) / options.page_tokens;
   if (pages < 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("an arena of ", options.slots, " slots"));
+        absl::StrCat("an arena cannot have ", options.slots, " slots"));
   }
   const cache::PageCounts counts(layout_->page_groups().size(), pages);
   KVASIR_ASSIGN_OR_RETURN(
@@ -292,9 +292,10 @@ absl::StatusOr<LaunchTime> AttentionLayers::Run(const LaunchShape& launch) {
   const auto have = static_cast<int64_t>(block_tables_.size());
   if (launch.batch < 1 || launch.new_tokens < 1 ||
       launch.new_tokens > launch.context || launch.batch * pages > have) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a launch of ", launch.batch, " sequences of ", launch.context,
-        " slots, ", launch.new_tokens, " of them new, over ", have, " pages"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a launch of ", launch.batch, " sequences of ",
+                     launch.context, " slots each, ", launch.new_tokens,
+                     " of them new, does not fit into ", have, " pages"));
   }
   if (!(launch == launch_)) KVASIR_RETURN_IF_ERROR(Prepare(launch));
   kernels::Workspace workspace(workspace_.data(), workspace_.bytes());

@@ -69,7 +69,8 @@ absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
   if (options.num_sequences < 1 || options.context_tokens < 1 ||
       options.page_tokens < 1 || options.steps < 10) {
     return absl::InvalidArgumentError(
-        "want at least 1 sequence, 1 token and 10 steps");
+        "the benchmark needs at least 1 sequence, 1 token and 10 "
+        "steps");
   }
   const uint32_t max_len = options.context_tokens + 3 * options.steps;
   cache::KvCacheConfig config;

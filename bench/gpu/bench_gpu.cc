@@ -377,7 +377,8 @@ class Bench {
   absl::StatusOr<Json> RunDecode(const Json& asked) {
     DecodeSteps* const decode = DecodeOf(asked).get();
     if (decode == nullptr) {
-      return absl::FailedPreconditionError("no decode_make before");
+      return absl::FailedPreconditionError(
+          "there are no decode steps: send decode_make first");
     }
     const auto batch = asked.at("batch").get<int64_t>();
     const auto context = asked.at("context").get<int64_t>();

@@ -147,11 +147,12 @@ class ShapeBench {
     const auto slots = static_cast<double>(most_slots);
     const int64_t held = arenas_of(free / 2, bytes * slots);
     if (held < 2) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          shape_.name, " ", method, ": two arenas of ", most_slots,
-          " slots take ", static_cast<int64_t>(2 * bytes * slots),
-          " bytes, half of what is free are ", static_cast<int64_t>(free / 2),
-          "; fewer --context or --cached-tokens need less"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat(shape_.name, " ", method, ": two arenas of ", most_slots,
+                       " slots take ", static_cast<int64_t>(2 * bytes * slots),
+                       " bytes, but half of the free memory is ",
+                       static_cast<int64_t>(free / 2),
+                       "; lower --context or --cached-tokens"));
     }
     const int64_t arenas = std::min({wanted, held, kMostArenas});
     if (arenas < wanted) {
@@ -356,25 +357,26 @@ absl::StatusOr<BenchReport> RunAttention(AttentionFlags flags) {
 std::string Footer() {
   std::string text =
       "One launch is one layer's attention for a decode token of each of\n"
-      "`batch` sequences (with --prefill: for a chunk of one). Every launch\n"
-      "reads another arena, and each method's arenas together are four times\n"
-      "the last-level cache, or 256 MiB where that is more\n"
-      "(footprint_bytes; a row below is undecided).\n"
+      "`batch` sequences (with --prefill: for a chunk of one sequence). Every\n"
+      "launch reads another arena, and the arenas of a method are together\n"
+      "four times as large as the last-level cache, or 256 MiB if that is\n"
+      "more (footprint_bytes); rows with less are undecided.\n"
       "Columns:\n"
-      "  us_per_token       attention over the cache, lifts of queries and\n"
-      "                     sums included, for one new token\n"
-      "  bytes_per_token    of codes, numbers and ranges that it reads\n"
-      "  flops_per_token    of scores, sums and rebuilt keys (a multiply-add\n"
-      "                     is two)\n"
-      "  bandwidth_share    bytes over time, of the machine's own\n"
+      "  us_per_token       time of attention over the cache for a new token,\n"
+      "                     including lifts of queries and sums\n"
+      "  bytes_per_token    bytes of codes, numbers and ranges that it reads\n"
+      "  flops_per_token    FLOPs of scores, sums and rebuilt keys (a\n"
+      "                     multiply-add counts as two)\n"
+      "  bandwidth_share    bytes per second, as a share of the machine's\n"
       "  bound              which floor is higher: bytes or flops\n"
-      "  floor_ratio        time over that floor, measured in the same pair\n"
-      "  speedup_over_dense time of the bf16 cache over the method's\n"
-      "  bytes_ratio        bytes of the bf16 cache over the method's\n"
+      "  floor_ratio        time divided by that floor, from the same pair\n"
+      "  speedup_over_dense time with the bf16 cache / time of the method\n"
+      "  bytes_ratio        bytes of the bf16 cache / bytes of the method\n"
       "  lifted             --prefill: some of the latents are lifted\n"
-      "  over_dense         --prefill: the whole layer's attention\n"
-      "                     (projections to output), over the bf16 cache's\n"
-      "Methods (without the tokens that they keep as they are):\n";
+      "  over_dense         --prefill: time of all attention ops of the "
+      "layer,\n"
+      "                     divided by that with the bf16 cache\n"
+      "Methods (measured without the tokens that they keep exact):\n";
   for (const PlanPreset& preset : plan::PlanPresets()) {
     absl::StrAppend(&text, "  ", preset.name, ": ", preset.text, "\n");
   }
@@ -387,23 +389,30 @@ void AddBenchAttention(CLI::App* group, int* exit_code) {
   auto flags = std::make_shared<AttentionFlags>();
   CLI::App* command = group->add_subcommand(
       "attention",
-      "attention over the cache: each method against dense and the machine");
-  AddFlag(command, "--backend", flags->backend, "whose kernels")
+      "compare attention over compressed caches with the bf16 "
+      "cache and the machine's limits");
+  AddFlag(command, "--backend", flags->backend,
+          "the device whose kernels are measured")
       ->check(CLI::IsMember({"cpu"}));
-  AddFlag(command, "--shape", flags->shapes, "models whose heads are taken")
+  AddFlag(command, "--shape", flags->shapes,
+          "model shapes whose heads are used")
       ->delimiter(',')
       ->check(ShapeName());
-  AddFlag(command, "--method", flags->methods, "see below; default: all")
+  AddFlag(command, "--method", flags->methods,
+          "methods, listed below; default: all")
       ->delimiter(',');
   AddFlag(command, "--context", flags->contexts,
-          "slots that a new token sees; --prefill: 4096")
+          "slots to which a new token attends; default with "
+          "--prefill: 4096")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--batch", flags->batch,
-          "sequences of a launch; 0: at most 8, of --cached-tokens in all")
+          "sequences in a launch; 0: at most 8, and at most "
+          "--cached-tokens slots in total")
       ->check(CLI::Range(0, 1024));
   AddFlag(command, "--cached-tokens", flags->cached_tokens,
-          "slots of a launch, where that is one sequence at least")
+          "the most slots in a launch, if at least one sequence "
+          "fits")
       ->check(CLI::Range(1, 1 << 24));
   AddFlag(command, "--page-tokens", flags->page_tokens, "slots in a cache page")
       ->check(CLI::IsMember({16, 32, 64, 128}));
@@ -411,11 +420,12 @@ void AddBenchAttention(CLI::App* group, int* exit_code) {
           "compute threads; 0: as many as the cgroup allows")
       ->check(CLI::Range(0, 1024));
   AddSwitch(command, "--prefill", flags->prefill,
-            "a chunk of a prompt instead of decode tokens");
-  AddFlag(command, "--chunk", flags->chunk, "with --prefill: its tokens")
+            "measure a chunk of a prompt instead of decode tokens");
+  AddFlag(command, "--chunk", flags->chunk,
+          "with --prefill: the number of tokens in the chunk")
       ->check(CLI::Range(1, 1 << 16));
   AddSwitch(command, "--deterministic", flags->deterministic,
-            "with --prefill: no latents are lifted");
+            "with --prefill: do not lift latents");
   AddBenchFlags(command, &flags->bench);
   command->footer(Footer());
   SetBench(

@@ -208,8 +208,9 @@ void AddNotes(const DecodeFlags& flags, BenchReport* report) {
   report->AddFigure("batch", static_cast<double>(flags.batch));
   if (flags.fill == "prefill") return;
   report->AddNote(
-      "the cache holds random latents at the positions of a prompt: what a "
-      "step costs does not depend on them, what it says does");
+      "the cache holds random latents at the positions of a "
+      "prompt: the time of a step does not depend on them, but "
+      "its output does");
 }
 
 }  // namespace
@@ -255,8 +256,8 @@ absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags) {
   }
   if (measured.empty()) {
     return absl::InvalidArgumentError(
-        "--plan names the dense cache alone; it is what the others are "
-        "compared with");
+        "--plan names only the uncompressed cache, with which "
+        "other plans are compared: name another plan, too");
   }
   report.SetMachine(ceilings.ToJson());
   AddNotes(flags, &report);
@@ -266,11 +267,13 @@ absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags) {
     report.AddRow(RowOf(flags, name, samples, dense_bytes));
     report.AddRatio(absl::StrCat(name, "_speedup"),
                     RatioOf(samples.dense_seconds, samples.seconds),
-                    std::nullopt, "tokens/s over the dense cache's");
+                    std::nullopt,
+                    "tokens per second, divided by those of the uncompressed "
+                    "cache");
     report.AddRatio(
         absl::StrCat(name, "_attention_speedup"),
         RatioOf(samples.attention.baseline_seconds, samples.attention.seconds),
-        std::nullopt, "of attention and lifts alone");
+        std::nullopt, "only attention and lifts");
   }
   return report;
 }

@@ -78,14 +78,14 @@ std::string ReadAll(int fd) {
 absl::StatusOr<std::unique_ptr<ForkedServer>> ForkedServer::Start(
     const std::string& name, std::function<absl::StatusOr<Running>()> start) {
   if (HasThreads()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(name, ": this process has threads, and cannot fork"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        name, ": this process has several threads, so it cannot fork"));
   }
   int report[2];
   int lifeline[2];
   if (pipe2(report, O_CLOEXEC) != 0 || pipe2(lifeline, O_CLOEXEC) != 0) {
     return absl::UnavailableError(
-        absl::StrCat(name, ": no pipe: ", std::strerror(errno)));
+        absl::StrCat(name, ": cannot make a pipe: ", std::strerror(errno)));
   }
   const pid_t child = fork();
   if (child < 0) {

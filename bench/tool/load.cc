@@ -205,9 +205,12 @@ absl::StatusOr<BenchReport> RunLoad(LoadFlags flags) {
   BenchReport report(ceilings.ToJson());
   report.AddRatio("load_over_read", RatioOf(times.load, times.read),
                   Target{3.0, false},
-                  "ready to run, over reading the warm file");
+                  "time until ready, divided by the time to read the files "
+                  "from the page cache");
   report.AddRatio("load_over_read_and_keep", RatioOf(times.load, times.keep),
-                  std::nullopt, "the same, over reading it into fresh memory");
+                  std::nullopt,
+                  "time until ready, divided by the time to read the files "
+                  "into fresh memory");
   report.AddRatio("rss_over_weights_and_pool",
                   RatioOf(times.resident, times.held), Target{1.15, false});
   report.AddFigure("load_seconds", Quantile(times.load, 0.5));
@@ -227,11 +230,12 @@ void AddBenchLoad(CLI::App* group, int* exit_code) {
   auto flags = std::make_shared<LoadFlags>();
   CLI::App* command = group->add_subcommand(
       "load",
-      "time until a checkpoint is ready against reading its files, and memory "
-      "held; without --model, of a random one in a temporary folder");
+      "compare the time to load a checkpoint with the time to "
+      "read its files, and report the memory held; without "
+      "--model, of a random checkpoint in a temporary folder");
   AddModelFlags(command, &flags->model);
   AddBytes(command, "--kv-cache-bytes", flags->kv_cache_bytes,
-           "bytes of the KV cache pool");
+           "size of the KV cache pool");
   AddBenchFlags(command, &flags->bench);
   SetBench(
       command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),

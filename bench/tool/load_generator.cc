@@ -140,7 +140,7 @@ absl::StatusOr<LengthDistribution> LengthDistribution::Parse(
   if (good && result.first_ <= 1e9 && result.second_ <= 1e9) return result;
   return absl::InvalidArgumentError(
       absl::StrCat("'", text,
-                   "' is no distribution of lengths: want fixed:N, "
+                   "' is not a distribution of lengths: want fixed:N, "
                    "uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA"));
 }
 

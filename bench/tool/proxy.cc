@@ -307,12 +307,12 @@ void AddFigures(const ProxyBenchFlags& flags,
     report->AddRatio(way.name + "_added_ms_p50",
                      bench::DifferenceOf(way.first_ms, direct.first_ms),
                      target(1.0, false),
-                     "until the first message, one request at a time, against "
-                     "the worker itself");
+                     "time until the first message with one request at a time, "
+                     "minus that of direct calls of the worker");
     report->AddRatio(way.name + "_p99_over_null_proxy",
                      bench::RatioOf(way.first_p99_ms, null_proxy.first_p99_ms),
                      target(1.5, false),
-                     "until the first message, one request at a time");
+                     "time until the first message with one request at a time");
   }
   for (size_t at = kKserveTls; at < ways.size(); ++at) {
     report->AddRatio(ways[at]->name + "_rate_over_plain",
@@ -327,10 +327,10 @@ void AddFigures(const ProxyBenchFlags& flags,
     const Way& way = *ways[at];
     report->AddRatio(way.name + "_cpu_us_per_request",
                      AcrossRounds(way.cpu_us_per_request), std::nullopt,
-                     "its process's CPU time, of an answer of one token");
+                     "CPU time of the process for an answer with one token");
     report->AddRatio(way.name + "_cpu_us_per_token",
                      AcrossRounds(way.cpu_us_per_token), std::nullopt,
-                     "what a further token adds");
+                     "CPU time of the process for each further token");
   }
   report->AddFigure("prompt_tokens", static_cast<double>(flags.prompt_tokens));
   report->AddFigure("output_tokens", flags.output_tokens);
@@ -355,7 +355,7 @@ void AddFigures(const ProxyBenchFlags& flags,
 absl::StatusOr<BenchReport> RunProxy(ProxyBenchFlags flags) {
   if (flags.certificate.empty() != flags.authorities.empty()) {
     return absl::InvalidArgumentError(
-        "--tls-cert and --tls-ca are given together, or neither is");
+        "--tls-cert and --tls-ca are given together, or neither is given");
   }
   UseQuick(flags.bench, "--requests", 8, &flags.requests);
   UseQuick(flags.bench, "--concurrency", 2, &flags.concurrency);
@@ -391,27 +391,31 @@ void AddBenchProxy(CLI::App* group, int* exit_code) {
   flags->bench.pairs = 15;
   CLI::App* command = group->add_subcommand(
       "proxy",
-      "what the router costs: each facade against a proxy without logic and "
-      "against the worker itself, which computes nothing here");
-  AddFlag(command, "--prompt-tokens", flags->prompt_tokens, "of each request")
+      "measure the cost of the router: compare each facade with "
+      "a proxy that only forwards bytes, and with direct calls "
+      "of the worker, which computes nothing here");
+  AddFlag(command, "--prompt-tokens", flags->prompt_tokens,
+          "prompt tokens in each request")
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--output-tokens", flags->output_tokens,
-          "of each request; streamed")
+          "output tokens of each request, which are streamed")
       ->check(CLI::Range(2, 1 << 16));
-  AddFlag(command, "--requests", flags->requests, "of a round's load")
+  AddFlag(command, "--requests", flags->requests,
+          "requests in each round of load")
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--concurrency", flags->concurrency,
-          "of a round's load: requests at a time")
+          "requests at a time in a round of load")
       ->check(CLI::Range(1, 1024));
   AddFlag(command, "--latency-requests", flags->latency_requests,
-          "of a round, one at a time")
+          "requests in each round of latency, one at a time")
       ->check(CLI::Range(1, 1 << 20));
   AddText(command, "--tls-cert", flags->certificate,
-          "PEM of a key and of its certificate, for 127.0.0.1: measures the "
-          "router by TLS and by mutual TLS, too")
+          "PEM file with a key and its certificate for 127.0.0.1; "
+          "if given, the router is also measured with TLS and "
+          "mutual TLS")
       ->type_name("FILE");
   AddText(command, "--tls-ca", flags->authorities,
-          "PEM of who signed --tls-cert")
+          "PEM file of the authority that signed --tls-cert")
       ->type_name("FILE");
   AddBenchFlags(command, &flags->bench);
   SetBench(

@@ -31,11 +31,13 @@ int64_t MachineCeilings::FootprintBytes() {
 void AddBenchFlags(CLI::App* command, BenchFlags* flags) {
   flags->command = command;
   AddFlag(command, "--pairs", flags->pairs,
-          "interleaved pairs that a ratio is the median of; fewer than 7 leave "
-          "all undecided")
+          "interleaved pairs of measurements; a ratio is their "
+          "median, and with fewer than 7 pairs all ratios are "
+          "undecided")
       ->check(CLI::Range(1, 10000));
   AddSwitch(command, "--quick", flags->quick,
-            "a smoke test: small sizes, figures that mean nothing");
+            "only test that the benchmark runs: small sizes, results "
+            "without meaning");
   AddSwitch(command, "--json", flags->json, "print one JSON object");
 }
 
@@ -114,8 +116,9 @@ void BenchReport::AddRatio(const std::string& name,
   figures_.back().undecided = ratio.undecided();
   if (!ratio.too_few_pairs() || told_too_few_pairs_) return;
   told_too_few_pairs_ = true;
-  AddNote(absl::StrFormat("%d pairs, fewer than %d: they decide nothing",
-                          ratio.pairs, bench::PairedRatio::kFewestPairs));
+  AddNote(
+      absl::StrFormat("only %d pairs: with fewer than %d, no ratio is decided",
+                      ratio.pairs, bench::PairedRatio::kFewestPairs));
 }
 
 void BenchReport::MarkUndecided(const std::string& name) {

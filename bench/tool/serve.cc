@@ -289,13 +289,16 @@ void AddLatencyFigures(const LatencyPairs& times, int64_t prompt_tokens,
   report->AddRatio(
       "router_added_ms_p50", bench::DifferenceOf(times.router, times.worker),
       prompt_tokens >= 1000 ? std::optional(Target{1.0, false}) : std::nullopt,
-      "until the first token, median of pairs' differences");
+      "time until the first token, median of the pairs' "
+      "differences");
   report->AddRatio("router_added_total_ms_p50",
                    bench::DifferenceOf(times.router_total, times.worker_total),
-                   std::nullopt, "until the end of a request for one token");
+                   std::nullopt,
+                   "time until the end of a request for one token");
   report->AddRatio("router_over_worker",
                    bench::RatioOf(times.router, times.worker), std::nullopt,
-                   "until the first token");
+                   "time until the first token, through the router divided "
+                   "by direct");
   report->AddFigure("router_ms_p50", Quantile(times.router, 0.5));
   report->AddFigure("worker_ms_p50", Quantile(times.worker, 0.5));
   report->AddFigure("router_ms_p99", Quantile(times.router, 0.99));
@@ -347,7 +350,7 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
       WasAsked(flags.bench, "--latency-prompt-tokens")) {
     return absl::InvalidArgumentError(
         absl::StrCat("--latency-prompt-tokens ", flags.latency_prompt_tokens,
-                     " and a token are over the limit of ",
+                     " and one output token are over the limit of ",
                      server.max_model_len, " tokens (the model's length)"));
   }
   const int64_t prompt_tokens =
@@ -368,7 +371,8 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
     AddLatencyFigures(*latency, prompt_tokens, &report);
   } else {
     report.AddNote(
-        "what the router adds is left out: give --worker-endpoint too");
+        "the time that the router adds was not measured: give "
+        "--worker-endpoint, too");
   }
   AddLoadFigures(loads, &report);
   return report;
@@ -385,21 +389,25 @@ void AddBenchServe(CLI::App* group, int* exit_code) {
   });
   CLI::App* command = group->add_subcommand(
       "serve",
-      "load over gRPC on --endpoint, or on a server of its own: --model, else "
-      "a tiny one of random weights");
-  AddFlag(command, "--endpoint", flags->endpoint, "the server's gRPC port")
+      "put load on the server at --endpoint over gRPC, or on a "
+      "server that this command starts, with --model or a tiny "
+      "random model");
+  AddFlag(command, "--endpoint", flags->endpoint,
+          "HOST:PORT of the server's gRPC port")
       ->type_name("HOST:PORT");
   AddDialTlsFlags(command, &flags->tls);
   AddFlag(command, "--worker-endpoint", flags->worker_endpoint,
-          "with --endpoint: its worker, to tell what the router adds")
+          "with --endpoint: the address of its worker, to measure "
+          "the time that the router adds")
       ->needs(command->get_option("--endpoint"))
       ->type_name("HOST:PORT");
   AddFlag(command, "--model-name", flags->model_name,
-          "which of the server's models; default: its first");
+          "the server's model to use; default: its first model");
   AddModelFlags(command, &flags->model);
-  AddFlag(command, "--mode", flags->mode, "kind of load")
+  AddFlag(command, "--mode", flags->mode, "the kind of load")
       ->check(CLI::IsMember({"closed", "open", "both"}));
-  AddFlag(command, "--requests", flags->requests, "of each kind")
+  AddFlag(command, "--requests", flags->requests,
+          "requests for each kind of load")
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--concurrency", flags->concurrency,
           "closed loop: requests at a time")
@@ -409,25 +417,30 @@ void AddBenchServe(CLI::App* group, int* exit_code) {
           "loop reached")
       ->check(AtLeast(0));
   AddFlag(command, "--max-outstanding", flags->max_outstanding,
-          "open loop: requests in flight; later ones start late, which their "
-          "latencies include")
+          "open loop: the most requests at a time; further ones are "
+          "sent late, and their latencies include the delay")
       ->check(CLI::Range(1, 4096));
   AddFlag(command, "--prompt-tokens", flags->prompt_tokens,
-          "fixed:N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA, whose tail is "
-          "cut to what the model holds")
+          "length of prompts: fixed:N, uniform:LOW:HIGH or "
+          "lognormal:MEDIAN:SIGMA, whose samples are shortened to "
+          "the model's length")
       ->check(is_distribution);
-  AddFlag(command, "--output-tokens", flags->output_tokens, "the same")
+  AddFlag(command, "--output-tokens", flags->output_tokens,
+          "length of outputs, in the same forms")
       ->check(is_distribution);
   AddFlag(command, "--latency-prompt-tokens", flags->latency_prompt_tokens,
-          "prompt of the pairs that tell what the router adds")
+          "prompt tokens of the requests that measure the time that "
+          "the router adds")
       ->check(CLI::Range(1, 1 << 24));
-  AddFlag(command, "--seed", flags->seed, "of lengths, prompts and arrivals");
+  AddFlag(command, "--seed", flags->seed,
+          "seed for lengths, prompts and arrival times");
   AddFlag(command, "--max-model-len", flags->max_model_len,
-          "without --worker-endpoint: longest prompt + output; what the server "
-          "tells goes before this default")
+          "without --worker-endpoint: the longest prompt + output, "
+          "if the server does not report it")
       ->check(CLI::Range(2, 1 << 24));
   AddFlag(command, "--vocab-size", flags->vocab_size,
-          "without --worker-endpoint: prompts are of ids below this")
+          "without --worker-endpoint: prompts use token ids below "
+          "this")
       ->check(CLI::Range(1, 1 << 24));
   AddBenchFlags(command, &flags->bench);
   SetBench(

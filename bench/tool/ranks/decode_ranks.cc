@@ -208,7 +208,7 @@ void AddShares(BenchEngine* whole, RankEngines* ranks, BenchReport* report) {
   };
   report->AddFigure("rank_weight_share",
                     share(weights, whole->model().weight_bytes()), std::nullopt,
-                    "bytes of the largest rank, of TP=1's");
+                    "bytes of the largest rank, divided by those of TP=1");
   report->AddFigure("rank_cache_share",
                     share(cache, whole->model().kv_pool_bytes()), std::nullopt,
                     "the same");
@@ -245,7 +245,8 @@ absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags) {
     report.AddRatio(
         absl::StrCat("tp", flags.tp, "_batch", times.batch, "_speedup"),
         RatioOf(times.whole_seconds, times.ranks_seconds), std::nullopt,
-        absl::StrCat("a step of TP=1 over one of TP=", flags.tp));
+        absl::StrCat("time of a step of TP=1, divided by that of TP=",
+                     flags.tp));
     AddRows(flags, times, whole.get(), ranks.get(), &report);
   }
   AddShares(whole.get(), ranks.get(), &report);
@@ -254,8 +255,8 @@ absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags) {
     report.AddNote(note);
   }
   report.AddNote(
-      "ranks are threads of one process, over Gloo's sockets on loopback, "
-      "whose own threads share the cores, too");
+      "ranks are threads of one process and use Gloo's sockets "
+      "on loopback; Gloo's own threads share the same cores");
   return report;
 }
 
