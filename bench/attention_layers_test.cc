@@ -52,7 +52,7 @@ TEST_F(AttentionLayersTest, EveryPresetDecodesAndPrefills) {
   }
 }
 
-TEST_F(AttentionLayersTest, BytesOfASlotAreTheLayoutsForOneLayer) {
+TEST_F(AttentionLayersTest, BytesPerSlotEqualTheLayoutsBytesForOneLayer) {
   for (const char* plan : {"dense-bf16", "palu-50-g4-3bit"}) {
     const auto layers = AttentionLayers::Create(OptionsOf(plan), &pool_);
     KVASIR_ASSERT_OK(layers);
@@ -66,7 +66,7 @@ TEST_F(AttentionLayersTest, BytesOfASlotAreTheLayoutsForOneLayer) {
   }
 }
 
-TEST_F(AttentionLayersTest, LayersUseTheWeightsOfTheirOptions) {
+TEST_F(AttentionLayersTest, LayersUseTheWeightsThatTheirOptionsShare) {
   AttentionLayers::Options options = OptionsOf("rap-50");
   options.device = &device_;
   auto first = AttentionLayers::Create(options, &pool_);
@@ -92,7 +92,7 @@ TEST_F(AttentionLayersTest, MoreSequencesThanPagesAreRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
 }
 
-TEST_F(AttentionLayersTest, FilledPagesHoldManyNumbersAllOfThemFinite) {
+TEST_F(AttentionLayersTest, FilledPagesHoldVariedFiniteNumbers) {
   const auto spec = model::SpecOfShape(model::FindShape("kvasir-tiny").value());
   KVASIR_ASSERT_OK(spec);
   const auto plan =

@@ -42,7 +42,7 @@ TEST_F(CacheReadsTest, TokensThatASlidingWindowHidesAreNotCounted) {
   EXPECT_DOUBLE_EQ(Read(1000), (1000 + 128) * 2 * 256);
 }
 
-TEST_F(CacheReadsTest, RowsOfAnExactWindowAreReadInPlaceOfTheirCodes) {
+TEST_F(CacheReadsTest, ExactRowsAreReadInsteadOfCodes) {
   kvasir::v1::SidePlan* key = plan_.mutable_layers(0)->mutable_key();
   kvasir::v1::Codec* codec = key->mutable_parts(0)->mutable_codec();
   codec->mutable_bits()->add_schedule(4);
@@ -57,7 +57,7 @@ TEST_F(CacheReadsTest, RowsOfAnExactWindowAreReadInPlaceOfTheirCodes) {
   EXPECT_DOUBLE_EQ(Read(34), 34 * 4 * 256);
 }
 
-TEST_F(CacheReadsTest, SlotsThatWentAreNotRead) {
+TEST_F(CacheReadsTest, EvictedSlotsAreNotRead) {
   KVASIR_ASSERT_OK(plan::ApplyEviction(
       {.budget = {.ratio = 0.25}, .every_tokens = 100}, shape_, &plan_));
   // A step reads keys and values of two layers, and the eviction metadata of

@@ -65,7 +65,7 @@ TEST_P(CapacityTest, TheSchedulerReachesThePredictionOfTheLayout) {
   }
 }
 
-TEST_P(CapacityTest, HoldsForLayersWithAWindowToo) {
+TEST_P(CapacityTest, ThePredictionAlsoHoldsForLayersWithAWindow) {
   // Skips plans with a whole first layer, whose page groups would have
   // different numbers of pages.
   if (GetParam().first_whole) return;

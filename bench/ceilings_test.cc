@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 // Results of any machine, even a busy one, lie within these bounds. A result
 // outside them is an error of the measurement, such as a loop that was
 // optimized away or a wrong unit.
-TEST(CeilingsTest, FiguresArePossible) {
+TEST(CeilingsTest, MeasuredLimitsArePlausible) {
   base::ThreadPool pool(2);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       auto probe, ReadBandwidthProbe::Create(&pool, int64_t{32} << 20));

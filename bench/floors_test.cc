@@ -13,7 +13,7 @@ FloorSamples Pairs(int count, double seconds, double baseline) {
   return samples;
 }
 
-TEST(FloorsTest, TheFloorIsTheLargerOfTheTwo) {
+TEST(FloorsTest, TheFloorIsTheLargerOfByteAndFlopFloor) {
   EXPECT_DOUBLE_EQ(FloorSeconds({.bytes = 20, .flops = 100}, kMachine), 2.0);
   EXPECT_DOUBLE_EQ(FloorSeconds({.bytes = 20, .flops = 300}, kMachine), 3.0);
 }

@@ -14,14 +14,14 @@ TEST(PairedTest, ARatioIsTheMedianOfThePairsAndTheSpreadTheirMiddleHalf) {
   EXPECT_TRUE(ratio.undecided());
 }
 
-TEST(PairedTest, FewerThanSevenPairsDecideNothingHoweverAlikeTheyAre) {
+TEST(PairedTest, FewerThanSevenPairsAreUndecidedEvenIfTheyAgree) {
   EXPECT_TRUE(RatioOf(std::vector<double>(6, 1.0), std::vector<double>(6, 2.0))
                   .undecided());
   EXPECT_FALSE(RatioOf(std::vector<double>(7, 1.0), std::vector<double>(7, 2.0))
                    .undecided());
 }
 
-TEST(PairedTest, ADifferenceIsDecidedByHowFarItsOwnMediansLieApart) {
+TEST(PairedTest, ADifferenceIsDecidedByTheSpreadOfTheMediansOfSevenths) {
   // The differences of single pairs vary by half, but the medians of all
   // sevenths are alike.
   std::vector<double> a;

@@ -43,7 +43,7 @@ TEST(PlanPresetsTest, EveryPresetIsServedForEveryShapeThatIsMeasured) {
   }
 }
 
-TEST(PlanPresetsTest, FiftyPerCentIsHalfOfTheBytesAndCodesAreTheirBits) {
+TEST(PlanPresetsTest, PresetsStoreTheBytesThatTheirNamesState) {
   const model::ModelShape shape = ShapeOf("llama-3-8b");
   const auto bytes = [&](const std::string& plan) {
     const auto slot = AttentionLayers::BytesPerSlot(shape, plan, 64);
@@ -73,7 +73,7 @@ TEST(PlanPresetsTest, FiftyPerCentIsHalfOfTheBytesAndCodesAreTheirBits) {
 
 // The shapes have heads that RoPE rotates only partly, learned positions, and
 // head sizes that are not a power of two.
-TEST(PlanPresetsTest, WholeKeysAndValuesServeAnyCheckpoint) {
+TEST(PlanPresetsTest, PresetsOfWholeKeysAndValuesFitAnyCheckpoint) {
   for (const char* name :
        {"pythia-160m", "opt-125m", "qwen2.5-0.5b", "smollm2-135m"}) {
     const auto spec = model::SpecOfShape(ShapeOf(name));
@@ -90,7 +90,7 @@ TEST(PlanPresetsTest, WholeKeysAndValuesServeAnyCheckpoint) {
   }
 }
 
-TEST(PlanPresetsTest, NamesAreUniqueAndAnUnknownOneListsThem) {
+TEST(PlanPresetsTest, PresetNamesAreUniqueAndAnUnknownNameListsThem) {
   std::set<std::string> names;
   for (const plan::PlanPreset& preset : plan::PlanPresets())
     names.insert(preset.name);
@@ -101,7 +101,7 @@ TEST(PlanPresetsTest, NamesAreUniqueAndAnUnknownOneListsThem) {
                        ::testing::HasSubstr("palu-50-g4-3bit")));
 }
 
-TEST(PlanPresetsTest, HeadsThatGroupsDoNotDivideAreRefused) {
+TEST(PlanPresetsTest, PresetsRefuseHeadCountsThatGroupsDoNotDivide) {
   const auto spec = model::SpecOfShape(ShapeOf("qwen2.5-0.5b"));  // 2 KV heads
   KVASIR_ASSERT_OK(spec);
   EXPECT_THAT(
@@ -112,7 +112,7 @@ TEST(PlanPresetsTest, HeadsThatGroupsDoNotDivideAreRefused) {
       plan::MakePresetPlan("palu-50-g2", model::AttentionShapeOf(*spec)));
 }
 
-TEST(PlanPresetsTest, HeadsThatTurnInPartAreRefused) {
+TEST(PlanPresetsTest, PresetsRefuseHeadsThatRopeRotatesOnlyPartly) {
   const auto spec = model::SpecOfShape(ShapeOf("pythia-160m"));
   KVASIR_ASSERT_OK(spec);
   EXPECT_THAT(plan::MakePresetPlan("rap-50", model::AttentionShapeOf(*spec)),

@@ -28,7 +28,7 @@ TEST(SchedulerBenchTest, MeasuresStepsOfAFullBatchOfDecodes) {
   EXPECT_LT(result.metadata_share, 0.02);
 }
 
-TEST(SchedulerBenchTest, RefusesSizesThatMakeNoBatch) {
+TEST(SchedulerBenchTest, RefusesSizesThatGiveNoBatch) {
   SchedulerBenchOptions options;
   options.num_sequences = 0;
   EXPECT_THAT(RunSchedulerBench(options),

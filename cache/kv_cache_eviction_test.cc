@@ -17,7 +17,7 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   return config;
 }
 
-TEST(KvCacheEvictionTest, ASequenceHoldsTheKeptSlots) {
+TEST(KvCacheEvictionTest, ASequenceHoldsOnlyTheKeptSlotsAfterAnEviction) {
   KvCacheScenario scenario(Config({{.num_pages = 8, .eviction = kSix}}));
   scenario.Run(R"(
     start A 1..10        -> cached 0
@@ -146,7 +146,7 @@ TEST(KvCacheEvictionTest, AForkCopiesAfterThePendingEviction) {
   )");
 }
 
-TEST(KvCacheEvictionTest, WithoutPagesForItsCopiesThereIsNoFork) {
+TEST(KvCacheEvictionTest, AForkIsRefusedWithoutPagesForItsCopies) {
   KvCacheScenario scenario(Config({{.num_pages = 3, .eviction = kSix}}));
   scenario.Run(R"(
     start A 1..8         -> cached 0
@@ -159,7 +159,7 @@ TEST(KvCacheEvictionTest, WithoutPagesForItsCopiesThereIsNoFork) {
 
 // Tokens that were emitted before a preemption do not belong to the prompt, so
 // the eviction points after a restart are the same as before.
-TEST(KvCacheEvictionTest, ARestartPassesTheSamePoints) {
+TEST(KvCacheEvictionTest, ARestartedSequenceHasTheSameEvictionPoints) {
   KvCacheScenario scenario(Config({{.num_pages = 8, .eviction = kSix}}));
   scenario.Run(R"(
     start A 1..12 prompt=7 -> cached 0

@@ -20,7 +20,7 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   return config;
 }
 
-TEST(KvCacheImagesTest, PagesComeBackUnderOtherIds) {
+TEST(KvCacheImagesTest, ImportedPagesHaveOtherIds) {
   KvCacheScenario test(Config({{.num_pages = 6, .num_host_pages = 4}}));
   test.Run(R"(
     start a 1..10 nopublish -> cached 0
@@ -55,7 +55,7 @@ TEST(KvCacheImagesTest, PagesComeBackUnderOtherIds) {
   EXPECT_EQ(stats.pages_copied, 0);
 }
 
-TEST(KvCacheImagesTest, AFullHostPoolRefusesAndChangesNothing) {
+TEST(KvCacheImagesTest, AFullHostPoolRefusesAnExportAndChangesNothing) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 3}}));
   test.Run(R"(
     start a 1..8 nopublish
@@ -102,7 +102,7 @@ TEST(KvCacheImagesTest, AnImportThatFindsNoPagesChangesNothing) {
 
 // Copies within the device pool and copies between the pools share one list,
 // because a page may be read, written and read again.
-TEST(KvCacheImagesTest, ListsCopiesInTheOrderOfTheirEffects) {
+TEST(KvCacheImagesTest, ListsCopiesInTheOrderInWhichTheyMustRun) {
   KvCacheScenario test(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 1, .num_host_pages = 8}}));
   test.Run(R"(
@@ -245,8 +245,7 @@ TEST(KvCacheImagesTest, ASequenceThatHasNotRunHasAnEmptyImage) {
 
 // The listed copies of a step that has not run yet would read or overwrite
 // these host pages.
-TEST(KvCacheImagesTest,
-     RefusesPagesForAnImageFromElsewhereWhileCopiesAreListed) {
+TEST(KvCacheImagesTest, RefusesHostPagesForAnImageWhileCopiesAreListed) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));
   const ImageShape shape = {.logical_tokens = 8, .groups = {{8, 0, 2, 0}}};
   const auto refuses = [&] {
@@ -263,7 +262,7 @@ TEST(KvCacheImagesTest,
   test.Run("release b");
 }
 
-TEST(KvCacheImagesTest, GivesPagesForAnImageFromElsewhere) {
+TEST(KvCacheImagesTest, TakesHostPagesForAnImageFromAnotherProcess) {
   KvCache cache(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 1, .num_host_pages = 5},
        {.num_pages = 8, .sliding_window = 5, .num_host_pages = 4}}));
@@ -312,7 +311,8 @@ TEST(KvCacheImagesTest, GivesPagesForAnImageFromElsewhere) {
 
 // The number of slots of a sequence that evicts depends on its prompt and
 // budget, so an image with other numbers is refused.
-TEST(KvCacheImagesTest, AnImageThatEvictsNeedsItsPromptAndBudget) {
+TEST(KvCacheImagesTest,
+     AnImageOfAnEvictingSequenceMustMatchItsPromptAndBudget) {
   KvCacheConfig config =
       Config({{.num_pages = 8,
                .eviction = {.budget_tokens = 6, .every_tokens = 4},

@@ -577,7 +577,7 @@ Met RunSeeds(Options options) {
   return met;
 }
 
-TEST(KvCacheRandomTest, OneGroup) {
+TEST(KvCacheRandomTest, InvariantsHoldForOnePageGroup) {
   const Met met = RunSeeds({.config = Config({{.num_pages = 24}})});
   EXPECT_GT(met.evicted, 0);
   EXPECT_GT(met.copied, 0);
@@ -585,12 +585,12 @@ TEST(KvCacheRandomTest, OneGroup) {
   EXPECT_EQ(met.unpublished, 0);
 }
 
-TEST(KvCacheRandomTest, ATinyPoolRefusesOften) {
+TEST(KvCacheRandomTest, InvariantsHoldInATinyPool) {
   const Met met = RunSeeds({.config = Config({{.num_pages = 9}})});
   EXPECT_GT(met.evicted, 0);
 }
 
-TEST(KvCacheRandomTest, GroupsWithAndWithoutAWindow) {
+TEST(KvCacheRandomTest, InvariantsHoldForGroupsWithAndWithoutAWindow) {
   const Met met =
       RunSeeds({.config = Config({{.num_pages = 30},
                                   {.num_pages = 16, .sliding_window = 6},
@@ -601,7 +601,7 @@ TEST(KvCacheRandomTest, GroupsWithAndWithoutAWindow) {
   EXPECT_GT(met.copied, 0);
 }
 
-TEST(KvCacheRandomTest, OnlyWindows) {
+TEST(KvCacheRandomTest, InvariantsHoldIfAllGroupsHaveWindows) {
   const Met met =
       RunSeeds({.config = Config({{.num_pages = 14, .sliding_window = 9}})});
   EXPECT_GT(met.window_released, 0);
@@ -617,7 +617,7 @@ TEST(KvCacheRandomTest, AWeakHashOnlyCostsHits) {
   EXPECT_GT(met.unpublished, 0);
 }
 
-TEST(KvCacheRandomTest, SidePages) {
+TEST(KvCacheRandomTest, InvariantsHoldWithSidePages) {
   const Met met = RunSeeds(
       {.config = Config({{.num_pages = 30, .side_pages_per_sequence = 2},
                          {.num_pages = 30}})});
@@ -626,14 +626,14 @@ TEST(KvCacheRandomTest, SidePages) {
   EXPECT_GT(met.evicted, 0);
 }
 
-TEST(KvCacheRandomTest, SidePagesInATinyPool) {
+TEST(KvCacheRandomTest, InvariantsHoldWithSidePagesInATinyPool) {
   const Met met = RunSeeds(
       {.config = Config({{.num_pages = 11, .side_pages_per_sequence = 2}})});
   EXPECT_GT(met.hits, 0);
   EXPECT_GT(met.evicted, 0);
 }
 
-TEST(KvCacheRandomTest, SidePagesOfGroupsWithAndWithoutAWindow) {
+TEST(KvCacheRandomTest, InvariantsHoldWithSidePagesAndWindows) {
   const Met met = RunSeeds(
       {.config = Config({{.num_pages = 40, .side_pages_per_sequence = 1},
                          {.num_pages = 24,
@@ -643,7 +643,7 @@ TEST(KvCacheRandomTest, SidePagesOfGroupsWithAndWithoutAWindow) {
   EXPECT_GT(met.window_released, 0);
 }
 
-TEST(KvCacheRandomTest, SidePagesUnderAWeakHash) {
+TEST(KvCacheRandomTest, InvariantsHoldWithSidePagesAndAWeakHash) {
   const Met met = RunSeeds(
       {.weak_hash = true,
        .config = Config({{.num_pages = 40, .side_pages_per_sequence = 1}})});

@@ -110,7 +110,7 @@ TEST(KvCacheTailsTest, ATailThatAnotherSequenceUsesIsNotReplaced) {
   )");
 }
 
-TEST(KvCacheTailsTest, AForkPointGetsATailFromTheSecondText) {
+TEST(KvCacheTailsTest, TheSecondTextPublishesATailWhereTheTextsDiverge) {
   RunScript(32, 1, R"(
     start a 1..10 20..29
     step a 8           -> ok
@@ -128,7 +128,7 @@ TEST(KvCacheTailsTest, AForkPointGetsATailFromTheSecondText) {
   )");
 }
 
-TEST(KvCacheTailsTest, APreemptedSequenceComesBackThroughItsTail) {
+TEST(KvCacheTailsTest, APreemptedSequenceContinuesFromItsTail) {
   RunScript(16, 1, R"(
     start a 1..5
     append a 6..12
@@ -154,7 +154,7 @@ TEST(KvCacheTailsTest, ASequenceThatDoesNotPublishLeavesNoTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, OtherSaltsMiss) {
+TEST(KvCacheTailsTest, PrefixesOfOtherSaltsAreNotFound) {
   RunScript(16, 1, R"(
     start a 1..10 salt=x
     step a 8           -> ok
@@ -224,7 +224,7 @@ TEST(KvCacheTailsTest, EvictsPagesBeyondATailBeforeTheTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, EvictsTailsForRequests) {
+TEST(KvCacheTailsTest, EvictsTailsIfRequestsNeedPages) {
   RunScript(8, 1, R"(
     start a 1..8
     step a 8           -> ok
@@ -260,7 +260,7 @@ TEST(KvCacheTailsTest, TailsTakeAtMostAQuarterOfThePool) {
   )");
 }
 
-TEST(KvCacheTailsTest, TheLastHolderTakesATailOverInAFullPool) {
+TEST(KvCacheTailsTest, InAFullPoolTheLastHolderTakesOverATail) {
   RunScript(6, 2, R"(
     start a 1..8
     step a 4           -> ok
@@ -365,7 +365,7 @@ TEST(KvCacheTailsTest, AForkOfAForkReadsRowsOfAnEndedSequence) {
   )");
 }
 
-TEST(KvCacheTailsTest, ForksOfAStartShareItsTail) {
+TEST(KvCacheTailsTest, ForksOfASequenceThatHasNotRunShareItsTail) {
   RunScript(12, 2, R"(
     start a 1..5
     step a 4           -> ok
@@ -379,7 +379,7 @@ TEST(KvCacheTailsTest, ForksOfAStartShareItsTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, WithoutPagesForItsSidePagesThereIsNoFork) {
+TEST(KvCacheTailsTest, AForkIsRefusedWithoutPagesForItsSidePages) {
   KvCacheScenario s(Config(5, 2));
   s.Run(R"(
     start a 1..9 nopublish

@@ -54,7 +54,7 @@ TEST(KvCacheTest, AllocatesPagesAsTokensArriveAndSendsThemOnce) {
   )");
 }
 
-TEST(KvCacheTest, RefusalNamesNumbersAndChangesNothing) {
+TEST(KvCacheTest, ARefusedReservationNamesNumbersAndChangesNothing) {
   KvCacheScenario s(Config({Pages(3)}));
   s.Run(R"(
     start a 1..8
@@ -169,7 +169,7 @@ TEST(KvCacheTest, AFullHitLeavesTheLastPageToCompute) {
   )");
 }
 
-TEST(KvCacheTest, OtherTokensOrdersAndSaltsMiss) {
+TEST(KvCacheTest, OtherTokensOrdersOrSaltsFindNothing) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..8 salt=x
@@ -208,7 +208,7 @@ TEST(KvCacheTest, WithoutPrefixReuseNoPageIsCached) {
   EXPECT_EQ(s.cache().Stats().query_tokens, 0);
 }
 
-TEST(KvCacheTest, EvictsTheEndOfTheColdestChainFirst) {
+TEST(KvCacheTest, EvictsTheEndOfTheLeastRecentlyUsedPrefixFirst) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..12
@@ -234,7 +234,7 @@ TEST(KvCacheTest, EvictsTheEndOfTheColdestChainFirst) {
   EXPECT_EQ(s.cache().Stats().pages_evicted, 6);
 }
 
-TEST(KvCacheTest, AHitMakesAChainWarmAgain) {
+TEST(KvCacheTest, AHitMakesAPrefixRecentlyUsedAgain) {
   KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..8
@@ -267,7 +267,7 @@ TEST(KvCacheTest, PinnedPagesAreNotEvicted) {
   )");
 }
 
-TEST(KvCacheTest, TwoSequencesThatComputeTheSamePageKeepTheirOwn) {
+TEST(KvCacheTest, SequencesThatComputeTheSamePageKeepTheirOwnCopies) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..9
@@ -283,7 +283,7 @@ TEST(KvCacheTest, TwoSequencesThatComputeTheSamePageKeepTheirOwn) {
   )");
 }
 
-TEST(KvCacheTest, AChainThatLostAPageIsRepaired) {
+TEST(KvCacheTest, APrefixThatLostAPageIsRepaired) {
   KvCacheScenario s(Config({Pages(5)}));
   s.Run(R"(
     start a 1..4
@@ -517,7 +517,7 @@ TEST(KvCacheTest, AnIndexFullOfPagelessNodesMakesRoomForNewPrefixes) {
 
 // The sequence has more pages than the index has nodes, and its own nodes fill
 // the index.
-TEST(KvCacheTest, ASequenceThatFillsTheIndexItselfTakesNoCachedPageForIt) {
+TEST(KvCacheTest, ASequenceThatFillsTheIndexByItselfEvictsNoCachedPages) {
   KvCacheScenario s(Config({Pages(4, 5)}));
   s.Run("start a 1..288 -> cached 0");
   for (int page = 0; page < 72; ++page) {
@@ -530,7 +530,7 @@ TEST(KvCacheTest, ASequenceThatFillsTheIndexItselfTakesNoCachedPageForIt) {
   )");
 }
 
-TEST(KvCacheTest, SidePagesComeWithTheFirstReservation) {
+TEST(KvCacheTest, SidePagesAreAllocatedByTheFirstReservation) {
   KvCacheConfig config = Config({Pages(6)});
   config.groups[0].side_pages_per_sequence = 2;
   KvCacheScenario s(config);

@@ -28,7 +28,7 @@ TEST(EvictionTest, MethodsHaveNames) {
                        HasSubstr("want q-hitter, h2o or streaming")));
 }
 
-TEST(EvictionTest, AnyPlanMayEvict) {
+TEST(EvictionTest, EvictionCanBeAddedToAnyPlan) {
   AttentionShape shape = Shape(3);
   shape.layers[1].sliding_window = 32;
   kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);

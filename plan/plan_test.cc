@@ -129,7 +129,7 @@ TEST(PlanTest, JsonReadsBackToAnEqualPlan) {
   EXPECT_TRUE(MessageDifferencer::Equals(plan, back));
 }
 
-TEST(PlanTest, RefusesTextThatIsNoPlanAndNamesThePlace) {
+TEST(PlanTest, RefusesTextThatIsNotAPlanAndNamesThePlace) {
   const auto refused = [](const std::string& text) {
     return ParsePlanJson(text, "dir/kv_plan.json");
   };
@@ -175,7 +175,7 @@ TEST(PlanTest, DataTypesHaveNames) {
 // Every method of the papers is a valid plan
 // ---------------------------------------------------------------------------
 
-TEST(PlanTest, TheMethodsOfThePapersAreValidPlans) {
+TEST(PlanTest, MethodsFromPapersAreValidPlans) {
   struct Method {
     const char* name;
     KvPlan plan;
@@ -359,7 +359,7 @@ TEST(PlanTest, RefusesGroupsThatDoNotPartitionTheHeads) {
   });
 }
 
-TEST(PlanTest, RefusesRanksThatAreNotPossible) {
+TEST(PlanTest, RefusesImpossibleRanksOfLatents) {
   const std::string rest = R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
       "codec":{"dtype":"BF16"})";
   KVASIR_EXPECT_OK(ValidatePlan(PlanOfKeys(LowRank(rest, 64)), Shape()));
@@ -441,7 +441,7 @@ TEST(PlanTest, RefusesDimsThatAreCoveredTwice) {
   });
 }
 
-TEST(PlanTest, RefusesJointPartsWithoutAMeaning) {
+TEST(PlanTest, RefusesInvalidJointParts) {
   const std::string both = R"("uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
       {"at_runtime":{},"serves":"SERVES_VALUE"}],)";
   const std::string pre = R"("stored":"PRE_ROPE",)";
@@ -641,7 +641,7 @@ TEST(PlanTest, RefusesNormalizedKeysInAnyOtherSpace) {
                   {"QK-norm"}}});
 }
 
-TEST(PlanTest, RefusesCodecsThatContradictThemselves) {
+TEST(PlanTest, RefusesCodecsWithContradictingSettings) {
   const auto codec = [](const std::string& text) {
     return PlanOfKeys(absl::StrCat(
         R"({"full":{},"stored":"POST_ROPE","codec":{)", text, "}}"));
@@ -734,7 +734,7 @@ TEST(PlanTest, RefusesCodecsThatContradictThemselves) {
   });
 }
 
-TEST(PlanTest, RefusesTransformsWithoutAMeaning) {
+TEST(PlanTest, RefusesInvalidTransforms) {
   const std::string four_bits =
       R"("bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16",)";
   const auto full = [&](const std::string& stored, const std::string& what) {
@@ -822,7 +822,7 @@ TEST(PlanTest, SetsExactTokensOnSidesThatStoreCodes) {
   EXPECT_EQ(plan.layers(0).key().exact_window(), 0);
 }
 
-TEST(PlanTest, RefusesEvictionThatCannotWork) {
+TEST(PlanTest, RefusesInvalidEvictionSettings) {
   const auto eviction = [](const std::string& text) {
     return PlanWith(absl::StrCat(R"("eviction":{)", text, "}"));
   };
@@ -940,7 +940,7 @@ TEST(PlanTest, RefusesEvictionOfTokensThatAreKeptExact) {
                   {"the 4 exact_sinks must stay: want sinks >= 4, have 3"}}});
 }
 
-TEST(PlanTest, RefusesSelectionThatCannotWork) {
+TEST(PlanTest, RefusesInvalidSelectionSettings) {
   const auto selection = [](const std::string& text) {
     return PlanWith(absl::StrCat(R"("selection":{)", text, "}"));
   };

@@ -81,14 +81,14 @@ std::vector<std::string> Listed(const Ranked& ranks) {
   return lines;
 }
 
-TEST(ReplicasTest, GroupsWithinOneRankAreHeldOnce) {
+TEST(ReplicasTest, AGroupWhoseHeadsAreOnOneRankIsNotReplicated) {
   const std::string layer = Layer(Values({Group("0,1", 8), Group("2,3", 8)}));
   EXPECT_THAT(Listed(Ranks({layer, layer}, 1)), IsEmpty());
   EXPECT_THAT(Listed(Ranks({layer, layer}, 2)), IsEmpty());
   EXPECT_THAT(Listed(Ranks({Layer(kFullValue)}, 4)), IsEmpty());
 }
 
-TEST(ReplicasTest, AGroupThatSpansRanksIsHeldByEachOfThem) {
+TEST(ReplicasTest, AGroupThatSpansRanksIsReplicatedOnEachOfThem) {
   const std::string all = Layer(Values({Group("0,1,2,3", 12)}));
   const std::string wider = Layer(Values({Group("0,1,2,3", 20)}));
   const std::string odd = Layer(Values({Group("0,3", 6), Group("1,2", 10)}));
@@ -107,7 +107,7 @@ TEST(ReplicasTest, AGroupThatSpansRanksIsHeldByEachOfThem) {
       ElementsAre("0-0 value 0: heads 0,1,2,3 ranks 0,1,2,3 bytes 24 + 72"));
 }
 
-TEST(ReplicasTest, ListsALatentOfKeyAndValueOnce) {
+TEST(ReplicasTest, AJointLatentOfKeyAndValueIsListedOnce) {
   const std::string joint =
       absl::StrCat(R"({"joint":[)",
                    LowRank({Group("0,1,2,3", 12)}, "PRE_ROPE",
@@ -119,7 +119,7 @@ TEST(ReplicasTest, ListsALatentOfKeyAndValueOnce) {
                           "+ 24"));
 }
 
-TEST(ReplicasTest, MoreRanksThanHeadsHoldEachHeadSeveralTimes) {
+TEST(ReplicasTest, WithMoreRanksThanHeadsEachHeadIsReplicated) {
   EXPECT_THAT(Listed(Ranks({Layer(kFullValue)}, 8)),
               ElementsAre("0-0 key 0: heads 0 ranks 0,1 bytes 32 + 32",
                           "0-0 key 0: heads 1 ranks 2,3 bytes 32 + 32",
@@ -131,7 +131,7 @@ TEST(ReplicasTest, MoreRanksThanHeadsHoldEachHeadSeveralTimes) {
                           "0-0 value 0: heads 3 ranks 6,7 bytes 32 + 32"));
 }
 
-TEST(ReplicasTest, AUnitThatSpansRanksHasMetadataOnEachRank) {
+TEST(ReplicasTest, AnEvictionUnitThatSpansRanksHasMetadataOnEachRank) {
   const std::string evicting = Layer(
       kFullValue,
       R"(,"eviction":{"units":[{"heads":[0]},{"heads":[1,2]},{"heads":[3]}],)"

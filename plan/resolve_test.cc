@@ -221,7 +221,7 @@ std::vector<Case> Cases() {
 
 class ResolvePlanTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(ResolvePlanTest, LatentsMatchThePlan) {
+TEST_P(ResolvePlanTest, ResolvedLatentsMatchThePlan) {
   const Case& each = GetParam();
   const ResolvedPlan plan = Resolve({Layer(each.key, each.value)});
   const ResolvedAttention& attention = plan.attention_of(0);
@@ -241,7 +241,7 @@ INSTANTIATE_TEST_SUITE_P(Methods, ResolvePlanTest, ::testing::ValuesIn(Cases()),
                            return parameter.param.name;
                          });
 
-TEST(ResolvedPlanTest, LayersThatAreAlikeShareTheirAttention) {
+TEST(ResolvedPlanTest, EqualLayersShareOneResolvedAttention) {
   const std::string full = Layer(kFullKey, kFullValue);
   const std::string wide = Layer(
       kFullKey, R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"F32"}})");
@@ -254,7 +254,8 @@ TEST(ResolvedPlanTest, LayersThatAreAlikeShareTheirAttention) {
   EXPECT_THAT(of_layer, ElementsAre(0, 1, 0, 0));
 }
 
-TEST(ResolvedPlanTest, AWindowIsAnotherPageGroupAndTheSameAttention) {
+TEST(ResolvedPlanTest,
+     LayersWithAWindowHaveTheirOwnPageGroupButShareAttention) {
   AttentionShape shape = Shape();
   shape.layers.resize(3);
   shape.layers[1].sliding_window = 32;
@@ -267,7 +268,7 @@ TEST(ResolvedPlanTest, AWindowIsAnotherPageGroupAndTheSameAttention) {
   EXPECT_EQ(plan.page_groups[1].sliding_window, 32);
 }
 
-TEST(ResolvedPlanTest, ALayerWithoutRopeHasAttentionOfItsOwn) {
+TEST(ResolvedPlanTest, ALayerWithoutRopeHasItsOwnAttention) {
   AttentionShape shape = Shape();
   shape.layers.resize(2);
   shape.layers[1].rope = false;
@@ -306,7 +307,7 @@ TEST(ResolvedPlanTest, JointPartsServeBothSides) {
 
 // Only sides that store codes have exact sinks, because plain numbers are exact
 // anyway.
-TEST(ResolvedPlanTest, SinksBelongToTheSidesThatStoreCodes) {
+TEST(ResolvedPlanTest, OnlySidesThatStoreCodesHaveExactSinks) {
   const ResolvedPlan plan = Resolve({R"({"exact_sinks":4,
       "key":{"parts":[{"full":{},"stored":"POST_ROPE",
                        "codec":{"bits":{"schedule":[4]},"per_token":{},
@@ -355,7 +356,7 @@ Units UnitsOfHeads(int64_t num_heads, int64_t head_dim, TpShard shard = {}) {
 // A slot of H heads with d dimensions each has 4 H d bytes, and a unit has 8
 // bytes of metadata if the sides store plain numbers. So the metadata is below
 // 5 % if there are fewer than H d / 40 units.
-TEST(ResolvedPlanTest, HalvesUnitsUntilTheirMetadataIsCheap) {
+TEST(ResolvedPlanTest, EvictionUnitsAreMergedUntilTheirMetadataIsCheap) {
   for (const TpShard shard : {TpShard{0, 1}, TpShard{1, 2}}) {
     EXPECT_EQ(UnitsOfHeads(8, 42, shard),
               (Units{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}}));
@@ -366,7 +367,7 @@ TEST(ResolvedPlanTest, HalvesUnitsUntilTheirMetadataIsCheap) {
   }
 }
 
-TEST(ResolvedPlanTest, HalvingLeavesAnOddUnitAsItIs) {
+TEST(ResolvedPlanTest, MergingEvictionUnitsLeavesAnOddLastUnitUnchanged) {
   EXPECT_EQ(UnitsOfHeads(5, 32), (Units{{0, 1}, {2, 3}, {4}}));
   EXPECT_EQ(UnitsOfHeads(7, 32), (Units{{0, 1}, {2, 3}, {4, 5}, {6}}));
   EXPECT_EQ(UnitsOfHeads(7, 16), (Units{{0, 1, 2, 3}, {4, 5, 6}}));
@@ -383,7 +384,7 @@ std::string Grouped(const char* groups, const char* stored) {
 
 // The latents connect the heads to the units {0, 3, 4}, {1}, {2} and {5}. For a
 // slot of 512 bytes, 2 units are cheap enough.
-TEST(ResolvedPlanTest, UnitsAreHalvedInTheOrderOfTheirFirstHeads) {
+TEST(ResolvedPlanTest, EvictionUnitsAreMergedInTheOrderOfTheirFirstHeads) {
   AttentionShape shape = Shape();
   shape.num_heads = shape.num_kv_heads = 6;
   const std::string key =
@@ -421,7 +422,7 @@ TEST(ResolvedPlanTest, EveryRankHasTheEvictionUnitsOfTheWholeModel) {
   }
 }
 
-TEST(ResolvedPlanTest, AShareOfThePromptIsNotBelowSinksAndRecent) {
+TEST(ResolvedPlanTest, ABudgetShareOfThePromptIsAtLeastSinksAndRecent) {
   const ResolvedPlan plan = Resolve({Layer(
       kFullKey, kFullValue,
       R"(,"eviction":{"budget_ratio":0.5,"recent":16,"positions":"ORIGINAL",
@@ -476,7 +477,7 @@ TEST(ResolvedPlanTest, EachLayerMayKeepDifferentTokens) {
   EXPECT_FALSE(none.has_value());
 }
 
-TEST(ResolvedPlanTest, RefusesAPlanWithoutAMeaning) {
+TEST(ResolvedPlanTest, RefusesAnInvalidPlan) {
   const int64_t before = NumResolvedPlans();
   EXPECT_THAT(ResolvePlan(KvPlan(), Shape()),
               StatusIs(absl::StatusCode::kInvalidArgument,

@@ -9,12 +9,12 @@ using base::StatusIs;
 
 using ::testing::HasSubstr;
 
-TEST(TpShardTest, DealsHeadsInEqualRuns) {
+TEST(TpShardTest, EachRankGetsAnEqualRunOfHeads) {
   EXPECT_EQ(*KvHeadsOfRank({0, 1}, 8), (HeadRange{0, 8}));
   EXPECT_EQ(*KvHeadsOfRank({3, 4}, 8), (HeadRange{6, 2}));
 }
 
-TEST(TpShardTest, NeighboursShareAHeadWhenRanksOutnumberHeads) {
+TEST(TpShardTest, NeighbouringRanksShareAHeadIfThereAreMoreRanksThanHeads) {
   EXPECT_EQ(*KvHeadsOfRank({0, 4}, 2), (HeadRange{0, 1}));
   EXPECT_EQ(*KvHeadsOfRank({1, 4}, 2), (HeadRange{0, 1}));
   EXPECT_EQ(*KvHeadsOfRank({2, 4}, 2), (HeadRange{1, 1}));
@@ -32,7 +32,7 @@ TEST(TpShardTest, RefusesUnevenHeadsAndRanksOutsideTheGroup) {
                        HasSubstr("at least 1 KV head")));
 }
 
-TEST(TpShardTest, DealsIdsInRunsOfWholePanels) {
+TEST(TpShardTest, EachRankGetsTokenIdsInWholePanels) {
   EXPECT_EQ(IdsOfRank({}, 1237), (IdRange{0, 1237}));
   EXPECT_EQ(IdsOfRank({0, 4}, 128), (IdRange{0, 32}));
   EXPECT_EQ(IdsOfRank({3, 4}, 128), (IdRange{96, 32}));

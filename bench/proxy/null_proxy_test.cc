@@ -57,7 +57,7 @@ TEST(NullProxyTest, ForwardsTheWorkersAnswers) {
   }
 }
 
-TEST(NullProxyTest, PassesOnThatThereIsNoWorker) {
+TEST(NullProxyTest, PassesOnTheErrorIfThereIsNoWorker) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto proxy,
                               StartNullProxy({}, "127.0.0.1:1"));
   EXPECT_THAT(Ask(proxy->target(), 1).status,

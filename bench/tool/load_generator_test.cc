@@ -55,7 +55,7 @@ LoadOptions SmallLoad() {
   return options;
 }
 
-TEST(LoadGeneratorTest, ClosedLoopSendsEachRequestOnceAndFewAtATime) {
+TEST(LoadGeneratorTest, ClosedLoopSendsEachRequestOnceWithLimitedConcurrency) {
   FakeClient client;
   const LoadResult result = RunLoad(SmallLoad(), &client);
   EXPECT_EQ(result.succeeded, 20);
@@ -85,7 +85,7 @@ TEST(LoadGeneratorTest, FailuresAreCountedAndTheFirstIsReported) {
                                                  HasSubstr("as told")));
 }
 
-TEST(LoadGeneratorTest, OpenLoopCountsFromWhenARequestWasDue) {
+TEST(LoadGeneratorTest, OpenLoopLatencyCountsFromWhenARequestWasDue) {
   // Requests are due at ten times the rate that is possible with answers of 2
   // ms, one at a time. So they are sent late, and their latencies must include
   // the delay.
@@ -115,7 +115,7 @@ TEST(LengthDistributionTest, SamplesStayInTheirRange) {
   EXPECT_EQ(LengthDistribution::Parse("fixed:7")->Sample(&random), 7);
 }
 
-TEST(LengthDistributionTest, LengthsThatTheModelDoesNotHoldAreRefused) {
+TEST(LengthDistributionTest, LengthsAboveTheModelsLengthAreRefused) {
   const auto check = [](const char* prompt, const char* output) {
     return CheckLengths(*LengthDistribution::Parse(prompt),
                         *LengthDistribution::Parse(output), 64);
@@ -132,7 +132,7 @@ TEST(LengthDistributionTest, LengthsThatTheModelDoesNotHoldAreRefused) {
 
 // Regression test: `bench serve` sent prompts of up to 512 tokens to a model
 // whose length is 512 tokens.
-TEST(LengthDistributionTest, DefaultsAreCutToAShortModel) {
+TEST(LengthDistributionTest, DefaultLengthsAreCutToAShortModel) {
   const auto prompts = *LengthDistribution::Parse("uniform:32:512");
   const auto outputs = *LengthDistribution::Parse("uniform:8:64");
   EXPECT_EQ(prompts.CutTo(512 - 64).longest(), 448);
@@ -147,7 +147,7 @@ TEST(LengthDistributionTest, DefaultsAreCutToAShortModel) {
   EXPECT_EQ(prompts.CutTo(1).Sample(&random), 1);
 }
 
-TEST(LengthDistributionTest, OtherTextIsRefused) {
+TEST(LengthDistributionTest, TextThatIsNotADistributionIsRefused) {
   for (const char* text :
        {"", "7", "fixed", "fixed:0", "fixed:1:2", "fixed:x", "uniform:5:3",
         "uniform:5", "lognormal:1:-1", "normal:1:2", "fixed:inf"}) {

@@ -24,7 +24,7 @@ TEST(EvictionScheduleTest, WithoutEvictionEverySlotStays) {
   EXPECT_EQ(MostSlots({}, 1000), 1000);
 }
 
-TEST(EvictionScheduleTest, PointsAreMultiplesAndThePromptsEnd) {
+TEST(EvictionScheduleTest, EvictionPointsAreMultiplesAndThePromptsEnd) {
   const EvictionSchedule schedule(kEight, 18);
   std::vector<int64_t> points;
   for (int64_t length = 0; length < 30; ++length) {
@@ -62,7 +62,8 @@ TEST(EvictionScheduleTest, ABudgetOfTheWholeLengthEvictsNothing) {
   EXPECT_THAT(all.NextPoint(0), Optional(416));
 }
 
-TEST(EvictionScheduleTest, AShareCountsThePromptAndIsAtLeastSinksAndRecent) {
+TEST(EvictionScheduleTest,
+     ABudgetShareCountsOnlyThePromptAndIsAtLeastSinksAndRecent) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
   EXPECT_EQ(KeptSlots(fifth, 1000), 200);
@@ -75,7 +76,7 @@ TEST(EvictionScheduleTest, AShareCountsThePromptAndIsAtLeastSinksAndRecent) {
 
 // Regression test: the number of pages was once computed as if the output
 // belonged to the prompt.
-TEST(EvictionScheduleTest, AShareOfAKnownPromptDoesNotGrowWithItsOutput) {
+TEST(EvictionScheduleTest, ABudgetShareOfAKnownPromptDoesNotGrowWithItsOutput) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
   EXPECT_EQ(MostSlots(fifth, 100000), 20064);
@@ -89,7 +90,7 @@ TEST(EvictionScheduleTest, AShareOfAKnownPromptDoesNotGrowWithItsOutput) {
   EXPECT_EQ(OfPrompt({}, 1000), EvictionCounts());
 }
 
-TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAPointCount) {
+TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAnEvictionCount) {
   const auto with_window = [](int64_t window, int64_t prompt_tokens = 18) {
     EvictionCounts counts = kEight;
     counts.observation_window = window;
@@ -110,7 +111,7 @@ TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAPointCount) {
 
 // Compares with a simulation of single tokens: at a multiple of E and at the
 // prompt's end, a sequence with more than K slots drops to K.
-TEST(EvictionScheduleTest, MatchesASimulationOfSingleTokens) {
+TEST(EvictionScheduleTest, ScheduleMatchesATokenByTokenSimulation) {
   std::mt19937_64 random(7);
   const auto below = [&random](int64_t limit) {
     return std::uniform_int_distribution<int64_t>(0, limit - 1)(random);

@@ -110,7 +110,7 @@ TEST(PageImageTest, RefusesAChangeOfAnyBit) {
   ExpectRefused(other, absl::StatusCode::kDataLoss, "checksum");
 }
 
-TEST(PageImageTest, RefusesAnotherIdentityByName) {
+TEST(PageImageTest, RefusesAnImageOfAnotherIdentityAndNamesTheField) {
   const auto refused = [](const ImageFormat& format, const std::string& why) {
     ImageShape shape = Shape();
     shape.groups.resize(format.page_bytes.size());
@@ -151,7 +151,7 @@ TEST(PageImageTest, RefusesAnotherIdentityByName) {
                 "number of page groups is 2147483648");
 }
 
-TEST(PageImageTest, RefusesInconsistentSizesByName) {
+TEST(PageImageTest, RefusesInconsistentSizesAndNamesTheField) {
   const auto refused = [](const std::string& image, const std::string& why) {
     ExpectRefused(image, absl::StatusCode::kInvalidArgument, why);
   };

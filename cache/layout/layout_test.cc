@@ -130,7 +130,7 @@ TEST(PageLayoutTest, RangesUseSmallGranules) {
   EXPECT_EQ(key.params, (Region{1024, 4, 4, 64}));
 }
 
-TEST(PageLayoutTest, FormatsOutOfRangeAreRefused) {
+TEST(PageLayoutTest, PageFormatsOutOfRangeAreRefused) {
   const plan::AttentionShape shape = Shape(1, 1, 40);
   const KvPlan plan = plan::FullRankPlan(shape, BF16);
   const auto refuses = [&](const PageFormat& format, const char* why) {
@@ -146,7 +146,7 @@ TEST(PageLayoutTest, FormatsOutOfRangeAreRefused) {
   refuses({.granule_bytes = -16}, "have -16");
 }
 
-TEST(PageLayoutTest, FullRankPageIsKeyHeadsThenValueHeads) {
+TEST(PageLayoutTest, AnUncompressedPageHasKeyHeadsThenValueHeads) {
   const plan::AttentionShape shape = Shape(2, 2, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
@@ -225,7 +225,7 @@ TEST(PageLayoutTest, LayersWithOneWindowShareAPageGroup) {
   EXPECT_EQ(layout.layer(3).page_group, PageGroupId(1));
 }
 
-TEST(PageLayoutTest, RanksHoldTheirHeadsOnly) {
+TEST(PageLayoutTest, EachRankHoldsOnlyItsHeads) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   const plan::TpShard shard = {.rank = 1, .size = 2};
   const PageLayout layout =
@@ -360,7 +360,7 @@ TEST(PageLayoutTest, EvictionBoundsThePagesOfALongSequence) {
             ((1 << 20) / 16 - 9) * layout.layer(1).page_bytes);
 }
 
-TEST(PageLayoutTest, KeptRopePairsAndCommutingRanksAreTwoNumbersEach) {
+TEST(PageLayoutTest, AKeptRopePairAndAComplexChannelTakeTwoNumbersEach) {
   const plan::AttentionShape shape = Shape(1, 2, 8);
   const KvPlan pairs = PlanWithKey(shape, R"({
       "rope_pairs":{"per_head":[{"pair_indices":[0,2,3]},
@@ -761,7 +761,7 @@ KvPlan PlanOfWidths(const std::vector<int>& bits, int64_t exact_window) {
   return plan;
 }
 
-TEST(PageLayoutTest, ExactRowsOfLayersOfFewBitsLieInOthersArenas) {
+TEST(PageLayoutTest, ExactRowsOfLayersWithFewBitsLieInOtherLayersArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
       LayOut(PlanOfWidths({1, 8}, 32), shape, PageTokens(16));
@@ -926,7 +926,7 @@ KvPlan PlanOfUnequalLayers(int64_t layers, int64_t heads, ExactTokens exact,
   return plan;
 }
 
-TEST(PageLayoutTest, ExactRowsOfUnequalLayersWasteATenth) {
+TEST(PageLayoutTest, ExactRowsOfUnequalLayersWasteLittleSpace) {
   for (const uint64_t seed : {1, 2, 3, 4, 5, 6, 7, 8}) {
     for (const int64_t window : {8, 32, 128}) {
       for (const int64_t sinks : {0, 4}) {
@@ -950,7 +950,7 @@ TEST(PageLayoutTest, ExactRowsOfUnequalLayersWasteATenth) {
 
 // Each rank's rows are placed separately, and all ranks reserve the largest
 // number of side pages.
-TEST(PageLayoutTest, ExactRowsOfRanksWasteATenth) {
+TEST(PageLayoutTest, ExactRowsOfRanksWasteLittleSpace) {
   const KvPlan plan = PlanOfWidths({1, 8, 2, 4, 1, 1, 3, 2, 2, 8}, 128);
   std::vector<int64_t> granted;
   for (int64_t rank = 0; rank < 2; ++rank) {
@@ -962,7 +962,7 @@ TEST(PageLayoutTest, ExactRowsOfRanksWasteATenth) {
   EXPECT_EQ(granted[0], granted[1]);
 }
 
-TEST(PageLayoutTest, ExactRowsOfUnequalJointPartsWasteATenth) {
+TEST(PageLayoutTest, ExactRowsOfUnequalJointPartsWasteLittleSpace) {
   std::mt19937_64 random(3);
   for (const int64_t window : {8, 32, 128}) {
     KvPlan plan;
@@ -1137,7 +1137,7 @@ TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorNamesTheRemedy) {
               HasSubstr("2097152 bytes (2 MiB) or lower"));
 }
 
-TEST(PageLayoutTest, RefusesALengthBeyondEveryLimit) {
+TEST(PageLayoutTest, RefusesALengthAboveTheLongestSequence) {
   const plan::AttentionShape shape = Shape(1, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(1));

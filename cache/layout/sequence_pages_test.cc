@@ -55,7 +55,7 @@ TEST(SequencePagesTest, SidePagesCountFromTheFirstToken) {
 
 // Regression test: for this sequence, the cache once counted 65,536 pages and
 // the layout 13.
-TEST(SequencePagesTest, LayoutAndCacheCountEvictionAlike) {
+TEST(SequencePagesTest, LayoutAndCacheCountEqualPagesWithEviction) {
   PageGroupLayout evicting;
   evicting.eviction = {.budget_tokens = 128, .every_tokens = 16};
   for (const auto& [length, chunk, want] :
@@ -79,7 +79,7 @@ TEST(SequencePagesTest, AShareOfThePromptGrowsWithTheLength) {
   EXPECT_EQ(pages.Held(4096, 64), 66);
 }
 
-TEST(SequencePagesTest, LayoutAndCacheCountWindowsAndSidePagesAlike) {
+TEST(SequencePagesTest, LayoutAndCacheCountEqualPagesWithWindowsAndSidePages) {
   PageGroupLayout windowed;
   windowed.sliding_window = 33;
   windowed.side_pages_per_sequence = 2;

@@ -16,7 +16,7 @@ std::string Hex(const PrefixHash& hash) {
       std::string(hash.bytes.begin(), hash.bytes.end()));
 }
 
-TEST(PrefixHashTest, NamesAreTheSameOnEveryMachine) {
+TEST(PrefixHashTest, HashesAreEqualOnEveryMachine) {
   // The expected values come from Python's hashlib:
   // blake2b(key=blake2b(b"cache-1").digest(), digest_size=16) over 00 "tenant",
   // then over 01, the parent and the ids.

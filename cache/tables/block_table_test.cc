@@ -104,7 +104,7 @@ TEST_F(BlockTableTest, GrowingATableNeverUndoesACompaction) {
   EXPECT_EQ(table_.Compact(8), 0);
 }
 
-TEST_F(BlockTableTest, GivesPagesBackFromTheLastOneOn) {
+TEST_F(BlockTableTest, ReleasesPagesFromTheLastToTheFirst) {
   Append(3);
   for (int32_t p = 0; p < 3; ++p) pool_.SetTag(PageId(p), p);
   table_.Clear();

@@ -121,9 +121,11 @@ class CheckpointPlanTest : public ::testing::Test {
   std::map<std::string, std::vector<int64_t>> shapes_;
 };
 
-TEST_F(CheckpointPlanTest, AnArtifactFitsItsPlan) { KVASIR_EXPECT_OK(Check()); }
+TEST_F(CheckpointPlanTest, AcceptsAnArtifactThatMatchesItsPlan) {
+  KVASIR_EXPECT_OK(Check());
+}
 
-TEST_F(CheckpointPlanTest, NamesMissingTensorsWithoutThePlan) {
+TEST_F(CheckpointPlanTest, WithoutThePlanTheMissingTensorsAreNamed) {
   std::filesystem::remove(folder_.File("kv_plan.json"));
   Write();
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
@@ -132,7 +134,7 @@ TEST_F(CheckpointPlanTest, NamesMissingTensorsWithoutThePlan) {
                                  "missing")));
 }
 
-TEST_F(CheckpointPlanTest, OpenChecksTensorsThatNoPlanChanges) {
+TEST_F(CheckpointPlanTest, OpenChecksTensorsThatDoNotDependOnAPlan) {
   shapes_["model.layers.1.mlp.up_proj.weight"] = {19, 24};
   Write();
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
@@ -197,7 +199,7 @@ TEST_F(CheckpointPlanTest, RefusesAProjectionThatThePlanDoesNotUse) {
 
 // If a plan keeps only some RoPE pairs of the keys, their tensors have the
 // names of the base model, but not its shapes.
-TEST_F(CheckpointPlanTest, KeptPairsAreNotAPlainLayer) {
+TEST_F(CheckpointPlanTest, ALayerThatKeepsSomeRopePairsCountsAsCompressed) {
   KvPlan plan = Plan();
   kvasir::v1::SidePlan* key = plan.mutable_layers(1)->mutable_key();
   ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(
@@ -246,7 +248,7 @@ TEST_F(CheckpointPlanTest, ABiasThatAPlainModelDoesNotReadIsRefused) {
                              HasSubstr("has no bias"))));
 }
 
-TEST_F(CheckpointPlanTest, RangesMayBeCheckedLater) {
+TEST_F(CheckpointPlanTest, RangeTensorsMayBeMissingUntilTheyAreRequired) {
   shapes_.erase(Name("k_proj.range.min"));
   Write();
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
@@ -268,7 +270,7 @@ TEST_F(CheckpointPlanTest, RangesMustBeF32) {
                              HasSubstr("want F32, have BF16"))));
 }
 
-TEST_F(CheckpointPlanTest, APlanOfFewerLayersIsRefused) {
+TEST_F(CheckpointPlanTest, APlanWithFewerLayersThanTheModelIsRefused) {
   KvPlan plan = Plan();
   plan.mutable_layers()->RemoveLast();
   DecoderSpec fewer = spec_;
@@ -282,7 +284,7 @@ TEST_F(CheckpointPlanTest, APlanOfFewerLayersIsRefused) {
                HasSubstr("the plan has 1 layers, but the model has 2")));
 }
 
-TEST_F(CheckpointPlanTest, WeightsIdCoversTheTensorsOfThePlan) {
+TEST_F(CheckpointPlanTest, WeightsIdDependsOnTheTensorsOfThePlan) {
   const auto id = [this]() -> absl::StatusOr<std::string> {
     auto checkpoint = Checkpoint::Open(folder_.path());
     if (!checkpoint.ok()) return checkpoint.status();

@@ -67,7 +67,8 @@ absl::StatusOr<std::string> WeightsId(const Checkpoint& checkpoint,
   return builder.Finish(checkpoint.spec());
 }
 
-TEST_F(CheckpointTest, GoldenModelsOpenSingleShardedAndTied) {
+TEST_F(CheckpointTest,
+       OpensGoldenModelsInOneFileInShardsAndWithTiedEmbeddings) {
   for (const char* name :
        {"llama-mha", "llama-gqa-tied", "llama3-scaled-sharded", "llama-f16",
         "qwen2-tied", "llama-bias"}) {
@@ -141,14 +142,14 @@ TEST_F(CheckpointTest, AWeightOfAnotherTypeIsRefused) {
                        HasSubstr("want F32, F16 or BF16, have I32")));
 }
 
-TEST_F(CheckpointTest, KeepsTheTextOfThePlan) {
+TEST_F(CheckpointTest, ReturnsTheTextOfTheFoldersPlan) {
   folder_.Write("kv_plan.json", "{\"schema_version\":1}");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
   EXPECT_EQ(checkpoint.kv_plan_json(), "{\"schema_version\":1}");
 }
 
-TEST_F(CheckpointTest, WeightsIdDependsOnEveryBitAndNotOnBlocks) {
+TEST_F(CheckpointTest, WeightsIdDependsOnEveryBitButNotOnTheBlockSize) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::string id,

@@ -43,7 +43,7 @@ DecoderSpec Spec(const char* model_type) {
   return spec;
 }
 
-TEST(FamilyTensorsTest, EveryNameHasItsPlaceInTheFamilysFiles) {
+TEST(FamilyTensorsTest, EveryCanonicalNameMapsToTheFamilysStoredName) {
   const auto stored = [](const char* family, const char* name) {
     return StoredTensorOf(Spec(family), name).name;
   };
@@ -64,7 +64,7 @@ TEST(FamilyTensorsTest, EveryNameHasItsPlaceInTheFamilysFiles) {
   }
 }
 
-TEST(FamilyTensorsTest, FusedRowsAreHeadAfterHead) {
+TEST(FamilyTensorsTest, AFusedTensorHasQueryKeyAndValueRowsForEachHeadInTurn) {
   const StoredTensor key = StoredTensorOf(
       Spec("gpt_neox"), "model.layers.2.self_attn.k_proj.weight");
   EXPECT_EQ(key.name, "gpt_neox.layers.2.attention.query_key_value.weight");
@@ -77,7 +77,7 @@ TEST(FamilyTensorsTest, FusedRowsAreHeadAfterHead) {
 }
 
 // Element [h, p, d] of the fused rows [heads, 3, head_dim] is row d of head h.
-TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeInPiecesOfAnySize) {
+TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeTensorsInPiecesOfAnySize) {
   auto checkpoint = Checkpoint::Open(GoldenModel("neox-parallel-quarter"));
   KVASIR_ASSERT_OK(checkpoint);
   const DecoderSpec& spec = checkpoint->spec();
@@ -126,7 +126,7 @@ TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeInPiecesOfAnySize) {
   }
 }
 
-TEST(FamilyTensorsTest, PositionsBeginAfterTheUnusedRows) {
+TEST(FamilyTensorsTest, OptPositionsBeginAfterTheUnusedRows) {
   auto checkpoint = Checkpoint::Open(GoldenModel("opt-tied"));
   KVASIR_ASSERT_OK(checkpoint);
   auto table = checkpoint->Tensor(kPositionsName);
@@ -142,7 +142,7 @@ TEST(FamilyTensorsTest, PositionsBeginAfterTheUnusedRows) {
                         own.size()));
 }
 
-TEST(FamilyTensorsTest, OptOfOlderFilesHasNoPrefix) {
+TEST(FamilyTensorsTest, OlderOptFilesHaveNoModelPrefix) {
   KVASIR_EXPECT_OK(Checkpoint::Open(GoldenModel("opt-untied-no-bias")));
 }
 
@@ -163,7 +163,7 @@ absl::Status OpenWith(const std::string& model, const std::string& from,
   return Checkpoint::Open(folder.path()).status();
 }
 
-TEST(SpoiledCheckpointTest, AMissingTensorIsNamedAsTheFamilyDoes) {
+TEST(SpoiledCheckpointTest, AMissingTensorIsReportedWithTheFamilysName) {
   EXPECT_THAT(
       OpenWith("neox-serial-half",
                "gpt_neox.layers.1.attention.query_key_value"
@@ -174,7 +174,7 @@ TEST(SpoiledCheckpointTest, AMissingTensorIsNamedAsTheFamilyDoes) {
                          "weight is missing")));
 }
 
-TEST(SpoiledCheckpointTest, AFusedTensorOfOtherRowsIsRefused) {
+TEST(SpoiledCheckpointTest, AFusedTensorWithAWrongNumberOfRowsIsRefused) {
   EXPECT_THAT(
       OpenWith("neox-serial-half", "\"shape\":[72,24]", "\"shape\":[24,72]"),
       StatusIs(

@@ -59,7 +59,7 @@ std::string IdOf(const Tiles& tiles) {
   return builder.Finish(DecoderSpec());
 }
 
-TEST(TileHasherTest, DoesNotDependOnBlocks) {
+TEST(TileHasherTest, TilesDoNotDependOnTheSizeOfBlocks) {
   const std::vector<std::byte> bytes = Bytes();
   const Tiles whole = TilesOf(bytes, 0, kRows);
   EXPECT_EQ(whole.rows, 3);
@@ -104,7 +104,7 @@ TEST(TileHasherTest, AByteChangesOnlyItsOwnTile) {
   }
 }
 
-TEST(WeightsIdTest, RanksThatReadRowsOrColumnsGiveTheWholeTensorsId) {
+TEST(WeightsIdTest, PartsThatRanksReadGiveTheIdOfTheWholeTensor) {
   const std::vector<std::byte> bytes = Bytes();
   const std::string whole = IdOf(TilesOf(bytes, 0, kRows));
   WeightsIdBuilder by_rows;
@@ -190,7 +190,7 @@ std::string IdOfFolder(const std::string& folder) {
   return builder.Finish(checkpoint->spec());
 }
 
-TEST(WeightsIdTest, ShardsOfTheSameTensorsHaveTheSingleFilesId) {
+TEST(WeightsIdTest, ShardedAndSingleFileCheckpointsHaveTheSameId) {
   const char* source = std::getenv("KVASIR_SOURCE_DIR");
   const std::string single = absl::StrCat(source == nullptr ? "." : source,
                                           "/tests/golden/models/llama-mha");

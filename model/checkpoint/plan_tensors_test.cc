@@ -90,7 +90,7 @@ std::string LowRank(const std::string& lift, const std::string& stored,
                       R"(":{}}],"stored":")", stored, "\",", rest, "}");
 }
 
-TEST(PlanTensorsTest, AFullPlanAsksForThePlainTensors) {
+TEST(PlanTensorsTest, AnUncompressedPlanNeedsTheModelsOwnTensors) {
   for (DecoderSpec spec : {Spec(), WithBiases()}) {
     for (const bool more : {false, true}) {
       spec.o_bias = more;
@@ -109,7 +109,7 @@ TEST(PlanTensorsTest, AFullPlanAsksForThePlainTensors) {
   }
 }
 
-TEST(PlanTensorsTest, LowRankKeysThatAreRebuiltAndFoldedValues) {
+TEST(PlanTensorsTest, ListsTensorsOfRebuiltLowRankKeysAndFoldedValues) {
   EXPECT_THAT(
       Listed(Spec(), LowRank("reconstruct", "PRE_ROPE"),
              LowRank("fold", "NO_ROPE")),
@@ -128,7 +128,7 @@ TEST(PlanTensorsTest, LowRankValuesLiftedAtRuntimeKeepTheOutputProjection) {
                   "v_proj.up.1.weight [8, 2]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, OneGroupOfAllHeads) {
+TEST(PlanTensorsTest, ListsTensorsOfOneGroupWithAllHeads) {
   const std::string part =
       R"({"low_rank":{"groups":[{"heads":[0,1],"rank":7}]},
           "uses":[{"at_runtime":{}}],"codec":{"dtype":"F16"}})";
@@ -136,7 +136,7 @@ TEST(PlanTensorsTest, OneGroupOfAllHeads) {
               Contains("v_proj.up.0.weight [16, 7]"));
 }
 
-TEST(PlanTensorsTest, BiasesOfLowRankSides) {
+TEST(PlanTensorsTest, ListsBiasesOfLowRankKeysAndValues) {
   const std::string with_latent_bias =
       R"("latent_bias":true,"codec":{"dtype":"BF16"})";
   EXPECT_THAT(
@@ -150,7 +150,7 @@ TEST(PlanTensorsTest, BiasesOfLowRankSides) {
                   "o_proj.bias [24]"));
 }
 
-TEST(PlanTensorsTest, AMeanOfLowRankSidesIsInTheirOutputBiases) {
+TEST(PlanTensorsTest, TheMeanOfALowRankSideIsStoredInItsOutputBias) {
   const std::string mean = R"("mean":true,"codec":{"dtype":"BF16"})";
   const auto tensors = Listed(Spec(), LowRank("reconstruct", "PRE_ROPE", mean),
                               LowRank("at_runtime", "NO_ROPE", mean));
@@ -173,7 +173,7 @@ TEST(PlanTensorsTest, TheOutputBiasIsTheModelsOwnOrTheValues) {
               Contains("o_proj.bias [24]"));
 }
 
-TEST(PlanTensorsTest, AnAbsorbedLowRankKeyHasNoBias) {
+TEST(PlanTensorsTest, ALowRankKeyThatIsFoldedIntoQueriesHasNoBias) {
   DecoderSpec spec = WithBiases();
   spec.layers[0].rope = false;
   EXPECT_THAT(
@@ -189,7 +189,7 @@ TEST(PlanTensorsTest, AnAbsorbedLowRankKeyHasNoBias) {
                   "v_proj.bias [16]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, RopePairsHoldTheKeptRows) {
+TEST(PlanTensorsTest, RopePairsTensorsHaveOnlyTheKeptRows) {
   const auto part = [](const std::string& lift) {
     return absl::StrCat(
         R"({"rope_pairs":{"per_head":[{"pair_indices":[0,1,3]},)",
@@ -206,7 +206,7 @@ TEST(PlanTensorsTest, RopePairsHoldTheKeptRows) {
                           "v_proj.weight [16, 24]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, RopeLowRankHoldsComplexChannels) {
+TEST(PlanTensorsTest, RopeLowRankTensorsHaveTwoRowsForEachComplexChannel) {
   const auto part = [](const std::string& lift) {
     return absl::StrCat(
         R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[0,2,3],)",
@@ -225,7 +225,7 @@ TEST(PlanTensorsTest, RopeLowRankHoldsComplexChannels) {
   EXPECT_THAT(folded, Not(Contains(HasSubstr("up."))));
 }
 
-TEST(PlanTensorsTest, PartsOfASideAreNumbered) {
+TEST(PlanTensorsTest, TensorNamesNumberThePartsOfASide) {
   DecoderSpec spec = Spec();
   spec.rope.rotary_dim = 4;  // 2 pairs, and 4 dims that do not rotate
   const std::string pairs =
@@ -248,7 +248,7 @@ TEST(PlanTensorsTest, PartsOfASideAreNumbered) {
       Contains("q_proj.weight [24, 24]"));  // 4 heads * (2 kept + 4 plain dims)
 }
 
-TEST(PlanTensorsTest, ABasisKeepsTheChannelsThatHaveBits) {
+TEST(PlanTensorsTest, ABasisTensorHasOnlyTheChannelsWithBits) {
   const std::string part =
       R"({"full":{},"stored":"POST_ROPE","mean":true,"codec":{"bits":
           {"schedule":[8,4,4,4,2,2,0,0]},"channel_static":{},
@@ -261,7 +261,7 @@ TEST(PlanTensorsTest, ABasisKeepsTheChannelsThatHaveBits) {
                   "v_proj.weight [16, 24]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, ZeroBitsShortenALowRankLatent) {
+TEST(PlanTensorsTest, ChannelsOfZeroBitsShortenALowRankLatent) {
   const auto part = [](const std::string& transform) {
     return absl::StrCat(
         R"({"low_rank":{"groups":[{"heads":[0,1],"rank":8}]},
@@ -295,7 +295,7 @@ TEST(PlanTensorsTest, AnchoredKeysAreRebuiltFromTheDimsOfTheirPairs) {
   EXPECT_THAT(tensors, Contains("q_proj.weight [32, 24]"));
 }
 
-TEST(PlanTensorsTest, DimsOfPairsFollowThePairing) {
+TEST(PlanTensorsTest, DimsOfRopePairsDependOnHowPairsAreFormed) {
   const std::vector<uint32_t> pairs = {1, 2};
   EXPECT_THAT(PairDims({.rotary_dim = 6}, pairs), ElementsAre(1, 2, 4, 5));
   EXPECT_THAT(
@@ -303,7 +303,7 @@ TEST(PlanTensorsTest, DimsOfPairsFollowThePairing) {
       ElementsAre(2, 3, 4, 5));
 }
 
-TEST(PlanTensorsTest, CoveredDimsAscendAndFollowTheUses) {
+TEST(PlanTensorsTest, CoveredDimsAscendAndDependOnTheUses) {
   DecoderSpec spec = Spec();
   spec.rope.rotary_dim = 4;
   const auto covered = [&](plan::Side side, const std::string& part) {
@@ -328,7 +328,7 @@ TEST(PlanTensorsTest, CoveredDimsAscendAndFollowTheUses) {
   EXPECT_THAT(covered(plan::Side::kKey, two), ElementsAre(1, 3, 4, 5, 6, 7));
 }
 
-TEST(PlanTensorsTest, RefusesPartsWithoutTensors) {
+TEST(PlanTensorsTest, RefusesPartsThatTheArtifactFormatCannotStore) {
   EXPECT_THAT(DescribeAttention(
                   Spec(), Layer(LowRank("at_runtime", "POST_ROPE"), kFull)),
               StatusIs(absl::StatusCode::kUnimplemented,
@@ -336,7 +336,7 @@ TEST(PlanTensorsTest, RefusesPartsWithoutTensors) {
                                  "self_attn.k_proj")));
 }
 
-TEST(PlanTensorsTest, KeyAndValueShareTheTensorsBeforeTheirLifts) {
+TEST(PlanTensorsTest, JointKeysAndValuesShareAllTensorsExceptTheLifts) {
   const auto listed = [](const DecoderSpec& spec, const std::string& value,
                          const std::string& rest) {
     const LayerPlan apart = Layer(LowRank("reconstruct", "PRE_ROPE", rest),

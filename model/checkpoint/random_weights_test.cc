@@ -18,7 +18,7 @@ std::vector<float> Fill(const RandomTensor& tensor, uint64_t seed) {
   return values;
 }
 
-TEST(RandomWeightsTest, HaveTheirMeanAndDeviation) {
+TEST(RandomWeightsTest, HaveTheRequestedMeanAndDeviation) {
   double sum = 0.0;
   double squares = 0.0;
   double fourths = 0.0;
@@ -36,7 +36,7 @@ TEST(RandomWeightsTest, HaveTheirMeanAndDeviation) {
   EXPECT_NEAR(fourths * count / (squares * squares), 2.7, 0.06);
 }
 
-TEST(RandomWeightsTest, AnySplitGivesTheSameElements) {
+TEST(RandomWeightsTest, ElementsDoNotDependOnHowTheyAreSplit) {
   const RandomTensor tensor = Matrix("a", 1.0);
   const std::vector<float> whole = Fill(tensor, 7);
   for (const int64_t begin : {0, 1, 2, 501, 99998, 99999}) {
@@ -65,7 +65,7 @@ TEST(RandomWeightsTest, NormsAreOnes) {
 
 // In GPT-NeoX's fused tensor, each head has three blocks of rows: queries,
 // keys, values. This test reads the keys.
-TEST(RandomWeightsTest, CanonicalTensorsAreRowsOfTheFamilysTensors) {
+TEST(RandomWeightsTest, CanonicalTensorsEqualRowsOfTheFamilysTensors) {
   const ModelShape shape = {.name = "small",
                             .family = Family::kNeox,
                             .num_layers = 1,

@@ -41,7 +41,7 @@ absl::Status HeaderStatus(const std::string& header, uint64_t data_bytes) {
   return ParseSafetensorsHeader(header, data_bytes, "x.safetensors").status();
 }
 
-TEST_F(SafetensorsTest, ReportsAPointerOfGitLfs) {
+TEST_F(SafetensorsTest, ReportsAGitLfsPointerInsteadOfAFile) {
   const std::string path = Write("a.safetensors",
                                  "version https://git-lfs.github.com/spec/v1\n"
                                  "oid sha256:4665\nsize 16\n");
@@ -314,7 +314,7 @@ TEST_F(SafetensorsTest, AFingerprintDependsOnEveryByteOfASmallFile) {
   }
 }
 
-TEST_F(SafetensorsTest, ALinkedFileMustBeTheOneThatTheIndexWasMadeWith) {
+TEST_F(SafetensorsTest, ALinkedFileMustHaveTheFingerprintInTheIndex) {
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const SafetensorsFile file,
@@ -346,7 +346,8 @@ TEST_F(SafetensorsTest, ALinkedFileMustBeTheOneThatTheIndexWasMadeWith) {
                              HasSubstr("want fingerprint " + fingerprint))));
 }
 
-TEST_F(SafetensorsTest, AFolderWithoutTensorsNamesTheWantedFiles) {
+TEST_F(SafetensorsTest,
+       AFolderWithoutTensorFilesIsRefusedWithTheExpectedFileNames) {
   EXPECT_THAT(
       TensorStore::Open(folder_.path()),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.safetensors")));

@@ -62,7 +62,7 @@ std::string TextOf(const WeightsIdBuilder& builder) {
   return WeightTilesText(builder.tensors(), Spec());
 }
 
-TEST(WeightTilesTest, AllRanksTogetherHaveTheIdOfOneRank) {
+TEST(WeightTilesTest, TilesOfAllRanksGiveTheIdThatOneRankWouldHave) {
   WeightsIdBuilder one;
   one.Add("matrix", kMatrix, TilesAt(2, 2, 0, 1));
   one.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -85,7 +85,7 @@ TEST(WeightTilesTest, ABitOfOneRankChangesTheId) {
   EXPECT_NE(*id, *changed);
 }
 
-TEST(WeightTilesTest, GeneratedWeightsHaveTheIdThatAllRanksName) {
+TEST(WeightTilesTest, GeneratedWeightsHaveTheIdThatAllRanksSend) {
   const std::string made = WeightTilesText("random");
   EXPECT_THAT(CombineWeightTiles({made, made}), Holds("random"));
   EXPECT_THAT(CombineWeightTiles({made, WeightTilesText("other")}),
@@ -93,7 +93,7 @@ TEST(WeightTilesTest, GeneratedWeightsHaveTheIdThatAllRanksName) {
                              AllOf(HasSubstr("rank 1"), HasSubstr("other"))));
 }
 
-TEST(WeightTilesTest, TilesThatDisagreeNameTensorAndRanks) {
+TEST(WeightTilesTest, ConflictingTilesAreReportedWithTensorAndRanks) {
   WeightsIdBuilder other = HalfOf(1);
   WeightsIdBuilder changed;
   changed.Add("matrix", kMatrix, TilesAt(2, 1, 1, 2), 0, 1);
@@ -105,7 +105,7 @@ TEST(WeightTilesTest, TilesThatDisagreeNameTensorAndRanks) {
                                "than rank 1 has read")));
 }
 
-TEST(WeightTilesTest, NamesATileThatNoRankHas) {
+TEST(WeightTilesTest, ATileThatNoRankHasIsReported) {
   WeightsIdBuilder part;
   part.AddTensor("matrix", kMatrix);
   part.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -121,7 +121,7 @@ TEST(WeightTilesTest, NamesATileThatNoRankHas) {
                              HasSubstr("tensor matrix: tile 1, 1")));
 }
 
-TEST(WeightTilesTest, TensorsOfOtherNamesOrShapesAreNamed) {
+TEST(WeightTilesTest, TensorsThatDifferBetweenRanksAreReported) {
   const auto refused = [](const WeightsIdBuilder& other, const char* text) {
     EXPECT_THAT(
         CombineWeightTiles({TextOf(HalfOf(0)), TextOf(other)}),

@@ -196,7 +196,7 @@ TEST(ConfigTest, LlamaAttentionBiasCoversTheOutputProjection) {
   EXPECT_FALSE(spec.mlp_bias);
 }
 
-TEST(ConfigTest, MistralWindowIsItsDefaultWhenAbsentAndNoneWhenNull) {
+TEST(ConfigTest, AMissingMistralWindowMeansTheDefaultAndNullMeansNone) {
   json config = SmallLlama();
   config["architectures"] = {"MistralForCausalLM"};
   EXPECT_EQ(MustParse(config).layers[2].sliding_window, 4096);
@@ -208,7 +208,7 @@ TEST(ConfigTest, MistralWindowIsItsDefaultWhenAbsentAndNoneWhenNull) {
             0);
 }
 
-TEST(ConfigTest, Qwen2WindowsOnlyTheUpperLayersAndOnlyWhenSwitchedOn) {
+TEST(ConfigTest, Qwen2HasWindowsOnlyInUpperLayersAndOnlyIfEnabled) {
   json config = SmallLlama();
   config["architectures"] = {"Qwen2ForCausalLM"};
   config["sliding_window"] = 8;
@@ -266,7 +266,7 @@ TEST(ConfigTest, YarnScalingMatchesTheReference) {
                     1.13862944);
 }
 
-TEST(ConfigTest, YarnTakesBothMscalesAndBetas) {
+TEST(ConfigTest, YarnReadsBothMscalesAndBothBetas) {
   json config = With(SmallLlama(), "rope_theta", 1e6);
   config["rope_scaling"] = {{"rope_type", "yarn"},
                             {"factor", 40.0},
@@ -282,7 +282,7 @@ TEST(ConfigTest, YarnTakesBothMscalesAndBetas) {
       0.873940458);
 }
 
-TEST(ConfigTest, YarnWithoutTruncationTakesFractionalBorders) {
+TEST(ConfigTest, YarnWithoutTruncationUsesFractionalBorders) {
   json config = SmallLlama();
   config["rope_scaling"] = {{"rope_type", "yarn"},
                             {"factor", 8.0},
@@ -295,7 +295,7 @@ TEST(ConfigTest, YarnWithoutTruncationTakesFractionalBorders) {
                     0.9);
 }
 
-TEST(ConfigTest, YarnServesItsStretchedContext) {
+TEST(ConfigTest, YarnAllowsPositionsUpToTheStretchedContext) {
   json config = With(SmallLlama(), "max_position_embeddings", 64);
   config["rope_scaling"] = {{"type", "yarn"},
                             {"factor", 4.0},

@@ -26,7 +26,7 @@ TEST(ShapeConfigTest, EveryKnownShapeIsAModelThatThisEngineReads) {
   }
 }
 
-TEST(ShapeConfigTest, SizesThatDoNotFitAreRefusedByName) {
+TEST(ShapeConfigTest, ContradictingSizesAreRefusedWithTheFieldsName) {
   struct Case {
     const char* name;
     void (*change)(ModelShape&);

@@ -38,7 +38,7 @@ Ids RandomIds(const Tokenizer& tokenizer, std::mt19937& random) {
 
 class DetokenizerTest : public testing::TestWithParam<const char*> {};
 
-TEST_P(DetokenizerTest, DeltasAreValidAndAddUpToTheWhole) {
+TEST_P(DetokenizerTest, DeltasAreValidUtf8AndAddUpToTheWholeText) {
   const auto tokenizer = Golden(GetParam());
   std::mt19937 random(3);
   for (int round = 0; round < 3000; ++round) {
@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(All, DetokenizerTest,
                            return name;
                          });
 
-TEST(DetokenizerTest, HoldsBackHalfACharacter) {
+TEST(DetokenizerTest, HoldsBackIncompleteCharacters) {
   const auto tokenizer = Golden("llama2");
   const auto byte = [&](const char* token) {
     return *tokenizer->TokenToId(token);

@@ -55,7 +55,7 @@ json SmallFile() {
       "merges": [["a", "b"]]}})");
 }
 
-TEST(TokenizerTest, SmallFileEncodes) {
+TEST(TokenizerTest, EncodesWithASmallTokenizerFile) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
                               Tokenizer::FromJson(SmallFile().dump()));
   KVASIR_ASSERT_OK_AND_ASSIGN(const Ids ids, tokenizer->Encode("AB ab?c"));
@@ -273,7 +273,7 @@ TEST(TokenizerTest, ErrorsOfHostileFilesNameFieldAndValue) {
   }
 }
 
-TEST(TokenizerTest, RefusesTextThatIsNotJsonByItsName) {
+TEST(TokenizerTest, RefusesAFileThatIsNotJsonAndNamesIt) {
   for (const std::string& text :
        {std::string(), std::string("{"), std::string("{\"model\": \xFF}"),
         std::string("[]"), std::string("null"), SmallFile().dump() + "x",
@@ -294,7 +294,7 @@ TEST(TokenizerTest, DeepAndWideFilesAreRefusedBeforeParsing) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("values")));
 }
 
-TEST(TokenizerTest, GrowthByReplacementIsBounded) {
+TEST(TokenizerTest, TextGrowthByReplacementsIsLimited) {
   json file = SmallFile();
   file["normalizer"] = {{"type", "Replace"},
                         {"pattern", {{"String", "a"}}},
@@ -310,7 +310,7 @@ json ListOf(size_t count, const json& step, const char* key) {
 }
 
 // Each of the chained steps doubles the text and cuts it into more pieces.
-TEST(TokenizerTest, ChainedByteLevelStepsAreBoundedTogether) {
+TEST(TokenizerTest, AllChainedByteLevelStepsShareOneLimit) {
   const json step = {{"type", "ByteLevel"}};
   std::string text;
   for (int i = 0; i < 3000; ++i) text += "\u00e9";
@@ -325,7 +325,7 @@ TEST(TokenizerTest, ChainedByteLevelStepsAreBoundedTogether) {
   }
 }
 
-TEST(TokenizerTest, ChainedReplaceStepsAreBoundedTogether) {
+TEST(TokenizerTest, AllChainedReplaceStepsShareOneLimit) {
   json file = SmallFile();
   file["normalizer"] = ListOf(
       30,
@@ -339,7 +339,7 @@ TEST(TokenizerTest, ChainedReplaceStepsAreBoundedTogether) {
 }
 
 // The limit holds for all segments of a text together.
-TEST(TokenizerTest, SegmentsShareOneBound) {
+TEST(TokenizerTest, AllSegmentsOfATextShareOneLimit) {
   json file = SmallFile();
   file["normalizer"] = {{"type", "Replace"},
                         {"pattern", {{"String", "a"}}},
@@ -356,7 +356,7 @@ TEST(TokenizerTest, SegmentsShareOneBound) {
 
 // The most demanding valid file cuts a text into single bytes and rewrites them
 // twice.
-TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheBound) {
+TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheLimit) {
   json file = SmallFile();
   file["pre_tokenizer"] = {
       {"type", "Sequence"},
@@ -378,7 +378,7 @@ TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheBound) {
       tokenizer->Encode(std::string(size_t{1} << 20, 'a')).status());
 }
 
-TEST(TokenizerTest, ReportsATokenizerInTwoFiles) {
+TEST(TokenizerTest, ReportsAnUnsupportedTokenizerOfTwoFiles) {
   const base::TempFolder folder;
   for (const char* name : {"vocab.json", "merges.txt"}) folder.Write(name, "");
   EXPECT_THAT(Tokenizer::Load(folder.path()),
@@ -439,7 +439,7 @@ Ids MergedByDefinition(const json& model, const std::string& word) {
   return ids;
 }
 
-TEST(TokenizerTest, MergesFollowTheDefinitionForEveryLength) {
+TEST(TokenizerTest, MergesEqualTheDefinitionOfBpeForWordsOfAnyLength) {
   std::mt19937 random(11);
   json model = {{"vocab", json::object()}, {"merges", json::array()}};
   std::vector<std::string> tokens = {"a", "b", "c"};
@@ -477,7 +477,7 @@ TEST(TokenizerTest, MergesFollowTheDefinitionForEveryLength) {
   }
 }
 
-TEST(TokenizerTest, VeryLongWordStaysNearLinear) {
+TEST(TokenizerTest, EncodingAVeryLongWordTakesNearLinearTime) {
   // Quadratic work on a million letters would exceed the timeout.
   for (const char* name : {"gpt2", "llama2", "llama3"}) {
     const auto tokenizer = Golden(name);
@@ -487,7 +487,7 @@ TEST(TokenizerTest, VeryLongWordStaysNearLinear) {
   }
 }
 
-TEST(TokenizerTest, ThreadsShareOneTokenizer) {
+TEST(TokenizerTest, ManyThreadsCanUseOneTokenizer) {
   const auto tokenizer = Golden("gpt2");
   std::string text;
   for (int i = 0; i < 300; ++i) text += "The miller's river, 12 boats; ";
@@ -521,7 +521,7 @@ TEST(TokenizerTest, TokenBytesAreTheBytesThatATokenAdds) {
   }
 }
 
-TEST(TokenizerTest, FolderGivesTemplateFileAndListOfTemplates) {
+TEST(TokenizerTest, ReadsTheChatTemplateFromAFileAndFromAListOfTemplates) {
   const base::TempFolder dir;
   dir.Write("tokenizer.json", SmallFile().dump());
   dir.Write("tokenizer_config.json",

@@ -34,7 +34,7 @@ TEST(FlagsTest, EnvironmentNamesAreTheFlagsInCapitals) {
   EXPECT_EQ(EnvironmentName("--max-model-len"), "KVASIR_MAX_MODEL_LEN");
 }
 
-TEST(FlagsTest, BytesTakeBinaryUnits) {
+TEST(FlagsTest, ByteSizesAcceptBinaryUnits) {
   Program program;
   int64_t bytes = 0;
   AddBytes(&program.app, "--size", bytes, "");
@@ -285,7 +285,7 @@ TEST(FlagsTest, ValuesOutOfRangeAreRefused) {
   EXPECT_EQ(program.Parse("--max-num-seqs x"), kExitUsage);
 }
 
-TEST(OptionsTest, AModelIsAFolderOrAShapeNotBoth) {
+TEST(OptionsTest, AModelIsEitherAFolderOrAShape) {
   EXPECT_THAT(
       CheckModelOptions({}),
       base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--model")));
@@ -311,8 +311,7 @@ base::ListenAddress Everywhere() {
   return everywhere;
 }
 
-TEST(TlsFlagsTest,
-     PlainTextStaysOnThisMachineUnlessSomebodySaysThatItMayLeave) {
+TEST(TlsFlagsTest, PlainTextStaysOnThisMachineUnlessAFlagAllowsIt) {
   base::TlsWatch watch;
   ListenFlags listen;
   for (const auto& refused :

@@ -68,7 +68,7 @@ TEST(EvictionTraceTest, TheLastEvictionIsReportedForAllUnits) {
                 "             2      2\n    1          0   all\n"));
 }
 
-TEST(EvictionTraceTest, WithoutScoresAllButSinksAreRecent) {
+TEST(EvictionTraceTest, WithoutScoresAllKeptTokensExceptSinksAreRecent) {
   EvictionTrace trace = MakeTrace(R"(,"others":"LATEST")");
   KVASIR_EXPECT_OK(trace.Add(1, 8, Positions{0, 4, 5, 6, 7, 0, 4, 5, 6, 7}));
   trace.SetText(std::vector<std::string>(8, "x"), 8);

@@ -102,7 +102,7 @@ TEST(FollowEvictionsTest, SinksAndRecentTokensStayWithTheBestScores) {
   EXPECT_TRUE(differ);
 }
 
-TEST(FollowEvictionsTest, ChunksDoNotChangeTheTrace) {
+TEST(FollowEvictionsTest, TheTraceDoesNotDependOnChunkSizes) {
   const std::string rest = R"(,"positions":"ORIGINAL")";
   EXPECT_EQ(Follow(*RankThatEvicts(rest), 5).ToJson(),
             Follow(*RankThatEvicts(rest), 64).ToJson());

@@ -59,7 +59,8 @@ TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDivided) {
   EXPECT_FALSE(Told(source, 0)->ranks.has_value());
 }
 
-TEST(InspectRanksTest, WeightsEqualTheLoadersAndWholeTensorsCountOnEachRank) {
+TEST(InspectRanksTest,
+     WeightBytesEqualTheLoadersAndReplicatedTensorsCountOnEachRank) {
   const ModelSource source = Whole();
   const RankSummary alone = RanksOf(source, 1);
   const RankSummary two = RanksOf(source, 2);
@@ -102,7 +103,7 @@ TEST(InspectRanksTest, AGroupThatSpansRanksIsNamedWithItsBytes) {
   EXPECT_TRUE(ReportToJson(*Told(source, 0))["tensor_parallel"].is_null());
 }
 
-TEST(InspectRanksTest, UnequalRanksAreNamedAndTheLargestCounts) {
+TEST(InspectRanksTest, UnequalRanksAreReportedAndTheLargestOneCounts) {
   // The values have two groups, so each of two ranks has one of them.
   const ModelSource source =
       SourceWith(kFullKey,
@@ -124,7 +125,7 @@ TEST(InspectRanksTest, UnequalRanksAreNamedAndTheLargestCounts) {
               HasSubstr("unequal ranks       layers 0-1: 96.0 to 128.0 bytes"));
 }
 
-TEST(InspectRanksTest, MoreRanksThanKvHeads) {
+TEST(InspectRanksTest, MoreRanksThanKvHeadsReplicateEachHead) {
   const RankSummary ranks = RanksOf(Whole(), 8);
   EXPECT_EQ(ranks.ranks_per_kv_head, 2);
   EXPECT_EQ(ranks.ranks[7].kv_heads, (plan::HeadRange{3, 1}));
@@ -132,7 +133,7 @@ TEST(InspectRanksTest, MoreRanksThanKvHeads) {
   EXPECT_THAT(RanksText(ranks), HasSubstr("each KV head is on 2 ranks"));
 }
 
-TEST(InspectRanksTest, SizesThatDoNotDivideAreRefusedWithThePossibleOnes) {
+TEST(InspectRanksTest, ImpossibleNumbersOfRanksAreRefusedWithThePossibleOnes) {
   EXPECT_THAT(Told(Whole(), 3),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
@@ -152,7 +153,7 @@ TEST(InspectRanksTest, SizesThatDoNotDivideAreRefusedWithThePossibleOnes) {
                                              HasSubstr("would do: 1 or 2"))));
 }
 
-TEST(InspectRanksTest, APlanThatIsNotServedHasNoCountOfWeights) {
+TEST(InspectRanksTest, WeightsAreNotCountedForAPlanThatIsNotServed) {
   const ModelSource source = SourceWith(
       kFullKey, kFullValue,
       R"(,"selection":{"chunk_slots":8,"budget":64,"landmark_codec":{"dtype":"BF16"}})");

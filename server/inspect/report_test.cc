@@ -79,7 +79,7 @@ TEST(InspectReportTest, EachComponentHasItsOwnBytes) {
   EXPECT_EQ(one.unfilled, 15 * 2 * (6 + 8 + 64));
 }
 
-TEST(InspectReportTest, FlopsOfEverySpace) {
+TEST(InspectReportTest, ReportsTheFlopsOfEverySpace) {
   const int64_t dense = int64_t{2} * 8 * 8;  // 2 * 8 query heads * 8 dimensions
   const struct {
     const char* name;
@@ -498,7 +498,7 @@ TEST(OpenModelSourceTest, InspectionAcceptsPlansThatAreNotServed) {
 // Regression test: only inspect named the possible numbers of ranks, but a
 // starting server did not.
 TEST(OpenModelSourceTest,
-     ANumberOfRanksThatDoesNotFitIsRefusedWithThoseThatDo) {
+     AnImpossibleNumberOfRanksIsRefusedWithThePossibleOnes) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";
@@ -526,7 +526,7 @@ TEST(OpenModelSourceTest, FlagsAddEvictionToAnyPlan) {
   }
 }
 
-TEST(OpenModelSourceTest, EvictionOfFlagsReplacesThePlansOwn) {
+TEST(OpenModelSourceTest, EvictionFlagsReplaceThePlansEviction) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";
@@ -558,7 +558,7 @@ TEST(OpenModelSourceTest, ImpossibleEvictionIsRefusedWithTheReason) {
                                  "recent = 104")));
 }
 
-TEST(OpenModelSourceTest, ExactTokensEndAtTheModelsLength) {
+TEST(OpenModelSourceTest, ExactTokensAreLimitedToTheModelsLength) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";

@@ -137,7 +137,7 @@ TEST_F(LocalRanksTest, AChildHasTheNameOfTheProgram) {
 
 // Regression test: a leader ended with success although ranks died during its
 // drain.
-TEST_F(LocalRanksTest, AFailureIsKeptForALaterCall) {
+TEST_F(LocalRanksTest, AChildsFailureIsKeptForALaterCall) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"exit", "3"}, 2)}));
   KVASIR_EXPECT_OK(ranks->failure());
@@ -147,7 +147,7 @@ TEST_F(LocalRanksTest, AFailureIsKeptForALaterCall) {
                                          HasSubstr("exit code 3")));
 }
 
-TEST_F(LocalRanksTest, AnEndAfterEndIsNoFailure) {
+TEST_F(LocalRanksTest, AChildThatEndsAfterEndIsNotAFailure) {
   const std::string path = folder_.File("ended");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"stop", path})}));
@@ -230,7 +230,7 @@ TEST_F(LocalRanksTest, AChildEndsIfItsParentIsKilled) {
   }
 }
 
-TEST_F(LocalRanksTest, DataThatNoParentSentIsRefused) {
+TEST_F(LocalRanksTest, JoinDataThatNoParentSentIsRefused) {
   for (const char* text :
        {"", "{", "[]", R"({"leader":"x:1"})", R"({"parent":1,"leader":1})",
         R"({"parent":"1","leader":"x:1","secret":"","local_count":2})"}) {

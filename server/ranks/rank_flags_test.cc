@@ -64,7 +64,7 @@ auto Refuses(const std::string& text) {
   return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
 }
 
-TEST(RankFlagsTest, ALeaderOfOneHostNeedsOnlyTheNumber) {
+TEST(RankFlagsTest, ALeaderOnOneHostNeedsOnlyTheNumberOfRanks) {
   KVASIR_EXPECT_OK(Leader(""));
   KVASIR_EXPECT_OK(Leader("--tp 4"));
   KVASIR_EXPECT_OK(Leader("--tp 4 --local-ranks 4"));
@@ -118,7 +118,7 @@ TEST(RankFlagsTest, AFollowersRankAndGroupSizeHaveNoDefault) {
       AllOf(HasSubstr("# rank is not set\n"), HasSubstr("# tp is not set\n")));
 }
 
-TEST(RankFlagsTest, AFollowerNamesItsLeaderAndItself) {
+TEST(RankFlagsTest, AFollowerMustNameItsLeaderAndItsRank) {
   EXPECT_THAT(Follower("--rank 1 --tp 2"), Refuses("--leader HOST:PORT"));
   // Regression test: with an address without a port, the rank waited for an
   // answer until --rank-join-timeout.
@@ -137,7 +137,7 @@ TEST(RankFlagsTest, AFollowerNamesItsLeaderAndItself) {
                "eth0"));
 }
 
-TEST(RankFlagsTest, TheDeviceDecidesTheCollective) {
+TEST(RankFlagsTest, TheDefaultCollectiveDependsOnTheDevice) {
   EXPECT_EQ(CollectiveOf({}, {.device = "cpu"}), "gloo");
   EXPECT_EQ(CollectiveOf({}, {.device = "cuda:2"}), "nccl");
   RankFlags flags;
@@ -172,7 +172,7 @@ TEST(RankFlagsTest, PlainTextStaysOnTheMachineUnlessAFlagAllowsIt) {
   KVASIR_EXPECT_OK(RankDialCredentials({}, "leader:1", true, &watch).status());
 }
 
-TEST(RankFlagsTest, ASecretIsOneWordInAFile) {
+TEST(RankFlagsTest, ASecretFileMustContainOneWord) {
   const base::TempFolder folder;
   const std::string path = folder.Write("secret", "  hush\n");
   const auto secret = ReadSecret(path);
@@ -226,7 +226,7 @@ TEST(ChildArgumentsTest, AChildGetsTheModelsFlagsAndItsOwnPorts) {
   EXPECT_TRUE(child.model.deterministic);
 }
 
-TEST(ChildArgumentsTest, FreePortsStayFreePorts) {
+TEST(ChildArgumentsTest, ChildrenUseFreePortsIfTheParentDoes) {
   Commands commands;
   commands.Parse("serve --model /m --tp 2 --metrics-port 0");
   EXPECT_THAT(ChildArguments(*commands.serve, *commands.rank, commands.leader,
@@ -234,7 +234,7 @@ TEST(ChildArgumentsTest, FreePortsStayFreePorts) {
               Contains("--metrics-port=0"));
 }
 
-TEST(ChildArgumentsTest, ARankOfAnotherHostPassesOnTheLeadersAddress) {
+TEST(ChildArgumentsTest, ChildrenOfARankOnAnotherHostGetItsTlsFlags) {
   Commands commands;
   commands.Parse(
       "rank --model /m --tp 4 --rank 2 --local-ranks 2 --leader a:1 "

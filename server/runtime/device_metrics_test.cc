@@ -61,7 +61,7 @@ TEST(DeviceMetricsTest, AllMemoryOfAGpuIsReported) {
   EXPECT_TRUE(metrics.Collect().empty());
 }
 
-TEST(DeviceMetricsTest, MemoryOfACpuIsTheMachines) {
+TEST(DeviceMetricsTest, OnACpuTheMachinesMemoryIsReported) {
   base::ThreadPool threads(1);
   kernels::CpuDevice device(&threads);
   KVASIR_ASSERT_OK_AND_ASSIGN(

@@ -75,7 +75,7 @@ TEST_F(ThreadGroupTest, ARankThatFailsEndsTheWaitOfTheOthers) {
   }
 }
 
-TEST_F(ThreadGroupTest, EnginesSampleTheSameInLockstep) {
+TEST_F(ThreadGroupTest, EnginesOfAllRanksSampleTheSameTokens) {
   ThreadGroup group(2);
   std::vector<std::unique_ptr<BenchEngine>> engines(2);
   BenchEngineOptions options;
