@@ -20,8 +20,7 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// The metadata of several eviction units must take less than this percentage of
-// the latents' bytes; otherwise the layer has fewer units.
+// The metadata of several units must be less than this share of the latents.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -107,14 +106,12 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-// True if channels of 0 bits stay in the latent; their value is the minimum of
-// their range.
+// True if channels of 0 bits stay, with the minimum of their range as value.
 bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }
 
-// The runs of channels with equal bits. If the plan gives explicit runs,
-// neighbouring runs with equal bits are merged.
+// The runs of bits; neighbouring explicit runs with equal bits are merged.
 std::vector<CodeRun> RunsOf(const Codec& codec, const ResolvedPart& part,
                             int64_t width) {
   std::vector<CodeRun> runs;
@@ -232,10 +229,9 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // The dimensions of a head that a use covers, in any order. A use with pairs
-  // covers their dimensions. A use without pairs covers all dimensions if it is
-  // the only one and its part is rotated; otherwise it covers the dimensions
-  // that RoPE does not rotate.
+  // The dims of a head that a use covers, in any order: those of its pairs. A
+  // use without pairs covers all dims if it is the only one and its part is
+  // rotated; otherwise it covers the dims that do not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -346,8 +342,7 @@ class LayerResolver {
     }
   }
 
-  // Checks that every head belongs to exactly one latent. A full space needs no
-  // check, because its latents do not come from groups of the plan.
+  // Checks that every head is in exactly one of the plan's groups.
   absl::Status CheckHeads(const ResolvedPart& part) const {
     if (part.space == Space::kFull) return absl::OkStatus();
     std::vector<int> latents_of(static_cast<size_t>(shape_.num_kv_heads), 0);
@@ -404,8 +399,7 @@ void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   }
 }
 
-// The smallest sets of heads such that no latent belongs to heads of two sets,
-// sorted by their first heads.
+// The smallest sets of heads that share no latent, sorted by first head.
 std::vector<std::vector<int64_t>> FinestUnits(
     const ResolvedAttention& attention, int64_t num_heads) {
   std::vector<int64_t> root(static_cast<size_t>(num_heads));
@@ -417,8 +411,7 @@ std::vector<std::vector<int64_t>> FinestUnits(
     return head;
   };
   ForParts(attention, [&](const ResolvedPart& part) {
-    // Ignores a basis of the rank's own heads, because the units must not
-    // depend on the number of ranks.
+    // Connects all heads, so that units do not depend on the number of ranks.
     const bool own = part.transform == Transform::kBasisSequence;
     if (own && part.space == Space::kFull) {
       std::fill(root.begin(), root.end(), int64_t{0});
@@ -441,8 +434,7 @@ std::vector<std::vector<int64_t>> FinestUnits(
   return list;
 }
 
-// Merges each two neighbouring units; with an odd number, the last unit stays
-// as it is.
+// Merges neighbouring units in pairs; an odd last unit stays unchanged.
 std::vector<std::vector<int64_t>> HalveUnits(
     const std::vector<std::vector<int64_t>>& units) {
   std::vector<std::vector<int64_t>> halved;
@@ -632,8 +624,7 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
   const int64_t queries = shape.num_heads / shard.size;
   resolved.query_heads = {shard.rank * queries, queries};
   std::map<std::string, int> attention_of;
-  // Layers with equal window and eviction counts hold equally many tokens at
-  // any length.
+  // The page group of layers with equal window and eviction counts.
   std::map<std::pair<int64_t, EvictionCounts>, int> group_of;
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& from = plan.layers(l);
