@@ -56,13 +56,13 @@ TEST_F(AttentionLayersTest, BytesPerSlotEqualTheLayoutsBytesForOneLayer) {
   for (const char* plan : {"dense-bf16", "palu-50-g4-3bit"}) {
     const auto layers = AttentionLayers::Create(OptionsOf(plan), &pool_);
     KVASIR_ASSERT_OK(layers);
-    const auto alone = AttentionLayers::BytesPerSlot(
+    const auto bytes_per_slot_only = AttentionLayers::BytesPerSlot(
         model::FindShape("kvasir-tiny").value(), plan, kPageTokens);
-    KVASIR_ASSERT_OK(alone);
-    EXPECT_EQ((*layers)->bytes_per_slot(), *alone);
+    KVASIR_ASSERT_OK(bytes_per_slot_only);
+    EXPECT_EQ((*layers)->bytes_per_slot(), *bytes_per_slot_only);
     EXPECT_EQ((*layers)->num_arenas(), 2);
     EXPECT_DOUBLE_EQ((*layers)->layout().marginal_payload_bytes_per_token(),
-                     2 * *alone);
+                     2 * *bytes_per_slot_only);
   }
 }
 

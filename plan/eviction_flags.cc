@@ -135,10 +135,10 @@ absl::Status PutEviction(const EvictionFlags& flags,
   // If the plan already had an eviction, replaces its part of the method name.
   const std::string of_tokens = plan->method().substr(
       0, evicts(before) ? plan->method().rfind('+') : std::string::npos);
-  const bool alone = of_tokens.empty() || of_tokens == "full" ||
-                     plan::ParseEvictionMethod(of_tokens).ok();
-  plan->set_method(alone ? flags.method
-                         : absl::StrCat(of_tokens, "+", flags.method));
+  const bool only_eviction = of_tokens.empty() || of_tokens == "full" ||
+                             plan::ParseEvictionMethod(of_tokens).ok();
+  plan->set_method(only_eviction ? flags.method
+                                 : absl::StrCat(of_tokens, "+", flags.method));
   auto* options = plan->mutable_provenance()->mutable_options();
   absl::StrAppend(options, options->empty() ? "" : " ",
                   OptionsOf(flags, settings));

@@ -466,7 +466,7 @@ TEST(PlanTest, RefusesInvalidJointParts) {
        JointPlan(R"("uses":[{"reconstruct":{}}],)" + pre + numbers),
        Shape(),
        {"a use does not state whether it serves key or value"}},
-      {"of the key alone",
+      {"of only the key",
        JointPlan(R"("uses":[{"reconstruct":{},"serves":"SERVES_KEY"}],)" + pre +
                  numbers),
        Shape(),
@@ -497,7 +497,7 @@ TEST(PlanTest, RefusesInvalidJointParts) {
                           LowRank(both + pre + numbers), "]")),
        Shape(),
        {"layer 0 joint part 1: ", "already covered by joint part 0"}},
-      {"a window of the key alone",
+      {"a window of only the key",
        JointPlan(both + pre + R"("codec":{"bits":{"schedule":[4]},
                                  "per_token":{},"param_dtype":"F16"})",
                  R"(,"key":{"exact_window":8})"),

@@ -242,11 +242,11 @@ class LayerResolver {
     const auto of_value = [](const Part::Use& any) {
       return any.serves() == kvasir::v1::SERVES_VALUE;
     };
-    const bool alone = std::count_if(plan.uses().begin(), plan.uses().end(),
-                                     [&](const Part::Use& other) {
-                                       return of_value(other) == of_value(use);
-                                     }) == 1;
-    const bool all = alone && plan.stored() != kvasir::v1::NO_ROPE;
+    const bool single = std::count_if(plan.uses().begin(), plan.uses().end(),
+                                      [&](const Part::Use& other) {
+                                        return of_value(other) == of_value(use);
+                                      }) == 1;
+    const bool all = single && plan.stored() != kvasir::v1::NO_ROPE;
     const int64_t first = all ? 0 : RotaryDims(side);
     std::vector<int64_t> dims(static_cast<size_t>(shape_.head_dim - first));
     std::iota(dims.begin(), dims.end(), first);

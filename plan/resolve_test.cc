@@ -466,11 +466,11 @@ TEST(ResolvedPlanTest, EachLayerMayKeepDifferentTokens) {
   EXPECT_FALSE(other.scored);
   // ResolveLayerEviction must give the same result for a single layer.
   KVASIR_ASSERT_OK_AND_ASSIGN(
-      const std::optional<LayerEviction> alone,
+      const std::optional<LayerEviction> layer_eviction,
       ResolveLayerEviction(plan.source.layers(2), shape, 2));
-  ASSERT_TRUE(alone.has_value());
-  EXPECT_EQ(alone->slots.units, other.units);
-  EXPECT_EQ(alone->counts, plan.page_groups[0].eviction);
+  ASSERT_TRUE(layer_eviction.has_value());
+  EXPECT_EQ(layer_eviction->slots.units, other.units);
+  EXPECT_EQ(layer_eviction->counts, plan.page_groups[0].eviction);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::optional<LayerEviction> none,
       ResolveLayerEviction(plan.source.layers(1), shape, 1));

@@ -193,11 +193,11 @@ absl::Status RunPaced(const DecodeFlags& flags, BenchEngine* engine) {
     KVASIR_ASSIGN_OR_RETURN(const DecodeSample sample,
                             DecodeSteps(engine, flags.batch, flags.steps));
     const auto steps = static_cast<double>(flags.steps);
-    const nlohmann::ordered_json told{
+    const nlohmann::ordered_json sample_json{
         {"seconds_per_step", sample.seconds / steps},
         {"weight_bytes_per_step", sample.weight_bytes / steps},
         {"cache_bytes_per_step", sample.cache_bytes / steps}};
-    std::printf("%s\n", told.dump().c_str());
+    std::printf("%s\n", sample_json.dump().c_str());
     std::fflush(stdout);
   }
   return absl::OkStatus();

@@ -27,7 +27,8 @@ class FakeClient final : public TokenClient {
     base::MutexLock lock(&mutex_);
     lengths[request.request_id] =
         request.prompt_ids.size() + request.max_tokens;
-    if (lengths.size() == fail_at) return absl::InternalError("as told");
+    if (lengths.size() == fail_at)
+      return absl::InternalError("the fake client fails");
     TokenResult result;
     result.arrivals = {{absl::Milliseconds(1), 1}, {absl::Milliseconds(4), 3}};
     result.total = absl::Milliseconds(5);
@@ -81,8 +82,9 @@ TEST(LoadGeneratorTest, FailuresAreCountedAndTheFirstIsReported) {
   const LoadResult result = RunLoad(SmallLoad(), &client);
   EXPECT_EQ(result.failed, 1);
   EXPECT_EQ(result.succeeded, 19);
-  EXPECT_THAT(result.first_error, base::StatusIs(absl::StatusCode::kInternal,
-                                                 HasSubstr("as told")));
+  EXPECT_THAT(result.first_error,
+              base::StatusIs(absl::StatusCode::kInternal,
+                             HasSubstr("the fake client fails")));
 }
 
 TEST(LoadGeneratorTest, OpenLoopLatencyCountsFromWhenARequestWasDue) {

@@ -114,8 +114,8 @@ void BenchReport::AddRatio(const std::string& name,
   AddFigure(name, ratio.median, target, note);
   figures_.back().spread = ratio.spread;
   figures_.back().undecided = ratio.undecided();
-  if (!ratio.too_few_pairs() || told_too_few_pairs_) return;
-  told_too_few_pairs_ = true;
+  if (!ratio.too_few_pairs() || noted_too_few_pairs_) return;
+  noted_too_few_pairs_ = true;
   AddNote(
       absl::StrFormat("only %d pairs: with fewer than %d, no ratio is decided",
                       ratio.pairs, bench::PairedRatio::kFewestPairs));

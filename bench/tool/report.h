@@ -139,7 +139,7 @@ class BenchReport {
   std::vector<Figure> figures_;
   std::vector<nlohmann::ordered_json> rows_;
   std::vector<std::string> notes_;
-  bool told_too_few_pairs_ = false;
+  bool noted_too_few_pairs_ = false;
 };
 
 // Sets the command's callback, which runs the benchmark and prints its report

@@ -129,9 +129,9 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
     server.max_model_len = info.max_model_len();
     server.vocab_size = static_cast<int32_t>(info.vocab_size());
   } else if (!WasAsked(flags.bench, "--max-model-len")) {
-    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> told,
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> reported,
                             client.MaxModelLen(server.model, kTimeout));
-    server.max_model_len = told.value_or(server.max_model_len);
+    server.max_model_len = reported.value_or(server.max_model_len);
   }
   return server;
 }

@@ -26,7 +26,7 @@ constexpr uint64_t kMaxPlanBytes = 64 << 20;
 constexpr int64_t kRowMultiple = 32;
 
 // Tensors that show that the model computes more than its config states.
-constexpr std::string_view kTellingParts[] = {
+constexpr std::string_view kUnsupportedParts[] = {
     ".q_norm.",
     ".k_norm.",
     ".block_sparse_moe.",
@@ -288,7 +288,7 @@ absl::Status Checkpoint::CheckPlainTensors(bool attention) const {
     KVASIR_RETURN_IF_ERROR(CheckNoOthers(wanted, compressed));
   }
   for (const auto& [name, entry] : store_.entries()) {
-    for (const std::string_view part : kTellingParts) {
+    for (const std::string_view part : kUnsupportedParts) {
       if (name.find(part) != name.npos) {
         return absl::UnimplementedError(absl::StrFormat(
             "%s: tensor %s: %s has no such tensor, so the model "

@@ -96,10 +96,10 @@ TEST_F(CheckpointTest, IgnoresUnknownTensorsExceptThoseOfOtherModels) {
   in.close();
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof(length));
-  for (const bool telling : {false, true}) {
+  for (const bool unsupported : {false, true}) {
     const std::string name =
-        telling ? "model.layers.0.self_attn.q_norm.weight"
-                : "model.layers.0.self_attn.rotary_emb.inv_freq";
+        unsupported ? "model.layers.0.self_attn.q_norm.weight"
+                    : "model.layers.0.self_attn.rotary_emb.inv_freq";
     const std::string extra =
         absl::StrCat("{\"", name, "\":{\"dtype\":\"I64\",\"shape\":[0],",
                      "\"data_offsets\":[0,0]},");
@@ -108,7 +108,7 @@ TEST_F(CheckpointTest, IgnoresUnknownTensorsExceptThoseOfOtherModels) {
     std::memcpy(changed.data(), &new_length, sizeof(new_length));
     absl::StrAppend(&changed, extra, bytes.substr(9));
     folder_.Write("model.safetensors", changed);
-    if (telling) {
+    if (unsupported) {
       EXPECT_THAT(
           Checkpoint::Open(folder_.path()),
           StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("q_norm")));

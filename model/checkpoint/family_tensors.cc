@@ -14,7 +14,7 @@ namespace kvasir::model {
 namespace {
 
 // Selects the rows of the stored tensor that belong to the canonical one.
-enum class Pick { kAll, kQuery, kKey, kValue, kBehindTwo };
+enum class Pick { kAll, kQuery, kKey, kValue, kAfterUnusedRows };
 
 // The names of one module: as the family stores it, and the canonical one. In a
 // tensor's name, "weight" or "bias" follows. In the names of `in_layer`, the
@@ -66,10 +66,11 @@ constexpr std::array<NameRow, 8> kOptLayer = {{
 constexpr std::array<NameRow, 6> kOptOuter = {{
     {"model.decoder.embed_tokens.", "model.embed_tokens."},
     {"model.decoder.embed_positions.", "model.embed_positions.",
-     Pick::kBehindTwo},
+     Pick::kAfterUnusedRows},
     {"model.decoder.final_layer_norm.", "model.norm."},
     {"decoder.embed_tokens.", "model.embed_tokens."},
-    {"decoder.embed_positions.", "model.embed_positions.", Pick::kBehindTwo},
+    {"decoder.embed_positions.", "model.embed_positions.",
+     Pick::kAfterUnusedRows},
     {"decoder.final_layer_norm.", "model.norm."},
 }};
 
@@ -122,7 +123,7 @@ Picked RowsOf(const DecoderSpec& spec, Pick pick) {
   switch (pick) {
     case Pick::kAll:
       return {};
-    case Pick::kBehindTwo: {
+    case Pick::kAfterUnusedRows: {
       const int64_t count = spec.max_position_embeddings;
       return {
           {kUnusedOptPositions, count, 0}, count, kUnusedOptPositions + count};

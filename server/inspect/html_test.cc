@@ -123,10 +123,10 @@ TEST(InspectHtmlTest, ThePageHasTheCurveOfAPrediction) {
                        .plan = {.bytes_per_token = 900, .kl = 0.02},
                        .curve = {{500, 0.5}, {1000, 0.01}},
                        .probes = {{600, 0.07}}};
-  const nlohmann::json told = PageOf(report, {}).data["report"]["prediction"];
-  EXPECT_EQ(told["kl"], 0.02);
-  EXPECT_EQ(told["curve"][1]["bytes_per_token"], 1000);
-  EXPECT_EQ(told["probes"][0]["kl"], 0.07);
+  const nlohmann::json shown = PageOf(report, {}).data["report"]["prediction"];
+  EXPECT_EQ(shown["kl"], 0.02);
+  EXPECT_EQ(shown["curve"][1]["bytes_per_token"], 1000);
+  EXPECT_EQ(shown["probes"][0]["kl"], 0.07);
 }
 
 TEST(InspectHtmlTest, InfiniteFiguresAreNull) {

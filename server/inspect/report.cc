@@ -503,7 +503,7 @@ ordered_json ReportToJson(const InspectReport& report) {
   }
   const worker::SideFlops flops = report.flops();
   const auto& provenance = report.provenance;
-  ordered_json told{
+  ordered_json report_json{
       {"model", report.name},
       {"model_type", report.model_type},
       {"method", report.method},
@@ -559,7 +559,7 @@ ordered_json ReportToJson(const InspectReport& report) {
                                          : ordered_json(nullptr)},
       {"at_length", at_length},
       {"layers", layers}};
-  return told;
+  return report_json;
 }
 
 std::string ReportToText(const InspectReport& report) {

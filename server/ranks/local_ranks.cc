@@ -120,7 +120,7 @@ LocalRanks::~LocalRanks() {
 
 absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
   {
-    base::MutexLock telling(&reporting_mutex_);
+    base::MutexLock reporting_lock(&reporting_mutex_);
     base::MutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;
     on_failure_ = std::move(on_failure);
@@ -158,7 +158,7 @@ void LocalRanks::Watch(size_t index) {
                 WEXITED | WNOWAIT) != 0 &&
          errno == EINTR) {
   }
-  base::MutexLock telling(&reporting_mutex_);
+  base::MutexLock reporting_lock(&reporting_mutex_);
   absl::Status why;
   {
     base::MutexLock lock(&mutex_);
@@ -176,7 +176,7 @@ void LocalRanks::Watch(size_t index) {
 }
 
 void LocalRanks::StopReporting() {
-  base::MutexLock telling(&reporting_mutex_);
+  base::MutexLock reporting_lock(&reporting_mutex_);
   on_failure_ = nullptr;
 }
 

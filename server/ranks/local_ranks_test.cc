@@ -78,16 +78,16 @@ class LocalRanksTest : public ::testing::Test {
 absl::Status FailureOf(std::vector<LocalRanks::Child> children) {
   auto ranks = LocalRanks::Start(children);
   if (!ranks.ok()) return ranks.status();
-  absl::Notification told;
+  absl::Notification failure_reported;
   absl::Status failure;
-  const absl::Status telling = (*ranks)->Send(
+  const absl::Status sent = (*ranks)->Send(
       {.leader = "127.0.0.1:1", .secret = "s"}, [&](const absl::Status& why) {
-        if (told.HasBeenNotified()) return;
+        if (failure_reported.HasBeenNotified()) return;
         failure = why;
-        told.Notify();
+        failure_reported.Notify();
       });
-  if (!telling.ok()) return telling;
-  told.WaitForNotificationWithTimeout(absl::Seconds(20));
+  if (!sent.ok()) return sent;
+  failure_reported.WaitForNotificationWithTimeout(absl::Seconds(20));
   (*ranks)->StopReporting();
   return failure;
 }
@@ -96,7 +96,7 @@ TEST_F(LocalRanksTest, ChildrenReceiveTheAddressAndTheirRank) {
   std::vector<LocalRanks::Child> children;
   for (int i = 1; i <= 3; ++i) {
     children.push_back(
-        ChildThat({"write", folder_.File(absl::StrCat("told", i))}, i));
+        ChildThat({"write", folder_.File(absl::StrCat("written", i))}, i));
   }
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks, LocalRanks::Start(children));
   bool failed = false;
@@ -106,7 +106,7 @@ TEST_F(LocalRanksTest, ChildrenReceiveTheAddressAndTheirRank) {
   ranks->StopReporting();
   EXPECT_FALSE(failed);
   for (int i = 1; i <= 3; ++i) {
-    EXPECT_EQ(FileText(folder_.File(absl::StrCat("told", i))),
+    EXPECT_EQ(FileText(folder_.File(absl::StrCat("written", i))),
               absl::StrCat("10.0.0.1:8200 hush ", i, " of 4"));
   }
 }

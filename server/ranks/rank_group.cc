@@ -159,7 +159,7 @@ std::unique_ptr<worker::Executor> LeaderGroup::MakeExecutor(
   return std::make_unique<worker::GroupExecutor>(leader_.get(), own);
 }
 
-void LeaderGroup::EndLocalRanksOfDead() {
+void LeaderGroup::EndLocalRanksIfFailed() {
   if (children_ != nullptr && !leader_->status().ok()) children_->End();
 }
 

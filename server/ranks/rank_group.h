@@ -70,7 +70,7 @@ class LeaderGroup final : public Membership {
 
   // If the group has failed, ends or kills the ranks of this host, because they
   // may wait in the failed collective for a rank that no longer answers.
-  void EndLocalRanksOfDead();
+  void EndLocalRanksIfFailed();
   // Ends the group; call it after the last step. The ranks end with exit code
   // 0, and Drain waits for those of this host. Errors: the reason why the group
   // or one of these ranks has failed.

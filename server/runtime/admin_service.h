@@ -59,7 +59,7 @@ class AdminService final : public kvasir::v1::Admin::Service {
 
   // Accepts only the callers in `callers` that have the role ADMIN; null:
   // callers need no credentials. Call it before the service is registered.
-  void Ask(std::shared_ptr<const router::Callers> callers) {
+  void RequireCallers(std::shared_ptr<const router::Callers> callers) {
     callers_ = std::move(callers);
   }
 

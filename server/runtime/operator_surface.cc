@@ -131,7 +131,7 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
                        callers != nullptr));
   // If the admin port uses plain text, it is open only to this machine, whose
   // users may all act as operators.
-  if (admin.credentials != nullptr) surface->admin_.Ask(callers);
+  if (admin.credentials != nullptr) surface->admin_.RequireCallers(callers);
   admin.health_service = false;
   admin.max_connections = kFewConnections;
   admin.max_connection_idle = kIdle;

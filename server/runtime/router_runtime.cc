@@ -26,7 +26,7 @@
 namespace kvasir::cli {
 
 // The state that the router shares with the detached thread of
-// WarnOfNamesOfMany.
+// WarnOfSeveralAddresses.
 struct NameCheck {
   base::Mutex mutex;
   bool stopped ABSL_GUARDED_BY(mutex) = false;
@@ -53,8 +53,8 @@ void ReturnFreedMemory() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 // is treated as one worker, but gRPC may connect to any of its addresses, so
 // the load reports of several workers would be mixed. Uses a detached thread,
 // so that a slow resolver delays neither start nor end.
-void WarnOfNamesOfMany(std::vector<std::string> workers,
-                       std::shared_ptr<NameCheck> check) {
+void WarnOfSeveralAddresses(std::vector<std::string> workers,
+                            std::shared_ptr<NameCheck> check) {
   std::thread([workers = std::move(workers), check = std::move(check)] {
     for (const std::string& worker : workers) {
       if (absl::StartsWith(worker, "unix:")) continue;
@@ -140,7 +140,7 @@ absl::Status RouterRuntime::ConnectReplicas(
         return router::NewGrpcWorkerClient(target, client);
       },
       timers_.get(), metrics_.get());
-  WarnOfNamesOfMany(options.router.workers, name_check_);
+  WarnOfSeveralAddresses(options.router.workers, name_check_);
   return registry_->Start(options.start_timeout);
 }
 

@@ -374,7 +374,7 @@ DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {
   const kvasir::v1::DrainResponse response =
       server_->Drain(base::Clock::Real().Now() + deadline);
   if (group_ != nullptr) {
-    group_->EndLocalRanksOfDead();
+    group_->EndLocalRanksIfFailed();
     // Stops the engine before the group is drained, so that no step follows.
     engine_->Stop();
     if (const absl::Status status = group_->Drain(); !status.ok()) {
