@@ -204,8 +204,9 @@ absl::Status CheckTransform(const PlanPlace& where, const Part& part) {
   }
   if (codec.bits().schedule_size() == 8 && !basis && !part.has_low_rank()) {
     return where.Refuse(
-        "a schedule of 8 goes by falling singular value: want "
-        "a basis or a low_rank space");
+        "a schedule of 8 needs channels that are sorted by "
+        "falling singular value: want a basis or a low_rank "
+        "space");
   }
   const bool hadamard =
       codec.has_hadamard_fused() || codec.has_hadamard_online();

@@ -41,8 +41,8 @@ absl::Status StretchRuns(int64_t from, int64_t to, kvasir::v1::Codec* codec) {
 
 absl::Status Unimplemented() {
   return absl::UnimplementedError(
-      "a plan of another shape is spread where groups are of one head or of "
-      "all");
+      "a plan for another shape can be stretched only if its "
+      "groups have one head or all heads");
 }
 
 template <typename Groups>

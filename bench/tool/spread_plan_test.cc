@@ -142,7 +142,7 @@ TEST(SpreadPlanTest, GroupsOfSomeHeadsAreRefused) {
                R"({"channels": 16, "bits": 4})");
   EXPECT_THAT(SpreadPlan(PlanWith(some, some), ShapeOf(2, 4)),
               StatusIs(absl::StatusCode::kUnimplemented,
-                       testing::HasSubstr("of one head or of all")));
+                       testing::HasSubstr("have one head or all heads")));
 }
 
 // A plan from a file has not been validated yet, so these errors must be found

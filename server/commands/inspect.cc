@@ -222,9 +222,9 @@ void AddInspectCommand(CLI::App* app, int* exit_code) {
       ->needs(html);
   CLI::Option* trace =
       AddFlag(command, "--trace", flags->trace,
-              "load the model, run this text and tell which of its tokens "
-              "each layer kept, and until when; the plan must evict "
-              "(--eviction)")
+              "load the model, run this text and report which of its "
+              "tokens each layer kept, and until when; the plan must "
+              "evict (--eviction)")
           ->type_name("FILE");
   AddFlag(command, "--trace-tokens", flags->trace_tokens,
           "with --trace: the number of output tokens after the text")

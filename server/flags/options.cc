@@ -47,8 +47,10 @@ absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text,
       return address;
     }
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "'", text, "' is no address: want HOST:PORT or unix:/path/of/socket"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", text,
+                   "' is not an address: want HOST:PORT or "
+                   "unix:/path/of/socket"));
 }
 
 void AddStepFlags(CLI::App* app, EngineFlags* options) {

@@ -207,22 +207,25 @@ absl::Status CheckLeaderFlags(const RankFlags& flags) {
         several_hosts
             ? absl::StrCat("--tp ", flags.tp, " with --local-ranks ",
                            flags.num_local(),
-                           ": the others are on other hosts and want "
-                           "--rank-listen HOST:PORT to join at")
-            : absl::StrCat("--rank-listen ", flags.listen,
-                           ": all ranks of --tp ", flags.tp,
-                           " are started here; --local-ranks says how many "
-                           "of them are, where others join"));
+                           ": the other ranks are on other hosts and join at "
+                           "--rank-listen HOST:PORT, so give it")
+            : absl::StrCat(
+                  "--rank-listen ", flags.listen, ": all ranks of --tp ",
+                  flags.tp,
+                  " are started on this host; if other ranks join, give "
+                  "--local-ranks, the number of ranks on this host"));
   }
   if (several_hosts && flags.interface.empty()) {
     return absl::InvalidArgumentError(
-        "ranks on several hosts want --rank-interface: the network that "
-        "activations go over, not encrypted");
+        "ranks on several hosts need --rank-interface, the "
+        "network interface over which activations are sent, not "
+        "encrypted");
   }
   if (several_hosts && flags.secret_file.empty() && flags.tls.ca.empty()) {
     return absl::InvalidArgumentError(
-        "ranks on several hosts show who they are: give --rank-tls-cert, "
-        "--rank-tls-key and --rank-tls-ca, or --rank-secret-file");
+        "ranks on several hosts must authenticate: give "
+        "--rank-tls-cert, --rank-tls-key and --rank-tls-ca, or "
+        "--rank-secret-file");
   }
   return CheckRead(flags);
 }
@@ -230,11 +233,13 @@ absl::Status CheckLeaderFlags(const RankFlags& flags) {
 absl::Status CheckFollowerFlags(const RankFlags& flags) {
   KVASIR_RETURN_IF_ERROR(CheckCommon(flags));
   if (flags.leader.empty() && flags.join_fd < 0) {
-    return absl::InvalidArgumentError("no leader: give --leader HOST:PORT");
+    return absl::InvalidArgumentError(
+        "a rank needs its leader: give --leader HOST:PORT");
   }
   if (flags.tp < 2) {
     return absl::InvalidArgumentError(
-        "no group: give --tp, as the leader has it");
+        "a rank needs the size of its group: give --tp with the "
+        "same value as the leader's");
   }
   if (flags.rank < 1 || flags.rank >= flags.tp) {
     return absl::InvalidArgumentError(
@@ -249,8 +254,9 @@ absl::Status CheckFollowerFlags(const RankFlags& flags) {
   if (flags.join_fd < 0 && flags.interface.empty() &&
       !base::IsLocalTarget(flags.leader)) {
     return absl::InvalidArgumentError(
-        "ranks on several hosts want --rank-interface: the network that "
-        "activations go over, not encrypted");
+        "ranks on several hosts need --rank-interface, the "
+        "network interface over which activations are sent, not "
+        "encrypted");
   }
   return absl::OkStatus();
 }
@@ -264,9 +270,10 @@ absl::Status CheckCollective(const RankFlags& flags,
                              const DeviceFlags& device) {
   if (flags.tp == 1) return absl::OkStatus();
   if (device.device == "auto") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--device auto with --tp ", flags.tp,
-        ": ranks run on one kind of device: say which, cpu or cuda"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device auto with --tp ", flags.tp,
+                     ": all ranks must run on the same kind of device: give "
+                     "--device cpu or --device cuda"));
   }
   const bool gloo = CollectiveOf(flags, device) == "gloo";
   if (gloo == (device.device == "cpu")) return absl::OkStatus();

@@ -82,7 +82,7 @@ TEST(RankFlagsTest, ALeaderOfSeveralHostsNeedsAnAddressAndASecret) {
                           "--rank-listen 0.0.0.0:8200 --rank-interface eth0 "
                           "--rank-secret-file s"));
   EXPECT_THAT(Leader("--tp 2 --rank-listen 0.0.0.0:8200"),
-              Refuses("all ranks of --tp 2 are started here"));
+              Refuses("all ranks of --tp 2 are started on this host"));
   EXPECT_THAT(Leader("--tp 2 --local-ranks 3"),
               Refuses("--local-ranks 3 are more than --tp 2"));
 }
