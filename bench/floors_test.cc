@@ -33,7 +33,7 @@ TEST(FloorsTest, TheRatioIsTimeOverTheFloorOfTheSamePair) {
   EXPECT_FALSE(ratio.undecided());
 }
 
-TEST(FloorsTest, BandwidthCountsOnlyBytes) {
+TEST(FloorsTest, BandwidthShareDependsOnlyOnBytes) {
   const LaunchCost cost = {.bytes = 20, .flops = 1000};
   EXPECT_DOUBLE_EQ(BandwidthShare(Pairs(7, 8.0, 8.0), cost).median, 0.25);
   EXPECT_TRUE(IsComputeBound(Pairs(7, 8.0, 8.0), cost));

@@ -608,7 +608,7 @@ TEST(KvCacheRandomTest, InvariantsHoldIfAllGroupsHaveWindows) {
   EXPECT_GT(met.hits, 0);
 }
 
-TEST(KvCacheRandomTest, AWeakHashOnlyCostsHits) {
+TEST(KvCacheRandomTest, HashCollisionsOnlyCostCacheHits) {
   const Met met =
       RunSeeds({.weak_hash = true,
                 .config = Config({{.num_pages = 24},

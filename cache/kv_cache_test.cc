@@ -747,7 +747,7 @@ TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyChangedEntries) {
   EXPECT_EQ(after.pages_evicted, before.pages_evicted);
 }
 
-TEST(KvCacheDeathTest, CommitBeyondTheReservationIsABug) {
+TEST(KvCacheDeathTest, CommitBeyondTheReservationAborts) {
   KvCache cache(Config({Pages(4)}));
   cache.StartSequence(SequenceId(1), {1, 2, 3}, {});
   ASSERT_TRUE(cache.Reserve(SequenceId(1), 2));

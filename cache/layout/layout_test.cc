@@ -115,7 +115,7 @@ TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
 }
 
 // A slot has 16 bytes of 4-bit codes and 4 bytes for each range of 16 channels.
-TEST(PageLayoutTest, RangesUseSmallGranules) {
+TEST(PageLayoutTest, RangesOfCodesUseSmallGranules) {
   const plan::AttentionShape shape = Shape(1, 1, 32);
   const KvPlan plan = PlanWithKey(
       shape, R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{"runs":[)"

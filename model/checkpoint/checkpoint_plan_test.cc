@@ -260,7 +260,7 @@ TEST_F(CheckpointPlanTest, RangeTensorsMayBeMissingUntilTheyAreRequired) {
                        HasSubstr("k_proj.range.min is missing")));
 }
 
-TEST_F(CheckpointPlanTest, RangesMustBeF32) {
+TEST_F(CheckpointPlanTest, RangeTensorsMustHaveTypeF32) {
   Write("", "BF16");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));

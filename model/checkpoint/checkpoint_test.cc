@@ -76,12 +76,12 @@ TEST_F(CheckpointTest,
   }
 }
 
-TEST_F(CheckpointTest, AMissingFolderIsNamed) {
+TEST_F(CheckpointTest, AMissingModelFolderIsNamedInTheError) {
   EXPECT_THAT(Checkpoint::Open(folder_.File("no")),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr(folder_.path())));
 }
 
-TEST_F(CheckpointTest, AMissingTensorIsNamed) {
+TEST_F(CheckpointTest, AMissingTensorIsNamedInTheError) {
   ReplaceInHeader("model.layers.1.mlp.up_proj", "model.layers.1.mlp.UP_proj");
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
               StatusIs(absl::StatusCode::kNotFound,

@@ -78,7 +78,7 @@ TEST(TileHasherTest, TilesDoNotDependOnTheSizeOfBlocks) {
   }
 }
 
-TEST(TileHasherTest, AByteChangesOnlyItsOwnTile) {
+TEST(TileHasherTest, AChangedByteChangesOnlyTheHashOfItsTile) {
   std::vector<std::byte> bytes = Bytes();
   const Tiles before = TilesOf(bytes, 0, kRows);
   struct Place {
@@ -132,7 +132,7 @@ TEST(WeightsIdTest, TheSameTilesOfAnotherTensorGiveAnotherId) {
   EXPECT_NE(other_type.Finish(DecoderSpec()), id);
 }
 
-TEST(WeightsIdDeathTest, AMissingTileIsABug) {
+TEST(WeightsIdDeathTest, FinishAbortsIfATileIsMissing) {
   const std::vector<std::byte> bytes = Bytes();
   WeightsIdBuilder builder;
   builder.Add("t", Info(), TilesOf(bytes, 0, kTileRows));

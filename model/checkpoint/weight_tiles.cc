@@ -118,10 +118,10 @@ class Combiner {
     const size_t all = tiles_.hashes.size();
     if (run.hashes().size() % kHashBytes != 0 || run.first() > all ||
         count > all - run.first()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          Describe(rank, tensor_.name()), ": ", run.hashes().size(),
-          " bytes of hashes, from tile ", run.first(),
-          " on, but its number of tiles is ", all));
+      return absl::InvalidArgumentError(
+          absl::StrCat(Describe(rank, tensor_.name()), ": ",
+                       run.hashes().size(), " bytes of hashes, from tile ",
+                       run.first(), " on, but its number of tiles is ", all));
     }
     for (size_t i = 0; i < count; ++i) {
       const size_t at = run.first() + i;

@@ -454,7 +454,7 @@ TEST(ConfigTest, EveryGoldenModelIsServed) {
   EXPECT_GE(num_models, 16);
 }
 
-TEST(ConfigTest, EveryGoldenRefusalNamesItsReason) {
+TEST(ConfigTest, EveryRefusedGoldenConfigNamesItsReason) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::string text,
       ReadSmallFile(GoldenFolder() + "/refused/refused.json", 1 << 16));

@@ -156,9 +156,10 @@ ordered_json EvictionTrace::ToJson() const {
 
 std::string EvictionTrace::ToText() const {
   std::string out = absl::StrFormat(
-      "\nwho stayed of %d tokens of the text and %d of output, at each layer's "
-      "last eviction\nlayer  evictions   kept of seen       sinks  heavy  "
-      "recent  oldest heavy  units\n",
+      "\ntokens that stayed, of %d tokens of the text and %d of "
+      "output, at each layer's last eviction\nlayer  evictions   "
+      "kept of seen       sinks  heavy  recent  oldest heavy  "
+      "units\n",
       prompt_tokens_, static_cast<int64_t>(tokens_.size()) - prompt_tokens_);
   for (const Layer& layer : layers_) {
     const Summary summary = SummaryOf(layer);

@@ -60,8 +60,10 @@ TEST(EvictionTraceTest, TheLastEvictionIsReportedForAllUnits) {
   EXPECT_EQ(summary.heavy, 4);
   EXPECT_EQ(summary.recent, 4);
   EXPECT_EQ(summary.oldest_heavy, 2);
-  EXPECT_THAT(trace.ToText(),
-              HasSubstr("who stayed of 12 tokens of the text and 1 of output"));
+  EXPECT_THAT(
+      trace.ToText(),
+      HasSubstr(
+          "tokens that stayed, of 12 tokens of the text and 1 of output"));
   EXPECT_THAT(
       trace.ToText(),
       HasSubstr("    0          2       5 of 12       20.0%  40.0%   40.0%"
@@ -78,7 +80,7 @@ TEST(EvictionTraceTest, WithoutScoresAllKeptTokensExceptSinksAreRecent) {
   EXPECT_FALSE(summary.oldest_heavy.has_value());
 }
 
-TEST(EvictionTraceTest, TheJsonHasTheWholeTrace) {
+TEST(EvictionTraceTest, TheTracesJsonHasAllEvictions) {
   // Incomplete characters are repaired when the trace is printed.
   const auto json = nlohmann::json::parse(Traced().ToJson().dump(
       -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));

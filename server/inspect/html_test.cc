@@ -87,7 +87,7 @@ TEST(InspectHtmlTest, ThePageHasTheDataOfTheReport) {
   EXPECT_EQ(evaluation["rows"][1]["added_ci95"][0], -0.001);
 }
 
-TEST(InspectHtmlTest, NamesAreEscaped) {
+TEST(InspectHtmlTest, NamesAreEscapedInThePage) {
   ModelSource source = SourceWith(kFullKey, kFullValue);
   const std::string evil = "</script><!--<script>{{data}}</title></pre>\xff";
   source.name = evil;
@@ -129,7 +129,7 @@ TEST(InspectHtmlTest, ThePageHasTheCurveOfAPrediction) {
   EXPECT_EQ(shown["probes"][0]["kl"], 0.07);
 }
 
-TEST(InspectHtmlTest, InfiniteFiguresAreNull) {
+TEST(InspectHtmlTest, InfiniteFiguresAreNullInThePage) {
   Evaluation evaluation = SomeEvaluation("rap");
   evaluation.rows[0].perplexity = std::numeric_limits<double>::infinity();
   const Page page =

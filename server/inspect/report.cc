@@ -279,7 +279,7 @@ void AppendHead(const InspectReport& report, std::string* out) {
     absl::StrAppendFormat(out, ", made for %s", report.base_model);
   }
   if (!report.weights_fit) {
-    out->append("; the folder's weights are others: it is still to be applied");
+    out->append("; not applied yet: the folder has other weights");
   }
   out->push_back('\n');
   if (!report.not_served.empty()) {
@@ -300,7 +300,8 @@ void AppendHead(const InspectReport& report, std::string* out) {
 void AppendPrediction(const InspectReport& report, std::string* out) {
   if (report.foreign_prediction) {
     out->append(
-        "predicted divergence  not known: that of another plan is here\n");
+        "predicted divergence  not known: the prediction beside "
+        "the plan is for another plan\n");
   }
   if (!report.prediction.has_value()) return;
   const Prediction& prediction = *report.prediction;
