@@ -349,7 +349,7 @@ TEST(TlsFlagsTest, PlainTextStaysOnThisMachineUnlessAFlagAllowsIt) {
   KVASIR_EXPECT_OK(DialCredentials(dial, "router:8001").status());
 }
 
-TEST(TlsFlagsTest, AClientsErrorsNameTheServersTls) {
+TEST(TlsFlagsTest, ExpiredAuthoritiesOfAClientAreSkippedAndLogged) {
   const base::TempFolder folder;
   const base::TestCertificate over =
       base::MakeAuthorityWith({.common_name = "old",
@@ -367,7 +367,7 @@ TEST(TlsFlagsTest, AClientsErrorsNameTheServersTls) {
                     HasSubstr("role=server"), HasSubstr("--ca " + dial.ca)));
 }
 
-TEST(TlsFlagsTest, TokensNeedTls) {
+TEST(TlsFlagsTest, ATokenFileNeedsTls) {
   const base::TempFolder folder;
   const std::string path = folder.File("token");
   DialTlsFlags dial;

@@ -300,8 +300,8 @@ void AppendHead(const InspectReport& report, std::string* out) {
 void AppendPrediction(const InspectReport& report, std::string* out) {
   if (report.foreign_prediction) {
     out->append(
-        "predicted divergence  not known: the prediction beside "
-        "the plan is for another plan\n");
+        "predicted divergence  not known: that of another plan lies beside "
+        "this plan\n");
   }
   if (!report.prediction.has_value()) return;
   const Prediction& prediction = *report.prediction;
