@@ -357,7 +357,7 @@ TEST(KvCacheImagesTest,
   const std::vector<plan::EvictionCounts> none(1);
   StartOptions whole = options;
   whole.evictions = none;
-  refused(due, whole, "want 10, 3, 0, 0, 0");
+  refused(due, whole, "want, in this order, 10, 3, 0, 0, 0");
 }
 
 }  // namespace

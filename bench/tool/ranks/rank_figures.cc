@@ -23,7 +23,7 @@ std::string ThreadsNote(int threads, int64_t ranks) {
   const int64_t all = each * ranks;
   if (all == threads) return "";
   return absl::StrCat("TP=1 has ", threads, " threads, ", ranks, " ranks have ",
-                      each, " each: ", all, " in total, ",
+                      each, " each: ", all, " in all, ",
                       all > threads ? "which take turns on the cores of TP=1's"
                                     : "and leave cores idle that TP=1 uses");
 }
