@@ -824,4 +824,4 @@ def test_evictions_are_rows_of_an_evaluation(compress, tmp_path):
     assert fewer["kv_bytes_per_sequence"] == 32 * whole["kv_bytes_per_token"]
     assert saved["per-token:k4,v4 + recent 128"]["eviction"]["budget"] == 128
     refused(compress("evaluate", "--teacher", TINY, "per-token:k4,v4", "--text",
-                     TINY / "evaluation.txt", "--eviction", "lru", ok=False), "'lru' is no eviction")
+                     TINY / "evaluation.txt", "--eviction", "lru", ok=False), "'lru' is not an eviction method")

@@ -153,7 +153,7 @@ def test_an_unknown_plan_is_named_with_its_flag():
 
 
 def test_a_model_path_that_is_a_file_is_refused():
-    assert "is no folder" in refused("serve", "--model", TINY / "README.md")
+    assert "is not a folder" in refused("serve", "--model", TINY / "README.md")
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "inspect", "generate", "perplexity"])
