@@ -156,8 +156,7 @@ HWY_INLINE void StoreCodes(WordVec codes, float* out) {
   }
 }
 
-// Unpacks the codes of one word, from code kIndex on. The word holds only whole
-// codes.
+// Unpacks the codes of one word of whole codes, from code kIndex on.
 template <int kBits, int kAbove, int kIndex>
 HWY_INLINE void UnpackWord(WordVec word, WordVec mask, float* out) {
   if constexpr (kIndex * kBits < 32) {
@@ -443,8 +442,7 @@ void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
 
 // ----- Levels.
 
-// Replaces `count` codes by their levels. `count` is rounded up to whole
-// vectors.
+// Replaces `count` codes, rounded up to whole vectors, by their levels.
 inline void LookUpLevels(const float* levels, int64_t count, float* codes) {
   const LevelTable table(levels);
   const hn::RebindToSigned<Floats> d32;
@@ -552,7 +550,6 @@ class BlockLoader {
   // it reads. If it only loads words of codes, it prefetches half as many
   // lines, and the products that use the words prefetch the other half. Lines
   // that are still missing are prefetched when the next group is read.
-  // AheadLines limits how far ahead lines are prefetched.
   AheadLines* ahead() { return &ahead_; }
   // Must be called before a group of the block is read, so that prefetches
   // continue. Later calls for the same group have no effect.
@@ -593,8 +590,7 @@ class BlockLoader {
     loaded_ = nullptr;
     return tile_;
   }
-  // The scales [64] and the minima [64] of a piece of the chunk that was loaded
-  // last.
+  // The scales [64] and minima [64] of a piece of the chunk loaded last.
   const float* scales(int64_t piece) const { return scales_ + piece * kBlock; }
   const float* minima(int64_t piece) const { return minima_ + piece * kBlock; }
 
@@ -762,8 +758,7 @@ class BlockLoader {
     const CodePiece* pieces = grid_.pieces(chunk);
     VisitDType(part.param_dtype, [&](auto type) {
       if (part.num_levels > 0) {
-        // With levels there is only one run, so all pieces have the same scale.
-        // The minimum is 0.
+        // With levels there is one run, so all pieces have the same scale.
         for (int64_t p = 0; p < chunk.num_pieces; ++p) {
           LoadLengths<decltype(type)>(found_, scales_ + p * kBlock);
           std::fill_n(minima_ + p * kBlock, kBlock, 0.0f);

@@ -38,17 +38,10 @@
 //
 // Memory traffic: an item reads its latents once for up to 16 rows, and the
 // ranges of values once per warp. The block table, queries and results are
-// small compared with the latents of 512 slots. The lower bound of the time is
-// the bytes of the latents divided by the memory bandwidth.
+// small compared with the latents of 512 slots.
 //
-// Instructions of a lane to convert one code (integer instructions counted
-// twice; without loads, copies and products): for 4-bit keys 2.25 (lop3 0.5,
-// shifts 0.375, subtraction 0.5; in float16 shifts 0.125), for 4-bit values
-// 2.25 (lop3 0.5, shifts 0.125, subtraction and fma 1.0), for 8-bit keys 1.5 in
-// float16 and 5 in bfloat16, for 8-bit values 2. With all other instructions, a
-// 4-bit code took 5 on an H100. A product always has 8 rows, so a unit of one
-// query head costs as much as a unit of eight. Prompts are computed by
-// prefill_attention-inl.h if it supports the layer.
+// A product always has 8 rows, so a unit of one query head costs as much as a
+// unit of eight. prefill_attention-inl.h computes prompts if it can.
 #pragma once
 
 #include "base/host_device.h"
@@ -100,8 +93,7 @@ class MmaAttention : MmaRing<kind, exact> {
   // index of the CTA's next item for all threads.
   KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
 
-  // Computes an item. All threads of the CTA must call it, because it has
-  // barriers.
+  // Computes an item. All threads of the CTA must call it.
   KVASIR_DEVICE void Compute(const Item& item, const UnitChunks& chunks) {
     item_ = item;
     chunks_ = chunks;
@@ -115,7 +107,6 @@ class MmaAttention : MmaRing<kind, exact> {
       if (item.partial >= 0) item_.partial = item.partial + s;
       slots_ = Both(SplitSlots(item.first_split + s), seen_);
       if (slots_.end <= slots_.begin) {
-        // A partial result is written even if there are no slots.
         if (item.partial >= 0) ClearPartial();
         continue;
       }
@@ -151,8 +142,7 @@ class MmaAttention : MmaRing<kind, exact> {
   static_assert(kScoreStride * 4 == kMmaScoreBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
 
-  // Fills q_ with the staged queries, and query_sums_. A warp handles one row
-  // at a time, and its lanes handle neighbouring channels.
+  // Fills q_ with the staged queries, and query_sums_; one row a warp.
   KVASIR_DEVICE void FillQueries() {
     for (int32_t k = 0; k < chunks_.keys; ++k) {
       const LatentChunkOnDevice& chunk = device_.chunks[chunks_.first + k];
@@ -288,8 +278,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // The staged queries of the row that this lane loads as a column of the
-  // second operand, in tile n.
+  // The staged queries of the row that this lane loads in tile n.
   KVASIR_DEVICE const uint16_t* QueryAt(const LatentChunkOnDevice& chunk,
                                         int32_t n) const {
     return q_ + (8 * n + g_) * q_stride_ + chunk.column;
@@ -352,8 +341,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Applies the scale and minimum of a run to its sums and adds them to the
-  // scores.
+  // Applies a run's scale and minimum to its sums and adds them to the scores.
   KVASIR_DEVICE void EndRun(const LatentChunkOnDevice& chunk,
                             const uint32_t* words) {
     const uint32_t params[2] = {simt::LoadShared(words + g_),
@@ -401,8 +389,7 @@ class MmaAttention : MmaRing<kind, exact> {
       StoreScores(block, /*as_exact=*/true);
     }
   }
-  // Adds the values of exact rows to the sums of a chunk, after all of its
-  // decoded values.
+  // Adds the values of exact rows to the sums of a chunk.
   KVASIR_DEVICE void SumExact(int32_t index) {
     if (!values_.any_exact()) return;
     const LatentChunkOnDevice& chunk = ChunkOf(chunks_.keys + index);
@@ -458,8 +445,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Converts scores to 16-bit weights (softmax). A warp computes two of every
-  // eight rows.
+  // Converts scores to weights (softmax). A warp computes two of eight rows.
   KVASIR_DEVICE void Weigh() {
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kWarpRows; ++i) {
@@ -501,7 +487,6 @@ class MmaAttention : MmaRing<kind, exact> {
       float sum = 0.0f;
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 32; ++k) {
-        // Hidden scores give weight 0, because they are far below any maximum.
         weight[k] = simt::Exp2(weight[k] - max);
         sum += weight[k];
       }
@@ -515,7 +500,6 @@ class MmaAttention : MmaRing<kind, exact> {
           if (!codec.Has(slot)) weight[k] = -weight[k];
         }
       }
-      // Waits until all lanes have read the scores that the weights overwrite.
       simt::SyncWarp();
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 64; ++k) {
@@ -563,7 +547,6 @@ class MmaAttention : MmaRing<kind, exact> {
         SumCodes4(chunk, block, stage);
       }
     }
-    // SumExact continues the sums and ends them
     if (exact && values_.any_exact()) return;
     if (block + 1 == end_block_) EndSum(chunk);
   }
@@ -607,8 +590,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Like SumNumbers, for a block with slots that some of the rows may not read
-  // as numbers.
+  // Like SumNumbers, if some rows may not read all slots as numbers.
   KVASIR_DEVICE void SumApart(int32_t block, const char* from) {
     KVASIR_NO_UNROLL
     for (int32_t k = 0; k < kBlock / 16; ++k) {
@@ -692,8 +674,7 @@ class MmaAttention : MmaRing<kind, exact> {
         KVASIR_UNROLL
         for (int32_t h = 0; h < 2; ++h) {
           const PairParams pair = ParamsAt(stage, 4 * k + 2 * i + h);
-          // Extracts channels 4g and 4g + 1, then channels 4g + 2 and 4g + 3,
-          // of two slots.
+          // Extracts channels 4g and 4g + 1 of two slots, then the next two.
           const uint32_t word = words[2 * i + h];
           a[0][2 * h] = lower(word, pair);
           a[1][2 * h] = upper(word, pair);
@@ -739,8 +720,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Calls visit(channel of the chunk, sum) for the sums that this lane holds of
-  // row 2c_ + j of tile n.
+  // Calls visit(channel, sum) for this lane's sums of row 2c_ + j of tile n.
   template <typename Visit>
   KVASIR_DEVICE void ForSums(const LatentChunkOnDevice& chunk, int32_t n,
                              int32_t j, const Visit& visit) const {
