@@ -43,7 +43,7 @@ struct CalibrationParts {
 // Sums of one layer over the sequences that are done. A tensor that is not
 // collected is undefined.
 struct LayerSums {
-  // [M, M] float64, only blocks on and above the diagonal.
+  // [M, M] float64. Only the blocks on and above the diagonal are filled.
   at::Tensor input_gram;
   at::Tensor input_sum;      // [M] float64
   at::Tensor query_squares;  // [Hq, D] float64
@@ -52,7 +52,7 @@ struct LayerSums {
   // positive.
   at::Tensor key_squares;       // [Hkv * D, M]
   at::Tensor value_squares;     // [Hkv * D, M]
-  at::Tensor rotated_key_gram;  // [Hkv * D, Hkv * D] float64, as input_gram
+  at::Tensor rotated_key_gram;  // [Hkv * D, Hkv * D] float64, upper blocks
   at::Tensor rotated_key_sum;   // [Hkv * D] float64
   // Sums of g gT over all draws: [Hkv * D, Hkv * D] float64 for all domains
   // together, and [domains, Hkv * D, Hkv * D] float32 for each domain.
@@ -61,7 +61,7 @@ struct LayerSums {
   at::Tensor value_information;
   at::Tensor domain_key_information;
   at::Tensor domain_value_information;
-  // [N_s, 2 * Hkv * D] float32; zeros for sequences that are still to come.
+  // [N_s, 2 * Hkv * D] float32. Rows of sequences that are not done are zeros.
   at::Tensor sample_rows;
 };
 
@@ -98,17 +98,20 @@ struct CalibrationState {
   // together, and `layer` stays 0.
   int64_t layer = 0;
   int64_t sequence = 0;
-  // Only without gradients, [N, T, M] float32: the inputs of `layer`, or, for
-  // sequences that are done, the inputs of the next layer.
+  // Hidden states [N, T, M] float32, used only without gradients: the inputs of
+  // `layer`, or, for sequences that are done in it, the inputs of the next
+  // layer.
   at::Tensor hidden;
 };
 
 // Moves the layers' sums to a device. Hidden states stay on the CPU.
 void MoveSums(at::Device device, CalibrationState& state);
 
-// The file's tensors are on the CPU, even if the sums are on another device.
+// Converts the state to a file. The file's tensors are on the CPU, even if the
+// sums are on another device.
 TensorFile StateToFile(const CalibrationState& state, const std::string& id);
-// DataLoss if the file does not hold this state.
+// Reads a state back. DataLoss if the file does not hold the state of the
+// calibration `id`.
 absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
                                                const std::string& id,
                                                const model::DecoderSpec& spec,
@@ -123,8 +126,9 @@ absl::StatusOr<Calibration> FinishCalibration(CalibrationState state,
                                               const CalibrationParts& parts);
 
 TensorFile CalibrationToFile(const Calibration& calibration);
-// `sample` and `parts` must be those that IdOf hashed into `id`, because the
-// file does not contain which rows were sampled.
+// Reads a calibration back. `sample` and `parts` must be those that IdOf hashed
+// into `id`: the sampled rows are determined from them, because the file does
+// not list these rows.
 absl::StatusOr<Calibration> CalibrationFromFile(const TensorFile& file,
                                                 const std::string& id,
                                                 const CalibrationSample& sample,
