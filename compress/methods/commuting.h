@@ -14,7 +14,8 @@
 namespace kvasir::compress {
 
 struct CommutingOptions {
-  // KV heads that share a latent; 0: all heads of a tensor-parallel rank.
+  // Number of KV heads that share a latent; 0: all heads of a tensor-parallel
+  // rank.
   int64_t group_heads = 0;
   // How the heads of a group are weighted. The plan stores this for the
   // applier.
@@ -22,7 +23,8 @@ struct CommutingOptions {
   // By default all layers keep the same share. With kEnergy, a layer's share
   // grows with the weighted energy of its keys.
   BudgetOptions budget = {.score = BudgetScore::kUniform};
-  // kSvd uses only the weights; other values whiten.
+  // kSvd uses only the weights; with any other value the factors are whitened
+  // by the calibration inputs.
   Decomposition decomposition = Decomposition::kWhitened;
 };
 

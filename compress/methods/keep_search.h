@@ -25,8 +25,8 @@ struct FoundPlan {
 };
 
 // Finds the largest plan that takes at most `want_bytes`, with `keep` exact to
-// 0.001. The bytes must grow with `keep`. INVALID_ARGUMENT if even the smallest
-// plan takes more, with the bytes that it takes.
+// 0.001. The bytes must grow with `keep`. INVALID_ARGUMENT, with the bytes of
+// the smallest plan, if even this plan takes more.
 absl::StatusOr<FoundPlan> PlanForBytes(const KeepSearch& search);
 
 }  // namespace kvasir::compress

@@ -1,5 +1,5 @@
-// RAP: only the most important RoPE pairs of each key head are kept; values
-// become low-rank latents.
+// RAP: keeps only the most important RoPE pairs of each key head, and stores
+// values as low-rank latents.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ std::string PairScoreName(PairScore score);
 struct RapOptions {
   PairScore pair_score = PairScore::kFisher;
   BudgetOptions budget;
-  // For the values, and for keys that do not rotate.
+  // How to find the factors of values, and of keys that do not rotate.
   Decomposition decomposition = Decomposition::kWhitened;
 };
 

@@ -30,16 +30,16 @@ struct BudgetOptions {
   bool keep_values = false;
   // The kept share of the key numbers. Values get the rest of what `keep`
   // allows, at most all of their numbers. Must not be set together with
-  // keep_values, where `keep` already determines the keys' share.
+  // keep_values, because `keep` then already determines the keys' share.
   std::optional<double> key_keep;
 };
 std::string BudgetOptionsText(const BudgetOptions& options);
 
 // The sizes of a layer's latents, in numbers per token.
 struct LayerBudget {
-  int64_t pair_dims = 0;  // of a key group: even number of kept dims
-  int64_t rest_rank = 0;  // of a key group: rank of the dims that do not rotate
-  int64_t value_rank = 0;  // of a KV head; D: whole values
+  int64_t pair_dims = 0;   // number of kept dims of a key group; even
+  int64_t rest_rank = 0;   // rank of a key group for dims that do not rotate
+  int64_t value_rank = 0;  // rank of a KV head's values; D: whole values
 };
 
 // Returns the budget of each layer. The request and the groups must have passed

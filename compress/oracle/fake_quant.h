@@ -30,8 +30,9 @@ struct LatentCodec {
   // Type in which a token's minima and scales are stored.
   kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   bool channel_static = false;
-  std::vector<float> levels;  // to which normalized numbers are rounded; //
-                              // empty for codecs without levels
+  // Levels to which normalized numbers are rounded; empty for codecs without
+  // levels.
+  std::vector<float> levels;
   // [R', R'] float32 for HADAMARD_ONLINE; otherwise undefined.
   at::Tensor hadamard;
   int64_t stored_width = 0;  // R'
@@ -73,14 +74,14 @@ struct CodeOptions {
 // Codes every row of `latent` [..., R'] and decodes it again. Gradients pass as
 // if nothing were coded (straight through).
 // Errors: InvalidArgument, naming the row and channel, for numbers that are not
-//   finite or overflow the codec's types, and for channels without a static
-//   range.
+//   finite or overflow the codec's types, and for channels that need a static
+//   range and have none.
 absl::StatusOr<CodedLatent> CodeLatent(const LatentCodec& codec,
                                        const at::Tensor& latent,
                                        const CodeOptions& options = {});
 
-// The nearest number of a type that is at most (RoundDown) or at least
-// (RoundUp) x; infinite on overflow.
+// Returns the greatest number of the type that is at most x (RoundDown), or the
+// least that is at least x (RoundUp); infinite on overflow.
 float RoundDown(float x, kvasir::v1::DataType dtype);
 float RoundUp(float x, kvasir::v1::DataType dtype);
 

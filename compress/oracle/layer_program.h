@@ -55,16 +55,15 @@ struct ProgramPart {
   int64_t stored_width = 0;   // sum of R'
   int64_t widest_latent = 0;  // the greatest R'
   // The dims of each KV head that the part's lift computes, [Hkv][d],
-  // ascending. (The dims of RoPE pairs come first.) The lift of rope_low_rank
-  // computes all rotary dims, and gives 0 for pairs that the part does not
-  // hold.
+  // ascending. The lift of rope_low_rank computes all rotary dims (the first
+  // dims of a head), and gives 0 for pairs that the part does not hold.
   std::vector<std::vector<int64_t>> lifted_dims;
   // The dims of each KV head that the part stores, [Hkv][...]. A folded q_proj
   // has rows for these dims.
   std::vector<std::vector<int64_t>> held_dims;
   at::Tensor lifted_index;  // [Hkv, d]; undefined if the part lifts all D dims
-  at::Tensor head_order;  // Brings lifted heads into ascending order; undefined
-                          // if they are in order.
+  at::Tensor head_order;    // Index that sorts lifted heads; undefined if they
+                          // are in order.
   at::Tensor folded_channels;  // If the part folds: [Hkv * widest_latent],
                                // where stored_width stands for zero.
   at::Tensor kept_pairs;       // for rope_pairs: [Hkv * n]
@@ -87,7 +86,8 @@ struct ProgramPart {
   }
 };
 
-// Threads: immutable after MakeLayerProgram.
+// One layer's plan in executable form. Threads: immutable after
+// MakeLayerProgram.
 struct LayerProgram {
   model::DecoderSpec spec;
   int64_t layer = 0;
@@ -99,7 +99,7 @@ struct LayerProgram {
   // How many tokens a side keeps exact.
   struct ExactTokens {
     int64_t sinks = 0;   // first tokens of a sequence; 0: none
-    int64_t window = 0;  // nearest to the query; 0: none
+    int64_t window = 0;  // tokens nearest to the query; 0: none
     bool any() const { return sinks > 0 || window > 0; }
   };
   ExactTokens key_exact;
@@ -122,13 +122,13 @@ struct LayerProgram {
   at::Tensor output_columns;
 
   bool has_o_bias = false;
-  // By their names without the prefix "model.layers.{l}.".
+  // The attention tensors that the layer needs, by their names without the
+  // prefix "model.layers.{l}.".
   std::vector<plan::RequiredTensor> attention_tensors;
 };
 
-// Makes the program of one layer. If `plan` is null, it is that of the
-// uncompressed layer, without codes. The plan must have been accepted by
-// plan::ValidatePlan.
+// Makes the program of one layer. If `plan` is null, the layer is uncompressed
+// and has no codes. The plan must have been accepted by plan::ValidatePlan.
 // Errors: Unimplemented, naming layer and side, for features that the reference
 //   decoder does not apply (ANCHORED, selection, ranges per sequence);
 //   InvalidArgument for a space that has no tensors (low rank POST_ROPE).
@@ -137,8 +137,8 @@ absl::StatusOr<LayerProgram> MakeLayerProgram(const model::DecoderSpec& spec,
                                               int64_t layer,
                                               at::Device device = at::kCPU);
 
-// Whether tensors must include the ranges of CHANNEL_STATIC codecs, or these do
-// not exist yet.
+// Whether the ranges of CHANNEL_STATIC codecs must be among a layer's tensors
+// (kRequired), or have not been found yet (kNotYet).
 enum class Ranges { kRequired, kNotYet };
 // The tensors that the layer needs under this program, by their names without
 // the prefix "model.layers.{l}.".

@@ -23,9 +23,9 @@ Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
                       const at::TensorOptions& options,
                       int64_t first_position = 0);
 
-// Rotates the first n pairs of heads [B, T, H, W] by cos and sin [T, 1 or H,
-// n], and multiplies all numbers by `scale`. The dims after these pairs do not
-// rotate.
+// The arguments of Rotate, which rotates the first n pairs of heads [B, T, H,
+// W] by cos and sin [T, 1 or H, n] and multiplies all numbers by `scale`. The
+// dims after these pairs do not rotate.
 struct Turn {
   at::Tensor cos;
   at::Tensor sin;

@@ -42,8 +42,8 @@ absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
     const CalibrationFlags& machine, const model::Checkpoint& checkpoint,
     const CalibrationInputs& inputs);
 
-// Returns a text with predicted loss, bits, bytes, warnings about domains, and
-// the curve.
+// Returns the text that is printed: predicted loss, bits, bytes, warnings about
+// domains, and the curve of loss over bytes.
 std::string PredictionText(const compress::AutoPrediction& prediction);
 nlohmann::ordered_json PredictionJson(
     const compress::AutoPrediction& prediction);

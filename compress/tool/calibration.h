@@ -26,10 +26,10 @@ struct CalibrationFlags {
   std::string tokenizer;           // empty: the model's own
   std::vector<std::string> texts;  // FILE or NAME=FILE
   int64_t tokens = 0;  // 0: 16384 tokens; 114688 if information is measured
-  // 0: 1024, or the model's limit if that is smaller
+  // 0: 1024 tokens, or the model's context if that is smaller
   int64_t sequence_tokens = 0;
   uint64_t seed = 42;
-  std::string cache;  // "none": nothing is kept
+  std::string cache;  // a folder, or "none" to save nothing
   std::string device = "auto";
   int threads = 0;
   int64_t micro_batch = 0;
@@ -44,7 +44,7 @@ absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags);
 
 // The data that a method or a plan needs from a calibration.
 struct CalibrationNeeds {
-  // The sampled tokens, with which the ranges of codes are found.
+  // The sampled tokens, from which the ranges of codes are found.
   bool sample = false;
   // Gram matrices and energies; this includes the sample.
   bool statistics = false;
@@ -76,8 +76,8 @@ void RecordCalibration(const CalibrationFlags& flags,
                        const CalibrationInputs& inputs,
                        kvasir::v1::KvPlan* plan);
 // Sets `flags` and `needs` to the calibration that the plan was made with,
-// except for flags that the user gave to `command`. Prints to standard error
-// that it does so.
+// except for flags that the user gave to `command`. Prints a note about this to
+// standard error.
 void UseCalibrationOf(const kvasir::v1::KvPlan& plan, const CLI::App& command,
                       CalibrationFlags* flags, CalibrationNeeds* needs);
 
