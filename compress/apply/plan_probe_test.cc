@@ -30,8 +30,8 @@ class PlanProbeTest : public CalibrateTest {
     return sample;
   }
 
-  // Makes a plan that codes keys and values in `bits` bits; 16: uncoded
-  // numbers.
+  // Makes a plan that codes keys and values in `bits` bits; 16 means numbers
+  // without codes.
   kvasir::v1::KvPlan PlanOf(uint32_t bits) const {
     kvasir::v1::KvPlan plan = FullRankPlan(
         model::AttentionShapeOf(checkpoint_->spec()), kvasir::v1::F32);

@@ -16,7 +16,7 @@ using ::kvasir::base::StatusIs;
 using ::nlohmann::json;
 using ::testing::HasSubstr;
 
-// A safetensors file, parsed here without the code under test.
+// Parses a safetensors file without the code under test.
 struct ParsedFile {
   json header;
   std::string data;
@@ -158,14 +158,16 @@ TEST_F(CheckpointFilesTest, Bf16RoundsToNearestEven) {
 TEST_F(CheckpointFilesTest, InitWritesEveryTensorOfTheShape) {
   KVASIR_ASSERT_OK(WriteRandomCheckpoint(SmallModel(), GoOn));
   const ParsedFile file = Parse(folder_ / "model.safetensors");
-  // 9 weights and 3 biases per layer; embedding, final norm and head.
+  // 9 weights and 3 biases in each of 2 layers; embedding, final norm and head.
   EXPECT_EQ(file.header.size(), 1U + 2 * 12 + 3);
   EXPECT_EQ(file.header["model.layers.1.self_attn.k_proj.weight"]["shape"],
             json::parse("[12,24]"));
   EXPECT_EQ(file.header["model.layers.1.self_attn.k_proj.bias"]["shape"],
             json::parse("[12]"));
   EXPECT_EQ(file.header["lm_head.weight"]["shape"], json::parse("[50,24]"));
-  // Layers of 48 + 1728 + 48 (biases) + 2880, final norm, embedding and head.
+  // 2 bytes per number. Each layer has 48 + 1728 + 48 (biases) + 2880 = 4704
+  // numbers; then come the final norm (24), the embedding and the head (1200
+  // each).
   EXPECT_EQ(file.data.size(), 2U * (2 * 4704 + 24 + 2 * 1200));
   const json config = json::parse(ReadFile(folder_ / "config.json"));
   EXPECT_EQ(config["num_key_value_heads"], 2);

@@ -53,7 +53,8 @@ TEST_F(NewFileTest, TwoWritersDoNotShareATemporaryFile) {
                        HasSubstr("x.partial is being written by another run")));
   KVASIR_ASSERT_OK(first->Finish());
   EXPECT_EQ(ReadFile(path_), "first");
-  // The name can be used again although the first writer still exists.
+  // A second writer can use the name although the first writer object still
+  // exists.
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "second"));
   EXPECT_EQ(ReadFile(path_), "second");
 }
@@ -84,7 +85,7 @@ TEST_F(NewFileTest, ACheckFailsIfNoFileCanBeCreated) {
                        HasSubstr("none/x: No such file")));
 }
 
-// A limit on the file size makes a write fail like a full disk.
+// A limit on the file size makes a write fail as it would on a full disk.
 TEST_F(NewFileTest, AFullDiskLeavesTheOldFileAndNoPartialOne) {
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "old"));
   rlimit before;

@@ -46,7 +46,8 @@ absl::StatusOr<std::unique_ptr<Evaluator>> Make(const Bench& bench,
   return Evaluator::Create(bench.teacher, std::move(text), options);
 }
 
-// Mean loss of ids[first..] of one sequence, computed from the logits.
+// Returns the mean loss of ids[first..] in one sequence, computed from the
+// logits.
 double PlainLoss(const ReferenceDecoder& decoder, std::vector<int64_t> ids,
                  int64_t first) {
   const at::Tensor all = at::tensor(ids);
@@ -324,8 +325,9 @@ TEST(EvaluateTest, BytesOfACandidateFollowFromItsPlan) {
   KVASIR_ASSERT_OK(layout);
   EXPECT_EQ(candidate->fixed_bytes_per_sequence,
             layout->fixed_bytes_per_sequence());
-  // 32 bytes on each of three sides; on the coded side two heads with 4 bytes
-  // of codes and 4 of parameters.
+  // Three of the four sides (keys and values of two layers) take 32 bytes each.
+  // The coded side has two heads with 4 bytes of codes and 4 bytes of
+  // parameters each.
   EXPECT_EQ(candidate->kv_payload_bytes_per_token, 96.0 + 16.0);
   EXPECT_EQ(candidate->keep, 1.0);
   EXPECT_EQ(candidate->method, "full");

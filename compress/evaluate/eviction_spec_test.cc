@@ -39,7 +39,7 @@ at::Tensor Ids(int64_t tokens) {
   return at::randint(0, 31, {2, tokens}, at::kLong);
 }
 
-// The positions that are kept, by layer, sequence, unit and number of tokens so
+// Records the kept positions by layer, sequence, unit and number of tokens so
 // far.
 class Recorder final : public LayerObserver {
  public:
@@ -121,9 +121,10 @@ TEST(EvictionSpecTest, RecentKeepsOnlyTheLatestTokens) {
   EXPECT_EQ(ran.kept.at({0, 1, 0, 10}), (std::vector<int64_t>{6, 7, 8, 9}));
 }
 
-// Q-Hitter with a weight of 0 for attention keeps the tokens with the smallest
-// code errors. The rounding of plain numbers is no such loss. An eviction that
-// the plan states gives the same result as one that is added to the plan.
+// With a weight of 0 for attention, Q-Hitter keeps the tokens with the smallest
+// code errors. The rounding of numbers that are stored without codes does not
+// count as a code error. An eviction in the plan itself gives the same result
+// as one that EvictingPlan adds.
 TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
@@ -192,7 +193,8 @@ TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
   EXPECT_EQ(by_plan.kept, Execute(on_top->candidate).kept);
 }
 
-// A plan that codes whole keys and values and keeps `exact` tokens.
+// Returns a plan that codes whole keys and values and keeps the tokens `exact`
+// without codes.
 kvasir::v1::KvPlan CodedPlan(const plan::ExactTokens& exact) {
   kvasir::v1::KvPlan plan =
       plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::F32);
@@ -218,8 +220,8 @@ TEST(EvictionSpecTest, RecentKeepsTheSinksThatAPlanKeepsExact) {
             (std::vector<int64_t>{0, 1, 2, 7, 8, 9}));
 }
 
-// Exact tokens of a baseline have the same effect as those of a plan, so that
-// the two can be compared.
+// A baseline's exact tokens must have the same effect on eviction as those of a
+// plan, so that baselines and plans can be compared.
 TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
   const ReferenceDecoder decoder = TestDecoder();
   for (const auto& [exact, sinks, recent] :
@@ -251,8 +253,8 @@ TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
   }
 }
 
-// Exact rows are stored in pages of their layers, which the planes of an
-// eviction make larger.
+// Exact rows are stored in pages of their layers, and an eviction's scores make
+// these pages larger.
 TEST(EvictionSpecTest, FixedBytesEqualThoseOfAPlanThatEvicts) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
   kvasir::v1::KvPlan evicts = CodedPlan(exact);
@@ -316,7 +318,8 @@ TEST(EvictionSpecTest, BaselinesCanEvict) {
   const auto h2o = Evicting(baseline->candidate, Spec("h2o", "8"));
   KVASIR_ASSERT_OK(q_hitter);
   KVASIR_ASSERT_OK(h2o);
-  // The code errors change which tokens are kept.
+  // Q-Hitter, unlike H2O, takes code errors into account, so it keeps other
+  // tokens.
   EXPECT_NE(Execute(q_hitter->candidate).kept, Execute(h2o->candidate).kept);
 }
 
