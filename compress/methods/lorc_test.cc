@@ -47,9 +47,9 @@ class LorcTest : public ::testing::Test {
   // Keys and values with 32 numbers each in 3 layers, 192 numbers in all.
   PlanRequest request_ = RequestOf(
       {.layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16, .hidden = 64});
-  // Key and value condition numbers. The logarithms of the cumulative products
-  // are 4, 3 and 2, so equation 13 gives the ranks 32, 16 + d_min / 2 and
-  // d_min.
+  // The condition numbers of keys and values in each layer. The logarithms of
+  // the cumulative products are 4, 3 and 2, so equation 13 gives the ranks 32,
+  // 16 + d_min / 2 and d_min.
   std::vector<std::pair<double, double>> conditions_ = {
       {10, 1}, {5, 2}, {4, 25}};
 
@@ -86,7 +86,7 @@ TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
 }
 
 TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankThatMeetsTheBudget) {
-  request_.keep = 0.75;  // 72 ranks: 48 + 1.5 d_min
+  request_.keep = 0.75;  // the ranks may sum to 72 = 48 + 1.5 d_min
   const KvPlan plan = Plan(request_, {});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
   EXPECT_TRUE(plan.layers(0).key().parts(0).has_full());
@@ -113,7 +113,8 @@ TEST_F(LorcTest, LayersAboveTheThresholdAreNotCompressed) {
   EXPECT_EQ(plan.layers(0).key().parts(0).stored(), kvasir::v1::POST_ROPE);
   EXPECT_THAT(LayerRanks(Plan(request_, {.threshold = 2.5})),
               ElementsAre(kWhole, kWhole, 8));
-  // The same layer with another base: 3 and 4 become 9.97 and 13.3.
+  // With base 2 the logarithms 3 and 4 become 9.97 and 13.3, so the threshold
+  // 12 leaves out the same layer.
   EXPECT_THAT(LayerRanks(Plan(request_, {.log_base = 2, .threshold = 12})),
               ElementsAre(kWhole, 24, 16));
 }
@@ -205,8 +206,8 @@ TEST_F(LorcTest, InvalidRequestsAreRefused) {
     EXPECT_THAT(PlanLorc(request_, {.threshold = threshold}),
                 invalid("threshold must be finite"));
   }
-  // The threshold leaves out two of three layers, which already take more than
-  // half of the numbers.
+  // The threshold leaves out two of three layers, and these two already take
+  // more than half of the numbers.
   request_.keep = 0.5;
   EXPECT_THAT(PlanLorc(request_, {.threshold = 2.5}), invalid("skip fewer"));
   request_.keep = 0.75;

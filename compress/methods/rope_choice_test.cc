@@ -36,7 +36,8 @@ TEST(RopeChoiceTest, ChannelsGoToTheGroupWithMoreEnergy) {
 
 TEST(RopeChoiceTest,
      ChannelsAreDistributedInBlocksAndTheLastBlockMayBeSmaller) {
-  // Blocks of two: {8 7} {6} against {5 4} {3}.
+  // Channels are taken in blocks of two. The blocks of the groups are {8, 7},
+  // {6} and {5, 4}, {3}.
   const std::vector<PairEnergies> groups = {{{8.0}, {7.0}, {6.0}},
                                             {{5.0}, {4.0}, {3.0}}};
   EXPECT_THAT(ShareChannels(groups, 2, 4), ElementsAre(2, 2));

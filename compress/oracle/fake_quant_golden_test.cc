@@ -19,7 +19,8 @@ using nlohmann::json;
 constexpr int64_t kRows = 12;
 constexpr int64_t kRank = 48;
 
-// The bytes of numbers as they are in memory, one string per row.
+// Returns the bytes of the numbers as they are in memory, in hexadecimal, one
+// string per row.
 template <typename Number>
 json HexRows(const Number* numbers, int64_t rows, int64_t width) {
   json result = json::array();
@@ -56,28 +57,28 @@ at::Tensor Latents() {
           Uniform(static_cast<uint32_t>(r), static_cast<uint32_t>(c));
       float* to = latents.data_ptr<float>() + r * kRank + c;
       switch (r) {
-        case 4:  // constant
+        case 4:  // a constant row
           *to = 1000.3f;
           break;
         case 5:
           *to = 0.0f;
           break;
-        case 6:  // far from zero
+        case 6:  // numbers far from zero
           *to = 500.0f + x;
           break;
-        case 7:  // subnormal as float16
+        case 7:  // numbers that are subnormal as float16
           *to = x * 1e-7f;
           break;
-        case 8:  // subnormal as float32
+        case 8:  // numbers that are subnormal as float32
           *to = x * 1e-41f;
           break;
-        case 9:  // half way between codes
+        case 9:  // numbers half way between two codes
           *to = static_cast<float>(c) * 0.5f;
           break;
         case 10:  // a range near the limit of float16
           *to = x * 32000.0f;
           break;
-        case 11:  // one outlier
+        case 11:  // a row with one outlier
           *to = c == 29 ? -700.0f : x;
           break;
         default:

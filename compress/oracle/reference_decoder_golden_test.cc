@@ -115,8 +115,8 @@ TEST_P(ReferenceDecoderGoldenTest, AGpuGivesTheSameLogits) {
   EXPECT_LE(RelativeError((*logits)[0].cpu(), expected.logits), 1e-4);
 }
 
-// A context may be very long; the tables cover only the positions that were
-// asked for.
+// A model's context may be very long, so the rotation tables must cover only
+// the positions that were used.
 TEST(ReferenceDecoderLoadTest,
      RotationTablesAreOnlyAsLongAsTheLongestSequence) {
   const auto checkpoint =
@@ -135,7 +135,7 @@ TEST(ReferenceDecoderLoadTest, ACheckpointMustHaveTheTensorsThatThePlanNeeds) {
   const plan::AttentionShape shape =
       model::AttentionShapeOf(checkpoint->spec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::F32);
-  // Values are lifted at run time: their bias belongs to o_proj, and
+  // The plan lifts values at run time. Their bias then belongs to o_proj, and
   // v_proj.weight is not used.
   kvasir::v1::Part* value =
       plan.mutable_layers(0)->mutable_value()->mutable_parts(0);

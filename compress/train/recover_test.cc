@@ -82,7 +82,8 @@ Methods() {
           {"pairs", PlanOf(kPairsLayer)}};
 }
 
-// Random weights. Those outside attention are the same for every plan.
+// Makes a decoder with random weights. The weights outside attention are the
+// same for every plan.
 ReferenceDecoder MakeDecoder(const std::optional<kvasir::v1::KvPlan>& plan,
                              uint64_t attention_seed = 1) {
   ReferenceDecoder::Parts parts;
@@ -208,7 +209,7 @@ TEST(RecoverLossTest, TheLossOfManyRowsIsTheSumOverBlocksOfRows) {
   EXPECT_NEAR(loss.cross_entropy,
               -chances.gather(1, targets.unsqueeze(1)).sum().item<double>(),
               1e-2);
-  // The teacher is the student.
+  // Student and teacher are equal here, so their predictions do not diverge.
   EXPECT_NEAR(loss.divergence, 0.0, 1e-6);
 }
 
@@ -258,7 +259,8 @@ TEST(AdapterSetTest, DropoutDropsInputsOfAnAdapterAndKeepsTheirMean) {
     return (adapters.AdaptLayer(0, draw).at(name) - decoder.layer(0).at(name))
         .detach();
   };
-  // Each column is either twice the adapter's or 0.
+  // With a dropout of one half, each column of the added weight is either twice
+  // the adapter's column or 0.
   const at::Tensor first = added(0);
   const at::Tensor columns = first[0].gt(2.0).to(at::kFloat) * 4.0;
   EXPECT_GT(columns.sum().item<double>(), 0.0);
@@ -449,7 +451,7 @@ class RecoverWriterTest : public FolderTest {
                model::AttentionShapeOf(opened->spec()), kvasir::v1::BF16));
   }
 
-  // The content of a folder's files, by name.
+  // Returns the content of a folder's files, by name.
   static std::map<std::string, std::string> Files(
       const std::filesystem::path& folder) {
     std::map<std::string, std::string> files;
@@ -500,7 +502,7 @@ TEST_F(RecoverWriterTest, OnlyTheTrainedWeightsDiffer) {
     EXPECT_EQ(before.equal(after), !absl::StrContains(name, ".self_attn."))
         << name;
   }
-  // The tensors in memory are those that were written.
+  // The tensors that were written must equal those in memory.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const at::Tensor query,
       LoadTensor(out, "model.layers.1.self_attn.q_proj.weight"));
