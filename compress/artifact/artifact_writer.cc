@@ -36,7 +36,7 @@ constexpr char kIndexFile[] = "model.safetensors.index.json";
 constexpr std::string_view kLayers = "model.layers.";
 constexpr size_t kCopyBytes = size_t{8} << 20;
 
-// True for tensors that the artifact replaces.
+// Returns whether the artifact has tensors of its own in place of this one.
 bool IsReplaced(std::string_view name) {
   if (!name.starts_with(kLayers)) return false;
   for (const std::string_view part :
@@ -56,8 +56,8 @@ bool IsRange(std::string_view name) {
 struct CopyList {
   std::vector<const model::TensorStore::Entry*> outer;
   std::vector<std::vector<const model::TensorStore::Entry*>> layers;
-  // The tensors among them that a decoder reads. Others may hold any number: a
-  // fused mask of GPT-NeoX holds -infinity in fp16.
+  // The copied tensors that a decoder reads. Other tensors may hold any number:
+  // a fused mask of GPT-NeoX holds -infinity in fp16.
   std::set<const model::TensorStore::Entry*> read;
   int64_t bytes = 0;
 };
@@ -74,7 +74,8 @@ CopyList ListCopies(const model::Checkpoint& base) {
     layer_of[model::LayerTensorName(static_cast<int64_t>(l), "")] = l;
   }
   for (const auto& [stored_name, entry] : base.tensors().stored()) {
-    // A fused tensor has several names. If one belongs to attention, all do.
+    // A fused tensor has several names. Either all of them belong to attention
+    // or none does.
     const std::string name =
         model::OurNamesOf(base.spec(), stored_name).front();
     if (IsReplaced(name) || !model::IsWeightType(entry.info->type)) continue;
@@ -103,14 +104,17 @@ int64_t CountGroups(const kvasir::v1::Part& part) {
   return part.low_rank().groups_size() + part.rope_low_rank().groups_size();
 }
 
-// An upper bound of the header's size if one file holds everything.
+// Returns an upper bound of the header's size, for the case that one file holds
+// all tensors.
 int64_t HeaderRoom(const model::Checkpoint& base,
                    const kvasir::v1::KvPlan& plan) {
   int64_t bytes = 0;
   for (const auto& [name, entry] : base.tensors().stored()) {
     bytes += SafetensorsWriter::HeaderBytes(EntryOf(*entry.info));
   }
-  // The longest name there is; a part has a few tensors and one per group.
+  // Each part has at most kTensorsPerPart tensors and one more per group. Each
+  // of their header entries is at most as long as `entry`, which has the
+  // longest possible name.
   constexpr int64_t kTensorsPerPart = 8;
   const int64_t entry = SafetensorsWriter::HeaderBytes(
       {model::LayerTensorName(plan.layers_size(),
@@ -127,8 +131,8 @@ int64_t HeaderRoom(const model::Checkpoint& base,
   return bytes;
 }
 
-// Files of tensors that arrive one at a time. A new file begins when the last
-// one is full.
+// Writes tensors that arrive one at a time into files. When a file is full, a
+// new one begins.
 class ShardSequence {
  public:
   ShardSequence(fs::path folder, int64_t max_bytes, int64_t header_bytes)
@@ -159,7 +163,8 @@ class ShardSequence {
     return writer_->Append(bytes);
   }
 
-  // Leaves the tensor in the base's file, and links that file from this folder.
+  // Leaves the tensor in the base model's file, and makes a link to that file
+  // in this folder.
   absl::Status Link(const model::TensorStore::Entry& entry) {
     const fs::path file = entry.file->path();
     const std::string link = absl::StrCat("base-", file.filename().string());
@@ -206,7 +211,7 @@ class ShardSequence {
   }
 
   absl::Status FinishShard() {
-    // There are only links.
+    // No file is open if all tensors so far were linked.
     if (!writer_) return absl::OkStatus();
     KVASIR_RETURN_IF_ERROR(writer_->Finish());
     writer_.reset();
@@ -218,7 +223,7 @@ class ShardSequence {
   const int64_t max_bytes_;
   const int64_t header_bytes_;
   std::unique_ptr<SafetensorsWriter> writer_;
-  int shards_ = 0;  // finished ones
+  int shards_ = 0;  // number of finished files
   int64_t total_bytes_ = 0;
   std::map<std::string, int> shard_of_;
   std::map<std::string, std::string> linked_;  // file by tensor name
@@ -263,8 +268,8 @@ absl::Status ForPieces(
   return absl::OkStatus();
 }
 
-// The entry of the base model with this name and exactly these numbers, or
-// nullptr.
+// Returns the entry of the base model that has this name and exactly these
+// numbers, or nullptr if there is none.
 absl::StatusOr<const model::TensorStore::Entry*> FindEqual(
     const model::Checkpoint& base, const std::string& name,
     model::TensorType dtype, const at::Tensor& values) {
@@ -356,7 +361,7 @@ absl::Status WriteWeights(
   return shards.Finish();
 }
 
-// Folders that the writer reads.
+// Returns the folders that the writer reads.
 std::vector<fs::path> InputsOf(const model::Checkpoint& base,
                                const ArtifactOptions& options) {
   std::vector<fs::path> inputs = {base.folder()};

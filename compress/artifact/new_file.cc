@@ -28,7 +28,8 @@ absl::Status Busy(const fs::path& path) {
       absl::StrCat(path.string(), " is being written by another run"));
 }
 
-// Pipes and some file systems do not support waiting.
+// Waits until the content is on the disk. Pipes and some file systems do not
+// support this, which is not an error.
 absl::Status Sync(int descriptor, const fs::path& path) {
   if (::fsync(descriptor) == 0 || errno == EINVAL || errno == EROFS ||
       errno == ENOTSUP) {
@@ -60,7 +61,7 @@ absl::StatusOr<int> OpenLocked(const fs::path& path) {
       status = SystemError("lock " + path.string(), errno);
     }
   } else if (!HasName(descriptor, path)) {
-    // Its owner has just renamed or removed the file.
+    // The writer that had the lock has just renamed or removed the file.
     status = Busy(path);
   }
   if (status.ok()) return descriptor;

@@ -30,7 +30,7 @@ void PadHeader(std::string& text) {
   text.append((8 - text.size() % 8) % 8, ' ');
 }
 
-// The header with its length in front.
+// Returns the header with its length in front.
 std::string WithLength(const std::string& text) {
   const auto length = static_cast<uint64_t>(text.size());
   std::string bytes;
@@ -78,7 +78,8 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::CreateOpen(
 }
 
 int64_t SafetensorsWriter::HeaderBytes(const TensorEntry& entry) {
-  // Type, braces and keys, and up to 20 digits and a comma for each number.
+  // Beyond its name, an entry has kFields characters for type, braces and keys,
+  // and kNumber for each number: up to 20 digits and a comma.
   constexpr size_t kFields = 64;
   constexpr size_t kNumber = 21;
   return static_cast<int64_t>(nlohmann::json(entry.name).dump().size() +

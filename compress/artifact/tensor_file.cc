@@ -1,6 +1,7 @@
 #include "compress/artifact/tensor_file.h"
 
-// The x86 header chooses the widest instruction set at run time.
+// On x86, xxHash's dispatching header chooses the widest instruction set at run
+// time.
 #if defined(__x86_64__)
 #include <xxh_x86dispatch.h>
 #else
@@ -23,7 +24,8 @@
 namespace kvasir::compress {
 namespace {
 
-// The dot keeps them apart from the tensors' names.
+// Names of the file's own tensors. They begin with a dot, so they never equal
+// the name of a caller's tensor.
 constexpr char kTextName[] = ".text";
 constexpr char kHashName[] = ".hash";
 constexpr size_t kHashBytes = 16;
@@ -131,8 +133,8 @@ absl::Status WriteTensorFile(const std::filesystem::path& path,
     tensors.push_back(tensor.contiguous());
     entries.push_back({name, DtypeOf(tensor), tensor.sizes().vec()});
   };
-  // A safetensors file may hold empty tensors, but not every reader supports
-  // that.
+  // A space stands for an empty text, because not every reader of safetensors
+  // supports empty tensors.
   const std::string text = file.text.empty() ? " " : file.text;
   for (const auto& [name, tensor] : file.tensors) add(name, tensor);
   add(kTextName, at::from_blob(const_cast<char*>(text.data()),

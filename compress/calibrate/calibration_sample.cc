@@ -28,7 +28,7 @@ int64_t Draw(uint64_t seed, int64_t index, int64_t limit) {
 absl::StatusOr<CalibrationSample> SampleCalibration(
     const TokenStream& text, const SampleOptions& options, int64_t vocab_size) {
   const int64_t length = options.sequence_tokens;
-  // A loss needs a next token.
+  // The next-token loss needs at least two tokens.
   if (length < 2) {
     return absl::InvalidArgumentError(
         absl::StrCat("sequences of ", length, " tokens, want at least 2"));
@@ -127,8 +127,8 @@ std::vector<SampledRow> SpreadRows(const CalibrationSample& sample,
   const int64_t count = std::min(limit, all);
   std::vector<SampledRow> rows;
   for (int64_t i = 0; i < count; ++i) {
-    // The middles of equal stretches. The product is below 2^63 for 2^31 rows
-    // of 2^31 tokens.
+    // Row i is the middle of the i-th of `count` equal stretches. The product
+    // stays below 2^63 for up to 2^31 rows and 2^31 tokens.
     const int64_t token = (2 * i + 1) * all / (2 * count);
     rows.push_back({token / each, sample.sink_tokens + token % each});
   }

@@ -25,8 +25,9 @@ constexpr double kNormBytes = 2.0;          // float16
 constexpr double kFewestKeep = 1.0 / 1024.0;
 constexpr int64_t kMostExactRows = 1 << 20;
 
-// Bytes per token of one head with `channels` numbers that are coded in `bits`
-// bits, including the minimum and scale of each group of numbers.
+// Returns the bytes per token of one head with `channels` numbers that are
+// coded in `bits` bits, including the minimum and scale of each group of
+// numbers.
 double RowBytes(int64_t channels, int64_t bits, int64_t group = 0) {
   const auto count = static_cast<double>(channels);
   if (bits == kExactBits) return count * kNumberBytes;
@@ -117,7 +118,8 @@ struct Maker {
   double SideBytes(int64_t bits, int64_t group = 0) const {
     return heads() * RowBytes(spec.head_dim, bits, group);
   }
-  // Rows that are kept exact have no codes.
+  // Makes the baseline with its byte counts. Rows that are kept exact have no
+  // codes, so only the difference is added for them.
   Baseline Finish(std::unique_ptr<CacheTransform> transform,
                   const Cost& cost) const {
     const double exact_bytes = 2.0 * width() * kNumberBytes;
@@ -265,13 +267,13 @@ absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
       (residual != 0 && residual < group) || m.exact.window != 0) {
     return m.name.Refuse(kWant);
   }
-  // A token's key has its codes and a share of its block's parameters. A
-  // token's value has parameters of its own.
+  // The key of a token takes its codes and a share of the parameters of its
+  // block. The value of a token has parameters of its own.
   const double key_bytes =
       m.width() * (static_cast<double>(*bits) / 8.0 +
                    kParamsBytes / static_cast<double>(group));
   const double value_bytes = m.SideBytes(*bits, group);
-  // Exact tokens have no codes.
+  // The residual tokens are stored exactly and without codes.
   const double exact_bytes = 2.0 * m.width() * kNumberBytes;
   Baseline baseline =
       m.Finish(MakeKiviBlocks(*bits, group, residual),
@@ -290,7 +292,8 @@ absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
   const std::string word = m.name.words.empty() ? "" : m.name.words[0];
   absl::string_view bits_text = word;
   const bool before = absl::ConsumeSuffix(&bits_text, ".pre");
-  // Keys that are coded before the rotation are no longer exact after it.
+  // A window of exact keys is not possible if keys are coded before their
+  // rotation.
   if (before && m.exact.window != 0) {
     return m.name.Refuse("no window=: keys are coded before their rotation");
   }
@@ -338,7 +341,8 @@ absl::StatusOr<Baseline> MakeThink(const Maker& m) {
                   {.keep = 0.5 * (1.0 + static_cast<double>(kept) / dim),
                    .key_bytes = m.heads() * RowBytes(kept, *bits),
                    .value_bytes = m.SideBytes(value_bits),
-                   .fixed_bytes = m.width() / 8.0});  // which channels are kept
+                   // 1 bit per channel: whether it is kept
+                   .fixed_bytes = m.width() / 8.0});
 }
 
 absl::StatusOr<Baseline> MakeLowRank(const Maker& m) {

@@ -20,7 +20,7 @@
 namespace kvasir::compress {
 namespace {
 
-// With fewer windows there is no confidence interval.
+// The smallest number of windows that gives a confidence interval.
 constexpr int64_t kFewestWindows = 2;
 
 // Maximum bytes of logits that a thread holds at a time for each model.
@@ -30,7 +30,8 @@ at::Tensor IdTensor(const std::vector<int32_t>& ids) {
   return at::tensor(ids, at::kInt).to(at::kLong);
 }
 
-// How many numbers the model's cache stores, divided by those of a full cache.
+// Returns how many numbers the model's cache stores, divided by those of an
+// uncompressed cache.
 double KeptShare(const ReferenceDecoder& decoder) {
   const model::DecoderSpec& spec = decoder.spec();
   int64_t stored = 0;
@@ -205,8 +206,8 @@ Evaluator::Window Evaluator::MakeRepeat(int64_t index) const {
   ids.insert(ids.end(), filler, filler + repeat.filler_tokens);
   ids.insert(ids.end(), passage, passage + repeat.passage_tokens);
   const at::Tensor all = IdTensor(ids);
-  // The first token of the second copy cannot be predicted from the text before
-  // it, so it is not scored.
+  // The first token of the second copy is not scored, because it cannot be
+  // predicted from the text before it.
   const int64_t first =
       static_cast<int64_t>(ids.size()) - repeat.passage_tokens;
   return {all.slice(0, 0, -1).unsqueeze(0), all.slice(0, 1), first};
@@ -485,8 +486,8 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
       {"window_tokens", evaluation.window_tokens},
       {"windows", evaluation.windows},
       {"rows", std::move(rows)}};
-  // A name may hold bytes that are no UTF-8; they are replaced. Infinite
-  // numbers become null.
+  // Bytes in names that are not valid UTF-8 are replaced. Infinite numbers
+  // become null.
   return json.dump(indent, ' ', /*ensure_ascii=*/false,
                    Json::error_handler_t::replace);
 }
