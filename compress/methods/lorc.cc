@@ -98,7 +98,8 @@ std::vector<bool> CompressedLayers(const std::vector<LayerSensitivity>& layers,
   return compressed;
 }
 
-// Returns (d_l - d_min) / (d_max - d_min) of each layer l by equation 13.
+// Returns (d_l - d_min) / (d_max - d_min) for each layer l, where d_l is the
+// rank by equation 13.
 std::vector<double> ShareAboveLeast(
     const std::vector<LayerSensitivity>& layers) {
   double most = layers.front().cumulative_log;
@@ -115,10 +116,11 @@ std::vector<double> ShareAboveLeast(
   return shares;
 }
 
-// Finds the ranks of the compressed layers. Each is a unit of `pool`.
+// Finds the ranks of the compressed layers. Each compressed layer is a unit of
+// `pool`.
 class RankSolver {
  public:
-  // `shares` of the compressed layers, from ShareAboveLeast.
+  // `shares` has the results of ShareAboveLeast for the compressed layers.
   RankSolver(RankPool pool, std::vector<double> shares)
       : pool_(std::move(pool)), shares_(std::move(shares)) {}
 
@@ -143,7 +145,7 @@ class RankSolver {
     return total;
   }
 
-  // The greatest d_min whose ranks meet the target.
+  // Returns the greatest d_min whose ranks meet the target.
   absl::StatusOr<double> LeastRankForTarget() const {
     const auto target = static_cast<double>(pool_.target);
     double low = 0;
@@ -155,7 +157,7 @@ class RankSolver {
     }
     double high = static_cast<double>(pool_.units.front().max_rank);
     if (Total(high) <= target) return high;
-    // Bisects until there is no double between the bounds.
+    // Bisects until there is no number of type double between the bounds.
     for (double middle = high / 2; low < middle && middle < high;
          middle = low + (high - low) / 2) {
       (Total(middle) <= target ? low : high) = middle;
@@ -188,7 +190,7 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
   for (size_t l = 0; l < layers.size(); ++l) {
     if (!compressed[l]) continue;
     shares.push_back(progressive ? all_shares[l] : 0);
-    // One copy for keys and one for values.
+    // Each group has one copy for keys and one for values.
     pool.units.push_back({.max_rank = MaxRank(spec, groups.front(), section),
                           .copies = 2 * static_cast<int64_t>(groups.size())});
   }

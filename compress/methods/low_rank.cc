@@ -71,8 +71,9 @@ at::Tensor FixSigns(const at::Tensor& columns) {
   return columns * at::where(sign == 0, at::ones_like(sign), sign);
 }
 
-// The triangular factor of a wide matrix. It has the same left vectors and
-// singular values, but is cheaper to decompose.
+// Returns the triangular factor of a wide matrix, which has the same left
+// singular vectors and singular values, but is cheaper to decompose. Other
+// matrices are returned unchanged.
 at::Tensor Core(const at::Tensor& matrix) {
   if (matrix.size(1) <= matrix.size(0)) return matrix;
   return std::get<1>(at::linalg_qr(matrix.t(), "r")).t();

@@ -27,8 +27,8 @@ bool Rotates(const model::DecoderSpec& spec, int64_t layer) {
          spec.layers[static_cast<size_t>(layer)].rope;
 }
 
-// True if all parts are low_rank, stored as plain numbers, with full rank in
-// every group.
+// Returns whether all parts are low_rank, stored as plain numbers, and have
+// full rank in every group.
 bool KeepsAll(const model::DecoderSpec& spec,
               const kvasir::v1::SidePlan& side) {
   int64_t ranks = 0;
@@ -40,8 +40,8 @@ bool KeepsAll(const model::DecoderSpec& spec,
     if (!part.has_low_rank() || !plain) return false;
     for (const auto& group : part.low_rank().groups()) ranks += group.rank();
   }
-  // No group's rank can exceed its rows, so an equal sum means that all are
-  // full.
+  // The rank of a group cannot exceed its number of rows, so if the sums are
+  // equal, all groups have full rank.
   return ranks == spec.num_kv_heads * spec.head_dim;
 }
 

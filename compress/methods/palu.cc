@@ -23,7 +23,8 @@ struct PlannedPart {
   std::vector<size_t> unit_of_group;
 };
 
-// The Fisher information of each row, [Hkv, D] float64 on the CPU.
+// The Fisher information of each row of a projection, [Hkv, D] float64 on the
+// CPU.
 class RowScores {
  public:
   static absl::StatusOr<RowScores> Create(const PlanRequest& request,
@@ -72,9 +73,9 @@ absl::StatusOr<std::vector<double>> GroupScores(
   return scores;
 }
 
-// Adds the part's units to the pool. Groups that must have the same rank are
-// one unit: all groups of a part (kModule), or those at the same place of every
-// tensor-parallel rank.
+// Adds the part's units to the pool. Groups that must have the same rank form
+// one unit: all groups of a part (kModule), or the groups with the same index
+// on each tensor-parallel rank.
 absl::Status AddUnits(const PlanRequest& request, const PaluOptions& options,
                       const std::vector<HeadGroup>& groups, PlannedPart& part,
                       RankPool& pool) {

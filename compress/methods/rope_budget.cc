@@ -88,7 +88,7 @@ class Pool {
   std::vector<int64_t*> ranks_;
 };
 
-// The units of one layer in the pools.
+// The units that one layer adds to the pools.
 struct LayerUnits {
   RankUnit pairs;
   RankUnit rest;
@@ -114,7 +114,7 @@ LayerUnits UnitsOfLayer(const PlanRequest& request,
   return units;
 }
 
-// Gives every unit the same score; units of keys have it multiplied by the
+// Scores every unit by its size; scores of key units are multiplied by the
 // layer's `key_energy`.
 void ScoreUniformly(double key_energy, LayerUnits& units) {
   units.pairs.score = key_energy * static_cast<double>(units.pairs.max_rank);

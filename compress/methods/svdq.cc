@@ -68,7 +68,7 @@ std::string ValueBitsText(uint32_t bits) {
   return bits == 0 ? "" : absl::StrCat(" --value-bits ", bits);
 }
 
-// The bits of each layer's key channels.
+// Returns the bit width of the key channels in each layer.
 absl::StatusOr<std::vector<uint32_t>> LayerBits(double average,
                                                 int64_t num_layers) {
   if (!(average >= kWidths.front() && average <= kWidths.back())) {

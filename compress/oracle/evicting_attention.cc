@@ -14,7 +14,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Queries, keys and values of a unit's heads in one sequence.
+// The queries, keys and values of one unit's heads in one sequence.
 struct UnitHeads {
   at::Tensor query;       // [Hu, share, T, W]
   at::Tensor key;         // [Hu, T, W]
@@ -51,7 +51,7 @@ class UnitRun {
         key_error_(ErrorsOf(eviction.key_error)),
         value_error_(ErrorsOf(eviction.value_error)) {}
 
-  // [T, Hu, share, Wv]
+  // Returns the attention's output [T, Hu, share, Wv].
   at::Tensor Run() {
     std::vector<at::Tensor> blocks;
     for (int64_t begin = 0; begin < length_;) {
@@ -93,7 +93,8 @@ class UnitRun {
     return heads;
   }
 
-  // Errors [T] as a cache holds them; empty if nothing is coded.
+  // Returns the errors [T] as a cache stores them, rounded to one byte; empty
+  // if nothing is coded.
   std::vector<float> ErrorsOf(const at::Tensor& squares) const {
     if (!squares.defined()) return {};
     const at::Tensor index =
@@ -106,8 +107,8 @@ class UnitRun {
     return errors;
   }
 
-  // Attention of queries [first, end). They see the slots that were kept, and
-  // the tokens from `begin` to their own.
+  // Computes the attention of queries [first, end). Each query sees the slots
+  // that the last eviction kept, and the tokens from `begin` to its own.
   at::Tensor Block(int64_t begin, int64_t first, int64_t end) {
     std::vector<int64_t> seen = positions_;
     for (int64_t p = begin; p < end; ++p) seen.push_back(p);
@@ -159,8 +160,8 @@ class UnitRun {
     return mixed.view({kv_heads, share, rows, -1});
   }
 
-  // Moves heads to the positions of their slots if positions roll. `heads` is
-  // as in EvictionInputs::move.
+  // Rotates `heads` from the positions `from` to the positions `to` if the rule
+  // has rolling positions. EvictionInputs::move describes `heads`.
   at::Tensor Moved(const at::Tensor& heads, const at::Tensor& from,
                    const at::Tensor& to) const {
     if (!rule_.rolling) return heads;
@@ -207,8 +208,8 @@ class UnitRun {
     }
   }
 
-  // The random score is drawn once per token, so that the tokens kept by an
-  // eviction are among those that earlier evictions kept.
+  // Returns the random score of a token. It is the same at every eviction, so
+  // an eviction keeps only tokens that earlier evictions kept.
   float RandomScore(uint64_t position) const {
     const base::PhiloxCounter drawn = base::Philox4x32(
         base::PhiloxKeyFromSeed(*eviction_.rule->random_seed),

@@ -29,8 +29,8 @@ float RoundToType(float x, DataType dtype) {
   }
 }
 
-// The next number of the type above or below a finite number. Within a sign,
-// bits count magnitudes upwards.
+// Returns the next number of the type above or below a finite number. For
+// numbers of one sign, the bits as an integer grow with the magnitude.
 template <typename Number>
 float Neighbour(float x, bool up) {
   uint16_t bits = Number(x).x;
@@ -48,13 +48,15 @@ float Neighbour(float x, bool up) {
   return static_cast<float>(result);
 }
 
-// Moves `nearest` (the rounded value) by one step of the type.
+// Returns the number of the type that is one step above or below `nearest`, a
+// rounded value.
 float Step(float nearest, DataType dtype, bool up) {
   return dtype == kvasir::v1::F16 ? Neighbour<c10::Half>(nearest, up)
                                   : Neighbour<c10::BFloat16>(nearest, up);
 }
 
-// Ties to even, for 0 <= x < 2^22. Adding 2^23 leaves float32 no fraction bits.
+// Rounds to an integer, ties to even, for 0 <= x < 2^22. After 2^23 is added, a
+// float32 has no fraction bits, so the addition rounds.
 float RoundHalfEven(float x) {
   constexpr float kNoFraction = 8388608.0f;  // 2^23
   return (x + kNoFraction) - kNoFraction;
@@ -74,7 +76,7 @@ absl::Status NotFinite(int64_t row, int64_t channel, float value) {
 }
 
 absl::Status CheckFinite(const float* in, int64_t width, int64_t row) {
-  // The product with 0 is 0 for every finite number, and NaN for all others.
+  // A number times 0 is 0 if it is finite, and NaN otherwise.
   float sum = 0.0f;
   for (int64_t c = 0; c < width; ++c) sum += in[c] * 0.0f;
   if (sum == 0.0f) return absl::OkStatus();
@@ -97,7 +99,8 @@ absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
   const float minimum = RoundDown(*low, codec.param_dtype);
   const float range = *high - minimum;
   const float scale = RoundUp(range / levels, codec.param_dtype);
-  // Refuses ranges beyond the greatest number of the type, in both directions.
+  // Refuses rows whose numbers are above the greatest or below the least number
+  // of the type.
   if (!std::isfinite(minimum) || !std::isfinite(scale) ||
       !std::isfinite(RoundUp(*low, codec.param_dtype))) {
     return absl::InvalidArgumentError(
@@ -123,8 +126,8 @@ absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
   return absl::OkStatus();
 }
 
-// The sum of get(c)^2 in float32, in 16 lanes, in the engine's order of
-// additions.
+// Returns the sum of get(c)^2 in float32, computed in 16 lanes in the order in
+// which the engine adds.
 template <typename Get>
 float SquareSum(int64_t width, const Get& get) {
   float lanes[16] = {};
@@ -182,8 +185,9 @@ int64_t CodeStaticRow(const LatentCodec& codec, const float* minimum,
       if (run.bits > 0 && scale[c] > 0.0f) {
         const float exact = (view.in[c] - minimum[c]) / scale[c];
         code = RoundHalfEven(std::clamp(exact, 0.0f, levels));
-        // Numbers less than half a step outside the range still round to its
-        // end.
+        // A number counts as clamped only if it is more than half a step
+        // outside the range; nearer numbers round to the end of the range
+        // anyway.
         clamped += exact < -0.5f || exact >= levels + 0.5f ? 1 : 0;
       }
       view.out[c] = code * scale[c] + minimum[c];

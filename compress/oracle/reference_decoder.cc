@@ -34,7 +34,8 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::Load(
   KVASIR_ASSIGN_OR_RETURN(parts.outer, LoadOuterTensors(checkpoint));
   for (int64_t layer = 0; layer < parts.spec.num_layers(); ++layer) {
     KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, LoadLayer(checkpoint, layer));
-    // Layer by layer, so that only one layer at a time has a float32 copy.
+    // Converts layer by layer, so that only one layer at a time has a second
+    // copy in float32.
     KVASIR_RETURN_IF_ERROR(CatchTorch([&] {
       const at::NoGradGuard no_grad;
       for (auto& [name, tensor] : tensors) MoveTo(options, tensor);
@@ -82,7 +83,7 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::FromTensors(
       if (tensor->defined()) MoveTo(options, *tensor);
     }
     if (tied) {
-      outer.head = outer.embedding;  // a single copy, on a GPU too
+      outer.head = outer.embedding;  // shares memory with the embedding
     } else {
       MoveTo(options, outer.head);
     }

@@ -13,8 +13,8 @@
 namespace kvasir::compress {
 namespace {
 
-// The shrunk information of these domains together, [2n, 2n]; key and value
-// form separate blocks.
+// Returns the shrunk information of these domains together, [2n, 2n]; key and
+// value form separate blocks.
 at::Tensor InformationOf(const LayerCalibration& calibration,
                          const std::set<size_t>& domains) {
   at::Tensor key;
@@ -52,8 +52,8 @@ LayerMoments MomentsWithout(const LayerCalibration& calibration, size_t domain,
 struct PartLoss {
   double fitted = 0;
   CodeLoss held_out;
-  // The loss on each domain's rows: with the plan's codes, and with the codes
-  // that only the other domains would give.
+  // The loss on each domain's rows: with the plan's codes (by_domain), and with
+  // codes found from the other domains only (left_out).
   std::vector<double> by_domain;
   std::vector<double> left_out;
 };
@@ -94,8 +94,8 @@ PartLoss JudgePart(const JudgeRequest& request, const TakenPart& taken,
   const SpaceOption& option = taken.candidate->option;
   PartLoss loss;
   // Codes of rotated heads do not depend on a text, so they have the same loss
-  // on any domain. For other codes NaN means not measured, which remains for
-  // domains with too few rows.
+  // on any domain. For other codes the loss starts as NaN, which means not
+  // measured; it stays NaN for domains with too few rows.
   const double own = option.rotated()
                          ? OwnLoss(taken)
                          : std::numeric_limits<double>::quiet_NaN();
@@ -189,7 +189,8 @@ void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
     prediction.held_out_loss_ratio = held_out / fitted;
     prediction.clamp_rate = clamped / codes;
   }
-  // Domains with too few rows, or a single domain, give no prediction.
+  // There is no prediction for domains with too few rows or for a single
+  // domain.
   std::erase_if(prediction.domains, [](const DomainLoss& domain) {
     return !(domain.predicted > 0) || !(domain.left_out > 0);
   });

@@ -74,8 +74,8 @@ absl::StatusOr<KvPlan> ReadPlan(const std::string& path,
                                    ": ", valid.message()));
 }
 
-// The prediction beside the plan's file, if it belongs to this plan. Otherwise
-// prints why it is not used.
+// Returns the content of the prediction file beside the plan's file, if it
+// belongs to this plan. Otherwise prints why the file is not used.
 std::optional<std::string> ReadPredictionBeside(const std::string& path,
                                                 const KvPlan& plan,
                                                 bool quiet) {
@@ -285,9 +285,9 @@ absl::Status RunApply(const CLI::App& command, ApplyFlags& flags) {
   }
   KVASIR_RETURN_IF_ERROR(
       Complete(flags.calibration, checkpoint, needs, inputs));
-  // The id names the calibration that the plan was made with, because ranks
-  // depend on it more than factors. A plan that needed no calibration gets the
-  // id of the factors' calibration.
+  // The provenance names the calibration that the plan was made with, because
+  // ranks depend more on it than factors do. If the plan needed no calibration,
+  // the id of the calibration for the factors is recorded.
   if (applied.plan.provenance().calibration_id().empty()) {
     RecordCalibration(flags.calibration, inputs, &applied.plan);
   }

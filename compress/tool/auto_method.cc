@@ -43,7 +43,7 @@ std::string HistogramText(const AutoPrediction& prediction) {
   return text;
 }
 
-// The point of the curve that is nearest to the plan.
+// Returns the index of the curve's point that is nearest to the plan in bytes.
 size_t ChosenPoint(const AutoPrediction& prediction) {
   const auto distance = [&](const CurvePoint& point) {
     return std::abs(point.bytes - prediction.bytes);
@@ -88,8 +88,9 @@ std::string DomainsText(const AutoPrediction& prediction) {
   return text;
 }
 
-// With --max-kl the prediction decides the plan, so it is measured. With a
-// given number of bytes it does not change the plan.
+// The default number of probes with --max-kl, because the prediction then
+// decides the plan. With a given number of bytes the prediction does not change
+// the plan, so there are no probes.
 constexpr int kDefaultProbes = 5;
 
 int ProbesOf(const AutoFlags& flags, bool by_bytes,
@@ -99,7 +100,8 @@ int ProbesOf(const AutoFlags& flags, bool by_bytes,
   return !by_bytes && !flags.kappa && can ? kDefaultProbes : 0;
 }
 
-// Measures plans when it is asked to, and shows its progress.
+// Measures plans for the planner and shows its progress. The PlanProbe is made
+// at the first measurement.
 class Prober {
  public:
   Prober(const CalibrationFlags& machine, const model::Checkpoint& checkpoint,

@@ -1,5 +1,5 @@
-// `kvasir-compress calibrate`: measures in advance what plans that weigh errors
-// need.
+// `kvasir-compress calibrate`: measures the information that plans need to
+// weigh errors, before a plan is made.
 #include <memory>
 #include <string>
 #include <vector>

@@ -36,15 +36,17 @@ using compress::CalibrationSample;
 
 constexpr int64_t kSequenceTokens = 1024;
 constexpr int64_t kTokens = 16384;
-// A matrix for each layer's keys and values is estimated from so many tokens.
+// Number of tokens if information is measured: a matrix for each layer's keys
+// and values is estimated from them.
 constexpr int64_t kInformationTokens = 114688;
-// The share of each domain's sequences on which quantizers are judged.
+// The share of each domain's sequences that is held out, to judge codes on
+// them.
 constexpr double kHeldOutShare = 0.1;
-// The first tokens attract attention whatever their content; plans keep them
-// exact.
+// The first tokens of a sequence attract attention whatever their content;
+// plans keep them exact.
 constexpr int64_t kSinkTokens = 4;
 
-// A value of --text: a file, or a domain and its file.
+// A value of the flag --text: FILE, or NAME=FILE with the name of a domain.
 struct NamedText {
   std::string name;
   std::string path;
@@ -150,7 +152,8 @@ absl::Status SayCost(const model::Checkpoint& checkpoint,
     }
     absl::FPrintF(stderr, "\n");
   }
-  // A GPU's allocator reports when its memory is exhausted.
+  // Only the CPU's memory is checked: a GPU's allocator itself reports an error
+  // when memory is exhausted.
   if (!options.device.is_cpu()) return absl::OkStatus();
   const int64_t available = base::ReadMachineLimits().available_bytes;
   if (available > 0 && cost.peak_bytes() > available) {

@@ -44,7 +44,7 @@ using compress::EvaluationRow;
 using compress::Evaluator;
 using compress::ReferenceDecoder;
 
-// Names the candidate without eviction in the list of evictions.
+// The name in the list of evictions that means no eviction.
 constexpr char kNoEviction[] = "none";
 
 struct EvaluateFlags {
@@ -76,8 +76,8 @@ struct LoadedModel {
   std::unique_ptr<ReferenceDecoder> decoder;
 };
 
-// The plan in a folder, if it has one, with the exact tokens that the
-// candidate's name asks for.
+// Returns the plan of a checkpoint, if it has one, with the exact tokens that
+// the candidate's name requests.
 absl::StatusOr<std::optional<kvasir::v1::KvPlan>> PlanOf(
     const compress::PlannedName& name, const model::Checkpoint& checkpoint) {
   std::optional<kvasir::v1::KvPlan> plan;
@@ -114,8 +114,8 @@ absl::StatusOr<LoadedModel> LoadModel(const compress::PlannedName& name,
                      std::make_unique<ReferenceDecoder>(std::move(decoder))};
 }
 
-// [B, T] tokens for the ranges of per-channel baselines; an undefined tensor if
-// there is no text.
+// Returns token ids [B, T] for the ranges of per-channel baselines; an
+// undefined tensor if there is no calibration text.
 absl::StatusOr<at::Tensor> CalibrationIds(const EvaluateFlags& flags,
                                           const model::Tokenizer& tokenizer,
                                           const ReferenceDecoder& teacher) {
@@ -176,7 +176,8 @@ void PrintRow(const EvaluationRow& row) {
   absl::PrintF("\n");
 }
 
-// Evaluates one candidate after the other; each is loaded for its turn.
+// Evaluates one candidate after the other. Each candidate is loaded only when
+// it is evaluated.
 class EvaluateRun {
  public:
   explicit EvaluateRun(const EvaluateFlags& flags) : flags_(flags) {}
@@ -184,7 +185,8 @@ class EvaluateRun {
   absl::Status Run() {
     const absl::Status status = Measure();
     EndLine();
-    // Prints the report in one piece, also if a later candidate has failed.
+    // Prints the whole report at once, even if a candidate has failed: it has
+    // the rows of those before it.
     if (!report_.has_value()) return status;
     PrintHead(*report_, flags_.repeat_test);
     for (const EvaluationRow& row : report_->rows) PrintRow(row);
@@ -230,14 +232,16 @@ class EvaluateRun {
     return absl::OkStatus();
   }
 
-  // Called after every candidate, so that results survive an interruption.
+  // Writes the report so far. It is called after every candidate, so that
+  // results survive an interruption.
   absl::Status WriteReport() const {
     if (flags_.json.empty()) return absl::OkStatus();
     return compress::WriteFileAtomically(
         flags_.json, compress::EvaluationToJson(*report_) + "\n");
   }
 
-  // Finds errors before the teacher's pass, which takes long.
+  // Checks the names, so that errors are found before the teacher runs, which
+  // takes long.
   absl::Status CheckNames() {
     if (!flags_.json.empty()) {
       KVASIR_RETURN_IF_ERROR(compress::CheckWritable(flags_.json));
@@ -293,8 +297,8 @@ class EvaluateRun {
                         absl::StrCat(name, ": ", status.message()));
   }
 
-  // Baselines depend on the teacher; their errors are found before its pass,
-  // too.
+  // Makes the baselines, which need the loaded teacher, so that their errors
+  // are found before the teacher runs.
   absl::Status MakeBaselines() {
     for (const std::string& name : flags_.candidates) {
       if (!compress::IsBaselineName(name) || baselines_.contains(name)) {
@@ -384,7 +388,7 @@ class EvaluateRun {
   std::vector<std::optional<compress::EvictionSpec>> evictions_;
   std::map<std::string, compress::Baseline> baselines_;  // by name
   std::unique_ptr<Evaluator> evaluator_;
-  std::optional<Evaluation> report_;  // once the teacher is measured
+  std::optional<Evaluation> report_;  // set once the teacher is measured
   std::string label_;
   std::optional<Progress> line_;
 };

@@ -1,4 +1,4 @@
-// `kvasir-compress init`: checkpoints of random weights.
+// `kvasir-compress init`: writes checkpoints of random weights.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -72,7 +72,7 @@ void AddShapeFlags(CLI::App* command, InitFlags& flags) {
   for (const SizeFlag& size : kSizeFlags) {
     replaces(size.flag, flags.sizes.*size.size, size.help)->check(Above(0));
   }
-  // The limit is the server's.
+  // The server accepts at most 1024 layers.
   command->get_option("--layers")->check(Between(1, 1024));
   replaces("--rope-theta", flags.rope_theta, "RoPE base")->check(Above(0));
   replaces("--output-head", flags.head, "tied or untied")
@@ -121,7 +121,7 @@ absl::Status RunInit(InitFlags& flags) {
         progress_line->Update(progress.written_bytes / kMegabyte);
         return !StopAsked();
       }));
-  progress_line.reset();  // ends its line
+  progress_line.reset();  // ends the line of the progress display
   absl::PrintF("%d parameters: %s\n", model::CountParameters(options.shape),
                base::Printable(options.out.string()));
   return absl::OkStatus();

@@ -36,7 +36,8 @@ using kvasir::v1::KvPlan;
 constexpr char kMethodGroup[] = "Method";
 constexpr std::array kScheduleEntries = {0U, 1U, 2U, 3U, 4U, 8U};
 
-// "auto", "32", "16", or codes: "3", "8,4,4,4,2,2,0,0".
+// The value of --key-bits or --value-bits: "auto", "32", "16", or widths of
+// codes such as "3" or "8,4,4,4,2,2,0,0".
 struct Bits {
   enum class Kind { kAuto, kFloat32, kHalf, kCodes } kind = Kind::kAuto;
   std::vector<uint32_t> schedule;
@@ -98,7 +99,7 @@ absl::StatusOr<Codec> CodecOf(const std::string& text,
   return codec;
 }
 
-// Returns 0 for all heads.
+// Parses --group-heads. Returns 0 for "all".
 absl::StatusOr<int64_t> GroupHeads(const std::string& text, int64_t automatic) {
   if (text == "auto") return automatic;
   if (text == "all") return 0;
@@ -110,8 +111,8 @@ absl::StatusOr<int64_t> GroupHeads(const std::string& text, int64_t automatic) {
 
 bool UsesHadamard(const MethodFlags& flags) {
   if (flags.hadamard != "auto") return flags.hadamard == "on";
-  // A schedule gives channels different bits; a Hadamard transform would mix
-  // them.
+  // A schedule is excluded: it gives channels different bits, and a Hadamard
+  // transform would mix these channels.
   auto few = [](const std::string& text) {
     const absl::StatusOr<Bits> bits = ParseBits(text);
     return bits.ok() && bits->schedule.size() == 1;
@@ -228,13 +229,15 @@ kvasir::v1::LayerPlan WholeLayer(const PlanRequest& request, int64_t layer,
   return whole;
 }
 
-// Sets the number of ranks of a plan whose groups no planner has chosen.
+// Records the number of tensor-parallel ranks in a plan that no planner has
+// made.
 KvPlan PlannedFor(int64_t tp, KvPlan plan) {
   if (tp > 1) plan.mutable_target()->set_tp(static_cast<uint32_t>(tp));
   return plan;
 }
 
-// The method only adds eviction, which any method's plan may have.
+// Makes the plan to which method q-hitter adds eviction: whole keys and values,
+// or the plan in --evict-from.
 absl::StatusOr<KvPlan> QHitter(const MethodFlags& flags,
                                const PlanRequest& request) {
   KVASIR_RETURN_IF_ERROR(compress::CheckPlanRequest(request));
@@ -280,8 +283,9 @@ absl::StatusOr<std::vector<int>> OtherLayers(const MethodFlags& flags,
   return others;
 }
 
-// LoRC's planner does this by itself, because its --keep counts only inside
-// those layers. A plan from a file keeps its layers unchanged.
+// Stores the layers that --only-layers does not list as whole keys and values.
+// LoRC's planner does this itself, because its --keep counts only the listed
+// layers. A plan from a file keeps all its layers unchanged.
 absl::Status KeepOtherLayers(const MethodFlags& flags,
                              const PlanRequest& request, KvPlan& plan) {
   if (flags.method == "lorc" || !flags.evict_from.empty()) {
@@ -323,13 +327,13 @@ absl::Status AddExactTokens(const MethodFlags& flags, KvPlan& plan) {
 struct Method {
   const char* name;
   absl::StatusOr<KvPlan> (*plan)(const MethodFlags&, const PlanRequest&);
-  // Ranks are multiples of it, as in docs/quality.md. RAP and commuting
-  // distribute a few pairs of each head, for which steps of 8 dims are too
-  // coarse.
+  // Ranks are multiples of this number by default, as in docs/quality.md. RAP
+  // and commuting distribute a few pairs of each head, for which steps of 8
+  // dims are too coarse.
   int64_t rank_multiple;
-  // The flags that set the size if --keep does not; empty: --keep does.
+  // The flags that set the size of the plan; empty if --keep sets it.
   const char* size_flags;
-  // The method makes the codec of keys itself.
+  // True if the method makes the codec of keys itself.
   bool codes_keys = false;
 
   bool has_keep() const { return size_flags[0] == '\0'; }
@@ -353,7 +357,7 @@ const Method* FindMethod(const std::string& name) {
   return nullptr;
 }
 
-// Follows the measurements in docs/quality.md.
+// Help text, based on the measurements in docs/quality.md.
 constexpr char kWhichMethod[] =
     "Which method when (bytes of a token, of 6144 in bf16, and nats added per\n"
     "token on the built-in model; docs/quality.md has all of them):\n"

@@ -73,7 +73,8 @@ struct Inputs {
   std::optional<compress::EvaluationText> validation;
 };
 
-// Measures the loss on the validation text, compared with the teacher's.
+// The student's loss on the validation text before and after the recovery,
+// compared with the teacher's.
 struct Comparison {
   EvaluationRow before;
   EvaluationRow after;
@@ -223,7 +224,7 @@ absl::StatusOr<Recovered> Train(const RecoverFlags& flags, const Inputs& inputs,
     compress::SampleOptions options{
         .sequence_tokens = flags.options.crop_tokens,
         .seed = flags.options.adapters.seed};
-    // A text that is long enough for training is long enough for ranges.
+    // A text that is long enough for training must also be accepted for ranges.
     options.tokens =
         std::min(options.tokens, static_cast<int64_t>(inputs.text.ids.size()));
     KVASIR_ASSIGN_OR_RETURN(
@@ -265,7 +266,8 @@ absl::Status RunRecover(RecoverFlags& flags) {
     KVASIR_ASSIGN_OR_RETURN(const Candidate candidate,
                             compress::MakeCandidate("teacher", teacher));
     EvaluateOptions options;
-    // An interval needs two windows; for a short text they are shorter.
+    // A confidence interval needs two windows, so windows are shorter if the
+    // text is short.
     const auto tokens = static_cast<int64_t>(inputs.validation->ids.size());
     options.window_tokens =
         std::min({options.window_tokens, teacher.spec().max_position_embeddings,

@@ -23,8 +23,8 @@ namespace {
 
 using LayerTensors = std::function<TensorMap(int64_t layer)>;
 
-// States after the final norm [N, M], with all tokens in one dimension.
-// `layer_tensors`, if given, replaces the decoder's tensors.
+// Returns the states after the final norm, [N, M], where N counts the tokens of
+// all sequences. `layer_tensors`, if given, replaces the decoder's tensors.
 absl::StatusOr<at::Tensor> FinalStates(const ReferenceDecoder& decoder,
                                        const at::Tensor& ids,
                                        const LayerHooks& hooks,
@@ -71,7 +71,7 @@ absl::Status CheckOptions(const RecoverOptions& options,
         absl::StrCat("a batch of ", options.batch_tokens,
                      " tokens holds no crop of ", crop));
   }
-  // The targets of a crop reach one token beyond it.
+  // A crop needs one more token, the target of its last token.
   if (static_cast<int64_t>(text.ids.size()) < crop + 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the text has ", text.ids.size(), " tokens, want at least ", crop + 1,
@@ -96,7 +96,7 @@ absl::Status CheckOptions(const RecoverOptions& options,
 struct Batch {
   at::Tensor inputs;   // [B, T]
   at::Tensor targets;  // [B * T]
-  uint64_t draw = 0;   // selects the dropout
+  uint64_t draw = 0;   // random stream of the dropout
 };
 
 class Recovery {
@@ -115,7 +115,8 @@ class Recovery {
                        .weight_decay(options.weight_decay)),
         sampler_(static_cast<int64_t>(text.ids.size()) - 1, options.crop_tokens,
                  options.adapters.seed) {
-    // Each thread works on crops of its own (ForEachIndex).
+    // Inside an operation libtorch uses one thread, because the threads of
+    // ForEachIndex work on crops of their own.
     at::set_num_threads(1);
   }
 
@@ -234,8 +235,8 @@ absl::StatusOr<Recovery::StepLoss> Recovery::Step(double learning_rate) {
   const std::vector<Batch> batches = NextBatches();
   int64_t tokens = 0;
   for (const Batch& batch : batches) tokens += batch.targets.numel();
-  // One sum per thread, added in thread order. So every run with this number of
-  // threads gives the same result.
+  // There is one sum per thread, and sums are added in thread order, so that
+  // all runs with this number of threads give the same result.
   const auto count = static_cast<int64_t>(batches.size());
   std::vector<Sum> sums(
       static_cast<size_t>(std::min<int64_t>(threads_, count)));
@@ -380,8 +381,9 @@ RecoverMemory EstimateRecoverMemory(const model::DecoderSpec& spec,
       model::MlpMatrices(spec.mlp) * width * spec.intermediate_size;
   const int64_t model = spec.num_layers() * (attention + mlp) +
                         (spec.tied_head ? 1 : 2) * spec.vocab_size * width;
-  // Numbers that the graph keeps for one token in one layer: norms and sums,
-  // rotated and gathered heads, attention weights, and the MLP's factors.
+  // How many numbers the autograd graph keeps for one token in one layer: norms
+  // and sums, rotated and gathered heads, attention weights, and the MLP's
+  // factors.
   const int64_t per_token = 6 * width + 5 * (queries + keys) +
                             spec.num_heads * options.crop_tokens +
                             4 * spec.intermediate_size;
@@ -392,8 +394,8 @@ RecoverMemory EstimateRecoverMemory(const model::DecoderSpec& spec,
   const int64_t merged = 2 * spec.num_layers() * attention;
   const int64_t logits = kRecoverLossBuffers * spec.vocab_size *
                          std::min(RecoverLossRows(spec.vocab_size), micro);
-  // Threads allocate and free blocks of many sizes, which keeps about as much
-  // memory again (measured).
+  // Threads allocate and free blocks of many sizes, so the allocator keeps
+  // about as much memory again (measured).
   constexpr int64_t kKept = 2;
   return {2 * model * kFloatBytes,
           kKept * std::max(options.threads, 1) * kFloatBytes *

@@ -48,8 +48,8 @@ absl::Status ReplaceTensor(const model::TensorStore::Entry& entry,
   }
   const fs::path path = folder / fs::path(entry.file->path()).filename();
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  // The parts of a safetensors file: the length of its header, the header, the
-  // data.
+  // A safetensors file has three parts: the length of its header, the header,
+  // and the data.
   uint64_t header_bytes = 0;
   file.read(reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes));
   const at::Tensor stored =
