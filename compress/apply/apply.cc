@@ -39,8 +39,8 @@ absl::Status CheckTensor(int64_t layer, const WantedTensor& want) {
   if (!want.wanted) return absl::OkStatus();
   if (want.tensor.sizes() != at::IntArrayRef(want.shape)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        place, ": want shape [", absl::StrJoin(want.shape, ", "), "], have [",
-        absl::StrJoin(want.tensor.sizes(), ", "), "]"));
+        place, " must have the shape [", absl::StrJoin(want.shape, ", "),
+        "], has [", absl::StrJoin(want.tensor.sizes(), ", "), "]"));
   }
   if (!at::isfinite(want.tensor).all().item<bool>()) {
     return absl::InvalidArgumentError(

@@ -721,8 +721,8 @@ TEST_F(ApplyRefusalTest, WeightsOfAWrongShapeAreNamedInTheError) {
   tiny_.weights[0].output = at::zeros({40, 31});
   EXPECT_THAT(Apply(full_),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("layer 3: o_proj.weight: want shape [40, 32], "
-                                 "have [40, 31]")));
+                       HasSubstr("layer 3: o_proj.weight must have the shape "
+                                 "[40, 32], has [40, 31]")));
   tiny_.weights[0].output = at::zeros({40, 32});
   tiny_.weights[0].query_bias = at::Tensor();
   EXPECT_THAT(Apply(full_), StatusIs(absl::StatusCode::kInvalidArgument,
@@ -773,7 +773,7 @@ TEST_F(ApplyRefusalTest, InvalidQueryEnergiesAndFloorsAreNamedInTheError) {
                WholeValues());
   auto* commuting = plan.mutable_provenance()->mutable_commuting();
   commuting->set_query_energy(true);
-  EXPECT_THAT(Apply(plan), refused("finite and above 0, have 0"));
+  EXPECT_THAT(Apply(plan), refused("finite and above 0, is 0"));
   commuting->set_query_floor(1e-3);
   KVASIR_EXPECT_OK(Apply(plan));
   at::Tensor& energy = tiny_.calibration.layers[0].query_energy;
@@ -781,7 +781,7 @@ TEST_F(ApplyRefusalTest, InvalidQueryEnergiesAndFloorsAreNamedInTheError) {
   EXPECT_THAT(Apply(plan), refused("layer 3 key part 0: the calibration's "
                                    "query_energy holds a number"));
   energy = at::ones({2, 8}, at::kDouble);
-  EXPECT_THAT(Apply(plan), refused("want shape [4, 8], have [2, 8]"));
+  EXPECT_THAT(Apply(plan), refused("must have the shape [4, 8], has [2, 8]"));
   energy = at::Tensor();
   EXPECT_THAT(Apply(plan), refused("have none"));
   commuting->set_query_energy(false);

@@ -244,9 +244,9 @@ absl::Status CheckFinite(const model::TensorInfo& info, uint64_t at,
   const int64_t index = static_cast<int64_t>(at) / width + found;
   const int64_t columns = info.shape.empty() ? 1 : info.shape.back();
   return absl::InvalidArgumentError(
-      absl::StrCat("tensor ", info.name, ": row ", index / columns, ", column ",
-                   index % columns, ": want a finite number, have ",
-                   numbers[found].item<double>()));
+      absl::StrCat("tensor ", info.name, ": the number in row ",
+                   index / columns, ", column ", index % columns,
+                   " must be finite, is ", numbers[found].item<double>()));
 }
 
 // Reads a tensor in pieces of the buffer's size and passes them to `append`.
@@ -389,8 +389,8 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
   const int64_t copied = options.link_base ? 0 : ListCopies(base).bytes;
   if (!error && space.available < static_cast<uint64_t>(copied)) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(out.string(), ": at least ", copied, " bytes are needed, ",
-                     space.available, " are free"));
+        absl::StrCat(out.string(), ": the artifact needs at least ", copied,
+                     " bytes, but only ", space.available, " are free"));
   }
   return absl::OkStatus();
 }

@@ -336,7 +336,7 @@ TEST_F(ArtifactWriterTest, CopiedTensorsMustBeFinite) {
       EXPECT_THAT(Write(),
                   StatusIs(absl::StatusCode::kInvalidArgument,
                            AllOf(HasSubstr(c.tensor), HasSubstr(c.text),
-                                 HasSubstr("want a finite number"))));
+                                 HasSubstr("must be finite"))));
       EXPECT_TRUE(Left().empty());
     }
     SetWeight(c.tensor, 0);

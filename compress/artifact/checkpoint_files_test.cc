@@ -92,7 +92,7 @@ TEST_F(CheckpointFilesTest, AnUnfinishedFileIsRemoved) {
         SafetensorsWriter::Create(folder_ / "x.safetensors",
                                   {{"a", model::TensorType::kF32, {2}}}));
     EXPECT_THAT(writer.Finish(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                          HasSubstr("0 bytes of 8")));
+                                          HasSubstr("only 0 of 8 declared")));
   }
   EXPECT_TRUE(Files().empty());
 }

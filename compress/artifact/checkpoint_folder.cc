@@ -88,7 +88,7 @@ absl::Status CheckName(const fs::path& out, bool overwrite) {
   }
   if (IsReplaceable(out)) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat(
-      out.string(), " exists and is no checkpoint: it is not replaced"));
+      out.string(), " exists and is not a checkpoint, so it is not replaced"));
 }
 
 // Returns whether `folder` is `path` or contains it.
@@ -107,11 +107,13 @@ absl::Status CheckInputs(const fs::path& out,
   for (const fs::path& input : inputs) {
     if (fs::equivalent(out, input, error)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("the output ", out.string(), " is an input"));
+          absl::StrCat("the output ", out.string(),
+                       " is an input of this run; choose another folder"));
     }
     if (Holds(out, input)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the output ", out.string(), " holds the input ", input.string()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the output ", out.string(), " holds the input ",
+                       input.string(), "; choose another folder"));
     }
   }
   return absl::OkStatus();

@@ -158,9 +158,10 @@ TEST_F(NewFolderTest, OnlyACheckpointIsReplaced) {
   // A folder that has a config.json but no weights is not a checkpoint.
   Put(out_ / "config.json");
   Put(out_ / "index.js");
-  EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
-              StatusIs(absl::StatusCode::kAlreadyExists,
-                       HasSubstr("is no checkpoint: it is not replaced")));
+  EXPECT_THAT(
+      NewFolder::Check(out_, /*overwrite=*/true),
+      StatusIs(absl::StatusCode::kAlreadyExists,
+               HasSubstr("is not a checkpoint, so it is not replaced")));
   // Nor is a folder with weights that also contains folders.
   PutCheckpoint(out_, "old");
   Put(out_ / "src" / "main.js");

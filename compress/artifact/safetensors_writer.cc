@@ -101,14 +101,14 @@ absl::Status SafetensorsWriter::Append(std::span<const std::byte> bytes) {
 absl::Status SafetensorsWriter::Finish() {
   if (appended_bytes_ != declared_bytes_) {
     return absl::FailedPreconditionError(
-        absl::StrCat(path_.string(), ": ", appended_bytes_, " bytes of ",
-                     declared_bytes_, " were written"));
+        absl::StrCat(path_.string(), ": only ", appended_bytes_, " of ",
+                     declared_bytes_, " declared bytes were written"));
   }
   if (header_room_bytes_ > 0) {
     std::string text = HeaderText(entries_);
     if (static_cast<int64_t>(text.size()) > header_room_bytes_) {
       return absl::ResourceExhaustedError(absl::StrCat(
-          path_.string(), ": a header of ", text.size(),
+          path_.string(), ": the header has ", text.size(),
           " bytes, but there is only room for ", header_room_bytes_));
     }
     text.resize(static_cast<size_t>(header_room_bytes_), ' ');

@@ -83,7 +83,8 @@ absl::StatusOr<at::ScalarType> ScalarTypeOf(model::TensorType type) {
       return at::kByte;
     default:
       return absl::DataLossError(absl::StrCat(
-          "a tensor of type ", std::string(model::TensorTypeName(type))));
+          "it has a tensor of type ", std::string(model::TensorTypeName(type)),
+          ", which is not float64, float32 or uint8"));
   }
 }
 

@@ -664,20 +664,20 @@ absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
                                          const CalibrateEvents& events) {
   if (sample.sequence_tokens > checkpoint.spec().max_position_embeddings) {
     return absl::InvalidArgumentError(
-        absl::StrCat("sequences of ", sample.sequence_tokens,
+        absl::StrCat("the sequences have ", sample.sequence_tokens,
                      " tokens, but the model takes at most ",
                      checkpoint.spec().max_position_embeddings));
   }
   if (sample.counted_sequences() < 1 || sample.counted_tokens_each() < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the sample has no counted token: ", sample.counted_sequences(),
-        " sequences of ", sample.sequence_tokens, ", of which ",
-        sample.sink_tokens, " are sinks"));
+        " sequences of ", sample.sequence_tokens, " tokens, the first ",
+        sample.sink_tokens, " of which are sinks"));
   }
   if (options.parts.information && options.parts.labels_per_position < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.parts.labels_per_position,
-                     " labels per position, want at least 1"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the number of labels per position must be at least 1, is ",
+        options.parts.labels_per_position));
   }
   return CatchTorch(
       [&] { return CalibrateInTorch(checkpoint, sample, options, events); });

@@ -453,12 +453,10 @@ TEST_F(CalibrateTest, WeightsThatAreNotFiniteAreRefusedWithTheirLayer) {
 }
 
 TEST_F(CalibrateTest, SequencesLongerThanTheContextAreRefused) {
-  EXPECT_THAT(
-      Run(Sample(1, 513), {}),
-      StatusIs(
-          absl::StatusCode::kInvalidArgument,
-          HasSubstr(
-              "sequences of 513 tokens, but the model takes at most 512")));
+  EXPECT_THAT(Run(Sample(1, 513), {}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the sequences have 513 tokens, but the model "
+                                 "takes at most 512")));
 }
 
 int64_t StatusKilobytes(const char* field) {

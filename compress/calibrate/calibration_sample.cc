@@ -31,27 +31,28 @@ absl::StatusOr<CalibrationSample> SampleCalibration(
   // The next-token loss needs at least two tokens.
   if (length < 2) {
     return absl::InvalidArgumentError(
-        absl::StrCat("sequences of ", length, " tokens, want at least 2"));
+        absl::StrCat("sequences must have at least 2 tokens, have ", length));
   }
   const int64_t count = options.tokens / length;
   if (count < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.tokens, " calibration tokens hold no sequence of ",
-                     length, " tokens"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.tokens, " calibration tokens are too few for a sequence of ",
+        length, " tokens"));
   }
   const auto have = static_cast<int64_t>(text.ids.size());
   const int64_t windows = have / length;
   if (windows < count) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the calibration text is too short: it has ", have, " tokens, want ",
-        count * length, " (", count, " sequences of ", length, ")"));
+        "the calibration text is too short: it has ", have, " tokens, but ",
+        count * length, " are needed (", count, " sequences of ", length, ")"));
   }
   for (int64_t i = 0; i < have; ++i) {
     const int32_t id = text.ids[static_cast<size_t>(i)];
     if (id < 0 || id >= vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "calibration token ", i, " is ", id, ", the model's vocabulary has ",
-          vocab_size, "; does the tokenizer belong to another model?"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("calibration token ", i, " has the id ", id,
+                       ", but the model's vocabulary has ", vocab_size,
+                       " tokens; does the tokenizer belong to another model?"));
     }
   }
 

@@ -408,7 +408,7 @@ TEST_F(InformationTest, ASampleWithoutCountedTokensIsRefused) {
   sample.sink_tokens = 10;
   EXPECT_THAT(Run(sample, {.parts = kInformation}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("2 sequences of 10, of which 10 are sinks")));
+                       HasSubstr("2 sequences of 10 tokens, the first 10 of")));
   sample = Sample(2, 10);
   sample.held_out_sequences = 2;
   EXPECT_THAT(Run(sample, {.parts = kInformation}),

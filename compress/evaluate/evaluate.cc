@@ -115,9 +115,9 @@ absl::Status Evaluator::CheckText() const {
   if (options_.window_tokens < 2 ||
       options_.window_tokens > spec.max_position_embeddings) {
     return absl::InvalidArgumentError(
-        absl::StrCat("windows of ", options_.window_tokens,
-                     " tokens, must have 2 to ", spec.max_position_embeddings,
-                     " (the context of ", teacher_.model, ")"));
+        absl::StrCat("windows must have 2 to ", spec.max_position_embeddings,
+                     " tokens (the context of ", teacher_.model, "), have ",
+                     options_.window_tokens));
   }
   const int64_t windows = std::max(options_.min_windows, kFewestWindows);
   if (options_.max_windows > 0 && options_.max_windows < windows) {
@@ -128,20 +128,22 @@ absl::Status Evaluator::CheckText() const {
   const auto have = static_cast<int64_t>(text_.ids.size());
   if (have < windows * text_per_window_) {
     return absl::InvalidArgumentError(absl::StrCat(
-        text_.name, " has ", have, " tokens, want ", windows * text_per_window_,
-        ": ", windows, " windows of ", text_per_window_));
+        text_.name, " has ", have, " tokens, but ", windows * text_per_window_,
+        " are needed for ", windows, " windows of ", text_per_window_));
   }
   if (text_.bos.has_value() &&
       (*text_.bos < 0 || *text_.bos >= spec.vocab_size)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        text_.name, ": the start token is ", *text_.bos, ", the vocabulary of ",
-        teacher_.model, " has ", spec.vocab_size));
+    return absl::InvalidArgumentError(
+        absl::StrCat(text_.name, ": the start token is ", *text_.bos,
+                     ", but the vocabulary of ", teacher_.model, " has ",
+                     spec.vocab_size, " tokens"));
   }
   for (size_t i = 0; i < text_.ids.size(); ++i) {
     if (text_.ids[i] < 0 || text_.ids[i] >= spec.vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          text_.name, ": token ", i, " is ", text_.ids[i],
-          ", the vocabulary of ", teacher_.model, " has ", spec.vocab_size));
+      return absl::InvalidArgumentError(
+          absl::StrCat(text_.name, ": token ", i, " is ", text_.ids[i],
+                       ", but the vocabulary of ", teacher_.model, " has ",
+                       spec.vocab_size, " tokens"));
     }
   }
   if (text_.bytes.size() != text_.ids.size()) {
@@ -173,9 +175,11 @@ absl::Status Evaluator::ChooseRepeat() {
       2 * longest > tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
         "repeat test: a passage of ", repeat.passage_tokens,
-        " tokens, twice, and ", repeat.filler_tokens,
-        " of filler: want passages of 2 or more, ", context,
-        " in all at most (the context), and each at most half of the text's ",
+        " tokens, read twice, and a filler of ", repeat.filler_tokens,
+        " tokens do not fit: a passage must have at least 2 tokens, all must "
+        "have at most ",
+        context,
+        " together (the context), and each at most half of the text's ",
         tokens));
   }
   return absl::OkStatus();
@@ -350,13 +354,14 @@ absl::StatusOr<EvaluationRow> Evaluator::Evaluate(
   if (spec.vocab_size != teacher.vocab_size) {
     return absl::InvalidArgumentError(
         absl::StrCat(candidate.model, " has a vocabulary of ", spec.vocab_size,
-                     ", ", teacher_.model, " one of ", teacher.vocab_size));
+                     " tokens, but the teacher ", teacher_.model, " has ",
+                     teacher.vocab_size));
   }
   if (spec.max_position_embeddings < teacher.max_position_embeddings) {
     return absl::InvalidArgumentError(
         absl::StrCat(candidate.model, " has a context of ",
-                     spec.max_position_embeddings, " tokens, ", teacher_.model,
-                     " one of ", teacher.max_position_embeddings));
+                     spec.max_position_embeddings, " tokens, but the teacher ",
+                     teacher_.model, " has ", teacher.max_position_embeddings));
   }
   EvaluationRow row;
   row.model = candidate.model;

@@ -183,7 +183,7 @@ TEST(EvaluateTest, RepeatSizesFitTheContextByDefault) {
   options.repeat.passage_tokens = 60;
   EXPECT_THAT(Make(bench, Text(400), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("63 in all at most")));
+                       HasSubstr("at most 63 together")));
 }
 
 TEST(EvaluateTest, WithoutAStartTokenTheFirstTokenIsNotScored) {
@@ -204,7 +204,7 @@ TEST(EvaluateTest, InvalidInputIsRefusedWithTheReason) {
   const Bench bench;
   EXPECT_THAT(Make(bench, Text(54), Options()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("some text has 54 tokens, want 55")));
+                       HasSubstr("some text has 54 tokens, but 55")));
   EXPECT_THAT(Make(bench, Text(60, 40), Options()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("the vocabulary of teacher has 31")));
@@ -212,7 +212,7 @@ TEST(EvaluateTest, InvalidInputIsRefusedWithTheReason) {
   options.window_tokens = 65;
   EXPECT_THAT(Make(bench, Text(900), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("windows of 65 tokens, must have 2 to 64")));
+                       HasSubstr("windows must have 2 to 64 tokens")));
   model::DecoderSpec spec = TestSpec();
   spec.vocab_size = 30;
   const ReferenceDecoder other = TestDecoder(2, std::nullopt, spec);
@@ -234,7 +234,7 @@ TEST(EvaluateTest, FewerThanTwoWindowsAreRefused) {
   options.max_windows = 0;
   EXPECT_THAT(Make(bench, Text(20), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("want 22: 2 windows of 11")));
+                       HasSubstr("22 are needed for 2 windows of 11")));
 }
 
 TEST(EvaluateTest, AStartTokenOutsideTheVocabularyIsRefused) {

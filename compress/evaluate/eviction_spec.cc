@@ -70,8 +70,8 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
         (eviction.sinks() < exact_sinks || eviction.recent() < exact_window)) {
       return absl::InvalidArgumentError(
           absl::StrCat("tokens that a baseline keeps exact must not be "
-                       "evicted: need sinks >= ",
-                       exact_sinks, " and recent >= ", exact_window, ", have ",
+                       "evicted: sinks must be >= ",
+                       exact_sinks, " and recent >= ", exact_window, ", are ",
                        eviction.sinks(), " and ", eviction.recent()));
     }
   }

@@ -36,28 +36,28 @@ absl::Status CheckOptions(const PlanRequest& request,
                       (options.only_layers.empty() ? 0 : 1);
   if (choices > 1) {
     return absl::InvalidArgumentError(
-        "LoRC: a threshold, a number of layers to skip and a list of layers to "
-        "compress exclude each other");
+        "LoRC: give only one of a threshold, a number of layers to skip and a "
+        "list of layers to compress");
   }
   if (options.threshold.has_value() && !std::isfinite(*options.threshold)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "LoRC: the threshold must be finite, have ", *options.threshold));
+        "LoRC: the threshold must be finite, is ", *options.threshold));
   }
   if (options.skip_layers < 0 || options.skip_layers >= layers) {
     return absl::InvalidArgumentError(
-        absl::StrCat("LoRC: layers to skip must be 0..", layers - 1, ", have ",
-                     options.skip_layers));
+        absl::StrCat("LoRC: the number of layers to skip must be 0..",
+                     layers - 1, ", is ", options.skip_layers));
   }
   if (!std::isfinite(options.log_base) || options.log_base <= 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("LoRC: the base of the logarithm must be above 1, have ",
+        absl::StrCat("LoRC: the base of the logarithm must be above 1, is ",
                      options.log_base));
   }
   const int64_t most = request.spec.num_kv_heads * request.spec.head_dim;
   if (options.min_rank.has_value() &&
       (*options.min_rank < 1 || *options.min_rank > most)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "LoRC: d_min must be 1..", most, ", have ", *options.min_rank));
+        "LoRC: d_min must be 1..", most, ", is ", *options.min_rank));
   }
   for (int64_t layer : options.only_layers) {
     if (layer >= 0 && layer < layers) continue;
@@ -152,7 +152,7 @@ class RankSolver {
     if (Total(low) > target) {
       return absl::InvalidArgumentError(
           absl::StrCat("even at d_min = 0 the compressed layers take ",
-                       Total(low), " numbers a token, ", pool_.target,
+                       Total(low), " numbers a token, but only ", pool_.target,
                        " are left for them: skip fewer layers or keep more"));
     }
     double high = static_cast<double>(pool_.units.front().max_rank);

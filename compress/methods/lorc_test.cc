@@ -192,7 +192,7 @@ TEST_F(LorcTest, InvalidRequestsAreRefused) {
               invalid("even at d_min = 0 the compressed layers take 112"));
   request_.keep = 0.75;
   EXPECT_THAT(PlanLorc(request_, {.threshold = 1, .skip_layers = 1}),
-              invalid("exclude each other"));
+              invalid("give only one of"));
   EXPECT_THAT(PlanLorc(request_, {.skip_layers = 3}), invalid("must be 0..2"));
   EXPECT_THAT(PlanLorc(request_, {.only_layers = {3}}),
               invalid("layer 3 is not in 0..2"));
@@ -211,7 +211,7 @@ TEST_F(LorcTest, InvalidRequestsAreRefused) {
   request_.keep = 0.5;
   EXPECT_THAT(PlanLorc(request_, {.threshold = 2.5}), invalid("skip fewer"));
   request_.keep = 0.75;
-  EXPECT_THAT(PlanLorc(request_, {.min_rank = 33}), invalid("1..32, have 33"));
+  EXPECT_THAT(PlanLorc(request_, {.min_rank = 33}), invalid("1..32, is 33"));
   conditions_[1].second = std::numeric_limits<double>::quiet_NaN();
   EXPECT_THAT(PlanLorc(request_, {}), invalid("layer 1 value: projection"));
   request_.weights = nullptr;

@@ -333,7 +333,7 @@ TEST_F(LowRankTest, AMissingOrMismatchedCalibrationIsRefused) {
   request.decomposition = Decomposition::kWhitened;
   EXPECT_THAT(Factorize(request),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("of 20 inputs, the projection has 21")));
+                       HasSubstr("has 20 inputs, but the projection has 21")));
 }
 
 TEST_F(LowRankTest, InputsThatAreAllZeroAreRefused) {

@@ -397,7 +397,7 @@ TEST_F(RapTest, InvalidRequestsAreRefusedWithTheReason) {
                                   HasSubstr("layer 0 key head 0 dim 3")));
   tiny_.calibration.layers[0].key_fisher = at::Tensor();
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kFailedPrecondition,
-                                  HasSubstr("\"magnitude\" does without")));
+                                  HasSubstr("\"magnitude\" does not need it")));
   PlanRequest alone = TinyPlanRequest(tiny_, 0.5);
   options_.pair_score = PairScore::kMagnitude;
   alone.weights = nullptr;

@@ -363,9 +363,10 @@ TEST(PaluTest, InvalidRequestsAreRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("layer 1 value: the calibration's Fisher")));
   calibration.layers.pop_back();
-  EXPECT_THAT(PlanPalu(request, {.group_heads = 2}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("calibration has 2 layers, the model 3")));
+  EXPECT_THAT(
+      PlanPalu(request, {.group_heads = 2}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("calibration has 2 layers, but the model has 3")));
   request.calibration = nullptr;
   for (const double keep : {0.0, -1.0, 1.5, std::nan("")}) {
     request.keep = keep;

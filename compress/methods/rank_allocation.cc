@@ -18,7 +18,7 @@ constexpr double kRoundingSlack = 1e-6;
 absl::Status CheckPool(const RankPool& pool) {
   if (pool.multiple < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "ranks: want a multiple of at least 1, have ", pool.multiple));
+        "ranks: the multiple must be at least 1, is ", pool.multiple));
   }
   int64_t least = 0;
   for (size_t i = 0; i < pool.units.size(); ++i) {
@@ -32,7 +32,7 @@ absl::Status CheckPool(const RankPool& pool) {
     if (!std::isfinite(unit.score) || unit.score < 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("ranks: the score of unit ", i,
-                       " must be finite and >= 0, have ", unit.score));
+                       " must be finite and >= 0, is ", unit.score));
     }
     least += unit.copies * LeastRank(pool, unit);
   }
@@ -90,8 +90,9 @@ absl::StatusOr<std::vector<int64_t>> RoundRanks(
     const RankPool& pool, const std::vector<double>& shares) {
   KVASIR_RETURN_IF_ERROR(CheckPool(pool));
   if (shares.size() != pool.units.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "ranks: ", shares.size(), " shares for ", pool.units.size(), " units"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks: there are ", shares.size(), " shares, but ",
+                     pool.units.size(), " units"));
   }
   std::vector<int64_t> ranks;
   std::vector<int64_t> remainders;  // in units of the slack, so that ties are

@@ -163,7 +163,7 @@ TEST(RankAllocationTest, InvalidPoolsAreRefused) {
   EXPECT_THAT(AllocateRanks({.units = {{std::nan(""), 64}}, .target = 32}),
               invalid("the score of unit 0 must be finite"));
   EXPECT_THAT(AllocateRanks({.units = {{-1, 64}}, .target = 32}),
-              invalid("have -1"));
+              invalid("is -1"));
   EXPECT_THAT(AllocateRanks({.units = {{1, 0}}, .target = 32}),
               invalid("greatest rank"));
 }

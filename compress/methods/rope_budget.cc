@@ -40,7 +40,7 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
   if (options.key_keep.has_value()) {
     if (!(*options.key_keep > 0 && *options.key_keep <= 1)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "the kept share of keys must be above 0 and at most 1, have ",
+          "the kept share of keys must be above 0 and at most 1, is ",
           *options.key_keep));
     }
     budgets.keys = KeptNumbers(*options.key_keep, side);

@@ -43,8 +43,8 @@ absl::Status CheckQueryEnergy(const model::DecoderSpec& spec,
   if (!energy.defined() ||
       energy.sizes() != at::IntArrayRef({heads, spec.head_dim})) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the calibration's query_energy: want shape [", heads, ", ",
-        spec.head_dim, "], have ",
+        "the calibration's query_energy must have the shape [", heads, ", ",
+        spec.head_dim, "], has ",
         energy.defined()
             ? absl::StrCat("[", absl::StrJoin(energy.sizes(), ", "), "]")
             : "none"));
@@ -115,7 +115,7 @@ absl::Status CheckCommutingWeights(const CommutingWeights& weights) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "the least weight of a head's queries must be finite and above 0, have ",
+      "the least weight of a head's queries must be finite and above 0, is ",
       floor));
 }
 

@@ -72,7 +72,8 @@ struct RowView {
 
 absl::Status NotFinite(int64_t row, int64_t channel, float value) {
   return absl::InvalidArgumentError(
-      absl::StrCat("latent row ", row, " channel ", channel, " is ", value));
+      absl::StrCat("latent row ", row, " channel ", channel, " is ", value,
+                   ", but must be finite"));
 }
 
 absl::Status CheckFinite(const float* in, int64_t width, int64_t row) {
@@ -201,7 +202,7 @@ absl::Status CheckRange(const StaticRange* range, int64_t width) {
   if (range == nullptr || !range->minimum.defined() ||
       !range->scale.defined()) {
     return absl::InvalidArgumentError(
-        "CHANNEL_STATIC: no range.min and range.scale");
+        "CHANNEL_STATIC: the tensors range.min and range.scale are missing");
   }
   if (!range->minimum.isfinite().all().item<bool>() ||
       !range->scale.isfinite().all().item<bool>()) {
@@ -213,9 +214,10 @@ absl::Status CheckRange(const StaticRange* range, int64_t width) {
         "CHANNEL_STATIC: range.scale has a number below 0");
   }
   if (range->minimum.numel() != width || range->scale.numel() != width) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "CHANNEL_STATIC: want ranges of ", width, " channels, have ",
-        range->minimum.numel(), " and ", range->scale.numel()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("CHANNEL_STATIC: range.min and range.scale must have ",
+                     width, " numbers, have ", range->minimum.numel(), " and ",
+                     range->scale.numel()));
   }
   return absl::OkStatus();
 }
@@ -338,7 +340,7 @@ absl::StatusOr<CodedLatent> CodeLatent(const LatentCodec& codec,
                                        const CodeOptions& options) {
   if (latent.dim() == 0 || latent.size(-1) != codec.stored_width) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "want a latent of ", codec.stored_width, " channels, have ",
+        "the latent must have ", codec.stored_width, " channels, has ",
         latent.dim() == 0 ? 0 : latent.size(-1)));
   }
   at::Tensor exact = latent.detach().to(at::kCPU, at::kFloat);

@@ -1143,7 +1143,7 @@ TEST(LayerForwardTest, AMissingTensorOrAWrongShapeIsAnErrorThatNamesTheTensor) {
   EXPECT_THAT(
       CheckLayerTensors(*program, layer.tensors),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("self_attn.k_proj.bias: want [32], have [3]")));
+               HasSubstr("k_proj.bias must have the shape [32], has [3]")));
 }
 
 }  // namespace

@@ -450,9 +450,10 @@ absl::Status CheckLayerTensors(const LayerProgram& program,
                        ", which must be ", text(want.shape)));
     }
     if (it->second.sizes() != c10::IntArrayRef(want.shape)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "layer ", program.layer, ": tensor ", want.name, ": want ",
-          text(want.shape), ", have ", text(it->second.sizes())));
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer ", program.layer, ": tensor ", want.name,
+                       " must have the shape ", text(want.shape), ", has ",
+                       text(it->second.sizes())));
     }
   }
   return absl::OkStatus();

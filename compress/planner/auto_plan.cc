@@ -118,7 +118,8 @@ class Planner {
     }
     if (options().probes < 0 || options().probes > kMostProbes) {
       return absl::InvalidArgumentError(
-          absl::StrCat(options().probes, " probes, want 0 to ", kMostProbes));
+          absl::StrCat("the number of probes must be 0 to ", kMostProbes,
+                       ", is ", options().probes));
     }
     if (options().windows.empty()) {
       return absl::InvalidArgumentError(
@@ -186,7 +187,7 @@ class Planner {
     if (data.fitted.rows.size(0) < 2) {
       return absl::InvalidArgumentError(absl::StrCat(
           "layer ", layer, ": the calibration has ", data.fitted.rows.size(0),
-          " sample rows after the exact sinks, want at least 2"));
+          " sample rows after the exact sinks, but at least 2 are needed"));
     }
     return data;
   }
@@ -401,9 +402,10 @@ class Planner {
     prediction.dense_slot_ns = dense_slot_ns_;
     const auto want = static_cast<double>(GrainBytesOf(spent));
     if (counted.tiles != want) {
-      return absl::InternalError(absl::StrFormat(
-          "the planner counts %.1f bytes per token, the page layout %.1f", want,
-          counted.tiles));
+      return absl::InternalError(
+          absl::StrFormat("the planner counts %.1f bytes per token, but the "
+                          "page layout counts %.1f",
+                          want, counted.tiles));
     }
     finished.spent = std::move(spent);
     return finished;

@@ -233,7 +233,7 @@ TEST_F(AutoPlanTest, ProbesAreLimitedInNumberAndTheirErrorsAreReturned) {
     options.probes = probes;
     EXPECT_THAT(Plan(options).status(),
                 base::StatusIs(absl::StatusCode::kInvalidArgument,
-                               HasSubstr("probes, want 0 to 32")));
+                               HasSubstr("probes must be 0 to 32")));
   }
   options.probes = 1;
   options.measure = [](const kvasir::v1::KvPlan&) -> absl::StatusOr<double> {

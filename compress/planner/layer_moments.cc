@@ -20,9 +20,10 @@ absl::Status CheckInformation(const at::Tensor& information, int64_t width,
         absl::StrCat("the calibration has no Fisher information of ", side));
   }
   if (information.sizes() != at::IntArrayRef({width, width})) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "information of ", side, ": want shape [", width, ", ", width,
-        "], have [", absl::StrJoin(information.sizes(), ", "), "]"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the Fisher information of ", side,
+                     " must have the shape [", width, ", ", width, "], has [",
+                     absl::StrJoin(information.sizes(), ", "), "]"));
   }
   if (!at::isfinite(information).all().item<bool>() ||
       information.diagonal().sum().item<double>() <= 0) {

@@ -69,9 +69,9 @@ absl::StatusOr<KvPlan> ReadPlan(const std::string& path,
   const absl::Status valid =
       plan::ValidatePlan(plan, model::AttentionShapeOf(checkpoint.spec()));
   if (valid.ok()) return plan;
-  return absl::Status(valid.code(),
-                      absl::StrCat(path, " is no plan for ", checkpoint.name(),
-                                   ": ", valid.message()));
+  return absl::Status(
+      valid.code(), absl::StrCat(path, " is not a plan for ", checkpoint.name(),
+                                 ": ", valid.message()));
 }
 
 // Returns the content of the prediction file beside the plan's file, if it

@@ -158,11 +158,11 @@ absl::Status SayCost(const model::Checkpoint& checkpoint,
   const int64_t available = base::ReadMachineLimits().available_bytes;
   if (available > 0 && cost.peak_bytes() > available) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "the calibration needs ", human(cost.peak_bytes()), ", ",
-        human(available), " are free",
+        "the calibration needs ", human(cost.peak_bytes()),
+        " of memory, but only ", human(available), " are free",
         options.sequences_at_a_time() > 1
             ? "; --micro-batch 1 needs less"
-            : "; shorter --sequence-tokens or fewer tokens want less"));
+            : "; shorter --sequence-tokens or fewer tokens need less"));
   }
   return absl::OkStatus();
 }

@@ -105,9 +105,10 @@ absl::Status RunInit(InitFlags& flags) {
     KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,
                             model::Tokenizer::Load(flags.tokenizer));
     if (tokenizer->vocab_size() > options.shape.vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          flags.tokenizer, " has ", tokenizer->vocab_size(),
-          " tokens, the model ", options.shape.vocab_size, " (--vocab)"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(flags.tokenizer, " has ", tokenizer->vocab_size(),
+                       " tokens, but the model has ", options.shape.vocab_size,
+                       " (--vocab)"));
     }
   }
   constexpr int64_t kMegabyte = 1'000'000;

@@ -56,15 +56,15 @@ absl::StatusOr<Bits> ParseBits(const std::string& text) {
             kScheduleEntries.end()) {
       return absl::InvalidArgumentError(
           absl::StrCat("'", field,
-                       "' is no width of codes: want 8, 4, 3, 2 or 1 (in a "
+                       "' is not a width of codes: give 8, 4, 3, 2 or 1 (in a "
                        "schedule also 0), or 16, 32 or auto to store numbers"));
     }
     bits.schedule.push_back(entry);
   }
   if (bits.schedule.size() != 1 && bits.schedule.size() != 8) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a schedule of ", bits.schedule.size(),
-                     " widths, want 8 (or one width for all)"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a schedule must have 8 widths (or one width for all), has ",
+        bits.schedule.size()));
   }
   if (bits.schedule.size() == 1 && bits.schedule[0] == 0) {
     return absl::InvalidArgumentError(
@@ -106,7 +106,7 @@ absl::StatusOr<int64_t> GroupHeads(const std::string& text, int64_t automatic) {
   int64_t heads = 0;
   if (absl::SimpleAtoi(text, &heads) && heads >= 1) return heads;
   return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' is no number of heads, all or auto"));
+      absl::StrCat("'", text, "' is not a number of heads, all or auto"));
 }
 
 bool UsesHadamard(const MethodFlags& flags) {
@@ -514,7 +514,8 @@ void CheckMethodFlags(const MethodFlags& flags) {
     if (!flags.eviction.method.empty() && flags.kv_bytes_per_token) {
       throw CLI::ValidationError(absl::StrCat(
           "--method auto: --kv-bytes-per-token does not count what --eviction "
-          "keeps of a slot: plan without it, and put it on top with --method ",
+          "stores in a slot: plan without --eviction, and add it with "
+          "--method ",
           kEvictionMethod, " --evict-from"));
     }
     if (flags.keep || (!flags.kv_bytes_per_token && !flags.automatic.max_kl)) {

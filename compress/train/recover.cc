@@ -49,9 +49,9 @@ at::Tensor IdTensor(const TokenStream& text, int64_t begin, int64_t length) {
 absl::Status CheckIds(const TokenStream& text, int64_t vocab_size) {
   for (size_t i = 0; i < text.ids.size(); ++i) {
     if (text.ids[i] < 0 || text.ids[i] >= vocab_size) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("token ", i, " of the text is ", text.ids[i],
-                       ", the model's vocabulary has ", vocab_size));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "token ", i, " of the text is ", text.ids[i],
+          ", but the model's vocabulary has ", vocab_size, " tokens"));
     }
   }
   return absl::OkStatus();
@@ -63,19 +63,19 @@ absl::Status CheckOptions(const RecoverOptions& options,
   const int64_t crop = options.crop_tokens;
   if (crop < 2 || crop > spec.max_position_embeddings) {
     return absl::InvalidArgumentError(
-        absl::StrCat("crops of ", crop, " tokens, must have 2 to ",
-                     spec.max_position_embeddings, " (the model's positions)"));
+        absl::StrCat("crops must have 2 to ", spec.max_position_embeddings,
+                     " tokens (the model's positions), have ", crop));
   }
   if (crop > options.batch_tokens) {
     return absl::InvalidArgumentError(
         absl::StrCat("a batch of ", options.batch_tokens,
-                     " tokens holds no crop of ", crop));
+                     " tokens is too small for a crop of ", crop));
   }
   // A crop needs one more token, the target of its last token.
   if (static_cast<int64_t>(text.ids.size()) < crop + 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the text has ", text.ids.size(), " tokens, want at least ", crop + 1,
-        " for crops of ", crop));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the text has ", text.ids.size(), " tokens, but crops of ",
+                     crop, " need at least ", crop + 1));
   }
   const RecoverLossWeights& loss = options.loss;
   if (loss.cross_entropy <= 0.0 && loss.divergence <= 0.0) {
@@ -86,7 +86,8 @@ absl::Status CheckOptions(const RecoverOptions& options,
       options.adapters.dropout >= 1.0 || loss.temperature <= 0.0 ||
       options.steps < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "want rank >= 1, dropout in [0, 1), temperature > 0, steps >= 0; have ",
+        "these must be rank >= 1, dropout in [0, 1), temperature > 0 and steps "
+        ">= 0, but they are ",
         options.adapters.rank, ", ", options.adapters.dropout, ", ",
         loss.temperature, ", ", options.steps));
   }
@@ -338,18 +339,20 @@ absl::Status CheckTeacher(const model::DecoderSpec& student,
     int64_t teacher;
   };
   for (const Size& size :
-       {Size{"layers", student.num_layers(), teacher.num_layers()},
-        Size{"hidden size", student.hidden_size, teacher.hidden_size},
-        Size{"query heads", student.num_heads, teacher.num_heads},
-        Size{"KV heads", student.num_kv_heads, teacher.num_kv_heads},
-        Size{"head dim", student.head_dim, teacher.head_dim},
-        Size{"intermediate size", student.intermediate_size,
+       {Size{"the number of layers", student.num_layers(),
+             teacher.num_layers()},
+        Size{"the hidden size", student.hidden_size, teacher.hidden_size},
+        Size{"the number of query heads", student.num_heads, teacher.num_heads},
+        Size{"the number of KV heads", student.num_kv_heads,
+             teacher.num_kv_heads},
+        Size{"the head dim", student.head_dim, teacher.head_dim},
+        Size{"the intermediate size", student.intermediate_size,
              teacher.intermediate_size},
-        Size{"vocabulary", student.vocab_size, teacher.vocab_size}}) {
+        Size{"the vocabulary size", student.vocab_size, teacher.vocab_size}}) {
     if (size.student != size.teacher) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the teacher is another model: its ", size.what, " is ",
-                       size.teacher, ", the model's ", size.student));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the teacher is another model: ", size.what, " is ", size.teacher,
+          ", but ", size.student, " in the trained model"));
     }
   }
   return absl::OkStatus();
@@ -362,9 +365,9 @@ absl::StatusOr<Recovered> Recover(
   KVASIR_RETURN_IF_ERROR(CheckTeacher(student.spec(), teacher.spec()));
   KVASIR_RETURN_IF_ERROR(CheckOptions(options, student.spec(), text));
   if (student.device() != teacher.device()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the teacher is on another device: ", teacher.device().str(),
-        ", the model on ", student.device().str()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the teacher is on the device ", teacher.device().str(),
+                     ", but the trained model is on ", student.device().str()));
   }
   return CatchTorch(
       [&] { return Recovery(student, teacher, text, options).Run(on_step); });

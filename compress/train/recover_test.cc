@@ -399,7 +399,7 @@ TEST(RecoverTest, InvalidRequestsAreRefused) {
   EXPECT_THAT(
       Recover(decoder, decoder, SomeText(16), FewSteps(), GoOn),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("16 tokens, want at least 17 for crops of 16")));
+               HasSubstr("16 tokens, but crops of 16 need at least 17")));
   TokenStream foreign = SomeText(400);
   foreign.ids[77] = 13;
   EXPECT_THAT(Recover(decoder, decoder, foreign, FewSteps(), GoOn),
@@ -414,12 +414,12 @@ TEST(RecoverTest, InvalidRequestsAreRefused) {
   options.crop_tokens = 65;
   EXPECT_THAT(Recover(decoder, decoder, SomeText(400), options, GoOn),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("crops of 65 tokens, must have 2 to 64")));
+                       HasSubstr("crops must have 2 to 64 tokens")));
   model::DecoderSpec other = TinySpec();
   other.vocab_size = 14;
   EXPECT_THAT(CheckTeacher(TinySpec(), other),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("its vocabulary is 14, the model's 13")));
+                       HasSubstr("the vocabulary size is 14, but 13 in the")));
 }
 
 // ------------------------------------------------------------------- folders
@@ -517,13 +517,14 @@ TEST_F(RecoverWriterTest, AnExistingFolderIsRefusedAndNoTemporaryFolderIsLeft) {
   std::ofstream(folder_ / "notes" / "a") << "b";
   EXPECT_THAT(WriteRecovered(base, {}, folder_ / "notes", true),
               StatusIs(absl::StatusCode::kAlreadyExists,
-                       HasSubstr("is no checkpoint")));
+                       HasSubstr("is not a checkpoint")));
   std::vector<TensorMap> wrong(1);
   wrong[0]["self_attn.q_proj.weight"] = at::zeros({3, 16});
   EXPECT_THAT(
       WriteRecovered(base, wrong, folder_ / "out", false),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("q_proj.weight: want [32, 16], have [3, 16]")));
+               HasSubstr(
+                   "q_proj.weight must have the shape [32, 16], has [3, 16]")));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out.partial"));
 }
