@@ -209,13 +209,13 @@ INSTANTIATE_TEST_SUITE_P(
                                  .qkv_bias = true}}),
     [](const auto& test) { return test.param.name; });
 
-TEST_P(ApplyTest, AFullPlanEqualsTheBaseModel) {
+TEST_P(ApplyTest, APlanOfWholeKeysAndValuesGivesTheBaseModelsAttention) {
   const Applied applied(
       tiny_, OneLayer({FullPart(kvasir::v1::POST_ROPE)}, WholeValues()));
   EXPECT_LT(RelativeError(applied.attention(), AttendWhole(tiny_)), 1e-12);
 }
 
-TEST_P(ApplyTest, KeepingAllPairsEqualsTheBaseModel) {
+TEST_P(ApplyTest, KeepingAllRopePairsGivesTheBaseModelsAttention) {
   const std::vector<std::vector<uint32_t>> all(static_cast<size_t>(heads()),
                                                {0, 1, 2, 3});
   for (const Lift lift : {Lift::kFold, Lift::kAtRuntime}) {
@@ -226,7 +226,7 @@ TEST_P(ApplyTest, KeepingAllPairsEqualsTheBaseModel) {
   }
 }
 
-TEST_P(ApplyTest, PruningPairsEqualsMaskingThem) {
+TEST_P(ApplyTest, PruningRopePairsEqualsMaskingThem) {
   std::vector<std::vector<uint32_t>> kept;
   at::Tensor mask = at::zeros({heads(), dim()}, at::kDouble);
   for (int64_t head = 0; head < heads(); ++head) {
@@ -247,7 +247,7 @@ TEST_P(ApplyTest, PruningPairsEqualsMaskingThem) {
   }
 }
 
-TEST_P(ApplyTest, FullRankEqualsTheBaseModelInEverySpace) {
+TEST_P(ApplyTest, LatentsOfFullRankGiveTheBaseModelsAttentionInEverySpace) {
   const bool bias = shape_.qkv_bias;
   for (const int64_t group : {int64_t{1}, heads()}) {
     const auto terms = static_cast<uint32_t>(group);
@@ -273,7 +273,7 @@ TEST_P(ApplyTest, FullRankEqualsTheBaseModelInEverySpace) {
 
 // The channels of a RoPE pair are not adjacent and the pairs are in no order,
 // as in plans that order channels by bits.
-TEST_P(ApplyTest, ChannelsOfAPairNeedNotBeAdjacent) {
+TEST_P(ApplyTest, ChannelsOfARopePairNeedNotBeAdjacent) {
   Part keys;
   auto* group = keys.mutable_rope_low_rank()->add_groups();
   for (int64_t head = 0; head < heads(); ++head) {
@@ -299,7 +299,7 @@ TEST_P(ApplyTest, ChannelsOfAPairNeedNotBeAdjacent) {
   }
 }
 
-TEST_P(ApplyTest, AJointLatentOfFullRankEqualsTheBaseModel) {
+TEST_P(ApplyTest, AJointLatentOfFullRankGivesTheBaseModelsAttention) {
   for (const int64_t group : {int64_t{1}, heads()}) {
     // The full rank: the number of rows of keys and values, or of inputs if
     // these are fewer.
@@ -326,7 +326,7 @@ TEST_P(ApplyTest, AJointLatentOfFullRankEqualsTheBaseModel) {
 // Errors in keys and values have the same weight. Their total loss is given by
 // the dropped singular values of one matrix with the rows of both. It never
 // exceeds the loss of two separate latents of half the rank.
-TEST_P(ApplyTest, AJointLatentHasTheLeastTotalLoss) {
+TEST_P(ApplyTest, AJointLatentLosesNoMoreThanTwoSeparateLatents) {
   constexpr int64_t kRank = 10;
   const AttentionWeights& weights = tiny_.weights[0];
   const auto loss = [&](const at::Tensor& weight, const at::Tensor& bias,
@@ -373,7 +373,7 @@ TEST_P(ApplyTest, AJointLatentHasTheLeastTotalLoss) {
   EXPECT_NEAR(together, least, 1e-4 * least);
 }
 
-TEST_P(ApplyTest, FoldedAndRuntimeLiftsAgreeOnTruncatedRanks) {
+TEST_P(ApplyTest, FoldedAndRuntimeLiftsGiveTheSameResultAtTruncatedRanks) {
   std::vector<at::Tensor> results;
   for (const Lift lift : {Lift::kFold, Lift::kAtRuntime}) {
     const Applied applied(
@@ -387,7 +387,7 @@ TEST_P(ApplyTest, FoldedAndRuntimeLiftsAgreeOnTruncatedRanks) {
   EXPECT_GT(RelativeError(results[0], AttendWhole(tiny_)), 1e-2);
 }
 
-TEST_P(ApplyTest, AHadamardRotationChangesNothing) {
+TEST_P(ApplyTest, AFusedHadamardRotationDoesNotChangeTheAttention) {
   Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
                           Lift::kReconstruct);
   Part values = LowRankPart(heads(), 1, 4, kvasir::v1::NO_ROPE, Lift::kFold);
@@ -473,7 +473,8 @@ TEST_P(ApplyTest, EveryDecompositionGivesTheSamePrincipalBasis) {
   }
 }
 
-TEST_P(ApplyTest, ABasisOfFullRankBeforeOrAfterTheRotationEqualsTheBaseModel) {
+TEST_P(ApplyTest,
+       ABasisOfFullRankBeforeOrAfterTheRotationGivesTheBaseModelsAttention) {
   for (const Stored stored : {kvasir::v1::PRE_ROPE, kvasir::v1::POST_ROPE}) {
     Part keys = FullPart(stored);
     keys.set_mean(true);
@@ -589,7 +590,7 @@ class CommutingKeys {
 
 const std::vector<uint32_t> kRanks = {1, 2, 1, 1};
 
-TEST_P(ApplyTest, TruncationLosesTheDroppedSingularValues) {
+TEST_P(ApplyTest, ATruncatedCommutingLatentLosesTheDroppedSingularValues) {
   const CommutingKeys commuting(tiny_, kRanks);
   int64_t begin = 0;
   for (int64_t pair = 0; pair < 4; ++pair) {
@@ -648,7 +649,8 @@ TEST_P(ApplyTest, RopeLowRankLatentsCommuteWithTheRotation) {
 
 // --------------------------------------------------- dims without a rotation
 
-TEST(ApplyPartialRotaryTest, AllPairsAndAllOtherDimsEqualTheBaseModel) {
+TEST(ApplyPartialRotaryTest,
+     KeepingAllPairsAndAllOtherDimsGivesTheBaseModelsAttention) {
   for (const bool bias : {false, true}) {
     const TinyLayers tiny =
         MakeTinyLayers({.rotary_dim = 4, .qkv_bias = bias}, 11);
@@ -675,7 +677,7 @@ TEST(ApplyPartialRotaryTest, AllPairsAndAllOtherDimsEqualTheBaseModel) {
   }
 }
 
-TEST(ApplyNoRopeTest, AbsorbedLowRankKeysOfFullRankEqualTheBaseModel) {
+TEST(ApplyNoRopeTest, AbsorbedLowRankKeysOfFullRankGiveTheBaseModelsAttention) {
   for (const bool bias : {false, true}) {
     const TinyLayers tiny =
         MakeTinyLayers({.rotary_dim = 0, .qkv_bias = bias}, 13);

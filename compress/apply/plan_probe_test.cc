@@ -51,7 +51,8 @@ class PlanProbeTest : public CalibrateTest {
   Calibration calibration_;
 };
 
-TEST_F(PlanProbeTest, FewerBitsDivergeMoreAndUncodedNumbersDoNotDiverge) {
+TEST_F(PlanProbeTest,
+       PlansWithFewerBitsDivergeMoreAndPlansWithoutCodesDoNotDiverge) {
   const CalibrationSample sample = HeldOut(3);
   int64_t steps = 0;
   KVASIR_ASSERT_OK_AND_ASSIGN(

@@ -165,7 +165,7 @@ TEST_F(ArtifactWriterTest,
   }
 }
 
-TEST_F(ArtifactWriterTest, AFullPlanGivesTheBaseModelBitByBit) {
+TEST_F(ArtifactWriterTest, APlanOfWholeKeysAndValuesGivesTheBaseModelBitByBit) {
   KVASIR_ASSERT_OK(Write());
   EXPECT_EQ(Left(), std::vector<std::string>{"out"});
   ExpectEqualToBase(options_.out);
@@ -248,7 +248,7 @@ TEST_F(ArtifactWriterTest, TensorsThatEqualThoseOfTheBaseModelAreLinked) {
 
 // If a tensor of the base model cannot be read, the writer cannot know that the
 // new tensor is equal, so it must not link the tensor.
-TEST_F(ArtifactWriterTest, ABaseThatIsTruncatedDuringTheRunIsNotLinked) {
+TEST_F(ArtifactWriterTest, ABaseModelThatIsTruncatedDuringTheRunIsNotLinked) {
   options_.link_base = true;
   const auto cut_short = [&](int64_t layer) -> absl::StatusOr<TensorMap> {
     KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, Source(layer));
@@ -277,21 +277,21 @@ TEST_F(ArtifactWriterTest, AttentionTensorsHaveTheRequestedType) {
             model::TensorType::kBF16);
 }
 
-TEST_F(ArtifactWriterTest, AnInterruptedRunLeavesNothing) {
+TEST_F(ArtifactWriterTest, AnInterruptedRunLeavesNoFiles) {
   EXPECT_THAT(
       Write([](const ArtifactProgress& p) { return p.layers < 1; }),
       StatusIs(absl::StatusCode::kCancelled, HasSubstr("was not written")));
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, TheFolderAppearsOnlyAtTheEnd) {
+TEST_F(ArtifactWriterTest, TheArtifactFolderAppearsOnlyWhenItIsComplete) {
   KVASIR_ASSERT_OK(Write([&](const ArtifactProgress&) {
     EXPECT_EQ(Left(), std::vector<std::string>{"out.partial"});
     return true;
   }));
 }
 
-TEST_F(ArtifactWriterTest, AnErrorOfTheSourceIsReportedAndLeavesNothing) {
+TEST_F(ArtifactWriterTest, AnErrorOfTheTensorSourceIsReportedAndLeavesNoFiles) {
   EXPECT_THAT(WriteArtifact(
                   *base_, plan_, options_,
                   [](int64_t) -> absl::StatusOr<TensorMap> {
@@ -302,7 +302,7 @@ TEST_F(ArtifactWriterTest, AnErrorOfTheSourceIsReportedAndLeavesNothing) {
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, ANumberThatItsTypeCannotHoldIsRefused) {
+TEST_F(ArtifactWriterTest, ANumberThatTheRequestedTypeCannotHoldIsRefused) {
   options_.dtype = model::TensorType::kF16;
   EXPECT_THAT(WriteArtifact(
                   *base_, plan_, options_,
@@ -395,7 +395,7 @@ TEST_F(ArtifactWriterTest,
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, AFolderThatExistsIsReplacedOnlyWhenAsked) {
+TEST_F(ArtifactWriterTest, AnExistingFolderIsReplacedOnlyWithOverwrite) {
   KVASIR_ASSERT_OK(Write());
   std::ofstream(options_.out / "mine") << "x";
   EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kAlreadyExists,
@@ -429,7 +429,7 @@ TEST_F(ArtifactWriterTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
   EXPECT_TRUE(fs::exists(folder_ / "out" / "words"));
 }
 
-TEST_F(ArtifactWriterTest, ACompressedBaseIsRefused) {
+TEST_F(ArtifactWriterTest, ACompressedBaseModelIsRefused) {
   KVASIR_ASSERT_OK(Write());
   auto compressed = model::Checkpoint::Open(options_.out.string());
   KVASIR_ASSERT_OK(compressed.status());

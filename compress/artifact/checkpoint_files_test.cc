@@ -97,7 +97,7 @@ TEST_F(CheckpointFilesTest, AnUnfinishedFileIsRemoved) {
   EXPECT_TRUE(Files().empty());
 }
 
-TEST_F(CheckpointFilesTest, AnOpenWriterTakesEntriesOneAtATime) {
+TEST_F(CheckpointFilesTest, AWriterFromCreateOpenTakesEntriesOneAtATime) {
   const std::vector<TensorEntry> entries = {
       {"wide", model::TensorType::kF64, {1}},
       {"half", model::TensorType::kF16, {2}},
@@ -131,7 +131,8 @@ TEST_F(CheckpointFilesTest, AnOpenWriterTakesEntriesOneAtATime) {
       json::parse(R"({"dtype":"U8","shape":[3],"data_offsets":[12,15]})"));
 }
 
-TEST_F(CheckpointFilesTest, AnOpenWriterRefusesMoreEntriesThanItHasRoomFor) {
+TEST_F(CheckpointFilesTest,
+       AWriterRefusesMoreEntriesThanItsReservedHeaderHolds) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       SafetensorsWriter writer,
       SafetensorsWriter::CreateOpen(folder_ / "x.safetensors", 8));
@@ -155,7 +156,7 @@ TEST_F(CheckpointFilesTest, Bf16RoundsToNearestEven) {
   EXPECT_EQ(ToBf16Bits(1.004F), 0x3F81);
 }
 
-TEST_F(CheckpointFilesTest, InitWritesEveryTensorOfTheShape) {
+TEST_F(CheckpointFilesTest, InitWritesEveryTensorThatTheModelShapeNeeds) {
   KVASIR_ASSERT_OK(WriteRandomCheckpoint(SmallModel(), GoOn));
   const ParsedFile file = Parse(folder_ / "model.safetensors");
   // 9 weights and 3 biases in each of 2 layers; embedding, final norm and head.
@@ -176,7 +177,7 @@ TEST_F(CheckpointFilesTest, InitWritesEveryTensorOfTheShape) {
 }
 
 TEST_F(CheckpointFilesTest,
-       InitsWeightsDependOnTheSeedAndNotOnTheNumberOfThreads) {
+       TheWeightsOfInitDependOnTheSeedAndNotOnTheNumberOfThreads) {
   auto written = [&](uint64_t seed, int threads) {
     RandomCheckpointOptions options = SmallModel();
     options.seed = seed;
@@ -229,7 +230,7 @@ TEST_F(CheckpointFilesTest, AStoppedInitLeavesNoCheckpoint) {
   }
 }
 
-TEST_F(CheckpointFilesTest, InitReplacesWeightsOnlyWhenAsked) {
+TEST_F(CheckpointFilesTest, InitReplacesWeightsOnlyWithOverwrite) {
   std::ofstream(folder_ / "model-00001-of-00002.safetensors") << "mine";
   EXPECT_THAT(WriteRandomCheckpoint(SmallModel(), GoOn),
               StatusIs(absl::StatusCode::kAlreadyExists,

@@ -133,7 +133,7 @@ TEST_F(NewFolderTest, AFailedExchangeLeavesTheOldFolder) {
   ExpectNotReplaced("cannot rename ");
 }
 
-TEST_F(NewFolderTest, AFolderThatCannotBeSyncedReplacesNothing) {
+TEST_F(NewFolderTest, ANewFolderThatCannotBeSyncedDoesNotReplaceTheOldFolder) {
   g_sync_errno = EIO;
   ExpectNotReplaced("to the disk: ");
   // A file system that does not support syncing must not cause an error.
@@ -154,7 +154,7 @@ TEST_F(NewFolderTest, TwoRunsCannotWriteTheSameFolder) {
   KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/false));
 }
 
-TEST_F(NewFolderTest, OnlyACheckpointIsReplaced) {
+TEST_F(NewFolderTest, OverwriteReplacesOnlyACheckpoint) {
   // A folder that has a config.json but no weights is not a checkpoint.
   Put(out_ / "config.json");
   Put(out_ / "index.js");
@@ -181,7 +181,8 @@ TEST_F(NewFolderTest, OnlyACheckpointIsReplaced) {
   EXPECT_TRUE(fs::exists(folder_ / "elsewhere" / "old"));
 }
 
-TEST_F(NewFolderTest, AFolderThatAppearsDuringTheRunIsReplacedOnlyWhenAsked) {
+TEST_F(NewFolderTest,
+       AFolderThatAppearsDuringTheRunIsReplacedOnlyWithOverwrite) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto folder,
                               NewFolder::Create(out_, /*overwrite=*/false));
   PutCheckpoint(out_, "old");

@@ -17,7 +17,7 @@ namespace {
 // The default number of calibration tokens of kvasir-compress.
 constexpr int64_t kTokens = 114688;
 
-TEST(BuiltInDomainsTest, TextsEqualTheirFiles) {
+TEST(BuiltInDomainsTest, BuiltInTextsEqualTheirSourceFiles) {
   std::vector<std::string> names;
   size_t bytes = 0;
   for (const BuiltInDomain& domain : BuiltInDomains()) {

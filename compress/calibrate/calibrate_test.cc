@@ -71,7 +71,7 @@ TEST_F(CalibrateTest, GramsSumsAndEnergiesEqualANaiveFloat64Computation) {
   }
 }
 
-TEST(AddGramTest, TheBlocksOfAWideGramLeaveNoEntryOut) {
+TEST(AddGramTest, AGramMatrixThatIsComputedInBlocksHasAllEntries) {
   const at::Tensor rows =
       at::sin(at::arange(3 * 1100, at::kFloat)).view({3, -1});
   at::Tensor gram = at::zeros({1100, 1100}, at::kDouble);
@@ -149,7 +149,7 @@ NaiveFisher MeanOfSquares(const model::Checkpoint& checkpoint,
   return fisher;
 }
 
-TEST_F(CalibrateTest, FisherEqualsTheGradientsOfAutogradThroughTheWholeModel) {
+TEST_F(CalibrateTest, FisherScoresEqualThoseOfAutogradThroughTheWholeModel) {
   const CalibrationSample sample = Sample(4, 12);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run, Run(sample, {}));
   ASSERT_TRUE(run.calibration.has_fisher());
@@ -365,7 +365,7 @@ TEST_F(CalibrateTest, ADamagedCacheFileIsReplaced) {
   damage("");
 }
 
-TEST_F(CalibrateTest, ADamagedStateStartsTheCalibrationAgain) {
+TEST_F(CalibrateTest, WithADamagedStateTheCalibrationStartsFromTheBeginning) {
   const CalibrationSample sample = Sample(4, 10);
   CalibrateOptions options;
   options.cache = folder_ / "whole";
@@ -482,7 +482,8 @@ constexpr CalibrationParts kWaysBack[] = {
 
 // If the autograd graphs of all layers were kept, the attention scores of 24
 // layers would fill the memory.
-TEST_F(CalibrateTest, PeakMemoryHoldsTheWorkspaceOfOneLayerAndNotOfAll) {
+TEST_F(CalibrateTest,
+       PeakMemoryIncludesTheWorkspaceOfOneLayerAndNotOfAllLayers) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 24;
   shape.num_query_heads = 8;
@@ -538,7 +539,7 @@ TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsAsEstimated) {
   }
 }
 
-TEST_F(CalibrateTest, FisherTakesMostOfTheEstimatedTime) {
+TEST_F(CalibrateTest, FisherScoresTakeMostOfTheEstimatedTime) {
   const CalibrationSample sample = Sample(2, 64);
   const CalibrationCost cost = CostOfCalibration(*checkpoint_, sample, {});
   const CalibrationTime time = TimeOfCalibration(cost, 1e9);

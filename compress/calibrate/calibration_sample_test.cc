@@ -55,7 +55,7 @@ TEST(CalibrationSampleTest, ALargerSampleBeginsWithTheSmallerOne) {
   }
 }
 
-TEST(CalibrationSampleTest, EachSeedTakesOtherWindows) {
+TEST(CalibrationSampleTest, DifferentSeedsTakeDifferentWindows) {
   const TokenStream text = Numbers(5000);
   auto sample = [&](uint64_t seed) {
     return SampleCalibration(
@@ -74,7 +74,7 @@ TEST(CalibrationSampleTest, ATextWithExactlyTheRequestedTokensIsLongEnough) {
 }
 
 TEST(CalibrationSampleTest,
-     ATooShortTextIsRefusedWithItsLengthAndTheNeededOne) {
+     ATextThatIsTooShortIsRefusedWithItsLengthAndTheNeededLength) {
   EXPECT_THAT(
       SampleCalibration(Numbers(15), {.tokens = 16, .sequence_tokens = 8}, 16),
       StatusIs(absl::StatusCode::kInvalidArgument,
@@ -82,7 +82,7 @@ TEST(CalibrationSampleTest,
                          "sequences of 8)")));
 }
 
-TEST(CalibrationSampleTest, FewerTokensThanASequenceAreRefused) {
+TEST(CalibrationSampleTest, FewerTokensThanOneSequenceNeedsAreRefused) {
   EXPECT_THAT(
       SampleCalibration(Numbers(99), {.tokens = 7, .sequence_tokens = 8}, 99),
       StatusIs(
@@ -137,7 +137,8 @@ TEST(SampleDomainsTest,
   }
 }
 
-TEST(SampleDomainsTest, OfTwoSequencesOneIsHeldOutAndOfOneSequenceNone) {
+TEST(SampleDomainsTest,
+     OneOfTwoSequencesOfADomainIsHeldOutAndASingleSequenceIsNot) {
   auto held_out = [](int64_t tokens, double share) {
     return SampleDomains(Domains({50, 50}),
                          {.tokens = tokens, .sequence_tokens = 10}, share, 2000)

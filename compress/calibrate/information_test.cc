@@ -416,7 +416,7 @@ TEST_F(InformationTest, ASampleWithoutCountedTokensIsRefused) {
                        HasSubstr("has no counted token: 0 sequences")));
 }
 
-TEST_F(InformationTest, CostCountsRowsDomainsAndLabels) {
+TEST_F(InformationTest, TheEstimatedCostCountsSampleRowsDomainsAndLabels) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation};
   const CalibrationCost one = CostOfCalibration(*checkpoint_, sample, options);

@@ -87,7 +87,7 @@ TEST(TokenStreamTest, TheStartTokenComesBeforeTheText) {
   EXPECT_EQ(behind, std::nullopt);
 }
 
-TEST(TokenStreamTest, MissingFilesAreNotFound) {
+TEST(TokenStreamTest, AMissingTextFileGivesANotFoundError) {
   const std::string folder =
       std::string(std::getenv("KVASIR_SOURCE_DIR")) + "/models/tiny";
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,

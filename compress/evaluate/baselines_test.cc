@@ -249,7 +249,7 @@ TEST_F(BaselinesTest, TokensInTheWindowAreExactAndOlderOnesCoded) {
   EXPECT_GT(Difference(windowed.slice(1, 7), exact.slice(1, 7)), 1e-2);
 }
 
-TEST_F(BaselinesTest, SkipLeavesTheFirstAndTheLastLayersExact) {
+TEST_F(BaselinesTest, TheSkipSettingLeavesTheFirstAndTheLastLayersExact) {
   model::DecoderSpec spec = TestSpec();
   spec.layers.resize(5);
   const ReferenceDecoder deep = TestDecoder(2, std::nullopt, spec);

@@ -88,7 +88,7 @@ TEST(EvaluateTest, WindowsScoreTheirOwnTokensAfterTheStartToken) {
   EXPECT_NEAR((*evaluator)->teacher().nats_per_byte, row->nats_per_byte, 1e-9);
 }
 
-TEST(EvaluateTest, TheTeacherAddsNothingToItself) {
+TEST(EvaluateTest, TheTeacherComparedWithItselfAddsNoLoss) {
   const Bench bench;
   const auto evaluator = Make(bench, Text(60), Options());
   KVASIR_ASSERT_OK(evaluator);
@@ -246,7 +246,7 @@ TEST(EvaluateTest, AStartTokenOutsideTheVocabularyIsRefused) {
                        HasSubstr("the start token is 31")));
 }
 
-TEST(EvaluateTest, ClampsAreCountedForEachRowSeparately) {
+TEST(EvaluateTest, ClampedCodesAreCountedSeparatelyForEachModel) {
   const Bench bench;
   const auto baseline =
       MakeBaseline({.name = "per-channel:k2.pre",
@@ -289,7 +289,7 @@ TEST(EvaluateTest, WeightsThatAreNotFiniteAreAnErrorThatNamesTheModel) {
                HasSubstr("broken, window 0: the loss is nan")));
 }
 
-TEST(EvaluateTest, ProgressCountsWindowsAndStops) {
+TEST(EvaluateTest, ProgressCountsWindowsAndCanStopTheEvaluation) {
   const Bench bench;
   EvaluateOptions options = Options();
   std::vector<int64_t> seen;

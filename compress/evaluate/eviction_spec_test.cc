@@ -67,7 +67,7 @@ Ran Execute(const Candidate& candidate) {
   return {hidden.ok() ? *hidden : at::Tensor(), std::move(recorder.kept)};
 }
 
-TEST(EvictionSpecTest, NamesAndBudgetsAreParsed) {
+TEST(EvictionSpecTest, EvictionNamesAndBudgetsAreParsed) {
   EXPECT_EQ(Spec("q-hitter", "0.2").name, "q-hitter 0.2");
   EXPECT_EQ(Spec("recent", "8").settings.sinks, 0u);
   EXPECT_EQ(Spec("random", "8").random_seed, 7u);
@@ -80,7 +80,7 @@ TEST(EvictionSpecTest, NamesAndBudgetsAreParsed) {
                        HasSubstr("no eviction budget")));
 }
 
-TEST(EvictionSpecTest, ABudgetOfTheWholeWindowChangesNothing) {
+TEST(EvictionSpecTest, AnEvictionBudgetOfTheWholeWindowChangesNothing) {
   const ReferenceDecoder decoder = TestDecoder();
   const Candidate whole = *MakeCandidate("whole", decoder);
   const auto evicting = Evicting(whole, Spec("h2o", "24"));
@@ -112,7 +112,7 @@ TEST(EvictionSpecTest, HiddenStatesBeforeTheFirstEvictionDoNotChange) {
   }
 }
 
-TEST(EvictionSpecTest, RecentKeepsOnlyTheLatestTokens) {
+TEST(EvictionSpecTest, EvictionRecentKeepsOnlyTheLatestTokens) {
   const ReferenceDecoder decoder = TestDecoder();
   const auto recent =
       Evicting(*MakeCandidate("whole", decoder), Spec("recent", "4"));
@@ -210,7 +210,7 @@ kvasir::v1::KvPlan CodedPlan(const plan::ExactTokens& exact) {
   return plan;
 }
 
-TEST(EvictionSpecTest, RecentKeepsTheSinksThatAPlanKeepsExact) {
+TEST(EvictionSpecTest, EvictionRecentKeepsTheSinksThatAPlanKeepsExact) {
   const ReferenceDecoder decoder = TestDecoder(1, CodedPlan({.sinks = 3}));
   const auto recent =
       Evicting(*MakeCandidate("coded", decoder), Spec("recent", "6"));
@@ -272,7 +272,7 @@ TEST(EvictionSpecTest, FixedBytesEqualThoseOfAPlanThatEvicts) {
   EXPECT_GT(planned.fixed_bytes_per_sequence, before.fixed_bytes_per_sequence);
 }
 
-TEST(EvictionSpecTest, ACandidateReportsItsBytes) {
+TEST(EvictionSpecTest, AnEvictingCandidateReportsItsBytes) {
   plan::EvictionSettings settings = kTiny;
   settings.lambda = 0.25;
   const ReferenceDecoder decoder = TestDecoder();

@@ -103,7 +103,7 @@ TEST(KeyErrorTest, ThePredictedErrorOfPlainChannelsIsTwoToTheMinusBits) {
   EXPECT_LT(error.relative, 0.5);
 }
 
-TEST(KeyErrorTest, NoErrorIsPredictedForOtherCodes) {
+TEST(KeyErrorTest, NoKeyErrorIsPredictedForCodesThatTheFormulaDoesNotCover) {
   EXPECT_FALSE(Measure(WithKeysTimes(1.0)).predicted.has_value());
 }
 

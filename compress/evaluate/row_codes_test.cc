@@ -51,7 +51,7 @@ TEST(CodeRotatedTest, DecodedRowsHaveTheirLengthUpToTheRoundingOfAFloat16) {
   }
 }
 
-TEST(CodeRotatedTest, ARowDependsOnlyOnItself) {
+TEST(CodeRotatedTest, TheCodesOfARowDependOnlyOnThatRow) {
   at::manual_seed(9);
   const at::Tensor rows = at::randn({2, 9, 3, 64});
   const at::Tensor all = Coded(CodeRotated(rows, 3));

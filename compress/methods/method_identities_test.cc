@@ -293,7 +293,7 @@ TEST_P(MethodIdentitiesTest,
   }
 }
 
-TEST_P(MethodIdentitiesTest, SplittingTheSingularValuesChangesNothing) {
+TEST_P(MethodIdentitiesTest, SplittingTheSingularValuesDoesNotChangeTheLogits) {
   const auto plan = PlanPalu(Request(0.5), {.group_heads = 0});
   KVASIR_ASSERT_OK(plan);
   EXPECT_LE(RelativeError(LogitsUnder(*plan, Decomposition::kWhitened,
@@ -360,7 +360,7 @@ TEST_P(MethodIdentitiesTest, FoldedAndRuntimeLiftsAgree) {
   }
 }
 
-TEST_P(MethodIdentitiesTest, AFusedHadamardChangesNothing) {
+TEST_P(MethodIdentitiesTest, AFusedHadamardTransformDoesNotChangeTheLogits) {
   PaluOptions options;
   options.group_heads = 0;
   options.search = RankSearch::kUniform;

@@ -110,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(
                       ShapeCase{"NoRope", {.num_layers = 2, .rotary_dim = 0}}),
     [](const auto& test) { return test.param.name; });
 
-TEST_P(PairsPlanTest, KeepingEverythingEqualsTheBaseModel) {
+TEST_P(PairsPlanTest, APlanThatKeepsEverythingGivesTheBaseModelsAttention) {
   const PlanRequest request = TinyPlanRequest(tiny_, 1.0);
   for (const BudgetScore score : {BudgetScore::kUniform, BudgetScore::kFisher,
                                   BudgetScore::kFisherRoot}) {
@@ -313,7 +313,7 @@ TEST_F(RapTest, KeysAndValuesShareOnePoolByTheirFisherInformation) {
   EXPECT_EQ(plan.layers(0).value().parts(0).low_rank().groups_size(), 2);
 }
 
-TEST_F(RapTest, WithAUniformBudgetBothSidesKeepTheSameShare) {
+TEST_F(RapTest, WithAUniformBudgetKeysAndValuesKeepTheSameShare) {
   options_.budget.score = BudgetScore::kUniform;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.5), options_));
@@ -321,7 +321,7 @@ TEST_F(RapTest, WithAUniformBudgetBothSidesKeepTheSameShare) {
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kValue), 8);
 }
 
-TEST_F(RapTest, TheNumberOfKeptDimsIsARequestedMultiple) {
+TEST_F(RapTest, TheNumberOfKeptDimsIsAMultipleOfTheRequestedNumber) {
   PlanRequest request = TinyPlanRequest(tiny_, 0.6);
   request.rank_multiple = 4;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan, PlanRap(request, options_));
@@ -350,7 +350,7 @@ TEST_F(RapTest, MagnitudeIsTheMeanSquaredLengthOfAPair) {
   }
 }
 
-TEST_F(RapTest, ValuesOfWhichNothingIsRemovedAreStoredWhole) {
+TEST_F(RapTest, ValuesThatKeepAllDimsAreStoredWhole) {
   tiny_.calibration.layers[0].value_fisher = at::full({16}, 1e3, at::kDouble);
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.75), options_));

@@ -23,7 +23,7 @@ TEST(RankAllocationTest, SharesAreProportionalToScores) {
               ElementsAre(8, 16, 40));
 }
 
-TEST(RankAllocationTest, WhatRoundingLeavesGoesToTheLargestRemainder) {
+TEST(RankAllocationTest, RanksLeftOverByRoundingGoToTheLargestRemainder) {
   // The shares 6.4, 12.8 and 44.8 are rounded down to 4, 12 and 44. One step of
   // 4 is left for the first unit, because the remainders are 2.4, 0.8 and 0.8.
   EXPECT_THAT(
@@ -32,7 +32,8 @@ TEST(RankAllocationTest, WhatRoundingLeavesGoesToTheLargestRemainder) {
       ElementsAre(8, 12, 44));
 }
 
-TEST(RankAllocationTest, WhatAFullGroupCannotUseGoesToTheOthersInProportion) {
+TEST(RankAllocationTest,
+     RanksThatAFullGroupCannotUseGoToTheOthersInProportion) {
   // The shares are 8, 8 and 80, but the last may have only 48, so 24 remain for
   // each of the others.
   EXPECT_THAT(Allocate({.units = {{1, 48}, {1, 48}, {10, 48}}, .target = 96}),

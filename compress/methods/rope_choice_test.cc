@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(RopeChoiceTest, TheBestScoresAreKeptInRisingOrder) {
+TEST(RopeChoiceTest, TheIndicesOfTheBestScoresAreReturnedInRisingOrder) {
   EXPECT_THAT(BestIndices({0.5, 3.0, 1.0, 2.0}, 2), ElementsAre(1, 3));
   EXPECT_THAT(BestIndices({0.5, 3.0, 1.0, 2.0}, 4), ElementsAre(0, 1, 2, 3));
 }

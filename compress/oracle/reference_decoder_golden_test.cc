@@ -85,7 +85,7 @@ TEST_P(ReferenceDecoderGoldenTest, LogitsEqualTheReferenceImplementations) {
   EXPECT_LE(RelativeError((*logits)[0], expected.logits), 1e-4);
 }
 
-TEST_P(ReferenceDecoderGoldenTest, AFullRankPlanChangesNothing) {
+TEST_P(ReferenceDecoderGoldenTest, APlanOfFullRankDoesNotChangeTheLogits) {
   const Expected expected = ReadExpected(GetParam());
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/", GetParam()));

@@ -105,7 +105,8 @@ TEST(AllocationTest, LossByBytesIsTheLeastLossOverAllFallingWidths) {
   }
 }
 
-TEST(AllocationTest, WidthsForAnEntryTakeItsBytesAndHaveItsLoss) {
+TEST(AllocationTest,
+     TheWidthsForANumberOfBytesTakeTheseBytesAndHaveThePredictedLoss) {
   std::mt19937 random(8);
   const PartChannels part = RandomPart(random, {8, 8, 8, 4}, 2, 2);
   const std::vector<double> loss = LossByBytes(part);

@@ -41,7 +41,7 @@ TEST(FisherBasisTest, WithIdentityInformationTheBasisIsThePrincipalBasis) {
   EXPECT_LT(Distance(basis.encode, basis.decode.t()), 1e-9);
 }
 
-TEST(FisherBasisTest, FullRankLosesNothing) {
+TEST(FisherBasisTest, ABasisOfFullRankLosesNothing) {
   const FisherBasis basis =
       FindFisherBasis(RandomMoment(12, 2), RandomMoment(12, 4), 12);
   EXPECT_LT(Distance(basis.decode.mm(basis.encode), One(12)), 1e-7);

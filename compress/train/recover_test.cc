@@ -215,7 +215,7 @@ TEST(RecoverLossTest, TheLossOfManyRowsIsTheSumOverBlocksOfRows) {
 
 // ------------------------------------------------------------------ adapters
 
-TEST(AdapterSetTest, NothingChangesBeforeTheFirstStep) {
+TEST(AdapterSetTest, NewAdaptersChangeNothingBeforeTheFirstStep) {
   for (const auto& [method, plan] : Methods()) {
     const ReferenceDecoder decoder = MakeDecoder(plan);
     const AdapterSet adapters(decoder, {});
@@ -275,7 +275,7 @@ TEST(AdapterSetTest, DropoutDropsInputsOfAnAdapterAndKeepsTheirMean) {
 
 // ------------------------------------------------------------------ training
 
-TEST(RecoverTest, TheLossFallsWithEveryMethod) {
+TEST(RecoverTest, TrainingLowersTheLossWithEveryMethod) {
   const ReferenceDecoder teacher = MakeDecoder(std::nullopt, /*seed=*/99);
   for (const auto& [method, plan] : Methods()) {
     const ReferenceDecoder student = MakeDecoder(plan);
@@ -292,7 +292,7 @@ TEST(RecoverTest, TheLossFallsWithEveryMethod) {
 }
 
 TEST(RecoverTest,
-     TrainingOnTheDivergenceAloneBringsTheStudentCloserToTheTeacher) {
+     TrainingOnlyOnTheDivergenceBringsTheStudentCloserToTheTeacher) {
   const ReferenceDecoder teacher = MakeDecoder(std::nullopt, 99);
   RecoverOptions options = FewSteps();
   options.loss.cross_entropy = 0.0;
@@ -341,7 +341,7 @@ TEST(RecoverTest, TheSameSeedGivesTheSameWeightsAndAnotherSeedOtherWeights) {
   EXPECT_FALSE(first.equal(trained(2)));
 }
 
-TEST(RecoverTest, WithoutAStepTheWeightsDoNotChange) {
+TEST(RecoverTest, WithZeroTrainingStepsTheWeightsDoNotChange) {
   const ReferenceDecoder student = MakeDecoder(PlanOf(kPairsLayer));
   RecoverOptions options = FewSteps();
   options.steps = 0;
@@ -376,7 +376,7 @@ TEST(RecoverTest, TrainingThroughCodesLowersTheLoss) {
   EXPECT_LT(last_loss(true), Loss(student, SomeText(400)));
 }
 
-TEST(RecoverTest, AStoppedRunIsReported) {
+TEST(RecoverTest, AStoppedTrainingIsReported) {
   EXPECT_THAT(Recover(MakeDecoder(std::nullopt), MakeDecoder(std::nullopt, 99),
                       SomeText(400), FewSteps(),
                       [](const RecoverProgress& progress) {
@@ -386,7 +386,7 @@ TEST(RecoverTest, AStoppedRunIsReported) {
                        HasSubstr("stopped after step 2")));
 }
 
-TEST(RecoverTest, ADivergedRunIsAnError) {
+TEST(RecoverTest, ATrainingThatDivergesIsAnError) {
   RecoverOptions options = FewSteps();
   options.learning_rate = 1e30;
   EXPECT_THAT(Recover(MakeDecoder(std::nullopt), MakeDecoder(std::nullopt, 99),
@@ -474,7 +474,7 @@ class RecoverWriterTest : public FolderTest {
   }
 };
 
-TEST_F(RecoverWriterTest, WithoutAStepEveryFileEqualsItsSource) {
+TEST_F(RecoverWriterTest, WithZeroTrainingStepsEveryFileEqualsItsSource) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
