@@ -308,24 +308,26 @@ void AddApplyCommand(CLI::App* app, int* exit_code) {
   AddCalibrationFlags(command, flags->calibration);
   AddMethodFlags(command, flags->method, /*required=*/false);
   AddFlag(command, "--plan", flags->plan,
-          "File that the command plan has written, applied with the "
+          "Plan file that the command plan has written, applied with the "
           "calibration that the plan names; instead of --method");
   ArtifactOptions& artifact = flags->artifact;
   AddFlag(command, "--out", artifact.out, "Folder to write");
   AddFlag(command, "--dtype", flags->dtype,
-          "Of the attention weights: bf16, f16, f32 or auto, as the model's")
+          "Type of the attention weights: bf16, f16, f32, or auto, which "
+          "means the model's type")
       ->check(CLI::IsMember({"auto", "bf16", "f16", "f32"}));
   AddBytes(command, "--max-shard-bytes", artifact.max_shard_bytes,
            "Larger checkpoints become several files", {.least = 1});
   AddSwitch(command, "--link-base", artifact.link_base,
-            "Link what is as in the base model instead of copying it: a small "
-            "folder, which needs the base's where it is");
+            "Link tensors that equal the base model's instead of copying them: "
+            "the new folder is small, but needs the base model's folder at its "
+            "place");
   AddSwitch(command, "--overwrite", artifact.overwrite,
             "Replace an existing checkpoint");
   AddSwitch(command, "--dry-run", flags->dry_run,
             "Show the plan and write nothing");
   AddSwitch(command, "--profile", flags->profile,
-            "Also time LAPACK by itself on the same matrices");
+            "Also measure the time of plain LAPACK on the same matrices");
   AddSwitch(command, "--json", flags->json, "Print a JSON object");
   command->callback([command, flags, exit_code] {
     if (flags->plan.empty() == flags->method.method.empty()) {

@@ -80,9 +80,9 @@ std::string DomainsText(const AutoPrediction& prediction) {
     if (domain.ratio() <= compress::kDomainWarning) continue;
     absl::StrAppendFormat(
         &text,
-        "warning: %s is unlike the rest of the text: without it, it would "
-        "have lost %.2f times as much. Text of the model's use should have "
-        "its like.\n",
+        "warning: %s is unlike the rest of the text: if it were left out "
+        "of the calibration, its loss would be %.2f times as large. "
+        "Calibrate on texts like those that the model will read.\n",
         base::Printable(domain.name), domain.ratio());
   }
   return text;
@@ -121,8 +121,8 @@ class Prober {
     if (!machine_.quiet) {
       absl::FPrintF(
           stderr,
-          "probes: %d plans on held-out text; memory up to %s beside "
-          "the calibration; about %s\n",
+          "probes: %d plans on held-out text; up to %s of memory in addition "
+          "to the calibration; about %s\n",
           plans_,
           HumanBytes(
               static_cast<double>(compress::PlanProbe::BytesOf(checkpoint_))),
@@ -191,30 +191,31 @@ void AddAutoFlags(CLI::App* command, AutoFlags& flags) {
     return AddFlag(command, name, value, help)->group("Method auto");
   };
   add("--max-kl", flags.max_kl,
-      "Predicted divergence, nats a token, that is not to be exceeded: alone, "
-      "the fewest bytes that keep it")
+      "Largest predicted divergence in nats per token; without "
+      "--kv-bytes-per-token, the plan with the fewest bytes that meets it")
       ->check(Above(0));
   add("--speed", flags.speed,
-      "cpu or gpu: keys are read without being rebuilt; storage: fewest bytes")
+      "cpu or gpu: attention reads keys without rebuilding them; "
+      "storage: fewest bytes")
       ->check(CLI::IsMember({"cpu", "gpu", "storage"}));
   add("--target-length", flags.target_length,
-      "Tokens that exact rows of a sequence are shared out to (0: 8192, or "
-      "what the model takes)")
+      "Sequence length by which the bytes of exact tokens are divided "
+      "(0: 8192, or the model's context if that is less)")
       ->check(AtLeast(0));
   add("--windows", flags.windows,
-      "Lengths of the exact window to choose from (default: "
-      "0,8,16,32,64,128,256)")
+      "Lengths of the exact window from which the planner chooses "
+      "(default: 0,8,16,32,64,128,256)")
       ->delimiter(',')
       ->check(AtLeast(0));
   add("--kappa", flags.kappa,
-      "Measured over predicted divergence, if known (default: what probes "
-      "find, "
-      "or 1)")
+      "Measured divergence divided by predicted divergence, if known "
+      "(default: the factor that probes find, or 1)")
       ->check(Above(0));
   add("--probes", flags.probes,
-      "Plans of 0.6 to 1.4 times the bytes that are tried on held-out text, so "
-      "that predictions are true: each takes seconds to minutes, and the plan "
-      "of given bytes stays as it is (default: 5 for --max-kl alone, else 0)")
+      "Number of plans, with 0.6 to 1.4 times the bytes, that are "
+      "measured on held-out text to correct the predictions; each takes "
+      "seconds to minutes. With --kv-bytes-per-token the plan does not "
+      "change (default: 5 with only --max-kl, otherwise 0)")
       ->check(Between(0, compress::kMostProbes));
 }
 

@@ -399,7 +399,7 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
   auto flags = std::make_shared<EvaluateFlags>();
   flags->threads = base::ReadMachineLimits().cpus;
   CLI::App* command = app->add_subcommand(
-      "evaluate", "Sets compressed models against their teacher on a text");
+      "evaluate", "Compares compressed models with their teacher on a text");
   command->group("Commands");
   auto add = [&](const char* name, auto& value, const char* help) {
     return AddFlag(command, name, value, help);
@@ -418,48 +418,55 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
                    "compressed model with codes")
       ->transform(ModelName(command, OtherNames::kAllowed))
       ->required();
-  add("--text", flags->text, "Text that no model has seen")->required();
+  add("--text", flags->text,
+      "Text that was used neither for calibration nor for training")
+      ->required();
   AddModelFlag(command, "--tokenizer", flags->tokenizer,
                "Folder of the tokenizer (default: the teacher's)");
-  add("--windows", flags->windows, "Windows to take (0: all that there are)")
+  add("--windows", flags->windows,
+      "Number of windows (0: as many as the text has)")
       ->check(AtLeast(0));
-  add("--window-tokens", flags->window_tokens, "Tokens of a window")
+  add("--window-tokens", flags->window_tokens, "Number of tokens in a window")
       ->check(AtLeast(2));
   AddSwitch(command, "--repeat-test", flags->repeat_test,
-            "Also the loss on a passage's second copy, far from its first");
-  add("--repeats", flags->repeats, "Passages of the repeat test")
+            "Also measure the loss on the second copy of a passage, far from "
+            "the first");
+  add("--repeats", flags->repeats, "Number of passages of the repeat test")
       ->check(Above(0));
   add("--repeat-tokens", flags->repeat_tokens,
-      "Tokens of such a passage (0: 128, or what the model takes)")
+      "Number of tokens in a passage (0: 128, or fewer if the context is "
+      "short)")
       ->check(AtLeast(0));
   add("--filler-tokens", flags->filler_tokens,
-      "Tokens between its copies (0: 512, or what the model takes)")
+      "Number of tokens between the copies (0: 512, or fewer if the "
+      "context is short)")
       ->check(AtLeast(0));
   add("--key-error-windows", flags->key_error_windows,
-      "Windows whose keys are compared with the teacher's")
+      "Number of windows in which keys are compared with the teacher's")
       ->check(AtLeast(0));
   add("--eviction", flags->evictions,
-      "Evictions to measure on each candidate, a window being one prompt: "
-      "none, "
-      "q-hitter, h2o, streaming, recent or random")
+      "Evictions to measure on each candidate, with each window as one "
+      "prompt: none, q-hitter, h2o, streaming, recent or random")
       ->delimiter(',')
       ->allow_extra_args(false);  // what follows is a candidate
   add("--eviction-budget", flags->budgets,
-      "Slots that stay, each a row: a share of the window (0.2), or a number")
+      "Eviction budgets, each measured in a row of its own: a share of "
+      "the window (0.2), or a number of slots")
       ->delimiter(',')
       ->allow_extra_args(false);
   AddEvictionSettings(command, flags->eviction);
   add("--calibration-text", flags->calibration_text,
       "Text for the ranges of per-channel baselines");
-  add("--calibration-tokens", flags->calibration_tokens, "Tokens of it")
+  add("--calibration-tokens", flags->calibration_tokens,
+      "Number of tokens of --calibration-text")
       ->check(Above(0));
-  add("--seed", flags->seed, "Seed of their choice");
+  add("--seed", flags->seed, "Seed of the random choice of these tokens");
   add("--json", flags->json,
       "File to write the result to, after every candidate, for kvasir inspect "
       "--evaluation");
   AddDeviceFlag(command, flags->device);
   add("--threads", flags->threads, "CPU threads")->check(Above(0));
-  AddSwitch(command, "--quiet", flags->quiet, "No progress");
+  AddSwitch(command, "--quiet", flags->quiet, "Print no progress");
   command->callback([flags, exit_code] {
     if (std::all_of(flags->evictions.begin(), flags->evictions.end(),
                     [](const auto& name) { return name == kNoEviction; })) {

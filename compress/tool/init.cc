@@ -150,7 +150,7 @@ void AddInitCommand(CLI::App* app, int* exit_code) {
   AddFlag(command, "--threads", options.threads, "Threads")->check(Above(0));
   AddSwitch(command, "--overwrite", options.overwrite,
             "Replace the weights in the folder");
-  AddSwitch(command, "--quiet", flags.quiet, "No progress");
+  AddSwitch(command, "--quiet", flags.quiet, "Print no progress");
   command->callback([owned, exit_code] { Report(RunInit(*owned), exit_code); });
 }
 

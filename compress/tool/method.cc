@@ -395,16 +395,17 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
   for (const Method& method : kMethods) names.push_back(method.name);
   names.push_back(kAutoMethod);
   add("--method", flags.method,
-      "auto, which plans bits by predicted loss; palu, lorc, rap, commuting, "
-      "svdq; q-hitter, which evicts tokens alone; or the baselines uniform "
-      "(Palu "
-      "without a search) and channel (keys coded as they are)")
+      "auto, which plans bits by predicted loss; palu, lorc, rap, "
+      "commuting, svdq; q-hitter, which only evicts tokens; or the "
+      "baselines uniform (Palu without a search) and channel (keys coded "
+      "without a basis)")
       ->check(OneOf(names))
       ->required(required);
   add("--keep", flags.keep, "Kept share of the cached numbers")
       ->check(Between(0.0, 1.0));
   add("--kv-bytes-per-token", flags.kv_bytes_per_token,
-      "Instead: the most that a token may take, scales and padding included")
+      "Instead of --keep: the most bytes that a token may take, "
+      "including scales and padding")
       ->check(Above(0));
   add("--key-keep", flags.key_keep,
       "Kept share of the keys (rap, commuting); values get the rest")
@@ -412,16 +413,20 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
   const CLI::Validator bits =
       Checked([](const std::string& text) { return ParseBits(text).status(); });
   add("--key-bits", flags.key_bits,
-      "Width of the codes of keys: 8, 4, 3, 2 or 1, or eight widths by falling "
-      "singular value (8,4,4,4,2,2,0,0); 16 or 32: numbers; auto: numbers "
-      "as the weights, or the method's schedule")
+      "Bits of the codes of keys: 8, 4, 3, 2 or 1, or eight widths by "
+      "falling singular value (8,4,4,4,2,2,0,0); 16 or 32: numbers "
+      "without codes; auto: numbers of the weights' type, or the "
+      "method's schedule")
       ->check(bits);
-  add("--value-bits", flags.value_bits, "The same of values")->check(bits);
+  add("--value-bits", flags.value_bits, "Like --key-bits, for values")
+      ->check(bits);
   add("--exact-window", flags.exact_window,
-      "Latest tokens that are kept in bf16 beside their codes, in every side "
-      "that has codes: bytes per sequence, not per token");
+      "Number of latest tokens that are also stored in bf16, besides "
+      "their codes, for keys and values that have codes; costs bytes per "
+      "sequence, not per token");
   add("--exact-sinks", flags.exact_sinks,
-      "The same of the first tokens of a sequence (default: none; auto: 4)");
+      "Like --exact-window, for the first tokens of a sequence (default: "
+      "0; method auto: 4)");
   add("--group-heads", flags.group_heads,
       "KV heads that share a latent (palu, uniform, commuting): a number, all, "
       "or auto")
@@ -429,63 +434,68 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
         return GroupHeads(text, 0).status();
       }));
   add("--hadamard", flags.hadamard,
-      "Rotates latents before they are coded (palu, uniform): on, off, or "
-      "auto, where there are codes")
+      "Rotates latents by a Hadamard matrix before they are coded (palu, "
+      "uniform): on, off, or auto, which means on if there are codes")
       ->check(OneOf({"on", "off", "auto"}));
   add("--decomposition", flags.decomposition,
       "How low-rank factors are found: svd, whitened or espace")
       ->check(OneOf({"svd", "whitened", "espace"}));
   add("--search", flags.search,
-      "How ranks are shared out: fisher, module or uniform (palu); uniform, "
-      "fisher, fisher-root (square roots of the Fisher scores; rap's default) "
-      "or energy (rap, commuting)");
+      "How ranks are distributed: fisher, module or uniform (palu); "
+      "uniform, fisher, fisher-root (square roots of the Fisher scores; "
+      "rap's default) or energy (rap, commuting)");
   add("--fisher-score", flags.fisher_score,
-      "Of a group of weights (palu): mean-root or sum")
+      "Score of a group of weights (palu): mean-root or sum")
       ->check(OneOf({"mean-root", "sum"}));
   add("--rank-multiple", flags.rank_multiple,
-      "Ranks are multiples of it (default: 2 for rap and commuting, else 8)")
+      "Ranks are multiples of this number (default: 2 for rap and "
+      "commuting, otherwise 8)")
       ->check(Above(0));
   add("--tp", flags.tp,
-      "Tensor-parallel ranks that are to get whole groups and equal shares; "
-      "the plan serves on one rank as well")
+      "Number of tensor-parallel ranks, each of which gets whole groups "
+      "and an equal share; the plan can also be served on one rank")
       ->check(Above(0));
-  add("--ranks", flags.ranks, "LoRC: progressive, or uniform, its control")
+  add("--ranks", flags.ranks, "LoRC: progressive, or uniform for comparison")
       ->check(OneOf({"progressive", "uniform"}));
-  add("--log-base", flags.log_base, "LoRC: of the threshold's logarithm")
+  add("--log-base", flags.log_base,
+      "LoRC: base of the logarithm to which --threshold is compared")
       ->check(Above(1));
   add("--threshold", flags.threshold,
-      "LoRC: layers of a greater cumulative condition number stay as they are");
+      "LoRC: layers whose cumulative condition number has a larger "
+      "logarithm are not compressed");
   add("--skip-layers", flags.skip_layers,
-      "LoRC, instead: so many of the most sensitive layers stay as they are")
+      "LoRC, instead of --threshold: this number of the most sensitive "
+      "layers is not compressed")
       ->check(AtLeast(0));
   add("--only-layers", flags.only_layers,
-      "Compresses these layers alone (lorc: to one rank, --keep counting "
-      "inside "
-      "them)")
+      "Compresses only these layers (lorc: all to one rank, and --keep "
+      "counts only these layers)")
       ->delimiter(',')
       ->check(AtLeast(0));
   add("--pair-score", flags.pair_score, "RAP: fisher or magnitude")
       ->check(OneOf({"fisher", "magnitude"}));
   add("--query-weights", flags.query_weights,
-      "Commuting: heads weigh what their queries do: on or off")
+      "Commuting: heads are weighted by the energy of their queries: on "
+      "or off")
       ->check(OneOf({"on", "off"}));
   add("--query-floor", flags.query_floor,
-      "Commuting: least weight, as a share of the layer's mean")
+      "Commuting: least energy of a head's queries, as a share of the "
+      "layer's mean")
       ->check(Above(0));
   AddSwitch(command, "--keep-values", flags.keep_values,
-            "Values stay whole (rap, commuting)")
+            "Do not compress values (rap, commuting)")
       ->group(kMethodGroup);
   AddSwitch(command, "--post-rope", flags.post_rope,
-            "Keys after their rotation (svdq, channel)")
+            "Code keys after their rotation (svdq, channel)")
       ->group(kMethodGroup);
   AddAutoFlags(command, flags.automatic);
   AddEvictionFlags(command, flags.eviction, /*of_plan=*/false);
   AddFlag(command, "--evict-from", flags.evict_from,
-          "File of the plan that --method q-hitter puts eviction on (default: "
-          "whole keys and values)")
+          "File of the plan to which --method q-hitter adds eviction "
+          "(default: a plan of whole keys and values)")
       ->group("Eviction");
   add("--average-bits", flags.average_bits,
-      "Channel: width of the codes of keys, averaged over layers")
+      "Channel: bits of the codes of keys, on average over layers")
       ->check(Between(1.0, 8.0));
 }
 

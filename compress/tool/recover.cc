@@ -126,8 +126,8 @@ void PrintStart(const RecoverFlags& flags, const Inputs& inputs) {
       compress::EstimateRecoverMemory(inputs.model->spec(), flags.options);
   absl::FPrintF(
       stderr,
-      "recover: %d tokens of text, %.1f times over; about %s of memory, %s of "
-      "it the two models\n",
+      "recover: %d tokens of text, each read %.1f times; about %s of "
+      "memory, of which %s for the two models\n",
       inputs.text.ids.size(),
       static_cast<double>(flags.options.steps * flags.options.batch_tokens) /
           static_cast<double>(inputs.text.ids.size()),
@@ -306,20 +306,24 @@ void AddTrainingFlags(CLI::App* command, RecoverOptions& options) {
   add("--micro-batch-tokens", options.micro_batch_tokens,
       "Tokens that a thread works on at a time")
       ->check(Above(0));
-  add("--crop-tokens", options.crop_tokens, "Tokens of a random window")
+  add("--crop-tokens", options.crop_tokens,
+      "Number of tokens in a random window")
       ->check(AtLeast(2));
   add("--rank", options.adapters.rank, "Rank of the adapters")->check(Above(0));
-  add("--alpha", options.adapters.alpha, "An adapter counts alpha / rank times")
+  add("--alpha", options.adapters.alpha,
+      "Adapters are multiplied by alpha / rank")
       ->check(Above(0));
   add("--dropout", options.adapters.dropout,
-      "Share of an adapter's inputs that a micro-batch does without")
+      "Share of an adapter's inputs that is dropped in each micro-batch")
       ->check(CLI::Range(0.0, 0.9));
   add("--lr", options.learning_rate, "Peak learning rate")->check(Above(0));
-  add("--warmup", options.warmup, "Fraction of the run that warms up")
+  add("--warmup", options.warmup,
+      "Fraction of the steps in which the learning rate rises")
       ->check(CLI::Range(0.0, 0.9));
-  add("--weight-decay", options.weight_decay, "On the adapters")
+  add("--weight-decay", options.weight_decay, "Weight decay of the adapters")
       ->check(AtLeast(0));
-  add("--clip", options.clip_norm, "Largest norm of a gradient")
+  add("--clip", options.clip_norm,
+      "Largest norm of the gradient; a larger gradient is scaled down")
       ->check(Above(0));
   add("--temperature", options.loss.temperature,
       "Softens both predictions before they are compared")
@@ -328,11 +332,12 @@ void AddTrainingFlags(CLI::App* command, RecoverOptions& options) {
       "Weight of the divergence from the teacher")
       ->check(AtLeast(0));
   add("--ce-weight", options.loss.cross_entropy,
-      "Weight of the text's next tokens")
+      "Weight of the cross entropy of the text's next tokens")
       ->check(AtLeast(0));
   AddSwitch(command, "--through-codes", options.through_codes,
-            "Train through the codes of the latents, not exact latents");
-  add("--seed", options.adapters.seed, "Seed of adapters, order and dropout");
+            "Train with coded latents instead of exact ones");
+  add("--seed", options.adapters.seed,
+      "Seed of the adapters, the order of crops and the dropout");
   add("--threads", options.threads, "CPU threads")->check(Above(0));
 }
 
@@ -344,26 +349,28 @@ void AddRecoverCommand(CLI::App* app, int* exit_code) {
   flags.options.threads = base::ReadMachineLimits().cpus;
   CLI::App* command = app->add_subcommand(
       "recover",
-      "Trains adapters on the attention of a compressed checkpoint, against "
-      "the uncompressed one, and merges them");
+      "Trains adapters on the attention of a compressed checkpoint, with "
+      "the uncompressed one as teacher, and merges them");
   command->group("Commands");
   AddModelFlag(command, "--model", flags.model,
-               "Checkpoint to recover; one without a plan is trained as it is")
+               "Checkpoint to recover; a checkpoint without a plan is trained "
+               "uncompressed")
       ->required();
   AddModelFlag(
       command, "--teacher", flags.teacher,
-      absl::StrCat("The uncompressed checkpoint it was made of", kOrKnownModel))
+      absl::StrCat("The uncompressed checkpoint that the model was made from",
+                   kOrKnownModel))
       ->required();
   AddFlag(command, "--text", flags.text, "Text to train on")->required();
   AddFlag(command, "--valid", flags.validation_text,
-          "Text to measure on, before and after");
+          "Text on which the loss is measured before and after the training");
   AddFlag(command, "--out", flags.out, "Folder to write")->required();
   AddSwitch(command, "--overwrite", flags.overwrite,
             "Replace the checkpoint in the folder");
   AddTrainingFlags(command, flags.options);
   AddDeviceFlag(command, flags.device);
   AddSwitch(command, "--json", flags.json, "Print the result as JSON");
-  AddSwitch(command, "--quiet", flags.quiet, "No progress");
+  AddSwitch(command, "--quiet", flags.quiet, "Print no progress");
   command->callback(
       [owned, exit_code] { Report(RunRecover(*owned), exit_code); });
 }
