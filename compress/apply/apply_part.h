@@ -86,7 +86,7 @@ at::Tensor RowsOfHeads(const at::Tensor& matrix, int64_t head_dim,
 std::vector<int64_t> StoredIndices(const kvasir::v1::Codec& codec,
                                    int64_t width);
 
-// Returns `error` with Place() in front of its text.
+// Returns `error` with Place() as a prefix of its text.
 absl::Status ErrorOf(const PartInput& input, const absl::Status& error);
 
 // Returns FAILED_PRECONDITION if the request has no calibration. The text

@@ -42,7 +42,7 @@ struct ArtifactOptions {
 };
 
 struct ArtifactProgress {
-  int64_t layers = 0;  // layers written so far
+  int64_t layers = 0;  // number of layers that are written
   int64_t total_layers = 0;
 };
 

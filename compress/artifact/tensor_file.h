@@ -32,7 +32,7 @@ absl::Status WriteTensorFile(const std::filesystem::path& path,
 // read.
 absl::StatusOr<TensorFile> ReadTensorFile(const std::filesystem::path& path);
 
-// A hash of the text as 32 hexadecimal digits.
+// Returns a hash of the text as 32 hexadecimal digits.
 std::string TextHash(const std::string& text);
 
 }  // namespace kvasir::compress

@@ -12,7 +12,7 @@ namespace kvasir::compress {
 
 // Upper bounds. Small amounts of memory are not counted.
 struct CalibrationCost {
-  int64_t model_bytes = 0;  // weights in memory: of all layers, or of one
+  int64_t model_bytes = 0;  // weights: all layers with gradients, else one
   // The larger of two workspaces (for one layer and all sequences of a batch,
   // or for the output head), plus freed memory that the allocator keeps.
   int64_t workspace_bytes = 0;
@@ -20,7 +20,7 @@ struct CalibrationCost {
   // hidden states of all tokens.
   int64_t micro_batch_bytes = 0;
   int64_t sum_bytes = 0;  // Gram matrices and squared sums of all layers
-  double forward_operations = 0;  // multiplications and additions, float32
+  double forward_operations = 0;  // float32 operations of the forward pass
   // operations of the output head and the backward passes
   double back_operations = 0;
   double gram_operations = 0;  // float64 operations of Gram matrices

@@ -17,7 +17,7 @@ struct SampleOptions {
   uint64_t seed = 42;
 };
 
-// Sequences of equal length.
+// The sampled sequences, which have equal lengths.
 struct CalibrationSample {
   int64_t sequence_tokens = 0;
   std::vector<std::vector<int32_t>> sequences;
@@ -81,7 +81,7 @@ absl::StatusOr<CalibrationSample> SampleDomains(
     const std::vector<DomainText>& domains, const SampleOptions& options,
     double held_out_share, int64_t vocab_size);
 
-// The place of a token in a sample.
+// The sequence and position of a token in a sample.
 struct SampledRow {
   int64_t sequence = 0;
   int64_t position = 0;

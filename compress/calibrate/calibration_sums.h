@@ -21,7 +21,8 @@ namespace kvasir::compress {
 struct CalibrationParts {
   bool fisher = true;
   bool rotated_keys = false;
-  // Fisher information of keys and values, and sample rows.
+  // If true, Fisher information of keys and values and sample rows are
+  // collected.
   bool information = false;
   // Number of labels that are drawn at each position. Each label needs its own
   // backward pass.
@@ -68,7 +69,7 @@ struct LayerSums {
 LayerSums ZeroSums(const model::DecoderSpec& spec,
                    const CalibrationSample& sample,
                    const CalibrationParts& parts);
-// Number of bytes that the sums of all layers take.
+// Returns the number of bytes that the sums of all layers take.
 int64_t SumBytes(const model::DecoderSpec& spec,
                  const CalibrationSample& sample,
                  const CalibrationParts& parts);
@@ -87,7 +88,7 @@ struct SequenceInformation {
 void AddInformation(const SequenceInformation& information, int64_t domain,
                     LayerSums& sums);
 
-// A calibration in progress.
+// The state of a calibration in progress.
 struct CalibrationState {
   std::vector<LayerSums> layers;
   // Sum of the next-token loss over the sequences that are done; only with

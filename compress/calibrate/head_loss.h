@@ -22,7 +22,7 @@ HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
                        const at::Tensor& ids);
 
 struct LabelScores {
-  double loss = 0.0;  // as in NextTokenLoss
+  double loss = 0.0;  // next-token loss, as in NextTokenLoss
   // Per draw, the gradient with respect to `normal` of the sum over all T rows
   // of log p(label).
   std::vector<at::Tensor> gradients;

@@ -15,7 +15,7 @@
 
 namespace kvasir::compress {
 
-// The number of bits that means uncoded bf16 numbers.
+// The bit width that stands for bf16 numbers without codes.
 constexpr int64_t kExactBits = 16;
 
 // Codes and decodes every row of `rows` [..., W]. Each run of `group` numbers
@@ -57,8 +57,8 @@ std::unique_ptr<CacheTransform> MakeLowRankKeys(int64_t rank);
 
 // Tokens and layers that a baseline leaves as they are.
 struct ExactRows {
-  int64_t sinks = 0;   // first tokens
-  int64_t window = 0;  // tokens nearest to the query
+  int64_t sinks = 0;   // number of first tokens
+  int64_t window = 0;  // number of tokens nearest to the query
   int64_t skip = 0;    // this many first layers and as many last layers
 };
 

@@ -23,7 +23,7 @@
 namespace kvasir::compress {
 
 struct EvaluationText {
-  std::string name;  // for reports
+  std::string name;  // name of the text in reports
   std::vector<int32_t> ids;
   std::vector<int32_t> bytes;  // number of text bytes of each token
   // The start token, put before every window; empty if the tokenizer has none.
@@ -73,7 +73,8 @@ struct Candidate {
   std::string method;
   const ReferenceDecoder* decoder = nullptr;
   const CacheTransform* transform = nullptr;
-  const EvictionRules* eviction = nullptr;  // null: the plan's eviction
+  // null means the eviction of the decoder's plan
+  const EvictionRules* eviction = nullptr;
   double keep = 1.0;  // numbers cached per token, divided by those of an
                       // uncompressed cache
   // Number of tokens at the beginning (sinks) and at the end (window) of a

@@ -51,7 +51,7 @@ class KeyErrorMeter {
     // Sum of |k - mean|^2 over all windows, for rotated keys.
     double centred_energy = 0.0;
     at::Tensor variances;  // [W], variances of the principal channels, falling
-    at::Tensor rotated_variances;  // the same for rotated keys
+    at::Tensor rotated_variances;  // like `variances`, for rotated keys
   };
 
   std::vector<Layer> layers_;

@@ -21,7 +21,7 @@ struct KeepSearch {
 struct FoundPlan {
   kvasir::v1::KvPlan plan;
   double keep = 0;
-  double bytes = 0;  // at most want_bytes
+  double bytes = 0;  // bytes per token, at most want_bytes
 };
 
 // Finds the largest plan that takes at most `want_bytes`, with `keep` exact to

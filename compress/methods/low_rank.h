@@ -54,18 +54,20 @@ class InputMoments {
  public:
   static constexpr double kRelativeDamping = 1e-8;
 
-  // Refers to the calibration's tensors; input_gram is [M, M], input_sum [M].
+  // Creates an object that refers to the calibration's tensors input_gram [M,
+  // M] and input_sum [M].
   static absl::StatusOr<InputMoments> Create(
       const LayerCalibration& calibration, int64_t num_tokens);
 
   int64_t num_inputs() const { return mean_.size(0); }  // M
   const at::Tensor& mean() const { return mean_; }      // E[x]
-  // Lower L [M, M] with L Lt = E[x xt], damped.
+  // Returns the lower triangular L [M, M] with L Lt = E[x xt] plus damping.
   absl::StatusOr<at::Tensor> Root();
-  // Lower L with L Lt = E[(x - E[x]) (x - E[x])t], damped.
+  // Returns the lower triangular L with L Lt = E[(x - E[x]) (x - E[x])t] plus
+  // damping.
   absl::StatusOr<at::Tensor> CentredRoot();
-  // The decomposition of E[x xt]: falling eigenvalues [M], and eigenvectors as
-  // columns [M, M].
+  // The eigendecomposition of E[x xt]: falling eigenvalues [M], and
+  // eigenvectors as columns [M, M].
   struct Eigen {
     at::Tensor values;
     at::Tensor vectors;
@@ -86,7 +88,7 @@ class InputMoments {
 struct FactorRequest {
   at::Tensor weight;  // [n, M]: rows of the group's heads at the covered dims
   at::Tensor bias;    // [n], or undefined
-  // May be null for kSvd without `centred`.
+  // The moments of the inputs. May be null for kSvd if `centred` is false.
   InputMoments* moments = nullptr;
   int64_t rank = 0;  // 1 .. min(n, M)
   Decomposition decomposition = Decomposition::kWhitened;

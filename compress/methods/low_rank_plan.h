@@ -35,10 +35,10 @@ enum class PartialRotary {
   kTwoParts,
   kOnePart,  // one part, which is rebuilt as a whole
 };
-// The sections of a layer's keys.
+// Returns the sections of a layer's keys.
 std::vector<Section> KeySections(const model::DecoderSpec& spec, int64_t layer,
                                  PartialRotary partial);
-// The section of a layer's values, which covers all dims.
+// Returns the section of a layer's values, which covers all dims.
 Section ValueSection(const model::DecoderSpec& spec);
 
 // Checks what every planner needs: keep in (0, 1], a rank multiple in 1 .. Hkv

@@ -24,7 +24,7 @@ struct FactorProfile;  // compress/methods/low_rank.h
 // How low-rank factors are found. Plans contain these names: do not rename
 // them.
 enum class Decomposition {
-  kSvd,       // from the weights
+  kSvd,       // from the weights only
   kWhitened,  // from W L, where L LT is the Gram matrix of the inputs
   kEspace,    // eigenvectors of the input Gram matrix (Palu, appendix K)
   kFisher,    // by the Fisher information of keys and values (PlanAuto)
@@ -53,7 +53,7 @@ struct PlanRequest {
   // The rank of a latent is a positive multiple of this number. Groups that are
   // kept whole may have any rank.
   int64_t rank_multiple = 8;
-  // Codec of the latents of each side, set in every part.
+  // The codecs of the latents of keys and of values, set in every part.
   kvasir::v1::Codec key_codec;
   kvasir::v1::Codec value_codec;
 };

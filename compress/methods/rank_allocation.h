@@ -45,10 +45,11 @@ absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool);
 absl::StatusOr<std::vector<int64_t>> RoundRanks(
     const RankPool& pool, const std::vector<double>& shares);
 
-// The sum of copies * rank over all units.
+// Returns the sum of copies * rank over all units.
 int64_t TotalRank(const RankPool& pool, const std::vector<int64_t>& ranks);
 
-// The least rank of a unit: one multiple, or its maximum if that is less.
+// Returns the least rank of a unit: one multiple, or its maximum if that is
+// less.
 int64_t LeastRank(const RankPool& pool, const RankUnit& unit);
 
 }  // namespace kvasir::compress

@@ -11,7 +11,7 @@
 
 namespace kvasir::compress {
 
-// The score of a head's RoPE pair.
+// How the RoPE pairs of a head are scored.
 enum class PairScore {
   kFisher,     // the Fisher information of the pair's two rows of k_proj
   kMagnitude,  // the mean over tokens of the pair's squared length

@@ -46,7 +46,7 @@ struct ChannelCodesOptions {
   // layers) are met exactly; for others the plan stays below the average.
   double average_bits = 4;
   bool post_rope = false;
-  uint32_t value_bits = 0;  // as in SvdqOptions
+  uint32_t value_bits = 0;  // same meaning as in SvdqOptions
 };
 absl::StatusOr<kvasir::v1::KvPlan> PlanChannelCodes(
     const PlanRequest& request, const ChannelCodesOptions& options);

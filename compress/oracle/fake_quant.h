@@ -67,8 +67,9 @@ struct CodedLatent {
 };
 
 struct CodeOptions {
-  const StaticRange* range = nullptr;  // needed for CHANNEL_STATIC
-  bool keep_codes = false;             // fill `codes`, `minimum` and `scale`
+  const StaticRange* range = nullptr;  // required for CHANNEL_STATIC codecs
+  // fills `codes`, `minimum` and `scale` of the result
+  bool keep_codes = false;
 };
 
 // Codes every row of `latent` [..., R'] and decodes it again. Gradients pass as

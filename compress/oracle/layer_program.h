@@ -41,7 +41,7 @@ struct ProgramPart {
   int index = 0;            // index in plan::ResolvedSide::parts
   std::string prefix;       // "self_attn.k_proj" or "self_attn.k_proj.part{p}"
   std::string lift_prefix;  // plan::ResolvedPart::lift_prefix
-  bool coded = true;        // false for the uncompressed model
+  bool coded = true;        // false if the model is uncompressed
   bool post_rope = false;
   // True if the lift is folded into q_proj or o_proj, so that attention works
   // on the latents themselves. Always false for rope_pairs, whose FOLD only
@@ -63,7 +63,7 @@ struct ProgramPart {
   std::vector<std::vector<int64_t>> held_dims;
   at::Tensor lifted_index;  // [Hkv, d]; undefined if the part lifts all D dims
   at::Tensor head_order;    // Index that sorts lifted heads; undefined if they
-                          // are in order.
+                            // are in order.
   at::Tensor folded_channels;  // If the part folds: [Hkv * widest_latent],
                                // where stored_width stands for zero.
   at::Tensor kept_pairs;       // for rope_pairs: [Hkv * n]
@@ -96,7 +96,7 @@ struct LayerProgram {
   std::vector<ProgramPart> key;
   ProgramPart value;
   bool joint = false;  // the values share the latents of the last key part
-  // How many tokens a side keeps exact.
+  // How many tokens keys or values keep exact.
   struct ExactTokens {
     int64_t sinks = 0;   // first tokens of a sequence; 0: none
     int64_t window = 0;  // tokens nearest to the query; 0: none
@@ -116,7 +116,7 @@ struct LayerProgram {
   // fold, [Hq * D], and for each key part that folds, [Hq * widest_latent]. An
   // index equal to the number of q_proj's rows stands for a row of zeros.
   at::Tensor plain_query_rows;
-  std::vector<at::Tensor> folded_query_rows;  // by key part
+  std::vector<at::Tensor> folded_query_rows;  // one tensor for each key part
   // If values fold: the indices of the columns of [Hq * widest_latent] that
   // o_proj reads.
   at::Tensor output_columns;

@@ -1,4 +1,4 @@
-// RoPE for heads of any width.
+// Rotates heads of any width by RoPE.
 #pragma once
 
 #include <ATen/ATen.h>

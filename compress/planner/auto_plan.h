@@ -47,18 +47,18 @@ struct AutoOptions {
   // Measures the divergence of a plan in nats per token, for probes. Called by
   // one thread.
   std::function<absl::StatusOr<double>(const kvasir::v1::KvPlan&)> measure;
-  int64_t granule_bytes = 0;  // granule of the device's pages
+  int64_t granule_bytes = 0;  // allocation granule of the device's pages
   int threads = 1;
   // Called after every layer that is measured or judged, by one thread at a
   // time. If it returns false, planning ends with Cancelled.
   std::function<bool(int64_t done, int64_t total)> progress;
 };
 
-// The choice for one layer.
+// The spaces that were chosen for one layer.
 struct LayerChoice {
   std::string spaces;  // such as "joint all" or "rope keys 1 + values 1"
   double bytes = 0;    // per token
-  double loss = 0;     // predicted, including kappa and the window
+  double loss = 0;     // predicted loss, including kappa and the window
 };
 
 struct CurvePoint {
@@ -88,7 +88,7 @@ struct AutoPrediction {
   // the calibration.
   double low = 0;
   double high = 0;
-  FittedKappa kappa;          // AutoOptions::kappa if there were no probes
+  FittedKappa kappa;          // from probes, or AutoOptions::kappa
   double bytes = 0;           // per token, including the share of fixed bytes
   double marginal_bytes = 0;  // for each additional token
   double fixed_bytes = 0;     // per sequence
@@ -102,7 +102,8 @@ struct AutoPrediction {
   double slot_ns = 0;     // time of a slot by the TimeModel; 0 without a model
   double dense_slot_ns = 0;
   std::vector<LayerChoice> layers;
-  std::vector<CurvePoint> curve;    // for the chosen window, by rising bytes
+  // points for the chosen window, by rising bytes
+  std::vector<CurvePoint> curve;
   std::vector<DomainLoss> domains;  // Domains with enough rows; empty if there
                                     // is only one domain.
 };

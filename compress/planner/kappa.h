@@ -9,10 +9,10 @@
 
 namespace kvasir::compress {
 
-// A plan that was measured.
+// The predicted and the measured divergence of a plan.
 struct PlanTrial {
   double bytes = 0;      // per token
-  double predicted = 0;  // nats per token, without kappa
+  double predicted = 0;  // divergence in nats per token, without kappa
   double measured = 0;
 };
 

@@ -36,7 +36,7 @@ struct TakenPart {
 
 // One way to spend a number of bytes.
 struct SpentBytes {
-  std::vector<TakenPart> parts;  // by layer, keys before values
+  std::vector<TakenPart> parts;  // ordered by layer; keys come before values
   int64_t grains = 0;
   double ns = 0;
 };

@@ -24,7 +24,7 @@ class ScopedBlasThreads {
   ScopedBlasThreads& operator=(const ScopedBlasThreads&) = delete;
 
  private:
-  const int before_;  // 0: unknown, nothing is restored
+  const int before_;  // 0 if unknown; then nothing is restored
 };
 
 // Returns the number of threads that compute one matrix product; 0 if the BLAS

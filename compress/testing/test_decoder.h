@@ -1,4 +1,4 @@
-// A random model of a few thousand weights, for tests.
+// Test support: a decoder with a few thousand random weights.
 #pragma once
 
 #include <cmath>

@@ -271,10 +271,11 @@ absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
 
 std::string PredictionText(const AutoPrediction& prediction) {
   std::string text = absl::StrFormat(
-      "predicted KL          %.5f nats a token%s (%.5f to %.5f over domains)\n"
+      "predicted KL          %.5f nats per token%s (%.5f to %.5f over "
+      "domains)\n"
       "%s"
-      "bytes per token       %.1f: %.1f of each, and %.0f of a sequence shared "
-      "out to %d tokens\n"
+      "bytes per token       %.1f: %.1f for each token, and %.0f per sequence "
+      "divided by %d tokens\n"
       "exact tokens          window %d\n"
       "held-out rows         %.2f times the loss of fitted ones, %.2g %% of "
       "codes clamped\n",

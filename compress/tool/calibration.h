@@ -23,8 +23,8 @@ namespace kvasir::cli {
 
 struct CalibrationFlags {
   std::string model;
-  std::string tokenizer;           // empty: the model's own
-  std::vector<std::string> texts;  // FILE or NAME=FILE
+  std::string tokenizer;           // if empty, the model's own tokenizer
+  std::vector<std::string> texts;  // each is FILE or NAME=FILE
   int64_t tokens = 0;  // 0: 16384 tokens; 114688 if information is measured
   // 0: 1024 tokens, or the model's context if that is smaller
   int64_t sequence_tokens = 0;
@@ -46,7 +46,7 @@ absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags);
 struct CalibrationNeeds {
   // The sampled tokens, from which the ranges of codes are found.
   bool sample = false;
-  // Gram matrices and energies; this includes the sample.
+  // Gram matrices and energies, for which the sample is needed, too.
   bool statistics = false;
   // If information is needed, the sample has held-out sequences and skips sink
   // tokens, and the built-in domains are used if no text is given.
@@ -81,7 +81,7 @@ void RecordCalibration(const CalibrationFlags& flags,
 void UseCalibrationOf(const kvasir::v1::KvPlan& plan, const CLI::App& command,
                       CalibrationFlags* flags, CalibrationNeeds* needs);
 
-// The time as text, such as "45 s" or "12 min".
+// Returns the time as text, such as "45 s" or "12 min".
 std::string HumanTime(absl::Duration time);
 
 }  // namespace kvasir::cli

@@ -32,9 +32,9 @@ struct MethodFlags {
   std::string group_heads = "auto";
   std::string hadamard = "auto";
   std::string decomposition = "whitened";
-  std::string search;  // empty: the method's default
+  std::string search;  // if empty, the method's default
   std::string fisher_score = "mean-root";
-  std::optional<int64_t> rank_multiple;  // not set: the method's default
+  std::optional<int64_t> rank_multiple;  // if not set, the method's default
   int64_t tp = 1;
   // For LoRC:
   std::string ranks = "progressive";
@@ -46,7 +46,7 @@ struct MethodFlags {
   // For all methods with codes: the number of latest (window) and first (sinks)
   // tokens of a sequence that are kept exact.
   uint32_t exact_window = 0;
-  std::optional<uint32_t> exact_sinks;  // not set: 0, or 4 for method auto
+  std::optional<uint32_t> exact_sinks;  // if not set: 0, or 4 for method auto
   // For RAP and commuting:
   std::string pair_score = "fisher";
   std::string query_weights = "on";

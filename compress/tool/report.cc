@@ -123,7 +123,8 @@ absl::StatusOr<std::string> PlanReportText(const KvPlan& plan,
   std::string text = absl::StrFormat(
       "plan                  %s%s%s\n"
       "kept numbers          %.1f %%\n"
-      "KV bytes per token    %.1f (payload %.1f, of it scales and minima %.1f; "
+      "KV bytes per token    %.1f (payload %.1f, of which %.1f are scales and "
+      "minima; "
       "%s)\n"
       "compression ratio     %s\n",
       plan.method(), plan.provenance().options().empty() ? "" : ": ",

@@ -1,4 +1,4 @@
-// The report of a plan: its rank table and its bytes.
+// Makes the report of a plan: its rank table and its bytes.
 #pragma once
 
 #include <cstdint>

@@ -24,14 +24,14 @@ namespace kvasir::compress {
 struct RecoverOptions {
   int64_t steps = 300;
   int64_t batch_tokens = 4096;
-  int64_t micro_batch_tokens = 512;  // per thread; bounds the memory
+  int64_t micro_batch_tokens = 512;  // tokens per thread; limits the memory
   int64_t crop_tokens = 256;
   double learning_rate = 1e-3;
   double warmup = 0.05;               // fraction of the steps
   double final_learning_rate = 0.02;  // fraction of the peak rate
   double weight_decay = 0.0;
   double clip_norm = 1.0;
-  AdapterOptions adapters;  // including the seed of all random numbers
+  AdapterOptions adapters;  // their seed is that of all random numbers
   RecoverLossWeights loss;
   // If true, latents are coded during training, with straight-through
   // gradients; otherwise they are exact.
@@ -81,7 +81,7 @@ absl::StatusOr<Recovered> Recover(
 
 // An estimate of the memory that a run takes, with 4 bytes per number.
 struct RecoverMemory {
-  int64_t weights_bytes = 0;  // of both models
+  int64_t weights_bytes = 0;  // weights of both models
   // gradients, activations and logits of all threads
   int64_t training_bytes = 0;
 };

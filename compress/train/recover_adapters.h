@@ -54,7 +54,7 @@ class AdapterSet {
 
  private:
   struct Adapter {
-    std::string name;   // without the prefix "model.layers.{l}."
+    std::string name;   // the weight's name without "model.layers.{l}."
     at::Tensor weight;  // [out, in]
     at::Tensor a;       // [r, in]
     at::Tensor b;       // [out, r]
