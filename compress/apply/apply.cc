@@ -21,7 +21,7 @@ using kvasir::v1::Part;
 using kvasir::v1::SidePlan;
 using plan::Side;
 
-// A projection of the request and its expected shape.
+// A projection weight or bias in the request, and the shape that it must have.
 struct WantedTensor {
   const char* name;
   const at::Tensor& tensor;
@@ -96,7 +96,7 @@ void NameTensors(const plan::ResolvedPart& shape, AppliedPart& part,
   part.tensors.clear();
 }
 
-// Applies the parts that belong to one side only.
+// Applies the parts that belong only to keys or only to values.
 absl::StatusOr<std::vector<AppliedPart>> ApplySide(
     const ApplyRequest& request, const std::vector<plan::ResolvedPart>& shapes,
     Side side, InputMoments* moments, const LayerMoments* fisher,

@@ -7,8 +7,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Speed of float64 decompositions relative to float32 products. Measured with
-// LAPACK's gesdd and Cholesky at 1024 to 4096 rows.
+// Speed of float64 decompositions, divided by the speed of float32 products. It
+// was measured with LAPACK's gesdd and Cholesky at 1024 to 4096 rows.
 constexpr double kDecompositionSpeed = 0.15;
 constexpr double kFileBytesPerSecond = 5e8;
 

@@ -14,9 +14,9 @@ namespace {
 // The factors of one group, float64, without the channels that are not stored.
 struct GroupFactors {
   at::Tensor down;       // [R', M]
-  at::Tensor down_bias;  // [R']; undefined: none
+  at::Tensor down_bias;  // [R']; undefined if there is no bias
   at::Tensor up;         // [heads * d, R']
-  at::Tensor up_bias;    // [heads * d]; undefined: none
+  at::Tensor up_bias;    // [heads * d]; undefined if there is no bias
 
   // Returns the factors with only the rows [first, first + count) of the lift.
   GroupFactors LiftOf(int64_t first, int64_t count) const {

@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kFittedRows = 8192;
 
 struct Range {
-  at::Tensor low;  // [ΣR']
+  at::Tensor low;  // least number of each channel, [ΣR']
   at::Tensor high;
 };
 
@@ -63,7 +63,7 @@ std::vector<const ProgramPart*> StaticParts(const LayerProgram& program) {
   return parts;
 }
 
-// Collects the latents of one sequence for the ranges.
+// Collects the latents of one sequence, from which ranges are found.
 class LatentObserver : public LayerObserver {
  public:
   // Keeps every `rows_step`-th row from `first_row` on. If `rows_step` is 0, it

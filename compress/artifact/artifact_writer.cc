@@ -51,8 +51,8 @@ bool IsRange(std::string_view name) {
   return name.ends_with(".range.min") || name.ends_with(".range.scale");
 }
 
-// The tensors of the base that are copied as they are stored, in file order:
-// first those outside the layers, then layer by layer.
+// The base model's tensors that are copied as they are stored, in file order:
+// first the tensors outside the layers, then those of each layer.
 struct CopyList {
   std::vector<const model::TensorStore::Entry*> outer;
   std::vector<std::vector<const model::TensorStore::Entry*>> layers;
@@ -226,12 +226,12 @@ class ShardSequence {
   int shards_ = 0;  // number of finished files
   int64_t total_bytes_ = 0;
   std::map<std::string, int> shard_of_;
-  std::map<std::string, std::string> linked_;  // file by tensor name
+  std::map<std::string, std::string> linked_;  // file name by tensor name
   std::map<std::string, const model::SafetensorsFile*> linked_files_;
 };
 
-// Checks the numbers of a tensor from byte `at` on. A server refuses numbers
-// that are not finite.
+// Checks that all numbers in `piece`, which begins at byte `at` of the tensor,
+// are finite. A server refuses other numbers.
 absl::Status CheckFinite(const model::TensorInfo& info, uint64_t at,
                          std::span<std::byte> piece) {
   const at::ScalarType type = ScalarTypeOf(info.type);

@@ -81,8 +81,8 @@ class ArtifactWriterTest : public FolderTest {
     return names;
   }
 
-  // Sets the bf16 bits of row 1, column 2 of a tensor, or of element 2 of a
-  // vector.
+  // Sets the bf16 bits of the number at row 1, column 2 of a matrix, or at
+  // index 2 of a vector.
   void SetWeight(const std::string& tensor, uint16_t bits) const {
     const model::TensorInfo& info = *base_->tensors().Find(tensor)->info;
     ASSERT_EQ(info.type, model::TensorType::kBF16);

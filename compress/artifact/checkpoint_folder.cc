@@ -150,7 +150,7 @@ absl::Status RenameError(const fs::path& from, const fs::path& to,
                                              error.message()));
 }
 
-// Markers of folders, locked until the object is destroyed.
+// Holds the locks of folder markers until the object is destroyed.
 class MarkerLocks {
  public:
   MarkerLocks() = default;
@@ -226,7 +226,8 @@ absl::StatusOr<fs::path> Replace(const fs::path& path, const fs::path& out) {
   return old;
 }
 
-// Syncs all files of the folder, even those written by others, and their names.
+// Waits until all files of the folder and their names are on the disk,
+// including files that the caller wrote.
 absl::Status SyncFolder(const fs::path& folder) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end;

@@ -198,7 +198,8 @@ TEST_F(NewFolderTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true, inputs),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("holds the input")));
-  // A folder whose name begins with an input's name is not that input.
+  // The output "oth" is accepted, although the name of the input "other" begins
+  // with it.
   KVASIR_EXPECT_OK(NewFolder::Check(folder_ / "oth", true, inputs));
   PutCheckpoint(folder_ / "other", "old");
   EXPECT_THAT(

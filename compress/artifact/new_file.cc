@@ -38,7 +38,7 @@ absl::Status Sync(int descriptor, const fs::path& path) {
   return SystemError("write " + path.string() + " to the disk", errno);
 }
 
-// Returns whether the open file still has this name.
+// Returns whether the open file is still the one at `path`.
 bool HasName(int descriptor, const fs::path& path) {
   struct stat open_file;
   struct stat named;
@@ -82,7 +82,7 @@ absl::StatusOr<std::unique_ptr<NewFile>> NewFile::Create(fs::path path) {
   KVASIR_ASSIGN_OR_RETURN(const int descriptor, OpenLocked(partial));
   std::unique_ptr<NewFile> file(
       new NewFile(std::move(path), std::move(partial), descriptor));
-  // Remove what a killed run left in the file.
+  // Removes what a killed run may have left in the file.
   if (::ftruncate(descriptor, 0) != 0) {
     return SystemError("write " + file->partial_path_.string(), errno);
   }

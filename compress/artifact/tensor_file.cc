@@ -159,7 +159,8 @@ absl::Status WriteTensorFile(const std::filesystem::path& path,
 absl::StatusOr<TensorFile> ReadTensorFile(const std::filesystem::path& path) {
   absl::StatusOr<TensorFile> file = ReadChecked(path);
   const absl::Status& status = file.status();
-  // Only errors in the content mean damage; errors of the system do not.
+  // Errors in the content mean that the file is damaged. Other errors, such as
+  // a failed read, do not.
   if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status) ||
       absl::IsOutOfRange(status)) {
     return absl::DataLossError(

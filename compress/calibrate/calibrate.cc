@@ -71,7 +71,7 @@ class SequenceObserver : public LayerObserver {
     value_ = value.detach().flatten(0, 1).flatten(1);
   }
 
-  // Adds the tokens after the first `sinks`.
+  // Adds the observed tokens after the first `sinks` to `sums`.
   void AddTo(LayerSums& sums, int64_t sinks, int threads) const {
     const at::NoGradGuard no_grad;
     const at::Tensor input = input_.slice(0, sinks);
@@ -206,7 +206,8 @@ class Calibrator {
     int64_t first = 0;
     int64_t count = 0;
     bool goes_back = true;
-    // Inputs of the layers [L + 1][count], each [1, T, M].
+    // hidden[l][i] is the input [1, T, M] of layer l for sequence i of the
+    // batch; hidden[L] is the output of the last layer.
     std::vector<std::vector<at::Tensor>> hidden;
     // Gradients with respect to the layer's output, one list [count] per
     // backward pass: first of the mean loss if Fisher scores are requested,
@@ -473,7 +474,8 @@ void Calibrator::AddHeadGradients(const Resident& resident,
   batch.hidden.back().clear();
 }
 
-// Adds g gT of the tokens after the sinks to `sum` [kv, kv].
+// Adds g gT, for the gradients g of all tokens after the sinks, to `sum` [Hkv *
+// D, Hkv * D].
 void Calibrator::AddOuterProducts(const at::Tensor& gradient,
                                   at::Tensor& sum) const {
   const at::NoGradGuard no_grad;
@@ -578,7 +580,8 @@ absl::Status Calibrator::RunWithGradients(CalibrationState& state, Pace& pace,
   return absl::OkStatus();
 }
 
-// Returns an empty path, with a message, if the folder cannot be used.
+// Returns `cache` if this folder exists or could be created; otherwise sends a
+// message and returns an empty path.
 std::filesystem::path UsableCache(const std::filesystem::path& cache,
                                   const CalibrateEvents& events) {
   if (cache.empty()) return cache;

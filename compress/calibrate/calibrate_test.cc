@@ -86,7 +86,7 @@ TEST(AddGramTest, AGramMatrixThatIsComputedInBlocksHasAllEntries) {
 // the whole model. The label of a position is the token `shift` positions
 // later; 1 is the true next token.
 struct WholeModelGradients {
-  std::vector<at::Tensor> key, value;  // per layer
+  std::vector<at::Tensor> key, value;  // one tensor per layer
 };
 WholeModelGradients NaiveGradients(
     const model::Checkpoint& checkpoint,
@@ -319,7 +319,7 @@ TEST_F(CalibrateTest, ACachedResultIsUsed) {
     EXPECT_TRUE(at::equal(again.calibration.layers[l].key_fisher,
                           first.calibration.layers[l].key_fisher));
   }
-  // A cached calibration with more parts is used, too.
+  // A cached calibration is also used if it has more parts than requested.
   options.parts.fisher = false;
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun less, Run(sample, options));
   EXPECT_TRUE(less.from_cache);
@@ -433,7 +433,8 @@ TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsAnErrorAndIsNotReplaced) {
   std::filesystem::create_directories(options.cache);
   for (const char* ending : {".state", ".safetensors"}) {
     const std::filesystem::path path = CachePath(sample, options, ending);
-    std::filesystem::create_symlink(path.filename(), path);  // points to itself
+    // a link to itself cannot be read
+    std::filesystem::create_symlink(path.filename(), path);
     const absl::Status status = Run(sample, options).status();
     EXPECT_FALSE(status.ok());
     EXPECT_THAT(std::string(status.message()),

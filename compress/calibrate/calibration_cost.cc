@@ -90,7 +90,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
         layer_bytes +
         batch * (SavedNumbers(spec, tokens) * kFloatBytes * 3 / 2 +
                  (parts.fisher ? kv_bytes : 0) +
-                 // Gradients of keys or values in float64, and their products.
+                 // For information: gradients of keys or values in float64, and
+                 // their products.
                  (labels > 0 ? 8 * (2 * tokens * kv + 4 * kv * kv) : 0));
     // The head's backward pass comes before that of the layers; each thread
     // works on one sequence.
@@ -161,7 +162,7 @@ double MeasureOperationsPerSecond(int threads, at::Device device) {
   const at::Tensor left = at::ones({kRows, kDepth}, options);
   const at::Tensor right = at::ones({kDepth, kDepth}, options);
   double best = 0.0;
-  // The first round warms up.
+  // The first of the rounds warms up; the fastest round counts.
   for (int round = 0; round < 4; ++round) {
     const absl::Time start = absl::Now();
     ForEachIndex(threads, threads, [&](int64_t) {

@@ -11,8 +11,9 @@
 namespace kvasir::compress {
 namespace {
 
-// Draws number `index` in [0, limit). The bias of multiply and shift is below
-// 2^-20 for any text of fewer than 2^43 tokens.
+// Returns random number `index` of the seed, in [0, limit). The method,
+// multiply and shift, has a bias below 2^-20 for any text of fewer than 2^43
+// tokens.
 int64_t Draw(uint64_t seed, int64_t index, int64_t limit) {
   const base::PhiloxCounter bits =
       base::Philox4x32(base::PhiloxKeyFromSeed(seed),

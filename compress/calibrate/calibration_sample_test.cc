@@ -127,7 +127,8 @@ TEST(SampleDomainsTest,
     EXPECT_EQ(domain, i % 3);
     EXPECT_EQ(sample.DomainOf(i), domain);
   }
-  // The windows are the same as if only this domain were sampled.
+  // The windows of a domain must be the same as if only this domain were
+  // sampled.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample alone,
       SampleCalibration(domains[1].text, {.tokens = 200, .sequence_tokens = 10},

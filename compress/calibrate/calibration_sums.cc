@@ -14,8 +14,9 @@
 namespace kvasir::compress {
 namespace {
 
-// Rows and columns of a block of a Gram matrix. It is large enough for a fast
-// product and small enough to leave out most of the lower half.
+// Number of rows and of columns in a block of a Gram matrix. Blocks are large
+// enough for fast products, and small enough that most of the lower half need
+// not be computed.
 constexpr int64_t kGramBlock = 512;
 
 constexpr char kStateKind[] = "calibration state";
@@ -254,7 +255,7 @@ void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram) {
       upper.push_back({row * kGramBlock, column * kGramBlock});
     }
   }
-  // Threads share the blocks.
+  // Each thread computes whole blocks, so a product uses one BLAS thread.
   const ScopedBlasThreads blas_threads(1);
   ForEachIndex(static_cast<int64_t>(upper.size()), threads, [&](int64_t i) {
     const at::NoGradGuard no_grad_here;

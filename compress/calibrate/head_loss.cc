@@ -16,7 +16,8 @@ int64_t RowsAtATime(int64_t vocab) {
   return std::max(kLogits / vocab, kLeastRows);
 }
 
-// Returns the product of rows [n, M] with the head, the logits [n, V].
+// Returns the logits [n, V], the product of rows [n, M] and the transposed
+// head.
 at::Tensor Logits(const at::Tensor& rows, const at::Tensor& head) {
   const int64_t vocab = head.size(0);
   at::Tensor logits = at::empty({rows.size(0), vocab}, rows.options());

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 constexpr CalibrationParts kInformation = {.fisher = false,
                                            .information = true};
 
-// Width of the keys: 2 heads with 6 dims.
+// Number of key dims of a token: 2 heads with 6 dims.
 constexpr int64_t kWidth = 12;
 
 class InformationTest : public CalibrateTest {
@@ -261,8 +261,8 @@ TEST_F(InformationTest, MomentsOfKeysAndValuesFollowFromTheGramAndTheWeights) {
   }
 }
 
-// Models without RoPE, models that rotate a part of a head, and models with one
-// KV head per query head.
+// The families include models without RoPE, models that rotate only a part of
+// each head, and models with one KV head per query head.
 TEST_F(InformationTest, InformationIsMeasuredForEveryModelFamily) {
   for (const model::Family family :
        {model::Family::kLlama, model::Family::kNeox, model::Family::kOpt}) {

@@ -19,9 +19,10 @@
 namespace kvasir::compress {
 namespace {
 
-constexpr double kNumberBytes = 2.0;        // bf16
-constexpr double kParamsBytes = 2.0 + 2.0;  // float16 minimum and scale
-constexpr double kNormBytes = 2.0;          // float16
+constexpr double kNumberBytes = 2.0;  // bytes of a bf16 number
+// bytes of a float16 minimum and scale
+constexpr double kParamsBytes = 2.0 + 2.0;
+constexpr double kNormBytes = 2.0;  // bytes of a float16 norm
 constexpr double kFewestKeep = 1.0 / 1024.0;
 constexpr int64_t kMostExactRows = 1 << 20;
 
@@ -36,14 +37,15 @@ double RowBytes(int64_t channels, int64_t bits, int64_t group = 0) {
          runs * kParamsBytes;
 }
 
-// The parts of a name: "kivi" with "2", "group=32" and "residual=128".
+// A baseline's name, split into its parts: "kivi:2,group=32,residual=128" has
+// the method "kivi", the word "2" and two settings.
 struct Name {
   std::string text;
   const char* kind = "baseline";
   std::string method;
-  std::vector<std::string> words;               // those without "="
-  std::map<std::string, std::string> settings;  // those with "="
-  bool repeats = false;                         // a setting occurs twice
+  std::vector<std::string> words;               // the parts without "="
+  std::map<std::string, std::string> settings;  // the parts with "="
+  bool repeats = false;  // true if a setting occurs twice
 
   absl::Status Refuse(absl::string_view want) const {
     return absl::InvalidArgumentError(
@@ -148,8 +150,8 @@ struct Maker {
   }
 };
 
-// Makes a baseline that codes whole rows of keys and values, in the bits of
-// words such as k4 and v4.
+// Makes a baseline that codes each row of keys and values separately. Words
+// such as k4 and v4 give the bits.
 using MakeRowCode = RowCode (*)(int64_t bits);
 absl::StatusOr<Baseline> MakeByBits(const Maker& m, absl::string_view want,
                                     MakeRowCode code, double params_bytes) {
@@ -385,8 +387,8 @@ const std::map<std::string, MakeFunction>& Methods() {
   return *methods;
 }
 
-// Removes the setting `key` and returns its number; empty if there is no such
-// setting.
+// Removes the setting `key` from `name` and returns its number; empty if there
+// is no such setting.
 absl::StatusOr<std::optional<int64_t>> TakeNumber(Name& name, const char* key) {
   const auto found = name.settings.find(key);
   if (found == name.settings.end()) return std::nullopt;
@@ -400,7 +402,8 @@ absl::StatusOr<std::optional<int64_t>> TakeNumber(Name& name, const char* key) {
   return number;
 }
 
-// Removes the settings that every baseline may have, and returns them.
+// Removes the settings that every baseline may have from `name`, and returns
+// them.
 absl::StatusOr<ExactRows> TakeExactRows(Name& name, int64_t num_layers) {
   ExactRows exact;
   for (const auto& [key, setting] :

@@ -232,7 +232,8 @@ TEST_F(BaselinesTest, SinksStayExactInEveryBaseline) {
     EXPECT_TRUE(at::equal(key->values.slice(1, 0, 3), key_.slice(1, 0, 3)));
     EXPECT_FALSE(at::equal(key->values, key_));
   }
-  // If there are more sinks than tokens, nothing is coded.
+  // If there are more sinks than tokens, nothing is coded, so the logits must
+  // be those of the uncompressed model.
   EXPECT_LT(Difference(Logits(Make("rotated:k2,v2,sinks=41").transform.get()),
                        Logits(nullptr)),
             1e-5);

@@ -109,7 +109,7 @@ class KeyRanges : public LayerObserver {
   }
 
   bool before_;
-  std::vector<at::Tensor> low_;  // [Hkv * D]
+  std::vector<at::Tensor> low_;  // least number of each channel, [Hkv * D]
   std::vector<at::Tensor> high_;
 };
 
@@ -173,7 +173,8 @@ class Think : public CacheTransform {
             .sum(2);
     const at::Tensor score = query_norm * key.norm(2, {1});  // [B, Hkv, D]
     const at::Tensor kept = std::get<0>(
-        std::get<1>(score.topk(kept_, -1)).sort(-1));  // ascending channels
+        // the kept channels, ascending
+        std::get<1>(score.topk(kept_, -1)).sort(-1));
     const at::Tensor index = kept.unsqueeze(1).expand(
         {key.size(0), key.size(1), key.size(2), kept_});
     KVASIR_ASSIGN_OR_RETURN(const at::Tensor coded,

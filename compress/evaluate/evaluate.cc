@@ -157,7 +157,7 @@ absl::Status Evaluator::CheckText() const {
 absl::Status Evaluator::ChooseRepeat() {
   RepeatOptions& repeat = options_.repeat;
   if (repeat.tests == 0) return absl::OkStatus();
-  // One position belongs to the start token.
+  // One position of the context is reserved for the start token.
   const int64_t context = teacher_.decoder->spec().max_position_embeddings - 1;
   const auto tokens = static_cast<int64_t>(text_.ids.size());
   constexpr int64_t kPassage = 128;
@@ -221,7 +221,7 @@ absl::Status Evaluator::ForEachWindow(
     const std::string& model, int64_t count,
     const std::function<absl::Status(int64_t)>& work) const {
   std::mutex mutex;
-  absl::Status status;  // the first failure
+  absl::Status status;  // the status of the first window that failed
   std::atomic<bool> stop = false;
   int64_t done = 0;
   ForEachIndex(count, options_.threads, [&](int64_t i) {

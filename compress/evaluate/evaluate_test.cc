@@ -100,7 +100,8 @@ TEST(EvaluateTest, TheTeacherComparedWithItselfAddsNoLoss) {
   EXPECT_EQ(row->top1_agreement, 1.0);
   EXPECT_EQ(row->kl_nats, 0.0);
   EXPECT_EQ(row->keep, 1.0);
-  // Two layers, each with keys and values of 2 heads with 8 numbers of 2 bytes.
+  // The model has two layers; keys and values each have 2 heads with 8 numbers
+  // of 2 bytes.
   EXPECT_EQ(row->kv_payload_bytes_per_token, 128.0);
 }
 
@@ -162,7 +163,8 @@ TEST(EvaluateTest, TheRepeatTestScoresOnlyTheSecondCopy) {
   ids.insert(ids.end(), text.ids.begin(), text.ids.begin() + 6);
   ids.insert(ids.end(), text.ids.begin() + 30, text.ids.begin() + 37);
   ids.insert(ids.end(), text.ids.begin(), text.ids.begin() + 6);
-  // The first token of the second copy cannot be predicted from the first copy.
+  // The first token of the second copy is not scored, because the first copy
+  // does not predict it.
   ASSERT_TRUE(row->repeat_nats_per_token.has_value());
   EXPECT_NEAR(
       *row->repeat_nats_per_token,
@@ -178,7 +180,7 @@ TEST(EvaluateTest, RepeatSizesFitTheContextByDefault) {
   const auto evaluator = Make(bench, Text(400), options);
   KVASIR_ASSERT_OK(evaluator);
   const RepeatOptions& repeat = (*evaluator)->repeat();
-  EXPECT_EQ(repeat.passage_tokens, 15);  // a quarter of 63
+  EXPECT_EQ(repeat.passage_tokens, 15);  // a quarter of 63, rounded down
   EXPECT_EQ(2 * repeat.passage_tokens + repeat.filler_tokens, 63);
   options.repeat.passage_tokens = 60;
   EXPECT_THAT(Make(bench, Text(400), options).status(),
@@ -314,7 +316,7 @@ TEST(EvaluateTest, BytesOfACandidateFollowFromItsPlan) {
   part->mutable_codec()->mutable_bits()->add_schedule(4);
   part->mutable_codec()->mutable_per_token();
   part->mutable_codec()->set_param_dtype(kvasir::v1::F16);
-  // A row of an exact token has 16 numbers of 2 bytes.
+  // An exact token adds a row of 16 numbers with 2 bytes each.
   plan.mutable_layers(0)->mutable_value()->set_exact_window(8);
   const ReferenceDecoder decoder = TestDecoder(1, plan);
   const auto candidate = MakeCandidate("planned", decoder);

@@ -143,8 +143,8 @@ TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
   const EvictionSpec spec = Spec("q-hitter", "9", settings);
   const auto evicting = Evicting(*MakeCandidate("coded", coded), spec);
   KVASIR_ASSERT_OK(evicting);
-  // An eviction at the end of the prompt does not affect any of its tokens.
-  // With one more token it does.
+  // An eviction at the end of the prompt does not affect the prompt's tokens.
+  // If there is one more token, the eviction affects this token.
   const at::NoGradGuard no_grad;
   (*evicting->rules)[0]->prompt_tokens = 20;
   Recorder recorder;
@@ -295,7 +295,7 @@ TEST(EvictionSpecTest, AnEvictingCandidateReportsItsBytes) {
   EXPECT_EQ(json("random", "9")["method"], "random");
   EXPECT_EQ(json("recent", "9")["sinks"], 0);
   EXPECT_EQ(json("streaming", "9")["kept_slots"], 9);
-  // The summary of the plan's own eviction.
+  // Checks the summary of an eviction that the plan itself has.
   kvasir::v1::KvPlan evicts = CodedPlan({.sinks = 1});
   KVASIR_ASSERT_OK(plan::ApplyEviction(
       Spec("h2o", "9").settings, model::AttentionShapeOf(TestSpec()), &evicts));

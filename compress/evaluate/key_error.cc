@@ -69,8 +69,9 @@ double LostShare(const at::Tensor& variances, const Codec& codec) {
   return lost / variances.sum().item<double>();
 }
 
-// Returns whether the error analysis covers this part: channels of all heads in
-// one basis, or uncombined channels in static ranges.
+// Returns whether the formula for the predicted error covers this part:
+// channels of all heads in one basis, or channels without a basis, both with
+// static ranges.
 bool IsAnalysed(const Part& part) {
   const Codec& codec = part.codec();
   if (!codec.has_bits() || !codec.has_channel_static()) return false;

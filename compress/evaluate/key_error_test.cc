@@ -54,7 +54,7 @@ TEST(KeyErrorTest, AnExactCacheHasNoError) {
 }
 
 // Each layer gets the teacher's inputs, so errors of one layer do not reach the
-// next.
+// next layer.
 TEST(KeyErrorTest, ErrorsAreRelativeToTheKeysMinusTheirMeanInEachLayer) {
   const ReferenceDecoder teacher = TestDecoder();
   // Records the inputs of each layer, from which the means of its keys are

@@ -78,8 +78,8 @@ TEST(CodeRotatedTest, ALengthBeyondFloat16IsRefused) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nan")));
 }
 
-// Expected numbers are computed by hand from quantize_row_q8_0_ref in
-// ggml-quants.c.
+// The expected numbers were computed by hand, following quantize_row_q8_0_ref
+// in ggml-quants.c.
 TEST(CodeGgmlTest, Q8ScalesByAMaximumOf127AndRoundsHalvesAwayFromZero) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = -127.0;

@@ -67,8 +67,8 @@ absl::Status CheckOptions(const PlanRequest& request,
   return absl::OkStatus();
 }
 
-// Returns the layers in order of falling sensitivity; among equals the earlier
-// layer comes first.
+// Returns the layers in order of falling sensitivity; among equally sensitive
+// layers the earlier one comes first.
 std::vector<int64_t> BySensitivity(
     const std::vector<LayerSensitivity>& layers) {
   std::vector<int64_t> order(layers.size());
@@ -180,7 +180,8 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
     const std::vector<LayerSensitivity>& layers,
     const std::vector<bool>& compressed) {
   const model::DecoderSpec& spec = request.spec;
-  const Section section = ValueSection(spec);  // keys have the same size
+  // keys have a section of the same size
+  const Section section = ValueSection(spec);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> groups,
                           HeadGroups(request, 0));
   const bool progressive = options.progressive && options.only_layers.empty();
@@ -194,7 +195,7 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
     pool.units.push_back({.max_rank = MaxRank(spec, groups.front(), section),
                           .copies = 2 * static_cast<int64_t>(groups.size())});
   }
-  if (shares.empty()) {  // only a threshold can leave out all layers
+  if (shares.empty()) {  // can happen only with a threshold
     return absl::InvalidArgumentError(
         absl::StrCat("the threshold ", options.threshold.value_or(0),
                      " leaves out every layer: the least sensitive one is at ",

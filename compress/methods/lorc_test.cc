@@ -19,7 +19,7 @@ KvPlan Plan(const PlanRequest& request, const LorcOptions& options) {
   return plan.ok() ? *plan : KvPlan{};
 }
 
-// Stands for the rank of a layer that is not compressed.
+// LayerRanks gives this number for a layer that is not compressed.
 constexpr int64_t kWhole = 0;
 
 // Returns the rank of each layer.
@@ -34,8 +34,8 @@ std::vector<int64_t> LayerRanks(const KvPlan& plan) {
   return ranks;
 }
 
-// Returns a matrix whose singular values are 1, except for one that is 1 /
-// condition.
+// Returns a matrix whose singular values are 1, except for the smallest, which
+// is 1 / condition.
 at::Tensor WithCondition(int64_t rows, int64_t columns, double condition) {
   at::Tensor weight = at::eye(rows, columns);
   weight[rows / 2][rows / 2] = 1 / condition;
@@ -44,7 +44,8 @@ at::Tensor WithCondition(int64_t rows, int64_t columns, double condition) {
 
 class LorcTest : public ::testing::Test {
  protected:
-  // Keys and values with 32 numbers each in 3 layers, 192 numbers in all.
+  // In each of 3 layers keys and values have 32 numbers each, which gives 192
+  // numbers in all.
   PlanRequest request_ = RequestOf(
       {.layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16, .hidden = 64});
   // The condition numbers of keys and values in each layer. The logarithms of
@@ -75,7 +76,7 @@ TEST_F(LorcTest, TheCumulativeSensitivityIsASumFromTheLastLayerBackwards) {
 }
 
 TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
-  conditions_[1] = {1e6, 1};  // below the rounding of float32
+  conditions_[1] = {1e6, 1};  // 1e-6 is near the rounding error of float32
 
   conditions_[2] = {std::numeric_limits<double>::infinity(), 1};
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::vector<LayerSensitivity> layers,

@@ -63,8 +63,9 @@ absl::Status CheckWeight(const at::Tensor& weight) {
   return CheckTensor("projection weight", weight, weight.sizes());
 }
 
-// Fixes the signs of columns: the largest entry of each becomes positive, so
-// that a checkpoint does not depend on the linear algebra library in use.
+// Returns the columns with signs that make the largest entry of each column
+// positive, so that a checkpoint does not depend on the linear algebra library
+// in use.
 at::Tensor FixSigns(const at::Tensor& columns) {
   const at::Tensor largest = columns.abs().argmax(0, /*keepdim=*/true);
   const at::Tensor sign = columns.gather(0, largest).sign();

@@ -42,14 +42,15 @@ double RelativeError(const at::Tensor& have, const at::Tensor& want) {
   return ((have - want).norm() / want.norm()).item<double>();
 }
 
-// Makes a plan with one method.
+// A function that makes a plan with one method.
 using Planner = std::function<absl::StatusOr<KvPlan>(PlanRequest request)>;
 
-// A small checkpoint with its calibration.
+// Test fixture: a small checkpoint with its calibration.
 class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    at::set_num_threads(1);  // the tensors are tiny
+    // more threads would not help with such small tensors
+    at::set_num_threads(1);
     auto checkpoint = model::Checkpoint::Open(ModelFolder(GetParam()));
     KVASIR_ASSERT_OK(checkpoint);
     checkpoint_.emplace(*std::move(checkpoint));
@@ -146,7 +147,7 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
     return logits.ok() ? *logits : at::zeros_like(ids_);
   }
 
-  std::vector<TensorMap> layers_;  // uncompressed
+  std::vector<TensorMap> layers_;  // tensors of the uncompressed layers
 
  private:
   at::Tensor RandomIds(int64_t sequences) const {
@@ -196,7 +197,7 @@ INSTANTIATE_TEST_SUITE_P(Models, PrunedPairsTest,
                          ::testing::ValuesIn(kRotaryModels), TestName);
 INSTANTIATE_TEST_SUITE_P(Models, MethodIdentitiesTest,
                          ::testing::ValuesIn(kRotaryModels), TestName);
-// Models that rotate a part of each head, and one without RoPE.
+// These models rotate only a part of each head or have no RoPE.
 INSTANTIATE_TEST_SUITE_P(LayerNormModels, MethodIdentitiesTest,
                          ::testing::Values("neox-parallel-quarter",
                                            "neox-serial-half", "opt-tied"),

@@ -70,7 +70,7 @@ void ExpectPlanStands(const PlanRequest& request, const KvPlan& plan) {
                               cache::PageLayout::Create(plan, shape, {}));
   EXPECT_EQ(plan.target().kv_bytes_per_token(),
             layout.marginal_payload_bytes_per_token());
-  // Each number has four bytes.
+  // In these plans each number takes four bytes.
   EXPECT_EQ(plan.target().kv_bytes_per_token(),
             4.0 * static_cast<double>(Numbers(plan, request.spec)));
 }
@@ -155,7 +155,8 @@ TEST_P(PairsPlanTest, TheBudgetIsMetWithinOneStep) {
       CommutingOptions commuting;
       commuting.budget.score = score;
       ExpectBudgetMet(request, PlanCommuting(request, commuting), target);
-      if (score == BudgetScore::kEnergy) continue;  // RAP does not support it
+      // RAP does not support kEnergy
+      if (score == BudgetScore::kEnergy) continue;
       ExpectBudgetMet(request, PlanRap(request, rap), target);
     }
   }

@@ -16,7 +16,8 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// A low_rank part of the plan, and its units in the pool of ranks.
+// A low_rank part of the plan, and for each of its groups the unit in the pool
+// of ranks.
 struct PlannedPart {
   int64_t layer = 0;
   Section section;

@@ -143,7 +143,8 @@ TEST(PaluTest, KeptNumbersAreBelowTheBudgetByLessThanOneStep) {
             request.rank_multiple = 2;
             const KvPlan plan =
                 Plan(request, {.group_heads = group_heads, .search = search});
-            // A step is one multiple for all groups that share a rank.
+            // One step raises the rank of all groups that share it by one
+            // multiple.
             const int64_t groups =
                 group_heads == 0 ? tp : model.kv_heads / group_heads;
             const int64_t step =

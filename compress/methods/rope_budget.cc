@@ -14,8 +14,7 @@ bool ByFisher(BudgetScore score) {
   return score == BudgetScore::kFisher || score == BudgetScore::kFisherRoot;
 }
 
-// How many numbers per token keys and values may keep, over all layers
-// together.
+// The numbers per token that keys and values may keep in all layers together.
 struct SideBudgets {
   int64_t keys = 0;
   int64_t values = 0;
@@ -61,7 +60,8 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
   return budgets;
 }
 
-// Units of one pool, and the variables that receive their ranks.
+// The units of one pool, and pointers to the variables that receive their
+// ranks.
 class Pool {
  public:
   explicit Pool(int64_t multiple) { pool_.multiple = multiple; }

@@ -14,7 +14,8 @@
 namespace kvasir::compress {
 namespace {
 
-// The queries, keys and values of one unit's heads in one sequence.
+// The queries, keys and values of one unit in one sequence: Hu KV heads, each
+// with `share` query heads.
 struct UnitHeads {
   at::Tensor query;       // [Hu, share, T, W]
   at::Tensor key;         // [Hu, T, W]
@@ -120,7 +121,8 @@ class UnitRun {
     const int64_t share = heads_.query.size(1);
     const std::vector<int64_t> by_query = {kv_heads, share, rows,
                                            slots.size(0)};
-    // Tokens since `begin` come after the slots that were kept.
+    // Tokens from `begin` on take the slots after the kept ones: slot =
+    // position + behind.
     const int64_t behind = static_cast<int64_t>(positions_.size()) - begin;
     const at::Tensor query =
         Moved(heads_.query.slice(2, first, end), own.squeeze(1),
@@ -229,8 +231,8 @@ class UnitRun {
   const std::vector<float> key_error_;    // [T]
   const std::vector<float> value_error_;  // [T]
   std::vector<int64_t> positions_;        // positions of the held slots
-  std::vector<float> mass_;  // S of the held slots and of the tokens since the
-                             // last eviction
+  std::vector<float> mass_;  // S (received attention) of the held slots and of
+                             // the tokens since the last eviction
 };
 
 }  // namespace
@@ -242,7 +244,7 @@ at::Tensor EvictingAttention(const AttentionInputs& inputs,
   const int64_t batch = inputs.query.size(0);
   const int64_t length = inputs.query.size(1);
   const auto& units = eviction.rule->layer.slots.units;
-  // The index of each head in the order in which units list them.
+  // place[head] is the index of the head in the concatenation of all units.
   std::vector<int64_t> place(static_cast<size_t>(inputs.key.size(2)));
   int64_t next = 0;
   for (const std::vector<int64_t>& unit : units) {

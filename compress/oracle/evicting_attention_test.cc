@@ -148,8 +148,8 @@ TEST(EvictingAttentionTest, TheResultEqualsATokenByTokenRunOfThePolicy) {
   }
 }
 
-// Errors that differ by 2 % are rounded to the same byte, so the lower slot is
-// kept and not the slot with the smaller error.
+// Errors that differ by 2 % are rounded to the same byte. The lower slot must
+// then be kept, even if the error of the other slot is smaller.
 TEST(EvictingAttentionTest, CodeErrorsAreRoundedToOneByte) {
   AttentionInputs in = Inputs(1, 12);
   EvictionRule rule = Rule({{0, 1, 2, 3}}, 4, 12);

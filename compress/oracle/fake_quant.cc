@@ -17,7 +17,7 @@ using kvasir::v1::DataType;
 
 namespace {
 
-// Rounds to the nearest number of the type, ties to even.
+// Rounds x to the nearest number of the type, ties to even.
 float RoundToType(float x, DataType dtype) {
   switch (dtype) {
     case kvasir::v1::F16:
@@ -87,7 +87,7 @@ absl::Status CheckFinite(const float* in, int64_t width, int64_t row) {
   return absl::OkStatus();
 }
 
-// Codes one run of a row by PER_TOKEN.
+// Codes one run of a row by the rule of PER_TOKEN.
 absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
                      const RowView& view) {
   const LatentCodec::Run& run = codec.runs[run_index];
@@ -141,7 +141,7 @@ float SquareSum(int64_t width, const Get& get) {
   return lanes[0];
 }
 
-// Codes one row by PER_TOKEN_NORM.
+// Codes one row by the rule of PER_TOKEN_NORM.
 absl::Status CodeNormRow(const LatentCodec& codec, int64_t row,
                          const RowView& view) {
   const int64_t width = codec.stored_width;
@@ -175,7 +175,8 @@ absl::Status CodeNormRow(const LatentCodec& codec, int64_t row,
   return absl::OkStatus();
 }
 
-// Codes one row by CHANNEL_STATIC. Returns the number of clamped codes.
+// Codes one row by the rule of CHANNEL_STATIC. Returns the number of clamped
+// codes.
 int64_t CodeStaticRow(const LatentCodec& codec, const float* minimum,
                       const float* scale, const RowView& view) {
   int64_t clamped = 0;

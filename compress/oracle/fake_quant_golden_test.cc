@@ -75,7 +75,7 @@ at::Tensor Latents() {
         case 9:  // numbers half way between two codes
           *to = static_cast<float>(c) * 0.5f;
           break;
-        case 10:  // a range near the limit of float16
+        case 10:  // numbers whose range is near the limit of float16
           *to = x * 32000.0f;
           break;
         case 11:  // a row with one outlier
@@ -94,7 +94,7 @@ StaticRange Ranges() {
   for (int64_t c = 0; c < kRank; ++c) {
     const auto channel = static_cast<uint32_t>(c);
     range.minimum.data_ptr<float>()[c] = -1.0f + 0.2f * Uniform(100, channel);
-    // Channel 5 is constant.
+    // Channel 5 has a scale of 0, like a constant channel.
     range.scale.data_ptr<float>()[c] =
         c == 5 ? 0.0f : 0.2f + 0.1f * Uniform(101, channel);
   }
@@ -165,7 +165,7 @@ json Case(const kvasir::v1::Codec& plan, const at::Tensor& latents,
     result["clamped"] = coded->num_clamped;
   } else {
     result["param_dtype"] = kvasir::v1::DataType_Name(codec->param_dtype);
-    // Zeros of either sign are recorded as +0.
+    // The addition makes -0 to +0, so that zeros are always recorded as +0.
     result["minimum"] = HexRows(coded->minimum + 0.0f);
     result["scale"] = HexRows(coded->scale + 0.0f);
   }

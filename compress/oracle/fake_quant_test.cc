@@ -176,8 +176,8 @@ TEST(FakeQuantTest,
   EXPECT_EQ(codec->runs[4].begin, 8);
   EXPECT_EQ(codec->runs[4].bits, 1);
   const at::Tensor row = at::arange(10).to(at::kFloat);
-  // The two channels of a run are the ends of its range, so all numbers come
-  // back.
+  // A run has two channels, which are the ends of its range, so all numbers are
+  // decoded exactly.
   const auto coded = CodeLatent(*codec, row, {.keep_codes = true});
   KVASIR_ASSERT_OK(coded);
   EXPECT_LT((coded->values - row).abs().max().item<double>(), 2e-3);
@@ -270,7 +270,8 @@ TEST(FakeQuantTest, NumbersAreRoundedToTheNearestLevelAndRowsKeepTheirLength) {
                 .max()
                 .item<double>(),
             1e-3);
-  // A row of zeros stays zero. A row that is too long for a float16 is refused.
+  // A row of zeros is decoded as zeros. A row whose length (norm) exceeds a
+  // float16 is refused.
   EXPECT_TRUE(at::equal(Code(plan, kWidth, at::zeros({1, kWidth})).values,
                         at::zeros({1, kWidth})));
   const auto codec = MakeLatentCodec(plan, kWidth);

@@ -68,7 +68,7 @@ at::Tensor SelectOrZero(const at::Tensor& x, const at::Tensor& index) {
   return at::constant_pad_nd(x, {0, 1}).index_select(-1, index);
 }
 
-// Rotates the complex channels of a rope_low_rank part.
+// Rotates the complex channels of a rope_low_rank part by RoPE.
 at::Tensor RotateComplex(const Call& call, const ProgramPart& part,
                          const at::Tensor& latent) {
   const at::Tensor heads =
@@ -78,7 +78,7 @@ at::Tensor RotateComplex(const Call& call, const ProgramPart& part,
   return Rotate(heads, turn).squeeze(2).index_select(-1, part.complex_join);
 }
 
-// Computes all latents of a part, [B, T, sum of R'], in the form in which they
+// Computes all latents of a part, [B, T, sum of R'], as they are before they
 // are coded.
 absl::StatusOr<at::Tensor> PartLatents(const Call& call,
                                        const ProgramPart& part,
@@ -123,8 +123,8 @@ absl::Status Place(const Call& call, plan::Side side, const ProgramPart& part,
                    " part ", part.index, ": ", status.message()));
 }
 
-// Codes one latent of a part [..., R']. In a full space, all heads are one
-// latent, because they are coded alike.
+// Codes one latent of a part, [..., R']. In a full part all heads are passed as
+// one latent, because they are coded alike.
 absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
                                    const ProgramPart& part, int64_t index,
                                    const at::Tensor& latent) {
@@ -294,8 +294,8 @@ absl::StatusOr<at::Tensor> Lift(const Call& call, const ProgramPart& part,
   return heads;
 }
 
-// Adds the dims of a part [B, T, Hkv, d] to `sum`, which may be undefined. No
-// two parts cover the same dims.
+// Adds a part's dims [B, T, Hkv, d] to whole heads `sum`, which may be
+// undefined. Two parts never cover the same dims.
 at::Tensor AddDims(const Call& call, const ProgramPart& part,
                    const at::Tensor& sum, const at::Tensor& dims) {
   at::Tensor whole = dims;
@@ -333,8 +333,8 @@ at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
       .view({latent.size(0), latent.size(1), call.spec().num_kv_heads, -1});
 }
 
-// Makes the keys that queries are multiplied by from the latents of all parts:
-// the dims of a head, then the latents of parts that fold.
+// Makes, from the latents of all parts, the keys that are multiplied by
+// queries: the dims of a head, then the latents of parts that fold.
 absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
                                        const std::vector<at::Tensor>& latents) {
   const LayerProgram& program = call.program;

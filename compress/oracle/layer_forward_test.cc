@@ -496,7 +496,7 @@ TEST_P(IdentityTest, AJointLatentEqualsTwoEqualLatentsAndIsCodedOnce) {
     const auto want = Attention(apart, &two, {.clamp_count = &two_clamps});
     ExpectSame(have, want, 1e-7);
     EXPECT_EQ(counter.latents, 1);
-    EXPECT_EQ(counter.codes, 2);  // one per group
+    EXPECT_EQ(counter.codes, 2);  // one call per group
     EXPECT_EQ(2 * joint_clamps.codes.load(), two_clamps.codes.load());
     EXPECT_EQ(2 * joint_clamps.clamped.load(), two_clamps.clamped.load());
     EXPECT_EQ(joint_clamps.clamped.load() > 0, ranges);
@@ -773,7 +773,7 @@ TEST_P(RotatingIdentityTest, RollingPositionsRotateByThePositionsOfSlots) {
     for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
       Indices held;
       for (int64_t t = 0; t < kLength; ++t) {
-        // Each head is a unit.
+        // Each head evicts separately, so its unit has its index.
         const auto stayed = seen.kept.find({b, head, t});
         if (stayed != seen.kept.end()) held = stayed->second;
         held.push_back(t);

@@ -65,7 +65,7 @@ Expected ReadExpected(const std::string& name) {
   return expected;
 }
 
-// Returns the largest error of a logit, relative to the largest logit.
+// Returns the largest error of any logit, divided by the largest logit.
 double RelativeError(const at::Tensor& have, const at::Tensor& want) {
   return ((have - want).abs().max() / want.abs().max()).item<double>();
 }

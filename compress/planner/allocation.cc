@@ -32,7 +32,7 @@ class WidthTable {
     if (bytes < 0) return -1;
     return std::min(bytes * 8 / unit_bits_, num_units_ - 1);
   }
-  // Number of grains with which every channel has the largest width.
+  // Returns the number of grains that the largest width of every channel takes.
   int64_t MostGrains() const {
     const int64_t codes = (channels_ * kCodeWidths[0] + 7) / 8;
     return part_.latents *

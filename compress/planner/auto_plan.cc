@@ -32,8 +32,8 @@ constexpr int64_t kPageTokens = 64;
 // of 128 bytes, which is 2 bytes for each of 64 tokens.
 constexpr int64_t kLeastGrain = cache::kRegionAlignmentBytes / kPageTokens;
 
-// Number of sample rows on which every space of every layer is measured. The
-// chosen spaces are measured again on all rows.
+// Number of sample rows on which all spaces of a layer are measured. The chosen
+// spaces are measured again on all rows.
 constexpr int64_t kTriedRows = 1024;
 
 // Returns the ways to divide the KV heads into equal groups. Each of `shares`
@@ -435,7 +435,8 @@ class Planner {
     return std::nullopt;
   }
 
-  // Returns the plan with the fewest bytes that reaches the wanted loss.
+  // Returns the plan with the fewest bytes whose predicted loss is at most
+  // max_kl; empty if there is none.
   absl::StatusOr<std::optional<Finished>> WithinLoss(
       const Spending& spending) const {
     const auto predicted = [&](int64_t grains) {
@@ -511,7 +512,8 @@ class Planner {
         }
         if (fast && high - low < 0.05 * high) break;
       }
-      // The curve is drawn at the price of the chosen plan.
+      // BestOf also sets spending_, from which the curve is drawn; so it runs
+      // once more at the final price.
       KVASIR_ASSIGN_OR_RETURN(best, BestOf(fast ? high : 0.0));
     }
     best_ = std::move(best->plan);

@@ -17,8 +17,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A model of random weights with a calibration of random inputs. Its channels
-// differ much in variance and in importance.
+// Test fixture: a model with random weights and a calibration of random inputs.
+// Channels differ much in variance and in importance.
 class AutoPlanTest : public ::testing::Test {
  protected:
   explicit AutoPlanTest(TinyModel model = {.layers = 2, .kv_heads = 2}) {
@@ -262,7 +262,7 @@ TEST_F(AutoPlanTest, MoreBytesThanAnyPlanTakesCauseNoOverflow) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 1e20;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan all, Plan(options));
-  options.kv_bytes_per_token = 4096;  // 32 bytes per number
+  options.kv_bytes_per_token = 4096;  // far more bytes than any plan takes
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan many, Plan(options));
   EXPECT_EQ(all.prediction.bytes, many.prediction.bytes);
 }
@@ -397,7 +397,7 @@ TEST_F(AutoPlanTest, NoLossIsPredictedForADomainWithTooFewRows) {
   // scale per token.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
   rows = rows * (2 * RandomMatrix({rows.size(0), 1}, 77)).exp();
-  bool has_mixed = false;  // both losses that need no rows and others
+  bool has_mixed = false;  // true if a plan mixes both kinds of parts
   for (const double bytes : {32, 40, 50, 60, 80, 100}) {
     AutoOptions options = Options();
     options.kv_bytes_per_token = bytes;

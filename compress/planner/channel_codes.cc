@@ -6,9 +6,9 @@
 namespace kvasir::compress {
 namespace {
 
-// Steps of the best uniform codes of a normal variable of variance 1, by bits
-// (Max 1960, "Quantizing for minimum distortion", table 2; the step for 8 bits
-// is the same minimum, found numerically).
+// Steps, indexed by bits, of the uniform codes with the least error for a
+// normal variable of variance 1 (Max 1960, "Quantizing for minimum distortion",
+// table 2; the step for 8 bits was found numerically).
 constexpr std::array<double, 9> kNormalSteps = {
     0.0, 1.5958, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308};
 

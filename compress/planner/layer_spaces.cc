@@ -9,7 +9,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Number of channels that share a bit width: a size that suits the layout of
+// Number of channels that share a bit width. This number suits the layout of
 // codes and the kernels that read them.
 constexpr int64_t kGroupChannels = 8;
 

@@ -122,7 +122,8 @@ double ScaleOf(const JudgeRequest& request, const TakenPart& taken) {
          WindowFactor(taken.candidate->option, request.exact_window);
 }
 
-// Adds what is known of a part before it is judged.
+// Adds to the prediction what needs no new measurement: the part's space,
+// bytes, predicted loss and bits.
 void AddChoice(const JudgeRequest& request, const TakenPart& taken,
                AutoPrediction& prediction) {
   const PlanCandidate& candidate = *taken.candidate;

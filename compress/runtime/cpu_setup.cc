@@ -63,7 +63,8 @@ ScopedBlasThreads::~ScopedBlasThreads() {
 }
 
 void KeepFreedMemory() {
-  // Only the main arena can grow without limit; other arenas map large blocks.
+  // All threads share the main arena, because only this arena can grow without
+  // limit; others would map large blocks from the system.
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);

@@ -1,5 +1,5 @@
-// `kvasir-compress apply`: writes the weights of a plan, which it makes first
-// if none is given.
+// `kvasir-compress apply`: writes the compressed checkpoint of a plan, which it
+// makes first if no plan is given.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -130,7 +130,8 @@ CalibrationNeeds NeedsOfAppliers(const KvPlan& plan,
   return needs;
 }
 
-// Adds the parts of a calibration that only the appliers need.
+// Measures the parts of a calibration that the appliers need and the planner
+// did not, and adds them to `inputs`.
 absl::Status Complete(const CalibrationFlags& flags,
                       const model::Checkpoint& checkpoint,
                       const CalibrationNeeds& needs,

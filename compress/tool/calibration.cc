@@ -124,7 +124,8 @@ absl::StatusOr<CalibrationSample> ReadSample(
       absl::StrCat(flags.texts[0], ": ", sample.status().message()));
 }
 
-// Prints the cost before the work begins.
+// Prints the cost before the work begins, and returns an error if memory does
+// not suffice.
 absl::Status SayCost(const model::Checkpoint& checkpoint,
                      const CalibrationSample& sample,
                      const CalibrateOptions& options, bool quiet) {

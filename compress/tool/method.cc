@@ -155,7 +155,7 @@ absl::StatusOr<KvPlan> Lorc(const MethodFlags& flags,
   return compress::PlanLorc(request, options);
 }
 
-// The options that RAP and commuting share.
+// Fills in the budget options, which RAP and commuting share.
 absl::Status FillBudget(const MethodFlags& flags,
                         compress::BudgetOptions& budget) {
   if (!flags.search.empty()) {

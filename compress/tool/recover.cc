@@ -1,5 +1,5 @@
-// `kvasir-compress recover`: trains a compressed model to recover the loss of
-// compression.
+// `kvasir-compress recover`: trains a compressed model to win back quality that
+// compression lost.
 #include "compress/train/recover.h"
 
 #include <algorithm>
@@ -177,7 +177,7 @@ void PrintResult(const RecoverFlags& flags, const Recovered& recovered,
   absl::PrintF(": %s\n", base::Printable(flags.out.string()));
 }
 
-// Makes the student with the recovered weights.
+// Returns the student with the recovered weights.
 absl::StatusOr<ReferenceDecoder> WithWeights(
     const ReferenceDecoder& student,
     const std::vector<compress::TensorMap>& layers) {

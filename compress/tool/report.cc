@@ -23,11 +23,11 @@ using kvasir::v1::KvPlan;
 constexpr int64_t kPageTokens = 64;
 
 constexpr int64_t kRangeBytes = 8;   // minimum and scale of a channel, float32
-constexpr int64_t kFactorBytes = 2;  // one stored number of a basis
+constexpr int64_t kFactorBytes = 2;  // bytes of one stored number of a basis
 
 struct PlanBytes {
-  double per_token = 0;       // padding included
-  double payload = 0;         // without padding
+  double per_token = 0;       // bytes per token, with padding
+  double payload = 0;         // bytes per token, without padding
   double parameters = 0;      // scales and minima, a part of the payload
   int64_t per_sequence = 0;   // side pages
   int64_t static_ranges = 0;  // CHANNEL_STATIC ranges, stored once per model
@@ -52,7 +52,7 @@ void CountPart(const plan::ResolvedPart& part, const cache::PartLayout& layout,
   }
 }
 
-// A plan with its page layout.
+// A resolved plan and its page layout.
 struct LaidOut {
   plan::ResolvedPlan plan;
   cache::PageLayout layout;

@@ -129,7 +129,7 @@ class Recovery {
     double cross_entropy = 0.0;
     double divergence = 0.0;
   };
-  // The sums of one thread over its micro-batches.
+  // The sums of losses and gradients of one thread over its micro-batches.
   struct Sum {
     StepLoss loss;
     std::vector<at::Tensor> gradients;
@@ -393,7 +393,8 @@ RecoverMemory EstimateRecoverMemory(const model::DecoderSpec& spec,
   const int64_t micro = std::max(
       options.micro_batch_tokens / options.crop_tokens * options.crop_tokens,
       options.crop_tokens);
-  // The merged weights of the micro-batch and their gradients.
+  // Counts the merged weights, which are made for each micro-batch, and their
+  // gradients.
   const int64_t merged = 2 * spec.num_layers() * attention;
   const int64_t logits = kRecoverLossBuffers * spec.vocab_size *
                          std::min(RecoverLossRows(spec.vocab_size), micro);

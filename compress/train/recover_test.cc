@@ -156,7 +156,8 @@ ReferenceDecoder WithTensors(const ReferenceDecoder& decoder,
   return *std::move(made);
 }
 
-// Returns the mean loss on the first tokens of the text, with codes.
+// Returns the decoder's mean loss on the first tokens of the text, with coded
+// latents.
 double Loss(const ReferenceDecoder& decoder, const TokenStream& text) {
   const int64_t length = decoder.spec().max_position_embeddings;
   const std::vector<int64_t> first(text.ids.begin(),
@@ -480,7 +481,8 @@ TEST_F(RecoverWriterTest, WithZeroTrainingStepsEveryFileEqualsItsSource) {
       model::Checkpoint::Open((folder_ / "base").string()));
   KVASIR_ASSERT_OK(WriteRecovered(base, RecoverSteps(base, 0), folder_ / "out",
                                   /*overwrite=*/false));
-  EXPECT_GT(Files(folder_ / "base").size(), 5u);  // several shards
+  // the checkpoint has several shards
+  EXPECT_GT(Files(folder_ / "base").size(), 5u);
   EXPECT_EQ(Files(folder_ / "out"), Files(folder_ / "base"));
 }
 
