@@ -32,7 +32,7 @@ absl::StatusOr<at::ScalarType> StoredTypeOf(const model::Checkpoint& base);
 class LayerApplier {
  public:
   struct Options {
-    // its `threads` also holds for finding factors
+    // `ranges.threads` is also the number of threads that find factors.
     RangeCollector::Options ranges;
     FactorProfile* profile = nullptr;  // may be null
   };

@@ -197,7 +197,7 @@ class RangeCollectorTest : public FolderTest {
   kvasir::v1::KvPlan plan_;
   CalibrationSample sample_;
   std::vector<LayerProgram> programs_;
-  // random tensors of each layer, without ranges
+  // Random tensors of each layer, without ranges.
   std::vector<TensorMap> attention_;
 };
 

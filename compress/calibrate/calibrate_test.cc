@@ -433,7 +433,7 @@ TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsAnErrorAndIsNotReplaced) {
   std::filesystem::create_directories(options.cache);
   for (const char* ending : {".state", ".safetensors"}) {
     const std::filesystem::path path = CachePath(sample, options, ending);
-    // a link to itself cannot be read
+    // A link that points to itself exists but cannot be read.
     std::filesystem::create_symlink(path.filename(), path);
     const absl::Status status = Run(sample, options).status();
     EXPECT_FALSE(status.ok());
@@ -501,7 +501,7 @@ TEST_F(CalibrateTest,
     const int64_t grown = (StatusKilobytes("VmHWM:") - before) * 1024;
     const CalibrationCost cost =
         CostOfCalibration(*checkpoint_, sample, options);
-    // bytes of one layer's attention scores
+    // Bytes of one layer's attention scores.
     const int64_t scores = 8 * 512 * 512 * 4;
     EXPECT_LT(grown, 24 * scores / 2) << parts.fisher;
     // The estimated memory plus slack for the allocator: freed blocks may leave

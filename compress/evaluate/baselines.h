@@ -80,8 +80,8 @@ struct BaselineRequest {
   at::Tensor calibration_ids;
 };
 
-// The candidate's bytes per token count codes and parameters, but no padding of
-// pages.
+// Makes the baseline that `request.name` describes. Its bytes per token count
+// codes and parameters, but no padding of pages.
 // Errors: InvalidArgument, with what is allowed, for an unknown name or a
 //   number out of range; FailedPrecondition if a calibration text is needed and
 //   missing.

@@ -173,7 +173,7 @@ class Think : public CacheTransform {
             .sum(2);
     const at::Tensor score = query_norm * key.norm(2, {1});  // [B, Hkv, D]
     const at::Tensor kept = std::get<0>(
-        // the kept channels, ascending
+        // The kept channels, ascending.
         std::get<1>(score.topk(kept_, -1)).sort(-1));
     const at::Tensor index = kept.unsqueeze(1).expand(
         {key.size(0), key.size(1), key.size(2), kept_});

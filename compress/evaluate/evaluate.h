@@ -73,7 +73,7 @@ struct Candidate {
   std::string method;
   const ReferenceDecoder* decoder = nullptr;
   const CacheTransform* transform = nullptr;
-  // null means the eviction of the decoder's plan
+  // If null, the eviction of the decoder's plan is used.
   const EvictionRules* eviction = nullptr;
   double keep = 1.0;  // numbers cached per token, divided by those of an
                       // uncompressed cache

@@ -180,7 +180,7 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
     const std::vector<LayerSensitivity>& layers,
     const std::vector<bool>& compressed) {
   const model::DecoderSpec& spec = request.spec;
-  // keys have a section of the same size
+  // The section of keys has the same size.
   const Section section = ValueSection(spec);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> groups,
                           HeadGroups(request, 0));

@@ -29,8 +29,9 @@ absl::StatusOr<std::vector<LayerSensitivity>> MeasureSensitivity(
     const PlanRequest& request, double log_base, FactorProfile* profile);
 
 struct LorcOptions {
-  // True: ranks by equation 13 of the paper. False: all compressed layers have
-  // the same rank, for comparison (they may differ by one rounding step).
+  // If true, ranks follow equation 13 of the paper. If false, all compressed
+  // layers have the same rank, for comparison (ranks may differ by one rounding
+  // step).
   bool progressive = true;
   // Base of cumulative_log, to which `threshold` is compared. Ranks do not
   // depend on it.
@@ -44,8 +45,9 @@ struct LorcOptions {
   // same rank, and the request's `keep` is the kept share of these layers. This
   // shows how sensitive a single layer or a block of layers is.
   std::vector<int64_t> only_layers;
-  // d_min of equation 13, the rank of the least sensitive layer; the request's
-  // `keep` is then ignored. Absent: the greatest d_min that meets `keep`.
+  // d_min of equation 13, the rank of the least sensitive layer; if set, the
+  // request's `keep` is ignored. If not set, d_min is the greatest one that
+  // meets `keep`.
   std::optional<int64_t> min_rank;
   // Receives the cost of the decompositions; may be null.
   FactorProfile* profile = nullptr;

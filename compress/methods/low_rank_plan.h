@@ -41,12 +41,13 @@ std::vector<Section> KeySections(const model::DecoderSpec& spec, int64_t layer,
 // Returns the section of a layer's values, which covers all dims.
 Section ValueSection(const model::DecoderSpec& spec);
 
-// Checks what every planner needs: keep in (0, 1], a rank multiple in 1 .. Hkv
-// D, and a model that can be split over tp ranks.
+// Checks what every planner needs: `keep` in (0, 1], a rank multiple from 1 to
+// the number of key dims in a layer, and a model that can be split over `tp`
+// ranks.
 absl::Status CheckPlanRequest(const PlanRequest& request);
 
-// Number of runs of consecutive KV heads that tensor parallelism makes: one per
-// rank, or one per head if there are more ranks than heads.
+// Returns the number of equal shares into which tensor parallelism divides the
+// KV heads: one per rank, or one per head if there are more ranks than heads.
 int64_t HeadShares(const PlanRequest& request);
 
 // The KV heads that share a latent.
@@ -57,8 +58,8 @@ using HeadGroup = std::vector<uint32_t>;
 absl::StatusOr<std::vector<HeadGroup>> HeadGroups(const PlanRequest& request,
                                                   int64_t group_heads);
 
-// Number of rows of the projection that belong to the group's heads and the
-// section's dims.
+// Returns the number of rows of the projection that belong to the group's heads
+// and the section's dims.
 int64_t GroupRows(const HeadGroup& group, const Section& section);
 // Returns the largest rank that the group's latent can have in the section.
 int64_t MaxRank(const model::DecoderSpec& spec, const HeadGroup& group,

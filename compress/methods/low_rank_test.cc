@@ -166,7 +166,7 @@ TEST_F(LowRankTest, TheLatentCarriesTheSingularValues) {
       1e-12);
   const at::Tensor latents = at::matmul(inputs_, factors.down.t());
   const at::Tensor energy =
-      // root mean square of each channel over tokens
+      // Root mean square of each channel over tokens.
       (latents * latents).mean(0).sqrt();
   EXPECT_LT(Distance(energy, factors.singular_values.narrow(0, 0, 6)), 1e-5);
 }

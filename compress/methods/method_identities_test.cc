@@ -49,7 +49,7 @@ using Planner = std::function<absl::StatusOr<KvPlan>(PlanRequest request)>;
 class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    // more threads would not help with such small tensors
+    // More threads would not help with such small tensors.
     at::set_num_threads(1);
     auto checkpoint = model::Checkpoint::Open(ModelFolder(GetParam()));
     KVASIR_ASSERT_OK(checkpoint);

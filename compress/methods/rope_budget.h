@@ -59,12 +59,12 @@ absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
     const std::vector<HeadGroup>& groups,
     const std::vector<double>& key_energy = {});
 
-// The number of dims that a rotating group keeps is a multiple of this: the
-// request's rank multiple, or twice that if it is odd.
+// Returns the number of which a rotating group's kept dims are a multiple: the
+// request's rank multiple, or twice this multiple if it is odd.
 int64_t EvenMultiple(const PlanRequest& request);
 
-// The value part of a layer, with the same rank for each head. If `rank` is the
-// whole width of a head, the part stores whole values.
+// Makes the value part of a layer, with the same rank for each head. If `rank`
+// is the whole width of a head, the part stores whole values.
 kvasir::v1::Part ValuePart(const PlanRequest& request, int64_t layer,
                            int64_t rank);
 

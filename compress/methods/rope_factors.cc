@@ -183,7 +183,7 @@ CommutingFactors FactorsOfGroup(const model::DecoderSpec& spec,
   std::vector<at::Tensor> down;
   std::vector<at::Tensor> down_bias;
   std::vector<at::Tensor> up;
-  // number of channels that each pair has taken so far
+  // Number of channels that each pair has taken so far.
   std::map<int64_t, int64_t> taken;
   for (size_t i = 0; i < group.pairs.size(); ++i) {
     const int64_t pair = group.pairs[i];

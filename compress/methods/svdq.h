@@ -26,10 +26,10 @@ struct SvdqOptions {
   uint32_t value_bits = 0;
 };
 
-// By default keys are low_rank parts over all heads (of a tensor-parallel
-// rank), centred, and rebuilt before their rotation. With post_rope they are
-// full parts with a basis. The request's keep, rank_multiple and key_codec are
-// ignored, because the schedule replaces them.
+// Makes a plan. By default keys are low_rank parts over all heads (of a
+// tensor-parallel rank), centred, and rebuilt before their rotation. With
+// post_rope they are full parts with a basis. The request's keep, rank_multiple
+// and key_codec are ignored, because the schedule replaces them.
 // Errors: INVALID_ARGUMENT for an invalid schedule, for a width that is not a
 //   multiple of 8, and for post_rope with tp > 1 (one basis would then span
 //   several tensor-parallel ranks).

@@ -122,11 +122,11 @@ class UnitRun {
     const std::vector<int64_t> by_query = {kv_heads, share, rows,
                                            slots.size(0)};
     // Tokens from `begin` on take the slots after the kept ones: slot =
-    // position + behind.
-    const int64_t behind = static_cast<int64_t>(positions_.size()) - begin;
+    // position + to_slot.
+    const int64_t to_slot = static_cast<int64_t>(positions_.size()) - begin;
     const at::Tensor query =
         Moved(heads_.query.slice(2, first, end), own.squeeze(1),
-              own.squeeze(1) + behind)
+              own.squeeze(1) + to_slot)
             .reshape({kv_heads, share * rows, heads_.query.size(3)});
     const auto held = [&slots](const at::Tensor& heads) {
       return heads.index_select(1, slots);

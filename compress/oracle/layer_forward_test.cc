@@ -685,7 +685,7 @@ TEST_P(RotatingIdentityTest,
     layer_["k_proj.weight"] = layer_["k_proj.weight"].clone();
     auto heads = layer_["k_proj.weight"].view(
         {layer_.spec.num_kv_heads, layer_.spec.head_dim, kModelDim});
-    // the part does not cover these dims
+    // The part does not cover these dims.
     heads.slice(1, layer_.spec.rope.rotary_dim).zero_();
   }
   for (const bool fold : {false, true}) {

@@ -9,8 +9,9 @@
 
 namespace kvasir::compress {
 
-// cos and sin of every RoPE pair at T consecutive positions, already multiplied
-// by YaRN's attention factor. The angles are computed in float64.
+// The cos and sin of every RoPE pair's angle at T consecutive positions,
+// already multiplied by YaRN's attention factor. The angles are computed in
+// float64.
 struct Rotation {
   at::Tensor cos;  // [T, rotary_dim / 2]
   at::Tensor sin;

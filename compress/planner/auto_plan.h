@@ -102,7 +102,8 @@ struct AutoPrediction {
   double slot_ns = 0;     // time of a slot by the TimeModel; 0 without a model
   double dense_slot_ns = 0;
   std::vector<LayerChoice> layers;
-  // points for the chosen window, by rising bytes
+  // The loss for different numbers of bytes at the chosen window, by rising
+  // bytes.
   std::vector<CurvePoint> curve;
   std::vector<DomainLoss> domains;  // Domains with enough rows; empty if there
                                     // is only one domain.

@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 class AutoPlanTest : public ::testing::Test {
  protected:
   explicit AutoPlanTest(TinyModel model = {.layers = 2, .kv_heads = 2}) {
-    // the tensors are so small that more threads are slower
+    // The tensors are so small that more threads are slower.
     at::set_num_threads(1);
     request_ = RequestOf(model);
     request_.spec.max_position_embeddings = 512;

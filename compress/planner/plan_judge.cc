@@ -64,16 +64,16 @@ void JudgeDomains(const JudgeRequest& request, const TakenPart& taken,
   const LayerCalibration& calibration =
       request.calibration->layers[static_cast<size_t>(taken.candidate->layer)];
   if (loss.by_domain.size() < 2) return;
-  const at::Tensor behind_sinks =
+  const at::Tensor after_sinks =
       calibration.sample_positions >= request.exact_sinks;
   for (size_t d = 0; d < loss.by_domain.size(); ++d) {
     const at::Tensor inside =
         calibration.sample_domains == static_cast<int64_t>(d);
     const SampleRows own =
-        RowsWhere(calibration, behind_sinks.logical_and(inside), request.span);
+        RowsWhere(calibration, after_sinks.logical_and(inside), request.span);
     const SampleRows others =
         RowsWhere(calibration,
-                  behind_sinks.logical_and(inside.logical_not())
+                  after_sinks.logical_and(inside.logical_not())
                       .logical_and(calibration.sample_held_out.logical_not()),
                   request.span);
     if (own.rows.size(0) < 2 || others.rows.size(0) < 2) continue;

@@ -72,7 +72,7 @@ LayerCalibration Calibrate(const model::DecoderSpec& spec,
 }  // namespace
 
 TinyLayers MakeTinyLayers(const TinyShape& shape, uint64_t seed) {
-  // the tensors are so small that more threads are slower
+  // The tensors are so small that more threads are slower.
   at::set_num_threads(1);
   at::manual_seed(seed);
   TinyLayers tiny;

@@ -386,7 +386,7 @@ class EvaluateRun {
   LoadedModel teacher_;
   at::Tensor calibration_ids_;
   std::vector<std::optional<compress::EvictionSpec>> evictions_;
-  // baselines by their names
+  // Baselines by their names.
   std::map<std::string, compress::Baseline> baselines_;
   std::unique_ptr<Evaluator> evaluator_;
   std::optional<Evaluation> report_;  // set once the teacher is measured

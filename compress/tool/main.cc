@@ -1,4 +1,4 @@
-// kvasir-compress: compresses checkpoints offline.
+// The program kvasir-compress, which compresses checkpoints offline.
 #include <signal.h>
 #include <unistd.h>
 

@@ -59,8 +59,8 @@ struct MethodFlags {
   // For all methods: the eviction that is added to the plan; empty: none. The
   // method q-hitter does nothing else.
   EvictionFlags eviction;
-  // q-hitter: path of the plan to which eviction is added; empty: eviction is
-  // added to a plan of whole keys and values.
+  // For method q-hitter: path of the plan to which eviction is added; if empty,
+  // eviction is added to a plan of whole keys and values.
   std::string evict_from;
 };
 

@@ -481,7 +481,7 @@ TEST_F(RecoverWriterTest, WithZeroTrainingStepsEveryFileEqualsItsSource) {
       model::Checkpoint::Open((folder_ / "base").string()));
   KVASIR_ASSERT_OK(WriteRecovered(base, RecoverSteps(base, 0), folder_ / "out",
                                   /*overwrite=*/false));
-  // the checkpoint has several shards
+  // The checkpoint has several shards.
   EXPECT_GT(Files(folder_ / "base").size(), 5u);
   EXPECT_EQ(Files(folder_ / "out"), Files(folder_ / "base"));
 }
