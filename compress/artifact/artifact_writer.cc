@@ -380,7 +380,8 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
                      "was made from"));
   }
   const fs::path& out = options.out;
-  // Creating the folder is the only way to find out whether it can be created.
+  // Creates and removes the folder, because only this shows whether it can be
+  // created.
   KVASIR_ASSIGN_OR_RETURN(
       const std::unique_ptr<NewFolder> trial,
       NewFolder::Create(out, options.overwrite, InputsOf(base, options)));

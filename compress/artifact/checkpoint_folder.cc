@@ -297,7 +297,8 @@ absl::StatusOr<std::unique_ptr<NewFolder>> NewFolder::Create(
 
 absl::Status NewFolder::Check(const fs::path& out, bool overwrite,
                               std::span<const fs::path> inputs) {
-  // Creating the folder is the only way to find out whether it can be created.
+  // Creates and removes the folder, because only this shows whether it can be
+  // created.
   return Create(out, overwrite, inputs).status();
 }
 

@@ -26,6 +26,7 @@
 // Every name may also say what stays exact: sinks=4 (the first 4 tokens),
 // window=128 (the 128 tokens nearest to the query; kivi has `residual`
 // instead), skip=2 (the first 2 and the last 2 layers).
+//
 // Codes in ranges are computed by fake_quant.h with float16 parameters, the
 // other codes by row_codes.h. `think` and `low-rank` see the whole window of
 // text at once, as if it were a prompt: later tokens influence what is kept of

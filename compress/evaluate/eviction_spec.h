@@ -49,8 +49,8 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
     const EvictionSpec& spec, const std::optional<kvasir::v1::KvPlan>& plan,
     const plan::ExactTokens& exact, const plan::AttentionShape& shape);
 
-// A candidate with eviction. Owns: the rules, to which `candidate.eviction`
-// points.
+// A candidate with eviction.
+// Owns: the rules, to which `candidate.eviction` points.
 struct EvictingCandidate {
   std::unique_ptr<EvictionRules> rules;
   Candidate candidate;

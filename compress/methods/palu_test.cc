@@ -244,8 +244,9 @@ TEST(PaluTest, PartlyRotaryKeysAreTwoPartsWithRanksOfTheirOwn) {
 }
 
 TEST(PaluTest, ValuesFoldIfThatReadsFewerWeights) {
-  // FOLD reads Hq R M weights, and AT_RUNTIME reads Hkv R D + Hq D M. With M =
-  // 96, D = 16, Hq = 8 and Hkv = 4, FOLD reads fewer up to R = 17.
+  // At rank R, FOLD reads Hq R M weights, and AT_RUNTIME reads Hkv R D + Hq D
+  // M. With a width M of 96, a head dim D of 16, Hq = 8 query heads and Hkv = 4
+  // KV heads, FOLD reads fewer weights up to R = 17.
   PlanRequest request = RequestOf({});
   const auto value_of = [&](double keep, int64_t group_heads,
                             bool hadamard = false) {

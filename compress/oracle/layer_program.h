@@ -86,8 +86,8 @@ struct ProgramPart {
   }
 };
 
-// One layer's plan in executable form. Threads: immutable after
-// MakeLayerProgram.
+// One layer's plan in executable form.
+// Threads: immutable after MakeLayerProgram.
 struct LayerProgram {
   model::DecoderSpec spec;
   int64_t layer = 0;

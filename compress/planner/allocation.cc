@@ -96,7 +96,8 @@ class WidthTable {
                            (stored ? part_.loss_per_channel *
                                          static_cast<double>(group.channels)
                                    : 0.0);
-        // The first group must have bits, so that something is stored.
+        // At least the first group must have bits, so that the part stores
+        // something.
         const bool may = stored || i > 1;
         for (int64_t u = 0; u < num_units_; ++u) {
           const double wider =

@@ -21,8 +21,8 @@ struct PlanCandidate {
   double ns_per_channel = 0;  // time of one channel in all latents together
 };
 
-// All candidates. A layer stores keys in one part and values in another, or
-// both in a joint part.
+// All candidates of all layers. A layer stores keys in one part and values in
+// another part, or both in a joint part.
 struct PlanCandidates {
   std::vector<PlanCandidate> all;
   std::vector<std::vector<int>> by_layer;  // for each layer: indices in `all`
