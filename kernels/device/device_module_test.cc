@@ -29,7 +29,7 @@ TEST(DeviceModuleTest, AFileThatIsNoLibraryIsRefused) {
                                         "/kernels/device/device_module.h");
   EXPECT_THAT(LoadDevice(file, {}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr(file), HasSubstr("is no module"))));
+                       AllOf(HasSubstr(file), HasSubstr("is not a device module"))));
 }
 
 TEST(DeviceModuleTest, ALibraryThatIsNoDeviceModuleIsRefused) {
