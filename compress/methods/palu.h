@@ -29,7 +29,7 @@ std::string RankSearchName(RankSearch search);
 enum class FisherScore {
   kMeanRoot,  // sum of the square roots of the mean squared gradients, as in
               // the paper's public code
-  kSum,  // sum of the mean squared gradients, as in the paper's text
+  kSum,       // sum of the mean squared gradients, as in the paper's text
 };
 absl::StatusOr<FisherScore> ParseFisherScore(const std::string& name);
 std::string FisherScoreName(FisherScore score);

@@ -156,9 +156,8 @@ absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
   return coded->values;
 }
 
-// Returns whether one call of the codec can code all latents of the part:
-// codecs are equal, ranges depend only on the row, and no observer wants the
-// codes of each latent.
+// Whether one call of the codec can code all latents of the part: codecs are
+// equal, ranges depend only on the row, and no observer wants each latent.
 bool CodesAlike(const Call& call, const ProgramPart& part) {
   const LatentCodec& first = part.latents[0].codec;
   if (first.channel_static) return false;
@@ -198,9 +197,8 @@ absl::StatusOr<at::Tensor> CodeLatents(const Call& call, plan::Side side,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// Returns latents as they are read from exact rows, which store bf16 numbers
-// after the codec's online Hadamard transform. Gradients pass as if nothing
-// were rounded.
+// Latents as they are read from exact rows: bf16 numbers after the codec's
+// online Hadamard transform. Gradients pass as if nothing were rounded.
 at::Tensor RoundExact(const Call& call, const ProgramPart& part,
                       const at::Tensor& latent) {
   if (!call.hooks.code_latents) return latent;
@@ -321,8 +319,7 @@ struct Keys {
   ReadLatents last_latent;  // latents of the last key part, for joint values
 };
 
-// Returns a folded part's latents for every KV head, rotated if its queries
-// are.
+// A folded part's latents for every KV head, rotated if its queries are.
 at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
                      const at::Tensor& latent) {
   const at::Tensor turned = part.space == plan::Space::kRopeLowRank &&
@@ -409,8 +406,7 @@ absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
   KVASIR_ASSIGN_OR_RETURN(keys.seen, AssembleKey(call, coded));
   keys.exact_window = program.key_exact.window;
   if (program.key_exact.any()) {
-    // Observers have already seen these keys as they are stored; exact rows are
-    // not reported again.
+    // Observers have already seen these keys.
     Call unseen = call;
     unseen.hooks.observer = nullptr;
     unseen.errors = nullptr;
@@ -468,8 +464,7 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x,
   return values;
 }
 
-// Returns rotated queries [B, T, Hq, W] for the keys of AssembleKey, multiplied
-// by `scale`.
+// Rotated queries [B, T, Hq, W] for the keys of AssembleKey, times `scale`.
 absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
                                        double scale) {
   const LayerProgram& program = call.program;
@@ -621,8 +616,7 @@ absl::StatusOr<at::Tensor> Mlp(const Call& call, const at::Tensor& x) {
   return call.Project("mlp.down_proj", inner, bias);
 }
 
-// Applies the spec's norm over the last dim, in float32. `bias` is defined only
-// for LayerNorm.
+// The spec's norm over the last dim, in float32. `bias` is that of a LayerNorm.
 at::Tensor Normalize(const model::DecoderSpec& spec, const at::Tensor& hidden,
                      const at::Tensor& weight, const at::Tensor& bias) {
   const at::Tensor wide = hidden.to(at::kFloat);

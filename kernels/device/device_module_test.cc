@@ -27,9 +27,10 @@ TEST(DeviceModuleTest, TheErrorNamesAMissingFile) {
 TEST(DeviceModuleTest, AFileThatIsNoLibraryIsRefused) {
   const std::string file = absl::StrCat(std::getenv("KVASIR_SOURCE_DIR"),
                                         "/kernels/device/device_module.h");
-  EXPECT_THAT(LoadDevice(file, {}),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr(file), HasSubstr("is not a device module"))));
+  EXPECT_THAT(
+      LoadDevice(file, {}),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               AllOf(HasSubstr(file), HasSubstr("is not a device module"))));
 }
 
 TEST(DeviceModuleTest, ALibraryThatIsNoDeviceModuleIsRefused) {
