@@ -1,5 +1,5 @@
-// A steady clock that starts at the wall clock's time. It is Clock::Real() with
-// its sources as parameters, so that a test can step them.
+// A steady clock that starts at the wall clock's time. Clock::Real() is one;
+// tests pass time sources of their own, which they can move.
 #pragma once
 
 #include "absl/time/time.h"
@@ -7,11 +7,10 @@
 
 namespace kvasir::base {
 
-// Only the first reading of the wall clock counts, because a later step of it
-// must not end a request or wake a watchdog. To bring over an absolute time
-// from elsewhere (a deadline on the wire), use the time that is left until it:
-// Now() + (t - absl::Now()).
-// Threads: all methods may be called from any thread.
+// Reads the wall clock only once, because a later step of the wall clock must
+// not end a request or wake a watchdog. To convert an absolute time from
+// elsewhere (a deadline on the wire), add the time that is left until it: Now()
+// + (t - absl::Now()).
 class AnchoredClock final : public Clock {
  public:
   struct Sources {

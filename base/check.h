@@ -1,4 +1,4 @@
-// Assertions for broken invariants. A failed check prints its place and its
+// Assertions for invariants. A failed check prints its file, line and
 // condition, and aborts. Never use them on data from files, the network or
 // peers.
 #pragma once
@@ -17,14 +17,14 @@ namespace kvasir::base {
 
 }  // namespace kvasir::base
 
-// On in every build.
+// Checks in every build.
 #define KVASIR_CHECK(condition)                                    \
   do {                                                             \
     if (!(condition)) [[unlikely]]                                 \
       ::kvasir::base::CheckFailed(__FILE__, __LINE__, #condition); \
   } while (false)
 
-// On if KVASIR_CHECKS is (dev and the sanitizer presets).
+// Checks only in builds with KVASIR_CHECKS (the dev and sanitizer presets).
 #if KVASIR_CHECKS
 #define KVASIR_DCHECK(condition) KVASIR_CHECK(condition)
 #else

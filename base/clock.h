@@ -14,7 +14,8 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual absl::Time Now() const = 0;
-  // Reads the wall clock once, and is steady from there: it never steps.
+  // The clock of the process. It starts at the wall clock's time and then runs
+  // steadily, unaffected by later changes of the wall clock.
   static const Clock& Real();
 };
 

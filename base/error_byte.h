@@ -1,5 +1,7 @@
-// Quantization errors in the form in which a slot's metadata stores them. The
-// caches of the server and of the oracle compare the same numbers. C++17.
+// Encodes a quantization error as the byte that a cache slot's metadata stores.
+// The server and the oracle (the independent reference implementation) both use
+// this encoding, so that they compare equal numbers when they evict. C++17, for
+// CUDA.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +10,12 @@
 
 namespace kvasir::base {
 
-// An error as one byte. 0 stands for 0, and code c stands for 2^((c - 1) / 6 -
-// 24): from the smallest float16 number to 2^18.3. The encoder takes the code
-// that is nearest in the logarithm, so an error in that range is decoded within
-// a factor of 2^(1/12) (6 %). Smaller errors become 1; greater ones and NaN
-// become 255. The encoding is monotone and uses only comparisons, so it is the
-// same on every machine.
+// Encodes an error as one byte. Code 0 is the error 0, and code c is 2^((c - 1)
+// / 6 - 24): from the smallest float16 number to 2^18.3. The encoder takes the
+// code that is nearest in the logarithm, so an error in that range is decoded
+// within a factor of 2^(1/12) (6 %). Smaller errors become 1; greater ones and
+// NaN become 255. The encoding is monotone and uses only comparisons, so it is
+// the same on every machine.
 inline constexpr int kErrorStepsPerOctave = 6;
 inline constexpr int kErrorLeastExponent = -24;
 
@@ -36,7 +38,7 @@ KVASIR_HOST_DEVICE inline uint8_t EncodeError(float error) {
 }
 
 KVASIR_HOST_DEVICE inline float DecodeError(uint8_t code) {
-  // 2^(i / 6)
+  // kSteps[i] is 2^(i / 6).
   constexpr float kSteps[kErrorStepsPerOctave] = {
       1.0f, 1.1224620f, 1.2599210f, 1.4142135f, 1.5874011f, 1.7817974f};
   if (code == 0) return 0.0f;

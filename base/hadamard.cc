@@ -28,8 +28,8 @@ bool IsPaleyTwo(int64_t order) {
   return order % 4 == 0 && q % 4 == 1 && IsPrime(q);
 }
 
-// The smallest K of the construction. Empty: there is no exact matrix of order
-// n.
+// Returns the order of the smallest K from which an exact matrix of order n can
+// be built; nothing if there is no such K.
 std::optional<int64_t> KernelOrder(int64_t n) {
   const int64_t odd =
       n >> std::countr_zero(static_cast<uint64_t>(n));  // n = odd * 2^m
@@ -59,7 +59,7 @@ class Signs {
   std::vector<int8_t> values_;
 };
 
-// [[0, 1], [corner, Q]] of order q + 1.
+// Returns [[0, 1], [corner, Q]], a matrix of order q + 1.
 Signs Bordered(int64_t q, int8_t corner) {
   std::vector<int8_t> character(static_cast<size_t>(q), -1);
   character[0] = 0;

@@ -17,8 +17,8 @@
 // and 0 on the diagonal. There is an exact matrix for every multiple of 32 up
 // to 1024.
 //
-// Do not change the matrices: checkpoints have weights that are fused with
-// them, and engines build them again.
+// Do not change the matrices: published checkpoints have weights that are
+// multiplied by them, and engines build the same matrices again.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@
 
 namespace kvasir::base {
 
-// Orders of the diagonal blocks, from the first block on. Their sum is n >= 1.
+// Returns the orders of the diagonal blocks, first block first. n >= 1 is their
+// sum.
 std::vector<int64_t> HadamardBlocks(int64_t n);
 
 // The matrix K of a diagonal block: [order, order] signs. `block_order` is one
@@ -37,8 +38,8 @@ struct HadamardKernel {
 };
 HadamardKernel HadamardKernelOf(int64_t block_order);
 
-// Entries are +1 and -1 inside the diagonal blocks and 0 outside; [n, n], n >=
-// 1.
+// Returns the matrix [n, n] with entries +1 and -1 inside the diagonal blocks
+// and 0 outside; n >= 1.
 std::vector<int8_t> HadamardSigns(int64_t n);
 
 // HadamardSigns with each block divided by the root of its order, which makes

@@ -11,7 +11,8 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// H Ht must be order * I inside a block and 0 outside.
+// Checks that H times its transpose is order * I inside each block and 0
+// outside.
 void ExpectRowsOrthogonal(int64_t n) {
   const std::vector<int8_t> signs = HadamardSigns(n);
   const std::vector<int64_t> blocks = HadamardBlocks(n);
@@ -33,13 +34,13 @@ void ExpectRowsOrthogonal(int64_t n) {
   }
 }
 
-TEST(HadamardTest, EveryMultipleOf32To1024IsExact) {
+TEST(HadamardTest, EveryMultipleOf32UpTo1024HasAnExactMatrix) {
   for (int64_t n = 32; n <= 1024; n += 32) {
     EXPECT_THAT(HadamardBlocks(n), ElementsAre(n));
   }
 }
 
-TEST(HadamardTest, EveryMultipleOf16To512IsExact) {
+TEST(HadamardTest, EveryMultipleOf16UpTo512HasAnExactMatrix) {
   for (int64_t n = 16; n <= 512; n += 16) {
     EXPECT_THAT(HadamardBlocks(n), ElementsAre(n));
   }

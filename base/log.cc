@@ -31,8 +31,9 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
   return spdlog::level::info;
 }
 
-// The pattern adds the opening brace of a JSON event; FormatLogEvent leaves it
-// out.
+// Returns the logger's line pattern. For JSON it writes the opening brace and
+// the first fields of the object; FormatLogEvent returns the rest without a
+// brace.
 std::string PatternOf(LogFormat format, std::optional<int> rank) {
   if (format == LogFormat::kJson) {
     return absl::StrCat(
@@ -56,7 +57,8 @@ spdlog::logger& Logger() {
   return *logger;
 }
 
-// Invalid UTF-8 (a client's id) must not make a log line throw.
+// Replaces invalid UTF-8 (from a client's id, for example), so that a log line
+// never throws.
 std::string Dump(const nlohmann::ordered_json& json) {
   return json.dump(-1, ' ', false,
                    nlohmann::ordered_json::error_handler_t::replace);
@@ -107,7 +109,8 @@ absl::Status ParseLogFormat(std::string_view name, LogFormat* format) {
     *format = LogFormat::kJson;
   } else {
     return absl::InvalidArgumentError(
-        absl::StrCat("log format '", AbslView(name), "': want text or json"));
+        absl::StrCat("log format '", AbslView(name),
+                     "' is unknown: it must be text or json"));
   }
   return absl::OkStatus();
 }
@@ -124,9 +127,9 @@ absl::Status ParseLogLevel(std::string_view name, LogLevel* level) {
       return absl::OkStatus();
     }
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("log level '", AbslView(name),
-                   "': want debug, info, warning, error or off"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "log level '", AbslView(name),
+      "' is unknown: it must be debug, info, warning, error or off"));
 }
 
 std::string Printable(std::string_view text) {
@@ -134,7 +137,8 @@ std::string Printable(std::string_view text) {
   out.reserve(text.size());
   for (size_t i = 0; i < text.size(); ++i) {
     const auto c = static_cast<unsigned char>(text[i]);
-    // U+0080 to U+009F are control characters as well: 0xc2 and one byte.
+    // U+0080 to U+009F are control characters as well; in UTF-8 they are 0xc2
+    // and one more byte.
     const auto next =
         i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0u;
     if (c == 0xc2 && next >= 0x80 && next <= 0x9f) {

@@ -20,8 +20,8 @@ namespace kvasir::base {
 enum class LogFormat { kText, kJson };
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
-// The text of a field is cut after this many bytes, because clients choose some
-// of it.
+// A longer text of a field is cut to this length, because clients choose some
+// of the texts.
 inline constexpr size_t kMaxLogFieldBytes = 1024;
 
 // Text that is never cut, because this process has made it.
@@ -59,8 +59,8 @@ class LogField {
 // level.
 void InitLogging(LogFormat format, LogLevel level);
 
-// From now on, every line names this rank of a tensor-parallel group. The
-// thread rule of InitLogging applies, and its format stays.
+// After this call, every line names this rank of a tensor-parallel group. Call
+// it under the same thread rule as InitLogging; the log format stays the same.
 void SetLogRank(int rank);
 
 // Parses "text" / "json" and "debug" / "info" / "warning" / "error" / "off".
@@ -88,7 +88,7 @@ inline void LogError(std::string_view message,
 // so no name can move the cursor or colour the text after it.
 std::string Printable(std::string_view text);
 
-// The line's body as Log writes it; in text form without time and level.
+// Returns a log line as Log writes it; in text form without time and level.
 std::string FormatLogEvent(LogFormat format, std::string_view message,
                            std::initializer_list<LogField> fields);
 

@@ -23,9 +23,10 @@ class LogLimit {
   // `clock` must outlive it.
   explicit LogLimit(const Clock& clock = Clock::Real()) : clock_(clock) {}
 
-  // nullopt: write no line now. Otherwise the number of lines of this cause
-  // that were left out since the last one. Causes are kept for good, so they
-  // must be fixed texts of this program and never come from a peer.
+  // Returns nothing if no line about `cause` should be written now. Otherwise
+  // returns how many lines about it were left out since the last one. Causes
+  // are kept for good, so they must be fixed texts of this program and never
+  // come from a peer.
   std::optional<uint64_t> Take(std::string_view cause)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);

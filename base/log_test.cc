@@ -7,7 +7,7 @@
 namespace kvasir::base {
 namespace {
 
-TEST(LogTest, TextQuotesOnlyWhatNeedsIt) {
+TEST(LogTest, TextFormatQuotesOnlyValuesThatNeedQuotes) {
   EXPECT_EQ(FormatLogEvent(LogFormat::kText, "request",
                            {{"id", "a-1"},
                             {"n", 3},
@@ -17,7 +17,7 @@ TEST(LogTest, TextQuotesOnlyWhatNeedsIt) {
             "request id=a-1 n=3 note=\"two words\" ok=true seconds=0.5");
 }
 
-TEST(LogTest, JsonIsOneParsableObjectAndSurvivesInvalidUtf8) {
+TEST(LogTest, AJsonLineIsOneParsableObjectEvenWithInvalidUtf8) {
   const std::string line = "{" + FormatLogEvent(LogFormat::kJson, "re\"quest",
                                                 {{"id", "\xff\n"}, {"n", -1}});
   const nlohmann::json json = nlohmann::json::parse(line);
@@ -26,14 +26,14 @@ TEST(LogTest, JsonIsOneParsableObjectAndSurvivesInvalidUtf8) {
   EXPECT_EQ(json["n"], -1);
 }
 
-TEST(LogTest, ALineBreakInAFieldStaysInOneLine) {
+TEST(LogTest, AFieldWithALineBreakIsLoggedInOneLine) {
   EXPECT_EQ(FormatLogEvent(LogFormat::kText, "x", {{"id", "a\nb"}}),
             "x id=\"a\\nb\"");
 }
 
-// A client once sent a model name of a megabyte of control characters, which
-// caused a log line of six megabytes.
-TEST(LogTest, CutsAClientsTextBeforeEscapingIt) {
+// Regression test: a client once sent a model name of a megabyte of control
+// characters, and escaping it made a log line of six megabytes.
+TEST(LogTest, LongClientTextIsCutBeforeItIsEscaped) {
   const std::string name(1 << 20, '\x01');
   for (const LogFormat format : {LogFormat::kText, LogFormat::kJson}) {
     const std::string line = FormatLogEvent(format, "x", {{"model", name}});
@@ -58,7 +58,7 @@ TEST(LogTest, ControlCharactersOfNamesDoNotReachATerminal) {
             "x id=\"a\\u009b2J\"");
 }
 
-TEST(LogTest, UnknownNamesAreRefusedByName) {
+TEST(LogTest, AnUnknownLogFormatOrLevelIsNamedInTheError) {
   LogFormat format;
   LogLevel level;
   EXPECT_THAT(ParseLogFormat("xml", &format),

@@ -38,7 +38,8 @@ std::optional<int64_t> ReadNumber(const std::string& path) {
   return value;
 }
 
-// The bytes that follow `name` in a file of "Name: 123 kB" lines.
+// Returns the size in bytes that follows `name` in a file of "Name: 123 kB"
+// lines.
 std::optional<int64_t> KilobyteField(const std::string& text,
                                      std::string_view name) {
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -53,7 +54,7 @@ std::optional<int64_t> KilobyteField(const std::string& text,
   return std::nullopt;
 }
 
-// The number that follows `name` in a file of "name 123" lines.
+// Returns the number that follows `name` in a file of "name 123" lines.
 std::optional<int64_t> NumberField(const std::string& text,
                                    std::string_view name) {
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -84,9 +85,9 @@ void LimitMemory(std::optional<int64_t> limit, std::optional<int64_t> usage,
   }
 }
 
-// The memory that a group uses, without file pages that were not read twice.
-// The kernel reclaims these before it refuses an allocation. Otherwise a
-// checkpoint that was just read would count as used.
+// Returns the memory that a cgroup uses, without its inactive file pages. The
+// kernel reclaims those before it refuses an allocation; if they counted, a
+// checkpoint that was just read would appear as used memory.
 std::optional<int64_t> ReadUsage(const std::string& usage_path,
                                  const std::string& stat_path,
                                  std::string_view reclaimable) {
@@ -103,7 +104,7 @@ void LimitCpu(double quota, double period, GroupLimits* limits) {
   }
 }
 
-// cgroup v2: one folder has all files.
+// Reads the limits of a cgroup v2, which has all its files in one folder.
 void ReadUnified(const std::string& folder, GroupLimits* limits) {
   if (const auto text = ReadSmallFile(folder + "/cpu.max")) {
     const std::vector<absl::string_view> words =
@@ -135,7 +136,7 @@ void ReadMemoryController(const std::string& folder, GroupLimits* limits) {
               limits);
 }
 
-// Calls read(folder) for the group and for all groups above it, because any of
+// Calls read(folder) for the cgroup and for all its parents, because any of
 // them may set a limit.
 template <typename Read>
 void WalkUp(const std::string& mount, std::string group, const Read& read) {
@@ -146,7 +147,8 @@ void WalkUp(const std::string& mount, std::string group, const Read& read) {
   }
 }
 
-// One line of /proc/self/cgroup: "0::/path" or "4:cpu,cpuacct:/path".
+// Applies one line of /proc/self/cgroup: "0::/path" (v2) or
+// "4:cpu,cpuacct:/path" (v1).
 void ReadGroupLine(const std::string& root, absl::string_view line,
                    GroupLimits* limits) {
   const std::vector<std::string> fields =

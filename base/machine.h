@@ -1,5 +1,5 @@
-// The CPUs and memory that this process may use, by cgroup limits and affinity;
-// the host may have more.
+// The CPUs and the memory that this process may use under its cgroup limits and
+// CPU affinity; the host may have more.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,10 @@ struct MachineLimits {
 // Reads the limits now. Cheap enough to call repeatedly.
 MachineLimits ReadMachineLimits();
 
-// The same below another root folder, for tests: reads `root`/proc/self/cgroup,
-// `root`/proc/meminfo and `root`/sys/fs/cgroup, and takes `affinity_cpus`
-// instead of the mask. A file that cannot be read sets no limit.
+// ReadMachineLimits with another root folder, for tests: reads
+// `root`/proc/self/cgroup, `root`/proc/meminfo and `root`/sys/fs/cgroup, and
+// takes `affinity_cpus` instead of the affinity mask. A file that cannot be
+// read sets no limit.
 MachineLimits ReadMachineLimitsAt(const std::string& root, int affinity_cpus);
 
 struct ResidentMemory {
@@ -34,11 +35,12 @@ struct ResidentMemory {
 };
 ResidentMemory ReadResidentMemory();
 
-// Bytes of the largest cache level that the CPU reports; 0 if unknown.
+// Returns the size in bytes of the largest cache level that the CPU reports; 0
+// if unknown.
 int64_t LastLevelCacheBytes();
 
-// The kernel's name of the CPU, such as "Intel(R) Xeon(R) Processor"; "unknown"
-// if there is none.
+// Returns the kernel's name for the CPU, such as "Intel(R) Xeon(R) Processor";
+// "unknown" if there is none.
 std::string CpuModelName();
 
 }  // namespace kvasir::base

@@ -9,7 +9,8 @@
 namespace kvasir::base {
 namespace {
 
-// A root folder with the files that the limits are read from.
+// Test fixture: a temporary root folder for the files that the limits are read
+// from.
 class MachineTest : public ::testing::Test {
  protected:
   MachineTest() {
@@ -30,14 +31,14 @@ class MachineTest : public ::testing::Test {
   const TempFolder root_;
 };
 
-TEST_F(MachineTest, WithoutCgroupsTheMachineIsTheLimit) {
+TEST_F(MachineTest, WithoutCgroupsOnlyTheMachineSetsLimits) {
   const MachineLimits limits = Read(6);
   EXPECT_EQ(limits.cpus, 6);
   EXPECT_EQ(limits.memory_bytes, int64_t{16000000} * 1024);
   EXPECT_EQ(limits.available_bytes, int64_t{8000000} * 1024);
 }
 
-TEST_F(MachineTest, UnifiedGroupsLimitAtEveryLevel) {
+TEST_F(MachineTest, CgroupV2LimitsOfEveryLevelApply) {
   Write("proc/self/cgroup", "0::/pods/a\n");
   Write("sys/fs/cgroup/pods/a/cpu.max", "max 100000\n");
   Write("sys/fs/cgroup/pods/cpu.max", "250000 100000\n");
@@ -50,19 +51,19 @@ TEST_F(MachineTest, UnifiedGroupsLimitAtEveryLevel) {
   EXPECT_EQ(limits.available_bytes, int64_t{1} << 30);
 }
 
-TEST_F(MachineTest, FirstVersionControllersLimit) {
+TEST_F(MachineTest, CgroupV1ControllersLimitCpusAndMemory) {
   Write("proc/self/cgroup", "5:memory:/x\n4:cpu,cpuacct:/x\n");
   Write("sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us", "50000\n");
   Write("sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_period_us", "100000\n");
   Write("sys/fs/cgroup/memory/x/memory.limit_in_bytes", "1048576\n");
   Write("sys/fs/cgroup/memory/x/memory.usage_in_bytes", "2097152\n");
   const MachineLimits limits = Read(8);
-  EXPECT_EQ(limits.cpus, 1);  // half a CPU is still one thread
+  EXPECT_EQ(limits.cpus, 1);  // a quota of half a CPU still allows one thread
   EXPECT_EQ(limits.memory_bytes, 1 << 20);
   EXPECT_EQ(limits.available_bytes, 0);
 }
 
-TEST_F(MachineTest, InactiveFilePagesOfAUnifiedGroupAreAvailable) {
+TEST_F(MachineTest, InactiveFilePagesOfACgroupV2CountAsAvailable) {
   Write("proc/self/cgroup", "0::/a\n");
   Write("sys/fs/cgroup/a/memory.max", "1000000\n");
   Write("sys/fs/cgroup/a/memory.current", "900000\n");
@@ -72,7 +73,7 @@ TEST_F(MachineTest, InactiveFilePagesOfAUnifiedGroupAreAvailable) {
   EXPECT_EQ(Read(1).available_bytes, 800000);
 }
 
-TEST_F(MachineTest, InactiveFilePagesOfAFirstVersionGroupAreAvailable) {
+TEST_F(MachineTest, InactiveFilePagesOfACgroupV1CountAsAvailable) {
   Write("proc/self/cgroup", "5:memory:/x\n");
   Write("sys/fs/cgroup/memory/x/memory.limit_in_bytes", "1000000\n");
   Write("sys/fs/cgroup/memory/x/memory.usage_in_bytes", "900000\n");
@@ -81,7 +82,7 @@ TEST_F(MachineTest, InactiveFilePagesOfAFirstVersionGroupAreAvailable) {
   EXPECT_EQ(Read(1).available_bytes, 800000);
 }
 
-TEST_F(MachineTest, InactiveFilePagesNeverMakeMoreThanTheLimit) {
+TEST_F(MachineTest, InactiveFilePagesNeverRaiseAvailableMemoryAboveTheLimit) {
   Write("proc/self/cgroup", "0::/a\n");
   Write("sys/fs/cgroup/a/memory.max", "1000\n");
   Write("sys/fs/cgroup/a/memory.current", "900\n");
@@ -89,7 +90,7 @@ TEST_F(MachineTest, InactiveFilePagesNeverMakeMoreThanTheLimit) {
   EXPECT_EQ(Read(1).available_bytes, 1000);
 }
 
-TEST_F(MachineTest, AQuotaAboveTheMaskDoesNotRaiseIt) {
+TEST_F(MachineTest, ACpuQuotaAboveTheAffinityMaskDoesNotRaiseTheCpuCount) {
   Write("proc/self/cgroup", "0::/\n");
   Write("sys/fs/cgroup/cpu.max", "800000 100000\n");
   EXPECT_EQ(Read(2).cpus, 2);

@@ -49,16 +49,16 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 class CondVar {
  public:
   // The clock of timed waits. It is steady, so that no step of the wall clock
-  // freezes or ends a wait. This toolchain's ThreadSanitizer does not see a
-  // steady wait (pthread_cond_clockwait is not intercepted), so it gets the
-  // system clock.
+  // freezes or ends a wait. Builds with ThreadSanitizer use the system clock,
+  // because this toolchain's ThreadSanitizer does not intercept the steady wait
+  // (pthread_cond_clockwait).
 #if defined(KVASIR_TSAN)
   using WaitClock = std::chrono::system_clock;
 #else
   using WaitClock = std::chrono::steady_clock;
 #endif
-  // Waits longer than this end after this time. It keeps the sum with the
-  // current time inside every clock's range.
+  // The longest possible wait; longer timeouts are cut to it, so that the
+  // current time plus the timeout is in every clock's range.
   static constexpr absl::Duration kLongestWait = absl::Hours(24 * 365);
 
   void Wait(Mutex* mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {

@@ -23,7 +23,8 @@ TEST(CondVarTest, AWaitWithoutASignalTimesOut) {
   EXPECT_TRUE(changed.WaitWithTimeout(&mutex, -absl::InfiniteDuration()));
 }
 
-// If they are added unclamped to a clock's reading, the sums lie in the past.
+// If such a timeout were added to the clock's reading without a limit, the sum
+// would overflow into the past.
 TEST(CondVarTest, ATimeoutBeyondTheClocksRangeWaitsForTheSignal) {
   for (const absl::Duration timeout :
        {absl::InfiniteDuration(), absl::Hours(24 * 365 * 290)}) {

@@ -31,11 +31,11 @@ TEST_F(ReadFileTest, ReadsAFileUpToItsLimit) {
   }
 }
 
-TEST_F(ReadFileTest, AnErrorStatesTheSystemsCause) {
+TEST_F(ReadFileTest, AReadErrorStatesTheSystemsCause) {
   EXPECT_THAT(
       ReadFile(path_ + ".none", 10).status(),
       StatusIs(absl::StatusCode::kNotFound, "No such file or directory"));
-  // A folder can be opened but not read.
+  // A folder can be opened like a file but not read.
   EXPECT_THAT(
       ReadFile(folder_.path(), 10).status(),
       StatusIs(absl::StatusCode::kFailedPrecondition, "Is a directory"));

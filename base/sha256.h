@@ -1,4 +1,4 @@
-// SHA-256, for identifying contents and secrets.
+// SHA-256 hashes, to identify contents and secrets.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace kvasir::base {
 
-// 64 hex digits, as sha256sum prints them for a file with these bytes.
+// Returns 64 hex digits, as sha256sum prints them for a file with these bytes.
 std::string Sha256Hex(std::string_view bytes);
 
 // Compares two texts. For texts of equal length, the time does not depend on

@@ -1,6 +1,6 @@
 // Early return on error for functions that return absl::Status or StatusOr. The
-// names allow them to become aliases of Abseil's own macros once Debian has
-// those.
+// macros are named like Abseil's own, which can replace them once Debian
+// packages an Abseil that has them.
 #pragma once
 
 #include <utility>
@@ -18,7 +18,8 @@
 #define KVASIR_STATUS_CONCAT_INNER_(a, b) a##b
 #define KVASIR_STATUS_CONCAT_(a, b) KVASIR_STATUS_CONCAT_INNER_(a, b)
 
-// KVASIR_ASSIGN_OR_RETURN(auto x, ComputeX());
+// Assigns the value, or returns the error: KVASIR_ASSIGN_OR_RETURN(auto x,
+// ComputeX());
 #define KVASIR_ASSIGN_OR_RETURN(lhs, expression) \
   KVASIR_ASSIGN_OR_RETURN_IMPL_(                 \
       KVASIR_STATUS_CONCAT_(kvasir_statusor_, __LINE__), lhs, expression)

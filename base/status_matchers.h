@@ -18,8 +18,8 @@ const absl::Status& AsStatus(const absl::StatusOr<T>& result) {
   return result.status();
 }
 
-// Checks for KVASIR_EXPECT_OK. It is not a matcher, because matchers are
-// compiled again for every type of result.
+// The predicate of KVASIR_EXPECT_OK. It is not a gtest matcher, because a
+// matcher is compiled again for every type of result.
 inline ::testing::AssertionResult IsOk(const char* expression,
                                        const absl::Status& status) {
   if (status.ok()) return ::testing::AssertionSuccess();

@@ -35,7 +35,7 @@ class TempFolder {
   std::string File(absl::string_view name) const {
     return absl::StrCat(path_, "/", name);
   }
-  // Replaces the content of the file.
+  // Creates or replaces the file `name` in the folder and returns its path.
   std::string Write(absl::string_view name, absl::string_view text) const {
     std::string file = File(name);
     std::ofstream out(file, std::ios::binary | std::ios::trunc);

@@ -8,13 +8,15 @@
 namespace kvasir::base {
 namespace {
 
-// Longer than the gaps between the launches of one step, including serial
-// parts. A thread that sleeps through such a gap costs the next launch its
-// wake-up: with 10 us of spinning, decode reached 0.78 of the read bandwidth
-// instead of 0.82 (a 1.1B model, 2 cores). It is still short compared with a
-// step, so other processes get the cores.
+// How long a waiting thread spins before it sleeps. It is longer than the gaps,
+// including serial parts, between the launches of one decode step: a thread
+// that sleeps in such a gap delays the next launch by its wake-up. With 10 us
+// of spinning, decode reached 0.78 of the read bandwidth instead of 0.82 (a
+// 1.1B model, 2 cores). It is still short compared with a step, so other
+// processes get the cores.
 constexpr std::chrono::microseconds kSpinTime(100);
-// A pause takes 5 to 50 ns, depending on the CPU, and so does the clock.
+// A pause instruction takes 5 to 50 ns, depending on the CPU, and so does
+// reading the clock.
 constexpr int kPausesPerClockReading = 32;
 
 inline void Pause() {

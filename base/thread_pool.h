@@ -1,5 +1,5 @@
-// The process's compute threads. They run static parallel loops; a launch costs
-// a few microseconds if launches follow each other closely.
+// The process's compute threads, which run parallel loops with a static split.
+// A launch costs a few microseconds if launches follow each other closely.
 #pragma once
 
 #include <atomic>
@@ -48,7 +48,7 @@ class ThreadPool {
   const int num_threads_;
   std::vector<std::thread> threads_;
 
-  // Lets one Run at a time through.
+  // Held during Run, so that calls of Run follow each other.
   Mutex run_mutex_;
 
   // Synchronization between Run and the workers: a launch publishes function_

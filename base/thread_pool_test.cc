@@ -48,7 +48,7 @@ TEST(ThreadPoolTest, WorkIsVisibleAcrossLaunchesWithoutLocks) {
   int64_t total = 0;
   for (int round = 0; round < 1000; ++round) {
     pool.Run([&](int thread) {
-      // Reads the value that another thread wrote in the launch before.
+      // Reads the value that another thread wrote in the previous launch.
       partial[static_cast<size_t>(thread)] = total + thread;
     });
     for (const int64_t value : partial) total += value % 5;

@@ -93,7 +93,8 @@ std::string TransformName(plan::Transform transform) {
   return "-";
 }
 
-// "8x32", "2x48,40": runs of groups with equal ranks.
+// Returns "8x32" for 8 groups of rank 32, and "2x48,40" for two of rank 48 and
+// one of rank 40.
 std::string GroupsText(const std::vector<cache::GroupLayout>& groups) {
   std::vector<std::string> runs;
   for (size_t begin = 0; begin < groups.size();) {

@@ -1,4 +1,5 @@
-// The rank table: one row per layer and side, for inspect and the metrics.
+// Summarizes a KV plan as a table with one row per layer and side (key or
+// value), for `inspect` and the metrics. A rank is the width of a latent.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +15,13 @@ namespace kvasir::cli {
 struct GroupSummary {
   int part = 0;
   std::vector<int64_t> heads;
-  int64_t rank = 0;    // numbers per token
-  int64_t stored = 0;  // those of them that have bits and belong to this side
+  int64_t rank = 0;    // the latent's numbers per token
+  int64_t stored = 0;  // how many of them have bits and belong to this side
 };
 
-// If a side has several parts, its fields are joined by "+". The storage of a
-// joint part is counted for the key; its method is "joint low_rank" on both
-// sides.
+// One row of the table. If a side has several parts, a field joins their values
+// by "+". The storage of a part that keys and values share (a joint part)
+// counts for the key; its method is "joint low_rank" on both sides.
 struct LayerSideSummary {
   int64_t layer = 0;
   std::string side;    // "key" or "value"
@@ -33,8 +34,8 @@ struct LayerSideSummary {
   std::string range;   // "-", "token", "token/32", "norm", "static", "sequence"
   std::string transform;  // "-", "hadamard_fused", "basis_static", ...
   std::vector<GroupSummary> group_list;
-  double bytes_per_token = 0;  // payload, parameters included
-  // scales and minima, a part of bytes_per_token
+  double bytes_per_token = 0;  // payload, including codec parameters
+  // Scales and minima; included in bytes_per_token.
   double param_bytes_per_token = 0;
   int64_t sliding_window = 0;  // 0: none
   // The first and latest tokens of a sequence that are also kept exact.
@@ -42,8 +43,8 @@ struct LayerSideSummary {
   int64_t exact_window = 0;
 };
 
-// The baseline of a plan: the bytes of a token of whole keys and values in the
-// model's own cache type and in bf16.
+// The size that a plan is compared with: the bytes per token of complete keys
+// and values, in the model's own cache type and in bf16.
 struct DenseBytes {
   kvasir::v1::DataType type = kvasir::v1::BF16;
   int64_t own = 0;

@@ -18,7 +18,7 @@ using nlohmann::ordered_json;
 
 constexpr model::JsonLimits kLimits = {.max_depth = 8, .max_values = 100'000};
 constexpr size_t kMaxPoints = 4096;
-// Smaller than any plan's value, and large enough for a chart.
+// Less than the bytes of any plan, but large enough for the scale of a chart.
 constexpr double kLeastBytes = 1e-6;
 constexpr double kMostBytes = 1e15;
 constexpr double kMostNats = 1e9;
@@ -33,7 +33,7 @@ absl::StatusOr<PlanPoint> ReadPoint(const JsonFields& fields,
   return point;
 }
 
-// A missing list has no points.
+// Reads a list of points; a missing list is empty.
 absl::StatusOr<std::vector<PlanPoint>> ReadPoints(const JsonFields& fields,
                                                   std::string_view name,
                                                   std::string_view kl) {
@@ -42,7 +42,8 @@ absl::StatusOr<std::vector<PlanPoint>> ReadPoints(const JsonFields& fields,
   if (list == nullptr) return points;
   if (!list->is_array() || list->size() > kMaxPoints) {
     return fields.Error(
-        name, absl::StrCat("want a list of at most ", kMaxPoints, ", have ",
+        name, absl::StrCat("must be a list of at most ", kMaxPoints,
+                           " points, found ",
                            list->is_array() ? absl::StrCat(list->size())
                                             : model::JsonExcerpt(*list)));
   }
@@ -81,7 +82,7 @@ absl::StatusOr<Prediction> ParsePrediction(std::string_view json_text,
                           model::ParseJson(json_text, where, kLimits));
   if (!root.is_object()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        where, ": want an object, have ", model::JsonExcerpt(root)));
+        where, ": must be a JSON object, found ", model::JsonExcerpt(root)));
   }
   const JsonFields fields(root, where);
   Prediction prediction;
@@ -98,7 +99,7 @@ absl::StatusOr<Prediction> ParsePrediction(std::string_view json_text,
   const json* const kappa = fields.Find("kappa");
   if (kappa == nullptr) return prediction;
   if (!kappa->is_object()) {
-    return fields.Error("kappa", absl::StrCat("want an object, have ",
+    return fields.Error("kappa", absl::StrCat("must be a JSON object, found ",
                                               model::JsonExcerpt(*kappa)));
   }
   KVASIR_ASSIGN_OR_RETURN(

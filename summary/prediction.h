@@ -1,5 +1,5 @@
-// The prediction of method auto for a plan, which kvasir-compress writes beside
-// the plan. The file is not trusted.
+// Reads the file in which kvasir-compress (method auto) stores its prediction
+// for a plan, next to the plan. The file is not trusted.
 #pragma once
 
 #include <cstdint>
@@ -15,31 +15,34 @@ namespace kvasir::cli {
 
 inline constexpr int64_t kMaxPredictionBytes = int64_t{4} << 20;
 
-// "X.json" has its prediction in "X.json.prediction.json".
+// Returns the path of a plan's prediction: "X.json.prediction.json" for
+// "X.json".
 std::string PredictionPathOfPlan(const std::string& plan);
 
-// A plan on the curve. Its bytes per token include a share of the bytes per
-// sequence.
+// The size and the loss of one plan. The bytes per token include a share of the
+// bytes per sequence.
 struct PlanPoint {
   double bytes_per_token = 0;  // above 0
-  double kl = 0;               // divergence in nats per token, 0 or more
+  // KL divergence from the uncompressed model in nats per token, 0 or more
+  double kl = 0;
 };
 
 struct Prediction {
   std::string plan_sha256;  // the hash of the plan's text; empty: unknown
   PlanPoint plan;
-  // The least and the greatest value over domains, each left out of the
-  // calibration in turn.
+  // The least and the greatest predicted divergence, over predictions that each
+  // leave one domain out of the calibration.
   double kl_low = 0;
   double kl_high = 0;
-  std::vector<PlanPoint> curve;   // predicted
-  std::vector<PlanPoint> probes;  // measured
+  std::vector<PlanPoint> curve;   // predictions for other plans
+  std::vector<PlanPoint> probes;  // plans whose divergence was measured
 
   bool IsOf(std::string_view plan_text) const;
 };
 
-// Ignores fields that are not needed here. INVALID_ARGUMENT names the file, the
-// field, and the wanted and the found value.
+// Parses a prediction and ignores fields that are not needed here.
+// INVALID_ARGUMENT names the file, the field, and the allowed and the found
+// value.
 absl::StatusOr<Prediction> ParsePrediction(std::string_view json,
                                            const std::string& where);
 

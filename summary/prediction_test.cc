@@ -25,7 +25,7 @@ json Good() {
               {"bytes_per_token": 1000, "kl": 0.01}]})");
 }
 
-TEST(PredictionTest, ReadsTheCurve) {
+TEST(PredictionTest, ReadsThePlansPointTheCurveAndTheProbes) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Prediction prediction,
                               ParsePrediction(Good().dump(), "p.json"));
   EXPECT_EQ(prediction.plan.kl, 0.02);
@@ -37,12 +37,12 @@ TEST(PredictionTest, ReadsTheCurve) {
   EXPECT_EQ(prediction.curve[1].kl, 0.01);
   ASSERT_EQ(prediction.probes.size(), 1u);
   EXPECT_EQ(prediction.probes[0].kl, 0.07);
-  const json told = PredictionToJson(prediction);
-  EXPECT_EQ(told["curve"], Good()["curve"]);
-  EXPECT_EQ(told["probes"][0]["kl"], 0.07);
+  const json written = PredictionToJson(prediction);
+  EXPECT_EQ(written["curve"], Good()["curve"]);
+  EXPECT_EQ(written["probes"][0]["kl"], 0.07);
 }
 
-TEST(PredictionTest, OnlyThePlansOwnPointIsNeeded) {
+TEST(PredictionTest, OnlyThePlansOwnDivergenceAndBytesAreRequired) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const Prediction prediction,
       ParsePrediction(R"({"kl": 0, "bytes_per_token": 1})", "p"));
@@ -58,7 +58,7 @@ TEST(PredictionTest, OnlyThePlansOwnPointIsNeeded) {
   }
 }
 
-TEST(PredictionTest, IsOfThePlanWhoseTextItNames) {
+TEST(PredictionTest, APredictionBelongsToThePlanWhoseHashItContains) {
   json good = Good();
   KVASIR_ASSERT_OK_AND_ASSIGN(const Prediction unnamed,
                               ParsePrediction(good.dump(), "p"));
@@ -70,12 +70,12 @@ TEST(PredictionTest, IsOfThePlanWhoseTextItNames) {
   EXPECT_FALSE(prediction.IsOf("{}"));
 }
 
-TEST(PredictionTest, WrongTypesAndValuesAreNamed) {
+TEST(PredictionTest, TheErrorForAWrongTypeOrValueNamesTheFile) {
   const std::vector<std::pair<const char*, const char*>> cases = {
       {"/plan_sha256", "7"},
       {"/kl", "\"low\""},
       {"/kl", "-1"},
-      {"/kl", "null"},  // JSON's form of NaN
+      {"/kl", "null"},  // NaN, as it is written in JSON
       {"/kl", "1e300"},
       {"/kl_low", "0.03"},
       {"/kl_high", "0.01"},
@@ -99,7 +99,7 @@ TEST(PredictionTest, WrongTypesAndValuesAreNamed) {
   }
 }
 
-TEST(PredictionTest, ListsHaveAnEnd) {
+TEST(PredictionTest, TooLongListsAreRefused) {
   for (const char* place : {"/curve", "/kappa/probes"}) {
     json bad = Good();
     json& list = bad[json::json_pointer(place)];
@@ -107,7 +107,7 @@ TEST(PredictionTest, ListsHaveAnEnd) {
     while (list.size() < 5000) list.push_back(point);
     EXPECT_THAT(ParsePrediction(bad.dump(), "p.json"),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("at most 4096, have 5000")));
+                         HasSubstr("at most 4096 points, found 5000")));
   }
   json bad = Good();
   bad["layers"] = std::vector<int>(200'000);
@@ -116,7 +116,7 @@ TEST(PredictionTest, ListsHaveAnEnd) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("more than")));
 }
 
-TEST(PredictionTest, AValueThatIsNoObjectIsAnError) {
+TEST(PredictionTest, AFileThatIsNotAValidJsonObjectIsRefused) {
   for (const char* text : {"", "{", "[]", "null", "7", "NaN", R"({"kl": NaN})",
                            R"({"kl": 1e999, "bytes_per_token": 1})",
                            R"({"kl": 1, "kl": 1, "bytes_per_token": 1})"}) {

@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// The most lines of the text; the JSON has all of them.
+// The most lines per list in the text; the JSON has all of them.
 constexpr size_t kMostLines = 12;
 
 std::string RangeText(int64_t first, int64_t last) {
@@ -29,7 +29,7 @@ std::string RangeText(const plan::HeadRange& heads) {
   return RangeText(heads.first, heads.end() - 1);
 }
 
-// "0-3,6".
+// Returns "0-3,6" for {0, 1, 2, 3, 6}.
 std::string ListText(const std::vector<int64_t>& ascending) {
   std::vector<std::string> runs;
   for (size_t begin = 0; begin < ascending.size();) {
@@ -75,7 +75,7 @@ void AddUneven(int64_t layer, const std::vector<cache::PageLayout>& layouts,
   uneven->back().most_bytes += bytes(*most);
 }
 
-// Appends the lines of a list under one label.
+// Appends lines to `out`, the first of them with `label`.
 void AppendLines(const char* label, const std::vector<std::string>& lines,
                  std::string* out) {
   for (size_t i = 0; i < std::min(lines.size(), kMostLines); ++i) {

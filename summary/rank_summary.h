@@ -1,5 +1,5 @@
-// The share of the model and the cache that each tensor-parallel rank holds,
-// for inspect and planners.
+// Summarizes which share of the model and of the cache each tensor-parallel
+// rank holds, for `inspect` and planners.
 #pragma once
 
 #include <cstdint>
@@ -38,15 +38,15 @@ struct RankShare {
 struct UnevenLayers {
   int64_t first_layer = 0;
   int64_t last_layer = 0;
-  // Bytes of a token in all these layers, on the ranks with the fewest and the
-  // most.
+  // Bytes per token of all these layers together, on the ranks that have the
+  // fewest and the most.
   double least_bytes = 0;
   double most_bytes = 0;
 };
 
 struct RankSummary {
   std::vector<RankShare> ranks;
-  // more than 1 if there are fewer KV heads than ranks
+  // More than 1 if there are fewer KV heads than ranks.
   int64_t ranks_per_kv_head = 1;
   std::vector<plan::Replica> replicas;
   std::vector<UnevenLayers> uneven;
@@ -54,13 +54,15 @@ struct RankSummary {
   // counted.
   std::optional<int64_t> whole_weight_bytes;
 
-  // Bytes of a token on the rank that has the most. Pages have the same number
-  // of tokens on all ranks, so this rank decides how many pages fit.
+  // Returns the KV bytes per token on the rank that has the most. Pages have
+  // the same number of tokens on all ranks, so this rank decides how many pages
+  // fit.
   double most_kv_bytes_per_token() const;
-  // Bytes of a token in all copies except the first, summed over ranks.
+  // Returns the bytes per token that are stored on more than one rank, without
+  // the first copy, summed over ranks.
   int64_t replicated_bytes_per_token() const;
-  // Bytes of weights in all copies except the first. The weights must have been
-  // counted (CHECK).
+  // Returns the bytes of weights that are held by more than one rank, without
+  // the first copy. The weights must have been counted (CHECK).
   int64_t replicated_weight_bytes() const;
 };
 
@@ -75,9 +77,9 @@ absl::StatusOr<RankSummary> SummarizeRanks(const RankPlans& plans,
                                            const model::DecoderSpec& spec,
                                            const cache::PageFormat& format);
 
-// "layers 0-5 key, heads 0-3 on ranks 0,1: 32 bytes a token on each"
+// Returns "layers 0-5 key, heads 0-3 on ranks 0,1: 32 bytes a token on each".
 std::string ReplicaText(const plan::Replica& replica);
-// A table, and below it the parts that several ranks hold.
+// Returns a table of the ranks, followed by the data that several ranks hold.
 std::string RanksText(const RankSummary& summary);
 nlohmann::ordered_json RanksJson(const RankSummary& summary);
 

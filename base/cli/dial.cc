@@ -14,7 +14,7 @@
 namespace kvasir::cli {
 namespace {
 
-// A token and the white space around it.
+// Enough for a token with white space around it.
 constexpr size_t kMaxTokenFileBytes = 4096;
 
 }  // namespace
@@ -24,8 +24,8 @@ absl::Status CheckPlainCall(const std::string& target, const char* remedy,
   if (insecure || base::IsLocalTarget(target)) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(target, " would be called without encryption: give ", remedy,
-                   "; or --insecure, where something else ",
-                   "protects it (a mesh, a NetworkPolicy)"));
+                   ", or --insecure if something else protects ",
+                   "the connection (a mesh, a NetworkPolicy)"));
 }
 
 absl::StatusOr<std::string> ReadSecretFile(const char* flag,
@@ -42,24 +42,28 @@ absl::StatusOr<std::string> ReadSecretFile(const char* flag,
       std::any_of(token.begin(), token.end(), [](char c) {
         return absl::ascii_isspace(static_cast<unsigned char>(c));
       })) {
-    return wrong(absl::StrCat("want one token of at most ", kMaxTokenBytes,
-                              " bytes, and nothing else"));
+    return wrong(absl::StrCat("must contain one token of at most ",
+                              kMaxTokenBytes, " bytes, and nothing else"));
   }
   return token;
 }
 
 void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options) {
   AddText(app, "--ca", options->ca,
-          "PEM authorities of the server's certificate; without it: plain text")
+          "PEM file of the authorities that may sign the server's certificate; "
+          "without it: plain text")
       ->type_name("FILE");
   AddText(app, "--cert", options->certificate,
-          "PEM chain that is shown to the server, where it asks for one")
+          "PEM file of this client's certificate chain, for a server that asks "
+          "for it")
       ->type_name("FILE");
-  AddText(app, "--key", options->key, "PEM key of --cert")->type_name("FILE");
+  AddText(app, "--key", options->key,
+          "PEM file of the key that belongs to --cert")
+      ->type_name("FILE");
   AddSwitch(app, "--insecure", options->insecure,
-            "plain text may leave this machine");
+            "allow plain text to other machines");
   AddText(app, "--token-file", options->token_file,
-          "file of the token that is shown to the server, with --ca")
+          "file with the token to send with each call; needs --ca")
       ->type_name("FILE");
 }
 
@@ -83,7 +87,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
     if (flags.token_file.empty()) return tls;
     KVASIR_ASSIGN_OR_RETURN(const std::string token,
                             ReadSecretFile("--token-file", flags.token_file));
-    // gRPC also sends such credentials only over TLS.
+    // gRPC itself also refuses to send token credentials without TLS.
     return grpc::CompositeChannelCredentials(
         tls, grpc::AccessTokenCredentials(token));
   }

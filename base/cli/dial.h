@@ -1,4 +1,4 @@
-// The flags of a command that calls a server of ours.
+// The flags of commands that call a Kvasir server as a client.
 #pragma once
 
 #include <cstddef>
@@ -22,23 +22,24 @@ inline constexpr size_t kMaxTokenBytes = 512;
 // `insecure` is false. `remedy` is the flag that switches TLS on.
 absl::Status CheckPlainCall(const std::string& target, const char* remedy,
                             bool insecure);
-// Reads a file with one secret. INVALID_ARGUMENT, without the file's content,
-// if it holds none or more than one.
+// Reads a file that contains one secret. INVALID_ARGUMENT if it contains no
+// secret or more than one; the error text does not quote the file.
 absl::StatusOr<std::string> ReadSecretFile(const char* flag,
                                            const std::string& path);
 
-// The TLS flags of a client of ours. They differ from a server's flags, because
-// both may be in the environment of one pod.
+// The TLS flags of a command that calls a Kvasir server. Their names differ
+// from the server's own TLS flags, because both sets may be in the environment
+// of one pod.
 struct DialTlsFlags {
   std::string ca;  // empty: plain text
   std::string certificate;
   std::string key;
-  bool insecure = false;  // plain text may leave the machine
-  // The file of a token that each call sends; empty: none.
+  bool insecure = false;  // allow plain text to other machines
+  // The file that contains the token to send with each call; empty: send none.
   std::string token_file;
 };
 void AddDialTlsFlags(CLI::App* app, DialTlsFlags* options);
-// The credentials of a client of `target`; plain text if no flag is set.
+// Returns the credentials for calls to `target`; plain text if no flag is set.
 // Errors: those of base::TlsChannelCredentials; INVALID_ARGUMENT for a file
 // without a token; FAILED_PRECONDITION if plain text would leave the machine or
 // a token would be sent without TLS.

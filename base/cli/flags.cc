@@ -37,8 +37,8 @@ class ConfigBelowEnvironment final : public CLI::ConfigTOML {
   }
 };
 
-// Numbers and truth values without quotes; other text in quotes that it does
-// not contain.
+// Returns `text` as a TOML value. Numbers and truth values get no quotes; other
+// texts get a kind of quotes that they do not contain.
 std::string TomlValue(const std::string& text) {
   double number = 0;
   if (text == "true" || text == "false" ||
@@ -56,8 +56,8 @@ std::string TomlValue(const std::vector<std::string>& values) {
   return absl::StrCat("[", absl::StrJoin(quoted, ", "), "]");
 }
 
-// "64MiB": with the largest unit that divides, so that ParseBytes returns the
-// same number.
+// Returns "64MiB" for 64 << 20: uses the largest unit that divides the size, so
+// that ParseBytes returns the same number.
 std::string ExactBytes(int64_t bytes) {
   constexpr const char* kUnits[] = {"", "KiB", "MiB", "GiB", "TiB"};
   size_t unit = 0;
@@ -76,7 +76,7 @@ CLI::Validator NumberCheck(std::function<bool(double)> good,
         if (absl::SimpleAtod(text, &number) && good(number)) {
           return std::string();
         }
-        return absl::StrCat("'", text, "' is no number ", want);
+        return absl::StrCat("'", text, "' is not a number ", want);
       },
       "", "");
 }
@@ -98,14 +98,15 @@ std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
   if (absl::StartsWith(text, kUnknownKey)) {
     return absl::StrCat("--config: '",
                         absl::StripSuffix(text.substr(sizeof kUnknownKey - 1),
-                                          ".++"),  // a whole section
-                        "' is no flag; keys are flag names, in a section "
+                                          // the library's suffix for a section
+                                          ".++"),
+                        "' is not a flag; keys are flag names, in a section "
                         "named after the command");
   }
   const std::vector<std::string> words = app.remaining(true);
   if (error.get_name() == "RequiredError" && !words.empty() &&
       absl::StrContains(text, "subcommand")) {
-    return absl::StrCat("'", words.front(), "' is no command");
+    return absl::StrCat("'", words.front(), "' is not a command");
   }
   return text;
 }
@@ -154,7 +155,7 @@ int ParseAndRun(CLI::App* app, int argc, char** argv, const int& exit_code) {
   try {
     app->parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    // Help and version are "errors" of exit code 0.
+    // The library reports --help and --version as errors with exit code 0.
     if (error.get_exit_code() == 0) return app->exit(error);
     PrintError(app->get_name(), UsageMessage(*app, error) +
                                     "\nRun with --help for more information.");
@@ -197,7 +198,7 @@ CLI::Validator Above(double limit) {
 void RefuseEmpty(CLI::App* app, CLI::Option* option) {
   CLI::Validator validator = Checked([](const std::string& text) {
     return text.empty() ? absl::InvalidArgumentError(
-                              "is empty: leave it out, or name it")
+                              "is empty: omit the flag or give it a value")
                         : absl::OkStatus();
   });
   option->check(validator.name(kNotEmpty));
@@ -211,8 +212,8 @@ void RefuseEmpty(CLI::App* app, CLI::Option* option) {
           value != nullptr && std::string_view(value).find_first_not_of(',') ==
                                   std::string_view::npos;
       if (!empty || !IsRefusedEmpty(each)) continue;
-      throw CLI::ValidationError(variable,
-                                 "is set and empty: unset it, or name it");
+      throw CLI::ValidationError(
+          variable, "is set and empty: unset it or give it a value");
     }
   });
 }
@@ -245,7 +246,7 @@ CLI::Option* AddBytes(CLI::App* app, const std::string& name, int64_t& value,
             }
             if (parsed < range.least || parsed > range.most) {
               throw CLI::ValidationError(
-                  name, absl::StrCat("'", text, "' is no size from ",
+                  name, absl::StrCat("'", text, "' is not a size from ",
                                      ExactBytes(range.least), " to ",
                                      ExactBytes(range.most)));
             }
@@ -292,7 +293,8 @@ CLI::Option* AddDuration(CLI::App* app, const std::string& name,
             if (!absl::ParseDuration(text, &parsed) ||
                 parsed < absl::ZeroDuration()) {
               throw CLI::ValidationError(
-                  name, "'" + text + "' is no duration: want e.g. 500ms, 30s");
+                  name,
+                  "'" + text + "' is not a duration such as 500ms or 30s");
             }
             value = parsed;
           },

@@ -1,5 +1,7 @@
-// Command-line flags in one style: each is also a KVASIR_* environment variable
-// and a key of the --config file, and sizes and times have units.
+// Command-line flags in one style: each flag is also a KVASIR_* environment
+// variable and a key of the --config file; sizes and times have units. A "usage
+// error" is a wrong command line, variable or file; it ends the program with
+// kExitUsage.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +18,17 @@
 
 namespace kvasir::cli {
 
-// Adds --config. The precedence is flag, environment, file. A key of the file
-// that is no flag is wrong usage.
+// Adds --config. A flag takes precedence over its environment variable, and
+// that over the file. A key of the file that is not the name of a flag is a
+// usage error.
 void AddConfigFile(CLI::App* app);
 
-// The configuration that is in force in `command`, as a file for --config.
+// Returns the flags of `command` with their current values, as a file for
+// --config.
 std::string EffectiveConfig(const CLI::App& command);
 
-// Prints "kvasir inspect: ..." on standard error, as base::Printable.
+// Prints "PROGRAM: WHAT" on standard error, with control characters escaped
+// (base::Printable).
 void PrintError(const std::string& program, std::string_view what);
 
 // Parses the arguments and runs the command's callback. Returns kExitOk,
@@ -31,17 +36,19 @@ void PrintError(const std::string& program, std::string_view what);
 // has put into `exit_code`.
 int ParseAndRun(CLI::App* app, int argc, char** argv, const int& exit_code);
 
-// A value is wrong usage if `check` fails for its text.
+// Returns a validator: a value for which `check` fails is a usage error.
 CLI::Validator Checked(std::function<absl::Status(const std::string&)> check);
-// A value is wrong usage if it is no number in [least, most].
+// Returns a validator that accepts only numbers in [least, most].
 CLI::Validator Between(double least, double most);
 CLI::Validator AtLeast(double least);
 CLI::Validator Above(double limit);
 
-// KVASIR_MAX_MODEL_LEN for "--max-model-len".
+// Returns the environment variable of a flag: KVASIR_MAX_MODEL_LEN for
+// "--max-model-len".
 std::string EnvironmentName(const std::string& flag);
 
-// "--name" with its environment variable; the default is shown in --help.
+// Adds a flag such as "--max-model-len" and its environment variable. --help
+// shows the default.
 template <typename T>
 CLI::Option* AddFlag(CLI::App* app, const std::string& name, T& value,
                      const std::string& help) {
@@ -50,11 +57,11 @@ CLI::Option* AddFlag(CLI::App* app, const std::string& name, T& value,
       ->capture_default_str();
 }
 
-// Makes "" wrong usage for the flag and for its variable. The library would
-// treat an empty variable as unset.
+// Makes an empty value of the flag or of its environment variable a usage
+// error. The library would treat an empty variable as unset.
 void RefuseEmpty(CLI::App* app, CLI::Option* option);
 
-// AddFlag for a text that must not be empty.
+// AddFlag for a text or a list of texts that must not be empty.
 template <typename T>
 CLI::Option* AddText(CLI::App* app, const std::string& name, T& value,
                      const std::string& help) {
@@ -67,23 +74,23 @@ CLI::Option* AddText(CLI::App* app, const std::string& name, T& value,
 CLI::Option* AddSwitch(CLI::App* app, const std::string& name, bool& value,
                        const std::string& help);
 
-// Both ends are included.
+// The sizes that a flag accepts, from `least` to `most`, both included.
 struct ByteRange {
   int64_t least = 0;
   int64_t most = std::numeric_limits<int64_t>::max();
 };
 
-// Adds a number of bytes, as ParseBytes reads it.
+// Adds a flag for a size, which ParseBytes parses.
 CLI::Option* AddBytes(CLI::App* app, const std::string& name, int64_t& value,
                       const std::string& help, ByteRange range = {});
 
-// Adds a number of bytes, or "auto" for an empty value.
+// Adds a flag for a size, or "auto", for which `value` is empty.
 CLI::Option* AddBytesOrAuto(CLI::App* app, const std::string& name,
                             std::optional<int64_t>& value,
                             const std::string& help);
 
-// Adds a time with its unit: 500ms, 30s, 5m. Numbers without a unit are
-// refused.
+// Adds a flag for a time with its unit: 500ms, 30s, 5m. Numbers without a unit
+// are refused.
 CLI::Option* AddDuration(CLI::App* app, const std::string& name,
                          absl::Duration& value, const std::string& help);
 

@@ -23,7 +23,7 @@ namespace {
 volatile sig_atomic_t g_shutdown_signals = 0;
 
 void OnShutdownSignal(int signal_number) {
-  // A second signal does not wait for the drain.
+  // A second signal ends the process without waiting for the drain.
   if (g_shutdown_signals > 0) _exit(128 + signal_number);
   g_shutdown_signals = 1;
 }

@@ -1,4 +1,5 @@
-// The set-up and the signals of a program.
+// The start of a program (limits, signals, gRPC's log), its shutdown signals,
+// and the paths and names that its environment gives it.
 #pragma once
 
 #include <string>
@@ -19,14 +20,16 @@ void PrepareProcess();
 void HoldShutdownSignals();
 bool ShutdownRequested();
 
-// The path of this program as a person would type it here.
+// Returns the path of this program as a person would type it in the current
+// folder.
 std::string ProgramPath();
 
-// The path of a program of this build, in the folder of the running one; only
-// `name` if it is not there, for a search in PATH.
+// Returns the path of another program of this build: `name` in the folder of
+// the running program. If it is not there, returns only `name`, so that the
+// system searches PATH.
 std::string ProgramBeside(const std::string& name);
 
-// TMPDIR, else /tmp.
+// Returns the value of TMPDIR, or /tmp if it is not set.
 std::string TemporaryFolder();
 
 // MakePrivateFolder appends this to `parent`; the last letters are random.
@@ -37,7 +40,7 @@ inline constexpr std::string_view kPrivateFolderName = "/kvasir-XXXXXX";
 absl::StatusOr<std::string> MakePrivateFolder(
     const std::string& parent = TemporaryFolder());
 
-// This machine's name, for people.
+// Returns this machine's name, for messages to people.
 std::string HostName();
 
 }  // namespace kvasir::cli

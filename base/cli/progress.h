@@ -17,8 +17,8 @@ namespace kvasir::cli {
 class TimeLeft {
  public:
   void See(absl::Time now, int64_t done);
-  // No estimate within two seconds of the first observation, because the first
-  // units say little.
+  // Returns no estimate within two seconds of the first observation, because so
+  // short a time predicts the rest badly.
   std::optional<absl::Duration> Estimate(int64_t total) const;
 
  private:
@@ -28,17 +28,19 @@ class TimeLeft {
   int64_t done_ = 0;
 };
 
-// Threads: one.
+// A progress line.
+// Threads: use from one thread only.
 class Progress {
  public:
-  // `total` is in `unit`s; 0 if unknown. Prints nothing if `enabled` is false.
-  // `what` may be any name; it is printed as base::Printable.
+  // `total` is the number of `unit`s; 0 if unknown. Prints nothing if `enabled`
+  // is false. `what` may contain any text: control characters are escaped
+  // (base::Printable).
   Progress(std::string what, int64_t total, std::string unit, bool enabled);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  // `note` is appended ("loss 3.21").
+  // Appends `note` ("loss 3.21") to the line.
   void Update(int64_t done, const std::string& note = "");
   // Removes the line from a terminal, so that the next output begins on an
   // empty line.

@@ -27,14 +27,15 @@ int64_t LinesOf(const std::function<void(Progress*)>& use, int64_t total) {
   return std::count(text.begin(), text.end(), '\n');
 }
 
-// A root file system without /dev/pts has no terminals.
+// Returns whether this system has terminals: a root file system without
+// /dev/pts has none.
 bool HasTerminals() {
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
   if (terminal >= 0) close(terminal);
   return terminal >= 0;
 }
 
-// The output of `use` on standard error if that is a terminal.
+// Returns what `use` writes to standard error if that is a terminal.
 std::string OnATerminal(const std::function<void()>& use) {
   const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
   EXPECT_GE(terminal, 0);
@@ -60,7 +61,7 @@ std::string OnATerminal(const std::function<void()>& use) {
   return text;
 }
 
-TEST(ProgressTest, ALineThatStaysOnATerminalWouldCutATable) {
+TEST(ProgressTest, TheProgressLineIsRemovedFromATerminalAtTheEnd) {
   if (!HasTerminals()) GTEST_SKIP() << "no pseudo-terminals here";
   const std::string text = OnATerminal([] {
     std::fputs("row 1\n", stderr);
@@ -78,10 +79,10 @@ TEST(ProgressTest, ALineThatStaysOnATerminalWouldCutATable) {
             "row 2\r\n");
 }
 
-TEST(ProgressTest, AFirstUnitOfUnknownTimeIsNoEstimate) {
+TEST(ProgressTest, WorkBeforeTheFirstObservationDoesNotCountForTheEstimate) {
   const absl::Time start = absl::FromUnixSeconds(1000);
   TimeLeft time_left;
-  // The first unit took long and was not observed before its end.
+  // The first unit took long, and nothing was observed before it was done.
   time_left.See(start, 1);
   EXPECT_EQ(time_left.Estimate(20), std::nullopt);
   time_left.See(start + absl::Milliseconds(100), 2);
@@ -101,8 +102,8 @@ TEST(ProgressTest, WorkOfUnknownLengthHasNoEstimate) {
   EXPECT_EQ(time_left.Estimate(0), std::nullopt);
 }
 
-TEST(ProgressTest, ManyUpdatesAtOnceAreAFewLines) {
-  // One line at the beginning, one at the end.
+TEST(ProgressTest, ManyUpdatesInAShortTimePrintOnlyTwoLines) {
+  // One line at the beginning and one at the end.
   EXPECT_EQ(LinesOf(
                 [](Progress* progress) {
                   for (int i = 0; i <= 50; ++i) progress->Update(i);
@@ -111,7 +112,7 @@ TEST(ProgressTest, ManyUpdatesAtOnceAreAFewLines) {
             2);
 }
 
-TEST(ProgressTest, WorkThatRoundsToNothingIsOneLine) {
+TEST(ProgressTest, RepeatedUpdatesWithoutAnyWorkPrintOneLine) {
   EXPECT_EQ(LinesOf(
                 [](Progress* progress) {
                   for (int i = 0; i < 50; ++i) progress->Update(0);

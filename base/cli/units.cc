@@ -29,7 +29,7 @@ absl::Status ParseBytes(const std::string& text, int64_t* bytes) {
        (power > 0 && (unit.substr(1) == "b" || unit.substr(1) == "ib")));
   if (digits == 0 || !known) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "'", text, "' is no size: want e.g. 1048576, 512MiB or 2G"));
+        "'", text, "' is not a size such as 1048576, 512MiB or 2G"));
   }
   int64_t number = 0;
   if (!absl::SimpleAtoi(text.substr(0, digits), &number) ||

@@ -1,4 +1,4 @@
-// Sizes as people write and read them.
+// Parses and prints sizes in the form that people use.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace kvasir::cli {
 // int64_t.
 absl::Status ParseBytes(const std::string& text, int64_t* bytes);
 
-// "1.5 GiB".
+// Returns "1.50 GiB".
 std::string HumanBytes(double bytes);
 
 }  // namespace kvasir::cli

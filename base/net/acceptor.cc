@@ -24,10 +24,10 @@ namespace kvasir::base {
 namespace {
 
 constexpr int kBacklog = 1024;
-// Time between attempts, without descriptors or without an address to listen
-// on.
+// The pause before the next attempt to accept connections if there are no free
+// descriptors.
 constexpr absl::Duration kPause = absl::Milliseconds(50);
-// Time for the acceptor to receive its own connection.
+// How long a probe, the acceptor's connection to itself, may take to arrive.
 constexpr absl::Duration kProbePatience = absl::Seconds(1);
 constexpr absl::Duration kBetweenLogLines = absl::Seconds(10);
 
@@ -42,15 +42,17 @@ absl::Status CheckUnixPath(const ListenAddress& listen) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (listen.unix_path.size() >= sizeof(address.sun_path)) {
-    return BindError(listen, listen.unix_path,
-                     absl::StrCat("the path has ", listen.unix_path.size(),
-                                  " bytes, a Unix socket's may have ",
-                                  sizeof(address.sun_path) - 1));
+    return BindError(
+        listen, listen.unix_path,
+        absl::StrCat("the path has ", listen.unix_path.size(),
+                     " bytes, but a Unix socket's path may have at most ",
+                     sizeof(address.sun_path) - 1));
   }
   std::memcpy(address.sun_path, listen.unix_path.data(),
               listen.unix_path.size());
   const int probe = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (probe < 0) return BindError(listen, listen.unix_path, "no socket");
+  if (probe < 0)
+    return BindError(listen, listen.unix_path, "cannot create a socket");
   const bool served = ::connect(probe, reinterpret_cast<sockaddr*>(&address),
                                 sizeof(address)) == 0;
   ::close(probe);
@@ -63,7 +65,7 @@ absl::Status CheckUnixPath(const ListenAddress& listen) {
 absl::Status TryTcp(const ListenAddress& listen) {
   const std::string where = JoinHostPort(listen.host, listen.port);
   if (listen.port < 0 || listen.port > 65535) {
-    return BindError(listen, where, "a port is 0 to 65535");
+    return BindError(listen, where, "a port must be from 0 to 65535");
   }
   const ListenTrouble trouble = ProbeListen(listen.host, listen.port);
   switch (trouble.with) {
@@ -109,7 +111,8 @@ bool OutOfDescriptors(int error) {
          error == ENOMEM;
 }
 
-// Errors of one connection before it was accepted, not of the listening socket.
+// Returns whether accept() failed because of the connection that it took from
+// the queue. The listening socket still works then.
 bool IsOneConnectionsError(int error) {
   switch (error) {
     case EINTR:
@@ -180,7 +183,7 @@ int Acceptor::Bind(const Address& address) {
   return -1;
 }
 
-// Listens on every address of the host's name, at one port.
+// Listens on all addresses of the host, with the same port.
 absl::Status Acceptor::ListenTcp() {
   const std::string where = JoinHostPort(listen_.host, listen_.port);
   addrinfo hints = {};
@@ -191,7 +194,7 @@ absl::Status Acceptor::ListenTcp() {
       listen_.host.c_str(), absl::StrCat(listen_.port).c_str(), &hints, &found);
   if (error != 0) return BindError(listen_, where, ::gai_strerror(error));
   port_ = listen_.port;
-  std::string cause = "no address";
+  std::string cause = "the host has no address";
   for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
     Socket socket;
     socket.address.size = at->ai_addrlen;
@@ -220,7 +223,8 @@ absl::Status Acceptor::ListenUnix(Socket* socket) {
   std::memcpy(address->sun_path, listen_.unix_path.data(),
               listen_.unix_path.size());
   socket->address.size = sizeof(sockaddr_un);
-  // The socket file of a process that has ended: no process serves it.
+  // No process serves the path (CheckUnixPath has tried), so a socket file
+  // there is left over from a process that has ended.
   struct stat file;
   if (::stat(listen_.unix_path.c_str(), &file) == 0 && S_ISSOCK(file.st_mode)) {
     ::unlink(listen_.unix_path.c_str());
@@ -229,7 +233,7 @@ absl::Status Acceptor::ListenUnix(Socket* socket) {
   if (socket->listening < 0) {
     return BindError(listen_, listen_.unix_path, std::strerror(errno));
   }
-  // No client can connect before `listen`.
+  // Set the mode before `listen`, because no client can connect until then.
   if ((listen_.unix_mode != 0 &&
        ::chmod(listen_.unix_path.c_str(), listen_.unix_mode) != 0) ||
       ::listen(socket->listening, kBacklog) != 0) {
@@ -289,20 +293,21 @@ void Acceptor::Loop() {
       } else if (somebody) {
         enough &= AcceptAll(&socket);
       } else if (socket.probe >= 0) {
-        Reopen(&socket, "its own connection does not arrive");
+        Reopen(&socket, "its own probe connection does not arrive");
       } else {
         Probe(&socket);
       }
     }
-    // The connections stay in the system's queue until descriptors are free.
+    // Until descriptors are free, the other connections stay in the system's
+    // queue.
     if (!enough) Wait(kPause, /*also_listen=*/false);
   }
   for (Socket& socket : sockets_) AcceptAll(&socket);
   CloseAll();
 }
 
-// Accepts one queue's length at most, so that a constant stream of clients
-// delays neither the other sockets nor the end.
+// Accepts at most as many connections as the system queues, so that a constant
+// stream of clients delays neither the other sockets nor the shutdown.
 bool Acceptor::AcceptAll(Socket* socket) {
   for (int i = 0; i < kBacklog && socket->listening >= 0; ++i) {
     Address from;
@@ -377,9 +382,10 @@ void Acceptor::Probe(Socket* socket) {
   }
   const int probe = ::socket(to.bytes.ss_family,
                              SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (probe < 0) return;  // no descriptors: the probe says nothing
+  if (probe < 0) return;  // out of descriptors, so a probe would prove nothing
   if (to.bytes.ss_family == AF_UNIX) {
-    // Its own name distinguishes the probe from clients.
+    // Bind the probe to a name of its own, so that AcceptAll can tell it from
+    // clients' connections.
     const sa_family_t family = AF_UNIX;
     ::bind(probe, reinterpret_cast<const sockaddr*>(&family), sizeof(family));
   }
@@ -444,8 +450,8 @@ void Acceptor::CloseAll() {
   sockets_.clear();
 }
 
-// The number of a closed descriptor may belong to another file by now; the
-// inode differs then.
+// Forgets connections that have been closed. The number of a closed descriptor
+// may belong to another file by now; then the inode differs.
 void Acceptor::Forget() {
   std::erase_if(open_, [](const std::pair<const int, ino_t>& entry) {
     return SocketAt(entry.first) != entry.second;
@@ -461,8 +467,8 @@ size_t Acceptor::connections() {
 void Acceptor::HangUp() {
   MutexLock lock(&mutex_);
   for (const auto& [connection, inode] : open_) {
-    // Duplicate first: the number itself may be closed and reused between the
-    // check and the shutdown.
+    // Work on a duplicate, because the descriptor itself may be closed and its
+    // number reused between the check and the shutdown.
     const int copy = ::fcntl(connection, F_DUPFD_CLOEXEC, 0);
     if (copy < 0) continue;
     if (SocketAt(copy) == inode) ::shutdown(copy, SHUT_RDWR);

@@ -1,6 +1,7 @@
-// A listener for gRPC servers. gRPC's own listener (1.51) stops for good once
-// the process has run out of descriptors, has no limit of connections, and
-// cannot be closed while the server still answers.
+// Accepts connections on behalf of a gRPC server. gRPC's own listener (1.51) is
+// not used, because it stops for good once the process has run out of
+// descriptors, cannot limit the number of connections, and cannot be closed
+// while the server still answers.
 #pragma once
 
 #include <sys/socket.h>
@@ -26,36 +27,36 @@
 namespace kvasir::base {
 
 // Owns: its listening sockets and its thread. The receiver of a connection owns
-//   it; the acceptor keeps only the descriptor's number and the socket's inode,
-//   to see whether it is still open.
-// Threads: any thread, StopListening from one at a time; `take` runs on the
-//   acceptor's own thread.
+// it; the acceptor keeps only the descriptor's number and the socket's inode,
+// to see whether the connection is still open.
+// Threads: any thread, but only one at a time may call StopListening; `take`
+// runs on the acceptor's own thread.
 // Errors: FAILED_PRECONDITION if the address cannot be bound; the text names
-//   the address, the cause and the flag to change. Later errors are logged, and
-//   the acceptor tries again for ever.
+// the address, the cause and the flag to change. Later errors are logged, and
+// the acceptor tries again for ever.
 class Acceptor {
  public:
-  // Binds and listens. Nothing is accepted before Run.
+  // Binds the address and listens. No connection is accepted before Run.
   static absl::StatusOr<std::unique_ptr<Acceptor>> Listen(
       const ListenAddress& listen);
-  // Returns the errors of Listen and leaves the address free. For use before
-  // long work.
+  // Returns the error that Listen would return, and leaves the address free.
+  // Lets a program fail early, before long work.
   static absl::Status Check(const ListenAddress& listen);
   // Calls StopListening.
   ~Acceptor();
 
   struct Options {
-    // Further connections are closed immediately.
+    // If so many are open, new connections are closed immediately.
     size_t max_connections = 1024;
-    // If no connection came for this long, the acceptor connects to itself. If
-    // it does not receive that connection, it listens anew: a socket's file may
-    // have been removed.
+    // If no connection came for this long, the acceptor connects to itself as a
+    // probe. If the probe does not arrive, it binds and listens anew: the file
+    // of a Unix socket may have been removed, for example.
     absl::Duration probe_interval = absl::Seconds(10);
     // Receives the descriptor of a connection, which is non-blocking. The
     // receiver must close it.
     std::function<void(int connection)> take;
   };
-  // Call once.
+  // Starts to accept connections. Call once.
   void Run(Options options);
 
   // 0 for a Unix socket.
@@ -69,8 +70,8 @@ class Acceptor {
   void StopListening();
   // Taken connections that are still open.
   size_t connections() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Shuts the connections down after what was already written. Each side sees
-  // the other close.
+  // Shuts down all connections that are still open, after the data that was
+  // already written. Client and server both see that the other side has closed.
   void HangUp() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -28,7 +28,7 @@ void WaitUntil(const std::function<bool()>& condition) {
   EXPECT_TRUE(condition());
 }
 
-// Keeps the connections that it receives.
+// Receives connections from an acceptor and keeps them open.
 class Kept {
  public:
   ~Kept() { CloseAll(); }
@@ -53,7 +53,8 @@ class Kept {
   size_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// A client that connects at once and closes at its end.
+// A client whose constructor connects and whose destructor closes the
+// connection.
 class Caller {
  public:
   explicit Caller(const Acceptor& acceptor) : Caller(acceptor.port(), "") {}
@@ -122,7 +123,8 @@ TEST_F(AcceptorTest, DoesNotCloseAnotherFileThatReusesADescriptor) {
   const Caller caller(*acceptor);
   WaitUntil([&] { return kept_.taken() == 1; });
   kept_.CloseAll();
-  // The lowest free number is the one that has just become free.
+  // The system reuses the lowest free descriptor number, which is the one just
+  // closed.
   int pair[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
   EXPECT_EQ(acceptor->connections(), 0u);
@@ -145,13 +147,14 @@ TEST_F(AcceptorTest, ClosesConnectionsOverTheLimitUntilOneEnds) {
   WaitUntil([&] { return kept_.taken() == 3; });
 }
 
-// After a shortage, gRPC's own listener (CVE-2023-4785) never listened again.
+// gRPC's own listener never accepted again after such a shortage
+// (CVE-2023-4785).
 TEST_F(AcceptorTest, AcceptsAgainAfterADescriptorShortage) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
   std::vector<Caller> callers;
-  // UBSan needs a pipe when it first looks at a class's type; later there are
-  // no descriptors for it.
+  // Log one line now: UBSan opens a pipe when it first checks a class's type,
+  // and later there are no descriptors left for it.
   LogWarning("a first line of the log", {{"of", "a test"}});
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -173,7 +176,7 @@ TEST_F(AcceptorTest, AcceptsAgainAfterADescriptorShortage) {
 
 TEST_F(AcceptorTest, StopListeningTakesQueuedConnectionsAndNoLaterOnes) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
-  // The system accepts them before the acceptor runs.
+  // The system accepts these connections before the acceptor runs.
   const Caller first(*acceptor);
   const Caller second(*acceptor);
   ASSERT_TRUE(first.in() && second.in());
@@ -201,15 +204,15 @@ TEST_F(AcceptorTest, ListensAnewIfItDoesNotReceiveItsProbe) {
   Acceptor::Options options = Keeping();
   options.probe_interval = absl::Milliseconds(5);
   acceptor->Run(std::move(options));
-  // A cleaner of /tmp does the same.
+  // Remove the socket file, as a cleaner of /tmp may do.
   ASSERT_EQ(unlink(listen.unix_path.c_str()), 0);
   EXPECT_FALSE(Caller(0, listen.unix_path).in());
   WaitUntil([&] { return Caller(0, listen.unix_path).in(); });
   WaitUntil([&] { return kept_.taken() > 0; });
 }
 
-// Its probes are not handed out.
-TEST_F(AcceptorTest, KeepsListeningAndTakesNoProbeOfItsOwn) {
+// The acceptor does not hand its own probes to the server.
+TEST_F(AcceptorTest, KeepsListeningAndDoesNotHandOutItsOwnProbes) {
   ListenAddress on_unix;
   on_unix.unix_path = folder_.File("probed");
   for (const ListenAddress& listen :

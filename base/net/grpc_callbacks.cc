@@ -9,7 +9,8 @@
 namespace kvasir::base {
 namespace {
 
-// A server without an address, which holds a reference to the threads.
+// A server without an address, which only holds a reference to the callback
+// threads.
 struct Keeper {
   Keeper() {
     grpc::ServerBuilder builder;
@@ -23,8 +24,8 @@ struct Keeper {
 }  // namespace
 
 void KeepGrpcCallbackThreads() {
-  // Never freed, because its end would end the threads. Stays reachable, so
-  // that leak checkers do not report it.
+  // Never freed, because its destructor would end the threads. It stays
+  // reachable, so that leak checkers do not report it.
   [[gnu::used]] static Keeper* const keeper = new Keeper;
 }
 

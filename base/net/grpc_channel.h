@@ -1,4 +1,4 @@
-// Channels of clients.
+// Creates gRPC channels for clients.
 #pragma once
 
 #include <grpcpp/channel.h>
@@ -9,9 +9,10 @@
 
 namespace kvasir::base {
 
-// Returns a channel that dials `target` itself: gRPC would use the
-// environment's proxy (http_proxy), which is for the web. Null credentials:
-// plain text. Connects when it is first used.
+// Returns a channel that connects to `target` directly, because gRPC would by
+// default use the environment's proxy (http_proxy), which is meant for web
+// traffic. Null credentials: plain text. The channel connects when it is first
+// used.
 std::shared_ptr<grpc::Channel> NewGrpcChannel(
     const std::string& target,
     const std::shared_ptr<grpc::ChannelCredentials>& credentials);

@@ -18,11 +18,12 @@ bool Connects(const std::shared_ptr<grpc::Channel>& channel,
   return channel->WaitForConnected(absl::ToChronoTime(absl::Now() + patience));
 }
 
-// A web proxy once saw every prompt that a command sent in its environment.
+// Regression test: if a proxy was set in a command's environment, the command
+// once sent all its prompts through that proxy.
 TEST(GrpcChannelTest, TheEnvironmentsProxyIsNotUsed) {
   const auto server = GrpcServer::Start({}, {});
   KVASIR_ASSERT_OK(server.status());
-  // Nothing listens there.
+  // Name proxies, but let no process listen at their address.
   for (const char* name : {"http_proxy", "grpc_proxy", "https_proxy"}) {
     setenv(name, "http://127.0.0.1:1", 1);
   }
@@ -31,7 +32,7 @@ TEST(GrpcChannelTest, TheEnvironmentsProxyIsNotUsed) {
   const auto by_proxy = grpc::CreateChannel((*server)->target(),
                                             grpc::InsecureChannelCredentials());
   EXPECT_FALSE(Connects(by_proxy, absl::Milliseconds(200)))
-      << "gRPC asks no proxy any more: this test tells nothing";
+      << "gRPC no longer uses proxies by default, so this test proves nothing";
   for (const char* name : {"http_proxy", "grpc_proxy", "https_proxy"}) {
     unsetenv(name);
   }

@@ -1,5 +1,6 @@
-// Deadlines of calls. On the wire and in gRPC's contexts they are wall time; in
-// this process they are instants of Clock::Real(), which never steps.
+// Converts deadlines of calls. On the wire and in gRPC's contexts they are
+// wall-clock times; elsewhere in this process they are times of Clock::Real(),
+// which never steps.
 #pragma once
 
 #include <chrono>

@@ -25,7 +25,7 @@
 namespace kvasir::base {
 namespace {
 
-// Threads of gRPC that wait for reflection's calls and serve them.
+// Limit for gRPC's threads that wait for and serve reflection calls.
 constexpr int kMaxReflectionThreads = 8;
 
 int Milliseconds(absl::Duration duration) {
@@ -36,8 +36,9 @@ int Milliseconds(absl::Duration duration) {
 void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(std::min<int64_t>(
       options.max_receive_message_bytes, std::numeric_limits<int>::max())));
-  // A megabyte of gzip may become a gigabyte of message. Compressed messages
-  // are refused (UNIMPLEMENTED), and nothing unpacks them before that.
+  // A megabyte of gzip may decompress into a message of a gigabyte. Compressed
+  // messages are therefore refused (UNIMPLEMENTED) before anything decompresses
+  // them.
   builder->AddChannelArgument(
       GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
       1 << GRPC_COMPRESS_NONE);
@@ -53,9 +54,9 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
       Milliseconds(options.min_ping_interval));
   builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES,
                               options.max_ping_strikes);
-  // Gateways also ping connections without calls. Without this option such
-  // pings are strikes unless they are two hours apart, whatever the interval
-  // above is.
+  // Gateways also ping connections that have no calls. Without this option such
+  // pings count as strikes if they are less than two hours apart, whatever the
+  // interval above is.
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
@@ -73,8 +74,9 @@ void SetLimits(const GrpcServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetResourceQuota(quota);
 }
 
-// The library puts its plugin into every server of a process that links it.
-// This option removes it from servers that do not want it.
+// Turns reflection on or off for one server. gRPC's reflection library adds its
+// plugin to every server of a process that links it; this option removes it
+// again.
 class Reflection final : public grpc::ServerBuilderOption {
  public:
   explicit Reflection(bool wanted) : wanted_(wanted) {}
@@ -96,8 +98,8 @@ class Reflection final : public grpc::ServerBuilderOption {
   const bool wanted_;
 };
 
-// Reflection is the only service with threads of its own, one for each open
-// call; the limit keeps clients from taking more.
+// Turns reflection on or off. It is the only service with threads of its own,
+// one for each open call, so their number is limited.
 void SetReflection(bool wanted, grpc::ServerBuilder* builder) {
   builder->SetOption(std::make_unique<Reflection>(wanted));
   if (!wanted) return;
@@ -107,20 +109,22 @@ void SetReflection(bool wanted, grpc::ServerBuilder* builder) {
   builder->SetSyncServerOption(Option::MAX_POLLERS, 1);
 }
 
-// gRPC answers bytes that are not a message of the call's type with
-// UNIMPLEMENTED and no text, as if the call did not exist.
+// Gives a text to the error for requests that cannot be parsed as the call's
+// message type. gRPC answers them with UNIMPLEMENTED and no text, as if the
+// method did not exist.
 class ExplainGarbage final : public grpc::experimental::Interceptor {
  public:
   using OnGarbage = decltype(GrpcServerOptions::on_garbage);
 
-  // Both outlive it.
+  // `call` and `on_garbage` must outlive this interceptor.
   ExplainGarbage(grpc::experimental::ServerRpcInfo* call,
                  const OnGarbage* on_garbage)
       : call_(call), on_garbage_(on_garbage) {}
 
   void Intercept(grpc::experimental::InterceptorBatchMethods* batch) override {
     using Point = grpc::experimental::InterceptionHookPoints;
-    // gRPC receives nothing for an unknown call.
+    // A null message means that parsing failed. For an unknown method gRPC does
+    // not receive a message at all.
     if (batch->QueryInterceptionHookPoint(Point::POST_RECV_MESSAGE) &&
         batch->GetRecvMessage() == nullptr) {
       no_message_ = true;
@@ -134,9 +138,8 @@ class ExplainGarbage final : public grpc::experimental::Interceptor {
         if (*on_garbage_)
           end = (*on_garbage_)(call_->method(), *call_->server_context());
         if (end.ok()) {
-          end = absl::InvalidArgumentError(
-              absl::StrCat("want a message of ", call_->method(),
-                           ", have bytes that are not one"));
+          end = absl::InvalidArgumentError(absl::StrCat(
+              "the bytes are not a valid request of ", call_->method()));
         }
         batch->ModifySendStatus(ToGrpcStatus(end));
       }
@@ -158,7 +161,8 @@ class GarbageInterceptors final
 
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
-    // A stream of requests ends at such bytes; there is no status to change.
+    // A stream of requests simply ends at such bytes, so there is no status to
+    // change.
     using Kind = grpc::experimental::ServerRpcInfo::Type;
     if (info->type() == Kind::BIDI_STREAMING ||
         info->type() == Kind::CLIENT_STREAMING) {
@@ -181,7 +185,8 @@ void AddInterceptors(const GrpcServerOptions& options,
   builder->experimental().SetInterceptorCreators(std::move(factories));
 }
 
-// The switch is global and not thread-safe.
+// Turns gRPC's health service on or off for the servers that are built next.
+// gRPC's switch is global and not thread-safe.
 void UseHealthService(bool enable) {
   static std::mutex* const mutex = new std::mutex;
   const std::lock_guard<std::mutex> lock(*mutex);
@@ -199,7 +204,7 @@ int64_t MaxMessageBytesFor(int64_t max_model_len_tokens) {
 size_t RaiseDescriptorLimit() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
-  // Some systems have no limit.
+  // The hard limit may be infinite, so it is bounded here.
   const rlim_t wanted = std::min<rlim_t>(limit.rlim_max, kMaxDescriptors);
   if (limit.rlim_cur < wanted) {
     const rlimit raised{wanted, limit.rlim_max};
@@ -236,7 +241,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) {
     return absl::InternalError(
-        absl::StrCat("no gRPC server for ", acceptor->target()));
+        absl::StrCat("cannot start a gRPC server for ", acceptor->target()));
   }
   if (grpc::HealthCheckServiceInterface* health =
           server->GetHealthCheckService()) {

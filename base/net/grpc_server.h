@@ -30,7 +30,8 @@ struct GrpcServerOptions {
   // Per connection. A frontend sends all its requests over a few connections.
   int max_concurrent_streams = 4096;
   int max_metadata_bytes = 16
-                           << 10;  // more metadata ends the connection as well
+                           // more metadata ends the call and its connection
+                           << 10;
   absl::Duration handshake_timeout = absl::Seconds(10);
   // A peer that pings more often on an idle connection is disconnected after
   // `max_ping_strikes` such pings; 0 strikes: never (for trusted peers only).
@@ -42,22 +43,23 @@ struct GrpcServerOptions {
   absl::Duration max_connection_age = absl::Hours(1);
   // The server sends GOAWAY on a connection without calls after this time.
   absl::Duration max_connection_idle = absl::Minutes(5);
-  // Further connections are closed; 0: half of the descriptors that the process
-  // may have.
+  // If so many are open, new connections are closed; 0: half of the descriptors
+  // that the process may have.
   size_t max_connections = 0;
   // Acceptor::Options::probe_interval.
   absl::Duration probe_interval = absl::Seconds(10);
   // Bytes that the transport may buffer for all connections together.
   int64_t transport_quota_bytes = 256 << 20;
   bool health_service = true;
-  // Bytes that are not a message of the call's type are INVALID_ARGUMENT with a
-  // text, instead of UNIMPLEMENTED without one. Set it for ports that foreign
-  // clients use: it costs gRPC more work per message.
+  // Answer a request that cannot be parsed as the call's message type with
+  // INVALID_ARGUMENT and a text; gRPC answers with UNIMPLEMENTED and no text.
+  // Set it for ports that foreign clients use: it costs gRPC more work per
+  // message.
   bool explain_garbage = false;
-  // Called for each such message with the call's method
-  // ("/package.Service/Method"), on gRPC's threads. The call ends with the
-  // returned status; OK: with the text above. May be empty; lives as long as
-  // the server.
+  // Called on gRPC's threads for each request that cannot be parsed, if
+  // explain_garbage is set, with the call's method ("/package.Service/Method").
+  // The call ends with the returned status, or with INVALID_ARGUMENT if that is
+  // OK. May be empty; must remain callable as long as the server exists.
   std::function<absl::Status(const std::string& method,
                              const grpc::ServerContextBase& context)>
       on_garbage;
@@ -66,8 +68,9 @@ struct GrpcServerOptions {
   bool reflection = false;
 };
 
-// Bytes that a prompt of max_model_len tokens needs: 8 a token (ids as clients
-// with text protocols send them) and 1 MiB for everything else.
+// Returns the size limit of messages for a model: 8 bytes for each of
+// max_model_len tokens (text protocols send token ids as text) and 1 MiB for
+// everything else.
 int64_t MaxMessageBytesFor(int64_t max_model_len_tokens);
 
 // Owns the running server. Registered services must outlive it; with none the
@@ -81,8 +84,8 @@ class GrpcServer {
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(
       const GrpcServerOptions& options,
       const std::vector<grpc::Service*>& services);
-  // Returns the errors of Start and leaves the address free. For use before
-  // long work.
+  // Returns the error that Start would return, and leaves the address free.
+  // Lets a program fail early, before long work.
   static absl::Status CheckAddress(const ListenAddress& listen);
   ~GrpcServer();
 
@@ -104,9 +107,10 @@ class GrpcServer {
 
   // Refuses new connections, waits for running calls, cancels them at the
   // deadline, and returns when all have ended. Idempotent. gRPC 1.51 ends a
-  // call that arrives at this moment with CANCELLED, which clients take for
-  // their own doing. If `hang_up` is set, connections are closed first, so that
-  // clients see a lost connection instead; no call should run any more.
+  // call that arrives at this moment with CANCELLED, as if its client had
+  // cancelled it. If `hang_up` is set, connections are closed first, so that
+  // clients see a lost connection instead; set it only if no calls should be
+  // running any more.
   void Shutdown(absl::Time deadline, bool hang_up = false);
 
  private:

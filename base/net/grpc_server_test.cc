@@ -28,8 +28,8 @@ using ::testing::Not;
 
 enum class Served { kUnreachable, kUnknownService, kServing, kNotServing };
 
-// grpc.health.v1 without its generated code: HealthCheckRequest{service = 1},
-// response{status = 1}.
+// Calls grpc.health.v1 without its generated code: HealthCheckRequest{service =
+// 1}, response{status = 1}.
 Served CheckHealth(const std::string& target, const std::string& service) {
   auto channel =
       grpc::CreateChannel(target, grpc::InsecureChannelCredentials());
@@ -59,7 +59,7 @@ Served CheckHealth(const std::string& target, const std::string& service) {
   return bytes == "\x08\x01" ? Served::kServing : Served::kNotServing;
 }
 
-// A server needs a method; no test calls this one.
+// A service with one method, because a server needs one; no test calls it.
 class IdleService : public grpc::Service {
  public:
   IdleService() {
@@ -102,7 +102,7 @@ TEST(GrpcServerTest, ATakenPortFailsWithAddressCauseAndFlag) {
                              HasSubstr("--grpc-port"))));
 }
 
-TEST(GrpcServerTest, APortIsFreeAgainAfterShutdown) {
+TEST(GrpcServerTest, ThePortIsFreeAgainAfterTheServersShutdown) {
   GrpcServerOptions options;
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto first, StartIdle());
@@ -111,7 +111,7 @@ TEST(GrpcServerTest, APortIsFreeAgainAfterShutdown) {
   KVASIR_EXPECT_OK(StartIdle(options));
 }
 
-TEST(GrpcServerTest, AnAddressOfAnotherMachineIsNamed) {
+TEST(GrpcServerTest, TheErrorForAnAddressOfAnotherMachineNamesIt) {
   GrpcServerOptions options;
   options.listen.host = "192.0.2.1";
   EXPECT_THAT(StartIdle(options),
@@ -138,7 +138,7 @@ TEST(GrpcServerTest, APortOutOfRangeIsRefused) {
                        HasSubstr("127.0.0.1:65536")));
 }
 
-TEST(GrpcServerTest, AServedUnixSocketIsNotStolen) {
+TEST(GrpcServerTest, AUnixSocketThatAProcessServesIsNotReplaced) {
   const TempFolder folder;
   GrpcServerOptions options;
   options.listen.unix_path = folder.File("served");
@@ -151,7 +151,7 @@ TEST(GrpcServerTest, AServedUnixSocketIsNotStolen) {
   EXPECT_EQ(CheckHealth(first->target(), ""), Served::kServing);
 }
 
-TEST(GrpcServerTest, AStaleUnixSocketIsReplaced) {
+TEST(GrpcServerTest, AUnixSocketThatNoProcessServesIsReplaced) {
   const TempFolder folder;
   GrpcServerOptions options;
   options.listen.unix_path = folder.File("stale");
@@ -165,7 +165,7 @@ TEST(GrpcServerTest, AStaleUnixSocketIsReplaced) {
   KVASIR_EXPECT_OK(StartIdle(options));
 }
 
-TEST(GrpcServerTest, AUnixPathTooLongNamesBothLengths) {
+TEST(GrpcServerTest, AUnixPathThatIsTooLongIsRefusedWithItsLengthAndTheLimit) {
   GrpcServerOptions options;
   options.listen.unix_path = "/tmp/" + std::string(120, 'x');
   EXPECT_THAT(StartIdle(options),
@@ -173,7 +173,7 @@ TEST(GrpcServerTest, AUnixPathTooLongNamesBothLengths) {
                        AllOf(HasSubstr("125 bytes"), HasSubstr("107"))));
 }
 
-TEST(GrpcServerTest, NothingIsServingUntilItIsSetByService) {
+TEST(GrpcServerTest, AServiceIsServingOnlyOnceItIsSetToServing) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle());
   EXPECT_EQ(CheckHealth(server->target(), ""), Served::kNotServing);
   EXPECT_EQ(CheckHealth(server->target(), "a.B"), Served::kUnknownService);
@@ -200,7 +200,7 @@ TEST(GrpcServerTest, AServerWithoutServicesServesOnlyHealth) {
             grpc::StatusCode::UNIMPLEMENTED);
 }
 
-// Answers its one call when the test ends it.
+// A service whose call ends when the test finishes its reactor.
 class HeldService : public grpc::Service {
  public:
   HeldService() {
@@ -238,7 +238,8 @@ TEST(GrpcServerTest, AnOldConnectionEndsAfterItsRunningCall) {
   stub.UnaryCall(&context, "/kvasir.test.Held/Call", {}, &out, &in,
                  [&](const grpc::Status& status) { done.set_value(status); });
   grpc::ServerUnaryReactor* const reactor = service.running.get_future().get();
-  // The client receives the GOAWAY and begins nothing new on the connection.
+  // When the GOAWAY of the old connection arrives, the channel is no longer
+  // ready.
   const auto end = absl::Now() + absl::Seconds(20);
   while (channel->GetState(false) == GRPC_CHANNEL_READY && absl::Now() < end) {
     absl::SleepFor(absl::Milliseconds(1));
@@ -248,7 +249,7 @@ TEST(GrpcServerTest, AnOldConnectionEndsAfterItsRunningCall) {
   EXPECT_TRUE(done.get_future().get().ok());
 }
 
-// Keeps the size of the largest message.
+// A service that records the size of the largest message that it has received.
 class EchoService : public grpc::Service {
  public:
   EchoService() {
@@ -269,7 +270,8 @@ class EchoService : public grpc::Service {
   std::atomic<size_t> largest{0};
 };
 
-// A megabyte of gzip once became a gigabyte of message in every server.
+// Regression test: every server once decompressed a megabyte of gzip into a
+// message of a gigabyte.
 TEST(GrpcServerTest, ACompressedMessageIsRefusedAndNotUnpacked) {
   EchoService service;
   GrpcServerOptions options;
@@ -346,8 +348,9 @@ int PingsAnswered(int port, int count, absl::Duration pause) {
   return answered;
 }
 
-// The gateway smg pings every 30 s, also without requests.
-TEST(GrpcServerTest, PingsOfAConnectionWithoutCallsDoNotEndIt) {
+// Regression test: the gateway smg pings its connections every 30 s, even
+// without requests.
+TEST(GrpcServerTest, PingsDoNotEndAConnectionWithoutCalls) {
   GrpcServerOptions options;
   options.min_ping_interval = absl::Milliseconds(1);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle(options));
@@ -360,13 +363,13 @@ TEST(GrpcServerTest, AClientThatPingsTooOftenIsDisconnectedAfterItsStrikes) {
   options.min_ping_interval = absl::Hours(1);
   options.max_ping_strikes = 2;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle(options));
-  // The first ping, the strikes, and possibly the ping after them, if its
-  // answer arrives before the GOAWAY.
+  // The server answers the first ping and the two strikes. It may also answer
+  // the ping after them, if that answer arrives before the GOAWAY.
   EXPECT_THAT(PingsAnswered(server->port(), 10, absl::ZeroDuration()),
               AllOf(Ge(3), Le(4)));
 }
 
-TEST(GrpcServerTest, MessageLimitGrowsWithTheModelLength) {
+TEST(GrpcServerTest, TheMessageSizeLimitGrowsWithTheModelLength) {
   EXPECT_EQ(MaxMessageBytesFor(0), 1 << 20);
   EXPECT_EQ(MaxMessageBytesFor(131072), 8 * 131072 + (1 << 20));
 }

@@ -34,8 +34,8 @@ KVASIR_SAME_CODE(kDataLoss, DATA_LOSS);
 KVASIR_SAME_CODE(kUnauthenticated, UNAUTHENTICATED);
 #undef KVASIR_SAME_CODE
 
-// A status message travels in trailing metadata, whose size peers bound: longer
-// ones are cut.
+// Longer status messages are cut, because they travel in trailing metadata,
+// whose size peers limit.
 inline constexpr size_t kMaxStatusMessageBytes = 1024;
 
 inline grpc::Status ToGrpcStatus(const absl::Status& status) {
@@ -45,7 +45,7 @@ inline grpc::Status ToGrpcStatus(const absl::Status& status) {
       std::string(status.message().substr(0, kMaxStatusMessageBytes)));
 }
 
-// A number that is no code (a peer may send any) becomes UNKNOWN.
+// A number that is not a status code (a peer may send any) becomes UNKNOWN.
 inline absl::Status FromGrpcStatus(const grpc::Status& status) {
   const int code = static_cast<int>(status.error_code());
   const bool known = code >= 0 && code <= grpc::StatusCode::UNAUTHENTICATED;
@@ -54,9 +54,10 @@ inline absl::Status FromGrpcStatus(const grpc::Status& status) {
       status.error_message());
 }
 
-// The status of a client's call that has ended. If a deadline passes while the
-// server is closing the connection, gRPC 1.51 reports UNAVAILABLE ("Stream
-// removed (GOAWAY received)"). This function returns DEADLINE_EXCEEDED then.
+// Returns the status of a client's call that has ended. If a deadline passes
+// while the server is closing the connection, gRPC 1.51 reports UNAVAILABLE
+// ("Stream removed (GOAWAY received)"); this function then returns
+// DEADLINE_EXCEEDED.
 inline absl::Status StatusOfCall(const grpc::Status& status,
                                  const grpc::ClientContext& context) {
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&

@@ -6,26 +6,27 @@
 namespace kvasir::base {
 namespace {
 
-TEST(GrpcStatusTest, CodeAndTextSurviveBothWays) {
+TEST(GrpcStatusTest, AStatusKeepsItsCodeAndTextThroughGrpc) {
   const absl::Status status = absl::ResourceExhaustedError("queue full: 64");
   EXPECT_THAT(FromGrpcStatus(ToGrpcStatus(status)),
               StatusIs(absl::StatusCode::kResourceExhausted, "queue full: 64"));
   KVASIR_EXPECT_OK(FromGrpcStatus(ToGrpcStatus(absl::OkStatus())));
 }
 
-TEST(GrpcStatusTest, ACodeThatIsNoneBecomesUnknown) {
+TEST(GrpcStatusTest, AnInvalidStatusCodeBecomesUnknown) {
   const grpc::Status odd(static_cast<grpc::StatusCode>(20), "odd");
   EXPECT_THAT(FromGrpcStatus(odd), StatusIs(absl::StatusCode::kUnknown, "odd"));
 }
 
-TEST(GrpcStatusTest, ALongTextIsCut) {
+TEST(GrpcStatusTest, ALongStatusMessageIsCut) {
   const grpc::Status status =
       ToGrpcStatus(absl::InternalError(std::string(100000, 'x')));
   EXPECT_EQ(status.error_message().size(), kMaxStatusMessageBytes);
 }
 
-// A soak saw UNAVAILABLE for 4 of 197 calls whose deadline had passed.
-TEST(GrpcStatusTest, ADeadlineThatPassesDuringAGoAwayIsADeadline) {
+// Regression test: in a long run, 4 of 197 calls whose deadline had passed
+// reported UNAVAILABLE.
+TEST(GrpcStatusTest, ADeadlineThatPassesDuringAGoAwayIsDeadlineExceeded) {
   const grpc::Status removed(grpc::StatusCode::UNAVAILABLE,
                              "Stream removed (GOAWAY received)");
   grpc::ClientContext past;
@@ -44,10 +45,11 @@ TEST(GrpcStatusTest, ADeadlineThatPassesDuringAGoAwayIsADeadline) {
               StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
 }
 
-TEST(GrpcDeadlineTest, ADeadlineIsTheSameOnBothClocksAndNoneStaysNone) {
+TEST(GrpcDeadlineTest, ADeadlineKeepsItsTimeLeftAndAnInfiniteOneStaysInfinite) {
   EXPECT_EQ(FromGrpcDeadline(std::chrono::system_clock::time_point::max()),
             absl::InfiniteFuture());
-  // The process's clock may have left the wall's, but time left is time left.
+  // The process's clock and the wall clock may differ, so compare the time that
+  // is left until the deadline.
   const auto wall = absl::ToChronoTime(absl::Now() + absl::Seconds(50));
   const absl::Time ours = FromGrpcDeadline(wall);
   const absl::Duration left = ours - Clock::Real().Now();

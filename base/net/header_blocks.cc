@@ -22,17 +22,19 @@ constexpr uint8_t kHeaders = 1;
 constexpr uint8_t kContinuation = 9;
 constexpr uint8_t kEndHeaders = 4;
 
-// The state of the connection at one descriptor, which has one reader at a
-// time. It stays until the number is given to another connection.
+// The scanner of the connection at one descriptor, which one thread at a time
+// reads. It stays until the descriptor's number belongs to another connection.
 struct Watched {
-  // The acceptor reuses the entry while an earlier reader may still hold it.
+  // Needed because the acceptor may reuse this object while the reader of an
+  // earlier connection still holds it.
   Mutex mutex;
   bool on ABSL_GUARDED_BY(mutex) = false;
   ino_t inode ABSL_GUARDED_BY(mutex) = 0;
   HeaderBlockScanner scanner ABSL_GUARDED_BY(mutex);
 };
 
-// Zero pages, which take no memory until they are used.
+// The watched connections, indexed by descriptor. The array is all zeros, so
+// its pages take no memory until they are used.
 std::array<std::atomic<Watched*>, kMaxDescriptors> watched_at = {};
 
 std::atomic<uint64_t> num_refused = 0;
@@ -52,7 +54,8 @@ void CountRefused() {
       {{"limit_bytes", kMaxHeaderBlockBytes}, {"since_last_line", *unlogged}});
 }
 
-// False if the connection has been shut down for what was read.
+// Scans the bytes that were read. Returns false if they made a header block too
+// long; the connection is shut down then.
 bool ScanRead(int descriptor, const msghdr& message, size_t read_bytes) {
   if (descriptor < 0 || static_cast<size_t>(descriptor) >= kMaxDescriptors) {
     return true;
@@ -72,7 +75,8 @@ bool ScanRead(int descriptor, const msghdr& message, size_t read_bytes) {
       continue;
     }
     watched->on = false;
-    // gRPC may have closed that connection, and the number is of another file.
+    // gRPC may have closed that connection meanwhile, and the number may belong
+    // to another file now.
     if (InodeAt(descriptor) != watched->inode) return true;
     CountRefused();
     ::shutdown(descriptor, SHUT_RDWR);
@@ -85,7 +89,8 @@ void DeleteScanner(void*, void* scanner, CRYPTO_EX_DATA*, int, long, void*) {
   delete static_cast<HeaderBlockScanner*>(scanner);
 }
 
-// False if the peer of this server has sent too long a block.
+// Scans what a TLS server has read from a client. Returns false if a header
+// block is too long.
 bool ScanDecrypted(SSL* ssl, absl::string_view bytes) {
   static const int index =
       SSL_get_ex_new_index(0, nullptr, nullptr, nullptr, &DeleteScanner);
@@ -164,7 +169,8 @@ std::vector<prometheus::MetricFamily> HeaderBlockMetrics::Collect() const {
 
 }  // namespace kvasir::base
 
-// gRPC calls these two. For everything else they only forward the call.
+// gRPC calls these two functions instead of the libraries' own. Calls for
+// anything but scanned connections are only forwarded.
 extern "C" ssize_t recvmsg(int descriptor, msghdr* message, int flags) {
   using kvasir::base::LibraryFunction;
   static auto* const real = LibraryFunction<decltype(recvmsg)>("recvmsg");

@@ -1,6 +1,6 @@
-// A limit of HTTP/2 header blocks, which gRPC 1.51 lacks. gRPC keeps a block in
-// memory until END_HEADERS, before it checks any credential, so that a peer
-// which sends HEADERS and then endless CONTINUATION frames could use up the
+// Limits the size of HTTP/2 header blocks, which gRPC 1.51 cannot. gRPC keeps a
+// block in memory until END_HEADERS, before it checks any credential, so a peer
+// that sends HEADERS and then endless CONTINUATION frames could use up the
 // memory of all connections.
 #pragma once
 
@@ -15,15 +15,16 @@
 
 namespace kvasir::base {
 
-// Four times the metadata that a server accepts, so that gRPC's own limit
-// applies first to peers that end their blocks.
+// Four times the metadata that a server accepts (GrpcServerOptions), so that
+// gRPC's own limit applies first to peers that end their blocks.
 inline constexpr uint32_t kMaxHeaderBlockBytes = 64 << 10;
 
-// Higher descriptors are not scanned.
+// Connections with a descriptor from this number on are not scanned.
 inline constexpr size_t kMaxDescriptors = 1 << 20;
 
-// Follows the frames of one connection's client, which begin with the preface
-// of HTTP/2 (RFC 9113, 3.4 and 4.1). gRPC itself refuses other protocols.
+// Parses the frames that the client of one connection sends, beginning with the
+// preface of HTTP/2 (RFC 9113, 3.4 and 4.1). gRPC itself refuses other
+// protocols.
 // Threads: one at a time.
 class HeaderBlockScanner {
  public:
@@ -41,7 +42,7 @@ class HeaderBlockScanner {
   uint32_t preface_bytes_ = 0;
   // Bytes of the current frame's payload that have not arrived yet.
   uint32_t payload_bytes_ = 0;
-  // Bytes of the open header block, from its HEADERS on.
+  // Bytes of the current header block since its HEADERS frame; 0 after its end.
   uint32_t block_bytes_ = 0;
   // The header of the next frame, as far as it has arrived.
   std::array<uint8_t, 9> frame_ = {};
@@ -50,25 +51,26 @@ class HeaderBlockScanner {
 };
 
 // Scans everything that gRPC reads from this connection of a plain-text server,
-// until it ends. If a header block is too long, the connection is shut down and
-// counted; a log line follows at most once a minute. Connections of TLS servers
-// are always scanned.
+// until the connection ends. If a header block is too long, the connection is
+// shut down and counted; a log line follows at most once a minute. Connections
+// of TLS servers are always scanned, without this call.
 //
 // gRPC has no hook for this, but it calls recvmsg() and SSL_read() through the
-// dynamic linker. Programs that link this library therefore define functions of
-// these names, which scan what the libraries' functions return.
+// dynamic linker. This library therefore defines functions of these names,
+// which call the real ones and scan the bytes that those return.
 //
 // Threads: any thread, before gRPC receives the descriptor.
 void LimitHeaderBlocks(int connection);
 
-// kvasir_header_blocks_refused_total: of the process, all listeners together.
+// Exports kvasir_header_blocks_refused_total, which counts for all listeners of
+// the process together.
 // Threads: any thread.
 class HeaderBlockMetrics final : public prometheus::Collectable {
  public:
   std::vector<prometheus::MetricFamily> Collect() const override;
 };
 
-// Connections that were closed for a header block.
+// Returns how many connections were closed because a header block was too long.
 uint64_t NumHeaderBlocksRefused();
 
 }  // namespace kvasir::base

@@ -29,7 +29,8 @@ constexpr char kData = 0, kHeaders = 1, kSettings = 4, kContinuation = 9;
 constexpr char kEndHeaders = 4;
 constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-// A frame of the connection (SETTINGS), or of its first stream.
+// Returns a frame: SETTINGS for the whole connection, other types for its first
+// stream.
 std::string Frame(char type, char flags, const std::string& payload) {
   const size_t size = payload.size();
   return std::string({static_cast<char>(size >> 16),
@@ -38,8 +39,9 @@ std::string Frame(char type, char flags, const std::string& payload) {
          payload;
 }
 
-// Frames that take `bytes` with their headers. Each byte of payload is a whole
-// header (":method: GET"), so that gRPC finds nothing wrong.
+// Returns CONTINUATION frames of `bytes` in total with their frame headers.
+// Each byte of payload is a complete header (":method: GET"), so that gRPC
+// finds nothing wrong.
 std::string Continuations(size_t bytes) {
   std::string frames;
   while (bytes > 0) {
@@ -50,7 +52,7 @@ std::string Continuations(size_t bytes) {
   return frames;
 }
 
-TEST(HeaderBlockScannerTest, RefusesABlockThatIsLongerThanTheLimit) {
+TEST(HeaderBlockScannerTest, RefusesAHeaderBlockThatIsLongerThanTheLimit) {
   const std::string begin = absl::StrCat(kPreface, Frame(kHeaders, 0, ""));
   HeaderBlockScanner exact;
   EXPECT_TRUE(exact.Scan(begin + Continuations(kMaxHeaderBlockBytes - 9)));
@@ -58,7 +60,7 @@ TEST(HeaderBlockScannerTest, RefusesABlockThatIsLongerThanTheLimit) {
   EXPECT_FALSE(exact.Scan(Frame(kData, 0, ""))) << "and stays so";
 }
 
-TEST(HeaderBlockScannerTest, CountsFramesThatAreEmpty) {
+TEST(HeaderBlockScannerTest, TheHeadersOfEmptyFramesCountTowardsTheLimit) {
   HeaderBlockScanner scanner;
   EXPECT_TRUE(scanner.Scan(absl::StrCat(kPreface, Frame(kHeaders, 0, ""))));
   size_t sent = 9;
@@ -67,7 +69,7 @@ TEST(HeaderBlockScannerTest, CountsFramesThatAreEmpty) {
   EXPECT_GT(sent + 9, kMaxHeaderBlockBytes);
 }
 
-TEST(HeaderBlockScannerTest, ABlockThatHasEndedCountsNoMore) {
+TEST(HeaderBlockScannerTest, ABlockThatHasEndedDoesNotCountTowardsTheNext) {
   HeaderBlockScanner scanner;
   EXPECT_TRUE(scanner.Scan(kPreface));
   for (int i = 0; i < 100; ++i) {
@@ -88,7 +90,7 @@ TEST(HeaderBlockScannerTest, DataOfAnySizeAndContentIsSkipped) {
   }
 }
 
-TEST(HeaderBlockScannerTest, FindsFramesAcrossReads) {
+TEST(HeaderBlockScannerTest, FindsFramesThatAreSplitAcrossReads) {
   const std::string bytes = absl::StrCat(
       kPreface, Frame(kSettings, 0, "123456"), Frame(kHeaders, 0, "ab"),
       Frame(kData, 0, "abc"), Continuations(kMaxHeaderBlockBytes));
@@ -155,7 +157,8 @@ class HeaderBlocksTest : public ::testing::Test {
     return sent;
   }
 
-  // A health check by a channel of gRPC, with a message of as many bytes more.
+  // Makes a health check through a gRPC channel, with a request that is
+  // `padding_bytes` longer than needed.
   grpc::Status Ask(const GrpcServer& server, bool tls, size_t padding_bytes) {
     if (channel_ == nullptr) {
       TlsOptions options;
@@ -166,7 +169,7 @@ class HeaderBlocksTest : public ::testing::Test {
     }
     grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub(
         channel_);
-    // An unknown field (2), which the service ignores.
+    // Pad with an unknown field (number 2), which the service ignores.
     std::string request;
     if (padding_bytes > 0) {
       request = "\x12";
@@ -193,8 +196,9 @@ class HeaderBlocksTest : public ::testing::Test {
   std::shared_ptr<grpc::Channel> channel_;
 };
 
-// gRPC 1.51 kept all of it: gigabytes, of a peer that had shown no credential.
-TEST_F(HeaderBlocksTest, AHeaderBlockWithoutEndClosesItsConnectionAndNoOther) {
+// Regression test: gRPC 1.51 kept such a block in memory (gigabytes), although
+// the peer had shown no credential.
+TEST_F(HeaderBlocksTest, AnEndlessHeaderBlockClosesOnlyItsOwnConnection) {
   for (const bool tls : {false, true}) {
     channel_ = nullptr;
     const auto server = Serve(tls);
@@ -208,13 +212,13 @@ TEST_F(HeaderBlocksTest, AHeaderBlockWithoutEndClosesItsConnectionAndNoOther) {
               limit)
         << "tls " << tls;
     EXPECT_EQ(NumHeaderBlocksRefused(), before + 1) << "tls " << tls;
-    // On the connection from before.
+    // The channel still uses the connection that it had opened before.
     EXPECT_TRUE(Ask(*server, tls, 0).ok());
     EXPECT_EQ(channel_->GetState(false), GRPC_CHANNEL_READY);
   }
 }
 
-TEST_F(HeaderBlocksTest, LargeMessagesAreNoHeaderBlocks) {
+TEST_F(HeaderBlocksTest, LargeMessagesDoNotCountAsHeaderBlocks) {
   for (const bool tls : {false, true}) {
     channel_ = nullptr;
     const auto server = Serve(tls);
@@ -227,14 +231,15 @@ TEST_F(HeaderBlocksTest, LargeMessagesAreNoHeaderBlocks) {
   }
 }
 
-TEST_F(HeaderBlocksTest, ADescriptorOfAnotherFileIsNotShutDown) {
+TEST_F(HeaderBlocksTest, AFileThatReusesAWatchedDescriptorIsNotShutDown) {
   int first[2], second[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, first), 0);
   LimitHeaderBlocks(first[0]);
   const int number = first[0];
   close(first[0]);
   close(first[1]);
-  // The lowest free number is the one that has just become free.
+  // The system reuses the lowest free descriptor number, which is the one just
+  // closed.
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, second), 0);
   ASSERT_EQ(second[0], number);
   const std::string flood = absl::StrCat(kPreface, Frame(kHeaders, 0, ""),
@@ -253,7 +258,7 @@ TEST_F(HeaderBlocksTest, ADescriptorOfAnotherFileIsNotShutDown) {
   close(second[1]);
 }
 
-TEST_F(HeaderBlocksTest, RefusedBlocksAreAMetric) {
+TEST_F(HeaderBlocksTest, RefusedHeaderBlocksAreCountedInAMetric) {
   const auto families = HeaderBlockMetrics().Collect();
   ASSERT_EQ(families.size(), 1u);
   EXPECT_EQ(families[0].name, "kvasir_header_blocks_refused_total");

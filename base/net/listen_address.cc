@@ -35,7 +35,7 @@ ListenTrouble TryToListen(const addrinfo& address) {
   return trouble;
 }
 
-// Returns 0, or getaddrinfo's error. The caller frees `found`.
+// Resolves a host. Returns 0, or getaddrinfo's error. The caller frees `found`.
 int Resolve(const std::string& host, int port, addrinfo** found) {
   addrinfo hints = {};
   hints.ai_socktype = SOCK_STREAM;
@@ -57,7 +57,8 @@ ListenTrouble ProbeListen(const std::string& host, int port) {
   if (error != 0) {
     return {ListenTrouble::With::kHost, ::gai_strerror(error)};
   }
-  // A name may have an address of a family that this machine lacks.
+  // Try all addresses: a name may also have one of a family that this machine
+  // lacks (IPv6).
   ListenTrouble trouble = TryToListen(*found);
   for (const addrinfo* next = found->ai_next;
        next != nullptr && trouble.with != ListenTrouble::With::kNothing;

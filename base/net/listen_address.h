@@ -1,4 +1,5 @@
-// Where a server listens, and why it cannot.
+// The address where a server listens, and checks that say why it cannot listen
+// there.
 #pragma once
 
 #include <string>
@@ -27,9 +28,9 @@ std::string JoinHostPort(const std::string& host, int port);
 // The part of an address that prevents listening.
 struct ListenTrouble {
   enum class With {
-    kNothing,  // nothing, or no longer
-    kHost,     // the name does not resolve, or is no address of this machine
-    kPort,     // it is taken, or needs other rights
+    kNothing,  // listening works
+    kHost,  // the name does not resolve, or its address is not of this machine
+    kPort,  // the port is taken, or needs more privileges
   };
   With with = With::kNothing;
   std::string cause;  // the system's text: "Address already in use"
@@ -42,7 +43,7 @@ ListenTrouble ProbeListen(const std::string& host, int port);
 // Returns how many addresses `host` has in the family with the most of them; 0
 // if it does not resolve. Blocks as long as the system's resolver does.
 int CountAddresses(const std::string& host);
-// Counts a resolver's result, which may be null.
+// Counts the addresses in a resolver's result, which may be null.
 int CountAddresses(const addrinfo* found);
 
 }  // namespace kvasir::base

@@ -9,7 +9,8 @@
 namespace kvasir::base {
 namespace {
 
-// Counts a resolver's result with one address for each family named.
+// Calls CountAddresses for a resolver's result that has one address for each of
+// `families`.
 int Count(const std::vector<int>& families) {
   std::vector<addrinfo> found(families.size());
   for (size_t i = 0; i < found.size(); ++i) {
@@ -27,7 +28,7 @@ TEST(CountAddressesTest, CountsTheFamilyWithTheMostAddresses) {
   EXPECT_EQ(Count({AF_INET, AF_INET6, AF_INET, AF_INET}), 3);
 }
 
-TEST(CountAddressesTest, ANumericAddressIsOneAndAnUnknownNameNone) {
+TEST(CountAddressesTest, ANumericAddressCountsAsOneAndAnUnknownNameAsZero) {
   EXPECT_EQ(CountAddresses("127.0.0.1"), 1);
   EXPECT_EQ(CountAddresses("::1"), 1);
   EXPECT_EQ(CountAddresses("no name at all"), 0);

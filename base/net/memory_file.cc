@@ -13,7 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 
-// Since Linux 6.3; without it some systems warn, or refuse.
+// This flag exists since Linux 6.3; some systems warn about files without it,
+// or refuse them.
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -23,10 +24,10 @@ namespace {
 
 absl::Status Failed(const char* what) {
   return absl::UnavailableError(
-      absl::StrCat("no memory file: ", what, ": ", std::strerror(errno)));
+      absl::StrCat("memory file: ", what, " failed: ", std::strerror(errno)));
 }
 
-// Owns a descriptor, or nothing.
+// Owns a descriptor, or nothing (-1), and closes it when destroyed.
 class Descriptor {
  public:
   explicit Descriptor(int file) : file_(file) {}
@@ -43,11 +44,11 @@ class Descriptor {
   int file_;
 };
 
-// Returns a descriptor, or -1 and errno.
+// Creates an empty file in memory. Returns its descriptor, or -1 with errno.
 int NewFile() {
   constexpr char kName[] = "kvasir";
   const int file = memfd_create(kName, MFD_CLOEXEC | MFD_NOEXEC_SEAL);
-  // Older systems do not know the flag.
+  // Older systems do not know MFD_NOEXEC_SEAL.
   if (file >= 0 || errno != EINVAL) return file;
   return memfd_create(kName, MFD_CLOEXEC);
 }
@@ -93,7 +94,8 @@ absl::Status MemoryFile::ReplaceAll(const std::vector<Change>& changes) {
     Descriptor before;
     std::time_t changed;
   };
-  // Everything that may fail because memory or descriptors run out comes first.
+  // First do everything that may fail because memory or descriptors run out, so
+  // that a failure changes nothing.
   std::vector<Step> steps;
   for (const auto& [file, text] : changes) {
     Step step{Descriptor(NewFile()),

@@ -1,6 +1,6 @@
-// A text in memory for a library that reads files by their paths. It is in no
-// folder, no other user may open it, and it ends with the process. Like all
-// memory it may go to swap.
+// A file in memory, for a library that can read only files. It is in no folder,
+// other users cannot open it, and it disappears with the process. Like all
+// memory, it may be swapped out.
 #pragma once
 
 #include <ctime>
@@ -13,8 +13,9 @@
 
 namespace kvasir::base {
 
-// Owns: one descriptor, whose number is in the path. Readers must be done
-//   before this object ends: the system gives the number to another file then.
+// Owns: one descriptor, whose number is part of the path. Readers must be done
+// before this object is destroyed, because the system may then give the number
+// to another file.
 // Threads: one at a time; readers may be on other threads.
 class MemoryFile {
  public:
@@ -28,10 +29,11 @@ class MemoryFile {
   // Valid only in this process.
   const std::string& path() const { return path_; }
 
-  // A reader that opens the path from now on reads the new text as a whole; a
-  // reader that has it open continues with the old text. The modification time
-  // differs by at least a second, because some readers compare only seconds.
-  // UNAVAILABLE changes nothing.
+  // Replaces the content. A reader that opens the path from now on reads all of
+  // the new text; a reader that already has it open continues with the old
+  // text. Each new modification time is at least a second later, because some
+  // readers compare only whole seconds. On an error (UNAVAILABLE), nothing has
+  // changed.
   absl::Status Replace(const std::string& text);
 
   struct Change {

@@ -51,7 +51,7 @@ TEST(MemoryFileTest, OpeningThePathReadsTheLatestText) {
   EXPECT_EQ(Read(path), "");
 }
 
-TEST(MemoryFileTest, NoOtherUserMayReadOrRunIt) {
+TEST(MemoryFileTest, NoOtherUserMayReadOrRunAMemoryFile) {
   const auto file = MemoryFile::Create("a key");
   KVASIR_ASSERT_OK(file.status());
   struct stat file_stat = {};
@@ -60,8 +60,9 @@ TEST(MemoryFileTest, NoOtherUserMayReadOrRunIt) {
   EXPECT_EQ(file_stat.st_nlink, 0u) << "it is in no folder";
 }
 
-// gRPC decides by the seconds of their times whether two files have changed.
-TEST(MemoryFileTest, EveryChangeHasADifferentSecond) {
+// gRPC compares only the whole seconds of the modification times to see whether
+// a file has changed.
+TEST(MemoryFileTest, EveryChangeGetsALaterSecondAsItsModificationTime) {
   const auto file = MemoryFile::Create("0");
   KVASIR_ASSERT_OK(file.status());
   std::time_t last = Changed((*file)->path());
@@ -73,7 +74,8 @@ TEST(MemoryFileTest, EveryChangeHasADifferentSecond) {
   }
 }
 
-// A limit of the process, for as long as the object lives.
+// Sets a resource limit of the process and restores the old limit when
+// destroyed.
 class Limit {
  public:
   Limit(__rlimit_resource which, rlim_t most) : which_(which) {
@@ -89,10 +91,11 @@ class Limit {
   rlimit before_ = {};
 };
 
-// Half of a change would be a key without its certificate, or authorities
-// without the key that belongs to them.
+// If only some of the files changed, a new key could be in use with an old
+// certificate.
 TEST(MemoryFileTest, SeveralFilesChangeTogetherOrNotAtAll) {
-  // Free numbers below those of the files.
+  // Make the files' descriptors higher than some free numbers, so that a lower
+  // limit still allows new ones.
   std::vector<int> below;
   for (int i = 0; i < 8; ++i) below.push_back(open("/dev/null", O_RDONLY));
   auto one = MemoryFile::Create("one");
@@ -108,7 +111,7 @@ TEST(MemoryFileTest, SeveralFilesChangeTogetherOrNotAtAll) {
     return Read((*one)->path()) + " " + Read((*two)->path());
   };
   {
-    // The second text does not fit.
+    // The second text exceeds the limit for file sizes.
     const auto before = signal(SIGXFSZ, SIG_IGN);
     const Limit limit(RLIMIT_FSIZE, 100);
     EXPECT_THAT(change(std::string(1000, 'x')),
@@ -118,7 +121,8 @@ TEST(MemoryFileTest, SeveralFilesChangeTogetherOrNotAtAll) {
   }
   EXPECT_EQ(texts(), "one two");
   {
-    // The second file has the highest number, which cannot be used again.
+    // The second file's descriptor number is beyond the limit, so dup3 cannot
+    // replace it.
     const std::string& path = (*two)->path();
     const Limit limit(RLIMIT_NOFILE,
                       std::stoul(path.substr(path.rfind('/') + 1)));

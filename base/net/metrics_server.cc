@@ -64,10 +64,10 @@ std::vector<double> TokenCountBuckets(int64_t max_model_len) {
 
 namespace {
 
-// A few scrapers and probes ask here.
+// More than enough, because only a few scrapers and probes connect.
 constexpr size_t kMaxConnections = 64;
-// From a connection's begin to the end of its request, and from there to the
-// end of its answer.
+// kRequestTime: from the start of a connection to the end of its request.
+// kAnswerTime: from there to the end of the answer.
 constexpr absl::Duration kRequestTime = absl::Seconds(2);
 constexpr absl::Duration kAnswerTime = absl::Seconds(10);
 constexpr size_t kMaxRequestBytes = 8 << 10;
@@ -81,8 +81,8 @@ std::string Response(absl::string_view status, absl::string_view type,
 
 }  // namespace
 
-// The server's own families, by the names that prometheus-cpp's server gives
-// them.
+// Metrics about scrapes, with the names that prometheus-cpp's own HTTP server
+// uses.
 struct MetricsServer::OwnMetrics {
   const std::shared_ptr<prometheus::Registry> registry =
       std::make_shared<prometheus::Registry>();
@@ -112,7 +112,8 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(
                                     .flag = "--metrics-port",
                                     .host_flag = host_flag});
   if (!acceptor.ok()) {
-    // A port may be free again soon; an address of another machine is wrong.
+    // UNAVAILABLE for a taken port, which may soon be free again; an address of
+    // another machine is a wrong flag.
     const bool taken =
         ProbeListen(host, port).with == ListenTrouble::With::kPort;
     return absl::Status(
@@ -134,7 +135,8 @@ MetricsServer::MetricsServer(std::unique_ptr<Acceptor> acceptor, int wake)
       own_(std::make_unique<OwnMetrics>()) {
   Add(own_->registry);
   thread_ = std::thread([this] { Loop(); });
-  // Connections beyond kMaxConnections are this server's to choose among.
+  // The acceptor's limit is higher than kMaxConnections, because this server
+  // closes its oldest connections itself.
   acceptor_->Run(
       {.max_connections = 4 * kMaxConnections, .take = [this](int connection) {
          {
@@ -182,7 +184,8 @@ void MetricsServer::Loop() {
                                0, absl::ToInt64Milliseconds(absl::Ceil(
                                       next - before, absl::Milliseconds(1)))));
     if (::poll(waits.data(), waits.size(), wait) < 0) {
-      // EINTR, or memory that the kernel lacks at the moment.
+      // poll() was interrupted, or the kernel is short of memory: try again
+      // soon.
       ::poll(nullptr, 0, /*timeout=*/10);
       continue;
     }
@@ -213,8 +216,8 @@ void MetricsServer::TakeAccepted(absl::Time now) {
     accepted.swap(accepted_);
   }
   for (const int socket : accepted) {
-    // The oldest goes: a client that sends its request at once is answered
-    // whatever others do.
+    // Close the oldest connection: a client that sends its request at once is
+    // then always answered, whatever other clients do.
     if (connections_.size() >= kMaxConnections) {
       ::close(connections_.front().socket);
       connections_.erase(connections_.begin());

@@ -1,5 +1,5 @@
-// Prometheus metrics and readiness over HTTP, on a port of their own because
-// gRPC cannot share one with HTTP/1.
+// Serves Prometheus metrics and readiness over HTTP, on a port of its own
+// because gRPC cannot share a port with HTTP/1.
 #pragma once
 
 #include <atomic>
@@ -20,9 +20,9 @@
 
 namespace kvasir::base {
 
-// Histogram buckets, in seconds unless stated otherwise. They are vLLM's, so
-// that its dashboards and rules work, with 1-2-5 ms added at the low end of the
-// inter-token ones.
+// Histogram buckets, in seconds unless stated otherwise. They are the buckets
+// of vLLM, so that its dashboards and rules work; the inter-token buckets have
+// steps of 1, 2 and 5 ms in addition.
 const std::vector<double>& TimeToFirstTokenBuckets();
 const std::vector<double>& InterTokenBuckets();
 const std::vector<double>& RequestPhaseBuckets();
@@ -33,27 +33,27 @@ std::vector<double> TokenCountBuckets(int64_t max_model_len);
 const std::vector<double>& FineBuckets();
 
 // Serves GET /metrics, and GET /healthz for probes that do not speak gRPC: 200
-// if the process is ready, else 503. Every connection is one request.
+// if the process is ready, else 503. Each connection serves one request.
 //
 // A client may take 2 s to send its request and 10 s to read the answer. The
 // 65th connection closes the oldest one, so that clients which keep
 // connections open cannot block a scrape.
 //
-// Owns: its listener, its connections and its thread, on which sources are
-// asked.
+// Owns: its listener, its connections and its thread, which collects from the
+// sources.
 // Threads: any.
 class MetricsServer {
  public:
-  // `host:port` to listen on; port 0 picks one. UNAVAILABLE names the address
-  // and --metrics-port if the port is taken; FAILED_PRECONDITION names
-  // `host_flag` if the host is no address of this machine.
+  // Listens on `host:port`; port 0 picks a free one. UNAVAILABLE names the
+  // address and --metrics-port if the port is taken; FAILED_PRECONDITION names
+  // `host_flag` if the host is not an address of this machine.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Start(
       const std::string& host, int port,
       const std::string& host_flag = "--host");
-  // Ends without waiting for clients.
+  // Closes all connections without waiting for clients.
   ~MetricsServer();
 
-  // `source` is asked at every scrape while the server lives.
+  // Collects from `source` at every scrape, as long as the server exists.
   void Add(const std::shared_ptr<prometheus::Collectable>& source)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Sets the state that /healthz reports; at first: not ready.

@@ -63,7 +63,7 @@ int ConnectTo(int port) {
   return fd;
 }
 
-// Waits for the server to close the connection; false if it takes 10 s.
+// Waits for the server to close the connection; returns false after 10 s.
 bool IsClosed(int fd) {
   const timeval limit{10, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
@@ -72,12 +72,12 @@ bool IsClosed(int fd) {
   return got == 0 || (got < 0 && errno == ECONNRESET);
 }
 
-// Returns the status of an answer ("200"), or nothing if none comes.
+// Returns the status of an answer ("200"), or "" if there is none.
 std::string StatusOf(int port, const std::string& path,
                      const std::string& method = "GET") {
   const int fd = ConnectTo(port);
-  // Far less than idle connections once delayed a scrape, and far more than
-  // they may.
+  // Idle connections once delayed a scrape by far more than this, and may delay
+  // it only by far less.
   const timeval limit{10, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   const std::string request =
@@ -90,11 +90,12 @@ std::string StatusOf(int port, const std::string& path,
   return got == 12 ? std::string(status + 9, 3) : "";
 }
 
-// Two connections without a request once kept every scrape waiting for 22 s.
+// Regression test: two connections without a request once delayed every scrape
+// by 22 s.
 TEST(MetricsServerTest, IdleConnectionsDoNotKeepAScrapeWaiting) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));
-  // More than the old server had threads.
+  // More connections than the HTTP server that was used before had threads.
   std::vector<int> idle;
   for (int i = 0; i < 12; ++i) idle.push_back(ConnectTo(server->port()));
   EXPECT_EQ(StatusOf(server->port(), "/metrics"), "200");
@@ -102,8 +103,8 @@ TEST(MetricsServerTest, IdleConnectionsDoNotKeepAScrapeWaiting) {
   for (const int fd : idle) close(fd);
 }
 
-// A hundred half-sent requests once kept every scrape waiting for more than ten
-// seconds.
+// Regression test: a hundred half-sent requests once delayed every scrape by
+// more than ten seconds.
 TEST(MetricsServerTest, HalfSentRequestsDoNotKeepAScrapeWaiting) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));
@@ -115,19 +116,19 @@ TEST(MetricsServerTest, HalfSentRequestsDoNotKeepAScrapeWaiting) {
               static_cast<ssize_t>(begin.size()));
   }
   EXPECT_EQ(StatusOf(server->port(), "/metrics"), "200");
-  // The oldest are closed, because more connections came than may be open.
+  // There were more connections than may be open, so the oldest are closed.
   EXPECT_TRUE(IsClosed(half.front()));
   for (const int fd : half) close(fd);
 }
 
 // A byte now and then does not give a connection more time.
-TEST(MetricsServerTest, ARequestThatComesByteByByteIsEnded) {
+TEST(MetricsServerTest, AConnectionThatSendsItsRequestByteByByteIsClosed) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));
   const int fd = ConnectTo(server->port());
   const std::string begin = "GET /metrics HTTP/1.1\r\nX-Long: ";
   int sent = 0;
-  // 20 s, far more than it has.
+  // Send for 20 s in total, far more than a request may take.
   while (sent < 200 &&
          send(fd, &begin[0], sent == 0 ? begin.size() : 1, MSG_NOSIGNAL) > 0) {
     ++sent;
@@ -137,7 +138,7 @@ TEST(MetricsServerTest, ARequestThatComesByteByByteIsEnded) {
   close(fd);
 }
 
-TEST(MetricsServerTest, ARequestThatIsTooLongIsEnded) {
+TEST(MetricsServerTest, AConnectionWhoseRequestIsTooLongIsClosed) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));
   const int fd = ConnectTo(server->port());
@@ -147,7 +148,7 @@ TEST(MetricsServerTest, ARequestThatIsTooLongIsEnded) {
   close(fd);
 }
 
-TEST(MetricsServerTest, ARequestMayComeInPiecesAndAnswersAreWhole) {
+TEST(MetricsServerTest, ARequestMayArriveInPiecesAndItsAnswerIsComplete) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));
   auto large = std::make_shared<prometheus::Registry>();

@@ -19,7 +19,7 @@
 namespace kvasir::base {
 namespace {
 
-// Reads a file of the kernel; returns nothing if it does not exist.
+// Reads a file of the kernel; returns "" if it does not exist.
 std::string ReadAll(const char* path) {
   std::ifstream file(path);
   std::ostringstream text;
@@ -67,7 +67,8 @@ absl::StatusOr<ProcessStat> ParseProcessStat(absl::string_view text) {
   // contain parentheses and spaces.
   const size_t name_end = text.rfind(')');
   if (name_end == absl::string_view::npos) {
-    return absl::InternalError("/proc/self/stat: no name in parentheses");
+    return absl::InternalError(
+        "/proc/self/stat: there is no program name in parentheses");
   }
   const std::vector<absl::string_view> behind = absl::StrSplit(
       text.substr(name_end + 1), absl::ByAnyChar(" \n"), absl::SkipEmpty());
@@ -78,7 +79,7 @@ absl::StatusOr<ProcessStat> ParseProcessStat(absl::string_view text) {
     if (number - 3 >= behind.size() ||
         !absl::SimpleAtoi(behind[number - 3], &value)) {
       return absl::InternalError(
-          absl::StrCat("/proc/self/stat: field ", number, " is no number"));
+          absl::StrCat("/proc/self/stat: field ", number, " is not a number"));
     }
     return value;
   };

@@ -24,8 +24,8 @@ struct ProcessStat {
 // INTERNAL names the field that is missing or not a number.
 absl::StatusOr<ProcessStat> ParseProcessStat(absl::string_view text);
 
-// Families process_*, read from /proc/self at every scrape. A family that
-// cannot be read is left out.
+// Exports the metric families process_*, which it reads from /proc/self at
+// every scrape. A family that cannot be read is left out.
 //
 // Threads: any.
 class ProcessMetrics final : public prometheus::Collectable {

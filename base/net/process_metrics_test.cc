@@ -19,7 +19,7 @@ using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::Le;
 
-// Fields 3 to 24. Those that are read have distinct values.
+// Fields 3 to 24 of /proc/PID/stat. Fields that are read have distinct values.
 constexpr char kFields[] =
     "S 1 1 1 0 -1 4194560 100 0 0 0 70 30 0 0 20 0 7 0 500 8192 3";
 
@@ -34,7 +34,7 @@ TEST(ProcessStatTest, ReadsTimeThreadsStartAndMemory) {
   EXPECT_EQ(stat.resident_pages, 3);
 }
 
-TEST(ProcessStatTest, ANameWithParenthesesAndSpacesMovesNoField) {
+TEST(ProcessStatTest, AProgramNameWithParenthesesAndSpacesIsParsed) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const ProcessStat stat,
       ParseProcessStat(absl::StrCat("42 (a) S 9) ", kFields)));
@@ -42,7 +42,7 @@ TEST(ProcessStatTest, ANameWithParenthesesAndSpacesMovesNoField) {
   EXPECT_EQ(stat.resident_pages, 3);
 }
 
-TEST(ProcessStatTest, AMissingFieldIsNamed) {
+TEST(ProcessStatTest, TheErrorForAMissingFieldNamesIt) {
   EXPECT_THAT(ParseProcessStat(""),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("no name")));
   EXPECT_THAT(ParseProcessStat("42 (kvasir) S 1 1"),
@@ -63,7 +63,7 @@ std::map<std::string, double> Exported() {
   return values;
 }
 
-TEST(ProcessMetricsTest, ReportsThisProcess) {
+TEST(ProcessMetricsTest, ReportsTheMetricsOfThisProcess) {
   const std::map<std::string, double> values = Exported();
   EXPECT_EQ(values.size(), 7);
   EXPECT_GE(values.at("process_cpu_seconds_total"), 0);

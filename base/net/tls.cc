@@ -21,9 +21,10 @@ namespace {
 
 namespace tls = grpc::experimental;
 
-// How often gRPC looks at our copies: its minimum.
+// How often gRPC checks our copies for changes, in seconds: the shortest time
+// that it allows.
 constexpr unsigned kGrpcSeconds = 1;
-// Limit of a peer's names in an error text.
+// The peer's names are cut to this length in an error text.
 constexpr size_t kMaxNamesBytes = 200;
 
 // Runs after the certificate chain has been verified. Checks that the
@@ -41,7 +42,8 @@ class OneOfNames final : public tls::ExternalCertificateVerifier {
               std::function<void(grpc::Status)>,
               grpc::Status* sync_status) override {
     if (names_.empty()) {
-      // This verifier answers at once.
+      // A verifier of host names returns its result immediately and does not
+      // use the callback.
       host_.Verify(request, nullptr, sync_status);
       if (sync_status->ok()) return true;
       const grpc::string_ref host = request->target_name();
@@ -125,7 +127,8 @@ absl::Status CheckChannel(const TlsOptions& options) {
   if (!files.authorities.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       files.certificate.empty() ? "names of servers" : files.certificate_flag,
-      " without ", files.authorities_flag, ": who vouches for the server?"));
+      " without ", files.authorities_flag,
+      ": no authority vouches for the server"));
 }
 
 std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(
@@ -136,7 +139,7 @@ std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(
   made.watch_root_certs();
   if (!options.files.certificate.empty()) made.watch_identity_key_cert_pairs();
   made.set_certificate_verifier(Verifier(options));
-  // The names decide then, not the dialled host.
+  // With a list of names, only the list decides, not the dialled host.
   if (!options.names.empty()) made.set_check_call_host(false);
   return tls::TlsCredentials(made);
 }
@@ -147,8 +150,8 @@ void WarnOfExpired(const std::string& role, const TlsMaterial& material) {
              {{"role", role}, {"which", material.left_out}});
 }
 
-// Key and chain are one text, so that gRPC cannot read the key of one version
-// and the chain of another.
+// Returns key and certificate chain as one text, so that gRPC cannot combine
+// the key of one version with the chain of another.
 std::string Identity(const TlsMaterial& material) {
   return absl::StrCat(material.key, material.chain);
 }
@@ -168,7 +171,8 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
                    material.authorities, own));
 }
 
-// Look runs on one thread at a time. The watch's mutex guards the numbers.
+// The files of one set of credentials.
+// Threads: Look runs on one thread at a time; TlsWatch::mutex_ guards numbers_.
 class TlsWatch::Watched {
  public:
   explicit Watched(const TlsOptions& options)
@@ -199,7 +203,7 @@ class TlsWatch::Watched {
         kGrpcSeconds);
   }
 
-  // The state of the files at the last look.
+  // The state of the files at the last check, for metrics.
   struct Numbers {
     TlsMaterial::Dates chain;
     TlsMaterial::Dates authorities;
@@ -212,13 +216,13 @@ class TlsWatch::Watched {
   void SetNumbers(const Numbers& numbers) { numbers_ = numbers; }
   const std::string& role() const { return role_; }
 
-  // The result of a look. It is logged by a caller that holds no lock.
+  // The result of a check. It is logged later, when no lock is held.
   struct Looked {
     Numbers numbers;
     // Set if changed files are in use now.
     std::optional<TlsMaterial> taken;
-    // Why files were refused; empty if they were not, or for the same reason as
-    // before.
+    // Why changed files were refused; empty if they were not, or if the reason
+    // is the same as last time.
     std::string refused;
   };
   Looked Look(absl::Time now) {
@@ -241,7 +245,7 @@ class TlsWatch::Watched {
       }
     }
     numbers.refusing = !status.ok();
-    // Each problem is reported once, however often it is seen.
+    // Report each problem once, however often it is found.
     if (!status.ok() && status.message() != refusal_) {
       ++numbers.refused;
       looked.refused = std::string(status.message());
@@ -256,7 +260,7 @@ class TlsWatch::Watched {
     }
     if (!looked.taken.has_value()) return;
     WarnOfExpired(role_, *looked.taken);
-    LogInfo("TLS files taken",
+    LogInfo("changed TLS files are in use",
             {{"role", role_},
              {"valid_until",
               absl::FormatTime(absl::RFC3339_sec,
@@ -266,12 +270,13 @@ class TlsWatch::Watched {
   }
 
  private:
-  // Uses all of the texts, or none.
+  // Starts to use all of the texts, or none of them.
   absl::StatusOr<TlsMaterial> Take(const TlsTexts& texts, absl::Time now) {
     KVASIR_ASSIGN_OR_RETURN(TlsMaterial material,
                             JudgeTlsTexts(files_, texts, now));
     std::vector<MemoryFile::Change> changes;
-    // Authorities first: the peer may show its new certificate at once.
+    // Replace the authorities first, because the peer may already show a new
+    // certificate that only the new ones have signed.
     if (authorities_ != nullptr) {
       changes.push_back({authorities_.get(), material.authorities});
     }
@@ -354,7 +359,8 @@ void TlsWatch::Look() {
       for (const auto& each : watched_) watched.push_back(each.get());
     }
     for (Watched* each : watched) {
-      // Reading files may be slow, and a scrape must not wait for it.
+      // Read without mutex_: reading may be slow, and a scrape, which needs the
+      // mutex, must not wait for it.
       all.emplace_back(each, each->Look(options_.now()));
       MutexLock lock(&mutex_);
       each->SetNumbers(all.back().second.numbers);
@@ -448,7 +454,7 @@ absl::Status CheckPlaintext(const ListenAddress& listen, bool allowed,
   return absl::FailedPreconditionError(absl::StrCat(
       listen.host_flag, " ", listen.host,
       " would speak to other machines without encryption: ", remedy,
-      "; or --insecure, where something else protects it (a mesh, a "
+      ", or --insecure if something else protects it (a mesh, a "
       "NetworkPolicy); or stay on 127.0.0.1"));
 }
 

@@ -1,7 +1,8 @@
 // TLS for gRPC (1.51). Certificates and keys come from PEM files and are read
 // again when they change; a list of names restricts the peers.
 //
-// The versions are 1.2 and 1.3: gRPC offers no others and no choice.
+// The TLS versions are 1.2 and 1.3: gRPC supports no others and has no option
+// to choose.
 #pragma once
 
 #include <grpcpp/security/credentials.h>
@@ -35,33 +36,33 @@ struct TlsOptions {
   // dials.
   std::vector<std::string> names;
   std::string names_flag = "--tls-client-names";
-  // The name in metrics and the log: "listener", "admin", "workers"; for a
-  // client the kind of peer that it dials: "server".
+  // This side's name in metrics and the log: "listener", "admin", "workers";
+  // for a client the kind of server that it calls: "server".
   std::string role = "listener";
-  // Receives the refused names.
+  // Counts and logs the peers whose names are refused.
   std::shared_ptr<TlsRefusals> refusals = TlsRefusals::OfProcess();
 };
 
-// For short-lived clients: the files are read once. `authorities` are required;
-// certificate and key are needed only if the server asks for them. Returns the
-// errors of LoadTlsFiles.
+// Returns credentials for a short-lived client; the files are read only once.
+// `authorities` are required; certificate and key are needed only if the server
+// asks for them. Returns the errors of LoadTlsFiles.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> TlsChannelCredentials(
     const TlsOptions& options);
 
-// Credentials whose files are read again. A change of key, certificate and
-// authorities is checked as a whole, as at a start, and only then used. A
-// refused change has no effect, is logged once and counted, and is checked
-// again later. Files in use are also checked again when one of their
-// authorities expires. gRPC's own file watcher ends the process at an empty
-// file, so it watches only copies in memory (MemoryFile).
+// Makes credentials whose files it reads again regularly. A change of key,
+// certificate and authorities is checked as a whole, as at a start, and only
+// then used. A refused change has no effect, is logged once and counted, and is
+// checked again later. Files in use are also checked again when one of their
+// authorities expires. gRPC's own file watcher aborts the process if a file is
+// empty, so it watches only checked copies in memory (MemoryFile).
 //
-// Owns: the copies in use, and a thread from the first credentials on.
+// Owns: the copies in use, and a thread that starts with the first credentials.
 // Threads: any.
 // Must outlive the servers and channels that use its credentials.
 class TlsWatch final : public prometheus::Collectable {
  public:
   struct Options {
-    // How often the files are read; infinite: only by Look.
+    // How often the files are read; infinite: only when Look is called.
     absl::Duration refresh = absl::Seconds(5);
     // The wall clock that certificates' dates refer to.
     std::function<absl::Time()> now = [] { return absl::Now(); };
@@ -70,27 +71,28 @@ class TlsWatch final : public prometheus::Collectable {
   explicit TlsWatch(Options options);
   ~TlsWatch() override;
 
-  // For a listener, which needs a certificate and a key. With `authorities`,
-  // clients must show a certificate that these have signed (mutual TLS).
-  // Returns the errors of LoadTlsFiles; INVALID_ARGUMENT for names without
-  // authorities.
+  // Returns credentials for a listener, which needs a certificate and a key.
+  // With `authorities`, clients must show a certificate that these have signed
+  // (mutual TLS). Errors: those of LoadTlsFiles; INVALID_ARGUMENT for names
+  // without authorities.
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> Server(
       const TlsOptions& options) ABSL_LOCKS_EXCLUDED(look_mutex_);
-  // As TlsChannelCredentials.
+  // Returns credentials for a client, with the rules of TlsChannelCredentials.
   absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Channel(
       const TlsOptions& options) ABSL_LOCKS_EXCLUDED(look_mutex_);
 
-  // Reads all files once. gRPC uses a change within a second.
+  // Reads all files now. gRPC uses a change within a second.
   void Look() ABSL_LOCKS_EXCLUDED(look_mutex_);
 
-  // Families kvasir_tls_*, by role.
+  // Exports the metric families kvasir_tls_*, by role.
   std::vector<prometheus::MetricFamily> Collect() const override;
 
  private:
-  // Files in use, with their copies.
+  // The files of one set of credentials, with the copies that gRPC reads.
   class Watched;
 
-  // `flags`: what else is wrong, reported after errors of the files.
+  // `flags` is the error, if any, in the combination of flags; it is returned
+  // only if the files themselves are correct.
   absl::StatusOr<Watched*> Add(const TlsOptions& options,
                                const absl::Status& flags)
       ABSL_LOCKS_EXCLUDED(look_mutex_);
@@ -109,11 +111,13 @@ class TlsWatch final : public prometheus::Collectable {
 // Returns whether only programs of this machine can reach a listener: a Unix
 // socket, or a loopback address.
 bool IsLocal(const ListenAddress& listen);
-// Returns the same for the target of a client: "127.0.0.1:8100", "unix:/path".
+// Returns whether a client's target, such as "127.0.0.1:8100" or "unix:/path",
+// is on this machine.
 bool IsLocalTarget(const std::string& target);
 
 // FAILED_PRECONDITION if other machines can reach a listener that does not
-// speak TLS, unless `allowed`. The text names the ways out.
+// speak TLS, unless `allowed`. The text contains `remedy`, which names the
+// flags to set.
 absl::Status CheckPlaintext(const ListenAddress& listen, bool allowed,
                             const std::string& remedy);
 

@@ -20,7 +20,7 @@
 namespace kvasir::base {
 namespace {
 
-// Far above any bundle of authorities.
+// Limit of a file's size, far above any bundle of authorities.
 constexpr size_t kMaxBytes = 4 << 20;
 constexpr int kReads = 5;
 
@@ -33,7 +33,7 @@ using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY, EVP_PKEY_free>>;
 using Memory = std::unique_ptr<BIO, Free<BIO, BIO_free>>;
 using Context = std::unique_ptr<SSL_CTX, Free<SSL_CTX, SSL_CTX_free>>;
 
-// A file with the flag that named it.
+// A file's path with the flag that sets it, for error texts.
 struct Named {
   const std::string& flag;
   const std::string& path;
@@ -115,7 +115,7 @@ absl::StatusOr<Key> ReadKey(const Named& named, const std::string& text) {
 
 absl::Time TimeOf(const ASN1_TIME* time) {
   std::tm parts = {};
-  // An unreadable date counts as long past.
+  // A date that cannot be parsed counts as long past.
   if (ASN1_TIME_to_tm(time, &parts) != 1) return absl::InfinitePast();
   return absl::FromTM(parts, absl::UTCTimeZone());
 }
@@ -124,7 +124,7 @@ std::string Shown(absl::Time time) {
   return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", time, absl::UTCTimeZone());
 }
 
-// Returns "certificate 2 " if there are several.
+// Returns "certificate 2 " if there are several certificates, otherwise "".
 std::string Which(const std::vector<Certificate>& all, size_t at) {
   return all.size() == 1 ? "" : absl::StrCat("certificate ", at + 1, " ");
 }
@@ -140,7 +140,8 @@ std::string Over(const std::vector<Certificate>& all, size_t at) {
                       Shown(DatesOf(*all[at]).until));
 }
 
-// Returns the dates of the certificate that expires first.
+// Checks the dates of all certificates and returns those of the one that
+// expires first.
 absl::StatusOr<TlsMaterial::Dates> CheckDates(
     const Named& named, const std::vector<Certificate>& all, absl::Time now) {
   TlsMaterial::Dates first;
@@ -172,11 +173,13 @@ std::string LeaveOut(std::vector<Certificate>* all, absl::Time now) {
   return absl::StrJoin(over, ", ");
 }
 
-// Made like gRPC's own contexts, with the machine's security level.
+// Returns a context like those that gRPC makes, with the machine's security
+// level.
 absl::StatusOr<Context> NewContext() {
   Context context(SSL_CTX_new(TLS_method()));
   if (context == nullptr) {
-    return absl::InternalError(absl::StrCat("no TLS: ", Reason()));
+    return absl::InternalError(
+        absl::StrCat("OpenSSL cannot create a TLS context: ", Reason()));
   }
   return context;
 }
@@ -184,11 +187,12 @@ absl::StatusOr<Context> NewContext() {
 absl::Status TooWeak(const Named& named, const std::string& which) {
   return named.Wrong(absl::StrCat(
       which, "would fail every handshake: ", Reason(),
-      " (a key of RSA with 2048 bits, or of P-256, signed with SHA-256 is "
+      " (an RSA key with 2048 bits or a P-256 key, signed with SHA-256, is "
       "enough)"));
 }
 
-// Without this check every handshake would fail, and no error would say why.
+// Checks that OpenSSL accepts certificate and key at its security level.
+// Otherwise every handshake would fail, and no error would state the cause.
 absl::Status CheckStrength(const Named& certificate,
                            const std::vector<Certificate>& chain,
                            const Named& key_file, EVP_PKEY* key) {
@@ -208,8 +212,9 @@ absl::Status CheckStrength(const Named& certificate,
   return absl::OkStatus();
 }
 
-// A certificate's signature is checked at the same level by its authority's
-// key. An authority that signs itself is trusted as it is.
+// Checks that each authority's key is strong enough, because OpenSSL applies
+// its security level also to the key that has signed a certificate. An
+// authority's own signature is not checked.
 absl::Status CheckAuthorities(const Named& named,
                               const std::vector<Certificate>& authorities) {
   constexpr std::array<int, 6> kLeastBits = {0, 80, 112, 128, 192, 256};
@@ -220,10 +225,10 @@ absl::Status CheckAuthorities(const Named& named,
     EVP_PKEY* const key = X509_get0_pubkey(authorities[at].get());
     const int bits = key == nullptr ? 0 : EVP_PKEY_get_security_bits(key);
     if (bits >= least) continue;
-    return named.Wrong(absl::StrCat(Which(authorities, at), "has a key of ",
-                                    bits, " bits of security, want ", least,
-                                    ": nothing that it has signed ",
-                                    "would be believed"));
+    return named.Wrong(absl::StrCat(
+        Which(authorities, at), "has a key of ", bits,
+        " bits of security, but OpenSSL requires ", least,
+        ": it accepts no certificate ", "that such a key has signed"));
   }
   return absl::OkStatus();
 }
@@ -232,7 +237,8 @@ absl::StatusOr<std::string> Written(const std::vector<Certificate>& all) {
   const Memory memory(BIO_new(BIO_s_mem()));
   for (const Certificate& each : all) {
     if (PEM_write_bio_X509(memory.get(), each.get()) != 1) {
-      return absl::InternalError(absl::StrCat("a certificate: ", Reason()));
+      return absl::InternalError(
+          absl::StrCat("OpenSSL cannot write a certificate: ", Reason()));
     }
   }
   return TextOf(memory.get());
@@ -242,7 +248,8 @@ absl::StatusOr<std::string> Written(EVP_PKEY* key) {
   const Memory memory(BIO_new(BIO_s_mem()));
   if (PEM_write_bio_PrivateKey(memory.get(), key, nullptr, nullptr, 0, nullptr,
                                nullptr) != 1) {
-    return absl::InternalError(absl::StrCat("a key: ", Reason()));
+    return absl::InternalError(
+        absl::StrCat("OpenSSL cannot write a key: ", Reason()));
   }
   return TextOf(memory.get());
 }

@@ -1,5 +1,5 @@
-// Certificates, keys and authorities in PEM files: read, and checked as a
-// handshake would check them.
+// Reads certificates, keys and authorities from PEM files, and checks them as a
+// handshake would.
 #pragma once
 
 #include <string>
@@ -41,8 +41,8 @@ struct TlsMaterial {
   std::string chain;
   std::string key;
   std::string authorities;
-  // The dates of the certificate in the chain, or of the authority, that
-  // expires first.
+  // The validity period of the certificate that expires first, in the chain or
+  // among the authorities.
   struct Dates {
     absl::Time from = absl::InfinitePast();
     absl::Time until = absl::InfiniteFuture();
@@ -56,19 +56,19 @@ struct TlsMaterial {
 // Reads the files. If they change meanwhile, they are read again a few times
 // until they stay the same, so that key and certificate belong together.
 // INVALID_ARGUMENT, with flag and path, for a certificate without its key, a
-// file that cannot be read, or one that is larger than any certificate's.
+// file that cannot be read, or a file that is too large for certificates.
 absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 
 // Checks the contents. INVALID_ARGUMENT, with flag, path and cause, for text
-// that is not PEM, a key of another certificate, a certificate or authority
-// that has expired or is not yet valid, and one that OpenSSL considers too
-// weak. If some authorities have expired and others have not, the expired ones
-// are left out.
+// that is not PEM, a key that does not belong to the certificate, a certificate
+// or authority that has expired or is not yet valid, and one that OpenSSL
+// considers too weak. If some authorities have expired and others have not, the
+// expired ones are left out.
 absl::StatusOr<TlsMaterial> JudgeTlsTexts(const TlsFiles& files,
                                           const TlsTexts& texts,
                                           absl::Time now);
 
-// Reads and checks.
+// Does both: ReadTlsFiles, then JudgeTlsTexts.
 absl::StatusOr<TlsMaterial> LoadTlsFiles(const TlsFiles& files, absl::Time now);
 
 }  // namespace kvasir::base

@@ -87,7 +87,7 @@ TEST_F(TlsFilesTest, AWrongFileIsReportedWithItsFlag) {
               Refuses(HasSubstr("has more than 4194304 bytes")));
 }
 
-// gRPC (1.51) ends the process at such a file.
+// gRPC (1.51) aborts the process if a file is empty.
 TEST_F(TlsFilesTest, AnEmptyFileIsRefused) {
   for (const char* file : {"server.pem", "server.key", "ca.pem"}) {
     std::string whole;
@@ -113,8 +113,8 @@ TEST_F(TlsFilesTest, ACertificateOutsideItsDatesIsRefusedWithTheDate) {
   EXPECT_THAT(Check(Files("new")), Refuses(HasSubstr("is valid from 20")));
 }
 
-// Only the first authority of a file was once checked, so that the order
-// mattered.
+// Regression test: only the first authority of a file was once checked, so the
+// result depended on their order.
 TEST_F(TlsFilesTest, AnExpiredAuthorityIsLeftOutIfAnotherIsValid) {
   const std::string old = MakeAuthorityWith({.common_name = "old",
                                              .names = {},
@@ -138,12 +138,12 @@ TEST_F(TlsFilesTest, AnExpiredAuthorityIsLeftOutIfAnotherIsValid) {
   EXPECT_THAT(Check(Authorities(old)), Refuses(HasSubstr("was valid until")));
   EXPECT_THAT(Check(Authorities(old + old)),
               Refuses(HasSubstr("certificate 1 was valid until")));
-  // The second certificate is cut off.
+  // The text of the second certificate is incomplete.
   EXPECT_THAT(Check(Authorities(good + good.substr(0, good.size() / 2))),
               Refuses(HasSubstr("certificate 2 cannot be read")));
 }
 
-TEST_F(TlsFilesTest, TheRestOfTheChainIsCheckedAsWell) {
+TEST_F(TlsFilesTest, EveryCertificateOfTheChainIsChecked) {
   const std::string own =
       MakeCertificate(authority_, {.names = {}}).certificate;
   const std::string old = MakeAuthorityWith({.common_name = "old",
@@ -161,7 +161,8 @@ TEST_F(TlsFilesTest, TheRestOfTheChainIsCheckedAsWell) {
   KVASIR_EXPECT_OK(Check(Files("chain")));
 }
 
-// Every handshake failed while the server reported that it serves.
+// Regression test: with such a certificate every handshake once failed, while
+// the server reported that it was serving.
 TEST_F(TlsFilesTest, ACertificateThatEveryHandshakeRefusesIsRefusedAtTheStart) {
   for (const int bits : {512, 1024}) {
     Put("weak", {.names = {}, .rsa_bits = bits});
@@ -178,7 +179,7 @@ TEST_F(TlsFilesTest, ACertificateThatEveryHandshakeRefusesIsRefusedAtTheStart) {
   EXPECT_THAT(Check(Authorities(authority_.certificate + weak)),
               Refuses(AllOf(HasSubstr("--tls-client-ca"),
                             HasSubstr("certificate 2 has a key of 80 bits"))));
-  // The same in a chain.
+  // A weak certificate later in the chain is refused as well.
   const TestCertificate made = MakeCertificate(authority_, {.names = {}});
   Write("chain.key", made.key);
   Write("chain.pem", made.certificate + weak);
@@ -189,7 +190,8 @@ TEST_F(TlsFilesTest, ACertificateThatEveryHandshakeRefusesIsRefusedAtTheStart) {
 TEST_F(TlsFilesTest, AcceptedFilesAreWrittenAnewWithTheEarliestExpiry) {
   const TestCertificate made = MakeCertificate(
       authority_, {.names = {}, .valid_until = absl::Minutes(30)});
-  // One file for both, with other text that people keep in such files.
+  // Key and certificate are in one file, together with other text, as people
+  // keep them.
   Write("both.pem", absl::StrCat("a comment\n", made.key, made.certificate,
                                  authority_.certificate, "\nmore\n"));
   TlsFiles files;
@@ -204,7 +206,7 @@ TEST_F(TlsFilesTest, AcceptedFilesAreWrittenAnewWithTheEarliestExpiry) {
   EXPECT_LE(material->chain_dates.until, now + absl::Minutes(30));
   EXPECT_GT(material->chain_dates.until, now + absl::Minutes(29));
   EXPECT_GT(material->authorities_dates.until, now + absl::Minutes(59));
-  // All test certificates begin an hour ago.
+  // All test certificates are valid from an hour ago.
   EXPECT_LE(material->chain_dates.from, now - absl::Minutes(59));
   EXPECT_GE(material->chain_dates.from, now - absl::Minutes(61));
   EXPECT_EQ(material->left_out, "");

@@ -63,7 +63,7 @@ void TlsRefusals::Add(TlsRefusal cause, absl::string_view detail) {
                 {"detail", std::string_view(detail.data(), detail.size())},
                 {"since_last_line", *unlogged}});
   }
-  // Counted after the line, so that a test that sees the count also finds the
+  // Count after logging, so that a test that sees the count also finds the log
   // line.
   MutexLock lock(&mutex_);
   ++counts_[static_cast<size_t>(cause)];
@@ -71,7 +71,8 @@ void TlsRefusals::Add(TlsRefusal cause, absl::string_view detail) {
 
 bool TlsRefusals::AddGrpcLine(absl::string_view line) {
   // gRPC logs this for every certificate without the dialled name, even if
-  // other names are allowed. The verifier of names reports what it refuses.
+  // another of its names is allowed. OneOfNames reports the names that it
+  // refuses.
   if (absl::StrContains(line, "No match found for server name")) return true;
   const std::optional<TlsRefusal> cause = TlsRefusalOf(line);
   if (cause.has_value()) Add(*cause, line);
@@ -86,7 +87,7 @@ uint64_t TlsRefusals::count(TlsRefusal cause) const {
 std::vector<prometheus::MetricFamily> TlsRefusals::Collect() const {
   prometheus::MetricFamily family;
   family.name = "kvasir_tls_handshakes_refused_total";
-  family.help = "TLS handshakes that came to nothing, by cause";
+  family.help = "TLS handshakes that failed, by cause";
   family.type = prometheus::MetricType::Counter;
   for (size_t i = 0; i < kNumCauses; ++i) {
     const auto cause = static_cast<TlsRefusal>(i);

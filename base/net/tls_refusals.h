@@ -1,5 +1,5 @@
-// TLS handshakes that failed, on either side: counted by cause, and logged at a
-// limited rate.
+// Counts failed TLS handshakes of servers and clients by cause, and logs them
+// at a limited rate.
 #pragma once
 
 #include <array>
@@ -21,31 +21,33 @@ namespace kvasir::base {
 
 enum class TlsRefusal {
   kNoCertificate,  // the peer showed no certificate
-  kCertificate,    // it is expired, or not signed by our authorities
-  kNames,          // none of its names is allowed, or is the dialled host
-  kPeer,           // the peer refused
-  kNoTls,          // the peer does not speak TLS
-  kVersion,        // no version in common
+  // the peer's certificate is expired, or not signed by our authorities
+  kCertificate,
+  kNames,    // none of the peer's names is allowed or is the dialled host
+  kPeer,     // the peer refused the handshake and sent an alert
+  kNoTls,    // the peer does not speak TLS
+  kVersion,  // no version in common
   kOther,
 };
 
-// Returns the cause of a failed handshake from a line of gRPC's log; nothing
-// for other lines.
+// Returns the cause of a failed handshake from a line of gRPC's log; nothing if
+// the line is about something else.
 std::optional<TlsRefusal> TlsRefusalOf(absl::string_view grpc_line);
 
 // Threads: any.
 class TlsRefusals final : public prometheus::Collectable {
  public:
   explicit TlsRefusals(const Clock& clock = Clock::Real()) : lines_(clock) {}
-  // One for the process, because gRPC's log does not name the listener.
+  // Returns the instance of this process. There is only one, because gRPC's log
+  // lines do not name the listener.
   static const std::shared_ptr<TlsRefusals>& OfProcess();
 
   // Counts the cause. Logs `detail` at most once a minute for each cause,
   // because clients trigger these lines.
   void Add(TlsRefusal cause, absl::string_view detail)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Adds a line of gRPC's log. Returns false if the line is about something
-  // else and should be logged itself.
+  // Reads a line of gRPC's log and counts a refusal in it. Returns false if the
+  // line is about something else and should be logged itself.
   bool AddGrpcLine(absl::string_view line) ABSL_LOCKS_EXCLUDED(mutex_);
 
   uint64_t count(TlsRefusal cause) const ABSL_LOCKS_EXCLUDED(mutex_);

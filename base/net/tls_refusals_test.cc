@@ -20,9 +20,9 @@ std::string Failed(const std::string& what) {
          what + ".";
 }
 
-// The lines are those of gRPC 1.51; test_tls.py provokes them by real
+// The log lines are copied from gRPC 1.51; test_tls.py provokes them by real
 // handshakes.
-TEST(TlsRefusalsTest, GrpcsLogLinesAreSortedByCause) {
+TEST(TlsRefusalsTest, GrpcsLogLinesAreClassifiedByCause) {
   EXPECT_EQ(TlsRefusalOf(Failed("peer did not return a certificate")),
             TlsRefusal::kNoCertificate);
   EXPECT_EQ(TlsRefusalOf(Failed("certificate verify failed")),
@@ -42,7 +42,7 @@ TEST(TlsRefusalsTest, EveryRefusalIsCountedAndOneAMinuteIsLogged) {
   for (int i = 0; i < 5; ++i) refusals.Add(TlsRefusal::kNames, "nobody");
   EXPECT_TRUE(refusals.AddGrpcLine(Failed("certificate verify failed")));
   EXPECT_FALSE(refusals.AddGrpcLine("something else"));
-  // Logged for certificates that are accepted by another name.
+  // gRPC logs this line even if another name of the certificate is accepted.
   EXPECT_TRUE(refusals.AddGrpcLine("No match found for server name: x."));
   clock.Advance(absl::Seconds(59));
   refusals.Add(TlsRefusal::kNames, "not in the log");

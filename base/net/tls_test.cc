@@ -29,8 +29,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Returns the version that a client which speaks only `version` agrees on with
-// `target`; 0: none.
+// Connects with a client that supports only the TLS version `version`. Returns
+// the negotiated version; 0 if there is none.
 int NegotiatedVersion(const std::string& target, int version) {
   SSL_CTX* const context = SSL_CTX_new(TLS_client_method());
   // OpenSSL's default security level here excludes 1.1.
@@ -53,7 +53,7 @@ int NegotiatedVersion(const std::string& target, int version) {
   return agreed;
 }
 
-// The programs install the same log function.
+// Sends gRPC's log through the log function that the programs install.
 class GrpcLog final : public ::testing::Environment {
  public:
   void SetUp() override {
@@ -112,7 +112,7 @@ class TlsTest : public ::testing::Test {
     return *std::move(server);
   }
 
-  // Returns the error of a client's call to a server; "" if it is answered.
+  // Calls a server and returns the call's error; "" if it is answered.
   std::string Reach(const GrpcServer& server, const TlsOptions& tls) {
     auto credentials = TlsChannelCredentials(tls);
     KVASIR_EXPECT_OK(credentials.status());
@@ -145,13 +145,13 @@ class TlsTest : public ::testing::Test {
     return status.error_message();
   }
 
-  // gRPC's log lines about handshakes reach the process's counters, as in the
-  // programs.
+  // Returns the process's count of a cause. As in the programs, gRPC's log
+  // lines about handshakes are counted there.
   static uint64_t Refused(TlsRefusal cause) {
     return TlsRefusals::OfProcess()->count(cause);
   }
-  // Waits until the count exceeds `before`, because other tests in the process
-  // may have counted the same cause.
+  // Waits until the count of `cause` exceeds `before`. It may exceed it by more
+  // than one, because other tests in the process may cause the same refusals.
   void ExpectRefused(TlsRefusal cause, uint64_t before) {
     for (int i = 0; i < 400 && Refused(cause) == before; ++i) {
       absl::SleepFor(absl::Milliseconds(50));
@@ -195,18 +195,19 @@ TEST_F(TlsTest, ServersRequireACertificateAndNamesRequireAnAuthority) {
                               watch_.Channel(Options("server", false))}) {
     EXPECT_THAT(refused.status(),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("who vouches for the server")));
+                         HasSubstr("no authority vouches for the server")));
   }
   EXPECT_THAT(Numbers(), IsEmpty()) << "what is refused is not watched";
 }
 
-TEST_F(TlsTest, ServesAClientThatTrustsTheAuthorityAndNoPlainText) {
+TEST_F(TlsTest, ServesClientsThatTrustTheAuthorityAndRefusesPlainText) {
   const auto server = Serve(Options("server", false));
   EXPECT_EQ(Reach(*server, AuthorityAlone()), "");
   uint64_t before = Refused(TlsRefusal::kNoTls);
   EXPECT_NE(Ask(*server, grpc::InsecureChannelCredentials()), "");
   ExpectRefused(TlsRefusal::kNoTls, before);
-  // A certificate of another authority is not enough.
+  // A client that trusts only another authority refuses the server's
+  // certificate.
   Write("other.pem", MakeAuthority("another").certificate);
   TlsOptions other = AuthorityAlone();
   other.files.authorities = Path("other.pem");
@@ -215,7 +216,7 @@ TEST_F(TlsTest, ServesAClientThatTrustsTheAuthorityAndNoPlainText) {
   ExpectRefused(TlsRefusal::kCertificate, before);
 }
 
-TEST_F(TlsTest, AServersNameMustBeTheDialledHostOrAnAllowedName) {
+TEST_F(TlsTest, AServerCertificateMustNameTheDialledHostOrAnAllowedName) {
   Put("elsewhere", {.names = {"DNS:elsewhere", "URI:spiffe://kvasir/worker"}});
   const auto server = Serve(Options("elsewhere", false));
   TlsOptions client = AuthorityAlone();
@@ -227,8 +228,8 @@ TEST_F(TlsTest, AServersNameMustBeTheDialledHostOrAnAllowedName) {
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
   EXPECT_EQ(Reach(*server, With(client, {"nobody", "spiffe://kvasir/worker"})),
             "");
-  // The client's error contains the server's names, and the log the flag that
-  // excluded them.
+  // The client's error contains the server's names and the flag that excludes
+  // them.
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
   EXPECT_THAT(Reach(*server, With(client, {"spiffe://kvasir/work"})),
               HasSubstr("none of the certificate's names is allowed by "
@@ -255,7 +256,8 @@ TEST_F(TlsTest, MutualTlsAdmitsClientsWithACertificateAndAnAllowedName) {
                     HasSubstr("[guest.kvasir]"), HasSubstr("[router.kvasir]"),
                     HasSubstr("--tls-client-names")));
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
-  // Another authority may sign any name.
+  // An allowed name does not help if another authority has signed the
+  // certificate.
   const TestCertificate other = MakeAuthority("another");
   const TestCertificate forged =
       MakeCertificate(other, {.names = {"DNS:router.kvasir"}});
@@ -267,7 +269,7 @@ TEST_F(TlsTest, MutualTlsAdmitsClientsWithACertificateAndAnAllowedName) {
   EXPECT_EQ(refusals_->count(TlsRefusal::kNames), 1u);
 }
 
-TEST_F(TlsTest, ChangedFilesAreUsedWithoutARestart) {
+TEST_F(TlsTest, ChangedTlsFilesAreUsedWithoutARestart) {
   const auto server = Serve(Options("server", false));
   const TlsOptions first = With(AuthorityAlone(), {"spiffe://kvasir/worker"});
   const TlsOptions second = With(AuthorityAlone(), {"second.kvasir"});
@@ -275,7 +277,7 @@ TEST_F(TlsTest, ChangedFilesAreUsedWithoutARestart) {
   EXPECT_THAT(Reach(*server, second), HasSubstr("spiffe://kvasir/worker"));
   Put("server", {.names = {"DNS:second.kvasir"}});
   watch_.Look();
-  // gRPC looks at the files in use once a second.
+  // gRPC checks the files in use once a second.
   std::string error = "not asked";
   for (int i = 0; i < 100 && !error.empty(); ++i) {
     absl::SleepFor(absl::Milliseconds(100));
@@ -286,9 +288,9 @@ TEST_F(TlsTest, ChangedFilesAreUsedWithoutARestart) {
   EXPECT_EQ(Numbers()["kvasir_tls_reloads_total listener ok"], 1);
 }
 
-// gRPC's own watcher ends the process at an empty key (an assertion), and
-// serves no client while key and certificate do not match.
-TEST_F(TlsTest, WrongFilesHaveNoEffectAndAreReportedOnce) {
+// gRPC's own file watcher aborts the process if a key file is empty, and
+// refuses all clients while key and certificate do not match.
+TEST_F(TlsTest, ChangedTlsFilesThatAreWrongAreNotUsedAndReportedOnce) {
   const auto server = Serve(Options("server"));
   const TestCertificate next =
       MakeCertificate(authority_, {.names = {"IP:127.0.0.1", "DNS:next"}});
@@ -315,7 +317,7 @@ TEST_F(TlsTest, WrongFilesHaveNoEffectAndAreReportedOnce) {
     EXPECT_EQ(numbers["kvasir_tls_files_refused listener"], 1);
     EXPECT_EQ(Reach(*server, Options("client")), "");
   }
-  // The key was written first, the certificate later: now they match.
+  // The new key was already there; with the new certificate, both match.
   Write("server.pem", next.certificate);
   watch_.Look();
   auto numbers = Numbers();
@@ -324,7 +326,7 @@ TEST_F(TlsTest, WrongFilesHaveNoEffectAndAreReportedOnce) {
   EXPECT_EQ(numbers["kvasir_tls_reloads_total listener ok"], 1);
 }
 
-TEST_F(TlsTest, ExportsWhenCertificatesExpireByFile) {
+TEST_F(TlsTest, ExportsWhenTheCertificateOfEachFileExpires) {
   Put("server", {.names = {}, .valid_until = absl::Minutes(20)});
   TlsOptions options = Options("server");
   options.role = "admin";
@@ -345,8 +347,8 @@ TEST_F(TlsTest, ExportsWhenCertificatesExpireByFile) {
   EXPECT_THAT(numbers.at("kvasir_tls_certificate_not_before_seconds admin "
                          "certificate"),
               near(-absl::Hours(1)));
-  // Files in use are not checked again; changed ones are, with the current
-  // time.
+  // Files in use are not checked again when time passes, but changed files are
+  // checked against the current time.
   now_ += absl::Minutes(30);
   watch_.Look();
   EXPECT_EQ(Numbers().at("kvasir_tls_files_refused admin"), 0);
@@ -355,7 +357,8 @@ TEST_F(TlsTest, ExportsWhenCertificatesExpireByFile) {
   EXPECT_EQ(Numbers().at("kvasir_tls_files_refused admin"), 1);
 }
 
-// An expired authority was once reported until a restart left it out.
+// Regression test: an expired authority was once reported until a restart left
+// it out.
 TEST_F(TlsTest, AnAuthorityThatExpiresWhileInUseIsLeftOut) {
   const std::string old = MakeAuthorityWith({.common_name = "old",
                                              .valid_until = absl::Minutes(20)})
@@ -390,8 +393,9 @@ TEST_F(TlsTest, AnAuthorityThatExpiresWhileInUseIsLeftOut) {
   EXPECT_EQ(look(), "") << "once";
 }
 
-// A certificate that becomes valid later is used from then on.
-TEST_F(TlsTest, RefusedFilesAreCheckedAgain) {
+// A certificate that is not yet valid is refused at first and used once it is
+// valid.
+TEST_F(TlsTest, RefusedTlsFilesAreCheckedAgainLater) {
   KVASIR_ASSERT_OK(watch_.Server(Options("server")).status());
   Put("server", {.names = {},
                  .valid_from = absl::Minutes(10),
@@ -404,7 +408,7 @@ TEST_F(TlsTest, RefusedFilesAreCheckedAgain) {
   EXPECT_EQ(Numbers()["kvasir_tls_files_refused listener"], 0);
 }
 
-TEST_F(TlsTest, AWatchReadsTheFilesByItself) {
+TEST_F(TlsTest, TheWatchThreadReadsChangedTlsFiles) {
   TlsWatch watch({.refresh = absl::Milliseconds(10)});
   KVASIR_ASSERT_OK(watch.Server(Options("server")).status());
   Put("server", {.names = {}});
@@ -419,8 +423,8 @@ TEST_F(TlsTest, AWatchReadsTheFilesByItself) {
   EXPECT_GE(taken, 1);
 }
 
-// gRPC 1.51 has no option for versions; this is what it does.
-TEST_F(TlsTest, VersionsBelowOnePointTwoAreRefused) {
+// gRPC 1.51 has no option for TLS versions; this test records which it accepts.
+TEST_F(TlsTest, TlsVersionsBelowOnePointTwoAreRefused) {
   const auto server = Serve(Options("server", false));
   EXPECT_EQ(NegotiatedVersion(server->target(), TLS1_3_VERSION),
             TLS1_3_VERSION);

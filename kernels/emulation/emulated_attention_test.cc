@@ -2078,8 +2078,8 @@ TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
           HasSubstr("paged_attention: a GPU's kernels do not serve values of "
-                    "64 numbers per head: want 58112 bytes of shared memory, a "
-                    "CTA of device emulated has at most 44847")));
+                    "64 numbers per head: they need 58112 bytes of shared "
+                    "memory, but a CTA of device emulated has only 44847")));
   // For 16 rows with long keys the tensor-core kernel needs 4 * 4 * 2048 + 4112
   // + 16 * (2064 + 2 * 1032 + 16 + 4 * 64) bytes, and the plain kernel only
   // 54016 + 64 * 64.
@@ -2139,9 +2139,10 @@ TEST(AttentionCudaTest, ReportsWhichKernelsRunAndWhyOthersDoNot) {
   expect(kFour, kMuchRoom << 10,
          {"attention", "attention_prefill of 128 rows", ""});
   expect(kFour, 51216, {"attention", "attention_prefill of 64 rows", ""});
-  expect(kFour, 51215,
-         {"attention", "attention",
-          "prompts want 51216 bytes of shared memory, a CTA has 51215"});
+  expect(
+      kFour, 51215,
+      {"attention", "attention",
+       "prompts need 51216 bytes of shared memory, but a CTA has only 51215"});
   const auto expect_decoded = [&](const LatentSpec& spec,
                                   const std::string& why) {
     expect(spec, kMuchRoom << 10, {"attention", "attention", why});
@@ -2171,7 +2172,8 @@ TEST(AttentionCudaTest, ReportsWhichKernelsRunAndWhyOthersDoNot) {
   const LatentSpec long_keys = OfHeads(16, 1, Numbers({1024}), Numbers({64}));
   expect(long_keys, 107279,
          {"attention_plain", "attention_plain",
-          "tensor cores want 107280 bytes of shared memory, a CTA has 107279"});
+          "tensor cores need 107280 bytes of shared memory, but a CTA has only "
+          "107279"});
   expect_plain(kFour, "activations are float32", DType::kF32);
   const auto of = [](PartSpec key, PartSpec value) {
     return OfType(OfHeads(4, 2, std::move(key), std::move(value)),
@@ -2181,8 +2183,9 @@ TEST(AttentionCudaTest, ReportsWhichKernelsRunAndWhyOthersDoNot) {
   some.values.push_back(Codes({64}, {8}));
   expect_decoded(InTiles(some, 0),
                  "prompts: only some of the values are codes");
-  expect_decoded(of(Numbers({64}), Numbers({264})),
-                 "prompts: values take 5 times 64 channels, at most 4");
+  expect_decoded(
+      of(Numbers({64}), Numbers({264})),
+      "prompts: values take 5 times 64 channels, but at most 4 are supported");
   LatentSpec exact = kFour;
   exact.sinks = 2;
   expect_plain(exact, "keys: exact rows are not in aligned pieces of 16 bytes");
@@ -2198,13 +2201,15 @@ TEST(AttentionCudaTest, ReportsWhichKernelsRunAndWhyOthersDoNot) {
   expect_plain(OfType(of(Numbers({64}), Numbers({64})), DType::kF16),
                "keys: numbers differ in type from activations");
   expect_plain(of(Numbers({1032}), Numbers({64})),
-               "keys: 1040 channels in 0 runs, at most 1024 in 64");
+               "keys: 1040 channels in 0 runs, but at most 1024 channels in 64 "
+               "runs are supported");
   // The tensor-core kernel stores a slot's index in its tile in 16 bits, so it
   // does not support these pages.
   LatentSpec long_pages = OfHeads(1, 1, Codes({32}, {4}), Codes({32}, {4}));
   long_pages.page_tokens = 65537;
   expect_plain(long_pages,
-               "pages of 1 tiles of 65537 slots, at most 65536 of either");
+               "pages of 1 tiles of 65537 slots, but at most 65536 of each are "
+               "supported");
 }
 
 TEST(AttentionCudaTest, TheErrorNamesAnUnsupportedCase) {
@@ -2233,7 +2238,7 @@ TEST(AttentionCudaTest, TheErrorNamesAnUnsupportedCase) {
   LatentSpec wide = kDense;
   wide.values.push_back(Numbers({1000}));
   EXPECT_THAT(refusal(wide, 0),
-              refuses("values of 1072 numbers per head, at most 1024"));
+              refuses("values of 1072 numbers per head; the limit is 1024"));
   KVASIR_EXPECT_OK(refusal(kDense, 0));
 }
 

@@ -400,7 +400,7 @@ TEST(SampleCudaTest, TheLowerIdOfEqualLogitsIsTaken) {
   ExpectSame({{0.0f, -0.0f, 0.0f}, {Greedy()}, 3, 0});
 }
 
-TEST(SampleCudaTest, NoTokenIsDrawnIfAllAreBanned) {
+TEST(SampleCudaTest, NoTokenIsDrawnIfAllIdsAreExcluded) {
   Batch c = {RandomFloats(70, 6), {Row(), Greedy(), Greedy()}, 70, 1, true};
   for (Row& row : c.rows) row.mask.assign(3, 0);
   c.rows[1].row.num_logprobs = 1;

@@ -284,8 +284,9 @@ TEST(PackAsTheyLieTest, RefusesBlocksThatDoNotFit) {
     EXPECT_THAT(PackAsTheyLie(shape, rows, first, memory.data()),
                 base::StatusIs(absl::StatusCode::kOutOfRange, HasSubstr(why)));
   };
-  expect({block.data(), 2, 40}, 1, "rows [1, 3) of 2");
-  expect({block.data(), 2, 39}, 0, "row stride 39 below n 40");
+  expect({block.data(), 2, 40}, 1,
+         "rows [1, 3) are not within the 2 rows of W");
+  expect({block.data(), 2, 39}, 0, "row stride 39 is less than n, which is 40");
 }
 
 TEST(LiftRefusalTest, TheErrorNamesTheWrongField) {

@@ -11,8 +11,8 @@ namespace {
 constexpr OpKernels<MatmulParams, DevicePtr<float>> kKernels = {
     "matmul", &MatmulReference, &MatmulSimd};
 
-// The limits of a GPU's grid: 65535 CTAs of 32 columns in the kernel of single
-// numbers, 65535 times 16 CTAs of 16 rows in the others.
+// The limits of a GPU's grid: 65535 CTAs of 32 columns in the kernel that reads
+// single numbers, and 65535 groups of 16 CTAs with 16 rows each in the others.
 constexpr int64_t kMostColumns = 65535 * 32;
 constexpr int64_t kMostRows = 65535 * 16 * 16;
 

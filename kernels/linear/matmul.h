@@ -1,5 +1,5 @@
-// matmul: y = x W, one kernel for every number of rows, with weights that were
-// packed when they were loaded. C++17.
+// matmul: y = x W, by one kernel for any number of rows. The weights W are
+// packed when they are loaded. C++17.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace kvasir::kernels {
 
-// Columns of W that lie side by side in a packed panel: two AVX-512 vectors.
+// The number of W's columns that are stored side by side in one packed panel:
+// two AVX-512 vectors of float32.
 inline constexpr int64_t kPanelColumns = 32;
 
 // View of a weight W, [K, N] as used (that is, the Hugging Face matrix [N, K]
@@ -47,11 +48,11 @@ using PackedMatrixArgs = PackedMatrixIn<LaunchPtr>;
 
 // y[t, n] = chain(t, n) + bias[n], with the chain acc = 0; for k = 0 .. K-1:
 // acc = fma(x[t, k], W[k, n], acc) in float32. It gives the same bits for any
-// number of rows, threads or SIMD lanes.
-// A GPU computes the same chain unless x and W have one 16-bit type. Then acc
-// gets 16 products at a time in the order of k (matmul_cuda.cu). If the
-// launcher has a library (device/gemm.h) and rows of x, W and y begin at
-// multiples of 16 bytes, the order is the library's, and the bias is rounded to
+// number of rows, threads or SIMD lanes. A GPU computes the same chain unless x
+// and W have the same 16-bit type. Then 16 products at a time are added to acc,
+// in the order of k (matmul_cuda.cu). If the launcher has a library for
+// products (device/gemm.h) and rows of x, W and y begin at multiples of 16
+// bytes, that library adds in an order of its own, and the bias is rounded to
 // y's type before it is added.
 template <template <typename> class Ptr>
 struct MatmulParamsIn {
@@ -62,8 +63,8 @@ struct MatmulParamsIn {
   Ptr<const float> bias = nullptr;  // [N] or null
   Ptr<float> y = nullptr;           // [T, N], rows y_row_stride apart
   int64_t y_row_stride = 0;         // in elements
-  DType dtype = DType::kF32;        // of x
-  DType y_dtype = DType::kF32;      // of y: float32, or the type of x
+  DType dtype = DType::kF32;        // the type of x
+  DType y_dtype = DType::kF32;      // the type of y: float32 or that of x
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -73,9 +74,9 @@ struct MatmulParamsIn {
 using MatmulParams = MatmulParamsIn<DevicePtr>;
 using MatmulArgs = MatmulParamsIn<LaunchPtr>;
 
-// Scratch on a GPU, which only the library needs: the bias rounded to y's type,
-// if the types differ, and then the library's workspace. It is aligned to
-// kGemmWorkspaceAlignment.
+// Returns the bytes of the bias in a GPU's scratch: rounded to y's type, if
+// that is not float32. The library's workspace follows, aligned to
+// kGemmWorkspaceAlignment. Only the library needs scratch.
 constexpr int64_t GemmBiasBytes(int64_t n, DType y_dtype) {
   return y_dtype == DType::kF32 ? 0
                                 : (n * DTypeBytes(y_dtype) + 255) / 256 * 256;
@@ -85,8 +86,8 @@ class CpuStream;
 void MatmulReference(const MatmulArgs& params, float* scratch,
                      CpuStream& stream);
 void MatmulSimd(const MatmulArgs& params, float* scratch, CpuStream& stream);
-// The number of floats of scratch that `threads` threads need, for both back
-// ends of the CPU.
+// Returns the number of floats of scratch that `threads` threads need, for both
+// back ends of the CPU.
 int64_t MatmulScratch(int threads);
 
 }  // namespace kvasir::kernels

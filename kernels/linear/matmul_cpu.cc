@@ -1,5 +1,7 @@
-// Two loops over the weights, with the same chain per output element:
-// - few rows: each thread streams its panels once, in the stored dtype;
+// matmul on the CPU. It has two loops over the weights, with the same chain per
+// output element:
+// - few rows: each thread streams its panels of weights once, in their stored
+// type;
 // - many rows: a block of panels is converted to float32 in cache and used for
 // all rows; y holds the accumulators between blocks of k.
 #include <algorithm>
@@ -19,31 +21,33 @@
 #define KVASIR_KERNELS_MATMUL_CPU_ONCE_
 namespace kvasir::kernels {
 
-// The float32 block of the loop for many rows: [panels][kBlockK][32]. It takes
-// 512 KiB, half of a small second-level cache; the panel in use (32 KiB)
-// streams through the first level.
+// The size of the float32 block in the loop for many rows:
+// [panels][kBlockK][32]. It takes 512 KiB, half of a small second-level cache;
+// the panel that is being used (32 KiB) streams through the first level.
 inline constexpr int64_t kBlockK = 256;
 inline constexpr int64_t kBlockPanels = 16;
-// Rows of x are copied densely beside the block, because strides of a power of
-// two would use few cache sets.
+// In the loop for many rows, a tile's rows of x are copied densely after the
+// block, because rows at strides of a power of two would use few cache sets.
 inline constexpr int64_t kMaxTileRows = 12;
 inline constexpr int64_t kScratchFloats =
     kBlockK * (kBlockPanels * kPanelColumns + kMaxTileRows) +
     kMaxTileRows * kPanelColumns;
 
-// Up to this number of rows a panel is converted again for each tile of rows,
-// which costs less than to wait for a converted block.
+// The most rows for the loop for few rows. Up to here, converting a panel again
+// for each tile of rows costs less than waiting for a converted block.
 inline constexpr int64_t kFewRows = 36;
-// The block of k of the loop for few rows if several tiles use a panel: 32 KiB
-// of it.
+// If several tiles use a panel, the loop for few rows takes this many k at a
+// time, so that they read the same 32 KiB of the panel (16-bit weights) from
+// the cache.
 inline constexpr int64_t kFewRowsBlockK = 512;
 
-// With few rows, small parts keep the wait for the last part short. With many
-// rows, the panels of a part share one copy of the rows.
+// The work of a thread is divided into parts. With few rows, small parts keep
+// the wait for the last part short. With many rows, the panels of a part share
+// one copy of the rows.
 inline constexpr int64_t kFewRowsPartsPerThread = 16;
 inline constexpr int64_t kManyRowsPartsPerThread = 4;
-// With fewer multiply-adds than this, waking other threads takes longer than
-// the work.
+// With fewer multiply-adds than this, waking the other threads takes longer
+// than doing the work on one.
 inline constexpr int64_t kWorthWaking = 100000;
 
 // The part of y that one thread computes at a time.
@@ -81,8 +85,8 @@ class RowTiles {
   int64_t tiles_;
 };
 
-// A tile of y: rows from `row` on, the columns of one panel, and k from k_begin
-// on.
+// A tile of y: `rows` rows from `row` on, the columns of one panel, and the
+// terms from k_begin on.
 struct TilePlace {
   int64_t panel;
   int64_t row;
@@ -91,8 +95,8 @@ struct TilePlace {
   bool last;  // the last block of k: add the bias
 };
 
-// Runs a tile. If the last panel is narrower than 32 columns, a dense copy of
-// its part of y is used.
+// RunTileInto computes one tile with such a function. If the last panel is
+// narrower than 32 columns, it uses a dense copy of that part of y.
 using TileFunction = void (*)(int rows, const TileArgs& args);
 
 void RunTileInto(TileFunction tile, const MatmulArgs& params,
@@ -148,8 +152,9 @@ void FewRows(const MatmulArgs& params, const MatmulPart& part, float* edge) {
       for (int64_t tile = 0; tile < tiles.count(); ++tile) {
         const int64_t row = tiles.begin(tile);
         args.a = params.x + row * params.x_row_stride + k;
-        // Only the first tile waits for memory. The neighbour of a float32 line
-        // is fetched with it.
+        // Only the first tile has to wait for memory, so only it prefetches. A
+        // float32 row takes two cache lines; the CPU fetches the second with
+        // the first.
         args.ahead = tile == 0
                          ? static_cast<const char*>(args.b) + kPrefetchBytes
                          : nullptr;
@@ -170,7 +175,7 @@ void ConvertPanel(const T* from, int64_t depth, float* to) {
   }
 }
 
-// Computes one block of panels and k for all rows of the part.
+// Computes the terms of one block of k, for all rows and panels of the part.
 template <typename T>
 void ManyRowsBlock(const MatmulArgs& params, const MatmulPart& part, int64_t k,
                    float* scratch) {
@@ -255,8 +260,8 @@ int64_t MatmulScratch(int threads) { return kScratchFloats * threads; }
 
 void MatmulSimd(const MatmulArgs& params, float* scratch, CpuStream& stream) {
   // Parts are ranges of panels, and also of rows if there are too few panels.
-  // There are more parts than threads, and a thread takes the next part when it
-  // has finished one, so a late thread does not delay the others for long.
+  // There are more parts than threads: a thread takes the next part when it has
+  // finished one, so one late thread does not delay the others for long.
   const int64_t threads = stream.pool().num_threads();
   const int64_t panels = params.weight.num_panels();
   const int64_t row_parts =

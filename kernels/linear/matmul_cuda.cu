@@ -27,10 +27,11 @@
 // Bytes with B bytes per number: N K B of W for every 16, 64 or 128 rows, from
 // the second-level cache except for the first time; M K B of x, which stay
 // there, for every 32 or 128 columns; M N numbers of y. Operations: 2 M N K.
-// Floor: N K B over the memory's bandwidth for few rows; operations over the
-// tensor cores' rate for many. For 8 columns and 16 k (256 bytes of W) and 16
-// rows a warp issues 1 mma, 1.5 ldmatrix and 0.75 cp.async; with all other
-// instructions 3.3 lane instructions per byte of W (counted in PTX).
+// Shortest possible time: for few rows N K B divided by the memory's bandwidth;
+// for many rows the operations divided by the tensor cores' rate. For 8 columns
+// and 16 k (256 bytes of W) and 16 rows a warp issues 1 mma, 1.5 ldmatrix and
+// 0.75 cp.async; with all other instructions 3.3 lane instructions per byte of
+// W (counted in PTX).
 #include "kernels/device/gemm.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/linear/tile_order.h"
@@ -79,7 +80,7 @@ struct Sizes {
   static constexpr int32_t kXNumbers = Tile::kRows * Tile::kDepth;
   static constexpr int32_t kStageNumbers =
       kXNumbers + Tile::kColumns * Tile::kDepth;
-  // The tile of a warp, and its mma down and across.
+  // The tile of one warp, and how many mma it takes down and across.
   static constexpr int32_t kWarpRows = Tile::kRows / Tile::kWarpsDown;
   static constexpr int32_t kWarpColumns = Tile::kColumns / Tile::kWarpsAcross;
   static constexpr int32_t kDown = kWarpRows / 16;
@@ -89,8 +90,8 @@ struct Sizes {
   static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024, "of a kernel");
 };
 
-// The first number of a chunk in a tile of rows of `depth` numbers. Chunks with
-// the same index in eight rows lie in different banks.
+// Returns where a chunk begins in a tile whose rows have `depth` numbers. The
+// chunks with the same index in eight rows lie in different banks.
 template <int32_t depth>
 KVASIR_DEVICE int32_t PlaceOf(int32_t row, int32_t chunk) {
   constexpr int32_t kChunks = depth / kChunk;
@@ -98,16 +99,17 @@ KVASIR_DEVICE int32_t PlaceOf(int32_t row, int32_t chunk) {
   return kChunk * (row * kChunks + (chunk ^ (row * kTurns / 8 % kTurns)));
 }
 
-// Rows of x or of W, from the first row of a tile on.
+// The rows of x or of W that a tile reads, from the tile's first row on.
 template <typename T>
 struct Source {
   const T* data;
   int64_t stride;
-  int64_t rows;  // number of rows; nothing after them is read
+  int64_t rows;  // number of rows left; nothing after them is read
   int64_t k;     // K
 };
 
-// Copies numbers k to k + depth of a tile's rows; zero from K on.
+// Copies numbers k to k + depth of a tile's rows to shared memory; numbers from
+// K on are set to zero.
 template <typename T, bool wide, int32_t tile_rows, int32_t depth,
           int32_t threads>
 KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
@@ -123,7 +125,7 @@ KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
     if (row >= source.rows) break;
     const T* const from = source.data + row * source.stride + k;
     T* const place = to + PlaceOf<depth>(row, chunk);
-    if (wide && k < source.k) {  // K is a multiple of a chunk
+    if (wide && k < source.k) {  // if wide, K is a multiple of kChunk
       simt::CopyAsync<16>(place, from);
     } else {
       simt::Pack<T, kChunk> pack;
@@ -137,12 +139,12 @@ KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
   }
 }
 
-// A warp's sums, distributed over its lanes as in mma.h.
+// The sums of a warp's tile, distributed over its lanes as in mma.h.
 template <typename Tile>
 using Sums = float[Sizes<Tile>::kDown][Sizes<Tile>::kAcross][4];
 
-// Adds the tile's steps of k to the warp's sums: all of them if `whole`, else
-// the first `steps`.
+// Adds the products of one stage to the warp's sums: for all steps of k if
+// `whole`, else for the first `steps`.
 template <typename T, typename Tile, bool whole>
 KVASIR_DEVICE void MultiplyTile(const T* x, const T* w, int32_t steps,
                                 Sums<Tile>& sums) {
@@ -154,7 +156,7 @@ KVASIR_DEVICE void MultiplyTile(const T* x, const T* w, int32_t steps,
   KVASIR_UNROLL
   for (int32_t step = 0; step < Tile::kDepth / kStep; step += 2) {
     if (!whole && step >= steps) break;
-    uint32_t b[S::kAcross][4];  // for two steps
+    uint32_t b[S::kAcross][4];  // the fragment of W for two steps
     KVASIR_UNROLL
     for (int32_t n = 0; n < S::kAcross; ++n) {
       simt::LoadMatrices<4>(
@@ -262,8 +264,8 @@ MatmulKernel(OrderedArgs ordered) {
   Sums<Tile> sums = {};
   for (int64_t k = 0; k < depth; k += Tile::kDepth) {
     simt::WaitCopies<Tile::kStages - 2>();
-    // All threads' copies have arrived, and all threads have finished with the
-    // stage that is overwritten.
+    // After this barrier, all threads' copies have arrived, and all threads
+    // have finished with the stage that is overwritten next.
     simt::SyncCta();
     if (k + kAhead < depth) fetch(k + kAhead, used);
     simt::CommitCopies();
@@ -284,15 +286,16 @@ MatmulKernel(OrderedArgs ordered) {
   }
 }
 
-// The kernel of single numbers: a warp has four rows, a lane one column.
+// The kernel that reads single numbers: each warp computes four rows, and each
+// lane one column.
 constexpr int32_t kChainThreads = 128;
 constexpr int32_t kChainRows = 16;
 constexpr int32_t kChainColumns = 32;
 constexpr int32_t kChainDepth = 32;
 constexpr int32_t kChainWarpRows =
     kChainRows / (kChainThreads / int32_t{simt::kWarp});
-// The row stride of W's tile: neighbouring lanes read 16 bytes of neighbouring
-// rows, and eight lanes use all banks once.
+// The row stride of W's tile in shared memory. With it, neighbouring lanes read
+// 16 bytes of neighbouring rows, and eight lanes use every bank once.
 constexpr int32_t kChainStride = kChainDepth + 4;
 
 // Computes a tile of y, whose type is Y.
@@ -333,7 +336,7 @@ ChainKernel(MatmulArgs args) {
     simt::SyncCta();
     const auto count =
         static_cast<int32_t>(depth - k < kChainDepth ? depth - k : kChainDepth);
-    // Four numbers of k at a time; numbers after the last are not used.
+    // Reads four numbers of k at a time; numbers after the last are not used.
     using Four = simt::Pack<float, 4>;
     for (int32_t i = 0; i < count; i += 4) {
       const Four weights = simt::LoadShared(
@@ -365,8 +368,8 @@ ChainKernel(MatmulArgs args) {
   }
 }
 
-constexpr int64_t Tiles(int64_t numbers, int64_t of) {
-  return (numbers + of - 1) / of;
+constexpr int64_t Tiles(int64_t numbers, int64_t tile_size) {
+  return (numbers + tile_size - 1) / tile_size;
 }
 
 template <typename T, typename Tile>

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A weight matrix in two forms: as in a checkpoint, [N, K], and packed.
+// A weight matrix in two forms: [N, K] as in a checkpoint, and packed.
 struct Weights {
   Weights(int64_t k, int64_t n, DType dtype, uint32_t seed)
       : rows(RandomFloats(n * k, seed), dtype),
@@ -84,7 +84,7 @@ std::vector<float> Multiply(TestStream& test, const Case& c,
 
 class MatmulTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(MatmulTest, EqualsOneFmaChainPerElementBitByBit) {
+TEST_P(MatmulTest, EachElementHasTheBitsOfOneChainOfFmas) {
   const Case& c = GetParam();
   Weights weights(c.k, c.n, c.dtype, 1);
   const std::vector<float> x = RandomFloats(c.rows * c.k, 2);
@@ -112,8 +112,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{50, 513, 130, DType::kF16, false},
                       Case{100, 40, 544, DType::kF32, true}));
 
-// Compares rows of one product with the same rows computed by themselves.
-TEST(MatmulRowsTest, RowsAreTheSameInAnyBatch) {
+// Compares rows of one large product with the products of those rows by
+// themselves.
+TEST(MatmulRowsTest, ARowHasTheSameBitsInAnyBatch) {
   const int64_t k = 270;
   const int64_t n = 75;
   Weights weights(k, n, DType::kBf16, 4);
@@ -160,7 +161,7 @@ TEST(MatmulRowsTest, RowStridesAreRespectedAndNothingElseIsWritten) {
   }
 }
 
-TEST(MatmulCounterTest, SixteenRowsReadEachWeightOnce) {
+TEST(MatmulCounterTest, AProductOfSixteenRowsReadsEachWeightOnce) {
   Weights weights(128, 96, DType::kBf16, 8);
   const std::vector<float> x = RandomFloats(16 * 128, 9);
   TestStream test(2);
@@ -201,7 +202,7 @@ TEST(MatmulRefusalTest, TheErrorNamesTheWrongArgument) {
   KVASIR_EXPECT_OK(Matmul(test.stream(), OnDevice(params), test.workspace()));
 }
 
-TEST(PackTest, TheFirstNumberThatIsNotFiniteIsFoundInEveryType) {
+TEST(PackTest, FindsTheFirstNumberThatIsNotFiniteInEveryType) {
   constexpr int64_t kCount = 2500;
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
     VisitDType(dtype, [&](auto type) {
@@ -220,7 +221,7 @@ TEST(PackTest, TheFirstNumberThatIsNotFiniteIsFoundInEveryType) {
   }
 }
 
-TEST(PackTest, SlicesAndConcatenationGiveTheColumnsOfTheirParts) {
+TEST(PackTest, PackedSlicesAndConcatenationsHaveTheColumnsOfTheirParts) {
   const int64_t k = 50;
   StoredArray first(RandomFloats(40 * 100, 11), DType::kBf16);
   StoredArray second(RandomFloats(20 * 50, 12), DType::kBf16);
@@ -246,9 +247,11 @@ TEST(PackTest, SlicesAndConcatenationGiveTheColumnsOfTheirParts) {
       ASSERT_EQ(expected, ToFloat(Bf16{memory[index]})) << n << " " << i;
     }
   }
-  EXPECT_THAT(PackRows(shape, {second.data(), 20, 50}, 41, memory.data()),
-              base::StatusIs(absl::StatusCode::kOutOfRange,
-                             HasSubstr("rows [41, 61) of 60")));
+  EXPECT_THAT(
+      PackRows(shape, {second.data(), 20, 50}, 41, memory.data()),
+      base::StatusIs(
+          absl::StatusCode::kOutOfRange,
+          HasSubstr("rows [41, 61) are not within the 60 columns of W")));
 }
 
 TEST(PackTest, PackRowsTransposesIntoPanelsButNotIntoRows) {
@@ -261,8 +264,8 @@ TEST(PackTest, PackRowsTransposesIntoPanelsButNotIntoRows) {
     shape.dtype = dtype;
     shape.layout = WeightLayout::kRows;
     EXPECT_EQ(shape.bytes(), k * n * DTypeBytes(dtype));
-    // [N, K] in rows that are longer than K, and [K, N] as it is used, both in
-    // blocks out of order.
+    // Packs [N, K] from rows that are longer than K, and [K, N] as matmul uses
+    // it, both in blocks that come out of order.
     const int64_t width = DTypeBytes(dtype);
     const auto numbers = RandomFloats(n * k, 13);
     std::vector<float> wide(static_cast<size_t>(n * (k + 5)), kPoison);

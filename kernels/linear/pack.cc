@@ -1,5 +1,5 @@
-// Packs rows into panels by transposing 32 columns at a time, or copies them
-// for layouts of rows.
+// Packs rows into panels by transposing 32 columns at a time; for the layout
+// kRows, it only copies them.
 #include "kernels/linear/pack.h"
 
 #include <algorithm>
@@ -17,8 +17,9 @@
 #define KVASIR_KERNELS_PACK_ONCE_
 namespace kvasir::kernels {
 
-// Columns are packed kBlockK numbers deep at a time, so that the source lines
-// of all columns of a panel stay in the first-level cache until they are used.
+// Columns are packed this many numbers of k at a time, so that the cache lines
+// that all columns of a panel read stay in the first-level cache until they are
+// used.
 inline constexpr int64_t kPackBlockK = 64;
 
 // Returns a mask of the exponent bits. A number in which all of them are set is
@@ -57,7 +58,7 @@ void TransposeSquare(const T* from, T* to) {
 template <typename T>
 inline constexpr int64_t kSquare = 16 / static_cast<int64_t>(sizeof(T));
 
-// to[i][c] = from[c][i]
+// Transposes a square: to[i][c] = from[c][i].
 template <typename T>
 void TransposeSquare(const T* from, T* to) {
   constexpr int64_t kSide = kSquare<T>;
@@ -109,8 +110,8 @@ void TransposeStaged32(const uint32_t* staged, int64_t count, int64_t depth,
   TransposeStaged(staged, count, depth, to);
 }
 
-// True if any of `count` numbers has all of these bits. `count` is a multiple
-// of the numbers in four vectors.
+// Returns whether any of `count` numbers has all of these bits set. `count` is
+// a multiple of the numbers in four vectors.
 template <typename T>
 bool AnyHas(const char* numbers, int64_t count, T bits) {
   const hn::ScalableTag<T> tag;
@@ -195,7 +196,8 @@ void Pack(const PackedMatrix& shape, const RowBlock& block, int64_t first,
   }
 }
 
-// A row of the block is a column of W in `memory`.
+// Copies rows for the layout kRows. Each row of the block is a column of W in
+// `memory`.
 void CopyRows(const PackedMatrix& shape, const RowBlock& block, int64_t first,
               char* memory) {
   const int64_t width = DTypeBytes(shape.dtype);
@@ -207,8 +209,8 @@ void CopyRows(const PackedMatrix& shape, const RowBlock& block, int64_t first,
   }
 }
 
-// to[n][first + i] = block[i][n], in squares, so that each written cache line
-// is soon full.
+// Transposes for the layout kRows: to[n][first + i] = block[i][n]. Works in
+// squares, so that each written cache line is soon full.
 template <typename T>
 void TransposeRows(const PackedMatrix& shape, const RowBlock& block,
                    int64_t first, T* to) {
@@ -238,13 +240,14 @@ absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
                       int64_t first_column, void* memory) {
   if (block.num_rows < 0 || first_column < 0 ||
       first_column > shape.n - block.num_rows) {
-    return absl::OutOfRangeError(
-        absl::StrCat("pack: rows [", first_column, ", ",
-                     first_column + block.num_rows, ") of ", shape.n));
+    return absl::OutOfRangeError(absl::StrCat(
+        "pack: rows [", first_column, ", ", first_column + block.num_rows,
+        ") are not within the ", shape.n, " columns of W"));
   }
   if (block.row_stride < shape.k) {
-    return absl::OutOfRangeError(absl::StrCat(
-        "pack: row stride ", block.row_stride, " below k ", shape.k));
+    return absl::OutOfRangeError(
+        absl::StrCat("pack: row stride ", block.row_stride,
+                     " is less than k, which is ", shape.k));
   }
   if (shape.layout == WeightLayout::kRows) {
     CopyRows(shape, block, first_column, static_cast<char*>(memory));
@@ -263,13 +266,14 @@ absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
                            int64_t first_row, void* memory) {
   if (block.num_rows < 0 || first_row < 0 ||
       first_row > shape.k - block.num_rows) {
-    return absl::OutOfRangeError(absl::StrCat("pack: rows [", first_row, ", ",
-                                              first_row + block.num_rows,
-                                              ") of ", shape.k));
+    return absl::OutOfRangeError(absl::StrCat(
+        "pack: rows [", first_row, ", ", first_row + block.num_rows,
+        ") are not within the ", shape.k, " rows of W"));
   }
   if (block.row_stride < shape.n) {
-    return absl::OutOfRangeError(absl::StrCat(
-        "pack: row stride ", block.row_stride, " below n ", shape.n));
+    return absl::OutOfRangeError(
+        absl::StrCat("pack: row stride ", block.row_stride,
+                     " is less than n, which is ", shape.n));
   }
   const int64_t width = DTypeBytes(shape.dtype);
   if (shape.layout == WeightLayout::kRows) {

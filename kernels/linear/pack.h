@@ -1,5 +1,6 @@
 // Packs weights into the layouts of matmul.h, one block of rows at a time, so
-// that a loader keeps no second copy; and checks that weights are finite.
+// that a loader needs no second copy of a matrix. Also checks that weights are
+// finite.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,11 @@
 
 namespace kvasir::kernels {
 
-// A matrix [num_rows, k] as checkpoints store it: row i is column i of W.
+// Rows of a matrix in a checkpoint, [num_rows, k]: row i is column i of W.
 struct RowBlock {
   const void* data = nullptr;  // needs no alignment
   int64_t num_rows = 0;
-  // in elements; larger than k if the block is a slice along K
+  // In elements; larger than k if the block is a slice along K.
   int64_t row_stride = 0;
 };
 
@@ -29,18 +30,18 @@ struct RowBlock {
 absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
                       int64_t first_column, void* memory);
 
-// Like PackRows, for a matrix that is stored as [K, N]: row i of `block` is W's
-// row first_row + i. Only the first n numbers of a row are used. OUT_OF_RANGE
-// if it does not fit.
+// Like PackRows, for a matrix that is stored as [K, N], without transposing:
+// row i of `block` is W's row first_row + i. Only the first n numbers of a row
+// are used. OUT_OF_RANGE if the block does not fit.
 absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
                            int64_t first_row, void* memory);
 
-// Zeroes the columns after the last one in the last panel. Call it once, before
-// or after the rows are packed. A layout of rows has no such columns.
+// Zeroes the unused columns of the last panel. Call it once, before or after
+// the rows are packed. The layout kRows has no such columns.
 void ZeroPadding(const PackedMatrix& shape, void* memory);
 
-// The index of the first of `count` numbers that is NaN or infinite; -1 if all
-// are finite. `data` needs no alignment.
+// Returns the index of the first of `count` numbers that is NaN or infinite; -1
+// if all are finite. `data` needs no alignment.
 int64_t FirstNotFinite(const void* data, DType dtype, int64_t count);
 
 }  // namespace kvasir::kernels

@@ -38,7 +38,7 @@ struct TileArgs {
   int64_t b_stride;  // in elements
   float* c;          // [rows, 32], rows c_stride apart
   int64_t c_stride;
-  bool accumulate;    // start from c instead of 0
+  bool accumulate;    // start the sums from c instead of 0
   const float* bias;  // [32] added at the end, or null
   // Memory to prefetch during the computation: one cache line per k, ahead_step
   // bytes apart. Null: no prefetch.
@@ -46,8 +46,9 @@ struct TileArgs {
   int64_t ahead_step;
 };
 
-// How far ahead of its reads a tile that streams B prefetches: enough to cover
-// the latency of one core (measured; no difference between 2 and 8 KiB).
+// How far ahead of its reads a tile prefetches if it streams B from memory:
+// enough to cover the latency of one core (measurements show no difference
+// between 2 and 8 KiB).
 inline constexpr int64_t kPrefetchBytes = 4096;
 
 // Computes one tile of 1 to kTileRows rows. B has the type T: float, F16, Bf16

@@ -15,9 +15,9 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// kAStride is a_stride if it is known at compile time, else 0. Rows are
-// addressed from every third row, because a pointer for each does not fit into
-// the general registers.
+// Computes a tile of kRows rows. kAStride is a_stride if that is known at
+// compile time, else 0. If it is 0, there is a pointer only for every third row
+// of A, because pointers for all rows do not fit into the general registers.
 template <typename T, int kRows, int64_t kAStride>
 void Tile(const TileArgs& args) {
   Vec acc[kRows][kTileVecs];
@@ -34,7 +34,8 @@ void Tile(const TileArgs& args) {
     }
   }
   const T* b = static_cast<const T*>(args.b);
-  // Prefetching a line that is in cache costs less than a branch.
+  // If there is nothing to prefetch, prefetch a line that is in the cache: that
+  // costs less than a branch.
   const char* ahead = args.ahead != nullptr
                           ? args.ahead
                           : reinterpret_cast<const char*>(args.a);
@@ -67,7 +68,8 @@ void Tile(const TileArgs& args) {
   }
 }
 
-// Calls the tile function for `rows` rows, searching from kRows downwards.
+// Calls the function Tile for `rows` rows: compares `rows` with kRows, kRows -
+// 1, ... down to 1.
 template <typename T, int64_t kAStride, int kRows>
 void Choose(int rows, const TileArgs& args) {
   if (rows == kRows) {

@@ -1,4 +1,5 @@
-// The order in which a product's tiles are computed on a GPU. C++17.
+// The order in which the tiles of a matrix product are computed on a GPU.
+// C++17.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +8,12 @@
 
 namespace kvasir::kernels {
 
-// CTAs start in the order of x, then y. Neighbouring tiles share columns of W,
-// and CTAs that run at the same time should also share x: kTogether row tiles
-// take all columns before the next row tiles do. So x is read from memory once,
-// and W once for every kTogether row tiles. If all row tiles came first, an x
-// that is larger than the second-level cache would be read again for every few
-// columns.
+// CTAs start in the order of x, then y. CTAs that run at the same time should
+// read the same columns of W and the same rows of x. So kTogether tiles of rows
+// are computed for all columns before the next tiles of rows begin: x is read
+// from memory once, and W once for every kTogether tiles of rows. If instead
+// all tiles of rows came first, an x that is larger than the second-level cache
+// would be read again for every few columns.
 struct TileOrder {
   static constexpr int32_t kTogether = 16;
 
@@ -27,8 +28,8 @@ struct TileOrder {
     return (int64_t{row_tiles} + kTogether - 1) / kTogether;
   }
 
-  // The tile of CTA [x, y]. There is none if the column is not below
-  // column_tiles.
+  // Returns the tile of CTA [x, y]. The CTA has no tile if the returned column
+  // is not below column_tiles.
   struct Tile {
     int32_t row;
     int32_t column;

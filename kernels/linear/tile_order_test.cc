@@ -39,9 +39,10 @@ TEST(TileOrderTest, EveryTileIsComputedOnce) {
   }
 }
 
-// 8K rows in tiles of 128, and 28672 columns: 264 CTAs that run at the same
-// time read few rows of x, and finish with them before they read others.
-TEST(TileOrderTest, CtasThatRunTogetherShareRowsAndColumns) {
+// A product of 8192 rows in tiles of 128, and 28672 columns. Any 264 CTAs that
+// run at the same time read few rows of x, and finish with these before others
+// are read.
+TEST(TileOrderTest, CtasThatRunAtTheSameTimeShareRowsAndColumns) {
   const TileOrder order = {64, 224};
   const auto tiles = TilesOf(order);
   ASSERT_EQ(tiles.size(), 64u * 224u);
@@ -51,7 +52,7 @@ TEST(TileOrderTest, CtasThatRunTogetherShareRowsAndColumns) {
       rows.insert(tiles[i].row);
       columns.insert(tiles[i].column);
     }
-    // Two groups of rows at the end of a group.
+    // Two groups of 16 tiles of rows, if the CTAs are at the end of a group.
     EXPECT_LE(rows.size(), 32u);
     EXPECT_LE(columns.size(), 18u);
   }

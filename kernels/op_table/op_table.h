@@ -1,8 +1,8 @@
-// The ops of a GPU's back end. C++17 and free of Abseil. An op has two lines
-// here: the declaration of its function and its entry in the table. Rooms of
-// ops never include this header, because it includes the headers of all of
-// them. A definition in a _cuda.cu that differs from its declaration here does
-// not link.
+// The table of all ops that have a GPU kernel. C++17 and free of Abseil. An op
+// has two lines here: the declaration of its function and its entry in the
+// table. The folders that define ops never include this header, because it
+// includes the headers of all of them. If a definition in a _cuda.cu differs
+// from its declaration here, the program does not link.
 #pragma once
 
 #include "kernels/attention/params/paged_attention.h"
@@ -24,7 +24,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Each function is defined in <op>_cuda.cu, in the room of its op.
+// Each function is defined in <op>_cuda.cu, in the folder of its op.
 void ActivationCuda(const ActivationArgs& args, Launcher& launcher);
 void AddRowsCuda(const AddRowsArgs& args, Launcher& launcher);
 void ComplexLiftCuda(const ComplexLiftArgs& args, Launcher& launcher);
@@ -45,7 +45,7 @@ void SampleCuda(const SampleArgs& args, void* scratch, Launcher& launcher);
 void SiluMulCuda(const SiluMulArgs& args, Launcher& launcher);
 void SumRowsCuda(const SumRowsArgs& args, Launcher& launcher);
 
-// The table is valid for the whole process.
+// Returns the table, which is valid for the whole process.
 inline DeviceOps Ops() {
   static const DeviceOp ops[] = {
       MakeDeviceOp<ActivationParams>("activation", &ActivationCuda),

@@ -1,5 +1,5 @@
-// activation: the activation function of a plain MLP, between its two matrices.
-// C++17.
+// activation: the activation function between the two matrices of an MLP
+// without a gate. C++17.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,9 @@
 namespace kvasir::kernels {
 
 enum class ActivationKind {
-  kGelu,      // x times the normal distribution function of x (exact, by erf)
-  kGeluTanh,  // the approximation by tanh
+  // x times the normal distribution function of x, computed exactly by erf
+  kGelu,
+  kGeluTanh,  // kGelu approximated by tanh
   kRelu,      // max(x, 0)
 };
 
@@ -23,7 +24,7 @@ struct ActivationParamsIn {
   int64_t num_rows = 0;          // T
   int64_t columns = 0;           // F
   ActivationKind kind = ActivationKind::kGelu;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // the type of x and out
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

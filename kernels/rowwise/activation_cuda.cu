@@ -7,9 +7,9 @@
 // Bytes: each number is read and written once, 2 N B for a row with B bytes per
 // number.
 // Operations per number, in float32: about 30 for gelu (one exponential, one
-// reciprocal), about 20 for gelu_tanh, 2 for relu. At 16 bits gelu has 8 per
-// byte, which is as many as a GPU has time for.
-// Floor: bytes over the memory's bandwidth.
+// reciprocal), about 20 for gelu_tanh, 2 for relu. With 16-bit numbers gelu has
+// about 8 operations per byte, as many as a GPU can do while it moves a byte.
+// Shortest possible time: the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/activation.h"
 #include "kernels/simd/scalar_math.h"
 #include "kernels/simt/rows.h"
@@ -64,7 +64,8 @@ KVASIR_DEVICE void Activate(const simt::OnRows<ActivationArgs>& on,
   simt::ForPacksOfRows<n>(
       on, args.num_rows, args.columns, [&](int64_t row, int64_t column) {
         const int64_t at = row * args.columns + column;
-        // Not LoadOnce: `out` may be x.
+        // LoadGlobal and not LoadOnce, because `out` may be the same memory as
+        // x.
         Pack pack = simt::LoadGlobal(reinterpret_cast<const Pack*>(x + at));
         KVASIR_UNROLL
         for (int k = 0; k < n; ++k) {

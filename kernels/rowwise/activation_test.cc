@@ -40,7 +40,7 @@ TEST_P(ActivationTest, MatchesTheDefinitionOnEveryBackEndAlsoInPlace) {
   const ActivationKind kind = GetParam().kind;
   const int64_t rows = GetParam().rows;
   const int64_t columns = GetParam().columns;
-  // The range of x reaches both tails of the function.
+  // The values of x are so large that they reach both tails of the function.
   const auto x = RandomFloats(rows * columns, 1, 4.0f);
   const auto run = [&](TestStream& test) {
     std::vector<float> out(x.size(), kPoison);
@@ -81,7 +81,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{ActivationKind::kRelu, 5, 77},
                       Case{ActivationKind::kRelu, 33, 1003}));
 
-// Inputs far from 0, in every lane of a vector and in the remainder.
+// Inputs far from 0 are placed in every lane of a vector and in the remainder.
 TEST(ActivationEndsTest, LargeInputsGiveTheSameResultOnEveryBackEnd) {
   std::vector<float> x;
   for (const float far : {13.0f, 14.0f, 88.0f, 88.5f, 1e4f, 1e20f, 1e38f,

@@ -1,5 +1,5 @@
-// embedding: rows of the embedding table for token ids, as float32, plus
-// learned positions. C++17.
+// embedding: looks up the rows of the embedding table for token ids, as
+// float32, and adds learned positions if the model has them. C++17.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 namespace kvasir::kernels {
 
 // out[t, :] = float32(table[ids[t] - first_id, :]). The table is either
-// row-major or, for a head tied to the embedding, the packed head itself, so
-// that one copy serves both. An id outside [first_id, first_id + vocab) gives a
-// row of zeros: if the table is split over ranks, the sum over ranks is the
-// row. With learned positions: out[t, :] +=
+// row-major or, if the output head uses the same weights (a tied head), the
+// packed head itself, so that one copy serves both. An id outside [first_id,
+// first_id + vocab) gives a row of zeros: if the table is split over ranks, the
+// sum of all ranks' rows is the right row. With learned positions: out[t, :] +=
 // float32(position_table[positions[t], :]); a position outside of the table
 // adds nothing.
 template <template <typename> class Ptr>
@@ -32,7 +32,7 @@ struct EmbeddingParamsIn {
   int64_t num_positions = 0;
   Ptr<const int64_t> positions = nullptr;  // [T]
   Ptr<float> out = nullptr;                // [T, M]
-  DType dtype = DType::kF32;               // of activations
+  DType dtype = DType::kF32;               // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

@@ -44,7 +44,8 @@ void AddRow(const T* row, int64_t hidden, float* out) {
   for (; i < hidden; ++i) out[i] = out[i] + ToFloat(row[i]);
 }
 
-// Calls `function` with a zero of the table's type.
+// Calls `function` with a zero of the table's type, from which it deduces the
+// type.
 template <typename Function>
 void OfType(DType dtype, const Function& function) {
   switch (dtype) {
@@ -92,7 +93,8 @@ HWY_EXPORT(EmbedRows);
 }  // namespace
 
 void EmbeddingSimd(const EmbeddingArgs& params, CpuStream& stream) {
-  // Each number of a packed table costs a cache miss.
+  // In a packed table the numbers of a row are far apart, so each costs a cache
+  // miss.
   const int64_t cost = params.table != nullptr ? 1 : 8;
   ForRows(stream, params.num_tokens, cost * params.hidden,
           [&](int64_t begin, int64_t end, int /*thread*/) {

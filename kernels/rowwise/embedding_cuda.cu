@@ -6,8 +6,9 @@
 // (WeightLayout::kRows) and in learned positions.
 // Bytes per token: M numbers of the table, M of the output and, with learned
 // positions, M of these. Operations: conversions and M additions.
-// Floor: bytes over the memory's bandwidth. A step has few of these bytes
-// compared with its weights, so numbers are moved one at a time.
+// Shortest possible time: the bytes divided by the memory's bandwidth. A step
+// has few of these bytes compared with its weights, so numbers are moved one at
+// a time.
 #include "kernels/rowwise/embedding.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/rows.h"

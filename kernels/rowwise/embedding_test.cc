@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 
 class EmbeddingTest : public ::testing::TestWithParam<DType> {};
 
-TEST_P(EmbeddingTest, RowsAreReadFromTheTableOrTheTiedHead) {
+TEST_P(EmbeddingTest, RowsAreReadFromTheTableOrFromTheTiedHead) {
   constexpr int64_t kVocab = 75;
   constexpr int64_t kHidden = 99;
   StoredArray table(RandomFloats(kVocab * kHidden, 1), GetParam());
@@ -62,7 +62,7 @@ TEST_P(EmbeddingTest, LearnedPositionsAreAdded) {
   const auto table = RandomFloats(kVocab * kHidden, 1);
   StoredArray positions(RandomFloats(kPositions * kHidden, 2), GetParam());
   const std::vector<int32_t> ids = {0, 4, 4, 2, 1};
-  // the last two are outside of the table
+  // the last two positions are outside of the position table
   const std::vector<int64_t> at = {0, 8, 3, 9, -1};
   for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
     TestStream test(2, backend);
@@ -92,9 +92,9 @@ TEST_P(EmbeddingTest, LearnedPositionsAreAdded) {
   }
 }
 
-// If a table is split over ranks, each id is in one part, and the sum of all
-// rows is the row of the whole table.
-TEST_P(EmbeddingTest, IdsOutsideTheTableGiveZeros) {
+// If a table is split over ranks, each id is in the table of one rank only, and
+// the sum of all ranks' rows must be the row of the whole table.
+TEST_P(EmbeddingTest, IdsOutsideTheTableGiveRowsOfZeros) {
   constexpr int64_t kVocab = 75;
   constexpr int64_t kHidden = 99;
   StoredArray table(RandomFloats(kVocab * kHidden, 1), GetParam());
@@ -158,9 +158,11 @@ TEST(EmbeddingRefusalTest, TheErrorNamesThePackedShape) {
   params.packed.n = 10;
   params.packed.k = 5;
   TestStream test;
-  EXPECT_THAT(Embedding(test.stream(), OnDevice(params), test.workspace()),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("is [10, 5], want [10, 4]")));
+  EXPECT_THAT(
+      Embedding(test.stream(), OnDevice(params), test.workspace()),
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("is [10, 5], but must be [vocab, hidden] = [10, 4]")));
 }
 
 TEST(EmbeddingRefusalTest, TheErrorNamesAPackedTableOfAnotherDevice) {
@@ -172,8 +174,9 @@ TEST(EmbeddingRefusalTest, TheErrorNamesAPackedTableOfAnotherDevice) {
   params.packed.layout = WeightLayout::kRows;
   TestStream test;
   EXPECT_THAT(Embedding(test.stream(), OnDevice(params), test.workspace()),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("packed table: its layout is another")));
+              base::StatusIs(
+                  absl::StatusCode::kInvalidArgument,
+                  HasSubstr("packed table: its layout is for another device")));
 }
 
 }  // namespace

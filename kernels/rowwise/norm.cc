@@ -9,8 +9,9 @@ namespace {
 
 constexpr OpKernels<NormParams> kKernels = {"norm", &NormReference, &NormSimd};
 
-// A GPU's order of sums depends only on the number of columns. So rows that can
-// be read 16 bytes at a time always are, and must be aligned.
+// Rows whose length allows it are always read 16 bytes at a time on a GPU, and
+// so must be aligned: a choice by alignment would change the order of sums,
+// which may depend only on the number of columns.
 absl::Status CheckAlignment(const NormParams& params) {
   constexpr int64_t kAccessBytes = 16;
   if (params.columns * DTypeBytes(params.dtype) % kAccessBytes != 0) {

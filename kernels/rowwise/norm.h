@@ -1,5 +1,5 @@
-// norm: root-mean-square norm or layer norm of each row, after adding a
-// residual. C++17.
+// norm: adds a residual to each row and applies the root-mean-square norm or
+// the layer norm. C++17.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct NormParamsIn {
   int64_t columns = 0;       // M
   NormKind kind = NormKind::kRms;
   float eps = 1e-5f;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

@@ -14,7 +14,7 @@
 // caches.
 // Operations: 2 M fused multiply-adds for kRms and 4 M for kLayer, and
 // conversions: a row is bound by its bytes.
-// Floor: bytes over the memory's bandwidth.
+// Shortest possible time: the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/norm.h"
 #include "kernels/simt/launch.h"
 #include "kernels/simt/rows.h"
@@ -23,7 +23,7 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-// Numbers of shared memory: each warp's part of two sums.
+// The size of shared memory in floats: for each of two sums, one part per warp.
 constexpr uint32_t kPartials = kThreads / simt::kWarp;
 
 // The packs of a row that belong to the thread. The first ones are kept in
@@ -38,7 +38,7 @@ class ThreadsPacks {
     Load(x, held_);
   }
 
-  // Calls visit(first column, pack) for each of them.
+  // Calls visit(first column, pack) for each pack of the thread.
   template <typename Visit>
   KVASIR_DEVICE void ForEach(const Visit& visit) const {
     KVASIR_UNROLL
@@ -112,7 +112,8 @@ NormKernel(NormArgs args) {
   }
   if (args.out == nullptr) return;
 
-  // From here on each thread reads only what it has written itself.
+  // The next passes over x need no barrier, because each thread reads only
+  // numbers that it has written itself.
   auto* const partial = reinterpret_cast<float*>(simt::Shared());
   const float count = static_cast<float>(columns);
   float mean = 0.0f;

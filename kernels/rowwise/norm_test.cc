@@ -26,16 +26,16 @@ std::vector<float> RandomRows(const Case& c, int64_t first_row, uint32_t seed) {
 
 // Inputs of the op, for the rows from `first_row` on.
 struct Data {
-  Data(NormKind of, const Case& c, int64_t first_row = 0)
-      : kind(of),
+  Data(NormKind norm_kind, const Case& c, int64_t first_row = 0)
+      : kind(norm_kind),
         rows(c.rows),
         x(RandomRows(c, first_row, 1)),
         weight(RandomFloats(c.columns, 3)),
         bias(RandomFloats(c.columns, 4)),
         out(x.size(), kPoison) {
     if (c.residual) residual = RandomRows(c, first_row, 2);
-    // The mean is far from 0, so the sum of squares must not be a difference of
-    // large numbers.
+    // The mean is far from 0, so that an op which computes the variance as a
+    // difference of large sums would fail.
     if (kind == NormKind::kLayer) {
       for (float& number : x) number += 30.0f;
     }
@@ -65,7 +65,7 @@ Data Normed(TestStream& test, Data data) {
   return data;
 }
 
-// Row `t` by the definition, in float64.
+// Returns the result for row `t`, computed by the definition in float64.
 std::vector<double> Definition(const Data& data, int64_t t) {
   const size_t columns = data.weight.size();
   const size_t first = static_cast<size_t>(t) * columns;
@@ -130,8 +130,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NormTest,
 
 class NormKindTest : public ::testing::TestWithParam<NormKind> {};
 
-// The op has so many rows that it uses several threads.
-TEST_P(NormKindTest, RowsAreTheSameInAnyBatch) {
+// Enough rows that the op uses several threads.
+TEST_P(NormKindTest, ARowHasTheSameBitsInAnyBatch) {
   constexpr int64_t kRows = 61;
   constexpr int64_t kColumns = 275;
   TestStream test(3);
@@ -153,7 +153,7 @@ TEST_P(NormKindTest, RowsAreTheSameInAnyBatch) {
   });
 }
 
-TEST_P(NormKindTest, OutMayBeTheInput) {
+TEST_P(NormKindTest, TheOutputOfANormMayOverwriteItsInput) {
   TestStream test;
   Data data(GetParam(), {3, 37, false});
   const Data apart = Normed(test, data);
@@ -166,7 +166,7 @@ TEST_P(NormKindTest, OutMayBeTheInput) {
 INSTANTIATE_TEST_SUITE_P(Kinds, NormKindTest,
                          Values(NormKind::kRms, NormKind::kLayer));
 
-TEST(NormOnlyTest, AnAdditionWithoutANormNeedsNoWeight) {
+TEST(NormOnlyTest, AddingTheResidualWithoutANormNeedsNoWeight) {
   std::vector<float> x = {1.0f, 2.0f};
   const std::vector<float> residual = {0.5f, -2.0f};
   NormArgs params;

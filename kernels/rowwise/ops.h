@@ -33,11 +33,13 @@ absl::Status GatherRows(Stream& stream, const GatherRowsParams& params,
                         Workspace& workspace);
 
 using PreparedRope = Prepared<RopeParams>;
-// The tables are in host memory; Prepare copies them to the device.
+// Tables that Prepare copies from host memory to the device.
 struct RopeTables {
-  absl::Span<const RopeHead> q_heads;  // empty: heads are alike
+  // empty: all heads use the angles 0, 1, ...
+  absl::Span<const RopeHead> q_heads;
   absl::Span<const RopeHead> k_heads;
-  // [rotary_dim / 2]; ignored if `shape` already has steps on the device.
+  // [rotary_dim / 2]; ignored if `shape.steps` already points to steps on the
+  // device.
   absl::Span<const uint64_t> steps;
 };
 // `shape` has all fields of RopeParams except rows and heads. INVALID_ARGUMENT

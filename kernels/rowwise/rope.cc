@@ -17,10 +17,11 @@ constexpr OpKernels<RopeParams, DevicePtr<float>> kKernels = {
 
 absl::Status WrongPairs(const char* what, int64_t most, int64_t have) {
   return absl::InvalidArgumentError(absl::StrCat(
-      kKernels.op, ": ", what, ": want 0 to ", most, ", have ", have));
+      kKernels.op, ": ", what, ": must be from 0 to ", most, ", is ", have));
 }
 
-// `known` is a list that was checked already.
+// Checks one head. `known` is a list of pairs that was already checked, so it
+// is not checked again.
 absl::Status CheckHead(const RopeHead& head, const int32_t* known,
                        const RopeTensor& tensor, int64_t angles) {
   if (head.num_pairs < 0) {
@@ -49,7 +50,8 @@ absl::Status CheckTensor(const RopeTensor& tensor,
   if (tensor.num_heads < 0) {
     return Refuse(kKernels.op, "heads", 0, tensor.num_heads);
   }
-  const int32_t* known = nullptr;  // neighbouring heads share a list
+  // the previous head's list, which neighbouring heads often share
+  const int32_t* known = nullptr;
   for (size_t h = 0; h < heads.size(); ++h) {
     const bool same = h > 0 && heads[h].num_pairs <= heads[h - 1].num_pairs;
     KVASIR_RETURN_IF_ERROR(
@@ -67,7 +69,8 @@ absl::Status CheckTensor(const RopeTensor& tensor,
   return absl::OkStatus();
 }
 
-// Adds the heads and their lists, which are stored one after the other.
+// Adds the heads and their lists of pairs to the tables; the lists are stored
+// one after the other.
 absl::Status AddHeads(absl::Span<const RopeHead> heads, DeviceTables* tables,
                       RopeTensor* tensor) {
   if (heads.empty()) return absl::OkStatus();
@@ -114,9 +117,8 @@ absl::StatusOr<PreparedRope> Prepare(Device& device, const RopeParams& shape,
   KVASIR_RETURN_IF_ERROR(
       CheckActivations(kKernels.op, device.kind(), shape.dtype));
   if (shape.rotary_dim < 2 || shape.rotary_dim % 2 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rope: rotary_dim: want an even number above 0, have ",
-                     shape.rotary_dim));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rope: rotary_dim: must be even and above 0, is ", shape.rotary_dim));
   }
   KVASIR_RETURN_IF_ERROR(
       CheckTensor(shape.q, tables.q_heads, shape.rotary_dim));

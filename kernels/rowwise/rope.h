@@ -14,25 +14,26 @@ enum class RopePairing : uint8_t {
   kInterleaved,  // pair f is (2f, 2f + 1)
 };
 
-// Returns the turns per position as a fixed-point fraction: round(radians / (2
-// pi) * 2^64), modulo 2^64. Exact products with a position follow from integer
-// arithmetic, where float32 angles are wrong by 0.008 rad at position 131072.
+// Returns how far an angle turns per position, as a fixed-point fraction of a
+// full turn: round(radians / (2 pi) * 2^64), modulo 2^64. Integer
+// multiplication by a position is then exact, whereas float32 angles are wrong
+// by 0.008 rad at position 131072.
 uint64_t RopeStep(double radians_per_position);
 
-// A head whose pairs use chosen angles of a position: the pairs that pruning
-// kept (RAP), or complex channels, of which several may use the angle of one
-// pair. Its 2n numbers have the layout of a head of n pairs. For channels that
-// are stored as n real parts and then n imaginary parts, the pairing is
-// kHalfSplit.
+// A head with its own list of angles, one for each of its pairs. Examples: a
+// head of which pruning kept only some pairs (RAP), and complex channels, of
+// which several may use the same angle. The head's 2n numbers have the layout
+// of a head of n pairs. Channels that are stored as n real parts and then n
+// imaginary parts use kHalfSplit.
 struct RopeHead {
   int64_t begin = 0;      // offset of the head's numbers in a row
   int64_t num_pairs = 0;  // n
-  // [n]: the angle of each pair, below rotary_dim / 2; null: 0 .. n - 1.
+  // [n]: the index of each pair's angle, below rotary_dim / 2; null: 0 .. n - 1
   const int32_t* pairs = nullptr;
 };
 
-// One tensor to rotate: [T, heads, head_dim], or rows of unequal heads. Numbers
-// that belong to no pair are not changed.
+// One tensor to rotate: [T, heads, head_dim], or rows of heads with different
+// sizes. Numbers that belong to no pair are not changed.
 template <template <typename> class Ptr>
 struct RopeTensorIn {
   Ptr<float> data = nullptr;  // null: nothing to rotate
@@ -59,7 +60,7 @@ struct RopeParamsIn {
   int64_t rotary_dim = 0;                  // even
   RopePairing pairing = RopePairing::kHalfSplit;
   float attention_factor = 1.0f;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -71,7 +72,7 @@ using RopeTensorArgs = RopeTensorIn<LaunchPtr>;
 using RopeParams = RopeParamsIn<DevicePtr>;
 using RopeArgs = RopeParamsIn<LaunchPtr>;
 
-// The arguments that change from step to step.
+// The arguments of Rope that change with every step; all others are prepared.
 struct RopeRows {
   DevicePtr<float> q;
   DevicePtr<float> k;
@@ -82,8 +83,8 @@ struct RopeRows {
 class CpuStream;
 void RopeReference(const RopeArgs& params, float* scratch, CpuStream& stream);
 void RopeSimd(const RopeArgs& params, float* scratch, CpuStream& stream);
-// The number of floats of scratch per thread, for the cosines, sines and
-// quarter turns of one position.
+// Returns the number of floats of scratch per thread, for the cosines, sines
+// and quarter turns of one position.
 inline int64_t RopeScratch(int64_t rotary_dim) { return rotary_dim / 2 * 3; }
 
 }  // namespace kvasir::kernels

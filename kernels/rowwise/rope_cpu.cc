@@ -14,7 +14,7 @@
 #define KVASIR_KERNELS_ROPE_ONCE_
 namespace kvasir::kernels {
 
-// Cosines and sines of one position [rotary_dim / 2].
+// The cosines and sines of one position, [rotary_dim / 2] each.
 struct Turns {
   const float* cosines;
   const float* sines;
@@ -28,8 +28,8 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Computes cosines and sines of one position. `cosines` first holds the
-// remainders from the integer arithmetic.
+// Computes the cosines and sines of one position. At first, `cosines`
+// temporarily holds the remainders from the integer arithmetic.
 void Angles(const RopeArgs& params, int64_t position, uint32_t* quarters,
             float* cosines, float* sines) {
   const int64_t pairs = params.rotary_dim / 2;
@@ -59,8 +59,9 @@ void Angles(const RopeArgs& params, int64_t position, uint32_t* quarters,
     const auto quarter = hn::LoadU(d32, quarters + f);
     const Vec sine = LoadFloats(sines + f);
     const Vec cosine = LoadFloats(cosines + f);
-    // RotateByQuarter: odd quarters exchange the two; the cosine is negative
-    // in 1 and 2, where the two bits differ, the sine in 2 and 3.
+    // As in RotateByQuarter: an odd quarter exchanges cosine and sine. The
+    // cosine is negative in quarters 1 and 2, whose two bits differ, and the
+    // sine in quarters 2 and 3.
     const auto odd = hn::And(quarter, hn::Set(d32, 1u));
     const auto half = hn::ShiftRight<1>(quarter);
     const auto is_odd = hn::RebindMask(kFloats, hn::Ne(odd, hn::Zero(d32)));
@@ -81,9 +82,8 @@ void Angles(const RopeArgs& params, int64_t position, uint32_t* quarters,
   }
 }
 
-// Pairs after the last whole vector use shorter vectors, because pruned heads
-// have any number of pairs. Targets without these have at most four lanes
-// anyway.
+// Shorter vectors for the pairs after the last whole vector, because a pruned
+// head may have any number of pairs.
 using EightLanes = hn::CappedTag < float, kVecLanes<8 ? kVecLanes : 8>;
 using FourLanes = hn::CappedTag < float, kVecLanes<4 ? kVecLanes : 4>;
 
@@ -116,8 +116,8 @@ HWY_INLINE void TurnNeighbours(D d, V c, V s, float* pairs) {
 #endif
 }
 
-// Rotates pairs from i on as long as they fill vectors. Returns the first pair
-// that remains.
+// Rotates whole vectors of pairs, from pair i on. Returns the first pair that
+// is left.
 template <bool kHalves, class D>
 HWY_INLINE int64_t TurnVectors(D d, const RopeHead* heads, int64_t num_heads,
                                const Turns& turns, int64_t i, float* row) {
@@ -148,8 +148,8 @@ HWY_INLINE int64_t TurnVectors(D d, const RopeHead* heads, int64_t num_heads,
   return i;
 }
 
-// Rotates heads with the same list of pairs: the cosines and sines of a vector
-// of pairs are looked up once for all of them.
+// Rotates heads that have the same list of pairs. The cosines and sines of a
+// vector of pairs are looked up once for all these heads.
 template <bool kHalves>
 void RotateAlike(const RopeHead* heads, int64_t num_heads, const Turns& turns,
                  float* row) {

@@ -8,7 +8,8 @@
 // neighbouring pairs, so with kHalfSplit each access is a run of 32 numbers.
 // Bytes of a token: its rotated numbers, read and written. Operations: 6 per
 // pair and head, about 40 per angle.
-// Floor: bytes over the memory's bandwidth, if several heads share an angle.
+// Shortest possible time: the bytes divided by the memory's bandwidth, if
+// several heads share an angle.
 #include <algorithm>
 
 #include "kernels/rowwise/rope.h"
@@ -26,7 +27,7 @@ template <typename T>
 KVASIR_DEVICE void RotateHead(RopePairing pairing, const RopeHead& head,
                               const float* cosines, const float* sines,
                               T* numbers) {
-  // The pairs of one head are far below 2^31.
+  // A head has far fewer than 2^31 pairs.
   const auto pairs = static_cast<int32_t>(head.num_pairs);
   const bool half_split = pairing == RopePairing::kHalfSplit;
   const int32_t step = half_split ? 1 : 2;
@@ -46,7 +47,7 @@ KVASIR_DEVICE void RotateHead(RopePairing pairing, const RopeHead& head,
   }
 }
 
-// Rotates every `step`-th head from `head` on.
+// Rotates heads `head`, `head` + `step`, ... of one tensor.
 template <typename T>
 KVASIR_DEVICE void RotateHeads(const RopeTensorArgs& tensor,
                                const RopeArgs& args, const float* cosines,
@@ -89,7 +90,7 @@ RopeKernel(RopeArgs args) {
     simt::StoreShared(sines + f, sine * args.attention_factor);
   }
   simt::SyncCta();
-  // The warps go through q's and k's heads in one sequence.
+  // The warps take q's heads and then k's heads, in one sequence.
   const uint32_t warps = kWarps * simt::CtasY();
   const uint32_t warp = kWarps * simt::CtaY() + simt::Warp();
   RotateHeads<T>(args.q, args, cosines, sines, warp, warps);

@@ -13,7 +13,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Prepares the op and runs it; heads and steps are host memory.
+// Prepares the op and runs it. The heads and steps in `args` are in host
+// memory.
 absl::Status PrepareAndRun(TestStream& test, const RopeArgs& args) {
   const auto heads = [](const RopeTensorArgs& tensor) {
     return absl::Span<const RopeHead>(
@@ -103,7 +104,7 @@ TEST_P(RopeTest, MatchesTheDefinitionAtAnyPositionOnEveryBackEnd) {
             static_cast<size_t>(static_cast<int64_t>(t) * row + h * c.head_dim +
                                 (halves ? f : 2 * f));
         const size_t second = first + static_cast<size_t>(halves ? pairs : 1);
-        // 9,999,999 radians in double are exact to 2e-9.
+        // In double, an angle of 9,999,999 radians is exact to 2e-9.
         const double angle = static_cast<double>(kPositions[t]) *
                              frequencies[static_cast<size_t>(f)];
         const double factor = static_cast<double>(c.factor);
@@ -136,8 +137,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{33, 6, RopePairing::kInterleaved, 1.0f},
                       Case{2048, 2048, RopePairing::kHalfSplit, 1.0f}));
 
-// Rows of q and k heads with their own lists of pairs, and other numbers
-// between the heads.
+// Rows of q and k heads with a list of pairs each; the numbers between the
+// heads belong to none.
 struct ChosenHeads {
   std::vector<std::vector<int32_t>> lists;  // one for each KV head
   std::vector<RopeHead> q;
@@ -172,7 +173,7 @@ struct Turned {
   RopePairing pairing;
 };
 
-// Compares a tensor with a float64 rotation of `before`.
+// Compares a rotated tensor with a float64 rotation of `before`.
 void ExpectTurned(const std::vector<float>& before,
                   const std::vector<float>& after,
                   const std::vector<RopeHead>& heads, int64_t stride,
@@ -205,9 +206,9 @@ void ExpectTurned(const std::vector<float>& before,
   EXPECT_TRUE(SameBits(expected, after));
 }
 
-// Lists after pruning, where each head has its own 19 of 64 pairs, and channels
-// of commuting latents: groups of unequal size with several channels for a
-// pair.
+// KeptPairs: lists as after pruning; each head has its own 19 of 64 pairs.
+// ComplexChannels: lists as for commuting latents; two groups of unequal size,
+// in which several channels may use one pair's angle.
 std::vector<std::vector<int32_t>> KeptPairs() {
   std::vector<std::vector<int32_t>> lists(4);
   for (int32_t h = 0; h < 4; ++h) {
@@ -228,7 +229,7 @@ std::vector<std::vector<int32_t>> ComplexChannels() {
 
 struct HeadsCase {
   RopePairing pairing;
-  int repeats;  // of all positions
+  int repeats;  // how often the list of positions is repeated
 };
 
 class RopeHeadsTest : public ::testing::TestWithParam<HeadsCase> {};
@@ -277,16 +278,16 @@ TEST_P(RopeHeadsTest, PairsAreRotatedByTheirOwnAngles) {
   }
 }
 
-// The last case has more numbers than one thread takes.
+// The last case has more numbers than the op gives to one thread.
 INSTANTIATE_TEST_SUITE_P(
     Pairings, RopeHeadsTest,
     ::testing::Values(HeadsCase{RopePairing::kHalfSplit, 1},
                       HeadsCase{RopePairing::kInterleaved, 1},
                       HeadsCase{RopePairing::kHalfSplit, 5}));
 
-TEST(RopeStepTest, EqualsTheFractionOfATurn) {
-  // Multiples of pi in double have a relative error of 2^-53, which is 2^11
-  // steps.
+TEST(RopeStepTest, TheStepEqualsTheFractionOfATurnPerPosition) {
+  // A multiple of pi has a relative error of 2^-53 in double, which is 2^11
+  // units of a step.
   const auto distance = [](uint64_t a, uint64_t b) {
     return std::min(a - b, b - a);
   };
@@ -306,9 +307,10 @@ TEST(RopeRefusalTest, TheErrorNamesTheWrongArgument) {
   RopeArgs params;
   params.steps = steps;
   params.rotary_dim = 7;
-  EXPECT_THAT(PrepareAndRun(test, params),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("want an even number above 0, have 7")));
+  EXPECT_THAT(
+      PrepareAndRun(test, params),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("rotary_dim: must be even and above 0, is 7")));
   params.rotary_dim = 8;
   params.q = {nullptr, 100, 2, 6};
   EXPECT_THAT(PrepareAndRun(test, params),
@@ -335,9 +337,9 @@ TEST(RopeRefusalTest, TheErrorNamesAnglesThatDoNotExist) {
         PrepareAndRun(test, params),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  expect("angle of a pair: want 0 to 3, have 4");
+  expect("angle of a pair: must be from 0 to 3, is 4");
   heads[1] = {6, 5, nullptr};
-  expect("pairs without a list: want 0 to 4, have 5");
+  expect("pairs without a list: must be from 0 to 4, is 5");
   heads[1].num_pairs = 4;
   KVASIR_EXPECT_OK(PrepareAndRun(test, params));
 }

@@ -9,8 +9,9 @@
 
 namespace kvasir::kernels {
 
-// y[t, i] += x[t, i], in float32. With x_row_stride 0 one row (a bias) is added
-// to all; it is float32 whatever the type of activations.
+// y[t, i] += x[t, i], in float32. If x_row_stride is 0, x is one row (a bias)
+// that is added to all rows of y; it is float32, whatever the type of
+// activations.
 template <template <typename> class Ptr>
 struct AddRowsParamsIn {
   Ptr<float> y = nullptr;        // [T, N]
@@ -19,7 +20,7 @@ struct AddRowsParamsIn {
   int64_t x_row_stride = 0;      // in elements
   int64_t num_rows = 0;
   int64_t columns = 0;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -38,7 +39,7 @@ struct SumRowsParamsIn {
   Ptr<float> out = nullptr;      // [N], not overlapping x
   int64_t num_rows = 0;
   int64_t columns = 0;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -58,7 +59,7 @@ struct GatherRowsParamsIn {
   int64_t out_row_stride = 0;         // in elements
   int64_t num_rows = 0;
   int64_t columns = 0;
-  DType dtype = DType::kF32;  // of activations
+  DType dtype = DType::kF32;  // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

@@ -10,14 +10,15 @@
 // (a row that is added to all comes from the caches); sum_rows reads T N B and
 // writes N B; gather_rows reads and writes N B.
 // Operations: conversions, and N additions in add_rows, T N in sum_rows.
-// Floor: bytes over the memory's bandwidth.
+// Shortest possible time: the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/rows.h"
 #include "kernels/simt/rows.h"
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// kBias: x is one float32 row, which is added to all rows.
+// Adds rows of x to rows of y. kBias: x is one float32 row, which is added to
+// all rows of y.
 template <typename T, int n, bool kBias>
 KVASIR_KERNEL(simt::kRowThreads)
 AddRowsKernel(simt::OnRows<AddRowsArgs> on) {
@@ -62,11 +63,12 @@ SumRowsKernel(simt::OnRows<SumRowsArgs> on) {
   using Pack = simt::Pack<T, n>;
   const SumRowsArgs& args = on.args;
   const auto* const x = reinterpret_cast<const T*>(args.x);
-  // There is one row of output.
+  // The output has only one row.
   simt::ForPacksOfRows<n>(on, 1, args.columns, [&](int64_t, int64_t column) {
     float sum[n];
     KVASIR_UNROLL
-    for (int k = 0; k < n; ++k) sum[k] = -0.0f;  // 0 would change a -0
+    // starting from 0 would turn a sum of -0 into 0
+    for (int k = 0; k < n; ++k) sum[k] = -0.0f;
     KVASIR_NO_UNROLL
     for (int64_t row = 0; row < args.num_rows; ++row) {
       const auto more = simt::LoadOnce(
@@ -89,7 +91,7 @@ void LaunchSumRows(const SumRowsArgs& args, Launcher& launcher) {
                      SumRowsKernel<T, n>, args);
 }
 
-// Copies rows bit by bit; Word is as wide as a number.
+// Copies rows bit by bit. Word is an integer as wide as one number.
 template <typename Word, int n>
 KVASIR_KERNEL(simt::kRowThreads)
 GatherRowsKernel(simt::OnRows<GatherRowsArgs> on) {

@@ -8,7 +8,7 @@
 namespace kvasir::kernels {
 namespace {
 
-TEST(AddRowsTest, AddsRowsOrOneBiasToAllOnEveryBackEnd) {
+TEST(AddRowsTest, AddsEachRowOrOneBiasToAllRowsOnEveryBackEnd) {
   constexpr int64_t kRows = 70;
   constexpr int64_t kColumns = 301;
   constexpr int64_t kStride = 305;
@@ -43,7 +43,8 @@ TEST(SumRowsTest, AddsRowsInOrderOnEveryBackEnd) {
   TestStream three(3);
   for (const int64_t rows : {1, 2, 5}) {
     for (const int64_t columns : {int64_t{0}, int64_t{37}, kStride}) {
-      // Numbers of such different sizes make the order of the sum visible.
+      // With numbers of such different sizes, another order of the sum gives
+      // other bits.
       auto x = RandomFloats(rows * kStride, 4);
       for (size_t i = 0; i < x.size(); ++i) x[i] *= i % 3 == 0 ? 1e4f : 1.0f;
       std::vector<float> expected(x.begin(), x.begin() + columns);
@@ -66,7 +67,7 @@ TEST(SumRowsTest, AddsRowsInOrderOnEveryBackEnd) {
   }
 }
 
-TEST(SumRowsTest, ASumOfNoRowsIsRefused) {
+TEST(SumRowsTest, ASumOfZeroRowsIsRefused) {
   TestStream test;
   SumRowsParams params;
   params.columns = 4;
@@ -75,7 +76,7 @@ TEST(SumRowsTest, ASumOfNoRowsIsRefused) {
                              "sum_rows: rows: want at least 1, have 0"));
 }
 
-TEST(GatherRowsTest, CopiesTheNamedRowsInOrder) {
+TEST(GatherRowsTest, CopiesTheListedRowsInOrder) {
   constexpr int64_t kColumns = 500;
   const auto x = RandomFloats(50 * kColumns, 3);
   std::vector<int32_t> rows;
@@ -92,14 +93,15 @@ TEST(GatherRowsTest, CopiesTheNamedRowsInOrder) {
         ASSERT_EQ(x[static_cast<size_t>(rows[t]) * kColumns + i],
                   out[t * 501 + i]);
       }
-      EXPECT_NE(out[t * 501 + 500], out[t * 501 + 500]);  // still poisoned
+      // still NaN: not written
+      EXPECT_NE(out[t * 501 + 500], out[t * 501 + 500]);
     }
   }
 }
 
-// Offsets exceed 2^31 elements, in an address range of which only the touched
-// pages exist.
-TEST(GatherRowsTest, IndexesPastTwoToThe31Elements) {
+// The offsets in x exceed 2^31 elements. The memory is only reserved; the
+// system provides just the pages that the test touches.
+TEST(GatherRowsTest, RowsBeyondTwoToThe31ElementsAreRead) {
   constexpr int64_t kStride = int64_t{1} << 28;
   constexpr int64_t kRow = 9;
   const size_t bytes = static_cast<size_t>(kRow * kStride + 16) * sizeof(float);

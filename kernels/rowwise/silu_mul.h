@@ -1,4 +1,5 @@
-// silu_mul: multiplies the two halves of a gated MLP's rows. C++17.
+// silu_mul: the activation of a gated MLP: multiplies the second half of each
+// row by silu of the first half. C++17.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ struct SiluMulParamsIn {
   Ptr<float> out = nullptr;            // [T, F]
   int64_t num_rows = 0;                // T
   int64_t features = 0;                // F
-  DType dtype = DType::kF32;           // of activations
+  DType dtype = DType::kF32;           // the type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {

@@ -10,7 +10,7 @@
 // Operations: about 20 in float32 per number of the output, with one
 // exponential and one division. At 16 bits these are 3.3 per byte, so the
 // kernel is bound by its bytes.
-// Floor: bytes over the memory's bandwidth.
+// Shortest possible time: the bytes divided by the memory's bandwidth.
 #include "kernels/rowwise/silu_mul.h"
 #include "kernels/simd/scalar_math.h"
 #include "kernels/simt/rows.h"
@@ -18,7 +18,7 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// Returns 0 where the exponential would overflow, like Silu.
+// Returns 0 if the exponential overflows, as Silu on the CPU does.
 KVASIR_DEVICE float SiluOf(float gate) {
   if (gate < -exp_constants::kHighest) return 0.0f;
   return gate / (1.0f + simt::Exp2(-gate * simt::kLog2E));

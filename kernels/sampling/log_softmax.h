@@ -1,6 +1,6 @@
-// log_softmax: the log probability of one target id per row. The vocabulary
-// comes in chunks, so that the logits of a long text are never all in memory.
-// C++17.
+// log_softmax: computes the log probability of one target id per row. The
+// vocabulary comes in chunks, so that the logits of a long text are never all
+// in memory. C++17.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,20 @@
 
 namespace kvasir::kernels {
 
-// The running result of a row, kept by the caller between chunks.
+// The running result of a row, which the caller keeps between chunks.
 struct LogSoftmaxState {
   float max;
   float sum;           // sum of exp(logit - max)
   float target_logit;  // valid after the target's chunk
 };
 
-// Chunks come in order. Each except the last starts and ends at multiples of
-// this, so that the bits do not depend on how the vocabulary was cut.
+// The chunks of a vocabulary come in order. Each chunk except the last starts
+// and ends at multiples of this number of ids, so that the result's bits do not
+// depend on the sizes of the chunks.
 inline constexpr int64_t kVocabBlock = 1024;
 
-// The largest number of logits of a row on a GPU: a CTA keeps each block's
-// maximum and sum in shared memory.
+// The most logits in a row on a GPU, where a CTA keeps each block's maximum and
+// sum in shared memory.
 inline constexpr int64_t kMostDeviceLogits = 1 << 20;
 
 // Adds the logits of ids [vocab_begin, vocab_begin + vocab_count) to the state
@@ -49,10 +50,11 @@ struct LogSoftmaxParamsIn {
 using LogSoftmaxParams = LogSoftmaxParamsIn<DevicePtr>;
 using LogSoftmaxArgs = LogSoftmaxParamsIn<LaunchPtr>;
 
-// Steps that the back ends and the sampler share. A block has at most
-// kVocabBlock logits: 16 lanes of maxima, then of sums of exp(logit - max), are
-// merged into the state. The sum also gets 0 times each logit, which is 0, or
-// NaN if the logit is not finite.
+// Functions that the back ends and the sampler share. AddLogitBlock adds a
+// block of at most kVocabBlock logits to the state: it computes 16 lanes of
+// maxima, then 16 lanes of sums of exp(logit - max), and merges them into the
+// state. Each sum also gets 0 times each logit, which is 0, or NaN if the logit
+// is not finite.
 using LogitBlockFunction = void (*)(const float* logits, int64_t count,
                                     LogSoftmaxState* state);
 void AddLogitBlock(const float* logits, int64_t count, LogSoftmaxState* state);

@@ -7,8 +7,9 @@
 // 16 threads read a block, two runs per warp. Eight reads are in flight.
 // Bytes of a row: 4 V from memory, and once more from the caches. Operations:
 // about 20 per logit for its exponential.
-// Floor: bytes over the memory's bandwidth if there are as many rows as
-// multiprocessors; a single row is as fast as one multiprocessor reads.
+// Shortest possible time: the bytes divided by the memory's bandwidth if there
+// are as many rows as multiprocessors; a single row is as fast as one
+// multiprocessor reads.
 #include "kernels/sampling/log_softmax.h"
 #include "kernels/sampling/logits_cuda.h"
 #include "kernels/simt/launch.h"

@@ -13,7 +13,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Computes the log probabilities in chunks of `chunk` ids.
+// Computes the log probabilities, passing the vocabulary in chunks of `chunk`
+// ids.
 std::vector<float> Logprobs(TestStream& test, const std::vector<float>& logits,
                             const std::vector<int32_t>& targets, int64_t vocab,
                             int64_t chunk) {
@@ -38,7 +39,7 @@ std::vector<float> Logprobs(TestStream& test, const std::vector<float>& logits,
 
 class LogSoftmaxTest : public ::testing::TestWithParam<int64_t> {};
 
-TEST_P(LogSoftmaxTest, MatchesTheDefinitionHoweverTheVocabularyIsCut) {
+TEST_P(LogSoftmaxTest, MatchesTheDefinitionForEverySizeOfChunks) {
   const int64_t vocab = GetParam();
   std::vector<int32_t> targets;
   for (int64_t i = 0; i < 9; ++i) {
@@ -98,7 +99,8 @@ TEST(LogSoftmaxEdgeTest, ANonFiniteLogitAffectsOnlyItsRow) {
       logits[static_cast<size_t>(kVocab + at)] = bad;
       expect(logits);
     }
-    // A whole block is NaN, so its maximum is no number.
+    // A whole block of logits is not finite, so with NaN its maximum is never
+    // set.
     std::vector<float> logits = sound;
     std::fill_n(logits.begin() + kVocab + 1024, 1024, bad);
     expect(logits);

@@ -1,5 +1,5 @@
-// Functions by which one CTA reads and sums a row of logits, for the kernels of
-// this folder. C++17, device code.
+// Functions with which one CTA reads and sums a row of logits, for the kernels
+// in this folder. C++17, device code.
 #pragma once
 
 #include <cmath>
@@ -19,29 +19,30 @@ inline constexpr uint32_t kLogitWarps = kLogitThreads / simt::kWarp;
 
 KVASIR_DEVICE float Lowest() { return simt::BitsAs<float>(0xff800000u); }
 
-// The contribution of a block of kVocabBlock logits to a row's state, in shared
-// memory.
+// The contribution of one block of kVocabBlock logits to a row's
+// LogSoftmaxState. In shared memory.
 struct alignas(16) LogitBlock {
   float max;
   float sum;            // sum of exp(logit - max)
   float before, after;  // the state's maximum before and after this block
 };
-// The bytes of the LogitBlocks of a whole vocabulary.
+// Returns the bytes of the LogitBlocks of a whole vocabulary.
 inline uint32_t LogitBlocksBytes(int64_t vocab) {
   return static_cast<uint32_t>((vocab + kVocabBlock - 1) / kVocabBlock) *
          static_cast<uint32_t>(sizeof(LogitBlock));
 }
 
-// Rows are read in packs of n logits: 4 if rows are whole packs and aligned to
-// 16 bytes, else 1. Pack i belongs to thread i % kLogitThreads.
+// Returns whether rows are read in packs of n = 4 logits, which needs whole
+// packs and an alignment to 16 bytes; otherwise n is 1. Pack i belongs to
+// thread i % kLogitThreads.
 template <typename Args>
 bool HasWideRows(const Args& args, int64_t columns) {
   return simt::WideRows<float>(columns, args.logits) &&
          args.row_stride % simt::kWidePack<float> == 0;
 }
 
-// Calls visit(id, logit) for the thread's logits, ids ascending. `ahead` packs
-// are read before the first is visited.
+// Calls visit(id, logit) for the logits that belong to the thread, in ascending
+// order of ids. Reads `ahead` logits before it visits the first of them.
 template <int n, int ahead, typename Visit>
 KVASIR_DEVICE void ForLogits(const float* logits, int32_t vocab,
                              const Visit& visit) {
@@ -69,9 +70,9 @@ KVASIR_DEVICE void ForLogits(const float* logits, int32_t vocab,
   }
 }
 
-// Joins the 16 lanes of AddLogitBlock, of which each of 16 / n neighbouring
-// threads has n: join(lane i, lane i + 8), then lanes 4, 2, 1 apart. All lanes
-// of a warp must call it.
+// Joins the 16 lanes of AddLogitBlock into one number. Each of 16 / n
+// neighbouring threads has n lanes. Joins lanes 8 apart, then 4, 2 and 1. All
+// lanes of the warp must call it.
 template <int n, typename Join>
 KVASIR_DEVICE float OverLanes(float (&lanes)[n], const Join& join) {
   KVASIR_UNROLL
@@ -88,8 +89,9 @@ KVASIR_DEVICE float OverLanes(float (&lanes)[n], const Join& join) {
   return lanes[0];
 }
 
-// The block of `count` logits (possibly none) that 16 / n threads compute in
-// the order of AddLogitBlock. All lanes of a warp must call it.
+// Returns the LogitBlock of `count` logits (possibly none), which 16 / n
+// threads compute in the order of AddLogitBlock. All lanes of the warp must
+// call it.
 template <int n>
 KVASIR_DEVICE LogitBlock BlockOf(const float* logits, int64_t count) {
   constexpr int kAhead = 8;  // packs that are read before the first is used
@@ -158,9 +160,10 @@ KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
       simt::StoreShared(&blocks[block].sum, found.sum);
     }
   }
-  // Each step of the chain of states is short: one thread computes the maxima,
-  // all threads compute both factors of each sum, and there is one fused
-  // multiply-add per block.
+  // Blocks are added to the state one after the other, so each of these steps
+  // is kept short: one thread computes the running maxima, then all threads
+  // compute both factors of each sum, and one fused multiply-add per block is
+  // left.
   simt::SyncCta();
   if (thread == 0) {
     float max = state->max;
@@ -187,8 +190,8 @@ KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
   }
 }
 
-// Has the bits of LogProbability if the GPU's float64 logarithm has the CPU's
-// bits; it may differ by 1 ulp of float64.
+// Gives the same bits as LogProbability if the GPU's float64 logarithm gives
+// the CPU's bits; that may differ by 1 ulp of float64.
 KVASIR_DEVICE float LogProbabilityOf(float logit,
                                      const LogSoftmaxState& state) {
   return static_cast<float>(

@@ -17,7 +17,7 @@ absl::Status Sample(Stream& stream, const SampleParams& params,
 absl::Status CountTokens(Stream& stream, const CountTokensParams& params,
                          Workspace& workspace);
 
-// UNIMPLEMENTED if a row has more logits than a GPU supports.
+// Returns UNIMPLEMENTED if a row has more logits than a GPU supports.
 absl::Status CheckDeviceLogits(const char* op, DeviceKind device,
                                int64_t count);
 

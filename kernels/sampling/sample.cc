@@ -24,14 +24,14 @@ absl::Status Sample(Stream& stream, const SampleParams& params,
   if (params.vocab < 1) return Refuse(kSample.op, "vocab", 1, params.vocab);
   if (params.max_top < 0 || params.max_top > params.vocab) {
     return absl::InvalidArgumentError(
-        absl::StrCat("sample: max_top: want 0 to ", params.vocab, ", have ",
-                     params.max_top));
+        absl::StrCat("sample: max_top: must be from 0 to ", params.vocab,
+                     ", is ", params.max_top));
   }
   KVASIR_RETURN_IF_ERROR(
       CheckDeviceLogits(kSample.op, stream.device(), params.vocab));
   Workspace::Scope scope(&workspace);
-  // A CPU thread reuses its scratch for each row; a GPU computes all rows at
-  // the same time.
+  // On a CPU, each thread reuses its scratch for every row; on a GPU every row
+  // has its own, because all rows are computed at the same time.
   const DevicePtr<char> scratch = workspace.Take<char>(
       stream.device() == DeviceKind::kCpu
           ? SampleScratchBytes(params.vocab, ScratchThreads(stream))

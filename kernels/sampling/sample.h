@@ -1,4 +1,4 @@
-// sample: one token per row of logits. C++17.
+// sample: draws one token id from each row of logits. C++17.
 #pragma once
 
 #include <cstdint>
@@ -28,42 +28,43 @@ struct SampleRowIn {
   Ptr<const int32_t> bias_ids = nullptr;
   Ptr<const float> biases = nullptr;
   int32_t num_biases = 0;
-  Ptr<const int32_t> banned_ids = nullptr;  // must not be sampled
+  Ptr<const int32_t> banned_ids = nullptr;  // ids that must not be sampled
   int32_t num_banned = 0;
-  // Bit id % 32 of word id / 32 is set for ids that may be sampled,
-  // [ceil(V / 32)].
+  // [ceil(V / 32)]: bit id % 32 of word id / 32 is set if the id may be
+  // sampled.
   Ptr<const uint32_t> allow_mask = nullptr;
-  // These three select the uniform number of the draw: Philox keyed by seed, at
-  // (sample_index, position).
+  // These three select the uniform random number of the draw: Philox with the
+  // key `seed` and the counter (sample_index, position).
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   uint64_t position = 0;
-  // The number of most likely ids to report; 0: only the sampled id's log
-  // probability; -1: none.
+  // The number of most likely ids to report; 0: only the log probability of the
+  // sampled id; -1: nothing.
   int32_t num_logprobs = -1;
 };
 using SampleRow = SampleRowIn<DevicePtr>;
 using SampleRowArgs = SampleRowIn<LaunchPtr>;
 
-// Special ids, for rows without a token.
+// Values of token_ids for rows in which no token was drawn.
 inline constexpr int32_t kNoTokenAllowed = -1;
 inline constexpr int32_t kLogitNotFinite = -2;
 
-// The order is: penalties, biases, bans and mask; then temperature 0 takes the
+// The steps are: penalties, biases, bans and mask; then temperature 0 takes the
 // largest logit, otherwise logits / temperature -> softmax -> top-k -> top-p
 // (the shortest prefix of the descending order whose sum reaches it) -> min-p
-// (relative to the most likely) -> inverse CDF over the remaining ids, in
+// (relative to the most likely id) -> inverse CDF over the remaining ids, in
 // descending order. Equal logits are ordered by id, lower first. If every id is
-// banned, the id is kNoTokenAllowed. Penalties and biases may make logits
+// banned, the result is kNoTokenAllowed. Penalties and biases may make logits
 // infinite: +infinity is the certain choice, and if no logit is above
 // -infinity, the lowest id that is not banned is taken.
 //
-// A row with a raw logit that is not finite draws nothing. Its id is
+// No token is drawn from a row with a raw logit that is not finite. Its id is
 // kLogitNotFinite, which the host sees when it reads the ids.
 //
 // Log probabilities are those of the model: log-softmax of the raw logits,
-// before penalties, masks and temperature. The top list has the same order;
-// entries beyond num_logprobs are -1 and 0.
+// before penalties, masks and temperature. The list of top ids is in descending
+// order of logits, too; its entries after num_logprobs are -1 (id) and 0 (log
+// probability).
 template <template <typename> class Ptr>
 struct SampleParamsIn {
   Ptr<const float> logits = nullptr;           // [B, V]
@@ -72,7 +73,7 @@ struct SampleParamsIn {
   int64_t vocab = 0;                           // V
   Ptr<const SampleRowIn<Ptr>> rows = nullptr;  // [B]
   Ptr<int32_t> token_ids = nullptr;            // [B]
-  Ptr<float> logprobs = nullptr;      // [B]; 0 where num_logprobs is -1
+  Ptr<float> logprobs = nullptr;               // [B]; 0 if num_logprobs is -1
   int64_t max_top = 0;                // Ntop >= every row's num_logprobs
   Ptr<int32_t> top_ids = nullptr;     // [B, Ntop]; may be null when Ntop is 0
   Ptr<float> top_logprobs = nullptr;  // [B, Ntop]
@@ -89,19 +90,19 @@ class CpuStream;
 void SampleReference(const SampleArgs& params, void* scratch,
                      CpuStream& stream);
 void SampleSimd(const SampleArgs& params, void* scratch, CpuStream& stream);
-// Bytes of scratch for `threads` threads on a CPU.
+// Returns the bytes of scratch for `threads` threads on a CPU.
 int64_t SampleScratchBytes(int64_t vocab, int64_t threads);
 // The largest list of top ids that needs no scratch on a GPU.
 inline constexpr int64_t kMostSharedTop = 2048;
-// Bytes of a row's scratch on a GPU: the keys of a long list, and adjusted
-// logits.
+// Returns the bytes of a row's scratch on a GPU: the keys of a list of top ids
+// that is longer than kMostSharedTop, and the adjusted logits.
 inline constexpr int64_t SampleDeviceRowBytes(int64_t vocab, int64_t max_top) {
   const int64_t keys = max_top > kMostSharedTop ? 8 * max_top : 0;
   return (keys + 63) / 64 * 64 + (4 * vocab + 63) / 64 * 64;
 }
 
-// A history of ids for a count table of SampleRow. An entry without ids and
-// without `clear` is padding.
+// Ids of a sequence, to be counted in a count table of SampleRow. An entry
+// without ids and without `clear` is padding.
 template <template <typename> class Ptr>
 struct TokenHistoryIn {
   Ptr<const int32_t> ids = nullptr;  // ids outside [0, V) are skipped

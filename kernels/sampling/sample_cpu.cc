@@ -17,7 +17,8 @@ namespace HWY_NAMESPACE {
 namespace {
 
 bool AllFinite(const float* x, int64_t count) {
-  // 0 times a number is 0, or NaN if the number is not finite.
+  // Add 0 times each number: the product is 0, or NaN if the number is not
+  // finite.
   const Vec zero = hn::Zero(kFloats);
   Vec lanes = zero;
   int64_t i = 0;
@@ -30,7 +31,7 @@ bool AllFinite(const float* x, int64_t count) {
 }
 
 int64_t ArgMax(const float* x, int64_t count) {
-  // Find the largest number first, then its first position.
+  // First find the largest number, then its first position.
   constexpr float kLowest = -std::numeric_limits<float>::infinity();
   Vec lanes = Broadcast(kLowest);
   int64_t i = 0;

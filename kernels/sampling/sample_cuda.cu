@@ -25,9 +25,9 @@
 // V two to four times more, and contrived rows up to kMostSplits times.
 // Operations: about 60 per logit with a draw, and 100 per logit of an interval
 // that is split.
-// Floor: the rate at which one multiprocessor reads and computes. 128K ids are
-// 0.5 MB, or 8 thousand clocks at 64 bytes; a flat row with a draw takes about
-// 300 thousand, by estimate.
+// Shortest possible time: as long as one multiprocessor takes to read and
+// compute a row. 128K ids are 0.5 MB, or 8 thousand clocks at 64 bytes per
+// clock; a flat row with a draw takes about 300 thousand clocks, by estimate.
 #include "kernels/sampling/logits_cuda.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/sampling/top_ids_cuda.h"
@@ -42,15 +42,16 @@ static_assert(int64_t{kSortedIds} == kMostSharedTop, "scratch has the others");
 struct SampleCall {
   SampleArgs args;
   char* scratch;
-  // Bytes of scratch per row, and of the adjusted logits at its end.
+  // Bytes of scratch per row, and how many of them, at its end, are for
+  // adjusted logits.
   int64_t row_bytes, logits_bytes;
 };
 
-// The filters and the draw, in order.
+// The stages in their order: three filters, then the draw.
 constexpr int kTopK = 0, kTopP = 1, kMinP = 2, kDraw = 3;
 constexpr int kStages = kDraw + 1;
 
-// A prefix of the order, and its last id.
+// A prefix of the row's ids in their order (sample.h), and its last id.
 struct Found {
   Prefix prefix;
   int32_t last;  // the last id of the prefix
@@ -66,7 +67,8 @@ struct SampleShared {
 };
 static_assert(sizeof(SampleShared) % alignof(LogitBlock) == 0, "blocks follow");
 
-// The largest of the thread's logits; the first one if several are equal.
+// The largest of the logits that one thread visits; the first of them if
+// several are equal.
 struct BestLogit {
   float logit = Lowest();
   int32_t id = 0;
@@ -77,7 +79,7 @@ struct BestLogit {
       id = other_id;
     }
   }
-  // kEndOfRow if no logit is above -infinity.
+  // Returns kEndOfRow if no logit is above -infinity.
   KVASIR_DEVICE TopKey key() const {
     return logit > Lowest() ? KeyOf(logit, id) : kEndOfRow;
   }
@@ -94,7 +96,8 @@ KVASIR_DEVICE bool IsAllowed(const uint32_t* mask, int32_t id) {
          (simt::LoadGlobal(mask + id / 32) >> (id % 32) & 1u) != 0;
 }
 
-// Sets the thread's banned ids in `logits`, which is scratch, to -infinity.
+// Sets the logits of banned ids, as far as they belong to the thread, to
+// -infinity in the scratch `logits`.
 template <int n>
 KVASIR_DEVICE void ApplyBans(const SampleRowArgs& row, int64_t vocab,
                              float* logits) {
@@ -104,7 +107,8 @@ KVASIR_DEVICE void ApplyBans(const SampleRowArgs& row, int64_t vocab,
   }
 }
 
-// Sets the thread's ids that the mask excludes to -infinity.
+// Sets the logits of ids that the mask excludes to -infinity, and returns the
+// largest other logit. Only for ids that belong to the thread.
 template <int n>
 KVASIR_DEVICE BestLogit BestAllowed(const SampleRowArgs& row, int32_t vocab,
                                     float* logits) {
@@ -120,7 +124,8 @@ KVASIR_DEVICE BestLogit BestAllowed(const SampleRowArgs& row, int32_t vocab,
   return best;
 }
 
-// The counts of n neighbouring ids; 0 if there is no table.
+// Returns the counts of n neighbouring ids; zeros if there is no table of
+// counts.
 template <int n>
 KVASIR_DEVICE simt::Pack<int32_t, n> CountsOf(const int32_t* counts,
                                               int32_t pack) {
@@ -138,8 +143,9 @@ KVASIR_DEVICE simt::Pack<int32_t, n> CountsOf(const int32_t* counts,
   return pack_counts;
 }
 
-// Writes the row's logits with penalties, biases, bans and the mask to scratch.
-// `rest` gets 0 times the raw logits.
+// Writes the row's logits, changed by penalties, biases, bans and the mask, to
+// scratch. Adds 0 times each raw logit to `rest`, which so becomes NaN if one
+// is not finite.
 template <int n>
 KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
                                int32_t vocab, float* logits, float* rest) {
@@ -153,7 +159,7 @@ KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
                                                output_counts != nullptr);
   const bool output =
       output_counts != nullptr && (present != 0.0f || frequent != 0.0f);
-  // Biases and bans are applied to single ids before the mask.
+  // Biases and bans are applied id by id, before the mask.
   const bool single = row.num_biases > 0 || row.num_banned > 0;
   using Logits = simt::Pack<float, n>;
   constexpr int kAhead = 2;
@@ -209,8 +215,8 @@ KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
   return BestAllowed<n>(row, vocab, logits);
 }
 
-// base::Philox4x32 of the row's seed at its position and sample index, as a
-// number in [0, 1).
+// Returns a random number in [0, 1): base::Philox4x32 with the row's seed as
+// the key, and its position and sample index as the counter.
 KVASIR_DEVICE double Uniform(const SampleRowArgs& row) {
   auto key0 = static_cast<uint32_t>(row.seed);
   auto key1 = static_cast<uint32_t>(row.seed >> 32);
@@ -232,15 +238,16 @@ KVASIR_DEVICE double Uniform(const SampleRowArgs& row) {
   return static_cast<double>(word >> 11) * 0x1p-53;
 }
 
-// The ids that are sorted in shared memory: those between two prefixes.
+// Describes the ids that are sorted in shared memory: those after the prefix
+// `from` and before `end`.
 struct SortedIds {
   Prefix from;
   TopKey end;
 };
 
-// The shortest prefix of at least one id that meets `goal`, with weights added
-// in the CPU's order; all ids before `to` if none does. Runs on one thread.
-// `sorted` has the ids from `from` to `to`.
+// Returns the shortest prefix of at least one id that meets `goal`, with
+// weights added in the CPU's order; all ids before `to` if no prefix does. Runs
+// on one thread. `keys` and `weights` have the sorted ids from `from` on.
 KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
                          const TopKey* keys, const float* weights) {
   constexpr uint32_t kTogether = 8;
@@ -249,7 +256,7 @@ KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
   if (from.count > 0 && keys[0] >= goal.end) return {from, -1};
   double mass = from.mass;
   uint32_t i = 0;
-  // Add many ids at a time, as long as the goal is not met among them.
+  // Add eight ids at a time, as long as the goal is not met among them.
   KVASIR_NO_UNROLL
   for (; i + kTogether < count; i += kTogether) {
     double next = mass;
@@ -280,7 +287,8 @@ KVASIR_DEVICE Found Find(const TopOrder& order, const Goal& goal,
                          SampleShared* shared) {
   TopInterval interval = Narrow<n>(order, goal, limit, kSortedIds,
                                    /*whole=*/false, &shared->drawn);
-  // Walk from the top if possible, because then the sums equal the CPU's.
+  // If the ids from the top of the row fit into shared memory, walk from there,
+  // because the sums then equal the CPU's.
   if (interval.to.count <= kSortedIds) interval.from = {order.begin(), 0.0, 0};
   if (interval.from.end < sorted->from.end || interval.to.end > sorted->end) {
     *sorted = {interval.from, interval.to.end};
@@ -342,13 +350,13 @@ KVASIR_DEVICE int32_t Draw(const SampleRowArgs& row, const TopOrder& order,
   return found.last;
 }
 
-// Returns the sampled id to all threads.
+// Samples an id and returns it to all threads.
 template <int n>
 KVASIR_DEVICE int32_t Choose(const SampleRowArgs& row, int32_t vocab,
                              TopKey best, const float* logits, float* scratch,
                              SampleShared* shared) {
   if (best == kEndOfRow) {
-    // No logit is above -infinity, so all allowed ids are equal.
+    // If no logit is above -infinity, all allowed ids are equally likely.
     for (auto pack = int32_t(simt::Thread()); pack < vocab / n;
          pack += kThreads) {
       simt::StoreGlobal(reinterpret_cast<simt::Pack<float, n>*>(scratch) + pack,
@@ -359,20 +367,22 @@ KVASIR_DEVICE int32_t Choose(const SampleRowArgs& row, int32_t vocab,
     return best == kEndOfRow ? kNoTokenAllowed : IdOf(best);
   }
   const float max = LogitOf(best);
-  // The difference from an infinite logit is NaN.
+  // With an infinite largest logit, weights would be computed from infinity -
+  // infinity, which is NaN.
   if (row.temperature <= 0.0f || !IsFinite(max)) return IdOf(best);
   return Draw<n>(row, {logits, vocab, max, row.temperature, true}, shared);
 }
 
 // Writes the log probabilities of the sampled id and of the top ids. `keys` is
-// scratch for lists of more than kSortedIds ids.
+// scratch for a list of more than kSortedIds ids.
 template <int n>
 KVASIR_DEVICE void WriteLogprobs(const SampleArgs& args, int32_t token,
                                  TopKey* keys, SampleShared* shared) {
   const int64_t index = simt::CtaX();
   const auto thread = static_cast<int32_t>(simt::Thread());
   const int32_t num_logprobs = args.rows[index].num_logprobs;
-  // Logits that are not finite have no order, so nothing is reported.
+  // Logits that are not finite have no order, so no log probabilities are
+  // reported.
   const bool sound = token != kLogitNotFinite;
   const int64_t want = sound && num_logprobs > 0 ? num_logprobs : 0;
   for (int64_t i = want + thread; i < args.max_top; i += kThreads) {
@@ -423,7 +433,7 @@ SampleKernel(SampleCall call) {
   const SampleArgs& args = call.args;
   auto* const shared = reinterpret_cast<SampleShared*>(simt::Shared());
   const int64_t index = simt::CtaX();
-  // a reference, because registers are scarce
+  // a reference and not a copy, because registers are scarce
   const SampleRowArgs& row = args.rows[index];
   const auto vocab = static_cast<int32_t>(args.vocab);
   const float* const raw = args.logits + index * args.row_stride;
@@ -453,7 +463,8 @@ SampleKernel(SampleCall call) {
       best.Add(id, logit);
     });
   }
-  constexpr TopKey kNotFinite = 0;  // before every key of a finite logit
+  // comes before the key of every finite logit
+  constexpr TopKey kNotFinite = 0;
   const TopKey first =
       FirstKey(rest == 0.0f ? best.key() : kNotFinite, shared->best[0]);
   const int32_t token =

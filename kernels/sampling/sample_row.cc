@@ -67,7 +67,7 @@ class Descending {
     std::pop_heap(ids_, ids_ + left_, Later{keys_});
     return ids_[--left_];
   }
-  // The i-th id that Next has returned.
+  // Returns the i-th id that Next has returned, i from 0.
   int32_t Taken(int64_t i) const { return ids_[count_ - 1 - i]; }
 
  private:
@@ -92,8 +92,9 @@ double Uniform(const SampleRowArgs& row) {
   return static_cast<double>(word >> 11) * 0x1p-53;
 }
 
-// Draws from the ids with a weight above 0. `weights` has exp of the scaled
-// logits, 1 for the largest. kNoTokenAllowed if no weight is above 0.
+// Draws one of the ids with a weight above 0. `weights` has exp of the scaled
+// logits; the largest weight is 1. Returns kNoTokenAllowed if no weight is
+// above 0.
 int32_t Draw(const SampleRowArgs& row, int64_t vocab,
              const SampleScratch& scratch) {
   int64_t count = 0;
@@ -161,19 +162,21 @@ int32_t Draw(const SampleRowArgs& row, int64_t vocab,
     sum += weight_of(i);
     if (sum > target) return order.Taken(i);
   }
-  return order.Taken(limit - 1);  // the two sums may differ by rounding
+  // not reached in exact arithmetic: the two sums may differ by rounding
+  return order.Taken(limit - 1);
 }
 
 int32_t Choose(const SampleRowArgs& row, int64_t vocab,
                const SampleScratch& scratch, const SampleLoops& loops) {
   const int64_t best = loops.arg_max(scratch.logits, vocab);
   if (best < 0) {
-    // No logit is above -infinity, so all allowed ids are equal.
+    // If no logit is above -infinity, all allowed ids are equally likely.
     std::fill_n(scratch.weights, vocab, 0.0f);
     ApplyBans(row, vocab, scratch.weights);
     return static_cast<int32_t>(loops.arg_max(scratch.weights, vocab));
   }
-  // The difference from an infinite logit is NaN.
+  // With an infinite largest logit, exp_all would compute infinity - infinity,
+  // which is NaN.
   if (row.temperature <= 0.0f || std::isinf(scratch.logits[best])) {
     return static_cast<int32_t>(best);
   }
@@ -186,7 +189,8 @@ int32_t Choose(const SampleRowArgs& row, int64_t vocab,
 void WriteLogprobs(const SampleArgs& params, int64_t index, int32_t token,
                    const SampleScratch& scratch, const SampleLoops& loops) {
   const SampleRowArgs& row = params.rows[index];
-  // Logits that are not finite have no order, so nothing is reported.
+  // Logits that are not finite have no order, so no log probabilities are
+  // reported.
   const bool sound = token != kLogitNotFinite;
   const int64_t want = sound ? std::max<int64_t>(row.num_logprobs, 0) : 0;
   for (int64_t i = want; i < params.max_top; ++i) {

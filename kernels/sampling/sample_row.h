@@ -1,5 +1,5 @@
-// The sampler of one row, shared by the CPU's back ends, which differ only in
-// the loops over the whole vocabulary.
+// Samples from one row, for both back ends of the CPU, which differ only in the
+// loops over the whole vocabulary (SampleLoops).
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@ namespace kvasir::kernels {
 struct SampleLoops {
   bool (*all_finite)(const float* x, int64_t count);
   LogitBlockFunction add_logit_block;
-  // The lowest index of the largest element; -1 if none is above -infinity.
+  // Returns the lowest index of the largest element; -1 if no element is above
+  // -infinity.
   int64_t (*arg_max)(const float* x, int64_t count);
   // out[i] = exp((x[i] - max) / temperature)
   void (*exp_all)(const float* x, int64_t count, float max, float temperature,

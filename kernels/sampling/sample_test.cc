@@ -50,7 +50,8 @@ Sampled Draw(TestStream& test, const std::vector<float>& logits,
   return out;
 }
 
-// Counts the ids of many draws by `row` from `logits`.
+// Draws many times with the parameters `row` from `logits`, and counts the
+// drawn ids.
 std::map<int32_t, int> Histogram(const std::vector<float>& logits,
                                  SampleRowArgs row, int draws) {
   TestStream test;
@@ -73,7 +74,7 @@ std::set<int32_t> Support(const std::vector<float>& logits,
 const std::vector<float> kFour = {std::log(0.2f), std::log(0.4f),
                                   std::log(0.1f), std::log(0.3f)};
 
-TEST(SampleTest, GreedyTakesTheLargestLogitAndTheLowerIdOfEquals) {
+TEST(SampleTest, GreedySamplingTakesTheLargestLogitAndTheLowestIdOfEqualOnes) {
   TestStream test;
   SampleRowArgs greedy;
   greedy.temperature = 0.0f;
@@ -82,8 +83,9 @@ TEST(SampleTest, GreedyTakesTheLargestLogitAndTheLowerIdOfEquals) {
 }
 
 TEST(SampleTest, DrawsFollowTheDistribution) {
-  // Chi-square with 3 degrees of freedom: 16.3 is the 0.1 % point; the draws
-  // are fixed by their seeds.
+  // With 3 degrees of freedom, chi-square is below 16.3 with a probability of
+  // 99.9 %. The draws are fixed by their seeds, so the test never fails by
+  // chance.
   constexpr int kDraws = 20000;
   const auto counts = Histogram(kFour, SampleRowArgs(), kDraws);
   const double expected[] = {0.2, 0.4, 0.1, 0.3};
@@ -98,33 +100,35 @@ TEST(SampleTest, DrawsFollowTheDistribution) {
 
 TEST(SampleTest, TemperatureSharpensTheDistribution) {
   SampleRowArgs row;
-  row.temperature = 0.5f;  // squares of the probabilities: 16/30 for id 1
+  // squares the probabilities: id 1 gets 0.16 / 0.3 = 16/30
+  row.temperature = 0.5f;
   const auto counts = Histogram(kFour, row, 20000);
   EXPECT_NEAR(16.0 / 30.0, counts.at(1) / 20000.0, 0.015);
 }
 
-TEST(SampleTest, TopKTopPAndMinPKeepExactlyTheirIds) {
+TEST(SampleTest, TopKTopPAndMinPKeepExactlyTheIdsOfTheirDefinition) {
   SampleRowArgs row;
   row.top_k = 2;
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
   row = SampleRowArgs();
-  row.top_p = 0.69f;  // 0.4 + 0.3 reach it
+  row.top_p = 0.69f;  // 0.4 + 0.3 = 0.7 reaches it
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
   row.top_p = 0.71f;
   EXPECT_EQ((std::set<int32_t>{0, 1, 3}), Support(kFour, row));
   row.top_p = 1e-6f;
   EXPECT_EQ((std::set<int32_t>{1}), Support(kFour, row));
   row = SampleRowArgs();
-  row.min_p = 0.49f;  // of 0.4
+  row.min_p = 0.49f;  // the limit is 0.49 * 0.4 = 0.196, just below 0.2
   EXPECT_EQ((std::set<int32_t>{0, 1, 3}), Support(kFour, row));
   row.min_p = 0.51f;
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
-  // top-p uses the ids that top-k left: 0.4 / 0.7 by itself reaches 0.55.
+  // top-p applies to the ids that top-k kept: after that, id 1 has 0.4 / 0.7 =
+  // 0.57, which reaches 0.55 without another id.
   row = SampleRowArgs();
   row.top_k = 2;
   row.top_p = 0.55f;
   EXPECT_EQ((std::set<int32_t>{1}), Support(kFour, row));
-  // Equal logits at the edge of top-k: the lower ids stay.
+  // If equal logits are at the limit of top-k, the lower ids are kept.
   row = SampleRowArgs();
   row.top_k = 2;
   EXPECT_EQ((std::set<int32_t>{0, 1}), Support({1.0f, 1.0f, 1.0f}, row));
@@ -147,7 +151,7 @@ TEST(SampleTest, BiasesBansAndMasksChangeWhichIdsAreDrawn) {
   EXPECT_EQ((std::set<int32_t>{2}), Support(kFour, row));
 }
 
-TEST(SampleTest, NoTokenIsDrawnIfAllAreBanned) {
+TEST(SampleTest, NoTokenIsDrawnIfAllIdsAreExcluded) {
   SampleRowArgs row;
   const uint32_t mask = 0;
   row.allow_mask = &mask;
@@ -160,7 +164,7 @@ TEST(SampleTest, NoTokenIsDrawnIfAllAreBanned) {
 
 TEST(SampleTest, ARowWithANonFiniteLogitDrawsNoTokenButOtherRowsDo) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
-  constexpr int64_t kVocab = 37;  // no multiple of a vector
+  constexpr int64_t kVocab = 37;  // not a multiple of the vector length
   for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {
     TestStream test(1, backend);
     for (const float bad :
@@ -188,8 +192,10 @@ TEST(SampleTest, AnAllowedTokenIsDrawnDespiteInfiniteBiases) {
     int32_t want;
   };
   const Case cases[] = {
-      {{0.0f, kInf, 0.0f, kInf}, 1},      // the lower of two certain ones
-      {{-kInf, -kInf, -kInf, -kInf}, 1},  // 0 is banned
+      // both 1 and 3 are certain: the lower one is taken
+      {{0.0f, kInf, 0.0f, kInf}, 1},
+      // all equal: the lowest that is not banned (0 is)
+      {{-kInf, -kInf, -kInf, -kInf}, 1},
       {{kInf, -kInf, 3.0f, -kInf}, 2},
   };
   const int32_t ids[] = {0, 1, 2, 3};
@@ -210,7 +216,7 @@ TEST(SampleTest, AnAllowedTokenIsDrawnDespiteInfiniteBiases) {
   }
 }
 
-// 1 / 1e-38 is finite, 100 / 1e-38 is not.
+// A penalty of 1e-38 keeps 1 / 1e-38 finite, but makes 100 / 1e-38 infinite.
 TEST(SampleTest, AnOverflowingRepetitionPenaltyStillDrawsTheToken) {
   TestStream test;
   SampleRowArgs row;
@@ -220,28 +226,30 @@ TEST(SampleTest, AnOverflowingRepetitionPenaltyStillDrawsTheToken) {
   EXPECT_EQ(1, Draw(test, {3.0f, 100.0f, 1.0f}, {row}).ids[0]);
 }
 
-TEST(SampleTest, PenaltiesActOnPromptAndOutputAsDocumented) {
+TEST(SampleTest, PenaltiesChangeLogitsOfPromptAndOutputIdsAsDocumented) {
   TestStream test;
   SampleRowArgs row;
   row.temperature = 0.0f;
   const std::vector<int32_t> prompt = {0, 1, 0};
   std::vector<int32_t> output = {0, 0, 2};
   row.prompt_counts = prompt.data();
-  row.repetition_penalty = 2.0f;  // 4 -> 2, below 3
+  // the penalty changes 4 to 2, which is below 3
+  row.repetition_penalty = 2.0f;
   EXPECT_EQ(0, Draw(test, {3.0f, 4.0f, 1.0f}, {row}).ids[0]);
-  // Negative logits are multiplied: -1 -> -2.
+  // A negative logit is multiplied by the penalty: -1 becomes -2.
   EXPECT_EQ(0, Draw(test, {-1.5f, -1.0f, -9.0f}, {row}).ids[0]);
   row = SampleRowArgs();
   row.temperature = 0.0f;
   row.output_counts = output.data();
-  row.presence_penalty = 1.5f;  // 4 -> 2.5, below 3; once, not per occurrence
+  // 4 becomes 2.5, below 3: subtracted once, not twice
+  row.presence_penalty = 1.5f;
   EXPECT_EQ(0, Draw(test, {3.0f, 1.0f, 4.0f}, {row}).ids[0]);
   EXPECT_EQ((std::vector<int32_t>{1, 0, 2}), output);  // the draw was counted
   output = {0, 0, 2};
   row.presence_penalty = 0.0f;
-  row.frequency_penalty = 0.6f;  // 4 -> 2.8
+  row.frequency_penalty = 0.6f;  // two occurrences: 4 becomes 2.8
   EXPECT_EQ(0, Draw(test, {3.0f, 1.0f, 4.0f}, {row}).ids[0]);
-  output = {0, 0, 1};  // 4 -> 3.4
+  output = {0, 0, 1};  // one occurrence: 4 becomes 3.4
   EXPECT_EQ(2, Draw(test, {3.0f, 1.0f, 4.0f}, {row}).ids[0]);
 }
 
@@ -262,9 +270,9 @@ TEST(SampleTest, LogprobsComeFromTheRawLogits) {
   EXPECT_EQ(0.0f, got.top_logprobs[2]);
 }
 
-// Rows that use every parameter, with a vocabulary that is no multiple of a
-// vector.
-TEST(SampleTest, BackEndsThreadsAndBatchDoNotChangeARow) {
+// The rows use the parameters in many combinations; the vocabulary is not a
+// multiple of the vector length.
+TEST(SampleTest, BackEndThreadsAndBatchDoNotChangeTheSampledRow) {
   constexpr int64_t kVocab = 5003;
   constexpr size_t kRows = 12;
   const auto logits = RandomFloats(kVocab * kRows, 1, 3.0f);
@@ -300,7 +308,7 @@ TEST(SampleTest, RefusesMoreTopEntriesThanIds) {
   params.max_top = 5;
   EXPECT_THAT(Sample(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("max_top: want 0 to 4, have 5")));
+                             HasSubstr("max_top: must be from 0 to 4, is 5")));
 }
 
 TEST(CountTokensTest, CountsEachHistoryInItsOwnTable) {
@@ -310,7 +318,7 @@ TEST(CountTokensTest, CountsEachHistoryInItsOwnTable) {
   std::vector<int32_t> kept = {5, 5, 5, 5};
   const TokenHistoryArgs rows[] = {{ids.data(), 5, cleared.data(), true},
                                    {ids.data() + 3, 3, kept.data(), false},
-                                   {}};  // padding
+                                   {}};  // padding: no ids
   KVASIR_ASSERT_OK(CountTokens(
       test.stream(), OnDevice(CountTokensArgs{rows, 3, 4}), test.workspace()));
   EXPECT_EQ((std::vector<int32_t>{0, 2, 0, 1}), cleared);

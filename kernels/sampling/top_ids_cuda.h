@@ -22,7 +22,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// The most ids that are sorted in shared memory.
+// The most ids that are sorted in shared memory at a time.
 inline constexpr uint32_t kSortedIds = 2048;
 
 template <typename T>
@@ -34,8 +34,8 @@ KVASIR_DEVICE T ShuffleWide(T value, uint32_t lanes) {
   return simt::BitsAs<T>(high << 32 | low);
 }
 
-// Maps floats to integers of the same order: larger for larger numbers, equal
-// for -0 and 0, above 0 for NaN.
+// Maps floats to integers in the same order: a larger number gets a larger
+// integer, -0 and 0 get the same, and NaN gets one above that of 0.
 KVASIR_DEVICE uint32_t OrderOf(float x) {
   const auto bits = simt::BitsAs<uint32_t>(x + 0.0f);
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
@@ -47,8 +47,8 @@ KVASIR_DEVICE float OfOrder(uint32_t order) {
 
 KVASIR_DEVICE bool IsFinite(float x) { return x * 0.0f == 0.0f; }
 
-// A place in the order: larger logits come first, equal logits are ordered by
-// id.
+// A position in the order of ids: larger logits come first, and equal logits
+// are ordered by id.
 using TopKey = uint64_t;
 inline constexpr TopKey kEndOfRow = ~TopKey{0};  // after all ids
 KVASIR_DEVICE TopKey KeyOf(float logit, int32_t id) {
@@ -60,7 +60,7 @@ KVASIR_DEVICE float LogitOf(TopKey key) {
 KVASIR_DEVICE int32_t IdOf(TopKey key) {
   return static_cast<int32_t>(static_cast<uint32_t>(key));
 }
-// The place after all ids with this logit or a larger one.
+// Returns the position after all ids with this logit or a larger one.
 KVASIR_DEVICE TopKey BehindLogit(float logit) {
   return (TopKey{~OrderOf(logit)} + 1) << 32;
 }
@@ -82,14 +82,15 @@ KVASIR_DEVICE TopKey FirstKey(TopKey key, TopKey* partial,
   return key;
 }
 
-// Sorts keys in ascending order by a network in which every exchange goes
-// upwards, so that it works for any number of keys.
+// Sorts keys in ascending order by a sorting network. Every exchange moves the
+// larger key upwards, so the network works for any number of keys.
 KVASIR_DEVICE void Sort(TopKey* keys, uint32_t count) {
   uint32_t whole = 1;
   while (whole < count) whole *= 2;
   for (uint32_t size = 2; size <= whole; size *= 2) {
     for (uint32_t apart = size / 2; apart > 0; apart /= 2) {
-      // First exchange mirror images, then neighbours.
+      // In the first round of a size, compare mirror images; then keys at a
+      // fixed distance.
       const uint32_t flip = apart == size / 2 ? 2 * apart - 1 : apart;
       for (uint32_t i = simt::Thread(); i < whole / 2; i += kLogitThreads) {
         const uint32_t low = i / apart * 2 * apart + i % apart;
@@ -107,14 +108,15 @@ KVASIR_DEVICE void Sort(TopKey* keys, uint32_t count) {
   }
 }
 
-// The ids before the key `end`: their number, and the sum of their weights.
+// The ids of a row before the key `end`: their number, and the sum of their
+// weights.
 struct Prefix {
   TopKey end;
   double mass;
   uint32_t count;
 };
 
-// A prefix is enough if it reaches any of these.
+// The goal of a search: a prefix is enough if it reaches one of these limits.
 struct Goal {
   uint32_t count = ~0u;  // number of ids
   double mass = 1e300;   // sum of weights
@@ -127,7 +129,7 @@ struct Goal {
   }
 };
 
-// A row and the parameters of its order.
+// A row and the parameters that determine the order and the weights of its ids.
 struct TopOrder {
   const float* logits;
   int32_t vocab;
@@ -141,7 +143,8 @@ struct TopOrder {
     return Exp((logit - max) / temperature);
   }
   KVASIR_DEVICE TopKey begin() const { return KeyOf(max, 0); }
-  // Calls visit(key, weight) for the thread's ids in [begin, end).
+  // Calls visit(key, weight) for the ids in [begin, end) that belong to the
+  // thread.
   template <int n, typename Visit>
   KVASIR_DEVICE void ForKeys(TopKey begin, TopKey end,
                              const Visit& visit) const {
@@ -154,13 +157,14 @@ struct TopOrder {
   }
 };
 
-// The cuts of an interval, ascending; the last is its end. More cuts would
-// spill registers.
+// Keys that cut an interval into parts, in ascending order; the last is the
+// interval's end. More cuts would not fit into registers.
 inline constexpr int kCuts = 6;
 struct TopCuts {
   TopKey key[kCuts];
 };
-// The counts and weights at the cuts, in shared memory.
+// For each cut, the count and the weight of the ids before it. In shared
+// memory.
 struct TopMarks {
   Prefix prefix[kCuts];
 };
@@ -170,8 +174,8 @@ struct SplitMemory {
   uint32_t count[kCuts][kLogitWarps];
 };
 
-// Cuts at distances of 1.5, 3, 5, 7.5 and 10.5 temperatures from the largest
-// logit, and at 88, where weights are 0.
+// Returns cuts at distances of 1.5, 3, 5, 7.5 and 10.5 temperatures from the
+// largest logit, and at 88, from where on weights are 0.
 KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
   TopCuts cuts;
   TopKey before = order.begin();
@@ -188,11 +192,11 @@ KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
   }
   return cuts;
 }
-// Cuts of the interval from one key to a larger one, by the value of the logits
-// or by order.
+// Returns cuts of the interval from one key to a larger one, at equal distances
+// of logits (by_value) or of keys.
 KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
                                   int32_t vocab) {
-  // The key after all ids that have the first logit of the interval.
+  // The key after all ids whose logit equals the first logit of the interval.
   const TopKey last = (begin >> 32) << 32 | static_cast<uint32_t>(vocab);
   const TopKey near =
       begin < last && last < end && (begin >> 32) == (end - 1) >> 32 ? last
@@ -208,7 +212,7 @@ KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
   for (int i = 0; i < kCuts - 1; ++i) {
     const auto times = static_cast<TopKey>(i + 1);
     TopKey key = step > 0 ? begin + step * times : begin + times;
-    // In case all logits are equal.
+    // Needed if all logits of the interval are equal.
     if (i == 0 && BehindLogit(top) < key) key = BehindLogit(top);
     if (by_value) key = BehindLogit(top + part * static_cast<float>(i + 1));
     key = key < begin ? begin : key;
@@ -218,8 +222,8 @@ KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
   return cuts;
 }
 
-// Counts and weighs the ids from the end of `from` to each cut. All threads can
-// read the marks when it returns.
+// Computes the marks: the count and weight of the ids from the end of `from` to
+// each cut. All threads can read the marks when it returns.
 template <int n>
 KVASIR_DEVICE void Split(const TopOrder& order, const Prefix& from,
                          const TopCuts& cuts, SplitMemory* memory,
@@ -265,16 +269,16 @@ KVASIR_DEVICE void Split(const TopOrder& order, const Prefix& from,
   simt::SyncCta();
 }
 
-// Two prefixes: the first is too small; the second is enough, unless no prefix
-// is.
+// The border that is searched lies between these two prefixes: `from` is too
+// small, and `to` is enough, unless no prefix is.
 struct TopInterval {
   Prefix from, to;
 };
 
-// The two neighbouring prefixes, among `interval` and the marks in it, between
-// which the border lies. An id lies between them if one did before: a mark with
-// no id after it ends the interval, even if its weights, added in another
-// order, are one bit less than the goal.
+// Returns the two neighbouring prefixes, among `interval` and the marks in it,
+// between which the border lies. There is always an id between them: a mark
+// that already has all ids of the interval ends it, even if its weights, added
+// in another order, are one bit less than the goal.
 KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
                                   TopInterval interval) {
   for (int i = 0; i < kCuts; ++i) {
@@ -290,13 +294,15 @@ KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
   return interval;
 }
 
-// The bound holds for every row. A split by order reduces an interval of n keys
-// to n / 6 + 5, or to n / 3 if the first cut is moved to the end of a logit
-// (CutsBetween). The splits add up to 53:
-// - from 2^64 to 2^38 keys (64 logits): 17 thirds, every other split: 34;
-// - to 2^35, where a sixth is hardly more than a logit: 2 thirds;
-// - to the 2^20 ids of one logit: 6 sixths;
-// - to one id: 8 sixths, one third, and 2 for the constants: 11.
+// A limit for the number of splits that no row reaches. A split by order
+// reduces an interval of n keys to n / 6 + 5, or to n / 3 if the first cut is
+// moved to the end of a logit (CutsBetween). A row needs at most 53 splits:
+// - 34 from 2^64 to 2^38 keys (64 logits): 17 splits by order that divide by 3,
+// each followed by a split by value;
+// - 2 to 2^35 keys, where a sixth is hardly more than a logit: both divide by
+// 3;
+// - 6 to the 2^20 ids of one logit: each divides by 6;
+// - 11 to one id: 8 that divide by 6, one by 3, and 2 because of the added 5.
 // Tested by SampleCudaTest.NoIntervalOfKeysNeedsMoreSplitsThanTheLimit.
 inline constexpr int kMostSplits = 64;
 
@@ -307,8 +313,9 @@ struct TopMemory {
   uint32_t next;    // the index at which the next key is stored
 };
 
-// Splits the row, starting with its marks, until the interval has at most
-// `most` ids or, with `whole`, at most `most` ids precede its end.
+// Narrows the interval in which the border lies, starting with the marks of the
+// whole row, until it has at most `most` ids or, with `whole`, at most `most`
+// ids precede its end.
 template <int n>
 KVASIR_DEVICE TopInterval Narrow(const TopOrder& order, const Goal& goal,
                                  const Prefix& limit, uint32_t most, bool whole,
@@ -329,8 +336,9 @@ KVASIR_DEVICE TopInterval Narrow(const TopOrder& order, const Goal& goal,
   return interval;
 }
 
-// Writes the keys of [begin, end) into `keys`, sorted; if there are more than
-// `most`, only some of them. `next` must be 0 before.
+// Writes the keys of the ids in [begin, end) into `keys`, sorted; if there are
+// more than `most`, only some of them. Returns their number. `next` must be 0
+// before the call.
 template <int n>
 KVASIR_DEVICE uint32_t TakeSorted(const TopOrder& order, TopKey begin,
                                   TopKey end, TopKey* keys, uint32_t most,

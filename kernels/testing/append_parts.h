@@ -1,5 +1,5 @@
-// Test support: parts of a cache in memory filled with a known byte, and rows
-// to append to them.
+// Test support for ops that append to the cache: cache parts in memory filled
+// with a known byte, and rows to append to them.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@ namespace kvasir::kernels {
 
 inline constexpr char kUntouched = '\x55';
 
-// The shape of a group: its width and, if it has codes, their runs.
+// The shape of a group of latents: its width and, if it is stored as codes, the
+// runs of channels with equal bits.
 struct GroupShape {
   int64_t width = 0;
   std::vector<CodeRun> runs;
@@ -31,15 +32,15 @@ inline GroupShape Coded(
   return shape;
 }
 
-// If `slots` is 0, a page is one tile. If `granule_bytes` is 0, slots follow
-// one another.
+// How a page is divided. If `slots` is 0, a page is one tile. If
+// `granule_bytes` is 0, slots follow one another without granules.
 struct Tiles {
   int64_t slots = 0;
   int64_t granule_bytes = 0;
 };
 
-// A part of the cache with gaps between its regions, in memory filled with a
-// known byte.
+// A cache part with gaps between its regions. Its memory is filled with
+// kUntouched, so that a test can see which bytes an op has written.
 class Part {
  public:
   Part(std::vector<GroupShape> shapes, DType dtype, int64_t page_tokens,
@@ -53,7 +54,7 @@ class Part {
     view.param_dtype = dtype;
     view.num_levels = num_levels;
     for (int i = 0; i < num_levels; ++i) {
-      // Steps between levels are uneven.
+      // The distances between levels are unequal.
       view.levels[i] = 0.3f * static_cast<float>(i) -
                        0.1f * static_cast<float>(num_levels) +
                        0.05f * static_cast<float>(i % 3);
@@ -70,7 +71,7 @@ class Part {
       static constexpr float kAny = 0.0f;
       view.static_scale = static_ranges ? &kAny : no_scale;
       const int64_t codes_bytes = CodesBytes(view, group);
-      // Codes need no alignment, so their stride is exactly their bytes.
+      // Codes need no alignment, so there is no gap between their slots.
       Place(codes_bytes, group.num_runs > 0 ? 0 : kGap, granule_bytes,
             &group.codes, &offset);
       offset = (offset + 3) / 4 * 4 + kGap;
@@ -94,12 +95,12 @@ class Part {
   }
   Part(const Part&) = delete;
 
-  // An arena of `pages` pages filled with the known byte.
+  // Returns an arena of `pages` pages, filled with kUntouched.
   std::vector<char> Memory(int64_t pages) {
     return std::vector<char>(static_cast<size_t>(pages * view.page_bytes),
                              kUntouched);
   }
-  // Writes the known byte to all bytes that slot `slot` may have written.
+  // Writes kUntouched to all bytes that belong to slot `slot`.
   void Erase(int64_t slot, std::vector<char>* memory) {
     view.arena = memory->data();
     for (const LatentGroup& group : groups_) {
@@ -114,7 +115,7 @@ class Part {
                    erase);
     }
   }
-  // The bytes of a slot in a region, as one array.
+  // Returns the bytes of a slot in a region as one array.
   std::vector<char> Load(const TileRegion& region, int64_t slot,
                          int64_t count) const {
     std::vector<char> bytes(static_cast<size_t>(count));
@@ -129,7 +130,8 @@ class Part {
   LatentPartArgs view;
 
  private:
-  // `gap` is the space between slots that are not in granules.
+  // Places a region at *offset and moves *offset to its end. `g` is the size of
+  // granules, 0 for none; `gap` is the space between slots without granules.
   void Place(int64_t slot_bytes, int64_t gap, int64_t g, TileRegion* region,
              int64_t* offset) const {
     region->granule_bytes = g;
@@ -146,14 +148,14 @@ class Part {
   std::vector<float> scale_;
 };
 
-// Rows of latents. Row t is written to slots[t].
+// Rows of latents to append. Row t is written to slots[t]; -1: to no slot.
 struct Rows {
   std::vector<float> numbers;
   int64_t stride = 0;
   std::vector<int64_t> slots;
   int64_t page_tokens = 0;
 };
-// Random rows for slots in three pages; one row is written to no slot.
+// Returns random rows for slots in three pages; one row is written to no slot.
 inline Rows RandomRows(int64_t width, int64_t page_tokens) {
   Rows rows;
   rows.stride = width + 3;

@@ -1,4 +1,4 @@
-// Streams and checks that tests of attention share.
+// Streams and checks that the tests of attention share.
 #pragma once
 
 #include <initializer_list>
@@ -17,7 +17,8 @@ struct AttentionStreams {
   TestStream reference{1, CpuBackend::kReference, size_t{4} << 20};
   TestStream one{1, CpuBackend::kSimd, size_t{4} << 20};
   TestStream three{3, CpuBackend::kSimd, size_t{8} << 20};
-  // There are more threads than units, so threads take splits of long contexts.
+  // More threads than units of work, so that threads take splits of long
+  // contexts.
   TestStream many{16, CpuBackend::kSimd, size_t{32} << 20};
 };
 inline AttentionStreams& SharedStreams() {
@@ -25,14 +26,15 @@ inline AttentionStreams& SharedStreams() {
   return streams;
 }
 
-// Writes the tokens that the requests see.
+// Writes all tokens that the requests see into the cache.
 inline void WriteAll(LatentCache& cache, const std::vector<LatentAsk>& asks) {
   for (const LatentAsk& ask : asks) {
     cache.Write(ask.sequence, 0, ask.start + ask.count);
   }
 }
 
-// Returns the reference's output, after comparing it with the definition.
+// Returns the output of the reference back end, after comparing it with the
+// definition in float64.
 inline std::vector<float> CheckedReference(LatentCache& cache,
                                            const std::vector<LatentAsk>& asks,
                                            double tolerance) {
@@ -46,8 +48,7 @@ inline std::vector<float> CheckedReference(LatentCache& cache,
   return truth;
 }
 
-// Expects every vector target to give the bits of `truth` on all of the
-// streams.
+// Expects the bits of `truth` for every vector target on each of the streams.
 inline void ExpectBits(LatentCache& cache, const std::vector<LatentAsk>& asks,
                        const std::vector<float>& truth,
                        std::initializer_list<TestStream*> streams) {

@@ -1,5 +1,6 @@
-// A CPU device whose pages are in granules, as a GPU has them. The scalar
-// reference reads and writes any page layout, and results do not depend on it.
+// A CPU device whose pages are divided into granules, like a GPU's. It runs the
+// scalar reference back end, which reads and writes any page layout with the
+// same results.
 #pragma once
 
 #include <cstdint>

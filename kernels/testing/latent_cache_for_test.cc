@@ -15,7 +15,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// Space before the groups of a row in a ring.
+// The space before each group of a row in a ring.
 constexpr int64_t kRowGap = 3;  // in multiples of PartSpec::exact_alignment
 
 }  // namespace
@@ -42,7 +42,8 @@ TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
     std::copy(levels.begin(), levels.end(), part.levels);
   }
   const float none = 0.0f;
-  if (spec.fixed_ranges) part.static_scale = &none;  // ParamsBytes reads it
+  // any pointer: ParamsBytes only checks that it is not null
+  if (spec.fixed_ranges) part.static_scale = &none;
   for (int64_t g = 0; g <= last; ++g) {
     LatentGroup group;
     group.width = spec.widths[static_cast<size_t>(g) % spec.widths.size()];
@@ -332,7 +333,7 @@ TestRebuild::TestRebuild(const TestPart& part, int64_t num_kv_heads,
     bias = RandomFloats(num_kv_heads * spec.dims, seed + 100, 0.3f);
     rebuild.bias = bias.data();
   }
-  // Random pairs of numbers. Some numbers are in no pair.
+  // Choose random pairs of numbers; some numbers are in no pair.
   std::vector<int32_t> order(static_cast<size_t>(spec.dims));
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937(seed + 101));
@@ -447,7 +448,7 @@ absl::Status AttendOnDevice(TestStream& test, const PagedAttentionArgs& args,
 LatentCache::LatentCache(const LatentSpec& spec, std::vector<int64_t> lengths,
                          uint32_t seed)
     : spec_(spec), lengths_(std::move(lengths)), seed_(seed) {
-  int64_t pages = 1;  // one page belongs to no sequence
+  int64_t pages = 1;  // one page more, which belongs to no sequence
   for (const int64_t length : lengths_) pages += Pages(length);
   std::vector<int32_t> ids(static_cast<size_t>(pages));
   std::iota(ids.begin(), ids.end(), 0);
@@ -635,8 +636,8 @@ void LatentCache::MakeMetadata(int64_t pages) {
   ClearMass();
 }
 
-// The slots after a sequence's last one keep contents that must not be
-// accessed.
+// Clears only the slots of each sequence. The slots after the last one keep
+// contents that must not be accessed.
 void LatentCache::ClearMass() {
   for (size_t i = 0; i < tables_.size(); ++i) {
     for (int64_t s = 0; s < lengths_[i]; ++s) {
@@ -701,9 +702,9 @@ int64_t LatentCache::PageOf(int64_t sequence, int64_t token) const {
                 [static_cast<size_t>(token / spec_.page_tokens)];
 }
 
-// Divides the rows into three segments if there are enough: the rest of a page
-// whose beginning others use, pages of that arena, and longer pages of another
-// arena.
+// Divides the exact rows into three segments if there are enough rows: the rest
+// of a page whose beginning others use, whole pages of the same arena, and
+// longer pages of another arena.
 LatentCache::ExactSide LatentCache::MakeExactSide(bool is_key,
                                                   int64_t first_page) const {
   ExactSide side;
@@ -996,10 +997,10 @@ double WorstError(const PagedAttentionArgs& params,
       errors.push_back(error);
       norms.push_back(norm);
     }
-    // The sum of one channel's values may cancel although its terms are not
-    // small. Then the error is compared with the part's average. Wider rows are
-    // compared only with themselves, because sums over many slots are smaller
-    // than those over few.
+    // If values have one channel, their sum may cancel although its terms are
+    // not small; then the error is compared with the part's average. Wider rows
+    // are compared only with themselves, because sums over many slots are
+    // smaller than those over few.
     const double usual =
         widest > 1 ? 0.0
                    : std::accumulate(norms.begin(), norms.end(), 0.0) /

@@ -1,6 +1,6 @@
-// A cache of latents for tests: any parts, random contents, pages in random
-// order. Slots that were not written are NaN, and so are exact rows that no
-// query reads.
+// A cache of latents for tests, with any kinds of parts, random contents, and
+// pages in random order. Slots that were not written are NaN, and so are exact
+// rows that no query reads.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@
 
 namespace kvasir::kernels {
 
-// Keys are rebuilt if dims > 0.
+// How keys are rebuilt from their latents before they are rotated; dims = 0:
+// they are not.
 struct RebuildSpec {
   int64_t dims = 0;
   int64_t num_pairs = 0;
@@ -26,18 +27,20 @@ struct RebuildSpec {
   float attention_factor = 1.0f;
 };
 
-// One part of a side. If group_of_head is empty, each KV head has a group.
+// One part of the keys or the values. If group_of_head is empty, each KV head
+// has a group of its own.
 struct PartSpec {
   std::vector<int64_t> widths = {32};  // group g has widths[g % size]
   std::vector<int32_t> group_of_head = {};
-  std::vector<int> bits = {};  // bits of the runs, repeated in turn; empty:
-                               // numbers
-  int64_t run_width = 0;       // 0: one run for all channels
+  // Bits of the runs of codes, repeated in turn; empty: plain numbers.
+  std::vector<int> bits = {};
+  int64_t run_width = 0;  // 0: one run for all channels
   DType dtype = DType::kBf16;
   DType param_dtype = DType::kF16;
   bool fixed_ranges = false;
-  int64_t unstored = 0;  // with fixed ranges: the last channels, of 0 bits
-  bool levels = false;   // codes with levels and one scale per token
+  // with fixed ranges: number of last channels with 0 bits
+  int64_t unstored = 0;
+  bool levels = false;  // codes are indices of levels; one scale per token
   RebuildSpec rebuild = {};
   int64_t lift_dims = 0;      // values are lifted if > 0
   int64_t tile_slots = 0;     // 0: a page is one tile
@@ -56,45 +59,48 @@ struct LatentSpec {
   int64_t page_tokens = 16;
   int64_t window = 0;
   bool causal = true;
-  int64_t first_position = 0;  // position of slot 0; above 0: the launch has
-                               // positions
+  // The position of slot 0; if it is above 0, launches pass positions.
+  int64_t first_position = 0;
   // The actual position of a slot whose nominal position is first_position + i;
   // null: its position is the nominal one.
   int64_t (*position_of)(int64_t) = nullptr;
-  bool tables_only = false;  // nothing is computed, so lifts have no numbers
-  // slots of the exact windows of the keys and of the values
+  // no launch computes anything, so lifts have no numbers
+  bool tables_only = false;
+  // The number of slots in the exact windows of the keys and of the values.
   int64_t key_exact = 0;
   int64_t value_exact = 0;
-  // rows per page in the first arena; the second has more
+  // Rows per page in the first arena of exact rows; the second has more.
   int64_t exact_page_rows = 3;
-  int64_t sinks = 0;    // sinks with exact rows, on both sides
-  int64_t evicted = 0;  // number of evicted slots of every sequence, which
-                        // moves its exact rows
+  int64_t sinks = 0;  // sinks with exact rows, on both sides
+  // The number of evicted slots of every sequence; eviction moves exact rows.
+  int64_t evicted = 0;
   // Eviction units [Hkv]; empty: no slot metadata.
   std::vector<int32_t> unit_of_head = {};
   bool adds_mass = false;
-  int64_t kept_weights = 0;  // room for weights, in floats
-  // Rebuilt keys are rotated by the positions in the metadata. In unit u these
-  // are 1000 u greater than the slots' own positions.
+  int64_t kept_weights = 0;  // memory for attention weights, in floats
+  // If set, rebuilt keys are rotated by the positions in the metadata. In unit
+  // u these are 1000 u greater than the slots' own positions.
   bool stored_positions = false;
-  int64_t query_gap = 3;     // columns after a row that belong to no head
-  int64_t asked_tokens = 0;  // only the last tokens of a sequence have queries;
-                             // 0: all
+  int64_t query_gap = 3;  // columns after a row that belong to no head
+  // How many of the last tokens of a sequence have queries; 0: all tokens.
+  int64_t asked_tokens = 0;
 };
 
-// A sequence's rows in a launch: new tokens after `start` cached ones.
+// The rows of one sequence in a launch: `count` new tokens after `start` cached
+// ones.
 struct LatentAsk {
   int64_t sequence;
   int64_t start;
   int64_t count;
-  int64_t dead_pages = 0;  // the first pages of its table that were given up
+  // number of first pages in its table that were given up
+  int64_t dead_pages = 0;
   int64_t first_counted_row = 0;
-  // For Expected: the slots of each unit [U] that all rows see, instead of the
-  // slots up to the row's own. Null: the slots up to the row's own.
+  // Only for Expected: the slots of each unit [U] that all rows see. Null: each
+  // row sees the slots up to its own.
   const std::vector<std::vector<int32_t>>* slots_of_unit = nullptr;
 };
 
-// A part with its tables and memory.
+// A cache part with the tables and the memory that it points to.
 class TestPart {
  public:
   TestPart(const PartSpec& from, int64_t num_kv_heads, int64_t page_tokens,
@@ -110,16 +116,17 @@ class TestPart {
   // where the slot is.
   void Write(int64_t page, int64_t slot, uint32_t token);
 
-  // The numbers of a KV head's latent, in float64.
+  // Returns the numbers of a KV head's latent in a slot, in float64.
   std::vector<double> Read(int64_t kv_head, int64_t page, int64_t slot) const;
 
-  // RingRowBytes returns the bytes of a row in a ring. MakeRing allocates the
-  // memory of all rings, and MakeFresh that of a launch's own rows; neither
-  // holds a row at first.
+  // RingRowBytes returns the bytes of a row in a ring of exact rows. MakeRing
+  // allocates the memory of all rings, and MakeFresh that of a launch's own
+  // rows; neither contains rows at first.
   int64_t RingRowBytes() const;
   void MakeRing(int64_t bytes);
   void MakeFresh(int64_t rows);
-  // The numbers of a token's exact row, which differ from its decoded codes.
+  // Returns the numbers of a token's exact row, which differ from its decoded
+  // codes.
   std::vector<float> ExactNumbers(size_t group, uint32_t token) const;
   void WriteExact(const LatentPartArgs& rows, int64_t slot,
                   uint32_t token) const;
@@ -127,7 +134,7 @@ class TestPart {
   std::vector<double> ReadExact(int64_t kv_head, uint32_t token) const;
 
   int64_t WidthOf(int64_t kv_head) const;
-  // of all pages
+  // Bytes of all pages.
   int64_t arena_bytes() const { return static_cast<int64_t>(memory_.size()); }
   int64_t ring_bytes() const {
     return static_cast<int64_t>(ring_memory_.size());
@@ -145,7 +152,8 @@ class TestPart {
  private:
   void PlaceRegion(int64_t slot_bytes, int64_t granule, TileRegion* region,
                    int64_t* offset) const;
-  // Bits after the codes in the last byte of a slot are random.
+  // Writes random codes into a slot; the unused bits in its last byte are
+  // random, too.
   void WriteRandomCodes(const LatentGroup& group, uint32_t seed,
                         char* slot) const;
   void Store(const std::vector<char>& bytes, const TileRegion& region,
@@ -153,7 +161,7 @@ class TestPart {
   std::vector<char> Load(int64_t count, const TileRegion& region, int64_t page,
                          int64_t slot) const;
 
-  // Makes groups of rows for `count` slots from `offset` on.
+  // Lays out groups of exact rows for `count` slots, from `offset` on.
   void LayRows(int64_t count, int64_t offset, LatentPartArgs* rows,
                std::vector<LatentGroup>* groups) const;
 
@@ -171,7 +179,7 @@ class TestPart {
   std::vector<char> fresh_memory_;
 };
 
-// A KeyRebuildArgs with its tables.
+// A KeyRebuildArgs with the tables that it points to.
 struct TestRebuild {
   KeyRebuildArgs rebuild;
   std::vector<std::vector<float>> up;
@@ -188,7 +196,7 @@ struct TestRebuild {
   TestRebuild& operator=(const TestRebuild&) = delete;
 };
 
-// A ValueLiftArgs with its tables.
+// A ValueLiftArgs with the tables that it points to.
 struct TestLift {
   ValueLiftArgs lift;
   std::vector<std::vector<float>> up;
@@ -201,7 +209,8 @@ struct TestLift {
   TestLift& operator=(const TestLift&) = delete;
 };
 
-// Prepares the op, divides the step and runs it.
+// Does all three steps of attention: prepares the op, divides the step
+// (DivideStep) and runs it.
 absl::Status AttendOnDevice(TestStream& test, const PagedAttentionArgs& args,
                             Workspace& workspace);
 
@@ -211,11 +220,11 @@ class LatentCache {
               uint32_t seed);
   ~LatentCache();
 
-  // Called with the parameters of every launch.
+  // If set, called with the parameters of every launch.
   std::function<void(const PagedAttentionArgs&)> on_launch;
 
-  // From now on Write and Expected use these threads, which must outlive the
-  // cache. Null: only the caller's thread.
+  // Makes Write and Expected use these threads, which must outlive the cache.
+  // Null: only the caller's thread.
   void UseThreads(base::ThreadPool* threads) { threads_ = threads; }
 
   std::vector<int32_t>& table(int64_t sequence);
@@ -224,43 +233,45 @@ class LatentCache {
   }
 
   void Write(int64_t sequence, int64_t begin, int64_t end);
-  // Rounds the queries to this type.
+  // Rounds the queries to this type, for devices whose activations have it.
   void RoundQueries(DType dtype);
 
-  // Output rows of the requested tokens, one after another. Only the exact rows
-  // that they see exist.
+  // Runs attention and returns the output rows of all requests, one after
+  // another. Exact rows that these requests do not see are not written.
   std::vector<float> Attend(TestStream& test,
                             const std::vector<LatentAsk>& asks);
 
-  // Like Attend, with `run` in place of the op.
+  // Like Attend, but calls `run` in place of the op.
   std::vector<float> Launch(
       const std::vector<LatentAsk>& asks,
       absl::FunctionRef<void(const PagedAttentionArgs&)> run);
 
-  // The parameters without rows and sequences.
+  // Returns the parameters that do not depend on a launch's rows and sequences.
   PagedAttentionArgs Params();
 
-  // The attention mass of a sequence's slots [U, tokens]. ClearMass sets it to
-  // zeros.
+  // Returns the attention mass of a sequence's slots, [U, tokens]. ClearMass
+  // sets it to zeros.
   std::vector<float> Mass(int64_t sequence, int64_t tokens) const;
   void ClearMass();
-  // The mass that the counted rows of a request add, in float64.
+  // Returns the mass that the rows of a request from first_counted_row on add,
+  // in float64.
   std::vector<double> ExpectedMass(const LatentAsk& ask, int64_t tokens) const;
   int64_t num_units() const { return metadata_.num_units; }
   const SlotMetadataArgs& metadata() const { return metadata_; }
   const std::deque<TestPart>& parts() const { return parts_; }
 
-  // The result by definition, in float64, from the contents of the cache.
-  // Columns that belong to no head are NaN.
+  // Returns the output of a request by definition, computed in float64 from the
+  // contents of the cache. Columns that belong to no head are NaN.
   std::vector<double> Expected(const LatentAsk& ask) const;
 
  private:
   static constexpr float kScale = 0.3f;
 
-  // Calls work(begin, end) for ranges of [0, count).
+  // Calls work(begin, end) for ranges that cover [0, count), on the threads of
+  // UseThreads.
   void ForRanges(int64_t count,
                  absl::FunctionRef<void(int64_t, int64_t)> work) const;
-  // FirstAsked is the first token of a sequence that has a query.
+  // Returns the first token of a sequence that has a query.
   int64_t FirstAsked(int64_t sequence) const;
   const float* QueryOf(int64_t sequence, int64_t token) const;
   int64_t PositionOf(int64_t position) const;
@@ -273,8 +284,8 @@ class LatentCache {
   int64_t Pages(int64_t tokens) const;
   int64_t PageOf(int64_t sequence, int64_t token) const;
 
-  // The exact rows of one side, in one arena after another. The first page of
-  // an arena belongs to no sequence.
+  // The exact rows of the keys or the values; they are in two arenas. The first
+  // page of an arena belongs to no sequence.
   struct ExactSide {
     ExactSlots slots;
     std::vector<ExactSegment> segments;
@@ -290,14 +301,15 @@ class LatentCache {
 
   void WriteExact(const std::vector<LatentAsk>& asks, int64_t num_rows);
 
-  // The numbers that the query at slot `own` reads of a slot.
+  // Returns the numbers of slot `slot` that the query at slot `own` reads:
+  // exact ones or decoded codes.
   std::vector<double> Read(size_t p, int64_t kv_head, int64_t sequence,
                            int64_t own, int64_t slot) const;
 
   void AddPart(const PartSpec& spec, int64_t pages, bool is_key);
 
-  // Places columns by part, then by head, with some columns that belong to no
-  // head.
+  // Assigns the columns of q and of the output, by part and then by head, with
+  // some columns that belong to no head.
   void PlaceColumns();
 
   std::vector<double> KeyOf(size_t p, size_t rebuild_index, int64_t kv_head,
@@ -327,13 +339,14 @@ class LatentCache {
   std::vector<char> metadata_memory_;
   int64_t q_stride_ = 0;
   int64_t out_stride_ = 0;
-  std::vector<std::vector<float>> q_;  // from FirstAsked on
+  // the queries of each sequence, from FirstAsked on
+  std::vector<std::vector<float>> q_;
   base::ThreadPool* threads_ = nullptr;
 };
 
-// The worst error of one head's numbers in a row, relative to the expected
-// numbers or, if those are smaller than usual, to the part's average. Infinite
-// if only one of the two has a number.
+// Returns the worst relative error of one head's numbers in a row: relative to
+// the expected numbers or, if those are smaller than usual, to the part's
+// average. Infinite if only one of the two has a number.
 double WorstError(const PagedAttentionArgs& params,
                   const std::vector<double>& expected,
                   const std::vector<float>& got);

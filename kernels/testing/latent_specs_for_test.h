@@ -1,5 +1,5 @@
-// Layers of every kind for tests of attention: codecs, groups, lifts, exact
-// rows.
+// Specifications of layers for the tests of attention: every codec, groups,
+// lifts and exact rows.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ inline PartSpec Fixed(PartSpec part) {
   part.fixed_ranges = true;
   return part;
 }
-// Gives the part's last `channels` channels 0 bits.
+// Returns the part with 0 bits for its last `channels` channels.
 inline PartSpec Unstored(PartSpec part, int64_t channels) {
   part.fixed_ranges = true;
   part.unstored = channels;
@@ -79,8 +79,8 @@ inline LatentSpec WithSinks(const char* name, int64_t sinks, LatentSpec spec) {
   return spec;
 }
 
-// The fields are: name, Hq, Hkv, keys, values, P, window, causal, first
-// position.
+// The fields of each spec are: name, query heads, KV heads, keys, values,
+// tokens per page, sliding window, causal, first position.
 inline std::vector<LatentSpec> StoredSpecs() {
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   return {
@@ -162,8 +162,8 @@ inline std::vector<LatentSpec> StoredSpecs() {
        2,
        {Fixed(Codes({600}, {2}))},
        {Fixed(Codes({300}, {8}))}},
-      // Latents of all heads and of one head. A slot's codes fill half a
-      // register, one register, or two registers.
+      // Latents that all heads share, and latents of one head. A slot's codes
+      // fill half a register, one register, or two registers.
       {"narrow_static_runs",
        9,
        3,
@@ -385,8 +385,8 @@ inline std::vector<LatentSpec> LiftedSpecs() {
   return specs;
 }
 
-// Exact windows of 1, 7, 64 and more slots than there are, on both sides or
-// one.
+// Exact windows of 1, 7, 64 and more slots than there are, for keys and values
+// or only for one of them.
 inline std::vector<LatentSpec> ExactSpecs() {
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   const LatentSpec codes = {"", 8, 2, {Codes({64}, {4})}, {Codes({96}, {3})}};
@@ -454,9 +454,9 @@ inline std::vector<LatentSpec> ExactSpecs() {
   };
 }
 
-// Sinks with and without windows: fewer than a block, more than a block, and
-// more than there are slots; less than a block from the window; and
-// in front of a sliding window.
+// Exact sinks (first tokens of a sequence) with and without exact windows:
+// fewer sinks than a block, more than a block, more than there are slots, less
+// than a block away from the window, and before a sliding window.
 inline std::vector<LatentSpec> SinkSpecs() {
   std::vector<LatentSpec> specs;
   const std::vector<LatentSpec> exact = ExactSpecs();
@@ -524,8 +524,9 @@ inline std::vector<LatentSpec> Specs() {
   return specs;
 }
 
-// A layer with codes, numbers, groups of heads and rebuilt keys. There are
-// enough heads that a whole prompt is divided by head and a short one is not.
+// A layer with codes, numbers, groups of heads and rebuilt keys. It has enough
+// heads that a launch for a whole prompt is divided by head and one for a short
+// prompt is not.
 inline LatentSpec Mixed() {
   LatentSpec spec;
   spec.num_heads = 16;

@@ -1,5 +1,5 @@
-// Helpers of the op tests: seeded data, poisoned outputs, and this machine's
-// back ends and vector targets.
+// Helpers for the tests of ops: seeded data, poisoned outputs, and this
+// machine's back ends and vector targets.
 #pragma once
 
 #include <bit>
@@ -22,11 +22,12 @@ namespace kvasir::kernels {
 
 inline constexpr float kPoison = std::numeric_limits<float>::quiet_NaN();
 
-// Random numbers for a seed. `scale` is their standard deviation.
+// Returns random numbers that depend only on the seed. `scale` is their
+// standard deviation.
 std::vector<float> RandomFloats(int64_t count, uint32_t seed,
                                 float scale = 1.0f);
 
-// The stored form of `values`, 64-byte aligned.
+// An array of numbers in the type `dtype`, aligned to 64 bytes.
 class StoredArray {
  public:
   StoredArray(const std::vector<float>& values, DType dtype);
@@ -39,8 +40,8 @@ class StoredArray {
   std::vector<char> bytes_;
 };
 
-// Treats memory of a test as memory of the CPU device. The second form does the
-// same for parameters.
+// Treats a test's memory as memory of the CPU device. The second form converts
+// all pointers of an op's parameters.
 template <typename T>
 DevicePtr<T> OnDevice(T* pointer) {
   return DevicePtr<T>(pointer);
@@ -50,19 +51,21 @@ S<DevicePtr> OnDevice(const S<LaunchPtr>& params) {
   return std::bit_cast<S<DevicePtr>>(params);
 }
 
-// A CPU device on test memory, with its stream, threads and workspace.
+// A CPU device with a stream, threads and a workspace of its own.
 class TestStream {
  public:
   explicit TestStream(int threads = 1, CpuBackend backend = CpuBackend::kSimd,
                       size_t workspace_bytes = size_t{16} << 20);
   ~TestStream();
-  // A single-threaded reference device whose pages are in granules.
+  // Returns a single-threaded reference device whose pages are divided into
+  // granules.
   static std::unique_ptr<TestStream> InGranules(int64_t granule_bytes);
 
   CpuDevice& device() { return *device_; }
   Stream& stream() { return *stream_; }
-  // A workspace for one op. Memory that the op has not written is alternately
-  // filled with NaN and with small numbers.
+  // Returns the workspace; call it anew for every op. Memory that the op has
+  // not written is filled with NaN and with small numbers, alternating between
+  // calls.
   Workspace& workspace();
 
  private:
@@ -78,11 +81,11 @@ class TestStream {
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b);
 
-// From now on every op uses `target`; 0: the best target of this machine.
+// Makes every op use this vector target; 0: the best target of this machine.
 void UseSimdTarget(int64_t target);
 
 // Calls test() once for every vector target that this machine can run, then
-// restores automatic choice.
+// restores the automatic choice.
 template <typename Test>
 void ForEachSimdTarget(Test&& test) {
   for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {

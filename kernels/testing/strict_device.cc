@@ -12,7 +12,7 @@ constexpr size_t kReservedBytes = size_t{1} << 36;
 
 class StrictAllocator final : public DeviceAllocator {
  public:
-  // It is a shared_ptr because the device and the allocator are destroyed at
+  // `memory` is shared, because the device and the allocator are destroyed at
   // different times.
   StrictAllocator(std::shared_ptr<GuardedMemory> memory, int64_t limit_bytes)
       : DeviceAllocator(limit_bytes), memory_(std::move(memory)) {}

@@ -8,13 +8,13 @@
 
 namespace kvasir::kernels {
 
-// The device's memory is PROT_NONE except during launches, uploads and
-// read-backs and between BeginWrite and EndWrite, so the host dies by a signal
-// if it reads it at another time. If the parameters of a launch point to other
-// memory, the process ends with a message. It costs two more system calls per
-// launch than a CpuDevice.
+// Makes the device. Its memory is PROT_NONE except during launches, uploads and
+// read-backs and between BeginWrite and EndWrite, so a test that accesses it
+// from the host at another time dies by a signal. If the parameters of a launch
+// point to other memory, the process ends with a message. A launch costs two
+// system calls more than on a CpuDevice.
 //
-// `pool` must outlive it.
+// `pool` must outlive the device.
 std::unique_ptr<Device> MakeStrictDevice(base::ThreadPool* pool,
                                          CpuBackend backend = CpuBackend::kSimd,
                                          int64_t memory_limit_bytes = 0);

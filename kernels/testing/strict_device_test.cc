@@ -20,7 +20,7 @@ class StrictDeviceTest : public ::testing::Test {
     KVASIR_EXPECT_OK(buffer.status());
     return *std::move(buffer);
   }
-  // One row with one gate and one up number.
+  // Launches silu_mul for one row, which has one gate and one up number.
   absl::Status Multiply(DevicePtr<const float> gate_up, DevicePtr<float> out) {
     Workspace none(nullptr, 0);
     return SiluMul(*stream_, {gate_up, out, 1, 1}, none);
@@ -32,7 +32,7 @@ class StrictDeviceTest : public ::testing::Test {
 };
 using StrictDeviceDeathTest = StrictDeviceTest;
 
-TEST_F(StrictDeviceTest, LaunchesUploadsAndReadBacksReachItsMemory) {
+TEST_F(StrictDeviceTest, LaunchesUploadsAndReadBacksCanAccessDeviceMemory) {
   const DeviceBuffer in = Numbers(2);
   const DeviceBuffer out = Numbers(1);
   const std::vector<float> host = {0.0f, 5.0f};
@@ -43,7 +43,7 @@ TEST_F(StrictDeviceTest, LaunchesUploadsAndReadBacksReachItsMemory) {
   EXPECT_EQ(back, 0.0f);
 }
 
-TEST_F(StrictDeviceTest, TablesAreWrittenThroughTheHostAndReadByLaunches) {
+TEST_F(StrictDeviceTest, LaunchesReadTablesThatTheHostHasWritten) {
   DeviceTables tables(device_.get());
   const std::vector<float> host = {0.0f, 5.0f};
   KVASIR_ASSERT_OK_AND_ASSIGN(const DevicePtr<const float> table,
@@ -52,13 +52,13 @@ TEST_F(StrictDeviceTest, TablesAreWrittenThroughTheHostAndReadByLaunches) {
   KVASIR_EXPECT_OK(Multiply(table, out.as<float>()));
 }
 
-TEST_F(StrictDeviceDeathTest, AHostThatReadsDeviceMemoryDies) {
+TEST_F(StrictDeviceDeathTest, TheProcessDiesIfTheHostReadsDeviceMemory) {
   const DeviceBuffer buffer = Numbers(1);
   const volatile float* const number = buffer.as<float>().device_address();
   EXPECT_DEATH((void)*number, "");
 }
 
-TEST_F(StrictDeviceDeathTest, AHostThatWritesDeviceMemoryDies) {
+TEST_F(StrictDeviceDeathTest, TheProcessDiesIfTheHostWritesDeviceMemory) {
   const DeviceBuffer buffer = Numbers(1);
   const float number = 1.0f;
   KVASIR_ASSERT_OK(Upload(*stream_, buffer.data(), &number, sizeof(number)));
@@ -66,7 +66,8 @@ TEST_F(StrictDeviceDeathTest, AHostThatWritesDeviceMemoryDies) {
   EXPECT_DEATH(*there = 2.0f, "");
 }
 
-TEST_F(StrictDeviceDeathTest, ALaunchOverHostMemoryDiesAndNamesTheOp) {
+TEST_F(StrictDeviceDeathTest,
+       ALaunchWithHostMemoryEndsTheProcessAndNamesTheOp) {
   const DeviceBuffer out = Numbers(1);
   std::vector<float> host(2);
   EXPECT_DEATH(
@@ -74,7 +75,8 @@ TEST_F(StrictDeviceDeathTest, ALaunchOverHostMemoryDiesAndNamesTheOp) {
       "silu_mul: .* is not in the device's memory");
 }
 
-TEST_F(StrictDeviceDeathTest, ALaunchOverFreedMemoryDiesAndNamesTheOp) {
+TEST_F(StrictDeviceDeathTest,
+       ALaunchWithFreedMemoryEndsTheProcessAndNamesTheOp) {
   const DeviceBuffer out = Numbers(1);
   DevicePtr<const float> gone;
   {
@@ -85,7 +87,7 @@ TEST_F(StrictDeviceDeathTest, ALaunchOverFreedMemoryDiesAndNamesTheOp) {
                "silu_mul: .* is not in the device's memory");
 }
 
-TEST_F(StrictDeviceDeathTest, ATableThatPointsToHostMemoryDies) {
+TEST_F(StrictDeviceDeathTest, ATableThatPointsToHostMemoryEndsTheProcess) {
   const std::vector<float> host(64);
   PackedMatrix matrix;
   matrix.k = 1;

@@ -28,7 +28,7 @@ class DuplicateKeys {
       const auto& key = parsed.get_ref<const std::string&>();
       if (!keys_[static_cast<size_t>(depth) - 1].insert(key).second &&
           error_.empty()) {
-        error_ = absl::StrFormat("key \"%s\" is there twice", key);
+        error_ = absl::StrFormat("key \"%s\" occurs twice", key);
       }
     }
   }
@@ -62,8 +62,9 @@ absl::Status CheckJsonShape(std::string_view text, std::string_view where,
     } else if (c == '{' || c == '[') {
       ++values;
       if (++depth > limits.max_depth) {
-        return absl::InvalidArgumentError(absl::StrFormat(
-            "%s: nests deeper than %d at byte %d", where, limits.max_depth, i));
+        return absl::InvalidArgumentError(
+            absl::StrFormat("%s: JSON is nested deeper than %d at byte %d",
+                            where, limits.max_depth, i));
       }
     } else if (c == '}' || c == ']') {
       --depth;
@@ -71,8 +72,8 @@ absl::Status CheckJsonShape(std::string_view text, std::string_view where,
       ++values;
     }
     if (values > limits.max_values) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("%s: more than %d values", where, limits.max_values));
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%s: JSON has more than %d values", where, limits.max_values));
     }
   }
   return absl::OkStatus();
@@ -187,7 +188,8 @@ absl::StatusOr<int64_t> JsonFields::IntIn(
   KVASIR_ASSIGN_OR_RETURN(std::optional<int64_t> value, Int(name));
   if (!value.has_value()) value = fallback;
   if (!value.has_value()) {
-    return Error(name, absl::StrFormat("is missing, want %d to %d", low, high));
+    return Error(name,
+                 absl::StrFormat("is missing; it must be %d to %d", low, high));
   }
   if (*value < low || *value > high) {
     return Error(name,
@@ -202,7 +204,8 @@ absl::StatusOr<double> JsonFields::NumberIn(
   KVASIR_ASSIGN_OR_RETURN(std::optional<double> value, Number(name));
   if (!value.has_value()) value = fallback;
   if (!value.has_value()) {
-    return Error(name, absl::StrFormat("is missing, want %g to %g", low, high));
+    return Error(name,
+                 absl::StrFormat("is missing; it must be %g to %g", low, high));
   }
   if (!(*value >= low && *value <= high)) {
     return Error(name,

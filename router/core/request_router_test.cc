@@ -628,7 +628,8 @@ TEST_F(RequestRouterTest, DestructionCancelsRunningRequests) {
   handle->Cancel(CancelReason::kClient);
 }
 
-TEST_F(RequestRouterTest, AWorkerOfAnotherVersionFailsTheStart) {
+TEST_F(RequestRouterTest,
+       TheRouterRefusesToStartWithAWorkerOfAnotherApiVersion) {
   Prepare(2);
   workers_[1]->info()->set_api_version("kvasir.v9");
   EXPECT_THAT(Start(2),

@@ -1,6 +1,6 @@
-// The KServe facade over an engine with known answers, for tests with real
-// clients. Token ids are bytes. A request's output repeats its prompt, one
-// token each --token-delay-ms.
+// A server with the KServe facade and an engine with known answers, for tests
+// with real clients. Token ids are bytes. The output of a request repeats its
+// prompt, one token every --token-delay-ms.
 //
 //   kserve_test_server --ready-file PATH [--token-delay-ms MS]
 #include <atomic>
@@ -28,7 +28,8 @@ constexpr uint32_t kMaxModelLen = 1024;
 constexpr uint32_t kDefaultMaxTokens = 16;
 constexpr char kModel[] = "tiny";
 
-// Owns one engine thread, which calls all sinks.
+// A router whose engine repeats the prompt. Owns the engine's thread, which
+// calls all sinks.
 class EchoRouter final : public router::RequestRouter {
  public:
   explicit EchoRouter(absl::Duration token_delay)
@@ -158,8 +159,7 @@ int Main(int argc, char** argv) {
   app.add_option("--token-delay-ms", token_delay_ms)->capture_default_str();
   CLI11_PARSE(app, argc, argv);
 
-  // These signals are blocked in all threads, so that sigwait below receives
-  // them.
+  // Block these signals in all threads, so that sigwait below receives them.
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);

@@ -205,6 +205,14 @@ class CuttableProxy:
             each.close()
 
 
+def altered_model(folder, source=TINY, **fields):
+    """A copy of `source` in `folder` whose config.json has these fields."""
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    return folder
+
+
 def wait_until(condition, what, seconds=30):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 import quickjs
-from kvasir_process import BINARY, TINY, run
+from kvasir_process import BINARY, TINY, altered_model, run
 
 RANK = 24
 
@@ -427,7 +427,7 @@ def test_weights_that_are_not_finite_are_refused_with_their_place(artifact, name
                      "--max-windows", "1"], ["generate", "--prompt", "x"]):
         refused = run(*command, "--model", artifact, check=False)
         assert refused.returncode == 1 and refused.stdout == ""
-        assert (f"tensor {name}: row {row}, column {column}: want a finite number, have nan"
+        assert (f"tensor {name}: row {row}, column {column}: must be a finite number, is nan"
                 in refused.stderr)
 
 
@@ -470,11 +470,7 @@ def test_generate_reports_a_missing_tokenizer(tmp_path):
 
 def test_generate_allocates_a_pool_only_for_its_own_tokens(tmp_path):
     """A pool for the whole context of 2^20 positions would take gigabytes."""
-    folder = tmp_path / "long"
-    shutil.copytree(TINY, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["max_position_embeddings"] = 1 << 20
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = altered_model(tmp_path / "long", max_position_embeddings=1 << 20)
     command = ["generate", "--prompt", "Once", "--max-tokens", "8", "--temperature", "0"]
     child = subprocess.Popen([str(BINARY), *command, "--model", str(folder)],
                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -19,9 +19,9 @@ def compress(*args):
     [
         (["init", "--like", "foo"], "--like: no model shape 'foo'"),
         (["init", "--like", "kvasir-tiny", "--layers", "100000000"],
-         "--layers: '100000000' is no number from 1 to 1024"),
+         "--layers: '100000000' is not a number from 1 to 1024"),
         (["init", "--like", "kvasir-tiny", "--hidden", "-1"],
-         "--hidden: '-1' is no number above 0"),
+         "--hidden: '-1' is not a number above 0"),
         (["init", "--like", "kvasir-tiny", "--max-shard-bytes", "0"], "--max-shard-bytes"),
     ],
 )

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import uuid
 
 import grpc
@@ -17,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 import access_log
 from certificates import Authority
-from kvasir_process import OPERATOR_PORTS, ROOT, TINY, KvasirProcess, run, wait_until
+from kvasir_process import OPERATOR_PORTS, ROOT, TINY, KvasirProcess, altered_model, run, wait_until
 from test_edge import Clients, request, streamed
 
 pytestmark = pytest.mark.timeout(180)
@@ -141,10 +140,7 @@ def serving(folder, tenants, *flags, model=TINY, **fields):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("identity")
-    model = folder / "tiny"
-    shutil.copytree(TINY, model)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG + 192}))
+    model = altered_model(folder / "tiny", max_position_embeddings=LONG + 192)
     with serving(folder, without_certificates(TENANTS), model=model) as server:
         yield server
         log = server.server.log()
@@ -235,7 +231,7 @@ def test_only_known_callers_get_the_reason_why_bytes_are_no_message(served):
             with pytest.raises(grpc.RpcError) as error:
                 channel.unary_unary(f"/{method}")(b"\xff" * 100, timeout=20)
             assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert error.value.details() == f"want a message of /{method}, have bytes that are not one"
+            assert error.value.details() == f"the bytes are not a valid request of /{method}"
             wait_until(lambda: facade in [line["facade"] for line in refused()], "the log line of the call")
     assert [line["tenant"] for line in refused()] == ["blue"] * 3
 

@@ -4,7 +4,6 @@ family, chunk, page size and number of threads, and every method generates."""
 import functools
 import json
 import math
-import shutil
 import struct
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import triton
-from kvasir_process import BINARY, TINY, KvasirProcess, run, wait_until
+from kvasir_process import BINARY, TINY, KvasirProcess, altered_model, run, wait_until
 
 COMPRESS = BINARY.with_name("kvasir-compress")
 EVALUATION = TINY / "evaluation.txt"
@@ -524,11 +523,7 @@ def peak_and_pool(model, window):
 
 @pytest.mark.parametrize("name", ["palu-3", "rap-4"])
 def test_peak_memory_grows_only_by_the_pool(artifacts, tmp_path, name):
-    folder = tmp_path / name
-    shutil.copytree(artifacts[name][0], folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["max_position_embeddings"] = LONG
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = altered_model(tmp_path / name, artifacts[name][0], max_position_embeddings=LONG)
     short_peak, short_pool = peak_and_pool(folder, SHORT)
     long_peak, long_pool = peak_and_pool(folder, LONG)
     assert long_pool > short_pool

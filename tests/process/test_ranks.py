@@ -14,7 +14,8 @@ import urllib.request
 import pytest
 
 import triton
-from kvasir_process import BINARY, OPERATOR_PORTS, TINY, CuttableProxy, KvasirProcess, run, wait_until
+from kvasir_process import (BINARY, OPERATOR_PORTS, TINY, CuttableProxy, KvasirProcess, altered_model, run,
+                            wait_until)
 from prometheus import free_port
 
 COMPRESSED = TINY.with_name("tiny-palu")
@@ -64,18 +65,26 @@ def shared_memory():
     return set(os.listdir("/dev/shm"))
 
 
-class Endless:
-    """Requests that run until something ends them."""
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory):
+    """The tiny model with a context that no request fills while a test runs."""
+    return altered_model(tmp_path_factory.mktemp("long") / "tiny", max_position_embeddings=1 << 15)
 
-    def __init__(self, address, model, count=4, tokens=100_000):
+
+class Endless:
+    """Requests that run until something ends them; the model needs a long context."""
+
+    def __init__(self, address, model, count=4):
         self.stream = triton.Stream(address)
-        self.open = set()
         for i in range(count):
-            inputs = triton.text_inputs(f"{i}: It was", max_tokens=tokens, temperature=0.0, ignore_eos=True)
+            inputs = triton.text_inputs(f"{i}: It was", max_tokens=100_000, temperature=0.0, ignore_eos=True)
             self.stream.send(model, inputs, str(i))
-        for _ in range(count):  # each has begun
+        # A router sends a request that has no token yet to another replica, without an error.
+        begun = set()
+        while len(begun) < count:
             result, error = self.stream.results.get(timeout=60)
             assert error is None, error
+            begun.add(result.get_response().id)
 
     def error(self, seconds):
         """The status code and text with which the first stream ends."""
@@ -154,9 +163,9 @@ def test_a_signal_to_any_rank_drains_all(index):
         assert not any(map(alive, rank_pids(server)))
 
 
-def test_a_signal_to_the_whole_group_drains_it_under_load():
+def test_a_signal_to_the_whole_group_drains_it_under_load(long_model):
     """Ranks used to abort what their leader was about to end in order."""
-    with serve(2, "--drain-timeout", "1s") as server:
+    with serve(2, "--drain-timeout", "1s", model=long_model) as server:
         load = Endless(server.grpc, server.ready["model"])
         for pid in rank_pids(server):
             os.kill(pid, signal.SIGTERM)
@@ -183,10 +192,10 @@ def test_ranks_serve_without_a_watchdog():
 @pytest.mark.parametrize("tp", [2])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("index", [1, 0], ids=["rank", "leader"])
-def test_a_rank_that_is_lost_ends_all(how, index, tp):
+def test_a_rank_that_is_lost_ends_all(how, index, tp, long_model):
     for _ in range(ROUNDS):
         before = shared_memory()
-        with serve(tp) as server:
+        with serve(tp, model=long_model) as server:
             load = Endless(server.grpc, server.ready["model"])
             pids = rank_pids(server)
             if (how, index) == (signal.SIGSTOP, 0):
@@ -205,11 +214,11 @@ def test_a_rank_that_is_lost_ends_all(how, index, tp):
         assert shared_memory() == before
 
 
-def test_a_router_continues_with_another_replica_after_one_is_lost(tmp_path):
+def test_a_router_continues_with_another_replica_after_one_is_lost(tmp_path, long_model):
     sockets = [f"unix:{tmp_path}/{name}" for name in "ab"]
-    flags = [*ONE_THREAD, *OPERATOR_PORTS]
-    with KvasirProcess("worker", "--listen", sockets[0], "--tp", 2, *flags, ports=False) as lost, \
-            KvasirProcess("worker", "--listen", sockets[1], "--tp", 2, *flags, ports=False) as other, \
+    flags = ["--tp", 2, *ONE_THREAD, *OPERATOR_PORTS]
+    with KvasirProcess("worker", "--listen", sockets[0], *flags, ports=False, model=long_model) as lost, \
+            KvasirProcess("worker", "--listen", sockets[1], *flags, ports=False, model=long_model) as other, \
             KvasirProcess("router", "--workers", ",".join(sockets)) as router:
         assert answers(router) == answers(router)
         load = Endless(router.grpc, router.ready["model"])
@@ -226,21 +235,22 @@ def test_a_router_continues_with_another_replica_after_one_is_lost(tmp_path):
 class Group:
     """A leader, and a rank that joins it over loopback as if from another host."""
 
-    def __init__(self, folder, *leader_flags, secret="hush", tp=2, port=None):
+    def __init__(self, folder, *leader_flags, secret="hush", tp=2, port=None, model=TINY):
         self.folder = folder
+        self.model = model
         self.port = port or free_port()
         self.secret = folder / "secret"
         self.secret.write_text(secret)
         self.flags = [*ONE_THREAD, "--rank-interface", "127.0.0.1"]
         self.leader = subprocess.Popen(
-            list(map(str, [BINARY, "worker", "--model", TINY, "--listen", f"unix:{folder}/worker", *OPERATOR_PORTS,
+            list(map(str, [BINARY, "worker", "--model", model, "--listen", f"unix:{folder}/worker", *OPERATOR_PORTS,
                            *self.flags, "--tp", tp, "--local-ranks", 1, "--rank-listen", f"127.0.0.1:{self.port}",
                            "--rank-secret-file", self.secret, "--ready-file", folder / "ready", *leader_flags])),
             stdout=open(folder / "log", "wb"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
 
-    def rank(self, *flags, tp=2, port=None, secret=None, model=TINY, name="rank"):
+    def rank(self, *flags, tp=2, port=None, secret=None, model=None, name="rank"):
         return subprocess.Popen(
-            list(map(str, [BINARY, "rank", "--model", model, *OPERATOR_PORTS, *self.flags, "--tp", tp, "--rank", 1, "--leader",
+            list(map(str, [BINARY, "rank", "--model", model or self.model, *OPERATOR_PORTS, *self.flags, "--tp", tp, "--rank", 1, "--leader",
                            f"127.0.0.1:{port or self.port}", "--rank-secret-file", secret or self.secret, *flags])),
             stdout=open(self.folder / f"{name}.log", "wb"), stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
 
@@ -366,11 +376,11 @@ def test_weights_that_differ_on_one_rank_change_the_name_of_the_model(tmp_path):
     assert texts[TINY] != texts[changed]
 
 
-def test_a_rank_whose_connection_is_lost_ends_all(tmp_path):
+def test_a_rank_whose_connection_is_lost_ends_all(tmp_path, long_model):
     for round_ in range(ROUNDS):
         folder = tmp_path / str(round_)
         folder.mkdir()
-        with Group(folder) as group:
+        with Group(folder, model=long_model) as group:
             proxy = CuttableProxy(f"127.0.0.1:{group.port}")
             wait_until(lambda: "waiting for ranks" in group.log(), "a listener")
             rank = group.rank(port=proxy.address.rsplit(":", 1)[1])
@@ -386,12 +396,15 @@ def test_a_rank_whose_connection_is_lost_ends_all(tmp_path):
 
 
 @pytest.mark.skipif(FAKE_NCCL is None, reason="this build has no NCCL of tests")
-def test_ranks_on_the_emulated_device_over_nccl_answer_as_one_process_does():
+def test_ranks_on_the_emulated_device_over_nccl_answer_as_one_process_does(tmp_path):
     """The kernels run on the emulated device and NCCL over shared memory. Everything else is what runs on GPUs."""
+    model = altered_model(tmp_path / "tiny", num_hidden_layers=2)
+
     def first_words(*flags):
         before = shared_memory()
         with KvasirProcess("serve", "--device", "emulated:f32", "--kv-dtype", "f32", "--max-num-seqs", 4,
-                           "--max-batched-tokens", 32, "--max-model-len", 64, *ONE_THREAD, *flags) as server:
+                           "--max-batched-tokens", 16, "--max-model-len", 64, *ONE_THREAD, *flags,
+                           model=model) as server:
             words = triton.generate(server.grpc, server.ready["model"], "It was", max_tokens=4, temperature=0.0)
             ranks = server.ready.get("ranks", [])
             assert [rank_metrics(rank)["kvasir_rank_info"].labels["collective"] for rank in ranks] == ["nccl"] * len(ranks)

@@ -145,15 +145,15 @@ def test_generate_asks_a_server_or_runs_a_model_but_not_both():
 
 def test_an_unknown_plan_is_named_with_its_flag():
     text = refused("serve", "--model", TINY, "--kv-plan", "palu-50-g1")
-    assert "--kv-plan palu-50-g1 wants tensors" in text and "rotated-4bit" in text
+    assert "--kv-plan palu-50-g1 needs tensors" in text and "rotated-4bit" in text
     text = refused("serve", "--model", TINY, "--kv-plan", "palu-5")
-    assert "--kv-plan: palu-5" in text and "want a plan's file" in text and "rotated-4bit" in text
+    assert "--kv-plan: palu-5" in text and "must be a plan file" in text and "rotated-4bit" in text
     text = refused("serve", "--model", TINY, "--kv-plan", TINY / "README.md")
     assert "--kv-plan" in text and "README.md" in text
 
 
 def test_a_model_path_that_is_a_file_is_refused():
-    assert "is no folder" in refused("serve", "--model", TINY / "README.md")
+    assert "is not a folder" in refused("serve", "--model", TINY / "README.md")
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "inspect", "generate", "perplexity"])
@@ -180,7 +180,7 @@ def test_inspect_reports_why_every_other_command_refuses_a_plan(tmp_path):
     report = json.loads(run("inspect", *shape, "--json").stdout)
     assert report["served"] is False
     assert report["not_served"] == (
-        "layer 0 value part 0: runs of codes in a latent: this build serves at most 256, have 257")
+        "layer 0 value part 0: 257 runs of codes in a latent; this build serves at most 256")
     for command in (["serve", *shape], ["bench", "decode", *shape],
                     ["bench", "capacity", "--shape", "llama-2-7b", "--plan", plan]):
         done = run(*command, check=False)
@@ -250,16 +250,16 @@ def test_a_config_file_with_an_unknown_key_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "arguments, named",
     [
-        (["nosuch"], "'nosuch' is no command"),
+        (["nosuch"], "'nosuch' is not a command"),
         (["worker", "--model", TINY, "--listen", "nonsense"], "--listen"),
         (["serve", "--random-weights", "--shape", "foo"], "--shape"),
-        (["serve", "--shape", "kvasir-tiny"], "--shape kvasir-tiny is read with --random-weights"),
+        (["serve", "--shape", "kvasir-tiny"], "--shape kvasir-tiny is used only with --random-weights"),
         (["inspect", TINY, "--shape", "kvasir-tiny"], "give no --shape beside --model"),
         (["serve", "--model", TINY, "--kv-cache-bytes", "99999999999999999999"],
          "--kv-cache-bytes: '99999999999999999999' is over the limit of 9223372036854775807"),
         (["serve", "--model", TINY, "--kv-cache-bytes", "-1"],
-         "--kv-cache-bytes: '-1' is no size"),
-        (["bench", "serve", "--rate", "-1"], "--rate: '-1' is no number of at least 0"),
+         "--kv-cache-bytes: '-1' is not a size"),
+        (["bench", "serve", "--rate", "-1"], "--rate: '-1' is not a number of at least 0"),
         (["generate", "--prompt", "x", "--temperature", "nan"], "--temperature: 'nan'"),
     ],
 )
@@ -298,7 +298,7 @@ def test_a_missing_server_is_reported_with_the_command_that_starts_one():
 
 def test_a_shape_without_random_weights_is_refused():
     done = run("generate", "--shape", "kvasir-tiny", "--prompt", "x", check=False)
-    assert done.returncode == 1 and "--shape kvasir-tiny is read with" in done.stderr
+    assert done.returncode == 1 and "--shape kvasir-tiny is used only with" in done.stderr
 
 
 def test_generate_prints_no_prompt_if_there_is_no_answer():
@@ -308,7 +308,7 @@ def test_generate_prints_no_prompt_if_there_is_no_answer():
 
 def test_perplexity_names_its_own_flags():
     text = refused("perplexity", "--model", TINY, "--text", "/tmp")
-    assert "/tmp: is no file" in text
+    assert "/tmp: is not a regular file" in text
     text = refused("perplexity", "--model", TINY, "--text", TINY / "evaluation.txt",
                    "--window", "100000")
     assert "--window 100000" in text and "1024" in text and "--max-model-len" not in text

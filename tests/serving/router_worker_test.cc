@@ -1,5 +1,5 @@
-// Router and workers over real gRPC on Unix sockets. Only the engines of the
-// workers are scripted.
+// Tests a router with workers over real gRPC on Unix sockets. Only the workers'
+// engines are fakes that follow a script.
 #include <dirent.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -59,7 +59,7 @@ std::string NewSocketPath() {
                       "_", ++count);
 }
 
-// The parts of a worker process except its engine.
+// All parts of a worker process, with a fake engine.
 struct TestWorker {
   TestWorker() {
     options.listen.unix_path = NewSocketPath();
@@ -139,7 +139,7 @@ class RouterWorkerTest : public ::testing::Test {
   std::unique_ptr<router::RouterCore> router_;
 };
 
-TEST_F(RouterWorkerTest, ARequestArrivesWholeAndItsTokensComeBack) {
+TEST_F(RouterWorkerTest, TheWorkerReceivesTheWholeRequestAndItsTokensComeBack) {
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest(4);
   request.tenant = "tenant";
@@ -166,7 +166,7 @@ TEST_F(RouterWorkerTest, ARequestArrivesWholeAndItsTokensComeBack) {
             absl::Seconds(2));
 }
 
-TEST_F(RouterWorkerTest, APromptOfTheModelsLengthArrives) {
+TEST_F(RouterWorkerTest, APromptOfTheLongestLengthReachesTheWorker) {
   KVASIR_ASSERT_OK(Start(1));
   std::vector<int32_t> ids(99998);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 7);
@@ -178,7 +178,7 @@ TEST_F(RouterWorkerTest, APromptOfTheModelsLengthArrives) {
   EXPECT_EQ(workers_[0]->engine.LastRequest()->prompt.ToIds(), ids);
 }
 
-TEST_F(RouterWorkerTest, ACancelReachesTheEngineLongBeforeTheRequestsEnd) {
+TEST_F(RouterWorkerTest, ACancelEndsTheRequestInTheEngine) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink, NewRequest(1000000));
@@ -192,7 +192,7 @@ TEST_F(RouterWorkerTest, ACancelReachesTheEngineLongBeforeTheRequestsEnd) {
   EXPECT_EQ(workers_[0]->engine.Totals().finished, 0u);
 }
 
-TEST_F(RouterWorkerTest, TheDeadlineEndsTheRequestEverywhere) {
+TEST_F(RouterWorkerTest, TheDeadlineEndsTheRequestAtTheRouterAndTheWorker) {
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest(1000000);
   request.deadline = absl::Now() + absl::Milliseconds(100);
@@ -203,8 +203,9 @@ TEST_F(RouterWorkerTest, TheDeadlineEndsTheRequestEverywhere) {
   EXPECT_TRUE(Eventually([&] { return Live() == 0; }));
 }
 
-// gRPC ends its callback threads with the last channel. Here that would happen
-// on one of these threads, which is a double free.
+// Regression test: gRPC ends its callback threads with the last channel. If one
+// of these threads drops the last channel, as here, gRPC frees their queue
+// twice unless KeepGrpcCallbackThreads prevents it.
 TEST(GrpcWorkerClientTest, TheLastChannelMayEndOnACallbackThread) {
   for (int round = 0; round < 20; ++round) {
     TestWorker worker;
@@ -268,10 +269,11 @@ TEST_F(RouterWorkerTest, AWorkerThatDiesMidStreamIsUnavailableUntilItRestarts) {
   KVASIR_EXPECT_OK(again->Wait());
 }
 
-// The client receives a folded answer only when it is complete, so the loss of
-// a worker loses no output.
+// A folded answer (one message with the whole output) is sent to the client
+// only when it is complete, so another worker can continue it if its worker is
+// lost.
 TEST_F(RouterWorkerTest,
-       AFoldedAnswerContinuesAtAnotherWorkerWithoutRepeatedTokens) {
+       AFoldedAnswerContinuesOnAnotherWorkerWithoutRepeatedTokens) {
   KVASIR_ASSERT_OK(Start(2));
   const auto sink = std::make_shared<RecordingSink>();
   CanonicalRequest request = NewRequest(2000);
@@ -292,7 +294,7 @@ TEST_F(RouterWorkerTest,
   }
 }
 
-TEST_F(RouterWorkerTest, ADrainingWorkerFinishesItsStreamsAndGetsNoNewOnes) {
+TEST_F(RouterWorkerTest, ADrainingWorkerFinishesItsRequestsAndGetsNoNewOnes) {
   KVASIR_ASSERT_OK(Start(2));
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink, NewRequest(300));
@@ -316,7 +318,8 @@ TEST_F(RouterWorkerTest, ADrainingWorkerFinishesItsStreamsAndGetsNoNewOnes) {
   drain.join();
 }
 
-TEST_F(RouterWorkerTest, ARequestBeforeItsFirstTokenOutlivesItsWorkersDrain) {
+TEST_F(RouterWorkerTest,
+       ARequestWithoutTokensMovesToAnotherWorkerDuringADrain) {
   KVASIR_ASSERT_OK(Start(2));
   for (const auto& worker : workers_) worker->engine.Hold(true);
   const auto sink = std::make_shared<RecordingSink>();
@@ -331,7 +334,8 @@ TEST_F(RouterWorkerTest, ARequestBeforeItsFirstTokenOutlivesItsWorkersDrain) {
   EXPECT_EQ(sink->finishes()[0].reason(), kvasir::v1::FINISH_LENGTH);
 }
 
-TEST_F(RouterWorkerTest, AWorkerOfAnotherVersionFailsTheStart) {
+TEST_F(RouterWorkerTest,
+       TheRouterRefusesToStartWithAWorkerOfAnotherApiVersion) {
   workers_.push_back(std::make_unique<TestWorker>());
   workers_[0]->options.service.info.set_api_version("kvasir.v2");
   EXPECT_THAT(Start(1),
@@ -340,17 +344,17 @@ TEST_F(RouterWorkerTest, AWorkerOfAnotherVersionFailsTheStart) {
                              HasSubstr("kvasir.v2"), HasSubstr("kvasir.v1"))));
 }
 
-TEST_F(RouterWorkerTest, PingsOnASilentConnectionDoNotEndIt) {
-  // The default values, 5 s and 4 s, are scaled down. The transport itself
-  // pings at most once a second, and it tolerates two pings that come too
-  // early.
+TEST_F(RouterWorkerTest, PingsDoNotEndAConnectionWithoutMessages) {
+  // The defaults, 5 s between pings and 4 s for an answer, are scaled down.
+  // gRPC itself pings at most once a second, and the worker tolerates two pings
+  // that come too early.
   client_options_.keepalive_time = absl::Seconds(1);
   client_options_.keepalive_timeout = absl::Seconds(2);
   workers_.push_back(std::make_unique<TestWorker>());
   workers_[0]->options.min_ping_interval = absl::Milliseconds(800);
   KVASIR_ASSERT_OK(Start(1));
   workers_[0]->engine.Hold(true);
-  // Two requests, one on each connection.
+  // Two requests, so that each of the client's two connections has one.
   const auto first = std::make_shared<RecordingSink>();
   const auto second = std::make_shared<RecordingSink>();
   Submit(first, NewRequest(1));
@@ -363,8 +367,8 @@ TEST_F(RouterWorkerTest, PingsOnASilentConnectionDoNotEndIt) {
   KVASIR_EXPECT_OK(second->Wait());
 }
 
-// Opens HTTP/2 and then answers nothing, not even pings, like a process that
-// gets no CPU time.
+// A peer that opens HTTP/2 connections and then answers nothing, not even
+// pings, like a process that gets no CPU time.
 class MutePeer {
  public:
   MutePeer() : path_(NewSocketPath()), thread_([this] { Serve(); }) {}
@@ -389,8 +393,8 @@ class MutePeer {
     return listening;
   }
   void Serve() {
-    // Two frames of length (24 bits), type, flags and stream: SETTINGS and its
-    // acknowledgement.
+    // Two frames, SETTINGS and its acknowledgement. A frame has a length (24
+    // bits), type, flags and stream.
     constexpr char kOpening[] = "\0\0\0\4\0\0\0\0\0\0\0\0\4\1\0\0\0\0";
     std::vector<int> connections;
     for (int next = 0; (next = accept(listening_, nullptr, nullptr)) >= 0;) {
@@ -437,7 +441,7 @@ TEST(GrpcWorkerClientTest, OnlyAClientThatPingsGivesUpAMutePeer) {
   waited->ended.WaitForNotification();
 }
 
-TEST_F(RouterWorkerTest, LeastLoadedSpreadsABurst) {
+TEST_F(RouterWorkerTest, TheLeastLoadedPolicySpreadsABurstOverTheWorkers) {
   KVASIR_ASSERT_OK(Start(2));
   for (const auto& worker : workers_) worker->engine.Hold(true);
   std::vector<std::shared_ptr<RecordingSink>> sinks;
@@ -451,7 +455,7 @@ TEST_F(RouterWorkerTest, LeastLoadedSpreadsABurst) {
   for (const auto& sink : sinks) KVASIR_EXPECT_OK(sink->Wait());
 }
 
-TEST_F(RouterWorkerTest, TwoHundredStreamsWithCancelsLeaveNothing) {
+TEST_F(RouterWorkerTest, TwoHundredStreamsWithCancelsLeaveNoRequestsOrThreads) {
   constexpr uint32_t kStreams = 200;
   KVASIR_ASSERT_OK(Start(2));
   std::atomic<int> complete{0};
@@ -490,8 +494,8 @@ TEST_F(RouterWorkerTest, TwoHundredStreamsWithCancelsLeaveNothing) {
   const size_t descriptors = CountEntries("/proc/self/fd");
   for (uint32_t seed = 2; seed < 6; ++seed) storm(seed);
   EXPECT_GT(complete.load(), 100);
-  // gRPC's executor grows by one thread at a time, up to twice the number of
-  // cores.
+  // gRPC starts threads of its executor one at a time, up to twice the number
+  // of cores, so allow for these.
   EXPECT_TRUE(Eventually([&] {
     return CountEntries("/proc/self/task") <=
            threads + 2 * std::thread::hardware_concurrency();

@@ -13,27 +13,28 @@
 
 namespace kvasir::worker {
 
-// Counters of one rank since its group was made.
+// Counts what one rank did since its group was made.
 struct CollectiveTotals {
-  int64_t calls = 0;       // calls that finished
-  int64_t sent_bytes = 0;  // to other ranks, including protocol overhead
-  // Time that calls waited for other ranks. 0 over NCCL, where only the device
-  // waits.
+  int64_t calls = 0;       // finished calls
+  int64_t sent_bytes = 0;  // sent to other ranks, with protocol overhead
+  // Time that this rank's calls waited for other ranks. Always 0 over NCCL:
+  // there the GPU waits, not the calling thread.
   double waited_seconds = 0;
 };
 
-// One rank's end of its group. All ranks must make the same calls, of the same
-// sizes, in the same order. All of them have the same bits after each call. If
-// a rank is destroyed while another is still in a call, that call fails: ranks
-// must agree that they are done before one goes.
+// The object through which one rank takes part in its group's collective calls.
+// All ranks must make the same calls, with the same sizes, in the same order.
+// After each call all ranks have the same bits. If a rank's object is destroyed
+// while another rank is in a call, that call fails. So before the first one is
+// destroyed, all ranks must know that no more calls follow.
 //
 // Threads: calls from one thread at a time; Abort, status and totals from any.
 // Errors: INVALID_ARGUMENT for impossible sizes, before anything is sent.
-//   UNAVAILABLE when another rank is gone, cut off, or stands still for too
-//   long. ABORTED when a rank gave up, including this one. INTERNAL when ranks
-//   make different calls (over NCCL this looks like a rank that stands still).
-//   After any of the last three the group is dead: the data is undefined, and
-//   calls return the error that killed the group.
+//   UNAVAILABLE if another rank is gone, cut off, or does not reach the call in
+//   time. ABORTED if a rank, possibly this one, has called Abort. INTERNAL if
+//   ranks make different calls (NCCL cannot detect that: the call times out).
+//   After UNAVAILABLE, ABORTED or INTERNAL the group is dead: the data is
+//   undefined, and all later calls return the error that killed the group.
 class Collective {
  public:
   virtual ~Collective() = default;
@@ -59,37 +60,42 @@ class Collective {
                                  absl::Span<const int64_t> first_columns,
                                  kernels::Workspace& workspace) = 0;
 
-  // Enqueues a copy of rank 0's data [bytes] to every rank.
+  // Enqueues a copy of rank 0's `bytes` bytes at `data` to `data` of every
+  // rank.
   virtual absl::Status Broadcast(kernels::Stream& stream,
                                  kernels::DevicePtr<void> data, int64_t bytes,
                                  kernels::Workspace& workspace) = 0;
 
-  // Announces that this rank makes no further call. Waiting calls end on all
-  // ranks, and so do calls that a stream is executing. Only the first reason is
-  // sent. NCCL cannot send a reason: there the other ranks notice when their
-  // owner aborts them, or when they have waited for too long.
+  // Announces that this rank makes no further call. Calls that wait, and calls
+  // that a stream is executing, then fail on all ranks. If Abort is called
+  // several times, only the first reason is sent. NCCL cannot send a reason:
+  // there another rank's calls end when its own process calls Abort, or when
+  // they have waited for too long.
   virtual void Abort(const absl::Status& reason) = 0;
 
-  // The error that killed the group, or OK. Check it after synchronizing a
-  // stream and before using its results: a call may fail after it was enqueued.
+  // The error that killed the group, or OK. Check it after synchronizing the
+  // stream and before using results, because a call may fail after it was
+  // enqueued.
   virtual absl::Status status() const = 0;
 
   virtual CollectiveTotals totals() const = 0;
 
-  // Whether calls may be enqueued on a stream that captures
-  // (kernels::LaunchStream). All ranks must then capture the same calls, and
-  // replay them in the same order relative to other calls. totals() counts them
-  // when they are replayed.
+  // Whether calls may be enqueued on a stream that is being captured into a
+  // graph (kernels::LaunchStream). All ranks must then capture the same calls,
+  // and replay them in the same order relative to other calls. totals() counts
+  // captured calls when they are replayed.
   virtual bool can_be_captured() const { return false; }
-  // Returns the calls captured since the last TakeCaptured.
+  // Returns the totals of the calls that were captured since the last
+  // TakeCaptured.
   virtual CollectiveTotals TakeCaptured() { return {}; }
-  // Must be called after captured calls were enqueued again on the stream.
+  // Must be called each time a graph with captured calls was launched on the
+  // stream. Adds the calls' totals to totals().
   virtual absl::Status Replayed(kernels::Stream&, const CollectiveTotals&) {
     return absl::OkStatus();
   }
 };
 
-// A group of one.
+// The collective of a group with one rank: its calls do nothing.
 class SingleRank final : public Collective {
  public:
   plan::TpShard shard() const override { return {}; }

@@ -14,7 +14,7 @@ absl::StatusOr<int64_t> CollectiveBytes(const char* call, int64_t rows,
       __builtin_mul_overflow(rows, columns, &bytes) ||
       __builtin_mul_overflow(bytes, int64_t{sizeof(float)}, &bytes)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        call, ": cannot be of ", rows, " x ", columns, " numbers"));
+        call, ": invalid size of ", rows, " x ", columns, " numbers"));
   }
   return bytes;
 }

@@ -1,4 +1,5 @@
-// The checks of sizes that every collective does before it sends anything.
+// Checks of a call's sizes, which every implementation of Collective makes
+// before it sends anything.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@
 
 namespace kvasir::worker {
 
-// Bytes of rows * columns numbers of float32, the largest type of activations.
-// INVALID_ARGUMENT for sizes that are negative or overflow.
+// Returns the bytes of rows * columns float32 numbers; no activation type is
+// larger. INVALID_ARGUMENT if a size is negative or the product overflows.
 absl::StatusOr<int64_t> CollectiveBytes(const char* call, int64_t rows,
                                         int64_t columns);
 

@@ -11,8 +11,8 @@
 namespace kvasir::worker {
 namespace {
 
-// The pointers of an op and the function that runs it. The transport keeps the
-// status.
+// The parameters of the ops that run a collective call on a CPU stream. The op
+// writes the result of the transport's call to *status.
 template <template <typename> class Ptr>
 struct ReduceParamsIn {
   Ptr<float> data = nullptr;  // [count]
@@ -116,7 +116,7 @@ class CpuCollective final : public Collective {
                          kernels::Workspace& workspace) override {
     if (bytes < 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("Broadcast: cannot be of ", bytes, " bytes"));
+          absl::StrCat("Broadcast: invalid size of ", bytes, " bytes"));
     }
     absl::Status status;
     return Run(kBroadcast, stream, workspace, bytes,
@@ -125,7 +125,8 @@ class CpuCollective final : public Collective {
 
   void Abort(const absl::Status& reason) override { host_->Abort(reason); }
 
-  // A call is done when it returns, and returns its own error.
+  // Always OK: a CPU call is finished when it returns, so it has returned its
+  // error itself.
   absl::Status status() const override { return absl::OkStatus(); }
 
   CollectiveTotals totals() const override {

@@ -1,5 +1,5 @@
-// Collectives on CPU streams, over any transport that moves bytes between
-// ranks.
+// Implements Collective on CPU streams, over any transport that moves bytes
+// between ranks.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,14 @@ enum class CollectiveKind : uint32_t {
   kBroadcast = 3,
 };
 
-// "AllReduceSum of 64 bytes"
+// Returns a text like "AllReduceSum of 64 bytes".
 std::string DescribeCall(CollectiveKind kind, int64_t bytes);
 
 absl::Status RankGaveUp(int64_t rank, const absl::Status& reason);
 
-// The transport: Collective's calls over host memory, with the same rules for
-// ranks and errors. The caller checks sizes; they are above 0.
+// The interface of a transport: the calls of Collective on host memory, with
+// the same rules for ranks and errors. The caller has checked that all sizes
+// are valid and above 0.
 class HostCollective {
  public:
   virtual ~HostCollective() = default;
@@ -36,14 +37,14 @@ class HostCollective {
                                  absl::Span<const int64_t> first_columns) = 0;
   virtual absl::Status Broadcast(absl::Span<char> data) = 0;
   virtual void Abort(const absl::Status& reason) = 0;
-  // From any thread.
+  // May be called from any thread.
   virtual int64_t sent_bytes() const = 0;
   virtual double waited_seconds() const = 0;
 };
 
-// Wraps a transport. Calls of size 0 return at once: they send nothing and wait
-// for nobody. On a stream of another device calls return UNIMPLEMENTED with the
-// op's name.
+// Returns a Collective that uses the transport. A call of size 0 returns at
+// once without sending anything or waiting for another rank. A call on a stream
+// of a device other than the CPU returns UNIMPLEMENTED with the call's name.
 std::unique_ptr<Collective> MakeCpuCollective(
     std::unique_ptr<HostCollective> host);
 

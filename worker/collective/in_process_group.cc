@@ -15,15 +15,15 @@
 namespace kvasir::worker {
 namespace {
 
-// The memory that a rank offers to the others in a call.
+// The memory that a rank lets the others read during a call.
 struct Offer {
   CollectiveKind kind = CollectiveKind::kAllReduceSum;
   int64_t bytes = 0;
   const void* data = nullptr;
-  absl::Span<const int64_t> first_columns;  // only AllGather
+  absl::Span<const int64_t> first_columns;  // set only for AllGather
 };
 
-// State that the ranks of one process share.
+// The state that the ranks of a group share.
 class SharedGroup {
  public:
   explicit SharedGroup(int64_t size)
@@ -31,8 +31,9 @@ class SharedGroup {
 
   int64_t size() const { return size_; }
 
-  // Returns when every rank has arrived. From then until all ranks call Leave,
-  // the offered memory exists, and no rank writes what another reads.
+  // Waits until every rank has arrived. From then until all ranks have called
+  // Leave, every rank may read the memory that the others offer; nobody writes
+  // it.
   absl::Status Arrive(int64_t rank, const Offer& offer) {
     base::MutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;
@@ -42,8 +43,8 @@ class SharedGroup {
       Meet();
     }
     while (meetings_ == meeting && failure_.ok()) condition_.Wait(&mutex_);
-    // A rank that has met the others continues to Leave, even if the group
-    // failed since.
+    // If all ranks have arrived, this rank must go on and call Leave, even if
+    // the group has failed since: the others wait for it there.
     return meetings_ == meeting ? failure_ : absl::OkStatus();
   }
 
@@ -56,7 +57,7 @@ class SharedGroup {
     while (meetings_ == meeting) condition_.Wait(&mutex_);
   }
 
-  // The offer of another rank, valid between Arrive and Leave.
+  // The offer of any rank. Valid between Arrive and Leave.
   const Offer& offer(int64_t rank) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return offers_[static_cast<size_t>(rank)];
   }
@@ -86,7 +87,7 @@ class SharedGroup {
 
 class InProcessCollective final : public HostCollective {
  public:
-  // Shared, so that the last rank to be destroyed frees the group.
+  // The ranks share `group`, so the last rank to be destroyed frees it.
   InProcessCollective(std::shared_ptr<SharedGroup> group, int64_t rank)
       : group_(std::move(group)), rank_(rank) {}
 
@@ -162,7 +163,8 @@ class InProcessCollective final : public HostCollective {
                       std::memory_order_relaxed);
   }
 
-  // Runs `body` while the memory of every rank is available.
+  // Runs `body` between Arrive and Leave, while the memory of every rank may be
+  // read.
   template <typename Body>
   absl::Status Together(const Offer& offer, const Body& body) {
     Clock::time_point begin = Clock::now();
@@ -173,10 +175,10 @@ class InProcessCollective final : public HostCollective {
       const Offer& other = group_->offer(rank);
       if (other.kind != offer.kind || other.bytes != offer.bytes ||
           other.first_columns != offer.first_columns) {
-        status = absl::InternalError(
-            absl::StrCat("tensor-parallel ranks differ: rank ", rank, " calls ",
-                         DescribeCall(other.kind, other.bytes), ", rank ",
-                         rank_, " ", DescribeCall(offer.kind, offer.bytes)));
+        status = absl::InternalError(absl::StrCat(
+            "tensor-parallel ranks make different calls: rank ", rank,
+            " calls ", DescribeCall(other.kind, other.bytes), ", rank ", rank_,
+            " calls ", DescribeCall(offer.kind, offer.bytes)));
       }
     }
     if (status.ok()) body();

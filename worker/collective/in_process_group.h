@@ -1,4 +1,4 @@
-// Ranks that are threads of one process.
+// A tensor-parallel group whose ranks are threads of one process.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,11 @@
 
 namespace kvasir::worker {
 
-// Collectives on CPU streams. Waits have no time limit, because threads of one
-// process end together.
+// Makes one Collective per rank, for CPU streams. Calls wait for other ranks
+// without a time limit, because threads of one process end together.
 //
-// Owns: nothing of the ranks' memory. The returned ends share the group.
+// Owns: state that all the returned collectives share, but none of the data
+//   that ranks pass to calls.
 class InProcessGroup {
  public:
   static std::vector<std::unique_ptr<Collective>> Create(int64_t size);

@@ -22,7 +22,8 @@ Refusal Admission::CheckRequest(const Request& request) const {
 
 Refusal Admission::CheckWeights(std::string_view want, std::string_view have) {
   if (want.empty() || want == have) return {};
-  // The router's information is older than the worker at this address.
+  // This happens if the router does not know yet that another worker runs at
+  // this address.
   return {absl::UnavailableError(
               absl::StrCat("weights_id: this worker has ", AbslView(have),
                            ", the request wants ", AbslView(want))),
@@ -39,7 +40,8 @@ Refusal Admission::CheckPlace(const Request& request,
   }
   if (place.num_queued >= max_queue_ && !place.starts_at_once) {
     return {absl::ResourceExhaustedError(absl::StrCat(
-                place.num_queued, " requests wait, the limit is ", max_queue_)),
+                place.num_queued, " requests are queued, the limit is ",
+                max_queue_)),
             kvasir::v1::Refusal::RETRY_ELSEWHERE};
   }
   return {};
@@ -84,8 +86,8 @@ Refusal Admission::QueueTimeout(const Request& request, absl::Duration waited) {
 
 Refusal Admission::NoTokenLeft() {
   return {absl::InvalidArgumentError(
-              "no token may be sampled: the request's token mask and bans "
-              "leave none"),
+              "no token can be sampled: the request's token mask and banned "
+              "tokens exclude all of them"),
           kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
 }
 

@@ -1,6 +1,6 @@
-// Decides which requests the worker takes, and words every refusal. Reasons are
-// the request itself, the engine's state, or a full queue. Pure logic over
-// numbers that the caller counts.
+// Decides which requests the worker accepts, and writes the text of every
+// refusal. A request is refused because of its own values, the engine's state,
+// or a full queue. This class keeps no counts: the caller passes them in.
 #pragma once
 
 #include <cstdint>
@@ -19,38 +19,42 @@ enum class Serving {
   kFailed,
 };
 
-// Threads: const methods from any thread.
+// Threads: const methods may be called from any thread.
 class Admission {
  public:
-  // max_queue: how many requests may wait for their first step.
+  // `max_queue`: the most requests that may wait for their first step.
   Admission(const RequestLimits& limits, uint32_t max_queue)
       : limits_(limits), max_queue_(max_queue) {}
 
-  // NEVER_FITS for a prompt of the model's length or more. Otherwise the errors
-  // of ValidateRequest.
+  // Refuses with NEVER_FITS if the prompt leaves no room for output within the
+  // model's length. Otherwise returns the errors of ValidateRequest.
   Refusal CheckRequest(const Request& request) const;
-  // UNAVAILABLE, RETRY_ELSEWHERE, if the request wants other weights than this
-  // worker has. An empty `want` accepts any weights.
+  // Refuses with UNAVAILABLE and the reason RETRY_ELSEWHERE if the request asks
+  // for other weights (`want`) than this worker has loaded (`have`). An empty
+  // `want` accepts any weights.
   static Refusal CheckWeights(std::string_view want, std::string_view have);
   struct Place {
-    uint32_t num_queued = 0;  // requests that wait for their first step
+    uint32_t num_queued = 0;  // requests waiting for their first step
     bool is_live = false;     // the request's id and attempt are in use
-    // The request joins the next step, so that it takes no place in the queue.
+    // The request can join the next step, so it is accepted even if the queue
+    // is full.
     bool starts_at_once = false;
   };
-  // ALREADY_EXISTS if the request is live, RESOURCE_EXHAUSTED if the queue is
-  // full.
+  // Refuses with ALREADY_EXISTS if the request is live, or with
+  // RESOURCE_EXHAUSTED if the queue is full.
   Refusal CheckPlace(const Request& request, const Place& place) const;
-  // UNAVAILABLE unless the engine is running.
+  // Refuses with UNAVAILABLE unless the engine is running.
   static Refusal CheckState(Serving serving);
 
-  // Ends of requests that wait or run.
+  // The refusals that end a request after it was accepted.
   static Refusal DeadlinePassed(bool started);
-  // If the operator's limit was exceeded, another replica may start the request
-  // in time (RETRY_ELSEWHERE). The client's own limit holds everywhere.
+  // If the operator's queue timeout ended the request, the reason is
+  // RETRY_ELSEWHERE, because another replica may start it sooner. If the
+  // client's own timeout ended it, there is no retry, because that timeout
+  // applies at every replica.
   static Refusal QueueTimeout(const Request& request, absl::Duration waited);
   static Refusal NoTokenLeft();
-  // Ends of all live requests, which another worker may run again.
+  // The refusals that end all live requests; another worker may then run them.
   static Refusal DrainEnded();
   static Refusal EngineStopped();
   static Refusal ExecutorFailed(const absl::Status& why);

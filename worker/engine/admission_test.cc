@@ -28,7 +28,8 @@ Admission Limited() {
   return Admission(limits, /*max_queue=*/3);
 }
 
-TEST(WorkerAdmissionTest, APromptOfTheModelsLengthNeverFits) {
+TEST(WorkerAdmissionTest,
+     APromptThatLeavesNoRoomForOutputIsRefusedAsNeverFits) {
   EXPECT_TRUE(Limited().CheckRequest(Good()).ok());
   Request request = Good();
   request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(32, 1));
@@ -36,7 +37,8 @@ TEST(WorkerAdmissionTest, APromptOfTheModelsLengthNeverFits) {
       "prompt has 32 tokens, want at most max_model_len - 1 = 31";
   EXPECT_THAT(Limited().CheckRequest(request).status,
               StatusIs(absl::StatusCode::kInvalidArgument, message));
-  // The length decides reason and message, whatever else is wrong.
+  // If the prompt is too long, the refusal says only that, although `n` is
+  // wrong too.
   request.sampling.set_n(5);
   const Refusal refusal = Limited().CheckRequest(request);
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::NEVER_FITS);
@@ -53,7 +55,7 @@ TEST(WorkerAdmissionTest, ARequestForOtherWeightsIsRetriedElsewhere) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST(WorkerAdmissionTest, AWrongValueIsNotRetriedElsewhere) {
+TEST(WorkerAdmissionTest, ARequestWithAnInvalidValueIsNotRetriedElsewhere) {
   Request request = Good();
   request.sampling.set_n(5);
   const Refusal refusal = Limited().CheckRequest(request);
@@ -71,18 +73,18 @@ TEST(WorkerAdmissionTest, AFullQueueAcceptsARequestThatStartsAtOnce) {
   const Refusal refusal = admission.CheckPlace(Good(), {.num_queued = 3});
   EXPECT_THAT(refusal.status,
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("3 requests wait, the limit is 3")));
+                       HasSubstr("3 requests are queued, the limit is 3")));
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST(WorkerAdmissionTest, ALiveIdAndAttemptIsRefused) {
+TEST(WorkerAdmissionTest, RefusesARequestWhoseIdAndAttemptAreLive) {
   const Refusal refusal = Limited().CheckPlace(Good(), {.is_live = true});
   EXPECT_THAT(refusal.status, StatusIs(absl::StatusCode::kAlreadyExists,
                                        HasSubstr("request r, attempt 2")));
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
-TEST(WorkerAdmissionTest, OnlyADrainHasTheReasonDraining) {
+TEST(WorkerAdmissionTest, OnlyADrainRefusesWithTheReasonDraining) {
   EXPECT_TRUE(Admission::CheckState(Serving::kRunning).ok());
   EXPECT_EQ(Admission::CheckState(Serving::kDraining).reason,
             kvasir::v1::Refusal::DRAINING);

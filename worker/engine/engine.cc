@@ -25,10 +25,11 @@ using base::MutexLock;
 using kvasir::v1::StepPlan;
 
 // How long the engine's thread sleeps if there is work but no step can be
-// planned. Deadlines still pass meanwhile, and the watchdog still counts.
+// planned. It must wake up again to notice deadlines. The watchdog counts this
+// time.
 constexpr absl::Duration kNothingPlanned = absl::Milliseconds(10);
 
-// The sink of the warm-up's requests.
+// The sink of the warm-up requests, which ignores all events.
 class NullSink final : public EngineSink {
  public:
   void OnAccepted(uint32_t) override {}
@@ -37,7 +38,7 @@ class NullSink final : public EngineSink {
   void OnFailed(const Refusal&) override {}
 };
 
-// Lock order: mutex_ is the only lock, and no callback runs under it.
+// Locks: mutex_ is the only lock, and it is not held during callbacks.
 class ThreadedEngine final : public Engine, private EngineObserver {
  public:
   ThreadedEngine(EngineOptions options, cache::KvCache* cache,
@@ -64,7 +65,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
  private:
   enum class State { kNew, kWarmingUp, kRunning, kStopping, kStopped, kFailed };
 
-  // A request of another thread to the engine's thread.
+  // A call of another thread that the engine's thread must carry out.
   struct Command {
     enum class Kind { kSubmit, kAbort, kRefuseAll };
     Kind kind = Kind::kSubmit;
@@ -75,40 +76,40 @@ class ThreadedEngine final : public Engine, private EngineObserver {
     Refusal why;
   };
 
-  // EngineObserver. The scheduler calls it on the engine's thread.
+  // Implements EngineObserver: the scheduler calls it on the engine's thread.
   void OnRequestEnd(const RequestSummary& summary) override;
 
   Refusal Admit(Request* request, std::shared_ptr<EngineSink>* sink)
       ABSL_LOCKS_EXCLUDED(mutex_);
   Serving serving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether `seats` are free and nothing waits for pages. A request that
-  // arrives then takes no place in the queue.
+  // Whether a new request that needs `seats` seats can join the next step: so
+  // many seats are free, and no sequence waits for pages.
   bool StartsAtOnce(uint32_t seats) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The engine's thread.
+  // The methods down to EndAll run on the engine's thread.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status WarmUp();
-  // Moves the inbox into commands_, and waits up to `wait` for a command. False
-  // if the engine stops.
+  // Waits up to `wait` for a command, then moves the inbox to commands_.
+  // Returns false if the engine must stop.
   bool TakeCommands(absl::Duration wait) ABSL_LOCKS_EXCLUDED(mutex_);
   void RunCommands();
-  // Runs one step to its end if one can run. If the executor runs steps after
-  // their Enqueue, the next step is planned and enqueued before the result is
-  // applied.
+  // Runs one step and applies its result. If the executor is asynchronous,
+  // plans and enqueues the next step before the result is applied. `planned` is
+  // set to false if no step could be planned.
   absl::Status Step(bool* planned);
   // Enqueues a plan and records it for the watchdog.
   absl::Status Enqueue(const StepPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<kvasir::v1::StepResult> Await() ABSL_LOCKS_EXCLUDED(mutex_);
   void Observe(absl::Duration schedule, absl::Duration execute)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Publishes ended requests and the load to other threads, in one locked
-  // section.
+  // Makes the ended requests and the new load visible to other threads, both
+  // under the same lock.
   void Publish() ABSL_LOCKS_EXCLUDED(mutex_);
   void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndAll() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The watchdog's thread.
+  // The function of the watchdog's thread.
   void Watch() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Constant after Init.
@@ -117,7 +118,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   cache::KvCache* const cache_;
   Executor* const executor_;
 
-  // Owner's thread: Start and Stop.
+  // Used only in Start and Stop, by the owner's thread.
   std::thread thread_;
   std::thread watchdog_;
 
@@ -128,39 +129,43 @@ class ThreadedEngine final : public Engine, private EngineObserver {
     bool aborted = false;
   };
 
-  // Engine's thread.
+  // The members down to planning_ are used only by the engine's thread.
   std::unique_ptr<Scheduler> scheduler_;
-  std::vector<Ended> ended_;  // since the last Publish
+  std::vector<Ended> ended_;  // requests that ended since the last Publish
   std::vector<Command> commands_;
   bool warming_up_ = false;
-  // The step that is enqueued and not awaited, or null. Then the time of its
-  // Enqueue, and how long its planning took.
+  // The step that is enqueued and not yet awaited, or null; the time of its
+  // Enqueue; and how long its planning took.
   const StepPlan* in_flight_ = nullptr;
   absl::Time enqueued_at_;
   absl::Duration planning_;
 
   mutable base::Mutex mutex_;
-  base::CondVar wake_;     // engine's thread: inbox, stop
-  base::CondVar changed_;  // state_, idleness, stop (Start, WaitIdle, watchdog)
+  base::CondVar wake_;  // wakes the engine's thread: new command, or stop
+  // Wakes Start, WaitIdle and the watchdog when state_ or live_ has changed.
+  base::CondVar changed_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kNew;
   absl::Status warm_up_status_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<Command> inbox_ ABSL_GUARDED_BY(mutex_);
-  // The attempts of live requests, by request id.
+  // The live attempts of each request, by request id.
   absl::flat_hash_map<std::string, std::vector<uint32_t>> live_
       ABSL_GUARDED_BY(mutex_);
   uint64_t num_live_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Requests that wait for their first step, in the inbox and in the scheduler.
+  // Numbers of requests that wait for their first step: in the inbox, and in
+  // the scheduler.
   uint32_t inbox_submits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t scheduler_queued_ ABSL_GUARDED_BY(mutex_) = 0;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);
-  bool load_wanted_ ABSL_GUARDED_BY(mutex_) = false;  // a new listener
+  // True if a new listener waits for its first load.
+  bool load_wanted_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::weak_ptr<LoadListener>> listeners_ ABSL_GUARDED_BY(mutex_);
   EngineTotals totals_ ABSL_GUARDED_BY(mutex_);
-  // The plan that is being executed. The message does not change while this
-  // points to it.
+  // The plan that is being executed, for the watchdog's report. The message
+  // does not change while this points to it.
   const StepPlan* executing_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  // Whether there is work, and when the engine last made progress.
+  // For the watchdog: whether there is work, and when the engine last made
+  // progress.
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time progress_at_ ABSL_GUARDED_BY(mutex_);
 };
@@ -179,8 +184,8 @@ absl::Status ThreadedEngine::Init() {
   }
   limits.max_n = std::min(limits.max_n, options_.scheduler.max_num_seqs);
   admission_.emplace(limits, options_.scheduler.max_queue);
-  // Submit enforces the queue's bound. The scheduler's own bound must let the
-  // warm-up's full batch in.
+  // Submit enforces max_queue. The scheduler's own limit is set higher, so that
+  // a full batch of warm-up requests fits.
   SchedulerOptions scheduler = options_.scheduler;
   scheduler.max_queue = std::max(scheduler.max_queue, scheduler.max_num_seqs);
   KVASIR_ASSIGN_OR_RETURN(
@@ -198,7 +203,7 @@ absl::Status ThreadedEngine::Start() {
   {
     MutexLock lock(&mutex_);
     if (state_ != State::kNew) {
-      return absl::FailedPreconditionError("the engine was started before");
+      return absl::FailedPreconditionError("the engine was already started");
     }
     state_ = State::kWarmingUp;
     progress_at_ = options_.clock->Now();
@@ -230,7 +235,7 @@ void ThreadedEngine::Stop() {
 }
 
 // ---------------------------------------------------------------------------
-// Any thread
+// Methods that any thread may call
 // ---------------------------------------------------------------------------
 
 Refusal ThreadedEngine::Submit(Request request,
@@ -244,7 +249,8 @@ Refusal ThreadedEngine::Submit(Request request,
 
 Refusal ThreadedEngine::Admit(Request* request,
                               std::shared_ptr<EngineSink>* sink) {
-  // Reading the prompt takes long, so it happens before the lock is taken.
+  // Checking the tokens of a long prompt takes time, so it is done before the
+  // lock is taken.
   if (Refusal refusal = admission_->CheckRequest(*request); !refusal.ok()) {
     return refusal;
   }
@@ -405,9 +411,10 @@ void ThreadedEngine::Run() {
   }
 }
 
-// One prefill of max_batched_tokens over max_num_seqs sequences and one decode
-// of all of them, as far as pages allow. This allocates what the largest batch
-// needs, and shows errors before the first request.
+// Runs one prefill of max_batched_tokens tokens over max_num_seqs sequences,
+// and one decode of all of them, as far as pages allow. This allocates the
+// memory that the largest batch needs, and finds errors before the first
+// request.
 absl::Status ThreadedEngine::WarmUp() {
   warming_up_ = true;
   const SchedulerOptions& o = options_.scheduler;
@@ -452,7 +459,7 @@ bool ThreadedEngine::TakeCommands(absl::Duration wait) {
     wake_.WaitWithTimeout(&mutex_, wait);
   }
   commands_.swap(inbox_);
-  // The estimate holds until Publish takes the scheduler's own count.
+  // An estimate, until Publish replaces it by the scheduler's own count.
   scheduler_queued_ += std::exchange(inbox_submits_, 0);
   return state_ == State::kRunning;
 }
@@ -461,7 +468,7 @@ void ThreadedEngine::RunCommands() {
   for (Command& command : commands_) {
     switch (command.kind) {
       case Command::Kind::kSubmit: {
-        // Submit has made the same checks.
+        // Submit has made the same checks, so Add must succeed.
         const Refusal refusal =
             scheduler_->Add(std::move(command.request), command.sink);
         KVASIR_CHECK(refusal.ok());
@@ -505,17 +512,19 @@ absl::Status ThreadedEngine::Step(bool* planned) {
   KVASIR_RETURN_IF_ERROR(result.status());
   const absl::Time executed = clock.Now();
   const absl::Duration execute = executed - enqueued_at_;
-  // If no next step could be planned, the attempt counts for this step.
+  // If no next step could be planned, the time for trying counts for this step.
   const absl::Duration planning =
       planning_ + (next == nullptr ? next_planning : absl::ZeroDuration());
   planning_ = next_planning;
-  // The device runs the next step while this step's tokens are delivered. They
-  // are delivered even if that Enqueue fails.
+  // The next step is enqueued first, so that the device runs it while this
+  // step's tokens are delivered. If that Enqueue fails, the tokens are still
+  // delivered before the error is returned.
   const absl::Status next_enqueued =
       next == nullptr ? absl::OkStatus() : Enqueue(*next);
   const absl::Time handled_from = clock.Now();
   if (!warming_up_) {
-    // A request that was aborted while the step ran gets no token of it.
+    // Aborts that arrived while the step ran come first, so that their requests
+    // get no token of this step.
     TakeCommands(absl::ZeroDuration());
     RunCommands();
   }
@@ -531,7 +540,8 @@ void ThreadedEngine::Observe(absl::Duration schedule, absl::Duration execute) {
   stats.schedule = schedule;
   {
     MutexLock lock(&mutex_);
-    stats.load.draining = draining_;  // unknown to the scheduler
+    // The scheduler does not know about drains, so it is set here.
+    stats.load.draining = draining_;
   }
   options_.observer->OnStep(stats);
 }
@@ -606,7 +616,8 @@ void ThreadedEngine::ForgetEnded() {
 void ThreadedEngine::Fail(const absl::Status& status) {
   {
     MutexLock lock(&mutex_);
-    state_ = State::kFailed;  // no command enters the inbox from now on
+    // From now on Submit refuses, so the inbox stays empty.
+    state_ = State::kFailed;
     busy_ = false;
     commands_.swap(inbox_);
     inbox_submits_ = 0;
@@ -620,8 +631,8 @@ void ThreadedEngine::Fail(const absl::Status& status) {
 
 void ThreadedEngine::EndAll() {
   RunCommands();
-  // The running step's result is dropped. It is awaited because the executor
-  // may be destroyed after the stop.
+  // The running step's result is not used. It must still be awaited, because
+  // the executor may be destroyed after Stop.
   scheduler_->FailAll(Admission::EngineStopped());
   Publish();
   if (in_flight_ == nullptr) return;

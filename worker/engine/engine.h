@@ -31,25 +31,26 @@ namespace kvasir::worker {
 
 struct StallReport {
   absl::Duration stalled;
-  // The step that hangs, one line per sequence, without token ids. If no step
-  // was planned, a text that says so.
+  // The plan of the step that hangs, as text: one line per sequence, without
+  // token ids. If no step is running, a text that says so.
   std::string plan;
 };
 
 struct EngineOptions {
   SchedulerOptions scheduler;
-  // Create overwrites vocab_size, max_model_len, eviction and token_masks from
-  // the other options, and lowers max_n to max_num_seqs.
+  // Create overwrites its members vocab_size, max_model_len, eviction and
+  // token_masks with values from the other options, and limits max_n to
+  // max_num_seqs.
   RequestLimits limits;
-  // The longest time without a finished step while there is work. Zero: no
-  // watchdog.
+  // The watchdog calls on_stall if no step finishes for this long while there
+  // is work. Zero: no watchdog.
   absl::Duration watchdog = absl::Seconds(60);
-  // Called once, from the watchdog's thread. The owner reports NOT_SERVING,
-  // logs and exits.
+  // Called once, from the watchdog's thread, when the engine stalls. It should
+  // report NOT_SERVING, log the report and exit the process.
   std::function<void(const StallReport&)> on_stall;
-  // Called once, from the engine's thread, after the executor failed. All
-  // requests have ended by then, and Submit refuses. Neither callback may stop
-  // or destroy the engine.
+  // Called once, from the engine's thread, after the executor failed. By then
+  // all requests have ended, and Submit refuses new ones. Neither on_stall nor
+  // on_failure may stop or destroy the engine.
   std::function<void(const absl::Status&)> on_failure;
   bool warm_up = true;
   const base::Clock* clock = &base::Clock::Real();
@@ -57,11 +58,12 @@ struct EngineOptions {
   TokenMaskProvider* token_masks = nullptr;  // may be null
 };
 
-// Owns: the engine's thread, the watchdog's thread, the queue, the scheduler.
-//   The caller owns `cache` and `executor`, which outlive the engine. Between
-//   Start and Stop only the engine's thread uses them.
-// Threads: Start and Stop from one thread, all other methods from any.
-// Errors: refusals are values. A failed executor ends every request.
+// Owns: the engine's thread, the watchdog's thread, the queue and the
+//   scheduler. The caller owns `cache` and `executor`, which must outlive the
+//   engine. Between Start and Stop only the engine's thread uses them.
+// Threads: one thread may call Start and Stop, any thread all other methods.
+// Errors: requests are refused by a Refusal. If the executor fails, every
+//   request ends with its error.
 class Engine : public ServedEngine {
  public:
   // INVALID_ARGUMENT if the options contradict each other, or if the cache is
@@ -75,8 +77,8 @@ class Engine : public ServedEngine {
   // batch like ordinary requests. Returns the executor's error if that fails.
   virtual absl::Status Start() = 0;
 
-  // Ends the thread after the step in flight. Requests that still run fail with
-  // DRAINING. Idempotent.
+  // Waits for the step in flight, then ends the engine's thread. Requests that
+  // have not finished fail with DRAINING. Idempotent.
   virtual void Stop() = 0;
 
   virtual LoadSnapshot Load() const = 0;

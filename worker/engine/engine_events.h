@@ -20,34 +20,36 @@ namespace kvasir::worker {
 class EngineSink {
  public:
   virtual ~EngineSink() = default;
-  // The first call: the request is in the queue.
+  // Called first: the request is in the queue.
   virtual void OnAccepted(uint32_t prompt_tokens) = 0;
-  // At least one token of one sample. The message is the caller's: it is valid
-  // during the call only.
+  // Delivers one or more tokens of one sample. The engine reuses the message
+  // after the call, so copy what must be kept.
   virtual void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) = 0;
-  // Exactly once for each sample, aborted ones included, unless OnFailed is
-  // called instead. `last`: every sample has ended, and no further call
-  // follows.
+  // Called exactly once for each sample, also for an aborted one, unless
+  // OnFailed is called instead. `last` is true if every sample of the request
+  // has ended; then no further call follows.
   virtual void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
                           bool last) = 0;
-  // The last call, instead of OnFinished for all samples that still run. Causes
-  // are a deadline, a queue timeout, a drain and a failed executor.
+  // The request failed: its deadline or queue timeout passed, the worker
+  // drains, or the executor failed. This is the last call; samples that still
+  // ran get no OnFinished.
   virtual void OnFailed(const Refusal& why) = 0;
 };
 
 struct LoadSnapshot {
   uint64_t step = 0;     // steps executed so far
   uint32_t running = 0;  // sequences in the batch
-  uint32_t waiting = 0;  // requests queued, and sequences that were preempted
+  uint32_t waiting = 0;  // queued requests and preempted sequences
   uint64_t free_pages =
-      0;  // held by no sequence; the prefix index may know them
+      0;  // not held by a sequence; may contain cached prefixes
   uint64_t total_pages = 0;
   bool draining = false;
-  uint64_t queued_tokens = 0;  // to be prefilled for all waiting sequences
+  uint64_t queued_tokens = 0;  // to prefill for waiting sequences
 
   friend bool operator==(const LoadSnapshot&, const LoadSnapshot&) = default;
 };
 
+// Receives the engine's load (ServedEngine::SubscribeLoad).
 // Threads: the engine's thread makes the calls, without a lock. A call must not
 //   block.
 class LoadListener {
@@ -63,51 +65,52 @@ struct StepStats {
   uint32_t prefill_tokens = 0;
   uint32_t sampled_tokens = 0;
   uint32_t preemptions = 0;
-  uint32_t preemptions_by_copy = 0;  // those of them that used the host pool
-  // The scheduler's share: planning the step and handling its result.
+  uint32_t preemptions_by_copy = 0;  // included in `preemptions`
+  // Time that the scheduler took to plan the step and to handle its result.
   absl::Duration schedule;
-  // From the step's Enqueue to its result. If steps are planned ahead, this
-  // includes scheduling for the steps before and after it.
+  // Time from the step's Enqueue until its result. If steps are planned ahead,
+  // the scheduler works for the previous and the next step during this time.
   absl::Duration execute;
-  // One entry per token delivered in this step.
+  // Each token delivered in this step has one entry, in one of these two lists.
   absl::Span<const absl::Duration> time_to_first_token;
   absl::Span<const absl::Duration> inter_token;
   LoadSnapshot load;
 };
 
-// A request after its last sample has ended.
+// Describes a request that has ended.
 struct RequestSummary {
   std::string request_id;
   uint32_t attempt = 0;
   std::string tenant;
-  // The reason of sample 0. Absent if the request failed: see `status`.
+  // Why sample 0 ended. Absent if the request failed; `status` then has the
+  // error.
   std::optional<kvasir::v1::FinishReason> reason;
   absl::Status status;
   kvasir::v1::Refusal::Reason refusal =
       kvasir::v1::Refusal::REFUSAL_UNSPECIFIED;
   bool aborted = false;  // at least one sample was aborted
   uint32_t prompt_tokens = 0;
-  uint32_t output_tokens = 0;  // of all samples
+  uint32_t output_tokens = 0;  // sum over all samples
   uint32_t cached_tokens = 0;
   uint32_t preemptions = 0;
-  // Times of sample 0. `prefill` is absent if the request ended before its
-  // first step, `decode` if it ended before its first token.
+  // How long sample 0 spent in each phase. `prefill` is absent if the request
+  // ended before its first step; `decode`, if it ended before its first token.
   absl::Duration queue;
   std::optional<absl::Duration> prefill;
   std::optional<absl::Duration> decode;
   absl::Duration end_to_end;
 };
 
-// Receives what metrics count.
+// Receives the events that metrics count.
 // Threads: the engine's thread makes the calls, except OnRefused, which any
-//   thread makes. A call must not block.
+//   thread may call. A call must not block.
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
   virtual void OnStep(const StepStats& /*step*/) {}
-  // Once for each request that was accepted.
+  // Called once for each accepted request, after it has ended.
   virtual void OnRequestEnd(const RequestSummary& /*summary*/) {}
-  // Submit refused a request.
+  // Called when Submit refuses a request.
   virtual void OnRefused(const Refusal& /*why*/) {}
 };
 

@@ -25,11 +25,12 @@ using ::testing::Not;
 constexpr int32_t kPages = 64;
 constexpr int32_t kHostPages = 32;
 
-// Blocks steps until it is opened, and reports when a step has arrived.
+// While the gate is closed, steps that reach Pass wait until it is opened.
+// AwaitHeld waits for such a step.
 class Gate {
  public:
   void Close() { CloseAfter(0); }
-  // Lets this many more steps through.
+  // Closes the gate after `steps` more steps have passed.
   void CloseAfter(int steps) {
     MutexLock lock(&mutex_);
     closed_ = true;
@@ -64,7 +65,7 @@ class Gate {
   int held_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// A RecordingSink that another thread can wait for.
+// A RecordingSink whose end another thread can wait for.
 class WaitableSink : public RecordingSink {
  public:
   using RecordingSink::RecordingSink;
@@ -89,8 +90,8 @@ class WaitableSink : public RecordingSink {
   base::CondVar changed_;
 };
 
-// With an executor that runs steps after Enqueue has returned, and with one
-// that runs them within Enqueue.
+// Parameter: true if the executor is asynchronous, so that it runs steps after
+// Enqueue has returned; false if it runs them within Enqueue.
 class EngineTest : public ::testing::TestWithParam<bool> {
  protected:
   EngineTest() {
@@ -149,7 +150,7 @@ class EngineTest : public ::testing::TestWithParam<bool> {
     MutexLock lock(&mutex_);
     step_status_ = std::move(status);
   }
-  // After Stop no request holds anything.
+  // Expects that no request holds cache pages. Call it after Stop.
   void ExpectNothingHeld() {
     EXPECT_EQ(cache_->Stats().sequences, 0);
     EXPECT_EQ(cache_->available_pages(cache::PageGroupId(0)), kPages);
@@ -192,7 +193,8 @@ TEST_P(EngineTest, ARequestUsesAnAllowedEvictionBudget) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, ABudgetThatOutgrowsThePoolIsRefusedAndTheEngineContinues) {
+TEST_P(EngineTest,
+       AnEvictionBudgetTooLargeForThePoolIsRefusedAndTheEngineContinues) {
   fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
   options_.scheduler.max_model_len = 4 * kPages + 9;
   options_.scheduler.eviction.groups = {
@@ -238,7 +240,7 @@ TEST_P(EngineTest, WarmsUpWithTheLargestBatchBeforeItIsReady) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, AFailedWarmUpIsTheErrorOfStart) {
+TEST_P(EngineTest, StartReturnsTheErrorOfAFailedWarmUp) {
   FailSteps(absl::InternalError("no such kernel"));
   EXPECT_THAT(Start(), StatusIs(absl::StatusCode::kInternal,
                                 HasSubstr("no such kernel")));
@@ -248,7 +250,7 @@ TEST_P(EngineTest, AFailedWarmUpIsTheErrorOfStart) {
       StatusIs(absl::StatusCode::kUnavailable, HasSubstr("failed")));
 }
 
-TEST_P(EngineTest, RefusesBeforeStartAndAfterStop) {
+TEST_P(EngineTest, SubmitRefusesBeforeStartAndAfterStop) {
   KVASIR_ASSERT_OK(Start());
   engine_->Stop();
   const Refusal refusal =
@@ -258,7 +260,7 @@ TEST_P(EngineTest, RefusesBeforeStartAndAfterStop) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST_P(EngineTest, RefusesInvalidRequests) {
+TEST_P(EngineTest, SubmitRefusesInvalidRequests) {
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("r");
   request.prompt = proto::TokenBytes::Adopt(std::vector<int32_t>(64, 1));
@@ -278,7 +280,7 @@ TEST_P(EngineTest, SubmitRefusesRequestsAboveTheQueueBound) {
   gate_.Close();
   const auto first = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("first"), first).status);
-  gate_.AwaitHeld();  // its step runs, so it does not wait any more
+  gate_.AwaitHeld();  // now its step runs, so it is no longer in the queue
   std::vector<std::shared_ptr<WaitableSink>> sinks;
   for (int i = 0; i < 3; ++i) {
     sinks.push_back(std::make_shared<WaitableSink>());
@@ -286,7 +288,8 @@ TEST_P(EngineTest, SubmitRefusesRequestsAboveTheQueueBound) {
         engine_->Submit(MakeRequest(absl::StrCat("r", i)), sinks.back())
             .status);
   }
-  // The bound is 4; `first` is counted until its step has been published.
+  // The queue takes 4 requests. `first` may still be counted as queued, because
+  // the engine publishes its counts after the step; so r3 or r4 is refused.
   sinks.push_back(std::make_shared<WaitableSink>());
   Refusal refusal = engine_->Submit(MakeRequest("r3"), sinks.back());
   if (refusal.ok()) {
@@ -327,7 +330,7 @@ TEST_P(EngineTest, WithoutAQueueOnlyRequestsWithAFreeSeatAreAccepted) {
   EXPECT_EQ(later->samples()[0].tokens, Expected(MakeRequest("later")));
 }
 
-TEST_P(EngineTest, RefusesALiveIdAndAttemptButNotItsNextAttempt) {
+TEST_P(EngineTest, SubmitRefusesALiveAttemptButAcceptsTheNextOne) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -339,7 +342,7 @@ TEST_P(EngineTest, RefusesALiveIdAndAttemptButNotItsNextAttempt) {
   again.attempt = 1;
   const auto second = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(again, second).status);
-  // An abort with an attempt ends only that attempt.
+  // An abort that names an attempt ends only that attempt.
   EXPECT_EQ(engine_->Abort("r", 1), 1);
   gate_.Open();
   sink->AwaitEnd();
@@ -348,7 +351,7 @@ TEST_P(EngineTest, RefusesALiveIdAndAttemptButNotItsNextAttempt) {
   EXPECT_EQ(second->samples()[0].finish->reason(), kvasir::v1::FINISH_ABORT);
 }
 
-TEST_P(EngineTest, AbortDuringAStepDropsItsTokens) {
+TEST_P(EngineTest, AnAbortDuringAStepDropsTheTokensOfThatStep) {
   KVASIR_ASSERT_OK(Start());
   gate_.CloseAfter(2);
   const auto sink = std::make_shared<WaitableSink>();
@@ -385,11 +388,11 @@ TEST_P(EngineTest, ADrainRefusesNewRequestsAndFinishesOldOnes) {
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
 }
 
-TEST_P(EngineTest, ADrainFinishesSequencesInTheHostPool) {
+TEST_P(EngineTest, ADrainAlsoFinishesSequencesInTheHostPool) {
   options_.scheduler.max_queue = 8;
   KVASIR_ASSERT_OK(Start());
   std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
-  for (int i = 0; i < 8; ++i) {  // each needs 16 pages at its end
+  for (int i = 0; i < 8; ++i) {  // each needs 16 of the 64 pages at its end
     Request request = MakeRequest(absl::StrCat("r", i), 60);
     request.sampling.set_ignore_eos(true);
     all.emplace_back(request, std::make_shared<WaitableSink>());
@@ -410,7 +413,7 @@ TEST_P(EngineTest, ADrainFinishesSequencesInTheHostPool) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, StopEndsRunningAndWaitingRequestsAsDraining) {
+TEST_P(EngineTest, StopFailsRunningAndWaitingRequestsWithTheReasonDraining) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   std::vector<std::shared_ptr<WaitableSink>> sinks;
@@ -422,7 +425,8 @@ TEST_P(EngineTest, StopEndsRunningAndWaitingRequestsAsDraining) {
   }
   gate_.AwaitHeld();
   std::thread stop([&] { engine_->Stop(); });
-  // The gate opens only after Stop was noticed; else the requests could finish.
+  // Open the gate only after Submit refuses because of Stop. If it opened
+  // earlier, the requests could finish.
   int more = 0;
   while (true) {
     auto sink = std::make_shared<WaitableSink>();
@@ -441,7 +445,8 @@ TEST_P(EngineTest, StopEndsRunningAndWaitingRequestsAsDraining) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, RefuseAllDuringAStepDropsItsTokensAndTheEngineContinues) {
+TEST_P(EngineTest,
+       RefuseAllDuringAStepDropsTheStepsTokensAndTheEngineContinues) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto running = std::make_shared<WaitableSink>();
@@ -499,11 +504,11 @@ TEST_P(EngineTest, AFailedStepFailsEveryRequest) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, NumbersThatAreNotFiniteFailOnlyTheirRequest) {
+TEST_P(EngineTest, NonFiniteNumbersFailOnlyTheRequestThatProducedThem) {
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
-  // Two prompts of 8 tokens. The first fails in its first step, the other at
-  // its first token.
+  // Two requests with prompts of 8 tokens get a fault: `latent` in its prefill,
+  // and `logit` in the step after its first token.
   fake_.after_step = [](const kvasir::v1::StepPlan& plan,
                         kvasir::v1::StepResult* result) {
     for (int i = 0; i < plan.sequences_size(); ++i) {
@@ -518,7 +523,7 @@ TEST_P(EngineTest, NumbersThatAreNotFiniteFailOnlyTheirRequest) {
     }
   };
   KVASIR_ASSERT_OK(Start());
-  gate_.Close();  // all in one batch
+  gate_.Close();  // so that the requests below run in one batch
   const auto blocker = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r"), blocker).status);
   gate_.AwaitHeld();
@@ -538,8 +543,9 @@ TEST_P(EngineTest, NumbersThatAreNotFiniteFailOnlyTheirRequest) {
     sink->AwaitEnd();
   }
   ASSERT_TRUE(latent_sink->failed().has_value());
-  EXPECT_THAT(latent_sink->failed()->status,
-              StatusIs(absl::StatusCode::kInternal, HasSubstr("codec")));
+  EXPECT_THAT(
+      latent_sink->failed()->status,
+      StatusIs(absl::StatusCode::kInternal, HasSubstr("computed a latent")));
   EXPECT_TRUE(latent_sink->samples()[0].tokens.empty());
   ASSERT_TRUE(logit_sink->failed().has_value());
   EXPECT_THAT(logit_sink->failed()->status,
@@ -554,11 +560,11 @@ TEST_P(EngineTest, NumbersThatAreNotFiniteFailOnlyTheirRequest) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, WatchdogReportsTheStepThatHangsWithoutTokenIds) {
+TEST_P(EngineTest, WatchdogReportsTheHangingStepWithoutTokenIds) {
   base::Mutex mutex;
   base::CondVar changed;
   std::vector<StallReport> reports;
-  // It uses the engine's clock, which only this test advances.
+  // The watchdog measures with this clock, which only the test advances.
   options_.clock = &manual_clock_;
   options_.watchdog = absl::Milliseconds(20);
   options_.on_stall = [&](const StallReport& report) {
@@ -595,7 +601,8 @@ TEST_P(EngineTest, WatchdogReportsNothingWithoutWork) {
   const auto sink = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r"), sink).status);
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
-  // Longer than its limit for a step, so that it has checked several times.
+  // Time passes the watchdog's limit; the sleep is long enough for several
+  // checks.
   manual_clock_.Advance(absl::Seconds(7));
   absl::SleepFor(absl::Milliseconds(60));
   EXPECT_EQ(stalls, 0);
@@ -605,14 +612,14 @@ class CountingListener final : public LoadListener {
  public:
   void OnLoad(const LoadSnapshot& load) override {
     MutexLock lock(&mutex_);
-    heard_.push_back(load);
+    received_.push_back(load);
     changed_.SignalAll();
   }
   template <typename Predicate>
   LoadSnapshot Await(Predicate predicate) {
     MutexLock lock(&mutex_);
     while (true) {
-      for (const LoadSnapshot& load : heard_) {
+      for (const LoadSnapshot& load : received_) {
         if (predicate(load)) return load;
       }
       changed_.Wait(&mutex_);
@@ -622,7 +629,7 @@ class CountingListener final : public LoadListener {
  private:
   base::Mutex mutex_;
   base::CondVar changed_;
-  std::vector<LoadSnapshot> heard_ ABSL_GUARDED_BY(mutex_);
+  std::vector<LoadSnapshot> received_ ABSL_GUARDED_BY(mutex_);
 };
 
 TEST_P(EngineTest, ListenersReceiveTheLoadAtOnceAndAfterEachChange) {
@@ -714,7 +721,8 @@ TEST_P(EngineTest, StepsReportADrainToTheObserver) {
   EXPECT_EQ(observer.draining_steps, observer.steps);
 }
 
-// Sinks that abort from inside a callback, as a facade does at a stop string.
+// A sink that aborts its request from within OnTokens, as the server does when
+// it finds a stop string.
 class AbortingSink final : public RecordingSink {
  public:
   AbortingSink(Engine* engine, std::string id)
@@ -736,7 +744,7 @@ TEST_P(EngineTest, ASinkMayAbortFromItsCallback) {
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
   engine_->Stop();
   EXPECT_EQ(sink->samples()[0].finish->reason(), kvasir::v1::FINISH_ABORT);
-  // At most one more step, which was already being planned, runs.
+  // At most one more step runs: one that was already planned.
   EXPECT_LE(sink->samples()[0].tokens.size(), 2u);
 }
 
@@ -788,7 +796,8 @@ TEST_P(EngineTest, SurvivesAStormOfThreadsWithRandomAborts) {
   ExpectNothingHeld();
 }
 
-// Records the order of the executor's calls and of the sink's.
+// Writes its calls to a log that it shares with LoggingSink, to show their
+// order.
 class LoggingExecutor final : public Executor {
  public:
   LoggingExecutor(Executor* own, std::vector<std::string>* log)
@@ -829,7 +838,8 @@ class LoggingSink final : public EngineSink {
   }
 
  private:
-  std::vector<std::string>& log_;  // used by the engine's thread until it stops
+  // Only the engine's thread uses the log until Stop.
+  std::vector<std::string>& log_;
 };
 
 TEST_P(EngineTest, TheNextStepIsEnqueuedBeforeTokensAreDelivered) {
@@ -857,8 +867,9 @@ TEST_P(EngineTest, TheNextStepIsEnqueuedBeforeTokensAreDelivered) {
   }
 }
 
-// Tokens that it samples for a request that has ended are dropped.
-TEST_P(EngineTest, AWastedStepIsAwaitedBeforeTheEngineIsIdle) {
+// The step that was planned ahead samples a token for the request that has
+// ended; that token is dropped.
+TEST_P(EngineTest, AStepPlannedAheadForAnEndedRequestIsStillAwaited) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("a", 20);
@@ -876,7 +887,7 @@ TEST_P(EngineTest, AWastedStepIsAwaitedBeforeTheEngineIsIdle) {
   ExpectNothingHeld();
 }
 
-// An executor that fails the configured calls.
+// An executor whose Enqueue or Announce fails for a given step.
 class FailingExecutor final : public Executor {
  public:
   explicit FailingExecutor(Executor* own) : own_(*own) {}
@@ -923,7 +934,7 @@ TEST_P(EngineTest, APlanThatFailsWhileAStepRunsFailsEveryRequest) {
     ASSERT_TRUE(sink->failed().has_value());
     EXPECT_THAT(sink->failed()->status.message(),
                 HasSubstr(announce ? "announce" : "enqueue"));
-    // The tokens of the step before are not lost.
+    // If Enqueue fails, the token of the previous step is still delivered.
     EXPECT_EQ(sink->samples()[0].tokens.size(), announce ? 0u : 1u);
     EXPECT_EQ(failures, 1);
     ExpectNothingHeld();
@@ -931,7 +942,8 @@ TEST_P(EngineTest, APlanThatFailsWhileAStepRunsFailsEveryRequest) {
   }
 }
 
-TEST_P(EngineTest, TheLastStepIsAwaitedWithoutRequestsAndItsFailureIsReported) {
+TEST_P(EngineTest,
+       AStepWhoseRequestsHaveEndedIsAwaitedAndItsFailureIsReported) {
   options_.warm_up = false;
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
@@ -947,7 +959,8 @@ TEST_P(EngineTest, TheLastStepIsAwaitedWithoutRequestsAndItsFailureIsReported) {
   const auto sink = std::make_shared<WaitableSink>(1);
   ASSERT_TRUE(engine_->Submit(request, sink).ok());
   sink->AwaitEnd();
-  // Neither a command nor Stop wakes the engine here.
+  // Waits until the wasted step 5 runs, although neither a command nor Stop
+  // wakes the engine.
   while (awaited < (GetParam() ? 5 : 4)) absl::SleepFor(absl::Milliseconds(1));
   engine_->Stop();
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
@@ -955,8 +968,7 @@ TEST_P(EngineTest, TheLastStepIsAwaitedWithoutRequestsAndItsFailureIsReported) {
   ExpectNothingHeld();
 }
 
-// A sink that returns from its last call only after the engine's Stop was
-// called.
+// A sink whose OnFinished returns only after the engine's Stop was called.
 class LingeringSink final : public WaitableSink {
  public:
   LingeringSink(Engine* engine, Request own)
@@ -964,7 +976,8 @@ class LingeringSink final : public WaitableSink {
   void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
                   bool last) override {
     WaitableSink::OnFinished(finish, last);
-    // Until then the request is live, and Submit refuses it for that reason.
+    // Before Stop, Submit refuses this request because it is live. After Stop
+    // the code is UNAVAILABLE.
     while (engine_.Submit(own_, nullptr).status.code() !=
            absl::StatusCode::kUnavailable) {
       absl::SleepFor(absl::Milliseconds(1));
@@ -976,7 +989,7 @@ class LingeringSink final : public WaitableSink {
   const Request own_;
 };
 
-TEST_P(EngineTest, AStopAwaitsTheRunningStepAndReportsItsFailure) {
+TEST_P(EngineTest, StopAwaitsTheRunningStepAndReportsItsFailure) {
   options_.warm_up = false;
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };

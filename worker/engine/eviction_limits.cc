@@ -30,7 +30,7 @@ EvictionCounts CountsOf(const EvictionBudget& budget,
   return counts;
 }
 
-// Checks that enough slots of the group stay.
+// Checks that the budget keeps enough slots of the group.
 absl::Status CheckKept(const EvictionBudget& budget, int64_t prompt_tokens,
                        const EvictionLimits::Group& group,
                        const std::optional<EvictionBudget>& min_budget) {
@@ -94,13 +94,13 @@ absl::Status CheckEvictionLimits(const EvictionLimits& limits) {
 absl::Status CheckEvictionBudget(const EvictionBudget& budget,
                                  const SequenceLength& length,
                                  const EvictionLimits& limits) {
-  // The comparisons are false for NaN, which is therefore refused.
+  // NaN is refused, because both comparisons are false for it.
   const bool is_share = budget.ratio > 0 && budget.ratio <= 1;
   if (budget.ratio != 0 ? !is_share || budget.tokens > 0 : budget.tokens == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "eviction_budget has ", budget.tokens, " slots and a share of ",
+        "eviction_budget has ", budget.tokens, " tokens and the ratio ",
         budget.ratio,
-        ", want one of them, and the share above 0 and at most 1"));
+        ": set exactly one of them, and a ratio above 0 and at most 1"));
   }
   if (!limits.evicts()) {
     return Wrong(budget, ", but the served plan evicts nothing: want none");
@@ -120,7 +120,8 @@ absl::Status CheckEvictionBudget(const EvictionBudget& budget,
                    " slots, want at most the ", limits.max_slots,
                    " positions of the model");
     }
-    // A group that evicts has no window, so the chunk size does not matter.
+    // The second argument is the size of prefill chunks. It does not matter
+    // here, because page groups with eviction have no sliding window.
     const int64_t need = pages.Held(length.total_tokens, length.total_tokens);
     if (need <= group.num_pages) continue;
     return Wrong(budget, ", with which prompt and output of ",

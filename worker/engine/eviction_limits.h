@@ -1,5 +1,5 @@
-// Checks a request's own eviction budget: how many slots of its sequences stay,
-// instead of what the served plan keeps. Pure functions.
+// Checks the eviction budget of a request: how many cache slots each of its
+// sequences keeps, in place of the served plan's number. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -15,41 +15,47 @@ namespace kvasir::worker {
 
 struct EvictionLimits {
   struct Group {
-    cache::SequencePages pages;  // of one sequence, with the plan's counts
-    // Sinks and recent tokens, which always stay: the maximum over the layers.
+    // The pages of one sequence under the plan's own budget.
+    cache::SequencePages pages;
+    // Slots that are never evicted: sinks and recent tokens, in the layer that
+    // has most of them.
     int64_t least_slots = 0;
-    int64_t num_pages = 0;  // in the pool
+    int64_t num_pages = 0;  // pages of this group in the pool
   };
-  std::vector<Group> groups;  // by page group
-  // The smallest budget that the operator allows. A request may also keep as
-  // little as the plan does. Empty: the plan's budget is the smallest.
+  std::vector<Group> groups;  // one for each page group
+  // The smallest budget that the operator allows; the plan's own budget is
+  // always allowed. Empty: a request must keep at least what the plan keeps.
   std::optional<proto::EvictionBudget> min_budget;
-  // The number of positions that the model supports. No sequence may hold more
-  // slots, although it may see more tokens. 0: no bound.
+  // The most slots that a sequence may hold: the number of positions that the
+  // model supports. A sequence with evictions may have more tokens than this.
+  // 0: no limit.
   int64_t max_slots = 0;
 
   bool evicts() const;
 };
 
-// The limits of a plan. The engine adds `min_budget` and the pool's pages.
+// Returns the limits that follow from the plan. The caller must set
+// `min_budget` and each group's `num_pages`.
 EvictionLimits EvictionLimitsOf(const plan::ResolvedPlan& plan);
 
-// INVALID_ARGUMENT if there is a `min_budget` but the plan evicts nothing.
+// Returns INVALID_ARGUMENT if `min_budget` is set although the plan evicts
+// nothing.
 absl::Status CheckEvictionLimits(const EvictionLimits& limits);
 
 struct SequenceLength {
   int64_t prompt_tokens = 0;  // at least 1
-  int64_t total_tokens = 0;   // at the output's end
+  int64_t total_tokens = 0;   // prompt and the longest output
 };
 
-// INVALID_ARGUMENT names the budget and the limit: the budget keeps too few
-// slots, or so many that a sequence could outgrow the pool.
+// Returns INVALID_ARGUMENT with the budget and the limit if the budget keeps
+// too few slots, or so many that a sequence could outgrow the pool.
 absl::Status CheckEvictionBudget(const proto::EvictionBudget& budget,
                                  const SequenceLength& length,
                                  const EvictionLimits& limits);
 
-// The counts for the cache, by page group, of a budget that was checked. A
-// ratio of 1 evicts nothing, neither of the prompt nor of the output.
+// Converts a budget that passed the check into the counts that the cache needs,
+// by page group. With a ratio of 1 nothing is evicted, neither from the prompt
+// nor from the output.
 std::vector<plan::EvictionCounts> EvictionsOf(
     const proto::EvictionBudget& budget, const EvictionLimits& limits);
 

@@ -15,8 +15,8 @@ using proto::EvictionBudget;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// A group without eviction, one that keeps a fifth of the prompt, and one that
-// keeps 100 slots.
+// Limits of three page groups: one without eviction, one that keeps a fifth of
+// the prompt, and one that keeps 100 slots.
 EvictionLimits Limits() {
   EvictionLimits limits;
   limits.groups.resize(3);
@@ -43,7 +43,7 @@ void ExpectRefused(const EvictionLimits& limits, const EvictionBudget& budget,
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
 }
 
-TEST(EvictionLimitsTest, ARequestMayKeepMoreThanThePlan) {
+TEST(EvictionLimitsTest, ARequestMayKeepMoreSlotsThanThePlan) {
   const EvictionLimits limits = Limits();
   for (const char* text : {"0.2", "0.5", "1", "100", "4000"}) {
     KVASIR_EXPECT_OK(
@@ -68,14 +68,15 @@ TEST(EvictionLimitsTest, ARequestMayKeepMoreThanThePlan) {
       << "nothing is evicted, of the output either";
 }
 
-TEST(EvictionLimitsTest, ThePlansOwnBudgetGivesThePlansCounts) {
+TEST(EvictionLimitsTest, ThePlansOwnBudgetGivesThePlansEvictionCounts) {
   EvictionLimits limits = Limits();
   limits.groups.pop_back();
   EXPECT_EQ(EvictionsOf(Budget("0.2"), limits)[1],
             limits.groups[1].pages.eviction);
 }
 
-TEST(EvictionLimitsTest, LessThanThePlanIsRefusedUnlessTheOperatorAllowsIt) {
+TEST(EvictionLimitsTest,
+     KeepingLessThanThePlanIsRefusedUnlessTheOperatorAllowsIt) {
   EvictionLimits limits = Limits();
   ExpectRefused(limits, Budget("0.1"), 1000,
                 "eviction_budget is 0.1 and keeps 100 slots at 1000 prompt "
@@ -94,8 +95,7 @@ TEST(EvictionLimitsTest, LessThanThePlanIsRefusedUnlessTheOperatorAllowsIt) {
       CheckEvictionBudget(Budget("150"), {1000, 1000 + 100}, limits));
 }
 
-TEST(EvictionLimitsTest,
-     AMinimumAboveThePlansBudgetDoesNotRefuseThePlansBudget) {
+TEST(EvictionLimitsTest, ThePlansBudgetIsAllowedEvenBelowTheOperatorsMinimum) {
   EvictionLimits limits = Limits();
   limits.min_budget = Budget("1");
   KVASIR_EXPECT_OK(
@@ -103,14 +103,15 @@ TEST(EvictionLimitsTest,
   ExpectRefused(limits, Budget("0.1"), 1000, "what the served plan keeps");
 }
 
-TEST(EvictionLimitsTest, SinksAndRecentTokensAlwaysStay) {
+TEST(EvictionLimitsTest, ABudgetMustHaveRoomForSinksAndRecentTokens) {
   EvictionLimits limits = Limits();
   limits.min_budget = Budget("2");
   ExpectRefused(limits, Budget("35"), 40,
                 "eviction_budget is 35 slots, want at least 36: sinks and "
                 "recent tokens always stay");
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("36"), {40, 40 + 100}, limits));
-  // A ratio of a short prompt is raised to them.
+  // A ratio that gives fewer slots than sinks and recent tokens need is not
+  // refused: those still stay.
   limits.min_budget = Budget("0.01");
   KVASIR_EXPECT_OK(
       CheckEvictionBudget(Budget("0.01"), {100, 100 + 100}, limits));
@@ -134,22 +135,23 @@ TEST(EvictionLimitsTest, APlanThatEvictsNothingRefusesEveryBudget) {
   KVASIR_EXPECT_OK(CheckEvictionLimits(limits));
 }
 
-TEST(EvictionLimitsTest, ABudgetThatOutgrowsThePoolIsRefused) {
+TEST(EvictionLimitsTest, ABudgetThatLetsASequenceOutgrowThePoolIsRefused) {
   EvictionLimits limits = Limits();
-  limits.groups[2].num_pages = 30;  // 480 slots
+  limits.groups[2].num_pages = 30;  // 30 * 16 = 480 slots
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("1"), {400, 480}, limits));
   EXPECT_THAT(CheckEvictionBudget(Budget("1"), {400, 481}, limits),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("eviction_budget is 1, with which prompt and "
                                  "output of 481 tokens take 31 pages of page "
                                  "group 2, want at most its 30")));
-  // 448 slots that stay, and 32 that are added between two evictions.
+  // 480 slots are 448 that stay, and 32 that are added between two evictions.
   limits.min_budget = Budget("2");
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("448"), {400, 9000}, limits));
   ExpectRefused(limits, Budget("449"), 9000, "take 31 pages of page group 2");
 }
 
-// If few tokens stay, a text may have more tokens than the model has positions.
+// With eviction a sequence may have more tokens than the model has positions,
+// but not more slots.
 TEST(EvictionLimitsTest, ABudgetOfMoreSlotsThanTheModelHasPositionsIsRefused) {
   EvictionLimits limits = Limits();
   limits.max_slots = 512;
@@ -169,12 +171,12 @@ TEST(EvictionLimitsTest, AnInvalidBudgetIsRefused) {
        {EvictionBudget{}, EvictionBudget{.ratio = nan},
         EvictionBudget{.ratio = -0.5}, EvictionBudget{.ratio = 1.5},
         EvictionBudget{.tokens = 256, .ratio = 0.5}}) {
-    ExpectRefused(Limits(), wrong, 100, "want one of them");
+    ExpectRefused(Limits(), wrong, 100, "set exactly one of them");
   }
 }
 
 TEST(EvictionLimitsTest,
-     APlansLimitsAreItsGroupsWithTheirSinksAndRecentTokens) {
+     TheLimitsOfAPlanHaveItsGroupsWithTheirSinksAndRecentTokens) {
   plan::AttentionShape shape;
   shape.num_heads = shape.num_kv_heads = 2;
   shape.head_dim = shape.rotary_dim = 32;

@@ -143,7 +143,8 @@ WorkerMetrics::WorkerMetrics(WorkerConstants constants,
                    .Name("kvasir_requests_refused_total")
                    .Help("Requests not admitted, by reason")
                    .Register(*registry_)) {
-  // Series exist from the start, so that rates have a first point.
+  // All series are created at the start with 0, so that Prometheus can compute
+  // rates from the first event on.
   for (const kvasir::v1::FinishReason reason :
        {kvasir::v1::FINISH_STOP, kvasir::v1::FINISH_LENGTH,
         kvasir::v1::FINISH_ABORT}) {

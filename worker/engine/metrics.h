@@ -1,6 +1,6 @@
-// A worker's Prometheus families, which docs/metrics.md lists. The engine's
-// events feed counters and histograms. The cache is sampled on the engine's
-// thread, because no other thread may use the cache.
+// A worker's Prometheus metrics (listed in docs/metrics.md). Counters and
+// histograms are updated by the engine's events. The cache is sampled on the
+// engine's thread, because no other thread may use it.
 #pragma once
 
 #include <cstdint>
@@ -22,30 +22,30 @@
 
 namespace kvasir::worker {
 
-// The counters of the cache and of the executor at one moment. Those marked
-// "since start" only grow.
+// A sample of the counters of cache and executor. Counters marked "since start"
+// only grow.
 struct CacheSample {
   int64_t free_pages = 0;
   int64_t used_pages = 0;
-  int64_t cached_pages = 0;  // free, but known to the prefix index
-  int64_t leaked_pages = 0;  // held although no request lives
+  int64_t cached_pages = 0;  // free, but still contain cached prefixes
+  int64_t leaked_pages = 0;  // still held when there is no request
   int64_t logical_tokens = 0;
   int64_t physical_tokens = 0;
-  int64_t used_bytes = 0;                // of used pages, which include:
-  int64_t padding_bytes = 0;             //   gaps between regions
-  int64_t unfilled_bytes = 0;            //   slots without a token
-  int64_t side_bytes = 0;                //   side pages, which include:
-  int64_t side_unused_bytes = 0;         //     bytes that no layer uses
-  int64_t host_used_bytes = 0;           // of the host pool, held by images
-  int64_t bytes_to_host = 0;             // since start
-  int64_t bytes_from_host = 0;           // since start
-  int64_t prefix_query_tokens = 0;       // since start
-  int64_t prefix_hit_tokens = 0;         // since start
-  int64_t window_pages_reclaimed = 0;    // since start
-  int64_t evictions = 0;                 // since start, per page group
-  int64_t slots_evicted = 0;             // since start
+  int64_t used_bytes = 0;              // bytes of used pages, including:
+  int64_t padding_bytes = 0;           // gaps between regions
+  int64_t unfilled_bytes = 0;          //   slots without a token
+  int64_t side_bytes = 0;              // side pages, including:
+  int64_t side_unused_bytes = 0;       //     bytes that no layer uses
+  int64_t host_used_bytes = 0;         // bytes of the host pool held by images
+  int64_t bytes_to_host = 0;           // since start
+  int64_t bytes_from_host = 0;         // since start
+  int64_t prefix_query_tokens = 0;     // since start
+  int64_t prefix_hit_tokens = 0;       // since start
+  int64_t window_pages_reclaimed = 0;  // since start
+  int64_t evictions = 0;               // since start, per page group
+  int64_t slots_evicted = 0;           // since start
   int64_t eviction_pages_reclaimed = 0;  // since start
-  // Since start, from ExecutorTotals.
+  // Since start, copied from ExecutorTotals.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;
@@ -62,12 +62,12 @@ struct WorkerConstants {
   std::string version;
   std::string model_name;
   std::string model_type;
-  std::string invariance;  // InvarianceName
-  std::string device;      // kernels::Device::name
+  std::string invariance;  // as returned by InvarianceName
+  std::string device;      // as returned by kernels::Device::name
   int64_t max_model_len = 0;
   int64_t page_tokens = 0;
   int64_t total_pages = 0;
-  int64_t kv_pool_bytes = 0;    // from the allocator's counter
+  int64_t kv_pool_bytes = 0;    // as counted by the allocator
   int64_t host_pool_bytes = 0;  // from the allocator's counter
   int64_t weight_bytes = 0;     // from the allocator's counter
   double kv_bytes_per_token = 0;
@@ -76,20 +76,21 @@ struct WorkerConstants {
   struct LayerSide {
     int64_t layer = 0;
     std::string side;    // "key" or "value"
-    std::string method;  // the part's space
-    int64_t rank = 0;    // numbers per token, over all groups
-    std::string bits;    // "bf16", "4", "8,4,4,4,2,2,0,0"
+    std::string method;  // spaces of its parts, such as "full"
+    int64_t rank = 0;    // numbers per token, summed over all groups
+    std::string bits;    // for example "bf16", "4" or "8,4,4,4,2,2,0,0"
   };
   std::vector<LayerSide> layers;
 };
 
-// Threads: OnStep, OnRequestEnd and OnLoad on the engine's thread. Any thread
-//   may call OnRefused and the registry's Collect.
+// Exports the engine's events and samples of the cache as Prometheus metrics.
+// Threads: the engine's thread calls OnStep, OnRequestEnd and OnLoad. Any
+//   thread may call OnRefused and the registry's Collect.
 class WorkerMetrics final : public EngineObserver, public LoadListener {
  public:
-  // `sample_cache` runs on the engine's thread, between steps. It looks at
-  // every sequence, so it runs at most once in kCacheSampleInterval while
-  // requests run or wait, and whenever none does.
+  // `sample_cache` is called on the engine's thread, between steps. It visits
+  // every sequence, so while there are requests it is called at most once in
+  // kCacheSampleInterval. Without requests it is called at each event.
   static constexpr absl::Duration kCacheSampleInterval =
       absl::Milliseconds(100);
   WorkerMetrics(WorkerConstants constants,
@@ -101,19 +102,21 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
   void OnRefused(const Refusal& why) override;
   void OnLoad(const LoadSnapshot& load) override;
 
-  // The collectable for a metrics server.
+  // The registry to export through a metrics server.
   std::shared_ptr<prometheus::Registry> registry() const { return registry_; }
 
  private:
-  // One series. The help text of a family is that of its first series.
+  // Adds one series to the family. Only the help text passed with a family's
+  // first series is used.
   prometheus::Gauge& AddGauge(const char* family, const char* help,
                               const prometheus::Labels& labels = {});
   prometheus::Counter& AddCounter(const char* family, const char* help,
                                   const prometheus::Labels& labels = {});
   prometheus::Histogram& AddHistogram(const char* family, const char* help,
                                       const std::vector<double>& buckets);
-  // Exports one number of every sample. A family named `..._total` is
-  // a counter of which the sample has the total; any other is a gauge.
+  // Exports one number of each cache sample. A family whose name ends in
+  // `_total` becomes a counter, and the sample must contain its running total;
+  // any other family becomes a gauge.
   template <typename Number>
   void Sample(Number CacheSample::*field, const char* family, const char* help,
               const prometheus::Labels& labels = {});

@@ -54,7 +54,8 @@ TEST_F(WorkerMetricsTest, GaugesFollowTheLoad) {
             std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, CacheCountersNeverFallAndCountOnce) {
+TEST_F(WorkerMetricsTest,
+       CacheTotalsAreExportedOnceHoweverOftenTheyAreSampled) {
   sample_.prefix_hit_tokens = 5;
   metrics_.OnLoad({});
   metrics_.OnLoad({});
@@ -63,7 +64,7 @@ TEST_F(WorkerMetricsTest, CacheCountersNeverFallAndCountOnce) {
             std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, TheCachesBytesWasteAndWorkAreSampled) {
+TEST_F(WorkerMetricsTest, BytesWasteAndWorkOfTheCacheAreExported) {
   sample_.used_bytes = 4096;
   sample_.padding_bytes = 96;
   sample_.unfilled_bytes = 1000;
@@ -91,7 +92,7 @@ TEST_F(WorkerMetricsTest, TheCachesBytesWasteAndWorkAreSampled) {
   }
 }
 
-TEST_F(WorkerMetricsTest, PreemptionsAreCountedByKindAndTheHostPoolInBytes) {
+TEST_F(WorkerMetricsTest, PreemptionsAreCountedByKindAndHostPoolUseInBytes) {
   metrics_.OnStep({.preemptions = 3, .preemptions_by_copy = 2});
   sample_.host_used_bytes = 555;
   sample_.bytes_to_host = 2000;
@@ -136,7 +137,8 @@ TEST_F(WorkerMetricsTest, EvictionsAreCountedInSlotsPagesAndSeconds) {
   }
 }
 
-TEST_F(WorkerMetricsTest, TheCacheIsSampledSometimesUnderLoadAndAlwaysAtRest) {
+TEST_F(WorkerMetricsTest,
+       TheCacheIsSampledAtIntervalsUnderLoadAndAlwaysAtRest) {
   const LoadSnapshot busy = {.running = 1};
   for (int i = 0; i < 5; ++i) metrics_.OnStep({.load = busy});
   EXPECT_EQ(samples_taken_, 1);
@@ -167,7 +169,8 @@ TEST_F(WorkerMetricsTest, HistogramsCountEveryTokenOfAStep) {
             std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, EndsAreCountedByReasonAndFailuresByStatus) {
+TEST_F(WorkerMetricsTest,
+       FinishedRequestsAreCountedByReasonAndFailedOnesByStatus) {
   metrics_.OnRequestEnd(
       {.reason = kvasir::v1::FINISH_LENGTH, .prompt_tokens = 11});
   metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("late")});
@@ -187,7 +190,7 @@ TEST_F(WorkerMetricsTest, EndsAreCountedByReasonAndFailuresByStatus) {
   EXPECT_NE(text.find("\nkvasir_prompt_tokens_total 11\n"), std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, PhasesThatDidNotHappenAreNotObserved) {
+TEST_F(WorkerMetricsTest, PhasesThatARequestDidNotReachAreNotObserved) {
   metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("in the queue"),
                          .queue = absl::Seconds(2)});
   metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("prefilling"),
@@ -207,8 +210,9 @@ TEST_F(WorkerMetricsTest, PhasesThatDidNotHappenAreNotObserved) {
   }
 }
 
-// An endpoint picker reads one series per name, so each family has only one.
-TEST_F(WorkerMetricsTest, VllmNamesHaveOneSeriesEachWithTheModelsName) {
+// Tools for vLLM expect one series per metric name, so each exported family
+// must have exactly one.
+TEST_F(WorkerMetricsTest, EachVllmMetricHasOneSeriesWithTheModelsName) {
   metrics_.OnLoad({.running = 1, .total_pages = 10});
   const base::VllmMetrics vllm(metrics_.registry(), "tiny");
   absl::flat_hash_map<std::string, size_t> series;

@@ -13,7 +13,8 @@ void AddIds(absl::Span<const int32_t> ids,
   out->Add(ids.begin(), ids.end());
 }
 
-// Sets every field, because `out` still holds a sample of an earlier step.
+// Sets every field of `out`, which may still have the values of an earlier
+// step.
 void WriteSample(const PlannedSequence& planned, TokenMaskProvider* masks,
                  SampleRequest* out) {
   Sequence& sequence = *planned.sequence;
@@ -116,8 +117,8 @@ void PlanBuilder::Write(const PlannedSequence& planned, uint64_t step_id,
   cache->TakeDeltas(sequence.cache_id(), out,
                     int64_t{planned.start} - sequence.computed);
 
-  // The executor keeps a sampled token only for the very next step. A sequence
-  // that sat out a step, for lack of pages, sends the token itself.
+  // The executor keeps a sampled token only for the next step. If a sequence
+  // was not in that step, for lack of pages, the plan must contain the token.
   const bool last_sampled =
       planned.ahead || (planned.decodes && sequence.sampled_step != 0 &&
                         sequence.sampled_step + 1 == step_id);

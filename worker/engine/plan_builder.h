@@ -1,5 +1,6 @@
-// Writes the step plan from the scheduler's choices. StepPlan messages are
-// reused, so that a step with the same batch as before allocates nothing.
+// Writes the StepPlan of the sequences that the scheduler chose. StepPlan
+// messages are reused, so that a step with the same batch as before allocates
+// no memory.
 #pragma once
 
 #include <cstdint>
@@ -13,40 +14,41 @@
 
 namespace kvasir::worker {
 
-// A sequence's part of a step: tokens [start, start + num_tokens).
+// The part of a step that runs tokens [start, start + num_tokens) of one
+// sequence.
 struct PlannedSequence {
-  Sequence* sequence = nullptr;  // null if it ended while the step ran
+  Sequence* sequence = nullptr;  // null if it ended during the step
   uint64_t sequence_id = 0;
   uint32_t start = 0;
   uint32_t num_tokens = 0;
   uint32_t num_targets = 0;
-  bool prompt = false;  // all tokens belong to the prompt; else all are output
+  bool prompt = false;  // true: all prompt tokens; false: all output tokens
   bool samples = false;
-  bool decodes = false;  // one token: the last of the sequence
-  // Planned ahead: the input token is still being sampled, so it is not yet in
-  // `sequence`.
+  bool decodes = false;  // runs only the sequence's last token
+  // The step was planned while its input token was still being sampled, so the
+  // token is not yet in `sequence`.
   bool ahead = false;
 };
 
-// A step from its planning until its result is applied.
+// A step that is planned and whose result is not yet applied.
 struct PlannedStep {
   kvasir::v1::StepPlan plan;
   std::vector<PlannedSequence> sequences;  // in the order of the plan
 };
 
-// Threads: the scheduler's thread.
+// Threads: only the scheduler's thread may use it.
 class PlanBuilder {
  public:
-  // Starts a new plan. Releases that no plan contains yet are kept.
+  // Starts a new plan. Calls of Release since the last Build take effect in it.
   void Begin();
-  // The next plan tells the executor to forget the sequence.
+  // Adds to the next plan that the executor must forget the sequence.
   void Release(uint64_t sequence_id) { released_.push_back(sequence_id); }
   void Add(const PlannedSequence& planned);
   bool empty() const { return prompts_.empty() && outputs_.empty(); }
 
-  // Puts prompts before output, sets Sequence::plan_index, and takes block
-  // table deltas, page copies and evictions from the cache. `masks` may be
-  // null.
+  // Writes the plan: prompt chunks before decodes, with the block table deltas,
+  // page copies and evictions that the cache has collected. Sets
+  // Sequence::plan_index. `masks` may be null.
   void Build(uint64_t step_id, cache::KvCache* cache, TokenMaskProvider* masks,
              PlannedStep* out);
 

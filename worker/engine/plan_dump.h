@@ -1,4 +1,4 @@
-// A step plan as text for logs and reports.
+// Prints a step plan as text for logs and stall reports.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace kvasir::worker {
 
-// One line per sequence: ids, counts, positions, pages. Token ids are left out,
-// because users wrote them.
+// Returns one line per sequence with ids, counts, positions and pages. Token
+// ids are left out, because they reveal what users wrote.
 std::string DumpPlan(const kvasir::v1::StepPlan& plan);
 
 }  // namespace kvasir::worker

@@ -3,8 +3,8 @@
 namespace kvasir::worker {
 namespace {
 
-// The weight of a step falls by this factor with each later step, so that about
-// twenty steps determine the rate.
+// With each new step, the weight of earlier steps is multiplied by this factor,
+// so that mainly the last twenty steps determine the rate.
 constexpr double kDecay = 0.95;
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Chooses how a running sequence gives up its pages. They are forgotten and
-// computed again, or copied to the host pool and back. The tokens are the same
-// either way, so only the predicted time counts. Pure: no clock, no pages.
+// Chooses how to preempt a running sequence: drop its pages and compute them
+// again later, or copy them to the host pool and back. The output is the same
+// either way, so the choice depends only on the predicted time. Pure functions
+// without a clock.
 #pragma once
 
 #include <cstdint>
@@ -9,31 +10,31 @@
 
 namespace kvasir::worker {
 
-// Assumed before a measurement: a copy by one core, and a small model's
-// prefill.
+// Rates that are assumed until they are measured: the copy rate of one CPU
+// core, and the prefill rate of a small model.
 inline constexpr double kAssumedCopyBytesPerSecond = 4e9;
 inline constexpr double kAssumedPrefillTokensPerSecond = 1000;
 
 enum class Preemption { kRecompute, kCopy };
 
 struct PreemptionCosts {
-  int64_t image_bytes = 0;  // copied in each direction
-  // Tokens to prefill again. Evicted tokens count, tokens that the prefix index
-  // would find do not.
+  int64_t image_bytes = 0;  // bytes to copy out, and the same back
+  // Tokens to prefill again if the pages are dropped. Includes evicted tokens;
+  // excludes tokens that the prefix index is expected to find.
   int64_t recompute_tokens = 0;
   double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
   double prefill_tokens_per_second = kAssumedPrefillTokensPerSecond;
 };
 
-// Chooses the copy if both directions together take less time than the prefill.
+// Chooses the copy if copying out and back takes less time than the prefill.
 Preemption ChoosePreemption(const PreemptionCosts& costs);
 
-// The rate of recent prefill steps. Threads: one at a time.
+// Measures the rate of recent prefill steps. Threads: one at a time.
 class PrefillRate {
  public:
-  // Adds a step. A step that took no time is ignored.
+  // Adds a measured step of `tokens` tokens. Ignored if `time` is not positive.
   void Add(int64_t tokens, absl::Duration time);
-  // kAssumedPrefillTokensPerSecond before the first step.
+  // Returns kAssumedPrefillTokensPerSecond before the first Add.
   double tokens_per_second() const;
 
  private:

@@ -5,8 +5,9 @@
 namespace kvasir::worker {
 namespace {
 
-TEST(PreemptionTest, CopiesIfBothDirectionsTakeLessThanAPrefill) {
-  // 2 * 500 / 1000 is one second, like the prefill of 100 tokens.
+TEST(PreemptionTest, CopiesIfCopyingOutAndBackTakesLessThanAPrefill) {
+  // Copying 500 bytes out and back takes 2 * 500 / 1000 = 1 second, as long as
+  // the prefill of 100 tokens.
   PreemptionCosts costs = {.image_bytes = 499,
                            .recompute_tokens = 100,
                            .copy_bytes_per_second = 1000,
@@ -26,7 +27,7 @@ TEST(PreemptionTest, ASequenceWithoutComputedTokensIsNotCopied) {
   EXPECT_EQ(ChoosePreemption({}), Preemption::kRecompute);
 }
 
-TEST(PrefillRateTest, TheRateIsAssumedUntilAStepTookTime) {
+TEST(PrefillRateTest, TheAssumedRateIsUsedUntilAStepWasMeasured) {
   PrefillRate rate;
   EXPECT_EQ(rate.tokens_per_second(), kAssumedPrefillTokensPerSecond);
   rate.Add(100, absl::ZeroDuration());

@@ -33,7 +33,7 @@ absl::Status CheckCount(absl::string_view field, size_t count, size_t limit) {
                absl::StrCat("at most ", limit));
 }
 
-// Comparisons are written so that NaN fails them.
+// The comparisons are written so that NaN is refused.
 absl::Status CheckDistribution(const kvasir::v1::SamplingParams& p) {
   if (!(p.temperature() >= 0.0f && std::isfinite(p.temperature()))) {
     return Wrong("temperature", p.temperature(), "a finite number >= 0");

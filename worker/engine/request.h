@@ -25,15 +25,18 @@ struct Request {
   // Requests share cached prefixes only if their salts are equal.
   std::string cache_salt;
   proto::TokenBytes prompt;
-  // Output that earlier attempts delivered. It runs again as input and is not
-  // delivered again. Only with n = 1.
+  // Output tokens that earlier attempts of this request have already delivered.
+  // They are computed again as input but not delivered again. Allowed only with
+  // n = 1.
   proto::TokenBytes emitted;
   kvasir::v1::SamplingParams sampling = proto::NeutralSampling();
-  // Replaces the budget of the served plan. A ratio of 1 evicts nothing.
+  // Replaces the eviction budget of the served plan. With a ratio of 1 nothing
+  // is evicted.
   std::optional<proto::EvictionBudget> eviction_budget;
-  int32_t priority = 0;  // lower runs first
+  int32_t priority = 0;  // requests with lower values run first
   absl::Time deadline = absl::InfiniteFuture();
-  // The longest wait before the first step. Zero: the engine's default.
+  // The longest time that the request may wait for its first step. Zero: the
+  // engine's default.
   absl::Duration queue_timeout = absl::ZeroDuration();
   absl::Time arrival = absl::InfinitePast();  // set by the engine
   // If false, the request neither reuses cached pages nor leaves any for later
@@ -43,29 +46,31 @@ struct Request {
 
 struct RequestLimits {
   int32_t vocab_size = 0;
-  uint32_t max_model_len = 0;  // tokens of prompt and output together
+  uint32_t max_model_len = 0;  // prompt and output tokens together
   uint32_t max_n = 16;
   uint32_t max_logprobs = 20;
-  // Alternatives to each prompt token. 0: only the token's own log probability.
+  // The most alternatives whose log probabilities are returned for each prompt
+  // token. 0: only the token's own log probability is allowed.
   uint32_t max_prompt_logprobs = 0;
   uint32_t max_logit_bias = 1024;
   uint32_t max_stop_token_ids = 256;
   uint32_t max_request_id_bytes = 256;
-  bool token_masks = false;  // whether there is a TokenMaskProvider
+  bool token_masks = false;  // whether the engine has a TokenMaskProvider
   EvictionLimits eviction;
 };
 
-// INVALID_ARGUMENT names the field, its value and the limit. UNIMPLEMENTED: the
-// request has a token mask, but the limits allow none. Reads every token id
-// once. Admission has checked before that the prompt fits the model.
+// Returns INVALID_ARGUMENT with the field, its value and the limit; or
+// UNIMPLEMENTED if the request has a token mask but the limits allow none.
+// Takes time proportional to the prompt's length. The caller (Admission) must
+// already have checked that the prompt fits the model.
 absl::Status ValidateRequest(const Request& request,
                              const RequestLimits& limits);
 
-// Why a request was not taken, or ended without finishing.
+// Says why a request was not accepted, or why it ended early.
 struct Refusal {
   absl::Status status;
-  // REFUSAL_UNSPECIFIED: the request is wrong by itself (INVALID_ARGUMENT) or
-  // its time is up (DEADLINE_EXCEEDED).
+  // REFUSAL_UNSPECIFIED if a retry cannot help: the request itself is invalid
+  // (INVALID_ARGUMENT), or its deadline has passed (DEADLINE_EXCEEDED).
   kvasir::v1::Refusal::Reason reason = kvasir::v1::Refusal::REFUSAL_UNSPECIFIED;
 
   bool ok() const { return status.ok(); }

@@ -31,7 +31,7 @@ Request Good() {
   return request;
 }
 
-TEST(ValidateRequestTest, NeutralParametersAreValid) {
+TEST(ValidateRequestTest, NeutralSamplingParametersAreValid) {
   KVASIR_EXPECT_OK(ValidateRequest(Good(), Limits()));
 }
 
@@ -63,7 +63,7 @@ struct BadCase {
 
 class BadRequestTest : public ::testing::TestWithParam<BadCase> {};
 
-TEST_P(BadRequestTest, IsRefusedWithFieldValueAndLimit) {
+TEST_P(BadRequestTest, IsRefusedWithItsFieldValueAndLimit) {
   Request r = Good();
   GetParam().break_it(&r);
   EXPECT_THAT(ValidateRequest(r, Limits()),
@@ -223,7 +223,7 @@ TEST(ValidateRequestTest, AnEvictionBudgetIsCheckedAgainstThePromptsLength) {
   KVASIR_EXPECT_OK(ValidateRequest(r, limits));
 }
 
-TEST(ValidateRequestTest, TokenMaskNeedsAProvider) {
+TEST(ValidateRequestTest, ATokenMaskIsRefusedWithoutATokenMaskProvider) {
   Request r = Good();
   r.sampling.set_token_mask("json");
   EXPECT_THAT(ValidateRequest(r, Limits()),

@@ -15,7 +15,7 @@ using kvasir::v1::SequenceResult;
 using kvasir::v1::StepPlan;
 using kvasir::v1::StepResult;
 
-// The sampler returns this if every token is banned.
+// The token id that the sampler returns if every token is banned.
 constexpr int32_t kNoToken = -1;
 
 cache::StartOptions StartOptionsOf(const Sequence& sequence) {
@@ -25,7 +25,8 @@ cache::StartOptions StartOptionsOf(const Sequence& sequence) {
   options.publish_prefix = state.request.use_prefix_cache;
   options.prompt_tokens = state.prompt_tokens();
   options.evictions = state.evictions;
-  // Log probabilities of the prompt need every prompt token to run.
+  // Log probabilities of the prompt can be computed only if every prompt token
+  // runs.
   options.reuse_prefix =
       state.request.use_prefix_cache &&
       !(sequence.sample_index == 0 && state.wants_prompt_logprobs());
@@ -96,9 +97,9 @@ Scheduler::~Scheduler() = default;
 // Planning a step
 // ---------------------------------------------------------------------------
 
-// Running sequences are visited in the order of service, so that the first ones
-// get pages first, and a sequence that is preempted for them has nothing
-// planned yet. A waiting request of higher priority takes its turn among them.
+// Running sequences are planned in the order of service, so that the first ones
+// get pages first, and a sequence that is preempted for them is not planned
+// yet. A waiting request is planned before running sequences of lower priority.
 const StepPlan* Scheduler::Schedule() {
   KVASIR_CHECK(num_planned_ == 0);
   const absl::Cleanup forget_ended = [this] { ended_.clear(); };
@@ -107,7 +108,8 @@ const StepPlan* Scheduler::Schedule() {
   EndOverdue(now);
   plan_.Begin();
 
-  // Every decode has its token reserved; prefill chunks share the rest.
+  // One token is reserved for each sequence that decodes. Prefill chunks share
+  // the rest.
   prefill_budget_ = options_.max_batched_tokens;
   for (const Sequence* sequence : running_) {
     if (sequence->to_run() == 1) --prefill_budget_;
@@ -123,7 +125,8 @@ const StepPlan* Scheduler::Schedule() {
     if (i == running_.size()) break;
     if (!PlanSequence(running_[i], i + 1)) pages_ran_out = true;
   }
-  // A sequence that was preempted just now would be preempted again.
+  // After a preemption nothing is admitted: the sequence that was just
+  // preempted would start again and be preempted again.
   while (!waiting_.empty() && !pages_ran_out && stats_.preemptions == 0) {
     if (TryAdmit(running_.size(), now) == 0) break;
   }
@@ -149,13 +152,14 @@ const StepPlan* Scheduler::ScheduleAhead() {
   stats_ = StepStats();
   plan_.Begin();
   for (Sequence* sequence : running_) {
-    // The running step brings the sequence to its maximum length, which ends
+    // The running step brings the sequence to its maximum length and so ends
     // it.
     if (sequence->tokens.size() + 1 >= sequence->request->max_total_tokens) {
       continue;
     }
     const PlannedSequence& runs = *LastPartOf(*sequence);
-    // Slots that were reserved before pages ran out stay reserved.
+    // If pages run out here, the slots that were reserved for other sequences
+    // stay reserved; the next step needs them.
     if (!deps_.cache->Reserve(sequence->cache_id(),
                               int64_t{runs.num_tokens} + 1)) {
       return nullptr;
@@ -178,7 +182,8 @@ bool Scheduler::CanRunAhead() const {
   return std::all_of(
       running_.begin(), running_.end(), [this](const Sequence* sequence) {
         const PlannedSequence* const part = LastPartOf(*sequence);
-        // A sequence without a part lacked budget or pages.
+        // A sequence that is not in the running step lacked token budget or
+        // pages.
         if (part == nullptr || !part->samples) return false;
         if (!sequence->request->request.sampling.token_mask().empty()) {
           return false;
@@ -200,8 +205,9 @@ bool Scheduler::MustWait(const Sequence& sequence) const {
   if (running_.empty() || running_.back()->priority() > sequence.priority()) {
     return false;
   }
-  // LackedPages compares the sum over all page groups. It would miss that pages
-  // of one group came free while more of another were taken.
+  // LackedPages only compares the number of free pages in all page groups
+  // together. That number may fall although pages of the group that was short
+  // have become free, so PagesSuffice checks each group.
   return seats_ + sequence.seats() > options_.max_num_seqs ||
          (!PagesSuffice(sequence, 0) && LackedPages(sequence));
 }
@@ -241,8 +247,8 @@ size_t Scheduler::TryAdmit(size_t victims_from, absl::Time now) {
   const auto lacks_seats = [&] {
     return seats_ + sequence->seats() > options_.max_num_seqs;
   };
-  // If the budget is spent, it can still use the token of a decode that gives
-  // up its seat.
+  // If the token budget is spent, the sequence can start only by preempting a
+  // sequence that decodes, whose token it then uses.
   if (prefill_budget_ == 0 &&
       !(lacks_seats() && can_preempt() && running_.back()->to_run() == 1)) {
     return 0;
@@ -262,24 +268,26 @@ size_t Scheduler::TryAdmit(size_t victims_from, absl::Time now) {
   return running_.size() - before;
 }
 
-// Asks for room for all its tokens and one more, not only for a first chunk:
-// the work of a prefill that is preempted half-way is lost.
+// Requires pages for all tokens of the sequence and one more, not only for a
+// first chunk: if a prefill is preempted half-way, its work is lost.
 bool Scheduler::HasRoomFor(const Sequence& sequence) {
   if (running_.empty() || PagesSuffice(sequence, 0)) {
     return true;
   }
-  // The search for its prefix hashes the whole prompt. It is repeated only if
-  // another sequence is first, pages came free, or a prefill continued.
+  // Looking up the sequence's cached prefix hashes the whole prompt. It is done
+  // again only if another sequence has become the first to wait, pages have
+  // become free, or a prefill has run.
   if (LackedPages(sequence)) return false;
   prefix_grew_ = false;
   blocked_order_ = sequence.request->order;
   blocked_pages_ = Load().free_pages;
-  // For a decode from an image, Import finds out whether the pages suffice. It
-  // needs few more than the image has, and with a sliding window fewer than a
-  // prefill would.
+  // A sequence that decodes after its image was imported needs few pages beyond
+  // those of the image, and with a sliding window fewer than a prefill. So
+  // Import checks whether they suffice.
   if (sequence.image.has_value() && sequence.to_run() == 1) return true;
-  // Pages that running sequences already hold cost nothing. Whether a cached
-  // page is held shows only after it was taken, so Start checks again.
+  // This check assumes that all cached pages are held by running sequences and
+  // so need no free page. That is known only after they were taken, so Start
+  // checks again.
   const int64_t cached = deps_.cache->CachedPrefixTokens(
       sequence.tokens, StartOptionsOf(sequence));
   return cached > 0 && PagesSuffice(sequence, cached);
@@ -324,7 +332,7 @@ bool Scheduler::Start(Sequence* sequence, absl::Time now) {
   if (sequence->image.has_value()) return StartFromImage(sequence);
   if (!StartAnew(sequence)) return false;
   if (sequence->sample_index == 0 && state.wants_prompt_logprobs()) {
-    state.prompt_logprobs.clear();  // those of a prefill that was preempted
+    state.prompt_logprobs.clear();  // left from a prefill that was preempted
   }
   if (!state.started) {
     state.started = true;
@@ -347,7 +355,7 @@ bool Scheduler::StartAnew(Sequence* sequence) {
   return true;
 }
 
-// Keeps its computed tokens and their log probabilities.
+// The sequence keeps its computed tokens and their log probabilities.
 bool Scheduler::StartFromImage(Sequence* sequence) {
   if (!deps_.cache->Import(sequence->cache_id(), &*sequence->image,
                            sequence->tokens, StartOptionsOf(*sequence))) {
@@ -365,16 +373,19 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
   if (sequence->sample_index == 0 && state.pending_forks > 0) {
     want = std::min(want, prompt - 1 - sequence->computed);
   }
-  // Within a step, a sequence's tokens are all prompt or all output.
+  // In one step, a sequence runs either prompt tokens or output tokens, not
+  // both.
   if (sequence->computed < prompt) {
     want = std::min(want, prompt - sequence->computed);
   }
-  // If a step ends here, the cache keeps a tail that later prompts can reuse.
+  // If a step ends at this position, the cache keeps a tail that later prompts
+  // can reuse.
   const auto cut =
       static_cast<uint32_t>(deps_.cache->tail_cut(sequence->cache_id()));
   if (sequence->computed < cut) want = std::min(want, cut - sequence->computed);
-  if (want == 0) return true;  // the budget is spent
-  // A step must end at an eviction point, and slots go before the next step.
+  if (want == 0) return true;  // the token budget is spent
+  // A step must end where an eviction is due; the eviction is done when the
+  // next step is planned.
   if (deps_.cache->eviction_due(sequence->cache_id())) {
     deps_.cache->Evict(sequence->cache_id());
   }
@@ -415,7 +426,8 @@ uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
       const cache::ReserveResult reserved =
           deps_.cache->Reserve(sequence.cache_id(), tokens);
       if (reserved) return static_cast<uint32_t>(tokens);
-      // Another page group may allow fewer tokens than the first.
+      // Try again with fewer tokens. fits_tokens is about one page group;
+      // another group may have room for even fewer.
       tokens = std::min(reserved.fits_tokens, tokens - 1);
     }
     if (running_.size() <= victims_from) return 0;
@@ -424,7 +436,8 @@ uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
 }
 
 void Scheduler::Preempt(Sequence* sequence) {
-  if (sequence->to_run() == 1) ++prefill_budget_;  // reserved for its decode
+  // Gives back the token that was reserved for this sequence's decode.
+  if (sequence->to_run() == 1) ++prefill_budget_;
   if (ShouldCopy(*sequence)) {
     sequence->image = deps_.cache->Export(sequence->cache_id());
   }
@@ -465,7 +478,7 @@ void Scheduler::ForkIfReady(Sequence* leader) {
     Sequence& child = state.samples[i];
     child.tokens = leader->tokens;
     if (!deps_.cache->can_fork(leader->cache_id())) {
-      Enqueue(&child);  // it starts on its own when its turn comes
+      Enqueue(&child);  // it waits in the queue and starts by itself
       continue;
     }
     child.computed = leader->computed;
@@ -493,7 +506,7 @@ absl::Status Scheduler::Apply(const StepResult& result) {
   stats_ = step.stats;
   time_to_first_token_.clear();
   inter_token_.clear();
-  // The prefill rate is measured on steps that are mostly prompt tokens.
+  // Only steps with mostly prompt tokens are used to measure the prefill rate.
   if (stats_.prefill_tokens > stats_.decode_sequences) {
     prefill_rate_.Add(stats_.prefill_tokens + stats_.decode_sequences,
                       now - step.planned_at);
@@ -505,7 +518,7 @@ absl::Status Scheduler::Apply(const StepResult& result) {
         result.sequences(next).sequence_id() == planned.sequence_id) {
       found = &result.sequences(next++);
     }
-    if (planned.sequence == nullptr) continue;  // ended while the step ran
+    if (planned.sequence == nullptr) continue;  // it ended while the step ran
     if (found != nullptr) {
       if (const absl::Status fault = CheckFault(*found); !fault.ok()) {
         FailRequest(planned.sequence->request,
@@ -521,9 +534,10 @@ absl::Status Scheduler::Apply(const StepResult& result) {
     ApplyToSequence(step_id, planned, found, now);
   }
   if (next != result.sequences_size()) {
-    return absl::InternalError(absl::StrCat(
-        "step ", step_id, " has a result for sequence ",
-        result.sequences(next).sequence_id(), ", out of the plan's order"));
+    return absl::InternalError(
+        absl::StrCat("step ", step_id, ": the result of sequence ",
+                     result.sequences(next).sequence_id(),
+                     " is not in the order of the plan"));
   }
   stats_.step_id = step_id;
   stats_.time_to_first_token = time_to_first_token_;
@@ -543,14 +557,15 @@ absl::Status Scheduler::CheckResult(uint64_t step_id,
   if (planned.samples && (result->token_id() < kNoToken ||
                           result->token_id() >= options_.vocab_size)) {
     return absl::InternalError(absl::StrCat(
-        "step ", step_id, ", sequence ", planned.sequence_id, ": token ",
-        result->token_id(), ", vocabulary size ", options_.vocab_size));
+        "step ", step_id, ", sequence ", planned.sequence_id,
+        ": sampled token ", result->token_id(),
+        " is outside the vocabulary of ", options_.vocab_size, " tokens"));
   }
   if (result->target_logprobs_size() != static_cast<int>(planned.num_targets)) {
-    return absl::InternalError(
-        absl::StrCat("step ", step_id, ", sequence ", planned.sequence_id, ": ",
-                     result->target_logprobs_size(),
-                     " target log probabilities, want ", planned.num_targets));
+    return absl::InternalError(absl::StrCat(
+        "step ", step_id, ", sequence ", planned.sequence_id, ": ",
+        result->target_logprobs_size(), " target log probabilities, expected ",
+        planned.num_targets));
   }
   return absl::OkStatus();
 }
@@ -612,7 +627,7 @@ void Scheduler::Deliver(uint64_t step_id, Sequence* sequence,
     }
   }
   state.sink->OnTokens(tokens_);
-  // A prompt's log probabilities are many: their memory is not kept.
+  // Log probabilities of a prompt need much memory, so release it.
   if (tokens_.prompt_logprobs_size() > 0) tokens_ = {};
   EndIfComplete(sequence, now);
 }

@@ -53,17 +53,18 @@ struct SequenceSnapshot {
   std::string request_id;
   uint32_t sample_index = 0;
   uint64_t sequence_id = 0;
-  bool running = false;  // false: it waits
+  bool running = false;  // false: it is waiting
   int32_t priority = 0;
   uint32_t num_tokens = 0;
   uint32_t computed_tokens = 0;
   uint32_t preemptions = 0;
 };
 
-// Owns: every request from Add to its last sink call, and its sequences.
-// Threads: one thread at a time, which also calls the sinks and the observer.
-// Errors: a request that is wrong gets a Refusal. A result that does not belong
-//   to the plan is an error of the executor.
+// Owns: every request, with its sequences, from Add until the last call to its
+//   sink.
+// Threads: one thread at a time; it also calls the sinks and the observer.
+// Errors: a request that cannot run gets a Refusal. If a result does not fit
+//   the plan, Apply returns an error, because the executor is at fault.
 class Scheduler {
  public:
   // INVALID_ARGUMENT if the options contradict each other, or if one sequence
@@ -72,38 +73,39 @@ class Scheduler {
       const SchedulerOptions& options, const SchedulerDeps& deps);
   ~Scheduler();
 
-  // Queues a validated request of at most max_num_seqs samples. Refusals:
-  // ALREADY_EXISTS, RETRY_ELSEWHERE (the queue is full).
-  // Calls OnAccepted, and OnFinished as well if the tokens of earlier attempts
-  // already end the output.
+  // Queues a validated request of at most max_num_seqs samples. Refuses it with
+  // ALREADY_EXISTS if its id and attempt are live, or with RETRY_ELSEWHERE if
+  // the queue is full. Otherwise calls OnAccepted, and also OnFinished if the
+  // output that earlier attempts delivered is already complete.
   Refusal Add(Request request, std::shared_ptr<EngineSink> sink);
 
-  // The next step, or nullptr if nothing can run. Ends overdue requests. Every
-  // earlier step must have been applied (CHECK). The plan is valid until the
-  // Apply or FailAll that must follow it.
+  // Ends overdue requests, then returns the plan of the next step, or nullptr
+  // if nothing can run. Every earlier step must have been applied (CHECK). The
+  // plan is valid until Apply or FailAll, one of which must follow.
   const kvasir::v1::StepPlan* Schedule();
-  // Plans the step after the running one. Exactly one planned step must not yet
-  // be applied (CHECK). All running sequences decode one more token. Returns
-  // nullptr if planning needs the result or more is to be done: a request can
-  // be admitted, a prompt continues, an eviction is due, pages run out, or a
-  // token mask depends on the output. If a sequence ends meanwhile, its part of
-  // this step is wasted.
+  // Plans the step after the running one, which must be the only planned step
+  // that is not yet applied (CHECK). In the new step all running sequences
+  // decode one more token. Returns nullptr if that is not possible without the
+  // running step's result: a request can be admitted, a prompt continues, an
+  // eviction is due, pages run out, or a token mask depends on the output. If
+  // the running step ends a sequence, its part of the new step is wasted.
   const kvasir::v1::StepPlan* ScheduleAhead();
 
   // Applies the result of the oldest planned step and delivers its tokens.
-  // INTERNAL if the result lacks something that the plan asked for. If no token
-  // could be sampled for a request, only that request fails.
+  // INTERNAL if the result does not fit the plan. If no token could be sampled
+  // for a request, only that request fails.
   absl::Status Apply(const kvasir::v1::StepResult& result);
 
-  // Ends requests between or during steps; results for them are dropped.
-  // Returns how many matched.
+  // Ends matching requests and returns how many there were. May be called while
+  // a step runs; the step's results for these requests are dropped.
   int Abort(std::string_view request_id, std::optional<uint32_t> attempt);
-  // Ends every request by OnFailed(why).
+  // Ends every request: calls OnFailed(why) of its sink.
   void RefuseAll(const Refusal& why);
-  // Like RefuseAll, if the running step will have no result.
+  // Like RefuseAll, but also forgets the planned steps. For a step that failed
+  // and so has no result to apply.
   void FailAll(const Refusal& why);
 
-  // Whether anything runs or waits.
+  // Whether any sequence runs or waits.
   bool has_work() const { return !running_.empty() || !waiting_.empty(); }
   uint32_t num_running() const {
     return static_cast<uint32_t>(running_.size());
@@ -111,13 +113,15 @@ class Scheduler {
   uint32_t num_waiting() const {
     return static_cast<uint32_t>(waiting_.size());
   }
-  // Requests that wait for their first step.
+  // Number of requests that wait for their first step.
   uint32_t num_queued() const { return num_queued_; }
   LoadSnapshot Load() const;
-  // Running sequences, then waiting ones, each in the order of service.
+  // Returns first the running sequences, then the waiting ones, both in the
+  // order of service (RunsBefore).
   std::vector<SequenceSnapshot> Snapshot() const;
-  // Statistics of the step that was applied last or, if Schedule has run since,
-  // of that Schedule. The caller measures the durations.
+  // Statistics of the last step that was applied or, if Schedule was called
+  // later, of the step that it planned. The durations are left for the caller
+  // to fill in.
   const StepStats& last_step() const { return stats_; }
 
  private:
@@ -129,53 +133,58 @@ class Scheduler {
   };
   Step& StepOf(uint64_t step_id) { return steps_[step_id % kMostPlannedSteps]; }
 
-  // Schedule's parts.
+  // The methods down to ForkIfReady are parts of Schedule and ScheduleAhead.
   void EndOverdue(absl::Time now);
-  // Builds the next step from plan_; nullptr if plan_ is empty.
+  // Builds the next step's plan from plan_. Returns nullptr if plan_ is empty.
   const kvasir::v1::StepPlan* BuildStep(absl::Time now);
-  // Whether a step is possible in which the sequences of the running step only
-  // decode.
+  // Whether ScheduleAhead can plan a step in which the sequences of the running
+  // step only decode.
   bool CanRunAhead() const;
-  // The sequence's part of the step that was planned last, or null.
+  // The sequence's part of the most recently planned step; null if it has none.
   const PlannedSequence* LastPartOf(const Sequence& sequence) const;
-  // True if the head of the queue cannot join the next step. Capacity that the
-  // running step frees is ignored until the step after.
+  // Whether the first waiting sequence cannot join the next step. Seats and
+  // pages that the running step will free are not counted; they can be used one
+  // step later.
   bool MustWait(const Sequence& sequence) const;
-  // True if nothing has changed since too few pages were free for the sequence.
+  // Whether too few pages were free for the sequence at the last check, and
+  // nothing has changed since.
   bool LackedPages(const Sequence& sequence) const;
   // Moves the first waiting sequence, with its forks, into the batch if it can
   // run now. Returns how many sequences joined. May preempt running sequences
-  // of strictly lower priority, from index `victims_from` on.
+  // of strictly lower priority whose index is at least `victims_from`.
   size_t TryAdmit(size_t victims_from, absl::Time now);
   bool HasRoomFor(const Sequence& sequence);
-  // The pages of a group that a sequence of the request holds.
+  // How many pages of the group a sequence of the request holds, by its length.
   cache::SequencePages PagesOf(const RequestState& state,
                                cache::PageGroupId group) const;
-  // Whether enough pages are free for its tokens and one more. `found_tokens`
-  // are those of a cached prefix; a started sequence already holds their pages.
+  // Whether enough pages are free for the sequence's tokens and one more.
+  // `found_tokens` is the length of its cached prefix. If `is_started`, the
+  // sequence already holds the pages of that prefix.
   bool PagesSuffice(const Sequence& sequence, int64_t found_tokens,
                     bool is_started = false) const;
-  // Starts the sequence, from its image if there is one. False if the pages do
-  // not suffice after all; nothing has changed then.
+  // Starts the sequence, from its image in the host pool if it has one. Returns
+  // false, without any change, if too few pages are free after all.
   bool Start(Sequence* sequence, absl::Time now);
   bool StartAnew(Sequence* sequence);
   bool StartFromImage(Sequence* sequence);
-  // Plans as many of the sequence's tokens as budget and pages allow. False if
-  // no page was free.
+  // Plans as many of the sequence's tokens as the token budget and the free
+  // pages allow. Returns false if no page was free.
   bool PlanSequence(Sequence* sequence, size_t victims_from);
-  // Reserves slots for up to `want` tokens and returns how many. If not even
-  // one fits, preempts running sequences from index `victims_from` on.
+  // Reserves cache slots for up to `want` tokens and returns how many were
+  // reserved. If not even one fits, preempts running sequences, beginning with
+  // the last and not before index `victims_from`.
   uint32_t Grow(const Sequence& sequence, uint32_t want, size_t victims_from);
   // Moves the sequence from the batch to the queue. Its pages are copied to the
   // host pool if there is room and that is predicted to be faster than
   // computing them again; otherwise they are dropped.
   void Preempt(Sequence* sequence);
   bool ShouldCopy(const Sequence& sequence) const;
-  // If only the prompt's last token is left to sample 0, the other samples
-  // start: they share the cached prompt, and each runs the last token itself.
+  // If sample 0 (`leader`) has computed all of the prompt except the last
+  // token, starts the other samples: they share its cached prompt, and each
+  // computes the last token itself.
   void ForkIfReady(Sequence* leader);
 
-  // Apply's parts.
+  // The next three methods are parts of Apply.
   absl::Status CheckResult(uint64_t step_id, const PlannedSequence& planned,
                            const kvasir::v1::SequenceResult* result) const;
   void ApplyToSequence(uint64_t step_id, const PlannedSequence& planned,
@@ -186,58 +195,61 @@ class Scheduler {
 
   void InitRequest(RequestState* state, absl::Time now) const;
 
-  // Moves between waiting, running and neither.
+  // Move a sequence between `waiting_`, `running_` and neither of them.
   void Enqueue(Sequence* sequence);
   void LeaveQueue(Sequence* sequence);
   void EnterBatch(Sequence* sequence);
   void LeaveBatch(Sequence* sequence);
   void Leave(Sequence* sequence);
 
-  // Ends of sequences and requests. A request stays readable until the public
-  // method returns.
+  // End sequences and requests. An ended request's state stays readable until
+  // the public method that ended it returns.
   bool EndIfComplete(Sequence* sequence, absl::Time now);
   void Finish(Sequence* sequence, kvasir::v1::FinishReason reason,
               std::optional<int32_t> matched, absl::Time now);
   void AbortRequest(RequestState* request);
   void FailRequest(RequestState* request, const Refusal& why);
   void EndRequest(RequestState* request, absl::Time now);
-  std::vector<RequestState*> LiveRequests() const;  // by arrival
+  std::vector<RequestState*> LiveRequests() const;  // in order of arrival
 
   // Constant after construction.
   const SchedulerOptions options_;
   const SchedulerDeps deps_;
   const Admission admission_;
 
-  // The attempts by request id, usually one.
+  // The live attempts of each request, by request id; usually one.
   absl::flat_hash_map<std::string, std::vector<std::unique_ptr<RequestState>>>
       requests_;
   std::vector<std::unique_ptr<RequestState>> ended_;
-  std::vector<Sequence*> running_;  // by RunsBefore
+  std::vector<Sequence*> running_;  // sorted by RunsBefore
   std::set<Sequence*, RunsBefore> waiting_;
   PlanBuilder plan_;
-  // By step id. The last `num_planned_` steps are not yet applied.
+  // Indexed by step id (StepOf). The last `num_planned_` steps are not yet
+  // applied.
   std::array<Step, kMostPlannedSteps> steps_;
   uint64_t num_planned_ = 0;
 
-  uint32_t seats_ = 0;  // taken by running sequences and their pending forks
-  uint32_t num_queued_ = 0;  // requests not started
+  uint32_t seats_ = 0;       // seats of running sequences and pending forks
+  uint32_t num_queued_ = 0;  // requests that have not started
   uint64_t queued_tokens_ = 0;
   uint64_t next_order_ = 1;
   uint64_t next_sequence_id_ = 1;
   uint64_t step_id_ = 0;
-  // No request expires before this time.
+  // No deadline or queue timeout of a live request is before this time.
   absl::Time earliest_expiry_ = absl::InfiniteFuture();
-  // For the request of this order, `blocked_pages_` free pages were too few.
+  // The request with this RequestState::order could not start when only
+  // `blocked_pages_` pages were free.
   uint64_t blocked_order_ = 0;
   uint64_t blocked_pages_ = 0;
-  bool prefix_grew_ = false;     // since that was found
-  uint32_t prefill_budget_ = 0;  // tokens left in the step being planned
+  bool prefix_grew_ = false;     // whether a prefill has run since then
+  uint32_t prefill_budget_ = 0;  // tokens that may still be added to the step
   PrefillRate prefill_rate_;
 
-  StepStats stats_;  // the step that is being planned or applied
+  StepStats stats_;  // statistics of the step being planned or applied
   std::vector<absl::Duration> time_to_first_token_;
   std::vector<absl::Duration> inter_token_;
-  // The token being delivered. Reused, so that nothing is allocated for it.
+  // The message with the token that is being delivered. Reused, so that no
+  // memory is allocated for it.
   kvasir::v1::GenerateEvent::Tokens tokens_;
 };
 

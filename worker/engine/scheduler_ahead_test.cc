@@ -1,5 +1,5 @@
-// Steps that are planned while the step before them runs, with tiny pools and
-// exact ids.
+// Tests of ScheduleAhead: steps that are planned while the previous step runs.
+// The scripts are in the language of scheduler_scenario.h.
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -69,7 +69,8 @@ TEST(SchedulerAheadTest, AStepPlannedAheadIsWastedIfItsSequenceEnds) {
   )"));
 }
 
-// The running step still writes to them.
+// They are not free before, because the step that is already planned still
+// writes to them.
 TEST(SchedulerAheadTest, PagesOfAnEndedSequenceAreFreeOneStepLater) {
   Scenario scenario;
   scenario.Run(R"(
@@ -208,7 +209,8 @@ TEST(SchedulerAheadTest, PlanningAheadWaitsForTheResultIfPagesRunOut) {
   )");
 }
 
-// As long as no page comes free, planning ahead continues.
+// While no page becomes free, a waiting sequence cannot start anyway, so steps
+// are still planned ahead.
 TEST(SchedulerAheadTest, ASequenceThatLacksPagesDoesNotStopPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
@@ -232,7 +234,7 @@ TEST(SchedulerAheadTest, ASequenceThatLacksPagesDoesNotStopPlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, AGrownPrefixAdmitsAWaitingSequence) {
+TEST(SchedulerAheadTest, AWaitingSequenceStartsOnceEnoughOfItsPrefixIsCached) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16
@@ -289,7 +291,8 @@ TEST(SchedulerAheadTest, SidePagesStopPlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, PenaltiesMinTokensAndLogProbabilitiesAreExactAhead) {
+TEST(SchedulerAheadTest,
+     PenaltiesMinTokensAndLogProbabilitiesAreExactInStepsPlannedAhead) {
   Scenario scenario;
   scenario.Run(R"(
     submit a max=12 min=6 penalties logprobs=2 temp=1 seed=4
@@ -310,7 +313,9 @@ TEST(SchedulerAheadTest, PenaltiesMinTokensAndLogProbabilitiesAreExactAhead) {
   )");
 }
 
-// `a` has taken more pages of one group than `b` frees in both groups.
+// When `b` ends, the free pages of both groups together are fewer than when `c`
+// was blocked, because `a` has taken more pages meanwhile. Still, `c` must
+// start, because enough pages of its group are free.
 TEST(SchedulerAheadTest,
      FreedPagesOfOneGroupAreNoticedAlthoughAnotherGroupShrinks) {
   Scenario scenario;

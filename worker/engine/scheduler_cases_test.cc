@@ -1,4 +1,5 @@
-// The scheduler's table of cases, in the language of scheduler_scenario.h.
+// Test cases of the scheduler, as scripts in the language of
+// scheduler_scenario.h.
 #include <string>
 
 #include "gtest/gtest.h"
@@ -14,17 +15,18 @@ struct Case {
 
 class SchedulerScenarioTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(SchedulerScenarioTest, RunsAsWritten) {
+TEST_P(SchedulerScenarioTest, EveryStepOfTheScriptRunsAsWritten) {
   Scenario scenario;
   scenario.Run(GetParam().script);
-  scenario.Run("expect idle");  // after every case
+  scenario.Run("expect idle");  // holds at the end of every case
 }
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& param_info) {
   return param_info.param.name;
 }
 
-// Evictions at multiples of 4 and at a prompt's end keep 6 slots.
+// Cases with eviction: at multiples of 4 tokens and at the prompt's end, all
+// but 6 slots are evicted.
 constexpr Case kEvictions[] = {
     {"StepsEndBeforeAnEviction", R"(
     pool pages=12 keep=6 every=4
@@ -48,7 +50,9 @@ constexpr Case kEvictions[] = {
     expect evicted 14                 # at 20; no eviction until the end at 23
     expect output a
 )"},
-    // When room was counted from logical tokens, b was preempted needlessly.
+    // Sequence b must not be preempted: its eviction frees slots in its own
+    // last page. Regression test: room was once counted in tokens instead of
+    // slots.
     {"FreeSlotsOfTheLastPageAreUsedFirst", R"(
     pool pages=4 keep=6 every=4
     options batch=64
@@ -195,8 +199,8 @@ constexpr Case kEvictions[] = {
 INSTANTIATE_TEST_SUITE_P(Evictions, SchedulerScenarioTest,
                          ::testing::ValuesIn(kEvictions), CaseName);
 
-// A sequence's latest rows lie in side pages. A cached prefix is found as far
-// as a copy of them exists.
+// Cases with side pages, which hold a sequence's latest rows. A cached prefix
+// can be reused only up to a position for which a copy of these rows exists.
 constexpr Case kTails[] = {
     {"TheNextTurnOfAChatReusesTheLastBoundary", R"(
     pool pages=40 side=2
@@ -216,7 +220,7 @@ constexpr Case kTails[] = {
     expect cached turn 10             # of its prompt; 16 tokens were found
     expect output again turn
 )"},
-    {"APromptIsCutOnce", R"(
+    {"APromptIsCutOnlyOnceForItsTail", R"(
     pool pages=60 side=1
     options batch=64
     submit a prompt=30 max=2
@@ -416,7 +420,7 @@ constexpr Case kPriorities[] = {
     step
     expect plan a:4
 )"},
-    {"AHigherPriorityTakesTheSeatOfALower", R"(
+    {"AHigherPriorityTakesTheSeatOfALowerOne", R"(
     options seqs=1
     submit low prio=5 max=20
     step 3
@@ -442,7 +446,7 @@ constexpr Case kPriorities[] = {
     run
     expect preempted a 0
 )"},
-    {"AHigherPriorityTakesThePagesOfALower", R"(
+    {"AHigherPriorityTakesThePagesOfALowerOne", R"(
     pool pages=8
     options len=32
     submit low prio=5 prompt=20 max=10
@@ -456,7 +460,7 @@ constexpr Case kPriorities[] = {
     expect output high low
     expect preempted low 1
 )"},
-    {"AHigherPriorityTakesTheSeatOfALowerWhenDecodesSpendTheBudget", R"(
+    {"AHigherPriorityTakesTheSeatOfALowerOneWhenDecodesSpendTheBudget", R"(
     options seqs=2 batch=2
     submit a prio=5 prompt=1 max=20
     submit b prio=5 prompt=1 max=20
@@ -477,7 +481,7 @@ INSTANTIATE_TEST_SUITE_P(Priorities, SchedulerScenarioTest,
                          ::testing::ValuesIn(kPriorities), CaseName);
 
 constexpr Case kPreemption[] = {
-    {"TakesTheLatestOfEqualPriority", R"(
+    {"TheLatestRequestOfEqualPriorityIsPreempted", R"(
     pool pages=8
     options len=32
     submit a prompt=12 max=20
@@ -494,7 +498,7 @@ constexpr Case kPreemption[] = {
     expect preempted b 1
     expect output a b
 )"},
-    {"TakesTheLowestPriorityBeforeTheLatest", R"(
+    {"TheLowestPriorityIsPreemptedBeforeTheLatest", R"(
     pool pages=12
     options len=32 batch=64
     submit a prio=0 prompt=12 max=20
@@ -512,7 +516,7 @@ constexpr Case kPreemption[] = {
     expect output a b c
     expect preempted a 0
 )"},
-    {"WaitsRatherThanPreemptItself", R"(
+    {"ASequenceWaitsInsteadOfPreemptingItself", R"(
     pool pages=8
     options len=32 batch=32
     submit a prompt=12 max=3
@@ -563,7 +567,7 @@ constexpr Case kPreemption[] = {
     expect preempted b 1
     expect output a b
 )"},
-    {"FinishesManyOnAPoolForOne", R"(
+    {"ManySequencesFinishOnAPoolForOne", R"(
     pool pages=8
     options len=32 batch=16 seqs=8 queue=16
     submit a prompt=9 max=23 temp=1 seed=1
@@ -581,7 +585,7 @@ constexpr Case kPreemption[] = {
 INSTANTIATE_TEST_SUITE_P(Preemption, SchedulerScenarioTest,
                          ::testing::ValuesIn(kPreemption), CaseName);
 
-// The pages of preempted sequences are copied to the host pool.
+// Cases in which the pages of preempted sequences are copied to the host pool.
 constexpr Case kHostPool[] = {
     {"APreemptedSequenceContinuesWhereItWas", R"(
     pool pages=8 host=4
@@ -620,7 +624,7 @@ constexpr Case kHostPool[] = {
     expect preempted a 1
     expect output a b
 )"},
-    {"IfTheHostPoolIsFullTheRestIsComputedAgain", R"(
+    {"SequencesBeyondAFullHostPoolAreComputedAgain", R"(
     pool pages=12 host=4
     options len=32 batch=64
     submit a prompt=12 max=20
@@ -638,7 +642,7 @@ constexpr Case kHostPool[] = {
     expect preempted b 1
     expect output a b c
 )"},
-    {"ASlowCopyLosesToAFastPrefill", R"(
+    {"AFastPrefillIsPreferredToASlowCopy", R"(
     pool pages=8 host=8
     options len=32 copy_rate=60000    # 1024 bytes in 17 ms, 16 tokens in 16
     submit a prompt=12 max=20
@@ -651,7 +655,7 @@ constexpr Case kHostPool[] = {
     expect preempted b 1
     expect output a b
 )"},
-    {"AFasterCopyWins", R"(
+    {"AFastCopyIsPreferredToAPrefill", R"(
     pool pages=8 host=8
     options len=32 copy_rate=80000    # the same in 13 ms
     submit a prompt=12 max=20
@@ -698,7 +702,7 @@ constexpr Case kHostPool[] = {
     expect moved 5 2                  # the prompt's three were still cached
     expect output a
 )"},
-    {"WithAWindowLittleIsCopied", R"(
+    {"WithAWindowOnlyItsPagesAreCopied", R"(
     pool pages=8 host=8 window=6
     options seqs=1 len=32
     submit a prompt=20 max=8 prio=1
@@ -772,7 +776,7 @@ INSTANTIATE_TEST_SUITE_P(HostPool, SchedulerScenarioTest,
                          ::testing::ValuesIn(kHostPool), CaseName);
 
 constexpr Case kTimeLimits[] = {
-    {"DeadlineInTheQueue", R"(
+    {"ADeadlineEndsAQueuedRequest", R"(
     options seqs=1
     submit a max=20
     submit b deadline=2s
@@ -787,7 +791,7 @@ constexpr Case kTimeLimits[] = {
     run
     expect output a
 )"},
-    {"DeadlineWhilePrefilling", R"(
+    {"ADeadlineEndsARequestThatPrefills", R"(
     submit a prompt=40 deadline=2s
     step
     expect running a
@@ -796,7 +800,7 @@ constexpr Case kTimeLimits[] = {
     expect plan none
     expect failed a=DEADLINE_EXCEEDED
 )"},
-    {"DeadlineWhileDecoding", R"(
+    {"ADeadlineEndsARequestThatDecodes", R"(
     submit a max=30 deadline=2s
     step 3
     advance 2s
@@ -804,7 +808,7 @@ constexpr Case kTimeLimits[] = {
     expect failed a=DEADLINE_EXCEEDED
     expect tokens a 3
 )"},
-    {"DeadlineWhilePreempted", R"(
+    {"ADeadlineEndsAPreemptedRequest", R"(
     options seqs=1
     submit low prio=5 max=20 deadline=2s
     step 2
@@ -816,7 +820,7 @@ constexpr Case kTimeLimits[] = {
     expect failed low=DEADLINE_EXCEEDED
     run
 )"},
-    {"DeadlineOfForks", R"(
+    {"ADeadlineEndsAllSamplesOfARequest", R"(
     submit a prompt=6 n=3 max=20 deadline=2s
     step 3
     expect running a a#1 a#2
@@ -824,7 +828,7 @@ constexpr Case kTimeLimits[] = {
     step
     expect failed a=DEADLINE_EXCEEDED
 )"},
-    {"QueueTimeoutOfTheRequest", R"(
+    {"ARequestsOwnQueueTimeoutEndsItInTheQueue", R"(
     options seqs=1 timeout=60s
     submit a max=30
     submit b queue_timeout=2s
@@ -834,7 +838,7 @@ constexpr Case kTimeLimits[] = {
     expect failed b=DEADLINE_EXCEEDED
     run
 )"},
-    {"QueueTimeoutByDefaultAndOnlyBeforeTheFirstStep", R"(
+    {"TheDefaultQueueTimeoutAppliesOnlyBeforeTheFirstStep", R"(
     options seqs=1 timeout=5s
     submit a max=30
     submit b
@@ -846,7 +850,7 @@ constexpr Case kTimeLimits[] = {
     run
     expect output a
 )"},
-    {"QueueTimeoutSparesPreemptedRequests", R"(
+    {"TheQueueTimeoutDoesNotEndPreemptedRequests", R"(
     options seqs=1 timeout=5s
     submit low prio=5 max=10
     step 2
@@ -862,7 +866,7 @@ INSTANTIATE_TEST_SUITE_P(TimeLimits, SchedulerScenarioTest,
                          ::testing::ValuesIn(kTimeLimits), CaseName);
 
 constexpr Case kAbort[] = {
-    {"Waiting", R"(
+    {"AnAbortEndsAWaitingRequest", R"(
     options seqs=1
     submit a max=3
     submit b
@@ -873,20 +877,20 @@ constexpr Case kAbort[] = {
     run
     expect output a
 )"},
-    {"Prefilling", R"(
+    {"AnAbortEndsARequestThatPrefills", R"(
     submit a prompt=40
     step
     abort a
     expect finished a=abort
 )"},
-    {"Decoding", R"(
+    {"AnAbortEndsARequestThatDecodes", R"(
     submit a max=30
     step 5
     abort a
     expect finished a=abort
     expect tokens a 5
 )"},
-    {"WhileItsStepRuns", R"(
+    {"AnAbortWhileAStepRunsDropsItsToken", R"(
     submit a max=30
     submit b max=5
     step 2
@@ -900,14 +904,14 @@ constexpr Case kAbort[] = {
     run
     expect output b
 )"},
-    {"WhileItsFirstChunkRuns", R"(
+    {"AnAbortWhileTheFirstChunkRunsEndsTheRequest", R"(
     submit a prompt=30
     schedule
     abort a
     apply
     expect finished a=abort
 )"},
-    {"Preempted", R"(
+    {"AnAbortEndsAPreemptedRequest", R"(
     options seqs=1
     submit low prio=5 max=20
     step 3
@@ -919,21 +923,21 @@ constexpr Case kAbort[] = {
     run
     expect output high
 )"},
-    {"BeforeItForks", R"(
+    {"AnAbortBeforeTheForkEndsAllSamples", R"(
     submit a prompt=40 n=3
     step
     expect running a
     abort a
     expect finished a=abort
 )"},
-    {"Forked", R"(
+    {"AnAbortAfterTheForkEndsAllSamples", R"(
     submit a prompt=10 n=3 max=20
     step 4
     expect running a a#1 a#2
     abort a
     expect finished a=abort
 )"},
-    {"ForkedAndPartlyPreempted", R"(
+    {"AnAbortEndsRunningAndPreemptedSamples", R"(
     pool pages=8
     options len=32 batch=32
     submit a prompt=10 n=3 max=22
@@ -943,7 +947,7 @@ constexpr Case kAbort[] = {
     abort a
     expect finished a=abort
 )"},
-    {"FinishedOrUnknownRequestsAreIgnored", R"(
+    {"AnAbortOfAFinishedOrUnknownRequestIsIgnored", R"(
     submit a max=2
     run
     abort a
@@ -956,7 +960,7 @@ INSTANTIATE_TEST_SUITE_P(Abort, SchedulerScenarioTest,
                          ::testing::ValuesIn(kAbort), CaseName);
 
 constexpr Case kAdmission[] = {
-    {"RefusesAboveTheQueueBound", R"(
+    {"RequestsAboveTheQueueLimitAreRefused", R"(
     options seqs=1 queue=2
     submit a max=2
     submit b max=2
@@ -980,13 +984,13 @@ constexpr Case kAdmission[] = {
     run
     expect output low high other
 )"},
-    {"RefusesALiveId", R"(
+    {"ALiveIdIsRefused", R"(
     submit a max=2
     submit a max=2
     expect refused a=ALREADY_EXISTS/none
     run
 )"},
-    {"AcceptsAnotherAttemptOfALiveId", R"(
+    {"AnotherAttemptOfALiveIdIsAccepted", R"(
     submit a max=2
     submit a max=3 attempt=1
     run
@@ -1007,7 +1011,7 @@ INSTANTIATE_TEST_SUITE_P(Admission, SchedulerScenarioTest,
                          ::testing::ValuesIn(kAdmission), CaseName);
 
 constexpr Case kSamples[] = {
-    {"PrefillOnceAndShareThePages", R"(
+    {"SamplesPrefillOnceAndShareThePages", R"(
     submit a prompt=10 n=3 max=4 temp=1 seed=5
     step
     expect plan a:9
@@ -1020,17 +1024,17 @@ constexpr Case kSamples[] = {
     expect output a
     expect finished a=length
 )"},
-    {"OfAPromptOfOneToken", R"(
+    {"APromptOfOneTokenMayHaveSeveralSamples", R"(
     submit a prompt=1 n=2 max=4 temp=1 seed=5
     run
     expect output a
 )"},
-    {"OfAPromptThatEndsWithAPage", R"(
+    {"APromptThatFillsItsPagesMayHaveSeveralSamples", R"(
     submit a prompt=9 n=4 max=6 temp=1 seed=5
     run
     expect output a
 )"},
-    {"OfAPromptThatIsCachedExceptItsLastToken", R"(
+    {"APromptCachedExceptItsLastTokenMayHaveSeveralSamples", R"(
     submit a prompt=8 max=1
     run
     submit b text=a prompt=9 n=2 max=4 temp=1 seed=1
@@ -1065,18 +1069,18 @@ constexpr Case kResume[] = {
     expect tokens a 7
     expect output a
 )"},
-    {"WithPenaltiesAndMinTokens", R"(
+    {"AResumedRequestKeepsPenaltiesAndMinTokens", R"(
     submit a prompt=10 emitted=5 max=20 min=8 temp=1 seed=3 penalties
     run
     expect output a
 )"},
-    {"InChunks", R"(
+    {"AResumedRequestMayPrefillInChunks", R"(
     options batch=7 seqs=2
     submit a prompt=20 emitted=9 max=20 temp=1 seed=3 penalties
     run
     expect output a
 )"},
-    {"OfACompleteOutput", R"(
+    {"AResumedRequestWithACompleteOutputEndsAtOnce", R"(
     submit a prompt=4 max=4 emitted=4
     expect finished a=length
     expect tokens a 0
@@ -1107,7 +1111,7 @@ constexpr Case kPrefixReuse[] = {
     expect cached b 16
     expect output a b
 )"},
-    {"LeavesOneTokenToRun", R"(
+    {"AFullyCachedPromptStillRunsItsLastToken", R"(
     submit a prompt=16 max=2
     run
     submit b text=a prompt=16 max=2
@@ -1117,7 +1121,7 @@ constexpr Case kPrefixReuse[] = {
     expect cached b 12
     expect output b
 )"},
-    {"NotAcrossSalts", R"(
+    {"PrefixesAreNotSharedAcrossSalts", R"(
     submit a prompt=16 max=2 salt=x
     run
     submit b text=a prompt=16 max=2 salt=y
@@ -1165,7 +1169,7 @@ constexpr Case kPrefixReuse[] = {
     expect preempted b 0
     expect output a b
 )"},
-    {"NoneForPromptLogprobs", R"(
+    {"PromptLogprobsDisablePrefixReuse", R"(
     submit a prompt=16 max=2
     run
     submit b text=a prompt=16 max=2 prompt_logprobs
@@ -1178,14 +1182,14 @@ INSTANTIATE_TEST_SUITE_P(PrefixReuse, SchedulerScenarioTest,
                          ::testing::ValuesIn(kPrefixReuse), CaseName);
 
 constexpr Case kWindows[] = {
-    {"HoldOnlyThePagesOfTheWindow", R"(
+    {"ASequenceHoldsOnlyThePagesOfItsWindow", R"(
     pool pages=6 window=6
     options batch=8 seqs=1
     submit a prompt=40 max=20
     run
     expect output a
 )"},
-    {"BesideLayersWithoutAWindow", R"(
+    {"LayersWithAndWithoutAWindowRunTogether", R"(
     pool pages=16
     group pages=8 window=6
     options batch=8

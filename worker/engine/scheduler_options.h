@@ -11,19 +11,19 @@
 namespace kvasir::worker {
 
 struct SchedulerOptions {
-  uint32_t max_model_len = 0;   // tokens of prompt and output together
-  uint32_t max_num_seqs = 256;  // sequences in one step
-  // Tokens in one step. At least max_num_seqs, so that every running sequence
-  // can decode in every step.
+  uint32_t max_model_len = 0;   // prompt and output tokens together
+  uint32_t max_num_seqs = 256;  // limit of the sequences in one step
+  // Limit of the tokens in one step. At least max_num_seqs, so that every
+  // running sequence can decode in every step.
   uint32_t max_batched_tokens = 2048;
   // How many requests may wait for their first step; more are refused. 0: a
-  // request is accepted only if a seat is free.
+  // request is accepted only if it can join the next step.
   uint32_t max_queue = 1024;
   absl::Duration queue_timeout = absl::InfiniteDuration();
-  // The measured rate of copies between the pool and the host pool.
+  // The measured rate of copies between the page pool and the host pool.
   double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
-  // Limits of the requests' own eviction budgets. Empty groups: none is
-  // allowed.
+  // Limits for the eviction budgets that requests may have. If its `groups` is
+  // empty, no request may have one.
   EvictionLimits eviction;
   std::vector<int32_t> eos_token_ids;
   int32_t vocab_size = 0;

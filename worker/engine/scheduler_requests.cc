@@ -1,4 +1,4 @@
-// Scheduler: the arrival and the end of requests.
+// The part of class Scheduler that handles the arrival and the end of requests.
 #include <algorithm>
 
 #include "absl/cleanup/cleanup.h"
@@ -12,7 +12,7 @@ namespace {
 
 using base::AbslView;
 
-// The capacity for output tokens that a sequence reserves at its start.
+// The most output tokens for which a sequence reserves memory at its start.
 constexpr size_t kTokensReserve = 256;
 
 // How long a sample spent in each phase until `now`.
@@ -35,7 +35,7 @@ Phases PhasesOf(const RequestState& state, const Sequence& sample,
   return phases;
 }
 
-// 0 for a phase that the sample did not reach.
+// Returns 0 for a phase that the sample did not reach.
 uint64_t Microseconds(std::optional<absl::Duration> phase) {
   return static_cast<uint64_t>(std::max<int64_t>(
       0, absl::ToInt64Microseconds(phase.value_or(absl::ZeroDuration()))));
@@ -82,7 +82,7 @@ Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
       std::min({earliest_expiry_, state.request.deadline, state.start_by});
 
   state.sink->OnAccepted(state.prompt_tokens());
-  // The tokens of earlier attempts may already complete the output.
+  // The output tokens of earlier attempts may already complete the output.
   if (state.output_tokens(state.samples[0]) == 0 ||
       !EndIfComplete(&state.samples[0], now)) {
     Enqueue(&state.samples[0]);
@@ -166,7 +166,8 @@ void Scheduler::EnterBatch(Sequence* sequence) {
                   sequence);
 }
 
-// The caller releases or preempts the sequence in the cache.
+// Does not change the cache: the caller must release or preempt the sequence
+// there.
 void Scheduler::LeaveBatch(Sequence* sequence) {
   const auto at = std::lower_bound(running_.begin(), running_.end(), sequence,
                                    RunsBefore());
@@ -205,7 +206,7 @@ void Scheduler::Finish(Sequence* sequence, kvasir::v1::FinishReason reason,
   RequestState& state = *sequence->request;
   Leave(sequence);
   const uint32_t output_tokens =
-      // A sample that never forked has no tokens of its own yet.
+      // A sample that has not been forked from sample 0 has no tokens yet.
       sequence->tokens.empty() ? 0 : state.output_tokens(*sequence);
   const Phases phases = PhasesOf(state, *sequence, now);
   kvasir::v1::GenerateEvent::Finish finish;
@@ -230,7 +231,7 @@ void Scheduler::Finish(Sequence* sequence, kvasir::v1::FinishReason reason,
   if (last) EndRequest(&state, now);
 }
 
-// Gives back the sequence's place and its pages.
+// Removes the sequence from the queue or batch and releases its pages.
 void Scheduler::Leave(Sequence* sequence) {
   if (sequence->state == Sequence::State::kWaiting) {
     LeaveQueue(sequence);

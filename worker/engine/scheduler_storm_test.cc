@@ -1,6 +1,6 @@
-// Random requests, aborts and clock jumps. The fake executor and the cache's
-// invariants check every step. Every output is compared with that of a model
-// without pages.
+// Stress test of the scheduler with random requests, aborts and clock jumps.
+// The fake executor checks every step, and so do the cache's invariants. Every
+// output is compared with that of a fake model that does not use pages.
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t kMaxLen = 64;
 constexpr uint32_t kMaxQueue = 20;
-constexpr int32_t kVocab = 50;  // small, so that stop ids are sampled
+constexpr int32_t kVocab = 50;  // so small that stop ids are often sampled
 
 struct Storm {
   const char* name;
@@ -84,7 +84,8 @@ class StormTest : public ::testing::TestWithParam<Storm> {
             .eviction = eviction_};
   }
 
-  // No budget if the engine would refuse it, and sometimes by chance.
+  // Returns a random eviction budget; none if the engine would refuse it, and
+  // in a third of the other cases.
   std::optional<proto::EvictionBudget> RandomBudget(const Request& request) {
     proto::EvictionBudget budget;
     if (Below(2) == 0) {
@@ -107,7 +108,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
   Request RandomRequest(int index) {
     Request request;
     request.request_id = absl::StrCat("r", index);
-    // Few texts, so that requests share prefixes.
+    // Only four texts, so that requests share prefixes.
     const std::string text = absl::StrCat("text", Below(4));
     request.prompt =
         proto::TokenBytes::Adopt(FakePrompt(text, 1 + Below(40), kVocab));
@@ -167,8 +168,8 @@ class StormTest : public ::testing::TestWithParam<Storm> {
         std::nullopt);
   }
 
-  // In the engine's order: the next step, if there is one, is enqueued before
-  // this step's result is applied.
+  // Runs one step in the order of the engine: if a next step was planned ahead,
+  // it is enqueued before the result of this step is applied.
   void Step() {
     if (running_ == nullptr) {
       running_ = scheduler_->Schedule();
@@ -180,7 +181,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
     }
     const kvasir::v1::StepPlan* const next =
         Below(4) != 0 ? scheduler_->ScheduleAhead() : nullptr;
-    if (Below(10) == 0) AbortOne();  // while the step runs
+    if (Below(10) == 0) AbortOne();  // an abort while the step runs
     const auto result = executor_->Await();
     KVASIR_ASSERT_OK(result.status());
     if (next != nullptr) {
@@ -203,7 +204,8 @@ class StormTest : public ::testing::TestWithParam<Storm> {
            std::find(stop.begin(), stop.end(), last) != stop.end();
   }
 
-  // Returns how many samples ended without an abort.
+  // Checks the outputs of all requests. Returns how many samples ended without
+  // an abort.
   int CheckOutputs() {
     int complete = 0;
     for (const Sent& sent : sent_) {
@@ -211,7 +213,8 @@ class StormTest : public ::testing::TestWithParam<Storm> {
       for (uint32_t i = 0; i < sent.request.sampling.n(); ++i) {
         const auto& sample = sent.sink->samples()[i];
         std::vector<int32_t> want = FakeContinuation(sent.request, i, Limits());
-        // The tokens of earlier attempts may have completed the output.
+        // If the tokens of earlier attempts already completed the output,
+        // nothing more is delivered.
         if (sample.finish.has_value() &&
             sample.finish->reason() != kvasir::v1::FINISH_ABORT) {
           ++complete;
@@ -246,7 +249,8 @@ TEST_P(StormTest, EveryOutputIsExactAndEveryPageIsFreed) {
   constexpr int kRequests = 500;
   int submitted = 0;
   while (submitted < kRequests) {
-    // The queue is full sometimes, but not always.
+    // Requests are held back when the queue is nearly full, except at random,
+    // so that it is full sometimes but not always.
     const bool full = scheduler_->num_queued() >= kMaxQueue - 2;
     uint32_t burst = full && Below(20) != 0 ? 0 : Below(4);
     for (; burst > 0 && submitted < kRequests; --burst) Submit(submitted++);
@@ -281,7 +285,7 @@ TEST_P(StormTest, EveryOutputIsExactAndEveryPageIsFreed) {
   EXPECT_EQ(stats.tails_published > 0, has_side_pages && !eviction_.evicts());
   EXPECT_EQ(ahead_ > kRequests / 10, !has_side_pages && !evicts_in_each_step)
       << ahead_;
-  // In storms with a host pool the page pool runs out.
+  // In the cases with a host pool the page pool is so small that it runs out.
   EXPECT_EQ(stats.exports > 0, GetParam().groups[0].host_pages > 0);
   EXPECT_EQ(stats.imports > 0, GetParam().groups[0].host_pages > 0);
   for (const auto& group : stats.groups) EXPECT_EQ(group.host_used_pages, 0);
@@ -357,7 +361,9 @@ INSTANTIATE_TEST_SUITE_P(
               {{.num_pages = 20,
                 .host_pages = 40,
                 .eviction = {.budget_tokens = 9, .every_tokens = 6}}}},
-        // A quarter of the longest sequence's pages: 9 + 6 slots.
+        // The pool has room for only one sequence: 9 kept slots and 6 new ones,
+        // a quarter of the pages that the longest sequence needs without
+        // eviction.
         Storm{"EvictsInAPoolForOne",
               17,
               16,

@@ -15,7 +15,8 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// The tokens of an endless greedy output after FakePrompt(name, 4).
+// Returns the first `count` tokens of the greedy output after FakePrompt(name,
+// 4).
 std::vector<int32_t> Greedy(const std::string& name, uint32_t count) {
   Request request;
   request.prompt = proto::TokenBytes::Adopt(FakePrompt(name, 4, 1000));
@@ -39,7 +40,7 @@ TEST(SchedulerStopTest, AStopIdEndsTheOutputAndIsDelivered) {
   EXPECT_EQ(scenario.sink("a").samples()[0].finish->output_tokens(), 3u);
 }
 
-TEST(SchedulerStopTest, EndOfSequenceEndsUnlessIgnored) {
+TEST(SchedulerStopTest, TheEndOfSequenceTokenEndsTheOutputUnlessIgnored) {
   const int32_t third = Greedy("a", 3)[2];
   Scenario scenario;
   scenario.Run(absl::StrCat("options eos=", third, R"(
@@ -67,7 +68,7 @@ TEST(SchedulerStopTest, NoStopIdIsSampledBelowMinTokens) {
   EXPECT_EQ(std::count(tokens.begin(), tokens.begin() + 4, first), 0);
 }
 
-TEST(SchedulerLogprobsTest, AreExactForEachTokenAndPosition) {
+TEST(SchedulerLogprobsTest, LogProbabilitiesAreExactForEachTokenAndPosition) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=7 seqs=3
@@ -143,7 +144,8 @@ TEST(SchedulerTimingTest, SplitsARequestsTimeIntoQueuePrefillAndDecode) {
   EXPECT_FALSE(finish.has_matched_token_id());
 }
 
-// A cache and a scheduler without an executor.
+// A scheduler and its cache, without an executor: tests write the results of
+// steps themselves.
 struct Bare {
   explicit Bare(TokenMaskProvider* masks = nullptr)
       : cache([] {
@@ -268,7 +270,8 @@ TEST(SchedulerTokenMaskTest, AMaskIsRequestedBeforeEveryMaskedToken) {
   for (const char* want : {"json/0/0", "json/0/1", "json/0/2"}) {
     const kvasir::v1::StepPlan* plan = scheduler->Schedule();
     ASSERT_NE(plan, nullptr);
-    // The next mask depends on the token.
+    // Planning ahead is not possible: the next mask depends on the token that
+    // is being sampled.
     EXPECT_EQ(scheduler->ScheduleAhead(), nullptr);
     ASSERT_EQ(plan->sequences_size(), 2);
     EXPECT_EQ(plan->sequences(0).sample().token_mask(), want);
@@ -297,14 +300,14 @@ TEST(SchedulerApplyTest, RefusesAResultThatDoesNotMatchThePlan) {
        [](const auto& plan, auto* result) {
          result->set_step_id(plan.step_id());
        }},
-      {"token 1000, vocabulary size 1000",
+      {"token 1000 is outside the vocabulary of 1000 tokens",
        [](const auto& plan, auto* result) {
          result->set_step_id(plan.step_id());
          auto* out = result->add_sequences();
          out->set_sequence_id(plan.sequences(0).sequence_id());
          out->set_token_id(1000);
        }},
-      {"1 target log probabilities, want 0",
+      {"1 target log probabilities, expected 0",
        [](const auto& plan, auto* result) {
          result->set_step_id(plan.step_id());
          auto* out = result->add_sequences();
@@ -312,7 +315,7 @@ TEST(SchedulerApplyTest, RefusesAResultThatDoesNotMatchThePlan) {
          out->set_token_id(1);
          out->add_target_logprobs(0.0f);
        }},
-      {"out of the plan's order",
+      {"is not in the order of the plan",
        [](const auto& plan, auto* result) {
          result->set_step_id(plan.step_id());
          auto* out = result->add_sequences();
@@ -366,14 +369,14 @@ TEST(SchedulerApplyTest, OnlyTheRequestWithoutAnAllowedTokenFails) {
   ASSERT_TRUE(barred->failed().has_value());
   EXPECT_THAT(barred->failed()->status,
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("no token may be sampled")));
+                       HasSubstr("no token can be sampled")));
   EXPECT_EQ(barred->failed()->reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
   EXPECT_EQ(other->samples()[0].tokens, std::vector<int32_t>({5, 5, 5}));
   EXPECT_EQ(bare.cache.Stats().sequences, 0);
   KVASIR_EXPECT_OK(bare.cache.CheckInvariants());
 }
 
-TEST(SchedulerOptionsTest, ContradictionsAreRefusedWithTheNumbers) {
+TEST(SchedulerOptionsTest, ContradictoryOptionsAreRefusedWithTheirNumbers) {
   Bare bare;
   const auto create = [&](auto change) {
     SchedulerOptions options = bare.options;
@@ -403,7 +406,7 @@ TEST(SchedulerOptionsTest, ContradictionsAreRefusedWithTheNumbers) {
                                  "16")));
 }
 
-// One sequence runs, and one waits in the host pool.
+// A script after which `a` runs and `b` waits with its pages in the host pool.
 constexpr char kOneInTheHostPool[] = R"(
   pool pages=8 host=8
   options len=32
@@ -437,7 +440,7 @@ TEST(SchedulerHostPoolTest, ImagesAreFreedAfterAFailedStep) {
   )");
 }
 
-TEST(SchedulerHostPoolTest, QueuedTokensAreTheTokensLeftToRun) {
+TEST(SchedulerHostPoolTest, QueuedTokensCountOnlyTokensThatAreLeftToRun) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
   EXPECT_EQ(scenario.scheduler().Load().queued_tokens, 1u);

@@ -1,5 +1,5 @@
-// The scheduler's records of a request and its samples. Plain data that only
-// the scheduler uses.
+// The scheduler's state of a request and of its samples. Only the scheduler
+// uses it.
 #pragma once
 
 #include <array>
@@ -20,7 +20,8 @@ namespace kvasir::worker {
 
 struct RequestState;
 
-// Steps that are planned and not yet applied: the running one and the next one.
+// The most steps that are planned and not yet applied: the running one and the
+// next one.
 inline constexpr size_t kMostPlannedSteps = 2;
 
 // One sample of a request. Its tokens are
@@ -33,32 +34,36 @@ inline constexpr size_t kMostPlannedSteps = 2;
 // were copied to the host pool.
 struct Sequence {
   enum class State {
-    kWaiting,  // in the waiting set; holds no page except those of its image
-    kRunning,  // in the running list; holds pages
-    kPending,  // sample > 0 while sample 0 prefills the prompt for all samples
+    kWaiting,  // in Scheduler::waiting_; holds no pages except in `image`
+    kRunning,  // in Scheduler::running_; holds pages
+    kPending,  // a sample > 0 that waits for sample 0 to prefill the prompt
     kFinished,
   };
 
   RequestState* request = nullptr;
   uint32_t sample_index = 0;
   State state = State::kWaiting;
-  // A new id for each start, so that an id that the executor has released is
-  // never used again.
+  // The sequence's id in step plans. It gets a new one each time it starts,
+  // because an id that the executor has released must not be used again.
   uint64_t id = 0;
 
   std::vector<int32_t> tokens;
   uint32_t computed = 0;
-  // The step that sampled tokens.back(). 0: none since the last start.
+  // The id of the step that sampled tokens.back(). 0: no token was sampled
+  // since the last start.
   uint64_t sampled_step = 0;
   bool known_to_executor = false;
-  bool history_sent = false;  // the executor counts its tokens for penalties
+  // True if the executor has this sequence's tokens, which penalties need.
+  bool history_sent = false;
 
-  // The computed tokens' pages in the host pool, while the sequence waits.
+  // The copy of the sequence's pages in the host pool, if it was preempted by
+  // copying and still waits.
   std::optional<cache::SequenceImage> image;
-  uint64_t queued_tokens = 0;  // its share of Scheduler::queued_tokens_
+  // This sequence's share of Scheduler::queued_tokens_.
+  uint64_t queued_tokens = 0;
 
-  // Its index in the plans that are not yet applied, by step id %
-  // kMostPlannedSteps. -1: not in that plan.
+  // The sequence's index in each plan that is not yet applied. Indexed by step
+  // id % kMostPlannedSteps; -1: not in that plan.
   std::array<int32_t, kMostPlannedSteps> plan_index = {-1, -1};
 
   uint32_t preemptions = 0;
@@ -72,35 +77,38 @@ struct Sequence {
     return static_cast<uint32_t>(tokens.size()) - computed;
   }
   int32_t priority() const;
-  // Seats in the batch: its own and those of the samples that wait for it.
+  // How many of the max_num_seqs seats of a step it takes: one for itself, and
+  // one for each sample that waits for it.
   uint32_t seats() const;
 };
 
 struct RequestState {
-  // Without the tokens, which move to the samples.
+  // The request without its tokens, which InitRequest moves to the samples.
   Request request;
   uint32_t num_prompt_tokens = 0;
   std::shared_ptr<EngineSink> sink;
-  uint64_t order = 0;  // number of the arrival
+  uint64_t order = 0;  // counts requests in order of arrival
   std::vector<Sequence> samples;
 
-  // Samples that wait until sample 0 has prefilled the prompt. Each holds a
-  // seat.
+  // Number of samples that wait until sample 0 has prefilled the prompt. A seat
+  // is reserved for each.
   uint32_t pending_forks = 0;
   uint32_t unfinished = 0;
 
-  // Sorted. These ids end the output. They are banned while the output is
+  // Token ids that end the output, sorted. They are banned while the output is
   // shorter than min_tokens.
   std::vector<int32_t> stop_ids;
   bool has_penalties = false;
-  // Sorted by token id, because the message's map has no order.
+  // SamplingParams::logit_bias sorted by token id, because the message's map
+  // has no fixed order.
   std::vector<std::pair<int32_t, float>> logit_bias;
-  uint64_t max_total_tokens = 0;  // of prompt and output together
-  // By page group. Empty if the request has no eviction budget of its own.
+  uint64_t max_total_tokens = 0;  // limit of prompt and output tokens together
+  // The request's eviction budget as counts for each page group. Empty if the
+  // request has no eviction budget.
   std::vector<plan::EvictionCounts> evictions;
 
-  bool started = false;  // it has joined the batch once
-  absl::Time start_by;   // when the queue timeout ends it
+  bool started = false;  // it has been in the batch
+  absl::Time start_by;   // the queue timeout ends it at this time
   absl::Time first_step = absl::InfiniteFuture();
   uint32_t cached_tokens = 0;
   std::vector<float> prompt_logprobs;

@@ -1,5 +1,5 @@
-// The interface of an engine for a server: requests are submitted, aborted and
-// counted. Tests replace the engine by a scripted one.
+// The interface through which a server uses an engine: it submits, aborts and
+// counts requests. Tests of the server implement it with a scripted engine.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace kvasir::worker {
 
-// Requests that ended since the start, without those of the warm-up.
+// Counts requests that ended since the start, without those of the warm-up.
 struct EngineTotals {
   uint64_t finished = 0;
-  uint64_t aborted = 0;  // requests of which at least one sample was aborted
+  uint64_t aborted = 0;  // requests with at least one aborted sample
   uint64_t failed = 0;
 };
 
-// Threads: any thread.
+// Threads: any thread may call any method.
 class ServedEngine {
  public:
   virtual ~ServedEngine() = default;
@@ -35,22 +35,23 @@ class ServedEngine {
   // A refused request's sink gets no call.
   virtual Refusal Submit(Request request, std::shared_ptr<EngineSink> sink) = 0;
 
-  // Ends a request in any state. Its sink gets OnFinished(FINISH_ABORT) for
-  // each unfinished sample, and no token after that. Ids match exactly. Without
-  // `attempt`, every attempt ends. Returns how many live requests matched; 0 is
-  // no error. Costs one lock and one hash look-up.
+  // Ends the live request with this id and `attempt`; without `attempt`, every
+  // attempt with this id. The sink gets OnFinished(FINISH_ABORT) for each
+  // unfinished sample, and no token after that. Returns how many live requests
+  // matched; 0 is not an error. Costs one lock and one hash look-up.
   virtual int Abort(std::string_view request_id,
                     std::optional<uint32_t> attempt) = 0;
-  // Ends every request by OnFailed(why).
+  // Ends every request: calls OnFailed(why) of its sink.
   virtual void RefuseAll(const Refusal& why) = 0;
 
   // Submit refuses with DRAINING from now on. Accepted requests still run.
   virtual void BeginDrain() = 0;
-  // Returns true when no request is live, or false at the deadline.
+  // Waits until no request is live and returns true, or returns false at the
+  // deadline.
   virtual bool WaitIdle(absl::Time deadline) = 0;
 
-  // `listener` receives the load soon, and again after every step or event that
-  // changed it, until it is destroyed.
+  // From now on until it is destroyed, `listener` receives the load: once soon
+  // after this call, then after every step or event that changed it.
   virtual void SubscribeLoad(std::weak_ptr<LoadListener> listener) = 0;
 
   virtual EngineTotals Totals() const = 0;

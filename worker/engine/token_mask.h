@@ -1,5 +1,5 @@
-// A hook for constrained output. For each token it chooses the mask that the
-// executor applies before it samples.
+// A hook for constrained output: before each token is sampled, it chooses the
+// mask of allowed tokens that the executor applies.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 namespace kvasir::worker {
 
 struct TokenMaskState {
-  std::string_view mask;  // SamplingParams::token_mask of the request
+  std::string_view mask;  // the request's SamplingParams::token_mask
   uint32_t sample_index = 0;
-  absl::Span<const int32_t> output_ids;  // sampled until now
+  absl::Span<const int32_t> output_ids;  // output tokens until now
 };
 
 // Threads: the engine's thread makes the calls. A call must not block.
 class TokenMaskProvider {
  public:
   virtual ~TokenMaskProvider() = default;
-  // The name of a mask that is registered with the executor, for the next
-  // token. Empty: every token is allowed.
+  // Returns the name of the mask for the next token; the mask must be
+  // registered with the executor. Empty: every token is allowed.
   virtual std::string NextMask(const TokenMaskState& state) = 0;
 };
 

@@ -1,5 +1,5 @@
-// --metrics-compat=vllm: exports families under vLLM's names as well, for
-// dashboards, autoscalers and endpoint pickers that were made for vLLM.
+// Implements --metrics-compat=vllm: exports metrics also under vLLM's names,
+// for dashboards, autoscalers and endpoint pickers that were made for vLLM.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace kvasir::base {
 
-// Copies the families of `source` under vLLM's names, with vLLM's base labels
-// model_name and engine. Families without a counterpart are left out.
+// Exports the metric families of `source` that vLLM has too, under vLLM's names
+// and with vLLM's labels model_name and engine. Leaves out all other families.
 class VllmMetrics final : public prometheus::Collectable {
  public:
   VllmMetrics(std::shared_ptr<prometheus::Collectable> source,

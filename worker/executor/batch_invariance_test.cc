@@ -1,8 +1,8 @@
-// The central promise of the engine: a request's tokens and log probabilities
-// have the same bits whatever shares its batch, however its prefill is cut,
-// with any number of threads, after a preemption, with a prefix hit, and when
-// it is resumed on another worker. Runs the scheduler and the real executor on
-// a tiny model.
+// Tests the central promise of the engine: a request's tokens and log
+// probabilities have the same bits whatever other requests share its batch,
+// however its prompt is cut into chunks, with any number of threads, after a
+// preemption, with a prefix-cache hit, and when it is resumed on another
+// worker. Runs the scheduler and the real executor on a tiny model.
 #include <string>
 #include <vector>
 
@@ -14,21 +14,21 @@ namespace {
 
 class BatchInvarianceTest : public ::testing::TestWithParam<int64_t> {
  protected:
-  // The samples of each request when it runs with no other.
+  // Returns the samples of each request when the requests run one at a time.
   std::vector<Sample> Alone(const std::vector<Request>& requests) {
     Worker worker({.one_at_a_time = true}, GetParam());
     return worker.Run(requests);
   }
 };
 
-TEST_P(BatchInvarianceTest, SixteenRequestsTogetherGetTheBitsOfEachOnItsOwn) {
+TEST_P(BatchInvarianceTest, SixteenRequestsTogetherGetTheSameBitsAsOneAtATime) {
   const std::vector<Request> requests = MixedRequests();
   Worker worker({}, GetParam());
   EXPECT_EQ(worker.Run(requests), Alone(requests));
   EXPECT_EQ(worker.stats().preemptions, 0);
 }
 
-TEST_P(BatchInvarianceTest, ChunksAndThreadsChangeNothing) {
+TEST_P(BatchInvarianceTest, ChunkSizeAndNumberOfThreadsChangeNoBit) {
   const std::vector<Request> requests = MixedRequests();
   const std::vector<Sample> alone = Alone(requests);
   for (const Conditions& conditions : {
@@ -43,14 +43,14 @@ TEST_P(BatchInvarianceTest, ChunksAndThreadsChangeNothing) {
   }
 }
 
-TEST_P(BatchInvarianceTest, OneTokenAtATimeChangesNothing) {
+TEST_P(BatchInvarianceTest, StepsOfASingleTokenChangeNoBit) {
   std::vector<Request> requests = MixedRequests();
   std::erase_if(requests, [](const Request& r) { return r.sampling.n() > 1; });
   Worker worker({.max_num_seqs = 1, .max_batched_tokens = 1}, GetParam());
   EXPECT_EQ(worker.Run(requests), Alone(requests));
 }
 
-TEST_P(BatchInvarianceTest, PreemptionChangesNothing) {
+TEST_P(BatchInvarianceTest, PreemptionChangesNoBit) {
   const std::vector<Request> requests = MixedRequests();
   Worker worker({.pages = 14}, GetParam());
   EXPECT_EQ(worker.Run(requests), Alone(requests));
@@ -60,7 +60,7 @@ TEST_P(BatchInvarianceTest, PreemptionChangesNothing) {
   EXPECT_GT(copying.stats().imports, 0);
 }
 
-TEST_P(BatchInvarianceTest, APrefixHitChangesNothing) {
+TEST_P(BatchInvarianceTest, APrefixCacheHitChangesNoBit) {
   std::vector<Request> requests = MixedRequests();
   const std::vector<Sample> alone = Alone(requests);
   for (Request& request : requests) request.use_prefix_cache = true;
@@ -101,7 +101,7 @@ TEST_P(BatchInvarianceTest, AResumedRequestContinuesWithTheSameTokens) {
 INSTANTIATE_TEST_SUITE_P(Windows, BatchInvarianceTest, ::testing::Values(0, 24),
                          [](const auto& param_info) {
                            return param_info.param == 0
-                                      ? std::string("AllLayersSeeAll")
+                                      ? std::string("NoLayerHasAWindow")
                                       : std::string("OneLayerHasAWindow");
                          });
 

@@ -1,7 +1,8 @@
-// The bits of the engine, as they were recorded: hashes of every token, every
-// log probability and every row of logits, of each plan, family and artifact.
-// No chunk, batch, page size, preemption, thread or instruction set changes
-// them, and no change of the code may, unless it says so.
+// Compares the engine's output with a record, bit by bit: hashes of every
+// token, log probability and row of logits, for each plan, model family and
+// checkpoint. Chunks, batches, page size, preemption, threads and instruction
+// set must not change a hash. A change of the code may change one only on
+// purpose, with a new record.
 //
 // The record is tests/golden/bits/record.json. KVASIR_WRITE_BITS_RECORD=path
 // writes it anew. KVASIR_ALL_CONDITIONS=1 runs every case under all conditions
@@ -43,9 +44,8 @@ std::string InSource(const std::string& path) {
   return absl::StrCat(source == nullptr ? "." : source, "/", path);
 }
 
-// Hashes.
-
-// Hashes 32-bit words in order. Each word that changes changes the hash.
+// Hashes a sequence of 32-bit words. Every word and their order affect the
+// hash.
 class Hash {
  public:
   void Add(uint32_t word) {
@@ -63,10 +63,10 @@ class Hash {
   uint64_t hash_ = 0x243f6a8885a308d3;
 };
 
-using Hashes = std::map<std::string, std::string>;  // by what was hashed
+using Hashes = std::map<std::string, std::string>;  // key: what was hashed
 
-// Hashes rows of logits as a set, because a preempted sequence computes some of
-// them twice.
+// Hashes rows of logits as a set: a preempted sequence computes some rows
+// twice, which must not change the hash.
 class LogitsHash {
  public:
   void Add(const LogitsRow& row) {
@@ -101,13 +101,11 @@ Hashes HashesOf(const std::vector<Sample>& samples, const LogitsHash& logits) {
           {"logits", logits.text()}};
 }
 
-// Cases.
-
 struct BitsCase {
   std::string name;
   std::function<Worker(const Conditions&)> make;
   size_t num_requests = 8;
-  bool trained = false;  // reads text
+  bool trained = false;  // trained model: prompts are real text
 };
 
 // A tiny model with random weights, whose plan stores numbers as `dtype`.
@@ -143,7 +141,8 @@ void AddDenseCases(std::vector<BitsCase>* cases) {
                     }});
 }
 
-// The model of a folder with its plan, or with a full-rank cache of `dtype`.
+// A worker with the model in `folder`. The cache's plan is the folder's own, if
+// it has one, else a full-rank plan with numbers of type `dtype`.
 Worker CheckpointWorker(Conditions conditions, const std::string& folder,
                         kvasir::v1::DataType dtype) {
   const auto checkpoint = model::Checkpoint::Open(InSource(folder));
@@ -157,7 +156,8 @@ Worker CheckpointWorker(Conditions conditions, const std::string& folder,
     KVASIR_EXPECT_OK(checkpoint->CheckTensors(Resolved(*parsed, spec)));
     plan = *parsed;
   }
-  // The table of learned positions limits the length.
+  // A model with learned positions serves no longer texts than its table has
+  // positions.
   conditions.max_model_len = static_cast<uint32_t>(std::min<int64_t>(
       conditions.max_model_len, spec.max_position_embeddings));
   CheckpointSource source(&*checkpoint);
@@ -177,7 +177,8 @@ std::vector<BitsCase> Cases() {
   AddDenseCases(&cases);
   for (const PlanCase& each : PlanCases()) {
     cases.push_back(RandomCase(each.name, {TinyShape(), each}));
-    // Codes store no numbers of this type.
+    // A case with codes stores no numbers of type `dtype`, so it needs no test
+    // with other types.
     if (each.codes) continue;
     cases.push_back(RandomCase(each.name + "F16", {TinyShape(), each}, "F16"));
     cases.push_back(RandomCase(each.name + "F32", {TinyShape(), each}, "F32"));
@@ -209,7 +210,8 @@ std::vector<BitsCase> Cases() {
   return cases;
 }
 
-// The tokens of a piece of the evaluation text, and their bytes.
+// The tokens of the beginning of the evaluation text, and the number of bytes
+// of each token.
 struct Text {
   std::vector<int32_t> ids;
   std::vector<int32_t> bytes;
@@ -238,9 +240,9 @@ const Text& EvaluationText() {
   return *text;
 }
 
-// Mixed requests that ask for everything that can be reported, within the
-// length and vocabulary of the worker's model. Prompts come from `text`, unless
-// it is empty.
+// Returns the first MixedRequests, changed to ask for everything that can be
+// reported and to fit the length and vocabulary of the worker's model. Prompts
+// are pieces of `text`, unless it is empty.
 std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
                                  absl::Span<const int32_t> text) {
   const auto max_model_len =
@@ -252,7 +254,7 @@ std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
     kvasir::v1::SamplingParams& sampling = requests[i].sampling;
     sampling.set_logprobs(20);
     sampling.set_prompt_logprobs(0);
-    for (const int32_t id : {7, 11}) {  // stop ids of MixedRequests
+    for (const int32_t id : {7, 11}) {  // biased ids of MixedRequests
       if (id >= vocab) sampling.mutable_logit_bias()->erase(id);
     }
     std::vector<int32_t> ids = requests[i].prompt.ToIds();
@@ -265,9 +267,8 @@ std::vector<Request> RequestsFor(Worker& worker, size_t num_requests,
   return requests;
 }
 
-// Conditions.
-
-// In a pool of fewer pages the requests do not all fit.
+// Conditions with a pool (`pages`) smaller than the default preempt requests,
+// because not all of them fit.
 std::vector<Conditions> AllConditions() {
   return {
       {.one_at_a_time = true},
@@ -294,7 +295,7 @@ std::string TextOf(const Conditions& conditions) {
           : kernels::CpuTargetName());
 }
 
-// The instruction sets that the record has, the best first.
+// The instruction sets to test, the best first.
 std::vector<int64_t> Targets() {
   const std::vector<int64_t> all = hwy::SupportedAndGeneratedTargets();
   if (std::getenv("KVASIR_ALL_CONDITIONS") != nullptr) return all;
@@ -305,10 +306,8 @@ std::vector<int64_t> Targets() {
   return targets;
 }
 
-// The record.
-
-// Keys: the case, whether the rank may lift ("exact" or "lifted"), what was
-// hashed.
+// The recorded hashes, by name of the case, by kind ("lifted" if the rank lifts
+// prompts, else "exact"), and by what was hashed.
 class Record : public ::testing::Environment {
  public:
   static Record& Get() {
@@ -325,7 +324,7 @@ class Record : public ::testing::Environment {
     KVASIR_ASSERT_OK(root.status());
     recorded_ = *root;
   }
-  // Writes one case per line.
+  // If a new record was asked for, writes it with one case per line.
   void TearDown() override {
     if (path_to_write_ == nullptr) return;
     std::ofstream file(path_to_write_);
@@ -341,18 +340,21 @@ class Record : public ::testing::Environment {
   bool writes() const { return path_to_write_ != nullptr; }
   nlohmann::json& recorded() { return recorded_; }
 
-  // When a record is written, the first conditions define it.
+  // Compares hashes with the record. While a new record is written, the first
+  // conditions of a case define its hashes.
   void Expect(const std::string& name, const std::string& kind,
               const Hashes& have, const std::string& conditions) {
     for (const auto& [what, hash] : have) {
       nlohmann::json& want = recorded_[name][kind][what];
       if (writes() && want.is_null()) want = hash;
       EXPECT_EQ(want.is_null() ? "nothing" : want.get<std::string>(), hash)
-          << name << ", " << kind << ": other " << what << ": " << conditions;
+          << name << ", " << kind << ": " << what
+          << " differ from the record: " << conditions;
       seen_[name].insert(absl::StrCat(kind, " ", what));
     }
   }
-  // Checks that a case which has run has no other hashes in the record.
+  // Checks that the record has no hash of this case besides those that the test
+  // computed.
   void ExpectNothingElse(const std::string& name) {
     std::set<std::string> want;
     for (const auto& [kind, hashes] : recorded_[name].items()) {
@@ -360,7 +362,9 @@ class Record : public ::testing::Environment {
         want.insert(absl::StrCat(kind, " ", what));
       }
     }
-    EXPECT_EQ(want, seen_[name]) << name << ": the record has other hashes";
+    EXPECT_EQ(want, seen_[name])
+        << name
+        << ": the record has hashes that were not computed, or lacks some";
   }
 
  private:
@@ -384,8 +388,8 @@ bool RunUnder(const BitsCase& each, Conditions conditions) {
       worker.Run(RequestsFor(worker, each.num_requests, text));
   Record::Get().Expect(each.name, lifts ? "lifted" : "exact",
                        HashesOf(samples, logits), TextOf(conditions));
-  // With a sliding window in every layer, pages are given up before another
-  // request must be preempted.
+  // Checks that the small pool preempted requests. If every layer has a sliding
+  // window, requests free pages early, so that none may be preempted.
   const auto& layers = worker.rank().spec().layers;
   if (conditions.pages < Conditions().pages &&
       std::all_of(layers.begin(), layers.end(), [](const auto& layer) {
@@ -397,7 +401,8 @@ bool RunUnder(const BitsCase& each, Conditions conditions) {
   return lifts;
 }
 
-// Scores a text in windows of a third of it, without context from outside.
+// Computes the perplexity of the evaluation text in three windows, each without
+// context from the previous window.
 void Score(const BitsCase& each, Conditions conditions) {
   conditions.max_model_len = 512;
   conditions.pages = Conditions().pages;
@@ -425,11 +430,12 @@ class BitsRecordTest : public ::testing::TestWithParam<size_t> {
   void TearDown() override { kernels::UseSimdTarget(0); }
 };
 
-TEST_P(BitsRecordTest, BitsEqualTheRecord) {
+TEST_P(BitsRecordTest, TokensLogprobsAndLogitsHaveTheRecordedBits) {
   const BitsCase& each = AllCases()[GetParam()];
   const std::vector<Conditions> all = AllConditions();
   const bool wide = std::getenv("KVASIR_ALL_CONDITIONS") != nullptr;
-  // Neighbouring cases run under different conditions.
+  // Cases start with different conditions, so that together they cover all
+  // conditions.
   size_t next = GetParam();
   const auto run = [&](bool deterministic) {
     bool lifts = false;
@@ -447,9 +453,10 @@ TEST_P(BitsRecordTest, BitsEqualTheRecord) {
     if (lifts) lifts = run(/*deterministic=*/false);
     if (each.trained) Score(each, all[next % all.size()]);
   }
-  // The scalar reference is slow.
+  // The scalar reference kernels are slow, so only every seventh case runs with
+  // them.
   if (wide || (!each.trained && GetParam() % 7 == 0)) {
-    // Every other time pages have granules.
+    // Half of these runs use pages that are divided into granules.
     for (const int64_t granule_bytes : {0, 16}) {
       if (!wide && (GetParam() % 14 == 0) != (granule_bytes == 0)) continue;
       RunUnder(each, {.deterministic = !lifts,
@@ -470,14 +477,16 @@ TEST(BitsRecordCasesTest, EveryCaseInTheRecordIsTested) {
   if (Record::Get().writes()) GTEST_SKIP() << "a record is being written";
   std::set<std::string> names;
   for (const BitsCase& each : AllCases()) names.insert(each.name);
-  EXPECT_EQ(names.size(), AllCases().size()) << "two cases have one name";
+  EXPECT_EQ(names.size(), AllCases().size()) << "two cases have the same name";
   for (const auto& [name, hashes] : Record::Get().recorded().items()) {
-    EXPECT_TRUE(names.contains(name)) << "the record's " << name;
+    EXPECT_TRUE(names.contains(name))
+        << "the record has a case that is not tested: " << name;
   }
 }
 
-// Shows which parts of the record this machine cannot compare.
-TEST(BitsRecordCasesTest, ThisMachineHasBothInstructionSets) {
+// Skips, visibly in the output, if this machine lacks an instruction set that
+// the record covers.
+TEST(BitsRecordCasesTest, ThisMachineHasAvx2AndAvx512) {
   const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
   const auto has = [&](auto is) {
     return std::any_of(targets.begin(), targets.end(), is);

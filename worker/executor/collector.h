@@ -1,5 +1,5 @@
-// Collect, the third part of a step: its results are read back and reported in
-// the plan's order.
+// Collecting, the third part of a step: reads the step's results back from the
+// device and reports them in the plan's order.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,8 @@
 
 namespace kvasir::worker {
 
-// One read-back -> StepResult and totals. It waits for the stream.
+// Turns one read-back into a StepResult and adds to the totals. Waits for the
+// stream.
 //
 // Owns: the host's copy of the results.
 // Threads: one at a time.
@@ -42,25 +43,27 @@ class Collector {
   Collector(const Parts& parts, const ModelWeights& weights,
             const plan::ResolvedPlan& plan);
 
-  // Bytes of the largest read-back.
+  // Bytes that the largest step reads back.
   size_t results_bytes() const { return host_results_.size(); }
 
-  // The results of a launched step, when it is done. `step` is as it was
-  // launched.
+  // Waits for a launched step and returns its results. `step` must not have
+  // changed since the launch.
   absl::StatusOr<kvasir::v1::StepResult> Collect(const StagedStep& step);
 
  private:
-  // Layers that do the same work on the same slots.
+  // `count` layers that do the same work on the same slots; `first` is the
+  // first of them.
   struct LikeLayers {
     int64_t first = 0;
     int64_t count = 1;
   };
 
   kvasir::v1::StepResult ResultOf(const StagedStep& step) const;
-  // `index` counts numbers from the offset.
+  // Reads number `index` of the array at `offset_bytes` of the results.
   template <typename T>
   T ResultAt(int64_t offset_bytes, int64_t index) const;
-  // The fault of the sequence that has its tokens from `first_row` of the step.
+  // The fault of the sequence whose tokens begin at row `first_row` of the
+  // step.
   kvasir::v1::SequenceFault FaultOf(const StagedStep& step,
                                     const StepBatch::Output& output,
                                     int64_t first_row) const;

@@ -16,17 +16,18 @@ namespace {
 using kernels::Stream;
 using kernels::Workspace;
 
-// Enough for the groups of usual machines.
+// Ranks for which a list needs no heap memory. Groups are rarely larger.
 constexpr size_t kInlineRanks = 32;
 
 struct DenseRows {
   kernels::DevicePtr<const float> x;
   int64_t num_rows = 0;
   kernels::DevicePtr<const float> bias;
-  kernels::DType dtype = kernels::DType::kF32;  // of x and y
+  kernels::DType dtype = kernels::DType::kF32;  // the type of x and y
 };
 
-// y [rows, n] = x [rows, k] W. Neither x nor y has gaps between rows.
+// Enqueues y [rows, n] = x [rows, k] * W. The rows of x and of y are
+// contiguous.
 absl::Status MatmulDense(Stream& stream, const DenseRows& in,
                          const kernels::PackedMatrix& weight,
                          kernels::DevicePtr<float> y, Workspace& workspace) {
@@ -50,7 +51,7 @@ kernels::ActivationKind ActivationOf(model::MlpKind kind) {
     case model::MlpKind::kGeluTanh:
       return kernels::ActivationKind::kGeluTanh;
     case model::MlpKind::kRelu:
-    case model::MlpKind::kGatedSilu:  // gated MLPs use another op
+    case model::MlpKind::kGatedSilu:  // not a plain activation
       break;
   }
   return kernels::ActivationKind::kRelu;
@@ -198,7 +199,7 @@ absl::Status Decoder::Logits(Stream& stream,
                              kernels::DevicePtr<float> logits,
                              Workspace& workspace) const {
   const plan::TpShard shard = parts_.collective->shard();
-  // Inlined, so that a step does not allocate from the heap.
+  // An inlined vector, because a step must not allocate from the heap.
   absl::InlinedVector<int64_t, kInlineRanks + 1> first_columns;
   for (int64_t rank = 0; rank < shard.size; ++rank) {
     const plan::IdRange all =
@@ -243,7 +244,7 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
   for (int64_t layer = 0; layer < spec().num_layers(); ++layer) {
     const LayerWeights& weights =
         parts_.weights->layers[static_cast<size_t>(layer)];
-    // This norm first adds the output of the layer before.
+    // This norm also adds the previous layer's output to the residual stream.
     KVASIR_RETURN_IF_ERROR(
         Norm(stream,
              {out->x, layer == 0 ? kernels::DevicePtr<float>() : out->delta,
@@ -265,8 +266,8 @@ absl::Status Decoder::Run(Stream& stream, const TokenBatch& batch,
           Mlp(stream, batch, layer, normed, out->delta, workspace));
     }
   }
-  // Each rank marks its own latents. After the sum all ranks fail the same
-  // sequences.
+  // Each rank marks the tokens whose latents on this rank are not finite. Sums
+  // the marks over ranks, so that all ranks fail the same sequences.
   const StepPartScope part_of_step(parts_.profile, stream, StepPart::kSum);
   return parts_.collective->AllReduceSum(stream, batch.not_finite, t,
                                          kernels::DType::kF32, workspace);
@@ -329,7 +330,7 @@ absl::Status Decoder::Mlp(Stream& stream, const TokenBatch& batch,
   const bool gated_mlp = model::IsGated(spec().mlp);
   const kernels::DevicePtr<float> gate_up =
       activations_.Take(workspace, batch.padded_tokens * weights.gate_up.n);
-  // A plain activation works in place.
+  // An MLP without gate applies its activation in place.
   const kernels::DevicePtr<float> gated =
       gated_mlp ? activations_.Take(workspace, batch.padded_tokens * features)
                 : gate_up;

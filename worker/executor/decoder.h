@@ -1,4 +1,5 @@
-// The decoder layers: from token ids to hidden states, through the paged cache.
+// Runs the decoder layers: computes hidden states from token ids and the paged
+// cache.
 #pragma once
 
 #include <cstdint>
@@ -24,24 +25,25 @@
 
 namespace kvasir::worker {
 
-// The tokens of one step. Device memory.
+// The tokens of one step. Pointers are device memory.
 struct TokenBatch {
-  int64_t num_tokens = 0;                 // T
+  int64_t num_tokens = 0;                 // T in shapes
   int64_t padded_tokens = 0;              // AttentionInput::padded_tokens
-  int64_t num_sequences = 0;              // B
+  int64_t num_sequences = 0;              // B in shapes
   absl::Span<const SequenceRows> rows;    // AttentionInput::rows; host memory
   kernels::DevicePtr<const int32_t> ids;  // [T]
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
   absl::Span<const AttentionBatch> groups;
-  // For each ring, its AttentionInput::key_ring_slots. Shape [T].
+  // For each ring (KvArenas::Ring), where each token's exact row is stored. [T]
+  // each.
   absl::Span<const kernels::DevicePtr<const int64_t>> ring_slots;
-  // For each token, the number of ranks that found a latent that is not finite
-  // when they coded it. Zeros before Run. [T]
+  // For each token, the number of ranks on which a latent of the token was not
+  // finite. The caller sets zeros before Run. [T]
   kernels::DevicePtr<float> not_finite;
 };
 
-// The residual stream after the last layer is x + delta. [T, M] each, in the
-// device's type of activations.
+// The residual stream after the last layer, which is x + delta. Both are [T,
+// M], in the device's type of activations.
 struct HiddenStates {
   kernels::DevicePtr<float> x;
   kernels::DevicePtr<float> delta;
@@ -59,11 +61,11 @@ class Decoder {
     Collective* collective = nullptr;
     int64_t page_tokens = 0;
     bool prompts_as_rows = false;
-    int64_t max_tokens = 0;                    // of a step
+    int64_t max_tokens = 0;                    // the most tokens of one step
     const plan::ResolvedPlan* plan = nullptr;  // used only by Create
     MassRoom mass;
-    StepProfile* profile = nullptr;  // or null
-    // LayerAttention::Parts::clamped_codes
+    StepProfile* profile = nullptr;  // may be null
+    // See LayerAttention::Parts::clamped_codes.
     kernels::DevicePtr<int64_t> clamped_codes;
   };
 
@@ -71,18 +73,19 @@ class Decoder {
   static absl::StatusOr<Decoder> Create(const Parts& parts,
                                         kernels::Device* device);
 
-  // Plans how the attention of the next Run is divided. Host arithmetic, done
-  // once for each page group and kind of launch. Returns the errors of
-  // kernels::DivideStep.
+  // Plans how the next Run divides its attention into blocks. This is host
+  // arithmetic, done once for each page group and kind of launch. Returns the
+  // errors of kernels::DivideStep.
   absl::Status DivideSteps(absl::Span<const SequenceRows> rows,
                            absl::Span<const AttentionBatch> groups);
 
-  // Writes the tokens' keys and values into the cache and attends through it.
-  // `out` is taken from the workspace, in the caller's scope.
+  // Runs all layers: writes the tokens' keys and values into the cache and
+  // computes attention over the cache. The memory of `out` is taken from the
+  // workspace and belongs to the caller's scope.
   absl::Status Run(kernels::Stream& stream, const TokenBatch& batch,
                    HiddenStates* out, kernels::Workspace& workspace) const;
 
-  // LayerAttention::Evict and LayerAttention::WorkOn of that layer.
+  // Call LayerAttention::Evict and LayerAttention::WorkOn for layer `layer`.
   absl::Status Evict(kernels::Stream& stream, int64_t layer,
                      const kernels::EvictionRows& rows,
                      const kernels::EvictionStep& step,
@@ -96,24 +99,24 @@ class Decoder {
     return attention_[static_cast<size_t>(layer)].WorkOn(sequences, rows);
   }
 
-  // out[r] = the final norm of row rows[r] of the residual stream. [num_rows,
-  // M]
+  // Applies the final norm: out[r] is the norm of row rows[r] of the residual
+  // stream. `out` is [num_rows, M].
   absl::Status FinalNorm(kernels::Stream& stream, const HiddenStates& hidden,
                          kernels::DevicePtr<const int32_t> rows,
                          int64_t num_rows, kernels::DevicePtr<float> out,
                          kernels::Workspace& workspace) const;
 
-  // Computes logits [num_rows, ids.count] from rows of the final norm. `ids`
-  // begin at a panel (plan::IdsOfRank). Every rank gets the logits of all these
-  // ids.
+  // Computes logits [num_rows, ids.count] from rows after the final norm. The
+  // first of `ids` must begin a panel (plan::IdsOfRank). Every rank gets the
+  // logits of all `ids`.
   absl::Status Logits(kernels::Stream& stream,
                       kernels::DevicePtr<const float> normed, int64_t num_rows,
                       const plan::IdRange& ids,
                       kernels::DevicePtr<float> logits,
                       kernels::Workspace& workspace) const;
 
-  // The kernels that attend on a GPU, and how many layers use each. Empty on a
-  // CPU.
+  // The attention kernels that run on a GPU, and how many layers use each of
+  // them. Empty on a CPU.
   struct LayersKernels {
     kernels::AttentionKernels kernels;
     int64_t layers = 0;
@@ -126,10 +129,10 @@ class Decoder {
   StepProfile* profile() const { return parts_.profile; }
 
  private:
-  // A kind of attention launch. All launches of one kind are divided in one go.
+  // Attention launches that can share one division (DivideSteps).
   struct StepKind {
     size_t page_group = 0;
-    const LayerAttention::Launch* launch = nullptr;  // any launch of the kind
+    const LayerAttention::Launch* launch = nullptr;  // one launch of this kind
   };
 
   explicit Decoder(kernels::Device* device);
@@ -143,10 +146,12 @@ class Decoder {
                          int64_t layer, kernels::DevicePtr<const float> normed,
                          kernels::DevicePtr<float> out,
                          kernels::Workspace& workspace) const;
-  // Norm with the model's kind, epsilon and offset filled in.
+  // Applies `norm` after filling in the model's kind of norm, epsilon and
+  // offset.
   absl::Status Norm(kernels::Stream& stream, kernels::NormParams norm,
                     kernels::Workspace& workspace) const;
-  // sum += the MLP of `normed` (parallel residual).
+  // Adds the MLP's output for `normed` to `sum`, for models with a parallel
+  // residual.
   absl::Status AddMlp(kernels::Stream& stream, const TokenBatch& batch,
                       int64_t layer, kernels::DevicePtr<const float> normed,
                       kernels::DevicePtr<float> sum,
@@ -159,12 +164,13 @@ class Decoder {
   Parts parts_;
   kernels::Activations activations_;  // the device's type of activations
   kernels::DeviceTables tables_;  // RoPE angle steps, [rotary_dim / 2] uint64
-  // FreshRows memory; used by one layer at a time
+  // FreshRows::memory, shared by all layers, which run one at a time
   kernels::DeviceBuffer fresh_;
   std::unique_ptr<kernels::HadamardTables> hadamard_;
   std::vector<LayerAttention> attention_;
   std::vector<StepKind> step_kinds_;
-  std::vector<kernels::AttentionStep> steps_;  // for the next Run
+  // for the next Run, made by DivideSteps
+  std::vector<kernels::AttentionStep> steps_;
 };
 
 }  // namespace kvasir::worker

@@ -1,6 +1,6 @@
-// Plans that evict, through scheduler, cache and executor: a request gets the
-// same bits as on its own, whatever the chunks, the batch, the pages, the
-// threads or the preemptions.
+// Tests plans that evict slots, with scheduler, cache and executor: a request
+// gets the same bits as when it has the worker to itself, whatever the chunks,
+// batch, page size, threads and preemptions.
 #include <cmath>
 #include <string>
 #include <utility>
@@ -15,7 +15,7 @@
 namespace kvasir::worker {
 namespace {
 
-using namespace plan_cases;  // NOLINT: cases are of that namespace
+using namespace plan_cases;  // NOLINT: helpers that make plans
 
 class EvictionInvarianceTest : public ::testing::TestWithParam<FamilyCase> {
  protected:
@@ -34,11 +34,11 @@ class EvictionInvarianceTest : public ::testing::TestWithParam<FamilyCase> {
     return requests;
   }
 
-  // the samples of each request when it runs with no other
+  // The samples of each request when the requests run one at a time.
   std::vector<Sample> alone_;
 };
 
-TEST_P(EvictionInvarianceTest, ChunksThreadsPagesAndKernelsChangeNothing) {
+TEST_P(EvictionInvarianceTest, ChunksThreadsPageSizeAndKernelsChangeNoBit) {
   for (const Sample& sample : alone_) {
     for (const float number : sample.numbers) {
       ASSERT_TRUE(std::isfinite(number));
@@ -56,9 +56,10 @@ TEST_P(EvictionInvarianceTest, ChunksThreadsPagesAndKernelsChangeNothing) {
   }
 }
 
-// After a preemption, evicted slots are evicted again: by a copy, or by running
-// all tokens once more.
-TEST_P(EvictionInvarianceTest, PreemptionChangesNothing) {
+// After a preemption the sequence must hold the same slots as before: its pages
+// are copied back from the host pool, or all its tokens run and are evicted
+// again.
+TEST_P(EvictionInvarianceTest, PreemptionChangesNoBit) {
   for (const int64_t host_pages : {0, 64}) {
     int64_t preemptions = 0;
     for (const int64_t pages : {8, 9, 10, 12, 15, 18}) {
@@ -72,7 +73,7 @@ TEST_P(EvictionInvarianceTest, PreemptionChangesNothing) {
   }
 }
 
-TEST_P(EvictionInvarianceTest, ForksGetTheBitsOfASingleRequest) {
+TEST_P(EvictionInvarianceTest, ForksOfAGreedyRequestGetTheBitsOfASingleSample) {
   Request request = Requests()[5];
   request.sampling.set_temperature(0);
   request.sampling.set_max_tokens(25);
@@ -87,7 +88,7 @@ TEST_P(EvictionInvarianceTest, ForksGetTheBitsOfASingleRequest) {
 }
 
 TEST_P(EvictionInvarianceTest,
-       CancelsChangeNothingForOtherRequestsAndFreeEveryPage) {
+       CanceledRequestsFreeTheirPagesAndChangeNoBitOfOthers) {
   std::vector<Sample> kept;
   auto next = alone_.begin();
   for (size_t i = 0; i < Requests().size(); ++i) {
@@ -101,8 +102,9 @@ TEST_P(EvictionInvarianceTest,
   EXPECT_EQ(worker.Run(Requests()), alone_);
 }
 
-// A budget that no sequence reaches changes no bit.
-TEST_P(EvictionInvarianceTest, ASequenceBelowTheBudgetEvictsNothing) {
+// Compares with a plan that does not evict.
+TEST_P(EvictionInvarianceTest,
+       ASequenceBelowTheEvictionBudgetLosesNoSlotAndNoBit) {
   PlanCase plan_case = GetParam().plan_case;
   const Conditions conditions = {.max_batched_tokens = 20};
   const auto without_evicting = [&] {
@@ -124,9 +126,9 @@ INSTANTIATE_TEST_SUITE_P(Plans, EvictionInvarianceTest,
                            return param_info.param.plan_case.name;
                          });
 
-// The pool holds a quarter of the prompt. The sequence never holds more than
-// its budget.
-TEST(EvictionTest, APromptOfFourTimesThePoolIsServed) {
+// The pool holds a quarter of the prompt, which is enough because the sequence
+// never holds more slots than its budget.
+TEST(EvictionTest, APromptFourTimesAsLongAsThePoolIsServed) {
   PlanCase plan_case = {"Codes", Full("POST_ROPE", TokenCodes("4")),
                         Full("NO_ROPE", TokenCodes("4"))};
   plan_case.eviction = Eviction("");

@@ -1,5 +1,6 @@
-// Compares the executor with the reference implementation: the logits of every
-// fixture, however the prompt is cut, and the same bits whatever else runs.
+// Compares the executor's logits with those of the reference implementation,
+// for every golden model. Also checks that chunks, other sequences, page size,
+// threads and kernels do not change their bits.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -29,7 +30,7 @@ std::string GoldenModels() {
   return absl::StrCat(source == nullptr ? "." : source, "/tests/golden/models");
 }
 
-// tests/golden/README.md says what each of them stands for.
+// The golden models. tests/golden/README.md says what each of them tests.
 std::vector<std::string> ModelNames() {
   return {"llama-bias",
           "llama-f16",
@@ -54,7 +55,7 @@ std::vector<std::string> ModelNames() {
           "qwen2-yarn"};
 }
 
-TEST(ExecutorGoldenFixturesTest, EveryFixtureIsTested) {
+TEST(ExecutorGoldenFixturesTest, EveryGoldenModelIsTested) {
   std::vector<std::string> folders;
   for (const auto& entry :
        std::filesystem::directory_iterator(GoldenModels())) {
@@ -96,7 +97,7 @@ struct RunOptions {
   kernels::CpuBackend backend = kernels::CpuBackend::kReference;
 };
 
-// Logits of every token, by position.
+// Runs `expected.input_ids` and returns the logits of every token, by position.
 std::vector<float> Logits(const std::string& name, const Expected& expected,
                           const RunOptions& options) {
   auto checkpoint =
@@ -110,7 +111,8 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
   rank_options.backend = options.backend;
   rank_options.page_tokens = options.page_tokens;
   rank_options.kv_cache_bytes = 16 << 20;
-  // The table of learned positions limits the length.
+  // A model with learned positions serves no longer texts than its table has
+  // positions.
   rank_options.executor.max_model_len =
       std::min<int64_t>(128, checkpoint->spec().max_position_embeddings);
   rank_options.executor.max_num_seqs = 4;
@@ -138,7 +140,8 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
     const int64_t count = std::min(options.chunk, total - start);
     std::vector<DirectStep> steps;
     const absl::Span<const int32_t> others(other_ids);
-    // A prefill chunk comes before it, and a sequence that decodes after it.
+    // Another sequence's prefill chunk runs before the subject in the step, and
+    // a one-token sequence after it.
     if (options.with_others && start < 20) {
       steps.push_back({.sequence_id = 3, .token_ids = others.subspan(0, 3)});
     }
@@ -156,7 +159,7 @@ std::vector<float> Logits(const std::string& name, const Expected& expected,
 
 class ExecutorGoldenTest : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(ExecutorGoldenTest, LogitsEqualTheReferences) {
+TEST_P(ExecutorGoldenTest, LogitsMatchThoseOfTheReferenceImplementation) {
   const Expected expected = ReadExpected(GetParam());
   const std::vector<float> logits = Logits(GetParam(), expected, {});
   double max_error = 0;
@@ -176,7 +179,7 @@ TEST_P(ExecutorGoldenTest, LogitsEqualTheReferences) {
   EXPECT_LE(std::sqrt(error_norm / norm), 1e-4);
 }
 
-TEST_P(ExecutorGoldenTest, BitsDoNotDependOnHowTheyWereComputed) {
+TEST_P(ExecutorGoldenTest, ChunksPagesThreadsAndKernelsChangeNoBit) {
   const Expected expected = ReadExpected(GetParam());
   const std::vector<float> whole = Logits(GetParam(), expected, {});
   const auto same = [&](const RunOptions& options) {

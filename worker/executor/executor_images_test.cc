@@ -1,5 +1,5 @@
-// A sequence leaves one replica as bytes and continues on another: same tokens
-// and log probabilities, whatever the plan keeps of it.
+// Tests moving a sequence to another replica as an image of bytes: it continues
+// there with the same tokens and log probabilities, under every plan.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -37,7 +37,7 @@ struct Outcome {
 // A rank and its cache, without a scheduler.
 class Replica {
  public:
-  Replica(const FamilyCase& of, int64_t pages, int64_t host_pages) {
+  Replica(const FamilyCase& each, int64_t pages, int64_t host_pages) {
     RankOptions options = TinyOptions();
     options.page_tokens = 16;
     options.deterministic = true;
@@ -46,7 +46,7 @@ class Replica {
     options.kv_cache_bytes = pages << 10;
     options.host_pool_bytes = host_pages << 10;
     auto rank =
-        MakePlannedRank(of.plan_case, options, nullptr, "BF16", of.shape);
+        MakePlannedRank(each.plan_case, options, nullptr, "BF16", each.shape);
     KVASIR_EXPECT_OK(rank.status());
     rank_ = *std::move(rank);
     cache_ = std::make_unique<cache::KvCache>(
@@ -56,7 +56,8 @@ class Replica {
                                    rank_->executor().numerics_id());
   }
 
-  // Runs a prompt made from `text`, and greedy tokens after it.
+  // Runs a prompt that is generated from the number `text`, then samples
+  // `num_tokens` tokens greedily.
   std::vector<Outcome> Start(int64_t id, int32_t text, int64_t num_tokens) {
     tokens_.clear();
     for (int32_t i = 0; i < kPrompt; ++i) {
@@ -73,7 +74,7 @@ class Replica {
     return outcomes;
   }
 
-  // Returns the sequence's image and removes the sequence here.
+  // Returns the sequence's image and removes the sequence from this replica.
   std::string Export(int64_t id) {
     std::optional<cache::SequenceImage> image = cache_->Export(SequenceId(id));
     EXPECT_TRUE(image.has_value());
@@ -85,7 +86,8 @@ class Replica {
     return cache::ImageHeader(format_, image->shape, *payload) + *payload;
   }
 
-  // `tokens` are those of the replica that it comes from.
+  // Adds the sequence of an image to this replica. `tokens` are tokens() of the
+  // replica that exported it.
   absl::Status Import(int64_t id, const std::string& bytes,
                       std::vector<int32_t> tokens) {
     KVASIR_ASSIGN_OR_RETURN(const cache::ParsedImage parsed,
@@ -155,18 +157,19 @@ class Replica {
                                 rank_->executor().Execute(plan));
     cache_->Commit(sequence, ids);
     if (!samples) return;
-    const kvasir::v1::SequenceResult& of = result.sequences(0);
+    const kvasir::v1::SequenceResult& sequence_result = result.sequences(0);
     Outcome& next = outcomes->emplace_back();
-    next.token = of.token_id();
-    next.numbers.push_back(of.logprob());
-    for (const auto& top : of.top()) next.numbers.push_back(top.logprob());
+    next.token = sequence_result.token_id();
+    next.numbers.push_back(sequence_result.logprob());
+    for (const auto& top : sequence_result.top())
+      next.numbers.push_back(top.logprob());
     tokens_.push_back(next.token);
   }
 
   std::unique_ptr<Rank> rank_;
   std::unique_ptr<cache::KvCache> cache_;
   cache::ImageFormat format_;
-  std::vector<int32_t> tokens_;  // of the running sequence
+  std::vector<int32_t> tokens_;  // ids of the running sequence
   uint64_t step_ = 0;
 };
 
@@ -183,7 +186,7 @@ TEST_P(ExecutorImagesTest, ASequenceContinuesOnAnotherWorkerWithTheSameBits) {
   first.ExpectEmpty();
 
   Replica second(GetParam(), 700, 600);
-  second.Start(5, 43, 2);  // it has taken pages and keeps them
+  second.Start(5, 43, 2);  // takes pages, so the import gets other ones
   KVASIR_ASSERT_OK(second.Import(6, image, first.tokens()));
   EXPECT_NE(second.Pages(6), pages);
   const std::vector<Outcome> rest = second.Continue(6, 14);
@@ -199,9 +202,9 @@ std::vector<FamilyCase> Cases() {
   for (const PlanCase& plan_case : PlanCases()) {
     cases.push_back({TinyShape(), plan_case});
   }
-  for (FamilyCase& of : EvictionCases()) {
-    of.plan_case.name = absl::StrCat("Evicting", of.plan_case.name);
-    cases.push_back(std::move(of));
+  for (FamilyCase& each : EvictionCases()) {
+    each.plan_case.name = absl::StrCat("Evicting", each.plan_case.name);
+    cases.push_back(std::move(each));
   }
   return cases;
 }
@@ -219,7 +222,7 @@ FamilyCase Dense(const std::string& dtype) {
            plan_cases::Full("NO_ROPE", codec)}};
 }
 
-TEST(ImageBytesTest, AnImageOfAnotherPlanIsRefusedAndChangesNothing) {
+TEST(ImageBytesTest, AnImageFromAnotherPlanIsRefusedAndTakesNoPages) {
   Replica floats(Dense("F32"), 512, 512);
   Replica halves(Dense("F16"), 512, 512);
   floats.Start(1, 41, 1);
@@ -229,7 +232,7 @@ TEST(ImageBytesTest, AnImageOfAnotherPlanIsRefusedAndChangesNothing) {
   halves.ExpectEmpty();
 }
 
-TEST(ImageBytesTest, BytesOfAnotherSizeAreNotWritten) {
+TEST(ImageBytesTest, AnImageOfTheWrongSizeIsRefused) {
   Replica replica(Dense("BF16"), 512, 512);
   const cache::ImageShape shape = {.logical_tokens = 3,
                                    .groups = {{3, 0, 1, 0}}};
@@ -237,10 +240,10 @@ TEST(ImageBytesTest, BytesOfAnotherSizeAreNotWritten) {
                               replica.cache().TakeImagePages(shape, {}));
   EXPECT_THAT(replica.executor().WriteImage(image, "abc"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("image: 3 bytes of pages, want")));
+                       HasSubstr("image: has 3 bytes of pages, must have ")));
 }
 
-TEST(ImageBytesTest, CopiesAreMeasuredOnlyBeforeTheFirstStep) {
+TEST(ImageBytesTest, CopySpeedIsMeasuredOnlyBeforeTheFirstStep) {
   Replica replica(Dense("BF16"), 512, 512);
   KVASIR_ASSERT_OK_AND_ASSIGN(const double rate,
                               replica.executor().MeasureCopyBytesPerSecond());

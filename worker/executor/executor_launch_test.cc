@@ -1,5 +1,6 @@
-// Tests what a step does besides its arithmetic, under every plan and family:
-// copies to and from the device, allocations, and the ops it launches.
+// Tests what a step does besides its arithmetic, under every plan and model
+// family: copies to and from the device, allocations, and which ops it
+// launches.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -23,7 +24,7 @@
 
 namespace {
 
-// While it is set, counts this thread's heap allocations.
+// While not null, points to a counter of this thread's heap allocations.
 thread_local int64_t* heap_allocations = nullptr;
 
 void* CountedAllocate(std::size_t bytes, std::size_t alignment) {
@@ -62,16 +63,17 @@ using ::testing::HasSubstr;
 
 struct StepRecord {
   StepBucket bucket;
-  StepSizes sizes;  // histories and tops are not compared
+  StepSizes sizes;  // `histories` and `top` are not filled in
   int page_copies = 0;
   int uploads = 0;
   int read_backs = 0;
-  int others = 0;  // copies where there should be none
+  int others = 0;  // copies at a time when none is allowed
   int64_t device_allocations = 0;
   std::array<int64_t, kNumStepParts> heap = {};
   std::vector<kernels::OpLaunch> launches;
 
-  // One line for each launch, with its rows if they are to be compared.
+  // One line for each launch. It includes the number of rows only if
+  // `with_rows`, which is for steps of equal sizes.
   std::string Text(bool with_rows) const {
     std::string lines;
     for (const kernels::OpLaunch& launch : launches) {
@@ -92,8 +94,8 @@ struct StepRecord {
   }
 };
 
-// Records each step of a rank's executor. Launch is what Enqueue does after the
-// upload.
+// An executor that passes steps on to a rank's executor and records what each
+// step copies, allocates and launches.
 class RecordedExecutor final : public Executor,
                                public StepProfile,
                                private kernels::DeviceObserver {
@@ -177,7 +179,8 @@ std::vector<int32_t> Ids(int32_t first, int count) {
   return ids;
 }
 
-// A sample that asks for everything it can.
+// A request for a sample with every feature: log probabilities, penalties, a
+// mask, banned ids and biases.
 SampleRequest DemandingSample(const std::vector<int32_t>& history) {
   SampleRequest sample = GreedySample();
   sample.set_temperature(0.7f);
@@ -220,8 +223,9 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     KVASIR_ASSERT_OK(runner_->Run(steps).status());
   }
 
-  // In every page group: some copies from one page, then one from a page that
-  // they wrote. No page is in use.
+  // Adds page copies in every page group: some copies from page 0, then a copy
+  // from a page that they wrote, so that there are two batches. No sequence
+  // uses these pages.
   void AddPageCopies(int more) {
     for (uint32_t group = 0; group < rank_->pages().size(); ++group) {
       for (int32_t i = 0; i < 3 + more; ++i) {
@@ -231,10 +235,10 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
     }
   }
 
-  // Runs prompts that are sampled after, output, both in one step, only a chunk
-  // of a prompt, targets, and page copies with and without tokens. Sequences
-  // are numbered from `first`. `more` adds sequences and tokens within the same
-  // padded sizes.
+  // Runs one step of each kind: prompts with samples, decode, both in one step,
+  // a chunk of a prompt without a sample, scored targets, and page copies with
+  // and without tokens. Sequence ids begin at `first`. `more` is the number of
+  // sequences and tokens to add; 1 does not change the padded sizes.
   void RunAll(uint64_t first, int more) {
     std::vector<std::vector<int32_t>> prompts;
     std::vector<DirectStep> prefill;
@@ -281,7 +285,8 @@ class ExecutorLaunchTest : public ::testing::TestWithParam<FamilyCase> {
   std::unique_ptr<DirectRunner> runner_;
 };
 
-TEST_P(ExecutorLaunchTest, AStepIsOneUploadAndOneReadBackAndAllocatesNothing) {
+TEST_P(ExecutorLaunchTest,
+       AStepMakesOneUploadAndOneReadBackAndAllocatesNothing) {
   RunAll(100, 0);
   RunAll(200, 1);
   ASSERT_EQ(executor_.steps().size(), 16u);
@@ -294,12 +299,13 @@ TEST_P(ExecutorLaunchTest, AStepIsOneUploadAndOneReadBackAndAllocatesNothing) {
     EXPECT_EQ(step.others, 0);
     EXPECT_EQ(step.device_allocations, 0);
     const int64_t copies = step.NumLaunches("copy_pages");
-    // Two batches for each layer.
+    // AddPageCopies makes two batches of copies, launched once per layer.
     EXPECT_EQ(copies, step.page_copies > 0 ? 2 * num_layers : 0);
     with_copies += copies > 0 ? 1 : 0;
     EXPECT_GT(static_cast<int64_t>(step.launches.size()) - copies,
               computes ? 10 : -1);
-    EXPECT_EQ(step.NumLaunches("all_reduce_sum"), 0);  // one rank
+    // a single rank sums nothing
+    EXPECT_EQ(step.NumLaunches("all_reduce_sum"), 0);
     EXPECT_EQ(step.NumLaunches("all_gather"), 0);
     for (size_t part = 0; part < kNumStepParts; ++part) {
       EXPECT_EQ(step.heap[part], 0)
@@ -309,10 +315,10 @@ TEST_P(ExecutorLaunchTest, AStepIsOneUploadAndOneReadBackAndAllocatesNothing) {
   EXPECT_EQ(with_copies, 4);
 }
 
-TEST_P(ExecutorLaunchTest, EqualBucketsGiveEqualListsOfLaunches) {
+TEST_P(ExecutorLaunchTest, StepsOfTheSameBucketMakeTheSameLaunches) {
   RunAll(100, 0);
-  RunAll(200, 1);  // the same padded sizes, other true ones
-  RunAll(300, 0);  // other numbers in the same places
+  RunAll(200, 1);  // same padded sizes, different true sizes
+  RunAll(300, 0);  // same sizes, different numbers
   const std::vector<StepRecord>& steps = executor_.steps();
   int alike = 0;
   int as_large = 0;
@@ -330,7 +336,8 @@ TEST_P(ExecutorLaunchTest, EqualBucketsGiveEqualListsOfLaunches) {
   EXPECT_EQ(alike - as_large, 22);
 }
 
-TEST_P(ExecutorLaunchTest, StepsWithOtherCopyBatchesHaveAnotherBucket) {
+TEST_P(ExecutorLaunchTest,
+       StepsWithDifferentPageCopyBatchesHaveDifferentBuckets) {
   const auto run = [this](int copies, bool chained) {
     for (int32_t i = 0; i < copies; ++i) executor_.AddPageCopy(0, 0, 1 + i);
     if (chained) executor_.AddPageCopy(0, 1, 5);
@@ -352,10 +359,10 @@ INSTANTIATE_TEST_SUITE_P(Plans, ExecutorLaunchTest,
                            return parameter.param.plan_case.name;
                          });
 
-// Three sequences that evict in the same step and in different steps, with both
-// ways to choose slots.
+// Runs three sequences, which evict in the same step and in different steps,
+// with both rules for choosing slots: by scores, and the latest.
 TEST(ExecutorEvictionLaunchTest,
-     EvictionsLaunchTwoOpsALayerAndAllocateNothing) {
+     EvictionsLaunchTwoOpsPerLayerAndAllocateNothing) {
   for (const char* others : {"", R"(,"others":"LATEST")"}) {
     const PlanCase plan_case = {
         .name = "Evicts",
@@ -375,7 +382,7 @@ TEST(ExecutorEvictionLaunchTest,
     DirectRunner runner(&executor, &rank->layout(), rank->pages());
     std::vector<std::vector<int32_t>> prompts;
     for (int i = 0; i < 3; ++i) prompts.push_back(Ids(i, 11 + i / 2));
-    std::vector<int> evictions;  // by step
+    std::vector<int> evictions;  // how many evict in each step
     for (int turn = 0; turn < 3 + 14; ++turn) {
       std::vector<DirectStep> steps;
       evictions.push_back(0);
@@ -385,7 +392,7 @@ TEST(ExecutorEvictionLaunchTest,
         const auto at = static_cast<size_t>(done);
         DirectStep step = {.sequence_id = id, .sample = GreedySample()};
         if (turn < 3) {
-          // Prompts run whole, one at a time.
+          // In the first three steps each prompt runs whole, one per step.
           if (static_cast<uint64_t>(turn) + 1 != id) continue;
           step.token_ids = prompt;
         } else if (at >= prompt.size() && done > 9 &&
@@ -409,7 +416,8 @@ TEST(ExecutorEvictionLaunchTest,
         EXPECT_EQ(steps[i].heap[part], 0)
             << StepPartName(static_cast<StepPart>(part));
       }
-      // Only one layer evicts. One launch covers all sequences.
+      // Only one of the two layers evicts. One launch of each op covers all
+      // sequences.
       const int64_t launches = evictions[i] > 0 ? 1 : 0;
       EXPECT_EQ(steps[i].NumLaunches("evict_select"), launches) << i;
       EXPECT_EQ(steps[i].NumLaunches("evict_compact"), launches) << i;
@@ -428,9 +436,10 @@ TEST(ExecutorEvictionLaunchTest,
   }
 }
 
-// Sums after attention and after the MLP, of the embedding rows and of the
-// not-finite marks; and one gather of the logits.
-TEST(ExecutorRanksTest, RanksSumTwiceALayerAndTwiceAStepAndGatherOnce) {
+// Each layer sums over ranks after attention and after the MLP. Each step sums
+// embedding rows and not-finite marks, and gathers the logits.
+TEST(ExecutorRanksTest,
+     RanksSumTwicePerLayerAndTwicePerStepAndGatherOncePerStep) {
   const auto group = InProcessGroup::Create(2);
   std::vector<RecordedExecutor> executors(group.size());
   std::vector<std::thread> threads;
@@ -458,7 +467,8 @@ TEST(ExecutorRanksTest, RanksSumTwiceALayerAndTwiceAStepAndGatherOnce) {
       EXPECT_EQ(step.NumLaunches("all_reduce_sum"), 2 * 2 + 2);
       EXPECT_EQ(step.NumLaunches("all_gather"), 1);
     }
-    EXPECT_EQ(steps[1].Text(true), steps[2].Text(true));  // two decodes
+    // both steps decode one token
+    EXPECT_EQ(steps[1].Text(true), steps[2].Text(true));
   }
 }
 
@@ -475,12 +485,12 @@ TEST(ExecutorTurnsTest, AtMostOneStepIsInFlight) {
   EXPECT_THAT(executor.Enqueue(next),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("a step is in flight")));
-  // The two calls at the wrong time above changed nothing.
+  // The two refused calls above changed nothing.
   KVASIR_EXPECT_OK(executor.Await());
   KVASIR_EXPECT_OK(executor.Execute(next));
 }
 
-TEST(PadSizesTest, CountsGrowToPowersOfTwoWithinTheLimits) {
+TEST(PadSizesTest, CountsArePaddedToPowersOfTwoWithinTheLimits) {
   const StepLimits limits = {.max_batched_tokens = 100,
                              .max_sequences = 50,
                              .vocab_size = 1000,
@@ -493,14 +503,14 @@ TEST(PadSizesTest, CountsGrowToPowersOfTwoWithinTheLimits) {
   EXPECT_EQ(PadSizes({.tokens = 65}, limits, 8).tokens, 100);
   EXPECT_EQ(samples(5, 16), 8);
   EXPECT_EQ(samples(9, 12), 12);
-  // Samples fill whole chunks of logits, so that the head is read no more often
-  // than necessary.
+  // More samples than one chunk of logits are padded to whole chunks, so that
+  // padding adds no chunk and no read of the head's weights.
   EXPECT_EQ(samples(13, 12), 24);
   EXPECT_EQ(samples(49, 12), 50);
   EXPECT_EQ(samples(3, 1), 3);
 }
 
-TEST(StepBlobTest, GrowsOnlyForALargerStepAndKeepsItsAddressUntilThen) {
+TEST(StepBlobTest, TheBlobKeepsItsAddressUntilALargerStepMakesItGrow) {
   base::ThreadPool pool(1);
   kernels::CpuDevice device(&pool);
   const auto stream = device.MakeStream();
@@ -515,7 +525,7 @@ TEST(StepBlobTest, GrowsOnlyForALargerStepAndKeepsItsAddressUntilThen) {
       } else {
         KVASIR_EXPECT_OK(blob.StartPacking());
       }
-      blob.Take<char>(1);  // the next array is still aligned
+      blob.Take<char>(1);  // checks that the next array is aligned anyway
       place = blob.Add(absl::MakeConstSpan(numbers), count, int32_t{-1})
                   .device_address();
     }

@@ -1,4 +1,5 @@
-// Tests what an executor costs and what it counts, under every plan.
+// Tests an executor's counters (ExecutorTotals) and the size of its workspace,
+// under every plan.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr int64_t kPromptTokens = 40;
 
-// Prompts lift nothing; prompt_lift_test covers lifts.
+// Options with which prompts lift no latents. prompt_lift_test covers lifts.
 RankOptions Absorbing() {
   RankOptions options = TinyOptions();
   options.deterministic = true;
@@ -24,7 +25,7 @@ RankOptions Absorbing() {
 
 class ExecutorTotalsTest : public ::testing::TestWithParam<PlanCase> {
  protected:
-  // Runs a prompt in chunks, then two tokens.
+  // Runs a prompt in chunks, then decodes two tokens.
   static void Run(Rank& rank, int64_t chunk) {
     DirectRunner runner(&rank.executor(), &rank.layout(), rank.pages());
     std::vector<int32_t> ids;
@@ -41,9 +42,10 @@ class ExecutorTotalsTest : public ::testing::TestWithParam<PlanCase> {
   }
 };
 
-// 40 tokens of this model are one tile of queries, so a chunk reads what is
-// cached once.
-TEST_P(ExecutorTotalsTest, ReconstructionIsCountedForEverySlotThatAStepReads) {
+// The prompt's 40 tokens fit into one tile of queries, so each chunk reads
+// every cached slot once.
+TEST_P(ExecutorTotalsTest,
+       ReconstructionFlopsAreCountedForEverySlotThatAStepReads) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
                               MakePlannedRank(GetParam(), Absorbing()));
   int64_t per_slot = 0;
@@ -55,7 +57,7 @@ TEST_P(ExecutorTotalsTest, ReconstructionIsCountedForEverySlotThatAStepReads) {
             static_cast<double>(per_slot * (10 + 20 + 30 + 40 + 41 + 42)));
 }
 
-TEST_P(ExecutorTotalsTest, CodesOfStaticRangesAreCountedWithAnyChunks) {
+TEST_P(ExecutorTotalsTest, CountsOfCodesWithStaticRangesDoNotDependOnChunks) {
   ExecutorTotals totals[2];
   int64_t per_token = 0;
   for (const int64_t chunk : {1, 20}) {
@@ -80,20 +82,20 @@ TEST_P(ExecutorTotalsTest, CodesOfStaticRangesAreCountedWithAnyChunks) {
   if (per_token == 0) {
     EXPECT_EQ(totals[0].clamped_codes, 0);
   }
-  // Only the ranges of this case are narrow enough to clamp codes.
+  // Only the case "Channels" has ranges so narrow that they clamp codes.
   if (GetParam().name == "Channels") {
     EXPECT_GT(totals[0].clamped_codes, 0);
   }
   EXPECT_LE(totals[0].clamped_codes, totals[0].static_codes);
 }
 
-TEST_P(ExecutorTotalsTest, WorkspaceIsTheSameAt1KAnd64KTokensOfContext) {
+TEST_P(ExecutorTotalsTest, TheWorkspaceIsAsLargeFor64KTokensOfContextAsFor1K) {
   model::ModelShape shape = TinyShape();
   shape.max_position = 1 << 16;
   RankOptions options = TinyOptions();
   options.page_tokens = 64;
   options.executor.max_num_seqs = 2;
-  options.pages = {(1 << 10) + 8};  // includes side pages
+  options.pages = {(1 << 10) + 8};  // 1024 token pages and up to 8 side pages
   int64_t bytes[2];
   for (const int64_t more : {0, 1}) {
     options.executor.max_model_len = 1 << (10 + 6 * more);
@@ -105,9 +107,10 @@ TEST_P(ExecutorTotalsTest, WorkspaceIsTheSameAt1KAnd64KTokensOfContext) {
   EXPECT_EQ(bytes[0], bytes[1]);
 }
 
-// The prompt is evicted at its end, output after 42 tokens. With a window only
-// the prompt's last 3 queries count.
-TEST(EvictionTotalsTest, TokensAreCountedByTheWayInWhichTheyWereScored) {
+// The first eviction follows the prompt, the second one comes after 42 tokens.
+// With an observation window of 3, only the prompt's last 3 queries add to
+// scores.
+TEST(EvictionTotalsTest, ScoredTokensAreCountedByHowTheyWereScored) {
   struct Case {
     const char* rest;
     int64_t by_weights;

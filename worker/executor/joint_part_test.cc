@@ -1,5 +1,6 @@
-// A latent shared by keys and values gives the same bits as one of each side
-// made of the same rows, in half the bytes.
+// Tests joint parts: a latent that keys and values share gives the same bits as
+// two latents, one for keys and one for values, made from the same tensors; and
+// it takes half the bytes.
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,10 +17,11 @@ namespace {
 
 constexpr int64_t kPromptTokens = 64;
 constexpr int64_t kTokens = kPromptTokens + 8;
-// Prompts lift the wide values of these cases.
+// The sliding window of FamilyCases.
 constexpr int64_t kWindow = 24;
 
-// Shows the tensors of a joint part under the names of one part for each side.
+// Offers the tensors of a joint part under the names that separate key and
+// value parts have.
 class ApartSource final : public WeightSource {
  public:
   explicit ApartSource(WeightSource* joint) : joint_(joint) {}
@@ -47,7 +49,7 @@ class ApartSource final : public WeightSource {
   WeightSource* const joint_;
 };
 
-// Splits a joint part into a part for each side.
+// Replaces each joint part by a key part and a value part.
 kvasir::v1::KvPlan Apart(kvasir::v1::KvPlan plan) {
   for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
     for (const auto serves :
@@ -74,7 +76,7 @@ struct Outcome {
   int64_t static_codes = 0;
 };
 
-// Runs a prompt in chunks, then tokens one by one.
+// Runs a prompt in four chunks, then the remaining tokens one by one as output.
 Outcome RunText(const FamilyCase& each, bool joint) {
   Outcome outcome;
   const auto spec = model::SpecOfShape(each.shape);
@@ -121,7 +123,7 @@ Outcome RunText(const FamilyCase& each, bool joint) {
 
 class JointPartTest : public ::testing::TestWithParam<FamilyCase> {};
 
-TEST_P(JointPartTest, AJointPartGivesTheLogitsOfTwoPartsWithHalfTheBytes) {
+TEST_P(JointPartTest, AJointPartGivesTheLogitsOfSeparatePartsInHalfTheBytes) {
   const Outcome joint = RunText(GetParam(), true);
   const Outcome apart = RunText(GetParam(), false);
   EXPECT_EQ(joint.logits, apart.logits);
@@ -138,7 +140,8 @@ std::vector<FamilyCase> JointCases() {
     cases.push_back(std::move(each));
   }
   std::erase_if(cases, [](const FamilyCase& each) {
-    // "KeyAndValue" has a higher rank than a side may have.
+    // "KeyAndValue" has a higher rank than a separate key or value part may
+    // have.
     return each.plan_case.joint.empty() || each.plan_case.name == "KeyAndValue";
   });
   return cases;

@@ -14,8 +14,8 @@ namespace {
 
 using kernels::Workspace;
 
-// Copies int32 numbers that lie one after the other. It uses the op for rows of
-// float32, which copies bits.
+// Parameters of an op that gathers int32 numbers: the op for float32 rows, with
+// rows of one number. It copies bits unchanged.
 kernels::GatherRowsParams GatherNumbers(kernels::DevicePtr<const int32_t> from,
                                         kernels::DevicePtr<const int32_t> rows,
                                         kernels::DevicePtr<int32_t> to,
@@ -31,7 +31,8 @@ kernels::GatherRowsParams GatherNumbers(kernels::DevicePtr<const int32_t> from,
   return gather;
 }
 
-// A profile and a tap need the ops one by one.
+// A step profile or a logits tap rules graphs out, because both work between
+// the ops of a step.
 bool CanUseGraphs(const Launcher::Parts& parts) {
   return parts.graphs && parts.decoder->profile() == nullptr &&
          !parts.logits_tap &&
@@ -125,7 +126,8 @@ absl::Status Launcher::Evict(const StagedStep& step, size_t index,
   return absl::OkStatus();
 }
 
-// Combines ids from the plan and ids sampled by the last step, on the device.
+// Collects the step's token ids on the device: each is an id from the plan, or
+// an id that an earlier step sampled.
 absl::Status Launcher::GatherIds(const StagedStep& step,
                                  kernels::DevicePtr<int32_t> ids,
                                  Workspace& workspace) {
@@ -179,8 +181,8 @@ absl::Status Launcher::RunTargets(const StagedStep& step,
   return output_.ScoreTargets(*parts_.stream, hidden, batch, workspace);
 }
 
-// Runs as many rows as the bucket has histories. The last ones may count
-// nothing.
+// Launches as many rows as the bucket has histories. The padding at the end
+// counts nothing.
 absl::Status Launcher::CountHistories(const StagedStep& step,
                                       Workspace& workspace) {
   const int64_t count = step.bucket.padded.histories;

@@ -1,5 +1,5 @@
-// Launch, the second part of a step: a staged step is enqueued, from page moves
-// to sampled tokens.
+// Launching, the second part of a step: enqueues a staged step, from page
+// copies to sampled tokens.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +26,15 @@ namespace kvasir::worker {
 // One row of logits that a step computed, on the host.
 struct LogitsRow {
   uint64_t sequence_id = 0;
-  int64_t position = 0;  // logical, of the token that the logits follow
+  int64_t position = 0;  // logical position of the token that the logits follow
   absl::Span<const float> logits;  // [V]
 };
 
-// Page copies and evictions -> Decoder (layers) -> StepOutput (head, sampler).
-// It enqueues only: it allocates nothing and reads nothing back. Steps of one
-// StepBucket launch the same ops at the same addresses, until a step's blob
-// outgrows its memory and moves. Two things wait for the device: a logits tap,
-// and capturing a step in a group of several ranks.
+// Enqueues a step's page copies and evictions, then the layers (Decoder), then
+// head and sampler (StepOutput). It allocates nothing and reads nothing back.
+// Steps of one StepBucket launch the same ops at the same addresses, until a
+// step's blob outgrows its memory and moves. It waits for the device only for a
+// logits tap, and to capture a step in a group of several ranks.
 //
 // Owns: the workspace, and the captured graphs.
 // Threads: one at a time.
@@ -52,23 +52,23 @@ class Launcher {
     ExecutorTotals* totals = nullptr;
     StepLimits limits;
     int64_t logits_bytes = 0;
-    // ModelExecutorOptions::logits_tap.
+    // See ModelExecutorOptions::logits_tap.
     std::function<void(const LogitsRow&)> logits_tap;
     bool graphs = false;  // ModelExecutorOptions::graphs
   };
 
   explicit Launcher(Parts parts);
 
-  // StepOutput::logits_rows.
+  // See StepOutput::logits_rows.
   int64_t logits_rows() const { return output_.logits_rows(); }
 
-  // Allocates the workspace that `largest` takes (Stager::LargestStepToCount).
-  // UNIMPLEMENTED by the op's name if the device lacks an op that steps may
+  // Allocates the workspace that `largest` needs (Stager::LargestStepToCount).
+  // UNIMPLEMENTED with the op's name if the device lacks an op that steps may
   // launch.
   absl::Status AllocateWorkspace(const StagedStep& largest,
                                  kernels::DeviceAllocator* allocator);
-  // The whole workspace. Nothing else may use it until the stream has done what
-  // is enqueued with it.
+  // The whole workspace. Use it for other work only after the stream has
+  // finished what was enqueued with it.
   kernels::Workspace workspace() const {
     return kernels::Workspace(workspace_memory_.data(),
                               workspace_memory_.bytes());
@@ -78,7 +78,8 @@ class Launcher {
   absl::Status Launch(const StagedStep& step);
 
  private:
-  // Op by op. A counting workspace only counts.
+  // Enqueues the step op by op. With a counting workspace it only counts
+  // memory.
   absl::Status LaunchOps(const StagedStep& step, kernels::Workspace& workspace);
   absl::Status MovePages(const StagedStep& step, kernels::Workspace& workspace);
   absl::Status Evict(const StagedStep& step, size_t index,
@@ -98,15 +99,15 @@ class Launcher {
                          kernels::Workspace& workspace);
 
   absl::Status Capture(const StagedStep& step, StepGraphs::Step* captured);
-  // Sets *all to whether every rank has captured the step. It waits for the
-  // device. After an error it is unknown what the other ranks do: the step has
-  // failed.
+  // Sets *all to whether every rank has captured the step; `own` says whether
+  // this rank has. Waits for the device. After an error the step has failed,
+  // because the state of the other ranks is unknown.
   absl::Status AgreeOnCapture(bool own, bool* all);
 
   const Parts parts_;
   const StepOutput output_;
   kernels::DeviceBuffer workspace_memory_;
-  std::unique_ptr<StepGraphs> graphs_;  // null: steps are launched op by op
+  std::unique_ptr<StepGraphs> graphs_;  // null if steps are launched op by op
 };
 
 }  // namespace kvasir::worker

@@ -1,5 +1,5 @@
-// Launch by graphs: a step that only decodes is captured when a step of its key
-// comes for the second time, and replayed from then on.
+// Launches steps as graphs: a step that only decodes is captured when its key
+// (StepGraphs::KeyOf) occurs for the second time, and replayed from then on.
 #include <memory>
 #include <utility>
 
@@ -15,7 +15,8 @@ using kernels::Workspace;
 
 namespace {
 
-// Whether each sequence has one row, which is output, and no pages move.
+// Whether each sequence has one row, which is output, and the step has no page
+// copies and no evictions.
 bool OnlyDecodes(const StagedStep& step) {
   return step.sizes.tokens > 0 && step.sizes.tokens == step.sizes.sequences &&
          !step.batch->has_prompts() && step.bucket.copies.empty() &&
@@ -33,8 +34,8 @@ absl::Status Launcher::Launch(const StagedStep& step) {
   graphs_->UseBlob(step.blob_peaks);
   StepGraphs::Step* const graph =
       graphs_->Find(StepGraphs::KeyOf(step.sizes, step.bucket));
-  // The first launches of a shape load kernels and choose among them. That must
-  // not happen in a capture.
+  // The first step of a key runs op by op, because its launches load kernels
+  // and choose among them, which must not happen during a capture.
   if (!std::exchange(graph->seen, true)) return launch();
   absl::Status status;
   if (graph->work == nullptr) {
@@ -53,13 +54,13 @@ absl::Status Launcher::Launch(const StagedStep& step) {
       ++parts_.totals->replayed_steps;
       return parts_.collective->Replayed(stream, graph->calls);
     }
-    // The other ranks replay the step: launching it op by op would not match.
+    // The other ranks replay the step. Op by op, this rank's collective calls
+    // would not match theirs.
     if (parts_.collective->shard().size > 1) return status;
   }
   base::LogWarning(
       "a step could not be captured or replayed as a graph; from now on steps "
-      "are "
-      "launched op by op",
+      "are launched op by op",
       {{"tokens", step.sizes.tokens}, {"status", status.ToString()}});
   graphs_ = nullptr;
   return launch();
@@ -79,8 +80,9 @@ absl::Status Launcher::Capture(const StagedStep& step,
   return absl::OkStatus();
 }
 
-// A collective must be captured by all ranks or by none, and so must a step.
-// The sum is the first work of the step on the stream.
+// Ranks agree by a sum of ones over ranks, because either all ranks must replay
+// the step or none. The sum is the step's first work on the stream, since
+// capturing executes nothing.
 absl::Status Launcher::AgreeOnCapture(bool own, bool* all) {
   const int64_t size = parts_.collective->shard().size;
   *all = own;

@@ -16,11 +16,11 @@ absl::Status CheckParts(const ModelExecutor::Parts& parts,
                         const ModelExecutorOptions& options) {
   if (options.max_batched_tokens < options.max_num_seqs ||
       options.max_num_seqs < 1 || options.max_model_len < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "executor: want max_batched_tokens >= max_num_seqs >= 1 and "
-        "max_model_len >= 1, have ",
-        options.max_batched_tokens, ", ", options.max_num_seqs, ", ",
-        options.max_model_len));
+    return absl::InvalidArgumentError(
+        absl::StrCat("executor: max_batched_tokens >= max_num_seqs >= 1 and "
+                     "max_model_len >= 1 are required; they are ",
+                     options.max_batched_tokens, ", ", options.max_num_seqs,
+                     " and ", options.max_model_len));
   }
   if (parts.spec->learned_positions &&
       options.max_model_len > parts.spec->max_position_embeddings) {
@@ -33,19 +33,20 @@ absl::Status CheckParts(const ModelExecutor::Parts& parts,
   if (layers.size() != parts.spec->layers.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("executor: the layout has ", layers.size(),
-                     " layers, the model ", parts.spec->layers.size()));
+                     " layers, but the model has ", parts.spec->layers.size()));
   }
   if (parts.layout->shard() != parts.collective->shard()) {
     return absl::InvalidArgumentError(
-        "executor: the layout is not for the rank of the collective");
+        "executor: the layout and the collective belong to different ranks");
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     const int64_t window =
         parts.layout->page_group(layers[i].page_group).sliding_window;
     if (window != parts.spec->layers[i].sliding_window) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "executor: layer ", i, ": its page group has window ", window,
-          ", the model ", parts.spec->layers[i].sliding_window));
+      return absl::InvalidArgumentError(
+          absl::StrCat("executor: layer ", i, ": the sliding window is ",
+                       window, " in the page layout, but ",
+                       parts.spec->layers[i].sliding_window, " in the model"));
     }
   }
   return absl::OkStatus();
@@ -168,8 +169,8 @@ double ModelExecutor::kv_compression_ratio() const {
 }
 
 std::string ModelExecutor::numerics_id() const {
-  // A change of bits needs a new number here. All CPU back ends give the same
-  // bits.
+  // Increase this number with every change that changes bits on the CPU. All
+  // CPU back ends give the same bits.
   constexpr int kCpuBits = 2;
   constexpr int kGpuBits = 2;
   const kernels::Device& device = *parts_.device;
@@ -192,7 +193,8 @@ absl::Status ModelExecutor::Enqueue(const kvasir::v1::StepPlan& plan) {
         absl::StrCat("executor: an earlier step failed: ", failure_.message()));
   }
   if (in_flight_) {
-    return absl::FailedPreconditionError("executor: a step is in flight");
+    return absl::FailedPreconditionError(
+        "executor: a step is in flight; await it before the next one");
   }
   if (absl::Status staged = stager_->Stage(plan); !staged.ok()) {
     return Fail(staged);
@@ -209,7 +211,7 @@ absl::StatusOr<kvasir::v1::StepResult> ModelExecutor::Await() {
   in_flight_ = false;
   absl::StatusOr<kvasir::v1::StepResult> result =
       collector_->Collect(stager_->staged());
-  // Memory that a dead group wrote is not a result.
+  // If the group has failed, the results in memory are not valid.
   absl::Status group = parts_.collective->status();
   if (!group.ok()) return Fail(group);
   if (!result.ok()) return Fail(result.status());
@@ -219,7 +221,8 @@ absl::StatusOr<kvasir::v1::StepResult> ModelExecutor::Await() {
 absl::Status ModelExecutor::RegisterTokenMask(
     std::string name, absl::Span<const uint32_t> allowed) {
   if (in_flight_) {
-    return absl::FailedPreconditionError("token mask: a step is in flight");
+    return absl::FailedPreconditionError(
+        "token mask: a mask cannot be registered while a step is in flight");
   }
   return stager_->RegisterTokenMask(std::move(name), allowed);
 }

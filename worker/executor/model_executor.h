@@ -1,6 +1,6 @@
-// The executor: a step plan becomes batch tensors, runs through the layers and
-// the paged cache, and comes back as tokens. A step has three parts, each run
-// by one class:
+// The executor of one rank: turns a step plan into batch tensors, runs these
+// through the layers and the paged cache, and returns tokens. A step has three
+// parts, each run by one class:
 //
 //   Stager     checks the plan, packs one blob, uploads it once
 //   Launcher   enqueues the ops, or a captured graph of them
@@ -43,20 +43,21 @@ struct ModelExecutorOptions {
   int64_t max_num_seqs = 0;
   int64_t max_batched_tokens = 0;
   int64_t max_logprobs = 20;
-  // PagedAttentionParams::prompts_as_rows. A Rank sets it from
+  // See PagedAttentionParams::prompts_as_rows. A Rank sets it from
   // RankOptions::deterministic.
   bool prompts_as_rows = false;
-  // Bytes of logits that are held at a time (StepOutput); never less than one
-  // sample takes.
+  // The most bytes of logits that exist at a time (StepOutput), but at least
+  // what one sample takes.
   int64_t logits_bytes = int64_t{64} << 20;
-  // Captures and replays a GPU's steps that only decode, copy no pages and
-  // evict nothing. A step is captured when its sizes come for the second time;
-  // later steps of these sizes are one call with the same bits. If a capture
-  // fails, it is logged and none is tried again. Nothing is captured while a
-  // profile or a tap is set, or if the collective cannot be captured.
+  // Captures GPU steps as graphs and replays them: steps that only decode, copy
+  // no pages and evict nothing. A step is captured when its sizes occur for the
+  // second time; later steps of these sizes are one graph launch, with the same
+  // bits as op by op. If a capture or a replay fails, the executor logs it and
+  // uses no graphs any more. It also uses none if `profile` or `logits_tap` is
+  // set, or if the collective cannot be captured.
   bool graphs = false;
-  // For tests and debugging: called from Enqueue with every token's logits. The
-  // head then runs for every row, and Enqueue waits for the device.
+  // For tests and debugging: if set, Enqueue calls it with every token's
+  // logits. Enqueue then runs the head for every row and waits for the device.
   std::function<void(const LogitsRow&)> logits_tap;
   // Measures the time of each part of a step. May be null; outlives the
   // executor.
@@ -68,7 +69,7 @@ struct ModelExecutorOptions {
 // Owns: weights, arenas, workspace, block tables, last sampled tokens. The
 //   caller owns what Parts points to; it outlives the executor.
 // Threads: one at a time.
-// Errors: after a failed step every later one is FAILED_PRECONDITION.
+// Errors: after a failed step every later step returns FAILED_PRECONDITION.
 //   Collective::Abort passes the error on to the other ranks.
 class ModelExecutor final : public Executor {
  public:
@@ -77,21 +78,21 @@ class ModelExecutor final : public Executor {
     const plan::ResolvedPlan* plan = nullptr;
     const cache::PageLayout* layout = nullptr;
     cache::PageCounts pages;
-    cache::PageCounts host_pages;  // of the host pool; empty: no host pool
+    cache::PageCounts host_pages;  // empty if there is no host pool
     kernels::Device* device = nullptr;
     kernels::Stream* stream = nullptr;
     Collective* collective = nullptr;
   };
 
   // Allocates everything that steps will use. `weights` come from LoadWeights
-  // for the same plan. RESOURCE_EXHAUSTED with the numbers when memory does not
+  // for the same plan. RESOURCE_EXHAUSTED, with the sizes, if memory does not
   // suffice.
   static absl::StatusOr<std::unique_ptr<ModelExecutor>> Create(
       const Parts& parts, ModelWeights weights, ModelExecutorOptions options);
   ~ModelExecutor() override;
 
-  // Moves the weights out for another executor. This one cannot be used any
-  // more.
+  // Moves the weights out for another executor. Afterwards this executor cannot
+  // be used.
   ModelWeights TakeWeights() && { return std::move(weights_); }
 
   absl::Status Enqueue(const kvasir::v1::StepPlan& plan) override;
@@ -109,8 +110,8 @@ class ModelExecutor final : public Executor {
   const ModelExecutorOptions& options() const { return options_; }
   // Whether prompts lift latents in some layer (prompt_lift.h).
   bool lifts_prompts() const { return lifts_prompts_; }
-  // Whether attention gives a token the same bits within a prompt as when the
-  // token is computed on its own.
+  // Whether attention gives a token the same bits in a prompt's chunk as in a
+  // step of its own.
   bool prompts_are_rows() const {
     return options_.prompts_as_rows ||
            parts_.device->kind() == kernels::DeviceKind::kCpu;
@@ -118,37 +119,40 @@ class ModelExecutor final : public Executor {
   std::vector<Decoder::LayersKernels> attention_kernels() const {
     return decoder_->attention_kernels();
   }
-  // Names the arithmetic. A request may move only between executors of the same
-  // id.
+  // Identifies the arithmetic of this executor. A request may move only between
+  // executors with equal ids.
   std::string numerics_id() const;
   // Bytes of weights that one step reads, whatever its batch.
   int64_t matrix_bytes() const { return weights_.matrix_bytes; }
   int64_t rounded_bytes() const { return weights_.rounded_bytes; }
-  // KvArenas::bytes_per_token.
+  // See KvArenas::bytes_per_token.
   double kv_bytes_per_token() const { return arenas_.bytes_per_token(); }
   const KvArenas& arenas() const { return arenas_; }
   const cache::PageLayout& layout() const { return *parts_.layout; }
   const kernels::DeviceAllocator& allocator() const {
     return parts_.device->allocator();
   }
-  // Bytes of a token in a dense bf16 cache, divided by kv_bytes_per_token().
+  // Bytes that a dense bf16 cache takes per token, divided by
+  // kv_bytes_per_token().
   double kv_compression_ratio() const;
-  // KvArenas::ReadPositions; FAILED_PRECONDITION while a step is in flight.
+  // Calls KvArenas::ReadPositions. FAILED_PRECONDITION while a step is in
+  // flight.
   absl::StatusOr<std::vector<uint32_t>> ReadPositions(
       int64_t layer, absl::Span<const int32_t> pages, int64_t num_slots) const;
-  // Converts between an image's host pages and the bytes that follow its header
-  // in page_image.h. Read an image after awaiting the step that copies it out;
-  // write it before enqueuing the step that copies it in. FAILED_PRECONDITION
-  // while a step is in flight.
+  // Convert between the host pages of a sequence's image and the bytes that
+  // follow the image's header (page_image.h). Read an image after awaiting the
+  // step that copies its pages to the host pool. Write it before enqueuing the
+  // step that copies its pages back. FAILED_PRECONDITION while a step is in
+  // flight.
   absl::StatusOr<std::string> ReadImage(
       const cache::SequenceImage& image) const;
-  // INVALID_ARGUMENT for a payload of another size.
+  // INVALID_ARGUMENT for a payload of the wrong size.
   absl::Status WriteImage(const cache::SequenceImage& image,
                           absl::string_view payload);
 
-  // Measures the speed of copies between the pool and the host pool. 0 if there
-  // is no host pool. It overwrites host pages, so it must be called before the
-  // first step.
+  // Measures the speed of copies between the pool and the host pool; 0 if there
+  // is no host pool. Call it before the first step, because it overwrites host
+  // pages.
   absl::StatusOr<double> MeasureCopyBytesPerSecond();
   uint64_t last_step_id() const { return stager_->last_step_id(); }
   const ExecutorTotals& totals() const { return totals_; }
@@ -162,8 +166,8 @@ class ModelExecutor final : public Executor {
 
   absl::Status CreateDecoder();
   absl::Status CreateStepParts();
-  // Its most_slots is bounded by the pool, which may hold far fewer than
-  // max_model_len.
+  // Limits for RoomForMass. The pool bounds most_slots, because it may hold far
+  // fewer slots than max_model_len.
   MassRoomLimits MassLimits() const;
   // Records the failure and aborts the collective with it.
   absl::Status Fail(const absl::Status& status);
@@ -177,8 +181,8 @@ class ModelExecutor final : public Executor {
   const StepState state_;
   bool lifts_prompts_ = false;
 
-  // Used by the executing thread. The decoder comes before the parts that point
-  // to it.
+  // Used only by the executing thread. `decoder_` is declared before the
+  // members that point to it.
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<Stager> stager_;
   std::unique_ptr<Launcher> launcher_;

@@ -1,5 +1,6 @@
-// Access to pages from outside of steps: images (host-pool pages as bytes), the
-// speed of copies to and from the host pool, and the positions of slots.
+// Methods of ModelExecutor that access pages between steps: reading and writing
+// images (host-pool pages as bytes), measuring the speed of copies to and from
+// the host pool, and reading the positions of slots.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -25,7 +26,7 @@ absl::StatusOr<std::vector<uint32_t>> ModelExecutor::ReadPositions(
     int64_t layer, absl::Span<const int32_t> pages, int64_t num_slots) const {
   if (in_flight_) {
     return absl::FailedPreconditionError(
-        "positions of slots: a step is in flight");
+        "positions of slots: cannot be read while a step is in flight");
   }
   return arenas_.ReadPositions(*parts_.stream, layer, pages, num_slots);
 }
@@ -33,7 +34,8 @@ absl::StatusOr<std::vector<uint32_t>> ModelExecutor::ReadPositions(
 absl::StatusOr<std::string> ModelExecutor::ReadImage(
     const cache::SequenceImage& image) const {
   if (in_flight_) {
-    return absl::FailedPreconditionError("image: a step is in flight");
+    return absl::FailedPreconditionError(
+        "image: cannot be read while a step is in flight");
   }
   std::string payload;
   for (size_t g = 0; g < image.pages.size(); ++g) {
@@ -53,7 +55,8 @@ absl::StatusOr<std::string> ModelExecutor::ReadImage(
 absl::Status ModelExecutor::WriteImage(const cache::SequenceImage& image,
                                        absl::string_view payload) {
   if (in_flight_) {
-    return absl::FailedPreconditionError("image: a step is in flight");
+    return absl::FailedPreconditionError(
+        "image: cannot be written while a step is in flight");
   }
   size_t want = 0;
   for (size_t g = 0; g < image.pages.size(); ++g) {
@@ -62,7 +65,7 @@ absl::Status ModelExecutor::WriteImage(const cache::SequenceImage& image,
   }
   if (payload.size() != want) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "image: ", payload.size(), " bytes of pages, want ", want));
+        "image: has ", payload.size(), " bytes of pages, must have ", want));
   }
   for (size_t g = 0; g < image.pages.size(); ++g) {
     const auto group = static_cast<int64_t>(g);
@@ -81,7 +84,8 @@ absl::StatusOr<double> ModelExecutor::MeasureCopyBytesPerSecond() {
   constexpr int64_t kBytes = int64_t{16} << 20;
   if (last_step_id() != 0) {
     return absl::FailedPreconditionError(
-        "executor: copies are measured before the first step");
+        "executor: the speed of copies can be measured only before the first "
+        "step");
   }
   const int64_t page_bytes = arenas_.page_bytes(0);
   const int64_t host_pages =

@@ -80,14 +80,14 @@ SampleRequest Random(uint64_t seed) {
   return sample;
 }
 
-TEST(ModelExecutorTest, TheLastSampledTokenNeedsNoId) {
+TEST(ModelExecutorTest, ADecodeStepNeedsNoIdOfTheLastSampledToken) {
   auto rank = TinyRank();
   EXPECT_FALSE(rank->executor().is_asynchronous());
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 20);
   const std::vector<int32_t> tokens =
       Generate(runner, 1, prompt, Random(3), 12);
-  // The same run again, with the id of every token stated by the host.
+  // Repeats the run, but passes every sampled token's id back in the plan.
   std::vector<int32_t> fed = prompt;
   for (size_t i = 0; i < tokens.size(); ++i) {
     SampleRequest sample = Random(3);
@@ -115,7 +115,7 @@ TEST(ModelExecutorTest, TheLastSampledTokenSurvivesStepsOfOtherSequences) {
   EXPECT_EQ(result.sequences(0).token_id(), want[1]);
 }
 
-TEST(ModelExecutorTest, SixteenMixedSequencesGetTheBitsOfEachOnItsOwn) {
+TEST(ModelExecutorTest, SixteenSequencesInABatchGetTheSameTokensAsOneByOne) {
   const auto sample_of = [](int i) {
     SampleRequest sample =
         i % 3 == 0 ? GreedySample() : Random(static_cast<uint64_t>(100 + i));
@@ -185,13 +185,13 @@ TEST(ModelExecutorTest, ABatchOfSixteenReadsEachWeightOnce) {
   }
 }
 
-TEST(ModelExecutorTest, TargetLogprobsEqualThoseOfTheLogits) {
+TEST(ModelExecutorTest, TargetLogprobsEqualTheLogSoftmaxOfTheLogits) {
   RankOptions options = TinyOptions();
   std::map<int64_t, std::vector<float>> logits;
   options.executor.logits_tap = [&](const LogitsRow& row) {
     logits[row.position].assign(row.logits.begin(), row.logits.end());
   };
-  // Small enough to score the vocabulary in two chunks.
+  // So little memory that the vocabulary is scored in two chunks.
   options.executor.logits_bytes = 1;
   auto rank = TinyRank(options);
   DirectRunner runner = RunnerOf(*rank);
@@ -228,11 +228,12 @@ TEST(ModelExecutorTest, TargetLogprobsDoNotDependOnTheMemoryForLogits) {
   EXPECT_EQ(results[0], results[1]);
 }
 
-TEST(ModelExecutorTest, PenaltyCountsContinueAsIfSentAnew) {
+TEST(ModelExecutorTest, PenaltyCountsContinueAfterAPreemption) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 10);
-  // A bias that always decides, until the penalty of an earlier choice.
+  // Biases so large that they decide which token is sampled, until a penalty
+  // for having sampled it outweighs them.
   SampleRequest sample = GreedySample();
   for (const int32_t id : {prompt[3], 321, 322}) {
     auto* bias = sample.add_logit_bias();
@@ -285,7 +286,7 @@ TEST(ModelExecutorTest, MasksBansAndBiasesLimitTheSampledTokens) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("39")));
 }
 
-TEST(ModelExecutorTest, AMaskIsNotReplacedWhileAStepMayReadIt) {
+TEST(ModelExecutorTest, ATokenMaskCannotBeReplacedWhileAStepIsInFlight) {
   auto rank = TinyRank();
   ModelExecutor& executor = rank->executor();
   const std::vector<uint32_t> words(1237 / 32 + 1, ~0u);
@@ -300,7 +301,8 @@ TEST(ModelExecutorTest, AMaskIsNotReplacedWhileAStepMayReadIt) {
   KVASIR_EXPECT_OK(executor.RegisterTokenMask("mask", words));
 }
 
-TEST(ModelExecutorTest, LogprobsComeInFallingOrderAndOnlyIfRequested) {
+TEST(ModelExecutorTest,
+     LogprobsAreSortedInDescendingOrderAndReportedOnlyIfRequested) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 10);
@@ -345,10 +347,11 @@ TEST(ModelExecutorTest, TheLargestStepFitsThePlannedWorkspace) {
   MustRun(runner, steps);
 }
 
-TEST(ModelExecutorTest, ACopiedPageContinuesLikeItsOriginal) {
+TEST(ModelExecutorTest, ASequenceContinuesFromACopiedPageLikeFromTheOriginal) {
   auto rank = TinyRank();
   ModelExecutor& executor = rank->executor();
-  const std::vector<int32_t> prompt = Prompt(5, 20);  // a page and 4 slots
+  // fills a page and 4 slots
+  const std::vector<int32_t> prompt = Prompt(5, 20);
   StepPlan plan;
   plan.set_step_id(1);
   SequenceStep* step = plan.add_sequences();
@@ -362,8 +365,9 @@ TEST(ModelExecutorTest, ACopiedPageContinuesLikeItsOriginal) {
   *step->mutable_sample() = GreedySample();
   KVASIR_ASSERT_OK(executor.Execute(plan));
 
-  // Two sequences continue. One continues in place; the other shares the first
-  // page and has a copy of the second, made in two hops.
+  // Two sequences continue the same text. Sequence 1 continues in place.
+  // Sequence 2 shares its first page and has a copy of its second page, made by
+  // two page copies (8 to 5, 5 to 9).
   StepPlan next;
   next.set_step_id(2);
   for (const auto& [from, to] : {std::pair{8, 5}, std::pair{5, 9}}) {
@@ -390,14 +394,16 @@ TEST(ModelExecutorTest, ACopiedPageContinuesLikeItsOriginal) {
   EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
 }
 
-// A sequence's last page goes out, is overwritten by another copy, and comes
-// back elsewhere, all in one step. Copies happen in the order of the list.
-TEST(ModelExecutorTest, PagesGoToTheHostPoolAndComeBackInOneStep) {
+// In one step, a sequence's pages are copied to the host pool, overwritten by
+// other copies, and copied back to other pages. This works only if copies
+// happen in the order of the list.
+TEST(ModelExecutorTest, PagesCanGoToTheHostPoolAndComeBackInOneStep) {
   RankOptions options = TinyOptions();
   options.host_pages = {2};
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(options));
   ModelExecutor& executor = rank->executor();
-  const std::vector<int32_t> prompt = Prompt(5, 20);  // a page and 4 slots
+  // fills a page and 4 slots
+  const std::vector<int32_t> prompt = Prompt(5, 20);
   StepPlan plan;
   plan.set_step_id(1);
   SequenceStep* step = plan.add_sequences();
@@ -449,8 +455,9 @@ TEST(ModelExecutorTest, PagesGoToTheHostPoolAndComeBackInOneStep) {
   EXPECT_EQ(result.sequences(0).logprob(), result.sequences(1).logprob());
 }
 
-// Otherwise rows of one token would compete for the same sets of a cache.
-TEST(LayerAttentionTest, FreshRowsOfGroupsAreNotAPowerOfTwoApart) {
+// At such a distance, a token's rows would compete for the same sets of a CPU
+// cache.
+TEST(LayerAttentionTest, FreshRowsOfLatentGroupsAreNotAPowerOfTwoApart) {
   kernels::LatentGroup group;
   group.codes.stride_bytes = 128;
   KvArenas::Layer layer;
@@ -473,7 +480,7 @@ TEST(ModelExecutorTest, PlansThatThisBuildCannotServeAreRefused) {
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("layer 1")));
 }
 
-TEST(ModelExecutorTest, ALayerWithoutRopeIgnoresOrder) {
+TEST(ModelExecutorTest, ALayerWithoutRopeIgnoresTheOrderOfTokens) {
   model::ModelShape shape = TinyShape();
   shape.num_layers = 1;
   auto spec = model::SpecOfShape(shape);
@@ -515,7 +522,7 @@ TEST(ModelExecutorTest, ALayerWithoutRopeIgnoresOrder) {
   }
 }
 
-TEST(ModelExecutorTest, AModelServesNoMoreThanItsLearnedPositions) {
+TEST(ModelExecutorTest, MaxModelLenAboveTheLearnedPositionsIsRefused) {
   RankOptions options = TinyOptions();
   model::ModelShape shape = TinyOptShape();
   shape.max_position = options.executor.max_model_len - 1;
@@ -526,8 +533,7 @@ TEST(ModelExecutorTest, AModelServesNoMoreThanItsLearnedPositions) {
   KVASIR_EXPECT_OK(MakeTinyRank(options, nullptr, shape));
 }
 
-TEST(ModelExecutorTest,
-     AnErrorStatesTheSizesIfThePoolIsTooSmallForOneSequence) {
+TEST(ModelExecutorTest, APoolTooSmallForOneSequenceIsRefusedWithTheSizes) {
   RankOptions options = TinyOptions();
   options.kv_cache_bytes = 20000;
   EXPECT_THAT(
@@ -575,9 +581,10 @@ TEST(RankMemoryTest, APoolAboveTheRemainingMemoryIsRefusedWithFlagAndNumbers) {
                                  "lower --kv-cache-bytes to at most 659")));
 }
 
-TEST(RankMemoryTest, APoolOverTheMemoryLimitIsRefusedBeforeItIsTouched) {
+TEST(RankMemoryTest,
+     APoolAboveTheMemoryLimitIsRefusedBeforeItsMemoryIsTouched) {
   RankOptions options = TinyOptions();
-  options.kv_cache_bytes = int64_t{1} << 50;  // touching it would end the test
+  options.kv_cache_bytes = int64_t{1} << 50;  // no machine could provide it
   options.memory_limit_bytes = int64_t{1} << 30;
   EXPECT_THAT(MakeTinyRank(options),
               StatusIs(absl::StatusCode::kResourceExhausted,
@@ -588,7 +595,8 @@ TEST(RankMemoryTest, APoolOverTheMemoryLimitIsRefusedBeforeItIsTouched) {
 // Plans that break a rule
 // ---------------------------------------------------------------------------
 
-// Step 2 of a sequence that ran 20 tokens in step 1, in pages 3 and 8.
+// A valid step 2, for a sequence that ran 20 tokens in step 1, in pages 3 and
+// 8.
 StepPlan SoundPlan() {
   StepPlan plan;
   plan.set_step_id(2);
@@ -613,7 +621,8 @@ SequenceStep* AddFresh(StepPlan* plan, uint64_t id, int32_t page) {
   return step;
 }
 
-// `key_window` other than 0 sets the exact window of keys.
+// A rank with the plan case `name`. If `key_window` is above 0, it replaces the
+// case's exact window of keys.
 std::unique_ptr<Rank> RankOfCase(const std::string& name,
                                  uint32_t key_window = 0) {
   for (PlanCase plan_case : PlanCases()) {
@@ -627,14 +636,15 @@ std::unique_ptr<Rank> RankOfCase(const std::string& name,
   return nullptr;
 }
 
-// Each sequence has two side pages.
+// A rank with a plan that gives each sequence two side pages.
 std::unique_ptr<Rank> RankWithSidePages() {
   std::unique_ptr<Rank> rank = RankOfCase("ExactPaluJoint", /*key_window=*/16);
   EXPECT_EQ(rank->layout().page_groups()[0].side_pages_per_sequence, 2);
   return rank;
 }
 
-// Checks that this case tests what its name says.
+// Checks that the plan case "ExactRowsInAnotherArena" really is what its name
+// says.
 TEST(SidePagesTest, ExactRowsMayLieInTheArenaOfAnotherLayer) {
   const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsInAnotherArena");
   const cache::LayerLayout& few = rank->layout().layer(1);
@@ -645,7 +655,7 @@ TEST(SidePagesTest, ExactRowsMayLieInTheArenaOfAnotherLayer) {
   EXPECT_FALSE(rank->layout().layer(0).key.exact.any());
 }
 
-TEST(SidePagesTest, ARingMayLieInTwoArenas) {
+TEST(SidePagesTest, ARingOfExactRowsMayLieInTwoArenas) {
   const std::unique_ptr<Rank> rank = RankOfCase("ExactRowsOverTwoArenas");
   EXPECT_EQ(rank->layout().page_groups()[0].side_pages_per_sequence, 1);
   std::set<int64_t> arenas;
@@ -666,7 +676,7 @@ void AddWithSidePages(StepPlan* plan, uint64_t id, const Pages& pages) {
   table->mutable_side_pages()->Add(pages.side.begin(), pages.side.end());
 }
 
-// Starts a sequence with these side pages.
+// Starts a sequence with these side pages on a new rank.
 absl::Status StartWithSidePages(const std::vector<int32_t>& side_pages) {
   StepPlan plan;
   plan.set_step_id(1);
@@ -674,20 +684,22 @@ absl::Status StartWithSidePages(const std::vector<int32_t>& side_pages) {
   return RankWithSidePages()->executor().Execute(plan).status();
 }
 
-TEST(SidePagesTest, AreNotShared) {
+TEST(SidePagesTest, WrongOrSharedSidePagesAreRefused) {
   KVASIR_EXPECT_OK(StartWithSidePages({5, 6}));
   const auto refuses = [](const std::vector<int32_t>& pages, const char* why) {
     EXPECT_THAT(StartWithSidePages(pages),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  refuses({}, "sequence 1: 0 side pages in group 0, want 2");
-  refuses({5, 6, 7}, "sequence 1: 3 side pages in group 0, want 2");
+  refuses({}, "sequence 1: gets 0 side pages in page group 0, must get 2");
+  refuses({5, 6, 7},
+          "sequence 1: gets 3 side pages in page group 0, must get 2");
   refuses({5, -1}, "page -1 of group 0 is outside");
   refuses({5, 5}, "page 5 of group 0 is written twice");
   refuses({5, 4}, "page 4 of group 0 is written twice");
 }
 
-// Sequence 1 has token page 4 and side pages 5 and 6. Then sequence 2 starts.
+// Test fixture: sequence 1 has token page 4 and side pages 5 and 6. Then
+// sequence 2 starts, and may take side pages of sequence 1.
 class TakenSidePagesTest : public ::testing::Test {
  protected:
   void Start(const Pages& pages) {
@@ -716,24 +728,26 @@ class TakenSidePagesTest : public ::testing::Test {
   const std::unique_ptr<Rank> rank_ = RankWithSidePages();
 };
 
-TEST_F(TakenSidePagesTest, APageThatNoSequenceTookIsStillOwned) {
+TEST_F(TakenSidePagesTest, ASequenceContinuesIfNoOtherTookItsSidePages) {
   Start({7, {8, 9}});
   KVASIR_EXPECT_OK(executor().Execute(GoOn()));
 }
 
 TEST_F(TakenSidePagesTest, ASequenceThatLostASidePageIsRefused) {
   Start({7, {8, 6}});
-  EXPECT_THAT(executor().Execute(GoOn()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("sequence 1: another sequence has a side page "
-                                 "of it in group 0")));
+  EXPECT_THAT(
+      executor().Execute(GoOn()),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("sequence 1: another sequence has taken one of its "
+                         "side pages in page group 0")));
 }
 
 TEST_F(TakenSidePagesTest, ASequenceWhoseSidePageNowHoldsTokensIsRefused) {
   Start({5, {8, 9}});
-  EXPECT_THAT(executor().Execute(GoOn()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("another sequence has a side page of it")));
+  EXPECT_THAT(
+      executor().Execute(GoOn()),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("another sequence has taken one of its side pages")));
 }
 
 TEST_F(TakenSidePagesTest, APreemptedSequenceStartsAnewWithOtherSidePages) {
@@ -753,7 +767,7 @@ TEST_F(TakenSidePagesTest, SidePagesOfAReleasedSequenceAreFree) {
   KVASIR_EXPECT_OK(executor().Execute(plan));
 }
 
-TEST_F(TakenSidePagesTest, AStepWritesAPageForOneSequenceOnly) {
+TEST_F(TakenSidePagesTest, AStepInWhichTwoSequencesWriteOnePageIsRefused) {
   Start({7, {8, 9}});
   StepPlan plan = GoOn();
   AddWithSidePages(&plan, 3, {10, {11, 5}});
@@ -763,7 +777,7 @@ TEST_F(TakenSidePagesTest, AStepWritesAPageForOneSequenceOnly) {
                                  "twice")));
 }
 
-// Step 1.
+// The step before SoundPlan: step 1.
 StepPlan StepBefore() {
   StepPlan plan = SoundPlan();
   plan.set_step_id(1);
@@ -789,7 +803,7 @@ struct BrokenPlan {
 
 class BrokenPlanTest : public ::testing::TestWithParam<BrokenPlan> {};
 
-TEST_P(BrokenPlanTest, IsRefusedAndLeavesTheExecutorUnusable) {
+TEST_P(BrokenPlanTest, AnInvalidPlanIsRefusedAndLeavesTheExecutorUnusable) {
   auto rank = TinyRank();
   KVASIR_ASSERT_OK(rank->executor().Execute(StepBefore()));
 
@@ -807,7 +821,8 @@ TEST_P(BrokenPlanTest, IsRefusedAndLeavesTheExecutorUnusable) {
 // Evictions that break a rule
 // ---------------------------------------------------------------------------
 
-// Sequence 1 has 20 tokens in pages 3 and 8, evicts 5 of them and continues.
+// A valid step 2 that evicts: sequence 1 has 20 tokens in pages 3 and 8, evicts
+// 5 of them and continues.
 StepPlan SoundEviction() {
   StepPlan plan = SoundPlan();
   plan.mutable_sequences(0)->set_physical_starts(0, 15);
@@ -842,19 +857,20 @@ class EvictionPlanTest : public ::testing::TestWithParam<BrokenPlan> {
   std::unique_ptr<Rank> rank_;
 };
 
-TEST_F(EvictionPlanTest, AValidEvictionKeepsTheFirstPage) {
+TEST_F(EvictionPlanTest, AnEvictionOfFiveSlotsFreesTheSecondPage) {
   KVASIR_ASSERT_OK(rank_->executor().Execute(SoundEviction()));
-  // The last slot of page 3 is written, and page 8 is no longer the sequence's.
+  // The step wrote the last slot of page 3. The eviction took page 8 away, so
+  // there is no slot for the next token.
   StepPlan next = SoundPlan();
   next.set_step_id(3);
   next.mutable_sequences(0)->set_logical_start(21);
   next.mutable_sequences(0)->set_physical_starts(0, 16);
   EXPECT_THAT(rank_->executor().Execute(next),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("covers 16 slots, want 17")));
+                       HasSubstr("covers 16 slots, but the step needs 17")));
 }
 
-TEST_P(EvictionPlanTest, IsRefused) {
+TEST_P(EvictionPlanTest, AnInvalidEvictionIsRefused) {
   StepPlan plan = SoundEviction();
   GetParam().change(&plan);
   EXPECT_THAT(rank_->executor().Execute(plan),
@@ -865,8 +881,8 @@ TEST_P(EvictionPlanTest, IsRefused) {
 kvasir::v1::SlotEviction* Evicts(StepPlan* plan) {
   return plan->mutable_evictions(0);
 }
-// An eviction of a sequence that the executor does not know. This is allowed:
-// its pages are moved because copies follow.
+// Makes the eviction one of a sequence that the executor does not know. This is
+// allowed in a plan: the pages may be copied elsewhere after the eviction.
 void SetSlots(StepPlan* plan, uint64_t slots, int num_pages) {
   Evicts(plan)->set_sequence_id(7);
   Evicts(plan)->set_logical_tokens(slots);
@@ -878,60 +894,64 @@ void SetSlots(StepPlan* plan, uint64_t slots, int num_pages) {
 INSTANTIATE_TEST_SUITE_P(
     Evictions, EvictionPlanTest,
     ::testing::Values(
-        BrokenPlan{"OfNoGroup",
-                   [](StepPlan* p) { Evicts(p)->set_page_group(1); },
-                   "page group 1: it evicts no slots"},
-        BrokenPlan{"OfNothing",
+        BrokenPlan{
+            "InAPageGroupThatDoesNotExist",
+            [](StepPlan* p) { Evicts(p)->set_page_group(1); },
+            "page group 1: the page group does not exist or does not evict"},
+        BrokenPlan{"ThatKeepsAllSlots",
                    [](StepPlan* p) { Evicts(p)->set_kept_slots(20); },
                    "keeps 20 of 20 slots"},
-        BrokenPlan{"OfAll", [](StepPlan* p) { Evicts(p)->set_kept_slots(0); },
+        BrokenPlan{"ThatKeepsNoSlot",
+                   [](StepPlan* p) { Evicts(p)->set_kept_slots(0); },
                    "keeps 0 of 20 slots"},
-        BrokenPlan{"OfMoreThanWasSeen",
+        BrokenPlan{"OfMoreSlotsThanTokensRan",
                    [](StepPlan* p) { Evicts(p)->set_logical_tokens(19); },
                    "at most 19 slots in all"},
-        BrokenPlan{"OfMoreThanThePoolHolds",
+        BrokenPlan{"OfMoreSlotsThanThePoolHolds",
                    [](StepPlan* p) { SetSlots(p, 64000, 4000); },
                    "at most 128 slots in all"},
-        BrokenPlan{"OfOnePageManyTimes",
+        BrokenPlan{"ThatNamesOnePageTwice",
                    [](StepPlan* p) {
                      SetSlots(p, 40, 2);
                      Evicts(p)->add_pages(1);
                    },
                    "page 1 twice"},
         BrokenPlan{
-            "OfTooFewPages",
+            "WithTooFewPages",
             [](StepPlan* p) { Evicts(p)->mutable_pages()->RemoveLast(); },
-            "1 pages, want 2"},
-        BrokenPlan{"OutsideThePool",
+            "has 1 pages, must have 2"},
+        BrokenPlan{"WithAPageOutsideThePool",
                    [](StepPlan* p) { Evicts(p)->set_pages(1, 12); },
                    "page 12 of group 0 is outside of the pool of 12"},
-        BrokenPlan{"OfOtherPages",
+        BrokenPlan{"WithPagesThatTheSequenceDoesNotHave",
                    [](StepPlan* p) { Evicts(p)->set_pages(1, 7); },
                    "or other pages"},
-        BrokenPlan{"OfSinksAndRecent",
+        BrokenPlan{"ThatKeepsLessThanSinksAndRecentSlots",
                    [](StepPlan* p) { Evicts(p)->set_kept_slots(11); },
                    "kept slots: want 12 to 20, have 11"},
-        BrokenPlan{"BehindCopiesThatAreNotThere",
-                   [](StepPlan* p) { Evicts(p)->set_after_page_copies(1); },
-                   "evicts after 1 page copies, want 0 to 0"},
-        BrokenPlan{"ThatTheNextStepDoesNotKnow",
+        BrokenPlan{
+            "AfterMoreCopiesThanThePlanHas",
+            [](StepPlan* p) { Evicts(p)->set_after_page_copies(1); },
+            "its eviction comes after 1 page copies, must come after 0 to 0"},
+        BrokenPlan{"ThatTheSequencesStepIgnores",
                    [](StepPlan* p) {
                      p->mutable_sequences(0)->set_physical_starts(0, 20);
                    },
-                   "physical start 20 of page group 0: want 15 to 15"},
+                   "physical start in page group 0 is 20, must be 15 to 15"},
         BrokenPlan{
-            "CountedBeyondTheStep",
+            "WithAFirstCountedTokenPastTheStep",
             [](StepPlan* p) { p->mutable_sequences(0)->add_first_counted(22); },
-            "first counted token 22 of page group 0, want 21 at most"},
-        BrokenPlan{"CountedInMoreGroups",
+            "first counted token in page group 0 is 22, must be at most 21"},
+        BrokenPlan{"WithCountsForTooManyPageGroups",
                    [](StepPlan* p) {
                      p->mutable_sequences(0)->add_first_counted(20);
                      p->mutable_sequences(0)->add_first_counted(20);
                    },
-                   "2 first counted tokens, want 1"}),
+                   "has 2 first counted tokens, must have none or 1"}),
     [](const auto& param_info) { return param_info.param.name; });
 
-// Each layer of the tiny model is a page group; only the second evicts.
+// A rank on which each of the tiny model's two layers is a page group. Only the
+// second layer evicts.
 std::unique_ptr<Rank> RankOfTwoPageGroups(cache::PageCounts pages) {
   const PlanCase plan_case = {
       .name = "Evicts",
@@ -947,9 +967,9 @@ std::unique_ptr<Rank> RankOfTwoPageGroups(cache::PageCounts pages) {
   return *std::move(rank);
 }
 
-// A reset of one page group once allowed any start in the other groups of a
-// known sequence.
-TEST(ResetTest, ASequenceMustStartAnewInAllPageGroupsOrInNone) {
+// Once, if a known sequence was reset in one page group, the executor accepted
+// any start position in its other groups.
+TEST(ResetTest, ASequenceResetInOnlySomePageGroupsIsRefused) {
   for (const uint32_t resets : {1, 2}) {
     const auto rank = RankOfTwoPageGroups({12, 12});
     StepPlan plan = StepBefore();
@@ -972,9 +992,10 @@ TEST(ResetTest, ASequenceMustStartAnewInAllPageGroupsOrInNone) {
       KVASIR_EXPECT_OK(result);
       continue;
     }
-    EXPECT_THAT(result, StatusIs(absl::StatusCode::kInvalidArgument,
-                                 HasSubstr("sequence 1: starts anew in 1 page "
-                                           "groups, want 2 or none")));
+    EXPECT_THAT(result,
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("sequence 1: is reset in 1 page groups, "
+                                   "must be reset in all 2 or in none")));
   }
 }
 
@@ -982,7 +1003,7 @@ TEST(ResetTest, ASequenceMustStartAnewInAllPageGroupsOrInNone) {
 // Plans without a scheduler
 // ---------------------------------------------------------------------------
 
-TEST(DirectRunnerTest, ARewoundSequenceContinuesInItsPages) {
+TEST(DirectRunnerTest, ARewoundSequenceContinuesInItsOwnPages) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
   DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
@@ -1010,8 +1031,8 @@ TEST(DirectRunnerTest, ARewoundSequenceContinuesInItsPages) {
   EXPECT_EQ(runner.free_pages(0), free);
 }
 
-// When a call evicted and then refused a step, the executor was not told of the
-// eviction.
+// Once, a call that refused a step had already evicted slots in the runner's
+// tables, and the executor never learned of that eviction.
 TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   const auto part = [&](size_t first, size_t count) {
@@ -1019,7 +1040,8 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
   };
   std::vector<float> numbers[2];
   for (const bool disturbed : {false, true}) {
-    // Two pages for 20 tokens, one of which is evicted, and one more.
+    // In the group that evicts there are 3 pages: 2 for the 20 tokens of
+    // sequence 1, of which an eviction frees one, and a free page.
     const auto rank = RankOfTwoPageGroups({8, 3});
     DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
     runner.SetPrompt(1, 20);
@@ -1055,11 +1077,12 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
       EXPECT_THAT(
           runner.Run({{.sequence_id = 2, .token_ids = part(0, 8)}, beyond}),
           StatusIs(absl::StatusCode::kInvalidArgument,
-                   HasSubstr("a step of 6 tokens after 20 passes the "
-                             "eviction at 25")));
+                   HasSubstr("a step of 6 tokens after the first 20 would pass "
+                             "the eviction that is due after 25")));
       EXPECT_EQ(runner.free_pages(1), free);
       EXPECT_EQ(runner.length(2), 0);
-      EXPECT_FALSE(runner.next_eviction(2).has_value());  // no prompt is known
+      // its prompt length is not known
+      EXPECT_FALSE(runner.next_eviction(2).has_value());
       EXPECT_EQ(runner.slots(1, 1).evicted_at, 0);
     }
     run(20, 3);
@@ -1073,8 +1096,9 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
   EXPECT_EQ(numbers[0], numbers[1]);
 }
 
-// The values of one token overflow in layer 0. All weights are finite, but one
-// is huge, on a channel of the residual stream that only this token uses.
+// Test fixture: the values (V) of one token overflow in layer 0, although all
+// weights are finite. The huge weights belong to a channel of the residual
+// stream that only this token uses.
 class OverflowTest : public ::testing::Test {
  protected:
   static constexpr int32_t kToken = 5;
@@ -1083,8 +1107,8 @@ class OverflowTest : public ::testing::Test {
     return plan_cases::Codes("4", R"("per_token":{},"param_dtype":"F16")");
   }
 
-  // A rank that stores values with `codec` and keys as bf16. Values of heads
-  // from `first_head` on overflow.
+  // A rank that stores values with `codec` and keys as bf16. Only values of
+  // heads from `first_head` on overflow.
   static std::unique_ptr<Rank> OverflowRank(const std::string& codec,
                                             int64_t first_head = 0,
                                             Collective* collective = nullptr) {
@@ -1124,7 +1148,8 @@ class OverflowTest : public ::testing::Test {
     return *std::move(rank);
   }
 
-  // Runs a step of three sequences; the middle one has the token.
+  // Runs a step of three sequences, of which the middle one contains the token
+  // that overflows.
   static StepResult Step(Rank& rank) {
     StepPlan plan;
     plan.set_step_id(1);
@@ -1160,12 +1185,13 @@ class OverflowTest : public ::testing::Test {
   }
 };
 
-TEST_F(OverflowTest, LogitsThatAreNotFiniteFailOnlyTheirSequence) {
+TEST_F(OverflowTest, LogitsThatAreNotFiniteFailOnlyTheirOwnSequence) {
   auto rank = OverflowRank(plan_cases::kTyped);
   ExpectMiddleFails(Step(*rank), kvasir::v1::LOGIT_NOT_FINITE);
 }
 
-TEST_F(OverflowTest, CodesDoNotHideLatentsThatAreNotFinite) {
+TEST_F(OverflowTest,
+       LatentsThatAreNotFiniteFailTheirSequenceAlthoughStoredAsCodes) {
   auto rank = OverflowRank(FourBits());
   ExpectMiddleFails(Step(*rank), kvasir::v1::LATENT_NOT_FINITE);
 }
@@ -1177,7 +1203,7 @@ TEST_F(OverflowTest,
   std::vector<std::thread> threads;
   for (size_t r = 0; r < group.size(); ++r) {
     threads.emplace_back([&, r] {
-      // Rank 1 has heads 2 and 3.
+      // Only heads 2 and 3 overflow, which are on rank 1.
       results[r] = Step(*OverflowRank(FourBits(), 2, group[r].get()));
     });
   }
@@ -1187,7 +1213,7 @@ TEST_F(OverflowTest,
   }
 }
 
-TEST_F(OverflowTest, ALossThatIsNotFiniteEndsADirectRun) {
+TEST_F(OverflowTest, ADirectRunFailsIfALogitIsNotFinite) {
   auto rank = OverflowRank(plan_cases::kTyped);
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> ids = {10, kToken, 12};
@@ -1204,15 +1230,16 @@ INSTANTIATE_TEST_SUITE_P(
     All, BrokenPlanTest,
     ::testing::Values(
         BrokenPlan{"StepIdGap", [](StepPlan* p) { p->set_step_id(4); },
-                   "step id 4, want 2"},
-        BrokenPlan{"StepIdAgain", [](StepPlan* p) { p->set_step_id(1); },
-                   "step id 1, want 2"},
-        BrokenPlan{"ReleaseUnknown",
-                   [](StepPlan* p) { p->add_released_sequences(5); },
-                   "sequence 5: is released but not known"},
+                   "the step id is 4, must be 2"},
+        BrokenPlan{"StepIdRepeated", [](StepPlan* p) { p->set_step_id(1); },
+                   "the step id is 1, must be 2"},
+        BrokenPlan{
+            "ReleaseOfAnUnknownSequence",
+            [](StepPlan* p) { p->add_released_sequences(5); },
+            "sequence 5: is released, but the executor does not know it"},
         BrokenPlan{"UnknownSequence",
                    [](StepPlan* p) { First(p)->set_sequence_id(9); },
-                   "sequence 9: is not known"},
+                   "sequence 9: the executor does not know it"},
         BrokenPlan{"SequenceTwice",
                    [](StepPlan* p) { *p->add_sequences() = *First(p); },
                    "sequence 1: is in the step twice"},
@@ -1228,59 +1255,59 @@ INSTANTIATE_TEST_SUITE_P(
                    "page group 3"},
         BrokenPlan{"PageWrittenTwice", [](StepPlan* p) { AddFresh(p, 2, 8); },
                    "page 8 of group 0 is written twice"},
-        BrokenPlan{"SidePagesThatNobodyHas",
+        BrokenPlan{"SidePagesUnderAPlanWithoutSidePages",
                    [](StepPlan* p) {
                      AddFresh(p, 2, 9)->mutable_block_tables(0)->add_side_pages(
                          10);
                    },
-                   "1 side pages in group 0, want 0"},
+                   "gets 1 side pages in page group 0, must get 0"},
         BrokenPlan{"TableTooLong",
                    [](StepPlan* p) {
                      auto* table = First(p)->add_block_tables();
                      for (int i = 0; i < 7; ++i) table->add_appended_pages(i);
                    },
-                   "table of 9 pages in group 0, the limit is 8"},
+                   "its table in page group 0 has 9 pages, the limit is 8"},
         BrokenPlan{"LiveIndexPastTheEnd",
                    [](StepPlan* p) {
                      First(p)->add_block_tables()->set_first_live_index(3);
                    },
-                   "first live index 3"},
-        BrokenPlan{"GivesUpWhatIsSeen",
+                   "first live index in page group 0 is 3, must be 0 to 2"},
+        BrokenPlan{"GivesUpSlotsThatTokensSee",
                    [](StepPlan* p) {
                      First(p)->add_block_tables()->set_first_live_index(1);
                    },
-                   "gave up slots below 16, but slot 0 is seen"},
-        BrokenPlan{"NotCovered",
+                   "gave up slots below 16, but the step's tokens see slot 0"},
+        BrokenPlan{"TableDoesNotCoverTheTokens",
                    [](StepPlan* p) {
                      SequenceStep* step = AddFresh(p, 2, 9);
                      step->set_logical_start(16);
                    },
-                   "covers 16 slots, want 17"},
+                   "covers 16 slots, but the step needs 17"},
         BrokenPlan{"SkipsAPosition",
                    [](StepPlan* p) {
                      First(p)->set_logical_start(21);
                      First(p)->set_physical_starts(0, 21);
                    },
-                   "starts at 21, want 20"},
-        BrokenPlan{"GoesBack",
+                   "starts at position 21, must start at 20"},
+        BrokenPlan{"RepeatsAPosition",
                    [](StepPlan* p) {
                      First(p)->set_logical_start(19);
                      First(p)->set_physical_starts(0, 19);
                    },
-                   "starts at 19, want 20"},
+                   "starts at position 19, must start at 20"},
         BrokenPlan{
-            "PromptBehindOutput",
+            "PromptAfterOutput",
             [](StepPlan* p) { AddFresh(p, 2, 9)->set_prompt(true); },
             "sequence 2: is a prompt after output; prompts must come first"},
-        BrokenPlan{"PhysicalPastLogical",
+        BrokenPlan{"PhysicalStartAboveLogicalStart",
                    [](StepPlan* p) { First(p)->set_physical_starts(0, 21); },
-                   "physical start 21 of page group 0: want 20 to 20"},
-        BrokenPlan{"PhysicalBehindLogical",
+                   "physical start in page group 0 is 21, must be 20 to 20"},
+        BrokenPlan{"PhysicalStartBelowLogicalStart",
                    [](StepPlan* p) { First(p)->set_physical_starts(0, 4); },
-                   "physical start 4 of page group 0"},
-        BrokenPlan{"PhysicalStartsOfMoreGroups",
+                   "physical start in page group 0 is 4, must be 20 to 20"},
+        BrokenPlan{"PhysicalStartsForTooManyPageGroups",
                    [](StepPlan* p) { First(p)->add_physical_starts(20); },
-                   "2 physical starts, want 1"},
+                   "has 2 physical starts, must have none or 1"},
         BrokenPlan{
             "HugePosition",
             [](StepPlan* p) { First(p)->set_logical_start(~uint64_t{0}); },
@@ -1291,9 +1318,9 @@ INSTANTIATE_TEST_SUITE_P(
                      First(p)->set_num_tokens(0);
                    },
                    "has no tokens"},
-        BrokenPlan{"CountsDisagree",
+        BrokenPlan{"NumTokensUnlikeTokenIds",
                    [](StepPlan* p) { First(p)->set_num_tokens(2); },
-                   "num_tokens is 2, have 1 ids"},
+                   "num_tokens is 2, but the number of token_ids is 1"},
         BrokenPlan{"TooManyTokens",
                    [](StepPlan* p) { First(p)->set_num_tokens(65); },
                    "65 tokens, the limit is 64"},
@@ -1304,50 +1331,50 @@ INSTANTIATE_TEST_SUITE_P(
                    "17 sequences, the limit is 16"},
         BrokenPlan{"IdOutsideTheVocabulary",
                    [](StepPlan* p) { First(p)->set_token_ids(0, 1237); },
-                   "token_ids: want 0 to 1236, have 1237"},
+                   "token_ids: an id must be 0 to 1236, is 1237"},
         BrokenPlan{"NegativeTarget",
                    [](StepPlan* p) { First(p)->add_target_ids(-1); },
-                   "target_ids: want 0 to 1236, have -1"},
+                   "target_ids: an id must be 0 to 1236, is -1"},
         BrokenPlan{"MoreTargetsThanTokens",
                    [](StepPlan* p) {
                      First(p)->add_target_ids(1);
                      First(p)->add_target_ids(1);
                    },
-                   "2 targets of 1 tokens"},
-        BrokenPlan{"NothingWasSampled",
+                   "has 2 target_ids, at most num_tokens = 1 are allowed"},
+        BrokenPlan{"LastSampledTokenOfANewSequence",
                    [](StepPlan* p) {
                      SequenceStep* step = AddFresh(p, 2, 9);
                      step->clear_token_ids();
                      step->set_input_is_last_sampled(true);
                    },
-                   "the last sampled token"},
+                   "input_is_last_sampled requires"},
         BrokenPlan{
-            "LastSampledAndAnId",
+            "LastSampledTokenTogetherWithAnId",
             [](StepPlan* p) { First(p)->set_input_is_last_sampled(true); },
-            "the last sampled token"},
+            "input_is_last_sampled requires"},
         BrokenPlan{"TemperatureNan",
                    [](StepPlan* p) { Sample(p)->set_temperature(kNan); },
-                   "temperature: want 0 or more"},
+                   "temperature: must be 0 or more"},
         BrokenPlan{"TopPZero", [](StepPlan* p) { Sample(p)->set_top_p(0); },
-                   "top_p: want above 0"},
+                   "top_p: must be above 0"},
         BrokenPlan{"NegativeTopK",
                    [](StepPlan* p) { Sample(p)->set_top_k(-1); },
-                   "top_k: want 0 or more"},
+                   "top_k: must be 0 or more"},
         BrokenPlan{"MinPAboveOne", [](StepPlan* p) { Sample(p)->set_min_p(2); },
-                   "min_p: want 0 to 1"},
-        BrokenPlan{"RepetitionZero",
+                   "min_p: must be 0 to 1"},
+        BrokenPlan{"RepetitionPenaltyZero",
                    [](StepPlan* p) { Sample(p)->set_repetition_penalty(0); },
-                   "repetition_penalty: want 0.01 to 100"},
+                   "repetition_penalty: must be 0.01 to 100"},
         BrokenPlan{
-            "RepetitionThatOverflowsALogit",
+            "RepetitionPenaltyThatOverflowsALogit",
             [](StepPlan* p) { Sample(p)->set_repetition_penalty(1e-38f); },
-            "repetition_penalty: want 0.01 to 100"},
+            "repetition_penalty: must be 0.01 to 100"},
         BrokenPlan{"TooManyLogprobs",
                    [](StepPlan* p) { Sample(p)->set_num_logprobs(21); },
-                   "num_logprobs: want -1 to 20, have 21"},
-        BrokenPlan{"BannedOutside",
+                   "num_logprobs: must be -1 to 20, is 21"},
+        BrokenPlan{"BannedIdOutsideTheVocabulary",
                    [](StepPlan* p) { Sample(p)->add_banned_ids(5000); },
-                   "banned_ids: want 0 to 1236, have 5000"},
+                   "banned_ids: an id must be 0 to 1236, is 5000"},
         BrokenPlan{
             "BiasNan",
             [](StepPlan* p) { Sample(p)->add_logit_bias()->set_bias(kNan); },
@@ -1362,7 +1389,7 @@ INSTANTIATE_TEST_SUITE_P(
                      copy->set_to_page(1 << 20);
                    },
                    "outside of the pool"},
-        BrokenPlan{"CopyToAHostPoolThatIsNotThere",
+        BrokenPlan{"CopyToAHostPoolThatDoesNotExist",
                    [](StepPlan* p) {
                      auto* copy = p->add_page_copies();
                      copy->set_from_page(1);

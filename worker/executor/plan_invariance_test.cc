@@ -1,5 +1,5 @@
-// The promise of batch_invariance_test.cc for compressed caches: every method,
-// every family, and a sliding window.
+// Tests the promise of batch_invariance_test.cc for compressed caches: every
+// compression method, every model family, and sliding windows.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -15,18 +15,19 @@
 namespace kvasir::worker {
 namespace {
 
-// Shorter than most prompts, and not a multiple of a page.
+// The sliding window in tokens: shorter than most prompts, and not a whole
+// number of pages.
 constexpr int64_t kWindow = 24;
 
-// The slots of a page, and pools in which requests preempt each other. Side
-// pages take some of the pages.
+// A page size, and sizes of pools so small that requests preempt each other.
+// Some of the pages may be side pages.
 struct Pools {
   int64_t page_tokens;
   std::vector<int64_t> pages;
 };
 
-// A case uses one page size, chosen by its name. With KVASIR_ALL_CONDITIONS=1
-// it uses all.
+// Returns one of the page sizes, chosen by the case's name, or all of them with
+// KVASIR_ALL_CONDITIONS=1.
 std::vector<Pools> PoolsOf(const std::string& name) {
   const std::vector<Pools> all = {{16, {10}}, {32, {7, 8}}, {64, {6, 8}}};
   if (std::getenv("KVASIR_ALL_CONDITIONS") != nullptr) return all;
@@ -55,11 +56,11 @@ class PlanInvarianceTest : public ::testing::TestWithParam<FamilyCase> {
   }
 
   const std::vector<Pools> pools_ = PoolsOf(GetParam().plan_case.name);
-  // the samples of each request when it runs with no other
+  // The samples of each request when the requests run one at a time.
   std::vector<Sample> alone_;
 };
 
-TEST_P(PlanInvarianceTest, ChunksThreadsAndPagesChangeNothing) {
+TEST_P(PlanInvarianceTest, ChunksThreadsAndPageSizeChangeNoBit) {
   for (const Sample& sample : alone_) {
     for (const float number : sample.numbers) {
       ASSERT_TRUE(std::isfinite(number));
@@ -78,7 +79,7 @@ TEST_P(PlanInvarianceTest, ChunksThreadsAndPagesChangeNothing) {
   }
 }
 
-TEST_P(PlanInvarianceTest, PreemptionChangesNothing) {
+TEST_P(PlanInvarianceTest, PreemptionChangesNoBit) {
   for (const Pools& pools : pools_) {
     int64_t preemptions = 0;
     int64_t imports = 0;
@@ -97,7 +98,7 @@ TEST_P(PlanInvarianceTest, PreemptionChangesNothing) {
   }
 }
 
-TEST_P(PlanInvarianceTest, APrefixHitChangesNothing) {
+TEST_P(PlanInvarianceTest, APrefixCacheHitChangesNoBit) {
   for (const Pools& pools : pools_) {
     Worker worker =
         MakeWorker({.page_tokens = pools.page_tokens, .max_num_seqs = 4});
@@ -119,9 +120,10 @@ Request GreedyRequest(std::vector<int32_t> prompt, uint32_t max_tokens) {
   return request;
 }
 
-// The second turn's prompt is the first prompt, its answer and some more
-// tokens.
-TEST_P(PlanInvarianceTest, TheNextTurnOfAChatIsFoundUpToItsLastFullPage) {
+// The prompt of the second turn consists of the first prompt, the answer to it,
+// and some more tokens. The prefix cache has the pages of the first two.
+TEST_P(PlanInvarianceTest,
+       TheNextTurnOfAChatReusesAllFullPagesOfTheTurnBefore) {
   constexpr uint32_t kAnswer = 30;
   for (const int64_t page_tokens : {16, 32}) {
     Worker found = MakeWorker({.page_tokens = page_tokens});
@@ -143,7 +145,7 @@ TEST_P(PlanInvarianceTest, TheNextTurnOfAChatIsFoundUpToItsLastFullPage) {
   }
 }
 
-TEST_P(PlanInvarianceTest, PreemptionTogetherWithPrefixHitsChangesNothing) {
+TEST_P(PlanInvarianceTest, PreemptionTogetherWithPrefixCacheHitsChangesNoBit) {
   std::vector<Request> requests;
   for (const int32_t text : {41, 43, 47, 53, 59}) {
     std::vector<int32_t> prompt;
@@ -167,7 +169,7 @@ TEST_P(PlanInvarianceTest, PreemptionTogetherWithPrefixHitsChangesNothing) {
   EXPECT_GT(imports, 0);
 }
 
-TEST_P(PlanInvarianceTest, ForksOfAPromptGetTheBitsOfASingleRequest) {
+TEST_P(PlanInvarianceTest, ForksOfAGreedyRequestGetTheBitsOfASingleSample) {
   std::vector<int32_t> text;
   for (int32_t i = 0; i < 53; ++i) text.push_back(2 + 17 * i % 911);
   Request request = GreedyRequest(text, 20);
@@ -183,7 +185,7 @@ TEST_P(PlanInvarianceTest, ForksOfAPromptGetTheBitsOfASingleRequest) {
 }
 
 TEST_P(PlanInvarianceTest,
-       CancelsChangeNothingForOtherRequestsAndFreeEveryPage) {
+       CanceledRequestsFreeTheirPagesAndChangeNoBitOfOthers) {
   std::vector<Sample> kept;
   auto next = alone_.begin();
   for (size_t i = 0; i < Requests().size(); ++i) {
@@ -197,15 +199,16 @@ TEST_P(PlanInvarianceTest,
                                 .pages = 512 / pools.page_tokens});
     EXPECT_EQ(worker.RunAndAbortOdd(Requests(true)), kept)
         << "pages of " << pools.page_tokens;
-    // Neither the aborted requests' pages nor cached pages matter.
+    // Pages that aborted requests left in the prefix cache change no result.
     EXPECT_EQ(worker.Run(Requests(true)), alone_)
         << "pages of " << pools.page_tokens;
   }
 }
 
-// Whole and low-rank caches of the other types; all other cases use bfloat16.
+// Full-rank and low-rank caches of every number type. All other cases use
+// bfloat16.
 std::vector<PlanCase> TypedCases() {
-  using namespace plan_cases;  // NOLINT: this function is of that namespace
+  using namespace plan_cases;  // NOLINT: helpers that make plans
   const std::string half = R"({"dtype":"F16"})";
   const std::string full = R"({"dtype":"F32"})";
   return {

@@ -41,7 +41,7 @@ void SlotEvictions::Clear() {
 size_t SlotEvictions::BatchFor(const kvasir::v1::SlotEviction& eviction,
                                int64_t copy_batches, int64_t kept_numbers) {
   const auto page_group = static_cast<int64_t>(eviction.page_group());
-  // Groups share no pages, so only the latest batch of this group matters.
+  // Page groups share no pages, so batches of other groups do not matter.
   for (size_t b = batches_.size(); b-- > 0;) {
     if (batches_[b].copy_batches != copy_batches) break;
     if (batches_[b].page_group != page_group) continue;
@@ -93,7 +93,7 @@ kernels::Eviction SlotEvictions::EvictionOf(const Entry& entry,
   out.num_slots = entry.num_slots;
   out.kept = entry.kept;
   out.sinks = rule.sinks;
-  // Without scores, the latest slots and the sinks stay.
+  // A rule without scores keeps the sinks and the latest slots.
   out.recent = rule.scored ? rule.recent : entry.kept - rule.sinks;
   out.lambda = rule.lambda;
   out.decay = rule.decay;
@@ -133,8 +133,8 @@ void SlotEvictions::PackTables(StepBlob* blob) {
       kernels::Eviction* out = work_[b].places[r].host;
       for (const Entry& entry : work_[b].entries) {
         *out = EvictionOf(entry, rules[r]);
-        // In place: a kept slot moves only to the front, so reading never meets
-        // what was written.
+        // The op works in place. Kept slots only move towards the front, so it
+        // never reads a slot that it has already overwritten.
         out->block_table = pages + entry.first_page;
         out->to_table = pages + entry.first_page;
         ++out;
@@ -150,7 +150,7 @@ absl::Status SlotEvictions::Run(kernels::Stream& stream, const Decoder& decoder,
   const kernels::DevicePtr<int32_t> kept =
       workspace.Take<int32_t>(kept_capacity_);
   KVASIR_RETURN_IF_ERROR(workspace.status());
-  // The workspace does not depend on the counts of a step.
+  // Uses the largest counts, so that the workspace does not depend on the step.
   const kernels::EvictionStep step = {.most_slots = most_slots_,
                                       .kept_slots = kept_capacity_};
   for (const Group::Layer& layer : group(batch.page_group).layers) {

@@ -1,5 +1,5 @@
-// The evictions of a step: turns the plan's list into what the ops of each
-// layer take.
+// Prepares the evictions of a step: turns the plan's list into the arguments of
+// each layer's eviction ops.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +18,22 @@
 
 namespace kvasir::worker {
 
-// Threads: one at a time. Reused from step to step.
+// The evictions of one step. One object serves step after step.
+//
+// Threads: one at a time.
 class SlotEvictions {
  public:
-  // `most_slots` is the most that a sequence may have. The arguments are not
-  // kept.
+  // `most_slots` is the most slots that a sequence may have. The references are
+  // used only by the constructor.
   SlotEvictions(const plan::ResolvedPlan& plan, const KvArenas& arenas,
                 int64_t most_slots);
 
   // Forgets the evictions of the last step.
   void Clear();
-  // Adds the plan's next eviction, which follows `copy_batches` batches of page
-  // copies. SequenceTable::Evict has checked it, so it has no more slots than
-  // there is room for (CHECK). INVALID_ARGUMENT for counts that a layer of the
-  // group refuses.
+  // Adds the plan's next eviction, to run after `copy_batches` batches of page
+  // copies. SequenceTable::Evict must have accepted it; CHECK-fails if it has
+  // more than `most_slots` slots. INVALID_ARGUMENT for slot counts that do not
+  // satisfy the rule of a layer of the page group.
   absl::Status Add(const kvasir::v1::SlotEviction& eviction,
                    int64_t copy_batches);
 
@@ -39,19 +41,19 @@ class SlotEvictions {
   // The largest batch that a step may have, for each page group that evicts.
   std::vector<EvictionBatch> LargestBatches() const;
 
-  // Pack puts what ops take by address into the blob; its size depends only on
-  // batches(). PackTables later adds the tables that those rows point to, of
-  // any length.
+  // Pack puts the rows that ops receive by address into the blob; their size
+  // depends only on batches(). PackTables, called later, adds the block tables
+  // that these rows point to, whose size may differ from step to step.
   void Pack(StepBlob* blob);
   void PackTables(StepBlob* blob);
-  // Enqueues batch `index` of batches() over the layers of its page group. With
-  // a counting workspace `index` is not used.
+  // Enqueues `batch`, for all layers of its page group. `index` is its index in
+  // batches(), and is not used with a counting workspace.
   absl::Status Run(kernels::Stream& stream, const Decoder& decoder,
                    const EvictionBatch& batch, size_t index,
                    kernels::Workspace& workspace) const;
 
  private:
-  // How layers choose the slots to keep. Layers of one page group may have
+  // How a layer chooses the slots to keep. Layers of one page group may have
   // different rules.
   struct Rule {
     int64_t sinks = 0;
@@ -70,26 +72,27 @@ class SlotEvictions {
       size_t rule = 0;
     };
     std::vector<Layer> layers;
-    int64_t most_units = 0;  // the most of any layer
+    int64_t most_units = 0;  // eviction units of the layer with the most
   };
   struct Entry {
     int64_t num_slots = 0;
     int64_t kept = 0;
     int64_t first_kept = 0;
-    int64_t first_page = 0;  // in pages_
+    int64_t first_page = 0;  // index in pages_
   };
 
-  // The host's record of one batch.
+  // One batch of evictions, on the host.
   struct Work {
     std::vector<Entry> entries;
-    // numbers in the lists of kept slots of all entries
+    // The sum of the lengths of all entries' lists of kept slots.
     int64_t kept_numbers = 0;
     absl::flat_hash_set<int32_t> pages;
     std::vector<StepBlob::Place<kernels::Eviction>> places;  // by rule
   };
 
-  // Returns the batch that this eviction joins: the latest that shares no page
-  // with it and has room, or a new one.
+  // Returns the batch to which this eviction is added: the page group's latest
+  // batch if it has room and shares no page with the eviction, else a new
+  // batch.
   size_t BatchFor(const kvasir::v1::SlotEviction& eviction,
                   int64_t copy_batches, int64_t kept_numbers);
   kernels::Eviction EvictionOf(const Entry& entry, const Rule& rule) const;
@@ -99,7 +102,8 @@ class SlotEvictions {
 
   const int64_t most_slots_;
   std::vector<Group> groups_;  // by page group
-  int64_t kept_capacity_ = 0;  // room for numbers in the lists of kept slots
+  // the most numbers in a batch's lists of kept slots
+  int64_t kept_capacity_ = 0;
 
   std::vector<EvictionBatch> batches_;
   std::vector<Work> work_;      // by batch

@@ -56,7 +56,8 @@ StagedStep Stager::LargestStepToCount() const {
   largest.bucket.padded = largest.sizes;
   const std::vector<EvictionBatch> evictions = evictions_.LargestBatches();
   largest.bucket.evictions.assign(evictions.begin(), evictions.end());
-  // Page copies take no workspace, but a device may have no kernel for them.
+  // Page copies take no workspace, but listing one shows whether the device has
+  // the kernel.
   largest.bucket.copies.emplace_back();
   return largest;
 }
@@ -71,7 +72,8 @@ absl::StatusOr<size_t> Stager::ReserveBlob() {
   for (size_t group = 0; group < limits.side_pages.size(); ++group) {
     const int64_t pages = std::min(longest, parts_.arenas->num_pages()[group]);
     most_pages = std::max(most_pages, pages);
-    blob_.Take<kernels::PagePair>(2 * limits.max_sequences);  // padded
+    // pairs after padding to powers of two
+    blob_.Take<kernels::PagePair>(2 * limits.max_sequences);
     blob_.Take<int32_t>(limits.max_sequences *
                         (pages + limits.side_pages[group]));
   }
@@ -87,7 +89,7 @@ absl::Status Stager::Stage(const StepPlan& plan) {
   staged_.sizes = batch_.sizes();
   staged_.bucket = BucketOfBatch();
   PlaceResults();
-  // A plan may only release sequences: then nothing is uploaded.
+  // A plan that only releases sequences needs no upload.
   if (staged_.sizes.tokens == 0 && copies_.pairs.empty() &&
       evictions_.batches().empty()) {
     return absl::OkStatus();
@@ -104,8 +106,9 @@ absl::Status Stager::Stage(const StepPlan& plan) {
 
 absl::Status Stager::ApplyPlan(const StepPlan& plan) {
   if (plan.step_id() != last_step_id_ + 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "step plan: step id ", plan.step_id(), ", want ", last_step_id_ + 1));
+    return absl::InvalidArgumentError(absl::StrCat("step plan: the step id is ",
+                                                   plan.step_id(), ", must be ",
+                                                   last_step_id_ + 1));
   }
   last_step_id_ = plan.step_id();
   for (const uint64_t id : plan.released_sequences()) {
@@ -125,8 +128,9 @@ absl::Status Stager::ApplyPlan(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
-// Evictions are ordered among the copies, because a copy may read what an
-// eviction left or write where it took from.
+// Lists page copies and evictions in the plan's order. The order matters,
+// because a copy may read pages that an eviction compacted, or overwrite pages
+// that an eviction reads.
 absl::Status Stager::ListMoves(const StepPlan& plan) {
   copies_.Clear();
   evictions_.Clear();
@@ -137,8 +141,9 @@ absl::Status Stager::ListMoves(const StepPlan& plan) {
     const size_t before = eviction.after_page_copies();
     if (before < done || before > copies.size()) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "step plan: sequence ", eviction.sequence_id(), ": evicts after ",
-          before, " page copies, want ", done, " to ", copies.size()));
+          "step plan: sequence ", eviction.sequence_id(),
+          ": its eviction comes after ", before,
+          " page copies, must come after ", done, " to ", copies.size()));
     }
     KVASIR_RETURN_IF_ERROR(parts_.arenas->AddCopies(
         copies.subspan(done, before - done), &copies_));
@@ -159,7 +164,7 @@ absl::Status Stager::PrepareSample(const SequenceStep& step,
     if (found == masks_.end()) {
       return absl::InvalidArgumentError(
           absl::StrCat("step plan: sequence ", step.sequence_id(),
-                       ": no token mask of this name is registered"));
+                       ": token_mask: no mask of this name is registered"));
     }
     row->allow_mask = found->second.as<uint32_t>();
   }
@@ -213,8 +218,10 @@ StepBucket Stager::BucketOfBatch() const {
   return bucket;
 }
 
-// Arrays that launches receive by address come first, in places of the bucket's
-// sizes. Arrays that rows of these point to follow them, in any size.
+// Packs the step into the blob. First come the arrays that launches receive by
+// address; the bucket fixes their sizes, so their addresses are the same for
+// all steps of a bucket. Then come arrays of any size, which elements of the
+// first ones point to.
 void Stager::Pack() {
   const StepSizes& padded = staged_.bucket.padded;
   const auto add = [this](const auto& list, int64_t count, auto padding) {
@@ -279,7 +286,7 @@ void Stager::PackSequences(kernels::DevicePtr<const int32_t> tables,
   for (size_t g = 0; g < places.size(); ++g) {
     const StepBatch::Group& group = batch_.groups()[g];
     kernels::AttentionSequence* const all = places[g].all.host;
-    // padding: sequences without rows
+    // Pads with sequences that have no rows.
     std::fill_n(all, padded, kernels::AttentionSequence());
     for (size_t i = 0; i < group.sequences.size(); ++i) {
       all[i] = group.sequences[i];
@@ -319,7 +326,8 @@ void Stager::PackSamples(const StepBlob::Place<kernels::SampleRow>& rows,
   const std::vector<StepBatch::Sample>& samples = batch_.samples();
   if (blob_.counting() || samples.empty()) return;
   std::fill_n(rows.host, staged_.bucket.padded.samples, kernels::SampleRow());
-  // last[row] = the id sampled now, or the old value.
+  // For each row of last_sampled(), the new value is the id that this step
+  // samples, or else the old value.
   std::iota(carried.host, carried.host + parts_.limits.max_sequences, 0);
   const int64_t sampled_now = staged_.results.token_ids.device_address() -
                               parts_.state->last_sampled().device_address();
@@ -353,9 +361,9 @@ absl::Status Stager::RegisterTokenMask(std::string name,
   const size_t words =
       static_cast<size_t>((parts_.limits.vocab_size + 31) / 32);
   if (name.empty() || allowed.size() != words) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("token mask: want a name and ", words, " words, have ",
-                     allowed.size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "token mask: a mask needs a name and ", words, " words, this one has ",
+        name.empty() ? "no name and " : "", allowed.size(), " words"));
   }
   KVASIR_ASSIGN_OR_RETURN(
       kernels::DeviceBuffer buffer,

@@ -1,5 +1,5 @@
-// Stage, the first part of a step: a step plan is checked and packed into what
-// the device needs of it.
+// Staging, the first part of a step: checks a step plan and packs what the
+// device needs into one upload.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +27,16 @@
 
 namespace kvasir::worker {
 
-// Host work: plan -> SequenceTable (deltas, checks) -> StepBatch (host arrays)
-// -> StepBlob -> one upload. It launches no op and reads nothing back.
+// Applies the plan to the SequenceTable (block-table changes, checks), builds a
+// StepBatch (host arrays), packs that into the StepBlob, and uploads it at
+// once. Launches no op and reads nothing back.
 //
 // Owns: block tables, penalty counts, token masks, the blob, and the staged
 //   step.
 // Threads: one at a time.
 // Errors: INVALID_ARGUMENT naming sequence, field, value and limit for a plan
-//   that breaks a rule; RESOURCE_EXHAUSTED when the blob or penalty counts need
-//   memory that there is not. After an error the tables are undefined.
+//   that breaks a rule; RESOURCE_EXHAUSTED if there is too little memory for
+//   the blob or penalty counts. After an error the tables are undefined.
 class Stager {
  public:
   // All pointers outlive the stager, except `plan`.
@@ -49,7 +50,7 @@ class Stager {
     const StepState* state = nullptr;
     StepLimits limits;
     int64_t max_model_len = 0;
-    int64_t most_slots = 0;   // of one sequence in a page group that evicts
+    int64_t most_slots = 0;   // of a sequence, in a group that evicts
     int64_t logits_rows = 0;  // StepOutput::logits_rows
     bool lifts_prompts = false;
     bool taps_logits = false;
@@ -57,13 +58,13 @@ class Stager {
 
   static absl::StatusOr<std::unique_ptr<Stager>> Create(const Parts& parts);
 
-  // A step of the largest sizes without addresses, to count a workspace with.
-  // This step launches every op that any step may launch.
+  // Returns a step of the largest sizes, without addresses, for measuring the
+  // workspace. Its launch includes every op that any step may launch.
   StagedStep LargestStepToCount() const;
-  // Reserves the blob for the largest bucket, with a page copy of every
-  // sequence and group, tables of the greatest length and one history of that
-  // length. The blob grows in a later step that has more of these, or lists of
-  // biases and banned ids. Returns the bytes reserved.
+  // Reserves the blob for the largest bucket, with one page copy per sequence
+  // and page group, block tables of the greatest length, and one history of
+  // that length. A later step with more of these, or with lists of biases or
+  // banned ids, makes the blob grow. Returns the reserved bytes.
   absl::StatusOr<size_t> ReserveBlob();
 
   // Applies the plan to the tables and uploads the step. staged() is valid
@@ -71,14 +72,15 @@ class Stager {
   absl::Status Stage(const kvasir::v1::StepPlan& plan);
   const StagedStep& staged() const { return staged_; }
 
-  // ModelExecutor::RegisterTokenMask.
+  // See ModelExecutor::RegisterTokenMask.
   absl::Status RegisterTokenMask(std::string name,
                                  absl::Span<const uint32_t> allowed);
   uint64_t last_step_id() const { return last_step_id_; }
 
  private:
   // Where the sequences of a page group lie in the blob. `output` is a second
-  // copy of those that decode, if they are launched apart from prompts.
+  // copy of the sequences that decode, used if they are launched apart from
+  // prompts.
   struct SequencePlaces {
     StepBlob::Place<kernels::AttentionSequence> all;
     StepBlob::Place<kernels::AttentionSequence> output;

@@ -1,5 +1,5 @@
-// From hidden states to the results of a step: sampled tokens, and log
-// probabilities of given tokens. The head runs only for rows with results that
+// Computes the results of a step from its hidden states: sampled tokens, and
+// log probabilities of given tokens. The head runs only for rows whose results
 // the plan asks for.
 #pragma once
 
@@ -19,8 +19,8 @@ namespace kvasir::worker {
 // The rows to sample. All pointers are device memory.
 struct SampleBatch {
   int64_t num_rows = 0;
-  int64_t padded_rows = 0;  // StepBucket's; launches depend on it
-  kernels::DevicePtr<const int32_t> token_rows;       // [num_rows]
+  int64_t padded_rows = 0;                       // StepBucket::padded.samples
+  kernels::DevicePtr<const int32_t> token_rows;  // [num_rows]
   kernels::DevicePtr<const kernels::SampleRow> rows;  // [num_rows]
   int64_t max_top = 0;
   kernels::DevicePtr<int32_t> token_ids;   // [num_rows], out
@@ -37,13 +37,16 @@ struct TargetBatch {
   kernels::DevicePtr<float> logprobs;            // [num_rows], out
 };
 
-// Threads: one at a time. `decoder` must outlive it.
+// Runs head and sampler. `decoder` must outlive it.
+//
+// Threads: one at a time.
 class StepOutput {
  public:
-  // At most `logits_bytes` of logits exist at a time, but never less than one
-  // sample and `max_rows` targets need. Samples beyond that are done in chunks
-  // of rows, each of which reads the head again. Targets are done in chunks of
-  // the vocabulary, so that the head is read once.
+  // At most `logits_bytes` of logits exist at a time, or what one sample and
+  // `max_rows` targets need, if that is more. If the samples need more, they
+  // are computed in chunks of rows, and each chunk reads the head's weights
+  // again. Targets are computed in chunks of the vocabulary, which together
+  // read the head's weights once.
   StepOutput(const Decoder* decoder, int64_t max_rows, int64_t logits_bytes);
 
   absl::Status Sample(kernels::Stream& stream, const HiddenStates& hidden,
@@ -54,8 +57,9 @@ class StepOutput {
                             const TargetBatch& batch,
                             kernels::Workspace& workspace) const;
 
-  // Reads the logits of every row [0, num_rows) back, a chunk at a time. For
-  // tests and debugging. `token_rows` is 0, 1, 2 ... on the device.
+  // Reads the logits of all rows [0, num_rows) back, in chunks of rows, and
+  // passes them to `reader`. For tests and debugging. `token_rows` contains 0,
+  // 1, 2, ... on the device.
   using RowsReader = absl::FunctionRef<absl::Status(
       int64_t first_row, absl::Span<const float> logits)>;
   absl::Status ReadAllLogits(kernels::Stream& stream,
@@ -64,13 +68,13 @@ class StepOutput {
                              int64_t num_rows, RowsReader reader,
                              kernels::Workspace& workspace) const;
 
-  // The most rows that are sampled at a time.
+  // The most rows that are sampled at a time, which is a chunk of samples.
   int64_t logits_rows() const;
 
  private:
-  // The size of the buffer does not depend on the step. So a small step never
-  // needs more than the largest one.
   const Decoder* const decoder_;
+  // The size of the logits buffer. It does not depend on the step, so that a
+  // small step never needs more memory than the largest one.
   int64_t logits_floats_ = 0;
 };
 

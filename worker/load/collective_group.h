@@ -1,4 +1,5 @@
-// One rank's end of a collective while the group connects, for Gloo or NCCL.
+// Connects a rank with the other ranks of its group, over Gloo or NCCL. The
+// result is the rank's Collective.
 #pragma once
 
 #include <functional>
@@ -17,18 +18,21 @@ namespace kvasir::cli {
 struct CollectiveOptions {
   plan::TpShard shard;
   std::string kind;  // "gloo" or "nccl"
-  // Empty: all ranks are on this host.
+  // The network interface to use. Empty if all ranks are on this host.
   std::string interface;
-  std::string nccl_library;  // empty: the system's library
+  std::string nccl_library;  // empty: the installed one
   bool deterministic = false;
   absl::Duration connect_timeout = absl::Seconds(60);
   absl::Duration call_timeout = absl::Seconds(30);
-  // NcclOptions::use_device and on_failure. Gloo's calls return their failures.
+  // See NcclOptions::use_device and on_failure. Gloo needs no on_failure,
+  // because its calls return their errors.
   std::function<absl::Status()> use_device;
   std::function<void(const absl::Status&)> on_failure;
 };
 
-// Owns: the listening socket, until it is connected.
+// One rank's part in connecting a group.
+//
+// Owns: the listening socket, until the group is connected.
 // Threads: one; Abort from any.
 class CollectiveGroup {
  public:
@@ -38,13 +42,15 @@ class CollectiveGroup {
   static absl::StatusOr<std::unique_ptr<CollectiveGroup>> Begin(
       const CollectiveOptions& options);
 
-  // This rank's address. A process that knows the addresses of all ranks could
-  // join as one, so they are secrets.
+  // This rank's address. It is a secret, because a process that knows the
+  // addresses of all ranks could join the group in place of a rank.
   virtual const std::string& address() const = 0;
-  // Called once with the addresses of all ranks, in their order.
+  // Connects to the other ranks. Call it once, with the addresses of all ranks
+  // in rank order.
   virtual absl::StatusOr<std::unique_ptr<worker::Collective>> Connect(
       absl::Span<const std::string> addresses) = 0;
-  // Makes Connect return `reason`; over NCCL only after its timeout.
+  // Makes a running Connect return the error `reason`. Over NCCL it has no
+  // effect: Connect returns after its timeout.
   virtual void Abort(const absl::Status& reason) = 0;
 };
 

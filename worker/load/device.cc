@@ -41,7 +41,7 @@ std::optional<int> OrdinalOf(absl::string_view settings) {
   return ordinal;
 }
 
-// The module beside this program.
+// The path of the emulated device's module, in the folder of this program.
 std::string OwnModule() {
   std::error_code error;
   const std::filesystem::path program =
@@ -54,11 +54,11 @@ std::string OwnModule() {
 void AddDeviceFlags(CLI::App* app, DeviceFlags* options) {
   options->device = kDefault;
   AddFlag(app, "--device", options->device,
-          "what the model runs on: cpu; cuda, an NVIDIA GPU of compute "
-          "capability 8.0 or later, the first or cuda:N; emulated, where "
-          "kernels for a GPU run on the host, slowly and for tests "
-          "(emulated:f32: activations in f32, f16 or bf16); auto: the first "
-          "GPU where it can be used and has the plan's kernels, else the cpu")
+          "what the model runs on: cpu; cuda (the first) or cuda:N, an NVIDIA "
+          "GPU of compute capability 8.0 or later; emulated, where GPU kernels "
+          "run on the host, slowly, for tests (emulated:f32: activations in "
+          "f32, f16 or bf16); auto: the first GPU if it is usable and has the "
+          "plan's kernels, else the cpu")
       ->each([options](const std::string&) { options->given = true; })
       ->check(Checked(CheckDeviceName))
       ->type_name("auto|cpu|cuda[:N]|emulated[:SETTINGS]");
@@ -76,15 +76,17 @@ absl::Status CheckDeviceName(const std::string& device) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      device, ": want auto, cpu, cuda[:N] or emulated[:SETTINGS]"));
+      device, ": must be auto, cpu, cuda[:N] or emulated[:SETTINGS]"));
 }
 
 absl::Status CheckDeviceIsUsed(const DeviceFlags& flags,
                                const std::string& endpoint) {
   const auto refuse = [&](const char* flag, const std::string& value) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        flag, " ", value, " is of a model that is run here: the server at ",
-        endpoint, " runs on what it was started with"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " ", value,
+                     " applies only to a model that this command runs itself; "
+                     "the server at ",
+                     endpoint, " keeps the device that it was started with"));
   };
   if (flags.given) return refuse("--device", flags.device);
   if (!flags.module.empty()) return refuse("--device-module", flags.module);
@@ -96,9 +98,10 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(
     const OpenCuda& open_cuda) {
   const auto [name, settings] = Split(flags.device);
   if (!flags.module.empty() && name != "emulated") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--device-module ", flags.module,
-        " is read with --device emulated alone, this is ", flags.device));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device-module ", flags.module,
+                     " is used only with --device emulated, but --device is ",
+                     flags.device));
   }
   if (name == "cpu") return std::unique_ptr<kernels::Device>();
   if (name != "emulated") {
@@ -122,7 +125,7 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(
     return absl::Status(
         device.status().code(),
         absl::StrCat("--device ", flags.device, ": ", device.status().message(),
-                     "; --device cpu needs none of it"));
+                     "; --device cpu runs without a GPU"));
   }
   const std::string module = flags.module.empty() ? OwnModule() : flags.module;
   auto device = kernels::LoadDevice(
@@ -131,8 +134,8 @@ absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(
   if (device.ok()) return device;
   const char* const remedy =
       absl::IsNotFound(device.status())
-          ? ": a build with KVASIR_EMULATION=ON makes it (cmake --preset dev; "
-            "target kernels_emulated_module), or --device-module names it"
+          ? ": build it with KVASIR_EMULATION=ON (cmake --preset dev; target "
+            "kernels_emulated_module), or give its path in --device-module"
           : "";
   return absl::Status(device.status().code(),
                       absl::StrCat("--device ", flags.device, ": ",

@@ -1,4 +1,5 @@
-// --device: the device that a model runs on.
+// The flags --device and --device-module: choosing and opening the device that
+// a model runs on.
 #pragma once
 
 #include <cstdint>
@@ -22,29 +23,30 @@ void AddDeviceFlags(CLI::App* app, DeviceFlags* options);
 // emulated[:SETTINGS].
 absl::Status CheckDeviceName(const std::string& device);
 
-// INVALID_ARGUMENT if a device flag is given for a command that calls the
+// INVALID_ARGUMENT if a device flag was given. For commands that call the
 // server at `endpoint`, which has its own device.
 absl::Status CheckDeviceIsUsed(const DeviceFlags& flags,
                                const std::string& endpoint);
 
-// The needs of the model for which a device is opened.
+// Settings with which a model's device is opened.
 struct DeviceWish {
-  // The limit of host memory: all memory of the emulated device, the host pool
-  // of a GPU. 0: no limit.
+  // The limit for memory taken on the host: all memory of an emulated device,
+  // or the host pool of a GPU. 0: no limit.
   int64_t host_limit_bytes = 0;
   kernels::DType gpu_activations = kernels::DType::kBf16;
   bool deterministic = false;  // CudaDeviceOptions::deterministic
-  // The GPU, counted from the named one: each rank of a host has its own.
+  // Added to the GPU's number in --device, because each rank of a host has its
+  // own GPU.
   int next_gpu = 0;
 };
 using OpenCuda = std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>(
     const kernels::CudaDeviceOptions& options)>;
 
-// Opens the device. Returns null for the CPU, whose device is made by the rank
-// with its threads. auto is the first usable GPU, else the CPU; the log says
-// which and why. Errors: for cuda those of MakeCudaDevice, with --device cpu as
-// an alternative; for emulated those of LoadDevice, with the target that builds
-// the module.
+// Opens the device. Returns null for the CPU, because the rank makes the CPU's
+// device together with its threads. `auto` opens the first GPU if it is usable,
+// else means the CPU, and logs the choice and its reason. Errors: for cuda
+// those of MakeCudaDevice, with the advice to use --device cpu; for emulated
+// those of LoadDevice, with the build target of a missing module.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(
     const DeviceFlags& flags, const DeviceWish& wish,
     const OpenCuda& open_cuda = &kernels::MakeCudaDevice);

@@ -18,7 +18,7 @@ using base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(DeviceTest, NamesAreCheckedAtOnce) {
+TEST(DeviceTest, OnlyValidDeviceNamesAreAccepted) {
   for (const std::string name : {"auto", "cpu", "cuda", "cuda:0", "cuda:11",
                                  "emulated", "emulated:f32,seed=2"}) {
     KVASIR_EXPECT_OK(CheckDeviceName(name));
@@ -28,18 +28,19 @@ TEST(DeviceTest, NamesAreCheckedAtOnce) {
         "cuda: 1", "cuda:99999999999", "cudas", "Emulated"}) {
     EXPECT_THAT(CheckDeviceName(name),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr(name + ": want"),
+                         AllOf(HasSubstr(name + ": must be"),
                                HasSubstr("emulated[:SETTINGS]"))))
         << name;
   }
 }
 
-TEST(DeviceTest, AClientMayNotChooseTheDeviceOfAServer) {
+TEST(DeviceTest, DeviceFlagsAreRefusedForACommandThatCallsAServer) {
   KVASIR_EXPECT_OK(CheckDeviceIsUsed({.device = "cpu"}, "127.0.0.1:1"));
   EXPECT_THAT(
       CheckDeviceIsUsed({.device = "cpu", .given = true}, "127.0.0.1:1"),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("--device cpu is of a model that is run here")));
+               HasSubstr("--device cpu applies only to a model that this "
+                         "command runs itself")));
   EXPECT_THAT(
       CheckDeviceIsUsed({.device = "cuda:1", .given = true}, "127.0.0.1:1"),
       StatusIs(absl::StatusCode::kInvalidArgument,
@@ -51,7 +52,8 @@ TEST(DeviceTest, AClientMayNotChooseTheDeviceOfAServer) {
                HasSubstr("--device-module m.so")));
 }
 
-// A host with GPUs, as CUDA's runtime would report it.
+// Test fixture: a host whose GPUs and driver are those that a fake CUDA runtime
+// reports.
 class CudaHostTest : public ::testing::Test {
  protected:
   absl::StatusOr<std::unique_ptr<kernels::Device>> Open(
@@ -66,8 +68,8 @@ class CudaHostTest : public ::testing::Test {
                         return made;
                       });
   }
-  // Checks that --device cuda fails with this error and that auto uses the CPU
-  // instead.
+  // Checks that opening `device` fails with this error, and that `auto` uses
+  // the CPU instead.
   template <typename Matcher>
   void ExpectUnusable(absl::StatusCode code, const Matcher& why,
                       const std::string& device = "cuda") {
@@ -82,14 +84,14 @@ class CudaHostTest : public ::testing::Test {
   kernels::CudaDeviceOptions asked_;
 };
 
-TEST_F(CudaHostTest, DeterministicReachesTheDevice) {
+TEST_F(CudaHostTest, TheDeterministicSettingReachesTheCudaDevice) {
   for (const bool deterministic : {false, true}) {
     KVASIR_ASSERT_OK(Open("cuda", {.deterministic = deterministic}).status());
     EXPECT_EQ(asked_.deterministic, deterministic);
   }
 }
 
-TEST_F(CudaHostTest, CudaIsTheGpuOfItsNumber) {
+TEST_F(CudaHostTest, TheNumberAfterCudaChoosesTheGpu) {
   runtime_.device_count = 3;
   for (const auto& [name, ordinal] : std::vector<std::pair<std::string, int>>{
            {"cuda", 0}, {"cuda:0", 0}, {"cuda:2", 2}, {"auto", 0}}) {
@@ -107,26 +109,26 @@ TEST_F(CudaHostTest, CudaIsTheGpuOfItsNumber) {
   EXPECT_EQ(cpu, nullptr);
 }
 
-TEST_F(CudaHostTest, WithoutADriver) {
+TEST_F(CudaHostTest, CudaFailsAndAutoUsesTheCpuWithoutADriver) {
   runtime_.driver_version = 0;
   ExpectUnusable(absl::StatusCode::kFailedPrecondition,
                  AllOf(HasSubstr("no NVIDIA driver (libcuda.so.1)"),
                        HasSubstr("CUDA 13.0 or later")));
 }
 
-TEST_F(CudaHostTest, WithAnOldDriver) {
+TEST_F(CudaHostTest, CudaFailsAndAutoUsesTheCpuWithAnOldDriver) {
   runtime_.driver_version = 12020;
   ExpectUnusable(absl::StatusCode::kFailedPrecondition,
                  AllOf(HasSubstr("is for CUDA 12.2"), HasSubstr("want 13.0")));
 }
 
-TEST_F(CudaHostTest, WithoutAGpu) {
+TEST_F(CudaHostTest, CudaFailsAndAutoUsesTheCpuWithoutAGpu) {
   runtime_.device_count = 0;
   ExpectUnusable(absl::StatusCode::kFailedPrecondition,
                  HasSubstr("the NVIDIA driver sees no GPU"));
 }
 
-TEST_F(CudaHostTest, WithAGpuOfAnOldArchitecture) {
+TEST_F(CudaHostTest, CudaFailsAndAutoUsesTheCpuWithAnOldGpu) {
   runtime_.properties.major = 7;
   runtime_.properties.minor = 0;
   ExpectUnusable(absl::StatusCode::kFailedPrecondition,
@@ -134,8 +136,8 @@ TEST_F(CudaHostTest, WithAGpuOfAnOldArchitecture) {
                        HasSubstr("want compute capability 8.0 or later")));
 }
 
-TEST_F(CudaHostTest, AGpuInUseByAnotherProcessIsReported) {
-  // Fail once for cuda and once for auto.
+TEST_F(CudaHostTest, CudaFailsAndAutoUsesTheCpuIfAnotherProcessHoldsTheGpu) {
+  // The call fails once for `cuda`, and below once for `auto`.
   runtime_.FailNext("MemoryInfo", static_cast<kernels::cuda::Result>(46));
   EXPECT_THAT(Open("cuda"),
               StatusIs(absl::StatusCode::kInternal,
@@ -145,7 +147,7 @@ TEST_F(CudaHostTest, AGpuInUseByAnotherProcessIsReported) {
   EXPECT_EQ(instead, nullptr);
 }
 
-TEST_F(CudaHostTest, AMissingOrdinalIsRefusedWithTheCount) {
+TEST_F(CudaHostTest, AGpuNumberThatDoesNotExistIsRefusedWithTheNumberOfGpus) {
   runtime_.device_count = 2;
   EXPECT_THAT(Open("cuda:2"),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -153,31 +155,33 @@ TEST_F(CudaHostTest, AMissingOrdinalIsRefusedWithTheCount) {
                              HasSubstr("there are 2, cuda:0 to cuda:1"))));
 }
 
-// The program's own CUDA back end, if it has one.
-TEST(DeviceTest, AutoNeverFailsForWantOfAGpu) {
+// Uses the CUDA back end that the test was built with, if any, on whatever GPU
+// this machine has.
+TEST(DeviceTest, AutoSucceedsWithAndWithoutAGpu) {
   KVASIR_EXPECT_OK(OpenDevice({.device = "auto"}, {}));
 }
 
-TEST(DeviceTest, AMissingModuleIsNamedWithItsBuildTarget) {
+TEST(DeviceTest, TheErrorForAMissingModuleNamesItAndHowToBuildIt) {
   EXPECT_THAT(
       OpenDevice({.device = "emulated:f32", .module = "/nowhere/m.so"}, {}),
       StatusIs(absl::StatusCode::kNotFound,
                AllOf(HasSubstr("--device emulated:f32: /nowhere/m.so: no such "
                                "file"),
                      HasSubstr("KVASIR_EMULATION=ON"))));
-  // The module is searched beside this program, which is not the server's
-  // folder.
+  // By default the module is searched in the folder of the program, here the
+  // test's folder, which has none.
   EXPECT_THAT(
       OpenDevice({.device = "emulated"}, {}),
       StatusIs(absl::StatusCode::kNotFound,
                HasSubstr("/worker/load/kvasir-emulated.so: no such file")));
 }
 
-TEST(DeviceTest, OnlyTheEmulatedDeviceReadsAModule) {
-  EXPECT_THAT(OpenDevice({.device = "cpu", .module = "m.so"}, {}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("--device-module m.so is read with --device "
-                                 "emulated alone, this is cpu")));
+TEST(DeviceTest, DeviceModuleIsRefusedUnlessTheDeviceIsEmulated) {
+  EXPECT_THAT(
+      OpenDevice({.device = "cpu", .module = "m.so"}, {}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("--device-module m.so is used only with --device "
+                         "emulated, but --device is cpu")));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The memory of a model on a GPU. The tests' CUDA runtime runs the kernels on
-// the emulator.
+// Tests how a model divides a GPU's memory. A fake CUDA runtime runs the
+// kernels on the emulator.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -64,29 +64,30 @@ class GpuMemoryTest : public ::testing::Test {
   LoadRequest request_;
 };
 
-TEST_F(GpuMemoryTest, ThePoolIsTheShareMinusAStepsMemory) {
+TEST_F(GpuMemoryTest, ThePoolTakesWhatOneStepLeavesOfTheGpuMemoryUtilization) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto model, LoadedModel::Load(request_));
   const double total = static_cast<double>(MemoryOf(*model).total_bytes);
-  // The pool holds as many full sequences as may run.
+  // There is enough memory, so the pool holds as many sequences of full length
+  // as may run.
   const int64_t all = model->kv_pool_bytes();
   const int64_t one = all / request_.max_num_seqs;
   EXPECT_EQ(one, model->layout().BytesAtLength(1024, 4));
   const int64_t beside = TakenBy(*model) - all;
-  EXPECT_GT(beside, 110 << 20);  // the context and the code
+  EXPECT_GT(beside, 110 << 20);  // CUDA's context and code
   model = nullptr;
 
-  // Now the pool may take half as much.
+  // Lowers the utilization so that the pool can have only half of these bytes.
   request_.gpu_memory_utilization =
       static_cast<double>(beside + all / 2) / total;
   KVASIR_ASSERT_OK_AND_ASSIGN(model, LoadedModel::Load(request_));
   const auto most =
       static_cast<int64_t>(request_.gpu_memory_utilization * total);
   EXPECT_LE(TakenBy(*model), most);
-  // The slack covers the rounding of CUDA's allocations.
+  // The 8 MiB of slack cover the rounding of CUDA's allocations.
   EXPECT_GE(TakenBy(*model), most - (8 << 20));
   EXPECT_LT(model->kv_pool_bytes(), all);
   EXPECT_GE(model->kv_pool_bytes(), one);
-  // The model runs.
+  // The model runs with the small pool.
   worker::DirectRunner runner(&model->rank().executor(), &model->layout(),
                               model->pages());
   const std::vector<int32_t> prompt = {5, 1, 4};
@@ -95,12 +96,14 @@ TEST_F(GpuMemoryTest, ThePoolIsTheShareMinusAStepsMemory) {
                                 .sample = worker::GreedySample()}}));
   model = nullptr;
 
-  // A pool of a given size is a part of the same share.
+  // A pool whose size is given must also fit into the utilization: two
+  // sequences do.
   request_.kv_cache_bytes = 2 * one;
   KVASIR_ASSERT_OK_AND_ASSIGN(model, LoadedModel::Load(request_));
   EXPECT_EQ(model->kv_pool_bytes(), 2 * one);
   model = nullptr;
-  // Refused after a step, when its memory is known.
+  // Four do not. That is found only after a first step, when the memory besides
+  // the pool is known.
   request_.kv_cache_bytes = all;
   EXPECT_THAT(
       LoadedModel::Load(request_),
@@ -123,7 +126,7 @@ TEST_F(GpuMemoryTest, TooLittleMemoryForOneSequenceIsRefusedWithTheNumbers) {
   const double total = static_cast<double>(MemoryOf(*model).total_bytes);
   const int64_t beside = TakenBy(*model) - model->kv_pool_bytes();
   model = nullptr;
-  // This is found only after a step, because CUDA loads its code then.
+  // Found only after a first step, because CUDA loads its code then.
   request_.gpu_memory_utilization =
       static_cast<double>(beside - (4 << 20)) / total;
   EXPECT_THAT(
@@ -132,7 +135,7 @@ TEST_F(GpuMemoryTest, TooLittleMemoryForOneSequenceIsRefusedWithTheNumbers) {
                      AllOf(HasSubstr("for the KV cache 0 bytes are left"),
                            HasSubstr("one sequence of 1024 tokens takes"),
                            HasSubstr("raise --gpu-memory-utilization"))));
-  // This is found before any weight is read.
+  // Weights that do not fit are refused before any weight is read.
   request_.gpu_memory_utilization = 0.101;
   bool packed = false;
   request_.progress = [&packed](int64_t, int64_t) { packed = true; };
@@ -143,14 +146,15 @@ TEST_F(GpuMemoryTest, TooLittleMemoryForOneSequenceIsRefusedWithTheNumbers) {
   EXPECT_FALSE(packed);
 }
 
-// The host's memory and the GPU's memory are checked separately.
-TEST_F(GpuMemoryTest, AHostPoolIsJudgedByTheHostsMemory) {
+// The host pool is in host memory, which is checked separately from the GPU's
+// memory.
+TEST_F(GpuMemoryTest, AHostPoolIsLimitedByHostMemoryAndNotByGpuMemory) {
   request_.host_pool_bytes = int64_t{1} << 60;
   EXPECT_THAT(LoadedModel::Load(request_),
               base::StatusIs(absl::StatusCode::kResourceExhausted,
                              AllOf(HasSubstr("the host has"),
                                    HasSubstr("--host-pool-bytes"))));
-  // More memory than the GPU has.
+  // A host pool larger than the GPU's whole memory is allowed.
   runtime_.total_bytes = size_t{500} << 20;
   request_.host_pool_bytes = int64_t{501} << 20;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto model, LoadedModel::Load(request_));

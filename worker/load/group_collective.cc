@@ -18,7 +18,8 @@ absl::Status GroupCollective::Connect(absl::Span<const std::string> addresses) {
     if (!ended_.ok()) return ended_;
     joining = joining_.get();
   }
-  // Abort may interrupt this call; only this thread resets `joining_`.
+  // Called without the lock, so that Abort can interrupt it. `joining` stays
+  // valid, because only this thread resets `joining_`.
   auto collective = joining->Connect(addresses);
   base::MutexLock lock(&mutex_);
   joining_ = nullptr;
@@ -47,8 +48,8 @@ void GroupCollective::Reset() {
     base::MutexLock lock(&mutex_);
     collective = std::move(collective_);
   }
-  // The collective is destroyed without the lock, because its destructor may
-  // wait for a thread that is about to call Abort.
+  // The collective is destroyed here, without the lock, because its destructor
+  // may wait for a thread that is about to call Abort.
 }
 
 }  // namespace kvasir::cli

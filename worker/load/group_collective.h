@@ -1,4 +1,5 @@
-// The collective of a rank's group, from before it is connected until it ends.
+// Holds the collective of a rank's group, from before the group is connected
+// until it ends.
 #pragma once
 
 #include <memory>
@@ -13,15 +14,17 @@
 
 namespace kvasir::cli {
 
-// The collective of a group that may end before it has connected.
+// The collective of a group that may be aborted at any time, also before or
+// while it connects.
+//
 // Threads: any.
 class GroupCollective {
  public:
-  // Call it once, before Connect.
+  // Sets the group to connect. Call it once, before Connect.
   void Begin(std::unique_ptr<CollectiveGroup> joining)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns the reason if the group has ended; then the collective is unusable,
-  // too.
+  // Connects the group. If the group has been aborted, returns the reason, and
+  // there is no usable collective.
   absl::Status Connect(absl::Span<const std::string> addresses)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -16,8 +16,9 @@ namespace {
 
 constexpr int64_t kMaxConfigBytes = 16 << 20;
 
-// A hash of the config and of the names, types and shapes of all tensors.
-// Different weights are found later, when fingerprints are compared.
+// Hashes the config and the names, types and shapes of all tensors. Checkpoints
+// that differ only in the weights' numbers get the same id; comparing
+// fingerprints, later, finds such a difference.
 absl::StatusOr<std::string> CheckpointId(const ModelSource& source,
                                          uint64_t weights_seed) {
   if (!source.checkpoint.has_value()) {

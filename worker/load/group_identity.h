@@ -1,5 +1,5 @@
-// The identity of the model that a rank is about to load. All ranks of a group
-// compare theirs.
+// Describes what a rank is about to load (RankIdentity), so that the ranks of a
+// group can check that they load the same.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,9 @@ struct RunSizes {
   bool graphs = false;
 };
 
-// All ranks of a group make equal identities, without the fields of the group
-// itself. A null `device` is the CPU. Errors: those of reading config.json.
+// Returns the identity of a rank, except for the fields about the group itself.
+// It must be equal on all ranks of a group. A null `device` means the CPU.
+// Errors: those of reading config.json.
 absl::StatusOr<kvasir::v1::RankIdentity> IdentityOf(
     const ModelSource& source, uint64_t weights_seed,
     const kernels::Device* device, const RunSizes& sizes);

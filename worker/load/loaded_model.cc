@@ -37,7 +37,8 @@ LocalShare LocalShareOf(const LoadRequest& request) {
 absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
   const int64_t own = source_.spec.max_position_embeddings;
   if (max_model_len > own) {
-    // An endless text is possible only if few of its tokens stay.
+    // A text longer than the model's positions is possible only if evictions
+    // keep few enough of its tokens.
     int64_t held = 0;
     for (const plan::ResolvedPageGroup& group : source_.plan->page_groups) {
       held =
@@ -51,13 +52,14 @@ absl::Status LoadedModel::ChooseLength(int64_t max_model_len) {
                        own, " positions of ", source_.name, why...));
     };
     if (source_.spec.learned_positions) {
-      return refuse(", which it has learned one by one");
+      return refuse(", which are learned, one vector for each position");
     }
     if (held == max_model_len) return refuse();
     if (held > own)
-      return refuse(", and so are the ", held, " slots that stay");
+      return refuse(", and so are the ", held,
+                    " slots that stay after evictions");
     if (max_model_len > cache::kMaxSequenceTokens) {
-      return refuse(", and than any length that is served, ",
+      return refuse(", and more than the longest length that can be served, ",
                     cache::kMaxSequenceTokens);
     }
   }
@@ -87,11 +89,13 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
     const cache::PageLayout& layout, int64_t weight_bytes) const {
   const int64_t available = room.available_bytes;
   const int64_t left = std::max(int64_t{0}, available - weight_bytes);
-  // A GPU's rest is measured; a host needs memory for other things, too.
+  // On a GPU the pool may take all that is left, because the rest is measured
+  // after a step. A host needs half for other things.
   const int64_t share = room.host_available_bytes.has_value() ? left : left / 2;
   const int64_t one =
       layout.BytesAtLength(max_model_len_, request.max_batched_tokens);
-  // Compare by division, because the product may not fit into 64 bits.
+  // Divides instead of multiplying, because the product may not fit into 64
+  // bits.
   const auto holds_all = [&](int64_t bytes) {
     return bytes / request.max_num_seqs >= one;
   };
@@ -105,7 +109,8 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
          .max_model_len = max_model_len_,
          .max_chunk_tokens = request.max_batched_tokens});
   };
-  // A pool larger than the rest is refused, however little is kept beside it.
+  // Counts the attention weights that are kept for evictions as for a pool that
+  // fits. A larger pool is refused in any case.
   const int64_t kept = worker::KeptWeightBytes(
       *source_.plan,
       worker::LimitsInPool({.max_batched_tokens = request.max_batched_tokens,
@@ -116,8 +121,8 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
   const bool apart = room.host_available_bytes.has_value();
   if (apart && weight_bytes > available) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "weights of ", weight_bytes, " bytes do not fit: of the GPU's memory ",
-        available, " bytes may be taken (--gpu-memory-utilization ",
+        "weights of ", weight_bytes, " bytes do not fit: only ", available,
+        " bytes of the GPU's memory may be used (--gpu-memory-utilization ",
         request.gpu_memory_utilization,
         "); take a smaller model, or another --device"));
   }
@@ -138,15 +143,16 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
     return !apart ? room_for
                   : absl::Status(
                         room_for.code(),
-                        absl::StrCat(room_for.message(),
-                                     " or raise --gpu-memory-utilization ",
-                                     request.gpu_memory_utilization));
+                        absl::StrCat(
+                            room_for.message(),
+                            " or raise --gpu-memory-utilization, which is ",
+                            request.gpu_memory_utilization));
   }
   if (apart && host_budget > *room.host_available_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "a host pool of ", host_budget, " bytes does not fit: the host has ",
         *room.host_available_bytes,
-        " available; lower --host-pool-bytes to at most that"));
+        " bytes available; lower --host-pool-bytes to at most that number"));
   }
   const absl::Status fits = layout.OneSequenceFits(
       pages_of(budget), max_model_len_, request.max_batched_tokens);
@@ -211,7 +217,8 @@ absl::StatusOr<worker::Collective*> LoadedModel::JoinGroup(
                   .max_batched_tokens = request.max_batched_tokens,
                   .deterministic = request.model.deterministic,
                   .graphs = request.graphs}));
-  // All ranks combine the same tiles, so all have the same cache_id.
+  // All ranks combine the tile hashes of all ranks, so they all get the same
+  // weights_id, which is part of the cache_id.
   terms.combine = [](absl::Span<const std::string> tiles_by_rank)
       -> absl::StatusOr<worker::CombinedIds> {
     KVASIR_ASSIGN_OR_RETURN(std::string weights_id,

@@ -1,5 +1,6 @@
-// A model that is ready to run steps on this machine: weights, cache arenas,
-// executor. Serve, worker, perplexity and the benchmarks use it.
+// Loads a model so that it can run steps on this machine: weights, cache arenas
+// and executor. Used by the commands serve, worker and perplexity and by the
+// benchmarks.
 #pragma once
 
 #include <cstdint>
@@ -21,30 +22,33 @@ namespace kvasir::cli {
 
 struct LoadRequest {
   ModelOptions model;
-  // 0: the model's own limit.
+  // The most tokens of a sequence; 0: the model's own limit.
   int64_t max_model_len = 0;
   int64_t max_num_seqs = 1;
   int64_t max_batched_tokens = 512;
-  // 0: as much as max_num_seqs sequences of max_model_len need, but at most
-  // half of the memory that the weights leave; on a GPU, at most the measured
-  // rest of gpu_memory_utilization.
+  // Size of the page pool. 0: what max_num_seqs sequences of max_model_len
+  // need, but at most half of the memory that the weights leave. On a GPU
+  // instead at most what gpu_memory_utilization leaves, as measured after a
+  // step.
   int64_t kv_cache_bytes = 0;
   // The share of a GPU's memory that all processes together may use.
   double gpu_memory_utilization = 0.9;
-  // Empty: a quarter of the pool, but at most half of the memory that the pool
-  // leaves. No host pool if max_num_seqs sequences of max_model_len fit into
-  // the pool, because then no sequence is ever preempted for its pages.
+  // Size of the host pool. Empty: a quarter of the page pool, but at most half
+  // of the memory that the page pool leaves; or no host pool if max_num_seqs
+  // sequences of max_model_len fit into the page pool, because then no sequence
+  // is ever preempted for its pages.
   std::optional<int64_t> host_pool_bytes = 0;
-  bool graphs = false;  // ModelExecutorOptions'
+  bool graphs = false;  // ModelExecutorOptions::graphs
   bool prefix_reuse = true;
-  // Used instead of the options' plan, by benchmarks.
+  // If set, used instead of the plan that `model` names. For benchmarks.
   std::optional<kvasir::v1::KvPlan> plan;
-  // With random weights: raises the shape's number of positions to
-  // max_model_len, unless positions are learned.
+  // Whether, with random weights, to raise the shape's number of positions to
+  // max_model_len. Has no effect if positions are learned.
   bool stretch_positions = false;
-  // ModelExecutorOptions'.
+  // ModelExecutorOptions::profile.
   worker::StepProfile* profile = nullptr;
-  // Null: the whole model. Outlives the loaded model.
+  // The group of ranks to join; null to load the whole model. Must outlive the
+  // loaded model.
   Membership* group = nullptr;
   // Called with the opened model before any weight is read; an error ends the
   // load.
@@ -56,7 +60,7 @@ struct LoadRequest {
 
 // Owns: everything that a step needs.
 // Threads: creation and execution by one thread at a time.
-// Errors: those of each part, with the flag to change if a flag would help.
+// Errors: those of each part; they name a flag to change if that would help.
 class LoadedModel {
  public:
   static absl::StatusOr<std::unique_ptr<LoadedModel>> Load(
@@ -71,15 +75,15 @@ class LoadedModel {
   int num_threads() const { return num_threads_; }
   cache::KvCache& cache() { return *cache_; }
 
-  // The arenas' bytes per token; kv_compression_ratio is a dense bf16 cache's
-  // bytes over them.
+  // Bytes of cache per token. kv_compression_ratio is the bytes per token of a
+  // dense bf16 cache, divided by this.
   double kv_bytes_per_token() const {
     return rank_->executor().kv_bytes_per_token();
   }
   double kv_compression_ratio() const {
     return rank_->executor().kv_compression_ratio();
   }
-  // From the allocator's counters.
+  // Allocated bytes, by the allocator's counters.
   int64_t weight_bytes() const;
   int64_t kv_pool_bytes() const;
   int64_t host_pool_bytes() const;
@@ -88,16 +92,18 @@ class LoadedModel {
  private:
   LoadedModel() = default;
   absl::Status ChooseLength(int64_t max_model_len);
-  // Null: the CPU.
+  // Loads the model on `device`; null means the CPU.
   absl::Status LoadOn(std::unique_ptr<kernels::Device> device,
                       const LoadRequest& request);
-  // Waits until all ranks have joined.
+  // Joins `request.group` and waits until all ranks have joined.
   absl::StatusOr<worker::Collective*> JoinGroup(
       const LoadRequest& request, const kernels::Device* device) const;
-  // The memory for weights and pools, before either is allocated.
+  // The memory that is available for weights and pools, before either is
+  // allocated.
   struct Room {
     int64_t available_bytes = 0;
-    // The memory for a host pool if the device has its own memory.
+    // The host memory available for a host pool. Set only if the device has its
+    // own memory.
     std::optional<int64_t> host_available_bytes;
   };
   static absl::StatusOr<Room> RoomOn(const kernels::Device* device,
@@ -106,7 +112,8 @@ class LoadedModel {
     int64_t pool = 0;
     int64_t host_pool = 0;
   };
-  // `weight_bytes` is the memory that the weights will take.
+  // Chooses the sizes of page pool and host pool. `weight_bytes` is the memory
+  // that the weights will take.
   absl::StatusOr<PoolBytes> ChoosePoolBytes(const LoadRequest& request,
                                             const Room& room,
                                             const cache::PageLayout& layout,

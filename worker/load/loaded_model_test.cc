@@ -17,9 +17,9 @@ LoadRequest TinyRequest() {
   return request;
 }
 
-// From flags to executor: pool size, weights and pages use the plan that was
-// resolved when the model was opened.
-TEST(LoadedModelTest, AStartResolvesThePlanAndMakesEachProgramOnce) {
+// Pool size, weights and executor must use the plan that was resolved when the
+// model was opened.
+TEST(LoadedModelTest, LoadingResolvesThePlanAndMakesEachProgramOnlyOnce) {
   const LoadRequest request = TinyRequest();
   const int64_t resolved = plan::NumResolvedPlans();
   const int64_t programs = worker::NumAttentionPrograms();
@@ -29,8 +29,9 @@ TEST(LoadedModelTest, AStartResolvesThePlanAndMakesEachProgramOnce) {
   EXPECT_EQ(&model->rank().plan(), model->source().plan.get());
 }
 
-// Weights and cache of this model fit into no machine of ours.
-TEST(LoadedModelTest, RefusalsComeBeforeWeightsAreRead) {
+// The model (70B parameters) is too large for any test machine, so the test
+// fails if its weights are read or its cache is allocated.
+TEST(LoadedModelTest, AFailedCheckEndsTheLoadBeforeWeightsAreRead) {
   LoadRequest request = TinyRequest();
   request.model.shape = "llama-3-70b";
   request.check = [](const ModelSource& source) {
@@ -44,9 +45,9 @@ TEST(LoadedModelTest, RefusalsComeBeforeWeightsAreRead) {
   EXPECT_FALSE(packed);
 }
 
-// A start succeeded although there was no memory for the attention weights that
-// decode keeps, a 32nd of the pool.
-TEST(LoadedModelTest, EvictionMemoryOfDecodeMustFitBesideThePool) {
+// Once, a model was loaded although there was no memory for the attention
+// weights that decode keeps for evictions, which may take 1/32 of the pool.
+TEST(LoadedModelTest, AttentionWeightsKeptForEvictionsMustFitBesideThePool) {
   LoadRequest request = TinyRequest();
   request.kv_cache_bytes = int64_t{1} << 60;
   request.model.eviction.method = "h2o";
@@ -63,13 +64,15 @@ TEST(LoadedModelTest, EvictionMemoryOfDecodeMustFitBesideThePool) {
                      ::testing::Not(::testing::HasSubstr("evictions"))));
 }
 
-TEST(LoadedModelTest, TheHostPoolIsAQuarterOfADevicePoolThatCannotHoldAll) {
+TEST(LoadedModelTest,
+     TheDefaultHostPoolIsAQuarterOfAPoolThatCannotHoldAllSequences) {
   LoadRequest request = TinyRequest();
   request.model.page_tokens = 16;
   request.host_pool_bytes = std::nullopt;
   request.max_num_seqs = 3;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto all, LoadedModel::Load(request));
-  EXPECT_EQ(all->host_pool_bytes(), 0) << "all fit: none is ever preempted";
+  EXPECT_EQ(all->host_pool_bytes(), 0)
+      << "all sequences fit into the pool, so none is ever preempted";
   request.kv_cache_bytes = all->kv_pool_bytes() / 3 * 2;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto some, LoadedModel::Load(request));
   EXPECT_EQ(some->host_pool_bytes(), some->kv_pool_bytes() / 4);

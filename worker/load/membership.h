@@ -1,4 +1,4 @@
-// The group of a model that is loaded as one of its ranks.
+// A rank's membership in a group of ranks that load and run a model together.
 #pragma once
 
 #include <functional>
@@ -15,25 +15,28 @@
 
 namespace kvasir::cli {
 
-// The ranks of one host share its cores and memory, and each has a GPU.
+// This rank's place among the ranks of its host. They share the host's cores
+// and memory, and each has its own GPU.
 struct LocalShare {
   int index = 0;
   int count = 1;
 };
 
-// A rank's terms of joining, before it reads any weight.
+// The data that a rank hands over to join its group, before it reads weights.
 struct GroupTerms {
-  // Without the fields of the group: its size, collective and timeouts.
+  // Without the fields about the group: its size, collective and timeouts.
   kvasir::v1::RankIdentity identity;
-  // RankGroupOptions::combine.
+  // See RankGroupOptions::combine.
   std::function<absl::StatusOr<worker::CombinedIds>(
       absl::Span<const std::string> tiles_by_rank)>
       combine;
-  // NcclOptions::use_device, valid while the rank's device lives; null for the
-  // CPU.
+  // See NcclOptions::use_device. Valid while the rank's device lives; null for
+  // the CPU.
   std::function<absl::Status()> use_device;
 };
 
+// A rank's membership in its group.
+//
 // Threads: one.
 // Errors: the reason why the group ended.
 class Membership {
@@ -42,10 +45,11 @@ class Membership {
 
   virtual plan::TpShard shard() const = 0;
   virtual LocalShare local() const = 0;
-  // Waits until all ranks have joined and are connected. The collective lives
-  // as long as this object.
+  // Joins the group and waits until all ranks are connected. The collective
+  // lives as long as this object.
   virtual absl::StatusOr<worker::Collective*> Join(const GroupTerms& terms) = 0;
-  // Waits until all ranks have loaded the model.
+  // Makes this rank's offer, waits for the offers of all ranks, and returns
+  // what they agree on.
   virtual absl::StatusOr<worker::RankAgreement> Agree(
       const worker::RankOffer& offer) = 0;
 };

@@ -12,7 +12,7 @@ void AddModelFlags(CLI::App* app, ModelOptions* options) {
       app, "--model", options->model,
       absl::StrCat("folder of a Hugging Face checkpoint", kOrKnownModel));
   AddSwitch(app, "--random-weights", options->random_weights,
-            "random weights in memory, of --shape");
+            "run a model of --shape with random weights, made in memory");
   AddFlag(app, "--shape", options->shape,
           "with --random-weights: tinyllama-1.1b, llama-3-8b, ...")
       ->check(ShapeName());
@@ -20,11 +20,12 @@ void AddModelFlags(CLI::App* app, ModelOptions* options) {
           "with --random-weights: the seed");
   AddFlag(
       app, "--kv-plan", options->kv_plan,
-      "compression plan, in place of the folder's kv_plan.json; or, for any "
-      "model as it is, dense-bf16, dense-8bit, rotated-4bit, rotated-3bit")
+      "compression plan: a file, used instead of the folder's kv_plan.json, or "
+      "a plan that any unchanged model can use: dense-bf16, dense-8bit, "
+      "rotated-4bit, rotated-3bit")
       ->type_name("FILE|NAME");
   AddFlag(app, "--kv-dtype", options->kv_dtype,
-          "cache type where no plan says it; auto: the weights' type")
+          "type of cached numbers if no plan sets it; auto: the weights' type")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}));
   AddFlag(app, "--page-tokens", options->page_tokens, "slots in a cache page")
       ->check(CLI::IsMember({16, 32, 64, 128}));
@@ -32,9 +33,9 @@ void AddModelFlags(CLI::App* app, ModelOptions* options) {
           "compute threads; 0: as many as the cgroup allows")
       ->check(CLI::Range(0, 1024));
   AddSwitch(app, "--deterministic", options->deterministic,
-            "the same bits whatever the prefix cache holds and whatever runs "
-            "beside a request: prompts lift no latents, a GPU multiplies and "
-            "reads prompts by slower kernels");
+            "give a request the same bits whatever the prefix cache holds and "
+            "whatever else runs: prompts lift no latents, and a GPU uses "
+            "slower kernels for products and for prompts");
   AddEvictionFlags(app, options->eviction, /*of_plan=*/true);
 }
 
@@ -65,14 +66,14 @@ absl::Status CheckFlagsAreUsed(const ModelOptions& options,
   if (!endpoint.empty() && !options.eviction.method.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--eviction ", options.eviction.method,
-                     " is of a model that is run "
-                     "here: the server at ",
-                     endpoint, " evicts as it was started"));
+                     " applies only to a model that this command runs itself; "
+                     "the server at ",
+                     endpoint, " keeps the eviction that it was started with"));
   }
   if (options.shape.empty() || options.random_weights) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "--shape ", options.shape, " is read with --random-weights alone: give ",
-      options.model.empty() ? "that too" : "no --shape beside --model"));
+      "--shape ", options.shape, " is used only with --random-weights: give ",
+      options.model.empty() ? "that flag too" : "no --shape beside --model"));
 }
 
 absl::Status CheckModelOptions(const ModelOptions& options) {

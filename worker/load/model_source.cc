@@ -26,7 +26,8 @@
 namespace kvasir::cli {
 namespace {
 
-// The type of tensors that the checkpoint does not have yet.
+// The number type that is assumed for tensors which the checkpoint does not
+// have yet.
 kvasir::v1::DataType NumberType(const ModelSource& source) {
   if (!source.checkpoint.has_value()) return kvasir::v1::BF16;
   return model::TensorDataType(*source.checkpoint, model::kEmbeddingName)
@@ -49,8 +50,8 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
     if (!preset->any_checkpoint && source.checkpoint.has_value()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--kv-plan ", options.kv_plan,
-          " wants tensors that a model gets from kvasir-compress apply; "
-          "without them there are ",
+          " needs tensors that kvasir-compress apply adds to a model; "
+          "an unchanged model can use ",
           absl::StrJoin(PlansOfAnyCheckpoint(), ", ")));
     }
     return plan::MakePresetPlan(options.kv_plan,
@@ -62,8 +63,8 @@ absl::StatusOr<kvasir::v1::KvPlan> ChoosePlan(const ModelOptions& options,
       return absl::Status(
           text.status().code(),
           absl::StrCat("--kv-plan: ", text.status().message(),
-                       ": want a plan's file, as kvasir-compress plan "
-                       "writes, or one of ",
+                       ": must be a plan file, as kvasir-compress plan "
+                       "writes it, or one of ",
                        absl::StrJoin(PlansOfAnyCheckpoint(), ", ")));
     }
     return plan::ParsePlanJson(*text,
@@ -124,7 +125,8 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path,
   std::error_code error;
   if (std::filesystem::exists(path, error) &&
       !std::filesystem::is_regular_file(path, error)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": is no file"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": is not a regular file"));
   }
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) {
@@ -133,8 +135,8 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path,
   }
   const int64_t size = file.tellg();
   if (size < 0 || size > limit_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": ", size, " bytes, limit ", limit_bytes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, ": has ", size, " bytes, the limit is ", limit_bytes));
   }
   std::string text(static_cast<size_t>(size), '\0');
   file.seekg(0);

@@ -1,5 +1,5 @@
-// The source of a command's model: a checkpoint folder, or a shape with random
-// weights, and the plan of its cache.
+// Opens the model that a command's flags name: a checkpoint folder, or a shape
+// with random weights; and the plan of its cache.
 #pragma once
 
 #include <cstdint>
@@ -24,54 +24,61 @@
 namespace kvasir::cli {
 
 struct ModelSource {
-  // Exactly one of the two is set.
+  // Exactly one of `checkpoint` and `shape` is set.
   std::optional<model::Checkpoint> checkpoint;
   std::optional<model::ModelShape> shape;
   std::string name;
   model::DecoderSpec spec;
-  // The part of a rank; by default the whole model.
+  // The part of the model that this rank has; by default the whole model.
   plan::TpShard shard;
-  // Resolved once for that rank and used by everything later. Exact windows are
-  // cut to the model's length.
+  // The plan for this rank, resolved only once. Exact windows are cut to the
+  // model's length.
   std::shared_ptr<const plan::ResolvedPlan> plan;
-  // The programs that the rank runs on a CPU; null if the plan is only shown.
+  // The plan with the attention programs that the rank runs on a CPU; null for
+  // PlanUse::kLook.
   std::shared_ptr<const worker::ServedPlan> served;
-  // True if the weights fit the plan. False for a --kv-plan that is shown
-  // before it is applied.
+  // Whether the checkpoint has the tensors of the plan. False only for
+  // PlanUse::kLook, with a --kv-plan that has not been applied to it.
   bool weights_fit = true;
 
-  // Resolves the plan for `spec`. Errors: those of ResolvePlan.
+  // Sets `plan` to `source`, resolved for `spec` and `shard`. Errors: those of
+  // ResolvePlan.
   absl::Status SetPlan(const kvasir::v1::KvPlan& source);
 };
 
-// Prompts lift latents if worker::PromptsMayLift allows it. A null device is
-// the CPU.
+// The options for worker::ServePlan. Prompts may lift latents unless
+// --deterministic was given or worker::PromptsMayLift refuses the device. A
+// null device means the CPU.
 worker::ServeOptions ServeOptionsOf(const ModelOptions& options,
                                     const kernels::Device* device);
-// The arguments for OpenDevice: the host's limit, and float16 activations on a
-// GPU if the checkpoint is stored in float16.
+// The settings for OpenDevice: the host's memory limit, and float16 activations
+// on a GPU if the checkpoint is stored in float16.
 DeviceWish DeviceWishOf(const ModelSource& source, const ModelOptions& options);
 
 enum class PlanUse {
-  kRun,   // an error unless this build serves the plan and the weights fit it
-  kLook,  // any valid plan
+  // to run the model: this build must serve the plan, and the checkpoint must
+  // have its tensors
+  kRun,
+  kLook,  // to show the plan: it need only be valid
 };
 
-// Opens the model that the flags name. Reads headers, no weights. The plan is
-// `plan` if given, else --kv-plan, else the folder's kv_plan.json, else the
-// full-rank plan in --kv-dtype. The flags' eviction, if any, is added.
+// Opens the model that the flags name. Reads headers, but no weights. The plan
+// is `plan` if set, else --kv-plan, else the folder's kv_plan.json, else a
+// full-rank plan with numbers of --kv-dtype. The eviction flags, if any, are
+// added to the plan.
 absl::StatusOr<ModelSource> OpenModelSource(
     const ModelOptions& options, PlanUse use,
     std::optional<kvasir::v1::KvPlan> plan = std::nullopt,
     plan::TpShard shard = {});
 
-// model::OwnCacheType of the checkpoint; bf16 if there is only a shape.
+// Returns model::OwnCacheType of the checkpoint, or bf16 for random weights.
 kvasir::v1::DataType OwnCacheType(const ModelSource& source);
 
-// Bytes of the model's weights in a file, and those of attention among them
-// (worker::CountWeightBytes counts bytes in memory). They are the checkpoint's
-// bytes if it has the plan's tensors; otherwise estimates in bf16, or in the
-// type of the embedding of the checkpoint that is to be compressed.
+// The size of the model's weights in files, in total and for attention.
+// (worker::CountWeightBytes counts bytes in memory.) Sizes are those of the
+// checkpoint's tensors if it has the plan's tensors. Otherwise they are
+// estimates: with numbers of the type of the checkpoint's embedding, or of bf16
+// for random weights.
 struct WeightSizes {
   int64_t bytes = 0;
   int64_t attention_bytes = 0;
@@ -80,8 +87,8 @@ struct WeightSizes {
 };
 WeightSizes WeightBytes(const ModelSource& source);
 
-// Reads the whole file. NOT_FOUND names it; a file of more than `limit_bytes`
-// is an error.
+// Reads the whole file. NOT_FOUND if it cannot be opened, INVALID_ARGUMENT if
+// it has more than `limit_bytes` bytes. Errors name the file.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path,
                                          int64_t limit_bytes);
 

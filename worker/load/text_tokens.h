@@ -1,4 +1,4 @@
-// The tokens of a text file, for commands that score a text.
+// Reads the tokens of a text file, for commands that score a text.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,17 @@ namespace kvasir::cli {
 
 struct TextTokens {
   std::vector<int32_t> ids;    // without special tokens
-  std::vector<int32_t> bytes;  // bytes of text of each token
-  // The token that the tokenizer puts before a text.
+  std::vector<int32_t> bytes;  // the bytes of text that each token stands for
+  // The token that the tokenizer puts before a text, if any.
   std::optional<int32_t> bos;
 
-  // Repeats the text `passes` times.
+  // Makes the text `passes` times as long by repeating it.
   void Repeat(int64_t passes);
 };
 
-// Reads a text with the tokenizer in a model's folder. INVALID_ARGUMENT for a
-// file of more than 64 MiB; errors of the tokenizer.
+// Reads the file `path` and encodes it with the tokenizer in the folder
+// `model`. INVALID_ARGUMENT for a file of more than 64 MiB; also the errors of
+// the tokenizer.
 absl::StatusOr<TextTokens> ReadTextTokens(const std::string& model,
                                           const std::string& path);
 

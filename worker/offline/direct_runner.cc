@@ -16,7 +16,8 @@ using kvasir::v1::StepResult;
 
 namespace {
 
-// Without ids the step runs one token, the last sampled one.
+// The number of tokens that a step runs. Without ids it is one, the last
+// sampled token.
 int64_t NumTokens(const DirectStep& step) {
   return std::max<int64_t>(1, static_cast<int64_t>(step.token_ids.size()));
 }
@@ -97,18 +98,19 @@ absl::Status DirectRunner::CheckSteps(
     if (point && sequence.length + num_tokens > *point) {
       return absl::InvalidArgumentError(
           absl::StrCat("sequence ", step.sequence_id, ": a step of ",
-                       num_tokens, " tokens after ", sequence.length,
-                       " passes the eviction at ", *point));
+                       num_tokens, " tokens after the first ", sequence.length,
+                       " would pass the eviction that is due after ", *point));
     }
     for (size_t group = 0; group < free.size(); ++group) {
       const Table& table = sequence.tables[group];
       const int64_t stay = SlotsThatStay(sequence, table);
-      // MissingPages is negative if an eviction frees pages.
+      // If an eviction frees pages, MissingPages is negative and adds to the
+      // free pages.
       free[group] -= MissingPages(table, group, stay + num_tokens);
       if (free[group] < 0) {
-        return absl::ResourceExhaustedError(
-            absl::StrCat("sequence of ", sequence.length + num_tokens,
-                         " tokens: page group ", group, " has no free page"));
+        return absl::ResourceExhaustedError(absl::StrCat(
+            "sequence of ", sequence.length + num_tokens,
+            " tokens: page group ", group, " has no free page left"));
       }
     }
   }
@@ -148,7 +150,7 @@ void DirectRunner::AddPages(int64_t num_tokens, Sequence* sequence,
     delta->set_page_group(static_cast<uint32_t>(group));
     delta->set_reset(!sequence->known);
     delta->set_first_live_index(static_cast<uint32_t>(table.first_live));
-    // Pages that it already has, after a rewind.
+    // A rewound sequence tells the executor again which pages it has.
     if (delta->reset()) {
       delta->mutable_appended_pages()->Add(table.pages.begin(),
                                            table.pages.end());
@@ -213,7 +215,8 @@ absl::StatusOr<StepResult> DirectRunner::Run(
   released_.clear();
   KVASIR_ASSIGN_OR_RETURN(StepResult result, executor_->Execute(plan));
   ++last_step_id_;
-  // The executor has run all sequences, whatever the result of one.
+  // Counts the step for all sequences, also if one of them has a fault, because
+  // the executor has run them all.
   for (const SequenceStep& step : plan.sequences()) {
     Sequence& sequence = sequences_[step.sequence_id()];
     sequence.known = true;
@@ -226,8 +229,8 @@ absl::StatusOr<StepResult> DirectRunner::Run(
         !fault.ok()) {
       return absl::Status(
           fault.code(),
-          absl::StrCat("sequence ", plan.sequences(i).sequence_id(), ", ",
-                       plan.sequences(i).logical_start(),
+          absl::StrCat("sequence ", plan.sequences(i).sequence_id(),
+                       ", which had ", plan.sequences(i).logical_start(),
                        " tokens before this step: ", fault.message()));
     }
   }
@@ -266,7 +269,8 @@ std::optional<int64_t> DirectRunner::NextEviction(
   for (size_t group = 0; group < free_.size(); ++group) {
     std::optional<int64_t> point =
         ScheduleOf(sequence, group).NextPoint(sequence.length);
-    // The tokens of a step must be all prompt or all output.
+    // A step must not contain both prompt and output tokens, so it also ends at
+    // the end of the prompt.
     if (point && sequence.length < sequence.prompt) {
       point = std::min(*point, sequence.prompt);
     }

@@ -20,54 +20,61 @@ namespace kvasir::worker {
 // A sequence's part of one step.
 struct DirectStep {
   uint64_t sequence_id = 0;
-  // Empty: use the token that the last step sampled for this sequence.
+  // The input tokens. Empty: the token that the last step sampled for this
+  // sequence.
   absl::Span<const int32_t> token_ids;
-  // Tokens whose log probabilities are wanted, one after each input token.
+  // Tokens to score: the log probability of target i is computed after input
+  // token i.
   absl::Span<const int32_t> target_ids;
   std::optional<kvasir::v1::SampleRequest> sample;
-  // Whether the given tokens are output; otherwise they are prompt.
+  // Whether `token_ids` are output; otherwise they are prompt.
   bool output = false;
 };
 
+// Runs steps on an executor and manages the pages of its sequences.
+//
 // Threads: one at a time.
-// Errors: RESOURCE_EXHAUSTED when pages run out; nothing has changed then.
-//   Errors of the executor and of CheckFault; the runner cannot be used after
-//   them.
+// Errors: RESOURCE_EXHAUSTED if pages run out, in which case nothing has
+//   changed. Errors of the executor and of CheckFault, after which the runner
+//   cannot be used.
 class DirectRunner {
  public:
-  // Executor and layout outlive the runner. `last_step_id` is the executor's
-  // last step, 0 for a new executor.
+  // Executor and layout outlive the runner. `last_step_id` is the id of the
+  // executor's last step; 0 for a new executor.
   DirectRunner(Executor* executor, const cache::PageLayout* layout,
                const cache::PageCounts& pages, uint64_t last_step_id = 0);
   ~DirectRunner();
 
-  // Runs one step. List prompts before output. A sequence starts at position 0
-  // when it is first named. INVALID_ARGUMENT for tokens beyond next_eviction;
-  // nothing has changed then.
+  // Runs one step. `steps` must list prompts before output. A sequence starts
+  // at position 0 when it is first named. INVALID_ARGUMENT, with nothing
+  // changed, for tokens past next_eviction.
   absl::StatusOr<kvasir::v1::StepResult> Run(
       absl::Span<const DirectStep> steps);
 
-  // Starts a sequence after `length` tokens. Their slots hold whatever is in
-  // the pages. Call it before the sequence's first step.
+  // Makes a sequence start after `length` tokens that are not computed: their
+  // slots contain whatever is in the pages. Call it before the sequence's first
+  // step.
   void StartAt(uint64_t sequence_id, int64_t length);
 
-  // Sets a sequence that has run back to `length` tokens, as if StartAt had
-  // just begun it there with a prompt of `prompt_tokens`. It keeps its pages
-  // and side pages with their contents. CHECK-fails if a sliding window has
-  // given up pages.
+  // Sets a sequence back to `length` tokens, as if StartAt had just been called
+  // with this length, and SetPrompt. It keeps the pages of these tokens and its
+  // side pages, with their contents. CHECK-fails if a sliding window has given
+  // up pages of the sequence.
   void Rewind(uint64_t sequence_id, int64_t length, int64_t prompt_tokens);
 
-  // Sets how many tokens are the prompt, for a sequence that evicts slots. Call
-  // it before the sequence's first step. By default these are the tokens of
-  // StartAt, or of the first step.
+  // Sets the number of prompt tokens, which decides when a sequence evicts
+  // slots. Call it before the sequence's first step. By default the prompt is
+  // the tokens of StartAt, or those of the first step.
   void SetPrompt(uint64_t sequence_id, int64_t prompt_tokens);
-  // The position that the sequence's next step must not pass; nullopt if there
-  // is none, or if the prompt is not known yet.
+  // The number of tokens at which the sequence's next eviction is due, or its
+  // prompt ends; no step may pass it. nullopt if there is no such point, or if
+  // the prompt is not known yet.
   std::optional<int64_t> next_eviction(uint64_t sequence_id) const;
 
-  // Where the slots of a sequence lie, in order, after it has run a step. If
-  // slots were evicted, `evicted_at` is the token count at that time, and the
-  // first `kept_slots` slots are those that stayed; 0 if none were evicted.
+  // Where the slots of a sequence lie, in order, after it has run a step.
+  // `evicted_at` is the sequence's length at its last eviction, and the first
+  // `kept_slots` slots are those that this eviction kept. Both are 0 if nothing
+  // was evicted.
   struct Slots {
     absl::Span<const int32_t> pages;  // valid until the next call
     int64_t evicted_at = 0;
@@ -75,11 +82,10 @@ class DirectRunner {
   };
   Slots slots(uint64_t sequence_id, int64_t group) const;
 
-  // Frees the sequence's pages at once. The executor forgets the sequence with
-  // the next step.
+  // Ends a sequence. Frees its pages at once; the next step tells the executor.
   void Release(uint64_t sequence_id);
 
-  // Tokens run so far.
+  // The number of tokens of the sequence so far.
   int64_t length(uint64_t sequence_id) const;
   int64_t free_pages(int64_t group) const {
     return static_cast<int64_t>(free_[static_cast<size_t>(group)].size());
@@ -96,7 +102,7 @@ class DirectRunner {
   };
   struct Sequence {
     int64_t length = 0;
-    int64_t prompt = 0;  // 0: not known
+    int64_t prompt = 0;  // 0: not known yet
     bool known = false;  // whether the executor knows it
     std::vector<Table> tables;
   };
@@ -105,12 +111,15 @@ class DirectRunner {
                                      size_t group) const;
   void Start(int64_t num_tokens, Sequence* sequence) const;
   std::optional<int64_t> NextEviction(const Sequence& sequence) const;
-  // Slots of a table that remain after the evictions before the next step.
+  // The number of slots in a table after an eviction that is due before the
+  // next step.
   static int64_t SlotsThatStay(const Sequence& sequence, const Table& table);
   int64_t PagesOf(int64_t slots) const;
-  // Pages that the table lacks for `slots` slots.
+  // How many pages the table needs in addition, to have `slots` slots. Negative
+  // if it has more than it needs.
   int64_t MissingPages(const Table& table, size_t group, int64_t slots) const;
-  // Checks whether Run can do all of these steps.
+  // Checks whether Run can do all these steps, so that a refused call changes
+  // nothing.
   absl::Status CheckSteps(absl::Span<const DirectStep> steps) const;
   void Evict(uint64_t sequence_id, Sequence* sequence,
              kvasir::v1::StepPlan* plan);
@@ -126,7 +135,7 @@ class DirectRunner {
   std::vector<uint64_t> released_;
 };
 
-// A greedy sample with nothing else requested.
+// A request for a greedy sample, without log probabilities or penalties.
 kvasir::v1::SampleRequest GreedySample();
 
 }  // namespace kvasir::worker

@@ -12,7 +12,7 @@
 namespace kvasir::worker {
 namespace {
 
-// Bytes of the pages that are in use now.
+// Bytes of the pages that the runner's sequences use now.
 int64_t HeldBytes(const KvArenas& arenas, const DirectRunner& runner) {
   int64_t bytes = 0;
   for (int64_t group = 0; group < arenas.num_page_groups(); ++group) {
@@ -35,9 +35,10 @@ void CountPool(const ModelExecutor& executor, PerplexityResult* result) {
   }
 }
 
-// Scores ids[1 + unscored..] of one window, each after the ids before it. The
-// last id is only a target. `scored` is called for every step that scores, with
-// its first token and the log probabilities.
+// Runs one window and scores ids[1 + unscored] and all later ids, each with all
+// ids before it as context. The last id is only a target. For every step that
+// scores, calls `scored` with the index of the step's first input and the log
+// probabilities.
 absl::Status ScoreWindow(
     DirectRunner* runner, uint64_t sequence_id, absl::Span<const int32_t> ids,
     int64_t unscored, int64_t chunk,
@@ -69,42 +70,42 @@ absl::Status CheckOptions(const TokenizedText& text,
                           const ModelExecutorOptions& limits,
                           const PerplexityOptions& options) {
   if (text.token_ids.size() != text.token_bytes.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: ", text.token_ids.size(), " tokens, but ",
-                     text.token_bytes.size(), " byte counts"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "perplexity: the text has ", text.token_ids.size(), " token ids, but ",
+        text.token_bytes.size(), " byte counts of tokens"));
   }
   if (options.window_tokens < 2 ||
       options.window_tokens > limits.max_model_len) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: window: want 2 to ", limits.max_model_len,
-                     " tokens, have ", options.window_tokens));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "perplexity: a window must have 2 to ", limits.max_model_len,
+        " tokens, has ", options.window_tokens));
   }
   if (options.chunk_tokens < 0 ||
       options.chunk_tokens > limits.max_batched_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: chunk: want 1 to ", limits.max_batched_tokens,
-                     " tokens, have ", options.chunk_tokens));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "perplexity: a chunk must have 1 to ", limits.max_batched_tokens,
+        " tokens, has ", options.chunk_tokens));
   }
   if (options.stride_tokens < 0 ||
       options.stride_tokens >= options.window_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: stride: want fewer tokens than the window's ",
-                     options.window_tokens, ", have ", options.stride_tokens));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "perplexity: the stride must be less than the window's ",
+        options.window_tokens, " tokens, is ", options.stride_tokens));
   }
   const int64_t whole = options.stride_tokens > 0
                             ? static_cast<int64_t>(text.token_ids.size())
                             : options.window_tokens;
   if (options.parts < 1 || options.parts >= whole) {
     return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: parts of a ",
+        absl::StrCat("perplexity: the number of parts of a ",
                      options.stride_tokens > 0 ? "text" : "window",
-                     ": want 1 to ", whole - 1, ", have ", options.parts));
+                     " must be 1 to ", whole - 1, ", is ", options.parts));
   }
   return absl::OkStatus();
 }
 
-// Adds the losses of a step's tokens, which begin at `first` in a window of
-// `tokens`.
+// Adds the losses of a step to the parts. The step's first input is number
+// `first` of `tokens` inputs, which the parts divide equally.
 void AddToParts(int64_t first, absl::Span<const float> logprobs, int64_t tokens,
                 std::vector<PerplexityPart>* parts) {
   const auto num_parts = static_cast<int64_t>(parts->size());
@@ -136,7 +137,7 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
   std::vector<int32_t> ids;
   uint64_t sequence_id = 0;
   const bool strides = options.stride_tokens > 0;
-  // The next window's tokens end at `end`. Those from `start` on are scored.
+  // Each window scores the tokens [start, end) of the text.
   int64_t end = 0;
   for (int64_t start = 0; start < total; start = end) {
     end = std::min(total, strides && start > 0 ? start + options.stride_tokens
@@ -149,12 +150,13 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
     if (has_bos) ids.push_back(*options.bos_token_id);
     ids.insert(ids.end(), first, first + count);
     const auto inputs = static_cast<int64_t>(ids.size()) - 1;
-    // An input's target is the next token, so the input before `start` is the
-    // first that scores.
+    // An input's target is the token after it, so the first input that scores
+    // is the one before `start`.
     const int64_t unscored =
         start > begin ? start - begin - (has_bos ? 0 : 1) : 0;
-    // Parts divide the window, or with a stride the text. `before` and `whole`
-    // are its inputs before this window, and all of them.
+    // Parts divide the inputs of the window, or with a stride those of the
+    // text. `whole` is the number of these inputs, and `before` the number of
+    // them before this window.
     const int64_t before = strides ? begin : 0;
     const int64_t whole = strides ? total - (has_bos ? 0 : 1) : inputs;
     const auto scored = [&](int64_t from, absl::Span<const float> logprobs) {
@@ -176,7 +178,8 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
     };
     KVASIR_RETURN_IF_ERROR(
         ScoreWindow(&runner, ++sequence_id, ids, unscored, chunk, scored));
-    // Without a BOS token the window's first token has no context.
+    // Without a BOS token the window's first token has no context, so it is not
+    // scored.
     for (int64_t i = std::max(start, begin + (has_bos ? 0 : 1)); i < end; ++i) {
       result.bytes += text.token_bytes[static_cast<size_t>(i)];
     }
@@ -187,11 +190,12 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
     nats += part.nats;
     result.tokens += part.tokens;
   }
-  // Lets the executor forget the last window too.
+  // An empty step releases the last window's sequence in the executor.
   KVASIR_RETURN_IF_ERROR(runner.Run({}).status());
   if (result.tokens == 0 || result.bytes == 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: nothing to score in ", total, " tokens"));
+        absl::StrCat("perplexity: nothing to score: none of the ", total,
+                     " tokens has context"));
   }
   result.perplexity = std::exp(nats / static_cast<double>(result.tokens));
   result.nats_per_byte = nats / static_cast<double>(result.bytes);

@@ -42,13 +42,14 @@ PerplexityResult MustScore(Rank& rank, const Text& text,
   return result.ok() ? *result : PerplexityResult{};
 }
 
-TEST(PerplexityTest, ScoresEveryTokenThatHasContext) {
+TEST(PerplexityTest, EveryTokenThatHasContextIsScored) {
   auto rank = TinyRank();
   const Text text = SomeText(100);
   const PerplexityResult without =
       MustScore(*rank, text, {.window_tokens = 40});
   EXPECT_EQ(without.tokens, 39 + 39 + 19);
-  EXPECT_EQ(without.bytes, 250 - 1 - 1 - 1);  // tokens 0, 40 and 80
+  // tokens 0, 40 and 80 have no context
+  EXPECT_EQ(without.bytes, 250 - 1 - 1 - 1);
   const PerplexityResult with =
       MustScore(*rank, text, {.window_tokens = 41, .bos_token_id = 1});
   EXPECT_EQ(with.tokens, 100);
@@ -57,7 +58,7 @@ TEST(PerplexityTest, ScoresEveryTokenThatHasContext) {
               1e-9);
 }
 
-TEST(PerplexityTest, EqualsTheLossOfTheLogits) {
+TEST(PerplexityTest, PerplexityEqualsTheLossComputedFromTheLogits) {
   RankOptions options = TinyOptions();
   std::map<int64_t, std::vector<float>> logits;
   options.executor.logits_tap = [&](const LogitsRow& row) {
@@ -77,7 +78,7 @@ TEST(PerplexityTest, EqualsTheLossOfTheLogits) {
   EXPECT_NEAR(std::log(result.perplexity), nats / 29, 1e-5);
 }
 
-TEST(PerplexityTest, ChunksMakeNoDifferenceToTheLastBit) {
+TEST(PerplexityTest, ChunkSizeChangesNoBitOfThePerplexity) {
   auto rank = TinyRank();
   const Text text = SomeText(150);
   const PerplexityResult whole = MustScore(*rank, text, {.window_tokens = 100});
@@ -88,11 +89,11 @@ TEST(PerplexityTest, ChunksMakeNoDifferenceToTheLastBit) {
   }
 }
 
-TEST(PerplexityTest, ReportsTheBytesThatThePoolTakes) {
+TEST(PerplexityTest, TheReportedBytesPerTokenMatchTheAllocatedPool) {
   auto rank = TinyRank();
   const PerplexityResult result =
       MustScore(*rank, SomeText(10), {.window_tokens = 10});
-  // 2 layers of 4 heads of 8 numbers, keys and values, bf16.
+  // 2 layers * (key, value) * 4 heads * 8 numbers of 2 bytes.
   EXPECT_EQ(result.kv_bytes_per_token, 2 * 2 * 4 * 8 * 2);
   EXPECT_EQ(result.kv_compression_ratio, 1.0);
   const double pool =
@@ -101,8 +102,8 @@ TEST(PerplexityTest, ReportsTheBytesThatThePoolTakes) {
             static_cast<int64_t>(pool));
 }
 
-// Compares with the numbers of separate windows.
-TEST(PerplexityTest, AStrideScoresEveryTokenOnceAfterAWindowOfContext) {
+// Computes the expected loss by scoring each window as a separate text.
+TEST(PerplexityTest, WithAStrideEveryTokenIsScoredOnceAfterAWindowOfContext) {
   auto rank = TinyRank();
   const Text text = SomeText(75);
   for (const bool has_bos : {false, true}) {
@@ -130,7 +131,8 @@ TEST(PerplexityTest, AStrideScoresEveryTokenOnceAfterAWindowOfContext) {
     nats += nats_of(0, own);
     for (int64_t start = own; start < 75; start += 16) {
       const int64_t end = std::min<int64_t>(75, start + 16);
-      // The loss of the whole window minus that of the tokens scored before.
+      // The loss of the scored tokens is that of the whole window minus that of
+      // the window's tokens before `start`.
       nats += nats_of(end - own, end) - nats_of(end - own, start);
       tokens -= 2 * (start - (end - own) - (has_bos ? 0 : 1));
     }
@@ -151,29 +153,29 @@ TEST(PerplexityTest, AStrideScoresEveryTokenOnceAfterAWindowOfContext) {
   }
 }
 
-TEST(PerplexityTest, RefusesWindowsOutsideTheLimits) {
+TEST(PerplexityTest, WindowsChunksStridesAndPartsOutsideTheLimitsAreRefused) {
   auto rank = TinyRank();
   const Text text = SomeText(10);
   for (const int64_t window : {0, 1, 129}) {
     EXPECT_THAT(
         Perplexity(&rank->executor(), text.view(), {.window_tokens = window}),
         StatusIs(absl::StatusCode::kInvalidArgument,
-                 HasSubstr("window: want 2 to 128")));
+                 HasSubstr("a window must have 2 to 128 tokens")));
   }
   EXPECT_THAT(Perplexity(&rank->executor(), text.view(),
                          {.window_tokens = 16, .chunk_tokens = 65}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("chunk: want 1 to 64")));
+                       HasSubstr("a chunk must have 1 to 64 tokens")));
   EXPECT_THAT(Perplexity(&rank->executor(), text.view(),
                          {.window_tokens = 16, .stride_tokens = 16}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("stride: want fewer tokens than the window's "
-                                 "16, have 16")));
+                       HasSubstr("the stride must be less than the window's "
+                                 "16 tokens, is 16")));
   EXPECT_THAT(
       Perplexity(&rank->executor(), text.view(),
                  {.window_tokens = 16, .stride_tokens = 4, .parts = 10}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("parts of a text: want 1 to 9, have 10")));
+               HasSubstr("parts of a text must be 1 to 9, is 10")));
   EXPECT_THAT(Perplexity(&rank->executor(), {}, {.window_tokens = 16}),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("nothing to score")));

@@ -10,7 +10,8 @@ using plan::ResolvedUse;
 using plan::RopeSide;
 using plan::Space;
 
-// A complex product has two components and takes 6 operations: 3 for each dim.
+// Rotating a pair of dims is a complex product, which takes 6 operations: 3 for
+// each dim.
 constexpr int64_t kRotationFlopsPerDim = 3;
 
 // One latent and the heads that read it.
@@ -63,8 +64,8 @@ class KeyCounter {
     if (pre_rope_) Rotate(latent, rotated_dims);
     flops_.attention += 2 * latent.query_heads * dims;
   }
-  // Channels that represent pairs: they are rotated as they are, once for each
-  // head.
+  // Channels that represent rotation pairs. They are rotated without a lift,
+  // once for each head.
   void Channels(const Latent& latent, int64_t terms) {
     Absorb(latent, terms);
     if (pre_rope_) Rotate(latent, latent.channels);
@@ -72,7 +73,7 @@ class KeyCounter {
 
   void Full(const Latent& latent) {
     if (!pre_rope_) {
-      Absorb(latent, 1);  // the basis is applied to the query
+      Absorb(latent, 1);  // the query is multiplied by the basis
     } else if (part_.has_basis()) {
       Rebuild(latent, head_dim_, rotary_dims_);
     } else {
@@ -82,8 +83,8 @@ class KeyCounter {
   }
 
   void LowRankUse(const Latent& latent, const ResolvedUse& use) {
-    // Keys that do not rotate and have an online Hadamard transform absorb
-    // their lift.
+    // If keys do not rotate and have an online Hadamard transform, their lift
+    // is applied to the query.
     const bool absorbs =
         !pre_rope_ && part_.transform == plan::Transform::kHadamardOnline;
     if (use.lift == plan::Lift::kReconstruct && !absorbs) {
@@ -124,7 +125,8 @@ SideFlops FlopsPerSlot(const plan::ResolvedPlan& plan, int64_t layer,
       latent.kv_heads = CountContained(from.heads, plan.kv_heads);
       latent.query_heads = latent.kv_heads * queries;
       if (side == plan::Side::kValue) {
-        // Values are lifted after the sum, whatever the lift.
+        // Any lift of values is applied after the sum, so it costs nothing per
+        // cached token.
         sum.attention += 2 * latent.query_heads * latent.channels;
         continue;
       }

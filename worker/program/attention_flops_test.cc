@@ -9,7 +9,8 @@
 namespace kvasir::worker {
 namespace {
 
-// Operations of each query head with the latent that it meets.
+// Operations of all query heads on the latents that they read, per cached
+// token.
 int64_t Absorbed(const AttentionProgram& program, const PartProgram& part) {
   const RankHeads& heads = program.heads;
   int64_t flops = 0;
@@ -21,8 +22,8 @@ int64_t Absorbed(const AttentionProgram& program, const PartProgram& part) {
   return flops;
 }
 
-// Operations of the engine for a cached token, computed from the program that
-// it runs.
+// Operations of the keys for a cached token, computed from the program that the
+// engine runs.
 SideFlops OfKeys(const AttentionProgram& program) {
   SideFlops flops;
   for (const KeyProgram& part : program.key) {
@@ -57,15 +58,16 @@ class AttentionFlopsTest : public ::testing::TestWithParam<PlanCase> {
   }
 };
 
-TEST_P(AttentionFlopsTest, EqualTheFlopsOfTheProgramsThatRun) {
+TEST_P(AttentionFlopsTest, FlopsPerSlotEqualThoseOfTheAttentionProgram) {
   ExpectThePrograms({}, {.query = {0, 8}, .kv = {0, 4}});
 }
 
-TEST_P(AttentionFlopsTest, CountTheHeadsOfTheRank) {
+TEST_P(AttentionFlopsTest, FlopsPerSlotCountOnlyTheHeadsOfTheRank) {
   ExpectThePrograms({.rank = 1, .size = 2}, {.query = {4, 4}, .kv = {2, 2}});
 }
 
-TEST_P(AttentionFlopsTest, CountTheRanksQueryHeadsOfASharedKvHead) {
+TEST_P(AttentionFlopsTest,
+       FlopsPerSlotCountOnlyTheRanksQueryHeadsOfASharedKvHead) {
   ExpectThePrograms({.rank = 5, .size = 8}, {.query = {5, 1}, .kv = {2, 1}});
 }
 

@@ -14,13 +14,12 @@ namespace {
 absl::Status AtMost(int64_t limit, int64_t value, const std::string& where,
                     const char* what) {
   if (value <= limit) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat(where, ": ", what,
-                                               ": this build "
-                                               "serves at most ",
-                                               limit, ", have ", value));
+  return absl::UnimplementedError(absl::StrCat(
+      where, ": ", value, " ", what, "; this build serves at most ", limit));
 }
 
-// The latents of a part as the op takes them. It points to its own groups.
+// The latents of a part in the form that the attention op takes. `view` points
+// into the other members.
 struct Latents {
   Latents(const PartProgram& part, const plan::ResolvedPart& resolved) {
     for (const LatentProgram& latent : part.latents) {
@@ -41,32 +40,33 @@ struct Latents {
   Latents(const Latents&) = delete;
   Latents(Latents&&) = default;
 
-  // Stands for arrays that the checks only compare with null.
+  // Its address stands for arrays that the checks only compare with null.
   static constexpr float kPresent = 0.0f;
 
   std::vector<kernels::LatentGroup> groups;
   std::vector<kernels::LatentGroup> exact_groups;
   kernels::LatentPart view;
-  // The side's exact rows, if it has some.
+  // The exact rows of the part's side, if it keeps exact rows.
   kernels::ExactRows exact;
 };
 
 absl::Status CheckLatents(const Latents& latents, const std::string& where) {
   for (const kernels::LatentGroup& group : latents.groups) {
     KVASIR_RETURN_IF_ERROR(AtMost(kernels::kAttentionMaxWidth, group.width,
-                                  where, "numbers of a latent"));
+                                  where, "numbers in a latent"));
     KVASIR_RETURN_IF_ERROR(AtMost(kernels::kAttentionMaxRuns, group.num_runs,
                                   where, "runs of codes in a latent"));
   }
   return absl::OkStatus();
 }
 
-// Whether the op can launch the program's parts for prompts, or for output.
-// Each part by itself must be within its limits.
+// Whether the attention op can launch the program: for prompts if `prompts`,
+// else for decode. The caller has checked the limits of each single part.
 bool LaunchFits(const AttentionProgram& program,
                 const plan::ResolvedAttention& attention, bool prompts) {
   std::vector<Latents> latents;
-  latents.reserve(program.key.size());  // pointed to
+  // a fixed place, because `keys` points into it
+  latents.reserve(program.key.size());
   std::vector<kernels::KeyRebuild> rebuilds(program.key.size());
   std::vector<kernels::AttentionKeyPart> keys(program.key.size());
   const std::vector<kernels::DevicePtr<const float>> lift(
@@ -106,7 +106,8 @@ bool LaunchFits(const AttentionProgram& program,
   params.num_key_parts = static_cast<int64_t>(keys.size());
   params.values = &values;
   params.num_value_parts = 1;
-  // Exact rows count as parts of their own.
+  // The op treats exact rows as further parts, so they count towards its
+  // limits.
   params.key_exact.sinks = attention.key.exact_sinks;
   params.key_exact.window = attention.key.exact_window;
   params.value_exact.sinks = attention.value.exact_sinks;
@@ -128,15 +129,17 @@ absl::Status CheckAttentionLimits(const AttentionProgram& program,
     if (!part.rebuild.has_value()) continue;
     KVASIR_RETURN_IF_ERROR(AtMost(kernels::kAttentionMaxHeadDim,
                                   part.rebuild->dims, where,
-                                  "numbers of a key that is rebuilt"));
+                                  "numbers in a rebuilt key"));
   }
   const Latents value(program.value, attention.value.parts[0]);
   KVASIR_RETURN_IF_ERROR(CheckLatents(value, name + " value part 0"));
   if (LaunchFits(program, attention, /*prompts=*/false))
     return absl::OkStatus();
   return absl::UnimplementedError(absl::StrCat(
-      name, ": one query's numbers of all parts take more than the ",
-      kernels::kAttentionScratchBytes, " bytes that this build keeps of them"));
+      name,
+      ": the numbers of one query, in all parts together, take more than the ",
+      kernels::kAttentionScratchBytes,
+      " bytes of scratch memory that this build has for them"));
 }
 
 void DropPromptLiftsBeyondLimits(const plan::ResolvedAttention& attention,

@@ -10,14 +10,14 @@
 
 namespace kvasir::worker {
 
-// `program` was made from `attention`. UNIMPLEMENTED names layer, side, part,
-// the value and its limit.
+// UNIMPLEMENTED if `program`, which was made from `attention`, exceeds a limit.
+// The error names layer, side, part, the value and its limit.
 absl::Status CheckAttentionLimits(const AttentionProgram& program,
                                   int64_t layer,
                                   const plan::ResolvedAttention& attention);
 
-// Removes prompt lifts that the kernels cannot launch. The layer is then served
-// without them.
+// Removes the program's prompt lifts if the kernels cannot launch them. The
+// layer is then served without prompt lifts.
 void DropPromptLiftsBeyondLimits(const plan::ResolvedAttention& attention,
                                  AttentionProgram* program);
 

@@ -33,7 +33,8 @@ Pairs FirstPairs(int64_t count) {
   return pairs;
 }
 
-// Adds one row. It joins the last run if both row and column continue it.
+// Adds one row to `takes`. Extends the last run if both row and column continue
+// that run.
 void Take(int64_t row, int64_t column, std::vector<RowTake>* takes) {
   if (!takes->empty()) {
     RowTake& last = takes->back();
@@ -50,14 +51,14 @@ void TakeRun(int64_t row, int64_t count, int64_t column,
   for (int64_t i = 0; i < count; ++i) Take(row + i, column + i, takes);
 }
 
-// How the first numbers of a head rotate.
+// How RoPE rotates the first numbers of a head.
 struct HeadTurn {
   Pairs pairs;
   RopePairing pairing = RopePairing::kHalfSplit;
 };
 
-// Adds one head at `column`. It joins the last rotation if number of dims and
-// pairs are the same and it lies next to it.
+// Adds the rotation of one head at `column`. Extends the last rotation if that
+// has heads of the same kind and ends at `column`.
 void Turn(int64_t column, int64_t head_dim, const HeadTurn& turn,
           std::vector<Rotation>* rotations) {
   if (turn.pairs.empty()) return;
@@ -76,7 +77,7 @@ void Turn(int64_t column, int64_t head_dim, const HeadTurn& turn,
       {column, 1, head_dim, turn.pairing, num_pairs, turn.pairs});
 }
 
-// Keeps one table if all heads rotate alike.
+// Keeps only the first head's pairs if all heads rotate by the same pairs.
 void ShareTable(Rotation* rotation) {
   const auto n = static_cast<std::ptrdiff_t>(rotation->num_pairs);
   auto& pairs = rotation->pairs;
@@ -90,7 +91,8 @@ void ShareTables(std::vector<Rotation>* rotations) {
   for (Rotation& rotation : *rotations) ShareTable(&rotation);
 }
 
-// Whether a matrix makes the latents, instead of the model's projection.
+// Whether a low-rank matrix (".down") makes the latents, instead of the model's
+// own projection.
 bool IsLowRank(const ResolvedPart& part) {
   return part.space == Space::kLowRank || part.space == Space::kRopeLowRank;
 }
@@ -136,7 +138,7 @@ class Maker {
 
  private:
   int64_t share() const { return shape_.num_heads / shape_.num_kv_heads; }
-  // The model's KV head for a query head of this rank.
+  // The KV head, numbered in the model, that a query head of this rank reads.
   int64_t KvHeadOf(int64_t query_head) const {
     return (out_.heads.query.first + query_head) / share();
   }
@@ -148,7 +150,7 @@ class Maker {
   }
   int64_t num_pairs() const { return out_.rotates ? shape_.rotary_dim / 2 : 0; }
 
-  // Makes a part of keys or values.
+  // Makes what key and value parts have in common.
   PartProgram MakePart(const ResolvedPart& from) const {
     PartProgram part;
     part.prefix = from.prefix;
@@ -159,7 +161,8 @@ class Maker {
     part.hadamard = from.transform == plan::Transform::kHadamardOnline;
     part.static_ranges = from.range == plan::RangeKind::kChannel;
     part.group_of_head.assign(static_cast<size_t>(out_.heads.kv.count), -1);
-    int64_t channel = 0;  // in the tensors of all latents
+    // counts the channels of all latents in the plan's order
+    int64_t channel = 0;
     for (size_t g = 0; g < from.latents.size(); ++g) {
       const ResolvedLatent& resolved = from.latents[g];
       LatentProgram latent;
@@ -200,8 +203,8 @@ class Maker {
     static_cast<PartProgram&>(part) = MakePart(from);
     const bool unrotated = from.stored == RopeSide::kBefore;
     const bool low_rank = from.space == Space::kLowRank;
-    // A lift of keys that do not rotate can be applied to keys or queries. A
-    // Hadamard transform must be undone on the queries' side.
+    // If keys do not rotate, their lift can be applied to the keys or to the
+    // queries. With a Hadamard transform it must be the queries.
     const bool lifted_here = from.rebuilt && low_rank && !part.hadamard;
     if (unrotated || lifted_here) part.rebuild = MakeRebuild(from, part);
     if (part.rebuild.has_value() && part.rebuild->lifted) return part;
@@ -235,7 +238,7 @@ class Maker {
     return rebuild;
   }
 
-  // The pairs among the dims of a low_rank part, ascending.
+  // The rotation pairs that the dims of a low_rank part contain, ascending.
   Pairs CoveredPairs(const ResolvedPart& part) const {
     Pairs pairs;
     const bool interleaved = shape_.pairing == RopePairing::kInterleaved;
@@ -262,8 +265,8 @@ class Maker {
     return pairs;
   }
 
-  // How the key of a KV head of this rank rotates: as the head itself, or as
-  // its latent if the latent stores pairs.
+  // How RoPE rotates the key of a KV head of this rank: the pairs of the head,
+  // or those of its latent if the latent's channels represent pairs.
   HeadTurn TurnOfKey(const ResolvedPart& from, const PartProgram& part,
                      int64_t local) const {
     const auto head = static_cast<size_t>(local);
@@ -281,8 +284,8 @@ class Maker {
     return {ChannelPairs(part.latents[group]), RopePairing::kHalfSplit};
   }
 
-  // The dims of a query head that a part uses, if no lift is folded into the
-  // weights.
+  // The dims of a query head that a part uses, for plans that fold no lift into
+  // q_proj.
   Indices QueryDims(const ResolvedPart& from, const PartProgram& part,
                     int64_t query_head) const {
     const auto pair_dims = [this](const Pairs& pairs) {
@@ -303,13 +306,14 @@ class Maker {
     return dims;
   }
 
-  // How a query head's rows for a part rotate before they meet the keys.
+  // How RoPE rotates a query head's numbers for a part.
   HeadTurn TurnOfQuery(const ResolvedPart& from, const KeyProgram& part,
                        int64_t query_head) const {
     if (from.space == Space::kRopeLowRank && part.lift == QueryLift::kComplex) {
       return {LatentOf(part, query_head).pairs, shape_.pairing};
     }
-    // Rows with a folded lift are latents, and rotate only as those do.
+    // Queries with a folded lift have the form of latents. In a low_rank part
+    // they do not rotate.
     if (from.space == Space::kLowRank && from.folded) return {};
     return TurnOfKey(from, part, KvHeadOf(query_head) - out_.heads.kv.first);
   }
@@ -322,12 +326,13 @@ class Maker {
     const bool folded =
         std::any_of(parts.begin(), parts.end(),
                     [](const ResolvedPart& part) { return part.folded; });
-    // The rows of q_proj before this rank's first head.
+    // The row of q_proj at which this rank's first head begins.
     int64_t first_row = 0;
     for (int64_t i = 0; i < out_.heads.query.first; ++i) {
       first_row += tensors_.query_rows[static_cast<size_t>(i)];
     }
-    // by head: its next row; moves past the rows of each part
+    // For each head, its next row of q_proj, which moves past the rows of one
+    // part after the other.
     Indices head_row;
     for (int64_t h = 0; h < out_.heads.query.count; ++h) {
       head_row.push_back(first_row);
@@ -365,7 +370,7 @@ class Maker {
     out_.projections.push_back(std::move(projection));
   }
 
-  // Makes the columns of the latents, and their rotation.
+  // Adds the columns from which a part's latents are made, and their rotation.
   void Project(const ResolvedPart& from, PartProgram* part) {
     Projection projection;
     const bool down = IsLowRank(from);
@@ -390,8 +395,8 @@ class Maker {
     out_.projections.push_back(std::move(projection));
   }
 
-  // A joint part is projected, rotated and given ranges once, as a part of the
-  // keys.
+  // A joint part is projected and rotated, and its ranges are loaded, only
+  // once: as a key part. The value part takes over its columns.
   static void ShareColumns(const PartProgram& key, PartProgram* value) {
     value->latent_column = key.latent_column;
     value->source_column = key.source_column;

@@ -18,7 +18,8 @@ constexpr char kFull[] =
 constexpr char kFullKey[] =
     R"({"full":{},"stored":"POST_ROPE","codec":{"dtype":"BF16"}})";
 
-// One layer: M = 24, 4 query and 2 KV heads of 8, 4 pairs.
+// A model of one layer: hidden size 24, 4 query heads and 2 KV heads of 8 dims
+// (4 rotation pairs).
 plan::AttentionShape Shape() {
   plan::AttentionShape shape;
   shape.hidden_size = 24;
@@ -57,7 +58,8 @@ AttentionProgram Make(const std::string& key_parts,
   return program.ok() ? *std::move(program) : AttentionProgram();
 }
 
-// Group {1} has rank 3, group {0} rank 2.
+// A low_rank part with two groups: KV head 1 with rank 3, KV head 0 with rank
+// 2.
 std::string LowRank(const std::string& lift, const std::string& stored,
                     const std::string& codec = R"({"dtype":"BF16"})") {
   return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[1],"rank":3},)",
@@ -66,7 +68,8 @@ std::string LowRank(const std::string& lift, const std::string& stored,
                       "}");
 }
 
-// Head 0 keeps pairs 1 and 3, head 1 pairs 0 and 2.
+// A rope_pairs part: KV head 0 keeps pairs 1 and 3, KV head 1 keeps pairs 0 and
+// 2.
 std::string Pairs(const std::string& lift, const std::string& stored) {
   return absl::StrCat(R"({"rope_pairs":{"per_head":[{"pair_indices":[1,3]},)",
                       R"({"pair_indices":[0,2]}]},"uses":[{")", lift,
@@ -74,7 +77,8 @@ std::string Pairs(const std::string& lift, const std::string& stored) {
                       R"(","codec":{"dtype":"BF16"}})");
 }
 
-// One group of both heads, with two terms at pair 1 and one at pair 3.
+// A rope_low_rank part with one group of both KV heads: two channels for pair 1
+// and one for pair 3.
 std::string Complex(const std::string& lift, const std::string& stored) {
   return absl::StrCat(
       R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[1,3],)",
@@ -89,7 +93,7 @@ std::string Basis(const std::string& stored) {
       R"("channel_static":{},"basis_static":{}}})");
 }
 
-TEST(AttentionProgramTest, AFullLayerProjectsQueriesKeysAndValues) {
+TEST(AttentionProgramTest, AFullRankLayerProjectsQueriesKeysAndValues) {
   const AttentionProgram program = Make(kFullKey, kFull);
   ASSERT_EQ(program.projections.size(), 3);
   EXPECT_EQ(program.projections[0].name, "self_attn.q_proj");
@@ -139,7 +143,8 @@ TEST(AttentionProgramTest, WholeKeysStoredUnrotatedAreRebuiltWithoutALift) {
   EXPECT_EQ(key.query_rotations.size(), 1);
 }
 
-TEST(AttentionProgramTest, RebuildsKeysAndFoldsValuesOfUnequalGroups) {
+TEST(AttentionProgramTest,
+     KeysAreRebuiltAndValuesFoldedForGroupsOfUnequalRank) {
   const AttentionProgram program =
       Make(LowRank("reconstruct", "PRE_ROPE"), LowRank("fold", "NO_ROPE"));
   const KeyProgram& key = program.key[0];
@@ -154,13 +159,14 @@ TEST(AttentionProgramTest, RebuildsKeysAndFoldsValuesOfUnequalGroups) {
   EXPECT_EQ(key.latent_columns, 5);
   EXPECT_EQ(program.projections[1].name, "self_attn.k_proj.down");
   EXPECT_THAT(program.projections[1].takes, ElementsAre(RowTake{0, 5, 32}));
-  // Query heads 0 and 1 read KV head 0, whose rank is 2.
+  // Query heads 0 and 1 read KV head 0, which has rank 2; the others have rank
+  // 3.
   EXPECT_THAT(program.value.attended.column, ElementsAre(0, 2, 4, 7));
   EXPECT_THAT(program.value.attended.width, ElementsAre(2, 2, 3, 3));
   EXPECT_EQ(program.output_columns, 10);
 }
 
-TEST(AttentionProgramTest, ARankHoldsOnlyItsGroups) {
+TEST(AttentionProgramTest, ARankHoldsOnlyTheLatentGroupsOfItsHeads) {
   const AttentionProgram program =
       Make(LowRank("reconstruct", "PRE_ROPE"), LowRank("fold", "NO_ROPE"),
            Shape(), kSecondOfTwo);
@@ -173,7 +179,7 @@ TEST(AttentionProgramTest, ARankHoldsOnlyItsGroups) {
   EXPECT_EQ(program.output_columns, 6);
 }
 
-TEST(AttentionProgramTest, EachRankHoldsAllOfAGroupThatSpansRanks) {
+TEST(AttentionProgramTest, EachRankHoldsTheWholeLatentOfAGroupThatSpansRanks) {
   const std::string joint =
       R"({"low_rank":{"groups":[{"heads":[1,0],"rank":7}]},)"
       R"("uses":[{"at_runtime":{}}],"stored":"NO_ROPE",)"
@@ -182,7 +188,7 @@ TEST(AttentionProgramTest, EachRankHoldsAllOfAGroupThatSpansRanks) {
   const ValueProgram& value = program.value;
   ASSERT_EQ(value.latents.size(), 1);
   EXPECT_THAT(value.latents[0].heads, ElementsAre(0));
-  // Row 1 of the lift, whose heads ascend.
+  // Head 1 is the second in the lift's tensor, in which heads ascend.
   EXPECT_THAT(value.latents[0].places, ElementsAre(1));
   EXPECT_EQ(value.latent_columns, 7);
   EXPECT_TRUE(value.lifted);
@@ -190,7 +196,7 @@ TEST(AttentionProgramTest, EachRankHoldsAllOfAGroupThatSpansRanks) {
   EXPECT_EQ(program.output_first_column, 16);
 }
 
-TEST(AttentionProgramTest, ALatentOfKeyAndValueIsProjectedOnce) {
+TEST(AttentionProgramTest, ALatentSharedByKeysAndValuesIsProjectedOnce) {
   kvasir::v1::LayerPlan plan;
   const auto status = google::protobuf::util::JsonStringToMessage(
       R"({"joint":[{"low_rank":{"groups":[{"heads":[1],"rank":3},
@@ -224,11 +230,11 @@ TEST(AttentionProgramTest, ALatentOfKeyAndValueIsProjectedOnce) {
   EXPECT_THAT(value.attended.width, ElementsAre(2, 2, 3, 3));
 }
 
-TEST(AttentionProgramTest, KeptPairsSelectTheirQueries) {
+TEST(AttentionProgramTest, QueryRowsAreSelectedByTheRotationPairsThatKeysKeep) {
   const AttentionProgram program =
       Make(Pairs("at_runtime", "POST_ROPE"), kFull);
-  // Half-split: pair p is dims p and p + 4. Head 1's last row lies before head
-  // 2's first.
+  // With half-split pairing, pair p consists of dims p and p + 4. The take of
+  // two rows is head 1's last row (15) and head 2's first (16).
   EXPECT_THAT(
       program.projections[0].takes,
       ElementsAre(RowTake{1, 1, 0}, RowTake{3, 1, 1}, RowTake{5, 1, 2},
@@ -251,7 +257,7 @@ TEST(AttentionProgramTest, KeptPairsSelectTheirQueries) {
   EXPECT_EQ(key.lift, QueryLift::kNone);
 }
 
-TEST(AttentionProgramTest, FoldedPairsTakeQueriesUnchanged) {
+TEST(AttentionProgramTest, FoldedRotationPairsTakeAllQueryRowsUnchanged) {
   const AttentionProgram program = Make(Pairs("fold", "PRE_ROPE"), kFull);
   EXPECT_THAT(program.projections[0].takes, ElementsAre(RowTake{0, 16, 0}));
   const KeyProgram& key = program.key[0];
@@ -264,12 +270,13 @@ TEST(AttentionProgramTest, FoldedPairsTakeQueriesUnchanged) {
   EXPECT_TRUE(key.rebuild->rotation.per_head());
 }
 
-TEST(AttentionProgramTest, InterleavedPairsKeepTheirOrder) {
+TEST(AttentionProgramTest, InterleavedRotationPairsKeepTheirOrder) {
   plan::AttentionShape shape = Shape();
   shape.pairing = plan::RopePairing::kInterleaved;
   const AttentionProgram program =
       Make(Pairs("at_runtime", "POST_ROPE"), kFull, shape, kSecondOfTwo);
-  // Heads 2 and 3 take pairs 0 and 2 of KV head 1: dims 0, 1, 4, 5.
+  // Query heads 2 and 3 read KV head 1, which keeps pairs 0 and 2. With
+  // interleaved pairing these are dims 0, 1, 4 and 5.
   EXPECT_THAT(program.projections[0].takes,
               ElementsAre(RowTake{16, 2, 0}, RowTake{20, 2, 2},
                           RowTake{24, 2, 4}, RowTake{28, 2, 6}));
@@ -278,14 +285,15 @@ TEST(AttentionProgramTest, InterleavedPairsKeepTheirOrder) {
                   8, 1, 4, plan::RopePairing::kInterleaved, 2, {0, 2}}));
 }
 
-TEST(AttentionProgramTest, AComplexLiftMeetsRotatedPairs) {
+TEST(AttentionProgramTest, AComplexLiftIsAppliedToRotatedQueries) {
   const AttentionProgram program =
       Make(Complex("at_runtime", "POST_ROPE"), kFull);
   const KeyProgram& key = program.key[0];
   EXPECT_EQ(key.lift, QueryLift::kComplex);
   EXPECT_EQ(key.latents[0].width, 6);
   EXPECT_THAT(key.latents[0].channel_place, ElementsAre(0, 0, 1));
-  // All four heads rotate as pairs 1 and 3, and so do their channels.
+  // All four query heads rotate by pairs 1 and 3, and the channels of the keys
+  // by the pairs that they represent.
   EXPECT_THAT(
       key.query_rotations,
       ElementsAre(Rotation{0, 4, 4, plan::RopePairing::kHalfSplit, 2, {1, 3}}));
@@ -297,7 +305,7 @@ TEST(AttentionProgramTest, AComplexLiftMeetsRotatedPairs) {
   EXPECT_EQ(program.row_columns, 38 + 24);
 }
 
-TEST(AttentionProgramTest, ChannelsOfAPairNeedNotLieSideBySide) {
+TEST(AttentionProgramTest, ChannelsOfOneRotationPairNeedNotLieSideBySide) {
   const AttentionProgram program =
       Make(R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[3,1,3],)"
            R"("rank_per_pair":[1,1,1]}]},"uses":[{"at_runtime":{}}],)"
@@ -314,7 +322,8 @@ TEST(AttentionProgramTest, ChannelsOfAPairNeedNotLieSideBySide) {
                   16, 1, 6, plan::RopePairing::kHalfSplit, 3, {3, 1, 3}}));
 }
 
-TEST(AttentionProgramTest, AFoldedComplexLiftRotatesItsChannels) {
+TEST(AttentionProgramTest,
+     QueriesWithAFoldedComplexLiftRotateLikeTheLatentChannels) {
   const AttentionProgram program = Make(Complex("fold", "POST_ROPE"), kFull);
   const KeyProgram& key = program.key[0];
   EXPECT_EQ(key.lift, QueryLift::kNone);
@@ -324,9 +333,9 @@ TEST(AttentionProgramTest, AFoldedComplexLiftRotatesItsChannels) {
                   0, 4, 6, plan::RopePairing::kHalfSplit, 3, {1, 1, 3}}));
 }
 
-TEST(AttentionProgramTest, SplitsPartialRotaryIntoTwoParts) {
+TEST(AttentionProgramTest, RotatedAndUnrotatedDimsCanBeTwoPartsOfTheKeys) {
   plan::AttentionShape shape = Shape();
-  shape.rotary_dim = 4;  // pairs 0 and 1; dims 4..7 do not rotate
+  shape.rotary_dim = 4;  // pairs 0 and 1 rotate, dims 4..7 do not
   const std::string pairs =
       R"({"rope_pairs":{"per_head":[{"pair_indices":[1]},)"
       R"({"pair_indices":[0]}]},"uses":[{"at_runtime":{}}],)"
@@ -334,8 +343,8 @@ TEST(AttentionProgramTest, SplitsPartialRotaryIntoTwoParts) {
   const AttentionProgram program = Make(
       absl::StrCat(pairs, ",", LowRank("at_runtime", "NO_ROPE")), kFull, shape);
   ASSERT_EQ(program.key.size(), 2);
-  // Head 0 takes dims 1 and 3, head 3 takes dims 0 and 2. Dims 4..7 of all
-  // heads follow.
+  // First the rotated part: query head 0 takes dims 1 and 3, query head 3 takes
+  // dims 0 and 2. Then dims 4..7 of all heads.
   EXPECT_THAT(program.key[0].projected.column, ElementsAre(0, 2, 4, 6));
   EXPECT_THAT(program.key[1].projected.column, ElementsAre(8, 12, 16, 20));
   EXPECT_EQ(program.projections[0].takes[0], (RowTake{1, 1, 0}));
@@ -345,11 +354,12 @@ TEST(AttentionProgramTest, SplitsPartialRotaryIntoTwoParts) {
   EXPECT_EQ(program.key[1].lift, QueryLift::kMatrix);
   EXPECT_THAT(program.key[1].query_rotations, IsEmpty());
   EXPECT_THAT(program.key[1].query.width, ElementsAre(2, 2, 3, 3));
-  // 8 + 16 queries, 4 + 5 latents of keys, 16 of values, then lifted queries.
+  // Lifted queries begin at column 49, after 8 + 16 columns of queries, 4 + 5
+  // of key latents, and 16 of values.
   EXPECT_THAT(program.key[1].query.column, ElementsAre(49, 51, 53, 56));
 }
 
-TEST(AttentionProgramTest, CombinesAFoldedPartWithAPlainOne) {
+TEST(AttentionProgramTest, AFoldedPartCanBeCombinedWithAPartThatIsNotFolded) {
   plan::AttentionShape shape = Shape();
   shape.rotary_dim = 4;
   const std::string pairs =
@@ -359,14 +369,15 @@ TEST(AttentionProgramTest, CombinesAFoldedPartWithAPlainOne) {
   const AttentionProgram program =
       Make(absl::StrCat(pairs, ",", LowRank("fold", "NO_ROPE")), kFull, shape,
            kSecondOfTwo);
-  // q_proj has 2 + 2 rows for heads 0 and 1, then 2 + 3 for heads 2 and 3.
+  // q_proj has 2 + 2 rows for each of heads 0 and 1, then 2 + 3 rows for each
+  // of heads 2 and 3.
   EXPECT_THAT(program.projections[0].takes,
               ElementsAre(RowTake{8, 2, 0}, RowTake{13, 2, 2},
                           RowTake{10, 3, 4}, RowTake{15, 3, 7}));
   EXPECT_EQ(program.key[1].lift, QueryLift::kNone);
 }
 
-TEST(AttentionProgramTest, KeysThatDoNotRotateAreAbsorbed) {
+TEST(AttentionProgramTest, LowRankKeysWithoutRopeAreAbsorbed) {
   const AttentionProgram program =
       Make(LowRank("at_runtime", "NO_ROPE"), LowRank("at_runtime", "NO_ROPE"),
            WithoutRope());
@@ -380,7 +391,7 @@ TEST(AttentionProgramTest, KeysThatDoNotRotateAreAbsorbed) {
 }
 
 TEST(AttentionProgramTest,
-     ALiftInsideTheScoreStaysThereUnlessChannelsAreMixed) {
+     KeysWithoutRopeAreRebuiltUnlessAHadamardTransformMixesChannels) {
   const AttentionProgram rebuilt =
       Make(LowRank("reconstruct", "NO_ROPE"), kFull, WithoutRope());
   ASSERT_TRUE(rebuilt.key[0].rebuild.has_value());
@@ -394,7 +405,7 @@ TEST(AttentionProgramTest,
   EXPECT_TRUE(mixed.key[0].hadamard);
 }
 
-TEST(AttentionProgramTest, AStaticBasisRebuildsKeysStoredBeforeRope) {
+TEST(AttentionProgramTest, KeysStoredBeforeRopeAreRebuiltFromAStaticBasis) {
   const AttentionProgram program =
       Make(Basis("PRE_ROPE"), Basis("NO_ROPE"), Shape(), kSecondOfTwo);
   const KeyProgram& key = program.key[0];
@@ -403,8 +414,8 @@ TEST(AttentionProgramTest, AStaticBasisRebuildsKeysStoredBeforeRope) {
   ASSERT_TRUE(key.rebuild.has_value());
   EXPECT_TRUE(key.rebuild->lifted);
   EXPECT_TRUE(key.rebuild->has_bias);
-  // The keys of all heads make the latent, which has 12 of 16 channels, on
-  // every rank.
+  // Every rank computes the latent from the keys of all heads (16 columns). It
+  // has only 12 channels, because 4 of 16 have 0 bits.
   EXPECT_THAT(program.projections[1].takes, ElementsAre(RowTake{0, 16, 16}));
   EXPECT_EQ(key.source_column, 16);
   EXPECT_EQ(key.source_columns, 16);
@@ -417,7 +428,7 @@ TEST(AttentionProgramTest, AStaticBasisRebuildsKeysStoredBeforeRope) {
   EXPECT_TRUE(program.value.lifted);
 }
 
-TEST(AttentionProgramTest, AStaticBasisOfRotatedKeysIsAbsorbed) {
+TEST(AttentionProgramTest, AStaticBasisOfKeysStoredAfterRopeIsAbsorbed) {
   const AttentionProgram program = Make(Basis("POST_ROPE"), kFull);
   const KeyProgram& key = program.key[0];
   EXPECT_FALSE(key.rebuild.has_value());
@@ -429,7 +440,7 @@ TEST(AttentionProgramTest, AStaticBasisOfRotatedKeysIsAbsorbed) {
   EXPECT_THAT(key.query.width, ElementsAre(12, 12, 12, 12));
 }
 
-TEST(AttentionProgramTest, StaticRangesAreTakenOnlyForTheGroupsOfTheRank) {
+TEST(AttentionProgramTest, StaticRangesAreLoadedOnlyForTheGroupsOfTheRank) {
   const std::string codec = R"({"bits":{"schedule":[4]},"channel_static":{}})";
   const AttentionProgram program =
       Make(LowRank("reconstruct", "PRE_ROPE", codec), kFull, Shape(),
@@ -439,7 +450,7 @@ TEST(AttentionProgramTest, StaticRangesAreTakenOnlyForTheGroupsOfTheRank) {
   EXPECT_FALSE(program.value.static_ranges);
 }
 
-TEST(AttentionProgramTest, ProjectionsKeepTheirBiases) {
+TEST(AttentionProgramTest, BiasesOfTheModelAreKept) {
   plan::AttentionShape shape = Shape();
   shape.qkv_bias = true;
   const AttentionProgram program = Make(LowRank("reconstruct", "PRE_ROPE"),

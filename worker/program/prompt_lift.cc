@@ -10,11 +10,11 @@
 namespace kvasir::worker {
 namespace {
 
-// `widths` has, for each query head, the width of the latent that it meets.
+// `widths` has, for each query head, the width of the latent that it reads.
 std::optional<PromptLift> MakeLift(const PartProgram& part, int64_t dims,
                                    const std::vector<int64_t>& widths) {
   if (dims > kernels::kAttentionMaxHeadDim) return std::nullopt;
-  // In multiply-adds.
+  // Both costs are in multiply-adds.
   int64_t saved_per_row = 0;
   for (const int64_t width : widths) saved_per_row += width - dims;
   if (saved_per_row <= 0) return std::nullopt;
@@ -38,7 +38,8 @@ bool AllEqual(const std::vector<int64_t>& values) {
 
 void PlanPromptLifts(AttentionProgram* program) {
   for (KeyProgram& part : program->key) {
-    // The queries before the lift exist, and have one width.
+    // A prompt lift needs queries from before a query lift, all of the same
+    // width.
     if (part.lift == QueryLift::kNone || part.rebuild.has_value() ||
         part.hadamard || !AllEqual(part.projected.width)) {
       continue;

@@ -1,6 +1,6 @@
-// Latents that prompts lift: which are lifted, that lifting changes outputs
-// only by rounding and nothing else does, and that a deterministic rank lifts
-// nothing.
+// Tests prompt lifts: which latents are lifted; that lifting changes outputs
+// only by rounding, and that chunks and batches change nothing; and that a
+// deterministic rank lifts nothing.
 #include "worker/program/prompt_lift.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ std::vector<int32_t> Text(int64_t length) {
   return ids;
 }
 
-// Stores float32 numbers, so that storing rounds like computing.
+// A rank that stores numbers as float32, so that the cache adds no rounding.
 std::unique_ptr<Rank> MakeRank(const FamilyCase& each, RankOptions options) {
   auto rank =
       MakePlannedRank(each.plan_case, options, nullptr, "F32", each.shape);
@@ -50,12 +50,14 @@ struct Outcome {
 
 struct Cut {
   int64_t chunk = kPromptTokens;
-  // Whether a prompt and a decode of other sequences run in every step.
+  // Whether other sequences run in the same steps: prompts in the first steps,
+  // and a decode in every step.
   bool with_others = false;
   bool deterministic = false;
 };
 
-// Runs a prompt in chunks, then tokens one by one.
+// Runs a prompt in chunks of `cut.chunk`, then the remaining tokens one by one
+// as output.
 Outcome RunText(const FamilyCase& each, const Cut& cut) {
   Outcome outcome;
   RankOptions options = TinyOptions();
@@ -96,8 +98,8 @@ Outcome RunText(const FamilyCase& each, const Cut& cut) {
   return outcome;
 }
 
-// The larger of two errors relative to the logits: the largest difference, and
-// the root mean square.
+// Returns the larger of two relative errors of `have`: the largest error, and
+// the root mean square error.
 double RelativeError(const std::vector<float>& have,
                      const std::vector<float>& want) {
   EXPECT_EQ(have.size(), want.size());
@@ -127,7 +129,8 @@ std::vector<Cut> Cuts() {
 
 class PromptLiftTest : public ::testing::TestWithParam<FamilyCase> {
  protected:
-  // Operations for one slot in each layer.
+  // Floating-point operations that the prompt lifts of all layers need for one
+  // slot.
   static double FlopsPerSlot() {
     auto spec = model::SpecOfShape(GetParam().shape);
     KVASIR_EXPECT_OK(spec);
@@ -152,14 +155,15 @@ class PromptLiftTest : public ::testing::TestWithParam<FamilyCase> {
   }
 };
 
-TEST(InvarianceNameTest, PromisesNoMoreThanTheDeviceGuarantees) {
+TEST(InvarianceNameTest,
+     TheInvarianceNamePromisesNoMoreThanTheDeviceGuarantees) {
   EXPECT_EQ(InvarianceName(false), "bits");
   EXPECT_EQ(InvarianceName(true), "bits but for reused output");
   EXPECT_EQ(InvarianceName(false, false), "rounding");
   EXPECT_EQ(InvarianceName(true, false), "rounding");
 }
 
-TEST_P(PromptLiftTest, ChunksAndBatchesChangeNoBit) {
+TEST_P(PromptLiftTest, ChunksAndBatchesChangeNoBitWhenPromptsLift) {
   const Outcome whole = RunText(GetParam(), {});
   EXPECT_TRUE(whole.lifts_prompts);
   EXPECT_EQ(whole.numerics_id, "cpu-f32-2-lifted");
@@ -176,7 +180,7 @@ TEST_P(PromptLiftTest, LiftingChangesLogitsOnlyByRounding) {
   const Outcome lifted = RunText(GetParam(), {});
   const double error = RelativeError(lifted.logits, absorbed.logits);
   EXPECT_GT(error, 0);
-  // A code may round to the other side.
+  // With codes, a rounding error may change a code by one step.
   EXPECT_LE(error, GetParam().plan_case.codes ? 2e-2 : 1e-5);
 }
 
@@ -192,8 +196,8 @@ TEST_P(PromptLiftTest, ADeterministicRankDoesNotLiftPrompts) {
   }
 }
 
-// A prompt that is one tile of queries reads each of its slots once.
-TEST_P(PromptLiftTest, LiftsAreCountedAsReconstruction) {
+// The prompt is one tile of queries, so it reads each of its slots once.
+TEST_P(PromptLiftTest, PromptLiftsAreCountedAsReconstruction) {
   const ExecutorTotals lifted = RunText(GetParam(), {}).totals;
   const ExecutorTotals absorbed =
       RunText(GetParam(), {.deterministic = true}).totals;
@@ -203,8 +207,9 @@ TEST_P(PromptLiftTest, LiftsAreCountedAsReconstruction) {
             absorbed.reconstruction_flops + lifted.prompt_lift_flops);
 }
 
-// One step of one sequence. All sequences have the same text in the same pages,
-// so one that starts later finds what others left there.
+// One step of one sequence. All sequences have the same text and use the same
+// pages, so a later sequence finds the cache that earlier ones wrote, as after
+// a prefix-cache hit.
 struct Piece {
   uint64_t sequence_id = 0;
   int64_t begin = 0;
@@ -212,7 +217,8 @@ struct Piece {
   bool prompt = true;
 };
 
-// The logits of what sequence 2 runs from `first` on.
+// Runs `pieces`, one step each, and returns the logits of sequence 2 from
+// position `first` on.
 std::vector<float> LogitsOfReader(const FamilyCase& each,
                                   const std::vector<Piece>& pieces,
                                   int64_t first, bool deterministic) {
@@ -249,13 +255,14 @@ std::vector<float> LogitsOfReader(const FamilyCase& each,
   return logits;
 }
 
-// One request's output becomes part of another request's prompt.
-TEST_P(PromptLiftTest, PagesThatWereOutputChangeAPromptOnlyByRounding) {
+// A request reuses pages that another request wrote as output as a part of its
+// prompt.
+TEST_P(PromptLiftTest, ReusedPagesOfOutputChangeAPromptOnlyByRounding) {
   const PlanCase& plan_case = GetParam().plan_case;
   if (plan_case.key_exact + plan_case.value_exact > 0) {
-    return;  // shares no pages
+    return;  // plans with exact rows reuse no pages
   }
-  const int64_t reused = 64;  // 4 pages
+  const int64_t reused = 64;  // 4 pages of 16 tokens
   const int64_t end = 80;
   std::vector<Piece> pieces = {{.sequence_id = 1, .begin = 0, .end = 32}};
   for (int64_t at = 32; at < reused; ++at) {
@@ -275,7 +282,7 @@ TEST_P(PromptLiftTest, PagesThatWereOutputChangeAPromptOnlyByRounding) {
   if (!plan_case.codes) {
     EXPECT_GT(error, 0);
   }
-  // Pages that were a prompt give the same bits.
+  // If the pages were written as prompt, reusing them changes no bit.
   for (Piece& piece : pieces) piece.prompt = true;
   EXPECT_EQ(logits(pieces, false), logits(alone, false));
 }
@@ -294,7 +301,8 @@ class PromptLiftScenarioTest : public PromptLiftTest {
   }
 };
 
-TEST_P(PromptLiftScenarioTest, BatchPagesAndPreemptionChangeNoBit) {
+TEST_P(PromptLiftScenarioTest,
+       BatchPageSizeAndPreemptionChangeNoBitWhenPromptsLift) {
   const std::vector<Sample> alone =
       MakeWorker({.one_at_a_time = true})->Run(Requests());
   EXPECT_EQ(MakeWorker({.threads = 2})->Run(Requests()), alone);
@@ -304,7 +312,7 @@ TEST_P(PromptLiftScenarioTest, BatchPagesAndPreemptionChangeNoBit) {
             alone);
   int64_t preemptions = 0;
   int64_t imports = 0;
-  for (const int64_t pages : {10, 12}) {  // side pages take some of them
+  for (const int64_t pages : {10, 12}) {  // including side pages
     for (const int64_t host_pages : {0, 16}) {
       const auto worker =
           MakeWorker({.pages = pages, .host_pages = host_pages});
@@ -317,7 +325,7 @@ TEST_P(PromptLiftScenarioTest, BatchPagesAndPreemptionChangeNoBit) {
   EXPECT_GT(imports, 0);
 }
 
-TEST_P(PromptLiftScenarioTest, APrefixHitOnPromptsChangesNoBit) {
+TEST_P(PromptLiftScenarioTest, ReusingPagesOfAPromptChangesNoBit) {
   std::vector<Request> requests = Requests();
   const std::vector<Sample> alone =
       MakeWorker({.one_at_a_time = true})->Run(requests);
@@ -328,7 +336,8 @@ TEST_P(PromptLiftScenarioTest, APrefixHitOnPromptsChangesNoBit) {
   EXPECT_GT(worker->stats().hit_tokens, 0);
 }
 
-TEST_P(PromptLiftTest, ChunksChangeNoBitOfTheLossAndLiftingAtMostAMillionth) {
+TEST_P(PromptLiftTest,
+       ChunksChangeNoBitOfTheLossAndLiftingChangesItOnlyByRounding) {
   const std::vector<int32_t> ids = Text(200);
   const std::vector<int32_t> bytes(ids.size(), 1);
   RankOptions options = TinyOptions();
@@ -381,9 +390,11 @@ PlanCase CaseNamed(const std::string& name) {
   return {};
 }
 
-TEST(PlanPromptLiftsTest, LiftsPayFromTheRowsAtWhichTheyAreCheaper) {
-  // A latent of 16 for 4 KV heads of 8: lifting costs 4 * 16 * 8 products per
-  // slot, and saves 16 - 8 products per row for each of 8 query heads.
+TEST(PlanPromptLiftsTest,
+     APromptLiftStartsAtTheNumberOfRowsFromWhichItIsCheaper) {
+  // One latent of 16 numbers for 4 KV heads of 8 dims: lifting costs 4 * 16 * 8
+  // = 512 products per slot, and saves 16 - 8 products per row for each of 8
+  // query heads, which is 64. So it pays for more than 8 rows.
   AttentionProgram program = Program(CaseNamed("JointValues"), TinyShape());
   PlanPromptLifts(&program);
   const PromptLift want = {.dims = 8, .from_rows = 9};
@@ -391,16 +402,16 @@ TEST(PlanPromptLiftsTest, LiftsPayFromTheRowsAtWhichTheyAreCheaper) {
   EXPECT_EQ(LiftFlops(program.value, 8), std::vector<double>(4, 2 * 16 * 8));
   EXPECT_FALSE(program.key[0].prompt_lift.has_value());
   EXPECT_TRUE(LiftsPrompts(program));
-  // A static basis over all heads has 32 numbers.
+  // The latent of a static basis over all heads has 32 numbers.
   program = Program(CaseNamed("BasisKeys"), TinyShape());
   PlanPromptLifts(&program);
   const PromptLift keys = {.dims = 8, .from_rows = 6};
   EXPECT_EQ(program.key[0].prompt_lift, keys);
 }
 
-// Parts that are narrower than a head, folded, rebuilt anyway or transformed
-// online are not lifted.
-TEST(PlanPromptLiftsTest, OtherPartsAreNotLifted) {
+// A part is not lifted if it is narrower than a head, folded, rebuilt anyway,
+// or has an online Hadamard transform.
+TEST(PlanPromptLiftsTest, OnlyPartsWithAWideRunTimeLiftAreLifted) {
   const std::set<std::string> lifting = {"PaluJointCodes",
                                          "CommutingFastReconstructedSlow",
                                          "Basis",
@@ -434,8 +445,9 @@ TEST(PlanPromptLiftsTest, OtherPartsAreNotLifted) {
   EXPECT_GT(without, 10);
 }
 
-// The flag does not change their bits.
-TEST(PlanPromptLiftsTest, PlansWithoutLiftsKeepEveryBit) {
+// For plans without lifts, the `deterministic` flag must not change a bit.
+TEST(PlanPromptLiftsTest,
+     TheDeterministicFlagChangesNoBitOfPlansWithoutPromptLifts) {
   for (const char* name :
        {"PaluHeads", "PairsCodes", "Commuting", "Channels"}) {
     for (const PlanCase& each : PlanCases()) {

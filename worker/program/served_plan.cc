@@ -30,7 +30,8 @@ std::string UnlikeWidths(const ResolvedPart& part) {
       absl::StrJoin(widths, ", "), " numbers)");
 }
 
-// A feature of the part that no kernel has; empty if there is none.
+// Returns the feature of the part that this build cannot serve, or "" if it can
+// serve the part.
 std::string BeyondThisBuild(const ResolvedPart& part) {
   if (part.has_lift(plan::Lift::kAnchored)) return "ANCHORED keys";
   if (part.transform == plan::Transform::kBasisSequence) {
@@ -79,7 +80,8 @@ absl::Status CheckTokens(const plan::ResolvedLayer& resolved,
   if (!resolved.eviction.has_value() || plan.shard.size == 1) {
     return absl::OkStatus();
   }
-  // A rank sees only the attention of its own queries.
+  // An eviction unit must lie on one rank, because a rank sees only the
+  // attention of its own query heads.
   const int64_t each = plan.shape.num_kv_heads / plan.shard.size;
   for (const std::vector<int64_t>& unit : resolved.eviction->units) {
     const bool is_split =
@@ -88,8 +90,8 @@ absl::Status CheckTokens(const plan::ResolvedLayer& resolved,
         });
     if (!is_split) continue;
     return absl::UnimplementedError(absl::StrCat(
-        "layer ", layer, ": a unit of eviction of ", unit.size(),
-        " KV heads lies on several of ", plan.shard.size,
+        "layer ", layer, ": an eviction unit of ", unit.size(),
+        " KV heads spans several of the ", plan.shard.size,
         " tensor-parallel ranks, which this build does not serve"));
   }
   return absl::OkStatus();
@@ -106,7 +108,7 @@ absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
   }
   auto served = std::make_shared<ServedPlan>();
   for (int64_t layer = 0; layer < plan->num_layers(); ++layer) {
-    // Layers that are alike share the program of the first one.
+    // Layers with equal attention share the program of the first of them.
     const auto index = static_cast<size_t>(plan->layer(layer).attention);
     if (index < served->programs.size()) continue;
     const plan::ResolvedAttention& attention = plan->attention_of(layer);

@@ -1,6 +1,6 @@
-// Decides whether this build serves a plan, before a weight is read. The
-// server, `inspect` and the benchmarks all ask here. A rank of several asks
-// about its own part.
+// Decides whether this build can serve a plan, before any weight is read. The
+// server, `inspect` and the benchmarks all use this function. Each rank of a
+// group checks its own part of the plan.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,9 @@
 
 namespace kvasir::worker {
 
-// A plan as one rank runs it. Layers that are alike share a program. Threads:
-// immutable.
+// A plan as one rank runs it. Layers with equal attention share a program.
+//
+// Threads: immutable.
 struct ServedPlan {
   std::shared_ptr<const plan::ResolvedPlan> resolved;
   std::vector<AttentionProgram> programs;  // by plan::ResolvedLayer::attention
@@ -29,25 +30,27 @@ struct ServedPlan {
 };
 
 struct ServeOptions {
-  // Prompts may lift latents, if that is cheaper and the kernels can.
+  // Whether prompts may lift latents. They do so only if it is cheaper and the
+  // kernels can do it.
   bool lift_prompts = true;
 };
 
 // Every plan is served except one with:
 // - a method that needs the whole sequence (CHANNEL_SEQUENCE, BASIS_SEQUENCE,
 //   selection);
-// - units of eviction that span several ranks;
+// - eviction units that span several ranks;
 // - ANCHORED keys;
 // - low_rank keys stored POST_ROPE, for which no tensors are defined;
 // - rope_low_rank keys stored PRE_ROPE whose groups differ in width;
 // - sizes beyond the kernels' limits (attention_limits.h).
-// UNIMPLEMENTED names the first such layer, side and part, with the feature or
-// the value and its limit.
+// For such a plan, returns UNIMPLEMENTED with the first layer, side and part
+// that is not served, and with the feature, or the value and its limit.
 absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
     std::shared_ptr<const plan::ResolvedPlan> plan,
     const ServeOptions& options);
 
-// Resolves the plan first; also returns the errors of plan::ResolvePlan.
+// Like the function above, but resolves the plan first. Also returns the errors
+// of plan::ResolvePlan.
 absl::StatusOr<std::shared_ptr<const ServedPlan>> ServePlan(
     const kvasir::v1::KvPlan& plan, const plan::AttentionShape& shape,
     const ServeOptions& options, plan::TpShard shard = {});

@@ -1,5 +1,6 @@
-// Tests which plans are refused, and that the answer is final: a plan that is
-// served has an executor, and its kernels have counted their largest step.
+// Tests which plans ServePlan refuses, and that its answer is final: for a plan
+// that it accepts, a rank can be created, which includes measuring the
+// workspace of the largest step.
 #include "worker/program/served_plan.h"
 
 #include <memory>
@@ -24,8 +25,8 @@ struct Case {
   int64_t query_heads = 4;
   std::string key;
   std::string value;
-  uint32_t exact_window = 0;  // of both sides
-  std::string refusal;        // empty: served
+  uint32_t exact_window = 0;  // of keys and of values
+  std::string refusal;        // empty if the plan is served
 };
 
 constexpr char kFullKey[] =
@@ -33,7 +34,7 @@ constexpr char kFullKey[] =
 constexpr char kFullValue[] =
     R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
 
-// One latent for all heads.
+// A low_rank part with one latent for all heads.
 std::string Joint(int64_t heads, int64_t rank, const std::string& rest) {
   std::string list;
   for (int64_t head = 0; head < heads; ++head) {
@@ -43,7 +44,7 @@ std::string Joint(int64_t heads, int64_t rank, const std::string& rest) {
                       R"(],"rank":)", rank, "}]},", rest, "}");
 }
 
-// 4 bits, a range for each `group` channels.
+// Codes of 4 bits with a range per token for every `group` channels.
 std::string Codes(int64_t group) {
   return absl::StrCat(R"("codec":{"bits":{"schedule":[4]},"per_token":{)",
                       R"("group":)", group, R"(},"param_dtype":"F16"})");
@@ -59,47 +60,49 @@ std::vector<Case> Cases() {
       R"({"full":{},"stored":"NO_ROPE","codec":{"bits":{"schedule":[4]},)"
       R"("channel_static":{},"basis_static":{}}})";
   return {
-      {.name = "RunsAtTheLimit",
+      {.name = "AsManyRunsOfCodesAsAllowed",
        .head_dim = 256,
        .key = kFullKey,
        .value = Joint(4, 1024, kFolded + Codes(4))},
-      {.name = "ARunTooMany",
+      {.name = "OneRunOfCodesTooMany",
        .head_dim = 264,
        .key = kFullKey,
        .value = Joint(4, 1028, kFolded + Codes(4)),
-       .refusal = "layer 1 value part 0: runs of codes in a latent: this build "
-                  "serves at most 256, have 257"},
-      {.name = "WidthAtTheLimitWithExactRows",
+       .refusal =
+           "layer 1 value part 0: 257 runs of codes in a latent; this build "
+           "serves at most 256"},
+      {.name = "WidestLatentWithExactRows",
        .head_dim = 256,
        .kv_heads = 32,
        .query_heads = 32,
        .key = Joint(32, 96, kRebuilt + Codes(8)),
        .value = basis,
        .exact_window = 8},
-      {.name = "TooWide",
+      {.name = "LatentTooWide",
        .head_dim = 264,
        .kv_heads = 32,
        .query_heads = 32,
        .key = kFullKey,
        .value = basis,
-       .refusal = "layer 1 value part 0: numbers of a latent: this build "
-                  "serves at most 8192, have 8448"},
+       .refusal = "layer 1 value part 0: 8448 numbers in a latent; this build "
+                  "serves at most 8192"},
       {.name = "HeadsTooWideToRebuild",
        .head_dim = 264,
        .key = Joint(4, 16, kRebuilt + Codes(8)),
        .value = kFullValue,
-       .refusal = "layer 1 key part 0: numbers of a key that is rebuilt: this "
-                  "build serves at most 256, have 264"},
-      // 256 KiB of scratch memory hold a prompt's launch that lifts these
-      // values, but not together with exact rows.
-      {.name = "LiftsBesideExactRows",
+       .refusal = "layer 1 key part 0: 264 numbers in a rebuilt key; this "
+                  "build serves at most 256"},
+      // The 256 KiB of scratch memory suffice for a prompt's launch that lifts
+      // these values, but not together with exact rows. So this plan is served
+      // without prompt lifts.
+      {.name = "LiftsTogetherWithExactRows",
        .head_dim = 256,
        .kv_heads = 2,
        .query_heads = 32,
        .key = Joint(2, 88, kRebuilt + Codes(8)),
        .value = Joint(2, 512, kLifted + Codes(8)),
        .exact_window = 8},
-      {.name = "LiftsFillTheScratch",
+      {.name = "LiftsThatFillTheScratchMemory",
        .head_dim = 256,
        .kv_heads = 2,
        .query_heads = 32,
@@ -148,7 +151,8 @@ class ServedPlanTest : public ::testing::TestWithParam<Case> {
   kvasir::v1::KvPlan plan_;
 };
 
-TEST_P(ServedPlanTest, ServesAndRefusesAsTheServerDoes) {
+TEST_P(ServedPlanTest,
+       ServePlanAcceptsExactlyThePlansForWhichARankCanBeCreated) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto source,
       RandomSource::Create(shape_, spec_, Resolved(plan_, spec_), 1,
@@ -173,20 +177,21 @@ INSTANTIATE_TEST_SUITE_P(Cases, ServedPlanTest, ::testing::ValuesIn(Cases()),
 
 class LiftLimitTest : public ServedPlanTest {};
 
-TEST_P(LiftLimitTest, ExactRowsTakeTheScratchMemoryOfLifts) {
+TEST_P(LiftLimitTest,
+       APlanWhoseExactRowsFillTheScratchMemoryIsServedWithoutLifts) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto served, ServedHere());
   EXPECT_EQ(served->program(1).value.prompt_lift.has_value(),
             GetParam().exact_window == 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, LiftLimitTest,
-                         ::testing::Values(CaseNamed("LiftsFillTheScratch"),
-                                           CaseNamed("LiftsBesideExactRows")),
-                         [](const auto& parameter) {
-                           return parameter.param.name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Cases, LiftLimitTest,
+    ::testing::Values(CaseNamed("LiftsThatFillTheScratchMemory"),
+                      CaseNamed("LiftsTogetherWithExactRows")),
+    [](const auto& parameter) { return parameter.param.name; });
 
-// A case with the tiny model: 4 KV heads of 8, 4 pairs.
+// A plan for layer 1 of the tiny model (4 KV heads of 8 dims, 4 pairs) that is
+// not served.
 struct NotServed {
   std::string name;
   std::string layer;
@@ -217,7 +222,7 @@ std::vector<NotServed> NotServedCases() {
                        "codec":{"bits":{"schedule":[4]},"channel_sequence":{},
                        "param_dtype":"F16"}}]}})"),
        "layer 1 value: the plan asks for ranges of the sequence in part 0"},
-      {"UnlikeWidths",
+      {"PreRopeGroupsOfDifferentWidths",
        Keys(R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[0],
                "rank_per_pair":[2]},{"heads":[2,3],"pairs":[3],
                "rank_per_pair":[1]}]},"uses":[{"at_runtime":{}}],
@@ -225,7 +230,7 @@ std::vector<NotServed> NotServedCases() {
             numbers + "}"),
        "layer 1 key: the plan asks for a rope_low_rank space stored PRE_ROPE "
        "with groups of different widths (4, 2 numbers) in part 0"},
-      {"RotatedLowRank",
+      {"LowRankKeysStoredAfterRope",
        Keys(Joint(
            4, 8,
            R"("uses":[{"at_runtime":{}}],"stored":"POST_ROPE",)" + numbers)),
@@ -238,7 +243,7 @@ std::vector<NotServed> NotServedCases() {
 
 class NotServedTest : public ::testing::TestWithParam<NotServed> {};
 
-TEST_P(NotServedTest, IsRefusedByLayerSideAndPart) {
+TEST_P(NotServedTest, AnUnsupportedPlanIsRefusedWithLayerSideAndPart) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
   const plan::AttentionShape shape = model::AttentionShapeOf(spec);
@@ -259,9 +264,9 @@ INSTANTIATE_TEST_SUITE_P(Cases, NotServedTest,
                            return parameter.param.name;
                          });
 
-// Later stages use the resolved plan, and layers that are alike share a
-// program.
-TEST(StartTest, ResolvesThePlanAndMakesEachProgramOnce) {
+// Creating a rank must resolve the plan only once, and make one program for all
+// layers with equal attention.
+TEST(StartTest, CreatingARankResolvesThePlanAndMakesEachProgramOnlyOnce) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
   const kvasir::v1::KvPlan alike =

@@ -1,5 +1,5 @@
-// The contract of collectives, for every implementation. NCCL runs over a
-// library without a GPU.
+// Tests the contract of class Collective with every implementation. The NCCL
+// implementation uses a fake NCCL library that needs no GPU.
 #include "worker/collective/collective.h"
 
 #include <algorithm>
@@ -33,13 +33,13 @@ struct GroupCase {
   std::string name;
   std::function<std::vector<std::unique_ptr<Collective>>(int64_t size)> make;
   bool over_network = false;
-  // True: on a GPU; false: on the CPU. An NCCL rank does not notice that
-  // another one ends: it waits.
+  // True: the calls run on an (emulated) GPU; false: on the CPU. An NCCL rank
+  // does not notice that another rank has ended: it waits.
   bool nccl = false;
   bool in_rank_order = true;
-  // How many numbers the largest calls have.
+  // The most numbers in one call.
   int64_t most = 70001;
-  int calls = 90;  // of a test with many calls
+  int calls = 90;  // how many calls a test with many calls makes
   int64_t size = 0;
 
   friend void PrintTo(const GroupCase& group, std::ostream* out) {
@@ -59,7 +59,8 @@ std::vector<GroupCase> Cases() {
                      .over_network = true,
                      .size = size});
   }
-  // Most calls take several messages, and often an odd number of them.
+  // Messages are so small that most calls need several, and often an odd number
+  // of them.
   for (const int64_t size : {2, 3, 5, 7}) {
     cases.push_back({.name = "GlooInPieces",
                      .make =
@@ -99,8 +100,8 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
   void TearDown() override {
     const auto dead = [](const auto& rank) { return !rank->status().ok(); };
     if (std::any_of(group_.begin(), group_.end(), dead)) {
-      // NCCL ranks would otherwise wait for ranks that ended without telling
-      // them.
+      // NCCL ranks would otherwise wait for the ranks that have ended, because
+      // nothing tells them about the end.
       for (const auto& rank : group_) rank->Abort(absl::CancelledError());
     }
     EndRanks(&group_);
@@ -111,7 +112,7 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
     return group_[static_cast<size_t>(rank)].get();
   }
 
-  // A group of ranks that wait for each other only briefly.
+  // Over NCCL, replaces the group by one whose calls time out after 400 ms.
   void UseImpatientNccl() {
     if (!GetParam().nccl) return;
     EndRanks(&group_);
@@ -127,7 +128,8 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
                                  : gpus_[static_cast<size_t>(r)]->device());
   }
 
-  // Exact in rank order, otherwise within rounding.
+  // Expects that `data` is the sum over all ranks: exactly if the group adds in
+  // rank order, otherwise within rounding.
   void ExpectSum(const std::vector<float>& data, uint64_t seed) {
     const auto count = static_cast<int64_t>(data.size());
     const std::vector<float> want = SumOfRanks(size(), count, seed);
@@ -145,7 +147,8 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
     }
   }
 
-  // Runs `body` on each rank, which gives up if it fails, as executors do.
+  // Runs `body` on each rank. If it fails, the rank aborts the group, as
+  // executors do.
   std::vector<absl::Status> Run(
       const std::function<absl::Status(HostRank& own, int64_t rank)>& body) {
     std::vector<absl::Status> results(group_.size());
@@ -166,7 +169,7 @@ void ExpectAllOk(const std::vector<absl::Status>& results) {
   for (const absl::Status& result : results) KVASIR_EXPECT_OK(result);
 }
 
-TEST_P(CollectiveTest, ShardsNameTheRanksInOrder) {
+TEST_P(CollectiveTest, EachShardHasTheRanksNumberAndTheGroupsSize) {
   for (int64_t r = 0; r < size(); ++r) {
     EXPECT_EQ(rank(r)->shard(), (plan::TpShard{r, size()}));
   }
@@ -193,7 +196,7 @@ TEST_P(CollectiveTest, EveryRankGetsTheSumInRankOrder) {
   for (const auto& of_rank : sums) EXPECT_EQ(of_rank, sums[0]);
 }
 
-TEST_P(CollectiveTest, SignsOfZeroAndInfinitiesEqualTheSums) {
+TEST_P(CollectiveTest, SumsOfSignedZerosAndInfinitiesAreExact) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   ExpectAllOk(Run([&](HostRank& own, int64_t r) {
     std::vector<float> data = {-0.0f, r == 0 ? -0.0f : 0.0f,
@@ -206,7 +209,8 @@ TEST_P(CollectiveTest, SignsOfZeroAndInfinitiesEqualTheSums) {
   }));
 }
 
-// A rank's columns. The other columns hold garbage before the call.
+// Returns a copy of `all` with only the rank's own columns; the others contain
+// -1, as garbage that AllGather must overwrite.
 std::vector<float> OwnColumns(const std::vector<float>& all, int64_t num_rows,
                               const std::vector<int64_t>& first_columns,
                               int64_t rank) {
@@ -225,12 +229,14 @@ std::vector<float> OwnColumns(const std::vector<float>& all, int64_t num_rows,
 TEST_P(CollectiveTest, EveryRankGetsTheColumnsOfAllRanks) {
   const int calls = GetParam().calls;
   ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
-    std::mt19937 random(5);  // the same on all ranks
+    // The seed is the same on all ranks, so that they make the same calls.
+    std::mt19937 random(5);
     for (int call = 0; call < calls; ++call) {
       const int64_t num_rows = call % 5 == 0 ? call % 2 : random() % 12;
       std::vector<int64_t> first_columns = {0};
       for (int64_t each = 0; each < size(); ++each) {
-        // One rank in four has no columns; now and then no rank has any.
+        // About one rank in four has no columns, and in every seventh call no
+        // rank has any.
         const bool none = call % 7 == 3 || random() % 4 == 0;
         first_columns.push_back(
             first_columns.back() +
@@ -266,11 +272,11 @@ TEST_P(CollectiveTest, EveryRankGetsTheDataOfRank0) {
   }));
 }
 
-// Calls of all kinds follow each other, and ranks reach them at any time.
-TEST_P(CollectiveTest, CallsOfAllKindsFollowEachOther) {
+// Random calls of all kinds; each rank pauses at random before calls.
+TEST_P(CollectiveTest, RandomCallsOfAllKindsGiveTheRightResults) {
   const int calls = GetParam().calls;
   ExpectAllOk(Run([&](HostRank& own, int64_t r) -> absl::Status {
-    std::mt19937 random(11);  // the same on all ranks
+    std::mt19937 random(11);  // same calls on all ranks
     std::mt19937 pauses(static_cast<uint32_t>(r));
     for (int call = 0; call < calls; ++call) {
       if (pauses() % 8 == 0) {
@@ -316,7 +322,7 @@ TEST_P(CollectiveTest, CallsOfAllKindsFollowEachOther) {
   }));
 }
 
-TEST_P(CollectiveTest, CountingMemoryWaitsForNoRank) {
+TEST_P(CollectiveTest, CallsThatOnlyCountMemoryDoNotWaitForOtherRanks) {
   HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
   kernels::Workspace counter = kernels::Workspace::Counting();
@@ -331,8 +337,8 @@ TEST_P(CollectiveTest, CountingMemoryWaitsForNoRank) {
   EXPECT_EQ(rank(1)->totals().waited_seconds, before.waited_seconds);
 }
 
-// A call without numbers, made by one rank only.
-TEST_P(CollectiveTest, EmptyCallsWaitForNoRank) {
+// Only rank 1 makes these calls, which have no numbers.
+TEST_P(CollectiveTest, EmptyCallsDoNotWaitForOtherRanks) {
   HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
   std::vector<float> none;
@@ -364,12 +370,12 @@ TEST_P(CollectiveTest, TheTimeThatCallsWaitForOthersIsCounted) {
   for (int64_t r = 0; r < size(); ++r) {
     const double waited = rank(r)->totals().waited_seconds;
     EXPECT_LT(waited, all.count());
-    // With NCCL the device waits.
+    // With NCCL the device waits, which is not counted.
     EXPECT_EQ(waited > 0, !GetParam().nccl);
   }
   if (GetParam().nccl) return;
-  // On a busy machine the late thread's partner may start late too, by at most
-  // half.
+  // On a busy machine rank 0's thread may start late too, so only half of the
+  // delay is required.
   EXPECT_GT(rank(0)->totals().waited_seconds,
             std::chrono::duration<double>(kLate).count() / 2);
 }
@@ -393,11 +399,11 @@ TEST_P(CollectiveTest, ImpossibleSizesAreRefusedAndTheGroupSurvives) {
       return ranks.AllReduceSum(own.stream(), nullptr, count,
                                 kernels::DType::kF32, own.workspace());
     };
-    invalid(sum(-1), "AllReduceSum: cannot be of 1 x -1 numbers");
+    invalid(sum(-1), "AllReduceSum: invalid size of 1 x -1 numbers");
     invalid(sum(kMost), "AllReduceSum");
     invalid(ranks.Broadcast(own.stream(), nullptr, -1, own.workspace()),
-            "Broadcast: cannot be of -1 bytes");
-    invalid(gather(-1, columns), "AllGather: cannot be of -1 x 10");
+            "Broadcast: invalid size of -1 bytes");
+    invalid(gather(-1, columns), "AllGather: invalid size of -1 x 10");
     invalid(gather(kMost, columns), "AllGather");
     invalid(gather(1, {}), "want the first columns");
     invalid(gather(1, {0, 10}), "want the first columns");
@@ -438,7 +444,7 @@ TEST_P(CollectiveTest, ARankThatGivesUpEndsTheCallsOfAllOthers) {
   }
 }
 
-TEST_P(CollectiveTest, CallsOfAnotherThreadEndWhenThisRankGivesUp) {
+TEST_P(CollectiveTest, AbortEndsACallOfTheSameRankOnAnotherThread) {
   absl::Status ended, after;
   std::thread waiting([&] {
     HostRank own = Own(0);
@@ -459,7 +465,7 @@ TEST_P(CollectiveTest, CallsOfAnotherThreadEndWhenThisRankGivesUp) {
   }
 }
 
-TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
+TEST_P(CollectiveTest, CallsOfDifferentSizesFailOnAllRanks) {
   UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {
@@ -479,7 +485,7 @@ TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
     } else if (result.code() == absl::StatusCode::kInternal) {
       ++reported;
       EXPECT_THAT(std::string(result.message()),
-                  AllOf(HasSubstr("tensor-parallel ranks differ"),
+                  AllOf(HasSubstr("tensor-parallel ranks make different calls"),
                         HasSubstr("AllReduceSum of 80 bytes"),
                         HasSubstr("AllReduceSum of 160 bytes")));
     } else {
@@ -489,7 +495,7 @@ TEST_P(CollectiveTest, DifferentCallsOfRanksEndAllOfThem) {
   EXPECT_GE(reported, 1);
 }
 
-TEST_P(CollectiveTest, DifferentKindsOfCallsEndAllRanks) {
+TEST_P(CollectiveTest, CallsOfDifferentKindsFailOnAllRanks) {
   UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {
@@ -507,7 +513,7 @@ TEST_P(CollectiveTest, DifferentKindsOfCallsEndAllRanks) {
   }
 }
 
-TEST(SingleRankTest, CollectivesDoNotChangeItsData) {
+TEST(SingleRankTest, CallsDoNotChangeTheDataOfASingleRank) {
   std::vector<std::unique_ptr<Collective>> ones = InProcessGroup::Create(1);
   ASSERT_EQ(ones.size(), 1u);
   ones.push_back(std::make_unique<SingleRank>());

@@ -1,5 +1,6 @@
-// Steps as CUDA graphs over a runtime without a GPU that uses the emulator:
-// what launches of steps of one key have in common, and captures that fail.
+// Tests steps that run as CUDA graphs, on a fake CUDA runtime that uses the
+// kernel emulator instead of a GPU: steps with the same graph key must make the
+// same launches, and a capture may fail.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -33,14 +34,14 @@ using kernels::cuda::FakeLaunch;
 using kernels::cuda::FakeRuntime;
 using kernels::cuda::Result;
 
-// The launches of one step.
+// The kernel launches of one step, and its graph key.
 struct Launched {
   StepSizes key;
   std::vector<FakeLaunch> kernels;
   std::vector<Gemm> gemms;
 };
 
-// A rank, its GPU and a record of all calls to it.
+// Test fixture: a rank on a fake GPU that records all calls.
 class CudaGraphsTest : public ::testing::Test {
  protected:
   CudaGraphsTest() {
@@ -67,14 +68,15 @@ class CudaGraphsTest : public ::testing::Test {
     KVASIR_ASSERT_OK(rank);
     rank_ = *std::move(rank);
   }
-  std::vector<std::string> RunSteps(const std::function<void()>& behind,
+  std::vector<std::string> RunSteps(const std::function<void()>& after_step,
                                     size_t most_steps = kAllGraphSteps) {
-    auto results = RunGraphSteps(*rank_, behind, most_steps);
+    auto results = RunGraphSteps(*rank_, after_step, most_steps);
     KVASIR_EXPECT_OK(results);
     return results.ok() ? *results : std::vector<std::string>();
   }
   const ExecutorTotals& totals() { return rank_->executor().totals(); }
-  // Returns everything launched since the last call, as one step.
+  // Returns everything that was launched since the last call of TakeLaunched,
+  // as one step.
   Launched TakeLaunched() {
     const std::vector<FakeLaunch> kernels = runtime_.launches();
     const std::vector<Gemm> gemms = library_.gemms();
@@ -96,7 +98,8 @@ class CudaGraphsTest : public ::testing::Test {
   std::ptrdiff_t gemms_taken_ = 0;
 };
 
-// Whether a byte of a launch's parameters is padding, whose value is undefined.
+// Whether this byte of the launch's parameters is padding, whose value is
+// undefined.
 bool IsPadding(const FakeLaunch& launch, size_t byte) {
   using kernels::NormArgs;
   return launch.launch.name == std::string("norm") &&
@@ -104,8 +107,8 @@ bool IsPadding(const FakeLaunch& launch, size_t byte) {
          byte >= offsetof(NormArgs, dtype) + sizeof(NormArgs::dtype);
 }
 
-// Describes the first difference in what a graph keeps of a launch; empty if
-// there is none.
+// Describes the first difference between two steps in anything that a graph
+// stores about launches. Empty if there is none.
 std::string Difference(const FakeLaunch& a, const FakeLaunch& b) {
   const auto parts = [](const kernels::KernelLaunch& launch) {
     return std::tuple(std::string(launch.name), launch.function, launch.grid_x,
@@ -149,14 +152,16 @@ class CudaGraphsOfPlanTest : public CudaGraphsTest,
                              public ::testing::WithParamInterface<std::string> {
 };
 
-// A graph replays the launches of an earlier step. So steps of one key, run op
-// by op, must launch the same to the byte, whatever lies in their blobs.
-TEST_P(CudaGraphsOfPlanTest, StepsOfOneKeyLaunchTheSameToTheByte) {
+// A graph replays the launches of an earlier step with the same key. So two
+// steps with the same key, run without graphs, must make launches that are
+// equal to the byte, whatever data the steps upload.
+TEST_P(CudaGraphsOfPlanTest, StepsWithTheSameGraphKeyMakeIdenticalLaunches) {
   Make(GetParam(), /*graphs=*/false, /*deterministic=*/false);
   TakeLaunched();
   std::vector<Launched> steps;
   RunSteps([&] { steps.push_back(TakeLaunched()); });
-  // The steps before the blob moved that have no prompt and no page copy.
+  // Indices of the steps without a prompt or page copy, before the uploaded
+  // blob moves to another address.
   const std::vector<size_t> decodes = {1,  2,  3,  4,  6,  7, 9,
                                        10, 11, 12, 14, 15, 16};
   ASSERT_GT(steps.size(), decodes.back());
@@ -175,16 +180,18 @@ TEST_P(CudaGraphsOfPlanTest, StepsOfOneKeyLaunchTheSameToTheByte) {
   }
   EXPECT_GT(steps[1].kernels.size(), 10u);
   EXPECT_GT(steps[1].gemms.size(), 3u);
-  // Two sequences: six steps; three: three; four, and those that ask for more:
-  // two each.
+  // Pairs of steps with the same key: among six steps of two sequences, three
+  // steps of three sequences, two steps of four sequences, and two steps that
+  // ask for more outputs.
   EXPECT_EQ(alike, 6 * 5 / 2 + 3 + 1 + 1);
 }
 
-TEST_P(CudaGraphsOfPlanTest, ContextsOfAnyLengthLaunchTheSame) {
+TEST_P(CudaGraphsOfPlanTest, ContextsOfAnyLengthMakeIdenticalLaunches) {
   Make(GetParam(), /*graphs=*/false, /*deterministic=*/true,
        /*max_model_len=*/900);
   DirectRunner runner(&rank_->executor(), &rank_->layout(), rank_->pages());
-  // No step computed the slots before the first token, so they are zeroed.
+  // StartAt skips the slots before the first token, so they were never
+  // computed: zero them.
   const KvArenas& arenas = rank_->executor().arenas();
   std::memset(
       const_cast<char*>(static_cast<const char*>(
@@ -194,8 +201,8 @@ TEST_P(CudaGraphsOfPlanTest, ContextsOfAnyLengthLaunchTheSame) {
   std::vector<Launched> steps;
   TakeLaunched();
   uint64_t sequence = 0;
-  // Lengths within a page, over several pages, and over blocks and splits of
-  // attention.
+  // Lengths within one page, over several pages, and over several blocks and
+  // splits of the attention kernel.
   for (const int64_t length : {3, 15, 130, 600, 850}) {
     runner.StartAt(++sequence, length);
     KVASIR_ASSERT_OK(runner.Run({{.sequence_id = sequence,
@@ -217,7 +224,7 @@ INSTANTIATE_TEST_SUITE_P(Plans, CudaGraphsOfPlanTest,
                            return name;
                          });
 
-TEST_F(CudaGraphsTest, AReplayedStepIsOneCall) {
+TEST_F(CudaGraphsTest, AReplayedStepIsASingleGraphLaunch) {
   Make(plan::kDensePreset, /*graphs=*/true, /*deterministic=*/false);
   std::vector<size_t> launches;
   RunSteps([&] { launches.push_back(runtime_.launches().size()); });
@@ -225,19 +232,22 @@ TEST_F(CudaGraphsTest, AReplayedStepIsOneCall) {
   EXPECT_EQ(totals().replayed_steps, kGraphReplays);
   EXPECT_EQ(runtime_.calls("LaunchGraph"), kGraphReplays);
   EXPECT_EQ(runtime_.calls("InstantiateGraph"), kGraphCaptures);
-  // The third step of two sequences is the first that launches nothing itself.
+  // The third step with two sequences is the first replayed one: it launches no
+  // kernel itself.
   EXPECT_GT(launches[2], launches[1]);
   EXPECT_EQ(launches[3], launches[2]);
 }
 
-// The tokens are the same and no request fails, whatever fails and whenever.
-TEST_F(CudaGraphsTest, AfterAFailedCaptureNoneFollowsAndResultsAreTheSame) {
+// Lets one CUDA call fail in each round. The step then runs without a graph, so
+// no request fails and the tokens are the same.
+TEST_F(CudaGraphsTest,
+       AfterAFailedCaptureStepsRunWithoutGraphsAndGiveTheSameResults) {
   Make(plan::kDensePreset, /*graphs=*/false, /*deterministic=*/true);
   const std::vector<std::string> want = RunSteps(nullptr, kFewGraphSteps);
   struct Failure {
     const char* call;
-    bool kernel;           // of the step, in the capture
-    int64_t captures = 0;  // captures before it
+    bool kernel;           // the call launches a kernel during the capture
+    int64_t captures = 0;  // how many captures succeed before the failure
   };
   for (const Failure& failure :
        {Failure{"BeginCapture", false}, Failure{"Launch", true},
@@ -253,7 +263,7 @@ TEST_F(CudaGraphsTest, AfterAFailedCaptureNoneFollowsAndResultsAreTheSame) {
     const int64_t graphs = runtime_.calls("LaunchGraph");
     const std::vector<std::string> have = RunSteps(
         [&] {
-          // Before the step that is captured.
+          // The next step is captured; its first kernel launch fails.
           if (++step == 2 && failure.kernel) {
             runtime_.FailNext("Launch", Result::kCaptureUnsupported);
           }

@@ -1,7 +1,7 @@
-// Whole models on a GPU's kernels compared with the CPU engine in the same
-// process, teacher-forced: logits, best tokens and loss. The emulated device
-// runs a few tokens of the built-in models. A GPU runs hundreds of tokens of
-// every model in KVASIR_GPU_MODELS (folders separated by colons).
+// Runs whole models with GPU kernels and with the CPU engine on the same given
+// text (teacher forcing), and compares logits, most likely tokens and loss. The
+// emulated device runs a few tokens of the built-in models. A GPU runs hundreds
+// of tokens of every model in KVASIR_GPU_MODELS (folders separated by colons).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -40,10 +40,10 @@ std::string SourceFolder() {
   return folder != nullptr ? folder : ".";
 }
 
-// A model and its cache plan: a preset, or the folder's own.
+// A model folder, and the cache plan to run it with.
 struct Artifact {
   std::string folder;
-  std::string plan;  // empty: the folder's own
+  std::string plan;  // name of a preset; empty: the plan in the folder
   std::string name() const {
     std::string name = folder.substr(folder.rfind('/') + 1);
     absl::StrAppend(&name, "_", plan.empty() ? "own" : plan);
@@ -94,7 +94,7 @@ absl::StatusOr<kvasir::v1::KvPlan> PlanOf(const Artifact& artifact,
   return plan;
 }
 
-// The amount to run: a prompt in two chunks, then one token at a time.
+// How many tokens to run: a prompt in two chunks, then one token at a time.
 struct Sizes {
   int64_t prompt = 0;
   int64_t chunk = 0;
@@ -102,7 +102,8 @@ struct Sizes {
   double loss_tolerance = 0;
 };
 Sizes SizesHere() {
-  // With few tokens the loss depends on the rounding of each.
+  // The loss tolerance is larger here: with few tokens, the rounding of each
+  // one matters.
   if (!kernels::emulation::TakesWholeSizes()) return {20, 13, 3, 0.02};
   return {448, 256, 64, 0.005};
 }
@@ -126,7 +127,8 @@ absl::StatusOr<std::vector<int32_t>> TextOf(const std::string& folder,
 
 using Logits = std::vector<float>;
 
-// Calls `receive` with the logits after each token of a text.
+// Runs the model on a given text and calls `receive` with the logits after each
+// token.
 absl::Status Force(
     const Artifact& artifact, const Sizes& sizes,
     absl::Span<const int32_t> text, RankOptions options,
@@ -137,14 +139,15 @@ absl::Status Force(
                           PlanOf(artifact, checkpoint));
   options.page_tokens = 16;
   options.kv_cache_bytes = int64_t{64} << 20;
-  options.deterministic = true;  // prompts lift nothing, as on a GPU
+  // Prompts must not lift latents, because they do not on a GPU.
+  options.deterministic = true;
   options.executor.max_model_len = sizes.prompt + sizes.output + 16;
   options.executor.max_num_seqs = 1;
   options.executor.max_batched_tokens = sizes.chunk;
-  size_t heard = 0;
+  size_t num_received = 0;
   options.executor.logits_tap = [&](const LogitsRow& row) {
-    EXPECT_EQ(row.position, static_cast<int64_t>(heard));
-    receive(heard++, row.logits);
+    EXPECT_EQ(row.position, static_cast<int64_t>(num_received));
+    receive(num_received++, row.logits);
   };
   CheckpointSource source(&checkpoint);
   KVASIR_ASSIGN_OR_RETURN(
@@ -165,7 +168,7 @@ absl::Status Force(
             .status());
     done += count;
   }
-  EXPECT_EQ(heard, text.size());
+  EXPECT_EQ(num_received, text.size());
   return absl::OkStatus();
 }
 
@@ -181,13 +184,13 @@ double LossOf(absl::Span<const float> logits, int32_t token) {
   return std::log(sum) + most - logits[static_cast<size_t>(token)];
 }
 
-// The logits of one device compared with those of the other.
+// Statistics of the differences between the logits of two devices.
 struct Comparison {
   double cpu_loss = 0;
   double device_loss = 0;
-  double worst_norm = 0;  // |device - cpu| / |cpu| of a row
+  double worst_norm = 0;  // largest |device - cpu| / |cpu| of any row
   int64_t rows = 0;
-  int64_t clear = 0;  // rows with a best token that leads by more than 0.05
+  int64_t clear = 0;  // rows whose best logit leads by more than 0.05
   int64_t clear_other = 0;
   int64_t close_other = 0;
 
@@ -226,7 +229,8 @@ TEST_P(DeviceEngineTest, PredictsATextAsTheCpuDoes) {
       const std::vector<int32_t> text,
       TextOf(artifact.folder, sizes.prompt + sizes.output));
 
-  // The device runs first, because it reports at load what it does not serve.
+  // The device runs first, because loading fails if it does not support the
+  // model.
   std::vector<Logits> device(text.size());
   RankOptions on_device;
   on_device.make_device = [](base::ThreadPool*, kernels::CpuBackend, int64_t) {
@@ -261,7 +265,7 @@ TEST_P(DeviceEngineTest, PredictsATextAsTheCpuDoes) {
   EXPECT_NEAR(both.device_loss / both.cpu_loss, 1.0, sizes.loss_tolerance);
   EXPECT_EQ(both.clear_other, 0);
   EXPECT_LE(both.close_other, std::max<int64_t>(1, both.rows / 50));
-  // A bound that garbage would exceed, whatever the model.
+  // A loose bound for all models, which garbage would exceed.
   EXPECT_LE(both.worst_norm, 0.1);
 }
 

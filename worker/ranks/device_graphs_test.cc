@@ -1,6 +1,6 @@
-// Captured and replayed steps compared with the same steps op by op, on the
-// test's device: a GPU in the program of kernels/cuda, elsewhere the emulated
-// device.
+// Compares steps that are captured and replayed as graphs with the same steps
+// run op by op. Runs on a GPU in the test program of kernels/cuda, and
+// elsewhere on the emulated device.
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,7 +36,7 @@ Ran RunSteps(const std::string& plan, bool graphs, bool deterministic) {
 
 class DeviceGraphsTest : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(DeviceGraphsTest, AReplayedStepHasTheBitsOfItsOps) {
+TEST_P(DeviceGraphsTest, AReplayedStepHasTheSameBitsAsAStepRunOpByOp) {
   const bool deterministic = GetParam() != plan::kDensePreset;
   const Ran want = RunSteps(GetParam(), false, deterministic);
   const Ran have = RunSteps(GetParam(), true, deterministic);

@@ -1,5 +1,5 @@
-// The executor on a device that is not the CPU: what it refuses, what a step
-// does besides its arithmetic, and its logits compared with the CPU's.
+// Tests the executor on a device other than the CPU: what it refuses, which
+// copies a step makes, and whether its logits equal the CPU's.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -32,7 +32,7 @@ using kernels::DType;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Makes the rank's device emulated, with these kernels.
+// Makes the rank run on an emulated device with these kernels.
 void UseEmulated(DType activations, const kernels::DeviceOps& ops,
                  RankOptions* options) {
   options->make_device = [activations, ops](base::ThreadPool*,
@@ -45,7 +45,7 @@ void UseEmulated(DType activations, const kernels::DeviceOps& ops,
   };
 }
 
-// The smallest shape that kernels for a GPU accept.
+// The smallest model shape that the GPU kernels accept.
 model::ModelShape SmallShape() {
   return {.name = "small-test",
           .num_layers = 2,
@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<Rank>> MakeSmallRank(
   return Rank::Create(spec, kv_plan, &source, options, collective);
 }
 
-// The ops that a plan of whole keys and values launches.
+// The ops that steps launch for a plan without compression of keys and values.
 std::vector<std::string> OpsOf(const std::string& plan) {
   std::vector<std::string> ops = {
       "copy_pages",      "count_tokens", "embedding", "gather_rows",
@@ -95,7 +95,7 @@ std::vector<std::string> OpsOf(const std::string& plan) {
   return ops;
 }
 
-// The refusal comes before minutes of reading.
+// The check comes first, because reading the weights may take minutes.
 TEST(EmulatedRankTest, RefusesAMissingOpBeforeReadingAWeight) {
   const kernels::DeviceOps all = kernels::emulated::Ops();
   for (const std::string plan : {plan::kDensePreset, plan::kRotatedPreset}) {
@@ -116,7 +116,8 @@ TEST(EmulatedRankTest, RefusesAMissingOpBeforeReadingAWeight) {
   }
 }
 
-// No plan is served in part: it loads and runs, or the refusal names the op.
+// A rank either loads and can run every step of a plan, or refuses the plan
+// with the missing op's name.
 TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedWithTheOpsName) {
   int refused = 0;
   for (const PlanCase& plan_case : PlanCases()) {
@@ -146,7 +147,7 @@ TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedWithTheOpsName) {
   EXPECT_GT(refused, 0);
 }
 
-TEST(EmulatedRankTest, RanksOfAGroupAreRefusedAtLoad) {
+TEST(EmulatedRankTest, ARankOfAGroupIsRefusedAtLoadIfTheDeviceLacksAllReduce) {
   RankOptions options = SmallOptions();
   UseEmulated(DType::kF32, kernels::emulated::Ops(), &options);
   const auto group = InProcessGroup::Create(2);
@@ -155,7 +156,7 @@ TEST(EmulatedRankTest, RanksOfAGroupAreRefusedAtLoad) {
                        "all_reduce_sum: the device has no kernel for it"));
 }
 
-TEST(EmulatedRankTest, NumericsNameTheDevice) {
+TEST(EmulatedRankTest, TheNumericsIdNamesTheDevice) {
   const auto numerics = [](std::optional<DType> activations) -> std::string {
     RankOptions options = SmallOptions();
     if (activations.has_value()) {
@@ -213,7 +214,7 @@ class CountedCopies final : public kernels::DeviceObserver {
   void OnAllocate(size_t) override { ++allocations; }
 };
 
-TEST(EmulatedRankTest, AStepIsOneUploadAndOneReadBack) {
+TEST(EmulatedRankTest, AStepMakesOneUploadAndOneReadBack) {
   RankOptions options = SmallOptions();
   UseEmulated(DType::kBf16, kernels::emulated::Ops(), &options);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank,
@@ -222,7 +223,8 @@ TEST(EmulatedRankTest, AStepIsOneUploadAndOneReadBack) {
   const std::vector<int32_t> prompt = {5, 1, 4, 516, 0, 7, 8, 3, 11};
   std::vector<int32_t> sampled;
   for (int step = 0; step < 4; ++step) {
-    // The second sequence's prompt shares a step with the first one's output.
+    // In this step, the second sequence's prompt runs together with the first
+    // sequence's output.
     std::vector<DirectStep> steps;
     if (step == 1) steps.push_back({.sequence_id = 2, .token_ids = prompt});
     steps.push_back({.sequence_id = 1,
@@ -248,12 +250,14 @@ TEST(EmulatedRankTest, AStepIsOneUploadAndOneReadBack) {
             ::testing::Each(AllOf(::testing::Ge(0), ::testing::Lt(517)))));
 }
 
-// Logits of a sequence that runs a prompt in two chunks, then one token at a
-// time.
+// The result of a sequence that runs a prompt in two chunks, then one token at
+// a time.
 struct Forced {
   std::vector<int32_t> prompt;
-  std::vector<int32_t> output;             // empty: the rank's own choices
-  std::vector<std::vector<float>> logits;  // by position
+  // The output tokens to run with. Empty: the rank runs the tokens that it
+  // samples.
+  std::vector<int32_t> output;
+  std::vector<std::vector<float>> logits;  // one row per position
 };
 
 void Force(const std::string& plan_name, RankOptions options, Forced* forced) {
@@ -305,12 +309,12 @@ struct LogitsCase {
   std::string plan;
   DType activations = DType::kF32;
   int32_t prompt_tokens = 20;
-  double tolerance = 0;  // relative norm of a row
+  double tolerance = 0;  // limit for |device - cpu| / |cpu| of each row
 };
 
 class EmulatedLogitsTest : public ::testing::TestWithParam<LogitsCase> {};
 
-TEST_P(EmulatedLogitsTest, EqualTheCpusWithinRounding) {
+TEST_P(EmulatedLogitsTest, LogitsEqualThoseOfTheCpuWithinRounding) {
   RankOptions options = SmallOptions();
   options.kv_cache_bytes = 16 << 20;
   Forced cpu;
@@ -356,7 +360,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         LogitsCase{"DenseF32", plan::kDensePreset, DType::kF32, 20, 1e-3},
         LogitsCase{"EightBitsF16", "dense-8bit", DType::kF16, 20, 5e-3},
-        // More tokens than are kept exact.
+        // A prompt longer than the number of recent tokens that the plan keeps
+        // uncompressed.
         LogitsCase{"RotatedBf16", plan::kRotatedPreset, DType::kBf16, 38,
                    2e-2}),
     [](const auto& test) { return test.param.name; });

@@ -1,5 +1,6 @@
-// Whole steps on a GPU's kernels: the promises that hold for all of them,
-// whatever shares the batch, and the cost of their memory accesses.
+// Tests of whole steps with GPU kernels on the emulated device: results do not
+// depend on other sequences of the batch, every op runs on the device, and
+// kernels make no more memory accesses than recorded.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -42,8 +43,8 @@ model::ModelShape Shape() {
           .max_position = 256};
 }
 
-// A rank on the emulated device and the sequences that it runs. It is either
-// deterministic, or counts accesses with the default options.
+// A rank on the emulated device and the sequences that it runs. The rank is
+// either deterministic, or counts memory accesses with the default options.
 class Steps {
  public:
   using Logits = std::map<std::pair<uint64_t, int64_t>, std::vector<float>>;
@@ -129,7 +130,7 @@ TEST(EmulatedStepsTest, ATokensBitsDoNotDependOnOtherSequences) {
     alone.Run({Prompt(1, prompt)});
     for (const int32_t& id : output) alone.Run({Output(1, id)});
 
-    // In three chunks, while other sequences come and go.
+    // The prompt runs in three chunks, while other sequences start and end.
     Steps shared(plan);
     const absl::Span<const int32_t> ids(prompt);
     shared.Run({Prompt(7, others[0]), Prompt(1, ids.first(5))});
@@ -143,7 +144,8 @@ TEST(EmulatedStepsTest, ATokensBitsDoNotDependOnOtherSequences) {
     int rows = 0;
     for (const auto& [place, row] : alone.logits()) {
       const auto found = shared.logits().find(place);
-      if (found == shared.logits().end()) continue;  // inside a chunk
+      // Positions inside a chunk have no logits.
+      if (found == shared.logits().end()) continue;
       ++rows;
       EXPECT_EQ(found->second, row) << "position " << place.second;
     }
@@ -155,7 +157,7 @@ class Launches final : public kernels::DeviceObserver {
  public:
   std::set<std::string> ops;
   int64_t count = 0;
-  const void* address = nullptr;  // memory that a launch reads or writes
+  const void* address = nullptr;  // memory that the launch reads or writes
 
  private:
   void OnUpload(size_t) override {}
@@ -189,7 +191,7 @@ TEST(EmulatedStepsTest, EveryOpRunsOnTheDevice) {
     for (const std::string& op : launches.ops) {
       EXPECT_TRUE(of_device.contains(op)) << plan << ": " << op;
     }
-    // Each op is one kernel or more.
+    // Each op launches at least one kernel.
     EXPECT_GE(steps.device().emulator().launches() - before, launches.count);
   }
 }
@@ -211,8 +213,9 @@ TEST(EmulatedStepsDeathTest, AHostReadOfAStepsMemoryEndsTheProcess) {
       "");
 }
 
-// By plan and kernel: sectors of global memory and passes through banks of
-// shared memory, for a prompt of 50 tokens and a step of three sequences.
+// Memory accesses of one kernel under one plan, in a step with a prompt of 50
+// tokens and a step of three sequences: sectors of global memory, and passes
+// that shared memory needs because of bank conflicts.
 struct Cost {
   int64_t sectors = 0, least_sectors = 0;
   int64_t passes = 0, least_passes = 0;
@@ -251,9 +254,9 @@ constexpr char kHead[] =
 # writes them.
 )";
 
-// Compares with the committed table. KVASIR_WRITE_ACCESSES names a file to
-// write a new one to.
-TEST(EmulatedStepsTest, AccessesOfKernelsHaveNotGrownByFivePerCent) {
+// Compares the accesses with the committed table. If KVASIR_WRITE_ACCESSES
+// names a file, writes a new table there.
+TEST(EmulatedStepsTest, MemoryAccessesOfKernelsHaveNotGrownByFivePerCent) {
   const std::map<std::string, Cost> costs = Costs();
   if (const char* const path = std::getenv("KVASIR_WRITE_ACCESSES")) {
     std::ofstream file(path);

@@ -14,9 +14,9 @@
 namespace kvasir::worker {
 namespace {
 
-// Runs a largest prefill and a decode. After that, everything a step may need
-// is allocated. This includes memory for the code and stacks of kernels, which
-// CUDA allocates when they first run.
+// Runs the largest possible prefill and a decode, so that all memory that a
+// step may need is allocated. This includes memory for the code and stacks of
+// kernels, which CUDA allocates when they first run.
 absl::Status RunLargestSteps(ModelExecutor* executor,
                              const cache::PageLayout& layout,
                              const cache::PageCounts& pages,
@@ -25,7 +25,7 @@ absl::Status RunLargestSteps(ModelExecutor* executor,
   std::vector<int32_t> prompt(static_cast<size_t>(std::clamp(
       limits.max_model_len - 1, int64_t{1}, limits.max_batched_tokens)));
   runner.SetPrompt(1, static_cast<int64_t>(prompt.size()));
-  // A step must end where slots are evicted.
+  // A step must end where an eviction is due.
   if (const auto at = runner.next_eviction(1); at.has_value()) {
     prompt.resize(std::min(prompt.size(),
                            static_cast<size_t>(std::max(*at, int64_t{1}))));
@@ -167,8 +167,8 @@ absl::Status Rank::Load(std::shared_ptr<const ServedPlan> plan,
   }
   if (layout_->granule_bytes() != device_->page_granule_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "pages with granules of ", layout_->granule_bytes(),
-        " bytes on a device that wants ", device_->page_granule_bytes()));
+        "the page layout has granules of ", layout_->granule_bytes(),
+        " bytes, but the device needs ", device_->page_granule_bytes()));
   }
   pages_ = options.pages;
   if (pages_.empty()) pages_ = PagesFor(options.kv_cache_bytes, options);
@@ -230,8 +230,8 @@ absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {
     }
     if (fits) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
-        "the group agrees on ", pool, "s of ", absl::StrJoin(pages, ", "),
-        " pages, this rank has room for ", absl::StrJoin(offered, ", ")));
+        "the group agreed on ", pool, "s of ", absl::StrJoin(pages, ", "),
+        " pages, but this rank has room for ", absl::StrJoin(offered, ", ")));
   };
   KVASIR_RETURN_IF_ERROR(check("page pool", pages_, agreed.pages));
   KVASIR_RETURN_IF_ERROR(check("host pool", host_pages_, agreed.host_pages));
@@ -247,7 +247,7 @@ absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {
   }
   return absl::FailedPreconditionError(
       absl::StrCat("the group's cache_id is ", agreed.cache_id,
-                   ", this rank's ", cache_id_));
+                   ", this rank's is ", cache_id_));
 }
 
 absl::Status Rank::MakeExecutor(ModelWeights weights,
@@ -271,7 +271,8 @@ absl::Status Rank::MakeExecutor(ModelWeights weights,
 
 absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
                             Collective* collective) {
-  // The executor itself counts its ops, over weights without memory.
+  // To find the ops, make an executor with weights that have no memory. It
+  // checks its ops against the device.
   KVASIR_ASSIGN_OR_RETURN(
       ModelWeights weights,
       WeightsWithoutMemory(spec_, plan_, source, MatrixFormat::Of(*device_)));
@@ -283,8 +284,8 @@ absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
   executor_ = nullptr;
   pages_ = pages;
   host_pages_ = host_pages;
-  // Other errors are ignored here and reported once weights are loaded: without
-  // them, for example, ranges of codes are missing.
+  // Other errors are ignored here: they may have no other cause than the
+  // missing weights, and are reported again once weights are loaded.
   return absl::IsUnimplemented(made) ? made : absl::OkStatus();
 }
 
@@ -310,12 +311,12 @@ absl::Status Rank::MeasurePages(ModelWeights weights,
       most_bytes - (memory.total_bytes - memory.free_bytes - pool_bytes());
   const auto refuse = [&](const auto&... why) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "of the device's ", memory.total_bytes, " bytes ", most_bytes,
-        " may be taken (--gpu-memory-utilization ", options.memory_utilization,
+        "the device has ", memory.total_bytes, " bytes, of which ", most_bytes,
+        " may be used (--gpu-memory-utilization ", options.memory_utilization,
         "); weights take ", allocator().use(kernels::MemoryTag::kWeights).bytes,
         ", workspace ", allocator().use(kernels::MemoryTag::kWorkspace).bytes,
-        ", what others and the driver hold ", memory.other_bytes,
-        ": for the KV cache ", std::max(budget, int64_t{0}),
+        ", other processes and the driver ", memory.other_bytes,
+        "; for the KV cache ", std::max(budget, int64_t{0}),
         " bytes are left, ", why...));
   };
   const int64_t asked = options.kv_cache_bytes;
@@ -327,7 +328,8 @@ absl::Status Rank::MeasurePages(ModelWeights weights,
   budget = std::min(budget, asked);
   host_pages_ = host_pages;
   // Workspace and tables grow with the pool, and CUDA rounds sizes up. So the
-  // result is measured, and the pool shrunk, until it fits.
+  // used memory is measured, and the pool is made smaller until everything
+  // fits.
   constexpr int kTries = 4;
   for (int i = 0; i < kTries && budget >= one; ++i) {
     pages_ = PagesFor(budget, options);

@@ -24,14 +24,15 @@
 
 namespace kvasir::worker {
 
-// The offer of a rank to its group once its weights are loaded.
+// The offer that a rank makes to its group once its weights are loaded.
 struct RankOffer {
-  cache::PageCounts pages;  // that fit on this rank
+  cache::PageCounts pages;  // the most pages that fit on this rank
   cache::PageCounts host_pages;
-  std::string weight_tiles;  // as model::CombineWeightTiles takes them
+  std::string weight_tiles;  // input of model::CombineWeightTiles
   int64_t weight_bytes = 0;
 };
-// The agreement of the whole group.
+// The values that all ranks of a group use, computed from the offers of all
+// ranks.
 struct RankAgreement {
   cache::PageCounts pages;  // the smallest offer of any rank
   cache::PageCounts host_pages;
@@ -42,85 +43,94 @@ struct RankAgreement {
 struct RankOptions {
   int num_threads = 1;
   kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
-  // Makes the rank's device, instead of a CPU with `backend`. `pool` outlives
-  // the device.
+  // Makes the rank's device. Null: the device is a CPU with `backend`. `pool`
+  // outlives the device.
   std::function<std::unique_ptr<kernels::Device>(base::ThreadPool* pool,
                                                  kernels::CpuBackend backend,
                                                  int64_t memory_limit_bytes)>
       make_device;
   int64_t page_tokens = 64;
-  // The plan's layout in pages of page_tokens. Null: the rank makes it.
+  // The plan's page layout for pages of page_tokens tokens. Null: the rank
+  // computes it.
   std::shared_ptr<const cache::PageLayout> layout;
   // Bytes of the page pool on this rank, all page groups together. Ignored if
-  // `pages` is given.
+  // `pages` is not empty.
   int64_t kv_cache_bytes = 0;
   cache::PageCounts pages;
-  // Only for a device with its own memory; 0: off. The share of that memory
-  // that the rank may use. After weights, workspace and the largest step are
-  // allocated, the pool gets the rest of the share, at most kv_cache_bytes
-  // (MeasurePages). `pages` must be empty.
+  // The share of the device's memory that the rank may use; 0: no such limit.
+  // Only for a device with its own memory. After weights, workspace and what
+  // the largest step needs are allocated, the page pool gets the rest of the
+  // share, but at most kv_cache_bytes (see MeasurePages). `pages` must be
+  // empty.
   double memory_utilization = 0;
-  // Fail if memory_utilization leaves less than kv_cache_bytes, instead of
-  // making a smaller pool.
+  // True: Create fails if memory_utilization leaves less than kv_cache_bytes.
+  // False: the pool is then smaller.
   bool kv_cache_exact = false;
-  // Bytes or pages of the host pool, where images of sequences wait. 0 and
-  // empty: no host pool.
+  // Bytes or pages of the host pool, which keeps the pages of preempted
+  // sequences. If 0 and empty, there is no host pool.
   int64_t host_pool_bytes = 0;
   cache::PageCounts host_pages;
-  // Limit of all device memory together; 0: no limit.
+  // Limit of all memory that the rank allocates on the device; 0: no limit.
   int64_t memory_limit_bytes = 0;
   ModelExecutorOptions executor;
-  // Prompts lift nothing, even if that would be cheaper, so that results have
-  // the same bits whatever the prefix index holds (prompt_lift.h). It takes
-  // effect if Create resolves the plan; otherwise ServeOptions::lift_prompts
-  // decides. A GPU never lifts; there it selects
-  // PagedAttentionParams::prompts_as_rows.
+  // True: prompts never lift latents (prompt_lift.h), even if that would be
+  // cheaper, so that results have the same bits whatever prefixes are cached.
+  // It has this effect only if Create resolves the plan; otherwise
+  // ServeOptions::lift_prompts decides. A GPU never lifts latents; there it
+  // selects PagedAttentionParams::prompts_as_rows.
   bool deterministic = false;
-  // Called once, before the pools get their pages. Blocks until all ranks have
-  // made their offers. Null in a group of one.
+  // Called once, before the pools get their pages. It must block until all
+  // ranks have made their offers, and return the result. Null in a group of one
+  // rank.
   std::function<absl::StatusOr<RankAgreement>(const RankOffer&)> agree;
-  // Progress of loading the weights.
+  // Called with the progress of loading the weights. May be null.
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
-// Whether prompts may lift latents on the device. Kernels for a GPU cannot.
+// Whether prompts may lift latents on the device. False for a GPU, whose
+// kernels cannot.
 bool PromptsMayLift(const kernels::Device& device);
 
-// Input of CheckPoolFitsMemory.
+// Memory sizes that CheckPoolFitsMemory compares.
 struct PoolMemory {
   int64_t pool_bytes = 0;
   int64_t host_pool_bytes = 0;
   int64_t weight_bytes = 0;
-  int64_t kept_bytes = 0;  // KeptWeightBytes of the pool
-  // MachineLimits's, before weights and pools are allocated
+  int64_t kept_bytes = 0;  // attention weights kept for evictions
+  // Memory available to the process (MachineLimits), measured before weights
+  // and pools were allocated.
   int64_t available_bytes = 0;
 };
 
-// Checks that the pools fit beside the weights and kept attention weights.
-// RESOURCE_EXHAUSTED with the numbers and the flag to change. Pools are touched
-// at start, so the system would kill the process if they do not fit.
+// Checks that the pools fit into memory beside the weights and the kept
+// attention weights. If they do not, returns RESOURCE_EXHAUSTED with the
+// numbers and the flag to change. Without this check the system would kill the
+// process at the start, when it touches all memory of the pools.
 absl::Status CheckPoolFitsMemory(const PoolMemory& memory);
 
-// The cache::CacheId of a model with these weights.
+// Returns the cache::CacheId of a model with these weights.
 std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec, int64_t page_tokens,
                       const std::string& weights_id);
 
+// Everything that one rank needs to run a model.
+//
 // Owns: everything that it builds.
-// Threads: constructed by one thread; then as ModelExecutor.
-// Errors: before any weight is read, FAILED_PRECONDITION with the numbers when
-//   the pool does not hold one sequence of max_model_len tokens, and
-//   UNIMPLEMENTED with the op's name when the device lacks a kernel. Later,
-//   RESOURCE_EXHAUSTED with the numbers when memory_utilization leaves less
-//   than one sequence, and the errors of RankOptions::agree.
+// Threads: Create is called by one thread; after that see ModelExecutor.
+// Errors: of Create, before any weight is read: FAILED_PRECONDITION with the
+//   numbers if the pool is too small for one sequence of max_model_len tokens,
+//   and UNIMPLEMENTED with the op's name if the device lacks a kernel. After
+//   the weights were read: RESOURCE_EXHAUSTED with the numbers if
+//   memory_utilization leaves too little memory for one sequence, and the
+//   errors of RankOptions::agree.
 class Rank {
  public:
-  // `collective` outlives the rank; null: a group of one.
+  // `collective` must outlive the rank; null: a group of one rank.
   static absl::StatusOr<std::unique_ptr<Rank>> Create(
       const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
       WeightSource* source, const RankOptions& options,
       Collective* collective = nullptr);
-  // Resolves and checks the plan itself.
+  // Like the above, but first resolves and checks the plan.
   static absl::StatusOr<std::unique_ptr<Rank>> Create(
       const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
       WeightSource* source, const RankOptions& options,
@@ -141,13 +151,13 @@ class Rank {
   base::ThreadPool& pool() const { return *pool_; }
   const std::string& weights_id() const { return weights_id_; }
   const std::string& cache_id() const { return cache_id_; }
-  // ModelWeights::read_bytes.
+  // The bytes of weights that were read (ModelWeights::read_bytes).
   int64_t read_bytes() const { return read_bytes_; }
 
  private:
   explicit Rank(const model::DecoderSpec& spec);
 
-  // Creates threads and device.
+  // Creates the rank with its threads and its device.
   static absl::StatusOr<std::unique_ptr<Rank>> Start(
       const model::DecoderSpec& spec, const RankOptions& options,
       Collective* collective);
@@ -158,19 +168,21 @@ class Rank {
   cache::PageCounts LeastPages(const RankOptions& options) const;
   absl::Status MakeExecutor(ModelWeights weights, const RankOptions& options,
                             Collective* collective);
-  // UNIMPLEMENTED with the name of an op that steps launch and the device
-  // lacks. Reads no weight.
+  // Returns UNIMPLEMENTED with the op's name if the device lacks an op that
+  // steps launch. Reads no weights.
   absl::Status CheckOps(WeightSource* source, const RankOptions& options,
                         Collective* collective);
-  // Offers what this rank has, and takes over what the group agrees on.
-  // FAILED_PRECONDITION if this rank cannot agree to it.
+  // Calls options.agree with what this rank offers, and adopts the result.
+  // FAILED_PRECONDITION if this rank lacks room for the agreed pages or has
+  // another cache_id.
   absl::Status Agree(std::string weight_tiles, const RankOptions& options);
-  // Sizes the pool by options.memory_utilization and makes the executor with
-  // it.
+  // Chooses the pool's size by options.memory_utilization, and makes the
+  // executor with that pool.
   absl::Status MeasurePages(ModelWeights weights, const RankOptions& options,
                             Collective* collective);
 
-  // Members are destroyed in reverse order.
+  // The order matters: members are destroyed in reverse, and later ones use
+  // earlier ones.
   const model::DecoderSpec spec_;
   std::shared_ptr<const ServedPlan> plan_;
   SingleRank single_rank_;

@@ -1,4 +1,4 @@
-// Tests run on the device that KVASIR_TEST_DEVICE names.
+// Tests of a rank on the device that KVASIR_TEST_DEVICE names.
 #include <cstdlib>
 #include <memory>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace kvasir::worker {
 namespace {
 
-TEST(RankDeviceDeathTest, TheHostCanReadPagesUnlessTheDeviceIsStrict) {
+TEST(RankDeviceDeathTest, TheHostCanReadPagesUnlessTheTestDeviceIsStrict) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
   const auto& layers = rank->executor().arenas().layers();
   ASSERT_FALSE(layers.empty());
@@ -36,8 +36,8 @@ TEST(RankDeviceTest, PagesWithTheGranuleOfAnotherDeviceAreRefused) {
   EXPECT_THAT(
       MakeTinyRank(options),
       base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     ::testing::HasSubstr("granules of 16 bytes on a device "
-                                          "that wants 0")));
+                     ::testing::HasSubstr("granules of 16 bytes, but the "
+                                          "device needs 0")));
 }
 
 TEST(RankDeviceDeathTest, AnUnknownDeviceEndsTheTest) {

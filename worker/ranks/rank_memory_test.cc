@@ -1,5 +1,5 @@
-// Tests what each rank of a group reads and holds of a model, and what the
-// ranks agree on.
+// Tests which part of a model each rank of a group reads and holds in memory,
+// and what the ranks agree on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,8 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// A layer with tensors of many tiles in both directions, as in large models.
+// The shape of a model with one layer, whose tensors have many tiles in both
+// directions, as in large models.
 model::ModelShape WideShape() {
   return {.name = "wide-test",
           .num_layers = 1,
@@ -47,7 +48,7 @@ model::ModelShape WideShape() {
           .max_position = 128};
 }
 
-// One of the ranks that load a model at the same time.
+// One rank of a group, with the checkpoint that it loads.
 struct LoadedRank {
   std::unique_ptr<model::Checkpoint> checkpoint;
   std::unique_ptr<CheckpointSource> source;
@@ -65,7 +66,8 @@ struct Group {
   std::vector<LoadedRank> ranks;
 };
 
-// Rank r reads folders[r]. If `pages` is empty, the pool has 8 MiB.
+// Loads a group of ranks at the same time; rank r reads folders[r]. If `pages`
+// is empty, each pool has 8 MiB.
 std::unique_ptr<Group> LoadGroup(const std::vector<std::string>& folders,
                                  const kvasir::v1::KvPlan& plan,
                                  const cache::PageCounts& pages = {}) {
@@ -102,7 +104,7 @@ double ShareOf(int64_t part, int64_t all) {
   return static_cast<double>(part) / static_cast<double>(all);
 }
 
-TEST(GroupMemoryTest, ARankReadsItsPartOfTheCheckpoint) {
+TEST(GroupMemoryTest, ARankReadsOnlyItsPartOfTheCheckpoint) {
   const SavedCheckpoint saved(WideShape(), kernels::DType::kBf16);
   const auto plan = WholePlan(WideShape());
   const auto one = LoadGroup({saved.folder()}, plan);
@@ -123,7 +125,7 @@ TEST(GroupMemoryTest, ARankReadsItsPartOfTheCheckpoint) {
           static_cast<double>(all) * (1.0 / static_cast<double>(size) + 0.05))
           << size << " ranks";
       sum += bytes;
-      // The ids of the group are those of one rank.
+      // The group has the same ids as a single rank.
       EXPECT_EQ((*loaded.rank)->weights_id(),
                 (*one->ranks[0].rank)->weights_id());
       EXPECT_EQ((*loaded.rank)->cache_id(), (*one->ranks[0].rank)->cache_id());
@@ -132,7 +134,7 @@ TEST(GroupMemoryTest, ARankReadsItsPartOfTheCheckpoint) {
   }
 }
 
-// The tokens that each rank samples after a prompt.
+// Returns the tokens that each rank samples after a prompt.
 std::vector<std::vector<int32_t>> Answers(const Group& group) {
   std::vector<std::vector<int32_t>> answers(group.ranks.size());
   std::vector<std::thread> threads;
@@ -154,7 +156,7 @@ std::vector<std::vector<int32_t>> Answers(const Group& group) {
   return answers;
 }
 
-TEST(GroupMemoryTest, RanksThatRunHoldTheirShareOfWeightsAndLatents) {
+TEST(GroupMemoryTest, EachRankHoldsOnlyItsShareOfWeightsAndLatents) {
   const SavedCheckpoint saved(WideShape(), kernels::DType::kBf16);
   const auto plan = WholePlan(WideShape());
   const auto one = LoadGroup({saved.folder()}, plan);
@@ -180,7 +182,8 @@ TEST(GroupMemoryTest, RanksThatRunHoldTheirShareOfWeightsAndLatents) {
   }
 }
 
-// One host's copy of the files differs in a place that only its rank reads.
+// Changes one number in one host's copy of the files, at a place that only that
+// host's rank reads.
 TEST(GroupMemoryTest, ADifferentBitOnOneRankGivesAnotherWeightsId) {
   const SavedCheckpoint saved(WideShape(), kernels::DType::kBf16);
   const auto plan = WholePlan(WideShape());
@@ -205,14 +208,14 @@ TEST(GroupMemoryTest, ADifferentBitOnOneRankGivesAnotherWeightsId) {
         << place.tensor;
     EXPECT_NE((*second->ranks[0].rank)->cache_id(),
               (*good->ranks[0].rank)->cache_id());
-    // The first rank does not read this place.
+    // Rank 0 does not read this place, so a change in its copy has no effect.
     const auto first = LoadGroup({spoiled, saved.folder()}, plan);
     KVASIR_ASSERT_OK(first->ranks[0].rank);
     EXPECT_EQ((*first->ranks[0].rank)->weights_id(),
               (*good->ranks[0].rank)->weights_id())
         << place.tensor;
   }
-  // Both ranks read this place.
+  // Both ranks read this tensor, so the difference is found.
   const std::string norm = saved.Copy("norm");
   FlipNumber(norm, "model.norm.weight", 3, 0);
   const auto differ = LoadGroup({saved.folder(), norm}, plan);
@@ -224,8 +227,9 @@ TEST(GroupMemoryTest, ADifferentBitOnOneRankGivesAnotherWeightsId) {
   }
 }
 
-// Head groups on several ranks or on one, and a KV head on several ranks:
-// whatever the ranks take, together it is everything.
+// The plans include head groups on one rank, head groups split over several
+// ranks, and a KV head that several ranks hold. In all cases the ranks together
+// must read everything.
 TEST(GroupMemoryTest, RanksTogetherGetTheWeightsIdOfOneRankUnderEveryPlan) {
   const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
   for (const PlanCase& plan_case : PlanCases()) {
@@ -247,7 +251,8 @@ TEST(GroupMemoryTest, RanksTogetherGetTheWeightsIdOfOneRankUnderEveryPlan) {
   }
 }
 
-// A model of random weights that is counted but never made.
+// A model with random weights whose sizes are counted without making the
+// weights.
 struct Counted {
   Counted(const std::string& shape_name, const std::string& preset)
       : shape(*model::FindShape(shape_name)),
@@ -274,7 +279,7 @@ struct Counted {
   std::unique_ptr<RandomSource> source;
 };
 
-// The bytes of a fixed number of pages.
+// Returns the bytes of a fixed number of pages of each page group.
 int64_t PoolBytes(const cache::PageLayout& layout) {
   constexpr int64_t kPages = 2048;
   int64_t bytes = 0;
@@ -284,8 +289,8 @@ int64_t PoolBytes(const cache::PageLayout& layout) {
   return bytes;
 }
 
-// Whether a latent on this rank belongs to heads that other ranks have too.
-// Each of them then holds it.
+// Whether a latent on this rank belongs also to heads of other ranks. Then each
+// of these ranks stores the latent.
 bool HasSharedLatents(const cache::PageLayout& layout) {
   for (const cache::LayerLayout& layer : layout.layers()) {
     for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
@@ -301,9 +306,10 @@ bool HasSharedLatents(const cache::PageLayout& layout) {
   return false;
 }
 
-TEST(GroupMemoryTest, ARankOfALargeModelHoldsItsShare) {
-  // Groups of 4 heads are split over 4 ranks with 2 heads each. Groups of SVDq
-  // have all heads.
+TEST(GroupMemoryTest, ARankOfALargeModelHoldsOnlyItsShareOfWeightsAndPages) {
+  // The presets and group sizes for which ranks share latents: groups of 4
+  // heads, if each of 4 ranks has 2 heads; and SVDq, whose groups contain all
+  // heads.
   const std::set<std::pair<std::string, int64_t>> expected = {
       {"commuting-50", 4},    {"palu-50-g4", 4},      {"palu-50-g4-4bit", 4},
       {"palu-50-g4-3bit", 4}, {"palu-50-g4-2bit", 4}, {"svdq-84442200", 2},
@@ -330,13 +336,14 @@ TEST(GroupMemoryTest, ARankOfALargeModelHoldsItsShare) {
   EXPECT_EQ(shared, expected);
 }
 
-TEST(GroupMemoryTest, ARankOfALargeModelReadsItsShare) {
+TEST(GroupMemoryTest, ARankOfALargeModelReadsOnlyItsShareOfTheWeights) {
   for (const char* shape : {"tinyllama-1.1b", "llama-3-8b"}) {
     const Counted counted(shape, plan::kDensePreset);
     const int64_t all = counted.ReadBytes({});
     EXPECT_EQ(all, 2 * model::CountParameters(counted.shape));
-    // Eight ranks of the small model hold each KV head twice, and their
-    // features are not whole tiles: two of them read 5.8 % more than an eighth.
+    // Not tested with 8 ranks: in the small model each KV head is then on two
+    // ranks, and the ranks' shares are not whole tiles, so two ranks read 5.8 %
+    // more than an eighth.
     for (const int64_t size : {2, 4}) {
       for (int64_t rank = 0; rank < size; ++rank) {
         EXPECT_LE(ShareOf(counted.ReadBytes({rank, size}), all),
@@ -373,7 +380,7 @@ TEST(GroupMemoryTest, RanksAgreeOnTheFewestPages) {
   }
   EXPECT_EQ(offers[0].weight_bytes,
             ranks[0]->allocator().use(kernels::MemoryTag::kWeights).bytes);
-  // The pool has exactly these pages.
+  // The pool has exactly the agreed pages.
   EXPECT_EQ(ranks[0]->allocator().use(kernels::MemoryTag::kKvCache).bytes,
             ranks[1]->allocator().use(kernels::MemoryTag::kKvCache).bytes);
 }
@@ -392,7 +399,7 @@ TEST(GroupMemoryTest, ARankRefusesAnAgreementThatDoesNotFit) {
         StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(why)));
   };
   refused([](RankAgreement* agreed) { ++agreed->pages[0]; },
-          "the group agrees on page pools of");
+          "the group agreed on page pools of");
   refused([](RankAgreement* agreed) { agreed->pages.pop_back(); },
           "this rank has room for");
   refused([](RankAgreement* agreed) { agreed->pages[0] = -1; }, "of -1 pages");

@@ -29,19 +29,22 @@ enum class Over { kThreads, kGloo };
 constexpr uint64_t kId = 1;
 constexpr int kDecoded = 8;
 
-// How the ranks of a group run the text.
+// How the ranks run the prompt and decode.
 struct RunMode {
-  // Run the prompt in one step, and another sequence in every step.
+  // Run the whole prompt in one step, and another sequence in every step.
+  // Otherwise the prompt runs in two chunks.
   bool batched = false;
-  // The first decoded tokens. Empty: the sampled ones.
+  // Tokens to decode instead of the sampled ones. Empty: decode the sampled
+  // ones.
   std::vector<int32_t> forced = {};
 };
 
-// The result of one rank: what was sampled after the prompt and after each
-// token, and the logits of all tokens of prompt and output [rows, V].
+// The result of one rank: the tokens sampled after the prompt and after each
+// decoded token, and the logits of all prompt and output tokens [num_rows(),
+// vocab].
 struct Outcome {
   size_t vocab = 0;
-  std::vector<int32_t> tokens;  // [1 + kDecoded]
+  std::vector<int32_t> tokens;  // 1 + kDecoded tokens
   std::vector<float> logits;
 
   size_t num_rows() const { return logits.size() / vocab; }
@@ -85,7 +88,8 @@ Outcome RunRank(Collective* own, const model::ModelShape& shape,
         output || token_ids.end() == prompt.data() + prompt.size();
     if (samples) steps[0].sample = GreedySample();
     if (mode.batched) {
-      // Prompts must come before output; sequences may come in any order.
+      // In a step, prompts must come before output, so the other sequence is
+      // inserted first; its position does not matter otherwise.
       steps.insert(steps.begin(), {.sequence_id = 7, .sample = GreedySample()});
       if (!output) steps[0].token_ids = other;
     }
@@ -109,7 +113,7 @@ Outcome RunRank(Collective* own, const model::ModelShape& shape,
   return outcome;
 }
 
-// `plan_case` null: a full-rank plan.
+// Runs all ranks of the group. If `plan_case` is null, with a full-rank plan.
 std::vector<Outcome> RunRanks(const Group& group,
                               const model::ModelShape& shape,
                               const PlanCase* plan_case,
@@ -118,7 +122,7 @@ std::vector<Outcome> RunRanks(const Group& group,
   OnRanks(static_cast<int64_t>(group.size()), [&](int64_t rank) {
     const auto r = static_cast<size_t>(rank);
     outcomes[r] = RunRank(group[r].get(), shape, plan_case, mode);
-    // The other ranks must not wait for a rank that failed.
+    // So that the other ranks do not wait for a rank that failed.
     if (outcomes[r].tokens.size() != 1 + kDecoded) {
       group[r]->Abort(absl::InternalError("failed"));
     }
@@ -136,7 +140,7 @@ int64_t Argmax(absl::Span<const float> logits) {
   return std::max_element(logits.begin(), logits.end()) - logits.begin();
 }
 
-// The largest logit minus the second largest.
+// Returns the largest logit minus the second largest.
 float Margin(absl::Span<const float> logits) {
   std::vector<float> two(2);
   std::partial_sort_copy(logits.begin(), logits.end(), two.begin(), two.end(),
@@ -144,7 +148,8 @@ float Margin(absl::Span<const float> logits) {
   return two[0] - two[1];
 }
 
-// The numbers may differ only by the order of the sums.
+// Expects equal tokens, and logits that differ only by rounding: several ranks
+// add in another order than one rank.
 void ExpectSameNumbers(const Outcome& outcome, const Outcome& one) {
   EXPECT_EQ(outcome.tokens, one.tokens);
   std::vector<float> differences;
@@ -159,8 +164,9 @@ void ExpectSameNumbers(const Outcome& outcome, const Outcome& one) {
   }
 }
 
-// The last bit of a coded latent may round to another code, so rows of coded
-// latents are compared by loss: the nats of the tokens that one rank chose.
+// Returns the mean loss, in nats, of the tokens that a single rank chose. Plans
+// with quantized latents are compared by this loss, because a difference in the
+// last bit of a latent may round to another code.
 double LossOf(const Outcome& outcome, const std::vector<int32_t>& tokens) {
   double sum = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -187,10 +193,10 @@ class TensorParallelTest : public ::testing::Test {
  protected:
   void SetUp() override { std::signal(SIGPIPE, SIG_IGN); }
 
-  // Made once per test, because Gloo takes long to connect.
+  // The group is made once per test, because Gloo takes long to connect.
   const Group& GroupOf(Over over, int64_t size) {
 #if defined(KVASIR_TSAN)
-    over = Over::kThreads;  // ThreadSanitizer does not see Gloo's timed waits
+    over = Over::kThreads;  // ThreadSanitizer does not know Gloo's timed waits
 #endif
     Group& group = groups_[{over, size}];
     if (group.empty()) {
@@ -200,8 +206,9 @@ class TensorParallelTest : public ::testing::Test {
     return group;
   }
 
-  // Checks that ranks together do what one does, over threads and over Gloo.
-  // Returns the number of rows of coded latents compared.
+  // Checks that several ranks compute what a single rank computes, over threads
+  // and over Gloo. For a plan with quantized latents, returns the number of
+  // rows whose best token was compared.
   int64_t ExpectSameAsOne(const model::ModelShape& shape,
                           std::initializer_list<int64_t> sizes,
                           const PlanCase* plan_case = nullptr) {
@@ -226,8 +233,9 @@ class TensorParallelTest : public ::testing::Test {
         EXPECT_EQ(outcome.tokens, first[0].tokens);
         EXPECT_EQ(outcome.logits, first[0].logits);
       }
-      // Every rank has the same bits, over any network, in every run, for any
-      // chunking and batch. More ranks than cores make Gloo slow.
+      // Every rank has the same bits over any transport, in every run, and for
+      // any chunking and batch. More than 4 ranks run over threads, because
+      // Gloo is slow with more ranks than cores.
       mode.batched = true;
       const Over network = size <= 4 ? Over::kGloo : Over::kThreads;
       for (const Outcome& outcome :
@@ -248,12 +256,14 @@ class TensorParallelTest : public ::testing::Test {
   std::map<std::pair<Over, int64_t>, Group> groups_;
 };
 
-TEST_F(TensorParallelTest, RanksComputeTheOutputOfOne) {
+TEST_F(TensorParallelTest, SeveralRanksComputeTheOutputOfASingleRank) {
   ExpectSameAsOne(TinyShape(), {2, 4, 8});
 }
 
-// One rank has no id of head and embedding, and one has part of a panel.
-TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneWithFewIds) {
+// With only 40 token ids, one rank has no rows of output head and embedding,
+// and another has only part of a panel.
+TEST_F(TensorParallelTest,
+       SeveralRanksComputeTheOutputOfASingleRankWithASmallVocabulary) {
   model::ModelShape shape = TinyShape();
   shape.vocab_size = 40;
   ExpectSameAsOne(shape, {2, 4, 8});
@@ -261,9 +271,9 @@ TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneWithFewIds) {
   ExpectSameAsOne(shape, {2, 4});
 }
 
-// The log probabilities of given and of sampled tokens on each rank, with room
-// for only some of the logits: a block of the vocabulary for targets, a row for
-// samples.
+// Returns the log probabilities of given and of sampled tokens on each rank.
+// The memory for logits is so small that targets are computed in blocks of the
+// vocabulary, and samples row by row.
 std::vector<std::vector<float>> LogprobsOf(int64_t size) {
   constexpr int64_t kTokens = 24;
   const auto group = InProcessGroup::Create(size);
@@ -312,7 +322,7 @@ std::vector<std::vector<float>> LogprobsOf(int64_t size) {
   return logprobs;
 }
 
-TEST_F(TensorParallelTest, RanksGiveTheLogprobsOfOne) {
+TEST_F(TensorParallelTest, SeveralRanksGiveTheLogprobsOfASingleRank) {
   const std::vector<float> one = LogprobsOf(1)[0];
   ASSERT_EQ(one.size(), 24 + 4 * (2 + 3 * 2));
   for (const int64_t size : {2, 4, 8}) {
@@ -326,8 +336,9 @@ TEST_F(TensorParallelTest, RanksGiveTheLogprobsOfOne) {
   }
 }
 
-// The positions of the slots that each unit of each layer keeps of a text of 60
-// tokens [2, 4, kept], with the units of all ranks in order.
+// Runs a text of 60 tokens with eviction. Returns for each of the two layers
+// the positions that each eviction unit keeps [units, kept], with the units of
+// all ranks in rank order.
 std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
                                           const PlanCase& plan_case) {
   constexpr int64_t kTokens = 60;
@@ -377,9 +388,9 @@ std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
   return kept;
 }
 
-// A rank scores its units only by its own heads. Other ranks influence it only
-// through sums, whose last bits differ.
-TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneRankKeeps) {
+// Each rank scores its units with its own heads only. Other ranks influence the
+// scores only through sums, which differ in the last bits.
+TEST_F(TensorParallelTest, SeveralRanksKeepTheTokensThatASingleRankKeeps) {
   PlanCase plan_case = {"Evicts", plan_cases::Full("POST_ROPE"),
                         plan_cases::Full("NO_ROPE")};
   const std::map<size_t, std::string> units_of = {
@@ -394,7 +405,8 @@ TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneRankKeeps) {
         KeptBy(GroupOf(Over::kThreads, 1), plan_case);
     for (const std::vector<uint32_t>& layer : one) {
       ASSERT_EQ(layer.size(), num_units * 12);
-      // It keeps more than the latest slots, and each unit keeps its own.
+      // The test is meaningful only if the kept slots are not just the latest
+      // ones, and if units keep different slots.
       EXPECT_LT(layer[3], 40u);
       EXPECT_FALSE(
           std::equal(layer.begin(), layer.begin() + 12, layer.begin() + 12));
@@ -409,13 +421,16 @@ TEST_F(TensorParallelTest, RanksKeepTheTokensThatOneRankKeeps) {
   }
 }
 
-// Two sums per layer into one stream, each with a bias that rank 0 adds.
-TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneInLayerNormFamilies) {
+// These families add the results of attention and MLP to one residual stream,
+// each with a bias that only rank 0 may add.
+TEST_F(TensorParallelTest,
+       SeveralRanksComputeTheOutputOfASingleRankInLayerNormFamilies) {
   ExpectSameAsOne(TinyNeoxShape(), {2, 4});
   ExpectSameAsOne(TinyOptShape(), {2, 4});
 }
 
-TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneUnderEveryPlan) {
+TEST_F(TensorParallelTest,
+       SeveralRanksComputeTheOutputOfASingleRankUnderEveryPlan) {
   int64_t clear_rows = 0;
   for (const PlanCase& plan_case : PlanCases()) {
     SCOPED_TRACE(plan_case.name);
@@ -424,7 +439,8 @@ TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneUnderEveryPlan) {
   EXPECT_GT(clear_rows, 100);
 }
 
-TEST_F(TensorParallelTest, RanksComputeTheOutputOfOneInOtherFamilies) {
+TEST_F(TensorParallelTest,
+       SeveralRanksComputeTheOutputOfASingleRankInOtherFamilies) {
   constexpr int64_t kWindow = 7;
   int64_t clear_rows = 0;
   for (const FamilyCase& each : FamilyCases(kWindow)) {

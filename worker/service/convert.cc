@@ -11,7 +11,7 @@
 namespace kvasir::worker {
 namespace {
 
-// Copies the ids into shared memory, because the message ends with its call.
+// Copies the token ids, because the message is freed when its call ends.
 absl::StatusOr<proto::TokenBytes> ToTokens(absl::string_view field,
                                            const std::string& bytes) {
   absl::StatusOr<proto::TokenBytes> tokens =

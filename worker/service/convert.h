@@ -9,15 +9,15 @@
 
 namespace kvasir::worker {
 
-// INVALID_ARGUMENT if the bytes are no token ids. ValidateRequest checks the
-// values later.
+// INVALID_ARGUMENT if the bytes of a token field are not a whole number of
+// token ids. The values themselves are checked later, by ValidateRequest.
 absl::StatusOr<Request> ToRequest(const kvasir::v1::GenerateRequest& from,
                                   absl::Time deadline);
 
 kvasir::v1::LoadReport ToLoadReport(const LoadSnapshot& from);
 
-// The refusal's status. If there is a reason, the status carries it as a
-// payload (proto/refusal.h).
+// Returns the refusal's status. If the refusal has a reason, the status carries
+// it as a payload (proto/refusal.h).
 absl::Status ToStatus(const Refusal& refusal);
 
 }  // namespace kvasir::worker

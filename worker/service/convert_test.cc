@@ -73,7 +73,7 @@ TEST(ConvertTest, AnEvictionBudgetArrivesIfThereIsOne) {
   EXPECT_EQ(slots.eviction_budget, (proto::EvictionBudget{.tokens = 256}));
 }
 
-TEST(ConvertTest, HalfATokenIdIsRefusedWithTheFieldsName) {
+TEST(ConvertTest, BytesThatEndInsideATokenIdAreRefusedWithTheFieldsName) {
   kvasir::v1::GenerateRequest from;
   from.set_prompt_token_ids("123456");
   EXPECT_THAT(ToRequest(from, absl::InfiniteFuture()),

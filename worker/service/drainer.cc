@@ -9,9 +9,11 @@
 namespace kvasir::worker {
 namespace {
 
-// How late the earlier deadline of a caller that joins may be noticed.
+// The interval at which WaitIdle reads deadline_ again, because a later Start
+// may set an earlier deadline.
 constexpr absl::Duration kSlice = absl::Milliseconds(50);
-// Requests end within one step. If it takes longer, the engine hangs.
+// How long to wait for requests to end after RefuseAll. They end within one
+// step unless the engine hangs.
 constexpr absl::Duration kEndGrace = absl::Seconds(10);
 
 }  // namespace
@@ -61,7 +63,8 @@ void Drainer::Run() {
   const EngineTotals start = engine_->Totals();
   engine_->BeginDrain();
   if (!WaitIdle()) {
-    // A router would take an abort for a complete answer.
+    // Refuse the requests instead of aborting them: a router would take an
+    // aborted request for a complete answer.
     engine_->RefuseAll(Admission::DrainEnded());
     engine_->WaitIdle(base::Clock::Real().Now() + kEndGrace);
   }

@@ -1,5 +1,6 @@
-// Empties a worker. It stops admission, waits for running requests, and refuses
-// the rest at the deadline, so that a router can try them elsewhere.
+// Drains a worker: it accepts no new requests and waits for those it has.
+// Requests that have not ended at the deadline are refused, so that a router
+// can try them elsewhere.
 #pragma once
 
 #include <functional>
@@ -16,23 +17,24 @@
 namespace kvasir::worker {
 
 // Owns: one thread, after the first Start.
-// Threads: any thread. `before` and `done` run without a lock. `done` runs on
-// the
-//   drainer's thread, or on the caller's if the drain is over.
+// Threads: any thread. `before` and `done` are called without a lock. `done` is
+//   called on the drainer's thread, or on the caller's if the drain has already
+//   ended.
 class Drainer {
  public:
   using Done = std::function<void(const kvasir::v1::DrainResponse&)>;
 
-  // `before` runs once, before admission stops; it reports NOT_SERVING.
-  // `engine` must outlive the drainer.
+  // `before` is called once, before the engine refuses new requests; it should
+  // report NOT_SERVING. `engine` must outlive the drainer.
   Drainer(ServedEngine* engine, std::function<void()> before)
       : engine_(engine), before_(std::move(before)) {}
   ~Drainer() { Stop(); }
 
-  // Begins a drain or joins the one that runs. The earliest deadline counts.
+  // Begins a drain, or joins the running one; then the earliest of all
+  // deadlines applies. `done` is called when the drain has ended.
   void Start(absl::Time deadline, Done done) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends a running drain as if its deadline had come, and calls every `done`.
-  // Later calls of Start are answered at once. Idempotent.
+  // Ends a running drain as if its deadline had passed, and calls every `done`.
+  // For each later Start, `done` is called at once. Idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

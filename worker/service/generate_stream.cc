@@ -7,7 +7,7 @@
 namespace kvasir::worker {
 namespace {
 
-// More than an event of any kind takes beside its tokens.
+// An upper limit of an event's serialized size without its tokens.
 constexpr size_t kEventBytes = 64;
 
 }  // namespace
@@ -64,8 +64,8 @@ void GenerateStream::OnCancel() {
 }
 
 std::optional<StreamAction> GenerateStream::Next() {
-  // The engine must know the request before it can abort it. The call may have
-  // ended by then.
+  // The engine can abort the request only after Submit, so the abort waits for
+  // OnSubmitted, possibly until after the call has ended.
   if (abort_wanted_ && submitted_) {
     abort_wanted_ = false;
     if (!engine_ended_) return StreamAction{StreamAction::Kind::kAbort, {}, {}};
@@ -97,8 +97,8 @@ StreamAction GenerateStream::TakeWrite() {
 }
 
 GenerateStream::Queued* GenerateStream::OpenTokens(uint32_t index) {
-  // The order of events of different samples is free, so events of other
-  // samples may follow this sample's newest one. Samples are few.
+  // The order of events of different samples does not matter, so the search
+  // skips events of other samples. There are few of them.
   for (auto queued = queue_.rbegin(); queued != queue_.rend(); ++queued) {
     if (!queued->event.has_tokens()) return nullptr;
     if (queued->event.tokens().index() == index) return &*queued;

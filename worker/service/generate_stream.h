@@ -1,6 +1,6 @@
-// The state machine of one Generate call, without gRPC. Its inputs are the
-// events of the engine and of the transport; its outputs are the actions to
-// take.
+// The state machine of one Generate call, without gRPC. Its inputs are events
+// from the engine and from the transport; its outputs are the actions that the
+// caller must carry out.
 #pragma once
 
 #include <cstddef>
@@ -16,36 +16,37 @@ namespace kvasir::worker {
 
 struct StreamAction {
   enum class Kind {
-    kWrite,           // send `event`; OnWriteDone follows
+    kWrite,           // send `event`, then call OnWriteDone
     kWriteAndFinish,  // send `event` and end the call with OK
     kFinish,          // end the call with `end`
-    kReset,           // make the transport drop the write in flight
-    kAbort,           // make the engine end the request
+    kReset,           // make gRPC drop the write in flight
+    kAbort,           // make the engine abort the request
   };
   Kind kind = Kind::kFinish;
   kvasir::v1::GenerateEvent event;
   Refusal end;
 };
 
-// One write is in flight at a time. Tokens of one sample that arrive meanwhile
-// are merged into one event. The queue is bounded in bytes: if a client reads
-// too slowly, its call is reset and its request is aborted, so that it does not
-// hold pages for ever.
+// One write is in flight at a time. Tokens of one sample that arrive during a
+// write are merged into one event. The queue is bounded in bytes: if a client
+// reads too slowly, its call is reset and its request is aborted, so that the
+// request does not hold cache pages for ever.
 //
-// After each On... call the caller takes actions from Next() until there is
-// none. It carries each out before it asks for the next. Guarantees:
+// After each On... call the caller takes actions from Next() until there are
+// none. It carries out each action before it asks for the next. Guarantees:
 // - There is exactly one kFinish or kWriteAndFinish, never while a write is in
-//   flight. No action after it touches the call.
-// - There is at most one kAbort, only while the engine runs the request.
+//   flight. No later action touches the call.
+// - There is at most one kAbort, and only while the engine runs the request.
 //
-// Threads: one at a time (the caller's mutex).
-// Units: bytes are an upper estimate of the serialized size.
+// Threads: one at a time; the caller holds a mutex.
+// Units: byte counts are an upper estimate of the serialized size.
 class GenerateStream {
  public:
   explicit GenerateStream(size_t max_queued_bytes)
       : max_queued_bytes_(max_queued_bytes) {}
 
-  // The result of Engine::Submit. Other events may come before it.
+  // Passes the result of Engine::Submit. Events of the engine or of the
+  // transport may arrive before it.
   void OnSubmitted(const Refusal& refusal);
   void OnAccepted(uint32_t prompt_tokens);
   void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens);
@@ -53,7 +54,8 @@ class GenerateStream {
   void OnFailed(const Refusal& why);
 
   void OnWriteDone(bool ok);
-  // The peer reset the call, its deadline passed, or the connection broke.
+  // The client reset the call, the call's deadline passed, or the connection
+  // broke.
   void OnCancel();
 
   std::optional<StreamAction> Next();
@@ -67,12 +69,12 @@ class GenerateStream {
     size_t bytes = 0;
   };
 
-  // The queued event that more tokens of this sample may join, or null if a new
-  // event is needed.
+  // Returns the queued event to which more tokens of this sample may be added,
+  // or null if a new event is needed.
   Queued* OpenTokens(uint32_t index);
   void Append(kvasir::v1::GenerateEvent event, size_t bytes);
-  // Counts queued bytes. May drop the queue and so invalidates references into
-  // it.
+  // Adds to the queued bytes. If they exceed the bound, drops the queue, which
+  // invalidates references to its events.
   void Count(size_t bytes);
   void Break(const Refusal& why);
   StreamAction TakeWrite();
@@ -83,12 +85,13 @@ class GenerateStream {
   bool submitted_ = false;
   bool writing_ = false;
   bool engine_ended_ = false;
-  // Nothing more is written, because the call is lost or was given up.
+  // True if nothing more can be written: the client cancelled the call, or the
+  // call was given up.
   bool broken_ = false;
   bool abort_wanted_ = false;
   bool reset_wanted_ = false;
   bool finished_ = false;
-  // How the call ends, once engine_ended_ or broken_.
+  // The call's final status. Valid once engine_ended_ or broken_ is true.
   Refusal end_;
 };
 

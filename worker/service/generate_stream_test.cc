@@ -75,7 +75,7 @@ TEST(GenerateStreamTest, QueuedTokensOfASampleAreMergedIntoOneEvent) {
   EXPECT_THAT(NextIds(&stream), ElementsAre(9));
 }
 
-TEST(GenerateStreamTest, TokensThatWaitKeepTheirLogProbabilities) {
+TEST(GenerateStreamTest, QueuedTokensKeepTheirLogProbabilities) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 1, {1});
@@ -99,7 +99,7 @@ TEST(GenerateStreamTest, TokensThatWaitKeepTheirLogProbabilities) {
   EXPECT_EQ(sent.prompt_logprobs(0).logprob(), -1.0f);
 }
 
-TEST(GenerateStreamTest, TheLastEventEndsTheCallWithIt) {
+TEST(GenerateStreamTest, TheLastEventIsWrittenTogetherWithTheEndOfTheCall) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
@@ -135,7 +135,7 @@ TEST(GenerateStreamTest, ARefusalEndsTheCallWithItsReason) {
   EXPECT_FALSE(stream.Next().has_value());
 }
 
-TEST(GenerateStreamTest, AFailureFollowsTheQueuedTokens) {
+TEST(GenerateStreamTest, AFailureIsSentAfterTheQueuedTokens) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
@@ -149,7 +149,7 @@ TEST(GenerateStreamTest, AFailureFollowsTheQueuedTokens) {
               StatusIs(absl::StatusCode::kInternal, "rank 1 is lost"));
 }
 
-TEST(GenerateStreamTest, ACancelAbortsTheEngineAndFinishesOnce) {
+TEST(GenerateStreamTest, ACancelAbortsTheRequestAndEndsTheCallOnce) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});
@@ -173,7 +173,7 @@ TEST(GenerateStreamTest, ACancelWaitsForTheWriteInFlight) {
   EXPECT_EQ(NextKind(&stream), Kind::kFinish);
 }
 
-TEST(GenerateStreamTest, ACancelBeforeTheEngineKnowsTheRequestAbortsItThen) {
+TEST(GenerateStreamTest, ACancelBeforeSubmitReturnsAbortsTheRequestAfterwards) {
   GenerateStream stream(kAmple);
   stream.OnCancel();
   EXPECT_EQ(NextKind(&stream), Kind::kFinish);
@@ -184,7 +184,7 @@ TEST(GenerateStreamTest, ACancelBeforeTheEngineKnowsTheRequestAbortsItThen) {
 }
 
 TEST(GenerateStreamTest, ARefusedRequestIsNeverAborted) {
-  // Another call may use its id.
+  // An abort could end another call's request that has the same id.
   GenerateStream stream(kAmple);
   stream.OnCancel();
   stream.OnSubmitted({absl::AlreadyExistsError("request r"),
@@ -222,8 +222,8 @@ TEST(GenerateStreamTest, QueuedBytesReturnToZero) {
   EXPECT_EQ(stream.queued_bytes(), 0u);
 }
 
-// Drives one stream with random events of engine and transport, and checks the
-// guarantees of the header.
+// Drives one GenerateStream with random events of engine and transport, and
+// checks the guarantees that generate_stream.h gives.
 class Storm {
  public:
   explicit Storm(uint32_t seed)
@@ -259,7 +259,7 @@ class Storm {
   }
   bool Chance(uint32_t one_in) { return Draw(one_in) == 0; }
 
-  // The call and the engine's part have ended.
+  // Whether the call has ended and the engine has ended the request.
   bool Over() const {
     return submitted_ && finishes_ == 1 && (refused_ || engine_ended_);
   }
@@ -284,7 +284,8 @@ class Storm {
     }
   }
 
-  // The engine may call the sink before Submit has returned.
+  // Sends the next event of the engine. The engine may do that before Submit
+  // has returned.
   void EngineStep() {
     if (!accepted_) {
       accepted_ = true;

@@ -6,7 +6,7 @@
 namespace kvasir::worker {
 namespace {
 
-// The shortest interval between two reports to a watcher.
+// The shortest interval between two reports, even if a watcher asks for less.
 constexpr absl::Duration kFloor = absl::Milliseconds(10);
 
 }  // namespace

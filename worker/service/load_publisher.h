@@ -1,6 +1,6 @@
-// Reports the engine's load to routers: the first report at once, then after
-// each change but no more often than the router asked for. A heartbeat shows
-// that the worker lives.
+// Reports the engine's load to routers: once at the start, then after each
+// change but not more often than the router asked for. Without changes the last
+// report is repeated as a heartbeat, to show that the worker is alive.
 #pragma once
 
 #include <memory>
@@ -16,16 +16,18 @@
 
 namespace kvasir::worker {
 
-// Computes when a watcher's next report is due. Plain data without a clock.
+// Computes when a watcher's next report is due. The caller passes in the time.
 class LoadSchedule {
  public:
   LoadSchedule(absl::Duration min_interval, absl::Duration heartbeat)
       : min_interval_(min_interval), heartbeat_(heartbeat) {}
 
-  // The report is due at this time. A change of `draining` is due at once.
+  // Returns when the next report is due if the load is `load`. A change of
+  // `draining` is due at once.
   absl::Time NextDue(const LoadSnapshot& load) const;
   void Sent(absl::Time now, const LoadSnapshot& load);
-  // Whether the last report had this load, so that only a heartbeat is due.
+  // Whether the last report had this load; then the next report is only a
+  // heartbeat.
   bool UpToDate(const LoadSnapshot& load) const { return last_ == load; }
 
  private:
@@ -35,28 +37,32 @@ class LoadSchedule {
   absl::Time last_time_ = absl::InfinitePast();
 };
 
+// Receives load reports.
 // Threads: the publisher's thread makes the calls, without a lock. A call must
 //   not block.
 class LoadWatcher {
  public:
   virtual ~LoadWatcher() = default;
   virtual void OnReport(const LoadSnapshot& load) = 0;
-  // The last call to the watcher. The worker shuts down.
+  // The last call to the watcher: the worker shuts down.
   virtual void OnClosed() = 0;
 };
 
-// Owns: its thread.
-// Threads: any thread.
+// Passes the load from the engine to all watchers.
+// Owns: the thread that sends reports.
+// Threads: any thread may call any method.
 class LoadPublisher final : public LoadListener {
  public:
   explicit LoadPublisher(absl::Duration heartbeat);
   ~LoadPublisher() override;
 
   void OnLoad(const LoadSnapshot& load) override ABSL_LOCKS_EXCLUDED(mutex_);
-  // Reports to `watcher` until it is destroyed.
+  // Sends reports to `watcher`, at least `min_interval` apart, until it is
+  // destroyed.
   void Watch(std::weak_ptr<LoadWatcher> watcher, absl::Duration min_interval)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Closes every watcher, and each later one at once. Idempotent.
+  // Calls OnClosed of every watcher. Watchers that are added later are closed
+  // at once. Idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -66,7 +72,8 @@ class LoadPublisher final : public LoadListener {
   };
 
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  // The watchers that are due a report. `next` is when the next one is due.
+  // Returns the watchers to which a report is due now, and sets `next` to the
+  // time when the next report is due.
   std::vector<std::shared_ptr<LoadWatcher>> TakeDue(absl::Time* next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -75,8 +82,8 @@ class LoadPublisher final : public LoadListener {
   base::CondVar wake_;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  // Whether the next change must wake the thread, because the last report to
-  // some watcher is up to date.
+  // Whether a change of the load must wake the thread: some watcher has
+  // received the present load, so the thread only waits for its heartbeat.
   bool wake_on_change_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;

@@ -82,7 +82,7 @@ TEST(LoadPublisherTest, ADrainInsideTheIntervalIsReportedAtOnce) {
   const auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::Hours(1));
   ASSERT_TRUE(Eventually([&] { return watcher->reports == 1; }));
-  publisher.OnLoad(Load(1));  // the next report now waits for the interval
+  publisher.OnLoad(Load(1));  // the next report must wait for the interval
   absl::SleepFor(absl::Milliseconds(50));
   publisher.OnLoad(Load(2, /*draining=*/true));
   EXPECT_TRUE(Eventually([&] { return watcher->last == 2; }));
@@ -99,7 +99,7 @@ TEST(LoadPublisherTest, StopClosesEveryWatcherIncludingLaterOnes) {
   EXPECT_EQ(late->closed, 1);
 }
 
-TEST(LoadPublisherTest, ADestroyedWatcherIsForgotten) {
+TEST(LoadPublisherTest, ADestroyedWatcherGetsNoMoreReports) {
   LoadPublisher publisher(absl::Milliseconds(10));
   auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::ZeroDuration());

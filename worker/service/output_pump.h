@@ -1,6 +1,6 @@
-// Passes output to the transport on a thread of its own. On the engine's
-// thread, serializing and sending the tokens of 256 streams would take
-// milliseconds in each step.
+// A thread that passes output to the transport. If the engine's thread
+// serialized and sent the tokens of 256 streams itself, each step would take
+// milliseconds longer.
 #pragma once
 
 #include <deque>
@@ -16,21 +16,22 @@ namespace kvasir::worker {
 class Pumped {
  public:
   virtual ~Pumped() = default;
-  // Must not block.
+  // Called on the pump's thread after each Push. Must not block.
   virtual void Advance() = 0;
 };
 
-// Owns: its thread. The streams share the pump, because the engine may hold a
-//   stream after the service is destroyed.
+// Calls Advance of streams, in the order in which they were pushed.
+// Owns: its thread. Streams hold the pump by shared_ptr, because the engine may
+//   keep a stream after the service is destroyed.
 // Threads: any thread. Stop must not be called from Advance.
 class OutputPump {
  public:
   OutputPump();
   ~OutputPump();
 
-  // Calls Advance() soon, once for each Push, but never after Stop.
+  // Calls stream->Advance() soon, once for each Push, but never after Stop.
   void Push(std::shared_ptr<Pumped> stream) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns when no Advance runs any more. Idempotent.
+  // Waits until no Advance is running, and starts no further one. Idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -18,8 +18,9 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(
   listener.min_ping_interval = options.min_ping_interval;
   listener.max_connection_age = options.max_connection_age;
   // gRPC (1.51) closes an aged connection right after its last call. If the
-  // client writes at that moment (a window update), the Unix socket answers
-  // EPIPE, and the client drops the rest of the answer, which it has not read.
+  // client writes at that moment (a window update), a write to the Unix socket
+  // fails with EPIPE, and the client drops the part of the answer that it has
+  // not read yet.
   if (on_unix_socket) {
     listener.max_connection_age = absl::InfiniteDuration();
     listener.max_connection_idle = absl::InfiniteDuration();
@@ -44,8 +45,8 @@ WorkerServer::~WorkerServer() {
 
 void WorkerServer::SetReady(bool ready) {
   base::MutexLock lock(&mutex_);
-  // A drain may arrive during Start, as soon as the listener exists. Start then
-  // reports the health.
+  // Null if a drain arrives during Start, when the server already listens.
+  // Start then sets the health itself.
   if (server_ == nullptr) return;
   if (draining_) ready = false;
   server_->SetServing("", ready);

@@ -21,35 +21,38 @@ namespace kvasir::worker {
 struct WorkerServerOptions {
   base::ListenAddress listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
-  // info.max_model_len also sets the largest message. Start overwrites
-  // on_drain.
+  // The largest accepted message is computed from info.max_model_len. Start
+  // overwrites on_drain.
   WorkerServiceOptions service;
-  // Routers ping every 5 s while nothing arrives, as when a request waits for
-  // its first token. A smaller interval here allows that.
+  // A client that pings more often is disconnected. Routers ping every 5 s
+  // while nothing arrives, for example while a request waits for its first
+  // token, so this must be less than 5 s.
   absl::Duration min_ping_interval = absl::Seconds(4);
-  // A TCP connection older than this gets a GOAWAY. On a Unix socket nothing
-  // ages: there is no certificate to renew and no other server to spread to.
+  // A TCP connection older than this gets a GOAWAY, so that clients reconnect.
+  // Connections over a Unix socket have no limit: there is no certificate to
+  // renew, and no other server to spread the load to.
   absl::Duration max_connection_age = absl::Hours(1);
 };
 
-// Threads: any thread.
-// Errors: see base::GrpcServer::Start.
+// Threads: any thread may call any method.
+// Errors: those of base::GrpcServer::Start.
 class WorkerServer {
  public:
-  // `engine` outlives it.
+  // `engine` must outlive the server.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(
       WorkerServerOptions options, ServedEngine* engine);
-  // Cancels the calls that still run.
+  // Cancels all running calls.
   ~WorkerServer();
 
   int port() const { return server_->port(); }
   const std::string& target() const { return server_->target(); }
 
-  // Sets the health of the server and of kvasir.v1.Worker (grpc.health.v1). At
-  // first, and once a drain has begun, it is not ready.
+  // Sets the health (grpc.health.v1) that is reported for the whole server and
+  // for kvasir.v1.Worker. Before the first call, and once a drain has begun,
+  // the reported health is NOT_SERVING.
   void SetReady(bool ready) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Reports not ready, refuses new requests, waits for running ones until the
-  // deadline, and refuses the rest.
+  // Reports NOT_SERVING, refuses new requests, waits for accepted ones until
+  // the deadline, and then refuses those that have not ended.
   kvasir::v1::DrainResponse Drain(absl::Time deadline);
   // Ends all calls by the deadline. Idempotent.
   void Shutdown(absl::Time deadline);
@@ -58,12 +61,13 @@ class WorkerServer {
   WorkerServer() = default;
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The service's drainer uses mutex_ and draining_, so they outlive it.
+  // The service's drainer uses mutex_ and draining_, so they are declared
+  // before service_ and outlive it.
   base::Mutex mutex_;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<WorkerService> service_;
-  // Set under mutex_ before Start returns, and constant afterwards. Calls that
-  // arrive earlier see null.
+  // Set under mutex_ before Start returns, and constant afterwards. A Drain
+  // call that arrives earlier finds it null.
   std::unique_ptr<base::GrpcServer> server_;
 };
 

@@ -92,8 +92,8 @@ grpc::ServerUnaryReactor* WorkerService::Drain(
   const absl::Duration patience =
       request->deadline_ms() == 0 ? options_.drain_deadline
                                   : absl::Milliseconds(request->deadline_ms());
-  // The drain continues if this caller goes away. The call stays open until the
-  // drain ends.
+  // The call stays open until the drain ends. If the caller goes away earlier,
+  // the drain still continues.
   drainer_.Start(base::Clock::Real().Now() + patience,
                  [reactor, response](const kvasir::v1::DrainResponse& drained) {
                    *response = drained;

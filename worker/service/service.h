@@ -1,5 +1,6 @@
-// kvasir.v1.Worker over gRPC's callback API. Reactors only convert, enqueue and
-// write. GenerateStream, LoadPublisher and Drainer decide what to do.
+// Serves kvasir.v1.Worker over gRPC's callback API. The gRPC reactors only
+// convert, enqueue and write messages; GenerateStream, LoadPublisher and
+// Drainer decide what to send.
 #pragma once
 
 #include <functional>
@@ -15,31 +16,35 @@
 namespace kvasir::worker {
 
 struct WorkerServiceOptions {
-  // The answer of GetInfo. A request for another weights_id is refused.
+  // The answer of GetInfo. A request that asks for a weights_id other than this
+  // one is refused.
   kvasir::v1::WorkerInfo info;
-  // The most bytes that a stream may queue if its client reads slowly. A stream
-  // that needs more is reset.
+  // The most bytes that a stream may queue while its client reads slowly. If
+  // more are queued, the call is reset.
   size_t max_queued_bytes = 1 << 20;
   absl::Duration load_heartbeat = absl::Seconds(1);
-  // The deadline of a Drain that names none.
+  // The time limit of a Drain call that sets none.
   absl::Duration drain_deadline = absl::Seconds(60);
-  // Runs once, before admission stops, to report NOT_SERVING.
+  // Called once when a drain begins, before new requests are refused. It should
+  // report NOT_SERVING.
   std::function<void()> on_drain = [] {};
 };
 
 // Owns: the threads for output, load reports and drains.
-// Threads: gRPC's threads call the RPC methods; the others from any thread.
+// Threads: gRPC's threads call the RPC methods; any thread may call the other
+//   methods.
 class WorkerService final : public kvasir::v1::Worker::CallbackService {
  public:
-  // `engine` outlives the service and has been started.
+  // `engine` must outlive the service.
   WorkerService(WorkerServiceOptions options, ServedEngine* engine);
-  // Its server must have been shut down.
+  // The gRPC server of this service must have been shut down.
   ~WorkerService() override;
 
-  // Like a Drain call, but blocks until it is done. For SIGTERM.
+  // Drains like a Drain call, but blocks until the drain has ended. Used on
+  // SIGTERM.
   kvasir::v1::DrainResponse DrainAndWait(absl::Time deadline);
-  // Ends the calls that would delay a server's shutdown: WatchLoad, and a Drain
-  // that still waits.
+  // Ends the calls that would delay a server's shutdown: all WatchLoad calls,
+  // and Drain calls that still wait.
   void Close() {
     load_->Stop();
     drainer_.Stop();

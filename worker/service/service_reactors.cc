@@ -93,8 +93,8 @@ void GenerateReactor::AdvanceLater() {
 }
 
 void GenerateReactor::Advance() {
-  // OnDone may run on another thread before the last action returns, and
-  // release this object.
+  // Keeps this object alive: OnDone may release it on another thread before the
+  // last action returns.
   const std::shared_ptr<GenerateReactor> self = shared_from_this();
   mutex_.Lock();
   pushed_ = false;

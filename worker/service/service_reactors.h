@@ -1,4 +1,4 @@
-// The streaming reactors of WorkerService.
+// The gRPC reactors of WorkerService's streaming calls: Generate and WatchLoad.
 #pragma once
 
 #include <memory>
@@ -15,12 +15,15 @@
 
 namespace kvasir::worker {
 
-// One Generate call. It passes events of engine and transport to a
-// GenerateStream and carries out the stream's actions, one thread at a time.
+// One Generate call. It passes events from the engine and from gRPC to a
+// GenerateStream and carries out the stream's actions, on one thread at a time.
 //
-// gRPC (until OnDone), the engine (as the request's sink) and the pump share
-// it. Only actions use `context`, and the stream returns none that needs it
-// after the call's end. Threads: any thread.
+// gRPC (until OnDone), the engine (as the request's sink) and the pump hold it
+// by shared_ptr, so it may outlive the call. It uses `context` only to carry
+// out actions, and the stream returns no action that needs `context` after the
+// call's end.
+//
+// Threads: any thread.
 class GenerateReactor final
     : public grpc::ServerWriteReactor<kvasir::v1::GenerateEvent>,
       public EngineSink,
@@ -36,10 +39,11 @@ class GenerateReactor final
     uint32_t attempt = 0;
   };
 
-  // Keeps itself alive until OnDone.
+  // Returns a reactor that also holds a reference to itself until OnDone.
   static std::shared_ptr<GenerateReactor> Make(Parts parts);
 
-  // The result of Engine::Submit, or why it was not called.
+  // Passes the result of Engine::Submit, or the reason why Submit was not
+  // called.
   void OnSubmitted(const Refusal& refusal);
 
   void OnAccepted(uint32_t prompt_tokens) override;
@@ -56,13 +60,14 @@ class GenerateReactor final
 
  private:
   explicit GenerateReactor(Parts parts);
-  // Lets the pump call Advance; called on the engine's thread.
+  // Called on the engine's thread, which must not block: lets the pump call
+  // Advance.
   void AdvanceLater();
   void Execute(StreamAction action);
   void End(const Refusal& end);
 
   const Parts parts_;
-  // The event in flight. Only the thread in Advance uses it.
+  // The event that is being written. Only the thread that runs Advance uses it.
   kvasir::v1::GenerateEvent writing_;
 
   base::Mutex mutex_;
@@ -72,7 +77,8 @@ class GenerateReactor final
   std::shared_ptr<GenerateReactor> self_ ABSL_GUARDED_BY(mutex_);
 };
 
-// One WatchLoad call. It writes the newest report, one write at a time.
+// One WatchLoad call. It has one write in flight at a time; a report that
+// arrives during a write replaces an older one that still waits.
 // Threads: any thread.
 class WatchLoadReactor final
     : public grpc::ServerWriteReactor<kvasir::v1::LoadReport>,
@@ -89,7 +95,7 @@ class WatchLoadReactor final
 
  private:
   WatchLoadReactor() = default;
-  // Starts the next write, or ends the call, if nothing is in flight.
+  // If no write is in flight, starts the next write or ends the call.
   void Advance();
 
   base::Mutex mutex_;

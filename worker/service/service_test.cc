@@ -1,4 +1,4 @@
-// kvasir.v1.Worker over a real Unix socket, with a scripted engine.
+// Tests kvasir.v1.Worker over a real Unix socket, with a scripted engine.
 #include "worker/service/service.h"
 
 #include <dirent.h>
@@ -31,7 +31,8 @@ namespace v1 = kvasir::v1;
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
 
-// Returns true when `condition` holds, or false after kPatience.
+// Waits until `condition` holds and returns true, or returns false after
+// kPatience.
 template <typename Condition>
 bool Eventually(Condition condition) {
   const absl::Time end = absl::Now() + kPatience;
@@ -74,7 +75,8 @@ v1::GenerateRequest NewRequest(const std::string& id, uint32_t max_tokens) {
 
 class WorkerServiceTest : public ::testing::Test {
  protected:
-  // Otherwise each test's end would shut gRPC down, which may take 10 seconds.
+  // Keeps gRPC running between tests, because each shutdown may take 10
+  // seconds.
   static void SetUpTestSuite() { base::KeepGrpcCallbackThreads(); }
   void SetUp() override { StartServer(TestOptions()); }
 
@@ -122,7 +124,7 @@ struct Answer {
   std::vector<v1::GenerateEvent::Finish> finishes;
 };
 
-// Reads a call to its end.
+// Reads all events of a call until it ends.
 Answer ReadAll(grpc::ClientReader<v1::GenerateEvent>* reader,
                const grpc::ClientContext& context) {
   Answer answer;
@@ -147,7 +149,7 @@ Answer ReadAll(grpc::ClientReader<v1::GenerateEvent>* reader,
   return answer;
 }
 
-TEST_F(WorkerServiceTest, AStreamIsAcceptedThenTokensInOrderThenOneFinish) {
+TEST_F(WorkerServiceTest, AStreamSendsAcceptedThenTokensInOrderThenOneFinish) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 5));
   const Answer answer = ReadAll(reader.get(), context);
@@ -160,8 +162,8 @@ TEST_F(WorkerServiceTest, AStreamIsAcceptedThenTokensInOrderThenOneFinish) {
   EXPECT_EQ(answer.finishes[0].prompt_tokens(), 2u);
 }
 
-// A connection that ages is closed after its last call: the client, if it
-// writes just then, loses the rest of the answer to "Broken pipe".
+// gRPC closes an aged connection right after its last call. A client that
+// writes at that moment gets "Broken pipe" and loses the rest of the answer.
 TEST_F(WorkerServiceTest, AConnectionOverAUnixSocketDoesNotAge) {
   WorkerServerOptions options = TestOptions();
   options.max_connection_age = absl::Milliseconds(100);
@@ -184,14 +186,14 @@ TEST_F(WorkerServiceTest, TheDeadlineOfTheCallReachesTheEngine) {
   EXPECT_LT(absl::AbsDuration(error), absl::Seconds(2));
 }
 
-TEST_F(WorkerServiceTest, ACallWithoutADeadlineHasNone) {
+TEST_F(WorkerServiceTest, ACallWithoutADeadlineReachesTheEngineWithoutOne) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 1));
   KVASIR_EXPECT_OK(ReadAll(reader.get(), context).status);
   EXPECT_EQ(engine_.LastRequest()->deadline, absl::InfiniteFuture());
 }
 
-TEST_F(WorkerServiceTest, AResetMidStreamAbortsInTheEngine) {
+TEST_F(WorkerServiceTest, AResetMidStreamAbortsTheRequestInTheEngine) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 1000000));
   v1::GenerateEvent event;
@@ -204,7 +206,8 @@ TEST_F(WorkerServiceTest, AResetMidStreamAbortsInTheEngine) {
   EXPECT_EQ(engine_.Totals().aborted, 1u);
 }
 
-TEST_F(WorkerServiceTest, AResetBeforeTheFirstTokenAbortsInTheEngine) {
+TEST_F(WorkerServiceTest,
+       AResetBeforeTheFirstTokenAbortsTheRequestInTheEngine) {
   engine_.Hold(true);
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 10));
@@ -213,7 +216,7 @@ TEST_F(WorkerServiceTest, AResetBeforeTheFirstTokenAbortsInTheEngine) {
   EXPECT_TRUE(Eventually([&] { return engine_.live() == 0; }));
 }
 
-TEST_F(WorkerServiceTest, ADeadlineMidStreamAbortsInTheEngine) {
+TEST_F(WorkerServiceTest, ADeadlineMidStreamAbortsTheRequestInTheEngine) {
   grpc::ClientContext context;
   context.set_deadline(
       absl::ToChronoTime(absl::Now() + absl::Milliseconds(100)));
@@ -254,7 +257,7 @@ TEST_F(WorkerServiceTest, ARefusalCarriesCodeReasonAndDetail) {
   EXPECT_EQ(refusal->detail(), "queue: 64 of 64");
 }
 
-TEST_F(WorkerServiceTest, AnInvalidValueCarriesNoRefusal) {
+TEST_F(WorkerServiceTest, TheErrorForAnInvalidValueCarriesNoRefusal) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_prompt_token_ids("12345");
   grpc::ClientContext context;
@@ -300,14 +303,15 @@ TEST_F(WorkerServiceTest, ASlowReaderIsResetAndHoldsNoPages) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 2000000000));
   ASSERT_TRUE(Eventually([&] { return engine_.live() == 1; }));
-  // Nothing is read, so the transport's window fills, and then the queue.
+  // The client reads nothing, so first gRPC's flow control window fills, then
+  // the stream's queue.
   EXPECT_TRUE(Eventually([&] { return engine_.live() == 0; }));
   const Answer answer = ReadAll(reader.get(), context);
   EXPECT_FALSE(answer.status.ok());
   EXPECT_TRUE(answer.finishes.empty());
 }
 
-TEST_F(WorkerServiceTest, AMessageOverTheModelsLengthIsRefused) {
+TEST_F(WorkerServiceTest, AMessageLongerThanTheModelAllowsIsRefused) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_prompt_token_ids(std::string(4 << 20, '\0'));
   grpc::ClientContext context;
@@ -377,7 +381,8 @@ TEST_F(WorkerServiceTest, ADrainReportsNotServingFirstAndLetsStreamsFinish) {
   EXPECT_EQ(Health(""), "not serving") << "a drain is final";
 }
 
-// Connects anew each time, because a channel backs off after a failure.
+// Returns a channel with its own connection. A reused channel would wait
+// (backoff) after a failed connection.
 std::shared_ptr<grpc::Channel> FreshChannel(const std::string& target) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -393,7 +398,7 @@ TEST_F(WorkerServiceTest, ADrainThatArrivesWhileTheServerStartsIsHonoured) {
     std::thread drainer([&path] {
       while (access(path.c_str(), F_OK) != 0) std::this_thread::yield();
       grpc::Status status;
-      do {  // until the server listens
+      do {  // retry until the server listens
         grpc::ClientContext context;
         v1::DrainResponse response;
         status = v1::Worker::NewStub(FreshChannel("unix:" + path))
@@ -425,7 +430,7 @@ TEST_F(WorkerServiceTest, ADrainRefusesRunningRequestsAtItsDeadline) {
   const auto refusal = proto::RefusalOf(answer.status);
   ASSERT_TRUE(refusal.has_value());
   EXPECT_EQ(refusal->reason(), v1::Refusal::DRAINING);
-  // A second drain has nothing to wait for.
+  // A second drain returns the first one's result at once.
   EXPECT_EQ(server_->Drain(absl::InfiniteFuture()).aborted(), 1u);
 }
 
@@ -478,7 +483,8 @@ TEST_F(WorkerServiceTest, StartFailsIfTheAddressIsTaken) {
                AllOf(HasSubstr(server_->target()), HasSubstr("--port"))));
 }
 
-// A caller of the storm: it reads its stream and cancels at random.
+// Makes Generate calls one after the other; reads each to its end or cancels
+// it, at random.
 void Caller(v1::Worker::Stub* stub, uint32_t seed, int rounds,
             std::atomic<int>* completed) {
   std::mt19937 random(seed);

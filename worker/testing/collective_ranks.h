@@ -1,4 +1,5 @@
-// Test support for collectives: ranks as threads, and calls on host vectors.
+// Test support for collectives: ranks that are threads, and collective calls on
+// host vectors.
 #pragma once
 
 #include <cstdint>
@@ -21,18 +22,18 @@
 
 namespace kvasir::worker {
 
-// Runs `body` for each rank in a thread of its own. Returns when all have
+// Runs `body` for each rank on a separate thread. Returns when all calls have
 // returned.
 void OnRanks(int64_t size, const std::function<void(int64_t rank)>& body);
 
-// Connects a group of threads. `options` are used except for the shard; without
-// an interface the group uses loopback. If it does not connect, the test fails
-// and the result is empty.
+// Connects a group of ranks over Gloo and returns their collectives.
+// `options.shard` is ignored. Without an interface the group uses loopback. If
+// it does not connect, the test fails and the result is empty.
 std::vector<std::unique_ptr<Collective>> MakeGlooRanks(
     int64_t size, GlooOptions options = {});
 
-// One rank's calls on host vectors, on a stream of its own. Each call is
-// complete when it returns.
+// Makes one rank's collective calls on host vectors, on its own stream. A call
+// is complete when it returns.
 class HostRank {
  public:
   // A rank on the CPU.
@@ -47,7 +48,7 @@ class HostRank {
 
   Collective& collective() { return *collective_; }
   kernels::Stream& stream() { return *stream_; }
-  // The workspace has no memory.
+  // A workspace without memory, for calls that need none.
   kernels::Workspace& workspace() { return workspace_; }
 
  private:
@@ -63,7 +64,8 @@ class HostRank {
   kernels::Workspace workspace_;
 };
 
-// A rank's numbers for one call. Their sum over ranks depends on the order.
+// A rank's numbers for one call. The bits of their sum over ranks depend on the
+// order of addition.
 std::vector<float> RankNumbers(int64_t rank, int64_t count, uint64_t seed);
 // The sum of RankNumbers over ranks, in rank order.
 std::vector<float> SumOfRanks(int64_t size, int64_t count, uint64_t seed);

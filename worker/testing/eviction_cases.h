@@ -1,4 +1,5 @@
-// Plans that evict slots: every kind of unit, codec, lift and position.
+// Test support: plans that evict slots, with every kind of eviction unit,
+// codec, lift and position.
 #pragma once
 
 #include <string>
@@ -8,9 +9,9 @@
 
 namespace kvasir::worker {
 
-// An eviction of a plan as JSON; `rest` (",...") is added to its fields. With a
-// budget of 21 slots, most prompts of 1 to 75 tokens with about 20 tokens of
-// output are evicted.
+// Returns a plan's eviction as JSON. `rest` (",...") is appended to its fields.
+// A budget of 21 slots evicts from most of the test requests, which have 1 to
+// 75 prompt tokens and about 20 output tokens.
 std::string Eviction(const std::string& rest,
                      const std::string& budget = R"("budget":21)");
 

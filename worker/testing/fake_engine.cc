@@ -141,8 +141,9 @@ FakeEngine::Outcome FakeEngine::StepOne(Running* running) {
   if (failure_.has_value()) {
     outcome.failed = *failure_;
   } else if (request.deadline <= absl::Now()) {
-    outcome.failed = Refusal{absl::DeadlineExceededError("past its deadline"),
-                             kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
+    outcome.failed =
+        Refusal{absl::DeadlineExceededError("the request is past its deadline"),
+                kvasir::v1::Refusal::REFUSAL_UNSPECIFIED};
   } else if (!running->aborted && !held_) {
     const uint32_t left = request.sampling.max_tokens() - running->produced;
     for (uint32_t i = 0; i < std::min(left, tokens_per_step_); ++i) {

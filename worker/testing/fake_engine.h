@@ -1,5 +1,5 @@
 // A scripted engine for tests, without model and cache. Every step gives each
-// running request one token: 1000 + its position in the output.
+// running request a token, whose id is 1000 + its position in the output.
 #pragma once
 
 #include <cstdint>
@@ -26,12 +26,13 @@ class FakeEngine final : public ServedEngine {
   explicit FakeEngine(absl::Duration step = absl::Milliseconds(1));
   ~FakeEngine() override;
 
-  // Controls the script.
+  // Controls the script. RefuseWith refuses every later request with `refusal`.
   void RefuseWith(Refusal refusal);
-  // No request advances while held; aborts and deadlines still work.
+  // While held, requests get no tokens; aborts and deadlines still work.
   void Hold(bool held);
   void TokensPerStep(uint32_t count);
-  // Reports what happened.
+  // The requests so far: those still running, how many were submitted, and the
+  // last one.
   size_t live() const;
   uint64_t submitted() const;
   std::optional<Request> LastRequest() const;
@@ -39,7 +40,7 @@ class FakeEngine final : public ServedEngine {
 
   Refusal Submit(Request request, std::shared_ptr<EngineSink> sink) override;
   int Abort(std::string_view id, std::optional<uint32_t> attempt) override;
-  // Also fails every later request.
+  // Fails all running requests and every later one.
   void RefuseAll(const Refusal& why) override;
   void BeginDrain() override;
   bool WaitIdle(absl::Time deadline) override;
@@ -57,7 +58,7 @@ class FakeEngine final : public ServedEngine {
     bool accepted = false;
     bool aborted = false;
   };
-  // Events for a sink, reported after the lock is released.
+  // A step's events for a sink, to be reported after the lock is released.
   struct Outcome {
     std::shared_ptr<EngineSink> sink;
     std::optional<uint32_t> accepted;

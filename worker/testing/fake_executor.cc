@@ -39,8 +39,8 @@ bool HasPenalties(float repetition, float presence, float frequency) {
   return repetition != 1.0f || presence != 0.0f || frequency != 0.0f;
 }
 
-// For penalties only the counts of tokens matter, in prompt and output, not
-// their order.
+// Hash a token of the penalty history. The order of tokens does not matter,
+// because penalties depend only on the counts of tokens in prompt and output.
 uint64_t CountOutput(uint64_t history_hash, int32_t token) {
   return history_hash + Mix(1, static_cast<uint64_t>(token));
 }
@@ -53,7 +53,7 @@ struct Draw {
   uint64_t seed = 0;
   uint64_t sample_index = 0;
   uint64_t position = 0;
-  uint64_t history_hash = 0;  // 0 without penalties
+  uint64_t history_hash = 0;  // 0 if there are no penalties
 };
 
 template <typename Ids>
@@ -70,8 +70,8 @@ int32_t DrawToken(uint64_t prefix_hash, const Draw& draw, const Ids& banned,
   return token;
 }
 
-// Decides which slots stay: the last one, and of the others those that win by a
-// hash of their prefix. Returns ascending indices.
+// Chooses the slots that an eviction keeps: the last one, and those others
+// whose prefix has the largest hash. Returns ascending indices.
 std::vector<size_t> KeptOf(const std::vector<uint64_t>& prefix_hashes,
                            size_t kept) {
   std::vector<size_t> slots(prefix_hashes.size());
@@ -89,8 +89,8 @@ uint64_t AddHeld(uint64_t held_hash, uint64_t prefix_hash) {
   return Mix(held_hash, prefix_hash);
 }
 
-// The prefixes that the model itself would hold of a sequence, in a page group
-// that evicts.
+// Computes, without plans, which prefixes a page group that evicts should hold
+// of a sequence.
 class HeldPrefixes {
  public:
   HeldPrefixes(const plan::EvictionCounts& counts, int64_t prompt_tokens)
@@ -140,12 +140,12 @@ absl::Status FakeExecutor::Enqueue(const StepPlan& plan) {
     return absl::FailedPreconditionError("a step is in flight");
   }
   if (plan.step_id() != last_step_ + 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("step ", plan.step_id(), ", want ", last_step_ + 1));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the step id is ", plan.step_id(), ", must be ", last_step_ + 1));
   }
   if (announced_.has_value() && *announced_ != plan.SerializeAsString()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("step ", plan.step_id(), " is not what was announced"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "step ", plan.step_id(), " differs from the announced plan"));
   }
   announced_.reset();
   last_step_ = plan.step_id();
@@ -155,11 +155,14 @@ absl::Status FakeExecutor::Enqueue(const StepPlan& plan) {
 
 absl::Status FakeExecutor::Announce(const StepPlan& plan) {
   if (!in_flight_.has_value() || announced_.has_value()) {
-    return absl::FailedPreconditionError("not while one step runs");
+    return absl::FailedPreconditionError(
+        "a plan can be announced only while a step is in flight, and only "
+        "once");
   }
   if (plan.step_id() != last_step_ + 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "step ", plan.step_id(), " announced, want ", last_step_ + 1));
+    return absl::InvalidArgumentError(absl::StrCat("the announced step id is ",
+                                                   plan.step_id(), ", must be ",
+                                                   last_step_ + 1));
   }
   announced_ = plan.SerializeAsString();
   ++announced_steps_;
@@ -181,25 +184,27 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
   }
   KVASIR_RETURN_IF_ERROR(CopyAndEvict(plan));
   if (plan.sequences_size() > static_cast<int>(options_.max_num_seqs)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(plan.sequences_size(), " sequences in a step"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the step has ", plan.sequences_size(), " sequences, at most ",
+        options_.max_num_seqs, " are allowed"));
   }
-  // Applies all tables first, so that a page that two of them name counts as
-  // shared.
+  // Applies the table changes of all sequences before running any, so that a
+  // page named by two tables counts as shared.
   absl::flat_hash_set<uint64_t> seen;
   uint32_t total_tokens = 0;
   for (const SequenceStep& step : plan.sequences()) {
     if (!seen.insert(step.sequence_id()).second) {
-      return Broken(step.sequence_id(), "twice in a step");
+      return Broken(step.sequence_id(), "is in the step twice");
     }
     if (released_.contains(step.sequence_id())) {
-      return Broken(step.sequence_id(), "back after its release");
+      return Broken(step.sequence_id(), "runs again after its release");
     }
     total_tokens += step.num_tokens();
     KVASIR_RETURN_IF_ERROR(ApplyTables(step, &sequences_[step.sequence_id()]));
   }
-  // The last copy into a page decides. A page from the host pool is published
-  // at once and may be shared in the same step.
+  // Checks that the target of a copy is not shared. If several copies have the
+  // same target, the last one counts. Copies from the host pool are exempt,
+  // because their pages may be shared in the same step.
   absl::flat_hash_set<std::pair<uint32_t, int32_t>> written;
   for (int i = plan.page_copies_size() - 1; i >= 0; --i) {
     const auto& copy = plan.page_copies(i);
@@ -213,12 +218,14 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     if (pages_[copy.page_group()][static_cast<size_t>(copy.to_page())]
             .held_by.size() > 1) {
       return absl::InvalidArgumentError(
-          absl::StrCat("copy to page ", copy.to_page(), ", which is shared"));
+          absl::StrCat("a copy goes to page ", copy.to_page(),
+                       ", which several sequences hold"));
     }
   }
   if (total_tokens > options_.max_batched_tokens) {
     return absl::InvalidArgumentError(
-        absl::StrCat(total_tokens, " tokens in a step"));
+        absl::StrCat("the step has ", total_tokens, " tokens, at most ",
+                     options_.max_batched_tokens, " are allowed"));
   }
   largest_batch_tokens_ = std::max(largest_batch_tokens_, total_tokens);
   largest_batch_seqs_ = std::max(largest_batch_seqs_,
@@ -235,7 +242,8 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     for (int i = 0; i < step.target_ids_size(); ++i)
       out->add_target_logprobs(0);
     KVASIR_RETURN_IF_ERROR(RunTokens(step, &state, &prefix_hash));
-    // The log probability of a target depends on the prefix of its own token.
+    // The log probability of a target depends on the prefix that ends with its
+    // input token.
     for (int i = 0; i < step.target_ids_size(); ++i) {
       const uint64_t position = step.logical_start() + static_cast<uint64_t>(i);
       KVASIR_ASSIGN_OR_RETURN(
@@ -260,7 +268,8 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
 
 absl::Status FakeExecutor::Release(uint64_t sequence_id) {
   auto it = sequences_.find(sequence_id);
-  if (it == sequences_.end()) return Broken(sequence_id, "released, unknown");
+  if (it == sequences_.end())
+    return Broken(sequence_id, "is released, but is not known");
   for (size_t g = 0; g < it->second.tables.size(); ++g) {
     const Table& table = it->second.tables[g];
     for (size_t i = table.first_live; i < table.pages.size(); ++i) {
@@ -280,9 +289,9 @@ absl::Status FakeExecutor::CopyAndEvict(const StepPlan& plan) {
   for (const auto& eviction : plan.evictions()) {
     const auto copies = static_cast<int>(eviction.after_page_copies());
     if (copies < done || copies > plan.page_copies_size()) {
-      return Broken(eviction.sequence_id(), "evicts after ", copies,
-                    " copies, ", done, " of ", plan.page_copies_size(),
-                    " are done");
+      return Broken(eviction.sequence_id(), "its eviction comes after ", copies,
+                    " page copies, must come after ", done, " to ",
+                    plan.page_copies_size());
     }
     for (; done < copies; ++done) {
       KVASIR_RETURN_IF_ERROR(Copy(plan.page_copies(done)));
@@ -300,23 +309,26 @@ absl::Status FakeExecutor::CheckEviction(
   const uint64_t id = eviction.sequence_id();
   const uint32_t g = eviction.page_group();
   if (g >= pages_.size() || !Evicts(g)) {
-    return Broken(id, "evicts from page group ", g);
+    return Broken(id, "evicts from page group ", g,
+                  ", which does not exist or does not evict");
   }
   const uint64_t slots = eviction.num_slots();
   if (eviction.kept_slots() < 1 || eviction.kept_slots() >= slots ||
       slots > eviction.logical_tokens()) {
     return Broken(id, "keeps ", eviction.kept_slots(), " of ", slots,
-                  " slots at ", eviction.logical_tokens(), " tokens");
+                  " slots after ", eviction.logical_tokens(),
+                  " tokens; it must keep at least 1 slot, but not all");
   }
   const uint64_t pages =
       (slots + options_.page_tokens - 1) / options_.page_tokens;
   if (static_cast<uint64_t>(eviction.pages_size()) != pages) {
-    return Broken(id, "evicts from ", eviction.pages_size(), " pages, want ",
+    return Broken(id, "evicts from ", eviction.pages_size(), " pages, must be ",
                   pages);
   }
   for (const int32_t page : eviction.pages()) {
     if (page < 0 || page >= options_.groups[g].num_pages) {
-      return Broken(id, "evicts from page ", page, " of group ", g);
+      return Broken(id, "evicts from page ", page, " of page group ", g,
+                    ", which does not exist");
     }
   }
   const auto it = sequences_.find(id);
@@ -326,9 +338,10 @@ absl::Status FakeExecutor::CheckEviction(
       it->second.length != eviction.logical_tokens() ||
       !std::equal(eviction.pages().begin(), eviction.pages().end(),
                   table.pages.begin())) {
-    return Broken(id, "evicts of ", slots, " slots at ",
-                  eviction.logical_tokens(), " tokens; its table holds ",
-                  table.num_slots, " at ", it->second.length);
+    return Broken(id, "evicts from ", slots, " slots after ",
+                  eviction.logical_tokens(), " tokens, but its table holds ",
+                  table.num_slots, " slots after ", it->second.length,
+                  " tokens, or other pages");
   }
   return absl::OkStatus();
 }
@@ -346,15 +359,16 @@ absl::Status FakeExecutor::Evict(const kvasir::v1::SlotEviction& eviction) {
         pages_[g][static_cast<size_t>(page)].slots[s % options_.page_tokens];
     if (!slot.written ||
         (!slots.empty() && slot.position <= slots.back()->position)) {
-      return Broken(id, "evicts of slot ", s, " in page ", page,
-                    ", which is not the next one written");
+      return Broken(id, "evicts slot ", s, " in page ", page,
+                    ", which does not hold a later token than the slot before");
     }
     slots.push_back(&slot);
     hashes.push_back(slot.prefix_hash);
   }
   if (slots.back()->position + 1 != eviction.logical_tokens()) {
-    return Broken(id, "evicts at ", eviction.logical_tokens(),
-                  " tokens, the last slot holds ", slots.back()->position);
+    return Broken(id, "evicts after ", eviction.logical_tokens(),
+                  " tokens, but its last slot holds position ",
+                  slots.back()->position);
   }
   const std::vector<size_t> kept =
       KeptOf(hashes, static_cast<size_t>(eviction.kept_slots()));
@@ -391,7 +405,8 @@ uint64_t FakeExecutor::HeldHash(const State& state) const {
 
 absl::Status FakeExecutor::Copy(const kvasir::v1::PageCopy& copy) {
   if (copy.page_group() >= pages_.size()) {
-    return absl::InvalidArgumentError("copy in an unknown page group");
+    return absl::InvalidArgumentError(
+        "a copy is in a page group that does not exist");
   }
   if (copy.from_host() || copy.to_host()) return CopyOverHost(copy);
   std::vector<Page>& pages = pages_[copy.page_group()];
@@ -399,7 +414,8 @@ absl::Status FakeExecutor::Copy(const kvasir::v1::PageCopy& copy) {
   if (copy.from_page() < 0 || copy.from_page() >= count || copy.to_page() < 0 ||
       copy.to_page() >= count || copy.from_page() == copy.to_page()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "copy of page ", copy.from_page(), " to ", copy.to_page()));
+        "copy of page ", copy.from_page(), " to page ", copy.to_page(),
+        ": the pages must differ and be in the pool"));
   }
   Page& to = pages[static_cast<size_t>(copy.to_page())];
   to.slots = pages[static_cast<size_t>(copy.from_page())].slots;
@@ -417,10 +433,11 @@ absl::Status FakeExecutor::CopyOverHost(const kvasir::v1::PageCopy& copy) {
                                                    " and page ", host_id,
                                                    " of the host pool: ", why));
   };
-  if (copy.to_host() && copy.from_host()) return broken("both ways");
+  if (copy.to_host() && copy.from_host())
+    return broken("a copy cannot stay within the host pool");
   if (page_id < 0 || page_id >= options_.groups[g].num_pages || host_id < 0 ||
       host_id >= options_.groups[g].host_pages) {
-    return broken("outside of a pool");
+    return broken("a page is outside of its pool");
   }
   Page& page = pages_[g][static_cast<size_t>(page_id)];
   std::vector<Slot>& host = host_pages_[g][static_cast<size_t>(host_id)];
@@ -429,9 +446,10 @@ absl::Status FakeExecutor::CopyOverHost(const kvasir::v1::PageCopy& copy) {
     ++pages_to_host_;
     return absl::OkStatus();
   }
-  if (host.empty()) return broken("nothing went there");
+  if (host.empty()) return broken("nothing was copied to the host page before");
   DropBehindWindows(0, static_cast<int32_t>(g), page_id);
-  if (!page.held_by.empty()) return broken("a sequence holds it");
+  if (!page.held_by.empty())
+    return broken("a sequence holds the page that is overwritten");
   page.slots = host;
   page.copied = true;
   page.writer = 0;
@@ -445,8 +463,13 @@ absl::Status FakeExecutor::ApplyTables(const SequenceStep& step, State* state) {
   if (is_new) state->tables.resize(options_.groups.size());
   for (const auto& delta : step.block_tables()) {
     const uint32_t g = delta.page_group();
-    if (g >= pages_.size()) return Broken(id, "unknown page group ", g);
-    if (delta.reset() != is_new) return Broken(id, "reset is ", delta.reset());
+    if (g >= pages_.size())
+      return Broken(id, "page group ", g, " does not exist");
+    if (delta.reset() != is_new) {
+      return Broken(id, delta.reset()
+                            ? "a table is reset although the sequence is known"
+                            : "a table of a new sequence is not reset");
+    }
     KVASIR_RETURN_IF_ERROR(ApplyDelta(id, delta, &state->tables[g]));
   }
   if (is_new) {
@@ -458,14 +481,14 @@ absl::Status FakeExecutor::ApplyTables(const SequenceStep& step, State* state) {
     return absl::OkStatus();
   }
   if (step.logical_start() != state->length) {
-    return Broken(id, "starts at ", step.logical_start(), ", want ",
-                  state->length);
+    return Broken(id, "starts at position ", step.logical_start(),
+                  ", must start at ", state->length);
   }
   return absl::OkStatus();
 }
 
-// Removes pages before it adds pages, because a page may be given up and taken
-// again.
+// Removes pages before it adds pages, because a step may give up a page and
+// take it again.
 absl::Status FakeExecutor::ApplyDelta(uint64_t id,
                                       const kvasir::v1::BlockTableDelta& delta,
                                       Table* table) {
@@ -475,7 +498,8 @@ absl::Status FakeExecutor::ApplyDelta(uint64_t id,
   if (first_live < table->first_live ||
       first_live >
           old_size + static_cast<uint32_t>(delta.appended_pages_size())) {
-    return Broken(id, "first live index ", first_live);
+    return Broken(id, "the first live index ", first_live,
+                  " is outside of the table");
   }
   for (uint32_t i = table->first_live; i < std::min(first_live, old_size);
        ++i) {
@@ -485,12 +509,12 @@ absl::Status FakeExecutor::ApplyDelta(uint64_t id,
   KVASIR_RETURN_IF_ERROR(ApplySidePages(id, delta, table));
   for (int32_t page : delta.appended_pages()) {
     table->pages.push_back(page);
-    if (table->pages.size() <= first_live) continue;  // names no page
+    if (table->pages.size() <= first_live) continue;  // the entry names no page
     if (page < 0 || page >= options_.groups[g].num_pages) {
-      return Broken(id, "page ", page, " of group ", g);
+      return Broken(id, "page ", page, " of page group ", g, " does not exist");
     }
     if (!pages_[g][static_cast<size_t>(page)].held_by.insert(id).second) {
-      return Broken(id, "page ", page, " twice in the table");
+      return Broken(id, "page ", page, " is in the table twice");
     }
   }
   return absl::OkStatus();
@@ -501,11 +525,13 @@ absl::Status FakeExecutor::ApplySidePages(
   const uint32_t g = delta.page_group();
   const int want = delta.reset() ? options_.groups[g].side_pages : 0;
   if (delta.side_pages_size() != want) {
-    return Broken(id, delta.side_pages_size(), " side pages, want ", want);
+    return Broken(id, "gets ", delta.side_pages_size(),
+                  " side pages, must get ", want);
   }
   for (const int32_t page : delta.side_pages()) {
     if (page < 0 || page >= options_.groups[g].num_pages) {
-      return Broken(id, "side page ", page, " of group ", g);
+      return Broken(id, "side page ", page, " of page group ", g,
+                    " does not exist");
     }
     pages_[g][static_cast<size_t>(page)].held_by.insert(id);
     table->side_pages.push_back(page);
@@ -528,7 +554,8 @@ absl::Status FakeExecutor::CheckRings(uint64_t sequence_id,
     for (const int32_t page : table.side_pages) {
       DropBehindWindows(sequence_id, static_cast<int32_t>(g), page);
       if (pages_[g][static_cast<size_t>(page)].held_by.size() != 1) {
-        return Broken(sequence_id, "side page ", page, " is another's too");
+        return Broken(sequence_id, "another sequence holds side page ", page,
+                      ", too");
       }
     }
     const uint64_t rows = table.side_pages.size() * options_.page_tokens;
@@ -550,7 +577,7 @@ absl::Status FakeExecutor::CheckRings(uint64_t sequence_id,
 absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
                                      uint64_t* prefix_hash) {
   const uint64_t id = step.sequence_id();
-  if (step.num_tokens() == 0) return Broken(id, "no tokens");
+  if (step.num_tokens() == 0) return Broken(id, "has no tokens");
   for (size_t g = 0; g < state->tables.size(); ++g) {
     const auto group = static_cast<int>(g);
     const uint64_t start = group < step.physical_starts_size()
@@ -559,8 +586,8 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
     const uint64_t want =
         Evicts(g) ? state->tables[g].num_slots : step.logical_start();
     if (start != want) {
-      return Broken(id, "physical start ", start, " of group ", g, ", want ",
-                    want);
+      return Broken(id, "the physical start in page group ", g, " is ", start,
+                    ", must be ", want);
     }
   }
   std::vector<int32_t> tokens(step.token_ids().begin(), step.token_ids().end());
@@ -571,10 +598,12 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
     tokens.push_back(state->last_sampled);
   }
   if (tokens.size() != step.num_tokens()) {
-    return Broken(id, tokens.size(), " token ids, want ", step.num_tokens());
+    return Broken(id, "has ", tokens.size(), " token ids, must have ",
+                  step.num_tokens());
   }
   if (step.target_ids_size() > static_cast<int>(tokens.size())) {
-    return Broken(id, step.target_ids_size(), " target ids");
+    return Broken(id, "has ", step.target_ids_size(),
+                  " target ids, which is more than its tokens");
   }
   KVASIR_RETURN_IF_ERROR(CheckRings(id, *state));
   *prefix_hash = kEmptyPrefix;
@@ -585,7 +614,7 @@ absl::Status FakeExecutor::RunTokens(const SequenceStep& step, State* state,
   }
   for (int32_t token : tokens) {
     if (token < 0 || token >= options_.vocab_size) {
-      return Broken(id, "token ", token);
+      return Broken(id, "token id ", token, " is not in the vocabulary");
     }
     *prefix_hash = Extend(*prefix_hash, token, state->length);
     for (size_t g = 0; g < state->tables.size(); ++g) {
@@ -609,8 +638,9 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
   const uint64_t index = place / options_.page_tokens;
   const uint64_t slot = place % options_.page_tokens;
   if (index < table->first_live || index >= table->pages.size()) {
-    return Broken(sequence_id, "position ", position, " lies outside table ",
-                  table->first_live, "..", table->pages.size());
+    return Broken(sequence_id, "position ", position,
+                  " lies outside of the table's live pages ", table->first_live,
+                  "..", table->pages.size());
   }
   const int32_t page_id = table->pages[index];
   Page& page = pages_[static_cast<size_t>(group)][static_cast<size_t>(page_id)];
@@ -620,7 +650,8 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
                   page.held_by.size(), " sequences hold");
   }
   if (page.writer != sequence_id) {
-    // A fork may run long after the copies of its pages (writer 0).
+    // The pages of a fork are copies (writer 0), and the fork may run long
+    // after they were made.
     const bool own_copy =
         page.copied || (page.writer == 0 && Evicts(static_cast<size_t>(group)));
     if (slot != 0 && !own_copy) {
@@ -637,9 +668,9 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
   return absl::OkStatus();
 }
 
-// A sequence that was not in a step has not reported yet which pages its
-// sliding window gave up. Holders that will not read the page any more are
-// dropped here.
+// Drops holders of the page that will not read it again, because it lies before
+// their sliding window. A plan reports pages that a window gave up only with
+// the sequence's next step.
 void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
                                      int32_t page_id) {
   const auto g = static_cast<size_t>(group);
@@ -654,8 +685,8 @@ void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
     const std::vector<int32_t>& pages = state.tables[g].pages;
     uint64_t index = state.tables[g].first_live;
     while (index < pages.size() && pages[index] != page_id) ++index;
-    // The holder's next token, at state.length, sees positions from length -
-    // window + 1 on.
+    // The holder's next token, at position state.length, sees positions from
+    // state.length - window + 1 on.
     if ((index + 1) * options_.page_tokens + window <= state.length + 1) {
       held_by.erase(holder);
     }
@@ -678,9 +709,9 @@ absl::StatusOr<const FakeExecutor::Slot*> FakeExecutor::Read(
   }
   const uint64_t index = position / options_.page_tokens;
   if (index < table.first_live || index >= table.pages.size()) {
-    return Broken(sequence_id, "reads position ", position, " outside table ",
-                  table.first_live, "..", table.pages.size(), " of group ",
-                  group);
+    return Broken(sequence_id, "reads position ", position,
+                  " outside of the table's live pages ", table.first_live, "..",
+                  table.pages.size(), " of group ", group);
   }
   const Page& page = pages_[static_cast<size_t>(group)]
                            [static_cast<size_t>(table.pages[index])];
@@ -692,12 +723,12 @@ absl::StatusOr<const FakeExecutor::Slot*> FakeExecutor::Read(
   return &slot;
 }
 
-// Checks that everything the last token sees is there, and is the same in all
-// groups.
+// Checks that the pages hold every position that the last token sees, for the
+// same prefix in all page groups.
 absl::Status FakeExecutor::CheckVisible(uint64_t sequence_id,
                                         const State& state) const {
   for (size_t g = 0; g < state.tables.size(); ++g) {
-    if (Evicts(g)) continue;  // checked through the sampled token
+    if (Evicts(g)) continue;  // the sampled token depends on these slots
     const uint64_t window = options_.groups[g].sliding_window;
     const uint64_t first =
         window == 0 || window >= state.length ? 0 : state.length - window;
@@ -709,7 +740,8 @@ absl::Status FakeExecutor::CheckVisible(uint64_t sequence_id,
       const absl::StatusOr<const Slot*> same =
           Read(sequence_id, 0, state.tables[0], p);
       if (same.ok() && (*same)->prefix_hash != slot->prefix_hash) {
-        return Broken(sequence_id, "groups differ at position ", p);
+        return Broken(sequence_id,
+                      "page groups hold different prefixes at position ", p);
       }
     }
   }
@@ -722,8 +754,8 @@ absl::Status FakeExecutor::Sample(const SequenceStep& step,
   const SampleRequest& sample = step.sample();
   const uint64_t id = step.sequence_id();
   if (sample.position() != state->length) {
-    return Broken(id, "samples position ", sample.position(), ", want ",
-                  state->length);
+    return Broken(id, "samples at position ", sample.position(),
+                  ", must sample at ", state->length);
   }
   const bool penalties =
       HasPenalties(sample.repetition_penalty(), sample.presence_penalty(),
@@ -735,9 +767,11 @@ absl::Status FakeExecutor::Sample(const SequenceStep& step,
   const auto history = static_cast<uint64_t>(sample.prompt_history_size() +
                                              sample.output_history_size());
   if (history != (penalties && sample.history_reset() ? state->length : 0)) {
-    return Broken(id, history, " tokens of history at length ", state->length);
+    return Broken(id, "sends ", history,
+                  " tokens of penalty history at length ", state->length);
   }
-  if (penalties && !state->has_history) return Broken(id, "no history");
+  if (penalties && !state->has_history)
+    return Broken(id, "has penalties, but never sent its history");
   for (int32_t token : sample.prompt_history()) {
     state->history_hash = CountPrompt(state->history_hash, token);
   }

@@ -1,7 +1,7 @@
-// An executor for tests. Its "latents" are hashes and its pages remember what
-// was written where. It refuses every plan that a real executor could not run
-// correctly. A sampled token depends on every token before it, read through the
-// block tables, so a wrong page shows as a wrong token.
+// An executor for tests of schedulers. Instead of latents its pages hold hashes
+// of the tokens up to each position. It refuses every plan that a real executor
+// could not run correctly. A sampled token depends on all tokens before it,
+// read through the block tables, so a wrong page results in a wrong token.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ struct FakeExecutorOptions {
   struct PageGroup {
     int32_t num_pages = 0;
     uint32_t sliding_window = 0;  // 0: every key is read
-    // A sequence's own pages: a ring of its latest slots, as many as they hold.
+    // The number of side pages of each sequence, which are a ring of its latest
+    // slots.
     int32_t side_pages = 0;
     int32_t host_pages = 0;  // pages of the host pool
     plan::EvictionCounts eviction;
@@ -37,30 +38,35 @@ struct FakeExecutorOptions {
   uint32_t max_num_seqs = 256;
   uint32_t max_batched_tokens = 2048;
   bool is_asynchronous = false;
-  // Called from Await, while a step runs, for example to move a clock, to block
+  // Called by Await while the step runs, for example to move a clock, to block,
   // or to fail the step.
   std::function<absl::Status(const kvasir::v1::StepPlan&)> during_step;
-  // Called with a step's result, for example to make it faulty.
+  // Called with a step's result before Await returns it, for example to change
+  // it.
   std::function<void(const kvasir::v1::StepPlan&, kvasir::v1::StepResult*)>
       after_step;
 };
 
+// An executor that checks every plan and computes hashes instead of a model.
+//
 // Threads: one at a time.
 // Errors: INVALID_ARGUMENT naming the sequence and the broken rule. The rules:
-// - Steps count up by one. A sequence comes once per step, and never again
+// - Step ids count up by one. A sequence occurs once per step, and never again
 //   after its release.
-// - Positions follow one another, tables cover them, and pages are in the pool.
-// - A query sees what was written at that position, for the same prefix.
-// - One sequence writes a page, from its first slot on or after a copy, while
-//   no other sequence's table names it.
-// - A page that comes from the host pool was copied there before, and its
-//   target is held by no live sequence.
-// - Evictions name tables as the executor knows them, all slots written; some
-//   slots stay and tokens continue after these.
-// - Side pages belong to one sequence, are sent once, and hold its latest
+// - The positions of a sequence follow one another, its tables cover them, and
+//   the pages are in the pool.
+// - At each position that a query sees, the page holds what was written for the
+//   same prefix.
+// - Only one sequence writes to a page: from the page's first slot on, or after
+//   a copy into the page; and while no other sequence's table names the page.
+// - A host page is copied back only after a copy to it, and only to a page that
+//   no live sequence holds.
+// - An eviction names the sequence's table as the executor knows it, and all
+//   its slots are written. It keeps some slots, after which new tokens follow.
+// - Side pages belong to one sequence, are sent only once, and hold its latest
 //   slots.
-// - Batch limits hold. The last sampled token is used only in the next step.
-//   Penalty histories are complete.
+// - A step keeps the batch limits. The last sampled token is used as input only
+//   in the next step. Penalty histories are complete.
 // - An announced plan is the next one, and is enqueued unchanged.
 class FakeExecutor final : public Executor {
  public:
@@ -86,18 +92,20 @@ class FakeExecutor final : public Executor {
   };
   struct Page {
     uint64_t writer = 0;  // the sequence that filled it last
-    // Whether it is the target of a copy. Then its writer may start inside the
-    // page: in the same step or, after a copy from the host pool, later.
+    // Whether the page was overwritten by a copy. If so, its next writer may
+    // start inside the page: in the same step or, after a copy from the host
+    // pool, in a later one.
     bool copied = false;
     std::vector<Slot> slots;
-    // sequences with live tables that name it
+    // The sequences whose live table entries name the page.
     absl::flat_hash_set<uint64_t> held_by;
   };
   struct Table {
     std::vector<int32_t> pages;
     uint32_t first_live = 0;
     std::vector<int32_t> side_pages;
-    // only in groups that evict; otherwise as many as tokens
+    // Slots in use. Only in groups that evict; in others there is one per
+    // token.
     uint64_t num_slots = 0;
   };
   struct State {
@@ -120,7 +128,7 @@ class FakeExecutor final : public Executor {
   bool Evicts(size_t group) const {
     return options_.groups[group].eviction.evicts();
   }
-  // Hash of everything that the sequence's evicting tables hold.
+  // Hashes what the sequence's tables hold, over the page groups that evict.
   uint64_t HeldHash(const State& state) const;
   absl::Status ApplyTables(const kvasir::v1::SequenceStep& step, State* state);
   absl::Status ApplyDelta(uint64_t id, const kvasir::v1::BlockTableDelta& delta,
@@ -133,10 +141,12 @@ class FakeExecutor final : public Executor {
                               const kvasir::v1::BlockTableDelta& delta,
                               Table* table);
   Slot& RingSlot(size_t group, const Table& table, uint64_t position);
-  // Checks that rings hold the latest of the slots that the tables hold.
+  // Checks that the sequence's side pages hold its latest slots, equal to those
+  // in its tables.
   absl::Status CheckRings(uint64_t sequence_id, const State& state);
   void DropBehindWindows(uint64_t writer, int32_t group, int32_t page_id);
-  // Finds and checks the slot that holds `position`.
+  // Returns the slot that holds `position`, after checking that it was written
+  // for it.
   absl::StatusOr<const Slot*> Read(uint64_t sequence_id, int32_t group,
                                    const Table& table, uint64_t position) const;
   absl::Status CheckVisible(uint64_t sequence_id, const State& state) const;
@@ -146,12 +156,12 @@ class FakeExecutor final : public Executor {
 
   const FakeExecutorOptions options_;
   std::vector<std::vector<Page>> pages_;  // [group][page]
-  // [group][page]; empty: nothing was copied there
+  // [group][page]; empty if nothing was copied to the page.
   std::vector<std::vector<std::vector<Slot>>> host_pages_;
   absl::flat_hash_map<uint64_t, State> sequences_;
   absl::flat_hash_set<uint64_t> released_;
   std::optional<kvasir::v1::StepPlan> in_flight_;
-  std::optional<std::string> announced_;  // the plan's bytes
+  std::optional<std::string> announced_;  // the serialized plan
   uint64_t announced_steps_ = 0;
   uint64_t last_step_ = 0;
   uint32_t largest_batch_tokens_ = 0;
@@ -160,7 +170,7 @@ class FakeExecutor final : public Executor {
   uint64_t pages_from_host_ = 0;
 };
 
-// The model that FakeContinuation assumes.
+// Limits of the model whose output FakeContinuation computes.
 struct FakeModelLimits {
   int32_t vocab_size = 1000;
   uint32_t max_model_len = 0;
@@ -171,7 +181,7 @@ std::vector<int32_t> FakeContinuation(const Request& request,
                                       uint32_t sample_index,
                                       const FakeModelLimits& limits);
 
-// The log probability that the fake executor reports for `token` after
+// Returns the log probability that the fake executor reports for `token` after
 // `prefix`.
 float FakeLogprob(absl::Span<const int32_t> prefix, int32_t token);
 

@@ -1,4 +1,4 @@
-// The fake executor's checks of evictions. Scheduler tests rely on them.
+// Tests the fake executor's checks of evictions, on which scheduler tests rely.
 #include "worker/testing/fake_executor.h"
 
 #include "base/status_matchers.h"
@@ -13,7 +13,8 @@ using ::testing::HasSubstr;
 
 class FakeEvictionTest : public ::testing::Test {
  protected:
-  // Sequence 1 runs 10 tokens in pages 0, 1, 2 of both groups. Group 0 evicts.
+  // Runs 10 tokens of sequence 1, in pages 0, 1 and 2 of both page groups. Only
+  // group 0 evicts.
   void SetUp() override {
     StepPlan plan = Step(10, 0, 0);
     for (uint32_t group : {0U, 1U}) {
@@ -38,7 +39,7 @@ class FakeEvictionTest : public ::testing::Test {
     return plan;
   }
 
-  // Keeps 6 of 10 slots.
+  // A valid eviction, which keeps 6 of 10 slots.
   static SlotEviction Sound() {
     SlotEviction eviction;
     eviction.set_sequence_id(1);
@@ -62,40 +63,42 @@ class FakeEvictionTest : public ::testing::Test {
                   {.num_pages = 8}}}};
 };
 
-TEST_F(FakeEvictionTest, TokensFollowTheKeptSlots) {
+TEST_F(FakeEvictionTest, NewTokensMustFollowTheKeptSlots) {
   StepPlan plan = Step(1, 10, 6);
   *plan.add_evictions() = Sound();
   KVASIR_EXPECT_OK(executor_.Execute(plan).status());
-  EXPECT_THAT(executor_.Execute(Step(1, 11, 11)).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("physical start 11 of group 0, want 7")));
+  EXPECT_THAT(
+      executor_.Execute(Step(1, 11, 11)).status(),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("physical start in page group 0 is 11, must be 7")));
 }
 
-TEST_F(FakeEvictionTest, TheGroupMustEvict) {
+TEST_F(FakeEvictionTest, AnEvictionInAPageGroupThatDoesNotEvictIsRefused) {
   SlotEviction eviction = Sound();
   eviction.set_page_group(1);
   ExpectRefused(eviction, "evicts from page group 1");
 }
 
-TEST_F(FakeEvictionTest, AnEvictionMustKeepSomeSlotsAndEvictSome) {
+TEST_F(FakeEvictionTest, AnEvictionThatKeepsAllSlotsIsRefused) {
   SlotEviction eviction = Sound();
   eviction.set_kept_slots(10);
   ExpectRefused(eviction, "keeps 10 of 10 slots");
 }
 
-TEST_F(FakeEvictionTest, TheTableMustBeTheSequences) {
+TEST_F(FakeEvictionTest,
+       AnEvictionThatNamesOtherPagesThanTheSequencesTableIsRefused) {
   SlotEviction eviction = Sound();
   eviction.set_pages(1, 3);
-  ExpectRefused(eviction, "its table holds 10 at 10");
+  ExpectRefused(eviction, "its table holds 10 slots after 10 tokens");
 }
 
-TEST_F(FakeEvictionTest, PagesMustHoldTheSlotsAndNoMore) {
+TEST_F(FakeEvictionTest, AnEvictionWithMorePagesThanItsSlotsNeedIsRefused) {
   SlotEviction eviction = Sound();
   eviction.add_pages(3);
-  ExpectRefused(eviction, "evicts from 4 pages, want 3");
+  ExpectRefused(eviction, "evicts from 4 pages, must be 3");
 }
 
-TEST_F(FakeEvictionTest, ASequenceThatHasEndedMayBeCompacted) {
+TEST_F(FakeEvictionTest, SlotsOfASequenceThatHasEndedMayBeEvicted) {
   SlotEviction eviction = Sound();
   eviction.set_sequence_id(9);
   StepPlan plan = Step(1, 10, 10);
@@ -105,10 +108,12 @@ TEST_F(FakeEvictionTest, ASequenceThatHasEndedMayBeCompacted) {
   KVASIR_EXPECT_OK(executor_.Execute(plan).status());
 }
 
-TEST_F(FakeEvictionTest, EarlierCopiesMustBeInTheStep) {
+TEST_F(FakeEvictionTest, AnEvictionAfterMoreCopiesThanTheStepHasIsRefused) {
   SlotEviction eviction = Sound();
   eviction.set_after_page_copies(1);
-  ExpectRefused(eviction, "evicts after 1 copies, 0 of 0 are done");
+  ExpectRefused(
+      eviction,
+      "its eviction comes after 1 page copies, must come after 0 to 0");
 }
 
 }  // namespace

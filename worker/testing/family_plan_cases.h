@@ -1,5 +1,5 @@
-// Test support: compression plans for tiny models (tiny_rank.h) of other
-// families, and with a sliding window.
+// Test support: compression plans for tiny models (tiny_rank.h) of families
+// other than Llama, and for models with a sliding window.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace kvasir::worker {
 
-// A plan and its model.
+// A plan and the model that it is for.
 struct FamilyCase {
   model::ModelShape shape;
   PlanCase plan_case;
@@ -17,8 +17,8 @@ struct FamilyCase {
 
 namespace plan_cases {
 
-// Groups over all 8 dims of a head; kStill over the 4 dims that do not rotate
-// in GPT-NeoX.
+// Groups of low_rank parts. kTwo and kAll are for all 8 dims of a head, kStill
+// for the 4 dims that do not rotate in GPT-NeoX.
 inline constexpr char kTwo[] =
     R"({"heads":[0,2],"rank":9},{"heads":[3,1],"rank":6})";
 inline constexpr char kAll[] = R"({"heads":[0,1,2,3],"rank":16})";
@@ -32,13 +32,14 @@ inline constexpr char kMean[] = R"(,"mean":true)";
 std::string TokenCodes(const std::string& bits, const std::string& rest = "");
 std::string BasisCodes(const std::string& bits);
 
-// Stores one of the two pairs of each head.
+// A rope_pairs part that stores one of the two rotation pairs of each head.
 std::string OnePair(const std::string& use, const std::string& stored,
                     const std::string& codec = kTyped);
 
 }  // namespace plan_cases
 
-// Plans of each family, and some plans of each kind with a sliding window.
+// Plans for each family, and for a model with this sliding window some plans of
+// each kind.
 std::vector<FamilyCase> FamilyCases(int64_t sliding_window);
 
 }  // namespace kvasir::worker

@@ -20,7 +20,7 @@ using kvasir::v1::StepResult;
 constexpr int32_t kVocab = 517;
 constexpr int64_t kPageTokens = 16;
 
-// A shape that can be split over 2 ranks.
+// The shape of the small model, which can be split over 2 ranks.
 model::ModelShape Shape() {
   return {.name = "graph-test",
           .num_layers = 1,
@@ -42,12 +42,12 @@ std::vector<int32_t> Ids(int32_t count, int32_t first) {
   return ids;
 }
 
-// Adds page copies to steps, and keeps each result.
+// An executor that adds page copies to steps, and keeps each result.
 class CopyingExecutor final : public Executor {
  public:
   explicit CopyingExecutor(Executor* executor) : executor_(*executor) {}
 
-  // Copies a page with the next step, in every page group.
+  // Copies a page in every page group, as part of the next step.
   void CopyPage(int32_t from, int32_t to, uint32_t groups) {
     for (uint32_t group = 0; group < groups; ++group) {
       kvasir::v1::PageCopy& copy = copies_.emplace_back();
@@ -76,7 +76,7 @@ class CopyingExecutor final : public Executor {
   std::vector<std::string> results_;
 };
 
-// Also reports the log probabilities of twenty ids.
+// A greedy sample that also reports the log probabilities of twenty ids.
 SampleRequest WithTwentyLogprobs() {
   SampleRequest sample = GreedySample();
   sample.set_num_logprobs(20);
@@ -118,7 +118,7 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
     if (after_step) after_step();
     return absl::OkStatus();
   };
-  // Decodes the tokens that the last step sampled.
+  // Runs `times` decode steps of the sequences `ids`.
   const auto decode = [&](absl::Span<const uint64_t> ids, int times,
                           const SampleRequest& sample) -> absl::Status {
     std::vector<DirectStep> steps;
@@ -135,18 +135,20 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
                               {.sequence_id = 2,
                                .token_ids = prompts[1],
                                .sample = WithTwentyLogprobs()}}));
-  // The fourth token of sequence 1 is in another page.
+  // In these 4 steps sequence 1 grows into a new page.
   KVASIR_RETURN_IF_ERROR(
-      decode({1, 2}, 4, WithTwentyLogprobs()));  // +1 captured, 3 replayed
-  // A prompt of one token still counts as a prompt.
+      decode({1, 2}, 4, WithTwentyLogprobs()));  // 1 capture, 3 replays
+  // A step with a prompt of one token does not count as decode only.
   KVASIR_RETURN_IF_ERROR(
       run({{.sequence_id = 3,
             .token_ids = prompts[2],
             .sample = WithTwentyLogprobs()},
            {.sequence_id = 1, .sample = WithTwentyLogprobs()},
            {.sequence_id = 2, .sample = WithTwentyLogprobs()}}));
-  KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 2, WithTwentyLogprobs()));  // +1, 1
-  // Another count in the same bucket, then the first count again.
+  // 1 capture, 1 replay
+  KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 2, WithTwentyLogprobs()));
+  // Four sequences, which have the same padded sizes as three; then three
+  // again.
   KVASIR_RETURN_IF_ERROR(
       run({{.sequence_id = 4,
             .token_ids = prompts[1],
@@ -155,18 +157,20 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
            {.sequence_id = 2, .sample = WithTwentyLogprobs()},
            {.sequence_id = 3, .sample = WithTwentyLogprobs()}}));
   KVASIR_RETURN_IF_ERROR(
-      decode({1, 2, 3, 4}, 2, WithTwentyLogprobs()));  // +1, 1
+      decode({1, 2, 3, 4}, 2, WithTwentyLogprobs()));  // 1 capture, 1 replay
   runner.Release(4);
-  KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 1, WithTwentyLogprobs()));  // 1
+  // 1 replay
+  KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 1, WithTwentyLogprobs()));
   runner.Release(2);
-  // As many sequences as before, but other ones.
-  KVASIR_RETURN_IF_ERROR(decode({3, 1}, 1, WithTwentyLogprobs()));  // 1
-  // Copies to the last page of the pool, which no sequence has.
+  // As many sequences as in an earlier step, but different ones.
+  KVASIR_RETURN_IF_ERROR(decode({3, 1}, 1, WithTwentyLogprobs()));  // 1 replay
+  // A step with page copies is not captured. The copy goes to the pool's last
+  // page, which no sequence uses.
   executor.CopyPage(0, static_cast<int32_t>(rank.pages()[0] - 1),
                     static_cast<uint32_t>(rank.pages().size()));
-  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, WithTwentyLogprobs()));  // op by op
-  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, WithTwentyLogprobs()));  // 1
-  // Other counts of most likely ids and of histories.
+  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, WithTwentyLogprobs()));  // no graph
+  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, WithTwentyLogprobs()));  // 1 replay
+  // Samples with other numbers of most likely ids and of histories.
   SampleRequest demanding = GreedySample();
   demanding.set_temperature(0.7f);
   demanding.set_seed(5);
@@ -177,17 +181,19 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
   demanding.mutable_logit_bias(0)->set_bias(2.0f);
   demanding.set_history_reset(true);
   demanding.add_prompt_history(3);
-  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 2, demanding));  // +1, 1
-  // The blob outgrows its memory and moves.
+  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 2, demanding));  // 1 capture, 1 replay
+  // A history of 65536 tokens, so that the blob outgrows its memory and moves.
   for (int32_t i = 0; i < 1 << 16; ++i)
     demanding.add_prompt_history(i % kVocab);
-  // counts as a first one
+  // All graphs are forgotten, so this step counts as the first of its sizes.
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));
   demanding.clear_prompt_history();
-  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));             // +1, 1
-  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 2, WithTwentyLogprobs()));  // +1, 1
+  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));  // 1 capture, 1 replay
+  // 1 capture, 1 replay
+  KVASIR_RETURN_IF_ERROR(decode({1, 3}, 2, WithTwentyLogprobs()));
   runner.Release(3);
-  KVASIR_RETURN_IF_ERROR(decode({1}, 3, WithTwentyLogprobs()));  // +1, 2
+  // 1 capture, 2 replays
+  KVASIR_RETURN_IF_ERROR(decode({1}, 3, WithTwentyLogprobs()));
   return executor.results();
 }
 

@@ -1,6 +1,6 @@
-// Test support: steps of a small model that exercise graphs. Batches grow and
-// shrink, sequences end, contexts cross pages, prompts and page copies come
-// between, and later samples ask for more.
+// Test support: steps of a small model that exercise captured graphs. Batches
+// grow and shrink, sequences end, contexts grow into new pages, prompts and
+// page copies come in between, and later samples ask for more results.
 #pragma once
 
 #include <cstddef>
@@ -25,11 +25,11 @@ struct GraphRank {
 };
 absl::StatusOr<std::unique_ptr<Rank>> MakeGraphRank(const GraphRank& options);
 
-// Runs the steps and returns the result of each, with all bits. `after_step` is
-// called after each. The first kFewGraphSteps steps make one capture and three
-// replays. All steps make kGraphCaptures captures and kGraphReplays replays.
-// Two of them are captured twice, because the blob outgrew its memory in
-// between.
+// Runs the steps, at most `most_steps`, and returns the serialized result of
+// each. Calls `after_step` after each step. The first kFewGraphSteps steps make
+// one capture and three replays. All steps make kGraphCaptures captures and
+// kGraphReplays replays. Some sizes are captured twice, because the blob
+// outgrew its memory in between.
 inline constexpr int64_t kGraphCaptures = 7;
 inline constexpr int64_t kGraphReplays = 13;
 inline constexpr size_t kAllGraphSteps = 100;

@@ -1,4 +1,4 @@
-// Test support: the scheduler and the real executor of one worker on a tiny
+// Test support: one worker, with its scheduler and the real executor on a tiny
 // model, and requests of every kind.
 #pragma once
 
@@ -22,13 +22,14 @@ struct Conditions {
   int64_t page_tokens = 16;
   uint32_t max_num_seqs = 16;
   uint32_t max_batched_tokens = 64;
-  // Token pages of each page group, and the same for the host pool.
+  // The number of pages in each page group of the pool, and of the host pool.
   int64_t pages = 256;
   int64_t host_pages = 0;
   bool one_at_a_time = false;
   bool deterministic = true;
   kernels::CpuBackend backend = kernels::CpuBackend::kSimd;
-  // above 0: the reference device, with pages in granules
+  // Above 0: the worker runs on the reference CPU device, with pages that are
+  // divided into granules of this size.
   int64_t granule_bytes = 0;
   uint32_t max_model_len = kMaxLen;
   std::function<void(const LogitsRow&)> logits_tap;
@@ -43,8 +44,9 @@ struct Sample {
 // Model, cache and scheduler of one worker.
 class Worker {
  public:
-  // `sliding_window` is that of layer 1 only; 0: none. Without `plan_case` the
-  // plan keeps full rank. `dtype` is the type that the case stores numbers in.
+  // `sliding_window` applies only to layer 1; 0: none. Without `plan_case` the
+  // plan is full rank. `dtype` is the type in which the plan case stores
+  // numbers.
   Worker(const Conditions& conditions, int64_t sliding_window,
          const PlanCase* plan_case = nullptr,
          const model::ModelShape& shape = TinyShape(),
@@ -54,17 +56,19 @@ class Worker {
          const kvasir::v1::KvPlan& plan, WeightSource* source);
   ~Worker();
 
-  // Runs the requests and returns all samples of all of them, in order.
+  // Runs the requests and returns the samples of all of them, in the order of
+  // the requests.
   std::vector<Sample> Run(const std::vector<Request>& requests);
 
-  // Returns the samples of requests 0, 2, .... The other requests are aborted:
-  // half of them in their prompt and during a step, half in their output and
-  // between steps.
+  // Runs the requests but aborts every other one: requests 1, 5, ... in their
+  // prompt, during a step; requests 3, 7, ... in their output, between steps.
+  // Returns the samples of the requests that were not aborted.
   std::vector<Sample> RunAndAbortOdd(const std::vector<Request>& requests);
 
   cache::KvCacheStats stats() const { return cache_->Stats(); }
-  // Steps that were planned while the step before them ran. That is every
-  // possible one, except when requests run one at a time.
+  // The number of steps that were planned while the previous step ran. Finish
+  // plans ahead whenever that is possible, except if requests run one at a
+  // time.
   int64_t steps_ahead() const { return steps_ahead_; }
   bool can_run_ahead() const { return cache_->can_run_ahead(); }
   Rank& rank() { return *rank_; }
@@ -75,9 +79,11 @@ class Worker {
   void Start(const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
              WeightSource* source);
   std::shared_ptr<RecordingSink> Add(const Request& request);
-  // Runs steps until nothing is left. `look` is called during and after each.
+  // Runs steps until no request is left. Calls `look` during each step and
+  // after it.
   void Finish(const std::function<void(bool during_step)>& look = [](bool) {});
-  // The samples of requests that have ended. Checks that they hold no page.
+  // Returns the samples of requests that have ended. Checks that no page is in
+  // use.
   std::vector<Sample> SamplesOf(const Sinks& sinks);
 
   const Conditions conditions_;

@@ -14,7 +14,7 @@
 namespace kvasir::worker {
 namespace {
 
-// Runs an op with the CPU's reference kernel.
+// Enqueues an op that the host runs with the CPU's reference kernel.
 template <auto kReference, typename Args>
 void OnHost(const Args& args, kernels::Launcher& launcher) {
   static const int kFunction = 0;

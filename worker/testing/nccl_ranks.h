@@ -1,5 +1,5 @@
-// Test support for NCCL without a GPU: ranks as threads over the fake library
-// that KVASIR_FAKE_NCCL_LIBRARY names (worker/ranks/nccl/testing/fake_nccl.cc).
+// Test support for NCCL without a GPU: ranks that are threads and use the fake
+// library in KVASIR_FAKE_NCCL_LIBRARY (worker/ranks/nccl/testing/fake_nccl.cc).
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace kvasir::worker {
 
-// A rank's device: the CUDA back end over a runtime without a GPU. The host
-// runs the kernels that collectives need. It outlives its collective.
+// A rank's device: the CUDA back end on a fake CUDA runtime. The host runs the
+// kernels that collectives need. Must outlive the rank's collective.
 class HostGpu {
  public:
   HostGpu();
@@ -30,13 +30,14 @@ class HostGpu {
 std::vector<std::unique_ptr<HostGpu>> MakeHostGpus(int64_t size);
 
 std::vector<std::string> FakeNcclLibraries();
-// The number of communicators that exist. An aborted one counts until its
-// enqueued work has ended.
+// The number of communicators in the fake library. An aborted communicator
+// counts until its enqueued work has ended.
 int FakeNcclLive();
-// The number of aborts so far.
+// The number of ncclCommAbort calls so far.
 int FakeNcclAborts();
 
-// Sets KVASIR_FAKE_NCCL for groups that connect while it lives.
+// While it lives, sets KVASIR_FAKE_NCCL to `faults`, for the groups that
+// connect in this time.
 class FakeNcclFaults {
  public:
   explicit FakeNcclFaults(const std::string& faults);
@@ -45,8 +46,8 @@ class FakeNcclFaults {
   FakeNcclFaults& operator=(const FakeNcclFaults&) = delete;
 };
 
-// The result of each rank's Connect. `options` are used except for shard and
-// libraries.
+// Connects a group and returns the result of each rank's Connect. The shard and
+// libraries of `options` are ignored.
 std::vector<absl::StatusOr<std::unique_ptr<Collective>>> ConnectNcclRanks(
     int64_t size, const NcclOptions& options);
 // Connects a group that must connect. If it does not, the test fails and the
@@ -54,7 +55,8 @@ std::vector<absl::StatusOr<std::unique_ptr<Collective>>> ConnectNcclRanks(
 std::vector<std::unique_ptr<Collective>> MakeNcclRanks(
     int64_t size, const NcclOptions& options = {});
 
-// Ends all ranks together, because they wait for each other at the end.
+// Destroys all ranks' collectives, each on a thread, because their destructors
+// wait for each other.
 void EndRanks(std::vector<std::unique_ptr<Collective>>* ranks);
 
 }  // namespace kvasir::worker

@@ -20,7 +20,7 @@ std::string Pairs(const std::string& use, const std::string& stored,
                       "}");
 }
 
-// Two groups, which may have different ranks.
+// A rope_low_rank part with two groups, which may have different ranks.
 std::string Complex(const std::string& use, const std::string& stored,
                     const std::string& first_ranks,
                     const std::string& codec = kTyped) {
@@ -78,7 +78,7 @@ std::string Codes(const std::string& bits, const std::string& rest) {
 }  // namespace plan_cases
 
 std::vector<PlanCase> PlanCases() {
-  using namespace plan_cases;  // NOLINT: this function is of that namespace
+  using namespace plan_cases;  // NOLINT: helpers that make plans
   const std::string two =
       R"({"heads":[0,2],"rank":9},{"heads":[3,1],"rank":6})";
   const std::string pairs =

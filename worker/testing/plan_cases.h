@@ -1,6 +1,6 @@
 // Test support: compression plans of every method for the tiny model of
-// tiny_rank.h (8 query and 4 KV heads of 8 dims, 4 pairs). Both layers are
-// mostly alike.
+// tiny_rank.h (8 query heads and 4 KV heads of 8 dims, 4 rotation pairs). In
+// most plans both layers are alike.
 #pragma once
 
 #include <memory>
@@ -16,33 +16,35 @@ namespace kvasir::worker {
 
 struct PlanCase {
   std::string name;  // letters only, because it is part of a test's name
-  std::string key;   // JSON of the parts
+  std::string key;   // the key parts, as JSON
   std::string value;
-  bool codes = false;      // quantized
+  bool codes = false;      // whether the plan stores codes
   uint32_t key_exact = 0;  // exact window of keys
   uint32_t value_exact = 0;
-  uint32_t sinks = 0;      // exact sinks
-  std::string joint = "";  // instead of both sides' parts
-  // Whether the first layer is stored whole without exact rows. Exact rows of
-  // other layers lie in its arena.
+  // tokens at the beginning of a text that are kept exactly
+  uint32_t sinks = 0;
+  std::string joint = "";  // joint parts, used instead of `key` and `value`
+  // Whether layer 0 is stored at full rank and without exact rows. Exact rows
+  // of other layers then lie in its arena.
   bool first_whole = false;
-  // The eviction of layers that are not whole, like {"budget":20, ...}; empty:
-  // none.
+  // The eviction, like {"budget":20, ...}, of all layers (except layer 0 if
+  // `first_whole`). Empty: no eviction.
   std::string eviction = "";
 };
 
 namespace plan_cases {
 
-// $ stands for the number type
+// A codec of plain numbers. PlanOf replaces $ by the number type.
 inline constexpr char kTyped[] = R"({"dtype":"$"})";
 
-// A joint low_rank part of keys and values, with lifts at run time. `codec` and
-// later arguments are as below.
+// A plan with a joint low_rank part for keys and values, lifted at run time.
+// `groups`, `codec` and `rest` are as in LowRank.
 PlanCase JointCase(const std::string& name, const std::string& groups,
                    const std::string& stored, const std::string& codec,
                    uint32_t exact_window = 0, const std::string& rest = "",
                    uint32_t sinks = 0);
-// `groups` lists {"heads", "rank"} objects.
+// These return the JSON of a part or of a codec. `groups` is a list of
+// {"heads", "rank"} objects; `rest` (",...") is appended to the fields.
 std::string LowRank(const std::string& groups, const std::string& use,
                     const std::string& stored,
                     const std::string& codec = kTyped,
@@ -55,15 +57,15 @@ std::string Runs(const std::vector<std::pair<int, int>>& channels_and_bits,
 
 }  // namespace plan_cases
 
-// Every method, with numbers and with codes.
+// Plans of every compression method, stored as numbers and as codes.
 std::vector<PlanCase> PlanCases();
 
-// The plan of a case, with numbers stored as `dtype` ("BF16").
+// Returns the plan of a case, with numbers stored as `dtype`, like "BF16".
 kvasir::v1::KvPlan PlanOf(const PlanCase& plan_case,
                           const model::DecoderSpec& spec,
                           const std::string& dtype = "BF16");
 
-// A rank with the tiny model and this plan, with random factors.
+// Makes a rank with a tiny model, this plan, and random weights.
 absl::StatusOr<std::unique_ptr<Rank>> MakePlannedRank(
     const PlanCase& plan_case, const RankOptions& options,
     Collective* collective = nullptr, const std::string& dtype = "BF16",

@@ -5,7 +5,7 @@
 namespace kvasir::worker {
 
 std::vector<FamilyCase> PromptLiftCases() {
-  using namespace plan_cases;  // NOLINT: this function is of that namespace
+  using namespace plan_cases;  // NOLINT: helpers that make plans
   const std::string commuting =
       R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],"pairs":[0,1,2,3],)"
       R"("rank_per_pair":[3,1,2,1]}]},"uses":[{"at_runtime":{}}],)"
@@ -13,7 +13,7 @@ std::vector<FamilyCase> PromptLiftCases() {
   const std::string basis = R"({"dtype":"$","basis_static":{}})";
   const std::string full = Full("POST_ROPE");
   const std::string joint = LowRank(kAll, kAtRuntime, "NO_ROPE");
-  // Groups of different ranks, listed out of order.
+  // Values with groups of different ranks, whose heads are not in order.
   const std::string unlike =
       LowRank(R"({"heads":[3,1],"rank":16},{"heads":[0,2],"rank":12})",
               kAtRuntime, "NO_ROPE", kTyped, kMean);

@@ -1,5 +1,5 @@
-// Test support: plans with prompts that lift latents of the tiny models. There
-// is one for each kind of lift and of lifted rows.
+// Test support: plans for the tiny models under which prompts lift latents, for
+// each kind of lift and each kind of stored row.
 #pragma once
 
 #include <vector>

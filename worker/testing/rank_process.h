@@ -1,5 +1,5 @@
-// Test support: ranks as processes that can be killed and stopped. The test's
-// program runs itself with "--rank", followed by the rank's arguments.
+// Test support: ranks that are processes, which a test can kill and stop. The
+// test's program starts itself with "--rank", followed by the rank's arguments.
 #pragma once
 
 #include <sys/types.h>
@@ -12,7 +12,7 @@
 
 namespace kvasir::worker {
 
-// Exit codes of a rank.
+// Exit codes of a rank's process.
 inline constexpr int kDone = 0;
 inline constexpr int kGroupDied = 3;
 inline constexpr int kWrongSum = 4;
@@ -25,12 +25,14 @@ class RankProcess {
   RankProcess(const RankProcess&) = delete;
   RankProcess& operator=(const RankProcess&) = delete;
 
-  // Returns "" at the end.
+  // Reads a line of the process's output, or returns "" at its end.
+  // ReadLastLine reads all lines and returns the last.
   std::string ReadLine();
   std::string ReadLastLine();
   void Write(const std::string& line);
   void Signal(int signal);
-  // The status of waitpid. After ReadLastLine the process has ended.
+  // Waits for the process and returns the status of waitpid. Call it after
+  // ReadLastLine, when the process has closed its output.
   int Wait();
 
  private:
@@ -39,13 +41,13 @@ class RankProcess {
   std::FILE* out_ = nullptr;
 };
 
-// Starts the ranks, each with its rank followed by `arguments`. Exchanges their
-// addresses and waits until each says "connected".
+// Starts `size` ranks, each with its rank number and `arguments` as arguments.
+// Exchanges the ranks' addresses, and waits until each rank prints "connected".
 std::vector<std::unique_ptr<RankProcess>> ConnectRankProcesses(
     int64_t size, const std::vector<std::string>& arguments);
 
-// Expects that the rank's last line is UNAVAILABLE or ABORTED with this text,
-// and that it exits with kGroupDied.
+// Expects that the rank's last line begins with UNAVAILABLE or ABORTED and
+// contains `text`, and that the rank exits with kGroupDied.
 void ExpectGroupDied(RankProcess* rank, const std::string& text);
 
 }  // namespace kvasir::worker

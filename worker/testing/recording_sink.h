@@ -9,7 +9,8 @@
 
 namespace kvasir::worker {
 
-// Threads: called by one thread; read it while nothing runs.
+// Threads: not thread-safe. One thread makes the calls; read the recorded calls
+// only while nothing runs.
 class RecordingSink : public EngineSink {
  public:
   struct Sample {

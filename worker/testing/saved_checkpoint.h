@@ -1,4 +1,4 @@
-// Test support: the random model of a shape, saved as files.
+// Test support: a random model, saved as a checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -12,26 +12,30 @@
 
 namespace kvasir::worker {
 
-// A folder with config.json, model.safetensors and perhaps kv_plan.json. The
-// numbers are those of RandomSource for the shape (a Llama, whose tensors have
-// our names) and the plan.
+// A checkpoint folder with config.json, model.safetensors and, if there is a
+// plan, kv_plan.json. The numbers are those of RandomSource for the shape and
+// the plan. The shape must be a Llama, whose tensors have the same names in
+// files and in RandomSource.
 //
 // Owns: the folder, which is removed with it.
 class SavedCheckpoint {
  public:
-  // `plan` null: no plan file, as for a model fresh from training.
+  // If `plan` is null, there is no plan file, as for a model that has not been
+  // compressed.
   SavedCheckpoint(const model::ModelShape& shape, kernels::DType dtype,
                   const plan::ResolvedPlan* plan = nullptr);
 
   const std::string& folder() const { return folder_.path(); }
-  // Copies a folder without a plan, for a test that damages the copy.
+  // Copies the folder, which must have no plan, so that a test can damage the
+  // copy. Returns the copy's path.
   std::string Copy(const std::string& name) const;
 
  private:
   const base::TempFolder folder_;
 };
 
-// Flips the lowest bit of one number of a tensor in a folder's file.
+// Flips the lowest bit of one number of a tensor in the folder's
+// model.safetensors.
 void FlipNumber(const std::string& folder, const std::string& tensor,
                 int64_t row, int64_t column);
 

@@ -105,7 +105,8 @@ absl::Duration Scenario::Line::Time(const std::string& key,
 
 Scenario::Line Scenario::Parse(std::string_view text) {
   Line line;
-  // `#` also separates a request from its sample, as in a#1.
+  // `#` begins a comment only after a space, because it also separates a
+  // request from its sample, as in a#1.
   std::string kept;
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '#' && (i == 0 || text[i - 1] == ' ')) break;
@@ -196,7 +197,8 @@ void Scenario::RunLine(const Line& line) {
     return clock_.Advance(by);
   }
   const bool run = command == "run";
-  ASSERT_TRUE(run || command == "step") << "no such command: " << command;
+  ASSERT_TRUE(run || command == "step")
+      << "the language has no command \"" << command << "\"";
   int steps = run ? kMaxSteps : 1;
   if (line.words.size() > 1) {
     ASSERT_TRUE(absl::SimpleAtoi(line.words[1], &steps));
@@ -207,7 +209,8 @@ void Scenario::RunLine(const Line& line) {
     if (::testing::Test::HasFailure()) return;
   }
   if (run) {
-    ASSERT_FALSE(scheduler_->has_work()) << "still running";
+    ASSERT_FALSE(scheduler_->has_work())
+        << "the scheduler still has work after the last step of `run`";
   }
 }
 
@@ -282,7 +285,8 @@ void Scenario::Submit(const Line& line) {
   if (has("prompt_logprobs")) sampling.set_prompt_logprobs(0);
   sampling.set_ignore_eos(has("ignore_eos"));
   if (const int64_t emitted = line.Number("emitted", 0); emitted > 0) {
-    // The output that an uninterrupted run would have delivered so far.
+    // A resumed request was sent these ids: the beginning of the output of an
+    // uninterrupted run.
     std::vector<int32_t> ids = FakeContinuation(request, 0, Limits());
     ASSERT_GE(static_cast<int64_t>(ids.size()), emitted);
     ids.resize(static_cast<size_t>(emitted));
@@ -300,8 +304,8 @@ void Scenario::Schedule() {
 }
 
 void Scenario::ScheduleAhead() {
-  ASSERT_NE(plan_, nullptr) << "behind which step?";
-  ASSERT_EQ(ahead_, nullptr) << "there is one";
+  ASSERT_NE(plan_, nullptr) << "`ahead` needs a plan that has not been applied";
+  ASSERT_EQ(ahead_, nullptr) << "a step has already been planned ahead";
   ahead_ = scheduler_->ScheduleAhead();
   NamePlan(ahead_);
 }
@@ -366,7 +370,7 @@ const Scenario::Submitted& Scenario::Of(const std::string& name) const {
     static const Submitted kNone{.request = {},
                                  .sink = std::make_shared<RecordingSink>(),
                                  .refusal = {}};
-    ADD_FAILURE() << "no request " << name;
+    ADD_FAILURE() << "the script submitted no request named " << name;
     return kNone;
   }
   return found->second;
@@ -419,7 +423,7 @@ void Scenario::Expect(const Line& line) {
     EXPECT_EQ(cache_->Stats().sequences, 0);
     EXPECT_EQ(HostPages(), 0);
   } else {
-    FAIL() << "no such expectation: " << what;
+    FAIL() << "the language has no expectation \"" << what << "\"";
   }
 }
 

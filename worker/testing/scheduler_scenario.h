@@ -1,37 +1,42 @@
 // A small language for scheduler tests: one command per line, `#` comments.
 //
-//   pool page_tokens=4 pages=16 side=0 host=0   the cache; before the first
-//                                        submit. Pages have 128 bytes
-//   group pages=8 window=6 host=0        one more page group, with a window
-//     keep=6 every=4                     for pool or group: the slots that each
-//                                        eviction keeps, and how often it comes
+//   pool page_tokens=4 pages=16 side=0 host=0   sets up the cache, before the
+//                                        first submit. Pages have 128 bytes
+//   group pages=8 window=6 host=0        adds a page group with a sliding
+//   window
+//     keep=6 every=4                     for pool or group: an eviction keeps 6
+//                                        slots and comes every 4 tokens
 //   options seqs=4 batch=16 queue=8 len=64 timeout=10s eos=7 copy_rate=4000
 //   submit a prompt=40 max=5 [n=2 prio=1 emitted=3 deadline=5s
 //          queue_timeout=2s seed=9 temp=1 min=2 stop=17 text=b salt=t
 //          logprobs=2 prompt_logprobs penalties attempt=1
-//          budget=0.5]                   the slots to keep, instead of keep
-//   schedule | apply | step [N] | run    plan; execute and apply; both; until
-//                                        the end, at most 10000 steps
-//   ahead                                plan the step after the planned one;
-//                                        an apply then enqueues that plan too
-//                                        before it applies, and keeps it
+//          budget=0.5]                   eviction budget, used instead of keep
+//   schedule | apply | step [N] | run    make a plan; execute and apply it; do
+//                                        both (N times); do both until the end,
+//                                        at most 10000 times
+//   ahead                                make the plan after the current one.
+//                                        The next apply enqueues it before
+//                                        applying; it is then the current plan
 //   abort a | advance 3s
-//   expect running a b#1                 in the order they are served; `none`
-//   expect waiting c                     likewise
-//   expect plan a:1 b:7                  the last step: decodes, then prefills;
-//                                        `none`
-//   expect free 12                       pages, over all groups
-//   expect finished a=length b=stop      every sample; length, stop or abort
-//   expect failed a=DEADLINE_EXCEEDED    or RESOURCE_EXHAUSTED, ...
-//   expect refused a=RESOURCE_EXHAUSTED/retry     the last submit of a
-//   expect output a                      exactly what FakeContinuation returns
-//   expect tokens a 5                    tokens of sample 0 delivered so far
-//   expect tails 2                       pages of tails, over all groups
-//   expect cached a 8 | expect preempted a 2
-//   expect host 3                        pages of the host pool in use
-//   expect moved 4 3                     pages to the host pool, and from it
-//   expect evicted 12                    slots, over all groups
-//   expect idle                          nothing live, every page free
+//   expect running a b#1                 running samples, in the order in which
+//                                        they are served; or `none`
+//   expect waiting c                     waiting samples, in the same form
+//   expect plan a:1 b:7                  tokens in the last plan: decodes, then
+//                                        prefills; or `none`
+//   expect free 12                       free pages, over all page groups
+//   expect finished a=length b=stop      how all samples of a request finished:
+//                                        length, stop or abort
+//   expect failed a=DEADLINE_EXCEEDED    or another status code
+//   expect refused a=RESOURCE_EXHAUSTED/retry     how a's last submit was
+//   refused expect output a                      a's output is that of
+//   FakeContinuation expect tokens a 5                    tokens of sample 0
+//   delivered so far expect tails 2                       pages of tails, over
+//   all page groups expect cached a 8 | expect preempted a 2      counts that
+//   a's finish reports expect host 3                        pages of the host
+//   pool in use expect moved 4 3                     pages copied to the host
+//   pool, and back expect evicted 12                    evicted slots, over all
+//   page groups expect idle                          no live request, every
+//   page free
 //
 // Prompts are made from a text's name (the request's own, or text=): equal
 // names give equal ids, and a shorter prompt is a prefix of a longer one. The
@@ -53,13 +58,16 @@
 
 namespace kvasir::worker {
 
-// Threads: one. Errors: a gtest failure that names the line.
+// Runs scripts of this language on a scheduler with a fake executor.
+//
+// Threads: one.
+// Errors: gtest failures, which name the line of the script.
 class Scenario {
  public:
   Scenario();
   void Run(std::string_view script);
 
-  // A request that was submitted.
+  // The request that the script submitted under this name.
   const Request& request(const std::string& name) const {
     return Of(name).request;
   }
@@ -71,7 +79,7 @@ class Scenario {
  private:
   struct Line {
     std::vector<std::string> words;  // including the key=value words
-    std::map<std::string, std::string> arguments;  // key=value, in `words` too
+    std::map<std::string, std::string> arguments;  // the key=value words
     std::string Argument(const std::string& key,
                          const std::string& otherwise) const;
     int64_t Number(const std::string& key, int64_t otherwise) const;
@@ -110,13 +118,13 @@ class Scenario {
   std::unique_ptr<Scheduler> scheduler_;
   std::map<std::string, Submitted> submitted_;
   const kvasir::v1::StepPlan* plan_ = nullptr;
-  bool plan_runs_ = false;  // it is enqueued
+  bool plan_runs_ = false;  // whether `plan_` is enqueued
   const kvasir::v1::StepPlan* ahead_ = nullptr;
   std::string last_plan_;
 };
 
-// Token ids of a text. Equal names give equal ids, and a shorter text is a
-// prefix of a longer one.
+// Returns the token ids of a text with this name. Equal names give equal ids,
+// and a shorter text is a prefix of a longer one.
 std::vector<int32_t> FakePrompt(std::string_view name, size_t num_tokens,
                                 int32_t vocab_size);
 

@@ -41,8 +41,9 @@ absl::StatusOr<RankAgreement> ThreadAgreement::Agree(size_t rank,
   while (missing()) {
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("rank ", rank, " waits for the offers of others"));
+      return absl::DeadlineExceededError(absl::StrCat(
+          "rank ", rank,
+          " has waited a minute for the offers of the other ranks"));
     }
     offered_.WaitWithTimeout(&mutex_, left);
   }

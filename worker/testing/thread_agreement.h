@@ -1,4 +1,5 @@
-// Test support: the agreement of ranks that are threads of one process.
+// Test support: lets ranks that are threads of one process agree on their pages
+// (RankOptions::agree).
 #pragma once
 
 #include <cstddef>
@@ -14,16 +15,16 @@
 
 namespace kvasir::worker {
 
-// Agrees on the fewest pages and on the weights_id of all tiles. It outlives
-// the ranks.
+// The ranks agree on the smallest offered number of pages, and on the
+// weights_id of the tiles of all ranks. Must outlive the ranks.
 //
 // Threads: any.
 class ThreadAgreement {
  public:
   explicit ThreadAgreement(int64_t size);
 
-  // RankOptions::agree for a rank. Waits until all ranks have made their
-  // offers; DEADLINE_EXCEEDED if one does not within a minute.
+  // Returns RankOptions::agree for a rank. This function waits until all ranks
+  // have made their offers. DEADLINE_EXCEEDED if that takes more than a minute.
   std::function<absl::StatusOr<RankAgreement>(const RankOffer&)> Of(
       int64_t rank);
   // Call it after all ranks have made their offers.

@@ -15,17 +15,20 @@
 
 namespace kvasir::worker {
 
-// 8 query heads, 4 KV heads, 2 layers. It can be split over 2 or 4 ranks.
+// A Llama with 2 layers, 8 query heads and 4 KV heads. Can be split over 2 or 4
+// ranks.
 model::ModelShape TinyShape();
 
-// Tiny models of two families with LayerNorm, biases and a KV head for each
-// query head. In GPT-NeoX half of a head rotates (2 pairs), in OPT nothing.
+// Tiny models of two other families, with LayerNorm, biases and a KV head for
+// each query head. RoPE rotates half of each head (2 pairs) in GPT-NeoX, and
+// nothing in OPT.
 model::ModelShape TinyNeoxShape();
 model::ModelShape TinyOptShape();
-// Each layer sees only this many tokens back.
+// The model of TinyShape, but with this sliding window in each layer.
 model::ModelShape TinyWindowShape(int64_t sliding_window);
 
-// The plan as resolved for a rank, and as the rank runs it.
+// Return the plan as resolved for a rank, and as the rank runs it. If that is
+// not possible, the test fails.
 plan::ResolvedPlan Resolved(const kvasir::v1::KvPlan& plan,
                             const model::DecoderSpec& spec,
                             plan::TpShard shard = {});
@@ -34,9 +37,9 @@ std::shared_ptr<const ServedPlan> Served(const kvasir::v1::KvPlan& plan,
                                          const ServeOptions& options,
                                          plan::TpShard shard = {});
 
-// With KVASIR_TEST_DEVICE=strict the rank runs on a device with memory that the
-// host cannot touch. Any other value ends the test, because it would silently
-// run on the CPU's device.
+// Whether KVASIR_TEST_DEVICE=strict is set: UseTestDevice then makes the rank
+// run on a device whose memory the host cannot touch. Any other value ends the
+// test, which would otherwise silently run on the CPU's usual device.
 bool IsTestDeviceStrict();
 void UseTestDevice(RankOptions* options);
 

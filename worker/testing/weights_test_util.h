@@ -1,5 +1,5 @@
-// Test support: reads loaded weights (on a CPU device, in host memory) and the
-// tensors of a source.
+// Test support: reads numbers of loaded weights, which must be in host memory,
+// and of a source's tensors.
 #pragma once
 
 #include <cstddef>
@@ -16,11 +16,12 @@ namespace kvasir::worker {
 
 float Element(const kernels::PackedMatrix& matrix, int64_t k, int64_t n);
 
-// The tensor as rows of floats.
+// Returns the rows of a source's tensor as floats.
 std::vector<std::vector<float>> Rows(WeightSource& source,
                                      const std::string& name, int64_t columns);
 
-// A source that passes the rows of some tensors through a function.
+// A source that passes all blocks of another source through a function, which
+// may change them.
 class ChangedSource final : public WeightSource {
  public:
   using Change = std::function<absl::Status(

@@ -16,7 +16,8 @@ namespace {
 using kernels::PackedMatrix;
 
 // Everything that is computed from the rows of a basis [width, keys] and from
-// its mean. The mean is read first.
+// its mean. `keys` is the number of dims of all KV heads. The mean is read
+// first.
 struct BasisParts {
   int64_t width = 0;     // R'
   int64_t head_dim = 0;  // D
@@ -28,7 +29,7 @@ struct BasisParts {
   WeightMemory* up_bias = nullptr;     // [Hkv, D], or null
   WeightMemory* lift_bias = nullptr;   // [Hq, D], or null
 
-  // The memories that are not null.
+  // The members of type WeightMemory* that are not null.
   std::vector<WeightMemory*> memory() const {
     std::vector<WeightMemory*> all = {up, value_up, basis_bias, up_bias,
                                       lift_bias};
@@ -37,7 +38,7 @@ struct BasisParts {
   }
   int64_t first_key() const { return heads.kv.first * head_dim; }
 
-  // Adds row r of the basis.
+  // Computes everything that depends on row r of the basis.
   void Add(int64_t r, const float* row) const {
     for (int64_t i = 0; up != nullptr && i < heads.kv.count * head_dim; ++i) {
       up->host_floats()[i * width + r] = row[first_key() + i];
@@ -67,14 +68,15 @@ struct BasisParts {
   }
 };
 
-// Expands the complex lift [2, C] of one head to a matrix of real numbers [2n,
-// 2C], where n is the number of pairs it covers: k = u z.
+// Expands the complex lift u [2, C] of one head to a matrix of real numbers
+// [2n, 2C], which computes the head's key k = u z from the latent z. n is the
+// number of pairs that the lift covers.
 struct RealLift {
   const float* complex = nullptr;
   int64_t num_pairs = 0;     // n
   int64_t num_channels = 0;  // C
   bool interleaved = false;  // the two numbers of a pair lie side by side
-  float* real = nullptr;     // zero before
+  float* real = nullptr;     // filled with zeros by the caller
 
   void Make(const std::vector<int64_t>& channel_place) const {
     for (int64_t c = 0; c < num_channels; ++c) {
@@ -92,7 +94,7 @@ struct RealLift {
   }
 };
 
-// The codes of every token use them, so they must be valid.
+// Checks the scales of static ranges, which the codes of every token use.
 absl::Status CheckScales(const std::string& tensor,
                          const std::vector<RowTake>& takes,
                          const float* scales) {
@@ -102,7 +104,7 @@ absl::Status CheckScales(const std::string& tensor,
       if (scale >= 0) continue;
       return absl::InvalidArgumentError(
           absl::StrCat("tensor ", tensor, ": row ", take.row + i,
-                       ": want a scale of 0 or more, have ", scale));
+                       ": the scale must be 0 or more, is ", scale));
     }
   }
   return absl::OkStatus();
@@ -187,7 +189,7 @@ class AttentionPlanner {
                          &weights_->o_bias);
   }
 
-  // This rank's heads of a vector [heads of the model, d].
+  // Loads this rank's heads of a vector [heads of the model, d].
   absl::Status HeadVector(const std::string& name, int64_t dims,
                           kernels::DevicePtr<const float>* out) {
     const plan::HeadRange& heads = program_.heads.kv;
@@ -228,7 +230,8 @@ class AttentionPlanner {
                              plan::LiftName(part.lift_prefix, latent.index)));
   }
 
-  // The `head_rows` rows that each head has in a latent's lift, as float32.
+  // Makes a job that loads, as float32, the `head_rows` rows that each head has
+  // in a latent's lift.
   absl::StatusOr<WeightJob> FloatLifts(const PartProgram& part,
                                        const LatentProgram& latent,
                                        int64_t head_rows, PartWeights* own) {
@@ -251,7 +254,7 @@ class AttentionPlanner {
     return job;
   }
 
-  // Memory for `head_size` numbers of each head of a latent.
+  // Allocates `head_size` numbers for each head of a latent.
   absl::StatusOr<WeightMemory*> HeadFloats(
       const LatentProgram& latent, int64_t head_size,
       std::vector<kernels::DevicePtr<const float>>* of_head, WeightJob* job) {
@@ -267,8 +270,8 @@ class AttentionPlanner {
     return memory;
   }
 
-  // The complex lifts [heads, 2, C] have one row per head. For prompts they
-  // become matrices of real numbers.
+  // Loads the complex lifts [heads, 2, C], one row per head. Prompts
+  // additionally get them as matrices of real numbers.
   absl::Status ComplexLifts(const KeyProgram& part, PartWeights* own) {
     for (const LatentProgram& latent : part.latents) {
       KVASIR_ASSIGN_OR_RETURN(WeightJob job, FloatLifts(part, latent, 1, own));
@@ -303,8 +306,8 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // One packed matrix for each head, from its [dims, R'] rows of the lift:
-  // kPack for sums of latents, kPackRows for queries.
+  // Loads a packed matrix for each head from the head's [dims, R'] rows of the
+  // lift. `kind` is kPack to lift sums of latents, kPackRows to lift queries.
   absl::Status MatrixLifts(const PartProgram& part, int64_t dims,
                            WeightSink::Kind kind, PartWeights* own) {
     own->lift.resize(static_cast<size_t>(program_.heads.kv.count));
@@ -336,8 +339,8 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // The same rows as float32 for prompts: kPackRows keeps them as stored
-  // (keys), kPack transposes them (values).
+  // Loads the same rows also as float32, for prompts: as stored for keys
+  // (kPackRows), transposed for values (kPack).
   absl::Status PromptLifts(const LatentProgram& latent, int64_t dims,
                            WeightSink::Kind kind, PartWeights* own,
                            WeightJob* job, std::vector<WeightSink>* sinks) {
@@ -369,10 +372,10 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // The basis, as the matrix that makes latents and as each head's lift. `kind`
-  // is kPack for queries, kPackRows for sums of latents, or kFloats
-  // (transposed) for rebuilt keys. Also plans its mean, which is subtracted
-  // before and added after.
+  // Loads the basis twice: as the matrix that makes latents, and as each head's
+  // lift. The lift's `kind` is kPack for queries, kPackRows for sums of
+  // latents, or kFloats (transposed) for rebuilt keys. Also loads the mean,
+  // which is subtracted when latents are made and added when they are lifted.
   absl::Status Basis(const PartProgram& part, WeightSink::Kind kind,
                      PartWeights* own) {
     auto parts = std::make_shared<BasisParts>();
@@ -444,7 +447,7 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // Memory for the basis as each head's lift in prompts.
+  // Allocates memory for the basis as each head's prompt lift.
   absl::Status PromptBasis(const PartProgram& part, bool keys,
                            BasisParts* parts, PartWeights* own) {
     if (!part.prompt_lift.has_value()) return absl::OkStatus();
@@ -459,7 +462,8 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // Reads the mean into `parts`, and allocates what is computed from it.
+  // Plans reading the mean into `parts`, and allocates memory for what is
+  // computed from it.
   absl::StatusOr<TensorRead> BasisMean(const PartProgram& part,
                                        WeightSink::Kind kind,
                                        std::shared_ptr<BasisParts> parts,

@@ -1,5 +1,5 @@
-// Plans the reading of a layer's attention tensors, as the layer's program
-// says.
+// Plans how the attention tensors of a layer are loaded, as the layer's
+// attention program says.
 #pragma once
 
 #include "absl/status/status.h"
@@ -15,9 +15,10 @@ struct AttentionLoad {
   bool first_rank = true;  // only this rank adds the output's bias
 };
 
-// Allocates what `weights->attention` needs and adds the jobs that fill it.
-// Every tensor of the program is read once; tensors that only other ranks use
-// are read for the fingerprint. Returns the errors of `jobs`.
+// Allocates the memory that the program `weights->attention` needs, and adds
+// jobs that fill it. Each tensor of the program is read once; tensors that only
+// other ranks use are read only for the fingerprint of the weights. Returns the
+// errors of `jobs`.
 absl::Status PlanAttention(const AttentionLoad& load, WeightJobs* jobs,
                            LayerWeights* weights);
 

@@ -1,5 +1,5 @@
-// How LoadWeights loads the tensors of a compressed layer, number by number, on
-// one rank and on two.
+// Tests, number by number, how LoadWeights loads the tensors of a compressed
+// layer, on one rank and on two.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -59,8 +59,8 @@ class CountingSource final : public WeightSource {
   std::map<std::string, int> reads_;
 };
 
-// The tiny model (8 query, 4 KV heads of 8, M = 32), its first layer
-// compressed.
+// The tiny model (8 query heads and 4 KV heads of 8 dims, hidden size 32) with
+// a compressed first layer.
 struct Model {
   model::DecoderSpec spec;
   kvasir::v1::KvPlan plan;
@@ -102,7 +102,7 @@ Loaded Load(const Model& model, plan::TpShard shard = {}) {
   loaded.pool = std::make_unique<base::ThreadPool>(1);
   loaded.device = std::make_unique<kernels::CpuDevice>(loaded.pool.get());
   CountingSource source(model.source.get());
-  // Small blocks, so that rows come from several of them.
+  // The read buffer is small, so that a tensor's rows come in several blocks.
   auto weights =
       LoadWeights(model.spec, Served(model.plan, model.spec, {}, shard),
                   &source, loaded.device.get(),
@@ -119,7 +119,8 @@ std::vector<std::vector<float>> Tensor(const Model& model,
   return Rows(*model.source, "model.layers.0.self_attn." + name, columns);
 }
 
-// Groups {0, 2} with rank 6 and {3, 1} with rank 5.
+// A low_rank part: KV heads 0 and 2 share a latent of rank 6, KV heads 3 and 1
+// one of rank 5.
 std::string LowRank(const std::string& lift, const std::string& stored,
                     const std::string& rest = "") {
   return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[0,2],"rank":6},)",
@@ -157,7 +158,7 @@ void ExpectReadOnce(const model::ModelShape& shape, const PlanCase& each) {
     const Loaded loaded = Load(model, shard);
     EXPECT_EQ(loaded.reads.size(), wanted->size());
     EXPECT_THAT(loaded.reads, Each(Pair(::testing::_, 1)));
-    // The counted bytes are those that are allocated.
+    // CountWeightBytes must count exactly the bytes that LoadWeights allocates.
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const int64_t counted,
         CountWeightBytes(model.spec, Served(model.plan, model.spec, {}, shard),
@@ -188,7 +189,7 @@ absl::Status LoadChanged(const Model& model, ChangedSource::Change change) {
       .status();
 }
 
-TEST(AttentionWeightsTest, InvalidRangesAreRefused) {
+TEST(AttentionWeightsTest, InvalidStaticRangesAreRefusedWithTensorRowAndValue) {
   const std::string codec =
       R"("codec":{"bits":{"schedule":[4]},"channel_static":{}}})";
   Model model = MakeModel(R"({"full":{},"stored":"POST_ROPE",)" + codec,
@@ -199,7 +200,7 @@ TEST(AttentionWeightsTest, InvalidRangesAreRefused) {
                                          const WeightBlock& block,
                                          WeightSource::Consumer consume) {
       if (tensor != name + which) return consume(block);
-      // bf16: the upper half of a float32.
+      // A bf16 number is the upper half of a float32.
       std::vector<uint16_t> numbers(static_cast<size_t>(block.num_rows));
       std::memcpy(numbers.data(), block.data,
                   numbers.size() * sizeof(uint16_t));
@@ -225,9 +226,10 @@ TEST(AttentionWeightsTest, InvalidRangesAreRefused) {
   }
 }
 
-// Each tensor becomes something else: a matrix, a vector, a table, or nothing
-// on this rank.
-TEST(AttentionWeightsTest, NumbersThatAreNotFiniteAreRefusedWithTheirPlace) {
+// The changed tensors are loaded in different ways: as matrices, as a vector,
+// and as a table.
+TEST(AttentionWeightsTest,
+     NumbersThatAreNotFiniteAreRefusedWithTensorRowAndColumn) {
   const Model model = MakeModel(kFullKey, kFullValue);
   for (const auto& [named, at_row, at_column] :
        std::vector<std::tuple<std::string, int64_t, int64_t>>{
@@ -236,7 +238,8 @@ TEST(AttentionWeightsTest, NumbersThatAreNotFiniteAreRefusedWithTheirPlace) {
            {"model.layers.1.input_layernorm.weight", 3, 0},
            {"model.embed_tokens.weight", 1236, 0},
            {"lm_head.weight", 40, 9}}) {
-    const std::string& name = named;  // a lambda takes no structured binding
+    // lambdas cannot capture structured bindings
+    const std::string& name = named;
     const int64_t row = at_row;
     const int64_t column = at_column;
     for (const auto& each :
@@ -265,12 +268,12 @@ TEST(AttentionWeightsTest, NumbersThatAreNotFiniteAreRefusedWithTheirPlace) {
           StatusIs(absl::StatusCode::kInvalidArgument,
                    HasSubstr(absl::StrCat(
                        "tensor ", name, ": row ", row, ", column ", column,
-                       ": want a finite number, have ", text))));
+                       ": must be a finite number, is ", text))));
     }
   }
 }
 
-TEST(AttentionWeightsTest, TensorsOfOtherSizesAreRefused) {
+TEST(AttentionWeightsTest, TensorsOfTheWrongSizeAreRefused) {
   const Model model = MakeModel(kFullKey, kFullValue);
   const std::string name = "model.layers.1.self_attn.v_proj.weight";
   const auto with = [&](int64_t columns, int64_t missing_rows) {
@@ -296,18 +299,18 @@ TEST(AttentionWeightsTest, TensorsOfOtherSizesAreRefused) {
                        AllOf(HasSubstr(name), HasSubstr("29 rows"))));
 }
 
-// Plans that the kernels cannot run are refused before a tensor is read.
-TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedBeforeReading) {
+TEST(AttentionWeightsTest,
+     PlansBeyondTheLimitsOfTheKernelsAreRefusedBeforeReading) {
   struct Case {
     model::ModelShape shape;
     std::string key;
     std::string value;
     std::string text;
   };
-  model::ModelShape wide = TinyShape();  // heads of 264
+  model::ModelShape wide = TinyShape();  // heads of 264 dims
   wide.head_dim = 264;
   wide.num_query_heads = wide.num_kv_heads = 4;
-  model::ModelShape widest = wide;  // 32 of these heads: 8448 numbers
+  model::ModelShape widest = wide;  // 32 such heads: 8448 numbers
   widest.num_query_heads = widest.num_kv_heads = 32;
   const std::string basis =
       R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",)"
@@ -319,18 +322,20 @@ TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedBeforeReading) {
                     R"("uses":[{"fold":{}}],"stored":"NO_ROPE","codec":{)"
                     R"("bits":{"schedule":[4]},"per_token":{"group":4},)"
                     R"("param_dtype":"F16"}})",
-                "layer 1 value part 0: runs of codes in a latent: this build "
-                "serves at most 256, have 257"},
+                "layer 1 value part 0: 257 runs of codes in a latent; this "
+                "build "
+                "serves at most 256"},
            Case{widest, kFullKey, basis,
-                "layer 1 value part 0: numbers of a latent: this build serves "
-                "at most 8192, have 8448"},
+                "layer 1 value part 0: 8448 numbers in a latent; this build "
+                "serves "
+                "at most 8192"},
            Case{wide,
                 R"({"low_rank":{)" + groups +
                     R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",)"
                     R"("codec":{"dtype":"BF16"}})",
                 kFullValue,
-                "layer 1 key part 0: numbers of a key that is rebuilt: this "
-                "build serves at most 256, have 264"},
+                "layer 1 key part 0: 264 numbers in a rebuilt key; this "
+                "build serves at most 256"},
        }) {
     SCOPED_TRACE(each.text);
     auto spec = model::SpecOfShape(each.shape);
@@ -357,7 +362,7 @@ TEST(AttentionWeightsTest, PlansBeyondTheKernelsAreRefusedBeforeReading) {
   }
 }
 
-TEST(AttentionWeightsTest, RebuiltKeysHaveALiftPerHead) {
+TEST(AttentionWeightsTest, RebuiltKeysHaveALiftMatrixForEachHead) {
   const Model model = MakeModel(LowRank("reconstruct", "PRE_ROPE"), kFullValue);
   const auto down = Tensor(model, "k_proj.down.weight", kModelDim);
   const std::vector<std::vector<std::vector<float>>> up = {
@@ -372,7 +377,8 @@ TEST(AttentionWeightsTest, RebuiltKeysHaveALiftPerHead) {
     for (int64_t rank = 0; rank < size; ++rank) {
       const Loaded loaded = Load(model, {rank, size});
       const LayerWeights& layer = loaded.layer();
-      // Both groups have a head on each of the two ranks.
+      // With 2 ranks, each rank has a head of both groups, so it loads both
+      // latents.
       ExpectColumns(layer.qkv, 64 / size, down);
       const PartWeights& key = layer.key[0];
       ASSERT_EQ(key.up.size(), 4 / size);
@@ -392,21 +398,23 @@ TEST(AttentionWeightsTest, RebuiltKeysHaveALiftPerHead) {
   }
 }
 
-TEST(AttentionWeightsTest, ValuesLiftedAtRuntimeHaveAMatrixPerHead) {
+TEST(AttentionWeightsTest, ValuesLiftedAtRunTimeHaveALiftMatrixForEachHead) {
   const Model model = MakeModel(kFullKey, LowRank("at_runtime", "NO_ROPE"));
   const auto up = Tensor(model, "v_proj.up.1.weight", 5);
-  const Loaded loaded = Load(model, {1, 2});  // heads 2 and 3
+  const Loaded loaded = Load(model, {1, 2});  // this rank has heads 2 and 3
   const kernels::PackedMatrix& lift = loaded.layer().value.lift[1];
   EXPECT_EQ(lift.k, 5);
   EXPECT_EQ(lift.n, 8);
   EXPECT_EQ(lift.dtype, DType::kBf16);
-  // Head 3 is the second head of group 1.
+  // lift[1] belongs to head 3, the second head of group 1.
   ExpectColumns(lift, 0, {up.begin() + 8, up.end()});
 }
 
-TEST(AttentionWeightsTest, FoldedValuesTakeTheirColumnsOfTheOutput) {
+TEST(AttentionWeightsTest,
+     ARankWithFoldedValuesLoadsTheOutputColumnsOfItsHeads) {
   const Model model = MakeModel(kFullKey, LowRank("fold", "NO_ROPE"));
-  // Two query heads for each KV head; the KV heads have ranks 6, 5, 6, 5.
+  // There are two query heads for each KV head, and the KV heads have ranks 6,
+  // 5, 6, 5: 44 columns in all.
   const auto o = Tensor(model, "o_proj.weight", 44);
   const Loaded loaded = Load(model, {1, 2});
   const kernels::PackedMatrix& own = loaded.layer().o;
@@ -416,7 +424,7 @@ TEST(AttentionWeightsTest, FoldedValuesTakeTheirColumnsOfTheOutput) {
   }
 }
 
-TEST(AttentionWeightsTest, QueriesAreSelectedByTheirPairs) {
+TEST(AttentionWeightsTest, QueryRowsOfTheKeptRotationPairsAreLoaded) {
   std::string heads;
   for (int head = 0; head < 4; ++head) {
     absl::StrAppend(&heads, head == 0 ? "" : ",", R"({"pair_indices":[)",
@@ -431,7 +439,8 @@ TEST(AttentionWeightsTest, QueriesAreSelectedByTheirPairs) {
   const auto k = Tensor(model, "k_proj.weight", kModelDim);
   const Loaded loaded = Load(model, {1, 2});
   const LayerWeights& layer = loaded.layer();
-  // Query heads 4..7 read KV heads 2 (pairs 0, 3) and 3 (pairs 1, 3).
+  // This rank's query heads 4..7 read KV head 2, which keeps pairs 0 and 3, and
+  // KV head 3, which keeps pairs 1 and 3.
   for (int64_t h = 0; h < 4; ++h) {
     const size_t first = h < 2 ? 0 : 1;
     const auto head = static_cast<size_t>(32 + h * 8);
@@ -442,7 +451,8 @@ TEST(AttentionWeightsTest, QueriesAreSelectedByTheirPairs) {
   ExpectColumns(layer.qkv, 16, {k.begin() + 8, k.end()});
 }
 
-TEST(AttentionWeightsTest, AStaticBasisIsAMatrixAndALift) {
+TEST(AttentionWeightsTest,
+     AStaticBasisIsLoadedAsItsMatrixAndAsALiftForEachHead) {
   const std::string codec =
       R"(,"codec":{"bits":{"schedule":[8,4,4,4,2,2,0,0]},)"
       R"("channel_static":{},"basis_static":{}}})";
@@ -466,7 +476,7 @@ TEST(AttentionWeightsTest, AStaticBasisIsAMatrixAndALift) {
       }
       EXPECT_FLOAT_EQ(part.basis_bias.device_address()[r],
                       static_cast<float>(sum));
-      // Heads 2 and 3 are columns 16 to 31.
+      // This rank's KV heads 2 and 3 are columns 16 to 31.
       for (size_t i = 0; i < 16; ++i) {
         const float lift =
             side == "k_proj"
@@ -479,18 +489,18 @@ TEST(AttentionWeightsTest, AStaticBasisIsAMatrixAndALift) {
     for (size_t i = 0; i < 8; ++i) {
       if (side == "k_proj") {
         EXPECT_EQ(part.up_bias.device_address()[8 + i], mean[24 + i][0]);
-      } else {  // query heads 4..7
+      } else {  // this rank's query heads 4..7
         EXPECT_EQ(part.lift_bias.device_address()[i], mean[16 + i][0]);
         EXPECT_EQ(part.lift_bias.device_address()[24 + i], mean[24 + i][0]);
       }
     }
     EXPECT_EQ(part.range_minimum.device_address()[23], -3.0f);
     EXPECT_EQ(part.range_scale.device_address()[0],
-              2.0f);  // 2 bits: four numbers over 6
+              2.0f);  // 2 bits: 4 codes for a range of 6
   }
 }
 
-TEST(AttentionWeightsTest, AnotherPlanGivesAnotherWeightsId) {
+TEST(AttentionWeightsTest, APlanWithOtherTensorsGivesAnotherWeightsId) {
   const Model plain = MakeModel(kFullKey, kFullValue);
   const Model low = MakeModel(kFullKey, LowRank("fold", "NO_ROPE"));
   RandomSource shape(TinyShape(), 1, DType::kBf16);

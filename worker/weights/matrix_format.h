@@ -1,4 +1,4 @@
-// The format in which a device takes a model's matrices.
+// The format in which a device expects a model's matrices.
 #pragma once
 
 #include "kernels/device/device.h"
@@ -12,9 +12,10 @@ struct MatrixFormat {
   static MatrixFormat Of(const kernels::Device& device) {
     return {device.weight_layout(), device.activations()};
   }
-  // The type of a matrix that is stored as `stored`. A GPU's tensor cores need
-  // activations and weights of the same 16-bit type, so the matrix gets the
-  // type of activations there. Elsewhere it keeps its type.
+  // The type in which the device gets a matrix that is stored as `stored`. On a
+  // GPU with 16-bit activations it is the type of activations, because tensor
+  // cores need both operands in the same type. Otherwise the matrix keeps its
+  // type.
   kernels::DType TypeFor(kernels::DType stored) const {
     return layout == kernels::WeightLayout::kRows &&
                    activations != kernels::DType::kF32

@@ -37,8 +37,8 @@ void Widen(const void* data, DType dtype, int64_t count, float* out) {
   });
 }
 
-// One number that is not finite makes every answer useless or, after a codec,
-// wrong but fluent.
+// A single number that is not finite makes every answer useless; or, if a codec
+// hides it, plausible but wrong.
 absl::Status CheckFinite(const WeightBlock& block, DType dtype) {
   const int64_t found = kernels::FirstNotFinite(block.data, dtype,
                                                 block.num_rows * block.columns);
@@ -49,10 +49,11 @@ absl::Status CheckFinite(const WeightBlock& block, DType dtype) {
       dtype, 1, &number);
   return absl::InvalidArgumentError(absl::StrCat(
       "row ", block.first_row + found / block.columns, ", column ",
-      found % block.columns, ": want a finite number, have ", number));
+      found % block.columns, ": must be a finite number, is ", number));
 }
 
-// Rounds float32 to 16 bits. OUT_OF_RANGE if a number becomes infinite.
+// Rounds float32 numbers to a 16-bit type. OUT_OF_RANGE if a number becomes
+// infinite.
 absl::Status Narrow(const float* numbers, int64_t count, DType dtype,
                     uint16_t* out) {
   return kernels::VisitDType(dtype, [&](auto zero) -> absl::Status {
@@ -70,24 +71,24 @@ absl::Status Narrow(const float* numbers, int64_t count, DType dtype,
   });
 }
 
-// Rows of a block on their way into a sink.
+// Rows of a block that are about to be written to a sink.
 struct Rows {
   const char* data = nullptr;
   DType dtype = DType::kF32;
-  int64_t first_column = 0;  // of the tensor
+  int64_t first_column = 0;  // in the tensor
   int64_t columns = 0;
   int64_t first = 0;  // in the tensor
   int64_t count = 0;
-  int64_t to = 0;  // like RowTake::column
+  int64_t to = 0;  // destination; see RowTake::column
 };
 
-// Counts the host memory of running jobs, if the device stages writes.
+// Limits the host memory in which running jobs stage their writes.
 class StagedBytes {
  public:
   explicit StagedBytes(int64_t most) : most_(most) {}
 
-  // Waits until `bytes` fit beside those of other jobs. If there are no others,
-  // they always fit.
+  // Waits until `bytes` fit into the limit together with those of other jobs.
+  // If no other job runs, they always fit.
   void Take(int64_t bytes) {
     base::MutexLock lock(&mutex_);
     while (taken_ > 0 && bytes > most_ - taken_) given_.Wait(&mutex_);
@@ -108,7 +109,7 @@ class StagedBytes {
 
 class JobRunner {
  public:
-  // `staged` is null if the host can write to the device's memory.
+  // `staged` is null if the device does not stage writes.
   JobRunner(WeightSource* source, plan::TpShard shard, kernels::Device* device,
             size_t buffer_bytes, StagedBytes* staged)
       : source_(source),
@@ -130,11 +131,12 @@ class JobRunner {
   }
 
  private:
-  // While it runs, the job writes to host memory.
+  // Maps the job's memory to host memory, runs the job, and hands the memory
+  // back to the device.
   absl::Status RunNow(const WeightJob& job) {
     absl::Status status;
     for (WeightMemory* const memory : MemoryOf(job)) {
-      if (memory->bytes == 0) continue;  // has no memory
+      if (memory->bytes == 0) continue;  // nothing to map
       absl::StatusOr<void*> host = device_->BeginWrite(
           memory->device, static_cast<size_t>(memory->bytes));
       status.Update(host.status());
@@ -216,15 +218,16 @@ class JobRunner {
   static absl::Status CheckColumns(int64_t columns, int64_t want) {
     if (columns == want) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat("rows of ", columns, " numbers, want ", want));
+        absl::StrCat("its rows have ", columns, " numbers, must have ", want));
   }
   static absl::Status CheckRows(int64_t rows, int64_t want) {
     if (rows >= want) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat(rows, " rows, want at least ", want));
+        absl::StrCat("has ", rows, " rows, must have at least ", want));
   }
 
-  // Missing rows would leave gaps in a matrix.
+  // Checks that the tensor has all rows that the sinks take, because missing
+  // rows would leave gaps in a matrix.
   static absl::Status CheckSize(const TensorRead& read,
                                 const MatrixSize& size) {
     KVASIR_RETURN_IF_ERROR(CheckColumns(size.columns, read.columns));
@@ -296,7 +299,7 @@ class JobRunner {
                                    sink.memory->host);
   }
 
-  // The result is valid until the next call.
+  // Returns the rows as float32. The result is valid until the next call.
   const float* Widened(const Rows& rows) {
     const int64_t numbers = rows.count * rows.columns;
     wide_.resize(static_cast<size_t>(numbers));
@@ -436,7 +439,8 @@ absl::StatusOr<int64_t> WeightJobs::ReadBytes() const {
 }
 
 absl::Status WeightJobs::Run(const RunOptions& options) {
-  // Largest first, so that all threads end at about the same time.
+  // Runs the largest jobs first, so that all threads end at about the same
+  // time.
   std::stable_sort(
       jobs_.begin(), jobs_.end(),
       [](const WeightJob& a, const WeightJob& b) { return a.bytes > b.bytes; });

@@ -1,5 +1,5 @@
-// Reads tensors into packed matrices, tables and float32 arrays, on many
-// threads. Each tensor is read once, whatever is made of it.
+// Loads tensors as packed matrices, tables and float32 arrays, on many threads.
+// Each tensor is read only once, even if several things are made of it.
 #pragma once
 
 #include <cstdint>
@@ -20,23 +20,22 @@
 
 namespace kvasir::worker {
 
-// The rows that are taken of a tensor [rows, columns], and their destinations.
+// The rows of a tensor [rows, columns] to load, and their destinations.
 struct TensorRows {
   std::string tensor;
   int64_t columns = 1;
-  // RowTake::column counts columns of a packed matrix, or rows of an array.
+  // RowTake::column is a column of the packed matrix, or a row of the array.
   std::vector<RowTake> takes;
-  // first of the tensor's columns that are taken, for a packed matrix
+  // For a packed matrix: the first of the tensor's columns to load.
   int64_t first_column = 0;
 };
 
-// Device memory that one job fills. While the job runs, `host` is where it
-// writes.
+// Device memory that one job fills. While the job runs, it writes to `host`.
 struct WeightMemory {
-  kernels::DevicePtr<void> device;  // null while bytes are only counted
+  kernels::DevicePtr<void> device;  // null if bytes are only counted
   int64_t bytes = 0;
   void* host = nullptr;
-  bool zeroed = false;  // before the job writes
+  bool zeroed = false;  // filled with zeros before the job writes
 
   kernels::DevicePtr<const float> floats(int64_t begin = 0) const {
     return device.as<const float>() + begin;
@@ -46,22 +45,22 @@ struct WeightMemory {
   }
 };
 
-// The destination of rows of a tensor.
+// A destination of rows of a tensor: what is done with them.
 struct WeightSink {
   enum class Kind {
     kPack,      // row i becomes column i of a packed matrix
     kPackRows,  // row i stays row i of a packed matrix
     kTable,     // copied unchanged
-    kFloats,    // widened to float32, one row after the other
-    kVisit,     // widened, passed to `visit` and not kept
+    kFloats,    // widened to float32, row after row
+    kVisit,     // widened to float32 and passed to `visit`
   };
   // Receives rows [first, first + count) of the tensor, from front to back.
   using Visit =
       std::function<void(int64_t first, int64_t count, const float* numbers)>;
   Kind kind = Kind::kFloats;
   std::vector<RowTake> takes;
-  // For packed matrices: the first column of the tensor that is taken. As many
-  // as the matrix has are taken.
+  // For packed matrices: the first column of the tensor to load. `shape` says
+  // how many columns.
   int64_t first_column = 0;
   kernels::PackedMatrix shape;
   WeightMemory* memory = nullptr;  // null for kVisit
@@ -75,18 +74,18 @@ struct TensorRead {
   std::vector<WeightSink> sinks;
 };
 
-// The work of one thread. Sinks of one matrix may share a panel, so a matrix is
-// never split between threads.
+// Work that one thread does. A matrix is never split between jobs, because its
+// sinks may write to the same panel.
 struct WeightJob {
-  std::vector<TensorRead> reads;  // in this order
-  // Memory that it fills in addition to the sinks' memory.
+  std::vector<TensorRead> reads;  // done in this order
+  // Memory that the job fills besides the sinks' memory.
   std::vector<WeightMemory*> memory;
-  std::function<absl::Status()> finish;  // after all reads; or null
-  int64_t bytes = 0;                     // that it writes
+  std::function<absl::Status()> finish;  // called after all reads; may be null
+  int64_t bytes = 0;                     // bytes that the job writes
 };
 
-// A list of jobs and the memory they fill. A rank reads only the part of each
-// tensor that it needs (weight_reads.h).
+// A list of jobs and the memory that they fill. A rank reads only the part of
+// each tensor that it needs (weight_reads.h).
 //
 // Threads: one until Run.
 // Errors: those of the source and the allocator. INVALID_ARGUMENT for a tensor
@@ -94,13 +93,14 @@ struct WeightJob {
 //   the type it is rounded to. All name the tensor.
 class WeightJobs {
  public:
-  // Only counts the bytes that would be allocated: pointers are null, and the
-  // jobs must not be run.
+  // For counting only: memory is counted but not allocated, all pointers are
+  // null, and the jobs must not be run.
   WeightJobs(WeightSource* source, const MatrixFormat& format,
              plan::TpShard shard = {})
       : source_(source), format_(format), shard_(shard) {}
-  // All pointers outlive the jobs. `buffers` gets the memory, under the tag
-  // "weights". Matrices get the device's format.
+  // For loading. All pointers outlive this object. `buffers` receives the
+  // allocated memory, under the tag "weights". Matrices get the device's
+  // format.
   WeightJobs(WeightSource* source, kernels::Device* device,
              std::vector<kernels::DeviceBuffer>* buffers,
              plan::TpShard shard = {})
@@ -110,36 +110,39 @@ class WeightJobs {
         device_(device),
         buffers_(buffers) {}
 
-  // A matrix [k, n] of several tensors side by side; n is the number of rows
-  // taken. Its type is MatrixFormat::TypeFor of the stored type, or of float32
-  // if the tensors are stored in different types.
+  // Adds a job for a matrix [k, n] in which rows of several tensors become
+  // columns; n is the number of these rows. Its type is MatrixFormat::TypeFor
+  // of the stored type, or of float32 if the tensors are stored in different
+  // types.
   absl::Status Matrix(std::vector<TensorRows> parts, int64_t k,
                       kernels::PackedMatrix* out);
-  // An array of `size` numbers; places without a row are zero.
+  // Adds a job for an array of `size` numbers. Numbers that no row fills are
+  // zero.
   absl::Status Floats(std::vector<TensorRows> parts, int64_t size,
                       kernels::DevicePtr<const float>* out);
-  // Rows of the tensor, unchanged.
+  // Adds a job for a table: rows of the tensor, unchanged.
   absl::Status Table(const std::string& tensor, int64_t first_row, int64_t rows,
                      int64_t columns, kernels::DType* dtype,
                      kernels::DevicePtr<const void>* out);
-  // Reads the tensor only for the fingerprint.
+  // Adds a job that reads the tensor only for the fingerprint of the weights.
   void ReadOnly(const std::string& tensor, int64_t columns);
 
   void Add(WeightJob job) { jobs_.push_back(std::move(job)); }
-  // Memory for one job. The pointer is valid as long as this object.
+  // Allocates memory for one job. The result is valid as long as this object.
   absl::StatusOr<WeightMemory*> Allocate(int64_t bytes);
-  // Memory for a matrix [k, n] of the format's type for this tensor. Sets type,
-  // layout and data.
+  // Allocates memory for `matrix`, whose k and n are set, in the format for
+  // this tensor. Sets the matrix's type, layout and data.
   absl::StatusOr<WeightMemory*> AllocateMatrix(const std::string& tensor,
                                                kernels::PackedMatrix* matrix);
 
   // The bytes that all jobs together read from the source.
   absl::StatusOr<int64_t> ReadBytes() const;
 
-  // Bytes of everything that was allocated, or would have been.
+  // Bytes that were allocated, or that would be if memory is only counted.
   int64_t bytes() const { return bytes_; }
   int64_t matrix_bytes() const { return matrix_bytes_; }
-  // Bytes of matrices whose numbers are rounded to another type.
+  // Bytes of the matrices that are loaded in another type than they are stored
+  // in.
   int64_t rounded_bytes() const { return rounded_bytes_; }
   void CountAsMatrix(int64_t bytes) { matrix_bytes_ += bytes; }
 

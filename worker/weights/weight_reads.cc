@@ -14,15 +14,15 @@ struct Span {
   int64_t end = 0;
 };
 
-// The rank's share of `count` rows or columns in tiles of `tile`, as a range of
-// tiles.
+// The rank's share of `count` rows or columns, as a range of tiles. A tile has
+// `tile` rows or columns.
 Span ShareOf(int64_t count, int64_t tile, plan::TpShard shard) {
   const int64_t tiles = (count + tile - 1) / tile;
   return {tiles * shard.rank / shard.size,
           tiles * (shard.rank + 1) / shard.size};
 }
 
-// The columns that the sinks take of every row.
+// The range of columns that the sinks take.
 Span ColumnsOf(const TensorRead& read, int64_t columns) {
   Span taken = {columns, 0};
   for (const WeightSink& sink : read.sinks) {

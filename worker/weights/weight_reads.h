@@ -1,4 +1,4 @@
-// The parts of a tensor that a rank reads.
+// Decides which parts of a tensor a rank reads.
 #pragma once
 
 #include <vector>
@@ -10,13 +10,14 @@
 
 namespace kvasir::worker {
 
-// The ranges, from front to back and in whole tiles
-// (model/checkpoint/fingerprint.h), that cover what the read's sinks take of a
-// tensor of this size and type, and this rank's share of all tiles. The shares
-// of all ranks cover the tensor, so that every tile is read by somebody. The
-// columns are those that all sinks want in common, otherwise all. There is at
-// least one range, which may have no rows. A group of one reads the whole
-// tensor.
+// Returns the ranges of a tensor of this size and type that the rank reads,
+// from front to back. They consist of whole tiles
+// (model/checkpoint/fingerprint.h). They cover what the sinks of `read` take,
+// and this rank's share of the tiles: the shares of all ranks cover the tensor,
+// so that some rank reads each tile. If all sinks are packed matrices and take
+// only part of the columns, the ranges have only these columns; otherwise they
+// have all columns. There is at least one range, which may have no rows. A
+// group of one rank reads the whole tensor.
 //
 //   rows   |--tile--|--tile--|--tile--|--tile--|
 //   taken      [ ]                     [    ]

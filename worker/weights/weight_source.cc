@@ -45,10 +45,12 @@ absl::Status CheckRange(const ReadRange& range, const MatrixSize& size,
             model::kTileRowBytes / width)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      range.num_rows, " rows from ", range.first_row, " on, of each ",
-      range.num_columns, " numbers from ", range.first_column,
-      " on: want whole tiles of ", size.rows, " rows of ", size.columns));
+  return absl::InvalidArgumentError(
+      absl::StrCat("a range of ", range.num_rows, " rows from row ",
+                   range.first_row, " on, and of ", range.num_columns,
+                   " columns from column ", range.first_column,
+                   " on, does not consist of whole tiles of the tensor [",
+                   size.rows, ", ", size.columns, "]"));
 }
 
 MatrixSize SizeOfRandom(const model::RandomTensor& tensor) {
@@ -154,7 +156,8 @@ absl::StatusOr<std::unique_ptr<RandomSource>> RandomSource::Create(
     const plan::ResolvedPlan& plan, uint64_t seed, kernels::DType dtype) {
   KVASIR_ASSIGN_OR_RETURN(std::vector<model::RandomTensor> tensors,
                           model::RandomTensorsOf(shape, spec, plan));
-  // A model with other tensors gets another name, and so other numbers.
+  // If the plan changes the tensors, the model gets another name, and so other
+  // numbers.
   const auto lines = [](const std::vector<model::RandomTensor>& list) {
     std::set<std::string> all;
     for (const model::RandomTensor& tensor : list) {
@@ -209,7 +212,7 @@ absl::Status RandomSource::Read(const std::string& name, const ReadRange& range,
   if (rows_per_block == 0) {
     return absl::ResourceExhaustedError(
         absl::StrCat("tensor ", name, ": a row has ", row_bytes,
-                     " bytes, the buffer ", buffer.size()));
+                     " bytes, but the buffer has only ", buffer.size()));
   }
   const bool whole_rows = range.num_columns == size.columns;
   std::vector<float> numbers;

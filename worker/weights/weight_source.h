@@ -1,4 +1,4 @@
-// The source of weights: a checkpoint's files, or random numbers.
+// Sources of weights: a checkpoint's files, or random numbers.
 #pragma once
 
 #include <atomic>
@@ -28,8 +28,8 @@ struct MatrixSize {
   int64_t columns = 0;
 };
 
-// A part of a tensor. It begins and ends at corners of tiles, or with the
-// tensor (model/checkpoint/fingerprint.h).
+// A part of a tensor that consists of whole tiles
+// (model/checkpoint/fingerprint.h).
 struct ReadRange {
   int64_t first_row = 0;
   int64_t num_rows = 0;
@@ -43,15 +43,15 @@ struct ReadRange {
 
 // Some rows of a range, in the stored type.
 struct WeightBlock {
-  int64_t first_row = 0;  // in the tensor
+  int64_t first_row = 0;  // row of the tensor
   int64_t num_rows = 0;
   int64_t first_column = 0;
-  int64_t columns = 0;  // all columns of the range
+  int64_t columns = 0;  // as many as the range has
   const void* data = nullptr;
 };
 
-// Tensors have our names in every model family
-// (model/checkpoint/family_tensors.h).
+// Provides tensors by name. Every model family uses the names of Llama's
+// tensors (model/checkpoint/family_tensors.h).
 //
 // Threads: all methods from any thread.
 // Errors: NOT_FOUND for an unknown name. INVALID_ARGUMENT for a range outside
@@ -66,19 +66,22 @@ class WeightSource {
       const std::string& name) const = 0;
   virtual absl::StatusOr<MatrixSize> SizeOf(const std::string& name) const = 0;
 
-  // Calls `consume` with the rows of a range from front to back, in blocks that
-  // fit into `buffer`. RESOURCE_EXHAUSTED if a row does not fit. Reads no other
-  // byte. A range without rows only marks the tensor as one of the weights.
+  // Calls `consume` with the rows of a range, from front to back, in blocks
+  // that fit into `buffer`. Reads nothing outside the range. RESOURCE_EXHAUSTED
+  // if a row does not fit into `buffer`. A range without rows only records that
+  // the tensor belongs to the weights.
   virtual absl::Status Read(const std::string& name, const ReadRange& range,
                             std::span<std::byte> buffer, Consumer consume) = 0;
 
-  // The tiles read so far, in the form that model::CombineWeightTiles takes.
+  // The hashes of the tiles that were read so far, in the form that
+  // model::CombineWeightTiles takes.
   virtual std::string WeightTiles() const = 0;
 };
 
-// `checkpoint` outlives the source. With `missing`, a tensor that the
-// checkpoint lacks is given that type and nothing of it is read: this counts
-// the weights of a plan that is still to be applied.
+// Reads weights from a checkpoint, which must outlive the source. `missing`
+// serves to count the weights of a plan that has not been applied to the
+// checkpoint yet: TypeOf returns it for tensors that the checkpoint lacks.
+// These cannot be read.
 class CheckpointSource final : public WeightSource {
  public:
   explicit CheckpointSource(
@@ -98,9 +101,9 @@ class CheckpointSource final : public WeightSource {
   }
 
  private:
-  // The tiles that were read last from one range.
+  // The tiles of one range, as they were read last.
   struct RangeTiles {
-    int64_t first_row = 0;  // in tiles
+    int64_t first_row = 0;  // counted in tiles
     int64_t first_column = 0;
     model::Tiles tiles;
   };
@@ -112,8 +115,9 @@ class CheckpointSource final : public WeightSource {
   std::map<std::string, std::vector<RangeTiles>> tiles_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A random model of a shape, or of a plan for that shape. The same seed gives
-// the same numbers everywhere.
+// Makes the weights of a random model with this shape, and with the tensors of
+// a plan if one is given. The same seed gives the same numbers on every
+// machine.
 class RandomSource final : public WeightSource {
  public:
   // `shape` must be valid (model::SpecOfShape).

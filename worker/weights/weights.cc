@@ -17,15 +17,15 @@ namespace {
 
 static_assert(plan::kIdsPerPanel == kernels::kPanelColumns);
 
-// Rows [first, first + count) of a tensor as columns from `column` on.
+// Loads only the rows `take` of a tensor.
 TensorRows Slice(std::string tensor, int64_t columns, RowTake take) {
   return {std::move(tensor), columns, {take}};
 }
 
-// Lists the jobs of a model and allocates their memory.
+// Adds the jobs that load a model, and allocates their memory.
 class Planner {
  public:
-  // `weights` must have its plan.
+  // `weights->plan` must be set.
   Planner(const model::DecoderSpec& spec, WeightJobs* jobs,
           ModelWeights* weights)
       : spec_(spec),
@@ -113,7 +113,7 @@ class Planner {
 
   bool HasNormBias() const { return spec_.norm == model::NormKind::kLayerNorm; }
 
-  // A vector of the model's width.
+  // Loads a vector of the model's hidden size.
   absl::Status Vector(std::string tensor,
                       kernels::DevicePtr<const float>* out) {
     const int64_t m = spec_.hidden_size;
@@ -131,7 +131,8 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Only rank 0 adds the bias. The others read it for the fingerprint.
+  // Loads a bias of an output that is summed over ranks. Only rank 0 adds it;
+  // the other ranks read it only for the fingerprint.
   absl::Status SummedBias(const std::string& tensor,
                           kernels::DevicePtr<const float>* out) {
     if (shard_.rank == 0) return Vector(tensor, out);

@@ -25,7 +25,7 @@ using kernels::DType;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A device with the CPU's memory that takes matrices like a GPU.
+// A CPU device that expects matrices in the format of a GPU.
 class RowsDevice final : public kernels::CpuDevice {
  public:
   RowsDevice(base::ThreadPool* pool, DType activations)
@@ -39,7 +39,7 @@ class RowsDevice final : public kernels::CpuDevice {
   const DType activations_;
 };
 
-// A random source that stores some tensors in another type.
+// A random source that stores some tensors in other types than bf16.
 class MixedSource final : public WeightSource {
  public:
   explicit MixedSource(std::map<std::string, DType> types)
@@ -97,7 +97,7 @@ Loaded Load(WeightSource* source, plan::TpShard shard, int threads = 1,
   return loaded;
 }
 
-// A device that stages weights in host memory, and counts that memory.
+// A device that stages writes, and counts the host memory that is staged.
 class StagingDevice final : public kernels::CpuDevice {
  public:
   using CpuDevice::CpuDevice;
@@ -126,8 +126,9 @@ class StagingDevice final : public kernels::CpuDevice {
   int64_t most_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Each thread's largest matrix together would exceed some hosts' memory.
-TEST(WeightsTest, BytesThatAreStagedAreBounded) {
+// Without a limit, the largest matrices of all threads together could exceed a
+// host's memory.
+TEST(WeightsTest, TheHostMemoryThatStagesWeightsIsBounded) {
   RandomSource source(TinyShape(), 1, DType::kBf16);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto spec, model::SpecOfShape(TinyShape()));
   const auto plan = Served(
@@ -142,13 +143,14 @@ TEST(WeightsTest, BytesThatAreStagedAreBounded) {
     KVASIR_EXPECT_OK(weights);
     return device.most();
   };
-  // The largest matrix is staged when no other is, whatever the limit.
+  // With a limit of 1 byte, matrices are staged one at a time, so the most that
+  // is staged is the largest matrix.
   const int64_t largest = most_at(1);
   EXPECT_GT(largest, 1);
   EXPECT_LE(most_at(2 * largest), 2 * largest);
 }
 
-TEST(WeightsTest, EachRankHoldsItsPartOfEveryMatrix) {
+TEST(WeightsTest, EachRankLoadsItsPartOfEveryMatrix) {
   RandomSource source(TinyShape(), 1, DType::kBf16);
   const std::string layer = "model.layers.1.";
   const auto q = Rows(source, layer + "self_attn.q_proj.weight", 32);
@@ -163,12 +165,12 @@ TEST(WeightsTest, EachRankHoldsItsPartOfEveryMatrix) {
       const Loaded loaded = Load(&source, {rank, size});
       const LayerWeights& weights = loaded.weights.layers[1];
       const int64_t q_rows = 64 / size;
-      // 8 ranks: each head on two
+      // With 8 ranks, each of the 4 KV heads is on two ranks.
       const int64_t kv_rows = size == 8 ? 8 : 32 / size;
       const int64_t kv_first = size == 8 ? rank / 2 * 8 : rank * kv_rows;
       const int64_t features = 48 / size;
       ASSERT_EQ(weights.qkv.n, q_rows + 2 * kv_rows);
-      // 1237 ids are 39 panels of 32.
+      // The 1237 ids are 39 panels of 32 ids, which the ranks divide.
       const plan::IdRange& ids = loaded.weights.shard.ids;
       ASSERT_EQ(ids.first, 39 * rank / size * 32);
       ASSERT_EQ(ids.end(),
@@ -206,7 +208,7 @@ TEST(WeightsTest, EachRankHoldsItsPartOfEveryMatrix) {
   }
 }
 
-TEST(WeightsTest, PartsStoredInDifferentTypesAreWidenedExactly) {
+TEST(WeightsTest, TensorsOfDifferentTypesInOneMatrixAreWidenedExactly) {
   const std::string layer = "model.layers.0.self_attn.";
   MixedSource source({{layer + "k_proj.weight", DType::kF16}});
   const auto k = Rows(source, layer + "k_proj.weight", 32);
@@ -219,9 +221,9 @@ TEST(WeightsTest, PartsStoredInDifferentTypesAreWidenedExactly) {
   }
 }
 
-// Tensor cores take x and W of one 16-bit type. A checkpoint of another type
-// once ran number by number.
-TEST(WeightsTest, AGpusMatricesAreOfItsActivationsType) {
+// Tensor cores multiply activations and weights of the same 16-bit type. Once,
+// a checkpoint of another type ran on a slow kernel without tensor cores.
+TEST(WeightsTest, MatricesOnAGpuHaveTheTypeOfItsActivations) {
   const std::string layer = "model.layers.0.self_attn.";
   MixedSource source({{layer + "k_proj.weight", DType::kF32},
                       {layer + "o_proj.weight", DType::kF16}});
@@ -248,7 +250,7 @@ TEST(WeightsTest, AGpusMatricesAreOfItsActivationsType) {
       ASSERT_EQ(Element(weights.o, 5, row), rounded(dtype, o[at][5]));
       ASSERT_EQ(Element(weights.down, 7, row), rounded(dtype, down[at][7]));
     }
-    // The counted bytes are those that are allocated.
+    // CountWeightBytes must count exactly the bytes that LoadWeights allocates.
     auto spec = model::SpecOfShape(TinyShape());
     KVASIR_ASSERT_OK(spec);
     KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -262,23 +264,24 @@ TEST(WeightsTest, AGpusMatricesAreOfItsActivationsType) {
     EXPECT_EQ(
         counted,
         loaded.device->allocator().use(kernels::MemoryTag::kWeights).bytes);
-    // To bfloat16, k (with q and v, as one matrix) and o of one layer are
-    // rounded.
+    // For bfloat16, only layer 0's o_proj and its fused q, k and v are rounded.
+    // For float16, everything except o_proj is.
     EXPECT_EQ(loaded.weights.rounded_bytes,
               dtype == DType::kBf16
                   ? weights.qkv.bytes() + weights.o.bytes()
                   : loaded.weights.matrix_bytes - weights.o.bytes());
   }
-  // With float32 activations the stored type is kept, which products read
-  // exactly.
+  // With float32 activations matrices keep their stored type, because products
+  // read it exactly.
   const Loaded floats = Load(&source, {}, 1, 200, DType::kF32);
-  EXPECT_EQ(floats.weights.layers[0].qkv.dtype, DType::kF32);  // mixed
+  // its tensors have different types
+  EXPECT_EQ(floats.weights.layers[0].qkv.dtype, DType::kF32);
   EXPECT_EQ(floats.weights.layers[0].o.dtype, DType::kF16);
   EXPECT_EQ(floats.weights.layers[0].down.dtype, DType::kBf16);
   EXPECT_EQ(floats.weights.rounded_bytes, 0);
 }
 
-TEST(WeightsTest, AWeightThatDoesNotFitTheActivationsTypeIsNamed) {
+TEST(WeightsTest, AWeightTooLargeForTheActivationsTypeIsRefusedWithItsTensor) {
   RandomSource random(TinyShape(), 1, DType::kF32);
   const std::string large = "model.layers.1.mlp.down_proj.weight";
   ChangedSource source(
@@ -312,7 +315,7 @@ TEST(WeightsTest, AWeightThatDoesNotFitTheActivationsTypeIsNamed) {
   KVASIR_EXPECT_OK(load(DType::kBf16));
 }
 
-TEST(WeightsTest, ThreadsAndBlocksMakeNoDifference) {
+TEST(WeightsTest, ThreadsAndReadBlocksDoNotChangeTheLoadedWeights) {
   RandomSource source(TinyShape(), 1, DType::kBf16);
   const Loaded one = Load(&source, {}, 1);
   const Loaded other = Load(&source, {}, 3, 200);
@@ -353,7 +356,7 @@ TEST(WeightsTest, AModelThatDoesNotDivideAmongRanksIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("47")));
 }
 
-TEST(WeightsTest, AFailingTensorIsNamed) {
+TEST(WeightsTest, TheErrorForAMissingTensorNamesIt) {
   model::ModelShape shape = TinyShape();
   RandomSource source(shape, 1, DType::kBf16);
   shape.num_layers = 3;
@@ -370,7 +373,8 @@ TEST(WeightsTest, AFailingTensorIsNamed) {
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.layers.2.")));
 }
 
-TEST(WeightJobsDeathTest, AJobWithoutBytesLeavesTheDeviceClosed) {
+TEST(WeightJobsDeathTest,
+     AJobWithoutBytesLeavesDeviceMemoryInaccessibleToTheHost) {
   RandomSource source(TinyShape(), 1, DType::kF32);
   base::ThreadPool pool(1);
   const auto device = kernels::MakeStrictDevice(&pool);

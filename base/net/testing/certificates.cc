@@ -55,7 +55,8 @@ void Extend(X509* certificate, X509* issuer, int kind,
   X509_EXTENSION_free(made);
 }
 
-// Signed by `authority`, or by itself if `authority` is empty.
+// Makes a certificate that `authority` signs, or that signs itself if
+// `authority` is empty.
 TestCertificate Make(const TestCertificate& authority,
                      const TestCertificateOptions& options) {
   const Key key(options.rsa_bits == 0

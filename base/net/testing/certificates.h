@@ -1,4 +1,5 @@
-// Certificates that tests make for themselves: the repository contains no key.
+// Makes TLS certificates for tests, so that the repository contains no private
+// key.
 #pragma once
 
 #include <string>
@@ -8,7 +9,7 @@
 
 namespace kvasir::base {
 
-// PEM texts.
+// A certificate and its private key, as PEM texts.
 struct TestCertificate {
   std::string certificate;
   std::string key;
@@ -22,8 +23,8 @@ struct TestCertificateOptions {
   int rsa_bits = 0;  // 0: a key of P-256
 };
 
-// Returns a certificate that signs itself; the names in its options are not
-// used.
+// Each returns the certificate of an authority, which is signed with its own
+// key. The `names` in the options are not used.
 TestCertificate MakeAuthority(const std::string& common_name);
 TestCertificate MakeAuthorityWith(const TestCertificateOptions& options);
 TestCertificate MakeCertificate(const TestCertificate& authority,

@@ -159,7 +159,7 @@ TEST_F(VllmInferenceServiceTest, GarbageIsRefusedWithAText) {
     const grpc::Status status = RawCall(method, std::string(100, '\xff'));
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_EQ(status.error_message(),
-              "want a message of " + method + ", have bytes that are not one");
+              "the bytes are not a valid request of " + method);
   }
   EXPECT_EQ(router_.num_requests(), 0);
   // Gateways probe the kind of server and rely on this code.

@@ -1,5 +1,6 @@
-// The attention of one layer, as its program says: the fused projection, the
-// work on its columns, the cache, and the output projection.
+// Runs the attention of one layer, as the layer's attention program says: the
+// fused projection, the ops on its columns, reads and writes of the cache, and
+// the output projection.
 #pragma once
 
 #include <cstdint>
@@ -31,19 +32,22 @@
 
 namespace kvasir::worker {
 
-// The tokens of a step, as attention sees them. Device memory unless noted.
+// The input of one layer's attention: the tokens of a step. Pointers are device
+// memory unless noted. T is the number of tokens, B of sequences, and M the
+// hidden size.
 struct AttentionInput {
   kernels::DevicePtr<const float> normed;  // [T, M]
-  int64_t num_tokens = 0;                  // T
-  int64_t padded_tokens = 0;  // StepBucket::padded; workspaces depend on it
-  int64_t num_sequences = 0;  // B
-  // The rows of the sequences, in the order of the group's sequences. Rows rise
-  // among prompts, and among output. Host memory; not read while the workspace
-  // counts. [B]
+  int64_t num_tokens = 0;                  // T in shapes
+  int64_t padded_tokens = 0;  // StepBucket::padded; sizes the workspace
+  int64_t num_sequences = 0;  // B in shapes
+  // The rows of each sequence, in the order of `group.sequences`. First rows
+  // ascend among the prompts, and among the sequences that decode. Host memory;
+  // not read while a counting workspace is measured. [B]
   absl::Span<const SequenceRows> rows;
   kernels::DevicePtr<const int64_t> positions;  // [T], logical
-  AttentionBatch group;                         // of the layer's page group
-  // Where the tokens' exact rows are kept, if a side of the layer has some. [T]
+  AttentionBatch group;                         // for the layer's page group
+  // Where each token's exact row is stored, for a side (keys or values) that
+  // keeps exact rows. [T]
   kernels::DevicePtr<const int64_t> key_ring_slots;
   kernels::DevicePtr<const int64_t> value_ring_slots;
   kernels::DevicePtr<float> not_finite;  // KvAppendParams::not_finite
@@ -51,14 +55,14 @@ struct AttentionInput {
   absl::Span<const kernels::AttentionStep> steps;
 };
 
-// Memory for the exact rows of a step's own tokens. One layer uses it at a
-// time.
+// Memory for the exact (uncompressed) rows of the tokens that the step itself
+// adds. The layers take turns to use it.
 struct FreshRows {
   kernels::DevicePtr<char> memory;
   int64_t max_tokens = 0;
 };
 
-// Owns: the ops that are prepared for the layer, with their tables.
+// Owns: the layer's prepared ops and their tables.
 // Threads: one at a time.
 class LayerAttention {
  public:
@@ -75,22 +79,23 @@ class LayerAttention {
     kernels::DevicePtr<const uint64_t> device_rope_steps;
     kernels::HadamardTables* hadamard = nullptr;
     FreshRows fresh;
-    // How the layer evicts slots; null: it does not. Used only by Create.
+    // How the layer evicts slots; null if it evicts none. Used only by Create.
     const plan::ResolvedEviction* eviction = nullptr;
     MassRoom mass;
     int64_t page_tokens = 0;
     bool prompts_as_rows = false;
-    StepProfile* profile = nullptr;  // or null
-    // A counter of the codes that static ranges clamp.
+    StepProfile* profile = nullptr;  // may be null
+    // Counts the codes that static ranges clamp.
     kernels::DevicePtr<int64_t> clamped_codes;
   };
 
-  // One launch of paged_attention.
+  // A prepared launch of the op paged_attention.
   struct Launch {
     LaunchedRows rows = LaunchedRows::kAll;
     kernels::PreparedAttention attention;
     bool lifts_values = false;
-    // Operations for one slot, by KV head. Empty: no operations.
+    // Floating-point operations for one slot, by KV head. Empty if the launch
+    // rebuilds or lifts nothing.
     std::vector<double> rebuild_flops;
     std::vector<double> prompt_lift_flops;
     // Index in AttentionInput::steps. The Decoder sets it.
@@ -98,7 +103,8 @@ class LayerAttention {
   };
 
   static absl::StatusOr<LayerAttention> Create(const Parts& parts);
-  // The kernels for output, and for prompts if they lift nothing.
+  // The attention kernels for sequences that decode; also those for prompts,
+  // unless prompts lift latents.
   const kernels::AttentionKernels& kernels() const {
     return launch_->attention.kernels();
   }
@@ -107,40 +113,44 @@ class LayerAttention {
   // Bytes of FreshRows::memory that the layer needs.
   static int64_t FreshBytes(const KvArenas::Layer& arena, int64_t max_tokens);
 
-  // Writes the tokens' latents into the cache and attends through it. `out` [T,
-  // M] is this rank's summand of the layer's output.
+  // Writes the tokens' latents into the cache and computes their attention over
+  // the cache. `out` [T, M] is this rank's summand of the layer's output; the
+  // sum over ranks is the output.
   absl::Status Run(kernels::Stream& stream, const AttentionInput& input,
                    kernels::DevicePtr<float> out,
                    kernels::Workspace& workspace) const;
 
-  // For a layer that evicts: chooses the slots that stay and moves their
-  // latents to the front (kernels::EvictSelect, kernels::EvictCompact).
+  // Only for a layer that evicts: chooses the slots to keep and moves their
+  // latents to the front of the sequence's pages (kernels::EvictSelect,
+  // kernels::EvictCompact).
   absl::Status Evict(kernels::Stream& stream, const kernels::EvictionRows& rows,
                      const kernels::EvictionStep& step,
                      kernels::Workspace& workspace) const;
 
-  // One launch for all rows, or one for prompts and one for output. The
-  // pointers stay valid.
+  // One launch for all rows; or, if prompts lift latents, one for prompts and
+  // one for sequences that decode. The pointers stay valid as long as this
+  // object.
   std::vector<Launch*> launches() const;
 
-  // Operations that a step does on slots while it reads them.
+  // Floating-point operations of a step that rebuild or lift the slots which it
+  // reads.
   struct SlotWork {
     double rebuild_flops = 0;
     double prompt_lift_flops = 0;
   };
-  // Counts them for a step. Sequences and rows are in the same order. Host
-  // work.
+  // Counts the operations of one step, on the host. `sequences` and `rows` are
+  // in the same order.
   SlotWork WorkOn(absl::Span<const kernels::AttentionSequence> sequences,
                   absl::Span<const SequenceRows> rows) const;
 
  private:
-  // Heads that rotate by the same pairing. One launch.
+  // Heads that RoPE rotates by the same pairing, in one launch.
   struct Turn {
     kernels::RopePairing pairing = kernels::RopePairing::kHalfSplit;
     std::vector<kernels::RopeHead> queries;
     std::vector<kernels::RopeHead> keys;
-    // Used instead of the lists if whole heads lie side by side and rotate all
-    // pairs.
+    // Used instead of `queries` and `keys` if whole heads lie side by side and
+    // all their pairs rotate.
     kernels::RopeTensor whole_queries;
     kernels::RopeTensor whole_keys;
     int64_t whole_query_column = 0;
@@ -163,7 +173,8 @@ class LayerAttention {
     std::optional<kernels::PreparedHadamard> hadamard;
     std::optional<kernels::PreparedHadamard> query_hadamard;
   };
-  // The exact rows of a part. No groups if its side has none.
+  // The exact rows of a part. `fresh_groups` is empty if the part's side keeps
+  // no exact rows.
   struct Exact {
     std::vector<kernels::LatentGroup> fresh_groups;
     kernels::ExactRows rows;
@@ -175,7 +186,7 @@ class LayerAttention {
     std::optional<kernels::PreparedLift> lift;
     std::vector<int64_t> lifted_column;  // [Hq]
   };
-  // The rows of a step's tokens.
+  // Activations of a step's tokens, one row of `stride` numbers per token.
   struct Rows {
     kernels::DevicePtr<float> row;  // [T, row_columns] activations
     int64_t stride = 0;
@@ -193,8 +204,8 @@ class LayerAttention {
   void MakeRebuild(const KeyProgram& part, const PartWeights& weights,
                    Key* key);
   absl::Status MakeValue();
-  // Enqueues a product of rows with a weight, in the device's type of
-  // activations.
+  // Enqueues the product of activation rows with a weight matrix, in the
+  // device's type of activations.
   absl::Status Matmul(kernels::Stream& stream, kernels::MatmulParams params,
                       kernels::Workspace& workspace) const;
   absl::Status PrepareHadamard(
@@ -203,7 +214,8 @@ class LayerAttention {
   void PlaceExact();
   absl::Status PrepareAppends();
   absl::Status PrepareEviction();
-  // For prompts with their lifts, or for output.
+  // Prepares the launch for all rows, for prompts (with their lifts), or for
+  // sequences that decode.
   absl::StatusOr<std::unique_ptr<Launch>> MakeLaunch(LaunchedRows rows) const;
 
   absl::Status Project(kernels::Stream& stream, const AttentionInput& input,
@@ -214,7 +226,8 @@ class LayerAttention {
   absl::Status MakeLatents(kernels::Stream& stream, const PartProgram& part,
                            const PartWeights& weights, const Rows& rows,
                            kernels::Workspace& workspace) const;
-  // Calls `call` for each run of rows that read the part in absorbed form.
+  // Calls `call` for each run of consecutive rows that attend to the part's
+  // latents in absorbed form, without a prompt lift.
   absl::Status ForAbsorbedRows(
       const PartProgram& part, const AttentionInput& input,
       const kernels::Workspace& workspace,
@@ -234,7 +247,8 @@ class LayerAttention {
   // The parts of the cache: those of the keys, then the value.
   size_t num_parts() const { return keys_.size() + 1; }
   bool is_key(size_t part) const { return part < keys_.size(); }
-  // How a part's latents in the rows are appended to `to`.
+  // Parameters that append a part's latents, taken from the token rows, to
+  // `to`.
   kernels::KvAppendPart Appended(size_t part,
                                  const kernels::LatentPart& to) const;
   kernels::ExactSlots ExactSlotsOf(int64_t ring) const;
@@ -243,11 +257,11 @@ class LayerAttention {
     return is_key(part) ? parts_.arena->key[part].unit_of_group
                         : parts_.arena->value.front().unit_of_group;
   }
-  // The result of attention for each row: sums of latents (absorbed), or values
-  // if they are lifted before or after attention.
+  // The result of attention for each token: a weighted sum of latents, and a
+  // value if latents are lifted before or after attention.
   struct Sums {
     Rows latents;
-    Rows values;  // no memory: the output projection takes the latents
+    Rows values;  // null if the output projection reads `latents`
   };
   absl::Status Attend(kernels::Stream& stream, const AttentionInput& input,
                       const Rows& rows, const Sums& sums,
@@ -262,27 +276,30 @@ class LayerAttention {
 
   Parts parts_;
   kernels::Activations activations_;  // the device's type of activations
-  kernels::RopePairing pairing_;      // the model's
-  // While turns are prepared: the angle by which each number of a head rotates,
-  // in the form that the op takes.
+  kernels::RopePairing pairing_;      // the model's pairing
+  // Used while `turns_` are prepared: for each number of a head, the angle by
+  // which it rotates, in the form that the op takes.
   std::vector<std::vector<int32_t>> pair_tables_;
-  // Moving a vector keeps its memory, so views into it stay valid.
+  // Views point into these vectors. They stay valid when this object moves,
+  // because a moved vector keeps its memory.
   std::vector<Rotate> turns_;
   std::vector<Key> keys_;
   Value value_;
   std::vector<Exact> exact_;  // [parts]
   std::optional<kernels::PreparedKvAppend> append_;
   std::optional<kernels::PreparedKvAppend> append_fresh_;
-  // Copy the rows that later steps read as exact rows into the side pages.
+  // Ops that copy rows into the side pages, from which later steps read them as
+  // exact rows.
   std::optional<kernels::PreparedKvAppend> keep_keys_;
   std::optional<kernels::PreparedKvAppend> keep_values_;
   std::optional<kernels::PreparedEviction> eviction_;
-  bool rolling_ = false;  // positions are slots
+  bool rolling_ = false;  // keys rotate by slot number, not by text position
   std::unique_ptr<Launch> launch_;
-  std::unique_ptr<Launch> prompt_launch_;  // null: prompts lift nothing
+  std::unique_ptr<Launch> prompt_launch_;  // null if prompts lift nothing
 };
 
-// The range of a step's sequences that a launch covers. Prompts come first.
+// The range of a step's sequences that a launch covers. A step lists prompts
+// before sequences that decode.
 struct SequenceRange {
   int64_t first = 0;
   int64_t count = 0;

@@ -22,7 +22,8 @@ kernels::RopePairing PairingOf(model::RopePairing pairing) {
              : kernels::RopePairing::kInterleaved;
 }
 
-// A part's view of its pages, with the ranges that are not stored in pages.
+// Returns a part's view of its pages, completed with the static ranges, which
+// are not stored in pages.
 kernels::LatentPart Latents(const KvArenas::Part& arena,
                             const PartWeights& weights) {
   kernels::LatentPart latents = arena.latents;
@@ -31,8 +32,8 @@ kernels::LatentPart Latents(const KvArenas::Part& arena,
   return latents;
 }
 
-// Program and pages are computed independently of each other. Their latents
-// must have the same columns.
+// Checks that the attention program and the page layout, which are computed
+// separately, give the latents the same columns.
 void CheckAlike(const PartProgram& part, const KvArenas::Part& arena) {
   KVASIR_CHECK(part.latents.size() == arena.groups.size());
   for (size_t g = 0; g < arena.groups.size(); ++g) {
@@ -67,13 +68,13 @@ std::vector<HadamardPlace> PlacesOfHeads(const HeadSpans& heads) {
 }
 
 constexpr int64_t kFreshAlignmentBytes = 64;
-// A step's token limit and the bytes of a row are often powers of two. Without
-// a shift, rows of different groups would compete for the same few sets of a
-// cache.
+// Space between the rows of two groups. Without it, rows of different groups
+// would compete for the same few sets of a CPU cache, because a step's token
+// limit and the bytes of a row are often powers of two.
 constexpr int64_t kFreshShiftBytes = 5 * kFreshAlignmentBytes;
 
-// Lays the exact rows of a step's tokens out in one page: the groups one after
-// the other, some cache lines apart. Returns the bytes.
+// Lays out the exact rows of a step's tokens in one page: one latent group
+// after the other, some cache lines apart. Returns the size in bytes.
 int64_t LayFresh(const std::vector<kernels::LatentGroup>& groups,
                  int64_t max_tokens, std::vector<kernels::LatentGroup>* fresh) {
   int64_t bytes = 0;
@@ -90,7 +91,8 @@ int64_t Padded(int64_t bytes) {
          kFreshAlignmentBytes;
 }
 
-// Adds by KV head. `sum` may still be empty.
+// Adds `flops`, which has one number per KV head, to `sum`. An empty `sum`
+// counts as zeros.
 void Add(const std::vector<double>& flops, std::vector<double>* sum) {
   sum->resize(flops.size());
   for (size_t j = 0; j < flops.size(); ++j) (*sum)[j] += flops[j];
@@ -125,7 +127,7 @@ absl::Status LayerAttention::PrepareAll() {
   if (apart) {
     KVASIR_ASSIGN_OR_RETURN(prompt_launch_, MakeLaunch(LaunchedRows::kPrompts));
   }
-  parts_.rope_steps = {};  // valid only during Create
+  parts_.rope_steps = {};  // the caller's array is valid only during Create
   parts_.eviction = nullptr;
   return absl::OkStatus();
 }
@@ -272,7 +274,8 @@ absl::Status LayerAttention::PrepareComplexLifts(const KeyProgram& part,
   const auto width = [&](size_t head) {
     return part.projected.width[head * share];
   };
-  // A launch for each run of heads with the same number of pairs.
+  // Prepares one launch for each run of consecutive heads with the same number
+  // of pairs.
   for (size_t begin = 0, end = 0; begin < num_heads; begin = end) {
     while (end < num_heads && width(end) == width(begin)) ++end;
     const auto of_queries = [&](const std::vector<int64_t>& columns) {
@@ -329,7 +332,7 @@ absl::Status LayerAttention::MakeValue() {
   CheckAlike(value, arena);
   value_.latents = Latents(arena, weights);
   if (value.hadamard) {
-    if (!program().joint) {  // otherwise the keys' rotation covers them
+    if (!program().joint) {  // a joint part was transformed with the keys
       KVASIR_RETURN_IF_ERROR(
           PrepareHadamard(PlacesOfLatents(value), program().row_columns,
                           /*transposed=*/false, &value_.hadamard));
@@ -340,9 +343,10 @@ absl::Status LayerAttention::MakeValue() {
   }
   if (!value.lifted) return absl::OkStatus();
   if (weights.lift_bias && activations_.dtype != kernels::DType::kF32) {
-    return absl::UnimplementedError(absl::StrCat(
-        "lift: the mean of a basis is added as float32, the device has ",
-        kernels::DTypeName(activations_.dtype)));
+    return absl::UnimplementedError(
+        absl::StrCat("lift: the mean of a basis is added in float32, but the "
+                     "device's activations are ",
+                     kernels::DTypeName(activations_.dtype)));
   }
   const int64_t num_heads = program().heads.query.count;
   for (int64_t h = 0; h < num_heads; ++h) {
@@ -442,7 +446,7 @@ absl::Status LayerAttention::PrepareAppends() {
       all,
       {.page_tokens = parts_.page_tokens, .metadata = parts_.arena->metadata},
       &append_));
-  // All rows of a step lie in one page.
+  // The exact rows of a step's own tokens all lie in one page.
   KVASIR_RETURN_IF_ERROR(
       prepare(fresh, {.page_tokens = parts_.fresh.max_tokens}, &append_fresh_));
   const kernels::KvAppendShape rows = {.page_tokens = 1,
@@ -488,7 +492,8 @@ LayerAttention::MakeLaunch(LaunchedRows rows) const {
       key.rebuild = &keys_[p].rebuild;
       Add(RebuildFlops(part), &rebuild_flops);
     } else if (prompts && part.prompt_lift.has_value()) {
-      // A prompt lift meets the queries as they were before the query lift.
+      // Attention with a prompt lift uses the queries from before the query
+      // lift.
       key.rebuild = &keys_[p].prompt_lift;
       key.query_column = part.projected.column.data();
       Add(LiftFlops(part, part.prompt_lift->dims), &prompt_lift_flops);

@@ -16,7 +16,7 @@ MassRoom RoomForMass(const MassRoomLimits& limits) {
   constexpr int64_t kBlock = kernels::kAttentionBlockSlots;
   const int64_t most_bytes =
       std::max(kBytesOfAnyPool, limits.pool_bytes / kPartOfPool);
-  // Each sequence may have one block that is not full.
+  // The last block of each sequence may be partly filled.
   const int64_t blocks =
       std::min(limits.max_num_seqs * (limits.most_slots / kBlock + 1),
                limits.pool_slots / kBlock + limits.max_num_seqs);

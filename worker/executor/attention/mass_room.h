@@ -1,5 +1,5 @@
-// How much memory the launches of a step get for attention mass: the attention
-// weights that score slots for eviction.
+// Decides how much memory the launches of a step get for attention mass, which
+// is the sum of attention weights by which slots are scored for eviction.
 #pragma once
 
 #include <cstdint>
@@ -12,44 +12,45 @@ namespace kvasir::worker {
 
 // Memory for the attention mass of slots, in layers that evict by scores.
 struct MassRoom {
-  int64_t most_rows = 0;     // of one step
-  int64_t most_weights = 0;  // of one step; see kernels::AttentionMass
+  int64_t most_rows = 0;     // rows of one step
+  int64_t most_weights = 0;  // floats of one step; see kernels::AttentionMass
 };
 
 struct MassRoomLimits {
   int64_t max_batched_tokens = 0;
   int64_t max_num_seqs = 0;
-  int64_t most_slots = 0;  // of one sequence
-  // Slots of the page group that has the most, and bytes of all groups.
+  int64_t most_slots = 0;  // slots of one sequence
+  // Slots of the largest page group that evicts, and bytes of all page groups.
   int64_t pool_slots = 0;
   int64_t pool_bytes = 0;
   int64_t num_heads = 0;  // query heads of this rank
 };
 
-// A sequence that decodes keeps the attention weights of its row while there is
-// room. For the others the launch scores the keys again, which takes nearly as
-// long as all of its attention. So there is room for all slots of the pool, in
-// blocks of sequences, limited to 32 MiB or a 32nd of the pool, whichever is
-// more.
+// A sequence that decodes keeps its row's attention weights in this memory if
+// they fit. For a sequence that does not fit, the launch computes the scores
+// from the keys again, which takes nearly as long as its attention. So the
+// memory holds the weights of all slots of the pool, in blocks of slots per
+// sequence, but is limited to 32 MiB or 1/32 of the pool, whichever is more.
 MassRoom RoomForMass(const MassRoomLimits& limits);
 
-// Completes `steps` (its first three fields; most_slots for a pool of any size)
-// for a pool of `pages`. `layout` was made for `plan`.
+// Returns `steps` completed for a pool of `pages`. The caller has set the first
+// three fields of `steps`; most_slots is lowered to what the pool holds.
+// `layout` was made for `plan`.
 MassRoomLimits LimitsInPool(MassRoomLimits steps,
                             const plan::ResolvedPlan& plan,
                             const cache::PageLayout& layout,
                             const cache::PageCounts& pages);
 
-// Bytes of the weights that RoomForMass makes room for; 0 if no layer of the
-// plan evicts by scores.
+// Bytes of MassRoom::most_weights; 0 if no layer of the plan evicts by scores.
 int64_t KeptWeightBytes(const plan::ResolvedPlan& plan,
                         const MassRoomLimits& limits);
 
-// How a launch gets the attention that a sequence's rows give to slots.
+// How a launch finds the attention weights that a sequence's rows give to
+// slots.
 enum class ScoringKind : uint8_t {
-  kKept,    // from the weights of its one row
-  kAgain,   // from its keys: it has several rows, or no row that counts
-  kNoRoom,  // from its keys: there is no room for its weights
+  kKept,    // the weights of its only row were kept
+  kAgain,   // computed from keys again: several rows, or none that counts
+  kNoRoom,  // computed from keys again: its weights did not fit
 };
 ScoringKind ScoringOf(const kernels::AttentionSequence& sequence);
 

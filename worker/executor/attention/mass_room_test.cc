@@ -14,7 +14,8 @@ namespace {
 constexpr int64_t kHeads = 32;
 constexpr int64_t kPageTokens = 64;
 
-// How many sequences that have one row, and these slots, keep their weights.
+// Returns how many sequences keep their weights, if sequence i has one row and
+// slots[i] slots.
 int64_t Keeping(const MassRoomLimits& limits,
                 const std::vector<int64_t>& slots) {
   std::vector<kernels::AttentionSequence> sequences(slots.size());
@@ -31,7 +32,8 @@ int64_t Keeping(const MassRoomLimits& limits,
   return keeping;
 }
 
-// `slot_bytes` counts all layers.
+// Limits for a pool of `slots` slots. `slot_bytes` is the size of a slot in all
+// layers together.
 MassRoomLimits PoolOf(int64_t slots, int64_t slot_bytes) {
   return {.max_batched_tokens = 512,
           .max_num_seqs = 64,
@@ -41,21 +43,23 @@ MassRoomLimits PoolOf(int64_t slots, int64_t slot_bytes) {
           .num_heads = kHeads};
 }
 
-TEST(MassRoomTest, EverySequenceOfAFullPoolKeepsItsWeights) {
-  // 22 layers of four heads of 64 dims in 4 bits.
+TEST(MassRoomTest, EverySequenceKeepsItsWeightsWhenThePoolIsFull) {
+  // 22 layers * (key, value) * 4 heads * (64 dims of 4 bits + 4 bytes of
+  // range).
   constexpr int64_t kSlotBytes = 22 * 2 * 4 * (32 + 4);
   for (const int64_t slots : {int64_t{1} << 14, int64_t{1} << 19}) {
     std::vector<int64_t> of_sequences(64, slots / 64);
     EXPECT_EQ(Keeping(PoolOf(slots, kSlotBytes), of_sequences), 64) << slots;
-    // Blocks that are not full, and all sequences but one are short.
+    // One long sequence, and 63 short ones that leave their last block partly
+    // filled.
     std::fill(of_sequences.begin(), of_sequences.end(), 65);
     of_sequences.back() = slots - 63 * 65;
     EXPECT_EQ(Keeping(PoolOf(slots, kSlotBytes), of_sequences), 64) << slots;
   }
 }
 
-TEST(MassRoomTest, TakesAtMost32ndOfThePool) {
-  // 2^19 slots would take 65 MiB.
+TEST(MassRoomTest, WeightsTakeAtMostOne32ndOfALargePool) {
+  // The weights of all 2^19 slots would take 65 MiB.
   const MassRoomLimits small = PoolOf(1 << 19, 1024);
   EXPECT_EQ(RoomForMass(small).most_weights, (int64_t{32} << 20) / 4);
   EXPECT_EQ(Keeping(small, std::vector<int64_t>(64, 1 << 13)), 31);
@@ -63,8 +67,9 @@ TEST(MassRoomTest, TakesAtMost32ndOfThePool) {
   EXPECT_EQ(RoomForMass(large).most_weights, (int64_t{48} << 20) / 4);
 }
 
-// Prompts and sequences that run again were once counted as rows without room.
-TEST(ScoringTest, DistinguishesRowsWithoutRoomFromRowsThatNeverKeepWeights) {
+// Prompts, and sequences that repeat tokens after a preemption, were once
+// counted as kNoRoom.
+TEST(ScoringTest, RowsWithoutRoomAreDistinguishedFromRowsThatNeverKeepWeights) {
   std::vector<kernels::AttentionSequence> sequences(4);
   for (kernels::AttentionSequence& sequence : sequences) {
     sequence.num_rows = 1;
@@ -72,7 +77,7 @@ TEST(ScoringTest, DistinguishesRowsWithoutRoomFromRowsThatNeverKeepWeights) {
   }
   sequences[1].num_rows = 2;
   sequences[2].first_counted_row = 1;
-  // Room for two blocks: only the first sequence fits.
+  // There is room for two blocks, so only the first sequence keeps its weights.
   kernels::PlaceWeights(kHeads, 2 * kernels::KeptBlockFloats(kHeads),
                         kPageTokens, absl::MakeSpan(sequences));
   std::vector<ScoringKind> kinds;
@@ -84,7 +89,7 @@ TEST(ScoringTest, DistinguishesRowsWithoutRoomFromRowsThatNeverKeepWeights) {
                        ScoringKind::kAgain, ScoringKind::kNoRoom}));
 }
 
-TEST(MassRoomTest, TakesNoMoreThanTheSequencesNeed) {
+TEST(MassRoomTest, MemoryForWeightsIsNoMoreThanTheSequencesNeed) {
   MassRoomLimits limits = PoolOf(1 << 19, 8192);
   limits.max_num_seqs = 2;
   limits.most_slots = 640;

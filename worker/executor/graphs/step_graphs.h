@@ -12,41 +12,43 @@
 
 namespace kvasir::worker {
 
-// Remembers the last kMost different steps, captured or not. A new one replaces
-// the step that has not been used for the longest time.
+// Remembers the last kMost different kinds of step, captured or not. A new kind
+// replaces the least recently used one.
 //
 // Owns: the captured work.
-// Threads: one at a time, while none of the work is being enqueued.
+// Threads: one at a time, and not while captured work is being enqueued.
 class StepGraphs {
  public:
-  // A captured step takes memory of host and GPU outside the pools: some KiB
-  // for each of its launches. Only a few sequences come or go at a time, so
-  // fewer sizes than this alternate.
+  // Bounds the memory of captured steps: each takes some KiB of host and GPU
+  // memory per launch, outside the pools. Few sequences start or end at a time,
+  // so fewer than 64 different step sizes alternate.
   static constexpr size_t kMost = 64;
 
   struct Step {
-    // Everything that the step's launches depend on, apart from addresses.
-    // Launches receive true counts by value, except for histories and tops,
-    // where they receive the bucket's.
+    // All sizes that the step's launches depend on. Launches receive true
+    // counts by value, but for `histories` and `top` they receive the padded
+    // counts of the bucket.
     StepSizes key;
-    bool seen = false;  // whether a step of this key came before
+    bool seen = false;  // whether a step with this key has run before
     std::unique_ptr<kernels::CapturedWork> work;  // null: not captured
     CollectiveTotals calls;  // collective calls of the captured work
   };
 
   static StepSizes KeyOf(const StepSizes& sizes, const StepBucket& bucket);
 
-  // Returns the step of this key and marks it as the last used.
+  // Returns the step with this key and marks it as the most recently used. Adds
+  // it if it is not remembered.
   Step* Find(const StepSizes& key);
   // Forgets all steps if StepBlob::peaks has changed since the last call,
-  // because memory that their launches name may have moved. All ranks forget at
-  // the same step, whatever their addresses.
+  // because the blob was then allocated anew and captured launches contain its
+  // old address. All ranks forget at the same step, even a rank whose new blob
+  // has the old address.
   void UseBlob(int64_t peaks);
 
   size_t size() const { return steps_.size(); }
 
  private:
-  std::list<Step> steps_;  // the last used first
+  std::list<Step> steps_;  // most recently used first
   int64_t peaks_ = 0;
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 StepSizes Of(int64_t tokens) { return {.tokens = tokens}; }
 
-TEST(StepGraphsTest, KeepsTheLastUsedSteps) {
+TEST(StepGraphsTest, OnlyTheMostRecentlyUsedStepsAreKept) {
   StepGraphs graphs;
   constexpr auto kMost = static_cast<int64_t>(StepGraphs::kMost);
   for (int64_t tokens = 0; tokens < kMost; ++tokens) {
@@ -23,14 +23,14 @@ TEST(StepGraphsTest, KeepsTheLastUsedSteps) {
     step->seen = true;
   }
   EXPECT_TRUE(graphs.Find(Of(0))->seen);
-  EXPECT_FALSE(graphs.Find(Of(kMost))->seen);  // replaced 1
+  EXPECT_FALSE(graphs.Find(Of(kMost))->seen);  // replaces the step of 1 token
   EXPECT_EQ(graphs.size(), StepGraphs::kMost);
   EXPECT_TRUE(graphs.Find(Of(0))->seen);
   EXPECT_TRUE(graphs.Find(Of(2))->seen);
   EXPECT_FALSE(graphs.Find(Of(1))->seen);
 }
 
-TEST(StepGraphsTest, ForgetsAllStepsWhenTheBlobMayHaveMoved) {
+TEST(StepGraphsTest, AllStepsAreForgottenWhenTheBlobMayHaveMoved) {
   StepGraphs graphs;
   graphs.UseBlob(1);
   graphs.Find(Of(1))->seen = true;
@@ -40,9 +40,10 @@ TEST(StepGraphsTest, ForgetsAllStepsWhenTheBlobMayHaveMoved) {
   EXPECT_EQ(graphs.size(), 0u);
 }
 
-// Ranks once dropped graphs by comparing their own addresses. A rank that got
-// its old address back replayed, while the others did not.
-TEST(StepGraphsTest, PeaksOfABlobDependOnBytesAndNotOnAddresses) {
+// Ranks once decided by the blob's address whether to drop their graphs. A rank
+// whose new blob happened to have the old address replayed a graph while the
+// others did not.
+TEST(StepGraphsTest, PeaksOfABlobDependOnItsBytesAndNotOnItsAddress) {
   base::ThreadPool pool(1);
   kernels::CpuDevice device(&pool);
   StepBlob small(&device.allocator());
@@ -65,10 +66,11 @@ TEST(StepGraphsTest, PeaksOfABlobDependOnBytesAndNotOnAddresses) {
     EXPECT_TRUE(small.bytes() == held || small.peaks() > peaked) << count;
   }
   EXPECT_EQ(peaks, (std::vector<int64_t>{1, 2, 2, 3, 3, 4}));
-  EXPECT_EQ(large.peaks(), before);  // it has held more before
+  // its first step was larger than all of these
+  EXPECT_EQ(large.peaks(), before);
 }
 
-TEST(StepGraphsTest, AKeyPadsOnlyHistoriesAndTopCounts) {
+TEST(StepGraphsTest, TheKeyOfAStepPadsOnlyHistoriesAndTop) {
   StepBucket bucket;
   bucket.padded = {.tokens = 4, .samples = 4, .top = 8, .histories = 2};
   const StepSizes key = StepGraphs::KeyOf(

@@ -26,13 +26,14 @@ absl::StatusOr<kernels::DType> StoredType(kvasir::v1::DataType dtype) {
     case kvasir::v1::BF16:
       return kernels::DType::kBf16;
     default:
-      return absl::UnimplementedError(absl::StrCat(
-          "cache: number type ", static_cast<int>(dtype), " is not served"));
+      return absl::UnimplementedError(
+          absl::StrCat("cache: this build cannot store numbers of the type ",
+                       static_cast<int>(dtype)));
   }
 }
 
-// Runs of channels of a latent with the same width, and the same range if each
-// token has its own ranges.
+// Returns the runs of consecutive channels of a latent that have the same code
+// width and, if ranges are stored per token, share a range.
 std::vector<kernels::CodeRun> CodeRuns(const plan::ResolvedPart& part,
                                        const plan::ResolvedLatent& latent) {
   std::vector<kernels::CodeRun> runs;
@@ -46,7 +47,8 @@ std::vector<kernels::CodeRun> CodeRuns(const plan::ResolvedPart& part,
   return runs;
 }
 
-// Views the exact rows: the same groups, as plain numbers.
+// Adds the part's view of exact rows: the same latent groups, stored as plain
+// numbers.
 void AddExactView(const cache::PartLayout& layout, int64_t row_bytes,
                   KvArenas::Part* part) {
   for (size_t g = 0; g < part->groups.size(); ++g) {
@@ -64,8 +66,8 @@ void AddExactView(const cache::PartLayout& layout, int64_t row_bytes,
   part->exact.num_groups = part->latents.num_groups;
 }
 
-// The first arena that has exact rows. Offsets counted from it are never
-// negative.
+// The first arena that contains any of these exact rows. Offsets are counted
+// from it, so that they are never negative.
 size_t FirstArena(const cache::ExactRing& rows) {
   return static_cast<size_t>(
       std::min_element(
@@ -81,7 +83,8 @@ kernels::TileRegion RegionView(const cache::Region& region,
           granule_bytes > 0 ? granule_bytes : region.slot_bytes, granule_bytes};
 }
 
-// Makes the groups of a part; the caller sets where its pages are.
+// Makes a part's view except for the location of its pages, which the caller
+// sets.
 absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
                                         const plan::ResolvedPart& resolved,
                                         const cache::PageLayout& pages) {
@@ -109,8 +112,8 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
     group.column = column;
     group.codes = RegionView(from.codes, pages.granule_bytes());
     group.params = RegionView(from.params, pages.param_granule_bytes());
-    // valid when `part.runs` grows, because vectors keep their memory when
-    // moved
+    // The pointer stays valid when `part.runs` grows, because a moved vector
+    // keeps its memory.
     group.runs = runs.data();
     group.num_runs = static_cast<int64_t>(runs.size());
     column += group.width;
@@ -121,7 +124,8 @@ absl::StatusOr<KvArenas::Part> PartView(const cache::PartLayout& layout,
   return part;
 }
 
-// The units of a layer that have a head on this rank, by head of the model.
+// Numbers the eviction units of a layer that have a head on this rank, and
+// finds the unit of each head of the model.
 class RankUnits {
  public:
   RankUnits(const plan::ResolvedEviction& eviction, plan::HeadRange heads) {
@@ -153,7 +157,7 @@ void AddUnits(const plan::ResolvedPlan& plan,
     for (size_t p = 0; p < parts.size(); ++p) {
       KvArenas::Part& part =
           (side == plan::Side::kKey ? layer->key : layer->value)[p];
-      // All heads of a group are in one unit.
+      // All heads of a latent group belong to the same eviction unit.
       for (const cache::GroupLayout& group : parts[p].groups) {
         part.unit_of_group.push_back(units.UnitOf(group.heads.front()));
       }
@@ -195,9 +199,11 @@ absl::StatusOr<KvArenas> KvArenas::Create(const plan::ResolvedPlan& plan,
   arenas.host_pages_.resize(pages.size());
   if (pages.size() != layout.page_groups().size() ||
       host_pages.size() > pages.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "cache: page counts of ", pages.size(), " groups, in the host pool of ",
-        host_pages.size(), ", want ", layout.page_groups().size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("cache: there are page counts for ", pages.size(),
+                     " page groups, and for ", host_pages.size(),
+                     " in the host pool; the layout has ",
+                     layout.page_groups().size(), " page groups"));
   }
   int64_t bytes = 0;
   for (const cache::LayerLayout& layer : layout.layers()) {
@@ -292,9 +298,9 @@ absl::Status KvArenas::CheckPage(uint32_t page_group, int32_t page) const {
                      pages_.size(), " groups"));
   }
   if (page < 0 || page >= pages_[page_group]) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("page ", page, " of group ", page_group,
-                     " is outside of the pool of ", pages_[page_group]));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "page ", page, " of group ", page_group, " is outside of the pool of ",
+        pages_[page_group], " pages"));
   }
   return absl::OkStatus();
 }
@@ -305,7 +311,7 @@ absl::Status KvArenas::CheckHostPage(uint32_t page_group, int32_t page) const {
   if (page >= 0 && page < count) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("page ", page, " of group ", page_group,
-                   " is outside of the host pool of ", count));
+                   " is outside of the host pool of ", count, " pages"));
 }
 
 template <typename Visit>
@@ -319,9 +325,9 @@ absl::Status KvArenas::ForHostPages(int64_t group,
   const size_t want =
       pages.empty() ? 0 : pages.size() * static_cast<size_t>(page_bytes(group));
   if (num_bytes != want) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(num_bytes, " bytes for ", pages.size(),
-                     " host pages of group ", group, ", want ", want));
+    return absl::InvalidArgumentError(absl::StrCat(
+        pages.size(), " host pages of page group ", group, " have ", want,
+        " bytes, but the caller's buffer has ", num_bytes));
   }
   size_t at = 0;
   for (const int32_t page : pages) {
@@ -366,13 +372,13 @@ absl::StatusOr<std::vector<uint32_t>> KvArenas::ReadPositions(
     return absl::InvalidArgumentError(absl::StrCat(
         "positions of slots: layer ", layer, " of ", count, " evicts nothing"));
   }
-  const Layer& of = layers_[static_cast<size_t>(layer)];
-  const kernels::SlotMetadata& metadata = of.metadata;
+  const Layer& evicting = layers_[static_cast<size_t>(layer)];
+  const kernels::SlotMetadata& metadata = evicting.metadata;
   const auto num_pages = static_cast<int64_t>(pages.size());
   if (num_slots < 0 || num_slots > num_pages * metadata.page_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("positions of slots: ", num_slots, " in ", num_pages,
-                     " pages of ", metadata.page_tokens));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "positions of slots: ", num_slots, " slots are asked for, but ",
+        num_pages, " pages of ", metadata.page_tokens, " slots were given"));
   }
   std::vector<uint32_t> positions;
   positions.resize(static_cast<size_t>(metadata.num_units * num_slots));
@@ -380,7 +386,7 @@ absl::StatusOr<std::vector<uint32_t>> KvArenas::ReadPositions(
     const int32_t page =
         pages[static_cast<size_t>(first / metadata.page_tokens)];
     KVASIR_RETURN_IF_ERROR(
-        CheckPage(static_cast<uint32_t>(of.page_group), page));
+        CheckPage(static_cast<uint32_t>(evicting.page_group), page));
     const auto bytes =
         static_cast<size_t>(std::min(metadata.page_tokens, num_slots - first)) *
         sizeof(uint32_t);
@@ -398,9 +404,9 @@ absl::StatusOr<std::vector<uint32_t>> KvArenas::ReadPositions(
 
 absl::Status KvArenas::CheckCopy(const kvasir::v1::PageCopy& copy) const {
   if (copy.from_host() && copy.to_host()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("copy of page ", copy.from_page(), " to ", copy.to_page(),
-                     " within the host pool"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "page copy from ", copy.from_page(), " to ", copy.to_page(),
+        ": both pages lie within the host pool; at least one must not"));
   }
   const auto check = [&](bool host, int32_t page) {
     return host ? CheckHostPage(copy.page_group(), page)
@@ -425,7 +431,8 @@ absl::Status KvArenas::AddCopies(
                        kernels::PagePair{-1, -1});
   };
   for (int64_t group = 0; group < num_page_groups(); ++group) {
-    // The pages of the last batch, and whether they are in the host pool.
+    // The pages that the last batch reads and writes; `true` means a page of
+    // the host pool.
     absl::flat_hash_set<std::pair<bool, int32_t>> read;
     absl::flat_hash_set<std::pair<bool, int32_t>> written;
     bool is_open = false;

@@ -1,5 +1,6 @@
 // The memory of the cache's pages: one arena per layer, as the layout says. The
-// host pool, where images of sequences wait, has one more arena per layer.
+// host pool, which holds images of preempted sequences, has another arena per
+// layer.
 #pragma once
 
 #include <cstdint>
@@ -21,36 +22,36 @@
 
 namespace kvasir::worker {
 
-// Owns: the arenas [N, page_bytes(layer)], in one allocation under the tag
-//   "kv_cache"; those of the host pool [H, page_bytes(layer)] under
-//   "host_pool"; and the tables that the views point to.
+// Owns: the arenas of all layers, in one allocation under the tag "kv_cache";
+//   the arenas of the host pool, under the tag "host_pool"; and the tables that
+//   the views point to.
 // Threads: one at a time.
 class KvArenas {
  public:
-  // One part of a side (keys or values). Views point into the vectors, so a
-  // part may be moved but not copied.
+  // One part of a side (keys or values) of a layer. A part may be moved but not
+  // copied, because its views point into its vectors.
   struct Part {
     Part() = default;
     Part(Part&&) = default;
     Part& operator=(Part&&) = default;
 
-    // Only for values: they share the pages and exact rows of the last key
-    // part.
+    // Only for values: whether they share the pages and exact rows of the last
+    // key part.
     bool of_keys = false;
     kernels::LatentPart latents;
     std::vector<kernels::LatentGroup> groups;
-    std::vector<std::vector<kernels::CodeRun>> runs;  // by group
-    // An exact row, if the side has some. Its bytes are counted from the arena
-    // `exact.arena`.
+    std::vector<std::vector<kernels::CodeRun>> runs;  // by latent group
+    // The layout of an exact (uncompressed) row, if the side keeps exact rows.
+    // Offsets are counted from `exact.arena`.
     kernels::LatentPart exact;
     std::vector<kernels::LatentGroup> exact_groups;
-    // If the layer evicts: for each group, its unit in Layer::metadata.
-    // [groups]
+    // If the layer evicts: for each latent group, its eviction unit in
+    // Layer::metadata. [groups]
     std::vector<int32_t> unit_of_group;
   };
-  // A kind of exact rows: those that lie alike in the side pages of a page
-  // group, in one or several layers. Addresses are relative to the first arena
-  // that has some.
+  // How a ring of exact rows lies in the side pages of a page group. One or
+  // several layers have rings of this layout. Addresses are relative to the
+  // first arena that holds any of the rows.
   struct Ring {
     int64_t page_group = 0;
     int64_t sinks = 0;
@@ -58,7 +59,8 @@ class KvArenas {
     int64_t row_bytes = 0;
     std::vector<kernels::ExactSegment> segments;
 
-    // The result points into this ring.
+    // Returns this ring in the form that ops take. The result points into this
+    // ring.
     kernels::ExactSlots slots() const {
       return {sinks,           window,
               window,          row_bytes,
@@ -70,25 +72,25 @@ class KvArenas {
     int64_t page_group = 0;
     std::vector<Part> key;
     std::vector<Part> value;
-    int64_t key_ring = -1;  // in rings(); below 0: no exact rows
+    int64_t key_ring = -1;  // index in rings(); below 0: none
     int64_t value_ring = -1;
-    // Has units only if the layer evicts.
+    // Has eviction units only if the layer evicts.
     kernels::SlotMetadata metadata;
     std::vector<int32_t> unit_of_head;  // [Hkv] of this rank
   };
 
   // `plan` is the plan that the layout was made for. `pages` and `host_pages`
-  // are by page group; empty `host_pages` means no host pool. All memory is
-  // touched, so that the pools really exist. Static ranges of codes lie in no
-  // page: the caller adds them to the views. Returns the errors of layout and
-  // allocator.
+  // count pages by page group; empty `host_pages` means no host pool. Create
+  // touches all memory, so that the operating system really provides it. The
+  // caller adds the static ranges of codes to the views, because no page
+  // contains them. Returns the errors of layout and allocator.
   static absl::StatusOr<KvArenas> Create(
       const plan::ResolvedPlan& plan, const cache::PageLayout& layout,
       const cache::PageCounts& pages, kernels::DeviceAllocator* allocator,
       const cache::PageCounts& host_pages = {});
 
   const std::vector<Layer>& layers() const { return layers_; }
-  // Layers with equal rings share one entry.
+  // All different rings. Layers with equal rings share one entry.
   const std::vector<Ring>& rings() const { return rings_; }
   const cache::PageCounts& num_pages() const { return pages_; }
   int64_t num_page_groups() const {
@@ -100,12 +102,13 @@ class KvArenas {
     return evicts_[static_cast<size_t>(group)];
   }
 
-  // Bytes that a token's slots take in all layers, with a page's padding spread
-  // over its slots.
+  // Bytes that one token's slots take in all layers, including their share of
+  // the padding of pages.
   double bytes_per_token() const { return bytes_per_token_; }
 
-  // Bytes that one page id of the group takes, over all its layers. The tag
-  // "kv_cache" holds exactly num_pages() of these for every group.
+  // Bytes that one page id of the group takes in all layers of the group. The
+  // memory under the tag "kv_cache" is exactly the sum of num_pages() *
+  // page_bytes() over all groups.
   int64_t page_bytes(int64_t group) const {
     return page_bytes_[static_cast<size_t>(group)];
   }
@@ -114,9 +117,9 @@ class KvArenas {
   absl::Status CheckPage(uint32_t page_group, int32_t page) const;
   absl::Status CheckHostPage(uint32_t page_group, int32_t page) const;
 
-  // Copies host pages to `bytes` and back: page after page, and for each page
-  // one layer after the other. INVALID_ARGUMENT unless `bytes` has exactly
-  // their size. Also returns the errors of CheckHostPage.
+  // Copy host pages to `bytes` and back: page after page, and for each page one
+  // layer after the other. INVALID_ARGUMENT unless `bytes` has exactly the size
+  // of these pages. Also return the errors of CheckHostPage.
   absl::Status ReadHostPages(kernels::Stream& stream, int64_t group,
                              absl::Span<const int32_t> pages,
                              absl::Span<char> bytes) const;
@@ -124,23 +127,24 @@ class KvArenas {
                               absl::Span<const int32_t> pages,
                               absl::Span<const char> bytes) const;
 
-  // The text positions of the tokens in a sequence's slots, by unit: [U,
-  // num_slots]. Layers that evict keep them. `pages` are the sequence's pages
-  // in order. INVALID_ARGUMENT for a layer that does not evict and for slots
-  // beyond the pages; also the errors of CheckPage.
+  // Returns the text positions of the tokens in a sequence's slots, for each
+  // eviction unit: [units, num_slots]. Only layers that evict store them.
+  // `pages` are the sequence's pages in order. INVALID_ARGUMENT for a layer
+  // that does not evict and for slots beyond the pages; also the errors of
+  // CheckPage.
   absl::StatusOr<std::vector<uint32_t>> ReadPositions(
       kernels::Stream& stream, int64_t layer, absl::Span<const int32_t> pages,
       int64_t num_slots) const;
 
-  // The page copies of a step, cut into batches that one launch may do: no copy
-  // of a batch reads or writes a page that another copy of it writes. Each
-  // batch is padded to a power of two with pairs that copy nothing, so that few
+  // A step's page copies in batches that one launch may do in any order: within
+  // a batch no copy reads or writes a page that another copy writes. Each batch
+  // is padded to a power of two with pairs that copy nothing, so that few
   // different lists of batches occur.
   enum class CopyKind : uint8_t { kWithin, kToHost, kFromHost };
   struct CopyBatch {
     int64_t page_group = 0;
     CopyKind kind = CopyKind::kWithin;
-    int64_t first = 0;  // index of its first pair
+    int64_t first = 0;  // index of its first pair in `pairs`
     int64_t count = 0;
 
     friend bool operator==(const CopyBatch&, const CopyBatch&) = default;
@@ -154,14 +158,14 @@ class KvArenas {
       batches.clear();
     }
   };
-  // Adds batches that, done one after the other, have the effect of `copies` in
-  // their order. Host work. INVALID_ARGUMENT for a copy within the host pool;
-  // also the errors of CheckPage.
+  // Appends batches to `list` that, done one after the other, have the same
+  // effect as `copies` in order. Host work only. INVALID_ARGUMENT for a copy
+  // within the host pool; also the errors of CheckPage.
   absl::Status AddCopies(absl::Span<const kvasir::v1::PageCopy* const> copies,
                          CopyList* list) const;
 
-  // Enqueues one batch over all layers of its page group. `pairs` is the device
-  // copy of the whole list's pairs.
+  // Enqueues one batch, for all layers of its page group. `pairs` is a copy of
+  // CopyList::pairs on the device.
   absl::Status Copy(kernels::Stream& stream, const CopyBatch& batch,
                     kernels::DevicePtr<const kernels::PagePair> pairs,
                     kernels::Workspace& workspace) const;
@@ -174,19 +178,20 @@ class KvArenas {
   int64_t RingOf(const cache::PageLayout& layout, int64_t page_group,
                  const cache::ExactRing& rows);
   absl::Status CheckCopy(const kvasir::v1::PageCopy& copy) const;
-  // Calls visit(memory, offset in `num_bytes`, bytes) for each page and layer.
+  // Calls visit(memory, offset in the caller's bytes, size) for each page and
+  // layer. `num_bytes` is the size of the caller's bytes.
   template <typename Visit>
   absl::Status ForHostPages(int64_t group, absl::Span<const int32_t> pages,
                             size_t num_bytes, const Visit& visit) const;
 
   cache::PageCounts pages_;
   std::vector<int64_t> page_bytes_;  // by page group
-  std::vector<bool> evicts_;         // likewise
+  std::vector<bool> evicts_;         // by page group
   double bytes_per_token_ = 0;
   std::vector<Layer> layers_;
   std::vector<Ring> rings_;
   kernels::DeviceBuffer memory_;
-  std::vector<int64_t> arena_bytes_;  // by layer: its offset in `memory_`
+  std::vector<int64_t> arena_bytes_;  // by layer: offset in `memory_`
   cache::PageCounts host_pages_;      // by page group; 0: no host pool
   std::vector<kernels::DeviceBuffer> host_buffers_;  // by layer
 };

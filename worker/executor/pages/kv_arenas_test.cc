@@ -13,8 +13,8 @@
 namespace kvasir::worker {
 namespace {
 
-// Every method, and layers of two page groups, of which one evicts and has
-// exact rows of different sizes on its two sides.
+// Plans of every method, and one whose layers form two page groups: one group
+// evicts, and keeps different numbers of exact keys and values.
 std::vector<PlanCase> ArenaCases() {
   std::vector<PlanCase> cases = PlanCases();
   PlanCase& two_groups = cases.emplace_back();
@@ -49,7 +49,7 @@ class KvArenasTest : public ::testing::TestWithParam<PlanCase> {
   std::unique_ptr<Rank> rank_;
 };
 
-TEST_P(KvArenasTest, BytesOfPagesAndTokensMatchTheAllocation) {
+TEST_P(KvArenasTest, BytesPerPageAndPerTokenMatchTheAllocatedMemory) {
   int64_t bytes = 0;
   int64_t page_bytes = 0;
   for (int64_t group = 0; group < arenas().num_page_groups(); ++group) {
@@ -63,8 +63,9 @@ TEST_P(KvArenasTest, BytesOfPagesAndTokensMatchTheAllocation) {
                    static_cast<double>(page_bytes));
 }
 
-// Computes where ops find exact rows, in side pages at any place.
-TEST_P(KvArenasTest, ExactRowsTakeTheirOwnBytes) {
+// Computes the addresses at which ops find exact rows, and checks that each row
+// lies within one side page and that rows do not overlap.
+TEST_P(KvArenasTest, ExactRowsLieInSidePagesAndDoNotOverlap) {
   struct Bytes {
     int64_t begin;
     int64_t end;

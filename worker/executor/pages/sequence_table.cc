@@ -18,7 +18,8 @@ absl::Status Wrong(uint64_t sequence_id, const std::string& what) {
       absl::StrCat("step plan: sequence ", sequence_id, ": ", what));
 }
 
-// The slot of the step's first token, counted in the group's table.
+// The slot of the step's first token in the sequence's table of this page
+// group.
 uint64_t PhysicalStart(const SequenceStep& step, int group) {
   return step.physical_starts().empty() ? step.logical_start()
                                         : step.physical_starts(group);
@@ -35,10 +36,11 @@ absl::StatusOr<SequenceTable> SequenceTable::Create(SequenceTableLimits limits,
                                                     const KvArenas* arenas) {
   if (limits.max_sequences < 1 || limits.max_model_len < 1 ||
       limits.page_tokens < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "executor: want at least 1 of sequences, tokens and page tokens, have ",
-        limits.max_sequences, ", ", limits.max_model_len, ", ",
-        limits.page_tokens));
+    return absl::InvalidArgumentError(
+        absl::StrCat("executor: the limits of sequences, tokens per sequence "
+                     "and tokens per page must be at least 1, are ",
+                     limits.max_sequences, ", ", limits.max_model_len, " and ",
+                     limits.page_tokens));
   }
   SequenceTable table;
   table.limits_ = std::move(limits);
@@ -64,7 +66,7 @@ absl::StatusOr<std::unique_ptr<PenaltyCounts>> SequenceTable::Release(
     uint64_t id) {
   const auto found = sequences_.find(id);
   if (found == sequences_.end()) {
-    return Wrong(id, "is released but not known");
+    return Wrong(id, "is released, but the executor does not know it");
   }
   for (size_t group = 0; group < found->second.tables.size(); ++group) {
     DropSidePages(found->second, group);
@@ -85,7 +87,9 @@ absl::StatusOr<SequenceTable::Sequence*> SequenceTable::FindOrStart(
       std::all_of(step.block_tables().begin(), step.block_tables().end(),
                   [](const BlockTableDelta& delta) { return delta.reset(); });
   if (!starts)
-    return Wrong(id, "is not known, and not all of its tables are reset");
+    return Wrong(id,
+                 "the executor does not know it, and the plan does not reset "
+                 "all of its tables");
   if (free_rows_.empty()) {
     return Wrong(id,
                  absl::StrCat("too many sequences: the executor has room for ",
@@ -98,9 +102,8 @@ absl::StatusOr<SequenceTable::Sequence*> SequenceTable::FindOrStart(
   return &sequences_.emplace(id, std::move(sequence)).first->second;
 }
 
-// A sequence must start anew in all page groups or in none. A reset group
-// accepts any start, so a partial reset could overlap slots that exist in
-// another group.
+// Checks that a sequence starts anew in all page groups or in none. A reset
+// allows any start position, which another group's slots may contradict.
 absl::Status SequenceTable::CheckResets(const SequenceStep& step,
                                         const Sequence& sequence) const {
   const auto groups = static_cast<int64_t>(sequence.tables.size());
@@ -116,8 +119,9 @@ absl::Status SequenceTable::CheckResets(const SequenceStep& step,
   }
   if (resets == 0 || resets == groups) return absl::OkStatus();
   return Wrong(step.sequence_id(),
-               absl::StrCat("starts anew in ", resets, " page groups, want ",
-                            groups, " or none"));
+               absl::StrCat("is reset in ", resets,
+                            " page groups, must be reset in all ", groups,
+                            " or in none"));
 }
 
 absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
@@ -125,7 +129,8 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
   const uint32_t group = delta.page_group();
   if (group >= sequence->tables.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "page group ", group, ": there are ", sequence->tables.size()));
+        "page group ", group, " does not exist: the number of page groups is ",
+        sequence->tables.size()));
   }
   Table& table = sequence->tables[group];
   if (delta.reset()) {
@@ -138,15 +143,16 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
   const int64_t new_size = old_size + delta.appended_pages_size();
   if (new_size > max_pages_) {
     return absl::InvalidArgumentError(
-        absl::StrCat("table of ", new_size, " pages in group ", group,
-                     ", the limit is ", max_pages_));
+        absl::StrCat("its table in page group ", group, " has ", new_size,
+                     " pages, the limit is ", max_pages_));
   }
-  // Entries that a window gave up before they were ever sent name no page.
+  // Entries before `first_live` name no page if the sliding window gave them up
+  // before a plan sent them.
   const int64_t first_live = delta.first_live_index();
   if (first_live < table.first_live || first_live > new_size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("first live index ", first_live, " of group ", group,
-                     ": want ", table.first_live, " to ", new_size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the first live index in page group ", group, " is ", first_live,
+        ", must be ", table.first_live, " to ", new_size));
   }
   for (int i = 0; i < delta.appended_pages_size(); ++i) {
     if (old_size + i >= first_live) {
@@ -164,9 +170,9 @@ absl::Status SequenceTable::ApplySidePages(const BlockTableDelta& delta,
   const uint32_t group = delta.page_group();
   const int64_t want = delta.reset() ? limits_.side_pages[group] : 0;
   if (delta.side_pages_size() != want) {
-    return absl::InvalidArgumentError(absl::StrCat(delta.side_pages_size(),
-                                                   " side pages in group ",
-                                                   group, ", want ", want));
+    return absl::InvalidArgumentError(
+        absl::StrCat("gets ", delta.side_pages_size(),
+                     " side pages in page group ", group, ", must get ", want));
   }
   if (want == 0) return absl::OkStatus();
   for (const int32_t page : delta.side_pages()) {
@@ -199,7 +205,8 @@ absl::Status SequenceTable::TakeSidePage(size_t group, int32_t page) {
   if (owner < 0) return absl::OkStatus();
   const auto row = static_cast<size_t>(owner);
   if (last_step_[row] == step_) return WrittenTwice(group, page);
-  // Its owner was preempted and must start anew with other pages.
+  // The page's former owner was preempted, and must start anew with other side
+  // pages.
   side.lost[row] = true;
   owner = -1;
   return absl::OkStatus();
@@ -212,20 +219,21 @@ absl::Status SequenceTable::CheckPositions(const SequenceStep& step,
   if (step.num_tokens() == 0) return Wrong(id, "has no tokens");
   if (step.logical_start() > limit ||
       step.num_tokens() > limit - step.logical_start()) {
-    return Wrong(id, absl::StrCat("tokens ", step.logical_start(), " + ",
-                                  step.num_tokens(),
-                                  " are past the maximum length ", limit));
+    return Wrong(id, absl::StrCat(step.num_tokens(), " tokens from position ",
+                                  step.logical_start(),
+                                  " on end past the maximum length ", limit));
   }
   if (!sequence.is_fresh &&
       static_cast<int64_t>(step.logical_start()) != sequence.length) {
-    return Wrong(id, absl::StrCat("starts at ", step.logical_start(), ", want ",
-                                  sequence.length));
+    return Wrong(id, absl::StrCat("starts at position ", step.logical_start(),
+                                  ", must start at ", sequence.length));
   }
   return CheckStarts(step, sequence);
 }
 
-// Table indices stay the same when a window gives pages up. Only evictions
-// remove slots from the middle.
+// In a group that does not evict, a token's slot is its position, also after a
+// sliding window gave up pages. Evictions remove slots, so that later slots
+// have lower numbers than their tokens' positions.
 absl::Status SequenceTable::CheckStarts(const SequenceStep& step,
                                         const Sequence& sequence) const {
   const uint64_t id = step.sequence_id();
@@ -233,7 +241,9 @@ absl::Status SequenceTable::CheckStarts(const SequenceStep& step,
   const auto check_count = [&](int have, const char* what) {
     return have == 0 || have == groups
                ? absl::OkStatus()
-               : Wrong(id, absl::StrCat(have, " ", what, ", want ", groups));
+               : Wrong(id, absl::StrCat("has ", have, " ", what,
+                                        ", must have none or ", groups,
+                                        " (one per page group)"));
   };
   KVASIR_RETURN_IF_ERROR(
       check_count(step.physical_starts_size(), "physical starts"));
@@ -251,15 +261,16 @@ absl::Status SequenceTable::CheckStarts(const SequenceStep& step,
                   sequence.tables[static_cast<size_t>(group)].slots);
     const uint64_t greatest = evicts && !sequence.is_fresh ? least : most;
     if (start < least || start > greatest) {
-      return Wrong(id, absl::StrCat("physical start ", start, " of page group ",
-                                    group, ": want ", least, " to ", greatest));
+      return Wrong(
+          id, absl::StrCat("the physical start in page group ", group, " is ",
+                           start, ", must be ", least, " to ", greatest));
     }
     if (step.first_counted_size() > 0 &&
         step.first_counted(group) > most + step.num_tokens()) {
       return Wrong(
-          id, absl::StrCat("first counted token ", step.first_counted(group),
-                           " of page group ", group, ", want ",
-                           most + step.num_tokens(), " at most"));
+          id, absl::StrCat("the first counted token in page group ", group,
+                           " is ", step.first_counted(group),
+                           ", must be at most ", most + step.num_tokens()));
     }
   }
   return absl::OkStatus();
@@ -273,31 +284,34 @@ absl::Status SequenceTable::Evict(const SlotEviction& eviction) {
                  absl::StrCat("eviction in page group ", group, ": ", what...));
   };
   if (group >= side_pages_.size() || !arenas_->evicts(group)) {
-    return wrong("it evicts no slots");
+    return wrong("the page group does not exist or does not evict");
   }
   const uint64_t slots = eviction.num_slots();
   const uint64_t kept = eviction.kept_slots();
   const auto page_tokens = static_cast<uint64_t>(limits_.page_tokens);
-  // This bound also holds for sequences that the table does not know.
+  // The most slots that the eviction may have. The bound also applies to
+  // sequences that this table does not know.
   const uint64_t most = std::min(
       {eviction.logical_tokens(), static_cast<uint64_t>(limits_.max_model_len),
        static_cast<uint64_t>(arenas_->num_pages()[group]) * page_tokens});
   if (slots > most || kept < 1 || kept >= slots) {
-    return wrong("keeps ", kept, " of ", slots,
-                 " slots: want at least 1, fewer than ", "all, and at most ",
-                 most, " slots in all");
+    return wrong(
+        "keeps ", kept, " of ", slots,
+        " slots: it must keep at least 1 slot but not all, of at most ", most,
+        " slots in all");
   }
   const auto entries = [page_tokens](uint64_t count) {
     return (count + page_tokens - 1) / page_tokens;
   };
   if (static_cast<uint64_t>(eviction.pages_size()) != entries(slots)) {
-    return wrong(eviction.pages_size(), " pages, want ", entries(slots));
+    return wrong("has ", eviction.pages_size(), " pages, must have ",
+                 entries(slots));
   }
   absl::flat_hash_set<int32_t> pages;
   for (const int32_t page : eviction.pages()) {
     const absl::Status status = arenas_->CheckPage(group, page);
     if (!status.ok()) return wrong(status.message());
-    if (!pages.insert(page).second) return wrong("page ", page, " twice");
+    if (!pages.insert(page).second) return wrong("names page ", page, " twice");
   }
   const auto found = sequences_.find(id);
   if (found == sequences_.end()) return absl::OkStatus();
@@ -308,9 +322,10 @@ absl::Status SequenceTable::Evict(const SlotEviction& eviction) {
       table.pages.size() < entries(slots) ||
       !std::equal(eviction.pages().begin(), eviction.pages().end(),
                   table.pages.begin())) {
-    return wrong(slots, " slots at ", eviction.logical_tokens(),
-                 " tokens; its table has ", table.slots, " at ",
-                 found->second.length, ", or other pages");
+    return wrong(
+        "the plan says ", slots, " slots after ", eviction.logical_tokens(),
+        " tokens; the sequence's table has ", table.slots, " slots after ",
+        found->second.length, " tokens, or other pages");
   }
   table.slots = static_cast<int64_t>(kept);
   table.pages.resize(entries(kept));
@@ -328,16 +343,18 @@ absl::Status SequenceTable::CheckSlots(const SequenceStep& step,
     const int64_t covered =
         static_cast<int64_t>(table.pages.size()) * limits_.page_tokens;
     if (end > covered) {
-      return Wrong(id, absl::StrCat("its table in group ", group, " covers ",
-                                    covered, " slots, want ", end));
+      return Wrong(id,
+                   absl::StrCat("its table in page group ", group, " covers ",
+                                covered, " slots, but the step needs ", end));
     }
     const int64_t window = limits_.windows[group];
     const int64_t first_seen =
         window == 0 ? 0 : std::max<int64_t>(0, start + 1 - window);
     if (table.first_live * limits_.page_tokens > first_seen) {
-      return Wrong(id, absl::StrCat("group ", group, " gave up slots below ",
-                                    table.first_live * limits_.page_tokens,
-                                    ", but slot ", first_seen, " is seen"));
+      return Wrong(
+          id, absl::StrCat("page group ", group, " gave up slots below ",
+                           table.first_live * limits_.page_tokens,
+                           ", but the step's tokens see slot ", first_seen));
     }
     for (int64_t index = start / limits_.page_tokens;
          index <= (end - 1) / limits_.page_tokens; ++index) {
@@ -347,9 +364,11 @@ absl::Status SequenceTable::CheckSlots(const SequenceStep& step,
     }
     if (!table.side_pages.empty() &&
         side_pages_[group].lost[static_cast<size_t>(sequence.row)]) {
-      return Wrong(id, absl::StrCat("another sequence has a side page of it in "
-                                    "group ",
-                                    group));
+      return Wrong(
+          id,
+          absl::StrCat(
+              "another sequence has taken one of its side pages in page group ",
+              group));
     }
   }
   return absl::OkStatus();

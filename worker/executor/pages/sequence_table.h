@@ -1,6 +1,6 @@
-// The executor's record of each sequence: its own copy of the block tables,
-// kept up to date by the deltas of step plans, and how far the sequence has
-// been written. Host memory: each step uploads the tables of its own sequences.
+// The executor's record of each sequence: a copy of its block tables, updated
+// by the changes in step plans, and how many of its tokens are in the cache.
+// Host memory; each step uploads the tables of the sequences that it runs.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,16 @@ namespace kvasir::worker {
 struct SequenceTableLimits {
   int64_t max_sequences = 0;  // live at the same time
   int64_t max_model_len = 0;  // tokens of one sequence
-  int64_t page_tokens = 0;    // P
-  // By page group: how many keys a query sees at most; 0: all.
+  int64_t page_tokens = 0;    // P in formulas
+  // By page group: the most keys that a query sees; 0: all keys.
   std::vector<int64_t> windows;
-  // By page group: pages of a sequence besides those of its tokens.
+  // By page group: the number of side pages of a sequence. These hold exact
+  // rows.
   std::vector<int64_t> side_pages;
 };
 
-// Counts of ids for the sampler's penalties. Only sequences that ask for
-// penalties have them.
+// How often each token id occurs in a sequence, for the sampler's penalties.
+// Only sequences that ask for penalties have these counts.
 struct PenaltyCounts {
   kernels::DeviceBuffer prompt;  // [V] int32
   kernels::DeviceBuffer output;  // [V] int32
@@ -41,15 +42,16 @@ class SequenceTable {
  public:
   struct Table {
     std::vector<int32_t> pages;
-    // Slots that are written: one per token, minus the evicted ones.
+    // Slots in use: one per token, minus the evicted ones.
     int64_t slots = 0;
     int64_t first_live = 0;
     std::vector<int32_t> side_pages;
   };
   struct Sequence {
-    int32_t row = 0;     // below max_sequences, unique among live sequences
+    int32_t row = 0;     // unique among live sequences; below max_sequences
     int64_t length = 0;  // tokens written
-    // no step yet since the last reset: it may start at any position
+    // No step has run since the last reset, so the next may start at any
+    // position.
     bool is_fresh = true;
     bool has_sampled = false;
     std::vector<Table> tables;  // by page group
@@ -60,26 +62,28 @@ class SequenceTable {
   static absl::StatusOr<SequenceTable> Create(SequenceTableLimits limits,
                                               const KvArenas* arenas);
 
-  // Forgets a sequence. Returns its penalty counts, if it has any, for reuse.
+  // Forgets a sequence. Returns its penalty counts, if any, so that their
+  // memory can be reused.
   absl::StatusOr<std::unique_ptr<PenaltyCounts>> Release(uint64_t id);
 
-  // Starts a new step. In one step a page may be written by one sequence only.
+  // Starts a new step. Within a step only one sequence may write to a page.
   void BeginStep() {
     ++step_;
     written_pages_.clear();
   }
 
-  // Checks an eviction. If the sequence is known, its table then ends with the
-  // kept slots.
+  // Checks an eviction. If the sequence is known, cuts its table to the kept
+  // slots.
   absl::Status Evict(const kvasir::v1::SlotEviction& eviction);
 
-  // Applies the step's deltas. Checks that its tokens have slots, that the
-  // slots they see are live, and that they follow what was written before. The
-  // pointer is valid until the next call.
+  // Applies the step's changes to the sequence's block tables. Checks that the
+  // step's tokens have slots, that the slots they see are live, and that they
+  // follow the tokens that were written before. The result is valid until the
+  // next call.
   absl::StatusOr<Sequence*> Apply(const kvasir::v1::SequenceStep& step);
 
-  // Index of a sequence's slot in its group's arenas: page * P + slot in the
-  // page.
+  // Index, in the page group's arenas, of slot number `slot` of a sequence:
+  // page * P + slot within the page.
   int64_t SlotOf(const Sequence& sequence, int64_t group, int64_t slot) const;
 
   int64_t size() const { return static_cast<int64_t>(sequences_.size()); }
@@ -96,12 +100,12 @@ class SequenceTable {
   absl::Status ApplySidePages(const kvasir::v1::BlockTableDelta& delta,
                               Sequence* sequence);
   void DropSidePages(const Sequence& sequence, size_t group);
-  // Takes the page away from a sequence that has it as a side page, if there is
-  // one. An error if that sequence is in this step.
+  // If a sequence has this page as a side page, takes the page away from it.
+  // Fails if that sequence is in this step.
   absl::Status TakeSidePage(size_t group, int32_t page);
   absl::Status CheckPositions(const kvasir::v1::SequenceStep& step,
                               const Sequence& sequence) const;
-  // Checks where the step's slots begin in each group.
+  // Checks the slot at which the step's tokens begin in each page group.
   absl::Status CheckStarts(const kvasir::v1::SequenceStep& step,
                            const Sequence& sequence) const;
   absl::Status CheckSlots(const kvasir::v1::SequenceStep& step,
@@ -113,17 +117,19 @@ class SequenceTable {
   int64_t max_pages_ = 0;  // of one sequence
   std::vector<int32_t> free_rows_;
   absl::flat_hash_map<uint64_t, Sequence> sequences_;
-  // (group, page) of the pages that this step writes.
+  // The pages that this step writes, as (page group, page).
   absl::flat_hash_set<std::pair<int64_t, int32_t>> written_pages_;
-  // Owners of side pages. A plan sends a sequence's side pages once; they are
-  // checked again only if another sequence has taken one.
+  // The owner of each side page. A plan sends a sequence's side pages only
+  // once, so this also records whether another sequence has taken one of them
+  // since.
   struct SidePages {
-    std::vector<int32_t> owner;  // by page: row of its sequence; below 0: none
-    std::vector<bool> lost;      // by row: whether another sequence took a page
+    // by page: row of its sequence; below 0: nobody
+    std::vector<int32_t> owner;
+    std::vector<bool> lost;  // by row: whether another sequence took a page
   };
   std::vector<SidePages> side_pages_;  // by page group; empty: no side pages
   uint64_t step_ = 0;
-  // by row: the last step that its sequence was in
+  // By row: the last step that ran its sequence.
   std::vector<uint64_t> last_step_;
 };
 

@@ -1,11 +1,10 @@
-// Limits of sampling parameters. The engine refuses requests and the executor
-// refuses step plans by the same numbers.
+// Limits of sampling parameters. The engine refuses requests that exceed them,
+// and the executor refuses such step plans.
 #pragma once
 
 namespace kvasir::worker {
 
-// A repetition penalty outside this range turns ordinary logits into infinite
-// ones.
+// A repetition penalty outside this range would turn ordinary logits infinite.
 inline constexpr float kMinRepetitionPenalty = 0.01f;
 inline constexpr float kMaxRepetitionPenalty = 100.0f;
 

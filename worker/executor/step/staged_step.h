@@ -1,5 +1,5 @@
-// A step that is checked and uploaded: all that launching it and collecting its
-// results need. Plain data.
+// A step that has been checked and uploaded: everything that is needed to
+// launch it and to collect its results. Plain data.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct StepResults {
 };
 
 // Counts, device addresses in the uploaded blob, and the host arrays that the
-// blob was packed from. T tokens. The Stager owns one and reuses it from step
-// to step.
+// blob was packed from. T is the number of tokens. The Stager owns one
+// StagedStep and reuses it for every step.
 struct StagedStep {
   uint64_t step_id = 0;
   StepSizes sizes;
@@ -45,14 +45,14 @@ struct StagedStep {
   std::vector<kernels::DevicePtr<const int64_t>> ring_slots;  // by ring
   kernels::DevicePtr<const int32_t> sample_rows;              // [samples]
   kernels::DevicePtr<const kernels::SampleRow> samples;       // [samples]
-  // For each row of StepState::last_sampled(), the place that its next value
-  // comes from, counted in int32 from the first row. [max sequences]
+  // For each row of StepState::last_sampled(), the location of its next value:
+  // an offset from the first row, in int32 elements. [max sequences]
   kernels::DevicePtr<const int32_t> carried;
   kernels::DevicePtr<const int32_t> target_rows;              // [targets]
   kernels::DevicePtr<const int32_t> target_ids;               // [targets]
   kernels::DevicePtr<const kernels::TokenHistory> histories;  // [histories]
   kernels::DevicePtr<const int32_t> zeros;                    // [T]
-  // 0, 1, ...; set only if logits are tapped. [T]
+  // The numbers 0, 1, ... T - 1; set only if logits are tapped. [T]
   kernels::DevicePtr<const int32_t> all_rows;
 
   ResultLayout layout;

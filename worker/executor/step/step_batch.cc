@@ -25,15 +25,16 @@ absl::Status CheckIds(const SequenceStep& step, const char* field,
                       int64_t vocab_size) {
   for (const int32_t id : ids) {
     if (id < 0 || id >= vocab_size) {
-      return Wrong(
-          step.sequence_id(),
-          absl::StrCat(field, ": want 0 to ", vocab_size - 1, ", have ", id));
+      return Wrong(step.sequence_id(),
+                   absl::StrCat(field, ": an id must be 0 to ", vocab_size - 1,
+                                ", is ", id));
     }
   }
   return absl::OkStatus();
 }
 
-// NaN fails every comparison, so each row states what is allowed.
+// Each check states which values are allowed, not which are wrong, so that NaN
+// is refused: comparisons with NaN are false.
 absl::Status CheckNumbers(const SequenceStep& step) {
   const SampleRequest& sample = step.sample();
   struct Row {
@@ -65,7 +66,7 @@ absl::Status CheckNumbers(const SequenceStep& step) {
     if (!row.ok) {
       return Wrong(
           step.sequence_id(),
-          absl::StrCat(row.field, ": want ", row.want, ", have ", row.value));
+          absl::StrCat(row.field, ": must be ", row.want, ", is ", row.value));
     }
   }
   return absl::OkStatus();
@@ -191,18 +192,19 @@ absl::Status StepBatch::AddTokens(const SequenceStep& step,
   if (last_sampled) {
     if (step.num_tokens() != 1 || step.token_ids_size() != 0 ||
         !sequence.has_sampled) {
-      return Wrong(
-          step.sequence_id(),
-          absl::StrCat("the last sampled token is 1 token without an id, of a "
-                       "sequence that was sampled; have ",
-                       step.num_tokens(), " tokens, ", step.token_ids_size(),
-                       " ids"));
+      return Wrong(step.sequence_id(),
+                   absl::StrCat("input_is_last_sampled requires 1 token "
+                                "without an id, and a sequence "
+                                "that has been sampled from; the step has ",
+                                step.num_tokens(), " tokens and ",
+                                step.token_ids_size(), " ids"));
     }
   } else if (static_cast<uint32_t>(step.token_ids_size()) !=
              step.num_tokens()) {
     return Wrong(step.sequence_id(),
-                 absl::StrCat("num_tokens is ", step.num_tokens(), ", have ",
-                              step.token_ids_size(), " ids"));
+                 absl::StrCat("num_tokens is ", step.num_tokens(),
+                              ", but the number of token_ids is ",
+                              step.token_ids_size()));
   }
   KVASIR_RETURN_IF_ERROR(
       CheckIds(step, "token_ids", step.token_ids(), limits_.vocab_size));
@@ -275,8 +277,9 @@ void StepBatch::PlaceWeights(int64_t most_weights, int64_t page_tokens) {
   }
 }
 
-// A ring keeps the sinks and the last tokens of the window. Tokens between them
-// get no place, because the last ones would overwrite them.
+// A ring keeps the sinks and the tokens of the latest window. Tokens of this
+// step between them get no place (-1), because later tokens of the step would
+// overwrite them.
 void StepBatch::AddRings(const SequenceTable::Sequence& sequence, int64_t start,
                          int64_t num_rows) {
   for (size_t r = 0; r < rings_.size(); ++r) {
@@ -300,8 +303,9 @@ absl::Status StepBatch::AddTargets(const SequenceStep& step, int64_t first_row,
                                    Output* output) {
   if (static_cast<uint32_t>(step.target_ids_size()) > step.num_tokens()) {
     return Wrong(step.sequence_id(),
-                 absl::StrCat(step.target_ids_size(), " targets of ",
-                              step.num_tokens(), " tokens"));
+                 absl::StrCat("has ", step.target_ids_size(),
+                              " target_ids, at most num_tokens = ",
+                              step.num_tokens(), " are allowed"));
   }
   KVASIR_RETURN_IF_ERROR(
       CheckIds(step, "target_ids", step.target_ids(), limits_.vocab_size));
@@ -329,9 +333,9 @@ absl::Status StepBatch::AddSample(const SequenceStep& step,
   }
   if (request.num_logprobs() < -1 ||
       request.num_logprobs() > limits_.max_logprobs) {
-    return Wrong(id,
-                 absl::StrCat("num_logprobs: want -1 to ", limits_.max_logprobs,
-                              ", have ", request.num_logprobs()));
+    return Wrong(
+        id, absl::StrCat("num_logprobs: must be -1 to ", limits_.max_logprobs,
+                         ", is ", request.num_logprobs()));
   }
   KVASIR_RETURN_IF_ERROR(
       CheckIds(step, "banned_ids", request.banned_ids(), limits_.vocab_size));
@@ -344,9 +348,10 @@ absl::Status StepBatch::AddSample(const SequenceStep& step,
     if (bias.token_id() < 0 || bias.token_id() >= limits_.vocab_size ||
         !std::isfinite(bias.bias())) {
       return Wrong(id,
-                   absl::StrCat("logit_bias of id ", bias.token_id(), ": ",
-                                bias.bias(), ": want an id below ",
-                                limits_.vocab_size, " and a finite number"));
+                   absl::StrCat("logit_bias of id ", bias.token_id(), " is ",
+                                bias.bias(), ": the id must be 0 to ",
+                                limits_.vocab_size - 1,
+                                " and the bias a finite number"));
     }
     bias_ids_.push_back(bias.token_id());
     biases_.push_back(bias.bias());

@@ -1,5 +1,5 @@
-// A step plan turned into the host arrays that ops take: checked, and in the
-// plan's order.
+// Turns a step plan into the host arrays that ops take, in the plan's order,
+// and checks it.
 #pragma once
 
 #include <cstdint>
@@ -18,11 +18,13 @@
 
 namespace kvasir::worker {
 
-// The most that one sample may have.
+// The most entries in one sample's lists of biases and banned ids.
 inline constexpr int64_t kMaxBiases = 1024;
 inline constexpr int64_t kMaxBannedIds = 1024;
 
-// Threads: one at a time. Reused from step to step.
+// The arrays of one step. One object serves step after step.
+//
+// Threads: one at a time.
 // Errors: INVALID_ARGUMENT naming sequence, field, value and limit.
 class StepBatch {
  public:
@@ -31,8 +33,9 @@ class StepBatch {
     // For each token, its slot counted within its sequence. Only in groups that
     // evict. [T]
     std::vector<int64_t> slot_positions;
-    // In the order of rows(). Their table pointers are null; `tables` says
-    // where in StepBatch::tables() each sequence's tables begin. [B]
+    // The sequences, in the order of rows(). Their table pointers are null;
+    // `tables` says where in StepBatch::tables() each sequence's tables begin.
+    // [B]
     std::vector<kernels::AttentionSequence> sequences;
     struct Tables {
       int64_t pages = 0;
@@ -40,15 +43,15 @@ class StepBatch {
     };
     std::vector<Tables> tables;
   };
-  // A row that is sampled. Its pointers to biases and banned ids are null; the
-  // offsets say where in biases() and banned_ids() they begin.
+  // A row to sample from. Its pointers to biases and banned ids are null; the
+  // offsets say where in biases() and banned_ids() its entries begin.
   struct Sample {
     kernels::SampleRow row;
     int64_t first_bias = 0;
     int64_t first_banned = 0;
     int32_t table_row = 0;  // SequenceTable::Sequence::row
   };
-  // Ids to count for a sequence's penalties.
+  // Token ids to count for a sequence's penalties.
   struct History {
     int64_t first_id = 0;  // in history_ids()
     int64_t num_ids = 0;
@@ -58,12 +61,12 @@ class StepBatch {
   struct Output {
     uint64_t sequence_id = 0;
     int64_t num_rows = 0;
-    int64_t sample = -1;  // index of its sample; -1: none
+    int64_t sample = -1;  // index in samples(); -1: no sample
     int64_t first_target = 0;
     int64_t num_targets = 0;
   };
-  // Prepares what a sample needs beyond the plan, penalty counts and token
-  // masks, and sets the pointers of the row to them.
+  // Prepares a sample's penalty counts and token mask, which the plan does not
+  // contain, and sets the row's pointers to them.
   using PrepareSample = absl::FunctionRef<absl::Status(
       const kvasir::v1::SequenceStep& step, SequenceTable::Sequence* sequence,
       kernels::SampleRow* row)>;
@@ -78,10 +81,12 @@ class StepBatch {
         groups_(static_cast<size_t>(arenas.num_page_groups())),
         ring_slots_(rings_.size()) {}
 
-  // Applies the plan's sequences to the table and lays out their tokens.
+  // Applies the plan's sequences to `table` and fills the arrays with their
+  // tokens.
   absl::Status Build(const kvasir::v1::StepPlan& plan, SequenceTable* table,
                      PrepareSample prepare);
-  // kernels::PlaceWeights for the groups that evict. Call after Build.
+  // Calls kernels::PlaceWeights for the page groups that evict. Call it after
+  // Build.
   void PlaceWeights(int64_t most_weights, int64_t page_tokens);
   // Called by PrepareSample. Does nothing if `ids` is empty and `clear` is
   // false.
@@ -90,27 +95,28 @@ class StepBatch {
 
   StepSizes sizes() const;
 
-  // Token t's id is ids[t] if token_sources[t] == t. Otherwise it is the last
-  // sampled id in row token_sources[t] - max_batched_tokens.
+  // Token t's id is ids()[t] if token_sources()[t] is t. Otherwise it is the
+  // last sampled id in row token_sources()[t] - max_batched_tokens of
+  // StepState::last_sampled().
   const std::vector<int32_t>& ids() const { return ids_; }
   const std::vector<int32_t>& token_sources() const { return token_sources_; }
   const std::vector<int64_t>& positions() const { return positions_; }
   const std::vector<Group>& groups() const { return groups_; }
   // Block tables and side pages of all sequences, one after the other.
   const std::vector<int32_t>& tables() const { return tables_; }
-  // In the plan's order, which puts prompts first.
+  // The rows of each sequence, in the plan's order, which puts prompts first.
   const std::vector<SequenceRows>& rows() const { return rows_; }
   bool has_prompts() const { return !rows_.empty() && rows_.front().prompt; }
   // The number of runs of consecutive output rows.
   int64_t output_runs() const { return output_runs_; }
-  // By ring of the arenas: where each token's exact row is kept, in bytes from
-  // the start of the ring's arena. Below 0: not kept, because no later step
-  // reads it. [T]
+  // By ring (KvArenas::rings): where each token's exact row is stored, in bytes
+  // from the start of the ring's arena. Below 0 if the row is not stored,
+  // because no later step reads it. [T] each.
   const std::vector<std::vector<int64_t>>& ring_slots() const {
     return ring_slots_;
   }
 
-  // The token rows that are sampled from.
+  // For each sample, the token row to sample from.
   const std::vector<int32_t>& sample_rows() const { return sample_rows_; }
   const std::vector<Sample>& samples() const { return samples_; }
   const std::vector<int32_t>& bias_ids() const { return bias_ids_; }
@@ -120,7 +126,7 @@ class StepBatch {
   const std::vector<History>& histories() const { return histories_; }
   const std::vector<int32_t>& target_rows() const { return target_rows_; }
   const std::vector<int32_t>& target_ids() const { return target_ids_; }
-  // In the plan's order.
+  // The outputs that each sequence needs, in the plan's order.
   const std::vector<Output>& outputs() const { return outputs_; }
 
  private:

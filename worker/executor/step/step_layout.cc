@@ -76,7 +76,8 @@ absl::Status StepBlob::StartPacking() {
   }
   if (bytes > device_.bytes()) {
     size_t grown = std::max(bytes, 2 * device_.bytes());
-    // Safe: no step is in flight, and this step is packed anew.
+    // Frees the old memory. This is safe, because no step is in flight and this
+    // step is packed anew.
     device_ = kernels::DeviceBuffer();
     auto memory = allocator_->Allocate(grown, kernels::MemoryTag::kOther);
     if (!memory.ok()) {

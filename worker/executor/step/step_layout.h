@@ -1,6 +1,6 @@
-// The size of a step, and the places of its numbers on the way to the device
-// and back. Their addresses depend only on the step's bucket, as long as the
-// blob's memory is large enough.
+// The sizes of a step, and the layout of its arrays in the upload to the device
+// and in the results. Addresses depend only on the step's bucket, as long as
+// the blob's memory is large enough.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ struct StepLimits {
 };
 
 struct StepSizes {
-  int64_t tokens = 0;     // T
-  int64_t sequences = 0;  // B
+  int64_t tokens = 0;     // T in shapes
+  int64_t sequences = 0;  // B in shapes
   int64_t samples = 0;
   int64_t targets = 0;
   int64_t top = 0;        // most likely ids reported per sample
@@ -36,49 +36,49 @@ struct StepSizes {
 };
 StepSizes LargestStep(const StepLimits& limits);
 
-// Evictions of one page group that are done side by side, with the same
-// launches for each of its layers.
+// Evictions of one page group that run together: one list of launches per layer
+// does all of them.
 struct EvictionBatch {
   int64_t page_group = 0;
-  int64_t copy_batches = 0;  // batches of page copies that come before it
+  int64_t copy_batches = 0;  // batches of page copies that run before it
   int64_t count = 0;
 
   friend bool operator==(const EvictionBatch&, const EvictionBatch&) = default;
 };
 
 // Everything that a step's list of launches depends on. Steps of one bucket
-// have the same places in the blob, in the results and in the workspace. They
-// differ in the uploaded numbers and in the true counts of the padded rows. The
-// host passes a launch the true count (and the first row, if that is not 0); a
-// CPU computes only those rows.
+// have the same layout of blob, results and workspace. They differ in the
+// uploaded numbers and in the true counts of the padded rows. Each launch
+// receives the true count, and the first row if that is not 0; a CPU computes
+// only these rows.
 struct StepBucket {
   StepSizes padded;
-  // Page copies, launched for each layer of a group. All pairs are launched;
-  // the padding copies nothing.
+  // Page copies, launched for each layer of their page group. The launch
+  // includes the padding, which copies nothing.
   absl::InlinedVector<KvArenas::CopyBatch, 4> copies;
   absl::InlinedVector<EvictionBatch, 2> evictions;
-  // Set only if prompts lift latents, because prompts and output are then
-  // launched apart: whether there are prompts, and StepBatch::output_runs.
+  // Whether the step has prompts, and StepBatch::output_runs. Set only if
+  // prompts lift latents, because prompts and output are then launched apart.
   bool has_prompts = false;
   int64_t output_runs = 0;
 
   friend bool operator==(const StepBucket&, const StepBucket&) = default;
 };
 
-// Rounds sizes up to powers of two within the limits. Samples beyond
-// `logits_rows`, the most rows of logits held at a time, are rounded up to a
-// multiple of it.
+// Rounds sizes up to powers of two within the limits. If there are more samples
+// than `logits_rows` (the most rows of logits that exist at a time), rounds
+// their number up to a multiple of `logits_rows`.
 StepSizes PadSizes(const StepSizes& sizes, const StepLimits& limits,
                    int64_t logits_rows);
 
-// Where a step's results lie. They are read back together. Offsets are in bytes
-// from the first.
+// Where a step's results lie in StepState::results(). They are read back
+// together. Offsets are in bytes.
 struct ResultLayout {
   ResultLayout() = default;
   explicit ResultLayout(const StepSizes& padded);
 
   int64_t clamped_codes = 0;  // one int64; counts up over all steps
-  // Only clamped_codes has a place in every step. The others follow it.
+  // Only clamped_codes has the same offset in every step. The others follow it.
   int64_t token_ids = sizeof(int64_t);  // [samples] int32
   int64_t logprobs = 0;                 // [samples] float32
   int64_t top_ids = 0;                  // [samples, top] int32
@@ -88,9 +88,9 @@ struct ResultLayout {
   int64_t bytes = 0;
 };
 
-// Everything of a step that the device needs: written on the host and copied to
-// the device at once. The code that packs it runs twice, first only to count
-// bytes:
+// Everything that the device needs for a step: written on the host and copied
+// to the device at once. The code that packs it runs twice, the first time only
+// to count bytes:
 //
 //   blob.StartCounting();
 //   Pack(&blob);
@@ -113,10 +113,10 @@ class StepBlob {
       : allocator_(allocator) {}
 
   void StartCounting();
-  // RESOURCE_EXHAUSTED if it must grow and cannot.
+  // RESOURCE_EXHAUSTED if the blob must grow and there is no memory.
   absl::Status StartPacking();
 
-  // Takes the next `count` elements without writing them.
+  // Returns the place of the next `count` elements, without writing them.
   template <typename T>
   Place<T> Take(int64_t count) {
     const int64_t offset = TakeBytes(count * static_cast<int64_t>(sizeof(T)));
@@ -125,7 +125,8 @@ class StepBlob {
             (device_.as<const std::byte>() + offset).template as<const T>()};
   }
 
-  // Takes `count` elements and writes them: `values`, then `padding`.
+  // Takes the next `count` elements and fills them with `values`, then with
+  // `padding`. Returns their address on the device.
   template <typename T>
   kernels::DevicePtr<const T> Add(absl::Span<const T> values, int64_t count,
                                   const T& padding) {
@@ -142,11 +143,11 @@ class StepBlob {
   }
 
   bool counting() const { return counting_; }
-  // Bytes of the device memory that it holds.
+  // Bytes of device memory that the blob holds.
   size_t bytes() const { return device_.bytes(); }
-  // How often a step has needed more bytes than every step before it. The blob
-  // moves only then. The count depends only on the plans, so it is the same on
-  // all ranks, while an address is not.
+  // The number of steps that needed more bytes than every step before them.
+  // Only such a step can move the blob. The count depends only on the plans, so
+  // it is the same on all ranks, unlike the blob's address.
   int64_t peaks() const { return peaks_; }
   absl::Status Upload(kernels::Stream& stream) const;
 

@@ -1,6 +1,6 @@
-// Where the time of a step goes. The layers and the output mark which part of
-// the step they enqueue; a profile measures. Without a profile a mark only
-// checks a null pointer.
+// Measures how the time of a step divides among its parts. The executor's code
+// marks which part of the step it enqueues; a StepProfile measures the time
+// between marks. Without a profile a mark only checks a null pointer.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@ enum class StepPart : uint8_t {
   kProjections,  // from the normed residual stream to queries and latents
   kRotation,
   kAppend,
-  // The ops that a compressed cache adds around attention: lifts of queries and
-  // of sums of latents, and Hadamard transforms.
+  // Ops that only a compressed cache needs: lifts of queries and of sums of
+  // latents, and Hadamard transforms.
   kLifts,
   kAttention,
   kEviction,  // evictions between steps; scoring counts as kAttention
@@ -37,8 +37,8 @@ const char* StepPartName(StepPart part);
 class StepProfile {
  public:
   virtual ~StepProfile() = default;
-  // Ops that are enqueued from now on belong to `part`. Returns the part
-  // before.
+  // Says that ops enqueued from now on belong to `part`. Returns the previous
+  // part.
   virtual StepPart Enter(kernels::Stream& stream, StepPart part) = 0;
 };
 
@@ -62,10 +62,10 @@ class StepPartScope {
   StepPart before_ = StepPart::kRest;
 };
 
-// Measures wall-clock time on a stream that does its work within the enqueueing
-// call (CpuStream).
+// Measures wall-clock time. For a stream (CpuStream) whose work is done when
+// the enqueueing call returns.
 //
-// Threads: the stream's.
+// Threads: only the thread that uses the stream.
 class CpuStepProfile final : public StepProfile {
  public:
   using Seconds = std::array<double, kNumStepParts>;

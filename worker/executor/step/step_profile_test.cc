@@ -38,7 +38,7 @@ TEST(StepProfileTest, TimeOfAnInnerPartIsNotCountedForTheOuterPart) {
   EXPECT_EQ(SecondsOf(seconds, StepPart::kAttention), 0.0);
 }
 
-TEST(StepProfileTest, StartForgetsEarlierTimes) {
+TEST(StepProfileTest, StartForgetsTimesMeasuredBefore) {
   base::ThreadPool pool(1);
   kernels::CpuDevice device(&pool);
   const auto stream = device.MakeStream();
@@ -48,7 +48,7 @@ TEST(StepProfileTest, StartForgetsEarlierTimes) {
   EXPECT_EQ(SecondsOf(profile.Stop(), StepPart::kHead), 0.0);
 }
 
-TEST(StepProfileTest, EveryPartHasItsOwnName) {
+TEST(StepProfileTest, EveryStepPartHasItsOwnName) {
   std::set<std::string> names;
   for (size_t part = 0; part < kNumStepParts; ++part) {
     names.insert(StepPartName(static_cast<StepPart>(part)));

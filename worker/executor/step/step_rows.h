@@ -1,4 +1,4 @@
-// The rows of one step, as the executor, attention and graphs share them. Plain
+// Describes the rows of one step, for the executor, attention and graphs. Plain
 // data.
 #pragma once
 
@@ -10,17 +10,19 @@
 
 namespace kvasir::worker {
 
-// Where the tokens of a step lie in one page group. T tokens, B sequences.
+// Where the tokens of a step lie in one page group. T is the number of tokens,
+// B of sequences.
 struct AttentionBatch {
   // For each token, the slot that it is written to: page * P + slot in the
   // page. [T]
   kernels::DevicePtr<const int64_t> slots;
-  // For each token, its slot counted within its sequence. Layers whose
-  // positions roll use it as the position. [T]
+  // For each token, its slot counted within its sequence. Layers whose eviction
+  // renumbers positions (ResolvedEviction::rolling) use it as the position for
+  // RoPE. [T]
   kernels::DevicePtr<const int64_t> slot_positions;
-  // The sequences, prompts first. [B] on the device and on the host: the host's
-  // copy plans how attention is divided. It is not read while the workspace
-  // counts.
+  // The sequences, prompts first. [B] on the device and on the host. The host's
+  // copy serves to plan how attention is divided, and is not read with a
+  // counting workspace.
   kernels::DevicePtr<const kernels::AttentionSequence> sequences;
   absl::Span<const kernels::AttentionSequence> on_host;
   // A second copy of the sequences that decode, on the device. Set only if

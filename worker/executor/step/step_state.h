@@ -1,4 +1,4 @@
-// Device memory that lasts from one step to the next.
+// The device memory that keeps its contents from one step to the next.
 #pragma once
 
 #include <algorithm>
@@ -55,7 +55,7 @@ class StepState {
   kernels::DevicePtr<std::byte> results() const {
     return memory_.as<std::byte>() + results_offset_bytes_;
   }
-  // Counts up over all steps.
+  // The number of clamped codes of all steps so far.
   kernels::DevicePtr<int64_t> clamped_codes() const {
     return (results() + ResultLayout().clamped_codes).as<int64_t>();
   }

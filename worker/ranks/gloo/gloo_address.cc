@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::string_view kVersion = "kvasir-gloo-1";
 constexpr size_t kSecretDigits = 32;
-// Far more than any valid address needs.
+// A limit that is far above the length of any valid address.
 constexpr size_t kMaxTextBytes = 32 << 10;
 
 const sockaddr_in& AsV4(const sockaddr* address) {
@@ -39,7 +39,8 @@ SocketAddress CopyOf(const sockaddr* address) {
   return copy;
 }
 
-// Returns an address without a port. `text` has neither brackets nor a zone.
+// Parses an IP address without a port. `text` must have neither brackets nor a
+// zone.
 absl::StatusOr<SocketAddress> ParseHost(const std::string& text) {
   SocketAddress address;
   auto* const v4 = reinterpret_cast<sockaddr_in*>(&address.bytes);
@@ -109,8 +110,8 @@ absl::StatusOr<SocketAddress> ParsePort(std::string_view text) {
 absl::StatusOr<SocketAddress> FindInterface(const std::string& interface) {
   ifaddrs* found = nullptr;
   if (getifaddrs(&found) != 0) {
-    return absl::UnavailableError(
-        absl::StrCat("network interfaces: ", std::strerror(errno)));
+    return absl::UnavailableError(absl::StrCat(
+        "cannot list the network interfaces: ", std::strerror(errno)));
   }
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(found, &freeifaddrs);
   const absl::StatusOr<SocketAddress> host = ParseHost(interface);
@@ -129,15 +130,16 @@ absl::StatusOr<SocketAddress> FindInterface(const std::string& interface) {
       continue;
     }
     if (interface != each->ifa_name) continue;
-    // A link-local address means a different machine on each host.
+    // Skip link-local addresses: the same address means a different machine on
+    // each host.
     if (!v4 && IN6_IS_ADDR_LINKLOCAL(&AsV6(address).sin6_addr)) continue;
     if (best == nullptr || (v4 && best->sa_family != AF_INET)) best = address;
   }
   if (best != nullptr) return CopyOf(best);
   return absl::NotFoundError(absl::StrCat(
       "'", interface,
-      "' is neither an address of this machine nor an interface with one; its "
-      "interfaces: ",
+      "' is neither an address of this machine nor the name of a network "
+      "interface with an address; its interfaces: ",
       absl::StrJoin(names, ", ")));
 }
 

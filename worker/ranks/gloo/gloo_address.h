@@ -1,4 +1,4 @@
-// How a rank of a Gloo group is reached, as text that ranks exchange before
+// The address of a rank of a Gloo group, as text that ranks exchange before
 // they are connected.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace kvasir::worker {
 
-// An IPv4 or IPv6 address, and a port.
+// An IPv4 or IPv6 address with a port.
 struct SocketAddress {
   sockaddr_storage bytes = {};
   socklen_t size = 0;
@@ -24,10 +24,10 @@ struct SocketAddress {
   }
 };
 
-// Finds an address of this machine, with port 0. `interface` is one of the
-// machine's addresses or the name of a network interface. By name ("eth0") it
-// is the IPv4 address, otherwise an IPv6 address that is valid beyond the link.
-// NOT_FOUND lists the interfaces that exist.
+// Returns an address of this machine, with port 0. `interface` is one of the
+// machine's addresses or the name of a network interface ("eth0"). For a name,
+// returns the interface's IPv4 address or, if it has none, an IPv6 address that
+// is not link-local. NOT_FOUND lists the interfaces that exist.
 absl::StatusOr<SocketAddress> FindInterface(const std::string& interface);
 
 struct GlooAddress {
@@ -37,16 +37,18 @@ struct GlooAddress {
   int64_t chunk_bytes = 0;
   // 32 random hex digits.
   std::string secret;
-  // By rank, where that rank connects to this one; empty in this rank's own
-  // place.
+  // ports[r] is where this rank listens for rank r. The element of this rank
+  // itself is empty.
   std::vector<SocketAddress> ports;
 };
 
 inline constexpr int64_t kMaxGlooRanks = 256;
 
-// Returns one line of printable ASCII that begins with a version.
+// Returns the address as one line of printable ASCII that begins with a format
+// version.
 std::string FormatGlooAddress(const GlooAddress& address);
-// INVALID_ARGUMENT says what is wrong. No error text contains the secret.
+// INVALID_ARGUMENT if the text is not a valid address. No error text contains
+// the secret.
 absl::StatusOr<GlooAddress> ParseGlooAddress(std::string_view text);
 
 }  // namespace kvasir::worker

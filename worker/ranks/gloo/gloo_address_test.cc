@@ -74,7 +74,7 @@ TEST(GlooAddressTest, NoErrorContainsTheSecret) {
   EXPECT_THAT(address.status().ToString(), Not(HasSubstr("0011223344")));
 }
 
-TEST(FindInterfaceTest, FindsByNameAndByAddress) {
+TEST(FindInterfaceTest, FindsAnInterfaceByNameAndByAddress) {
   for (const std::string interface : {"lo", "127.0.0.1"}) {
     const auto found = FindInterface(interface);
     KVASIR_ASSERT_OK(found);
@@ -82,8 +82,8 @@ TEST(FindInterfaceTest, FindsByNameAndByAddress) {
   }
 }
 
-TEST(FindInterfaceTest, AnErrorListsTheInterfaces) {
-  // No machine has these addresses.
+TEST(FindInterfaceTest, TheErrorListsTheExistingInterfaces) {
+  // None of these is an interface or an address of a machine.
   for (const std::string interface :
        {"", "eth77", "240.0.0.1", "2001:db8::1"}) {
     EXPECT_THAT(

@@ -11,11 +11,11 @@
 namespace kvasir::worker {
 namespace {
 
-// out[i] = parts[0][i] + parts[1][i] + ..., in that order; `out` may be one of
-// the parts.
+// Computes out[i] = parts[0][i] + parts[1][i] + ..., in that order. `out` may
+// be one of the parts.
 void SumInOrder(absl::Span<const float* const> parts, int64_t count,
                 float* out) {
-  // The partial sums of a block fit into the nearest cache.
+  // The partial sums of one block fit into the L1 cache.
   constexpr int64_t kBlock = 1024;
   float sum[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
@@ -29,16 +29,16 @@ void SumInOrder(absl::Span<const float* const> parts, int64_t count,
   }
 }
 
-// Some columns of each row of `data` [num_rows, columns], seen as one row of
-// numbers.
+// The columns [first, first + width) of each row of `data` [num_rows, columns],
+// numbered as one sequence of num_rows * width numbers.
 struct Columns {
   float* data = nullptr;
   int64_t columns = 0;
   int64_t first = 0;
   int64_t width = 0;
 
-  // Calls visit(address, count) for each contiguous run of the numbers [begin,
-  // end).
+  // Calls visit(address, count) for each contiguous piece of numbers [begin,
+  // end) of that sequence.
   template <typename Visit>
   void ForRuns(int64_t begin, int64_t end, const Visit& visit) const {
     while (begin < end) {
@@ -64,8 +64,8 @@ class GlooCollective final : public HostCollective {
     const GlooCall call =
         NextCall(CollectiveKind::kAllReduceSum, count * kFloat);
     const int64_t chunk = chunk_floats();
-    // The next message is sent before this one is summed, so that sending and
-    // summing overlap.
+    // Each message is sent before the previous one is summed, so that sending
+    // and summing overlap.
     KVASIR_RETURN_IF_ERROR(
         SendFloats(call, data.data(), std::min(chunk, count)));
     for (int64_t begin = 0; begin < count; begin += chunk) {
@@ -95,7 +95,9 @@ class GlooCollective final : public HostCollective {
       widest = std::max(widest, of_rank(rank).width);
     }
     const int64_t chunk = chunk_floats();
-    // Ranks with few columns, or none, are done early.
+    // The number at which a message that starts at `begin` ends. A rank with
+    // few columns has fewer numbers than the widest rank, so its last messages
+    // are empty and not sent.
     const auto end_of = [&](int64_t begin, const Columns& part) {
       return std::min(begin + chunk, num_rows * part.width);
     };
@@ -171,7 +173,7 @@ class GlooCollective final : public HostCollective {
     return absl::OkStatus();
   }
 
-  // Sends numbers [begin, end) of these columns, if there are any.
+  // Sends numbers [begin, end) of the columns, if there are any.
   absl::Status SendColumns(const GlooCall& call, const Columns& part,
                            int64_t begin, int64_t end) {
     if (begin >= end) return absl::OkStatus();
@@ -198,7 +200,7 @@ class GlooCollective final : public HostCollective {
   }
 
   const std::shared_ptr<GlooMesh> mesh_;
-  std::vector<const float*> parts_;  // [size()]
+  std::vector<const float*> parts_;  // one element per rank
   uint64_t calls_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// A tensor-parallel group of processes on CPUs, over Gloo.
+// A tensor-parallel group of CPU processes that communicate through Gloo.
 #pragma once
 
 #include <memory>
@@ -35,18 +35,18 @@ class GlooGroup {
   const std::string& address() const { return mesh_->address(); }
 
   // Call it once, on all ranks at about the same time, with the addresses of
-  // all ranks in their order.
+  // all ranks in rank order.
   absl::StatusOr<std::unique_ptr<Collective>> Connect(
       absl::Span<const std::string> addresses);
 
-  // Ends Connect, and aborts the collective that Connect returned. From any
-  // thread.
+  // Ends a running Connect, and aborts the collective that Connect returned.
+  // May be called from any thread.
   void Abort(const absl::Status& reason) { mesh_->Abort(reason); }
 
  private:
   explicit GlooGroup(std::shared_ptr<GlooMesh> mesh);
 
-  // Shared with the collective.
+  // The collective that Connect returns holds it too.
   const std::shared_ptr<GlooMesh> mesh_;
 };
 

@@ -1,6 +1,6 @@
-// Tests what is specific to Gloo: connecting, the wire, ranks that are gone.
-// collective_test tests the contract of all collectives, gloo_process_test
-// processes.
+// Tests what is specific to Gloo groups: connecting, bytes on the wire, and
+// ranks that are lost. The contract of all collectives is tested in
+// collective_test, and ranks as separate processes in gloo_process_test.
 #include "worker/ranks/gloo/gloo_group.h"
 
 #include <dirent.h>
@@ -35,8 +35,8 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// Far below the timeouts that must not expire, far above what a busy machine
-// needs.
+// The limit for calls that must not wait for a timeout: far below the timeouts,
+// and far above what a busy machine needs.
 constexpr absl::Duration kSoon = absl::Seconds(10);
 
 class GlooGroupTest : public ::testing::Test {
@@ -59,7 +59,8 @@ std::vector<int> EntriesOf(const char* folder) {
 
 std::vector<int> Descriptors() { return EntriesOf("/proc/self/fd"); }
 
-// Both ends of each connection, because ranks are threads here.
+// Returns the sockets of all connections between ranks. Both ends are in this
+// process, because the ranks are threads.
 std::vector<int> Connections() {
   std::vector<int> connected;
   for (const int descriptor : Descriptors()) {
@@ -85,7 +86,7 @@ int64_t ReceivedBytes(const std::vector<int>& connections) {
   return bytes;
 }
 
-TEST_F(GlooGroupTest, CountsTheBytesThatSocketsCarry) {
+TEST_F(GlooGroupTest, CountsTheBytesWrittenToSockets) {
   for (const int64_t size : {2, 3}) {
     const auto group = MakeGlooRanks(size, {.chunk_bytes = 1000});
     ASSERT_FALSE(group.empty());
@@ -110,7 +111,7 @@ TEST_F(GlooGroupTest, CountsTheBytesThatSocketsCarry) {
   }
 }
 
-TEST_F(GlooGroupTest, LeavesNoThreadAndNoSocket) {
+TEST_F(GlooGroupTest, ADestroyedGroupLeavesNoThreadAndNoSocket) {
   const size_t descriptors = Descriptors().size();
   const size_t threads = EntriesOf("/proc/self/task").size();
   for (int round = 0; round < 3; ++round) {
@@ -125,7 +126,7 @@ TEST_F(GlooGroupTest, LeavesNoThreadAndNoSocket) {
       });
       EXPECT_GT(Descriptors().size(), descriptors);
     }
-    // A group that is never connected.
+    // This group is destroyed without having been connected.
     const auto group = GlooGroup::Begin({.shard = {0, 3}, .interface = "lo"});
     KVASIR_EXPECT_OK(group);
   }
@@ -138,34 +139,35 @@ TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallAtTheTimeout) {
   for (const int64_t size : {2, 3}) {
     const auto group = MakeGlooRanks(size, {.call_timeout = timeout});
     ASSERT_FALSE(group.empty());
-    // The last rank makes no call.
+    // The last rank makes no call, so the others must time out.
     OnRanks(size - 1, [&](int64_t rank) {
       HostRank own(group[static_cast<size_t>(rank)].get());
       std::vector<float> data(1000);
       const absl::Time begin = absl::Now();
       const absl::Status ended = own.AllReduceSum(&data);
       EXPECT_LT(absl::Now() - begin, timeout + kSoon);
-      // With three ranks, a late rank may notice first that another one has
-      // closed.
+      // With three ranks, one may time out first and close its connections; the
+      // other then notices that instead of the timeout.
       EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
       if (size == 2) {
         EXPECT_GE(absl::Now() - begin, timeout);
         EXPECT_EQ(ended.message(),
                   "tensor-parallel rank 1 sent no message for 300ms");
       }
-      // The group stays dead, and calls return at once.
+      // The group stays dead: later calls return the same error at once.
       EXPECT_EQ(own.AllReduceSum(&data), ended);
     });
     HostRank late(group.back().get());
     std::vector<float> data(1000);
-    // The others had already sent their part of the first call.
+    // The first call may succeed, because the others had already sent their
+    // parts of it.
     absl::Status ended = late.AllReduceSum(&data);
     if (ended.ok()) ended = late.AllReduceSum(&data);
     EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
   }
 }
 
-TEST_F(GlooGroupTest, ARankThatIsGoneEndsCallsOfTheOthers) {
+TEST_F(GlooGroupTest, ARankThatIsGoneEndsTheCallsOfTheOthers) {
   auto group = MakeGlooRanks(3);
   ASSERT_FALSE(group.empty());
   std::thread leaves([&] {
@@ -184,7 +186,7 @@ TEST_F(GlooGroupTest, ARankThatIsGoneEndsCallsOfTheOthers) {
   leaves.join();
 }
 
-// A rank that does not wait for others notices it in its next call.
+// Rank 0 only sends in a Broadcast, and still notices that rank 1 is gone.
 TEST_F(GlooGroupTest, ARankThatLeftBetweenTwoCallsIsNoticedAtOnce) {
   auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
@@ -196,13 +198,13 @@ TEST_F(GlooGroupTest, ARankThatLeftBetweenTwoCallsIsNoticedAtOnce) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("rank 1")));
 }
 
-// At any moment of the traffic, also in the middle of a message.
+// The connection is cut at a random time, possibly in the middle of a message.
 TEST_F(GlooGroupTest, AConnectionThatIsCutEndsTheCallsOfAllRanks) {
   std::mt19937 random(3);
   for (int round = 0; round < 12; ++round) {
     const int64_t size = 2 + round % 3;
-    // Longer than the test may take, so that the timeout is not what ends
-    // calls.
+    // The timeout is longer than the test may take, so it cannot be what ends
+    // the calls.
     const auto group = MakeGlooRanks(size, {.call_timeout = absl::Minutes(1)});
     ASSERT_FALSE(group.empty());
     const std::vector<int> connections = Connections();
@@ -227,7 +229,7 @@ TEST_F(GlooGroupTest, AConnectionThatIsCutEndsTheCallsOfAllRanks) {
   }
 }
 
-TEST_F(GlooGroupTest, RanksMayGiveUpInTheMiddleOfTraffic) {
+TEST_F(GlooGroupTest, RanksMayAbortWhileMessagesAreInFlight) {
   std::mt19937 random(4);
   for (int round = 0; round < 12; ++round) {
     const int64_t size = 2 + round % 3;
@@ -251,7 +253,7 @@ TEST_F(GlooGroupTest, RanksMayGiveUpInTheMiddleOfTraffic) {
   }
 }
 
-TEST_F(GlooGroupTest, LongReasonsAreShortened) {
+TEST_F(GlooGroupTest, ALongReasonForAnAbortIsShortened) {
   const auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
   group[1]->Abort(absl::InternalError(std::string(10000, 'r')));
@@ -281,14 +283,14 @@ TEST_F(GlooGroupTest, InvalidOptionsAreRefused) {
   options = good;
   for (const int64_t bytes : {0, -4, 6, 1 << 30}) {
     options.chunk_bytes = bytes;
-    refused(options, invalid, absl::StrCat("chunks of ", bytes, " bytes"));
+    refused(options, invalid, absl::StrCat("chunk_bytes is ", bytes, ","));
   }
   options = good;
   options.call_timeout = absl::ZeroDuration();
-  refused(options, invalid, "a timeout of 0");
+  refused(options, invalid, "a timeout is 0");
   options = good;
   options.connect_timeout = absl::InfiniteDuration();
-  refused(options, invalid, "a timeout of inf");
+  refused(options, invalid, "a timeout is inf");
   options = good;
   options.interface = "eth77";
   refused(options, absl::StatusCode::kNotFound, "'eth77'");
@@ -296,8 +298,8 @@ TEST_F(GlooGroupTest, InvalidOptionsAreRefused) {
   refused(good, absl::StatusCode::kFailedPrecondition, "SIGPIPE");
 }
 
-// Addresses that do not belong together are refused before anything connects.
-TEST_F(GlooGroupTest, AddressesThatAreNotOfOneGroupAreRefused) {
+// Connect refuses addresses of different groups before it connects to any rank.
+TEST_F(GlooGroupTest, AddressesOfDifferentGroupsAreRefused) {
   const auto begin = [](plan::TpShard shard, int64_t chunk_bytes = 64) {
     auto group = GlooGroup::Begin(
         {.shard = shard, .interface = "lo", .chunk_bytes = chunk_bytes});
@@ -317,19 +319,20 @@ TEST_F(GlooGroupTest, AddressesThatAreNotOfOneGroupAreRefused) {
   refused({}, "1 addresses for a tensor-parallel group of 2");
   refused({other_1, other_1}, "3 addresses");
   refused({"nonsense"}, "rank 1: does not begin with");
-  refused({begin({0, 2})->address()}, "rank 1: is that of rank 0 of 2");
-  refused({begin({1, 3})->address()}, "rank 1: is that of rank 1 of 3");
+  refused({begin({0, 2})->address()}, "rank 1: belongs to rank 0 of 2");
+  refused({begin({1, 3})->address()}, "rank 1: belongs to rank 1 of 3");
   refused({begin({1, 2}, 128)->address()},
-          "rank 1: has chunks of 128 bytes, rank 0 of 64");
+          "rank 1: has chunks of 128 bytes, but rank 0 has chunks of 64 bytes");
   auto own = begin({0, 2});
   EXPECT_THAT(
       own->Connect(std::vector<std::string>{begin({0, 2})->address(), other_1}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("is not this rank's own")));
+               HasSubstr("is not the address that this rank has made")));
 }
 
-// Both sides are tested, because either may begin the connection.
-TEST_F(GlooGroupTest, WaitingForARankThatDoesNotComeEnds) {
+// Each rank is tested as the one that waits, because either of the two may
+// begin the connection.
+TEST_F(GlooGroupTest, ConnectTimesOutIfARankDoesNotConnect) {
   for (const int64_t rank : {0, 1}) {
     GlooOptions options = {.shard = {rank, 2},
                            .interface = "lo",
@@ -352,7 +355,8 @@ TEST_F(GlooGroupTest, WaitingForARankThatDoesNotComeEnds) {
   }
 }
 
-// Aborts before, during and after connecting: no call waits for a timeout.
+// Aborts at a random time before, during or after connecting. No call may wait
+// for its timeout.
 TEST_F(GlooGroupTest, AGroupMayBeAbortedWhileItConnects) {
   std::mt19937 random(5);
   for (int round = 0; round < 16; ++round) {
@@ -371,7 +375,7 @@ TEST_F(GlooGroupTest, AGroupMayBeAbortedWhileItConnects) {
       }
     });
     const absl::Time begin = absl::Now();
-    // In half of the rounds the last rank does not come.
+    // In half of the rounds the last rank does not connect.
     OnRanks(3 - round % 2, [&](int64_t rank) {
       auto connected = groups[static_cast<size_t>(rank)]->Connect(addresses);
       absl::Status status = connected.status();
@@ -397,8 +401,9 @@ TEST_F(GlooGroupTest, ConnectingToARankThatHasLeftFailsAtOnce) {
     KVASIR_ASSERT_OK(gone);
     const std::vector<std::string> addresses = {(*own)->address(),
                                                 (*gone)->address()};
-    // The side with the greater address connects. Gloo compares ports in
-    // network byte order.
+    // In Gloo, the side with the greater address connects to the other. It
+    // compares ports in network byte order. Only rounds in which rank 0
+    // connects are tested.
     const auto port = [](const std::string& address, size_t rank) {
       const auto parsed = ParseGlooAddress(address);
       return reinterpret_cast<const sockaddr_in&>(parsed->ports[rank].bytes)
@@ -415,7 +420,8 @@ TEST_F(GlooGroupTest, ConnectingToARankThatHasLeftFailsAtOnce) {
   }
 }
 
-// A stranger that connects before the rank takes its place, and is recognized.
+// A process that is not of the group (a stranger) connects first and so takes a
+// rank's place. The group must notice that and not connect.
 TEST_F(GlooGroupTest, AStrangerThatConnectsFirstIsRefused) {
   for (const bool stays : {true, false}) {
     std::vector<std::unique_ptr<GlooGroup>> groups;
@@ -463,7 +469,7 @@ TEST_F(GlooGroupTest, RunsOverAnyNetworkOfTheMachine) {
   freeifaddrs(found);
   int served = 0;
   for (const std::string& network : networks) {
-    // Skips a network interface that has no address Gloo can use.
+    // Skip a network interface without an address that Gloo can use.
     if (!FindInterface(network).ok()) continue;
     const auto group = MakeGlooRanks(2, {.interface = network});
     ASSERT_FALSE(group.empty()) << network;

@@ -28,16 +28,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Gloo matches messages of a rank to memory in order, separately for each slot.
+// The Gloo slots (tags) of messages. Gloo assigns the messages of one sender
+// and slot to receive buffers in order.
 enum Slot : uint64_t { kData = 1, kControl = 2, kProbe = 3 };
 
-// Kinds of messages other than those of calls. These numbers are sent over the
-// network: do not renumber.
+// GlooCall::kind of messages that do not belong to a collective call. These
+// numbers are sent over the network: do not renumber.
 constexpr uint32_t kHello = 0x100;
 constexpr uint32_t kGaveUp = 0x101;
 
 struct Header {
-  uint64_t token = 0;  // names the sender in this group
+  uint64_t token = 0;  // identifies the sender within this group
   uint64_t call = 0;
   int64_t call_bytes = 0;
   uint32_t kind = 0;
@@ -45,17 +46,18 @@ struct Header {
 };
 static_assert(sizeof(Header) == 32);
 
-constexpr size_t kControlBytes = 512;  // header and the reason's text
+constexpr size_t kControlBytes = 512;  // a Header and the text of a reason
 constexpr size_t kAlignmentBytes = 64;
 
-// Gloo sends this many bytes before each message, for each send it announces,
-// and for each receive it announces.
+// Gloo sends this many bytes before each message, and as many to announce each
+// send and each receive.
 constexpr int64_t kPreambleBytes = 48;
 
-// Gloo does not wait at all if a wait has no timeout.
+// Stands for no timeout, because Gloo does not wait at all if the timeout is 0.
 constexpr milliseconds kForever = std::chrono::hours(24 * 365 * 10);
-// A failed connection wakes the caller and the watcher at the same time. The
-// caller waits this long for the watcher's explanation.
+// A failed connection wakes the calling thread and the watcher at the same
+// time. The calling thread waits this long for the error that the watcher
+// finds.
 constexpr std::chrono::seconds kVerdictTimeout(1);
 
 milliseconds ToMs(std::chrono::steady_clock::duration duration) {
@@ -67,8 +69,8 @@ std::chrono::steady_clock::duration ToSteady(absl::Duration duration) {
       absl::ToChronoNanoseconds(duration));
 }
 
-// Removes the place in Gloo's source from texts like "[/build/pair.cc:534]
-// Connection closed".
+// Returns the exception's text without the position in Gloo's source:
+// "Connection closed" for "[/build/pair.cc:534] Connection closed".
 std::string TextOf(const std::exception& thrown) {
   const std::string text = thrown.what();
   const size_t end = text.find("] ");
@@ -82,7 +84,7 @@ absl::StatusOr<std::string> MakeSecret() {
   if (getrandom(bytes.data(), bytes.size(), 0) !=
       static_cast<ssize_t>(bytes.size())) {
     return absl::UnavailableError(
-        absl::StrCat("random numbers: ", std::strerror(errno)));
+        absl::StrCat("cannot get random numbers: ", std::strerror(errno)));
   }
   return absl::BytesToHexString(bytes);
 }
@@ -99,14 +101,15 @@ absl::Status CheckOptions(const GlooOptions& options) {
   if (options.chunk_bytes < 4 || options.chunk_bytes > kMaxChunkBytes ||
       options.chunk_bytes % 4 != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("chunks of ", options.chunk_bytes,
-                     " bytes: want a multiple of 4, at most ", kMaxChunkBytes));
+        absl::StrCat("chunk_bytes is ", options.chunk_bytes,
+                     ", must be a multiple of 4 and at most ", kMaxChunkBytes));
   }
   for (const absl::Duration timeout :
        {options.connect_timeout, options.call_timeout}) {
     if (timeout < absl::Milliseconds(1) || timeout > absl::Hours(24)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a timeout of ", absl::FormatDuration(timeout), ": want 1ms to 24h"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a timeout is ", absl::FormatDuration(timeout),
+                       ", must be 1ms to 24h"));
     }
   }
   struct sigaction action = {};
@@ -154,7 +157,7 @@ absl::Status GlooMesh::Listen(const SocketAddress& at) {
     device_ = std::make_shared<gloo::transport::tcp::Device>(attributes);
     context_ = device_->createContext(static_cast<int>(shard().rank),
                                       static_cast<int>(shard().size));
-    // A pair waits five times this long for its connection.
+    // A Gloo pair waits five times this timeout for its connection.
     context_->setTimeout(ToMs(timeout_ / 5));
     for (int64_t rank = 0; rank < shard().size; ++rank) {
       SocketAddress port;
@@ -180,8 +183,8 @@ GlooMesh::~GlooMesh() {
     control_in_.buffer->abortWaitRecv();
     watcher_.join();
   }
-  // Buffers hold the context; its pairs close their connections when it is
-  // freed. Data that was written before is still sent.
+  // Frees the context, to which the buffers hold references. That closes the
+  // connections; data that was written before is still sent.
   peers_.clear();
   for (Place& place : outbox_) place.buffer = nullptr;
   control_in_.buffer = nullptr;
@@ -239,17 +242,17 @@ absl::Status GlooMesh::ReadAddresses(absl::Span<const std::string> addresses) {
     const plan::TpShard want = {rank, shard().size};
     if (address->shard != want) {
       return absl::InvalidArgumentError(absl::StrCat(
-          prefix, "is that of rank ", address->shard.rank, " of ",
-          address->shard.size, ", not of ", rank, " of ", want.size));
+          prefix, "belongs to rank ", address->shard.rank, " of ",
+          address->shard.size, ", not to rank ", rank, " of ", want.size));
     }
     if (address->chunk_bytes != chunk_bytes()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(prefix, "has chunks of ", address->chunk_bytes,
-                       " bytes, rank ", shard().rank, " of ", chunk_bytes()));
+      return absl::InvalidArgumentError(absl::StrCat(
+          prefix, "has chunks of ", address->chunk_bytes, " bytes, but rank ",
+          shard().rank, " has chunks of ", chunk_bytes(), " bytes"));
     }
     if (rank == shard().rank && text != address_) {
       return absl::InvalidArgumentError(
-          absl::StrCat(prefix, "is not this rank's own"));
+          absl::StrCat(prefix, "is not the address that this rank has made"));
     }
     ports_.push_back(address->ports[static_cast<size_t>(shard().rank)]);
   }
@@ -274,7 +277,7 @@ absl::Status GlooMesh::ConnectPairs(Clock::time_point deadline) {
     };
     KVASIR_RETURN_IF_ERROR(failure());
     if (Clock::now() >= deadline) {
-      return lost(absl::StrCat("others took ",
+      return lost(absl::StrCat("connecting to other ranks took ",
                                absl::FormatDuration(options_.connect_timeout)));
     }
     try {
@@ -295,7 +298,7 @@ void GlooMesh::ClosePairs() {
     try {
       context_->getPair(static_cast<int>(rank))->close();
     } catch (const std::exception&) {
-      // It was already closed.
+      // The connection was already closed.
     }
   }
 }
@@ -323,8 +326,8 @@ void GlooMesh::MakePlaces() {
   make(control_out_, kControlBytes);
 }
 
-// No other message is sent until each rank has shown that it knows all
-// addresses.
+// Exchanges a hello with every rank. A rank can send a valid hello only if it
+// knows all addresses, so this proves that it belongs to the group.
 absl::Status GlooMesh::Greet() {
   const GlooCall hello = {.kind = kHello};
   KVASIR_RETURN_IF_ERROR(BeginSend().status());
@@ -417,10 +420,10 @@ absl::Status GlooMesh::CheckHeader(const Place& place, const GlooCall& call,
                         ", a message of ", payload, " bytes");
   };
   return Fail(absl::InternalError(absl::StrCat(
-      "tensor-parallel ranks differ: rank ", from, " is in ",
+      "tensor-parallel ranks make different calls: rank ", from, " is in ",
       describe({header.call, header.kind, header.call_bytes},
                header.payload_bytes),
-      "; rank ", shard().rank, " in ", describe(call, payload_bytes))));
+      "; rank ", shard().rank, " is in ", describe(call, payload_bytes))));
 }
 
 template <typename Body>
@@ -454,7 +457,8 @@ absl::Status GlooMesh::WaitFor(int64_t peer, const Wait& wait) {
   }
   waited_.fetch_add((Clock::now() - begin).count(), std::memory_order_relaxed);
   if (done) return absl::OkStatus();
-  if (text.empty()) return failure();  // woken by WakeAll
+  // WakeAll has woken it, so the group has failed
+  if (text.empty()) return failure();
   if (Clock::now() < deadline) return Verdict(peer, text);
   const std::string name = peer < 0
                                ? "a tensor-parallel rank"
@@ -471,8 +475,8 @@ void GlooMesh::Watch() {
   } catch (const std::exception& thrown) {
     {
       base::MutexLock lock(&mutex_);
-      // Gloo closes all connections when a wait reaches its deadline. Then the
-      // call that waited knows the reason.
+      // If a call's wait has reached its deadline, Gloo has closed all
+      // connections. The thread of that call then sets the error.
       if (deadline_.has_value() && Clock::now() >= *deadline_) {
         watcher_left_ = true;
         verdict_.SignalAll();
@@ -495,7 +499,7 @@ void GlooMesh::Watch() {
       header.payload_bytes > kControlBytes - sizeof(header)) {
     (void)Fail(
         absl::InternalError(absl::StrCat("tensor-parallel rank ", from,
-                                         " sent something that is no message "
+                                         " sent bytes that are not a message "
                                          "of the group")));
     return;
   }
@@ -572,7 +576,8 @@ void GlooMesh::Abort(const absl::Status& reason) {
     connecting = !places_made_;
   }
   if (connecting) {
-    // The other ranks see that their connections are closed.
+    // No message can be sent yet. The other ranks notice that their connections
+    // are closed.
     ClosePairs();
     return;
   }
@@ -588,7 +593,7 @@ void GlooMesh::Abort(const absl::Status& reason) {
     try {
       SendTo(control_out_, rank, kControl, sizeof(header) + text.size());
     } catch (const std::exception&) {
-      // That rank is gone and needs no message.
+      // This rank is gone and needs no message.
     }
   }
   control_in_.buffer->abortWaitRecv();

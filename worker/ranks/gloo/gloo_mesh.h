@@ -1,5 +1,6 @@
-// Messages between the ranks of a group over Gloo's TCP. Each rank is connected
-// to each other rank. Gloo throws exceptions; this class returns errors.
+// Sends messages between the ranks of a group over Gloo's TCP transport. Each
+// rank is connected to every other rank. Gloo's exceptions are converted to
+// error statuses.
 #pragma once
 
 #include <array>
@@ -32,76 +33,82 @@ namespace kvasir::worker {
 struct GlooOptions {
   plan::TpShard shard;  // at least 2 ranks
   // A network interface of this machine, or one of its addresses, for all
-  // traffic of the group. Traffic is not encrypted. From Begin to Connect the
-  // ports accept anybody, and garbage from them ends the process, because Gloo
-  // throws in its own thread. So use a network that only the ranks can reach.
+  // traffic of the group. Use a network that only the ranks can reach: traffic
+  // is not encrypted, and from Begin until Connect has ended the ports accept
+  // connections from any process. If such a process sends garbage, this process
+  // ends, because Gloo throws an exception in its own thread.
   std::string interface;
-  // The longest time until all ranks are connected. In the worst case twice
-  // this time passes.
+  // How long Connect waits until all ranks are connected. In the worst case it
+  // takes twice this time.
   absl::Duration connect_timeout = absl::Seconds(60);
-  // How long a call waits for a message from another rank. Ranks are apart by
-  // as much as one of them is held up.
+  // How long a call waits for a message from another rank. Must be longer than
+  // any rank may be late for a call.
   absl::Duration call_timeout = absl::Seconds(30);
-  // The largest payload of a message, a multiple of 4. A rank needs four times
-  // this memory for each rank of the group, whatever the size of calls.
+  // The largest payload of a message in bytes, a multiple of 4. Larger calls
+  // are sent as several messages. The memory for messages does not depend on
+  // the size of calls: two outgoing messages, and two incoming ones from each
+  // other rank.
   int64_t chunk_bytes = 128 << 10;
 };
 
-// The call that a message belongs to. Sender and receiver must agree in all
-// fields.
+// Identifies the collective call that a message belongs to. Sender and receiver
+// must agree in all fields.
 struct GlooCall {
   uint64_t number = 0;
   uint32_t kind = 0;
   int64_t bytes = 0;
 };
 
-// Each message goes to all other ranks. Every rank may have two messages on
-// their way: receivers have memory for two, so a sender copies its payload and
-// continues.
+// One rank's connections to all other ranks. Each message is sent to all of
+// them. A sender does not wait for receivers until two of its messages are in
+// flight, because each receiver has memory for two.
 //
 // Owns: its connections, its memory, Gloo's thread, and a thread that waits for
-//   what ends the group: a rank that gives up or is gone.
-// Threads: one at a time; Abort, sent_bytes and waited_seconds from any.
+//   a message that ends the group or for a lost connection.
+// Threads: one at a time; any thread may call Abort, sent_bytes and
+//   waited_seconds.
 // Errors: those of Collective.
 class GlooMesh {
  public:
-  // Starts to listen. INVALID_ARGUMENT or NOT_FOUND for options.
-  // FAILED_PRECONDITION if SIGPIPE has its default action, because Gloo writes
-  // to sockets that other ranks may have closed. `describe` words calls in
-  // errors.
+  // Starts to listen for the other ranks. INVALID_ARGUMENT or NOT_FOUND if the
+  // options are wrong. FAILED_PRECONDITION if SIGPIPE has its default action:
+  // Gloo writes to sockets that other ranks may have closed, and the signal
+  // would then end the process. `describe` returns the name of a call for error
+  // texts.
   static absl::StatusOr<std::unique_ptr<GlooMesh>> Begin(
       const GlooOptions& options,
       std::function<std::string(const GlooCall&)> describe);
   ~GlooMesh();
 
-  // One line of printable ASCII. Only ranks of the group may know it.
+  // One line of printable ASCII. It is a secret of the group: a process that
+  // knows the addresses of all ranks can pose as a rank.
   const std::string& address() const { return address_; }
   // Call it once. addresses[r] is rank r's address(). INVALID_ARGUMENT if they
-  // do not belong to one group; else the errors of calls, within
-  // connect_timeout.
+  // do not belong to one group; otherwise the same errors as Receive.
   absl::Status Connect(absl::Span<const std::string> addresses);
 
   plan::TpShard shard() const { return options_.shard; }
   int64_t chunk_bytes() const { return options_.chunk_bytes; }
 
-  // Returns memory for a payload of chunk_bytes(), 8-byte aligned, valid until
-  // Send.
+  // Returns memory for the next message's payload: chunk_bytes() bytes, 8-byte
+  // aligned, valid until Send.
   absl::StatusOr<char*> BeginSend();
   absl::Status Send(const GlooCall& call, int64_t payload_bytes);
 
-  // Waits for the next payload from that rank. It is valid until Release.
+  // Waits for the next message from rank `from` and returns its payload, which
+  // is valid until Release(from).
   absl::StatusOr<const char*> Receive(const GlooCall& call, int64_t from,
                                       int64_t payload_bytes);
   absl::Status Release(int64_t from);
 
   void Abort(const absl::Status& reason);
 
-  // Bytes written to sockets since Begin. Includes Gloo's overhead, but not
-  // TCP's.
+  // Bytes written to sockets since Begin, including the overhead of Gloo but
+  // not that of TCP.
   int64_t sent_bytes() const {
     return sent_bytes_.load(std::memory_order_relaxed);
   }
-  // Time spent waiting for messages and for room to send, since Connect.
+  // Time spent waiting for messages and for free send buffers, since Connect.
   double waited_seconds() const {
     return std::chrono::duration<double>(
                Clock::duration(waited_.load(std::memory_order_relaxed)))
@@ -111,7 +118,7 @@ class GlooMesh {
  private:
   using Buffer = std::unique_ptr<gloo::transport::UnboundBuffer>;
   using Clock = std::chrono::steady_clock;
-  // Memory for one message.
+  // Memory for one message, and the Gloo buffer that refers to it.
   struct Place {
     char* memory = nullptr;
     Buffer buffer;
@@ -128,31 +135,32 @@ class GlooMesh {
   absl::Status Listen(const SocketAddress& at);
   absl::Status ReadAddresses(absl::Span<const std::string> addresses);
   absl::Status ConnectPairs(Clock::time_point deadline);
-  // Closes connections, also those that are still being made, so that waiting
-  // for them ends.
+  // Closes all connections, including those that are still being established,
+  // so that threads that wait for them wake up.
   void ClosePairs();
   void MakePlaces();
   absl::Status Greet();
 
   void Post(const Place& place, int64_t from);
   void SendTo(const Place& place, int64_t to, uint64_t slot, size_t bytes);
-  // Calls Gloo and converts exceptions to errors.
+  // Calls `body`, which calls Gloo, and converts its exceptions to errors.
   template <typename Body>
   absl::Status Try(int64_t peer, const Body& body);
-  // `wait` calls a wait of Gloo with a timeout in ms. `peer` below 0: any rank.
+  // Calls `wait`, which calls one of Gloo's wait functions, with a timeout in
+  // milliseconds. `peer` is the rank that is waited for; below 0: any rank.
   template <typename Wait>
   absl::Status WaitFor(int64_t peer, const Wait& wait);
   absl::Status CheckHeader(const Place& place, const GlooCall& call,
                            int64_t from, int64_t payload_bytes);
 
-  // The body of `watcher_`.
+  // The function that thread `watcher_` runs.
   void Watch();
   std::optional<int64_t> FindLost();
-  // The error for a connection that failed: the watcher's if it finds one soon,
-  // otherwise one with `text`.
+  // Returns the error for a failed connection: the one that the watcher finds,
+  // or an error with `text` if it does not find one within kVerdictTimeout.
   absl::Status Verdict(int64_t peer, const std::string& text);
-  // Fail and failure return the error that ended the group. Fail sets it unless
-  // one is set already.
+  // Both return the error that ended the group. Fail first sets it to
+  // `failure`, unless the group has already ended.
   absl::Status Fail(const absl::Status& failure);
   absl::Status failure();
   void WakeAll();
@@ -161,7 +169,7 @@ class GlooMesh {
   const GlooOptions options_;
   const std::function<std::string(const GlooCall&)> describe_;
   std::string address_;
-  // by rank: where that rank listens for this one
+  // ports_[r] is where rank r listens for this rank.
   std::vector<SocketAddress> ports_;
   uint64_t token_ = 0;
   std::vector<char> memory_;
@@ -170,14 +178,15 @@ class GlooMesh {
   std::shared_ptr<gloo::transport::Context> context_;
   std::vector<Peer> peers_;
   std::array<Place, 2> outbox_;
-  Place control_in_;  // room for one message of each rank
+  Place control_in_;  // receives one control message from each rank
   Place control_out_;
   std::thread watcher_;
 
-  // Used by the calling thread.
+  // Used only by the thread that makes the calls.
   Clock::duration timeout_;
   uint64_t sent_ = 0;
-  // how many ranks each message has still to be sent to
+  // For each of the two messages in flight: to how many ranks it is not sent
+  // yet.
   std::array<int64_t, 2> sending_ = {0, 0};
 
   std::atomic<int64_t> sent_bytes_{0};
@@ -188,9 +197,10 @@ class GlooMesh {
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool abort_sent_ ABSL_GUARDED_BY(mutex_) = false;
   bool watcher_left_ ABSL_GUARDED_BY(mutex_) = false;
-  // Whether there are buffers that other threads may wake.
+  // Whether the buffers exist, so that WakeAll may wake threads that wait on
+  // them.
   bool places_made_ ABSL_GUARDED_BY(mutex_) = false;
-  // The deadline of the wait that a call is in.
+  // The deadline of the present WaitFor; empty if no call waits.
   std::optional<Clock::time_point> deadline_ ABSL_GUARDED_BY(mutex_);
 };
 

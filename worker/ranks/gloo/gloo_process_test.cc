@@ -1,6 +1,6 @@
-// Ranks as processes that are killed, stopped and cut off under load. The
-// program runs itself: with "--rank RANK SIZE TIMEOUT_MS NUMBERS CALLS" it is a
-// rank.
+// Tests Gloo ranks as separate processes that are killed, stopped and cut off
+// during calls. The test program starts itself: with "--rank RANK SIZE
+// TIMEOUT_MS NUMBERS CALLS" it runs as one rank.
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/prctl.h>
@@ -32,11 +32,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Every failure must be noticed within this time.
+// All ranks must notice a failure within this time.
 constexpr absl::Duration kSoon = absl::Seconds(5);
 
-// On SIGUSR1, cuts one of this process's connections, as a network failure
-// would.
+// Handler of SIGUSR1: cuts one of this process's connections, as a network
+// failure would.
 void CutAConnection(int) {
   for (int descriptor = 3; descriptor < 256; ++descriptor) {
     tcp_info info = {};
@@ -50,9 +50,10 @@ void CutAConnection(int) {
   }
 }
 
-// Prints its address, reads the addresses of all ranks, prints "connected",
-// then "call" now and then. At the end it prints what the group died of, or
-// "done", and waits for a line. `calls` below 0: until the group dies.
+// The main function of a rank process. Prints its address, reads the addresses
+// of all ranks, prints "connected" and makes calls; prints "call" now and then.
+// At the end it prints "done" or the error that killed the group, and waits for
+// an input line. If `calls` is below 0, it makes calls until the group dies.
 int RunRank(int64_t rank, int64_t size, int64_t timeout_ms, int64_t numbers,
             int64_t calls) {
   std::signal(SIGPIPE, SIG_IGN);
@@ -136,16 +137,17 @@ class GlooProcessTest : public ::testing::Test {
   }
 };
 
-TEST_F(GlooProcessTest, RanksSumAndEnd) {
+TEST_F(GlooProcessTest, RankProcessesSumAndEndWithoutAnError) {
   const auto ranks = StartRanks(4, absl::Seconds(30), 5000, 200);
   ExpectAllDone(ranks);
 }
 
-// Well before the timeout, because connections close with the process.
+// The other ranks notice it well before the timeout, because the system closes
+// the connections of a process that ends.
 TEST_F(GlooProcessTest, ARankThatIsKilledEndsAllOthersAtOnce) {
   for (int round = 0; round < 6; ++round) {
     const int64_t size = 2 + round % 3;
-    // Small messages and large ones.
+    // Test with small and with large messages.
     const int64_t numbers = round % 2 == 0 ? 500 : 400000;
     auto ranks = StartRanks(size, absl::Minutes(5), numbers, -1);
     const auto killed = static_cast<size_t>(round % size);
@@ -155,8 +157,8 @@ TEST_F(GlooProcessTest, ARankThatIsKilledEndsAllOthersAtOnce) {
     EXPECT_TRUE(WIFSIGNALED(ranks[killed]->Wait()));
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       if (rank == killed) continue;
-      // With three ranks, a rank may first notice another one that ended
-      // because of this one.
+      // With more than two ranks, the error may name another rank that ended
+      // first because of the killed one.
       ExpectGroupDied(
           ranks[rank].get(),
           size == 2 ? absl::StrCat("tensor-parallel rank ", killed, " is gone")
@@ -177,7 +179,7 @@ TEST_F(GlooProcessTest, ARankThatIsStoppedEndsAllOthersAtTheTimeout) {
       if (rank != 1) ExpectGroupDied(ranks[rank].get(), "tensor-parallel rank");
     }
     EXPECT_LT(absl::Now() - begin, kSoon);
-    // When it continues, it finds that the others are gone.
+    // After rank 1 continues, it finds that the others are gone.
     ranks[1]->Signal(SIGCONT);
     ExpectGroupDied(ranks[1].get(), "tensor-parallel rank");
   }
@@ -198,7 +200,8 @@ TEST_F(GlooProcessTest, AConnectionThatIsCutEndsAllRanksAtOnce) {
   }
 }
 
-// Gloo's own thread throws. The test only checks that no group begins.
+// Gloo throws an exception in its own thread, which ends the process. This test
+// documents the behaviour: the rank never connects.
 TEST_F(GlooProcessTest, GarbageFromAStrangerBeforeTheRanksConnectEndsARank) {
   const auto rank = StartRank({0, 2}, absl::Minutes(5), 100, -1);
   const auto address = ParseGlooAddress(rank->ReadLine());
@@ -206,7 +209,7 @@ TEST_F(GlooProcessTest, GarbageFromAStrangerBeforeTheRanksConnectEndsARank) {
   const SocketAddress& port = address->ports[1];
   const int stranger = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   ASSERT_EQ(connect(stranger, port.get(), port.size), 0);
-  // Looks like a message that is not expected.
+  // Looks like a Gloo message that nobody expects.
   const uint64_t nonsense[6] = {1 << 20, 1, 7, 0, 1 << 20, 0};
   EXPECT_EQ(write(stranger, nonsense, sizeof(nonsense)), sizeof(nonsense));
   const absl::Time begin = absl::Now();
@@ -216,8 +219,8 @@ TEST_F(GlooProcessTest, GarbageFromAStrangerBeforeTheRanksConnectEndsARank) {
   close(stranger);
 }
 
-// A rank that stands still for less than the timeout only delays the others.
-TEST_F(GlooProcessTest, ARankThatContinuesInTimeEndsNothing) {
+TEST_F(GlooProcessTest,
+       ARankThatIsStoppedForLessThanTheTimeoutOnlyDelaysTheOthers) {
   auto ranks = StartRanks(3, absl::Minutes(1), 1000, 2000);
   EXPECT_EQ(ranks[2]->ReadLine(), "call");
   ranks[2]->Signal(SIGSTOP);

@@ -69,7 +69,7 @@ void FollowerState::OnMessage(LeaderMessage* message, absl::Time now) {
       return End(PeerStatus(message->abort().code(),
                             "the leader: ", message->abort().reason()));
     case LeaderMessage::MESSAGE_NOT_SET:
-      return Violated("no message that is known");
+      return Violated("a message of an unknown kind");
   }
 }
 
@@ -109,20 +109,21 @@ void FollowerState::OnStart(const kvasir::v1::RankStart& start) {
 void FollowerState::OnStep(StepPlan* plan) {
   if (phase_ != Phase::kRunning) return Violated("a StepPlan out of turn");
   if (plan->step_id() != last_step_ + 1) {
-    return Violated(
-        absl::StrCat("step ", plan->step_id(), ", want ", last_step_ + 1));
+    return Violated(absl::StrCat("step ", plan->step_id(), ", expected step ",
+                                 last_step_ + 1));
   }
   if (last_step_ - last_done_ == kMaxStepsInFlight) {
     return Violated(absl::StrCat("step ", plan->step_id(), " while step ",
-                                 last_done_ + 1, " runs: the limit is ",
-                                 kMaxStepsInFlight));
+                                 last_done_ + 1,
+                                 " has not ended: the limit is ",
+                                 kMaxStepsInFlight, " steps in flight"));
   }
   last_step_ = plan->step_id();
   plans_.push_back(std::move(*plan));
 }
 
 void FollowerState::OnGarbage(size_t num_bytes) {
-  Violated(absl::StrCat(num_bytes, " bytes that are no LeaderMessage"));
+  Violated(absl::StrCat(num_bytes, " bytes that are not a LeaderMessage"));
 }
 
 void FollowerState::OnLost(const absl::Status& why) {
@@ -135,7 +136,8 @@ void FollowerState::OnLost(const absl::Status& why) {
 void FollowerState::OnTime(absl::Time now) {
   const absl::Duration passed = now - last_time_;
   last_time_ = now;
-  // This process was held up. Messages may be waiting in its socket.
+  // This process did not run for a while. Messages of the leader may be waiting
+  // in its socket, so that time does not count.
   if (passed > heartbeat_timeout_ / 2)
     last_message_ = std::min(now, last_message_ + passed);
   if (phase_ == Phase::kEnded) return;
@@ -157,7 +159,9 @@ void FollowerState::OnTime(absl::Time now) {
 
 absl::Status FollowerState::OnReady(kvasir::v1::RankReady ready) {
   if (phase_ != Phase::kLoading) {
-    return absl::FailedPreconditionError("ready out of turn");
+    return absl::FailedPreconditionError(
+        "this rank may report that it is ready only once, after the "
+        "RankWelcome");
   }
   const size_t num_bytes = ready.weight_tiles().size();
   if (num_bytes > size_t{kMaxReadyBytes}) {
@@ -182,12 +186,12 @@ std::optional<StepPlan> FollowerState::TakeStep() {
 
 absl::Status FollowerState::CheckStep(uint64_t step_id) const {
   if (phase_ != Phase::kRunning) {
-    return absl::FailedPreconditionError("the group does not run");
+    return absl::FailedPreconditionError("the group is not running");
   }
   if (step_id != last_done_ + 1 || step_id > last_taken_) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "the end of step ", step_id, " after that of step ", last_done_,
-        ", and step ", last_taken_, " was taken last"));
+        "step ", step_id, " cannot have ended: step ", last_done_,
+        " ended last, and step ", last_taken_, " was started last"));
   }
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
-// A follower's rules for its tensor-parallel group: what the leader may send,
-// and when the group is given up. No clock, thread or socket.
+// The state machine of a follower in a tensor-parallel group: what the leader
+// may send, and when the follower gives the group up. Uses no clock, thread or
+// socket.
 #pragma once
 
 #include <cstdint>
@@ -16,50 +17,55 @@
 
 namespace kvasir::worker {
 
-// Its life begins with the call to the leader, on which the RankHello is sent
-// first.
+// Construct it when the call to the leader has begun. The first message that it
+// sends is the RankHello.
 //
 // Threads: one at a time.
 class FollowerState {
  public:
   enum class Phase { kJoining, kLoading, kReady, kRunning, kEnded };
 
-  // `join_timeout` limits the time until the RankWelcome.
+  // `join_timeout`: the longest time until the leader sends the RankWelcome.
   FollowerState(const kvasir::v1::RankHello& hello, absl::Duration join_timeout,
                 absl::Time now);
 
-  // A message of the leader. A step's plan is moved out of it.
+  // Handles a message from the leader. If it contains a step plan, the plan is
+  // moved out of it.
   void OnMessage(kvasir::v1::LeaderMessage* message, absl::Time now);
-  // Bytes that do not parse as a message.
+  // The leader sent bytes that do not parse as a LeaderMessage.
   void OnGarbage(size_t num_bytes);
-  // The call or its connection has ended.
+  // The call or its connection has ended, with the status `why`.
   void OnLost(const absl::Status& why);
-  // Call it several times in each heartbeat_interval().
+  // Sends heartbeats and checks timeouts. Call it several times in each
+  // heartbeat_interval().
   void OnTime(absl::Time now);
 
-  // This rank is ready. FAILED_PRECONDITION out of turn, RESOURCE_EXHAUSTED for
-  // more tiles than a leader accepts.
+  // This rank has loaded its weights and is ready. FAILED_PRECONDITION if this
+  // call is not due now; RESOURCE_EXHAUSTED if the message has more weight
+  // tiles than a leader accepts.
   absl::Status OnReady(kvasir::v1::RankReady ready);
-  // Both are about the oldest step that was taken and has not ended.
+  // The oldest step that TakeStep returned and that has not ended yet is done,
+  // or has failed.
   absl::Status OnStepDone(uint64_t step_id, uint64_t result_hash);
   absl::Status OnStepFailed(uint64_t step_id, const absl::Status& why);
   void AskDrain();
   void Abort(const absl::Status& reason);
 
-  // The next step to run, in the order of step ids.
+  // Returns the next step to run, in the order of step ids, if the leader has
+  // sent it.
   std::optional<kvasir::v1::StepPlan> TakeStep();
-  // The messages to send, in order.
+  // Returns the messages to send to the leader, in order.
   std::vector<kvasir::v1::FollowerMessage> TakeMessages() {
     return std::exchange(messages_, {});
   }
 
   Phase phase() const { return phase_; }
-  // The reason why the group ended. OK: it has not ended, or it was drained.
+  // The reason why the group ended. OK if it has not ended or was drained.
   const absl::Status& status() const { return status_; }
   absl::Duration heartbeat_interval() const {
     return heartbeat_timeout_ / kHeartbeatsPerTimeout;
   }
-  // By rank; set from kLoading on.
+  // By rank; set from phase kLoading on.
   const std::vector<std::string>& collective_addresses() const {
     return addresses_;
   }
@@ -70,7 +76,8 @@ class FollowerState {
   void OnWelcome(const kvasir::v1::RankWelcome& welcome);
   void OnStart(const kvasir::v1::RankStart& start);
   void OnStep(kvasir::v1::StepPlan* plan);
-  // Ends the group because the leader broke a rule.
+  // Ends the group because the leader sent something (`text`) that is not
+  // allowed.
   void Violated(const std::string& text);
   void End(const absl::Status& why);
   absl::Status CheckStep(uint64_t step_id) const;
@@ -88,9 +95,10 @@ class FollowerState {
   std::vector<std::string> addresses_;
   bool started_ = false;
   kvasir::v1::RankStart start_;
-  kvasir::v1::RankReady ready_;             // without its tiles
-  std::deque<kvasir::v1::StepPlan> plans_;  // not taken yet
-  uint64_t last_step_ = 0;                  // the last that was received
+  kvasir::v1::RankReady ready_;  // without its tiles
+  // Plans that were received but not yet returned by TakeStep.
+  std::deque<kvasir::v1::StepPlan> plans_;
+  uint64_t last_step_ = 0;  // id of the last step that was received
   uint64_t last_taken_ = 0;
   uint64_t last_done_ = 0;
   std::vector<kvasir::v1::FollowerMessage> messages_;

@@ -52,7 +52,7 @@ class Follower {
   }
 
   FollowerState& state() { return state_; }
-  void Hear(LeaderMessage message) { state_.OnMessage(&message, now_); }
+  void Receive(LeaderMessage message) { state_.OnMessage(&message, now_); }
   void Welcome(int addresses = 2) {
     LeaderMessage message;
     message.mutable_welcome();
@@ -60,23 +60,23 @@ class Follower {
       message.mutable_welcome()->add_collective_addresses(
           absl::StrCat("address ", i));
     }
-    Hear(message);
+    Receive(message);
   }
   void Start(int64_t pages, int64_t host_pages) {
     LeaderMessage message;
     message.mutable_start()->add_pages(pages);
     message.mutable_start()->add_host_pages(host_pages);
-    Hear(message);
+    Receive(message);
   }
   void Step(uint64_t id) {
     LeaderMessage message;
     message.mutable_step()->set_step_id(id);
-    Hear(message);
+    Receive(message);
   }
   void Drain() {
     LeaderMessage message;
     message.mutable_drain();
-    Hear(message);
+    Receive(message);
   }
   void Pass(absl::Duration time, bool leader_lives) {
     const absl::Time until = now_ + time;
@@ -84,7 +84,7 @@ class Follower {
       now_ += absl::Milliseconds(250);
       LeaderMessage message;
       message.mutable_heartbeat();
-      if (leader_lives) Hear(message);
+      if (leader_lives) Receive(message);
       state_.OnTime(now_);
     }
   }
@@ -93,7 +93,7 @@ class Follower {
     state_.OnTime(now_);
   }
 
-  // Without heartbeats.
+  // Returns the messages that the follower sent, except heartbeats.
   std::vector<std::string> Sent() {
     std::vector<std::string> sent;
     for (const FollowerMessage& message : state_.TakeMessages()) {
@@ -107,7 +107,7 @@ class Follower {
   FollowerState state_;
 };
 
-TEST(FollowerStateTest, GoesFromHelloToTheEndOfItsSteps) {
+TEST(FollowerStateTest, AFollowerRunsFromTheHelloToTheDrain) {
   Follower follower;
   EXPECT_THAT(follower.Sent(), ElementsAre(HasSubstr("hello { identity")));
   follower.Welcome();
@@ -145,13 +145,13 @@ struct Broken {
   std::function<void(Follower*)> act;
   absl::StatusCode code;
   std::string text;
-  // Whether the leader receives an Abort with this text.
+  // Whether the follower reports `text` to the leader in a RankAbort.
   bool reported = true;
 };
 
 class BrokenFollowerTest : public ::testing::TestWithParam<Broken> {};
 
-TEST_P(BrokenFollowerTest, EndsWithTheReason) {
+TEST_P(BrokenFollowerTest, TheFollowerEndsWithTheReasonForTheFailure) {
   Follower follower = Follower::In(GetParam().phase);
   GetParam().act(&follower);
   EXPECT_EQ(follower.state().phase(), Phase::kEnded);
@@ -165,7 +165,7 @@ TEST_P(BrokenFollowerTest, EndsWithTheReason) {
   } else {
     EXPECT_THAT(follower.Sent(), IsEmpty());
   }
-  // Nothing is sent any more.
+  // After the end the follower sends nothing more.
   follower.Step(1);
   follower.state().AskDrain();
   follower.state().Abort(absl::InternalError("late"));
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(
            message.mutable_refusal()->set_reason(
                kvasir::v1::RankRefusal::WRONG_SIZE);
            message.mutable_refusal()->set_detail("tp_size is 2");
-           f->Hear(message);
+           f->Receive(message);
          },
          absl::StatusCode::kFailedPrecondition,
          "the leader refuses this rank: WRONG_SIZE: tp_size is 2", false},
@@ -195,7 +195,7 @@ INSTANTIATE_TEST_SUITE_P(
            message.mutable_refusal()->set_reason(
                kvasir::v1::RankRefusal::UNAUTHENTICATED);
            message.mutable_refusal()->set_detail("no secret");
-           f->Hear(message);
+           f->Receive(message);
          },
          absl::StatusCode::kUnauthenticated,
          "the leader refuses this rank: no secret", false},
@@ -204,7 +204,7 @@ INSTANTIATE_TEST_SUITE_P(
            LeaderMessage message;
            message.mutable_refusal()->set_reason(
                static_cast<kvasir::v1::RankRefusal::Reason>(99));
-           f->Hear(message);
+           f->Receive(message);
          },
          absl::StatusCode::kFailedPrecondition,
          "the leader refuses this rank: 99: ", false},
@@ -212,7 +212,7 @@ INSTANTIATE_TEST_SUITE_P(
          [](Follower* f) { f->Pass(absl::Seconds(20), true); },
          absl::StatusCode::kDeadlineExceeded,
          "not every rank joined within 20s"},
-        {"WelcomeOfAnotherSize", Phase::kJoining,
+        {"WelcomeForAnotherGroupSize", Phase::kJoining,
          [](Follower* f) { f->Welcome(3); }, absl::StatusCode::kInvalidArgument,
          "the leader sent a RankWelcome with 3 addresses for 2 ranks"},
         {"WelcomeTwice", Phase::kRunning, [](Follower* f) { f->Welcome(); },
@@ -222,7 +222,7 @@ INSTANTIATE_TEST_SUITE_P(
          [](Follower* f) { f->Start(8, 4); },
          absl::StatusCode::kInvalidArgument,
          "the leader sent a RankStart out of turn"},
-        {"StartOfMorePagesThanThereAre", Phase::kReady,
+        {"StartWithMorePagesThanOffered", Phase::kReady,
          [](Follower* f) { f->Start(10, 4); },
          absl::StatusCode::kInvalidArgument,
          "the leader sent a RankStart of pages that this rank does not have: "
@@ -235,9 +235,11 @@ INSTANTIATE_TEST_SUITE_P(
            f->Step(1);
            f->Step(1);
          },
-         absl::StatusCode::kInvalidArgument, "the leader sent step 1, want 2"},
+         absl::StatusCode::kInvalidArgument,
+         "the leader sent step 1, expected step 2"},
         {"StepLeftOut", Phase::kRunning, [](Follower* f) { f->Step(2); },
-         absl::StatusCode::kInvalidArgument, "the leader sent step 2, want 1"},
+         absl::StatusCode::kInvalidArgument,
+         "the leader sent step 2, expected step 1"},
         {"ThirdStep", Phase::kRunning,
          [](Follower* f) {
            f->Step(1);
@@ -245,7 +247,8 @@ INSTANTIATE_TEST_SUITE_P(
            f->Step(3);
          },
          absl::StatusCode::kInvalidArgument,
-         "the leader sent step 3 while step 1 runs: the limit is 2"},
+         "the leader sent step 3 while step 1 has not ended: the limit is 2 "
+         "steps in flight"},
         {"DrainInAStep", Phase::kRunning,
          [](Follower* f) {
            f->Step(1);
@@ -253,20 +256,20 @@ INSTANTIATE_TEST_SUITE_P(
          },
          absl::StatusCode::kInvalidArgument,
          "the leader sent a RankDrain while step 1 runs"},
-        {"NoMessage", Phase::kRunning,
-         [](Follower* f) { f->Hear(LeaderMessage()); },
+        {"EmptyMessage", Phase::kRunning,
+         [](Follower* f) { f->Receive(LeaderMessage()); },
          absl::StatusCode::kInvalidArgument,
-         "the leader sent no message that is known"},
+         "the leader sent a message of an unknown kind"},
         {"Garbage", Phase::kRunning,
          [](Follower* f) { f->state().OnGarbage(12); },
          absl::StatusCode::kInvalidArgument,
-         "the leader sent 12 bytes that are no LeaderMessage"},
+         "the leader sent 12 bytes that are not a LeaderMessage"},
         {"Aborted", Phase::kRunning,
          [](Follower* f) {
            LeaderMessage message;
            message.mutable_abort()->set_code(13);
            message.mutable_abort()->set_reason("rank 3 is gone");
-           f->Hear(message);
+           f->Receive(message);
          },
          absl::StatusCode::kInternal, "the leader: rank 3 is gone", false},
         {"Lost", Phase::kRunning,
@@ -275,7 +278,7 @@ INSTANTIATE_TEST_SUITE_P(
          },
          absl::StatusCode::kUnavailable, "the call to the leader ended: reset",
          false},
-        {"LostWithoutAWord", Phase::kRunning,
+        {"CallEndsWithoutAReason", Phase::kRunning,
          [](Follower* f) { f->state().OnLost(absl::OkStatus()); },
          absl::StatusCode::kUnavailable, "the leader ended the call", false},
         {"SilentLeader", Phase::kRunning,
@@ -289,7 +292,7 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& each) { return each.param.name; });
 
-TEST(FollowerStateTest, MoreTilesThanALeaderTakesAreNotSent) {
+TEST(FollowerStateTest, MoreWeightTilesThanALeaderAcceptsAreNotSent) {
   Follower follower = Follower::In(Phase::kLoading);
   kvasir::v1::RankReady ready = Ready();
   ready.set_weight_tiles(std::string(kMaxReadyBytes + 1, 't'));
@@ -326,7 +329,7 @@ TEST(FollowerStateTest, RefusesCallsOfItsOwnRankOutOfOrder) {
   follower.Step(1);
   EXPECT_THAT(follower.state().OnStepDone(1, 5),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("step 0 was taken last")));
+                       HasSubstr("step 0 was started last")));
   ASSERT_TRUE(follower.state().TakeStep().has_value());
   EXPECT_THAT(follower.state().OnStepDone(2, 5),
               StatusIs(absl::StatusCode::kFailedPrecondition, ::testing::_));
@@ -342,7 +345,7 @@ TEST(FollowerStateTest, DoesNotCountItsOwnDelayAgainstTheLeader) {
   EXPECT_EQ(follower.state().phase(), Phase::kEnded);
 }
 
-TEST(FollowerStateTest, WaitsForOtherRanksToLoadWhileTheLeaderLives) {
+TEST(FollowerStateTest, WaitsForOtherRanksToLoadAsLongAsTheLeaderIsAlive) {
   Follower follower = Follower::In(Phase::kReady);
   follower.Pass(absl::Hours(1), true);
   EXPECT_EQ(follower.state().phase(), Phase::kReady);

@@ -1,5 +1,5 @@
-// The executor of a whole tensor-parallel group, used by the engine of the
-// leader.
+// The executor that the leader's engine uses: it runs each step on all ranks of
+// a tensor-parallel group.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,18 @@
 
 namespace kvasir::worker {
 
-// Sends each plan to all followers before it gives the plan to this rank's own
-// executor. An announced plan is sent at once, so that followers can start it
-// without a pause. Returns a result when every rank has reported the same one.
+// Sends each plan to all followers, then gives it to the leader's own executor.
+// An announced plan is sent when it is announced, so that followers can start
+// it without a pause. Await returns when every rank has reported the same
+// result.
 //
 // Threads: as Executor.
-// Errors: those of Executor. A failure here ends the group, and the end of the
-//   group is a failure here. UNAVAILABLE and other errors name the rank that
-//   caused them.
+// Errors: those of Executor. A failed step ends the group, and after the group
+//   has ended every call fails. Errors name the rank that caused them.
 class GroupExecutor final : public Executor {
  public:
-  // Both outlive the executor. The group must have started (WaitStarted).
+  // `leader` and `own` must outlive this executor. The group must have started
+  // (RankLeader::WaitStarted).
   GroupExecutor(RankLeader* leader, Executor* own)
       : leader_(*leader), own_(*own) {}
 
@@ -35,8 +36,8 @@ class GroupExecutor final : public Executor {
 
   RankLeader& leader_;
   Executor& own_;
-  uint64_t step_id_ = 0;  // in flight
-  uint64_t sent_id_ = 0;  // last sent
+  uint64_t step_id_ = 0;  // the step in flight
+  uint64_t sent_id_ = 0;  // the last step that was sent
 };
 
 }  // namespace kvasir::worker

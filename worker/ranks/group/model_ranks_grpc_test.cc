@@ -1,4 +1,5 @@
-// A group of ranks that run a model: plans travel over gRPC, sums in memory.
+// Tests a group of ranks that run a model. Plans are sent over gRPC; the
+// collective sums in memory.
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -47,7 +48,7 @@ kvasir::v1::RankReady ReadyOf(const Rank& rank) {
   return ready;
 }
 
-// Runs a prompt and eight tokens of output. Returns the result of each step.
+// Runs a prompt and eight output tokens. Returns the result of each step.
 absl::StatusOr<std::vector<kvasir::v1::StepResult>> Generate(
     Executor* executor, const Rank& rank, const cache::PageCounts& pages) {
   DirectRunner runner(executor, &rank.layout(), pages);
@@ -73,7 +74,8 @@ std::vector<int32_t> TokensOf(
   return tokens;
 }
 
-// Runs ranks with only a collective. Returns rank 0's results.
+// Runs the ranks without gRPC, each with the same plans and connected only by a
+// collective. Returns rank 0's results.
 std::vector<kvasir::v1::StepResult> WithoutAGroup(uint32_t size) {
   const auto sums = InProcessGroup::Create(size);
   std::vector<std::vector<kvasir::v1::StepResult>> results(size);
@@ -89,9 +91,9 @@ std::vector<kvasir::v1::StepResult> WithoutAGroup(uint32_t size) {
   return results[0];
 }
 
-// The steps in which a rank fails; 0: none.
+// The ids of the steps in which a rank misbehaves; 0: never.
 struct Fault {
-  uint64_t stops_in = 0;  // it hangs until its group ends
+  uint64_t stops_in = 0;  // in this step it hangs until its group ends
   uint64_t differs_in = 0;
 };
 
@@ -124,7 +126,7 @@ class Faulty final : public Executor {
   Event& ended_;
 };
 
-// A follower with its model.
+// A follower whose thread loads a model and runs steps.
 struct ModelFollower {
   ModelFollower(uint32_t rank, uint32_t size, const std::string& leader,
                 Collective* collective, const Fault& fault) {
@@ -157,7 +159,7 @@ struct ModelFollower {
     thread.join();
     client.reset();
   }
-  // The status that its loop ended with.
+  // Waits until the follower's thread has ended and returns its status.
   absl::Status Ended() {
     EXPECT_TRUE(done.Wait());
     return status;
@@ -172,7 +174,7 @@ struct ModelFollower {
   std::thread thread;
 };
 
-// All ranks of a group. Followers may fail.
+// A leader with its server and all followers. Followers may have faults.
 class ModelGroup {
  public:
   explicit ModelGroup(uint32_t size,
@@ -211,8 +213,9 @@ class ModelGroup {
                     {start_.pages().begin(), start_.pages().end()});
   }
   RankLeader& leader() { return *leader_; }
-  Event& ended() { return ended_; }                 // set by its on_end
-  const absl::Status& why() const { return why_; }  // valid after it has ended
+  Event& ended() { return ended_; }  // set by the leader's on_end
+  // Valid after ended() was set.
+  const absl::Status& why() const { return why_; }
   ModelFollower& follower(uint32_t rank) { return *followers_[rank - 1]; }
 
  private:
@@ -228,7 +231,8 @@ class ModelGroup {
 
 class ModelRanksGrpcTest : public ::testing::TestWithParam<uint32_t> {};
 
-TEST_P(ModelRanksGrpcTest, AGroupGivesTheResultsOfRanksWithoutGrpc) {
+TEST_P(ModelRanksGrpcTest,
+       AGroupOverGrpcGivesTheSameResultsAsRanksWithoutGrpc) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one, MakeRank(nullptr));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ones,
                               Generate(&one->executor(), *one, one->pages()));
@@ -246,7 +250,8 @@ TEST_P(ModelRanksGrpcTest, AGroupGivesTheResultsOfRanksWithoutGrpc) {
   }
 }
 
-TEST_P(ModelRanksGrpcTest, ADifferentTokenEndsTheGroupWithBothHashes) {
+TEST_P(ModelRanksGrpcTest,
+       ARankThatSamplesADifferentTokenEndsTheGroupWithBothHashes) {
   const uint32_t last = GetParam() - 1;
   std::vector<kvasir::v1::StepResult> want = WithoutAGroup(GetParam());
   ModelGroup group(GetParam(), {{last, {.differs_in = 4}}});
@@ -259,7 +264,8 @@ TEST_P(ModelRanksGrpcTest, ADifferentTokenEndsTheGroupWithBothHashes) {
       last, ResultHash(want[3]), leaders);
   EXPECT_THAT(group.Run(), StatusIs(absl::StatusCode::kInternal, text));
   ASSERT_TRUE(group.ended().Wait());
-  // The text that the program logs (OperatorSurface::Fail).
+  // This is the text that a server logs when its group fails
+  // (OperatorSurface::Fail).
   EXPECT_THAT(group.why(), StatusIs(absl::StatusCode::kInternal, text));
   for (uint32_t rank = 1; rank <= last; ++rank) {
     EXPECT_THAT(group.follower(rank).Ended(),
@@ -268,12 +274,13 @@ TEST_P(ModelRanksGrpcTest, ADifferentTokenEndsTheGroupWithBothHashes) {
   }
 }
 
-TEST_P(ModelRanksGrpcTest, ARankThatIsKilledInAStepEndsAll) {
+TEST_P(ModelRanksGrpcTest, ARankThatIsKilledInAStepEndsAllRanks) {
   const uint32_t last = GetParam() - 1;
   ModelGroup group(GetParam(), {{last, {.stops_in = 4}}});
   std::thread kill([&] {
     EXPECT_TRUE(group.follower(last).stopped.Wait());
-    // The others wait in the first sum of the step.
+    // Time for the other ranks to reach the first sum of the step, where they
+    // wait.
     absl::SleepFor(absl::Milliseconds(50));
     group.follower(last).client.reset();
   });

@@ -1,4 +1,4 @@
-// Encoding shared by both ends of a Join call.
+// Conversions and constants that both ends of a Join call share.
 #pragma once
 
 #include <grpcpp/support/byte_buffer.h>
@@ -14,17 +14,19 @@
 
 namespace kvasir::worker {
 
-// The key of the call's metadata.
+// The metadata key of the Join call under which a follower sends the group's
+// secret.
 inline constexpr char kRankAuthorizationKey[] = "authorization";
 inline std::string RankAuthorization(absl::string_view secret) {
   return absl::StrCat("Bearer ", secret);
 }
 
-// How long the last messages, such as a RankAbort, have to reach a rank that
-// reads.
+// When a call ends, its last messages, such as a RankAbort, have this long to
+// reach the other rank.
 inline constexpr absl::Duration kRankLastWords = absl::Seconds(1);
 
-// The buffer refers to the bytes and keeps them alive.
+// Returns a buffer that refers to the bytes without a copy and keeps them
+// alive.
 inline grpc::ByteBuffer BufferOf(RankLink::Bytes bytes) {
   auto* held = new RankLink::Bytes(std::move(bytes));
   const grpc::Slice slice(
@@ -34,7 +36,7 @@ inline grpc::ByteBuffer BufferOf(RankLink::Bytes bytes) {
   return grpc::ByteBuffer(&slice, 1);
 }
 
-// Returns a copy. Empty if there are no bytes.
+// Returns a copy of the buffer's bytes. Empty if the buffer has none.
 inline std::string BytesOf(const grpc::ByteBuffer& buffer) {
   grpc::Slice slice;
   if (!buffer.DumpToSingleSlice(&slice).ok()) return "";

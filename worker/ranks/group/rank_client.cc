@@ -29,7 +29,7 @@ using Stub = grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>;
 
 constexpr char kJoinMethod[] = "/kvasir.v1.Rank/Join";
 
-// Time for a channel to report why it has no connection.
+// How long to wait until the channel reports why it has no connection.
 constexpr absl::Duration kReasonTimeout = absl::Seconds(1);
 
 std::shared_ptr<grpc::Channel> NewChannel(const RankClientOptions& options) {
@@ -52,7 +52,8 @@ std::shared_ptr<grpc::Channel> NewChannel(const RankClientOptions& options) {
                                    arguments);
 }
 
-// WaitForConnected reports only that time ran out, so a call finds the cause.
+// Returns why the channel cannot connect. WaitForConnected only reports a
+// timeout, so this makes a call to get the cause.
 std::string WhyNotConnected(const std::shared_ptr<grpc::Channel>& channel) {
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kReasonTimeout));
@@ -65,8 +66,10 @@ std::string WhyNotConnected(const std::shared_ptr<grpc::Channel>& channel) {
 
 }  // namespace
 
-// Shared, because it must live until gRPC (OnDone), the follower (its link) and
-// the client are done with it. Threads: any.
+// The Join call. Held by shared_ptr, because it must live until gRPC (OnDone),
+// the follower (its link) and the client are done with it.
+//
+// Threads: any.
 class RankClient::Call final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public RankLink {
@@ -83,7 +86,7 @@ class RankClient::Call final
     }
     call->stub_.PrepareBidiStreamingCall(&call->context_, kJoinMethod, {},
                                          call.get());
-    call->AddHold();  // for writes from other threads
+    call->AddHold();  // allows writes from other threads
     call->StartRead(&call->response_);
     call->StartCall();
   }
@@ -135,7 +138,7 @@ class RankClient::Call final
     changed_.SignalAll();
   }
 
-  // Returns when no more events come.
+  // Ends the call. When it returns, the follower gets no more events.
   void End() {
     {
       MutexLock lock(&mutex_);
@@ -152,7 +155,7 @@ class RankClient::Call final
   }
 
  private:
-  // Starts the next write, read or end that is possible now.
+  // Starts the next write, or ends the call's writes, if that is possible now.
   void Advance() {
     const grpc::ByteBuffer* write = nullptr;
     {
@@ -180,12 +183,13 @@ class RankClient::Call final
   Stub stub_;
   RankFollower* const follower_;
   grpc::ClientContext context_;
-  grpc::ByteBuffer response_;  // of the read in progress
+  grpc::ByteBuffer response_;  // buffer of the read in progress
   std::shared_ptr<Call> self_;
 
   base::Mutex mutex_;
   base::CondVar changed_;
-  grpc::ByteBuffer request_ ABSL_GUARDED_BY(mutex_);  // read by gRPC
+  // The message that gRPC is sending.
+  grpc::ByteBuffer request_ ABSL_GUARDED_BY(mutex_);
   std::deque<Bytes> queue_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -203,7 +207,8 @@ RankClient::~RankClient() {
 
 absl::StatusOr<std::unique_ptr<RankClient>> RankClient::Dial(
     const RankClientOptions& options) {
-  // A call that is cancelled at the end may outlive its channel.
+  // Keeps gRPC's threads, because a call that is cancelled at the end may
+  // outlive its channel.
   base::KeepGrpcCallbackThreads();
   std::shared_ptr<grpc::Channel> channel = NewChannel(options);
   if (!channel->WaitForConnected(

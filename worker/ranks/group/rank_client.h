@@ -22,27 +22,28 @@ namespace kvasir::worker {
 struct RankClientOptions {
   // "host:port" or "unix:/path".
   std::string leader;
-  // Null: plain text; the caller must check whether that is allowed. The leader
-  // is identified by its address, or with TLS by its certificate.
+  // Null: plain text; the caller must check whether that is allowed. With TLS
+  // the leader is identified by its certificate, otherwise only by its address.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
-  std::string secret;  // empty: none is sent
+  std::string secret;  // the group's secret; empty: none is sent
   // How long to wait for a leader that has not started yet.
   absl::Duration connect_timeout = absl::Minutes(5);
 };
 
 // Owns: the connection and the call.
-// Threads: one. The follower is called from gRPC's threads.
+// Threads: one thread at a time. The follower is called from gRPC's threads.
 class RankClient {
  public:
-  // Blocks until the leader is reached. UNAVAILABLE with address, time and the
-  // last cause if it is not.
+  // Blocks until the leader is connected. UNAVAILABLE with the address, the
+  // time and the last cause if it cannot be reached within connect_timeout.
   static absl::StatusOr<std::unique_ptr<RankClient>> Dial(
       const RankClientOptions& options);
-  // Ends the call. The follower's last messages get a moment to be sent.
+  // Ends the call. Waits up to kRankLastWords for the follower's last messages
+  // to be sent.
   ~RankClient();
 
-  // Call it once. The follower receives the call's events until the client is
-  // destroyed.
+  // Starts the Join call. Call it once. The follower receives the call's events
+  // until the client is destroyed.
   void Join(RankFollower* follower);
 
  private:

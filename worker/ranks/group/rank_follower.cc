@@ -79,7 +79,8 @@ absl::StatusOr<kvasir::v1::RankStart> RankFollower::WaitStarted(
   SendMessages();
   MutexLock lock(&mutex_);
   while (state_.phase() == Phase::kReady) changed_.Wait(&mutex_);
-  // The group may have been drained since; NextStep reports that.
+  // If the group has started and been drained since, this still succeeds:
+  // NextStep reports the drain.
   if (!state_.status().ok() || !state_.started()) return EndStatus();
   return state_.start();
 }
@@ -112,10 +113,11 @@ absl::Status RankFollower::FinishStep(const kvasir::v1::StepResult& result) {
 absl::Status RankFollower::FailStep(uint64_t step_id, const absl::Status& why) {
   {
     MutexLock lock(&mutex_);
-    // not options_.clock: the ticker needs a clock that advances by itself
+    // Real time instead of options_.clock, because a test's clock may not
+    // advance while this waits.
     const base::Clock& clock = base::Clock::Real();
     const absl::Time deadline = clock.Now() + kFirstReason;
-    while (MayBeAnothers(why) && state_.phase() == Phase::kRunning &&
+    while (MayBeAConsequence(why) && state_.phase() == Phase::kRunning &&
            clock.Now() < deadline) {
       changed_.WaitWithTimeout(&mutex_, deadline - clock.Now());
     }
@@ -169,7 +171,7 @@ void RankFollower::SendMessages() {
     const std::shared_ptr<RankLink> link = link_;
     if (ends) link_ = nullptr;
     const absl::Status status = state_.status();
-    const bool tell = ends && !status.ok() && !stopping_;
+    const bool call_on_end = ends && !status.ok() && !stopping_;
     mutex_.Unlock();
     size_t waiting = 0;
     for (const FollowerMessage& message : messages) {
@@ -177,7 +179,7 @@ void RankFollower::SendMessages() {
           std::make_shared<const std::string>(message.SerializeAsString()));
     }
     if (ends && link != nullptr) link->Close(status);
-    if (tell && options_.on_end) options_.on_end(status);
+    if (call_on_end && options_.on_end) options_.on_end(status);
     mutex_.Lock();
     if (waiting > kMaxWaitingMessages) {
       state_.Abort(absl::UnavailableError(

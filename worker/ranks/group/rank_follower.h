@@ -38,55 +38,59 @@ struct RankFollowerOptions {
   std::function<void(const absl::Status& why)> on_end;
 };
 
-// join_timeout and the leader's heartbeat timeout start with the constructor,
-// so construct it after the leader was reached.
+// Construct it after the leader was reached, because join_timeout and the
+// leader's heartbeat timeout start in the constructor.
 //
 // Owns: a thread for heartbeats and timeouts.
 // Threads: any.
 // Errors: every call that waits returns the reason why the group ended;
-//   CANCELLED if it was drained before it ran.
+//   CANCELLED if the group was drained before it started.
 class RankFollower {
  public:
   explicit RankFollower(RankFollowerOptions options);
   // Aborts the group if it has not ended.
   ~RankFollower();
 
-  // Events of the call: OnLink once, then its messages, then its end.
+  // The events of the call to the leader: OnLink once, then each message
+  // (OnBytes), then its end (OnLost).
   void OnLink(std::shared_ptr<RankLink> link) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnBytes(std::string_view message) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Nothing more comes from the link.
+  // The call has ended with the status `why`: no more messages come.
   void OnLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Waits until every rank has come. Returns collective addresses, by rank.
+  // Waits until every rank has joined. Returns the collective address of each
+  // rank.
   absl::StatusOr<std::vector<std::string>> WaitWelcome()
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits until every rank is ready. Returns the pages that all of them have,
-  // and the ids of their weights. Also returns the errors of
-  // FollowerState::OnReady.
+  // Reports that this rank is ready (`own`) and waits until every rank is.
+  // Returns the page counts that all ranks can use, and the ids of their
+  // weights. Also returns the errors of FollowerState::OnReady.
   absl::StatusOr<kvasir::v1::RankStart> WaitStarted(kvasir::v1::RankReady own)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for the next step to run; nullopt after the leader has drained the
   // group.
   absl::StatusOr<std::optional<kvasir::v1::StepPlan>> NextStep()
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // FollowerState::OnStepDone.
+  // Reports the result of the oldest running step to the leader
+  // (FollowerState::OnStepDone).
   absl::Status FinishStep(const kvasir::v1::StepResult& result)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns the reason why the group ended. See kFirstReason.
+  // Reports that the step has failed, and returns the reason why the group
+  // ended, which may differ from `why`: see kFirstReason.
   absl::Status FailStep(uint64_t step_id, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // Asks the leader to finish its requests and to end the group.
   void AskDrain() ABSL_LOCKS_EXCLUDED(mutex_);
   void Abort(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The reason why the group ended. OK: it has not ended, or it was drained.
+  // The reason why the group ended. OK if it has not ended or was drained.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   using Phase = FollowerState::Phase;
 
-  // Sends the state's messages. If another thread is sending, that thread sends
-  // these too. Nothing is called under the lock.
+  // Sends the messages that `state_` has produced. If another thread is already
+  // sending, it sends these too. The link is not called while the lock is held.
   void SendMessages() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status EndStatus() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Tick() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -95,19 +99,19 @@ class RankFollower {
 
   mutable base::Mutex mutex_;
   base::CondVar changed_;  // wakes waiters when the state or working_ changes
-  base::CondVar stop_;     // wakes the ticker
+  base::CondVar stop_;     // wakes the heartbeat thread
   FollowerState state_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<RankLink> link_ ABSL_GUARDED_BY(mutex_);
   bool working_ ABSL_GUARDED_BY(mutex_) = false;
-  // the end was handled and the link closed
+  // True once the group's end was handled and the link closed.
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread ticker_;
 };
 
-// Runs the group's steps until the leader drains it; then returns OK. Otherwise
-// returns the reason why the group ended. A failure of the executor is reported
-// to the leader.
+// Runs the steps that the leader sends. Returns OK when the leader has drained
+// the group, or the reason why the group ended. If the executor fails, reports
+// that to the leader.
 absl::Status RunSteps(RankFollower* follower, Executor* executor);
 
 }  // namespace kvasir::worker

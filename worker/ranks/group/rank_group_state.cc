@@ -19,7 +19,7 @@ using kvasir::v1::RankIdentity;
 using kvasir::v1::RankReady;
 using kvasir::v1::RankRefusal;
 
-// Stands for a rank that is not in the group.
+// Stands for a rank number outside the group.
 constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
 
 absl::StatusCode CodeOf(RankRefusal::Reason reason) {
@@ -38,7 +38,7 @@ absl::StatusCode CodeOf(RankRefusal::Reason reason) {
 std::string MessageName(const FollowerMessage& message) {
   const google::protobuf::FieldDescriptor* field =
       FollowerMessage::descriptor()->FindFieldByNumber(message.message_case());
-  return field == nullptr ? "no message that is known"
+  return field == nullptr ? "a message of an unknown kind"
                           : field->message_type()->name();
 }
 
@@ -50,7 +50,7 @@ LeaderMessage AbortMessage(const absl::Status& why) {
   return message;
 }
 
-// The page counts of a RankReady or RankStart, by page group, as text.
+// Returns the page counts of a RankReady or RankStart, by page group, as text.
 template <typename Message>
 std::string PagesText(const Message& message) {
   return absl::StrCat("pages ", absl::StrJoin(message.pages(), "+"),
@@ -58,7 +58,8 @@ std::string PagesText(const Message& message) {
                       absl::StrJoin(message.host_pages(), "+"));
 }
 
-// Lowers `least` to the smaller of both, by page group.
+// Sets each element of `least` to the smaller of itself and the rank's page
+// count.
 void TakeLeast(const google::protobuf::RepeatedField<int64_t>& pages,
                google::protobuf::RepeatedField<int64_t>* least) {
   for (int g = 0; g < least->size(); ++g) {
@@ -66,7 +67,8 @@ void TakeLeast(const google::protobuf::RepeatedField<int64_t>& pages,
   }
 }
 
-// An error if a rank's page counts do not fit those of the leader.
+// Returns an error if a rank's page counts are not for the same page groups as
+// the leader's.
 absl::Status ComparePages(const std::string& name, const char* what,
                           const google::protobuf::RepeatedField<int64_t>& pages,
                           const google::protobuf::RepeatedField<int64_t>& want,
@@ -80,7 +82,7 @@ absl::Status ComparePages(const std::string& name, const char* what,
     if (pages.Get(g) >= least) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(name, " has ", pages.Get(g), " ", what, " in page group ",
-                     g, ", want ", least, " at least"));
+                     g, ", must have at least ", least));
   }
   return absl::OkStatus();
 }
@@ -90,20 +92,23 @@ absl::Status ComparePages(const std::string& name, const char* what,
 absl::Status CheckRankGroupOptions(const RankGroupOptions& options) {
   const RankIdentity& identity = options.identity;
   if (identity.tp_size() < 2 || identity.tp_size() > kMaxTpSize) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a group of ", identity.tp_size(), " ranks, want 2 to ", kMaxTpSize));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a group has ", identity.tp_size(),
+                     " ranks, must have 2 to ", kMaxTpSize));
   }
   if (identity.heartbeat_timeout_ms() == 0) {
-    return absl::InvalidArgumentError("a heartbeat timeout of 0 ms");
+    return absl::InvalidArgumentError(
+        "the heartbeat timeout is 0 ms, must be more than 0");
   }
   if (options.combine == nullptr) {
-    return absl::InvalidArgumentError("no function that combines weights");
+    return absl::InvalidArgumentError("the option `combine` is not set");
   }
   for (const absl::Duration timeout :
        {options.join_timeout, options.load_timeout, options.step_timeout}) {
     if (timeout > absl::ZeroDuration()) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("a timeout of ", absl::FormatDuration(timeout)));
+        absl::StrCat("a timeout is ", absl::FormatDuration(timeout),
+                     ", must be more than 0"));
   }
   return absl::OkStatus();
 }
@@ -132,7 +137,7 @@ void RankGroupState::OnLink(LinkId link, bool authenticated,
   if (!authenticated) {
     Refuse(link, RankRefusal::UNAUTHENTICATED,
            "the call shows neither the group's secret nor a certificate that "
-           "the leader believes",
+           "the leader trusts",
            nullptr);
   } else if (phase_ == Phase::kEnded) {
     Refuse(link, RankRefusal::TOO_LATE,
@@ -175,18 +180,20 @@ void RankGroupState::OnMessage(LinkId link, FollowerMessage* message,
     }
   } else {
     Refuse(link, RankRefusal::NO_HELLO,
-           absl::StrCat("want a RankHello first, have ", MessageName(*message)),
+           absl::StrCat("the first message must be a RankHello, is ",
+                        MessageName(*message)),
            nullptr);
   }
 }
 
 void RankGroupState::OnGarbage(LinkId link, size_t num_bytes, absl::Time now) {
   const int64_t limit = MaxMessageBytes(link);
-  OnBroken(link,
-           num_bytes > static_cast<size_t>(limit)
-               ? absl::StrCat(num_bytes, " bytes, the limit is ", limit)
-               : absl::StrCat(num_bytes, " bytes that are no FollowerMessage"),
-           now);
+  OnBroken(
+      link,
+      num_bytes > static_cast<size_t>(limit)
+          ? absl::StrCat(num_bytes, " bytes, the limit is ", limit)
+          : absl::StrCat(num_bytes, " bytes that are not a FollowerMessage"),
+      now);
 }
 
 void RankGroupState::OnBroken(LinkId link, const std::string& what,
@@ -200,7 +207,8 @@ void RankGroupState::OnBroken(LinkId link, const std::string& what,
                    absl::StrCat(member(rank).name, " sent ", what)));
   } else {
     Refuse(link, RankRefusal::NO_HELLO,
-           absl::StrCat("want a RankHello first, have ", what), nullptr);
+           absl::StrCat("the first message must be a RankHello, is ", what),
+           nullptr);
   }
 }
 
@@ -220,7 +228,8 @@ void RankGroupState::OnHello(LinkId link, const RankHello& hello) {
     return Refuse(
         link, RankRefusal::WRONG_RANK,
         absl::StrCat("rank is ", hello.rank(),
-                     ", a follower of this group is 1 to ", size() - 1),
+                     ", a follower of this group must have a rank from 1 to ",
+                     size() - 1),
         &hello);
   }
   Member& joining = member(hello.rank());
@@ -364,16 +373,17 @@ void RankGroupState::OnCombined(const absl::StatusOr<CombinedIds>& ids) {
 
 absl::Status RankGroupState::OnStep(uint64_t step_id, absl::Time now) {
   if (phase_ != Phase::kRunning) {
-    return absl::FailedPreconditionError("the group does not run");
+    return absl::FailedPreconditionError("the group is not running");
   }
   if (step_id != last_step_ + 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("step ", step_id, ", want ", last_step_ + 1));
+        absl::StrCat("step_id is ", step_id, ", must be ", last_step_ + 1));
   }
   if (steps_.size() == kMaxStepsInFlight) {
     return absl::FailedPreconditionError(
-        absl::StrCat("step ", step_id, " while step ", steps_.front().id,
-                     " runs: the limit is ", kMaxStepsInFlight));
+        absl::StrCat("cannot send step ", step_id, " while step ",
+                     steps_.front().id, " has not ended: the limit is ",
+                     kMaxStepsInFlight, " steps in flight"));
   }
   last_step_ = step_id;
   steps_.push_back({.id = step_id,
@@ -429,7 +439,8 @@ void RankGroupState::AddHash(uint64_t step_id, uint32_t rank, uint64_t hash) {
          std::all_of(steps_.front().hashes.begin(), steps_.front().hashes.end(),
                      [](const auto& each) { return each.has_value(); })) {
     steps_.pop_front();
-    // The next step begins only now.
+    // The timeout of the next step starts only now, because ranks run steps one
+    // after the other.
     if (!steps_.empty()) {
       steps_.front().since = std::max(steps_.front().since, last_time_);
     }
@@ -449,7 +460,8 @@ void RankGroupState::OnTime(absl::Time now) {
   const absl::Duration passed = now - last_time_;
   last_time_ = now;
   if (passed > heartbeat_timeout_ / 2) {
-    // This process was held up. Messages may be waiting in its own sockets.
+    // This process did not run for a while. Messages of followers may be
+    // waiting in its sockets, so that time does not count.
     for (auto& [id, link] : links_) {
       link.last_message = std::min(now, link.last_message + passed);
     }
@@ -466,7 +478,7 @@ void RankGroupState::OnTime(absl::Time now) {
   const std::string limit = absl::FormatDuration(heartbeat_timeout_);
   for (const LinkId id : silent) {
     const auto found = links_.find(id);
-    if (found == links_.end()) continue;  // the group has just ended
+    if (found == links_.end()) continue;  // the group has ended in this loop
     if (!found->second.rank.has_value()) {
       Refuse(id, RankRefusal::NO_HELLO,
              absl::StrCat("no RankHello within ", limit), nullptr);
@@ -499,7 +511,8 @@ absl::Status RankGroupState::CheckTimes(absl::Time now) const {
       return absl::DeadlineExceededError(absl::StrCat(
           late(NamesWhere([](const Member& each) { return each.link == 0; }),
                "did not join", options_.join_timeout),
-          last_refusal_.empty() ? "" : "; refused last: ", last_refusal_));
+          last_refusal_.empty() ? "" : "; the last refusal was: ",
+          last_refusal_));
     case Phase::kLoading:
       if (now - phase_since_ < options_.load_timeout || IsAllReady()) break;
       return absl::DeadlineExceededError(
@@ -529,7 +542,8 @@ template <typename Predicate>
 std::string RankGroupState::NamesWhere(const Predicate& waits) const {
   std::string names;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
-    // The leader has no call and does not join.
+    // While the group is joining, only followers can be missing, not the
+    // leader.
     if (rank == 0 && phase_ == Phase::kJoining) continue;
     if (!waits(members_[rank])) continue;
     absl::StrAppend(&names, names.empty() ? "" : ", ", members_[rank].name);
@@ -559,8 +573,8 @@ void RankGroupState::OnLost(LinkId link, const absl::Status& why) {
   Member& lost = member(*rank);
   lost.link = 0;
   Fail(*rank, absl::UnavailableError(absl::StrCat(
-                  "the call of ", lost.name,
-                  " ended: ", why.ok() ? "it left" : PeerText(why.message()))));
+                  "the call of ", lost.name, " ended: ",
+                  why.ok() ? "the follower left" : PeerText(why.message()))));
 }
 
 absl::Status RankGroupState::Drain() {

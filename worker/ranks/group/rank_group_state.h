@@ -1,6 +1,7 @@
-// A leader's rules for its tensor-parallel group: which followers may join, how
-// many pages all ranks have, which ranks are alive, and why the group ends. No
-// clock, thread or socket: events come in with their time, and actions go out.
+// The state machine of the leader of a tensor-parallel group: which followers
+// may join, how many pages each rank uses, which ranks are alive, and why the
+// group ends. Uses no clock, thread or socket: the caller passes in events with
+// their time, and carries out the actions that result.
 #pragma once
 
 #include <cstdint>
@@ -22,60 +23,65 @@
 
 namespace kvasir::worker {
 
-// Ids of the weights of all ranks together.
+// The ids computed from the weights of all ranks.
 struct CombinedIds {
   std::string weights_id;
   std::string cache_id;
 };
 
 struct RankGroupOptions {
-  // The leader's own. It must name 2 to kMaxTpSize ranks and a heartbeat
-  // timeout above 0.
+  // The identity that followers must match. Its tp_size must be from 2 to
+  // kMaxTpSize, and its heartbeat timeout above 0.
   kvasir::v1::RankIdentity identity;
   std::string collective_address;
-  // Computes the ids from RankReady.weight_tiles of all ranks, by rank. Called
-  // once, by the thread of WaitStarted, when all ranks are ready. An error ends
-  // the group, and all ranks receive it.
+  // Computes the ids from the RankReady.weight_tiles of all ranks, in rank
+  // order. Called once, by the thread that is in WaitStarted, when all ranks
+  // are ready. If it returns an error, the group ends with that error on all
+  // ranks.
   std::function<absl::StatusOr<CombinedIds>(
       absl::Span<const std::string> tiles_by_rank)>
       combine;
-  // The time until every rank has come, and then until every rank is ready.
+  // The longest time until every rank has joined (join_timeout), and after that
+  // until every rank is ready (load_timeout).
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration load_timeout = absl::Hours(1);
-  // The group ends if a rank takes longer for a step.
+  // The group ends if a rank takes longer than this for a step.
   absl::Duration step_timeout = absl::Seconds(60);
 };
 
-// INVALID_ARGUMENT with the value and its limits.
+// Returns INVALID_ARGUMENT with the value and its limits if an option is out of
+// range.
 absl::Status CheckRankGroupOptions(const RankGroupOptions& options);
 
-// How many steps may be sent before the first of them ends: the next one
-// travels while one runs, which is as many as a scheduler plans.
+// The most steps that are sent to followers and have not ended: the running one
+// and the next one. The scheduler does not plan more.
 inline constexpr size_t kMaxStepsInFlight = 2;
 
-// Heartbeats in each timeout. With several of them, a late or lost one does not
-// end the group.
+// Heartbeats that a rank sends in each heartbeat timeout. Because they are
+// several, one late heartbeat does not end the group.
 inline constexpr int kHeartbeatsPerTimeout = 6;
 
-// A follower that has joined. Its texts were made printable and shortened.
+// Describes a follower that has joined. Texts that the follower sent were made
+// printable and shortened.
 struct RankMember {
   uint32_t rank = 0;
   std::string host;
   uint32_t pid = 0;
   std::string metrics_address;
-  bool ready = false;  // false: the fields below are not known
+  bool ready = false;  // if false, the fields below are not known yet
   std::vector<int64_t> pages;
   std::vector<int64_t> host_pages;
   int64_t weight_bytes = 0;
 };
 
-// If this process itself was held up (stopped, swapped out) for more than half
-// of a heartbeat timeout, it does not count that time against other ranks.
+// If the leader's process itself did not run (stopped, swapped out) for more
+// than half of a heartbeat timeout, that time does not count towards the
+// timeouts of other ranks.
 //
 // Threads: one at a time.
 class RankGroupState {
  public:
-  // Names a follower's call. Never used twice.
+  // Identifies a follower's call to the leader. An id is never used twice.
   using LinkId = uint64_t;
   using RefusalReason = kvasir::v1::RankRefusal::Reason;
 
@@ -83,15 +89,15 @@ class RankGroupState {
 
   struct Action {
     LinkId link = 0;
-    // Sent, unless it is empty.
+    // The message to send on the call; nothing is sent if it is empty.
     kvasir::v1::LeaderMessage message;
-    // If set, the call then ends with this status, and no later action names
-    // it.
+    // If set, the call ends with this status after the message. There are no
+    // later actions for this link.
     std::optional<absl::Status> close;
   };
 
-  // For the log. Events that anybody can cause are reported once for each
-  // reason, rank and field of the identity.
+  // Something to log. Refusals, which any process that connects can cause, are
+  // reported only once for each reason, rank and identity field.
   struct Event {
     enum class Kind {
       kJoined,
@@ -108,62 +114,68 @@ class RankGroupState {
 
   RankGroupState(RankGroupOptions options, absl::Time now);
 
-  // Events of calls. A link that was closed is not known any more. `peer` is
-  // where the call comes from, for the log.
+  // Events of the followers' calls. Events of a link that was closed are
+  // ignored. `peer` is the address that the call comes from, for the log.
   void OnLink(LinkId link, bool authenticated, const std::string& peer,
               absl::Time now);
-  // Moves out of the message what the state keeps.
+  // Handles a message of a follower. Parts of the message are moved out of it.
   void OnMessage(LinkId link, kvasir::v1::FollowerMessage* message,
                  absl::Time now);
-  // A longer message counts as garbage and need not be parsed.
+  // The largest message that the link may send now. Pass a longer message to
+  // OnGarbage without parsing it.
   int64_t MaxMessageBytes(LinkId link) const;
-  // Bytes that do not parse as a message, or are too many.
+  // A follower sent bytes that do not parse as a message or are too many.
   void OnGarbage(LinkId link, size_t num_bytes, absl::Time now);
-  // More messages wait to be sent than a rank that reads leaves waiting.
+  // The link has more unsent messages than it can have if the follower reads
+  // them (kMaxWaitingMessages).
   void OnBacklog(LinkId link, size_t num_messages);
-  // The call or its connection has ended.
+  // The call or its connection has ended, with the status `why`.
   void OnLost(LinkId link, const absl::Status& why);
-  // Call it several times in each heartbeat_interval().
+  // Sends heartbeats and checks timeouts. Call it several times in each
+  // heartbeat_interval().
   void OnTime(absl::Time now);
 
-  // The leader's own rank is ready. Call it once.
+  // The leader's own rank has loaded its weights and is ready. Call it once.
   void OnReady(kvasir::v1::RankReady ready);
-  // Returns, once and when all ranks are ready, their tiles by rank for
-  // `combine`. Pass its result to OnCombined, which starts or ends the group.
+  // When all ranks are ready, returns their weight tiles in rank order, once;
+  // otherwise nullopt. Call RankGroupOptions::combine with them and pass its
+  // result to OnCombined, which starts or ends the group.
   std::optional<std::vector<std::string>> TakeTiles();
   void OnCombined(const absl::StatusOr<CombinedIds>& ids);
-  // A step is about to be sent to all followers. FAILED_PRECONDITION unless the
-  // group runs and has room for the step. INVALID_ARGUMENT unless it is the
-  // next one: ids count up by one from 1.
+  // A step is about to be sent to all followers. FAILED_PRECONDITION if the
+  // group is not running or kMaxStepsInFlight steps have not ended.
+  // INVALID_ARGUMENT if `step_id` is not the next one: ids count up by one from
+  // 1.
   absl::Status OnStep(uint64_t step_id, absl::Time now);
-  // The leader's own rank has ended the step, which must have been sent
-  // (CHECK).
+  // The leader's own rank has ended the step. The step must have been passed to
+  // OnStep (CHECK).
   void OnStepDone(uint64_t step_id, uint64_t result_hash);
-  // No step follows: all ranks receive an end, and the group ends with OK.
+  // Ends the group with OK and sends all followers an end message.
   // FAILED_PRECONDITION while a step runs.
   absl::Status Drain();
-  // The leader itself has failed.
+  // Ends the group because the leader itself has failed.
   void Abort(const absl::Status& reason);
 
-  // The actions to do, in order. Steps are not among them.
+  // Returns the actions to carry out, in order. They do not include sending
+  // steps.
   std::vector<Action> TakeActions() { return std::exchange(actions_, {}); }
   std::vector<Event> TakeEvents() { return std::exchange(events_, {}); }
-  // The calls of the followers that a step is sent to.
+  // The links on which a step must be sent to the followers.
   std::vector<LinkId> member_links() const;
-  // By rank; empty after the group has ended.
+  // The followers that have joined, by rank. Empty after the group has ended.
   std::vector<RankMember> members() const;
 
   Phase phase() const { return phase_; }
-  // The reason why the group ended. OK: it has not ended, or it was drained.
+  // The reason why the group ended. OK if it has not ended or was drained.
   const absl::Status& status() const { return status_; }
   absl::Duration heartbeat_interval() const {
     return heartbeat_timeout_ / kHeartbeatsPerTimeout;
   }
-  // By rank; set from kLoading on.
+  // By rank; set from phase kLoading on.
   const std::vector<std::string>& collective_addresses() const {
     return addresses_;
   }
-  // Set from kRunning on.
+  // Set from phase kRunning on.
   const kvasir::v1::RankStart& start() const { return start_; }
   // Whether every rank has ended the step with the same result.
   bool IsStepDone(uint64_t step_id) const;
@@ -171,28 +183,29 @@ class RankGroupState {
  private:
   struct Link {
     std::string peer;
-    std::optional<uint32_t> rank;  // absent: no RankHello yet
+    std::optional<uint32_t> rank;  // absent until its RankHello
     absl::Time last_message;
   };
   struct Member {
-    LinkId link = 0;  // 0: not joined
+    LinkId link = 0;  // 0 if it has not joined
     kvasir::v1::RankHello hello;
     std::string name;
     std::optional<kvasir::v1::RankReady> ready;
     uint64_t steps_done = 0;
     bool asked_drain = false;
   };
-  // A step that not every rank has ended.
+  // A step that was sent and that not every rank has ended yet.
   struct Step {
     uint64_t id = 0;
     absl::Time since;
-    std::vector<std::optional<uint64_t>> hashes;  // by rank
+    // The result hash of each rank that has ended the step.
+    std::vector<std::optional<uint64_t>> hashes;
   };
 
   uint32_t size() const { return options_.identity.tp_size(); }
   Member& member(uint32_t rank) { return members_[rank]; }
 
-  // A follower sent something that is not allowed.
+  // The follower on this link sent something that is not allowed.
   void OnBroken(LinkId link, const std::string& what, absl::Time now);
   void OnHello(LinkId link, const kvasir::v1::RankHello& hello);
   void OnMemberMessage(uint32_t rank, kvasir::v1::FollowerMessage* message);
@@ -201,18 +214,19 @@ class RankGroupState {
   void Welcome();
   bool IsAllReady() const;
   void CombineIfReady();
-  // Checks whether the group can start.
+  // Checks whether what all ranks reported (RankReady) fits together.
   absl::Status CheckReady() const;
   void AddHash(uint64_t step_id, uint32_t rank, uint64_t hash);
   absl::Status CheckTimes(absl::Time now) const;
-  // Names the ranks for which `waits` holds: "rank 1 (...), rank 3".
+  // Returns the names of the ranks for which `waits` is true: "rank 1 (...),
+  // rank 3".
   template <typename Predicate>
   std::string NamesWhere(const Predicate& waits) const;
 
   void Refuse(LinkId link, RefusalReason reason, const std::string& detail,
               const kvasir::v1::RankHello* hello, int field = 0);
-  // A rank broke a rule or left. While the group is joining, only its place
-  // becomes free again; later the group ends.
+  // A rank broke a rule or left. While the group is joining, another process
+  // may join in its place; later the group ends.
   void Fail(uint32_t rank, const absl::Status& why);
   void End(const absl::Status& why);
   void Send(LinkId link, kvasir::v1::LeaderMessage message);
@@ -228,10 +242,11 @@ class RankGroupState {
   absl::Time last_beat_;
   absl::Status status_;
   std::map<LinkId, Link> links_;
-  std::vector<Member> members_;  // by rank; the leader is 0
+  std::vector<Member> members_;  // by rank; the leader is rank 0
   std::vector<std::string> addresses_;
   kvasir::v1::RankStart start_;
-  std::optional<std::vector<std::string>> tiles_;  // waiting for TakeTiles
+  // The weight tiles of all ranks, until TakeTiles returns them.
+  std::optional<std::vector<std::string>> tiles_;
   std::deque<Step> steps_;
   uint64_t last_step_ = 0;
 

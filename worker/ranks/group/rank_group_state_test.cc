@@ -46,7 +46,7 @@ RankGroupOptions Options(uint32_t size) {
   identity.set_vocab_size(1000);
   identity.set_heartbeat_timeout_ms(3000);
   options.collective_address = "address 0";
-  // Tests call OnCombined themselves.
+  // Not used: tests call OnCombined themselves.
   options.combine = [](absl::Span<const std::string>) { return CombinedIds(); };
   options.join_timeout = absl::Seconds(20);
   options.load_timeout = absl::Seconds(30);
@@ -85,8 +85,9 @@ std::string Text(const LeaderMessage& message) {
   }
 }
 
-// A group with links that have the numbers of their ranks, unless a test says
-// otherwise. Actions are listed as "link: message" and "link closed: code".
+// A leader's state and the clock of its events. Rank r uses link r unless a
+// test says otherwise. Done() lists actions as "LINK: MESSAGE" and "LINK
+// closed: CODE".
 class Group {
  public:
   explicit Group(uint32_t size = 3) : state_(Options(size), now_) {}
@@ -155,7 +156,8 @@ class Group {
   }
   absl::Status Step(uint64_t id) { return state_.OnStep(id, now_); }
 
-  // Advances time in small steps, in which those links send heartbeats.
+  // Advances time in steps of 250 ms; in each of them the links in `alive` send
+  // a heartbeat.
   void Pass(absl::Duration time, const std::vector<uint64_t>& alive) {
     const absl::Time until = now_ + time;
     while (now_ < until) {
@@ -164,7 +166,7 @@ class Group {
       state_.OnTime(now_);
     }
   }
-  // Advances time at once, as if the leader had not run.
+  // Advances time in one step, as if the leader's process had not run.
   void Jump(absl::Duration time) {
     now_ += time;
     state_.OnTime(now_);
@@ -200,13 +202,13 @@ class Group {
   RankGroupState state_;
 };
 
-TEST(RankGroupOptionsTest, AreChecked) {
+TEST(RankGroupOptionsTest, InvalidOptionsAreRefused) {
   KVASIR_EXPECT_OK(CheckRankGroupOptions(Options(2)));
   for (const uint32_t size : {0u, 1u, 257u}) {
     EXPECT_THAT(
         CheckRankGroupOptions(Options(size)),
         StatusIs(absl::StatusCode::kInvalidArgument,
-                 HasSubstr(absl::StrCat(size, " ranks, want 2 to 256"))));
+                 HasSubstr(absl::StrCat(size, " ranks, must have 2 to 256"))));
   }
   RankGroupOptions options = Options(2);
   options.step_timeout = absl::ZeroDuration();
@@ -226,7 +228,7 @@ TEST(RankGroupOptionsTest, AreChecked) {
 // Joining
 // ---------------------------------------------------------------------------
 
-TEST(RankGroupStateTest, WelcomesAllRanksWhenTheLastHasCome) {
+TEST(RankGroupStateTest, WelcomesAllRanksWhenTheLastHasJoined) {
   Group group;
   group.Join(2);
   EXPECT_THAT(group.Done(), IsEmpty());
@@ -249,7 +251,7 @@ struct RefusedHello {
 
 class RefusedHelloTest : public ::testing::TestWithParam<RefusedHello> {};
 
-TEST_P(RefusedHelloTest, IsRefusedByNameAndValueOnceInTheLog) {
+TEST_P(RefusedHelloTest, IsRefusedWithTheFieldAndValueAndLoggedOnce) {
   Group group;
   group.Join(2);
   (void)group.Events();
@@ -290,12 +292,12 @@ INSTANTIATE_TEST_SUITE_P(
          "api_version is \"\", the leader has \"kvasir.v1\""},
         {"Size", [](RankHello* h) { h->mutable_identity()->set_tp_size(4); },
          RankRefusal::WRONG_SIZE, "tp_size is 4, the leader has 3"},
-        {"TheLeadersRank", [](RankHello* h) { h->set_rank(0); },
+        {"ClaimsTheLeadersRank", [](RankHello* h) { h->set_rank(0); },
          RankRefusal::WRONG_RANK,
-         "rank is 0, a follower of this group is 1 to 2"},
+         "rank is 0, a follower of this group must have a rank from 1 to 2"},
         {"RankBeyondTheGroup", [](RankHello* h) { h->set_rank(3); },
          RankRefusal::WRONG_RANK,
-         "rank is 3, a follower of this group is 1 to 2"},
+         "rank is 3, a follower of this group must have a rank from 1 to 2"},
         {"Doubled", [](RankHello* h) { h->set_rank(2); },
          RankRefusal::RANK_TAKEN, "rank 2 (node, pid 12) has joined already"},
         {"Checkpoint",
@@ -341,8 +343,9 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     [](const auto& each) { return each.param.name; });
 
-// The second field is reported only to the rank.
-TEST(RankGroupStateTest, ARankIsRefusedForEachFieldOnceInTheLog) {
+// The first two hellos differ in plan_id, which is logged only once. The third
+// differs only in page_tokens.
+TEST(RankGroupStateTest, RefusalsOfARankAreLoggedOnceForEachField) {
   Group group;
   uint64_t link = 0;
   for (const char* const plan : {"other", "third", "plan"}) {
@@ -374,7 +377,7 @@ TEST(RankGroupStateTest, EveryFieldOfAnIdentityIsCompared) {
   }
 }
 
-TEST(RankGroupStateTest, NamesOfPeersAreShortenedAndPrintable) {
+TEST(RankGroupStateTest, NamesFromOtherProcessesAreShortenedAndMadePrintable) {
   Group group;
   RankHello hello = group.Hello(1);
   hello.mutable_identity()->set_plan_id(std::string(1000, 'x'));
@@ -387,7 +390,7 @@ TEST(RankGroupStateTest, NamesOfPeersAreShortenedAndPrintable) {
   EXPECT_LT(events[0].size(), 500u);
 }
 
-TEST(RankGroupStateTest, AnUnauthenticatedCallLearnsNothingOfTheGroup) {
+TEST(RankGroupStateTest, AnUnauthenticatedCallReceivesNothingAboutTheGroup) {
   Group group;
   group.state().OnLink(1, false, "ipv4:peer\n", absl::UnixEpoch());
   const auto actions = group.state().TakeActions();
@@ -397,7 +400,7 @@ TEST(RankGroupStateTest, AnUnauthenticatedCallLearnsNothingOfTheGroup) {
   EXPECT_EQ(actions[0].close->code(), absl::StatusCode::kUnauthenticated);
   EXPECT_THAT(group.Events(), ElementsAre(HasSubstr("a caller at ipv4:peer\\n; "
                                                     "UNAUTHENTICATED: ")));
-  // Messages that it sends meanwhile are ignored.
+  // Messages that the refused caller sends before its call ends are ignored.
   group.SendHello(1, group.Hello(1));
   EXPECT_THAT(group.Done(), IsEmpty());
   EXPECT_THAT(group.state().member_links(), IsEmpty());
@@ -414,8 +417,8 @@ TEST(RankGroupStateTest, TheFirstMessageMustBeAHello) {
                           "2: NO_HELLO", "2 closed: INVALID_ARGUMENT",
                           "3: NO_HELLO", "3 closed: INVALID_ARGUMENT"));
   EXPECT_THAT(group.Events(),
-              ElementsAre("a caller at ipv4:peer; NO_HELLO: want a "
-                          "RankHello first, have RankHeartbeat"));
+              ElementsAre("a caller at ipv4:peer; NO_HELLO: the first message "
+                          "must be a RankHello, is RankHeartbeat"));
   group.Link(4);
   group.Pass(kHeartbeatTimeout, {});
   EXPECT_THAT(group.Done(),
@@ -467,7 +470,7 @@ TEST(RankGroupStateTest, ARankThatLeavesBeforeTheGroupIsCompleteMayRejoin) {
   }
 }
 
-TEST(RankGroupStateTest, NamesRanksThatDoNotComeInTimeWithTheLastRefusal) {
+TEST(RankGroupStateTest, AJoinTimeoutNamesTheMissingRanksAndTheLastRefusal) {
   Group group = Group::Of(4, Phase::kJoining);
   group.Join(2);
   RankHello hello = group.Hello(1);
@@ -480,7 +483,8 @@ TEST(RankGroupStateTest, NamesRanksThatDoNotComeInTimeWithTheLastRefusal) {
   EXPECT_THAT(
       group.state().status(),
       StatusIs(absl::StatusCode::kDeadlineExceeded,
-               "rank 1, rank 3 did not join within 20s; refused last: rank 1 "
+               "rank 1, rank 3 did not join within 20s; the last refusal was: "
+               "rank 1 "
                "(node, pid 11): WRONG_IDENTITY: plan_id is \"other\", the "
                "leader has \"plan\""));
   EXPECT_THAT(group.Done(), ElementsAre(HasSubstr("2: abort rank 1, rank 3"),
@@ -494,7 +498,7 @@ TEST(RankGroupStateTest, NamesRanksThatDoNotComeInTimeWithTheLastRefusal) {
 // Loading
 // ---------------------------------------------------------------------------
 
-TEST(RankGroupStateTest, StartsWithTheLeastPagesOnceAllAreReady) {
+TEST(RankGroupStateTest, StartsWithTheFewestPagesOfAnyRankOnceAllAreReady) {
   Group group = Group::Of(3, Phase::kLoading);
   RankReady ready = Ready({10, 3}, {0, 5});
   ready.set_weight_bytes(1234);
@@ -513,7 +517,8 @@ TEST(RankGroupStateTest, StartsWithTheLeastPagesOnceAllAreReady) {
   ASSERT_TRUE(tiles.has_value());
   EXPECT_THAT(*tiles, ElementsAre("leader's", "", "two"));
   EXPECT_FALSE(group.state().TakeTiles().has_value());
-  // However long it takes, because all are loaded.
+  // Combining the tiles may take longer than load_timeout, because all ranks
+  // have loaded.
   group.Pass(absl::Seconds(40), {1, 2});
   EXPECT_THAT(group.Done(), IsEmpty());
   EXPECT_EQ(group.state().phase(), Phase::kLoading);
@@ -541,7 +546,7 @@ TEST(RankGroupStateTest, WeightsThatDoNotCombineEndTheGroup) {
                           "2 closed: DATA_LOSS"));
 }
 
-TEST(RankGroupStateTest, WeightsThatCombineAfterTheEndStartNothing) {
+TEST(RankGroupStateTest, WeightsThatAreCombinedAfterTheEndDoNotStartTheGroup) {
   Group group = Group::Of(3, Phase::kLoading);
   group.state().OnReady(Ready({8}));
   for (const uint64_t link : {1u, 2u}) group.SendReady(link, Ready({8}));
@@ -553,7 +558,7 @@ TEST(RankGroupStateTest, WeightsThatCombineAfterTheEndStartNothing) {
   EXPECT_THAT(group.Done(), IsEmpty());
 }
 
-TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
+TEST(RankGroupStateTest, OnlyTheWeightTilesOfALoadingRankMayBeLong) {
   constexpr int64_t kShort = kMaxFollowerMessageBytes;
   Group group;
   group.Join(1);
@@ -561,7 +566,7 @@ TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
   group.Link(9);
   EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);
   group.Join(2);
-  // not a rank of the group
+  // Link 9 has not joined, and link 77 does not exist.
   EXPECT_EQ(group.state().MaxMessageBytes(9), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(77), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(1), kShort + kMaxReadyBytes);
@@ -571,7 +576,7 @@ TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
   EXPECT_EQ(group.state().MaxMessageBytes(1), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(2), kShort + kMaxReadyBytes);
   KVASIR_EXPECT_OK(group.state().status());
-  // Only the tiles may be long.
+  // Other fields of RankReady than the tiles may not be long.
   ready = Ready(std::vector<int64_t>(kShort, 1));
   group.SendReady(2, ready);
   EXPECT_THAT(
@@ -581,7 +586,7 @@ TEST(RankGroupStateTest, OnlyTilesOfARankThatLoadsMayBeLong) {
                             " bytes without the tiles, the limit is 65536")));
 }
 
-TEST(RankGroupStateTest, ReportsItsMembers) {
+TEST(RankGroupStateTest, ReportsTheRanksThatHaveJoined) {
   Group group;
   RankHello hello = group.Hello(2);
   hello.set_host("\x1b[31m" + std::string(1000, 'h'));
@@ -628,7 +633,7 @@ TEST(RankGroupStateTest, AReadyRankThatDoesNotFitTheLeaderEndsTheGroup) {
             name + " has host pages in 1 page groups, the leader in 0"},
            {[](RankReady* r) { r->set_pages(0, 0); },
             absl::StatusCode::kInvalidArgument,
-            name + " has 0 pages in page group 0, want 1 at least"},
+            name + " has 0 pages in page group 0, must have at least 1"},
        }) {
     SCOPED_TRACE(each.text);
     Group group = Group::Of(3, Phase::kLoading);
@@ -639,7 +644,7 @@ TEST(RankGroupStateTest, AReadyRankThatDoesNotFitTheLeaderEndsTheGroup) {
     group.state().OnReady(Ready({8}));
     EXPECT_THAT(group.state().status(), StatusIs(each.code, each.text));
     EXPECT_FALSE(group.state().TakeTiles().has_value());
-    // both ranks receive the end and are closed
+    // Both followers receive the reason, and their calls are closed.
     EXPECT_EQ(group.Done().size(), 4u);
   }
 }
@@ -668,13 +673,13 @@ TEST(RankGroupStateTest, ACompleteGroupAcceptsNoRank) {
 // Running
 // ---------------------------------------------------------------------------
 
-TEST(RankGroupStateTest, AStepIsDoneWhenAllHaveTheSameResult) {
+TEST(RankGroupStateTest, AStepIsDoneWhenAllRanksHaveTheSameResult) {
   Group group = Group::Of(3, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
   KVASIR_EXPECT_OK(group.Step(2));
-  EXPECT_THAT(group.Step(3),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "step 3 while step 1 runs: the limit is 2"));
+  EXPECT_THAT(group.Step(3), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                      "cannot send step 3 while step 1 has not "
+                                      "ended: the limit is 2 steps in flight"));
   group.SendDone(1, 1, 77);
   group.SendDone(1, 2, 78);
   group.SendDone(2, 1, 77);
@@ -689,7 +694,7 @@ TEST(RankGroupStateTest, AStepIsDoneWhenAllHaveTheSameResult) {
   for (const uint64_t id : {0u, 2u, 4u}) {
     EXPECT_THAT(group.Step(id),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         absl::StrCat("step ", id, ", want 3")));
+                         absl::StrCat("step_id is ", id, ", must be 3")));
   }
   KVASIR_EXPECT_OK(group.Step(3));
 }
@@ -726,7 +731,7 @@ struct BrokenRule {
 
 class BrokenRuleTest : public ::testing::TestWithParam<BrokenRule> {};
 
-TEST_P(BrokenRuleTest, EndsTheGroupAndAllRanksGetTheReason) {
+TEST_P(BrokenRuleTest, ABrokenRuleEndsTheGroupAndAllRanksGetTheReason) {
   Group group = Group::Of(3, GetParam().phase);
   GetParam().act(&group);
   EXPECT_EQ(group.state().phase(), Phase::kEnded);
@@ -736,7 +741,7 @@ TEST_P(BrokenRuleTest, EndsTheGroupAndAllRanksGetTheReason) {
   const std::vector<std::string> done = group.Done();
   EXPECT_THAT(done, ::testing::Contains("2: abort " + GetParam().text));
   EXPECT_THAT(done, ::testing::Contains("2 closed: " + code));
-  // Nothing is sent any more.
+  // After the end the leader sends nothing more.
   group.SendDone(2, 1, 5);
   group.Pass(absl::Seconds(5), {1, 2});
   group.state().Abort(absl::InternalError("late"));
@@ -760,7 +765,7 @@ INSTANTIATE_TEST_SUITE_P(
         {"Lost", Phase::kRunning,
          [](Group* g) { g->state().OnLost(1, absl::OkStatus()); },
          absl::StatusCode::kUnavailable,
-         absl::StrCat("the call of ", kRank1, " ended: it left")},
+         absl::StrCat("the call of ", kRank1, " ended: the follower left")},
         {"Silent", Phase::kRunning,
          [](Group* g) { g->Pass(kHeartbeatTimeout, {2}); },
          absl::StatusCode::kUnavailable,
@@ -794,7 +799,7 @@ INSTANTIATE_TEST_SUITE_P(
          },
          absl::StatusCode::kResourceExhausted,
          absl::StrCat(kRank1, " failed in step 1: no memory")},
-        {"FailsWithANumberThatIsNoCode", Phase::kRunning,
+        {"FailsWithAnInvalidStatusCode", Phase::kRunning,
          [](Group* g) {
            KVASIR_EXPECT_OK(g->Step(1));
            g->SendDone(1, 1, 0, -7);
@@ -844,19 +849,19 @@ INSTANTIATE_TEST_SUITE_P(
          },
          absl::StatusCode::kInvalidArgument,
          absl::StrCat(kRank1, " sent a RankReady for the second time")},
-        {"GreetsTwice", Phase::kRunning,
+        {"SendsASecondHello", Phase::kRunning,
          [](Group* g) { g->SendHello(1, g->Hello(1)); },
          absl::StatusCode::kInvalidArgument,
          absl::StrCat(kRank1, " sent RankHello after its RankHello")},
-        {"SaysNothing", Phase::kRunning,
+        {"SendsAnEmptyMessage", Phase::kRunning,
          [](Group* g) { g->Send(1, FollowerMessage()); },
          absl::StatusCode::kInvalidArgument,
-         absl::StrCat(kRank1,
-                      " sent no message that is known after its RankHello")},
+         absl::StrCat(
+             kRank1, " sent a message of an unknown kind after its RankHello")},
         {"SendsGarbage", Phase::kRunning,
          [](Group* g) { g->state().OnGarbage(1, 9, absl::UnixEpoch()); },
          absl::StatusCode::kInvalidArgument,
-         absl::StrCat(kRank1, " sent 9 bytes that are no FollowerMessage")},
+         absl::StrCat(kRank1, " sent 9 bytes that are not a FollowerMessage")},
         {"TheLeaderFails", Phase::kRunning,
          [](Group* g) { g->state().Abort(absl::DataLossError("disk")); },
          absl::StatusCode::kDataLoss, "rank 0 (the leader) gave up: disk"},
@@ -898,7 +903,7 @@ TEST(RankGroupStateTest, TheLeaderDoesNotCountItsOwnDelayAgainstRanks) {
   EXPECT_EQ(group.state().phase(), Phase::kEnded);
 }
 
-TEST(RankGroupStateTest, HeartbeatsGoToMembersSixTimesATimeout) {
+TEST(RankGroupStateTest, TheLeaderSendsSixHeartbeatsInEachTimeout) {
   Group group;
   group.Join(1);
   group.Link(9);
@@ -912,7 +917,7 @@ TEST(RankGroupStateTest, HeartbeatsGoToMembersSixTimesATimeout) {
   EXPECT_EQ(heartbeats, 4);
 }
 
-TEST(RankGroupStateTest, ADrainEndsAllWithOk) {
+TEST(RankGroupStateTest, ADrainEndsAllRanksWithOk) {
   Group group = Group::Of(3, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
   EXPECT_THAT(group.state().Drain(),
@@ -943,7 +948,7 @@ TEST(RankGroupStateTest, ARankMayAskForADrain) {
   const auto events = group.state().TakeEvents();
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].kind, RankGroupState::Event::Kind::kDrainAsked);
-  // Only the first request counts.
+  // A second request for a drain has no effect.
   group.Send(1, message);
   EXPECT_THAT(group.Events(), IsEmpty());
   EXPECT_EQ(group.state().phase(), Phase::kRunning);

@@ -1,4 +1,5 @@
-// Leader and followers as threads of one process, over calls in memory.
+// Tests leader and followers as threads of one process, connected by queues
+// instead of gRPC calls.
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -31,7 +32,8 @@ using kvasir::v1::StepResult;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// One direction of a call, and its end.
+// One direction of a call: messages wait in memory until the receiver takes
+// them.
 class Queue final : public RankLink {
  public:
   size_t Send(Bytes message) override {
@@ -45,12 +47,13 @@ class Queue final : public RankLink {
     if (!closed_.has_value()) closed_ = status;
     changed_.SignalAll();
   }
-  // From now on nothing arrives, and neither side notices.
+  // From now on messages are lost without either side noticing.
   void Freeze() {
     MutexLock lock(&mutex_);
     frozen_ = true;
   }
-  // The next message; or null, and the status that the call was closed with.
+  // Waits for the next message and returns it. After the call was closed,
+  // returns null and sets `end` to the call's status.
   Bytes Take(absl::Status* end) {
     MutexLock lock(&mutex_);
     while (true) {
@@ -76,8 +79,8 @@ class Queue final : public RankLink {
   bool frozen_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// A follower's call, with a thread for each direction. Destroy it before leader
-// and follower.
+// A follower's call to the leader, with a thread for each direction. Destroy it
+// before leader and follower.
 class Call {
  public:
   Call(RankLeader* leader, RankFollower* follower, bool authenticated) {
@@ -113,7 +116,7 @@ class Call {
     to_leader_->Freeze();
     to_follower_->Freeze();
   }
-  // Messages that the follower received.
+  // Number of messages that the follower has received.
   uint64_t delivered() const { return delivered_.load(); }
 
  private:
@@ -139,15 +142,16 @@ struct GroupOptions {
   absl::Duration heartbeat = kLong;
   absl::Duration step_timeout = kLong;
   int64_t max_message_bytes = kMaxLeaderMessageBytes;
-  // The result of loading a follower.
+  // Called when a follower loads its model; its error makes the load fail.
   std::function<absl::Status(uint32_t rank)> load = [](uint32_t) {
     return absl::OkStatus();
   };
-  // By rank; rank 0 is the leader.
+  // Hooks of the ranks' fake executors; rank 0 is the leader.
   std::vector<FakeRank::Hook> hooks;
 };
 
-// A whole group; its followers run on threads until it ends.
+// A rank group: the leader, and followers that each run on a thread until the
+// group ends.
 class Group {
  public:
   explicit Group(GroupOptions options = {}) : options_(std::move(options)) {
@@ -178,7 +182,7 @@ class Group {
     KVASIR_RETURN_IF_ERROR(leader_->WaitJoined().status());
     return leader_->WaitStarted(TestReady(10));
   }
-  // The status that rank r's loop ended with.
+  // Waits until the follower's thread has ended and returns its status.
   absl::Status Ended(uint32_t rank) {
     OneFollower& follower = *followers_[rank - 1];
     EXPECT_TRUE(follower.done.Wait());
@@ -193,7 +197,8 @@ class Group {
     return *followers_[rank - 1]->executor;
   }
   GroupExecutor& executor() { return *executor_; }
-  Event& ended(uint32_t rank) { return ended_[rank]; }  // set by its on_end
+  // Set by on_end of that rank.
+  Event& ended(uint32_t rank) { return ended_[rank]; }
   Event& drain_asked() { return drain_asked_; }
 
  private:
@@ -256,7 +261,7 @@ TEST(RankGroupTest, RunsStepsOnAllRanksUntilItIsDrained) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const StepResult result,
                                 group.executor().Execute(TestPlan(step)));
     ASSERT_EQ(result.sequences(0).token_id(), 100 + static_cast<int>(step));
-    // No result is returned before all ranks have run the step.
+    // All ranks must have run the step before a result is returned.
     ASSERT_EQ(group.executor_of(1).steps(), static_cast<int>(step));
     ASSERT_EQ(group.executor_of(2).steps(), static_cast<int>(step));
   }
@@ -267,7 +272,7 @@ TEST(RankGroupTest, RunsStepsOnAllRanksUntilItIsDrained) {
   EXPECT_FALSE(group.executor().Execute(TestPlan(101)).ok());
 }
 
-TEST(RankGroupTest, TheNextPlanTravelsWhileAStepRuns) {
+TEST(RankGroupTest, TheNextPlanIsSentWhileAStepRuns) {
   Event running;
   Event go;
   GroupOptions options{.size = 2};
@@ -289,7 +294,8 @@ TEST(RankGroupTest, TheNextPlanTravelsWhileAStepRuns) {
   }
   EXPECT_THAT(group.leader().SendStep(TestPlan(3)),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "step 3 while step 1 runs: the limit is 2"));
+                       "cannot send step 3 while step 1 has not ended: the "
+                       "limit is 2 steps in flight"));
   go.Set();
   FakeRank own;
   for (uint64_t step = 1; step <= 2; ++step) {
@@ -306,7 +312,7 @@ TEST(RankGroupTest, FollowersContinueWithAnAnnouncedPlan) {
   EXPECT_TRUE(group.executor().is_asynchronous());
   KVASIR_ASSERT_OK(group.executor().Enqueue(TestPlan(1)));
   KVASIR_ASSERT_OK(group.executor().Announce(TestPlan(2)));
-  // The leader's own step 1 has not ended.
+  // The followers run step 2 although the leader has not ended step 1.
   for (const uint32_t rank : {1u, 2u}) {
     while (group.executor_of(rank).steps() < 2) {
       absl::SleepFor(absl::Milliseconds(1));
@@ -316,7 +322,8 @@ TEST(RankGroupTest, FollowersContinueWithAnAnnouncedPlan) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const StepResult result,
                                 group.executor().Await());
     ASSERT_EQ(result.step_id(), step);
-    // An announced plan is not sent again. Here 3 was not announced and 4 was.
+    // Even steps were announced before, and odd steps were not. An announced
+    // plan must not be sent again.
     KVASIR_ASSERT_OK(group.executor().Enqueue(TestPlan(step + 1)));
     if (step % 2 == 0) {
       KVASIR_ASSERT_OK(group.executor().Announce(TestPlan(step + 2)));
@@ -330,7 +337,7 @@ TEST(RankGroupTest, FollowersContinueWithAnAnnouncedPlan) {
   }
 }
 
-TEST(RankGroupTest, AStepThatIsAnnouncedAndFailsEndsTheOneBeforeIt) {
+TEST(RankGroupTest, AnAnnouncedStepThatFailsAlsoFailsTheStepBeforeIt) {
   GroupOptions options{.size = 2};
   options.hooks = {{}, [](const StepPlan& plan, StepResult*) {
                      return plan.step_id() == 2
@@ -347,7 +354,7 @@ TEST(RankGroupTest, AStepThatIsAnnouncedAndFailsEndsTheOneBeforeIt) {
                        "rank 1 (node, pid 0) failed in step 2: no memory"));
 }
 
-TEST(RankGroupTest, ARankThatFailsEndsAllWithItsReason) {
+TEST(RankGroupTest, ARankThatFailsEndsAllRanksWithItsReason) {
   GroupOptions options;
   options.hooks = {{}, {}, [](const StepPlan& plan, StepResult*) {
                      return plan.step_id() == 3
@@ -371,7 +378,7 @@ TEST(RankGroupTest, ARankThatFailsEndsAllWithItsReason) {
   }
 }
 
-TEST(RankGroupTest, ADifferentResultDeliversNoToken) {
+TEST(RankGroupTest, NoTokenIsDeliveredIfARankHasADifferentResult) {
   GroupOptions options;
   options.hooks = {{}, [](const StepPlan& plan, StepResult* result) {
                      if (plan.step_id() == 2) {
@@ -391,7 +398,7 @@ TEST(RankGroupTest, ADifferentResultDeliversNoToken) {
                        HasSubstr("computed different results")));
 }
 
-TEST(RankGroupTest, ALeaderThatFailsEndsAll) {
+TEST(RankGroupTest, ALeaderThatFailsEndsAllRanks) {
   GroupOptions options;
   options.hooks = {[](const StepPlan&, StepResult*) {
     return absl::InternalError("broken");
@@ -409,7 +416,8 @@ TEST(RankGroupTest, ALeaderThatFailsEndsAll) {
 }
 
 TEST(RankGroupTest, ARankThatStandsStillEndsTheGroup) {
-  // Hangs until it is aborted, as a collective that waits for a rank.
+  // `hang` makes an executor hang in step 2 until the group ends, as a
+  // collective that waits for a lost rank does.
   Group* all = nullptr;
   const auto hang = [&all](uint32_t rank) {
     return [&all, rank](const StepPlan& plan, StepResult*) {
@@ -418,7 +426,8 @@ TEST(RankGroupTest, ARankThatStandsStillEndsTheGroup) {
       return absl::AbortedError("the collective was aborted");
     };
   };
-  // Tickers check twelve times in each heartbeat timeout.
+  // Timeouts are checked twelve times in each heartbeat timeout, so every 250
+  // ms here.
   GroupOptions options{.heartbeat = absl::Seconds(3),
                        .step_timeout = absl::Milliseconds(200),
                        .hooks = {hang(0), {}, hang(2)}};
@@ -438,7 +447,7 @@ TEST(RankGroupTest, ARankThatStandsStillEndsTheGroup) {
   }
 }
 
-TEST(RankGroupTest, ACallThatIsCutEndsAll) {
+TEST(RankGroupTest, ALostConnectionEndsAllRanks) {
   Group group;
   KVASIR_ASSERT_OK(group.Start().status());
   group.call(2).Cut();
@@ -452,15 +461,16 @@ TEST(RankGroupTest, ACallThatIsCutEndsAll) {
                        "the call of rank 2 (node, pid 0) ended: cut"));
 }
 
-TEST(RankGroupTest, BothSidesEndACallWithoutHeartbeats) {
+TEST(RankGroupTest, LeaderAndFollowerEachEndACallWithoutHeartbeats) {
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
   Group group(options);
   KVASIR_ASSERT_OK(group.Start().status());
-  // Longer than the timeout: heartbeats keep the group alive.
+  // Longer than the heartbeat timeout: the group stays alive because heartbeats
+  // are sent.
   absl::SleepFor(absl::Milliseconds(1200));
   KVASIR_ASSERT_OK(group.executor().Execute(TestPlan(1)).status());
   group.call(1).Freeze();
-  // The side that notices first ends the call of the other.
+  // Leader and follower each notice that no messages come from the other.
   EXPECT_THAT(group.Ended(1), StatusIs(absl::StatusCode::kUnavailable,
                                        HasSubstr("no message from")));
   EXPECT_THAT(
@@ -481,7 +491,7 @@ TEST(RankGroupTest, APlanThatIsTooLargeIsNotSent) {
               StatusIs(absl::StatusCode::kResourceExhausted, ::testing::_));
 }
 
-TEST(RankGroupTest, APlanArrivesUnchanged) {
+TEST(RankGroupTest, AStepPlanArrivesUnchanged) {
   base::Mutex mutex;
   StepPlan got;
   GroupOptions options{.size = 2};
@@ -515,7 +525,7 @@ TEST(RankGroupTest, AFollowerMayAskForADrain) {
   KVASIR_EXPECT_OK(group.Ended(1));
 }
 
-TEST(RankGroupTest, ARankThatDoesNotLoadEndsAll) {
+TEST(RankGroupTest, ARankThatFailsToLoadEndsAllRanks) {
   Group group({.load = [](uint32_t rank) {
     return rank == 1 ? absl::NotFoundError("no such file") : absl::OkStatus();
   }});
@@ -543,7 +553,7 @@ TEST(RankGroupTest, ACallWithoutTheSecretIsRefused) {
   call.Cut();
 }
 
-// A link that never sends anything.
+// A link that accepts messages and never sends them.
 class Stuck final : public RankLink {
  public:
   size_t Send(Bytes) override { return ++waiting_; }
@@ -559,7 +569,7 @@ std::string HeartbeatBytes() {
   return message.SerializeAsString();
 }
 
-TEST(RankGroupTest, AFollowerThatDoesNotReadIsGivenUp) {
+TEST(RankGroupTest, AFollowerThatDoesNotReadItsMessagesCountsAsLost) {
   Event ended;
   RankLeaderOptions options;
   options.group.identity = TestIdentity(3, absl::Milliseconds(600));
@@ -574,7 +584,8 @@ TEST(RankGroupTest, AFollowerThatDoesNotReadIsGivenUp) {
     message.mutable_hello()->set_rank(rank);
     leader.OnBytes(links.back(), message.SerializeAsString());
   }
-  // The ranks still send heartbeats.
+  // Both followers still send heartbeats, so only their unread messages can end
+  // the group.
   while (!ended.Wait(absl::Milliseconds(20))) {
     for (const RankLeader::LinkId link : links) {
       leader.OnBytes(link, HeartbeatBytes());
@@ -586,7 +597,7 @@ TEST(RankGroupTest, AFollowerThatDoesNotReadIsGivenUp) {
                        "messages wait"));
 }
 
-TEST(RankGroupTest, ALeaderThatDoesNotReadIsGivenUp) {
+TEST(RankGroupTest, ALeaderThatDoesNotReadItsMessagesCountsAsLost) {
   Event ended;
   RankFollowerOptions options;
   *options.hello.mutable_identity() = TestIdentity(2, absl::Milliseconds(600));
@@ -605,7 +616,7 @@ TEST(RankGroupTest, ALeaderThatDoesNotReadIsGivenUp) {
                        "wait"));
 }
 
-// A rank that loads, or is in a long step, still sends heartbeats.
+// A rank sends heartbeats also while it loads or runs a long step.
 TEST(RankGroupTest, ARankInALongLoadOrStepIsNotTakenForDead) {
   const auto busy = [] { absl::SleepFor(absl::Milliseconds(1300)); };
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
@@ -624,8 +635,9 @@ TEST(RankGroupTest, ARankInALongLoadOrStepIsNotTakenForDead) {
   KVASIR_EXPECT_OK(group.Ended(1));
 }
 
-// A rank's collective notices that another rank is gone before the group does.
-TEST(RankGroupTest, ReportsTheFirstReasonInsteadOfItsConsequence) {
+// When rank 2 fails, the collectives of ranks 0 and 1 fail sooner than the
+// leader receives rank 2's reason.
+TEST(RankGroupTest, ReportsTheOriginalFailureInsteadOfItsConsequence) {
   GroupOptions options;
   const auto echo = [](const StepPlan& plan, StepResult*) {
     return plan.step_id() == 2 ? absl::AbortedError("a rank gave up")
@@ -649,7 +661,7 @@ TEST(RankGroupTest, ReportsTheFirstReasonInsteadOfItsConsequence) {
                                        absl::StrCat("the leader: ", text)));
 }
 
-TEST(RankGroupTest, ReportsTheConsequenceIfNoReasonComes) {
+TEST(RankGroupTest, ReportsTheConsequenceIfNoOtherReasonArrives) {
   GroupOptions options{.size = 2};
   options.hooks = {[](const StepPlan&, StepResult*) {
                      return absl::UnavailableError("rank 1 stands still");
@@ -662,7 +674,7 @@ TEST(RankGroupTest, ReportsTheConsequenceIfNoReasonComes) {
                        "rank 0 (the leader) gave up: rank 1 stands still"));
 }
 
-TEST(RankGroupTest, WeightsThatDoNotCombineEndAll) {
+TEST(RankGroupTest, WeightsThatDoNotCombineEndAllRanks) {
   RankLeaderOptions options;
   options.group.identity = TestIdentity(2, kLong);
   options.group.combine = [](absl::Span<const std::string> tiles) {
@@ -688,8 +700,9 @@ TEST(RankGroupTest, WeightsThatDoNotCombineEndAll) {
   other.join();
 }
 
-// All calls return, whatever fails and whenever.
-TEST(RankGroupTest, NoEndLeavesACallWaiting) {
+// In each round something else fails at another step. All calls that wait must
+// return.
+TEST(RankGroupTest, EveryWaitingCallReturnsHoweverTheGroupEnds) {
   for (int round = 0; round < 40; ++round) {
     SCOPED_TRACE(round);
     const auto last = static_cast<uint64_t>(round % 7);
@@ -717,13 +730,13 @@ TEST(RankGroupTest, NoEndLeavesACallWaiting) {
   }
 }
 
-TEST(ResultHashTest, DiffersInStepSequenceTokenAndFault) {
+TEST(ResultHashTest, TheHashDependsOnStepSequenceTokenAndFault) {
   StepResult result;
   result.set_step_id(1);
   result.add_sequences()->set_sequence_id(5);
   result.mutable_sequences(0)->set_token_id(7);
   const uint64_t hash = ResultHash(result);
-  // The value must be the same in every build, because ranks compare it.
+  // Equal results have the same hash.
   EXPECT_EQ(hash, ResultHash(StepResult(result)));
   StepResult other = result;
   other.set_step_id(2);

@@ -1,4 +1,4 @@
-// Leader and followers over gRPC on this machine.
+// Tests leader and followers that are connected by gRPC on this machine.
 #include <arpa/inet.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -44,7 +44,7 @@ using ::testing::Not;
 
 constexpr char kSecret[] = "a secret of tests";
 
-// The leader's process: leader and listener.
+// The parts of a leader's process: the leader and its gRPC server.
 struct LeaderSide {
   static absl::StatusOr<std::unique_ptr<LeaderSide>> Start(
       uint32_t size, RankServerOptions options = {.secret = kSecret},
@@ -75,7 +75,8 @@ struct LeaderSide {
   Event ended;
 };
 
-// A follower's process.
+// The parts of a follower's process: the client and the follower, whose steps
+// run on a thread.
 struct FollowerSide {
   static absl::StatusOr<std::unique_ptr<FollowerSide>> Join(
       uint32_t rank, uint32_t size, const RankClientOptions& dial,
@@ -112,7 +113,7 @@ struct FollowerSide {
     }();
     done.Set();
   }
-  // The status that its loop ended with.
+  // Waits until the follower's thread has ended and returns its status.
   absl::Status Ended() {
     EXPECT_TRUE(done.Wait());
     return status;
@@ -146,7 +147,7 @@ TEST(RankGrpcTest, RunsStepsOnAllRanksUntilItIsDrained) {
   GroupExecutor executor(leader->leader.get(), &leader->rank);
   for (uint64_t step = 1; step <= 200; ++step) {
     kvasir::v1::StepPlan plan = TestPlan(step);
-    // One step has more than a flow control window.
+    // Step 100 is larger than an HTTP/2 flow control window.
     const int tokens = step == 100 ? 1 << 20 : 10;
     auto* ids = plan.add_sequences()->mutable_token_ids();
     for (int i = 0; i < tokens; ++i) ids->Add(i);
@@ -199,7 +200,7 @@ TEST(RankGrpcTest, WithoutASecretOrCertificatesEveryCallIsRefused) {
                                      HasSubstr("the call shows neither")));
 }
 
-TEST(RankGrpcTest, ACertificateIsEnough) {
+TEST(RankGrpcTest, AFollowerWithACertificateNeedsNoSecret) {
   const base::TempFolder folder;
   const base::TestCertificate authority = base::MakeAuthority("ranks");
   const auto pair = [&](const std::string& name) {
@@ -225,7 +226,7 @@ TEST(RankGrpcTest, ACertificateIsEnough) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto one, FollowerSide::Join(1, 2, dial));
     KVASIR_EXPECT_OK(leader->WaitStarted().status());
   }
-  // With TLS but without a certificate of the follower, the secret decides.
+  // With TLS but without client certificates, a follower must send the secret.
   server.files.authorities = "";
   KVASIR_ASSERT_OK_AND_ASSIGN(options.credentials, watch.Server(server));
   for (const bool secret : {false, true}) {
@@ -247,11 +248,11 @@ TEST(RankGrpcTest, ACertificateIsEnough) {
 }
 
 // ---------------------------------------------------------------------------
-// What nobody's follower sends
+// Messages that no follower sends
 // ---------------------------------------------------------------------------
 
-// A call that sends given bytes. It records the status it ends with and the
-// messages before that.
+// A Join call that sends given bytes. It records the messages that it receives
+// and the status with which it ends.
 class RawCall final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -288,7 +289,7 @@ class RawCall final
     return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
                                      arguments);
   }
-  // The call stays open after the last message.
+  // After the last message the call stays open.
   void Write() {
     if (written_ == messages_.size()) return;
     request_ =
@@ -319,8 +320,8 @@ std::string ReadyBytes(const std::string& tiles) {
   return message.SerializeAsString();
 }
 
-// Sends raw bytes without gRPC. Returns when the other side closes the
-// connection.
+// Sends raw bytes to the port over TCP, without gRPC. Returns when the other
+// side closes the connection.
 void SendToPort(int port, const std::string& bytes) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
@@ -349,27 +350,30 @@ TEST(RankGrpcTest, CallsThatAreNotFromFollowersChangeNothing) {
   for (const Case& each : std::vector<Case>{
            {{"\xff\xff\xff"},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "3 bytes that are no FollowerMessage"},
+            "3 bytes that are not a FollowerMessage"},
            {{""},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "want a RankHello first, have no message that is known"},
+            "the first message must be a RankHello, is a message of an unknown "
+            "kind"},
            {{"\x22"}, grpc::StatusCode::INVALID_ARGUMENT, "1 bytes that are"},
            {{std::string("\x22\x00", 2)},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "want a RankHello first, have RankHeartbeat"},
+            "the first message must be a RankHello, is RankHeartbeat"},
            {{std::string(size_t{kMaxFollowerMessageBytes} + 1, 'x')},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "want a RankHello first, have 65537 bytes, the limit is 65536"},
+            "the first message must be a RankHello, is 65537 bytes, the limit "
+            "is 65536"},
            {{ReadyBytes(std::string(1 << 20, 't'))},
             grpc::StatusCode::INVALID_ARGUMENT,
-            "want a RankHello first, have 1048587 bytes, the limit is 65536"},
+            "the first message must be a RankHello, is 1048587 bytes, the "
+            "limit is 65536"},
            {{std::string(size_t{kMaxFollowerMessageBytes + kMaxReadyBytes} + 1,
                          'x')},
             grpc::StatusCode::RESOURCE_EXHAUSTED,
             "larger than max"},
            {{HelloBytes(7)},
             grpc::StatusCode::FAILED_PRECONDITION,
-            "rank is 7, a follower of this group is 1 to 1"},
+            "rank is 7, a follower of this group must have a rank from 1 to 1"},
        }) {
     SCOPED_TRACE(each.text);
     RawCall call(target, each.messages);
@@ -385,7 +389,7 @@ TEST(RankGrpcTest, CallsThatAreNotFromFollowersChangeNothing) {
             std::string(5000, '\xff')}) {
     SendToPort(leader->server->port(), bytes);
   }
-  // A valid follower is still served.
+  // After all that, a valid follower can still join.
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
   KVASIR_ASSERT_OK(leader->WaitStarted().status());
@@ -400,7 +404,7 @@ TEST(RankGrpcTest, CallsThatAreNotFromFollowersChangeNothing) {
   KVASIR_EXPECT_OK(leader->leader->Drain());
 }
 
-TEST(RankGrpcTest, LargeFingerprintsArrive) {
+TEST(RankGrpcTest, LargeWeightFingerprintsArrive) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   const std::string tiles(kMaxReadyBytes, 't');
   RawCall call(leader->server->target(), {HelloBytes(1), ReadyBytes(tiles)});
@@ -410,7 +414,7 @@ TEST(RankGrpcTest, LargeFingerprintsArrive) {
   EXPECT_TRUE(call.Wait().ok());
 }
 
-// A call that stays open and reads nothing.
+// A Join call that stays open and never reads.
 class NonReadingCall final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -426,7 +430,7 @@ class NonReadingCall final
     RemoveHold();
     done_.get_future().wait();
   }
-  // Returns when the bytes are on their way.
+  // Returns when gRPC has taken the bytes.
   void Write(const std::string& bytes) {
     written_ = {};
     request_ = BufferOf(std::make_shared<const std::string>(bytes));
@@ -439,7 +443,8 @@ class NonReadingCall final
  private:
   static std::shared_ptr<grpc::Channel> NewChannel(const std::string& target) {
     grpc::ChannelArguments arguments;
-    // Otherwise gRPC would grow its window to fit what comes.
+    // Otherwise gRPC would enlarge its flow control window, and more messages
+    // would fit.
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(),
                                      arguments);
@@ -461,7 +466,7 @@ TEST(RankGrpcTest, MessagesToAFollowerThatDoesNotReadAreBounded) {
   KVASIR_ASSERT_OK(leader->leader->WaitJoined().status());
   call.Write(ReadyBytes("tiles"));
   KVASIR_ASSERT_OK(leader->leader->WaitStarted(TestReady(10)).status());
-  // More than a flow control window.
+  // The plan is larger than a flow control window.
   kvasir::v1::StepPlan plan = TestPlan(1);
   auto* ids = plan.add_sequences()->mutable_token_ids();
   for (int i = 0; i < 1 << 20; ++i) ids->Add(i);
@@ -485,56 +490,58 @@ TEST(RankGrpcTest, ARankThatSendsGarbageEndsItsGroup) {
   ASSERT_EQ(call.received().size(), 2u);
   EXPECT_TRUE(call.received()[0].has_welcome());
   EXPECT_THAT(call.received()[1].abort().reason(),
-              HasSubstr("sent 2 bytes that are no FollowerMessage"));
-  EXPECT_THAT(leader->leader->status(),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("sent 2 bytes that are no FollowerMessage")));
+              HasSubstr("sent 2 bytes that are not a FollowerMessage"));
+  EXPECT_THAT(
+      leader->leader->status(),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("sent 2 bytes that are not a FollowerMessage")));
 }
 
-// A broken leader: it sends one message and then nothing.
+// A leader's server that answers each Join call with one given message and then
+// sends nothing more.
 class BrokenLeader final : public kvasir::v1::Rank::WithRawCallbackMethod_Join<
                                kvasir::v1::Rank::Service> {
  public:
-  explicit BrokenLeader(std::string says) : says_(std::move(says)) {}
+  explicit BrokenLeader(std::string message) : message_(std::move(message)) {}
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Join(
       grpc::CallbackServerContext*) override {
     class Reactor final
         : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
      public:
-      explicit Reactor(const std::string& says)
-          : says_(BufferOf(std::make_shared<const std::string>(says))) {
-        StartWrite(&says_);
+      explicit Reactor(const std::string& message)
+          : message_(BufferOf(std::make_shared<const std::string>(message))) {
+        StartWrite(&message_);
       }
       void OnWriteDone(bool) override {}
       void OnCancel() override { Finish(grpc::Status::CANCELLED); }
       void OnDone() override { delete this; }
 
      private:
-      const grpc::ByteBuffer says_;
+      const grpc::ByteBuffer message_;
     };
-    return new Reactor(says_);
+    return new Reactor(message_);
   }
 
  private:
-  const std::string says_;
+  const std::string message_;
 };
 
 TEST(RankGrpcTest, AFollowerThatReceivesGarbageEndsWithAReason) {
-  BrokenLeader liar("\xff\xff");
+  BrokenLeader broken("\xff\xff");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
-                              base::GrpcServer::Start({}, {&liar}));
+                              base::GrpcServer::Start({}, {&broken}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto one, FollowerSide::Join(1, 2, {.leader = server->target()}));
   EXPECT_THAT(one->Ended(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       "the leader sent 2 bytes that are no LeaderMessage"));
+                       "the leader sent 2 bytes that are not a LeaderMessage"));
 }
 
 // ---------------------------------------------------------------------------
 // Ends
 // ---------------------------------------------------------------------------
 
-TEST(RankGrpcTest, AFollowerThatIsGoneEndsAllAtOnce) {
+TEST(RankGrpcTest, ALostFollowerEndsAllRanksAtOnce) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(3));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 3, DialOf(*leader)));
@@ -543,7 +550,7 @@ TEST(RankGrpcTest, AFollowerThatIsGoneEndsAllAtOnce) {
   KVASIR_ASSERT_OK(leader->WaitStarted().status());
   GroupExecutor executor(leader->leader.get(), &leader->rank);
   KVASIR_ASSERT_OK(executor.Execute(TestPlan(1)).status());
-  two->client.reset();  // cancels the call, as the end of a process does
+  two->client.reset();  // cancels the call, like the end of a process
   EXPECT_THAT(two->Ended(),
               StatusIs(absl::StatusCode::kCancelled,
                        HasSubstr("the call to the leader ended")));
@@ -559,8 +566,8 @@ TEST(RankGrpcTest, AFollowerThatIsGoneEndsAllAtOnce) {
   EXPECT_TRUE(two->ended.Wait());
 }
 
-// A rank that is stopped or cut off without notice: its connection still looks
-// open.
+// The connection to a process that is stopped or cut off still looks open, so
+// only missing heartbeats show it.
 TEST(RankGrpcTest, SilenceEndsBothSidesInLessThanFiveSeconds) {
   constexpr absl::Duration kHeartbeat = kDefaultHeartbeatTimeout;
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -572,9 +579,9 @@ TEST(RankGrpcTest, SilenceEndsBothSidesInLessThanFiveSeconds) {
   for (const char* address : {"at 0", "at 1"}) {
     welcome.mutable_welcome()->add_collective_addresses(address);
   }
-  BrokenLeader liar(welcome.SerializeAsString());
+  BrokenLeader broken(welcome.SerializeAsString());
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
-                              base::GrpcServer::Start({}, {&liar}));
+                              base::GrpcServer::Start({}, {&broken}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto follower,
       FollowerSide::Join(1, 2, {.leader = server->target()}, kHeartbeat));
@@ -590,7 +597,7 @@ TEST(RankGrpcTest, SilenceEndsBothSidesInLessThanFiveSeconds) {
   EXPECT_EQ(silent.Wait().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
-TEST(RankGrpcTest, ALeaderThatIsGoneEndsAllAtOnce) {
+TEST(RankGrpcTest, ALostLeaderEndsAllRanksAtOnce) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
@@ -598,7 +605,7 @@ TEST(RankGrpcTest, ALeaderThatIsGoneEndsAllAtOnce) {
   leader->server.reset();
   EXPECT_THAT(one->Ended(), StatusIs(absl::StatusCode::kUnavailable,
                                      HasSubstr("the call to the leader")));
-  // The leader notices its own end too.
+  // Wait until the leader has noticed the end too.
   while (leader->leader->status().ok()) {
     absl::SleepFor(absl::Milliseconds(1));
   }
@@ -643,7 +650,7 @@ TEST(RankGrpcTest, AnUnreachableLeaderIsNamedWithTheCause) {
                              HasSubstr("Connection refused"))));
 }
 
-TEST(RankGrpcTest, ALeaderThatStartsLaterIsWaitedFor) {
+TEST(RankGrpcTest, AFollowerWaitsForALeaderThatStartsLater) {
   RankServerOptions options{.secret = kSecret};
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));

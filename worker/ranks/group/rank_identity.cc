@@ -11,7 +11,8 @@ namespace {
 
 using kvasir::v1::RankIdentity;
 
-// Twice the length of an id of 64 hex digits.
+// The most bytes of a value in an error text: twice the length of an id, which
+// has 64 hex digits.
 constexpr size_t kMaxValueBytes = 128;
 
 std::string Cut(std::string text, size_t most_bytes) {
@@ -20,8 +21,8 @@ std::string Cut(std::string text, size_t most_bytes) {
   return text + "...";
 }
 
-// Quotes are not escaped: our own texts contain them, and none of our lines
-// ends at one.
+// Escapes all characters that are not printable. Quotes stay as they are: our
+// texts contain them, and no log line is delimited by quotes.
 std::string Printable(absl::string_view text) {
   return absl::StrReplaceAll(absl::CHexEscape(text),
                              {{"\\'", "'"}, {"\\\"", "\""}});

@@ -1,4 +1,5 @@
-// Compares and names what the ranks of a group tell about themselves.
+// Compares the identities that the ranks of a group report, and formats names
+// and texts of other processes for error texts and the log.
 #pragma once
 
 #include <cstdint>
@@ -13,28 +14,29 @@
 namespace kvasir::worker {
 
 inline constexpr char kRankApiVersion[] = "kvasir.v1";
-// The most ranks of a group.
+// The most ranks that a group can have.
 inline constexpr uint32_t kMaxTpSize = 256;
-// A follower's messages are small: addresses, names, counts. Only the tiles of
-// RankReady are larger; they are accepted once, from a rank that was welcomed.
+// The limit for a follower's messages, which are small: addresses, names,
+// counts. Only RankReady may be larger, because of its weight tiles; it is
+// accepted once, from a rank that was welcomed.
 inline constexpr int64_t kMaxFollowerMessageBytes = 64 << 10;
 inline constexpr int64_t kMaxReadyBytes = int64_t{32} << 20;
-// A rank that vanishes silently ends the group in less than five seconds. That
-// includes the time in which processes end.
+// Chosen so that all processes of a group end within five seconds after a rank
+// has vanished without closing its connection.
 inline constexpr absl::Duration kDefaultHeartbeatTimeout = absl::Seconds(3);
 
 // When a rank is lost, the step's collective fails on all remaining ranks,
 // often shortly before the leader notices the loss. FailStep waits this long
-// for the real reason, so that the group does not end with a mere consequence
-// of it.
+// for the leader's reason, so that the group does not end with an error that is
+// only a consequence of the loss.
 inline constexpr absl::Duration kFirstReason = absl::Seconds(1);
-inline bool MayBeAnothers(const absl::Status& why) {
+inline bool MayBeAConsequence(const absl::Status& why) {
   return absl::IsUnavailable(why) || absl::IsAborted(why);
 }
 
 struct IdentityDifference {
-  int field = 0;     // its field number
-  std::string text;  // "max_model_len is 4096, the leader has 8192"
+  int field = 0;     // field number in RankIdentity
+  std::string text;  // like "max_model_len is 4096, the leader has 8192"
 };
 
 // Returns the first field, by number, in which a follower's identity differs
@@ -43,19 +45,21 @@ std::optional<IdentityDifference> FirstDifference(
     const kvasir::v1::RankIdentity& leaders,
     const kvasir::v1::RankIdentity& followers);
 
-// Returns "rank 1 (node-a, pid 17)", with the host's name made printable.
+// Returns a name like "rank 1 (node-a, pid 17)". The host's name is made
+// printable.
 std::string RankName(const kvasir::v1::RankHello& hello);
 
-// Makes the name of a process printable and shortens it.
+// Makes a name that another process sent printable and shortens it.
 std::string PeerName(absl::string_view name);
 
-// Limit for a status text of another process.
+// The most bytes of a status text from another process that are kept.
 inline constexpr size_t kMaxPeerTextBytes = 1024;
 
-// Makes a text of another process printable and shortens it.
+// Makes a text that another process sent printable and shortens it.
 std::string PeerText(absl::string_view text);
 
-// A status from another process. A code that is not an error becomes UNKNOWN.
+// Returns a status that another process sent, with `prefix` before its text. A
+// code that is not an error becomes UNKNOWN.
 absl::Status PeerStatus(int code, absl::string_view prefix,
                         absl::string_view text);
 

@@ -19,8 +19,8 @@ RankLink::Bytes Serialized(const LeaderMessage& message) {
   return std::make_shared<const std::string>(message.SerializeAsString());
 }
 
-// Serializes a LeaderMessage that contains the plan, without copying the plan
-// into one.
+// Returns the serialized LeaderMessage with this plan. Does not copy the plan
+// into a message object.
 RankLink::Bytes SerializedStep(const kvasir::v1::StepPlan& plan) {
   constexpr uint32_t kLengthDelimited = 2;
   using google::protobuf::io::CodedOutputStream;
@@ -116,7 +116,8 @@ absl::StatusOr<kvasir::v1::RankStart> RankLeader::WaitStarted(
   {
     MutexLock lock(&mutex_);
     if (state_.phase() == Phase::kJoining) {
-      return absl::FailedPreconditionError("ready before all ranks have come");
+      return absl::FailedPreconditionError(
+          "the leader may be ready only after all ranks have joined");
     }
     state_.OnReady(std::move(own));
     Collect();
@@ -131,7 +132,8 @@ absl::StatusOr<kvasir::v1::RankStart> RankLeader::WaitStarted(
     }
   }
   if (tiles.has_value()) {
-    // Without the lock: heartbeats continue, however long it takes.
+    // Called without the lock, so that heartbeats continue even if it takes
+    // long.
     const absl::StatusOr<CombinedIds> ids = options_.group.combine(*tiles);
     {
       MutexLock lock(&mutex_);
@@ -184,9 +186,10 @@ absl::Status RankLeader::FinishStep(const kvasir::v1::StepResult& own) {
 }
 
 absl::Status RankLeader::FailStep(const absl::Status& why) {
-  if (MayBeAnothers(why)) {
+  if (MayBeAConsequence(why)) {
     MutexLock lock(&mutex_);
-    // not options_.clock: the ticker needs a clock that advances by itself
+    // Real time instead of options_.clock, because a test's clock may not
+    // advance while this waits.
     const base::Clock& clock = base::Clock::Real();
     const absl::Time deadline = clock.Now() + kFirstReason;
     while (state_.phase() == Phase::kRunning && clock.Now() < deadline) {
@@ -195,7 +198,7 @@ absl::Status RankLeader::FailStep(const absl::Status& why) {
   }
   Abort(why);
   const absl::Status ended = status();
-  return ended.ok() ? why : ended;  // it was drained
+  return ended.ok() ? why : ended;  // OK if the group was drained
 }
 
 absl::Status RankLeader::Drain() {

@@ -1,4 +1,5 @@
-// One end of a follower's call to its leader.
+// The interface through which a leader or follower sends messages on a
+// follower's Join call.
 #pragma once
 
 #include <cstddef>
@@ -9,23 +10,24 @@
 
 namespace kvasir::worker {
 
-// More messages than ever wait for a peer that reads: the heartbeats of more
-// than two timeouts. A peer that lets so many wait counts as lost.
+// If more messages than this wait to be sent, the peer is not reading and
+// counts as lost. The limit is more than the heartbeats of two heartbeat
+// timeouts.
 inline constexpr size_t kMaxWaitingMessages = 16;
 
-// Threads: any. The calls do not block, and call nothing back.
+// Threads: any. The calls do not block and call no callbacks.
 class RankLink {
  public:
-  // Shared by all links that a message goes to.
+  // Shared, because the leader sends the same bytes on several links.
   using Bytes = std::shared_ptr<const std::string>;
 
   virtual ~RankLink() = default;
 
-  // Sends after what was sent before. Does nothing once the call has ended.
-  // Returns the number of messages that wait.
+  // Queues a message. Does nothing once the call has ended. Returns the number
+  // of messages that wait to be sent.
   virtual size_t Send(Bytes message) = 0;
-  // Ends the call after everything sent before. Call it once; nothing is sent
-  // afterwards. `status` is for the other end.
+  // Ends the call after all queued messages were sent; the other end receives
+  // `status`. Call it once. Later messages are not sent.
   virtual void Close(const absl::Status& status) = 0;
 };
 

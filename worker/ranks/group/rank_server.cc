@@ -23,15 +23,17 @@ namespace {
 
 using base::MutexLock;
 
-// Connections in addition to the followers': for those that are refused or come
-// again.
+// Connections that are accepted in addition to those of the followers: for
+// callers that are refused and for followers that reconnect.
 constexpr size_t kSpareConnections = 16;
 
-// One Join call. Messages of a follower come one at a time. Messages to it wait
-// in a queue, because only one write may be in progress.
+// One Join call. Messages from the follower are handled one at a time. Messages
+// to it wait in a queue, because only one write may be in progress.
 //
-// Shared, because it must live until gRPC (OnDone) and the leader (its link)
-// are done with it. Threads: any.
+// Held by shared_ptr, because it must live until gRPC (OnDone) and the leader
+// (its link) are done with it.
+//
+// Threads: any.
 class JoinReactor final
     : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public RankLink,
@@ -42,7 +44,7 @@ class JoinReactor final
     const std::shared_ptr<JoinReactor> reactor(
         new JoinReactor(context, leader));
     reactor->self_ = reactor;
-    // Nothing is read before the link has its number.
+    // The first read starts only after the leader has returned the link's id.
     reactor->link_ = leader->OnLink(reactor, authenticated, context->peer());
     reactor->Read();
     return reactor.get();
@@ -93,7 +95,7 @@ class JoinReactor final
   JoinReactor(grpc::CallbackServerContext* context, RankLeader* leader)
       : context_(context), leader_(leader) {}
 
-  // A call that is refused is not read any more.
+  // Starts the next read, unless the call was refused or has ended.
   void Read() {
     {
       MutexLock lock(&mutex_);
@@ -116,7 +118,7 @@ class JoinReactor final
     }
     Advance();
   }
-  // Starts the next write, read or end that is possible now.
+  // Starts the next write, or finishes the call, if that is possible now.
   void Advance() {
     const grpc::ByteBuffer* write = nullptr;
     absl::Status end;
@@ -144,12 +146,13 @@ class JoinReactor final
 
   grpc::CallbackServerContext* const context_;
   RankLeader* const leader_;
-  RankLeader::LinkId link_ = 0;  // set before anything is read
-  grpc::ByteBuffer request_;     // of the read in progress
+  RankLeader::LinkId link_ = 0;  // set before the first read
+  grpc::ByteBuffer request_;     // buffer of the read in progress
   std::shared_ptr<JoinReactor> self_;
 
   base::Mutex mutex_;
-  grpc::ByteBuffer response_ ABSL_GUARDED_BY(mutex_);  // read by gRPC
+  // The message that gRPC is sending.
+  grpc::ByteBuffer response_ ABSL_GUARDED_BY(mutex_);
   std::deque<Bytes> queue_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
@@ -179,12 +182,14 @@ class RankServer::Service final
     }
     const auto found = context.client_metadata().find(kRankAuthorizationKey);
     if (found == context.client_metadata().end()) return false;
-    // Both are hashes of one length, whatever was sent.
+    // Hashes are compared, because they have the same length whatever was sent.
     return base::EqualInConstantTime(
         want_, base::Sha256Hex({found->second.data(), found->second.size()}));
   }
 
-  const std::string want_;  // empty: a certificate is required
+  // The hash of the secret that a call must send. Empty: a call needs a
+  // certificate.
+  const std::string want_;
   RankLeader* const leader_;
 };
 
@@ -197,13 +202,13 @@ absl::StatusOr<std::unique_ptr<RankServer>> RankServer::Start(
   base::GrpcServerOptions listener;
   listener.listen = options.listen;
   listener.credentials = options.credentials;
-  // Any message may be this long here. RankGroupState::MaxMessageBytes decides
-  // which one may.
+  // gRPC has only one limit for all messages. RankGroupState::MaxMessageBytes
+  // applies the smaller limits.
   listener.max_receive_message_bytes =
       kMaxFollowerMessageBytes + kMaxReadyBytes;
   listener.max_concurrent_streams = 1;
   listener.max_connections = kMaxTpSize + kSpareConnections;
-  // The calls of a group live as long as the group.
+  // No maximum age, because a follower's call lasts as long as the group.
   listener.max_connection_age = absl::InfiniteDuration();
   listener.health_service = false;
   KVASIR_ASSIGN_OR_RETURN(

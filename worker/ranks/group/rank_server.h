@@ -1,4 +1,4 @@
-// The listener through which followers join their leader: kvasir.v1.Rank over
+// The leader's gRPC server, which followers join: it serves kvasir.v1.Rank over
 // gRPC's callback API.
 #pragma once
 
@@ -26,15 +26,16 @@ struct RankServerOptions {
   std::string secret;
 };
 
-// Owns: the listener.
+// Owns: the gRPC server.
 // Threads: any.
-// Errors: see base::GrpcServer::Start.
+// Errors: those of base::GrpcServer::Start.
 class RankServer {
  public:
-  // `leader` outlives the server.
+  // `leader` must outlive the server.
   static absl::StatusOr<std::unique_ptr<RankServer>> Start(
       const RankServerOptions& options, RankLeader* leader);
-  // Ends all calls. The leader's last messages get a moment to be sent.
+  // Ends all calls. Waits up to kRankLastWords for the leader's last messages
+  // to be sent.
   ~RankServer();
 
   int port() const { return server_->port(); }

@@ -3,7 +3,8 @@
 namespace kvasir::worker {
 namespace {
 
-// FNV-1a is enough: no attacker looks for collisions here.
+// Adds a value to the hash (FNV-1a). A stronger hash is not needed, because
+// nobody tries to cause collisions.
 uint64_t Add(uint64_t hash, uint64_t value) {
   for (int i = 0; i < 8; ++i) {
     hash = (hash ^ ((value >> (8 * i)) & 0xff)) * 0x100000001b3u;

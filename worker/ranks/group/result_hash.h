@@ -1,4 +1,4 @@
-// Detects ranks that have sampled different tokens.
+// The hash by which ranks detect that they have sampled different tokens.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,9 @@
 
 namespace kvasir::worker {
 
-// Hash of the step id, its sequences, their faults and sampled ids, in order.
-// It is the same in every process. Log probabilities are not included.
+// Returns a hash of the step's id and of each sequence's id, fault and sampled
+// token, in order. It has the same value in every process. Log probabilities
+// are not included.
 uint64_t ResultHash(const kvasir::v1::StepResult& result);
 
 }  // namespace kvasir::worker

@@ -1,5 +1,6 @@
-// Our own declarations of the part of NCCL's C interface that we use. A build
-// needs no nccl.h; if there is one, nccl_header_test.cc compares the two.
+// Our own declarations of the part of NCCL's C interface that we use, so that
+// the build does not need nccl.h. If the header is installed,
+// nccl_header_test.cc compares it with these declarations.
 #pragma once
 
 #include <climits>
@@ -8,7 +9,7 @@
 
 namespace kvasir::worker::nccl {
 
-// The values equal those of NCCL's ncclResult_t.
+// Same values as NCCL's ncclResult_t.
 enum class Result : int {
   kOk = 0,
   kUnhandledCudaError = 1,
@@ -33,13 +34,13 @@ struct UniqueId {
 
 using CommHandle = struct CommTag*;
 
-// The members that release kLeastVersion has. Later releases append members,
-// and accept a shorter struct by its size and version.
+// NCCL's ncclConfig_t as of release kLeastVersion. Later releases append
+// members; they recognize this shorter struct by its `size` and `version`.
 struct Config {
   size_t size = sizeof(Config);
   unsigned int magic = 0xcafebeef;
   unsigned int version = 21800;
-  int blocking = INT_MIN;  // INT_MIN and null: NCCL chooses
+  int blocking = INT_MIN;  // INT_MIN or null: NCCL chooses the value
   int cga_cluster_size = INT_MIN;
   int min_ctas = INT_MIN;
   int max_ctas = INT_MIN;
@@ -47,11 +48,12 @@ struct Config {
   int split_share = INT_MIN;
 };
 
-// 10000 * major + 100 * minor + patch. The first release with all members of
-// Config.
+// The oldest release that we accept, as 10000 * major + 100 * minor + patch. It
+// is the first with all members of Config.
 inline constexpr int kLeastVersion = 21800;
 
-// `stream` parameters are a cudaStream_t.
+// The functions that we load from the library. A `stream` parameter is a
+// cudaStream_t.
 struct Functions {
   Result (*ncclGetVersion)(int* version) = nullptr;
   const char* (*ncclGetErrorString)(Result result) = nullptr;
@@ -74,7 +76,7 @@ struct Functions {
                           void* stream) = nullptr;
 };
 
-// Calls visit(name, function) for each function.
+// Calls visit(name, function) for each member of Functions.
 template <typename F, typename Visit>
 void ForFunctions(F& functions, const Visit& visit) {
 #define KVASIR_VISIT(function) visit(#function, functions.function)

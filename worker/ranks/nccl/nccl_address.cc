@@ -82,8 +82,8 @@ absl::StatusOr<nccl::UniqueId> ReadNcclAddresses(
     const NcclAddress& own, absl::Span<const std::string> addresses) {
   if (addresses.size() != static_cast<size_t>(own.shard.size)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("NCCL: want the addresses of ", own.shard.size,
-                     " ranks, have ", addresses.size()));
+        absl::StrCat("NCCL: the addresses of ", addresses.size(),
+                     " ranks were given, must be ", own.shard.size));
   }
   nccl::UniqueId id;
   for (int64_t rank = 0; rank < own.shard.size; ++rank) {
@@ -96,13 +96,13 @@ absl::StatusOr<nccl::UniqueId> ReadNcclAddresses(
     if (!address.ok()) return refuse(address.status().message());
     const plan::TpShard& shard = address->shard;
     if (shard != plan::TpShard{rank, own.shard.size}) {
-      return refuse("is of rank ", shard.rank, " of ", shard.size,
-                    ", want one of ", own.shard.size);
+      return refuse("belongs to rank ", shard.rank, " of ", shard.size,
+                    ", this group has ", own.shard.size, " ranks");
     }
     if (address->version != own.version) {
-      return refuse("is of NCCL ", NcclVersionName(address->version),
+      return refuse("says that it has NCCL ", NcclVersionName(address->version),
                     ", this rank has ", NcclVersionName(own.version),
-                    ": all ranks need the same");
+                    ": all ranks need the same version");
     }
     if (rank == 0) id = *address->id;
   }

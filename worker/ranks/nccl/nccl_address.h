@@ -1,5 +1,5 @@
-// The description that a rank gives of itself before the ranks of an NCCL group
-// are connected.
+// The address that each rank of an NCCL group sends to the other ranks before
+// they are connected.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,20 @@ inline constexpr int64_t kMaxNcclRanks = 256;
 
 struct NcclAddress {
   plan::TpShard shard;
-  int version = 0;                   // NCCL's
+  int version = 0;                   // NCCL's version number
   std::optional<nccl::UniqueId> id;  // set only by rank 0
 };
 
-// Returns one line of printable ASCII that begins with a version.
+// Returns the address as one line of printable ASCII that begins with a format
+// version.
 std::string FormatNcclAddress(const NcclAddress& address);
-// INVALID_ARGUMENT says what is wrong. No error text contains the id.
+// INVALID_ARGUMENT if the text is not a valid address. No error text contains
+// the id, which is a secret.
 absl::StatusOr<NcclAddress> ParseNcclAddress(std::string_view text);
 
-// Returns the id that all ranks connect with. addresses[r] is rank r's address,
-// `own` this rank's. INVALID_ARGUMENT names the rank with an address that does
-// not fit.
+// Returns rank 0's id, with which all ranks connect. addresses[r] is rank r's
+// address, and `own` describes this rank. INVALID_ARGUMENT, with the rank, if
+// an address does not fit this rank's.
 absl::StatusOr<nccl::UniqueId> ReadNcclAddresses(
     const NcclAddress& own, absl::Span<const std::string> addresses);
 

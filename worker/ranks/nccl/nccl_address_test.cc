@@ -79,21 +79,26 @@ TEST(NcclAddressTest, InvalidAddressesAreRefusedWithoutShowingTheId) {
   refused(std::string(2000, 'a'), "is 2000 bytes long");
 }
 
-TEST(NcclAddressTest, RanksOfAnotherGroupAreNamed) {
+TEST(NcclAddressTest, AddressesThatDoNotFitAreRefusedWithTheirRank) {
   const auto refused = [](std::vector<std::string> addresses, const char* why) {
     EXPECT_THAT(ReadNcclAddresses(Address(0, 3), addresses).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  refused(Addresses(2), "want the addresses of 3 ranks, have 2");
+  refused(Addresses(2), "the addresses of 2 ranks were given, must be 3");
   std::vector<std::string> wrong = Addresses(3);
   std::swap(wrong[1], wrong[2]);
-  refused(wrong, "the address of rank 1 is of rank 2 of 3, want one of 3");
+  refused(
+      wrong,
+      "the address of rank 1 belongs to rank 2 of 3, this group has 3 ranks");
   wrong = Addresses(3);
   wrong[2] = FormatNcclAddress(Address(2, 4));
-  refused(wrong, "the address of rank 2 is of rank 2 of 4, want one of 3");
+  refused(
+      wrong,
+      "the address of rank 2 belongs to rank 2 of 4, this group has 3 ranks");
   wrong[2] = FormatNcclAddress(Address(2, 3, 22803));
   refused(wrong,
-          "the address of rank 2 is of NCCL 2.28.3, this rank has 2.28.9");
+          "the address of rank 2 says that it has NCCL 2.28.3, this rank has "
+          "2.28.9");
   wrong[2] = "no address";
   refused(wrong, "the address of rank 2 does not begin");
 }
@@ -109,7 +114,7 @@ TEST(NcclLibraryTest, EveryFileThatWasTriedIsNamed) {
                 HasSubstr("Install libnccl2"), HasSubstr("LD_LIBRARY_PATH"))));
 }
 
-TEST(NcclLibraryTest, AnOldLibraryIsRefusedByItsVersion) {
+TEST(NcclLibraryTest, AnOldLibraryIsRefusedWithItsVersion) {
   setenv("KVASIR_FAKE_NCCL_VERSION", "21799", 1);
   EXPECT_THAT(Nccl::Open(FakeNcclLibraries()).status(),
               StatusIs(absl::StatusCode::kNotFound,

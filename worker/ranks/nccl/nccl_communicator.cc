@@ -14,10 +14,10 @@ using nccl::Result;
 
 namespace {
 
-// How long a library call may still run after the communicator was to be
-// aborted. After that it is aborted during the call.
+// After a failure, the watcher waits this long for a running library call to
+// return. Then it aborts the communicator during the call.
 constexpr absl::Duration kGrace = absl::Seconds(1);
-// How long a regular end waits for the other ranks.
+// How long the destructor waits for the other ranks if there was no failure.
 constexpr absl::Duration kGoodbye = absl::Seconds(5);
 
 }  // namespace
@@ -56,8 +56,8 @@ NcclCommunicator::~NcclCommunicator() {
     base::MutexLock lock(&mutex_);
     in_use_ = false;
     alive = failure_.ok();
-    // Its result is reported through the work that it continues in the
-    // background.
+    // The result is ignored here: WaitUntilDone returns the error of the work
+    // that continues in the background.
     if (alive) (void)functions_.ncclCommFinalize(comm_);
   }
   if (alive && WaitUntilDone("ncclCommFinalize", kGoodbye).ok()) {
@@ -161,8 +161,8 @@ absl::Status NcclCommunicator::Mark(const char* name,
   if (call.mark == nullptr) {
     KVASIR_ASSIGN_OR_RETURN(call.mark, stream.MakeMark());
   }
-  // Not under the lock: the queue may be full after a collective that hangs, so
-  // this may block.
+  // Called without the lock, because it may block: a collective that hangs may
+  // have filled the launch queue.
   KVASIR_RETURN_IF_ERROR(stream.Record(call.mark.get()));
   base::MutexLock lock(&mutex_);
   call.since = Clock::now();
@@ -260,7 +260,8 @@ absl::Status NcclCommunicator::LookAtMarks() {
     }
     free_.push_back(std::move(ahead_.front().mark));
     ahead_.pop_front();
-    // The stream has only now reached the next call.
+    // The time of the next call starts now, because the stream has only now
+    // reached it.
     if (!ahead_.empty()) ahead_.front().since = now;
   }
 }

@@ -1,5 +1,5 @@
-// An NCCL communicator, and a thread that watches it for late errors and for
-// ranks that stand still.
+// Owns an NCCL communicator, and a thread that watches it for asynchronous
+// errors and for calls that make no progress.
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@ namespace kvasir::worker {
 
 struct NcclCommunicatorOptions {
   plan::TpShard shard;
-  const Nccl* library = nullptr;  // outlives the communicator
+  const Nccl* library = nullptr;  // must outlive the communicator
   // Selects the rank's GPU for the calling thread, as cudaSetDevice does. Null
   // if there is nothing to select.
   std::function<absl::Status()> use_device;
@@ -35,47 +35,51 @@ struct NcclCommunicatorOptions {
   std::function<void(const absl::Status&)> on_failure;
 };
 
-// Only one thread calls the library at a time. The exception is ncclCommAbort,
-// which NVIDIA allows beside a call that does not return (when the launch queue
-// is full after a collective that hangs).
+// Only one thread calls the library at a time. The exception is ncclCommAbort:
+// NVIDIA allows it while another call does not return (when the launch queue is
+// full because a collective hangs).
 //
 // Owns: the communicator; a thread that checks it every poll_interval and
-//   aborts it; stream marks of its device.
-// Threads: Enqueue from one at a time; Fail and status from any.
-// Errors: after a failure every call returns the failure. UNAVAILABLE if a rank
-//   stands still or NCCL reports that one is gone.
+//   aborts it after a failure; stream marks of the rank's device.
+// Threads: one thread at a time may call Enqueue; any thread may call Fail and
+//   status.
+// Errors: after a failure every call returns that failure. UNAVAILABLE if a
+//   rank stands still or NCCL reports that a rank is gone.
 class NcclCommunicator {
  public:
   // Call it on all ranks at about the same time. Returns when all ranks are
-  // there.
+  // connected.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(
       const NcclCommunicatorOptions& options, const nccl::UniqueId& id);
-  // Waits some seconds for the other ranks to be destroyed too. If the
-  // communicator is dead, it waits for ncclCommAbort instead, which may wait
-  // for other ranks of the same machine, as NVIDIA says.
+  // Waits some seconds for the other ranks' communicators to be destroyed too.
+  // After a failure it waits for ncclCommAbort instead, which may wait for
+  // other ranks on the same machine (NVIDIA's documentation).
   ~NcclCommunicator();
 
-  // Calls `call` with the communicator and the stream's handle; it must enqueue
-  // and return at once. While a stream captures, an error of `call` does not
-  // kill the communicator, and the call is not watched: the caller that replays
-  // it watches it.
+  // Calls `call` with the communicator and the stream's handle; `call` must
+  // enqueue its work and return at once. If the stream is being captured into a
+  // graph, an error of `call` does not kill the communicator, and the work is
+  // not watched for progress. After each launch of the graph, the caller must
+  // call Watch.
   absl::Status Enqueue(
       const char* name, kernels::LaunchStream& stream,
       absl::FunctionRef<nccl::Result(nccl::CommHandle comm, void* stream)>
           call);
-  // Watches the stream up to this point, after captured calls were replayed.
-  // All of them count as one call.
+  // Call it after a graph with captured calls was launched: from now on the
+  // stream is watched until it has passed this point. All calls of the graph
+  // are watched as one call, named `name`.
   absl::Status Watch(const char* name, kernels::LaunchStream& stream);
 
-  // Lets the watcher abort the communicator soon. Only the first reason is
-  // kept.
+  // Makes the watcher thread abort the communicator soon. Only the first reason
+  // is kept.
   void Fail(const absl::Status& reason);
   absl::Status status() const;
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  // A call that is inside the library, or whose work is on the stream.
+  // A call that has not returned from the library, or whose work is still on
+  // the stream.
   struct Call {
     const char* name = "";
     Clock::time_point since;
@@ -85,21 +89,23 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicatorOptions& options,
                    nccl::CommHandle comm);
 
-  // Waits until the library has finished the work that it continues after a
-  // call returned.
+  // Waits until the library has finished the work that it still does in the
+  // background after `call` returned.
   absl::Status WaitUntilDone(const char* call, absl::Duration timeout);
-  // Error of the communicator, or of work that the library continues in the
-  // background.
+  // Returns the communicator's asynchronous error, or kInProgress while the
+  // library still works in the background.
   nccl::Result AsyncError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Marks the stream after a call.
+  // Records a mark on the stream after call `name`, by which the watcher sees
+  // that the stream has passed it.
   absl::Status Mark(const char* name, kernels::LaunchStream& stream);
   absl::Status StandsStill(const char* call) const;
-  // Like Fail, but calls on_failure first.
+  // Like Fail, but calls options_.on_failure first.
   void FailAndReport(const absl::Status& reason);
 
-  // The body of `watcher_`.
+  // The function that thread `watcher_` runs.
   void KeepWatching();
-  // LookAtLibrary and LookAtMarks return the failure that they find.
+  // Look for an asynchronous error of the library, and for a call on a stream
+  // that makes no progress. They return the failure that they find.
   absl::Status LookAtLibrary();
   absl::Status LookAtMarks();
   void AbortLibrary();
@@ -108,20 +114,22 @@ class NcclCommunicator {
   const nccl::Functions& functions_;
 
   mutable base::Mutex mutex_;
-  base::CondVar returned_;  // a call returned from the library
-  base::CondVar wake_;      // wakes the watcher
-  // Null after it was aborted or destroyed.
+  // Signalled when a call has returned from the library.
+  base::CondVar returned_;
+  base::CondVar wake_;  // wakes the watcher thread
+  // Null after the communicator was aborted or destroyed.
   nccl::CommHandle comm_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  // The call that a thread is in at present.
+  // The library call that has not returned yet, if there is one.
   std::optional<Call> calling_ ABSL_GUARDED_BY(mutex_);
-  // Calls whose work is on a stream, as far as the watcher knows; only the
-  // watcher removes them. free_ has marks for the next ones.
+  // Calls whose work is on a stream and that the watcher has not yet seen
+  // completed; only the watcher removes them. free_ has marks to reuse for
+  // later calls.
   std::deque<Call> ahead_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<kernels::StreamMark>> free_
       ABSL_GUARDED_BY(mutex_);
-  // True between Connect and the destructor. These two report errors
-  // themselves.
+  // True from the end of Connect until the destructor begins. Otherwise
+  // on_failure is not called.
   bool in_use_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread watcher_;

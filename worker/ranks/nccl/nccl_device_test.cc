@@ -1,6 +1,6 @@
-// One rank over NCCL on the test's device: a GPU and NVIDIA's library in the
-// program of kernels/cuda; elsewhere the emulated device and the library
-// without a GPU.
+// Tests a group of one rank over NCCL: with a GPU and NVIDIA's library in the
+// test program of kernels/cuda; elsewhere with the emulated device and the fake
+// NCCL library.
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -40,7 +40,8 @@ class NcclDeviceTest : public ::testing::TestWithParam<bool> {
       GTEST_SKIP() << "needs NCCL: " << group.status();
     }
     KVASIR_ASSERT_OK(group);
-    // NCCL uses the device that the thread has selected.
+    // NCCL uses the GPU that this thread has selected, which MakeTestDevice
+    // does.
     device_ = MakeTestDevice({});
     const std::vector<std::string> addresses = {(*group)->address()};
     auto connected = std::move(**group).Connect(addresses);
@@ -74,7 +75,7 @@ TEST_P(NcclDeviceTest, CollectivesOfOneRankDoNotChangeItsData) {
   EXPECT_EQ(text, "every byte of it");
 }
 
-// Logits of a prompt and of the tokens after it.
+// Returns the logits after a prompt and after each of the tokens that follow.
 std::vector<std::vector<float>> Logits(Collective* collective) {
   const model::ModelShape shape = {.name = "small-test",
                                    .num_layers = 2,
@@ -129,7 +130,8 @@ TEST_P(NcclDeviceTest, LogitsOfOneRankAreTheSameWithAndWithoutNccl) {
   EXPECT_GE(have.size(), 4u);
   EXPECT_EQ(have, Logits(nullptr));
   KVASIR_EXPECT_OK(collective_->status());
-  EXPECT_GE(collective_->totals().calls, 4 * 5);  // two layers, 4 steps
+  // The 4 steps make at least five collective calls each.
+  EXPECT_GE(collective_->totals().calls, 4 * 5);
 }
 
 TEST_P(NcclDeviceTest, CollectivesOfOneRankAreReplayedWithTheirStep) {

@@ -95,12 +95,14 @@ class NcclCollective final : public Collective {
     for (int64_t rank = 0; rank < shard_.size; ++rank) {
       widest = std::max(widest, width(rank));
     }
-    // All ranks send pieces of the same size: all rows of the widest columns.
+    // ncclAllGather needs pieces of the same size from all ranks, so each piece
+    // has room for all rows of the widest rank's columns.
     const int64_t piece = num_rows * widest;
     Workspace::Scope scope(&workspace);
     const DevicePtr<float> pieces = workspace.Take<float>(shard_.size * piece);
     KVASIR_RETURN_IF_ERROR(workspace.status());
-    // Copies columns between `data` and the piece of a rank.
+    // Parameters of the op that copies columns between `data` and the piece of
+    // a rank.
     kernels::GatherRowsParams copy;
     copy.num_rows = num_rows;
     copy.columns = width(shard_.rank);
@@ -140,7 +142,7 @@ class NcclCollective final : public Collective {
     KVASIR_RETURN_IF_ERROR(CheckStream("Broadcast", stream));
     if (bytes < 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("Broadcast: cannot be of ", bytes, " bytes"));
+          absl::StrCat("Broadcast: invalid size of ", bytes, " bytes"));
     }
     if (workspace.counting()) return absl::OkStatus();
     if (bytes > 0) {
@@ -173,7 +175,8 @@ class NcclCollective final : public Collective {
                                 static_cast<LaunchStream&>(stream));
   }
 
-  // The bytes that ranks in a ring send. NCCL does not report its own count.
+  // Returns as sent_bytes what a ring algorithm would send, because NCCL does
+  // not report what it really sends.
   CollectiveTotals totals() const override {
     return {calls_.load(std::memory_order_relaxed),
             sent_bytes_.load(std::memory_order_relaxed)};
@@ -182,7 +185,8 @@ class NcclCollective final : public Collective {
  private:
   const nccl::Functions& functions() const { return library_->functions(); }
 
-  // Sends all ranks' numbers to all ranks. Each rank adds them in rank order.
+  // Gathers the numbers of all ranks on every rank, where they are added in
+  // rank order.
   absl::Status SumInOrder(Stream& stream, DevicePtr<float> data, int64_t count,
                           DType dtype, Workspace& workspace) {
     const int64_t bytes = count * kernels::DTypeBytes(dtype);
@@ -238,20 +242,20 @@ class NcclCollective final : public Collective {
   CollectiveTotals captured_;
 };
 
-// NCCL reads its interface, and how it behaves in a capture, only from the
-// environment.
+// Sets environment variables, because NCCL has no other way to set its network
+// interface and its behaviour in graph captures.
 absl::Status SetEnvironment(const std::string& interface) {
-  // With registered buffers, ranks of a host wait for one another inside a
-  // captured call. That would last forever if one of them captures nothing. A
-  // value that is already set stays.
+  // Buffer registration is turned off, unless the variable is already set: with
+  // it, ranks of a host wait for each other inside a captured call, and would
+  // wait for ever if one of them does not capture.
   setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
   if (interface.empty()) return absl::OkStatus();
   if (if_nametoindex(interface.c_str()) == 0) {
     return absl::NotFoundError(absl::StrCat(
         "NCCL: '", interface, "' is not a network interface of this machine"));
   }
-  // "=" selects exactly this interface, not every one whose name starts like
-  // it.
+  // "=" selects exactly this interface; without it, NCCL also takes interfaces
+  // whose names begin with this name.
   setenv("NCCL_SOCKET_IFNAME", absl::StrCat("=", interface).c_str(), 1);
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// A tensor-parallel group of processes on GPUs, over NCCL.
+// A tensor-parallel group of GPU processes that communicate through NCCL.
 #pragma once
 
 #include <functional>
@@ -19,29 +19,30 @@ namespace kvasir::worker {
 
 struct NcclOptions {
   plan::TpShard shard;
-  // The network interface over which ranks on several hosts find each other,
-  // and exchange data if there is nothing faster. Empty: as NCCL's environment
-  // variables say, or its own choice. NCCL's traffic is not encrypted.
+  // The network interface over which ranks on different hosts connect, and
+  // exchange data if there is no faster link. Empty: NCCL's environment
+  // variables or NCCL itself choose it. NCCL's traffic is not encrypted.
   std::string interface;
-  // Files to try as libnccl.so.2. Empty: Nccl::DefaultFiles.
+  // Paths of libnccl.so.2 to try, in order. Empty: Nccl::DefaultFiles.
   std::vector<std::string> libraries;
-  // AllReduceSum adds in rank order. All numbers are sent to all ranks, which
-  // takes (size - 1) times their bytes; NCCL's own sum sends less than twice
-  // their bytes.
+  // True: AllReduceSum adds in rank order. Then each rank receives the numbers
+  // of all other ranks, (size - 1) times the bytes of `data`; NCCL's own sum
+  // sends less than twice the bytes of `data`.
   bool deterministic = false;
   // Selects the rank's GPU for the calling thread, as cudaSetDevice does. Null
   // if there is nothing to select (one GPU, or none).
   std::function<absl::Status()> use_device;
-  // The longest time until all ranks are connected.
+  // How long Connect waits until all ranks are connected.
   absl::Duration connect_timeout = absl::Seconds(60);
-  // How long a stream may stand at a call. This includes the time by which
-  // ranks are apart, and work that the stream must do first.
+  // The group fails if a stream makes no progress at a call for this long. That
+  // time includes waiting for ranks that reach the call later, and earlier work
+  // on the stream.
   absl::Duration call_timeout = absl::Seconds(30);
-  // How often NCCL is checked for errors, and streams for progress.
+  // The interval at which NCCL is checked for errors, and streams for progress.
   absl::Duration poll_interval = absl::Milliseconds(100);
-  // Called once with what killed the group, by the thread that found it, before
-  // that thread aborts anything. Not called after Abort, nor while the
-  // collective is destroyed. It must not block.
+  // Called once with the error that killed the group, by the thread that found
+  // it, before that thread aborts the communicator. Not called after Abort, nor
+  // while the collective is destroyed. It must not block.
   std::function<void(const absl::Status&)> on_failure;
 };
 
@@ -78,9 +79,9 @@ class NcclGroup {
   const std::string& address() const { return address_; }
 
   // Call it on all ranks at about the same time, with the addresses of all
-  // ranks in their order. INVALID_ARGUMENT if they do not belong to one group
-  // or have different releases of NCCL. UNAVAILABLE if not all ranks come in
-  // time.
+  // ranks in rank order. INVALID_ARGUMENT if the ranks do not belong to one
+  // group or have different releases of NCCL. UNAVAILABLE if not all ranks
+  // connect within connect_timeout.
   absl::StatusOr<std::unique_ptr<Collective>> Connect(
       absl::Span<const std::string> addresses) &&;
 

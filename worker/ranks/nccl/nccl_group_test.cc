@@ -1,4 +1,5 @@
-// How an NCCL group handles failures, over a library without a GPU.
+// Tests how an NCCL group handles failures, with a fake NCCL library that needs
+// no GPU.
 #include "worker/ranks/nccl/nccl_group.h"
 
 #include <dirent.h>
@@ -32,7 +33,8 @@ using ::testing::HasSubstr;
 
 constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
 
-// Ends well before call_timeout would.
+// Options for tests that must end because of a reported failure, long before
+// this call_timeout.
 NcclOptions Patient() {
   return {.call_timeout = absl::Seconds(60),
           .poll_interval = absl::Milliseconds(10)};
@@ -42,7 +44,7 @@ NcclOptions Impatient() {
           .poll_interval = absl::Milliseconds(10)};
 }
 
-// Records the calls of on_failure.
+// Records the errors that on_failure receives.
 class Failures {
  public:
   NcclOptions Of(NcclOptions options) {
@@ -62,8 +64,8 @@ class Failures {
   std::vector<absl::Status> reported_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Counts descriptors of this process, and mappings of the fake library's
-// memory.
+// Counts what a group must release: open descriptors of this process, and
+// mappings of the fake library's shared memory.
 int64_t Held() {
   int64_t held = 0;
   DIR* const files = opendir("/proc/self/fd");
@@ -79,7 +81,7 @@ int64_t Held() {
 class NcclGroupTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    (void)FakeNcclLive();  // loads the library
+    (void)FakeNcclLive();  // loads the fake library
     aborts_ = FakeNcclAborts();
     held_ = Held();
   }
@@ -107,7 +109,7 @@ class NcclGroupTest : public ::testing::Test {
   HostRank Own(int64_t rank) {
     return HostRank(&collective(rank), gpu(rank).device());
   }
-  // Sums until `calls` calls are done, or one fails.
+  // Each rank makes `calls` sums, or stops at the first that fails.
   std::vector<absl::Status> Sum(int64_t calls) {
     std::vector<absl::Status> results(group_.size());
     OnRanks(static_cast<int64_t>(group_.size()), [&](int64_t r) {
@@ -130,14 +132,14 @@ class NcclGroupTest : public ::testing::Test {
   int64_t held_ = 0;
 };
 
-TEST_F(NcclGroupTest, RanksEndTogetherAndNothingIsLeft) {
+TEST_F(NcclGroupTest, RanksEndTogetherAndLeaveNoResources) {
   Make(3, Patient());
   for (const absl::Status& status : Sum(5)) KVASIR_EXPECT_OK(status);
   End();
   EXPECT_EQ(aborts(), 0);
 }
 
-TEST_F(NcclGroupTest, OneRankIsAGroup) {
+TEST_F(NcclGroupTest, AGroupMayHaveASingleRank) {
   for (const bool deterministic : {false, true}) {
     NcclOptions options = Patient();
     options.deterministic = deterministic;
@@ -176,7 +178,8 @@ TEST_F(NcclGroupTest, CountsTheBytesThatARingSends) {
   EXPECT_EQ(sent(true, 1, sum), 3 * 400);
   const auto gather = [](HostRank& own) {
     std::vector<float> data(10);
-    return own.AllGather(&data, 2, {0, 1, 1, 4, 5});  // at most three columns
+    // The widest rank has three columns.
+    return own.AllGather(&data, 2, {0, 1, 1, 4, 5});
   };
   EXPECT_EQ(sent(false, 1, gather), 3 * 2 * 3 * 4);
   const auto broadcast = [](HostRank& own) {
@@ -219,13 +222,14 @@ TEST_F(NcclGroupTest, AnAsynchronousErrorIsReturnedByCallsAndReportedOnce) {
   EXPECT_THAT(
       results[0],
       StatusIs(kUnavailable, HasSubstr("NCCL: unhandled system error (2)")));
-  // NCCL notices this if ranks are connected over a network.
+  // NCCL reports the failure of another rank if the ranks are connected over a
+  // network.
   EXPECT_THAT(
       results[1],
       StatusIs(kUnavailable,
                AllOf(HasSubstr("NCCL: remote process exited or there was a "
                                "network error (6)"))));
-  // Every later call returns the same error.
+  // Later calls return the same error.
   for (int64_t r = 0; r < 2; ++r) {
     const auto result = static_cast<size_t>(r);
     EXPECT_EQ(collective(r).status(), results[result]);
@@ -256,8 +260,9 @@ TEST_F(NcclGroupTest, ARankThatStandsStillEndsAllRanksAtTheTimeout) {
   EXPECT_EQ(aborts(), 3);
 }
 
-// As in a step: many calls, and the host waits once.
-TEST_F(NcclGroupTest, CallsThatWereEnqueuedAreWatchedWhileTheHostWaits) {
+// As in a step of a model: many calls are enqueued, and the host waits only
+// once, at the end.
+TEST_F(NcclGroupTest, EnqueuedCallsAreWatchedWhileTheHostWaits) {
   Make(2, Impatient(), "1:40:hang");
   OnRanks(2, [&](int64_t r) {
     const std::unique_ptr<kernels::Stream> stream =
@@ -276,9 +281,8 @@ TEST_F(NcclGroupTest, CallsThatWereEnqueuedAreWatchedWhileTheHostWaits) {
   });
 }
 
-// Each call takes part of the timeout, and all of them take much longer than
-// it.
-TEST_F(NcclGroupTest, AStreamThatMakesProgressIsNotGivenUp) {
+// Each call takes less than the timeout, but all together take much longer.
+TEST_F(NcclGroupTest, AStreamThatMakesProgressDoesNotTimeOut) {
   NcclOptions options = Patient();
   options.call_timeout = absl::Seconds(2);
   Make(2, options);
@@ -324,14 +328,14 @@ TEST_F(NcclGroupTest, AnErrorOfTheLibraryIsReported) {
   EXPECT_THAT(results[0], StatusIs(kUnavailable, HasSubstr("stands still")));
 }
 
-TEST_F(NcclGroupTest, WaitsForWorkThatTheLibraryContinues) {
+TEST_F(NcclGroupTest, WaitsForWorkThatTheLibraryContinuesInTheBackground) {
   Make(2, Patient(), "0:1:late,1:3:late,0:4:late,1:4:late");
   for (const absl::Status& status : Sum(6)) KVASIR_EXPECT_OK(status);
   End();
   EXPECT_EQ(aborts(), 0);
 }
 
-TEST_F(NcclGroupTest, AbortEndsTheCallThatAStreamIsIn) {
+TEST_F(NcclGroupTest, AbortEndsTheCallThatAStreamIsExecuting) {
   Failures failures;
   Make(2, failures.Of(Patient()));
   absl::Status ended;
@@ -354,10 +358,12 @@ TEST_F(NcclGroupTest, AbortEndsTheCallThatAStreamIsIn) {
   collective(1).Abort(absl::CancelledError("so did rank 0"));
   End();
   EXPECT_EQ(aborts(), 2);
-  EXPECT_EQ(failures.reported().size(), 0u);  // a caller of Abort knows why
+  // on_failure is not called, because the caller of Abort knows the reason.
+  EXPECT_EQ(failures.reported().size(), 0u);
 }
 
-// The others may be gone by then.
+// A rank that is destroyed waits for the others, but only briefly, because they
+// may be gone.
 TEST_F(NcclGroupTest, ARankThatLeavesWithoutTheOthersWaitsBriefly) {
   Make(2, Patient());
   const absl::Time begin = absl::Now();
@@ -398,7 +404,7 @@ TEST_F(NcclGroupTest, AFailureOfTheGpuIsReported) {
     collective(1).Abort(absl::CancelledError());
     End();
   }
-  // A device that cannot be selected is not used.
+  // If the GPU cannot be selected, the call fails.
   Make(1, Patient());
   const std::unique_ptr<kernels::Stream> stream = gpu(0).device()->MakeStream();
   kernels::Workspace none(nullptr, 0);
@@ -407,7 +413,7 @@ TEST_F(NcclGroupTest, AFailureOfTheGpuIsReported) {
               cuda("selecting the device"));
 }
 
-TEST_F(NcclGroupTest, WaitingForRanksThatDoNotComeEnds) {
+TEST_F(NcclGroupTest, ConnectTimesOutIfARankDoesNotConnect) {
   const FakeNcclFaults faults("1:0:hang");
   Failures failures;
   NcclOptions options = failures.Of(Patient());
@@ -418,7 +424,8 @@ TEST_F(NcclGroupTest, WaitingForRanksThatDoNotComeEnds) {
   }
   End();
   EXPECT_EQ(aborts(), 3);
-  EXPECT_EQ(failures.reported().size(), 0u);  // Connect returns it
+  // on_failure is not called, because Connect returns the error.
+  EXPECT_EQ(failures.reported().size(), 0u);
 }
 
 TEST_F(NcclGroupTest, AConnectionThatTheLibraryRefusesIsReported) {
@@ -429,7 +436,8 @@ TEST_F(NcclGroupTest, AConnectionThatTheLibraryRefusesIsReported) {
                                  "last error: fake: refused")));
 }
 
-// The id that was made for the group is never used.
+// Does not use fixture NcclGroupTest: its leak check would find the unused id
+// that rank 0 has made.
 TEST(NcclConnectTest, TheDeviceIsSelectedBeforeConnecting) {
   NcclOptions options = Patient();
   options.use_device = [] { return absl::InternalError("no such GPU"); };
@@ -453,7 +461,8 @@ TEST_F(NcclGroupTest, CallsOnAStreamOfTheCpuAreRefused) {
   EXPECT_THAT(own.Broadcast(&text), refused("Broadcast"));
 }
 
-// Reported before the first step, like a missing kernel of any op.
+// A missing kernel is reported before the first step, while the executor counts
+// the memory that steps need.
 TEST_F(NcclGroupTest, MissingKernelsAreReportedWhileMemoryIsCounted) {
   NcclOptions options = Patient();
   options.deterministic = true;

@@ -1,5 +1,5 @@
-// Compares NVIDIA's nccl.h with our declarations, and opens its library if
-// there is one. Neither needs a GPU.
+// Compares NVIDIA's nccl.h with our declarations, and loads NVIDIA's library if
+// it is installed. No GPU is needed.
 #include <nccl.h>
 
 #include <cstddef>
@@ -16,8 +16,8 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// Whether arguments and results are passed in the same way: pointers as
-// pointers, numbers of the same size, structs of the same size.
+// Whether values of the two types are passed to functions in the same way: both
+// are pointers, or numbers or structs of the same size.
 template <typename Ours, typename Theirs>
 constexpr bool kSamePassed =
     sizeof(Ours) == sizeof(Theirs) &&
@@ -87,7 +87,7 @@ KVASIR_SAME(net_name, netName);
 KVASIR_SAME(split_share, splitShare);
 #undef KVASIR_SAME
 
-TEST(NcclHeaderTest, AConfigSetsOnlyItsOwnFields) {
+TEST(NcclHeaderTest, TheDefaultConfigEqualsNvidias) {
   const nccl::Config ours;
   const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
   EXPECT_EQ(ours.magic, theirs.magic);
@@ -112,7 +112,7 @@ TEST(NcclHeaderTest, NvidiasLibraryOpensAndReportsItsVersion) {
                          "network error (6)")));
 }
 
-// As far as this works without a GPU.
+// Without a GPU, this is as far as the library can be tested.
 TEST(NcclHeaderTest, NvidiasLibraryReportsThatThereIsNoGpu) {
   const auto library = Nccl::Open(Nccl::DefaultFiles());
   if (!library.ok()) GTEST_SKIP() << library.status();

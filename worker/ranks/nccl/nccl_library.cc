@@ -55,7 +55,7 @@ absl::Status Nccl::Error(const std::string& what, Result result) const {
   std::string text =
       absl::StrCat(what, ": ", functions_.ncclGetErrorString(result), " (",
                    static_cast<int>(result), ")");
-  // The last error of this thread, whatever its communicator.
+  // Null: the last error of this thread on any communicator.
   const char* const last = functions_.ncclGetLastError(nullptr);
   if (last != nullptr && *last != '\0') {
     absl::StrAppend(&text, "; last error: ", last);
@@ -66,7 +66,8 @@ absl::Status Nccl::Error(const std::string& what, Result result) const {
 }
 
 std::string NcclVersionName(int version) {
-  if (version < 10000) {  // up to 2.8
+  // Releases up to 2.8 have the version 1000 * major + 100 * minor + patch.
+  if (version < 10000) {
     return absl::StrCat(version / 1000, ".", version / 100 % 10, ".",
                         version % 100);
   }

@@ -1,5 +1,5 @@
-// Opens NVIDIA's NCCL at run time. Nothing links it, so the same program starts
-// on hosts with and without it.
+// Loads NVIDIA's NCCL at run time. The program does not link to it, so that it
+// also starts on hosts without NCCL.
 #pragma once
 
 #include <memory>
@@ -12,25 +12,26 @@
 
 namespace kvasir::worker {
 
-// An opened library, not older than nccl::kLeastVersion. It stays loaded.
+// The loaded library; its version is at least nccl::kLeastVersion. It stays
+// loaded until the process ends.
 class Nccl {
  public:
-  // Opens the first of these files that the loader accepts, that has every
-  // function and is new enough. NOT_FOUND says for each file what is wrong with
-  // it, and what to do.
+  // Loads the first of these files that can be loaded, has every function and
+  // is new enough. NOT_FOUND lists for each file why it was not used, and says
+  // what to do.
   static absl::StatusOr<std::unique_ptr<Nccl>> Open(
       const std::vector<std::string>& files);
 
-  // The places to try: the loader's own (LD_LIBRARY_PATH, ldconfig), then the
-  // CUDA toolkit's folder.
+  // The files to try: first where the dynamic loader searches (LD_LIBRARY_PATH,
+  // ldconfig), then in the CUDA toolkit's folder.
   static std::vector<std::string> DefaultFiles();
 
   const nccl::Functions& functions() const { return functions_; }
   int version() const { return version_; }
 
-  // Returns an error like "what: remote process exited or there was a network
-  // error (6); last error: ...". UNAVAILABLE for errors of other ranks and of
-  // the system between them, else INTERNAL.
+  // Returns an error like "WHAT: remote process exited or there was a network
+  // error (6); last error: ...". UNAVAILABLE if another rank or the system (for
+  // example the network) caused it, otherwise INTERNAL.
   absl::Status Error(const std::string& what, nccl::Result result) const;
 
  private:
@@ -41,7 +42,7 @@ class Nccl {
   const int version_;
 };
 
-// "2.28.9"
+// Returns a text like "2.28.9".
 std::string NcclVersionName(int version);
 
 }  // namespace kvasir::worker

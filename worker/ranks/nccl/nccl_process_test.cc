@@ -1,5 +1,6 @@
-// Ranks over NCCL as processes that are killed and stopped during calls. The
-// program runs itself: with "--rank RANK SIZE TIMEOUT_MS" it is a rank.
+// Tests NCCL ranks as separate processes that are killed and stopped during
+// calls. The test program starts itself: with "--rank RANK SIZE TIMEOUT_MS" it
+// runs as one rank.
 #include <sys/wait.h>
 
 #include <csignal>
@@ -26,8 +27,9 @@ namespace {
 
 constexpr int64_t kNumbers = 50000;
 
-// Prints its address, reads the addresses of all ranks, prints "connected",
-// then "call" now and then, and at the end what the group died of.
+// The main function of a rank process. Prints its address, reads the addresses
+// of all ranks, prints "connected" and makes calls; prints "call" now and then,
+// and at the end the error that killed the group.
 int RunRank(int64_t rank, int64_t size, int64_t timeout_ms) {
   const auto say = [](const std::string& line) {
     std::cout << line << std::endl;
@@ -81,7 +83,8 @@ class NcclProcessTest : public ::testing::Test {
   }
 };
 
-// Well before the timeout, because NCCL notices it.
+// The other ranks end well before the timeout, because over a network NCCL
+// notices that a rank is gone.
 TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersAtOnceOverANetwork) {
   const FakeNcclFaults faults("0:0:notify,1:0:notify,2:0:notify");
   for (const int64_t size : {2, 3}) {
@@ -95,7 +98,7 @@ TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersAtOnceOverANetwork) {
   }
 }
 
-// NCCL does not notice it if ranks share a machine.
+// If ranks share a machine, NCCL does not notice that a rank is gone.
 TEST_F(NcclProcessTest, ARankThatIsKilledEndsAllOthersAtTheTimeout) {
   const absl::Duration timeout = absl::Milliseconds(700);
   for (const int64_t size : {2, 3}) {
@@ -114,7 +117,7 @@ TEST_F(NcclProcessTest, ARankThatIsStoppedEndsAllOthersAtTheTimeout) {
   EXPECT_EQ(ranks[1]->ReadLine(), "call");
   ranks[1]->Signal(SIGSTOP);
   ExpectGroupDied(ranks[0].get(), "stands still");
-  // When it continues, it finds that the other is gone.
+  // After rank 1 continues, it finds that rank 0 is gone.
   ranks[1]->Signal(SIGCONT);
   ExpectGroupDied(ranks[1].get(), "a rank is gone");
 }

@@ -1,5 +1,6 @@
-// Whole models over NCCL: ranks as threads, each with an emulated device,
-// compared with the same ranks on CPUs.
+// Runs whole models on ranks that communicate through NCCL, and compares them
+// with the same ranks on CPUs. The ranks are threads, each with an emulated
+// GPU.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -31,7 +32,7 @@ using ::testing::HasSubstr;
 
 constexpr size_t kOutput = 3;
 
-// A shape that can be split over 2 and 4 ranks.
+// A model shape that can be split over 2 and over 4 ranks.
 model::ModelShape SmallShape() {
   return {.name = "small-test",
           .num_layers = 2,
@@ -67,7 +68,7 @@ RankOptions EmulatedOptions(DType activations) {
   return options;
 }
 
-// Emulated kernels are much slower than NCCL's part.
+// Options with a long timeout, because emulated kernels are slow.
 NcclOptions Patient() { return {.call_timeout = absl::Minutes(2)}; }
 
 absl::StatusOr<std::unique_ptr<Rank>> MakeRank(const RankOptions& options,
@@ -82,8 +83,8 @@ absl::StatusOr<std::unique_ptr<Rank>> MakeRank(const RankOptions& options,
   return Rank::Create(spec, plan, &source, options, collective);
 }
 
-// The logits of one rank, by position, and its output: chosen by the rank, or
-// given.
+// The logits of one rank, one row per position, and its output tokens: sampled
+// by the rank, or given.
 struct Forced {
   std::vector<int32_t> output;
   std::vector<std::vector<float>> logits;
@@ -131,7 +132,7 @@ struct ModelCase {
   int64_t size = 0;
   DType activations = DType::kF32;
   bool deterministic = false;
-  double tolerance = 0;  // relative norm of a row
+  double tolerance = 0;  // limit for |gpu - cpu| / |cpu| of each row
 };
 
 class NcclRankTest : public ::testing::TestWithParam<ModelCase> {};
@@ -147,12 +148,13 @@ TEST_P(NcclRankTest, LogitsEqualThoseOfCpuRanks) {
   ASSERT_EQ(group.size(), static_cast<size_t>(c.size));
   const std::vector<Forced> have =
       ForceAll(EmulatedOptions(c.activations), group, want.output);
-  EXPECT_GE(group[0]->totals().calls, 4 * 5);  // two layers, 4 steps
+  // The 4 steps make at least five collective calls each.
+  EXPECT_GE(group[0]->totals().calls, 4 * 5);
   EndRanks(&group);
   EXPECT_EQ(FakeNcclLive(), 0);
   double worst = 0;
   for (const Forced& rank : have) {
-    // All ranks have the same bits.
+    // All ranks must have the same bits.
     EXPECT_EQ(rank.logits, have[0].logits);
     ASSERT_EQ(rank.logits.size(), want.logits.size());
   }
@@ -181,7 +183,8 @@ INSTANTIATE_TEST_SUITE_P(
                       ModelCase{"Four", 4, DType::kF32, false, 1e-3}),
     [](const auto& test) { return test.param.name; });
 
-// A group that died while the stream ran returns no result.
+// If the group dies while the stream runs a step, the step must fail instead of
+// returning a result.
 TEST(NcclRankFailureTest, AStepWhoseGroupDiesFails) {
   const FakeNcclFaults faults("1:40:hang");
   NcclOptions options;
@@ -213,9 +216,10 @@ TEST(NcclRankFailureTest, AStepWhoseGroupDiesFails) {
   EndRanks(&group);
 }
 
-// The results of ranks in the steps of graph_steps.h.
+// The results and counters of all ranks after the steps of graph_steps.h.
 struct GraphRun {
-  std::vector<absl::StatusOr<std::vector<std::string>>> results;  // by rank
+  // The results of each rank.
+  std::vector<absl::StatusOr<std::vector<std::string>>> results;
   std::vector<ExecutorTotals> totals;
   std::vector<CollectiveTotals> collectives;
 };
@@ -245,21 +249,22 @@ GraphRun RunGraphs(bool graphs, const NcclOptions& options,
     const CollectiveTotals before = group[r]->totals();
     run.results[r] = RunGraphSteps(**made, nullptr, most_steps);
     run.totals[r] = (*made)->executor().totals();
-    const CollectiveTotals behind = group[r]->totals();
-    run.collectives[r] = {behind.calls - before.calls,
-                          behind.sent_bytes - before.sent_bytes};
+    const CollectiveTotals after = group[r]->totals();
+    run.collectives[r] = {after.calls - before.calls,
+                          after.sent_bytes - before.sent_bytes};
   });
   EndRanks(&group);
   EXPECT_EQ(FakeNcclLive(), 0);
   return run;
 }
 
-TEST(NcclGraphsTest, ReplayedStepsHaveTheBitsAndTheTotalsOfTheirOps) {
+TEST(NcclGraphsTest, ReplayedStepsHaveTheSameBitsAndTotalsAsStepsRunOpByOp) {
   for (const bool deterministic : {false, true}) {
     SCOPED_TRACE(deterministic);
     NcclOptions options = Patient();
     options.deterministic = deterministic;
-    // The last two steps have another number of sequences.
+    // Without determinism, also run the last two steps, which have another
+    // number of sequences.
     const size_t most_steps = kFewGraphSteps + (deterministic ? 0 : 2);
     const int64_t captures = deterministic ? 1 : 2;
     const GraphRun want = RunGraphs(false, options, most_steps);
@@ -271,7 +276,8 @@ TEST(NcclGraphsTest, ReplayedStepsHaveTheBitsAndTheTotalsOfTheirOps) {
       EXPECT_EQ(want.totals[r].replayed_steps, 0);
       EXPECT_EQ(have.totals[r].captured_steps, captures);
       EXPECT_EQ(have.totals[r].replayed_steps, captures + 2);
-      // For each capture, ranks agree by summing one number.
+      // For each capture, the ranks sum one number to agree on whether all
+      // succeeded.
       EXPECT_EQ(have.collectives[r].calls,
                 want.collectives[r].calls + captures);
       EXPECT_EQ(have.collectives[r].sent_bytes,
@@ -280,10 +286,12 @@ TEST(NcclGraphsTest, ReplayedStepsHaveTheBitsAndTheTotalsOfTheirOps) {
   }
 }
 
-// A step makes five calls; the third step is captured.
+// Each step makes five calls. The third step is captured, so the fault is in a
+// captured call.
 TEST(NcclGraphsTest, NoRankCapturesAgainAfterACaptureFailedOnOneRank) {
   const GraphRun want = RunGraphs(false, Patient());
-  // Work that NCCL continues after the function returns is captured too.
+  // With `late`, NCCL continues after the function has returned; that work is
+  // captured too.
   for (const auto& [fault, captures] :
        {std::pair("1:13:refuse", 0), std::pair("0:12:late,1:13:late", 1)}) {
     SCOPED_TRACE(fault);
@@ -298,8 +306,9 @@ TEST(NcclGraphsTest, NoRankCapturesAgainAfterACaptureFailedOnOneRank) {
   }
 }
 
-// Ten calls, the ranks' agreement and one replay come before it.
-TEST(NcclGraphsTest, AReplayedStepThatStandsStillIsNoticed) {
+// The fault is in a replayed call: two steps with ten calls, the ranks'
+// agreement about the capture, and one replay come before it.
+TEST(NcclGraphsTest, AReplayedStepThatMakesNoProgressFails) {
   const FakeNcclFaults faults("1:18:hang");
   const GraphRun run = RunGraphs(true, {.call_timeout = absl::Seconds(2)});
   for (size_t r = 0; r < 2; ++r) {

@@ -1,4 +1,5 @@
-// A malicious leader: whatever it sends, a follower's rules hold.
+// Fuzz test with a malicious leader: whatever it sends, the invariants of
+// FollowerState must hold.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -78,7 +79,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 8:
         parsed = false;
         if (const auto plan = state.TakeStep()) {
-          // Steps come in order, and not more than may be in flight.
+          // Steps are returned in order, and at most kMaxStepsInFlight are in
+          // flight.
           KVASIR_CHECK(plan->step_id() == ++taken);
           KVASIR_CHECK(taken - done <= kvasir::worker::kMaxStepsInFlight);
         }

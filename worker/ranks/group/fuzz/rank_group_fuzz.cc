@@ -1,5 +1,6 @@
-// Malicious followers: whatever they send, in any order and at any time, the
-// leader's rules hold, and a group that receives nothing more ends.
+// Fuzz test with malicious followers: whatever they send, in any order and at
+// any time, the invariants of RankGroupState must hold, and a group that
+// receives nothing more must end.
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -72,7 +73,7 @@ class Fuzz {
       Act(bytes.Take(), &bytes);
       Check();
     }
-    // No rank sends anything more.
+    // From now on no rank sends anything, so the group must end.
     for (int i = 0; i < 100; ++i) {
       Pass();
       Check();
@@ -82,7 +83,8 @@ class Fuzz {
   }
 
  private:
-  // Phase 1: all have joined. Phase 2: the group runs.
+  // Brings the group to phase 0 (joining), 1 (all ranks have joined) or 2
+  // (running).
   void SetUp(uint8_t phase) {
     for (uint8_t rank = 1; phase > 0 && rank < kSize; ++rank) {
       const auto link = static_cast<uint8_t>((rank - 1) * 16);
@@ -179,7 +181,7 @@ class Fuzz {
 
   void Check() {
     for (const RankGroupState::Action& action : state_.TakeActions()) {
-      // Nothing is sent to a closed call.
+      // No message may be sent on a closed call.
       KVASIR_CHECK(open_.contains(action.link));
       KVASIR_CHECK(action.message.message_case() !=
                        LeaderMessage::MESSAGE_NOT_SET ||

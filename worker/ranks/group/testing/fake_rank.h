@@ -1,4 +1,5 @@
-// Test support: ranks of a group.
+// Test support for rank groups: an event to wait for, a fake executor, and
+// messages.
 #pragma once
 
 #include <atomic>
@@ -22,7 +23,7 @@
 
 namespace kvasir::worker {
 
-// Much longer than anything here takes.
+// A timeout much longer than any wait of these tests should take.
 inline constexpr absl::Duration kLong = absl::Seconds(30);
 
 class Event {
@@ -46,7 +47,8 @@ class Event {
   bool set_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-// Samples a token that depends only on the step, unless the hook changes it.
+// A fake executor: each step samples the token 100 + step id. The hook may
+// change the result or fail.
 class FakeRank final : public Executor {
  public:
   using Hook = std::function<absl::Status(const kvasir::v1::StepPlan&,
@@ -98,7 +100,8 @@ inline kvasir::v1::RankReady TestReady(int64_t pages,
   return ready;
 }
 
-// The id is "weights TILES OF THE LEADER|TILES OF RANK 1|...".
+// Combines the ranks' tiles to the weights_id "weights
+// TILES_OF_RANK_0|TILES_OF_RANK_1|...".
 inline absl::StatusOr<CombinedIds> TestCombine(
     absl::Span<const std::string> tiles) {
   return CombinedIds{

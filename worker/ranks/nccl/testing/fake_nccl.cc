@@ -57,20 +57,22 @@ Result Refuse(Result result, std::string why) {
 
 enum class Kind : int { kAllReduce, kAllGather, kBroadcast };
 
-// The properties of a call that all ranks must agree on.
+// The properties of a collective call, which must be equal on all ranks.
 struct Call {
-  uint64_t number = 0;    // counts calls that streams have reached
-  bool captured = false;  // NCCL wants a call captured by all ranks or by none
+  // Number of the call. Calls are counted when streams reach them.
+  uint64_t number = 0;
+  // NCCL requires that all ranks capture a call, or none
+  bool captured = false;
   Kind kind = Kind::kAllReduce;
   DataType type = DataType::kUint8;
-  size_t bytes = 0;  // bytes that each rank provides
-  size_t at = 0;     // where this chunk begins
+  size_t bytes = 0;  // bytes that each rank contributes
+  size_t at = 0;     // offset of this chunk
 
   bool operator==(const Call&) const = default;
 };
 
-// Each rank posts a chunk, reads the chunks of all ranks, and marks them as
-// read.
+// The memory that the ranks share. In each call a rank posts a chunk, reads the
+// chunks of all ranks, and marks them as read.
 struct Segment {
   struct Rank {
     std::atomic<uint64_t> posted;
@@ -111,7 +113,8 @@ std::vector<Fault> ReadFaults() {
   return faults;
 }
 
-// Shared, because enqueued work may outlive an aborted communicator.
+// The state of a communicator. Held by shared_ptr, because enqueued work may
+// outlive an aborted communicator.
 class State {
  public:
   State(Segment* segment, int rank, int size, int owned_file)
@@ -179,7 +182,7 @@ class State {
     aborted_ = true;
   }
 
-  // Enqueues Run of this.
+  // Enqueues a job on the stream that calls Run.
   Result Enqueue(const std::shared_ptr<State>& self, Call call,
                  const void* from, void* to, int root, void* stream) {
     if (!connected_ || late_ != nullptr) {
@@ -235,7 +238,7 @@ class State {
     if (owned_file_ >= 0) close(std::exchange(owned_file_, -1));
   }
 
-  // Returns false if this rank was aborted.
+  // Waits until `condition` is true. Returns false if this rank was aborted.
   template <typename Condition>
   bool WaitFor(const Condition& condition) {
     for (int spins = 0; !condition(); ++spins) {
@@ -266,7 +269,8 @@ class State {
         const Segment::Rank& other = segment_->ranks[rank];
         if (!WaitFor([&] { return other.posted >= step; })) return;
         if (other.call == call) continue;
-        // NCCL does not notice this: ranks hang, or worse.
+        // NCCL does not notice that ranks make different calls: they hang, or
+        // worse.
         WaitFor([] { return false; });
         return;
       }
@@ -302,8 +306,8 @@ class State {
     }
   }
 
-  // Adds as around a ring: parts begin at different ranks, and each step is
-  // rounded.
+  // Adds in the order of a ring, as NCCL does: each part of the data begins at
+  // another rank, and every addition is rounded to T.
   template <typename T>
   void Sum(size_t at, size_t bytes, char* to) const {
     constexpr size_t kPart = 64;
@@ -332,10 +336,10 @@ class State {
   bool connected_ = false;
   uint64_t calls_ = 0;
   int polls_ = 0;
-  std::function<void()> late_;  // work that the library continues after a call
-  uint64_t came_ = 0;           // calls; used by the stream's thread
-  uint64_t steps_ = 0;          // likewise
-  std::atomic<int> jobs_{0};    // enqueued jobs, and jobs in captured graphs
+  std::function<void()> late_;  // work to continue after a call (fault `late`)
+  uint64_t came_ = 0;   // calls reached; only the stream's thread uses it
+  uint64_t steps_ = 0;  // chunks exchanged; only the stream's thread uses it
+  std::atomic<int> jobs_{0};  // enqueued jobs, and jobs in captured graphs
   std::atomic<bool> aborted_{false};
   std::atomic<Result> error_{Result::kOk};
 };
@@ -348,7 +352,7 @@ struct CommTag {
 
 namespace {
 
-// Checks that a communicator is used by one call at a time.
+// Checks that only one call uses a communicator at a time.
 class Use {
  public:
   explicit Use(CommHandle comm) : state(comm->state) {
@@ -361,7 +365,8 @@ class Use {
   Use(const Use&) = delete;
   Use& operator=(const Use&) = delete;
 
-  // Shared: the communicator may be aborted meanwhile.
+  // Held by shared_ptr, because the communicator may be aborted during the
+  // call.
   const std::shared_ptr<State> state;
 };
 
@@ -391,8 +396,8 @@ using namespace kvasir::worker::nccl;  // NOLINT: the functions have C names
 
 extern "C" {
 
-// For tests: the number of communicators with their enqueued work, and of
-// aborts so far.
+// For tests: KvasirFakeNcclLive returns the number of communicators and of
+// their enqueued work that exist; KvasirFakeNcclAborts the aborts so far.
 int KvasirFakeNcclLive() { return live; }
 int KvasirFakeNcclAborts() { return aborts; }
 
@@ -474,7 +479,8 @@ Result ncclCommDestroy(CommHandle comm) {
 Result ncclCommAbort(CommHandle comm) {
   ++aborts;
   comm->state->Abort();
-  // A call that hangs has read the handle before it set this.
+  // Synchronizes with a call that hangs: it has copied comm->state before it
+  // set `used`, so `comm` can be deleted.
   (void)comm->state->used.load();
   delete comm;
   return Result::kOk;

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Compares the speed of two builds, for example of a release and of the tree.
+
+    bench/side_by_side.py OLD NEW            two build folders
+    bench/side_by_side.py OLD NEW --json F   and the samples as JSON
+
+The benchmarks of both builds run in turn on the same random data; the order alternates
+from pair to pair. Each row shows the median speed of both and the median ratio of the
+pairs: above 1, NEW is faster. A ratio whose middle half spreads by more than 15 % of
+the median is `undecided`. Exit status 1 if a decided ratio is below --at-least. Both
+builds need the same CMake preset. The routers of both serve the load generator of NEW.
+It takes a quarter of an hour on two quiet cores.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+
+MODEL = ["--random-weights", "--shape", "tinyllama-1.1b", "--pairs", "1"]
+# benchmark: (arguments, {figure of its rows: 1 if more is better, else -1}, keys that name a row)
+BENCHMARKS = {
+    "decode": ([*MODEL, "--context", "512", "--fill", "random", "--steps", "4"], {"step_ms": -1}, ["batch"]),
+    "prefill": ([*MODEL, "--tokens", "256"], {"gflops": 1}, ["shape"]),
+    "attention": (["--shape", "tinyllama-1.1b", "--context", "4096", "--cached-tokens", "32768", "--pairs", "3", "--method",
+                   "dense-bf16,rotated-4bit,rap-50-4bit,palu-50-g4-3bit"], {"us_per_token": -1}, ["method"]),
+    "scheduler": (["--pairs", "3"], {"step_us": -1}, []),
+    "proxy": (["--pairs", "2", "--requests", "600", "--latency-requests", "50"],
+              {"requests_per_second": 1, "first_ms_p50": -1}, ["way"]),
+}
+UNDECIDED = 0.15
+ENOUGH = 7
+
+
+def command(folder):
+    bench = folder / "kvasir-bench"
+    return [str(bench)] if bench.exists() else [str(folder / "kvasir"), "bench"]
+
+
+def measured(folder, name):
+    """{row: speed}; a time counts as its inverse."""
+    arguments, figures, keys = BENCHMARKS[name]
+    run = subprocess.run([*command(folder), name, *arguments, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if run.returncode:
+        sys.exit(f"{' '.join(run.args)}: {run.stderr.strip()}")
+    found = json.loads(run.stdout)
+    speeds = {}
+    for row in [*found["rows"], found["figures"]]:
+        for figure, sign in figures.items():
+            if row.get(figure):
+                label = " ".join([name, *(str(row[key]) for key in keys if key in row), figure])
+                speeds.setdefault(label, row[figure] ** sign)
+    return speeds
+
+
+def compare(old, new):
+    """(median of old, of new, of the ratios; the spread of the ratios)"""
+    ratios = sorted(b / a for a, b in zip(old, new))
+    median = statistics.median(ratios)
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (0, 0, 0)
+    return statistics.median(old), statistics.median(new), median, (high - low) / median
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", type=pathlib.Path)
+    parser.add_argument("new", type=pathlib.Path)
+    parser.add_argument("--pairs", type=int, default=9, help="pairs of runs; fewer than 7 decide nothing")
+    parser.add_argument("--only", choices=BENCHMARKS, action="append", help="only this benchmark")
+    parser.add_argument("--at-least", type=float, default=0.97, help="the smallest ratio that is accepted")
+    parser.add_argument("--json", type=pathlib.Path, help="writes the samples")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as routers:
+        return run(options, pathlib.Path(routers))
+
+
+def run(options, routers):
+    # kvasir-bench starts the `kvasir` of its own folder.
+    for side in ("old", "new"):
+        (routers / side).mkdir()
+        shutil.copy(options.new / "kvasir-bench", routers / side)
+        shutil.copy(getattr(options, side) / "kvasir", routers / side)
+    samples, slower = {}, False
+    for name in options.only or BENCHMARKS:
+        for pair in range(options.pairs):
+            print(f"{name}: pair {pair + 1} of {options.pairs}", file=sys.stderr)
+            order = ["old", "new"] if pair % 2 == 0 else ["new", "old"]
+            for side in order:
+                folder = routers / side if name == "proxy" else getattr(options, side)
+                for label, speed in measured(folder, name).items():
+                    samples.setdefault(label, {"old": [], "new": []})[side].append(speed)
+    print(f"{'':44} {'old':>12} {'new':>12} {'new/old':>8} {'spread':>7}")
+    for label, sides in samples.items():
+        if len(sides["old"]) != len(sides["new"]):
+            print(f"{label:44} only one of the builds has this row")
+            continue
+        old, new, ratio, spread = compare(sides["old"], sides["new"])
+        decided = spread <= UNDECIDED and len(sides["old"]) >= ENOUGH
+        verdict = "" if decided and ratio >= options.at_least else "slower" if decided else "undecided"
+        slower |= verdict == "slower"
+        print(f"{label:44} {old:12.5g} {new:12.5g} {ratio:8.3f} {spread:6.1%} {verdict}")
+    if options.json:
+        options.json.write_text(json.dumps(samples, indent=1) + "\n")
+    return 1 if slower else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
