@@ -35,8 +35,8 @@ struct CanonicalRequest {
   // (handle->id()).
   std::string client_request_id;
   std::string tenant;
-  // Which of the tenant's callers sent the request, for the access log: a
-  // token's label or a certificate's name.
+  // Identifies the caller within its tenant in the access log: a token's label
+  // or a certificate's name.
   std::string caller;
   // Requests share cached prefixes only if their salts are equal. Empty: shared
   // with all other requests without a salt.
