@@ -43,7 +43,7 @@ class RequestFlow {
   // The replicas that have been asked to run the request. None is asked twice.
   const std::vector<std::string>& tried() const { return tried_; }
 
-  // What must be done about an event from a worker.
+  // Says how to react to an event from a worker.
   struct Delivery {
     bool deliver = false;
     // The worker has broken its protocol; its stream must be reset.

@@ -47,7 +47,7 @@ struct RouterCoreOptions {
 
 class ActiveRequest;
 
-// See the file comment.
+// The router; the example above shows how it is used.
 // Owns: the requests in flight.
 // Threads: any thread. No thread holds a request's lock and the router's lock
 // at the same time. Callbacks run without these locks; only the observer's

@@ -10,7 +10,7 @@
 namespace kvasir::router {
 namespace {
 
-// A gateway aborts its clients' requests a few at a time.
+// Far more than a gateway aborts in one call.
 constexpr int kMaxAbortedIds = 1024;
 
 }  // namespace
@@ -66,7 +66,7 @@ absl::Status AbortRequests(
                                                    kMaxAbortedIds, ", have ",
                                                    request_ids.size()));
   }
-  // An id that is repeated is looked up once.
+  // A set, so that repeated ids are looked up once.
   const absl::flat_hash_set<absl::string_view> ids(request_ids.begin(),
                                                    request_ids.end());
   for (const absl::string_view id : ids) {
