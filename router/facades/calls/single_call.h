@@ -34,7 +34,7 @@ namespace kvasir::router {
 //   bool HasResponse() const;
 //   Response Take();             // precondition: HasResponse()
 //   bool complete() const;       // the last response has been taken
-//   size_t waiting_bytes() const;  // that count against a slow reader
+// size_t waiting_bytes() const;  // output that the client is slow to read
 template <typename Answer>
 struct PreparedCall {
   proto::TokenBytes prompt;

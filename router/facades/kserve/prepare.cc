@@ -11,8 +11,8 @@
 namespace kvasir::router {
 namespace {
 
-// The size of a token in the JSON list of log probabilities: its id, numbers
-// and text with their quotes and names.
+// An estimate of the bytes that one token takes in the JSON text of log
+// probabilities: its id, its numbers and its text, with quotes and names.
 constexpr uint64_t kLogprobJsonBytes = 80;
 
 absl::Status BanWords(const TextCodec& codec, KserveRequest* request) {
@@ -83,7 +83,8 @@ absl::Status CheckResponseSize(const KserveRequest& request,
       request.outputs.logprobs
           ? kLogprobJsonBytes * (uint64_t{1} + request.sampling.logprobs())
           : sizeof(float);
-  // The product of two 32-bit factors cannot overflow; that of three could.
+  // A product of two 32-bit factors fits into 64 bits. A product with a third
+  // factor could overflow, so the comparison divides by `per_token`.
   const uint64_t num_tokens = uint64_t{max_tokens} * request.sampling.n();
   if (num_tokens <= max_response_bytes / per_token) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
