@@ -19,7 +19,8 @@ absl::StatusOr<proto::TokenBytes> PromptOf(const VllmEngineRequest& request,
   return EncodePrompt(*codec, *request.text);
 }
 
-// INVALID_ARGUMENT for answers that no response can hold.
+// Checks that a response can hold the answer; otherwise returns
+// INVALID_ARGUMENT.
 absl::Status FitAnswer(uint64_t prompt_tokens, uint32_t max_model_len,
                        const FacadeLimits& limits, VllmEngineRequest* request) {
   kvasir::v1::SamplingParams& sampling = request->sampling;

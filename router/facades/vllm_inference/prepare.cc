@@ -32,7 +32,8 @@ absl::StatusOr<proto::TokenBytes> PromptOf(const VllmInferenceRequest& request,
   return EncodePrompt(*codec, *request.text);
 }
 
-// Returns how many tokens one response holds in addition to the prompt's.
+// Returns how many output tokens one response can hold in addition to the
+// prompt's ids.
 absl::StatusOr<uint64_t> TokensThatFit(const VllmInferenceRequest& request,
                                        uint64_t prompt_tokens,
                                        const FacadeLimits& limits) {

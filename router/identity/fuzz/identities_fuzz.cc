@@ -18,7 +18,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const kvasir::v1::Tenant& tenant = read->tenant(idx);
     KVASIR_CHECK(!tenant.name().empty() && CheckTenantName(tenant.name()).ok());
     KVASIR_CHECK(read->Named(tenant.name()) == idx);
-    // Every token in a valid file must lead to its tenant.
+    // Every token and every certificate name in a valid file must lead to its
+    // tenant.
     for (const auto& token : tenant.tokens()) {
       Credentials credentials{.encrypted = true,
                               .token = Credentials::Token::kGiven};
