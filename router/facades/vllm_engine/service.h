@@ -62,7 +62,8 @@ class VllmEngineService final
       grpc::CallbackServerContext* context,
       const smg::grpc::common::GetTokenizerRequest* request) override;
 
-  // Embed is not implemented, and neither is SubscribeKvEvents below.
+  // These unary RPCs are not implemented, and neither is the stream
+  // SubscribeKvEvents below.
   KVASIR_RPC_NOT_BUILT(vllm::grpc::engine::VllmEngine, Embed,
                        vllm::grpc::engine::EmbedRequest,
                        vllm::grpc::engine::EmbedResponse)
