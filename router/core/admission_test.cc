@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Answer = Admission::Answer;
 
-// CHECKs that the ticket is not refused.
+// Enters the ticket and CHECKs that it is not refused.
 Answer Enter(Admission& admission, Ticket ticket, int32_t priority) {
   return admission.Enter(ticket, priority).value();
 }

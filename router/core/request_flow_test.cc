@@ -121,8 +121,8 @@ TEST(RequestFlowTest, ALostWorkerIsReplacedBeforeTheFirstToken) {
       << "the client receives it once";
 }
 
-// A client that receives only the whole answer does not notice that a worker
-// was lost.
+// The client receives nothing before the answer is complete, so another worker
+// can continue the answer without being noticed.
 TEST(RequestFlowTest, AFoldedAnswerContinuesAtAnotherWorker) {
   CanonicalRequest request = NewFlow().request();
   request.folded = true;
@@ -135,7 +135,8 @@ TEST(RequestFlowTest, AFoldedAnswerContinuesAtAnotherWorker) {
   flow.OnAttempt("b", At(4));
   EXPECT_TRUE(flow.OnEvent(Tokens({9}), At(5)).deliver);
   EXPECT_TRUE(flow.OnEvent(Finish(), At(6)).deliver);
-  // The request has finished, so it is not sent to another worker.
+  // The sample has finished, so the request ends with this error and is not
+  // sent to another worker.
   EXPECT_THAT(*flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(7)),
               StatusIs(absl::StatusCode::kUnavailable, "worker b is lost"));
 }
@@ -189,8 +190,8 @@ TEST(RequestFlowTest, NothingIsTriedPastTheDeadline) {
   EXPECT_TRUE(flow.OnAttemptDone(Full(), At(10000)).has_value());
 }
 
-// The transport reports UNAVAILABLE if the deadline passed while the worker was
-// closing the connection (GOAWAY).
+// The transport reports UNAVAILABLE if the deadline passes while the worker is
+// closing the connection (HTTP/2 GOAWAY).
 TEST(RequestFlowTest, ACallThatTheDeadlineEndedIsNoLossOfTheWorker) {
   for (const absl::Status& status :
        {absl::CancelledError(""),

@@ -1,4 +1,4 @@
-// The router with scripted workers and without gRPC.
+// Tests of the router with scripted workers and without gRPC.
 #include "router/core/request_router.h"
 
 #include <atomic>
@@ -49,8 +49,8 @@ class KeptLog final : public AccessLogSink {
   std::vector<AccessRecord> records_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Keeps the last reported states. If `slow` is set, it delays its note that a
-// request runs.
+// An observer that keeps the last reported numbers and states. If `slow` is
+// set, it is slow to record that a request runs.
 class KeptStates final : public RouterObserver {
  public:
   std::atomic<bool> slow{false};
@@ -104,7 +104,8 @@ CanonicalRequest NewRequest(size_t prompt_tokens = 3) {
 
 class RequestRouterTest : public ::testing::Test {
  protected:
-  // Workers "w0", "w1", ... in the state that the test has given them.
+  // Starts the router with workers "w0", "w1", ..., whose states the test has
+  // set.
   absl::Status Start(int num_workers, RouterCoreOptions options = {},
                      absl::Duration patience = absl::Milliseconds(500)) {
     Prepare(num_workers);
@@ -133,7 +134,7 @@ class RequestRouterTest : public ::testing::Test {
     }
   }
 
-  // The sink receives the rest.
+  // Submits a request; `sink` receives its events.
   std::shared_ptr<RequestHandle> Submit(
       std::shared_ptr<RecordingSink> sink,
       CanonicalRequest request = NewRequest()) {
@@ -142,7 +143,8 @@ class RequestRouterTest : public ::testing::Test {
     return handle.ok() ? *handle : nullptr;
   }
 
-  // Worker 0 is lost after the first token.
+  // Submits a request whose client receives only the whole answer, and breaks
+  // worker 0 after the first token.
   std::shared_ptr<RecordingSink> LoseAFoldedAnswer() {
     KVASIR_EXPECT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
     CanonicalRequest request = NewRequest();
@@ -261,7 +263,7 @@ TEST_F(RequestRouterTest, AnEqualWorkerContinuesFromReceivedTokens) {
   KVASIR_EXPECT_OK(sink->Wait());
 }
 
-// Its continuation would differ.
+// Such a worker would continue the answer with different tokens.
 TEST_F(RequestRouterTest,
        AWorkerOfAnotherCacheDoesNotContinueFromReceivedTokens) {
   Prepare(2);
@@ -567,8 +569,8 @@ TEST_F(RequestRouterTest, AFacadesOwnRefusalIsLoggedAndCounted) {
   EXPECT_EQ(observer_.num_refused(), 1u);
 }
 
-// A gateway that asked a facade's own health call during the first part of a
-// drain once received "ready" and sent more.
+// Regression test: during the first part of a drain, a facade's health call
+// still answered "ready", so gateways sent more requests.
 TEST_F(RequestRouterTest, AnAnnouncedDrainIsNotReadyAndStillServes) {
   KVASIR_ASSERT_OK(Start(1));
   EXPECT_TRUE(router_->Health().ready);
@@ -655,7 +657,7 @@ TEST_F(RequestRouterTest, AWorkerThatCannotBeReachedDoesNotFailTheStart) {
   EXPECT_EQ(model.num_ready_replicas, 1u);
 }
 
-// The worker never answers, so the start waits for it only for a limited time.
+// One worker never answers. The start waits for it only for a limited time.
 TEST_F(RequestRouterTest, IfOneWorkerAnswersTheStartWaitsForOthersOnlyBriefly) {
   Prepare(2);
   workers_[1]->SetReachable(false);
@@ -668,7 +670,8 @@ TEST_F(RequestRouterTest, AnAnswerBeforeTheStartWaitsForItCounts) {
   workers_[1]->SetReachable(false);
   workers_[1]->OnInfoAsked([this] {
     ASSERT_TRUE(Eventually([&] { return changes_ == 1; }));
-    // Later work on the thread of the change has happened as well.
+    // Also wait until the thread that reported the change has finished its
+    // work.
     std::promise<void> done;
     transport_.At(absl::InfinitePast(), [&done] { done.set_value(); });
     done.get_future().wait();
@@ -702,7 +705,7 @@ TEST_F(RequestRouterTest, TwoModelsCannotShareOneServedName) {
                                  HasSubstr("--served-model-name")));
 }
 
-// Workers that refuse, fail, delay and answer at random.
+// Makes the fake attempt refuse, fail, delay or answer at random.
 void AnswerAtRandom(uint32_t seed,
                     const std::shared_ptr<FakeAttempt>& attempt) {
   std::mt19937 random(seed);
@@ -721,7 +724,7 @@ void AnswerAtRandom(uint32_t seed,
       attempt->End(absl::UnavailableError("gone"));
       return;
     case 3:
-      attempt->Accept();  // and never answers
+      attempt->Accept();  // and sends nothing more
       return;
     default:
       attempt->Accept();
@@ -754,8 +757,8 @@ TEST_F(RequestRouterTest, AfterAStormOfAnswersAndCancelsNothingIsLeft) {
         auto handle = router_->Submit(NewRequest(), sink);
         if (!handle.ok()) continue;
         ++accepted;
-        // Some workers never answer: requests that have not ended are cancelled
-        // after a while.
+        // Some workers never answer, so requests that have not ended after a
+        // while are cancelled.
         const auto patience = static_cast<int>(random() % 4);
         for (int waited = 0; waited < patience && !sink->done(); ++waited) {
           absl::SleepFor(absl::Milliseconds(1));

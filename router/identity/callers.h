@@ -39,9 +39,10 @@ class CallerObserver {
 
 // The identity of the caller that made a call.
 struct Caller {
-  // The tenant to which the caller belongs. Tenants share no caches and quotas,
-  // and cannot abort each other's requests. Empty if callers are not identified
-  // and this one named no tenant.
+  // The tenant to which the caller belongs. Each tenant has its own quota, can
+  // abort only its own requests, and has its own cached prefixes (unless
+  // shared_prefix_cache). Empty if callers are not identified and this one
+  // named no tenant.
   std::string tenant;
   // For the log: the token's label, or the certificate's name.
   std::string label;

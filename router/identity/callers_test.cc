@@ -36,7 +36,7 @@ class CountingObserver final : public CallerObserver {
 std::string File(const std::string& tenants) {
   return absl::StrCat(R"({"schema_version": 1, "tenants": [)", tenants, "]}");
 }
-// The JSON of a tenant with a token of its name, and further fields.
+// Returns the JSON of a tenant whose token is its name, with further fields.
 std::string Of(const std::string& name, const std::string& fields = "") {
   return absl::StrCat(
       R"({"name": ")", name, R"(", "tokens": [{"label": "t", "sha256": ")",
@@ -99,12 +99,13 @@ TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndUsesItsQuota) {
   EXPECT_EQ(named->label, "t");
   EXPECT_EQ(named->quota, Ask("blue")->quota);
   EXPECT_EQ(named->cache_tenant(), "blue");
-  // Tenants that are not listed share the gateway's quota.
+  // Tenants that are not in the file share the gateway's quota.
   const auto other = Ask("gate", "green");
   EXPECT_EQ(other->tenant, "green");
   EXPECT_EQ(other->quota, Ask("gate")->quota);
   EXPECT_EQ(other->quota, Ask("gate", "yellow")->quota);
-  // The gateway's own prefix sharing does not apply to them.
+  // The gateway shares cached prefixes (its cache tenant is empty); tenants
+  // that are not in the file do not.
   EXPECT_EQ(Ask("gate")->cache_tenant(), "");
   EXPECT_EQ(other->cache_tenant(), "green");
   EXPECT_THAT(
@@ -187,12 +188,14 @@ TEST_F(CallersTest, QuotasFollowTheClockAndAreCounted) {
 }
 
 TEST_F(CallersTest, TokensExpireByWallTimeAndQuotasUseTheSteadyClock) {
-  // 2027-01-15T08:00:00Z is 1'800'000'000.
+  // The token expires at 2027-01-15T08:00:00Z, which is 1'800'000'000 in Unix
+  // seconds.
   Open(File(absl::StrCat(
       R"({"name": "red", "tokens": [{"label": "t", "sha256": ")",
       base::Sha256Hex("red"), R"(", "not_after": "2027-01-15T09:00:00Z"}],)",
       R"( "quota": {"requests_per_second": 1}})")));
-  // The machine slept, or its clock was set. The steady clock does not notice.
+  // The wall clock jumps, as after a sleep of the machine. The steady clock
+  // does not.
   world_ += absl::Hours(2);
   EXPECT_THAT(Ask("red").status(),
               StatusIs(absl::StatusCode::kUnauthenticated,
@@ -242,8 +245,8 @@ TEST_F(CallersTest, AWrongFileChangesNothingAndIsReportedOnce) {
   EXPECT_EQ(observer_.reads[true], 1);
 }
 
-// A file that would be refused at a start was once refused as a whole, so that
-// a revoked token stayed valid.
+// Regression test: a changed file was ignored if a start would have refused it,
+// so that a token that it no longer contained stayed valid.
 TEST_F(CallersTest, RemovingTheLastCallerRemovesItsAccess) {
   proof_.admin_asks = true;
   const std::string op = Of("op", R"("roles": ["ADMIN"])");
@@ -257,11 +260,11 @@ TEST_F(CallersTest, RemovingTheLastCallerRemovesItsAccess) {
       {File(absl::StrCat(Of("red"), ",", op)),
        File(R"({"name": "red"}, {"name": "op", "roles": ["ADMIN"]})"),
        "no caller would be accepted"},
-      // The last ADMIN.
+      // The last tenant with the role ADMIN is removed.
       {File(absl::StrCat(Of("blue"), ",", Of("red"), ",", op)),
        File(Of("blue")), "has the role ADMIN"},
-      // An error in one entry must not keep another entry's removed token
-      // valid.
+      // One entry cannot be used, but the token that was removed from another
+      // entry must become invalid.
       {File(absl::StrCat(Of("red"), ",", op)),
        File(R"({"name": "green", "certificates": ["x"]})"), "'green' has"},
   };

@@ -50,7 +50,7 @@ TEST(RequestRateTest, APauseFillsTheBucketToTheBurstAndNoFurther) {
 
 TEST(RequestRateTest, ARequestAtTheReportedTimeIsAccepted) {
   RequestRate rate;
-  rate.SetLimit(3, 1);  // a third of a second is not exact in binary
+  rate.SetLimit(3, 1);  // 1/3 s has no exact binary value
   absl::Time now = kStart;
   for (int i = 0; i < 10'000; ++i) {
     ASSERT_EQ(rate.Take(now), absl::ZeroDuration()) << i;

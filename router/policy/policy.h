@@ -16,8 +16,8 @@
 
 namespace kvasir::router {
 
-// What the router knows about a replica: its last report, and the requests that
-// this router has sent it since.
+// The load of a replica, as far as the router knows it: from its last report,
+// and from the requests that this router has sent it since.
 struct ReplicaView {
   // True if the replica is ready and has not yet been asked to run this
   // request.

@@ -67,9 +67,9 @@ class Replica {
   const std::string& target() const { return target_; }
   WorkerClient* client() const { return client_.get(); }
 
-  // Call these three at events of the connection: the worker has passed its
-  // checks (OnInfo), has failed them (OnRefused), or cannot be reached
-  // (OnLost). They return how long to wait before the next attempt to connect.
+  // Call one of these when the worker has passed its checks (OnInfo), has
+  // failed them (OnRefused), or cannot be reached (OnLost). The last two return
+  // how long to wait before the next attempt to connect.
   void OnInfo(const kvasir::v1::WorkerInfo& info) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration OnRefused(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration OnLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);

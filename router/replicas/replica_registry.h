@@ -90,8 +90,8 @@ class ReplicaRegistry {
                     const absl::Status& status);
   void Retry(const std::shared_ptr<Replica>& replica, absl::Duration after);
   void NotifyObserver(const Replica& replica) const;
-  // Logs the replica's new state, if it has changed from `before`, and reports
-  // it to the observer and to on_change.
+  // Reports the replica's state to the observer and to on_change, and logs it
+  // if it differs from `before`.
   void ReportState(const Replica& replica, ReplicaState before) const;
   static void Log(const Replica& replica, ReplicaState state);
   // Checks that a worker agrees with the replicas in use. If so, it is in use

@@ -29,7 +29,7 @@ absl::StatusOr<KserveRequest> Parse(const InferRequestBuilder& builder,
   return ParseKserveRequest(builder.Build(), unary);
 }
 
-// A request in the vLLM schema with these sampling parameters.
+// Parses a request in the vLLM schema with these sampling parameters.
 absl::StatusOr<KserveRequest> ParseJson(const std::string& json) {
   return Parse(InferRequestBuilder()
                    .Text("text_input", "hi")
@@ -50,14 +50,15 @@ InferRequestBuilder TrtTokens() {
   return builder;
 }
 
-// Sixty thousand tensors in a megabyte once blocked every client: each name was
-// compared with all earlier ones.
+// Regression test: a request with sixty thousand tensors blocked all clients,
+// because each name was compared with all earlier ones.
 TEST(KserveRequestTest, CountsAreLimitedBeforeNamesAreCompared) {
   InferRequestBuilder inputs;
   InferRequestBuilder outputs;
   InferRequestBuilder parameters;
   for (int i = 0; i <= kMaxKserveNames; ++i) {
-    // All have the same name and no data: a check of any of them would fail.
+    // All tensors have the same name and no data. If any tensor were checked,
+    // the error would be a different one.
     inputs.Raw("same", "NONE", {-1}, "");
     outputs.Output(absl::StrCat(i));
     parameters.Parameter(absl::StrCat(i));
@@ -173,7 +174,7 @@ TEST(KserveRequestTest, WrongTensorsAreReportedWithWantAndHave) {
 }
 
 TEST(KserveRequestTest, AShapeWithoutItsBytesReservesNothing) {
-  // The shape claims 8 GiB.
+  // The shape claims 8 GiB of data.
   const InferRequestBuilder empty =
       InferRequestBuilder()
           .Raw("input_ids", "BYTES", {1 << 30}, "")
@@ -374,7 +375,8 @@ TEST(KserveRequestTest, TheWiresLimitsAreNotReportedAsOurs) {
               StatusIs(kInvalid, AllOf(HasSubstr("at least 1"),
                                        Not(HasSubstr("2147483647")))));
   for (const char* name : {"n", "max_tokens", "top_k", "logprobs", "best_of"}) {
-    // 2^31, 3e9, 2^63, 2^64, more than a float holds, and the same as text.
+    // Values above a field's range: 2^31, 3e9, 2^63, 2^64, more than a float
+    // can hold, and the same as strings.
     for (const char* value : {"2147483648", "3000000000", "3e9",
                               "9223372036854775808", "18446744073709551616",
                               "\"18446744073709551616\"", "1e39", "\"1e39\""}) {
@@ -429,7 +431,8 @@ TEST(KserveRequestTest, PromptIsPrependedUnlessStreamingOrExcluded) {
   EXPECT_FALSE(parse(true, {})->prepend_prompt);
   EXPECT_THAT(parse(true, false),
               StatusIs(kInvalid, HasSubstr("exclude_input_in_output")));
-  // A streaming request in a unary call leaves the prompt out as well.
+  // In a unary call, a request for streaming is not streamed, and its prompt is
+  // left out.
   EXPECT_FALSE(parse(true, {}, /*unary=*/true)->streaming);
   EXPECT_FALSE(parse(true, {}, /*unary=*/true)->prepend_prompt);
 }
@@ -448,8 +451,8 @@ TEST(KserveRequestTest, TensorRtLlmDefaultsToGreedy) {
   EXPECT_EQ(top_k.sampling.top_p(), 1.0f);
 }
 
-// The client openai_trtllm sends [1, 1] everywhere, several stop words
-// included.
+// The client openai_trtllm sends the shape [1, 1] for every tensor, also for
+// several stop words.
 TEST(KserveRequestTest, PaddedWordListsAndNeutralBeamsAreAccepted) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest request,
@@ -557,7 +560,8 @@ TEST(KserveRequestTest, TokenIdsOfAnyIntegerTypeAreOneBuffer) {
       StatusIs(kInvalid, HasSubstr("have 4294967296")));
 }
 
-// Clients fill the other tensors of a stop request with arbitrary values.
+// Clients fill the other tensors of a stop request with arbitrary values, which
+// must be ignored.
 TEST(KserveRequestTest, StopRequestsNeedOnlyTheirId) {
   InferRequestBuilder builder("tiny", "abc");
   builder.Raw("input_ids", "INT32", {1, 1}, "\xff\xff\xff\xff")
@@ -577,7 +581,7 @@ TEST(KserveRequestTest, OnlyListedOutputsAreReturned) {
   EXPECT_TRUE(trt.outputs.cum_log_probs);
   EXPECT_FALSE(trt.outputs.output_log_probs);
   EXPECT_FALSE(trt.outputs.text_output);
-  // No tensor requests them.
+  // Nothing in the tensors requests these outputs.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest vllm,
                               Parse(InferRequestBuilder()
                                         .Text("text_input", "hi")
@@ -599,7 +603,7 @@ TEST(KserveRequestTest, UnknownOutputsAreRefusedByName) {
                                            "inputs has none")));
 }
 
-// perf_analyzer does so.
+// Triton's benchmark client perf_analyzer lists all outputs.
 TEST(KserveRequestTest, AListOfAllOutputsChoosesNothing) {
   InferRequestBuilder builder = TrtText();
   for (const KserveOutputSpec& spec : KserveOutputSpecs()) {
@@ -612,7 +616,8 @@ TEST(KserveRequestTest, AListOfAllOutputsChoosesNothing) {
   EXPECT_FALSE(request.sampling.has_logprobs());
 }
 
-// Any bytes are either parsed or refused with one of our codes.
+// Any bytes must be parsed, or refused with one of the codes that the parser
+// uses.
 TEST(KserveRequestTest, DamagedRequestsAreParsedOrRefused) {
   std::mt19937 random(11);
   const auto below = [&random](size_t limit) {

@@ -54,8 +54,8 @@ void AddStrings(const char* name, const std::vector<std::string>& values,
   }
 }
 
-// Returns the candidates of one token as JSON: {"17": {"logprob": -0.5, "rank":
-// 1, "decoded_token": "x"}, ...}
+// Returns the log probabilities of a token's candidates as JSON:
+// {"17": {"logprob": -0.5, "rank": 1, "decoded_token": "x"}, ...}
 std::string LogprobJson(int32_t id, const kvasir::v1::TokenLogprob& logprob,
                         const TextCodec& codec) {
   nlohmann::ordered_json entries = nlohmann::ordered_json::object();

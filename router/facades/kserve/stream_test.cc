@@ -28,7 +28,8 @@ class FakeSink final
   int reads = 0;
 };
 
-// One call on one thread: tasks run when the test says so.
+// Test fixture for a call, on one thread. The test decides when posted tasks
+// run and when writes complete.
 class KserveStreamTest : public ::testing::Test {
  protected:
   void Start(KserveCall call = {}) {
@@ -39,7 +40,8 @@ class KserveStreamTest : public ::testing::Test {
     stream_ = std::make_shared<KserveStream>(backend_, std::move(call), strand_,
                                              &sink_);
   }
-  // Ends what still runs: the fake router keeps its sinks.
+  // Ends requests that still run, because the fake router holds their sinks,
+  // which hold the calls.
   void TearDown() override {
     if (stream_ == nullptr) return;
     stream_->OnCancelled();
@@ -51,12 +53,12 @@ class KserveStreamTest : public ::testing::Test {
     }
     EXPECT_TRUE(sink_.end.has_value());
   }
-  // Runs everything that needs no write to complete.
+  // Runs all tasks that can run before a write completes.
   void Run() {
     while (strand_->RunOne() || tokenizer_->RunOne()) {
     }
   }
-  // Completes writes until nothing is left.
+  // Runs tasks and completes writes until none is left.
   void RunWrites() {
     Run();
     while (sink_.writing) {
@@ -85,8 +87,8 @@ class KserveStreamTest : public ::testing::Test {
     EXPECT_GT(router_.num_requests(), index);
     return router_.WaitFor(index);
   }
-  // Returns "id:text" of every written response, "!" for an error, "$" for the
-  // last.
+  // Returns "id:text" for every written response; "!" marks an error and "$"
+  // the last response of a request.
   std::vector<std::string> Written() const {
     std::vector<std::string> lines;
     for (const auto& response : sink_.writes) {
@@ -156,7 +158,8 @@ TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeAnythingIsAllocatedByIt) {
 
 TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
   Start();
-  // 1677721600 tokens x 128 x 80 x 2^31 bytes are a multiple of 2^64.
+  // 1677721600 tokens * 128 samples * 80 bytes * 2^31 candidates is a multiple
+  // of 2^64 and would overflow to 0.
   Send(InferRequestBuilder("tiny", "a")
            .Text("text_input", "hi")
            .Bool("return_logprobs", true)
@@ -167,7 +170,8 @@ TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-// Six hundred prompts of a megabyte at once took a gigabyte.
+// Regression test: six hundred concurrent prompts of a megabyte took a gigabyte
+// of memory.
 TEST_F(KserveStreamTest, RequestsTakeTheirBytesFromOneBudget) {
   backend_->budget = std::make_shared<ByteBudget>(3000);
   Start();
@@ -175,17 +179,17 @@ TEST_F(KserveStreamTest, RequestsTakeTheirBytesFromOneBudget) {
   const size_t bytes = 2 * large.Build().ByteSizeLong();
   stream_->OnRead(
       std::make_shared<inference::ModelInferRequest>(large.Build()));
-  // Counted before anything reads it.
+  // The bytes are counted before the message is read.
   EXPECT_EQ(backend_->budget->used_bytes(), bytes);
   Run();
-  // A token a byte.
+  // Every byte of the prompt is a token, which takes 4 bytes.
   EXPECT_EQ(backend_->budget->used_bytes(), bytes + 4 * 1000);
   Send(Vllm("b"));
   RunWrites();
   EXPECT_EQ(router_.num_requests(), 1u);
   EXPECT_THAT(LastError(), AllOf(HasSubstr("RESOURCE_EXHAUSTED"),
                                  HasSubstr("bytes of 3000")));
-  // Output counts while it waits for the client.
+  // Output counts as long as it waits for the client.
   Engine(0)->Emit("xyz");
   Run();
   Engine(0)->Emit("xyz");
@@ -257,12 +261,13 @@ TEST_F(KserveStreamTest, RequestsRunConcurrentlyAndTakeTurns) {
   Send(Vllm("a"));
   Send(Vllm("b"));
   Engine(0)->Emit("1");
-  Run();  // written, outstanding
+  Run();  // the response is written, but the write is outstanding
   Engine(0)->Emit("2");
   Engine(0)->Emit("3");
   Engine(1)->Emit("4");
   RunWrites();
-  // The tokens of `a` that came during one write are in one response.
+  // The tokens of request `a` that came during a write are together in one
+  // response.
   EXPECT_THAT(Written(), ElementsAre("a:1", "b:4", "a:23"));
 }
 
@@ -283,7 +288,7 @@ TEST_F(KserveStreamTest, AResetCancelsEveryRequest) {
   stream_->OnWritten(false);
   Run();
   EXPECT_EQ(sink_.end->code(), absl::StatusCode::kCancelled);
-  // Late events have no effect.
+  // Events that come after the end have no effect.
   Engine(0)->Emit("y");
   Engine(0)->Done(absl::CancelledError(""));
   Run();
@@ -325,7 +330,7 @@ TEST_F(KserveStreamTest, RefusalsOfRouterAndEngineReachTheClient) {
   Engine(0)->Done(absl::UnavailableError("draining"));
   RunWrites();
   EXPECT_EQ(LastError(), "UNAVAILABLE: draining");
-  // The id is free again.
+  // The id may be used again.
   Send(Vllm("b"));
   EXPECT_EQ(router_.num_requests(), 2u);
 }
@@ -379,7 +384,8 @@ TEST_F(KserveStreamTest, AStopDuringTokenizingPreventsTheRequest) {
   EXPECT_THAT(Written(), ElementsAre("a:$", "a:$"));
 }
 
-// The server closes old connections, so the next call comes on another one.
+// The server closes old connections, so the client's next call may come from
+// another port.
 TEST_F(KserveStreamTest, AStopFindsARequestOfAnotherCallFromTheSameAddress) {
   KserveCall call;
   call.peer = "ipv4:1.2.3.4:5";
@@ -603,7 +609,7 @@ TEST_F(KserveStreamTest, FoldedLogprobsOfALongContextModelNeedNoMaxTokens) {
   Send(with("b", R"({"logprobs": 20, "n": 100})"));
   RunWrites();
   EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
-  // More is requested than the length leaves.
+  // The request asks for more tokens than fit after the prompt.
   router_.SetMaxModelLen(1024);
   Send(with("c", R"({"logprobs": 1, "max_tokens": 1000000})"));
   EXPECT_EQ(router_.num_requests(), 2u);
@@ -713,7 +719,7 @@ TEST(KserveStatisticsTest, ComputeCountsAreEqualAndTheirTimesAddUp) {
   outcome.queue = absl::Milliseconds(20);
   outcome.compute = absl::Milliseconds(60);
   statistics.Record("m", outcome);
-  // The engine's clock may differ from ours.
+  // The engine's clock may run differently, so the times may exceed the total.
   outcome.compute = absl::Milliseconds(110);
   statistics.Record("m", outcome);
   const inference::InferStatistics stats = statistics.Of("m").inference_stats();
@@ -725,7 +731,8 @@ TEST(KserveStatisticsTest, ComputeCountsAreEqualAndTheirTimesAddUp) {
   EXPECT_EQ(stats.compute_output().ns(), 15'000'000u);
 }
 
-// A tenant with two concurrent requests.
+// Test fixture: callers belong to a tenant whose quota is two concurrent
+// requests.
 class KserveQuotaTest : public KserveStreamTest {
  protected:
   void StartRed() {
@@ -749,8 +756,8 @@ TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesFurtherOnes) {
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED: tenant 'red' runs "
                                       "2 requests, its quota's"));
   EXPECT_EQ(Running(), 2);
-  // A stop is not a request: otherwise the caller could not end what holds its
-  // quota.
+  // A stop request needs no quota: otherwise the caller could not end the
+  // requests that use it up.
   Send(StopRequest("a"));
   RunWrites();
   EXPECT_TRUE(Engine(0)->cancelled());
@@ -847,12 +854,13 @@ TEST_F(KserveQuotaTest, ARequestOverTheQuotaIsRefusedBeforeItsTensorsAreRead) {
   StartRed();
   Send(Vllm("a"));
   Send(Vllm("b"));
-  // Its tensors are invalid, but they are not read.
+  // The tensors of this request are invalid, but they are not read.
   InferRequestBuilder senseless("tiny", "c");
   Send(senseless.Bool("text_input", true));
   RunWrites();
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
-  // A message that says it is not a stop does not pass the quota.
+  // A message whose tensor `stop` is false is not a stop request, so the quota
+  // refuses it.
   Send(InferRequestBuilder("tiny", "d")
            .Bool("text_input", true)
            .Bool("stop", false));
@@ -899,7 +907,7 @@ TEST_F(KserveQuotaTest, AnUnknownCallerIsNoFailureOfTheModel) {
     return backend_->statistics.Of("tiny").inference_stats().fail().count();
   };
   EXPECT_EQ(fails(), 0u);
-  // An invalid request counts as a failure, as in Triton.
+  // An invalid request counts as a failure of the model, as in Triton.
   backend_->callers = CallersOf(TenantEntry("red"));
   Send(InferRequestBuilder("tiny", "e").Bool("text_input", true));
   EXPECT_EQ(fails(), 1u);

@@ -23,8 +23,8 @@ std::ostream& operator<<(std::ostream& out, const Result& result) {
              << (result.stopped ? ", stopped" : "");
 }
 
-// Pushes `text` byte by byte in pieces of the given sizes (the last one
-// repeats).
+// Pushes `text`, whose bytes are tokens, in calls with the given numbers of
+// tokens (the last number is repeated).
 Result Decode(const std::string& text, const TextStreamOptions& options,
               const std::vector<size_t>& sizes) {
   TextStream stream(std::make_unique<ByteDetokenizer>(), options);
@@ -106,8 +106,8 @@ TEST(TextStreamTest, AStopStringInTheDetokenizersLastTextMatches) {
             (Result{"a", 2, true}));
 }
 
-// The definition: the first position at which some stop string is complete in
-// the whole text.
+// A simple reference implementation: searches the whole text for the first
+// position at which a stop string is complete.
 Result Reference(const std::string& text, const std::vector<std::string>& stops,
                  bool include) {
   for (size_t end = 1; end <= text.size(); ++end) {

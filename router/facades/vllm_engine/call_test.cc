@@ -1,4 +1,5 @@
-// Generate without gRPC: a message, the engine's events, the responses.
+// Tests of Generate without gRPC: the test sends a message and the engine's
+// events, and checks the responses.
 #include <map>
 #include <memory>
 #include <string>
@@ -40,7 +41,7 @@ class VllmEngineCallTest : public SingleCallTest<VllmEngineAnswer> {
     }
     return message;
   }
-  // The tokens of one sample's chunks, in order.
+  // Returns the tokens in the chunks of one sample, in order.
   std::string Streamed(uint32_t index = 0) const {
     std::string text;
     for (const GenerateResponse& response : writer_.writes) {
@@ -308,7 +309,7 @@ TEST_F(VllmEngineCallTest, ARequestTakesItsBytesFromTheSharedBudget) {
   const size_t taken = 2 * message.ByteSizeLong() + 4 * 400;
   Send(message);
   EXPECT_EQ(backend_->budget->used_bytes(), taken);
-  // Output counts while it waits for the client.
+  // Output counts as long as it waits for the client.
   Engine().Emit("xyz");
   Run();
   Engine().Emit("xyz");
@@ -322,7 +323,8 @@ TEST_F(VllmEngineCallTest, AMessageOverTheBudgetIsRefusedUnread) {
   backend_->budget = std::make_shared<ByteBudget>(300);
   GenerateRequest message = Message(true, std::string(400, 'x'));
   message.mutable_sampling_params()->set_n(1 << 30);
-  message.mutable_sampling_params()->add_stop("");  // parsing would refuse it
+  // a parser would refuse this field
+  message.mutable_sampling_params()->add_stop("");
   Send(message);
   RunWrites();
   EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kInvalidArgument,
@@ -360,7 +362,8 @@ TEST_F(VllmEngineCallTest, ATenantHasItsOwnCacheAndAnInvalidTenantIsRefused) {
                                      HasSubstr("x-tenant-id")));
 }
 
-// A tenant with one concurrent request.
+// Test fixture: callers belong to a tenant whose quota is one concurrent
+// request.
 class VllmEngineQuotaTest : public VllmEngineCallTest {
  protected:
   VllmEngineQuotaTest() {
@@ -369,7 +372,7 @@ class VllmEngineQuotaTest : public VllmEngineCallTest {
     identity_.credentials = TokenOf("red");
   }
   uint32_t Running() const { return RunningOf(*backend_->callers, "red"); }
-  // Ends the current call, and begins another.
+  // Ends the current call and begins another one.
   void SendAgain(const GenerateRequest& message) {
     writer_.end.reset();
     Send(message);

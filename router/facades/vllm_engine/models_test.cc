@@ -72,7 +72,8 @@ TEST(VllmEngineModelsTest, BeforeAWorkerIsReachedNothingIsReported) {
   EXPECT_EQ(health.message(), "0 of 1 replicas ready");
 }
 
-// With a path, a gateway would look there and ignore its own flags.
+// If the path were set, a gateway would try to load it and ignore its own
+// flags.
 TEST(VllmEngineModelsTest, ATokenizerThatIsNotServedHasNoPath) {
   EXPECT_EQ(VllmModelInfoOf(Served("a", "w"), false)->tokenizer_path(), "");
   EXPECT_EQ(VllmModelInfoOf(Served("a", "w"), true)->tokenizer_path(),

@@ -109,7 +109,8 @@ TEST(VllmEngineRequestTest, TextMayBeThePrompt) {
   EXPECT_EQ(Parsed(message).text, "hi");
 }
 
-// A field that this build does not know may ask for anything.
+// A field that this build does not know may ask for something that changes the
+// result, so it must not be ignored.
 TEST(VllmEngineRequestTest, FieldsOfLaterVersionsAreRefusedByNumber) {
   GenerateRequest message = Tokens();
   message.GetReflection()->MutableUnknownFields(&message)->AddVarint(77, 1);

@@ -1,5 +1,5 @@
-// GenerateStream and Generate without gRPC: a message, the engine's events, the
-// responses.
+// Tests of GenerateStream and Generate without gRPC: the test sends a message
+// and the engine's events, and checks the responses.
 #include <map>
 #include <memory>
 #include <string>
@@ -52,7 +52,8 @@ class VllmInferenceCallTest : public SingleCallTest<VllmInferenceAnswer> {
     }
     return text;
   }
-  // Clients check these counts and abort if they are wrong.
+  // Checks the counts in the responses. Clients check them too, and abort if
+  // they are wrong.
   void ExpectCountsToHold(const GenerateRequest& message) const {
     std::map<uint32_t, uint32_t> tokens;
     std::map<uint32_t, uint32_t> reported;
@@ -100,7 +101,7 @@ TEST_F(VllmInferenceCallTest, StreamsTextAndIdsAndCountsThem) {
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
-// vllm-router asks for ids only and detokenizes itself.
+// vllm-router requests only ids, because it detokenizes them itself.
 TEST_F(VllmInferenceCallTest, OnlyIdsNeedNoTokenizer) {
   backend_->codecs.clear();
   GenerateRequest message = Message();
@@ -186,8 +187,8 @@ TEST_F(VllmInferenceCallTest, AStopStringEndsTextTokensAndEngine) {
   }
 }
 
-// A stop string may be complete only with the text of an end token that did not
-// end the sample.
+// An end token that did not end the sample becomes text, and a stop string may
+// be complete only with this text.
 TEST_F(VllmInferenceCallTest, AnEndTokensTextWaitsUntilTheSampleContinues) {
   GenerateRequest message = Message();
   message.mutable_stopping()->add_stop_token_ids('z');
@@ -301,7 +302,7 @@ TEST_F(VllmInferenceCallTest, SaltAndPriorityReachTheRouter) {
   const CanonicalRequest& request = Engine().request();
   EXPECT_EQ(request.cache_salt, CacheSaltOf("t", "pepper"));
   EXPECT_EQ(request.priority, 4);
-  // No client can choose a salt that another tenant's cache uses.
+  // No salt of a client equals the salt of another tenant's cache.
   EXPECT_NE(CacheSaltOf("", "tenant/t"), CacheSaltOf("t"));
   EXPECT_NE(CacheSaltOf("t", "a"), CacheSaltOf("", "atenant/t"));
 }

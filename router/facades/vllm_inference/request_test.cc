@@ -157,7 +157,8 @@ TEST(VllmInferenceRequestTest, UnbuiltFieldsAreRefusedByName) {
   }
 }
 
-// A later version's field may ask for anything, in any part of the message.
+// A field of a later version of the protocol may ask for something that changes
+// the result, in any part of the message.
 TEST(VllmInferenceRequestTest, UnknownFieldsAreRefusedByNumberAndMessage) {
   const auto unknown = [](google::protobuf::Message* message) {
     message->GetReflection()->MutableUnknownFields(message)->AddVarint(77, 1);

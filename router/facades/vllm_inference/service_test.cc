@@ -1,4 +1,4 @@
-// The services over real gRPC, with a scripted router.
+// Tests of the services over real gRPC, with a scripted router.
 #include "router/facades/vllm_inference/service.h"
 
 #include <grpcpp/generic/generic_stub.h>
@@ -151,7 +151,8 @@ TEST_F(VllmInferenceServiceTest, DescribesServerAndModel) {
   EXPECT_EQ(sources.ByteSizeLong(), 0);
 }
 
-// gRPC 1.51 answers UNIMPLEMENTED without a text, as if there were no such RPC.
+// By itself gRPC 1.51 would answer UNIMPLEMENTED without a text, as if the RPC
+// did not exist.
 TEST_F(VllmInferenceServiceTest, GarbageIsRefusedWithAText) {
   for (const std::string method :
        {"/vllm.Inference/Generate", "/vllm.Inference/GenerateStream",
@@ -162,7 +163,7 @@ TEST_F(VllmInferenceServiceTest, GarbageIsRefusedWithAText) {
               "want a message of " + method + ", have bytes that are not one");
   }
   EXPECT_EQ(router_.num_requests(), 0);
-  // Gateways probe the kind of server and rely on this code.
+  // Gateways rely on this code when they probe which kind of server it is.
   EXPECT_EQ(
       RawCall("/vllm.Inference/Other", std::string(9, '\xff')).error_code(),
       grpc::StatusCode::UNIMPLEMENTED);
