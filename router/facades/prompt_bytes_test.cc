@@ -1,6 +1,6 @@
-// Measures how many bytes of heap a prompt of 64K token ids takes: its message
-// as gRPC parses it, and everything that a facade allocates until the router
-// has the request.
+// Measures how many heap bytes are allocated for a prompt of 64K token ids: by
+// gRPC, which parses its message, and by a facade until the router has the
+// request.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -75,9 +75,9 @@ class PromptBytesTest : public ::testing::Test {
     backend_->router = &router_;
     backend_->tokenizer = std::make_shared<ManualRunner>();
   }
-  // `read` parses the wire bytes and submits the request. Returns the largest
-  // number of heap bytes in use, divided by the prompt's size (4 bytes for each
-  // token).
+  // `read` parses the wire bytes and submits the request. Returns all the heap
+  // bytes that it allocates (without subtracting freed ones), divided by the
+  // prompt's size (4 bytes for each token).
   template <typename Read>
   double Ratio(const char* facade, Read read) {
     int64_t taken = 0;
@@ -148,9 +148,8 @@ auto Prompt(const std::string& wire, Parse parse, Prepare prepare) {
 }
 
 // On the wire the ids are varints, so protobuf appends them to a list that
-// doubles its capacity as it grows. Just after a doubling, the old and the new
-// list together take up to four times the prompt; a copy of the ids comes on
-// top.
+// doubles its capacity when it is full. Its allocations can add up to four
+// times the prompt's size. A copy of the ids comes on top.
 TEST_F(PromptBytesTest, VllmProtocolsTakeTheirListsOfIdsAndOneCopy) {
   vllm::grpc::engine::GenerateRequest engine;
   vllm::GenerateRequest inference;
