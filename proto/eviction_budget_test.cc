@@ -21,7 +21,7 @@ TEST(EvictionBudgetTest, ParsesANumberOfSlotsOrAShare) {
   for (const char* wrong : {"", "0", "-3", "1.5", "nan", "half", "0.2x"}) {
     EXPECT_THAT(ParseEvictionBudget(wrong),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("is no eviction budget")))
+                         HasSubstr("is not an eviction budget")))
         << wrong;
   }
 }

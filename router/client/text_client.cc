@@ -57,7 +57,8 @@ std::string SamplingJson(const TextRequest& request) {
 // Returns the value of an output tensor with one element of datatype BYTES.
 absl::StatusOr<std::string> FirstBytes(const std::string& raw) {
   if (raw.size() < 4) {
-    return absl::InternalError("a BYTES output shorter than its length");
+    return absl::InternalError(
+        "the server sent a BYTES output without its 4-byte length");
   }
   uint32_t size = 0;
   for (int i = 3; i >= 0; --i) {
@@ -65,7 +66,8 @@ absl::StatusOr<std::string> FirstBytes(const std::string& raw) {
   }
   if (size > raw.size() - 4) {
     return absl::InternalError(
-        absl::StrCat("a BYTES output of ", size, " bytes in ", raw.size() - 4));
+        absl::StrCat("the server sent a BYTES output with length ", size,
+                     " but only ", raw.size() - 4, " bytes"));
   }
   return raw.substr(4, size);
 }
@@ -120,8 +122,8 @@ absl::Status TextClient::Explained(const grpc::Status& status,
   }
   return absl::UnimplementedError(absl::StrCat(
       endpoint_,
-      " speaks gRPC but not KServe v2: probably an admin port or a "
-      "worker; want a server's --grpc-port"));
+      " speaks gRPC but not KServe v2: it is probably an admin port or a "
+      "worker; use the --grpc-port of a server"));
 }
 
 absl::StatusOr<std::vector<std::string>> TextClient::ReadyModels(

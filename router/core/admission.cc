@@ -21,9 +21,10 @@ absl::StatusOr<Admission::Answer> Admission::Enter(Ticket ticket,
   if (waiting_.size() >= limits_.max_queue) {
     return proto::RefusedError(
         Refusal::RETRY_ELSEWHERE,
-        absl::StrCat("the router is full: ", in_flight_, " requests run of ",
-                     limits_.max_in_flight, ", ", waiting_.size(), " wait of ",
-                     limits_.max_queue, " (--max-inflight)"));
+        absl::StrCat("the router is full: ", in_flight_, " of at most ",
+                     limits_.max_in_flight, " requests run and ",
+                     waiting_.size(), " of at most ", limits_.max_queue,
+                     " wait (--max-inflight)"));
   }
   const Place place{priority, arrivals_++};
   waiting_.emplace(place, ticket);
@@ -70,7 +71,8 @@ absl::Status Admission::OfRequest(const CanonicalRequest& request,
         absl::StrCat("n is ", n, ", want 1 to ", limit));
   }
   if (request.deadline <= now) {
-    return absl::DeadlineExceededError("the deadline has passed already");
+    return absl::DeadlineExceededError(
+        "the request's deadline had already passed when it arrived");
   }
   return absl::OkStatus();
 }

@@ -85,7 +85,7 @@ TEST(AdmissionTest, TheRefusalNamesNumbersAndFlags) {
   Enter(admission, 1, 0);
   const absl::Status status = admission.Enter(2, 0).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
-                               AllOf(HasSubstr("1 requests run of 1"),
+                               AllOf(HasSubstr("1 of at most 1 requests run"),
                                      HasSubstr("--max-inflight"))));
   EXPECT_EQ(proto::RefusalOf(status)->reason(),
             kvasir::v1::Refusal::RETRY_ELSEWHERE);

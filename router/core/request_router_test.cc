@@ -451,7 +451,7 @@ TEST_F(RequestRouterTest, RequestsBeyondTheLimitWaitForTheirTurn) {
   Submit(second);
   EXPECT_THAT(router_->Submit(NewRequest(), std::make_shared<RecordingSink>()),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("1 requests run of 1")));
+                       HasSubstr("1 of at most 1 requests run")));
   EXPECT_EQ(workers_[0]->attempts().size(), 1u);
   attempt->Finish(kvasir::v1::FINISH_STOP);
   attempt->End(absl::OkStatus());

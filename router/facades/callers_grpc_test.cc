@@ -247,7 +247,7 @@ TEST_F(CallersGrpcTest, ACertificateIdentifiesByItsDnsAndUriNames) {
         Call(Method(Kserve(), "ServerLive"), "Bearer blue");
     EXPECT_EQ(both.error_code(), grpc::StatusCode::UNAUTHENTICATED);
     EXPECT_EQ(both.error_message(),
-              "the certificate is of one tenant, the token of another");
+              "the certificate and the token belong to different tenants");
     Dial(/*tls=*/true, "other");
     EXPECT_EQ(Call(Method(Kserve(), "ServerLive")).error_code(),
               grpc::StatusCode::UNAUTHENTICATED)

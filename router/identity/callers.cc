@@ -135,7 +135,7 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
     return Refused(CallerRefusal::kTenant,
                    absl::PermissionDeniedError(absl::StrCat(
                        "metadata 'x-tenant-id': tenant '", tenant.name(),
-                       "' may not set another (may_set_tenant of "
+                       "' may not set another tenant (may_set_tenant of "
                        "--identities)")));
   }
   if (absl::Status name = CheckTenantName(asked); !name.ok()) {

@@ -229,8 +229,8 @@ absl::Status Identities::ReadTenant(int idx) {
     }
     if (tenant.may_set_tenant()) {
       return Wrong(absl::StrCat(at, ".may_set_tenant"),
-                   "anybody could be any tenant: want a token or a certificate "
-                   "of the gateway's");
+                   "anybody could be any tenant: set this only for a tenant "
+                   "with a token or a certificate");
     }
     if (HasRole(tenant, kvasir::v1::ADMIN)) {
       return Wrong(absl::StrCat(at, ".roles"), "want only CLIENT");
@@ -278,12 +278,12 @@ absl::Status Identities::ReadToken(int idx, const Token& token,
   for (size_t i = 0; i < hashes_.size(); ++i) {
     if (hashes_[i] != hash) continue;
     return Wrong(absl::StrCat(at, ".sha256"),
-                 absl::StrCat("is token '", owners_[i].label, "' of tenants[",
-                              owners_[i].tenant_idx, "] as well"));
+                 absl::StrCat("is also the hash of token '", owners_[i].label,
+                              "' of tenants[", owners_[i].tenant_idx, "]"));
   }
   if (hashes_.size() == kMaxTokens) {
     return Wrong(at, absl::StrCat("want at most ", kMaxTokens,
-                                  " tokens of all tenants"));
+                                  " tokens in the whole file"));
   }
   hashes_.push_back(std::move(hash));
   const absl::Time not_after =
@@ -312,7 +312,8 @@ absl::Status Identities::ReadCertificate(int idx,
   }
   if (const auto [same, is_new] = by_certificate_.emplace(certificate, idx);
       !is_new) {
-    return Wrong(at, absl::StrCat("is of tenants[", same->second, "] already"));
+    return Wrong(
+        at, absl::StrCat("already belongs to tenants[", same->second, "]"));
   }
   return absl::OkStatus();
 }
@@ -320,11 +321,10 @@ absl::Status Identities::ReadCertificate(int idx,
 absl::Status Identities::CheckListener(const ListenerProof& proof,
                                        absl::string_view name) const {
   if (hashes_.empty() && by_certificate_.empty() && !file_.has_anonymous()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(name,
-                     ": tenants: no caller would be accepted: want tokens or "
-                     "certificates of "
-                     "at least one, or anonymous"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        name,
+        ": tenants: no caller would be accepted: give at least one tenant a "
+        "token or a certificate, or set 'anonymous'"));
   }
   if (!hashes_.empty() && !proof.tls) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -343,7 +343,8 @@ absl::Status Identities::CheckListener(const ListenerProof& proof,
     return absl::FailedPreconditionError(absl::StrCat(
         name,
         ": no tenant with a token or a certificate has the role ADMIN, which "
-        "the admin port asks for: give it to one, or keep the port to this "
+        "the admin port asks for: give a tenant this role, or keep the port to "
+        "this "
         "machine (--admin-host "
         "127.0.0.1)"));
   }
@@ -460,7 +461,7 @@ absl::StatusOr<Identities::Found> Identities::Find(
       by_certificate->tenant_idx != owner.tenant_idx) {
     *refused = {CallerRefusal::kDisagree, by_certificate};
     return Unauthenticated(
-        "the certificate is of one tenant, the token of another");
+        "the certificate and the token belong to different tenants");
   }
   return found;
 }

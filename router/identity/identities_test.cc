@@ -120,8 +120,8 @@ INSTANTIATE_TEST_SUITE_P(
                    "tokens": [{"label": "a", "sha256": "#one"}]},
                    {"name": "blue",
                    "tokens": [{"label": "b", "sha256": "#one"}]}]})",
-                  "tenants[1] ('blue').tokens[0].sha256: is token 'a' of "
-                  "tenants[0] as well"},
+                  "tenants[1] ('blue').tokens[0].sha256: is also the hash of "
+                  "token 'a' of tenants[0]"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one",
                    "not_after": "soon"}]}]})",
@@ -129,8 +129,8 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "certificates": ["x"]},
                    {"name": "blue", "certificates": ["y", "x"]}]})",
-                  "tenants[1] ('blue').certificates[1]: is of tenants[0] "
-                  "already"},
+                  "tenants[1] ('blue').certificates[1]: already belongs to "
+                  "tenants[0]"},
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "certificates": ["*.x"]}]})",
                   "certificates[0]: want a whole name"},
@@ -285,7 +285,7 @@ TEST_F(IdentitiesFindTest, ATokenAndACertificateThatDisagreeAreRefused) {
   Credentials both = WithToken("one");
   both.certificate_names = {"blue.example"};
   EXPECT_EQ(TenantOf(both),
-            "the certificate is of one tenant, the token of another");
+            "the certificate and the token belong to different tenants");
   EXPECT_EQ(refused_.why, CallerRefusal::kDisagree);
   ASSERT_TRUE(refused_.known.has_value());
   EXPECT_EQ(refused_.known->label, "blue.example");

@@ -150,10 +150,10 @@ TEST(TenantQuotaTest, BytesCountForTheTenantAndTheRouter) {
   EXPECT_THAT(quota->TakeBytes(50, *all->Take(50)).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        "requests of tenant 'red' hold 60 bytes of 100 (its "
-                       "quota's bytes_in_flight), this one needs 50"));
+                       "quota's bytes_in_flight), this request needs 50"));
   EXPECT_THAT(quota->TakeBytes(101, *all->Take(101)).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("this one needs 101")))
+                       HasSubstr("this request needs 101")))
       << "it never fits";
   EXPECT_EQ(all->used_bytes(), 60) << "what was refused has let go of both";
   (*share)->Grow(20);

@@ -58,8 +58,9 @@ absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
 
 absl::Status NeedsTokenizer(const std::string& field,
                             const std::string& instead) {
-  return absl::UnimplementedError(
-      absl::StrCat(field, ": the model has no tokenizer.json here; ", instead));
+  return absl::UnimplementedError(absl::StrCat(
+      field, " needs a tokenizer, and this server has none for the model; ",
+      instead));
 }
 
 absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
@@ -99,7 +100,7 @@ absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
     return absl::InvalidArgumentError(absl::StrCat(
         field, ": want at most ", fits, " with ", sampling->logprobs(),
         " log probabilities in one response, have ", most,
-        ": ask for fewer or stream"));
+        ": ask for fewer or stream the answer"));
   }
   if (!asked) {
     // At least 1. If the prompt leaves no room, the router refuses the request.

@@ -33,7 +33,8 @@ absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
   KVASIR_ASSIGN_OR_RETURN(const Caller caller, AskCaller(context, backend));
   backend.router->LogRefused(
       DescribeRequest(IdentityOf(context), caller, backend.facade, "", ""),
-      absl::InvalidArgumentError("the bytes are not a message"));
+      absl::InvalidArgumentError(
+          "the bytes cannot be parsed as the message of this call"));
   return absl::OkStatus();
 }
 
@@ -55,7 +56,7 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
 
 absl::Status RpcNotBuilt(const char* service, const char* rpc) {
   return absl::UnimplementedError(
-      absl::StrCat(service, "/", rpc, " is not built"));
+      absl::StrCat(service, "/", rpc, " is not implemented"));
 }
 
 absl::Status AbortRequests(

@@ -231,10 +231,12 @@ class SingleCall final
   }
   void HandleDone(uint64_t, const absl::Status& status) {
     if (pump_.ending() || answer_->finished()) return;
-    pump_.EndCall(!status.ok() ? status
-                               : absl::InternalError(
-                                     "the request ended without its samples"),
-                  CancelReason::kClient);
+    pump_.EndCall(
+        !status.ok()
+            ? status
+            : absl::InternalError(
+                  "the request ended before all its samples were finished"),
+        CancelReason::kClient);
   }
   void HandleStop() {
     if (pump_.ending()) return;

@@ -40,7 +40,7 @@ constexpr TrtNames kTokenNames = {"request_output_len", "runtime_top_k",
                                   "runtime_top_p", "len_penalty", "streaming"};
 
 absl::Status NotBuilt(const std::string& what) {
-  return absl::UnimplementedError(absl::StrCat(what, " is not built"));
+  return absl::UnimplementedError(absl::StrCat(what, " is not implemented"));
 }
 
 absl::Status OutOfRange(const std::string& name, const std::string& want,
@@ -275,8 +275,9 @@ absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
   KserveOutputs outputs;
   for (const KserveOutputSpec* spec : listed) {
     if (!Gives(out->schema, spec->flag)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "output '", spec->name, "': the schema of these inputs has none"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("output '", spec->name,
+                       "': the schema of these inputs has no such output"));
     }
     outputs.*spec->flag = true;
   }
@@ -508,7 +509,7 @@ absl::StatusOr<std::vector<int32_t>> ParseSingleTokenWords(
     }
     if (end - begin > 1) {
       return NotBuilt(absl::StrCat("tensor '", name, "' with a word of ",
-                                   end - begin, " tokens (1 is)"));
+                                   end - begin, " tokens instead of 1"));
     }
     const int64_t id = rows[0][static_cast<size_t>(begin)];
     if (id < 0 || id > kMaxInt32) {

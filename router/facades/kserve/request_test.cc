@@ -600,7 +600,7 @@ TEST(KserveRequestTest, UnknownOutputsAreRefusedByName) {
               StatusIs(kInvalid, HasSubstr("'nonsense': no such output")));
   EXPECT_THAT(Parse(TrtText().Output("text_output").Output("output_ids")),
               StatusIs(kInvalid, HasSubstr("'output_ids': the schema of these "
-                                           "inputs has none")));
+                                           "inputs has no such output")));
 }
 
 // Triton's benchmark client perf_analyzer lists all outputs.

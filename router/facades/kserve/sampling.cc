@@ -65,7 +65,7 @@ absl::Status ValueError(const std::string& name, const std::string& want,
 absl::Status NotBuilt(const std::string& name, const std::string& detail = "") {
   return absl::UnimplementedError(absl::StrCat("sampling parameter '", name,
                                                "'", detail.empty() ? "" : " ",
-                                               detail, " is not built"));
+                                               detail, " is not implemented"));
 }
 
 absl::StatusOr<double> AsNumber(const std::string& name, const Json& value) {
@@ -219,7 +219,7 @@ absl::Status SetLogitBias(const std::string& name, const Json& value,
                           KserveRequest* request) {
   const Json object = Unquoted(value);
   if (!object.is_object()) {
-    return ValueError(name, "an object of token id to bias", value);
+    return ValueError(name, "an object that maps token ids to biases", value);
   }
   for (const auto& [key, bias] : object.items()) {
     int32_t id = 0;
@@ -259,8 +259,8 @@ absl::Status SetEvictionBudget(const std::string& name, const Json& value,
   if (request->eviction_budget.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("parameter '", name,
-                     "' is in the request and in its sampling: want "
-                     "one of them"));
+                     "' is set twice, as a request parameter and as a sampling "
+                     "parameter: set only one of them"));
   }
   const std::string text =
       value.is_string() ? value.get<std::string>() : Shown(value);

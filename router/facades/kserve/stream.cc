@@ -330,9 +330,11 @@ void KserveStream::HandleDone(uint64_t number, const absl::Status& status) {
   if (it == requests_.end()) return;
   // its last responses wait to be written
   if (it->second.answer->finished()) return;
-  Fail(number, !status.ok() ? status
-                            : absl::InternalError(
-                                  "the request ended without its samples"));
+  Fail(number,
+       !status.ok()
+           ? status
+           : absl::InternalError(
+                 "the request ended before all its samples were finished"));
 }
 
 void KserveStream::StopById(const KserveRequest& request,

@@ -78,8 +78,9 @@ int64_t ContentsSize(const Input& input) {
 
 absl::Status CheckParameters(const Input& input) {
   for (const auto& [name, value] : input.parameters()) {
-    return absl::UnimplementedError(absl::StrCat(
-        "tensor '", input.name(), "': parameter '", name, "' is not built"));
+    return absl::UnimplementedError(absl::StrCat("tensor '", input.name(),
+                                                 "': parameter '", name,
+                                                 "' is not implemented"));
   }
   return absl::OkStatus();
 }

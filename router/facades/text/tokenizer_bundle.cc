@@ -63,10 +63,10 @@ absl::StatusOr<std::vector<fs::path>> TokenizerFiles(
     return absl::NotFoundError(absl::StrCat(folder, ": has no tokenizer file"));
   }
   if (files.size() > kMaxBundleFiles || bytes > kMaxBundleBytes) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(folder, ": want at most ", kMaxBundleFiles,
-                     " tokenizer files of ", kMaxBundleBytes,
-                     " bytes together, have ", files.size(), " of ", bytes));
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder, ": want at most ", kMaxBundleFiles, " tokenizer files of ",
+        kMaxBundleBytes, " bytes together, have ", files.size(), " files of ",
+        bytes, " bytes"));
   }
   std::sort(files.begin(), files.end());
   return files;
@@ -124,7 +124,8 @@ class ZipWriter {
   absl::Status Error(const std::string& where) const {
     const char* text = archive_error_string(archive_.get());
     return absl::InternalError(absl::StrCat("the tokenizer's archive, ", where,
-                                            ": ", text ? text : "no cause"));
+                                            ": ",
+                                            text ? text : "unknown cause"));
   }
 
   std::string zip_;

@@ -55,7 +55,7 @@ TEST(VllmEngineModelsTest, DifferentModelsAreRefused) {
   router.models = {Served("a", "w1"), Served("b", "w2")};
   EXPECT_THAT(OnlyModel(router).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("'a' and 'b' are different ones")));
+                       HasSubstr("'a' and 'b' are different models")));
 }
 
 TEST(VllmEngineModelsTest, BeforeAWorkerIsReachedNothingIsReported) {

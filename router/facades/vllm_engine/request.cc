@@ -110,7 +110,7 @@ absl::StatusOr<std::optional<uint32_t>> Logprobs(const std::string& name,
   if (!has) return std::nullopt;
   if (want == -1) {
     return FieldNotBuilt(
-        absl::StrCat(name, " -1 (those of the whole vocabulary)"));
+        absl::StrCat(name, " -1 (log probabilities of the whole vocabulary)"));
   }
   if (want < 0) return WrongField(name, "at least 0", want);
   return static_cast<uint32_t>(want);

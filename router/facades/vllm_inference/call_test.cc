@@ -123,18 +123,20 @@ TEST_F(VllmInferenceCallTest,
     Send(message);
     return *writer_.end;
   };
-  EXPECT_THAT(refused(Message()),
-              StatusIs(absl::StatusCode::kUnimplemented,
-                       HasSubstr("response.output_text: the model has no "
-                                 "tokenizer.json here; ask for ids")));
+  EXPECT_THAT(
+      refused(Message()),
+      StatusIs(absl::StatusCode::kUnimplemented,
+               HasSubstr("response.output_text needs a tokenizer, and this "
+                         "server has none for the model; ask for ids")));
   GenerateRequest text = Message();
   text.set_text("hi");
   EXPECT_THAT(refused(text), StatusIs(absl::StatusCode::kUnimplemented,
-                                      HasSubstr("text: the model has no")));
+                                      HasSubstr("text needs a tokenizer")));
   GenerateRequest stop = Message();
   stop.mutable_stopping()->add_stop_strings("x");
-  EXPECT_THAT(refused(stop), StatusIs(absl::StatusCode::kUnimplemented,
-                                      HasSubstr("stopping.stop_strings: ")));
+  EXPECT_THAT(refused(stop),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("stopping.stop_strings needs a tokenizer")));
 }
 
 TEST_F(VllmInferenceCallTest, WithoutStreamingThereIsOneResponseAtTheEnd) {

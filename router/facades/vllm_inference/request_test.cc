@@ -152,8 +152,9 @@ TEST(VllmInferenceRequestTest, UnbuiltFieldsAreRefusedByName) {
        [](auto* m) { m->mutable_decoding()->set_structural_tag("a"); }},
   };
   for (const auto& [name, change] : cases) {
-    EXPECT_THAT(Refusal(change), StatusIs(absl::StatusCode::kUnimplemented,
-                                          HasSubstr(name + " is not built")));
+    EXPECT_THAT(Refusal(change),
+                StatusIs(absl::StatusCode::kUnimplemented,
+                         HasSubstr(name + " is not implemented")));
   }
 }
 

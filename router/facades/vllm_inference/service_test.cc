@@ -177,8 +177,9 @@ TEST_F(VllmInferenceServiceTest, UnbuiltRpcsReportTheirName) {
     if (method->input_type() != vllm::NotBuilt::descriptor()) continue;
     const grpc::Status status = RawCall("/vllm.Control/" + method->name(), "");
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-    EXPECT_THAT(status.error_message(),
-                HasSubstr("vllm.Control/" + method->name() + " is not built"));
+    EXPECT_THAT(
+        status.error_message(),
+        HasSubstr("vllm.Control/" + method->name() + " is not implemented"));
     ++refused;
   }
   EXPECT_EQ(refused, 17);
