@@ -26,7 +26,7 @@ TEST(EvictionBudgetTest, ParsesANumberOfSlotsOrAShare) {
   }
 }
 
-TEST(EvictionBudgetTest, ItsTextParsesBackToIt) {
+TEST(EvictionBudgetTest, TheTextOfABudgetParsesBackToTheSameBudget) {
   for (const char* text : {"256", "0.2", "1"}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionBudget budget,
                                 ParseEvictionBudget(text));

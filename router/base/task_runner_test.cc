@@ -45,7 +45,7 @@ TEST(TaskPoolTest, RefusesWhenItsQueueIsFull) {
   done.Wait();
 }
 
-TEST(TaskPoolTest, ItsRunnerOutlivesItAndRefuses) {
+TEST(TaskPoolTest, TheRunnerOutlivesThePoolAndThenRefusesTasks) {
   std::shared_ptr<TaskRunner> runner;
   {
     TaskPool pool(1);

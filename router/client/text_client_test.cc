@@ -5,7 +5,7 @@ namespace {
 
 // Regression test: a prompt that took 9.5 s was included in the time of the
 // output, so that 48 tokens/s were reported as 5.9.
-TEST(TextResultTest, TheTimeOfThePromptIsNotInTheDecodeRate) {
+TEST(TextResultTest, TheDecodeRateDoesNotIncludeTheTimeOfThePrompt) {
   TextResult result;
   result.prompt_tokens = 3901;
   result.output_tokens = 65;

@@ -37,7 +37,7 @@ kvasir::v1::WorkerInfo Info(uint32_t max_n) {
 
 constexpr absl::Time kNow = absl::UnixEpoch();
 
-TEST(AdmissionTest, RunsThenWaitsThenRefuses) {
+TEST(AdmissionTest, RequestsRunThenWaitAndThenAreRefused) {
   Admission admission({2, 1});
   EXPECT_EQ(Enter(admission, 1, 0), Answer::kRun);
   EXPECT_EQ(Enter(admission, 2, 0), Answer::kRun);
@@ -58,7 +58,7 @@ TEST(AdmissionTest, AWaitingRequestRunsWhenARunningOneEnds) {
   EXPECT_EQ(admission.in_flight(), 0u);
 }
 
-TEST(AdmissionTest, LowerPriorityValuesGoFirst) {
+TEST(AdmissionTest, RequestsWithLowerPriorityValuesRunFirst) {
   Admission admission({1, 4});
   Enter(admission, 1, 0);
   Enter(admission, 2, 5);
@@ -80,7 +80,7 @@ TEST(AdmissionTest, OnlyAWaitingRequestCanWithdraw) {
   EXPECT_EQ(admission.waiting(), 0u);
 }
 
-TEST(AdmissionTest, TheRefusalNamesNumbersAndFlags) {
+TEST(AdmissionTest, ARefusalForAFullQueueNamesTheNumbersAndFlags) {
   Admission admission({1, 0});
   Enter(admission, 1, 0);
   const absl::Status status = admission.Enter(2, 0).status();
@@ -101,7 +101,7 @@ TEST(AdmissionTest, ADrainRefusesNewRequestsAndKeepsAdmittedOnes) {
   EXPECT_THAT(admission.Leave(), ElementsAre(2));
 }
 
-TEST(AdmissionTest, APromptOfTheModelsLengthNeverFits) {
+TEST(AdmissionTest, APromptAsLongAsTheModelAllowsInTotalNeverFits) {
   CanonicalRequest request = NewRequest();
   KVASIR_EXPECT_OK(Admission::OfRequest(request, Info(16), 128, kNow));
   request.prompt = TokenBytes::Adopt(std::vector<int32_t>(8, 1));
@@ -115,7 +115,7 @@ TEST(AdmissionTest, APromptOfTheModelsLengthNeverFits) {
                        HasSubstr("the prompt is empty")));
 }
 
-TEST(AdmissionTest, TheLimitOfNIsTheWorkersIfItReportsOne) {
+TEST(AdmissionTest, TheWorkersLimitOfNAppliesIfTheWorkerReportsOne) {
   CanonicalRequest request = NewRequest();
   request.sampling.set_n(17);
   EXPECT_THAT(Admission::OfRequest(request, Info(16), 128, kNow),

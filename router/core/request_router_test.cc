@@ -178,7 +178,7 @@ class RequestRouterTest : public ::testing::Test {
   std::unique_ptr<RouterCore> router_;
 };
 
-TEST_F(RequestRouterTest, ARequestIsRelayedToItsEnd) {
+TEST_F(RequestRouterTest, TheWorkersEventsReachTheSinkUntilTheRequestEnds) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink);
@@ -229,7 +229,7 @@ TEST_F(RequestRouterTest,
   EXPECT_EQ(call.deadline, request.deadline);
 }
 
-TEST_F(RequestRouterTest, AGivenSeedIsKept) {
+TEST_F(RequestRouterTest, ASeedThatTheClientHasSetIsKept) {
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest();
   request.seed = 0;
@@ -265,7 +265,7 @@ TEST_F(RequestRouterTest, AnEqualWorkerContinuesFromReceivedTokens) {
 
 // Such a worker would continue the answer with different tokens.
 TEST_F(RequestRouterTest,
-       AWorkerOfAnotherCacheDoesNotContinueFromReceivedTokens) {
+       AWorkerWithAnotherCacheFormatDoesNotContinueFromReceivedTokens) {
   Prepare(2);
   workers_[1]->info()->set_cache_id("other");
   const auto sink = LoseAFoldedAnswer();
@@ -275,7 +275,7 @@ TEST_F(RequestRouterTest,
 }
 
 TEST_F(RequestRouterTest,
-       AWorkerOfOtherArithmeticDoesNotContinueFromReceivedTokens) {
+       AWorkerWithOtherArithmeticDoesNotContinueFromReceivedTokens) {
   Prepare(2);
   workers_[1]->info()->set_numerics_id("other");
   const auto sink = LoseAFoldedAnswer();
@@ -474,7 +474,7 @@ TEST_F(RequestRouterTest, ACancelInTheQueueNeverReachesAWorker) {
   EXPECT_EQ(workers_[0]->attempts().size(), 1u);
 }
 
-TEST_F(RequestRouterTest, TheQueueHasATimeoutAndTheDeadlineCountsInIt) {
+TEST_F(RequestRouterTest, AWaitingRequestEndsAtTheQueueTimeoutOrItsDeadline) {
   RouterCoreOptions options;
   options.admission = {1, 2};
   options.queue_timeout = absl::Milliseconds(20);
@@ -492,7 +492,8 @@ TEST_F(RequestRouterTest, TheQueueHasATimeoutAndTheDeadlineCountsInIt) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::_));
 }
 
-TEST_F(RequestRouterTest, AClientsOwnTimeoutInTheQueueIsItsDeadline) {
+TEST_F(RequestRouterTest,
+       AWaitingRequestEndsWithDeadlineExceededAtItsOwnTimeout) {
   RouterCoreOptions options;
   options.admission = {1, 2};
   KVASIR_ASSERT_OK(Start(1, options));
@@ -505,7 +506,8 @@ TEST_F(RequestRouterTest, AClientsOwnTimeoutInTheQueueIsItsDeadline) {
                                         HasSubstr("own timeout of 10ms")));
 }
 
-TEST_F(RequestRouterTest, ATimeoutBelowAMillisecondIsNotTheWorkersDefault) {
+TEST_F(RequestRouterTest,
+       ATimeoutBelowAMillisecondDoesNotBecomeTheWorkersDefault) {
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest();
   request.queue_timeout = absl::Microseconds(10);
@@ -559,7 +561,7 @@ TEST_F(RequestRouterTest, ARequestThatCannotBeServedIsRefusedBeforeItStarts) {
   EXPECT_EQ(router_->in_flight(), 0u);
 }
 
-TEST_F(RequestRouterTest, AFacadesOwnRefusalIsLoggedAndCounted) {
+TEST_F(RequestRouterTest, ARequestThatAFacadeRefusesIsLoggedAndCounted) {
   KVASIR_ASSERT_OK(Start(1));
   router_->LogRefused(NewRequest(), absl::AlreadyExistsError("twice"));
   ASSERT_EQ(log_.records().size(), 1u);
@@ -571,7 +573,8 @@ TEST_F(RequestRouterTest, AFacadesOwnRefusalIsLoggedAndCounted) {
 
 // Regression test: during the first part of a drain, a facade's health call
 // still answered "ready", so gateways sent more requests.
-TEST_F(RequestRouterTest, AnAnnouncedDrainIsNotReadyAndStillServes) {
+TEST_F(RequestRouterTest,
+       AfterAnAnnouncedDrainTheRouterIsNotReadyButStillServes) {
   KVASIR_ASSERT_OK(Start(1));
   EXPECT_TRUE(router_->Health().ready);
   router_->AnnounceDrain();
@@ -603,7 +606,7 @@ TEST_F(RequestRouterTest, ADrainRefusesNewRequestsAndFinishesRunningOnes) {
   KVASIR_EXPECT_OK(sink->Wait());
 }
 
-TEST_F(RequestRouterTest, ADrainingReplicaGetsNothingNew) {
+TEST_F(RequestRouterTest, ADrainingReplicaGetsNoNewRequests) {
   KVASIR_ASSERT_OK(Start(2));
   kvasir::v1::LoadReport report;
   report.set_draining(true);
@@ -617,7 +620,7 @@ TEST_F(RequestRouterTest, ADrainingReplicaGetsNothingNew) {
   EXPECT_TRUE(router_->Health().ready);
 }
 
-TEST_F(RequestRouterTest, DestructionCancelsRunningRequests) {
+TEST_F(RequestRouterTest, DestroyingTheRouterCancelsRunningRequests) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink);
@@ -639,7 +642,7 @@ TEST_F(RequestRouterTest, AWorkerOfAnotherVersionFailsTheStart) {
                              HasSubstr("kvasir.v9"), HasSubstr("kvasir.v1"))));
 }
 
-TEST_F(RequestRouterTest, WorkersOfDifferentWeightsFailTheStart) {
+TEST_F(RequestRouterTest, WorkersWithDifferentWeightsFailTheStart) {
   Prepare(2);
   workers_[1]->info()->set_weights_id("w2");
   EXPECT_THAT(Start(2), StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -665,7 +668,8 @@ TEST_F(RequestRouterTest, IfOneWorkerAnswersTheStartWaitsForOthersOnlyBriefly) {
   EXPECT_TRUE(router_->Health().ready);
 }
 
-TEST_F(RequestRouterTest, AnAnswerBeforeTheStartWaitsForItCounts) {
+TEST_F(RequestRouterTest,
+       AWorkersAnswerCountsEvenIfItComesBeforeTheStartWaitsForIt) {
   Prepare(2);
   workers_[1]->SetReachable(false);
   workers_[1]->OnInfoAsked([this] {
@@ -681,12 +685,12 @@ TEST_F(RequestRouterTest, AnAnswerBeforeTheStartWaitsForItCounts) {
   EXPECT_TRUE(router_->Health().ready);
 }
 
-TEST_F(RequestRouterTest, NoWorkersAtAllFailTheStart) {
+TEST_F(RequestRouterTest, AnEmptyListOfWorkersFailsTheStart) {
   EXPECT_THAT(Start(0), StatusIs(absl::StatusCode::kInvalidArgument,
                                  HasSubstr("--workers")));
 }
 
-TEST_F(RequestRouterTest, AServedNameStandsForTheModel) {
+TEST_F(RequestRouterTest, ClientsUseTheServedNameInsteadOfTheModelsOwnName) {
   served_names_ = {"default", "tiny-v1"};
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest();
@@ -735,7 +739,7 @@ void AnswerAtRandom(uint32_t seed,
   }
 }
 
-TEST_F(RequestRouterTest, AfterAStormOfAnswersAndCancelsNothingIsLeft) {
+TEST_F(RequestRouterTest, AfterManyRandomAnswersAndCancelsNoRequestIsLeft) {
   constexpr int kCallers = 4;
   constexpr int kRequests = 300;
   RouterCoreOptions options;

@@ -236,7 +236,7 @@ TEST_F(CallersGrpcTest, ATokenOverTlsDeterminesTenantCallerAndCache) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-TEST_F(CallersGrpcTest, ACertificateIdentifiesByItsDnsAndUriNames) {
+TEST_F(CallersGrpcTest, ACertificateIdentifiesItsCallerByDnsAndUriNames) {
   for (const char* name : {"red.example", "spiffe://red"}) {
     Serve(absl::StrCat(R"({"name": "red", "certificates": [")", name,
                        R"("]}, )", TenantEntry("blue")),

@@ -74,7 +74,7 @@ class CallersTest : public ::testing::Test {
   std::shared_ptr<Callers> callers_;
 };
 
-TEST_F(CallersTest, TheIdentityDecidesTheTenantNotTheHeader) {
+TEST_F(CallersTest, TheCallersCredentialsAndNotTheHeaderDetermineTheTenant) {
   Open(File(Of("red")));
   const auto caller = Ask("red");
   KVASIR_ASSERT_OK(caller.status());
@@ -136,7 +136,7 @@ TEST_F(CallersTest, AGatewayCannotGiveATenantARole) {
   EXPECT_EQ(observer_.refused["role"], 1);
 }
 
-TEST_F(CallersTest, ARefusalHasItsReasonAndTheCallerAsFarAsItIsKnown) {
+TEST_F(CallersTest, ARefusalNamesItsReasonAndTheCallerAsFarAsItIsKnown) {
   Open(File(absl::StrCat(
       Of("red", R"("quota": {"requests_per_second": 1, "bytes_in_flight": 9})"),
       R"(, {"name": "old", "tokens": [{"label": "o", "sha256": ")",

@@ -67,7 +67,7 @@ struct WrongFile {
 };
 class WrongFileTest : public ::testing::TestWithParam<WrongFile> {};
 
-TEST_P(WrongFileTest, IsRefusedByFileEntryAndField) {
+TEST_P(WrongFileTest, IsRefusedWithTheNameOfTheFileTheEntryAndTheField) {
   const auto read = Parse(GetParam().text);
   EXPECT_THAT(read.status(), StatusIs(absl::StatusCode::kInvalidArgument,
                                       AllOf(::testing::StartsWith("who.json: "),
@@ -232,7 +232,8 @@ TEST_F(IdentitiesFindTest, FindsCallersByTokenByCertificateOrByBoth) {
   EXPECT_EQ(TenantOf(both), "red/laptop");
 }
 
-TEST_F(IdentitiesFindTest, AnUnknownCallersErrorNamesTheNeedWithoutSecrets) {
+TEST_F(IdentitiesFindTest,
+       TheErrorOfAnUnknownCallerNamesTheAcceptedCredentialsWithoutSecrets) {
   EXPECT_EQ(TenantOf({.encrypted = true}),
             "no credentials: want metadata 'authorization: Bearer TOKEN', or a "
             "certificate that is known here");
@@ -320,7 +321,7 @@ TEST(IdentitiesTest, ACallerWithoutKnownCredentialsIsAnonymous) {
   EXPECT_FALSE(read->Find(WithToken("three"), kNow, &refused).ok());
 }
 
-TEST(IdentitiesTest, AHashMayBeInEitherCase) {
+TEST(IdentitiesTest, ATokensHashMayHaveUpperOrLowerCaseDigits) {
   std::string upper = base::Sha256Hex("one");
   for (char& c : upper) c = absl::ascii_toupper(static_cast<unsigned char>(c));
   const auto read = Parse(Red(
@@ -366,7 +367,8 @@ TEST(IdentitiesTest, AStartWithoutAnyCallerIsRefused) {
   }
 }
 
-TEST(IdentitiesTest, ACertificateNeedsThePortOfItsRoleToAskForIt) {
+TEST(IdentitiesTest,
+     ATenantsCertificateIsRefusedIfNoPortOfItsRoleAsksForCertificates) {
   // The admin port does not ask for certificates, because it is only on the
   // loopback interface.
   const ListenerProof client = {.tls = true, .client_certificates = true};

@@ -72,7 +72,7 @@ TEST(RequestRateTest, ALimitMayBeBelowOneASecondOrAbsent) {
   }
 }
 
-TEST(TenantQuotaTest, RefusesWithTenantLimitAndWhenToTryAgain) {
+TEST(TenantQuotaTest, ARefusalNamesTheTenantTheLimitAndWhenToTryAgain) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(2, 1, 0));
   QuotaLimit met;
   KVASIR_EXPECT_OK(quota->Enter(kStart, &met).status());
@@ -97,7 +97,7 @@ TEST(TenantQuotaTest, TheDefaultBurstIsOneSecondsRequests) {
       StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("(burst 3)")));
 }
 
-TEST(TenantQuotaTest, APlaceIsLeftOnceHoweverManyReferencesItHas) {
+TEST(TenantQuotaTest, ARequestLeavesTheQuotaOnlyOnceHoweverOftenLeaveIsCalled) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(0, 0, 2));
   QuotaLimit met;
   auto first = *quota->Enter(kStart, &met);

@@ -95,7 +95,7 @@ TEST(KserveRequestTest, TensorsDetermineTheSchema) {
   EXPECT_THAT(tokens.token_ids.ToIds(), ElementsAre(7, 8, 9));
 }
 
-TEST(KserveRequestTest, SchemasDoNotMix) {
+TEST(KserveRequestTest, ARequestMustHaveTheTensorsOfExactlyOneSchema) {
   EXPECT_THAT(Parse(InferRequestBuilder()),
               StatusIs(kInvalid, HasSubstr("have neither")));
   EXPECT_THAT(Parse(TrtTokens().Text("text_input", "x")),
@@ -104,7 +104,7 @@ TEST(KserveRequestTest, SchemasDoNotMix) {
               StatusIs(kInvalid, HasSubstr("sampling_parameters")));
 }
 
-TEST(KserveRequestTest, ScalarsComeInThreeShapes) {
+TEST(KserveRequestTest, AScalarMayHaveAnyOfThreeShapes) {
   for (const std::vector<int64_t>& shape :
        std::vector<std::vector<int64_t>>{{}, {1}, {1, 1}}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest request,
@@ -143,7 +143,7 @@ TEST(KserveRequestTest, TypedContentsAreAccepted) {
                                    "want 1 values in contents, have 2")));
 }
 
-TEST(KserveRequestTest, WrongTensorsAreReportedWithWantAndHave) {
+TEST(KserveRequestTest, ErrorsOfWrongTensorsNameTheWantedAndTheGivenValue) {
   EXPECT_THAT(Parse(InferRequestBuilder().Text("text_input", "a", {2})),
               StatusIs(kInvalid, HasSubstr("'text_input'")));
   EXPECT_THAT(
@@ -173,7 +173,7 @@ TEST(KserveRequestTest, WrongTensorsAreReportedWithWantAndHave) {
               StatusIs(kInvalid, HasSubstr("raw_input_contents")));
 }
 
-TEST(KserveRequestTest, AShapeWithoutItsBytesReservesNothing) {
+TEST(KserveRequestTest, AShapeThatClaimsMoreThanItsBytesAllocatesNothing) {
   // The shape claims 8 GiB of data.
   const InferRequestBuilder empty =
       InferRequestBuilder()
@@ -240,7 +240,7 @@ TEST(KserveRequestTest, SamplingValuesMayBeStrings) {
   EXPECT_FALSE(request.skip_special_tokens);
 }
 
-TEST(KserveRequestTest, WrongSamplingValuesAreNamed) {
+TEST(KserveRequestTest, ErrorsNameTheWrongSamplingValue) {
   EXPECT_THAT(ParseJson("[1]"), StatusIs(kInvalid, HasSubstr("JSON object")));
   EXPECT_THAT(ParseJson("{"), StatusIs(kInvalid, HasSubstr("JSON object")));
   EXPECT_THAT(ParseJson(R"({"max_tokens": "many"})"),
@@ -366,7 +366,7 @@ TEST(KserveRequestTest, ParametersOfTheWrongKindAreRefusedByName) {
   EXPECT_THAT(Parse(large), StatusIs(kInvalid, HasSubstr("2147483647")));
 }
 
-TEST(KserveRequestTest, TheWiresLimitsAreNotReportedAsOurs) {
+TEST(KserveRequestTest, LimitsOfTheWireFormatAreNotReportedAsAllowedValues) {
   EXPECT_THAT(ParseJson(R"({"n": 0})"),
               StatusIs(kInvalid, AllOf(HasSubstr("'n': want an integer of at "
                                                  "least 1, have 0"),
@@ -409,7 +409,7 @@ TEST(KserveRequestTest, TheNumberAndLengthOfStopStringsAreLimited) {
       ParseJson(R"({"stop": ")" + std::string(1024, 'x') + "\"}").status());
 }
 
-TEST(KserveRequestTest, EmptyFinalParameterMustBeABool) {
+TEST(KserveRequestTest, TheParameterForAnEmptyFinalResponseMustBeABool) {
   InferRequestBuilder builder = TrtText();
   builder.Parameter("triton_enable_empty_final_response")
       .set_string_param("true");
@@ -469,7 +469,7 @@ TEST(KserveRequestTest, PaddedWordListsAndNeutralBeamsAreAccepted) {
   EXPECT_EQ(request.seed, 0xFFFFFFFFFFFFFFFFull);
 }
 
-TEST(KserveRequestTest, UnbuiltParametersAreRefusedByName) {
+TEST(KserveRequestTest, ParametersThatAreNotImplementedAreRefusedByName) {
   EXPECT_THAT(Parse(TrtText().Int("beam_width", 4)),
               StatusIs(kNotBuilt, HasSubstr("beam_width")));
   EXPECT_THAT(Parse(TrtText().Bool("return_context_logits", true)),
@@ -485,7 +485,7 @@ TEST(KserveRequestTest, UnbuiltParametersAreRefusedByName) {
               StatusIs(kNotBuilt, HasSubstr("draft_input_ids")));
 }
 
-TEST(KserveRequestTest, EndIdReplacesTheModelsOwn) {
+TEST(KserveRequestTest, EndIdReplacesTheModelsOwnEndTokens) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest own,
                               Parse(TrtText().Int("end_id", 42)));
   EXPECT_TRUE(own.sampling.ignore_eos());
@@ -496,7 +496,7 @@ TEST(KserveRequestTest, EndIdReplacesTheModelsOwn) {
   EXPECT_THAT(none.sampling.stop_token_ids(), IsEmpty());
 }
 
-TEST(KserveRequestTest, WordListsOfTokensMayHaveOneTokenEach) {
+TEST(KserveRequestTest, WordsGivenAsTokenIdsMustHaveOneTokenEach) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest request,
       Parse(TrtTokens()
@@ -516,7 +516,7 @@ TEST(KserveRequestTest, WordListsOfTokensMayHaveOneTokenEach) {
               StatusIs(kInvalid, HasSubstr("[2, n]")));
 }
 
-TEST(KserveRequestTest, InputLengthsCutPadding) {
+TEST(KserveRequestTest, InputLengthsCutsThePaddingOfInputIds) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest request,
       Parse(InferRequestBuilder()
@@ -540,7 +540,7 @@ TEST(KserveRequestTest, InputLengthsCutPadding) {
       StatusIs(kInvalid, HasSubstr("want shape [n] or [1, n]")));
 }
 
-TEST(KserveRequestTest, TokenIdsOfAnyIntegerTypeAreOneBuffer) {
+TEST(KserveRequestTest, TokenIdsOfAnyIntegerTypeAreConvertedToTheSameEncoding) {
   for (const bool wide : {false, true}) {
     InferRequestBuilder builder;
     if (wide) {
@@ -604,7 +604,7 @@ TEST(KserveRequestTest, UnknownOutputsAreRefusedByName) {
 }
 
 // Triton's benchmark client perf_analyzer lists all outputs.
-TEST(KserveRequestTest, AListOfAllOutputsChoosesNothing) {
+TEST(KserveRequestTest, ListingAllOutputsDoesNotRequestThem) {
   InferRequestBuilder builder = TrtText();
   for (const KserveOutputSpec& spec : KserveOutputSpecs()) {
     builder.Output(spec.name);

@@ -101,7 +101,7 @@ TEST_F(KserveServiceTest, ConfigurationNamesOnlyTensorsOfTheMetadata) {
             grpc::StatusCode::NOT_FOUND);
 }
 
-TEST_F(KserveServiceTest, UnbuiltRpcsReportTheirName) {
+TEST_F(KserveServiceTest, RpcsThatAreNotImplementedAnswerWithTheirName) {
   grpc::ClientContext a, b;
   inference::SystemSharedMemoryRegisterResponse registered;
   const grpc::Status memory =
@@ -280,7 +280,7 @@ TEST_F(KserveServiceTest, GrpcErrorHeaderEndsTheStreamWithTheStatus) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
-TEST_F(KserveServiceTest, AReaderThatNeverReadsIsReset) {
+TEST_F(KserveServiceTest, TheCallOfAClientThatNeverReadsIsReset) {
   grpc::ClientContext context;
   auto stream = stub_->ModelStreamInfer(&context);
   ASSERT_TRUE(stream->Write(Vllm("a").Build()));
@@ -315,7 +315,7 @@ TEST_F(KserveServiceTest, AServerShutdownCancelsRunningRequests) {
 
 // Runs many clients that behave in different ways at the same time. No request
 // may be left afterwards.
-TEST_F(KserveServiceTest, StreamsCancelledInAnyStateLeaveNothing) {
+TEST_F(KserveServiceTest, StreamsCancelledInAnyStateLeaveNoRequests) {
   std::atomic<bool> stop{false};
   std::thread engine([this, &stop] {
     for (size_t i = 0; !stop; ++i) {

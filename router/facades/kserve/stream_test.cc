@@ -141,7 +141,7 @@ TEST_F(KserveStreamTest, ARequestReachesTheRouterAndItsTokensTheClient) {
   EXPECT_FALSE(sink_.end.has_value());
 }
 
-TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeAnythingIsAllocatedByIt) {
+TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeMemoryForSamplesIsAllocated) {
   Start();
   Send(Vllm("a").Text("sampling_parameters", R"({"n": 2000000000})"));
   RunWrites();
@@ -294,7 +294,7 @@ TEST_F(KserveStreamTest, AResetCancelsEveryRequest) {
   Run();
 }
 
-TEST_F(KserveStreamTest, ErrorsStayInsideTheStream) {
+TEST_F(KserveStreamTest, AnErrorOfOneRequestDoesNotEndTheStream) {
   Start();
   Send(InferRequestBuilder("tiny", "bad"));
   Send(InferRequestBuilder("other", "who").Text("text_input", "x"));
@@ -346,7 +346,7 @@ TEST_F(KserveStreamTest, IdsAreUniqueAmongRunningRequestsUnlessEmpty) {
   EXPECT_EQ(router_.num_requests(), 3u);
 }
 
-TEST_F(KserveStreamTest, AStopEndsTheRequestWithItsOutput) {
+TEST_F(KserveStreamTest, AStopEndsTheRequestAndItsOutputSoFarIsSent) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -361,7 +361,7 @@ TEST_F(KserveStreamTest, AStopEndsTheRequestWithItsOutput) {
   EXPECT_FALSE(Engine(1)->cancelled());
 }
 
-TEST_F(KserveStreamTest, AStopWithoutARequestIsAnswered) {
+TEST_F(KserveStreamTest, AStopForAnIdWithoutARunningRequestIsAnswered) {
   Start();
   Send(StopRequest("gone"));
   Send(StopRequest(""));
@@ -508,7 +508,7 @@ TEST_F(KserveStreamTest, WaitingOutputOfOneAnswerFitsOneResponse) {
   EXPECT_TRUE(sink_.was_reset);
 }
 
-TEST_F(KserveStreamTest, TakenBytesNoLongerCount) {
+TEST_F(KserveStreamTest, BytesOfTakenResponsesNoLongerCount) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   Start();
   Send(Vllm("a"));
@@ -533,7 +533,7 @@ TEST_F(KserveStreamTest, RequestsPerStreamAreLimited) {
   EXPECT_EQ(router_.num_requests(), 2u);
 }
 
-TEST_F(KserveStreamTest, FullTokenizerQueueRefuses) {
+TEST_F(KserveStreamTest, ARequestIsRefusedIfTheTokenizersQueueIsFull) {
   tokenizer_->max_queued = 0;
   Start();
   Send(Vllm("a"));
@@ -583,7 +583,7 @@ TEST_F(KserveStreamTest, OtherModelVersionsDoNotExist) {
   EXPECT_THAT(LastError(), StartsWith("NOT_FOUND: "));
 }
 
-TEST_F(KserveStreamTest, FoldedLogprobsThatDoNotFitAreRefused) {
+TEST_F(KserveStreamTest, LogprobsThatDoNotFitIntoOneResponseAreRefused) {
   Start();
   InferRequestBuilder builder("tiny", "a");
   Send(builder.Text("text_input", "hi")
@@ -594,7 +594,8 @@ TEST_F(KserveStreamTest, FoldedLogprobsThatDoNotFitAreRefused) {
   EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
 }
 
-TEST_F(KserveStreamTest, FoldedLogprobsOfALongContextModelNeedNoMaxTokens) {
+TEST_F(KserveStreamTest,
+       LogprobsInOneResponseOfALongContextModelNeedNoMaxTokens) {
   router_.SetMaxModelLen(1 << 20);
   backend_->limits.default_max_tokens = 1000;
   Start();
@@ -773,7 +774,7 @@ TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesFurtherOnes) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(KserveQuotaTest, EveryRefusalLeavesItsPlace) {
+TEST_F(KserveQuotaTest, ARefusedRequestNoLongerCountsInTheQuota) {
   StartRed();
   tokenizer_->max_queued = 1;
   Send(InferRequestBuilder("other", "unknown").Text("text_input", "x"));
@@ -788,7 +789,8 @@ TEST_F(KserveQuotaTest, EveryRefusalLeavesItsPlace) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(KserveQuotaTest, AResetLeavesPlacesWhenTheEngineEnds) {
+TEST_F(KserveQuotaTest,
+       RequestsOfAResetStreamCountInTheQuotaUntilTheEngineEnds) {
   StartRed();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -800,7 +802,8 @@ TEST_F(KserveQuotaTest, AResetLeavesPlacesWhenTheEngineEnds) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(KserveQuotaTest, ARequestThatEndsBeforeItIsTokenizedStaysInItsQuota) {
+TEST_F(KserveQuotaTest,
+       ARequestThatEndsBeforeItIsTokenizedStillCountsInTheQuota) {
   StartRed();
   tokenizer_->paused = true;
   Send(Vllm("a"));
@@ -822,7 +825,7 @@ TEST_F(KserveQuotaTest, ARequestThatEndsBeforeItIsTokenizedStaysInItsQuota) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-TEST_F(KserveQuotaTest, ASlowReaderLeavesItsPlaceWhenTheEngineEnds) {
+TEST_F(KserveQuotaTest, ASlowReadersRequestCountsInTheQuotaUntilTheEngineEnds) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   StartRed();
   Send(Vllm("a"));
@@ -835,7 +838,8 @@ TEST_F(KserveQuotaTest, ASlowReaderLeavesItsPlaceWhenTheEngineEnds) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(KserveQuotaTest, AnAnswerInOneResponseLeavesItsPlaceWithItsLastSample) {
+TEST_F(KserveQuotaTest,
+       ARequestForOneResponseCountsInTheQuotaUntilItsLastSampleEnds) {
   backend_->callers =
       CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 1})"));
   KserveCall call;
@@ -885,7 +889,7 @@ TEST_F(KserveQuotaTest, ARequestOverTheQuotaIsRefusedBeforeItsTensorsAreRead) {
   EXPECT_EQ(Running(), 2);
 }
 
-TEST_F(KserveQuotaTest, AnUnknownCallerIsNoFailureOfTheModel) {
+TEST_F(KserveQuotaTest, ARefusedUnknownCallerDoesNotCountAsAFailureOfTheModel) {
   StartRed();
   backend_->callers = CallersOf(TenantEntry("blue"));
   Send(Vllm("a"));

@@ -96,7 +96,8 @@ TEST(TextStreamTest, TextOfTheFirstMinTokensIsNotSearched) {
   EXPECT_EQ(Decode("abab", options, {1}), (Result{"aba", 4, true}));
 }
 
-TEST(TextStreamTest, HalfACharacterAtTheEndBecomesAReplacement) {
+TEST(TextStreamTest,
+     AnIncompleteCharacterAtTheEndBecomesAReplacementCharacter) {
   EXPECT_EQ(Decode("a\xE2\x82", Stops({"zz"}), {1}),
             (Result{"a\xEF\xBF\xBD", 3, false}));
 }
@@ -125,7 +126,7 @@ Result Reference(const std::string& text, const std::vector<std::string>& stops,
   return {text, text.size(), false};
 }
 
-TEST(TextStreamTest, AnySplitGivesTheSameResult) {
+TEST(TextStreamTest, TheResultDoesNotDependOnHowTokensAreSplitIntoPushes) {
   std::mt19937 random(7);
   const auto pick = [&random](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);

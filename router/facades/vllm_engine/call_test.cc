@@ -208,7 +208,7 @@ TEST_F(VllmEngineCallTest, LogprobsAreParallelListsInEveryChunk) {
   EXPECT_FALSE(second.has_input_logprobs());
 }
 
-TEST_F(VllmEngineCallTest, TextIsTokenizedHere) {
+TEST_F(VllmEngineCallTest, ATextPromptIsTokenizedByTheServer) {
   GenerateRequest message;
   message.set_text("hey");
   Send(message);
@@ -379,7 +379,8 @@ class VllmEngineQuotaTest : public VllmEngineCallTest {
   }
 };
 
-TEST_F(VllmEngineQuotaTest, AnAnswerLeavesItsPlaceBeforeItsLastResponse) {
+TEST_F(VllmEngineQuotaTest,
+       ARequestNoLongerCountsInTheQuotaWhenItsLastResponseIsSent) {
   Send(Message(true));
   EXPECT_EQ(Running(), 1);
   EXPECT_EQ(Engine().request().tenant, "red");
@@ -412,7 +413,8 @@ TEST_F(VllmEngineQuotaTest, ARequestCountsOnceForAnyN) {
   Engine().Done();
 }
 
-TEST_F(VllmEngineQuotaTest, AStopStringLeavesThePlace) {
+TEST_F(VllmEngineQuotaTest,
+       ARequestEndedByAStopStringNoLongerCountsInTheQuota) {
   GenerateRequest message = Message(true);
   message.mutable_sampling_params()->add_stop("b");
   Send(message);
@@ -422,7 +424,8 @@ TEST_F(VllmEngineQuotaTest, AStopStringLeavesThePlace) {
   Engine().Done(absl::CancelledError("cancelled"));
 }
 
-TEST_F(VllmEngineQuotaTest, AClientThatLeavesKeepsItsPlaceUntilTheEngineEnds) {
+TEST_F(VllmEngineQuotaTest,
+       ARequestWhoseClientLeavesCountsInTheQuotaUntilTheEngineEnds) {
   Send(Message(true));
   call_->OnCancelled();
   RunWrites();
@@ -432,7 +435,8 @@ TEST_F(VllmEngineQuotaTest, AClientThatLeavesKeepsItsPlaceUntilTheEngineEnds) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(VllmEngineQuotaTest, AClientThatLeavesBeforeTokenizingKeepsItsPlace) {
+TEST_F(VllmEngineQuotaTest,
+       ARequestWhoseClientLeavesBeforeTokenizingStillCountsInTheQuota) {
   tokenizer_->paused = true;
   for (const bool stopped : {false, true}) {
     writer_.end.reset();
@@ -454,7 +458,8 @@ TEST_F(VllmEngineQuotaTest, AClientThatLeavesBeforeTokenizingKeepsItsPlace) {
   EXPECT_EQ(router_.num_requests(), 0);
 }
 
-TEST_F(VllmEngineQuotaTest, AnErrorAndADrainLeaveThePlace) {
+TEST_F(VllmEngineQuotaTest,
+       RequestsEndedByAnErrorOrADrainNoLongerCountInTheQuota) {
   Send(Message(true));
   Engine().Done(absl::UnavailableError("the router is draining"));
   EXPECT_EQ(Running(), 0);
@@ -462,7 +467,8 @@ TEST_F(VllmEngineQuotaTest, AnErrorAndADrainLeaveThePlace) {
   EXPECT_FALSE(writer_.end->ok());
 }
 
-TEST_F(VllmEngineQuotaTest, ASlowReaderLeavesItsPlaceWhenTheEngineEnds) {
+TEST_F(VllmEngineQuotaTest,
+       ASlowReadersRequestCountsInTheQuotaUntilTheEngineEnds) {
   backend_->limits.max_waiting_bytes_per_stream = 20;
   Send(Message(true));
   Engine().Emit("a");
@@ -474,7 +480,8 @@ TEST_F(VllmEngineQuotaTest, ASlowReaderLeavesItsPlaceWhenTheEngineEnds) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(VllmEngineQuotaTest, ARefusalOfAnyKindLeavesThePlace) {
+TEST_F(VllmEngineQuotaTest,
+       ARequestRefusedForAnyReasonNoLongerCountsInTheQuota) {
   GenerateRequest bad = Message(true);
   bad.mutable_sampling_params()->set_json_schema("{}");
   Send(bad);

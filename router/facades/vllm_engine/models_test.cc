@@ -50,7 +50,7 @@ TEST(VllmEngineModelsTest, SeveralNamesOfOneModelAreOneModel) {
   EXPECT_EQ(model->name, "a");
 }
 
-TEST(VllmEngineModelsTest, DifferentModelsAreRefused) {
+TEST(VllmEngineModelsTest, ARouterThatServesDifferentModelsIsRefused) {
   ModelsOnly router;
   router.models = {Served("a", "w1"), Served("b", "w2")};
   EXPECT_THAT(OnlyModel(router).status(),
@@ -58,7 +58,7 @@ TEST(VllmEngineModelsTest, DifferentModelsAreRefused) {
                        HasSubstr("'a' and 'b' are different models")));
 }
 
-TEST(VllmEngineModelsTest, BeforeAWorkerIsReachedNothingIsReported) {
+TEST(VllmEngineModelsTest, DescriptionsAreUnavailableBeforeAWorkerIsReached) {
   ModelsOnly router;
   EXPECT_THAT(OnlyModel(router).status(),
               StatusIs(absl::StatusCode::kUnavailable,
@@ -74,7 +74,7 @@ TEST(VllmEngineModelsTest, BeforeAWorkerIsReachedNothingIsReported) {
 
 // If the path were set, a gateway would try to load it and ignore its own
 // flags.
-TEST(VllmEngineModelsTest, ATokenizerThatIsNotServedHasNoPath) {
+TEST(VllmEngineModelsTest, WithoutAServedTokenizerNoTokenizerPathIsReported) {
   EXPECT_EQ(VllmModelInfoOf(Served("a", "w"), false)->tokenizer_path(), "");
   EXPECT_EQ(VllmModelInfoOf(Served("a", "w"), true)->tokenizer_path(),
             "/nonexistent/a");

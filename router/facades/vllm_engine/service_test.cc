@@ -199,7 +199,7 @@ TEST_F(VllmEngineServiceTest, TheTokenizerIsServedOnlyIfItIsShared) {
   EXPECT_THAT(status.error_message(), HasSubstr("--share-tokenizer on"));
 }
 
-TEST_F(VllmEngineServiceTest, UnbuiltRpcsReportTheirName) {
+TEST_F(VllmEngineServiceTest, RpcsThatAreNotImplementedAnswerWithTheirName) {
   Start();
   const auto expect = [](const grpc::Status& status, const char* name) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);

@@ -102,7 +102,7 @@ TEST_F(VllmInferenceCallTest, StreamsTextAndIdsAndCountsThem) {
 }
 
 // vllm-router requests only ids, because it detokenizes them itself.
-TEST_F(VllmInferenceCallTest, OnlyIdsNeedNoTokenizer) {
+TEST_F(VllmInferenceCallTest, ARequestForTokenIdsOnlyNeedsNoTokenizer) {
   backend_->codecs.clear();
   GenerateRequest message = Message();
   message.mutable_response()->set_output_text(false);
@@ -321,7 +321,7 @@ TEST_F(VllmInferenceCallTest, AnAbortEndsTheStreamWithAFinish) {
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
-TEST_F(VllmInferenceCallTest, AReaderThatDoesNotReadIsReset) {
+TEST_F(VllmInferenceCallTest, TheCallOfAClientThatDoesNotReadIsReset) {
   backend_->limits.max_waiting_bytes_per_stream = 100;
   Send(Message());
   Engine().Emit("ab");
@@ -362,7 +362,8 @@ TEST(VllmInferenceModelsTest, DescribesTheFieldsThatClientsRequire) {
   EXPECT_TRUE(model.supports_text_input());
 }
 
-TEST(VllmInferenceModelsTest, BeforeAWorkerIsReachedNothingIsReported) {
+TEST(VllmInferenceModelsTest,
+     DescriptionsAreUnavailableBeforeAWorkerIsReached) {
   ModelStatus model = Served("a");
   model.info.reset();
   EXPECT_THAT(ControlServerInfoOf(model, "1"),
@@ -371,7 +372,7 @@ TEST(VllmInferenceModelsTest, BeforeAWorkerIsReachedNothingIsReported) {
 }
 
 TEST_F(VllmInferenceCallTest,
-       OneThatGoesBeforeItsTextIsTokenizedStaysInItsQuota) {
+       ACancelledRequestStaysInItsQuotaUntilItsTextIsTokenized) {
   backend_->callers =
       CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 1})"));
   identity_.credentials = TokenOf("red");

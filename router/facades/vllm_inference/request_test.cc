@@ -109,7 +109,7 @@ TEST(VllmInferenceRequestTest, ServedFieldsAreAccepted) {
   EXPECT_EQ(request.cache_salt, "pepper");
 }
 
-TEST(VllmInferenceRequestTest, UnbuiltFieldsAreRefusedByName) {
+TEST(VllmInferenceRequestTest, FieldsThatAreNotImplementedAreRefusedByName) {
   using Change = std::function<void(GenerateRequest*)>;
   const std::vector<std::pair<std::string, Change>> cases = {
       {"truncate_prompt_tokens",
@@ -187,7 +187,7 @@ TEST(VllmInferenceRequestTest, UnknownFieldsAreRefusedByNumberAndMessage) {
                        HasSubstr("field 77 of KVCacheParameters")));
 }
 
-TEST(VllmInferenceRequestTest, WrongValuesAreReportedWithFieldWantAndHave) {
+TEST(VllmInferenceRequestTest, ErrorsNameTheFieldTheWantedAndTheGivenValue) {
   const auto is = [](const std::string& text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };

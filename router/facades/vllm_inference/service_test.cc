@@ -153,7 +153,7 @@ TEST_F(VllmInferenceServiceTest, DescribesServerAndModel) {
 
 // By itself gRPC 1.51 would answer UNIMPLEMENTED without a text, as if the RPC
 // did not exist.
-TEST_F(VllmInferenceServiceTest, GarbageIsRefusedWithAText) {
+TEST_F(VllmInferenceServiceTest, AMessageThatCannotBeParsedIsRefusedWithAText) {
   for (const std::string method :
        {"/vllm.Inference/Generate", "/vllm.Inference/GenerateStream",
         "/vllm.Control/Abort"}) {
@@ -169,7 +169,7 @@ TEST_F(VllmInferenceServiceTest, GarbageIsRefusedWithAText) {
       grpc::StatusCode::UNIMPLEMENTED);
 }
 
-TEST_F(VllmInferenceServiceTest, UnbuiltRpcsReportTheirName) {
+TEST_F(VllmInferenceServiceTest, RpcsThatAreNotImplementedAnswerWithTheirName) {
   const auto* service = vllm::NotBuilt::descriptor()->file()->service(0);
   int refused = 0;
   for (int i = 0; i < service->method_count(); ++i) {
