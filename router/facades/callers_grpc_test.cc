@@ -77,7 +77,7 @@ class CallersGrpcTest : public FacadeServerTest {
     channel_ = grpc::CreateChannel(server_->target(), credentials);
   }
 
-  // Calls `method`; the bytes of the message are `bytes`.
+  // Calls `method` with these bytes as the message.
   grpc::Status Call(const google::protobuf::MethodDescriptor& method,
                     const std::string& authorization = "",
                     const std::string& bytes = "") {

@@ -81,7 +81,7 @@ absl::Status TokenizerIsFull(const FacadeLimits& limits) {
 uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
                     uint32_t max_model_len) {
   if (max_model_len == 0) return wanted;
-  // the router refuses such a prompt
+  // The router refuses such a prompt.
   if (prompt_tokens >= max_model_len) return 0;
   return static_cast<uint32_t>(
       std::min<uint64_t>(wanted, max_model_len - prompt_tokens));

@@ -222,8 +222,8 @@ TEST_F(KserveServiceTest, TenantsDoNotShareTheirPrefixCache) {
 
 TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   grpc::ClientContext early, late;
-  // A deadline, because the reads would never return if the drain failed to end
-  // the stream.
+  // Set deadlines, because the reads would never return if the drain failed to
+  // end the streams.
   early.set_deadline(std::chrono::system_clock::now() +
                      std::chrono::seconds(20));
   late.set_deadline(std::chrono::system_clock::now() +

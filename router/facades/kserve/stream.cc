@@ -328,7 +328,7 @@ void KserveStream::HandleFinish(
 void KserveStream::HandleDone(uint64_t number, const absl::Status& status) {
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;
-  // its last responses wait to be written
+  // Its last responses wait to be written.
   if (it->second.answer->finished()) return;
   Fail(number,
        !status.ok()

@@ -261,7 +261,7 @@ TEST_F(KserveStreamTest, RequestsRunConcurrentlyAndTakeTurns) {
   Send(Vllm("a"));
   Send(Vllm("b"));
   Engine(0)->Emit("1");
-  Run();  // the response is written, but the write is outstanding
+  Run();  // the transport has the response and the write is outstanding
   Engine(0)->Emit("2");
   Engine(0)->Emit("3");
   Engine(1)->Emit("4");

@@ -323,7 +323,7 @@ TEST_F(VllmEngineCallTest, AMessageOverTheBudgetIsRefusedUnread) {
   backend_->budget = std::make_shared<ByteBudget>(300);
   GenerateRequest message = Message(true, std::string(400, 'x'));
   message.mutable_sampling_params()->set_n(1 << 30);
-  // a parser would refuse this field
+  // If the message were parsed, this field would be refused.
   message.mutable_sampling_params()->add_stop("");
   Send(message);
   RunWrites();
