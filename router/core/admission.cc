@@ -53,9 +53,9 @@ bool Admission::Withdraw(Ticket ticket) {
   return true;
 }
 
-absl::Status Admission::OfRequest(const CanonicalRequest& request,
-                                  const kvasir::v1::WorkerInfo& info,
-                                  uint32_t max_n, absl::Time now) {
+absl::Status Admission::CheckRequest(const CanonicalRequest& request,
+                                     const kvasir::v1::WorkerInfo& info,
+                                     uint32_t max_n, absl::Time now) {
   const size_t prompt = request.prompt.size_tokens();
   if (prompt == 0) return absl::InvalidArgumentError("the prompt is empty");
   if (prompt >= info.max_model_len()) {
@@ -77,9 +77,9 @@ absl::Status Admission::OfRequest(const CanonicalRequest& request,
   return absl::OkStatus();
 }
 
-Admission::Patience Admission::OfWaiting(const CanonicalRequest& request,
-                                         std::optional<absl::Duration> own,
-                                         absl::Duration ours, absl::Time now) {
+Admission::Patience Admission::PatienceOf(const CanonicalRequest& request,
+                                          std::optional<absl::Duration> own,
+                                          absl::Duration ours, absl::Time now) {
   const absl::Time expiry = now + own.value_or(ours);
   if (request.deadline < expiry) {
     return {request.deadline, absl::DeadlineExceededError(

@@ -61,9 +61,9 @@ class Admission {
   // Checks a request for the model of `info` before it gets a ticket. Errors:
   // INVALID_ARGUMENT (no prompt, or n exceeds max_n or the workers' limit),
   // NEVER_FITS (the prompt is too long), DEADLINE_EXCEEDED.
-  static absl::Status OfRequest(const CanonicalRequest& request,
-                                const kvasir::v1::WorkerInfo& info,
-                                uint32_t max_n, absl::Time now);
+  static absl::Status CheckRequest(const CanonicalRequest& request,
+                                   const kvasir::v1::WorkerInfo& info,
+                                   uint32_t max_n, absl::Time now);
 
   // The time until which a request waits, and the status with which it ends
   // then.
@@ -73,9 +73,9 @@ class Admission {
   };
   // `own`: the rest of the queue timeout that the request has set; nullopt if
   // it has set none. Then `ours`, the operator's queue timeout, applies.
-  static Patience OfWaiting(const CanonicalRequest& request,
-                            std::optional<absl::Duration> own,
-                            absl::Duration ours, absl::Time now);
+  static Patience PatienceOf(const CanonicalRequest& request,
+                             std::optional<absl::Duration> own,
+                             absl::Duration ours, absl::Time now);
   // The status of a request whose own queue timeout has passed.
   static absl::Status TimedOut(const CanonicalRequest& request);
   // The status of a request for a model of which no worker has been reached

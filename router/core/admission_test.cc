@@ -103,14 +103,14 @@ TEST(AdmissionTest, ADrainRefusesNewRequestsAndKeepsAdmittedOnes) {
 
 TEST(AdmissionTest, APromptAsLongAsTheModelAllowsInTotalNeverFits) {
   CanonicalRequest request = NewRequest();
-  KVASIR_EXPECT_OK(Admission::OfRequest(request, Info(16), 128, kNow));
+  KVASIR_EXPECT_OK(Admission::CheckRequest(request, Info(16), 128, kNow));
   request.prompt = TokenBytes::Adopt(std::vector<int32_t>(8, 1));
   const absl::Status status =
-      Admission::OfRequest(request, Info(16), 128, kNow);
+      Admission::CheckRequest(request, Info(16), 128, kNow);
   EXPECT_EQ(proto::RefusalOf(status)->reason(),
             kvasir::v1::Refusal::NEVER_FITS);
   request.prompt = {};
-  EXPECT_THAT(Admission::OfRequest(request, Info(16), 128, kNow),
+  EXPECT_THAT(Admission::CheckRequest(request, Info(16), 128, kNow),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("the prompt is empty")));
 }
@@ -118,13 +118,13 @@ TEST(AdmissionTest, APromptAsLongAsTheModelAllowsInTotalNeverFits) {
 TEST(AdmissionTest, TheWorkersLimitOfNAppliesIfTheWorkerReportsOne) {
   CanonicalRequest request = NewRequest();
   request.sampling.set_n(17);
-  EXPECT_THAT(Admission::OfRequest(request, Info(16), 128, kNow),
+  EXPECT_THAT(Admission::CheckRequest(request, Info(16), 128, kNow),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("n is 17, want 1 to 16")));
-  KVASIR_EXPECT_OK(Admission::OfRequest(request, Info(0), 128, kNow));
+  KVASIR_EXPECT_OK(Admission::CheckRequest(request, Info(0), 128, kNow));
   request.sampling.set_n(200);
   for (const uint32_t reported : {0u, 500u}) {
-    EXPECT_THAT(Admission::OfRequest(request, Info(reported), 128, kNow),
+    EXPECT_THAT(Admission::CheckRequest(request, Info(reported), 128, kNow),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          HasSubstr("n is 200, want 1 to 128")));
   }
@@ -133,18 +133,18 @@ TEST(AdmissionTest, TheWorkersLimitOfNAppliesIfTheWorkerReportsOne) {
 TEST(AdmissionTest, AWaitingRequestEndsAtTheEarliestOfItsTimeouts) {
   CanonicalRequest request = NewRequest();
   Admission::Patience patience =
-      Admission::OfWaiting(request, std::nullopt, absl::Seconds(30), kNow);
+      Admission::PatienceOf(request, std::nullopt, absl::Seconds(30), kNow);
   EXPECT_EQ(patience.until, kNow + absl::Seconds(30));
   EXPECT_EQ(proto::RefusalOf(patience.then)->reason(),
             kvasir::v1::Refusal::RETRY_ELSEWHERE);
   patience =
-      Admission::OfWaiting(request, absl::Seconds(2), absl::Seconds(30), kNow);
+      Admission::PatienceOf(request, absl::Seconds(2), absl::Seconds(30), kNow);
   EXPECT_EQ(patience.until, kNow + absl::Seconds(2));
   EXPECT_THAT(patience.then, StatusIs(absl::StatusCode::kDeadlineExceeded,
                                       HasSubstr("own timeout")));
   request.deadline = kNow + absl::Seconds(1);
   patience =
-      Admission::OfWaiting(request, absl::Seconds(2), absl::Seconds(30), kNow);
+      Admission::PatienceOf(request, absl::Seconds(2), absl::Seconds(30), kNow);
   EXPECT_EQ(patience.until, request.deadline);
   EXPECT_THAT(patience.then, StatusIs(absl::StatusCode::kDeadlineExceeded,
                                       HasSubstr("the router's queue")));

@@ -71,7 +71,7 @@ absl::Status RouterCore::Complete(CanonicalRequest* request) {
   if (!model.info.has_value()) {
     return Admission::Unreached(request->model, parts_.registry->Problems());
   }
-  KVASIR_RETURN_IF_ERROR(Admission::OfRequest(
+  KVASIR_RETURN_IF_ERROR(Admission::CheckRequest(
       *request, *model.info, options_.max_n, base::Clock::Real().Now()));
   kvasir::v1::SamplingParams& sampling = request->sampling;
   if (sampling.max_tokens() == 0) {
@@ -144,8 +144,8 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
 void RouterCore::WaitInQueue(const ActivePtr& active) {
   const absl::Time now = base::Clock::Real().Now();
   const Admission::Patience patience =
-      Admission::OfWaiting(active->request(), active->QueueTimeoutLeft(now),
-                           options_.queue_timeout, now);
+      Admission::PatienceOf(active->request(), active->QueueTimeoutLeft(now),
+                            options_.queue_timeout, now);
   active->SetQueueTimer(EndWaitingAt(patience.until, active, patience.then));
 }
 

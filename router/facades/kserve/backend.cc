@@ -39,7 +39,7 @@ void KserveStatistics::Record(const std::string& model,
       totals->mutable_compute_output());
 }
 
-inference::ModelStatistics KserveStatistics::Of(
+inference::ModelStatistics KserveStatistics::StatisticsOf(
     const std::string& model) const {
   base::MutexLock lock(&mutex_);
   const auto found = models_.find(model);

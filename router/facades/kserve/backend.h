@@ -29,7 +29,7 @@ class KserveStatistics {
   };
   void Record(const std::string& model, const Outcome& outcome);
   // Returns the statistics of a model; all are zero if it has had no requests.
-  inference::ModelStatistics Of(const std::string& model) const;
+  inference::ModelStatistics StatisticsOf(const std::string& model) const;
 
  private:
   mutable base::Mutex mutex_;

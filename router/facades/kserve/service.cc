@@ -123,7 +123,7 @@ grpc::ServerUnaryReactor* KserveService::ModelStatistics(
     }
     for (const ModelStatus& model : models) {
       inference::ModelStatistics* statistics = response->add_model_stats();
-      *statistics = backend_->statistics.Of(model.name);
+      *statistics = backend_->statistics.StatisticsOf(model.name);
       statistics->set_name(model.name);
       statistics->set_version(kKserveModelVersion);
     }

@@ -645,9 +645,15 @@ TEST_F(KserveStreamTest, EveryRefusalOfTheFacadeIsLoggedAndCountedOnce) {
   }
   EXPECT_THAT(ids, ElementsAre("bad-tensors", "unknown", "twice", "bad-text",
                                "full", "no-tokenizer"));
-  EXPECT_EQ(backend_->statistics.Of("tiny").inference_stats().fail().count(),
+  EXPECT_EQ(backend_->statistics.StatisticsOf("tiny")
+                .inference_stats()
+                .fail()
+                .count(),
             5u);
-  EXPECT_EQ(backend_->statistics.Of("other").inference_stats().fail().count(),
+  EXPECT_EQ(backend_->statistics.StatisticsOf("other")
+                .inference_stats()
+                .fail()
+                .count(),
             0u);
 }
 
@@ -705,7 +711,7 @@ TEST_F(KserveStreamTest, StatisticsCountEndedRequests) {
   Send(Vllm("b"));
   Engine(1)->Done(absl::UnavailableError(""));
   RunWrites();
-  const auto statistics = backend_->statistics.Of("tiny");
+  const auto statistics = backend_->statistics.StatisticsOf("tiny");
   EXPECT_EQ(statistics.inference_count(), 1u);
   EXPECT_EQ(statistics.inference_stats().success().count(), 1u);
   EXPECT_EQ(statistics.inference_stats().fail().count(), 1u);
@@ -723,7 +729,8 @@ TEST(KserveStatisticsTest, ComputeCountsAreEqualAndTheirTimesAddUp) {
   // The engine's clock may run differently, so the times may exceed the total.
   outcome.compute = absl::Milliseconds(110);
   statistics.Record("m", outcome);
-  const inference::InferStatistics stats = statistics.Of("m").inference_stats();
+  const inference::InferStatistics stats =
+      statistics.StatisticsOf("m").inference_stats();
   EXPECT_EQ(stats.compute_input().count(), 2u);
   EXPECT_EQ(stats.compute_infer().count(), 2u);
   EXPECT_EQ(stats.compute_output().count(), 2u);
@@ -908,7 +915,10 @@ TEST_F(KserveQuotaTest, ARefusedUnknownCallerDoesNotCountAsAFailureOfTheModel) {
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
   EXPECT_EQ(router_.refused().size(), 3u);
   const auto fails = [this] {
-    return backend_->statistics.Of("tiny").inference_stats().fail().count();
+    return backend_->statistics.StatisticsOf("tiny")
+        .inference_stats()
+        .fail()
+        .count();
   };
   EXPECT_EQ(fails(), 0u);
   // An invalid request counts as a failure of the model, as in Triton.

@@ -176,7 +176,8 @@ absl::Status ParseCandidates(const vllm::ResponseOptions& response,
   }
   if (out->num_candidates > 0 && !out->wants_logprobs) {
     return absl::InvalidArgumentError(
-        "response.output_candidates: want output_logprobs with it, have false");
+        "response.output_candidates: requires response.output_logprobs, which "
+        "is false");
   }
   return absl::OkStatus();
 }

@@ -228,7 +228,7 @@ TEST(VllmInferenceRequestTest, ErrorsNameTheFieldTheWantedAndTheGivenValue) {
       Refusal([](auto* m) {
         m->mutable_response()->mutable_output_candidates()->set_top_n(2);
       }),
-      is("response.output_candidates: want output_logprobs with it"));
+      is("response.output_candidates: requires response.output_logprobs"));
 }
 
 }  // namespace
