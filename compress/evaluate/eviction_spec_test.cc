@@ -77,7 +77,7 @@ TEST(EvictionSpecTest, EvictionNamesAndBudgetsAreParsed) {
                                  "evaluation also takes recent or random")));
   EXPECT_THAT(ParseEvictionSpec("h2o", "two", kTiny, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("no eviction budget")));
+                       HasSubstr("not an eviction budget")));
 }
 
 TEST(EvictionSpecTest, AnEvictionBudgetOfTheWholeWindowChangesNothing) {

@@ -711,7 +711,7 @@ def test_eviction_can_be_added_to_any_plan(compress, tmp_path):
 
     refused(compress(*plan, "q-hitter", "--keep", 0.5, ok=False), "--eviction-budget", code=2)
     refused(compress(*plan, "q-hitter", "--eviction-budget", "1.5", ok=False),
-            "'1.5' is no eviction budget", code=2)
+            "'1.5' is not an eviction budget", code=2)
     refused(compress(*plan, "lorc", "--keep", 0.5, "--evict-from", lorc, ok=False),
             "--evict-from can only be used with --method q-hitter", code=2)
     refused(compress(*plan, "q-hitter", "--evict-from", lorc, "--eviction-recent", 64, ok=False),
