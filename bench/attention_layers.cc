@@ -18,7 +18,8 @@
 namespace kvasir::bench {
 namespace {
 
-// Everything except attention is as small as possible.
+// A model with the attention of `shape`, in which everything else is as small
+// as possible.
 model::ModelShape AttentionOnly(model::ModelShape shape, int64_t num_layers) {
   shape.num_layers = num_layers;
   shape.intermediate_size = 32;
@@ -31,13 +32,14 @@ model::ModelShape AttentionOnly(model::ModelShape shape, int64_t num_layers) {
 absl::StatusOr<std::shared_ptr<const worker::ServedPlan>> ServePreset(
     const std::string& name, const model::DecoderSpec& spec,
     const worker::ServeOptions& options) {
-  // Public engines store this, but no preset does: the codec of 8 bits with 4.
+  // Other engines have such a cache, but no preset does. It is the 8-bit preset
+  // with 4 bits.
   const bool dense_4bit = name == "dense-4bit";
   KVASIR_ASSIGN_OR_RETURN(kvasir::v1::KvPlan plan,
                           plan::MakePresetPlan(dense_4bit ? "dense-8bit" : name,
                                                model::AttentionShapeOf(spec)));
-  // Measure only the cache: the number of exact tokens of a sequence does not
-  // depend on its length.
+  // Removes exact tokens, so that only the cached codes are measured: the
+  // number of exact tokens does not grow with a sequence.
   for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
     layer.clear_exact_sinks();
     layer.mutable_key()->clear_exact_window();
@@ -143,7 +145,7 @@ absl::Status AttentionLayers::MakeArenas(const Options& options) {
       (options.slots + options.page_tokens - 1) / options.page_tokens;
   if (pages < 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("an arena of ", options.slots, " slots"));
+        absl::StrCat("an arena cannot have ", options.slots, " slots"));
   }
   const cache::PageCounts counts(layout_->page_groups().size(), pages);
   KVASIR_ASSIGN_OR_RETURN(
@@ -190,7 +192,7 @@ absl::Status AttentionLayers::MakeLayers(int64_t max_tokens) {
              .fresh = {fresh_.as<char>(), max_tokens},
              .page_tokens = layout_->page_tokens(),
              .profile = &timer_}));
-    size_t step = 0;  // all layers are alike
+    size_t step = 0;  // any layer, because all are alike
     for (worker::LayerAttention::Launch* const launch : attention.launches()) {
       launch->step = step++;
     }
@@ -278,7 +280,8 @@ absl::Status AttentionLayers::Launch(kernels::Workspace& workspace) {
        .group = {.slots = slots_.as<const int64_t>(),
                  .sequences = sequences,
                  .on_host = sequences_,
-                 .output_sequences = sequences},  // one kind in a launch
+                 // a launch has either prompts or output tokens
+                 .output_sequences = sequences},
        .steps = steps_},
       out_.as<float>(), workspace);
 }
@@ -289,9 +292,10 @@ absl::StatusOr<LaunchTime> AttentionLayers::Run(const LaunchShape& launch) {
   const auto have = static_cast<int64_t>(block_tables_.size());
   if (launch.batch < 1 || launch.new_tokens < 1 ||
       launch.new_tokens > launch.context || launch.batch * pages > have) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a launch of ", launch.batch, " sequences of ", launch.context,
-        " slots, ", launch.new_tokens, " of them new, over ", have, " pages"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a launch of ", launch.batch, " sequences of ",
+                     launch.context, " slots each, ", launch.new_tokens,
+                     " of them new, does not fit into ", have, " pages"));
   }
   if (!(launch == launch_)) KVASIR_RETURN_IF_ERROR(Prepare(launch));
   kernels::Workspace workspace(workspace_.data(), workspace_.bytes());

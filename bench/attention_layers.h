@@ -1,5 +1,5 @@
-// The attention of one layer over many arenas: the ops that the engine runs for
-// a layer (projections, rotation, append, attention, lifts, output), with
+// Benchmarks the attention of one layer over many arenas. It runs the same ops
+// as the engine (projections, rotation, append, attention, lifts, output), with
 // random weights and a cache full of random latents.
 #pragma once
 
@@ -25,8 +25,8 @@
 
 namespace kvasir::bench {
 
-// The sequences of one launch. Each has `context` slots in the end; the launch
-// writes the last `new_tokens` of them.
+// The sequences of one launch. After the launch, each sequence has `context`
+// slots, of which the launch has written the last `new_tokens`.
 struct LaunchShape {
   int64_t batch = 1;
   int64_t context = 0;
@@ -38,9 +38,9 @@ struct LaunchShape {
 };
 
 struct LaunchTime {
-  double layer_seconds = 0.0;      // all of the layer's attention
-  double attention_seconds = 0.0;  // over the cache, including lifts
-  double kernel_seconds = 0.0;     // only paged_attention
+  double layer_seconds = 0.0;      // all attention ops of the layer
+  double attention_seconds = 0.0;  // attention over the cache, including lifts
+  double kernel_seconds = 0.0;     // only the op paged_attention
 };
 
 // Owns: the weights of one layer (or shares them), arenas of `num_arenas`
@@ -52,50 +52,52 @@ class AttentionLayers {
     model::ModelShape shape;  // only its attention is used
     std::string plan;         // a preset's name
     int64_t page_tokens = 64;
-    // Slots of an arena, enough for all sequences of a launch.
+    // The number of slots in an arena, enough for all sequences of a launch.
     int64_t slots = 0;
     int64_t num_arenas = 1;
     bool lift_prompts = false;  // as in worker::ServeOptions
     uint64_t seed = 1;
-    // Weights of another object with the same shape, plan, lifts, seed and
-    // device, because they take long to make. Null: makes its own.
+    // The weights of another object with the same shape, plan, lifts, seed and
+    // device, to save the time for making them. Null: makes its own weights.
     std::shared_ptr<const worker::ModelWeights> weights;
-    // The device, which outlives this object. Null: the CPU, with the pool's
-    // threads.
+    // The device, which must outlive this object. Null: the CPU, with the
+    // threads of `pool`.
     kernels::Device* device = nullptr;
-    // Measures time on the device; outlives this object. Null: the CPU's clock.
+    // The timer for this device, which must outlive this object. Null: uses the
+    // CPU's clock.
     StepTimer* timer = nullptr;
   };
 
-  // The plan is a preset's name, or dense-4bit: whole keys and values in codes
-  // of 4 bits. `pool` outlives the object. Returns errors of the plan, the
-  // weights and the allocator.
+  // `plan` is a preset's name, or "dense-4bit" for whole keys and values as
+  // 4-bit codes. `pool` must outlive the object. Returns the errors of plan,
+  // weights and allocator.
   static absl::StatusOr<std::unique_ptr<AttentionLayers>> Create(
       const Options& options, base::ThreadPool* pool);
 
-  // One launch over the next arena. The first launch of a shape also counts its
-  // workspace.
+  // Runs one launch over the next arena. Before the first launch of a shape,
+  // its workspace is determined.
   absl::StatusOr<LaunchTime> Run(const LaunchShape& launch);
 
   const model::DecoderSpec& spec() const { return spec_; }
   const plan::ResolvedPlan& plan() const { return *plan_; }
   const cache::PageLayout& layout() const { return *layout_; }
-  // True if some latents of prompts are lifted.
+  // True if prompts lift some latents before attention.
   bool lifts_prompts() const {
     return worker::LiftsPrompts(*weights_->layers.front().attention);
   }
   std::shared_ptr<const worker::ModelWeights> weights() const {
     return weights_;
   }
-  // Only for a GPU.
+  // The attention kernels in use. Call it only on a GPU.
   const kernels::AttentionKernels& kernels() const {
     return attention_.front().kernels();
   }
   int64_t num_arenas() const { return static_cast<int64_t>(attention_.size()); }
-  // Payload of a slot in one layer's page.
+  // The payload bytes of a slot in the page of one layer.
   double bytes_per_slot() const;
 
-  // bytes_per_slot() without making anything, to choose num_arenas.
+  // The value of bytes_per_slot() for an object that does not exist yet, to
+  // choose num_arenas.
   static absl::StatusOr<double> BytesPerSlot(const model::ModelShape& shape,
                                              const std::string& plan,
                                              int64_t page_tokens);
@@ -109,7 +111,7 @@ class AttentionLayers {
 
   AttentionLayers(const Options& options, base::ThreadPool* pool);
   absl::Status DivideSteps();
-  // Allocates device memory and fills it with these numbers.
+  // Allocates device memory and copies the numbers into it.
   template <typename T>
   absl::Status Put(const std::vector<T>& host, kernels::DeviceBuffer* buffer);
 
@@ -131,13 +133,13 @@ class AttentionLayers {
   kernels::DeviceBuffer fresh_;
   std::vector<worker::LayerAttention> attention_;  // by arena
 
-  // The last launch.
+  // The shape of the last launch.
   LaunchShape launch_;
-  std::vector<int32_t> block_tables_;  // all pages of an arena, shuffled
+  std::vector<int32_t> block_tables_;  // all pages of an arena in random order
   std::vector<kernels::AttentionSequence> sequences_;
   std::vector<worker::SequenceRows> rows_;
   std::vector<kernels::AttentionStep> steps_;
-  // In the device's memory.
+  // Copies of the tables in device memory.
   kernels::DeviceBuffer tables_on_device_;
   kernels::DeviceBuffer sequences_on_device_;
   kernels::DeviceBuffer slots_;

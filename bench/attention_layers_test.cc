@@ -52,21 +52,21 @@ TEST_F(AttentionLayersTest, EveryPresetDecodesAndPrefills) {
   }
 }
 
-TEST_F(AttentionLayersTest, BytesOfASlotAreTheLayoutsForOneLayer) {
+TEST_F(AttentionLayersTest, BytesPerSlotEqualTheLayoutsBytesForOneLayer) {
   for (const char* plan : {"dense-bf16", "palu-50-g4-3bit"}) {
     const auto layers = AttentionLayers::Create(OptionsOf(plan), &pool_);
     KVASIR_ASSERT_OK(layers);
-    const auto alone = AttentionLayers::BytesPerSlot(
+    const auto bytes_per_slot_only = AttentionLayers::BytesPerSlot(
         model::FindShape("kvasir-tiny").value(), plan, kPageTokens);
-    KVASIR_ASSERT_OK(alone);
-    EXPECT_EQ((*layers)->bytes_per_slot(), *alone);
+    KVASIR_ASSERT_OK(bytes_per_slot_only);
+    EXPECT_EQ((*layers)->bytes_per_slot(), *bytes_per_slot_only);
     EXPECT_EQ((*layers)->num_arenas(), 2);
     EXPECT_DOUBLE_EQ((*layers)->layout().marginal_payload_bytes_per_token(),
-                     2 * *alone);
+                     2 * *bytes_per_slot_only);
   }
 }
 
-TEST_F(AttentionLayersTest, LayersUseTheWeightsOfTheirOptions) {
+TEST_F(AttentionLayersTest, LayersUseTheWeightsThatTheirOptionsShare) {
   AttentionLayers::Options options = OptionsOf("rap-50");
   options.device = &device_;
   auto first = AttentionLayers::Create(options, &pool_);
@@ -83,15 +83,16 @@ TEST_F(AttentionLayersTest, LayersUseTheWeightsOfTheirOptions) {
 TEST_F(AttentionLayersTest, MoreSequencesThanPagesAreRefused) {
   const auto layers = AttentionLayers::Create(OptionsOf("dense-bf16"), &pool_);
   KVASIR_ASSERT_OK(layers);
-  // There are 13 pages of 16 slots; four sequences of 50 tokens take 16 pages.
+  // An arena has 13 pages of 16 slots, but four sequences of 50 tokens need 16
+  // pages.
   EXPECT_THAT((*layers)->Run({.batch = 4, .context = 50, .new_tokens = 1}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       ::testing::HasSubstr("over 13 pages")));
+                       ::testing::HasSubstr("does not fit into 13 pages")));
   EXPECT_THAT((*layers)->Run({.batch = 1, .context = 5, .new_tokens = 6}),
               StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
 }
 
-TEST_F(AttentionLayersTest, FilledPagesHoldManyNumbersAllOfThemFinite) {
+TEST_F(AttentionLayersTest, FilledPagesHoldVariedFiniteNumbers) {
   const auto spec = model::SpecOfShape(model::FindShape("kvasir-tiny").value());
   KVASIR_ASSERT_OK(spec);
   const auto plan =

@@ -85,7 +85,8 @@ class MatmulBench {
     return *std::move(buffer);
   }
 
-  // Numbers near one, without subnormals or overflow.
+  // Makes a buffer of numbers near one, so that there are no subnormal numbers
+  // and no overflow.
   DeviceBuffer Numbers(int64_t count) {
     DeviceBuffer buffer = Memory(count * 4);
     float* const out = buffer.as<float>().device_address();
@@ -128,7 +129,7 @@ class MatmulBench {
   void Decode(nlohmann::json* result) {
     std::vector<double> one, eight, read;
     for (int i = 0; i < kPairs; ++i) {
-      // Seconds per byte for all three.
+      // All three measurements are in seconds per byte.
       read.push_back(1.0 / probe_->BytesPerSecond());
       one.push_back(SecondsOf([&] {
                       for (const auto& weight : weights_) Multiply(weight, 1);

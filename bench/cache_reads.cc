@@ -7,7 +7,7 @@
 namespace kvasir::bench {
 namespace {
 
-// Bytes of a token's row in 16-bit numbers.
+// The bytes of a token's exact row, which has 16-bit numbers.
 double ExactRowBytes(const cache::SideLayout& side) {
   const bool of_keys = !side.parts.empty() && side.parts.front().of_keys;
   return of_keys ? 0.0 : static_cast<double>(side.exact.row_bytes);

@@ -1,4 +1,4 @@
-// The bytes that a decode step reads of the cache, computed from the layout of
+// Computes the bytes of the cache that a decode step reads, from the layout of
 // its pages.
 #pragma once
 
@@ -8,10 +8,11 @@
 
 namespace kvasir::bench {
 
-// Bytes that the last of `length_tokens` tokens reads, itself included: the
-// payload of the slots that it sees (a sliding window hides the others), and
-// exact rows in place of the first and latest codes. `prompt_tokens` is the
-// length of the prompt if slots were evicted from it; 0: none were evicted.
+// The bytes that attention reads for the last of `length_tokens` tokens,
+// including that token's own: the payload of the slots to which it attends (a
+// sliding window excludes the others), with exact rows instead of codes for the
+// first and latest tokens. `prompt_tokens` is the length of the prompt if slots
+// were evicted; 0: none were evicted.
 double CacheBytesRead(const cache::PageLayout& layout, int64_t length_tokens,
                       int64_t prompt_tokens = 0);
 

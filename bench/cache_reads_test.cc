@@ -7,8 +7,9 @@
 namespace kvasir::bench {
 namespace {
 
-// Two heads of 64: keys or values of a token take 256 bytes in bf16, and 64 + 8
-// bytes in codes of 4 bits.
+// Test fixture: two heads of 64 dimensions. The keys or the values of a token
+// take 2 * 64 * 2 = 256 bytes in bf16, and 64 + 8 bytes (codes + ranges) with 4
+// bits.
 class CacheReadsTest : public testing::Test {
  protected:
   CacheReadsTest() {
@@ -41,7 +42,7 @@ TEST_F(CacheReadsTest, TokensThatASlidingWindowHidesAreNotCounted) {
   EXPECT_DOUBLE_EQ(Read(1000), (1000 + 128) * 2 * 256);
 }
 
-TEST_F(CacheReadsTest, RowsOfAnExactWindowAreReadInPlaceOfTheirCodes) {
+TEST_F(CacheReadsTest, ExactRowsAreReadInsteadOfCodes) {
   kvasir::v1::SidePlan* key = plan_.mutable_layers(0)->mutable_key();
   kvasir::v1::Codec* codec = key->mutable_parts(0)->mutable_codec();
   codec->mutable_bits()->add_schedule(4);
@@ -56,10 +57,11 @@ TEST_F(CacheReadsTest, RowsOfAnExactWindowAreReadInPlaceOfTheirCodes) {
   EXPECT_DOUBLE_EQ(Read(34), 34 * 4 * 256);
 }
 
-TEST_F(CacheReadsTest, SlotsThatWentAreNotRead) {
+TEST_F(CacheReadsTest, EvictedSlotsAreNotRead) {
   KVASIR_ASSERT_OK(plan::ApplyEviction(
       {.budget = {.ratio = 0.25}, .every_tokens = 100}, shape_, &plan_));
-  // Keys and values of two layers, and the metadata of each slot.
+  // A step reads keys and values of two layers, and the eviction metadata of
+  // each slot.
   const auto layout = cache::PageLayout::Create(plan_, shape_, {});
   KVASIR_ASSERT_OK(layout.status());
   const double token = layout->marginal_payload_bytes_per_token();

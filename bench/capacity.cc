@@ -18,7 +18,8 @@
 namespace kvasir::worker {
 namespace {
 
-// For all sequences together, because one step holds all prompts.
+// The most tokens of all sequences together, because one step contains all
+// prompts.
 constexpr int64_t kMaxTokens = int64_t{1} << 28;
 
 class NullSink final : public EngineSink {
@@ -39,8 +40,8 @@ int64_t Predict(const cache::PageLayout& layout, const cache::PageCounts& pages,
   return least;
 }
 
-// Fills a pool with sequences of `tokens` tokens, one more than should fit,
-// with its own scheduler.
+// Fills a pool with sequences of `tokens` tokens by a scheduler. It starts one
+// sequence more than should fit.
 class Filler {
  public:
   // The pool must hold at least one sequence.
@@ -49,7 +50,8 @@ class Filler {
       int64_t tokens, int64_t num_sequences) {
     auto filler = std::unique_ptr<Filler>(new Filler(
         cache::MakeKvCacheConfig(layout, pages, "capacity"), tokens));
-    // A sequence ends with the token after its last slot.
+    // A sequence has one token more than slots: its last token is sampled but
+    // not written.
     filler->decodes_ =
         layout.OneSequenceFits(pages, tokens + 1, tokens + 1).ok();
     SchedulerOptions options;
@@ -69,8 +71,8 @@ class Filler {
     return filler;
   }
 
-  // Returns the number of sequences that hold all their tokens at the same
-  // time. Their pages stay allocated.
+  // Returns how many sequences hold all their tokens at the same time. Their
+  // pages stay allocated.
   absl::StatusOr<int64_t> Fill() {
     const kvasir::v1::StepPlan* plan = scheduler_->Schedule();
     if (plan == nullptr) return 0;

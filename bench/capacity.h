@@ -1,6 +1,5 @@
-// The number of sequences of a length that a page pool holds: computed from the
-// layout, and measured with the scheduler and the cache manager over real
-// arenas.
+// Determines how many sequences of a given length a page pool holds: computed
+// from the layout, and measured with the real scheduler, cache and arenas.
 #pragma once
 
 #include <cstdint>
@@ -18,21 +17,22 @@ struct CapacityOptions {
 };
 
 struct Capacity {
-  double kv_bytes_per_token = 0;  // of the arenas, as allocated
+  double kv_bytes_per_token = 0;  // bytes of the allocated arenas, per token
   int64_t pool_pages = 0;
-  int64_t pool_bytes = 0;          // from the allocator's counter
-  int64_t predicted = 0;           // sequences, computed
-  int64_t reached = 0;             // sequences, measured
+  int64_t pool_bytes = 0;          // bytes by the allocator's counter
+  int64_t predicted = 0;           // number of sequences, computed
+  int64_t reached = 0;             // number of sequences, measured
   int64_t bytes_per_sequence = 0;  // from the layout
-  // Bytes of the pages held then, also by a sequence that lacks the page of its
-  // last token.
+  // The bytes of all pages that sequences hold at the end, including those of a
+  // sequence that has no page for its last token.
   int64_t held_bytes = 0;
 };
 
-// Allocates and touches the arenas. The scheduler admits prompts of one token
-// less until the next one does not fit, then decodes a token of each; no layer
-// runs. INVALID_ARGUMENT for sizes out of range, UNIMPLEMENTED for a plan that
-// cannot be served, RESOURCE_EXHAUSTED if memory is short.
+// Allocates and touches the arenas. The scheduler admits prompts that are one
+// token shorter than sequence_tokens until no further one fits, and then
+// decodes one token of each; no model runs. INVALID_ARGUMENT for sizes out of
+// range, UNIMPLEMENTED for a plan that cannot be served, RESOURCE_EXHAUSTED if
+// there is too little memory.
 absl::StatusOr<Capacity> MeasureCapacity(const model::DecoderSpec& spec,
                                          const kvasir::v1::KvPlan& plan,
                                          const CapacityOptions& options);

@@ -13,14 +13,15 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// Pools of a few pages with 16 slots.
+// Test fixture with one plan: the pools have a few pages of 16 slots.
 class CapacityTest : public ::testing::TestWithParam<PlanCase> {
  protected:
   CapacityTest()
       : spec_(model::SpecOfShape(TinyShape()).value()),
         plan_(PlanOf(GetParam(), spec_)) {}
 
-  // The pool has room for `pages` pages and some more bytes.
+  // Checks measured against computed capacity, in a pool with room for `pages`
+  // pages and a few bytes more.
   void ExpectReached(int64_t pages, int64_t tokens) {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const cache::PageLayout layout,
@@ -41,7 +42,7 @@ class CapacityTest : public ::testing::TestWithParam<PlanCase> {
                          .page_tokens = 16}));
     EXPECT_EQ(capacity.predicted, sequences) << pages << " " << tokens;
     EXPECT_EQ(capacity.reached, sequences) << pages << " " << tokens;
-    // An admitted sequence may lack the page of its last token.
+    // An admitted sequence may have no page for its last token.
     const int64_t complete = sequences * capacity.bytes_per_sequence;
     if (tokens % 16 == 1) {
       EXPECT_GE(capacity.held_bytes, complete);
@@ -64,8 +65,9 @@ TEST_P(CapacityTest, TheSchedulerReachesThePredictionOfTheLayout) {
   }
 }
 
-TEST_P(CapacityTest, HoldsForLayersWithAWindowToo) {
-  // Its page groups would hold different numbers of pages.
+TEST_P(CapacityTest, ThePredictionAlsoHoldsForLayersWithAWindow) {
+  // Skips plans with a whole first layer, whose page groups would have
+  // different numbers of pages.
   if (GetParam().first_whole) return;
   spec_.layers[1].sliding_window = 20;
   ExpectReached(8, 32);
@@ -88,7 +90,8 @@ TEST(CapacityRefusalTest, SequencesWithoutALengthAreRefused) {
                        HasSubstr("want sequences of 2 to")));
 }
 
-// ServePlan reads parts that only a valid plan has.
+// ServePlan relies on parts that only a valid plan has, so the plan must be
+// validated before.
 TEST(CapacityRefusalTest, AnInvalidPlanIsRefusedBeforeItIsReadFurther) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));

@@ -1,5 +1,5 @@
-// The most that this machine can do: the denominators of benchmark figures,
-// measured in the same run.
+// Measures the limits of this machine (read bandwidth and FLOP/s), with which
+// benchmark results of the same run are compared.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace kvasir::kernels {
 
-// Reads a large buffer with all threads; each reads a contiguous part
-// sequentially. Create it once, which also touches the buffer, and measure next
-// to every sample.
+// Measures the read bandwidth: all threads read a large buffer, each its own
+// contiguous part. Create it once, because that touches the buffer, and measure
+// next to every sample.
 class ReadBandwidthProbe {
  public:
-  // footprint_bytes must be at least four times the last-level cache, so that
+  // `footprint_bytes` must be at least four times the last-level cache, so that
   // no cache keeps data of the previous pass. RESOURCE_EXHAUSTED if the system
-  // refuses the memory. `pool` outlives the probe.
+  // refuses the memory. `pool` must outlive the probe.
   static absl::StatusOr<std::unique_ptr<ReadBandwidthProbe>> Create(
       base::ThreadPool* pool, int64_t footprint_bytes);
   ~ReadBandwidthProbe();

@@ -9,10 +9,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Any machine keeps these bounds, even a busy one. A figure outside them is a
-// mistake of the measurement, such as a loop that was optimized away or a wrong
-// unit.
-TEST(CeilingsTest, FiguresArePossible) {
+// Results of any machine, even a busy one, lie within these bounds. A result
+// outside them is an error of the measurement, such as a loop that was
+// optimized away or a wrong unit.
+TEST(CeilingsTest, MeasuredLimitsArePlausible) {
   base::ThreadPool pool(2);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       auto probe, ReadBandwidthProbe::Create(&pool, int64_t{32} << 20));

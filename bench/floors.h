@@ -14,7 +14,8 @@ struct Ceilings {
   double flops = 0.0;  // floating-point operations per second
 };
 
-// The least work that a launch must do.
+// The least work that a launch must do: bytes that it must read and
+// floating-point operations.
 struct LaunchCost {
   double bytes = 0.0;
   double flops = 0.0;
@@ -28,13 +29,14 @@ inline double FlopFloorSeconds(const LaunchCost& cost,
                                const Ceilings& ceilings) {
   return cost.flops / ceilings.flops;
 }
-// The least time for a launch of this cost.
+// The least time in which the machine can do a launch of this cost.
 inline double FloorSeconds(const LaunchCost& cost, const Ceilings& ceilings) {
   return std::max(ByteFloorSeconds(cost, ceilings),
                   FlopFloorSeconds(cost, ceilings));
 }
 
-// Times of launches, measured in turn with the baseline and the ceilings.
+// The times of launches, and of the baseline and the ceilings that were
+// measured in turn with them.
 struct FloorSamples {
   std::vector<double> seconds;
   std::vector<double> baseline_seconds;
@@ -47,7 +49,7 @@ struct FloorSamples {
   }
 };
 
-// Time divided by the floor of the same pair.
+// The time of each launch divided by the floor of the same pair.
 inline PairedRatio FloorRatio(const FloorSamples& samples,
                               const LaunchCost& cost) {
   std::vector<double> floors;
@@ -57,7 +59,8 @@ inline PairedRatio FloorRatio(const FloorSamples& samples,
   return RatioOf(samples.seconds, floors);
 }
 
-// Share of the read bandwidth measured in the same pair.
+// The share of the machine's read bandwidth that each launch reached; the
+// bandwidth is the one measured in the same pair.
 inline PairedRatio BandwidthShare(const FloorSamples& samples,
                                   const LaunchCost& cost) {
   std::vector<double> floors;

@@ -13,7 +13,7 @@ FloorSamples Pairs(int count, double seconds, double baseline) {
   return samples;
 }
 
-TEST(FloorsTest, TheFloorIsTheLargerOfTheTwo) {
+TEST(FloorsTest, TheFloorIsTheLargerOfByteAndFlopFloor) {
   EXPECT_DOUBLE_EQ(FloorSeconds({.bytes = 20, .flops = 100}, kMachine), 2.0);
   EXPECT_DOUBLE_EQ(FloorSeconds({.bytes = 20, .flops = 300}, kMachine), 3.0);
 }
@@ -21,7 +21,8 @@ TEST(FloorsTest, TheFloorIsTheLargerOfTheTwo) {
 TEST(FloorsTest, TheRatioIsTimeOverTheFloorOfTheSamePair) {
   FloorSamples samples = Pairs(7, 4.0, 8.0);
   EXPECT_DOUBLE_EQ(FloorRatio(samples, {.bytes = 20, .flops = 1}).median, 2.0);
-  // A machine with half the speed that takes twice the time is equally good.
+  // A launch that takes twice the time while the machine has half the speed has
+  // the same ratio.
   for (size_t i = 0; i < 7; ++i) {
     samples.seconds[i] *= static_cast<double>(i + 1);
     samples.ceilings[i].bytes_per_second /= static_cast<double>(i + 1);
@@ -32,7 +33,7 @@ TEST(FloorsTest, TheRatioIsTimeOverTheFloorOfTheSamePair) {
   EXPECT_FALSE(ratio.undecided());
 }
 
-TEST(FloorsTest, BandwidthCountsOnlyBytes) {
+TEST(FloorsTest, BandwidthShareDependsOnlyOnBytes) {
   const LaunchCost cost = {.bytes = 20, .flops = 1000};
   EXPECT_DOUBLE_EQ(BandwidthShare(Pairs(7, 8.0, 8.0), cost).median, 0.25);
   EXPECT_TRUE(IsComputeBound(Pairs(7, 8.0, 8.0), cost));

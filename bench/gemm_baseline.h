@@ -1,5 +1,5 @@
-// The float32 GEMM that ours is compared with: oneDNN's, if the build has it.
-// Only benchmarks use it.
+// The float32 GEMM with which our matmul is compared: oneDNN's, if the build
+// has it. Only benchmarks use it.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace kvasir::bench {
 
 bool HasGemmBaseline();
 
-// c [m, n] = a [m, k] * b [k, n], row-major and dense, on `threads` threads.
-// UNIMPLEMENTED without oneDNN.
+// The operands of c [m, n] = a [m, k] * b [k, n], which are row-major and
+// dense. BaselineGemm returns UNIMPLEMENTED without oneDNN.
 struct GemmOperands {
   int64_t m = 0;
   int64_t n = 0;

@@ -16,7 +16,7 @@ using kernels::MatmulParams;
 using kernels::MemoryTag;
 using kernels::PackedMatrix;
 
-// Uniform in [-1, 1), the same numbers in every run.
+// Generates numbers that are uniform in [-1, 1) and equal in every run.
 class Numbers {
  public:
   float Next() {
@@ -38,7 +38,7 @@ PackedMatrix ViewOf(const GemmShape& shape, kernels::DType dtype,
   return matrix;
 }
 
-// Dense rows.
+// Parameters for dense rows.
 MatmulParams ParamsOf(const PackedMatrix& weight, int64_t num_rows) {
   MatmulParams params;
   params.num_rows = num_rows;
@@ -126,8 +126,8 @@ absl::Status GemmShare::MeasurePair() {
   double ours = 0.0;
   double baseline = 0.0;
   for (Case& one : cases_) {
-    // The order alternates, because the second GEMM finds inputs in the caches
-    // and a clock that the first one has changed.
+    // The order alternates, because the GEMM that runs second finds inputs in
+    // the caches, and a CPU frequency that the first one has changed.
     for (size_t turn = 0; turn < 2; ++turn) {
       const bool is_ours = (seconds_.size() + turn) % 2 == 0;
       absl::Status status;

@@ -1,5 +1,5 @@
-// Compares our matmul with the best available float32 GEMM, shape by shape,
-// measured in turn.
+// Compares the speed of our matmul with that of the best available float32 GEMM
+// for several shapes, measured in turn.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +25,12 @@ struct GemmShape {
 
 struct GemmShareOptions {
   int64_t num_rows = 512;
-  kernels::DType dtype = kernels::DType::kBf16;  // of our weights
+  // the type of our weights; the baseline uses float32
+  kernels::DType dtype = kernels::DType::kBf16;
 };
 
-// Results of one shape: medians over the pairs; rates in operations per second.
+// The result for one shape: medians over the pairs, with rates in operations
+// per second.
 struct GemmShareRow {
   GemmShape shape;
   double flops = 0.0;
@@ -36,27 +38,29 @@ struct GemmShareRow {
   PairedRatio share;
 };
 
-// Owns: weights in both forms, inputs and outputs.
+// Runs the comparison. Owns: the weights in the forms of both GEMMs, inputs and
+// outputs.
 class GemmShare {
  public:
-  // Fills everything with random numbers. `pool` outlives it.
-  // RESOURCE_EXHAUSTED if memory is short.
+  // Allocates all matrices and fills them with random numbers. `pool` must
+  // outlive the object. RESOURCE_EXHAUSTED if there is too little memory.
   static absl::StatusOr<GemmShare> Create(std::vector<GemmShape> shapes,
                                           const GemmShareOptions& options,
                                           base::ThreadPool* pool);
 
-  // Multiplies each shape once with either GEMM; the order alternates.
-  // UNIMPLEMENTED if the build has no baseline.
+  // Multiplies each shape once with each of the two GEMMs, in alternating
+  // order. UNIMPLEMENTED if the build has no baseline.
   absl::Status MeasurePair();
 
-  // Results over all pairs so far. Seconds are for one multiplication of each
-  // shape, by pair.
+  // The results over all pairs so far, by shape. The two functions below
+  // return, for each pair, the seconds for one multiplication of every shape.
   std::vector<GemmShareRow> Rows() const;
   const std::vector<double>& seconds() const { return seconds_; }
   const std::vector<double>& baseline_seconds() const {
     return baseline_seconds_;
   }
-  // Operations of one multiplication of each shape.
+  // The number of floating-point operations of one multiplication of every
+  // shape.
   double operations() const;
 
  private:
@@ -79,7 +83,8 @@ class GemmShare {
 
   GemmShareOptions options_;
   base::ThreadPool* pool_;
-  // On the heap, because GemmShare moves and buffers refer to the device.
+  // On the heap, because GemmShare is movable and its buffers point to the
+  // device.
   std::unique_ptr<kernels::CpuDevice> device_;
   std::unique_ptr<kernels::Stream> stream_;
   std::vector<Case> cases_;

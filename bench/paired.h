@@ -10,16 +10,18 @@
 
 namespace kvasir::bench {
 
-// The ratio of two times over pairs: the median, and the range of the middle
-// half of the pairs relative to it.
+// The ratio of two times that were measured in pairs: the median over the
+// pairs, and the spread, which is the range of the middle half of the pairs
+// relative to the median.
 struct PairedRatio {
   double median = 0.0;
   double spread = 0.0;
   size_t pairs = 0;
-  // With fewer pairs, neither median nor spread is meaningful.
+  // The fewest pairs with which median and spread are meaningful.
   static constexpr size_t kFewestPairs = 7;
   bool too_few_pairs() const { return pairs < kFewestPairs; }
-  // With a larger spread, the machine was too busy for a conclusion.
+  // True if there is no reliable result: with a larger spread, the machine was
+  // too busy.
   bool undecided() const { return spread > 0.15 || too_few_pairs(); }
 };
 
@@ -51,9 +53,10 @@ inline PairedRatio RatioOf(const std::vector<double>& numerators,
   return result;
 }
 
-// The median of the pairs' differences. Differences are small compared with the
-// times, so single ones vary widely. The spread is therefore that of seven
-// medians, each over one seventh of the run's pairs.
+// The median of the differences between a and b in each pair. Differences are
+// small compared with the times, so those of single pairs vary widely.
+// Therefore the spread is that of seven medians, each over a seventh of the
+// run's pairs.
 inline PairedRatio DifferenceOf(const std::vector<double>& a,
                                 const std::vector<double>& b) {
   std::vector<double> differences;

@@ -14,16 +14,16 @@ TEST(PairedTest, ARatioIsTheMedianOfThePairsAndTheSpreadTheirMiddleHalf) {
   EXPECT_TRUE(ratio.undecided());
 }
 
-TEST(PairedTest, FewerThanSevenPairsDecideNothingHoweverAlikeTheyAre) {
+TEST(PairedTest, FewerThanSevenPairsAreUndecidedEvenIfTheyAgree) {
   EXPECT_TRUE(RatioOf(std::vector<double>(6, 1.0), std::vector<double>(6, 2.0))
                   .undecided());
   EXPECT_FALSE(RatioOf(std::vector<double>(7, 1.0), std::vector<double>(7, 2.0))
                    .undecided());
 }
 
-TEST(PairedTest, ADifferenceIsDecidedByHowFarItsOwnMediansLieApart) {
-  // All ratios of pairs are about 1. Their differences vary by half, but the
-  // medians of each seventh are alike.
+TEST(PairedTest, ADifferenceIsDecidedByTheSpreadOfTheMediansOfSevenths) {
+  // The differences of single pairs vary by half, but the medians of all
+  // sevenths are alike.
   std::vector<double> a;
   std::vector<double> b;
   for (int i = 0; i < 210; ++i) {
@@ -33,7 +33,8 @@ TEST(PairedTest, ADifferenceIsDecidedByHowFarItsOwnMediansLieApart) {
   EXPECT_DOUBLE_EQ(DifferenceOf(a, b).median, 1.0);
   EXPECT_DOUBLE_EQ(DifferenceOf(a, b).spread, 0.0);
   EXPECT_FALSE(DifferenceOf(a, b).undecided());
-  // The second half of the run took three times as long, so there is no result.
+  // The differences in the second half of the run are three times as large, so
+  // the result is undecided.
   for (size_t i = 105; i < a.size(); ++i) a[i] += 2.0;
   EXPECT_FALSE(RatioOf(a, b).undecided());
   EXPECT_TRUE(DifferenceOf(a, b).undecided());

@@ -32,7 +32,7 @@ TEST(PlanPresetsTest, EveryPresetIsServedForEveryShapeThatIsMeasured) {
       KVASIR_EXPECT_OK(
           worker::ServePlan(*plan, model::AttentionShapeOf(*spec), {}))
           << name << " " << preset.name;
-      // Codes of few bits come with exact first and latest tokens.
+      // Presets with few bits also keep the first and the latest tokens exact.
       const bool rotated = preset.name.starts_with("rotated-");
       for (const kvasir::v1::LayerPlan& layer : plan->layers()) {
         EXPECT_EQ(layer.exact_sinks(), rotated ? 4u : 0u) << preset.name;
@@ -43,7 +43,7 @@ TEST(PlanPresetsTest, EveryPresetIsServedForEveryShapeThatIsMeasured) {
   }
 }
 
-TEST(PlanPresetsTest, FiftyPerCentIsHalfOfTheBytesAndCodesAreTheirBits) {
+TEST(PlanPresetsTest, PresetsStoreTheBytesThatTheirNamesState) {
   const model::ModelShape shape = ShapeOf("llama-3-8b");
   const auto bytes = [&](const std::string& plan) {
     const auto slot = AttentionLayers::BytesPerSlot(shape, plan, 64);
@@ -56,24 +56,24 @@ TEST(PlanPresetsTest, FiftyPerCentIsHalfOfTheBytesAndCodesAreTheirBits) {
        {"rap-50", "commuting-50", "palu-50-g1", "palu-50-g2", "palu-50-g4"}) {
     EXPECT_EQ(bytes(half), dense / 2) << half;
   }
-  // Two groups of 256 numbers on each side, each with a scale and a minimum.
+  // 2 sides * 8 heads * (32 bytes of codes + 4 bytes of scale and minimum).
   EXPECT_EQ(bytes("palu-50-g1-4bit"), 2 * 8 * (32 + 4));
   EXPECT_EQ(bytes("palu-50-g4-4bit"), 2 * 2 * (128 + 4));
   EXPECT_EQ(bytes("palu-50-g4-3bit"), 2 * 2 * (96 + 4));
   EXPECT_EQ(bytes("palu-50-g4-2bit"), 2 * 2 * (64 + 4));
   EXPECT_EQ(bytes("rap-50-4bit"), 2 * 8 * (32 + 4));
   EXPECT_EQ(bytes("dense-8bit"), 2 * 8 * (128 + 4));
-  // Each head has a length in addition to its codes.
+  // 2 sides * 8 heads * (64 bytes of codes + 2 bytes for the vector's length).
   EXPECT_EQ(bytes("rotated-4bit"), 2 * 8 * (64 + 2));
   EXPECT_EQ(bytes("rotated-3bit"), 2 * 8 * (48 + 2));
-  // 1024 key channels of 3 bits on average, and values of 4 bits with their
-  // ranges.
+  // 1024 key channels of 3 bits on average, and 8 value heads with 64 bytes of
+  // codes and 4 bytes of ranges.
   EXPECT_EQ(bytes("svdq-84442200"), 1024 * 3 / 8 + 8 * (64 + 4));
 }
 
-// Heads that RoPE rotates in part, learned positions, and heads that are no
-// power of two.
-TEST(PlanPresetsTest, WholeKeysAndValuesServeAnyCheckpoint) {
+// The shapes have heads that RoPE rotates only partly, learned positions, and
+// head sizes that are not a power of two.
+TEST(PlanPresetsTest, PresetsOfWholeKeysAndValuesFitAnyCheckpoint) {
   for (const char* name :
        {"pythia-160m", "opt-125m", "qwen2.5-0.5b", "smollm2-135m"}) {
     const auto spec = model::SpecOfShape(ShapeOf(name));
@@ -90,7 +90,7 @@ TEST(PlanPresetsTest, WholeKeysAndValuesServeAnyCheckpoint) {
   }
 }
 
-TEST(PlanPresetsTest, NamesAreUniqueAndAnUnknownOneListsThem) {
+TEST(PlanPresetsTest, PresetNamesAreUniqueAndAnUnknownNameListsThem) {
   std::set<std::string> names;
   for (const plan::PlanPreset& preset : plan::PlanPresets())
     names.insert(preset.name);
@@ -101,7 +101,7 @@ TEST(PlanPresetsTest, NamesAreUniqueAndAnUnknownOneListsThem) {
                        ::testing::HasSubstr("palu-50-g4-3bit")));
 }
 
-TEST(PlanPresetsTest, HeadsThatGroupsDoNotDivideAreRefused) {
+TEST(PlanPresetsTest, PresetsRefuseHeadCountsThatGroupsDoNotDivide) {
   const auto spec = model::SpecOfShape(ShapeOf("qwen2.5-0.5b"));  // 2 KV heads
   KVASIR_ASSERT_OK(spec);
   EXPECT_THAT(
@@ -112,7 +112,7 @@ TEST(PlanPresetsTest, HeadsThatGroupsDoNotDivideAreRefused) {
       plan::MakePresetPlan("palu-50-g2", model::AttentionShapeOf(*spec)));
 }
 
-TEST(PlanPresetsTest, HeadsThatTurnInPartAreRefused) {
+TEST(PlanPresetsTest, PresetsRefuseHeadsThatRopeRotatesOnlyPartly) {
   const auto spec = model::SpecOfShape(ShapeOf("pythia-160m"));
   KVASIR_ASSERT_OK(spec);
   EXPECT_THAT(plan::MakePresetPlan("rap-50", model::AttentionShapeOf(*spec)),

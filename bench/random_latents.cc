@@ -16,13 +16,13 @@
 namespace kvasir::bench {
 namespace {
 
-// Rows of a launch. The next launch begins at another place in the same
-// numbers, so no two pages are alike.
+// The number of rows that one launch fills. Each launch begins at another place
+// in the same random numbers, so no two pages are alike.
 constexpr int64_t kRows = 256;
 constexpr int64_t kShiftNumbers = 4093;
-constexpr float kSpan = 6.0f;  // from -3 to 3 deviations
+constexpr float kSpan = 6.0f;  // ranges span -3 to 3 standard deviations
 
-// Static ranges of channels, whose codes have no ranges in their slots.
+// Static ranges of channels, for codes without ranges in their slots.
 struct StaticRanges {
   std::vector<float> scale;
   std::vector<float> minimum;
@@ -44,7 +44,8 @@ StaticRanges RangesOf(const kernels::LatentPart& part) {
   return ranges;
 }
 
-// `shape` has all that `latents` does not say.
+// Fills one part of a layer's latents. `shape` has the sizes that `latents`
+// does not have.
 absl::Status FillPart(const kernels::LatentPart& latents,
                       kernels::KvAppendShape shape,
                       const std::vector<int64_t>& all_slots, uint64_t seed,
@@ -101,7 +102,8 @@ absl::Status FillPart(const kernels::LatentPart& latents,
   return absl::OkStatus();
 }
 
-// The places of a segment's rows, whichever pages of the pool are side pages.
+// The places that a segment's rows can have, if any page of the pool may be a
+// side page.
 std::vector<int64_t> RowsOfSegment(const kernels::ExactSegment& segment,
                                    int64_t row_bytes, int64_t num_pages) {
   std::vector<int64_t> rows;

@@ -15,21 +15,22 @@
 
 namespace kvasir::bench {
 
-// Converts numbers to the form in which a device stores activations.
+// Converts numbers to the bytes of activations on a device.
 std::vector<std::byte> StoredNumbers(absl::Span<const float> numbers,
                                      kernels::DType dtype);
 
 // Fills every slot of the first `num_pages` pages of a layer with normally
 // distributed numbers, in the form that kv_append writes: numbers, or codes
-// with their ranges. Static ranges of channels are taken to span three
-// deviations. Returns kv_append's errors.
+// with their ranges. Static ranges of channels are set to three deviations on
+// each side of 0. Returns the errors of kv_append.
 absl::Status FillWithRandomLatents(const worker::KvArenas::Layer& layer,
                                    int64_t num_pages, int64_t page_tokens,
                                    uint64_t seed, kernels::Device& device);
 
-// Fills exact rows in every page, because it is not known yet which of them
-// will be side pages. Codes that lie there become other codes, but random codes
-// in a side page would be read as numbers that are not finite.
+// Fills the exact rows in every page, because any page may become a side page.
+// In pages that hold codes, this changes some codes to other valid ones.
+// Without it, random codes in a side page would be read as 16-bit numbers, some
+// of which are not finite.
 absl::Status FillWithRandomExactRows(const worker::KvArenas& arenas,
                                      const worker::KvArenas::Layer& layer,
                                      uint64_t seed, kernels::Device& device);

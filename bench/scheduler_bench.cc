@@ -24,7 +24,7 @@ class NullSink final : public EngineSink {
   void OnFailed(const Refusal&) override {}
 };
 
-// Samples token 1 wherever the plan asks for a token.
+// Fills in the result of a step: token 1 for each sampled token.
 void FillResult(const kvasir::v1::StepPlan& plan,
                 kvasir::v1::StepResult* result) {
   result->set_step_id(plan.step_id());
@@ -39,7 +39,7 @@ void FillResult(const kvasir::v1::StepPlan& plan,
 Request MakeRequest(uint32_t index, const SchedulerBenchOptions& options) {
   Request request;
   request.request_id = absl::StrCat("bench-", index);
-  // No two prompts share a page.
+  // All prompts differ, so that no two prompts share a page.
   std::vector<int32_t> ids(options.context_tokens);
   for (uint32_t i = 0; i < options.context_tokens; ++i) {
     ids[i] = static_cast<int32_t>((index * 7919 + i * 31) % kVocabSize);
@@ -69,7 +69,8 @@ absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
   if (options.num_sequences < 1 || options.context_tokens < 1 ||
       options.page_tokens < 1 || options.steps < 10) {
     return absl::InvalidArgumentError(
-        "want at least 1 sequence, 1 token and 10 steps");
+        "the benchmark needs at least 1 sequence, 1 token and 10 "
+        "steps");
   }
   const uint32_t max_len = options.context_tokens + 3 * options.steps;
   cache::KvCacheConfig config;
@@ -113,7 +114,7 @@ absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
     const auto executed = std::chrono::steady_clock::now();
     KVASIR_RETURN_IF_ERROR(scheduler->Apply(step_result));
     const auto applied = std::chrono::steady_clock::now();
-    // Count only steps in which every sequence decodes.
+    // Does not time steps in which some sequences still compute their prompts.
     if (scheduler->last_step().decode_sequences < options.num_sequences) {
       continue;
     }

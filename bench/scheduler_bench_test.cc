@@ -22,13 +22,13 @@ TEST(SchedulerBenchTest, MeasuresStepsOfAFullBatchOfDecodes) {
   EXPECT_GE(result.step_us, result.schedule_us);
   EXPECT_GE(result.step_p99_us, result.step_us);
   EXPECT_GT(result.ahead_us, 0.0);
-  // (100 + 3 * 20) / 16 + 2 pages each.
+  // Each of 8 sequences has (100 + 3 * 20) / 16 + 2 = 12 pages of 16 tokens.
   EXPECT_EQ(result.pool_bytes, 8 * 12 * 16 * options.kv_bytes_per_token);
   EXPECT_GT(result.metadata_bytes, 0);
   EXPECT_LT(result.metadata_share, 0.02);
 }
 
-TEST(SchedulerBenchTest, RefusesSizesThatMakeNoBatch) {
+TEST(SchedulerBenchTest, RefusesSizesThatGiveNoBatch) {
   SchedulerBenchOptions options;
   options.num_sequences = 0;
   EXPECT_THAT(RunSchedulerBench(options),

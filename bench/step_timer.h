@@ -1,5 +1,5 @@
-// Times of the parts of a step on any device: by the CPU's clock, or by marks
-// in the device's stream.
+// Measures the time of each part of a step on any device, by the CPU's clock or
+// by marks in the device's stream.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace kvasir::bench {
 
-// Threads: the stream's.
+// Measures the time of each part of a step. Threads: the stream's.
 class StepTimer : public worker::StepProfile {
  public:
   using Seconds = worker::CpuStepProfile::Seconds;
@@ -46,39 +46,39 @@ class CpuStepTimer final : public StepTimer {
   worker::CpuStepProfile profile_;
 };
 
-// Marks moments in a device's stream.
+// Measures times in a device's stream by marks, and the device's limits.
 class DeviceClock {
  public:
   virtual ~DeviceClock() = default;
   virtual absl::Status Mark(kernels::Stream& stream) = 0;
-  // Returns the seconds between consecutive marks since the last call; waits
-  // for them.
+  // Waits for all marks since the last call and returns the seconds between
+  // consecutive ones.
   virtual absl::StatusOr<std::vector<double>> Take(kernels::Stream& stream) = 0;
   // Enqueues the device's own fastest copy.
   virtual absl::Status Copy(kernels::Stream& stream,
                             kernels::DevicePtr<void> to,
                             kernels::DevicePtr<const void> from,
                             size_t bytes) = 0;
-  // Enqueues products of bf16 matrices in registers at the highest rate of
-  // mma.sync, `steps` for each warp. Returns the number of operations. `out`
-  // has MultipliedBytes.
+  // Enqueues `steps` products of bf16 matrices for each warp, on data in
+  // registers, at the highest rate of mma.sync. Returns the number of
+  // floating-point operations. `out` must have MultipliedBytes bytes.
   virtual absl::StatusOr<double> Multiply(kernels::Stream& stream,
                                           kernels::DevicePtr<float> out,
                                           uint32_t steps) = 0;
   virtual size_t MultipliedBytes(kernels::Stream& stream) const = 0;
 };
-// A clock for any device, by the host's clock. It waits at every mark, and
-// copies and multiplies on the host. It shows that everything runs; its times
-// mean little.
+// Makes a clock for any device that uses the host's clock: it waits at every
+// mark, and copies and multiplies on the host. It is for tests; its times are
+// not meaningful.
 std::unique_ptr<DeviceClock> MakeHostClock();
-// A clock for CUDA devices, by events of the calling thread's device (cuda.cc,
-// only in builds with nvcc).
+// Makes a clock for CUDA devices, which uses events of the calling thread's
+// device (cuda.cc, only in builds with nvcc).
 std::unique_ptr<DeviceClock> MakeCudaClock();
 
-// Stop returns the errors of marks.
+// A StepTimer that uses a DeviceClock. Stop returns the errors of marks.
 class DeviceStepTimer final : public StepTimer {
  public:
-  // `clock` outlives it.
+  // `clock` must outlive the timer.
   explicit DeviceStepTimer(DeviceClock* clock) : clock_(clock) {}
 
   absl::Status Start(kernels::Stream& stream) override;
@@ -89,8 +89,8 @@ class DeviceStepTimer final : public StepTimer {
  private:
   DeviceClock* const clock_;
   absl::Status status_;
-  // The part that follows each mark. Marks outside of Start and Stop (launches
-  // that only count workspace) are forgotten.
+  // The part of the step that follows each mark. Marks outside of Start and
+  // Stop (from runs that only determine the workspace) are discarded.
   std::vector<worker::StepPart> parts_ = {worker::StepPart::kRest};
 };
 

@@ -85,7 +85,8 @@ StartResult KvCache::StartSequence(SequenceId id,
 
 int64_t KvCache::CachedPrefixTokens(absl::Span<const int32_t> token_ids,
                                     const StartOptions& options) const {
-  int64_t page_hashes = 0;  // not counted: nothing is started
+  // discarded: a probe starts no sequence, so its hashes are not counted
+  int64_t page_hashes = 0;
   const PrefixHit hit = cache_.Find(token_ids, options, &page_hashes);
   return static_cast<int64_t>(hit.nodes.size()) * config_.page_tokens;
 }
@@ -109,8 +110,8 @@ void KvCache::Commit(SequenceId id, absl::Span<const int32_t> token_ids) {
   counts_.query_tokens += std::exchange(entry.uncounted_query_tokens, 0);
   counts_.hit_tokens += std::exchange(entry.uncounted_hit_tokens, 0);
   PublishPages(token_ids, &entry);
-  // An empty step changes no side page, and before the first step there is
-  // none.
+  // Publishes a tail only after a step that wrote tokens: an empty commit
+  // changes no side page, and before the first step there are none.
   if (!token_ids.empty()) {
     const TailPages* tail =
         cache_.PublishTail(entry.state.logical_tokens(), &entry.prefix);
@@ -131,8 +132,9 @@ void KvCache::Fork(SequenceId parent_id, SequenceId child_id) {
 void KvCache::Release(SequenceId id) {
   const auto it = sequences_.find(id);
   KVASIR_CHECK(it != sequences_.end());
-  // Copies into the sequence's pages stay listed, because later copies may read
-  // these pages. A new holder of such a page writes after all copies.
+  // Listed copies into the sequence's pages are not removed, because later
+  // copies may read these pages. They do no harm: whatever uses such a page
+  // next writes only after all copies.
   const PrefixRef chain = std::move(it->second->prefix.chain);
   sequences_.erase(it);
   cache_.WarmTails(chain);

@@ -45,8 +45,9 @@
 namespace kvasir::cache {
 
 struct StartResult {
-  // Tokens whose pages were found. They fill whole pages, and at least one
-  // token of the prompt is left to compute. The first step starts here.
+  // The number of tokens whose pages were found. They fill whole pages, and at
+  // least one token of the prompt is left to compute. The first step starts
+  // after them.
   int64_t cached_tokens = 0;
 };
 
@@ -75,35 +76,35 @@ class KvCache {
   int64_t CachedPrefixTokens(absl::Span<const int32_t> token_ids,
                              const StartOptions& options) const;
 
-  // Makes slots [logical, logical + new_tokens) writable. Allocates the missing
+  // Reserves slots for the next `new_tokens` tokens. Allocates the missing
   // pages, including side pages (copies of the tail that was found) and the
-  // copy of a fork's last page. All or nothing: a refusal changes nothing.
-  // Replaces an earlier reservation that was not committed. CHECKs: new_tokens
-  // >= 1, the reservation ends at next_eviction at the latest, and no eviction
-  // is due. With an observation window, one step's tokens either all belong to
-  // the prompt or none does (TakeDeltas).
+  // copy of a fork's last page. If pages are missing, nothing changes. Replaces
+  // an earlier reservation that was not committed. CHECKs: new_tokens >= 1, the
+  // reservation ends at next_eviction at the latest, and no eviction is due.
+  // With an observation window, either all tokens of a step belong to the
+  // prompt or none does (TakeDeltas).
   ReserveResult Reserve(SequenceId id, int64_t new_tokens) {
     return tables_.Reserve(new_tokens, &sequence(id).state);
   }
 
-  // The step has written reserved slots. `token_ids` are the tokens whose
-  // latents now lie there, without the token that was sampled from them; at
-  // most as many as reserved, and the others stay reserved. Publishes pages
-  // that became full, and a tail if the policy wants one here. Gives up pages
-  // that are outside a sliding window.
+  // Call it after the step has written reserved slots. `token_ids` are the
+  // tokens whose latents were written, without the token that was sampled from
+  // them. They are at most as many as were reserved; the other slots stay
+  // reserved. Publishes pages that became full, and a tail if the policy wants
+  // one here. Gives up pages that are outside a sliding window.
   void Commit(SequenceId id, absl::Span<const int32_t> token_ids);
 
-  // True if slots of the sequence must go before its next step.
+  // True if slots of the sequence must be evicted before its next step.
   bool eviction_due(SequenceId id) const {
     return sequence(id).state.EvictionDue();
   }
-  // Gives these slots up, in every group whose eviction is due. Tables then end
-  // after the slots that stay. Pages after them are free at once, because
-  // whatever takes one writes after the eviction of the same step. It always
-  // succeeds. No reservation may be open (CHECK).
+  // Evicts slots in every group whose eviction is due. The block tables then
+  // end after the slots that stay. The pages after these are free at once:
+  // whatever takes one of them writes only after the eviction, which the same
+  // step does. It always succeeds. No reservation may be open (CHECK).
   void Evict(SequenceId id) { tables_.Evict(id, &sequence(id).state); }
-  // The number of tokens at which the sequence's next step ends at the latest.
-  // Empty: the sequence never evicts.
+  // The number of tokens at which the sequence's next step must end at the
+  // latest. Empty: the sequence never evicts.
   std::optional<int64_t> next_eviction(SequenceId id) const {
     return sequence(id).state.NextEviction();
   }
@@ -137,25 +138,27 @@ class KvCache {
     tables_.TakeEvictions(out);
   }
 
-  // `child` (not live) shares the full pages of `parent`, which must have no
-  // open reservation. The child copies a partly filled last page when it first
+  // Starts `child`, a sequence id that is not in use, with all tokens of
+  // `parent`, which must have no open reservation. The child shares the
+  // parent's full pages, and copies a partly filled last page when it first
   // reserves. The parent goes on writing into its own page, because it only
   // adds slots after those that the child copies. Side pages and pages of
   // groups that evict are copied at once, because the parent overwrites them.
   // Call it only if can_fork (CHECK).
   void Fork(SequenceId parent, SequenceId child);
 
-  // Forgets the sequence. Its full pages can be found until they are reused.
+  // Ends the sequence. Its full pages can be found by other prompts until they
+  // are reused.
   void Release(SequenceId id);
   // Like Release, but counted as a preemption. StartSequence with the same id
   // (or another) and all tokens so far computes the sequence again.
   void Preempt(SequenceId id);
 
-  // Images. All copies between the pools belong to the next step
-  // (TakePageCopies), in their order among the others. So a page of either pool
-  // may be reused as soon as the copy that reads it is listed.
+  // Images. All copies between device and host pools are done by the next step,
+  // in one ordered list with the other copies (TakePageCopies). So a page of
+  // either pool may be reused as soon as the copy that reads it is listed.
 
-  // The shape of the image of what the sequence has committed.
+  // The shape that an image of the sequence's committed tokens would have.
   ImageShape ShapeOf(SequenceId id) const {
     return images_.ShapeOf(sequence(id).state);
   }
@@ -163,24 +166,25 @@ class KvCache {
   int64_t ImageBytes(const ImageShape& shape) const {
     return images_.Bytes(shape);
   }
-  // Tokens of the sequence's full pages that others hold as well. The sequence
-  // would find them if it started again.
+  // The number of tokens in those full pages of the sequence that other
+  // sequences hold as well. It would find these pages if it started again.
   int64_t SharedTokens(SequenceId id) const {
     return tables_.SharedTokens(sequence(id).state);
   }
 
-  // Lists copies of the sequence's pages to the host pool and forgets the
-  // sequence, like Preempt. An open reservation is dropped. Empty, and nothing
-  // changed, if the host pool has too few pages.
+  // Lists copies of the sequence's pages to the host pool and ends the
+  // sequence, like Preempt. An open reservation is dropped. Returns nothing and
+  // changes nothing if the host pool has too few free pages.
   std::optional<SequenceImage> Export(SequenceId id);
 
-  // Brings an image of this cache's host pool back as the sequence `id` (not
-  // live). Full pages that a prefix finds are shared. The others become the
-  // sequence's own, and can be found from now on. `token_ids` are the committed
-  // tokens, possibly followed by more; then there must be a page for one of
-  // these as well. `options` must be those of the start, because prompt and
-  // evictions decide which slots the image holds. Empties the image; a refusal
-  // changes nothing.
+  // Brings an image from this cache's host pool back as the sequence `id`,
+  // which is not in use. Full pages that the prefix index has are shared; the
+  // others are copied from the host pool, and the index can find them from now
+  // on. `token_ids` are the committed tokens, possibly followed by further
+  // ones; then there must also be a page for the next token. `options` must
+  // equal those of StartSequence, because prompt and evictions determine which
+  // slots the image holds. Empties the image. If it is refused, nothing
+  // changes.
   ReserveResult Import(SequenceId id, SequenceImage* image,
                        absl::Span<const int32_t> token_ids,
                        const StartOptions& options);
@@ -209,8 +213,8 @@ class KvCache {
   int64_t physical_tokens(SequenceId id, PageGroupId group) const {
     return group_state(id, group).table.physical_tokens();
   }
-  // Pages that releasing the sequence would free, summed over the groups. Pages
-  // that others hold do not count.
+  // The number of pages that Release would free, summed over the groups. Pages
+  // that other sequences hold do not count.
   int64_t PagesFreedByRelease(SequenceId id) const {
     return tables_.PagesFreedByRelease(sequence(id).state);
   }
@@ -220,26 +224,27 @@ class KvCache {
   std::vector<PageId> SidePages(SequenceId id, PageGroupId group) const;
 
   int64_t page_tokens() const { return config_.page_tokens; }
-  // Whether a step may be planned before the tokens of the step before it are
-  // committed. False if a commit copies pages that this step overwrites.
+  // Returns whether a step may be planned before the tokens of the previous
+  // step are committed. False with side pages, because a commit may copy side
+  // pages that the planned step overwrites.
   bool can_run_ahead() const { return !config_.has_side_pages(); }
-  // Whether there are pages for the copies that a fork makes at once.
+  // Returns whether there are pages for the copies that Fork makes at once.
   bool can_fork(SequenceId parent) const {
     return tables_.CanFork(sequence(parent).state);
   }
   // The number of tokens at which a step of the sequence should end, if it
-  // reaches that far, so that a tail is published there. 0: anywhere.
+  // reaches that far, so that a tail is published there. 0: no preference.
   int64_t tail_cut(SequenceId id) const;
   int64_t num_page_groups() const {
     return static_cast<int64_t>(config_.groups.size());
   }
   int64_t num_pages(PageGroupId group) const { return pool(group).num_pages(); }
-  // Pages that a reservation can get now, cached pages included.
+  // The number of pages that a reservation can get now, cached pages included.
   int64_t available_pages(PageGroupId group) const {
     return pool(group).available_pages();
   }
-  // Pages that one sequence can get now, including the pages of a tail that
-  // only this sequence holds.
+  // The number of pages that the sequence `id` can get now, including the pages
+  // of a tail that only this sequence holds.
   int64_t available_pages(SequenceId id, PageGroupId group) const {
     return tables_.AvailablePages(sequence(id).state,
                                   static_cast<size_t>(group.value()));
@@ -253,8 +258,9 @@ class KvCache {
 
   KvCacheStats Stats() const;
 
-  // INTERNAL with the first contradiction found between counters, tables, pools
-  // and index. Walks everything: for tests and debugging.
+  // Returns INTERNAL with the first contradiction found between counters,
+  // tables, pools and index. It walks all of them, so it is for tests and
+  // debugging.
   absl::Status CheckInvariants() const;
 
  private:
@@ -263,9 +269,9 @@ class KvCache {
 
     SequenceState state;
     PrefixChain prefix;
-    // Query figures of the prompt, until the first commit counts them. A start
-    // that finds no pages to reserve is undone and tried again; it must count
-    // as one query.
+    // The prompt's numbers for query_tokens and hit_tokens, which the first
+    // commit adds to the statistics. If the first reservation is refused, the
+    // start is undone and repeated later, and must count only once.
     int64_t uncounted_query_tokens = 0;
     int64_t uncounted_hit_tokens = 0;
   };
@@ -285,7 +291,7 @@ class KvCache {
   std::vector<const SequenceState*> States() const;
 
   const KvCacheConfig config_;
-  KvCacheStats counts_;  // without the gauges
+  KvCacheStats counts_;  // only the counts; the gauges are computed on demand
   PageCopies copies_;
   PrefixCache cache_;
   SequenceTables tables_;

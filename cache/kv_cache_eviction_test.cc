@@ -6,7 +6,7 @@
 namespace kvasir::cache {
 namespace {
 
-// 6 slots stay, and evictions happen at multiples of 4.
+// 6 slots stay, and evictions happen at multiples of 4 tokens.
 constexpr plan::EvictionCounts kSix = {.budget_tokens = 6, .every_tokens = 4};
 
 KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
@@ -17,7 +17,7 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   return config;
 }
 
-TEST(KvCacheEvictionTest, ASequenceHoldsTheKeptSlots) {
+TEST(KvCacheEvictionTest, ASequenceHoldsOnlyTheKeptSlotsAfterAnEviction) {
   KvCacheScenario scenario(Config({{.num_pages = 8, .eviction = kSix}}));
   scenario.Run(R"(
     start A 1..10        -> cached 0
@@ -100,7 +100,8 @@ TEST(KvCacheEvictionTest, ASequenceMayHaveItsOwnEvictionCounts) {
   EXPECT_EQ(scenario.cache().Stats().evictions, 1);
 }
 
-// Pages hold scores, which change with every query.
+// The pages of groups that evict also hold scores, which change with every
+// query. So a fork cannot share them.
 TEST(KvCacheEvictionTest, AForkCopiesAllPagesOfGroupsThatEvict) {
   KvCacheScenario scenario(
       Config({{.num_pages = 6, .eviction = kSix}, {.num_pages = 6}}));
@@ -145,7 +146,7 @@ TEST(KvCacheEvictionTest, AForkCopiesAfterThePendingEviction) {
   )");
 }
 
-TEST(KvCacheEvictionTest, WithoutPagesForItsCopiesThereIsNoFork) {
+TEST(KvCacheEvictionTest, AForkIsRefusedWithoutPagesForItsCopies) {
   KvCacheScenario scenario(Config({{.num_pages = 3, .eviction = kSix}}));
   scenario.Run(R"(
     start A 1..8         -> cached 0
@@ -157,8 +158,8 @@ TEST(KvCacheEvictionTest, WithoutPagesForItsCopiesThereIsNoFork) {
 }
 
 // Tokens that were emitted before a preemption do not belong to the prompt, so
-// the points are the same.
-TEST(KvCacheEvictionTest, ARestartPassesTheSamePoints) {
+// the eviction points after a restart are the same as before.
+TEST(KvCacheEvictionTest, ARestartedSequenceHasTheSameEvictionPoints) {
   KvCacheScenario scenario(Config({{.num_pages = 8, .eviction = kSix}}));
   scenario.Run(R"(
     start A 1..12 prompt=7 -> cached 0
@@ -172,8 +173,8 @@ TEST(KvCacheEvictionTest, ARestartPassesTheSamePoints) {
   )");
 }
 
-// The import once asked for a page after slots that are evicted before anything
-// is written.
+// Regression test: Import once required a further page although the eviction
+// that is due makes room in the last page.
 TEST(KvCacheEvictionTest, AnImageWithAnEvictionDueFitsIntoItsOldPool) {
   KvCacheScenario test(
       Config({{.num_pages = 3,
@@ -227,7 +228,8 @@ TEST(KvCacheEvictionTest, ARefusalChangesNothing) {
 TEST(KvCacheEvictionTest, MisuseAborts) {
   KvCacheScenario scenario(Config({{.num_pages = 8, .eviction = kSix}}));
   scenario.Run("start A 1..20");
-  EXPECT_DEATH(scenario.Do("reserve A 9"), "next");  // ends beyond the point
+  // would end beyond the next eviction point
+  EXPECT_DEATH(scenario.Do("reserve A 9"), "next");
   scenario.Run("step A 8 -> ok");
   EXPECT_DEATH(scenario.Do("reserve A 1"), "EvictionDue");
   KvCacheConfig published = Config({{.num_pages = 8, .eviction = kSix}});

@@ -1,4 +1,4 @@
-// Sequences that move to the host pool and back, with exact page ids.
+// Tests sequences that move to the host pool and back, with exact page ids.
 #include <string>
 #include <utility>
 
@@ -20,7 +20,7 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   return config;
 }
 
-TEST(KvCacheImagesTest, PagesComeBackUnderOtherIds) {
+TEST(KvCacheImagesTest, ImportedPagesHaveOtherIds) {
   KvCacheScenario test(Config({{.num_pages = 6, .num_host_pages = 4}}));
   test.Run(R"(
     start a 1..10 nopublish -> cached 0
@@ -55,7 +55,7 @@ TEST(KvCacheImagesTest, PagesComeBackUnderOtherIds) {
   EXPECT_EQ(stats.pages_copied, 0);
 }
 
-TEST(KvCacheImagesTest, AFullHostPoolRefusesAndChangesNothing) {
+TEST(KvCacheImagesTest, AFullHostPoolRefusesAnExportAndChangesNothing) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 3}}));
   test.Run(R"(
     start a 1..8 nopublish
@@ -100,9 +100,9 @@ TEST(KvCacheImagesTest, AnImportThatFindsNoPagesChangesNothing) {
   )");
 }
 
-// Copies within the pool come in between: a page may be read, written and read
-// again.
-TEST(KvCacheImagesTest, ListsCopiesInTheOrderOfTheirEffects) {
+// Copies within the device pool and copies between the pools share one list,
+// because a page may be read, written and read again.
+TEST(KvCacheImagesTest, ListsCopiesInTheOrderInWhichTheyMustRun) {
   KvCacheScenario test(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 1, .num_host_pages = 8}}));
   test.Run(R"(
@@ -166,8 +166,9 @@ TEST(KvCacheImagesTest, AnImportedSequenceIsFoundByItsPrefix) {
   )");
 }
 
-// Other holders may give up shared pages meanwhile, so they are copied out as
-// well. If the pages are still there, the sequence shares them again.
+// Pages that the sequence shares with others are exported too, because the
+// others may release them in the meantime. If the pages still exist at the
+// import, the sequence shares them again.
 TEST(KvCacheImagesTest, SharedPagesAreExportedAndSharedAgain) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 8}}));
   test.Run(R"(
@@ -242,9 +243,9 @@ TEST(KvCacheImagesTest, ASequenceThatHasNotRunHasAnEmptyImage) {
   )");
 }
 
-// The step that has not run yet would read or overwrite these pages.
-TEST(KvCacheImagesTest,
-     RefusesPagesForAnImageFromElsewhereWhileCopiesAreListed) {
+// The listed copies of a step that has not run yet would read or overwrite
+// these host pages.
+TEST(KvCacheImagesTest, RefusesHostPagesForAnImageWhileCopiesAreListed) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));
   const ImageShape shape = {.logical_tokens = 8, .groups = {{8, 0, 2, 0}}};
   const auto refuses = [&] {
@@ -261,7 +262,7 @@ TEST(KvCacheImagesTest,
   test.Run("release b");
 }
 
-TEST(KvCacheImagesTest, GivesPagesForAnImageFromElsewhere) {
+TEST(KvCacheImagesTest, TakesHostPagesForAnImageFromAnotherProcess) {
   KvCache cache(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 1, .num_host_pages = 5},
        {.num_pages = 8, .sliding_window = 5, .num_host_pages = 4}}));
@@ -291,24 +292,27 @@ TEST(KvCacheImagesTest, GivesPagesForAnImageFromElsewhere) {
   refused(inconsistent, "-1 tokens");
   inconsistent = shape;
   inconsistent.logical_tokens = 15;
-  refused(inconsistent, "page group 0 with 15 tokens seen: 14 slots");
+  refused(inconsistent, "page group 0 with 15 tokens seen has 14 slots");
   inconsistent = shape;
   inconsistent.groups[1].first_page = 0;
   refused(inconsistent, "page group 1");
   inconsistent = shape;
   inconsistent.groups[0].num_side_pages = 0;
   refused(inconsistent,
-          "0 side pages and a budget of 0 slots, want 14, 4, 0, 1, 0");
+          "0 side pages and a budget of 0 slots; want, in this order, 14, 4, "
+          "0, 1, 0");
   inconsistent = shape;
   inconsistent.groups[1].kept_slots = 3;
   refused(inconsistent, "a budget of 3 slots");
   inconsistent = shape;
   inconsistent.prompt_tokens = 9;
-  refused(inconsistent, "by a prompt of 9 tokens, want 0");
+  refused(inconsistent, "its evictions assume a prompt of 9 tokens, want 0");
 }
 
-// The slots of a sequence that evicts depend on its prompt and budget.
-TEST(KvCacheImagesTest, AnImageThatEvictsNeedsItsPromptAndBudget) {
+// The number of slots of a sequence that evicts depends on its prompt and
+// budget, so an image with other numbers is refused.
+TEST(KvCacheImagesTest,
+     AnImageOfAnEvictingSequenceMustMatchItsPromptAndBudget) {
   KvCacheConfig config =
       Config({{.num_pages = 8,
                .eviction = {.budget_tokens = 6, .every_tokens = 4},
@@ -316,7 +320,8 @@ TEST(KvCacheImagesTest, AnImageThatEvictsNeedsItsPromptAndBudget) {
   config.prefix_reuse = false;
   KvCache cache(config);
   const StartOptions options = {.publish_prefix = false, .prompt_tokens = 10};
-  // 6 slots stay at 8 tokens, and two came since. The prompt's end is a point.
+  // After the eviction at 8 tokens 6 slots stayed, and two tokens came since.
+  // The eviction at the prompt's end (10 tokens) is still due.
   const ImageShape due = {
       .logical_tokens = 10, .prompt_tokens = 10, .groups = {{8, 0, 2, 0, 6}}};
   ImageShape done = due;
@@ -344,14 +349,15 @@ TEST(KvCacheImagesTest, AnImageThatEvictsNeedsItsPromptAndBudget) {
   refused(inconsistent, options, "7 slots in 2 pages");
   inconsistent = due;
   inconsistent.groups[0].kept_slots = 5;
-  refused(inconsistent, options, "a budget of 5 slots, want 8, 2, 0, 0, 6");
+  refused(inconsistent, options,
+          "a budget of 5 slots; want, in this order, 8, 2, 0, 0, 6");
   inconsistent = due;
   inconsistent.prompt_tokens = 9;
   refused(inconsistent, options, "a prompt of 9 tokens, want 10");
   const std::vector<plan::EvictionCounts> none(1);
   StartOptions whole = options;
   whole.evictions = none;
-  refused(due, whole, "want 10, 3, 0, 0, 0");
+  refused(due, whole, "want, in this order, 10, 3, 0, 0, 0");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Random operations on KvCache. Invariants are checked after each one. A model
-// of the executor really writes slots: a sequence must read what its own tokens
-// wrote.
+// Runs random operations on KvCache and checks its invariants after each one. A
+// simulated executor writes slots, so that the test notices if a sequence does
+// not read what its own tokens wrote.
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t kPageTokens = 4;
 constexpr size_t kMostLive = 32;
 
-// Hashes have only two bits, so collisions are frequent.
+// A hasher with only two bits, so that collisions are frequent.
 class WeakHasher final : public PrefixHasher {
  public:
   PrefixHash Root(absl::string_view salt) const override {
@@ -43,11 +43,11 @@ class WeakHasher final : public PrefixHasher {
   }
 };
 
-// Applies deltas and copies like an executor. The content of a slot is the hash
-// of all tokens up to it. Side pages are a ring of the latest slots, as many as
-// they hold; a copy that is a step too early or too late has another content.
-// The slots that an eviction keeps are drawn from their contents. So evicting
-// other slots, or in another order, keeps other slots.
+// Simulates the executor's memory: applies block table deltas and page copies.
+// The content of a slot is the hash of all tokens up to it. Side pages hold a
+// ring of the latest slots, so that a copy that is a step too early or too late
+// has another content. An eviction chooses the slots that stay by their
+// contents, so that a mistake in slots or order changes which slots stay.
 class SlotModel {
  public:
   explicit SlotModel(const KvCacheConfig& config) : config_(config) {
@@ -87,7 +87,8 @@ class SlotModel {
                                static_cast<size_t>(kPageTokens));
   }
 
-  // The contents in their order, without the smallest ones.
+  // Returns `kept` of the contents in their order: all except the smallest
+  // ones.
   static std::vector<uint64_t> Kept(std::vector<uint64_t> held, size_t kept) {
     while (held.size() > kept) {
       held.erase(std::min_element(held.begin(), held.end()));
@@ -198,7 +199,8 @@ class RandomRun {
     std::vector<int32_t> tokens;
     int64_t committed = 0;
     int64_t prompt = 0;
-    // For each group that evicts: the contents that the slots must have.
+    // For each group that evicts: the contents that the sequence's slots must
+    // have.
     std::map<uint32_t, std::vector<uint64_t>> held;
   };
 
@@ -212,7 +214,8 @@ class RandomRun {
   }
 
   void Operation() {
-    // Over a long run, as many sequences end as start.
+    // Ends a sequence if there are too many, so that the number of sequences
+    // stays bounded in a long run.
     if (live_.size() > kMostLive) End(live_.begin()->first, &KvCache::Release);
     const int64_t choice = Below(100);
     if (live_.empty() || choice < 15) {
@@ -233,7 +236,7 @@ class RandomRun {
   }
 
   void Start() {
-    // There are few different prompts, so that they share prefixes.
+    // Draws from few different prompts, so that sequences share prefixes.
     std::vector<int32_t> tokens(static_cast<size_t>(1 + Below(30)));
     const auto kind = static_cast<int32_t>(Below(3));
     for (size_t i = 0; i < tokens.size(); ++i) {
@@ -278,8 +281,8 @@ class RandomRun {
     Check();
   }
 
-  // One step of a random batch: all reserve, then all deltas and copies are
-  // taken, then all write and commit.
+  // Runs one step of a random batch: all its sequences reserve, then all deltas
+  // and copies are taken, then all sequences write and commit.
   void Step() {
     std::map<int64_t, int64_t> batch;
     for (auto& [id, live] : live_) {
@@ -349,7 +352,8 @@ class RandomRun {
                         .subspan(static_cast<size_t>(live.committed),
                                  static_cast<size_t>(count)));
       live.committed += count;
-      // Sometimes it is evicted at once, and sometimes before its next step.
+      // Evicts sometimes at once, and sometimes only before the sequence's next
+      // step.
       if (cache_.eviction_due(SequenceId(id)) && Below(2) == 0) Evict(id);
       Check();
     }
@@ -383,7 +387,8 @@ class RandomRun {
     }
   }
 
-  // Before the step's writes, the rings must hold the sequence's latest slots.
+  // Checks before the step's writes that the rings hold the sequence's latest
+  // slots.
   void ReadRings(int64_t id) {
     const Live& live = live_[id];
     const std::vector<uint64_t> values = PrefixValues(live.tokens);
@@ -398,8 +403,8 @@ class RandomRun {
     }
   }
 
-  // After all writes of the step, every slot that its first query sees must
-  // still hold this sequence's own content.
+  // Checks after all writes of the step that every slot that the first query
+  // attends to still holds this sequence's own content.
   void ReadBack(int64_t id) {
     const Live& live = live_[id];
     const std::vector<uint64_t> values = PrefixValues(live.tokens);
@@ -422,14 +427,16 @@ class RandomRun {
     }
   }
 
-  // Sometimes a fork is forked before it runs, and ends before its own child.
+  // Forks a random sequence. Sometimes the fork itself is forked before it
+  // runs, and ends before its own child.
   void Fork() {
     const int64_t child = ForkOf(AnyLive());
     if (child < 0 || Below(2) == 0) return;
     if (ForkOf(child) >= 0 && Below(2) == 0) End(child, &KvCache::Release);
   }
 
-  // Returns the child, or -1 if no fork is possible now.
+  // Forks `parent` and returns the child's id, or -1 if no fork is possible
+  // now.
   int64_t ForkOf(int64_t parent) {
     if (cache_.reserved_tokens(SequenceId(parent)) != 0 ||
         !cache_.can_fork(SequenceId(parent))) {
@@ -479,7 +486,7 @@ class RandomRun {
     live_.erase(id);
   }
 
-  // Imports any image, or drops it.
+  // Imports a random image, or drops it.
   void Import() {
     if (images_.empty()) return;
     const int64_t index = Below(static_cast<int64_t>(images_.size()));
@@ -533,7 +540,8 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
 constexpr int kSeeds = 40;
 constexpr int kOperations = 150;
 
-// Events that the runs of all seeds together must have had to be meaningful.
+// How often each event happened in the runs of all seeds. Each test requires
+// the events that make it meaningful.
 struct Met {
   int64_t evicted = 0;
   int64_t copied = 0;
@@ -569,7 +577,7 @@ Met RunSeeds(Options options) {
   return met;
 }
 
-TEST(KvCacheRandomTest, OneGroup) {
+TEST(KvCacheRandomTest, InvariantsHoldForOnePageGroup) {
   const Met met = RunSeeds({.config = Config({{.num_pages = 24}})});
   EXPECT_GT(met.evicted, 0);
   EXPECT_GT(met.copied, 0);
@@ -577,12 +585,12 @@ TEST(KvCacheRandomTest, OneGroup) {
   EXPECT_EQ(met.unpublished, 0);
 }
 
-TEST(KvCacheRandomTest, ATinyPoolRefusesOften) {
+TEST(KvCacheRandomTest, InvariantsHoldInATinyPool) {
   const Met met = RunSeeds({.config = Config({{.num_pages = 9}})});
   EXPECT_GT(met.evicted, 0);
 }
 
-TEST(KvCacheRandomTest, GroupsWithAndWithoutAWindow) {
+TEST(KvCacheRandomTest, InvariantsHoldForGroupsWithAndWithoutAWindow) {
   const Met met =
       RunSeeds({.config = Config({{.num_pages = 30},
                                   {.num_pages = 16, .sliding_window = 6},
@@ -593,14 +601,14 @@ TEST(KvCacheRandomTest, GroupsWithAndWithoutAWindow) {
   EXPECT_GT(met.copied, 0);
 }
 
-TEST(KvCacheRandomTest, OnlyWindows) {
+TEST(KvCacheRandomTest, InvariantsHoldIfAllGroupsHaveWindows) {
   const Met met =
       RunSeeds({.config = Config({{.num_pages = 14, .sliding_window = 9}})});
   EXPECT_GT(met.window_released, 0);
   EXPECT_GT(met.hits, 0);
 }
 
-TEST(KvCacheRandomTest, AWeakHashOnlyCostsHits) {
+TEST(KvCacheRandomTest, HashCollisionsOnlyCostCacheHits) {
   const Met met =
       RunSeeds({.weak_hash = true,
                 .config = Config({{.num_pages = 24},
@@ -609,7 +617,7 @@ TEST(KvCacheRandomTest, AWeakHashOnlyCostsHits) {
   EXPECT_GT(met.unpublished, 0);
 }
 
-TEST(KvCacheRandomTest, SidePages) {
+TEST(KvCacheRandomTest, InvariantsHoldWithSidePages) {
   const Met met = RunSeeds(
       {.config = Config({{.num_pages = 30, .side_pages_per_sequence = 2},
                          {.num_pages = 30}})});
@@ -618,14 +626,14 @@ TEST(KvCacheRandomTest, SidePages) {
   EXPECT_GT(met.evicted, 0);
 }
 
-TEST(KvCacheRandomTest, SidePagesInATinyPool) {
+TEST(KvCacheRandomTest, InvariantsHoldWithSidePagesInATinyPool) {
   const Met met = RunSeeds(
       {.config = Config({{.num_pages = 11, .side_pages_per_sequence = 2}})});
   EXPECT_GT(met.hits, 0);
   EXPECT_GT(met.evicted, 0);
 }
 
-TEST(KvCacheRandomTest, SidePagesOfGroupsWithAndWithoutAWindow) {
+TEST(KvCacheRandomTest, InvariantsHoldWithSidePagesAndWindows) {
   const Met met = RunSeeds(
       {.config = Config({{.num_pages = 40, .side_pages_per_sequence = 1},
                          {.num_pages = 24,
@@ -635,7 +643,7 @@ TEST(KvCacheRandomTest, SidePagesOfGroupsWithAndWithoutAWindow) {
   EXPECT_GT(met.window_released, 0);
 }
 
-TEST(KvCacheRandomTest, SidePagesUnderAWeakHash) {
+TEST(KvCacheRandomTest, InvariantsHoldWithSidePagesAndAWeakHash) {
   const Met met = RunSeeds(
       {.weak_hash = true,
        .config = Config({{.num_pages = 40, .side_pages_per_sequence = 1}})});
@@ -665,8 +673,8 @@ TEST(KvCacheRandomTest, SidePagesAndWindowsGoToATinyHostPool) {
   EXPECT_GT(met.tails, 0);
 }
 
-// One group of each kind. A group that evicts holds scores in its pages, and is
-// never found or shared.
+// A configuration with one page group of each kind. Without prefix reuse,
+// because the pages of a group that evicts hold scores and are never shared.
 KvCacheConfig EvictingConfig(int64_t num_pages, int64_t num_host_pages = 0) {
   KvCacheConfig config = Config(
       {{.num_pages = num_pages,

@@ -1,4 +1,5 @@
-// Sequences with side pages: a prefix is found up to its last tail.
+// Tests sequences with side pages, for which a prefix is found only up to its
+// last tail.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -109,7 +110,7 @@ TEST(KvCacheTailsTest, ATailThatAnotherSequenceUsesIsNotReplaced) {
   )");
 }
 
-TEST(KvCacheTailsTest, AForkPointGetsATailFromTheSecondText) {
+TEST(KvCacheTailsTest, TheSecondTextPublishesATailWhereTheTextsDiverge) {
   RunScript(32, 1, R"(
     start a 1..10 20..29
     step a 8           -> ok
@@ -127,7 +128,7 @@ TEST(KvCacheTailsTest, AForkPointGetsATailFromTheSecondText) {
   )");
 }
 
-TEST(KvCacheTailsTest, APreemptedSequenceComesBackThroughItsTail) {
+TEST(KvCacheTailsTest, APreemptedSequenceContinuesFromItsTail) {
   RunScript(16, 1, R"(
     start a 1..5
     append a 6..12
@@ -153,7 +154,7 @@ TEST(KvCacheTailsTest, ASequenceThatDoesNotPublishLeavesNoTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, OtherSaltsMiss) {
+TEST(KvCacheTailsTest, PrefixesOfOtherSaltsAreNotFound) {
   RunScript(16, 1, R"(
     start a 1..10 salt=x
     step a 8           -> ok
@@ -164,7 +165,8 @@ TEST(KvCacheTailsTest, OtherSaltsMiss) {
   )");
 }
 
-// Gives every prefix the same name.
+// A hasher that gives every prefix the same hash, so that every lookup is a
+// collision.
 class OneHash final : public PrefixHasher {
  public:
   PrefixHash Root(absl::string_view) const override { return {}; }
@@ -205,7 +207,8 @@ TEST(KvCacheTailsTest, ForgettingAPageDropsItsTail) {
   )");
 }
 
-// When a chain is released, its tails are placed after its pages in the list.
+// When a sequence is released, its tails are placed after its token pages in
+// the eviction order.
 TEST(KvCacheTailsTest, EvictsPagesBeyondATailBeforeTheTail) {
   RunScript(10, 1, R"(
     start a 1..6
@@ -221,7 +224,7 @@ TEST(KvCacheTailsTest, EvictsPagesBeyondATailBeforeTheTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, EvictsTailsForRequests) {
+TEST(KvCacheTailsTest, EvictsTailsIfRequestsNeedPages) {
   RunScript(8, 1, R"(
     start a 1..8
     step a 8           -> ok
@@ -257,7 +260,7 @@ TEST(KvCacheTailsTest, TailsTakeAtMostAQuarterOfThePool) {
   )");
 }
 
-TEST(KvCacheTailsTest, TheLastHolderTakesATailOverInAFullPool) {
+TEST(KvCacheTailsTest, InAFullPoolTheLastHolderTakesOverATail) {
   RunScript(6, 2, R"(
     start a 1..8
     step a 4           -> ok
@@ -304,7 +307,8 @@ TEST(KvCacheTailsTest, ASharedTailIsNotTakenOver) {
   )");
 }
 
-// A sequence can use the pages of a tail that only it holds.
+// A sequence may turn the pages of a tail into its own side pages if no other
+// sequence holds the tail.
 TEST(KvCacheTailsTest, AvailablePagesOfASequenceIncludeItsTail) {
   KvCacheScenario s(Config(6, 2));
   s.Run(R"(
@@ -317,8 +321,8 @@ TEST(KvCacheTailsTest, AvailablePagesOfASequenceIncludeItsTail) {
   EXPECT_EQ(s.cache().available_pages(SequenceId(1), PageGroupId(0)), 4);
 }
 
-// A step reads what was there when the copy was listed, whatever holds the page
-// by then.
+// The executor does copies in their order, so a copy reads what its source page
+// held when it was listed, even if another sequence has the page by then.
 TEST(KvCacheTailsTest, CopiesFreedPagesBeforeTheyAreReused) {
   RunScript(6, 1, R"(
     start a 1..4
@@ -361,7 +365,7 @@ TEST(KvCacheTailsTest, AForkOfAForkReadsRowsOfAnEndedSequence) {
   )");
 }
 
-TEST(KvCacheTailsTest, ForksOfAStartShareItsTail) {
+TEST(KvCacheTailsTest, ForksOfASequenceThatHasNotRunShareItsTail) {
   RunScript(12, 2, R"(
     start a 1..5
     step a 4           -> ok
@@ -375,7 +379,7 @@ TEST(KvCacheTailsTest, ForksOfAStartShareItsTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, WithoutPagesForItsSidePagesThereIsNoFork) {
+TEST(KvCacheTailsTest, AForkIsRefusedWithoutPagesForItsSidePages) {
   KvCacheScenario s(Config(5, 2));
   s.Run(R"(
     start a 1..9 nopublish

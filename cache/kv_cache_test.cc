@@ -54,7 +54,7 @@ TEST(KvCacheTest, AllocatesPagesAsTokensArriveAndSendsThemOnce) {
   )");
 }
 
-TEST(KvCacheTest, RefusalNamesNumbersAndChangesNothing) {
+TEST(KvCacheTest, ARefusedReservationNamesNumbersAndChangesNothing) {
   KvCacheScenario s(Config({Pages(3)}));
   s.Run(R"(
     start a 1..8
@@ -95,7 +95,8 @@ TEST(KvCacheTest, TheNextStepCanBePlannedBeforeThisOneIsCommitted) {
   kvasir::v1::SequenceStep first;
   cache.TakeDeltas(a, &first);
   EXPECT_EQ(first.physical_starts(0), 0u);
-  EXPECT_EQ(first.first_counted(0), 3u);  // only tokens 3 and 4 count
+  // only the queries of tokens 3 and 4 count
+  EXPECT_EQ(first.first_counted(0), 3u);
   ASSERT_TRUE(cache.Reserve(a, 5));
   kvasir::v1::SequenceStep next;
   cache.TakeDeltas(a, &next, /*written_before=*/3);
@@ -110,7 +111,7 @@ TEST(KvCacheTest, TheNextStepCanBePlannedBeforeThisOneIsCommitted) {
   EXPECT_EQ(cache.reserved_tokens(a), 0);
   EXPECT_EQ(cache.logical_tokens(a), 5);
 
-  // Every output token counts.
+  // The queries of all output tokens count.
   ASSERT_TRUE(cache.Reserve(a, 1));
   ASSERT_TRUE(cache.Reserve(a, 2));
   kvasir::v1::SequenceStep output;
@@ -168,7 +169,7 @@ TEST(KvCacheTest, AFullHitLeavesTheLastPageToCompute) {
   )");
 }
 
-TEST(KvCacheTest, OtherTokensOrdersAndSaltsMiss) {
+TEST(KvCacheTest, OtherTokensOrdersOrSaltsFindNothing) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..8 salt=x
@@ -207,7 +208,7 @@ TEST(KvCacheTest, WithoutPrefixReuseNoPageIsCached) {
   EXPECT_EQ(s.cache().Stats().query_tokens, 0);
 }
 
-TEST(KvCacheTest, EvictsTheEndOfTheColdestChainFirst) {
+TEST(KvCacheTest, EvictsTheEndOfTheLeastRecentlyUsedPrefixFirst) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..12
@@ -233,7 +234,7 @@ TEST(KvCacheTest, EvictsTheEndOfTheColdestChainFirst) {
   EXPECT_EQ(s.cache().Stats().pages_evicted, 6);
 }
 
-TEST(KvCacheTest, AHitMakesAChainWarmAgain) {
+TEST(KvCacheTest, AHitMakesAPrefixRecentlyUsedAgain) {
   KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..8
@@ -266,7 +267,7 @@ TEST(KvCacheTest, PinnedPagesAreNotEvicted) {
   )");
 }
 
-TEST(KvCacheTest, TwoSequencesThatComputeTheSamePageKeepTheirOwn) {
+TEST(KvCacheTest, SequencesThatComputeTheSamePageKeepTheirOwnCopies) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..9
@@ -282,7 +283,7 @@ TEST(KvCacheTest, TwoSequencesThatComputeTheSamePageKeepTheirOwn) {
   )");
 }
 
-TEST(KvCacheTest, AChainThatLostAPageIsRepaired) {
+TEST(KvCacheTest, APrefixThatLostAPageIsRepaired) {
   KvCacheScenario s(Config({Pages(5)}));
   s.Run(R"(
     start a 1..4
@@ -401,7 +402,8 @@ TEST(KvCacheTest, AForkTakesOverAnUnsharedPageInAFullPool) {
   )");
 }
 
-// The copy is done before a new holder of the page writes.
+// A listed copy is done before a new holder of its pages writes, so it may
+// stay.
 TEST(KvCacheTest, ACopyForASequenceThatEndedStaysListed) {
   KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
@@ -434,7 +436,8 @@ TEST(KvCacheTest, APreemptedSequenceFindsItsPagesAgain) {
 }
 
 TEST(KvCacheTest, AWindowGivesUpPagesAtTheFront) {
-  // A query sees itself and the four tokens before it.
+  // The second group has a window of 5: a query attends to its own token and
+  // the four before it.
   KvCacheScenario s(Config({Pages(8), Pages(4, 5)}));
   s.Run(R"(
     start a 1..20
@@ -484,8 +487,9 @@ TEST(KvCacheTest, AMissingWindowPageShortensTheHit) {
   )");
 }
 
-// The last page of a long sequence with a window keeps the nodes of all pages
-// before it. 4 pages make room for 2 * 4 + 64 nodes: the root and 71 pages.
+// The last page of a long sequence with a window keeps the index nodes of all
+// pages before it alive. For 4 pages, the index has room for 2 * 4 + 64 nodes:
+// the root and 71 pages.
 TEST(KvCacheTest, AnIndexFullOfPagelessNodesMakesRoomForNewPrefixes) {
   KvCacheScenario s(Config({Pages(4, 5)}));
   s.Run("start a 1..284 -> cached 0");
@@ -511,8 +515,9 @@ TEST(KvCacheTest, AnIndexFullOfPagelessNodesMakesRoomForNewPrefixes) {
   EXPECT_EQ(s.cache().Stats().pages_unpublished, 0);
 }
 
-// One sequence is longer than the index, and its own nodes fill it.
-TEST(KvCacheTest, ASequenceThatFillsTheIndexItselfTakesNoCachedPageForIt) {
+// The sequence has more pages than the index has nodes, and its own nodes fill
+// the index.
+TEST(KvCacheTest, ASequenceThatFillsTheIndexByItselfEvictsNoCachedPages) {
   KvCacheScenario s(Config({Pages(4, 5)}));
   s.Run("start a 1..288 -> cached 0");
   for (int page = 0; page < 72; ++page) {
@@ -525,7 +530,7 @@ TEST(KvCacheTest, ASequenceThatFillsTheIndexItselfTakesNoCachedPageForIt) {
   )");
 }
 
-TEST(KvCacheTest, SidePagesComeWithTheFirstReservation) {
+TEST(KvCacheTest, SidePagesAreAllocatedByTheFirstReservation) {
   KvCacheConfig config = Config({Pages(6)});
   config.groups[0].side_pages_per_sequence = 2;
   KvCacheScenario s(config);
@@ -594,7 +599,8 @@ TEST(KvCacheTest, AbortInEveryStateFreesEverything) {
   )");
 }
 
-// Gives every prefix the same name.
+// A hasher that gives every prefix the same hash, so that every lookup is a
+// collision.
 class OneHash final : public PrefixHasher {
  public:
   PrefixHash Root(absl::string_view) const override { return {}; }
@@ -658,7 +664,8 @@ TEST(KvCacheTest, CountsTokensBytesAndWaste) {
   EXPECT_EQ(stats.query_tokens, 20);
   EXPECT_EQ(stats.hit_tokens, 8);
   const PageGroupStats& all = stats.groups[0];
-  EXPECT_EQ(all.used_pages, 4);  // two shared, and one for each sequence
+  // two shared pages, and one page of each sequence
+  EXPECT_EQ(all.used_pages, 4);
   EXPECT_EQ(all.held_slots, 16);
   EXPECT_EQ(all.filled_slots, 8 + 2 + 1);
   EXPECT_EQ(all.physical_tokens, 19);
@@ -667,15 +674,16 @@ TEST(KvCacheTest, CountsTokensBytesAndWaste) {
   EXPECT_EQ(all.padding_bytes, 4 * (kPageBytes - kPayloadBytes));
   EXPECT_EQ(all.unfilled_bytes, 4 * kPayloadBytes - 11 * kPayloadBytes / 4);
   const PageGroupStats& windowed = stats.groups[1];
-  // page 1 is shared, and one for each sequence
+  // Page 1 is shared, and each sequence has one page of its own.
   EXPECT_EQ(windowed.used_pages, 3);
   EXPECT_EQ(windowed.cached_pages, 1);
   EXPECT_EQ(windowed.physical_tokens, 6 + 5);
 }
 
 TEST(KvCacheTest, MetadataIsUnderTwoPercentOfATinyModelsPool) {
-  // 6 layers of 8 heads of 32 dims in bf16 with the default page. Every page is
-  // published under a root of its own, which is the worst case for the index.
+  // A model with 6 layers of 8 heads of 32 dimensions in bf16 and the default
+  // page size. Every page is published under its own root, which is the worst
+  // case for the index.
   KvCacheConfig config;
   config.page_tokens = 64;
   config.groups.push_back({.num_pages = 512,
@@ -691,12 +699,13 @@ TEST(KvCacheTest, MetadataIsUnderTwoPercentOfATinyModelsPool) {
   }
   const KvCacheStats stats = cache.Stats();
   EXPECT_EQ(stats.pages_published, 512);
-  EXPECT_GT(stats.metadata_bytes, 512 * 64 * 4);  // at least the token ids
+  // the index stores at least the token ids
+  EXPECT_GT(stats.metadata_bytes, 512 * 64 * 4);
   EXPECT_LT(stats.metadata_bytes * 50, stats.groups[0].pool_bytes);
 }
 
-// The work of a step must depend only on its own tokens, and not on the length
-// of the context.
+// The number of table entries that a step changes must depend only on its own
+// tokens, and not on the length of the context.
 TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyChangedEntries) {
   constexpr int64_t kSequences = 256;
   constexpr int64_t kContext = 4096;
@@ -709,7 +718,8 @@ TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyChangedEntries) {
   for (int64_t i = 0; i < kSequences; ++i) {
     std::iota(tokens.begin(), tokens.end(), static_cast<int32_t>(i));
     const SequenceId id(i);
-    // The lengths reach the end of a page at different steps.
+    // The sequences have different lengths, so they reach the end of a page at
+    // different steps.
     const int64_t length = kContext - i % 64;
     cache.StartSequence(id, tokens, {});
     ASSERT_TRUE(cache.Reserve(id, length));
@@ -737,7 +747,7 @@ TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyChangedEntries) {
   EXPECT_EQ(after.pages_evicted, before.pages_evicted);
 }
 
-TEST(KvCacheDeathTest, CommitBeyondTheReservationIsABug) {
+TEST(KvCacheDeathTest, CommitBeyondTheReservationAborts) {
   KvCache cache(Config({Pages(4)}));
   cache.StartSequence(SequenceId(1), {1, 2, 3}, {});
   ASSERT_TRUE(cache.Reserve(SequenceId(1), 2));

@@ -23,7 +23,8 @@ bool IsKnown(std::string_view text) {
          std::end(kKnownModels);
 }
 
-// Otherwise the text is a path or free text.
+// True if `text` has the form of a model's name. Otherwise it is a path or free
+// text.
 bool IsName(std::string_view text) {
   return !text.empty() &&
          std::all_of(text.begin(), text.end(), [](unsigned char c) {
@@ -39,7 +40,9 @@ bool IsFolder(const std::string& path) {
 }  // namespace
 
 const char kOrKnownModel[] =
-    ", or smollm2, which models/fetch gets; a folder of that name here wins";
+    ", or smollm2 after models/fetch has downloaded it; a "
+    "folder with that name in the working directory is "
+    "preferred";
 
 std::string CacheFolder() {
   const char* cache = std::getenv("XDG_CACHE_HOME");
@@ -51,31 +54,34 @@ std::string CacheFolder() {
 absl::StatusOr<std::string> FindModel(const std::string& text) {
   if (IsFolder(text)) return text;
   if (!IsKnown(text)) {
-    // Errors of a path are found when it is opened.
+    // If the path is wrong, opening the model reports the error.
     std::error_code error;
     if (!IsName(text) || std::filesystem::exists(text, error)) return text;
-    return absl::NotFoundError(absl::StrCat(
-        "no folder '", text, "' here, and no known model of that name; known: ",
-        absl::StrJoin(kKnownModels, ", ")));
+    return absl::NotFoundError(
+        absl::StrCat("no folder '", text,
+                     "' here, and no known model has that name; known models: ",
+                     absl::StrJoin(kKnownModels, ", ")));
   }
   const std::string cache = CacheFolder();
   if (cache.empty()) {
-    return absl::NotFoundError(absl::StrCat(
-        text,
-        " is kept in a cache folder, and neither XDG_CACHE_HOME nor HOME "
-        "says where that is"));
+    return absl::NotFoundError(
+        absl::StrCat(text,
+                     " is stored in a cache folder, but neither XDG_CACHE_HOME "
+                     "nor HOME is set"));
   }
   const std::string folder = absl::StrCat(cache, "/models/", text);
   if (IsFolder(folder)) return folder;
-  return absl::NotFoundError(absl::StrCat(
-      text, " is not fetched, there is no ", folder, ": run models/fetch ",
-      text, " (known models: ", absl::StrJoin(kKnownModels, ", "), ")"));
+  return absl::NotFoundError(
+      absl::StrCat(text, " was not downloaded, because there is no folder ",
+                   folder, ": run models/fetch ", text,
+                   " (known models: ", absl::StrJoin(kKnownModels, ", "), ")"));
 }
 
 CLI::Validator ModelName(const CLI::App* command, OtherNames others) {
   return CLI::Validator(
       [command, others](std::string& text) {
-        // The environment also sets flags of commands that are not run.
+        // KVASIR_... variables set flags of all commands. A wrong value must
+        // not fail a command that is not run.
         if (!command->parsed()) return std::string();
         if (others == OtherNames::kAllowed && !IsKnown(text)) {
           return std::string();

@@ -9,9 +9,8 @@
 
 namespace kvasir::cli {
 
-// The folder for this user's data that can be made again:
-// $XDG_CACHE_HOME/kvasir, else ~/.cache/kvasir. Empty if the environment names
-// neither.
+// The folder for the user's cached data: $XDG_CACHE_HOME/kvasir, or
+// ~/.cache/kvasir if that variable is unset. Empty if HOME is unset as well.
 std::string CacheFolder();
 
 // The folder of the model that `text` names. An existing folder, a path and any
@@ -21,9 +20,9 @@ std::string CacheFolder();
 // known names.
 absl::StatusOr<std::string> FindModel(const std::string& text);
 
-// Replaces the names of known models by their folders, for ->transform() of a
-// flag of `command`. An error of FindModel is wrong usage; with kAllowed, other
-// names are kept unchanged.
+// A CLI11 transform for a flag of `command`: replaces the name of a known model
+// by its folder. An error of FindModel is reported as wrong usage. With
+// kAllowed, unknown names are kept unchanged.
 enum class OtherNames { kRefused, kAllowed };
 CLI::Validator ModelName(const CLI::App* command,
                          OtherNames others = OtherNames::kRefused);
@@ -37,10 +36,10 @@ CLI::Option* AddModelFlag(CLI::App* app, const std::string& name, T& value,
       ->type_name("DIR");
 }
 
-// Names of unknown shapes are wrong usage.
+// A CLI11 check that refuses names of unknown shapes as wrong usage.
 CLI::Validator ShapeName();
 
-// Follows "folder of a checkpoint" in the help of --model.
+// The second half of the help of --model, after "folder of a checkpoint".
 extern const char kOrKnownModel[];
 
 }  // namespace kvasir::cli

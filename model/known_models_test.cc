@@ -24,7 +24,7 @@ std::string Found(const std::string& text) {
   return folder.ok() ? *folder : folder.status().ToString();
 }
 
-// Each test has an empty working directory and an empty cache.
+// Test fixture with an empty working directory and an empty model cache.
 class KnownModelsTest : public ::testing::Test {
  protected:
   KnownModelsTest() {
@@ -40,7 +40,7 @@ class KnownModelsTest : public ::testing::Test {
     }
   }
 
-  // An empty `value` unsets it.
+  // Sets an environment variable; an empty `value` unsets it.
   void Set(const char* name, const std::string& value) {
     const char* old = std::getenv(name);
     saved_.emplace_back(
@@ -62,12 +62,12 @@ class KnownModelsTest : public ::testing::Test {
   std::vector<std::pair<const char*, std::optional<std::string>>> saved_;
 };
 
-TEST_F(KnownModelsTest, AKnownNameIsTheFolderInTheCache) {
+TEST_F(KnownModelsTest, AKnownNameGivesTheFolderInTheCache) {
   const std::string folder = Fetch(root_ / "cache");
   EXPECT_EQ(Found("smollm2"), folder);
 }
 
-TEST_F(KnownModelsTest, WithoutXdgTheCacheIsInTheHome) {
+TEST_F(KnownModelsTest, WithoutXdgCacheHomeTheCacheIsInTheHomeFolder) {
   Set("XDG_CACHE_HOME", "");
   const std::string folder = Fetch(root_ / "home/.cache");
   EXPECT_EQ(Found("smollm2"), folder);
@@ -90,7 +90,7 @@ TEST_F(KnownModelsTest, AFileInTheWorkingDirectoryIsNotTakenForTheModel) {
   EXPECT_EQ(Found("smollm2"), folder);
 }
 
-TEST_F(KnownModelsTest, AModelThatWasNotFetchedSaysHowToGetIt) {
+TEST_F(KnownModelsTest, TheErrorForAModelThatWasNotFetchedSaysHowToGetIt) {
   EXPECT_THAT(
       FindModel("smollm2"),
       base::StatusIs(absl::StatusCode::kNotFound,
@@ -101,12 +101,12 @@ TEST_F(KnownModelsTest, AModelThatWasNotFetchedSaysHowToGetIt) {
 
 TEST_F(KnownModelsTest, AnUnknownNameIsRefusedWithTheKnownNames) {
   EXPECT_THAT(FindModel("smolm2"),
-              base::StatusIs(
-                  absl::StatusCode::kNotFound,
-                  AllOf(HasSubstr("'smolm2'"), HasSubstr("known: smollm2"))));
+              base::StatusIs(absl::StatusCode::kNotFound,
+                             AllOf(HasSubstr("'smolm2'"),
+                                   HasSubstr("known models: smollm2"))));
 }
 
-TEST_F(KnownModelsTest, PathsAndOtherTextAreThemselves) {
+TEST_F(KnownModelsTest, PathsAndOtherTextsAreReturnedUnchanged) {
   fs::create_directory("mine");
   std::ofstream("a-file") << "x";
   for (const char* text :
@@ -137,7 +137,7 @@ class ModelFlagTest : public KnownModelsTest {
   std::vector<std::string> candidates_;
 };
 
-TEST_F(ModelFlagTest, TakesNamesAndFoldersAlike) {
+TEST_F(ModelFlagTest, AcceptsNamesAndFolders) {
   const std::string folder = Fetch(root_ / "cache");
   EXPECT_EQ(Parse({"compare", "smollm2", "per-token:k4,v4", "other", "--model",
                    "smollm2,./mine"}),
@@ -146,15 +146,15 @@ TEST_F(ModelFlagTest, TakesNamesAndFoldersAlike) {
   EXPECT_THAT(candidates_, ElementsAre(folder, "per-token:k4,v4", "other"));
 }
 
-TEST_F(ModelFlagTest, AModelThatIsNotThereIsWrongUsage) {
+TEST_F(ModelFlagTest, AMissingModelIsWrongUsage) {
   testing::internal::CaptureStderr();
   EXPECT_EQ(Parse({"compare", "--model", "smollm2"}), kExitUsage);
   EXPECT_EQ(Parse({"compare", "smollm2"}), kExitUsage);
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr("--model: smollm2 is not fetched"));
+              HasSubstr("--model: smollm2 was not downloaded"));
 }
 
-TEST_F(ModelFlagTest, TheEnvironmentsModelIsNoOtherCommandsError) {
+TEST_F(ModelFlagTest, AWrongModelInTheEnvironmentFailsOnlyTheCommandThatRuns) {
   Set("KVASIR_MODEL", "smollm2");
   EXPECT_EQ(Parse({"drain"}), kExitOk);
   testing::internal::CaptureStderr();

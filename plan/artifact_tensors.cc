@@ -9,14 +9,15 @@
 namespace kvasir::plan {
 namespace {
 
-// Lists the tensors of one layer.
+// Collects the attention tensors of one layer.
 class Lister {
  public:
   Lister(const ResolvedAttention& attention, const AttentionShape& shape)
       : attention_(attention), shape_(shape) {}
 
   AttentionTensors List() {
-    // The projections of x come first. q_proj's rows depend on the key's parts.
+    // Lists the projections in the order of use. The number of q_proj's rows
+    // depends on the key's parts.
     Query();
     for (const ResolvedPart& part : attention_.key.parts) AddPart(part);
     for (const ResolvedPart& part : attention_.value.parts) AddPart(part);

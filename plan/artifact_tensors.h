@@ -1,5 +1,5 @@
-// The tensors that attention has in an artifact: the names and shapes of
-// docs/artifact.md, in one place for the loader, the writers and the engine.
+// Lists the tensors that attention has in an artifact, with the names and
+// shapes of docs/artifact.md, for the loader, the writers and the engine.
 #pragma once
 
 #include <cstdint>
@@ -14,13 +14,14 @@
 
 namespace kvasir::plan {
 
-// A tensor that a decoder needs, under its canonical name. That is Llama's name
-// in every family (model/checkpoint/family_tensors.h has the names in the
-// files).
+// A tensor that a decoder needs. Its name is the canonical one, which is
+// Llama's in every family; model/checkpoint/family_tensors.h maps it to the
+// names in the files.
 struct RequiredTensor {
   std::string name;
   std::vector<int64_t> shape;
-  // True for ranges of codes: rounding them would change what the codes mean.
+  // True for ranges of codes, because rounding a range would change the numbers
+  // that the codes stand for.
   bool f32_only = false;
 
   friend bool operator==(const RequiredTensor&,
@@ -29,16 +30,16 @@ struct RequiredTensor {
 
 // "model.layers.3.self_attn.q_proj.weight" for "self_attn.q_proj.weight".
 std::string LayerTensorName(int64_t layer, absl::string_view name);
-// The beginning of the names of a part's tensors, after "model.layers.{l}.":
-// "self_attn.k_proj", or "self_attn.k_proj.part1" if the list has several
+// The prefix of a part's tensor names after "model.layers.{l}.":
+// "self_attn.k_proj", or "self_attn.k_proj.part1" if the side has several
 // parts.
 std::string PartPrefix(absl::string_view projection, int part, int num_parts);
-// "up.3.weight", which follows a part's prefix and a point; `prefix` is
-// ResolvedPart::lift_prefix.
+// The name of a lift's tensor after the part's prefix and a point, like
+// "up.3.weight". `prefix` is ResolvedPart::lift_prefix.
 std::string LiftName(absl::string_view prefix, int64_t group);
 
-// Tensors of a layer's attention in addition to those of the parts. Names come
-// after "model.layers.{l}."; layers that are alike share them.
+// The tensors of a layer's attention. Their names omit the prefix
+// "model.layers.{l}.", so that layers with equal attention share one list.
 struct AttentionTensors {
   std::vector<int64_t> query_rows;  // rows of q_proj for each query head [Hq]
   // columns of o_proj for each query head [Hq]
@@ -48,13 +49,14 @@ struct AttentionTensors {
   std::vector<RequiredTensor> tensors;
 };
 
-// Errors: UNIMPLEMENTED if the artifact has no tensors for a part. The text
-//   names `layer`, the first of the layers that are alike.
+// Lists the tensors of an attention. UNIMPLEMENTED if the artifact format has
+// no tensors for a part; the error names `layer`, the first layer with this
+// attention.
 absl::StatusOr<AttentionTensors> TensorsOf(const ResolvedAttention& attention,
                                            const AttentionShape& shape,
                                            int64_t layer);
 
-// The attention tensors of a layer that no plan changes.
+// The attention tensors of a layer that is not compressed.
 std::vector<RequiredTensor> PlainAttentionTensors(const AttentionShape& shape);
 
 }  // namespace kvasir::plan

@@ -1,6 +1,6 @@
-// The sizes of a model's attention, as a compression plan needs them. This is a
-// plain struct because plan/ does not link model/, which fills it in
-// (model/shapes/attention_shape.h).
+// The sizes of a model's attention that a compression plan needs.
+// model/shapes/attention_shape.h fills in these structs, because plan/ does not
+// depend on model/.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +14,24 @@ enum class RopePairing {
 };
 
 struct LayerShape {
-  // The most keys that a query sees, itself included. 0: all keys before it.
+  // The most keys that a query attends to, including the key of its own token.
+  // 0: all keys up to its own.
   int64_t sliding_window = 0;
   // Whether the layer rotates its keys. False for NoPE layers, learned
   // positions and ALiBi.
   bool rope = true;
 };
 
-// Spaces, codecs and pages need only the KV heads and the dims of RoPE. Tensors
-// and programs need all fields.
+// The shape of the attention of all layers. Code for spaces, codecs and pages
+// uses only the KV heads and RoPE's dimensions; code for tensors and programs
+// uses all fields.
 struct AttentionShape {
   int64_t num_kv_heads = 0;  // Hkv
   int64_t head_dim = 0;      // D
-  // The leading dims of a head that RoPE rotates: even and <= head_dim. 0:
-  // none.
+  // The number of leading dimensions of a head that RoPE rotates: even and <=
+  // head_dim. 0: none.
   int64_t rotary_dim = 0;
-  // Keys are normalized per head after their projection.
+  // True if the keys of each head are normalized after their projection.
   bool qk_norm = false;
   std::vector<LayerShape> layers;  // [L]
   int64_t num_heads = 0;           // Hq, which Hkv divides; 0: unknown
@@ -39,7 +41,8 @@ struct AttentionShape {
   bool o_bias = false;
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
-  // RoPE pairs of a key of the layer. 0: the layer does not rotate.
+  // The number of RoPE pairs in a key of the layer. 0: the layer does not
+  // rotate keys.
   int64_t num_pairs(int64_t layer) const {
     return layers[static_cast<size_t>(layer)].rope ? rotary_dim / 2 : 0;
   }

@@ -12,13 +12,14 @@ using kvasir::v1::Part;
 
 namespace {
 
-// The limit for codes that stand for levels.
+// The most bits of codes that stand for Lloyd-Max levels instead of equal
+// steps.
 constexpr uint32_t kMostLevelBits = 4;
 
 bool KnownBits(uint32_t bits) { return bits <= 6 || bits == 8; }
 
-// Bit widths in order, and the channels of each. 0 channels: an equal share of
-// a latent.
+// A bit width and the number of channels that have it. 0 channels: an equal
+// share of the latent.
 struct BitRun {
   int64_t channels = 0;
   uint32_t bits = 0;
@@ -203,8 +204,9 @@ absl::Status CheckTransform(const PlanPlace& where, const Part& part) {
   }
   if (codec.bits().schedule_size() == 8 && !basis && !part.has_low_rank()) {
     return where.Refuse(
-        "a schedule of 8 goes by falling singular value: want "
-        "a basis or a low_rank space");
+        "a schedule of 8 needs channels that are sorted by "
+        "falling singular value: want a basis or a low_rank "
+        "space");
   }
   const bool hadamard =
       codec.has_hadamard_fused() || codec.has_hadamard_online();

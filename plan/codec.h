@@ -1,4 +1,4 @@
-// The checks of ValidatePlan that concern how a latent is stored.
+// The checks of ValidatePlan that concern the storage of latents.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,14 @@
 
 namespace kvasir::plan {
 
-// The place of an error, with which its text begins: "layer 3 key part 0: ".
+// The place in a plan to which an error refers. Error texts begin with it:
+// "layer 3 key part 0: ".
 struct PlanPlace {
   int64_t layer = 0;
   Side side = Side::kKey;
   int part = -1;
-  // Replaces the side's name: "joint", "eviction" or "selection".
+  // If not empty, used instead of the side's name: "joint", "eviction" or
+  // "selection".
   absl::string_view section = "";
 
   bool joint() const { return section == kJoint; }
@@ -39,13 +41,14 @@ struct PlannedLatent {
   int64_t width = 0;
 };
 
-// Checks that numbers or codes, ranges and parameters suit latents of these
-// widths.
+// Checks that the codec's numbers or codes, ranges and parameters are possible
+// for latents of these widths.
 absl::Status CheckStorage(const PlanPlace& where,
                           const kvasir::v1::Codec& codec,
                           const std::vector<PlannedLatent>& latents);
 
-// Checks that the codec's transform suits the part's space and rotation.
+// Checks that the codec's transform is possible for the part's space and its
+// side of the rotation.
 absl::Status CheckTransform(const PlanPlace& where,
                             const kvasir::v1::Part& part);
 

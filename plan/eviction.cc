@@ -12,7 +12,8 @@ using kvasir::v1::LayerPlan;
 
 constexpr uint32_t kSinks = 4;
 constexpr uint32_t kRecent = 64;
-constexpr uint32_t kRecentPart = 4;  // the part of a budget in slots
+// A budget in slots is divided by this for the recent tokens.
+constexpr uint32_t kRecentPart = 4;
 
 uint32_t RecentOf(const EvictionSettings& settings, const LayerPlan& layer) {
   if (settings.recent.has_value()) return *settings.recent;
@@ -23,8 +24,9 @@ uint32_t RecentOf(const EvictionSettings& settings, const LayerPlan& layer) {
       {recent, layer.key().exact_window(), layer.value().exact_window()});
 }
 
-// A full space can be rotated when it is read. Static ranges cannot: they were
-// measured on rotated keys.
+// Changes whole keys to be stored before RoPE, because they can be rotated when
+// they are read. Not possible with static ranges, which were measured on
+// rotated keys.
 void StoreBeforeRope(LayerPlan* layer) {
   for (kvasir::v1::Part& part : *layer->mutable_key()->mutable_parts()) {
     if (part.has_full() && part.stored() == kvasir::v1::POST_ROPE &&
@@ -40,8 +42,10 @@ absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name) {
   if (name == "q-hitter") return EvictionMethod::kQHitter;
   if (name == "h2o") return EvictionMethod::kH2o;
   if (name == "streaming") return EvictionMethod::kStreaming;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "'", name, "' is no eviction: want q-hitter, h2o or streaming"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", name,
+                   "' is not an eviction method: want q-hitter, h2o or "
+                   "streaming"));
 }
 
 absl::Status ApplyEviction(const EvictionSettings& settings,

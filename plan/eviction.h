@@ -1,5 +1,5 @@
-// Adds eviction to any plan: the fields that "q-hitter at 20 %" means in every
-// layer.
+// Adds eviction to any plan: sets the fields for a method and a budget, like
+// "q-hitter at 20 %", in every layer.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,9 @@ namespace kvasir::plan {
 
 // The rule for the slots that stay in addition to sinks and recent tokens.
 enum class EvictionMethod {
-  kQHitter,    // by attention received and friendliness to quantization
-  kH2o,        // only by attention received
+  // by the attention that a slot received and by how accurate its codes are
+  kQHitter,
+  kH2o,        // only by the attention that a slot received
   kStreaming,  // the latest slots
 };
 // "q-hitter", "h2o" or "streaming"; INVALID_ARGUMENT lists them.
@@ -27,34 +28,37 @@ absl::StatusOr<EvictionMethod> ParseEvictionMethod(absl::string_view name);
 using proto::EvictionBudget;
 using proto::ParseEvictionBudget;
 
-// A field without a value gets the default that its comment names.
+// The settings of eviction. A field without a value has the default in its
+// comment.
 struct EvictionSettings {
   EvictionMethod method = EvictionMethod::kQHitter;
   EvictionBudget budget = {.ratio = 0.2};
   // Default: 4, or the plan's exact sinks if they are more.
   std::optional<uint32_t> sinks;
-  // Default: 64, or a quarter of a budget in slots; at least the plan's exact
-  // window.
+  // Default: 64, but at most a quarter of a budget that is given in slots, and
+  // at least the plan's exact window.
   std::optional<uint32_t> recent;
-  // The weight of attention in q-hitter's score; at 1 it is H2O. The default is
-  // 1 and not the 0.5 of its paper, because no weight of friendliness was found
-  // to be better on a real model at 4 and 3 bits (docs/quality.md): a slot with
-  // inaccurate codes is still worth more than no slot.
+  // The weight of attention in Q-Hitter's score; the rest is the weight of the
+  // codes' accuracy. With 1, the method is H2O. The default is 1 instead of the
+  // 0.5 of the paper, because no lower value was better on a real model at 4
+  // and 3 bits (docs/quality.md): a slot with inaccurate codes is still worth
+  // more than no slot.
   double lambda = 1;
   double decay = 1;
   uint32_t every_tokens = 128;
   uint32_t observation_window = 0;
   bool half_friendliness = false;
-  // Positions are slot indices. Keys are rotated when they are read, and a full
-  // space stores them before RoPE.
+  // True: the position of a key for RoPE is its slot index instead of its index
+  // in the text. Then keys are rotated when they are read, and a full space
+  // stores them before RoPE.
   bool rolling = false;
 
   bool operator==(const EvictionSettings&) const = default;
 };
 
-// Sets the eviction of every layer without a sliding window and replaces any
-// that was there. INVALID_ARGUMENT if all layers have a window. The resulting
-// plan is not judged; call ValidatePlan.
+// Sets or replaces the eviction of every layer without a sliding window.
+// INVALID_ARGUMENT if all layers have a window. The result is not validated;
+// call ValidatePlan.
 absl::Status ApplyEviction(const EvictionSettings& settings,
                            const AttentionShape& shape,
                            kvasir::v1::KvPlan* plan);

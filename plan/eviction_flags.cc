@@ -10,7 +10,8 @@
 namespace kvasir::cli {
 namespace {
 
-// The options in the plan's words, with the defaults that are in force.
+// The eviction's settings as text for the plan's method name, including the
+// defaults.
 std::string OptionsOf(const EvictionFlags& flags,
                       const plan::EvictionSettings& settings) {
   std::string options =
@@ -39,19 +40,20 @@ std::string OptionsOf(const EvictionFlags& flags,
 
 void AddEvictionFlags(CLI::App* command, EvictionFlags& flags, bool of_plan) {
   AddFlag(command, "--eviction", flags.method,
-          of_plan
-              ? "Give up tokens, with any plan: h2o keeps those that were "
-                "attended to most, q-hitter weighs that against what their "
-                "codes lose, streaming keeps the first and the latest. For "
-                "texts longer than the cache, or more of them than it holds; "
-                "what needs a token that went is answered without it, and no "
-                "prefix is reused (docs/guide.md has what it costs)"
-              : "Which tokens stay, on top of any method: q-hitter, h2o or "
-                "streaming")
+          of_plan ? "Evict tokens from the cache, with any plan: h2o keeps "
+                    "the tokens that received most attention, q-hitter also "
+                    "considers how accurate their codes are, streaming keeps "
+                    "the first and the latest. For texts that are longer "
+                    "than the cache, or more texts than it holds; the model "
+                    "no longer knows the evicted tokens, and prefixes are "
+                    "not reused (docs/guide.md describes the costs)"
+                  : "Evict tokens, in addition to any compression method: "
+                    "q-hitter, h2o or streaming")
       ->check(CLI::IsMember({"q-hitter", "h2o", "streaming"}))
       ->group("Eviction");
   AddFlag(command, "--eviction-budget", flags.budget,
-          "Slots that stay: a share of the prompt (0.2), or a number (256)")
+          "The tokens that stay: a share of the prompt (0.2), or a "
+          "number (256)")
       ->check(Checked([](const std::string& text) {
         return plan::ParseEvictionBudget(text).status();
       }))
@@ -64,30 +66,36 @@ void AddEvictionSettings(CLI::App* command, plan::EvictionSettings& settings) {
     return AddFlag(command, name, value, help)->group("Eviction");
   };
   add("--eviction-sinks", settings.sinks,
-      "First tokens that always stay (default: 4, or the plan's exact sinks)");
+      "The number of first tokens that always stay (default: 4, "
+      "or the plan's exact sinks if these are more)");
   add("--eviction-recent", settings.recent,
-      "Last tokens that always stay (default: 64, or a quarter of a budget in "
-      "slots; the plan's exact window where that is more)");
+      "The number of latest tokens that always stay (default: "
+      "64, or a quarter of a budget that is a number; the "
+      "plan's exact window if that is more)");
   add("--eviction-every", settings.every_tokens,
-      "Slots go at multiples of so many tokens, and at the prompt's end")
+      "Evict whenever a sequence's length is a multiple of "
+      "this, and at the prompt's end")
       ->check(Above(0));
   add("--eviction-lambda", settings.lambda,
       "Weight of attention received (q-hitter); the rest is friendliness to "
       "quantization (1: none, as h2o)")
       ->check(Between(0.0, 1.0));
   add("--eviction-decay", settings.decay,
-      "What is left of attention received behind each eviction")
+      "The factor by which each eviction multiplies the "
+      "attention received so far")
       ->check(Above(0))
       ->check(Between(0.0, 1.0));
   add("--eviction-observation-window", settings.observation_window,
-      "Last queries before an eviction that count in a prompt (0: all)");
+      "How many of a prompt's last queries before an eviction "
+      "count (0: all)");
   AddSwitch(command, "--eviction-half-friendliness", settings.half_friendliness,
-            "Friendliness counts half, as in the code of Q-Hitter's authors")
+            "Count the codes' accuracy half, as the code of "
+            "Q-Hitter's authors does")
       ->group("Eviction");
   AddSwitch(command, "--eviction-rolling", settings.rolling,
-            "Positions count the slots that stay, not the tokens seen: for "
-            "texts beyond the model's own length. Keys are rotated when they "
-            "are read")
+            "Use slot indices instead of token positions for RoPE, "
+            "for texts longer than the model's own limit. Keys are "
+            "rotated when they are read")
       ->group("Eviction");
 }
 
@@ -96,8 +104,8 @@ absl::Status CheckEvictionIsUsed(const EvictionFlags& flags) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      "--eviction-budget and the like say how --eviction evicts: give that, "
-      "too");
+      "--eviction-budget and the other eviction flags only say "
+      "how --eviction evicts: give --eviction, too");
 }
 
 absl::Status PutEviction(const EvictionFlags& flags,
@@ -119,17 +127,18 @@ absl::Status PutEviction(const EvictionFlags& flags,
   for (const int l : others) *plan->mutable_layers(l) = before.layers(l);
   if (!evicts(*plan)) {
     return absl::InvalidArgumentError(
-        "no layer that is to evict can: each sees a sliding window of tokens, "
-        "behind which they are given up already");
+        "no layer can evict: each of the chosen layers has a "
+        "sliding window, which already gives up the tokens "
+        "outside it");
   }
   KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(*plan, shape));
-  // If the plan had an eviction, its part of the method's name is replaced.
+  // If the plan already had an eviction, replaces its part of the method name.
   const std::string of_tokens = plan->method().substr(
       0, evicts(before) ? plan->method().rfind('+') : std::string::npos);
-  const bool alone = of_tokens.empty() || of_tokens == "full" ||
-                     plan::ParseEvictionMethod(of_tokens).ok();
-  plan->set_method(alone ? flags.method
-                         : absl::StrCat(of_tokens, "+", flags.method));
+  const bool only_eviction = of_tokens.empty() || of_tokens == "full" ||
+                             plan::ParseEvictionMethod(of_tokens).ok();
+  plan->set_method(only_eviction ? flags.method
+                                 : absl::StrCat(of_tokens, "+", flags.method));
   auto* options = plan->mutable_provenance()->mutable_options();
   absl::StrAppend(options, options->empty() ? "" : " ",
                   OptionsOf(flags, settings));

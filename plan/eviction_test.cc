@@ -28,7 +28,7 @@ TEST(EvictionTest, MethodsHaveNames) {
                        HasSubstr("want q-hitter, h2o or streaming")));
 }
 
-TEST(EvictionTest, AnyPlanMayEvict) {
+TEST(EvictionTest, EvictionCanBeAddedToAnyPlan) {
   AttentionShape shape = Shape(3);
   shape.layers[1].sliding_window = 32;
   kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);
@@ -45,7 +45,7 @@ TEST(EvictionTest, AnyPlanMayEvict) {
   KVASIR_ASSERT_OK(ApplyEviction({.lambda = 0.5}, shape, &plan));
   EXPECT_EQ(plan.layers(2).eviction().lambda(), 0.5);
 
-  // A second call replaces the eviction.
+  // A second call replaces the eviction of the first one.
   KVASIR_ASSERT_OK(ApplyEviction({.method = EvictionMethod::kStreaming,
                                   .budget = {.tokens = 256},
                                   .every_tokens = 16},
@@ -58,8 +58,8 @@ TEST(EvictionTest, AnyPlanMayEvict) {
   EXPECT_FALSE(streaming.layer(0).eviction->scored);
 }
 
-// Rows that a plan keeps exact are found by position, so their tokens must
-// stay.
+// Exact rows are addressed by the token's position, so the tokens that a plan
+// keeps exact must not be evicted.
 TEST(EvictionTest, KeepsTheTokensThatThePlanStoresExactly) {
   const AttentionShape shape = Shape(1);
   kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);
@@ -76,7 +76,8 @@ TEST(EvictionTest, KeepsTheTokensThatThePlanStoresExactly) {
   EXPECT_EQ(resolved.layer(0).eviction->recent, 128);
   EXPECT_EQ(resolved.layer(0).eviction->sinks, 8);
   EXPECT_EQ(resolved.layer(0).eviction->lambda, 1.0F);
-  // A value that was set explicitly is not changed.
+  // The number of recent tokens is not raised to the exact window if it was set
+  // explicitly.
   KVASIR_ASSERT_OK(ApplyEviction({.recent = 64}, shape, &plan));
   EXPECT_THAT(ValidatePlan(plan, shape),
               StatusIs(absl::StatusCode::kInvalidArgument,

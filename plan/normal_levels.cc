@@ -8,7 +8,8 @@ namespace {
 
 constexpr double kSqrt2 = 1.4142135623730951;
 constexpr double kSqrt2Pi = 2.5066282746310002;
-// Lloyd's iteration moves the outer ones of 256 levels slowly.
+// The number of iterations. It is large because Lloyd's iteration moves the
+// outer ones of 256 levels slowly.
 constexpr int kLloydRounds = 20000;
 constexpr double kLloydTolerance = 1e-10;
 
@@ -20,7 +21,7 @@ double Above(double x) { return 0.5 * std::erfc(x / kSqrt2); }
 
 std::vector<double> LloydMaxLevels(int64_t bits) {
   const auto half = size_t{1} << (bits - 1);
-  // Only the positive half; the other half mirrors it.
+  // Computes only the positive levels; the negative ones mirror them.
   std::vector<double> levels(half);
   for (size_t i = 0; i < half; ++i) {
     levels[i] =

@@ -1,5 +1,5 @@
-// Levels for codes of nearly normal numbers: a latent after a random rotation
-// or a Hadamard matrix.
+// Computes the levels for codes of nearly normal numbers, like a latent after a
+// random rotation or a Hadamard transform.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,7 @@ int64_t DataTypeBytes(DataType dtype) {
     case kvasir::v1::F16:
     case kvasir::v1::BF16:
       return 2;
-    default:  // The enum is open: a file may hold any number.
+    default:  // A file may hold any number, because protobuf enums are open.
       return 0;
   }
 }
@@ -76,7 +76,7 @@ absl::StatusOr<KvPlan> ParsePlanJson(absl::string_view text,
                                      absl::string_view name) {
   if (text.size() > static_cast<size_t>(kMaxPlanJsonBytes)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, ": a plan has at most ", kMaxPlanJsonBytes,
+        absl::StrCat(name, ": a plan may have at most ", kMaxPlanJsonBytes,
                      " bytes, have ", text.size()));
   }
   KvPlan plan;
@@ -140,7 +140,7 @@ void ClampExactRows(int64_t tokens, KvPlan* plan) {
     layer.set_exact_sinks(static_cast<uint32_t>(sinks));
     for (kvasir::v1::SidePlan* side :
          {layer.mutable_key(), layer.mutable_value()}) {
-      // The window need not repeat the tokens of the sinks.
+      // The window need not contain the tokens that are sinks already.
       const int64_t window =
           std::min<int64_t>(side->exact_window(), tokens - sinks);
       side->set_exact_window(static_cast<uint32_t>(window));

@@ -1,6 +1,6 @@
-// Reading, writing and judging compression plans (kvasir.v1.KvPlan, the
-// kv_plan.json of a checkpoint). A checkpoint without a plan gets FullRankPlan:
-// there is one cache path, and the plan drives it.
+// Reads, writes and validates compression plans (kvasir.v1.KvPlan, the
+// kv_plan.json of a checkpoint). A checkpoint without a plan gets FullRankPlan,
+// because all cache code is driven by a plan.
 //
 // Errors: INVALID_ARGUMENT for a plan that has no meaning, UNIMPLEMENTED for a
 //   plan that has a meaning but is not served by this build. The text names
@@ -20,7 +20,7 @@
 
 namespace kvasir::plan {
 
-// The only plan schema so far.
+// The only version of the plan schema so far.
 inline constexpr uint32_t kPlanSchemaVersion = 1;
 
 // The largest plan text that is read. A plan of 128 layers whose heads all list
@@ -33,43 +33,45 @@ absl::string_view SideName(Side side);
 
 // Bytes of one number; 0 for DATA_TYPE_UNSPECIFIED.
 int64_t DataTypeBytes(kvasir::v1::DataType dtype);
-// "f32", "f16", "bf16", and the reverse; INVALID_ARGUMENT lists the names.
+// Convert between number types and their names: "f32", "f16", "bf16".
+// INVALID_ARGUMENT for another name; the error lists these.
 absl::string_view DataTypeName(kvasir::v1::DataType dtype);
 absl::StatusOr<kvasir::v1::DataType> ParseDataType(absl::string_view name);
 
-// Whole keys and whole values of every layer, stored as `dtype`. Keys are
-// stored after RoPE if the layer rotates.
+// A plan without compression: all layers store whole keys and values as
+// `dtype`. Keys are stored after RoPE if the layer rotates them.
 kvasir::v1::KvPlan FullRankPlan(const AttentionShape& shape,
                                 kvasir::v1::DataType dtype);
 
 // Parses a plan's JSON form. INVALID_ARGUMENT for unknown fields, another
-// schema version, and text longer than kMaxPlanJsonBytes. `name` (a file's
-// path) begins the error's text. The plan is not judged; call ValidatePlan.
+// schema version, and text longer than kMaxPlanJsonBytes. Errors begin with
+// `name`, the path of the file. The plan is not validated; call ValidatePlan.
 absl::StatusOr<kvasir::v1::KvPlan> ParsePlanJson(absl::string_view text,
                                                  absl::string_view name);
 
-// The JSON form, indented, with a newline at its end. ParsePlanJson reads it
-// back to an equal plan.
+// The plan's JSON form, indented, with a newline at its end. ParsePlanJson
+// reads it back to an equal plan.
 std::string PlanToJson(const kvasir::v1::KvPlan& plan);
 
-// Checks that the plan has a meaning for a model of this shape: counts, ranks
-// that the space allows, heads that are partitioned exactly, known bit widths,
-// and no contradicting combination.
+// Checks that the plan is valid for a model of this shape: counts match, ranks
+// are possible, groups partition the heads exactly, bit widths are known, and
+// no settings contradict each other.
 absl::Status ValidatePlan(const kvasir::v1::KvPlan& plan,
                           const AttentionShape& shape);
 
-// Tokens that are also kept exact, in addition to their codes. Empty: as the
-// plan has it.
+// The numbers of tokens that are also stored exactly, in addition to their
+// codes. A field without a value keeps the plan's number.
 struct ExactTokens {
   std::optional<uint32_t> sinks;   // first tokens of a sequence
   std::optional<uint32_t> window;  // tokens nearest to the query
 };
-// Sets them on every side that stores codes. Returns false, and changes
-// nothing, if no side does.
+// Sets the exact tokens of every side that stores codes. Returns false and
+// changes nothing if no side stores codes.
 bool SetExactTokens(const ExactTokens& exact, kvasir::v1::KvPlan* plan);
 
-// Shortens sinks and exact window so that together they are at most `tokens`.
-// No sequence is longer, and rows are allocated for every sequence.
+// Shortens sinks and exact window so that together they are at most `tokens`,
+// the greatest length of a sequence. This saves memory, because their rows are
+// allocated for every sequence.
 void ClampExactRows(int64_t tokens, kvasir::v1::KvPlan* plan);
 
 }  // namespace kvasir::plan

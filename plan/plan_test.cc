@@ -29,7 +29,8 @@ AttentionShape Shape() {
   return shape;
 }
 
-// Half of each head rotates: 4 RoPE pairs and 8 dims that do not rotate.
+// The same layer, but only half of each head rotates: 4 RoPE pairs and 8
+// dimensions that do not rotate.
 AttentionShape PartialRotary() {
   AttentionShape shape = Shape();
   shape.rotary_dim = 8;
@@ -82,7 +83,7 @@ std::string LowRank(const std::string& rest, int rank = 8) {
                       rank, "}]},", rest, "}");
 }
 
-// A layer of one part that serves key and value, of rank 8.
+// A plan whose layer has one joint part, which serves keys and values.
 KvPlan JointPlan(const std::string& part, const std::string& rest = "") {
   return Parse(absl::StrCat(R"("joint":[)", LowRank(part), "]", rest));
 }
@@ -128,7 +129,7 @@ TEST(PlanTest, JsonReadsBackToAnEqualPlan) {
   EXPECT_TRUE(MessageDifferencer::Equals(plan, back));
 }
 
-TEST(PlanTest, RefusesTextThatIsNoPlanAndNamesThePlace) {
+TEST(PlanTest, RefusesTextThatIsNotAPlanAndNamesThePlace) {
   const auto refused = [](const std::string& text) {
     return ParsePlanJson(text, "dir/kv_plan.json");
   };
@@ -182,7 +183,7 @@ TEST(PlanTest, DataTypesHaveNames) {
 // Every method of the papers is a valid plan
 // ---------------------------------------------------------------------------
 
-TEST(PlanTest, TheMethodsOfThePapersAreValidPlans) {
+TEST(PlanTest, MethodsFromPapersAreValidPlans) {
   struct Method {
     const char* name;
     KvPlan plan;
@@ -302,7 +303,7 @@ TEST(PlanTest, RefusesCountsThatDoNotMatchTheModel) {
       {"layers",
        FullRankPlan(Shape(), BF16),
        two_layers,
-       {"the plan has 1 layers, the model has 2"}},
+       {"the plan has 1 layers, but the model has 2"}},
       {"target", no_number, Shape(), {"target.kv_bytes_per_token", "nan"}},
       {"version", other_version, Shape(), {"want 1, have 7"}},
       {"no parts",
@@ -358,7 +359,7 @@ TEST(PlanTest, RefusesGroupsThatDoNotPartitionTheHeads) {
       {"unknown",
        groups(R"({"heads":[0,1,2,3,4],"rank":4})"),
        Shape(),
-       {"group 0 names head 4, the layer has 4 KV heads"}},
+       {"group 0 names head 4, but the layer has only 4 KV heads"}},
       {"empty",
        groups(R"({"heads":[0,1,2,3],"rank":4},{"rank":4})"),
        Shape(),
@@ -366,7 +367,7 @@ TEST(PlanTest, RefusesGroupsThatDoNotPartitionTheHeads) {
   });
 }
 
-TEST(PlanTest, RefusesRanksThatAreNotPossible) {
+TEST(PlanTest, RefusesImpossibleRanksOfLatents) {
   const std::string rest = R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
       "codec":{"dtype":"BF16"})";
   KVASIR_EXPECT_OK(ValidatePlan(PlanOfKeys(LowRank(rest, 64)), Shape()));
@@ -436,7 +437,7 @@ TEST(PlanTest, RefusesDimsThatAreCoveredTwice) {
       {"full beside",
        PlanOfKeys(absl::StrCat(half, ",", kFullKey)),
        Shape(),
-       {"part 1", "want it alone"}},
+       {"part 1", "must be the only part"}},
       {"beside full",
        PlanOfKeys(absl::StrCat(kFullKey, ",", half)),
        Shape(),
@@ -444,11 +445,11 @@ TEST(PlanTest, RefusesDimsThatAreCoveredTwice) {
       {"values",
        PlanOfValues(absl::StrCat(kFullValue, ",", kFullValue)),
        Shape(),
-       {"layer 0 value part 1", "want it alone"}},
+       {"layer 0 value part 1", "must be the only part"}},
   });
 }
 
-TEST(PlanTest, RefusesJointPartsWithoutAMeaning) {
+TEST(PlanTest, RefusesInvalidJointParts) {
   const std::string both = R"("uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
       {"at_runtime":{},"serves":"SERVES_VALUE"}],)";
   const std::string pre = R"("stored":"PRE_ROPE",)";
@@ -460,7 +461,7 @@ TEST(PlanTest, RefusesJointPartsWithoutAMeaning) {
       {"space",
        Parse(absl::StrCat(R"("joint":[{"full":{},)", pre, numbers, "}]")),
        Shape(),
-       {"layer 0 joint part 0: ", "wants a low_rank space"}},
+       {"layer 0 joint part 0: ", "must have a low_rank space"}},
       {"rotated",
        JointPlan(both + R"("stored":"POST_ROPE",)" + numbers),
        Shape(),
@@ -473,7 +474,7 @@ TEST(PlanTest, RefusesJointPartsWithoutAMeaning) {
        JointPlan(R"("uses":[{"reconstruct":{}}],)" + pre + numbers),
        Shape(),
        {"a use does not state whether it serves key or value"}},
-      {"of the key alone",
+      {"of only the key",
        JointPlan(R"("uses":[{"reconstruct":{},"serves":"SERVES_KEY"}],)" + pre +
                  numbers),
        Shape(),
@@ -504,7 +505,7 @@ TEST(PlanTest, RefusesJointPartsWithoutAMeaning) {
                           LowRank(both + pre + numbers), "]")),
        Shape(),
        {"layer 0 joint part 1: ", "already covered by joint part 0"}},
-      {"a window of the key alone",
+      {"a window of only the key",
        JointPlan(both + pre + R"("codec":{"bits":{"schedule":[4]},
                                  "per_token":{},"param_dtype":"F16"})",
                  R"(,"key":{"exact_window":8})"),
@@ -553,7 +554,7 @@ TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRotation) {
       {"anchored after",
        PlanOfKeys(LowRank(anchored)),
        Shape(),
-       {"ANCHORED", "want PRE_ROPE"}},
+       {"ANCHORED", "must be stored PRE_ROPE"}},
       {"no lift",
        PlanOfKeys(LowRank(R"("uses":[{}],"stored":"PRE_ROPE",
            "codec":{"dtype":"BF16"})")),
@@ -565,20 +566,20 @@ TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRotation) {
            "uses":[{"pairs":[0],"fold":{}},{"pairs":[1],"at_runtime":{}}],
            "codec":{"dtype":"BF16"}})"),
        Shape(),
-       {"FOLD beside another lift: 1 of 2 uses"}},
+       {"FOLD cannot be combined with another lift: 1 of 2 uses"}},
       {"two uses of RoPE pairs",
        PlanOfKeys(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
            "pairs":[0,1],"rank_per_pair":[1,1]}]},"stored":"POST_ROPE",
            "uses":[{"fold":{}},{"fold":{}}],"codec":{"dtype":"BF16"}})"),
        Shape(),
-       {"one use", "have 2 uses, the first of 0 pairs"}},
+       {"one use", "it has 2 uses, the first of 0 pairs"}},
       {"a use of pairs that are not kept",
        PlanOfKeys(R"({"rope_pairs":{"per_head":[{"pair_indices":[0]},
            {"pair_indices":[0]},{"pair_indices":[0]},{"pair_indices":[0]}]},
            "stored":"POST_ROPE","uses":[{"pairs":[5],"fold":{}}],
            "codec":{"dtype":"BF16"}})"),
        Shape(),
-       {"one use", "have 1 uses, the first of 1 pairs"}},
+       {"one use", "it has 1 uses, the first of 1 pairs"}},
       {"no use",
        PlanOfKeys(LowRank(R"("stored":"PRE_ROPE",
            "codec":{"dtype":"BF16"})")),
@@ -599,7 +600,7 @@ TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRotation) {
            "order":1,"coefficients":[1,2,3]}}],"stored":"PRE_ROPE",
            "codec":{"dtype":"BF16"})")),
        Shape(),
-       {"wants 0 (Taylor), 2 or 6 coefficients, have 3"}},
+       {"needs 0 (Taylor), 2 or 6 coefficients, have 3"}},
       {"block",
        PlanOfKeys(LowRank(R"("uses":[{"anchored":{"order":1}}],
            "stored":"PRE_ROPE","codec":{"dtype":"BF16"})")),
@@ -648,7 +649,7 @@ TEST(PlanTest, RefusesNormalizedKeysInAnyOtherSpace) {
                   {"QK-norm"}}});
 }
 
-TEST(PlanTest, RefusesCodecsThatContradictThemselves) {
+TEST(PlanTest, RefusesCodecsWithContradictingSettings) {
   const auto codec = [](const std::string& text) {
     return PlanOfKeys(absl::StrCat(
         R"({"full":{},"stored":"POST_ROPE","codec":{)", text, "}}"));
@@ -741,7 +742,7 @@ TEST(PlanTest, RefusesCodecsThatContradictThemselves) {
   });
 }
 
-TEST(PlanTest, RefusesTransformsWithoutAMeaning) {
+TEST(PlanTest, RefusesInvalidTransforms) {
   const std::string four_bits =
       R"("bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16",)";
   const auto full = [&](const std::string& stored, const std::string& what) {
@@ -823,13 +824,13 @@ TEST(PlanTest, SetsExactTokensOnSidesThatStoreCodes) {
   EXPECT_EQ(plan.layers(0).key().exact_window(), 9);
   EXPECT_EQ(plan.layers(0).value().exact_window(), 0);
   EXPECT_EQ(plan.layers(1).exact_sinks(), 0);
-  // A value that is not set stays as it is.
+  // A field without a value does not change the plan.
   EXPECT_TRUE(SetExactTokens({.window = 0}, &plan));
   EXPECT_EQ(plan.layers(0).exact_sinks(), 4);
   EXPECT_EQ(plan.layers(0).key().exact_window(), 0);
 }
 
-TEST(PlanTest, RefusesEvictionThatCannotWork) {
+TEST(PlanTest, RefusesInvalidEvictionSettings) {
   const auto eviction = [](const std::string& text) {
     return PlanWith(absl::StrCat(R"("eviction":{)", text, "}"));
   };
@@ -918,7 +919,8 @@ TEST(PlanTest, RefusesEvictionThatCannotWork) {
                   {"heads that share a latent must share a unit"}}});
 }
 
-// Exact rows are found by position.
+// Exact rows are addressed by the token's position, so their tokens must not be
+// evicted.
 TEST(PlanTest, RefusesEvictionOfTokensThatAreKeptExact) {
   KvPlan exact = PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","codec":{
       "bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");
@@ -946,7 +948,7 @@ TEST(PlanTest, RefusesEvictionOfTokensThatAreKeptExact) {
                   {"the 4 exact_sinks must stay: want sinks >= 4, have 3"}}});
 }
 
-TEST(PlanTest, RefusesSelectionThatCannotWork) {
+TEST(PlanTest, RefusesInvalidSelectionSettings) {
   const auto selection = [](const std::string& text) {
     return PlanWith(absl::StrCat(R"("selection":{)", text, "}"));
   };

@@ -44,7 +44,7 @@ Codec RotatedCodes(uint32_t bits) {
   return codec;
 }
 
-// 0 bits stand for plain numbers.
+// A codec of codes with `bits` bits; 0 means plain numbers.
 Codec CodecOf(uint32_t bits) { return bits == 0 ? Numbers() : Codes(bits); }
 
 Codec FusedCodec(uint32_t bits) {
@@ -61,8 +61,8 @@ Part Full(kvasir::v1::Stored stored, const Codec& codec) {
   return part;
 }
 
-// For each group of `share` heads, a latent with half as many numbers as the
-// heads have.
+// A low-rank part: each group of `share` heads has a latent with half as many
+// numbers as these heads.
 Part HalfRank(const AttentionShape& shape, int64_t share, const Codec& codec) {
   Part part;
   for (int64_t head = 0; head < shape.num_kv_heads; head += share) {
@@ -76,8 +76,8 @@ Part HalfRank(const AttentionShape& shape, int64_t share, const Codec& codec) {
   return part;
 }
 
-// The lift is folded into o_proj if that reads fewer weights than a separate
-// lift. The planners decide in the same way.
+// Values of half rank. The lift is folded into o_proj if o_proj then has fewer
+// weights than with a separate lift; the planners decide in the same way.
 Part HalfRankValues(const AttentionShape& shape, int64_t share,
                     const Codec& codec) {
   Part part = HalfRank(shape, share, codec);
@@ -95,9 +95,10 @@ Part HalfRankValues(const AttentionShape& shape, int64_t share,
   return part;
 }
 
-// Codes of a few bits lose most in the tokens that attention reads most, which
-// are the first and the latest (docs/quality.md). Exact rows of 32 tokens fill
-// one page of 64 tokens in 4-bit codes.
+// The first and the latest tokens are also kept exact, because they receive
+// most attention and so the rounding of their codes costs most
+// (docs/quality.md). The exact rows of 32 tokens take one page of 64 tokens in
+// 4-bit codes.
 constexpr uint32_t kRotatedSinks = 4;
 constexpr uint32_t kRotatedWindow = 28;
 
@@ -125,7 +126,8 @@ LayerPlan Palu(const AttentionShape& shape, int64_t share, uint32_t bits) {
   return layer;
 }
 
-// A head keeps one of each two neighbouring pairs; other heads keep others.
+// Each head keeps one RoPE pair of every two neighbouring ones; which of the
+// two differs between heads.
 LayerPlan Rap(const AttentionShape& shape, uint32_t bits) {
   LayerPlan layer;
   Part key;
@@ -147,7 +149,7 @@ LayerPlan Rap(const AttentionShape& shape, uint32_t bits) {
 
 LayerPlan Commuting(const AttentionShape& shape) {
   LayerPlan layer;
-  constexpr int64_t kShare = 4;  // heads of a group
+  constexpr int64_t kShare = 4;  // the number of heads in each group
   Part key;
   for (int64_t head = 0; head < shape.num_kv_heads; head += kShare) {
     auto* group = key.mutable_rope_low_rank()->add_groups();
@@ -167,7 +169,7 @@ LayerPlan Commuting(const AttentionShape& shape) {
   return layer;
 }
 
-// Keys in a basis over all heads, and values in 4 bits.
+// Keys are stored in a basis over all heads, and values as 4-bit codes.
 LayerPlan Svdq(const AttentionShape& shape,
                const std::vector<uint32_t>& schedule) {
   LayerPlan layer;
@@ -196,7 +198,7 @@ struct Entry {
   PlanPreset preset;
   std::function<LayerPlan(const AttentionShape&)> make;
   int64_t share = 1;  // heads in each group
-  // Set instead of `make` if whole keys and values are stored.
+  // The codec of whole keys and values; set instead of `make`.
   std::optional<Codec> whole = std::nullopt;
 };
 
@@ -286,8 +288,8 @@ absl::StatusOr<const Entry*> Find(const std::string& name) {
     if (entry.preset.name == name) return &entry;
     names.push_back(entry.preset.name);
   }
-  return absl::NotFoundError(absl::StrCat("no plan is called \"", name,
-                                          "\"; there are ",
+  return absl::NotFoundError(absl::StrCat("there is no plan \"", name,
+                                          "\"; the plans are ",
                                           absl::StrJoin(names, ", ")));
 }
 

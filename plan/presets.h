@@ -1,7 +1,8 @@
-// Compression plans by name. Presets that store whole keys and values serve any
-// checkpoint as it is. The others are the plans that kvasir-compress' planners
-// make if all layers and heads of a model are alike. They are for benchmarks:
-// they need no calibration and say nothing about quality.
+// Makes compression plans by name. Presets that store whole keys and values can
+// be used with any checkpoint. The others are plans like those of
+// kvasir-compress' planners for a model whose layers and heads are all alike.
+// They are for benchmarks of speed: they are made without calibration, and
+// their quality is not meaningful.
 #pragma once
 
 #include <optional>
@@ -14,8 +15,7 @@
 
 namespace kvasir::plan {
 
-// The limit of attention over such a cache, and how near to it attention should
-// be.
+// A named preset, its help text and its performance target.
 struct PlanPreset {
   std::string name;
   // One line for help texts.
@@ -23,11 +23,11 @@ struct PlanPreset {
   // The most time that attention may take, as a multiple of the larger of the
   // byte floor and the FLOP floor. Empty if the project has no target.
   std::optional<double> floor_target;
-  // The preset needs no tensors except the model's own.
+  // True if the preset needs no tensors except the model's own.
   bool any_checkpoint = false;
 };
 
-// The first one is the dense bf16 cache.
+// All presets. The first one is the uncompressed bf16 cache.
 const std::vector<PlanPreset>& PlanPresets();
 inline constexpr char kDensePreset[] = "dense-bf16";
 // A preset that serves a checkpoint without calibration (TurboQuant, Zandieh et
@@ -37,13 +37,14 @@ inline constexpr char kDensePreset[] = "dense-bf16";
 // latest tokens are also kept exact.
 inline constexpr char kRotatedPreset[] = "rotated-4bit";
 
-// NOT_FOUND lists the names.
+// NOT_FOUND for an unknown name; the error lists the known names.
 absl::StatusOr<PlanPreset> FindPlanPreset(const std::string& name);
 
-// One plan for all layers of the model. NOT_FOUND as above. INVALID_ARGUMENT if
-// the preset does not suit the model's heads: its groups do not divide the head
-// count, or RoPE rotates heads only in part or not at all (allowed if the
-// preset stores whole keys).
+// Makes the preset's plan, which is the same for all layers of the model.
+// NOT_FOUND for an unknown name. INVALID_ARGUMENT if the preset is not possible
+// for the model's heads: its groups do not divide the number of heads, or RoPE
+// rotates heads only partly or not at all (allowed if the preset stores whole
+// keys).
 absl::StatusOr<kvasir::v1::KvPlan> MakePresetPlan(const std::string& name,
                                                   const AttentionShape& shape);
 

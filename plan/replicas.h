@@ -1,6 +1,6 @@
-// The data of a token that more than one tensor-parallel rank stores. If the
-// heads of a latent belong to several ranks, each of them holds the whole
-// latent.
+// Finds the data of a token that more than one tensor-parallel rank stores: if
+// the heads of a latent belong to several ranks, each of these ranks holds the
+// whole latent.
 #pragma once
 
 #include <cstdint>
@@ -18,22 +18,23 @@ namespace kvasir::plan {
 struct Replica {
   int64_t first_layer = 0;
   int64_t last_layer = 0;
-  std::optional<Side> side;    // empty: slot metadata of an eviction unit
-  bool joint = false;          // a latent of key and value; its side is the key
-  int part = 0;                // index among the side's parts
+  std::optional<Side> side;  // empty: slot metadata of an eviction unit
+  bool joint = false;  // a latent of key and value, for which `side` is the key
+  int part = 0;        // index among the side's parts
   std::vector<int64_t> heads;  // KV heads of the model, ascending
   std::vector<int64_t> ranks;  // two or more, ascending
-  // for one copy, over all layers, without padding
+  // bytes of one copy, summed over the layers, without padding
   int64_t bytes_per_token = 0;
 
-  // Bytes that the copies after the first one take.
+  // The bytes of all copies except the first one.
   int64_t extra_bytes_per_token() const {
     return bytes_per_token * (static_cast<int64_t>(ranks.size()) - 1);
   }
 };
 
-// `ranks` is one plan, resolved for each rank in turn (CHECK). The result is
-// sorted by layer, side, part and heads; metadata comes after the latents.
+// Lists the replicas of a plan. `ranks` is the plan, resolved for each rank in
+// rank order (CHECK). The result is sorted by layer, side, part and heads;
+// metadata comes after the latents.
 std::vector<Replica> FindReplicas(
     std::span<const std::shared_ptr<const ResolvedPlan>> ranks);
 

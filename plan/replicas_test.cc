@@ -39,8 +39,8 @@ std::string Layer(const std::string& value, const std::string& rest = "") {
                       R"(]},"value":{"parts":[)", value, "]}", rest, "}");
 }
 
-// One plan for 8 query and 4 KV heads of 16 dims, resolved for each of `size`
-// ranks.
+// A plan for 8 query and 4 KV heads of 16 dimensions, resolved for each of
+// `size` ranks.
 using Ranked = std::vector<std::shared_ptr<const ResolvedPlan>>;
 Ranked Ranks(const std::vector<std::string>& layers, int64_t size) {
   AttentionShape shape;
@@ -65,7 +65,8 @@ Ranked Ranks(const std::vector<std::string>& layers, int64_t size) {
   return ranks;
 }
 
-// "0-1 value 0: heads 0,1 ranks 0,1 bytes 24 + 24"
+// Lists the replicas as text: "0-1 value 0: heads 0,1 ranks 0,1 bytes 24 + 24"
+// (layers, side, part; bytes of the first copy + of the others).
 std::vector<std::string> Listed(const Ranked& ranks) {
   std::vector<std::string> lines;
   for (const Replica& replica : FindReplicas(ranks)) {
@@ -80,18 +81,19 @@ std::vector<std::string> Listed(const Ranked& ranks) {
   return lines;
 }
 
-TEST(ReplicasTest, GroupsWithinOneRankAreHeldOnce) {
+TEST(ReplicasTest, AGroupWhoseHeadsAreOnOneRankIsNotReplicated) {
   const std::string layer = Layer(Values({Group("0,1", 8), Group("2,3", 8)}));
   EXPECT_THAT(Listed(Ranks({layer, layer}, 1)), IsEmpty());
   EXPECT_THAT(Listed(Ranks({layer, layer}, 2)), IsEmpty());
   EXPECT_THAT(Listed(Ranks({Layer(kFullValue)}, 4)), IsEmpty());
 }
 
-TEST(ReplicasTest, AGroupThatSpansRanksIsHeldByEachOfThem) {
+TEST(ReplicasTest, AGroupThatSpansRanksIsReplicatedOnEachOfThem) {
   const std::string all = Layer(Values({Group("0,1,2,3", 12)}));
   const std::string wider = Layer(Values({Group("0,1,2,3", 20)}));
   const std::string odd = Layer(Values({Group("0,3", 6), Group("1,2", 10)}));
-  // Layers that differ only in the rank of the group are one entry.
+  // Consecutive layers that differ only in the rank of the group form one
+  // replica.
   EXPECT_THAT(Listed(Ranks({all, wider, Layer(kFullValue), all, odd}, 2)),
               ElementsAre("0-1 value 0: heads 0,1,2,3 ranks 0,1 bytes 64 + 64",
                           "3-3 value 0: heads 0,1,2,3 ranks 0,1 bytes 24 + 24",
@@ -105,7 +107,7 @@ TEST(ReplicasTest, AGroupThatSpansRanksIsHeldByEachOfThem) {
       ElementsAre("0-0 value 0: heads 0,1,2,3 ranks 0,1,2,3 bytes 24 + 72"));
 }
 
-TEST(ReplicasTest, ListsALatentOfKeyAndValueOnce) {
+TEST(ReplicasTest, AJointLatentOfKeyAndValueIsListedOnce) {
   const std::string joint =
       absl::StrCat(R"({"joint":[)",
                    LowRank({Group("0,1,2,3", 12)}, "PRE_ROPE",
@@ -117,7 +119,7 @@ TEST(ReplicasTest, ListsALatentOfKeyAndValueOnce) {
                           "+ 24"));
 }
 
-TEST(ReplicasTest, MoreRanksThanHeadsHoldEachHeadSeveralTimes) {
+TEST(ReplicasTest, WithMoreRanksThanHeadsEachHeadIsReplicated) {
   EXPECT_THAT(Listed(Ranks({Layer(kFullValue)}, 8)),
               ElementsAre("0-0 key 0: heads 0 ranks 0,1 bytes 32 + 32",
                           "0-0 key 0: heads 1 ranks 2,3 bytes 32 + 32",
@@ -129,7 +131,7 @@ TEST(ReplicasTest, MoreRanksThanHeadsHoldEachHeadSeveralTimes) {
                           "0-0 value 0: heads 3 ranks 6,7 bytes 32 + 32"));
 }
 
-TEST(ReplicasTest, AUnitThatSpansRanksHasMetadataOnEachRank) {
+TEST(ReplicasTest, AnEvictionUnitThatSpansRanksHasMetadataOnEachRank) {
   const std::string evicting = Layer(
       kFullValue,
       R"(,"eviction":{"units":[{"heads":[0]},{"heads":[1,2]},{"heads":[3]}],)"
@@ -139,7 +141,8 @@ TEST(ReplicasTest, AUnitThatSpansRanksHasMetadataOnEachRank) {
               ElementsAre("0-0 metadata 0: heads 1,2 ranks 0,1 bytes 8 + 8"));
 }
 
-// Each rank finds a basis of its own in its own heads.
+// If each sequence has a basis, each rank computes it over its own heads, so
+// nothing is replicated.
 TEST(ReplicasTest, ABasisOfTheRanksOwnHeadsIsNotAReplica) {
   const std::string key =
       R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
@@ -149,7 +152,8 @@ TEST(ReplicasTest, ABasisOfTheRanksOwnHeadsIsNotAReplica) {
       absl::StrCat(R"({"key":{"parts":[)", key, R"(]},"value":{"parts":[)",
                    kFullValue, "]}}");
   EXPECT_THAT(Listed(Ranks({of_sequence}, 2)), IsEmpty());
-  // A static basis of the model, which all ranks read.
+  // A static basis belongs to the model and covers all heads, so all ranks hold
+  // its latent.
   const std::string of_model = Layer(
       R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16",
           "basis_static":{}}})");

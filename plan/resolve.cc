@@ -20,7 +20,7 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// Finer units than the layer must cost less than this share of the latents.
+// The metadata of several units must be less than this share of the latents.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -106,12 +106,12 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-// Whether channels of 0 bits stay in the latent, with their minima as values.
+// True if channels of 0 bits stay, with the minimum of their range as value.
 bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }
 
-// Neighbours of the same bits become one run if the plan gives explicit runs.
+// The runs of bits; neighbouring explicit runs with equal bits are merged.
 std::vector<CodeRun> RunsOf(const Codec& codec, const ResolvedPart& part,
                             int64_t width) {
   std::vector<CodeRun> runs;
@@ -214,7 +214,7 @@ class LayerResolver {
 
   absl::Status ResolvePart(const Part& plan, ResolvedPart* part) const {
     part->space = SpaceOf(plan);
-    // Values never rotate, even if the keys of a joint part do.
+    // Values are never rotated, even if the keys of a joint part are.
     if (part->side == Side::kKey) part->stored = StoredOf(plan);
     part->latent_bias = plan.latent_bias();
     part->mean = plan.mean();
@@ -229,9 +229,9 @@ class LayerResolver {
     return side == Side::kKey ? 2 * shape_.num_pairs(layer_) : 0;
   }
 
-  // The dims of a head that a use covers, in any order: those of its pairs.
-  // Without pairs, they are all dims if the use is the only one and its part
-  // rotates; otherwise they are the dims that do not rotate.
+  // The dims of a head that a use covers, in any order: those of its pairs. A
+  // use without pairs covers all dims if it is the only one and its part is
+  // rotated; otherwise it covers the dims that do not rotate.
   std::vector<int64_t> DimsOf(const Part& plan, const Part::Use& use,
                               Side side) const {
     if (use.pairs_size() > 0) {
@@ -242,11 +242,11 @@ class LayerResolver {
     const auto of_value = [](const Part::Use& any) {
       return any.serves() == kvasir::v1::SERVES_VALUE;
     };
-    const bool alone = std::count_if(plan.uses().begin(), plan.uses().end(),
-                                     [&](const Part::Use& other) {
-                                       return of_value(other) == of_value(use);
-                                     }) == 1;
-    const bool all = alone && plan.stored() != kvasir::v1::NO_ROPE;
+    const bool single = std::count_if(plan.uses().begin(), plan.uses().end(),
+                                      [&](const Part::Use& other) {
+                                        return of_value(other) == of_value(use);
+                                      }) == 1;
+    const bool all = single && plan.stored() != kvasir::v1::NO_ROPE;
     const int64_t first = all ? 0 : RotaryDims(side);
     std::vector<int64_t> dims(static_cast<size_t>(shape_.head_dim - first));
     std::iota(dims.begin(), dims.end(), first);
@@ -342,7 +342,7 @@ class LayerResolver {
     }
   }
 
-  // Every head must have one latent, except in a basis of the rank's own heads.
+  // Checks that every head is in exactly one of the plan's groups.
   absl::Status CheckHeads(const ResolvedPart& part) const {
     if (part.space == Space::kFull) return absl::OkStatus();
     std::vector<int> latents_of(static_cast<size_t>(shape_.num_kv_heads), 0);
@@ -353,17 +353,17 @@ class LayerResolver {
     }
     for (size_t head = 0; head < latents_of.size(); ++head) {
       if (latents_of[head] == 1) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("layer ", layer_, ": ", part.prefix, ": KV head ", head,
-                       " of ", shape_.num_kv_heads, " is in ", latents_of[head],
-                       " groups of the plan: a plan for another model"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "layer ", layer_, ": ", part.prefix, ": KV head ", head, " of ",
+          shape_.num_kv_heads, " is in ", latents_of[head],
+          " groups of the plan: the plan belongs to another model"));
     }
     return absl::OkStatus();
   }
 
-  // ValidatePlan checks the widths of the whole model. A basis of the rank's
-  // own heads is narrower, and channels beyond the end of a schedule would be
-  // lost.
+  // Checks that runs and ranges divide the latents of this rank. ValidatePlan
+  // checks only the widths in the whole model; a basis of the rank's own heads
+  // is narrower, and channels that remain after a division would be lost.
   absl::Status CheckWidthsOfRank(const ResolvedPart& part) const {
     if (part.space != Space::kFull || part.bits.empty() ||
         part.transform != Transform::kBasisSequence) {
@@ -399,7 +399,7 @@ void ForParts(const ResolvedAttention& attention, const Visit& visit) {
   }
 }
 
-// The finest head sets that no latent crosses, sorted by their first heads.
+// The smallest sets of heads that share no latent, sorted by first head.
 std::vector<std::vector<int64_t>> FinestUnits(
     const ResolvedAttention& attention, int64_t num_heads) {
   std::vector<int64_t> root(static_cast<size_t>(num_heads));
@@ -411,7 +411,7 @@ std::vector<std::vector<int64_t>> FinestUnits(
     return head;
   };
   ForParts(attention, [&](const ResolvedPart& part) {
-    // A basis of the rank's own heads must not tie units to the TP size.
+    // Connects all heads, so that units do not depend on the number of ranks.
     const bool own = part.transform == Transform::kBasisSequence;
     if (own && part.space == Space::kFull) {
       std::fill(root.begin(), root.end(), int64_t{0});
@@ -434,7 +434,7 @@ std::vector<std::vector<int64_t>> FinestUnits(
   return list;
 }
 
-// Merges each unit with its neighbour; an odd last unit stays as it is.
+// Merges neighbouring units in pairs; an odd last unit stays unchanged.
 std::vector<std::vector<int64_t>> HalveUnits(
     const std::vector<std::vector<int64_t>>& units) {
   std::vector<std::vector<int64_t>> halved;
@@ -496,7 +496,7 @@ ResolvedSelection ResolveSelection(const kvasir::v1::Selection& selection,
               landmark.CodesBytes(latent) + landmark.ParamsBytes(latent)};
 }
 
-// Layers with equal keys have the same attention.
+// Layers share their attention if the results of this function are equal.
 std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   LayerPlan attention = plan;
   attention.clear_eviction();
@@ -504,8 +504,8 @@ std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   return absl::StrCat(rotates, " ", attention.SerializeAsString());
 }
 
-// Sinks and recent slots belong to the budget. They are its lower bound if a
-// share of a short prompt is less.
+// Sinks and recent slots are part of the budget, and its lower bound if the
+// budget is a share of a short prompt.
 EvictionCounts CountsOf(const LayerPlan& plan) {
   if (!plan.has_eviction()) return {};
   const kvasir::v1::Eviction& eviction = plan.eviction();
@@ -624,7 +624,7 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
   const int64_t queries = shape.num_heads / shard.size;
   resolved.query_heads = {shard.rank * queries, queries};
   std::map<std::string, int> attention_of;
-  // Layers with equal keys hold equally many tokens at any length.
+  // The page group of layers with equal window and eviction counts.
   std::map<std::pair<int64_t, EvictionCounts>, int> group_of;
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& from = plan.layers(l);

@@ -1,4 +1,4 @@
-// ResolvePlan: one table of cases over all methods, and the layers, ranks and
+// Tests ResolvePlan with a table of all methods, and the layers, ranks and
 // eviction units of resolved plans.
 #include <string>
 #include <vector>
@@ -57,7 +57,9 @@ ResolvedPlan Resolve(const std::vector<std::string>& layers,
   return resolved.ok() ? *std::move(resolved) : ResolvedPlan();
 }
 
-// One line for each latent: "kv_proj low_rank before basis: 0,1 R=20 R'=18 d=16
+// Lists each latent as a line: prefix, space, side of RoPE and transform;
+// heads; widths R and R'; head_dims; runs (channels x bits); bytes of codes +
+// parameters. For example "kv_proj low_rank before basis: 0,1 R=20 R'=18 d=16
 // 8x4,10x2 codes 7+8".
 std::vector<std::string> Listed(const ResolvedPart& part) {
   constexpr const char* kSpaces[] = {"full", "low_rank", "pairs", "complex"};
@@ -85,7 +87,7 @@ struct Case {
   std::string value;
   std::vector<std::string> keys;    // in the form of Listed
   std::vector<std::string> values;  // empty: not checked
-  bool folded = false;              // whether the key is folded
+  bool folded = false;              // whether the key's lift is folded
   bool rebuilt = false;
   std::vector<int64_t> dims;
 };
@@ -146,8 +148,8 @@ std::vector<Case> Cases() {
        .value = kFullValue,
        .keys = {"complex after {0,3} R=8 R'=8 d=6 [] 16+0 bytes",
                 "complex after {1,2} R=4 R'=4 d=2 [] 8+0 bytes"}},
-      // Channels are in the order of their bits, so a pair appears more than
-      // once.
+      // The channels are sorted by their bits, so the channels of one pair are
+      // not next to each other.
       {.name = "CommutingFallingBits",
        .key = R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
                  "pairs":[3,0,3],"rank_per_pair":[1,1,1]}]},
@@ -165,7 +167,8 @@ std::vector<Case> Cases() {
        .value = kFullValue,
        .keys = {"full before {0,1,2,3} R=64 R'=32 d=16 "
                 "[0+8x8 8+8x4 16+8x4 24+8x2] 18+0 bytes"}},
-      // The basis of a sequence is found over all channels.
+      // A basis that is computed for each sequence needs all channels, also
+      // those of 0 bits.
       {.name = "SvdqOnline",
        .key = R"({"full":{},"stored":"PRE_ROPE","mean":true,"codec":{"bits":{
                  "schedule":[8,4,4,2,0,0,0,0]},"channel_sequence":{},
@@ -218,7 +221,7 @@ std::vector<Case> Cases() {
 
 class ResolvePlanTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(ResolvePlanTest, LatentsMatchThePlan) {
+TEST_P(ResolvePlanTest, ResolvedLatentsMatchThePlan) {
   const Case& each = GetParam();
   const ResolvedPlan plan = Resolve({Layer(each.key, each.value)});
   const ResolvedAttention& attention = plan.attention_of(0);
@@ -238,7 +241,7 @@ INSTANTIATE_TEST_SUITE_P(Methods, ResolvePlanTest, ::testing::ValuesIn(Cases()),
                            return parameter.param.name;
                          });
 
-TEST(ResolvedPlanTest, LayersThatAreAlikeShareTheirAttention) {
+TEST(ResolvedPlanTest, EqualLayersShareOneResolvedAttention) {
   const std::string full = Layer(kFullKey, kFullValue);
   const std::string wide = Layer(
       kFullKey, R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"F32"}})");
@@ -251,7 +254,8 @@ TEST(ResolvedPlanTest, LayersThatAreAlikeShareTheirAttention) {
   EXPECT_THAT(of_layer, ElementsAre(0, 1, 0, 0));
 }
 
-TEST(ResolvedPlanTest, AWindowIsAnotherPageGroupAndTheSameAttention) {
+TEST(ResolvedPlanTest,
+     LayersWithAWindowHaveTheirOwnPageGroupButShareAttention) {
   AttentionShape shape = Shape();
   shape.layers.resize(3);
   shape.layers[1].sliding_window = 32;
@@ -264,7 +268,7 @@ TEST(ResolvedPlanTest, AWindowIsAnotherPageGroupAndTheSameAttention) {
   EXPECT_EQ(plan.page_groups[1].sliding_window, 32);
 }
 
-TEST(ResolvedPlanTest, ALayerWithoutRopeHasAttentionOfItsOwn) {
+TEST(ResolvedPlanTest, ALayerWithoutRopeHasItsOwnAttention) {
   AttentionShape shape = Shape();
   shape.layers.resize(2);
   shape.layers[1].rope = false;
@@ -301,8 +305,9 @@ TEST(ResolvedPlanTest, JointPartsServeBothSides) {
   }
 }
 
-// Plain numbers are exact anyway.
-TEST(ResolvedPlanTest, SinksBelongToTheSidesThatStoreCodes) {
+// Only sides that store codes have exact sinks, because plain numbers are exact
+// anyway.
+TEST(ResolvedPlanTest, OnlySidesThatStoreCodesHaveExactSinks) {
   const ResolvedPlan plan = Resolve({R"({"exact_sinks":4,
       "key":{"parts":[{"full":{},"stored":"POST_ROPE",
                        "codec":{"bits":{"schedule":[4]},"per_token":{},
@@ -337,7 +342,8 @@ constexpr char kEviction[] =
        "every_tokens":8})";
 using Units = std::vector<std::vector<int64_t>>;
 
-// A latent in bfloat16 for each KV head of key and value.
+// The eviction units if each KV head has its own bfloat16 latent for key and
+// value.
 Units UnitsOfHeads(int64_t num_heads, int64_t head_dim, TpShard shard = {}) {
   AttentionShape shape = Shape();
   shape.num_heads = shape.num_kv_heads = num_heads;
@@ -347,24 +353,25 @@ Units UnitsOfHeads(int64_t num_heads, int64_t head_dim, TpShard shard = {}) {
   return plan.layer(0).eviction->units;
 }
 
-// A slot of H heads of d dims has 4 H d bytes, and a unit of plain numbers has
-// 8 bytes of metadata. So fewer than H d / 40 units cost less than 5 %.
-TEST(ResolvedPlanTest, HalvesUnitsUntilTheirMetadataIsCheap) {
+// A slot of H heads with d dimensions each has 4 H d bytes, and a unit has 8
+// bytes of metadata if the sides store plain numbers. So the metadata is below
+// 5 % if there are fewer than H d / 40 units.
+TEST(ResolvedPlanTest, EvictionUnitsAreMergedUntilTheirMetadataIsCheap) {
   for (const TpShard shard : {TpShard{0, 1}, TpShard{1, 2}}) {
     EXPECT_EQ(UnitsOfHeads(8, 42, shard),
               (Units{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}}));
-    EXPECT_EQ(UnitsOfHeads(8, 40, shard),  // exactly 5 % is too much
+    EXPECT_EQ(UnitsOfHeads(8, 40, shard),  // exactly 5 %, which is too much
               (Units{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
     EXPECT_EQ(UnitsOfHeads(8, 16, shard), (Units{{0, 1, 2, 3}, {4, 5, 6, 7}}));
     EXPECT_EQ(UnitsOfHeads(8, 8, shard), (Units{{0, 1, 2, 3, 4, 5, 6, 7}}));
   }
 }
 
-TEST(ResolvedPlanTest, HalvingLeavesAnOddUnitAsItIs) {
+TEST(ResolvedPlanTest, MergingEvictionUnitsLeavesAnOddLastUnitUnchanged) {
   EXPECT_EQ(UnitsOfHeads(5, 32), (Units{{0, 1}, {2, 3}, {4}}));
   EXPECT_EQ(UnitsOfHeads(7, 32), (Units{{0, 1}, {2, 3}, {4, 5}, {6}}));
   EXPECT_EQ(UnitsOfHeads(7, 16), (Units{{0, 1, 2, 3}, {4, 5, 6}}));
-  // through 3 units
+  // 5 units are halved to 3, and then to 2.
   EXPECT_EQ(UnitsOfHeads(5, 22), (Units{{0, 1, 2, 3}, {4}}));
   EXPECT_EQ(UnitsOfHeads(3, 8), (Units{{0, 1, 2}}));
 }
@@ -375,9 +382,9 @@ std::string Grouped(const char* groups, const char* stored) {
                       R"(","codec":{"dtype":"F32"}})");
 }
 
-// The finest units are {0, 3, 4}, {1}, {2} and {5}. For 512 bytes, 2 units are
-// cheap enough.
-TEST(ResolvedPlanTest, UnitsAreHalvedInTheOrderOfTheirFirstHeads) {
+// The latents connect the heads to the units {0, 3, 4}, {1}, {2} and {5}. For a
+// slot of 512 bytes, 2 units are cheap enough.
+TEST(ResolvedPlanTest, EvictionUnitsAreMergedInTheOrderOfTheirFirstHeads) {
   AttentionShape shape = Shape();
   shape.num_heads = shape.num_kv_heads = 6;
   const std::string key =
@@ -394,8 +401,8 @@ TEST(ResolvedPlanTest, UnitsAreHalvedInTheOrderOfTheirFirstHeads) {
   EXPECT_EQ(plan.layer(0).eviction->units, (Units{{0, 1, 3, 4}, {2, 5}}));
 }
 
-// A rank that holds heads 0 and 1 sees two groups of one head each. Head 2
-// joins them into one unit, on every rank.
+// A rank with heads 0 and 1 could treat them as two units. But both share
+// latents with head 2, so they form one unit, on every rank.
 TEST(ResolvedPlanTest, EveryRankHasTheEvictionUnitsOfTheWholeModel) {
   const std::string layer =
       Layer(Grouped(R"({"heads":[0,2],"rank":30},{"heads":[1],"rank":16},
@@ -415,7 +422,7 @@ TEST(ResolvedPlanTest, EveryRankHasTheEvictionUnitsOfTheWholeModel) {
   }
 }
 
-TEST(ResolvedPlanTest, AShareOfThePromptIsNotBelowSinksAndRecent) {
+TEST(ResolvedPlanTest, ABudgetShareOfThePromptIsAtLeastSinksAndRecent) {
   const ResolvedPlan plan = Resolve({Layer(
       kFullKey, kFullValue,
       R"(,"eviction":{"budget_ratio":0.5,"recent":16,"positions":"ORIGINAL",
@@ -440,7 +447,7 @@ TEST(ResolvedPlanTest, EachLayerMayKeepDifferentTokens) {
                           R"(,"sinks":4,"decay":0.5,"half_friendliness":true,
                              "observation_window":8,"others":"LATEST"})"))},
       shape);
-  // The layers hold equally many slots at any length, so they share a page
+  // These layers hold equally many slots at any length, so they share a page
   // group.
   ASSERT_EQ(plan.page_groups.size(), 2u);
   EXPECT_THAT(plan.page_groups[0].layers, ElementsAre(0, 2));
@@ -457,20 +464,20 @@ TEST(ResolvedPlanTest, EachLayerMayKeepDifferentTokens) {
   EXPECT_EQ(other.decay, 0.5F);
   EXPECT_EQ(other.friendliness, 0.5F);
   EXPECT_FALSE(other.scored);
-  // ResolveLayerEviction gives the same for one layer.
+  // ResolveLayerEviction must give the same result for a single layer.
   KVASIR_ASSERT_OK_AND_ASSIGN(
-      const std::optional<LayerEviction> alone,
+      const std::optional<LayerEviction> layer_eviction,
       ResolveLayerEviction(plan.source.layers(2), shape, 2));
-  ASSERT_TRUE(alone.has_value());
-  EXPECT_EQ(alone->slots.units, other.units);
-  EXPECT_EQ(alone->counts, plan.page_groups[0].eviction);
+  ASSERT_TRUE(layer_eviction.has_value());
+  EXPECT_EQ(layer_eviction->slots.units, other.units);
+  EXPECT_EQ(layer_eviction->counts, plan.page_groups[0].eviction);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::optional<LayerEviction> none,
       ResolveLayerEviction(plan.source.layers(1), shape, 1));
   EXPECT_FALSE(none.has_value());
 }
 
-TEST(ResolvedPlanTest, RefusesAPlanWithoutAMeaning) {
+TEST(ResolvedPlanTest, RefusesAnInvalidPlan) {
   const int64_t before = NumResolvedPlans();
   EXPECT_THAT(ResolvePlan(KvPlan(), Shape()),
               StatusIs(absl::StatusCode::kInvalidArgument,

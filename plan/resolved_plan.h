@@ -1,8 +1,8 @@
-// A compression plan, resolved once at start for one rank of one model. It has
-// the latents (their heads, their widths, their side of RoPE and their runs of
-// codes), and which layers hold the same tokens. Layout, arenas, tensor names,
-// attention programs, FLOPs, random weights and the reference decoder use it.
-// Only planners and writers of artifacts see the protobuf.
+// A compression plan, resolved once at start for one rank of one model. It
+// describes all latents (heads, widths, side of RoPE, runs of codes) and the
+// layers that hold the same tokens. Layout, tensor names, attention programs,
+// FLOP counts, random weights and the reference decoder use it; only planners
+// and writers of artifacts use the protobuf.
 #pragma once
 
 #include <compare>
@@ -23,13 +23,14 @@ namespace kvasir::plan {
 
 enum class Space { kFull, kLowRank, kRopePairs, kRopeLowRank };
 
-// Whether a stored key is taken before or after its rotation. kNone: numbers
-// that do not rotate.
+// Whether keys are stored before or after RoPE rotates them. kNone: numbers
+// that RoPE does not rotate.
 enum class RopeSide { kBefore, kAfter, kNone };
 
 enum class Lift { kFold, kAtRuntime, kReconstruct, kAnchored };
 
-// The scale of codes. kNone: plain numbers instead of codes.
+// The numbers that share one range (scale and minimum) of codes. kNone: plain
+// numbers are stored instead of codes.
 enum class RangeKind { kNone, kToken, kTokenNorm, kChannel, kSequence };
 
 enum class Transform {
@@ -40,8 +41,9 @@ enum class Transform {
   kBasisSequence,
 };
 
-// Channels [begin, begin + width) of a latent that have one bit width. A last
-// run of 0 bits has channels of which nothing is stored.
+// Channels [begin, begin + width) of a latent, which all have the same number
+// of bits. Nothing is stored for the channels of a run of 0 bits, which comes
+// last.
 struct CodeRun {
   int64_t begin = 0;
   int64_t width = 0;
@@ -50,28 +52,28 @@ struct CodeRun {
   friend bool operator==(const CodeRun&, const CodeRun&) = default;
 };
 
-// The latent that a group of KV heads shares: some numbers per slot.
+// A latent: the numbers in each slot that a group of KV heads shares.
 struct ResolvedLatent {
   std::vector<int64_t> heads;  // KV heads of the model, ascending
   int64_t width = 0;           // R: the width in the plan
   // R': the width in tensors and attention. It leaves out channels of 0 bits,
-  // with two exceptions: a basis of the sequence, which is found over all
-  // channels, and explicit runs with ranges of their own.
+  // except with a basis for each sequence, which is computed over all channels,
+  // and with explicit runs that have their own ranges.
   int64_t channels = 0;
-  // Dims of each of its heads that the latent stands for.
+  // The number of dimensions of each head that the latent represents.
   int64_t head_dims = 0;
-  // RoPE pairs, ascending: those that a rope_pairs head keeps, or those of a
-  // rope_low_rank group.
+  // The RoPE pairs, ascending, that a head keeps (rope_pairs) or that the
+  // group's latent represents (rope_low_rank).
   std::vector<uint32_t> pairs;
   // The pair of each complex channel; only in rope_low_rank.
   std::vector<uint32_t> channel_pairs;
   std::vector<CodeRun> runs;  // empty: plain numbers
 
-  // Channels of which the cache stores something.
+  // The number of channels that the cache stores, which are those with bits.
   int64_t stored_channels() const;
 };
 
-// How a part's latents give some dims of a head.
+// How some dimensions of a head are computed from a part's latents.
 struct ResolvedUse {
   Lift lift = Lift::kFold;
   int64_t dims = 0;          // dims of a head
@@ -79,16 +81,17 @@ struct ResolvedUse {
   int64_t terms = 1;         // 1 + the order of an ANCHORED lift
 };
 
-// One part of a side: a space, and how its latents are stored. A joint part of
-// the plan becomes one part of each side, with the uses of that side.
+// One part of the keys or values of a layer: its space, and how its latents are
+// stored. A joint part of the plan becomes one ResolvedPart on each side, with
+// the uses of that side.
 struct ResolvedPart {
   Side side = Side::kKey;
   bool joint = false;  // the latents serve key and value
   int index = 0;       // index among its side's parts
-  // The beginning of its tensors' names, after "model.layers.{l}.".
+  // The prefix of the part's tensor names after "model.layers.{l}.".
   std::string prefix;
-  // The beginning of its lifts' names, after the prefix and a point: "up", or
-  // "up_key" or "up_value" for a joint part.
+  // The beginning of the names of the part's lifts after `prefix` and a point:
+  // "up", or "up_key" or "up_value" for a joint part.
   std::string lift_prefix;
   Space space = Space::kFull;
   RopeSide stored = RopeSide::kNone;
@@ -97,7 +100,7 @@ struct ResolvedPart {
   bool latent_bias = false;
   bool mean = false;
 
-  // The type of the numbers; unspecified for codes.
+  // The type of the stored numbers; unspecified for codes.
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   // The type of parameters that are stored with codes or belong to a sequence;
   // otherwise unspecified.
@@ -105,20 +108,23 @@ struct ResolvedPart {
   // Bit widths as the plan lists them: one for all channels, or one for each
   // run.
   std::vector<int> bits;
-  std::vector<float> levels;   // only for ranges of a token's norm
-  bool explicit_runs = false;  // the plan states the channels of the runs
-  // Channels that share one range of a token. 0: a range for each run.
+  // the numbers that codes stand for; only with RangeKind::kTokenNorm
+  std::vector<float> levels;
+  bool explicit_runs = false;  // the plan lists the channels of each run
+  // The number of channels that share a token's range. 0: each run has its own
+  // range.
   int64_t range_channels = 0;
 
   std::vector<ResolvedUse> uses;  // empty for a full space
   bool folded = false;            // the lift is folded into q_proj or o_proj
-  bool rebuilt = false;           // keys are lifted as a whole
-  // The dims of a head that a low_rank part covers, ascending; empty for other
-  // spaces.
+  // whole keys are rebuilt from the latents before attention reads them
+  bool rebuilt = false;
+  // The dimensions of a head that a low_rank part represents, ascending; empty
+  // for other spaces.
   std::vector<int64_t> dims;
   // The latents of the whole model, in the plan's order. A full space has one
-  // for each head; with a static basis one for all heads; with a basis of the
-  // sequence one for the heads of this rank.
+  // latent for each head. With a static basis it has one for all heads, and
+  // with a basis for each sequence one for the heads of this rank.
   std::vector<ResolvedLatent> latents;
 
   bool has_basis() const {
@@ -126,37 +132,37 @@ struct ResolvedPart {
            transform == Transform::kBasisSequence;
   }
   bool has_lift(Lift lift) const;
-  // False for the values' copy of a joint part: the key part stores the latents
-  // of both.
+  // False for a joint part on the value side, because the key side stores its
+  // latents.
   bool stores_latents() const { return !joint || side == Side::kKey; }
   int64_t channels() const;  // summed over the latents
   // The latent of a KV head. Every head must have one (CHECK).
   const ResolvedLatent& LatentOf(int64_t kv_head) const;
-  // Whether the rank holds the latent: one of its heads belongs to the rank, or
-  // it is a latent of this rank only.
+  // True if a rank with the heads `rank` holds the latent, because one of the
+  // latent's heads belongs to the rank or the latent exists only on this rank.
   bool Holds(const ResolvedLatent& latent, const HeadRange& rank) const;
 
-  // Bytes of a slot: codes or numbers, rounded up to whole bytes, and
-  // parameters.
+  // The bytes of a latent in a slot: codes or numbers, rounded up to whole
+  // bytes, and parameters.
   int64_t CodesBytes(const ResolvedLatent& latent) const;
   int64_t ParamsBytes(const ResolvedLatent& latent) const;
-  // The number of runs of codes that have a range of their own.
+  // The number of ranges that a token's codes have in this latent.
   int64_t NumRanges(const ResolvedLatent& latent) const;
 };
 
 struct ResolvedSide {
   std::vector<ResolvedPart> parts;  // joint parts come last
-  // Tokens that are also kept exact, in addition to their codes: the nearest to
-  // the query, and the first of the sequence.
+  // The numbers of tokens that are also stored exactly, in addition to their
+  // codes: the latest tokens, and the first tokens of the sequence.
   int64_t exact_window = 0;
   int64_t exact_sinks = 0;
 
-  // Whether a latent is stored in codes. Latents of a joint part count on both
+  // True if a part of this side stores codes. A joint part counts on both
   // sides.
   bool has_codes() const;
 };
 
-// The data that layers with equal attention share.
+// The attention of one or more layers. Layers with equal attention share it.
 struct ResolvedAttention {
   bool rotates = false;
   ResolvedSide key;
@@ -167,27 +173,31 @@ struct ResolvedAttention {
   }
 };
 
-// Metadata bytes of a slot in an eviction unit: position (4), attention mass
-// received (4), and a logarithmic error (1) for each side that has codes.
+// The metadata bytes that a slot has in each eviction unit: position (4),
+// received attention mass (4), and a logarithmic error (1) for each side that
+// has codes.
 inline int64_t EvictionUnitBytes(const ResolvedAttention& attention) {
   return 4 + 4 + (attention.key.has_codes() ? 1 : 0) +
          (attention.value.has_codes() ? 1 : 0);
 }
 
-// The rule for the slots that a layer keeps.
+// The rule by which a layer chooses the slots that it keeps.
 struct ResolvedEviction {
-  // KV heads that give up the same tokens, of the whole model, whatever this
-  // rank holds. They are the plan's units, or else the finest sets for which no
-  // latent spans two sets, halved in number until their metadata is cheap.
+  // Sets of KV heads that evict the same tokens, for all heads of the model,
+  // also those on other ranks. These are the plan's units. If it has none, they
+  // are the smallest sets such that no latent belongs to two of them, merged in
+  // pairs until their metadata is cheap.
   std::vector<std::vector<int64_t>> units;
   int64_t sinks = 0;
   int64_t recent = 0;
-  bool scored = true;  // the other slots stay by score; false: the latest stay
+  // slots with the best scores stay; false: the latest slots stay
+  bool scored = true;
   float lambda = 0;
-  float friendliness = 1;  // factor of friendliness: 1 or 0.5
-  // factor of the attention received, applied at each eviction
+  // the factor of the codes' accuracy in a score: 1 or 0.5
+  float friendliness = 1;
+  // the factor by which the received attention is multiplied at each eviction
   float decay = 1;
-  bool rolling = false;  // positions are slot indices
+  bool rolling = false;  // RoPE positions are slot indices
 };
 
 // How many slots of a sequence stay, and when the others go.
@@ -196,8 +206,8 @@ struct EvictionCounts {
   double budget_ratio = 0;    // share of the prompt, at least `least_tokens`
   int64_t least_tokens = 0;
   int64_t every_tokens = 0;  // 0: nothing is evicted
-  // Only the attention of this many last queries before a point of the prompt
-  // counts. 0: that of all queries.
+  // In a prompt, only the attention of this many last queries before an
+  // eviction counts. 0: the attention of all queries counts.
   int64_t observation_window = 0;
 
   bool evicts() const { return every_tokens > 0; }
@@ -209,7 +219,7 @@ struct ResolvedSelection {
   int64_t chunk_slots = 0;
   int64_t outlier_chunks = 0;
   bool exact_outliers = false;
-  // Bytes of a landmark of one KV head.
+  // The bytes of one KV head's landmark.
   int64_t landmark_bytes = 0;
 };
 
@@ -220,7 +230,8 @@ struct ResolvedLayer {
   std::optional<ResolvedSelection> selection;
 };
 
-// Layers that hold the same tokens at any length.
+// A group of layers that hold the same number of tokens at any length, so that
+// they share page ids.
 struct ResolvedPageGroup {
   int64_t sliding_window = 0;  // 0: none
   EvictionCounts eviction;
@@ -229,7 +240,8 @@ struct ResolvedPageGroup {
 
 // Immutable after it is made.
 struct ResolvedPlan {
-  kvasir::v1::KvPlan source;  // for identities, names and texts
+  // the plan itself, for identities, names and texts
+  kvasir::v1::KvPlan source;
   AttentionShape shape;
   TpShard shard;
   HeadRange kv_heads;  // heads of this rank
@@ -248,22 +260,22 @@ struct ResolvedPlan {
   }
 };
 
-// Judges the plan (ValidatePlan) and resolves it. INVALID_ARGUMENT for a plan
-// without a meaning, and for a shard that does not suit the heads or the widths
-// of a basis per rank.
+// Validates the plan (ValidatePlan) and resolves it. INVALID_ARGUMENT for an
+// invalid plan, and if the heads, or the widths of a basis over a rank's heads,
+// cannot be divided among the shard's ranks.
 absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
                                          const AttentionShape& shape,
                                          TpShard shard = {});
 
-// The attention of one layer, for code that makes or reads artifacts layer by
-// layer. The plan must have been judged for the model. INVALID_ARGUMENT if its
-// heads are those of another model.
+// Resolves the attention of one layer, for code that makes or reads artifacts
+// layer by layer. The plan must have been validated for the model.
+// INVALID_ARGUMENT if its heads are those of another model.
 absl::StatusOr<ResolvedAttention> ResolveAttention(
     const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
     int64_t layer, TpShard shard = {});
 
-// The eviction of one layer; empty if the layer does not evict. The same
-// conditions apply.
+// Resolves the eviction of one layer, under the same conditions; empty if the
+// layer does not evict.
 struct LayerEviction {
   ResolvedEviction slots;
   EvictionCounts counts;
@@ -272,20 +284,21 @@ absl::StatusOr<std::optional<LayerEviction>> ResolveLayerEviction(
     const kvasir::v1::LayerPlan& plan, const AttentionShape& shape,
     int64_t layer);
 
-// The number of plans that this process has resolved.
+// The number of plans that this process has resolved, for tests that a plan is
+// resolved only once.
 int64_t NumResolvedPlans();
 
-// A part of one latent of `width` numbers, in which only the storage is filled
-// in.
+// Returns a part with one latent of `width` numbers, in which only the fields
+// about storage are set.
 ResolvedPart ResolveCodec(const kvasir::v1::Codec& codec, int64_t width);
 
-// The channels of a latent of `width` numbers that its codec stores: all except
-// those of 0 bits.
+// The number of channels that the codec stores of a latent of `width` numbers:
+// all except those of 0 bits.
 int64_t StoredChannels(const kvasir::v1::Codec& codec, int64_t width);
 
-// The dims of a head that RoPE rotates as these pairs. They are in the order in
-// which a head of only these pairs would have them, which is the order of the
-// rows of a rope_pairs part.
+// The dimensions of a head that belong to the given RoPE pairs. Their order is
+// that of a head with only these pairs, which is the order of the rows in a
+// rope_pairs part.
 std::vector<int64_t> PairDims(RopePairing pairing, int64_t rotary_dim,
                               std::span<const uint32_t> pairs);
 

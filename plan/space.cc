@@ -62,7 +62,7 @@ absl::Status CheckAnchored(const PlanPlace& where, const Part::Use& use,
   const int64_t pairs = use.pairs_size() > 0 ? use.pairs_size() : num_pairs;
   if (have != 0 && have != per_pair && have != per_pair * pairs) {
     return where.Refuse("ANCHORED of order ", anchored.order(), " over ", pairs,
-                        " pairs wants 0 (Taylor), ", per_pair, " or ",
+                        " pairs needs 0 (Taylor), ", per_pair, " or ",
                         per_pair * pairs, " coefficients, have ", have);
   }
   for (double coefficient : anchored.coefficients()) {
@@ -73,8 +73,9 @@ absl::Status CheckAnchored(const PlanPlace& where, const Part::Use& use,
   return absl::OkStatus();
 }
 
-// The matrix that lifts a low-rank latent does not commute with RoPE. So the
-// side of RoPE that is stored decides where the lift is possible.
+// Checks the lift of low-rank keys. The lift's matrix does not commute with
+// RoPE, so a lift is possible only on the side of RoPE on which the latent is
+// stored.
 absl::Status CheckLowRankKeyLift(const PlanPlace& where, const Part& part,
                                  const Part::Use& use) {
   const auto lift = use.lift_case();
@@ -89,8 +90,8 @@ absl::Status CheckLowRankKeyLift(const PlanPlace& where, const Part& part,
     case kvasir::v1::POST_ROPE:
       if (lift == Part::Use::kFold) {
         return where.Refuse(
-            "FOLD into q_proj would stand before the query's rotation: "
-            "POST_ROPE wants AT_RUNTIME or RECONSTRUCT");
+            "FOLD into q_proj would be applied before the query's "
+            "rotation: with POST_ROPE, use AT_RUNTIME or RECONSTRUCT");
       }
       break;
     default:
@@ -98,13 +99,14 @@ absl::Status CheckLowRankKeyLift(const PlanPlace& where, const Part& part,
   }
   if (lift == Part::Use::kAnchored) {
     return where.Refuse(
-        "ANCHORED approximates a rotation still to come: want PRE_ROPE");
+        "ANCHORED approximates a later rotation, so keys must be "
+        "stored PRE_ROPE");
   }
   return absl::OkStatus();
 }
 
-// Marks the low_rank part's dims in `coverage` and returns how many dims of a
-// head it covers.
+// Marks the dimensions of a low_rank part in `coverage` and returns how many
+// dimensions of each head it covers.
 absl::StatusOr<int64_t> CoverLowRank(const PlanPlace& where, const Part& part,
                                      const LayerFacts& facts,
                                      Coverage& coverage) {
@@ -112,14 +114,14 @@ absl::StatusOr<int64_t> CoverLowRank(const PlanPlace& where, const Part& part,
   for (const Part::Use& use : part.uses()) {
     for (uint32_t pair : use.pairs()) columns.push_back(pair);
     if (use.pairs_size() > 0) continue;
-    // If there is one use without pairs, it covers all that the part stores.
-    // Beside other uses it covers the dims that do not rotate.
+    // A single use without pairs covers all dimensions that the part stores. If
+    // there are other uses, it covers the dimensions that do not rotate.
     if (part.uses_size() == 1 && part.stored() != kvasir::v1::NO_ROPE) {
       for (int64_t p = 0; p < facts.num_pairs; ++p) columns.push_back(p);
     } else if (facts.non_rotary_dims() == 0) {
       return where.Refuse(
-          "a use without pairs beside others covers the dims "
-          "that do not rotate, and there are none");
+          "besides other uses, a use without pairs covers the dims "
+          "that do not rotate, but all dims rotate");
     }
     if (facts.non_rotary_dims() > 0) columns.push_back(coverage.non_rotary());
   }
@@ -133,7 +135,7 @@ absl::StatusOr<int64_t> CoverLowRank(const PlanPlace& where, const Part& part,
   return dims;
 }
 
-// The latents of a low_rank part over `dims` dims of each head.
+// The latents of a low_rank part that covers `dims` dimensions of each head.
 absl::StatusOr<std::vector<PlannedLatent>> RanksOf(const PlanPlace& where,
                                                    const Part& part,
                                                    int64_t dims) {
@@ -208,8 +210,8 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckRopeLowRank(
                           group.pairs_size(), " pairs");
     }
     int64_t width = 0;
-    // A pair may appear more than once, because channels are in the order of
-    // their bits.
+    // A pair may appear several times, because the channels are sorted by their
+    // bits.
     std::map<uint32_t, int64_t> rank_of_pair;
     for (int i = 0; i < group.pairs_size(); ++i) {
       if (group.pairs(i) >= facts.num_pairs) {
@@ -225,7 +227,7 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckRopeLowRank(
                             " (the group's heads), have ",
                             own < 1 ? own : rank);
       }
-      width += 2 * own;  // complex numbers
+      width += 2 * own;  // 2 numbers for each complex channel
     }
     for (uint32_t head : group.heads()) {
       for (const auto& [pair, rank] : rank_of_pair) {
@@ -283,7 +285,7 @@ absl::Status CheckUses(const PlanPlace& where, const Part& part,
                        const LayerFacts& facts) {
   if (part.has_full()) {
     if (part.uses_size() > 0) {
-      return where.Refuse("a full space has nothing to lift, have ",
+      return where.Refuse("a full space has nothing to lift, but has ",
                           part.uses_size(), " uses");
     }
     return absl::OkStatus();
@@ -293,9 +295,10 @@ absl::Status CheckUses(const PlanPlace& where, const Part& part,
       std::count_if(part.uses().begin(), part.uses().end(),
                     [](const Part::Use& use) { return use.has_fold(); });
   if (folds > 0 && folds < part.uses_size()) {
-    return where.Refuse("FOLD beside another lift: ", folds, " of ",
-                        part.uses_size(),
-                        " uses, and q_proj has one set of rows for a part");
+    return where.Refuse("FOLD cannot be combined with another lift: ", folds,
+                        " of ", part.uses_size(),
+                        " uses fold, but q_proj has only one set of rows for a "
+                        "part");
   }
   const bool on_pairs = part.has_rope_pairs() || part.has_rope_low_rank();
   if (!where.joint()) {
@@ -304,13 +307,14 @@ absl::Status CheckUses(const PlanPlace& where, const Part& part,
     for (const Part::Use& use : part.uses()) {
       if (use.serves() != other) continue;
       return where.Refuse(
-          "a use serves the other side: want the part among the joint ones");
+          "a use serves the other side: such a part must be in the "
+          "list of joint parts");
     }
   }
   if (on_pairs && (part.uses_size() > 1 || part.uses(0).pairs_size() > 0)) {
     return where.Refuse(
-        "a part on RoPE pairs has one use, of all the pairs that it keeps: "
-        "want no pairs in it, have ",
+        "a part on RoPE pairs must have one use, for all pairs "
+        "that it keeps and without a list of pairs; it has ",
         part.uses_size(), " uses, the first of ", part.uses(0).pairs_size(),
         " pairs");
   }
@@ -330,8 +334,10 @@ absl::Status CheckUses(const PlanPlace& where, const Part& part,
     KVASIR_RETURN_IF_ERROR(
         CheckIndices(where, "RoPE pair", use.pairs(), facts.num_pairs));
     if (use.pairs_size() > 0 && part.stored() == kvasir::v1::NO_ROPE) {
-      return where.Refuse("NO_ROPE covers dims that do not rotate, have ",
-                          use.pairs_size(), " RoPE pairs");
+      return where.Refuse(
+          "a NO_ROPE part covers dims that do not rotate, but this "
+          "use lists ",
+          use.pairs_size(), " RoPE pairs");
     }
     if (use.has_anchored()) {
       KVASIR_RETURN_IF_ERROR(CheckAnchored(where, use, facts.num_pairs));
@@ -340,7 +346,8 @@ absl::Status CheckUses(const PlanPlace& where, const Part& part,
       KVASIR_RETURN_IF_ERROR(CheckLowRankKeyLift(where, part, use));
     } else if (use.has_anchored() && part.stored() != kvasir::v1::PRE_ROPE) {
       return where.Refuse(
-          "ANCHORED approximates a rotation still to come: want PRE_ROPE");
+          "ANCHORED approximates a later rotation, so keys must be "
+          "stored PRE_ROPE");
     }
   }
   return absl::OkStatus();
@@ -380,8 +387,7 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
     Coverage& key, Coverage& value) {
   if (!part.has_low_rank()) {
     return where.Refuse(
-        "a latent of key and value wants a low_rank space: any other stores "
-        "one of them");
+        "a joint part of key and value must have a low_rank space");
   }
   const auto stored =
       facts.rotates() ? kvasir::v1::PRE_ROPE : kvasir::v1::NO_ROPE;
@@ -390,7 +396,7 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
                         facts.rotates() ? "do: want stored PRE_ROPE"
                                         : "neither: want stored NO_ROPE");
   }
-  // The part as it would be if only this side had it.
+  // The joint part as it would be if only the keys used it.
   Part of_key = part;
   of_key.clear_uses();
   Part of_value = of_key;
@@ -409,9 +415,10 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
     }
   }
   if (of_key.uses().empty() || of_value.uses().empty()) {
-    return where.Refuse("want uses that serve the key and one for the value, ",
-                        "have ", of_key.uses_size(), " and ",
-                        of_value.uses_size());
+    return where.Refuse(
+        "want one or more uses that serve the key and one that "
+        "serves the value, ",
+        "have ", of_key.uses_size(), " and ", of_value.uses_size());
   }
   if (facts.qk_norm) {
     return where.Refuse(

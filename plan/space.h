@@ -1,5 +1,5 @@
-// The checks of ValidatePlan that concern the space of a part (what is stored
-// of a key or a value) and its lifts.
+// The checks of ValidatePlan that concern a part's space (the form in which
+// keys or values are stored) and its lifts.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,8 @@ absl::Status CheckPartition(const PlanPlace& where, const Groups& groups,
     for (uint32_t head : groups.Get(g).heads()) {
       if (head >= num_heads) {
         return where.Refuse("group ", g, " names head ", head,
-                            ", the layer has ", num_heads, " KV heads");
+                            ", but the layer has only ", num_heads,
+                            " KV heads");
       }
       if (owner[head] >= 0) {
         return where.Refuse("head ", head, " is in group ", owner[head],
@@ -53,8 +54,9 @@ absl::Status CheckPartition(const PlanPlace& where, const Groups& groups,
   return absl::OkStatus();
 }
 
-// The dims of heads that the parts of a side already cover: a column for each
-// pair, and one for the dims that do not rotate.
+// Records which dimensions of each head the parts of a side already cover. It
+// has a column for each RoPE pair, and one for the dimensions that do not
+// rotate.
 class Coverage {
  public:
   explicit Coverage(const LayerFacts& facts)
@@ -74,18 +76,19 @@ class Coverage {
     return absl::OkStatus();
   }
 
-  // Covers all dims of all heads.
+  // Marks all dimensions of all heads as covered.
   absl::Status TakeWhole(const PlanPlace& where) {
     if (where.part > 0) {
       return where.Refuse(
-          "a full space stores what part 0 already covers: want it alone");
+          "a full space stores all dims, but part 0 already covers "
+          "some: a full space must be the only part");
     }
     whole_owner_ = where.part;
     return absl::OkStatus();
   }
 
  private:
-  // Owners from this number on are joint parts.
+  // The owner numbers of joint parts begin here.
   static constexpr int kFirstJoint = 64;
 
   absl::Status Twice(const PlanPlace& where, int64_t head, int64_t column,
@@ -102,26 +105,29 @@ class Coverage {
   int64_t num_heads_;
   int64_t columns_;
   int whole_owner_ = -1;
-  // The owning part or -1, [num_heads, columns]; empty until the first Take.
+  // [num_heads, columns]: the part that covers the dimensions, or -1; empty
+  // until the first Take.
   std::vector<int8_t> owner_;
 };
 
-// Checks that `stored` suits the side and the layer's rotation.
+// Checks that the part's `stored` field is possible for the side and for the
+// layer's use of RoPE.
 absl::Status CheckStored(const PlanPlace& where, const kvasir::v1::Part& part,
                          const LayerFacts& facts);
 
-// Checks that the part's lifts are possible on their side of the rotation.
+// Checks that the part's lifts are possible if keys are stored before or after
+// RoPE, as the part states.
 absl::Status CheckUses(const PlanPlace& where, const kvasir::v1::Part& part,
                        const LayerFacts& facts);
 
-// Checks the heads, pairs and ranks of the space, marks its dims in `coverage`
-// and returns its latents.
+// Checks the heads, pairs and ranks of the space, marks the dimensions that it
+// covers in `coverage` and returns its latents.
 absl::StatusOr<std::vector<PlannedLatent>> CheckSpace(
     const PlanPlace& where, const kvasir::v1::Part& part,
     const LayerFacts& facts, Coverage& coverage);
 
-// The same checks for the space and the lifts of a part that serves key and
-// value. It marks the dims of both sides.
+// The same checks for the space and the lifts of a joint part. Marks the
+// covered dimensions of both sides.
 absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
     const PlanPlace& where, const kvasir::v1::Part& part,
     const LayerFacts& facts, Coverage& key, Coverage& value);

@@ -1,6 +1,5 @@
-// The part of a layer that a tensor-parallel rank holds. Layout, loader and
-// executor all take a TpShard and call these functions, so they cannot
-// disagree.
+// Determines the part of a layer that a tensor-parallel rank holds. Layout,
+// loader and executor all use these functions, so that they agree.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +26,16 @@ struct HeadRange {
   friend bool operator==(const HeadRange&, const HeadRange&) = default;
 };
 
-// The KV heads of one rank. Heads are dealt in equal runs. If there are more
-// ranks than heads, size / num_kv_heads neighbouring ranks hold the same head.
-// INVALID_ARGUMENT, with the numbers, if neither number divides the other.
+// The KV heads of one rank: each rank gets an equal run of heads. If there are
+// more ranks than heads, size / num_kv_heads neighbouring ranks hold the same
+// head. INVALID_ARGUMENT, with the numbers, if neither number divides the
+// other.
 inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
                                                int64_t num_kv_heads) {
   if (shard.size < 1 || shard.rank < 0 || shard.rank >= shard.size) {
     return absl::InvalidArgumentError(
         absl::StrCat("tensor-parallel rank ", shard.rank,
-                     " is outside of a group of ", shard.size));
+                     " is outside a group of size ", shard.size));
   }
   if (num_kv_heads < 1) {
     return absl::InvalidArgumentError(
@@ -62,12 +62,12 @@ struct IdRange {
   friend bool operator==(const IdRange&, const IdRange&) = default;
 };
 
-// The granularity at which the packed output head is cut.
+// The packed output head is divided between ranks in panels of this many ids.
 inline constexpr int64_t kIdsPerPanel = 32;
 
-// Ids are dealt in runs of whole panels that are as equal as possible. The last
-// rank gets what remains of the last panel, and with a small vocabulary some
-// ranks get none.
+// The token ids of one rank: a run of whole panels, as equal as possible
+// between ranks. The last rank also gets an incomplete last panel. With a small
+// vocabulary some ranks get no ids.
 inline IdRange IdsOfRank(TpShard shard, int64_t vocab_size) {
   const int64_t panels = (vocab_size + kIdsPerPanel - 1) / kIdsPerPanel;
   const auto first = [&](int64_t rank) {

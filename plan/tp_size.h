@@ -1,5 +1,5 @@
-// The numbers of tensor-parallel ranks that a model can be split into. Loader,
-// inspect and planners all call this, so they accept the same sizes.
+// Determines into how many tensor-parallel ranks a model can be split. Loader,
+// inspect and planners all use it, so that they accept the same numbers.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,26 @@
 
 namespace kvasir::plan {
 
-// The sizes that every layer deals to the ranks in equal parts.
+// The sizes of a layer that are divided equally among the ranks.
 struct TpDealt {
   int64_t num_kv_heads = 0;
   int64_t num_heads = 0;     // query heads
-  int64_t num_features = 0;  // features of the MLP between its matrices
+  int64_t num_features = 0;  // features of the MLP's hidden layer
 };
 
-// Whether `size` ranks are possible: it must divide the query heads and the
-// features. It must divide the KV heads, or they must divide it
-// (KvHeadsOfRank).
+// True if `size` ranks are possible: `size` must divide the number of query
+// heads and of features, and it must divide the number of KV heads or be a
+// multiple of it (KvHeadsOfRank).
 bool TpSizeFits(const TpDealt& dealt, int64_t size);
 
-// All possible sizes, ascending.
+// All possible numbers of ranks, ascending.
 std::vector<int64_t> FittingTpSizes(const TpDealt& dealt);
 
-// INVALID_ARGUMENT names the numbers and the sizes that are possible.
+// INVALID_ARGUMENT if `size` ranks are not possible; the error names the
+// numbers and the possible sizes.
 absl::Status CheckTpSize(const TpDealt& dealt, int64_t size);
 
-// "would do: 1, 2 or 4"; "none would do".
+// The end of such an error: "would do: 1, 2 or 4", or "none would do".
 std::string WouldDo(const std::vector<int64_t>& sizes);
 
 }  // namespace kvasir::plan

@@ -1,5 +1,5 @@
-// ValidatePlan decides which plans have a meaning. worker::ServePlan decides
-// the narrower question of which plans this build serves.
+// Implements ValidatePlan, which accepts all plans that can be interpreted.
+// worker::ServePlan then refuses those that this build does not serve.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -21,7 +21,8 @@ using kvasir::v1::Part;
 using kvasir::v1::Selection;
 using kvasir::v1::SidePlan;
 
-// Far above any model. It keeps products of two dimensions inside int64.
+// The largest size of any dimension. It is far above any model and keeps
+// products of two dimensions inside int64.
 constexpr int64_t kMaxDimension = 1 << 16;
 constexpr int64_t kMaxKeyDims = 1 << 24;  // KV heads times head_dim
 constexpr int kMaxPartsPerSide = 16;
@@ -79,7 +80,7 @@ absl::Status CheckSidePart(const PlanPlace& where, const Part& part,
   const bool basis =
       part.codec().has_basis_static() || part.codec().has_basis_sequence();
   if (part.has_full() && basis) {
-    // the heads are concatenated
+    // the latent of a basis is the concatenation of all heads
     latents[0].width = facts.num_heads * facts.head_dim;
   }
   return CheckPart(where, part, latents);
@@ -114,7 +115,8 @@ class SidesChecker {
     if (plan_.exact_sinks() > 0 && !codes) {
       return PlanPlace{.layer = layer_, .section = "exact_sinks"}.Refuse(
           "the first ", plan_.exact_sinks(),
-          " tokens would be kept beside codes, and no part stores codes");
+          " tokens would be kept exact in addition to codes, but no "
+          "part stores codes");
     }
     return absl::OkStatus();
   }
@@ -142,7 +144,8 @@ class SidesChecker {
         !AnyCodes(plan_.joint())) {
       return where.Refuse(
           "an exact_window of ", side.exact_window(),
-          " keeps numbers beside codes, and no part stores codes");
+          " keeps exact numbers in addition to codes, but no part "
+          "stores codes");
     }
     return absl::OkStatus();
   }
@@ -179,7 +182,8 @@ class SidesChecker {
   Coverage value_;
 };
 
-// The heads of a group that shares a latent must be in one eviction unit.
+// Checks that all heads of a group, which share a latent, are in the same
+// eviction unit.
 template <typename Groups>
 bool Straddles(const Groups& groups, const std::vector<int>& unit_of_head) {
   for (const auto& group : groups) {
@@ -214,8 +218,8 @@ absl::Status CheckUnits(const PlanPlace& where, const LayerPlan& plan,
   return absl::OkStatus();
 }
 
-// Rows that are kept exact are found by position, so all their tokens must
-// stay.
+// Checks that tokens that are stored exactly are never evicted, because exact
+// rows are addressed by position.
 absl::Status CheckExactTokensStay(const PlanPlace& where,
                                   const LayerPlan& plan) {
   const Eviction& eviction = plan.eviction();
@@ -331,7 +335,7 @@ absl::Status ValidatePlan(const KvPlan& plan, const AttentionShape& shape) {
   if (plan.layers_size() != shape.num_layers()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the plan has ", plan.layers_size(),
-                     " layers, the model has ", shape.num_layers()));
+                     " layers, but the model has ", shape.num_layers()));
   }
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& layer = plan.layers(l);

@@ -19,8 +19,8 @@ absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("'", text,
-                   "' is no eviction budget: want slots (256) or a share of "
-                   "the prompt above 0 and at most 1 (0.2)"));
+                   "' is not an eviction budget: give a number of slots (256) "
+                   "or a share of the prompt above 0 and at most 1 (0.2)"));
 }
 
 std::string EvictionBudgetText(const EvictionBudget& budget) {

@@ -1,5 +1,5 @@
-// How many slots stay of a sequence that gives some up, in the form that plans,
-// flags and requests use.
+// How many cache slots a sequence keeps when eviction drops the others. Plans,
+// flags and requests all give this number in the same form.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace kvasir::proto {
 
-// A number of slots, or a share of the prompt. One of the two is 0.
+// The budget is either a number of slots or a share of the prompt; the unused
+// field is 0.
 struct EvictionBudget {
   uint32_t tokens = 0;
   double ratio = 0;
@@ -18,11 +19,12 @@ struct EvictionBudget {
   bool operator==(const EvictionBudget&) const = default;
 };
 
-// Parses "0.2" (a fifth of the prompt) or "256" (slots). INVALID_ARGUMENT if
-// the text is neither a share above 0 and at most 1 nor a whole number.
+// Parses "0.2" (a fifth of the prompt) or "256" (slots). Returns
+// INVALID_ARGUMENT if the text is neither a share (above 0 and at most 1) nor a
+// whole number.
 absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text);
 
-// The text that parses to this budget.
+// Returns the text that ParseEvictionBudget turns back into `budget`.
 std::string EvictionBudgetText(const EvictionBudget& budget);
 
 }  // namespace kvasir::proto

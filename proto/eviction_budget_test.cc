@@ -21,12 +21,12 @@ TEST(EvictionBudgetTest, ParsesANumberOfSlotsOrAShare) {
   for (const char* wrong : {"", "0", "-3", "1.5", "nan", "half", "0.2x"}) {
     EXPECT_THAT(ParseEvictionBudget(wrong),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("is no eviction budget")))
+                         HasSubstr("is not an eviction budget")))
         << wrong;
   }
 }
 
-TEST(EvictionBudgetTest, ItsTextParsesBackToIt) {
+TEST(EvictionBudgetTest, TheTextOfABudgetParsesBackToTheSameBudget) {
   for (const char* text : {"256", "0.2", "1"}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionBudget budget,
                                 ParseEvictionBudget(text));

@@ -1,5 +1,6 @@
-// A refused request as an absl::Status. The code is the gRPC status code, and
-// the payload says whether another replica could take the request.
+// A refusal of a request as an absl::Status. Its code is the gRPC status code,
+// and its payload (kvasir.v1.Refusal) says whether another replica could take
+// the request.
 #pragma once
 
 #include <optional>
@@ -10,18 +11,18 @@
 
 namespace kvasir::proto {
 
-// Trailing metadata beside the gRPC status: a serialized kvasir.v1.Refusal.
+// The key of the trailing metadata that holds a serialized kvasir.v1.Refusal.
 inline constexpr char kRefusalMetadataKey[] = "kvasir-refusal-bin";
 
-// The code that goes with each reason: RETRY_ELSEWHERE is RESOURCE_EXHAUSTED,
-// NEVER_FITS is INVALID_ARGUMENT, DRAINING is UNAVAILABLE.
+// Returns a refusal. The reason decides the code: RESOURCE_EXHAUSTED for
+// RETRY_ELSEWHERE, INVALID_ARGUMENT for NEVER_FITS, UNAVAILABLE for DRAINING.
 absl::Status RefusedError(kvasir::v1::Refusal::Reason reason,
                           absl::string_view detail);
 
-// The refusal that a status carries. nullopt: the status is no refusal.
+// Returns the refusal in a status; nullopt if the status contains none.
 std::optional<kvasir::v1::Refusal> RefusalOf(const absl::Status& status);
 
-// Attaches a refusal to a status that came with one. OK stays OK.
+// Adds a refusal that came with a status to this status. Has no effect on OK.
 void SetRefusal(const kvasir::v1::Refusal& refusal, absl::Status* status);
 
 }  // namespace kvasir::proto

@@ -7,7 +7,7 @@ namespace {
 
 using kvasir::v1::Refusal;
 
-TEST(RefusalTest, EachReasonHasItsCode) {
+TEST(RefusalTest, EachRefusalReasonHasItsStatusCode) {
   EXPECT_EQ(RefusedError(Refusal::RETRY_ELSEWHERE, "x").code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(RefusedError(Refusal::NEVER_FITS, "x").code(),
@@ -16,7 +16,7 @@ TEST(RefusalTest, EachReasonHasItsCode) {
             absl::StatusCode::kUnavailable);
 }
 
-TEST(RefusalTest, ReasonAndDetailSurviveTheStatus) {
+TEST(RefusalTest, AStatusKeepsTheReasonAndDetailOfARefusal) {
   const auto refusal =
       RefusalOf(RefusedError(Refusal::NEVER_FITS, "want 900 pages, have 64"));
   ASSERT_TRUE(refusal.has_value());

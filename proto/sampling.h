@@ -1,12 +1,12 @@
-// The sampling parameters of a request that sets none.
+// Default values of sampling parameters.
 #pragma once
 
 #include "proto/kvasir/v1/sampling.pb.h"
 
 namespace kvasir::proto {
 
-// The parameters that change nothing: temperature 1, top_p 1, no top_k, no
-// min_p, penalties off, n 1.
+// Returns parameters that leave the model's distribution unchanged: temperature
+// 1, top_p 1, no top_k, no min_p, no penalties. n is 1.
 kvasir::v1::SamplingParams NeutralSampling();
 
 }  // namespace kvasir::proto

@@ -55,8 +55,9 @@ absl::StatusOr<TokenBytes> TokenBytes::FromBytes(std::string bytes) {
 absl::StatusOr<TokenBytes> TokenBytes::FromOwned(
     absl::string_view bytes, std::shared_ptr<const void> owner) {
   if (bytes.size() % kBytesPerTokenId != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        bytes.size(), " bytes, want a multiple of ", kBytesPerTokenId));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the token ids have ", bytes.size(),
+                     " bytes, want a multiple of ", kBytesPerTokenId));
   }
   return TokenBytes(bytes, std::move(owner));
 }

@@ -1,6 +1,6 @@
-// Token ids in the form in which they travel: little-endian uint32, 4 bytes
-// each, immutable and ref-counted. So a prompt is copied once when it arrives,
-// and never again, even if its request moves to another replica.
+// Token ids in their wire form: little-endian uint32, 4 bytes each. The bytes
+// are immutable and ref-counted, so a prompt is copied once when it arrives and
+// not again, even if its request moves to another replica.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,21 @@ namespace kvasir::proto {
 
 inline constexpr size_t kBytesPerTokenId = 4;
 
-// A copy shares the bytes.
+// A list of token ids. Copies of a TokenBytes share the same bytes.
 // Threads: immutable, so any thread may use it.
 class TokenBytes {
  public:
   TokenBytes() = default;
 
   static TokenBytes FromIds(absl::Span<const int32_t> ids);
-  // Takes over `ids` if this machine stores integers in the same form;
-  // otherwise copies them.
+  // Takes over the memory of `ids` on a little-endian machine; otherwise copies
+  // them.
   static TokenBytes Adopt(std::vector<int32_t> ids);
-  // Takes over the bytes. INVALID_ARGUMENT if their number is not a multiple of
-  // 4.
+  // Takes over the memory of `bytes`. Returns INVALID_ARGUMENT if the number of
+  // bytes is not a multiple of 4.
   static absl::StatusOr<TokenBytes> FromBytes(std::string bytes);
-  // Views memory that `owner` keeps alive (a slice of a received message).
+  // Uses `bytes` without a copy; `owner` keeps them alive (for example a slice
+  // of a received message).
   static absl::StatusOr<TokenBytes> FromOwned(
       absl::string_view bytes, std::shared_ptr<const void> owner);
 
@@ -40,9 +41,9 @@ class TokenBytes {
   // Precondition: index < size_tokens().
   int32_t operator[](size_t index) const;
   std::vector<int32_t> ToIds() const { return AppendTo({}); }
-  // `ids` followed by these, in one copy.
+  // Returns `ids` followed by the ids of this list, which are copied once.
   std::vector<int32_t> AppendTo(std::vector<int32_t> ids) const;
-  // Keeps bytes() alive.
+  // Holds the memory of bytes().
   const std::shared_ptr<const void>& owner() const { return owner_; }
 
  private:

@@ -40,7 +40,7 @@ TEST(TokenBytesTest, AdoptingIdsCopiesNothing) {
   EXPECT_EQ(static_cast<const void*>(tokens.bytes().data()), where);
 }
 
-TEST(TokenBytesTest, AppendingReusesTheRoomOfTheVector) {
+TEST(TokenBytesTest, AppendToReusesTheCapacityOfTheVector) {
   std::vector<int32_t> ids = {5};
   ids.reserve(3);
   const void* const where = ids.data();
@@ -50,12 +50,12 @@ TEST(TokenBytesTest, AppendingReusesTheRoomOfTheVector) {
   EXPECT_THAT(TokenBytes().AppendTo({5}), ElementsAre(5));
 }
 
-TEST(TokenBytesTest, AnEmptyListIsEmpty) {
+TEST(TokenBytesTest, AListWithoutIdsIsEmpty) {
   EXPECT_TRUE(TokenBytes().empty());
   EXPECT_TRUE(TokenBytes::FromIds({}).empty());
 }
 
-TEST(TokenBytesTest, RefusesBytesThatAreNotWholeIds) {
+TEST(TokenBytesTest, RefusesBytesWhoseNumberIsNotAMultipleOfFour) {
   EXPECT_THAT(TokenBytes::FromBytes("12345"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("5 bytes, want a multiple of 4")));

@@ -194,7 +194,8 @@ def sample(files, seed):
                 comments.append((path, number, text, "\n".join(lines[end:end + 4])))
         for match in re.finditer(
                 r"absl::\w+Error\(\s*(?:absl::Str(?:Cat|Format)\()?((?:[^;]|;(?!\n))*?)\);", content):
-            if '"' in match.group(1):
+            words = " ".join(re.findall(r'"((?:[^"\\]|\\.)*)"', match.group(1))).split()
+            if len(words) >= 4 and not path.stem.endswith("_test") and "testing" not in path.parts:
                 errors.append((path, content.count("\n", 0, match.start()) + 1,
                                " ".join(match.group(1).split()), ""))
         for match in re.finditer(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", content, re.M):

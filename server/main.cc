@@ -17,9 +17,10 @@ int main(int argc, char** argv) {
   app.fallthrough();
   app.require_subcommand(1);
   app.footer(
-      "Every flag can also be set as an environment variable: --max-queue is\n"
-      "KVASIR_MAX_QUEUE. Precedence: flag, environment, config file.\n"
-      "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no server there.");
+      "Every flag can also be set as an environment variable: "
+      "--max-queue is\nKVASIR_MAX_QUEUE. Precedence: flag, "
+      "environment, config file.\nExit codes: 0 success, 1 "
+      "failure, 2 wrong usage, 3 no server answers.");
 
   int exit_code = kExitOk;
   AddServeCommand(&app, &exit_code);

@@ -13,7 +13,7 @@
 namespace kvasir::bench {
 namespace {
 
-// Runs one rank.
+// Runs all rounds on one rank and returns its times.
 absl::StatusOr<std::vector<double>> TimeRank(
     const AllReduceOptions& options, kernels::Device& device,
     kernels::LaunchStream& stream, std::unique_ptr<worker::NcclGroup> group,

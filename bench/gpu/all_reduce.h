@@ -1,4 +1,5 @@
-// All-reduces between GPUs, as in steps with tensor parallelism.
+// Times all-reduces between GPUs, as they occur in steps with tensor
+// parallelism.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,9 @@
 namespace kvasir::bench {
 
 struct AllReduceOptions {
-  int64_t bytes = 0;   // of bf16
-  int64_t calls = 1;   // in a round, enqueued one after the other
-  int64_t rounds = 1;  // after one round that warms up
+  int64_t bytes = 0;   // bytes of the reduced bf16 vector
+  int64_t calls = 1;   // calls in a round, enqueued one after the other
+  int64_t rounds = 1;  // timed rounds, after one round that warms up
   // See NcclOptions::libraries.
   std::vector<std::string> libraries;
 };

@@ -65,14 +65,16 @@ class DecodeSteps {
     bool graphs = false;
   };
 
-  // The rank opens and owns a device of its own.
+  // Makes the model and its sequences. The rank opens and owns a separate
+  // device.
   static absl::StatusOr<std::unique_ptr<DecodeSteps>> Create(
       const Options& options,
       const std::function<std::unique_ptr<kernels::Device>()>& device) {
     auto steps = std::unique_ptr<DecodeSteps>(new DecodeSteps());
     steps->most_ = {options.batch, options.context};
     KVASIR_ASSIGN_OR_RETURN(steps->spec_, model::SpecOfShape(options.shape));
-    // Random weights work with any length.
+    // The length may exceed the model's, because weights are random and the
+    // cost does not depend on positions.
     const int64_t longest = options.context + kSteps;
     steps->spec_.max_position_embeddings =
         std::max(steps->spec_.max_position_embeddings, longest);
@@ -107,8 +109,8 @@ class DecodeSteps {
     return steps;
   }
 
-  // The next steps have `batch` sequences with `context` tokens each. At most
-  // kSteps steps may follow before the next call.
+  // Sets the sequences of the next steps: `batch` sequences with `context`
+  // tokens each. At most kSteps steps may follow before the next call.
   absl::Status Start(int64_t batch, int64_t context) {
     if (batch < 1 || batch > most_.batch || context < 1 ||
         context > most_.context) {
@@ -142,8 +144,8 @@ class DecodeSteps {
     return runner_->Run(steps).status();
   }
 
-  // Weights that one step reads: each weight once, except the embedding's other
-  // rows.
+  // The bytes of weights that one step reads: each weight once, but only the
+  // used rows of the embedding.
   double weight_bytes() const {
     const double all = static_cast<double>(
         rank_->allocator().use(kernels::MemoryTag::kWeights).bytes);
@@ -156,9 +158,9 @@ class DecodeSteps {
            CacheBytesRead(rank_->layout(), context + 1);
   }
 
-  // Number of steps replayed so far.
+  // The number of steps that were replayed from CUDA graphs so far.
   int64_t replayed() const { return rank_->executor().totals().replayed_steps; }
-  // The numerics of the steps' device.
+  // The numerics id of the device on which the steps run.
   std::string numerics() const { return rank_->device().numerics(); }
 
   static constexpr int64_t kSteps = 256;
@@ -204,7 +206,7 @@ class DecodeSteps {
   uint64_t random_ = 1;
 };
 
-// Threads: one.
+// Answers the requests. Threads: one.
 class Bench {
  public:
   absl::StatusOr<Json> Do(const Json& asked) {
@@ -236,8 +238,8 @@ class Bench {
   absl::StatusOr<Json> Open(const Json& asked) {
     name_ = asked.at("device");
     module_ = asked.value("module", "");
-    // Attention needs no library of products; decode steps open their own
-    // device.
+    // Uses our own matrix products, because this device runs only attention;
+    // decode steps open their own device.
     KVASIR_ASSIGN_OR_RETURN(device_, OpenGpu(name_, module_, Products::kOwn));
     KVASIR_ASSIGN_OR_RETURN(clock_, ClockOf(*device_));
     timer_ = std::make_unique<DeviceStepTimer>(clock_.get());
@@ -307,7 +309,7 @@ class Bench {
                 {"layer_seconds", time.layer_seconds}};
   }
 
-  // Each byte is read and written once.
+  // Times the device's own copy, which reads and writes each byte once.
   absl::StatusOr<Json> Copy(int64_t bytes) {
     if (copy_.bytes() != 2 * static_cast<size_t>(bytes)) {
       copy_ = {};
@@ -354,7 +356,7 @@ class Bench {
     KVASIR_ASSIGN_OR_RETURN(
         const model::ModelShape shape,
         model::FindShape(asked.at("shape").get<std::string>()));
-    // Finds errors of the device that the rank could not report.
+    // Finds errors of the device that the rank has not reported.
     KVASIR_RETURN_IF_ERROR(
         OpenGpu(name_, module_, Products::kLibrary).status());
     KVASIR_ASSIGN_OR_RETURN(
@@ -370,11 +372,13 @@ class Bench {
                 {"numerics", decode->numerics()}};
   }
 
-  // The cache's bytes are those of the first step.
+  // Times decode steps. The reported bytes of the cache are those that the
+  // first step reads.
   absl::StatusOr<Json> RunDecode(const Json& asked) {
     DecodeSteps* const decode = DecodeOf(asked).get();
     if (decode == nullptr) {
-      return absl::FailedPreconditionError("no decode_make before");
+      return absl::FailedPreconditionError(
+          "there are no decode steps: send decode_make first");
     }
     const auto batch = asked.at("batch").get<int64_t>();
     const auto context = asked.at("context").get<int64_t>();
@@ -420,7 +424,7 @@ class Bench {
   std::unique_ptr<DeviceStepTimer> timer_;
   std::unique_ptr<kernels::Stream> stream_;
   kernels::DeviceBuffer copy_;
-  // By plan, for the shape that was made last.
+  // Weights by plan, for the shape that was used last.
   std::map<std::string, std::shared_ptr<const worker::ModelWeights>> weights_;
   std::string shape_of_weights_;
   std::map<std::string, std::unique_ptr<AttentionLayers>> layers_;
@@ -431,7 +435,8 @@ int Main() {
   Bench bench;
   for (std::string line; std::getline(std::cin, line);) {
     Json answer;
-    // An invalid request gets an error as its answer; the program continues.
+    // If a request is invalid, its answer is an error, and the program
+    // continues.
     try {
       const absl::StatusOr<Json> done = bench.Do(Json::parse(line));
       answer =

@@ -1,4 +1,5 @@
-// Only in builds with nvcc.
+// The parts of the GPU benchmarks that use the CUDA runtime. Compiled only in
+// builds with nvcc.
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
@@ -24,7 +25,8 @@ cudaStream_t HandleOf(const kernels::Stream& stream) {
   return reinterpret_cast<cudaStream_t>(kernels::CudaDevice::HandleOf(stream));
 }
 
-// Owns: events, which are reused for later marks.
+// A clock that uses CUDA events. Owns: the events, which are reused for later
+// marks.
 class CudaClock final : public DeviceClock {
  public:
   ~CudaClock() override {
@@ -81,7 +83,7 @@ class CudaClock final : public DeviceClock {
   size_t used_ = 0;
 };
 
-// Null if the device is of another kind.
+// Returns the CUDA device, or null if the device is of another kind.
 const kernels::CudaDevice* CudaOf(const kernels::Device& device) {
   return dynamic_cast<const kernels::CudaDevice*>(&device);
 }

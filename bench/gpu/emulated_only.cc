@@ -1,4 +1,4 @@
-// Only in builds without nvcc.
+// Replaces cuda.cc in builds without nvcc, which have only emulated devices.
 #include "absl/strings/str_cat.h"
 #include "bench/gpu/gpu_device.h"
 #include "kernels/device/device_module.h"

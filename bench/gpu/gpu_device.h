@@ -1,4 +1,4 @@
-// The device of GPU benchmarks, and its clock.
+// Opens the device of GPU benchmarks and its clock.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,18 @@
 
 namespace kvasir::bench {
 
-// Opens "cuda:N" if the build has it, or "emulated", from the module in a file.
-// INVALID_ARGUMENT for another name; UNIMPLEMENTED without nvcc; errors of
-// MakeCudaDevice and LoadDevice. The emulated device always uses its own
-// products.
+// Opens "cuda:N", if the build supports it, or "emulated" from the module in
+// the file `module`. INVALID_ARGUMENT for another name; UNIMPLEMENTED without
+// nvcc; errors of MakeCudaDevice and LoadDevice. The emulated device always
+// uses its own matrix products.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
     const std::string& name, const std::string& module, Products products);
 
 absl::StatusOr<std::unique_ptr<DeviceClock>> ClockOf(
     const kernels::Device& device);
 
-// Any number of emulated devices can be opened; this many are enough.
+// The number of emulated devices that are reported. Any number could be opened,
+// but this many are enough for tests.
 inline constexpr int kEmulatedGpus = 2;
 
 struct GpuFacts {
@@ -31,7 +32,7 @@ struct GpuFacts {
   int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
   int64_t free_bytes = 0;
-  int gpus = 0;  // that ranks can use
+  int gpus = 0;  // the number of GPUs that ranks can use
   std::string timed_by;
 };
 absl::StatusOr<GpuFacts> FactsOf(const kernels::Device& device);

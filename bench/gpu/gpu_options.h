@@ -1,4 +1,4 @@
-// Options of the measured GPU, and of the library that multiplies.
+// Options of the measured GPU and of the library for matrix products.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace kvasir::bench {
 
 enum class Products : uint8_t {
-  kOwn,      // our kernels; measurements of attention need no library
+  kOwn,      // our own kernels; enough for measurements of attention
   kLibrary,  // cuBLASLt, as in serving
 };
 

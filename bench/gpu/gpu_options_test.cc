@@ -18,7 +18,7 @@ TEST(GpuOptionsTest, AttentionByItselfNeedsNoMatmulLibrary) {
   EXPECT_EQ(steps.ordinal, 0);
 }
 
-TEST(GpuOptionsTest, AnotherNameIsRefused) {
+TEST(GpuOptionsTest, AnUnknownDeviceNameIsRefused) {
   for (const char* const name : {"gpu", "cuda:", "cuda:x", ""}) {
     EXPECT_THAT(GpuOptions(name, Products::kOwn),
                 base::StatusIs(absl::StatusCode::kInvalidArgument,

@@ -30,16 +30,16 @@ base::GrpcServerOptions ServerOptions(const BareServerOptions& options) {
   return server;
 }
 
-// One call, from both its sides; frees itself when both have ended. A response
-// is read when the one before it has been written, so neither side's end can
-// come between.
+// Forwards one call between the client and the worker; deletes itself when both
+// sides have ended. A response is read only after the previous one was written,
+// so neither side can end between a read and its write.
 class Bridge final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   Bridge(RawStub* stub, const grpc::ByteBuffer* request)
       : request_(*request), worker_side_(this) {
     stub->PrepareBidiStreamingCall(&context_, "/kvasir.v1.Worker/Generate", {},
                                    &worker_side_);
-    // Reads are asked for from the client's side.
+    // The hold allows reads that are started from the client side's callbacks.
     worker_side_.AddHold();
     worker_side_.StartWriteLast(&request_, grpc::WriteOptions());
     worker_side_.StartRead(&response_);
@@ -88,7 +88,8 @@ class Bridge final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 class NullProxy final : public BareServer, public RawWorker {
  public:
   explicit NullProxy(const std::string& worker) {
-    // The settings of a router's worker client that cost or save time.
+    // Those settings of a router's connections to workers that affect the time
+    // of calls.
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
@@ -121,7 +122,7 @@ class NullProxy final : public BareServer, public RawWorker {
   std::unique_ptr<base::GrpcServer> server_;
 };
 
-// Accepted, tokens, finish.
+// Sends the events of an answer: accepted, then each token, then finish.
 class ScriptedAnswer final
     : public grpc::ServerWriteReactor<v1::GenerateEvent> {
  public:
@@ -160,7 +161,7 @@ class ScriptedAnswer final
   v1::GenerateEvent event_;
 };
 
-// One report, for as long as the call lives.
+// Sends one load report and keeps the call open until the client ends it.
 class ScriptedLoad final : public grpc::ServerWriteReactor<v1::LoadReport> {
  public:
   explicit ScriptedLoad(uint64_t pages) {

@@ -1,5 +1,5 @@
-// The programs on both sides of a router whose cost is measured: a worker that
-// computes nothing, and a proxy that only passes bytes on.
+// Servers for measuring the cost of a router: a worker that computes nothing,
+// and a proxy that only forwards bytes, with which the router is compared.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,12 @@ namespace kvasir::bench {
 class BareServer {
  public:
   virtual ~BareServer() = default;
-  // The target of clients.
+  // The gRPC target that clients call.
   virtual const std::string& target() const = 0;
 };
 
-// Limits are those of a router's listener. Port 0: a free port.
+// The options of a bare server, whose limits are those of a router's listener.
+// Port 0: a free port.
 struct BareServerOptions {
   base::ListenAddress listen;
   // Null: plain text.
@@ -31,15 +32,16 @@ struct BareServerOptions {
   int64_t max_model_len = 8192;
 };
 
-// Speaks kvasir.v1 as a worker does. A request's tokens, as many as it asks
-// for, come at once, each in an event of its own; their ids count from 0.
-// It is `bench` by name. Errors: GrpcServer::Start's.
+// Starts a server that implements kvasir.v1 like a worker of a model named
+// `bench`. It sends the tokens of a request at once, each in a separate event,
+// with ids 0, 1, 2, ... Errors: those of GrpcServer::Start.
 absl::StatusOr<std::unique_ptr<BareServer>> StartScriptedWorker(
     const BareServerOptions& options);
 
-// Passes Generate of kvasir.v1 on to `worker` and its events back, one by one,
-// as bytes that it does not read, over as many connections as a router has and
-// in its settings: what gRPC costs by itself. Errors: GrpcServer::Start's.
+// Starts a proxy that forwards calls of kvasir.v1's Generate to `worker`, and
+// the events back one by one, without parsing them. It uses as many connections
+// as a router, with the same settings, so it shows the cost of gRPC by itself.
+// Errors: those of GrpcServer::Start.
 absl::StatusOr<std::unique_ptr<BareServer>> StartNullProxy(
     const BareServerOptions& options, const std::string& worker);
 

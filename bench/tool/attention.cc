@@ -1,5 +1,5 @@
-// `kvasir bench attention`: attention over the cache, method by method, against
-// the dense cache and against what the machine can do at most.
+// `kvasir bench attention`: compares attention over compressed caches with
+// attention over the uncompressed cache and with the machine's limits.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -24,7 +24,8 @@
 namespace kvasir::cli {
 namespace {
 
-// An arena is a layer's, and no model has more layers (model/shapes/config.cc).
+// The most arenas. Each arena belongs to a layer, and no model has more layers
+// (model/shapes/config.cc).
 constexpr int64_t kMostArenas = 1024;
 
 using bench::AttentionLayers;
@@ -68,13 +69,13 @@ void ApplyQuick(AttentionFlags* flags) {
   UseQuick<int64_t>(flags->bench, "--chunk", 24, &flags->chunk);
 }
 
-// Four times what caches hold: nothing of an arena is left in them when its
-// turn comes again.
+// The bytes of all arenas together: four times the size of the caches, so that
+// nothing of an arena is left in them when it is used again.
 int64_t FootprintBytes(const BenchFlags& flags) {
   return flags.quick ? kQuickFootprintBytes : MachineCeilings::FootprintBytes();
 }
 
-// All launches of one shape.
+// Runs all launches for one model shape.
 class ShapeBench {
  public:
   ShapeBench(const AttentionFlags& flags, const model::ModelShape& shape,
@@ -115,7 +116,8 @@ class ShapeBench {
     return launch;
   }
 
-  // With as many arenas as the smallest launch needs for its footprint.
+  // Makes the layers of a method, with as many arenas as the smallest launch
+  // needs to exceed the caches.
   absl::Status Make(const std::string& method,
                     std::unique_ptr<AttentionLayers>* layers) {
     int64_t most_slots = 0;
@@ -138,17 +140,19 @@ class ShapeBench {
     const int64_t wanted =
         1 + arenas_of(static_cast<double>(FootprintBytes(flags_.bench)),
                       bytes * static_cast<double>(fewest_slots));
-    // The other half is for the baseline, or the other arenas' weights.
+    // Uses half of the free memory; the rest is for the baseline or for
+    // weights.
     const auto free =
         static_cast<double>(base::ReadMachineLimits().available_bytes);
     const auto slots = static_cast<double>(most_slots);
     const int64_t held = arenas_of(free / 2, bytes * slots);
     if (held < 2) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          shape_.name, " ", method, ": two arenas of ", most_slots,
-          " slots take ", static_cast<int64_t>(2 * bytes * slots),
-          " bytes, half of what is free are ", static_cast<int64_t>(free / 2),
-          "; fewer --context or --cached-tokens need less"));
+      return absl::ResourceExhaustedError(
+          absl::StrCat(shape_.name, " ", method, ": two arenas of ", most_slots,
+                       " slots take ", static_cast<int64_t>(2 * bytes * slots),
+                       " bytes, but half of the free memory is ",
+                       static_cast<int64_t>(free / 2),
+                       "; lower --context or --cached-tokens"));
     }
     const int64_t arenas = std::min({wanted, held, kMostArenas});
     if (arenas < wanted) {
@@ -167,7 +171,7 @@ class ShapeBench {
     return absl::OkStatus();
   }
 
-  // One launch over the dense cache and one over a method's.
+  // A launch over the uncompressed cache, and one over the cache of a method.
   struct LaunchPair {
     bench::LaunchTime dense;
     bench::LaunchTime own;
@@ -201,7 +205,7 @@ class ShapeBench {
       KVASIR_ASSIGN_OR_RETURN(
           const LaunchPair both,
           RunPair(layers, launch, /*own_first=*/pair % 2 != 0));
-      if (pair < 0) continue;  // warms up
+      if (pair < 0) continue;  // the first pair warms up
       samples.Add(both.own.attention_seconds, both.dense.attention_seconds,
                   most);
       layer_seconds.push_back(both.own.layer_seconds);
@@ -307,7 +311,7 @@ class ShapeBench {
   std::unique_ptr<AttentionLayers> dense_;
 };
 
-// How many rows meet their targets.
+// Adds to the report how many rows meet their targets.
 void AddSummary(BenchReport* report) {
   double asked = 0;
   double met = 0;
@@ -353,25 +357,26 @@ absl::StatusOr<BenchReport> RunAttention(AttentionFlags flags) {
 std::string Footer() {
   std::string text =
       "One launch is one layer's attention for a decode token of each of\n"
-      "`batch` sequences (with --prefill: for a chunk of one). Every launch\n"
-      "reads another arena, and each method's arenas together are four times\n"
-      "the last-level cache, or 256 MiB where that is more\n"
-      "(footprint_bytes; a row below is undecided).\n"
+      "`batch` sequences (with --prefill: for a chunk of one sequence). Every\n"
+      "launch reads another arena, and the arenas of a method are together\n"
+      "four times as large as the last-level cache, or 256 MiB if that is\n"
+      "more (footprint_bytes); rows with less are undecided.\n"
       "Columns:\n"
-      "  us_per_token       attention over the cache, lifts of queries and\n"
-      "                     sums included, for one new token\n"
-      "  bytes_per_token    of codes, numbers and ranges that it reads\n"
-      "  flops_per_token    of scores, sums and rebuilt keys (a multiply-add\n"
-      "                     is two)\n"
-      "  bandwidth_share    bytes over time, of the machine's own\n"
+      "  us_per_token       time of attention over the cache for a new token,\n"
+      "                     including lifts of queries and sums\n"
+      "  bytes_per_token    bytes of codes, numbers and ranges that it reads\n"
+      "  flops_per_token    FLOPs of scores, sums and rebuilt keys (a\n"
+      "                     multiply-add counts as two)\n"
+      "  bandwidth_share    bytes per second, as a share of the machine's\n"
       "  bound              which floor is higher: bytes or flops\n"
-      "  floor_ratio        time over that floor, measured in the same pair\n"
-      "  speedup_over_dense time of the bf16 cache over the method's\n"
-      "  bytes_ratio        bytes of the bf16 cache over the method's\n"
+      "  floor_ratio        time divided by that floor, from the same pair\n"
+      "  speedup_over_dense time with the bf16 cache / time of the method\n"
+      "  bytes_ratio        bytes of the bf16 cache / bytes of the method\n"
       "  lifted             --prefill: some of the latents are lifted\n"
-      "  over_dense         --prefill: the whole layer's attention\n"
-      "                     (projections to output), over the bf16 cache's\n"
-      "Methods (without the tokens that they keep as they are):\n";
+      "  over_dense         --prefill: time of all attention ops of the "
+      "layer,\n"
+      "                     divided by that with the bf16 cache\n"
+      "Methods (measured without the tokens that they keep exact):\n";
   for (const PlanPreset& preset : plan::PlanPresets()) {
     absl::StrAppend(&text, "  ", preset.name, ": ", preset.text, "\n");
   }
@@ -384,23 +389,30 @@ void AddBenchAttention(CLI::App* group, int* exit_code) {
   auto flags = std::make_shared<AttentionFlags>();
   CLI::App* command = group->add_subcommand(
       "attention",
-      "attention over the cache: each method against dense and the machine");
-  AddFlag(command, "--backend", flags->backend, "whose kernels")
+      "compare attention over compressed caches with the bf16 "
+      "cache and the machine's limits");
+  AddFlag(command, "--backend", flags->backend,
+          "the device whose kernels are measured")
       ->check(CLI::IsMember({"cpu"}));
-  AddFlag(command, "--shape", flags->shapes, "models whose heads are taken")
+  AddFlag(command, "--shape", flags->shapes,
+          "model shapes whose heads are used")
       ->delimiter(',')
       ->check(ShapeName());
-  AddFlag(command, "--method", flags->methods, "see below; default: all")
+  AddFlag(command, "--method", flags->methods,
+          "methods, listed below; default: all")
       ->delimiter(',');
   AddFlag(command, "--context", flags->contexts,
-          "slots that a new token sees; --prefill: 4096")
+          "slots to which a new token attends; default with "
+          "--prefill: 4096")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--batch", flags->batch,
-          "sequences of a launch; 0: at most 8, of --cached-tokens in all")
+          "sequences in a launch; 0: at most 8, and at most "
+          "--cached-tokens slots in total")
       ->check(CLI::Range(0, 1024));
   AddFlag(command, "--cached-tokens", flags->cached_tokens,
-          "slots of a launch, where that is one sequence at least")
+          "the most slots in a launch, if at least one sequence "
+          "fits")
       ->check(CLI::Range(1, 1 << 24));
   AddFlag(command, "--page-tokens", flags->page_tokens, "slots in a cache page")
       ->check(CLI::IsMember({16, 32, 64, 128}));
@@ -408,11 +420,12 @@ void AddBenchAttention(CLI::App* group, int* exit_code) {
           "compute threads; 0: as many as the cgroup allows")
       ->check(CLI::Range(0, 1024));
   AddSwitch(command, "--prefill", flags->prefill,
-            "a chunk of a prompt instead of decode tokens");
-  AddFlag(command, "--chunk", flags->chunk, "with --prefill: its tokens")
+            "measure a chunk of a prompt instead of decode tokens");
+  AddFlag(command, "--chunk", flags->chunk,
+          "with --prefill: the number of tokens in the chunk")
       ->check(CLI::Range(1, 1 << 16));
   AddSwitch(command, "--deterministic", flags->deterministic,
-            "with --prefill: no latents are lifted");
+            "with --prefill: do not lift latents");
   AddBenchFlags(command, &flags->bench);
   command->footer(Footer());
   SetBench(

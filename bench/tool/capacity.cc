@@ -1,5 +1,5 @@
-// `kvasir bench capacity`: how many sequences of a length fit into a pool, for
-// each checkpoint or plan.
+// `kvasir bench capacity`: measures how many sequences of a given length fit
+// into a page pool, for each checkpoint or plan.
 #include "bench/capacity.h"
 
 #include <memory>
@@ -35,10 +35,10 @@ struct CapacityFlags {
 
 struct Source {
   ModelOptions model;
-  std::string plan;  // empty: the folder's own, or the full-rank one
+  std::string plan;  // empty: the folder's own plan, or no compression
 };
 
-// Everything that was asked for: folders, and shapes under each plan.
+// The models to measure: all folders, and all shapes with each plan.
 std::vector<Source> Sources(const CapacityFlags& flags) {
   std::vector<Source> sources;
   ModelOptions model;
@@ -147,33 +147,37 @@ void AddBenchCapacity(CLI::App* group, int* exit_code) {
   auto flags = std::make_shared<CapacityFlags>();
   CLI::App* command = group->add_subcommand(
       "capacity",
-      "sequences of a length that a pool holds, predicted and "
-      "reached, against a dense bf16 cache");
+      "measure how many sequences fit into a page pool, and "
+      "compare that with the prediction and with an "
+      "uncompressed bf16 cache");
   command->footer(
-      "predicted: whole sequences by the layout's bytes alone. reached: what\n"
-      "the scheduler and the cache manager of a server run at once, each with\n"
-      "--tokens tokens in its pages: arenas of the pool's size are allocated\n"
-      "and touched, prompts of one token less are admitted in one step until\n"
-      "the next does not fit, and one token of each is decoded. No layer runs\n"
-      "and no weight is read.");
-  AddModelFlag(
-      command, "--model", flags->models,
-      "folders of Hugging Face checkpoints, or names of known models; several")
+      "predicted: the number of sequences by the layout's bytes. reached: the\n"
+      "number that a server's scheduler and cache run at the same time, with\n"
+      "--tokens tokens each: arenas of the pool's size are allocated and\n"
+      "touched, prompts of one token less are admitted in one step until the\n"
+      "next one does not fit, and one token of each is decoded. No model runs\n"
+      "and no weights are read.");
+  AddModelFlag(command, "--model", flags->models,
+               "folders of Hugging Face checkpoints, or names of known "
+               "models, separated by commas")
       ->delimiter(',');
-  CLI::Option* const shape = AddFlag(
-      command, "--shape", flags->shapes,
-      "shapes in place of folders: tinyllama-1.1b, llama-3-8b, ...; several");
+  CLI::Option* const shape =
+      AddFlag(command, "--shape", flags->shapes,
+              "model shapes instead of folders, separated by commas: "
+              "tinyllama-1.1b, llama-3-8b, ...");
   shape->delimiter(',')->check(ShapeName());
   AddFlag(command, "--plan", flags->plans,
-          "plans for each --shape, in place of the full-rank one: kv_plan.json "
-          "files, or names of `kvasir bench attention --help`")
+          "plans for each --shape, instead of no compression: "
+          "kv_plan.json files, or names that `kvasir bench "
+          "attention --help` lists")
       ->delimiter(',')
       ->needs(shape);
   AddFlag(command, "--kv-dtype", flags->kv_dtype,
-          "cache type where no plan says it; auto: the weights' type")
+          "number type of the cache without a plan; auto: the "
+          "weights' type")
       ->check(CLI::IsMember({"auto", "f32", "f16", "bf16"}));
   AddBytes(command, "--pool", flags->options.pool_bytes,
-           "bytes of the page pool", {.least = 1});
+           "size of the page pool", {.least = 1});
   AddFlag(command, "--tokens", flags->options.sequence_tokens,
           "tokens of a sequence")
       ->check(CLI::Range(2, 1 << 24));

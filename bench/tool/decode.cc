@@ -1,5 +1,5 @@
-// `kvasir bench decode`: how much of the machine's read bandwidth a decode step
-// achieves, and what a batch of 8 gains.
+// `kvasir bench decode`: measures which share of the machine's read bandwidth a
+// decode step reaches, and how much a batch of 8 gains.
 #include "bench/tool/decode.h"
 
 #include <algorithm>
@@ -80,8 +80,8 @@ namespace {
 using bench::Quantile;
 using bench::RatioOf;
 
-// By pair: seconds a byte of the machine and of batch 1, seconds a token of
-// both batches.
+// The times of each pair: seconds per byte of the machine and of batch 1, and
+// seconds per token of both batch sizes.
 struct DecodeTimes {
   std::vector<double> read;
   std::vector<double> one_byte;
@@ -92,7 +92,7 @@ struct DecodeTimes {
   worker::CpuStepProfile::Seconds many_parts = {};
 };
 
-// One case, by its medians.
+// A row of the report for one batch size, with medians.
 nlohmann::ordered_json DecodeRow(int64_t batch, double seconds_per_token,
                                  double bytes_per_step) {
   const double seconds = seconds_per_token * static_cast<double>(batch);
@@ -142,7 +142,8 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
   if (flags.fill == "auto")
     flags.fill = flags.compares() ? "random" : "prefill";
   if (flags.compares()) return RunDecodeComparison(std::move(flags));
-  // Warm-up pair included; each sequence takes part in both batches.
+  // The tokens that a sequence gets, including the warm-up pair; it may be in
+  // both batches of a pair.
   const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
   KVASIR_ASSIGN_OR_RETURN(
       const auto engine,
@@ -158,18 +159,19 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
                           Measure(flags, engine.get(), &ceilings));
   BenchReport report(ceilings.ToJson());
   report.AddRatio("read_bandwidth_share", RatioOf(times.read, times.one_byte),
-                  Target{0.75, true}, "batch 1, of the machine's own");
+                  Target{0.75, true},
+                  "batch 1, share of the machine's read bandwidth");
   const std::string batch = absl::StrCat("batch", flags.batch);
   report.AddRatio(
       batch + "_speedup", RatioOf(times.one_token, times.many_token),
       flags.batch == 8 ? std::optional(Target{4.0, true}) : std::nullopt,
-      "tokens/s over those of batch 1");
+      "tokens per second, divided by those of batch 1");
   report.AddFigure("batch1_tokens_per_second",
                    1.0 / Quantile(times.one_token, 0.5));
   report.AddFigure(batch + "_tokens_per_second",
                    1.0 / Quantile(times.many_token, 0.5));
   report.AddFigure("read_bytes_per_second", 1.0 / Quantile(times.one_byte, 0.5),
-                   std::nullopt, "batch 1, weights and cache");
+                   std::nullopt, "batch 1, bytes of weights and cache");
   report.AddFigure("bytes_read_per_step", times.bytes_per_step);
   report.AddRow(
       DecodeRow(1, Quantile(times.one_token, 0.5), times.bytes_per_step));
@@ -188,8 +190,9 @@ absl::StatusOr<BenchReport> RunDecode(DecodeFlags flags) {
       static_cast<double>(MachineCeilings::FootprintBytes())) {
     report.MarkUndecided("read_bandwidth_share");
     report.AddNote(
-        "a step reads less than four times the last-level cache, or than 256 "
-        "MiB: its share says nothing about memory");
+        "a step reads less than four times the last-level cache, "
+        "or less than 256 MiB, so its share does not show the "
+        "memory's speed");
   }
   return report;
 }
@@ -200,54 +203,60 @@ void AddBenchDecode(CLI::App* group, int* exit_code) {
   auto flags = std::make_shared<DecodeFlags>();
   CLI::App* command = group->add_subcommand(
       "decode",
-      "decode steps: read bandwidth against the machine's, batch 8 against 1");
+      "compare the read bandwidth of decode steps with the "
+      "machine's, and batch 8 with batch 1");
   AddModelFlags(command, &flags->model);
-  AddFlag(command, "--context", flags->context, "tokens before the steps")
+  AddFlag(command, "--context", flags->context,
+          "tokens in each sequence before the steps")
       ->check(CLI::Range(1, 1 << 20));
-  AddFlag(command, "--batch", flags->batch, "the larger batch")
+  AddFlag(command, "--batch", flags->batch,
+          "the number of sequences in the larger batch")
       ->check(CLI::Range(2, 1024));
-  AddFlag(command, "--steps", flags->steps, "steps of a sample")
+  AddFlag(command, "--steps", flags->steps, "steps in each sample")
       ->check(CLI::Range(1, 1000));
   AddSwitch(command, "--breakdown", flags->breakdown,
-            "shares of a step of the larger batch by its parts");
+            "report the share of each part in a step of the larger "
+            "batch");
   AddFlag(command, "--plan", flags->plans,
-          "compare the dense cache of the shape with these: kv_plan.json files "
-          "(of another shape: the same histogram of bits), or names of `kvasir "
-          "bench attention --help`")
+          "compare the shape's uncompressed cache with the caches "
+          "of these plans: kv_plan.json files (a plan for another "
+          "shape is stretched to this one), or names that `kvasir "
+          "bench attention --help` lists")
       ->delimiter(',');
   AddModelFlag(command, "--baseline", flags->baseline,
                "compare --model with this checkpoint");
   AddFlag(command, "--fill", flags->fill,
-          "where the context comes from: a prefill, or random latents (auto: "
-          "random where caches or ranks are compared)")
+          "how the cache is filled: by a prefill, or with random "
+          "latents (auto: random if caches or ranks are compared)")
       ->check(CLI::IsMember({"auto", "prefill", "random"}));
   AddSwitch(command, "--paced", flags->paced,
-            "with --plan NAME: a sample for each line of standard input, told "
-            "as a line of JSON");
+            "with --plan NAME: take a sample for each line of "
+            "standard input, and print it as a line of JSON");
   AddFlag(command, "--tp", flags->tp,
-          "compare one rank with so many tensor-parallel ones on the same "
-          "cores: threads of this process, over Gloo on loopback, on the CPU")
+          "compare one rank with this many tensor-parallel ranks on "
+          "the same CPU cores; ranks are threads of this process, "
+          "over Gloo on loopback")
       ->check(CLI::Range(1, static_cast<int>(worker::kMaxTpSize)));
   command->footer(
       "With --plan or --baseline the rows are caches: tokens_per_second,\n"
       "bytes_per_step (weights by the stream's counter, cache by its layout),\n"
-      "speedup_over_dense and bytes_ratio (the dense cache's over its own),\n"
-      "attention_speedup and attention_floor_ratio (attention and lifts "
-      "alone:\n"
-      "over the dense cache's time, and time over the larger of the floors of\n"
-      "its bytes and operations).\n"
-      "The breakdown's parts are those of a step: projections, rotation,\n"
+      "speedup_over_dense and bytes_ratio (against the uncompressed cache),\n"
+      "attention_speedup and attention_floor_ratio (for attention and lifts\n"
+      "only: the uncompressed cache's time divided by this time, and this "
+      "time\n"
+      "divided by the larger of the floors of its bytes and operations).\n"
+      "The breakdown has these parts of a step: projections, rotation,\n"
       "append, lifts (what a compressed cache adds around attention),\n"
       "attention, eviction, output, mlp, norms, sum (over ranks), head,\n"
       "sampling, rest.\n"
-      "With --tp the rows are ranks, TP=1's first, each with --threads "
-      "divided\n"
-      "by N (one at least): step_ms (of the group, until its last rank is "
-      "done),\n"
+      "With --tp the rows are ranks, first the one of TP=1. Each has "
+      "--threads\n"
+      "divided by N threads (at least one): step_ms (until the group's last\n"
+      "rank has finished),\n"
       "weight_bytes and cache_bytes (the allocator's), collectives_per_step,\n"
-      "sent_bytes_per_step (to all other ranks, Gloo's own words included) "
+      "sent_bytes_per_step (to all other ranks, with Gloo's own headers) "
       "and\n"
-      "wait_share (of a rank's steps, waiting in collectives).");
+      "wait_share (the share of a rank's steps that it waits in collectives).");
   AddBenchFlags(command, &flags->bench);
   SetBench(
       command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),

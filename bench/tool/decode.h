@@ -1,5 +1,5 @@
-// The flags of `kvasir bench decode`, and measured decode steps: the bytes they
-// read and the time of each part.
+// The flags of `kvasir bench decode`, and the results of measured decode steps:
+// the bytes that they read and the time of each part.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct DecodeFlags {
   int64_t batch = 8;
   int64_t steps = 2;
   bool breakdown = false;
-  // The plans that are compared with a dense cache.
+  // The plans whose caches are compared with an uncompressed cache.
   std::vector<std::string> plans;
   std::string baseline;
   std::string fill = "auto";
@@ -44,16 +44,18 @@ struct DecodeSample {
 absl::StatusOr<DecodeSample> DecodeSteps(BenchEngine* engine, int64_t batch,
                                          int64_t steps);
 
-// The share of each part of a step: {"attention": 0.41, ...}; the sum is 1.
+// The share of each part in the time of a step: {"attention": 0.41, ...}; the
+// sum is 1.
 nlohmann::ordered_json BreakdownOf(const worker::CpuStepProfile::Seconds& sum);
 // Adds the parts of a sample to `sum`.
 void AddParts(const DecodeSample& sample, worker::CpuStepProfile::Seconds* sum);
 
-// Starts sequences 1 .. batch with `context` tokens each, filled as --fill
-// says.
+// Starts sequences 1 .. batch with `context` tokens each, which are filled as
+// --fill states.
 absl::Status FillEngine(const DecodeFlags& flags, BenchEngine* engine);
 
-// Compares plans with the dense cache of the same model, in pairs.
+// Compares decode steps over compressed caches with steps over the uncompressed
+// cache of the same model, in pairs.
 absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags);
 
 // Compares steps of `tp` ranks with steps of one rank.

@@ -1,5 +1,5 @@
-// `kvasir bench decode --plan` and `--baseline`: decode steps over compressed
-// caches against the dense cache of the same model.
+// `kvasir bench decode --plan` and `--baseline`: compares decode steps over
+// compressed caches with steps over the uncompressed cache of the same model.
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -32,7 +32,7 @@ struct Candidate {
   std::optional<KvPlan> plan;
 };
 
-// The dense cache comes first.
+// The models to compare. The one with the uncompressed cache comes first.
 absl::StatusOr<std::vector<Candidate>> CandidatesOf(const DecodeFlags& flags) {
   if (!flags.baseline.empty()) {
     if (flags.model.model.empty() || !flags.plans.empty()) {
@@ -66,7 +66,8 @@ absl::StatusOr<std::vector<Candidate>> CandidatesOf(const DecodeFlags& flags) {
 
 absl::StatusOr<std::unique_ptr<BenchEngine>> MakeEngine(
     const DecodeFlags& flags, const Candidate& candidate) {
-  // Each sample grows the sequences; the first pair warms up.
+  // The tokens that the samples add to each sequence, including the first pair,
+  // which warms up.
   const int64_t decoded = flags.steps * (BenchPairs(flags.bench) + 1);
   KVASIR_ASSIGN_OR_RETURN(
       auto engine,
@@ -85,12 +86,12 @@ double AttentionSeconds(const DecodeSample& sample) {
          worker::SecondsOf(sample.parts, worker::StepPart::kLifts);
 }
 
-// The samples of one candidate, and those of the dense cache from the same
-// pairs.
+// The samples of one candidate, and those of the uncompressed cache from the
+// same pairs.
 struct Samples {
   std::vector<double> seconds;
   std::vector<double> dense_seconds;
-  bench::FloorSamples attention;  // of all steps
+  bench::FloorSamples attention;  // attention of all steps
   double flops_per_slot = 0;
   DecodeSample last;
   worker::CpuStepProfile::Seconds parts = {};
@@ -105,7 +106,7 @@ struct Samples {
   }
 };
 
-// Multiply-adds of scores and sums for one slot in all layers.
+// The FLOPs of attention scores and weighted sums for one slot in all layers.
 double FlopsPerSlotOf(BenchEngine* engine) {
   const plan::ResolvedPlan& plan = engine->model().rank().plan();
   double flops = 0;
@@ -118,7 +119,7 @@ double FlopsPerSlotOf(BenchEngine* engine) {
   return flops;
 }
 
-// Steps with the dense cache and steps with another cache.
+// Some steps with the uncompressed cache, and some with another cache.
 struct SamplePair {
   DecodeSample dense;
   DecodeSample own;
@@ -181,7 +182,8 @@ nlohmann::ordered_json RowOf(const DecodeFlags& flags, const std::string& name,
   return row;
 }
 
-// Takes one sample for each line of standard input and prints it on one line.
+// Takes one sample for each line of standard input and prints it on one line,
+// so that another program can measure in turn.
 absl::Status RunPaced(const DecodeFlags& flags, BenchEngine* engine) {
   std::string line;
   std::printf("{\"ready\": true}\n");
@@ -191,11 +193,11 @@ absl::Status RunPaced(const DecodeFlags& flags, BenchEngine* engine) {
     KVASIR_ASSIGN_OR_RETURN(const DecodeSample sample,
                             DecodeSteps(engine, flags.batch, flags.steps));
     const auto steps = static_cast<double>(flags.steps);
-    const nlohmann::ordered_json told{
+    const nlohmann::ordered_json sample_json{
         {"seconds_per_step", sample.seconds / steps},
         {"weight_bytes_per_step", sample.weight_bytes / steps},
         {"cache_bytes_per_step", sample.cache_bytes / steps}};
-    std::printf("%s\n", told.dump().c_str());
+    std::printf("%s\n", sample_json.dump().c_str());
     std::fflush(stdout);
   }
   return absl::OkStatus();
@@ -206,8 +208,9 @@ void AddNotes(const DecodeFlags& flags, BenchReport* report) {
   report->AddFigure("batch", static_cast<double>(flags.batch));
   if (flags.fill == "prefill") return;
   report->AddNote(
-      "the cache holds random latents at the positions of a prompt: what a "
-      "step costs does not depend on them, what it says does");
+      "the cache holds random latents at the positions of a "
+      "prompt: the time of a step does not depend on them, but "
+      "its output does");
 }
 
 }  // namespace
@@ -253,8 +256,8 @@ absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags) {
   }
   if (measured.empty()) {
     return absl::InvalidArgumentError(
-        "--plan names the dense cache alone; it is what the others are "
-        "compared with");
+        "--plan names only the uncompressed cache, with which "
+        "other plans are compared: name another plan, too");
   }
   report.SetMachine(ceilings.ToJson());
   AddNotes(flags, &report);
@@ -264,11 +267,13 @@ absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags) {
     report.AddRow(RowOf(flags, name, samples, dense_bytes));
     report.AddRatio(absl::StrCat(name, "_speedup"),
                     RatioOf(samples.dense_seconds, samples.seconds),
-                    std::nullopt, "tokens/s over the dense cache's");
+                    std::nullopt,
+                    "tokens per second, divided by those of the uncompressed "
+                    "cache");
     report.AddRatio(
         absl::StrCat(name, "_attention_speedup"),
         RatioOf(samples.attention.baseline_seconds, samples.attention.seconds),
-        std::nullopt, "of attention and lifts alone");
+        std::nullopt, "only attention and lifts");
   }
   return report;
 }

@@ -18,9 +18,10 @@ namespace kvasir::cli {
 
 struct BenchEngineOptions {
   ModelOptions model;
-  // Used instead of the model's own plan.
+  // If set, this plan is used instead of the model's own.
   std::optional<kvasir::v1::KvPlan> plan;
-  // May exceed the positions of a shape: random weights know no text anyway.
+  // May exceed the length of the shape, because with random weights positions
+  // do not matter.
   int64_t max_model_len = 0;
   int64_t max_num_seqs = 1;
   int64_t max_batched_tokens = 512;
@@ -33,38 +34,38 @@ struct BenchEngineOptions {
 // Threads: one.
 class BenchEngine {
  public:
-  // Loads the model and shows progress on standard error. Each rank of a group
-  // loads and runs its steps on a thread of its own, at the same time as the
+  // Loads the model and shows progress on standard error. In a group, each rank
+  // must load and run its steps on a separate thread, at the same time as the
   // others.
   static absl::StatusOr<std::unique_ptr<BenchEngine>> Create(
       const BenchEngineOptions& options);
 
-  // Begins a sequence of random tokens, in chunks of a step's size. The last
-  // chunk samples.
+  // Starts a sequence of random tokens and computes it in chunks of a step's
+  // size. The last chunk samples a token.
   absl::Status Prefill(uint64_t sequence_id, int64_t num_tokens);
-  // Instead of Prefill: fills every page with random latents and starts
-  // sequences 1 .. count, as if each had `num_tokens` cached. The cost of a
+  // Faster than Prefill: fills every page with random latents and starts
+  // sequences 1 .. count as if each had computed `num_tokens`. The time of a
   // step does not depend on the values.
   absl::Status FillWithRandomLatents(int64_t count, int64_t num_tokens);
-  // Starts the sequences again after `num_tokens`; the pages keep their
+  // Sets the sequences back to `num_tokens` tokens; the pages keep their
   // content.
   absl::Status Restart(int64_t count, int64_t num_tokens);
   // Runs one step with a random token for each of the sequences 1 .. count.
   absl::Status Decode(int64_t count);
   void Release(uint64_t sequence_id) { runner_->Release(sequence_id); }
 
-  // Bytes that the steps have read. Weights come from the stream's counter,
-  // cached latents from the layout and the lengths of the sequences.
+  // The bytes that the steps have read: weights by the stream's counter, cached
+  // latents by the layout and the lengths of the sequences.
   int64_t weight_bytes_read() const {
     return model_->rank().stream().weight_bytes_read();
   }
   int64_t kv_bytes_read() const { return kv_bytes_read_; }
-  // A hash of everything that Decode has sampled. All ranks of a group must
-  // have the same.
+  // A hash of all tokens that Decode has sampled. It must be equal on all ranks
+  // of a group.
   uint64_t results_hash() const { return results_hash_; }
 
-  // Measures the time of each part of the steps. Reading the clock is too short
-  // to show in a step of milliseconds.
+  // The measured time of each part of the steps. Reading the clock takes no
+  // noticeable time in steps of milliseconds.
   worker::CpuStepProfile& profile() { return profile_; }
 
   bool quiet() const { return quiet_; }
@@ -75,12 +76,12 @@ class BenchEngine {
   BenchEngine() = default;
   int32_t RandomToken();
 
-  worker::CpuStepProfile profile_;  // outlives the model
+  worker::CpuStepProfile profile_;  // must outlive the model
   std::unique_ptr<LoadedModel> model_;
   std::unique_ptr<worker::DirectRunner> runner_;
   int64_t max_batched_tokens_ = 0;
   bool quiet_ = false;
-  // the length that the latest sequences began with
+  // the length with which the latest sequences were started
   int64_t prompt_tokens_ = 0;
   int64_t kv_bytes_read_ = 0;
   uint64_t results_hash_ = 0;

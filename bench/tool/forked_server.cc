@@ -69,7 +69,7 @@ std::string ReadAll(int fd) {
                   : kRefused + std::string(running.status().message()));
   close(report);
   if (running.ok() && reported) ReadAll(lifeline);
-  // No destructor of the parent's objects may run here.
+  // Skips destructors, because the objects belong to the parent.
   _exit(0);
 }
 
@@ -78,14 +78,14 @@ std::string ReadAll(int fd) {
 absl::StatusOr<std::unique_ptr<ForkedServer>> ForkedServer::Start(
     const std::string& name, std::function<absl::StatusOr<Running>()> start) {
   if (HasThreads()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(name, ": this process has threads, and cannot fork"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        name, ": this process has several threads, so it cannot fork"));
   }
   int report[2];
   int lifeline[2];
   if (pipe2(report, O_CLOEXEC) != 0 || pipe2(lifeline, O_CLOEXEC) != 0) {
     return absl::UnavailableError(
-        absl::StrCat(name, ": no pipe: ", std::strerror(errno)));
+        absl::StrCat(name, ": cannot make a pipe: ", std::strerror(errno)));
   }
   const pid_t child = fork();
   if (child < 0) {
@@ -127,7 +127,8 @@ absl::StatusOr<std::unique_ptr<ForkedServer>> ForkedServer::StartKvasir(
   argv.push_back(nullptr);
   const pid_t child = fork();
   if (child == 0) {
-    // Only calls that are safe in the child of a process with threads.
+    // Until exec, only calls that are safe in the child of a process with
+    // threads.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const int out = open(log.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     dup2(out, STDOUT_FILENO);

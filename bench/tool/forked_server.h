@@ -1,4 +1,4 @@
-// A server in a process of its own, so that its CPU time can be measured.
+// Runs a server in a separate process, so that its CPU time can be measured.
 #pragma once
 
 #include <sys/types.h>
@@ -24,14 +24,14 @@ class ForkedServer {
     std::shared_ptr<void> server;
     std::string target;
   };
-  // Runs `start` in a child whose standard error is discarded. Returns the
-  // error of `start`, and FAILED_PRECONDITION if this process has threads: only
-  // the calling one would exist in the child.
+  // Forks a child that runs `start`; its standard error is discarded. Returns
+  // the error of `start`, and FAILED_PRECONDITION if this process has several
+  // threads, because only the calling thread would exist in the child.
   static absl::StatusOr<std::unique_ptr<ForkedServer>> Start(
       const std::string& name, std::function<absl::StatusOr<Running>()> start);
-  // Runs the program `kvasir` beside this one, and waits until it is ready.
-  // `arguments`: the subcommand and its flags, without --ready-file. INTERNAL
-  // with the end of its log if it does not start.
+  // Runs the program `kvasir` from this program's folder, and waits until it is
+  // ready. `arguments` are the subcommand and its flags, without --ready-file.
+  // INTERNAL, with the end of its log, if it does not start.
   static absl::StatusOr<std::unique_ptr<ForkedServer>> StartKvasir(
       const std::string& name, std::vector<std::string> arguments);
   ~ForkedServer();
@@ -39,7 +39,8 @@ class ForkedServer {
   ForkedServer& operator=(const ForkedServer&) = delete;
 
   const std::string& target() const { return target_; }
-  // The CPU time of all its threads so far. INTERNAL if the process is gone.
+  // The CPU time that all threads of the server have used so far. INTERNAL if
+  // the process is gone.
   absl::StatusOr<double> CpuSeconds() const;
 
  private:
@@ -48,8 +49,8 @@ class ForkedServer {
 
   const std::string name_;
   const pid_t child_;
-  int lifeline_ = -1;   // a forked child ends when it is closed
-  std::string folder_;  // of a program's ready file and log
+  int lifeline_ = -1;   // a pipe; a forked child ends when it is closed
+  std::string folder_;  // the folder of the program's ready file and log
   std::string target_;
 };
 

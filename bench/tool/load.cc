@@ -1,5 +1,5 @@
-// `kvasir bench load`: the time until a checkpoint is ready, and the memory
-// that the process holds then.
+// `kvasir bench load`: measures the time until a checkpoint is loaded, and the
+// memory that the process then holds.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -37,12 +37,12 @@ using bench::SecondsOf;
 struct LoadFlags {
   BenchFlags bench;
   ModelOptions model;
-  // A small pool: the time in which the system clears its pages is not part of
-  // loading a checkpoint.
+  // The page pool is small, because the time in which the system clears its
+  // memory should not count as loading.
   int64_t kv_cache_bytes = int64_t{128} << 20;
 };
 
-// Owns a folder with a random checkpoint in it.
+// Makes a folder with a random checkpoint, and removes it at the end.
 class TemporaryCheckpoint {
  public:
   static absl::StatusOr<std::unique_ptr<TemporaryCheckpoint>> Write(
@@ -78,13 +78,13 @@ class TemporaryCheckpoint {
   const std::string folder_;
 };
 
-// The baseline of a load: the folder's weight files are read from front to back
-// with plain read(), in pieces that go to `data`.
+// The destination of the baseline, which reads the folder's weight files from
+// front to back with plain read() calls: pieces are read into `data`.
 struct ReadTarget {
   char* data;
   size_t bytes;
-  // If set, each piece has its own place, so that all of them are in memory at
-  // the end.
+  // True: each piece has its own place in `data`, so that at the end all of
+  // them are in memory.
   bool keep;
 };
 
@@ -122,11 +122,12 @@ absl::StatusOr<int64_t> ReadWeightFiles(const std::string& folder,
 }
 
 struct LoadTimes {
-  std::vector<double> read;  // through one small buffer
-  std::vector<double> keep;  // into fresh memory
+  std::vector<double> read;  // seconds to read into one small buffer
+  std::vector<double> keep;  // seconds to read into fresh memory
   std::vector<double> load;
   std::vector<double> resident;
-  std::vector<double> held;  // weights + pool, by the allocator's counters
+  // bytes of weights and pool, by the allocator's counters
+  std::vector<double> held;
   int64_t file_bytes = 0;
   int64_t workspace_bytes = 0;
 };
@@ -150,8 +151,8 @@ absl::StatusOr<LoadTimes> Measure(const LoadFlags& flags) {
       if (pass == 1) times.read.push_back(seconds);
     }
     times.file_bytes = *bytes;
-    // If a hypervisor has taken free memory away, returning it takes longer
-    // than reading or loading. This step pays that time and shows it.
+    // Touches the memory once and reports the time: if a hypervisor has taken
+    // free memory away, getting it back takes longer than reading or loading.
     {
       absl::StatusOr<kernels::DeviceBuffer> memory;
       times.keep.push_back(SecondsOf([&] {
@@ -186,7 +187,8 @@ absl::StatusOr<BenchReport> RunLoad(LoadFlags flags) {
   std::unique_ptr<TemporaryCheckpoint> temporary;
   if (flags.model.model.empty()) {
     DefaultBenchModel(flags.bench, &flags.model);
-    // A signal ends the run in an orderly way, so that the folder is removed.
+    // Handles signals, so that the temporary folder is removed if a signal ends
+    // the run.
     HoldShutdownSignals();
     KVASIR_ASSIGN_OR_RETURN(temporary, TemporaryCheckpoint::Write(flags.model));
     flags.model.model = temporary->folder();
@@ -203,9 +205,12 @@ absl::StatusOr<BenchReport> RunLoad(LoadFlags flags) {
   BenchReport report(ceilings.ToJson());
   report.AddRatio("load_over_read", RatioOf(times.load, times.read),
                   Target{3.0, false},
-                  "ready to run, over reading the warm file");
+                  "time until ready, divided by the time to read the files "
+                  "from the page cache");
   report.AddRatio("load_over_read_and_keep", RatioOf(times.load, times.keep),
-                  std::nullopt, "the same, over reading it into fresh memory");
+                  std::nullopt,
+                  "time until ready, divided by the time to read the files "
+                  "into fresh memory");
   report.AddRatio("rss_over_weights_and_pool",
                   RatioOf(times.resident, times.held), Target{1.15, false});
   report.AddFigure("load_seconds", Quantile(times.load, 0.5));
@@ -225,11 +230,12 @@ void AddBenchLoad(CLI::App* group, int* exit_code) {
   auto flags = std::make_shared<LoadFlags>();
   CLI::App* command = group->add_subcommand(
       "load",
-      "time until a checkpoint is ready against reading its files, and memory "
-      "held; without --model, of a random one in a temporary folder");
+      "compare the time to load a checkpoint with the time to "
+      "read its files, and report the memory held; without "
+      "--model, of a random checkpoint in a temporary folder");
   AddModelFlags(command, &flags->model);
   AddBytes(command, "--kv-cache-bytes", flags->kv_cache_bytes,
-           "bytes of the KV cache pool");
+           "size of the KV cache pool");
   AddBenchFlags(command, &flags->bench);
   SetBench(
       command, std::shared_ptr<const BenchFlags>(flags, &flags->bench),

@@ -18,7 +18,8 @@ namespace kvasir::cli {
 namespace {
 
 struct PlannedRequest {
-  absl::Duration due;  // after the start; zero in a closed loop
+  // when the request is due after the start; zero in a closed loop
+  absl::Duration due;
   TokenRequest request;
 };
 
@@ -61,7 +62,8 @@ class Collector {
  public:
   explicit Collector(const LoadOptions& options) : options_(options) {}
 
-  // `late` is the time from when the request was due until it was sent.
+  // `late` is the delay between the time at which the request was due and the
+  // time at which it was sent.
   void Add(const TokenRequest& request, absl::Duration late,
            const absl::StatusOr<TokenResult>& result) {
     base::MutexLock lock(&mutex_);
@@ -138,7 +140,7 @@ absl::StatusOr<LengthDistribution> LengthDistribution::Parse(
   if (good && result.first_ <= 1e9 && result.second_ <= 1e9) return result;
   return absl::InvalidArgumentError(
       absl::StrCat("'", text,
-                   "' is no distribution of lengths: want fixed:N, "
+                   "' is not a distribution of lengths: want fixed:N, "
                    "uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA"));
 }
 

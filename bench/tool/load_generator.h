@@ -1,5 +1,6 @@
-// Load on a server: clients that each wait for their answer (closed loop), or
-// requests that arrive at random times (open loop).
+// Puts load on a server: either clients that each wait for their answer before
+// the next request (closed loop), or requests that are sent at random times
+// (open loop).
 #pragma once
 
 #include <cstdint>
@@ -14,14 +15,15 @@
 
 namespace kvasir::cli {
 
-// Lengths in tokens: "fixed:128", "uniform:16:256" (both ends included),
-// "lognormal:128:0.5" (median, sigma of the logarithm). Never below 1.
+// A distribution of lengths in tokens: "fixed:128", "uniform:16:256" (both ends
+// included), or "lognormal:128:0.5" (median, sigma of the logarithm). Lengths
+// are at least 1.
 class LengthDistribution {
  public:
   static absl::StatusOr<LengthDistribution> Parse(const std::string& text);
   int64_t Sample(std::mt19937_64* random) const;
-  // The longest length; the median of a lognormal distribution, whose tail has
-  // no end.
+  // The longest possible length. For a lognormal distribution, which has no
+  // limit, it is the median.
   int64_t longest() const;
   // The same distribution with its lengths cut to `most` (at least 1).
   LengthDistribution CutTo(int64_t most) const;
@@ -37,17 +39,19 @@ struct LoadOptions {
   std::string model;
   std::string name = "load";  // prefix of the requests' ids
   int num_requests = 0;
-  // Closed loop: requests at a time. Open loop: the most that may be in flight;
-  // a later request starts late, and its latency includes the delay.
+  // Closed loop: the number of requests at a time. Open loop: the most requests
+  // that may run at the same time; further ones are sent late, and their
+  // latency includes the delay.
   int concurrency = 1;
   // Requests per second with exponential gaps (Poisson); 0: closed loop.
   double rate = 0.0;
   LengthDistribution prompt_tokens;
   LengthDistribution output_tokens;
-  int64_t max_model_len = 0;  // prompts and outputs are cut to fit
+  // prompts and outputs are shortened to fit into it
+  int64_t max_model_len = 0;
   int32_t vocab_size = 0;
   uint64_t seed = 1;
-  std::function<void(int64_t done)> progress;  // from one thread at a time
+  std::function<void(int64_t done)> progress;  // called by one thread at a time
 };
 
 struct Percentiles {
@@ -57,13 +61,15 @@ struct Percentiles {
   double p99 = 0.0;
 };
 
-// INVALID_ARGUMENT if the lengths do not fit the model. Only the tail of a
-// lognormal distribution is cut to fit.
+// INVALID_ARGUMENT if the longest prompt and output do not fit into the model's
+// length. For lognormal distributions only the medians must fit, because longer
+// samples are shortened.
 absl::Status CheckLengths(const LengthDistribution& prompt_tokens,
                           const LengthDistribution& output_tokens,
                           int64_t max_model_len);
 
-// Latencies are in milliseconds, from the time a request was due.
+// The result of a load. Latencies are in milliseconds from the time at which a
+// request was due.
 struct LoadResult {
   int64_t succeeded = 0;
   int64_t failed = 0;

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Answers immediately and records its requests.
+// A client that answers immediately and records the requests.
 class FakeClient final : public TokenClient {
  public:
   absl::StatusOr<TokenResult> Generate(const TokenRequest& request) override {
@@ -27,7 +27,8 @@ class FakeClient final : public TokenClient {
     base::MutexLock lock(&mutex_);
     lengths[request.request_id] =
         request.prompt_ids.size() + request.max_tokens;
-    if (lengths.size() == fail_at) return absl::InternalError("as told");
+    if (lengths.size() == fail_at)
+      return absl::InternalError("the fake client fails");
     TokenResult result;
     result.arrivals = {{absl::Milliseconds(1), 1}, {absl::Milliseconds(4), 3}};
     result.total = absl::Milliseconds(5);
@@ -55,7 +56,7 @@ LoadOptions SmallLoad() {
   return options;
 }
 
-TEST(LoadGeneratorTest, ClosedLoopSendsEachRequestOnceAndFewAtATime) {
+TEST(LoadGeneratorTest, ClosedLoopSendsEachRequestOnceWithLimitedConcurrency) {
   FakeClient client;
   const LoadResult result = RunLoad(SmallLoad(), &client);
   EXPECT_EQ(result.succeeded, 20);
@@ -64,7 +65,8 @@ TEST(LoadGeneratorTest, ClosedLoopSendsEachRequestOnceAndFewAtATime) {
   EXPECT_LE(client.most(), 3);
   EXPECT_EQ(result.output_tokens, 80);
   EXPECT_DOUBLE_EQ(result.first_token_ms.p50, 1.0);
-  EXPECT_DOUBLE_EQ(result.inter_token_ms.p50, 1.0);  // 3 ms for 3 tokens
+  // responses 3 ms apart with 3 tokens
+  EXPECT_DOUBLE_EQ(result.inter_token_ms.p50, 1.0);
   EXPECT_DOUBLE_EQ(result.end_to_end_ms.p99, 5.0);
 }
 
@@ -80,13 +82,15 @@ TEST(LoadGeneratorTest, FailuresAreCountedAndTheFirstIsReported) {
   const LoadResult result = RunLoad(SmallLoad(), &client);
   EXPECT_EQ(result.failed, 1);
   EXPECT_EQ(result.succeeded, 19);
-  EXPECT_THAT(result.first_error, base::StatusIs(absl::StatusCode::kInternal,
-                                                 HasSubstr("as told")));
+  EXPECT_THAT(result.first_error,
+              base::StatusIs(absl::StatusCode::kInternal,
+                             HasSubstr("the fake client fails")));
 }
 
-TEST(LoadGeneratorTest, OpenLoopCountsFromWhenARequestWasDue) {
-  // One request at a time, at ten times the rate that answers of 2 ms allow.
-  // Later requests are sent late, and their latencies include the delay.
+TEST(LoadGeneratorTest, OpenLoopLatencyCountsFromWhenARequestWasDue) {
+  // Requests are due at ten times the rate that is possible with answers of 2
+  // ms, one at a time. So they are sent late, and their latencies must include
+  // the delay.
   LoadOptions options = SmallLoad();
   options.concurrency = 1;
   options.rate = 5000;
@@ -108,11 +112,12 @@ TEST(LengthDistributionTest, SamplesStayInTheirRange) {
     EXPECT_LE(length, 5);
     above += lognormal->Sample(&random) >= 100 ? 1 : 0;
   }
-  EXPECT_NEAR(static_cast<double>(above), 500.0, 80.0);  // the median
+  // half of the 1000 samples are above the median
+  EXPECT_NEAR(static_cast<double>(above), 500.0, 80.0);
   EXPECT_EQ(LengthDistribution::Parse("fixed:7")->Sample(&random), 7);
 }
 
-TEST(LengthDistributionTest, LengthsThatTheModelDoesNotHoldAreRefused) {
+TEST(LengthDistributionTest, LengthsAboveTheModelsLengthAreRefused) {
   const auto check = [](const char* prompt, const char* output) {
     return CheckLengths(*LengthDistribution::Parse(prompt),
                         *LengthDistribution::Parse(output), 64);
@@ -127,8 +132,9 @@ TEST(LengthDistributionTest, LengthsThatTheModelDoesNotHoldAreRefused) {
   }
 }
 
-// `bench serve` sent prompts of up to 512 tokens to a model of 512 tokens.
-TEST(LengthDistributionTest, DefaultsAreCutToAShortModel) {
+// Regression test: `bench serve` sent prompts of up to 512 tokens to a model
+// whose length is 512 tokens.
+TEST(LengthDistributionTest, DefaultLengthsAreCutToAShortModel) {
   const auto prompts = *LengthDistribution::Parse("uniform:32:512");
   const auto outputs = *LengthDistribution::Parse("uniform:8:64");
   EXPECT_EQ(prompts.CutTo(512 - 64).longest(), 448);
@@ -143,7 +149,7 @@ TEST(LengthDistributionTest, DefaultsAreCutToAShortModel) {
   EXPECT_EQ(prompts.CutTo(1).Sample(&random), 1);
 }
 
-TEST(LengthDistributionTest, OtherTextIsRefused) {
+TEST(LengthDistributionTest, TextThatIsNotADistributionIsRefused) {
   for (const char* text :
        {"", "7", "fixed", "fixed:0", "fixed:1:2", "fixed:x", "uniform:5:3",
         "uniform:5", "lognormal:1:-1", "normal:1:2", "fixed:inf"}) {

@@ -1,4 +1,4 @@
-// kvasir-bench: what this machine and this build can do. `kvasir bench` runs
+// kvasir-bench: benchmarks of this build on this machine. `kvasir bench` runs
 // it.
 #include "CLI/CLI.hpp"
 #include "base/cli/flags.h"

@@ -1,4 +1,4 @@
-// Plans that --plan names.
+// Finds the plans that --plan names.
 #pragma once
 
 #include <string>
@@ -9,9 +9,10 @@
 
 namespace kvasir::cli {
 
-// `name` is a file if it ends in .json, else one of plan::PlanPresets. If a
-// file's plan is for another shape, it is spread over this one (spread_plan.h).
-// Errors contain the name.
+// Returns the plan with the given name, which is a file's path if it ends in
+// .json, and otherwise the name of one of plan::PlanPresets. If a file's plan
+// is for a model of another shape, it is stretched to this shape
+// (spread_plan.h). Errors contain the name.
 absl::StatusOr<kvasir::v1::KvPlan> PlanNamed(const std::string& name,
                                              const model::DecoderSpec& spec);
 

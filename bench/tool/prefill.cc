@@ -1,5 +1,5 @@
-// `kvasir bench prefill`: the matrix products of a prefill against oneDNN's
-// float32 GEMM on the same shapes.
+// `kvasir bench prefill`: compares the matrix products of a prefill with
+// oneDNN's float32 GEMM on the same shapes.
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -45,13 +45,16 @@ void AddShareFigures(const bench::GemmShare& gemm,
                      BenchReport* report) {
   report->AddRatio("gemm_share",
                    RatioOf(gemm.baseline_seconds(), gemm.seconds()),
-                   Target{0.85, true}, "matmuls over oneDNN's sgemm");
-  // The share of the baseline that a whole prefill, with attention and norms,
-  // reaches.
+                   Target{0.85, true},
+                   "speed of our matmuls, divided by that of oneDNN's sgemm");
+  // Adds the share of the baseline's speed that a whole prefill, with attention
+  // and norms, reaches.
   std::vector<double> baseline = gemm.baseline_seconds();
   for (double& seconds : baseline) seconds *= layers;
   report->AddRatio("prefill_share", RatioOf(baseline, prefill_seconds),
-                   std::nullopt, "the whole prefill over oneDNN's sgemm alone");
+                   std::nullopt,
+                   "speed of the whole prefill, divided by that of only "
+                   "oneDNN's sgemm");
   report->AddFigure("gemm_gflops",
                     gemm.operations() / Quantile(gemm.seconds(), 0.5) * 1e-9);
   report->AddFigure(
@@ -130,9 +133,12 @@ absl::StatusOr<BenchReport> RunPrefill(PrefillFlags flags) {
 void AddBenchPrefill(CLI::App* group, int* exit_code) {
   auto flags = std::make_shared<PrefillFlags>();
   CLI::App* command = group->add_subcommand(
-      "prefill", "one prompt: its matrix products against oneDNN's GEMM");
+      "prefill",
+      "compare the matrix products of a prompt with oneDNN's "
+      "GEMM");
   AddModelFlags(command, &flags->model);
-  AddFlag(command, "--tokens", flags->tokens, "of the prompt, in one step")
+  AddFlag(command, "--tokens", flags->tokens,
+          "tokens in the prompt, which is one step")
       ->check(CLI::Range(1, 1 << 16));
   AddBenchFlags(command, &flags->bench);
   SetBench(

@@ -1,5 +1,5 @@
-// `kvasir bench proxy`: what the router costs, against a proxy without logic
-// and against no proxy at all.
+// `kvasir bench proxy`: measures the cost of the router, compared with a proxy
+// that only forwards bytes and with direct calls of the worker.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -35,25 +35,26 @@ struct ProxyBenchFlags {
   int requests = 1500;
   int concurrency = 16;
   int latency_requests = 100;
-  // PEM files: chain and key of servers and clients, and the authority that
-  // signed it.
+  // PEM files: the certificate chain and key of servers and clients, and the
+  // authority that signed the certificate.
   std::string certificate;
   std::string authorities;
 };
 
-// Each server has its own process; the last one ends first.
+// The servers, each in its own process. They are ended in the reverse order.
 struct Servers {
   std::unique_ptr<ForkedServer> worker;
   std::unique_ptr<ForkedServer> null_proxy;
   std::unique_ptr<ForkedServer> router;
-  // Set if there are certificates.
+  // The servers below exist only if certificates are given.
   std::unique_ptr<ForkedServer> tls_router;  // its worker speaks plain text
   // all other workers speak plain text
   std::unique_ptr<ForkedServer> mtls_worker;
   std::unique_ptr<ForkedServer> mtls_router;
 };
 
-// The hops that are encrypted: none, the clients' hop, or both by mutual TLS.
+// The connections that are encrypted: none, those of clients (kTls), or those
+// of clients and of the router to the worker, by mutual TLS.
 enum class Hops { kPlain, kTls, kMutualTls };
 
 base::TlsOptions OfFiles(const ProxyBenchFlags& flags, bool authorities) {
@@ -63,7 +64,7 @@ base::TlsOptions OfFiles(const ProxyBenchFlags& flags, bool authorities) {
   return options;
 }
 
-// A server with the watch that reloads its files.
+// A server, and the watch that reloads its TLS files.
 template <typename Server>
 struct Watched {
   std::shared_ptr<base::TlsWatch> watch;
@@ -146,26 +147,29 @@ absl::StatusOr<Servers> StartServers(const ProxyBenchFlags& flags) {
   return servers;
 }
 
-// A path to the worker, and its measurements.
+// A way to reach the worker, directly or through a router or proxy, and its
+// measurements.
 struct Way {
   std::string name;
   // the process whose CPU time is measured
   const ForkedServer* server = nullptr;
   RawLoad load;
-  RawCall call;       // asks for all tokens
-  RawCall one_token;  // asks for one token
+  RawCall call;       // requests all tokens
+  RawCall one_token;  // requests one token
 
-  std::vector<double> seconds;      // of each round of load
-  std::vector<double> load_p50_ms;  // until the end of an answer, under load
+  std::vector<double> seconds;  // time of each round of load
+  // time until the end of an answer, under load
+  std::vector<double> load_p50_ms;
   std::vector<double> load_p99_ms;
-  // until the first message, one request at a time
+  // time until the first message, with one request at a time
   std::vector<double> first_ms;
   std::vector<double> first_p99_ms;
   std::vector<double> cpu_us_per_request;  // for answers of one token
   std::vector<double> cpu_us_per_token;    // for each further token
 };
 
-// In the order of the figures. The last two exist only with certificates.
+// The ways, in the order of the report. The last two exist only with
+// certificates.
 enum WayIndex : size_t {
   kDirect,
   kNullProxy,
@@ -220,7 +224,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Way>>> MakeWays(
   return ways;
 }
 
-// Opens connections and checks that all tokens arrive on every path.
+// Opens the connections of a way and checks that all tokens arrive.
 absl::Status WarmUp(const ProxyBenchFlags& flags, Way* way) {
   const int requests = std::min(flags.requests, 2 * flags.concurrency);
   KVASIR_ASSIGN_OR_RETURN(
@@ -260,7 +264,7 @@ absl::Status MeasureLoad(const ProxyBenchFlags& flags, Way* way) {
   return absl::OkStatus();
 }
 
-// Sends one request at a time, on each path in turn.
+// Measures latency: sends one request at a time, over each way in turn.
 absl::Status MeasureLatency(const ProxyBenchFlags& flags,
                             const std::vector<std::unique_ptr<Way>>& ways) {
   std::vector<std::vector<double>> first_ms(ways.size());
@@ -290,7 +294,7 @@ void AddFigures(const ProxyBenchFlags& flags,
                 BenchReport* report) {
   const Way& direct = *ways[kDirect];
   const Way& null_proxy = *ways[kNullProxy];
-  // The targets were set for this load.
+  // True if the load is the one for which the performance targets were set.
   const bool as_set = flags.prompt_tokens >= 1000;
   const auto target = [as_set](double value, bool at_least) {
     return as_set ? std::optional(Target{value, at_least}) : std::nullopt;
@@ -303,12 +307,12 @@ void AddFigures(const ProxyBenchFlags& flags,
     report->AddRatio(way.name + "_added_ms_p50",
                      bench::DifferenceOf(way.first_ms, direct.first_ms),
                      target(1.0, false),
-                     "until the first message, one request at a time, against "
-                     "the worker itself");
+                     "time until the first message with one request at a time, "
+                     "minus that of direct calls of the worker");
     report->AddRatio(way.name + "_p99_over_null_proxy",
                      bench::RatioOf(way.first_p99_ms, null_proxy.first_p99_ms),
                      target(1.5, false),
-                     "until the first message, one request at a time");
+                     "time until the first message with one request at a time");
   }
   for (size_t at = kKserveTls; at < ways.size(); ++at) {
     report->AddRatio(ways[at]->name + "_rate_over_plain",
@@ -323,10 +327,10 @@ void AddFigures(const ProxyBenchFlags& flags,
     const Way& way = *ways[at];
     report->AddRatio(way.name + "_cpu_us_per_request",
                      AcrossRounds(way.cpu_us_per_request), std::nullopt,
-                     "its process's CPU time, of an answer of one token");
+                     "CPU time of the process for an answer with one token");
     report->AddRatio(way.name + "_cpu_us_per_token",
                      AcrossRounds(way.cpu_us_per_token), std::nullopt,
-                     "what a further token adds");
+                     "CPU time of the process for each further token");
   }
   report->AddFigure("prompt_tokens", static_cast<double>(flags.prompt_tokens));
   report->AddFigure("output_tokens", flags.output_tokens);
@@ -351,13 +355,14 @@ void AddFigures(const ProxyBenchFlags& flags,
 absl::StatusOr<BenchReport> RunProxy(ProxyBenchFlags flags) {
   if (flags.certificate.empty() != flags.authorities.empty()) {
     return absl::InvalidArgumentError(
-        "--tls-cert and --tls-ca are given together, or neither is");
+        "--tls-cert and --tls-ca are given together, or neither is given");
   }
   UseQuick(flags.bench, "--requests", 8, &flags.requests);
   UseQuick(flags.bench, "--concurrency", 2, &flags.concurrency);
   UseQuick(flags.bench, "--latency-requests", 3, &flags.latency_requests);
   KVASIR_ASSIGN_OR_RETURN(const Servers servers, StartServers(flags));
-  // From here on this process has threads and cannot fork.
+  // Starts the clients after all servers, because with their threads this
+  // process can no longer fork.
   KVASIR_ASSIGN_OR_RETURN(const std::vector<std::unique_ptr<Way>> ways,
                           MakeWays(flags, servers));
   for (const auto& way : ways) KVASIR_RETURN_IF_ERROR(WarmUp(flags, way.get()));
@@ -386,27 +391,31 @@ void AddBenchProxy(CLI::App* group, int* exit_code) {
   flags->bench.pairs = 15;
   CLI::App* command = group->add_subcommand(
       "proxy",
-      "what the router costs: each facade against a proxy without logic and "
-      "against the worker itself, which computes nothing here");
-  AddFlag(command, "--prompt-tokens", flags->prompt_tokens, "of each request")
+      "measure the cost of the router: compare each facade with "
+      "a proxy that only forwards bytes, and with direct calls "
+      "of the worker, which computes nothing here");
+  AddFlag(command, "--prompt-tokens", flags->prompt_tokens,
+          "prompt tokens in each request")
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--output-tokens", flags->output_tokens,
-          "of each request; streamed")
+          "output tokens of each request, which are streamed")
       ->check(CLI::Range(2, 1 << 16));
-  AddFlag(command, "--requests", flags->requests, "of a round's load")
+  AddFlag(command, "--requests", flags->requests,
+          "requests in each round of load")
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--concurrency", flags->concurrency,
-          "of a round's load: requests at a time")
+          "requests at a time in a round of load")
       ->check(CLI::Range(1, 1024));
   AddFlag(command, "--latency-requests", flags->latency_requests,
-          "of a round, one at a time")
+          "requests in each round of latency, one at a time")
       ->check(CLI::Range(1, 1 << 20));
   AddText(command, "--tls-cert", flags->certificate,
-          "PEM of a key and of its certificate, for 127.0.0.1: measures the "
-          "router by TLS and by mutual TLS, too")
+          "PEM file with a key and its certificate for 127.0.0.1; "
+          "if given, the router is also measured with TLS and "
+          "mutual TLS")
       ->type_name("FILE");
   AddText(command, "--tls-ca", flags->authorities,
-          "PEM of who signed --tls-cert")
+          "PEM file of the authority that signed --tls-cert")
       ->type_name("FILE");
   AddBenchFlags(command, &flags->bench);
   SetBench(

@@ -74,7 +74,7 @@ void AddInput(const char* name, const char* datatype, int64_t count,
   infer->add_raw_input_contents(std::move(raw));
 }
 
-// State that the calls of a round share.
+// The state that all calls of a round share.
 struct Round {
   const RawCall* call = nullptr;
   std::vector<std::unique_ptr<RawStub>>* stubs = nullptr;
@@ -92,7 +92,8 @@ struct Round {
 
 void StartNext(Round* round);
 
-// Deletes itself at its end and starts the next call.
+// One call. At its end, it starts the next call of the round and deletes
+// itself.
 class OneCall final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -207,7 +208,7 @@ RawCall KserveRawCall(const std::string& model, int64_t prompt_tokens,
           return -1;
         }
         for (const auto& output : response.infer_response().outputs()) {
-          // [1, n, tokens]
+          // the shape is [1, n, tokens]
           if (output.name() == "output_ids" && output.shape_size() == 3) {
             return output.shape(2);
           }
@@ -264,7 +265,7 @@ RawLoad::RawLoad(const std::string& target,
                  const std::shared_ptr<grpc::ChannelCredentials>& credentials)
     : connections_(std::make_unique<Connections>()) {
   base::KeepGrpcCallbackThreads();
-  // A router also has two connections to a worker.
+  // Opens two connections, as many as a router has to a worker.
   for (int i = 0; i < 2; ++i) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);

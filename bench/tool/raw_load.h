@@ -1,4 +1,4 @@
-// Load with a small cost of its own that is the same for every protocol:
+// Puts load on a server at a small cost that is equal for all protocols:
 // requests are encoded once, and answers are counted but not decoded.
 #pragma once
 
@@ -16,20 +16,22 @@
 
 namespace kvasir::cli {
 
-// A call for tokens in one protocol, ready to be sent.
+// A generation request in one protocol, encoded so that it can be sent many
+// times.
 struct RawCall {
   std::string method;
-  // A request without its id, and the field of the id, which is appended.
-  // Protobuf accepts fields in any order.
+  // The encoded request without its id, and the field number of the id, which
+  // is appended for each call; protobuf accepts fields in any order.
   grpc::Slice request;
   int id_field = 0;
-  // The number of tokens in a message of the answer; -1 for an error, or if it
-  // is not a message of the protocol.
+  // Returns the number of tokens in a message of the answer; -1 if the message
+  // is an error or not valid in the protocol.
   std::function<int64_t(const grpc::ByteBuffer&)> tokens_in;
 };
 
-// Requests with the same prompt and number of tokens in four protocols:
-// kvasir.v1, KServe, VllmEngine, and vllm.Inference (token ids only, no text).
+// Make requests with the same prompt and number of tokens in four protocols:
+// kvasir.v1, KServe, VllmEngine, and vllm.Inference (with token ids instead of
+// text).
 RawCall WorkerRawCall(int64_t prompt_tokens, uint32_t max_tokens);
 RawCall KserveRawCall(const std::string& model, int64_t prompt_tokens,
                       uint32_t max_tokens);
@@ -38,9 +40,10 @@ RawCall VllmInferenceRawCall(int64_t prompt_tokens, uint32_t max_tokens);
 
 struct RawRound {
   absl::Duration took;
-  std::vector<double> first_ms;  // until the first message of an answer
+  // milliseconds until the first message of each answer
+  std::vector<double> first_ms;
   std::vector<double> total_ms;
-  int64_t tokens = 0;  // only if the tokens are counted
+  int64_t tokens = 0;  // set only if the answers are decoded
 };
 
 // Owns: its connections. Threads: one at a time; calls run on gRPC's.
@@ -51,8 +54,9 @@ class RawLoad {
           const std::shared_ptr<grpc::ChannelCredentials>& credentials);
   ~RawLoad();
 
-  // Runs `requests` calls, `concurrency` at a time. If `read`, answers are
-  // decoded and their tokens counted. Returns the first error of a call.
+  // Runs `requests` calls, `concurrency` of them at a time. If `read` is true,
+  // answers are decoded and their tokens counted. Returns the first error of a
+  // call.
   absl::StatusOr<RawRound> Run(const RawCall& call, int requests,
                                int concurrency, bool read);
 

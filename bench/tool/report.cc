@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kQuickPairs = 2;
 constexpr int64_t kQuickFootprintBytes = int64_t{16} << 20;
-// Used if the CPU reports no cache size.
+// The cache size that is assumed if the CPU does not report one.
 constexpr int64_t kLeastCacheBytes = int64_t{64} << 20;
 
 }  // namespace
@@ -31,11 +31,13 @@ int64_t MachineCeilings::FootprintBytes() {
 void AddBenchFlags(CLI::App* command, BenchFlags* flags) {
   flags->command = command;
   AddFlag(command, "--pairs", flags->pairs,
-          "interleaved pairs that a ratio is the median of; fewer than 7 leave "
-          "all undecided")
+          "interleaved pairs of measurements; a ratio is their "
+          "median, and with fewer than 7 pairs all ratios are "
+          "undecided")
       ->check(CLI::Range(1, 10000));
   AddSwitch(command, "--quick", flags->quick,
-            "a smoke test: small sizes, figures that mean nothing");
+            "only test that the benchmark runs: small sizes, results "
+            "without meaning");
   AddSwitch(command, "--json", flags->json, "print one JSON object");
 }
 
@@ -112,10 +114,11 @@ void BenchReport::AddRatio(const std::string& name,
   AddFigure(name, ratio.median, target, note);
   figures_.back().spread = ratio.spread;
   figures_.back().undecided = ratio.undecided();
-  if (!ratio.too_few_pairs() || told_too_few_pairs_) return;
-  told_too_few_pairs_ = true;
-  AddNote(absl::StrFormat("%d pairs, fewer than %d: they decide nothing",
-                          ratio.pairs, bench::PairedRatio::kFewestPairs));
+  if (!ratio.too_few_pairs() || noted_too_few_pairs_) return;
+  noted_too_few_pairs_ = true;
+  AddNote(
+      absl::StrFormat("only %d pairs: with fewer than %d, no ratio is decided",
+                      ratio.pairs, bench::PairedRatio::kFewestPairs));
 }
 
 void BenchReport::MarkUndecided(const std::string& name) {
@@ -158,8 +161,8 @@ std::string CellOf(const nlohmann::ordered_json& row, const std::string& key) {
   return cell->dump();
 }
 
-// Prints a table with the columns of all rows. Nested numbers are columns of
-// their own: "e2e_ms/p50".
+// Prints the rows as a table with all columns that occur in them. Nested
+// numbers have separate columns like "e2e_ms/p50".
 void PrintRows(std::vector<nlohmann::ordered_json> rows) {
   if (rows.empty()) return;
   for (auto& row : rows) row = row.flatten();

@@ -1,5 +1,5 @@
-// Shared by all `kvasir bench` commands: their flags, the machine's ceilings,
-// which are measured during the same run, and the report that they print.
+// Code that all `kvasir bench` commands share: common flags, the machine's
+// limits, which are measured during the same run, and the printed report.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct BenchFlags {
   int pairs = 9;
   bool quick = false;
   bool json = false;
-  // The command calls a server; a server that does not answer has its own exit
-  // code.
+  // True if the command calls a server. A server that does not answer has its
+  // own exit code.
   bool calls_server = false;
 };
 void AddBenchFlags(CLI::App* command, BenchFlags* flags);
@@ -41,7 +41,8 @@ int BenchPairs(const BenchFlags& flags);
 // True if the command line, the environment or the config file has the flag.
 bool WasAsked(const BenchFlags& flags, const std::string& name);
 
-// With --quick, limits a default to `small`. A value that was given stays.
+// With --quick, limits the value of a flag to `small`, unless the flag was
+// given.
 template <typename T>
 void UseQuick(const BenchFlags& flags, const std::string& name, T small,
               T* value) {
@@ -50,27 +51,28 @@ void UseQuick(const BenchFlags& flags, const std::string& name, T small,
   }
 }
 
-// If no model is named: a tiny shape with --quick, else a model of 1.1 billion
-// parameters, whose weights do not fit into any CPU cache.
+// Sets the default model if the flags name none: a tiny shape with --quick,
+// otherwise a model with 1.1 billion parameters, whose weights do not fit into
+// any CPU cache.
 void DefaultBenchModel(const BenchFlags& flags, ModelOptions* model);
 
-// Measures the most that the machine can do, repeatedly during a run.
+// Measures the machine's limits repeatedly during a run.
 //
 // Threads: one.
 class MachineCeilings {
  public:
-  // `quick` uses a small buffer that fits into the CPU's caches.
-  // RESOURCE_EXHAUSTED if there is no memory for the buffer.
+  // With `quick`, the buffer is small and fits into the CPU's caches.
+  // RESOURCE_EXHAUSTED if there is not enough memory for the buffer.
   static absl::StatusOr<MachineCeilings> Create(base::ThreadPool* pool,
                                                 bool quick);
 
-  // Four times the last-level cache. If so much data is read in turn, each byte
-  // comes from memory.
+  // Four times the size of the last-level cache. If this much data is read
+  // again and again, each byte comes from memory.
   static int64_t FootprintBytes();
 
-  // One pass over a buffer of FootprintBytes.
+  // Measures the read bandwidth by one pass over a buffer of FootprintBytes.
   double MeasureBytesPerSecond();
-  // The same pass, and multiply-adds in registers.
+  // Measures the read bandwidth, and the rate of multiply-adds in registers.
   bench::Ceilings Measure();
 
   // {cpu, threads, simd, llc_bytes, read_bandwidth_bytes_per_second, f32_flops,
@@ -90,15 +92,16 @@ class MachineCeilings {
 
 struct Target {
   double value = 0.0;
-  bool at_least = true;  // false: the figure must be at most the limit
+  bool at_least = true;  // false: the result must be at most the limit
 };
 
-// Named figures in the order in which they were added.
+// A report of named results in the order in which they were added.
 class BenchReport {
  public:
   explicit BenchReport(nlohmann::ordered_json machine)
       : machine_(std::move(machine)) {}
-  // For benchmarks that measure the ceilings while they add rows.
+  // Sets the description of the machine, for benchmarks that measure its limits
+  // while they add rows.
   void SetMachine(nlohmann::ordered_json machine) {
     machine_ = std::move(machine);
   }
@@ -106,15 +109,15 @@ class BenchReport {
   void AddFigure(const std::string& name, double value,
                  std::optional<Target> target = std::nullopt,
                  const std::string& note = "");
-  // Adds a median over pairs. It is marked undecided if the pairs spread too
-  // far or are too few.
+  // Adds a result that is a median over pairs. It is marked as undecided if the
+  // spread is too large or there are too few pairs.
   void AddRatio(const std::string& name, const bench::PairedRatio& ratio,
                 std::optional<Target> target = std::nullopt,
                 const std::string& note = "");
-  // Marks a figure undecided, whatever its spread.
+  // Marks a result as undecided independently of its spread.
   void MarkUndecided(const std::string& name);
-  // Explains a target that does not apply to this run, or a figure that is
-  // missing.
+  // Adds a note, for example why a target does not apply to this run or a
+  // result is missing.
   void AddNote(const std::string& note) { notes_.push_back(note); }
   void AddRow(nlohmann::ordered_json row) { rows_.push_back(std::move(row)); }
 
@@ -136,7 +139,7 @@ class BenchReport {
   std::vector<Figure> figures_;
   std::vector<nlohmann::ordered_json> rows_;
   std::vector<std::string> notes_;
-  bool told_too_few_pairs_ = false;
+  bool noted_too_few_pairs_ = false;
 };
 
 // Sets the command's callback, which runs the benchmark and prints its report

@@ -1,4 +1,4 @@
-// `kvasir bench scheduler`: the cost of planning a step.
+// `kvasir bench scheduler`: measures the time for planning a step.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -20,7 +20,7 @@ struct SchedulerFlags {
   worker::SchedulerBenchOptions options;
 };
 
-// The median of some runs, and their middle half relative to it.
+// The median of some runs, and the spread of their middle half relative to it.
 bench::PairedRatio MedianOf(const std::vector<double>& values) {
   return bench::RatioOf(values, std::vector<double>(values.size(), 1.0));
 }
@@ -53,7 +53,8 @@ absl::StatusOr<BenchReport> RunScheduler(SchedulerFlags flags) {
                           MachineCeilings::Create(&pool, flags.bench.quick));
   BenchReport report(ceilings.ToJson());
   report.AddRatio("step_us", MedianOf(step_us), Target{100.0, false},
-                  "Schedule + Apply; median of runs' medians");
+                  "Schedule + Apply; the median over runs of each run's "
+                  "median");
   report.AddFigure("schedule_us", bench::Quantile(schedule_us, 0.5));
   report.AddFigure("apply_us", bench::Quantile(apply_us, 0.5));
   report.AddFigure("ahead_us", bench::Quantile(ahead_us, 0.5));
@@ -74,10 +75,12 @@ void AddBenchScheduler(CLI::App* group, int* exit_code) {
   flags->options.steps = 500;
   CLI::App* command = group->add_subcommand(
       "scheduler",
-      "cost of planning a step, with an executor that does nothing");
+      "measure the time for planning a step, with an executor "
+      "that does nothing");
   AddFlag(command, "--sequences", flags->options.num_sequences, "running")
       ->check(CLI::Range(1, 65536));
-  AddFlag(command, "--context", flags->options.context_tokens, "tokens of each")
+  AddFlag(command, "--context", flags->options.context_tokens,
+          "tokens in each sequence")
       ->check(CLI::Range(1, 1 << 24));
   AddFlag(command, "--page-tokens", flags->options.page_tokens,
           "slots in a cache page")

@@ -1,5 +1,5 @@
-// `kvasir bench serve`: load over gRPC, and the time that the router adds to a
-// request.
+// `kvasir bench serve`: measures a server under load over gRPC, and the time
+// that the router adds to a request.
 #include <algorithm>
 #include <functional>
 #include <memory>
@@ -34,7 +34,7 @@ struct ServeBenchFlags {
   BenchFlags bench;
   ModelOptions model;
   std::string endpoint;
-  DialTlsFlags tls;  // for router and worker
+  DialTlsFlags tls;  // TLS for calls of the router and the worker
   std::string worker_endpoint;
   std::string model_name;
   std::string mode = "both";
@@ -46,15 +46,16 @@ struct ServeBenchFlags {
   std::string output_tokens = kOutputTokens;
   int64_t latency_prompt_tokens = 1000;
   uint64_t seed = 1;
-  // Used if the server does not report them.
+  // The values that are used if the server does not report them.
   int64_t max_model_len = 1024;
   int32_t vocab_size = 256;
 };
 
-// The server under load: one that runs already, or one that this program
+// The server under load: one that already runs, or one that this program
 // starts.
 struct TestedServer {
-  // Programs of this build, in the order in which they start.
+  // The programs that this benchmark has started, in this order; empty if the
+  // server already ran.
   std::unique_ptr<ForkedServer> own_worker;
   std::unique_ptr<ForkedServer> own_router;
   std::string router_endpoint;
@@ -66,7 +67,7 @@ struct TestedServer {
   int32_t vocab_size = 0;
 };
 
-// Starts a worker of the model that the flags name, and a router.
+// Starts a worker with the model that the flags name, and a router.
 absl::Status StartOwn(const ServeBenchFlags& flags, TestedServer* server) {
   const std::vector<std::string> ports = {"--admin-port=0", "--health-port=0",
                                           "--metrics-port=0"};
@@ -102,7 +103,8 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(server.router_credentials,
                           DialCredentials(tls, server.router_endpoint));
   if (!server.worker_endpoint.empty()) {
-    // A worker accepts routers, not the tokens of their clients.
+    // Does not send the token to the worker, because workers authenticate only
+    // routers, not clients.
     DialTlsFlags to_worker = tls;
     to_worker.token_file.clear();
     KVASIR_ASSIGN_OR_RETURN(server.worker_credentials,
@@ -127,9 +129,9 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
     server.max_model_len = info.max_model_len();
     server.vocab_size = static_cast<int32_t>(info.vocab_size());
   } else if (!WasAsked(flags.bench, "--max-model-len")) {
-    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> told,
+    KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> reported,
                             client.MaxModelLen(server.model, kTimeout));
-    server.max_model_len = told.value_or(server.max_model_len);
+    server.max_model_len = reported.value_or(server.max_model_len);
   }
   return server;
 }
@@ -187,7 +189,7 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
                           LengthDistribution::Parse(flags.prompt_tokens));
   KVASIR_ASSIGN_OR_RETURN(options.output_tokens,
                           LengthDistribution::Parse(flags.output_tokens));
-  // The defaults are cut to fit any model.
+  // Shortens the default lengths to fit the model.
   if (!WasAsked(flags.bench, "--output-tokens")) {
     options.output_tokens =
         options.output_tokens.CutTo(server.max_model_len / 2);
@@ -216,13 +218,13 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
   if (flags.mode != "open" || rate == 0.0) {
     options.concurrency = flags.concurrency;
     KVASIR_ASSIGN_OR_RETURN(loads.closed, run("closed loop"));
-    // Half of the rate that a few clients reach: the server is busy but not
-    // overloaded.
+    // The default rate is half of the rate that a few clients reach, so that
+    // the server is busy but not overloaded.
     if (rate == 0.0) {
       rate = 0.5 * static_cast<double>(loads.closed->succeeded) /
              loads.closed->seconds;
     }
-    ++options.seed;  // gives other prompts
+    ++options.seed;  // uses other prompts in the next run
   }
   if (flags.mode != "closed" && rate > 0) {
     options.rate = rate;
@@ -232,7 +234,8 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
   return loads;
 }
 
-// The time until the first token and until the end, in milliseconds, by pair.
+// For each pair, the milliseconds until the first token and until the end of
+// the answer.
 struct LatencyPairs {
   std::vector<double> router;
   std::vector<double> worker;
@@ -245,9 +248,10 @@ double FirstTokenMs(const TokenResult& result) {
       result.arrivals.empty() ? result.total : result.arrivals.front().at);
 }
 
-// Asks for one token after the same prompt each time. The engine answers from
-// its prefix cache, so its time is short and steady and the router's time is
-// visible. The order alternates.
+// Measures latency through the router and directly, in alternating order. All
+// requests have the same prompt and one output token: the engine uses its
+// prefix cache, so its time is short and steady, and the router's time is
+// visible.
 absl::StatusOr<LatencyPairs> MeasureLatency(int pairs, int64_t prompt_tokens,
                                             const TestedServer& server,
                                             TokenClient* router,
@@ -285,13 +289,16 @@ void AddLatencyFigures(const LatencyPairs& times, int64_t prompt_tokens,
   report->AddRatio(
       "router_added_ms_p50", bench::DifferenceOf(times.router, times.worker),
       prompt_tokens >= 1000 ? std::optional(Target{1.0, false}) : std::nullopt,
-      "until the first token, median of pairs' differences");
+      "time until the first token, median of the pairs' "
+      "differences");
   report->AddRatio("router_added_total_ms_p50",
                    bench::DifferenceOf(times.router_total, times.worker_total),
-                   std::nullopt, "until the end of a request for one token");
+                   std::nullopt,
+                   "time until the end of a request for one token");
   report->AddRatio("router_over_worker",
                    bench::RatioOf(times.router, times.worker), std::nullopt,
-                   "until the first token");
+                   "time until the first token, through the router divided "
+                   "by direct");
   report->AddFigure("router_ms_p50", Quantile(times.router, 0.5));
   report->AddFigure("worker_ms_p50", Quantile(times.worker, 0.5));
   report->AddFigure("router_ms_p99", Quantile(times.router, 0.99));
@@ -343,7 +350,7 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
       WasAsked(flags.bench, "--latency-prompt-tokens")) {
     return absl::InvalidArgumentError(
         absl::StrCat("--latency-prompt-tokens ", flags.latency_prompt_tokens,
-                     " and a token are over the limit of ",
+                     " and one output token are over the limit of ",
                      server.max_model_len, " tokens (the model's length)"));
   }
   const int64_t prompt_tokens =
@@ -364,7 +371,8 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
     AddLatencyFigures(*latency, prompt_tokens, &report);
   } else {
     report.AddNote(
-        "what the router adds is left out: give --worker-endpoint too");
+        "the time that the router adds was not measured: give "
+        "--worker-endpoint, too");
   }
   AddLoadFigures(loads, &report);
   return report;
@@ -381,21 +389,25 @@ void AddBenchServe(CLI::App* group, int* exit_code) {
   });
   CLI::App* command = group->add_subcommand(
       "serve",
-      "load over gRPC on --endpoint, or on a server of its own: --model, else "
-      "a tiny one of random weights");
-  AddFlag(command, "--endpoint", flags->endpoint, "the server's gRPC port")
+      "put load on the server at --endpoint over gRPC, or on a "
+      "server that this command starts, with --model or a tiny "
+      "random model");
+  AddFlag(command, "--endpoint", flags->endpoint,
+          "HOST:PORT of the server's gRPC port")
       ->type_name("HOST:PORT");
   AddDialTlsFlags(command, &flags->tls);
   AddFlag(command, "--worker-endpoint", flags->worker_endpoint,
-          "with --endpoint: its worker, to tell what the router adds")
+          "with --endpoint: the address of its worker, to measure "
+          "the time that the router adds")
       ->needs(command->get_option("--endpoint"))
       ->type_name("HOST:PORT");
   AddFlag(command, "--model-name", flags->model_name,
-          "which of the server's models; default: its first");
+          "the server's model to use; default: its first model");
   AddModelFlags(command, &flags->model);
-  AddFlag(command, "--mode", flags->mode, "kind of load")
+  AddFlag(command, "--mode", flags->mode, "the kind of load")
       ->check(CLI::IsMember({"closed", "open", "both"}));
-  AddFlag(command, "--requests", flags->requests, "of each kind")
+  AddFlag(command, "--requests", flags->requests,
+          "requests for each kind of load")
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--concurrency", flags->concurrency,
           "closed loop: requests at a time")
@@ -405,25 +417,30 @@ void AddBenchServe(CLI::App* group, int* exit_code) {
           "loop reached")
       ->check(AtLeast(0));
   AddFlag(command, "--max-outstanding", flags->max_outstanding,
-          "open loop: requests in flight; later ones start late, which their "
-          "latencies include")
+          "open loop: the most requests at a time; further ones are "
+          "sent late, and their latencies include the delay")
       ->check(CLI::Range(1, 4096));
   AddFlag(command, "--prompt-tokens", flags->prompt_tokens,
-          "fixed:N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA, whose tail is "
-          "cut to what the model holds")
+          "length of prompts: fixed:N, uniform:LOW:HIGH or "
+          "lognormal:MEDIAN:SIGMA, whose samples are shortened to "
+          "the model's length")
       ->check(is_distribution);
-  AddFlag(command, "--output-tokens", flags->output_tokens, "the same")
+  AddFlag(command, "--output-tokens", flags->output_tokens,
+          "length of outputs, in the same forms")
       ->check(is_distribution);
   AddFlag(command, "--latency-prompt-tokens", flags->latency_prompt_tokens,
-          "prompt of the pairs that tell what the router adds")
+          "prompt tokens of the requests that measure the time that "
+          "the router adds")
       ->check(CLI::Range(1, 1 << 24));
-  AddFlag(command, "--seed", flags->seed, "of lengths, prompts and arrivals");
+  AddFlag(command, "--seed", flags->seed,
+          "seed for lengths, prompts and arrival times");
   AddFlag(command, "--max-model-len", flags->max_model_len,
-          "without --worker-endpoint: longest prompt + output; what the server "
-          "tells goes before this default")
+          "without --worker-endpoint: the longest prompt + output, "
+          "if the server does not report it")
       ->check(CLI::Range(2, 1 << 24));
   AddFlag(command, "--vocab-size", flags->vocab_size,
-          "without --worker-endpoint: prompts are of ids below this")
+          "without --worker-endpoint: prompts use token ids below "
+          "this")
       ->check(CLI::Range(1, 1 << 24));
   AddBenchFlags(command, &flags->bench);
   SetBench(

@@ -16,10 +16,11 @@ using kvasir::v1::Part;
 using kvasir::v1::RankGroup;
 using kvasir::v1::RopeLowRankSpace;
 
-constexpr int64_t kGrain = 8;  // channels
+// the multiple to which numbers of channels are rounded
+constexpr int64_t kGrain = 8;
 
-// Moves the ends of runs to the same shares of a latent that is `to` / `from`
-// times as wide.
+// Stretches the runs of a latent of width `from` to width `to`, with the same
+// shares.
 absl::Status StretchRuns(int64_t from, int64_t to, kvasir::v1::Codec* codec) {
   if (!codec->has_bits() || from == to) return absl::OkStatus();
   int64_t end = 0;
@@ -40,8 +41,8 @@ absl::Status StretchRuns(int64_t from, int64_t to, kvasir::v1::Codec* codec) {
 
 absl::Status Unimplemented() {
   return absl::UnimplementedError(
-      "a plan of another shape is spread where groups are of one head or of "
-      "all");
+      "a plan for another shape can be stretched only if its "
+      "groups have one head or all heads");
 }
 
 template <typename Groups>
@@ -51,7 +52,8 @@ int64_t HeadsOf(const Groups& groups) {
   return heads;
 }
 
-// Makes the groups for `heads` heads by make(old group, first head, count).
+// Makes the groups for `heads` heads. make(old group, first head, count)
+// returns a new group.
 template <typename Groups, typename Make>
 absl::Status SpreadGroups(const Groups& groups, int64_t heads,
                           const Make& make) {
@@ -68,7 +70,7 @@ absl::Status SpreadGroups(const Groups& groups, int64_t heads,
   return absl::OkStatus();
 }
 
-// The channels of a group for `count` heads: each pair keeps its number of
+// Makes a group for `count` heads in which each pair keeps its number of
 // channels per head.
 RopeLowRankSpace::Group ForHeads(const RopeLowRankSpace::Group& group,
                                  int64_t count) {
@@ -124,7 +126,7 @@ absl::Status SpreadPart(const plan::AttentionShape& shape, Part* part) {
   const auto& groups = from.rope_low_rank().groups();
   for (const RopeLowRankSpace::Group& group : groups) {
     const auto& ranks = group.rank_per_pair();
-    // Planners write such groups; others have ranks of their own.
+    // Accepts only the groups that planners write.
     if (group.heads_size() == 0 || group.pairs().empty() ||
         std::any_of(ranks.begin(), ranks.end(),
                     [](uint32_t rank) { return rank != 1; })) {
@@ -145,7 +147,8 @@ absl::Status SpreadPart(const plan::AttentionShape& shape, Part* part) {
                      part->mutable_codec());
 }
 
-// The number of heads; 0 for whole heads, which do not list them.
+// The number of heads in the part's groups; 0 for a full space, which does not
+// list heads.
 int64_t HeadsOf(const Part& part) {
   return part.has_low_rank()        ? HeadsOf(part.low_rank().groups())
          : part.has_rope_low_rank() ? HeadsOf(part.rope_low_rank().groups())

@@ -13,7 +13,7 @@ namespace {
 
 using ::kvasir::base::StatusIs;
 
-// Two layers of three heads of 16 dims.
+// The parts of a plan with two layers of three heads with 16 dimensions.
 constexpr char kKey[] = R"({"parts": [{"rope_low_rank": {"groups": [
     {"heads": [0], "pairs": [1, 0, 2, 3, 4, 5, 6, 7],
      "rank_per_pair": [1, 1, 1, 1, 1, 1, 1, 1]},
@@ -62,14 +62,14 @@ plan::AttentionShape ShapeOf(int64_t layers, int64_t heads) {
   return shape;
 }
 
-TEST(SpreadPlanTest, ItsOwnShapeKeepsAPlanAsItIs) {
+TEST(SpreadPlanTest, APlanOfTheSameShapeIsUnchanged) {
   const auto plan = PlanWith(kAllHeads, kPerHead);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto spread,
                               SpreadPlan(plan, ShapeOf(2, 3)));
   EXPECT_EQ(spread.SerializeAsString(), plan.SerializeAsString());
 }
 
-TEST(SpreadPlanTest, AnotherShapeHasTheSameHistogram) {
+TEST(SpreadPlanTest, AStretchedPlanHasTheSameHistogramOfBits) {
   const auto plan = PlanWith(kAllHeads, kPerHead);
   const plan::AttentionShape shape = ShapeOf(4, 6);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto spread, SpreadPlan(plan, shape));
@@ -85,7 +85,7 @@ TEST(SpreadPlanTest, AnotherShapeHasTheSameHistogram) {
   ASSERT_EQ(own.low_rank().groups_size(), 6);
   EXPECT_EQ(own.low_rank().groups(5).heads(0), 5);
   EXPECT_EQ(own.codec().bits().runs(0).channels(), 8);
-  // With four times as many heads, each head takes as many bytes as before.
+  // With four times as many heads, a head must take as many bytes as before.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto before,
       cache::PageLayout::Create(plan, ShapeOf(2, 3), {.page_tokens = 64}));
@@ -98,8 +98,9 @@ TEST(SpreadPlanTest, AnotherShapeHasTheSameHistogram) {
   }
 }
 
-// There are three channels of each pair for three heads.
-TEST(SpreadPlanTest, KeysOfAllHeadsThatCommuteHaveAsManyChannelsForAHead) {
+// The original group has three channels of each pair for three heads, so one
+// for each head.
+TEST(SpreadPlanTest, CommutingKeysOfAllHeadsKeepTheirChannelsPerHead) {
   kvasir::v1::KvPlan plan = PlanWith(kAllHeads, kAllHeads);
   for (auto& layer : *plan.mutable_layers()) {
     kvasir::v1::Part* key = layer.mutable_key()->mutable_parts(0);
@@ -141,11 +142,12 @@ TEST(SpreadPlanTest, GroupsOfSomeHeadsAreRefused) {
                R"({"channels": 16, "bits": 4})");
   EXPECT_THAT(SpreadPlan(PlanWith(some, some), ShapeOf(2, 4)),
               StatusIs(absl::StatusCode::kUnimplemented,
-                       testing::HasSubstr("of one head or of all")));
+                       testing::HasSubstr("have one head or all heads")));
 }
 
-// The plan in a file has not been validated yet.
-TEST(SpreadPlanTest, GroupsWithoutHeadsOrRankAndRunsBeyondThemAreRefused) {
+// A plan from a file has not been validated yet, so these errors must be found
+// here.
+TEST(SpreadPlanTest, GroupsWithoutHeadsOrRankAndTooWideRunsAreRefused) {
   const auto refusal = [](const std::string& groups, const std::string& runs) {
     const std::string values = ValuesOf(groups, runs);
     return SpreadPlan(PlanWith(values, values), ShapeOf(2, 4)).status();
@@ -164,8 +166,9 @@ TEST(SpreadPlanTest, GroupsWithoutHeadsOrRankAndRunsBeyondThemAreRefused) {
                                           "more in a latent of 16")));
 }
 
-// Ends of runs are products of ranks, which overflow for ranks of 2^32 - 1.
-TEST(SpreadPlanTest, RanksAboveAllDimsOfTheirHeadsAreRefused) {
+// Regression test: the ends of runs are products of ranks, which overflowed for
+// ranks of 2^32 - 1.
+TEST(SpreadPlanTest, RanksAboveTheDimsOfTheirHeadsAreRefused) {
   const std::string values =
       ValuesOf(R"({"heads": [0, 1, 2], "rank": 4294967295})",
                R"({"channels": 4294967295, "bits": 4})");

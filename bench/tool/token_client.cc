@@ -77,7 +77,8 @@ class RouterTokenClient final : public TokenClient {
     infer->add_raw_input_contents(std::move(raw));
   }
 
-  // output_ids is [1, n, tokens].
+  // The number of tokens in a response, whose output_ids have the shape [1, n,
+  // tokens].
   static int64_t TokensIn(const inference::ModelInferResponse& response) {
     for (const auto& output : response.outputs()) {
       if (output.name() == "output_ids" && output.shape_size() == 3) {

@@ -1,5 +1,5 @@
-// Clients for load that send and receive token ids: through a router's KServe
-// facade, or directly to a worker.
+// Clients for load tests that send and receive token ids, either through a
+// router's KServe facade or directly to a worker.
 #pragma once
 
 #include <grpcpp/security/credentials.h>
@@ -15,7 +15,8 @@
 
 namespace kvasir::cli {
 
-// Greedy sampling up to max_tokens, without end tokens.
+// A request for greedy sampling of max_tokens tokens; end tokens do not stop
+// it.
 struct TokenRequest {
   std::string model;  // not sent to a worker
   std::string request_id;
@@ -23,7 +24,7 @@ struct TokenRequest {
   uint32_t max_tokens = 1;
 };
 
-// Times are relative to the call.
+// The answer to a request. Times are relative to the start of the call.
 struct TokenResult {
   struct Arrival {
     absl::Duration at;
@@ -43,17 +44,18 @@ class TokenClient {
   virtual absl::StatusOr<TokenResult> Generate(const TokenRequest& request) = 0;
 };
 
-// TensorRT-LLM's token schema over ModelStreamInfer.
+// A client of a router, which uses TensorRT-LLM's token schema over
+// ModelStreamInfer.
 std::unique_ptr<TokenClient> MakeRouterTokenClient(
     const std::string& endpoint,
     const std::shared_ptr<grpc::ChannelCredentials>& credentials);
 
-// kvasir.v1.Worker/Generate.
+// A client of a worker, which uses kvasir.v1.Worker/Generate.
 std::unique_ptr<TokenClient> MakeWorkerTokenClient(
     const std::string& endpoint,
     const std::shared_ptr<grpc::ChannelCredentials>& credentials);
 
-// The worker's answer to GetInfo.
+// Calls GetInfo of the worker and returns its answer.
 absl::StatusOr<kvasir::v1::WorkerInfo> GetWorkerInfo(
     const std::string& endpoint,
     const std::shared_ptr<grpc::ChannelCredentials>& credentials,

@@ -9,7 +9,8 @@ namespace kvasir::cache {
 
 int64_t KeptSlots(const plan::EvictionCounts& counts, int64_t prompt_tokens) {
   if (counts.budget_tokens > 0) return counts.budget_tokens;
-  // Rounds to the nearest: a share of 0.29 of 100 tokens is 29 tokens.
+  // Rounds to the nearest integer, because 0.29 * 100 is slightly below 29 in
+  // floating point.
   const int64_t share =
       std::llround(counts.budget_ratio * static_cast<double>(prompt_tokens));
   return std::max({share, counts.least_tokens, int64_t{1}});
@@ -71,7 +72,7 @@ int64_t EvictionSchedule::FirstCounted(int64_t begin, int64_t end) const {
   KVASIR_CHECK(begin < end);
   if (window_ == 0 || begin >= prompt_) return begin;
   KVASIR_CHECK(end <= prompt_);
-  // The next point after the last of the queries.
+  // The first eviction point after the last of the queries.
   const std::optional<int64_t> next = NextPoint(end - 1);
   const int64_t until = std::min(next.value_or(prompt_), prompt_);
   return std::clamp(until - window_, begin, end);

@@ -29,44 +29,48 @@
 
 namespace kvasir::cache {
 
-// K: the slots that stay at a point of a sequence of this prompt. At least 1.
+// Returns K, the number of slots that stay at an eviction point of a sequence
+// with a prompt of `prompt_tokens`. At least 1.
 int64_t KeptSlots(const plan::EvictionCounts& counts, int64_t prompt_tokens);
 
-// Returns the counts with the budget as a number of slots, for a prompt whose
-// length is known. Output tokens do not increase a share.
+// Converts a budget that is a share of the prompt into a number of slots, for a
+// prompt of known length. Output tokens do not increase the number.
 plan::EvictionCounts OfPrompt(const plan::EvictionCounts& counts,
                               int64_t prompt_tokens);
 
-// The most slots that a sequence of at most `length` tokens ever holds, however
-// much of it is the prompt, if steps end at points. At most K + E.
+// The most slots that a sequence of at most `length` tokens ever holds,
+// whatever part of it is the prompt, if steps end at eviction points. At most K
+// + E.
 int64_t MostSlots(const plan::EvictionCounts& counts, int64_t length);
 
 class EvictionSchedule {
  public:
-  // Nothing is evicted.
+  // A schedule that evicts nothing.
   EvictionSchedule() = default;
   // prompt_tokens >= 1 (CHECK).
   EvictionSchedule(const plan::EvictionCounts& counts, int64_t prompt_tokens);
 
-  // True if slots are given up when the sequence has `length` tokens.
+  // True if slots are evicted when the sequence has `length` tokens.
   bool IsPoint(int64_t length) const;
   // The smallest point above `length`, where the next step must end at the
   // latest. Empty: there is none.
   std::optional<int64_t> NextPoint(int64_t length) const;
 
-  // The slots that hold the first `length` tokens. The two differ only if
-  // `length` is a point: before and after its eviction.
+  // The number of slots that a sequence holds at `length` tokens, before and
+  // after the eviction at this length. The two numbers differ only if `length`
+  // is a point.
   int64_t SlotsBefore(int64_t length) const;
   int64_t SlotsAfter(int64_t length) const;
 
-  // Both are 0 if nothing is evicted.
+  // kept_slots() and prompt_tokens() are 0 if nothing is evicted.
   int64_t kept_slots() const { return kept_; }
   int64_t prompt_tokens() const { return every_ > 0 ? prompt_ : 0; }
 
-  // The first of the queries [begin, end) whose attention counts. Without an
-  // observation window, and for output, all of them count. Otherwise only the
-  // last `window` prompt queries before a point or before the prompt's end
-  // count. No point lies inside (begin, end), nor does the prompt's end.
+  // The first of the queries [begin, end) whose attention is added to the
+  // scores by which slots are evicted. Without an observation window, and for
+  // output, all queries count. Otherwise only the last `window` prompt queries
+  // before a point or before the prompt's end count. Neither a point nor the
+  // prompt's end may lie inside (begin, end).
   int64_t FirstCounted(int64_t begin, int64_t end) const;
 
  private:

@@ -24,13 +24,13 @@ TEST(EvictionScheduleTest, WithoutEvictionEverySlotStays) {
   EXPECT_EQ(MostSlots({}, 1000), 1000);
 }
 
-TEST(EvictionScheduleTest, PointsAreMultiplesAndThePromptsEnd) {
+TEST(EvictionScheduleTest, EvictionPointsAreMultiplesAndThePromptsEnd) {
   const EvictionSchedule schedule(kEight, 18);
   std::vector<int64_t> points;
   for (int64_t length = 0; length < 30; ++length) {
     if (schedule.IsPoint(length)) points.push_back(length);
   }
-  // All of the first 8 tokens stay.
+  // 4 and 8 are not points, because 8 slots may stay. 18 is the prompt's end.
   EXPECT_EQ(points, (std::vector<int64_t>{12, 16, 18, 20, 24, 28}));
   EXPECT_THAT(schedule.NextPoint(0), Optional(12));
   EXPECT_THAT(schedule.NextPoint(12), Optional(16));
@@ -56,25 +56,27 @@ TEST(EvictionScheduleTest, ABudgetOfTheWholeLengthEvictsNothing) {
     ASSERT_FALSE(schedule.IsPoint(length)) << length;
   }
   EXPECT_THAT(schedule.NextPoint(400), Optional(528));
-  // A share of 1 evicts nothing from the prompt before there is output.
+  // A budget of the whole prompt evicts nothing until there is output.
   const EvictionSchedule all({.budget_ratio = 1, .every_tokens = 16}, 400);
   EXPECT_EQ(all.SlotsAfter(400), 400);
   EXPECT_THAT(all.NextPoint(0), Optional(416));
 }
 
-TEST(EvictionScheduleTest, AShareCountsThePromptAndIsAtLeastSinksAndRecent) {
+TEST(EvictionScheduleTest,
+     ABudgetShareCountsOnlyThePromptAndIsAtLeastSinksAndRecent) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
   EXPECT_EQ(KeptSlots(fifth, 1000), 200);
   EXPECT_EQ(KeptSlots(fifth, 100), 36);
-  // 8 tokens since the last point
+  // 200 kept slots and the 8 tokens since the last point
   EXPECT_EQ(EvictionSchedule(fifth, 1000).SlotsAfter(5000), 208);
   EXPECT_EQ(KeptSlots({.budget_ratio = 0.29, .every_tokens = 1}, 100), 29);
   EXPECT_EQ(KeptSlots({.budget_ratio = 0.001, .every_tokens = 1}, 10), 1);
 }
 
-// Pages were once computed as if the output belonged to the prompt.
-TEST(EvictionScheduleTest, AShareOfAKnownPromptDoesNotGrowWithItsOutput) {
+// Regression test: the number of pages was once computed as if the output
+// belonged to the prompt.
+TEST(EvictionScheduleTest, ABudgetShareOfAKnownPromptDoesNotGrowWithItsOutput) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
   EXPECT_EQ(MostSlots(fifth, 100000), 20064);
@@ -88,13 +90,13 @@ TEST(EvictionScheduleTest, AShareOfAKnownPromptDoesNotGrowWithItsOutput) {
   EXPECT_EQ(OfPrompt({}, 1000), EvictionCounts());
 }
 
-TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAPointCount) {
+TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAnEvictionCount) {
   const auto with_window = [](int64_t window, int64_t prompt_tokens = 18) {
     EvictionCounts counts = kEight;
     counts.observation_window = window;
     return EvictionSchedule(counts, prompt_tokens);
   };
-  // The points are 12, 16 and 18.
+  // With a prompt of 18 tokens, the points are 12, 16 and 18.
   EXPECT_EQ(with_window(0).FirstCounted(0, 12), 0);
   EXPECT_EQ(with_window(3).FirstCounted(0, 12), 9);
   EXPECT_EQ(with_window(3).FirstCounted(0, 7), 7);  // no query counts
@@ -102,13 +104,14 @@ TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAPointCount) {
   EXPECT_EQ(with_window(9).FirstCounted(12, 16), 12);
   EXPECT_EQ(with_window(1).FirstCounted(16, 18), 17);
   EXPECT_EQ(with_window(1).FirstCounted(18, 20), 18);  // output counts
-  // The end of a prompt from which nothing is evicted.
+  // A prompt of 6 tokens: nothing is evicted from it, but only the last queries
+  // before its end count.
   EXPECT_EQ(with_window(2, 6).FirstCounted(0, 6), 4);
 }
 
 // Compares with a simulation of single tokens: at a multiple of E and at the
 // prompt's end, a sequence with more than K slots drops to K.
-TEST(EvictionScheduleTest, MatchesASimulationOfSingleTokens) {
+TEST(EvictionScheduleTest, ScheduleMatchesATokenByTokenSimulation) {
   std::mt19937_64 random(7);
   const auto below = [&random](int64_t limit) {
     return std::uniform_int_distribution<int64_t>(0, limit - 1)(random);

@@ -1,5 +1,5 @@
-// The bytes of an image are untrusted. Any bytes must give a shape that fits
-// its payload, or an error.
+// libFuzzer target: parses any bytes as a page image, because images are
+// untrusted. The result must be an error or a shape that fits its payload.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -20,7 +20,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (!image.ok()) return 0;
   KVASIR_CHECK(kvasir::cache::ImagePayloadBytes(format, image->shape) ==
                static_cast<int64_t>(image->payload.size()));
-  // A valid image is written again with equal bytes.
+  // If the image is valid, writing it again must give the same bytes.
   const std::string header =
       kvasir::cache::ImageHeader(format, image->shape, image->payload);
   KVASIR_CHECK(header + std::string(image->payload) == bytes);

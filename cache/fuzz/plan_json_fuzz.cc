@@ -1,5 +1,5 @@
-// The text of a plan is untrusted. Any bytes must give a plan, a layout or
-// an error.
+// libFuzzer target: parses any bytes as a compression plan and lays out its
+// pages, because plans are untrusted. Both must succeed or return an error.
 #include <cstddef>
 #include <cstdint>
 
@@ -25,7 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (!layout.ok()) continue;
       KVASIR_CHECK(layout->marginal_bytes_per_token() > 0);
       KVASIR_CHECK(layout->BytesAtLength(100, 10) > 0);
-      // A plan with a meaning reads back as an equal plan.
+      // A valid plan that is written as JSON must read back as an equal plan.
       const auto back =
           kvasir::plan::ParsePlanJson(kvasir::plan::PlanToJson(*plan), "");
       KVASIR_CHECK(back.ok());

@@ -32,8 +32,8 @@ ImageShape HostImages::ShapeOf(const SequenceState& sequence) const {
         {.physical_tokens = table.physical_tokens(),
          .first_page = table.first_live(),
          .num_pages = CeilDiv(table.physical_tokens(), config_.page_tokens),
-         // Side pages of a first step that was reserved and never ran hold
-         // nothing.
+         // If the sequence's first step was reserved but never ran, its side
+         // pages hold nothing yet and are left out.
          .num_side_pages =
              shape.logical_tokens > 0 ? static_cast<int64_t>(side) : 0,
          .kept_slots = state.eviction.kept_slots()});
@@ -52,7 +52,7 @@ int64_t HostImages::Bytes(const ImageShape& shape) const {
   return bytes;
 }
 
-// Returns false, and takes no page, if too few are free.
+// Returns false and allocates nothing if too few host pages are free.
 bool HostImages::AllocateHostPages(SequenceImage* image) {
   const std::vector<ImageGroupShape>& groups = image->shape.groups;
   for (size_t g = 0; g < groups.size(); ++g) {
@@ -83,14 +83,16 @@ std::optional<SequenceImage> HostImages::Export(const SequenceState& sequence,
     auto to = image.pages[g].begin();
     for (int64_t i = 0; i < shape.num_pages; ++i) {
       const int64_t entry = shape.first_page + i;
-      // In a fork that has not run, the last page is still its parent's.
+      // A fork that has not run has no last page of its own; its last tokens
+      // are still in the parent's page.
       const PageId from = entry < state.table.num_entries()
                               ? state.table.page(entry)
                               : state.fork_page.page();
       copies_.ListToHost(GroupIdOf(g), from, (to++)->page());
     }
     if (shape.num_side_pages == 0) continue;
-    // A sequence that has not run has the tail that it found.
+    // A sequence that has not run has no side pages of its own; the tail that
+    // it found is copied instead.
     for (const PagePin& page :
          state.side_pages.empty() ? state.tail_pages : state.side_pages) {
       copies_.ListToHost(GroupIdOf(g), page.page(), (to++)->page());
@@ -112,7 +114,8 @@ ReserveResult HostImages::CheckRoom(const SequenceImage& image,
     const ImageGroupShape& group = shape.groups[g];
     const EvictionSchedule eviction =
         ScheduleOf(config_, g, num_tokens, options);
-    // An eviction that is due first leaves room in the last page.
+    // If an eviction comes before the next token, the last page is not full
+    // after it.
     const bool is_full = group.physical_tokens % config_.page_tokens == 0 &&
                          !(eviction.IsPoint(shape.logical_tokens) &&
                            group.physical_tokens > eviction.kept_slots());
@@ -159,8 +162,8 @@ void HostImages::ImportPages(size_t group, const SequenceImage& image,
                ? cache_.page(found[static_cast<size_t>(entry)], group)
                : PageId();
   };
-  // Shared pages are referenced before any page is allocated, because an
-  // allocation may take a cached page.
+  // References the shared pages before any page is allocated, because an
+  // allocation may evict a cached page.
   std::vector<PagePin> shared(static_cast<size_t>(shape.num_pages));
   for (int64_t i = 0; i < shape.num_pages; ++i) {
     const PageId page = page_of(shape.first_page + i);
@@ -212,7 +215,8 @@ absl::Status HostImages::CheckShape(const ImageShape& shape,
     const ImageGroupShape& have = shape.groups[g];
     int64_t slots = shape.logical_tokens - first * config_.page_tokens;
     if (eviction.kept_slots() > 0) {
-      // At a point, the eviction may have been done or may still be due.
+      // If the image was made at an eviction point, the eviction may have been
+      // done or may still be due.
       slots = eviction.SlotsBefore(shape.logical_tokens);
       if (have.physical_tokens != slots) {
         slots = eviction.SlotsAfter(shape.logical_tokens);
@@ -229,16 +233,17 @@ absl::Status HostImages::CheckShape(const ImageShape& shape,
     if (have == want) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "image: page group ", g, " with ", shape.logical_tokens,
-        " tokens seen: ", have.physical_tokens, " slots in ", have.num_pages,
+        " tokens seen has ", have.physical_tokens, " slots in ", have.num_pages,
         " pages from ", have.first_page, " on, ", have.num_side_pages,
-        " side pages and a budget of ", have.kept_slots, " slots, want ",
-        want.physical_tokens, ", ", want.num_pages, ", ", want.first_page, ", ",
-        want.num_side_pages, ", ", want.kept_slots));
+        " side pages and a budget of ", have.kept_slots,
+        " slots; want, in this order, ", want.physical_tokens, ", ",
+        want.num_pages, ", ", want.first_page, ", ", want.num_side_pages, ", ",
+        want.kept_slots));
   }
   if (shape.prompt_tokens == prompt_tokens) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("image: gives up slots by a prompt of ", shape.prompt_tokens,
-                   " tokens, want ", prompt_tokens));
+      absl::StrCat("image: its evictions assume a prompt of ",
+                   shape.prompt_tokens, " tokens, want ", prompt_tokens));
 }
 
 absl::StatusOr<SequenceImage> HostImages::TakePages(
@@ -246,15 +251,15 @@ absl::StatusOr<SequenceImage> HostImages::TakePages(
   KVASIR_RETURN_IF_ERROR(CheckShape(shape, options));
   if (copies_.copies_host_pages()) {
     return absl::FailedPreconditionError(
-        "image: the next step copies pages of the host pool, which may be "
-        "these");
+        "image: the copies of the next step still use pages of "
+        "the host pool; try again after the step");
   }
   SequenceImage image;
   image.shape = shape;
   if (AllocateHostPages(&image)) return image;
   return absl::ResourceExhaustedError(
       absl::StrCat("image: its pages take ", Bytes(shape),
-                   " bytes, more than is free in the host pool now"));
+                   " bytes, but the host pool has less free memory now"));
 }
 
 void HostImages::AddStats(size_t group, PageGroupStats* stats) const {

@@ -1,4 +1,5 @@
-// Moves sequences between the device pools and the host pool.
+// Moves the cache pages of sequences between the device pools and the host
+// pool.
 #pragma once
 
 #include <cstdint>
@@ -32,12 +33,13 @@ class HostImages {
 
   ImageShape ShapeOf(const SequenceState& sequence) const;
   int64_t Bytes(const ImageShape& shape) const;
-  // Takes host pages and lists copies into them. Empty, and nothing changed, if
-  // too few host pages are free.
+  // Allocates host pages and lists the copies of the sequence's pages into
+  // them. Returns nothing and changes nothing if too few host pages are free.
   std::optional<SequenceImage> Export(const SequenceState& sequence,
                                       const TailPolicy& tails);
-  // Whether the device pools have room for an Import. `found` are the nodes of
-  // its full pages, `num_tokens` counts the tokens that it will run with.
+  // Returns whether the device pools have room for an Import. `found` are the
+  // index nodes of the image's full pages; `num_tokens` counts the tokens with
+  // which the sequence will continue.
   ReserveResult CheckRoom(const SequenceImage& image,
                           const std::vector<PrefixNodeId>& found,
                           size_t num_tokens, const StartOptions& options) const;
@@ -49,7 +51,7 @@ class HostImages {
                                           const StartOptions& options);
 
   const PagePool& host_pool(size_t group) const { return *host_pools_[group]; }
-  // Fills in the figures of the host pool.
+  // Fills in the fields of `stats` that describe the host pool.
   void AddStats(size_t group, PageGroupStats* stats) const;
 
  private:

@@ -15,8 +15,9 @@
 namespace kvasir::cache {
 namespace {
 
-// Numbers are little-endian on every machine. The format is stored and sent, so
-// a field that is added or removed needs a new version.
+// The header's numbers are little-endian on every machine. Images are stored
+// and sent to other processes, so adding or removing a field needs a new
+// version.
 constexpr absl::string_view kMagic = "KVASIRPG";
 constexpr int64_t kVersion = 3;
 constexpr size_t kIdBytes = 32;
@@ -37,8 +38,8 @@ class Writer {
   std::string out_;
 };
 
-// Reads fields from the front. After the first missing field, all fields are 0
-// and `status` is an error.
+// Reads the header's fields in order. After the first missing field, all
+// further fields are 0 and `status` is an error.
 class Reader {
  public:
   explicit Reader(absl::string_view bytes) : all_(bytes), left_(bytes) {}
@@ -49,8 +50,8 @@ class Reader {
     left_.remove_prefix(bytes);
     return text;
   }
-  // If `bytes` is 8, numbers beyond int64 become negative, and no field allows
-  // these.
+  // An 8-byte number beyond int64 becomes negative, and no field allows
+  // negative numbers.
   int64_t Number(size_t bytes) {
     uint64_t number = 0;
     const absl::string_view text = Text(bytes);
@@ -61,11 +62,11 @@ class Reader {
   }
   absl::Status status() const {
     if (sound_) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("image: its header is cut at byte ", all_.size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "image: the data ends inside its header, at byte ", all_.size()));
   }
   absl::string_view left() const { return left_; }
-  // The bytes that have been read.
+  // All bytes that have been read so far.
   absl::string_view read() const {
     return all_.substr(0, all_.size() - left_.size());
   }
@@ -95,7 +96,8 @@ absl::Status InvalidImage(const What&... what) {
   return absl::InvalidArgumentError(absl::StrCat("image: ", what...));
 }
 
-// FAILED_PRECONDITION if the image comes from a process with another value.
+// Returns FAILED_PRECONDITION if the image's value `have` differs from this
+// process's value `want`.
 absl::Status CheckSame(absl::string_view field, int64_t have, int64_t want) {
   if (have == want) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -109,7 +111,7 @@ absl::Status CheckSame(absl::string_view field, absl::string_view have,
                    absl::CHexEscape(want)));
 }
 
-// An id of at most kIdBytes bytes, padded with zeros.
+// Pads an id of at most kIdBytes bytes with zeros.
 std::string Padded(std::string id) {
   id.resize(kIdBytes);
   return id;
@@ -127,8 +129,8 @@ absl::Status CheckIdentity(const ImageFormat& format, Reader* reader) {
   const int64_t page_tokens = reader->Number(4);
   const int64_t num_groups = reader->Number(4);
   KVASIR_RETURN_IF_ERROR(reader->status());
-  // The rank is compared first, because the pages of other ranks also have
-  // another format.
+  // Compares the rank before the page format, because the format of other
+  // ranks' pages also differs and the error should name the cause.
   KVASIR_RETURN_IF_ERROR(CheckSame("number of ranks", size, format.shard.size));
   KVASIR_RETURN_IF_ERROR(CheckSame("rank", rank, format.shard.rank));
   KVASIR_RETURN_IF_ERROR(CheckSame("cache_id", cache_id, format.cache_id));
@@ -142,8 +144,8 @@ absl::Status CheckIdentity(const ImageFormat& format, Reader* reader) {
                    static_cast<int64_t>(format.page_bytes.size()));
 }
 
-// Checks the numbers of one group. Tokens and pages are then at most
-// kMaxSequenceTokens.
+// Checks the numbers of one page group. If it succeeds, tokens and pages are at
+// most kMaxSequenceTokens.
 absl::Status CheckGroup(size_t index, int64_t logical_tokens,
                         int64_t page_tokens, const ImageGroupShape& group) {
   const auto check = [&](absl::string_view field, int64_t value, int64_t most) {
@@ -260,11 +262,12 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
                                      page_bytes, format.page_bytes[g]));
     KVASIR_RETURN_IF_ERROR(
         CheckGroup(g, parsed.shape.logical_tokens, format.page_tokens, group));
-    // Compares by division, because the product may not fit into 64 bits.
+    // Divides instead of multiplying, because the product might not fit into 64
+    // bits.
     const int64_t pages = group.num_pages + group.num_side_pages;
     if (pages > (most - payload_bytes) / page_bytes) {
       return InvalidImage("group ", g, ": ", pages, " pages of ", page_bytes,
-                          " bytes in an image of ", most);
+                          " bytes, but the image has only ", most);
     }
     payload_bytes += pages * page_bytes;
   }
@@ -274,7 +277,7 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   KVASIR_RETURN_IF_ERROR(reader.status());
   if (stated != payload_bytes) {
     return InvalidImage("its header states ", stated,
-                        " bytes of pages, its page counts give ",
+                        " bytes of pages, but its page counts give ",
                         payload_bytes);
   }
   parsed.payload = reader.left();
@@ -284,8 +287,8 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   }
   if (const uint32_t have = Checksum(header, parsed.payload);
       have != checksum) {
-    return absl::DataLossError(absl::StrCat("image: its checksum is ", have,
-                                            ", its header states ", checksum));
+    return absl::DataLossError(absl::StrCat(
+        "image: its checksum is ", have, ", but its header states ", checksum));
   }
   return parsed;
 }

@@ -1,13 +1,13 @@
-// A sequence's cache as bytes, to be stored or sent elsewhere. A header
-// describes the bytes. The pages follow by page group, token pages before side
-// pages; each page is the bytes of all layers of its group. Everything that
-// such bytes state is checked before it is used.
+// Converts a sequence's cache to and from bytes that can be stored or sent. A
+// header describes the bytes. The pages follow by page group, token pages
+// before side pages; each page is the bytes of all layers of its group.
+// Everything that such bytes state is checked before it is used.
 //
 //   | magic, version | format, cache id, numerics id, rank | lengths, page
-//   counts | checksum | | pages of group 0 | side pages of group 0 | pages of
-//   group 1 | ...
+//     counts | checksum |
+//   | pages of group 0 | side pages of group 0 | pages of group 1 | ...
 //
-// Pure: it names no page of a pool and reads no page's content.
+// Pure functions, which use no page pool and do not read the pages' content.
 #pragma once
 
 #include <cstdint>
@@ -22,17 +22,18 @@
 
 namespace kvasir::cache {
 
-// The properties that an image must share with the reader. Two ranks with equal
-// formats can read each other's images.
+// The properties in which an image must agree with its reader. Two ranks with
+// equal formats can read each other's images.
 struct ImageFormat {
   std::string page_format_id;  // PageFormatId
   std::string cache_id;        // CacheId
-  // Identifies the arithmetic that continues with the pages, in at most 32
-  // bytes. Other arithmetic gives other bits.
+  // Identifies the arithmetic that computed the pages and continues with them,
+  // in at most 32 bytes. Different arithmetic would give different bits.
   std::string numerics_id;
   plan::TpShard shard;
-  int64_t page_tokens = 0;          // P
-  std::vector<int64_t> page_bytes;  // bytes of one page id, by PageGroupId
+  int64_t page_tokens = 0;  // P
+  // bytes of a page over all layers of its group, by PageGroupId
+  std::vector<int64_t> page_bytes;
 };
 ImageFormat ImageFormatOf(const PageLayout& layout, std::string cache_id,
                           std::string numerics_id);
@@ -40,9 +41,9 @@ ImageFormat ImageFormatOf(const PageLayout& layout, std::string cache_id,
 // The total size in bytes of the pages in an image of this shape.
 int64_t ImagePayloadBytes(const ImageFormat& format, const ImageShape& shape);
 
-// The header of an image. The image is the header followed by `payload`. CHECKs
-// that the payload has as many bytes as the shape says, and that the first two
-// ids have 32 characters.
+// Returns the header of an image; the complete image is this header followed by
+// `payload`. CHECKs that the payload has the size that the shape requires, and
+// that page_format_id and cache_id have 32 characters.
 std::string ImageHeader(const ImageFormat& format, const ImageShape& shape,
                         absl::string_view payload);
 

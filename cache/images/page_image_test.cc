@@ -39,7 +39,7 @@ std::string Image(const ImageFormat& format = Format(),
   return ImageHeader(format, shape, payload) + payload;
 }
 
-// The places of fields in the header.
+// The offsets of fields in the header.
 constexpr size_t kVersion = 8;
 constexpr size_t kRank = 108;
 constexpr size_t kGroups = 120;
@@ -49,7 +49,7 @@ constexpr size_t kFirstGroup = 140;  // 36 bytes each
 constexpr size_t kPayloadBytes = kFirstGroup + 2 * 36;
 constexpr size_t kChecksum = kPayloadBytes + 8;
 
-// The image with a changed number and a checksum that fits.
+// Returns the image with one number changed and with a valid checksum.
 std::string With(size_t offset, uint64_t value, size_t bytes) {
   std::string image = Image();
   std::memcpy(image.data() + offset, &value, bytes);
@@ -110,7 +110,7 @@ TEST(PageImageTest, RefusesAChangeOfAnyBit) {
   ExpectRefused(other, absl::StatusCode::kDataLoss, "checksum");
 }
 
-TEST(PageImageTest, RefusesAnotherIdentityByName) {
+TEST(PageImageTest, RefusesAnImageOfAnotherIdentityAndNamesTheField) {
   const auto refused = [](const ImageFormat& format, const std::string& why) {
     ImageShape shape = Shape();
     shape.groups.resize(format.page_bytes.size());
@@ -151,7 +151,7 @@ TEST(PageImageTest, RefusesAnotherIdentityByName) {
                 "number of page groups is 2147483648");
 }
 
-TEST(PageImageTest, RefusesInconsistentSizesByName) {
+TEST(PageImageTest, RefusesInconsistentSizesAndNamesTheField) {
   const auto refused = [](const std::string& image, const std::string& why) {
     ExpectRefused(image, absl::StatusCode::kInvalidArgument, why);
   };
@@ -169,11 +169,11 @@ TEST(PageImageTest, RefusesInconsistentSizesByName) {
           "group 0: 5 pages for 50 slots, want 4");
   refused(With(kFirstGroup + 24, ~0u, 4), "group 0: side pages is 4294967295");
   refused(With(kFirstGroup + 24, 1u << 29, 4),
-          "group 0: 536870916 pages of 100 bytes in an image of");
+          "group 0: 536870916 pages of 100 bytes, but the image has only");
   refused(With(kFirstGroup + 24, 2, 4),
-          "its header states 560 bytes of pages, its page counts give 660");
+          "its header states 560 bytes of pages, but its page counts give 660");
   refused(With(kPayloadBytes, 561, 8),
-          "its header states 561 bytes of pages, its page counts give 560");
+          "its header states 561 bytes of pages, but its page counts give 560");
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ struct ImageGroupShape {
   int64_t first_page = 0;  // the first entry of the block table that has a page
   int64_t num_pages = 0;   // pages of tokens
   int64_t num_side_pages = 0;
-  // EvictionSchedule::kept_slots. 0: the sequence gives up no slots here.
+  // EvictionSchedule::kept_slots. 0: the sequence evicts no slots in this
+  // group.
   int64_t kept_slots = 0;
 
   friend bool operator==(const ImageGroupShape&,
@@ -29,16 +30,17 @@ struct ImageGroupShape {
 
 struct ImageShape {
   int64_t logical_tokens = 0;  // tokens seen
-  // The prompt's length if the sequence gives up slots, because their times
-  // depend on it; otherwise 0.
+  // The prompt's length if the sequence evicts slots, because its eviction
+  // points depend on it; otherwise 0.
   int64_t prompt_tokens = 0;
   std::vector<ImageGroupShape> groups;  // by PageGroupId
 
   friend bool operator==(const ImageShape&, const ImageShape&) = default;
 };
 
-// Owns: a reference to each of its host pages; they become free when the image
-//   is destroyed. KvCache makes it and takes it back, and must outlive it.
+// Owns: a reference to each of its host pages, which become free when the image
+// is destroyed. KvCache::Export makes an image and KvCache::Import consumes it;
+// the cache must outlive it.
 struct SequenceImage {
   ImageShape shape;
   // For each page group: first the token pages, then the side pages.

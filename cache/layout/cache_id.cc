@@ -13,14 +13,16 @@
 namespace kvasir::cache {
 namespace {
 
-// The first field of the hash. Increase it when the list of fields changes.
+// The first hashed field of a cache id. Increase it when the list of hashed
+// fields changes.
 constexpr int64_t kCacheIdVersion = 1;
 constexpr size_t kCacheIdBytes = 16;
-// Increase it when the arrangement of a page changes.
+// The first hashed field of a page format id. Increase it when the arrangement
+// of a page's bytes changes.
 constexpr int64_t kPageFormatVersion = 2;
 
-// Hashes fields so that different lists of fields give different bytes: numbers
-// have 8 bytes, and texts begin with their length.
+// Hashes fields in a form in which different lists of fields never give the
+// same bytes: numbers have 8 bytes, and texts begin with their length.
 class FieldHasher {
  public:
   FieldHasher() : context_(EVP_MD_CTX_new()) {

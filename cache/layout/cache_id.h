@@ -1,6 +1,5 @@
-// Identifies the meaning of cached latents. Two processes with the same
-// cache_id store the same numbers (up to the engine's arithmetic) in the pages
-// of the same tokens.
+// Computes ids for cached data. Two processes with the same cache_id store the
+// same latents for the same tokens, except for rounding.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@
 
 namespace kvasir::cache {
 
-// How positions change keys.
+// The settings of RoPE that change cached keys.
 struct RopeIdentity {
   // Pair f is (2f, 2f + 1) instead of (f, f + rotary_dim / 2).
   bool interleaved = false;
@@ -27,20 +26,20 @@ struct CacheIdentity {
   plan::AttentionShape shape;
   int64_t page_tokens = 0;
   RopeIdentity rope;
-  // The loader's fingerprint of every tensor that shapes the cache.
+  // The loader's fingerprint of all tensors that affect the cached latents.
   std::string tensor_fingerprint;
 };
 
-// 32 hex digits over the plan's key and value sides (spaces, lifts, codecs) and
-// the identity. Eviction and selection are left out, because a request may
-// override them. Page layout and tensor-parallel split are left out, because
-// they do not change a token's latents.
+// A hash, as 32 hex digits, of the plan's key and value sides (spaces, lifts,
+// codecs) and of the identity. Eviction and selection are left out, because a
+// request may override them. Page layout and tensor-parallel split are left
+// out, because they do not change a token's latents.
 std::string CacheId(const kvasir::v1::KvPlan& plan,
                     const CacheIdentity& identity);
 
-// 32 hex digits for the header of page images. Pages of equal id have every
-// byte in the same place, and belong to the same rank of the same number of
-// ranks. The cache_id covers the meaning of the bytes.
+// A hash, as 32 hex digits, for the header of page images. Pages with equal ids
+// have every byte in the same place, and belong to the same rank of the same
+// number of ranks. The meaning of the bytes is identified by the cache_id.
 std::string PageFormatId(const PageLayout& layout);
 
 }  // namespace kvasir::cache

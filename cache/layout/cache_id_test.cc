@@ -38,12 +38,12 @@ std::string IdAfter(const std::function<void(Case&)>& change) {
   return CacheId(c.plan, c.identity);
 }
 
-TEST(CacheIdTest, EqualInputsHaveOneId) {
+TEST(CacheIdTest, EqualInputsGiveEqualIds) {
   EXPECT_EQ(IdAfter([](Case&) {}), IdAfter([](Case&) {}));
   EXPECT_EQ(IdAfter([](Case&) {}).size(), 32u);
 }
 
-TEST(CacheIdTest, EverythingThatShapesALatentChangesIt) {
+TEST(CacheIdTest, EverythingThatAffectsALatentChangesTheId) {
   const std::vector<std::function<void(Case&)>> changes = {
       [](Case&) {},
       [](Case& c) {
@@ -73,7 +73,7 @@ TEST(CacheIdTest, EverythingThatShapesALatentChangesIt) {
   EXPECT_EQ(ids.size(), changes.size());
 }
 
-TEST(CacheIdTest, SettingsThatARequestMayOverrideDoNotChangeIt) {
+TEST(CacheIdTest, SettingsThatARequestMayOverrideDoNotChangeTheId) {
   const std::string base = IdAfter([](Case&) {});
   EXPECT_EQ(base, IdAfter([](Case& c) {
               c.plan.mutable_layers(0)->mutable_eviction()->set_budget(128);
@@ -114,11 +114,11 @@ std::string FormatIdOfKeyCodes(uint32_t bits, bool per_token,
   });
 }
 
-TEST(PageFormatIdTest, EqualsARecordedValue) {
+TEST(PageFormatIdTest, PageFormatIdEqualsARecordedValue) {
   EXPECT_EQ(FormatIdOf({}), "14b308bcc3cfd85e0148469cc64ee784");
 }
 
-TEST(PageFormatIdTest, AChangedLayoutChangesIt) {
+TEST(PageFormatIdTest, AChangedLayoutChangesThePageFormatId) {
   const std::set<std::string> ids = {
       FormatIdOf({}),
       FormatIdOf({.page_tokens = 32}),

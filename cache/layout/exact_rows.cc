@@ -9,28 +9,30 @@
 namespace kvasir::cache {
 namespace {
 
-// A side's rows begin at a cache line. Rows whose size is a multiple of it then
-// all do.
+// The rows of a side begin at a multiple of a cache line. If their size is such
+// a multiple, every row does.
 constexpr int64_t kRowAlignmentBytes = 64;
-constexpr int64_t kMostArenas = 4;  // arenas for one side
+// the most arenas over which a side's rows are split
+constexpr int64_t kMostArenas = 4;
 static_assert(2 * kMostArenas == kMostExactSegments);
-// Larger numbers of free rows count as this one, which is far above the rows of
-// any group.
+// The upper limit for a number of free rows, to avoid overflow. It is far above
+// the rows of any group.
 constexpr int64_t kManyRows = int64_t{1} << 48;
-// Limits the search for fewer side pages. The effort is sides times arenas,
-// summed over all tries: about 140 tries for 30 layers.
+// Limits the search for a filling with fewer side pages. Each try costs sides *
+// arenas; the limit allows about 140 tries for 30 layers.
 constexpr int64_t kMostEffort = int64_t{1} << 18;
 constexpr int64_t kLeastEffortOfTry = 64;
 
-// A layer's arena, filled from the front by rows of any size.
+// The side pages of one sequence in a layer's arena, which are filled from the
+// front with rows of any size.
 class Arena {
  public:
-  // The first `taken` side pages are in use for other data.
+  // The first `taken` side pages hold other data.
   Arena(int64_t layer, int64_t page_bytes, int64_t taken)
       : layer_(layer), page_bytes_(page_bytes), page_(taken) {}
 
   int64_t layer() const { return layer_; }
-  // Pages that hold data.
+  // The number of pages that hold data.
   int64_t pages() const { return page_ + (used_bytes_ > 0 ? 1 : 0); }
 
   // The number of rows that still fit if `side_pages` pages may be used.
@@ -43,21 +45,22 @@ class Arena {
                                         : whole_pages * per_page);
   }
 
-  // Pages that hold data after the side's rows are placed in whole pages of
-  // their own. Empty: no page holds a row.
+  // The number of pages that would hold data if the side's rows were placed in
+  // further pages of their own. Empty if a page is too small for a row.
   std::optional<int64_t> PagesWith(const ExactRing& ring) const {
     const int64_t per_page = page_bytes_ / ring.row_bytes;
     if (per_page == 0) return std::nullopt;
     return pages() + CeilDiv(ring.tokens(), per_page);
   }
 
-  // The next rows begin a new page.
+  // Makes the next rows begin a new page.
   void BeginPage() {
     page_ = pages();
     used_bytes_ = 0;
   }
 
-  // Appends segments of `count` rows to the side.
+  // Places the next `count` rows of the side here, and appends their segments
+  // to `ring`.
   void Take(int64_t count, ExactRing* ring) {
     int64_t first_row = 0;
     if (!ring->segments.empty()) {
@@ -87,7 +90,7 @@ class Arena {
   }
 
  private:
-  // Rows that fit into the partly filled page.
+  // The number of rows that still fit into the partly filled page.
   int64_t RowsInPage(int64_t row_bytes) const {
     return used_bytes_ > 0 ? (page_bytes_ - used_bytes_) / row_bytes : 0;
   }
@@ -103,13 +106,13 @@ class Arena {
   int64_t used_bytes_ = 0;  // used bytes of this page
 };
 
-// A side whose exact rows have no place yet.
+// A side whose exact rows are not placed yet.
 struct UnplacedRows {
-  size_t home;  // index of its layer's arena
+  size_t home;  // index of the arena of its own layer
   ExactRing* ring;
 };
 
-// A way to fill the group's arenas.
+// One way to distribute all rows over the group's arenas.
 struct Filling {
   std::vector<Arena> arenas;
   std::vector<ExactRing> rings;  // in the order of RowPlacer's rows
@@ -121,20 +124,20 @@ struct Filling {
   }
 };
 
-// Places the rows of a page group.
+// Finds a distribution of a page group's exact rows over its arenas.
 class RowPlacer {
  public:
   RowPlacer(std::vector<Arena> arenas, std::vector<UnplacedRows> rows)
       : arenas_(std::move(arenas)), rows_(std::move(rows)) {}
 
-  // Uses few side pages, but at least `least`. Some page must hold the widest
-  // row.
+  // Returns a distribution with few side pages, but at least `least`. At least
+  // one arena's page must be large enough for the widest row.
   Filling Place(int64_t least) const {
     Filling best = Bisect(least);
     Filling whole = FillWithWholeSides();
     if (whole.side_pages() < best.side_pages()) best = std::move(whole);
-    // Filling is greedy. It may succeed with few pages and fail with more, so
-    // smaller numbers are tried as well.
+    // The filling is greedy: it may fail with some number of pages and succeed
+    // with fewer. So smaller numbers are tried as well.
     const int64_t effort = std::max(
         kLeastEffortOfTry, static_cast<int64_t>(rows_.size() * arenas_.size()));
     for (int64_t tried =
@@ -147,8 +150,8 @@ class RowPlacer {
   }
 
  private:
-  // Finds the fewest side pages under the assumption that more pages never
-  // fail.
+  // Searches the fewest side pages by bisection, as if more pages were never
+  // worse.
   Filling Bisect(int64_t least) const {
     int64_t most = least;
     std::optional<Filling> best = Fill(most);
@@ -170,8 +173,8 @@ class RowPlacer {
     return *std::move(best);
   }
 
-  // Places whole sides, the largest first. Each goes into pages of its own, in
-  // the arena that then has the fewest used pages.
+  // Places sides without splitting them, the largest first. Each one gets its
+  // own pages, in the arena that then has the fewest used pages.
   Filling FillWithWholeSides() const {
     Filling filling = Empty();
     std::vector<ExactRing*> sides;
@@ -196,8 +199,9 @@ class RowPlacer {
     return filling;
   }
 
-  // Fills at most `side_pages` pages of each arena. It splits a side over as
-  // few arenas as possible.
+  // Places all rows in at most `side_pages` pages of each arena, and splits
+  // sides over as few arenas as possible. Returns nothing if the rows do not
+  // fit.
   std::optional<Filling> Fill(int64_t side_pages) const {
     for (int64_t most = 1; most <= kMostArenas; ++most) {
       std::optional<Filling> filling = FillWith(side_pages, most);
@@ -212,9 +216,9 @@ class RowPlacer {
     return filling;
   }
 
-  // Places rows of one size together, the widest first, because the fewest
-  // arenas have room for them. A side goes into its own layer's arena if it
-  // fits there whole; the other sides fill the gaps.
+  // Places rows size by size, the widest first, because the fewest arenas have
+  // pages for them. A side goes into its own layer's arena if it fits there
+  // completely; the other sides fill the gaps.
   std::optional<Filling> FillWith(int64_t side_pages,
                                   int64_t most_arenas) const {
     Filling filling = Empty();
@@ -242,22 +246,23 @@ class RowPlacer {
     return filling;
   }
 
-  // Splits a side over arenas. It takes the smallest gaps first, as long as the
-  // remaining arenas have room for the remaining rows.
+  // Splits a side over at most `most_arenas` arenas. It fills the smallest gaps
+  // first, if the remaining arenas have room for the remaining rows. Returns
+  // false if the side does not fit.
   static bool Split(int64_t side_pages, int64_t most_arenas, ExactRing* ring,
                     std::vector<Arena>* arenas) {
     int64_t left = ring->tokens();
     for (int64_t others = most_arenas - 1; left > 0; --others) {
       if (others < 0) return false;
-      // rows, and the index of the arena
+      // free rows of each arena, and the arena's index
       std::vector<std::pair<int64_t, size_t>> rooms;
       for (size_t a = 0; a < arenas->size(); ++a) {
         const int64_t room = (*arenas)[a].Room(side_pages, ring->row_bytes);
         if (room > 0) rooms.emplace_back(room, a);
       }
       std::sort(rooms.begin(), rooms.end());
-      // The room in the largest `others` arenas. If one of these is chosen, the
-      // next smaller arena replaces it.
+      // The free rows of the `others` arenas with the most room. If one of
+      // these arenas is chosen, the next smaller one replaces it in this sum.
       const size_t first_other =
           rooms.size() - std::min(rooms.size(), static_cast<size_t>(others));
       int64_t in_others = 0;
@@ -286,7 +291,7 @@ class RowPlacer {
 
 void FillUpForRows(const std::vector<int64_t>& group,
                    std::vector<LayerLayout>& layers) {
-  int64_t page_bytes = 0;  // the largest page
+  int64_t page_bytes = 0;  // the size of the largest page
   int64_t row_bytes = 0;
   LayerLayout* widest = nullptr;
   for (const int64_t l : group) {
@@ -342,8 +347,8 @@ void PlaceExactRows(const std::vector<int64_t>& group,
                    [](const UnplacedRows& a, const UnplacedRows& b) {
                      return a.ring->row_bytes > b.ring->row_bytes;
                    });
-  // Place ends, because enough pages of the size that holds the widest row hold
-  // all rows.
+  // Place ends, because enough pages of the arena that holds the widest row
+  // hold all rows.
   const Filling placed =
       RowPlacer(std::move(arenas), rows)
           .Place(std::max(least, CeilDiv(row_bytes, page_id_bytes)));

@@ -1,4 +1,5 @@
-// Places exact rows in side pages, for PageLayout.
+// Helper of PageLayout: places exact rows (uncompressed latents of some tokens)
+// in side pages.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +14,15 @@ inline constexpr int64_t kExactNumberBytes = 2;
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Lays out one row of the side: its groups one after the other.
+// Computes the offsets in one exact row of the side: its groups follow one
+// another.
 void LayOutExactRow(SideLayout& side);
 
-// Distributes the exact rows of a page group over its layers' arenas, after the
-// pages that `side_pages` counts as taken, so that few side pages hold them
-// all. If no page of the group holds the widest row, the page of that row's
-// layer grows. Rows and page_bytes are small enough for PageLayout.
+// Distributes the exact rows of a page group over its layers' arenas so that
+// few side pages hold all of them. In each arena, the first `side_pages` pages
+// are taken by other data. If no page of the group is large enough for the
+// widest row, the page of that row's layer is enlarged. Row and page sizes must
+// be within PageLayout's limits.
 void PlaceExactRows(const std::vector<int64_t>& group,
                     std::vector<LayerLayout>& layers);
 

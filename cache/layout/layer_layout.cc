@@ -11,7 +11,8 @@
 namespace kvasir::cache {
 namespace {
 
-// A sum of products that records an overflow instead of wrapping.
+// A byte count to which products are added. An overflow is recorded instead of
+// wrapping around.
 class Bytes {
  public:
   void Add(int64_t a, int64_t b = 1, int64_t c = 1) {
@@ -20,7 +21,8 @@ class Bytes {
                 __builtin_mul_overflow(product, c, &product) ||
                 __builtin_add_overflow(value_, product, &value_);
   }
-  // After an overflow it is kMaxPageIdBytes + 1, which is above every limit.
+  // The sum. After an overflow it is kMaxPageIdBytes + 1, which is above every
+  // limit.
   int64_t value() const {
     return overflow_ ? kMaxPageIdBytes + 1
                      : std::min(value_, kMaxPageIdBytes + 1);
@@ -34,7 +36,8 @@ class Bytes {
 // Assigns the regions of a tile or page from front to back.
 class RegionCursor {
  public:
-  // A slot uses `slot_bytes`, and takes `stored_bytes` including padding.
+  // Assigns the next region. Each slot uses `slot_bytes` and occupies
+  // `stored_bytes`, including padding.
   Region Take(int64_t num_slots, int64_t slot_bytes, int64_t stored_bytes) {
     if (slot_bytes == 0 || num_slots == 0) return Region{};
     Region region{offset_.value(), slot_bytes, stored_bytes, num_slots};
@@ -59,11 +62,11 @@ class RegionCursor {
   Bytes payload_;
 };
 
-// The inputs for the layout of one layer.
+// The inputs that all parts of a layer's layout need.
 struct LayerContext {
   PageFormat format;
   int64_t tile_slots = 0;
-  plan::HeadRange kv_heads;  // heads of the rank
+  plan::HeadRange kv_heads;  // the heads that this rank holds
   int64_t head_dim = 0;
 };
 
@@ -71,7 +74,8 @@ int64_t Granules(int64_t bytes, int64_t granule) {
   return granule == 0 ? bytes : (bytes + granule - 1) / granule * granule;
 }
 
-// Adds the bytes of a sequence's own basis, mean and ranges to `basis_bytes`.
+// Lays out a part in a tile. If each sequence has its own basis, mean or
+// ranges, their size is added to `basis_bytes`.
 PartLayout LayOutPart(const plan::ResolvedPart& part, const LayerContext& c,
                       RegionCursor& cursor, Bytes& basis_bytes) {
   PartLayout layout;
@@ -124,8 +128,9 @@ SideLayout LayOutSide(const plan::ResolvedSide& side, const LayerContext& c,
   return layout;
 }
 
-// If the values are lifted from the keys' latents, copies the layout of that
-// joint part. It is the only part of the values and the last one of the keys.
+// If the values are computed from a joint part of keys and values, copies that
+// part's layout from the keys to the values. It is the only part of the values
+// and the last one of the keys.
 void ShareJointPart(const plan::ResolvedAttention& attention,
                     LayerLayout& layer) {
   const plan::ResolvedPart& value = attention.value.parts[0];
@@ -136,7 +141,7 @@ void ShareJointPart(const plan::ResolvedAttention& attention,
   layer.value.exact = layer.key.exact;
 }
 
-// The number of eviction units with a head on the rank.
+// The number of eviction units that have at least one head on this rank.
 int64_t UnitsOfRank(const plan::ResolvedEviction& eviction,
                     plan::HeadRange heads) {
   return std::count_if(eviction.units.begin(), eviction.units.end(),
@@ -177,7 +182,7 @@ absl::Status LayOutSelection(const plan::ResolvedSelection& selection,
   layer.landmarks = cursor.Take(c.format.page_tokens / chunk,
                                 c.kv_heads.count * selection.landmark_bytes);
   if (selection.exact_outliers) {
-    Bytes row;  // key and value
+    Bytes row;  // a token's key and value in this layer
     row.Add(2 * kExactNumberBytes, c.kv_heads.count, c.head_dim);
     outlier_bytes.Add(selection.outlier_chunks, chunk, row.value());
   }
@@ -196,7 +201,8 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
   LayerLayout layer;
   layer.page_group = PageGroupId(resolved.page_group);
   RegionCursor tile;
-  Bytes other_bytes;  // bytes of a sequence except exact rows
+  // bytes of one sequence, without its token pages and exact rows
+  Bytes other_bytes;
   layer.key = LayOutSide(attention.key, context, tile, other_bytes);
   layer.value = LayOutSide(attention.value, context, tile, other_bytes);
   layer.tile_bytes = tile.bytes();
@@ -219,10 +225,11 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
   layer.sequence_bytes = sequence_bytes.value();
   if (layer.page_bytes > kMaxPageIdBytes ||
       layer.sequence_bytes > kMaxPageIdBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "layer ", layer_index, ": a page of ", page_tokens,
-        " tokens or what a sequence keeps beside its tokens takes more than ",
-        kMaxPageIdBytes, " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer ", layer_index, ": a page of ", page_tokens,
+                     " tokens, or the data of a sequence in addition to its "
+                     "tokens, takes more than ",
+                     kMaxPageIdBytes, " bytes"));
   }
   layer.side_pages = CeilDiv(other_bytes.value(), layer.page_bytes);
   return layer;

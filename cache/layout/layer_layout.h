@@ -1,4 +1,4 @@
-// Lays out the pages of layers, for PageLayout.
+// Helper of PageLayout: lays out the page of each layer.
 #pragma once
 
 #include <cstdint>

@@ -11,8 +11,8 @@ namespace kvasir::cache {
 
 namespace {
 
-// Whether cached latents have the same meaning in all sequences with the same
-// tokens.
+// True if equal tokens give equal cached bytes in all sequences, so that
+// sequences may share pages.
 bool Reusable(const plan::ResolvedSide& side) {
   return std::none_of(
       side.parts.begin(), side.parts.end(), [](const plan::ResolvedPart& part) {
@@ -27,8 +27,8 @@ bool Reusable(const plan::ResolvedPlan& plan, int64_t layer) {
          Reusable(attention.value);
 }
 
-// Side pages of each page group: the largest number that any arena of any rank
-// takes.
+// The number of side pages of each page group: the largest number that any
+// arena of any rank needs.
 absl::StatusOr<std::vector<int64_t>> SidePagesOfAnyRank(
     const plan::ResolvedPlan& plan, const PageFormat& format) {
   std::vector<int64_t> most(plan.page_groups.size());
@@ -109,10 +109,11 @@ absl::StatusOr<PageLayout> PageLayout::Create(const plan::ResolvedPlan& plan,
     page_id_bytes += layer.page_bytes;
     if (page_id_bytes > kMaxPageIdBytes ||
         group.side_pages_per_sequence > kMaxPageIdBytes / group.page_bytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "layer ", l, ": up to here a page of ", page_tokens,
-          " tokens or what a sequence keeps beside its tokens takes more than ",
-          kMaxPageIdBytes, " bytes"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer ", l, ": up to here a page of ", page_tokens,
+                       " tokens, or the data of a sequence in addition to its "
+                       "tokens, takes more than ",
+                       kMaxPageIdBytes, " bytes"));
     }
   }
   return layout;
@@ -237,7 +238,7 @@ PageCounts PageLayout::PagesForBudget(const BudgetRequest& request) const {
   for (size_t g = 0; g < pages.size(); ++g) {
     give(g, MulDiv(need[g], rest, need_bytes));
   }
-  // Distributes the pages that rounding left over.
+  // Distributes the budget that rounding left over.
   for (size_t g = 0; g < pages.size(); ++g) give(g, kMaxPagesPerGroup);
   return pages;
 }

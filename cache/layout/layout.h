@@ -42,58 +42,64 @@ namespace kvasir::cache {
 // of them, and a page id names the same page in each layer's arena.
 using PageGroupId = base::StrongId<struct PageGroupTag, int32_t>;
 
-// Slots of a tile. A smaller page, as in tests, is one smaller tile.
+// The number of slots in a tile. A page of fewer slots, as in tests, is one
+// smaller tile.
 inline constexpr int64_t kTileSlots = 64;
 
-// Two cache lines, which suits vector loads and bulk copies.
+// Every region starts at a multiple of this: two cache lines, which suits
+// vector loads and bulk copies.
 inline constexpr int64_t kRegionAlignmentBytes = 128;
 
-// One kind of data for all slots of a tile, or of a page for data outside the
-// tiles.
+// The place of one kind of data for all slots of a tile, or, for data outside
+// the tiles, of a page.
 struct Region {
   int64_t offset_bytes = 0;  // from the start of the tile or page
-  int64_t slot_bytes = 0;    // used bytes of a slot
-  int64_t stored_bytes = 0;  // bytes of a slot in whole granules
-  int64_t num_slots = 0;     // slots of a tile or page; for landmarks, chunks
+  int64_t slot_bytes = 0;    // bytes that a slot uses
+  int64_t stored_bytes = 0;  // bytes that a slot occupies, in whole granules
+  // slots of the tile or page; for landmarks, its chunks
+  int64_t num_slots = 0;
   int64_t size_bytes() const { return num_slots * stored_bytes; }
 
   friend bool operator==(const Region&, const Region&) = default;
 };
 
-// One latent of a layer's side, which `heads` share.
+// The layout of one latent, which the KV heads in `heads` share.
 struct GroupLayout {
   int64_t latent = 0;  // index into plan::ResolvedPart::latents
   // KV heads of the model, ascending. A rank that has one of these heads holds
   // the whole group, so the others may belong to other ranks.
   std::vector<int64_t> heads;
   int64_t width = 0;  // numbers per slot, R
-  // Numbers (dtype codec) or packed codes (bits codec) of a tile.
+  // The latents of a tile, as numbers (dtype codec) or packed codes (bits
+  // codec).
   Region codes;
-  // Scale and minimum for each slot of a tile. No slots if the codec has none.
+  // Scale and minimum for each slot of a tile. Has no slots if the codec has no
+  // such parameters.
   Region params;
-  // The place of the latent's numbers in an exact row of the side.
+  // The offset of the latent's numbers in an exact row of the side.
   int64_t exact_offset_bytes = 0;
-  int64_t stored_width = 0;  // numbers in a row: channels with bits
+  // numbers in an exact row: the channels that have bits
+  int64_t stored_width = 0;
 };
 
 struct PartLayout {
   int part_index = 0;  // index into plan::ResolvedSide::parts
-  // True on the value side for a joint part. The key side stores its latents,
-  // so its regions and ring are those of the keys.
+  // True for a joint part on the value side. The key side stores the latents of
+  // a joint part, so its regions and ring are the keys'.
   bool of_keys = false;
   // The number type of the codes region; unspecified for a bits codec.
   kvasir::v1::DataType dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   std::vector<GroupLayout> groups;
 };
 
-// Consecutive exact rows of a side in one arena.
+// A run of exact rows of a side in the side pages of one arena.
 struct ExactSegment {
-  int64_t layer = 0;  // the layer whose arena has them
+  int64_t layer = 0;  // the layer whose arena holds these rows
   int64_t first_row = 0;
   int64_t num_rows = 0;
   int64_t first_page = 0;  // index among the sequence's side pages
-  // The place of the first row in a page. It is not 0 only if the segment has a
-  // single page, which other rows have begun.
+  // The offset of the first row in its page. It is above 0 only if the segment
+  // has a single page, whose beginning other rows occupy.
   int64_t offset_bytes = 0;
   int64_t rows_per_page = 0;
 
@@ -115,8 +121,8 @@ struct ExactRing {
 
   friend bool operator==(const ExactRing&, const ExactRing&) = default;
 };
-// Four arenas, with two segments in each, because the first page may be one
-// that other rows have begun.
+// A side may be split over four arenas, with two segments in each: one in a
+// page that other rows have begun, and one in further pages.
 inline constexpr int64_t kMostExactSegments = 8;
 
 struct SideLayout {
@@ -124,14 +130,14 @@ struct SideLayout {
   ExactRing exact;
 };
 
-// The metadata that eviction needs for a page's slots: planes [units][slots of
-// the page]. kernels::SlotMetadata has the addresses.
+// The metadata that eviction needs for a page's slots. Each region is an array
+// [units][slots of the page]; kernels::SlotMetadata computes the addresses.
 struct SlotMetadataLayout {
   int64_t num_units = 0;  // units with a head on the rank; 0: no eviction
   Region scores;          // attention mass, float32
   Region positions;       // uint32
-  // Quantization errors as logarithmic bytes (base::EncodeError). No slots if
-  // the side has no codes.
+  // Quantization errors, each as one logarithmic byte (base::EncodeError). Has
+  // no slots if the side stores no codes.
   Region key_errors;
   Region value_errors;
 
@@ -146,16 +152,17 @@ struct LayerLayout {
   PageGroupId page_group;
   SideLayout key;
   SideLayout value;
-  Region landmarks;  // a slot for each chunk of the selection; or none
+  // one slot for each chunk of the selection; no slots without selection
+  Region landmarks;
   SlotMetadataLayout slot_metadata;
   int64_t tile_bytes = 0;     // with padding; a multiple of the alignment
   int64_t page_bytes = 0;     // with padding
   int64_t payload_bytes = 0;  // without padding
-  // Bytes of one sequence in addition to its token pages: basis, mean, exact
-  // rows.
+  // The bytes of basis, mean and exact rows, which a sequence has in addition
+  // to its token pages.
   int64_t sequence_bytes = 0;
-  // Side pages that are used in its arena, by this layer or others of its
-  // group.
+  // The number of side pages in this layer's arena that hold data of this layer
+  // or of other layers of its group.
   int64_t side_pages = 0;
 
   const SideLayout& side(plan::Side which) const {
@@ -165,17 +172,19 @@ struct LayerLayout {
 
 struct PageGroupLayout {
   PageGroupId id;
-  // The most keys that a query sees, itself included. 0: all keys before it.
+  // The most keys that a query attends to, including the key of its own token.
+  // 0: all keys up to its own.
   int64_t sliding_window = 0;
   plan::EvictionCounts eviction;
   std::vector<int64_t> layers;  // ascending
   int64_t page_bytes = 0;  // bytes of one page id over all layers of the group
   int64_t payload_bytes = 0;
-  // Pages that a sequence owns in addition to its token pages. It is the
-  // largest number that any arena of any rank needs, because all have the same
-  // page ids.
+  // The number of pages that a sequence owns in addition to its token pages. It
+  // is the largest number that any arena of any rank needs, because a page id
+  // names a page in all of them.
   int64_t side_pages_per_sequence = 0;
-  // The bytes of the side pages that this rank's layers use. The rest is waste.
+  // The bytes in a sequence's side pages that hold data of this rank's layers.
+  // The rest is waste.
   int64_t side_payload_bytes = 0;
 
   SequencePages sequence_pages(int64_t page_tokens) const {
@@ -191,12 +200,13 @@ inline constexpr int64_t kMaxGranuleBytes = kRegionAlignmentBytes;
 // Equal to kernels::kMostParamGranuleBytes.
 inline constexpr int64_t kMostParamGranuleBytes = 4;
 
-// The granularity of pages.
+// The slots in a page, and the unit in which the device arranges a slot's
+// bytes.
 struct PageFormat {
   // P: 1 .. kTileSlots, or a multiple of kTileSlots up to kMaxPageTokens.
   int64_t page_tokens = kTileSlots;
   // The device's granule (kernels::Device::page_granule_bytes). 0: the slots
-  // follow each other.
+  // lie one after another.
   int64_t granule_bytes = 0;
 
   // The granule of the params region. It is small because a slot has only two
@@ -205,11 +215,11 @@ struct PageFormat {
     return std::min(granule_bytes, kMostParamGranuleBytes);
   }
 };
-// Limits that keep every product of the calculator inside int64.
+// Limits that keep every product of this calculator inside int64.
 inline constexpr int64_t kMaxPageIdBytes = int64_t{1} << 32;
 inline constexpr int64_t kMaxPagesPerGroup = (int64_t{1} << 31) - 1;
 
-// Pages of each page group, by PageGroupId.
+// The number of pages of each page group, by PageGroupId.
 using PageCounts = std::vector<int64_t>;
 
 // Threads: immutable after Create.
@@ -220,8 +230,8 @@ class PageLayout {
   // of the selection's chunk, or a size that overflows int64.
   static absl::StatusOr<PageLayout> Create(const plan::ResolvedPlan& plan,
                                            const PageFormat& format);
-  // Resolves the plan first and returns ResolvePlan's errors. For planners,
-  // which make many layouts.
+  // Like the function above, but resolves the plan first; also returns the
+  // errors of ResolvePlan. For planners, which make many layouts.
   static absl::StatusOr<PageLayout> Create(const kvasir::v1::KvPlan& plan,
                                            const plan::AttentionShape& shape,
                                            const PageFormat& format,
@@ -238,16 +248,16 @@ class PageLayout {
   const std::vector<PageGroupLayout>& page_groups() const { return groups_; }
   const PageGroupLayout& page_group(PageGroupId id) const;
 
-  // Bytes that one more token costs while nothing is given up (no window is
-  // exceeded), with and without the padding of pages. It may be a fraction,
-  // because a page's bytes need not divide by its tokens.
+  // The bytes that one more token costs as long as no window or eviction gives
+  // up tokens, with and without the padding of pages. It may be a fraction,
+  // because a page's bytes need not be a multiple of its tokens.
   double marginal_bytes_per_token() const;
   double marginal_payload_bytes_per_token() const;
-  // Bytes of a token in one layer's side (payload and parameters). The
-  // bytes of a joint part count as the keys'.
+  // The bytes of a token in the keys or values of one layer (payload and
+  // parameters). The bytes of a joint part count for the keys.
   double PayloadBytesPerToken(int64_t layer, plan::Side side) const;
 
-  // Bytes of the side pages of one sequence, and how many of them are used.
+  // The bytes of one sequence's side pages, and how many of them hold data.
   int64_t fixed_bytes_per_sequence() const;
   int64_t fixed_payload_bytes_per_sequence() const;
 
@@ -256,16 +266,17 @@ class PageLayout {
   // chunk matters only with a sliding window or eviction.
   int64_t PagesHeld(PageGroupId group, int64_t length_tokens,
                     int64_t chunk_tokens) const;
-  // The bytes of the pages held, over all groups. length_tokens is
-  // 0 .. kMaxSequenceTokens (CHECK).
+  // The bytes of all pages that PagesHeld counts, summed over the groups.
+  // length_tokens is 0 .. kMaxSequenceTokens (CHECK).
   int64_t BytesAtLength(int64_t length_tokens, int64_t chunk_tokens) const;
 
-  // Bytes of a token if whole bf16 keys and values of this rank were cached.
+  // The bytes that a token would take on this rank if whole bf16 keys and
+  // values were cached.
   int64_t dense_bf16_bytes_per_token() const { return dense_bf16_bytes_; }
   // dense_bf16_bytes_per_token / marginal_bytes_per_token.
   double compression_ratio() const;
 
-  // The pages of each group that `budget_bytes` pays for. First every group
+  // Divides a budget of `budget_bytes` among the page groups. First every group
   // gets the pages that one sequence of `max_model_len` holds, as far as the
   // budget allows. The rest is distributed in the same proportion. The budget
   // is never exceeded. Lengths above kMaxSequenceTokens count as
@@ -282,8 +293,9 @@ class PageLayout {
   absl::Status OneSequenceFits(const PageCounts& pages, int64_t max_model_len,
                                int64_t max_chunk_tokens) const;
 
-  // Whether sequences may share cached pages: no layer evicts or has a basis
-  // for each sequence. Exact rows are found with tails (KvCache).
+  // True if sequences may share cached pages, because no layer evicts or has a
+  // separate basis for each sequence. Exact rows do not prevent sharing: tails
+  // contain them (KvCache).
   bool prefix_reusable() const { return prefix_reusable_; }
 
  private:

@@ -49,8 +49,8 @@ PageFormat PageTokens(int64_t page_tokens) {
   return {.page_tokens = page_tokens};
 }
 
-// Replaces the space and codec of a side. The plan's text form keeps this
-// short.
+// Returns a plan whose keys have the single part that `part_json` describes,
+// and whose values are not compressed.
 KvPlan PlanWithKey(const plan::AttentionShape& shape,
                    const std::string& part_json) {
   std::string layers;
@@ -91,9 +91,9 @@ TEST(PageLayoutTest, ALayersTileIsOneRunOfBytes) {
   }
 }
 
-// 20 codes of 4 bits and 20 codes of 2 bits are 15 bytes of a slot. They are
-// one stream that is cut into granules of 16 bytes, so only its end is padded.
-// Ranges have 8 bytes, and granules of 4 bytes.
+// A slot has 20 codes of 4 bits and 20 codes of 2 bits, together 15 bytes. They
+// are one stream that is cut into granules of 16 bytes, so only its end is
+// padded. Its ranges take 8 bytes, in granules of 4 bytes.
 TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 1, 40);
   const KvPlan plan = PlanWithKey(
@@ -114,8 +114,8 @@ TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
   EXPECT_EQ(granules.layer(0).payload_bytes, plain.layer(0).payload_bytes);
 }
 
-// Codes of 4 bits with ranges of 16 channels: 16 and 4 bytes of a slot.
-TEST(PageLayoutTest, RangesUseSmallGranules) {
+// A slot has 16 bytes of 4-bit codes and 4 bytes for each range of 16 channels.
+TEST(PageLayoutTest, RangesOfCodesUseSmallGranules) {
   const plan::AttentionShape shape = Shape(1, 1, 32);
   const KvPlan plan = PlanWithKey(
       shape, R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{"runs":[)"
@@ -130,7 +130,7 @@ TEST(PageLayoutTest, RangesUseSmallGranules) {
   EXPECT_EQ(key.params, (Region{1024, 4, 4, 64}));
 }
 
-TEST(PageLayoutTest, FormatsOutOfRangeAreRefused) {
+TEST(PageLayoutTest, PageFormatsOutOfRangeAreRefused) {
   const plan::AttentionShape shape = Shape(1, 1, 40);
   const KvPlan plan = plan::FullRankPlan(shape, BF16);
   const auto refuses = [&](const PageFormat& format, const char* why) {
@@ -146,11 +146,12 @@ TEST(PageLayoutTest, FormatsOutOfRangeAreRefused) {
   refuses({.granule_bytes = -16}, "have -16");
 }
 
-TEST(PageLayoutTest, FullRankPageIsKeyHeadsThenValueHeads) {
+TEST(PageLayoutTest, AnUncompressedPageHasKeyHeadsThenValueHeads) {
   const plan::AttentionShape shape = Shape(2, 2, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
-  // 16 slots x 64 numbers x 2 bytes = 2048 per head; K0 K1 V0 V1.
+  // Each head takes 16 slots * 64 numbers * 2 bytes = 2048 bytes. The order is
+  // keys of head 0, keys of head 1, values of head 0, values of head 1.
   const PartLayout& key = layout.layer(1).key.parts[0];
   const PartLayout& value = layout.layer(1).value.parts[0];
   ASSERT_EQ(key.groups.size(), 2u);
@@ -175,7 +176,8 @@ TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsWaste) {
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   const std::vector<GroupLayout>& heads = layout.layer(0).key.parts[0].groups;
   EXPECT_EQ(heads[0].codes.slot_bytes, 20);
-  EXPECT_EQ(heads[1].codes.offset_bytes, 384);  // 320 is rounded up
+  // 320, rounded up to a multiple of 128
+  EXPECT_EQ(heads[1].codes.offset_bytes, 384);
   for (const SideLayout* side :
        {&layout.layer(0).key, &layout.layer(0).value}) {
     for (const GroupLayout& group : side->parts[0].groups) {
@@ -223,7 +225,7 @@ TEST(PageLayoutTest, LayersWithOneWindowShareAPageGroup) {
   EXPECT_EQ(layout.layer(3).page_group, PageGroupId(1));
 }
 
-TEST(PageLayoutTest, RanksHoldTheirHeadsOnly) {
+TEST(PageLayoutTest, EachRankHoldsOnlyItsHeads) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   const plan::TpShard shard = {.rank = 1, .size = 2};
   const PageLayout layout =
@@ -273,14 +275,15 @@ TEST(PageLayoutTest, ThreeBitCodesArePackedAndASlotIsRoundedUpToBytes) {
       "codec":{"bits":{"schedule":[3]},"per_token":{},"param_dtype":"F16"}})");
   const PageLayout layout = LayOut(plan, shape, PageTokens(16));
   const PartLayout& part = layout.layer(0).key.parts[0];
-  // 90 bits are 12 bytes; 120 bits are 15; scale and minimum are 4.
+  // The codes of the first latent take 90 bits (12 bytes), those of the second
+  // one 120 bits (15 bytes). Scale and minimum take 4 bytes.
   EXPECT_EQ(part.groups[0].codes.slot_bytes, 12);
   EXPECT_EQ(part.groups[1].codes.slot_bytes, 15);
   EXPECT_EQ(part.groups[0].params.slot_bytes, 4);
   EXPECT_THAT(layout.PayloadBytesPerToken(0, plan::Side::kKey),
               DoubleEq(12 + 15 + 8));
-  // Codes take 192 -> 256, params 64 -> 128, codes 240 -> 256, params 64 ->
-  // 128.
+  // With padding, the regions take 192 -> 256 bytes (codes of group 0), 64 ->
+  // 128 (its params), 240 -> 256 (codes of group 1) and 64 -> 128 (its params).
   EXPECT_EQ(part.groups[1].codes.offset_bytes, 384);
   EXPECT_EQ(layout.layer(0).page_bytes, 768 + 2 * 2048);
 }
@@ -297,8 +300,8 @@ TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
   EXPECT_EQ(group.width, 128);
   EXPECT_EQ(group.codes.slot_bytes, 16 * (8 + 4 + 4 + 2) / 8);
   EXPECT_EQ(group.params.num_slots, 0);
-  // The basis of the 64 stored channels, the mean, and a range for each stored
-  // channel.
+  // 2 bytes * (basis of 64 stored channels * 128 + mean + scale and minimum for
+  // each stored channel).
   EXPECT_EQ(layout.layer(0).sequence_bytes, 2 * (64 * 128 + 128 + 2 * 64));
   const int64_t side_pages =
       (layout.layer(0).sequence_bytes + layout.layer(0).page_bytes - 1) /
@@ -357,7 +360,7 @@ TEST(PageLayoutTest, EvictionBoundsThePagesOfALongSequence) {
             ((1 << 20) / 16 - 9) * layout.layer(1).page_bytes);
 }
 
-TEST(PageLayoutTest, KeptRopePairsAndCommutingRanksAreTwoNumbersEach) {
+TEST(PageLayoutTest, AKeptRopePairAndAComplexChannelTakeTwoNumbersEach) {
   const plan::AttentionShape shape = Shape(1, 2, 8);
   const KvPlan pairs = PlanWithKey(shape, R"({
       "rope_pairs":{"per_head":[{"pair_indices":[0,2,3]},
@@ -396,8 +399,8 @@ TEST(PageLayoutTest, ExactWindowLandmarksAndSlotMetadataAreCounted) {
   EXPECT_EQ(layer.sequence_bytes, 32 * 2 * 64 * 2);
   EXPECT_EQ(layer.landmarks.num_slots, 2);
   EXPECT_EQ(layer.landmarks.slot_bytes, 2 * 64 * 2);
-  // Two units of 9 bytes would be over 5 % of 2 * (32 + 4) + 256, so the layer
-  // has one unit.
+  // The metadata of two units, 9 bytes each, would exceed 5 % of a token's 2 *
+  // (32 + 4) + 256 bytes. So the layer has one unit.
   EXPECT_EQ(layer.slot_metadata.num_units, 1);
   EXPECT_EQ(layer.slot_metadata.size_bytes(), 16 * (4 + 4 + 1));
   EXPECT_FALSE(layout.prefix_reusable());
@@ -431,11 +434,12 @@ TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesAfterTheTiles) {
     EXPECT_EQ(slots.value_errors, Region());  // values are plain numbers
     EXPECT_EQ(layer.page_bytes,
               tiles + 2 * words + AlignRegion(3 * page_tokens));
-    // Keys have 32 + 4 bytes, values 128, and each unit 9.
+    // For each token, a head has 32 + 4 bytes of keys and 128 bytes of values,
+    // and an eviction unit has 9 bytes.
     EXPECT_EQ(layer.payload_bytes,
               page_tokens * (4 * (36 + 128) + 3 * (4 + 4 + 1)));
   }
-  // The second rank holds the whole unit of heads 2 and 3.
+  // The second rank holds heads 2 and 3, which form one unit.
   const LayerLayout rank =
       LayOut(plan, shape, PageTokens(64), {.rank = 1, .size = 2}).layer(0);
   EXPECT_EQ(rank.slot_metadata.num_units, 1);
@@ -445,8 +449,8 @@ TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesAfterTheTiles) {
   EXPECT_EQ(without.page_bytes, without.tile_bytes);
 }
 
-// A side of plain numbers has no errors, so its units have fewer bytes. The
-// plan must count them as the arena stores them.
+// Plain numbers have no quantization errors, so the metadata is smaller if a
+// side stores no codes. The size in ResolvedPlan must equal the stored size.
 TEST(PageLayoutTest, SlotMetadataTakesTheBytesThatThePlanCounts) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   const std::string codes =
@@ -485,9 +489,9 @@ bool IsOfKeys(const SideLayout& side) {
   return !side.parts.empty() && side.parts.front().of_keys;
 }
 
-// The place of a row, computed like kernels::ExactSlots.
+// The place of an exact row, computed like in kernels::ExactSlots.
 struct RowPlace {
-  int64_t layer = 0;  // the layer whose arena has it
+  int64_t layer = 0;  // the layer whose arena holds the row
   int64_t page = 0;   // index among the sequence's side pages
   int64_t offset_bytes = 0;
 };
@@ -505,8 +509,8 @@ RowPlace PlaceOfToken(const ExactRing& ring, int64_t position) {
                              : sinks + (position - sinks) % ring.window_tokens);
 }
 
-// Checks that every exact row has bytes of its own, in side pages of its page
-// group.
+// Checks that every exact row lies in side pages of its page group and overlaps
+// no other row.
 void ExpectRowsHavePlaces(const std::vector<LayerLayout>& layers) {
   struct Bytes {
     int64_t begin;
@@ -580,7 +584,8 @@ TEST(PageLayoutTest, RowsOfExactWindowsLieInSidePages) {
       const LayerLayout& layer = layout.layer(0);
       ExpectRowsHavePlaces(layout);
       if (key_window > 0) {
-        // Only channels with bits count: half of them.
+        // Exact rows contain only the channels that have bits, which are half
+        // of them.
         EXPECT_EQ(layer.key.parts[0].groups[0].stored_width, 24);
         EXPECT_EQ(layer.key.parts[0].groups[1].stored_width, 8);
       }
@@ -609,17 +614,17 @@ TEST(PageLayoutTest, RowsOfSinksLieBeforeTheRing) {
   layer->mutable_key()->set_exact_window(20);
   const PageLayout layout = LayOut(plan, shape, PageTokens(16));
   const LayerLayout& laid = layout.layer(0);
-  // Each side of 16 tokens has two heads of 64 codes of 4 bits and 4 bytes of
-  // range: 2 * (512 + 128) bytes with padding.
+  // In a page of 16 tokens, each side has two heads, each with 64 4-bit codes
+  // and 4 bytes of range a token. With padding that is 2 * (512 + 128) bytes.
   EXPECT_EQ(laid.page_bytes, 2 * 2 * 640);
-  // A row has 256 bytes, so ten fit into a page.
+  // A row has 256 bytes, so ten rows fit into a page.
   EXPECT_EQ(laid.key.exact,
             (ExactRing{.sink_tokens = 4,
                        .window_tokens = 20,
                        .row_bytes = 256,
                        .segments = {{.num_rows = 24, .rows_per_page = 10}}}));
-  // The sinks of the values are placed in the page that the keys' rows have
-  // begun.
+  // The rows of the values' sinks are placed in the page that the keys' rows
+  // have begun.
   EXPECT_EQ(laid.value.exact, (ExactRing{.sink_tokens = 4,
                                          .window_tokens = 0,
                                          .row_bytes = 256,
@@ -643,7 +648,8 @@ TEST(PageLayoutTest, RowsOfSinksLieBeforeTheRing) {
   EXPECT_EQ(place(laid.key.exact, 3), At(0, 3));
   EXPECT_EQ(place(laid.key.exact, 4), At(0, 4));
   EXPECT_EQ(place(laid.key.exact, 23), At(2, 3));
-  EXPECT_EQ(place(laid.key.exact, 24), At(0, 4));  // the rows of the sinks stay
+  // the ring begins after the rows of the sinks
+  EXPECT_EQ(place(laid.key.exact, 24), At(0, 4));
   EXPECT_EQ(place(laid.key.exact, 4 + 20 * 1000 + 7), At(1, 1));
   EXPECT_EQ(place(laid.value.exact, 3), At(2, 7));
 }
@@ -681,7 +687,10 @@ TEST(PageLayoutTest, ALatentOfKeyAndValueIsStoredOnce) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   const PageLayout layout = LayOut(PlanOfKeyAndValue(0), shape, PageTokens(64));
   const LayerLayout& layer = layout.layer(0);
-  // 6 channels of 8 bits, 12 of 4 and 6 of 2 in four ranges, and a third of it.
+  // A token has two latents. The first one takes 14 bytes of codes (6 channels
+  // of 8 bits, 12 of 4 and 6 of 2) and 16 bytes for its four ranges. The second
+  // one has a third of the channels: 5 bytes of codes, and 16 bytes for its
+  // four ranges.
   EXPECT_EQ(layer.payload_bytes, 64 * (14 + 16 + 5 + 16));
   EXPECT_EQ(layout.PayloadBytesPerToken(0, plan::Side::kKey), 51);
   EXPECT_EQ(layout.PayloadBytesPerToken(0, plan::Side::kValue), 0);
@@ -752,11 +761,12 @@ KvPlan PlanOfWidths(const std::vector<int>& bits, int64_t exact_window) {
   return plan;
 }
 
-TEST(PageLayoutTest, ExactRowsOfLayersOfFewBitsLieInOthersArenas) {
+TEST(PageLayoutTest, ExactRowsOfLayersWithFewBitsLieInOtherLayersArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
       LayOut(PlanOfWidths({1, 8}, 32), shape, PageTokens(16));
-  // Pages have 512 and 4096 bytes, and rows 256: 2 or 16 rows in a page.
+  // The pages of the two layers have 512 and 4096 bytes. A row has 256 bytes,
+  // so a page holds 2 or 16 rows.
   EXPECT_EQ(layout.layer(0).page_bytes, 2 * 256);
   EXPECT_EQ(layout.layer(1).page_bytes, 2 * 2048);
   ExpectRowsHavePlaces(layout);
@@ -767,9 +777,10 @@ TEST(PageLayoutTest, ExactRowsOfLayersOfFewBitsLieInOthersArenas) {
     }
   }
   EXPECT_EQ(layout.layer(0).side_pages, 0);
-  // Each side would take 16 pages in the arena of its own layer.
+  // Layer 0's rows would take 16 pages for each side in its own arena.
   EXPECT_EQ(layout.page_groups()[0].side_pages_per_sequence, 8);
-  // If the layer were the only one, its page would be enlarged for a wide row.
+  // Layer 0's page is too small for a row. It is not enlarged, because layer
+  // 1's page holds the row.
   const plan::AttentionShape wide = Shape(2, 1, 512);
   const PageLayout shared =
       LayOut(PlanOfWidths({1, 8}, 4), wide, PageTokens(1));
@@ -778,7 +789,8 @@ TEST(PageLayoutTest, ExactRowsOfLayersOfFewBitsLieInOthersArenas) {
   ExpectRowsHavePlaces(shared);
 }
 
-// As in the test above, with as many rows as eight pages of both arenas hold.
+// Uses the layers of the test above, but with as many rows as eight pages of
+// both arenas hold.
 TEST(PageLayoutTest, ARingFillsTheRestOfTwoArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
@@ -802,8 +814,8 @@ TEST(PageLayoutTest, ARingFillsTheRestOfTwoArenas) {
                                      .rows_per_page = 16}}}));
 }
 
-// The number of side pages if every ring were a run of whole pages of one
-// arena.
+// The number of side pages that would be needed if every ring took whole pages
+// of one arena.
 int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   std::vector<const SideLayout*> sides;
   for (const LayerLayout& layer : layers) {
@@ -835,8 +847,8 @@ int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   return *std::max_element(ends.begin(), ends.end());
 }
 
-// Except for the last page id, side pages may waste a tenth of the rows' bytes;
-// an eighth if pages of 16 slots hold few rows.
+// Checks that side pages, apart from the last page id, waste at most a tenth of
+// the rows' bytes, or an eighth with pages of 16 slots, which hold few rows.
 void ExpectLittleWaste(const PageLayout& layout) {
   ExpectRowsHavePlaces(layout);
   const PageGroupLayout& group = layout.page_groups()[0];
@@ -848,11 +860,12 @@ void ExpectLittleWaste(const PageLayout& layout) {
             SidePagesOfWholeRings(layout.layers()));
 }
 
-// Numbers of channels and their bits.
+// Pairs of a number of channels and the bits of each of them.
 using Runs = std::vector<std::pair<int, int>>;
 
-// Sides of 3 heads of 64 dims that are as unequal as a planner makes them: 3 to
-// 192 bytes of a token, with some channels of 0 bits.
+// Channel runs for a side of 3 heads of 64 dimensions. They are as unequal as a
+// planner makes them: a token takes 3 to 192 bytes, and some channels have 0
+// bits.
 Runs RandomRuns(std::mt19937_64* random) {
   static const std::vector<Runs> kRuns = {
       {{192, 1}},
@@ -913,7 +926,7 @@ KvPlan PlanOfUnequalLayers(int64_t layers, int64_t heads, ExactTokens exact,
   return plan;
 }
 
-TEST(PageLayoutTest, ExactRowsOfUnequalLayersWasteATenth) {
+TEST(PageLayoutTest, ExactRowsOfUnequalLayersWasteLittleSpace) {
   for (const uint64_t seed : {1, 2, 3, 4, 5, 6, 7, 8}) {
     for (const int64_t window : {8, 32, 128}) {
       for (const int64_t sinks : {0, 4}) {
@@ -935,9 +948,9 @@ TEST(PageLayoutTest, ExactRowsOfUnequalLayersWasteATenth) {
   }
 }
 
-// Each rank is laid out by itself. All ranks grant the largest number of side
-// pages.
-TEST(PageLayoutTest, ExactRowsOfRanksWasteATenth) {
+// Each rank's rows are placed separately, and all ranks reserve the largest
+// number of side pages.
+TEST(PageLayoutTest, ExactRowsOfRanksWasteLittleSpace) {
   const KvPlan plan = PlanOfWidths({1, 8, 2, 4, 1, 1, 3, 2, 2, 8}, 128);
   std::vector<int64_t> granted;
   for (int64_t rank = 0; rank < 2; ++rank) {
@@ -949,7 +962,7 @@ TEST(PageLayoutTest, ExactRowsOfRanksWasteATenth) {
   EXPECT_EQ(granted[0], granted[1]);
 }
 
-TEST(PageLayoutTest, ExactRowsOfUnequalJointPartsWasteATenth) {
+TEST(PageLayoutTest, ExactRowsOfUnequalJointPartsWasteLittleSpace) {
   std::mt19937_64 random(3);
   for (const int64_t window : {8, 32, 128}) {
     KvPlan plan;
@@ -963,8 +976,8 @@ TEST(PageLayoutTest, ExactRowsOfUnequalJointPartsWasteATenth) {
   }
 }
 
-// A greedy filling once failed with 60 pages and succeeded with 46. Bisection
-// without further tries took the first number above the ones that failed.
+// Regression test: the greedy filling fails with 60 pages but succeeds with 46,
+// so bisection by itself returned more pages than necessary.
 TEST(ExactRowsTest, FindsFewerPagesThanBisectionWould) {
   struct Rows {
     int64_t tokens;
@@ -1014,7 +1027,8 @@ TEST(PageLayoutTest, EnlargesAPageUntilAnExactRowFits) {
   const LayerLayout fits = LayOut(plan, shape, PageTokens(16)).layer(0);
   EXPECT_EQ(fits.page_bytes, 2 * 256);
   EXPECT_EQ(fits.value.exact.segments[0].rows_per_page, 2);
-  // A row has 1024 bytes. The codes of each side have 64 bytes, padded to 128.
+  // An exact row has 1024 bytes. The codes of each side take 64 bytes, padded
+  // to 128.
   const plan::AttentionShape wide = Shape(1, 1, 512);
   const PageLayout of_wide = LayOut(plan, wide, PageTokens(1));
   const LayerLayout& filled = of_wide.layer(0);
@@ -1089,14 +1103,16 @@ TEST(PageLayoutTest, DividesTheBudgetByThePagesThatSequencesHold) {
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   const int64_t page = layout.page_groups()[0].page_bytes;
-  // A sequence of 128 tokens holds 8 pages without the window and 3 with it.
+  // A sequence of 128 tokens holds 8 pages in the group without a window and 3
+  // in the group with a window.
   EXPECT_EQ(layout.PagesHeld(PageGroupId(0), 128, 1), 8);
   EXPECT_EQ(layout.PagesHeld(PageGroupId(1), 128, 1), 3);
   EXPECT_THAT(layout.PagesForBudget({.budget_bytes = 110 * page,
                                      .max_model_len = 128,
                                      .max_chunk_tokens = 1}),
               ElementsAre(80, 30));
-  // Sequences of 16 tokens hold one page of each group.
+  // A sequence of 16 tokens holds one page of each group, so both groups get
+  // equally many pages.
   EXPECT_THAT(layout.PagesForBudget({.budget_bytes = 111 * page,
                                      .max_model_len = 16,
                                      .max_chunk_tokens = 1}),
@@ -1116,12 +1132,12 @@ TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorNamesTheRemedy) {
                              HasSubstr("--kv-cache-bytes to at least 16384 "
                                        "bytes or lower"),
                              HasSubstr("--max-model-len to at most 48"))));
-  // The text gives mebibytes if there is at least one.
+  // The error gives sizes of 1 MiB and more in mebibytes.
   EXPECT_THAT(layout.OneSequenceFits({3}, 8192, 64).message(),
               HasSubstr("2097152 bytes (2 MiB) or lower"));
 }
 
-TEST(PageLayoutTest, RefusesALengthBeyondEveryLimit) {
+TEST(PageLayoutTest, RefusesALengthAboveTheLongestSequence) {
   const plan::AttentionShape shape = Shape(1, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(1));

@@ -20,15 +20,15 @@ int64_t FirstVisibleToken(int64_t sliding_window, int64_t logical_tokens) {
 int64_t SequencePages::Held(int64_t length_tokens, int64_t chunk_tokens) const {
   KVASIR_CHECK(page_tokens >= 1);
   KVASIR_CHECK(length_tokens >= 0 && length_tokens <= kMaxSequenceTokens);
-  // A step writes at least one token and at most all of them.
+  // A step writes at least one token, and at most the whole sequence.
   const int64_t chunk =
       std::clamp(chunk_tokens, int64_t{1}, std::max(int64_t{1}, length_tokens));
   const int64_t all = CeilDiv(MostSlots(eviction, length_tokens), page_tokens);
   if (sliding_window == 0 || sliding_window > length_tokens) {
     return side_pages + all;
   }
-  // The step's own tokens and the window before the first of them, with the
-  // worst alignment to page borders.
+  // The slots held during a step: its own tokens and the window before the
+  // first of them. The page count assumes the worst alignment to page borders.
   const int64_t live = sliding_window - 1 + chunk;
   return side_pages + std::min(all, CeilDiv(live - 1, page_tokens) + 1);
 }

@@ -10,7 +10,8 @@ namespace {
 
 constexpr PageGroupId kGroup(0);
 
-// The answers of a layout's group and of a cache made from it.
+// The number of pages according to a layout, and according to a cache with that
+// layout.
 struct BothAnswers {
   int64_t layout = 0;
   int64_t cache = 0;
@@ -31,14 +32,14 @@ BothAnswers Held(const PageGroupLayout& group, int64_t length, int64_t chunk) {
 }
 
 TEST(SequencePagesTest, AWindowBoundsThePages) {
-  // With a window of 5, the query at position n sees n-4 .. n.
+  // With a window of 5, the query at position n attends to n-4 .. n.
   EXPECT_EQ(FirstVisibleToken(5, 4), 0);
   EXPECT_EQ(FirstVisibleToken(5, 5), 1);
   EXPECT_EQ(FirstVisibleToken(0, 100), 0);
   const SequencePages all = {.page_tokens = 4};
   EXPECT_EQ(all.Held(17, 1), 5);
-  // 5 tokens touch at most 2 pages of 4 slots. With chunks of 4, 8 tokens touch
-  // at most 3.
+  // The 5 tokens of a window lie in at most 2 pages of 4 slots. With chunks of
+  // 4, the 8 tokens of window and chunk lie in at most 3 pages.
   const SequencePages windowed = {.page_tokens = 4, .sliding_window = 5};
   EXPECT_EQ(windowed.Held(17, 1), 2);
   EXPECT_EQ(windowed.Held(17, 4), 3);
@@ -52,8 +53,9 @@ TEST(SequencePagesTest, SidePagesCountFromTheFirstToken) {
   EXPECT_EQ(pages.Held(17, 4), 8);
 }
 
-// The cache once counted 65,536 pages for this, and the layout 13.
-TEST(SequencePagesTest, LayoutAndCacheCountEvictionAlike) {
+// Regression test: for this sequence, the cache once counted 65,536 pages and
+// the layout 13.
+TEST(SequencePagesTest, LayoutAndCacheCountEqualPagesWithEviction) {
   PageGroupLayout evicting;
   evicting.eviction = {.budget_tokens = 128, .every_tokens = 16};
   for (const auto& [length, chunk, want] :
@@ -71,11 +73,13 @@ TEST(SequencePagesTest, AShareOfThePromptGrowsWithTheLength) {
       .eviction = {
           .budget_ratio = 0.25, .least_tokens = 36, .every_tokens = 32}};
   EXPECT_EQ(pages.Held(64, 64), 4);
-  EXPECT_EQ(pages.Held(128, 64), 5);    // 36 slots, and 32 more
-  EXPECT_EQ(pages.Held(4096, 64), 66);  // 1024 slots, and 32 more
+  // 36 kept slots, and up to 32 until the next eviction
+  EXPECT_EQ(pages.Held(128, 64), 5);
+  // 1024 kept slots, and up to 32 until the next eviction
+  EXPECT_EQ(pages.Held(4096, 64), 66);
 }
 
-TEST(SequencePagesTest, LayoutAndCacheCountWindowsAndSidePagesAlike) {
+TEST(SequencePagesTest, LayoutAndCacheCountEqualPagesWithWindowsAndSidePages) {
   PageGroupLayout windowed;
   windowed.sliding_window = 33;
   windowed.side_pages_per_sequence = 2;
@@ -84,12 +88,14 @@ TEST(SequencePagesTest, LayoutAndCacheCountWindowsAndSidePagesAlike) {
   EXPECT_EQ(have.cache, 2 + 3);
 }
 
-// The scheduler once subtracted all pages of a prefix, although a window had
-// given up some: after 40 found tokens, no page seemed to be missing.
+// Regression test: the scheduler once subtracted all pages of a found prefix,
+// including those outside the window. After 40 found tokens, it believed that
+// no page was missing.
 TEST(SequencePagesTest, APrefixCountsOnlyPagesInsideTheWindow) {
   const SequencePages windowed = {.page_tokens = 4, .sliding_window = 5};
   EXPECT_EQ(windowed.Held(45, 8), 4);
-  // Query 40 sees tokens from 36 on: only page 9 of 0 .. 9.
+  // The query at position 40 attends to tokens from 36 on, so only page 9 of
+  // the found pages 0 .. 9 is held.
   EXPECT_EQ(windowed.Missing(45, 8, 40), 3);
   EXPECT_EQ(windowed.Missing(45, 8, 0), 4);
   const SequencePages all = {.page_tokens = 4, .side_pages = 1};

@@ -1,5 +1,5 @@
-// The sizes of a KV cache and the options of a sequence, as every part of the
-// cache needs them.
+// The sizes of a KV cache and the options of a sequence, which all parts of the
+// cache use.
 #pragma once
 
 #include <cstdint>
@@ -12,30 +12,31 @@
 
 namespace kvasir::cache {
 
-// StepPlan's sequence_id.
+// The sequence_id of a StepPlan.
 using SequenceId = base::StrongId<struct SequenceTag, int64_t>;
 
 struct KvCacheConfig {
   struct Group {
     int64_t num_pages = 0;
-    // The most keys that a query sees, itself included. 0: all keys before it.
+    // The most keys that a query attends to, including the key of its own
+    // token. 0: all keys up to its own.
     int64_t sliding_window = 0;
     int64_t side_pages_per_sequence = 0;
     plan::EvictionCounts eviction;
-    // Bytes of one page id over all layers of the group. Only byte figures use
-    // them; `payload_bytes` leaves out the padding.
+    // The bytes of a page over all layers of the group, with and without
+    // padding. Used only to report bytes.
     int64_t page_bytes = 0;
     int64_t payload_bytes = 0;
-    // Bytes that the layout uses of one sequence's side pages.
+    // The bytes in one sequence's side pages that hold data.
     int64_t side_payload_bytes = 0;
-    // Pages of the host pool. 0: nothing can be exported.
+    // The number of pages of the host pool. 0: nothing can be exported.
     int64_t num_host_pages = 0;
   };
   int64_t page_tokens = 0;    // P
   std::vector<Group> groups;  // by PageGroupId
-  std::string cache_id;       // enters every prefix hash
-  // False: nothing is published and nothing is looked up. It must be false if
-  // any group evicts.
+  std::string cache_id;       // part of the key of all prefix hashes
+  // False: pages are neither published nor looked up. It must be false if any
+  // group evicts.
   bool prefix_reuse = true;
 
   bool has_side_pages() const {
@@ -46,8 +47,8 @@ struct KvCacheConfig {
   }
 };
 
-// prefix_reuse is layout.prefix_reusable(). `host_pages` sizes the host pool;
-// empty: there is none.
+// The configuration for a layout; prefix_reuse is layout.prefix_reusable().
+// `host_pages` is the size of the host pool; empty: there is no host pool.
 KvCacheConfig MakeKvCacheConfig(const PageLayout& layout,
                                 const PageCounts& pages, std::string cache_id,
                                 const PageCounts& host_pages = {});
@@ -60,8 +61,9 @@ struct StartOptions {
   // The length of the prompt, for eviction; 0: all tokens are the prompt.
   // Tokens that were emitted before a preemption do not belong to the prompt.
   int64_t prompt_tokens = 0;
-  // Counts by page group that replace those of the config; empty: the config's
-  // counts. A group that does not evict by its config never evicts.
+  // Eviction counts by page group, which replace those of the config; empty:
+  // the config's counts. A group that does not evict according to the config
+  // never evicts.
   absl::Span<const plan::EvictionCounts> evictions;
 };
 

@@ -1,5 +1,5 @@
-// The figures that the cache reports: gauges of its pages and counts of what it
-// did.
+// The statistics of the cache: gauges for its current state, and counts of what
+// it has done.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace kvasir::cache {
 
-// num_pages == used_pages + free_pages.
+// The state of one page group's pool. num_pages == used_pages + free_pages.
 struct PageGroupStats {
   int64_t num_pages = 0;
   int64_t used_pages = 0;    // referenced by a sequence
@@ -18,20 +18,21 @@ struct PageGroupStats {
   // Slots of used token pages, and how many of these slots hold a token.
   int64_t held_slots = 0;
   int64_t filled_slots = 0;
-  // Slots that sequences hold. A shared slot counts once for each sequence.
+  // The number of slots that sequences hold. A shared slot counts once for each
+  // sequence.
   int64_t physical_tokens = 0;
-  // num_pages, used_pages and cached_pages in bytes.
+  // The bytes of num_pages, used_pages and cached_pages.
   int64_t pool_bytes = 0;
   int64_t used_bytes = 0;
   int64_t cached_bytes = 0;
-  // Bytes of used token pages that hold nothing: padding of regions, and slots
-  // without a token.
+  // The unused bytes of used token pages: padding of regions, and slots without
+  // a token.
   int64_t padding_bytes = 0;
   int64_t unfilled_bytes = 0;
-  // side_pages in bytes, and how many of them the layout leaves unused.
+  // The bytes of side_pages, and how many of these bytes hold nothing.
   int64_t side_bytes = 0;
   int64_t side_unused_bytes = 0;
-  // The host pool, and the part of it that images hold.
+  // The pages of the host pool, and how many of them images hold.
   int64_t host_pages = 0;
   int64_t host_used_pages = 0;
   int64_t host_bytes = 0;
@@ -42,19 +43,20 @@ struct PageGroupStats {
 struct KvCacheStats {
   std::vector<PageGroupStats> groups;  // gauges
   int64_t sequences = 0;               // gauge
-  int64_t logical_tokens = 0;          // gauge: seen by the live sequences
-  // Gauge: references to pages that no live sequence accounts for. Anything
-  // but 0 is a bug.
+  int64_t logical_tokens = 0;          // gauge: tokens of all live sequences
+  // Gauge: page references that belong to no live sequence. Any value but 0 is
+  // a bug.
   int64_t leaked_pages = 0;
   int64_t metadata_bytes = 0;  // gauge: host memory of pools, tables and index
-  // Tokens of prompts that asked for reuse and ran, and how many were found.
+  // The number of tokens in prompts that ran with prefix reuse, and how many of
+  // these tokens were found in the cache.
   int64_t query_tokens = 0;
   int64_t hit_tokens = 0;
   int64_t pages_allocated = 0;
-  // Cached pages that were forgotten because their memory or their node in the
-  // index was needed.
+  // The number of cached pages that were dropped because the page or its index
+  // node was needed.
   int64_t pages_evicted = 0;
-  int64_t pages_copied = 0;  // copy-on-write, and side pages
+  int64_t pages_copied = 0;  // copies for copy-on-write and of side pages
   int64_t pages_published = 0;
   int64_t pages_unpublished = 0;  // full pages for which the index had no room
   int64_t tails_published = 0;
@@ -67,7 +69,7 @@ struct KvCacheStats {
   int64_t table_entries_sent = 0;
   int64_t forks = 0;
   int64_t preemptions = 0;
-  int64_t exports = 0;  // counted among the preemptions as well
+  int64_t exports = 0;  // also counted in preemptions
   int64_t imports = 0;
   int64_t bytes_exported = 0;
   int64_t bytes_imported = 0;

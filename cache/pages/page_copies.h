@@ -1,4 +1,4 @@
-// The page copies that the next step does before it writes anything.
+// Collects the page copies that the next step does before it writes anything.
 #pragma once
 
 #include <cstddef>

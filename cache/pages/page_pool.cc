@@ -148,7 +148,8 @@ bool PagePool::CountersAgree() const {
       used != used_pages() || cached != num_cached_) {
     return false;
   }
-  // The lists must agree with the counters. The bound stops at a cycle.
+  // The lists must agree with the counters. The bound ends the loop if a list
+  // has a cycle.
   int64_t in_free_list = 0;
   for (int32_t p = free_head_; p >= 0 && in_free_list <= num_free_;
        p = state(PageId(p)).next) {

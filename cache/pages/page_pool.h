@@ -38,7 +38,7 @@ class PagePin {
   ~PagePin() { Reset(); }
 
   explicit operator bool() const { return pool_ != nullptr; }
-  // Invalid when the pin is empty.
+  // The referenced page. Invalid if the pin is empty.
   PageId page() const { return pool_ != nullptr ? page_ : PageId(); }
   void Reset();
 
@@ -61,21 +61,22 @@ class PagePool {
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
-  // A free page with one reference. At first ids come in rising order, later
-  // the page that became free last comes first. Empty if no page is free:
-  // cached pages are not taken here, so clear the tag of oldest_cached() first.
+  // Takes a free page and returns its only reference. At first, ids come in
+  // rising order; later, the page that was freed last is taken first. Empty if
+  // no page is free. Cached pages are not taken; to free one, clear the tag of
+  // oldest_cached().
   std::optional<PagePin> Allocate();
 
-  // One more reference to a used or cached page.
+  // Returns one more reference to a used or cached page.
   PagePin Share(PageId page);
 
-  // A tagged page becomes cached instead of free when its last reference goes.
-  // The prefix index sets tags and finds its pages by them. tag >= 0; the page
-  // must be used and untagged.
+  // Tags a page, so that it becomes cached instead of free when its last
+  // reference goes. The prefix index uses the tag to find the page's node. tag
+  // >= 0; the page must be used and untagged.
   void SetTag(PageId page, int32_t tag);
-  // The page must be tagged. A cached page becomes free.
+  // Removes the tag, which must exist. A cached page becomes free.
   void ClearTag(PageId page);
-  // -1: none.
+  // The page's tag. -1: it has none.
   int32_t tag(PageId page) const { return state(page).tag; }
 
   // The cached page whose last reference went first. Invalid if there is none.
@@ -84,8 +85,8 @@ class PagePool {
 
   int32_t references(PageId page) const { return state(page).references; }
 
-  // The number of tokens that the page holds, for figures of waste. It counts
-  // only while the page is used.
+  // Sets the number of tokens that the page holds, for statistics of waste. It
+  // counts only while the page is used.
   void SetFilledSlots(PageId page, int32_t slots);
   int32_t filled_slots(PageId page) const { return state(page).filled_slots; }
 
@@ -96,7 +97,7 @@ class PagePool {
   // The pages that allocations can get, cached pages included.
   int64_t available_pages() const { return num_free_ + num_cached_; }
   int64_t total_references() const { return total_references_; }
-  // Summed over used pages.
+  // The sum of the filled slots of all used pages.
   int64_t total_filled_slots() const { return total_filled_slots_; }
   int64_t metadata_bytes() const {
     return static_cast<int64_t>(pages_.capacity() * sizeof(PageState));

@@ -17,7 +17,7 @@ std::vector<int32_t> CachedOldestFirst(const PagePool& pool) {
   return pages;
 }
 
-TEST(PagePoolTest, HandsOutRisingIdsThenTheOneFreedLast) {
+TEST(PagePoolTest, AllocatesRisingIdsAndThenThePageFreedLast) {
   PagePool pool(3);
   std::optional<PagePin> a = pool.Allocate();
   std::optional<PagePin> b = pool.Allocate();
@@ -42,7 +42,7 @@ TEST(PagePoolTest, APageIsFreeWhenItsLastReferenceGoes) {
   a.Reset();
   EXPECT_EQ(pool.used_pages(), 1);
   shared.Reset();
-  shared.Reset();  // an empty pin gives nothing back
+  shared.Reset();  // the pin is already empty, so this has no effect
   EXPECT_EQ(pool.used_pages(), 0);
   EXPECT_EQ(pool.free_pages(), 2);
 }
@@ -55,7 +55,7 @@ TEST(PagePoolTest, AMovedPinIsOneReference) {
   EXPECT_FALSE(a.page().valid());
   EXPECT_EQ(pool.total_references(), 1);
   PagePin c = *pool.Allocate();
-  c = std::move(b);  // gives page 1 back
+  c = std::move(b);  // releases page 1, which c held
   EXPECT_EQ(c.page(), PageId(0));
   EXPECT_EQ(pool.free_pages(), 1);
   PagePin& self = c;
@@ -122,7 +122,7 @@ TEST(PagePoolTest, FilledSlotsCountWhileThePageIsUsed) {
   pool.SetFilledSlots(a.page(), 3);
   pool.SetFilledSlots(a.page(), 4);
   PagePin shared = pool.Share(a.page());
-  // once, although several pins hold it
+  // The page counts once, although several pins hold it.
   EXPECT_EQ(pool.total_filled_slots(), 4);
   pool.SetTag(a.page(), 0);
   a.Reset();

@@ -8,8 +8,9 @@
 namespace kvasir::cache {
 namespace {
 
-// The index may have more nodes than pages: it needs roots, and it keeps
-// ancestors whose pages a window has given up.
+// The most index nodes for each page of the pools. The index needs more nodes
+// than pages, because it has roots and keeps ancestors whose pages a window has
+// given up.
 constexpr int64_t kNodesPerPage = 2;
 constexpr int64_t kExtraNodes = 64;
 
@@ -62,12 +63,12 @@ PrefixHit PrefixCache::Find(absl::Span<const int32_t> token_ids,
   if (!config_.prefix_reuse || !options.reuse_prefix) return hit;
   PrefixNodeId node = index_->FindRoot(options.salt);
   if (!node.valid()) return hit;
-  // At least one token is left to compute.
+  // Leaves at least one token to compute, because its logits are needed.
   const auto num_tokens = static_cast<int64_t>(token_ids.size());
   const int64_t most =
       std::max<int64_t>(0, num_tokens - 1) / config_.page_tokens;
   const auto page_tokens = static_cast<size_t>(config_.page_tokens);
-  // For each group, the first page from which on no page is missing.
+  // For each group, the first page after which no page is missing.
   std::vector<int64_t> held_from(pools_.size(), 0);
   int64_t num_found = 0;
   while (static_cast<int64_t>(hit.nodes.size()) < most) {
@@ -119,8 +120,8 @@ int64_t PrefixCache::FirstVisiblePage(size_t group, int64_t num_pages) const {
 void PrefixCache::StartChain(const StartOptions& options, PrefixChain* out) {
   out->publishes = config_.prefix_reuse && options.publish_prefix;
   if (!out->publishes) return;
-  // If the salt has no root yet, there is no hit that this eviction could take
-  // away.
+  // If the salt has no root yet, the sequence has found nothing. So evicting
+  // pages to make room for the root cannot take away what it has found.
   const PrefixHash root = hasher_->Root(options.salt);
   do {
     out->chain = index_->TakeRoot(options.salt, root);
@@ -145,21 +146,22 @@ void PrefixCache::PublishPage(int64_t index, PrefixChain* sequence) {
         .hash = hasher_->Extend(index_->hash(parent), sequence->page_token_ids),
         .token_ids = sequence->page_token_ids,
         .pages = pages_to_publish_};
-    // The root and the nodes of the sequence's own pages stay. If only they
-    // fill the index, an eviction gains nothing.
+    // The root and the nodes of the sequence's own pages cannot be removed. If
+    // these nodes by themselves fill the index, an eviction would gain nothing.
     const bool can_gain = index + 2 <= index_->max_nodes();
     while (can_gain && index_->LacksRoomFor(page) && EvictForIndex()) {
     }
     sequence->chain = index_->Publish(page);
   }
-  // A page whose parent is not in the index cannot be found.
+  // If the chain is broken, the page is not published, because nothing would
+  // find a page whose parent is not in the index.
   ++(sequence->chain ? counts_.pages_published : counts_.pages_unpublished);
 }
 
-// Makes room for another node by forgetting the oldest page of each group: the
-// last cached page of a long sequence keeps the nodes of all its ancestors,
-// even after a window has taken their pages. Returns false if no page is
-// cached.
+// Makes room for another index node by evicting the oldest cached page of each
+// group. Nodes without pages may fill the index: the last cached page of a long
+// sequence keeps the nodes of all its ancestors, even after a window has given
+// up their pages. Returns false if no page is cached.
 bool PrefixCache::EvictForIndex() {
   bool evicted = false;
   for (size_t g = 0; g < pools_.size(); ++g) {
@@ -174,9 +176,9 @@ bool PrefixCache::EvictForIndex() {
 // Tails
 // ---------------------------------------------------------------------------
 
-// Nothing has been written after the tokens that were just committed, and all
-// copies of the next step come before its writes. So the copies read exactly
-// the rows of this boundary.
+// The copies read exactly the rows of this boundary: nothing has been written
+// after the tokens that were just committed, and the next step does all copies
+// before its writes.
 const TailPages* PrefixCache::PublishTail(int64_t logical_tokens,
                                           PrefixChain* sequence) {
   if (!has_side_pages_ || !sequence->chain) return nullptr;
@@ -188,7 +190,8 @@ const TailPages* PrefixCache::PublishTail(int64_t logical_tokens,
   if (!index_->has_tail(node)) {
     if (!MakeRoomForTail(sequence)) return nullptr;
     const std::vector<std::vector<PagePin>> pins = AllocateTail();
-    // The allocation may have evicted a page of the node itself.
+    // A tail needs all pages of its node, but the allocation may have evicted
+    // one of them.
     for (size_t g = 0; g < pools_.size(); ++g) {
       if (!page(node, g).valid()) return nullptr;
     }
@@ -210,9 +213,9 @@ const TailPages* PrefixCache::PublishTail(int64_t logical_tokens,
   return published;
 }
 
-// Returns false if the pools have too few pages. Drops the sequence's last tail
-// that gives way, and then the oldest tails until the new one is within the
-// limit.
+// Drops the sequence's last tail that gives way, and then the oldest tails
+// until the new one is within the limit. Returns false if the pools have too
+// few pages even then.
 bool PrefixCache::MakeRoomForTail(PrefixChain* sequence) {
   for (size_t g = 0; g < pools_.size(); ++g) {
     if (config_.groups[g].side_pages_per_sequence >

@@ -1,6 +1,7 @@
-// The page pools of all groups, together with the index that finds their pages
-// by the tokens that they hold: what a prompt can reuse, what a sequence
-// publishes, and which cached page goes if a pool has no free one.
+// The page pools of all groups, together with the index that finds pages by
+// their tokens. It determines which pages a prompt can reuse, which pages a
+// sequence publishes, and which cached page is evicted if a pool has no free
+// one.
 //
 // If sequences own side pages (exact windows), a prefix is found only up to a
 // tail: a copy of the side pages of a sequence that had committed exactly these
@@ -22,21 +23,23 @@
 
 namespace kvasir::cache {
 
-// The longest prefix of a prompt that the index can serve.
+// The longest prefix of a prompt that can be taken from the cache.
 struct PrefixHit {
-  std::vector<PrefixNodeId> nodes;  // by page
-  // Whole pages that the index has. If sequences need a tail, it can be more
-  // than `nodes`.
+  std::vector<PrefixNodeId> nodes;  // one for each page of the prefix
+  // The number of whole pages of the prompt that the index has. It can be more
+  // than `nodes` if a sequence also needs a tail to continue.
   int64_t num_pages = 0;
 };
 
-// Where one sequence stands in the index, and what it publishes there.
+// The position of one sequence in the index, and what it will publish next.
 struct PrefixChain {
   bool publishes = false;
-  // The node of the last full page. Empty once a page could not be published.
+  // The node of the sequence's last full page. Empty after a page could not be
+  // published.
   PrefixRef chain;
   TailPolicy tails;
-  // The node of the sequence's newest tail that gives way, while it exists.
+  // The node of the sequence's newest tail of kind kGivesWay, while this tail
+  // exists.
   PrefixRef tail_that_gives_way;
   // Tokens of the last, partly filled page; empty unless `publishes`.
   std::vector<int32_t> page_token_ids;
@@ -47,8 +50,8 @@ struct PrefixChain {
 // Errors: "no pages" is the caller's to check first; misuse is a CHECK.
 class PrefixCache {
  public:
-  // `counts` and `config` outlive it. A null `hasher` means the keyed hash
-  // under config.cache_id.
+  // `counts` and `config` must outlive this object. A null `hasher` means the
+  // hash keyed by config.cache_id.
   PrefixCache(const KvCacheConfig& config, std::unique_ptr<PrefixHasher> hasher,
               KvCacheStats* counts);
   PrefixCache(const PrefixCache&) = delete;
@@ -59,41 +62,43 @@ class PrefixCache {
   const PagePool& pool(size_t group) const { return *pools_[group]; }
   const PrefixIndex& index() const { return *index_; }
 
-  // A page with one reference. If no page is free, the oldest cached one is
-  // forgotten; one of the two must exist (CHECK).
+  // Returns the only reference to a free page. If no page is free, the oldest
+  // cached page is evicted for it; there must be a free or a cached page
+  // (CHECK).
   PagePin Allocate(size_t group);
-  // Makes a page that an index node holds unfindable.
+  // Removes a page from the index, so that no prompt finds it.
   void Forget(size_t group, PageId page) {
     index_->Forget(GroupIdOf(group), page);
   }
   // Makes every cached page free.
   void DropAll();
 
-  // Counts its hashes in `page_hashes`; at least one token is left to compute.
+  // Finds the longest cached prefix that leaves at least one token to compute.
+  // Adds the number of computed hashes to `page_hashes`.
   PrefixHit Find(absl::Span<const int32_t> token_ids,
                  const StartOptions& options, int64_t* page_hashes) const;
-  // The nodes of the full pages of these tokens, as far as the index has them.
-  // Each may have a page in some groups and none in others.
+  // The nodes of the full pages of these tokens, up to the first page that is
+  // not in the index. A node may have a page in some groups and none in others.
   std::vector<PrefixNodeId> FindPages(absl::Span<const int32_t> token_ids,
                                       const StartOptions& options) const;
   PageId page(PrefixNodeId node, size_t group) const {
     return index_->page(node, GroupIdOf(group));
   }
-  // The first page that the token after `num_pages` full pages sees.
+  // The first page that the token after `num_pages` full pages attends to.
   int64_t FirstVisiblePage(size_t group, int64_t num_pages) const;
 
-  // Decides whether the sequence publishes, and makes the salt's root its
-  // chain.
+  // Decides whether the sequence publishes pages, and if so, starts its chain
+  // at the salt's root.
   void StartChain(const StartOptions& options, PrefixChain* out);
-  // The chain goes on from `node`.
+  // Makes `node` the end of the sequence's chain.
   void Continue(PrefixNodeId node, PrefixChain* out) {
     out->chain = index_->Ref(node);
   }
-  // A copy for a fork. Tails that give way stay with the parent.
+  // Returns the chain for a fork. Tails that give way remain the parent's.
   PrefixChain Fork(const PrefixChain& parent);
-  // Adds committed tokens. Publishes each page that they fill, with the ids
-  // that `page_of(group, index)` returns; `first_page` is the index of the page
-  // that is now being filled.
+  // Adds committed tokens to the chain and publishes each page that they fill.
+  // `page_of(group, index)` returns the page's id; `first_page` is the index of
+  // the page that is now being filled.
   template <typename PageOf>
   void Publish(absl::Span<const int32_t> token_ids, int64_t first_page,
                PageOf&& page_of, PrefixChain* sequence) {
@@ -112,16 +117,17 @@ class PrefixCache {
     }
   }
 
-  // Pages for a tail at the end of the chain, if the policy wants one after
-  // `logical_tokens` and pages can be had; else null. The caller lists copies
-  // of the sequence's side pages into them before anything else changes.
+  // Publishes a tail at the end of the chain if the policy wants one after
+  // `logical_tokens` and there are pages for it; returns its pages, or null.
+  // The caller must immediately list copies of the sequence's side pages into
+  // these pages.
   const TailPages* PublishTail(int64_t logical_tokens, PrefixChain* sequence);
   const TailPages& tail(PrefixNodeId node) const { return index_->tail(node); }
   void KeepTail(PrefixNodeId node) { index_->KeepTail(node); }
-  // Forgets the tail that a page belongs to, if any.
+  // Drops the tail to which a page belongs, if there is one.
   void ForgetTailOf(size_t group, PageId page);
-  // Call after the sequence's token pages were released: tails go together with
-  // these pages and not before them.
+  // Call it after the sequence's token pages were released, so that its tails
+  // are not evicted before these pages.
   void WarmTails(const PrefixRef& chain);
 
  private:
@@ -135,7 +141,8 @@ class PrefixCache {
   const std::unique_ptr<PrefixHasher> hasher_;
   std::vector<std::unique_ptr<PagePool>> pools_;  // by PageGroupId
   std::unique_ptr<PrefixIndex> index_;
-  std::vector<PageId> pages_to_publish_;  // by group; reused between calls
+  // by group; kept as a buffer between calls
+  std::vector<PageId> pages_to_publish_;
   KvCacheStats& counts_;
 };
 

@@ -11,7 +11,7 @@
 namespace kvasir::cache {
 namespace {
 
-// The first hashed byte. It keeps salts and pages apart.
+// The first hashed byte distinguishes salts from pages.
 constexpr uint8_t kRootDomain = 0;
 constexpr uint8_t kPageDomain = 1;
 
@@ -23,7 +23,8 @@ struct FreeMacContext {
 };
 using MacContext = std::unique_ptr<EVP_MAC_CTX, FreeMacContext>;
 
-// The MAC takes keys of at most 64 bytes, but cache ids may have any length.
+// Hashes the cache id, because the MAC's key has at most 64 bytes, but a cache
+// id may have any length.
 std::vector<uint8_t> KeyOf(absl::string_view cache_id) {
   std::vector<uint8_t> key(64);
   unsigned int size = 0;
@@ -60,7 +61,7 @@ class Blake2Hasher final : public PrefixHasher {
                     absl::Span<const int32_t> token_ids) const override {
     const MacContext context = Start(kPageDomain);
     Update(context, parent.bytes.data(), parent.bytes.size());
-    // Little-endian on every machine.
+    // Token ids are hashed as little-endian bytes on every machine.
     std::array<uint8_t, 256> buffer;
     size_t used = 0;
     for (int32_t id : token_ids) {
@@ -78,7 +79,8 @@ class Blake2Hasher final : public PrefixHasher {
   }
 
  private:
-  // A copy of the keyed context, so that const methods share nothing.
+  // Copies the keyed context, so that concurrent calls of const methods share
+  // no state.
   MacContext Start(uint8_t domain) const {
     MacContext context(EVP_MAC_CTX_dup(keyed_.get()));
     KVASIR_CHECK(context != nullptr);

@@ -17,8 +17,8 @@
 
 namespace kvasir::cache {
 
-// It increases when equal inputs get other hashes. Routers and workers compare
-// it.
+// Increase it when equal inputs get different hashes. Routers and workers must
+// have the same version.
 inline constexpr uint32_t kPrefixHashVersion = 1;
 
 struct PrefixHash {
@@ -43,7 +43,8 @@ class PrefixHasher {
                             absl::Span<const int32_t> token_ids) const = 0;
 };
 
-// BLAKE2b keyed by cache_id, 128 bits. The result is equal on every machine.
+// Makes the hasher that is used in production: BLAKE2b with 128 bits, keyed by
+// cache_id. The results are equal on every machine.
 std::unique_ptr<PrefixHasher> MakePrefixHasher(absl::string_view cache_id);
 
 }  // namespace kvasir::cache

@@ -16,7 +16,7 @@ std::string Hex(const PrefixHash& hash) {
       std::string(hash.bytes.begin(), hash.bytes.end()));
 }
 
-TEST(PrefixHashTest, NamesAreTheSameOnEveryMachine) {
+TEST(PrefixHashTest, HashesAreEqualOnEveryMachine) {
   // The expected values come from Python's hashlib:
   // blake2b(key=blake2b(b"cache-1").digest(), digest_size=16) over 00 "tenant",
   // then over 01, the parent and the ids.
@@ -25,7 +25,7 @@ TEST(PrefixHashTest, NamesAreTheSameOnEveryMachine) {
   EXPECT_EQ(Hex(root), "cb4289c2622e3dc4e928fe0ba5bfbe0d");
   EXPECT_EQ(Hex(hasher->Extend(root, {1, 2, 3, -1})),
             "3ceaa5a46625f6a1c80d8e6319efc59b");
-  // Longer than one buffer of the hasher.
+  // More token ids than fit into the hasher's buffer.
   std::vector<int32_t> ids(150);
   std::iota(ids.begin(), ids.end(), 1000);
   EXPECT_EQ(Hex(hasher->Extend(root, ids)), "b8f6e05733e6a6c05c0708c7b43ee78b");
@@ -44,7 +44,7 @@ TEST(PrefixHashTest, EveryInputChangesTheHash) {
       Hex(hasher->Extend(root, {2, 1})),
       Hex(hasher->Extend(root, {1, 2, 0})),
       Hex(MakePrefixHasher("b")->Root("")),
-      // A salt with the bytes of a page has another name.
+      // A salt whose bytes equal those of a page must have another hash.
       Hex(hasher->Root(std::string(root.bytes.begin(), root.bytes.end()))),
       Hex(hasher->Extend(root, {})),
   };

@@ -55,7 +55,8 @@ PrefixRef PrefixIndex::Publish(const NewPage& page) {
   KVASIR_CHECK(page.pages.size() == pools_.size());
   PrefixNodeId child = FindChild(page.parent, page.hash, page.token_ids);
   if (!child.valid()) {
-    if (by_hash_.contains(page.hash)) return PrefixRef();  // a collision
+    // another node has this hash: a collision
+    if (by_hash_.contains(page.hash)) return PrefixRef();
     child = NewNode(page.parent, page.hash);
     if (!child.valid()) return PrefixRef();
     std::copy(page.token_ids.begin(), page.token_ids.end(), tokens(child));
@@ -99,7 +100,7 @@ int64_t PrefixIndex::Forget(PageGroupId group, PageId page) {
   KVASIR_CHECK(id.valid());
   int64_t forgotten = DropTail(id);
   if (page_slot(id, group) != page) {
-    KVASIR_CHECK(forgotten > 0);  // it was a page of the tail
+    KVASIR_CHECK(forgotten > 0);  // the tail has at least this page
     return forgotten;
   }
   page_slot(id, group) = PageId();
@@ -137,7 +138,8 @@ void PrefixIndex::WarmTails(PrefixNodeId id) {
 void PrefixIndex::MakeNewest(TailList::iterator tail) {
   tails_.splice(tails_.end(), tails_, tail);
   for (size_t g = 0; g < pools_.size(); ++g) {
-    // Taking and dropping a reference makes a cached page the newest.
+    // Taking and dropping a reference moves a cached page to the end of the
+    // eviction order.
     for (const PageId page : tail->pages[g]) pools_[g]->Share(page);
   }
 }
@@ -148,8 +150,8 @@ int64_t PrefixIndex::DropTail(PrefixNodeId id) {
   int64_t dropped = 0;
   for (size_t g = 0; g < pools_.size(); ++g) {
     const std::vector<PageId>& pages = found->second->pages[g];
-    // The last page is freed first, so that free pages are taken in the order
-    // of the tail.
+    // Frees the last page first, because the page freed last is allocated
+    // first. So the pages are reused in the tail's order.
     for (size_t i = pages.size(); i-- > 0;) pools_[g]->ClearTag(pages[i]);
     tail_pages_[g] -= static_cast<int64_t>(pages.size());
     dropped += static_cast<int64_t>(pages.size());

@@ -39,7 +39,8 @@ class PrefixIndex;
 // The pages of a tail, by page group; empty for a group without side pages.
 using TailPages = std::vector<std::vector<PageId>>;
 
-// Keeps a node alive. Movable, not copyable. The index must outlive it.
+// A reference that keeps a node in the index. Movable, not copyable. The index
+// must outlive it.
 class PrefixRef {
  public:
   PrefixRef() = default;
@@ -69,7 +70,7 @@ class PrefixRef {
 struct PrefixIndexOptions {
   int64_t page_tokens = 0;
   // The most nodes, roots included, that may exist at once. This limits the
-  // memory.
+  // index's memory.
   int64_t max_nodes = 0;
 };
 
@@ -83,20 +84,22 @@ class PrefixIndex {
   PrefixIndex(const PrefixIndex&) = delete;
   PrefixIndex& operator=(const PrefixIndex&) = delete;
 
-  // The root of a salt. FindRoot is invalid if there is none yet. TakeRoot
-  // makes it, and returns an empty reference if there is no room.
+  // The root of a salt. FindRoot returns an invalid id if there is none yet.
+  // TakeRoot adds it if necessary, and returns an empty reference if there is
+  // no room.
   PrefixNodeId FindRoot(absl::string_view salt) const;
   PrefixRef TakeRoot(absl::string_view salt, const PrefixHash& hash);
 
-  // The child of `parent` with these token ids. Invalid if there is none, or if
-  // another node has the hash.
+  // The child of `parent` with these token ids. Returns an invalid id if there
+  // is none, or if another node has the same hash.
   PrefixNodeId FindChild(PrefixNodeId parent, const PrefixHash& hash,
                          absl::Span<const int32_t> token_ids) const;
 
   // Finds or adds the child of `parent` with these token ids, and gives it the
-  // pages (by group) that it lacks. If it has a page already, that one stays
-  // and the new one remains private to its sequence. Empty if another node has
-  // the hash, or if there is no room.
+  // pages (by group) that it lacks. If the node already has a page in a group,
+  // it keeps this page, and the new page stays private to its sequence. Returns
+  // an empty reference if another node has the same hash, or if there is no
+  // room.
   struct NewPage {
     PrefixNodeId parent;
     PrefixHash hash;
@@ -111,19 +114,20 @@ class PrefixIndex {
 
   PrefixRef Ref(PrefixNodeId node);
 
-  // Invalid if the node has no page in the group.
+  // The node's page in the group. Invalid if it has none.
   PageId page(PrefixNodeId node, PageGroupId group) const;
   const PrefixHash& hash(PrefixNodeId node) const;
 
-  // Forgets the group's oldest cached page, which becomes free. Returns the
-  // number of pages forgotten, as Forget does; 0 if none is cached.
+  // Removes the group's oldest cached page from the index, so that it becomes
+  // free. Returns the number of removed pages, as Forget does; 0 if no page is
+  // cached.
   int64_t EvictOldest(PageGroupId group);
-  // Forgets a tagged page and the tail that depends on it. Returns the number
-  // of pages forgotten.
+  // Removes a tagged page, and the tail that depends on it, from the index.
+  // Returns the number of removed pages.
   int64_t Forget(PageGroupId group, PageId page);
 
-  // Gives the node a tail in these pages, which are used and untagged. The node
-  // must have a page in every group, and no tail.
+  // Gives the node a tail that consists of these pages, which must be used and
+  // untagged. The node must have a page in every group, and no tail.
   void PublishTail(PrefixNodeId node, TailPages pages, bool gives_way);
   bool has_tail(PrefixNodeId node) const { return tail_of_.contains(node); }
   const TailPages& tail(PrefixNodeId node) const {
@@ -136,7 +140,8 @@ class PrefixIndex {
   // cached pages move to the end of the lists, so they are evicted together
   // with the pages of their nodes and not before.
   void WarmTails(PrefixNodeId node);
-  // Each of these returns the number of pages forgotten.
+  // The next functions return the number of pages that were removed from the
+  // index.
   int64_t DropTail(PrefixNodeId node);
   int64_t DropTailThatGivesWay(PrefixNodeId node);
   int64_t DropOldestTail();
@@ -147,7 +152,8 @@ class PrefixIndex {
   int64_t num_nodes() const { return num_nodes_; }
   int64_t max_nodes() const { return options_.max_nodes; }
   int64_t metadata_bytes() const;
-  // INTERNAL if nodes and tags contradict each other. Walks everything.
+  // Returns INTERNAL if nodes and tags contradict each other. Walks all nodes
+  // and pages.
   absl::Status CheckInvariants() const;
 
  private:
@@ -182,7 +188,8 @@ class PrefixIndex {
   int32_t* tokens(PrefixNodeId id) const;
   PrefixNodeId NewNode(PrefixNodeId parent, const PrefixHash& hash);
   void Unreference(PrefixNodeId id);
-  // Removes the node and then its ancestors while nothing needs them.
+  // Removes the node, and then its ancestors, up to the first node that is
+  // still needed.
   void Prune(PrefixNodeId id);
   void MakeNewest(TailList::iterator tail);
   // Checks the tails and adds their pages to `tagged`.

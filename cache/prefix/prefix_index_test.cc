@@ -13,8 +13,8 @@ constexpr PageGroupId kGroup(0);
 
 class PrefixIndexTest : public ::testing::Test {
  protected:
-  // Publishes a child with a page of its own. The pin is dropped, so the page
-  // is cached.
+  // Publishes a child with its own page, and drops the page's pin, so that the
+  // page is cached.
   PrefixRef Publish(PrefixNodeId parent, const std::vector<int32_t>& ids) {
     PagePin page = *pool_.Allocate();
     const std::vector<PageId> pages = {page.page()};
@@ -71,8 +71,9 @@ TEST_F(PrefixIndexTest, ANodeWithoutPagesLivesWhileItIsReferenced) {
   EXPECT_EQ(index_.num_nodes(), 3);
   KVASIR_EXPECT_OK(index_.CheckInvariants());
   EXPECT_TRUE(index_.EvictOldest(kGroup));  // the page of b
-  EXPECT_EQ(index_.num_nodes(), 3);         // b is still referenced
-  b.Reset();                                // this also removes its ancestors
+  // All three nodes remain, because `b` is still referenced.
+  EXPECT_EQ(index_.num_nodes(), 3);
+  b.Reset();  // this also removes its ancestors
   EXPECT_EQ(index_.num_nodes(), 0);
   EXPECT_FALSE(index_.EvictOldest(kGroup));
   KVASIR_EXPECT_OK(index_.CheckInvariants());

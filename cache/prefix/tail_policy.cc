@@ -5,8 +5,8 @@
 namespace kvasir::cache {
 namespace {
 
-// A tail helps at one boundary of a text, and token pages help everywhere. So
-// most of a pool belongs to tokens.
+// Tails may take one of this many pages of a pool. A tail helps at only one
+// boundary of a text, so most pages are left for tokens.
 constexpr int64_t kPagesPerTailPage = 4;
 
 }  // namespace
@@ -24,8 +24,8 @@ TailPolicy::TailPolicy(const TailLookup& lookup)
 TailKind TailPolicy::At(int64_t tokens) const {
   if (page_tokens_ == 0 || tokens % page_tokens_ != 0) return TailKind::kNone;
   if (tokens > num_tokens_) return TailKind::kGivesWay;
-  // A step that ends at the last boundary anyway costs nothing extra for its
-  // tail.
+  // If a step ends at the last boundary anyway, its tail needs no additional
+  // step.
   const bool is_last = tokens + page_tokens_ > num_tokens_;
   return tokens == cut_tokens_ || is_last ? TailKind::kStays : TailKind::kNone;
 }

@@ -13,25 +13,28 @@
 
 namespace kvasir::cache {
 
-// How much of a sequence's tokens a start found.
+// How many tokens of a starting sequence the index had.
 struct TailLookup {
   int64_t page_tokens = 0;  // P
-  int64_t num_tokens = 0;   // of the prompt, including what was emitted before
-  // Tokens whose whole pages the index has, and tokens up to the last boundary
-  // with a tail. The latter are the hit.
+  // tokens of the prompt, including those emitted before a preemption
+  int64_t num_tokens = 0;
+  // The number of tokens whose whole pages the index has, and the number of
+  // tokens up to the last boundary with a tail, from which the sequence
+  // continues.
   int64_t paged_tokens = 0;
   int64_t found_tokens = 0;
 };
 
 enum class TailKind {
   kNone,
-  kStays,     // until it is the oldest tail
-  kGivesWay,  // until the sequence's next one, unless it was found
+  kStays,  // the tail stays until it is the oldest one and room is needed
+  // the sequence's next tail replaces it, unless a prompt has found it
+  kGivesWay,
 };
 
 class TailPolicy {
  public:
-  TailPolicy() = default;  // no tails
+  TailPolicy() = default;  // a policy that wants no tails
   explicit TailPolicy(const TailLookup& lookup);
 
   // The boundary at which a step of the prompt should end if it reaches that
@@ -40,7 +43,8 @@ class TailPolicy {
   // Without a fork point it is the last boundary of the prompt.
   int64_t cut_tokens() const { return cut_tokens_; }
 
-  // The tail of the tokens that are committed when a step ends at `tokens`.
+  // The kind of tail that is published when a step ends with `tokens` committed
+  // tokens.
   TailKind At(int64_t tokens) const;
 
  private:
@@ -49,7 +53,8 @@ class TailPolicy {
   int64_t cut_tokens_ = 0;
 };
 
-// The most pages of a group that tails may take: a quarter, or one tail.
+// The most pages of a group that tails may take: a quarter of the pool, but at
+// least one tail.
 int64_t MaxTailPages(int64_t num_pages, int64_t pages_per_tail);
 
 }  // namespace kvasir::cache

@@ -15,15 +15,16 @@ TailPolicy Policy(int64_t num_tokens, int64_t paged_tokens = 0,
                      .found_tokens = found_tokens});
 }
 
-TEST(TailPolicyTest, CutsAtTheLastBoundaryOfThePrompt) {
+TEST(TailPolicyTest, AStepShouldEndAtTheLastBoundaryOfThePrompt) {
   EXPECT_EQ(Policy(3).cut_tokens(), 0);
   EXPECT_EQ(Policy(4).cut_tokens(), 4);
   EXPECT_EQ(Policy(11).cut_tokens(), 8);
   EXPECT_EQ(Policy(11, 4, 4).cut_tokens(), 8);
-  EXPECT_EQ(Policy(11, 8, 8).cut_tokens(), 0);  // all is found: no new tail
+  // all boundaries have tails, so no new tail
+  EXPECT_EQ(Policy(11, 8, 8).cut_tokens(), 0);
 }
 
-TEST(TailPolicyTest, CutsAtAForkPointInstead) {
+TEST(TailPolicyTest, AStepShouldEndAtAForkPointIfThereIsOne) {
   EXPECT_EQ(Policy(23, 8, 0).cut_tokens(), 8);
   EXPECT_EQ(Policy(23, 16, 8).cut_tokens(), 16);
 }
@@ -39,7 +40,7 @@ TEST(TailPolicyTest, TailsOfThePromptStayAndThoseOfTheOutputGiveWay) {
   EXPECT_EQ(prompt.At(16), TailKind::kGivesWay);
 }
 
-TEST(TailPolicyTest, AForkPointAndTheLastBoundaryBothStay) {
+TEST(TailPolicyTest, TailsAtAForkPointAndAtTheLastBoundaryBothStay) {
   const TailPolicy prompt = Policy(23, 8, 0);
   EXPECT_EQ(prompt.At(4), TailKind::kNone);
   EXPECT_EQ(prompt.At(8), TailKind::kStays);

@@ -27,33 +27,33 @@ namespace kvasir::cache {
 class BlockTable {
  public:
   explicit BlockTable(int64_t page_tokens) : page_tokens_(page_tokens) {}
-  // A table that was moved from is empty. The destructor gives the pages back
-  // from the last one on, so that a chain of cached pages is evicted from its
-  // end.
+  // A table that was moved from is empty. The destructor releases the pages
+  // from the last one to the first, so that cached pages at the end of a
+  // sequence are evicted first.
   BlockTable(BlockTable&&) = default;
   BlockTable& operator=(BlockTable&&) = delete;
   ~BlockTable() { Clear(); }
 
-  // Appends entries that name no page, before any other entry. A prefix hit has
-  // them for pages outside the window.
+  // Appends entries without a page to an empty table. After a prefix hit, the
+  // pages outside the window have such entries.
   void AppendReleased(int64_t count);
   void Append(PagePin page);
 
-  // Sets the lengths after a prefix hit of so many tokens. All entries are
-  // full.
+  // Sets the lengths after a prefix hit of `tokens` tokens, which fill all
+  // entries.
   void SetFound(int64_t tokens);
-  // Tokens were written into the slots from next_slot on. Entries for these
-  // slots must exist.
+  // Records that `tokens` tokens were written into the slots from next_slot on.
+  // Entries for these slots must exist.
   void Advance(int64_t tokens);
   // Set the lengths for a fork or an image. `next_slot` need not have an entry
   // yet.
   void SetLengthsOf(const BlockTable& other);
   void SetLengths(int64_t logical_tokens, int64_t next_slot);
 
-  // The first `kept` slots (1 .. next_slot) now hold everything that stays. The
-  // next token goes after them, and the entries after them are given up. No
-  // entry may have been given up at the front. Returns the number of pages
-  // given up.
+  // Shrinks the table to its first `kept` slots (1 .. next_slot), into which
+  // the eviction moves everything that stays. The next token goes after these
+  // slots, and the pages after them are given up. No entry may have been given
+  // up at the front. Returns the number of pages given up.
   int64_t Compact(int64_t kept);
 
   // Gives up the pages below entry `first_live` (at most num_entries). Returns
@@ -69,16 +69,16 @@ class BlockTable {
   int64_t first_live() const { return first_live_; }
   int64_t num_entries() const { return static_cast<int64_t>(entries_.size()); }
   int64_t num_live() const { return num_entries() - first_live_; }
-  // Invalid for a released entry.
+  // The page of an entry. Invalid if the entry was released.
   PageId page(int64_t index) const {
     return entries_[static_cast<size_t>(index)].page();
   }
-  // The number of entries to append before there is room for `tokens` more
-  // slots.
+  // The number of entries that must be appended before `tokens` more tokens
+  // have slots.
   int64_t MissingEntries(int64_t tokens) const;
 
-  // Appends the change since the last call, if there is any. The first change
-  // is a reset. Returns the number of entries that it carries.
+  // Appends the change since the last call to `out`, if there is one. The first
+  // change is a reset. Returns the number of entries in the change.
   int64_t TakeDelta(
       PageGroupId group,
       google::protobuf::RepeatedPtrField<kvasir::v1::BlockTableDelta>* out);
@@ -93,7 +93,7 @@ class BlockTable {
   int64_t first_live_ = 0;
   int64_t next_slot_ = 0;
   int64_t logical_tokens_ = 0;
-  // The state that the executor knows.
+  // The part of the table's state that was sent to the executor.
   bool announced_ = false;
   int64_t sent_entries_ = 0;
   int64_t sent_first_live_ = 0;

@@ -46,7 +46,7 @@ TEST_F(BlockTableTest, LogicalLengthStaysWhenSlotsAreGivenUp) {
   EXPECT_EQ(table_.num_live(), 1);
   EXPECT_FALSE(table_.page(1).valid());
   EXPECT_EQ(pool_.used_pages(), 1);
-  EXPECT_EQ(table_.ReleaseFront(1), 0);  // an entry never comes back
+  EXPECT_EQ(table_.ReleaseFront(1), 0);  // an entry that was given up stays so
   Append(1);
   table_.Advance(3);
   EXPECT_EQ(table_.first_live(), 2);
@@ -79,7 +79,8 @@ TEST_F(BlockTableTest, SendsAResetForAnEmptyTable) {
   EXPECT_FALSE(Delta().reset());
 }
 
-// After an eviction of slots, the logical length stays.
+// After an eviction of slots, the table grows from its physical length, while
+// the logical length continues to count all tokens.
 TEST_F(BlockTableTest, GrowingATableNeverUndoesACompaction) {
   Append(3);
   table_.Advance(10);
@@ -94,7 +95,8 @@ TEST_F(BlockTableTest, GrowingATableNeverUndoesACompaction) {
   table_.Advance(4);
   EXPECT_EQ(table_.logical_tokens(), 14);
   EXPECT_EQ(table_.next_slot(), 9);
-  // The executor has dropped the entry when it did the eviction.
+  // The delta contains only the new page, because the executor has dropped the
+  // evicted entry itself.
   const kvasir::v1::BlockTableDelta delta = Delta();
   EXPECT_FALSE(delta.reset());
   EXPECT_EQ(delta.appended_pages_size(), 1);
@@ -102,7 +104,7 @@ TEST_F(BlockTableTest, GrowingATableNeverUndoesACompaction) {
   EXPECT_EQ(table_.Compact(8), 0);
 }
 
-TEST_F(BlockTableTest, GivesPagesBackFromTheLastOneOn) {
+TEST_F(BlockTableTest, ReleasesPagesFromTheLastToTheFirst) {
   Append(3);
   for (int32_t p = 0; p < 3; ++p) pool_.SetTag(PageId(p), p);
   table_.Clear();
@@ -126,7 +128,7 @@ TEST_F(BlockTableTest, FoundTokensMayBeOutsideTheWindow) {
 TEST_F(BlockTableTest, MisuseAborts) {
   Append(1);
   EXPECT_DEATH(table_.Advance(5), "MissingEntries");
-  // these slots are not written yet
+  // the slots of this page are not written yet
   EXPECT_DEATH(table_.ReleaseFront(1), "first_live");
   EXPECT_DEATH(table_.AppendReleased(1), "empty");
 }

@@ -1,4 +1,4 @@
-// The functions of SequenceTables that compute figures and check invariants.
+// The functions of SequenceTables that compute statistics and check invariants.
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -16,7 +16,7 @@ PageGroupStats SequenceTables::GroupStats(size_t group,
   stats.used_pages = pages.used_pages();
   stats.free_pages = pages.available_pages();
   stats.cached_pages = pages.cached_pages();
-  // Several sequences may wait for copies of the same tail.
+  // A tail counts once, although several sequences may wait for copies of it.
   absl::flat_hash_set<PageId> held_tails;
   for (const SequenceState* sequence : sequences) {
     const GroupState& state = sequence->groups[group];
@@ -101,7 +101,7 @@ absl::Status SequenceTables::CheckSequence(
     if (entries * page_tokens < end) {
       return broken(g, entries, " entries for ", end, " slots");
     }
-    // The pages that the next step writes must not be found by a prefix.
+    // The pages that the next step writes must not be in the prefix index.
     for (int64_t i = table.next_slot() / page_tokens;
          i * page_tokens < end && !state.fork_page; ++i) {
       if (pool(g).tag(table.page(i)) >= 0) {

@@ -13,7 +13,7 @@
 
 namespace kvasir::cache {
 
-// One sequence in one page group.
+// The state of one sequence in one page group.
 struct GroupState {
   explicit GroupState(int64_t page_tokens) : table(page_tokens) {}
 
@@ -21,14 +21,14 @@ struct GroupState {
   EvictionSchedule eviction;
   std::vector<PagePin> side_pages;
   bool side_pages_sent = false;
-  // Until the first reservation: the pages that the side pages will be copies
-  // of.
+  // The pages of the found tail, from which the first reservation copies the
+  // side pages. Empty after that.
   std::vector<PagePin> tail_pages;
-  // In a fork, until its first reservation: the page whose first slots it will
-  // copy. The table ends before it.
+  // In a fork that has not reserved yet: the parent's partly filled page, which
+  // the first reservation copies. The table ends before this page.
   PagePin fork_page;
 
-  // True if slots must go before the next token is written.
+  // True if slots must be evicted before the next token is written.
   bool EvictionDue() const {
     return eviction.IsPoint(table.logical_tokens()) &&
            table.next_slot() > eviction.kept_slots();
@@ -46,7 +46,8 @@ struct GroupState {
     for (const PagePin& page : tail_pages) function(page.page());
     if (fork_page) function(fork_page.page());
   }
-  // The number of references that ForEachPage visits.
+  // The number of page references that this sequence holds, which are those
+  // that ForEachPage visits.
   int64_t num_references() const {
     return table.num_live() +
            static_cast<int64_t>(side_pages.size() + tail_pages.size()) +
@@ -82,7 +83,8 @@ struct SequenceState {
   int64_t reserved_tokens = 0;
 };
 
-// The eviction schedule of a sequence of `num_tokens` tokens in a group.
+// The eviction schedule in a group for a sequence that starts with `num_tokens`
+// tokens.
 EvictionSchedule ScheduleOf(const KvCacheConfig& config, size_t group,
                             size_t num_tokens, const StartOptions& options);
 

@@ -139,12 +139,13 @@ void SequenceTables::AllocateMissing(SequenceState* sequence, size_t group,
   }
 }
 
-// Without a free page to copy into, the fork takes the page itself, which
-// nothing else holds.
+// Used if no page is free for the copy: the fork takes the parent's page
+// itself, because nothing else holds it any more.
 void SequenceTables::TakeOverForkPage(GroupState* state, size_t group) {
   KVASIR_CHECK(state->CanTakeOver(pool(group)));
   const PageId page = state->fork_page.page();
-  // The parent may have filled and published the page before it ended.
+  // The parent may have filled and published the page before it ended. The fork
+  // will write into it, so it must no longer be found.
   if (pool(group).tag(page) >= 0) cache_.Forget(group, page);
   const int64_t filled = state->table.next_slot() % config_.page_tokens;
   pool(group).SetFilledSlots(page, static_cast<int32_t>(filled));
@@ -162,8 +163,8 @@ bool SequenceTables::HoldsUnsharedTail(const SequenceState& sequence) const {
   return any;
 }
 
-// Without free pages to copy the tail into, the sequence takes the tail's own
-// pages, which nothing else holds.
+// Used if no pages are free for the copies of the tail: the sequence takes the
+// tail's own pages, because nothing else holds them.
 void SequenceTables::TakeOverTail(SequenceState* sequence) {
   for (size_t g = 0; g < num_groups(); ++g) {
     GroupState& state = sequence->groups[g];
@@ -180,8 +181,8 @@ void SequenceTables::AllocateSidePages(GroupState* state, size_t group) {
   while (static_cast<int64_t>(state->side_pages.size()) < side_pages) {
     state->side_pages.push_back(cache_.Allocate(group));
   }
-  // The copies come before everything that the step writes. So the tail's pages
-  // may be reused as soon as the copies are listed.
+  // The step does its copies before it writes anything. So the tail's pages may
+  // be reused as soon as the copies are listed.
   for (size_t i = 0; i < state->tail_pages.size(); ++i) {
     CopyPage(group, state->tail_pages[i].page(), state->side_pages[i].page());
   }
@@ -311,8 +312,8 @@ void SequenceTables::CopyPages(const GroupState& from, size_t group,
   to->table.SetLengthsOf(from.table);
 }
 
-// The child takes its copy now: the parent may overwrite its rows in the very
-// next step, and the child may run later.
+// Copies the side pages for the child at once, because the parent may overwrite
+// their rows in the next step, before the child runs.
 void SequenceTables::ForkSidePages(const SequenceState& parent,
                                    SequenceState* child) {
   for (size_t g = 0; g < num_groups(); ++g) {
@@ -350,8 +351,9 @@ void SequenceTables::TakeDeltas(SequenceState* sequence,
           begin + written_before, begin + sequence->reserved_tokens)));
     }
     if (state.side_pages.empty() || state.side_pages_sent) continue;
-    // Side pages come with the first reservation, so the table is new as well
-    // and a delta has just been appended.
+    // The side pages are sent in the delta of the block table. There is one,
+    // because side pages come with the first reservation, which also makes the
+    // table.
     kvasir::v1::BlockTableDelta* delta =
         out->mutable_block_tables(out->block_tables_size() - 1);
     for (const PagePin& page : state.side_pages) {

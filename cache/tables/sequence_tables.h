@@ -1,6 +1,6 @@
-// Block tables and side pages of sequences: how they grow, fork, shrink and are
-// sent to the executor. PrefixCache gives the pages, PageCopies lists the
-// copies.
+// Manages the block tables and side pages of sequences: they grow, fork, shrink
+// and are sent to the executor. PrefixCache provides the pages, PageCopies
+// lists the copies.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,16 @@
 
 namespace kvasir::cache {
 
-// An expected refusal is a value: the scheduler preempts a sequence or waits.
+// Whether pages could be reserved. A refusal is not an error: the scheduler
+// preempts a sequence or waits.
 struct ReserveResult {
   bool ok = false;
   // The first group that has too few pages. `free_pages` includes cached pages.
   PageGroupId group;
   int64_t want_pages = 0;
   int64_t free_pages = 0;
-  // Set by a refused reservation: for how many tokens the group has pages.
-  // Below 1: for none.
+  // After a refused reservation: the number of tokens for which the group has
+  // pages. Below 1: not even one token.
   int64_t fits_tokens = 0;
 
   explicit operator bool() const { return ok; }
@@ -42,12 +43,13 @@ class SequenceTables {
   SequenceTables(const KvCacheConfig& config, PrefixCache* cache,
                  PageCopies* copies, KvCacheStats* counts);
 
-  // Puts the pages of a hit, and references to its tail, into a new sequence.
+  // Gives a new sequence the pages of a prefix hit, and references to the hit's
+  // tail.
   void TakePrefix(const PrefixHit& hit, SequenceState* out);
   ReserveResult Reserve(int64_t new_tokens, SequenceState* sequence);
-  // `num_tokens` of the reserved slots have been written.
+  // Records that `num_tokens` of the reserved slots have been written.
   void Commit(int64_t num_tokens, SequenceState* sequence);
-  // Lists copies of the sequence's side pages into a tail's pages.
+  // Lists copies of the sequence's side pages into the pages of a new tail.
   void CopySidePages(const SequenceState& sequence, const TailPages& to);
   void ReleaseOutsideWindows(SequenceState* sequence);
   void Evict(SequenceId id, SequenceState* sequence);
@@ -60,17 +62,18 @@ class SequenceTables {
   void TakeEvictions(
       google::protobuf::RepeatedPtrField<kvasir::v1::SlotEviction>* out);
 
-  // Pages of the group that the sequence can get, including those of a tail
-  // that only this sequence holds.
+  // The number of pages of the group that the sequence can get, including those
+  // of a tail that only this sequence holds.
   int64_t AvailablePages(const SequenceState& sequence, size_t group) const;
   int64_t PagesFreedByRelease(const SequenceState& sequence) const;
   int64_t SharedTokens(const SequenceState& sequence) const;
 
   // The functions below walk all live sequences.
   using States = absl::Span<const SequenceState* const>;
-  // Everything except the figures of the host pool.
+  // All statistics of a page group except those of the host pool.
   PageGroupStats GroupStats(size_t group, States sequences) const;
-  // INTERNAL with the first contradiction between tables, pools and index.
+  // Returns INTERNAL with the first contradiction between tables, pools and
+  // index.
   absl::Status CheckSequence(SequenceId id,
                              const SequenceState& sequence) const;
   absl::Status CheckReferences(States sequences) const;
@@ -85,7 +88,8 @@ class SequenceTables {
   void TakeOverForkPage(GroupState* state, size_t group);
   void CopyPage(size_t group, PageId from, PageId to);
   void HoldTail(PrefixNodeId node, SequenceState* out);
-  // True if the sequence waits for copies of a tail that nothing else holds.
+  // True if the sequence has found a tail, has not copied it yet, and nothing
+  // else holds the tail.
   bool HoldsUnsharedTail(const SequenceState& sequence) const;
   void TakeOverTail(SequenceState* sequence);
   void AllocateSidePages(GroupState* state, size_t group);
@@ -94,7 +98,7 @@ class SequenceTables {
   void ForkSidePages(const SequenceState& parent, SequenceState* child);
 
   const KvCacheConfig& config_;
-  const bool observes_;  // a group has an observation window
+  const bool observes_;  // at least one group has an observation window
   PrefixCache& cache_;
   PageCopies& copies_;
   KvCacheStats& counts_;

@@ -56,7 +56,8 @@ std::vector<int32_t> EvictionReference::Evict() {
   for (int64_t i = 0; i < held; ++i) {
     stays[static_cast<size_t>(i)] = i < rule_.sinks || i >= held - recent;
   }
-  // Slots are chosen one by one: the first slot with the highest score.
+  // Chooses the slots that stay one by one, each time the first slot with the
+  // highest score.
   for (int64_t n = kept - rule_.sinks - recent; n > 0; --n) {
     int64_t best = -1;
     float worth = 0;

@@ -1,5 +1,5 @@
-// The eviction policy in its simplest form, slot by slot. Devices and the
-// oracle are compared with it.
+// A reference implementation of the eviction policy in its simplest form, slot
+// by slot. Tests compare the devices and the oracle with it.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@
 
 namespace kvasir::cache {
 
-// The slots that one unit of a layer holds of a sequence.
+// Simulates the slots of a sequence that one eviction unit of a layer holds.
 class EvictionReference {
  public:
   struct Slot {
     int64_t position = 0;
-    float mass = 0;  // S
+    float mass = 0;  // attention mass
     float key_error = 0;
     float value_error = 0;
   };

@@ -13,7 +13,7 @@
 
 namespace kvasir::cache {
 
-// The arguments of a command, sorted by their form.
+// The arguments of a command, grouped by kind: numbers, names and options.
 struct KvCacheScenario::Words {
   std::vector<int32_t> numbers;  // with ranges expanded
   std::vector<std::string> names;

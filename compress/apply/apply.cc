@@ -1,5 +1,5 @@
-// ApplyLayerPlan: applies the parts one by one, then changes queries and
-// outputs as the parts require.
+// Implements ApplyLayerPlan: applies the parts one by one, then changes the
+// query and output projections as the parts require.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -21,7 +21,7 @@ using kvasir::v1::Part;
 using kvasir::v1::SidePlan;
 using plan::Side;
 
-// A projection of the request and its expected shape.
+// A projection weight or bias in the request, and the shape that it must have.
 struct WantedTensor {
   const char* name;
   const at::Tensor& tensor;
@@ -39,8 +39,8 @@ absl::Status CheckTensor(int64_t layer, const WantedTensor& want) {
   if (!want.wanted) return absl::OkStatus();
   if (want.tensor.sizes() != at::IntArrayRef(want.shape)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        place, ": want shape [", absl::StrJoin(want.shape, ", "), "], have [",
-        absl::StrJoin(want.tensor.sizes(), ", "), "]"));
+        place, " must have the shape [", absl::StrJoin(want.shape, ", "),
+        "], has [", absl::StrJoin(want.tensor.sizes(), ", "), "]"));
   }
   if (!at::isfinite(want.tensor).all().item<bool>()) {
     return absl::InvalidArgumentError(
@@ -96,7 +96,7 @@ void NameTensors(const plan::ResolvedPart& shape, AppliedPart& part,
   part.tensors.clear();
 }
 
-// Applies the parts that belong to one side only.
+// Applies the parts that belong only to keys or only to values.
 absl::StatusOr<std::vector<AppliedPart>> ApplySide(
     const ApplyRequest& request, const std::vector<plan::ResolvedPart>& shapes,
     Side side, InputMoments* moments, const LayerMoments* fisher,
@@ -115,7 +115,8 @@ absl::StatusOr<std::vector<AppliedPart>> ApplySide(
   return parts;
 }
 
-// Applies the joint parts, whose results come after the parts of either side.
+// Applies the joint parts, whose results are appended to the parts of keys and
+// of values.
 absl::Status ApplyJoint(const ApplyRequest& request,
                         const plan::ResolvedAttention& shapes,
                         InputMoments* moments, const LayerMoments* fisher,
@@ -142,7 +143,7 @@ bool AnyFolds(const std::vector<plan::ResolvedPart>& shapes) {
       [](const plan::ResolvedPart& shape) { return shape.folded; });
 }
 
-// The KV head that query head `head` attends with.
+// Returns the KV head that query head `head` uses.
 size_t KvHeadOf(const model::DecoderSpec& spec, int64_t head) {
   return static_cast<size_t>(head / (spec.num_heads / spec.num_kv_heads));
 }
@@ -178,13 +179,13 @@ void AddQueries(const ApplyRequest& request,
   }
 }
 
-// The columns of W_o for one query head, [M, D] float64.
+// Returns the columns of W_o for one query head, [M, D] float64.
 at::Tensor OutputOfHead(const ApplyRequest& request, int64_t head) {
   const int64_t dim = request.spec->head_dim;
   return request.weights.output.narrow(1, head * dim, dim).to(at::kDouble);
 }
 
-// The output after W_o, [M], of a constant value of every KV head.
+// Returns W_o times a value that is constant over tokens, [M].
 at::Tensor ConstantOutput(const ApplyRequest& request,
                           const at::Tensor& constant) {
   const model::DecoderSpec& spec = *request.spec;
@@ -225,7 +226,8 @@ void AddOutputs(const ApplyRequest& request,
   }
 }
 
-// UNIMPLEMENTED for plans whose tensors are not made from weights.
+// Resolves the layer's plan. UNIMPLEMENTED for plans whose tensors are not made
+// from weights.
 absl::StatusOr<plan::ResolvedAttention> ResolveForWeights(
     const kvasir::v1::LayerPlan& plan, const model::DecoderSpec& spec,
     int64_t layer) {

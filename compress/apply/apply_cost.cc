@@ -7,14 +7,15 @@
 namespace kvasir::compress {
 namespace {
 
-// Speed of float64 decompositions relative to float32 products. Measured with
-// LAPACK's gesdd and Cholesky at 1024 to 4096 rows.
+// Speed of float64 decompositions, divided by the speed of float32 products. It
+// was measured with LAPACK's gesdd and Cholesky at 1024 to 4096 rows.
 constexpr double kDecompositionSpeed = 0.15;
 constexpr double kFileBytesPerSecond = 5e8;
 
 double Cube(double x) { return x * x * x; }
 
-// A singular value decomposition of rows x columns with its vectors.
+// Returns the operations of a singular value decomposition of a [rows, columns]
+// matrix, including its singular vectors.
 double SvdOperations(double rows, double columns) {
   const double less = std::min(rows, columns);
   const double more = std::max(rows, columns);
@@ -51,8 +52,8 @@ ApplyCost CostOfApply(const model::Checkpoint& base,
   ApplyCost cost;
   constexpr int64_t kDoubleBytes = 8;
   constexpr int64_t kFloatBytes = 4;
-  // The Gram, its root and their copies; the projections in float32 and
-  // float64.
+  // Counts the Gram matrix, its root and their copies, and the projections in
+  // float32 and float64.
   cost.layer_bytes =
       6 * m * m * kDoubleBytes +
       m * (2 * q + 2 * kv) * (2 * kFloatBytes + 2 * kDoubleBytes);

@@ -1,5 +1,5 @@
-// Applies full parts: whole keys or values, or their coordinates in a principal
-// basis.
+// Applies full parts, which store whole keys or values, or their coordinates in
+// a principal basis.
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "compress/apply/apply_part.h"

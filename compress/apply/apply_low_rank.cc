@@ -1,5 +1,6 @@
-// low_rank: one latent per group of heads, lifted by a real matrix. In a joint
-// part, the group's rows of keys and values are factored together.
+// Applies low_rank parts: each group of heads has one latent, which a real
+// matrix lifts. In a joint part, the group's rows of keys and values are
+// factored together.
 #include <algorithm>
 #include <vector>
 
@@ -10,14 +11,14 @@
 namespace kvasir::compress {
 namespace {
 
-// One group's part of the tensors, float64, without truncated channels.
+// The factors of one group, float64, without the channels that are not stored.
 struct GroupFactors {
   at::Tensor down;       // [R', M]
-  at::Tensor down_bias;  // [R']; undefined: none
+  at::Tensor down_bias;  // [R']; undefined if there is no bias
   at::Tensor up;         // [heads * d, R']
-  at::Tensor up_bias;    // [heads * d]; undefined: none
+  at::Tensor up_bias;    // [heads * d]; undefined if there is no bias
 
-  // Returns the lift of the rows [first, first + count).
+  // Returns the factors with only the rows [first, first + count) of the lift.
   GroupFactors LiftOf(int64_t first, int64_t count) const {
     GroupFactors part = *this;
     part.up = up.narrow(0, first, count);
@@ -26,10 +27,11 @@ struct GroupFactors {
   }
 };
 
-// The expected shapes of a part, for each side that it serves.
+// The expected shapes of a part, one for each side that it serves.
 using Shapes = std::vector<const plan::ResolvedPart*>;
 
-// The factors of the planner, for the request's weight and bias.
+// Returns the factors that method auto planned with, for the weight and bias in
+// `rows`.
 GroupFactors FisherFactors(const PartInput& input, const Shapes& sides,
                            const std::vector<int64_t>& heads, int64_t rank,
                            const FactorRequest& rows) {
@@ -50,7 +52,8 @@ GroupFactors FisherFactors(const PartInput& input, const Shapes& sides,
   return group;
 }
 
-// Factors the rows of all sides, one below the other.
+// Factors one matrix that has the group's rows of all sides, one side below the
+// other.
 absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
                                          const Shapes& sides,
                                          const std::vector<int64_t>& heads,
@@ -74,7 +77,8 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
   factor.moments = input.moments;
   factor.rank = rank;
   factor.split_singular_values = input.request->split_singular_values;
-  // A basis is the principal one, however the other factors are found.
+  // BASIS_STATIC always means the principal basis, even if other parts are
+  // decomposed differently.
   factor.decomposition = input.part->codec().has_basis_static()
                              ? Decomposition::kWhitened
                              : input.request->decomposition;
@@ -100,13 +104,15 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
     group.down_bias = latent_bias;
     return group;
   }
-  // Moves the latent's bias into the lift: the keys stay the same.
+  // Moves the latent's bias into the bias of the lift, which gives the same
+  // keys.
   const at::Tensor lifted = group.up.mv(latent_bias);
   group.up_bias = group.up_bias.defined() ? group.up_bias + lifted : lifted;
   return group;
 }
 
-// Gathers the groups of a part with the lifts of one side.
+// Gathers the factors of all groups into the tensors of a part, with the lifts
+// for one side.
 class Collector {
  public:
   Collector(const PartInput& input, const plan::ResolvedPart& shape)
@@ -173,7 +179,8 @@ class Collector {
   AppliedPart applied_;
 };
 
-// The part with its lift for each of its sides.
+// Applies the part and returns, for each side that it serves, its tensors with
+// the lift for this side.
 absl::StatusOr<std::vector<AppliedPart>> ApplySides(const PartInput& input,
                                                     const Shapes& sides) {
   std::vector<Collector> collectors;

@@ -1,4 +1,5 @@
-// rope_pairs and rope_low_rank: keys whose lift commutes with the rotation.
+// Applies rope_pairs and rope_low_rank parts, which store keys whose lift
+// commutes with the rotation.
 #include <numeric>
 #include <span>
 
@@ -30,8 +31,9 @@ at::Tensor RealThenImaginary(const at::Tensor& values, int64_t dim) {
   return at::cat({at::real(values), at::imag(values)}, dim);
 }
 
-// The lift of a head's key from its latent, [D, 2C]: pair (a, b) of k = sum of
-// u z.
+// Returns the real matrix [D, 2C] that lifts a head's key from its latent. At a
+// pair with dims a and b, k[a] + i k[b] is the sum of u z over the pair's
+// complex channels.
 at::Tensor RealLift(const model::DecoderSpec& spec, const CommutingGroup& group,
                     const at::Tensor& up) {
   const int64_t channels = up.size(0);
@@ -58,8 +60,8 @@ std::span<const uint32_t> SpanOf(
   return {values.data(), static_cast<size_t>(values.size())};
 }
 
-// The factors of the planner. The channels of each pair come by falling
-// variance, in whatever order the plan lists the pairs.
+// Returns the factors that method auto planned with. The channels of each pair
+// are taken by falling variance; the plan may list pairs in any order.
 absl::StatusOr<CommutingFactors> FisherFactors(const PartInput& input,
                                                const CommutingGroup& group) {
   const RopeBasis found =

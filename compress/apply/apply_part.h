@@ -1,6 +1,6 @@
-// The tensors that one part of a plan adds to a layer. Only ApplyLayerPlan uses
-// them. The parts of each space (such as low_rank) are implemented in a file of
-// their own. Functions throw c10::Error, which apply.cc catches.
+// Makes the tensors that one part of a plan adds to a layer. Only
+// ApplyLayerPlan uses these functions. Each kind of part (such as low_rank) has
+// its own .cc file. The functions throw c10::Error, which apply.cc catches.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -37,12 +37,14 @@ struct PartInput {
   const at::Tensor& bias() const { return bias(side); }
   const at::Tensor& weight(plan::Side side_wanted) const;
   const at::Tensor& bias(plan::Side side_wanted) const;
-  // Says for error texts which part this is, such as "layer 3 key part 0: ".
+  // Returns a prefix for error texts that names this part, such as "layer 3 key
+  // part 0: ".
   std::string Place() const;
 };
 
 struct AppliedPart {
-  // By their names without the prefix "k_proj." or "k_proj.part{p}.".
+  // The tensors by their names without the prefix "k_proj." or
+  // "k_proj.part{p}.".
   TensorMap tensors;
   // One matrix [D, n] for each KV head, float64: the part's lift, or, if the
   // part does not fold, the selection of the dims that it covers. If any part
@@ -56,22 +58,24 @@ struct AppliedPart {
 
 absl::StatusOr<AppliedPart> ApplyFull(const PartInput& input);
 absl::StatusOr<AppliedPart> ApplyLowRank(const PartInput& input);
-// A joint part: one latent from which keys and values are lifted. `key` also
-// holds the tensors that both sides share.
+// The tensors of a joint part, which has one latent for keys and values. `key`
+// also holds the tensors that both sides share.
 struct AppliedJointPart {
   AppliedPart key;
   AppliedPart value;
 };
-// `value` is the shape that the value's tensors must have.
+// `value` gives the shapes that the value's tensors must have.
 absl::StatusOr<AppliedJointPart> ApplyJointLowRank(
     const PartInput& input, const plan::ResolvedPart& value);
 absl::StatusOr<AppliedPart> ApplyRopePairs(const PartInput& input);
 absl::StatusOr<AppliedPart> ApplyRopeLowRank(const PartInput& input);
 
-// [D, n] float64: column c selects dims[c] of a head.
+// Returns a selection matrix [D, n], float64: column c selects dims[c] of a
+// head.
 at::Tensor ChoiceOfDims(int64_t head_dim, const std::vector<int64_t>& dims);
 
-// The rows of `heads` at `dims` of each head, from a [Hkv * D, ...] tensor.
+// Returns the rows of `matrix` [Hkv * D, ...] that belong to these dims of
+// these heads.
 at::Tensor RowsOfHeads(const at::Tensor& matrix, int64_t head_dim,
                        const std::vector<int64_t>& heads,
                        const std::vector<int64_t>& dims);
@@ -82,10 +86,10 @@ at::Tensor RowsOfHeads(const at::Tensor& matrix, int64_t head_dim,
 std::vector<int64_t> StoredIndices(const kvasir::v1::Codec& codec,
                                    int64_t width);
 
-// Returns `error` with Place() in front of its text.
+// Returns `error` with Place() as a prefix of its text.
 absl::Status ErrorOf(const PartInput& input, const absl::Status& error);
 
-// FAILED_PRECONDITION, with Place() and `what` needs a calibration, if
-// there is none.
+// Returns FAILED_PRECONDITION if the request has no calibration. The text
+// begins with Place() and says that `what` needs one.
 absl::Status NeedCalibration(const PartInput& input, const std::string& what);
 }  // namespace kvasir::compress

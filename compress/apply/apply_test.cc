@@ -1,6 +1,7 @@
-// Plans written by hand, one for each space and lift. If nothing is left out,
-// the applied layer must equal the uncompressed one; otherwise its loss must be
-// what theory says.
+// Applies plans that are written by hand, one for each space and lift. If a
+// plan leaves nothing out, the attention of the applied layer must equal that
+// of the uncompressed layer; otherwise its loss must be the one that theory
+// predicts.
 #include <cmath>
 #include <limits>
 #include <set>
@@ -41,7 +42,8 @@ Part FullPart(Stored stored) {
   return part;
 }
 
-// Consecutive heads in groups of `group_heads`.
+// Makes a low_rank part in which each group has `group_heads` consecutive
+// heads.
 Part LowRankPart(int64_t num_heads, int64_t group_heads, int64_t rank,
                  Stored stored, Lift lift) {
   Part part;
@@ -58,7 +60,8 @@ Part LowRankPart(int64_t num_heads, int64_t group_heads, int64_t rank,
   return part;
 }
 
-// Head h keeps the pairs pairs_of_head[h].
+// Makes a rope_pairs part in which head h keeps the RoPE pairs
+// pairs_of_head[h].
 Part RopePairsPart(const std::vector<std::vector<uint32_t>>& pairs_of_head,
                    Lift lift) {
   Part part;
@@ -72,7 +75,8 @@ Part RopePairsPart(const std::vector<std::vector<uint32_t>>& pairs_of_head,
   return part;
 }
 
-// Every group keeps `ranks[f]` terms of pair f.
+// Makes a rope_low_rank part in which every group keeps ranks[f] complex
+// channels of RoPE pair f.
 Part RopeLowRankPart(int64_t num_heads, int64_t group_heads,
                      const std::vector<uint32_t>& ranks, bool bias, Lift lift) {
   Part part;
@@ -103,7 +107,8 @@ KvPlan OneLayer(const std::vector<Part>& keys, const Part& value) {
   return plan;
 }
 
-// Key and value from one latent of each group.
+// Makes a plan of one layer with a joint part: each group of heads has one
+// latent for keys and values.
 KvPlan OneLayerOf(const Part& keys, Lift value_lift) {
   KvPlan plan;
   plan.set_schema_version(plan::kPlanSchemaVersion);
@@ -117,8 +122,8 @@ KvPlan OneLayerOf(const Part& keys, Lift value_lift) {
 
 Part WholeValues() { return FullPart(kvasir::v1::NO_ROPE); }
 
-// The reference decoder does not apply ANCHORED. RECONSTRUCT gives the same
-// keys from the same tensors.
+// Replaces ANCHORED, which the reference decoder does not apply, by
+// RECONSTRUCT, which gives the same keys from the same tensors.
 KvPlan WithoutAnchors(KvPlan plan) {
   for (Part& part : *plan.mutable_layers(0)->mutable_key()->mutable_parts()) {
     for (Part::Use& use : *part.mutable_uses()) {
@@ -128,8 +133,8 @@ KvPlan WithoutAnchors(KvPlan plan) {
   return plan;
 }
 
-// Applies the plan, and checks that the plan is valid and that the tensors are
-// those that the loader expects. Attends with them.
+// Applies a plan and computes attention with the resulting tensors. Checks that
+// the plan is valid and that the tensors are those that the loader expects.
 class Applied {
  public:
   Applied(const TinyLayers& tiny, const KvPlan& plan,
@@ -204,13 +209,13 @@ INSTANTIATE_TEST_SUITE_P(
                                  .qkv_bias = true}}),
     [](const auto& test) { return test.param.name; });
 
-TEST_P(ApplyTest, AFullPlanEqualsTheBaseModel) {
+TEST_P(ApplyTest, APlanOfWholeKeysAndValuesGivesTheBaseModelsAttention) {
   const Applied applied(
       tiny_, OneLayer({FullPart(kvasir::v1::POST_ROPE)}, WholeValues()));
   EXPECT_LT(RelativeError(applied.attention(), AttendWhole(tiny_)), 1e-12);
 }
 
-TEST_P(ApplyTest, KeepingAllPairsEqualsTheBaseModel) {
+TEST_P(ApplyTest, KeepingAllRopePairsGivesTheBaseModelsAttention) {
   const std::vector<std::vector<uint32_t>> all(static_cast<size_t>(heads()),
                                                {0, 1, 2, 3});
   for (const Lift lift : {Lift::kFold, Lift::kAtRuntime}) {
@@ -221,7 +226,7 @@ TEST_P(ApplyTest, KeepingAllPairsEqualsTheBaseModel) {
   }
 }
 
-TEST_P(ApplyTest, PruningPairsEqualsMaskingThem) {
+TEST_P(ApplyTest, PruningRopePairsEqualsMaskingThem) {
   std::vector<std::vector<uint32_t>> kept;
   at::Tensor mask = at::zeros({heads(), dim()}, at::kDouble);
   for (int64_t head = 0; head < heads(); ++head) {
@@ -242,7 +247,7 @@ TEST_P(ApplyTest, PruningPairsEqualsMaskingThem) {
   }
 }
 
-TEST_P(ApplyTest, FullRankEqualsTheBaseModelInEverySpace) {
+TEST_P(ApplyTest, LatentsOfFullRankGiveTheBaseModelsAttentionInEverySpace) {
   const bool bias = shape_.qkv_bias;
   for (const int64_t group : {int64_t{1}, heads()}) {
     const auto terms = static_cast<uint32_t>(group);
@@ -266,9 +271,9 @@ TEST_P(ApplyTest, FullRankEqualsTheBaseModelInEverySpace) {
   }
 }
 
-// The terms of a pair are not adjacent, as in plans that order channels by
-// bits, and pairs come in any order.
-TEST_P(ApplyTest, ChannelsOfAPairNeedNotBeAdjacent) {
+// The channels of a RoPE pair are not adjacent and the pairs are in no order,
+// as in plans that order channels by bits.
+TEST_P(ApplyTest, ChannelsOfARopePairNeedNotBeAdjacent) {
   Part keys;
   auto* group = keys.mutable_rope_low_rank()->add_groups();
   for (int64_t head = 0; head < heads(); ++head) {
@@ -294,9 +299,10 @@ TEST_P(ApplyTest, ChannelsOfAPairNeedNotBeAdjacent) {
   }
 }
 
-TEST_P(ApplyTest, AJointLatentOfFullRankEqualsTheBaseModel) {
+TEST_P(ApplyTest, AJointLatentOfFullRankGivesTheBaseModelsAttention) {
   for (const int64_t group : {int64_t{1}, heads()}) {
-    // At most the rows of keys and values, or the inputs if they are fewer.
+    // The full rank: the number of rows of keys and values, or of inputs if
+    // these are fewer.
     const int64_t rank = std::min(2 * group * dim(), shape_.hidden_size);
     for (const Lift lift : {Lift::kAtRuntime, Lift::kFold}) {
       for (const bool mean : {false, true}) {
@@ -317,10 +323,10 @@ TEST_P(ApplyTest, AJointLatentOfFullRankEqualsTheBaseModel) {
   }
 }
 
-// Keys and values weigh the same. Their total loss is the dropped singular
-// values of one matrix of all rows. It never exceeds the loss of two latents of
-// half the rank.
-TEST_P(ApplyTest, AJointLatentHasTheLeastTotalLoss) {
+// Errors in keys and values have the same weight. Their total loss is given by
+// the dropped singular values of one matrix with the rows of both. It never
+// exceeds the loss of two separate latents of half the rank.
+TEST_P(ApplyTest, AJointLatentLosesNoMoreThanTwoSeparateLatents) {
   constexpr int64_t kRank = 10;
   const AttentionWeights& weights = tiny_.weights[0];
   const auto loss = [&](const at::Tensor& weight, const at::Tensor& bias,
@@ -361,13 +367,13 @@ TEST_P(ApplyTest, AJointLatentHasTheLeastTotalLoss) {
       at::cat({weights.key, weights.value}, 0).to(at::kDouble);
   const at::Tensor gram =
       rows.mm(tiny_.inputs.t().mm(tiny_.inputs)).mm(rows.t());
-  const at::Tensor energies = at::linalg_eigvalsh(gram);  // rising
+  const at::Tensor energies = at::linalg_eigvalsh(gram);  // rising eigenvalues
   const double least =
       energies.slice(0, 0, energies.size(0) - kRank).sum().item<double>();
   EXPECT_NEAR(together, least, 1e-4 * least);
 }
 
-TEST_P(ApplyTest, FoldedAndRuntimeLiftsAgreeOnTruncatedRanks) {
+TEST_P(ApplyTest, FoldedAndRuntimeLiftsGiveTheSameResultAtTruncatedRanks) {
   std::vector<at::Tensor> results;
   for (const Lift lift : {Lift::kFold, Lift::kAtRuntime}) {
     const Applied applied(
@@ -381,7 +387,7 @@ TEST_P(ApplyTest, FoldedAndRuntimeLiftsAgreeOnTruncatedRanks) {
   EXPECT_GT(RelativeError(results[0], AttendWhole(tiny_)), 1e-2);
 }
 
-TEST_P(ApplyTest, AHadamardRotationChangesNothing) {
+TEST_P(ApplyTest, AFusedHadamardRotationDoesNotChangeTheAttention) {
   Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
                           Lift::kReconstruct);
   Part values = LowRankPart(heads(), 1, 4, kvasir::v1::NO_ROPE, Lift::kFold);
@@ -467,7 +473,8 @@ TEST_P(ApplyTest, EveryDecompositionGivesTheSamePrincipalBasis) {
   }
 }
 
-TEST_P(ApplyTest, ABasisOfFullRankBeforeOrAfterTheRotationEqualsTheBaseModel) {
+TEST_P(ApplyTest,
+       ABasisOfFullRankBeforeOrAfterTheRotationGivesTheBaseModelsAttention) {
   for (const Stored stored : {kvasir::v1::PRE_ROPE, kvasir::v1::POST_ROPE}) {
     Part keys = FullPart(stored);
     keys.set_mean(true);
@@ -529,7 +536,8 @@ TEST_P(ApplyTest, AllUsesOfAPartShareItsLatent) {
 
 // --------------------------------------------- losses of commuting latents
 
-// Keys of KV heads as complex numbers, [N, Hkv] at one pair.
+// Returns the keys of all KV heads at one RoPE pair as complex numbers, [N,
+// Hkv].
 at::Tensor ComplexKeys(const TinyLayers& tiny, int64_t pair) {
   at::Tensor keys = tiny.inputs.mm(tiny.weights[0].key.to(at::kDouble).t());
   if (tiny.weights[0].key_bias.defined()) {
@@ -542,7 +550,8 @@ at::Tensor ComplexKeys(const TinyLayers& tiny, int64_t pair) {
                      heads.select(2, dims.second).contiguous());
 }
 
-// Latents and lift of a commuting part over all heads, as complex numbers.
+// The latents and the lift of a rope_low_rank part over all heads, as complex
+// numbers.
 class CommutingKeys {
  public:
   CommutingKeys(const TinyLayers& tiny, const std::vector<uint32_t>& ranks)
@@ -565,7 +574,7 @@ class CommutingKeys {
 
   const at::Tensor& latents() const { return latents_; }  // [N, C]
   const at::Tensor& lift() const { return lift_; }        // [Hkv, C]
-  // The weights of the heads at a pair, [Hkv].
+  // Returns the weights of the heads at a RoPE pair, [Hkv].
   at::Tensor weights(int64_t pair) const { return weights_.select(1, pair); }
 
  private:
@@ -581,7 +590,7 @@ class CommutingKeys {
 
 const std::vector<uint32_t> kRanks = {1, 2, 1, 1};
 
-TEST_P(ApplyTest, TruncationLosesTheDroppedSingularValues) {
+TEST_P(ApplyTest, ATruncatedCommutingLatentLosesTheDroppedSingularValues) {
   const CommutingKeys commuting(tiny_, kRanks);
   int64_t begin = 0;
   for (int64_t pair = 0; pair < 4; ++pair) {
@@ -594,7 +603,8 @@ TEST_P(ApplyTest, TruncationLosesTheDroppedSingularValues) {
             .mm(commuting.lift().narrow(1, begin, rank).t()) *
         w;
     const double error = (want - have).norm().item<double>();
-    // Over all tokens, diag(w) Z has the singular values of diag(w) Z L.
+    // The weighted keys of all tokens have the singular values of diag(w) Z L
+    // (rope_factors.h).
     const at::Tensor singular = at::linalg_svdvals(want.t().contiguous());
     const double dropped = singular.narrow(0, rank, singular.size(0) - rank)
                                .square()
@@ -639,7 +649,8 @@ TEST_P(ApplyTest, RopeLowRankLatentsCommuteWithTheRotation) {
 
 // --------------------------------------------------- dims without a rotation
 
-TEST(ApplyPartialRotaryTest, AllPairsAndAllOtherDimsEqualTheBaseModel) {
+TEST(ApplyPartialRotaryTest,
+     KeepingAllPairsAndAllOtherDimsGivesTheBaseModelsAttention) {
   for (const bool bias : {false, true}) {
     const TinyLayers tiny =
         MakeTinyLayers({.rotary_dim = 4, .qkv_bias = bias}, 11);
@@ -651,8 +662,8 @@ TEST(ApplyPartialRotaryTest, AllPairsAndAllOtherDimsEqualTheBaseModel) {
             OneLayer({RopePairsPart(all, pairs_lift),
                       LowRankPart(2, 1, 4, kvasir::v1::NO_ROPE, rest_lift)},
                      WholeValues()));
-        // Absorbed keys need no bias: it would change all scores of a query by
-        // the same amount, which the softmax ignores.
+        // Absorbed keys need no bias, because a bias would change all scores of
+        // a query by the same amount, which the softmax ignores.
         EXPECT_LT(RelativeError(applied.attention(), AttendWhole(tiny)),
                   kTolerance);
       }
@@ -666,7 +677,7 @@ TEST(ApplyPartialRotaryTest, AllPairsAndAllOtherDimsEqualTheBaseModel) {
   }
 }
 
-TEST(ApplyNoRopeTest, AbsorbedLowRankKeysOfFullRankEqualTheBaseModel) {
+TEST(ApplyNoRopeTest, AbsorbedLowRankKeysOfFullRankGiveTheBaseModelsAttention) {
   for (const bool bias : {false, true}) {
     const TinyLayers tiny =
         MakeTinyLayers({.rotary_dim = 0, .qkv_bias = bias}, 13);
@@ -712,8 +723,8 @@ TEST_F(ApplyRefusalTest, WeightsOfAWrongShapeAreNamedInTheError) {
   tiny_.weights[0].output = at::zeros({40, 31});
   EXPECT_THAT(Apply(full_),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("layer 3: o_proj.weight: want shape [40, 32], "
-                                 "have [40, 31]")));
+                       HasSubstr("layer 3: o_proj.weight must have the shape "
+                                 "[40, 32], has [40, 31]")));
   tiny_.weights[0].output = at::zeros({40, 32});
   tiny_.weights[0].query_bias = at::Tensor();
   EXPECT_THAT(Apply(full_), StatusIs(absl::StatusCode::kInvalidArgument,
@@ -764,7 +775,7 @@ TEST_F(ApplyRefusalTest, InvalidQueryEnergiesAndFloorsAreNamedInTheError) {
                WholeValues());
   auto* commuting = plan.mutable_provenance()->mutable_commuting();
   commuting->set_query_energy(true);
-  EXPECT_THAT(Apply(plan), refused("finite and above 0, have 0"));
+  EXPECT_THAT(Apply(plan), refused("finite and above 0, is 0"));
   commuting->set_query_floor(1e-3);
   KVASIR_EXPECT_OK(Apply(plan));
   at::Tensor& energy = tiny_.calibration.layers[0].query_energy;
@@ -772,7 +783,7 @@ TEST_F(ApplyRefusalTest, InvalidQueryEnergiesAndFloorsAreNamedInTheError) {
   EXPECT_THAT(Apply(plan), refused("layer 3 key part 0: the calibration's "
                                    "query_energy holds a number"));
   energy = at::ones({2, 8}, at::kDouble);
-  EXPECT_THAT(Apply(plan), refused("want shape [4, 8], have [2, 8]"));
+  EXPECT_THAT(Apply(plan), refused("must have the shape [4, 8], has [2, 8]"));
   energy = at::Tensor();
   EXPECT_THAT(Apply(plan), refused("have none"));
   commuting->set_query_energy(false);

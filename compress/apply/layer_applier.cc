@@ -11,7 +11,8 @@
 namespace kvasir::compress {
 namespace {
 
-// For smaller widths, threads inside one product mostly wait for each other.
+// From this width on, matrix products use several threads. In smaller products
+// threads would mostly wait for each other.
 constexpr int64_t kManyThreadsWidth = 1024;
 
 }  // namespace
@@ -44,7 +45,7 @@ absl::StatusOr<LayerApplier> LayerApplier::Create(
 }
 
 absl::StatusOr<TensorMap> LayerApplier::Apply(int64_t layer) {
-  // Sequences use one thread each; large factors use all threads.
+  // If the layer is wide, its factors are found with all threads.
   SetBlasThreads(base_.spec().hidden_size >= kManyThreadsWidth
                      ? options_.ranges.threads
                      : 1);

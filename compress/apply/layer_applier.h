@@ -1,5 +1,6 @@
 // Makes the tensors that a plan needs, layer by layer, including the ranges of
-// codes. They are written into an artifact, or used in memory to try the plan.
+// codes. The caller writes the tensors into an artifact, or uses them in memory
+// to measure the plan.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -19,18 +20,20 @@
 
 namespace kvasir::compress {
 
-// The way to find the plan's factors that its provenance names.
+// Returns how the plan's factors are to be found, as its provenance says.
 absl::StatusOr<Decomposition> DecompositionOf(const kvasir::v1::KvPlan& plan);
 
-// The type in which the model stores its k_proj.
+// Returns the type in which the model stores k_proj.
 absl::StatusOr<at::ScalarType> StoredTypeOf(const model::Checkpoint& base);
 
-// Threads: one caller; the work uses as many threads as the options say.
-// Errors: those of ApplyLayerPlan and RangeCollector.
+// Applies a plan to one layer after the other. Threads: one caller; the work
+// uses as many threads as the options say. Errors: those of ApplyLayerPlan and
+// RangeCollector.
 class LayerApplier {
  public:
   struct Options {
-    RangeCollector::Options ranges;    // `threads` is also for factors
+    // `ranges.threads` is also the number of threads that find factors.
+    RangeCollector::Options ranges;
     FactorProfile* profile = nullptr;  // may be null
   };
 

@@ -13,14 +13,15 @@
 namespace kvasir::compress {
 namespace {
 
-// Held-out tokens that a plan is measured on, and tokens that its ranges are
-// fitted on.
+// The number of held-out tokens on which a plan is measured, and the number of
+// tokens to which its ranges are fitted.
 constexpr int64_t kMeasuredTokens = 4096;
 constexpr int64_t kRangeTokens = 8192;
 // The smallest number of sequences for which the Evaluator computes a mean.
 constexpr int64_t kFewestSequences = 2;
 
-// Makes a text of sequences that are spread evenly over the held-out ones.
+// Makes a text of some held-out sequences, which are spread evenly over all
+// held-out sequences.
 EvaluationText HeldOutText(const CalibrationSample& sample) {
   EvaluationText text;
   text.name = "held-out sequences";
@@ -136,8 +137,8 @@ absl::Duration PlanProbe::TimeOf(const model::DecoderSpec& spec,
   const auto measured =
       static_cast<double>(WindowsOf(sample) * sample.sequence_tokens);
   const double head = 2 * hidden * static_cast<double>(spec.vocab_size);
-  // Attention, codes and factors take about as long as the products, hence
-  // twice the operations.
+  // The operations of the matrix products are counted twice, because attention,
+  // codes and factors take about as long again.
   const double tokens =
       static_cast<double>(plans) * (measured + kRangeTokens) + measured;
   const double operations =

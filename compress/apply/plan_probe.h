@@ -31,7 +31,7 @@ class PlanProbe {
     std::function<bool()> progress;
   };
 
-  // All arguments outlive the probe.
+  // All arguments must outlive the probe.
   static absl::StatusOr<std::unique_ptr<PlanProbe>> Create(
       const model::Checkpoint& base, const Calibration& calibration,
       const CalibrationSample& sample, const Options& options);
@@ -41,8 +41,8 @@ class PlanProbe {
   absl::StatusOr<double> Measure(const kvasir::v1::KvPlan& plan) const;
 
   // Number of sequences on which plans are measured. Create calls
-  // Options::progress once for each sequence, Measure once for each sequence
-  // and layer.
+  // Options::progress once per sequence; Measure calls it once per sequence and
+  // once per layer.
   static int64_t WindowsOf(const CalibrationSample& sample);
 
   // An upper bound of the memory that a probe takes: all tensors of the model

@@ -30,8 +30,8 @@ class PlanProbeTest : public CalibrateTest {
     return sample;
   }
 
-  // Makes a plan that codes keys and values in `bits` bits; 16: uncoded
-  // numbers.
+  // Makes a plan that codes keys and values in `bits` bits; 16 means numbers
+  // without codes.
   kvasir::v1::KvPlan PlanOf(uint32_t bits) const {
     kvasir::v1::KvPlan plan = FullRankPlan(
         model::AttentionShapeOf(checkpoint_->spec()), kvasir::v1::F32);
@@ -51,7 +51,8 @@ class PlanProbeTest : public CalibrateTest {
   Calibration calibration_;
 };
 
-TEST_F(PlanProbeTest, FewerBitsDivergeMoreAndUncodedNumbersDoNotDiverge) {
+TEST_F(PlanProbeTest,
+       PlansWithFewerBitsDivergeMoreAndPlansWithoutCodesDoNotDiverge) {
   const CalibrationSample sample = HeldOut(3);
   int64_t steps = 0;
   KVASIR_ASSERT_OK_AND_ASSIGN(

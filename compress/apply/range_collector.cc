@@ -18,17 +18,17 @@
 namespace kvasir::compress {
 namespace {
 
-// Rows of a layer that ranges are fitted on. More rows do not change the
-// ranges.
+// Number of rows of a layer to which ranges are fitted. More rows do not change
+// the ranges.
 constexpr int64_t kFittedRows = 8192;
 
 struct Range {
-  at::Tensor low;  // [ΣR']
+  at::Tensor low;  // least number of each channel, [ΣR']
   at::Tensor high;
 };
 
-// True if the planner chose the layer's bits by runs of channels: then ranges
-// are fitted for least error.
+// Returns whether the planner chose the layer's bits by runs of channels. If
+// so, ranges are fitted for the least error.
 bool IsFitted(const kvasir::v1::LayerPlan& layer) {
   const auto has_runs = [](const auto& parts) {
     return std::any_of(parts.begin(), parts.end(), [](const auto& part) {
@@ -49,7 +49,8 @@ bool HasStaticCodes(const kvasir::v1::LayerPlan& layer) {
          any(layer.joint());
 }
 
-// The static parts of a layer: keys before its value.
+// Returns the parts of a layer that have CHANNEL_STATIC codes: key parts before
+// the value part.
 std::vector<const ProgramPart*> StaticParts(const LayerProgram& program) {
   std::vector<const ProgramPart*> parts;
   auto add = [&](const ProgramPart& part) {
@@ -62,7 +63,7 @@ std::vector<const ProgramPart*> StaticParts(const LayerProgram& program) {
   return parts;
 }
 
-// Collects the latents of one sequence for the ranges.
+// Collects the latents of one sequence, from which ranges are found.
 class LatentObserver : public LayerObserver {
  public:
   // Keeps every `rows_step`-th row from `first_row` on. If `rows_step` is 0, it
@@ -90,7 +91,7 @@ class LatentObserver : public LayerObserver {
   const std::map<std::string, at::Tensor>& rows() const { return rows_; }
 
  private:
-  // The numbers that are coded, after HADAMARD_ONLINE.
+  // Returns the numbers that are coded, which are those after HADAMARD_ONLINE.
   static at::Tensor Coded(const ProgramPart& part, const at::Tensor& rows) {
     if (!part.latents[0].codec.hadamard.defined()) return rows;
     std::vector<at::Tensor> latents;
@@ -139,7 +140,7 @@ ChannelRanges FitPart(const LayerProgram& program, const ProgramPart& part,
   return {at::cat(minimum), at::cat(scale)};
 }
 
-// The greatest code of each channel [ΣR'].
+// Returns the greatest code of each channel [ΣR'].
 at::Tensor Levels(const ProgramPart& part) {
   const at::Tensor levels = at::ones({part.stored_width}, at::kFloat);
   for (const ProgramLatent& latent : part.latents) {
@@ -151,7 +152,8 @@ at::Tensor Levels(const ProgramPart& part) {
   return levels;
 }
 
-// Ranges from the least number to the greatest.
+// Returns ranges that reach from the least to the greatest number of each
+// channel.
 ChannelRanges WholePart(const ProgramPart& part,
                         const std::vector<LatentObserver>& observers) {
   Range whole = observers[0].ranges().at(part.prefix);

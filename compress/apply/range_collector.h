@@ -35,23 +35,24 @@ class RangeCollector {
     // before ranges are found.
     at::ScalarType stored = at::kFloat;
     int threads = 1;
-    // If every range is one of least squared error, only the first sequences
-    // are used, up to this number of tokens. More tokens do not change the
-    // ranges.
+    // If all ranges are fitted for the least squared error, only the first
+    // sequences are used, up to this number of tokens. More tokens do not
+    // change the ranges.
     int64_t fitted_tokens = 16384;
   };
 
   // Returns whether a plan has CHANNEL_STATIC codes.
   static bool IsNeeded(const kvasir::v1::KvPlan& plan);
 
-  // Number of the sample's sequences that are used: all, or as many as give
-  // fitted_tokens and at least one sequence of each domain.
+  // Number of the sample's sequences that are used: all of them, or, if all
+  // ranges are fitted, as many as give fitted_tokens and at least one sequence
+  // of each domain.
   static int64_t SequencesFor(const kvasir::v1::KvPlan& plan,
                               const CalibrationSample& sample,
                               const Options& options);
 
-  // All arguments outlive the collector. The plan was accepted by
-  // plan::ValidatePlan.
+  // All arguments must outlive the collector. The plan must have been accepted
+  // by plan::ValidatePlan.
   static absl::StatusOr<RangeCollector> Create(const model::Checkpoint& base,
                                                const kvasir::v1::KvPlan& plan,
                                                const CalibrationSample& sample,
@@ -74,7 +75,7 @@ class RangeCollector {
   const Options options_;
   int64_t last_layer_ = -1;  // the last layer that has CHANNEL_STATIC codes
   Rotation rotation_;
-  std::vector<at::Tensor> hidden_;  // per sequence, [1, T, M]
+  std::vector<at::Tensor> hidden_;  // one tensor [1, T, M] per sequence
 };
 
 }  // namespace kvasir::compress

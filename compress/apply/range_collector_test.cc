@@ -25,8 +25,8 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-// The first layer has few bits, so the second layer's inputs depend on its
-// codes.
+// The first layer has so few bits that its codes clearly change the inputs of
+// the second layer.
 constexpr char kPlan[] = R"({"schemaVersion": 1, "method": "test", "layers": [
   {"key": {"parts": [{"full": {}, "stored": "PRE_ROPE",
      "codec": {"bits": {"schedule": [2]}, "channelStatic": {}, "none": {}}}]},
@@ -42,12 +42,12 @@ constexpr char kPlan[] = R"({"schemaVersion": 1, "method": "test", "layers": [
                "hadamardOnline": {}}}]}}]})";
 constexpr int kKeyBits[] = {2, 3};
 constexpr int kValueBits[] = {1, 4};
-// Widths of the latents that HADAMARD_ONLINE rotates: those of the second
-// layer's values.
+// Widths of the latents that HADAMARD_ONLINE rotates. Only the values of the
+// second layer have such latents.
 constexpr int64_t kRotatedWidths[] = {4, 8};
 
 struct Range {
-  std::vector<double> low;  // by channel
+  std::vector<double> low;  // least number of each channel
   std::vector<double> high;
 };
 
@@ -84,8 +84,8 @@ class PlainRanges : public LayerObserver {
     return static_cast<size_t>(2 * layer + (side == plan::Side::kKey ? 0 : 1));
   }
 
-  // Multiplies each latent by the Hadamard matrix, whose entry (i, j) is
-  // negative if i and j have an odd number of bits in common.
+  // Returns the latents multiplied by the Hadamard matrix, whose entry (i, j)
+  // is negative if i and j have an odd number of bits in common.
   static std::vector<double> Rotated(const std::vector<double>& numbers) {
     std::vector<double> rotated;
     size_t begin = 0;
@@ -161,8 +161,8 @@ class RangeCollectorTest : public FolderTest {
     return absl::OkStatus();
   }
 
-  // Returns the least and greatest numbers of the latents of the finished
-  // model, computed with or without codes.
+  // Returns the least and greatest numbers of the latents in the model with
+  // these tensors, computed with or without codes.
   absl::StatusOr<PlainRanges> RangesOf(const std::vector<TensorMap>& attention,
                                        bool code_latents) const {
     ReferenceDecoder::Parts parts;
@@ -197,7 +197,8 @@ class RangeCollectorTest : public FolderTest {
   kvasir::v1::KvPlan plan_;
   CalibrationSample sample_;
   std::vector<LayerProgram> programs_;
-  std::vector<TensorMap> attention_;  // random, without ranges
+  // Random tensors of each layer, without ranges.
+  std::vector<TensorMap> attention_;
 };
 
 void ExpectRange(const TensorMap& tensors, const std::string& prefix, int bits,
@@ -227,8 +228,8 @@ TEST_F(RangeCollectorTest, RangesCoverTheCompressedModelsLatents) {
     ExpectRange(attention_[l], programs_[l].value.prefix, kValueBits[l],
                 plain.Of(layer, plan::Side::kValue));
   }
-  // The ranges of the second layer depend on the codes of the first: without
-  // codes they differ.
+  // The ranges of the second layer depend on the codes of the first layer:
+  // without codes they are different.
   KVASIR_ASSERT_OK_AND_ASSIGN(const PlainRanges exact,
                               RangesOf(attention_, /*code_latents=*/false));
   const std::vector<double>& coded = plain.Of(1, plan::Side::kKey).low;
@@ -255,8 +256,8 @@ TEST_F(RangeCollectorTest, FittedRangesUseTheFirstSequencesOfEachDomain) {
                ->mutable_key()
                ->mutable_parts(0)
                ->mutable_codec());
-  // Ranges from the least to the greatest number, as in the other layer, need
-  // all sequences.
+  // Only the first layer's ranges are fitted. Ranges of the second layer still
+  // reach from the least to the greatest number, so they need all sequences.
   EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample, {}), 40);
   set_runs(fitted.mutable_layers(1)
                ->mutable_key()

@@ -36,7 +36,7 @@ constexpr char kIndexFile[] = "model.safetensors.index.json";
 constexpr std::string_view kLayers = "model.layers.";
 constexpr size_t kCopyBytes = size_t{8} << 20;
 
-// True for tensors that the artifact replaces.
+// Returns whether the artifact has tensors of its own in place of this one.
 bool IsReplaced(std::string_view name) {
   if (!name.starts_with(kLayers)) return false;
   for (const std::string_view part :
@@ -51,13 +51,13 @@ bool IsRange(std::string_view name) {
   return name.ends_with(".range.min") || name.ends_with(".range.scale");
 }
 
-// The tensors of the base that are copied as they are stored, in file order:
-// first those outside the layers, then layer by layer.
+// The base model's tensors that are copied as they are stored, in file order:
+// first the tensors outside the layers, then those of each layer.
 struct CopyList {
   std::vector<const model::TensorStore::Entry*> outer;
   std::vector<std::vector<const model::TensorStore::Entry*>> layers;
-  // The tensors among them that a decoder reads. Others may hold any number: a
-  // fused mask of GPT-NeoX holds -infinity in fp16.
+  // The copied tensors that a decoder reads. Other tensors may hold any number:
+  // a fused mask of GPT-NeoX holds -infinity in fp16.
   std::set<const model::TensorStore::Entry*> read;
   int64_t bytes = 0;
 };
@@ -74,7 +74,8 @@ CopyList ListCopies(const model::Checkpoint& base) {
     layer_of[model::LayerTensorName(static_cast<int64_t>(l), "")] = l;
   }
   for (const auto& [stored_name, entry] : base.tensors().stored()) {
-    // A fused tensor has several names. If one belongs to attention, all do.
+    // A fused tensor has several names. Either all of them belong to attention
+    // or none does.
     const std::string name =
         model::OurNamesOf(base.spec(), stored_name).front();
     if (IsReplaced(name) || !model::IsWeightType(entry.info->type)) continue;
@@ -103,14 +104,17 @@ int64_t CountGroups(const kvasir::v1::Part& part) {
   return part.low_rank().groups_size() + part.rope_low_rank().groups_size();
 }
 
-// An upper bound of the header's size if one file holds everything.
+// Returns an upper bound of the header's size, for the case that one file holds
+// all tensors.
 int64_t HeaderRoom(const model::Checkpoint& base,
                    const kvasir::v1::KvPlan& plan) {
   int64_t bytes = 0;
   for (const auto& [name, entry] : base.tensors().stored()) {
     bytes += SafetensorsWriter::HeaderBytes(EntryOf(*entry.info));
   }
-  // The longest name there is; a part has a few tensors and one per group.
+  // Each part has at most kTensorsPerPart tensors and one more per group. Each
+  // of their header entries is at most as long as `entry`, which has the
+  // longest possible name.
   constexpr int64_t kTensorsPerPart = 8;
   const int64_t entry = SafetensorsWriter::HeaderBytes(
       {model::LayerTensorName(plan.layers_size(),
@@ -127,8 +131,8 @@ int64_t HeaderRoom(const model::Checkpoint& base,
   return bytes;
 }
 
-// Files of tensors that arrive one at a time. A new file begins when the last
-// one is full.
+// Writes tensors that arrive one at a time into files. When a file is full, a
+// new one begins.
 class ShardSequence {
  public:
   ShardSequence(fs::path folder, int64_t max_bytes, int64_t header_bytes)
@@ -159,7 +163,8 @@ class ShardSequence {
     return writer_->Append(bytes);
   }
 
-  // Leaves the tensor in the base's file, and links that file from this folder.
+  // Leaves the tensor in the base model's file, and makes a link to that file
+  // in this folder.
   absl::Status Link(const model::TensorStore::Entry& entry) {
     const fs::path file = entry.file->path();
     const std::string link = absl::StrCat("base-", file.filename().string());
@@ -206,7 +211,7 @@ class ShardSequence {
   }
 
   absl::Status FinishShard() {
-    // There are only links.
+    // No file is open if all tensors so far were linked.
     if (!writer_) return absl::OkStatus();
     KVASIR_RETURN_IF_ERROR(writer_->Finish());
     writer_.reset();
@@ -218,15 +223,15 @@ class ShardSequence {
   const int64_t max_bytes_;
   const int64_t header_bytes_;
   std::unique_ptr<SafetensorsWriter> writer_;
-  int shards_ = 0;  // finished ones
+  int shards_ = 0;  // number of finished files
   int64_t total_bytes_ = 0;
   std::map<std::string, int> shard_of_;
-  std::map<std::string, std::string> linked_;  // file by tensor name
+  std::map<std::string, std::string> linked_;  // file name by tensor name
   std::map<std::string, const model::SafetensorsFile*> linked_files_;
 };
 
-// Checks the numbers of a tensor from byte `at` on. A server refuses numbers
-// that are not finite.
+// Checks that all numbers in `piece`, which begins at byte `at` of the tensor,
+// are finite. A server refuses other numbers.
 absl::Status CheckFinite(const model::TensorInfo& info, uint64_t at,
                          std::span<std::byte> piece) {
   const at::ScalarType type = ScalarTypeOf(info.type);
@@ -239,9 +244,9 @@ absl::Status CheckFinite(const model::TensorInfo& info, uint64_t at,
   const int64_t index = static_cast<int64_t>(at) / width + found;
   const int64_t columns = info.shape.empty() ? 1 : info.shape.back();
   return absl::InvalidArgumentError(
-      absl::StrCat("tensor ", info.name, ": row ", index / columns, ", column ",
-                   index % columns, ": want a finite number, have ",
-                   numbers[found].item<double>()));
+      absl::StrCat("tensor ", info.name, ": the number in row ",
+                   index / columns, ", column ", index % columns,
+                   " must be finite, is ", numbers[found].item<double>()));
 }
 
 // Reads a tensor in pieces of the buffer's size and passes them to `append`.
@@ -263,8 +268,8 @@ absl::Status ForPieces(
   return absl::OkStatus();
 }
 
-// The entry of the base model with this name and exactly these numbers, or
-// nullptr.
+// Returns the entry of the base model that has this name and exactly these
+// numbers, or nullptr if there is none.
 absl::StatusOr<const model::TensorStore::Entry*> FindEqual(
     const model::Checkpoint& base, const std::string& name,
     model::TensorType dtype, const at::Tensor& values) {
@@ -356,7 +361,7 @@ absl::Status WriteWeights(
   return shards.Finish();
 }
 
-// Folders that the writer reads.
+// Returns the folders that the writer reads.
 std::vector<fs::path> InputsOf(const model::Checkpoint& base,
                                const ArtifactOptions& options) {
   std::vector<fs::path> inputs = {base.folder()};
@@ -375,7 +380,8 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
                      "was made from"));
   }
   const fs::path& out = options.out;
-  // Creating the folder is the only way to find out whether it can be created.
+  // Creates and removes the folder, because only this shows whether it can be
+  // created.
   KVASIR_ASSIGN_OR_RETURN(
       const std::unique_ptr<NewFolder> trial,
       NewFolder::Create(out, options.overwrite, InputsOf(base, options)));
@@ -384,8 +390,8 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
   const int64_t copied = options.link_base ? 0 : ListCopies(base).bytes;
   if (!error && space.available < static_cast<uint64_t>(copied)) {
     return absl::ResourceExhaustedError(
-        absl::StrCat(out.string(), ": at least ", copied, " bytes are needed, ",
-                     space.available, " are free"));
+        absl::StrCat(out.string(), ": the artifact needs at least ", copied,
+                     " bytes, but only ", space.available, " are free"));
   }
   return absl::OkStatus();
 }

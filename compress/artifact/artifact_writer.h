@@ -26,9 +26,9 @@ struct ArtifactOptions {
   // k_proj. Ranges of codes are always float32. Tensors outside the attention
   // are copied bit by bit.
   std::optional<model::TensorType> dtype;
-  // Links tensors that are the same as in the base model, and tokenizer files,
-  // instead of copying them. The base folder must then stay where it is and
-  // unchanged: the index holds fingerprints of the linked files.
+  // If true, tensors that equal those of the base model, and tokenizer files,
+  // are linked instead of copied. The base folder must then stay where it is
+  // and unchanged: the index holds fingerprints of the linked files.
   bool link_base = false;
   // Weights that take more bytes than this in total are split into several
   // files with an index.
@@ -42,7 +42,7 @@ struct ArtifactOptions {
 };
 
 struct ArtifactProgress {
-  int64_t layers = 0;  // layers written so far
+  int64_t layers = 0;  // number of layers that are written
   int64_t total_layers = 0;
 };
 
@@ -52,20 +52,21 @@ struct ArtifactProgress {
 absl::Status CheckArtifactOutput(const model::Checkpoint& base,
                                  const ArtifactOptions& options);
 
-// Returns all self_attn tensors of a layer in float32, by their names after
-// "model.layers.{l}.". Called once per layer, in order.
+// A function that returns all self_attn tensors of a layer in float32, by their
+// names after "model.layers.{l}.". It is called once per layer, in order.
 using LayerTensorSource =
     std::function<absl::StatusOr<TensorMap>(int64_t layer)>;
 
-// Writes the checkpoint. Tensors of the base model whose type is no weight type
-// (such as integers) are left out, because no decoder reads them. Before the
-// new folder gets its final name, it is opened as a checkpoint, and its tensors
-// are checked against the plan.
+// Writes the checkpoint. Tensors of the base model whose type is not a weight
+// type (such as integers) are left out, because no decoder reads them. Before
+// the new folder gets its final name, it is opened as a checkpoint, and its
+// tensors are checked against the plan.
 // Memory: one layer's attention tensors and a copy buffer.
 // Errors: Cancelled when `on_progress` returns false; Unavailable with the
 //   path; InvalidArgument for a plan of another model, and for a tensor that is
 //   not finite in its stored type, including copied and linked tensors; errors
-//   of the source. After an error nothing of the output is left on the disk.
+//   of the LayerTensorSource. After an error nothing of the output is left on
+//   the disk.
 absl::Status WriteArtifact(
     const model::Checkpoint& base, const kvasir::v1::KvPlan& plan,
     const ArtifactOptions& options, const LayerTensorSource& source,

@@ -68,8 +68,8 @@ class ArtifactWriterTest : public FolderTest {
         on_progress);
   }
 
-  // Returns the names of files and folders next to the base model, which a run
-  // has left.
+  // Returns the names of the files and folders that a run has left next to the
+  // base model.
   std::vector<std::string> Left() const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(folder_)) {
@@ -81,8 +81,8 @@ class ArtifactWriterTest : public FolderTest {
     return names;
   }
 
-  // Sets the bf16 bits of row 1, column 2 of a tensor, or of element 2 of a
-  // vector.
+  // Sets the bf16 bits of the number at row 1, column 2 of a matrix, or at
+  // index 2 of a vector.
   void SetWeight(const std::string& tensor, uint16_t bits) const {
     const model::TensorInfo& info = *base_->tensors().Find(tensor)->info;
     ASSERT_EQ(info.type, model::TensorType::kBF16);
@@ -121,8 +121,9 @@ class ArtifactWriterTest : public FolderTest {
   ArtifactOptions options_;
 };
 
-// GPT-NeoX fuses queries, keys and values, and OPT has other tensor names.
-// Attention tensors get our names; all others stay as they are stored.
+// GPT-NeoX fuses queries, keys and values, and OPT has other tensor names. In
+// the artifact, attention tensors get our names, and all other tensors are
+// copied as they are stored.
 TEST_F(ArtifactWriterTest,
        TensorsOutsideAttentionKeepTheirNamesInEveryModelFamily) {
   for (const model::Family family :
@@ -164,7 +165,7 @@ TEST_F(ArtifactWriterTest,
   }
 }
 
-TEST_F(ArtifactWriterTest, AFullPlanGivesTheBaseModelBitByBit) {
+TEST_F(ArtifactWriterTest, APlanOfWholeKeysAndValuesGivesTheBaseModelBitByBit) {
   KVASIR_ASSERT_OK(Write());
   EXPECT_EQ(Left(), std::vector<std::string>{"out"});
   ExpectEqualToBase(options_.out);
@@ -192,8 +193,9 @@ TEST_F(ArtifactWriterTest, SeveralShardsHoldTheSameTensorsAsOneFile) {
   ExpectEqualToBase(options_.out);
 }
 
-// Whole keys are equal to the base's, so only links are written. Changing one
-// tensor adds a file with this tensor only.
+// A plan of whole keys and values gives the tensors of the base model, so only
+// links are written. If one tensor differs, a file with only this tensor is
+// added.
 TEST_F(ArtifactWriterTest, TensorsThatEqualThoseOfTheBaseModelAreLinked) {
   options_.link_base = true;
   KVASIR_ASSERT_OK(Write());
@@ -224,14 +226,16 @@ TEST_F(ArtifactWriterTest, TensorsThatEqualThoseOfTheBaseModelAreLinked) {
   EXPECT_LT(fs::file_size(options_.out / "model.safetensors"),
             fs::file_size(folder_ / "base" / "model.safetensors"));
 
-  // Both folders move to another place.
+  // The artifact must still open after both folders have moved to another
+  // place.
   const fs::path moved = folder_ / "moved";
   fs::create_directory(moved);
   fs::rename(folder_ / "base", moved / "base");
   fs::rename(options_.out, moved / "out");
   KVASIR_EXPECT_OK(model::Checkpoint::Open((moved / "out").string()).status());
 
-  // The base changes as if it were trained again: same shapes, other numbers.
+  // The base model changes as if it had been trained further: same shapes,
+  // other numbers. The links must then be refused.
   const fs::path weights = moved / "base" / "model.safetensors";
   const auto size = static_cast<std::streamoff>(fs::file_size(weights));
   std::fstream(weights, std::ios::in | std::ios::out | std::ios::binary)
@@ -242,9 +246,9 @@ TEST_F(ArtifactWriterTest, TensorsThatEqualThoseOfTheBaseModelAreLinked) {
                        HasSubstr("base-model.safetensors: this is not")));
 }
 
-// If the base's tensor cannot be read, it is unknown whether the new tensor is
-// equal, so it is not linked.
-TEST_F(ArtifactWriterTest, ABaseThatIsTruncatedDuringTheRunIsNotLinked) {
+// If a tensor of the base model cannot be read, the writer cannot know that the
+// new tensor is equal, so it must not link the tensor.
+TEST_F(ArtifactWriterTest, ABaseModelThatIsTruncatedDuringTheRunIsNotLinked) {
   options_.link_base = true;
   const auto cut_short = [&](int64_t layer) -> absl::StatusOr<TensorMap> {
     KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, Source(layer));
@@ -273,21 +277,21 @@ TEST_F(ArtifactWriterTest, AttentionTensorsHaveTheRequestedType) {
             model::TensorType::kBF16);
 }
 
-TEST_F(ArtifactWriterTest, AnInterruptedRunLeavesNothing) {
+TEST_F(ArtifactWriterTest, AnInterruptedRunLeavesNoFiles) {
   EXPECT_THAT(
       Write([](const ArtifactProgress& p) { return p.layers < 1; }),
       StatusIs(absl::StatusCode::kCancelled, HasSubstr("was not written")));
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, TheFolderAppearsOnlyAtTheEnd) {
+TEST_F(ArtifactWriterTest, TheArtifactFolderAppearsOnlyWhenItIsComplete) {
   KVASIR_ASSERT_OK(Write([&](const ArtifactProgress&) {
     EXPECT_EQ(Left(), std::vector<std::string>{"out.partial"});
     return true;
   }));
 }
 
-TEST_F(ArtifactWriterTest, AnErrorOfTheSourceIsReportedAndLeavesNothing) {
+TEST_F(ArtifactWriterTest, AnErrorOfTheTensorSourceIsReportedAndLeavesNoFiles) {
   EXPECT_THAT(WriteArtifact(
                   *base_, plan_, options_,
                   [](int64_t) -> absl::StatusOr<TensorMap> {
@@ -298,7 +302,7 @@ TEST_F(ArtifactWriterTest, AnErrorOfTheSourceIsReportedAndLeavesNothing) {
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, ANumberThatItsTypeCannotHoldIsRefused) {
+TEST_F(ArtifactWriterTest, ANumberThatTheRequestedTypeCannotHoldIsRefused) {
   options_.dtype = model::TensorType::kF16;
   EXPECT_THAT(WriteArtifact(
                   *base_, plan_, options_,
@@ -314,7 +318,8 @@ TEST_F(ArtifactWriterTest, ANumberThatItsTypeCannotHoldIsRefused) {
 }
 
 TEST_F(ArtifactWriterTest, CopiedTensorsMustBeFinite) {
-  // Sets bf16 bits at row 1, column 2 (a vector is one row).
+  // Each case sets the bf16 bits of the number at row 1, column 2 of a matrix,
+  // or at index 2 of a vector (row 0).
   struct Case {
     const char* tensor;
     uint16_t bits;
@@ -331,7 +336,7 @@ TEST_F(ArtifactWriterTest, CopiedTensorsMustBeFinite) {
       EXPECT_THAT(Write(),
                   StatusIs(absl::StatusCode::kInvalidArgument,
                            AllOf(HasSubstr(c.tensor), HasSubstr(c.text),
-                                 HasSubstr("want a finite number"))));
+                                 HasSubstr("must be finite"))));
       EXPECT_TRUE(Left().empty());
     }
     SetWeight(c.tensor, 0);
@@ -339,7 +344,8 @@ TEST_F(ArtifactWriterTest, CopiedTensorsMustBeFinite) {
   KVASIR_EXPECT_OK(Write());
 }
 
-// A mask holds -infinity in fp16, and no decoder reads it.
+// Some checkpoints store a mask tensor that holds -infinity in fp16. No decoder
+// reads it.
 TEST_F(ArtifactWriterTest, TensorsThatNoDecoderReadsMayHoldAnyNumber) {
   constexpr char kMask[] = "model.layers.0.masked_bias";
   std::vector<TensorEntry> entries;
@@ -389,7 +395,7 @@ TEST_F(ArtifactWriterTest,
   EXPECT_TRUE(Left().empty());
 }
 
-TEST_F(ArtifactWriterTest, AFolderThatExistsIsReplacedOnlyWhenAsked) {
+TEST_F(ArtifactWriterTest, AnExistingFolderIsReplacedOnlyWithOverwrite) {
   KVASIR_ASSERT_OK(Write());
   std::ofstream(options_.out / "mine") << "x";
   EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kAlreadyExists,
@@ -406,7 +412,8 @@ TEST_F(ArtifactWriterTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
   options_.overwrite = true;
   EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kInvalidArgument,
                                 HasSubstr("is an input")));
-  // The folder's files make it look like a checkpoint.
+  // These files make the parent folder look like a checkpoint that may be
+  // replaced.
   std::ofstream(folder_ / "config.json") << "{}";
   std::ofstream(folder_ / "model.safetensors") << "x";
   options_.out = folder_ / "base" / "..";
@@ -422,7 +429,7 @@ TEST_F(ArtifactWriterTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
   EXPECT_TRUE(fs::exists(folder_ / "out" / "words"));
 }
 
-TEST_F(ArtifactWriterTest, ACompressedBaseIsRefused) {
+TEST_F(ArtifactWriterTest, ACompressedBaseModelIsRefused) {
   KVASIR_ASSERT_OK(Write());
   auto compressed = model::Checkpoint::Open(options_.out.string());
   KVASIR_ASSERT_OK(compressed.status());

@@ -16,7 +16,7 @@ using ::kvasir::base::StatusIs;
 using ::nlohmann::json;
 using ::testing::HasSubstr;
 
-// A safetensors file, parsed here without the code under test.
+// Parses a safetensors file without the code under test.
 struct ParsedFile {
   json header;
   std::string data;
@@ -92,12 +92,12 @@ TEST_F(CheckpointFilesTest, AnUnfinishedFileIsRemoved) {
         SafetensorsWriter::Create(folder_ / "x.safetensors",
                                   {{"a", model::TensorType::kF32, {2}}}));
     EXPECT_THAT(writer.Finish(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                          HasSubstr("0 bytes of 8")));
+                                          HasSubstr("only 0 of 8 declared")));
   }
   EXPECT_TRUE(Files().empty());
 }
 
-TEST_F(CheckpointFilesTest, AnOpenWriterTakesEntriesOneAtATime) {
+TEST_F(CheckpointFilesTest, AWriterFromCreateOpenTakesEntriesOneAtATime) {
   const std::vector<TensorEntry> entries = {
       {"wide", model::TensorType::kF64, {1}},
       {"half", model::TensorType::kF16, {2}},
@@ -131,7 +131,8 @@ TEST_F(CheckpointFilesTest, AnOpenWriterTakesEntriesOneAtATime) {
       json::parse(R"({"dtype":"U8","shape":[3],"data_offsets":[12,15]})"));
 }
 
-TEST_F(CheckpointFilesTest, AnOpenWriterRefusesMoreEntriesThanItHasRoomFor) {
+TEST_F(CheckpointFilesTest,
+       AWriterRefusesMoreEntriesThanItsReservedHeaderHolds) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       SafetensorsWriter writer,
       SafetensorsWriter::CreateOpen(folder_ / "x.safetensors", 8));
@@ -155,17 +156,19 @@ TEST_F(CheckpointFilesTest, Bf16RoundsToNearestEven) {
   EXPECT_EQ(ToBf16Bits(1.004F), 0x3F81);
 }
 
-TEST_F(CheckpointFilesTest, InitWritesEveryTensorOfTheShape) {
+TEST_F(CheckpointFilesTest, InitWritesEveryTensorThatTheModelShapeNeeds) {
   KVASIR_ASSERT_OK(WriteRandomCheckpoint(SmallModel(), GoOn));
   const ParsedFile file = Parse(folder_ / "model.safetensors");
-  // 9 weights and 3 biases per layer; embedding, final norm and head.
+  // 9 weights and 3 biases in each of 2 layers; embedding, final norm and head.
   EXPECT_EQ(file.header.size(), 1U + 2 * 12 + 3);
   EXPECT_EQ(file.header["model.layers.1.self_attn.k_proj.weight"]["shape"],
             json::parse("[12,24]"));
   EXPECT_EQ(file.header["model.layers.1.self_attn.k_proj.bias"]["shape"],
             json::parse("[12]"));
   EXPECT_EQ(file.header["lm_head.weight"]["shape"], json::parse("[50,24]"));
-  // Layers of 48 + 1728 + 48 (biases) + 2880, final norm, embedding and head.
+  // 2 bytes per number. Each layer has 48 + 1728 + 48 (biases) + 2880 = 4704
+  // numbers; then come the final norm (24), the embedding and the head (1200
+  // each).
   EXPECT_EQ(file.data.size(), 2U * (2 * 4704 + 24 + 2 * 1200));
   const json config = json::parse(ReadFile(folder_ / "config.json"));
   EXPECT_EQ(config["num_key_value_heads"], 2);
@@ -174,7 +177,7 @@ TEST_F(CheckpointFilesTest, InitWritesEveryTensorOfTheShape) {
 }
 
 TEST_F(CheckpointFilesTest,
-       InitsWeightsDependOnTheSeedAndNotOnTheNumberOfThreads) {
+       TheWeightsOfInitDependOnTheSeedAndNotOnTheNumberOfThreads) {
   auto written = [&](uint64_t seed, int threads) {
     RandomCheckpointOptions options = SmallModel();
     options.seed = seed;
@@ -227,7 +230,7 @@ TEST_F(CheckpointFilesTest, AStoppedInitLeavesNoCheckpoint) {
   }
 }
 
-TEST_F(CheckpointFilesTest, InitReplacesWeightsOnlyWhenAsked) {
+TEST_F(CheckpointFilesTest, InitReplacesWeightsOnlyWithOverwrite) {
   std::ofstream(folder_ / "model-00001-of-00002.safetensors") << "mine";
   EXPECT_THAT(WriteRandomCheckpoint(SmallModel(), GoOn),
               StatusIs(absl::StatusCode::kAlreadyExists,

@@ -20,10 +20,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Marks a folder of this program. A marked folder with a temporary name may be
-// removed. A marked folder with its final name is complete, but the folder that
-// it replaced must still be removed. The marker is locked as long as the run
-// that made it lives.
+// A file that marks folders of this program. A marked folder with a temporary
+// name may be removed. A marked folder with its final name is complete, but the
+// folder that it replaced must still be removed. The marker is locked as long
+// as the run that made it is alive.
 constexpr char kMarkerFile[] = "kvasir-compress.unfinished";
 constexpr char kMarkerText[] =
     "kvasir-compress writes this folder, or was killed while it did.\n";
@@ -45,8 +45,8 @@ fs::path WithoutTrailingSlash(const fs::path& path) {
 
 fs::path PartialPath(const fs::path& out) { return out.string() + ".partial"; }
 
-// Name for the folder that is replaced, if the file system cannot exchange two
-// names at once.
+// Returns the temporary name of the folder that is replaced, for file systems
+// that cannot exchange two names at once.
 fs::path ReplacedPath(const fs::path& out) {
   return PartialPath(out).string() + ".replaced";
 }
@@ -56,8 +56,8 @@ bool Exists(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, error));
 }
 
-// True for a folder that holds the files of a checkpoint and no folders. A
-// project that happens to have a config.json does not count.
+// Returns whether the folder holds a config.json and weights, but no folders.
+// This excludes project folders that happen to have a config.json.
 bool IsCheckpoint(const fs::path& path) {
   std::error_code error;
   bool config = false;
@@ -73,7 +73,7 @@ bool IsCheckpoint(const fs::path& path) {
   return !error && config && weights;
 }
 
-// True if --overwrite may remove the folder.
+// Returns whether --overwrite may remove the folder.
 bool IsReplaceable(const fs::path& path) {
   std::error_code error;
   return fs::is_directory(fs::symlink_status(path, error)) &&
@@ -88,7 +88,7 @@ absl::Status CheckName(const fs::path& out, bool overwrite) {
   }
   if (IsReplaceable(out)) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat(
-      out.string(), " exists and is no checkpoint: it is not replaced"));
+      out.string(), " exists and is not a checkpoint, so it is not replaced"));
 }
 
 // Returns whether `folder` is `path` or contains it.
@@ -107,11 +107,13 @@ absl::Status CheckInputs(const fs::path& out,
   for (const fs::path& input : inputs) {
     if (fs::equivalent(out, input, error)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("the output ", out.string(), " is an input"));
+          absl::StrCat("the output ", out.string(),
+                       " is an input of this run; choose another folder"));
     }
     if (Holds(out, input)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the output ", out.string(), " holds the input ", input.string()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the output ", out.string(), " holds the input ",
+                       input.string(), "; choose another folder"));
     }
   }
   return absl::OkStatus();
@@ -123,8 +125,8 @@ bool IsMarked(const fs::path& folder) {
          Exists(folder / kMarkerFile);
 }
 
-// Removes the marker last, so that a run that is killed in here leaves a marked
-// folder.
+// Removes a marked folder. The marker is removed last, so that a run that is
+// killed in this function leaves a marked folder.
 void RemoveMarked(const fs::path& folder) {
   std::error_code ignored;
   for (fs::directory_iterator it(folder, ignored), end; !ignored && it != end;
@@ -148,7 +150,7 @@ absl::Status RenameError(const fs::path& from, const fs::path& to,
                                              error.message()));
 }
 
-// Markers of folders, locked until the object is destroyed.
+// Holds the locks of folder markers until the object is destroyed.
 class MarkerLocks {
  public:
   MarkerLocks() = default;
@@ -170,7 +172,8 @@ class MarkerLocks {
   std::vector<int> locks_;
 };
 
-// Repairs what a killed run has left at `out` and beside it.
+// Repairs what a killed run has left at `out` and under the two temporary names
+// beside it.
 absl::Status CleanUp(const fs::path& out) {
   const fs::path partial = PartialPath(out);
   const fs::path replaced = ReplacedPath(out);
@@ -197,8 +200,8 @@ absl::Status CleanUp(const fs::path& out) {
   return absl::OkStatus();
 }
 
-// Gives `path` the name `out`, and returns the new path of the folder that had
-// this name.
+// Renames `path` to `out`, and returns the new path of the folder that was at
+// `out` before.
 absl::StatusOr<fs::path> Replace(const fs::path& path, const fs::path& out) {
   std::error_code error;
   if (::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, out.c_str(),
@@ -223,7 +226,8 @@ absl::StatusOr<fs::path> Replace(const fs::path& path, const fs::path& out) {
   return old;
 }
 
-// Syncs all files of the folder, even those written by others, and their names.
+// Waits until all files of the folder and their names are on the disk,
+// including files that the caller wrote.
 absl::Status SyncFolder(const fs::path& folder) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end;
@@ -274,7 +278,7 @@ absl::StatusOr<std::unique_ptr<NewFolder>> NewFolder::Create(
     return absl::UnavailableError(
         absl::StrCat("cannot create ", path.string(), ": ", error.message()));
   }
-  // Another run created it in the meantime.
+  // Another run created the folder in the meantime.
   if (!made) return InTheWay(path);
   const absl::StatusOr<int> lock = OpenLocked(path / kMarkerFile);
   if (!lock.ok()) {
@@ -293,7 +297,8 @@ absl::StatusOr<std::unique_ptr<NewFolder>> NewFolder::Create(
 
 absl::Status NewFolder::Check(const fs::path& out, bool overwrite,
                               std::span<const fs::path> inputs) {
-  // Creating the folder is the only way to find out whether it can be created.
+  // Creates and removes the folder, because only this shows whether it can be
+  // created.
   return Create(out, overwrite, inputs).status();
 }
 
@@ -303,8 +308,8 @@ NewFolder::~NewFolder() {
 }
 
 absl::Status NewFolder::Keep() {
-  // A folder that appeared there in the meantime needs the same permission to
-  // be replaced.
+  // A folder that appeared at `out_` after Create is also replaced only if
+  // `overwrite_` allows it.
   KVASIR_RETURN_IF_ERROR(CheckName(out_, overwrite_));
   KVASIR_RETURN_IF_ERROR(SyncFolder(path_));
   fs::path old;
@@ -317,7 +322,8 @@ absl::Status NewFolder::Keep() {
   }
   kept_ = true;
   KVASIR_RETURN_IF_ERROR(SyncToDisk(ParentOf(out_)));
-  // From here on nothing can be lost: the next run removes what remains.
+  // The new folder is complete now. If the run is killed below, the next run
+  // removes what remains of the old one.
   if (!old.empty()) {
     MarkerLocks locks;
     KVASIR_RETURN_IF_ERROR(locks.Add(old));

@@ -1,4 +1,4 @@
-// Folders of checkpoints that are made from another checkpoint.
+// Creates the folder of a checkpoint that is made from another checkpoint.
 #pragma once
 
 #include <filesystem>
@@ -28,9 +28,9 @@ inline constexpr char kPredictionFile[] = "kv_plan.prediction.json";
 class NewFolder {
  public:
   // If `overwrite` is false, an existing folder is an error. If it is true,
-  // only a folder that holds a checkpoint is replaced, and never a link, a
-  // folder that contains folders, or one of `inputs` or a folder that contains
-  // one.
+  // only a folder that holds a checkpoint is replaced. A link, a folder that
+  // contains folders, one of `inputs`, and a folder that contains one of
+  // `inputs` are never replaced.
   static absl::StatusOr<std::unique_ptr<NewFolder>> Create(
       const std::filesystem::path& out, bool overwrite,
       std::span<const std::filesystem::path> inputs = {});
@@ -63,8 +63,9 @@ class NewFolder {
   bool kept_ = false;
 };
 
-// Copies config.json and generation_config.json, or copies or links the
-// tokenizer's files; only those files that exist.
+// CopyConfigFiles copies config.json and generation_config.json; the other
+// functions copy or link the tokenizer's files. Files that do not exist are
+// skipped.
 absl::Status CopyConfigFiles(const std::filesystem::path& from,
                              const std::filesystem::path& to);
 absl::Status CopyTokenizerFiles(const std::filesystem::path& from,

@@ -16,14 +16,15 @@
 
 namespace {
 
-// The error that the functions below return; 0: they call the system.
+// The error numbers with which the replaced functions below fail; 0: they call
+// the system.
 int g_exchange_errno = 0;
 int g_sync_errno = 0;
 
 }  // namespace
 
-// Replace the C library's functions, to produce errors that a test cannot cause
-// otherwise.
+// These definitions replace the C library's functions, to produce errors that a
+// test cannot cause otherwise.
 extern "C" int renameat2(int from_folder, const char* from, int to_folder,
                          const char* to, unsigned int flags) noexcept {
   if (g_exchange_errno == 0) {
@@ -68,8 +69,8 @@ class NewFolderTest : public FolderTest {
     fs::create_directories(path.parent_path());
     std::ofstream(path) << "x";
   }
-  // Writes the files of a checkpoint; the file `name` distinguishes it from
-  // others.
+  // Writes the files of a checkpoint, and a file `name` by which the test
+  // recognizes this checkpoint.
   static void PutCheckpoint(const fs::path& folder, const std::string& name) {
     for (const std::string& file :
          {std::string("config.json"), std::string("model.safetensors"), name}) {
@@ -88,7 +89,8 @@ class NewFolderTest : public FolderTest {
     std::sort(names.begin(), names.end());
     return names;
   }
-  // A complete run with --overwrite repairs everything.
+  // Expects that a complete run with --overwrite replaces the old folder and
+  // removes all leftovers.
   void ExpectReplaced() {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto folder,
                                 NewFolder::Create(out_, /*overwrite=*/true));
@@ -99,7 +101,8 @@ class NewFolderTest : public FolderTest {
     EXPECT_FALSE(fs::exists(out_ / kMarker));
   }
 
-  // A run over an old checkpoint fails with `reason` and leaves it as it was.
+  // Expects that a run that would replace an old checkpoint fails with `reason`
+  // and leaves the checkpoint as it was.
   void ExpectNotReplaced(const std::string& reason) {
     PutCheckpoint(out_, "old");
     KVASIR_ASSERT_OK_AND_ASSIGN(auto folder,
@@ -130,10 +133,10 @@ TEST_F(NewFolderTest, AFailedExchangeLeavesTheOldFolder) {
   ExpectNotReplaced("cannot rename ");
 }
 
-TEST_F(NewFolderTest, AFolderThatCannotBeSyncedReplacesNothing) {
+TEST_F(NewFolderTest, ANewFolderThatCannotBeSyncedDoesNotReplaceTheOldFolder) {
   g_sync_errno = EIO;
   ExpectNotReplaced("to the disk: ");
-  // A file system that does not support syncing causes no error.
+  // A file system that does not support syncing must not cause an error.
   g_sync_errno = EINVAL;
   ExpectReplaced();
 }
@@ -151,14 +154,15 @@ TEST_F(NewFolderTest, TwoRunsCannotWriteTheSameFolder) {
   KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/false));
 }
 
-TEST_F(NewFolderTest, OnlyACheckpointIsReplaced) {
-  // A folder with only a config.json is no checkpoint.
+TEST_F(NewFolderTest, OverwriteReplacesOnlyACheckpoint) {
+  // A folder that has a config.json but no weights is not a checkpoint.
   Put(out_ / "config.json");
   Put(out_ / "index.js");
-  EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
-              StatusIs(absl::StatusCode::kAlreadyExists,
-                       HasSubstr("is no checkpoint: it is not replaced")));
-  // Some even have weights.
+  EXPECT_THAT(
+      NewFolder::Check(out_, /*overwrite=*/true),
+      StatusIs(absl::StatusCode::kAlreadyExists,
+               HasSubstr("is not a checkpoint, so it is not replaced")));
+  // Nor is a folder with weights that also contains folders.
   PutCheckpoint(out_, "old");
   Put(out_ / "src" / "main.js");
   EXPECT_THAT(
@@ -167,7 +171,8 @@ TEST_F(NewFolderTest, OnlyACheckpointIsReplaced) {
   EXPECT_TRUE(fs::exists(out_ / "src" / "main.js"));
   fs::remove_all(out_ / "src");
   KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/true));
-  // A link is never a folder of this program.
+  // A link is never replaced, because this program does not make links to
+  // checkpoints.
   fs::rename(out_, folder_ / "elsewhere");
   fs::create_directory_symlink("elsewhere", out_);
   EXPECT_THAT(
@@ -176,7 +181,8 @@ TEST_F(NewFolderTest, OnlyACheckpointIsReplaced) {
   EXPECT_TRUE(fs::exists(folder_ / "elsewhere" / "old"));
 }
 
-TEST_F(NewFolderTest, AFolderThatAppearsDuringTheRunIsReplacedOnlyWhenAsked) {
+TEST_F(NewFolderTest,
+       AFolderThatAppearsDuringTheRunIsReplacedOnlyWithOverwrite) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto folder,
                               NewFolder::Create(out_, /*overwrite=*/false));
   PutCheckpoint(out_, "old");
@@ -192,7 +198,8 @@ TEST_F(NewFolderTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true, inputs),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("holds the input")));
-  // A folder whose name begins with an input's name is not that input.
+  // The output "oth" is accepted, although the name of the input "other" begins
+  // with it.
   KVASIR_EXPECT_OK(NewFolder::Check(folder_ / "oth", true, inputs));
   PutCheckpoint(folder_ / "other", "old");
   EXPECT_THAT(

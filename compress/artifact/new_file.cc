@@ -28,7 +28,8 @@ absl::Status Busy(const fs::path& path) {
       absl::StrCat(path.string(), " is being written by another run"));
 }
 
-// Pipes and some file systems do not support waiting.
+// Waits until the content is on the disk. Pipes and some file systems do not
+// support this, which is not an error.
 absl::Status Sync(int descriptor, const fs::path& path) {
   if (::fsync(descriptor) == 0 || errno == EINVAL || errno == EROFS ||
       errno == ENOTSUP) {
@@ -37,7 +38,7 @@ absl::Status Sync(int descriptor, const fs::path& path) {
   return SystemError("write " + path.string() + " to the disk", errno);
 }
 
-// Returns whether the open file still has this name.
+// Returns whether the open file is still the one at `path`.
 bool HasName(int descriptor, const fs::path& path) {
   struct stat open_file;
   struct stat named;
@@ -60,7 +61,7 @@ absl::StatusOr<int> OpenLocked(const fs::path& path) {
       status = SystemError("lock " + path.string(), errno);
     }
   } else if (!HasName(descriptor, path)) {
-    // Its owner has just renamed or removed the file.
+    // The writer that had the lock has just renamed or removed the file.
     status = Busy(path);
   }
   if (status.ok()) return descriptor;
@@ -81,7 +82,7 @@ absl::StatusOr<std::unique_ptr<NewFile>> NewFile::Create(fs::path path) {
   KVASIR_ASSIGN_OR_RETURN(const int descriptor, OpenLocked(partial));
   std::unique_ptr<NewFile> file(
       new NewFile(std::move(path), std::move(partial), descriptor));
-  // Remove what a killed run left in the file.
+  // Removes what a killed run may have left in the file.
   if (::ftruncate(descriptor, 0) != 0) {
     return SystemError("write " + file->partial_path_.string(), errno);
   }

@@ -28,7 +28,7 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
 
   absl::Status Append(std::span<const std::byte> bytes);
-  // Overwrites bytes that were appended before.
+  // Overwrites bytes that an earlier Append wrote, from `offset_bytes` on.
   absl::Status Rewrite(int64_t offset_bytes, std::span<const std::byte> bytes);
   absl::Status Finish();
 
@@ -49,13 +49,13 @@ class NewFile {
   bool finished_ = false;
 };
 
-// Writes a small file as a NewFile.
+// Writes a small file through a NewFile, so that it never appears incomplete.
 absl::Status WriteFileAtomically(const std::filesystem::path& path,
                                  const std::string& content);
 
-// Returns an error if no NewFile can be created at `path`, to be checked before
-// long work. The check creates a file of another name, so it does not disturb a
-// writer of the same file.
+// Returns an error if no NewFile can be created at `path`. Meant to be called
+// before long work. The check creates a file with another name, so it does not
+// disturb a writer of `path`.
 absl::Status CheckWritable(const std::filesystem::path& path);
 
 // Opens the file, creates it if it does not exist, and locks it. The caller

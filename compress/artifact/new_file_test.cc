@@ -45,7 +45,7 @@ TEST_F(NewFileTest, ANewFileReplacesTheOldOneOnlyWhenItIsFinished) {
   EXPECT_FALSE(fs::exists(folder_ / "x.partial"));
 }
 
-TEST_F(NewFileTest, TwoWritersDoNotShareATemporaryFile) {
+TEST_F(NewFileTest, TwoWritersDoNotWriteTheSameTemporaryFile) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first, NewFile::Create(path_));
   KVASIR_ASSERT_OK(first->Append(BytesOf("first")));
   EXPECT_THAT(NewFile::Create(path_),
@@ -53,7 +53,8 @@ TEST_F(NewFileTest, TwoWritersDoNotShareATemporaryFile) {
                        HasSubstr("x.partial is being written by another run")));
   KVASIR_ASSERT_OK(first->Finish());
   EXPECT_EQ(ReadFile(path_), "first");
-  // The name can be used again although the first writer still exists.
+  // A second writer can use the name although the first writer object still
+  // exists.
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "second"));
   EXPECT_EQ(ReadFile(path_), "second");
 }
@@ -64,7 +65,7 @@ TEST_F(NewFileTest, APartialFileThatAKilledWriterLeftIsOverwritten) {
   EXPECT_EQ(ReadFile(path_), "little");
 }
 
-TEST_F(NewFileTest, ACheckDoesNotDisturbAWriter) {
+TEST_F(NewFileTest, CheckingWhetherAPathIsWritableDoesNotDisturbAWriter) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto file, NewFile::Create(path_));
   KVASIR_ASSERT_OK(file->Append(BytesOf("whole")));
   KVASIR_EXPECT_OK(CheckWritable(path_));
@@ -75,7 +76,7 @@ TEST_F(NewFileTest, ACheckDoesNotDisturbAWriter) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
 }
 
-TEST_F(NewFileTest, ACheckFailsIfNoFileCanBeCreated) {
+TEST_F(NewFileTest, CheckWritableFailsIfNoFileCanBeCreated) {
   EXPECT_THAT(CheckWritable(folder_),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("cannot write " + folder_.string() + ": ")));
@@ -84,8 +85,8 @@ TEST_F(NewFileTest, ACheckFailsIfNoFileCanBeCreated) {
                        HasSubstr("none/x: No such file")));
 }
 
-// A limit on the file size makes a write fail like a full disk.
-TEST_F(NewFileTest, AFullDiskLeavesTheOldFileAndNoPartialOne) {
+// A limit on the file size makes a write fail as it would on a full disk.
+TEST_F(NewFileTest, AFullDiskLeavesTheOldFileAndNoPartialFile) {
   KVASIR_ASSERT_OK(WriteFileAtomically(path_, "old"));
   rlimit before;
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);

@@ -23,7 +23,8 @@ namespace {
 constexpr char kSingleFile[] = "model.safetensors";
 constexpr char kIndexFile[] = "model.safetensors.index.json";
 
-// Elements that a thread makes at a time; small enough for its cache.
+// Number of elements that a thread makes at a time; they fit into the core's
+// cache.
 constexpr int64_t kChunkElements = int64_t{1} << 16;
 constexpr int64_t kChunksPerThread = 8;
 

@@ -37,8 +37,9 @@ struct RandomCheckpointProgress {
 // seed; model/checkpoint/random_weights.h makes the same weights in memory. The
 // file that makes the folder a checkpoint (model.safetensors, or the index)
 // appears last. `on_progress` stops the writing by returning false.
-// Errors: InvalidArgument for the shape; AlreadyExists; NotFound without a
-//   tokenizer.json; Cancelled when stopped; Unavailable with the path.
+// Errors: InvalidArgument for an invalid shape; AlreadyExists if the folder
+//   holds weights and may not be overwritten; NotFound if the tokenizer folder
+//   has no tokenizer.json; Cancelled when stopped; Unavailable with the path.
 absl::Status WriteRandomCheckpoint(
     const RandomCheckpointOptions& options,
     const std::function<bool(const RandomCheckpointProgress&)>& on_progress);

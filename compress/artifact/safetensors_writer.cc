@@ -30,7 +30,7 @@ void PadHeader(std::string& text) {
   text.append((8 - text.size() % 8) % 8, ' ');
 }
 
-// The header with its length in front.
+// Returns the header with its length in front.
 std::string WithLength(const std::string& text) {
   const auto length = static_cast<uint64_t>(text.size());
   std::string bytes;
@@ -78,7 +78,8 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::CreateOpen(
 }
 
 int64_t SafetensorsWriter::HeaderBytes(const TensorEntry& entry) {
-  // Type, braces and keys, and up to 20 digits and a comma for each number.
+  // Beyond its name, an entry has kFields characters for type, braces and keys,
+  // and kNumber for each number: up to 20 digits and a comma.
   constexpr size_t kFields = 64;
   constexpr size_t kNumber = 21;
   return static_cast<int64_t>(nlohmann::json(entry.name).dump().size() +
@@ -100,14 +101,14 @@ absl::Status SafetensorsWriter::Append(std::span<const std::byte> bytes) {
 absl::Status SafetensorsWriter::Finish() {
   if (appended_bytes_ != declared_bytes_) {
     return absl::FailedPreconditionError(
-        absl::StrCat(path_.string(), ": ", appended_bytes_, " bytes of ",
-                     declared_bytes_, " were written"));
+        absl::StrCat(path_.string(), ": only ", appended_bytes_, " of ",
+                     declared_bytes_, " declared bytes were written"));
   }
   if (header_room_bytes_ > 0) {
     std::string text = HeaderText(entries_);
     if (static_cast<int64_t>(text.size()) > header_room_bytes_) {
       return absl::ResourceExhaustedError(absl::StrCat(
-          path_.string(), ": a header of ", text.size(),
+          path_.string(), ": the header has ", text.size(),
           " bytes, but there is only room for ", header_room_bytes_));
     }
     text.resize(static_cast<size_t>(header_room_bytes_), ' ');

@@ -33,13 +33,13 @@ class SafetensorsWriter {
  public:
   static absl::StatusOr<SafetensorsWriter> Create(
       std::filesystem::path path, const std::vector<TensorEntry>& entries);
-  // For entries that are not known yet: reserves `header_bytes` for the header,
-  // which Finish fills in and pads. `header_bytes` must be at least the sum of
-  // HeaderBytes over the entries.
+  // Creates a file whose entries are not known yet. Reserves `header_bytes` for
+  // the header, which Finish fills in and pads. `header_bytes` must be at least
+  // the sum of HeaderBytes over the entries.
   static absl::StatusOr<SafetensorsWriter> CreateOpen(
       std::filesystem::path path, int64_t header_bytes);
-  // An upper bound of the bytes that the entry takes in a header, for any place
-  // of its data in the file.
+  // An upper bound of the bytes that the entry takes in a header, wherever its
+  // data is in the file.
   static int64_t HeaderBytes(const TensorEntry& entry);
   SafetensorsWriter(SafetensorsWriter&& other) noexcept = default;
   SafetensorsWriter& operator=(SafetensorsWriter&&) = delete;
@@ -66,8 +66,8 @@ class SafetensorsWriter {
   std::vector<TensorEntry> entries_;
 };
 
-// Rounds to the nearest bfloat16, ties to even, and returns its bits. `value`
-// must not be NaN.
+// Rounds `value` to the nearest bfloat16, ties to even, and returns the bits of
+// the result. `value` must not be NaN.
 uint16_t ToBf16Bits(float value);
 
 }  // namespace kvasir::compress

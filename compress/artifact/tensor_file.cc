@@ -1,6 +1,7 @@
 #include "compress/artifact/tensor_file.h"
 
-// The x86 header chooses the widest instruction set at run time.
+// On x86, xxHash's dispatching header chooses the widest instruction set at run
+// time.
 #if defined(__x86_64__)
 #include <xxh_x86dispatch.h>
 #else
@@ -23,7 +24,8 @@
 namespace kvasir::compress {
 namespace {
 
-// The dot keeps them apart from the tensors' names.
+// Names of the file's own tensors. They begin with a dot, so they never equal
+// the name of a caller's tensor.
 constexpr char kTextName[] = ".text";
 constexpr char kHashName[] = ".hash";
 constexpr size_t kHashBytes = 16;
@@ -81,7 +83,8 @@ absl::StatusOr<at::ScalarType> ScalarTypeOf(model::TensorType type) {
       return at::kByte;
     default:
       return absl::DataLossError(absl::StrCat(
-          "a tensor of type ", std::string(model::TensorTypeName(type))));
+          "it has a tensor of type ", std::string(model::TensorTypeName(type)),
+          ", which is not float64, float32 or uint8"));
   }
 }
 
@@ -131,8 +134,8 @@ absl::Status WriteTensorFile(const std::filesystem::path& path,
     tensors.push_back(tensor.contiguous());
     entries.push_back({name, DtypeOf(tensor), tensor.sizes().vec()});
   };
-  // A safetensors file may hold empty tensors, but not every reader supports
-  // that.
+  // A space stands for an empty text, because not every reader of safetensors
+  // supports empty tensors.
   const std::string text = file.text.empty() ? " " : file.text;
   for (const auto& [name, tensor] : file.tensors) add(name, tensor);
   add(kTextName, at::from_blob(const_cast<char*>(text.data()),
@@ -156,7 +159,8 @@ absl::Status WriteTensorFile(const std::filesystem::path& path,
 absl::StatusOr<TensorFile> ReadTensorFile(const std::filesystem::path& path) {
   absl::StatusOr<TensorFile> file = ReadChecked(path);
   const absl::Status& status = file.status();
-  // Only errors in the content mean damage; errors of the system do not.
+  // Errors in the content mean that the file is damaged. Other errors, such as
+  // a failed read, do not.
   if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status) ||
       absl::IsOutOfRange(status)) {
     return absl::DataLossError(

@@ -16,7 +16,7 @@ namespace kvasir::compress {
 struct TensorFile {
   // Describes the tensors and how they were made; any UTF-8 text.
   std::string text;
-  // Their type is float64, float32 or uint8.
+  // Tensors of type float64, float32 or uint8.
   TensorMap tensors;
 };
 
@@ -26,12 +26,13 @@ struct TensorFile {
 absl::Status WriteTensorFile(const std::filesystem::path& path,
                              const TensorFile& file);
 
-// Errors: NotFound if there is no file; DataLoss, with the path, if the content
-// differs from what WriteTensorFile wrote; the system's error if the file
-// cannot be opened or read.
+// Reads a file that WriteTensorFile wrote. Errors: NotFound if there is no
+// file; DataLoss, with the path, if the content differs from what
+// WriteTensorFile wrote; the system's error if the file cannot be opened or
+// read.
 absl::StatusOr<TensorFile> ReadTensorFile(const std::filesystem::path& path);
 
-// A hash of the text as 32 hexadecimal digits.
+// Returns a hash of the text as 32 hexadecimal digits.
 std::string TextHash(const std::string& text);
 
 }  // namespace kvasir::compress

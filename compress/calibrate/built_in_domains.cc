@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-// The assembler includes the file, because compilers are slow with literals of
-// this size.
+// The assembler includes the text file in the program, because compilers are
+// slow with string literals of this size.
 #define KVASIR_DOMAIN(name)                           \
   extern "C" const char kvasir_domain_##name[];       \
   extern "C" const char kvasir_domain_##name##_end[]; \

@@ -1,5 +1,5 @@
-// Texts for a calibration when the user gives none. They are compiled into the
-// program, so no files are needed where it runs. Sources and licences:
+// Texts for a calibration if the user gives none. They are compiled into the
+// program, so it needs no text files when it runs. Sources and licences:
 // domains/README.md.
 #pragma once
 
@@ -13,7 +13,7 @@ struct BuiltInDomain {
   std::string_view text;  // valid as long as the program runs
 };
 
-// Books, encyclopedia, code and dialogue, in English.
+// Returns the four English domains: books, encyclopedia, code and dialogue.
 std::vector<BuiltInDomain> BuiltInDomains();
 
 }  // namespace kvasir::compress

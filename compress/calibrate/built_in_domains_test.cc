@@ -17,7 +17,7 @@ namespace {
 // The default number of calibration tokens of kvasir-compress.
 constexpr int64_t kTokens = 114688;
 
-TEST(BuiltInDomainsTest, TextsEqualTheirFiles) {
+TEST(BuiltInDomainsTest, BuiltInTextsEqualTheirSourceFiles) {
   std::vector<std::string> names;
   size_t bytes = 0;
   for (const BuiltInDomain& domain : BuiltInDomains()) {
@@ -25,7 +25,7 @@ TEST(BuiltInDomainsTest, TextsEqualTheirFiles) {
     bytes += domain.text.size();
     EXPECT_EQ(domain.text.back(), '\n') << domain.name;
     EXPECT_EQ(domain.text.find('\0'), std::string_view::npos) << domain.name;
-    // Plain text without carriage returns.
+    // The texts must not have carriage returns.
     EXPECT_EQ(domain.text.find('\r'), std::string_view::npos) << domain.name;
   }
   EXPECT_THAT(
@@ -66,7 +66,8 @@ TEST(BuiltInDomainsTest, FewLinesOfEvaluationTextsAreAlsoInCalibrationTexts) {
       ++lines;
       shared += domain.text.find(line) == std::string_view::npos ? 0 : 1;
     }
-    // Licences in code and questions in dialogues are the same everywhere.
+    // Some common lines are allowed: licences in code and questions in
+    // dialogues occur in many texts.
     EXPECT_LE(shared, lines / 5) << domain.name;
     EXPECT_GT(lines, 5) << domain.name;
   }

@@ -40,7 +40,8 @@ at::Tensor IdsOf(const std::vector<int32_t>& sequence) {
       .to(at::kLong);
 }
 
-// A number in [0, 1) that depends only on sequence, position and draw.
+// Returns a random number in [0, 1) that depends only on sequence, position and
+// draw.
 double LabelUniform(int64_t sequence, int64_t position, int64_t draw) {
   const base::PhiloxCounter bits = base::Philox4x32(
       base::PhiloxKeyFromSeed(kLabelSeed),
@@ -70,7 +71,7 @@ class SequenceObserver : public LayerObserver {
     value_ = value.detach().flatten(0, 1).flatten(1);
   }
 
-  // Adds the tokens after the first `sinks`.
+  // Adds the observed tokens after the first `sinks` to `sums`.
   void AddTo(LayerSums& sums, int64_t sinks, int threads) const {
     const at::NoGradGuard no_grad;
     const at::Tensor input = input_.slice(0, sinks);
@@ -101,8 +102,8 @@ class SequenceObserver : public LayerObserver {
   at::Tensor value_;        // [T, Hkv * D]
 };
 
-// Keys and values of the autograd graph, so that the backward pass goes through
-// them.
+// Keeps the keys and values of the autograd graph, so that gradients with
+// respect to them can be requested.
 struct KeyValueObserver : public LayerObserver {
   void OnKey(int64_t, const at::Tensor& seen) override { key = seen; }
   void OnValue(int64_t, const at::Tensor& seen) override { value = seen; }
@@ -124,7 +125,8 @@ class Pace {
 
   void SetDone(int64_t done) { progress_.done = done; }
 
-  // Called between units of work, where a state can be saved.
+  // Called between two units of work, when the state is consistent and can be
+  // saved.
   absl::Status After(int64_t passes, const CalibrationState& state) {
     const bool go_on = Count(passes);
     const bool due = absl::Now() - last_save_ >= options_.save_interval;
@@ -149,7 +151,8 @@ class Pace {
                   state_path_.string()));
   }
 
-  // Called within a unit of work; a stop takes effect at its end.
+  // Called within a unit of work. Returns false if the user stopped the run;
+  // the stop takes effect at the end of the unit.
   bool Count(int64_t passes) {
     progress_.done += passes;
     stopped_ = !events_.on_progress(progress_) || stopped_;
@@ -189,10 +192,11 @@ class Calibrator {
                : state.layer * sample_.num_sequences() + state.sequence;
   }
 
-  // Goes through the layers one by one, with all sequences.
+  // Without gradients: runs all sequences through the first layer, then through
+  // the next, and so on.
   absl::Status Stream(CalibrationState& state, Pace& pace) const;
-  // Takes each sequence forward and back through all layers. Held-out sequences
-  // only go forward.
+  // With gradients: runs each sequence forward and backward through all layers.
+  // Held-out sequences only go forward.
   absl::Status RunWithGradients(CalibrationState& state, Pace& pace,
                                 absl::Duration& way_back) const;
 
@@ -202,17 +206,18 @@ class Calibrator {
     int64_t first = 0;
     int64_t count = 0;
     bool goes_back = true;
-    // Inputs of the layers [L + 1][count], each [1, T, M].
+    // hidden[l][i] is the input [1, T, M] of layer l for sequence i of the
+    // batch; hidden[L] is the output of the last layer.
     std::vector<std::vector<at::Tensor>> hidden;
-    // Gradients with respect to the layer's output, per backward pass [count]:
-    // of the mean loss if Fisher is asked for, then of each draw's log
-    // probabilities.
+    // Gradients with respect to the layer's output, one list [count] per
+    // backward pass: first of the mean loss if Fisher scores are requested,
+    // then of the log probabilities of each draw.
     std::vector<std::vector<at::Tensor>> gradients;
     std::vector<double> loss;
   };
   struct Resident {
-    std::vector<TensorMap> layers;  // as stored
-    OuterTensors outer;             // embedding and head as stored
+    std::vector<TensorMap> layers;  // tensors in their stored types
+    OuterTensors outer;             // embedding and head in their stored types
   };
 
   absl::StatusOr<Resident> LoadResident() const;
@@ -223,17 +228,18 @@ class Calibrator {
   absl::Status Backward(const Resident& resident, MicroBatch& batch,
                         CalibrationState& state, Pace& pace) const;
 
-  // Runs one layer over sequences from `first` on, and adds the observed values
-  // in the order of the sequences.
+  // Runs one layer on the sequences that begin at index `first`, and adds what
+  // was observed to `sums` in the order of the sequences.
   absl::Status RunLayer(const LayerProgram& program, const TensorMap& tensors,
                         int64_t first, const std::vector<at::Tensor>& inputs,
                         std::vector<at::Tensor>& outputs,
                         LayerSums& sums) const;
-  // Copies the keys and values of the sequence that are sample rows.
+  // Copies those keys and values of the sequence that are sample rows to
+  // `sums`.
   void TakeRows(int64_t sequence, const SequenceObserver& observer,
                 LayerSums& sums) const;
-  // Number of passes of the first `sequences` through one layer each, with
-  // gradients.
+  // Number of passes through single layers that the first `sequences` sequences
+  // take.
   int64_t PassesThrough(int64_t sequences) const {
     const int64_t back = options_.parts.has_gradients()
                              ? std::min(sequences, sample_.counted_sequences())
@@ -274,7 +280,8 @@ absl::Status ForEachStatus(int64_t count, int threads,
   return absl::OkStatus();
 }
 
-// Float32 copies for the products. Tensors that are float32 already are shared.
+// Returns float32 copies of the tensors for matrix products. Tensors that are
+// float32 already are not copied.
 TensorMap Widened(const TensorMap& stored) {
   TensorMap wide;
   for (const auto& [name, tensor] : stored) {
@@ -354,7 +361,8 @@ absl::Status Calibrator::Stream(CalibrationState& state, Pace& pace) const {
     while (state.sequence < sequences) {
       const int64_t count =
           std::min(options_.sequences_at_a_time(), sequences - state.sequence);
-      // Hidden states of all tokens stay on the CPU.
+      // The hidden states of all tokens stay on the CPU; only this batch is
+      // copied to the device.
       std::vector<at::Tensor> rows;
       std::vector<at::Tensor> inputs;
       for (int64_t i = 0; i < count; ++i) {
@@ -397,7 +405,7 @@ absl::StatusOr<Calibrator::Resident> Calibrator::LoadResident() const {
                              &outer.final_norm, &outer.final_norm_bias}) {
     if (tensor->defined()) *tensor = tensor->to(options_.device);
   }
-  outer.head = outer.embedding;  // a single copy on any device
+  outer.head = outer.embedding;  // shares memory with the embedding
   if (!spec_.tied_head) {
     KVASIR_ASSIGN_OR_RETURN(outer.head,
                             LoadStored(checkpoint_, model::kHeadName));
@@ -466,7 +474,8 @@ void Calibrator::AddHeadGradients(const Resident& resident,
   batch.hidden.back().clear();
 }
 
-// Adds g gT of the tokens after the sinks to `sum` [kv, kv].
+// Adds g gT, for the gradients g of all tokens after the sinks, to `sum` [Hkv *
+// D, Hkv * D].
 void Calibrator::AddOuterProducts(const at::Tensor& gradient,
                                   at::Tensor& sum) const {
   const at::NoGradGuard no_grad;
@@ -488,7 +497,8 @@ absl::Status Calibrator::Backward(const Resident& resident, MicroBatch& batch,
     at::Tensor& key = tensors[kKeyWeight];
     at::Tensor& value = tensors[kValueWeight];
     if (fisher) {
-      // Separate leaves keep the stored tensors free of gradients.
+      // Detached tensors become the graph's leaves, so that the resident
+      // tensors do not record gradients.
       key = key.detach().requires_grad_(true);
       value = value.detach().requires_grad_(true);
     }
@@ -570,7 +580,8 @@ absl::Status Calibrator::RunWithGradients(CalibrationState& state, Pace& pace,
   return absl::OkStatus();
 }
 
-// Returns an empty path, with a message, if the folder cannot be used.
+// Returns `cache` if this folder exists or could be created; otherwise sends a
+// message and returns an empty path.
 std::filesystem::path UsableCache(const std::filesystem::path& cache,
                                   const CalibrateEvents& events) {
   if (cache.empty()) return cache;
@@ -614,8 +625,8 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
         state, FindState(checkpoint.spec(), sample, id, options, events));
   }
   MoveSums(options.device, state);
-  // Each thread works on sequences of its own. A single sequence gets all
-  // threads.
+  // Each thread works on sequences of its own, with one BLAS thread. If there
+  // is only one sequence at a time, it gets all threads.
   const ScopedBlasThreads blas_threads(
       options.sequences_at_a_time() == 1 ? options.threads : 1);
   const Calibrator calibrator(checkpoint, sample, options);
@@ -636,7 +647,8 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
     const absl::Status saved = WriteTensorFile(
         CalibrationPath(options.cache, id), CalibrationToFile(run.calibration));
     if (!saved.ok()) {
-      // The last saved state still contains most of the work.
+      // This is only a warning: the last saved state is kept and contains most
+      // of the work.
       events.on_message(absl::StrCat("warning: ", saved.message()));
     } else {
       std::error_code ignored;
@@ -655,20 +667,20 @@ absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
                                          const CalibrateEvents& events) {
   if (sample.sequence_tokens > checkpoint.spec().max_position_embeddings) {
     return absl::InvalidArgumentError(
-        absl::StrCat("sequences of ", sample.sequence_tokens,
+        absl::StrCat("the sequences have ", sample.sequence_tokens,
                      " tokens, but the model takes at most ",
                      checkpoint.spec().max_position_embeddings));
   }
   if (sample.counted_sequences() < 1 || sample.counted_tokens_each() < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the sample has no counted token: ", sample.counted_sequences(),
-        " sequences of ", sample.sequence_tokens, ", of which ",
-        sample.sink_tokens, " are sinks"));
+        " sequences of ", sample.sequence_tokens, " tokens, the first ",
+        sample.sink_tokens, " of which are sinks"));
   }
   if (options.parts.information && options.parts.labels_per_position < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.parts.labels_per_position,
-                     " labels per position, want at least 1"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the number of labels per position must be at least 1, is ",
+        options.parts.labels_per_position));
   }
   return CatchTorch(
       [&] { return CalibrateInTorch(checkpoint, sample, options, events); });

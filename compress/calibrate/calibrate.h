@@ -2,9 +2,9 @@
 // need. Without gradients only one layer at a time is in memory, together with
 // the hidden states of all tokens, so models of any size fit. Fisher scores and
 // information need gradients: the whole model is then in memory in its stored
-// type, and each sequence goes through all layers and back. The forward pass
-// keeps only the layers' inputs, and the way back computes each layer again,
-// once for all backward passes.
+// type, and each sequence goes forward and backward through all layers. The
+// forward phase keeps only the layers' inputs. The backward phase computes each
+// layer once more and then runs all backward passes through it.
 #pragma once
 
 #include <cstdint>
@@ -43,14 +43,15 @@ struct CalibrateOptions {
 };
 
 struct CalibrateProgress {
-  // Both count passes of one sequence through one layer, forward or backward.
+  // `done` and `total` count passes of one sequence through one layer, forward
+  // or backward.
   int64_t done = 0;
   int64_t total = 0;
 };
 
 struct CalibrateEvents {
-  // Called before the work, unless the result is in the cache. An error ends
-  // the run. May be empty.
+  // Called before the work begins, unless the result is in the cache. An error
+  // that it returns ends the run. May be empty.
   std::function<absl::Status()> on_start;
   // Called often. If it returns false, the run stops after the current
   // micro-batch and saves its state in the cache.
@@ -67,24 +68,25 @@ struct CalibrationRun {
   // are no gradients or the result is from the cache.
   double loss = 0.0;
   absl::Duration elapsed;
-  // The part of `elapsed` that the head and the backward pass took.
+  // The part of `elapsed` that the output head and the backward passes took.
   absl::Duration way_back;
 };
 
-// Takes the result from the cache if it is there, possibly out of a calibration
-// with more parts. Otherwise continues from a saved state in the cache, or
-// starts from the beginning. The same tokens give the same numbers and id with
-// any number of threads, after any number of stops and with any cache content.
-// There are two exceptions: the BLAS may round differently if a micro-batch has
-// fewer sequences than there are threads, and a GPU rounds differently. The
-// random numbers that draw the labels for information depend only on sequence,
-// position and draw. If information is requested and there is only one domain,
-// a message says so.
+// Measures the statistics. If the cache holds a calibration with at least the
+// requested parts, the result is taken from it. Otherwise the run continues
+// from a saved state in the cache, or starts from the beginning. The same
+// tokens give the same numbers and id with any number of threads, after any
+// number of stops and with any cache content. There are two exceptions: the
+// BLAS may round differently if a micro-batch has fewer sequences than there
+// are threads, and a GPU rounds differently. The random numbers that draw the
+// labels for information depend only on sequence, position and draw. If
+// information is requested and there is only one domain, a message warns about
+// it.
 // Errors: Cancelled when stopped; InvalidArgument for a sample without counted
 //   tokens, and for weights that give numbers that are not finite, naming the
-//   layer; an error of reading the model or an existing file of the cache; an
-//   error of saving the state of a stopped run (a failed save during the run is
-//   only a message).
+//   layer; errors of reading the model or an existing cache file; an error of
+//   saving the state of a stopped run (a failed save during the run is only a
+//   message).
 absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
                                          const CalibrationSample& sample,
                                          const CalibrateOptions& options,

@@ -71,7 +71,7 @@ TEST_F(CalibrateTest, GramsSumsAndEnergiesEqualANaiveFloat64Computation) {
   }
 }
 
-TEST(AddGramTest, TheBlocksOfAWideGramLeaveNoEntryOut) {
+TEST(AddGramTest, AGramMatrixThatIsComputedInBlocksHasAllEntries) {
   const at::Tensor rows =
       at::sin(at::arange(3 * 1100, at::kFloat)).view({3, -1});
   at::Tensor gram = at::zeros({1100, 1100}, at::kDouble);
@@ -82,10 +82,11 @@ TEST(AddGramTest, TheBlocksOfAWideGramLeaveNoEntryOut) {
             1e-12);
 }
 
-// Gradients of every layer's k_proj and v_proj by autograd over the whole
-// model. `shift` 1 means the true next token.
+// Computes the gradients of every layer's k_proj and v_proj by autograd over
+// the whole model. The label of a position is the token `shift` positions
+// later; 1 is the true next token.
 struct WholeModelGradients {
-  std::vector<at::Tensor> key, value;  // per layer
+  std::vector<at::Tensor> key, value;  // one tensor per layer
 };
 WholeModelGradients NaiveGradients(
     const model::Checkpoint& checkpoint,
@@ -148,7 +149,7 @@ NaiveFisher MeanOfSquares(const model::Checkpoint& checkpoint,
   return fisher;
 }
 
-TEST_F(CalibrateTest, FisherEqualsTheGradientsOfAutogradThroughTheWholeModel) {
+TEST_F(CalibrateTest, FisherScoresEqualThoseOfAutogradThroughTheWholeModel) {
   const CalibrationSample sample = Sample(4, 12);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run, Run(sample, {}));
   ASSERT_TRUE(run.calibration.has_fisher());
@@ -186,7 +187,7 @@ TEST_F(CalibrateTest, TheLabelOfAPositionIsTheNextToken) {
 }
 
 TEST(NextTokenLossTest, LossAndGradientEqualThoseOfAutograd) {
-  // More rows of the head than are read at a time, stored in bfloat16.
+  // The head, stored in bfloat16, has more rows than are read at a time.
   const at::Tensor head = at::sin(at::arange(9000 * 8, at::kFloat))
                               .view({9000, 8})
                               .to(at::kBFloat16);
@@ -219,7 +220,7 @@ TEST_F(CalibrateTest, ModelsReadLayerByLayerOrHeldInMemoryGiveTheSameResult) {
 }
 
 TEST_F(CalibrateTest, ThreadsAndMicroBatchesDoNotChangeTheResult) {
-  // The products are wide enough to be shared by threads.
+  // The products are so wide that the BLAS would share them between threads.
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
   shape.hidden_size = 256;
@@ -240,7 +241,7 @@ TEST_F(CalibrateTest, ThreadsAndMicroBatchesDoNotChangeTheResult) {
   EXPECT_TRUE(one == bytes(2, 5));
 }
 
-// The products themselves are then shared by threads, so last bits may differ.
+// Several threads then share each matrix product, so the last bits may differ.
 TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameResultUpToRounding) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
@@ -318,11 +319,11 @@ TEST_F(CalibrateTest, ACachedResultIsUsed) {
     EXPECT_TRUE(at::equal(again.calibration.layers[l].key_fisher,
                           first.calibration.layers[l].key_fisher));
   }
-  // A cached calibration with more parts is used, too.
+  // A cached calibration is also used if it has more parts than requested.
   options.parts.fisher = false;
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun less, Run(sample, options));
   EXPECT_TRUE(less.from_cache);
-  // The result is the same as if the cache had no other parts.
+  // The result does not show that the cached calibration has more parts.
   EXPECT_FALSE(less.calibration.has_fisher());
   EXPECT_EQ(less.calibration.id, Id(sample, options.parts));
   EXPECT_NE(less.calibration.id, first.calibration.id);
@@ -364,7 +365,7 @@ TEST_F(CalibrateTest, ADamagedCacheFileIsReplaced) {
   damage("");
 }
 
-TEST_F(CalibrateTest, ADamagedStateStartsTheCalibrationAgain) {
+TEST_F(CalibrateTest, WithADamagedStateTheCalibrationStartsFromTheBeginning) {
   const CalibrationSample sample = Sample(4, 10);
   CalibrateOptions options;
   options.cache = folder_ / "whole";
@@ -398,7 +399,8 @@ TEST_F(CalibrateTest, AStateThatCannotBeSavedDoesNotEndTheRun) {
   options.cache = folder_ / "cache";
   options.save_interval = absl::ZeroDuration();
   const std::filesystem::path state = CachePath(sample, options, ".state");
-  // A folder of that name prevents the file from being written.
+  // A folder with the name of the temporary file prevents the state from being
+  // written.
   std::filesystem::create_directories(state.string() + ".partial");
   KVASIR_ASSERT_OK(Run(sample, options).status());
   EXPECT_THAT(messages_, HasSubstr("; calibration continues"));
@@ -422,7 +424,8 @@ TEST_F(CalibrateTest, TheStateIsKeptIfTheResultCannotBeSaved) {
   EXPECT_TRUE(std::filesystem::exists(CachePath(sample, options, ".state")));
 }
 
-// Too many open files or a failing disk do not mean that a file is damaged.
+// Errors such as too many open files or a failing disk do not mean that the
+// file is damaged.
 TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsAnErrorAndIsNotReplaced) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
@@ -430,7 +433,8 @@ TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsAnErrorAndIsNotReplaced) {
   std::filesystem::create_directories(options.cache);
   for (const char* ending : {".state", ".safetensors"}) {
     const std::filesystem::path path = CachePath(sample, options, ending);
-    std::filesystem::create_symlink(path.filename(), path);  // points to itself
+    // A link that points to itself exists but cannot be read.
+    std::filesystem::create_symlink(path.filename(), path);
     const absl::Status status = Run(sample, options).status();
     EXPECT_FALSE(status.ok());
     EXPECT_THAT(std::string(status.message()),
@@ -441,7 +445,7 @@ TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsAnErrorAndIsNotReplaced) {
 }
 
 TEST_F(CalibrateTest, WeightsThatAreNotFiniteAreRefusedWithTheirLayer) {
-  // The input of layer 2 is not finite.
+  // A NaN in layer 1 makes the input of layer 2 not finite.
   PutLastNumber("model.layers.1.mlp.down_proj.weight", std::nanf(""));
   EXPECT_THAT(
       Run(Sample(2, 10), {.parts = {.fisher = false}}),
@@ -450,12 +454,10 @@ TEST_F(CalibrateTest, WeightsThatAreNotFiniteAreRefusedWithTheirLayer) {
 }
 
 TEST_F(CalibrateTest, SequencesLongerThanTheContextAreRefused) {
-  EXPECT_THAT(
-      Run(Sample(1, 513), {}),
-      StatusIs(
-          absl::StatusCode::kInvalidArgument,
-          HasSubstr(
-              "sequences of 513 tokens, but the model takes at most 512")));
+  EXPECT_THAT(Run(Sample(1, 513), {}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the sequences have 513 tokens, but the model "
+                                 "takes at most 512")));
 }
 
 int64_t StatusKilobytes(const char* field) {
@@ -469,7 +471,8 @@ int64_t StatusKilobytes(const char* field) {
   return -1;
 }
 
-// Resets VmHWM to VmRSS; kilobytes.
+// Resets the peak memory (VmHWM) to the current memory (VmRSS) and returns it
+// in kilobytes.
 int64_t ResetPeak() {
   std::ofstream("/proc/self/clear_refs") << "5";
   return StatusKilobytes("VmHWM:");
@@ -478,9 +481,10 @@ int64_t ResetPeak() {
 constexpr CalibrationParts kWaysBack[] = {
     {.fisher = true}, {.fisher = false, .information = true}};
 
-// If the layers' graphs were kept, the scores of many layers would fill the
-// memory.
-TEST_F(CalibrateTest, PeakMemoryHoldsTheWorkspaceOfOneLayerAndNotOfAll) {
+// If the autograd graphs of all layers were kept, the attention scores of 24
+// layers would fill the memory.
+TEST_F(CalibrateTest,
+       PeakMemoryIncludesTheWorkspaceOfOneLayerAndNotOfAllLayers) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 24;
   shape.num_query_heads = 8;
@@ -489,25 +493,28 @@ TEST_F(CalibrateTest, PeakMemoryHoldsTheWorkspaceOfOneLayerAndNotOfAll) {
   const CalibrationSample sample = Sample(2, 512);
   for (const CalibrationParts& parts : kWaysBack) {
     const CalibrateOptions options{.parts = parts, .threads = 1};
-    // Memory that libtorch needs once does not count.
+    // A first small run makes libtorch allocate what it needs only once, so
+    // that it is not counted.
     KVASIR_ASSERT_OK(Run(Sample(1, 16), options).status());
     const int64_t before = ResetPeak();
     KVASIR_ASSERT_OK(Run(sample, options).status());
     const int64_t grown = (StatusKilobytes("VmHWM:") - before) * 1024;
     const CalibrationCost cost =
         CostOfCalibration(*checkpoint_, sample, options);
-    const int64_t scores = 8 * 512 * 512 * 4;  // of one layer
+    // Bytes of one layer's attention scores.
+    const int64_t scores = 8 * 512 * 512 * 4;
     EXPECT_LT(grown, 24 * scores / 2) << parts.fisher;
-    // The announced memory and the allocator's slack: freed blocks may leave
-    // gaps that later blocks do not fit in.
+    // The estimated memory plus slack for the allocator: freed blocks may leave
+    // gaps in which later blocks do not fit.
     EXPECT_LT(grown, cost.peak_bytes() + (int64_t{32} << 20)) << parts.fisher;
     EXPECT_GT(grown, 0) << parts.fisher;
   }
 }
 
-// Here logits and a large embedding would fill the memory. This test must come
-// after the test of layers: once the allocator has freed blocks as large as
-// these, it takes later blocks from elsewhere and leaves gaps.
+// In this model, logits and a large embedding take most of the memory. This
+// test must come after the test of one layer's workspace: once the allocator
+// has freed blocks as large as these, it places later blocks elsewhere and
+// leaves gaps.
 TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsAsEstimated) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 1;
@@ -518,7 +525,8 @@ TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsAsEstimated) {
        {CalibrationParts{.fisher = false}, kWaysBack[0], kWaysBack[1]}) {
     const CalibrateOptions options{.parts = parts};
     const CalibrationSample sample = Sample(1, 40);
-    // Memory that libtorch needs once does not count.
+    // A first small run makes libtorch allocate what it needs only once, so
+    // that it is not counted.
     KVASIR_ASSERT_OK(Run(Sample(1, 2), options).status());
     const int64_t before = ResetPeak();
     KVASIR_ASSERT_OK(Run(sample, options).status());
@@ -532,7 +540,7 @@ TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsAsEstimated) {
   }
 }
 
-TEST_F(CalibrateTest, FisherTakesMostOfTheEstimatedTime) {
+TEST_F(CalibrateTest, FisherScoresTakeMostOfTheEstimatedTime) {
   const CalibrationSample sample = Sample(2, 64);
   const CalibrationCost cost = CostOfCalibration(*checkpoint_, sample, {});
   const CalibrationTime time = TimeOfCalibration(cost, 1e9);

@@ -1,5 +1,5 @@
-// The statistics of a model's attention layers on a text: all that planners and
-// appliers need in addition to the weights.
+// The statistics of a model's attention layers on a text. Planners and appliers
+// need nothing else besides the weights.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@ namespace kvasir::compress {
 // Statistics of one domain of the calibration text, in one layer.
 struct DomainInformation {
   std::string name;
-  int64_t tokens = 0;            // counted in the sums
+  int64_t tokens = 0;            // tokens of this domain in the sums
   at::Tensor key_information;    // [Hkv * D, Hkv * D] float32, mean of g gT
   at::Tensor value_information;  // [Hkv * D, Hkv * D] float32
 };
@@ -49,12 +49,12 @@ struct LayerCalibration {
   at::Tensor rotated_key_sum;   // [Hkv * D]
 
   // Fisher information of a token's value, and of its key before its rotation
-  // (with its bias): the mean over tokens of g gT. g is the gradient, by that
-  // key or value, of the sum over the sequence's positions of log p(y), with y
-  // drawn from the model's own p. To second order, an error e in all keys or
+  // (with its bias): the mean over tokens of g gT. g is the gradient, with
+  // respect to that key or value, of the sum of log p(y) over the sequence's
+  // positions, where each label y is drawn from the model's own distribution p.
+  // Let F be this information. To second order, an error e in all keys or
   // values that is independent between tokens costs tr(F E[e eT]) / 2 nats of
-  // KL divergence per token, with F this information. Undefined unless
-  // requested.
+  // KL divergence per token. Undefined unless requested.
   at::Tensor key_information;    // [Hkv * D, Hkv * D]
   at::Tensor value_information;  // [Hkv * D, Hkv * D]
   // The information of each domain. The mean over domains, weighted by their
@@ -63,12 +63,13 @@ struct LayerCalibration {
 
   // One row for each sampled token: its key before the rotation, then its
   // value. The tokens are spread evenly over domains, sequences and positions.
-  // The rows serve calculations that need more than the first two moments.
-  // Defined if key_information is.
+  // The rows are for calculations that need more than the first two moments.
+  // Defined if key_information is defined.
   at::Tensor sample_rows;       // [N_s, 2 * Hkv * D] float32
   at::Tensor sample_positions;  // [N_s] int64, position in the sequence
   at::Tensor sample_domains;    // [N_s] int64, index in `domains`
-  // [N_s] bool; true for rows of sequences that are in no sum above.
+  // [N_s] bool: true for rows of held-out sequences, which no sum above
+  // includes.
   at::Tensor sample_held_out;
 };
 

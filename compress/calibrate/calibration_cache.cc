@@ -15,8 +15,9 @@ namespace {
 
 constexpr size_t kFingerprintBuffer = size_t{8} << 20;
 
-// A missing or damaged file can be made again. A file that cannot be read ends
-// the calibration, because it may hold hours of work.
+// Returns whether the file is missing or damaged, so that it can be made again.
+// Any other error ends the calibration, because the file may hold hours of
+// work.
 bool CanBeMadeAnew(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsDataLoss(status);
 }
@@ -50,8 +51,8 @@ Calibration WithParts(Calibration calibration, const CalibrationParts& parts,
   return calibration;
 }
 
-// Describes what a sample has in addition to its tokens; empty if there is
-// nothing.
+// Returns a text with the domains, held-out sequences and sink tokens of a
+// sample; empty if it has none of them.
 std::string BesideTokens(const CalibrationSample& sample) {
   std::string text;
   if (!sample.domains.empty()) {
@@ -93,8 +94,8 @@ std::string IdOf(const std::string& weights_id, const CalibrationSample& sample,
     tokens.append(reinterpret_cast<const char*>(sequence.data()),
                   sequence.size() * sizeof(int32_t));
   }
-  // Must be increased when a change of the program changes the results for the
-  // same inputs.
+  // This number must be increased if the program changes so that the same
+  // inputs give other results.
   constexpr int kVersion = 2;
   return TextHash(absl::StrCat(
       "calibration ", kVersion, " weights ", weights_id, " tokens ",

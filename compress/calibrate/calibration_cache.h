@@ -11,9 +11,9 @@
 
 namespace kvasir::compress {
 
-// Hash of all weights. Reads all of them.
+// Returns a hash of all weights. Reads the whole checkpoint.
 absl::StatusOr<std::string> WeightsId(const model::Checkpoint& checkpoint);
-// Hash of everything that determines a calibration.
+// Returns a hash of everything that determines the result of a calibration.
 std::string IdOf(const std::string& weights_id, const CalibrationSample& sample,
                  const CalibrationParts& parts);
 

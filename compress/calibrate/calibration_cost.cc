@@ -15,13 +15,14 @@ namespace {
 
 constexpr int64_t kFloatBytes = 4;
 
-// An estimate for norms and activations beside the products, and for threads
-// that wait for one another. It is not fitted to any machine.
+// Factor for the time of norms and activations, which the products do not
+// include, and of threads that wait for one another. It is an estimate that is
+// not fitted to any machine.
 constexpr double kOverhead = 1.35;
-// A float64 product takes twice as long.
+// A float64 product takes twice as long as a float32 product.
 constexpr double kDoubleCost = 2.0;
 
-// Number of weights in a layer's products.
+// Returns the number of weights in a layer's matrix products.
 double LayerWeights(const model::DecoderSpec& spec) {
   const double m = static_cast<double>(spec.hidden_size);
   const double q = static_cast<double>(spec.num_heads * spec.head_dim);
@@ -31,7 +32,8 @@ double LayerWeights(const model::DecoderSpec& spec) {
   return m * (2 * q + 2 * kv + matrices * f);
 }
 
-// Numbers that a layer computes for one sequence, without scores.
+// Returns how many numbers a layer computes for one sequence, without attention
+// scores.
 int64_t RowNumbers(const model::DecoderSpec& spec, int64_t tokens) {
   const int64_t q = spec.num_heads * spec.head_dim;
   const int64_t kv = spec.num_kv_heads * spec.head_dim;
@@ -39,11 +41,11 @@ int64_t RowNumbers(const model::DecoderSpec& spec, int64_t tokens) {
          (8 * spec.hidden_size + 4 * q + 4 * kv + 5 * spec.intermediate_size);
 }
 
-// Numbers that a layer computes for one sequence and keeps for the backward
-// pass.
+// Returns how many numbers a layer computes for one sequence and keeps for the
+// backward pass.
 int64_t SavedNumbers(const model::DecoderSpec& spec, int64_t tokens) {
-  // The scores of each block of queries with the keys before its end, and their
-  // softmax.
+  // For each block of queries: the scores with all keys up to the end of the
+  // block, and their softmax.
   int64_t scores = 0;
   for (int64_t begin = 0; begin < tokens; begin += kQueryBlockTokens) {
     const int64_t end = std::min(begin + kQueryBlockTokens, tokens);
@@ -82,23 +84,25 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
   cost.sum_bytes = SumBytes(spec, sample, parts);
   if (parts.has_gradients()) {
     cost.model_bytes = StoredBytes(checkpoint);
-    // Gradients pass through as many numbers as were saved, but not all at
-    // once.
+    // The backward pass has gradients for as many numbers as were saved, but
+    // only about half of them at once, hence 3 / 2.
     const int64_t layer =
         layer_bytes +
         batch * (SavedNumbers(spec, tokens) * kFloatBytes * 3 / 2 +
                  (parts.fisher ? kv_bytes : 0) +
-                 // Gradients of keys or values in float64, and their products.
+                 // For information: gradients of keys or values in float64, and
+                 // their products.
                  (labels > 0 ? 8 * (2 * tokens * kv + 4 * kv * kv) : 0));
-    // Before the layers, the head for the sequences of all threads.
+    // The head's backward pass comes before that of the layers; each thread
+    // works on one sequence.
     const int64_t head =
         std::min<int64_t>(batch, options.threads) *
         (HeadLossBytes(tokens, spec.vocab_size, spec.hidden_size, labels) +
          3 * hidden_bytes);
-    // Blocks below 32 MiB that threads free stay in their arenas, fragmented by
-    // blocks that live longer: about a layer's rows again. This was measured
-    // with 512 and 1024 tokens per sequence. Without arenas
-    // (MALLOC_MMAP_THRESHOLD_) the terms above were enough.
+    // Blocks below 32 MiB that threads free stay in their malloc arenas,
+    // fragmented by blocks that live longer. They take about as much memory as
+    // a layer's rows, which was measured with 512 and 1024 tokens per sequence.
+    // Without arenas (MALLOC_MMAP_THRESHOLD_) the terms above were enough.
     const int64_t arenas =
         batch * RowNumbers(spec, tokens) * kFloatBytes * 3 / 2;
     cost.workspace_bytes = std::max(layer, head) + arenas;
@@ -124,8 +128,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
                            static_cast<double>(sample.counted_sequences()) /
                            static_cast<double>(sample.num_sequences());
     const auto ways = static_cast<double>(ways_back);
-    // The layers a second time with their backward passes, and the head in both
-    // directions.
+    // The layers are computed a second time and then backward, and the head in
+    // both directions.
     const double m = static_cast<double>(spec.hidden_size);
     const double heads =
         (parts.fisher ? 1.0 : 0.0) + (parts.information ? 1.0 : 0.0);
@@ -137,7 +141,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
              (parts.fisher ? static_cast<double>(kv_bytes) / 2.0 : 0.0)) +
         counted * heads * 4.0 * static_cast<double>(spec.vocab_size) * m;
   }
-  // Only the upper half.
+  // Only the blocks on and above the diagonal are computed, hence 1.25 in place
+  // of 2 operations.
   const double m = static_cast<double>(spec.hidden_size);
   cost.gram_operations = total * layers * m * m * 1.25;
   if (parts.information) {
@@ -157,13 +162,14 @@ double MeasureOperationsPerSecond(int threads, at::Device device) {
   const at::Tensor left = at::ones({kRows, kDepth}, options);
   const at::Tensor right = at::ones({kDepth, kDepth}, options);
   double best = 0.0;
-  // The first round warms up.
+  // The first of the rounds warms up; the fastest round counts.
   for (int round = 0; round < 4; ++round) {
     const absl::Time start = absl::Now();
     ForEachIndex(threads, threads, [&](int64_t) {
       const at::NoGradGuard no_grad_here;
       const at::Tensor product = at::mm(left, right);
-      // A GPU has finished when one of its numbers has arrived.
+      // Copying one number to the CPU waits until the GPU has finished the
+      // product.
       if (!device.is_cpu()) product[0][0].item<float>();
     });
     const double seconds = absl::ToDoubleSeconds(absl::Now() - start);

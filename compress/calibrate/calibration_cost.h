@@ -10,19 +10,20 @@
 
 namespace kvasir::compress {
 
-// Upper bounds, apart from small amounts.
+// Upper bounds. Small amounts of memory are not counted.
 struct CalibrationCost {
-  int64_t model_bytes = 0;  // weights in memory: of all layers, or of one
-  // The larger of two workspaces (one layer for all sequences of a batch, or
-  // the head), and freed memory that the allocator keeps.
+  int64_t model_bytes = 0;  // weights: all layers with gradients, else one
+  // The larger of two workspaces (for one layer and all sequences of a batch,
+  // or for the output head), plus freed memory that the allocator keeps.
   int64_t workspace_bytes = 0;
-  // The layers' inputs for one batch; without a backward pass, the hidden
-  // states of all tokens.
+  // With a backward pass, the layers' inputs for one batch; without one, the
+  // hidden states of all tokens.
   int64_t micro_batch_bytes = 0;
-  int64_t sum_bytes = 0;          // Grams and squares of all layers
-  double forward_operations = 0;  // multiplications and additions, float32
-  double back_operations = 0;     // the head and the backward pass
-  double gram_operations = 0;     // float64
+  int64_t sum_bytes = 0;  // Gram matrices and squared sums of all layers
+  double forward_operations = 0;  // float32 operations of the forward pass
+  // operations of the output head and the backward passes
+  double back_operations = 0;
+  double gram_operations = 0;  // float64 operations of Gram matrices
 
   int64_t peak_bytes() const {
     return model_bytes + workspace_bytes + micro_batch_bytes + sum_bytes;

@@ -11,8 +11,9 @@
 namespace kvasir::compress {
 namespace {
 
-// Draws number `index` in [0, limit). The bias of multiply and shift is below
-// 2^-20 for any text of fewer than 2^43 tokens.
+// Returns random number `index` of the seed, in [0, limit). The method,
+// multiply and shift, has a bias below 2^-20 for any text of fewer than 2^43
+// tokens.
 int64_t Draw(uint64_t seed, int64_t index, int64_t limit) {
   const base::PhiloxCounter bits =
       base::Philox4x32(base::PhiloxKeyFromSeed(seed),
@@ -28,30 +29,31 @@ int64_t Draw(uint64_t seed, int64_t index, int64_t limit) {
 absl::StatusOr<CalibrationSample> SampleCalibration(
     const TokenStream& text, const SampleOptions& options, int64_t vocab_size) {
   const int64_t length = options.sequence_tokens;
-  // A loss needs a next token.
+  // The next-token loss needs at least two tokens.
   if (length < 2) {
     return absl::InvalidArgumentError(
-        absl::StrCat("sequences of ", length, " tokens, want at least 2"));
+        absl::StrCat("sequences must have at least 2 tokens, have ", length));
   }
   const int64_t count = options.tokens / length;
   if (count < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.tokens, " calibration tokens hold no sequence of ",
-                     length, " tokens"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.tokens, " calibration tokens are too few for a sequence of ",
+        length, " tokens"));
   }
   const auto have = static_cast<int64_t>(text.ids.size());
   const int64_t windows = have / length;
   if (windows < count) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the calibration text is too short: it has ", have, " tokens, want ",
-        count * length, " (", count, " sequences of ", length, ")"));
+        "the calibration text is too short: it has ", have, " tokens, but ",
+        count * length, " are needed (", count, " sequences of ", length, ")"));
   }
   for (int64_t i = 0; i < have; ++i) {
     const int32_t id = text.ids[static_cast<size_t>(i)];
     if (id < 0 || id >= vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "calibration token ", i, " is ", id, ", the model's vocabulary has ",
-          vocab_size, "; does the tokenizer belong to another model?"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("calibration token ", i, " has the id ", id,
+                       ", but the model's vocabulary has ", vocab_size,
+                       " tokens; does the tokenizer belong to another model?"));
     }
   }
 
@@ -127,8 +129,8 @@ std::vector<SampledRow> SpreadRows(const CalibrationSample& sample,
   const int64_t count = std::min(limit, all);
   std::vector<SampledRow> rows;
   for (int64_t i = 0; i < count; ++i) {
-    // The middles of equal stretches. The product is below 2^63 for 2^31 rows
-    // of 2^31 tokens.
+    // Row i is the middle of the i-th of `count` equal stretches. The product
+    // stays below 2^63 for up to 2^31 rows and 2^31 tokens.
     const int64_t token = (2 * i + 1) * all / (2 * count);
     rows.push_back({token / each, sample.sink_tokens + token % each});
   }

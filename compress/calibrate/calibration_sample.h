@@ -12,12 +12,12 @@ namespace kvasir::compress {
 
 struct SampleOptions {
   int64_t tokens = 16384;
-  // Length of every sequence.
+  // The length of each sequence.
   int64_t sequence_tokens = 1024;
   uint64_t seed = 42;
 };
 
-// Sequences of equal length.
+// The sampled sequences, which have equal lengths.
 struct CalibrationSample {
   int64_t sequence_tokens = 0;
   std::vector<std::vector<int32_t>> sequences;
@@ -25,7 +25,7 @@ struct CalibrationSample {
   // without a name.
   std::vector<std::string> domains;
   // For each sequence, the index of its domain in `domains`. Empty: all
-  // sequences are of domain 0.
+  // sequences belong to domain 0.
   std::vector<int64_t> sequence_domains;
   // Sums leave out the last `held_out_sequences` sequences, and the first
   // `sink_tokens` of each sequence, which are attention sinks and unlike all
@@ -44,8 +44,8 @@ struct CalibrationSample {
   int64_t counted_sequences() const {
     return num_sequences() - held_out_sequences;
   }
-  // The number of counted tokens in each sequence; the next function returns it
-  // for all counted sequences together.
+  // counted_tokens_each is the number of counted tokens in one sequence, and
+  // counted_tokens the number in all counted sequences together.
   int64_t counted_tokens_each() const { return sequence_tokens - sink_tokens; }
   int64_t counted_tokens() const {
     return counted_sequences() * counted_tokens_each();
@@ -81,7 +81,7 @@ absl::StatusOr<CalibrationSample> SampleDomains(
     const std::vector<DomainText>& domains, const SampleOptions& options,
     double held_out_share, int64_t vocab_size);
 
-// The place of a token in a sample.
+// The sequence and position of a token in a sample.
 struct SampledRow {
   int64_t sequence = 0;
   int64_t position = 0;

@@ -55,7 +55,7 @@ TEST(CalibrationSampleTest, ALargerSampleBeginsWithTheSmallerOne) {
   }
 }
 
-TEST(CalibrationSampleTest, EachSeedTakesOtherWindows) {
+TEST(CalibrationSampleTest, DifferentSeedsTakeDifferentWindows) {
   const TokenStream text = Numbers(5000);
   auto sample = [&](uint64_t seed) {
     return SampleCalibration(
@@ -74,25 +74,29 @@ TEST(CalibrationSampleTest, ATextWithExactlyTheRequestedTokensIsLongEnough) {
 }
 
 TEST(CalibrationSampleTest,
-     ATooShortTextIsRefusedWithItsLengthAndTheNeededOne) {
+     ATextThatIsTooShortIsRefusedWithItsLengthAndTheNeededLength) {
   EXPECT_THAT(
       SampleCalibration(Numbers(15), {.tokens = 16, .sequence_tokens = 8}, 16),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("it has 15 tokens, want 16 (2 sequences of 8)")));
+               HasSubstr("it has 15 tokens, but 16 are needed (2 "
+                         "sequences of 8)")));
 }
 
-TEST(CalibrationSampleTest, FewerTokensThanASequenceAreRefused) {
+TEST(CalibrationSampleTest, FewerTokensThanOneSequenceNeedsAreRefused) {
   EXPECT_THAT(
       SampleCalibration(Numbers(99), {.tokens = 7, .sequence_tokens = 8}, 99),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("7 calibration tokens hold no sequence of 8")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("7 calibration tokens are too few for a sequence of 8")));
 }
 
 TEST(CalibrationSampleTest, IdsOutsideTheVocabularyAreRefused) {
   EXPECT_THAT(
       SampleCalibration(Numbers(20), {.tokens = 16, .sequence_tokens = 8}, 19),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("token 19 is 19, the model's vocabulary has 19")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr(
+              "token 19 has the id 19, but the model's vocabulary has 19")));
 }
 
 // Returns texts in which token i of domain d has the id 1000 d + i.
@@ -123,7 +127,8 @@ TEST(SampleDomainsTest,
     EXPECT_EQ(domain, i % 3);
     EXPECT_EQ(sample.DomainOf(i), domain);
   }
-  // The windows are the same as if only this domain were sampled.
+  // The windows of a domain must be the same as if only this domain were
+  // sampled.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample alone,
       SampleCalibration(domains[1].text, {.tokens = 200, .sequence_tokens = 10},
@@ -133,7 +138,8 @@ TEST(SampleDomainsTest,
   }
 }
 
-TEST(SampleDomainsTest, OfTwoSequencesOneIsHeldOutAndOfOneSequenceNone) {
+TEST(SampleDomainsTest,
+     OneOfTwoSequencesOfADomainIsHeldOutAndASingleSequenceIsNot) {
   auto held_out = [](int64_t tokens, double share) {
     return SampleDomains(Domains({50, 50}),
                          {.tokens = tokens, .sequence_tokens = 10}, share, 2000)
@@ -150,7 +156,7 @@ TEST(SampleDomainsTest, ADomainThatIsTooShortForItsShareIsNamed) {
                     {.tokens = 90, .sequence_tokens = 10}, 0.1, 3000),
       StatusIs(absl::StatusCode::kInvalidArgument,
                AllOf(HasSubstr("domain b (a share of 1/3 of 90 tokens)"),
-                     HasSubstr("it has 25 tokens, want 30"))));
+                     HasSubstr("it has 25 tokens, but 30"))));
 }
 
 TEST(SampleDomainsTest, TwoDomainsWithTheSameNameAreRefused) {

@@ -14,8 +14,9 @@
 namespace kvasir::compress {
 namespace {
 
-// Rows and columns of a block of a Gram matrix. It is large enough for a fast
-// product and small enough to leave out most of the lower half.
+// Number of rows and of columns in a block of a Gram matrix. Blocks are large
+// enough for fast products, and small enough that most of the lower half need
+// not be computed.
 constexpr int64_t kGramBlock = 512;
 
 constexpr char kStateKind[] = "calibration state";
@@ -25,12 +26,13 @@ at::Tensor Zeros(at::IntArrayRef shape, at::ScalarType type) {
   return at::zeros(shape, at::TensorOptions().dtype(type));
 }
 
-// Copies the blocks above the diagonal to those below it.
+// Returns the matrix with the blocks above the diagonal mirrored to those below
+// it.
 at::Tensor Mirrored(const at::Tensor& gram) {
   return at::triu(gram) + at::triu(gram, 1).t();
 }
 
-// For LayerSums, const or not.
+// Visits the tensors of LayerSums, const or not.
 template <typename Visit>
 void VisitTensors(auto& layer, const Visit& visit) requires requires {
   layer.key_squares;
@@ -50,7 +52,7 @@ void VisitTensors(auto& layer, const Visit& visit) requires requires {
   visit("sample_rows", layer.sample_rows);
 }
 
-// For LayerCalibration, const or not.
+// Visits the tensors of LayerCalibration, const or not.
 template <typename Visit>
 void VisitTensors(auto& layer, const Visit& visit) requires requires {
   layer.key_fisher;
@@ -100,7 +102,7 @@ void TakeLayers(const TensorFile& file, Layers& layers) {
   }
 }
 
-// The file's text as JSON, if it is of this kind and id.
+// Returns the file's text as JSON if it has this kind and id.
 std::optional<nlohmann::json> TextOf(const TensorFile& file,
                                      std::string_view kind,
                                      const std::string& id) {
@@ -139,7 +141,8 @@ std::vector<int64_t> DomainTokens(const CalibrationSample& sample) {
   return tokens;
 }
 
-// Adds what the sample says about domains and rows.
+// Adds the domains and the positions of sample rows, which follow from the
+// sample.
 void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
               Calibration& calibration) {
   const std::vector<int64_t> tokens = DomainTokens(sample);
@@ -154,7 +157,7 @@ void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
     held_out[static_cast<int64_t>(r)] =
         rows[r].sequence >= sample.counted_sequences();
   }
-  // All layers share one copy.
+  // All layers share one copy of these tensors.
   const at::Tensor position = at::tensor(positions);
   const at::Tensor domain_of = at::tensor(domains);
   for (LayerCalibration& layer : calibration.layers) {
@@ -169,7 +172,8 @@ void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
   }
 }
 
-// Divides the sums of information, so that they become means.
+// Divides the sums of information by the number of terms, so that they become
+// means.
 void FinishInformation(const CalibrationSample& sample,
                        const CalibrationParts& parts, LayerSums& sums,
                        LayerCalibration& layer) {
@@ -251,7 +255,7 @@ void AddGram(const at::Tensor& rows, int threads, at::Tensor& gram) {
       upper.push_back({row * kGramBlock, column * kGramBlock});
     }
   }
-  // Threads share the blocks.
+  // Each thread computes whole blocks, so a product uses one BLAS thread.
   const ScopedBlasThreads blas_threads(1);
   ForEachIndex(static_cast<int64_t>(upper.size()), threads, [&](int64_t i) {
     const at::NoGradGuard no_grad_here;
@@ -291,7 +295,7 @@ TensorFile StateToFile(const CalibrationState& state, const std::string& id) {
                   .dump();
   PutLayers(state.layers, file);
   if (state.hidden.defined()) file.tensors["hidden"] = state.hidden;
-  // A tensor keeps every bit of the number.
+  // The sum is stored as a tensor, which keeps every bit of the number.
   file.tensors["loss_sum"] = at::full({1}, state.loss_sum, at::kDouble);
   return file;
 }
@@ -358,7 +362,7 @@ absl::StatusOr<Calibration> FinishCalibration(CalibrationState state,
       layer.rotated_key_sum = sums.rotated_key_sum;
     }
     if (parts.information) FinishInformation(sample, parts, sums, layer);
-    sums = LayerSums();  // frees one Gram
+    sums = LayerSums();  // frees the layer's sums, including its Gram matrix
     bool finite = true;
     VisitTensors(layer, [&](const std::string&, const at::Tensor& tensor) {
       if (tensor.defined()) {

@@ -21,7 +21,8 @@ namespace kvasir::compress {
 struct CalibrationParts {
   bool fisher = true;
   bool rotated_keys = false;
-  // Fisher information of keys and values, and sample rows.
+  // If true, Fisher information of keys and values and sample rows are
+  // collected.
   bool information = false;
   // Number of labels that are drawn at each position. Each label needs its own
   // backward pass.
@@ -43,7 +44,7 @@ struct CalibrationParts {
 // Sums of one layer over the sequences that are done. A tensor that is not
 // collected is undefined.
 struct LayerSums {
-  // [M, M] float64, only blocks on and above the diagonal.
+  // [M, M] float64. Only the blocks on and above the diagonal are filled.
   at::Tensor input_gram;
   at::Tensor input_sum;      // [M] float64
   at::Tensor query_squares;  // [Hq, D] float64
@@ -52,7 +53,7 @@ struct LayerSums {
   // positive.
   at::Tensor key_squares;       // [Hkv * D, M]
   at::Tensor value_squares;     // [Hkv * D, M]
-  at::Tensor rotated_key_gram;  // [Hkv * D, Hkv * D] float64, as input_gram
+  at::Tensor rotated_key_gram;  // [Hkv * D, Hkv * D] float64, upper blocks
   at::Tensor rotated_key_sum;   // [Hkv * D] float64
   // Sums of g gT over all draws: [Hkv * D, Hkv * D] float64 for all domains
   // together, and [domains, Hkv * D, Hkv * D] float32 for each domain.
@@ -61,14 +62,14 @@ struct LayerSums {
   at::Tensor value_information;
   at::Tensor domain_key_information;
   at::Tensor domain_value_information;
-  // [N_s, 2 * Hkv * D] float32; zeros for sequences that are still to come.
+  // [N_s, 2 * Hkv * D] float32. Rows of sequences that are not done are zeros.
   at::Tensor sample_rows;
 };
 
 LayerSums ZeroSums(const model::DecoderSpec& spec,
                    const CalibrationSample& sample,
                    const CalibrationParts& parts);
-// Number of bytes that the sums of all layers take.
+// Returns the number of bytes that the sums of all layers take.
 int64_t SumBytes(const model::DecoderSpec& spec,
                  const CalibrationSample& sample,
                  const CalibrationParts& parts);
@@ -87,7 +88,7 @@ struct SequenceInformation {
 void AddInformation(const SequenceInformation& information, int64_t domain,
                     LayerSums& sums);
 
-// A calibration in progress.
+// The state of a calibration in progress.
 struct CalibrationState {
   std::vector<LayerSums> layers;
   // Sum of the next-token loss over the sequences that are done; only with
@@ -98,17 +99,20 @@ struct CalibrationState {
   // together, and `layer` stays 0.
   int64_t layer = 0;
   int64_t sequence = 0;
-  // Only without gradients, [N, T, M] float32: the inputs of `layer`, or, for
-  // sequences that are done, the inputs of the next layer.
+  // Hidden states [N, T, M] float32, used only without gradients: the inputs of
+  // `layer`, or, for sequences that are done in it, the inputs of the next
+  // layer.
   at::Tensor hidden;
 };
 
 // Moves the layers' sums to a device. Hidden states stay on the CPU.
 void MoveSums(at::Device device, CalibrationState& state);
 
-// The file's tensors are on the CPU, even if the sums are on another device.
+// Converts the state to a file. The file's tensors are on the CPU, even if the
+// sums are on another device.
 TensorFile StateToFile(const CalibrationState& state, const std::string& id);
-// DataLoss if the file does not hold this state.
+// Reads a state back. DataLoss if the file does not hold the state of the
+// calibration `id`.
 absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
                                                const std::string& id,
                                                const model::DecoderSpec& spec,
@@ -123,8 +127,9 @@ absl::StatusOr<Calibration> FinishCalibration(CalibrationState state,
                                               const CalibrationParts& parts);
 
 TensorFile CalibrationToFile(const Calibration& calibration);
-// `sample` and `parts` must be those that IdOf hashed into `id`, because the
-// file does not contain which rows were sampled.
+// Reads a calibration back. `sample` and `parts` must be those that IdOf hashed
+// into `id`: the sampled rows are determined from them, because the file does
+// not list these rows.
 absl::StatusOr<Calibration> CalibrationFromFile(const TensorFile& file,
                                                 const std::string& id,
                                                 const CalibrationSample& sample,

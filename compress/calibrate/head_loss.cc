@@ -6,7 +6,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Numbers of logits, and rows of the head, that are in memory at a time.
+// Largest number of logits, and of float32 rows of the head, that are in memory
+// at a time; at least kLeastRows rows of logits are.
 constexpr int64_t kLogits = int64_t{1} << 25;
 constexpr int64_t kHeadRows = 8192;
 constexpr int64_t kLeastRows = 64;
@@ -15,7 +16,8 @@ int64_t RowsAtATime(int64_t vocab) {
   return std::max(kLogits / vocab, kLeastRows);
 }
 
-// Returns the product of rows [n, M] with the head, the logits [n, V].
+// Returns the logits [n, V], the product of rows [n, M] and the transposed
+// head.
 at::Tensor Logits(const at::Tensor& rows, const at::Tensor& head) {
   const int64_t vocab = head.size(0);
   at::Tensor logits = at::empty({rows.size(0), vocab}, rows.options());
@@ -36,8 +38,9 @@ void AddHeadProduct(const at::Tensor& slope, const at::Tensor& head,
   }
 }
 
-// Probabilities do not sum to exactly 1. If the sum stays below `uniform`, the
-// last label with a probability above 0 is drawn.
+// Returns the first label whose cumulative probability is above `uniform`.
+// Rounded probabilities do not sum to exactly 1: if the sum stays below
+// `uniform`, the last label with a probability above 0 is returned.
 int64_t DrawnLabel(const float* chance, int64_t count, double uniform) {
   double sum = 0.0;
   int64_t last = 0;
@@ -89,7 +92,8 @@ LabelScores SampledLabelScores(
   std::vector<std::vector<int64_t>> labels(static_cast<size_t>(draws));
   for (int64_t begin = 0; begin < tokens; begin += rows_at_a_time) {
     const int64_t end = std::min(begin + rows_at_a_time, tokens);
-    // In place, because each of these tensors is most of the memory.
+    // The operations are in place, because each of these tensors takes a large
+    // part of the memory.
     at::Tensor chance = Logits(normal.slice(0, begin, end), head);
     chance.sub_(chance.amax(1, /*keepdim=*/true));
     const int64_t predictions = std::min(end, tokens - 1) - begin;
@@ -127,9 +131,9 @@ int64_t HeadLossBytes(int64_t tokens, int64_t vocab, int64_t width,
                       int64_t draws) {
   const int64_t rows = std::min(RowsAtATime(vocab), tokens);
   const int64_t head_rows = std::min(kHeadRows, vocab);
-  // The logits and their softmax; a block of the head and of the logits, and
-  // copies of both for the product; the gradient and the term that is added to
-  // it.
+  // Counts the logits and their softmax; a block of the head and of the logits,
+  // with copies of both for the product; the gradient and the term that is
+  // added to it.
   const int64_t numbers = 2 * rows * vocab + 2 * head_rows * (width + rows) +
                           (2 + draws) * tokens * width;
   return numbers * static_cast<int64_t>(sizeof(float));

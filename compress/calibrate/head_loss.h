@@ -10,7 +10,7 @@ namespace kvasir::compress {
 
 struct HeadLoss {
   double loss = 0.0;    // mean over all predictions, in nats
-  at::Tensor gradient;  // of the mean loss with respect to `normal`
+  at::Tensor gradient;  // gradient of `loss` with respect to `normal`
 };
 
 // The cross entropy of next-token prediction, and its gradient. normal [T, M]
@@ -22,15 +22,15 @@ HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,
                        const at::Tensor& ids);
 
 struct LabelScores {
-  double loss = 0.0;  // as in NextTokenLoss
+  double loss = 0.0;  // next-token loss, as in NextTokenLoss
   // Per draw, the gradient with respect to `normal` of the sum over all T rows
   // of log p(label).
   std::vector<at::Tensor> gradients;
 };
 
-// As NextTokenLoss, but with labels that the model itself draws: the label of
-// row t and draw d is the first token whose cumulative probability is above
-// uniform(t, d) in [0, 1).
+// Like NextTokenLoss, but with labels that are drawn from the model's own
+// distribution: the label of row t and draw d is the first token whose
+// cumulative probability is above uniform(t, d), a number in [0, 1).
 LabelScores SampledLabelScores(
     const at::Tensor& normal, const at::Tensor& head, const at::Tensor& ids,
     int64_t draws, const std::function<double(int64_t, int64_t)>& uniform);

@@ -24,13 +24,13 @@ using ::testing::HasSubstr;
 constexpr CalibrationParts kInformation = {.fisher = false,
                                            .information = true};
 
-// Width of the keys: 2 heads with 6 dims.
+// Number of key dims of a token: 2 heads with 6 dims.
 constexpr int64_t kWidth = 12;
 
 class InformationTest : public CalibrateTest {
  protected:
-  // Sequences of three domains in turn, each with one held-out sequence, and
-  // two sink tokens.
+  // Returns sequences of three domains in turn. Each domain has one held-out
+  // sequence, and each sequence two sink tokens.
   CalibrationSample DomainSample() const {
     CalibrationSample sample = Sample(9, 10);
     sample.domains = {"a", "b", "c"};
@@ -78,16 +78,17 @@ class OneError : public CacheTransform {
   }
 };
 
-// KL(p || q), summed over positions.
+// Returns KL(p || q), summed over positions.
 double Divergence(const at::Tensor& p_logits, const at::Tensor& q_logits) {
   const at::Tensor p = at::log_softmax(p_logits.to(at::kDouble), -1);
   const at::Tensor q = at::log_softmax(q_logits.to(at::kDouble), -1);
   return (p.exp() * (p - q)).sum().item<double>();
 }
 
-// To second order, the sum over tokens t of KL(p || p with the error e at t) is
-// N eT F e / 2. Copies of one sequence as domains give independent estimates of
-// F, which show the error of their mean.
+// Let KL_t be the divergence that the error e in the key or value of token t
+// causes. To second order, the sum of KL_t over N tokens is N eT F e / 2, where
+// F is the information. The sample has copies of one sequence as domains: they
+// give independent estimates of F, whose spread shows the error of their mean.
 TEST_F(InformationTest, InformationPredictsTheDivergenceThatASmallErrorCauses) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
@@ -115,7 +116,7 @@ TEST_F(InformationTest, InformationPredictsTheDivergenceThatASmallErrorCauses) {
       one.of_key = of_key;
       const LayerCalibration& measured =
           run.calibration.layers[static_cast<size_t>(layer)];
-      // A direction that is not along any axis.
+      // An error in many dims at once, not only in a single dim.
       at::Tensor direction =
           at::sin(at::arange(kWidth, at::kDouble) * 1.7 + 0.3 + of_key);
       const auto energy = [&](const at::Tensor& information) {
@@ -134,7 +135,8 @@ TEST_F(InformationTest, InformationPredictsTheDivergenceThatASmallErrorCauses) {
       }
       const double deviation = std::sqrt(variance / kCopies);
       EXPECT_LT(deviation, 0.1 * mean) << "more draws";
-      // Large compared with rounding, small compared with the third order.
+      // Errors of this size are large compared with rounding, and small enough
+      // that third-order terms do not matter.
       const double scale = std::sqrt(2e-5 / mean);
       double divergence = 0.0;
       for (const double sign : {1.0, -1.0}) {
@@ -183,7 +185,8 @@ TEST_F(InformationTest, SumsLeaveOutSinksAndHeldOutSequences) {
   const Recorder seen = Record(sample);
   for (size_t l = 0; l < 3; ++l) {
     const LayerCalibration& layer = run.calibration.layers[l];
-    // [9, 10, M] without the last 3 and the first 2.
+    // The counted inputs: 9 sequences of 10 tokens, without the last 3
+    // sequences (held out) and the first 2 tokens (sinks).
     const at::Tensor x = seen.inputs[l]
                              .view({9, 10, -1})
                              .slice(0, 0, 6)
@@ -198,7 +201,7 @@ TEST_F(InformationTest,
        SampleRowsHoldKeysAndValuesWithTheirPositionsAndDomains) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation};
-  options.parts.sample_rows = 20;  // ^20 of 72
+  options.parts.sample_rows = 20;  // 20 rows of 72 tokens that may be sampled
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run, Run(sample, options));
   const Recorder seen = Record(sample);
   const std::vector<SampledRow> rows = SpreadRows(sample, 20);
@@ -258,8 +261,8 @@ TEST_F(InformationTest, MomentsOfKeysAndValuesFollowFromTheGramAndTheWeights) {
   }
 }
 
-// Models without RoPE, models that rotate a part of a head, and models with one
-// KV head per query head.
+// The families include models without RoPE, models that rotate only a part of
+// each head, and models with one KV head per query head.
 TEST_F(InformationTest, InformationIsMeasuredForEveryModelFamily) {
   for (const model::Family family :
        {model::Family::kLlama, model::Family::kNeox, model::Family::kOpt}) {
@@ -296,7 +299,8 @@ TEST_F(InformationTest, MoreLabelsPerPositionLowerTheErrorOfTheEstimate) {
   const at::Tensor many = information(160);
   const double one = RelativeError(information(1), many);
   const double sixteen = RelativeError(information(16), many);
-  // If labels were independent, it would be a quarter of the error.
+  // With 16 independent labels the error would be a quarter of that with one
+  // label.
   EXPECT_LT(sixteen, 0.5 * one);
   EXPECT_GT(sixteen, 0.0);
 }
@@ -343,7 +347,8 @@ TEST_F(InformationTest, ThreadsAndStopsDoNotChangeTheResult) {
     EXPECT_THAT(messages_, HasSubstr(stops > 0 ? "resuming where" : ""));
     ASSERT_LT(++stops, 20);
   }
-  // Once for each sequence, and not again for sequences that are done.
+  // The run stopped once for each sequence; sequences that were done did not
+  // run again.
   EXPECT_EQ(stops, 9);
   EXPECT_TRUE(want == CacheBytes(options.cache));
 }
@@ -369,14 +374,15 @@ TEST_F(InformationTest, InformationAndSampleRowsAreReadBackFromTheCache) {
     EXPECT_TRUE(at::equal(a.domains[2].value_information,
                           b.domains[2].value_information));
   }
-  // Results with fewer parts come from it as well.
+  // A request for fewer parts is served from the same cached result.
   options.parts = {.fisher = false};
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun less, Run(sample, options));
   EXPECT_TRUE(less.from_cache);
   EXPECT_FALSE(less.calibration.has_information());
   EXPECT_TRUE(less.calibration.layers[0].domains.empty());
   EXPECT_FALSE(less.calibration.layers[0].sample_rows.defined());
-  // Results with other draws, rows or held-out sequences do not.
+  // A request with other draws, rows or held-out sequences is not served from
+  // it.
   options.parts = kInformation;
   options.parts.labels_per_position = 2;
   EXPECT_FALSE(Run(sample, options)->from_cache);
@@ -402,7 +408,7 @@ TEST_F(InformationTest, ASampleWithoutCountedTokensIsRefused) {
   sample.sink_tokens = 10;
   EXPECT_THAT(Run(sample, {.parts = kInformation}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("2 sequences of 10, of which 10 are sinks")));
+                       HasSubstr("2 sequences of 10 tokens, the first 10 of")));
   sample = Sample(2, 10);
   sample.held_out_sequences = 2;
   EXPECT_THAT(Run(sample, {.parts = kInformation}),
@@ -410,12 +416,13 @@ TEST_F(InformationTest, ASampleWithoutCountedTokensIsRefused) {
                        HasSubstr("has no counted token: 0 sequences")));
 }
 
-TEST_F(InformationTest, CostCountsRowsDomainsAndLabels) {
+TEST_F(InformationTest, TheEstimatedCostCountsSampleRowsDomainsAndLabels) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation};
   const CalibrationCost one = CostOfCalibration(*checkpoint_, sample, options);
-  // Three layers: two matrices in float64 and for each domain in float32, and a
-  // row for each token that can be sampled.
+  // Each of three layers has, for keys and values, an information matrix in
+  // float64 and one in float32 for each domain, and a row for each token that
+  // can be sampled.
   const int64_t gram = 8 * (24 * 24 + 24 + 4 * 6);
   const int64_t matrices = 2 * kWidth * kWidth * (8 + 3 * 4);
   EXPECT_EQ(one.sum_bytes, 3 * (gram + matrices + 72 * 2 * kWidth * 4));
@@ -429,7 +436,7 @@ TEST_F(InformationTest, CostCountsRowsDomainsAndLabels) {
 
 TEST(SampledLabelScoresTest,
      LabelsFollowTheProbabilitiesAndGradientsEqualThoseOfAutograd) {
-  // More rows of the head than are read at a time.
+  // The head has more rows than are read at a time.
   const at::Tensor head =
       at::sin(at::arange(9000 * 8, at::kFloat)).view({9000, 8});
   const at::Tensor ids = at::tensor(std::vector<int64_t>{5, 8999, 17, 8500});

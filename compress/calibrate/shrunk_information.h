@@ -6,9 +6,9 @@ namespace kvasir::compress {
 
 // Returns F + epsilon * tr(F) / n * I for a Fisher information F [n, n]
 // float64, where I is the identity matrix. F may be estimated from fewer tokens
-// than it has dimensions; the added term ensures that errors in no direction
-// seem to be free. The published results for real models were measured with the
-// default epsilon.
+// than it has dimensions. Without the added term, errors in some directions
+// would then seem to cost nothing. The published results for real models were
+// measured with the default epsilon.
 at::Tensor Shrunk(const at::Tensor& information, double epsilon = 0.02);
 
 }  // namespace kvasir::compress

@@ -11,15 +11,16 @@
 
 namespace kvasir::compress {
 
-// A text as token ids, with the length of the text in bytes.
+// The token ids of a text, with the text's length in bytes.
 struct TokenStream {
   std::vector<int32_t> ids;
   int64_t text_bytes = 0;
 };
 
 // Reads and encodes a text of any length, on up to `threads` threads. Special
-// tokens are neither added nor recognized in the text. NotFound with the path;
-// InvalidArgument if the path is no regular file; errors of Tokenizer::Encode.
+// tokens are neither added nor recognized in the text. Errors: NotFound with
+// the path; InvalidArgument if the path is not a regular file; errors of
+// Tokenizer::Encode.
 absl::StatusOr<TokenStream> EncodeFile(const std::filesystem::path& path,
                                        const model::Tokenizer& tokenizer,
                                        int threads);
@@ -29,7 +30,8 @@ absl::StatusOr<TokenStream> EncodeText(std::string_view text,
                                        const model::Tokenizer& tokenizer,
                                        int threads);
 
-// The token that the tokenizer puts before a text; empty if it puts none.
+// Returns the token that the tokenizer puts before a text; empty if it does not
+// add one.
 absl::StatusOr<std::optional<int32_t>> StartToken(
     const model::Tokenizer& tokenizer);
 

@@ -25,7 +25,8 @@ TEST(TokenStreamTest, EncodingInPiecesEqualsEncodingTheWholeText) {
       std::string(std::getenv("KVASIR_SOURCE_DIR")) + "/models/tiny";
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
                               model::Tokenizer::Load(folder));
-  // 2.5 MB with blank lines, indents and text that looks like a special token.
+  // Makes a text of 2.5 MB with blank lines, indents and text that looks like a
+  // special token.
   std::string text;
   while (text.size() < 2'500'000) {
     text += "It was <|end_of_text|> the best of times;\n\n  indented  \t\n";
@@ -55,7 +56,8 @@ TEST(TokenStreamTest, AFolderIsRefused) {
                        HasSubstr("is not a regular file")));
 }
 
-// A token that the tokenizer appends is not a start token.
+// A token that the tokenizer puts after a text must not be taken for a start
+// token.
 TEST(TokenStreamTest, TheStartTokenComesBeforeTheText) {
   const auto start = [](const std::string& single) {
     const base::TempFolder folder;
@@ -87,7 +89,7 @@ TEST(TokenStreamTest, TheStartTokenComesBeforeTheText) {
   EXPECT_EQ(behind, std::nullopt);
 }
 
-TEST(TokenStreamTest, MissingFilesAreNotFound) {
+TEST(TokenStreamTest, AMissingTextFileGivesANotFoundError) {
   const std::string folder =
       std::string(std::getenv("KVASIR_SOURCE_DIR")) + "/models/tiny";
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,

@@ -19,14 +19,16 @@
 namespace kvasir::compress {
 namespace {
 
-constexpr double kNumberBytes = 2.0;        // bf16
-constexpr double kParamsBytes = 2.0 + 2.0;  // float16 minimum and scale
-constexpr double kNormBytes = 2.0;          // float16
+constexpr double kNumberBytes = 2.0;  // bytes of a bf16 number
+// bytes of a float16 minimum and scale
+constexpr double kParamsBytes = 2.0 + 2.0;
+constexpr double kNormBytes = 2.0;  // bytes of a float16 norm
 constexpr double kFewestKeep = 1.0 / 1024.0;
 constexpr int64_t kMostExactRows = 1 << 20;
 
-// Bytes per token of one head with `channels` numbers that are coded in `bits`
-// bits, including the minimum and scale of each group of numbers.
+// Returns the bytes per token of one head with `channels` numbers that are
+// coded in `bits` bits, including the minimum and scale of each group of
+// numbers.
 double RowBytes(int64_t channels, int64_t bits, int64_t group = 0) {
   const auto count = static_cast<double>(channels);
   if (bits == kExactBits) return count * kNumberBytes;
@@ -35,14 +37,15 @@ double RowBytes(int64_t channels, int64_t bits, int64_t group = 0) {
          runs * kParamsBytes;
 }
 
-// The parts of a name: "kivi" with "2", "group=32" and "residual=128".
+// A baseline's name, split into its parts: "kivi:2,group=32,residual=128" has
+// the method "kivi", the word "2" and two settings.
 struct Name {
   std::string text;
   const char* kind = "baseline";
   std::string method;
-  std::vector<std::string> words;               // those without "="
-  std::map<std::string, std::string> settings;  // those with "="
-  bool repeats = false;                         // a setting occurs twice
+  std::vector<std::string> words;               // the parts without "="
+  std::map<std::string, std::string> settings;  // the parts with "="
+  bool repeats = false;  // true if a setting occurs twice
 
   absl::Status Refuse(absl::string_view want) const {
     return absl::InvalidArgumentError(
@@ -117,7 +120,8 @@ struct Maker {
   double SideBytes(int64_t bits, int64_t group = 0) const {
     return heads() * RowBytes(spec.head_dim, bits, group);
   }
-  // Rows that are kept exact have no codes.
+  // Makes the baseline with its byte counts. Rows that are kept exact have no
+  // codes, so only the difference is added for them.
   Baseline Finish(std::unique_ptr<CacheTransform> transform,
                   const Cost& cost) const {
     const double exact_bytes = 2.0 * width() * kNumberBytes;
@@ -146,8 +150,8 @@ struct Maker {
   }
 };
 
-// Makes a baseline that codes whole rows of keys and values, in the bits of
-// words such as k4 and v4.
+// Makes a baseline that codes each row of keys and values separately. Words
+// such as k4 and v4 give the bits.
 using MakeRowCode = RowCode (*)(int64_t bits);
 absl::StatusOr<Baseline> MakeByBits(const Maker& m, absl::string_view want,
                                     MakeRowCode code, double params_bytes) {
@@ -265,13 +269,13 @@ absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
       (residual != 0 && residual < group) || m.exact.window != 0) {
     return m.name.Refuse(kWant);
   }
-  // A token's key has its codes and a share of its block's parameters. A
-  // token's value has parameters of its own.
+  // The key of a token takes its codes and a share of the parameters of its
+  // block. The value of a token has parameters of its own.
   const double key_bytes =
       m.width() * (static_cast<double>(*bits) / 8.0 +
                    kParamsBytes / static_cast<double>(group));
   const double value_bytes = m.SideBytes(*bits, group);
-  // Exact tokens have no codes.
+  // The residual tokens are stored exactly and without codes.
   const double exact_bytes = 2.0 * m.width() * kNumberBytes;
   Baseline baseline =
       m.Finish(MakeKiviBlocks(*bits, group, residual),
@@ -290,7 +294,8 @@ absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
   const std::string word = m.name.words.empty() ? "" : m.name.words[0];
   absl::string_view bits_text = word;
   const bool before = absl::ConsumeSuffix(&bits_text, ".pre");
-  // Keys that are coded before the rotation are no longer exact after it.
+  // A window of exact keys is not possible if keys are coded before their
+  // rotation.
   if (before && m.exact.window != 0) {
     return m.name.Refuse("no window=: keys are coded before their rotation");
   }
@@ -338,7 +343,8 @@ absl::StatusOr<Baseline> MakeThink(const Maker& m) {
                   {.keep = 0.5 * (1.0 + static_cast<double>(kept) / dim),
                    .key_bytes = m.heads() * RowBytes(kept, *bits),
                    .value_bytes = m.SideBytes(value_bits),
-                   .fixed_bytes = m.width() / 8.0});  // which channels are kept
+                   // 1 bit per channel: whether it is kept
+                   .fixed_bytes = m.width() / 8.0});
 }
 
 absl::StatusOr<Baseline> MakeLowRank(const Maker& m) {
@@ -381,8 +387,8 @@ const std::map<std::string, MakeFunction>& Methods() {
   return *methods;
 }
 
-// Removes the setting `key` and returns its number; empty if there is no such
-// setting.
+// Removes the setting `key` from `name` and returns its number; empty if there
+// is no such setting.
 absl::StatusOr<std::optional<int64_t>> TakeNumber(Name& name, const char* key) {
   const auto found = name.settings.find(key);
   if (found == name.settings.end()) return std::nullopt;
@@ -396,7 +402,8 @@ absl::StatusOr<std::optional<int64_t>> TakeNumber(Name& name, const char* key) {
   return number;
 }
 
-// Removes the settings that every baseline may have, and returns them.
+// Removes the settings that every baseline may have from `name`, and returns
+// them.
 absl::StatusOr<ExactRows> TakeExactRows(Name& name, int64_t num_layers) {
   ExactRows exact;
   for (const auto& [key, setting] :

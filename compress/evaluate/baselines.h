@@ -29,8 +29,8 @@
 //
 // Codes in ranges are computed by fake_quant.h with float16 parameters, the
 // other codes by row_codes.h. `think` and `low-rank` see the whole window of
-// text at once, as if it were a prompt: they choose by later tokens what
-// earlier ones keep, which favours them.
+// text at once, as if it were a prompt: later tokens influence what is kept of
+// earlier tokens, which favours these two baselines.
 #pragma once
 
 #include <cstdint>
@@ -53,35 +53,36 @@ struct Baseline {
   Candidate candidate;
 };
 
-// Returns whether `name` begins with a baseline's method, such as "kivi:...".
+// Returns whether `name` begins with the name of a baseline's method, such as
+// "kivi:...".
 bool IsBaselineName(const std::string& name);
 
 // The beginnings of all names, "fp8:, ggml:, ... or think:", for error texts.
 std::string BaselineMethods();
 
-// The name of a compressed model, with settings that replace its plan's number
-// of exact tokens: "FOLDER:sinks=4,window=128". For a setting that is left out,
-// the plan's holds.
+// The name of a compressed model, with settings that replace the numbers of
+// exact tokens in its plan: "FOLDER:sinks=4,window=128". If a setting is left
+// out, the plan's number is used.
 struct PlannedName {
   std::string folder;
   std::string settings;  // "sinks=4,window=128"; empty: none
   plan::ExactTokens exact;
 };
-// If the text after the last colon contains no "=", it belongs to the folder's
-// name.
+// Splits a name into folder and settings. If the text after the last colon
+// contains no "=", it belongs to the folder's name.
 // Errors: InvalidArgument for unknown settings and for numbers out of range.
 absl::StatusOr<PlannedName> ParsePlannedName(const std::string& text);
 
 struct BaselineRequest {
   std::string name;
-  // An uncompressed model, which outlives the baseline.
+  // An uncompressed model, which must outlive the baseline.
   const ReferenceDecoder* decoder = nullptr;
-  // Only for per-channel: token ids [B, T] of a calibration text.
+  // Used only by per-channel: token ids [B, T] of a calibration text.
   at::Tensor calibration_ids;
 };
 
-// The candidate's bytes per token count codes and parameters, but no padding of
-// pages.
+// Makes the baseline that `request.name` describes. Its bytes per token count
+// codes and parameters, but no padding of pages.
 // Errors: InvalidArgument, with what is allowed, for an unknown name or a
 //   number out of range; FailedPrecondition if a calibration text is needed and
 //   missing.

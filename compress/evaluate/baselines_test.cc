@@ -76,7 +76,8 @@ TEST_F(BaselinesTest, SixteenBitsMeanExactKeysAndValues) {
   EXPECT_EQ(Make("per-token:k16").candidate.kv_bytes_per_token, 128.0);
 }
 
-// The keys of a block share a range per channel; the last tokens are exact.
+// The keys of a block of tokens share one range per channel; the last tokens
+// stay exact.
 TEST_F(BaselinesTest, KiviCodesKeysPerChannelInBlocks) {
   const Baseline kivi = Make("kivi:2,group=8,residual=8");
   const auto seen = kivi.transform->RotatedKey(0, key_, query_);
@@ -127,8 +128,9 @@ TEST_F(BaselinesTest, PerChannelTakesItsRangesFromTheCalibrationText) {
     const at::Tensor exact = Logits(nullptr);
     EXPECT_LT(Difference(Logits(baseline.transform.get()), exact), 0.1) << name;
     EXPECT_GT(Difference(Logits(baseline.transform.get()), exact), 0.0) << name;
-    // The keys of later layers differ from those of the uncompressed model, but
-    // hardly any number is outside its range.
+    // The keys of later layers differ from those of the uncompressed model, in
+    // which the ranges were measured. Still, hardly any number is outside its
+    // range.
     ClampCount count;
     const LayerHooks hooks = {.transform = baseline.transform.get(),
                               .clamp_count = &count};
@@ -182,7 +184,8 @@ TEST_F(BaselinesTest, LowRankKeysDropTheLeastSingularValues) {
 }
 
 TEST_F(BaselinesTest, BytesIncludeParametersAndTheFixedBytesOfASequence) {
-  // Two layers with 2 heads of 8 channels, 16 in all, on each side.
+  // The model has two layers; keys and values each have 2 heads of 8 channels,
+  // 16 in all.
   const auto bytes = [&](const char* name) {
     return Make(name).candidate.kv_payload_bytes_per_token;
   };
@@ -190,8 +193,9 @@ TEST_F(BaselinesTest, BytesIncludeParametersAndTheFixedBytesOfASequence) {
     return Make(name).candidate.fixed_bytes_per_sequence;
   };
   EXPECT_EQ(bytes("per-token:k4,v2"), 2 * (2 * (4 + 4) + 2 * (2 + 4)));
-  // Keys: 16 codes of 2 bits, and 4 bytes per channel for 8 tokens. Values: two
-  // runs of 8.
+  // Keys take 4 bytes for 16 codes of 2 bits, and 8 bytes for their share of
+  // the parameters (4 bytes per channel for 8 tokens). Values have two runs of
+  // 8 codes, with 2 bytes of codes and 4 of parameters each.
   EXPECT_EQ(bytes("kivi:2,group=8,residual=8"), 2 * (4 + 8 + 2 * (2 + 4)));
   EXPECT_EQ(fixed("kivi:2,group=8,residual=8"), 2 * 8 * (64 - 24));
   EXPECT_EQ(bytes("per-channel:k3.pre"), 2 * (6 + 32));
@@ -228,7 +232,8 @@ TEST_F(BaselinesTest, SinksStayExactInEveryBaseline) {
     EXPECT_TRUE(at::equal(key->values.slice(1, 0, 3), key_.slice(1, 0, 3)));
     EXPECT_FALSE(at::equal(key->values, key_));
   }
-  // If there are more sinks than tokens, nothing is coded.
+  // If there are more sinks than tokens, nothing is coded, so the logits must
+  // be those of the uncompressed model.
   EXPECT_LT(Difference(Logits(Make("rotated:k2,v2,sinks=41").transform.get()),
                        Logits(nullptr)),
             1e-5);
@@ -245,7 +250,7 @@ TEST_F(BaselinesTest, TokensInTheWindowAreExactAndOlderOnesCoded) {
   EXPECT_GT(Difference(windowed.slice(1, 7), exact.slice(1, 7)), 1e-2);
 }
 
-TEST_F(BaselinesTest, SkipLeavesTheFirstAndTheLastLayersExact) {
+TEST_F(BaselinesTest, TheSkipSettingLeavesTheFirstAndTheLastLayersExact) {
   model::DecoderSpec spec = TestSpec();
   spec.layers.resize(5);
   const ReferenceDecoder deep = TestDecoder(2, std::nullopt, spec);
@@ -277,14 +282,14 @@ TEST_F(BaselinesTest, CodesOfOtherServersTakeTheExpectedBytes) {
     KVASIR_EXPECT_OK(baseline);
     return baseline->candidate;
   };
-  // Two layers with 2 heads of 8 channels on each side, and one float16 per
-  // head.
+  // The model has two layers; keys and values each have 2 heads of 8 channels.
+  // A coded head takes its codes and one float16 (2 bytes).
   EXPECT_EQ(of(decoder_, "rotated:k4,v3").kv_payload_bytes_per_token,
             2 * (2 * (4 + 2) + 2 * (3 + 2)));
   EXPECT_EQ(of(decoder_, "rotated:k4").kv_payload_bytes_per_token,
             2 * (2 * (4 + 2) + 32));
   EXPECT_EQ(of(decoder_, "fp8:e4m3").kv_payload_bytes_per_token, 2 * 32);
-  // Exact rows replace codes.
+  // An exact row takes 64 bytes, and codes would take 22 bytes.
   EXPECT_EQ(
       of(decoder_, "rotated:k4,v3,sinks=4,window=6").fixed_bytes_per_sequence,
       2 * 10 * (64 - 22));

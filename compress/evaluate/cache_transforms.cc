@@ -52,8 +52,8 @@ class Kivi : public CacheTransform {
                                   const at::Tensor&) const override {
     const int64_t whole = key.size(1) / group_ * group_;
     if (whole == 0) return Seen{key, residual_};
-    // [B, blocks, H, D, group]: each row holds a channel's numbers in one
-    // block.
+    // Shape [B, blocks, H, D, group]: each row holds the numbers of one channel
+    // in one block of tokens.
     const at::Tensor blocks = key.slice(1, 0, whole)
                                   .reshape({key.size(0), whole / group_, group_,
                                             key.size(2), key.size(3)})
@@ -109,7 +109,7 @@ class KeyRanges : public LayerObserver {
   }
 
   bool before_;
-  std::vector<at::Tensor> low_;  // [Hkv * D]
+  std::vector<at::Tensor> low_;  // least number of each channel, [Hkv * D]
   std::vector<at::Tensor> high_;
 };
 
@@ -164,7 +164,8 @@ class Think : public CacheTransform {
 
   absl::StatusOr<Seen> RotatedKey(int64_t, const at::Tensor& key,
                                   const at::Tensor& query) const override {
-    // |q_c k_cT| = |q_c| |k_c|, summed over the query heads of a KV head.
+    // The score of channel c is |q_c k_cT| = |q_c| |k_c|, summed over the query
+    // heads of a KV head.
     const int64_t share = query.size(2) / key.size(2);
     const at::Tensor query_norm =
         query.norm(2, {1})
@@ -172,7 +173,8 @@ class Think : public CacheTransform {
             .sum(2);
     const at::Tensor score = query_norm * key.norm(2, {1});  // [B, Hkv, D]
     const at::Tensor kept = std::get<0>(
-        std::get<1>(score.topk(kept_, -1)).sort(-1));  // ascending channels
+        // The kept channels, ascending.
+        std::get<1>(score.topk(kept_, -1)).sort(-1));
     const at::Tensor index = kept.unsqueeze(1).expand(
         {key.size(0), key.size(1), key.size(2), kept_});
     KVASIR_ASSIGN_OR_RETURN(const at::Tensor coded,
@@ -196,7 +198,7 @@ class LowRankKeys : public CacheTransform {
  public:
   explicit LowRankKeys(int64_t rank) : rank_(rank) {}
 
-  // The best approximation of each sequence's keys [T, Hkv * D]: their
+  // Returns the best approximation of each sequence's keys [T, Hkv * D]: their
   // projection onto the leading eigenvectors of their Gram matrix.
   absl::StatusOr<Seen> Key(int64_t, const at::Tensor& key) const override {
     const at::Tensor rows =

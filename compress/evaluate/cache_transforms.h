@@ -15,7 +15,7 @@
 
 namespace kvasir::compress {
 
-// The number of bits that means uncoded bf16 numbers.
+// The bit width that stands for bf16 numbers without codes.
 constexpr int64_t kExactBits = 16;
 
 // Codes and decodes every row of `rows` [..., W]. Each run of `group` numbers
@@ -23,10 +23,11 @@ constexpr int64_t kExactBits = 16;
 absl::StatusOr<at::Tensor> CodeRange(const at::Tensor& rows, int64_t bits,
                                      int64_t group = 0);
 
-// Codes and decodes the rows of one side.
+// A function that codes and decodes the rows of keys or of values.
 using RowCode = std::function<absl::StatusOr<at::Tensor>(const at::Tensor&)>;
 
-// Codes each row of rotated keys and of values on its own.
+// Codes each row of rotated keys with `key`, and each row of values with
+// `value`.
 std::unique_ptr<CacheTransform> MakeCodedRows(RowCode key, RowCode value);
 
 // KIVI: keys are coded per channel in blocks of `group` tokens, values per
@@ -37,8 +38,8 @@ std::unique_ptr<CacheTransform> MakeCodedRows(RowCode key, RowCode value);
 std::unique_ptr<CacheTransform> MakeKiviBlocks(int64_t bits, int64_t group,
                                                int64_t residual);
 
-// Keys are coded per channel, before or after their rotation, in ranges that
-// are measured on a text (token ids [B, T]). Values are coded per token.
+// Codes keys per channel, before or after their rotation, in ranges that are
+// measured on a text (token ids [B, T]). Values are coded per token.
 // Errors: those of the decoder.
 absl::StatusOr<std::unique_ptr<CacheTransform>> MakeCalibratedKeys(
     const ReferenceDecoder& decoder, const at::Tensor& text_ids,
@@ -56,9 +57,9 @@ std::unique_ptr<CacheTransform> MakeLowRankKeys(int64_t rank);
 
 // Tokens and layers that a baseline leaves as they are.
 struct ExactRows {
-  int64_t sinks = 0;   // first tokens
-  int64_t window = 0;  // tokens nearest to the query
-  int64_t skip = 0;    // number of first layers, and of last layers
+  int64_t sinks = 0;   // number of first tokens
+  int64_t window = 0;  // number of tokens nearest to the query
+  int64_t skip = 0;    // this many first layers and as many last layers
 };
 
 std::unique_ptr<CacheTransform> WithExactRows(

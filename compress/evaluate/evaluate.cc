@@ -20,7 +20,7 @@
 namespace kvasir::compress {
 namespace {
 
-// With fewer windows there is no confidence interval.
+// The smallest number of windows that gives a confidence interval.
 constexpr int64_t kFewestWindows = 2;
 
 // Maximum bytes of logits that a thread holds at a time for each model.
@@ -30,7 +30,8 @@ at::Tensor IdTensor(const std::vector<int32_t>& ids) {
   return at::tensor(ids, at::kInt).to(at::kLong);
 }
 
-// How many numbers the model's cache stores, divided by those of a full cache.
+// Returns how many numbers the model's cache stores, divided by those of an
+// uncompressed cache.
 double KeptShare(const ReferenceDecoder& decoder) {
   const model::DecoderSpec& spec = decoder.spec();
   int64_t stored = 0;
@@ -114,9 +115,9 @@ absl::Status Evaluator::CheckText() const {
   if (options_.window_tokens < 2 ||
       options_.window_tokens > spec.max_position_embeddings) {
     return absl::InvalidArgumentError(
-        absl::StrCat("windows of ", options_.window_tokens,
-                     " tokens, must have 2 to ", spec.max_position_embeddings,
-                     " (the context of ", teacher_.model, ")"));
+        absl::StrCat("windows must have 2 to ", spec.max_position_embeddings,
+                     " tokens (the context of ", teacher_.model, "), have ",
+                     options_.window_tokens));
   }
   const int64_t windows = std::max(options_.min_windows, kFewestWindows);
   if (options_.max_windows > 0 && options_.max_windows < windows) {
@@ -127,20 +128,22 @@ absl::Status Evaluator::CheckText() const {
   const auto have = static_cast<int64_t>(text_.ids.size());
   if (have < windows * text_per_window_) {
     return absl::InvalidArgumentError(absl::StrCat(
-        text_.name, " has ", have, " tokens, want ", windows * text_per_window_,
-        ": ", windows, " windows of ", text_per_window_));
+        text_.name, " has ", have, " tokens, but ", windows * text_per_window_,
+        " are needed for ", windows, " windows of ", text_per_window_));
   }
   if (text_.bos.has_value() &&
       (*text_.bos < 0 || *text_.bos >= spec.vocab_size)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        text_.name, ": the start token is ", *text_.bos, ", the vocabulary of ",
-        teacher_.model, " has ", spec.vocab_size));
+    return absl::InvalidArgumentError(
+        absl::StrCat(text_.name, ": the start token is ", *text_.bos,
+                     ", but the vocabulary of ", teacher_.model, " has ",
+                     spec.vocab_size, " tokens"));
   }
   for (size_t i = 0; i < text_.ids.size(); ++i) {
     if (text_.ids[i] < 0 || text_.ids[i] >= spec.vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          text_.name, ": token ", i, " is ", text_.ids[i],
-          ", the vocabulary of ", teacher_.model, " has ", spec.vocab_size));
+      return absl::InvalidArgumentError(
+          absl::StrCat(text_.name, ": token ", i, " is ", text_.ids[i],
+                       ", but the vocabulary of ", teacher_.model, " has ",
+                       spec.vocab_size, " tokens"));
     }
   }
   if (text_.bytes.size() != text_.ids.size()) {
@@ -154,7 +157,7 @@ absl::Status Evaluator::CheckText() const {
 absl::Status Evaluator::ChooseRepeat() {
   RepeatOptions& repeat = options_.repeat;
   if (repeat.tests == 0) return absl::OkStatus();
-  // One position belongs to the start token.
+  // One position of the context is reserved for the start token.
   const int64_t context = teacher_.decoder->spec().max_position_embeddings - 1;
   const auto tokens = static_cast<int64_t>(text_.ids.size());
   constexpr int64_t kPassage = 128;
@@ -172,9 +175,11 @@ absl::Status Evaluator::ChooseRepeat() {
       2 * longest > tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
         "repeat test: a passage of ", repeat.passage_tokens,
-        " tokens, twice, and ", repeat.filler_tokens,
-        " of filler: want passages of 2 or more, ", context,
-        " in all at most (the context), and each at most half of the text's ",
+        " tokens, read twice, and a filler of ", repeat.filler_tokens,
+        " tokens do not fit: a passage must have at least 2 tokens, all must "
+        "have at most ",
+        context,
+        " together (the context), and each at most half of the text's ",
         tokens));
   }
   return absl::OkStatus();
@@ -205,8 +210,8 @@ Evaluator::Window Evaluator::MakeRepeat(int64_t index) const {
   ids.insert(ids.end(), filler, filler + repeat.filler_tokens);
   ids.insert(ids.end(), passage, passage + repeat.passage_tokens);
   const at::Tensor all = IdTensor(ids);
-  // The first token of the second copy cannot be predicted from the text before
-  // it, so it is not scored.
+  // The first token of the second copy is not scored, because it cannot be
+  // predicted from the text before it.
   const int64_t first =
       static_cast<int64_t>(ids.size()) - repeat.passage_tokens;
   return {all.slice(0, 0, -1).unsqueeze(0), all.slice(0, 1), first};
@@ -216,7 +221,7 @@ absl::Status Evaluator::ForEachWindow(
     const std::string& model, int64_t count,
     const std::function<absl::Status(int64_t)>& work) const {
   std::mutex mutex;
-  absl::Status status;  // the first failure
+  absl::Status status;  // the status of the first window that failed
   std::atomic<bool> stop = false;
   int64_t done = 0;
   ForEachIndex(count, options_.threads, [&](int64_t i) {
@@ -349,13 +354,14 @@ absl::StatusOr<EvaluationRow> Evaluator::Evaluate(
   if (spec.vocab_size != teacher.vocab_size) {
     return absl::InvalidArgumentError(
         absl::StrCat(candidate.model, " has a vocabulary of ", spec.vocab_size,
-                     ", ", teacher_.model, " one of ", teacher.vocab_size));
+                     " tokens, but the teacher ", teacher_.model, " has ",
+                     teacher.vocab_size));
   }
   if (spec.max_position_embeddings < teacher.max_position_embeddings) {
     return absl::InvalidArgumentError(
         absl::StrCat(candidate.model, " has a context of ",
-                     spec.max_position_embeddings, " tokens, ", teacher_.model,
-                     " one of ", teacher.max_position_embeddings));
+                     spec.max_position_embeddings, " tokens, but the teacher ",
+                     teacher_.model, " has ", teacher.max_position_embeddings));
   }
   EvaluationRow row;
   row.model = candidate.model;
@@ -485,8 +491,8 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent) {
       {"window_tokens", evaluation.window_tokens},
       {"windows", evaluation.windows},
       {"rows", std::move(rows)}};
-  // A name may hold bytes that are no UTF-8; they are replaced. Infinite
-  // numbers become null.
+  // Bytes in names that are not valid UTF-8 are replaced. Infinite numbers
+  // become null.
   return json.dump(indent, ' ', /*ensure_ascii=*/false,
                    Json::error_handler_t::replace);
 }

@@ -23,14 +23,15 @@
 namespace kvasir::compress {
 
 struct EvaluationText {
-  std::string name;  // for reports
+  std::string name;  // name of the text in reports
   std::vector<int32_t> ids;
   std::vector<int32_t> bytes;  // number of text bytes of each token
   // The start token, put before every window; empty if the tokenizer has none.
   std::optional<int32_t> bos;
 };
 
-// NotFound with the path; errors of Tokenizer::Encode.
+// Reads and encodes a text. Errors: NotFound with the path; errors of
+// Tokenizer::Encode.
 absl::StatusOr<EvaluationText> ReadEvaluationText(
     const std::filesystem::path& path, const model::Tokenizer& tokenizer,
     int threads);
@@ -52,16 +53,16 @@ struct EvaluateOptions {
   int64_t min_windows = 100;
   int64_t max_windows = 0;  // 0: as many as the text has
   RepeatOptions repeat;
-  // Number of windows on which keys are compared with the teacher's
-  // (KeyErrorMeter); 0: key errors are not measured.
+  // Number of windows on which the candidate's keys are compared with the
+  // teacher's keys (KeyErrorMeter); 0: key errors are not measured.
   int64_t key_error_windows = 0;
-  // Each thread evaluates other windows, and should use one BLAS thread for its
-  // products (compress/runtime/cpu_setup.h). Results do not depend on the
-  // number of threads.
+  // Each thread evaluates windows of its own, and should use one BLAS thread
+  // for its products (compress/runtime/cpu_setup.h). Results do not depend on
+  // the number of threads.
   int threads = 1;
-  // Called after every window of the teacher and then of each candidate, by one
-  // thread at a time, with the number of this model's windows. If it returns
-  // false, the evaluation ends with Cancelled.
+  // Called after every window, first for the teacher and then for each
+  // candidate, by one thread at a time. `done` and `total` count the windows of
+  // the current model. If it returns false, the evaluation ends with Cancelled.
   std::function<bool(int64_t done, int64_t total)> progress;
 };
 
@@ -72,23 +73,26 @@ struct Candidate {
   std::string method;
   const ReferenceDecoder* decoder = nullptr;
   const CacheTransform* transform = nullptr;
-  const EvictionRules* eviction = nullptr;  // null: the plan's eviction
+  // If null, the eviction of the decoder's plan is used.
+  const EvictionRules* eviction = nullptr;
   double keep = 1.0;  // numbers cached per token, divided by those of an
                       // uncompressed cache
-  // Number of tokens that are kept exact in addition to codes, at the beginning
-  // (sinks) and end (window) of a sequence; the maximum over layers.
+  // Number of tokens at the beginning (sinks) and at the end (window) of a
+  // sequence that are also stored exactly, besides their codes; the maximum
+  // over layers.
   int64_t exact_sinks = 0;
   int64_t exact_window = 0;
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
-  // Says how many tokens the cache holds. Null: as many as the teacher's.
+  // Tells how many tokens the cache holds. Null: as many as the teacher's
+  // cache.
   std::shared_ptr<const cache::PageLayout> layout;
   std::optional<EvictionSummary> evicts;
 };
 
-// Makes the candidate for a model, with its bytes as cache::PageLayout counts
-// them. An uncompressed model caches whole keys and values in bf16.
+// Makes the candidate for a model. Its bytes are those that cache::PageLayout
+// counts. An uncompressed model caches whole keys and values in bf16.
 absl::StatusOr<Candidate> MakeCandidate(std::string model,
                                         const ReferenceDecoder& decoder);
 
@@ -101,7 +105,8 @@ struct EvaluationRow {
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
-  // Bytes of the slots that remain after a window was read as one prompt.
+  // Bytes of the slots that are still held after a window was read as one
+  // prompt.
   double kv_bytes_per_sequence = 0.0;
   std::optional<EvictionSummary> evicts;
   double nats_per_token = 0.0;
@@ -114,9 +119,10 @@ struct EvaluationRow {
   double added_high = 0.0;
   double top1_agreement = 0.0;
   double kl_nats = 0.0;  // KL(teacher || model), per token
-  // Mean loss on second copies; empty if the test is not done.
+  // Mean loss on the second copies of passages; empty if there is no repeat
+  // test.
   std::optional<double> repeat_nats_per_token;
-  // Share of clamped codes among those in static ranges.
+  // Share of the codes in static ranges that were clamped.
   double clamp_rate = 0.0;
   // Empty if key errors were not requested or cannot be measured.
   std::optional<KeyError> key_error;
@@ -157,7 +163,7 @@ std::string EvaluationToJson(const Evaluation& evaluation, int indent = 1);
 //   is not finite, naming the model.
 class Evaluator {
  public:
-  // The teacher (an uncompressed candidate) outlives the evaluator.
+  // The teacher (an uncompressed candidate) must outlive the evaluator.
   static absl::StatusOr<std::unique_ptr<Evaluator>> Create(
       const Candidate& teacher, EvaluationText text,
       const EvaluateOptions& options);
@@ -165,7 +171,8 @@ class Evaluator {
   absl::StatusOr<EvaluationRow> Evaluate(const Candidate& candidate) const;
 
   const Evaluation::Teacher& teacher() const { return summary_; }
-  // The evaluation without rows; the caller adds what Evaluate returns.
+  // Returns the report without rows; the caller adds the rows that Evaluate
+  // returns.
   Evaluation report() const;
   // The options of the repeat test, with the lengths that were chosen.
   const RepeatOptions& repeat() const { return options_.repeat; }

@@ -46,7 +46,8 @@ absl::StatusOr<std::unique_ptr<Evaluator>> Make(const Bench& bench,
   return Evaluator::Create(bench.teacher, std::move(text), options);
 }
 
-// Mean loss of ids[first..] of one sequence, computed from the logits.
+// Returns the mean loss of ids[first..] in one sequence, computed from the
+// logits.
 double PlainLoss(const ReferenceDecoder& decoder, std::vector<int64_t> ids,
                  int64_t first) {
   const at::Tensor all = at::tensor(ids);
@@ -87,7 +88,7 @@ TEST(EvaluateTest, WindowsScoreTheirOwnTokensAfterTheStartToken) {
   EXPECT_NEAR((*evaluator)->teacher().nats_per_byte, row->nats_per_byte, 1e-9);
 }
 
-TEST(EvaluateTest, TheTeacherAddsNothingToItself) {
+TEST(EvaluateTest, TheTeacherComparedWithItselfAddsNoLoss) {
   const Bench bench;
   const auto evaluator = Make(bench, Text(60), Options());
   KVASIR_ASSERT_OK(evaluator);
@@ -99,7 +100,8 @@ TEST(EvaluateTest, TheTeacherAddsNothingToItself) {
   EXPECT_EQ(row->top1_agreement, 1.0);
   EXPECT_EQ(row->kl_nats, 0.0);
   EXPECT_EQ(row->keep, 1.0);
-  // Two layers, each with keys and values of 2 heads with 8 numbers of 2 bytes.
+  // The model has two layers; keys and values each have 2 heads with 8 numbers
+  // of 2 bytes.
   EXPECT_EQ(row->kv_payload_bytes_per_token, 128.0);
 }
 
@@ -161,7 +163,8 @@ TEST(EvaluateTest, TheRepeatTestScoresOnlyTheSecondCopy) {
   ids.insert(ids.end(), text.ids.begin(), text.ids.begin() + 6);
   ids.insert(ids.end(), text.ids.begin() + 30, text.ids.begin() + 37);
   ids.insert(ids.end(), text.ids.begin(), text.ids.begin() + 6);
-  // The first token of the second copy cannot be predicted from the first copy.
+  // The first token of the second copy is not scored, because the first copy
+  // does not predict it.
   ASSERT_TRUE(row->repeat_nats_per_token.has_value());
   EXPECT_NEAR(
       *row->repeat_nats_per_token,
@@ -177,12 +180,12 @@ TEST(EvaluateTest, RepeatSizesFitTheContextByDefault) {
   const auto evaluator = Make(bench, Text(400), options);
   KVASIR_ASSERT_OK(evaluator);
   const RepeatOptions& repeat = (*evaluator)->repeat();
-  EXPECT_EQ(repeat.passage_tokens, 15);  // a quarter of 63
+  EXPECT_EQ(repeat.passage_tokens, 15);  // a quarter of 63, rounded down
   EXPECT_EQ(2 * repeat.passage_tokens + repeat.filler_tokens, 63);
   options.repeat.passage_tokens = 60;
   EXPECT_THAT(Make(bench, Text(400), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("63 in all at most")));
+                       HasSubstr("at most 63 together")));
 }
 
 TEST(EvaluateTest, WithoutAStartTokenTheFirstTokenIsNotScored) {
@@ -203,7 +206,7 @@ TEST(EvaluateTest, InvalidInputIsRefusedWithTheReason) {
   const Bench bench;
   EXPECT_THAT(Make(bench, Text(54), Options()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("some text has 54 tokens, want 55")));
+                       HasSubstr("some text has 54 tokens, but 55")));
   EXPECT_THAT(Make(bench, Text(60, 40), Options()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("the vocabulary of teacher has 31")));
@@ -211,7 +214,7 @@ TEST(EvaluateTest, InvalidInputIsRefusedWithTheReason) {
   options.window_tokens = 65;
   EXPECT_THAT(Make(bench, Text(900), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("windows of 65 tokens, must have 2 to 64")));
+                       HasSubstr("windows must have 2 to 64 tokens")));
   model::DecoderSpec spec = TestSpec();
   spec.vocab_size = 30;
   const ReferenceDecoder other = TestDecoder(2, std::nullopt, spec);
@@ -233,7 +236,7 @@ TEST(EvaluateTest, FewerThanTwoWindowsAreRefused) {
   options.max_windows = 0;
   EXPECT_THAT(Make(bench, Text(20), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("want 22: 2 windows of 11")));
+                       HasSubstr("22 are needed for 2 windows of 11")));
 }
 
 TEST(EvaluateTest, AStartTokenOutsideTheVocabularyIsRefused) {
@@ -245,7 +248,7 @@ TEST(EvaluateTest, AStartTokenOutsideTheVocabularyIsRefused) {
                        HasSubstr("the start token is 31")));
 }
 
-TEST(EvaluateTest, ClampsAreCountedForEachRowSeparately) {
+TEST(EvaluateTest, ClampedCodesAreCountedSeparatelyForEachModel) {
   const Bench bench;
   const auto baseline =
       MakeBaseline({.name = "per-channel:k2.pre",
@@ -288,7 +291,7 @@ TEST(EvaluateTest, WeightsThatAreNotFiniteAreAnErrorThatNamesTheModel) {
                HasSubstr("broken, window 0: the loss is nan")));
 }
 
-TEST(EvaluateTest, ProgressCountsWindowsAndStops) {
+TEST(EvaluateTest, ProgressCountsWindowsAndCanStopTheEvaluation) {
   const Bench bench;
   EvaluateOptions options = Options();
   std::vector<int64_t> seen;
@@ -313,7 +316,7 @@ TEST(EvaluateTest, BytesOfACandidateFollowFromItsPlan) {
   part->mutable_codec()->mutable_bits()->add_schedule(4);
   part->mutable_codec()->mutable_per_token();
   part->mutable_codec()->set_param_dtype(kvasir::v1::F16);
-  // A row of an exact token has 16 numbers of 2 bytes.
+  // An exact token adds a row of 16 numbers with 2 bytes each.
   plan.mutable_layers(0)->mutable_value()->set_exact_window(8);
   const ReferenceDecoder decoder = TestDecoder(1, plan);
   const auto candidate = MakeCandidate("planned", decoder);
@@ -324,8 +327,9 @@ TEST(EvaluateTest, BytesOfACandidateFollowFromItsPlan) {
   KVASIR_ASSERT_OK(layout);
   EXPECT_EQ(candidate->fixed_bytes_per_sequence,
             layout->fixed_bytes_per_sequence());
-  // 32 bytes on each of three sides; on the coded side two heads with 4 bytes
-  // of codes and 4 of parameters.
+  // Three of the four sides (keys and values of two layers) take 32 bytes each.
+  // The coded side has two heads with 4 bytes of codes and 4 bytes of
+  // parameters each.
   EXPECT_EQ(candidate->kv_payload_bytes_per_token, 96.0 + 16.0);
   EXPECT_EQ(candidate->keep, 1.0);
   EXPECT_EQ(candidate->method, "full");

@@ -48,9 +48,9 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
       plan.has_value() ? *plan : plan::FullRankPlan(shape, kvasir::v1::BF16);
   const uint32_t exact_sinks = exact.sinks.value_or(0);
   const uint32_t exact_window = exact.window.value_or(0);
-  // ApplyEviction chooses sinks and recent tokens by the exact tokens that the
-  // plan states. Without a plan they are those of the baseline, so they are
-  // added here.
+  // ApplyEviction chooses sinks and recent tokens by the exact tokens of a
+  // plan. If the candidate has no plan, the baseline's exact tokens are put
+  // into the plan for this call.
   const auto set_exact = [&](uint32_t sinks, uint32_t window) {
     if (plan.has_value()) return;
     for (kvasir::v1::LayerPlan& layer : *evicts.mutable_layers()) {
@@ -70,8 +70,8 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
         (eviction.sinks() < exact_sinks || eviction.recent() < exact_window)) {
       return absl::InvalidArgumentError(
           absl::StrCat("tokens that a baseline keeps exact must not be "
-                       "evicted: need sinks >= ",
-                       exact_sinks, " and recent >= ", exact_window, ", have ",
+                       "evicted: sinks must be >= ",
+                       exact_sinks, " and recent >= ", exact_window, ", are ",
                        eviction.sinks(), " and ", eviction.recent()));
     }
   }

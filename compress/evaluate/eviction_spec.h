@@ -33,29 +33,31 @@ struct EvictionSpec {
                               // `settings` say
   std::optional<uint64_t> random_seed;
 };
-// `settings` apply to every name, except for their method and budget, which
-// `name` and `budget` replace. INVALID_ARGUMENT for an unknown name or an
-// invalid budget.
+// Makes the spec of the eviction `name` with this budget. `settings` gives the
+// other settings; its method and budget are ignored. INVALID_ARGUMENT for an
+// unknown name or an invalid budget.
 absl::StatusOr<EvictionSpec> ParseEvictionSpec(
     const std::string& name, const std::string& budget,
     const plan::EvictionSettings& settings, uint64_t seed);
 
-// Adds the eviction to `plan`, or, without a plan, to a plan of whole keys and
-// values. `exact` says which tokens a baseline keeps exact. Errors: those of
-// plan::ApplyEviction and ValidatePlan; INVALID_ARGUMENT if tokens that a
-// baseline keeps exact would be evicted.
+// Returns `plan` with the eviction added. Without a plan, the eviction is added
+// to a plan of whole keys and values. `exact` says which tokens a baseline
+// keeps exact.
+// Errors: those of plan::ApplyEviction and ValidatePlan; INVALID_ARGUMENT if
+//   tokens that a baseline keeps exact would be evicted.
 absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
     const EvictionSpec& spec, const std::optional<kvasir::v1::KvPlan>& plan,
     const plan::ExactTokens& exact, const plan::AttentionShape& shape);
 
+// A candidate with eviction.
 // Owns: the rules, to which `candidate.eviction` points.
 struct EvictingCandidate {
   std::unique_ptr<EvictionRules> rules;
   Candidate candidate;
 };
-// `candidate` with the eviction in addition to its plan, or to whole keys and
-// values. Its bytes per token are those of a slot, including the scores that
-// the plan stores.
+// Returns `candidate` with the eviction added to its plan, or to whole keys and
+// values if it has no plan. The bytes per token of the result are those of a
+// slot, including the scores that the plan stores.
 // Errors: those of EvictingPlan.
 absl::StatusOr<EvictingCandidate> Evicting(const Candidate& candidate,
                                            const EvictionSpec& spec);

@@ -39,7 +39,7 @@ at::Tensor Ids(int64_t tokens) {
   return at::randint(0, 31, {2, tokens}, at::kLong);
 }
 
-// The positions that are kept, by layer, sequence, unit and number of tokens so
+// Records the kept positions by layer, sequence, unit and number of tokens so
 // far.
 class Recorder final : public LayerObserver {
  public:
@@ -67,7 +67,7 @@ Ran Execute(const Candidate& candidate) {
   return {hidden.ok() ? *hidden : at::Tensor(), std::move(recorder.kept)};
 }
 
-TEST(EvictionSpecTest, NamesAndBudgetsAreParsed) {
+TEST(EvictionSpecTest, EvictionNamesAndBudgetsAreParsed) {
   EXPECT_EQ(Spec("q-hitter", "0.2").name, "q-hitter 0.2");
   EXPECT_EQ(Spec("recent", "8").settings.sinks, 0u);
   EXPECT_EQ(Spec("random", "8").random_seed, 7u);
@@ -77,10 +77,10 @@ TEST(EvictionSpecTest, NamesAndBudgetsAreParsed) {
                                  "evaluation also takes recent or random")));
   EXPECT_THAT(ParseEvictionSpec("h2o", "two", kTiny, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("no eviction budget")));
+                       HasSubstr("not an eviction budget")));
 }
 
-TEST(EvictionSpecTest, ABudgetOfTheWholeWindowChangesNothing) {
+TEST(EvictionSpecTest, AnEvictionBudgetOfTheWholeWindowChangesNothing) {
   const ReferenceDecoder decoder = TestDecoder();
   const Candidate whole = *MakeCandidate("whole", decoder);
   const auto evicting = Evicting(whole, Spec("h2o", "24"));
@@ -112,7 +112,7 @@ TEST(EvictionSpecTest, HiddenStatesBeforeTheFirstEvictionDoNotChange) {
   }
 }
 
-TEST(EvictionSpecTest, RecentKeepsOnlyTheLatestTokens) {
+TEST(EvictionSpecTest, EvictionRecentKeepsOnlyTheLatestTokens) {
   const ReferenceDecoder decoder = TestDecoder();
   const auto recent =
       Evicting(*MakeCandidate("whole", decoder), Spec("recent", "4"));
@@ -121,9 +121,10 @@ TEST(EvictionSpecTest, RecentKeepsOnlyTheLatestTokens) {
   EXPECT_EQ(ran.kept.at({0, 1, 0, 10}), (std::vector<int64_t>{6, 7, 8, 9}));
 }
 
-// Q-Hitter with a weight of 0 for attention keeps the tokens with the smallest
-// code errors. The rounding of plain numbers is no such loss. An eviction that
-// the plan states gives the same result as one that is added to the plan.
+// With a weight of 0 for attention, Q-Hitter keeps the tokens with the smallest
+// code errors. The rounding of numbers that are stored without codes does not
+// count as a code error. An eviction in the plan itself gives the same result
+// as one that EvictingPlan adds.
 TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
@@ -142,8 +143,8 @@ TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
   const EvictionSpec spec = Spec("q-hitter", "9", settings);
   const auto evicting = Evicting(*MakeCandidate("coded", coded), spec);
   KVASIR_ASSERT_OK(evicting);
-  // An eviction at the end of the prompt does not affect any of its tokens.
-  // With one more token it does.
+  // An eviction at the end of the prompt does not affect the prompt's tokens.
+  // If there is one more token, the eviction affects this token.
   const at::NoGradGuard no_grad;
   (*evicting->rules)[0]->prompt_tokens = 20;
   Recorder recorder;
@@ -192,7 +193,8 @@ TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
   EXPECT_EQ(by_plan.kept, Execute(on_top->candidate).kept);
 }
 
-// A plan that codes whole keys and values and keeps `exact` tokens.
+// Returns a plan that codes whole keys and values and keeps the tokens `exact`
+// without codes.
 kvasir::v1::KvPlan CodedPlan(const plan::ExactTokens& exact) {
   kvasir::v1::KvPlan plan =
       plan::FullRankPlan(model::AttentionShapeOf(TestSpec()), kvasir::v1::F32);
@@ -208,7 +210,7 @@ kvasir::v1::KvPlan CodedPlan(const plan::ExactTokens& exact) {
   return plan;
 }
 
-TEST(EvictionSpecTest, RecentKeepsTheSinksThatAPlanKeepsExact) {
+TEST(EvictionSpecTest, EvictionRecentKeepsTheSinksThatAPlanKeepsExact) {
   const ReferenceDecoder decoder = TestDecoder(1, CodedPlan({.sinks = 3}));
   const auto recent =
       Evicting(*MakeCandidate("coded", decoder), Spec("recent", "6"));
@@ -218,8 +220,8 @@ TEST(EvictionSpecTest, RecentKeepsTheSinksThatAPlanKeepsExact) {
             (std::vector<int64_t>{0, 1, 2, 7, 8, 9}));
 }
 
-// Exact tokens of a baseline have the same effect as those of a plan, so that
-// the two can be compared.
+// A baseline's exact tokens must have the same effect on eviction as those of a
+// plan, so that baselines and plans can be compared.
 TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
   const ReferenceDecoder decoder = TestDecoder();
   for (const auto& [exact, sinks, recent] :
@@ -251,8 +253,8 @@ TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
   }
 }
 
-// Exact rows are stored in pages of their layers, which the planes of an
-// eviction make larger.
+// Exact rows are stored in pages of their layers, and an eviction's scores make
+// these pages larger.
 TEST(EvictionSpecTest, FixedBytesEqualThoseOfAPlanThatEvicts) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
   kvasir::v1::KvPlan evicts = CodedPlan(exact);
@@ -270,7 +272,7 @@ TEST(EvictionSpecTest, FixedBytesEqualThoseOfAPlanThatEvicts) {
   EXPECT_GT(planned.fixed_bytes_per_sequence, before.fixed_bytes_per_sequence);
 }
 
-TEST(EvictionSpecTest, ACandidateReportsItsBytes) {
+TEST(EvictionSpecTest, AnEvictingCandidateReportsItsBytes) {
   plan::EvictionSettings settings = kTiny;
   settings.lambda = 0.25;
   const ReferenceDecoder decoder = TestDecoder();
@@ -293,7 +295,7 @@ TEST(EvictionSpecTest, ACandidateReportsItsBytes) {
   EXPECT_EQ(json("random", "9")["method"], "random");
   EXPECT_EQ(json("recent", "9")["sinks"], 0);
   EXPECT_EQ(json("streaming", "9")["kept_slots"], 9);
-  // The summary of the plan's own eviction.
+  // Checks the summary of an eviction that the plan itself has.
   kvasir::v1::KvPlan evicts = CodedPlan({.sinks = 1});
   KVASIR_ASSERT_OK(plan::ApplyEviction(
       Spec("h2o", "9").settings, model::AttentionShapeOf(TestSpec()), &evicts));
@@ -316,7 +318,8 @@ TEST(EvictionSpecTest, BaselinesCanEvict) {
   const auto h2o = Evicting(baseline->candidate, Spec("h2o", "8"));
   KVASIR_ASSERT_OK(q_hitter);
   KVASIR_ASSERT_OK(h2o);
-  // The code errors change which tokens are kept.
+  // Q-Hitter, unlike H2O, takes code errors into account, so it keeps other
+  // tokens.
   EXPECT_NE(Execute(q_hitter->candidate).kept, Execute(h2o->candidate).kept);
 }
 

@@ -1,6 +1,6 @@
 // Counts how many tokens a cache still holds after a prompt was read, if layers
-// evict tokens. So the bytes of plans with and without eviction can be
-// compared.
+// evict tokens. This makes the bytes of plans with and without eviction
+// comparable.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct EvictionSummary {
   plan::EvictionCounts counts;
   int64_t sinks = 0;
   int64_t recent = 0;
-  double lambda = 0;  // weight of received attention; 1: h2o
+  double lambda = 0;  // weight of received attention; 1 for h2o
 };
 // Empty if no layer evicts tokens. `layout` must be the page layout of `plan`.
 std::optional<EvictionSummary> SummarizeEviction(

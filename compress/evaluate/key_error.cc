@@ -30,7 +30,8 @@ class Recorder : public LayerObserver {
   at::Tensor rotated_key;
 };
 
-// Sums over tokens of k kT and k, for keys k of all heads side by side.
+// Sums of k kT and k over tokens, where k has the keys of all heads side by
+// side.
 struct Moments {
   at::Tensor gram;  // [W, W]
   at::Tensor sum;   // [W]
@@ -54,9 +55,9 @@ at::Tensor FallingVariances(const Moments& moments) {
   return at::linalg_eigvalsh(moments.Covariance(), "L").flip(0).clamp_min(0);
 }
 
-// Returns the share of the energy that codes with these bits lose. Channels are
-// in order of falling variance. If all channels have the same width, each loses
-// the same share.
+// Returns the share of the energy that codes with these bits lose. `variances`
+// are in falling order. If all channels have the same width, all lose the same
+// share, so the order does not matter.
 double LostShare(const at::Tensor& variances, const Codec& codec) {
   const auto& schedule = codec.bits().schedule();
   const int64_t run = variances.size(0) / schedule.size();
@@ -68,8 +69,9 @@ double LostShare(const at::Tensor& variances, const Codec& codec) {
   return lost / variances.sum().item<double>();
 }
 
-// Returns whether the error analysis covers this part: channels of all heads in
-// one basis, or uncombined channels in static ranges.
+// Returns whether the formula for the predicted error covers this part:
+// channels of all heads in one basis, or channels without a basis, both with
+// static ranges.
 bool IsAnalysed(const Part& part) {
   const Codec& codec = part.codec();
   if (!codec.has_bits() || !codec.has_channel_static()) return false;

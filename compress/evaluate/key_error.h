@@ -1,5 +1,5 @@
-// Measures how exactly a cache keeps keys, independently of the effect on the
-// loss: the error of each layer's keys if the layer gets its inputs from the
+// Measures how exactly a cache stores keys, independently of the effect on the
+// loss: the error of each layer's keys, if the layer gets its inputs from the
 // uncompressed model.
 #pragma once
 
@@ -37,19 +37,21 @@ class KeyErrorMeter {
   static absl::StatusOr<KeyErrorMeter> Create(
       const ReferenceDecoder& teacher, const std::vector<at::Tensor>& windows);
 
-  // The decoder must have the teacher's spec. Empty if the decoder never
-  // computes the keys because their lift is folded into q_proj.
+  // Measures the error of the decoder's keys. The decoder must have the
+  // teacher's spec. The result is empty if the decoder never computes keys
+  // because their lift is folded into q_proj.
   absl::StatusOr<std::optional<KeyError>> Measure(
       const ReferenceDecoder& decoder) const;
 
  private:
   struct Layer {
-    std::vector<at::Tensor> inputs;        // per window [1, T, M]
-    std::vector<at::Tensor> rotated_keys;  // per window [1, T, Hkv, D]
+    std::vector<at::Tensor> inputs;  // one tensor [1, T, M] per window
+    // one tensor [1, T, Hkv, D] per window
+    std::vector<at::Tensor> rotated_keys;
     // Sum of |k - mean|^2 over all windows, for rotated keys.
     double centred_energy = 0.0;
-    at::Tensor variances;  // [W], of the principal channels, in falling order
-    at::Tensor rotated_variances;  // the same for rotated keys
+    at::Tensor variances;  // [W], variances of the principal channels, falling
+    at::Tensor rotated_variances;  // like `variances`, for rotated keys
   };
 
   std::vector<Layer> layers_;

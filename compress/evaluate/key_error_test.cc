@@ -54,10 +54,11 @@ TEST(KeyErrorTest, AnExactCacheHasNoError) {
 }
 
 // Each layer gets the teacher's inputs, so errors of one layer do not reach the
-// next.
+// next layer.
 TEST(KeyErrorTest, ErrorsAreRelativeToTheKeysMinusTheirMeanInEachLayer) {
   const ReferenceDecoder teacher = TestDecoder();
-  // The inputs of each layer, from which the means of its keys are computed.
+  // Records the inputs of each layer, from which the means of its keys are
+  // computed.
   class Inputs : public LayerObserver {
    public:
     void OnAttentionInput(int64_t layer, const at::Tensor& x) override {
@@ -97,12 +98,12 @@ TEST(KeyErrorTest, ThePredictedErrorOfPlainChannelsIsTwoToTheMinusBits) {
   const KeyError error = Measure(MakeDecoder(std::move(parts), plan));
   ASSERT_TRUE(error.predicted.has_value());
   EXPECT_NEAR(*error.predicted, 1.0 / 16, 1e-12);
-  // Codes with steps of 0.27, for keys with a standard deviation near 0.45.
+  // The codes have steps of 0.27, and the keys a standard deviation near 0.45.
   EXPECT_GT(error.relative, 0.05);
   EXPECT_LT(error.relative, 0.5);
 }
 
-TEST(KeyErrorTest, NoErrorIsPredictedForOtherCodes) {
+TEST(KeyErrorTest, NoKeyErrorIsPredictedForCodesThatTheFormulaDoesNotCover) {
   EXPECT_FALSE(Measure(WithKeysTimes(1.0)).predicted.has_value());
 }
 

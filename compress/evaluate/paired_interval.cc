@@ -7,10 +7,11 @@
 namespace kvasir::compress {
 namespace {
 
-// With x = sqrt(v) tan(a) the density of t is cos(a)^(v - 1) up to a constant.
-// This is its integral from 0 to `angle`, by Simpson's rule.
+// With t = sqrt(v) tan(a), the density of a t distribution with v degrees is
+// cos(a)^(v - 1) up to a constant. Returns the integral of cos(a)^exponent from
+// 0 to `angle` by Simpson's rule.
 double CosinePowerIntegral(double angle, double exponent) {
-  constexpr int kSteps = 4000;  // even
+  constexpr int kSteps = 4000;  // Simpson's rule needs an even number
   const double width = angle / kSteps;
   const auto at = [&](int i) {
     return std::pow(std::cos(i * width), exponent);

@@ -7,8 +7,8 @@
 
 namespace kvasir::compress {
 
-// The value t such that a t distribution of `degrees` >= 1 is below t with
-// probability `p` (0.5 < p < 1).
+// Returns the p quantile of the t distribution: a variable with `degrees` >= 1
+// degrees of freedom is below it with probability `p` (0.5 < p < 1).
 double TQuantile(double p, int64_t degrees);
 
 struct PairedInterval {

@@ -19,7 +19,7 @@ TEST(PairedIntervalTest, QuantilesEqualThoseOfTables) {
 TEST(PairedIntervalTest, MeanAndIntervalOfThreeNumbersAreThoseOfTheFormula) {
   const PairedInterval interval = MeanWithInterval({1.0, 2.0, 3.0});
   EXPECT_DOUBLE_EQ(interval.mean, 2.0);
-  // The standard deviation is 1, the standard error 1 / sqrt 3.
+  // The standard deviation is 1, so the standard error is 1 / sqrt(3).
   EXPECT_NEAR(interval.high - 2.0, 4.30265 / std::sqrt(3.0), 1e-4);
   EXPECT_NEAR(interval.high - 2.0, 2.0 - interval.low, 1e-12);
 }

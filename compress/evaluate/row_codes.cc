@@ -23,7 +23,8 @@ absl::StatusOr<at::Tensor> ToFloat16(const at::Tensor& scales) {
   return stored;
 }
 
-// The signs depend only on the width, so that every run has the same ones.
+// Returns the rotation by random signs and a Hadamard matrix. The signs depend
+// only on the width, so they are the same in every run.
 at::Tensor RotationOf(int64_t width) {
   at::Tensor matrix = HadamardTensor(width);
   const base::PhiloxKey key = base::PhiloxKeyFromSeed(0x6b76617369722d72);
@@ -53,7 +54,7 @@ absl::StatusOr<at::Tensor> CodeRotated(const at::Tensor& rows, int64_t bits) {
   const at::Tensor coded =
       levels.index_select(0, at::bucketize(unit.contiguous(), edges).flatten())
           .view_as(unit);
-  // No level is 0, so a coded row has a length above 0.
+  // The division is safe: no level is 0, so a coded row has a length above 0.
   KVASIR_ASSIGN_OR_RETURN(
       const at::Tensor scale,
       ToFloat16(norm / coded.norm(2, -1, /*keepdim=*/true)));
@@ -70,18 +71,18 @@ absl::StatusOr<at::Tensor> CodeGgml(const at::Tensor& rows, Ggml type,
     turned = at::matmul(rows, turn.t());
   }
   const at::Tensor blocks = turned.reshape({-1, kGgmlBlock});
-  // The number of greatest magnitude, with its sign.
+  // The number with the greatest magnitude in each block, with its sign.
   const at::Tensor greatest =
       blocks.gather(1, blocks.abs().argmax(1, /*keepdim=*/true));
   const bool q8 = type == Ggml::kQ8_0;
   KVASIR_ASSIGN_OR_RETURN(
       const at::Tensor stored,
       ToFloat16(q8 ? greatest.abs() / 127.0 : greatest / -8.0));
-  // ggml codes with the scale before it is rounded for storage.
+  // ggml computes codes with the scale before it is rounded to float16.
   const at::Tensor scale = q8 ? greatest.abs() / 127.0 : greatest / -8.0;
   const at::Tensor steps =
       at::where(scale == 0, at::zeros_like(blocks), blocks / scale);
-  // C's roundf: halves go away from 0.
+  // Like C's roundf, q8_0 rounds halves away from 0.
   const at::Tensor codes = q8 ? steps.sign() * (steps.abs() + 0.5).floor()
                               : (steps + 8.5).floor().clamp_max(15.0) - 8.0;
   const at::Tensor back = (codes * stored).view_as(turned);
@@ -93,7 +94,8 @@ at::Tensor RoundToFloat8(const at::Tensor& numbers, Float8 type) {
   const int mantissa = e4m3 ? 3 : 2;
   const int least_exponent = e4m3 ? -6 : -14;
   const double greatest = e4m3 ? 448.0 : 57344.0;
-  // frexp gives [0.5, 1) times a power of two.
+  // frexp returns a number in [0.5, 1) times a power of two, so its exponent is
+  // one too large here.
   const at::Tensor exponent =
       (std::get<1>(at::frexp(numbers)) - 1).clamp_min(least_exponent);
   const at::Tensor step =

@@ -17,9 +17,9 @@ namespace kvasir::compress {
 
 // TurboQuant's codes (Zandieh et al. 2025, algorithm 1), as vLLM stores them.
 // Random signs and a Hadamard matrix rotate the row, so that its numbers are
-// nearly normal whatever they were. Each number is rounded to a Lloyd-Max
-// level. One float16 stores the row's length (2-norm), so that the decoded row
-// has the same length.
+// nearly normally distributed for any input. Each number is rounded to a
+// Lloyd-Max level. One float16 stores the row's length (2-norm), so that the
+// decoded row has the same length.
 absl::StatusOr<at::Tensor> CodeRotated(const at::Tensor& rows, int64_t bits);
 
 // ggml's codes: each block of 32 numbers has one float16 scale. The scale of
@@ -32,8 +32,8 @@ constexpr int64_t kGgmlBlock = 32;
 absl::StatusOr<at::Tensor> CodeGgml(const at::Tensor& rows, Ggml type,
                                     bool rotate);
 
-// Rounds every number to the nearest one of the type, ties to even. Numbers
-// beyond the greatest become the greatest.
+// Rounds every number to the nearest number of an 8-bit float type, ties to
+// even. Numbers beyond the greatest one become the greatest one.
 enum class Float8 { kE4M3, kE5M2 };
 at::Tensor RoundToFloat8(const at::Tensor& numbers, Float8 type);
 

@@ -24,7 +24,7 @@ at::Tensor Coded(const absl::StatusOr<at::Tensor>& rows) {
   return *rows;
 }
 
-// From Max 1960, table I.
+// The expected errors are from Max 1960, table I.
 TEST(CodeRotatedTest, TheErrorIsThatOfMaxsTableEvenWithOutliers) {
   at::manual_seed(7);
   const at::Tensor normal = at::randn({500, 3, 64});
@@ -51,7 +51,7 @@ TEST(CodeRotatedTest, DecodedRowsHaveTheirLengthUpToTheRoundingOfAFloat16) {
   }
 }
 
-TEST(CodeRotatedTest, ARowDependsOnlyOnItself) {
+TEST(CodeRotatedTest, TheCodesOfARowDependOnlyOnThatRow) {
   at::manual_seed(9);
   const at::Tensor rows = at::randn({2, 9, 3, 64});
   const at::Tensor all = Coded(CodeRotated(rows, 3));
@@ -78,8 +78,8 @@ TEST(CodeRotatedTest, ALengthBeyondFloat16IsRefused) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("nan")));
 }
 
-// Expected numbers are computed by hand from quantize_row_q8_0_ref in
-// ggml-quants.c.
+// The expected numbers were computed by hand, following quantize_row_q8_0_ref
+// in ggml-quants.c.
 TEST(CodeGgmlTest, Q8ScalesByAMaximumOf127AndRoundsHalvesAwayFromZero) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = -127.0;
@@ -93,8 +93,8 @@ TEST(CodeGgmlTest, Q8ScalesByAMaximumOf127AndRoundsHalvesAwayFromZero) {
   EXPECT_EQ(coded[0][3].item<float>(), 2.0f);
 }
 
-// quantize_row_q4_0_ref: the greatest magnitude has code 0; the range is one
-// step shorter at the other end.
+// As in quantize_row_q4_0_ref, the greatest magnitude has code 0, and the range
+// is one step shorter at the other end.
 TEST(CodeGgmlTest, Q4IsExactAtTheGreatestMagnitudeAndClampsAtTheOtherEnd) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = 8.0;
@@ -158,8 +158,9 @@ TEST(RoundToFloat8Test, EachTypeHasExactlyTheNumbersThatEightBitsEncode) {
   for (int64_t i = 0; i < flat.numel(); ++i) {
     numbers.insert(flat.data_ptr<float>()[i]);
   }
-  // 256 codes minus 2 NaN and one of the two zeros. Some of the smallest
-  // numbers lie between the samples.
+  // There are 256 codes; 2 are NaN, and 2 are zeros, which count once. The
+  // samples may miss some of the smallest numbers, because they lie between two
+  // samples.
   EXPECT_LE(numbers.size(), 253u);
   EXPECT_GE(numbers.size(), 220u);
 }

@@ -19,7 +19,7 @@ using kvasir::v1::Part;
 
 namespace {
 
-// The energies of a layer's complex channels, for each group.
+// The energies of a layer's complex channels, one PairEnergies per head group.
 using LayerEnergies = std::vector<PairEnergies>;
 
 absl::StatusOr<LayerEnergies> MeasureLayer(const PlanRequest& request,
@@ -65,7 +65,7 @@ absl::StatusOr<LayerEnergies> MeasureLayer(const PlanRequest& request,
   return energies;
 }
 
-// The sum of the energies of all channels of a layer.
+// Returns the sum of the energies of all channels of a layer.
 double Sum(const LayerEnergies& energies) {
   double sum = 0;
   for (const PairEnergies& group : energies) {

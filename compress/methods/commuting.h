@@ -14,7 +14,8 @@
 namespace kvasir::compress {
 
 struct CommutingOptions {
-  // KV heads that share a latent; 0: all heads of a tensor-parallel rank.
+  // Number of KV heads that share a latent; 0: all heads of a tensor-parallel
+  // rank.
   int64_t group_heads = 0;
   // How the heads of a group are weighted. The plan stores this for the
   // applier.
@@ -22,15 +23,16 @@ struct CommutingOptions {
   // By default all layers keep the same share. With kEnergy, a layer's share
   // grows with the weighted energy of its keys.
   BudgetOptions budget = {.score = BudgetScore::kUniform};
-  // kSvd uses only the weights; other values whiten.
+  // kSvd uses only the weights; with any other value the factors are whitened
+  // by the calibration inputs.
   Decomposition decomposition = Decomposition::kWhitened;
 };
 
-// A layer keeps the complex channels with the most energy among those of all
-// its groups and pairs. With tp > 1 every group keeps the same number. Dims
-// that do not rotate, and values, become absorbed low-rank latents. Dims that
-// do not rotate keep the same share as the pairs, unless the budget is shared
-// by Fisher information.
+// Makes a plan. A layer keeps the complex channels that have the most energy in
+// all its groups and pairs. With tp > 1 every group keeps the same number of
+// channels. Dims that do not rotate, and values, become absorbed low-rank
+// latents. Dims that do not rotate keep the same share as the pairs, unless the
+// budget is shared by Fisher information.
 // Errors: those of ShareBudget; INVALID_ARGUMENT for groups that do not divide
 //   the heads and for weights that are not finite.
 absl::StatusOr<kvasir::v1::KvPlan> PlanCommuting(

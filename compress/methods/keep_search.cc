@@ -14,8 +14,8 @@ constexpr double kLeastKeep = 1e-3;
 constexpr double kTolerance = 1e-3;
 // The search ends when a plan takes at least this share of the wanted bytes.
 constexpr double kCloseShare = 0.998;
-// Each guess has at least this distance from the ends of the search interval,
-// as a share of its length, so that the interval shrinks.
+// Each guess stays at least this share of the search interval away from its
+// ends, so that the interval shrinks in every step.
 constexpr double kMargin = 0.1;
 
 }  // namespace

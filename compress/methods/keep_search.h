@@ -21,12 +21,12 @@ struct KeepSearch {
 struct FoundPlan {
   kvasir::v1::KvPlan plan;
   double keep = 0;
-  double bytes = 0;  // at most want_bytes
+  double bytes = 0;  // bytes per token, at most want_bytes
 };
 
 // Finds the largest plan that takes at most `want_bytes`, with `keep` exact to
-// 0.001. The bytes must grow with `keep`. INVALID_ARGUMENT if even the smallest
-// plan takes more, with the bytes that it takes.
+// 0.001. The bytes must grow with `keep`. INVALID_ARGUMENT, with the bytes of
+// the smallest plan, if even this plan takes more.
 absl::StatusOr<FoundPlan> PlanForBytes(const KeepSearch& search);
 
 }  // namespace kvasir::compress

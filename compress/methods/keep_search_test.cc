@@ -10,7 +10,8 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-// Bytes grow in steps of 8 from 64 on, as with ranks in multiples.
+// Returns a search in which the bytes of plans grow in steps of 8 from 64 on,
+// as they do if ranks are multiples of a number.
 KeepSearch Steps(double want, int* plans = nullptr) {
   KeepSearch search;
   search.want_bytes = want;

@@ -36,28 +36,28 @@ absl::Status CheckOptions(const PlanRequest& request,
                       (options.only_layers.empty() ? 0 : 1);
   if (choices > 1) {
     return absl::InvalidArgumentError(
-        "LoRC: a threshold, a number of layers to skip and a list of layers to "
-        "compress exclude each other");
+        "LoRC: give only one of a threshold, a number of layers to skip and a "
+        "list of layers to compress");
   }
   if (options.threshold.has_value() && !std::isfinite(*options.threshold)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "LoRC: the threshold must be finite, have ", *options.threshold));
+        "LoRC: the threshold must be finite, is ", *options.threshold));
   }
   if (options.skip_layers < 0 || options.skip_layers >= layers) {
     return absl::InvalidArgumentError(
-        absl::StrCat("LoRC: layers to skip must be 0..", layers - 1, ", have ",
-                     options.skip_layers));
+        absl::StrCat("LoRC: the number of layers to skip must be 0..",
+                     layers - 1, ", is ", options.skip_layers));
   }
   if (!std::isfinite(options.log_base) || options.log_base <= 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("LoRC: the base of the logarithm must be above 1, have ",
+        absl::StrCat("LoRC: the base of the logarithm must be above 1, is ",
                      options.log_base));
   }
   const int64_t most = request.spec.num_kv_heads * request.spec.head_dim;
   if (options.min_rank.has_value() &&
       (*options.min_rank < 1 || *options.min_rank > most)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "LoRC: d_min must be 1..", most, ", have ", *options.min_rank));
+        "LoRC: d_min must be 1..", most, ", is ", *options.min_rank));
   }
   for (int64_t layer : options.only_layers) {
     if (layer >= 0 && layer < layers) continue;
@@ -67,8 +67,8 @@ absl::Status CheckOptions(const PlanRequest& request,
   return absl::OkStatus();
 }
 
-// Returns the layers in order of falling sensitivity; among equals the earlier
-// layer comes first.
+// Returns the layers in order of falling sensitivity; among equally sensitive
+// layers the earlier one comes first.
 std::vector<int64_t> BySensitivity(
     const std::vector<LayerSensitivity>& layers) {
   std::vector<int64_t> order(layers.size());
@@ -98,7 +98,8 @@ std::vector<bool> CompressedLayers(const std::vector<LayerSensitivity>& layers,
   return compressed;
 }
 
-// Returns (d_l - d_min) / (d_max - d_min) of each layer l by equation 13.
+// Returns (d_l - d_min) / (d_max - d_min) for each layer l, where d_l is the
+// rank by equation 13.
 std::vector<double> ShareAboveLeast(
     const std::vector<LayerSensitivity>& layers) {
   double most = layers.front().cumulative_log;
@@ -115,10 +116,11 @@ std::vector<double> ShareAboveLeast(
   return shares;
 }
 
-// Finds the ranks of the compressed layers. Each is a unit of `pool`.
+// Finds the ranks of the compressed layers. Each compressed layer is a unit of
+// `pool`.
 class RankSolver {
  public:
-  // `shares` of the compressed layers, from ShareAboveLeast.
+  // `shares` has the results of ShareAboveLeast for the compressed layers.
   RankSolver(RankPool pool, std::vector<double> shares)
       : pool_(std::move(pool)), shares_(std::move(shares)) {}
 
@@ -143,19 +145,19 @@ class RankSolver {
     return total;
   }
 
-  // The greatest d_min whose ranks meet the target.
+  // Returns the greatest d_min whose ranks meet the target.
   absl::StatusOr<double> LeastRankForTarget() const {
     const auto target = static_cast<double>(pool_.target);
     double low = 0;
     if (Total(low) > target) {
       return absl::InvalidArgumentError(
           absl::StrCat("even at d_min = 0 the compressed layers take ",
-                       Total(low), " numbers a token, ", pool_.target,
+                       Total(low), " numbers a token, but only ", pool_.target,
                        " are left for them: skip fewer layers or keep more"));
     }
     double high = static_cast<double>(pool_.units.front().max_rank);
     if (Total(high) <= target) return high;
-    // Bisects until there is no double between the bounds.
+    // Bisects until there is no number of type double between the bounds.
     for (double middle = high / 2; low < middle && middle < high;
          middle = low + (high - low) / 2) {
       (Total(middle) <= target ? low : high) = middle;
@@ -178,7 +180,8 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
     const std::vector<LayerSensitivity>& layers,
     const std::vector<bool>& compressed) {
   const model::DecoderSpec& spec = request.spec;
-  const Section section = ValueSection(spec);  // keys have the same size
+  // The section of keys has the same size.
+  const Section section = ValueSection(spec);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> groups,
                           HeadGroups(request, 0));
   const bool progressive = options.progressive && options.only_layers.empty();
@@ -188,11 +191,11 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
   for (size_t l = 0; l < layers.size(); ++l) {
     if (!compressed[l]) continue;
     shares.push_back(progressive ? all_shares[l] : 0);
-    // One copy for keys and one for values.
+    // Each group has one copy for keys and one for values.
     pool.units.push_back({.max_rank = MaxRank(spec, groups.front(), section),
                           .copies = 2 * static_cast<int64_t>(groups.size())});
   }
-  if (shares.empty()) {  // only a threshold can leave out all layers
+  if (shares.empty()) {  // can happen only with a threshold
     return absl::InvalidArgumentError(
         absl::StrCat("the threshold ", options.threshold.value_or(0),
                      " leaves out every layer: the least sensitive one is at ",

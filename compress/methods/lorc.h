@@ -16,8 +16,8 @@ namespace kvasir::compress {
 
 // How much a layer's key and value projections amplify a disturbance.
 struct LayerSensitivity {
-  // The largest singular value divided by the smallest one (see ConditionNumber
-  // for a smallest one of 0).
+  // The largest singular value divided by the smallest one. ConditionNumber
+  // defines the result if the smallest one is 0.
   double key_condition = 1;
   double value_condition = 1;
   // Logarithm of the product of the condition numbers of both sides in this
@@ -29,8 +29,9 @@ absl::StatusOr<std::vector<LayerSensitivity>> MeasureSensitivity(
     const PlanRequest& request, double log_base, FactorProfile* profile);
 
 struct LorcOptions {
-  // True: ranks by equation 13 of the paper. False: all compressed layers have
-  // the same rank, for comparison (they may differ by one rounding step).
+  // If true, ranks follow equation 13 of the paper. If false, all compressed
+  // layers have the same rank, for comparison (ranks may differ by one rounding
+  // step).
   bool progressive = true;
   // Base of cumulative_log, to which `threshold` is compared. Ranks do not
   // depend on it.
@@ -40,14 +41,15 @@ struct LorcOptions {
   // Alternative to `threshold`: the number of most sensitive layers that are
   // not compressed.
   int64_t skip_layers = 0;
-  // Alternative to `threshold`: only these layers are compressed, to the same
-  // rank, and `keep` is their kept share. This shows how sensitive a single
-  // layer or a block of layers is.
+  // Alternative to `threshold`: only these layers are compressed, all to the
+  // same rank, and the request's `keep` is the kept share of these layers. This
+  // shows how sensitive a single layer or a block of layers is.
   std::vector<int64_t> only_layers;
-  // d_min of equation 13, the rank of the least sensitive layer; the request's
-  // `keep` is then ignored. Absent: the greatest d_min that meets `keep`.
+  // d_min of equation 13, the rank of the least sensitive layer; if set, the
+  // request's `keep` is ignored. If not set, d_min is the greatest one that
+  // meets `keep`.
   std::optional<int64_t> min_rank;
-  // May be null.
+  // Receives the cost of the decompositions; may be null.
   FactorProfile* profile = nullptr;
 };
 

@@ -19,7 +19,7 @@ KvPlan Plan(const PlanRequest& request, const LorcOptions& options) {
   return plan.ok() ? *plan : KvPlan{};
 }
 
-// Stands for the rank of a layer that is not compressed.
+// LayerRanks gives this number for a layer that is not compressed.
 constexpr int64_t kWhole = 0;
 
 // Returns the rank of each layer.
@@ -34,8 +34,8 @@ std::vector<int64_t> LayerRanks(const KvPlan& plan) {
   return ranks;
 }
 
-// Returns a matrix whose singular values are 1, except for one that is 1 /
-// condition.
+// Returns a matrix whose singular values are 1, except for the smallest, which
+// is 1 / condition.
 at::Tensor WithCondition(int64_t rows, int64_t columns, double condition) {
   at::Tensor weight = at::eye(rows, columns);
   weight[rows / 2][rows / 2] = 1 / condition;
@@ -44,12 +44,13 @@ at::Tensor WithCondition(int64_t rows, int64_t columns, double condition) {
 
 class LorcTest : public ::testing::Test {
  protected:
-  // Keys and values with 32 numbers each in 3 layers, 192 numbers in all.
+  // In each of 3 layers keys and values have 32 numbers each, which gives 192
+  // numbers in all.
   PlanRequest request_ = RequestOf(
       {.layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16, .hidden = 64});
-  // Key and value condition numbers. The logarithms of the cumulative products
-  // are 4, 3 and 2, so equation 13 gives the ranks 32, 16 + d_min / 2 and
-  // d_min.
+  // The condition numbers of keys and values in each layer. The logarithms of
+  // the cumulative products are 4, 3 and 2, so equation 13 gives the ranks 32,
+  // 16 + d_min / 2 and d_min.
   std::vector<std::pair<double, double>> conditions_ = {
       {10, 1}, {5, 2}, {4, 25}};
 
@@ -75,7 +76,7 @@ TEST_F(LorcTest, TheCumulativeSensitivityIsASumFromTheLastLayerBackwards) {
 }
 
 TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
-  conditions_[1] = {1e6, 1};  // below the rounding of float32
+  conditions_[1] = {1e6, 1};  // 1e-6 is near the rounding error of float32
 
   conditions_[2] = {std::numeric_limits<double>::infinity(), 1};
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::vector<LayerSensitivity> layers,
@@ -86,7 +87,7 @@ TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
 }
 
 TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankThatMeetsTheBudget) {
-  request_.keep = 0.75;  // 72 ranks: 48 + 1.5 d_min
+  request_.keep = 0.75;  // the ranks may sum to 72 = 48 + 1.5 d_min
   const KvPlan plan = Plan(request_, {});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
   EXPECT_TRUE(plan.layers(0).key().parts(0).has_full());
@@ -113,7 +114,8 @@ TEST_F(LorcTest, LayersAboveTheThresholdAreNotCompressed) {
   EXPECT_EQ(plan.layers(0).key().parts(0).stored(), kvasir::v1::POST_ROPE);
   EXPECT_THAT(LayerRanks(Plan(request_, {.threshold = 2.5})),
               ElementsAre(kWhole, kWhole, 8));
-  // The same layer with another base: 3 and 4 become 9.97 and 13.3.
+  // With base 2 the logarithms 3 and 4 become 9.97 and 13.3, so the threshold
+  // 12 leaves out the same layer.
   EXPECT_THAT(LayerRanks(Plan(request_, {.log_base = 2, .threshold = 12})),
               ElementsAre(kWhole, 24, 16));
 }
@@ -191,7 +193,7 @@ TEST_F(LorcTest, InvalidRequestsAreRefused) {
               invalid("even at d_min = 0 the compressed layers take 112"));
   request_.keep = 0.75;
   EXPECT_THAT(PlanLorc(request_, {.threshold = 1, .skip_layers = 1}),
-              invalid("exclude each other"));
+              invalid("give only one of"));
   EXPECT_THAT(PlanLorc(request_, {.skip_layers = 3}), invalid("must be 0..2"));
   EXPECT_THAT(PlanLorc(request_, {.only_layers = {3}}),
               invalid("layer 3 is not in 0..2"));
@@ -205,12 +207,12 @@ TEST_F(LorcTest, InvalidRequestsAreRefused) {
     EXPECT_THAT(PlanLorc(request_, {.threshold = threshold}),
                 invalid("threshold must be finite"));
   }
-  // The threshold leaves out two of three layers, which already take more than
-  // half of the numbers.
+  // The threshold leaves out two of three layers, and these two already take
+  // more than half of the numbers.
   request_.keep = 0.5;
   EXPECT_THAT(PlanLorc(request_, {.threshold = 2.5}), invalid("skip fewer"));
   request_.keep = 0.75;
-  EXPECT_THAT(PlanLorc(request_, {.min_rank = 33}), invalid("1..32, have 33"));
+  EXPECT_THAT(PlanLorc(request_, {.min_rank = 33}), invalid("1..32, is 33"));
   conditions_[1].second = std::numeric_limits<double>::quiet_NaN();
   EXPECT_THAT(PlanLorc(request_, {}), invalid("layer 1 value: projection"));
   request_.weights = nullptr;

@@ -45,7 +45,7 @@ absl::Status CheckTensor(absl::string_view what, const at::Tensor& tensor,
       absl::StrAppend(&want, want.empty() ? "" : ", ", size);
     }
     return absl::InvalidArgumentError(absl::StrCat(
-        what, ": want shape [", want, "], have ", ShapeText(tensor)));
+        what, " must have the shape [", want, "], has ", ShapeText(tensor)));
   }
   if (!at::isfinite(tensor).all().item<bool>()) {
     return absl::InvalidArgumentError(
@@ -56,23 +56,25 @@ absl::Status CheckTensor(absl::string_view what, const at::Tensor& tensor,
 
 absl::Status CheckWeight(const at::Tensor& weight) {
   if (!weight.defined() || weight.dim() != 2 || weight.numel() == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("projection weight: want a matrix [rows, inputs], have ",
-                     ShapeText(weight)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the projection weight must be a matrix [rows, inputs], is ",
+        ShapeText(weight)));
   }
   return CheckTensor("projection weight", weight, weight.sizes());
 }
 
-// Fixes the signs of columns: the largest entry of each becomes positive, so
-// that a checkpoint does not depend on the linear algebra library in use.
+// Returns the columns with signs that make the largest entry of each column
+// positive, so that a checkpoint does not depend on the linear algebra library
+// in use.
 at::Tensor FixSigns(const at::Tensor& columns) {
   const at::Tensor largest = columns.abs().argmax(0, /*keepdim=*/true);
   const at::Tensor sign = columns.gather(0, largest).sign();
   return columns * at::where(sign == 0, at::ones_like(sign), sign);
 }
 
-// The triangular factor of a wide matrix. It has the same left vectors and
-// singular values, but is cheaper to decompose.
+// Returns the triangular factor of a wide matrix, which has the same left
+// singular vectors and singular values, but is cheaper to decompose. Other
+// matrices are returned unchanged.
 at::Tensor Core(const at::Tensor& matrix) {
   if (matrix.size(1) <= matrix.size(0)) return matrix;
   return std::get<1>(at::linalg_qr(matrix.t(), "r")).t();
@@ -131,7 +133,7 @@ InputMoments::Eigen FallingEigen(const at::Tensor& symmetric) {
 absl::Status CheckRank(int64_t rank, int64_t most, absl::string_view why) {
   if (rank >= 1 && rank <= most) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("rank must be 1..", most, " (", why, "), have ", rank));
+      absl::StrCat("rank must be 1..", most, " (", why, "), is ", rank));
 }
 
 // Chooses the columns U of the lift: the principal basis about the mean if
@@ -193,7 +195,7 @@ absl::Status CheckRequest(const FactorRequest& request) {
   if (request.moments->num_inputs() != inputs) {
     return absl::InvalidArgumentError(
         absl::StrCat("the calibration has ", request.moments->num_inputs(),
-                     " inputs, the projection has ", inputs));
+                     " inputs, but the projection has ", inputs));
   }
   return absl::OkStatus();
 }
@@ -205,7 +207,7 @@ absl::StatusOr<InputMoments> InputMoments::Create(
   return CatchTorch([&]() -> absl::StatusOr<InputMoments> {
     if (num_tokens < 1) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "calibration: want at least 1 token, have ", num_tokens));
+          "the calibration must have at least 1 token, has ", num_tokens));
     }
     const at::Tensor& gram = calibration.input_gram;
     const int64_t inputs = gram.defined() && gram.dim() == 2 ? gram.size(0) : 0;
@@ -287,8 +289,9 @@ absl::StatusOr<PrincipalBasis> FindPrincipalBasis(const BasisRequest& request) {
         CheckTensor("calibration key sum", request.sum, {size}));
     KVASIR_RETURN_IF_ERROR(CheckRank(request.rank, size, "all key channels"));
     if (request.num_tokens < 1) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "calibration: want at least 1 token, have ", request.num_tokens));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the calibration must have at least 1 token, has ",
+                       request.num_tokens));
     }
     const double tokens = static_cast<double>(request.num_tokens);
     PrincipalBasis basis;

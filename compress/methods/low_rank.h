@@ -33,12 +33,12 @@
 
 namespace kvasir::compress {
 
-// Cost of finding factors. Threads: one.
+// Receives the cost of finding factors. Threads: one.
 struct FactorProfile {
   int64_t num_svds = 0;
   double svd_seconds = 0;
-  // Also runs LAPACK's plain gesdd (reduced form) on every matrix and adds its
-  // time, for comparison.
+  // If true, LAPACK's plain gesdd (reduced form) also runs on every matrix, and
+  // its time is added to `lapack_seconds` for comparison.
   bool measure_lapack = false;
   double lapack_seconds = 0;
 };
@@ -54,18 +54,20 @@ class InputMoments {
  public:
   static constexpr double kRelativeDamping = 1e-8;
 
-  // Refers to the calibration's tensors; input_gram is [M, M], input_sum [M].
+  // Creates an object that refers to the calibration's tensors input_gram [M,
+  // M] and input_sum [M].
   static absl::StatusOr<InputMoments> Create(
       const LayerCalibration& calibration, int64_t num_tokens);
 
   int64_t num_inputs() const { return mean_.size(0); }  // M
   const at::Tensor& mean() const { return mean_; }      // E[x]
-  // Lower L [M, M] with L Lt = E[x xt], damped.
+  // Returns the lower triangular L [M, M] with L Lt = E[x xt] plus damping.
   absl::StatusOr<at::Tensor> Root();
-  // Lower L with L Lt = E[(x - E[x]) (x - E[x])t], damped.
+  // Returns the lower triangular L with L Lt = E[(x - E[x]) (x - E[x])t] plus
+  // damping.
   absl::StatusOr<at::Tensor> CentredRoot();
-  // The decomposition of E[x xt]: falling eigenvalues [M], and eigenvectors as
-  // columns [M, M].
+  // The eigendecomposition of E[x xt]: falling eigenvalues [M], and
+  // eigenvectors as columns [M, M].
   struct Eigen {
     at::Tensor values;
     at::Tensor vectors;
@@ -78,7 +80,7 @@ class InputMoments {
   at::Tensor gram_;
   double num_tokens_ = 0;
   at::Tensor mean_;
-  at::Tensor root_;  // undefined until requested, as are the next two
+  at::Tensor root_;  // this and the next two are undefined until requested
   at::Tensor centred_root_;
   Eigen eigen_;
 };
@@ -86,7 +88,7 @@ class InputMoments {
 struct FactorRequest {
   at::Tensor weight;  // [n, M]: rows of the group's heads at the covered dims
   at::Tensor bias;    // [n], or undefined
-  // May be null for kSvd without `centred`.
+  // The moments of the inputs. May be null for kSvd if `centred` is false.
   InputMoments* moments = nullptr;
   int64_t rank = 0;  // 1 .. min(n, M)
   Decomposition decomposition = Decomposition::kWhitened;
@@ -97,13 +99,13 @@ struct FactorRequest {
   // Rotates the latent by the Hadamard matrix of its rank (HADAMARD_FUSED).
   bool hadamard = false;
   // Puts the square roots of the singular values into the lift, as Palu's code
-  // does. An error in a latent is then not the same error in a key. Used in
-  // measurements, not for serving.
+  // does. A latent's error then differs in size from the error that it causes
+  // in a key. Used in measurements, not for serving.
   bool split_singular_values = false;
   FactorProfile* profile = nullptr;  // may be null
 };
 
-// W x + bias ~ up (down x + down_bias) + up_bias.
+// Factors with W x + bias ~ up (down x + down_bias) + up_bias.
 struct Factors {
   at::Tensor down;       // [R, M], rows by falling singular value
   at::Tensor down_bias;  // [R] if centred, else undefined
@@ -130,14 +132,15 @@ struct PrincipalBasis {
 };
 absl::StatusOr<PrincipalBasis> FindPrincipalBasis(const BasisRequest& request);
 
-// Singular values [min(n, M)] of a weight, falling, float64.
+// Returns the singular values [min(n, M)] of a weight, falling, float64.
 absl::StatusOr<at::Tensor> SingularValues(const at::Tensor& weight,
                                           FactorProfile* profile);
 
-// The largest singular value divided by the smallest one. The smallest one
-// counts as at least largest * max(n, M) * the rounding unit of float64,
-// because smaller values cannot be distinguished from 0. So the condition
-// number of a singular matrix is finite. The value for a zero matrix is 1.
+// Returns the largest singular value divided by the smallest one. The smallest
+// one counts as at least largest * max(n, M) * the rounding unit of float64,
+// because smaller values cannot be distinguished from 0. Therefore the
+// condition number of a singular matrix is finite. The value for a zero matrix
+// is 1.
 absl::StatusOr<double> ConditionNumber(const at::Tensor& weight,
                                        FactorProfile* profile);
 

@@ -27,8 +27,8 @@ bool Rotates(const model::DecoderSpec& spec, int64_t layer) {
          spec.layers[static_cast<size_t>(layer)].rope;
 }
 
-// True if all parts are low_rank, stored as plain numbers, with full rank in
-// every group.
+// Returns whether all parts are low_rank, stored as plain numbers, and have
+// full rank in every group.
 bool KeepsAll(const model::DecoderSpec& spec,
               const kvasir::v1::SidePlan& side) {
   int64_t ranks = 0;
@@ -40,8 +40,8 @@ bool KeepsAll(const model::DecoderSpec& spec,
     if (!part.has_low_rank() || !plain) return false;
     for (const auto& group : part.low_rank().groups()) ranks += group.rank();
   }
-  // No group's rank can exceed its rows, so an equal sum means that all are
-  // full.
+  // The rank of a group cannot exceed its number of rows, so if the sums are
+  // equal, all groups have full rank.
   return ranks == spec.num_kv_heads * spec.head_dim;
 }
 
@@ -79,18 +79,18 @@ Section ValueSection(const model::DecoderSpec& spec) {
 absl::Status CheckPlanRequest(const PlanRequest& request) {
   if (!(request.keep > 0 && request.keep <= 1)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the kept share must be above 0 and at most 1, have ", request.keep));
+        "the kept share must be above 0 and at most 1, is ", request.keep));
   }
   if (request.rank_multiple < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--rank-multiple: want at least 1, have ", request.rank_multiple));
+        "--rank-multiple must be at least 1, is ", request.rank_multiple));
   }
   const model::DecoderSpec& spec = request.spec;
   const int64_t rows = spec.num_kv_heads * spec.head_dim;
   if (request.rank_multiple > rows) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--rank-multiple: want at most ", rows,
-        ", the numbers of a layer's keys, have ", request.rank_multiple));
+        "--rank-multiple must be at most ", rows,
+        ", the number of key dims in a layer, is ", request.rank_multiple));
   }
   KVASIR_RETURN_IF_ERROR(plan::CheckTpSize(model::TpDealtOf(spec), request.tp));
   if (request.calibration != nullptr &&
@@ -98,7 +98,7 @@ absl::Status CheckPlanRequest(const PlanRequest& request) {
           spec.num_layers()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the calibration has ", request.calibration->layers.size(),
-                     " layers, the model ", spec.num_layers()));
+                     " layers, but the model has ", spec.num_layers()));
   }
   return absl::OkStatus();
 }
@@ -220,7 +220,7 @@ absl::Status NeedFisher(const PlanRequest& request, const std::string& what,
   }
   return absl::FailedPreconditionError(
       absl::StrCat(what, " needs a calibration with Fisher information; \"",
-                   instead, "\" does without"));
+                   instead, "\" does not need it"));
 }
 
 absl::Status NeedWeights(const PlanRequest& request, const std::string& what) {
@@ -241,18 +241,20 @@ absl::StatusOr<at::Tensor> FisherRows(const PlanRequest& request, int64_t layer,
       absl::StrCat("layer ", layer, " ", plan::SideName(side));
   const int64_t want = request.spec.num_kv_heads * request.spec.head_dim;
   if (!rows.defined() || rows.numel() != want) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        place, ": the calibration's Fisher information is of ",
-        rows.defined() ? rows.numel() : 0, " rows, the projection has ", want));
+    return absl::InvalidArgumentError(
+        absl::StrCat(place, ": the calibration's Fisher information has ",
+                     rows.defined() ? rows.numel() : 0,
+                     " rows, but the projection has ", want));
   }
   at::Tensor scores = rows.to(at::kDouble).flatten().contiguous();
   const double* score = scores.data_ptr<double>();
   for (int64_t row = 0; row < want; ++row) {
     if (std::isfinite(score[row]) && score[row] >= 0) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(place, " head ", row / request.spec.head_dim, " dim ",
-                     row % request.spec.head_dim,
-                     ": the calibration's Fisher information is ", score[row]));
+    return absl::InvalidArgumentError(absl::StrCat(
+        place, " head ", row / request.spec.head_dim, " dim ",
+        row % request.spec.head_dim,
+        ": the calibration's Fisher information must be finite and >= 0, is ",
+        score[row]));
   }
   return scores;
 }

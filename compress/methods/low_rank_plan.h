@@ -23,8 +23,9 @@ struct Section {
   plan::Side side = plan::Side::kKey;
   int64_t first_dim = 0;
   int64_t num_dims = 0;
-  bool rotates = false;  // contains dims that RoPE rotates
-  // Covers exactly the rotary dims; the plan names them by their pairs.
+  bool rotates = false;  // true if RoPE rotates some of its dims
+  // True if the section covers exactly the dims that rotate; the plan then
+  // names them by their RoPE pairs.
   bool rotary_only = false;
 };
 
@@ -34,21 +35,22 @@ enum class PartialRotary {
   kTwoParts,
   kOnePart,  // one part, which is rebuilt as a whole
 };
-// The sections of a layer's keys.
+// Returns the sections of a layer's keys.
 std::vector<Section> KeySections(const model::DecoderSpec& spec, int64_t layer,
                                  PartialRotary partial);
-// The section of a layer's values, which covers all dims.
+// Returns the section of a layer's values, which covers all dims.
 Section ValueSection(const model::DecoderSpec& spec);
 
-// Checks what every planner needs: keep in (0, 1], a rank multiple in 1 .. Hkv
-// D, and a model that can be split over tp ranks.
+// Checks what every planner needs: `keep` in (0, 1], a rank multiple from 1 to
+// the number of key dims in a layer, and a model that can be split over `tp`
+// ranks.
 absl::Status CheckPlanRequest(const PlanRequest& request);
 
-// Number of runs of consecutive KV heads that tensor parallelism makes: one per
-// rank, or one per head if there are more ranks than heads.
+// Returns the number of equal shares into which tensor parallelism divides the
+// KV heads: one per rank, or one per head if there are more ranks than heads.
 int64_t HeadShares(const PlanRequest& request);
 
-// KV heads that share a latent.
+// The KV heads that share a latent.
 using HeadGroup = std::vector<uint32_t>;
 // Divides the KV heads into groups of `group_heads` consecutive heads (0: all
 // heads of a tensor-parallel rank). No group spans two ranks. INVALID_ARGUMENT
@@ -56,16 +58,17 @@ using HeadGroup = std::vector<uint32_t>;
 absl::StatusOr<std::vector<HeadGroup>> HeadGroups(const PlanRequest& request,
                                                   int64_t group_heads);
 
-// Number of rows of the projection that belong to the group's heads and the
-// section's dims.
+// Returns the number of rows of the projection that belong to the group's heads
+// and the section's dims.
 int64_t GroupRows(const HeadGroup& group, const Section& section);
-// The largest rank that the group can have in the section.
+// Returns the largest rank that the group's latent can have in the section.
 int64_t MaxRank(const model::DecoderSpec& spec, const HeadGroup& group,
                 const Section& section);
 
-// A low_rank part over the section with rank `ranks[g]` for groups[g]. Keys
-// that rotate are stored PRE_ROPE and rebuilt. Everything else is absorbed: by
-// FOLD if that reads fewer weight bytes than AT_RUNTIME (FoldReadsLess).
+// Makes a low_rank part over the section in which groups[g] has the rank
+// ranks[g]. Keys that rotate are stored PRE_ROPE and rebuilt. Everything else
+// is absorbed, by FOLD or AT_RUNTIME, whichever reads fewer weight bytes
+// (FoldReadsLess).
 kvasir::v1::Part LowRankPart(const model::DecoderSpec& spec,
                              const Section& section,
                              const std::vector<HeadGroup>& groups,
@@ -80,8 +83,8 @@ kvasir::v1::Part LowRankPart(const model::DecoderSpec& spec,
 bool FoldReadsLess(const model::DecoderSpec& spec, const kvasir::v1::Part& part,
                    int64_t head_dims);
 
-// A part that stores whole keys (after RoPE, if the layer has RoPE) or whole
-// values.
+// Makes a part that stores whole keys (after RoPE, if the layer has RoPE) or
+// whole values.
 kvasir::v1::Part FullPart(const model::DecoderSpec& spec, int64_t layer,
                           plan::Side side, const kvasir::v1::Codec& codec);
 
@@ -93,41 +96,42 @@ int64_t KeptNumbers(double keep, int64_t numbers);
 // PlanIdentity::options.
 std::string NumberText(double number);
 
-// FAILED_PRECONDITION, saying that `what` needs a calibration, if there is
-// none.
+// Returns FAILED_PRECONDITION, saying that `what` needs a calibration, if the
+// request has none.
 absl::Status NeedCalibration(const PlanRequest& request,
                              const std::string& what);
-// As NeedCalibration, and also if the calibration has no Fisher information;
-// `instead` names an option that needs none.
+// Like NeedCalibration, but also fails if the calibration has no Fisher
+// information; `instead` names an option that needs no such information.
 absl::Status NeedFisher(const PlanRequest& request, const std::string& what,
                         const std::string& instead);
-// FAILED_PRECONDITION, saying that `what` needs weights, if there are none.
+// Returns FAILED_PRECONDITION, saying that `what` needs weights, if the request
+// has none.
 absl::Status NeedWeights(const PlanRequest& request, const std::string& what);
 
-// The Fisher information of each row of a projection, [Hkv * D] float64,
-// contiguous. With `root`, the scores key_fisher_root and value_fisher_root of
-// LayerCalibration. The request must have a calibration. INVALID_ARGUMENT, with
-// layer and side, if the scores are missing, of another size, negative, not
-// finite or all zero.
+// Returns the Fisher information of each row of a projection, [Hkv * D]
+// float64, contiguous. With `root`, the scores are key_fisher_root and
+// value_fisher_root of LayerCalibration. The request must have a calibration.
+// INVALID_ARGUMENT, with layer and side, if the scores are missing, have
+// another size, or are negative, not finite or all zero.
 absl::StatusOr<at::Tensor> FisherRows(const PlanRequest& request, int64_t layer,
                                       plan::Side side, bool root);
 
-// How many numbers the uncompressed keys and values of a token have, in all
-// layers together.
+// Returns how many numbers the uncompressed keys and values of a token have, in
+// all layers together.
 int64_t DenseNumbers(const model::DecoderSpec& spec);
 
 // The method and its settings, for the plan's provenance.
 struct PlanIdentity {
   std::string method;
-  std::string options;  // as a command line
+  std::string options;  // in the form of command line flags
   Decomposition decomposition = Decomposition::kWhitened;
 };
 // Completes and checks a plan. Fills in the fields that every plan has. A side
 // whose low-rank groups all have full rank, without codes or a transform, is
 // stored as whole keys or values instead, because a lift would cost time and
 // only add rounding errors. The plan must pass plan::ValidatePlan, and every
-// tensor-parallel rank must have a page layout. target.kv_bytes_per_token
-// becomes the bytes that a token takes on all ranks together, without padding.
+// tensor-parallel rank must have a page layout. Sets target.kv_bytes_per_token
+// to the bytes that a token takes on all ranks together, without padding.
 absl::StatusOr<kvasir::v1::KvPlan> FinishPlan(const PlanRequest& request,
                                               const PlanIdentity& identity,
                                               kvasir::v1::KvPlan plan);

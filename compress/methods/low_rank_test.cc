@@ -14,8 +14,8 @@ namespace {
 using ::kvasir::base::StatusIs;
 using ::testing::HasSubstr;
 
-// Inputs [T, M] whose channels differ in size and are correlated, with a mean
-// far from zero.
+// Returns inputs [T, M] whose channels differ in size and are correlated.
+// `offset` moves their mean away from zero.
 at::Tensor Inputs(int64_t tokens, int64_t channels, double offset) {
   const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7);
   const at::Tensor noise =
@@ -73,7 +73,8 @@ class LowRankTest : public ::testing::Test {
             .rank = rank,
             .decomposition = decomposition};
   }
-  // Root mean square of W x minus the factors' product, over the inputs.
+  // Returns the root mean square error of the output over the inputs: of W x
+  // minus the factors' product times x.
   double OutputError(const Factors& factors) {
     const at::Tensor missed = weight_.to(at::kDouble) - Product(factors);
     return Norm(at::matmul(inputs_, missed.t())) /
@@ -106,7 +107,7 @@ TEST_F(LowRankTest,
   const at::Tensor missed = weight_.to(at::kDouble) - Product(factors);
   const double dropped = RootOfDropped(factors, 5);
   EXPECT_NEAR(Norm(at::matmul(missed, root)), dropped, 1e-10 * dropped);
-  // The same holds for the outputs themselves, up to the damping.
+  // The error of the outputs themselves is the same, up to the damping.
   EXPECT_NEAR(OutputError(factors), dropped, 1e-5 * dropped);
 }
 
@@ -117,7 +118,7 @@ TEST_F(LowRankTest, WhitenedFactorsEqualThoseFoundWithATriangularSolve) {
   KVASIR_ASSERT_OK_AND_ASSIGN(at::Tensor root, moments_.Root());
   const auto [u, s, vh] =
       at::linalg_svd(at::matmul(weight_.to(at::kDouble), root), false);
-  // S Vt L^-1, from L^t y = (S Vt)^t.
+  // Computes S Vt L^-1 by solving Lt y = (S Vt)t for y.
   const at::Tensor scaled =
       s.narrow(0, 0, kRank).unsqueeze(1) * vh.narrow(0, 0, kRank);
   const at::Tensor down =
@@ -140,7 +141,8 @@ TEST_F(LowRankTest, WhitenedFactorsLoseLessOfTheOutputThanOtherDecompositions) {
 }
 
 TEST_F(LowRankTest, AGroupOfHeadsLosesNoMoreThanItsHeadsFactorizedSeparately) {
-  // Ranks of 2 per head of 4, 4 per pair of heads, 8 for all four.
+  // There are four heads of 4 dims. A group of one head gets rank 2, a group of
+  // two heads rank 4, and a group of all four heads rank 8.
   weight_ = Random({16, kInputs}, 8);
   double previous = std::numeric_limits<double>::infinity();
   for (const int64_t heads : {1, 2, 4}) {
@@ -164,7 +166,8 @@ TEST_F(LowRankTest, TheLatentCarriesTheSingularValues) {
       1e-12);
   const at::Tensor latents = at::matmul(inputs_, factors.down.t());
   const at::Tensor energy =
-      (latents * latents).mean(0).sqrt();  // per channel, over the tokens
+      // Root mean square of each channel over tokens.
+      (latents * latents).mean(0).sqrt();
   EXPECT_LT(Distance(energy, factors.singular_values.narrow(0, 0, 6)), 1e-5);
 }
 
@@ -260,7 +263,8 @@ TEST_F(LowRankTest, FactorsAreFoundEvenWithFewerTokensThanChannels) {
     request.moments = &moments;
     request.centred = centred;
     KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors, Factorize(request));
-    // Six inputs span six directions of the output, so nothing of them is lost.
+    // The outputs of six inputs span at most six directions, so a rank of 6
+    // loses nothing of them.
     at::Tensor rebuilt = at::matmul(few, Product(factors).t());
     if (centred) {
       rebuilt =
@@ -329,7 +333,7 @@ TEST_F(LowRankTest, AMissingOrMismatchedCalibrationIsRefused) {
   request.decomposition = Decomposition::kWhitened;
   EXPECT_THAT(Factorize(request),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("of 20 inputs, the projection has 21")));
+                       HasSubstr("has 20 inputs, but the projection has 21")));
 }
 
 TEST_F(LowRankTest, InputsThatAreAllZeroAreRefused) {
@@ -363,8 +367,8 @@ TEST_F(LowRankTest, SingularMatricesHaveTheGreatestConditionNumber) {
                               ConditionNumber(diagonal, nullptr));
   const double greatest = 1 / (4 * std::numeric_limits<double>::epsilon());
   EXPECT_EQ(number, greatest);
-  // A matrix closer to singular never has a smaller number, even below the
-  // rounding of float32.
+  // The closer a matrix is to singular, the larger is its condition number,
+  // even below the rounding of float32.
   double before = 1;
   for (const float smallest : {1e-2f, 1e-5f, 1e-7f, 1e-9f, 1e-30f}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(

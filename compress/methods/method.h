@@ -24,9 +24,9 @@ struct FactorProfile;  // compress/methods/low_rank.h
 // How low-rank factors are found. Plans contain these names: do not rename
 // them.
 enum class Decomposition {
-  kSvd,       // from the weights
-  kWhitened,  // from W L, where L LT is the input Gram
-  kEspace,    // eigenvectors of the input Gram (Palu appendix K)
+  kSvd,       // from the weights only
+  kWhitened,  // from W L, where L LT is the Gram matrix of the inputs
+  kEspace,    // eigenvectors of the input Gram matrix (Palu, appendix K)
   kFisher,    // by the Fisher information of keys and values (PlanAuto)
 };
 absl::StatusOr<Decomposition> ParseDecomposition(const std::string& name);
@@ -38,7 +38,7 @@ using WeightSource =
     std::function<absl::StatusOr<AttentionWeights>(int64_t layer)>;
 
 // The input of every planner. The calibration must outlive the call; it may be
-// null for methods that need none (uniform ranks, LoRC).
+// null for methods that do not need it (uniform ranks, LoRC).
 struct PlanRequest {
   model::DecoderSpec spec;
   const Calibration* calibration = nullptr;
@@ -50,23 +50,23 @@ struct PlanRequest {
   // latent ranks as the others. If there are more tensor-parallel ranks than KV
   // heads, several share a head, and each group is a single head.
   int64_t tp = 1;
-  // A latent's rank is a multiple of this number, and not 0, except for groups
-  // that are kept whole.
+  // The rank of a latent is a positive multiple of this number. Groups that are
+  // kept whole may have any rank.
   int64_t rank_multiple = 8;
-  // Codec of the latents of each side, set in every part.
+  // The codecs of the latents of keys and of values, set in every part.
   kvasir::v1::Codec key_codec;
   kvasir::v1::Codec value_codec;
 };
 
-// How the heads of a rope_low_rank group are weighted at a pair: by the energy
-// of their queries there, or by query_floor times the layer's mean energy if
-// that is more.
+// How the heads of a rope_low_rank group are weighted at a RoPE pair: by the
+// energy of their queries at this pair, or by query_floor times the layer's
+// mean energy if that is more.
 struct CommutingWeights {
   bool query_weights = true;
   double query_floor = 1e-3;  // finite, above 0
 };
-// Reads from the plan which weights it was made with, so that its factors use
-// the same weights; the defaults if the plan does not say.
+// Returns the weights that the plan was made with, so that its factors use the
+// same weights; returns the defaults if the plan does not record them.
 CommutingWeights CommutingWeightsOf(const kvasir::v1::KvPlan& plan);
 
 // The input of every applier.
@@ -75,13 +75,13 @@ struct ApplyRequest {
   const kvasir::v1::LayerPlan* plan = nullptr;
   int64_t layer = 0;
   AttentionWeights weights;
-  // May be null if the decomposition needs none.
+  // May be null if the decomposition needs no calibration.
   const LayerCalibration* calibration = nullptr;
-  int64_t num_tokens = 0;  // tokens in the calibration's sums
+  int64_t num_tokens = 0;  // number of tokens in the calibration's sums
   Decomposition decomposition = Decomposition::kWhitened;
-  // For low_rank parts: passed on as FactorRequest::split_singular_values.
+  // For low_rank parts: the value of FactorRequest::split_singular_values.
   bool split_singular_values = false;
-  CommutingWeights commuting;  // CommutingWeightsOf the plan
+  CommutingWeights commuting;  // the result of CommutingWeightsOf(plan)
   // Receives the cost of the factors; may be null.
   FactorProfile* profile = nullptr;
 };

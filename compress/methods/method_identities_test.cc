@@ -42,14 +42,15 @@ double RelativeError(const at::Tensor& have, const at::Tensor& want) {
   return ((have - want).norm() / want.norm()).item<double>();
 }
 
-// Makes a plan with one method.
+// A function that makes a plan with one method.
 using Planner = std::function<absl::StatusOr<KvPlan>(PlanRequest request)>;
 
-// A small checkpoint with its calibration.
+// Test fixture: a small checkpoint with its calibration.
 class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    at::set_num_threads(1);  // the tensors are tiny
+    // More threads would not help with such small tensors.
+    at::set_num_threads(1);
     auto checkpoint = model::Checkpoint::Open(ModelFolder(GetParam()));
     KVASIR_ASSERT_OK(checkpoint);
     checkpoint_.emplace(*std::move(checkpoint));
@@ -82,7 +83,7 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
     return request;
   }
 
-  // The projections of the uncompressed layer.
+  // Returns the projections of the uncompressed layer.
   AttentionWeights Attention(int64_t layer) const {
     const TensorMap& tensors = layers_[static_cast<size_t>(layer)];
     const auto get = [&](const std::string& name) {
@@ -94,7 +95,7 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
             get("v_proj.bias"),   get("o_proj.bias")};
   }
 
-  // The attention tensors of a layer under the plan.
+  // Returns the attention tensors of a layer under the plan.
   absl::StatusOr<TensorMap> AppliedLayer(
       const KvPlan& plan, int64_t l,
       Decomposition decomposition = Decomposition::kWhitened,
@@ -113,7 +114,7 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
     return ApplyLayerPlan(request);
   }
 
-  // The logits of the model with the plan's weights.
+  // Returns the logits of the model with the plan's tensors.
   at::Tensor LogitsUnder(const KvPlan& plan,
                          Decomposition decomposition = Decomposition::kWhitened,
                          bool split_singular_values = false) const {
@@ -139,13 +140,14 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
         {spec(), plan, outer_, std::move(layers)}, {.without_ranges = true});
     KVASIR_EXPECT_OK(decoder);
     if (!decoder.ok()) return at::zeros_like(ids_);
-    // Codes with few bits would cause larger errors than those that are tested.
+    // Latents are not coded, because codes with few bits would cause larger
+    // errors than those that are tested.
     const auto logits = decoder->Logits(ids_, {.code_latents = false});
     KVASIR_EXPECT_OK(logits);
     return logits.ok() ? *logits : at::zeros_like(ids_);
   }
 
-  std::vector<TensorMap> layers_;  // uncompressed
+  std::vector<TensorMap> layers_;  // tensors of the uncompressed layers
 
  private:
   at::Tensor RandomIds(int64_t sequences) const {
@@ -177,7 +179,7 @@ class MethodIdentitiesTest : public ::testing::TestWithParam<const char*> {
   at::Tensor teacher_;
 };
 
-// For models that rotate whole heads.
+// Fixture for models in which RoPE rotates whole heads.
 class PrunedPairsTest : public MethodIdentitiesTest {};
 
 std::string TestName(const ::testing::TestParamInfo<const char*>& test) {
@@ -186,7 +188,8 @@ std::string TestName(const ::testing::TestParamInfo<const char*>& test) {
   return name;
 }
 
-// Grouped and plain multi-head attention, biases, one KV head, YaRN's factor.
+// These models cover grouped and plain multi-head attention, biases, a single
+// KV head, and YaRN's factor.
 constexpr const char* kRotaryModels[] = {"llama-gqa-tied", "llama-mha",
                                          "qwen2-untied", "llama-mqa-head-dim",
                                          "llama-yarn-attention-factor"};
@@ -194,7 +197,7 @@ INSTANTIATE_TEST_SUITE_P(Models, PrunedPairsTest,
                          ::testing::ValuesIn(kRotaryModels), TestName);
 INSTANTIATE_TEST_SUITE_P(Models, MethodIdentitiesTest,
                          ::testing::ValuesIn(kRotaryModels), TestName);
-// Models that rotate a part of each head, and one without RoPE.
+// These models rotate only a part of each head or have no RoPE.
 INSTANTIATE_TEST_SUITE_P(LayerNormModels, MethodIdentitiesTest,
                          ::testing::Values("neox-parallel-quarter",
                                            "neox-serial-half", "opt-tied"),
@@ -205,7 +208,7 @@ struct NamedPlanner {
   Planner plan;
 };
 
-// Every method, with each group size that the heads allow.
+// Returns a planner for every method and each group size that the heads allow.
 std::vector<NamedPlanner> Methods(const model::DecoderSpec& spec) {
   std::vector<NamedPlanner> methods;
   for (const int64_t group_heads : {1, 2, 0}) {
@@ -235,7 +238,8 @@ std::vector<NamedPlanner> Methods(const model::DecoderSpec& spec) {
 
 TEST_P(MethodIdentitiesTest, KeepingEverythingGivesTheTeachersLogits) {
   PlanRequest request = Request(1.0);
-  // Only latents with codes are kept at full rank. The codes are not applied.
+  // At full rank only latents with codes stay latents (FinishPlan); so codes
+  // are set here, but LogitsUnder does not apply them.
   for (Codec* codec : {&request.key_codec, &request.value_codec}) {
     codec->mutable_bits()->add_schedule(8);
     codec->mutable_per_token();
@@ -285,12 +289,12 @@ TEST_P(MethodIdentitiesTest,
     const double error =
         RelativeError(LogitsUnder(*plan, decomposition), teacher());
     EXPECT_GT(error, 10 * kTolerance);
-    // Unrelated logits would have an error of about sqrt(2).
+    // If the logits had nothing in common, the error would be about sqrt(2).
     EXPECT_LT(error, 1.2);
   }
 }
 
-TEST_P(MethodIdentitiesTest, SplittingTheSingularValuesChangesNothing) {
+TEST_P(MethodIdentitiesTest, SplittingTheSingularValuesDoesNotChangeTheLogits) {
   const auto plan = PlanPalu(Request(0.5), {.group_heads = 0});
   KVASIR_ASSERT_OK(plan);
   EXPECT_LE(RelativeError(LogitsUnder(*plan, Decomposition::kWhitened,
@@ -328,7 +332,8 @@ TEST_P(PrunedPairsTest, PruningPairsInTheModelEqualsMaskingThem) {
   EXPECT_GE(RelativeError(want, teacher()), 10 * kTolerance);
 }
 
-// Changes the kind of every lift that may be folded or applied at run time.
+// Returns the plan with every lift that may be folded or applied at run time
+// changed to one of the two.
 KvPlan WithLifts(KvPlan plan, bool fold) {
   for (auto& layer : *plan.mutable_layers()) {
     for (auto* side : {layer.mutable_key(), layer.mutable_value()}) {
@@ -356,7 +361,7 @@ TEST_P(MethodIdentitiesTest, FoldedAndRuntimeLiftsAgree) {
   }
 }
 
-TEST_P(MethodIdentitiesTest, AFusedHadamardChangesNothing) {
+TEST_P(MethodIdentitiesTest, AFusedHadamardTransformDoesNotChangeTheLogits) {
   PaluOptions options;
   options.group_heads = 0;
   options.search = RankSearch::kUniform;

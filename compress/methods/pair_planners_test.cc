@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 
 constexpr double kTolerance = 1e-5;
 
-// How many numbers a token's keys or values have under the plan.
+// Returns how many numbers a token's keys or values have under the plan.
 int64_t Numbers(const KvPlan& plan, const model::DecoderSpec& spec,
                 plan::Side side) {
   int64_t numbers = 0;
@@ -70,7 +70,7 @@ void ExpectPlanStands(const PlanRequest& request, const KvPlan& plan) {
                               cache::PageLayout::Create(plan, shape, {}));
   EXPECT_EQ(plan.target().kv_bytes_per_token(),
             layout.marginal_payload_bytes_per_token());
-  // Each number has four bytes.
+  // In these plans each number takes four bytes.
   EXPECT_EQ(plan.target().kv_bytes_per_token(),
             4.0 * static_cast<double>(Numbers(plan, request.spec)));
 }
@@ -110,7 +110,7 @@ INSTANTIATE_TEST_SUITE_P(
                       ShapeCase{"NoRope", {.num_layers = 2, .rotary_dim = 0}}),
     [](const auto& test) { return test.param.name; });
 
-TEST_P(PairsPlanTest, KeepingEverythingEqualsTheBaseModel) {
+TEST_P(PairsPlanTest, APlanThatKeepsEverythingGivesTheBaseModelsAttention) {
   const PlanRequest request = TinyPlanRequest(tiny_, 1.0);
   for (const BudgetScore score : {BudgetScore::kUniform, BudgetScore::kFisher,
                                   BudgetScore::kFisherRoot}) {
@@ -136,8 +136,8 @@ void ExpectBudgetMet(const PlanRequest& request,
   KVASIR_ASSERT_OK(plan);
   ExpectPlanStands(request, *plan);
   EXPECT_LE(Numbers(*plan, request.spec), target);
-  // One step of keys and one of values, because each side has a pool of its
-  // own.
+  // The plan may miss the target by one step of keys and one step of values,
+  // because each side has a pool of its own.
   EXPECT_GT(Numbers(*plan, request.spec),
             target - 3 * request.spec.num_kv_heads);
 }
@@ -155,7 +155,8 @@ TEST_P(PairsPlanTest, TheBudgetIsMetWithinOneStep) {
       CommutingOptions commuting;
       commuting.budget.score = score;
       ExpectBudgetMet(request, PlanCommuting(request, commuting), target);
-      if (score == BudgetScore::kEnergy) continue;  // RAP does not support it
+      // RAP does not support kEnergy
+      if (score == BudgetScore::kEnergy) continue;
       ExpectBudgetMet(request, PlanRap(request, rap), target);
     }
   }
@@ -217,7 +218,7 @@ std::vector<int64_t> LatentWidths(const Part& part) {
   return widths;
 }
 
-// 4 KV heads of 24 dims in two layers.
+// The models have 4 KV heads of 24 dims in two layers.
 TEST(PairsBudgetTest,
      TheBudgetIsMetWithRankMultiplesTensorParallelismAndCodes) {
   const TinyLayers tiny = MakeTinyLayers({.num_layers = 2,
@@ -253,8 +254,8 @@ TEST(PairsBudgetTest,
               }
             }
           }
-          // One byte per code and two float16 per latent, or four bytes per
-          // number.
+          // Coded latents take one byte per code and two float16 per latent;
+          // numbers take four bytes each.
           const double want =
               codes ? kept + 4.0 * static_cast<double>(latents) : 4.0 * kept;
           EXPECT_EQ(LaidOutBytes(*plan, tiny.spec), want);
@@ -268,12 +269,13 @@ TEST(PairsBudgetTest,
 
 // ------------------------------------------------------------------------ RAP
 
-// One layer with two KV heads of four pairs, and given Fisher information.
+// One layer with two KV heads of four RoPE pairs, and Fisher information that
+// is set by hand.
 class RapTest : public ::testing::Test {
  protected:
   RapTest() {
     const at::Tensor fisher = at::zeros({2, 8}, at::kDouble);
-    // Half-split: pair f is (f, f + 4).
+    // RoPE is half-split, so pair f has the dims f and f + 4.
     const double scores[2][4] = {{4, 1, 3, 2}, {1, 2, 8, 3}};
     for (int64_t head = 0; head < 2; ++head) {
       for (int64_t pair = 0; pair < 4; ++pair) {
@@ -303,8 +305,8 @@ TEST_F(RapTest, EachHeadKeepsItsOwnBestPairsAndAllHeadsKeepTheSameNumber) {
 }
 
 TEST_F(RapTest, KeysAndValuesShareOnePoolByTheirFisherInformation) {
-  // Keys have 24 and values 72 of the total score of 96, so that of the 16 kept
-  // numbers they get 4 and 12.
+  // Keys have 24 and values 72 of the total score of 96, so keys get 4 and
+  // values 12 of the 16 kept numbers.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.5), options_));
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kKey), 4);
@@ -312,7 +314,7 @@ TEST_F(RapTest, KeysAndValuesShareOnePoolByTheirFisherInformation) {
   EXPECT_EQ(plan.layers(0).value().parts(0).low_rank().groups_size(), 2);
 }
 
-TEST_F(RapTest, WithAUniformBudgetBothSidesKeepTheSameShare) {
+TEST_F(RapTest, WithAUniformBudgetKeysAndValuesKeepTheSameShare) {
   options_.budget.score = BudgetScore::kUniform;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.5), options_));
@@ -320,7 +322,7 @@ TEST_F(RapTest, WithAUniformBudgetBothSidesKeepTheSameShare) {
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kValue), 8);
 }
 
-TEST_F(RapTest, TheNumberOfKeptDimsIsARequestedMultiple) {
+TEST_F(RapTest, TheNumberOfKeptDimsIsAMultipleOfTheRequestedNumber) {
   PlanRequest request = TinyPlanRequest(tiny_, 0.6);
   request.rank_multiple = 4;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan, PlanRap(request, options_));
@@ -349,7 +351,7 @@ TEST_F(RapTest, MagnitudeIsTheMeanSquaredLengthOfAPair) {
   }
 }
 
-TEST_F(RapTest, ValuesOfWhichNothingIsRemovedAreStoredWhole) {
+TEST_F(RapTest, ValuesThatKeepAllDimsAreStoredWhole) {
   tiny_.calibration.layers[0].value_fisher = at::full({16}, 1e3, at::kDouble);
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
                               PlanRap(TinyPlanRequest(tiny_, 0.75), options_));
@@ -396,7 +398,7 @@ TEST_F(RapTest, InvalidRequestsAreRefusedWithTheReason) {
                                   HasSubstr("layer 0 key head 0 dim 3")));
   tiny_.calibration.layers[0].key_fisher = at::Tensor();
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kFailedPrecondition,
-                                  HasSubstr("\"magnitude\" does without")));
+                                  HasSubstr("\"magnitude\" does not need it")));
   PlanRequest alone = TinyPlanRequest(tiny_, 0.5);
   options_.pair_score = PairScore::kMagnitude;
   alone.weights = nullptr;
@@ -422,7 +424,8 @@ TEST_F(RapTest, NaNWeightsAreRefused) {
 
 // ------------------------------------------------------------------ commuting
 
-// Options that keep values whole, and as much of the keys as the request says.
+// Returns options that keep whole values, and as much of the keys as the
+// request's `keep` allows.
 CommutingOptions KeysOnly(int64_t group_heads) {
   CommutingOptions options;
   options.group_heads = group_heads;
@@ -443,7 +446,8 @@ at::Tensor ComplexKeys(const TinyLayers& tiny, int64_t pair) {
                      keys.select(2, dims.second).contiguous());
 }
 
-// The weighted energy that is missing in keys rebuilt from the tensors.
+// Returns the weighted energy of the difference between the keys and those that
+// are rebuilt from the tensors.
 double RebuiltLoss(const TinyLayers& tiny, const KvPlan& plan,
                    const TensorMap& tensors, const at::Tensor& weights) {
   const auto get = [&](const std::string& name) {
@@ -485,8 +489,8 @@ double RebuiltLoss(const TinyLayers& tiny, const KvPlan& plan,
   return loss;
 }
 
-// The energy of the error of the layer's keys, with each head's pairs weighted
-// by its queries.
+// Returns the energy of the error of the layer's keys. The pairs of each head
+// are weighted by the head's queries.
 double WeightedLoss(const TinyLayers& tiny, const KvPlan& plan) {
   const TensorMap tensors = *ApplyLayerPlan(TinyApplyRequest(tiny, plan, 0));
   const LayerCalibration& layer = tiny.calibration.layers[0];
@@ -514,7 +518,8 @@ double WeightedLoss(const TinyLayers& tiny, const KvPlan& plan) {
                   .item<double>();
     }
   }
-  // The factors lose exactly the energies that they leave out.
+  // The loss of the factors must be exactly the energy of the channels that
+  // they leave out.
   EXPECT_NEAR(RebuiltLoss(tiny, plan, tensors, statistics.weights) / loss, 1.0,
               1e-4);
   return loss;
@@ -561,12 +566,14 @@ TEST(CommutingTest, GroupsOfOneHeadGiveTheSameResultAsKeepingPairsOfTheHead) {
 TEST(CommutingTest, QueriesDecideWhichPairsAreKept) {
   TinyLayers tiny = MakeTinyLayers({}, 31);
   at::Tensor energy = at::full({4, 8}, 1e-6, at::kDouble);
-  // Both query heads of KV head 1 have energy only at pair 3: dims 3 and 7.
+  // Both query heads of KV head 1 have energy only at pair 3, which has the
+  // dims 3 and 7.
   for (const int64_t dim : {3, 7}) {
     energy.select(1, dim).narrow(0, 2, 2).fill_(1.0);
   }
   tiny.calibration.layers[0].query_energy = energy;
-  // The keys of this head are short there, so only the queries favour the pair.
+  // The keys of KV head 1 are short at pair 3, so only the queries favour this
+  // pair.
   for (const int64_t row : {8 + 3, 8 + 7}) tiny.weights[0].key[row].mul_(0.05);
   const auto kept = [&](bool query_weights) {
     CommutingOptions options = KeysOnly(1);
@@ -590,8 +597,9 @@ TEST(CommutingTest, TheFloorGivesWeightToHeadsWithoutQueryEnergy) {
   at::Tensor energy = at::ones({4, 8}, at::kDouble);
   energy.narrow(0, 0, 2).zero_();
   const at::Tensor w = QueryWeights(tiny.spec, energy, 0.01);
-  // Pairs of KV head 1 have 2 query heads with 2 dims; the mean is half of
-  // that.
+  // At each pair, KV head 1 has 2 query heads with 2 dims of energy 1, so its
+  // weight is sqrt(4). KV head 0 has no energy; it gets the floor, 0.01 times
+  // the mean energy of 2.
   EXPECT_NEAR(w[1][0].item<double>(), 2.0, 1e-12);
   EXPECT_NEAR(w[0][0].item<double>(), std::sqrt(0.02), 1e-12);
   EXPECT_EQ(
@@ -681,7 +689,8 @@ TEST(CommutingTest, LayersWithoutRopeThatKeepEverythingEqualTheBaseModel) {
   tiny.spec.layers[1].rope = false;
   const at::Tensor whole = AttendWhole(tiny, 1);
   PlanRequest request = TinyPlanRequest(tiny, 1.0);
-  // Codes keep the latents at full rank. They are not applied.
+  // Only latents with codes stay latents at full rank. The codes are not
+  // applied.
   request.key_codec = BitsCodec(8);
   for (const auto& plan : {PlanCommuting(request, {}), PlanRap(request, {})}) {
     KVASIR_ASSERT_OK(plan);

@@ -16,14 +16,16 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// A low_rank part of the plan, and its units in the pool of ranks.
+// A low_rank part of the plan, and for each of its groups the unit in the pool
+// of ranks.
 struct PlannedPart {
   int64_t layer = 0;
   Section section;
   std::vector<size_t> unit_of_group;
 };
 
-// The Fisher information of each row, [Hkv, D] float64 on the CPU.
+// The Fisher information of each row of a projection, [Hkv, D] float64 on the
+// CPU.
 class RowScores {
  public:
   static absl::StatusOr<RowScores> Create(const PlanRequest& request,
@@ -72,9 +74,9 @@ absl::StatusOr<std::vector<double>> GroupScores(
   return scores;
 }
 
-// Adds the part's units to the pool. Groups that must have the same rank are
-// one unit: all groups of a part (kModule), or those at the same place of every
-// tensor-parallel rank.
+// Adds the part's units to the pool. Groups that must have the same rank form
+// one unit: all groups of a part (kModule), or the groups with the same index
+// on each tensor-parallel rank.
 absl::Status AddUnits(const PlanRequest& request, const PaluOptions& options,
                       const std::vector<HeadGroup>& groups, PlannedPart& part,
                       RankPool& pool) {

@@ -16,27 +16,27 @@ namespace kvasir::compress {
 // layers.
 enum class RankSearch {
   kFisher,   // by Fisher information over all groups
-  kModule,   // by Fisher information over projections; the groups of a
+  kModule,   // by Fisher information of whole projections; the groups of a
              // projection have equal ranks
   kUniform,  // the same kept share everywhere
 };
 absl::StatusOr<RankSearch> ParseRankSearch(const std::string& name);
 std::string RankSearchName(RankSearch search);
 
-// How the Fisher information of a group's weights becomes one score. Both are
-// sums over the group's weights; means would have the same ratios between
-// groups of equal size.
+// How the Fisher information of a group's weights becomes one score. Both kinds
+// of score are sums over the group's weights; means would have the same ratios
+// between groups of equal size.
 enum class FisherScore {
-  kMeanRoot,  // of the square root of each mean squared gradient, as in the
-              // paper's public code
-  kSum,       // of the mean squared gradients, as in the paper's text
+  kMeanRoot,  // sum of the square roots of the mean squared gradients, as in
+              // the paper's public code
+  kSum,       // sum of the mean squared gradients, as in the paper's text
 };
 absl::StatusOr<FisherScore> ParseFisherScore(const std::string& name);
 std::string FisherScoreName(FisherScore score);
 
 struct PaluOptions {
-  // KV heads that share a latent: 1 (M-LRD), some (G-LRD), or 0 for all heads
-  // of a tensor-parallel rank (J-LRD).
+  // Number of KV heads that share a latent: 1 (M-LRD), several (G-LRD), or 0
+  // for all heads of a tensor-parallel rank (J-LRD).
   int64_t group_heads = 4;
   RankSearch search = RankSearch::kFisher;
   FisherScore score = FisherScore::kMeanRoot;
@@ -46,13 +46,13 @@ struct PaluOptions {
   bool hadamard = false;
 };
 
-// Keys that rotate are rebuilt before their rotation. Values, and keys or dims
-// that do not rotate, are absorbed by FOLD or AT_RUNTIME, whichever reads fewer
-// weight bytes. A partially rotary head becomes two key parts with ranks of
-// their own. At most `keep` times the dense numbers are kept; no group could
-// take its next step (AllocateRanks) within this limit. A side that is kept
-// whole in numbers is stored without a lift. The plan's method is "palu" or
-// "uniform".
+// Makes a plan. Keys that rotate are rebuilt before their rotation. Values, and
+// keys or dims that do not rotate, are absorbed by FOLD or AT_RUNTIME,
+// whichever reads fewer weight bytes. A partially rotary head becomes two key
+// parts with ranks of their own. At most `keep` times the dense numbers are
+// kept, and what remains of this budget is too small for the next step of any
+// group (AllocateRanks). A side at full rank that is stored as numbers, not
+// codes, gets no lift. The plan's method is "palu" or "uniform".
 // Errors: INVALID_ARGUMENT for a group size that does not divide the number of
 //   KV heads (of a tensor-parallel rank), and for a `keep` too small for the
 //   least ranks; FAILED_PRECONDITION if the search needs a calibration with

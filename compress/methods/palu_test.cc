@@ -31,8 +31,9 @@ const Part& Value(const KvPlan& plan, int layer) {
   return plan.layers(layer).value().parts(0);
 }
 
-// One layer with two KV heads of 16 dims and the given scores: key heads, then
-// value heads.
+// Makes a calibration of one layer with two KV heads of 16 dims. `scores` has
+// the Fisher root scores of the two key heads and the two value heads, then
+// their sum scores in the same order.
 Calibration Scores(std::vector<double> scores) {
   Calibration calibration;
   calibration.layers.resize(1);
@@ -50,7 +51,7 @@ Calibration Scores(std::vector<double> scores) {
 
 class PaluTinyTest : public ::testing::Test {
  protected:
-  // The budget is half of 64 numbers.
+  // By default half of the 64 numbers per token are kept.
   PlanRequest request_ = RequestOf(
       {.layers = 1, .heads = 4, .kv_heads = 2, .head_dim = 16, .hidden = 64});
   Calibration calibration_ = Scores({1, 2, 1, 4, 1, 1, 5, 1});
@@ -69,7 +70,8 @@ TEST_F(PaluTinyTest, TheFisherSearchSharesOnePoolOverAllGroupsOfKeysAndValues) {
 TEST_F(PaluTinyTest, FisherScoresAreSumsOfRootsOrOfSquares) {
   const KvPlan plan =
       Plan(request_, {.group_heads = 1, .score = FisherScore::kSum});
-  // Scores 1 : 1 : 5 : 1. The largest group is full at 16.
+  // The scores are 1, 1, 5 and 1. The group with score 5 gets its full rank of
+  // 16.
   EXPECT_THAT(RanksOf(Key(plan, 0)), ElementsAre(8, 4));
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(16, 4));
 }
@@ -77,11 +79,12 @@ TEST_F(PaluTinyTest, FisherScoresAreSumsOfRootsOrOfSquares) {
 TEST_F(PaluTinyTest, TheModuleSearchGivesAllGroupsOfAProjectionTheSameRank) {
   const KvPlan plan =
       Plan(request_, {.group_heads = 1, .search = RankSearch::kModule});
-  // 3 : 5 of 32, in steps of 2 * 4.
+  // Keys and values share 32 numbers as 3 : 5. A step is 8 numbers, because
+  // both groups of a projection take a step of 4 together.
   EXPECT_THAT(RanksOf(Key(plan, 0)), ElementsAre(8, 8));
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(8, 8));
   calibration_ = Scores({1, 1, 1, 5, 1, 1, 1, 1});
-  // 2 : 6 of 32.
+  // Keys and values share 32 numbers as 2 : 6.
   const KvPlan tilted =
       Plan(request_, {.group_heads = 1, .search = RankSearch::kModule});
   EXPECT_THAT(RanksOf(Key(tilted, 0)), ElementsAre(4, 4));
@@ -100,7 +103,7 @@ TEST_F(PaluTinyTest, TheUniformSearchNeedsNoCalibration) {
 TEST_F(PaluTinyTest, AGroupSizeOfZeroPutsAllHeadsIntoOneGroup) {
   const KvPlan plan = Plan(request_, {.group_heads = 0});
   EXPECT_THAT(Key(plan, 0).low_rank().groups(0).heads(), ElementsAre(0, 1));
-  // 3 : 5 of 32.
+  // Keys and values share 32 numbers as 3 : 5.
   EXPECT_THAT(RanksOf(Key(plan, 0)), ElementsAre(12));
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(20));
 }
@@ -119,7 +122,8 @@ TEST(PaluTest, PlansRecordTheirProvenance) {
                     HasSubstr("--search fisher")));
 }
 
-// Numbers and bytes for every search, group size, keep and tp.
+// Checks numbers and bytes for every search, group size, kept share and number
+// of tensor-parallel ranks.
 TEST(PaluTest, KeptNumbersAreBelowTheBudgetByLessThanOneStep) {
   for (const TinyModel& model :
        {TinyModel{}, TinyModel{.heads = 4}, TinyModel{.rotary_dim = 8},
@@ -139,7 +143,8 @@ TEST(PaluTest, KeptNumbersAreBelowTheBudgetByLessThanOneStep) {
             request.rank_multiple = 2;
             const KvPlan plan =
                 Plan(request, {.group_heads = group_heads, .search = search});
-            // A step is one multiple for all groups that share a rank.
+            // One step raises the rank of all groups that share it by one
+            // multiple.
             const int64_t groups =
                 group_heads == 0 ? tp : model.kv_heads / group_heads;
             const int64_t step =
@@ -169,7 +174,8 @@ TEST(PaluTest, IfEverythingIsKeptWholeKeysAndValuesAreStored) {
     EXPECT_EQ(Key(plan, layer).stored(), kvasir::v1::POST_ROPE);
     EXPECT_TRUE(Value(plan, layer).has_full());
   }
-  // Rotated or coded latents stay latents even if their groups are whole.
+  // Latents with a Hadamard transform or codes stay latents even if they have
+  // full rank.
   const KvPlan rotated = Plan(request, {.group_heads = 2, .hadamard = true});
   request.key_codec = request.value_codec = BitsCodec(4);
   const KvPlan coded = Plan(request, {.group_heads = 2});
@@ -221,7 +227,7 @@ TEST(PaluTest, PartlyRotaryKeysAreTwoPartsWithRanksOfTheirOwn) {
   PlanRequest request = RequestOf({.rotary_dim = 4});
   Calibration calibration = FisherCalibration(request.spec, 3);
   for (LayerCalibration& layer : calibration.layers) {
-    // Only dims that rotate have a score that counts.
+    // Only the scores of dims that rotate are large enough to matter.
     layer.key_fisher_root.view({4, 16}).narrow(1, 4, 12).fill_(1e-9);
   }
   request.calibration = &calibration;
@@ -238,8 +244,9 @@ TEST(PaluTest, PartlyRotaryKeysAreTwoPartsWithRanksOfTheirOwn) {
 }
 
 TEST(PaluTest, ValuesFoldIfThatReadsFewerWeights) {
-  // Hq R M against Hkv R D + Hq D M with M = 96 and D = 16: FOLD pays up to R =
-  // 17 with 8 and 4 heads.
+  // At rank R, FOLD reads Hq R M weights, and AT_RUNTIME reads Hkv R D + Hq D
+  // M. With a width M of 96, a head dim D of 16, Hq = 8 query heads and Hkv = 4
+  // KV heads, FOLD reads fewer weights up to R = 17.
   PlanRequest request = RequestOf({});
   const auto value_of = [&](double keep, int64_t group_heads,
                             bool hadamard = false) {
@@ -265,7 +272,8 @@ TEST(PaluTest, HadamardIsFusedIntoEveryPart) {
   EXPECT_TRUE(Key(plan, 2).codec().has_hadamard_fused());
   EXPECT_TRUE(Value(plan, 2).codec().has_hadamard_fused());
   EXPECT_EQ(Key(plan, 2).codec().bits().schedule(0), 3u);
-  // 2 groups of 16 codes per side: 6 and 4 bytes, and 4 for scale and minimum.
+  // Each side has 2 groups of 16 codes. The codes of a group take 6 bytes for
+  // keys and 4 bytes for values; scale and minimum take 4 bytes more.
   EXPECT_EQ(plan.target().kv_bytes_per_token(),
             3 * (2 * (6 + 4) + 2 * (4 + 4)));
 }
@@ -357,9 +365,10 @@ TEST(PaluTest, InvalidRequestsAreRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("layer 1 value: the calibration's Fisher")));
   calibration.layers.pop_back();
-  EXPECT_THAT(PlanPalu(request, {.group_heads = 2}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("calibration has 2 layers, the model 3")));
+  EXPECT_THAT(
+      PlanPalu(request, {.group_heads = 2}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("calibration has 2 layers, but the model has 3")));
   request.calibration = nullptr;
   for (const double keep : {0.0, -1.0, 1.5, std::nan("")}) {
     request.keep = keep;

@@ -18,7 +18,7 @@ constexpr double kRoundingSlack = 1e-6;
 absl::Status CheckPool(const RankPool& pool) {
   if (pool.multiple < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "ranks: want a multiple of at least 1, have ", pool.multiple));
+        "ranks: the multiple must be at least 1, is ", pool.multiple));
   }
   int64_t least = 0;
   for (size_t i = 0; i < pool.units.size(); ++i) {
@@ -32,7 +32,7 @@ absl::Status CheckPool(const RankPool& pool) {
     if (!std::isfinite(unit.score) || unit.score < 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("ranks: the score of unit ", i,
-                       " must be finite and >= 0, have ", unit.score));
+                       " must be finite and >= 0, is ", unit.score));
     }
     least += unit.copies * LeastRank(pool, unit);
   }
@@ -46,7 +46,7 @@ absl::Status CheckPool(const RankPool& pool) {
   return absl::OkStatus();
 }
 
-// The greatest rank of the unit that does not exceed `share`.
+// Returns the greatest rank of the unit that does not exceed `share`.
 int64_t FloorRank(const RankPool& pool, const RankUnit& unit, double share) {
   if (share + kRoundingSlack >= static_cast<double>(unit.max_rank)) {
     return unit.max_rank;
@@ -61,7 +61,8 @@ double ClampShare(const RankPool& pool, const RankUnit& unit, double share) {
                     static_cast<double>(unit.max_rank));
 }
 
-// Sum of the clamped proportional shares; grows with `factor`.
+// Returns the sum of the clamped shares, which are `factor` times the scores.
+// It grows with `factor`.
 double TotalShare(const RankPool& pool, double factor) {
   double total = 0;
   for (const RankUnit& unit : pool.units) {
@@ -89,8 +90,9 @@ absl::StatusOr<std::vector<int64_t>> RoundRanks(
     const RankPool& pool, const std::vector<double>& shares) {
   KVASIR_RETURN_IF_ERROR(CheckPool(pool));
   if (shares.size() != pool.units.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "ranks: ", shares.size(), " shares for ", pool.units.size(), " units"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("ranks: there are ", shares.size(), " shares, but ",
+                     pool.units.size(), " units"));
   }
   std::vector<int64_t> ranks;
   std::vector<int64_t> remainders;  // in units of the slack, so that ties are
@@ -127,8 +129,8 @@ absl::StatusOr<std::vector<int64_t>> RoundRanks(
 
 absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool) {
   KVASIR_RETURN_IF_ERROR(CheckPool(pool));
-  double least_score = 0;  // least score above 0
-  int64_t most = 0;        // greatest max_rank
+  double least_score = 0;  // the least score above 0
+  int64_t most = 0;        // the sum of all max_rank
   int64_t greatest = 0;
   for (const RankUnit& unit : pool.units) {
     if (unit.score > 0 && (least_score == 0 || unit.score < least_score)) {
@@ -142,10 +144,10 @@ absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool) {
   }
   const auto target = static_cast<double>(std::min(pool.target, most));
   double low = 0;
-  // With this factor all units have their maximum.
+  // With this factor all units with a score above 0 reach their maximum.
   double high = std::min(static_cast<double>(greatest) / least_score,
                          std::numeric_limits<double>::max());
-  // Bisects until there is no double between the bounds.
+  // Bisects until there is no number of type double between the bounds.
   for (double middle = high / 2; low < middle && middle < high;
        middle = low + (high - low) / 2) {
     (TotalShare(pool, middle) < target ? low : high) = middle;

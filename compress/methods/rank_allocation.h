@@ -10,29 +10,31 @@
 
 namespace kvasir::compress {
 
-// A rank that is to be decided. It is used by `copies` groups: all groups of a
-// module, or the same group on every tensor-parallel rank.
+// A rank that is to be decided. `copies` groups use the same rank: all groups
+// of a projection, or the same group on every tensor-parallel rank.
 struct RankUnit {
-  double score = 0;  // of one of the groups; finite, >= 0
+  double score = 0;  // score of one of the groups; finite, >= 0
   int64_t max_rank = 0;
   int64_t copies = 1;
 };
 
-// A unit's rank is a multiple of `multiple` or its max_rank, and never 0.
+// Units that share a budget. The rank of a unit is a multiple of `multiple` or
+// its max_rank, and never 0.
 struct RankPool {
   std::vector<RankUnit> units;
   int64_t target = 0;  // upper limit for the sum of copies * rank
   int64_t multiple = 1;
 };
 
-// Returns the rank of each unit. Shares of the target are proportional to the
-// scores, except for units that reach their least or greatest rank; what
-// remains is distributed to the other units, again in proportion. Shares are
-// rounded down. The remainder is given out in steps of one multiple, first to
-// the unit that lost the largest fraction, as long as a step fits. So the sum
-// never exceeds the target, and no unit below its maximum could still take its
-// next step. Among equals the earlier unit is preferred. Units with equal
-// scores and maxima differ by at most one step.
+// Returns the rank of each unit. Each unit gets a share of the target in
+// proportion to its score, but at least its least and at most its greatest
+// rank; what these bounds leave over or take is balanced by the other units,
+// again in proportion. Shares are rounded down. The remainder is given out in
+// steps of one multiple, first to the unit that lost the largest fraction, as
+// long as a step fits. Therefore the sum never exceeds the target, and no unit
+// below its maximum could still take its next step. Among equal units the
+// earlier one is preferred. Units with equal scores and maxima differ by at
+// most one step.
 // Errors: INVALID_ARGUMENT for scores that are negative, not finite or all
 //   zero, and for a target below the least ranks.
 absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool);
@@ -43,10 +45,11 @@ absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool);
 absl::StatusOr<std::vector<int64_t>> RoundRanks(
     const RankPool& pool, const std::vector<double>& shares);
 
-// The sum of copies * rank over all units.
+// Returns the sum of copies * rank over all units.
 int64_t TotalRank(const RankPool& pool, const std::vector<int64_t>& ranks);
 
-// The least rank of a unit: one multiple, or its maximum if that is less.
+// Returns the least rank of a unit: one multiple, or its maximum if that is
+// less.
 int64_t LeastRank(const RankPool& pool, const RankUnit& unit);
 
 }  // namespace kvasir::compress

@@ -23,16 +23,17 @@ TEST(RankAllocationTest, SharesAreProportionalToScores) {
               ElementsAre(8, 16, 40));
 }
 
-TEST(RankAllocationTest, WhatRoundingLeavesGoesToTheLargestRemainder) {
-  // Shares 6.4, 12.8 and 44.8 in multiples of 4 give 4, 12 and 44. One step
-  // remains; the remainders are 2.4, 0.8 and 0.8.
+TEST(RankAllocationTest, RanksLeftOverByRoundingGoToTheLargestRemainder) {
+  // The shares 6.4, 12.8 and 44.8 are rounded down to 4, 12 and 44. One step of
+  // 4 is left for the first unit, because the remainders are 2.4, 0.8 and 0.8.
   EXPECT_THAT(
       Allocate(
           {.units = {{1, 64}, {2, 64}, {7, 64}}, .target = 64, .multiple = 4}),
       ElementsAre(8, 12, 44));
 }
 
-TEST(RankAllocationTest, WhatAFullGroupCannotUseGoesToTheOthersInProportion) {
+TEST(RankAllocationTest,
+     RanksThatAFullGroupCannotUseGoToTheOthersInProportion) {
   // The shares are 8, 8 and 80, but the last may have only 48, so 24 remain for
   // each of the others.
   EXPECT_THAT(Allocate({.units = {{1, 48}, {1, 48}, {10, 48}}, .target = 96}),
@@ -76,7 +77,8 @@ TEST(RankAllocationTest, RanksOfUnitsWithEqualScoresDifferByAtMostOneStep) {
 }
 
 TEST(RankAllocationTest, AllCopiesOfAUnitGetTheSameRank) {
-  // Steps of 3 * 8 and 1 * 8; shares of 15.75 each.
+  // One step costs 3 * 8 for the first unit and 8 for the second. The share of
+  // each rank is 15.75.
   EXPECT_THAT(
       Allocate(
           {.units = {{1, 32, 3}, {1, 32, 1}}, .target = 63, .multiple = 8}),
@@ -126,7 +128,7 @@ TEST(RankAllocationTest,
     pool.target = least + below(count * most - least + 1);
     const std::vector<int64_t> ranks = Allocate(pool);
     ASSERT_EQ(ranks.size(), pool.units.size());
-    // Exactly the largest sum of multiples.
+    // The sum must be the largest multiple within the target.
     EXPECT_EQ(TotalRank(pool, ranks), pool.target / multiple * multiple);
     for (size_t i = 0; i < ranks.size(); ++i) {
       EXPECT_GE(ranks[i], multiple);
@@ -162,7 +164,7 @@ TEST(RankAllocationTest, InvalidPoolsAreRefused) {
   EXPECT_THAT(AllocateRanks({.units = {{std::nan(""), 64}}, .target = 32}),
               invalid("the score of unit 0 must be finite"));
   EXPECT_THAT(AllocateRanks({.units = {{-1, 64}}, .target = 32}),
-              invalid("have -1"));
+              invalid("is -1"));
   EXPECT_THAT(AllocateRanks({.units = {{1, 0}}, .target = 32}),
               invalid("greatest rank"));
 }

@@ -19,10 +19,10 @@ using kvasir::v1::Part;
 
 namespace {
 
-// The score of each pair, for each KV head.
+// The scores of RoPE pairs: scores[KV head][pair].
 using HeadScores = std::vector<std::vector<double>>;
 
-// The score of each row of the key projection, [Hkv * D] float64.
+// Returns the score of each row of the key projection, [Hkv * D] float64.
 absl::StatusOr<at::Tensor> RowScores(const PlanRequest& request,
                                      PairScore score, int64_t layer) {
   if (score == PairScore::kFisher) {

@@ -1,5 +1,5 @@
-// RAP: only the most important RoPE pairs of each key head are kept; values
-// become low-rank latents.
+// RAP: keeps only the most important RoPE pairs of each key head, and stores
+// values as low-rank latents.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace kvasir::compress {
 
-// The score of a head's RoPE pair.
+// How the RoPE pairs of a head are scored.
 enum class PairScore {
   kFisher,     // the Fisher information of the pair's two rows of k_proj
   kMagnitude,  // the mean over tokens of the pair's squared length
@@ -22,14 +22,14 @@ std::string PairScoreName(PairScore score);
 struct RapOptions {
   PairScore pair_score = PairScore::kFisher;
   BudgetOptions budget;
-  // For the values, and for keys that do not rotate.
+  // How to find the factors of values, and of keys that do not rotate.
   Decomposition decomposition = Decomposition::kWhitened;
 };
 
-// All heads of a layer keep the same number of pairs. Each KV head keeps the
-// pairs with its best scores, and its query heads keep the same pairs (FOLD).
-// Dims that do not rotate, and values, become absorbed low-rank latents of
-// single heads. The plan's method is "rap".
+// Makes a plan. All heads of a layer keep the same number of RoPE pairs. Each
+// KV head keeps its pairs with the best scores, and its query heads keep the
+// same pairs (FOLD). Dims that do not rotate, and values, become absorbed
+// low-rank latents of single heads. The plan's method is "rap".
 // Errors: those of ShareBudget; INVALID_ARGUMENT for weights that are not
 //   finite.
 absl::StatusOr<kvasir::v1::KvPlan> PlanRap(const PlanRequest& request,

@@ -14,8 +14,7 @@ bool ByFisher(BudgetScore score) {
   return score == BudgetScore::kFisher || score == BudgetScore::kFisherRoot;
 }
 
-// How many numbers per token keys and values may keep, over all layers
-// together.
+// The numbers per token that keys and values may keep in all layers together.
 struct SideBudgets {
   int64_t keys = 0;
   int64_t values = 0;
@@ -40,7 +39,7 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
   if (options.key_keep.has_value()) {
     if (!(*options.key_keep > 0 && *options.key_keep <= 1)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "the kept share of keys must be above 0 and at most 1, have ",
+          "the kept share of keys must be above 0 and at most 1, is ",
           *options.key_keep));
     }
     budgets.keys = KeptNumbers(*options.key_keep, side);
@@ -61,7 +60,8 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
   return budgets;
 }
 
-// Units of one pool, and the variables that receive their ranks.
+// The units of one pool, and pointers to the variables that receive their
+// ranks.
 class Pool {
  public:
   explicit Pool(int64_t multiple) { pool_.multiple = multiple; }
@@ -88,7 +88,7 @@ class Pool {
   std::vector<int64_t*> ranks_;
 };
 
-// The units of one layer in the pools.
+// The units that one layer adds to the pools.
 struct LayerUnits {
   RankUnit pairs;
   RankUnit rest;
@@ -114,7 +114,7 @@ LayerUnits UnitsOfLayer(const PlanRequest& request,
   return units;
 }
 
-// Gives every unit the same score; units of keys have it multiplied by the
+// Scores every unit by its size; scores of key units are multiplied by the
 // layer's `key_energy`.
 void ScoreUniformly(double key_energy, LayerUnits& units) {
   units.pairs.score = key_energy * static_cast<double>(units.pairs.max_rank);

@@ -18,7 +18,7 @@ enum class BudgetScore {
   kUniform,     // the same share in every layer
   kFisher,      // the Fisher information, summed over the side's weights
   kFisherRoot,  // the sum of the square roots of each weight's information
-  kEnergy,      // for keys the planner's `key_energy`; for values uniform
+  kEnergy,      // for keys `key_energy` of ShareBudget; for values uniform
 };
 absl::StatusOr<BudgetScore> ParseBudgetScore(const std::string& name);
 std::string BudgetScoreName(BudgetScore score);
@@ -30,16 +30,16 @@ struct BudgetOptions {
   bool keep_values = false;
   // The kept share of the key numbers. Values get the rest of what `keep`
   // allows, at most all of their numbers. Must not be set together with
-  // keep_values, where `keep` already determines the keys' share.
+  // keep_values, because `keep` then already determines the keys' share.
   std::optional<double> key_keep;
 };
 std::string BudgetOptionsText(const BudgetOptions& options);
 
 // The sizes of a layer's latents, in numbers per token.
 struct LayerBudget {
-  int64_t pair_dims = 0;  // of a key group: even number of kept dims
-  int64_t rest_rank = 0;  // of a key group: rank of the dims that do not rotate
-  int64_t value_rank = 0;  // of a KV head; D: whole values
+  int64_t pair_dims = 0;   // number of kept dims of a key group; even
+  int64_t rest_rank = 0;   // rank of a key group for dims that do not rotate
+  int64_t value_rank = 0;  // rank of a KV head's values; D: whole values
 };
 
 // Returns the budget of each layer. The request and the groups must have passed
@@ -59,12 +59,12 @@ absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
     const std::vector<HeadGroup>& groups,
     const std::vector<double>& key_energy = {});
 
-// The number of dims that a rotating group keeps is a multiple of this: the
-// request's rank multiple, or twice that if it is odd.
+// Returns the number of which a rotating group's kept dims are a multiple: the
+// request's rank multiple, or twice this multiple if it is odd.
 int64_t EvenMultiple(const PlanRequest& request);
 
-// The value part of a layer, with the same rank for each head. If `rank` is the
-// whole width of a head, the part stores whole values.
+// Makes the value part of a layer, with the same rank for each head. If `rank`
+// is the whole width of a head, the part stores whole values.
 kvasir::v1::Part ValuePart(const PlanRequest& request, int64_t layer,
                            int64_t rank);
 

@@ -8,8 +8,8 @@
 namespace kvasir::compress {
 namespace {
 
-// A term of a group. Terms are sorted by falling energy, then by pair, then by
-// term.
+// A complex channel of a group. SortedTerms sorts channels by falling energy,
+// then by pair, then by their order in the pair.
 struct Term {
   double energy = 0;
   size_t pair = 0;

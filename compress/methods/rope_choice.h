@@ -1,5 +1,5 @@
 // Chooses which pairs of a head, and which complex channels of a group, are
-// kept when it is known how many. Does not use libtorch.
+// kept, given how many are to be kept. Does not use libtorch.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace kvasir::compress {
 std::vector<int64_t> BestIndices(const std::vector<double>& scores,
                                  int64_t count);
 
-// The energy of each complex channel of a group: [pair][term], in falling order
-// for each pair.
+// The energies of a group's complex channels: energies[pair][term]. The terms
+// are the complex channels of one pair, by falling energy.
 using PairEnergies = std::vector<std::vector<double>>;
 
 // Returns how many terms a group keeps at each pair if it keeps the `count`

@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(RopeChoiceTest, TheBestScoresAreKeptInRisingOrder) {
+TEST(RopeChoiceTest, TheIndicesOfTheBestScoresAreReturnedInRisingOrder) {
   EXPECT_THAT(BestIndices({0.5, 3.0, 1.0, 2.0}, 2), ElementsAre(1, 3));
   EXPECT_THAT(BestIndices({0.5, 3.0, 1.0, 2.0}, 4), ElementsAre(0, 1, 2, 3));
 }
@@ -36,7 +36,8 @@ TEST(RopeChoiceTest, ChannelsGoToTheGroupWithMoreEnergy) {
 
 TEST(RopeChoiceTest,
      ChannelsAreDistributedInBlocksAndTheLastBlockMayBeSmaller) {
-  // Blocks of two: {8 7} {6} against {5 4} {3}.
+  // Channels are taken in blocks of two. The blocks of the groups are {8, 7},
+  // {6} and {5, 4}, {3}.
   const std::vector<PairEnergies> groups = {{{8.0}, {7.0}, {6.0}},
                                             {{5.0}, {4.0}, {3.0}}};
   EXPECT_THAT(ShareChannels(groups, 2, 4), ElementsAre(2, 2));

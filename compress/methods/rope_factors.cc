@@ -11,10 +11,10 @@
 namespace kvasir::compress {
 namespace {
 
-// The two rows of a pair in a [Hkv * D, ...] tensor, for each of the group's s
-// heads.
+// Indices of the two rows of a RoPE pair in a [Hkv * D, ...] tensor, for each
+// of the group's s heads.
 struct PairRows {
-  at::Tensor first;   // [s], indices
+  at::Tensor first;   // [s]
   at::Tensor second;  // [s]
 };
 
@@ -43,8 +43,8 @@ absl::Status CheckQueryEnergy(const model::DecoderSpec& spec,
   if (!energy.defined() ||
       energy.sizes() != at::IntArrayRef({heads, spec.head_dim})) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the calibration's query_energy: want shape [", heads, ", ",
-        spec.head_dim, "], have ",
+        "the calibration's query_energy must have the shape [", heads, ", ",
+        spec.head_dim, "], has ",
         energy.defined()
             ? absl::StrCat("[", absl::StrJoin(energy.sizes(), ", "), "]")
             : "none"));
@@ -58,8 +58,8 @@ absl::Status CheckQueryEnergy(const model::DecoderSpec& spec,
       "not finite or below 0");
 }
 
-// Fixes the phases of columns: the largest entry of each becomes real and
-// positive.
+// Returns the columns multiplied by phases that make the largest entry of each
+// column real and positive.
 at::Tensor FixPhases(const at::Tensor& columns) {
   const at::Tensor sizes = columns.abs();
   const at::Tensor index = sizes.argmax(0, /*keepdim=*/true);
@@ -115,7 +115,7 @@ absl::Status CheckCommutingWeights(const CommutingWeights& weights) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "the least weight of a head's queries must be finite and above 0, have ",
+      "the least weight of a head's queries must be finite and above 0, is ",
       floor));
 }
 
@@ -164,7 +164,7 @@ PairSpectrum SpectrumOfPair(const model::DecoderSpec& spec,
   const at::Tensor from_first = statistics.key_gram.index_select(0, rows.first);
   const at::Tensor from_second =
       statistics.key_gram.index_select(0, rows.second);
-  // E[z zH] of z = a + i b.
+  // Computes E[z zH] for z = a + i b.
   const at::Tensor real = from_first.index_select(1, rows.first) +
                           from_second.index_select(1, rows.second);
   const at::Tensor imaginary = from_second.index_select(1, rows.first) -
@@ -183,7 +183,8 @@ CommutingFactors FactorsOfGroup(const model::DecoderSpec& spec,
   std::vector<at::Tensor> down;
   std::vector<at::Tensor> down_bias;
   std::vector<at::Tensor> up;
-  std::map<int64_t, int64_t> taken;  // number of times that a pair has occurred
+  // Number of channels that each pair has taken so far.
+  std::map<int64_t, int64_t> taken;
   for (size_t i = 0; i < group.pairs.size(); ++i) {
     const int64_t pair = group.pairs[i];
     const at::Tensor vectors =

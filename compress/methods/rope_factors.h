@@ -27,7 +27,8 @@ struct ProjectedMoments {
   at::Tensor gram;  // [n, n], sum of y yT
   at::Tensor sum;   // [n], sum of y
 };
-// `bias` may be undefined. Throws c10::Error.
+// Computes the sums of y = weight x + bias. `bias` may be undefined. Throws
+// c10::Error.
 ProjectedMoments MomentsOfProjection(const at::Tensor& weight,
                                      const at::Tensor& bias,
                                      const LayerCalibration& calibration,
@@ -41,23 +42,23 @@ ProjectedMoments MomentsOfProjection(const at::Tensor& weight,
 at::Tensor QueryWeights(const model::DecoderSpec& spec,
                         const at::Tensor& query_energy, double floor);
 
-// INVALID_ARGUMENT if query_floor is not finite or not above 0. The lift
-// divides by the weights, so none may be 0.
+// Returns INVALID_ARGUMENT if query_floor is not finite or not above 0. The
+// lift divides by the weights, so no weight may be 0.
 absl::Status CheckCommutingWeights(const CommutingWeights& weights);
 
 // The inputs of the factors of a layer's keys.
 struct PairStatistics {
-  at::Tensor key_gram;  // [Hkv * D, Hkv * D] of keys before their rotation
+  at::Tensor key_gram;  // [Hkv * D, Hkv * D]: Gram matrix of unrotated keys
   at::Tensor weights;   // [Hkv, pairs]
 };
 struct PairStatisticsRequest {
   const model::DecoderSpec* spec = nullptr;
-  at::Tensor key;                                 // [Hkv * D, M]
-  at::Tensor key_bias;                            // undefined: none
+  at::Tensor key;       // [Hkv * D, M]
+  at::Tensor key_bias;  // undefined if there is no key bias
   const LayerCalibration* calibration = nullptr;  // may be null
   int64_t num_tokens = 0;
-  // kSvd uses only the weights, as if inputs had unit energy; other values
-  // whiten.
+  // kSvd uses only the weights, as if inputs had unit energy; with any other
+  // value the factors are whitened by the calibration inputs.
   Decomposition decomposition = Decomposition::kWhitened;
   CommutingWeights weights;
 };

@@ -6,7 +6,7 @@
 
 namespace kvasir::compress {
 
-// Number of RoPE pairs of a head in this layer.
+// Returns the number of RoPE pairs of a head in this layer.
 inline int64_t NumRopePairs(const model::DecoderSpec& spec, int64_t layer) {
   const bool rotates = spec.layers[static_cast<size_t>(layer)].rope;
   return rotates ? spec.rope.rotary_dim / 2 : 0;

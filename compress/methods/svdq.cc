@@ -68,13 +68,13 @@ std::string ValueBitsText(uint32_t bits) {
   return bits == 0 ? "" : absl::StrCat(" --value-bits ", bits);
 }
 
-// The bits of each layer's key channels.
+// Returns the bit width of the key channels in each layer.
 absl::StatusOr<std::vector<uint32_t>> LayerBits(double average,
                                                 int64_t num_layers) {
   if (!(average >= kWidths.front() && average <= kWidths.back())) {
     return absl::InvalidArgumentError(
         absl::StrCat("bits of key channels must be ", kWidths.front(), "..",
-                     kWidths.back(), " on average, have ", average));
+                     kWidths.back(), " on average, are ", average));
   }
   size_t lower = 0;
   while (lower + 1 < kWidths.size() && kWidths[lower + 1] <= average) ++lower;
@@ -97,15 +97,17 @@ absl::StatusOr<KvPlan> PlanSvdq(const PlanRequest& request,
                                 const SvdqOptions& options) {
   KVASIR_RETURN_IF_ERROR(CheckPlanRequest(request));
   if (options.schedule.size() != 8) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "SVDq: want a schedule of 8 entries, have ", options.schedule.size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("SVDq: the schedule must have 8 entries, has ",
+                     options.schedule.size()));
   }
   if (options.post_rope && HeadShares(request) > 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "SVDq after the rotation has one basis over all KV heads, which ",
+        "SVDq after the rotation has one basis over all KV heads, which "
+        "each of ",
         request.tp,
-        " tensor-parallel ranks would have to hold each: plan for 1, or before "
-        "the rotation"));
+        " tensor-parallel ranks would have to store: plan for 1 rank, or use a "
+        "basis before the rotation"));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> groups,
                           HeadGroups(request, 0));

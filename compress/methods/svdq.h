@@ -18,26 +18,26 @@ struct SvdqOptions {
   // equal size. These are the bits of each group's channels: 0 (not stored), 1,
   // 2, 3, 4 or 8.
   std::vector<uint32_t> schedule = {8, 4, 4, 4, 2, 2, 0, 0};
-  // For comparison: keys are projected after their rotation. The basis must
-  // then suit the keys at all positions.
+  // If true, keys are projected after their rotation, for comparison. One basis
+  // must then suit the keys at all positions.
   bool post_rope = false;
-  // Values are coded in this number of bits with a range per token; 0: in the
-  // request's value_codec.
+  // Number of bits in which values are coded, with a range per token; 0: values
+  // are stored with the request's value_codec.
   uint32_t value_bits = 0;
 };
 
-// By default keys are low_rank parts over all heads (of a tensor-parallel
-// rank), centred, and rebuilt before their rotation. With post_rope they are
-// full parts with a basis. The request's keep, rank_multiple and key_codec are
-// ignored, because the schedule replaces them.
-// Errors: INVALID_ARGUMENT for an invalid schedule, for a width that is no
-//   multiple of 8, and for post_rope with tp > 1 (its one basis would span the
-//   ranks).
+// Makes a plan. By default keys are low_rank parts over all heads (of a
+// tensor-parallel rank), centred, and rebuilt before their rotation. With
+// post_rope they are full parts with a basis. The request's keep, rank_multiple
+// and key_codec are ignored, because the schedule replaces them.
+// Errors: INVALID_ARGUMENT for an invalid schedule, for a width that is not a
+//   multiple of 8, and for post_rope with tp > 1 (one basis would then span
+//   several tensor-parallel ranks).
 absl::StatusOr<kvasir::v1::KvPlan> PlanSvdq(const PlanRequest& request,
                                             const SvdqOptions& options);
 
-// To compare SVDq with: the channels of keys are coded without a basis, each in
-// its own range.
+// Options of a baseline for SVDq: the channels of keys are coded without a
+// basis, each in its own range.
 struct ChannelCodesOptions {
   // Average number of bits over all key channels of all layers. All channels of
   // a layer have the same bit width; if the average lies between two widths,
@@ -46,7 +46,7 @@ struct ChannelCodesOptions {
   // layers) are met exactly; for others the plan stays below the average.
   double average_bits = 4;
   bool post_rope = false;
-  uint32_t value_bits = 0;  // as in SvdqOptions
+  uint32_t value_bits = 0;  // same meaning as in SvdqOptions
 };
 absl::StatusOr<kvasir::v1::KvPlan> PlanChannelCodes(
     const PlanRequest& request, const ChannelCodesOptions& options);

@@ -22,7 +22,7 @@ const Part& Key(const KvPlan& plan, int layer) {
   return plan.layers(layer).key().parts(0);
 }
 
-// 4 KV heads of 16: 64 key channels in each of 3 layers.
+// The model has 4 KV heads of 16 dims, so 64 key channels in each of 3 layers.
 class SvdqTest : public ::testing::Test {
  protected:
   PlanRequest request_ = RequestOf({.bias = true});
@@ -46,11 +46,13 @@ TEST_F(SvdqTest,
 }
 
 TEST_F(SvdqTest, BytesDependOnlyOnTheSchedule) {
-  // Keys have 3 bits on average in 64 channels, values 64 numbers of 2 bytes.
+  // Keys take 3 bits on average in 64 channels. Values take 64 numbers of 2
+  // bytes.
   const KvPlan plan = Plan(request_, {});
   EXPECT_EQ(LaidOutBytes(plan, request_.spec), 3 * (24 + 128));
   EXPECT_EQ(plan.target().kv_bytes_per_token(), 3 * (24 + 128));
-  // Values of 4 bits: 8 bytes of codes per head, 4 of scale and minimum.
+  // With 4 bits, the values of each head take 8 bytes of codes and 4 bytes of
+  // scale and minimum.
   const KvPlan coded =
       Plan(request_, {.schedule = {8, 4, 2, 0, 0, 0, 0, 0}, .value_bits = 4});
   EXPECT_EQ(LaidOutBytes(coded, request_.spec), 3 * (14 + 4 * 12));
@@ -65,7 +67,7 @@ TEST_F(SvdqTest, WithPostRopeTheBasisCoversAllDimsOfTheKeys) {
   EXPECT_TRUE(key.mean());
   EXPECT_TRUE(key.codec().has_basis_static());
   EXPECT_EQ(LaidOutBytes(plan, request_.spec), 3 * (24 + 128));
-  // In a layer without RoPE, keys before and after the rotation are the same.
+  // Layer 2 has no RoPE, so keys are the same before and after the rotation.
   EXPECT_TRUE(Key(plan, 2).has_low_rank());
   EXPECT_EQ(Key(plan, 2).stored(), kvasir::v1::NO_ROPE);
 }

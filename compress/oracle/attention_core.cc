@@ -7,13 +7,13 @@
 namespace kvasir::compress {
 namespace {
 
-// [B * Hkv, T, W]
+// Reorders heads [B, T, Hkv, W] to [B * Hkv, T, W].
 at::Tensor ByHead(const at::Tensor& heads) {
   return heads.permute({0, 2, 1, 3})
       .reshape({heads.size(0) * heads.size(2), heads.size(1), heads.size(3)});
 }
 
-// A block: queries [begin, end), which see keys [first, end).
+// A block of queries [begin, end), which see only keys in [first, end).
 struct Block {
   int64_t begin = 0;
   int64_t end = 0;
@@ -23,12 +23,12 @@ struct Block {
   int64_t keys() const { return end - first; }
 };
 
-// The mask that is added to scores: 0 if a query sees a key, otherwise
+// Returns the mask that is added to scores: 0 if a query sees a key, otherwise
 // -infinity.
 at::Tensor Mask(const Block& block, int64_t window,
                 const at::TensorOptions& options) {
   constexpr float kHidden = -std::numeric_limits<float>::infinity();
-  // index of the first query's own key
+  // The index of the first query's own key in the block.
   const int64_t own = block.begin - block.first;
   at::Tensor mask = at::full({block.queries(), block.keys()}, kHidden, options)
                         .triu_(own + 1);
@@ -39,7 +39,8 @@ at::Tensor Mask(const Block& block, int64_t window,
   return mask;
 }
 
-// True if the key is one of the `tokens` keys nearest to the query.
+// Returns a mask of queries and keys: true if the key is one of the `tokens`
+// keys nearest to the query.
 at::Tensor Near(const Block& block, int64_t tokens, at::Device device) {
   const at::Tensor all =
       at::ones({block.queries(), block.keys()},
@@ -63,8 +64,8 @@ at::Tensor CausalAttention(const AttentionInputs& inputs) {
   const int64_t kv_heads = inputs.key.size(2);
   const int64_t share = inputs.query.size(2) / kv_heads;
   const int64_t value_width = inputs.value.size(3);
-  // [B * Hkv, share, T, W]. The query heads of a KV head are rows of one
-  // product, so that keys are never repeated.
+  // Shape [B * Hkv, share, T, W]. The query heads that share a KV head are
+  // multiplied with its keys in one product, so that keys are never copied.
   const at::Tensor query =
       inputs.query.view({batch, length, kv_heads, share, width})
           .permute({0, 2, 3, 1, 4})

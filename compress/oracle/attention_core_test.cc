@@ -8,7 +8,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Computes attention for one query and head after the other, in float64.
+// Computes attention in float64, query by query and head by head.
 at::Tensor PlainAttention(const AttentionInputs& in) {
   const int64_t share = in.query.size(2) / in.key.size(2);
   const auto wide = [](const at::Tensor& t) {

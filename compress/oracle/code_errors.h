@@ -11,7 +11,9 @@
 
 namespace kvasir::compress {
 
-// Threads: one caller. The errors are not part of the autograd graph.
+// Sums of squared errors for one layer. The errors are not part of the autograd
+// graph.
+// Threads: one caller.
 class CodeErrors {
  public:
   explicit CodeErrors(int64_t num_kv_heads) : num_kv_heads_(num_kv_heads) {}

@@ -14,7 +14,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Queries, keys and values of a unit's heads in one sequence.
+// The queries, keys and values of one unit in one sequence: Hu KV heads, each
+// with `share` query heads.
 struct UnitHeads {
   at::Tensor query;       // [Hu, share, T, W]
   at::Tensor key;         // [Hu, T, W]
@@ -51,7 +52,7 @@ class UnitRun {
         key_error_(ErrorsOf(eviction.key_error)),
         value_error_(ErrorsOf(eviction.value_error)) {}
 
-  // [T, Hu, share, Wv]
+  // Returns the attention's output [T, Hu, share, Wv].
   at::Tensor Run() {
     std::vector<at::Tensor> blocks;
     for (int64_t begin = 0; begin < length_;) {
@@ -93,7 +94,8 @@ class UnitRun {
     return heads;
   }
 
-  // Errors [T] as a cache holds them; empty if nothing is coded.
+  // Returns the errors [T] as a cache stores them, rounded to one byte; empty
+  // if nothing is coded.
   std::vector<float> ErrorsOf(const at::Tensor& squares) const {
     if (!squares.defined()) return {};
     const at::Tensor index =
@@ -106,8 +108,8 @@ class UnitRun {
     return errors;
   }
 
-  // Attention of queries [first, end). They see the slots that were kept, and
-  // the tokens from `begin` to their own.
+  // Computes the attention of queries [first, end). Each query sees the slots
+  // that the last eviction kept, and the tokens from `begin` to its own.
   at::Tensor Block(int64_t begin, int64_t first, int64_t end) {
     std::vector<int64_t> seen = positions_;
     for (int64_t p = begin; p < end; ++p) seen.push_back(p);
@@ -119,11 +121,12 @@ class UnitRun {
     const int64_t share = heads_.query.size(1);
     const std::vector<int64_t> by_query = {kv_heads, share, rows,
                                            slots.size(0)};
-    // Tokens since `begin` come after the slots that were kept.
-    const int64_t behind = static_cast<int64_t>(positions_.size()) - begin;
+    // Tokens from `begin` on take the slots after the kept ones: slot =
+    // position + to_slot.
+    const int64_t to_slot = static_cast<int64_t>(positions_.size()) - begin;
     const at::Tensor query =
         Moved(heads_.query.slice(2, first, end), own.squeeze(1),
-              own.squeeze(1) + behind)
+              own.squeeze(1) + to_slot)
             .reshape({kv_heads, share * rows, heads_.query.size(3)});
     const auto held = [&slots](const at::Tensor& heads) {
       return heads.index_select(1, slots);
@@ -159,8 +162,8 @@ class UnitRun {
     return mixed.view({kv_heads, share, rows, -1});
   }
 
-  // Moves heads to the positions of their slots if positions roll. `heads` is
-  // as in EvictionInputs::move.
+  // Rotates `heads` from the positions `from` to the positions `to` if the rule
+  // has rolling positions. EvictionInputs::move describes `heads`.
   at::Tensor Moved(const at::Tensor& heads, const at::Tensor& from,
                    const at::Tensor& to) const {
     if (!rule_.rolling) return heads;
@@ -207,8 +210,8 @@ class UnitRun {
     }
   }
 
-  // The random score is drawn once per token, so that the tokens kept by an
-  // eviction are among those that earlier evictions kept.
+  // Returns the random score of a token. It is the same at every eviction, so
+  // an eviction keeps only tokens that earlier evictions kept.
   float RandomScore(uint64_t position) const {
     const base::PhiloxCounter drawn = base::Philox4x32(
         base::PhiloxKeyFromSeed(*eviction_.rule->random_seed),
@@ -228,8 +231,8 @@ class UnitRun {
   const std::vector<float> key_error_;    // [T]
   const std::vector<float> value_error_;  // [T]
   std::vector<int64_t> positions_;        // positions of the held slots
-  std::vector<float> mass_;  // S of the held slots and of the tokens since the
-                             // last eviction
+  std::vector<float> mass_;  // S (received attention) of the held slots and of
+                             // the tokens since the last eviction
 };
 
 }  // namespace
@@ -241,7 +244,7 @@ at::Tensor EvictingAttention(const AttentionInputs& inputs,
   const int64_t batch = inputs.query.size(0);
   const int64_t length = inputs.query.size(1);
   const auto& units = eviction.rule->layer.slots.units;
-  // The index of each head in the order in which units list them.
+  // place[head] is the index of the head in the concatenation of all units.
   std::vector<int64_t> place(static_cast<size_t>(inputs.key.size(2)));
   int64_t next = 0;
   for (const std::vector<int64_t>& unit : units) {

@@ -15,7 +15,8 @@
 
 namespace kvasir::compress {
 
-// How one layer evicts tokens, and which tokens of a sequence are its prompt.
+// How one layer evicts tokens, and how many tokens of a sequence are its
+// prompt.
 struct EvictionRule {
   plan::LayerEviction layer;
   // If set, it is the seed of a random choice of the kept slots between sinks
@@ -29,9 +30,9 @@ struct EvictionRule {
 struct EvictionInputs {
   const EvictionRule* rule = nullptr;
   // Squared errors of stored keys and values, [B, T, Hkv]. The error of a
-  // latent is that of the first of the heads that share it. Undefined if
-  // nothing is coded. The rule gets the square root of the sum over a unit's
-  // heads, rounded to one byte (base::EncodeError).
+  // latent is counted for the first of the heads that share it. Undefined if
+  // nothing is coded. The eviction rule sees the square root of the sum over a
+  // unit's heads, rounded to one byte (base::EncodeError).
   at::Tensor key_error;
   at::Tensor value_error;
   // For rolling positions: takes keys or queries `heads` [heads of the unit,

@@ -40,7 +40,8 @@ EvictionRule Rule(std::vector<std::vector<int64_t>> units, int64_t budget,
 using Kept = std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>>;
 
 // Computes the first sequence unit by unit, token by token and head by head, in
-// float64. The policy in plain words chooses the slots.
+// float64. cache::EvictionReference, a simple implementation of the policy,
+// chooses the slots.
 at::Tensor TokenByToken(const AttentionInputs& in,
                         const EvictionInputs& eviction, Kept* kept) {
   const EvictionRule& rule = *eviction.rule;
@@ -92,7 +93,8 @@ at::Tensor TokenByToken(const AttentionInputs& in,
           out[t][q].copy_(at::mv(at::stack(values).t(), weights));
           const int64_t window = rule.layer.counts.observation_window;
           if (window > 0 && t < prompt) {
-            // Position of the next eviction, or the end of the prompt.
+            // Finds the position of the next eviction, or the end of the
+            // prompt.
             int64_t until = t + 1;
             while (until < prompt &&
                    (until <= rule.layer.counts.budget_tokens ||
@@ -146,8 +148,8 @@ TEST(EvictingAttentionTest, TheResultEqualsATokenByTokenRunOfThePolicy) {
   }
 }
 
-// Errors that differ by 2 % are rounded to the same byte, so the lower slot is
-// kept and not the slot with the smaller error.
+// Errors that differ by 2 % are rounded to the same byte. The lower slot must
+// then be kept, even if the error of the other slot is smaller.
 TEST(EvictingAttentionTest, CodeErrorsAreRoundedToOneByte) {
   AttentionInputs in = Inputs(1, 12);
   EvictionRule rule = Rule({{0, 1, 2, 3}}, 4, 12);
@@ -205,7 +207,8 @@ TEST(EvictingAttentionTest, ARandomScoreIsDrawnOncePerToken) {
                          const std::vector<int64_t>& positions) {
     if (unit != 0) return;
     EXPECT_EQ(positions.size(), 12u);
-    // An evicted token never comes back.
+    // Apart from the newest token, the unit may keep only tokens that it kept
+    // before.
     for (const int64_t position : positions) {
       if (position < length - 1 && !last.empty()) {
         EXPECT_TRUE(std::binary_search(last.begin(), last.end(), position));
@@ -214,7 +217,8 @@ TEST(EvictingAttentionTest, ARandomScoreIsDrawnOncePerToken) {
     last = positions;
   };
   EvictingAttention(in, eviction);
-  // Two sinks, three recent tokens, and others between them.
+  // The unit keeps two sinks, three recent tokens, and seven random tokens
+  // between them.
   ASSERT_EQ(last.size(), 12u);
   EXPECT_EQ(last[1], 1);
   EXPECT_EQ(last[9], 60);

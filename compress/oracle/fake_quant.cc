@@ -17,7 +17,7 @@ using kvasir::v1::DataType;
 
 namespace {
 
-// Rounds to the nearest number of the type, ties to even.
+// Rounds x to the nearest number of the type, ties to even.
 float RoundToType(float x, DataType dtype) {
   switch (dtype) {
     case kvasir::v1::F16:
@@ -29,8 +29,8 @@ float RoundToType(float x, DataType dtype) {
   }
 }
 
-// The next number of the type above or below a finite number. Within a sign,
-// bits count magnitudes upwards.
+// Returns the next number of the type above or below a finite number. For
+// numbers of one sign, the bits as an integer grow with the magnitude.
 template <typename Number>
 float Neighbour(float x, bool up) {
   uint16_t bits = Number(x).x;
@@ -48,13 +48,15 @@ float Neighbour(float x, bool up) {
   return static_cast<float>(result);
 }
 
-// Moves `nearest` (the rounded value) by one step of the type.
+// Returns the number of the type that is one step above or below `nearest`, a
+// rounded value.
 float Step(float nearest, DataType dtype, bool up) {
   return dtype == kvasir::v1::F16 ? Neighbour<c10::Half>(nearest, up)
                                   : Neighbour<c10::BFloat16>(nearest, up);
 }
 
-// Ties to even, for 0 <= x < 2^22. Adding 2^23 leaves float32 no fraction bits.
+// Rounds to an integer, ties to even, for 0 <= x < 2^22. After 2^23 is added, a
+// float32 has no fraction bits, so the addition rounds.
 float RoundHalfEven(float x) {
   constexpr float kNoFraction = 8388608.0f;  // 2^23
   return (x + kNoFraction) - kNoFraction;
@@ -70,11 +72,12 @@ struct RowView {
 
 absl::Status NotFinite(int64_t row, int64_t channel, float value) {
   return absl::InvalidArgumentError(
-      absl::StrCat("latent row ", row, " channel ", channel, " is ", value));
+      absl::StrCat("latent row ", row, " channel ", channel, " is ", value,
+                   ", but must be finite"));
 }
 
 absl::Status CheckFinite(const float* in, int64_t width, int64_t row) {
-  // The product with 0 is 0 for every finite number, and NaN for all others.
+  // A number times 0 is 0 if it is finite, and NaN otherwise.
   float sum = 0.0f;
   for (int64_t c = 0; c < width; ++c) sum += in[c] * 0.0f;
   if (sum == 0.0f) return absl::OkStatus();
@@ -84,7 +87,7 @@ absl::Status CheckFinite(const float* in, int64_t width, int64_t row) {
   return absl::OkStatus();
 }
 
-// Codes one run of a row by PER_TOKEN.
+// Codes one run of a row by the rule of PER_TOKEN.
 absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
                      const RowView& view) {
   const LatentCodec::Run& run = codec.runs[run_index];
@@ -97,7 +100,8 @@ absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
   const float minimum = RoundDown(*low, codec.param_dtype);
   const float range = *high - minimum;
   const float scale = RoundUp(range / levels, codec.param_dtype);
-  // Refuses ranges beyond the greatest number of the type, in both directions.
+  // Refuses rows whose numbers are above the greatest or below the least number
+  // of the type.
   if (!std::isfinite(minimum) || !std::isfinite(scale) ||
       !std::isfinite(RoundUp(*low, codec.param_dtype))) {
     return absl::InvalidArgumentError(
@@ -123,8 +127,8 @@ absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
   return absl::OkStatus();
 }
 
-// The sum of get(c)^2 in float32, in 16 lanes, in the engine's order of
-// additions.
+// Returns the sum of get(c)^2 in float32, computed in 16 lanes in the order in
+// which the engine adds.
 template <typename Get>
 float SquareSum(int64_t width, const Get& get) {
   float lanes[16] = {};
@@ -137,7 +141,7 @@ float SquareSum(int64_t width, const Get& get) {
   return lanes[0];
 }
 
-// Codes one row by PER_TOKEN_NORM.
+// Codes one row by the rule of PER_TOKEN_NORM.
 absl::Status CodeNormRow(const LatentCodec& codec, int64_t row,
                          const RowView& view) {
   const int64_t width = codec.stored_width;
@@ -171,7 +175,8 @@ absl::Status CodeNormRow(const LatentCodec& codec, int64_t row,
   return absl::OkStatus();
 }
 
-// Codes one row by CHANNEL_STATIC. Returns the number of clamped codes.
+// Codes one row by the rule of CHANNEL_STATIC. Returns the number of clamped
+// codes.
 int64_t CodeStaticRow(const LatentCodec& codec, const float* minimum,
                       const float* scale, const RowView& view) {
   int64_t clamped = 0;
@@ -182,8 +187,9 @@ int64_t CodeStaticRow(const LatentCodec& codec, const float* minimum,
       if (run.bits > 0 && scale[c] > 0.0f) {
         const float exact = (view.in[c] - minimum[c]) / scale[c];
         code = RoundHalfEven(std::clamp(exact, 0.0f, levels));
-        // Numbers less than half a step outside the range still round to its
-        // end.
+        // A number counts as clamped only if it is more than half a step
+        // outside the range; nearer numbers round to the end of the range
+        // anyway.
         clamped += exact < -0.5f || exact >= levels + 0.5f ? 1 : 0;
       }
       view.out[c] = code * scale[c] + minimum[c];
@@ -197,7 +203,7 @@ absl::Status CheckRange(const StaticRange* range, int64_t width) {
   if (range == nullptr || !range->minimum.defined() ||
       !range->scale.defined()) {
     return absl::InvalidArgumentError(
-        "CHANNEL_STATIC: no range.min and range.scale");
+        "CHANNEL_STATIC: the tensors range.min and range.scale are missing");
   }
   if (!range->minimum.isfinite().all().item<bool>() ||
       !range->scale.isfinite().all().item<bool>()) {
@@ -209,9 +215,10 @@ absl::Status CheckRange(const StaticRange* range, int64_t width) {
         "CHANNEL_STATIC: range.scale has a number below 0");
   }
   if (range->minimum.numel() != width || range->scale.numel() != width) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "CHANNEL_STATIC: want ranges of ", width, " channels, have ",
-        range->minimum.numel(), " and ", range->scale.numel()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("CHANNEL_STATIC: range.min and range.scale must have ",
+                     width, " numbers, have ", range->minimum.numel(), " and ",
+                     range->scale.numel()));
   }
   return absl::OkStatus();
 }
@@ -334,7 +341,7 @@ absl::StatusOr<CodedLatent> CodeLatent(const LatentCodec& codec,
                                        const CodeOptions& options) {
   if (latent.dim() == 0 || latent.size(-1) != codec.stored_width) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "want a latent of ", codec.stored_width, " channels, have ",
+        "the latent must have ", codec.stored_width, " channels, has ",
         latent.dim() == 0 ? 0 : latent.size(-1)));
   }
   at::Tensor exact = latent.detach().to(at::kCPU, at::kFloat);

@@ -30,8 +30,9 @@ struct LatentCodec {
   // Type in which a token's minima and scales are stored.
   kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   bool channel_static = false;
-  std::vector<float> levels;  // to which normalized numbers are rounded; //
-                              // empty for codecs without levels
+  // Levels to which normalized numbers are rounded; empty for codecs without
+  // levels.
+  std::vector<float> levels;
   // [R', R'] float32 for HADAMARD_ONLINE; otherwise undefined.
   at::Tensor hadamard;
   int64_t stored_width = 0;  // R'
@@ -66,21 +67,22 @@ struct CodedLatent {
 };
 
 struct CodeOptions {
-  const StaticRange* range = nullptr;  // needed for CHANNEL_STATIC
-  bool keep_codes = false;             // fill `codes`, `minimum` and `scale`
+  const StaticRange* range = nullptr;  // required for CHANNEL_STATIC codecs
+  // fills `codes`, `minimum` and `scale` of the result
+  bool keep_codes = false;
 };
 
 // Codes every row of `latent` [..., R'] and decodes it again. Gradients pass as
 // if nothing were coded (straight through).
 // Errors: InvalidArgument, naming the row and channel, for numbers that are not
-//   finite or overflow the codec's types, and for channels without a static
-//   range.
+//   finite or overflow the codec's types, and for channels that need a static
+//   range and have none.
 absl::StatusOr<CodedLatent> CodeLatent(const LatentCodec& codec,
                                        const at::Tensor& latent,
                                        const CodeOptions& options = {});
 
-// The nearest number of a type that is at most (RoundDown) or at least
-// (RoundUp) x; infinite on overflow.
+// Returns the greatest number of the type that is at most x (RoundDown), or the
+// least that is at least x (RoundUp); infinite on overflow.
 float RoundDown(float x, kvasir::v1::DataType dtype);
 float RoundUp(float x, kvasir::v1::DataType dtype);
 

@@ -19,7 +19,8 @@ using nlohmann::json;
 constexpr int64_t kRows = 12;
 constexpr int64_t kRank = 48;
 
-// The bytes of numbers as they are in memory, one string per row.
+// Returns the bytes of the numbers as they are in memory, in hexadecimal, one
+// string per row.
 template <typename Number>
 json HexRows(const Number* numbers, int64_t rows, int64_t width) {
   json result = json::array();
@@ -56,28 +57,28 @@ at::Tensor Latents() {
           Uniform(static_cast<uint32_t>(r), static_cast<uint32_t>(c));
       float* to = latents.data_ptr<float>() + r * kRank + c;
       switch (r) {
-        case 4:  // constant
+        case 4:  // a constant row
           *to = 1000.3f;
           break;
         case 5:
           *to = 0.0f;
           break;
-        case 6:  // far from zero
+        case 6:  // numbers far from zero
           *to = 500.0f + x;
           break;
-        case 7:  // subnormal as float16
+        case 7:  // numbers that are subnormal as float16
           *to = x * 1e-7f;
           break;
-        case 8:  // subnormal as float32
+        case 8:  // numbers that are subnormal as float32
           *to = x * 1e-41f;
           break;
-        case 9:  // half way between codes
+        case 9:  // numbers half way between two codes
           *to = static_cast<float>(c) * 0.5f;
           break;
-        case 10:  // a range near the limit of float16
+        case 10:  // numbers whose range is near the limit of float16
           *to = x * 32000.0f;
           break;
-        case 11:  // one outlier
+        case 11:  // a row with one outlier
           *to = c == 29 ? -700.0f : x;
           break;
         default:
@@ -93,7 +94,7 @@ StaticRange Ranges() {
   for (int64_t c = 0; c < kRank; ++c) {
     const auto channel = static_cast<uint32_t>(c);
     range.minimum.data_ptr<float>()[c] = -1.0f + 0.2f * Uniform(100, channel);
-    // Channel 5 is constant.
+    // Channel 5 has a scale of 0, like a constant channel.
     range.scale.data_ptr<float>()[c] =
         c == 5 ? 0.0f : 0.2f + 0.1f * Uniform(101, channel);
   }
@@ -164,7 +165,7 @@ json Case(const kvasir::v1::Codec& plan, const at::Tensor& latents,
     result["clamped"] = coded->num_clamped;
   } else {
     result["param_dtype"] = kvasir::v1::DataType_Name(codec->param_dtype);
-    // Zeros of either sign are recorded as +0.
+    // The addition makes -0 to +0, so that zeros are always recorded as +0.
     result["minimum"] = HexRows(coded->minimum + 0.0f);
     result["scale"] = HexRows(coded->scale + 0.0f);
   }

@@ -34,8 +34,8 @@ CodedLatent Code(const kvasir::v1::Codec& codec, int64_t rank,
   return *std::move(coded);
 }
 
-// All finite numbers of a 16-bit type in ascending order, from the definition
-// of its bits.
+// Returns all finite numbers of a 16-bit type in ascending order, computed from
+// the definition of its bits.
 std::vector<double> AllNumbers(int exponent_bits, int fraction_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   std::vector<double> numbers;
@@ -64,7 +64,7 @@ TEST(FakeQuantRoundingTest, RoundingGivesTheNeighboursOfEveryNumber) {
       const auto x = static_cast<float>(numbers[i]);
       EXPECT_EQ(RoundDown(x, dtype), x);
       EXPECT_EQ(RoundUp(x, dtype), x);
-      if (numbers[i] == numbers[i + 1]) continue;  // the two zeros
+      if (numbers[i] == numbers[i + 1]) continue;  // skips one of the two zeros
       const float above =
           std::nextafter(x, std::numeric_limits<float>::infinity());
       EXPECT_EQ(RoundDown(above, dtype), x);
@@ -73,7 +73,8 @@ TEST(FakeQuantRoundingTest, RoundingGivesTheNeighboursOfEveryNumber) {
   }
 }
 
-// A simple implementation of the rule, one number after the other.
+// A simple implementation of the PER_TOKEN rule, which codes one number after
+// the other.
 struct PlainRow {
   std::vector<float> values;
   std::vector<int> codes;
@@ -100,9 +101,9 @@ PlainRow PlainCode(const std::vector<float>& row, int bits,
   return plain;
 }
 
-// Rows of every kind: random, constant, all zeros, with one sign only, far from
-// zero, huge, denormal, with one outlier, and with numbers half way between
-// codes.
+// Returns rows of every kind: random, constant, all zeros, with one sign only,
+// far from zero, huge, denormal, with one outlier, and with numbers half way
+// between codes.
 std::vector<std::vector<float>> Rows(int64_t width) {
   std::vector<std::vector<float>> rows;
   const at::Generator generator = at::detail::createCPUGenerator(7);
@@ -154,7 +155,7 @@ TEST(FakeQuantTest, TheErrorIsAtMostHalfAStepAndCodesReachBothEndsOfTheRange) {
     const at::Tensor row = at::tensor(values);
     const CodedLatent coded = Code(PerToken({4}), kWidth, row);
     const double scale = coded.scale.item<double>();
-    // Half a step, plus the rounding errors of float32.
+    // The largest error is half a step plus the rounding errors of float32.
     const double most =
         0.5 * scale + 4e-7 * row.abs().max().item<double>() + 1e-30;
     EXPECT_LE((coded.values - row).abs().max().item<double>(), most);
@@ -164,7 +165,8 @@ TEST(FakeQuantTest, TheErrorIsAtMostHalfAStepAndCodesReachBothEndsOfTheRange) {
 
 TEST(FakeQuantTest,
      ASchedulesEntriesHaveTheirOwnRangesAndChannelsWithoutBitsAreLeftOut) {
-  // 8 entries of 2 channels; 5 of them stored.
+  // The schedule has 8 entries of 2 channels each; 5 of the entries have bits
+  // and are stored.
   const auto codec = MakeLatentCodec(PerToken({8, 4, 4, 2, 1, 0, 0, 0}), 16);
   KVASIR_ASSERT_OK(codec);
   EXPECT_EQ(codec->stored_width, 10);
@@ -174,8 +176,8 @@ TEST(FakeQuantTest,
   EXPECT_EQ(codec->runs[4].begin, 8);
   EXPECT_EQ(codec->runs[4].bits, 1);
   const at::Tensor row = at::arange(10).to(at::kFloat);
-  // The two channels of a run are the ends of its range, so all numbers come
-  // back.
+  // A run has two channels, which are the ends of its range, so all numbers are
+  // decoded exactly.
   const auto coded = CodeLatent(*codec, row, {.keep_codes = true});
   KVASIR_ASSERT_OK(coded);
   EXPECT_LT((coded->values - row).abs().max().item<double>(), 2e-3);
@@ -268,7 +270,8 @@ TEST(FakeQuantTest, NumbersAreRoundedToTheNearestLevelAndRowsKeepTheirLength) {
                 .max()
                 .item<double>(),
             1e-3);
-  // A row of zeros stays zero. A row that is too long for a float16 is refused.
+  // A row of zeros is decoded as zeros. A row whose length (norm) exceeds a
+  // float16 is refused.
   EXPECT_TRUE(at::equal(Code(plan, kWidth, at::zeros({1, kWidth})).values,
                         at::zeros({1, kWidth})));
   const auto codec = MakeLatentCodec(plan, kWidth);
@@ -306,7 +309,8 @@ TEST(FakeQuantTest,
   refuses(PerToken({4}), -infinity, "row 1 channel 2 is -inf");
   refuses(PerToken({4}), -70000.0f, "too large");
   refuses(PerToken({1}), 70000.0f, "too large");
-  // A whole row may lie beyond the type on either side.
+  // Rows are refused if all of their numbers are below or above the range of
+  // the type.
   const auto codec = MakeLatentCodec(PerToken({4}), 4);
   KVASIR_ASSERT_OK(codec);
   for (const float number : {-70000.0f, 70000.0f, 65510.0f}) {

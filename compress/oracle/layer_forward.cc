@@ -32,7 +32,7 @@ struct Call {
     }
     return it->second;
   }
-  // The tensor, or an undefined one if it does not exist.
+  // Returns the tensor, or an undefined tensor if there is none of this name.
   at::Tensor Find(const std::string& name) const {
     const auto it = tensors.find(name);
     return it == tensors.end() ? at::Tensor() : it->second;
@@ -68,7 +68,7 @@ at::Tensor SelectOrZero(const at::Tensor& x, const at::Tensor& index) {
   return at::constant_pad_nd(x, {0, 1}).index_select(-1, index);
 }
 
-// Rotates the complex channels of a rope_low_rank part.
+// Rotates the complex channels of a rope_low_rank part by RoPE.
 at::Tensor RotateComplex(const Call& call, const ProgramPart& part,
                          const at::Tensor& latent) {
   const at::Tensor heads =
@@ -78,7 +78,7 @@ at::Tensor RotateComplex(const Call& call, const ProgramPart& part,
   return Rotate(heads, turn).squeeze(2).index_select(-1, part.complex_join);
 }
 
-// Computes all latents of a part, [B, T, sum of R'], in the form in which they
+// Computes all latents of a part, [B, T, sum of R'], as they are before they
 // are coded.
 absl::StatusOr<at::Tensor> PartLatents(const Call& call,
                                        const ProgramPart& part,
@@ -123,8 +123,8 @@ absl::Status Place(const Call& call, plan::Side side, const ProgramPart& part,
                    " part ", part.index, ": ", status.message()));
 }
 
-// Codes one latent of a part [..., R']. In a full space, all heads are one
-// latent, because they are coded alike.
+// Codes one latent of a part, [..., R']. In a full part all heads are passed as
+// one latent, because they are coded alike.
 absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
                                    const ProgramPart& part, int64_t index,
                                    const at::Tensor& latent) {
@@ -156,8 +156,8 @@ absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
   return coded->values;
 }
 
-// True if one call of the codec can serve all latents: codecs are equal, ranges
-// depend only on the row, and no observer wants the codes of each latent.
+// Whether one call of the codec can code all latents of the part: codecs are
+// equal, ranges depend only on the row, and no observer wants each latent.
 bool CodesAlike(const Call& call, const ProgramPart& part) {
   const LatentCodec& first = part.latents[0].codec;
   if (first.channel_static) return false;
@@ -197,8 +197,8 @@ absl::StatusOr<at::Tensor> CodeLatents(const Call& call, plan::Side side,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// Latents as exact rows store them: in the codec's input form, after an online
-// Hadamard transform. Gradients pass as through a codec.
+// Latents as they are read from exact rows: bf16 numbers after the codec's
+// online Hadamard transform. Gradients pass as if nothing were rounded.
 at::Tensor RoundExact(const Call& call, const ProgramPart& part,
                       const at::Tensor& latent) {
   if (!call.hooks.code_latents) return latent;
@@ -225,8 +225,8 @@ void AddClamps(const Call& call, const CacheTransform::Seen& seen) {
   call.hooks.clamp_count->clamped += seen.clamped;
 }
 
-// The lift of a rope_low_rank latent as a real matrix [heads * rotary_dim, 2
-// C], with rows in the model's order of dims.
+// Returns the lift of a rope_low_rank latent as a real matrix [heads *
+// rotary_dim, 2 C], with rows in the model's order of dims.
 at::Tensor ComplexLift(const Call& call, const ProgramLatent& latent,
                        const at::Tensor& up) {
   const at::Tensor real =
@@ -292,8 +292,8 @@ absl::StatusOr<at::Tensor> Lift(const Call& call, const ProgramPart& part,
   return heads;
 }
 
-// Adds the dims of a part [B, T, Hkv, d] to `sum`, which may be undefined. No
-// two parts cover the same dims.
+// Adds a part's dims [B, T, Hkv, d] to whole heads `sum`, which may be
+// undefined. Two parts never cover the same dims.
 at::Tensor AddDims(const Call& call, const ProgramPart& part,
                    const at::Tensor& sum, const at::Tensor& dims) {
   at::Tensor whole = dims;
@@ -316,10 +316,10 @@ struct Keys {
   at::Tensor seen;  // [B, T, Hkv, W]
   int64_t exact_window = 0;
   at::Tensor exact;         // defined if there are exact tokens
-  ReadLatents last_latent;  // of the last part
+  ReadLatents last_latent;  // latents of the last key part, for joint values
 };
 
-// A folded part's latents for every KV head, rotated like its queries.
+// A folded part's latents for every KV head, rotated if its queries are.
 at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
                      const at::Tensor& latent) {
   const at::Tensor turned = part.space == plan::Space::kRopeLowRank &&
@@ -330,13 +330,13 @@ at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
       .view({latent.size(0), latent.size(1), call.spec().num_kv_heads, -1});
 }
 
-// Makes the keys that queries are multiplied by from the latents of all parts:
-// the dims of a head, then the latents of parts that fold.
+// Makes, from the latents of all parts, the keys that are multiplied by
+// queries: the dims of a head, then the latents of parts that fold.
 absl::StatusOr<at::Tensor> AssembleKey(const Call& call,
                                        const std::vector<at::Tensor>& latents) {
   const LayerProgram& program = call.program;
   LayerObserver* observer = call.hooks.observer;
-  at::Tensor before;  // before its rotation
+  at::Tensor before;  // whole keys before their rotation
   at::Tensor after;
   std::vector<at::Tensor> pieces;
   for (size_t p = 0; p < program.key.size(); ++p) {
@@ -406,7 +406,7 @@ absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
   KVASIR_ASSIGN_OR_RETURN(keys.seen, AssembleKey(call, coded));
   keys.exact_window = program.key_exact.window;
   if (program.key_exact.any()) {
-    // Observers have already seen the keys that are stored for all tokens.
+    // Observers have already seen these keys.
     Call unseen = call;
     unseen.hooks.observer = nullptr;
     unseen.errors = nullptr;

@@ -1,10 +1,10 @@
 // Computes one decoder layer under its plan. The functions depend only on their
-// arguments, define what an engine must compute, and are differentiable in
-// every tensor.
-// Threads: all functions may run in several threads at once, if shared hooks
-//   allow it.
-// Errors: those of CodeLatent, with layer and side. May throw c10::Error, which
-//   callers catch with CatchTorch.
+// arguments and are differentiable in every tensor. They define what an engine
+// must compute.
+// Threads: all functions may run in several threads at once, if the hooks that
+//   they share allow it.
+// Errors: those of CodeLatent, with layer and side. The functions may throw
+//   c10::Error, which callers catch with CatchTorch.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -48,12 +48,13 @@ class LayerObserver {
   // after basis and rotation, before HADAMARD_ONLINE.
   virtual void OnLatent(int64_t /*layer*/, plan::Side /*side*/, int /*part*/,
                         const at::Tensor& /*latent*/) {}
-  // Returns whether OnCodes is to be called. Codes cost memory.
+  // Returns whether OnCodes is to be called. By default it is not, because
+  // codes cost memory.
   virtual bool WantsCodes() const { return false; }
   virtual void OnCodes(int64_t /*layer*/, plan::Side /*side*/, int /*part*/,
                        int64_t /*latent*/, const CodedLatent& /*coded*/) {}
-  // The positions that a unit keeps after `length` tokens, as
-  // EvictionInputs::on_kept.
+  // Receives the positions that a unit keeps after `length` tokens, as
+  // EvictionInputs::on_kept does.
   virtual void OnKept(int64_t /*layer*/, int64_t /*batch*/, int64_t /*unit*/,
                       int64_t /*length*/,
                       const std::vector<int64_t>& /*positions*/) {}
@@ -79,13 +80,14 @@ class CacheTransform {
     int64_t clamped = 0;
   };
   virtual ~CacheTransform() = default;
-  // Transforms keys before their rotation. All queries see the result, so its
-  // exact_window must be 0.
+  // Transforms keys before their rotation. All queries see the same result, so
+  // exact_window must be 0 in it.
   virtual absl::StatusOr<Seen> Key(int64_t /*layer*/,
                                    const at::Tensor& key) const {
     return Seen{key, 0};
   }
-  // `query` is already rotated, but not multiplied by the softmax scale.
+  // Transforms keys after their rotation. `query` is rotated, but not
+  // multiplied by the softmax scale.
   virtual absl::StatusOr<Seen> RotatedKey(int64_t /*layer*/,
                                           const at::Tensor& key,
                                           const at::Tensor& /*query*/) const {
@@ -105,11 +107,11 @@ struct LayerHooks {
   LayerObserver* observer = nullptr;
   // Null: the plan's eviction, with the whole sequence as the prompt.
   const EvictionRules* eviction = nullptr;
-  // Only for uncompressed models.
+  // May be set only for uncompressed models.
   const CacheTransform* transform = nullptr;
   // If false, latents are not coded: attention sees them unchanged.
   bool code_latents = true;
-  // If true, the attention ends when the observer has seen all latents, and
+  // If true, AttentionForward stops when the observer has seen all latents, and
   // returns an undefined tensor.
   bool only_latents = false;
   // Counts the codes of CHANNEL_STATIC and of a transform; may be null.
@@ -138,12 +140,13 @@ absl::StatusOr<at::Tensor> AttentionInput(const LayerProgram& program,
                                           const TensorMap& tensors,
                                           const at::Tensor& hidden);
 
-// Takes ids [B, T] int64 at positions 0 .. T - 1 and returns [B, T, M].
+// Returns the embeddings [B, T, M] of ids [B, T] int64 at positions 0 .. T - 1.
 at::Tensor EmbedTokens(const OuterTensors& outer, const at::Tensor& ids);
-// The norm after the last layer.
+// Applies the norm that follows the last layer.
 at::Tensor FinalNorm(const model::DecoderSpec& spec, const OuterTensors& outer,
                      const at::Tensor& hidden);
-// Takes [B, T, M] and returns [B, T, V].
+// Applies the final norm and the output head to hidden states [B, T, M];
+// returns logits [B, T, V].
 at::Tensor FinalLogits(const model::DecoderSpec& spec,
                        const OuterTensors& outer, const at::Tensor& hidden);
 

@@ -1,6 +1,6 @@
-// Identities of every space: a plan's tensors must compute the same as a full
-// layer with equivalent projections. The tensors are made here from random
-// factors by the rules of docs/artifact.md.
+// Tests identities for every space: a plan's tensors must compute the same as a
+// full layer with equivalent projections. The tests make the tensors from
+// random factors by the rules of docs/artifact.md.
 #include "compress/oracle/layer_forward.h"
 
 #include <algorithm>
@@ -43,7 +43,8 @@ struct Shape {
 
 void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 
-// GQA and MHA, both pairings, partial rotary, no RoPE, with and without biases.
+// The shapes cover GQA and MHA, both RoPE pairings, partly rotary heads, no
+// RoPE, and layers with and without biases.
 const Shape kShapes[] = {
     {"gqa", 4, 2, 8, 8, model::RopePairing::kHalfSplit, true, false},
     {"mha with biases", 4, 4, 8, 8, model::RopePairing::kHalfSplit, true, true},
@@ -75,10 +76,10 @@ model::DecoderSpec SpecOf(const Shape& shape) {
 
 at::Tensor Random(Indices sizes) { return at::randn(sizes) * 0.4; }
 
-// One layer of a model with an input, and the factors of its plan's tensors.
+// One layer of a model: its tensors, and an input x for its attention.
 struct Layer {
   model::DecoderSpec spec;
-  TensorMap tensors;  // uncompressed
+  TensorMap tensors;  // uncompressed, or those of a plan
   at::Tensor x = at::randn({2, kLength, kModelDim});
 
   int64_t query_dims() const { return spec.num_heads * spec.head_dim; }
@@ -127,8 +128,8 @@ kvasir::v1::LayerPlan FullPlan(const Layer& layer) {
   return plan;
 }
 
-// An eviction at every token with positions of slots, with heads separate or
-// together.
+// Returns an eviction that happens at every token and has rolling positions.
+// Heads evict separately, or all together if `together` is true.
 kvasir::v1::Eviction Rolling(const Layer& layer, bool together = false) {
   kvasir::v1::Eviction eviction;
   eviction.set_budget(4);
@@ -189,12 +190,13 @@ std::vector<Indices> Groups(const Layer& layer, bool scattered) {
   return groups;
 }
 
-// Adds a low-rank part of heads of `d` dims: puts random factors into `layer`
-// under `prefix`. Returns the equivalent rows [Hkv * d, M] and their bias.
+// The result of AddLowRank, which makes `part` a low-rank part over `d` dims of
+// each head and puts random factors into `layer` under `prefix`. `rows` [Hkv *
+// d, M] and `bias` are the equivalent rows of the projection.
 struct LowRank {
   at::Tensor rows;
   at::Tensor bias;
-  std::vector<at::Tensor> up;  // per group [heads * d, R]
+  std::vector<at::Tensor> up;  // one tensor [heads * d, R] for each group
   Indices group_of_head;
   Indices place_in_group;
   Indices ranks;
@@ -253,7 +255,8 @@ class IdentityTest : public testing::TestWithParam<Shape> {
  protected:
   Layer layer_ = MakeLayer(GetParam());
 };
-// Identities of layers with RoPE, and of layers that rotate parts of heads.
+// Fixtures for layers with RoPE, and for layers in which RoPE rotates a part of
+// each head.
 class RotatingIdentityTest : public IdentityTest {};
 class PartialRotaryIdentityTest : public IdentityTest {};
 
@@ -291,7 +294,7 @@ TEST_P(IdentityTest, RebuiltLowRankKeysEqualKeysOfTheProductOfTheFactors) {
   }
 }
 
-// Low-rank values, W_v = up down, whose constant is added to o_proj's bias.
+// Values are low-rank, W_v = up down. Their constant is part of o_proj's bias.
 TEST_P(IdentityTest,
        LiftingValuesAtRunTimeOrFoldedEqualsTheProductOfTheFactors) {
   for (const bool scattered : {false, true}) {
@@ -335,8 +338,8 @@ TEST_P(IdentityTest,
   }
 }
 
-// A part of key and value with random factors: the equivalent key and value.
-// The value's bias has no constant.
+// The result of AddKeyAndValue, which makes a joint part with random factors:
+// the equivalent rows of keys and values.
 struct KeyAndValue {
   LowRank key;
   LowRank value;
@@ -423,9 +426,9 @@ class LatentCounter : public LayerObserver {
   int codes = 0;
 };
 
-// A joint latent gives the result of one latent per side, but is coded only
-// once. This holds for any codec, window and eviction; the error of its codes
-// counts for both sides.
+// A joint latent gives the same result as two equal latents, one for each side,
+// but is coded only once. This holds for any codec, window and eviction; in
+// evictions the error of its codes counts for both sides.
 TEST_P(IdentityTest, AJointLatentEqualsTwoEqualLatentsAndIsCodedOnce) {
   for (const auto& [ranges, evicts] : std::vector<std::pair<bool, bool>>{
            {false, false}, {true, false}, {false, true}}) {
@@ -493,14 +496,14 @@ TEST_P(IdentityTest, AJointLatentEqualsTwoEqualLatentsAndIsCodedOnce) {
     const auto want = Attention(apart, &two, {.clamp_count = &two_clamps});
     ExpectSame(have, want, 1e-7);
     EXPECT_EQ(counter.latents, 1);
-    EXPECT_EQ(counter.codes, 2);  // one per group
+    EXPECT_EQ(counter.codes, 2);  // one call per group
     EXPECT_EQ(2 * joint_clamps.codes.load(), two_clamps.codes.load());
     EXPECT_EQ(2 * joint_clamps.clamped.load(), two_clamps.clamped.load());
     EXPECT_EQ(joint_clamps.clamped.load() > 0, ranges);
   }
 }
 
-// Keeps different pairs in each head.
+// Returns the RoPE pairs that a head keeps; they differ between heads.
 Indices KeptPairs(const Layer& layer, int64_t head) {
   Indices kept;
   for (int64_t f = 0; f < layer.pairs(); ++f) {
@@ -509,8 +512,8 @@ Indices KeptPairs(const Layer& layer, int64_t head) {
   return kept;
 }
 
-// Rows of some pairs from a tensor over heads' dims, in the order of a head
-// that has only these pairs.
+// Returns the dims of some pairs of a head, in the order that they have in a
+// head with only these pairs.
 Indices RowsOfPairs(const Layer& layer, const Indices& pairs) {
   Indices first;
   Indices second;
@@ -581,7 +584,8 @@ TEST_P(RotatingIdentityTest,
   }
 }
 
-// A rope_low_rank part with random factors, and the equivalent key rows.
+// The result of AddCommuting, which makes a rope_low_rank part with random
+// factors in `layer` and writes the equivalent key rows to `full`.
 struct Commuting {
   std::vector<Indices> groups;
   std::vector<Indices> channel_pairs;
@@ -601,7 +605,8 @@ Commuting AddCommuting(Layer& layer, Layer& full, kvasir::v1::Part& part,
   for (size_t g = 0; g < made.groups.size(); ++g) {
     auto* group = part.mutable_rope_low_rank()->add_groups();
     Indices channel_pairs;
-    // The second group leaves out its first pair, and ranks differ.
+    // Groups differ: the second group leaves out the first pair, and ranks
+    // alternate between 1 and 2.
     for (int64_t f = static_cast<int64_t>(g); f < layer.pairs(); ++f) {
       const int64_t rank = 1 + (f + static_cast<int64_t>(g)) % 2;
       group->add_pairs(static_cast<uint32_t>(f));
@@ -625,7 +630,7 @@ Commuting AddCommuting(Layer& layer, Layer& full, kvasir::v1::Part& part,
             layer.PairDims(channel_pairs[static_cast<size_t>(c)]);
         const at::Tensor real = up[i][0][c];
         const at::Tensor imaginary = up[i][1][c];
-        // (ur + i ui)(zr + i zi)
+        // The real and imaginary parts of (ur + i ui) (zr + i zi).
         rows[head][a] += real * down[c] - imaginary * down[complex + c];
         rows[head][b] += real * down[complex + c] + imaginary * down[c];
         biases[head][a] += real * bias[c] - imaginary * bias[complex + c];
@@ -653,7 +658,8 @@ Commuting AddCommuting(Layer& layer, Layer& full, kvasir::v1::Part& part,
   return made;
 }
 
-// conj(u) q for each channel: rows [2C, ...] of one query head.
+// Returns conj(u) q for each complex channel, as rows [2C, ...] of one query
+// head.
 at::Tensor FoldedQueryRows(const Layer& layer, const at::Tensor& head_rows,
                            const at::Tensor& up, const Indices& channel_pairs) {
   std::vector<at::Tensor> real;
@@ -669,16 +675,18 @@ at::Tensor FoldedQueryRows(const Layer& layer, const at::Tensor& head_rows,
   return at::stack(real);
 }
 
-// Latents that are first rotated and then lifted equal keys that are first
-// lifted and then rotated. Latents are rotated first if they are stored
-// POST_ROPE, or if they are folded and meet rotated queries.
+// Latents that are first rotated and then lifted give the same keys as latents
+// that are first lifted and then rotated. The rotation comes first if latents
+// are stored POST_ROPE, or if they are folded, because then they are multiplied
+// by rotated queries.
 TEST_P(RotatingIdentityTest,
        CommutingLatentsMayBeLiftedBeforeOrAfterTheRotation) {
   if (layer_.spec.rope.rotary_dim < layer_.spec.head_dim) {
     layer_["k_proj.weight"] = layer_["k_proj.weight"].clone();
     auto heads = layer_["k_proj.weight"].view(
         {layer_.spec.num_kv_heads, layer_.spec.head_dim, kModelDim});
-    heads.slice(1, layer_.spec.rope.rotary_dim).zero_();  // not covered
+    // The part does not cover these dims.
+    heads.slice(1, layer_.spec.rope.rotary_dim).zero_();
   }
   for (const bool fold : {false, true}) {
     for (const auto stored : {kvasir::v1::PRE_ROPE, kvasir::v1::POST_ROPE}) {
@@ -738,8 +746,9 @@ class KeptRecorder : public LayerObserver {
   std::map<std::array<int64_t, 3>, Indices> kept;
 };
 
-// Computes token by token in float64: each token sees the tokens that its unit
-// holds. Keys and queries are rotated by their places among these tokens.
+// Compares with a computation token by token in float64: each token sees the
+// tokens that its unit holds, and keys and queries are rotated by their index
+// among these tokens.
 TEST_P(RotatingIdentityTest, RollingPositionsRotateByThePositionsOfSlots) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   plan.mutable_key()->mutable_parts(0)->set_stored(kvasir::v1::PRE_ROPE);
@@ -764,7 +773,7 @@ TEST_P(RotatingIdentityTest, RollingPositionsRotateByThePositionsOfSlots) {
     for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
       Indices held;
       for (int64_t t = 0; t < kLength; ++t) {
-        // Each head is a unit.
+        // Each head evicts separately, so its unit has its index.
         const auto stayed = seen.kept.find({b, head, t});
         if (stayed != seen.kept.end()) held = stayed->second;
         held.push_back(t);
@@ -795,8 +804,8 @@ TEST_P(RotatingIdentityTest, RollingPositionsRotateByThePositionsOfSlots) {
   ExpectSame(have->to(at::kDouble), want);
 }
 
-// Several parts: commuting latents for dims that rotate, and a low-rank latent,
-// absorbed and perhaps folded, for the others.
+// Keys have two parts: rope_low_rank for dims that rotate, and low_rank (folded
+// or applied at run time) for the other dims.
 TEST_P(PartialRotaryIdentityTest,
        ScoresOfTheTwoPartsOfAPartlyRotaryHeadAreAdded) {
   const int64_t rest = layer_.spec.head_dim - layer_.spec.rope.rotary_dim;
@@ -828,8 +837,8 @@ TEST_P(PartialRotaryIdentityTest,
           layer_.tensors.count(absl::StrCat("self_attn.q_proj.", name)) == 0) {
         continue;
       }
-      // Per head: the plain rows of the pairs of its group, then the lifted
-      // rest.
+      // The rows of each query head: first the unchanged rows of its group's
+      // RoPE pairs, then the folded rows of the other dims.
       std::vector<at::Tensor> rows;
       for (int64_t i = 0; i < layer_.spec.num_heads; ++i) {
         const auto head = static_cast<size_t>(i / layer_.share());
@@ -857,8 +866,8 @@ TEST_P(PartialRotaryIdentityTest,
   }
 }
 
-// An orthonormal basis of all channels changes nothing. A basis with fewer
-// channels is a projection.
+// An orthonormal basis of all channels must not change the result. A basis with
+// fewer channels must give the result of projected keys and values.
 TEST_P(IdentityTest, AStaticBasisProjectsKeysAndValuesOnItsRows) {
   at::Tensor basis = std::get<0>(
       at::linalg_qr(at::randn({layer_.kv_dims(), layer_.kv_dims()})));
@@ -876,9 +885,9 @@ TEST_P(IdentityTest, AStaticBasisProjectsKeysAndValuesOnItsRows) {
     low["k_proj.basis.mean"] = Random({layer_.kv_dims()});
     ExpectSame(Attention(low, &plan), Attention(full, nullptr));
     if (!cut || post) continue;
-    // A quarter of the channels is left out. 8 bits of a narrow range are
-    // nearly exact, and with code_latents off the result is the projection
-    // itself.
+    // A quarter of the channels has no bits and is left out. The other channels
+    // have 8 bits, which are nearly exact here; without codes (code_latents =
+    // false) the result is exactly the projection.
     auto* bits = part->mutable_codec()->mutable_bits();
     for (const uint32_t b : {8, 8, 8, 8, 8, 8, 0, 0}) bits->add_schedule(b);
     part->mutable_codec()->mutable_per_token();
@@ -902,7 +911,8 @@ TEST_P(IdentityTest, AStaticBasisProjectsKeysAndValuesOnItsRows) {
   }
 }
 
-// A transform that codes keys and values as a plan with POST_ROPE does.
+// A transform that codes keys and values in the same way as a plan with
+// POST_ROPE.
 class CodedCache : public CacheTransform {
  public:
   CodedCache(const LatentCodec& codec, int64_t sinks, int64_t window)
@@ -943,18 +953,20 @@ TEST_P(IdentityTest, CodesAreAppliedBetweenLatentAndQuery) {
     KVASIR_ASSERT_OK(codec);
     const CodedCache cache(*codec, sinks, window);
     const auto have = Attention(layer_, &plan);
-    // The transform does not round exact rows.
+    // The tolerance is larger if there are exact tokens, because the transform
+    // does not round their rows to bf16.
     ExpectSame(have, Attention(layer_, nullptr, {.transform = &cache}),
                sinks + window == 0 ? 2e-5 : 1e-2);
-    // If some tokens are coded, the result changes.
+    // If some tokens are coded, the result must differ from that without codes.
     if (sinks + window >= kLength) continue;
     const auto exact = Attention(layer_, nullptr);
     EXPECT_GT((*have - *exact).abs().max().item<double>(), 1e-3);
   }
 }
 
-// If a window or sinks cover all tokens, nothing is coded: only the type of
-// exact rows and the transform before the codec have an effect.
+// If the window or the sinks cover all tokens, nothing is coded. Only the type
+// of exact rows and the Hadamard transform before the codec then have an
+// effect.
 TEST_P(IdentityTest, RowsOfExactTokensAreRoundedToBf16) {
   for (const auto& [sinks, hadamard] : std::vector<std::pair<uint32_t, bool>>{
            {0u, false}, {0u, true}, {kLength, false}, {kLength + 9u, true}}) {
@@ -1025,7 +1037,8 @@ TEST_P(IdentityTest, TheObserverIsCalledForEveryStep) {
   EXPECT_LT((seen.rotated.flatten(2) - seen.latent).abs().max().item<double>(),
             0.4);
   EXPECT_TRUE(seen.value.defined());
-  // Keys are reported once, as they are stored, even if some are kept exact.
+  // Keys are reported only once, as they are stored, even if some tokens are
+  // kept exact.
   plan.mutable_key()->set_exact_window(3);
   plan.set_exact_sinks(2);
   Recorder windowed;
@@ -1130,7 +1143,7 @@ TEST(LayerForwardTest, AMissingTensorOrAWrongShapeIsAnErrorThatNamesTheTensor) {
   EXPECT_THAT(
       CheckLayerTensors(*program, layer.tensors),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("self_attn.k_proj.bias: want [32], have [3]")));
+               HasSubstr("k_proj.bias must have the shape [32], has [3]")));
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ struct SideContext {
   const model::DecoderSpec* spec = nullptr;
   int64_t layer = 0;
   plan::Side side = plan::Side::kKey;
-  bool rotates = false;  // RoPE rotates this side in this layer
+  bool rotates = false;  // true for keys in a layer with RoPE
   at::Device device = at::kCPU;
 
   int64_t num_pairs() const { return rotates ? spec->rope.rotary_dim / 2 : 0; }
@@ -54,7 +54,7 @@ bool IsIota(const Indices& values) {
   return values == Iota(static_cast<int64_t>(values.size()));
 }
 
-// The dims of some pairs of a head, ascending.
+// Returns the dims of some RoPE pairs of a head, ascending.
 Indices AscendingPairDims(const SideContext& c,
                           const std::vector<uint32_t>& pairs) {
   Indices dims = model::PairDims(c.spec->rope, pairs);
@@ -187,8 +187,8 @@ absl::Status CompileRopeLowRank(const SideContext& c, const ResolvedPart& from,
   return absl::OkStatus();
 }
 
-// The channel of `latent` at `place` among the widest_latent places of a head;
-// -1 for padding.
+// A head has widest_latent places for channels. Returns the channel of `latent`
+// at `place`; -1 for padding.
 int64_t ChannelAt(const ProgramPart& part, const ProgramLatent& latent,
                   int64_t place) {
   if (part.space != Space::kRopeLowRank) {
@@ -224,7 +224,7 @@ void MakeFoldedIndices(const SideContext& c, ProgramPart& part) {
       if (part.space != Space::kRopeLowRank || place >= part.widest_complex()) {
         continue;
       }
-      // Channels of padding are 0 after any rotation.
+      // Padding is 0 after any rotation, so any pair will do.
       pairs.push_back(
           channel < 0 ? 0
                       : latent->channel_pairs[static_cast<size_t>(channel)]);
@@ -285,8 +285,8 @@ absl::StatusOr<ProgramPart> CompilePart(const SideContext& c,
   return part;
 }
 
-// Maps q_proj's rows if a key part folds: head by head, and part by part within
-// a head.
+// Maps q_proj's rows if a key part folds. The rows are ordered head by head,
+// and part by part within a head.
 void MapFoldedQuery(const SideContext& c, LayerProgram& program) {
   const int64_t heads = c.spec->num_heads;
   const int64_t share = heads / c.spec->num_kv_heads;
@@ -450,9 +450,10 @@ absl::Status CheckLayerTensors(const LayerProgram& program,
                        ", which must be ", text(want.shape)));
     }
     if (it->second.sizes() != c10::IntArrayRef(want.shape)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "layer ", program.layer, ": tensor ", want.name, ": want ",
-          text(want.shape), ", have ", text(it->second.sizes())));
+      return absl::InvalidArgumentError(
+          absl::StrCat("layer ", program.layer, ": tensor ", want.name,
+                       " must have the shape ", text(want.shape), ", has ",
+                       text(it->second.sizes())));
     }
   }
   return absl::OkStatus();

@@ -41,7 +41,7 @@ struct ProgramPart {
   int index = 0;            // index in plan::ResolvedSide::parts
   std::string prefix;       // "self_attn.k_proj" or "self_attn.k_proj.part{p}"
   std::string lift_prefix;  // plan::ResolvedPart::lift_prefix
-  bool coded = true;        // false for the uncompressed model
+  bool coded = true;        // false if the model is uncompressed
   bool post_rope = false;
   // True if the lift is folded into q_proj or o_proj, so that attention works
   // on the latents themselves. Always false for rope_pairs, whose FOLD only
@@ -55,16 +55,15 @@ struct ProgramPart {
   int64_t stored_width = 0;   // sum of R'
   int64_t widest_latent = 0;  // the greatest R'
   // The dims of each KV head that the part's lift computes, [Hkv][d],
-  // ascending. (The dims of RoPE pairs come first.) The lift of rope_low_rank
-  // computes all rotary dims, and gives 0 for pairs that the part does not
-  // hold.
+  // ascending. The lift of rope_low_rank computes all rotary dims (the first
+  // dims of a head), and gives 0 for pairs that the part does not hold.
   std::vector<std::vector<int64_t>> lifted_dims;
   // The dims of each KV head that the part stores, [Hkv][...]. A folded q_proj
   // has rows for these dims.
   std::vector<std::vector<int64_t>> held_dims;
   at::Tensor lifted_index;  // [Hkv, d]; undefined if the part lifts all D dims
-  at::Tensor head_order;  // Brings lifted heads into ascending order; undefined
-                          // if they are in order.
+  at::Tensor head_order;    // Index that sorts lifted heads; undefined if they
+                            // are in order.
   at::Tensor folded_channels;  // If the part folds: [Hkv * widest_latent],
                                // where stored_width stands for zero.
   at::Tensor kept_pairs;       // for rope_pairs: [Hkv * n]
@@ -87,6 +86,7 @@ struct ProgramPart {
   }
 };
 
+// One layer's plan in executable form.
 // Threads: immutable after MakeLayerProgram.
 struct LayerProgram {
   model::DecoderSpec spec;
@@ -96,10 +96,10 @@ struct LayerProgram {
   std::vector<ProgramPart> key;
   ProgramPart value;
   bool joint = false;  // the values share the latents of the last key part
-  // How many tokens a side keeps exact.
+  // How many tokens keys or values keep exact.
   struct ExactTokens {
     int64_t sinks = 0;   // first tokens of a sequence; 0: none
-    int64_t window = 0;  // nearest to the query; 0: none
+    int64_t window = 0;  // tokens nearest to the query; 0: none
     bool any() const { return sinks > 0 || window > 0; }
   };
   ExactTokens key_exact;
@@ -116,19 +116,19 @@ struct LayerProgram {
   // fold, [Hq * D], and for each key part that folds, [Hq * widest_latent]. An
   // index equal to the number of q_proj's rows stands for a row of zeros.
   at::Tensor plain_query_rows;
-  std::vector<at::Tensor> folded_query_rows;  // by key part
+  std::vector<at::Tensor> folded_query_rows;  // one tensor for each key part
   // If values fold: the indices of the columns of [Hq * widest_latent] that
   // o_proj reads.
   at::Tensor output_columns;
 
   bool has_o_bias = false;
-  // By their names without the prefix "model.layers.{l}.".
+  // The attention tensors that the layer needs, by their names without the
+  // prefix "model.layers.{l}.".
   std::vector<plan::RequiredTensor> attention_tensors;
 };
 
-// Makes the program of one layer. If `plan` is null, it is that of the
-// uncompressed layer, without codes. The plan must have been accepted by
-// plan::ValidatePlan.
+// Makes the program of one layer. If `plan` is null, the layer is uncompressed
+// and has no codes. The plan must have been accepted by plan::ValidatePlan.
 // Errors: Unimplemented, naming layer and side, for features that the reference
 //   decoder does not apply (ANCHORED, selection, ranges per sequence);
 //   InvalidArgument for a space that has no tensors (low rank POST_ROPE).
@@ -137,8 +137,8 @@ absl::StatusOr<LayerProgram> MakeLayerProgram(const model::DecoderSpec& spec,
                                               int64_t layer,
                                               at::Device device = at::kCPU);
 
-// Whether tensors must include the ranges of CHANNEL_STATIC codecs, or these do
-// not exist yet.
+// Whether the ranges of CHANNEL_STATIC codecs must be among a layer's tensors
+// (kRequired), or have not been found yet (kNotYet).
 enum class Ranges { kRequired, kNotYet };
 // The tensors that the layer needs under this program, by their names without
 // the prefix "model.layers.{l}.".

@@ -12,9 +12,10 @@
 
 namespace kvasir::compress {
 
-// Implements EvictionInputs::move. A row of `heads` is what attention takes the
-// dot product of: the dims of a head, then the latents of parts that fold.
-// `rotation` must include all positions in `from` and `to` and begin at 0.
+// Implements EvictionInputs::move. Each row of `heads` holds the numbers that
+// enter attention's dot product: the dims of a head, then the latents of parts
+// that fold. `rotation` must include all positions in `from` and `to` and begin
+// at 0.
 at::Tensor MoveHeads(const LayerProgram& program, const Rotation& rotation,
                      const at::Tensor& heads, const std::vector<int64_t>& unit,
                      const at::Tensor& from, const at::Tensor& to);

@@ -34,7 +34,8 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::Load(
   KVASIR_ASSIGN_OR_RETURN(parts.outer, LoadOuterTensors(checkpoint));
   for (int64_t layer = 0; layer < parts.spec.num_layers(); ++layer) {
     KVASIR_ASSIGN_OR_RETURN(TensorMap tensors, LoadLayer(checkpoint, layer));
-    // Layer by layer, so that only one layer at a time has a float32 copy.
+    // Converts layer by layer, so that only one layer at a time has a second
+    // copy in float32.
     KVASIR_RETURN_IF_ERROR(CatchTorch([&] {
       const at::NoGradGuard no_grad;
       for (auto& [name, tensor] : tensors) MoveTo(options, tensor);
@@ -53,9 +54,9 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::FromTensors(
         plan::ValidatePlan(*parts.plan, model::AttentionShapeOf(spec)));
   }
   if (static_cast<int64_t>(parts.layers.size()) != spec.num_layers()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("want the tensors of ", spec.num_layers(),
-                     " layers, have ", parts.layers.size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the model has ", spec.num_layers(),
+        " layers, but tensors are given for ", parts.layers.size()));
   }
   return CatchTorch([&]() -> absl::StatusOr<ReferenceDecoder> {
     const at::NoGradGuard no_grad;
@@ -82,7 +83,7 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::FromTensors(
       if (tensor->defined()) MoveTo(options, *tensor);
     }
     if (tied) {
-      outer.head = outer.embedding;  // a single copy, on a GPU too
+      outer.head = outer.embedding;  // shares memory with the embedding
     } else {
       MoveTo(options, outer.head);
     }
@@ -110,8 +111,8 @@ absl::StatusOr<at::Tensor> ReferenceDecoder::LastHidden(
     const at::Tensor& ids, const LayerHooks& hooks) const {
   if (ids.dim() != 2 || ids.size(1) > spec_.max_position_embeddings) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "want ids [B, T] with T at most ", spec_.max_position_embeddings,
-        ", have ", ids.dim(), " dims",
+        "token ids must have the shape [B, T] with T at most ",
+        spec_.max_position_embeddings, ", have ", ids.dim(), " dims",
         ids.dim() == 2 ? absl::StrCat(" and T ", ids.size(1)) : ""));
   }
   return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {

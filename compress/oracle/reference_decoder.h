@@ -34,9 +34,9 @@ struct DecoderOptions {
 // Errors: exceptions of libtorch become Internal.
 class ReferenceDecoder {
  public:
-  // Without a plan the model is uncompressed, without codes. A plan must pass
-  // plan::ValidatePlan, and the checkpoint must have exactly the tensors that
-  // the plan needs.
+  // Loads a model. Without a plan the model is uncompressed and has no codes. A
+  // plan must pass plan::ValidatePlan, and the checkpoint must have exactly the
+  // tensors that the plan needs.
   static absl::StatusOr<ReferenceDecoder> Load(
       const model::Checkpoint& checkpoint,
       const std::optional<kvasir::v1::KvPlan>& plan,
@@ -57,10 +57,11 @@ class ReferenceDecoder {
   absl::StatusOr<at::Tensor> Logits(const at::Tensor& ids,
                                     const LayerHooks& hooks = {}) const;
 
-  // Logits in two steps. First, the output of the last layer, [B, T, M].
+  // LastHidden and HeadLogits compute Logits in two steps. LastHidden returns
+  // the output of the last layer, [B, T, M].
   absl::StatusOr<at::Tensor> LastHidden(const at::Tensor& ids,
                                         const LayerHooks& hooks = {}) const;
-  // Second, the logits [..., V] (float32) of any rows of that output.
+  // Returns the logits [..., V] (float32) of any rows of LastHidden's output.
   absl::StatusOr<at::Tensor> HeadLogits(const at::Tensor& hidden) const;
 
   const model::DecoderSpec& spec() const { return spec_; }
@@ -73,7 +74,8 @@ class ReferenceDecoder {
   const LayerProgram& program(int64_t index) const {
     return programs_[static_cast<size_t>(index)];
   }
-  // A rotation with the positions 0 .. `num_positions` - 1 and possibly more.
+  // Returns a rotation for the positions 0 .. `num_positions` - 1 and possibly
+  // more.
   Rotation RotationOf(int64_t num_positions) const;
 
  private:
@@ -85,8 +87,8 @@ class ReferenceDecoder {
   OuterTensors outer_;
   std::vector<TensorMap> layers_;
   std::vector<LayerProgram> programs_;
-  // The rotation for the longest sequence so far; not for the whole context of
-  // the model, which may be far longer than any sequence.
+  // The rotation for the longest sequence so far. It does not cover the model's
+  // whole context, which may be far longer than any sequence.
   struct Turned {
     std::mutex mutex;
     Rotation rotation;

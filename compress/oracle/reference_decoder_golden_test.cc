@@ -65,7 +65,7 @@ Expected ReadExpected(const std::string& name) {
   return expected;
 }
 
-// Returns the largest error of a logit, relative to the largest logit.
+// Returns the largest error of any logit, divided by the largest logit.
 double RelativeError(const at::Tensor& have, const at::Tensor& want) {
   return ((have - want).abs().max() / want.abs().max()).item<double>();
 }
@@ -85,7 +85,7 @@ TEST_P(ReferenceDecoderGoldenTest, LogitsEqualTheReferenceImplementations) {
   EXPECT_LE(RelativeError((*logits)[0], expected.logits), 1e-4);
 }
 
-TEST_P(ReferenceDecoderGoldenTest, AFullRankPlanChangesNothing) {
+TEST_P(ReferenceDecoderGoldenTest, APlanOfFullRankDoesNotChangeTheLogits) {
   const Expected expected = ReadExpected(GetParam());
   const auto checkpoint =
       model::Checkpoint::Open(absl::StrCat(GoldenModels(), "/", GetParam()));
@@ -115,8 +115,8 @@ TEST_P(ReferenceDecoderGoldenTest, AGpuGivesTheSameLogits) {
   EXPECT_LE(RelativeError((*logits)[0].cpu(), expected.logits), 1e-4);
 }
 
-// A context may be very long; the tables cover only the positions that were
-// asked for.
+// A model's context may be very long, so the rotation tables must cover only
+// the positions that were used.
 TEST(ReferenceDecoderLoadTest,
      RotationTablesAreOnlyAsLongAsTheLongestSequence) {
   const auto checkpoint =
@@ -135,7 +135,7 @@ TEST(ReferenceDecoderLoadTest, ACheckpointMustHaveTheTensorsThatThePlanNeeds) {
   const plan::AttentionShape shape =
       model::AttentionShapeOf(checkpoint->spec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::F32);
-  // Values are lifted at run time: their bias belongs to o_proj, and
+  // The plan lifts values at run time. Their bias then belongs to o_proj, and
   // v_proj.weight is not used.
   kvasir::v1::Part* value =
       plan.mutable_layers(0)->mutable_value()->mutable_parts(0);

@@ -1,4 +1,4 @@
-// RoPE for heads of any width.
+// Rotates heads of any width by RoPE.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,8 +9,9 @@
 
 namespace kvasir::compress {
 
-// cos and sin of every RoPE pair at T consecutive positions, already multiplied
-// by YaRN's attention factor. The angles are computed in float64.
+// The cos and sin of every RoPE pair's angle at T consecutive positions,
+// already multiplied by YaRN's attention factor. The angles are computed in
+// float64.
 struct Rotation {
   at::Tensor cos;  // [T, rotary_dim / 2]
   at::Tensor sin;
@@ -23,9 +24,9 @@ Rotation MakeRotation(const model::RopeSpec& rope, int64_t num_positions,
                       const at::TensorOptions& options,
                       int64_t first_position = 0);
 
-// Rotates the first n pairs of heads [B, T, H, W] by cos and sin [T, 1 or H,
-// n], and multiplies all numbers by `scale`. The dims after these pairs do not
-// rotate.
+// The arguments of Rotate, which rotates the first n pairs of heads [B, T, H,
+// W] by cos and sin [T, 1 or H, n] and multiplies all numbers by `scale`. The
+// dims after these pairs do not rotate.
 struct Turn {
   at::Tensor cos;
   at::Tensor sin;

@@ -10,7 +10,8 @@ namespace {
 
 class Norm {
  public:
-  // The range of the candidates, of which there may be none.
+  // Finds the least and the greatest number of the candidates; there may be no
+  // candidates.
   explicit Norm(std::span<const float> candidates) {
     if (candidates.empty()) return;
     const auto [least, greatest] =

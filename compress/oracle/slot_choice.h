@@ -10,8 +10,8 @@
 
 namespace kvasir::compress {
 
-// The scores of the n slots of one unit, in the order of the slots. An empty
-// list of errors means that all errors are equal.
+// The scores of the n slots of one unit, in slot order. If a list of errors is
+// empty, all slots have the same error.
 struct SlotScores {
   std::span<const float> mass;  // S: the attention that the slot received
   std::span<const float> key_error;

@@ -46,23 +46,26 @@ TEST(SlotChoiceTest, FriendlinessIsWeightedByOneMinusLambda) {
   const std::vector<float> key = {1, 0, 0.5F, 0, 7};
   const std::vector<float> value = {1, 1, 0, 1, 7};
   const SlotScores scores = {mass, key, value};
-  // 4 candidates; the normalized masses are 1, 3/4, 1/2 and 0.
+  // The last slot is recent, so slots 0 to 3 are candidates. With a lambda of 1
+  // their scores are the normalized masses 1, 3/4, 1/2 and 0.
   EXPECT_THAT(ChooseSlots(Rule(0, 1, 1), scores, 3), ElementsAre(0, 1, 4));
-  // (1 - Ek) + (1 - Ev) is 0, 1, 1.5 and 1.
+  // With a lambda of 0 the scores are (1 - Ek) + (1 - Ev), which is 0, 1, 1.5
+  // and 1.
   EXPECT_THAT(ChooseSlots(Rule(0, 1, 0), scores, 2), ElementsAre(2, 4));
   EXPECT_THAT(ChooseSlots(Rule(0, 1, 0.5F), scores, 3), ElementsAre(1, 2, 4));
-  // Half of that: 0.75, 0.725 and 0.6 with a lambda of 0.6.
+  // A friendliness factor of 0.5 halves the terms of the errors, so with a
+  // lambda of 0.75 slot 0 has the best score.
   plan::ResolvedEviction half = Rule(0, 1, 0.75F);
   half.friendliness = 0.5F;
   EXPECT_THAT(ChooseSlots(half, scores, 2), ElementsAre(0, 4));
-  // Without codes, slots differ only in mass.
+  // Without codes there are no errors, so slots differ only in mass.
   EXPECT_THAT(ChooseSlots(Rule(0, 1, 0.1F), {.mass = mass}, 2),
               ElementsAre(0, 4));
 }
 
-// Thousands of steps with random scores, compared with the policy in plain
-// words. There are few values, so that ties are frequent; budgets begin at one
-// slot.
+// Compares thousands of steps with random scores to a simple implementation of
+// the policy. Scores take only a few values, so that ties are frequent. The
+// smallest budget is one slot.
 TEST(SlotChoiceTest, TheChoiceEqualsASlotBySlotRunOfThePolicy) {
   std::mt19937_64 random(11);
   const auto below = [&random](int64_t limit) {

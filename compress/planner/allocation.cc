@@ -9,8 +9,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Loss of one latent by units of its codes. A unit is the space that one bit of
-// the narrowest group takes.
+// The least loss of a part for each size of a latent's codes. The size is
+// counted in units of gcd(channels of all groups) bits.
 class WidthTable {
  public:
   explicit WidthTable(const PartChannels& part) : part_(part) {
@@ -24,15 +24,15 @@ class WidthTable {
     Fill();
   }
 
-  // Number of units that fit into each latent if all latents together have
-  // `grains`; below 0 if not even the parameters fit.
+  // Returns the number of units that each latent has for codes if all latents
+  // together have `grains`; below 0 if not even the parameters fit.
   int64_t UnitsIn(int64_t grains) const {
     const int64_t bytes =
         grains / part_.latents * part_.grain_bytes - ParamGrainBytes();
     if (bytes < 0) return -1;
     return std::min(bytes * 8 / unit_bits_, num_units_ - 1);
   }
-  // Number of grains with which every channel has the largest width.
+  // Returns the number of grains that the largest width of every channel takes.
   int64_t MostGrains() const {
     const int64_t codes = (channels_ * kCodeWidths[0] + 7) / 8;
     return part_.latents *
@@ -72,14 +72,15 @@ class WidthTable {
   int64_t Units(size_t group, size_t width) const {
     return part_.groups[group].channels / unit_bits_ * kCodeWidths[width];
   }
-  // Parameters are stored in a separate region of the page.
+  // Returns the bytes of the parameters in whole grains, because they are
+  // stored in a region of their own in the page.
   int64_t ParamGrainBytes() const {
     return (part_.param_bytes + part_.grain_bytes - 1) / part_.grain_bytes *
            part_.grain_bytes;
   }
 
-  // loss_[w][i][u]: loss of the first i groups in at most u units, when none of
-  // them is narrower than width w.
+  // Computes loss_[w][i][u]: the least loss of the first i groups in at most u
+  // units if each of these groups has kCodeWidths[w] bits or more.
   void Fill() {
     loss_.assign(
         kCodeWidths.size() * (Groups() + 1) * static_cast<size_t>(num_units_),
@@ -95,7 +96,8 @@ class WidthTable {
                            (stored ? part_.loss_per_channel *
                                          static_cast<double>(group.channels)
                                    : 0.0);
-        // The first group must have bits, so that something is stored.
+        // At least the first group must have bits, so that the part stores
+        // something.
         const bool may = stored || i > 1;
         for (int64_t u = 0; u < num_units_; ++u) {
           const double wider =
@@ -151,7 +153,8 @@ struct ByteChoice::Node {
   Kind kind = Kind::kLeaf;
   int leaf = 0;
   std::vector<double> loss;
-  // kEither: the option; kTogether: the grains of the first of two.
+  // For each number of grains: for kEither the option that is taken, and for
+  // kTogether the grains of the first of the two nodes.
   std::vector<int32_t> from;
   std::vector<ByteChoice> below;
 };

@@ -23,14 +23,15 @@ inline constexpr std::array<int, 8> kCodeWidths = {8, 6, 5, 4, 3, 2, 1, 0};
 
 inline constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
-// Channels of each latent of a part that have the same bit width.
+// The channels of a part that share one bit width, in each of its latents.
 struct ChannelGroup {
-  int64_t channels = 0;                              // number in one latent
-  std::array<double, kCodeWidths.size()> loss = {};  // over all latents
+  int64_t channels = 0;  // number of channels in one latent
+  // [i]: loss of all latents at kCodeWidths[i]
+  std::array<double, kCodeWidths.size()> loss = {};
 };
 
-// The channels of a part. All of its latents are alike and have the same
-// widths.
+// The channels of a part. All latents of the part have the same groups and the
+// same widths.
 struct PartChannels {
   // In order of falling variance. A group's width is never larger than that of
   // the group before.
@@ -46,29 +47,32 @@ struct PartChannels {
 
 // Entry i of the result is the least loss with at most i grains for all latents
 // together, or kImpossible if there is no solution. At least one channel has
-// bits. The last entry is that at which every channel has the largest width.
+// bits. At the last entry every channel has the largest width.
 std::vector<double> LossByBytes(const PartChannels& part);
 
-// Returns the width of each group with which entry `grains` of LossByBytes is
-// reached.
+// Returns the width of each group that gives the loss in entry `grains` of
+// LossByBytes.
 std::vector<int> WidthsFor(const PartChannels& part, int64_t grains);
 
-// Number of grains that these widths take in pages, for all latents together.
+// Returns the number of grains that all latents together take in pages with
+// these widths.
 int64_t GrainsOf(const PartChannels& part, const std::vector<int>& widths);
 
-// A tree of choices how bytes can be spent, with the least loss for each number
-// of bytes. Immutable; copies share nodes.
+// A tree of the ways to spend bytes, with the least loss for each number of
+// bytes. Immutable; copies share nodes.
 class ByteChoice {
  public:
-  // A leaf with the losses of LossByBytes. `leaf` is its number in a Take.
+  // Makes a leaf with the losses of LossByBytes. `leaf` is the number by which
+  // a Take names it.
   static ByteChoice Leaf(int leaf, std::vector<double> loss);
-  // Exactly one of the options is taken.
+  // Makes a node of which exactly one option is taken.
   static ByteChoice Either(std::vector<ByteChoice> options);
-  // All parts are taken. At most `max_grains` are distributed over them.
+  // Makes a node of which all parts are taken, with at most `max_grains` for
+  // all of them together.
   static ByteChoice Together(const std::vector<ByteChoice>& parts,
                              int64_t max_grains);
 
-  // The least loss by grains, as LossByBytes returns it.
+  // The least loss for each number of grains, as LossByBytes returns it.
   const std::vector<double>& loss() const;
   // The smallest number of grains for which there is a solution; -1 if there is
   // none.
@@ -78,9 +82,9 @@ class ByteChoice {
     int leaf = 0;
     int64_t grains = 0;
   };
-  // Returns the leaves that are taken for `grains`, in order, with the grains
-  // of each. loss() must not be kImpossible for `grains` (CHECK). If loss() has
-  // no such entry, the last one is used.
+  // Returns the leaves that are taken if `grains` are spent, in order, with the
+  // grains of each. If loss() has fewer entries, the last entry is used. The
+  // entry must not be kImpossible (CHECK).
   std::vector<Take> Choose(int64_t grains) const;
 
  private:

@@ -11,7 +11,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Random losses that fall with the bits.
+// Makes a part with random losses that fall as the number of bits grows.
 PartChannels RandomPart(std::mt19937& random, std::vector<int64_t> channels,
                         int64_t latents, int64_t grain) {
   std::uniform_real_distribution<double> draw(0.0, 1.0);
@@ -66,7 +66,7 @@ double LossOf(const PartChannels& part, const std::vector<size_t>& widths) {
   return loss;
 }
 
-// The result of LossByBytes by exhaustive search.
+// Computes the result of LossByBytes by exhaustive search.
 std::vector<double> SearchedLoss(const PartChannels& part) {
   std::vector<double> least(LossByBytes(part).size(), kImpossible);
   ForFallingWidths(part.groups.size(), [&](const std::vector<size_t>& widths) {
@@ -105,7 +105,8 @@ TEST(AllocationTest, LossByBytesIsTheLeastLossOverAllFallingWidths) {
   }
 }
 
-TEST(AllocationTest, WidthsForAnEntryTakeItsBytesAndHaveItsLoss) {
+TEST(AllocationTest,
+     TheWidthsForANumberOfBytesTakeTheseBytesAndHaveThePredictedLoss) {
   std::mt19937 random(8);
   const PartChannels part = RandomPart(random, {8, 8, 8, 4}, 2, 2);
   const std::vector<double> loss = LossByBytes(part);
@@ -123,7 +124,8 @@ TEST(AllocationTest, WidthsForAnEntryTakeItsBytesAndHaveItsLoss) {
   }
 }
 
-// Two layers, each with a part for key and value, or one part for both.
+// There are two layers. Each has either one part for keys and one for values,
+// or a joint part.
 TEST(AllocationTest, TheChoiceOverLayersHasTheLeastLossOfAllChoices) {
   std::mt19937 random(9);
   for (int repeat = 0; repeat < 20; ++repeat) {
@@ -146,7 +148,7 @@ TEST(AllocationTest, TheChoiceOverLayersHasTheLeastLossOfAllChoices) {
                           kMost)}));
     }
     const ByteChoice all = ByteChoice::Together(layers, kMost);
-    // Every set of leaves that makes up a layer.
+    // All sets of leaves that can form a layer.
     const std::vector<std::vector<size_t>> ways = {{0}, {1, 3}, {2, 3}};
     std::vector<double> want(kMost + 1, kImpossible);
     const std::function<void(const std::vector<size_t>&, size_t, size_t,

@@ -28,15 +28,16 @@ using kvasir::v1::LayerPlan;
 using kvasir::v1::Part;
 
 constexpr int64_t kPageTokens = 64;
-// Regions of a tile begin at multiples of 128 bytes, which is 2 bytes per slot.
+// The smallest grain in bytes per token. Regions of a tile begin at multiples
+// of 128 bytes, which is 2 bytes for each of 64 tokens.
 constexpr int64_t kLeastGrain = cache::kRegionAlignmentBytes / kPageTokens;
 
-// Number of sample rows on which every space of every layer is measured. The
-// chosen spaces are measured again on all rows.
+// Number of sample rows on which all spaces of a layer are measured. The chosen
+// spaces are measured again on all rows.
 constexpr int64_t kTriedRows = 1024;
 
-// Groups of each size from 1 to all heads of a share that divides the number of
-// heads.
+// Returns the ways to divide the KV heads into equal groups. Each of `shares`
+// tensor-parallel shares gets whole groups.
 std::vector<std::vector<std::vector<int64_t>>> Groupings(
     const model::DecoderSpec& spec, int64_t shares) {
   const int64_t heads = spec.num_kv_heads;
@@ -117,7 +118,8 @@ class Planner {
     }
     if (options().probes < 0 || options().probes > kMostProbes) {
       return absl::InvalidArgumentError(
-          absl::StrCat(options().probes, " probes, want 0 to ", kMostProbes));
+          absl::StrCat("the number of probes must be 0 to ", kMostProbes,
+                       ", is ", options().probes));
     }
     if (options().windows.empty()) {
       return absl::InvalidArgumentError(
@@ -148,7 +150,8 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Calls `progress` from one thread at a time.
+  // Adds to the progress and calls options().progress. The caller makes sure
+  // that only one thread at a time calls it.
   void Advance(double layers) {
     done_ += layers;
     if (options().progress == nullptr || cancelled_) return;
@@ -174,7 +177,7 @@ class Planner {
     KVASIR_ASSIGN_OR_RETURN(data.moments,
                             MomentsOfLayer(spec_, weights, calibration,
                                            request_.calibration->num_tokens));
-    // Tokens that stay exact need no codes.
+    // Exact sinks are left out, because they need no codes.
     const at::Tensor coded =
         calibration.sample_positions >= options().exact_sinks;
     const at::Tensor held_out = calibration.sample_held_out;
@@ -184,7 +187,7 @@ class Planner {
     if (data.fitted.rows.size(0) < 2) {
       return absl::InvalidArgumentError(absl::StrCat(
           "layer ", layer, ": the calibration has ", data.fitted.rows.size(0),
-          " sample rows after the exact sinks, want at least 2"));
+          " sample rows after the exact sinks, but at least 2 are needed"));
     }
     return data;
   }
@@ -223,8 +226,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // A selection of rows, spread evenly, as many as codes are measured on in
-  // every space.
+  // Returns at most kTriedRows rows, spread evenly over all rows.
   static SampleRows SampleOf(const SampleRows& all) {
     const int64_t step = (all.rows.size(0) + kTriedRows - 1) / kTriedRows;
     return {all.rows.slice(0, 0, all.rows.size(0), step),
@@ -261,7 +263,8 @@ class Planner {
     candidate.channels.grain_bytes = grain_bytes_;
     const TimeModel* time = TimeOf(options().speed);
     if (time == nullptr) return;
-    // Each query head of a group uses all channels of the group.
+    // Decoding is done once per group. The products are done for each query
+    // head, which uses all channels of its group.
     candidate.ns_per_channel =
         static_cast<double>(candidate.option.groups.size()) * time->number_ns +
         2 * static_cast<double>(spec_.num_heads) * time->flop_ns;
@@ -283,14 +286,15 @@ class Planner {
     return static_cast<int64_t>(sum);
   }
 
-  // The largest number of grains that the curve shows.
+  // Returns the largest number of grains that the curve shows.
   int64_t GrainsInSight() const {
     if (!options().kv_bytes_per_token) return MostGrains();
-    // A little more, to show the effect of more bytes.
+    // The curve goes beyond the budget, to show the effect of more bytes.
     return GrainsOf(1.5 * *options().kv_bytes_per_token);
   }
 
-  // Grains that fit into these bytes, or that can be spent at all.
+  // Returns how many grains fit into these bytes, at most as many as can be
+  // spent at all.
   int64_t GrainsOf(double bytes) const {
     return static_cast<int64_t>(
         std::min(bytes / static_cast<double>(grain_bytes_),
@@ -348,7 +352,7 @@ class Planner {
         " --exact-sinks ", o.exact_sinks, " --tp ", request_.tp);
   }
 
-  // The bytes of a plan as the page layout counts them.
+  // The bytes of a plan that the page layout counts.
   struct Counted {
     double marginal = 0;
     double tiles = 0;  // Part of `marginal`: without padding that fills pages
@@ -375,7 +379,7 @@ class Planner {
     return counted;
   }
 
-  // A complete plan for one window.
+  // A complete plan for one window length.
   struct Finished {
     AutoPlan plan;
     SpentBytes spent;
@@ -398,9 +402,10 @@ class Planner {
     prediction.dense_slot_ns = dense_slot_ns_;
     const auto want = static_cast<double>(GrainBytesOf(spent));
     if (counted.tiles != want) {
-      return absl::InternalError(absl::StrFormat(
-          "the planner counts %.1f bytes per token, the page layout %.1f", want,
-          counted.tiles));
+      return absl::InternalError(
+          absl::StrFormat("the planner counts %.1f bytes per token, but the "
+                          "page layout counts %.1f",
+                          want, counted.tiles));
     }
     finished.spent = std::move(spent);
     return finished;
@@ -410,8 +415,8 @@ class Planner {
     return spent.grains * grain_bytes_;
   }
 
-  // The plan for the bytes that `window` leaves of the budget. The budget must
-  // be within the grains that `spending` covers.
+  // Returns the plan for the bytes of the budget that `window` leaves.
+  // `spending` must cover the whole budget. Empty if no plan fits.
   absl::StatusOr<std::optional<Finished>> WithinBytes(const Spending& spending,
                                                       int64_t window,
                                                       double budget) const {
@@ -430,7 +435,8 @@ class Planner {
     return std::nullopt;
   }
 
-  // Returns the plan with the fewest bytes that reaches the wanted loss.
+  // Returns the plan with the fewest bytes whose predicted loss is at most
+  // max_kl; empty if there is none.
   absl::StatusOr<std::optional<Finished>> WithinLoss(
       const Spending& spending) const {
     const auto predicted = [&](int64_t grains) {
@@ -452,8 +458,9 @@ class Planner {
     return finished;
   }
 
-  // Returns the best plan over all windows at this price of time, and the
-  // Spending from which it was chosen. Empty if no plan fits.
+  // Returns the best plan over all windows if each nanosecond per slot adds
+  // `price` nats to the loss. Empty if no plan fits. Also sets spending_ to the
+  // Spending from which the plan was chosen.
   absl::StatusOr<std::optional<Finished>> BestOf(double price) {
     const int64_t sight = GrainsInSight();
     const bool by_bytes = options().kv_bytes_per_token.has_value();
@@ -483,8 +490,8 @@ class Planner {
     double price = 0;
     KVASIR_ASSIGN_OR_RETURN(std::optional<Finished> best, BestOf(price));
     if (!best) return Impossible();
-    // Gives up loss for time until a slot takes no longer than in a dense
-    // cache.
+    // Searches for the lowest price of time at which a slot takes no longer
+    // than in a dense cache, although the loss grows.
     const double limit = dense_slot_ns_;
     if (limit > 0 && best->spent.ns > limit) {
       double low = 0;
@@ -505,7 +512,8 @@ class Planner {
         }
         if (fast && high - low < 0.05 * high) break;
       }
-      // The curve is drawn at the price of the chosen plan.
+      // BestOf also sets spending_, from which the curve is drawn; so it runs
+      // once more at the final price.
       KVASIR_ASSIGN_OR_RETURN(best, BestOf(fast ? high : 0.0));
     }
     best_ = std::move(best->plan);
@@ -513,10 +521,10 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Measures plans of fewer and of more bytes, and chooses again with the
-  // fitted kappa. These plans have no window: the chosen window is for long
-  // sequences and would hide most of the codes in the short sequences that are
-  // measured here.
+  // Measures plans with fewer and with more bytes than the chosen plan, fits
+  // kappa, and chooses again if the bytes depend on it. The measured plans have
+  // no window: the chosen window is for long sequences and would hide most of
+  // the codes in the short sequences that are measured here.
   absl::Status Probe() {
     constexpr double kLeastShare = 0.6;
     constexpr double kMostShare = 1.4;
@@ -546,7 +554,8 @@ class Planner {
     const double before = kappa_.median;
     KVASIR_ASSIGN_OR_RETURN(kappa_, FitKappa(std::move(trials)));
     if (!options().kv_bytes_per_token) return Choose();
-    // The plan is as good as before; only its prediction changes.
+    // With a given number of bytes the plan stays the same, and only its
+    // prediction changes.
     best_.prediction.kl *= kappa_.median / before;
     best_.prediction.kappa = kappa_;
     return absl::OkStatus();
@@ -565,8 +574,8 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Text such as "5120 bytes would suffice", for bytes within the range that
-  // was searched.
+  // Returns a text such as "5120 bytes would suffice", or says that no number
+  // of bytes suffices.
   std::string BytesForLoss(double max_kl) const {
     const Spending wide(candidates_, best_.prediction.exact_window, 0.0,
                         MostGrains());
@@ -621,14 +630,15 @@ class Planner {
     return Cancelled();
   }
 
-  // Computes the curve at the chosen window and price of time.
+  // Computes the curve of loss over bytes for the chosen window and price of
+  // time.
   void Draw() {
     constexpr int64_t kPoints = 24;
     AutoPrediction& prediction = best_.prediction;
     const std::vector<double>& loss = spending_->all().loss();
     const int64_t first = spending_->all().least_grains();
     auto last = static_cast<int64_t>(loss.size()) - 1;
-    // Points after the last decrease are left out.
+    // Leaves out points at the end that do not lower the loss.
     while (last > first && loss[static_cast<size_t>(last - 1)] ==
                                loss[static_cast<size_t>(last)]) {
       --last;
@@ -647,13 +657,13 @@ class Planner {
   const model::DecoderSpec& spec_;
   AutoOptions options_;
   int64_t grain_bytes_ = 0;
-  double dense_slot_ns_ = 0;  // over all layers
+  double dense_slot_ns_ = 0;  // time of a slot in all layers together
   PlanCandidates candidates_;
   FittedKappa kappa_;
   int64_t span_ = 0;
   std::vector<PlannedLayer> data_;
   std::mutex mutex_;  // guards weights and progress while layers are measured
-  double done_ = 0;   // in layers
+  double done_ = 0;   // number of layers that are done
   bool cancelled_ = false;
   std::unique_ptr<Spending> spending_;  // for the chosen price and window
   SpentBytes spent_;

@@ -25,39 +25,40 @@ namespace kvasir::compress {
 inline constexpr int kMostProbes = 32;
 
 struct AutoOptions {
-  // At least one of the two must be set.
-  // Includes the share of fixed bytes.
+  // kv_bytes_per_token, max_kl or both must be set. The bytes include the share
+  // of fixed bytes.
   std::optional<double> kv_bytes_per_token;
   std::optional<double> max_kl;  // predicted divergence, nats per token
   PlanSpeed speed = PlanSpeed::kCpu;
   // Sequence length for which bytes per token are computed: the fixed bytes of
-  // a sequence are divided by it. 0: 8192, or the model's context if that is
-  // less.
+  // a sequence are divided by this length. 0: 8192, or the model's context if
+  // that is less.
   int64_t target_length = 0;
-  // The numbers of latest tokens kept exact from which the planner chooses.
+  // The window lengths (numbers of latest tokens that are kept exact) from
+  // which the planner chooses.
   std::vector<int64_t> windows = {0, 8, 16, 32, 64, 128, 256};
   int64_t exact_sinks = 4;
   // Factor between measured and predicted loss. With probes it is measured and
   // this value is ignored.
   double kappa = 1.0;
-  // Number of plans to measure, at most kMostProbes; 0: none. They have budgets
-  // near the chosen one, and no exact window.
+  // Number of plans to measure, at most kMostProbes; 0: none. These plans have
+  // budgets near the chosen one, and no exact window.
   int probes = 0;
   // Measures the divergence of a plan in nats per token, for probes. Called by
   // one thread.
   std::function<absl::StatusOr<double>(const kvasir::v1::KvPlan&)> measure;
-  int64_t granule_bytes = 0;  // granule of the device's pages
+  int64_t granule_bytes = 0;  // allocation granule of the device's pages
   int threads = 1;
   // Called after every layer that is measured or judged, by one thread at a
   // time. If it returns false, planning ends with Cancelled.
   std::function<bool(int64_t done, int64_t total)> progress;
 };
 
-// The choice for one layer.
+// The spaces that were chosen for one layer.
 struct LayerChoice {
   std::string spaces;  // such as "joint all" or "rope keys 1 + values 1"
   double bytes = 0;    // per token
-  double loss = 0;     // predicted, including kappa and the window
+  double loss = 0;     // predicted loss, including kappa and the window
 };
 
 struct CurvePoint {
@@ -67,40 +68,43 @@ struct CurvePoint {
 
 struct DomainLoss {
   std::string name;
-  double predicted = 0;  // on the domain's rows, by the plan of all domains
-  // Predicted by transforms and ranges of the other domains.
+  double predicted = 0;  // loss on the domain's rows under the chosen plan
+  // Loss on the domain's rows, with transforms and ranges found from the other
+  // domains only.
   double left_out = 0;
 
-  // How much larger the loss on text of a new domain may be.
+  // Factor by which the loss on text of a new domain may be larger.
   double ratio() const { return left_out / predicted; }
 };
-// A warning names the domains with a larger ratio.
+// Domains with a larger ratio than this are named in a warning.
 inline constexpr double kDomainWarning = 1.5;
 
 struct AutoPrediction {
   double kl = 0;
-  // Bounds of kl by the spread of kappa between the probes.
+  // Bounds of kl that follow from the spread of kappa between the probes.
   double kl_low() const { return kl * kappa.low / kappa.median; }
   double kl_high() const { return kl * kappa.high / kappa.median; }
   // The least and the greatest predicted loss of a domain that is left out of
   // the calibration.
   double low = 0;
   double high = 0;
-  FittedKappa kappa;          // AutoOptions::kappa if there were no probes
+  FittedKappa kappa;          // from probes, or AutoOptions::kappa
   double bytes = 0;           // per token, including the share of fixed bytes
-  double marginal_bytes = 0;  // per additional token
+  double marginal_bytes = 0;  // for each additional token
   double fixed_bytes = 0;     // per sequence
   int64_t target_length = 0;
   int64_t exact_window = 0;
-  // [9], entry b: numbers per token with b bits.
+  // [9]; entry b is how many numbers per token have b bits.
   std::vector<double> channels_by_bits;
   double held_out_loss_ratio = 1;  // loss on held-out rows divided by loss on
                                    // fitted rows
   double clamp_rate = 0;  // clamped share of the codes on held-out rows
-  double slot_ns = 0;     // by the TimeModel; 0 if there is none
+  double slot_ns = 0;     // time of a slot by the TimeModel; 0 without a model
   double dense_slot_ns = 0;
   std::vector<LayerChoice> layers;
-  std::vector<CurvePoint> curve;    // for the chosen window, by rising bytes
+  // The loss for different numbers of bytes at the chosen window, by rising
+  // bytes.
+  std::vector<CurvePoint> curve;
   std::vector<DomainLoss> domains;  // Domains with enough rows; empty if there
                                     // is only one domain.
 };
@@ -110,12 +114,13 @@ struct AutoPlan {
   AutoPrediction prediction;
 };
 
-// Reads only spec, calibration (with information), weights and tp of the
-// request.
+// Makes the plan. Reads only spec, calibration (with information), weights and
+// tp of the request.
 // Errors: INVALID_ARGUMENT for too few bytes, or for a loss that no plan within
 //   the bytes reaches, with the best possible value; FAILED_PRECONDITION
 //   without a calibration with information; UNIMPLEMENTED for models that
-//   rotate only a part of a head; CANCELLED; errors of `measure`.
+//   rotate only a part of a head; CANCELLED if `progress` returns false; errors
+//   of `measure`.
 absl::StatusOr<AutoPlan> PlanAuto(const PlanRequest& request,
                                   const AutoOptions& options);
 

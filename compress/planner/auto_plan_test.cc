@@ -17,12 +17,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A model of random weights with a calibration of random inputs. Its channels
-// differ much in variance and in importance.
+// Test fixture: a model with random weights and a calibration of random inputs.
+// Channels differ much in variance and in importance.
 class AutoPlanTest : public ::testing::Test {
  protected:
   explicit AutoPlanTest(TinyModel model = {.layers = 2, .kv_heads = 2}) {
-    at::set_num_threads(1);  // at these sizes more threads are slower
+    // The tensors are so small that more threads are slower.
+    at::set_num_threads(1);
     request_ = RequestOf(model);
     request_.spec.max_position_embeddings = 512;
     const model::DecoderSpec& spec = request_.spec;
@@ -96,7 +97,8 @@ class AutoPlanTest : public ::testing::Test {
   std::vector<AttentionWeights> weights_;
 };
 
-// 2 layers of 64 numbers: 128 numbers per token, 16 bytes per bit.
+// The model has 2 layers of 64 numbers, so 128 numbers per token; each bit per
+// number takes 16 bytes.
 TEST_F(AutoPlanTest, PredictedBytesEqualThePagesAndMeetTheBudget) {
   for (const int64_t granule : {0, 1, 16}) {
     for (const double bytes : {40.0, 63.0, 90.0}) {
@@ -121,7 +123,8 @@ TEST_F(AutoPlanTest, TensorParallelRanksHaveEqualPagesAndStoreNothingTwice) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan two, Plan(options));
     ExpectEqualRanks(two.plan, request_.spec);
     EXPECT_LE(two.prediction.bytes, 60);
-    // Two ranks for each head are planned like one.
+    // With 4 tensor-parallel ranks two ranks share each head; the plan takes
+    // the same bytes as with 2 ranks.
     request_.tp = 4;
     KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan four, Plan(options));
     EXPECT_EQ(four.plan.target().tp(), 4u);
@@ -152,20 +155,20 @@ TEST_F(AutoPlanTest, AGivenLossIsReachedWithTheFewestBytes) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan by_loss, Plan(options));
   EXPECT_LE(by_loss.prediction.kl, *options.max_kl);
   EXPECT_LE(by_loss.prediction.bytes, by_bytes.prediction.bytes);
-  // Two bytes fewer lose more.
+  // With two bytes fewer the loss must be larger.
   options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = by_loss.prediction.bytes - 2;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan fewer, Plan(options));
   EXPECT_GT(fewer.prediction.kl, by_bytes.prediction.kl);
 }
 
-// A model whose plans diverge by about 2.5 times the prediction.
+// The simulated measurements are about 2.5 times the predictions.
 TEST_F(AutoPlanTest, ProbesFindTheFactorBetweenPredictedAndMeasuredLoss) {
   constexpr double kTrue = 2.5;
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 50;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan untried, Plan(options));
-  // A first round shows the prediction of each plan.
+  // The first round finds the predictions of the plans that will be measured.
   options.probes = 5;
   options.measure = [](const kvasir::v1::KvPlan&) { return 1.0; };
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan first, Plan(options));
@@ -188,7 +191,7 @@ TEST_F(AutoPlanTest, ProbesFindTheFactorBetweenPredictedAndMeasuredLoss) {
   EXPECT_NEAR(prediction.kl_high(), 1.136 * prediction.kl, 1e-9);
   EXPECT_EQ(prediction.bytes, untried.prediction.bytes);
 
-  // A plan for a divergence uses the fitted kappa.
+  // If a divergence is requested, the plan is chosen with the fitted kappa.
   options.kv_bytes_per_token.reset();
   options.max_kl = untried.prediction.kl;
   options.probes = 1;
@@ -200,8 +203,9 @@ TEST_F(AutoPlanTest, ProbesFindTheFactorBetweenPredictedAndMeasuredLoss) {
   EXPECT_GT(by_loss.prediction.bytes, untried.prediction.bytes);
 }
 
-// In sequences as short as the measured ones a window hides most of the codes,
-// so plans with a window would say little about others.
+// Probes are measured on short sequences, in which a window would hide most of
+// the codes. Measurements with a window would therefore say little about the
+// codes.
 TEST_F(AutoPlanTest, ProbesAreMeasuredWithoutAnExactWindow) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;
@@ -229,7 +233,7 @@ TEST_F(AutoPlanTest, ProbesAreLimitedInNumberAndTheirErrorsAreReturned) {
     options.probes = probes;
     EXPECT_THAT(Plan(options).status(),
                 base::StatusIs(absl::StatusCode::kInvalidArgument,
-                               HasSubstr("probes, want 0 to 32")));
+                               HasSubstr("probes must be 0 to 32")));
   }
   options.probes = 1;
   options.measure = [](const kvasir::v1::KvPlan&) -> absl::StatusOr<double> {
@@ -258,7 +262,7 @@ TEST_F(AutoPlanTest, MoreBytesThanAnyPlanTakesCauseNoOverflow) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 1e20;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan all, Plan(options));
-  options.kv_bytes_per_token = 4096;  // 32 bytes per number
+  options.kv_bytes_per_token = 4096;  // far more bytes than any plan takes
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan many, Plan(options));
   EXPECT_EQ(all.prediction.bytes, many.prediction.bytes);
 }
@@ -296,10 +300,11 @@ TEST_F(AutoPlanTest, KeysAndValuesOfAStoragePlanMayShareALatent) {
   options = Options();
   options.kv_bytes_per_token = 40;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan cpu, Plan(options));
-  // There are more spaces, and time has no price.
+  // With kStorage more spaces are allowed and time does not matter, so the loss
+  // is not larger.
   EXPECT_LE(storage.prediction.kl, cpu.prediction.kl);
-  // Keys and values come from the same inputs, which are fewer than the numbers
-  // of both.
+  // Joint latents pay off here, because the inputs have fewer numbers than keys
+  // and values together.
   int64_t joint = 0;
   for (const auto& layer : storage.plan.layers()) joint += layer.joint_size();
   EXPECT_GT(joint, 0);
@@ -319,11 +324,11 @@ TEST_F(AutoPlanTest, TheBytesOfExactWindowsAreDividedByTheTargetLength) {
   EXPECT_LE(prediction.bytes, 70);
 }
 
-// A window removes more of the loss of rotated codes than of codes in static
-// ranges.
+// An exact window removes a larger share of the loss of rotated codes than of
+// the loss of codes in static ranges.
 TEST_F(AutoPlanTest, WithAnExactWindowMorePartsAreStoredAsRotatedHeads) {
-  // Tokens of unequal lengths, which suit codes that scale with a token's
-  // length.
+  // Makes keys and values of tokens differ in length, which suits codes with a
+  // scale per token.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
   rows = rows * RandomMatrix({rows.size(0), 1}, 77).exp();
   const auto rotated = [&](int64_t window, double kappa) {
@@ -368,8 +373,8 @@ TEST_F(AutoPlanTest, TheLossRatioOfSimilarDomainsCausesNoWarning) {
   EXPECT_LT(made.prediction.held_out_loss_ratio, 1.3);
 }
 
-// Half of the text has other statistics, so ranges fitted to the other half are
-// wrong for it.
+// One domain gets other statistics than the rest, so ranges fitted to the rest
+// are wrong for it.
 TEST_F(AutoPlanTest, ADomainThatDiffersFromTheOthersHasALargeLossRatio) {
   for (LayerCalibration& layer : calibration_.layers) {
     const at::Tensor strange = (layer.sample_domains == 1).unsqueeze(1);
@@ -382,17 +387,17 @@ TEST_F(AutoPlanTest, ADomainThatDiffersFromTheOthersHasALargeLossRatio) {
   EXPECT_GT(made.prediction.domains[1].ratio(), kDomainWarning);
 }
 
-// A loss that is not measured does not count as 0.
+// A loss that could not be measured must not be reported as 0.
 TEST_F(AutoPlanTest, NoLossIsPredictedForADomainWithTooFewRows) {
   for (LayerCalibration& layer : calibration_.layers) {
     layer.sample_domains = at::zeros_like(layer.sample_domains);
     layer.sample_domains[0] = 1;
   }
-  // Tokens of unequal lengths, which suit codes that scale with a token's
-  // length.
+  // Makes keys and values of tokens differ in length, which suits codes with a
+  // scale per token.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
   rows = rows * (2 * RandomMatrix({rows.size(0), 1}, 77)).exp();
-  bool has_mixed = false;  // both losses that need no rows and others
+  bool has_mixed = false;  // true if a plan mixes both kinds of parts
   for (const double bytes : {32, 40, 50, 60, 80, 100}) {
     AutoOptions options = Options();
     options.kv_bytes_per_token = bytes;

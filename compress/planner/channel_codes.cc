@@ -6,20 +6,21 @@
 namespace kvasir::compress {
 namespace {
 
-// Steps of the best uniform codes of a normal variable of variance 1, by bits
-// (Max 1960, "Quantizing for minimum distortion", table 2; the step for 8 bits
-// is the same minimum, found numerically).
+// Steps, indexed by bits, of the uniform codes with the least error for a
+// normal variable of variance 1 (Max 1960, "Quantizing for minimum distortion",
+// table 2; the step for 8 bits was found numerically).
 constexpr std::array<double, 9> kNormalSteps = {
     0.0, 1.5958, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308};
 
-// Factors of these steps: narrower for flat channels, wider for channels with
-// tails.
+// Factors by which these steps are multiplied: small ones suit flat
+// distributions, large ones distributions with long tails.
 constexpr std::array<double, 9> kClipFactors = {0.6,  0.75, 0.9, 1.0, 1.15,
                                                 1.35, 1.6,  2.0, 2.6};
 
 double Levels(int bits) { return static_cast<double>((1 << bits) - 1); }
 
-// A scale of 0 means that all numbers are at the minimum.
+// Returns (x - minimum) / scale for each number x, or 0 if the scale is 0,
+// because then all numbers equal the minimum.
 at::Tensor Places(const at::Tensor& rows, const ChannelRanges& ranges) {
   const at::Tensor some = ranges.scale > 0;
   return at::where(

@@ -7,7 +7,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Smaller eigenvalues are raised to this share of the largest, because the
+// Eigenvalues below this share of the largest are raised to it, because the
 // inverse divides by them.
 constexpr double kLeastEigenvalue = 1e-12;
 
@@ -27,8 +27,9 @@ Roots RootsOf(const at::Tensor& matrix) {
   return {at::mm(vectors * roots, back), at::mm(vectors / roots, back)};
 }
 
-// The eigenvectors as columns, by falling eigenvalue. The largest entry of each
-// is real and positive, so that equal matrices give equal bases.
+// Eigenvalues, falling, and their eigenvectors as columns. The largest entry of
+// each eigenvector is real and positive, so that equal matrices give equal
+// bases.
 struct Falling {
   at::Tensor values;
   at::Tensor vectors;
@@ -47,7 +48,8 @@ at::Tensor Symmetric(const at::Tensor& matrix) {
   return (matrix + matrix.conj().transpose(0, 1)) / 2;
 }
 
-// E[z zH] / 2 of a pair's complex numbers, averaged over all rotations.
+// Returns E[z zH] / 2 for the complex numbers z of a pair, averaged over all
+// rotations.
 at::Tensor OverRotations(const at::Tensor& matrix, const PairOfGroup& pair) {
   const at::Tensor first = at::tensor(pair.first, at::kLong);
   const at::Tensor second = at::tensor(pair.second, at::kLong);
@@ -62,7 +64,8 @@ at::Tensor OverRotations(const at::Tensor& matrix, const PairOfGroup& pair) {
           2);
 }
 
-// The complex maps [C, s] as a matrix [2C, n] of real and imaginary parts.
+// Returns the complex maps [C, s] as a real matrix [2C, n]: rows for the real
+// parts, then rows for the imaginary parts.
 at::Tensor RealMatrix(const at::Tensor& maps,
                       const std::vector<int64_t>& channel_pairs,
                       const std::vector<PairOfGroup>& pairs, int64_t n) {
@@ -144,8 +147,8 @@ at::Tensor RealEncoder(const CommutingBasis& basis,
 
 at::Tensor RealDecoder(const CommutingBasis& basis,
                        const std::vector<PairOfGroup>& pairs, int64_t n) {
-  // A decoder's real matrix is the transposed real encoder matrix of its
-  // conjugate.
+  // The real matrix of a decoder is the transpose of the matrix that RealMatrix
+  // makes from the conjugate transposed decoder.
   return RealMatrix(basis.decode.conj().transpose(0, 1), basis.pairs, pairs, n)
       .t()
       .contiguous();

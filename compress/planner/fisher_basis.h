@@ -14,13 +14,14 @@
 
 namespace kvasir::compress {
 
-// z = encode x, x ~ decode z.
+// A transform to channels z: z = encode x, and x ~ decode z.
 struct FisherBasis {
   at::Tensor encode;     // [R, n]
   at::Tensor decode;     // [n, R]
   at::Tensor variances;  // [R], falling, of the channels of z
 };
-// `moment` and `information` are [n, n]; 1 <= rank <= n.
+// Finds the basis of `rank` channels. `moment` and `information` are [n, n]; 1
+// <= rank <= n.
 FisherBasis FindFisherBasis(const at::Tensor& moment,
                             const at::Tensor& information, int64_t rank);
 
@@ -46,8 +47,9 @@ CommutingBasis FindCommutingBasis(const at::Tensor& moment,
                                   const at::Tensor& information,
                                   const std::vector<PairOfGroup>& pairs);
 
-// `encode` and `decode` as real matrices, [2C, n] and [n, 2C], for the n
-// numbers of the group's heads. All real parts come before all imaginary parts.
+// RealEncoder and RealDecoder return `encode` and `decode` as real matrices,
+// [2C, n] and [n, 2C], where n is the number of dims of the group's heads. All
+// real parts come before all imaginary parts.
 at::Tensor RealEncoder(const CommutingBasis& basis,
                        const std::vector<PairOfGroup>& pairs, int64_t n);
 at::Tensor RealDecoder(const CommutingBasis& basis,

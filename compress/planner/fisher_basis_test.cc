@@ -18,7 +18,7 @@ at::Tensor Random(at::IntArrayRef shape, uint64_t seed) {
                    at::kDouble);
 }
 
-// A positive definite matrix with eigenvalues of different sizes.
+// Returns a positive definite matrix with eigenvalues of different sizes.
 at::Tensor RandomMoment(int64_t n, uint64_t seed) {
   const at::Tensor root = Random({n, n}, seed) * Random({n}, seed + 1).exp();
   return root.mm(root.t());
@@ -41,7 +41,7 @@ TEST(FisherBasisTest, WithIdentityInformationTheBasisIsThePrincipalBasis) {
   EXPECT_LT(Distance(basis.encode, basis.decode.t()), 1e-9);
 }
 
-TEST(FisherBasisTest, FullRankLosesNothing) {
+TEST(FisherBasisTest, ABasisOfFullRankLosesNothing) {
   const FisherBasis basis =
       FindFisherBasis(RandomMoment(12, 2), RandomMoment(12, 4), 12);
   EXPECT_LT(Distance(basis.decode.mm(basis.encode), One(12)), 1e-7);
@@ -54,12 +54,12 @@ TEST(FisherBasisTest, ChannelsAreUncorrelatedAndTheirSquaredErrorsGiveTheLoss) {
   const at::Tensor channels = basis.encode.mm(moment).mm(basis.encode.t());
   const double scale = channels.abs().max().item<double>();
   EXPECT_LT(Distance(channels, at::diag(basis.variances)), 1e-9 * scale);
-  // |z|^2 = xt F x for every x.
+  // |z|^2 = xt F x holds for every x.
   EXPECT_LT(Distance(basis.encode.t().mm(basis.encode), information),
             1e-9 * information.abs().max().item<double>());
 }
 
-// Three heads of 4 pairs in half-split order.
+// Returns the pairs of three heads, each with 4 pairs in half-split order.
 std::vector<PairOfGroup> Pairs() {
   std::vector<PairOfGroup> pairs(4);
   for (int64_t p = 0; p < 4; ++p) {
@@ -71,7 +71,7 @@ std::vector<PairOfGroup> Pairs() {
   return pairs;
 }
 
-// Keys [N, 24], rotated by their pairs' angles.
+// Returns keys [N, 24] in which pair f is rotated by angles[f].
 at::Tensor Turned(const at::Tensor& keys, const std::vector<double>& angles) {
   at::Tensor turned = keys.clone();
   const std::vector<PairOfGroup> pairs = Pairs();
@@ -125,8 +125,9 @@ TEST(FisherBasisTest,
   const double want = key.mm(encode.t()).square().sum().item<double>();
   double sum = 0;
   constexpr int kTurns = 12;
-  // Each pair rotates in twelfths at its own speed. Products of different pairs
-  // then vanish on average, as they do over long positions.
+  // Each pair rotates in steps of a twelfth of a turn at its own speed.
+  // Products of different pairs then vanish on average, as they do over many
+  // positions of a text.
   for (int a = 0; a < kTurns; ++a) {
     for (int b = 0; b < kTurns; ++b) {
       for (int c = 0; c < kTurns; ++c) {
@@ -162,7 +163,7 @@ TEST(ChannelCodesTest, ChannelsWithoutBitsAreDecodedAsTheirMean) {
 TEST(ChannelCodesTest,
      TheErrorForNormalNumbersIsNearThatOfMaxsTableForEachBitWidth) {
   const at::Tensor rows = Random({20000, 2}, 23).to(at::kFloat) * 3 + 1;
-  // Max 1960, table 2.
+  // The expected errors are from Max 1960, table 2.
   const std::vector<double> want = {1.0,     0.3634,  0.1188,
                                     0.03744, 0.01154, 0.003495};
   for (size_t bits = 0; bits < want.size(); ++bits) {

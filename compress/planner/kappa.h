@@ -9,10 +9,10 @@
 
 namespace kvasir::compress {
 
-// A plan that was measured.
+// The predicted and the measured divergence of a plan.
 struct PlanTrial {
   double bytes = 0;      // per token
-  double predicted = 0;  // nats per token, without kappa
+  double predicted = 0;  // divergence in nats per token, without kappa
   double measured = 0;
 };
 
@@ -25,17 +25,18 @@ struct FittedKappa {
   std::vector<PlanTrial> trials;
 };
 
-// INVALID_ARGUMENT if there is no trial, or if a divergence is not positive.
+// Fits kappa to the trials. INVALID_ARGUMENT if there is no trial, or if a
+// divergence is not positive.
 absl::StatusOr<FittedKappa> FitKappa(std::vector<PlanTrial> trials);
 
-// Rank correlation of `a` and `b`, which have the same number of entries, at
-// least one. Equal numbers get their mean rank. 0 if all numbers of `a` or of
-// `b` are equal.
+// Returns the rank correlation of `a` and `b`, which must have the same number
+// of entries, at least one. Equal numbers get their mean rank. The result is 0
+// if all numbers of `a` or all numbers of `b` are equal.
 double SpearmanCorrelation(const std::vector<double>& a,
                            const std::vector<double>& b);
 
-// The `share` quantile of the numbers (0.5: the median), interpolated between
-// neighbours.
+// Returns the `share` quantile of the numbers (0.5: the median), interpolated
+// between neighbours.
 double Quantile(std::vector<double> numbers, double share);
 
 }  // namespace kvasir::compress

@@ -17,14 +17,15 @@ TEST(KappaTest, QuantilesAreInterpolatedBetweenSortedNumbers) {
   EXPECT_DOUBLE_EQ(Quantile({7}, 0.84), 7);
 }
 
-// 1 - 6 (1 + 0 + 1 + 1 + 1) / (5 * 24) without ties.
+// Without ties, the correlation of the 5 numbers is 1 - 6 (1 + 1 + 0 + 1 + 1) /
+// (5 * 24) = 0.8.
 TEST(KappaTest, TheRankCorrelationDependsOnlyOnTheOrder) {
   EXPECT_DOUBLE_EQ(SpearmanCorrelation({1, 2, 3}, {10, 20, 3000}), 1);
   EXPECT_DOUBLE_EQ(SpearmanCorrelation({1, 2, 3}, {9, 4, 1}), -1);
   EXPECT_NEAR(SpearmanCorrelation({1, 2, 3, 4, 5}, {2, 1, 3, 5, 4}), 0.8,
               1e-12);
   EXPECT_DOUBLE_EQ(SpearmanCorrelation({1, 2}, {5, 5}), 0);
-  // Ranks 0, 1.5, 1.5, 3.
+  // The first list has the ranks 0, 1.5, 1.5 and 3.
   EXPECT_NEAR(SpearmanCorrelation({1, 2, 2, 3}, {1, 2, 3, 4}), 0.9486832981,
               1e-9);
 }

@@ -20,9 +20,10 @@ absl::Status CheckInformation(const at::Tensor& information, int64_t width,
         absl::StrCat("the calibration has no Fisher information of ", side));
   }
   if (information.sizes() != at::IntArrayRef({width, width})) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "information of ", side, ": want shape [", width, ", ", width,
-        "], have [", absl::StrJoin(information.sizes(), ", "), "]"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the Fisher information of ", side,
+                     " must have the shape [", width, ", ", width, "], has [",
+                     absl::StrJoin(information.sizes(), ", "), "]"));
   }
   if (!at::isfinite(information).all().item<bool>() ||
       information.diagonal().sum().item<double>() <= 0) {
@@ -38,8 +39,9 @@ at::Tensor Block(const at::Tensor& matrix,
   return matrix.index_select(0, index).index_select(1, index);
 }
 
-// The share of a pair's mean that remains under rotation: |mean of e^(i angle
-// n)|^2 over the positions that ranges must cover.
+// Returns for each RoPE pair the share of the energy of its mean that remains a
+// mean under rotation: |mean of e^(i angle n)|^2 over the positions n that
+// ranges must cover.
 std::vector<double> SteadyShares(const model::DecoderSpec& spec) {
   const int64_t positions =
       std::min<int64_t>(kRangePositions, spec.max_position_embeddings);
@@ -112,7 +114,8 @@ RopeBasis RopeLowRankBasis(const LayerMoments& moments,
   const std::vector<double> steady = SteadyShares(spec);
   const int64_t dim = spec.head_dim;
   const auto width = static_cast<int64_t>(heads.size()) * dim;
-  // The share of the mean that rotates away acts like variance.
+  // The part of a mean that does not remain under rotation acts like variance,
+  // so it is added to the second moment.
   std::vector<double> turning(static_cast<size_t>(width), 0.0);
   std::vector<PairOfGroup> pairs(steady.size());
   for (size_t p = 0; p < steady.size(); ++p) {

@@ -30,20 +30,21 @@ struct LayerMoments {
   at::Tensor information;  // [2n, 2n], shrunk; zero between key and value
 };
 
-// FAILED_PRECONDITION for a calibration without information; INVALID_ARGUMENT
-// for information that is of another shape, not finite or all zero.
+// Computes the moments of one layer. FAILED_PRECONDITION for a calibration
+// without information; INVALID_ARGUMENT for information that has another shape,
+// is not finite or is all zero.
 absl::StatusOr<LayerMoments> MomentsOfLayer(const model::DecoderSpec& spec,
                                             const AttentionWeights& weights,
                                             const LayerCalibration& calibration,
                                             int64_t num_tokens);
 
-// The columns of a row that belong to these heads: those of keys (if `keys`),
-// then those of values (if `values`).
+// Returns the columns of a row that belong to these heads: the columns of keys
+// (if `keys` is true), then those of values (if `values` is true).
 std::vector<int64_t> ColumnsOfHeads(const model::DecoderSpec& spec,
                                     const std::vector<int64_t>& heads,
                                     bool keys, bool values);
 
-// The basis of a low_rank latent over these columns. Throws c10::Error.
+// Finds the basis of a low_rank latent over these columns. Throws c10::Error.
 FisherBasis LowRankBasis(const LayerMoments& moments,
                          const std::vector<int64_t>& columns, int64_t rank);
 

@@ -9,7 +9,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Number of channels that share a bit width: a size that suits the layout of
+// Number of channels that share a bit width. This number suits the layout of
 // codes and the kernels that read them.
 constexpr int64_t kGroupChannels = 8;
 
@@ -58,7 +58,8 @@ std::string SpaceOption::Name(int64_t num_kv_heads) const {
 }
 
 at::Tensor SpreadPositions(int64_t count, int64_t span) {
-  // Multiples of the golden ratio are spread evenly for any count.
+  // The fractions of the first `count` multiples of the golden ratio are spread
+  // evenly for any count.
   constexpr double kGoldenShare = 0.6180339887498949;
   const at::Tensor turns = at::arange(count, at::kDouble) * kGoldenShare;
   return ((turns - turns.floor()) * static_cast<double>(span))
@@ -221,8 +222,8 @@ CodeLoss MeasureLoss(const std::vector<LatentCodes>& latents,
     const at::Tensor index = at::tensor(transform.columns, at::kLong);
     const at::Tensor metric =
         information.index_select(0, index).index_select(1, index);
-    // For all rows at once: the errors' second moment under the latent's
-    // metric.
+    // tr(F E[e et]) for all rows at once: the second moment of the errors under
+    // the latent's metric.
     const at::Tensor moment =
         error.t().mm(error).to(at::kDouble) / error.size(0);
     const at::Tensor latent_metric =

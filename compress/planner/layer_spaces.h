@@ -21,7 +21,7 @@ enum class SpaceKind {
              // time
   kKey,      // low_rank before the rotation and rebuilt; absorbed if nothing
              // rotates.
-  kRopeKey,  // rope_low_rank after the rotation, absorbed
+  kRopeKey,  // rope_low_rank, stored after the rotation, absorbed
   kValue,    // low_rank, absorbed
   // Whole heads, multiplied by a Hadamard matrix and coded in the best levels
   // for a normal distribution. They need no calibration.
@@ -42,15 +42,15 @@ struct SpaceOption {
            kind == SpaceKind::kRotatedValue;
   }
   bool keys() const { return kind == SpaceKind::kJoint || !values(); }
-  // The kind and the number of heads in a group, such as "joint all", "rope
-  // keys 1" or "values 3".
+  // Returns the kind and the number of heads in a group, such as "joint all",
+  // "rope keys 1" or "values 3".
   std::string Name(int64_t num_kv_heads) const;
 };
 
 // Rows of sample tokens: keys before their rotation, then values.
 struct SampleRows {
   at::Tensor rows;       // [N, 2n] float32
-  at::Tensor positions;  // [N]: rotated keys are measured here
+  at::Tensor positions;  // [N]: the position for which a row's key is rotated
 };
 
 // Returns `count` positions spread evenly over [0, span), the same in every
@@ -79,10 +79,10 @@ at::Tensor LatentRows(const LatentTransform& transform,
 // channel are in the same group.
 std::vector<std::vector<int64_t>> WidthGroups(const LatentTransform& transform);
 
-// Returns the groups with their measured losses. The caller sets latents, grain
-// and the loss per channel. Channels that rotate never get 0 bits, because they
-// have no mean that could replace them, and rows of exact tokens must store
-// them.
+// Returns the groups with their measured losses. The caller sets latents,
+// grain_bytes and loss_per_channel. Channels that rotate never get 0 bits,
+// because they have no mean that could replace them, and because rows of exact
+// tokens must store them.
 PartChannels MeasureChannels(const std::vector<LatentTransform>& transforms,
                              const model::DecoderSpec& spec,
                              const SampleRows& sample);
@@ -105,16 +105,16 @@ std::vector<LatentCodes> CodeLatents(std::vector<LatentTransform> transforms,
 // The loss of codes on rows to which they were not fitted.
 struct CodeLoss {
   double loss = 0;     // tr(F E[e et]) / 2 over all latents, nats per token
-  double clamped = 0;  // codes outside their range, per token
+  double clamped = 0;  // number of codes outside their range, per token
   double codes = 0;    // number of codes per token
 };
 CodeLoss MeasureLoss(const std::vector<LatentCodes>& latents,
                      const at::Tensor& information,
                      const model::DecoderSpec& spec, const SampleRows& sample);
 
-// As MeasureChannels, but for whole heads that are coded in levels. The loss
+// Like MeasureChannels, but for whole heads that are coded in levels. The loss
 // follows from the distortion of a normal distribution (Max 1960, table 1),
-// because a Hadamard matrix makes any numbers nearly normal.
+// because a Hadamard matrix makes any numbers nearly normally distributed.
 PartChannels RotatedChannels(const SpaceOption& option,
                              const LayerMoments& moments,
                              const model::DecoderSpec& spec);

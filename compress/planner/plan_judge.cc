@@ -13,8 +13,8 @@
 namespace kvasir::compress {
 namespace {
 
-// The shrunk information of these domains together, [2n, 2n]; key and value
-// form separate blocks.
+// Returns the shrunk information of these domains together, [2n, 2n]; key and
+// value form separate blocks.
 at::Tensor InformationOf(const LayerCalibration& calibration,
                          const std::set<size_t>& domains) {
   at::Tensor key;
@@ -52,8 +52,8 @@ LayerMoments MomentsWithout(const LayerCalibration& calibration, size_t domain,
 struct PartLoss {
   double fitted = 0;
   CodeLoss held_out;
-  // The loss on each domain's rows: with the plan's codes, and with the codes
-  // that only the other domains would give.
+  // The loss on each domain's rows: with the plan's codes (by_domain), and with
+  // codes found from the other domains only (left_out).
   std::vector<double> by_domain;
   std::vector<double> left_out;
 };
@@ -64,16 +64,16 @@ void JudgeDomains(const JudgeRequest& request, const TakenPart& taken,
   const LayerCalibration& calibration =
       request.calibration->layers[static_cast<size_t>(taken.candidate->layer)];
   if (loss.by_domain.size() < 2) return;
-  const at::Tensor behind_sinks =
+  const at::Tensor after_sinks =
       calibration.sample_positions >= request.exact_sinks;
   for (size_t d = 0; d < loss.by_domain.size(); ++d) {
     const at::Tensor inside =
         calibration.sample_domains == static_cast<int64_t>(d);
     const SampleRows own =
-        RowsWhere(calibration, behind_sinks.logical_and(inside), request.span);
+        RowsWhere(calibration, after_sinks.logical_and(inside), request.span);
     const SampleRows others =
         RowsWhere(calibration,
-                  behind_sinks.logical_and(inside.logical_not())
+                  after_sinks.logical_and(inside.logical_not())
                       .logical_and(calibration.sample_held_out.logical_not()),
                   request.span);
     if (own.rows.size(0) < 2 || others.rows.size(0) < 2) continue;
@@ -94,8 +94,8 @@ PartLoss JudgePart(const JudgeRequest& request, const TakenPart& taken,
   const SpaceOption& option = taken.candidate->option;
   PartLoss loss;
   // Codes of rotated heads do not depend on a text, so they have the same loss
-  // on any domain. For other codes NaN means not measured, which remains for
-  // domains with too few rows.
+  // on any domain. For other codes the loss starts as NaN, which means not
+  // measured; it stays NaN for domains with too few rows.
   const double own = option.rotated()
                          ? OwnLoss(taken)
                          : std::numeric_limits<double>::quiet_NaN();
@@ -122,7 +122,8 @@ double ScaleOf(const JudgeRequest& request, const TakenPart& taken) {
          WindowFactor(taken.candidate->option, request.exact_window);
 }
 
-// Adds what is known of a part before it is judged.
+// Adds to the prediction what needs no new measurement: the part's space,
+// bytes, predicted loss and bits.
 void AddChoice(const JudgeRequest& request, const TakenPart& taken,
                AutoPrediction& prediction) {
   const PlanCandidate& candidate = *taken.candidate;
@@ -189,7 +190,8 @@ void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
     prediction.held_out_loss_ratio = held_out / fitted;
     prediction.clamp_rate = clamped / codes;
   }
-  // Domains with too few rows, or a single domain, give no prediction.
+  // There is no prediction for domains with too few rows or for a single
+  // domain.
   std::erase_if(prediction.domains, [](const DomainLoss& domain) {
     return !(domain.predicted > 0) || !(domain.left_out > 0);
   });

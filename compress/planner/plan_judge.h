@@ -36,10 +36,10 @@ struct JudgeRequest {
   std::function<void()> on_part;
 };
 
-// Fills in the prediction's fields on layers, bits, held-out rows and domains.
-// The loss of a domain is computed twice: with the plan's transforms and
-// ranges, and with those that only the other domains would give. Throws
-// c10::Error.
+// Fills in the fields of the prediction that describe layers, bits, held-out
+// rows and domains. The loss of a domain is computed twice: with the plan's
+// transforms and ranges, and with transforms and ranges found from the other
+// domains only. Throws c10::Error.
 void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
                AutoPrediction& prediction);
 

@@ -11,7 +11,7 @@ namespace kvasir::compress {
 enum class PlanSpeed {
   kStorage,  // Fewest bytes: keys may be rebuilt, and key and value may share
              // latents.
-  kCpu,      // absorbed forms only; by the TimeModel as fast as a dense cache
+  kCpu,      // only absorbed forms; as fast as a dense cache by the TimeModel
   kGpu,
 };
 absl::StatusOr<PlanSpeed> ParsePlanSpeed(const std::string& name);
@@ -20,11 +20,12 @@ std::string PlanSpeedName(PlanSpeed speed);
 // Nanoseconds that attention takes for one slot of one layer. Only the ratio to
 // the time of a dense cache is used.
 struct TimeModel {
-  double byte_ns = 0;    // of a dense cache
-  double number_ns = 0;  // for decoding one number
+  double byte_ns = 0;    // to read one byte of a dense cache
+  double number_ns = 0;  // to decode one number
   double flop_ns = 0;
 };
-// Returns null for kStorage, where time does not matter.
+// Returns the time model for this speed; null for kStorage, for which time does
+// not matter.
 const TimeModel* TimeOf(PlanSpeed speed);
 
 }  // namespace kvasir::compress

@@ -18,14 +18,14 @@ struct PlanCandidate {
   PartChannels channels;
   // The transforms without their matrices; empty for whole heads.
   std::vector<LatentTransform> latents;
-  double ns_per_channel = 0;  // per channel, for all latents together
+  double ns_per_channel = 0;  // time of one channel in all latents together
 };
 
-// All candidates. A layer stores keys in one part and values in another, or
-// both in a joint part.
+// All candidates of all layers. A layer stores keys in one part and values in
+// another part, or both in a joint part.
 struct PlanCandidates {
   std::vector<PlanCandidate> all;
-  std::vector<std::vector<int>> by_layer;  // indices in `all`
+  std::vector<std::vector<int>> by_layer;  // for each layer: indices in `all`
 };
 
 // A candidate that was chosen, with the bit widths of its channel groups.
@@ -36,33 +36,35 @@ struct TakenPart {
 
 // One way to spend a number of bytes.
 struct SpentBytes {
-  std::vector<TakenPart> parts;  // by layer, keys before values
+  std::vector<TakenPart> parts;  // ordered by layer; keys come before values
   int64_t grains = 0;
   double ns = 0;
 };
 
-// The predicted loss of an option's codes with an exact window, divided by the
-// loss without one. Most of the loss comes from tokens near the query; this is
-// even more so for whole heads coded in levels than for calibrated codes.
+// Returns the predicted loss of an option's codes with an exact window, divided
+// by the loss without a window. Most of the loss comes from tokens near the
+// query, for whole heads coded in levels even more than for calibrated codes.
 double WindowFactor(const SpaceOption& option, int64_t window);
 
-// The loss of a part's codes, without kappa and without an exact window.
+// Returns the loss of a part's codes, without kappa and without an exact
+// window.
 double OwnLoss(const TakenPart& taken);
-// The loss of all parts with an exact window.
+// Returns the loss of all parts with an exact window.
 double LossOf(const SpentBytes& spent, int64_t window);
 
-// The choices of all layers for a given exact window. Each nanosecond per slot
-// adds `nats_per_ns` (times the window's factor) to the loss. The candidates
-// must outlive the object.
+// Finds the best way to spend bytes on all layers with a given exact window.
+// Each nanosecond per slot adds `nats_per_ns` (times the window's factor) to
+// the loss. The candidates must outlive the object.
 class Spending {
  public:
   Spending(const PlanCandidates& candidates, int64_t window, double nats_per_ns,
            int64_t max_grains);
 
   int64_t window() const { return window_; }
-  // Its losses include the WindowFactor, but not kappa.
+  // The choices of all layers together. Their losses include the WindowFactor,
+  // but not kappa.
   const ByteChoice& all() const { return all_[0]; }
-  // The best way to spend at most `grains`; CHECK that there is one.
+  // Returns the best way to spend at most `grains`. There must be one (CHECK).
   SpentBytes Spend(int64_t grains) const;
 
  private:
@@ -75,7 +77,7 @@ class Spending {
   std::vector<ByteChoice> all_;  // exactly one element
 };
 
-// Makes the part of the plan for a taken part.
+// Makes the part message of the plan for a candidate that was taken.
 kvasir::v1::Part PartOf(const TakenPart& taken, const model::DecoderSpec& spec,
                         bool rotates);
 

@@ -33,8 +33,8 @@ void UseBestBlasKernels(char** argv) {
   const char* core_type = BestCoreType();
   if (core_type == nullptr || std::getenv(kCoreType) != nullptr) return;
   if (setenv(kCoreType, core_type, /*overwrite=*/0) != 0) return;
-  // The program is started by its path, so that it keeps its name in process
-  // lists. If this fails, it goes on with slow kernels.
+  // The program is executed by its real path, so that it keeps its name in
+  // process lists. If this fails, the process continues with slow kernels.
   std::error_code error;
   const std::filesystem::path program =
       std::filesystem::read_symlink("/proc/self/exe", error);
@@ -42,7 +42,8 @@ void UseBestBlasKernels(char** argv) {
 }
 
 void SetBlasThreads(int threads) {
-  // Looked up at run time, because libtorch may use another BLAS.
+  // The function is looked up at run time, because libtorch may use another
+  // BLAS.
   void* symbol = dlsym(RTLD_DEFAULT, "openblas_set_num_threads");
   if (symbol == nullptr) return;
   reinterpret_cast<void (*)(int)>(symbol)(threads);
@@ -62,7 +63,8 @@ ScopedBlasThreads::~ScopedBlasThreads() {
 }
 
 void KeepFreedMemory() {
-  // Only the main arena can grow without limit; other arenas map large blocks.
+  // All threads share the main arena, because only this arena can grow without
+  // limit; others would map large blocks from the system.
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);

@@ -4,9 +4,9 @@ namespace kvasir::compress {
 
 // OpenBLAS chooses its kernels when it is loaded. For a CPU that is newer than
 // the library it chooses its slowest kernels (a fifth of the speed). This
-// function sets OPENBLAS_CORETYPE to a type with the instructions that the CPU
-// has, and starts the program again. It does nothing if the user has set the
-// variable. Must be the first call in main.
+// function sets OPENBLAS_CORETYPE to a type whose instructions the CPU
+// supports, and executes the program again from the start. It does nothing if
+// the user has set the variable. Must be the first call in main.
 void UseBestBlasKernels(char** argv);
 
 // Sets the number of threads that compute one matrix product. Work that is
@@ -24,7 +24,7 @@ class ScopedBlasThreads {
   ScopedBlasThreads& operator=(const ScopedBlasThreads&) = delete;
 
  private:
-  const int before_;  // 0: unknown, nothing is restored
+  const int before_;  // 0 if unknown; then nothing is restored
 };
 
 // Returns the number of threads that compute one matrix product; 0 if the BLAS

@@ -20,8 +20,8 @@ absl::Status CheckDevice(const std::string& name);
 // process. Errors: those of CheckDevice.
 absl::StatusOr<c10::Device> OpenDevice(const std::string& name);
 
-// How many of `threads` should send work to the device: on a GPU only one,
-// because one keeps it busy.
+// Returns how many of `threads` should send work to the device: on a GPU only
+// one, because one thread keeps the GPU busy.
 int ThreadsFor(const c10::Device& device, int threads);
 
 }  // namespace kvasir::compress

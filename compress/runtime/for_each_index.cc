@@ -28,7 +28,7 @@ void ForEachIndex(int64_t count, int threads,
       }
     });
   }
-  workers.clear();  // joins
+  workers.clear();  // waits for all threads
   for (const std::exception_ptr& failure : failures) {
     if (failure) std::rethrow_exception(failure);
   }

@@ -8,8 +8,8 @@
 
 namespace kvasir::compress {
 
-// Runs `work` and returns its Status or StatusOr. An exception (c10::Error, out
-// of memory) becomes an Internal error.
+// Runs `work` and returns its Status or StatusOr. An exception that it throws
+// (c10::Error, out of memory) becomes an Internal error.
 template <typename Work>
 auto CatchTorch(Work&& work) -> decltype(work()) {
   try {

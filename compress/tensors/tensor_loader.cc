@@ -19,7 +19,7 @@ absl::StatusOr<at::ScalarType> WeightType(
   if (model::IsWeightType(type)) return ScalarTypeOf(type);
   return absl::InvalidArgumentError(
       absl::StrCat(tensor.file->path(), ": tensor ", tensor.info->name,
-                   ": want F32, F16 or BF16, have ",
+                   ": the type must be F32, F16 or BF16, is ",
                    std::string(model::TensorTypeName(type))));
 }
 
@@ -87,9 +87,9 @@ absl::StatusOr<at::Tensor> LoadRows(const model::Checkpoint& checkpoint,
     auto* to = static_cast<std::byte*>(stored.data_ptr());
     for (const int32_t row : rows) {
       if (row < 0 || row >= entry.info->shape[0]) {
-        return absl::OutOfRangeError(
-            absl::StrCat(entry.file->path(), ": tensor ", entry.info->name,
-                         ": want row ", row, " of ", entry.info->shape[0]));
+        return absl::OutOfRangeError(absl::StrCat(
+            entry.file->path(), ": tensor ", entry.info->name, ": row ", row,
+            " was requested, but there are ", entry.info->shape[0]));
       }
       const std::span<std::byte> bytes(to, static_cast<size_t>(row_bytes));
       KVASIR_RETURN_IF_ERROR(entry.file->Read(
@@ -113,8 +113,8 @@ absl::StatusOr<TensorMap> LoadLayer(const model::Checkpoint& checkpoint,
     tensors.emplace(it->first.substr(prefix.size()), std::move(tensor));
   }
   if (tensors.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat(checkpoint.folder(), ": no tensors of layer ", layer));
+    return absl::NotFoundError(absl::StrCat(
+        checkpoint.folder(), ": there are no tensors of layer ", layer));
   }
   return tensors;
 }

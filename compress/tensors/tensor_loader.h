@@ -16,7 +16,8 @@
 
 namespace kvasir::compress {
 
-// `type` must be the type of a weight (model::IsWeightType).
+// Returns the libtorch type for `type`, which must be the type of a weight
+// (model::IsWeightType).
 at::ScalarType ScalarTypeOf(model::TensorType type);
 
 // Loads a tensor of type F32, F16 or BF16 and widens it to float32.

@@ -113,7 +113,7 @@ class CalibrateTest : public FolderTest {
     return IdOf(*weights_id, sample, parts);
   }
 
-  // Path of this calibration's state or result in the cache.
+  // Returns the path of this calibration's state or result in the cache.
   std::filesystem::path CachePath(const CalibrationSample& sample,
                                   const CalibrateOptions& options,
                                   const char* ending) const {
@@ -121,7 +121,7 @@ class CalibrateTest : public FolderTest {
            absl::StrCat("calibration-", Id(sample, options.parts), ending);
   }
 
-  // The bytes of the only file in the cache.
+  // Returns the bytes of the only file in the cache.
   std::string CacheBytes(const std::filesystem::path& cache) const {
     std::string bytes;
     int files = 0;
@@ -162,7 +162,7 @@ class Recorder : public LayerObserver {
   void OnValue(int64_t layer, const at::Tensor& value) override {
     Put(values, layer, value);
   }
-  // [rows, width]
+  // For each layer, a tensor [rows, width].
   std::vector<at::Tensor> inputs, queries, keys, rotated_keys, values;
 
  private:

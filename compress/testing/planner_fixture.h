@@ -73,8 +73,8 @@ inline at::Tensor RandomMatrix(at::IntArrayRef shape, uint64_t seed) {
                    at::kFloat);
 }
 
-// A calibration with random Fisher information per row, which differs strongly
-// between layers, sides and heads.
+// Makes a calibration with random Fisher information per row, which differs
+// strongly between layers, sides and heads.
 inline Calibration FisherCalibration(const model::DecoderSpec& spec,
                                      uint64_t seed) {
   Calibration calibration;
@@ -100,7 +100,8 @@ inline Calibration FisherCalibration(const model::DecoderSpec& spec,
   return calibration;
 }
 
-// How many numbers the plan keeps for a token, over all layers and both sides.
+// Returns how many numbers the plan keeps for a token, over all layers and both
+// sides.
 inline int64_t KeptBy(const kvasir::v1::KvPlan& plan,
                       const model::DecoderSpec& spec) {
   int64_t kept = 0;
@@ -125,8 +126,8 @@ inline std::vector<int64_t> RanksOf(const kvasir::v1::Part& part) {
   return ranks;
 }
 
-// Payload bytes of a token, summed over layers, sides and the page layouts of
-// all ranks.
+// Returns the payload bytes of a token, summed over layers, sides and the page
+// layouts of all ranks.
 inline double LaidOutBytes(const kvasir::v1::KvPlan& plan,
                            const model::DecoderSpec& spec) {
   double bytes = 0;
@@ -150,7 +151,8 @@ inline void ExpectEqualRanks(const kvasir::v1::KvPlan& plan,
                              const model::DecoderSpec& spec) {
   const int64_t size = plan.target().tp();
   std::vector<std::shared_ptr<const plan::ResolvedPlan>> ranks;
-  std::vector<std::vector<int64_t>> page_bytes;  // by rank and layer
+  // Indexed by rank, then by layer.
+  std::vector<std::vector<int64_t>> page_bytes;
   for (int64_t rank = 0; rank < size; ++rank) {
     auto resolved = plan::ResolvePlan(plan, model::AttentionShapeOf(spec),
                                       {.rank = rank, .size = size});

@@ -1,4 +1,4 @@
-// A random model of a few thousand weights, for tests.
+// Test support: a decoder with a few thousand random weights.
 #pragma once
 
 #include <cmath>
@@ -28,7 +28,7 @@ inline model::DecoderSpec TestSpec() {
   return spec;
 }
 
-// The weights depend only on the seed.
+// Makes the parts of the decoder. The weights depend only on the seed.
 inline ReferenceDecoder::Parts TestParts(const model::DecoderSpec& spec,
                                          uint64_t seed) {
   const at::Generator generator = at::detail::createCPUGenerator(seed);

@@ -72,7 +72,8 @@ LayerCalibration Calibrate(const model::DecoderSpec& spec,
 }  // namespace
 
 TinyLayers MakeTinyLayers(const TinyShape& shape, uint64_t seed) {
-  at::set_num_threads(1);  // at these sizes more threads are slower
+  // The tensors are so small that more threads are slower.
+  at::set_num_threads(1);
   at::manual_seed(seed);
   TinyLayers tiny;
   model::DecoderSpec& spec = tiny.spec;
@@ -143,7 +144,8 @@ ApplyRequest TinyApplyRequest(const TinyLayers& tiny,
 
 namespace {
 
-// The attention of one layer; `plan` is null for the uncompressed layer.
+// Computes the attention of one layer; `plan` is null for the uncompressed
+// layer.
 at::Tensor Attend(const TinyLayers& tiny, const kvasir::v1::LayerPlan* plan,
                   const TensorMap& tensors, int64_t layer) {
   const auto program = MakeLayerProgram(tiny.spec, plan, layer);

@@ -42,17 +42,17 @@ PlanRequest TinyPlanRequest(const TinyLayers& tiny, double keep);
 ApplyRequest TinyApplyRequest(const TinyLayers& tiny,
                               const kvasir::v1::KvPlan& plan, int64_t layer);
 
-// Output [N, M] of a layer's attention over the inputs, float64. `key_mask`
-// [Hkv, D], if defined, multiplies the keys.
+// Returns the output [N, M] of a layer's uncompressed attention over the
+// inputs, float64. `key_mask` [Hkv, D], if defined, multiplies the keys.
 at::Tensor AttendWhole(const TinyLayers& tiny, int64_t layer = 0,
                        const at::Tensor& key_mask = {});
-// As AttendWhole, but under the plan, with `tensors` as the layer's tensors,
+// Like AttendWhole, but under the plan, with `tensors` as the layer's tensors,
 // and without codes.
 at::Tensor AttendCompressed(const TinyLayers& tiny,
                             const kvasir::v1::KvPlan& plan,
                             const TensorMap& tensors, int64_t layer = 0);
 
-// |have - want| / |want|.
+// Returns |have - want| / |want|.
 double RelativeError(const at::Tensor& have, const at::Tensor& want);
 
 }  // namespace kvasir::compress

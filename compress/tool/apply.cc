@@ -1,5 +1,5 @@
-// `kvasir-compress apply`: writes the weights of a plan, which it makes first
-// if none is given.
+// `kvasir-compress apply`: writes the compressed checkpoint of a plan, which it
+// makes first if no plan is given.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -69,13 +69,13 @@ absl::StatusOr<KvPlan> ReadPlan(const std::string& path,
   const absl::Status valid =
       plan::ValidatePlan(plan, model::AttentionShapeOf(checkpoint.spec()));
   if (valid.ok()) return plan;
-  return absl::Status(valid.code(),
-                      absl::StrCat(path, " is no plan for ", checkpoint.name(),
-                                   ": ", valid.message()));
+  return absl::Status(
+      valid.code(), absl::StrCat(path, " is not a plan for ", checkpoint.name(),
+                                 ": ", valid.message()));
 }
 
-// The prediction beside the plan's file, if it belongs to this plan. Otherwise
-// prints why it is not used.
+// Returns the content of the prediction file beside the plan's file, if it
+// belongs to this plan. Otherwise prints why the file is not used.
 std::optional<std::string> ReadPredictionBeside(const std::string& path,
                                                 const KvPlan& plan,
                                                 bool quiet) {
@@ -130,7 +130,8 @@ CalibrationNeeds NeedsOfAppliers(const KvPlan& plan,
   return needs;
 }
 
-// Adds the parts of a calibration that only the appliers need.
+// Measures the parts of a calibration that the appliers need and the planner
+// did not, and adds them to `inputs`.
 absl::Status Complete(const CalibrationFlags& flags,
                       const model::Checkpoint& checkpoint,
                       const CalibrationNeeds& needs,
@@ -285,9 +286,9 @@ absl::Status RunApply(const CLI::App& command, ApplyFlags& flags) {
   }
   KVASIR_RETURN_IF_ERROR(
       Complete(flags.calibration, checkpoint, needs, inputs));
-  // The id names the calibration that the plan was made with, because ranks
-  // depend on it more than factors. A plan that needed no calibration gets the
-  // id of the factors' calibration.
+  // The provenance names the calibration that the plan was made with, because
+  // ranks depend more on it than factors do. If the plan needed no calibration,
+  // the id of the calibration for the factors is recorded.
   if (applied.plan.provenance().calibration_id().empty()) {
     RecordCalibration(flags.calibration, inputs, &applied.plan);
   }
@@ -308,24 +309,26 @@ void AddApplyCommand(CLI::App* app, int* exit_code) {
   AddCalibrationFlags(command, flags->calibration);
   AddMethodFlags(command, flags->method, /*required=*/false);
   AddFlag(command, "--plan", flags->plan,
-          "File that the command plan has written, applied with the "
+          "Plan file that the command plan has written, applied with the "
           "calibration that the plan names; instead of --method");
   ArtifactOptions& artifact = flags->artifact;
   AddFlag(command, "--out", artifact.out, "Folder to write");
   AddFlag(command, "--dtype", flags->dtype,
-          "Of the attention weights: bf16, f16, f32 or auto, as the model's")
+          "Type of the attention weights: bf16, f16, f32, or auto, which "
+          "means the model's type")
       ->check(CLI::IsMember({"auto", "bf16", "f16", "f32"}));
   AddBytes(command, "--max-shard-bytes", artifact.max_shard_bytes,
            "Larger checkpoints become several files", {.least = 1});
   AddSwitch(command, "--link-base", artifact.link_base,
-            "Link what is as in the base model instead of copying it: a small "
-            "folder, which needs the base's where it is");
+            "Link tensors that equal the base model's instead of copying them: "
+            "the new folder is small, but needs the base model's folder at its "
+            "place");
   AddSwitch(command, "--overwrite", artifact.overwrite,
             "Replace an existing checkpoint");
   AddSwitch(command, "--dry-run", flags->dry_run,
             "Show the plan and write nothing");
   AddSwitch(command, "--profile", flags->profile,
-            "Also time LAPACK by itself on the same matrices");
+            "Also measure the time of plain LAPACK on the same matrices");
   AddSwitch(command, "--json", flags->json, "Print a JSON object");
   command->callback([command, flags, exit_code] {
     if (flags->plan.empty() == flags->method.method.empty()) {

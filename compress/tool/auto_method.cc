@@ -43,7 +43,7 @@ std::string HistogramText(const AutoPrediction& prediction) {
   return text;
 }
 
-// The point of the curve that is nearest to the plan.
+// Returns the index of the curve's point that is nearest to the plan in bytes.
 size_t ChosenPoint(const AutoPrediction& prediction) {
   const auto distance = [&](const CurvePoint& point) {
     return std::abs(point.bytes - prediction.bytes);
@@ -80,16 +80,17 @@ std::string DomainsText(const AutoPrediction& prediction) {
     if (domain.ratio() <= compress::kDomainWarning) continue;
     absl::StrAppendFormat(
         &text,
-        "warning: %s is unlike the rest of the text: without it, it would "
-        "have lost %.2f times as much. Text of the model's use should have "
-        "its like.\n",
+        "warning: %s is unlike the rest of the text: if it were left out "
+        "of the calibration, its loss would be %.2f times as large. "
+        "Calibrate on texts like those that the model will read.\n",
         base::Printable(domain.name), domain.ratio());
   }
   return text;
 }
 
-// With --max-kl the prediction decides the plan, so it is measured. With a
-// given number of bytes it does not change the plan.
+// The default number of probes with --max-kl, because the prediction then
+// decides the plan. With a given number of bytes the prediction does not change
+// the plan, so there are no probes.
 constexpr int kDefaultProbes = 5;
 
 int ProbesOf(const AutoFlags& flags, bool by_bytes,
@@ -99,7 +100,8 @@ int ProbesOf(const AutoFlags& flags, bool by_bytes,
   return !by_bytes && !flags.kappa && can ? kDefaultProbes : 0;
 }
 
-// Measures plans when it is asked to, and shows its progress.
+// Measures plans for the planner and shows its progress. The PlanProbe is made
+// at the first measurement.
 class Prober {
  public:
   Prober(const CalibrationFlags& machine, const model::Checkpoint& checkpoint,
@@ -119,8 +121,8 @@ class Prober {
     if (!machine_.quiet) {
       absl::FPrintF(
           stderr,
-          "probes: %d plans on held-out text; memory up to %s beside "
-          "the calibration; about %s\n",
+          "probes: %d plans on held-out text; up to %s of memory in addition "
+          "to the calibration; about %s\n",
           plans_,
           HumanBytes(
               static_cast<double>(compress::PlanProbe::BytesOf(checkpoint_))),
@@ -189,30 +191,31 @@ void AddAutoFlags(CLI::App* command, AutoFlags& flags) {
     return AddFlag(command, name, value, help)->group("Method auto");
   };
   add("--max-kl", flags.max_kl,
-      "Predicted divergence, nats a token, that is not to be exceeded: alone, "
-      "the fewest bytes that keep it")
+      "Largest predicted divergence in nats per token; without "
+      "--kv-bytes-per-token, the plan with the fewest bytes that meets it")
       ->check(Above(0));
   add("--speed", flags.speed,
-      "cpu or gpu: keys are read without being rebuilt; storage: fewest bytes")
+      "cpu or gpu: attention reads keys without rebuilding them; "
+      "storage: fewest bytes")
       ->check(CLI::IsMember({"cpu", "gpu", "storage"}));
   add("--target-length", flags.target_length,
-      "Tokens that exact rows of a sequence are shared out to (0: 8192, or "
-      "what the model takes)")
+      "Sequence length by which the bytes of exact tokens are divided "
+      "(0: 8192, or the model's context if that is less)")
       ->check(AtLeast(0));
   add("--windows", flags.windows,
-      "Lengths of the exact window to choose from (default: "
-      "0,8,16,32,64,128,256)")
+      "Lengths of the exact window from which the planner chooses "
+      "(default: 0,8,16,32,64,128,256)")
       ->delimiter(',')
       ->check(AtLeast(0));
   add("--kappa", flags.kappa,
-      "Measured over predicted divergence, if known (default: what probes "
-      "find, "
-      "or 1)")
+      "Measured divergence divided by predicted divergence, if known "
+      "(default: the factor that probes find, or 1)")
       ->check(Above(0));
   add("--probes", flags.probes,
-      "Plans of 0.6 to 1.4 times the bytes that are tried on held-out text, so "
-      "that predictions are true: each takes seconds to minutes, and the plan "
-      "of given bytes stays as it is (default: 5 for --max-kl alone, else 0)")
+      "Number of plans, with 0.6 to 1.4 times the bytes, that are "
+      "measured on held-out text to correct the predictions; each takes "
+      "seconds to minutes. With --kv-bytes-per-token the plan does not "
+      "change (default: 5 with only --max-kl, otherwise 0)")
       ->check(Between(0, compress::kMostProbes));
 }
 
@@ -268,10 +271,11 @@ absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
 
 std::string PredictionText(const AutoPrediction& prediction) {
   std::string text = absl::StrFormat(
-      "predicted KL          %.5f nats a token%s (%.5f to %.5f over domains)\n"
+      "predicted KL          %.5f nats per token%s (%.5f to %.5f over "
+      "domains)\n"
       "%s"
-      "bytes per token       %.1f: %.1f of each, and %.0f of a sequence shared "
-      "out to %d tokens\n"
+      "bytes per token       %.1f: %.1f for each token, and %.0f per sequence "
+      "divided by %d tokens\n"
       "exact tokens          window %d\n"
       "held-out rows         %.2f times the loss of fitted ones, %.2g %% of "
       "codes clamped\n",

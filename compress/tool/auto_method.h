@@ -25,9 +25,10 @@ struct AutoFlags {
   std::optional<double> max_kl;
   std::string speed = "cpu";
   int64_t target_length = 0;
-  std::vector<int64_t> windows;  // empty: AutoOptions's default
-  std::optional<double> kappa;   // not set: measured by probes, or 1
-  std::optional<int> probes;  // not set: kDefaultProbes with --max-kl, else 0
+  // If empty, the default of AutoOptions::windows.
+  std::vector<int64_t> windows;
+  std::optional<double> kappa;  // if not set: measured by probes, or 1
+  std::optional<int> probes;    // not set: kDefaultProbes with --max-kl, else 0
 };
 void AddAutoFlags(CLI::App* command, AutoFlags& flags);
 
@@ -42,8 +43,8 @@ absl::StatusOr<compress::AutoPlan> MakeAutoPlan(
     const CalibrationFlags& machine, const model::Checkpoint& checkpoint,
     const CalibrationInputs& inputs);
 
-// Returns a text with predicted loss, bits, bytes, warnings about domains, and
-// the curve.
+// Returns the text that is printed: predicted loss, bits, bytes, warnings about
+// domains, and the curve of loss over bytes.
 std::string PredictionText(const compress::AutoPrediction& prediction);
 nlohmann::ordered_json PredictionJson(
     const compress::AutoPrediction& prediction);

@@ -1,5 +1,5 @@
-// `kvasir-compress calibrate`: measures in advance what plans that weigh errors
-// need.
+// `kvasir-compress calibrate`: measures the information that plans need to
+// weigh errors, before a plan is made.
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,7 +39,8 @@ void AddCalibrateCommand(CLI::App* app, int* exit_code) {
   auto flags = std::make_shared<CalibrationFlags>();
   CLI::App* command = app->add_subcommand(
       "calibrate",
-      "Measures ahead, into the cache, what plans weigh errors by");
+      "Measures the information that plans need to weigh errors, and "
+      "saves it in the cache");
   command->group("Commands");
   AddCalibrationFlags(command, *flags);
   command->callback(

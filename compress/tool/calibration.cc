@@ -36,15 +36,17 @@ using compress::CalibrationSample;
 
 constexpr int64_t kSequenceTokens = 1024;
 constexpr int64_t kTokens = 16384;
-// A matrix for each layer's keys and values is estimated from so many tokens.
+// Number of tokens if information is measured: a matrix for each layer's keys
+// and values is estimated from them.
 constexpr int64_t kInformationTokens = 114688;
-// The share of each domain's sequences on which quantizers are judged.
+// The share of each domain's sequences that is held out, to judge codes on
+// them.
 constexpr double kHeldOutShare = 0.1;
-// The first tokens attract attention whatever their content; plans keep them
-// exact.
+// The first tokens of a sequence attract attention whatever their content;
+// plans keep them exact.
 constexpr int64_t kSinkTokens = 4;
 
-// A value of --text: a file, or a domain and its file.
+// A value of the flag --text: FILE, or NAME=FILE with the name of a domain.
 struct NamedText {
   std::string name;
   std::string path;
@@ -122,7 +124,8 @@ absl::StatusOr<CalibrationSample> ReadSample(
       absl::StrCat(flags.texts[0], ": ", sample.status().message()));
 }
 
-// Prints the cost before the work begins.
+// Prints the cost before the work begins, and returns an error if memory does
+// not suffice.
 absl::Status SayCost(const model::Checkpoint& checkpoint,
                      const CalibrationSample& sample,
                      const CalibrateOptions& options, bool quiet) {
@@ -150,16 +153,17 @@ absl::Status SayCost(const model::Checkpoint& checkpoint,
     }
     absl::FPrintF(stderr, "\n");
   }
-  // A GPU's allocator reports when its memory is exhausted.
+  // Only the CPU's memory is checked: a GPU's allocator itself reports an error
+  // when memory is exhausted.
   if (!options.device.is_cpu()) return absl::OkStatus();
   const int64_t available = base::ReadMachineLimits().available_bytes;
   if (available > 0 && cost.peak_bytes() > available) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "the calibration needs ", human(cost.peak_bytes()), ", ",
-        human(available), " are free",
+        "the calibration needs ", human(cost.peak_bytes()),
+        " of memory, but only ", human(available), " are free",
         options.sequences_at_a_time() > 1
             ? "; --micro-batch 1 needs less"
-            : "; shorter --sequence-tokens or fewer tokens want less"));
+            : "; shorter --sequence-tokens or fewer tokens need less"));
   }
   return absl::OkStatus();
 }
@@ -180,39 +184,40 @@ void AddCalibrationFlags(CLI::App* command, CalibrationFlags& flags) {
                absl::StrCat("Folder of the checkpoint", kOrKnownModel))
       ->required();
   AddFlag(command, "--threads", flags.threads, "CPU threads")->check(Above(0));
-  AddSwitch(command, "--quiet", flags.quiet, "No progress");
+  AddSwitch(command, "--quiet", flags.quiet, "Print no progress");
   auto add = [&](const char* name, auto& value, const char* help) {
     return AddFlag(command, name, value, help)->group(kGroup);
   };
   add("--text", flags.texts,
-      "Text to calibrate on, FILE or NAME=FILE, several for several domains: "
-      "what the model is used for, never what it is judged on. Methods that "
-      "weigh errors by information take the built-in domains without it: "
-      "books, encyclopedia, code, dialogue")
+      "Text to calibrate on, FILE or NAME=FILE, once for each domain: "
+      "texts like those that the model will read, but not those that it "
+      "is evaluated on. Without it, methods that weigh errors by "
+      "information use the built-in domains books, encyclopedia, code "
+      "and dialogue")
       ->type_name("[NAME=]FILE");
   AddModelFlag(command, "--tokenizer", flags.tokenizer,
                "Folder of the tokenizer (default: the model's)")
       ->group(kGroup);
   add("--calibration-tokens", flags.tokens,
-      "Tokens to look at, of each domain an equal share (0: 16384; 114688 "
-      "where "
-      "errors are weighed by information)")
+      "Number of tokens, an equal share from each domain (0: 16384, or "
+      "114688 if errors are weighed by information)")
       ->check(AtLeast(0));
   add("--sequence-tokens", flags.sequence_tokens,
-      "Length of a sequence (0: 1024, or what the model takes)")
+      "Length of a sequence in tokens (0: 1024, or the model's context "
+      "if that is less)")
       ->check(AtLeast(0));
-  add("--seed", flags.seed, "Seed of the choice of tokens");
+  add("--seed", flags.seed, "Seed of the random choice of tokens");
   add("--labels-per-position", flags.labels_per_position,
-      "For information: labels drawn from the model at each position; each "
-      "takes a way back of its own")
+      "For information: number of labels that are drawn from the model "
+      "at each position; each label needs a backward pass")
       ->check(AtLeast(1));
   add("--micro-batch", flags.micro_batch,
-      "Sequences worked on at a time (0: one per thread); fewer take less "
-      "memory")
+      "Number of sequences that are processed at a time (0: one per "
+      "thread); fewer need less memory")
       ->check(AtLeast(0));
   add("--cache", flags.cache,
-      "Folder of finished calibrations and of the states of stopped ones; "
-      "none: neither is kept");
+      "Folder for finished calibrations and for the states of stopped "
+      "ones; none: nothing is saved");
   AddDeviceFlag(command, flags.device);
 }
 

@@ -23,13 +23,13 @@ namespace kvasir::cli {
 
 struct CalibrationFlags {
   std::string model;
-  std::string tokenizer;           // empty: the model's own
-  std::vector<std::string> texts;  // FILE or NAME=FILE
+  std::string tokenizer;           // if empty, the model's own tokenizer
+  std::vector<std::string> texts;  // each is FILE or NAME=FILE
   int64_t tokens = 0;  // 0: 16384 tokens; 114688 if information is measured
-  // 0: 1024, or the model's limit if that is smaller
+  // 0: 1024 tokens, or the model's context if that is smaller
   int64_t sequence_tokens = 0;
   uint64_t seed = 42;
-  std::string cache;  // "none": nothing is kept
+  std::string cache;  // a folder, or "none" to save nothing
   std::string device = "auto";
   int threads = 0;
   int64_t micro_batch = 0;
@@ -44,9 +44,9 @@ absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags);
 
 // The data that a method or a plan needs from a calibration.
 struct CalibrationNeeds {
-  // The sampled tokens, with which the ranges of codes are found.
+  // The sampled tokens, from which the ranges of codes are found.
   bool sample = false;
-  // Gram matrices and energies; this includes the sample.
+  // Gram matrices and energies, for which the sample is needed, too.
   bool statistics = false;
   // If information is needed, the sample has held-out sequences and skips sink
   // tokens, and the built-in domains are used if no text is given.
@@ -76,12 +76,12 @@ void RecordCalibration(const CalibrationFlags& flags,
                        const CalibrationInputs& inputs,
                        kvasir::v1::KvPlan* plan);
 // Sets `flags` and `needs` to the calibration that the plan was made with,
-// except for flags that the user gave to `command`. Prints to standard error
-// that it does so.
+// except for flags that the user gave to `command`. Prints a note about this to
+// standard error.
 void UseCalibrationOf(const kvasir::v1::KvPlan& plan, const CLI::App& command,
                       CalibrationFlags* flags, CalibrationNeeds* needs);
 
-// The time as text, such as "45 s" or "12 min".
+// Returns the time as text, such as "45 s" or "12 min".
 std::string HumanTime(absl::Duration time);
 
 }  // namespace kvasir::cli

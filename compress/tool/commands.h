@@ -1,5 +1,5 @@
-// The commands of kvasir-compress, one file each, and the functions that they
-// share.
+// The commands of kvasir-compress, each in a .cc file of its own, and the
+// functions that they share.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// `kvasir-compress evaluate`: the loss of compressed models against their
-// teacher, and the bytes of their caches.
+// `kvasir-compress evaluate`: measures the loss of compressed models compared
+// with their teacher, and the bytes of their caches.
 #include "compress/evaluate/evaluate.h"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ using compress::EvaluationRow;
 using compress::Evaluator;
 using compress::ReferenceDecoder;
 
-// Names the candidate without eviction in the list of evictions.
+// The name in the list of evictions that means no eviction.
 constexpr char kNoEviction[] = "none";
 
 struct EvaluateFlags {
@@ -76,8 +76,8 @@ struct LoadedModel {
   std::unique_ptr<ReferenceDecoder> decoder;
 };
 
-// The plan in a folder, if it has one, with the exact tokens that the
-// candidate's name asks for.
+// Returns the plan of a checkpoint, if it has one, with the exact tokens that
+// the candidate's name requests.
 absl::StatusOr<std::optional<kvasir::v1::KvPlan>> PlanOf(
     const compress::PlannedName& name, const model::Checkpoint& checkpoint) {
   std::optional<kvasir::v1::KvPlan> plan;
@@ -114,8 +114,8 @@ absl::StatusOr<LoadedModel> LoadModel(const compress::PlannedName& name,
                      std::make_unique<ReferenceDecoder>(std::move(decoder))};
 }
 
-// [B, T] tokens for the ranges of per-channel baselines; an undefined tensor if
-// there is no text.
+// Returns token ids [B, T] for the ranges of per-channel baselines; an
+// undefined tensor if there is no calibration text.
 absl::StatusOr<at::Tensor> CalibrationIds(const EvaluateFlags& flags,
                                           const model::Tokenizer& tokenizer,
                                           const ReferenceDecoder& teacher) {
@@ -176,7 +176,8 @@ void PrintRow(const EvaluationRow& row) {
   absl::PrintF("\n");
 }
 
-// Evaluates one candidate after the other; each is loaded for its turn.
+// Evaluates one candidate after the other. Each candidate is loaded only when
+// it is evaluated.
 class EvaluateRun {
  public:
   explicit EvaluateRun(const EvaluateFlags& flags) : flags_(flags) {}
@@ -184,7 +185,8 @@ class EvaluateRun {
   absl::Status Run() {
     const absl::Status status = Measure();
     EndLine();
-    // Prints the report in one piece, also if a later candidate has failed.
+    // Prints the whole report at once, even if a candidate has failed: it has
+    // the rows of those before it.
     if (!report_.has_value()) return status;
     PrintHead(*report_, flags_.repeat_test);
     for (const EvaluationRow& row : report_->rows) PrintRow(row);
@@ -230,14 +232,16 @@ class EvaluateRun {
     return absl::OkStatus();
   }
 
-  // Called after every candidate, so that results survive an interruption.
+  // Writes the report so far. It is called after every candidate, so that
+  // results survive an interruption.
   absl::Status WriteReport() const {
     if (flags_.json.empty()) return absl::OkStatus();
     return compress::WriteFileAtomically(
         flags_.json, compress::EvaluationToJson(*report_) + "\n");
   }
 
-  // Finds errors before the teacher's pass, which takes long.
+  // Checks the names, so that errors are found before the teacher runs, which
+  // takes long.
   absl::Status CheckNames() {
     if (!flags_.json.empty()) {
       KVASIR_RETURN_IF_ERROR(compress::CheckWritable(flags_.json));
@@ -293,8 +297,8 @@ class EvaluateRun {
                         absl::StrCat(name, ": ", status.message()));
   }
 
-  // Baselines depend on the teacher; their errors are found before its pass,
-  // too.
+  // Makes the baselines, which need the loaded teacher, so that their errors
+  // are found before the teacher runs.
   absl::Status MakeBaselines() {
     for (const std::string& name : flags_.candidates) {
       if (!compress::IsBaselineName(name) || baselines_.contains(name)) {
@@ -382,9 +386,10 @@ class EvaluateRun {
   LoadedModel teacher_;
   at::Tensor calibration_ids_;
   std::vector<std::optional<compress::EvictionSpec>> evictions_;
-  std::map<std::string, compress::Baseline> baselines_;  // by name
+  // Baselines by their names.
+  std::map<std::string, compress::Baseline> baselines_;
   std::unique_ptr<Evaluator> evaluator_;
-  std::optional<Evaluation> report_;  // once the teacher is measured
+  std::optional<Evaluation> report_;  // set once the teacher is measured
   std::string label_;
   std::optional<Progress> line_;
 };
@@ -395,7 +400,7 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
   auto flags = std::make_shared<EvaluateFlags>();
   flags->threads = base::ReadMachineLimits().cpus;
   CLI::App* command = app->add_subcommand(
-      "evaluate", "Sets compressed models against their teacher on a text");
+      "evaluate", "Compares compressed models with their teacher on a text");
   command->group("Commands");
   auto add = [&](const char* name, auto& value, const char* help) {
     return AddFlag(command, name, value, help);
@@ -414,48 +419,55 @@ void AddEvaluateCommand(CLI::App* app, int* exit_code) {
                    "compressed model with codes")
       ->transform(ModelName(command, OtherNames::kAllowed))
       ->required();
-  add("--text", flags->text, "Text that no model has seen")->required();
+  add("--text", flags->text,
+      "Text that was used neither for calibration nor for training")
+      ->required();
   AddModelFlag(command, "--tokenizer", flags->tokenizer,
                "Folder of the tokenizer (default: the teacher's)");
-  add("--windows", flags->windows, "Windows to take (0: all that there are)")
+  add("--windows", flags->windows,
+      "Number of windows (0: as many as the text has)")
       ->check(AtLeast(0));
-  add("--window-tokens", flags->window_tokens, "Tokens of a window")
+  add("--window-tokens", flags->window_tokens, "Number of tokens in a window")
       ->check(AtLeast(2));
   AddSwitch(command, "--repeat-test", flags->repeat_test,
-            "Also the loss on a passage's second copy, far from its first");
-  add("--repeats", flags->repeats, "Passages of the repeat test")
+            "Also measure the loss on the second copy of a passage, far from "
+            "the first");
+  add("--repeats", flags->repeats, "Number of passages of the repeat test")
       ->check(Above(0));
   add("--repeat-tokens", flags->repeat_tokens,
-      "Tokens of such a passage (0: 128, or what the model takes)")
+      "Number of tokens in a passage (0: 128, or fewer if the context is "
+      "short)")
       ->check(AtLeast(0));
   add("--filler-tokens", flags->filler_tokens,
-      "Tokens between its copies (0: 512, or what the model takes)")
+      "Number of tokens between the copies (0: 512, or fewer if the "
+      "context is short)")
       ->check(AtLeast(0));
   add("--key-error-windows", flags->key_error_windows,
-      "Windows whose keys are compared with the teacher's")
+      "Number of windows in which keys are compared with the teacher's")
       ->check(AtLeast(0));
   add("--eviction", flags->evictions,
-      "Evictions to measure on each candidate, a window being one prompt: "
-      "none, "
-      "q-hitter, h2o, streaming, recent or random")
+      "Evictions to measure on each candidate, with each window as one "
+      "prompt: none, q-hitter, h2o, streaming, recent or random")
       ->delimiter(',')
-      ->allow_extra_args(false);  // what follows is a candidate
+      ->allow_extra_args(false);  // the next argument is a candidate
   add("--eviction-budget", flags->budgets,
-      "Slots that stay, each a row: a share of the window (0.2), or a number")
+      "Eviction budgets, each measured in a row of its own: a share of "
+      "the window (0.2), or a number of slots")
       ->delimiter(',')
       ->allow_extra_args(false);
   AddEvictionSettings(command, flags->eviction);
   add("--calibration-text", flags->calibration_text,
       "Text for the ranges of per-channel baselines");
-  add("--calibration-tokens", flags->calibration_tokens, "Tokens of it")
+  add("--calibration-tokens", flags->calibration_tokens,
+      "Number of tokens of --calibration-text")
       ->check(Above(0));
-  add("--seed", flags->seed, "Seed of their choice");
+  add("--seed", flags->seed, "Seed of the random choice of these tokens");
   add("--json", flags->json,
       "File to write the result to, after every candidate, for kvasir inspect "
       "--evaluation");
   AddDeviceFlag(command, flags->device);
   add("--threads", flags->threads, "CPU threads")->check(Above(0));
-  AddSwitch(command, "--quiet", flags->quiet, "No progress");
+  AddSwitch(command, "--quiet", flags->quiet, "Print no progress");
   command->callback([flags, exit_code] {
     if (std::all_of(flags->evictions.begin(), flags->evictions.end(),
                     [](const auto& name) { return name == kNoEviction; })) {

@@ -1,4 +1,4 @@
-// `kvasir-compress init`: checkpoints of random weights.
+// `kvasir-compress init`: writes checkpoints of random weights.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,7 +29,7 @@ constexpr char kSizesGroup[] = "Sizes in place of the shape's";
 
 struct InitFlags {
   std::string shape;
-  // Values that are not 0 (or "") replace those of the shape.
+  // Values that are not 0 or empty replace those of the shape --like.
   model::ModelShape sizes;
   double rope_theta = 0.0;
   std::string head;
@@ -39,7 +39,7 @@ struct InitFlags {
   bool quiet = false;
 };
 
-// A size that a flag may replace.
+// A size of the model shape, and the flag that replaces it.
 struct SizeFlag {
   const char* flag;
   int64_t model::ModelShape::*size;
@@ -72,7 +72,7 @@ void AddShapeFlags(CLI::App* command, InitFlags& flags) {
   for (const SizeFlag& size : kSizeFlags) {
     replaces(size.flag, flags.sizes.*size.size, size.help)->check(Above(0));
   }
-  // The limit is the server's.
+  // The server accepts at most 1024 layers.
   command->get_option("--layers")->check(Between(1, 1024));
   replaces("--rope-theta", flags.rope_theta, "RoPE base")->check(Above(0));
   replaces("--output-head", flags.head, "tied or untied")
@@ -88,7 +88,8 @@ absl::StatusOr<model::ModelShape> ShapeOf(const InitFlags& flags) {
   }
   if (flags.rope_theta > 0.0) shape.rope_theta = flags.rope_theta;
   if (!flags.head.empty()) shape.tied_embedding = flags.head == "tied";
-  // A smaller vocabulary may not have these tokens.
+  // If the vocabulary is smaller than in the shape, it may not have these
+  // tokens.
   for (int64_t* const id : {&shape.bos_token_id, &shape.eos_token_id}) {
     if (*id >= shape.vocab_size) *id = shape.vocab_size - 1;
   }
@@ -105,9 +106,10 @@ absl::Status RunInit(InitFlags& flags) {
     KVASIR_ASSIGN_OR_RETURN(const std::unique_ptr<model::Tokenizer> tokenizer,
                             model::Tokenizer::Load(flags.tokenizer));
     if (tokenizer->vocab_size() > options.shape.vocab_size) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          flags.tokenizer, " has ", tokenizer->vocab_size(),
-          " tokens, the model ", options.shape.vocab_size, " (--vocab)"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(flags.tokenizer, " has ", tokenizer->vocab_size(),
+                       " tokens, but the model has ", options.shape.vocab_size,
+                       " (--vocab)"));
     }
   }
   constexpr int64_t kMegabyte = 1'000'000;
@@ -121,7 +123,7 @@ absl::Status RunInit(InitFlags& flags) {
         progress_line->Update(progress.written_bytes / kMegabyte);
         return !StopAsked();
       }));
-  progress_line.reset();  // ends its line
+  progress_line.reset();  // ends the line of the progress display
   absl::PrintF("%d parameters: %s\n", model::CountParameters(options.shape),
                base::Printable(options.out.string()));
   return absl::OkStatus();
@@ -149,7 +151,7 @@ void AddInitCommand(CLI::App* app, int* exit_code) {
   AddFlag(command, "--threads", options.threads, "Threads")->check(Above(0));
   AddSwitch(command, "--overwrite", options.overwrite,
             "Replace the weights in the folder");
-  AddSwitch(command, "--quiet", flags.quiet, "No progress");
+  AddSwitch(command, "--quiet", flags.quiet, "Print no progress");
   command->callback([owned, exit_code] { Report(RunInit(*owned), exit_code); });
 }
 

@@ -1,4 +1,4 @@
-// kvasir-compress: compresses checkpoints offline.
+// The program kvasir-compress, which compresses checkpoints offline.
 #include <signal.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ namespace {
 volatile sig_atomic_t g_stop_signals = 0;
 
 void OnStopSignal(int signal_number) {
-  // A second signal does not wait until the state is saved.
+  // A second signal ends the process immediately, without saving the state.
   if (g_stop_signals > 0) _exit(128 + signal_number);
   g_stop_signals = 1;
 }

@@ -36,7 +36,8 @@ using kvasir::v1::KvPlan;
 constexpr char kMethodGroup[] = "Method";
 constexpr std::array kScheduleEntries = {0U, 1U, 2U, 3U, 4U, 8U};
 
-// "auto", "32", "16", or codes: "3", "8,4,4,4,2,2,0,0".
+// The value of --key-bits or --value-bits: "auto", "32", "16", or widths of
+// codes such as "3" or "8,4,4,4,2,2,0,0".
 struct Bits {
   enum class Kind { kAuto, kFloat32, kHalf, kCodes } kind = Kind::kAuto;
   std::vector<uint32_t> schedule;
@@ -55,15 +56,15 @@ absl::StatusOr<Bits> ParseBits(const std::string& text) {
             kScheduleEntries.end()) {
       return absl::InvalidArgumentError(
           absl::StrCat("'", field,
-                       "' is no width of codes: want 8, 4, 3, 2 or 1 (in a "
+                       "' is not a width of codes: give 8, 4, 3, 2 or 1 (in a "
                        "schedule also 0), or 16, 32 or auto to store numbers"));
     }
     bits.schedule.push_back(entry);
   }
   if (bits.schedule.size() != 1 && bits.schedule.size() != 8) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a schedule of ", bits.schedule.size(),
-                     " widths, want 8 (or one width for all)"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a schedule must have 8 widths (or one width for all), has ",
+        bits.schedule.size()));
   }
   if (bits.schedule.size() == 1 && bits.schedule[0] == 0) {
     return absl::InvalidArgumentError(
@@ -98,20 +99,20 @@ absl::StatusOr<Codec> CodecOf(const std::string& text,
   return codec;
 }
 
-// Returns 0 for all heads.
+// Parses --group-heads. Returns 0 for "all".
 absl::StatusOr<int64_t> GroupHeads(const std::string& text, int64_t automatic) {
   if (text == "auto") return automatic;
   if (text == "all") return 0;
   int64_t heads = 0;
   if (absl::SimpleAtoi(text, &heads) && heads >= 1) return heads;
   return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' is no number of heads, all or auto"));
+      absl::StrCat("'", text, "' is not a number of heads, all or auto"));
 }
 
 bool UsesHadamard(const MethodFlags& flags) {
   if (flags.hadamard != "auto") return flags.hadamard == "on";
-  // A schedule gives channels different bits; a Hadamard transform would mix
-  // them.
+  // A schedule is excluded: it gives channels different bits, and a Hadamard
+  // transform would mix these channels.
   auto few = [](const std::string& text) {
     const absl::StatusOr<Bits> bits = ParseBits(text);
     return bits.ok() && bits->schedule.size() == 1;
@@ -154,7 +155,7 @@ absl::StatusOr<KvPlan> Lorc(const MethodFlags& flags,
   return compress::PlanLorc(request, options);
 }
 
-// The options that RAP and commuting share.
+// Fills in the budget options, which RAP and commuting share.
 absl::Status FillBudget(const MethodFlags& flags,
                         compress::BudgetOptions& budget) {
   if (!flags.search.empty()) {
@@ -228,13 +229,15 @@ kvasir::v1::LayerPlan WholeLayer(const PlanRequest& request, int64_t layer,
   return whole;
 }
 
-// Sets the number of ranks of a plan whose groups no planner has chosen.
+// Records the number of tensor-parallel ranks in a plan that no planner has
+// made.
 KvPlan PlannedFor(int64_t tp, KvPlan plan) {
   if (tp > 1) plan.mutable_target()->set_tp(static_cast<uint32_t>(tp));
   return plan;
 }
 
-// The method only adds eviction, which any method's plan may have.
+// Makes the plan to which method q-hitter adds eviction: whole keys and values,
+// or the plan in --evict-from.
 absl::StatusOr<KvPlan> QHitter(const MethodFlags& flags,
                                const PlanRequest& request) {
   KVASIR_RETURN_IF_ERROR(compress::CheckPlanRequest(request));
@@ -280,8 +283,9 @@ absl::StatusOr<std::vector<int>> OtherLayers(const MethodFlags& flags,
   return others;
 }
 
-// LoRC's planner does this by itself, because its --keep counts only inside
-// those layers. A plan from a file keeps its layers unchanged.
+// Stores the layers that --only-layers does not list as whole keys and values.
+// LoRC's planner does this itself, because its --keep counts only the listed
+// layers. A plan from a file keeps all its layers unchanged.
 absl::Status KeepOtherLayers(const MethodFlags& flags,
                              const PlanRequest& request, KvPlan& plan) {
   if (flags.method == "lorc" || !flags.evict_from.empty()) {
@@ -323,13 +327,13 @@ absl::Status AddExactTokens(const MethodFlags& flags, KvPlan& plan) {
 struct Method {
   const char* name;
   absl::StatusOr<KvPlan> (*plan)(const MethodFlags&, const PlanRequest&);
-  // Ranks are multiples of it, as in docs/quality.md. RAP and commuting
-  // distribute a few pairs of each head, for which steps of 8 dims are too
-  // coarse.
+  // Ranks are multiples of this number by default, as in docs/quality.md. RAP
+  // and commuting distribute a few pairs of each head, for which steps of 8
+  // dims are too coarse.
   int64_t rank_multiple;
-  // The flags that set the size if --keep does not; empty: --keep does.
+  // The flags that set the size of the plan; empty if --keep sets it.
   const char* size_flags;
-  // The method makes the codec of keys itself.
+  // True if the method makes the codec of keys itself.
   bool codes_keys = false;
 
   bool has_keep() const { return size_flags[0] == '\0'; }
@@ -353,7 +357,7 @@ const Method* FindMethod(const std::string& name) {
   return nullptr;
 }
 
-// Follows the measurements in docs/quality.md.
+// Help text, based on the measurements in docs/quality.md.
 constexpr char kWhichMethod[] =
     "Which method when (bytes of a token, of 6144 in bf16, and nats added per\n"
     "token on the built-in model; docs/quality.md has all of them):\n"
@@ -391,16 +395,17 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
   for (const Method& method : kMethods) names.push_back(method.name);
   names.push_back(kAutoMethod);
   add("--method", flags.method,
-      "auto, which plans bits by predicted loss; palu, lorc, rap, commuting, "
-      "svdq; q-hitter, which evicts tokens alone; or the baselines uniform "
-      "(Palu "
-      "without a search) and channel (keys coded as they are)")
+      "auto, which plans bits by predicted loss; palu, lorc, rap, "
+      "commuting, svdq; q-hitter, which only evicts tokens; or the "
+      "baselines uniform (Palu without a search) and channel (keys coded "
+      "without a basis)")
       ->check(OneOf(names))
       ->required(required);
   add("--keep", flags.keep, "Kept share of the cached numbers")
       ->check(Between(0.0, 1.0));
   add("--kv-bytes-per-token", flags.kv_bytes_per_token,
-      "Instead: the most that a token may take, scales and padding included")
+      "Instead of --keep: the most bytes that a token may take, "
+      "including scales and padding")
       ->check(Above(0));
   add("--key-keep", flags.key_keep,
       "Kept share of the keys (rap, commuting); values get the rest")
@@ -408,16 +413,20 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
   const CLI::Validator bits =
       Checked([](const std::string& text) { return ParseBits(text).status(); });
   add("--key-bits", flags.key_bits,
-      "Width of the codes of keys: 8, 4, 3, 2 or 1, or eight widths by falling "
-      "singular value (8,4,4,4,2,2,0,0); 16 or 32: numbers; auto: numbers "
-      "as the weights, or the method's schedule")
+      "Bits of the codes of keys: 8, 4, 3, 2 or 1, or eight widths by "
+      "falling singular value (8,4,4,4,2,2,0,0); 16 or 32: numbers "
+      "without codes; auto: numbers of the weights' type, or the "
+      "method's schedule")
       ->check(bits);
-  add("--value-bits", flags.value_bits, "The same of values")->check(bits);
+  add("--value-bits", flags.value_bits, "Like --key-bits, for values")
+      ->check(bits);
   add("--exact-window", flags.exact_window,
-      "Latest tokens that are kept in bf16 beside their codes, in every side "
-      "that has codes: bytes per sequence, not per token");
+      "Number of latest tokens that are also stored in bf16, besides "
+      "their codes, for keys and values that have codes; costs bytes per "
+      "sequence, not per token");
   add("--exact-sinks", flags.exact_sinks,
-      "The same of the first tokens of a sequence (default: none; auto: 4)");
+      "Like --exact-window, for the first tokens of a sequence (default: "
+      "0; method auto: 4)");
   add("--group-heads", flags.group_heads,
       "KV heads that share a latent (palu, uniform, commuting): a number, all, "
       "or auto")
@@ -425,63 +434,68 @@ void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required) {
         return GroupHeads(text, 0).status();
       }));
   add("--hadamard", flags.hadamard,
-      "Rotates latents before they are coded (palu, uniform): on, off, or "
-      "auto, where there are codes")
+      "Rotates latents by a Hadamard matrix before they are coded (palu, "
+      "uniform): on, off, or auto, which means on if there are codes")
       ->check(OneOf({"on", "off", "auto"}));
   add("--decomposition", flags.decomposition,
       "How low-rank factors are found: svd, whitened or espace")
       ->check(OneOf({"svd", "whitened", "espace"}));
   add("--search", flags.search,
-      "How ranks are shared out: fisher, module or uniform (palu); uniform, "
-      "fisher, fisher-root (square roots of the Fisher scores; rap's default) "
-      "or energy (rap, commuting)");
+      "How ranks are distributed: fisher, module or uniform (palu); "
+      "uniform, fisher, fisher-root (square roots of the Fisher scores; "
+      "rap's default) or energy (rap, commuting)");
   add("--fisher-score", flags.fisher_score,
-      "Of a group of weights (palu): mean-root or sum")
+      "Score of a group of weights (palu): mean-root or sum")
       ->check(OneOf({"mean-root", "sum"}));
   add("--rank-multiple", flags.rank_multiple,
-      "Ranks are multiples of it (default: 2 for rap and commuting, else 8)")
+      "Ranks are multiples of this number (default: 2 for rap and "
+      "commuting, otherwise 8)")
       ->check(Above(0));
   add("--tp", flags.tp,
-      "Tensor-parallel ranks that are to get whole groups and equal shares; "
-      "the plan serves on one rank as well")
+      "Number of tensor-parallel ranks, each of which gets whole groups "
+      "and an equal share; the plan can also be served on one rank")
       ->check(Above(0));
-  add("--ranks", flags.ranks, "LoRC: progressive, or uniform, its control")
+  add("--ranks", flags.ranks, "LoRC: progressive, or uniform for comparison")
       ->check(OneOf({"progressive", "uniform"}));
-  add("--log-base", flags.log_base, "LoRC: of the threshold's logarithm")
+  add("--log-base", flags.log_base,
+      "LoRC: base of the logarithm to which --threshold is compared")
       ->check(Above(1));
   add("--threshold", flags.threshold,
-      "LoRC: layers of a greater cumulative condition number stay as they are");
+      "LoRC: layers whose cumulative condition number has a larger "
+      "logarithm are not compressed");
   add("--skip-layers", flags.skip_layers,
-      "LoRC, instead: so many of the most sensitive layers stay as they are")
+      "LoRC, instead of --threshold: this number of the most sensitive "
+      "layers is not compressed")
       ->check(AtLeast(0));
   add("--only-layers", flags.only_layers,
-      "Compresses these layers alone (lorc: to one rank, --keep counting "
-      "inside "
-      "them)")
+      "Compresses only these layers (lorc: all to one rank, and --keep "
+      "counts only these layers)")
       ->delimiter(',')
       ->check(AtLeast(0));
   add("--pair-score", flags.pair_score, "RAP: fisher or magnitude")
       ->check(OneOf({"fisher", "magnitude"}));
   add("--query-weights", flags.query_weights,
-      "Commuting: heads weigh what their queries do: on or off")
+      "Commuting: heads are weighted by the energy of their queries: on "
+      "or off")
       ->check(OneOf({"on", "off"}));
   add("--query-floor", flags.query_floor,
-      "Commuting: least weight, as a share of the layer's mean")
+      "Commuting: least energy of a head's queries, as a share of the "
+      "layer's mean")
       ->check(Above(0));
   AddSwitch(command, "--keep-values", flags.keep_values,
-            "Values stay whole (rap, commuting)")
+            "Do not compress values (rap, commuting)")
       ->group(kMethodGroup);
   AddSwitch(command, "--post-rope", flags.post_rope,
-            "Keys after their rotation (svdq, channel)")
+            "Code keys after their rotation (svdq, channel)")
       ->group(kMethodGroup);
   AddAutoFlags(command, flags.automatic);
   AddEvictionFlags(command, flags.eviction, /*of_plan=*/false);
   AddFlag(command, "--evict-from", flags.evict_from,
-          "File of the plan that --method q-hitter puts eviction on (default: "
-          "whole keys and values)")
+          "File of the plan to which --method q-hitter adds eviction "
+          "(default: a plan of whole keys and values)")
       ->group("Eviction");
   add("--average-bits", flags.average_bits,
-      "Channel: width of the codes of keys, averaged over layers")
+      "Channel: bits of the codes of keys, on average over layers")
       ->check(Between(1.0, 8.0));
 }
 
@@ -510,7 +524,8 @@ void CheckMethodFlags(const MethodFlags& flags) {
     if (!flags.eviction.method.empty() && flags.kv_bytes_per_token) {
       throw CLI::ValidationError(absl::StrCat(
           "--method auto: --kv-bytes-per-token does not count what --eviction "
-          "keeps of a slot: plan without it, and put it on top with --method ",
+          "stores in a slot: plan without --eviction, and add it with "
+          "--method ",
           kEvictionMethod, " --evict-from"));
     }
     if (flags.keep || (!flags.kv_bytes_per_token && !flags.automatic.max_kl)) {

@@ -32,43 +32,43 @@ struct MethodFlags {
   std::string group_heads = "auto";
   std::string hadamard = "auto";
   std::string decomposition = "whitened";
-  std::string search;  // empty: the method's default
+  std::string search;  // if empty, the method's default
   std::string fisher_score = "mean-root";
-  std::optional<int64_t> rank_multiple;  // not set: the method's default
+  std::optional<int64_t> rank_multiple;  // if not set, the method's default
   int64_t tp = 1;
-  // LoRC
+  // For LoRC:
   std::string ranks = "progressive";
   double log_base = 10.0;
   std::optional<double> threshold;
   int64_t skip_layers = 0;
-  // All methods: only these layers are compressed; empty: all layers.
+  // For all methods: only these layers are compressed; empty: all layers.
   std::vector<int64_t> only_layers;
-  // All methods with codes: the number of latest (window) and first (sinks)
+  // For all methods with codes: the number of latest (window) and first (sinks)
   // tokens of a sequence that are kept exact.
   uint32_t exact_window = 0;
-  std::optional<uint32_t> exact_sinks;  // not set: 0, or 4 for method auto
-  // RAP and commuting
+  std::optional<uint32_t> exact_sinks;  // if not set: 0, or 4 for method auto
+  // For RAP and commuting:
   std::string pair_score = "fisher";
   std::string query_weights = "on";
   double query_floor = 1e-3;
   bool keep_values = false;
-  // SVDq and channel codes
+  // For SVDq and channel codes:
   bool post_rope = false;
   double average_bits = 4.0;
   AutoFlags automatic;
-  // All methods: the eviction that is added; empty: none. Method q-hitter does
-  // nothing else.
+  // For all methods: the eviction that is added to the plan; empty: none. The
+  // method q-hitter does nothing else.
   EvictionFlags eviction;
-  // q-hitter: the file of the plan to which eviction is added; empty: a plan of
-  // whole keys and values.
+  // For method q-hitter: path of the plan to which eviction is added; if empty,
+  // eviction is added to a plan of whole keys and values.
   std::string evict_from;
 };
 
 // The method that adds eviction to a plan, or to whole keys and values.
 inline constexpr char kEvictionMethod[] = "q-hitter";
 
-// If `required` is true, the user must give a method. Otherwise a plan's file
-// may be given instead.
+// Adds the flags to `command`. If `required` is true, the user must give a
+// method; otherwise a plan's file may be given instead.
 void AddMethodFlags(CLI::App* command, MethodFlags& flags, bool required);
 
 // Throws CLI::ValidationError (wrong usage) for flags that contradict each

@@ -1,4 +1,5 @@
-// `kvasir-compress plan`: ranks and codecs of a compressed checkpoint.
+// `kvasir-compress plan`: chooses the ranks and codecs of a compressed
+// checkpoint.
 #include "compress/tool/plan.h"
 
 #include <cstdio>
@@ -41,7 +42,7 @@ struct PlanFlags {
 absl::Status RunPlan(const PlanFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const model::Checkpoint checkpoint,
                           OpenBase(flags.calibration));
-  // Check before the work that takes minutes.
+  // These checks come before the work that takes minutes.
   KVASIR_RETURN_IF_ERROR(
       plan::CheckTpSize(model::TpDealtOf(checkpoint.spec()), flags.method.tp));
   const bool writes = !flags.out.empty() && !flags.dry_run;
@@ -117,12 +118,13 @@ absl::StatusOr<MadePlan> PlanWithProvenance(const MethodFlags& method,
         }));
   }
   KVASIR_RETURN_IF_ERROR(AddEviction(method, checkpoint, made.plan));
-  // The prediction is for a cache that keeps all tokens.
+  // The prediction is for a cache that keeps all tokens, so it is dropped if
+  // tokens are evicted.
   if (!method.eviction.method.empty()) made.prediction.reset();
   auto* provenance = made.plan.mutable_provenance();
   provenance->set_tool_version(absl::StrCat("kvasir-compress ", kVersion));
-  // The seed belongs to the weights, which eviction on another plan does not
-  // change.
+  // If eviction is added to another plan, the seed of that plan stays, because
+  // eviction does not change its weights.
   if (method.evict_from.empty()) provenance->set_seed(calibration.seed);
   RecordCalibration(calibration, inputs, &made.plan);
   return made;

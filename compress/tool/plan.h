@@ -13,7 +13,7 @@ namespace kvasir::cli {
 
 struct MadePlan {
   kvasir::v1::KvPlan plan;
-  // Set for method auto.
+  // The planner's prediction; set only for method auto.
   std::optional<compress::AutoPrediction> prediction;
 };
 

@@ -1,5 +1,5 @@
-// `kvasir-compress recover`: trains a compressed model to recover the loss of
-// compression.
+// `kvasir-compress recover`: trains a compressed model to win back quality that
+// compression lost.
 #include "compress/train/recover.h"
 
 #include <algorithm>
@@ -73,7 +73,8 @@ struct Inputs {
   std::optional<compress::EvaluationText> validation;
 };
 
-// Measures the loss on the validation text, compared with the teacher's.
+// The student's loss on the validation text before and after the recovery,
+// compared with the teacher's.
 struct Comparison {
   EvaluationRow before;
   EvaluationRow after;
@@ -125,8 +126,8 @@ void PrintStart(const RecoverFlags& flags, const Inputs& inputs) {
       compress::EstimateRecoverMemory(inputs.model->spec(), flags.options);
   absl::FPrintF(
       stderr,
-      "recover: %d tokens of text, %.1f times over; about %s of memory, %s of "
-      "it the two models\n",
+      "recover: %d tokens of text, each read %.1f times; about %s of "
+      "memory, of which %s for the two models\n",
       inputs.text.ids.size(),
       static_cast<double>(flags.options.steps * flags.options.batch_tokens) /
           static_cast<double>(inputs.text.ids.size()),
@@ -176,7 +177,7 @@ void PrintResult(const RecoverFlags& flags, const Recovered& recovered,
   absl::PrintF(": %s\n", base::Printable(flags.out.string()));
 }
 
-// Makes the student with the recovered weights.
+// Returns the student with the recovered weights.
 absl::StatusOr<ReferenceDecoder> WithWeights(
     const ReferenceDecoder& student,
     const std::vector<compress::TensorMap>& layers) {
@@ -223,7 +224,7 @@ absl::StatusOr<Recovered> Train(const RecoverFlags& flags, const Inputs& inputs,
     compress::SampleOptions options{
         .sequence_tokens = flags.options.crop_tokens,
         .seed = flags.options.adapters.seed};
-    // A text that is long enough for training is long enough for ranges.
+    // A text that is long enough for training must also be accepted for ranges.
     options.tokens =
         std::min(options.tokens, static_cast<int64_t>(inputs.text.ids.size()));
     KVASIR_ASSIGN_OR_RETURN(
@@ -265,7 +266,8 @@ absl::Status RunRecover(RecoverFlags& flags) {
     KVASIR_ASSIGN_OR_RETURN(const Candidate candidate,
                             compress::MakeCandidate("teacher", teacher));
     EvaluateOptions options;
-    // An interval needs two windows; for a short text they are shorter.
+    // A confidence interval needs two windows, so windows are shorter if the
+    // text is short.
     const auto tokens = static_cast<int64_t>(inputs.validation->ids.size());
     options.window_tokens =
         std::min({options.window_tokens, teacher.spec().max_position_embeddings,
@@ -304,20 +306,24 @@ void AddTrainingFlags(CLI::App* command, RecoverOptions& options) {
   add("--micro-batch-tokens", options.micro_batch_tokens,
       "Tokens that a thread works on at a time")
       ->check(Above(0));
-  add("--crop-tokens", options.crop_tokens, "Tokens of a random window")
+  add("--crop-tokens", options.crop_tokens,
+      "Number of tokens in a random window")
       ->check(AtLeast(2));
   add("--rank", options.adapters.rank, "Rank of the adapters")->check(Above(0));
-  add("--alpha", options.adapters.alpha, "An adapter counts alpha / rank times")
+  add("--alpha", options.adapters.alpha,
+      "Adapters are multiplied by alpha / rank")
       ->check(Above(0));
   add("--dropout", options.adapters.dropout,
-      "Share of an adapter's inputs that a micro-batch does without")
+      "Share of an adapter's inputs that is dropped in each micro-batch")
       ->check(CLI::Range(0.0, 0.9));
   add("--lr", options.learning_rate, "Peak learning rate")->check(Above(0));
-  add("--warmup", options.warmup, "Fraction of the run that warms up")
+  add("--warmup", options.warmup,
+      "Fraction of the steps in which the learning rate rises")
       ->check(CLI::Range(0.0, 0.9));
-  add("--weight-decay", options.weight_decay, "On the adapters")
+  add("--weight-decay", options.weight_decay, "Weight decay of the adapters")
       ->check(AtLeast(0));
-  add("--clip", options.clip_norm, "Largest norm of a gradient")
+  add("--clip", options.clip_norm,
+      "Largest norm of the gradient; a larger gradient is scaled down")
       ->check(Above(0));
   add("--temperature", options.loss.temperature,
       "Softens both predictions before they are compared")
@@ -326,11 +332,12 @@ void AddTrainingFlags(CLI::App* command, RecoverOptions& options) {
       "Weight of the divergence from the teacher")
       ->check(AtLeast(0));
   add("--ce-weight", options.loss.cross_entropy,
-      "Weight of the text's next tokens")
+      "Weight of the cross entropy of the text's next tokens")
       ->check(AtLeast(0));
   AddSwitch(command, "--through-codes", options.through_codes,
-            "Train through the codes of the latents, not exact latents");
-  add("--seed", options.adapters.seed, "Seed of adapters, order and dropout");
+            "Train with coded latents instead of exact ones");
+  add("--seed", options.adapters.seed,
+      "Seed of the adapters, the order of crops and the dropout");
   add("--threads", options.threads, "CPU threads")->check(Above(0));
 }
 
@@ -342,26 +349,28 @@ void AddRecoverCommand(CLI::App* app, int* exit_code) {
   flags.options.threads = base::ReadMachineLimits().cpus;
   CLI::App* command = app->add_subcommand(
       "recover",
-      "Trains adapters on the attention of a compressed checkpoint, against "
-      "the uncompressed one, and merges them");
+      "Trains adapters on the attention of a compressed checkpoint, with "
+      "the uncompressed one as teacher, and merges them");
   command->group("Commands");
   AddModelFlag(command, "--model", flags.model,
-               "Checkpoint to recover; one without a plan is trained as it is")
+               "Checkpoint to recover; a checkpoint without a plan is trained "
+               "uncompressed")
       ->required();
   AddModelFlag(
       command, "--teacher", flags.teacher,
-      absl::StrCat("The uncompressed checkpoint it was made of", kOrKnownModel))
+      absl::StrCat("The uncompressed checkpoint that the model was made from",
+                   kOrKnownModel))
       ->required();
   AddFlag(command, "--text", flags.text, "Text to train on")->required();
   AddFlag(command, "--valid", flags.validation_text,
-          "Text to measure on, before and after");
+          "Text on which the loss is measured before and after the training");
   AddFlag(command, "--out", flags.out, "Folder to write")->required();
   AddSwitch(command, "--overwrite", flags.overwrite,
             "Replace the checkpoint in the folder");
   AddTrainingFlags(command, flags.options);
   AddDeviceFlag(command, flags.device);
   AddSwitch(command, "--json", flags.json, "Print the result as JSON");
-  AddSwitch(command, "--quiet", flags.quiet, "No progress");
+  AddSwitch(command, "--quiet", flags.quiet, "Print no progress");
   command->callback(
       [owned, exit_code] { Report(RunRecover(*owned), exit_code); });
 }

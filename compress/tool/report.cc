@@ -19,20 +19,20 @@ namespace {
 
 using kvasir::v1::KvPlan;
 
-// The default of `kvasir inspect`.
+// The default page size of `kvasir inspect`.
 constexpr int64_t kPageTokens = 64;
 
-constexpr int64_t kRangeBytes = 8;   // minimum and scale, float32
-constexpr int64_t kFactorBytes = 2;  // one stored number of a basis
+constexpr int64_t kRangeBytes = 8;   // minimum and scale of a channel, float32
+constexpr int64_t kFactorBytes = 2;  // bytes of one stored number of a basis
 
 struct PlanBytes {
-  double per_token = 0;       // padding included
-  double payload = 0;         // without padding
+  double per_token = 0;       // bytes per token, with padding
+  double payload = 0;         // bytes per token, without padding
   double parameters = 0;      // scales and minima, a part of the payload
   int64_t per_sequence = 0;   // side pages
-  int64_t static_ranges = 0;  // once for the model: CHANNEL_STATIC
-  int64_t static_bases = 0;   // once for the model: BASIS_STATIC, float16
-  double kept_numbers = 0;    // share of the dense cache's numbers
+  int64_t static_ranges = 0;  // CHANNEL_STATIC ranges, stored once per model
+  int64_t static_bases = 0;   // BASIS_STATIC bases in float16, once per model
+  double kept_numbers = 0;    // as a share of the dense cache's numbers
 };
 void CountPart(const plan::ResolvedPart& part, const cache::PartLayout& layout,
                int64_t dense_width, PlanBytes& bytes) {
@@ -41,7 +41,7 @@ void CountPart(const plan::ResolvedPart& part, const cache::PartLayout& layout,
       bytes.parameters += static_cast<double>(group.params.slot_bytes);
     }
   }
-  // Channels of 0 bits are not stored.
+  // part.channels() does not count channels of 0 bits, which are not stored.
   if (part.range == plan::RangeKind::kChannel) {
     bytes.static_ranges += kRangeBytes * part.channels();
   }
@@ -52,7 +52,7 @@ void CountPart(const plan::ResolvedPart& part, const cache::PartLayout& layout,
   }
 }
 
-// A plan with its page layout.
+// A resolved plan and its page layout.
 struct LaidOut {
   plan::ResolvedPlan plan;
   cache::PageLayout layout;
@@ -123,7 +123,8 @@ absl::StatusOr<std::string> PlanReportText(const KvPlan& plan,
   std::string text = absl::StrFormat(
       "plan                  %s%s%s\n"
       "kept numbers          %.1f %%\n"
-      "KV bytes per token    %.1f (payload %.1f, of it scales and minima %.1f; "
+      "KV bytes per token    %.1f (payload %.1f, of which %.1f are scales and "
+      "minima; "
       "%s)\n"
       "compression ratio     %s\n",
       plan.method(), plan.provenance().options().empty() ? "" : ": ",
@@ -178,7 +179,7 @@ absl::StatusOr<nlohmann::ordered_json> PlanReportJson(
                       {"bits", side.bits},
                       {"bytes_per_token", side.bytes_per_token}});
   }
-  // For one prompt of the longest length.
+  // The kept slots are shown for a prompt of the model's greatest length.
   const int64_t tokens = base.spec().max_position_embeddings;
   nlohmann::ordered_json json{
       {"method", plan.method()},

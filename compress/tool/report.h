@@ -1,4 +1,4 @@
-// The report of a plan: its rank table and its bytes.
+// Makes the report of a plan: its rank table and its bytes.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace kvasir::cli {
 
-// Bytes of the plan's cache per token, including the padding of pages, as
-// `kvasir inspect` shows them.
+// Returns the bytes of the plan's cache per token, including the padding of
+// pages, as `kvasir inspect` shows them.
 absl::StatusOr<double> BytesPerToken(const kvasir::v1::KvPlan& plan,
                                      const model::DecoderSpec& spec);
 
@@ -24,8 +24,8 @@ absl::StatusOr<RankSummary> RanksOfPlan(const kvasir::v1::KvPlan& plan,
                                         const model::DecoderSpec& spec,
                                         int64_t num_ranks);
 
-// `base` is the model of the plan; the report compares the plan with its
-// uncompressed cache.
+// Returns the report as text. `base` is the model of the plan; the report
+// compares the plan with the model's uncompressed cache.
 absl::StatusOr<std::string> PlanReportText(const kvasir::v1::KvPlan& plan,
                                            const model::Checkpoint& base);
 absl::StatusOr<nlohmann::ordered_json> PlanReportJson(

@@ -9,8 +9,8 @@
 namespace kvasir::compress {
 namespace {
 
-// The bias of multiply and shift is below 2^-20 for any stream of fewer than
-// 2^43 tokens.
+// Returns a random number in [0, limit) by multiply and shift, whose bias is
+// below 2^-20 for any stream of fewer than 2^43 tokens.
 int64_t Below(int64_t limit, base::PhiloxCounter bits) {
   const uint64_t wide = (uint64_t{bits[1]} << 32) | bits[0];
   return static_cast<int64_t>(static_cast<uint64_t>(
@@ -23,7 +23,7 @@ int64_t Below(int64_t limit, base::PhiloxCounter bits) {
 CropSampler::CropSampler(int64_t num_tokens, int64_t crop_tokens, uint64_t seed)
     : num_tokens_(num_tokens), crop_tokens_(crop_tokens), seed_(seed) {
   KVASIR_CHECK(crop_tokens >= 1 && num_tokens >= crop_tokens);
-  // One window fewer than fit leaves room for the random start.
+  // One window fewer than would fit, which leaves room for the random start.
   windows_per_epoch_ = std::max<int64_t>(num_tokens / crop_tokens - 1, 1);
 }
 
@@ -31,7 +31,7 @@ void CropSampler::StartEpoch(int64_t epoch) {
   epoch_ = epoch;
   const base::PhiloxKey key = base::PhiloxKeyFromSeed(seed_);
   auto draw = [&](int64_t index, int64_t limit) {
-    // Crops of another length use another random stream.
+    // Each crop length has a random stream of its own.
     const uint64_t high = (static_cast<uint64_t>(epoch) << 24) |
                           static_cast<uint64_t>(crop_tokens_);
     return Below(

@@ -23,8 +23,8 @@ namespace {
 
 using LayerTensors = std::function<TensorMap(int64_t layer)>;
 
-// States after the final norm [N, M], with all tokens in one dimension.
-// `layer_tensors`, if given, replaces the decoder's tensors.
+// Returns the states after the final norm, [N, M], where N counts the tokens of
+// all sequences. `layer_tensors`, if given, replaces the decoder's tensors.
 absl::StatusOr<at::Tensor> FinalStates(const ReferenceDecoder& decoder,
                                        const at::Tensor& ids,
                                        const LayerHooks& hooks,
@@ -49,9 +49,9 @@ at::Tensor IdTensor(const TokenStream& text, int64_t begin, int64_t length) {
 absl::Status CheckIds(const TokenStream& text, int64_t vocab_size) {
   for (size_t i = 0; i < text.ids.size(); ++i) {
     if (text.ids[i] < 0 || text.ids[i] >= vocab_size) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("token ", i, " of the text is ", text.ids[i],
-                       ", the model's vocabulary has ", vocab_size));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "token ", i, " of the text is ", text.ids[i],
+          ", but the model's vocabulary has ", vocab_size, " tokens"));
     }
   }
   return absl::OkStatus();
@@ -63,19 +63,19 @@ absl::Status CheckOptions(const RecoverOptions& options,
   const int64_t crop = options.crop_tokens;
   if (crop < 2 || crop > spec.max_position_embeddings) {
     return absl::InvalidArgumentError(
-        absl::StrCat("crops of ", crop, " tokens, must have 2 to ",
-                     spec.max_position_embeddings, " (the model's positions)"));
+        absl::StrCat("crops must have 2 to ", spec.max_position_embeddings,
+                     " tokens (the model's positions), have ", crop));
   }
   if (crop > options.batch_tokens) {
     return absl::InvalidArgumentError(
         absl::StrCat("a batch of ", options.batch_tokens,
-                     " tokens holds no crop of ", crop));
+                     " tokens is too small for a crop of ", crop));
   }
-  // The targets of a crop reach one token beyond it.
+  // A crop needs one more token, the target of its last token.
   if (static_cast<int64_t>(text.ids.size()) < crop + 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the text has ", text.ids.size(), " tokens, want at least ", crop + 1,
-        " for crops of ", crop));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the text has ", text.ids.size(), " tokens, but crops of ",
+                     crop, " need at least ", crop + 1));
   }
   const RecoverLossWeights& loss = options.loss;
   if (loss.cross_entropy <= 0.0 && loss.divergence <= 0.0) {
@@ -86,7 +86,8 @@ absl::Status CheckOptions(const RecoverOptions& options,
       options.adapters.dropout >= 1.0 || loss.temperature <= 0.0 ||
       options.steps < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "want rank >= 1, dropout in [0, 1), temperature > 0, steps >= 0; have ",
+        "these must be rank >= 1, dropout in [0, 1), temperature > 0 and steps "
+        ">= 0, but they are ",
         options.adapters.rank, ", ", options.adapters.dropout, ", ",
         loss.temperature, ", ", options.steps));
   }
@@ -96,7 +97,7 @@ absl::Status CheckOptions(const RecoverOptions& options,
 struct Batch {
   at::Tensor inputs;   // [B, T]
   at::Tensor targets;  // [B * T]
-  uint64_t draw = 0;   // selects the dropout
+  uint64_t draw = 0;   // random stream of the dropout
 };
 
 class Recovery {
@@ -115,7 +116,8 @@ class Recovery {
                        .weight_decay(options.weight_decay)),
         sampler_(static_cast<int64_t>(text.ids.size()) - 1, options.crop_tokens,
                  options.adapters.seed) {
-    // Each thread works on crops of its own (ForEachIndex).
+    // Inside an operation libtorch uses one thread, because the threads of
+    // ForEachIndex work on crops of their own.
     at::set_num_threads(1);
   }
 
@@ -127,7 +129,7 @@ class Recovery {
     double cross_entropy = 0.0;
     double divergence = 0.0;
   };
-  // The sums of one thread over its micro-batches.
+  // The sums of losses and gradients of one thread over its micro-batches.
   struct Sum {
     StepLoss loss;
     std::vector<at::Tensor> gradients;
@@ -234,8 +236,8 @@ absl::StatusOr<Recovery::StepLoss> Recovery::Step(double learning_rate) {
   const std::vector<Batch> batches = NextBatches();
   int64_t tokens = 0;
   for (const Batch& batch : batches) tokens += batch.targets.numel();
-  // One sum per thread, added in thread order. So every run with this number of
-  // threads gives the same result.
+  // There is one sum per thread, and sums are added in thread order, so that
+  // all runs with this number of threads give the same result.
   const auto count = static_cast<int64_t>(batches.size());
   std::vector<Sum> sums(
       static_cast<size_t>(std::min<int64_t>(threads_, count)));
@@ -337,18 +339,20 @@ absl::Status CheckTeacher(const model::DecoderSpec& student,
     int64_t teacher;
   };
   for (const Size& size :
-       {Size{"layers", student.num_layers(), teacher.num_layers()},
-        Size{"hidden size", student.hidden_size, teacher.hidden_size},
-        Size{"query heads", student.num_heads, teacher.num_heads},
-        Size{"KV heads", student.num_kv_heads, teacher.num_kv_heads},
-        Size{"head dim", student.head_dim, teacher.head_dim},
-        Size{"intermediate size", student.intermediate_size,
+       {Size{"the number of layers", student.num_layers(),
+             teacher.num_layers()},
+        Size{"the hidden size", student.hidden_size, teacher.hidden_size},
+        Size{"the number of query heads", student.num_heads, teacher.num_heads},
+        Size{"the number of KV heads", student.num_kv_heads,
+             teacher.num_kv_heads},
+        Size{"the head dim", student.head_dim, teacher.head_dim},
+        Size{"the intermediate size", student.intermediate_size,
              teacher.intermediate_size},
-        Size{"vocabulary", student.vocab_size, teacher.vocab_size}}) {
+        Size{"the vocabulary size", student.vocab_size, teacher.vocab_size}}) {
     if (size.student != size.teacher) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the teacher is another model: its ", size.what, " is ",
-                       size.teacher, ", the model's ", size.student));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the teacher is another model: ", size.what, " is ", size.teacher,
+          ", but ", size.student, " in the trained model"));
     }
   }
   return absl::OkStatus();
@@ -361,9 +365,9 @@ absl::StatusOr<Recovered> Recover(
   KVASIR_RETURN_IF_ERROR(CheckTeacher(student.spec(), teacher.spec()));
   KVASIR_RETURN_IF_ERROR(CheckOptions(options, student.spec(), text));
   if (student.device() != teacher.device()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the teacher is on another device: ", teacher.device().str(),
-        ", the model on ", student.device().str()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the teacher is on the device ", teacher.device().str(),
+                     ", but the trained model is on ", student.device().str()));
   }
   return CatchTorch(
       [&] { return Recovery(student, teacher, text, options).Run(on_step); });
@@ -380,20 +384,22 @@ RecoverMemory EstimateRecoverMemory(const model::DecoderSpec& spec,
       model::MlpMatrices(spec.mlp) * width * spec.intermediate_size;
   const int64_t model = spec.num_layers() * (attention + mlp) +
                         (spec.tied_head ? 1 : 2) * spec.vocab_size * width;
-  // Numbers that the graph keeps for one token in one layer: norms and sums,
-  // rotated and gathered heads, attention weights, and the MLP's factors.
+  // How many numbers the autograd graph keeps for one token in one layer: norms
+  // and sums, rotated and gathered heads, attention weights, and the MLP's
+  // factors.
   const int64_t per_token = 6 * width + 5 * (queries + keys) +
                             spec.num_heads * options.crop_tokens +
                             4 * spec.intermediate_size;
   const int64_t micro = std::max(
       options.micro_batch_tokens / options.crop_tokens * options.crop_tokens,
       options.crop_tokens);
-  // The merged weights of the micro-batch and their gradients.
+  // Counts the merged weights, which are made for each micro-batch, and their
+  // gradients.
   const int64_t merged = 2 * spec.num_layers() * attention;
   const int64_t logits = kRecoverLossBuffers * spec.vocab_size *
                          std::min(RecoverLossRows(spec.vocab_size), micro);
-  // Threads allocate and free blocks of many sizes, which keeps about as much
-  // memory again (measured).
+  // Threads allocate and free blocks of many sizes, so the allocator keeps
+  // about as much memory again (measured).
   constexpr int64_t kKept = 2;
   return {2 * model * kFloatBytes,
           kKept * std::max(options.threads, 1) * kFloatBytes *

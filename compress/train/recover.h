@@ -24,14 +24,14 @@ namespace kvasir::compress {
 struct RecoverOptions {
   int64_t steps = 300;
   int64_t batch_tokens = 4096;
-  int64_t micro_batch_tokens = 512;  // per thread; bounds the memory
+  int64_t micro_batch_tokens = 512;  // tokens per thread; limits the memory
   int64_t crop_tokens = 256;
   double learning_rate = 1e-3;
-  double warmup = 0.05;               // fraction of the run
-  double final_learning_rate = 0.02;  // fraction of the peak
+  double warmup = 0.05;               // fraction of the steps
+  double final_learning_rate = 0.02;  // fraction of the peak rate
   double weight_decay = 0.0;
   double clip_norm = 1.0;
-  AdapterOptions adapters;  // including the seed of all random numbers
+  AdapterOptions adapters;  // their seed is that of all random numbers
   RecoverLossWeights loss;
   // If true, latents are coded during training, with straight-through
   // gradients; otherwise they are exact.
@@ -59,19 +59,19 @@ struct Recovered {
   int64_t steps = 0;
   int64_t tokens_seen = 0;
   absl::Duration elapsed;
-  // Loss of the first and the last batch; 0 without a step.
+  // Loss of the first and the last batch; 0 if no step was done.
   double first_loss = 0.0;
   double last_loss = 0.0;
 };
 
-// InvalidArgument, naming the difference, if the two models are not of the same
-// shape.
+// Returns InvalidArgument, naming the difference, if the two models do not have
+// the same shape.
 absl::Status CheckTeacher(const model::DecoderSpec& student,
                           const model::DecoderSpec& teacher);
 
-// Works on the device of the models, which must be the same for both. On the
-// CPU the result is the same in every run with the same number of threads.
-// `on_step` stops the run by returning false.
+// Trains adapters on the student and merges them. Both models must be on the
+// same device. On the CPU the result is the same in every run with the same
+// number of threads. `on_step` stops the run by returning false.
 // Errors: InvalidArgument for options out of range or a text that is too short;
 //   Cancelled when stopped; Internal if the loss is not finite.
 absl::StatusOr<Recovered> Recover(
@@ -81,8 +81,9 @@ absl::StatusOr<Recovered> Recover(
 
 // An estimate of the memory that a run takes, with 4 bytes per number.
 struct RecoverMemory {
-  int64_t weights_bytes = 0;   // of both models
-  int64_t training_bytes = 0;  // gradients, activations, logits, all threads
+  int64_t weights_bytes = 0;  // weights of both models
+  // gradients, activations and logits of all threads
+  int64_t training_bytes = 0;
 };
 RecoverMemory EstimateRecoverMemory(const model::DecoderSpec& spec,
                                     const RecoverOptions& options);

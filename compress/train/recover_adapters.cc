@@ -10,7 +10,8 @@
 namespace kvasir::compress {
 namespace {
 
-// The draw number for initial values; other draws are counted from 0.
+// The draw number that stands for the initial values; the draws of training are
+// counted from 0.
 constexpr uint64_t kInitialDraw = ~uint64_t{0};
 
 // Returns `count` random numbers in [0, 1) that depend only on seed, draw and
@@ -62,7 +63,7 @@ AdapterSet::AdapterSet(const ReferenceDecoder& decoder,
       adapter.weight = decoder.layer(l).at(name);
       const int64_t outputs = adapter.weight.size(0);
       const int64_t inputs = adapter.weight.size(1);
-      // A larger rank than the matrix's has no effect.
+      // A rank above that of the matrix would have no effect.
       const int64_t rank = std::min({options.rank, outputs, inputs});
       adapter.scale = options.alpha / static_cast<double>(options.rank);
       adapter.index = index++;

@@ -21,13 +21,14 @@ struct AdapterOptions {
   uint64_t seed = 1;
 };
 
-// The names of the weights that get an adapter: those that compute queries,
-// keys and values (for a compressed side, its latents), and the output
-// projection. Every method adapts these projections, so that methods can be
-// compared. Lifts and bases, which an uncompressed model does not have, are not
-// trained.
+// Returns the names of the weights that get an adapter: those that compute
+// queries, keys and values (for a compressed side, its latents), and the output
+// projection. These projections are adapted for every compression method, so
+// that methods can be compared. Lifts and bases, which an uncompressed model
+// does not have, are not trained.
 std::vector<std::string> AdaptedWeights(const LayerProgram& program);
 
+// The adapters of all layers.
 // Owns: A and B (float32, requiring gradients). The weights belong to the
 //   decoder, which must outlive the set.
 // Threads: const methods from any thread.
@@ -53,12 +54,12 @@ class AdapterSet {
 
  private:
   struct Adapter {
-    std::string name;   // without the prefix "model.layers.{l}."
+    std::string name;   // the weight's name without "model.layers.{l}."
     at::Tensor weight;  // [out, in]
     at::Tensor a;       // [r, in]
     at::Tensor b;       // [out, r]
     double scale = 0.0;
-    uint64_t index = 0;  // number of the adapter, counted over all layers
+    uint64_t index = 0;  // index of the adapter among those of all layers
   };
 
   at::Tensor KeptInputs(const Adapter& adapter, uint64_t draw) const;

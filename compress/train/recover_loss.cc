@@ -5,8 +5,9 @@
 namespace kvasir::compress {
 namespace {
 
-// A block of logits stays in a core's cache if the vocabulary allows it. A
-// product with fewer rows would be limited by reading the head.
+// Number of logits in a block, which fits into a core's cache. A large
+// vocabulary has more logits in kLeastRows rows, because with fewer rows a
+// product would be limited by reading the head.
 constexpr int64_t kBlockNumbers = int64_t{1} << 19;
 constexpr int64_t kLeastRows = 64;
 constexpr int64_t kMostRows = 1024;

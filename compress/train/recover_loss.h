@@ -24,7 +24,7 @@ struct Prediction {
 };
 
 struct RecoverLoss {
-  // Sums over the N positions, nats.
+  // Sums over the N positions, in nats.
   double cross_entropy = 0.0;
   double divergence = 0.0;  // KL(teacher || student) at the temperature
   // Gradient of the weighted sum of both losses with respect to the student's
@@ -32,9 +32,9 @@ struct RecoverLoss {
   at::Tensor gradient;
 };
 
-// targets is [N] int64. If the weight of the divergence is 0, the teacher is
-// not read and its tensors may be undefined. Records no autograd graph. Throws
-// c10::Error.
+// Computes both losses and their gradient. `targets` is [N] int64. If the
+// weight of the divergence is 0, the teacher is not read and its tensors may be
+// undefined. Records no autograd graph. Throws c10::Error.
 // Memory: the logits of RecoverLossRows rows at a time, never of all rows.
 RecoverLoss ComputeRecoverLoss(const Prediction& student,
                                const Prediction& teacher,

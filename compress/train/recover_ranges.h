@@ -1,4 +1,4 @@
-// Ranges of codes after a recovery.
+// Finds new ranges of codes after a recovery has changed the weights.
 #pragma once
 
 #include <vector>

@@ -82,7 +82,8 @@ Methods() {
           {"pairs", PlanOf(kPairsLayer)}};
 }
 
-// Random weights. Those outside attention are the same for every plan.
+// Makes a decoder with random weights. The weights outside attention are the
+// same for every plan.
 ReferenceDecoder MakeDecoder(const std::optional<kvasir::v1::KvPlan>& plan,
                              uint64_t attention_seed = 1) {
   ReferenceDecoder::Parts parts;
@@ -155,7 +156,8 @@ ReferenceDecoder WithTensors(const ReferenceDecoder& decoder,
   return *std::move(made);
 }
 
-// Returns the mean loss on the first tokens of the text, with codes.
+// Returns the decoder's mean loss on the first tokens of the text, with coded
+// latents.
 double Loss(const ReferenceDecoder& decoder, const TokenStream& text) {
   const int64_t length = decoder.spec().max_position_embeddings;
   const std::vector<int64_t> first(text.ids.begin(),
@@ -208,13 +210,13 @@ TEST(RecoverLossTest, TheLossOfManyRowsIsTheSumOverBlocksOfRows) {
   EXPECT_NEAR(loss.cross_entropy,
               -chances.gather(1, targets.unsqueeze(1)).sum().item<double>(),
               1e-2);
-  // The teacher is the student.
+  // Student and teacher are equal here, so their predictions do not diverge.
   EXPECT_NEAR(loss.divergence, 0.0, 1e-6);
 }
 
 // ------------------------------------------------------------------ adapters
 
-TEST(AdapterSetTest, NothingChangesBeforeTheFirstStep) {
+TEST(AdapterSetTest, NewAdaptersChangeNothingBeforeTheFirstStep) {
   for (const auto& [method, plan] : Methods()) {
     const ReferenceDecoder decoder = MakeDecoder(plan);
     const AdapterSet adapters(decoder, {});
@@ -258,7 +260,8 @@ TEST(AdapterSetTest, DropoutDropsInputsOfAnAdapterAndKeepsTheirMean) {
     return (adapters.AdaptLayer(0, draw).at(name) - decoder.layer(0).at(name))
         .detach();
   };
-  // Each column is either twice the adapter's or 0.
+  // With a dropout of one half, each column of the added weight is either twice
+  // the adapter's column or 0.
   const at::Tensor first = added(0);
   const at::Tensor columns = first[0].gt(2.0).to(at::kFloat) * 4.0;
   EXPECT_GT(columns.sum().item<double>(), 0.0);
@@ -273,7 +276,7 @@ TEST(AdapterSetTest, DropoutDropsInputsOfAnAdapterAndKeepsTheirMean) {
 
 // ------------------------------------------------------------------ training
 
-TEST(RecoverTest, TheLossFallsWithEveryMethod) {
+TEST(RecoverTest, TrainingLowersTheLossWithEveryMethod) {
   const ReferenceDecoder teacher = MakeDecoder(std::nullopt, /*seed=*/99);
   for (const auto& [method, plan] : Methods()) {
     const ReferenceDecoder student = MakeDecoder(plan);
@@ -290,7 +293,7 @@ TEST(RecoverTest, TheLossFallsWithEveryMethod) {
 }
 
 TEST(RecoverTest,
-     TrainingOnTheDivergenceAloneBringsTheStudentCloserToTheTeacher) {
+     TrainingOnlyOnTheDivergenceBringsTheStudentCloserToTheTeacher) {
   const ReferenceDecoder teacher = MakeDecoder(std::nullopt, 99);
   RecoverOptions options = FewSteps();
   options.loss.cross_entropy = 0.0;
@@ -339,7 +342,7 @@ TEST(RecoverTest, TheSameSeedGivesTheSameWeightsAndAnotherSeedOtherWeights) {
   EXPECT_FALSE(first.equal(trained(2)));
 }
 
-TEST(RecoverTest, WithoutAStepTheWeightsDoNotChange) {
+TEST(RecoverTest, WithZeroTrainingStepsTheWeightsDoNotChange) {
   const ReferenceDecoder student = MakeDecoder(PlanOf(kPairsLayer));
   RecoverOptions options = FewSteps();
   options.steps = 0;
@@ -374,7 +377,7 @@ TEST(RecoverTest, TrainingThroughCodesLowersTheLoss) {
   EXPECT_LT(last_loss(true), Loss(student, SomeText(400)));
 }
 
-TEST(RecoverTest, AStoppedRunIsReported) {
+TEST(RecoverTest, AStoppedTrainingIsReported) {
   EXPECT_THAT(Recover(MakeDecoder(std::nullopt), MakeDecoder(std::nullopt, 99),
                       SomeText(400), FewSteps(),
                       [](const RecoverProgress& progress) {
@@ -384,7 +387,7 @@ TEST(RecoverTest, AStoppedRunIsReported) {
                        HasSubstr("stopped after step 2")));
 }
 
-TEST(RecoverTest, ADivergedRunIsAnError) {
+TEST(RecoverTest, ATrainingThatDivergesIsAnError) {
   RecoverOptions options = FewSteps();
   options.learning_rate = 1e30;
   EXPECT_THAT(Recover(MakeDecoder(std::nullopt), MakeDecoder(std::nullopt, 99),
@@ -397,7 +400,7 @@ TEST(RecoverTest, InvalidRequestsAreRefused) {
   EXPECT_THAT(
       Recover(decoder, decoder, SomeText(16), FewSteps(), GoOn),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("16 tokens, want at least 17 for crops of 16")));
+               HasSubstr("16 tokens, but crops of 16 need at least 17")));
   TokenStream foreign = SomeText(400);
   foreign.ids[77] = 13;
   EXPECT_THAT(Recover(decoder, decoder, foreign, FewSteps(), GoOn),
@@ -412,12 +415,12 @@ TEST(RecoverTest, InvalidRequestsAreRefused) {
   options.crop_tokens = 65;
   EXPECT_THAT(Recover(decoder, decoder, SomeText(400), options, GoOn),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("crops of 65 tokens, must have 2 to 64")));
+                       HasSubstr("crops must have 2 to 64 tokens")));
   model::DecoderSpec other = TinySpec();
   other.vocab_size = 14;
   EXPECT_THAT(CheckTeacher(TinySpec(), other),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("its vocabulary is 14, the model's 13")));
+                       HasSubstr("the vocabulary size is 14, but 13 in the")));
 }
 
 // ------------------------------------------------------------------- folders
@@ -449,7 +452,7 @@ class RecoverWriterTest : public FolderTest {
                model::AttentionShapeOf(opened->spec()), kvasir::v1::BF16));
   }
 
-  // The content of a folder's files, by name.
+  // Returns the content of a folder's files, by name.
   static std::map<std::string, std::string> Files(
       const std::filesystem::path& folder) {
     std::map<std::string, std::string> files;
@@ -472,13 +475,14 @@ class RecoverWriterTest : public FolderTest {
   }
 };
 
-TEST_F(RecoverWriterTest, WithoutAStepEveryFileEqualsItsSource) {
+TEST_F(RecoverWriterTest, WithZeroTrainingStepsEveryFileEqualsItsSource) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
   KVASIR_ASSERT_OK(WriteRecovered(base, RecoverSteps(base, 0), folder_ / "out",
                                   /*overwrite=*/false));
-  EXPECT_GT(Files(folder_ / "base").size(), 5u);  // several shards
+  // The checkpoint has several shards.
+  EXPECT_GT(Files(folder_ / "base").size(), 5u);
   EXPECT_EQ(Files(folder_ / "out"), Files(folder_ / "base"));
 }
 
@@ -500,7 +504,7 @@ TEST_F(RecoverWriterTest, OnlyTheTrainedWeightsDiffer) {
     EXPECT_EQ(before.equal(after), !absl::StrContains(name, ".self_attn."))
         << name;
   }
-  // The tensors in memory are those that were written.
+  // The tensors that were written must equal those in memory.
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const at::Tensor query,
       LoadTensor(out, "model.layers.1.self_attn.q_proj.weight"));
@@ -515,13 +519,14 @@ TEST_F(RecoverWriterTest, AnExistingFolderIsRefusedAndNoTemporaryFolderIsLeft) {
   std::ofstream(folder_ / "notes" / "a") << "b";
   EXPECT_THAT(WriteRecovered(base, {}, folder_ / "notes", true),
               StatusIs(absl::StatusCode::kAlreadyExists,
-                       HasSubstr("is no checkpoint")));
+                       HasSubstr("is not a checkpoint")));
   std::vector<TensorMap> wrong(1);
   wrong[0]["self_attn.q_proj.weight"] = at::zeros({3, 16});
   EXPECT_THAT(
       WriteRecovered(base, wrong, folder_ / "out", false),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("q_proj.weight: want [32, 16], have [3, 16]")));
+               HasSubstr(
+                   "q_proj.weight must have the shape [32, 16], has [3, 16]")));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out.partial"));
 }

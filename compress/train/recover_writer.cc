@@ -48,8 +48,8 @@ absl::Status ReplaceTensor(const model::TensorStore::Entry& entry,
   }
   const fs::path path = folder / fs::path(entry.file->path()).filename();
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  // The parts of a safetensors file: the length of its header, the header, the
-  // data.
+  // A safetensors file has three parts: the length of its header, the header,
+  // and the data.
   uint64_t header_bytes = 0;
   file.read(reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes));
   const at::Tensor stored =
@@ -72,9 +72,9 @@ absl::Status ReplaceLayer(const model::Checkpoint& source, int64_t layer,
     KVASIR_ASSIGN_OR_RETURN(const model::TensorStore::Entry entry,
                             source.Tensor(name));
     if (values.sizes() != at::IntArrayRef(entry.info->shape)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(name, ": want ", model::ShapeText(entry.info->shape),
-                       ", have ", model::ShapeText(values.sizes())));
+      return absl::InvalidArgumentError(absl::StrCat(
+          name, " must have the shape ", model::ShapeText(entry.info->shape),
+          ", has ", model::ShapeText(values.sizes())));
     }
     KVASIR_ASSIGN_OR_RETURN(const at::Tensor before, LoadTensor(source, name));
     if (before.equal(values)) continue;
@@ -115,7 +115,7 @@ absl::Status RoundToStored(const model::Checkpoint& source,
         tensor = tensor.to(ScalarTypeOf(entry.info->type)).to(at::kFloat);
         if (!at::isfinite(tensor).all().item<bool>()) {
           return absl::InvalidArgumentError(absl::StrCat(
-              name, ": a trained value is not finite as ",
+              name, ": a trained value is not finite when stored as ",
               std::string(model::TensorTypeName(entry.info->type))));
         }
       }

@@ -14,8 +14,8 @@
 namespace kvasir::kernels {
 namespace {
 
-// The sets of units that are tested: one unit for all heads, and units of
-// alternating heads.
+// The divisions of KV heads into units of eviction that are tested: one unit
+// for all heads, and two units of alternating heads.
 std::vector<std::vector<int32_t>> UnitsOf(int64_t num_kv_heads) {
   const auto count = static_cast<size_t>(num_kv_heads);
   std::vector<std::vector<int32_t>> units = {std::vector<int32_t>(count, 0)};
@@ -40,7 +40,7 @@ double WorstOf(const std::vector<double>& expected,
 
 class AttentionMassTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(AttentionMassTest, MassEqualsTheSumOfWeightsOnAllBackEnds) {
+TEST_P(AttentionMassTest, TheMassOfASlotIsTheSumOfItsWeightsOnAllBackEnds) {
   LatentSpec spec = GetParam();
   spec.adds_mass = true;
   bool rebuilds = false;
@@ -51,9 +51,9 @@ TEST_P(AttentionMassTest, MassEqualsTheSumOfWeightsOnAllBackEnds) {
   }
   const std::vector<std::vector<int32_t>> units = UnitsOf(spec.num_kv_heads);
   for (const std::vector<int32_t>& unit_of_head : units) {
-    // One set of units uses a context that exceeds a split, with many threads.
-    // It is shorter for rebuilt keys and lifted values, which take the
-    // reference long.
+    // The last division is tested with many threads and a context that exceeds
+    // a split. The context is shorter for rebuilt keys and lifted values,
+    // because the reference computes them slowly.
     const bool splits = unit_of_head == units.back();
     const int64_t longest = !splits ? 70 : rebuilds ? 513 : 530;
     const std::vector<LatentAsk> asks = {
@@ -73,7 +73,8 @@ TEST_P(AttentionMassTest, MassEqualsTheSumOfWeightsOnAllBackEnds) {
       EXPECT_LT(WorstOf(cache.ExpectedMass(ask, tokens), truth.back()), 5e-5)
           << ask.sequence;
     }
-    // Keeping weights gives the same bits as scoring keys twice.
+    // With room to keep weights the bits must be the same as without room,
+    // where keys are scored twice.
     for (const int64_t room : {0, 1 << 17}) {
       LatentSpec like = spec;
       like.kept_weights = room;
@@ -108,8 +109,8 @@ struct Chunks {
 class AttentionMassChunkingTest : public ::testing::TestWithParam<Chunks> {};
 
 // The mass does not depend on chunks, the batch, threads or whether weights are
-// kept. The same holds if only a window of the last rows counts.
-TEST_P(AttentionMassChunkingTest, ChunksDoNotChangeABit) {
+// kept, even if the first rows of the prompt add no mass.
+TEST_P(AttentionMassChunkingTest, ChunkSizesDoNotChangeTheBitsOfTheMass) {
   constexpr int64_t kTokens = 140;
   constexpr int64_t kFirstCounted = 11;
   LatentSpec spec = GetParam().spec;
@@ -167,7 +168,7 @@ std::vector<Chunks> AllChunks() {
 INSTANTIATE_TEST_SUITE_P(All, AttentionMassChunkingTest,
                          ::testing::ValuesIn(AllChunks()));
 
-TEST(AttentionMassRulesTest, RowsBeforeTheFirstCountedOneAddNothing) {
+TEST(AttentionMassRulesTest, RowsBeforeTheFirstCountedRowAddNoMass) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;
@@ -180,7 +181,7 @@ TEST(AttentionMassRulesTest, RowsBeforeTheFirstCountedOneAddNothing) {
   EXPECT_EQ(std::count(mass.begin(), mass.end(), 0.0f), 100);
 }
 
-TEST(AttentionMassRulesTest, ARowAddsOnePerQueryHead) {
+TEST(AttentionMassRulesTest, EachRowAddsAMassOfOneForEachQueryHead) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;
@@ -193,7 +194,8 @@ TEST(AttentionMassRulesTest, ARowAddsOnePerQueryHead) {
   EXPECT_NEAR(sum, 10 * 16, 1e-3);
 }
 
-TEST(AttentionMassRulesTest, WeightsArePlacedAsLongAsThereIsRoom) {
+TEST(AttentionMassRulesTest,
+     WeightsOfSequencesWithOneRowAreKeptWhileThereIsRoom) {
   const auto one = [](int64_t slots) {
     return AttentionSequence{.num_rows = 1, .first_slot = slots - 1};
   };
@@ -211,7 +213,8 @@ TEST(AttentionMassRulesTest, WeightsArePlacedAsLongAsThereIsRoom) {
   EXPECT_EQ(sequences[4].weights_at, -1);
 }
 
-TEST(AttentionMassRulesTest, RefusesMassWithoutMetadataOrRoom) {
+TEST(AttentionMassRulesTest,
+     RefusesAttentionMassWithoutSlotMetadataOrEnoughRoom) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;
@@ -231,17 +234,17 @@ TEST(AttentionMassRulesTest, RefusesMassWithoutMetadataOrRoom) {
   };
   const std::vector<int32_t> beyond = {0, 0, 1, 2};
   refuses([&](auto& p) { p.unit_of_head = beyond.data(); },
-          "unit of a head: want 0 to 1, have 2");
+          "unit_of_head of a KV head: want 0 to 1, have 2");
   refuses([](auto& p) { p.unit_of_head = nullptr; },
-          "unit of a head: want 0 to 1, have -1");
+          "unit_of_head of a KV head: want 0 to 1, have -1");
   refuses([](auto& p) { p.metadata.num_units = 0; },
-          "units of metadata: want at least 1, have 0");
+          "units of slot metadata for attention mass: want at least 1, have 0");
   refuses([](auto& p) { p.mass.most_rows = 2; },
-          "rows with mass: want 0 to 2, have 3");
+          "rows of a step that adds attention mass: want 0 to 2, have 3");
   sequence.num_rows = 1;
   sequence.weights_at = 16;
   refuses([](auto& p) { p.mass.most_weights = 1000; },
-          "room for weights: want 0 to 1000, have 1056");
+          "floats of kept attention weights: want 0 to 1000, have 1056");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Attention over latents in pages. kernels/README.md has the contract of every
-// op.
+// The op paged_attention: attention over latents that are stored in pages of
+// the KV cache. kernels/README.md has the rules that every op follows.
 #pragma once
 
 #include <memory>
@@ -16,9 +16,10 @@
 
 namespace kvasir::kernels {
 
-// Attention over parts that are constant after load.
-// Owns: the parts and the host's grid of their launches. Groups, runs, heads,
-//   pairs and steps of parts are the caller's and must outlive it. Movable.
+// The attention of one layer, with everything that is constant after load.
+// Owns: the parts and the grid by which the host divides their launches. The
+// arrays that the parts point to (groups, runs, heads, pairs and steps) belong
+// to the caller and must outlive this object. Movable.
 // Threads: one launch at a time.
 class PreparedAttention {
  public:
@@ -29,10 +30,10 @@ class PreparedAttention {
   const AttentionGrid& grid() const { return *grid_; }
   const AttentionKernels& kernels() const;
 
-  // The work of making the keys or values of a sequence's slots, if a slot
-  // costs head_work[j] for KV head j [Hkv]. It is computed as for one thread,
-  // so it is the same for any number of threads. The sequence's tables are not
-  // read.
+  // The cost of rebuilding the keys or lifting the values of a sequence's slots
+  // in one launch, if one slot costs head_work[j] for KV head j [Hkv]. It is
+  // the cost of a launch on one thread, so it does not depend on the real
+  // number of threads. The sequence's block table and positions are not read.
   double WorkOnSlots(const AttentionSequence& sequence,
                      absl::Span<const double> head_work) const;
 
@@ -53,27 +54,28 @@ class PreparedAttention {
   std::unique_ptr<AttentionGrid> one_thread_;  // used by WorkOnSlots
 };
 
-// `shape` has everything but the rows and sequences. Launches run on streams of
-// the device.
+// `shape` sets all parameters except q, out and the sequences, which change
+// with every step. Launches must use streams of `device`.
 absl::StatusOr<PreparedAttention> Prepare(Device& device,
                                           const PagedAttentionParams& shape);
-// Whether the scratch of one thread has room for one row. Reads only widths,
-// counts of runs, dims and windows, so lists and data may be null.
+// Whether the scratch of one thread has room for one row of q. Reads only
+// widths, counts of runs, dims and windows, so lists of heads and data may be
+// null.
 bool Fits(const PagedAttentionParams& shape);
 
-// Divides a step among threads, by host arithmetic. One result serves all
-// launches of a step over the same sequences that are divided alike
-// (AttentionGrid::DividesAs). INVALID_ARGUMENT for counts below 0.
+// Decides on the host how a step is divided among threads. One result serves
+// all launches of the step over the same sequences whose grids divide them
+// alike (AttentionGrid::DividesAs). INVALID_ARGUMENT if a count is below 0.
 absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences);
-// Reserves room for the weights of each sequence whose only row adds mass,
-// until the room is used up. The keys of such sequences without room are scored
-// twice.
+// Sets weights_at: gives room for attention weights to each sequence that has a
+// single row, if that row adds mass, until `most_weights` floats are used up.
+// The keys of such sequences that get no room are scored twice.
 void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
                   absl::Span<AttentionSequence> sequences);
-// `step` must be made from the same sequences that `rows` has on the device. It
-// is not read while the workspace counts.
+// `step` must come from DivideStep for the same sequences that `rows` has on
+// the device. It is not read if the workspace is only counting bytes.
 absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
                             const AttentionRows& rows,
                             const AttentionStep& step, Workspace& workspace);

@@ -32,10 +32,11 @@ absl::Status CheckLatents(const PagedAttentionParams& params,
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];
     if (group.width > kAttentionMaxWidth) {
-      return Invalid("width", 1, kAttentionMaxWidth, group.width);
+      return Invalid("width of a latent", 1, kAttentionMaxWidth, group.width);
     }
     if (group.num_runs > kAttentionMaxRuns) {
-      return Invalid("runs of codes", 0, kAttentionMaxRuns, group.num_runs);
+      return Invalid("runs of codes in a latent", 0, kAttentionMaxRuns,
+                     group.num_runs);
     }
     if ((group.num_runs > 0) != (part.groups[0].num_runs > 0)) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -48,7 +49,7 @@ absl::Status CheckLatents(const PagedAttentionParams& params,
       CheckLatentPart(kKernels.op, part, params.page_tokens, device_granule));
   for (int64_t j = 0; j < params.num_kv_heads; ++j) {
     if (group_of_head[j] < 0 || group_of_head[j] >= part.num_groups) {
-      return Invalid("group of a head", 0, part.num_groups - 1,
+      return Invalid("group_of_head of a KV head", 0, part.num_groups - 1,
                      group_of_head[j]);
     }
   }
@@ -62,8 +63,8 @@ absl::Status CheckRebuild(const KeyRebuild& rebuild, const LatentPart& part) {
   }
   for (int64_t g = 0; rebuild.up == nullptr && g < part.num_groups; ++g) {
     if (part.groups[g].width != rebuild.dims) {
-      return Invalid("width of keys without a lift", rebuild.dims, rebuild.dims,
-                     part.groups[g].width);
+      return Invalid("width of a latent that is itself the key", rebuild.dims,
+                     rebuild.dims, part.groups[g].width);
     }
   }
   if (rebuild.num_pairs < 0 || 2 * rebuild.num_pairs > rebuild.dims) {
@@ -72,7 +73,7 @@ absl::Status CheckRebuild(const KeyRebuild& rebuild, const LatentPart& part) {
   }
   for (int64_t i = 0; i < 2 * rebuild.num_pairs; ++i) {
     if (rebuild.pair_dims[i] < 0 || rebuild.pair_dims[i] >= rebuild.dims) {
-      return Invalid("number of a pair", 0, rebuild.dims - 1,
+      return Invalid("pair_dims of rebuilt keys", 0, rebuild.dims - 1,
                      rebuild.pair_dims[i]);
     }
   }
@@ -94,8 +95,8 @@ absl::Status CheckSegment(const ExactSegment& segment, int64_t row_bytes,
   const std::pair<const char*, std::pair<int64_t, int64_t>> counts[] = {
       {"first_row of a segment of exact rows",
        {least_first_row, segment.first_row}},
-      {"exact rows of a page", {1, segment.rows_per_page}},
-      {"first page of exact rows", {0, segment.first_page}},
+      {"rows_per_page of exact rows", {1, segment.rows_per_page}},
+      {"first_page of exact rows", {0, segment.first_page}},
       {"arena_bytes of exact rows", {0, segment.arena_bytes}},
       {"offset_bytes of exact rows", {0, segment.offset_bytes}},
       {"page_bytes of side pages", {segment.offset_bytes, segment.page_bytes}}};
@@ -103,7 +104,8 @@ absl::Status CheckSegment(const ExactSegment& segment, int64_t row_bytes,
     const auto& [want, have] = want_have;
     if (have < want) return Refuse(kKernels.op, what, want, have);
   }
-  // Uses a division, because the product may not fit into 64 bits.
+  // Divides, because the product rows_per_page * row_bytes may not fit into 64
+  // bits.
   const int64_t room = segment.page_bytes - segment.offset_bytes;
   if (segment.rows_per_page <= room / row_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -121,7 +123,8 @@ absl::Status CheckExactSlots(const ExactSlots& slots) {
   const int64_t ring_rows =
       slots.window == 0 ? 0 : std::max<int64_t>(1, slots.window - 1);
   if (slots.ring_rows < ring_rows) {
-    return Refuse(kKernels.op, "rows of a ring", ring_rows, slots.ring_rows);
+    return Refuse(kKernels.op, "ring_rows of exact rows", ring_rows,
+                  slots.ring_rows);
   }
   if (slots.num_segments < 1) {
     return Refuse(kKernels.op, "segments of exact rows", 1, slots.num_segments);
@@ -137,10 +140,12 @@ absl::Status CheckExactSlots(const ExactSlots& slots) {
   }
   return slots.segments[0].first_row == 0
              ? absl::OkStatus()
-             : Invalid("first exact row", 0, 0, slots.segments[0].first_row);
+             : Invalid("first_row of the first segment of exact rows", 0, 0,
+                       slots.segments[0].first_row);
 }
 
-// Rows, strides and offsets must be aligned to whole numbers.
+// Exact rows must be aligned to their number type, so their distances and
+// offsets must be multiples of its size.
 absl::Status CheckRowsOfRing(const ExactSlots& slots, const LatentPart& ring,
                              int64_t device_granule) {
   KVASIR_RETURN_IF_ERROR(
@@ -164,13 +169,15 @@ absl::Status CheckRowsOfRing(const ExactSlots& slots, const LatentPart& ring,
   return absl::OkStatus();
 }
 
-// Every part of a side with exact slots must have exact rows.
+// If keys (or values) have exact slots, each of their parts must have exact
+// rows.
 absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
                         const ExactRows* exact, int64_t device_granule) {
   if (!slots.any()) return absl::OkStatus();
   if (exact == nullptr) {
     return Refuse(kKernels.op,
-                  "exact rows in a part whose side has exact slots", 1, 0);
+                  "exact rows of a part of keys or values with exact slots", 1,
+                  0);
   }
   for (const LatentPart* rows : {&exact->ring, &exact->fresh}) {
     if (rows->num_groups != part.num_groups) {
@@ -192,12 +199,12 @@ absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
       return absl::InvalidArgumentError(
           absl::StrCat(kKernels.op,
                        ": exact rows in the ring and of new tokens must have "
-                       "one number type"));
+                       "the same number type"));
     }
   }
   KVASIR_RETURN_IF_ERROR(CheckRowsOfRing(slots, exact->ring, device_granule));
-  // The rows of the step's tokens are one tile, which is as long as the
-  // caller's longest step.
+  // exact->fresh is one page of one tile, which has a slot for each token of
+  // the caller's longest step.
   return CheckLatentPart(kKernels.op, exact->fresh, exact->fresh.tile_slots,
                          device_granule);
 }
@@ -254,15 +261,16 @@ absl::Status CheckValues(const PagedAttentionParams& params,
 absl::Status CheckMass(const PagedAttentionParams& params) {
   const AttentionMass& mass = params.mass;
   if (mass.most_rows < 0) {
-    return Refuse(kKernels.op, "rows with mass", 0, mass.most_rows);
+    return Refuse(kKernels.op, "mass.most_rows", 0, mass.most_rows);
   }
   if (mass.most_weights < 0) {
-    return Refuse(kKernels.op, "room for weights", 0, mass.most_weights);
+    return Refuse(kKernels.op, "mass.most_weights", 0, mass.most_weights);
   }
   const int64_t num_units = params.metadata.num_units;
   if (num_units == 0) {
     return mass.most_rows > 0 || mass.stored_positions
-               ? Refuse(kKernels.op, "units of metadata", 1, 0)
+               ? Refuse(kKernels.op,
+                        "units of slot metadata for attention mass", 1, 0)
                : absl::OkStatus();
   }
   KVASIR_RETURN_IF_ERROR(
@@ -271,7 +279,7 @@ absl::Status CheckMass(const PagedAttentionParams& params) {
     const int64_t unit =
         params.unit_of_head == nullptr ? -1 : params.unit_of_head[j];
     if (unit < 0 || unit >= num_units) {
-      return Invalid("unit of a head", 0, num_units - 1, unit);
+      return Invalid("unit_of_head of a KV head", 0, num_units - 1, unit);
     }
   }
   return absl::OkStatus();
@@ -322,7 +330,8 @@ struct PreparedAttention::Parts {
 
   std::vector<AttentionKeyPartArgs> keys;
   std::vector<AttentionValuePartArgs> values;
-  // The targets of the parts' pointers. Elements never move.
+  // The objects that keys and values point to. They are in deques, which do not
+  // move their elements.
   std::deque<KeyRebuildArgs> rebuilds;
   std::deque<ValueLiftArgs> lifts;
   std::deque<ExactRowsArgs> exact;
@@ -371,7 +380,7 @@ struct PreparedAttention::Parts {
     return args;
   }
 
-  // Visits the pointers that a launch's own parameters do not have.
+  // Visits the device pointers that AttentionLaunch does not contain.
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
     const auto latents = [&](const LatentPartArgs& part) {
@@ -430,7 +439,8 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
   prepared.grid_ = std::make_unique<AttentionGrid>(args, device.num_threads());
   if (!prepared.grid_->fits()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": one row of these parts takes more scratch than ",
+        kKernels.op,
+        ": the parts are too wide: one row of q needs more scratch than ",
         kAttentionScratchBytes, " bytes"));
   }
   prepared.one_thread_ = std::make_unique<AttentionGrid>(args, 1);
@@ -452,7 +462,8 @@ void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
     const bool keeps = KeepsWeights(sequence);
     sequence.weights_at = -1;
     if (!keeps) continue;
-    // Ignores windows, because launches may have different ones.
+    // Counts all live slots instead of those in the window, because layers may
+    // have different windows.
     const int64_t floats = BlocksOf({sequence.first_live_index * page_tokens,
                                      sequence.first_slot + 1}) *
                            KeptBlockFloats(num_heads);
@@ -486,9 +497,9 @@ absl::StatusOr<AttentionStep> DivideStep(
       continue;
     }
     return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": sequence ", i, ": ", sequence.first_slot, " slots, ",
-        sequence.num_rows, " new ones and ", sequence.evicted,
-        " evicted ones: want at most ", kMost, " together"));
+        kKernels.op, ": sequence ", i, " has ", sequence.first_slot,
+        " earlier, ", sequence.num_rows, " new and ", sequence.evicted,
+        " evicted slots; at most ", kMost, " are allowed together"));
   }
   const AttentionGrid& grid = prepared.grid();
   const auto count = static_cast<int64_t>(sequences.size());
@@ -527,10 +538,12 @@ absl::Status PagedAttention(Stream& stream, PreparedAttention& prepared,
   if (grid.mass().any()) {
     const AttentionMass& most = grid.params().mass;
     if (step.rows > most.most_rows) {
-      return Invalid("rows with mass", 0, most.most_rows, step.rows);
+      return Invalid("rows of a step that adds attention mass", 0,
+                     most.most_rows, step.rows);
     }
     if (step.weights > most.most_weights) {
-      return Invalid("room for weights", 0, most.most_weights, step.weights);
+      return Invalid("floats of kept attention weights", 0, most.most_weights,
+                     step.weights);
     }
   }
   grid.Bind({rows.q.device_address(),

@@ -18,9 +18,9 @@ namespace {
 
 class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(LatentAttentionTest, AllBackEndsMatchTheDefinitionAndGiveTheSameBits) {
+TEST_P(LatentAttentionTest, AllBackEndsMatchExactAttentionAndGiveTheSameBits) {
   // The longest context exceeds a split. It is shorter for rebuilt keys and
-  // lifted values, which take the reference long.
+  // lifted values, because the reference computes them slowly.
   bool rebuilds = false;
   for (const auto* parts : {&GetParam().keys, &GetParam().values}) {
     for (const PartSpec& part : *parts) {
@@ -32,8 +32,9 @@ TEST_P(LatentAttentionTest, AllBackEndsMatchTheDefinitionAndGiveTheSameBits) {
   const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 62, 3}, {2, longest, 1}};
   WriteAll(cache, asks);
   AttentionStreams& streams = SharedStreams();
-  // Tolerance of float32 chains of some hundred products: scales and minima of
-  // opposite sign cancel nine tenths of a sum, and angles are exact to 1e-7.
+  // The tolerance suits float32 chains of some hundred products: terms with
+  // scales and minima cancel up to nine tenths of a sum, and angles are exact
+  // to 1e-7.
   const std::vector<float> truth = CheckedReference(cache, asks, 5e-5);
   ExpectBits(cache, asks, truth, {&streams.one, &streams.three, &streams.many});
   const bool sees_all = GetParam().window == 0;
@@ -61,7 +62,7 @@ struct Chunks {
 
 class LatentChunkingTest : public ::testing::TestWithParam<Chunks> {};
 
-TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeARow) {
+TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeTheBitsOfARow) {
   const LatentSpec& spec = GetParam().spec;
   const int64_t chunk = GetParam().tokens;
   constexpr int64_t kTokens = 140;
@@ -75,7 +76,8 @@ TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeARow) {
   const size_t row = expected.size() / kTokens;
   for (int64_t t = 0; t < kTokens; t += chunk) {
     const int64_t count = std::min(chunk, kTokens - t);
-    // The cache is written up to this chunk only, so later slots are NaN.
+    // The cache is written only up to this chunk, so a read of a later slot
+    // would give NaN.
     chunked.Write(0, t, t + count);
     const std::vector<float> got =
         chunked.Attend(streams.three, {{1, 30, 10}, {0, t, count}});
@@ -107,7 +109,8 @@ INSTANTIATE_TEST_SUITE_P(
     SinksOnly, LatentChunkingTest,
     ::testing::ValuesIn(ChunksOf(WithSinks("", 66, MixedExact(0, 0)))));
 
-// Tests of heads whose latents are read together.
+// Tests of launches that read the latents of several clusters of heads together
+// (AttentionGrid::AddSets).
 class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
  protected:
   // The number of units that each sequence's token is divided into.
@@ -125,8 +128,8 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
     cache.on_launch = nullptr;
     return units;
   }
-  // The number of clusters, which is the number of groups of keys: no group of
-  // values joins more heads in these tests.
+  // The number of clusters (heads that share a group). Here it is the number of
+  // groups of keys, because in these tests no group of values has more heads.
   static int64_t ClustersOf(const LatentSpec& spec) {
     const std::vector<int32_t>& groups = spec.keys[0].group_of_head;
     return groups.empty() ? spec.num_kv_heads
@@ -134,7 +137,8 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
   }
 };
 
-TEST_P(LatentSetsTest, ReadingManySequencesBySetsOfHeadsDoesNotChangeBits) {
+TEST_P(LatentSetsTest,
+       ReadingTheLatentsOfSeveralHeadsTogetherDoesNotChangeBits) {
   const std::vector<int64_t> contexts = {1,  64,  65, 600, 17, 128,
                                          40, 200, 63, 3,   90, 513};
   LatentCache cache(GetParam(), contexts, 7);
@@ -148,7 +152,8 @@ TEST_P(LatentSetsTest, ReadingManySequencesBySetsOfHeadsDoesNotChangeBits) {
   std::vector<float> together;
   const std::vector<int64_t> units =
       UnitsOf(cache, streams.one, asks, 1, &together);
-  // There are 1784 slots, and a unit has at most a quarter of them.
+  // All contexts together have 1784 slots, and a unit may have at most a
+  // quarter of this work.
   for (size_t s = 0; s < asks.size(); ++s) {
     EXPECT_EQ(units[s] > 1, contexts[s] > 446) << contexts[s];
   }
@@ -158,7 +163,8 @@ TEST_P(LatentSetsTest, ReadingManySequencesBySetsOfHeadsDoesNotChangeBits) {
   const size_t row = together.size() / asks.size();
   for (size_t s = 0; s < asks.size(); ++s) {
     std::vector<float> alone;
-    // One sequence has too few heads for sixteen threads.
+    // A single sequence has too few heads for sixteen threads, so each cluster
+    // is a unit.
     EXPECT_EQ(UnitsOf(cache, streams.many, {asks[s]}, 16, &alone)[0],
               ClustersOf(GetParam()));
     EXPECT_TRUE(
@@ -196,10 +202,11 @@ INSTANTIATE_TEST_SUITE_P(
         OfHeads(6, 1, Groups(Numbers({64}), {0, 0, 1, 1, 2, 2}), Numbers({32})),
         WithWindows(OfHeads(5, 2, Codes({32}, {4}), Codes({32}, {8})))));
 
-// One launch has rows of prompts, of a few tokens and of one token. Some
-// sequences are read by sets, others by clusters.
+// One launch has a prompt, sequences of a few tokens and sequences of one
+// token. Some of them are divided into sets of clusters, others into single
+// clusters.
 TEST(LatentSetsOfSequencesTest,
-     MixingRowsOfAllKindsInOneLaunchDoesNotChangeTheirBits) {
+     MixingPromptsAndDecodedTokensInOneLaunchDoesNotChangeBits) {
   const LatentSpec dense = OfHeads(8, 2, Numbers({64}), Numbers({64}));
   for (const LatentSpec& spec :
        {dense, Sliding(dense),
@@ -230,7 +237,8 @@ TEST(LatentSetsOfSequencesTest,
   }
 }
 
-// A layer only for grids: no page is written.
+// A layer that is only used to make grids: its cache has tables but no written
+// pages.
 LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
   LatentSpec spec;
   spec.num_heads = kv_heads * each;
@@ -240,7 +248,8 @@ LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
   return spec;
 }
 
-TEST(LatentSetsOfSequencesTest, ThreadsShareALongSequenceAmongShortOnes) {
+TEST(LatentSetsOfSequencesTest,
+     ALongSequenceAmongShortOnesIsDividedIntoMoreUnits) {
   LatentCache cache(TablesOf(32, 1), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   std::vector<AttentionSequence> sequences(8,
@@ -255,20 +264,21 @@ TEST(LatentSetsOfSequencesTest, ThreadsShareALongSequenceAmongShortOnes) {
     }
     return of;
   };
-  // All heads of a sequence are one unit, so each of two threads has four
-  // units.
+  // For two threads, all heads of a sequence form one unit, so each thread gets
+  // four units.
   EXPECT_EQ(units(2), std::vector<int64_t>(8, 1));
   EXPECT_EQ(units(16), std::vector<int64_t>(8, 8));
   EXPECT_EQ(units(64), std::vector<int64_t>(8, 32));
-  // One sequence has nine tenths of the work.
+  // Sequence 3 now has nine tenths of the work.
   sequences[3].first_slot = 65535;
   EXPECT_EQ(units(2), (std::vector<int64_t>{1, 1, 1, 8, 1, 1, 1, 1}));
-  // The rows of a prompt share the latents that were read, so the prompt is
-  // divided by heads.
+  // The rows of a prompt fill whole panels with a single head, so each unit has
+  // one head.
   sequences[3] = {.num_rows = 512, .first_slot = 0};
   EXPECT_EQ(units(2)[3], 32 * 512 / kAbsorbedRows);
-  // In pages of less than a block, slots of several heads are not adjacent.
-  // Larger pages have tiles of a block.
+  // In pages that are smaller than a block, the latents of neighbouring heads
+  // are not adjacent for a whole block, so each head is a unit. In larger pages
+  // they are adjacent.
   params.page_tokens = 32;
   EXPECT_EQ(units(2)[0], 32);
   params.page_tokens = 128;
@@ -276,7 +286,7 @@ TEST(LatentSetsOfSequencesTest, ThreadsShareALongSequenceAmongShortOnes) {
 }
 
 TEST(LatentSetsOfSequencesTest,
-     AllClustersFormOneSetEvenIfTheirNumberIsNoPowerOfTwo) {
+     AllHeadsCanFormOneUnitEvenIfTheirNumberIsNotAPowerOfTwo) {
   LatentCache cache(TablesOf(6, 10), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   const std::vector<AttentionSequence> sequences(
@@ -287,7 +297,7 @@ TEST(LatentSetsOfSequencesTest,
   EXPECT_EQ(AttentionGrid(params, 8).CutOf(sequences[0]).units(), 6);
 }
 
-// The output of the last 8 of `tokens` tokens.
+// Returns the output of the last 8 of `tokens` tokens.
 std::vector<float> AttendLast(const LatentSpec& spec, int64_t tokens,
                               TestStream& test) {
   LatentCache cache(spec, {tokens}, 3);
@@ -297,7 +307,7 @@ std::vector<float> AttendLast(const LatentSpec& spec, int64_t tokens,
 
 class LatentPagesTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(LatentPagesTest, PageSizeDoesNotChangeBits) {
+TEST_P(LatentPagesTest, PageSizeDoesNotChangeTheBitsOfTheOutput) {
   ExpectSameBitsFor({5, 16, 32, 64}, [](int64_t page_tokens) {
     LatentSpec spec = GetParam();
     spec.page_tokens = page_tokens;
@@ -306,8 +316,9 @@ TEST_P(LatentPagesTest, PageSizeDoesNotChangeBits) {
   });
 }
 
-// Exact rows are found by the original slots of tokens, the codes by their
-// current slots.
+// Exact rows must be looked up by the slot that a token had when it was
+// written, but codes by its current slot. So the output must not depend on
+// `evicted`.
 TEST(LatentExactRowsTest, ExactRowsAreFoundByOriginalSlotsAfterEvictions) {
   std::vector<float> first;
   for (const int64_t evicted : {0, 1, 33, 1000}) {
@@ -338,7 +349,7 @@ LatentSpec InTiles(LatentSpec spec, int64_t slots, int64_t granule_bytes) {
   return spec;
 }
 
-TEST_P(LatentPagesTest, TileSizeDoesNotChangeBits) {
+TEST_P(LatentPagesTest, TileSizeDoesNotChangeTheBitsOfTheOutput) {
   ExpectSameBitsFor({128, 64, 16, 4}, [](int64_t tile_slots) {
     LatentSpec spec = InTiles(GetParam(), tile_slots, 0);
     spec.page_tokens = 128;
@@ -360,7 +371,8 @@ INSTANTIATE_TEST_SUITE_P(
                       WithSinks("", 4, MixedExact(0, 0)),
                       WithSinks("", 70, MixedExact(9, 64))));
 
-TEST(LatentPositionsTest, PositionsEqualToTheSlotsGiveTheSameBits) {
+TEST(LatentPositionsTest,
+     ExplicitPositionsEqualToTheSlotNumbersGiveTheSameBitsAsNoPositions) {
   LatentSpec spec;
   spec.keys = {Rebuilt(Numbers({24}), {16, 8})};
   TestStream test(1);
@@ -372,7 +384,8 @@ TEST(LatentPositionsTest, PositionsEqualToTheSlotsGiveTheSameBits) {
   const std::vector<float> slots = attend();
   spec.position_of = [](int64_t position) { return position; };
   EXPECT_TRUE(SameBits(slots, attend()));
-  // The query keeps its position, so the distance changes.
+  // The positions of the slots change but the query keeps its position, so
+  // their distance changes.
   spec.first_position = 1;
   const std::vector<float> next = attend();
   EXPECT_FALSE(SameBits(slots, next));
@@ -380,7 +393,8 @@ TEST(LatentPositionsTest, PositionsEqualToTheSlotsGiveTheSameBits) {
   EXPECT_FALSE(SameBits(next, attend()));
 }
 
-// Bytes of workspace for one row after `first_slot` tokens.
+// The bytes of workspace that a launch needs for one row after `first_slot`
+// tokens.
 size_t WorkspaceBytes(LatentSpec spec, int64_t first_slot) {
   spec.tables_only = true;
   LatentCache cache(spec, {1}, 5);
@@ -465,17 +479,17 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongField) {
   LatentGroup groups[2] = {key.latents.groups[0], key.latents.groups[1]};
   key.latents.groups = groups;
   groups[1].width = 8193;
-  ExpectRefusal(params, "width: want 1 to 8192, have 8193");
+  ExpectRefusal(params, "width of a latent: want 1 to 8192, have 8193");
   groups[1] = groups[0];
   CodeRun run = {0, 24, 7};
   groups[1].runs = &run;
-  ExpectRefusal(params, "run 0: want 1 to 6 or 8 bits, or a last run of 0");
+  ExpectRefusal(params, "run 0: bits must be 1 to 6 or 8, or 0 in a last run");
   run = {0, 20, 4};
   ExpectRefusal(params, "runs cover 20 channels of a latent of 24");
   groups[1] = groups[0];
   const int32_t beyond[2] = {0, 2};
   key.group_of_head = beyond;
-  ExpectRefusal(params, "group of a head: want 0 to 1, have 2");
+  ExpectRefusal(params, "group_of_head of a KV head: want 0 to 1, have 2");
 
   key = good.keys[0];
   KeyRebuildArgs rebuild = *key.rebuild;
@@ -484,13 +498,15 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongField) {
   ExpectRefusal(params, "dims of rebuilt keys: want 1 to 256, have 257");
   rebuild = *good.keys[0].rebuild;
   rebuild.up = nullptr;
-  ExpectRefusal(params, "width of keys without a lift: want 16 to 16, have 24");
+  ExpectRefusal(
+      params,
+      "width of a latent that is itself the key: want 16 to 16, have 24");
   rebuild = *good.keys[0].rebuild;
   rebuild.num_pairs = 9;
   ExpectRefusal(params, "pairs of rebuilt keys: want 0 to 8, have 9");
 }
 
-TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfALift) {
+TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAValueLift) {
   LatentSpec spec;
   spec.values = {Lifted(Codes({24}, {4}), 16)};
   LatentCache cache(spec, {16}, 6);
@@ -510,7 +526,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfALift) {
                 "matrices that lift the values of a part: want at least 1");
 }
 
-TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAWindow) {
+TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfExactRows) {
   LatentSpec spec;
   spec.key_exact = 8;
   spec.value_exact = 8;
@@ -528,14 +544,14 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAWindow) {
   ExpectRefusal(params, "sinks: want at least 0, have -1");
   params = good;
   params.key_exact.ring_rows -= 1;
-  ExpectRefusal(params, "rows of a ring: want at least 7, have 6");
+  ExpectRefusal(params, "ring_rows of exact rows: want at least 7, have 6");
   params = good;
   params.value_exact.num_segments = 0;
   ExpectRefusal(params, "segments of exact rows: want at least 1, have 0");
   params = good;
   params.value_exact.row_bytes = 2;
   ExpectRefusal(params, "row_bytes: want at least 134, have 2");
-  params.value_exact.row_bytes = 0;  // 0 would be a divisor
+  params.value_exact.row_bytes = 0;  // the check must not divide by 0
   ExpectRefusal(params, "row_bytes: want at least 1, have 0");
   std::vector<ExactSegment> segments;
   const auto with = [&](int64_t ExactSegment::*field, int64_t value) {
@@ -547,10 +563,11 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAWindow) {
     return params;
   };
   ExpectRefusal(with(&ExactSegment::rows_per_page, 0),
-                "exact rows of a page: want at least 1, have 0");
+                "rows_per_page of exact rows: want at least 1, have 0");
   ExpectRefusal(with(&ExactSegment::first_page, -1),
-                "first page of exact rows: want at least 0, have -1");
-  // A GPU's kernels take rows below 0 for rows of the launch's own tokens.
+                "first_page of exact rows: want at least 0, have -1");
+  // GPU kernels use negative offsets to mark rows of the launch's own tokens,
+  // so arena_bytes must not be negative.
   ExpectRefusal(with(&ExactSegment::arena_bytes, -16),
                 "arena_bytes of exact rows: want at least 0, have -16");
   ExpectRefusal(
@@ -563,7 +580,8 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAWindow) {
                 "from byte 0 on");
   ExpectRefusal(with(&ExactSegment::offset_bytes, 1 << 20),
                 "page_bytes of side pages: want at least 1048576, have ");
-  // The product of rows and bytes would overflow to a negative number.
+  // Here the product of rows and bytes would overflow to a negative number,
+  // which would seem small enough.
   ExpectRefusal(
       with(&ExactSegment::rows_per_page, std::numeric_limits<int64_t>::max()),
       "do not hold 9223372036854775807 exact rows of 134 bytes");
@@ -572,27 +590,29 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAWindow) {
   segments = {good.key_exact.segments[1]};
   params.key_exact.segments = segments.data();
   params.key_exact.num_segments = 1;
-  ExpectRefusal(params, "first exact row: want 0 to 0, have 2");
+  ExpectRefusal(
+      params,
+      "first_row of the first segment of exact rows: want 0 to 0, have 2");
 
   AttentionValuePartArgs value = good.values[0];
   params = good;
   params.values = &value;
   value.exact = nullptr;
-  ExpectRefusal(
-      params,
-      "exact rows in a part whose side has exact slots: want at least 1, "
-      "have 0");
+  ExpectRefusal(params,
+                "exact rows of a part of keys or values with exact slots: want "
+                "at least 1, "
+                "have 0");
   ExactRowsArgs rows = *good.values[0].exact;
   value.exact = &rows;
   rows.fresh.num_groups = 1;
   ExpectRefusal(params, "groups of exact rows: want 2 to 2, have 1");
   rows = *good.values[0].exact;
   rows.fresh.dtype = DType::kF16;
-  ExpectRefusal(
-      params,
-      "exact rows in the ring and of new tokens must have one number type");
+  ExpectRefusal(params,
+                "exact rows in the ring and of new tokens must have the same "
+                "number type");
   rows = *good.values[0].exact;
-  rows.fresh.tile_slots = 0;  // 0 would be a divisor
+  rows.fresh.tile_slots = 0;  // the check must not divide by 0
   ExpectRefusal(params, "tile_slots: want at least 1, have 0");
   rows = *good.values[0].exact;
   LatentGroup groups[2] = {rows.ring.groups[0], rows.ring.groups[1]};
@@ -601,7 +621,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAWindow) {
   ExpectRefusal(params, "width of exact rows: want 32 to 32, have 31");
 }
 
-TEST(LatentRefusalTest, RefusesPartsThatAreTooWideTogether) {
+TEST(LatentRefusalTest, RefusesPartsThatTogetherNeedTooMuchScratch) {
   LatentSpec spec;
   spec.num_heads = 1;
   spec.num_kv_heads = 1;

@@ -1,5 +1,6 @@
-// Attention over every codec, rank and way to read keys; with windows, pages
-// that were given up, random positions, and whole prompts.
+// Tests paged_attention over every codec, several ranks and every way to read
+// keys and values, and with windows, freed pages, arbitrary positions and whole
+// prompts.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -27,7 +28,8 @@ using ::testing::HasSubstr;
 
 constexpr int32_t kNoPage = 1 << 30;
 
-// A new seed in every run, which is printed. KVASIR_TEST_SEED repeats a run.
+// Returns a random seed, which is printed. To repeat a run, set the environment
+// variable KVASIR_TEST_SEED to its seed.
 uint32_t Seed() {
   static const uint32_t seed = [] {
     const char* given = std::getenv("KVASIR_TEST_SEED");
@@ -46,11 +48,12 @@ PartSpec OneGroup(PartSpec part) {
   return part;
 }
 
-// The reference equals the definition. Every target and any number of threads
-// have its bits.
+// Expects that the reference is near exact attention, and that all instruction
+// sets and numbers of threads give the reference's bits.
 void ExpectDefinition(LatentCache& cache, const std::vector<LatentAsk>& asks) {
-  // Chains of up to 160 float32 products of numbers up to 12, each of which may
-  // lose 12 * 2^-24. The worst error that a seed has shown is 6.4e-5.
+  // The tolerance suits chains of up to 160 float32 products of numbers up to
+  // 12, each of which may lose 12 * 2^-24. The largest error seen with any seed
+  // is 6.4e-5.
   const std::vector<float> truth = CheckedReference(cache, asks, 1e-4);
   ExpectBits(cache, asks, truth, {&SharedStreams().one, &SharedStreams().many});
 }
@@ -79,7 +82,7 @@ std::vector<std::pair<const char*, PartSpec>> Codecs(int64_t rank) {
           {"levels of 3 bits", Levels(Codes({rank}, {3}))}};
 }
 
-// Keys of the codec, read in the given way.
+// Returns `codec` as a key part that is read in the given way.
 PartSpec KeysOf(PartSpec codec, Reads reads) {
   const int64_t rank = codec.widths[0];
   if (reads == Reads::kRebuilt) codec.rebuild = {32, 16, true};
@@ -91,7 +94,7 @@ PartSpec KeysOf(PartSpec codec, Reads reads) {
 
 class CodecSweepTest : public ::testing::TestWithParam<Reads> {};
 
-TEST_P(CodecSweepTest, EveryCodecMatchesTheDefinitionAtEveryRank) {
+TEST_P(CodecSweepTest, EveryCodecMatchesExactAttentionAtEveryRank) {
   uint32_t seed = Seed();
   const int64_t page_tokens[] = {16, 32, 64};
   for (const int64_t rank : {8, 24, 96, 160}) {
@@ -115,8 +118,9 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                          ::testing::Values(Reads::kAbsorbed, Reads::kRebuilt,
                                            Reads::kAsStored, Reads::kLifted));
 
-// With this seed, one row has a value whose terms cancel almost completely.
-TEST(WorstErrorTest, ANumberWhoseTermsCancelIsComparedWithTheAverage) {
+// With this seed, the terms of one output number cancel almost completely, so
+// its error would be large relative to itself.
+TEST(WorstErrorTest, ErrorsAreRelativeToTheAverageOfThePartIfTermsCancel) {
   PartSpec values = Lifted(Codes({96}, {8}), 1);
   LatentSpec spec = SpecOf({Codes({96}, {8})}, {values});
   spec.value_exact = 18;
@@ -134,9 +138,9 @@ struct Heads {
 class ContextSweepTest
     : public ::testing::TestWithParam<std::tuple<Reads, int64_t>> {};
 
-// The contexts are empty, end near the end of the first or second page, or
-// exceed a split.
-TEST_P(ContextSweepTest, EveryShapeOfHeadsMatchesTheDefinition) {
+// The contexts have no or one slot, end near the end of a block (63 to 65
+// slots) or exceed a split.
+TEST_P(ContextSweepTest, EveryShapeOfHeadsMatchesExactAttention) {
   const Reads reads = std::get<0>(GetParam());
   const int64_t context = std::get<1>(GetParam());
   const Heads shapes[] = {{4, {0, 0}}, {8, {0}}, {3, {0, 1, 0}}};
@@ -177,7 +181,8 @@ struct View {
 
 class VisibilityTest : public ::testing::TestWithParam<View> {};
 
-// Table entries of pages that were given up are invalid.
+// The block table entries of freed pages are invalid, so a read of their slots
+// would crash.
 TEST_P(VisibilityTest, OnlyVisibleSlotsAreRead) {
   const View& view = GetParam();
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
@@ -213,11 +218,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(View{200, 40, true, 0}, View{200, 40, true, 9},
                       View{200, 0, true, 3}, View{200, 0, false, 3},
                       View{200, 70, false, 7},
-                      // The visible slots are more than a split and begin in
-                      // the middle of one.
+                      // Here a row sees more slots than a split has, from the
+                      // middle of a split on.
                       View{1300, 600, true, 40}));
 
-TEST(GonePagesTest, RowsThatSeeOnlyPagesThatWereGivenUpAreZero) {
+TEST(GonePagesTest, OutputRowsThatSeeOnlyFreedPagesAreZero) {
   const LatentSpec spec =
       SpecOf({Rebuilt(Codes({24}, {4}), {16, 8})}, {Fixed(Codes({24}, {4}))});
   LatentCache cache(spec, {40}, 40);
@@ -304,7 +309,8 @@ TEST(PromptTest, PromptRowsHaveTheSameBitsAsTheReference) {
   uint32_t seed = Seed();
   for (LatentSpec spec : specs) {
     SCOPED_TRACE(seed);
-    // Layers with windows of both kinds, or without.
+    // Depending on the seed, the layer has a sliding window, exact slots, both
+    // or neither.
     if (seed % 3 == 0) spec.window = 50;
     if (seed % 3 == 1) spec.key_exact = 70;
     if (seed % 2 == 1) spec.value_exact = 20;
@@ -332,7 +338,8 @@ TEST(PromptTest, PromptRowsHaveTheSameBitsAsTheReference) {
   }
 }
 
-// Several panels over several splits give the bits of a single row.
+// Prompts of several panels over several splits must have the same bits as
+// single rows.
 TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
   constexpr int64_t kRows = 700;
   LatentSpec spec = SpecOf({Rebuilt(OneGroup(Codes({24}, {4}, 8)), {16, 8})},
@@ -362,7 +369,8 @@ TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
 
 // ----- Workspace.
 
-// One row after context - 1 slots. A few pages are repeated in the block table.
+// Computes attention for one row after context - 1 slots. The block table
+// repeats a few pages, so that a long context needs little memory.
 absl::Status AttendOver(LatentCache& cache, int64_t context, TestStream& test,
                         Workspace& workspace) {
   PagedAttentionArgs params = cache.Params();
@@ -383,7 +391,8 @@ absl::Status AttendOver(LatentCache& cache, int64_t context, TestStream& test,
   return AttendOnDevice(test, params, workspace);
 }
 
-TEST(WorkspaceRunTest, CountedBytesSufficeForAnyContextAndThreads) {
+TEST(WorkspaceRunTest,
+     TheCountedWorkspaceSufficesForAnyContextAndNumberOfThreads) {
   for (const LatentSpec& spec :
        {SpecOf({Rebuilt(OneGroup(Codes({24}, {4}, 8)), {16, 8})},
                {OneGroup(Codes({24}, {4}))}),
@@ -405,7 +414,7 @@ TEST(WorkspaceRunTest, CountedBytesSufficeForAnyContextAndThreads) {
         TestStream less(threads, CpuBackend::kSimd, bytes.back() - 1);
         EXPECT_THAT(AttendOver(cache, context, less, less.workspace()),
                     base::StatusIs(absl::StatusCode::kResourceExhausted,
-                                   HasSubstr("workspace: want")));
+                                   HasSubstr("workspace: needs")));
       }
       EXPECT_EQ(bytes[0], bytes[1]);
     }
@@ -414,10 +423,10 @@ TEST(WorkspaceRunTest, CountedBytesSufficeForAnyContextAndThreads) {
 
 // ----- Queries that rotate by chosen pairs.
 
-// Heads with the pairs that pruning kept, or with complex channels, several of
-// which may use the same pair.
+// KV heads that store only some pairs of the key: either the pairs that pruning
+// kept, or lifted complex channels, several of which may use the same pair.
 struct PairCase {
-  // the pairs of a KV head's channels
+  // for each KV head, the pair of each of its channels
   std::vector<std::vector<int32_t>> pairs;
   bool lifted;
 };
@@ -468,8 +477,7 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
   int64_t NumKvHeads() const { return static_cast<int64_t>(ups_.size()); }
   int64_t NumHeads() const { return NumKvHeads() * kQueries; }
 
-  // A side (keys or values) of float32 numbers in pages, which holds the rows
-  // of all tokens.
+  // A cache of keys or values of all tokens: float32 numbers in pages.
   struct Side {
     LatentPartArgs part;
     std::vector<LatentGroup> groups;
@@ -536,7 +544,7 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
   }
 
   // Does what a layer does: rotates and appends latents, lifts and rotates
-  // queries.
+  // queries, and computes attention.
   std::vector<float> Run(TestStream& test) const {
     std::vector<int64_t> widths;
     for (const RopeHead& head : key_heads_)
@@ -602,7 +610,8 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
                                static_cast<double>(
                                    positions_[static_cast<size_t>(token)]));
   }
-  // Pair f of a whole key, before its rotation.
+  // Returns pair `pair` of the whole key that the stored channels stand for,
+  // before its rotation.
   Complex KeyPair(int64_t kv_head, int64_t pair, int64_t token) const {
     const ComplexChannelsArgs& channels =
         channels_[static_cast<size_t>(kv_head)];
@@ -672,7 +681,7 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
   int64_t query_width_ = 0;
 };
 
-TEST_P(PairChannelsTest, AttentionOverPairsEqualsAttentionOverWholeKeys) {
+TEST_P(PairChannelsTest, AttentionOverStoredPairsEqualsAttentionOverWholeKeys) {
   TestStream reference(1, CpuBackend::kReference);
   const std::vector<float> truth = Run(reference);
   for (int64_t i = 0; i < kRows * NumHeads(); ++i) {
@@ -737,16 +746,16 @@ TEST_F(RefusalTest, RefusesRegionsThatLeaveThePage) {
   Expect("tile_bytes: want at least ");
   key_groups_[0] = key_groups_[1];
   value_groups_[0].codes.offset_bytes += 1;
-  Expect("multiples of 2 bytes, have ");
+  Expect("multiples of 2 bytes, but one is ");
 }
 
 TEST_F(RefusalTest, RefusesIncompleteStaticRanges) {
   const std::vector<float> ranges(48, 1.0f);
   key_.latents.static_scale = ranges.data();
-  Expect("static ranges: want scales and minima, or neither");
+  Expect("static ranges must have both scales and minima, or neither");
   key_.latents.static_scale = nullptr;
   key_.latents.static_minimum = ranges.data();
-  Expect("static ranges: want scales and minima, or neither");
+  Expect("static ranges must have both scales and minima, or neither");
   key_.latents.static_minimum = nullptr;
   value_.latents.static_scale = ranges.data();
   value_.latents.static_minimum = ranges.data();

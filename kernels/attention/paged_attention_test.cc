@@ -1,5 +1,5 @@
-// Attention over a dense cache, which has the keys and values of each KV head
-// as numbers.
+// Tests paged_attention over a dense cache, which stores the keys and values of
+// each KV head as plain numbers.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -37,11 +37,11 @@ LatentSpec DenseSpec(const Shape& shape) {
 
 class PagedAttentionTest : public ::testing::TestWithParam<Shape> {};
 
-TEST_P(PagedAttentionTest, AllBackEndsMatchTheDefinitionAndGiveTheSameBits) {
+TEST_P(PagedAttentionTest, AllBackEndsMatchExactAttentionAndGiveTheSameBits) {
   LatentCache cache(DenseSpec(GetParam()), {83, 1, 700}, 1);
   const std::vector<LatentAsk> asks = {{0, 20, 63}, {1, 0, 1}, {2, 690, 10}};
   WriteAll(cache, asks);
-  // Tolerance of float32 sums of a few hundred terms.
+  // The tolerance suits float32 sums of a few hundred terms.
   const std::vector<float> truth = CheckedReference(cache, asks, 1e-5);
   AttentionStreams& streams = SharedStreams();
   ExpectBits(cache, asks, truth, {&streams.one, &streams.three, &streams.many});
@@ -80,9 +80,10 @@ TEST(PagedAttentionPagesTest, RefusesMoreSlotsThan32BitsCanCount) {
   sequence.evicted = kAttentionMostSlots - 1000;
   args.sequences = &sequence;
   args.num_sequences = 1;
-  ExpectRefusal(args,
-                "paged_attention: sequence 0: 1000 slots, 1 new ones and "
-                "2147482647 evicted ones: want at most 2147483647 together");
+  ExpectRefusal(
+      args,
+      "paged_attention: sequence 0 has 1000 earlier, 1 new and 2147482647 "
+      "evicted slots; at most 2147483647 are allowed together");
   sequence.evicted = -1;
   ExpectRefusal(args, "evicted: want at least 0, have -1");
 }

@@ -15,29 +15,34 @@
 
 namespace kvasir::kernels::cuda {
 
-// Asks the library for an algorithm once for each shape and keeps the answer:
-// the choice takes tens of microseconds, and every step has the same shapes.
+// Multiplies matrices by cuBLASLt. Asks the library for an algorithm only once
+// for each shape and keeps it, because the choice takes tens of microseconds
+// and every decoding step has the same shapes.
 class CublasGemms {
  public:
-  // A model's step has about five shapes for each number of rows.
+  // The largest number of algorithms that are kept. A model needs about five
+  // for each number of rows.
   static constexpr size_t kMostShapes = 4096;
 
-  // `library` outlives the result. The device is the one that the calling
-  // thread uses; `major` is the major number of its compute capability.
-  // INTERNAL if the library does not start.
+  // Makes an object for the device that the calling thread has selected.
+  // `major` is the major number of this device's compute capability. `library`
+  // must outlive the result. Returns INTERNAL if the library does not start.
   static absl::StatusOr<std::unique_ptr<CublasGemms>> Make(CublasLt* library,
                                                            int major);
-  // The calling thread must use the device.
+  // The calling thread must have selected the device.
   ~CublasGemms();
 
-  // NVIDIA's recommended size: 32 MiB from sm_90 on, 8 MiB before.
+  // The size that NVIDIA recommends: 32 MiB from sm_90 on, 8 MiB for older
+  // GPUs.
   size_t workspace_bytes() const { return workspace_bytes_; }
-  // Names the library's version, for example "lt130101", because another
-  // version may add in other orders.
+  // The library's name and version for Device::numerics, for example
+  // "lt130101". The version is included because other versions may add in other
+  // orders and give other bits.
   std::string name() const;
 
-  // UNIMPLEMENTED if the library has no algorithm for the product; INTERNAL
-  // with the library's own words if it fails.
+  // Enqueues a product on the stream. Errors: UNIMPLEMENTED if the library has
+  // no algorithm for it; INTERNAL with the library's own error text if the
+  // library fails.
   absl::Status Enqueue(const Gemm& gemm, StreamHandle stream);
 
   size_t known_shapes() const;

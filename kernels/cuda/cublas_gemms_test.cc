@@ -1,4 +1,4 @@
-// Tests how products use cuBLASLt, with a fake library and without a GPU.
+// Tests how CublasGemms uses cuBLASLt, with a fake library and without a GPU.
 #include "kernels/cuda/cublas_gemms.h"
 
 #include <gmock/gmock.h>
@@ -40,14 +40,15 @@ class CublasGemmsTest : public ::testing::Test {
                                                 MemoryTag::kOther);
     KVASIR_ASSERT_OK(memory.status());
     memory_ = *std::move(memory);
-    // All numbers in memory are ones in bfloat16.
+    // Fills the memory of all matrices with ones in bfloat16.
     const std::vector<uint16_t> ones(kMatrices / 2, 0x3f80);
     KVASIR_ASSERT_OK(device_->Write(memory_.data(), ones.data(), kMatrices));
   }
   LaunchStream& launches() { return static_cast<LaunchStream&>(*stream_); }
   GemmLibrary* gemms() { return launches().launcher().gemms(); }
 
-  // x, W, bias, y and the workspace, one after the other.
+  // The bytes of x, W, bias and y together. They lie one after the other in
+  // memory_, followed by the workspace.
   static constexpr size_t kMatrices = 64 << 10;
   Gemm Product(int64_t rows, int64_t n = 8, int64_t k = 16) {
     auto* const begin = static_cast<char*>(memory_.data().device_address());
@@ -86,7 +87,8 @@ TEST_F(CublasGemmsTest, AProductRunsInTheStreamsOrder) {
                             memory_.data().as<char>() + (48 << 10),
                             y.size() * 2));
   for (const uint16_t bits : y) {
-    EXPECT_EQ(ToFloat(Bf16{bits}), 17.0f);  // 16 products of ones, and the bias
+    // 16 products 1 * 1, plus the bias 1
+    EXPECT_EQ(ToFloat(Bf16{bits}), 17.0f);
   }
 }
 
@@ -94,7 +96,8 @@ TEST_F(CublasGemmsTest, AnAlgorithmIsChosenOncePerShape) {
   Make();
   for (int i = 0; i < 3; ++i) KVASIR_ASSERT_OK(Multiply(Product(2)));
   EXPECT_EQ(library_.calls("Choose"), 1);
-  // Each of these is another shape; using an algorithm of another shape fails.
+  // Each product from here on has another shape. FakeCublasLt fails the test if
+  // an algorithm of another shape is used.
   Gemm gemm = Product(2);
   gemm.bias = nullptr;
   KVASIR_ASSERT_OK(Multiply(gemm));
@@ -181,7 +184,8 @@ TEST_F(CublasGemmsTest, AProductWithoutAnAlgorithmIsRefused) {
                            HasSubstr("2 rows, n 8, k 16, BF16 to BF16 with "
                                      "bias (--deterministic"),
                            HasSubstr("CUBLAS_STATUS_FAKE (15)"))));
-  // The failure is not kept as the algorithm of this shape.
+  // The failure must not be remembered for this shape: the next call chooses an
+  // algorithm again.
   KVASIR_EXPECT_OK(Multiply(Product(2)));
 }
 
@@ -189,7 +193,7 @@ TEST_F(CublasGemmsTest, AFailedProductIsReportedAsTheStreamsError) {
   Make();
   library_.FailNext("Multiply", static_cast<CublasResult>(13));
   gemms()->Enqueue(Product(2));
-  gemms()->Enqueue(Product(3));  // not run after the first error
+  gemms()->Enqueue(Product(3));  // must not run, because of the earlier error
   EXPECT_EQ(library_.calls("Multiply"), 1);
   EXPECT_THAT(launches().TakeLaunchError(),
               base::StatusIs(absl::StatusCode::kInternal,

@@ -1,5 +1,5 @@
-// Tests matmul with cuBLASLt: on the host with a fake library that checks its
-// arguments, on a GPU with NVIDIA's library.
+// Tests the matmul op on a device that uses cuBLASLt: without a GPU, with a
+// fake library that checks its arguments; on a GPU, with NVIDIA's library.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct Case {
   bool bias = false;
   int64_t x_gap = 0;
   int64_t y_gap = 0;
-  int64_t x_offset = 0;  // numbers before x in its memory
+  int64_t x_offset = 0;  // how many numbers precede x in its memory
 };
 
 class CublasMatmulTest : public ::testing::Test {
@@ -103,8 +103,8 @@ class CublasMatmulTest : public ::testing::Test {
     auto scratch = device_->allocator().Allocate(
         scratch_bytes_ + Workspace::kAlignmentBytes, MemoryTag::kOther);
     KVASIR_EXPECT_OK(scratch.status());
-    // The workspace does not begin at a multiple of 256 bytes, as after memory
-    // of other ops.
+    // The workspace begins at an address that is not a multiple of 256, as it
+    // may after other ops have taken memory.
     Workspace workspace(scratch->data().as<char>() + 64, scratch_bytes_);
     KVASIR_EXPECT_OK(Matmul(*stream_, params, workspace));
     VisitDType(c.y, [&](auto type) {
@@ -116,7 +116,7 @@ class CublasMatmulTest : public ::testing::Test {
     return y;
   }
 
-  // Compares with float64, with a tolerance for every row.
+  // Compares matmul with a product in float64. Each row has its own tolerance.
   void ExpectProduct(const Case& c) {
     SCOPED_TRACE(testing::Message()
                  << c.rows << " x " << c.k << " x " << c.n << ", "
@@ -147,7 +147,7 @@ class CublasMatmulTest : public ::testing::Test {
     }
   }
 
-  // Number of calls of our kernel with this name.
+  // How often our own kernel of this name was launched.
   int KernelsCalled(const std::string& name) const {
     int count = 0;
     for (const cuda::FakeLaunch& launch : runtime_.launches()) {
@@ -179,7 +179,8 @@ TEST_F(CublasMatmulTest, EqualsTheProductForEverySupportedType) {
   }
   if (emulation::OnGpu()) return;
   EXPECT_THAT(library_.multiplied(), SizeIs(products));
-  // The library takes a float32 bias directly.
+  // If y is float32, the library uses the float32 bias as it is; otherwise our
+  // kernel matmul_bias converts the bias first.
   EXPECT_EQ(KernelsCalled("matmul_bias"), 8);
   EXPECT_THAT(runtime_.launches(), SizeIs(8));
 }
@@ -188,10 +189,14 @@ TEST_F(CublasMatmulTest,
        OurKernelsComputeProductsThatTheLibraryDoesNotSupport) {
   const DType bf16 = DType::kBf16, f32 = DType::kF32;
   const std::pair<Case, const char*> cases[] = {
-      {{bf16, bf16, bf16, 3, 12, 8, true}, "matmul_few_rows"},       // K
-      {{bf16, bf16, bf16, 3, 16, 8, true, 4}, "matmul_few_rows"},    // x
-      {{bf16, bf16, bf16, 3, 16, 13, true}, "matmul_few_rows"},      // y
-      {{bf16, bf16, f32, 3, 16, 8, true, 0, 2}, "matmul_few_rows"},  // y
+      // Rows of K = 12 numbers are not aligned.
+      {{bf16, bf16, bf16, 3, 12, 8, true}, "matmul_few_rows"},
+      // The gaps make rows of x unaligned.
+      {{bf16, bf16, bf16, 3, 16, 8, true, 4}, "matmul_few_rows"},
+      // Rows of N = 13 numbers are not aligned.
+      {{bf16, bf16, bf16, 3, 16, 13, true}, "matmul_few_rows"},
+      // The gaps make rows of y unaligned.
+      {{bf16, bf16, f32, 3, 16, 8, true, 0, 2}, "matmul_few_rows"},
       {{bf16, bf16, bf16, 3, 16, 8, true, 0, 0, 4}, "matmul_few_rows"},
       {{bf16, f32, bf16, 3, 16, 8, true}, "matmul_chain"},
       {{f32, bf16, f32, 3, 16, 8, true}, "matmul_chain"},
@@ -213,7 +218,7 @@ TEST_F(CublasMatmulTest, TheLibrarysWorkspaceIsPartOfTheOpsScratch) {
   if (emulation::OnGpu()) return;
   // 136 numbers of bias take 272 bytes, which are rounded up to 512.
   EXPECT_EQ(scratch_bytes_, 256u + 512u + (32u << 20));
-  library_.NeedWorkspace(32 << 20);  // the whole workspace
+  library_.NeedWorkspace(32 << 20);  // as much as the whole workspace
   ExpectProduct({.rows = 4, .n = 136, .bias = true});
 }
 

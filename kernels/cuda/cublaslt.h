@@ -1,5 +1,5 @@
-// The calls of cuBLASLt that the back end makes, behind an interface, so that
-// tests without a GPU can use a library of their own.
+// CublasLt: an interface to the functions of cuBLASLt that the CUDA back end
+// calls. Tests without a GPU implement it by a fake.
 #pragma once
 
 #include <compare>
@@ -18,8 +18,9 @@ enum class CublasResult : int { kOk = 0 };
 
 using CublasHandle = struct CublasHandleTag*;
 
-// All that the choice of an algorithm depends on, except the device: sizes and
-// types of a product of gemm.h. All memory is aligned as gemm.h requires.
+// Everything about a product (Gemm) on which the choice of its algorithm
+// depends. Addresses are not included, because all memory is aligned as gemm.h
+// requires.
 struct GemmShape {
   int64_t rows = 0;
   int64_t n = 0;
@@ -39,26 +40,28 @@ struct GemmAlgorithm {
   size_t workspace_bytes = 0;
 };
 
-// Threads: all methods may be called from any thread, also for one handle. They
-//   apply to the device that the calling thread uses (Runtime::Use).
+// Threads: all methods may be called from any thread, also at the same time
+// with the same handle. They use the device that the calling thread has
+// selected by Runtime::Use.
 class CublasLt {
  public:
   virtual ~CublasLt() = default;
 
-  // For example "CUBLAS_STATUS_NOT_SUPPORTED (15)".
+  // The name and number of an error, for example "CUBLAS_STATUS_NOT_SUPPORTED
+  // (15)".
   virtual std::string Describe(CublasResult result) = 0;
   // The library's version: 10000 * major + 100 * minor + patch.
   virtual int64_t Version() = 0;
   virtual CublasResult MakeHandle(CublasHandle* handle) = 0;
   virtual CublasResult DestroyHandle(CublasHandle handle) = 0;
-  // Chooses the algorithm that the library considers best among those that add
-  // in float32, give the same bits on every run, and need at most this
-  // workspace.
+  // Chooses an algorithm: the one that the library considers best among those
+  // that add in float32, give the same bits on every run, and need at most
+  // workspace_bytes.
   virtual CublasResult Choose(CublasHandle handle, const GemmShape& shape,
                               size_t most_workspace_bytes,
                               GemmAlgorithm* algorithm) = 0;
-  // `shape` is the shape of `gemm`; `algorithm` was chosen for it on this
-  // device.
+  // Enqueues a product. `shape` must be the shape of `gemm`, and `algorithm`
+  // must have been chosen for this shape on this device.
   virtual CublasResult Multiply(CublasHandle handle, const GemmShape& shape,
                                 const Gemm& gemm,
                                 const GemmAlgorithm& algorithm,

@@ -25,10 +25,10 @@ using cuda::CudaError;
 using cuda::Result;
 using cuda::StreamHandle;
 
-// Alignment that cudaMalloc and cudaMallocHost guarantee.
+// The alignment in bytes that cudaMalloc and cudaMallocHost guarantee.
 constexpr size_t kAlignment = 256;
-// nvcc compiles for sm_80, sm_90a, and to PTX that drivers translate for newer
-// GPUs.
+// Code is compiled for sm_80 and sm_90a, and to PTX, which the driver
+// translates for newer GPUs.
 constexpr int kLeastMajor = 8;
 constexpr char kCodeOf[] = "sm_80, sm_90a and PTX of compute_80";
 
@@ -37,7 +37,8 @@ std::string Version(int version) {
 }
 
 absl::Status CheckDriver(cuda::Runtime& runtime) {
-  // A driver supports all runtimes of its major version, older and newer.
+  // A driver supports every CUDA runtime of the same major version, so the
+  // minor version is not compared.
   const int want = runtime.RuntimeVersion() / 1000 * 1000;
   int have = 0;
   const Result result = runtime.DriverVersion(&have);
@@ -48,7 +49,7 @@ absl::Status CheckDriver(cuda::Runtime& runtime) {
   }
   if (have == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "no NVIDIA driver (libcuda.so.1) on this host; want one for CUDA ",
+        "no NVIDIA driver (libcuda.so.1) on this host; install one for CUDA ",
         Version(want), " or later"));
   }
   return absl::FailedPreconditionError(
@@ -83,8 +84,8 @@ absl::Status CheckArchitecture(const cuda::DeviceProperties& properties,
       ": want compute capability ", kLeastMajor, ".0 or later"));
 }
 
-// True if the error comes from an earlier asynchronous kernel, and a launch
-// only reports it.
+// True if this error of a launch was caused by an earlier kernel that ran
+// asynchronously, not by the launch itself.
 bool IsOfARunningKernel(Result result) {
   switch (static_cast<int>(result)) {
     case 214:  // an ECC error
@@ -94,7 +95,7 @@ bool IsOfARunningKernel(Result result) {
     case 714:  // an error in the hardware stack
     case 715:  // illegal instruction
     case 716:  // misaligned address
-    case 717:  // an address of another space
+    case 717:  // an address in the wrong address space
     case 718:  // an invalid program counter
     case 719:  // any other failure of a launch
       return true;
@@ -105,18 +106,20 @@ bool IsOfARunningKernel(Result result) {
 
 }  // namespace
 
-// State that the device, its allocator and its streams share.
+// State that the device, its allocator and its streams share; it lives as long
+// as any of them.
 class CudaDevice::State {
  public:
   State(cuda::Runtime* runtime, int device, cuda::DeviceProperties what)
       : ordinal(device), properties(std::move(what)), runtime_(runtime) {}
   ~State() {
-    if (gemms != nullptr) (void)runtime();  // the handle belongs to the device
+    // selects the device, which the handle of `gemms` belongs to
+    if (gemms != nullptr) (void)runtime();
   }
 
-  // Returns the runtime, with the device selected for the calling thread. If
-  // selecting fails it returns an error: otherwise the call would go to the
-  // thread's previous GPU, or to the first one.
+  // Selects the device for the calling thread and returns the runtime. If the
+  // device cannot be selected, returns an error, because calls of the runtime
+  // would use the GPU that the thread selected before, or the first GPU.
   absl::StatusOr<cuda::Runtime*> runtime() const {
     if (failed_.load()) {
       base::MutexLock lock(&mutex_);
@@ -136,7 +139,8 @@ class CudaDevice::State {
   absl::Status OkOr(const absl::string_view what, Result result) const {
     return result == Result::kOk ? absl::OkStatus() : Failed(what, result);
   }
-  // Keeps an error that no caller received. Every later call returns it.
+  // Stores an error that cannot be returned to a caller, for example from a
+  // destructor. Every later call of runtime() returns it.
   void Keep(const absl::Status& status) {
     if (status.ok()) return;
     base::MutexLock lock(&mutex_);
@@ -144,7 +148,9 @@ class CudaDevice::State {
     failed_ = true;
   }
 
-  // Asks CUDA once for each kernel that needs more than kPlainSharedBytes.
+  // Allows a kernel to use its shared memory if it needs more than
+  // kPlainSharedBytes. CUDA is called only if the kernel has not been allowed
+  // as much before.
   Result AllowShared(cuda::Runtime& runtime, const KernelLaunch& launch) {
     base::MutexLock lock(&mutex_);
     uint32_t& allowed = allowed_[launch.function];
@@ -155,9 +161,10 @@ class CudaDevice::State {
     return result;
   }
 
-  // Waiting for the device while one of its streams captures fails both calls.
-  // So a wait lets captures of other threads end first, and a capture lets
-  // waits end first.
+  // In CUDA, waiting for the device while one of its streams captures makes
+  // both the wait and the capture fail. Therefore WaitForDevice first waits
+  // until no other thread captures, and StartCapture first waits until no
+  // thread is in WaitForDevice.
   void StartCapture() {
     base::MutexLock lock(&captures_mutex_);
     while (device_waits_ > 0) captures_change_.Wait(&captures_mutex_);
@@ -191,8 +198,8 @@ class CudaDevice::State {
   // The bytes of host memory that copies use, for all streams and for writes
   // (BeginWrite).
   std::atomic<int64_t> staging_bytes = 0;
-  // Null if our own kernels compute matrix products. It is set before other
-  // threads use the device.
+  // Null if our own kernels compute matrix products. Set before other threads
+  // use the device.
   std::unique_ptr<cuda::CublasGemms> gemms;
 
  private:
@@ -271,11 +278,12 @@ class CudaDevice::Allocator final : public DeviceAllocator {
     return "; take a smaller model, or another --device";
   }
 
-  // Returns null if there is not enough memory; Allocate reports that.
+  // Converts the result of an allocation. Returns null if memory ran out, for
+  // which Allocate makes the error.
   absl::StatusOr<void*> Given(void* memory, Result result) const {
     if (result == Result::kOk) return memory;
     if (result == Result::kOutOfMemory) return nullptr;
-    return state_->Failed("its memory", result);
+    return state_->Failed("allocating memory", result);
   }
   // Waits for the device, because enqueued work may still use the memory. If
   // the device cannot be selected, the memory is not freed.
@@ -286,10 +294,10 @@ class CudaDevice::Allocator final : public DeviceAllocator {
     const Result waited = state_->WaitForDevice();
     const Result freed = (state_->any().*free)(data);
     KVASIR_RETURN_IF_ERROR(
-        state_->OkOr("work that was waited for before memory is freed, whose "
-                     "kernel CUDA_LAUNCH_BLOCKING=1 names",
+        state_->OkOr("waiting for work before memory is freed "
+                     "(CUDA_LAUNCH_BLOCKING=1 names the kernel that fails)",
                      waited));
-    return state_->OkOr("memory to be freed", freed);
+    return state_->OkOr("freeing memory", freed);
   }
 
   const std::shared_ptr<State> state_;
@@ -306,8 +314,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
   ~CudaStream() override {
     if (stream_ == nullptr) return;
     if (capturing()) (void)EndCapture();
-    // These calls use the stream's own device, whichever device the thread has
-    // selected.
+    // These calls act on the stream's own device, whichever device the thread
+    // has selected.
     const Result waited = state_->any().SynchronizeStream(stream_);
     state_->Keep(state_->OkOr(Work(), waited));
     staging_.reset();
@@ -348,11 +356,12 @@ class CudaDevice::CudaStream final : public LaunchStream,
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     cuda::EventHandle event = nullptr;
     KVASIR_RETURN_IF_ERROR(
-        state_->OkOr("an event", runtime->MakeEvent(&event)));
+        state_->OkOr("making an event", runtime->MakeEvent(&event)));
     return std::make_unique<Mark>(state_, event);
   }
   absl::Status Record(StreamMark* mark) override {
-    // CUDA does not allow queries of an event in a graph.
+    // Not possible during a capture: CUDA does not allow an event of a graph to
+    // be queried.
     KVASIR_RETURN_IF_ERROR(Usable("marked"));
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     return state_->OkOr(
@@ -369,11 +378,12 @@ class CudaDevice::CudaStream final : public LaunchStream,
     } else {
       state_->StopCapture(std::this_thread::get_id());
     }
-    return state_->OkOr("begin of a capture", begun);
+    return state_->OkOr("beginning a capture", begun);
   }
   absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() override {
     if (!capturing()) return LaunchStream::EndCapture();
-    // The capture also ends if the device has failed during the capture.
+    // The capture must be ended even if the device has failed meanwhile, so
+    // errors are returned only afterwards.
     const Result named = state_->any().Use(state_->ordinal);
     cuda::GraphHandle graph = nullptr;
     const Result ended = state_->any().EndCapture(stream_, &graph);
@@ -386,11 +396,12 @@ class CudaDevice::CudaStream final : public LaunchStream,
     }
     std::unique_ptr<CapturedWork> work;
     if (exec != nullptr) work = std::make_unique<Captured>(state_, exec);
-    // A refused launch is missing in the graph.
+    // If a launch was refused during the capture, it is missing in the graph,
+    // so its error is returned.
     KVASIR_RETURN_IF_ERROR(TakeLaunchError());
     KVASIR_RETURN_IF_ERROR(state_->OkOr("selecting the device", named));
     KVASIR_RETURN_IF_ERROR(state_->OkOr("ending a capture", ended));
-    KVASIR_RETURN_IF_ERROR(state_->OkOr("a graph of a capture", made));
+    KVASIR_RETURN_IF_ERROR(state_->OkOr("making the graph of a capture", made));
     return work;
   }
   bool capturing() const override { return capturing_.has_value(); }
@@ -408,7 +419,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
   }
 
   void Enqueue(const KernelLaunch& launch) override {
-    // An op may launch several kernels; its first error is reported.
+    // After a first error, the other kernels of the op are not launched, so
+    // that the first error is the one reported.
     if (!broken_.ok() || !launch_error_.ok()) return;
     launch_error_ = TryLaunch(launch);
     last_kernel_ = launch.name;
@@ -431,8 +443,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
   }
 
  private:
-  // The event belongs only to the device: the runtime must outlive it, but the
-  // stream need not.
+  // A mark's event does not need its stream, so a mark may outlive it. The
+  // runtime must outlive the mark.
   class Mark final : public StreamMark {
    public:
     Mark(std::shared_ptr<State> state, cuda::EventHandle event)
@@ -456,13 +468,12 @@ class CudaDevice::CudaStream final : public LaunchStream,
     Captured(std::shared_ptr<State> state, cuda::ExecHandle exec)
         : state_(std::move(state)), exec_(exec) {}
     ~Captured() override {
-      // The graph is destroyed even if the device has failed, because a library
-      // with work in the graph waits for that.
+      // The graph must be destroyed even if the device has failed, because a
+      // library that has work in the graph waits for its destruction.
       const Result named = state_->any().Use(state_->ordinal);
       state_->Keep(state_->OkOr("selecting the device", named));
-      state_->Keep(
-          state_->OkOr("work that was waited for before a graph is destroyed",
-                       state_->WaitForDevice()));
+      state_->Keep(state_->OkOr("waiting for work before a graph is destroyed",
+                                state_->WaitForDevice()));
       state_->any().DestroyExec(exec_);
     }
     cuda::ExecHandle exec() const { return exec_; }
@@ -475,7 +486,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
   absl::Status Make() {
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     KVASIR_RETURN_IF_ERROR(
-        state_->OkOr("a stream", runtime->MakeStream(&stream_)));
+        state_->OkOr("making a stream", runtime->MakeStream(&stream_)));
     staging_.emplace(runtime, stream_, &state_->staging_bytes);
     return absl::OkStatus();
   }
@@ -488,8 +499,8 @@ class CudaDevice::CudaStream final : public LaunchStream,
     return absl::FailedPreconditionError(absl::StrCat(
         "cuda:", state_->ordinal, ": a stream that captures cannot be ", as));
   }
-  // The error of asynchronous work may come from any kernel up to the last
-  // launch.
+  // Text for an error of asynchronous work, which may come from any kernel up
+  // to the last one that was launched.
   std::string Work() const {
     return absl::StrCat("work on a stream, up to the kernel ", last_kernel_,
                         " (CUDA_LAUNCH_BLOCKING=1 names the one that fails)");
@@ -507,10 +518,11 @@ class CudaDevice::CudaStream final : public LaunchStream,
 
   absl::Status TryLaunch(const KernelLaunch& launch) {
     if (launch.shared_bytes > state_->properties.shared_bytes) {
-      return absl::InternalError(absl::StrCat(
-          "cuda:", state_->ordinal, ": kernel ", launch.name, ": want ",
-          launch.shared_bytes, " bytes of shared memory, a CTA has at most ",
-          state_->properties.shared_bytes));
+      return absl::InternalError(
+          absl::StrCat("cuda:", state_->ordinal, ": kernel ", launch.name,
+                       " needs ", launch.shared_bytes,
+                       " bytes of shared memory, but a CTA can have at most ",
+                       state_->properties.shared_bytes));
     }
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     if (launch.shared_bytes > cuda::kPlainSharedBytes) {
@@ -536,14 +548,16 @@ class CudaDevice::CudaStream final : public LaunchStream,
 
   const std::shared_ptr<State> state_;
   StreamHandle stream_ = nullptr;
-  absl::Status broken_;  // the error if the stream could not be made
+  // not OK: the stream could not be made, and each call returns this error
+  absl::Status broken_;
   absl::Status launch_error_;
   std::optional<std::thread::id> capturing_;  // the thread that captures
   const char* last_kernel_ = "(none)";
   std::optional<cuda::Staging> staging_;
 };
 
-// A stream for writes of the host between steps.
+// Sends the data of EndWrite to the device, on a stream of its own. Any thread
+// may call it.
 class CudaDevice::Writes {
  public:
   explicit Writes(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -554,7 +568,7 @@ class CudaDevice::Writes {
     KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
     if (stream_ == nullptr) {
       KVASIR_RETURN_IF_ERROR(
-          state_->OkOr("a stream", runtime->MakeStream(&stream_)));
+          state_->OkOr("making a stream", runtime->MakeStream(&stream_)));
       staging_.emplace(runtime, stream_, &state_->staging_bytes);
     }
     const absl::Status sent = staging_->Upload(device, host, bytes);
@@ -563,8 +577,8 @@ class CudaDevice::Writes {
           sent.code(),
           absl::StrCat("cuda:", state_->ordinal, ": write: ", sent.message()));
     }
-    // Streams do not wait for each other. After this wait all of them see the
-    // write.
+    // Streams do not wait for each other, so the host waits here until the
+    // bytes have arrived. All streams see them afterwards.
     return state_->OkOr("write", runtime->SynchronizeStream(stream_));
   }
   void Free() {
@@ -597,7 +611,8 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(
                      result);
   }
   KVASIR_RETURN_IF_ERROR(CheckArchitecture(properties, options.ordinal));
-  // CUDA creates its context here, which takes some memory.
+  // The first selection of a device creates the CUDA context, which takes some
+  // memory.
   result = runtime->Use(options.ordinal);
   size_t free = 0, total = 0;
   if (result == Result::kOk) result = runtime->MemoryInfo(&free, &total);
@@ -649,8 +664,8 @@ absl::Status CudaDevice::UseOnThisThread() const {
 absl::StatusOr<DeviceMemory> CudaDevice::memory() const {
   KVASIR_ASSIGN_OR_RETURN(cuda::Runtime* const runtime, state_->runtime());
   size_t free = 0, total = 0;
-  KVASIR_RETURN_IF_ERROR(
-      state_->OkOr("its memory", runtime->MemoryInfo(&free, &total)));
+  KVASIR_RETURN_IF_ERROR(state_->OkOr("reading the free memory",
+                                      runtime->MemoryInfo(&free, &total)));
   DeviceMemory memory;
   memory.total_bytes = static_cast<int64_t>(total);
   memory.free_bytes = static_cast<int64_t>(free);

@@ -1,4 +1,4 @@
-// An NVIDIA GPU as a device.
+// CudaDevice: the Device for an NVIDIA GPU.
 #pragma once
 
 #include <cstdint>
@@ -17,26 +17,28 @@
 namespace kvasir::kernels {
 
 struct CudaDeviceOptions {
-  int ordinal = 0;  // index among the GPUs in CUDA_VISIBLE_DEVICES
+  int ordinal = 0;  // index of the GPU among those in CUDA_VISIBLE_DEVICES
   int64_t memory_limit_bytes = 0;  // limit of GPU memory; 0: no limit
-  // Limit of the host pool, which lies in the host's memory; 0: no limit.
+  // Limit of the host pool, which is in the host's memory; 0: no limit.
   int64_t host_limit_bytes = 0;
   DType activations = DType::kBf16;
-  // Multiplies with our own kernels instead of cuBLASLt. Then a row's bits do
-  // not depend on the number of rows.
+  // Whether matrix products use our own kernels instead of cuBLASLt. With our
+  // kernels, a row's result has the same bits for any number of rows in the
+  // batch.
   bool deterministic = false;
 };
 
-// Kernels run in order on the device's own streams, while the host continues.
-// The host pool is pinned host memory with its own limit, and kernels can
-// access it. Uploads, read-backs and writes (BeginWrite) go through pinned
-// blocks (Staging), so the caller may reuse its memory at once. Freeing memory
-// first waits for the device.
+// Kernels run asynchronously, in the order of their CUDA stream. The host pool
+// is pinned host memory with its own limit, which kernels can access. Uploads,
+// read-backs and writes (BeginWrite) go through pinned blocks (Staging), so the
+// caller may reuse its memory as soon as the call returns. Freeing memory waits
+// until the device is idle.
 //
 // Owns: the allocator, and a stream for writes.
 class CudaDevice final : public Device {
  public:
-  // `runtime` outlives the device; `ops` are valid for the whole process.
+  // `runtime` must outlive the device; `ops` must be valid for the whole
+  // process.
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Make(
       const CudaDeviceOptions& options, cuda::Runtime* runtime,
       const DeviceOps& ops,
@@ -51,9 +53,9 @@ class CudaDevice final : public Device {
 
   std::unique_ptr<Stream> MakeStream() override;
   std::string name() const override { return "cuda"; }
-  // Names the architecture, because tensor cores of other architectures add in
-  // other orders, and the version of cuBLASLt if it is used: "cuda-sm90" or
-  // "cuda-sm90-lt130101".
+  // For example "cuda-sm90", or "cuda-sm90-lt130101" if cuBLASLt is used. The
+  // name includes the architecture and the version of cuBLASLt because both
+  // determine in which order numbers are added.
   std::string numerics() const override;
   bool rows_are_invariant() const override;
   DType activations() const override { return activations_; }
@@ -67,7 +69,8 @@ class CudaDevice final : public Device {
   int64_t cta_shared_bytes() const override {
     return properties().shared_bytes;
   }
-  // Returns ordinary host memory, which EndWrite copies and frees.
+  // Returns ordinary host memory; EndWrite copies its content to the device and
+  // frees it.
   absl::StatusOr<void*> BeginWrite(DevicePtr<void> memory,
                                    size_t bytes) override;
   absl::Status EndWrite(DevicePtr<void> memory, void* host,

@@ -1,4 +1,4 @@
-// Tests the back end's logic with a fake runtime, without a GPU.
+// Tests CudaDevice with a fake CUDA runtime, without a GPU.
 #include "kernels/cuda/cuda_device.h"
 
 #include <gmock/gmock.h>
@@ -51,7 +51,7 @@ bool Passed(const StreamMark& mark) {
 
 class CudaDeviceTest : public ::testing::Test {
  protected:
-  // Makes `device_` and `stream_`, without errors.
+  // Makes `device_` and `stream_`; the test fails if there is an error.
   void Make(const CudaDeviceOptions& options = {}) {
     auto device = CudaDevice::Make(options, &runtime_, {});
     KVASIR_ASSERT_OK(device.status());
@@ -107,19 +107,20 @@ TEST_F(CudaDeviceTest, AMarkIsPassedOnceItsStreamHasReachedIt) {
 
 TEST_F(CudaDeviceTest, AFailedEventIsReported) {
   Make();
-  const auto told = [](const char* what) {
+  const auto fails_with = [](const char* what) {
     return StatusIs(absl::StatusCode::kInternal,
                     AllOf(HasSubstr(what), HasSubstr("cudaErrorFake (700)")));
   };
   constexpr auto kError = static_cast<Result>(700);
   runtime_.FailNext("MakeEvent", kError);
-  EXPECT_THAT(launches().MakeMark(), told("an event"));
+  EXPECT_THAT(launches().MakeMark(), fails_with("an event"));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto mark, launches().MakeMark());
   KVASIR_ASSERT_OK(Launch({.name = "before"}));
   runtime_.FailNext("RecordEvent", kError);
-  EXPECT_THAT(launches().Record(mark.get()), told("up to the kernel before"));
+  EXPECT_THAT(launches().Record(mark.get()),
+              fails_with("up to the kernel before"));
   runtime_.FailNext("QueryEvent", kError);
-  EXPECT_THAT(mark->passed(), told("work on a stream"));
+  EXPECT_THAT(mark->passed(), fails_with("work on a stream"));
 }
 
 TEST_F(CudaDeviceTest, LibrariesEnqueueOnTheStreamsOwnHandle) {
@@ -212,7 +213,8 @@ TEST_F(CudaDeviceTest, TheErrorSaysWhyAGpuCannotBeUsed) {
                                              HasSubstr("cudaErrorFake (46)"))));
 }
 
-// Records what a kernel finds in device memory when the stream runs it.
+// The test records what a kernel finds in device memory when the stream runs
+// it.
 TEST_F(CudaDeviceTest, TheCallerMayReuseItsMemoryRightAfterAnUpload) {
   Make();
   const DeviceBuffer memory = Memory(100);
@@ -248,7 +250,8 @@ TEST_F(CudaDeviceTest, AnUploadWaitsOnlyForTheLastUploadThroughTheSameBlock) {
   EXPECT_EQ(runtime_.waiting(), 2 * Staging::kBlocks);
   KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
   EXPECT_EQ(runtime_.calls("WaitForEvent"), 1);
-  EXPECT_EQ(runtime_.waiting(), 2 * Staging::kBlocks);  // the first is done
+  // the first upload has run
+  EXPECT_EQ(runtime_.waiting(), 2 * Staging::kBlocks);
 }
 
 TEST_F(CudaDeviceTest, LongCopiesInBothDirectionsAreCutIntoPieces) {
@@ -271,7 +274,8 @@ TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheirLongestCopy) {
   EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes);
   KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
   EXPECT_EQ(runtime_.pinned_bytes(), Staging::kLeastBlockBytes + (512 << 10));
-  // After that, no more memory is pinned.
+  // When every block has grown to the length of these copies, no more memory is
+  // pinned.
   for (size_t i = 0; i < 2 * Staging::kBlocks; ++i) {
     KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 300000));
   }
@@ -282,7 +286,8 @@ TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheirLongestCopy) {
   EXPECT_EQ(runtime_.calls("AllocateHost"), calls);
 }
 
-// Without its event, nothing reports when a block is free.
+// If its event cannot be recorded, nothing would report when the block may be
+// reused, so the upload must wait.
 TEST_F(CudaDeviceTest, AnUploadWhoseEventCannotBeRecordedIsWaitedFor) {
   Make();
   const DeviceBuffer memory = Memory(100);
@@ -305,7 +310,7 @@ TEST_F(CudaDeviceTest, TheErrorSaysWhyACopyIsRefused) {
   runtime_.FailNext("AllocateHost", Result::kOutOfMemory);
   EXPECT_THAT(ReadBack(*stream_, blob.data(), memory.data(), 100),
               base::StatusIs(absl::StatusCode::kResourceExhausted,
-                             HasSubstr("want 65536 bytes of pinned")));
+                             HasSubstr("allocating 65536 bytes of pinned")));
   KVASIR_EXPECT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
 }
 
@@ -374,7 +379,8 @@ TEST_F(CudaDeviceTest, OutOfMemoryNamesTheGpusNumbersAndTheFlag) {
                              HasSubstr("take a smaller model")));
 }
 
-// The error must not advise to lower a flag, because memory is not the problem.
+// The error must not advise to lower a memory flag, because too little memory
+// is not the problem.
 TEST_F(CudaDeviceTest, AFailedDeviceIsNotReportedAsOutOfMemory) {
   Make();
   const auto broken = [](const char* tag) {
@@ -383,7 +389,7 @@ TEST_F(CudaDeviceTest, AFailedDeviceIsNotReportedAsOutOfMemory) {
         AllOf(HasSubstr(absl::StrCat("want 8 bytes for ", tag, ": cuda:0: ")),
               HasSubstr("cudaErrorFake (700)"), Not(HasSubstr("lower"))));
   };
-  // The call fails once, while all other calls succeed.
+  // Only this one call fails.
   runtime_.FailNext("Allocate", static_cast<Result>(700));
   EXPECT_THAT(Refused(8, MemoryTag::kKvCache), broken("kv_cache"));
   runtime_.FailNext("AllocateHost", static_cast<Result>(700));
@@ -395,8 +401,8 @@ TEST_F(CudaDeviceTest, AFailedDeviceIsNotReportedAsOutOfMemory) {
   EXPECT_EQ(device_->allocator().total_use().bytes, 0);
 }
 
-// Otherwise the call would go to the thread's previous GPU, or to the first
-// one.
+// If selecting the device fails, no other CUDA call may follow: it would use
+// the GPU that the thread selected before, or the first GPU.
 TEST_F(CudaDeviceTest, ACallFailsIfTheDeviceCannotBeSelected) {
   runtime_.device_count = 2;
   Make({.ordinal = 1});
@@ -416,8 +422,8 @@ TEST_F(CudaDeviceTest, ACallFailsIfTheDeviceCannotBeSelected) {
     }
     return sum;
   };
-  // A new thread has not selected a device yet. No other call may be made
-  // there.
+  // Runs `call` on a new thread, which has not selected a device yet, while
+  // selecting fails. Checks that no other CUDA call is made.
   const auto once = [&](const std::function<absl::Status()>& call) {
     const int64_t before = calls();
     absl::Status status;
@@ -444,7 +450,8 @@ TEST_F(CudaDeviceTest, ACallFailsIfTheDeviceCannotBeSelected) {
   KVASIR_EXPECT_OK(stream_->Synchronize());
 }
 
-// No caller receives the error of freeing memory, so the next call returns it.
+// An error that occurs while memory is freed cannot be returned to a caller, so
+// later calls return it.
 TEST_F(CudaDeviceTest, AnUnreportedFailureIsReturnedByEveryLaterCall) {
   for (const std::string call : {"Use", "SynchronizeDevice", "Free"}) {
     FakeRuntime runtime;
@@ -491,7 +498,8 @@ TEST_F(CudaDeviceTest, DeviceMemoryAndTheHostPoolHaveSeparateLimits) {
   EXPECT_EQ(device_->allocator().total_use().bytes, 8000);
   EXPECT_EQ(device_->allocator().device_bytes(), 5000);
   EXPECT_EQ(device_->allocator().use(MemoryTag::kHostPool).bytes, 3000);
-  // Without the limit, the system would kill the process.
+  // The host pool needs a limit because the system kills a process that uses
+  // too much host memory.
   EXPECT_EQ(Refused(501, MemoryTag::kHostPool).message(),
             "the host's memory: want 501 bytes for host_pool, held 3000 of "
             "3500; lower --host-pool-bytes");
@@ -528,7 +536,7 @@ TEST_F(CudaDeviceTest, ALaunchHasTheSizesThatItsOpRequested) {
                            .ctas_together = true,
                            .args = &args,
                            .args_bytes = sizeof(args)}));
-  args = 0;  // the arguments were copied
+  args = 0;  // changed afterwards, because the arguments must have been copied
   const std::vector<FakeLaunch> launches = runtime_.launches();
   ASSERT_THAT(launches, SizeIs(1));
   const KernelLaunch& launch = launches[0].launch;
@@ -556,7 +564,7 @@ TEST_F(CudaDeviceTest, MoreThan48KiBOfSharedMemoryIsAllowedOncePerKernel) {
   EXPECT_EQ(runtime_.calls("AllowSharedBytes"), 3);
   EXPECT_THAT(Launch({.name = "a", .shared_bytes = (227 << 10) + 1}),
               base::StatusIs(absl::StatusCode::kInternal,
-                             AllOf(HasSubstr("kernel a: want 232449 bytes"),
+                             AllOf(HasSubstr("kernel a needs 232449 bytes"),
                                    HasSubstr("at most 232448"))));
 }
 
@@ -597,25 +605,29 @@ TEST_F(CudaDeviceTest, AFailureOfARunningKernelIsReportedToTheWaitingCall) {
                                    HasSubstr("cudaErrorFake (700)"))));
 }
 
-// A step ends with ReadBack, so a kernel's fault is found there.
+// A step ends with ReadBack, so ReadBack is where the failure of a kernel is
+// found.
 TEST_F(CudaDeviceTest, ACopyThatFindsAFailureNamesTheLastKernel) {
   Make();
   const DeviceBuffer memory = Memory(100);
   Bytes blob(100);
-  const auto told = base::StatusIs(
+  const auto is_that_failure = base::StatusIs(
       absl::StatusCode::kInternal,
       AllOf(HasSubstr("cuda:0: work on a stream, up to the kernel gelu"),
             HasSubstr("CUDA_LAUNCH_BLOCKING=1"),
             HasSubstr("cudaErrorFake (700)")));
   KVASIR_ASSERT_OK(Launch({.name = "gelu"}));
   runtime_.FailNext("WaitForEvent", static_cast<Result>(700));
-  EXPECT_THAT(ReadBack(*stream_, blob.data(), memory.data(), 100), told);
+  EXPECT_THAT(ReadBack(*stream_, blob.data(), memory.data(), 100),
+              is_that_failure);
   for (const char* const call : {"CopyAsync", "RecordEvent"}) {
     runtime_.FailNext(call, static_cast<Result>(700));
-    EXPECT_THAT(Upload(*stream_, memory.data(), blob.data(), 100), told)
+    EXPECT_THAT(Upload(*stream_, memory.data(), blob.data(), 100),
+                is_that_failure)
         << call;
   }
-  // A launch also finds the fault, and does not blame its own kernel.
+  // A launch may also report the failure of an earlier kernel. The error must
+  // not blame the launched kernel.
   runtime_.FailNext("Launch", static_cast<Result>(700));
   EXPECT_THAT(Launch({.name = "norm"}),
               base::StatusIs(absl::StatusCode::kInternal,
@@ -723,7 +735,7 @@ TEST_F(CudaDeviceTest, ACapturedStreamRunsOnlyWhenItIsReplayed) {
   KVASIR_ASSERT_OK(stream_->Synchronize());
   EXPECT_EQ(order, (std::vector<int>{1, 4, 2, 3, 5, 2, 3}));
   EXPECT_EQ(released, 0);
-  // Destroying captured work waits for its replay.
+  // The destructor of captured work waits for its replay.
   KVASIR_ASSERT_OK(launches().Replay(*captured));
   captured = nullptr;
   EXPECT_EQ(order.size(), 9u);
@@ -763,7 +775,8 @@ TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
   EXPECT_THAT(launches().Record(mark.get()), cannot_be("marked"));
   EXPECT_THAT(launches().BeginCapture(), cannot_be("captured again"));
   EXPECT_THAT(launches().Replay(*nothing), cannot_be("replayed to"));
-  // None of the refused calls has reached CUDA.
+  // None of the refused calls has reached CUDA, which would have invalidated
+  // the capture.
   KVASIR_EXPECT_OK(launches().EndCapture());
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -773,21 +786,21 @@ TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
 
 TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   Make();
-  const auto told = [](const char* what) {
+  const auto fails_with = [](const char* what) {
     return StatusIs(absl::StatusCode::kInternal,
                     AllOf(HasSubstr(what), HasSubstr("cudaErrorFake (900)")));
   };
   constexpr auto kError = Result::kCaptureUnsupported;
   runtime_.FailNext("BeginCapture", kError);
-  EXPECT_THAT(launches().BeginCapture(), told("begin of a capture"));
+  EXPECT_THAT(launches().BeginCapture(), fails_with("beginning a capture"));
   EXPECT_FALSE(launches().capturing());
   for (const auto& [call, what] :
        {std::pair("EndCapture", "ending a capture"),
-        std::pair("InstantiateGraph", "a graph of a capture")}) {
+        std::pair("InstantiateGraph", "making the graph of a capture")}) {
     KVASIR_ASSERT_OK(launches().BeginCapture());
     KVASIR_ASSERT_OK(Launch({.name = "look"}));
     runtime_.FailNext(call, kError);
-    EXPECT_THAT(launches().EndCapture(), told(what));
+    EXPECT_THAT(launches().EndCapture(), fails_with(what));
     EXPECT_FALSE(launches().capturing());
     KVASIR_EXPECT_OK(stream_->Synchronize());
   }
@@ -795,17 +808,17 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
   KVASIR_ASSERT_OK(launches().BeginCapture());
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("a graph of a capture")));
+                       HasSubstr("making the graph of a capture")));
   // A launch whose error was not taken (TakeLaunchError) is missing in the
   // graph.
   KVASIR_ASSERT_OK(launches().BeginCapture());
   runtime_.FailNext("Launch", kError);
   launches().launcher().Enqueue({.name = "lost", .function = &runtime_});
-  EXPECT_THAT(launches().EndCapture(), told("kernel lost"));
+  EXPECT_THAT(launches().EndCapture(), fails_with("kernel lost"));
   KVASIR_ASSERT_OK(launches().BeginCapture());
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto captured, launches().EndCapture());
   runtime_.FailNext("LaunchGraph", kError);
-  EXPECT_THAT(launches().Replay(*captured), told("up to the kernel"));
+  EXPECT_THAT(launches().Replay(*captured), fails_with("up to the kernel"));
   KVASIR_EXPECT_OK(launches().Replay(*captured));
   // The device breaks during the capture.
   KVASIR_ASSERT_OK(launches().BeginCapture());
@@ -814,7 +827,7 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
               StatusIs(absl::StatusCode::kInternal, HasSubstr("Fake (700)")));
 }
 
-// As in CUDA, the capturing thread cannot allocate memory.
+// CUDA does not allow a thread that captures to allocate memory.
 TEST_F(CudaDeviceTest, AThreadThatCapturesCannotAllocateMemory) {
   Make();
   KVASIR_ASSERT_OK(launches().BeginCapture());
@@ -829,8 +842,8 @@ TEST_F(CudaDeviceTest, AThreadThatCapturesCannotAllocateMemory) {
   KVASIR_EXPECT_OK(Launch({.name = "again"}));
 }
 
-// Freeing waits for the device, which would invalidate the capture and fail
-// itself.
+// Freeing memory waits for the device. During a capture this wait would fail
+// and would invalidate the capture.
 TEST_F(CudaDeviceTest, AnotherThreadThatFreesMemoryWaitsForTheEndOfTheCapture) {
   Make();
   KVASIR_ASSERT_OK(launches().BeginCapture());

@@ -19,7 +19,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Words = std::vector<uint32_t>;
 
-constexpr size_t kWords = 224;  // LaunchCopies: out = in
+// LaunchCopies copies this many words from `in` to `out`
+constexpr size_t kWords = 224;
 
 class GpuDeviceTest : public ::testing::Test {
  protected:
@@ -62,7 +63,8 @@ Words Pattern(uint32_t seed) {
   return words;
 }
 
-// A launcher that changes each launch before it passes it on.
+// A launcher that changes each launch by a given function before it enqueues it
+// on another launcher.
 class Changed final : public Launcher {
  public:
   Changed(Launcher* launcher, void (*change)(KernelLaunch*))
@@ -182,7 +184,7 @@ TEST_F(GpuDeviceTest, AKernelMayUseMoreThan48KiBOfSharedMemory) {
   Changed wider(&launches().launcher(),
                 [](KernelLaunch* launch) { launch->shared_bytes = 1 << 20; });
   EXPECT_THAT(Copy(in, out, wider).message(),
-              HasSubstr("kernel copies: want 1048576 bytes"));
+              HasSubstr("kernel copies needs 1048576 bytes"));
 }
 
 TEST_F(GpuDeviceTest,

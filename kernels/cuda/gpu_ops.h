@@ -5,7 +5,8 @@
 
 namespace kvasir::kernels {
 
-// The returned table is valid for the whole process.
+// Returns the table of all ops that have kernels for the GPU. It is valid for
+// the whole process.
 DeviceOps GpuOps();
 
 }  // namespace kvasir::kernels

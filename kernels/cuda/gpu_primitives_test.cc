@@ -1,6 +1,7 @@
-// Compares every primitive on the GPU with the emulator. primitives_test.cc,
-// which also runs on the GPU, shows that both give the right results. Without a
-// GPU, kernels_cuda_emulated_test runs this on the emulator.
+// Compares the results of every primitive on the GPU with those on the
+// emulator. (primitives_test.cc compares each of them with plain code.) Builds
+// without a GPU run this test in kernels_cuda_emulated_test, with the emulator
+// in place of the GPU.
 #include <gmock/gmock.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Tests of a build with nvcc that need no GPU.
+// Tests for builds with nvcc. They need no GPU.
 #include <gmock/gmock.h>
 
 #include <string>
@@ -49,8 +49,8 @@ TEST(RealCublasLtTest, EveryPlaceThatWasTriedIsNamed) {
                 HasSubstr("LD_LIBRARY_PATH"), HasSubstr("--deterministic"))));
 }
 
-// The types and sizes of the attributes are right: the library checks them
-// without a GPU.
+// The library checks the types and sizes of attributes itself, and needs no GPU
+// for it.
 TEST(RealCublasLtTest, AcceptsEveryAttributeOfAProduct) {
   const auto library = cuda::RealCublasLt();
   if (!library.ok()) GTEST_SKIP() << library.status();
@@ -77,8 +77,8 @@ TEST(RealCublasLtTest, WithoutADriverTheLibraryReportsThatItCannotStart) {
                                        "CUBLAS_STATUS_NOT_INITIALIZED (1)")));
 }
 
-// Ops find their functions by name and type. The compilers of the host and of
-// the GPU must agree on both.
+// An op's function is found by the op's name and the name of the function's
+// type. The host's compiler and nvcc must give the same names.
 TEST(GpuOpsTest, TheGpuHasTheSameOpsAsTheEmulatedDevice) {
   const DeviceOps gpu = GpuOps(), emulated = emulated::Ops();
   ASSERT_EQ(gpu.count, emulated.count);
@@ -90,7 +90,8 @@ TEST(GpuOpsTest, TheGpuHasTheSameOpsAsTheEmulatedDevice) {
   }
 }
 
-// nvcc compiled the kernel's function; only CUDA's runtime can call it.
+// The launch has no host function (`call`), because nvcc compiled the kernel:
+// only CUDA's runtime can run it.
 TEST(GpuOpsTest, AnOpEnqueuesItsKernelForTheGpu) {
   cuda::FakeRuntime runtime;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto device,

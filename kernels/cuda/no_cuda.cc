@@ -1,4 +1,5 @@
-// Replaces make_cuda_device.cc in builds without nvcc.
+// MakeCudaDevice for builds without nvcc: returns an error. Replaces
+// make_cuda_device.cc.
 #include "kernels/cuda/cuda_device.h"
 
 namespace kvasir::kernels {

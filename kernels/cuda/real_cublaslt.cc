@@ -40,7 +40,7 @@ static_assert(static_cast<int>(CublasResult::kOk) == CUBLAS_STATUS_SUCCESS);
 constexpr int kMajor = CUDART_VERSION / 1000;  // the major version of the
                                                // library as well
 
-// The functions of cuBLASLt that are used here.
+// Lists the functions of cuBLASLt that are used here.
 #define KVASIR_CUBLASLT_FUNCTIONS(Each)                                        \
   Each(cublasLtGetVersion) Each(cublasLtGetStatusName) Each(cublasLtCreate)    \
       Each(cublasLtDestroy) Each(cublasLtMatmulDescCreate)                     \
@@ -58,7 +58,8 @@ struct Functions {
   KVASIR_CUBLASLT_FUNCTIONS(KVASIR_DECLARE)
 #undef KVASIR_DECLARE
 
-  // Returns the name of a function that the library lacks, or null.
+  // Finds all functions in the library. Returns the name of the first that is
+  // missing, or null.
   const char* Find(void* library) {
 #define KVASIR_FIND(function)                                                 \
   function = reinterpret_cast<decltype(function)>(dlsym(library, #function)); \
@@ -81,8 +82,9 @@ cudaDataType_t TypeOf(DType dtype) {
   return CUDA_R_32F;
 }
 
-// A product in the library's terms, with matrices in column order: y' [n, rows]
-// = W [n, k] * x' [k, rows], with W stored transposed.
+// cuBLASLt's description of a product. The library's matrices are in column
+// order, so our rows are its columns: y' [n, rows] = W [n, k] * x' [k, rows],
+// where W is stored transposed.
 class Description {
  public:
   Description(const Functions& functions, const GemmShape& shape,
@@ -152,8 +154,9 @@ class Preference {
         status_(functions.cublasLtMatmulPreferenceCreate(&preference_)) {
     Set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
         static_cast<uint64_t>(most_workspace_bytes));
-    // Partial sums over k are added in float32 and in a fixed order: not in the
-    // type of y, and not in order of arrival.
+    // If the library divides k into parts, it must add the partial sums in
+    // float32 (not in the type of y) and in a fixed order (not in the order in
+    // which they are ready).
     Set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
         static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
     for (const auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -237,7 +240,7 @@ class OpenedCublasLt final : public CublasLt {
     cublasLtMatmulAlgo_t algo;
     std::memcpy(&algo, algorithm.data, sizeof(algo));
     const float one = 1.0f, zero = 0.0f;
-    // With beta = 0, y is only written.
+    // beta is 0, so y is not read: it is also passed as the matrix to be added.
     return Of(functions_.cublasLtMatmul(
         Handle(handle), description.product(), &one, gemm.weight,
         description.weight(), gemm.x, description.x(), &zero, gemm.y,

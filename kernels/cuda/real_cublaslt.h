@@ -1,5 +1,5 @@
-// Opens NVIDIA's cuBLASLt at run time. Programs do not link it, so they also
-// start on hosts without it.
+// Opens NVIDIA's cuBLASLt at run time. Programs are not linked with it, so they
+// also start on hosts that do not have it.
 #pragma once
 
 #include <memory>
@@ -12,20 +12,21 @@
 
 namespace kvasir::kernels::cuda {
 
-// Returns the library, which stays valid for the whole process; the first
-// successful call opens it. Errors: UNIMPLEMENTED if the build had no header of
-// cuBLASLt; NOT_FOUND with every place that was tried and what to do. The
-// places are those of the loader (LD_LIBRARY_PATH, ldconfig), then the
-// toolkit's folder.
+// Returns the library, which is valid for the whole process. The first
+// successful call opens it, from the places that the loader searches
+// (LD_LIBRARY_PATH, ldconfig) or from the folder of the CUDA toolkit. Errors:
+// UNIMPLEMENTED if the program was built without the header of cuBLASLt;
+// NOT_FOUND, with every place that was tried and what to do, if the library was
+// not found.
 absl::StatusOr<CublasLt*> RealCublasLt();
 
-// Opens the first of these files that the loader accepts and that has every
-// function; for tests. The library stays loaded.
+// For tests: opens the first of these files that the loader can load and that
+// has all functions that we use. The library stays loaded.
 absl::StatusOr<std::unique_ptr<CublasLt>> OpenCublasLt(
     const std::vector<std::string>& files);
 
-// OK if the library accepts every attribute in its descriptions of a product of
-// this shape, which needs no GPU; for tests.
+// For tests: OK if the library accepts every attribute with which we describe a
+// product of this shape. This needs no GPU.
 absl::Status DescribesForTesting(CublasLt& real, const GemmShape& shape);
 
 }  // namespace kvasir::kernels::cuda

@@ -26,8 +26,9 @@ static_assert(static_cast<int>(Result::kCaptureWrongThread) ==
               cudaErrorStreamCaptureWrongThread);
 static_assert(sizeof(StreamHandle) == sizeof(cudaStream_t));
 
-// Clears the thread's last error, so that the next call does not report it
-// again. Errors of a broken device stay.
+// Converts an error of CUDA, and clears CUDA's record of it, so that the next
+// call does not report it again. Errors that have made the device unusable
+// cannot be cleared.
 Result Of(cudaError_t error) {
   if (error != cudaSuccess) (void)cudaGetLastError();
   return static_cast<Result>(error);
@@ -124,8 +125,8 @@ class CudartRuntime final : public Runtime {
 
   Result CopyAsync(void* to, const void* from, size_t bytes,
                    StreamHandle stream) override {
-    // cudaMemcpyDefault finds the direction by the addresses, because the host
-    // pool is host memory.
+    // cudaMemcpyDefault finds the direction of the copy from the addresses.
+    // "Device" memory may also be in the host pool, which is host memory.
     return Of(
         cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, Stream(stream)));
   }

@@ -5,9 +5,9 @@
 
 namespace kvasir::kernels::cuda {
 
-// Valid for the whole process. The runtime is linked statically and opens the
-// driver at the first call, so the program also starts on hosts without a
-// driver.
+// Returns CUDA's own runtime, valid for the whole process. It is linked
+// statically and opens the driver at the first call, so the program also starts
+// on hosts without a driver.
 Runtime& RealRuntime();
 
 }  // namespace kvasir::kernels::cuda

@@ -1,5 +1,5 @@
-// The calls of CUDA's runtime that the back end makes, behind an interface, so
-// that tests without a GPU can use a runtime of their own.
+// Runtime: an interface to the functions of CUDA's runtime that the back end
+// calls. Tests without a GPU implement it by a fake.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,8 @@ enum class Result : int {
   kNoImage = 209,  // the program has no code for this GPU
   kIllegalState = 401,
   kCaptureUnsupported = 900,  // not allowed while a stream captures
-  kCaptureInvalidated = 901,  // such a call invalidated the capture
+  // a call that is not allowed has made the capture invalid
+  kCaptureInvalidated = 901,
   kCapturedEvent = 907,
   kCaptureWrongThread = 908,
 };
@@ -31,12 +32,13 @@ struct DeviceProperties {
   int multiprocessors = 0;
   int64_t memory_bytes = 0;
   int64_t l2_bytes = 0;
-  // The largest shared memory of one CTA. More than kPlainSharedBytes must be
-  // allowed by AllowSharedBytes first.
+  // The most shared memory that a CTA can have. A kernel that needs more than
+  // kPlainSharedBytes must be allowed to use it by AllowSharedBytes.
   int64_t shared_bytes = 0;
 };
 
-// Dynamic shared memory that every kernel may have.
+// Bytes of dynamic shared memory that every kernel may use without
+// AllowSharedBytes.
 inline constexpr uint32_t kPlainSharedBytes = 48 * 1024;
 
 using StreamHandle = struct StreamTag*;
@@ -44,13 +46,14 @@ using EventHandle = struct EventTag*;
 using GraphHandle = struct GraphTag*;
 using ExecHandle = struct ExecTag*;
 
-// Threads: all methods may be called from any thread. They apply to the device
-//   that the calling thread passed to Use last.
+// Threads: all methods may be called from any thread. They use the device that
+// the calling thread has passed to Use() last.
 class Runtime {
  public:
   virtual ~Runtime() = default;
 
-  // For example "cudaErrorMemoryAllocation (2): out of memory".
+  // The name, number and text of an error, for example
+  // "cudaErrorMemoryAllocation (2): out of memory".
   virtual std::string Describe(Result result) = 0;
   // Both functions return CUDA versions as 1000 * major + 10 * minor.
   // DriverVersion: the newest version that the driver supports, 0 without a
@@ -71,23 +74,25 @@ class Runtime {
   virtual Result AllocateHost(void** memory, size_t bytes) = 0;
   virtual Result FreeHost(void* memory) = 0;
 
-  // Makes a stream that does not synchronize with the default stream.
+  // Makes a stream whose work does not wait for work on CUDA's default stream,
+  // nor the other way round.
   virtual Result MakeStream(StreamHandle* stream) = 0;
   virtual Result DestroyStream(StreamHandle stream) = 0;
   virtual Result SynchronizeStream(StreamHandle stream) = 0;
   virtual Result SynchronizeDevice() = 0;
 
-  // An event is over once the stream has done all work that preceded the last
-  // RecordEvent.
+  // Makes an event. An event is over when the stream has done all work that was
+  // enqueued before the last RecordEvent.
   virtual Result MakeEvent(EventHandle* event) = 0;
   virtual Result DestroyEvent(EventHandle event) = 0;
   virtual Result RecordEvent(EventHandle event, StreamHandle stream) = 0;
   virtual Result WaitForEvent(EventHandle event) = 0;
-  // Sets `over` if the event is over. Works for events of any device.
+  // Sets `over` to whether the event is over. The event may belong to any
+  // device.
   virtual Result QueryEvent(EventHandle event, bool* over) = 0;
 
-  // Copies between device memory and pinned memory, in either direction. Both
-  // must stay until the stream has run the copy.
+  // Enqueues a copy between device memory and pinned memory, in either
+  // direction. Both must stay allocated until the stream has run the copy.
   virtual Result CopyAsync(void* to, const void* from, size_t bytes,
                            StreamHandle stream) = 0;
   // From now on, work that is enqueued on the stream becomes part of a graph
@@ -95,21 +100,24 @@ class Runtime {
   // waiting for the stream or allocating memory from this thread, and such a
   // call also invalidates the capture.
   virtual Result BeginCapture(StreamHandle stream) = 0;
-  // Call it from the thread that called BeginCapture. The capture ends in any
-  // case; if it failed, there is no graph.
+  // Must be called by the thread that called BeginCapture. Ends the capture in
+  // any case, and sets `graph` if the capture did not fail.
   virtual Result EndCapture(StreamHandle stream, GraphHandle* graph) = 0;
   virtual Result DestroyGraph(GraphHandle graph) = 0;
-  // Makes an executable graph; `graph` may then be destroyed. It allocates
-  // device memory, in the order of the stream; a launch allocates no more.
+  // Makes an executable graph from `graph`, which may be destroyed afterwards.
+  // The device memory that the graph needs is allocated by this call, in the
+  // order of the stream, and not when the graph is launched.
   virtual Result InstantiateGraph(GraphHandle graph, StreamHandle stream,
                                   ExecHandle* exec) = 0;
-  // The graph must not be running.
+  // Destroys an executable graph, which must not be running.
   virtual Result DestroyExec(ExecHandle exec) = 0;
   virtual Result LaunchGraph(ExecHandle exec, StreamHandle stream) = 0;
-  // Allows `function` to be launched with this much dynamic shared memory.
+  // Allows `function` to be launched with up to `bytes` of dynamic shared
+  // memory.
   virtual Result AllowSharedBytes(const void* function, uint32_t bytes) = 0;
-  // With ctas_together, the launch is refused if not all CTAs can be resident.
-  // A refused launch leaves no error for later calls.
+  // Enqueues a kernel. If launch.ctas_together is set, the launch is refused
+  // unless all CTAs can be resident at the same time. After a refused launch,
+  // later calls do not return its error again.
   virtual Result Launch(const KernelLaunch& launch, StreamHandle stream) = 0;
 };
 

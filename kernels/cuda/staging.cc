@@ -62,7 +62,7 @@ absl::Status Staging::Grow(Block* block, size_t bytes) {
   void* memory = nullptr;
   const Result result = runtime_->AllocateHost(&memory, wanted);
   if (result != Result::kOk) {
-    return CudaError(absl::StrCat("want ", wanted,
+    return CudaError(absl::StrCat("allocating ", wanted,
                                   " bytes of pinned host memory for copies"),
                      *runtime_, result);
   }
@@ -86,8 +86,8 @@ absl::Status Staging::Copy(Block* block, void* to, const void* from,
   if (result != Result::kOk) return Failed("copy", result);
   result = runtime_->RecordEvent(block->event, stream_);
   if (result != Result::kOk) {
-    // Without the event nothing reports when the block is free, so wait for the
-    // stream.
+    // Without its event, nothing reports when the block may be reused, so this
+    // call waits for the stream.
     runtime_->SynchronizeStream(stream_);
     return Failed("event of a copy", result);
   }

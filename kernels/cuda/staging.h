@@ -1,4 +1,4 @@
-// Copies between a GPU's stream and host memory that is not pinned.
+// Staging: copies between a GPU's memory and host memory that is not pinned.
 #pragma once
 
 #include <array>
@@ -12,10 +12,11 @@
 
 namespace kvasir::kernels::cuda {
 
-// A ring of pinned blocks. An upload is copied to the next block, and the
-// stream copies it on from there. A block is reused only when that copy is
-// done, so an upload waits for the kBlocks-th upload before it, not for the
-// last one. Longer copies are cut into pieces.
+// A ring of kBlocks pinned blocks for the copies of one stream. An upload
+// copies the bytes to the next block; from there the stream copies them to the
+// device. A block is reused only when the stream has done this, so an upload
+// may have to wait for the upload that was kBlocks uploads earlier. Copies that
+// are longer than a block are cut into pieces.
 //
 // Owns: the blocks, each as long as its longest copy so far (a power of two,
 //   kLeastBlockBytes to kMostBlockBytes), and their events.
@@ -25,8 +26,8 @@ class Staging {
   static constexpr size_t kLeastBlockBytes = size_t{64} << 10;
   static constexpr size_t kMostBlockBytes = size_t{8} << 20;
 
-  // `runtime`, `stream` and `pinned_bytes` outlive this object. `pinned_bytes`
-  // counts pinned memory, also that of other owners.
+  // `runtime`, `stream` and `pinned_bytes` must outlive this object.
+  // `pinned_bytes` is a counter of pinned memory, which several objects share.
   Staging(Runtime* runtime, StreamHandle stream,
           std::atomic<int64_t>* pinned_bytes)
       : runtime_(runtime), stream_(stream), pinned_bytes_(pinned_bytes) {}
@@ -35,13 +36,13 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Enqueues a copy. The caller may reuse `host` after the call.
+  // Enqueues a copy to the device. The caller may reuse `host` after the call.
   absl::Status Upload(void* device, const void* host, size_t bytes);
-  // Returns when the bytes have arrived.
+  // Copies from the device. Returns when the bytes are in `host`.
   absl::Status ReadBack(void* host, const void* device, size_t bytes);
 
-  // Pins the memory that copies of up to `bytes` need, so that no copy has to
-  // pin memory later: pinning waits for the device.
+  // Pins the memory that copies of up to `bytes` need, so that no later copy
+  // has to pin memory, which would wait for the device.
   absl::Status Reserve(size_t bytes);
 
  private:
@@ -52,11 +53,12 @@ class Staging {
     bool in_flight = false;
   };
 
-  // Returns the next block, large enough and not in use.
+  // Returns the next block of the ring when it is no longer in use, with at
+  // least this size.
   absl::StatusOr<Block*> Take(size_t bytes);
   absl::Status Grow(Block* block, size_t bytes);
   void Unpin(Block* block);
-  // Enqueues a copy from or to the block.
+  // Enqueues a copy between the block and device memory.
   absl::Status Copy(Block* block, void* to, const void* from, size_t bytes);
   absl::Status Wait(Block* block);
   absl::Status Failed(const char* what, Result result);

@@ -1,6 +1,6 @@
-// Memory for activations. Ops take a `float*` to it even if the device stores
-// another type; these helpers compute sizes and offsets for the type that the
-// device stores.
+// Sizes and offsets of activations in device memory. Ops take activations as
+// `float*` even if the device stores them as another type, so pointer
+// arithmetic on such a pointer would be wrong: use these helpers.
 #pragma once
 
 #include <cstddef>

@@ -18,12 +18,14 @@
 namespace kvasir::kernels {
 namespace {
 
-// Blocks of this size are mapped: they return to the system when freed, and
-// transparent huge pages reduce the TLB misses of streaming reads.
+// Blocks of at least this size are mapped directly from the system: freeing
+// returns them to the system, and transparent huge pages reduce TLB misses when
+// weights are streamed.
 constexpr size_t kMapFromBytes = size_t{1} << 20;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t kSmallPageBytes = 4096;
-// A thread touches at least this many bytes, because starting it takes time.
+// Each thread that touches pages gets at least this many bytes; for fewer,
+// starting the thread would take longer than the work.
 constexpr size_t kTouchPerThread = size_t{1} << 20;
 
 size_t AlignUp(size_t bytes, size_t alignment) {
@@ -54,9 +56,9 @@ void* Map(size_t bytes) {
   return data;
 }
 
-// Makes the system provide every page of newly mapped memory, using all cores,
-// because the system clears each page, which takes longer than anything else
-// here.
+// Makes the system provide every page of newly mapped memory. All cores share
+// this, because the system clears each page, which takes longer than anything
+// else here.
 void Touch(char* data, size_t bytes) {
   const auto cores = static_cast<size_t>(base::ReadMachineLimits().cpus);
   const size_t threads = std::clamp(bytes / kTouchPerThread, size_t{1}, cores);
@@ -110,7 +112,7 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
 
 DeviceAllocator::~DeviceAllocator() {
   base::MutexLock lock(&mutex_);
-  KVASIR_CHECK(total_.bytes == 0);  // a buffer outlives its allocator
+  KVASIR_CHECK(total_.bytes == 0);  // fails if a buffer outlives its allocator
 }
 
 absl::StatusOr<DeviceBuffer> DeviceAllocator::Allocate(

@@ -1,4 +1,5 @@
-// Device memory with exact counters, from which all reported byte figures come.
+// Allocators of device memory. They count the bytes exactly; all memory figures
+// that the server reports come from these counters.
 #pragma once
 
 #include <array>
@@ -15,8 +16,9 @@
 
 namespace kvasir::kernels {
 
-// The purpose of memory. The host pool is host memory that the device's ops can
-// access: ordinary memory for a CPU, pinned memory for a GPU.
+// The purpose of an allocation, by which bytes are counted. The host pool is
+// host memory that the device's ops can access: ordinary memory for a CPU,
+// pinned memory for a GPU.
 enum class MemoryTag : uint8_t {
   kWeights,
   kKvCache,
@@ -60,8 +62,8 @@ class DeviceBuffer {
 
 struct AllocationOptions {
   size_t alignment_bytes = 64;  // a power of two
-  // Touch every page now, so that the memory exists (host memory is also zero)
-  // and the first request does not pay for it.
+  // Touch every page now, so that the system provides the memory at load and
+  // not during the first request. Host memory is then also zero.
   bool prefault = false;
 };
 
@@ -70,11 +72,12 @@ struct MemoryUse {
   int64_t peak_bytes = 0;
 };
 
-// The place of the host pool: in the device's memory like everything else, or
-// in host memory with its own limit.
+// Whether the host pool is counted as the device's memory, like everything
+// else, or lies in host memory with a limit of its own.
 enum class HostPool : uint8_t { kOnDevice, kOnHost };
 
-// Counts the requested bytes, without the rounding to pages.
+// Allocates memory of one device and counts the requested bytes, without the
+// rounding to pages.
 //
 // Threads: all methods may be called from any thread.
 class DeviceAllocator {
@@ -91,18 +94,20 @@ class DeviceAllocator {
   DeviceAllocator(const DeviceAllocator&) = delete;
   DeviceAllocator& operator=(const DeviceAllocator&) = delete;
 
-  // Errors: RESOURCE_EXHAUSTED if there is not enough memory, with the bytes
-  // requested, held and allowed, and what to change; other codes if the device
-  // does not work. 0 bytes give an empty buffer.
+  // For 0 bytes, returns an empty buffer. Errors: RESOURCE_EXHAUSTED if there
+  // is not enough memory; the text has the bytes requested, held and allowed,
+  // and what to change. Other codes if the device does not work.
   absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, MemoryTag tag,
                                         const AllocationOptions& options = {});
 
   MemoryUse use(MemoryTag tag) const;
   MemoryUse total_use() const;
-  // Bytes held in the device's memory, without a host pool in host memory.
+  // Bytes that are allocated in the device's memory. A host pool in host memory
+  // is not included.
   int64_t device_bytes() const;
   int64_t limit_bytes() const { return limit_bytes_; }
-  // Where the host pool is, and its limit if that is host memory (0: no limit).
+  // Where the host pool is, and its limit if it is in host memory (0: no
+  // limit).
   HostPool host_pool() const { return host_pool_; }
   int64_t host_limit_bytes() const { return host_limit_bytes_; }
 
@@ -119,9 +124,10 @@ class DeviceAllocator {
     return Acquire(bytes, options);
   }
   virtual void ReleaseOnHost(void* data, size_t bytes) { Release(data, bytes); }
-  // The error text for the case that Acquire returned null.
+  // The error text of Allocate if Acquire returned null.
   virtual std::string Refusal(size_t bytes, MemoryTag tag) const;
-  // The end of that text, such as "; lower --flag", or nothing.
+  // The advice at the end of the text for RESOURCE_EXHAUSTED, such as "; lower
+  // --flag", or nothing.
   virtual std::string Advice(MemoryTag) const { return ""; }
 
  private:
@@ -142,8 +148,8 @@ class DeviceAllocator {
   int64_t device_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Host memory. Blocks of 1 MiB and more come from the operating system and
-// return to it when freed; they are zero at first.
+// Allocates host memory. Blocks of 1 MiB and more are zero at first; they are
+// mapped from the operating system, and returned to it when freed.
 class CpuAllocator final : public DeviceAllocator {
  public:
   explicit CpuAllocator(int64_t limit_bytes = 0)

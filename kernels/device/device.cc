@@ -14,7 +14,8 @@ absl::StatusOr<DeviceMemory> Device::memory() const {
   memory.total_bytes = limits.memory_bytes;
   memory.allocated_bytes =
       std::min(allocator().device_bytes(), memory.total_bytes);
-  // The system counts allocated memory as free until it is touched.
+  // The system counts memory that is allocated but not yet touched as free, so
+  // it is subtracted here.
   memory.free_bytes = std::min(limits.available_bytes,
                                memory.total_bytes - memory.allocated_bytes);
   memory.other_bytes =

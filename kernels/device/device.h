@@ -1,4 +1,5 @@
-// A device makes streams and memory, and defines the layout of data.
+// Device: the CPU or a GPU that runs ops. It makes streams, allocates memory,
+// and defines the layout of data.
 #pragma once
 
 #include <cstddef>
@@ -18,19 +19,21 @@
 
 namespace kvasir::kernels {
 
-// The current memory of a device: a GPU's as reported by the driver, the host's
-// by the cgroup's limit and the system.
+// How the memory of a device is used at present: a GPU's as the driver reports
+// it, the host's as its cgroup and the system report it.
 struct DeviceMemory {
   int64_t total_bytes = 0;
-  // Not used by any process and not reserved for the allocator's buffers.
+  // Memory that no process uses and that the device's allocator has not handed
+  // out.
   int64_t free_bytes = 0;
-  // Requested from the allocator and held.
+  // Allocated from the device's allocator and not freed.
   int64_t allocated_bytes = 0;
   // Everything else: CUDA's context, the kernels' code, the rounding of
   // allocations, and other processes.
   int64_t other_bytes = 0;
 };
 
+// A device on which ops run.
 // Owns: the allocator.
 // Threads: all methods may be called from any thread.
 class Device {
@@ -42,54 +45,60 @@ class Device {
   DeviceKind kind() const { return kind_; }
   DeviceAllocator& allocator() const { return *allocator_; }
 
-  // The device outlives its streams.
+  // Makes a stream, which the device must outlive.
   virtual std::unique_ptr<Stream> MakeStream() = 0;
   // "cpu", "emulated" or "cuda", for logs and metrics.
   virtual std::string name() const = 0;
-  // The name of the device's arithmetic, without the type of activations:
-  // devices with equal names give the same bits. It is part of an id of at most
-  // 32 characters.
+  // A name for the device's arithmetic: devices with equal names and the same
+  // type of activations give bit-identical results. It is part of an id of at
+  // most 32 characters.
   virtual std::string numerics() const { return name(); }
-  // True if the bits of a row do not depend on the other rows of a batch.
+  // True if a row's result has the same bits whatever other rows are in the
+  // batch.
   virtual bool rows_are_invariant() const { return true; }
   // The type of activations, the same for all ops (activations.h).
   virtual DType activations() const = 0;
-  // The number of threads that an op needs scratch for.
+  // The number of threads that run an op, each of which needs its own scratch
+  // memory.
   virtual int num_threads() const = 0;
   virtual WeightLayout weight_layout() const = 0;
-  // The bytes of a slot that are contiguous in a tile (TileRegion). 0: all of
-  // them.
+  // How many bytes of a cache slot are contiguous in a tile (TileRegion). 0:
+  // all bytes of the slot.
   virtual int64_t page_granule_bytes() const = 0;
-  // The largest shared memory of a CTA on a GPU. 0: not a GPU.
+  // The most shared memory that a CTA can have on a GPU, in bytes. 0: not a
+  // GPU.
   virtual int64_t cta_shared_bytes() const { return 0; }
 
   // The memory of the device, or of the host if the device has none of its own.
   virtual absl::StatusOr<DeviceMemory> memory() const;
   virtual bool has_own_memory() const { return false; }
-  // Bytes of host memory that copies use, including buffers of BeginWrite.
+  // Bytes of host memory that copies to and from the device use as buffers,
+  // including those that BeginWrite returns.
   virtual int64_t staging_bytes() const { return 0; }
 
-  // Makes calls of other libraries on this thread use this device from now on.
+  // Makes other GPU libraries (such as NCCL) use this device for calls from the
+  // current thread.
   virtual absl::Status UseOnThisThread() const { return absl::OkStatus(); }
 
-  // Returns host memory in which any thread can write the content of a part of
-  // an allocation. EndWrite moves the content to the device; until then nothing
-  // else may touch that part. All of it must be written, because its content is
-  // undefined at first. If device memory is host memory, its own address is
-  // returned and nothing is copied.
+  // Begins a write to a part of an allocation. Returns host memory to which any
+  // thread can write the new content; EndWrite then copies it to the device.
+  // Until then, nothing else may access this part. All of the returned memory
+  // must be written, because its content is undefined at first. If the device's
+  // memory is host memory, its own address is returned and nothing is copied.
   virtual absl::StatusOr<void*> BeginWrite(DevicePtr<void> memory,
                                            size_t bytes) = 0;
   virtual absl::Status EndWrite(DevicePtr<void> memory, void* host,
                                 size_t bytes) = 0;
-  // True if BeginWrite returns separate memory.
+  // True if BeginWrite returns a buffer apart from the device's memory, which
+  // EndWrite copies.
   virtual bool stages_writes() const { return kind_ != DeviceKind::kCpu; }
   // Frees the buffers that the device keeps for writes.
   virtual void FreeWriteBuffers() {}
   // Copies bytes from `host` to the device, by BeginWrite and EndWrite.
   absl::Status Write(DevicePtr<void> memory, const void* host, size_t bytes);
 
-  // Checks a pointer that is stored in a table, like a launch checks its own
-  // pointers.
+  // Checks that a pointer stored in a table is in the device's memory; a launch
+  // checks only the pointers among its parameters.
   virtual void CheckMemory(const char*, DevicePtr<const void>) const {}
 
  protected:
@@ -104,7 +113,8 @@ class Device {
 // The CPU: the host's cores and memory.
 class CpuDevice : public Device {
  public:
-  // `pool` outlives the device; limit_bytes has the meaning of CpuAllocator's.
+  // `pool` must outlive the device. limit_bytes limits the allocated memory, as
+  // in CpuAllocator.
   explicit CpuDevice(base::ThreadPool* pool,
                      CpuBackend backend = CpuBackend::kSimd,
                      int64_t limit_bytes = 0)
@@ -129,7 +139,7 @@ class CpuDevice : public Device {
                    DevicePtr<const void> pointer) const override;
 
  protected:
-  // `guard` (or null) outlives the device.
+  // `guard` may be null; otherwise it must outlive the device.
   CpuDevice(base::ThreadPool* pool, CpuBackend backend,
             std::unique_ptr<DeviceAllocator> allocator, MemoryGuard* guard)
       : Device(DeviceKind::kCpu, std::move(allocator)),

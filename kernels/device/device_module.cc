@@ -21,7 +21,8 @@ absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
   if (::access(path.c_str(), F_OK) != 0) {
     return absl::NotFoundError(absl::StrCat(path, ": no such file"));
   }
-  // The loader would search a name without a folder in other places.
+  // For a name without a folder, dlopen would search the library path instead
+  // of the current folder.
   const std::string file =
       path.find('/') == std::string::npos ? absl::StrCat("./", path) : path;
   void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -35,12 +36,12 @@ absl::StatusOr<std::unique_ptr<Device>> LoadDevice(
   }
   const DeviceModule* const module = function();
   if (module == nullptr || module->interface == nullptr) {
-    return is_none(kDeviceModuleFunction, " gives none");
+    return is_none(kDeviceModuleFunction, " returns no module");
   }
   if (std::strcmp(module->interface, DeviceInterface()) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         path, " belongs to another build: its interface is ", module->interface,
-        ", this program's ", DeviceInterface(), "; build both together"));
+        ", this program's is ", DeviceInterface(), "; build both together"));
   }
   absl::StatusOr<std::unique_ptr<Device>> device = module->make(request);
   if (device.ok()) return device;

@@ -1,5 +1,5 @@
-// Devices in shared libraries, which a program loads only on request, so that
-// the program does not link them.
+// Loads devices from shared libraries ("modules") at run time, so that programs
+// need not be linked with them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ struct DeviceRequest {
   int64_t memory_limit_bytes = 0;  // 0: no limit
 };
 
-// The result of the module's only function, valid while the module is loaded.
+// The result of KvasirDeviceModule(), the module's only function; valid while
+// the module is loaded.
 struct DeviceModule {
   // DeviceInterface() of the module. It is the first member in every version of
   // this struct; if it differs from the program's, nothing else is read.
@@ -29,8 +30,8 @@ struct DeviceModule {
 inline constexpr char kDeviceModuleFunction[] = "KvasirDeviceModule";
 using DeviceModuleFunction = const DeviceModule* (*)();
 
-// A fingerprint of everything that program and module must agree on: their
-// common headers and the build's settings.
+// A fingerprint of everything that the program and the module must have in
+// common: the headers that both include, and the build's settings.
 const char* DeviceInterface();
 
 // Makes the device of the module in this file, which stays loaded. Errors:

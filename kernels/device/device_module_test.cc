@@ -24,16 +24,17 @@ TEST(DeviceModuleTest, TheErrorNamesAMissingFile) {
                        "/nowhere/module.so: no such file"));
 }
 
-TEST(DeviceModuleTest, AFileThatIsNoLibraryIsRefused) {
+TEST(DeviceModuleTest, AFileThatIsNotALibraryIsRefused) {
   const std::string file = absl::StrCat(std::getenv("KVASIR_SOURCE_DIR"),
                                         "/kernels/device/device_module.h");
-  EXPECT_THAT(LoadDevice(file, {}),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr(file), HasSubstr("is no module"))));
+  EXPECT_THAT(
+      LoadDevice(file, {}),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               AllOf(HasSubstr(file), HasSubstr("is not a device module"))));
 }
 
-TEST(DeviceModuleTest, ALibraryThatIsNoDeviceModuleIsRefused) {
-  // The file is the C library.
+TEST(DeviceModuleTest, ALibraryThatIsNotADeviceModuleIsRefused) {
+  // Finds the file of the C library: a library that is not a device module.
   Dl_info info;
   ASSERT_NE(::dladdr(reinterpret_cast<void*>(&::gnu_get_libc_version), &info),
             0);
@@ -48,7 +49,7 @@ TEST(DeviceModuleTest, AModuleOfAnotherBuildIsRefused) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr(file),
                              HasSubstr("its interface is another, this "
-                                       "program's "),
+                                       "program's is "),
                              HasSubstr(DeviceInterface()))));
 }
 

@@ -1,5 +1,5 @@
-// Lets tests observe a thread's calls to a device: they count copies and
-// allocations and compare lists of launches.
+// Lets tests observe the calls that a thread makes to a device, in order to
+// count copies and allocations and to compare lists of launches.
 #pragma once
 
 #include <array>
@@ -18,6 +18,8 @@ struct OpLaunch {
   std::array<const void*, 12> addresses = {};
 };
 
+// Receives the calls that a thread makes to a device.
+//
 // Threads: only the observed thread calls it.
 class DeviceObserver {
  public:
@@ -27,12 +29,12 @@ class DeviceObserver {
   virtual void OnLaunch(const OpLaunch& launch) = 0;
   virtual void OnAllocate(size_t bytes) = 0;
 
-  // The observer of the calling thread, or null.
+  // Returns the observer of the calling thread, or null.
   static DeviceObserver* Current();
 };
 
-// `observer` receives this thread's calls while the scope lives. Scopes do not
-// nest.
+// While this object lives, `observer` receives the calls of the thread that
+// made it. Such scopes cannot be nested.
 class ObserveDevice {
  public:
   explicit ObserveDevice(DeviceObserver* observer);

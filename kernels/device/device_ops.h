@@ -1,6 +1,7 @@
-// A table of the functions of a GPU's back end, by the op's name. The stream
-// owns the table, so the code of an op does not link a back end. C++17 without
-// Abseil, because op_table/op_table.h includes this.
+// A table of the functions with which a GPU's back end implements ops, by the
+// op's name. The stream owns the table, so an op's host code need not be linked
+// with a back end. C++17 without Abseil, because op_table/op_table.h includes
+// this.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +19,8 @@ template <typename... Params>
 using DeviceFunction = void (*)(typename InLaunch<Params>::argument...,
                                 Launcher& launcher);
 
-// A function pointer without its type, and the type's name, which is checked
-// before a call.
+// A pointer to a function of any type, and the name of its type, which is
+// checked before the function is called.
 struct DeviceOp {
   const char* op;
   const char* type;

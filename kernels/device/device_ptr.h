@@ -1,5 +1,5 @@
-// Pointers into device memory. Their type says so: host code cannot dereference
-// them, and a launch converts them to plain pointers. C++17.
+// DevicePtr: a pointer into device memory, which host code cannot dereference.
+// A launch converts it to a plain pointer. C++17.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +8,15 @@
 
 namespace kvasir::kernels {
 
-// An address in device memory, counted in elements of `T`. It has no operator*
-// and no operator[], because only code that a launch runs may access the
-// memory. A null pointer stays null when it is offset, so that sizes can be
-// counted without memory.
+// An address in device memory; offsets are in elements of `T`. It has no
+// operator* and no operator[], because only code that a launch runs may access
+// the memory. Adding an offset to a null pointer gives a null pointer, so that
+// the same code can count sizes without any memory (Workspace::Counting).
 template <typename T>
 class DevicePtr {
  public:
   constexpr DevicePtr() = default;
-  // NOLINT: implicit, as nullptr converts to any pointer
+  // NOLINT: implicit, as nullptr converts to every pointer type
   constexpr DevicePtr(std::nullptr_t) {}
   explicit constexpr DevicePtr(T* address) : address_(address) {}
   // Converts a pointer to T to a pointer to const T or to void.
@@ -61,9 +61,10 @@ inline const void* OffsetBytes(const void* pointer, int64_t bytes) {
   return static_cast<const char*>(pointer) + bytes;
 }
 
-// The parameters of an op are a template over the kind of their device
-// pointers: `DevicePtr` on the host, `LaunchPtr` (a plain pointer) in the code
-// of a back end. Both have the same layout; a launch converts them.
+// The struct of an op's parameters is a template over the type of its pointers
+// to device memory: `DevicePtr` in host code, `LaunchPtr` (a plain pointer) in
+// the code of a back end. Both have the same layout; a launch converts the
+// first to the second.
 template <typename T>
 using LaunchPtr = T*;
 

@@ -1,4 +1,5 @@
-// An op's tables on the device, which are constant after load.
+// Tables that an op reads on the device. They are copied when the model is
+// loaded and do not change.
 #pragma once
 
 #include <utility>
@@ -12,8 +13,9 @@
 
 namespace kvasir::kernels {
 
-// Owns: the memory of the tables, under the tag "other". Plain pointers in a
-// table's elements are addresses of tables that were added before.
+// Copies tables to device memory, which this object owns (counted under the tag
+// "other"). If elements of a table have pointers to other tables, those tables
+// are added first, and the pointers are their device addresses.
 class DeviceTables {
  public:
   explicit DeviceTables(Device* device) : device_(device) {}
@@ -35,8 +37,9 @@ class DeviceTables {
   std::vector<DeviceBuffer> buffers_;
 };
 
-// The part of an op that is constant after load. Prepare checks the host's
-// tables and copies them once; Run takes only the data of a step. Movable.
+// The parameters of an op that are constant after load, with the tables to
+// which they point. The op's Prepare function makes it once, from tables in
+// host memory; each run then takes only the data of a step. Movable.
 template <typename Params>
 struct Prepared {
   explicit Prepared(Device* device) : tables(device) {}

@@ -1,6 +1,7 @@
-// Calls a device's implementation of an op with checked parameters. An op names
-// its CPU functions itself; a GPU's functions are in its stream's table
-// (device_ops.h). If an op is missing there, the error names the op.
+// Calls a device's implementation of an op, after the op has checked its
+// parameters. The op itself names its CPU functions; the functions for a GPU
+// are found in the stream's table (device_ops.h). If the table does not have
+// the op, the error names the op.
 #pragma once
 
 #include <bit>
@@ -41,8 +42,8 @@ struct OpKernels {
   }
 };
 
-// Converts the device pointers in parameters to plain pointers; the bits stay
-// the same.
+// Converts the DevicePtrs in parameters to plain pointers, which have the same
+// bits.
 template <typename Params>
 typename InLaunch<Params>::type ForLaunch(const Params& params) {
   return std::bit_cast<typename InLaunch<Params>::type>(params);
@@ -82,9 +83,9 @@ inline absl::Status NoKernel(const char* op) {
       absl::StrCat(op, ": the device has no kernel for it"));
 }
 
-// Called instead of a launch while the workspace counts: a caller that counts a
-// list of ops before the first one runs gets an error for an op that the device
-// does not have.
+// Called instead of a launch while the workspace only counts memory. Returns an
+// error if the device does not have the op, so a caller that first counts the
+// memory of a list of ops finds a missing op before any of them runs.
 template <typename... Params>
 absl::Status CheckServed(const OpKernels<Params...>& kernels,
                          const Stream& stream) {
@@ -127,7 +128,8 @@ absl::Status Launch(const OpKernels<Params...>& kernels, Stream& stream,
   return cuda.TakeLaunchError();
 }
 
-// The number of threads that an op needs scratch for.
+// The number of threads that run an op, each of which needs its own scratch
+// memory.
 inline int ScratchThreads(const Stream& stream) {
   return stream.device() == DeviceKind::kCpu
              ? static_cast<const CpuStream&>(stream).pool().num_threads()

@@ -78,8 +78,9 @@ TEST(DispatchTest, TheErrorForADeviceWithoutABackEndNamesTheOp) {
                              HasSubstr("silu_mul: ")));
 }
 
-// A list of ops is counted before it runs, so a missing op is reported then.
-TEST(DispatchTest, AnOpWithoutAKernelIsRefusedAndCounted) {
+// The memory of a list of ops is counted before the list runs, so a missing op
+// is reported at that time.
+TEST(DispatchTest, AnOpWithoutAKernelIsRefusedAlsoWhenMemoryIsCounted) {
   FakeCudaStream stream;
   Workspace counter = Workspace::Counting();
   const auto expect_refused = [](const absl::Status& status, const char* op) {
@@ -135,7 +136,7 @@ TEST(DispatchDeathTest, AFunctionOfTheWrongTypeEndsTheProcess) {
   EXPECT_DEATH((void)Launch(kKernels, cuda, SiluMulParams()), "strcmp");
 }
 
-TEST(DispatchTest, TheErrorForActivationsThatTheCpuLacksNamesTheOp) {
+TEST(DispatchTest, TheErrorForActivationsThatTheCpuDoesNotSupportNamesTheOp) {
   base::ThreadPool pool(1);
   CpuDevice cpu(&pool);
   Workspace none(nullptr, 0);

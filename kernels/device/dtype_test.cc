@@ -38,7 +38,7 @@ TEST(F16Test, RoundsToNearestWithTiesToEven) {
   }
 }
 
-TEST(F16Test, TooLargeBecomesInfiniteAndNanRemainsNan) {
+TEST(F16Test, NumbersThatAreTooLargeBecomeInfiniteAndNanRemainsNan) {
   EXPECT_EQ(0x7bff, ToF16(65519.0f).bits);
   EXPECT_EQ(0x7c00, ToF16(65520.0f).bits);
   EXPECT_EQ(0xfc00, ToF16(-1e30f).bits);

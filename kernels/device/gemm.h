@@ -1,5 +1,6 @@
-// The interface to a vendor's library for matrix products, which a GPU's
-// launcher may have. C++17 without Abseil, because device code includes this.
+// GemmLibrary: the interface to a vendor's library for matrix products, such as
+// cuBLASLt. A GPU's launcher may provide one. C++17 without Abseil, because
+// device code includes this.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +9,10 @@
 
 namespace kvasir::kernels {
 
-// y[t, n] = sum of x[t, k] W[n, k] over k, + bias[n], in float32. The order of
-// the sum is the library's and may depend on the number of rows. Rows of x, W
-// and y begin at multiples of kGemmAlignment bytes, and there is at least one
-// row of each.
+// A matrix product: y[t, n] = sum of x[t, k] W[n, k] over k, + bias[n], added
+// in float32. The library chooses the order of the additions, which may depend
+// on the number of rows. Rows of x, W and y begin at multiples of
+// kGemmAlignment bytes, and there is at least one row of each.
 struct Gemm {
   const void* x = nullptr;  // [rows, k], rows x_row_stride apart
   int64_t x_row_stride = 0;
@@ -24,15 +25,17 @@ struct Gemm {
   int64_t k = 0;
   DType dtype = DType::kBf16;    // type of x and W, with 16 bits
   DType y_dtype = DType::kBf16;  // dtype or float32
-  // GemmLibrary::workspace_bytes() bytes at a multiple of
+  // Has GemmLibrary::workspace_bytes() bytes and begins at a multiple of
   // kGemmWorkspaceAlignment.
   void* workspace = nullptr;
 };
 inline constexpr int64_t kGemmAlignment = 16;
 inline constexpr int64_t kGemmWorkspaceAlignment = 256;
 
+// Multiplies matrices on one stream.
+//
 // Threads: the threads that use its stream, one at a time.
-// Errors: the stream keeps them.
+// Errors: the stream keeps them and returns them later.
 class GemmLibrary {
  public:
   virtual ~GemmLibrary() = default;

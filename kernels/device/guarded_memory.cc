@@ -108,7 +108,7 @@ void GuardedMemory::CheckRange(const char* op, const void* address,
       }
     }
   }
-  std::fprintf(stderr, "%s: %p is no memory of the device\n", op, address);
+  std::fprintf(stderr, "%s: %p is not in the device's memory\n", op, address);
   std::abort();
 }
 

@@ -1,5 +1,5 @@
-// Device memory for tests and emulation, which host code cannot access except
-// while an op or a copy runs.
+// Device memory for tests and emulation. Host code can access it only while an
+// op or a copy runs; any other access ends the process.
 #pragma once
 
 #include <cstddef>
@@ -13,13 +13,13 @@
 
 namespace kvasir::kernels {
 
-// The memory is PROT_NONE except between Open and Close. Addresses are never
-// used twice, so that uses of freed memory are found.
+// The memory is inaccessible (PROT_NONE) except between Open and Close. An
+// address is never allocated twice, so that uses of freed memory are found.
 //
 // Threads: all methods may be called from any thread.
 class GuardedMemory final : public MemoryGuard {
  public:
-  // Whether the gaps between allocations are accessible while memory is open.
+  // Whether the gaps between allocations are accessible between Open and Close.
   enum class Gaps {
     kOpen,    // accessible: Open and Close are one system call each
     kClosed,  // inaccessible: Open and Close are one call for each allocation,
@@ -31,18 +31,19 @@ class GuardedMemory final : public MemoryGuard {
     const char* end;
   };
 
-  // FAILED_PRECONDITION if the system does not provide that much address space
-  // (ulimit -v, vm.overcommit_memory=2).
+  // Returns FAILED_PRECONDITION if the system does not provide that much
+  // address space, for example because of ulimit -v or vm.overcommit_memory=2.
   static absl::Status CheckReservable(size_t bytes);
 
-  // Reserves addresses; the process ends if the system does not provide them.
-  // Pages get memory when they are touched.
+  // Reserves address space; if the system does not provide it, ends the
+  // process. The system provides memory for a page when the page is touched.
   GuardedMemory(size_t reserved_bytes, Gaps gaps);
   ~GuardedMemory() override;
   GuardedMemory(const GuardedMemory&) = delete;
   GuardedMemory& operator=(const GuardedMemory&) = delete;
 
-  // Returns null if no addresses are left. `alignment` is a power of two.
+  // Allocates memory; returns null if no address space is left. `alignment` is
+  // a power of two.
   void* Acquire(size_t bytes, size_t alignment);
   void Release(void* data);
 

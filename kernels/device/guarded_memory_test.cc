@@ -23,7 +23,7 @@ TEST(GuardedMemoryTest, IsAccessibleBetweenTheFirstOpenAndTheLastClose) {
     memory.Open();
     memory.Close();
     Set(data, 0);
-    // Memory that is allocated while the memory is open is accessible, too.
+    // An allocation that is made between Open and Close is accessible at once.
     void* const more = memory.Acquire(5000, 64);
     Set(more, 4999);
     memory.Close();
@@ -61,8 +61,8 @@ TEST(GuardedMemoryTest, RecognizesItsOwnMemory) {
   memory.Check("op", data);
   memory.Check("op", bytes + 99);
   EXPECT_DEATH(memory.Check("op", bytes + 100),
-               "op: .* is no memory of the device");
-  EXPECT_DEATH(memory.Check("op", bytes - 1), "is no memory of the device");
+               "op: .* is not in the device's memory");
+  EXPECT_DEATH(memory.Check("op", bytes - 1), "is not in the device's memory");
   memory.CheckRange("op", bytes + 90, 10);
   EXPECT_DEATH(memory.CheckRange("op", bytes + 90, 11),
                "op: 11 bytes from byte 90 of an allocation of 100");
@@ -71,7 +71,7 @@ TEST(GuardedMemoryTest, RecognizesItsOwnMemory) {
   EXPECT_EQ(memory.Live()[0].end, bytes + 100);
   memory.Release(data);
   EXPECT_TRUE(memory.Live().empty());
-  EXPECT_DEATH(memory.Check("op", data), "is no memory of the device");
+  EXPECT_DEATH(memory.Check("op", data), "is not in the device's memory");
 }
 
 TEST(GuardedMemoryTest, AcquireReturnsNullWhenAddressesHaveRunOut) {

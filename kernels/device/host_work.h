@@ -1,16 +1,18 @@
-// Replaces a CUDA stream's handle on devices without a GPU; libraries that only
-// tests load enqueue on it. C++17 without Abseil.
+// Takes the place of a CUDA stream's handle on devices without a GPU: fake
+// libraries of tests enqueue their work on it. C++17 without Abseil.
 #pragma once
 
 namespace kvasir::kernels {
 
 struct HostWork {
-  // Enqueues run(argument). The thread that waits for the stream calls it in
-  // order, with the device's memory accessible: once, or once per replay if it
-  // was captured. At the end `release` is called if it is not null.
+  // Enqueues the call run(argument). The thread that waits for the stream makes
+  // this call in the stream's order, while the device's memory is accessible:
+  // once, or once per replay if the stream was capturing. When run() will not
+  // be called again, `release` is called, unless it is null.
   void (*enqueue)(HostWork* stream, void (*run)(void* argument), void* argument,
                   void (*release)(void* argument)) = nullptr;
-  // True while the stream captures. Read only by the thread that enqueues.
+  // True while the stream captures its work for a replay. Only the thread that
+  // enqueues may read it.
   bool capturing = false;
 };
 

@@ -15,7 +15,8 @@ struct KernelLaunch {
   uint32_t grid_y = 1;        // CTAs
   uint32_t threads = 1;       // threads of a CTA, whole warps
   uint32_t shared_bytes = 0;  // dynamic shared memory of a CTA
-  // CTAs wait for each other, so all must be resident
+  // CTAs wait for each other, so all must be resident at the same time (a
+  // cooperative launch).
   bool ctas_together = false;
 
   const void* function = nullptr;
@@ -29,16 +30,16 @@ class GemmLibrary;  // gemm.h
 
 // Enqueues the kernels of one stream.
 // Threads: the threads that use its stream, one at a time.
-// Errors: the stream keeps them.
+// Errors: the stream keeps them and returns them later.
 class Launcher {
  public:
   virtual ~Launcher() = default;
   virtual void Enqueue(const KernelLaunch& launch) = 0;
-  // The number of multiprocessors, for persistent grids, whose CTAs are all
-  // resident.
+  // The number of the GPU's multiprocessors. Kernels whose CTAs must all be
+  // resident at the same time size their grids by it.
   virtual int multiprocessors() const = 0;
-  // The library that multiplies matrices on this stream; null: our own kernels
-  // do.
+  // The library that multiplies matrices on this stream. Null: our own kernels
+  // do it.
   virtual GemmLibrary* gemms() { return nullptr; }
 };
 

@@ -1,10 +1,12 @@
-// The checks of a strict device around each access to its memory.
+// Interface for checks around each access to a device's memory, with which
+// tests find wrong accesses.
 #pragma once
 
 namespace kvasir::kernels {
 
-// With a guard, only ops, uploads and read-backs can access device memory, and
-// the addresses that they use are checked first. Only tests have a guard.
+// If a device has a guard, only ops, uploads and read-backs can access its
+// memory, and the addresses that they use are checked first. Only devices of
+// tests have a guard.
 //
 // Threads: all methods may be called from any thread.
 class MemoryGuard {
@@ -19,7 +21,8 @@ class MemoryGuard {
   virtual void Close() = 0;
 };
 
-// Keeps memory accessible while it lives. `guard` may be null.
+// Keeps a guard's memory accessible while this object lives. `guard` may be
+// null.
 class OpenMemory {
  public:
   explicit OpenMemory(MemoryGuard* guard) : guard_(guard) {

@@ -8,9 +8,9 @@
 
 namespace kvasir::kernels {
 
-// Calls function(begin, end, thread) for parts of [0, num_rows). Only the
-// caller's thread is used if waking others takes longer than the work (a few
-// microseconds, compared with about a nanosecond per number).
+// Calls function(begin, end, thread) for parts of [0, num_rows), on several
+// threads. Small work is done only on the caller's thread: waking other threads
+// takes a few microseconds, and the work about a nanosecond per number.
 inline void ForRows(
     CpuStream& stream, int64_t num_rows, int64_t numbers_per_row,
     absl::FunctionRef<void(int64_t begin, int64_t end, int thread)> function) {

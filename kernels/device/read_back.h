@@ -1,5 +1,5 @@
-// The two copies between host and device memory. The host sees the results of
-// ops only through them.
+// Upload and ReadBack: copies from host to device memory and back. ReadBack is
+// the only way for the host to see the results of ops.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace kvasir::kernels {
 
-// Waits for earlier work and copies `bytes` from the device. Returns the error
-// of any of that work.
+// Waits for earlier work and copies `bytes` from the device. If any of that
+// work failed, returns its error.
 inline absl::Status ReadBack(Stream& stream, void* host,
                              DevicePtr<const void> device, size_t bytes) {
   KVASIR_RETURN_IF_ERROR(stream.Synchronize());

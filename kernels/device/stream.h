@@ -19,17 +19,19 @@ namespace kvasir::kernels {
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
-// The implementation of ops that a CPU stream runs. Both give the same bits.
+// The implementation of the ops that a CPU stream runs. The results of both are
+// equal bit by bit.
 enum class CpuBackend : uint8_t {
   kReference,  // scalar, one thread: the reference for tests
   kSimd,       // the best instruction set of this machine, all threads
 };
 
-// Ops run in the order in which they were enqueued; the host may run ahead.
+// Ops run in the order in which they were enqueued. Enqueueing need not wait
+// for earlier ops.
 //
 // Threads: one thread at a time.
-// Errors: an op refuses bad parameters when it is enqueued; later failures are
-// returned by Synchronize and ReadBack.
+// Errors: an op with bad parameters is refused when it is enqueued; later
+// failures are returned by Synchronize and ReadBack.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -46,17 +48,18 @@ class Stream {
                                     size_t bytes) = 0;
   virtual absl::Status CopyToHost(void* host, DevicePtr<const void> device,
                                   size_t bytes) = 0;
-  // Allocates the host memory that copies of up to `bytes` need, so that they
-  // allocate nothing later.
+  // Allocates now the host memory that copies of up to `bytes` need, so that no
+  // later copy allocates memory.
   virtual absl::Status ReserveCopies(size_t) { return absl::OkStatus(); }
 
-  // The bytes of packed weights, including the padding of the last panel, that
-  // matmuls have read from memory so far: counted, not measured. The SIMD
-  // matmul counts the weight's bytes once for each part of the rows (one part,
-  // unless there are fewer panels than threads), because every panel block is
-  // read from memory once and serves all rows of a part from cache. The
-  // reference counts them once per row. Biases and activations are not counted.
-  // May be read from any thread.
+  // How many bytes of packed weights, including the padding of the last panel,
+  // the matmuls of this stream have read from memory so far. The number is
+  // computed, not measured. The SIMD matmul divides its rows into parts (only
+  // one part, unless there are fewer panels than threads) and counts the
+  // weight's bytes once per part, because each block of a panel is read from
+  // memory once and then from cache for the other rows of the part. The
+  // reference counts the bytes once per row. Biases and activations are not
+  // counted. May be called from any thread.
   int64_t weight_bytes_read() const {
     return weight_bytes_read_.load(std::memory_order_relaxed);
   }
@@ -72,12 +75,12 @@ class Stream {
   std::atomic<int64_t> weight_bytes_read_{0};
 };
 
-// Runs each op within the call that enqueues it, on a thread pool that several
-// streams may share. Only the CPU's back end and its tests use this class by
-// name; others get a stream from a Device.
+// A stream of the CPU. It runs each op within the call that enqueues it, on a
+// thread pool that several streams may share. Only the CPU's back end and its
+// tests use this class directly; other code gets a stream from a Device.
 class CpuStream final : public Stream {
  public:
-  // `pool` and `guard` (or null) outlive the stream.
+  // `pool` and `guard` must outlive the stream; `guard` may be null.
   explicit CpuStream(base::ThreadPool* pool,
                      CpuBackend backend = CpuBackend::kSimd,
                      MemoryGuard* guard = nullptr)
@@ -102,23 +105,25 @@ class CpuStream final : public Stream {
   MemoryGuard* const guard_;
 };
 
-// A position in a stream's work. May outlive its stream and device.
+// Marks a position in a stream's work, like a CUDA event. May outlive its
+// stream and device.
 //
 // Threads: any thread may call `passed`.
 class StreamMark {
  public:
   virtual ~StreamMark() = default;
-  // True if the stream has executed everything before the last Record. Returns
-  // the error of that work.
+  // True if the stream has executed everything that was enqueued before the
+  // last LaunchStream::Record of this mark. If that work failed, returns its
+  // error.
   virtual absl::StatusOr<bool> passed() const = 0;
 };
 
-// The work that a stream captured, to be enqueued again as a whole
-// (LaunchStream::Replay).
+// The work that a stream captured, like a CUDA graph. LaunchStream::Replay
+// enqueues it again as a whole. May outlive its stream and device. The
+// destructor waits for running replays; a thread whose stream is capturing must
+// not call it.
 //
-// Threads: the threads that use its stream, one at a time. It may outlive
-// stream and device. Its destructor waits for running replays; the thread must
-// not be capturing.
+// Threads: the threads that use its stream, one at a time.
 class CapturedWork {
  public:
   virtual ~CapturedWork() = default;
@@ -126,30 +131,32 @@ class CapturedWork {
 
 // A stream of a GPU or of a device that emulates one.
 //
-// While a stream captures, it keeps enqueued launches, with their current
-// parameters, and calls of libraries, and runs none of them. Meanwhile nothing
-// may wait for it, copy or record on it (FAILED_PRECONDITION), and the thread
-// must not allocate or free memory of the device; another thread that frees
-// memory waits for the end of the capture. If a GPU refuses something else,
-// that call or EndCapture returns the error.
+// While a stream captures, enqueued launches, with their current parameters,
+// and calls of libraries are stored and do not run. Meanwhile waiting for the
+// stream, copying on it and recording a mark on it return FAILED_PRECONDITION,
+// and the capturing thread must not allocate or free memory of the device. If
+// another thread frees memory, it waits for the end of the capture. If the GPU
+// refuses any other call, that call or EndCapture returns the error.
 class LaunchStream : public Stream {
  public:
   const DeviceOps& ops() const { return ops_; }
   virtual Launcher& launcher() = 0;
-  // The handle on which libraries enqueue: a cudaStream_t, or a HostWork
-  // (host_work.h) on an emulated device. Also makes the device current for the
-  // calling thread.
+  // The handle with which other libraries enqueue work on this stream: a
+  // cudaStream_t, or a HostWork (host_work.h) on an emulated device. The call
+  // also makes the device current for the calling thread.
   virtual absl::StatusOr<void*> LibraryHandle() = 0;
   virtual absl::StatusOr<std::unique_ptr<StreamMark>> MakeMark() = 0;
-  // `mark` must come from a stream of this device.
+  // Moves `mark` to the present end of this stream. `mark` must come from a
+  // stream of this device.
   virtual absl::Status Record(StreamMark* mark) = 0;
   // Captures everything that this thread enqueues until EndCapture.
   // UNIMPLEMENTED if the device cannot capture.
   virtual absl::Status BeginCapture() {
     return absl::UnimplementedError("the device cannot capture work");
   }
-  // Called by the thread that called BeginCapture. The capture has ended even
-  // if an error is returned.
+  // Ends the capture and returns the captured work. Must be called by the
+  // thread that called BeginCapture. The capture ends even if an error is
+  // returned.
   virtual absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() {
     return absl::FailedPreconditionError("the stream is not capturing work");
   }
@@ -158,7 +165,8 @@ class LaunchStream : public Stream {
   virtual absl::Status Replay(CapturedWork&) {
     return absl::UnimplementedError("the device cannot capture work");
   }
-  // Returns and clears the error of launches since the last call.
+  // Returns the error of the launches since the last call of this function, and
+  // clears it.
   virtual absl::Status TakeLaunchError() { return absl::OkStatus(); }
   // Ends the process with a message if the address is not in the device's
   // memory and the device can recognize that.

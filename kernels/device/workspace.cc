@@ -36,7 +36,7 @@ void* Workspace::TakeBytes(int64_t count, size_t element_bytes) {
   const size_t bytes = AlignUp(static_cast<size_t>(count) * element_bytes);
   if (!counting_ && bytes > capacity_bytes_ - used_bytes_) {
     status_ = absl::ResourceExhaustedError(
-        absl::StrCat("workspace: want ", bytes, " bytes, free ",
+        absl::StrCat("workspace: needs ", bytes, " bytes, free are ",
                      capacity_bytes_ - used_bytes_, " of ", capacity_bytes_));
     return nullptr;
   }

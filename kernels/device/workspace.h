@@ -1,5 +1,6 @@
-// Scratch memory of ops and of the executor on the device: a bump allocator. In
-// counting mode the same code computes how much memory it needs.
+// Workspace: a bump allocator for the scratch memory that ops and the executor
+// use on the device. In counting mode, the same calling code computes how much
+// memory it needs.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +21,9 @@ namespace kvasir::kernels {
 //                           allocator.Allocate(counter.peak_bytes(), ...));
 //   Workspace workspace(memory.data(), memory.bytes());
 //
-// A Scope gives back what was taken within it. Memory may be taken again while
-// earlier ops of the same stream are still running: a stream is in order.
+// At its end, a Scope gives back the memory that was taken within it. This
+// memory may be taken again while earlier ops of the same stream still use it,
+// because a stream runs its ops in order.
 //
 // Threads: one thread at a time.
 // Errors: running out is a sticky RESOURCE_EXHAUSTED in status(); Take then

@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Takes memory like an op that calls a helper op.
+// Takes memory in the way of an op that calls another op: in nested scopes.
 void Use(Workspace& workspace) {
   Workspace::Scope scope(&workspace);
   workspace.Take<float>(100);
@@ -47,9 +47,10 @@ TEST(WorkspaceTest, RunningOutIsAStickyErrorThatNamesTheNumbers) {
   EXPECT_TRUE(workspace.Take<char>(128));
   EXPECT_FALSE(workspace.Take<char>(129));
   EXPECT_FALSE(workspace.Take<char>(1));
-  EXPECT_THAT(workspace.status(),
-              base::StatusIs(absl::StatusCode::kResourceExhausted,
-                             HasSubstr("want 192 bytes, free 128 of 256")));
+  EXPECT_THAT(
+      workspace.status(),
+      base::StatusIs(absl::StatusCode::kResourceExhausted,
+                     HasSubstr("needs 192 bytes, free are 128 of 256")));
 }
 
 TEST(WorkspaceTest, RefusesSizesThatOverflow) {

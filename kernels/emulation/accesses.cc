@@ -1,5 +1,5 @@
-// Checks which allocation an access belongs to, and counts its cost: sectors of
-// global memory, passes through the banks of shared memory.
+// Checks that an access is inside an allocation, and counts what it costs:
+// sectors of global memory, or passes through the banks of shared memory.
 #include <cstdio>
 
 #include "kernels/emulation/runtime.h"
@@ -11,7 +11,7 @@ constexpr uint64_t kSectorBytes = 32;
 constexpr uint64_t kBankBytes = 4;
 constexpr uint32_t kBanks = 32;
 
-// Returns the number of distinct values; reorders `values`.
+// Returns the number of distinct values. Changes the order of `values`.
 uint32_t CountDifferent(uint64_t* values, uint32_t count) {
   uint32_t different = 0;
   for (uint32_t i = 0; i < count; ++i) {
@@ -37,9 +37,9 @@ void CountGlobal(const Request& request, AccessTable::Entry& entry) {
       static_cast<int64_t>((bytes + kSectorBytes - 1) / kSectorBytes);
 }
 
-// The banks serve at a time 32 lanes that access up to 4 bytes each, 16 lanes
-// of 8 bytes, or 8 lanes of 16 bytes. Lanes that access the same word of a bank
-// share one pass.
+// The banks serve 32 lanes at a time if each accesses up to 4 bytes, 16 lanes
+// if each accesses 8 bytes, and 8 lanes if each accesses 16 bytes. Lanes that
+// access the same word of a bank share one pass.
 void CountShared(const Request& request, AccessTable::Entry& entry) {
   const uint32_t words = request.bytes <= 4 ? 1 : request.bytes / 4;
   const uint32_t together = kLanes / words;
@@ -96,7 +96,7 @@ void CountIn(AccessTable& table, const void* address, size_t bytes, bool shared,
                               table.entries[i].stores == stores)) {
     ++i;
   }
-  if (i == AccessTable::kMost) Fault("a kernel has at most %d lines", i);
+  if (i == AccessTable::kMost) Fault("the kernel has over %d access sites", i);
   if (i == table.count) {
     AccessTable::Entry& entry = table.entries[table.count++];
     entry.site = self.site;
@@ -119,14 +119,19 @@ void CountIn(AccessTable& table, const void* address, size_t bytes, bool shared,
 }
 
 void FaultMisaligned(const void* address, size_t bytes) {
-  Fault("misaligned: address %p, for %zu bytes", address, bytes);
+  Fault(
+      "misaligned: address %p of an access of %zu bytes is not a multiple of "
+      "its size",
+      address, bytes);
 }
 
 void FaultOutOfShared(const void* address) {
   const Cta& cta = *current_fiber->cta;
-  Fault("out of bounds: byte %lld of the CTA's %u of shared memory",
-        static_cast<long long>(static_cast<const char*>(address) - cta.shared),
-        cta.shared_bytes);
+  Fault(
+      "out of bounds: byte %lld of shared memory, of which the CTA has %u "
+      "bytes",
+      static_cast<long long>(static_cast<const char*>(address) - cta.shared),
+      cta.shared_bytes);
 }
 
 size_t FindRange(const void* address, size_t bytes) {
@@ -146,18 +151,19 @@ size_t FindRange(const void* address, size_t bytes) {
     const bool near = low > 0 && begin < launch.ranges[low - 1].end + 4096;
     if (near) {
       const GuardedMemory::Range& range = launch.ranges[low - 1];
-      Fault("out of bounds: byte %lld of an allocation of %lld",
+      Fault("out of bounds: byte %lld of an allocation of %lld bytes",
             static_cast<long long>(begin - range.begin),
             static_cast<long long>(range.end - range.begin));
     }
-    Fault("%p is no memory of the device", address);
+    Fault("%p is not in the device's memory", address);
   }
   return low - 1;
 }
 
 namespace {
 
-// Returns the entry of a block, or a free entry if the block has none.
+// Returns the entry of a block in the hash table, or the free entry where it
+// would be inserted.
 StoredBlock& StoredAt(RawArray<StoredBlock>& table, uint32_t launch,
                       uint64_t block) {
   const size_t mask = table.size() - 1;
@@ -210,7 +216,8 @@ void CheckOnce(const void* address, size_t bytes, Site site) {
       StoredAt(pool.stored, pool.launches, at / StoredBlock::kBytes);
   if (entry.launch == pool.launches &&
       (entry.stored & BytesOfBlock(at, bytes)) != 0) {
-    Fault("%p was stored to by this launch", address);
+    Fault("this launch has stored to %p, so LoadOnce must not read it",
+          address);
   }
 }
 
@@ -236,7 +243,7 @@ const char* DescribeAddress(const void* address, char* text, size_t bytes) {
     const Cta& cta = launch.ctas[c];
     if (at >= cta.shared_map && at < cta.shared_map + cta.shared_map_bytes) {
       std::snprintf(text, bytes,
-                    "out of bounds: byte %lld of %u of shared memory",
+                    "out of bounds: byte %lld of %u bytes of shared memory",
                     static_cast<long long>(at - cta.shared), cta.shared_bytes);
       return text;
     }
@@ -247,7 +254,7 @@ const char* DescribeAddress(const void* address, char* text, size_t bytes) {
       }
     }
   }
-  std::snprintf(text, bytes, "%p is no memory of the device", address);
+  std::snprintf(text, bytes, "%p is not in the device's memory", address);
   return text;
 }
 

@@ -1,6 +1,6 @@
-// Attention with the shapes of real models: the kernels compared with the CPU.
-// On a GPU contexts are long; the emulated device takes only a few splits of
-// them.
+// Compares the GPU's attention kernels with the CPU's for the shapes of real
+// models. On a GPU the contexts are long; on the emulated device they have only
+// a few splits, because it is slow.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -16,11 +16,12 @@
 namespace kvasir::kernels::emulation {
 namespace {
 
-// One launch over a cache's contents, in a device's memory.
+// Copies a cache and the rows of a launch to a device, and runs attention
+// there.
 class ShapesLaunch {
  public:
-  // `cache` holds the latents in the device's layout; `args` has the host's
-  // rows and sequences.
+  // `cache` has the latents in the device's layout, in host memory. `args` has
+  // the rows and sequences, also in host memory.
   ShapesLaunch(EmulatedTest& test, LatentCache& cache,
                const PagedAttentionArgs& args, DType dtype)
       : test_(test), dtype_(dtype), host_(cache.Params()) {
@@ -107,7 +108,8 @@ struct ShapeCase {
   int64_t kv_heads = 0;
   PartSpec key;
   PartSpec value;
-  // Cached tokens of each sequence on a GPU; the queries are its last rows.
+  // The number of cached tokens of each sequence if the test runs on a GPU. The
+  // queries are those of the last `rows` tokens.
   std::vector<int64_t> contexts;
   int64_t rows = 1;
 };
@@ -144,7 +146,8 @@ TEST_P(AttentionShapesTest, EqualsTheCpuWithinTheTypesTolerance) {
       TakesWholeSizes() ? GetParam() : ForEmulator(GetParam());
   const DType dtype = DType::kBf16;
   EmulatedTest gpu(3);
-  // The same latents, in the layout of each device.
+  // Two caches with the same latents: one in the CPU's layout, one in the
+  // GPU's.
   LatentCache cpu_cache(SpecOf(test, 0), test.contexts, 5);
   LatentCache gpu_cache(SpecOf(test, gpu.device().page_granule_bytes()),
                         test.contexts, 5);
@@ -159,8 +162,8 @@ TEST_P(AttentionShapesTest, EqualsTheCpuWithinTheTypesTolerance) {
     asks.push_back({sequence, test.contexts[s] - test.rows, test.rows});
   }
   cpu_cache.RoundQueries(dtype);
-  // The results with room for the partial results of all splits, and with no
-  // room.
+  // Two results: with space for the partial results of all splits, and with no
+  // space, so that no context is split.
   std::vector<std::vector<float>> got;
   cpu_cache.on_launch = [&](const PagedAttentionArgs& args) {
     ShapesLaunch launch(gpu, gpu_cache, args, dtype);
@@ -176,14 +179,14 @@ TEST_P(AttentionShapesTest, EqualsTheCpuWithinTheTypesTolerance) {
     double error = 0.0;
     double norm = 0.0;
     for (size_t i = 0; i < want.size(); ++i) {
-      if (std::isnan(want[i])) continue;  // no head uses it
+      if (std::isnan(want[i])) continue;  // a gap: no head writes it
       const double difference = static_cast<double>(rows[i]) - want[i];
       error += difference * difference;
       norm += static_cast<double>(want[i]) * want[i];
     }
     EXPECT_LE(std::sqrt(error / norm), ToleranceOf(dtype));
   }
-  // A row's bits do not depend on the splits.
+  // A row's result has the same bits whether its context is split or not.
   EXPECT_TRUE(SameBits(got[0], got[1]));
 }
 

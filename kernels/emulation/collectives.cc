@@ -1,5 +1,5 @@
-// Collective operations of a warp's lanes. The last lane to arrive computes the
-// result for all, from the operands that each has stored.
+// Collective operations of a warp's lanes, such as shuffles. Each lane stores
+// its operands; the lane that arrives last computes the results of all lanes.
 #include <cmath>
 
 #include "kernels/emulation/runtime.h"
@@ -9,11 +9,11 @@ namespace {
 
 Fiber& LaneFiber(uint32_t lane) { return current_fiber->warp->lanes[lane]; }
 
-// Returns the meeting point for the lanes in `mask`.
+// Returns the place where the lanes in `mask` wait for each other.
 Meet& MeetOf(uint32_t mask) {
   Fiber& self = *current_fiber;
   if ((mask >> self.lane & 1) == 0) {
-    Fault("lane %u is not in the mask %08x that it gives", self.lane, mask);
+    Fault("lane %u is not in the mask %08x that it passes", self.lane, mask);
   }
   Warp& warp = *self.warp;
   Meet* free = nullptr;
@@ -21,7 +21,7 @@ Meet& MeetOf(uint32_t mask) {
     if (meet.mask == mask) return meet;
     if (meet.arrived == 0 && (free == nullptr || meet.mask == 0)) free = &meet;
   }
-  if (free == nullptr) Fault("%d masks at a time are too many", Warp::kMasks);
+  if (free == nullptr) Fault("lanes wait with over %d masks", Warp::kMasks);
   free->mask = mask;
   free->lanes = static_cast<uint32_t>(__builtin_popcount(mask));
   return *free;
@@ -116,8 +116,8 @@ struct Matrices {
   bool transposed;
 };
 
-// Each lane has stored the four words of the row whose address it passed as an
-// operand.
+// Computes the results of LoadMatrices. Each lane has already stored, as its
+// operands, the four words at the row address that it passed.
 void Distribute(const Matrices& matrices) {
   const auto half = [](uint32_t matrix, uint32_t row, uint32_t column) {
     const uint32_t word = LaneFiber(8 * matrix + row).given[column / 2];
@@ -158,7 +158,8 @@ uint32_t Shuffle(ShuffleKind kind, uint32_t mask, uint32_t value,
   Fiber& self = *current_fiber;
   const uint32_t lane = self.lane;
   if (kind != ShuffleKind::kFrom && operand >= kLanes) {
-    Fault("%u lanes away: a warp has %u", operand, kLanes);
+    Fault("a value from %u lanes away: a warp has only %u lanes", operand,
+          kLanes);
   }
   uint32_t from = 0;
   switch (kind) {
@@ -169,7 +170,8 @@ uint32_t Shuffle(ShuffleKind kind, uint32_t mask, uint32_t value,
       from = operand % kLanes;
       break;
     case ShuffleKind::kUp:
-      from = lane - operand;  // a negative lane wraps to a number above 31
+      // below 0 it wraps around to a number above 31, which is not a lane
+      from = lane - operand;
       break;
     case ShuffleKind::kDown:
       from = lane + operand;
@@ -263,8 +265,9 @@ uint32_t PickBytes(uint32_t a, uint32_t b, uint32_t selector) {
 
 namespace {
 
-// The sum rounded to odd: if it is not exact, the neighbour whose last bit is
-// 1. Rounding that to a narrower type equals rounding the exact sum.
+// Returns a + b "rounded to odd": if float64 cannot hold the sum exactly, the
+// result is the neighbour whose last bit is 1. Rounding this result to a
+// narrower type gives the same as rounding the exact sum.
 double OddSum(double a, double b) {
   const double sum = a + b;
   const double of_b = sum - a;

@@ -1,12 +1,13 @@
-// Asynchronous copies. When a copy is requested, its destination is poisoned
-// and both sides count as accessed. The data arrives when the thread waits for
-// it; that of bulk copies arrives at a random moment before.
+// Asynchronous copies. When a copy is requested, its destination is filled with
+// poison, and both source and destination count as accessed. The data of an
+// ordinary copy arrives when the thread waits for it; the data of a bulk copy
+// arrives at a random time before a wait for it ends.
 #include "kernels/emulation/runtime.h"
 
 namespace kvasir::kernels::emulation {
 namespace {
 
-// The contents of the 8 bytes of a CopyBarrier.
+// The emulator's state in the 8 bytes of a CopyBarrier.
 struct BarrierState {
   int32_t bytes_to_come;
   uint16_t arrivals_to_come;
@@ -76,7 +77,7 @@ void InitCopyBarrier(void* barrier, uint32_t count, Site site) {
   Enter("InitCopyBarrier", site);
   BarrierState& state = StateOf(barrier);
   if (count < 1 || count > kMaxThreads) {
-    Fault("%u arrivals: want 1 to %u", count, kMaxThreads);
+    Fault("a barrier for %u arrivals: must be 1 to %u", count, kMaxThreads);
   }
   tsan::Write(barrier, sizeof(state));
   state.bytes_to_come = 0;
@@ -101,7 +102,8 @@ void WaitPhase(void* barrier, uint32_t phase, Site site) {
   if (LeftOut()) return;
   BarrierState& state = StateOf(barrier);
   tsan::Read(barrier, sizeof(state));
-  // The phase has ended once the barrier is in the other parity.
+  // Each end of a phase flips the parity, so the phase has ended once the
+  // barrier has the other parity.
   while (static_cast<const volatile BarrierState&>(state).parity == phase % 2) {
     Poll(barrier, state.parity);
   }
@@ -112,13 +114,14 @@ void CopyBulk(void* shared, const void* global, uint32_t bytes, void* barrier,
               Site site) {
   Enter("CopyBulk", site);
   if (bytes == 0 || bytes % 16 != 0) {
-    Fault("%u bytes: want a multiple of 16", bytes);
+    Fault("a copy of %u bytes: must be a multiple of 16, above 0", bytes);
   }
   BarrierState& state = StateOf(barrier);
   auto* const to = static_cast<char*>(shared);
   const auto* const from = static_cast<const char*>(global);
   BeginCopy(to, from, bytes, 16);
-  // A thread that waits for the phase is ordered after this copy.
+  // Makes this copy happen before everything that a thread does after it has
+  // waited for the phase.
   tsan::Read(barrier, sizeof(state));
   tsan::Release(&LocationOf(barrier).phases[state.parity]);
   current_launch->bulk.Push({to, from, bytes, static_cast<char*>(barrier)});

@@ -1,5 +1,5 @@
-// Tests attention over latents: the kernels against its definition in float64,
-// on several seeds, codecs, layouts and odd shapes.
+// Tests the attention kernels against a computation in float64, with several
+// seeds, codecs, layouts and odd shapes.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -32,11 +32,13 @@ using ::testing::HasSubstr;
 constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBf16};
 const uint64_t kSeeds = Seeds();
 
-// The arguments of a launch over a cache, in memory of the emulated device.
+// Copies a cache and the arguments of an attention launch to the device, and
+// runs the launch there.
 class DeviceLaunch {
  public:
-  // `args` and `cache` belong to the host. `slots_before` more slots, in whole
-  // pages that were released, precede the cache's slots.
+  // `args` and `cache` are in host memory. Each sequence gets `slots_before`
+  // additional slots before those of the cache. They are in whole pages, which
+  // count as released.
   DeviceLaunch(EmulatedTest& test, const LatentCache& cache,
                const PagedAttentionArgs& args,
                const std::vector<LatentAsk>& asks, DType dtype,
@@ -89,7 +91,8 @@ class DeviceLaunch {
 
   PagedAttentionParams& shape() { return shape_; }
 
-  // Puts `numbers` poisoned numbers before the queries.
+  // Moves the queries to another address: `numbers` poisoned numbers precede
+  // it.
   void MoveQueries(int64_t numbers) {
     std::vector<float> q = test_.GetNumbers(q_, dtype_);
     q.insert(q.begin(), static_cast<size_t>(numbers), kPoison);
@@ -118,9 +121,9 @@ class DeviceLaunch {
     return test_.GetNumbers(out_, dtype_);
   }
 
-  // The kernels that served the launch.
+  // The names of the kernels that ran.
   const AttentionKernels& kernels() const { return kernels_; }
-  // The kernels' division of the work into items.
+  // Returns into which work items the launch divides the sequences.
   std::vector<SequenceItems> Items() {
     const size_t bytes = (sequences_.size() + 1) * sizeof(SequenceItems);
     std::vector<SequenceItems> items(sequences_.size() + 1);
@@ -144,7 +147,8 @@ class DeviceLaunch {
     return part;
   }
 
-  // Returns exact rows; there are none if no slot is exact.
+  // Copies the exact rows of a part to the device. If the part has none, the
+  // result is empty.
   const ExactRows* Exact(const TestPart& from) {
     ExactRows& rows = exact_.emplace_back(OnDevice(from.exact));
     rows.ring.arena = Bytes(from.exact.ring.arena, from.ring_bytes());
@@ -168,16 +172,16 @@ class DeviceLaunch {
   std::vector<AttentionSequence> sequences_;
   std::vector<DeviceBuffer> buffers_;
   DeviceBuffer q_, out_, on_device_, memory_;
-  int64_t q_at_ = 0;  // offset in bytes
+  int64_t q_at_ = 0;  // offset of the queries in bytes
   AttentionKernels kernels_;
 };
 
-// The page granule of the emulated device, in bytes; the caches of these tests
-// use it as well.
+// The page granule of the emulated device, in bytes. The caches of these tests
+// use the same granule.
 constexpr int64_t kGranule = 16;
 
-// The norm of got - want divided by the norm of want, over the numbers that
-// belong to a head.
+// The norm of got - want divided by the norm of want. Columns that belong to no
+// head are ignored.
 double NormError(const std::vector<double>& want,
                  const std::vector<float>& got) {
   double error = 0.0;
@@ -193,13 +197,13 @@ double NormError(const std::vector<double>& want,
 
 struct Outcome {
   std::vector<float> got;
-  // The relative error against float64: of all numbers together, and of the
-  // worst row of a head.
+  // The relative error compared with float64: that of all numbers together, and
+  // the largest of any row of one head.
   double error = 0.0;
   double row_error = 0.0;
   std::vector<SequenceItems> items;
   bool tensor_cores = false;
-  int64_t prompt_items = 0;  // number of items of the prefill kernel
+  int64_t prompt_items = 0;  // number of work items of the prefill kernel
 };
 
 struct Ask {
@@ -207,8 +211,9 @@ struct Ask {
   std::vector<LatentAsk> asks;
   DType dtype = DType::kF32;
   int64_t most_partials = 64;
-  bool judged = true;  // false: only returns the numbers, without a comparison
-  // Overwrites exact rows, which are written anew for each launch.
+  bool judged = true;  // false: the result is only returned, not compared
+  // Called before the launch, to overwrite exact rows. The rows are written
+  // anew for each launch.
   std::function<void(const PagedAttentionArgs&)> spoil = nullptr;
   bool prompts_as_rows = false;
   int64_t slots_before = 0;  // see DeviceLaunch
@@ -243,8 +248,9 @@ Outcome Attend(EmulatedTest& test, const Ask& ask) {
   return outcome;
 }
 
-// A row whose values nearly cancel has a smaller norm but the same rounding
-// errors, so a row gets twice the tolerance.
+// True if the errors are within the tolerances. A single row is allowed twice
+// the error of the whole, because a row whose values nearly cancel has a small
+// norm but the same rounding errors.
 bool IsRight(const Outcome& outcome, DType dtype) {
   return outcome.error <= ToleranceOf(dtype) &&
          outcome.row_error <= 2.0 * ToleranceOf(dtype);
@@ -273,7 +279,7 @@ LatentSpec OfHeads(int64_t heads, int64_t kv_heads, PartSpec key,
   spec.keys = {std::move(key)};
   spec.values = {std::move(value)};
   spec.page_tokens = 64;
-  spec.query_gap = 8;  // the prefill kernel loads queries by 16 bytes
+  spec.query_gap = 8;  // the prefill kernel loads queries 16 bytes at a time
   return InTiles(spec, 0);
 }
 
@@ -295,7 +301,7 @@ TEST_P(EmulatedAttentionTest, EqualsTheDefinitionWithinTheTypesTolerance) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     LatentSpec spec = GetParam();
-    // Every second layout has tiles of eight slots in granules; the others have
+    // Alternates between two layouts: tiles of eight slots in granules, and
     // slots one after the other.
     if (++seed % 2 == 0) spec = InTiles(spec, 8);
     LatentCache cache(spec, {1, 65, 600}, 1);
@@ -318,7 +324,8 @@ INSTANTIATE_TEST_SUITE_P(Specs, EmulatedAttentionTest,
                            return std::string(spec.param.name);
                          });
 
-// Specs that tensor cores serve; numbers have the activations' type.
+// Specs that the tensor-core kernels support. Numbers that are stored without
+// codes have the type of activations.
 std::vector<LatentSpec> TensorCoreSpecs() {
   const auto named = [](const char* name, LatentSpec spec) {
     spec.name = name;
@@ -331,7 +338,7 @@ std::vector<LatentSpec> TensorCoreSpecs() {
   parts.values.push_back(Levels(Codes({32}, {4})));
   LatentSpec groups = OfHeads(8, 4, Groups(Numbers({96, 24}), {0, 0, 1, 1}),
                               Groups(Codes({64, 32}, {4}, 32), {0, 1, 1, 0}));
-  // One unit of four heads and one of two.
+  // The spec has one unit with four heads and one with two.
   LatentSpec unlike = OfHeads(6, 3, Groups(Codes({64}, {8}, 16), {0, 0, 1}),
                               Groups(Numbers({24, 136}), {1, 1, 0}));
   LatentSpec window = OfHeads(4, 2, Codes({64}, {4}), Codes({64}, {8}));
@@ -395,7 +402,8 @@ INSTANTIATE_TEST_SUITE_P(Specs, TensorCoreAttentionTest,
                            return std::string(spec.param.name);
                          });
 
-// The activations' types that select the plain kernel and tensor cores.
+// Types of activations: float32 selects the plain kernel, bf16 the tensor-core
+// kernel.
 constexpr DType kBothKernels[] = {DType::kF32, DType::kBf16};
 void ExpectRightByEither(const Outcome& outcome, DType dtype) {
   EXPECT_EQ(outcome.tensor_cores, dtype != DType::kF32);
@@ -418,8 +426,9 @@ TEST(AttentionCudaTest, SupportsGroupsOfOneToSixteenHeadsAndMore) {
   }
 }
 
-// A row has the same bits by itself, in a batch, in a prompt and in its chunks,
-// with any split.
+// A row's result has the same bits if the row is computed by itself, in a
+// batch, in a prompt or in chunks of the prompt, and however its context is
+// split.
 TEST(AttentionCudaTest, ARowsBitsDoNotDependOnOtherRows) {
   LatentSpec sliding = kDense;
   sliding.window = 70;
@@ -432,7 +441,7 @@ TEST(AttentionCudaTest, ARowsBitsDoNotDependOnOtherRows) {
       cache.Write(1, 0, 40);
       cache.RoundQueries(dtype);
       EmulatedTest test(1);
-      // More rows than are split.
+      // So many rows that their contexts are not split.
       const Outcome whole =
           Attend(test, {cache,
                         {{0, kFirst - 1, kTokens - kFirst + 1}},
@@ -489,21 +498,22 @@ EmulatorOptions WithShared(uint64_t seed, int64_t kib) {
   options.shared_bytes = kib << 10;
   return options;
 }
-// The shared memory of a CTA in KiB: on an H100, and on an A100.
+// The largest shared memory of a CTA in KiB: kMuchRoom on an H100, kLessRoom on
+// an A100.
 constexpr int64_t kMuchRoom = 227;
 constexpr int64_t kLessRoom = 163;
 
 class PromptAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-// True if the prefill kernel serves the spec.
+// True if the prefill kernel supports the spec.
 bool ServesPrompts(const LatentSpec& spec) {
   const std::string name = spec.name;
   return name != "codes_4_wide" && name != "parts";
 }
 
-// A prompt has the same bits however it is cut into chunks that the prefill
-// kernel takes. The same holds if its rows are decoded instead, which
-// `prompts_as_rows` requests. The rows lie on both sides of a split's border.
+// However a prompt is cut into chunks, the prefill kernel must give the same
+// bits. The same must hold for the decoding kernel, which `prompts_as_rows`
+// selects. The rows lie on both sides of the border between two splits.
 TEST_P(PromptAttentionTest,
        PromptsAreCorrectAndHaveTheSameBitsHoweverTheyAreCut) {
   uint64_t seed = 0;
@@ -512,7 +522,8 @@ TEST_P(PromptAttentionTest,
     const LatentSpec spec = OfType(GetParam(), dtype);
     constexpr int64_t kFirst = 503;
     constexpr int64_t kTokens = 543;
-    // Earlier pages are released, which makes the emulator's run shorter.
+    // Earlier pages are released, because with fewer slots the emulator is
+    // faster.
     const int64_t dead_pages = 384 / spec.page_tokens;
     LatentCache cache(spec, {kTokens}, 1);
     cache.Write(0, 0, kTokens);
@@ -528,7 +539,8 @@ TEST_P(PromptAttentionTest,
                                           nullptr, /*prompts_as_rows=*/true});
     ExpectRight(rows, dtype);
     EXPECT_EQ(rows.prompt_items, 0);
-    // Without a causal mask, chunks see other slots than the whole prompt.
+    // Without a causal mask, a row in a chunk sees other slots than the same
+    // row in the whole prompt, so results differ.
     if (!spec.causal) continue;
     // clang 14 cannot capture bindings by reference.
     const auto in_chunks = [&, dtype = dtype, room = room](int64_t tokens) {
@@ -559,7 +571,8 @@ LatentSpec WithExact(const char* name, int64_t sinks, int64_t key,
   }
   return WithSinks(name, sinks, Exact(name, key, value, std::move(spec)));
 }
-// The spec with numbers and exact rows of the activations' type.
+// Returns the spec with numbers and exact rows that have the type of
+// activations.
 LatentSpec ExactOfType(LatentSpec spec, DType dtype) {
   spec = OfType(std::move(spec), dtype);
   for (auto* side : {&spec.keys, &spec.values}) {
@@ -615,7 +628,7 @@ std::vector<LatentSpec> ExactTensorCoreSpecs() {
 
 class ExactAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-// Checks the same as PromptAttentionTest.
+// Checks the same as PromptAttentionTest, but for caches with exact rows.
 TEST_P(ExactAttentionTest,
        PromptsAreCorrectAndHaveTheSameBitsHoweverTheyAreCut) {
   uint64_t seed = 0;
@@ -625,7 +638,8 @@ TEST_P(ExactAttentionTest,
     constexpr int64_t kFirst = 503;
     constexpr int64_t kTokens = 543;
     LatentCache cache(spec, {kTokens}, 1);
-    // Codes of slots that only exact rows serve are not written.
+    // For some slots only the exact rows may be read, so the codes of these
+    // slots are not written.
     cache.Write(0, spec.sinks,
                 kTokens - std::min(spec.key_exact, spec.value_exact));
     cache.RoundQueries(dtype);
@@ -640,7 +654,8 @@ TEST_P(ExactAttentionTest,
         {cache, {whole}, dtype, 64, true, nullptr, /*prompts_as_rows=*/true});
     ExpectRight(rows, dtype);
     EXPECT_EQ(rows.prompt_items, 0);
-    // Without a causal mask, chunks see other slots than the whole prompt.
+    // Without a causal mask, a row in a chunk sees other slots than the same
+    // row in the whole prompt, so results differ.
     if (!spec.causal) {
       EmulatedTest other(WithShared(++seed, room));
       const Outcome decoded = Attend(other, {cache, {{0, kFirst, 10}}, dtype});
@@ -675,7 +690,7 @@ const LatentSpec kExact =
     WithExact("", 4, 28, 30, OfHeads(6, 2, kLevels, kLevels));
 
 TEST(ExactAttentionTest, SequencesOfDifferentLengthsShareALaunch) {
-  // Each sequence has its own rings.
+  // Each sequence has its own rings of exact rows.
   LatentCache cache(kExact, {40, 70, 22, 3, 600, 518, 1100}, 2);
   const std::vector<LatentAsk> asks = {{0, 0, 40},  {1, 69, 1},  {2, 5, 17},
                                        {3, 0, 3},   {4, 599, 1}, {5, 500, 18},
@@ -724,8 +739,8 @@ TEST(ExactAttentionTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-// The plain kernel serves exact rows whose type is not the activations', or
-// that do not begin at a multiple of 16 bytes.
+// The plain kernel must run if the exact rows do not have the type of
+// activations, or do not begin at a multiple of 16 bytes.
 TEST(ExactAttentionTest, RowsOfAnotherTypeOrAlignmentUseThePlainKernel) {
   LatentSpec elsewhere = kExact;
   for (auto* side : {&elsewhere.keys, &elsewhere.values}) {
@@ -760,15 +775,15 @@ void SpoilRow(LatentCache& cache, size_t p, const PagedAttentionArgs& args,
   std::memcpy(at, &with, sizeof(with));
 }
 
-// A non-finite number in an exact row or in a latent affects only rows that
-// read it: not those that read the other of the two, and not those that see
-// neither.
+// A slot can have a latent (codes) and an exact row. A non-finite number in one
+// of them must affect only the query rows that read it, not those that read the
+// other one, nor those that do not see the slot.
 TEST(ExactAttentionTest, NonFiniteNumbersReachOnlyRowsThatReadThem) {
   constexpr uint16_t kInf = 0x7f80;
   constexpr int64_t kWindow = 6;
   struct Case {
     LatentSpec spec;
-    bool latent;  // spoils the latent, not the exact row
+    bool latent;  // true: spoils the latent; false: the exact row
   };
   const PartSpec numbers = Numbers({40});
   for (const auto& [spec, latent] : std::vector<Case>{
@@ -813,7 +828,7 @@ TEST(ExactAttentionTest, NonFiniteNumbersReachOnlyRowsThatReadThem) {
             const auto at = static_cast<size_t>(c);
             others += SameBits({rows[0][at]}, {rows[1][at]}) ? 0 : 1;
           }
-          // Each head of the first group reads one such number.
+          // Each of the three heads of the first group reads one such number.
           EXPECT_EQ(others, reads ? 3 : 0) << slot << " " << own;
         }
       }
@@ -821,7 +836,7 @@ TEST(ExactAttentionTest, NonFiniteNumbersReachOnlyRowsThatReadThem) {
   }
 }
 
-// A key that is not finite makes exactly those rows NaN that read it.
+// If a key is NaN, exactly the rows that read it become NaN.
 TEST(ExactAttentionTest, NaNKeysReachOnlyRowsThatReadThem) {
   constexpr int64_t kWindow = 6;
   constexpr int64_t kFirst = 506;
@@ -849,7 +864,8 @@ TEST(ExactAttentionTest, NaNKeysReachOnlyRowsThatReadThem) {
           row, row + width, [](float number) { return std::isnan(number); });
       const int64_t own = kFirst + r;
       const bool reads = kSlot <= own && kSlot > own - kWindow;
-      // Three heads, and the columns that belong to no head.
+      // NaN are expected in the columns that belong to no head, and in those of
+      // three heads if they read the key.
       EXPECT_EQ(nans, width - 6 * 64 + (reads ? 3 * 64 : 0)) << own;
     }
   }
@@ -869,7 +885,8 @@ TEST(ExactAttentionTest, LeavingOutEachSiteOfThePromptKernelIsDetected) {
       });
   EXPECT_EQ(mutants.size(), 8u);
   for (const Mutant& mutant : mutants) {
-    // Without the barrier, shuffles still keep the lanes of a warp together.
+    // Only ThreadSanitizer notices a missing SyncWarp, because the kernel's
+    // shuffles also make the lanes wait for each other.
     if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;
     EXPECT_NE(mutant.verdict, Verdict::kRight)
         << mutant.site.kind << " at " << mutant.site.file << ":"
@@ -877,8 +894,8 @@ TEST(ExactAttentionTest, LeavingOutEachSiteOfThePromptKernelIsDetected) {
   }
 }
 
-// An item's rows read each latent once; tiles of operands have no bank
-// conflicts.
+// All rows of a work item share one read of each latent, and tiles of operands
+// have no bank conflicts.
 TEST(ExactAttentionTest, RowsAreReadOnce) {
   for (const PartSpec& part : {Levels(Codes({128}, {4})), Codes({64}, {8})}) {
     LatentCache cache(WithExact("", 4, 28, 28, OfHeads(8, 1, part, part)),
@@ -893,7 +910,7 @@ TEST(ExactAttentionTest, RowsAreReadOnce) {
       EmulatedTest test(options);
       Attend(test, {cache, {{0, 512 - count, count}}, DType::kBf16, 64, false});
       const char* const kernel = count > 1 ? "attention_prefill" : "attention";
-      std::vector<int64_t> loaded;  // by line
+      std::vector<int64_t> loaded;  // bytes loaded by each source line
       int64_t decoded = 0;
       for (const AccessCount& access : test.emulator().Accesses(kernel)) {
         const bool shared = access.kind.find("shared") != std::string::npos;
@@ -910,8 +927,9 @@ TEST(ExactAttentionTest, RowsAreReadOnce) {
         EXPECT_EQ(decoded, 2 * (4 + 28) * row_bytes);
         continue;
       }
-      // Two items, of 16 tokens and of one: the codes of slots 4 to 482 and 4
-      // to 483, 64 bytes each, and 4 + 43 and 4 + 28 exact rows.
+      // There are two work items, of 16 tokens and of one token. They read the
+      // codes of slots 4 to 482 and 4 to 483, which have 64 bytes each, and 4 +
+      // 43 and 4 + 28 exact rows.
       EXPECT_THAT(loaded, Contains(2 * ((479 + 480) * 64 + 79 * row_bytes)));
     }
   }
@@ -922,7 +940,8 @@ TEST(ExactAttentionTest, RowsAreReadOnce) {
 const LatentSpec kPromptNumbers =
     OfType(OfHeads(6, 2, Numbers({40}), Numbers({72})), DType::kBf16);
 
-// Prompts of any length together with sequences that decode, and empty ones.
+// One launch has prompts of different lengths, sequences that decode one token,
+// and sequences without rows.
 TEST(PromptAttentionTest, SequencesOfDifferentLengthsShareALaunch) {
   for (const LatentSpec& spec : {kPromptNumbers, kFour}) {
     LatentCache cache(spec, {40, 70, 22, 3, 600}, 2);
@@ -936,7 +955,8 @@ TEST(PromptAttentionTest, SequencesOfDifferentLengthsShareALaunch) {
     EmulatedTest test(1);
     const Outcome all = Attend(test, {cache, asks, DType::kBf16});
     ExpectRight(all, DType::kBf16);
-    // Items of 128 rows, which are 42 or 32 tokens; two units.
+    // There are two units. A work item has up to 128 rows, which are 42 tokens
+    // of the one unit or 32 tokens of the other.
     EXPECT_EQ(all.prompt_items,
               2 * (spec.num_heads == 6 ? 1 + 1 + 1 : 2 + 1 + 1));
     std::vector<float> alone;
@@ -958,7 +978,8 @@ TEST(PromptAttentionTest, FreedPagesAreNotRead) {
   cache.Write(0, 0, 600);
   cache.RoundQueries(DType::kBf16);
   LatentAsk ask = {0, 580, 20};
-  ask.dead_pages = 35;  // 560 slots; the first row would see slots 561 to 580
+  // 560 slots are released; the first row sees slots 561 to 580
+  ask.dead_pages = 35;
   std::fill_n(cache.table(0).begin(), 35, 1 << 30);
   EmulatedTest test(1);
   const Outcome outcome = Attend(test, {cache, {ask}, DType::kBf16});
@@ -976,7 +997,8 @@ TEST(PromptAttentionTest, SupportsGroupsOfOneToSixteenHeadsAndMore) {
     SCOPED_TRACE(heads);
     const Outcome outcome = Attend(test, {cache, {{0, 52, 18}}, DType::kBf16});
     ExpectRight(outcome, DType::kBf16);
-    // Two KV heads; an item has 128 rows, in units of at most 16 heads.
+    // There are two KV heads. Their query heads are divided into units of at
+    // most 16 heads, and a work item has up to 128 rows of a unit.
     const int64_t units = (heads + 15) / 16;
     const int64_t tokens = 128 / std::min<int64_t>(heads, 16);
     EXPECT_EQ(outcome.prompt_items, 2 * units * ((18 + tokens - 1) / tokens));
@@ -1011,7 +1033,8 @@ TEST(PromptAttentionTest, PagesTilesAndGranulesDoNotChangeBits) {
   }
 }
 
-// An infinite value of a token in the prompt does not affect earlier tokens.
+// An infinite value at one token of a prompt must not affect the results of
+// earlier tokens.
 TEST(PromptAttentionTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
   LatentCache cache(kPromptNumbers, {528}, 8);
   cache.Write(0, 0, 528);
@@ -1034,8 +1057,8 @@ TEST(PromptAttentionTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
   const auto seen = static_cast<int64_t>(rows[0].size()) / 28 * 16;
   EXPECT_TRUE(SameBits({rows[0].begin(), rows[0].begin() + seen},
                        {rows[1].begin(), rows[1].begin() + seen}));
-  // Each of the three heads of the first group sees one such number, in 12
-  // tokens.
+  // Each of the three heads of the first group sees one such number, in each of
+  // 12 tokens.
   int64_t others = 0;
   for (size_t i = 0; i < rows[0].size(); ++i) {
     others += std::isfinite(rows[0][i]) && !std::isfinite(rows[1][i]);
@@ -1049,8 +1072,7 @@ TEST(PromptAttentionTest, RowsThatSeeNoSlotAreZero) {
   LatentCache cache(InTiles(spec, 16), {1040}, 5);
   cache.Write(0, 0, 1040);
   cache.RoundQueries(DType::kBf16);
-  // All pages before the last row are released. No row sees the first of the
-  // two splits.
+  // All pages of the 1040 slots are released, so the rows see no slot.
   LatentAsk ask = {0, 1020, 20};
   ask.dead_pages = 65;
   EmulatedTest test(1);
@@ -1065,8 +1087,9 @@ TEST(PromptAttentionTest,
   cache.Write(0, 0, 40);
   cache.RoundQueries(DType::kBf16);
   std::vector<float> first;
-  // Items of 32 tokens, of 16 and none at all, two units: 25360 + 16384 + rows
-  // * (4 + 2 * 72) bytes.
+  // There are two units. With decreasing shared memory, work items have 32
+  // tokens, then 16, and then the prefill kernel cannot run. It needs 25360 +
+  // 16384 + rows * (4 + 2 * 72) bytes.
   for (const auto& [bytes, items] :
        {std::pair(60688, 4), std::pair(60687, 6), std::pair(51216, 6),
         std::pair(51215, 0)}) {
@@ -1122,8 +1145,9 @@ TEST(PromptAttentionTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-// Keys of two tiles of numbers in a chunk, and more items than CTAs.
-TEST(PromptAttentionTest, LeavingOutEachSiteIsDetected) {
+// The case has keys with two tiles of numbers in a chunk, and more work items
+// than CTAs.
+TEST(PromptAttentionTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   LatentCache cache(OfHeads(18, 9, Codes({256}, {4}), Codes({64}, {4})), {523},
                     6);
   cache.Write(0, 0, 523);
@@ -1135,7 +1159,8 @@ TEST(PromptAttentionTest, LeavingOutEachSiteIsDetected) {
       });
   EXPECT_EQ(mutants.size(), 7u);
   for (const Mutant& mutant : mutants) {
-    // Without the barrier, shuffles still keep the lanes of a warp together.
+    // Only ThreadSanitizer notices a missing SyncWarp, because the kernel's
+    // shuffles also make the lanes wait for each other.
     if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;
     EXPECT_NE(mutant.verdict, Verdict::kRight)
         << mutant.site.kind << " at " << mutant.site.file << ":"
@@ -1143,7 +1168,8 @@ TEST(PromptAttentionTest, LeavingOutEachSiteIsDetected) {
   }
 }
 
-// An item reads each latent once; tiles of operands have no bank conflicts.
+// A work item reads each latent once, and tiles of operands have no bank
+// conflicts.
 TEST(PromptAttentionTest, LatentsAreReadOnceWithoutBankConflicts) {
   for (const auto& [spec, slot_bytes] :
        std::vector<std::pair<LatentSpec, int64_t>>{
@@ -1162,7 +1188,7 @@ TEST(PromptAttentionTest, LatentsAreReadOnceWithoutBankConflicts) {
         Attend(test, {cache, {{0, 495, 17}}, DType::kBf16, 64, false});
     const std::vector<AccessCount> counts =
         test.emulator().Accesses("attention_prefill");
-    EXPECT_EQ(outcome.prompt_items, 2);  // of 16 tokens each
+    EXPECT_EQ(outcome.prompt_items, 2);  // two work items of 16 tokens each
     std::vector<int64_t> loaded;
     for (const AccessCount& count : counts) {
       if (count.kind == "global load") loaded.push_back(count.bytes);
@@ -1173,7 +1199,8 @@ TEST(PromptAttentionTest, LatentsAreReadOnceWithoutBankConflicts) {
       EXPECT_EQ(count.passes, count.least_passes)
           << count.kind << " at " << count.file << ":" << count.line;
     }
-    // The line that copies pieces of keys and values.
+    // One source line must load all keys and values: the slots of both work
+    // items, each slot once per item.
     EXPECT_THAT(loaded, Contains((511 + 512) * slot_bytes));
   }
 }
@@ -1207,7 +1234,7 @@ class RandomShape {
   LatentSpec spec;
   DType dtype;
   int64_t tokens;
-  int64_t rows;  // the last of the tokens
+  int64_t rows;  // number of query rows: those of the last tokens
 
  private:
   int64_t UpTo(int64_t most) {
@@ -1257,8 +1284,8 @@ TEST(AttentionCudaTest, RowsOfRandomShapesAreCorrectAndIndependentOfOtherRows) {
                         dtype,
                         splits ? 64 : 0,
                         !splits});
-      // Among very many rows, the values of some cancel, so only the whole is
-      // compared.
+      // With so many cases, the values of some rows nearly cancel, so only the
+      // error of all numbers together is checked.
       if (!splits) {
         EXPECT_LE(outcome.error, ToleranceOf(dtype));
       }
@@ -1279,7 +1306,8 @@ TEST(AttentionCudaTest, RowsOfRandomShapesAreCorrectAndIndependentOfOtherRows) {
   }
 }
 
-// Prompts are cut at random into chunks that the prefill kernel supports.
+// Prompts are cut at random places into chunks that the prefill kernel
+// supports.
 TEST(PromptAttentionTest, PromptsOfRandomShapesAreCorrectAndHaveTheSameBits) {
   for (uint64_t seed = 1; seed <= (kSeeds + 1) / 2; ++seed) {
     SCOPED_TRACE(seed);
@@ -1318,8 +1346,9 @@ TEST(PromptAttentionTest, PromptsOfRandomShapesAreCorrectAndHaveTheSameBits) {
 
 // ----
 
-// If there is no room for all partial results, longer contexts are split first.
-TEST(AttentionCudaTest, TheLongestContextsAreSplit) {
+// If the memory for partial results does not suffice for all contexts, the
+// longest ones are split first.
+TEST(AttentionCudaTest, TheLongestContextsAreSplitFirst) {
   LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
   LatentCache cache(spec, {600, 2100, 5}, 4);
   for (const int64_t s : {0, 1, 2})
@@ -1346,8 +1375,9 @@ TEST(AttentionCudaTest, TheLongestContextsAreSplit) {
   }
 }
 
-// If contexts are equally long, the first ones are split.
-TEST(AttentionCudaTest, AsManyEqualContextsAreSplitAsFit) {
+// If contexts are equally long and the memory for partial results does not
+// suffice, the first ones are split.
+TEST(AttentionCudaTest, AsManyContextsOfEqualLengthAreSplitAsMemoryAllows) {
   constexpr int64_t kEqual = 17;
   LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
   std::vector<int64_t> lengths(kEqual, 513);
@@ -1360,7 +1390,7 @@ TEST(AttentionCudaTest, AsManyEqualContextsAreSplitAsFit) {
     asks.push_back({s, length - 1, 1});
   }
   std::vector<float> first;
-  // Two splits each; the longest has five.
+  // Each context has two splits; the longest has five.
   for (const int64_t room : {4, 5, 20, 38, 39}) {
     EmulatedTest test(static_cast<uint64_t>(room));
     const Outcome outcome =
@@ -1409,8 +1439,8 @@ TEST(AttentionCudaTest, PagesTilesAndGranulesDoNotChangeBits) {
   }
 }
 
-// The tensor-core kernel keeps a slot's tile and its place in the tile in 16
-// bits each.
+// The tensor-core kernel stores the index of a slot's tile and the slot's index
+// in the tile in 16 bits each.
 TEST(AttentionCudaTest, SlotsInPagesOfMoreThan65536SlotsAreFound) {
   constexpr int64_t kPage = 65600;
   LatentSpec spec = OfHeads(1, 1, Codes({32}, {4}), Codes({32}, {4}));
@@ -1439,7 +1469,8 @@ TEST(AttentionCudaTest, SlotsUpToTheHighestNumberAreSupported) {
   static_assert(kBefore % kAttentionSplitSlots == 0);
   LatentSpec sliding = kDense;
   sliding.window = 70;
-  // Rings of 128 and 64 rows; a whole number of them precedes the context.
+  // The rings have 128 and 64 rows. The slots before the context are a multiple
+  // of both.
   const LatentSpec exact = WithExact("", 0, 129, 65, kFour);
   for (const LatentSpec& from : {kDense, sliding, exact}) {
     for (const DType dtype : kBothKernels) {
@@ -1465,7 +1496,8 @@ TEST(AttentionCudaTest, FreedPagesAreNotRead) {
   spec.page_tokens = 16;
   spec.window = 20;
   LatentAsk ask = {0, 595, 5};
-  ask.dead_pages = 36;  // 576 slots; the first row would see slots 576 to 595
+  // 576 slots are released; the first row sees slots 576 to 595
+  ask.dead_pages = 36;
   for (const DType dtype : kBothKernels) {
     LatentCache cache(InTiles(spec, 16), {600}, 5);
     cache.Write(0, 0, 600);
@@ -1479,8 +1511,7 @@ TEST(AttentionCudaTest, FreedPagesAreNotRead) {
 TEST(AttentionCudaTest, RowsThatSeeNoSlotAreZero) {
   LatentSpec spec = kDense;
   spec.page_tokens = 16;
-  // All pages before the last row are released. No row sees the first of the
-  // two splits.
+  // All pages of the 1040 slots are released, so the rows see no slot.
   LatentAsk ask = {0, 1030, 10};
   ask.dead_pages = 65;
   for (const DType dtype : kBothKernels) {
@@ -1533,9 +1564,11 @@ void SpoilNumber(LatentCache& cache, size_t p, int64_t slot, float with) {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-// Rows of five tokens; the spoilt slot is that of the third.
+// The results of five tokens, before and after the slot of the third token was
+// overwritten ("spoilt").
 struct Spoilt {
-  std::vector<float> before[2];  // rows that do not see it: unspoilt, spoilt
+  // results of the tokens that do not see this slot: unspoilt, then spoilt
+  std::vector<float> before[2];
   std::vector<float> after[2];
 };
 template <typename SpoilSlot>
@@ -1569,8 +1602,8 @@ TEST(AttentionCudaTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
         SpoilNumber(cache, 1, slot, kInfinity);
       });
       EXPECT_TRUE(SameBits(rows.before[0], rows.before[1]));
-      // Each of four heads of the first group sees one such number, in two
-      // tokens or in three.
+      // Each of the four heads of the first group sees one such number, in two
+      // or three tokens.
       int64_t others = 0;
       for (size_t i = 0; i < rows.after[0].size(); ++i) {
         others += SameBits({rows.after[0][i]}, {rows.after[1][i]}) ? 0 : 1;
@@ -1591,13 +1624,13 @@ TEST(AttentionCudaTest, ValuesOfCodesStayFiniteForEveryScale) {
       for (const uint32_t minimum : {0x7bffu, 0xfbffu}) {
         const Spoilt rows = AttendSpoilt(cache, dtype, [&](int64_t slot) {
           // The scale is the largest float16; the minimum is the largest or the
-          // smallest.
+          // most negative one.
           Spoil(cache, 1, slot, /*params=*/true, minimum << 16 | 0x7bffu);
         });
         EXPECT_TRUE(SameBits(rows.before[0], rows.before[1]));
         EXPECT_FALSE(SameBits(rows.after[0], rows.after[1]));
         for (size_t i = 0; i < rows.after[0].size(); ++i) {
-          // Columns that belong to no head stay NaN.
+          // Columns that belong to no head are NaN in both.
           EXPECT_EQ(std::isfinite(rows.after[1][i]),
                     std::isfinite(rows.after[0][i]));
         }
@@ -1606,7 +1639,7 @@ TEST(AttentionCudaTest, ValuesOfCodesStayFiniteForEveryScale) {
   }
 }
 
-TEST(PromptAttentionTest, LimitsScalesLikeTheDecodingKernel) {
+TEST(PromptAttentionTest, ThePrefillKernelLimitsScalesLikeTheDecodingKernel) {
   constexpr DType kType = DType::kBf16;
   for (const PartSpec& part :
        {Codes({64}, {4}), Codes({64}, {8}), Levels(Codes({64}, {4}))}) {
@@ -1629,7 +1662,8 @@ TEST(PromptAttentionTest, LimitsScalesLikeTheDecodingKernel) {
   }
 }
 
-// Spoils the key of a slot that earlier rows do not see.
+// Overwrites the key of one slot. Earlier rows do not see this slot and must
+// not change.
 TEST(PromptAttentionTest, KeysThatAreNotFiniteReachOnlyRowsThatSeeThem) {
   constexpr int64_t kFirst = 500;
   constexpr int64_t kCount = 28;
@@ -1657,7 +1691,8 @@ TEST(PromptAttentionTest, KeysThatAreNotFiniteReachOnlyRowsThatSeeThem) {
         nans += spoilt;
         EXPECT_TRUE(i >= seen || SameBits({rows[0][i]}, {rows[1][i]})) << i;
       }
-      // An infinite key has no weight if a row's query makes its score -inf.
+      // If the query makes the score of an infinite key -inf, the key has no
+      // weight and the row stays finite.
       const int64_t all = (kCount - (kSlot - kFirst)) * 16 * value.widths[0];
       EXPECT_EQ(nans == all, std::isnan(key));
       EXPECT_GT(nans, 0);
@@ -1666,7 +1701,8 @@ TEST(PromptAttentionTest, KeysThatAreNotFiniteReachOnlyRowsThatSeeThem) {
   }
 }
 
-// Scores that differ widely or hardly at all get the weights of the definition.
+// Whether scores differ very much or hardly at all, the prefill kernel must
+// give the results of the decoding kernel.
 TEST(PromptAttentionTest, ScalesOfAnySizeAreSupported) {
   for (const float scale : {1e-38f, 1e-6f, 30.0f, 1e5f}) {
     LatentCache cache(kPromptNumbers, {80}, 3);
@@ -1694,7 +1730,7 @@ TEST(PromptAttentionTest, ScalesOfAnySizeAreSupported) {
   }
 }
 
-// A code's value may be just below the largest float16.
+// The decoded value of a code may be nearly as large as the largest float16.
 TEST(AttentionCudaTest, ValuesUpToTheLargestFloat16AreExact) {
   for (const int bits : {4, 8}) {
     LatentSpec spec = OfHeads(4, 2, Numbers({40}), Codes({64}, {bits}));
@@ -1727,32 +1763,33 @@ TEST(AttentionCudaTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
       EmulatedTest test(1);
       return Attend(test, {cache, {{0, length - 1, 1}}, dtype, 64, false}).got;
     };
-    // Counts NaN in the heads' columns; the other columns stay NaN.
+    // Counts the NaN in the columns that belong to a head. All other columns
+    // stay NaN.
     const auto nans = [](const std::vector<float>& row) {
       return std::count_if(row.begin(), row.end(),
                            [](float x) { return std::isnan(x); }) -
              (static_cast<int64_t>(row.size()) - 16 * 24);
     };
     EXPECT_EQ(nans(attend(600, kNaN, 1.0f)), 16 * 24);
-    // The score is +inf or -inf, by the sign of the head's query. A value
-    // without weight may be any number.
+    // The score is +inf or -inf, depending on the sign of the head's query. A
+    // slot with score -inf has no weight, so its value may be any number.
     const std::vector<float> rows = attend(600, kInfinity, 1.0f);
     EXPECT_GT(nans(rows), 0);
     EXPECT_LT(nans(rows), 16 * 24);
     EXPECT_EQ(nans(rows) % 24, 0);
     EXPECT_TRUE(SameBits(rows, attend(600, kInfinity, 7.0f)));
-    // It is the only slot.
+    // There is no other slot, so even with score -inf the result is NaN.
     EXPECT_EQ(nans(attend(1, kInfinity, 1.0f)), 16 * 24);
   }
 }
 
 TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
   constexpr int64_t kRows = 17;
-  constexpr int64_t kNumbers = 16 * 24;  // of a row
+  constexpr int64_t kNumbers = 16 * 24;  // numbers in a row
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     const LatentSpec spec =
         OfType(OfHeads(16, 1, Numbers({40}), Numbers({24})), dtype);
-    // All rows see slot 0, which is spoiled.
+    // The key and value of slot 0 are overwritten. All rows see this slot.
     const auto attend = [&](int64_t first, float key, float value) {
       LatentCache cache(spec, {first + kRows}, 9);
       cache.Write(0, 0, first + kRows);
@@ -1765,7 +1802,8 @@ TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
       EXPECT_GT(outcome.prompt_items, 0);
       return outcome.got;
     };
-    // Counts NaN in the heads' columns; the other columns stay NaN.
+    // Counts the NaN in the columns that belong to a head. All other columns
+    // stay NaN.
     const auto nans = [](const std::vector<float>& rows, int64_t count) {
       const auto width = static_cast<int64_t>(rows.size()) / kRows;
       return std::count_if(rows.begin(), rows.begin() + count * width,
@@ -1773,19 +1811,21 @@ TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
              count * (width - kNumbers);
     };
     EXPECT_EQ(nans(attend(100, kNaN, 1.0f), kRows), kRows * kNumbers);
-    // The score is +inf or -inf, by the sign of the head's query.
+    // The score is +inf or -inf, depending on the sign of the head's query.
     const std::vector<float> rows = attend(100, kInfinity, 1.0f);
     EXPECT_GT(nans(rows, kRows), 0);
     EXPECT_LT(nans(rows, kRows), kRows * kNumbers);
     EXPECT_EQ(nans(rows, kRows) % 24, 0);
     EXPECT_TRUE(SameBits(rows, attend(100, kInfinity, 7.0f)));
-    // It is the only slot that the first row sees.
+    // The first row sees no other slot, so even with score -inf its result is
+    // NaN.
     EXPECT_EQ(nans(attend(0, kInfinity, 1.0f), 1), kNumbers);
   }
 }
 
-// One head, so an item is 128 tokens. Its warps see different blocks, and with
-// a small window some rows of a warp have none in common.
+// There is only one head, so a work item has 128 tokens. Its warps see
+// different blocks of slots, and with a small window some rows of the same warp
+// have no visible slot in common.
 TEST(PromptAttentionTest, ItemsOfManyTokensAreCorrectHoweverTheyAreCut) {
   for (const int64_t window : {0, 1, 20, 64, 70}) {
     LatentSpec spec =
@@ -1808,7 +1848,7 @@ TEST(PromptAttentionTest, ItemsOfManyTokensAreCorrectHoweverTheyAreCut) {
   }
 }
 
-// There are more splits than a warp has lanes, and more than a head has parts.
+// There are more splits than a warp has lanes.
 TEST(AttentionCudaTest, AnyNumberOfSplitsGivesTheResultOfOneCta) {
   constexpr int64_t kTokens = 33 * kAttentionSplitSlots + 3;
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
@@ -1836,9 +1876,9 @@ TEST(AttentionCudaTest, AnyNumberOfSplitsGivesTheResultOfOneCta) {
   }
 }
 
-// With many splits and few CTAs, an item takes several splits. Each split has
-// its own partial result, even if no row of the item sees it. The last item has
-// fewer splits.
+// With many splits and few CTAs, a work item computes several splits. Each
+// split has its own partial result, even if no row of the item sees its slots.
+// The last item has fewer splits than the others.
 TEST(AttentionCudaTest, SplitsThatShareAnItemAreComputedIndependently) {
   constexpr int64_t kSplits = 10;
   constexpr int64_t kTokens = kSplits * kAttentionSplitSlots + 3;
@@ -1898,13 +1938,14 @@ TEST(AttentionCudaTest, TheMergeReadsMaximaOnceForAllLanes) {
       requests += count.requests;
     }
   }
-  // For each of two blocks of 32 channels: the sums of every split, the maxima,
-  // the sums of weights, and the results.
+  // The requests for each of two blocks of 32 channels: kSplits for the partial
+  // sums, one for the maxima, one for the sums of weights, and one for the
+  // results.
   EXPECT_EQ(requests, 2 * (kSplits + 3));
 }
 
-// Two splits in one CTA, and more sequences than CTAs; some sequences see
-// nothing.
+// Runs a case with two splits in one CTA and more sequences than CTAs, some of
+// which see no slot. True if the result is right.
 bool IsRightInTwoSplits(LatentCache& cache, EmulatedTest& test, DType dtype) {
   std::vector<LatentAsk> asks = {{0, 520, 3}};
   for (int64_t first = 20; first < 40; ++first) {
@@ -1923,18 +1964,20 @@ void ExpectEachSiteIsMissed(const std::string& kernel, DType dtype,
   });
   EXPECT_EQ(mutants.size(), sites);
   for (const Mutant& mutant : mutants) {
-    // Without the barrier, shuffles still keep the lanes of a warp together.
+    // Only ThreadSanitizer notices a missing SyncWarp, because the kernel's
+    // shuffles also make the lanes wait for each other.
     if (mutant.site.kind == "SyncWarp" && !kThreadSanitizer) continue;
     EXPECT_NE(mutant.verdict, Verdict::kRight)
         << mutant.site.kind << " at " << mutant.site.file << ":"
         << mutant.site.line;
   }
 }
-TEST(AttentionCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(AttentionCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   ExpectEachSiteIsMissed("attention", DType::kBf16, 10);
 }
 TEST(AttentionCudaTest, LeavingOutEachSiteOfTheMergeIsDetected) {
-  // One warp merges several of these: 48 rows of heads, 5 times 32 channels.
+  // The merge has 48 rows of heads times 5 blocks of 32 channels, so each warp
+  // computes several of these.
   constexpr int64_t kTokens = kAttentionSplitSlots + 3;
   LatentCache cache(OfHeads(16, 1, Numbers({8}), Numbers({136})), {kTokens}, 6);
   cache.Write(0, 0, kTokens);
@@ -1948,7 +1991,8 @@ TEST(AttentionCudaTest, LeavingOutEachSiteOfTheMergeIsDetected) {
   EXPECT_EQ(mutants.size(), 2u);
   for (const Mutant& mutant : mutants) {
     EXPECT_EQ(mutant.site.kind, "SyncWarp");
-    // Without the barrier, shuffles still keep the lanes of a warp together.
+    // Only ThreadSanitizer notices a missing SyncWarp, because the kernel's
+    // shuffles also make the lanes wait for each other.
     EXPECT_TRUE(!kThreadSanitizer || mutant.verdict != Verdict::kRight)
         << mutant.site.line;
   }
@@ -1957,12 +2001,12 @@ TEST(AttentionCudaTest, LeavingOutEachSiteOfThePlainKernelIsDetected) {
   ExpectEachSiteIsMissed("attention_plain", DType::kF32, 5);
 }
 
-// In pages of granules, loads are whole sectors, also of ranges in slots, and
-// shared memory has no bank conflicts.
+// If pages have granules, every load is of whole sectors, also loads of ranges
+// stored in slots, and shared memory has no bank conflicts.
 TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
   struct Case {
     LatentSpec spec;
-    int64_t latent_bytes;  // of a slot, keys and values
+    int64_t latent_bytes;  // bytes of a slot's key and value
     bool codes;
     bool levels;
   };
@@ -1970,9 +2014,9 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
     return OfHeads(8, 1, part, part);
   };
   for (const auto& [spec, latent_bytes, codes, levels] : std::vector<Case>{
-           // Four warps read the ranges of values.
+           // Here four warps read the ranges of values.
            {both(Codes({128}, {4})), 2 * 64 + 5 * 4, true, false},
-           // Two chunks.
+           // Here keys have two chunks.
            {both(Codes({128}, {8})), 2 * 128 + 9 * 4, true, false},
            {both(Levels(Codes({128}, {4}))), 2 * 64 + 5 * 4, true, true},
            {both(Numbers({128})), 2 * 256, false, false}}) {
@@ -1983,29 +2027,32 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
     Attend(test, {cache, {{0, 511, 1}}, DType::kBf16});
     int64_t loaded = 0;
     for (const AccessCount& count : test.emulator().Accesses("attention")) {
-      // Levels are looked up at addresses that depend on the codes, and work
-      // that is done once for an item has some conflicts.
+      // Bank conflicts are allowed for levels, which are looked up at addresses
+      // that depend on the codes, and in code that runs only once per work
+      // item.
       const bool shared = count.kind.find("shared") != std::string::npos;
       if (count.requests >= 64 && shared && !levels) {
         EXPECT_EQ(count.passes, count.least_passes)
             << count.kind << " at " << count.line;
       }
-      // Only loads are checked: the channels whose sums are stored lie apart.
+      // Only loads must be whole sectors: stores are not, because the channels
+      // that a warp stores do not lie next to each other.
       if (count.kind == "global load") {
         EXPECT_LE(count.sectors, count.least_sectors) << " at " << count.line;
         loaded += count.bytes;
       }
     }
-    // Also loaded: a block table entry for each page, and 8 rows of queries,
-    // which are read once more to sum them over runs of codes.
+    // In addition to latents, the kernel loads the block table entry of each
+    // page, and 8 rows of queries. With codes it loads the queries once more,
+    // to sum them over each run.
     EXPECT_EQ(loaded,
               512 * latent_bytes + 8 * 4 + (codes ? 2 : 1) * 8 * 128 * 2);
   }
 }
 
-// Tensor cores serve if the CTA has enough shared memory for them. With less,
-// the plain kernel serves; with too little for both, the error names both
-// numbers.
+// The tensor-core kernel runs if a CTA can have enough shared memory for it,
+// otherwise the plain kernel. If there is too little for both, the error names
+// the bytes needed and the bytes available.
 TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
   if (OnGpu()) SkipWithoutEmulator();  // a GPU's shared memory is fixed
   const auto attend = [](const LatentSpec& spec, int64_t shared_bytes) {
@@ -2017,8 +2064,8 @@ TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
     ExpectRight(outcome, DType::kBf16);
     return outcome.tensor_cores;
   };
-  // Tensor cores need stages of 4 * 4 * 1280, and 4112 + 8 * (2064 + 2 * 96 +
-  // 16 + 4 + 4 * 64).
+  // The tensor-core kernel needs 4 * 4 * 1280 bytes for its stages and 4112 + 8
+  // * (2064 + 2 * 96 + 16 + 4 + 4 * 64) other bytes: 44848.
   EXPECT_TRUE(attend(kFour, 44848));
   const auto prepare = [](const LatentSpec& spec, int64_t shared_bytes) {
     LatentCache cache(spec, {1}, 1);
@@ -2031,24 +2078,25 @@ TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
           HasSubstr("paged_attention: a GPU's kernels do not serve values of "
-                    "64 numbers per head: want 58112 bytes of shared memory, a "
-                    "CTA of device emulated has at most 44847")));
-  // 16 rows of long keys need more than the plain kernel: 4 * 4 * 2048 + 4112 +
-  // 16 * (2064 + 2 * 1032 + 16 + 4 * 64), and 54016 + 64 * 64.
+                    "64 numbers per head: they need 58112 bytes of shared "
+                    "memory, but a CTA of device emulated has only 44847")));
+  // For 16 rows with long keys the tensor-core kernel needs 4 * 4 * 2048 + 4112
+  // + 16 * (2064 + 2 * 1032 + 16 + 4 * 64) bytes, and the plain kernel only
+  // 54016 + 64 * 64.
   const LatentSpec long_keys = OfHeads(16, 1, Numbers({1024}), Numbers({64}));
   EXPECT_TRUE(attend(long_keys, 107280));
   EXPECT_FALSE(attend(long_keys, 107279));
   EXPECT_FALSE(attend(long_keys, 58112));
-  // The largest heads that are served, also on sm_80.
+  // The largest heads that are supported also fit on sm_80.
   const LatentSpec largest = OfHeads(2, 1, Numbers({1024}), Numbers({1024}));
   EXPECT_TRUE(attend(largest, 163 << 10));
 }
 
-// Memory is reserved for the runs that a unit's keys have, not for the largest
-// possible number.
+// Shared memory is reserved for the runs of codes that a unit's keys really
+// have, not for the largest possible number of runs.
 TEST(AttentionCudaTest, SharedMemoryIsSizedForTheActualNumberOfRuns) {
-  // Ten runs of keys: 4 * 4 * 1280 + 4112 + 16 * (2064 + 2 * 208 + 16 + 4 * 10
-  // + 4 * 160).
+  // With ten runs of keys, the kernel needs 4 * 4 * 1280 + 4112 + 16 * (2064 +
+  // 2 * 208 + 16 + 4 * 10 + 4 * 160) = 75408 bytes.
   const LatentSpec runs =
       OfHeads(16, 1, Codes({160}, {8}, 16), Codes({160}, {8}, 80));
   LatentCache cache(runs, {600}, 3);
@@ -2091,9 +2139,10 @@ TEST(AttentionCudaTest, ReportsWhichKernelsRunAndWhyOthersDoNot) {
   expect(kFour, kMuchRoom << 10,
          {"attention", "attention_prefill of 128 rows", ""});
   expect(kFour, 51216, {"attention", "attention_prefill of 64 rows", ""});
-  expect(kFour, 51215,
-         {"attention", "attention",
-          "prompts want 51216 bytes of shared memory, a CTA has 51215"});
+  expect(
+      kFour, 51215,
+      {"attention", "attention",
+       "prompts need 51216 bytes of shared memory, but a CTA has only 51215"});
   const auto expect_decoded = [&](const LatentSpec& spec,
                                   const std::string& why) {
     expect(spec, kMuchRoom << 10, {"attention", "attention", why});
@@ -2123,7 +2172,8 @@ TEST(AttentionCudaTest, ReportsWhichKernelsRunAndWhyOthersDoNot) {
   const LatentSpec long_keys = OfHeads(16, 1, Numbers({1024}), Numbers({64}));
   expect(long_keys, 107279,
          {"attention_plain", "attention_plain",
-          "tensor cores want 107280 bytes of shared memory, a CTA has 107279"});
+          "tensor cores need 107280 bytes of shared memory, but a CTA has only "
+          "107279"});
   expect_plain(kFour, "activations are float32", DType::kF32);
   const auto of = [](PartSpec key, PartSpec value) {
     return OfType(OfHeads(4, 2, std::move(key), std::move(value)),
@@ -2133,8 +2183,9 @@ TEST(AttentionCudaTest, ReportsWhichKernelsRunAndWhyOthersDoNot) {
   some.values.push_back(Codes({64}, {8}));
   expect_decoded(InTiles(some, 0),
                  "prompts: only some of the values are codes");
-  expect_decoded(of(Numbers({64}), Numbers({264})),
-                 "prompts: values take 5 times 64 channels, at most 4");
+  expect_decoded(
+      of(Numbers({64}), Numbers({264})),
+      "prompts: values take 5 times 64 channels, but at most 4 are supported");
   LatentSpec exact = kFour;
   exact.sinks = 2;
   expect_plain(exact, "keys: exact rows are not in aligned pieces of 16 bytes");
@@ -2150,12 +2201,15 @@ TEST(AttentionCudaTest, ReportsWhichKernelsRunAndWhyOthersDoNot) {
   expect_plain(OfType(of(Numbers({64}), Numbers({64})), DType::kF16),
                "keys: numbers differ in type from activations");
   expect_plain(of(Numbers({1032}), Numbers({64})),
-               "keys: 1040 channels in 0 runs, at most 1024 in 64");
-  // The tensor-core kernel stores a slot's place in its tile in 16 bits.
+               "keys: 1040 channels in 0 runs, but at most 1024 channels in 64 "
+               "runs are supported");
+  // The tensor-core kernel stores a slot's index in its tile in 16 bits, so it
+  // does not support these pages.
   LatentSpec long_pages = OfHeads(1, 1, Codes({32}, {4}), Codes({32}, {4}));
   long_pages.page_tokens = 65537;
   expect_plain(long_pages,
-               "pages of 1 tiles of 65537 slots, at most 65536 of either");
+               "pages of 1 tiles of 65537 slots, but at most 65536 of each are "
+               "supported");
 }
 
 TEST(AttentionCudaTest, TheErrorNamesAnUnsupportedCase) {
@@ -2184,7 +2238,7 @@ TEST(AttentionCudaTest, TheErrorNamesAnUnsupportedCase) {
   LatentSpec wide = kDense;
   wide.values.push_back(Numbers({1000}));
   EXPECT_THAT(refusal(wide, 0),
-              refuses("values of 1072 numbers per head, at most 1024"));
+              refuses("values of 1072 numbers per head; the limit is 1024"));
   KVASIR_EXPECT_OK(refusal(kDense, 0));
 }
 

@@ -23,7 +23,8 @@ constexpr size_t kAlignment = 256;
 
 }  // namespace
 
-// State that the device, its allocator and its streams share.
+// State that the device, its allocator and its streams share; it lives as long
+// as any of them.
 class EmulatedDevice::State {
  public:
   explicit State(const EmulatorOptions& options)
@@ -41,9 +42,10 @@ class EmulatedDevice::State {
   // Runs all enqueued work, which may use the memory that is about to be freed.
   void SynchronizeAll();
 
-  // Takes ownership of `host`, from malloc. Its bytes arrive before anything
-  // else runs. Writes are batched, because opening and closing all memory for
-  // each matrix takes longer than the copy.
+  // Writes bytes to device memory before any other work runs. Takes ownership
+  // of `host`, which comes from malloc. Writes are batched, because making all
+  // device memory accessible and inaccessible again for each matrix would take
+  // longer than the copy.
   void Write(void* to, void* host, size_t bytes) {
     base::MutexLock lock(&writes_mutex_);
     writes_.push_back({to, {static_cast<char*>(host), &std::free}, bytes});
@@ -92,7 +94,7 @@ class EmulatedDevice::Allocator final : public DeviceAllocator {
                                 const AllocationOptions& options) override {
     void* const data = state_->memory.Acquire(
         bytes, std::max(options.alignment_bytes, kAlignment));
-    if (data != nullptr) {  // like a GPU, which does not clear memory
+    if (data != nullptr) {  // a GPU does not clear memory either
       const OpenMemory open(&state_->memory);
       std::memset(data, 0xff, bytes);
     }
@@ -220,8 +222,8 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   };
   struct Mark final : StreamMark {
     absl::StatusOr<bool> passed() const override { return ahead->load() == 0; }
-    // Number of records that the streams have not reached yet. Records may
-    // outlive the mark.
+    // How many Record calls of this mark the streams have not reached yet.
+    // Shared, because the streams' work may outlive the mark.
     const std::shared_ptr<std::atomic<int64_t>> ahead =
         std::make_shared<std::atomic<int64_t>>(0);
   };
@@ -248,7 +250,8 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   }
 
   const std::shared_ptr<State> state_;
-  // Other threads drain this stream when the device frees memory.
+  // Needed because a thread that frees device memory runs the work of all
+  // streams.
   base::Mutex mutex_;
   std::deque<Work> work_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Captured> captured_;  // only while capturing

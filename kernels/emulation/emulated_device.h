@@ -1,5 +1,5 @@
-// A device that runs a GPU's kernels on the host, for tests and for development
-// without a GPU.
+// EmulatedDevice: runs the source code of the GPU kernels on the host, for
+// tests and for development without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,20 @@ struct EmulatedDeviceOptions {
   DType activations = DType::kBf16;
 };
 
-// Ops see this device as a GPU (DeviceKind::kCuda): weights in rows, pages in
-// granules of 16 bytes. Its memory starts as 0xff, is PROT_NONE except while
-// work runs on the device, and has a guard page after each allocation. Enqueued
-// work runs in the stream's order, and only when a stream is synchronized or
-// destroyed or memory is freed. The host buffer that BeginWrite returns is
-// never the device's own memory. Streams can capture (LaunchStream).
+// To ops, this device is a GPU (DeviceKind::kCuda): weights are in rows, pages
+// in granules of 16 bytes. To find faults, fresh memory is filled with 0xff,
+// memory is inaccessible (PROT_NONE) except while work runs on the device, and
+// a guard page follows each allocation. Enqueued work runs in the stream's
+// order, but not before a stream is synchronized or destroyed or memory is
+// freed. The host buffer that BeginWrite returns is never the device's own
+// memory. Streams can capture (LaunchStream).
 //
-// Threads: as Device. Kernels run one at a time, each on the thread that
-//   synchronizes.
+// Threads: all methods may be called from any thread. Kernels run one at a
+// time, each on the thread that synchronizes.
 class EmulatedDevice final : public Device {
  public:
-  // Address space that the device reserves (GuardedMemory::CheckReservable).
+  // Bytes of address space that the device reserves;
+  // GuardedMemory::CheckReservable says whether the system provides them.
   static constexpr size_t kReservedBytes = size_t{1} << 36;
   // `ops` are the ops that the device supports; emulated::Ops()
   // (op_table/op_table.h) returns all ops.

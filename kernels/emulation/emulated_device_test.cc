@@ -42,7 +42,7 @@ TEST(EmulatedDeviceTest, SynchronizingAStreamRunsItsWorkInOrder) {
   std::vector<float> host = {100.0f, 5.0f};
   KVASIR_ASSERT_OK(Upload(test.stream(), in.data(), host.data(), 8));
   KVASIR_ASSERT_OK(Multiply(test.stream(), in, out));
-  host = {100.0f, 7.0f};  // the host may reuse the buffer at once
+  host = {100.0f, 7.0f};  // the caller may reuse its buffer at once
   KVASIR_ASSERT_OK(Upload(test.stream(), in.data(), host.data(), 8));
   EXPECT_EQ(test.emulator().launches(), 0);
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{500.0f});
@@ -98,7 +98,8 @@ TEST(EmulatedDeviceTest, ACapturedStreamRunsOnlyWhenItIsReplayed) {
               base::StatusIs(absl::StatusCode::kFailedPrecondition,
                              HasSubstr("is not capturing work")));
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{0.0f});
-  // A replay reads what the memory holds then.
+  // A replay reads the memory as it is at the time of the replay, not of the
+  // capture.
   for (const float factor : {7.0f, 9.0f}) {
     host[1] = factor;
     KVASIR_ASSERT_OK(Upload(stream, in.data(), host, 8));
@@ -181,7 +182,7 @@ TEST(EmulatedDeviceDeathTest, HostAccessToDeviceMemoryEndsTheProcess) {
   volatile float* const number = memory.as<float>().device_address();
   EXPECT_DEATH((void)*number, "");
   EXPECT_DEATH(*number = 2.0f, "");
-  // Memory is closed again after kernels have run.
+  // After kernels have run, memory is inaccessible to the host again.
   const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
   KVASIR_ASSERT_OK(Multiply(test.stream(), in, memory));
   KVASIR_ASSERT_OK(test.stream().Synchronize());
@@ -189,7 +190,7 @@ TEST(EmulatedDeviceDeathTest, HostAccessToDeviceMemoryEndsTheProcess) {
 }
 
 TEST(EmulatedDeviceDeathTest,
-     ALaunchWithForeignMemoryEndsTheProcessAndIsNamed) {
+     ALaunchWithMemoryOutsideTheDeviceEndsTheProcessAndNamesTheOp) {
   EmulatedTest test;
   const DeviceBuffer out = test.Memory(4);
   std::vector<float> host(2);
@@ -198,10 +199,10 @@ TEST(EmulatedDeviceDeathTest,
       (void)SiluMul(
           test.stream(),
           {DevicePtr<const float>(host.data()), out.as<float>(), 1, 1}, none),
-      "silu_mul: .* is no memory of the device");
+      "silu_mul: .* is not in the device's memory");
   EXPECT_DEATH(
       test.device().CheckMemory("lift", DevicePtr<const void>(host.data())),
-      "lift: .* is no memory of the device");
+      "lift: .* is not in the device's memory");
 }
 
 }  // namespace

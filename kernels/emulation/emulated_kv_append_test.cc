@@ -1,4 +1,5 @@
-// Tests kv_append: the kernel must write the bytes of op_ref.
+// Tests the kv_append kernel: it must write the same bytes as the reference
+// implementation.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -24,33 +25,34 @@ constexpr DType kDTypes[] = {DType::kF32, DType::kF16, DType::kBf16};
 const uint64_t kSeeds = Seeds();
 constexpr int64_t kGranule = 16;  // the device's page granule
 
-// Everything that an append writes.
+// Everything that kv_append writes.
 struct Memory {
-  std::vector<std::vector<char>> pages;  // of each part
-  std::vector<int64_t> clamped;          // of each part
-  std::vector<float> not_finite;         // of each token
-  std::vector<char> planes;              // of the layer's metadata
+  std::vector<std::vector<char>> pages;  // one element per part
+  std::vector<int64_t> clamped;          // one element per part
+  std::vector<float> not_finite;         // one element per token
+  std::vector<char> planes;              // the layer's metadata
   friend bool operator==(const Memory&, const Memory&) = default;
 };
 
 struct Append {
   std::deque<Part> parts;
-  std::vector<int64_t> columns;  // of each part
+  std::vector<int64_t> columns;  // one element per part
   Rows rows;
   int64_t pages = 3;
   bool without_slots = false;
   bool slots_are_bytes = false;
-  bool tells = true;  // reports clamped codes, and tokens with numbers that are
-                      // not finite
-  DType dtype = DType::kF32;  // of activations
-  // Units of each part's groups if there is metadata; otherwise empty.
+  bool reports = true;  // reports clamped codes, and tokens with numbers that
+                        // are not finite
+  DType dtype = DType::kF32;  // type of activations
+  // For each part, the unit of each of its groups; empty if there is no
+  // metadata.
   std::vector<std::vector<int32_t>> units;
   SlotMetadataArgs metadata;
   std::vector<int64_t> positions;
 
   int64_t num_tokens() const { return static_cast<int64_t>(rows.slots.size()); }
 
-  // The shape, without the addresses.
+  // The sizes and types of the op's arguments, without addresses.
   KvAppendShape Shape() const {
     KvAppendShape shape;
     shape.row_stride = rows.stride;
@@ -90,7 +92,7 @@ Memory AppendByReference(const Append& append) {
   for (size_t p = 0; p < append.parts.size(); ++p) {
     parts.push_back(append.PartOf(p));
     parts.back().part.arena = OnDevice<void>(memory.pages[p].data());
-    if (append.tells) parts.back().clamped = OnDevice(&memory.clamped[p]);
+    if (append.reports) parts.back().clamped = OnDevice(&memory.clamped[p]);
   }
   KvAppendShape shape = append.Shape();
   shape.metadata.arena = OnDevice<void>(memory.planes.data());
@@ -103,7 +105,7 @@ Memory AppendByReference(const Append& append) {
       {OnDevice(numbers.data()),
        OnDevice(append.without_slots ? nullptr : append.rows.slots.data()),
        append.num_tokens(),
-       OnDevice(append.tells ? memory.not_finite.data() : nullptr),
+       OnDevice(append.reports ? memory.not_finite.data() : nullptr),
        OnDevice(append.positions.data())},
       test->workspace()));
   return memory;
@@ -118,7 +120,7 @@ Memory AppendByKernel(EmulatedTest& test, const Append& append) {
     pages.push_back(test.Put(memory.pages[p]));
     KvAppendPart& side = parts.emplace_back(append.PartOf(p));
     side.part.arena = pages.back().data();
-    if (append.tells) {
+    if (append.reports) {
       side.clamped = clamped.as<int64_t>() + static_cast<int64_t>(p);
     }
     const LatentPartArgs& view = append.parts[p].view;
@@ -146,7 +148,7 @@ Memory AppendByKernel(EmulatedTest& test, const Append& append) {
       rows.as<float>(),
       append.without_slots ? DevicePtr<const int64_t>() : slots.as<int64_t>(),
       append.num_tokens(),
-      append.tells ? not_finite.as<float>() : DevicePtr<float>(),
+      append.reports ? not_finite.as<float>() : DevicePtr<float>(),
       positions.as<int64_t>()};
   Workspace counter = Workspace::Counting();
   KVASIR_EXPECT_OK(KvAppend(test.stream(), *prepared, step, counter));
@@ -162,7 +164,8 @@ Memory AppendByKernel(EmulatedTest& test, const Append& append) {
   return memory;
 }
 
-// A part's groups, the type of its numbers or ranges, and its layout.
+// Describes a part: its groups, the type of its numbers or ranges, and its
+// layout.
 struct PartShape {
   std::vector<GroupShape> groups;
   DType dtype = DType::kF16;
@@ -171,7 +174,8 @@ struct PartShape {
   Tiles tiles = {};
 };
 
-// Makes parts whose latents lie one after the other in random rows.
+// Makes parts of these shapes, and rows of random numbers in which the parts'
+// latents follow one another.
 Append AppendOf(const std::vector<PartShape>& shapes,
                 int64_t page_tokens = 16) {
   Append append;
@@ -211,8 +215,8 @@ void ForAllSlots(const Append& append, size_t p, std::vector<char>* memory,
   }
 }
 
-// Makes all NaN alike in numbers without codes: kv_append.h leaves the bits of
-// a NaN to the device.
+// Replaces every NaN that is stored as a number by the same NaN, because
+// kv_append.h does not define the bits of a stored NaN.
 void MakeNansAlike(const Append& append, Memory* memory) {
   for (size_t p = 0; p < append.parts.size(); ++p) {
     const LatentPartArgs& part = append.parts[p].view;
@@ -231,7 +235,8 @@ void MakeNansAlike(const Append& append, Memory* memory) {
   }
 }
 
-// Describes the first byte that differs, with both values.
+// Describes where the memory of a part first differs from the expected memory,
+// with both bytes.
 std::string FirstDifference(const Append& append, size_t p,
                             std::vector<char> want, std::vector<char> got) {
   const int64_t at =
@@ -355,7 +360,8 @@ TEST(KvAppendCudaTest, ChannelsWithZeroBitsTakeNoBytes) {
                  true}}));
 }
 
-// The cases include rows of zeros, and rows whose norm the type cannot hold.
+// Includes rows of zeros, and rows whose norm is too large for the type of the
+// scales.
 TEST(KvAppendCudaTest, LevelsAreStoredLikeTheReference) {
   for (const int bits : {1, 2, 3, 4}) {
     for (const DType dtype : kDTypes) {
@@ -387,14 +393,15 @@ TEST(KvAppendCudaTest, NonFiniteNumbersAffectOnlyTheirOwnTokens) {
       {-0.0f, 0.0f},        {0.0f, -0.0f}};
   for (const DType dtype : kDTypes) {
     for (const std::vector<float>& kind : kinds) {
-      // Numbers without codes, codes with ranges in slots, with static ranges,
-      // and levels.
+      // Four parts: numbers without codes, codes with ranges in slots, codes
+      // with static ranges, and codes with levels.
       Append append = AppendOf({{{{5, {}}}, dtype},
                                 {{Coded({{21, 4}, {20, 3}})}, dtype},
                                 {{Coded({{21, 4}, {20, 0}})}, dtype, true},
                                 {{Coded({{41, 3}})}, dtype, false, 8}});
       for (size_t token = 0; token < 4; ++token) {
-        // Spoils token t in part t; each token must be reported by itself.
+        // Puts the non-finite numbers of token t into part t only. The token
+        // must be reported whichever part has them.
         const size_t begin = token * static_cast<size_t>(append.rows.stride) +
                              static_cast<size_t>(append.columns[token]);
         const auto width = RowWidth(append.parts[token].view);
@@ -433,9 +440,9 @@ TEST(KvAppendCudaTest, WithoutASlotListTokensAreStoredOneAfterAnother) {
   ExpectTheReferencesBytes(append);
 }
 
-// Rows of numbers begin at every byte, so they are stored as words, halves or
-// bytes.
-TEST(KvAppendCudaTest, SlotsGivenAsByteOffsetsMayBeAnywhere) {
+// The stored rows begin at any byte, so the kernel must write them as words,
+// pairs of bytes or single bytes.
+TEST(KvAppendCudaTest, SlotsGivenAsByteOffsetsMayBeginAtAnyByte) {
   for (const DType dtype : kDTypes) {
     Append append = AppendOf({{{{6, {}}, {5, {}}}, dtype}}, 1);
     append.slots_are_bytes = true;
@@ -488,7 +495,8 @@ TEST(KvAppendCudaTest, AllPartsAddToOneCountOfClampedNumbers) {
             5 + want.clamped[0] - 7 + want.clamped[1] - 7);
 }
 
-// Parts of every codec with errors in two units, and the metadata planes.
+// Makes parts of every codec, whose quantization errors are added to two units,
+// and the planes of slot metadata.
 Append WithMetadata(int64_t groups, Tiles tiles) {
   const auto of = [&](const GroupShape& shape) {
     return std::vector<GroupShape>(static_cast<size_t>(groups), shape);
@@ -538,12 +546,13 @@ TEST(KvAppendCudaTest, GivesTheSameBytesOnEverySeed) {
   }
 }
 
-TEST(KvAppendCudaTest, LeavingOutEachSiteIsDetected) {
-  // More groups than a CTA has warps, with and without error reports: without
-  // reports, the lanes of a latent do not meet before the next one.
+TEST(KvAppendCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
+  // There are more groups than a CTA has warps, so a warp appends several
+  // latents. Without reports of clamped codes and non-finite numbers, its lanes
+  // do not wait for each other between two latents, so both cases are tested.
   const Append with = WithMetadata(9, {});
   Append without = WithMetadata(9, {});
-  without.tells = false;
+  without.reports = false;
   without.units.clear();
   without.metadata = {};
   const Memory want = AppendByReference(with);

@@ -1,5 +1,5 @@
-// Tests ops that rotate, lift and move latents: the kernels must give the bits
-// of op_ref.
+// Tests the kernels that rotate, lift and copy latents: their results must
+// equal those of the reference implementation bit by bit.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -74,8 +74,8 @@ std::vector<float> HadamardByKernel(EmulatedTest& test, const HadamardCase& c,
   return test.GetNumbers(result, c.dtype);
 }
 
-// True if the numbers are equal. NaN, which is in places that no op writes,
-// equals NaN.
+// True if the numbers are equal. A NaN equals a NaN here, because the places
+// that no op writes are filled with NaN.
 bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -86,9 +86,10 @@ bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   return true;
 }
 
-// Covers powers of two, Paley I and II with long and short Sylvester factors,
-// widths of several blocks, and blocks that take a whole CTA.
-TEST(HadamardCudaTest, GivesTheReferencesBits) {
+// Covers widths that are powers of two, widths of Paley I and II matrices with
+// long and short Sylvester factors, widths of several blocks, and blocks that
+// need a whole CTA.
+TEST(HadamardCudaTest, GivesTheSameBitsAsTheReference) {
   uint64_t seed = 0;
   for (const int64_t width :
        {1, 2, 7, 24, 50, 72, 128, 300, 512, 1024, 1152, 2080}) {
@@ -125,9 +126,9 @@ TEST(HadamardCudaTest, WithoutRowsOrLatentsNothingIsWritten) {
   }
 }
 
-TEST(HadamardCudaTest, LeavingOutEachSiteIsDetected) {
-  // Widths of several blocks: one kind is computed by a warp, the other by a
-  // CTA.
+TEST(HadamardCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
+  // Both widths consist of several blocks. A warp computes the first one, a
+  // whole CTA the second one.
   const HadamardCase warp = {{{50, 0}}, 50};
   const HadamardCase cta = {{{1300, 0}}, 1300, DType::kF32, false, false, 1};
   ASSERT_GT(base::HadamardBlocks(50).size(), 1u);
@@ -168,9 +169,10 @@ TEST(HadamardCudaTest, RefusesABlockThatDoesNotFitInSharedMemory) {
 
 struct LiftCase {
   int64_t rows;
-  int64_t queries;  // query heads of a KV head
+  int64_t queries;  // query heads per KV head
   DType matrix;
-  std::vector<std::pair<int64_t, int64_t>> in_out;  // widths of each KV head
+  // input and output width of each KV head's matrix
+  std::vector<std::pair<int64_t, int64_t>> in_out;
   DType dtype = DType::kF32;
   int64_t first_row = 0;
   int64_t gap = 1;  // numbers between heads of x
@@ -265,7 +267,7 @@ std::vector<float> LiftByKernel(EmulatedTest& test, const LiftCase& c) {
   return test.GetNumbers(y, c.dtype);
 }
 
-TEST(LiftCudaTest, GivesTheReferencesBits) {
+TEST(LiftCudaTest, GivesTheSameBitsAsTheReference) {
   uint64_t seed = 0;
   const DType f32 = DType::kF32, f16 = DType::kF16, bf16 = DType::kBf16;
   for (const LiftCase& c :
@@ -283,8 +285,8 @@ TEST(LiftCudaTest, GivesTheReferencesBits) {
   }
 }
 
-// Returns the kernel that ran: tensor cores for many rows or for few, or the
-// plain kernel.
+// Returns the name of the kernel that ran: the tensor-core kernel for many rows
+// or the one for few rows, or the plain kernel.
 std::string KernelOf(EmulatedTest& test) {
   for (const char* name : {"lift", "lift_few_rows", "lift_many_rows"}) {
     if (!test.emulator().SyncSites(name).empty()) return name;
@@ -292,8 +294,9 @@ std::string KernelOf(EmulatedTest& test) {
   return "none";
 }
 
-// Covers depths and columns that are no whole tiles, chunks or pairs, heads
-// that begin at any column, and matrices of different sizes.
+// Covers depths and numbers of columns that are not multiples of a tile, a
+// chunk or a pair, heads that begin at any column, and matrices of different
+// sizes.
 TEST(LiftCudaTest, TensorCoresComputeLiftsOfOneTypeAsDefined) {
   uint64_t seed = 0;
   const DType f16 = DType::kF16, bf16 = DType::kBf16;
@@ -314,7 +317,8 @@ TEST(LiftCudaTest, TensorCoresComputeLiftsOfOneTypeAsDefined) {
   }
 }
 
-// A row's bits depend neither on the kernel nor on the other rows.
+// A row's result has the same bits in both tensor-core kernels and whatever the
+// other rows are.
 TEST(LiftCudaTest, ARowsBitsDoNotDependOnOtherRows) {
   LiftCase c = {40, 4, DType::kBf16, {{72, 70}, {48, 24}}, DType::kBf16};
   EmulatedTest one(1, /*multiprocessors=*/1);
@@ -347,8 +351,8 @@ TEST(LiftCudaTest, TensorCoresReadWithoutBankConflicts) {
   }
 }
 
-// Returns a case for the named kernel, with whole tiles, pipeline stages that
-// are filled more than once, and copies of 16 bytes.
+// Returns a case for the named kernel in which all tiles are full, each stage
+// of the copy pipeline is filled more than once, and copies have 16 bytes.
 LiftCase InStages(const std::string& kernel) {
   LiftCase c = {2, 2, DType::kF16, {{648, 40}}, DType::kF16};
   if (kernel == "lift_many_rows") {
@@ -375,7 +379,7 @@ TEST(LiftCudaTest, LeavingOutEachSiteOfTheTensorCoreKernelsIsDetected) {
   }
 }
 
-TEST(LiftCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(LiftCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   const LiftCase c = {17, 1, DType::kF32, {{70, 140}}};
   const std::vector<float> want = LiftByReference(c);
   const auto mutants = LeaveOutEach("lift", kSeeds, [&](EmulatedTest& test) {
@@ -403,11 +407,12 @@ TEST(LiftCudaTest, RefusesAMatrixInPanels) {
                                "another device's layout")));
 }
 
-TEST(ComplexLiftCudaTest, GivesTheReferencesBits) {
+TEST(ComplexLiftCudaTest, GivesTheSameBitsAsTheReference) {
   constexpr int64_t kPairs = 32;
   constexpr int64_t kRows = 4;
   uint64_t seed = 0;
-  // Numbers of channels of two KV heads, which have two query heads each.
+  // The numbers of complex channels of two KV heads. Each KV head has two query
+  // heads.
   const std::vector<int64_t> counts = {37, 70};
   std::vector<std::vector<int32_t>> pairs(2);
   std::vector<int64_t> columns_in, columns_out;
@@ -511,8 +516,9 @@ std::vector<char> CopiedPages(std::vector<char> from,
   return result;
 }
 
-// Covers copies by 16 bytes, by 4 and by 1; less and more than a CTA copies at
-// a time; padding; copies within an arena and to another one.
+// Covers copies in units of 16 bytes, 4 bytes and 1 byte; pages smaller and
+// larger than what a CTA copies at a time; padding pairs; copies within an
+// arena and to another arena.
 TEST(CopyPagesCudaTest, CopiesWholePagesAndWritesNothingElse) {
   constexpr int32_t kFar = 1 << 30;
   const std::vector<PagePair> pairs = {{0, 3}, {-1, kFar}, {4, 1}, {-kFar, 0}};
@@ -541,7 +547,7 @@ TEST(CopyPagesCudaTest, CopiesWholePagesAndWritesNothingElse) {
   }
 }
 
-TEST(CopyPagesCudaTest, ACacheIsCopiedInWholeSectors) {
+TEST(CopyPagesCudaTest, PagesOfACacheAreCopiedInWholeSectors) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   const DeviceBuffer arena = test.Put(RandomBytes(2 * 4096, 1));
   const DeviceBuffer list = test.Put(std::vector<PagePair>{{1, 0}});

@@ -1,4 +1,5 @@
-// Tests matrix products against float64, on several seeds and odd shapes.
+// Tests the kernels for matrix products against a product in float64, with
+// several seeds and odd shapes.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -29,7 +30,7 @@ struct Case {
   int64_t k;
   int64_t n;
   bool bias = true;
-  int64_t x_gap = 0;  // NaN numbers between two rows
+  int64_t x_gap = 0;  // numbers between two rows, which are NaN
   int64_t y_gap = 0;
 };
 
@@ -98,7 +99,7 @@ std::vector<double> RowOf(const Case& c, const Data& data, int64_t row) {
   return y;
 }
 
-// Half the distance from a stored number to the next larger one.
+// Half the distance from `stored` to the next larger number of its type.
 double HalfUnit(DType dtype, float stored) {
   const int digits = dtype == DType::kF32 ? 24 : dtype == DType::kF16 ? 11 : 8;
   const int least = dtype == DType::kF16 ? -14 : -126;
@@ -106,8 +107,9 @@ double HalfUnit(DType dtype, float stored) {
   return std::ldexp(1.0, std::max(exponent, least) - digits);
 }
 
-// Relative error of `got`, and of the sums that `got` was rounded from: the
-// part that rounding to the type of y cannot explain.
+// The relative error of a row of results, and a lower bound for that of the
+// sums before they were rounded to the type of y: the part of the error that
+// this rounding cannot explain.
 struct RowError {
   double of_numbers;
   double of_sums;
@@ -126,12 +128,12 @@ RowError ErrorOf(const std::vector<double>& want, const float* got,
   return {std::sqrt(numbers / norm), std::sqrt(sums / norm)};
 }
 
-// Tolerance of a row's sums, for any type. The emulator rounds the sum of 16
-// products and the accumulator once, to float32. A Hopper tensor core truncates
-// those 17 terms 25 bits below the largest one, and their sum at float32's last
-// bit, always towards 0. Over 1000 products that is 1.3e-6 of a row on an H100.
-// A 16-bit result shows it only if a sum lies that near the middle of two
-// numbers.
+// The tolerance for the relative error of a row's sums, for any type. An mma
+// adds 16 products to the accumulator. The emulator rounds the sum of these 17
+// terms once, to float32. A Hopper tensor core truncates each term 25 bits
+// below the largest one, and then their sum to float32, always towards 0. On an
+// H100, the error after 1000 products is 1.3e-6. It changes a 16-bit result
+// only if the sum lies very near the middle between two 16-bit numbers.
 double SumTolerance() { return OnGpu() ? 4e-6 : 1e-6; }
 
 void ExpectProduct(const Case& c, uint64_t seed, int multiprocessors = 4) {
@@ -169,14 +171,15 @@ TEST(MatmulCudaTest, EqualsTheProductWithinEachTypesTolerance) {
   }
 }
 
-// Covers ring buffers that wrap around, both kinds of tails of k, edges of
-// tiles, and strides at and off multiples of 16 bytes, for each tile.
+// Covers, for each tile size: ring buffers that wrap around, depths k that are
+// and are not multiples of a copy, incomplete tiles, and strides that are and
+// are not multiples of 16 bytes.
 TEST(MatmulCudaTest, EqualsTheProductInEveryTile) {
   uint64_t seed = 0;
   for (const DType dtype : {DType::kF16, DType::kBf16}) {
     for (const DType y : {dtype, DType::kF32}) {
-      // From 65 rows on, one multiprocessor takes large tiles, and four take
-      // tiles of 64 x 128.
+      // With 65 rows or more, a device with one multiprocessor uses large
+      // tiles, and a device with four uses tiles of 64 x 128.
       for (const auto& [rows, many] : std::vector<std::pair<int64_t, int>>{
                {3, 1}, {61, 1}, {130, 1}, {70, 4}}) {
         ExpectProduct({dtype, dtype, y, rows, 1000, 40}, ++seed, many);
@@ -190,7 +193,7 @@ TEST(MatmulCudaTest, EqualsTheProductInEveryTile) {
   }
 }
 
-// The cases have more row tiles than are processed together (tile_order.h).
+// The cases have more tiles of rows than a group of tiles has (tile_order.h).
 TEST(MatmulCudaTest, EqualsTheProductForManyRowTiles) {
   for (const auto& [multiprocessors, n, kernel] :
        std::vector<std::tuple<int, int64_t, std::string>>{
@@ -211,7 +214,7 @@ TEST(MatmulCudaTest, EqualsTheProductForManyRowTiles) {
   }
 }
 
-TEST(MatmulCudaTest, Float32ProductsHaveTheCpusBits) {
+TEST(MatmulCudaTest, Float32ProductsHaveTheSameBitsAsOnTheCpu) {
   for (const DType w : kDTypes) {
     const Case c = {DType::kF32, w, DType::kF32, 21, 70, 45};
     const Data data(c);
@@ -241,7 +244,7 @@ TEST(MatmulCudaTest, Float32ProductsHaveTheCpusBits) {
   }
 }
 
-// Multiplies `rows` rows of `data` from `first` on.
+// Multiplies `rows` rows of `data`, beginning with row `first`.
 std::vector<float> RowsByKernel(Case c, const Data& data, int64_t first,
                                 int64_t rows, int multiprocessors) {
   Data part = data;
@@ -259,8 +262,8 @@ TEST(MatmulCudaTest, RowsHaveTheSameBitsInAnyBatch) {
            Alike(DType::kF16, kRows, 49, 10),
            {DType::kF32, DType::kBf16, DType::kF32, kRows, 40, 33}}) {
     const Data data(c);
-    // One multiprocessor takes large tiles, four take those of 64 x 128, and a
-    // hundred take those of 64 x 32.
+    // A device with one multiprocessor uses large tiles, one with four uses
+    // tiles of 64 x 128, and one with a hundred uses tiles of 64 x 32.
     const auto all = RowsByKernel(c, data, 0, kRows, 1);
     EXPECT_TRUE(SameBits(all, RowsByKernel(c, data, 0, kRows, 100)))
         << DTypeName(c.x);
@@ -297,7 +300,8 @@ TEST(MatmulCudaTest, ANonFiniteRowChangesNoOtherRow) {
   }
 }
 
-// A product for each kernel, on four multiprocessors.
+// One product for each kernel, which runs on a device with four
+// multiprocessors.
 struct KernelCase {
   const char* kernel;
   Case c;
@@ -325,7 +329,7 @@ TEST(MatmulCudaTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-TEST(MatmulCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(MatmulCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   for (const KernelCase& k : KernelCases()) {
     const Data data(k.c);
     EmulatedTest whole(1);
@@ -334,7 +338,8 @@ TEST(MatmulCudaTest, LeavingOutEachSiteIsDetected) {
         LeaveOutEach(k.kernel, kSeeds, [&](EmulatedTest& test) {
           return SameBits(want, ByKernel(test, k.c, data));
         });
-    // Two commits, a wait and a barrier; the chain has two barriers.
+    // The sites are two commits, a wait and a barrier; matmul_chain has only
+    // two barriers.
     EXPECT_EQ(mutants.size(), std::string(k.kernel) == "matmul_chain" ? 2u : 4u)
         << k.kernel;
     for (const Mutant& mutant : mutants) {

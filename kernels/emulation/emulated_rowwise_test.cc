@@ -1,5 +1,5 @@
-// Tests ops on rows: the kernels against op_ref, on several seeds and odd
-// shapes.
+// Tests the kernels of ops on rows, such as norm and rope, against the
+// reference implementations, with several seeds and odd shapes.
 #include <gmock/gmock.h>
 
 #include <vector>
@@ -132,7 +132,7 @@ TEST(NormCudaTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-TEST(NormCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(NormCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   const NormCase c = {NormKind::kLayer, DType::kF32, 2, 600};
   const NormData data(c);
   const NormResult want = NormByReference(c, data);
@@ -140,7 +140,7 @@ TEST(NormCudaTest, LeavingOutEachSiteIsDetected) {
     return WorstError(want.out, NormByKernel(c, data, test).out, c.columns) <=
            ToleranceOf(c.dtype);
   });
-  ASSERT_EQ(mutants.size(), 2u);  // the barriers of two sums
+  ASSERT_EQ(mutants.size(), 2u);  // one barrier for each of two sums
   for (const Mutant& mutant : mutants) {
     EXPECT_EQ(mutant.site.kind, "SyncCta");
     EXPECT_EQ(mutant.site.file, "norm_cuda.cu");
@@ -148,8 +148,9 @@ TEST(NormCudaTest, LeavingOutEachSiteIsDetected) {
   }
 }
 
-// A kernel must not choose the width of its reads by addresses, because the
-// order of sums, and so the bits, depends on it.
+// The order of additions, and so the bits of the result, depends on how wide
+// the kernel's reads are. If the width depended on addresses, results could
+// differ between runs, so unaligned rows are refused instead.
 TEST(NormCudaTest, RowsThatAreReadIn16BytePacksMustBeAligned) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Memory(256);
@@ -199,7 +200,7 @@ TEST(NormCudaTest, RowsAreReadInWholeSectors) {
   const int64_t numbers = c.rows * c.columns;
   int64_t loaded = 0, stored = 0, weights = 0;
   for (const AccessCount& count : test.emulator().Accesses("norm")) {
-    // Each thread loads eight float32 in two accesses.
+    // Each thread loads eight float32 weights in two accesses.
     const bool of_weights =
         count.kind == "global load" && count.bytes == 4 * numbers;
     EXPECT_EQ(count.sectors, (of_weights ? 2 : 1) * count.least_sectors)
@@ -219,15 +220,16 @@ TEST(NormCudaTest, RowsAreReadInWholeSectors) {
   EXPECT_EQ(stored, 2 * 2 * numbers);  // x and out
 }
 
-// Puts `ahead` poisoned numbers before `numbers`, so that these begin at an
-// address that wide accesses cannot use.
+// Puts `ahead` poisoned numbers before `numbers`, so that `numbers` begin at an
+// address that is not aligned for wide accesses.
 std::vector<float> Behind(int64_t ahead, const std::vector<float>& numbers) {
   if (numbers.empty()) return {};
   std::vector<float> all(static_cast<size_t>(ahead), kPoison);
   all.insert(all.end(), numbers.begin(), numbers.end());
   return all;
 }
-// Numbers of poison before a row; only one type also tests unaligned rows.
+// Values of `ahead` (see Behind) for tests of a type. To save time, unaligned
+// rows are tested with bf16 only.
 std::vector<int64_t> AheadOf(DType dtype) {
   return dtype == DType::kBf16 ? std::vector<int64_t>{0, 1}
                                : std::vector<int64_t>{0};
@@ -242,7 +244,7 @@ DevicePtr<T> Number(const DeviceBuffer& buffer, DType dtype, int64_t index) {
   return (buffer.as<char>() + index * DTypeBytes(dtype)).template as<T>();
 }
 
-// `ahead`: poisoned numbers that lie before those of input and output.
+// `ahead`: how many poisoned numbers precede the input and the output.
 std::vector<float> GateByKernel(EmulatedTest& test, DType dtype, int64_t rows,
                                 int64_t features,
                                 const std::vector<float>& gate_up,
@@ -304,7 +306,7 @@ TEST(SiluMulCudaTest, LargeGatesGiveTheLimitsOfSilu) {
     EXPECT_EQ(out[0], 200.0f);
     EXPECT_EQ(out[1], 0.0f);
     EXPECT_NEAR(out[2], 6e4f,
-                300.0f);  // rounded when stored
+                300.0f);  // the stored result is rounded to `dtype`
     EXPECT_EQ(out[3], 0.0f);
     EXPECT_EQ(out[4], INFINITY);
     EXPECT_EQ(out[5], 0.0f);
@@ -351,7 +353,8 @@ TEST(ActivationCudaTest, EqualsTheReferenceWithinTheTypesToleranceAlsoInPlace) {
     for (const DType dtype : kDTypes) {
       EmulatedTest test(++seed, /*multiprocessors=*/1);
       for (const auto& [rows, columns] : kShapes) {
-        // The range of x is wide enough to reach both tails of the function.
+        // x has numbers so large and so small that the function reaches both of
+        // its limits.
         const auto x = Rounded(RandomFloats(rows * columns, 1, 4.0f), dtype);
         const auto want = ActivateByReference(kind, rows, columns, x);
         for (const int64_t ahead : AheadOf(dtype)) {
@@ -393,11 +396,11 @@ struct RowsCase {
   int64_t rows;
   int64_t columns;
   int64_t y_stride;
-  int64_t x_stride;  // 0: one row for all
+  int64_t x_stride;  // 0: the same row is added to all rows
   int64_t ahead = 0;
 };
 
-// Each sum is rounded once, so results are exact.
+// Adds rows and compares bit by bit, because each sum is rounded only once.
 void ExpectAddedRows(EmulatedTest& test, const RowsCase& c) {
   SCOPED_TRACE(testing::Message()
                << c.rows << " rows of " << c.columns << " "
@@ -475,7 +478,7 @@ void ExpectSummedRows(EmulatedTest& test, const RowsCase& c) {
                        From(c.ahead, test.GetNumbers(on_out, c.dtype))));
 }
 
-TEST(SumRowsCudaTest, AddsInOrderAndRoundsOnce) {
+TEST(SumRowsCudaTest, AddsRowsInOrderAndRoundsTheSumOnce) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     for (const int64_t ahead : AheadOf(dtype)) {
@@ -579,8 +582,8 @@ TEST(GatherRowsCudaTest, CopiesTheExactBitsOfEveryType) {
 }
 
 struct EmbeddingCase {
-  DType dtype;        // of activations
-  DType table_dtype;  // of the table and the positions
+  DType dtype;        // type of activations
+  DType table_dtype;  // type of the table and the positions
   std::vector<int32_t> ids;
   int64_t hidden;
   bool positions = false;
@@ -652,8 +655,8 @@ void ExpectEmbedding(EmulatedTest& test, const EmbeddingCase& c) {
   KVASIR_EXPECT_OK(
       Embedding(reference.stream(), OnDevice(args), reference.workspace()));
   const auto got = EmbedByKernel(test, c, args, table, places, positions);
-  // Without positions nothing is summed: the result is exact up to the stored
-  // type.
+  // Without positions nothing is added, so the only error is the rounding to
+  // the stored type.
   EXPECT_LE(WorstError(Rounded(want, c.dtype), got, c.hidden),
             c.positions ? ToleranceOf(c.dtype) : 0.0)
       << DTypeName(c.dtype) << " of " << DTypeName(c.table_dtype);
@@ -690,7 +693,8 @@ TEST(EmbeddingCudaTest, ATablePackedInPanelsIsRefused) {
                      testing::HasSubstr("its layout is for another device")));
 }
 
-// All heads of q are alike; each head of k has its own list.
+// A case of rope. All heads of q have the same layout; each head of k has its
+// own list of pairs.
 struct RopeCase {
   DType dtype;
   RopePairing pairing;
@@ -798,7 +802,7 @@ TEST(RopeCudaTest, SeveralCtasShareATokenOnlyIfTokensAreFew) {
   }
 }
 
-TEST(RopeCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(RopeCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   const RopeCase c = {DType::kF32, RopePairing::kHalfSplit, 2, 4, 64, 64};
   const RopeData want = RopeByReference(c);
   const auto mutants = LeaveOutEach("rope", kSeeds, [&](EmulatedTest& test) {

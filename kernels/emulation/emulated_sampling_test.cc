@@ -1,5 +1,6 @@
-// Tests ops on logits: the kernels must give the bits of op_ref, on several
-// seeds and odd shapes.
+// Tests the kernels of log_softmax, sample and count_tokens: their results must
+// equal those of the reference implementation bit by bit, with several seeds
+// and odd shapes.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -26,7 +27,8 @@ using ::testing::HasSubstr;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 const uint64_t kSeeds = Seeds();
 
-// Rows of `vocab` logits, which are passed in chunks of `chunk` ids.
+// Rows of `vocab` logits for log_softmax, which receives them in chunks of
+// `chunk` ids.
 struct Scored {
   std::vector<float> logits;
   std::vector<int32_t> targets;
@@ -81,7 +83,7 @@ std::vector<float> ScoresByKernel(EmulatedTest& test, const Scored& c) {
   return test.Get<float>(logprobs);
 }
 
-TEST(LogSoftmaxCudaTest, HasTheCpusBitsHoweverTheVocabularyIsCut) {
+TEST(LogSoftmaxCudaTest, GivesTheSameBitsAsTheCpuHoweverTheVocabularyIsCut) {
   uint64_t seed = 0;
   for (const int64_t vocab : {1, 15, 1024, 5003, 20000}) {
     std::vector<int32_t> targets;
@@ -124,7 +126,7 @@ TEST(LogSoftmaxCudaTest, ANonFiniteLogitMakesItsRowsResultNonFinite) {
   EXPECT_FALSE(std::isfinite(ScoresByKernel(test, c)[0]));
 }
 
-TEST(LogSoftmaxCudaTest, LeavingOutEachSiteIsDetected) {
+TEST(LogSoftmaxCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   const Scored c = {RandomFloats(3 * 5003, 3), {1, 2, 3}, 5003, 5003};
   const auto want = ScoresByReference(c);
   const auto mutants =
@@ -182,7 +184,7 @@ struct Batch {
   std::vector<Row> rows;
   int64_t vocab;
   int64_t max_top = 0;
-  bool shared = false;  // one row of logits for all
+  bool shared = false;  // all rows use the same row of logits
 };
 
 Sampled ByReference(Batch c) {
@@ -243,7 +245,7 @@ Sampled ByKernel(EmulatedTest& test, const Batch& c) {
     SampleRow row = OnDevice(from.row);
     row.prompt_counts = put(from.prompt);
     if (rows.size() % 2 == 1 && row.prompt_counts) {
-      // A table at an address that wide accesses cannot use.
+      // The table begins at an address that is not aligned for wide accesses.
       std::vector<int32_t> behind = {9};
       behind.insert(behind.end(), from.prompt.begin(), from.prompt.end());
       row.prompt_counts = put(behind) + 1;
@@ -304,7 +306,7 @@ void ExpectSame(const Batch& c, uint64_t seed = 1) {
   EXPECT_EQ(want.outputs, got.outputs);
 }
 
-// Rows that use every setting in turn.
+// Makes `count` rows that together use every sampling setting.
 std::vector<Row> AllKinds(int64_t vocab, size_t count) {
   std::vector<Row> rows(count);
   for (size_t i = 0; i < count; ++i) {
@@ -339,7 +341,7 @@ std::vector<Row> AllKinds(int64_t vocab, size_t count) {
   return rows;
 }
 
-TEST(SampleCudaTest, EveryKindOfRowEqualsTheCpu) {
+TEST(SampleCudaTest, EveryKindOfRowGivesTheSameResultAsTheCpu) {
   uint64_t seed = 0;
   for (const int64_t vocab : {600, 3001}) {
     constexpr size_t kRows = 18;
@@ -351,9 +353,9 @@ TEST(SampleCudaTest, EveryKindOfRowEqualsTheCpu) {
   ExpectSame({{}, {}, 3, 0});
 }
 
-// Many draws with each filter, from peaked logits and from flat ones, of which
-// more ids are kept than shared memory can hold.
-TEST(SampleCudaTest, DrawnIdsEqualTheCpus) {
+// Draws many ids with each filter, from peaked logits and from flat logits.
+// With flat logits, filters keep more ids than shared memory can hold.
+TEST(SampleCudaTest, DrawnIdsEqualThoseOfTheCpu) {
   struct Shape {
     float scale;
     int64_t vocab;
@@ -410,7 +412,7 @@ TEST(SampleCudaTest, NoTokenIsDrawnIfAllIdsAreExcluded) {
   EXPECT_EQ(ByKernel(test, c).ids, (std::vector<int32_t>(3, kNoTokenAllowed)));
 }
 
-TEST(SampleCudaTest, ARowWithANonFiniteLogitDrawsNoTokenAndOtherRowsDo) {
+TEST(SampleCudaTest, ARowWithANonFiniteLogitDrawsNoTokenButOtherRowsDo) {
   constexpr int64_t kVocab = 600;
   for (const auto& [bad, at] : std::vector<std::pair<float, size_t>>{
            {kInf, 0}, {-kInf, 520}, {kPoison, 599}}) {
@@ -448,8 +450,9 @@ TEST(SampleCudaTest, ATokenIsDrawnDespiteInfinitePenaltiesAndBiases) {
   ExpectSame(c);
 }
 
-// Returns a position at which the row's uniform number is above `least`, so
-// that a draw without filters passes nearly all ids of a flat row.
+// Returns a position for which the random generator gives a uniform number
+// above `least`, so that a draw from a flat row without filters takes one of
+// the last ids.
 uint64_t PositionNearOne(uint64_t seed, double least) {
   uint64_t position = 0;
   for (;; ++position) {
@@ -461,7 +464,8 @@ uint64_t PositionNearOne(uint64_t seed, double least) {
   }
 }
 
-// Filters that keep many ids of a flat row, and filters that keep few.
+// Makes rows with filters that keep many ids of a flat row, and with filters
+// that keep few.
 std::vector<Row> RowsOfManyIds() {
   std::vector<Row> rows(10);
   for (uint64_t i = 0; i < rows.size(); ++i) {
@@ -484,7 +488,7 @@ std::vector<Row> RowsOfManyIds() {
 }
 
 // Weights are at least 2^-12, so sums in float64 are exact in any order.
-TEST(SampleCudaTest, FlatRowsEqualTheCpusUnderEveryLimit) {
+TEST(SampleCudaTest, FlatRowsGiveTheSameIdsAsTheCpuWithEveryFilter) {
   for (const int64_t vocab : {20000, 6003}) {
     Batch c = {RandomFloats(vocab, 11, 0.05f), RowsOfManyIds(), vocab, 3, true};
     c.rows[2].row.num_logprobs = 3;
@@ -500,7 +504,7 @@ TEST(SampleCudaTest, FlatRowsEqualTheCpusUnderEveryLimit) {
   }
 }
 
-TEST(SampleCudaTest, FlatRowsOf128KEqualTheCpus) {
+TEST(SampleCudaTest, FlatRowsOf128KLogitsGiveTheSameIdsAsTheCpu) {
   constexpr int64_t kVocab = 131072;
   Batch c = {RandomFloats(kVocab, 12, 0.02f), {}, kVocab, 2, true};
   c.rows.resize(3);
@@ -512,10 +516,10 @@ TEST(SampleCudaTest, FlatRowsOf128KEqualTheCpus) {
   ExpectSame(c);
 }
 
-// The weights range from 1 to the smallest that is above 0. If more than 2048
-// ids precede the drawn one, the last bits of a sum could decide between it and
-// the next; no draw here is that close.
-TEST(SampleCudaTest, LongTailsEqualTheCpus) {
+// The weights range from 1 to the smallest float above 0. If more than 2048 ids
+// precede the drawn id, the rounding of a sum could decide between this id and
+// the next one; no draw here is that close.
+TEST(SampleCudaTest, LogitsWithLongTailsGiveTheSameIdsAsTheCpu) {
   constexpr int64_t kVocab = 20000;
   Batch c = {RandomFloats(kVocab, 13, 1.0f), RowsOfManyIds(), kVocab, 0, true};
   for (float& logit : c.logits) logit = -30.0f + 25.0f * logit;
@@ -528,8 +532,9 @@ TEST(SampleCudaTest, LongTailsEqualTheCpus) {
   ExpectSame(c, 2);
 }
 
-// A row whose uniform number is the largest possible, 1 - 2^-53, found by
-// inverting Philox.
+// Returns a row whose seed, position and sample index make the random generator
+// return its largest uniform number, 1 - 2^-53. They were found by inverting
+// Philox.
 Row AtTheLargestNumber() {
   Row row;
   row.row.seed = 7;
@@ -546,7 +551,8 @@ TEST(SampleCudaTest, TheChosenSeedGivesTheLargestUniformNumber) {
   EXPECT_EQ(word >> 11, (uint64_t{1} << 53) - 1);
 }
 
-// Rows with filters that keep all or nearly all ids of a flat row.
+// Makes rows that have this uniform number and filters, most of which keep all
+// or nearly all ids of a flat row.
 std::vector<Row> RowsAtTheLargestNumber(int64_t vocab) {
   std::vector<Row> rows(7, AtTheLargestNumber());
   rows[1].row.top_k = static_cast<int32_t>(std::max<int64_t>(vocab - 1, 1));
@@ -579,20 +585,21 @@ TEST(SampleCudaTest, AFlatRowDrawsAnIdForTheLargestUniformNumber) {
   }
 }
 
-// Next to a weight of 1, weights of 2^-31 and less make sums depend on the
-// order of addition. The weights that are added up may then stay below the
-// number that a draw must reach, although no id is left.
-TEST(SampleCudaTest, RoundedSumsLeaveNoRowWithoutAnId) {
+// One id has a weight of 1, the others of about 2^-31 or less, so the sum of
+// the weights depends on the order of addition. A draw takes the first id at
+// which the running sum reaches a given number. Due to rounding, the sum over
+// all ids may stay below this number; an id must be drawn nevertheless.
+TEST(SampleCudaTest, AnIdIsDrawnEvenIfRoundedSumsAreTooSmall) {
   uint64_t seed = 0;
   for (const int64_t vocab : {2051, 5003, 9001, 20001}) {
     for (const float distance : {22.0f, 23.7f, 25.1f}) {
       SCOPED_TRACE(absl::StrCat(vocab, " ", distance));
       Batch c = {std::vector<float>(static_cast<size_t>(vocab), -distance),
                  RowsAtTheLargestNumber(vocab), vocab, 0, true};
-      // A peak before a flat row.
+      // One logit is much larger than all others, which are equal.
       c.logits[static_cast<size_t>(vocab / 3)] = 0.0f;
       ExpectIdsOfTheCpu(c, ++seed);
-      // Weights that differ, with the smallest last.
+      // The other weights differ from each other.
       for (int64_t id = 0; id < vocab; ++id) {
         if (id != vocab / 3) {
           c.logits[static_cast<size_t>(id)] -=
@@ -606,7 +613,7 @@ TEST(SampleCudaTest, RoundedSumsLeaveNoRowWithoutAnId) {
 
 // Nearly all ids have nearly equal weights, but the keys that order their
 // logits span 2^31 values.
-TEST(SampleCudaTest, LogitsFarApartAreOrderedLikeTheCpus) {
+TEST(SampleCudaTest, LogitsFarApartAreOrderedAsOnTheCpu) {
   constexpr int64_t kVocab = 5003;
   std::vector<float> logits(kVocab);
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -626,16 +633,17 @@ TEST(SampleCudaTest, LogitsFarApartAreOrderedLikeTheCpus) {
   ExpectSame(c);
 }
 
-// An adversary keeps one part of each split: the one with the most keys, or any
-// part that ids may be in.
-TEST(SampleCudaTest, NoIntervalTakesMoreThanTheMostSplits) {
+// The kernel narrows down an interval of keys by splitting it repeatedly. This
+// test simulates the worst case: after each split, the remaining part is the
+// one with the most keys, or a random part that may contain ids.
+TEST(SampleCudaTest, NoIntervalOfKeysNeedsMoreSplitsThanTheLimit) {
   using emulated::TopKey;
   const TopKey end_of_row = emulated::BehindLogit(-kInf);
   std::mt19937 engine(3);
   int most = 0;
   for (const int32_t vocab : {3, 5003, 131072, 1 << 20}) {
-    // The number of ids that may precede a key. None is at -0, which counts as
-    // 0.
+    // An upper bound for the number of ids that precede a key. No id has the
+    // key of -0, because -0 counts as 0.
     const auto ids_before = [&](TopKey key) {
       key = std::min(key, end_of_row);
       constexpr TopKey kMinusZero = TopKey{0x80000000} << 32;
@@ -680,7 +688,8 @@ TEST(SampleCudaTest, NoIntervalTakesMoreThanTheMostSplits) {
   EXPECT_GT(most, 25);
 }
 
-// One CTA takes all ids of a row, more than the array can hold.
+// The parameters of a kernel in which one CTA collects all ids of a row: more
+// than the array can hold.
 struct TakeArgs {
   const float* logits;
   int32_t vocab;
@@ -729,7 +738,8 @@ TEST(SampleCudaTest, KeysThatDoNotFitAreNotWrittenPastTheArray) {
   }
 }
 
-// Bytes loaded from the row; checks that loads are whole sectors.
+// Returns how many bytes the kernel loads from the row. Checks that it loads
+// whole sectors.
 int64_t LoadedBytes(const Batch& c) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   (void)ByKernel(test, c);
@@ -744,7 +754,7 @@ int64_t LoadedBytes(const Batch& c) {
   return bytes;
 }
 
-TEST(SampleCudaTest, ReadsAGreedyRowOnceAndOthersAFewTimes) {
+TEST(SampleCudaTest, ReadsTheLogitsOfAGreedyRowOnceAndOfOthersAFewTimes) {
   constexpr int64_t kVocab = 16384;
   Batch c = {RandomFloats(kVocab, 14, 2.0f), {Greedy()}, kVocab, 3, true};
   EXPECT_EQ(LoadedBytes(c), 4 * kVocab);
@@ -783,24 +793,25 @@ TEST(SampleCudaTest, GivesTheSameResultOnEverySeed) {
   }
 }
 
-TEST(SampleCudaTest, LeavingOutEachSiteIsDetected) {
-  // The rows are: plain draws, one with a list, one with a filter, one that
-  // keeps more ids than are sorted together, and one whose remaining ids are
-  // all equal. Two warps have blocks of logits.
+TEST(SampleCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
+  // The rows cover a top list, a filter, a filter that keeps more ids than are
+  // sorted together, and ids that are not banned but all have equal logits. The
+  // logits are divided between two warps.
   constexpr int32_t kVocab = 9000;
   Batch c = {RandomFloats(kVocab, 10, 2.0f), {}, kVocab, 5, true};
   c.rows.resize(4);
   for (uint64_t i = 0; i < 3; ++i) c.rows[i].row.position = i;
   c.rows[0].row.num_logprobs = 5;
-  // The last id that is kept is drawn, so keeping one more would change the
-  // result.
+  // Row 1 draws the last id that its filter keeps, so keeping one more id would
+  // change the result.
   for (uint64_t i = 0; i < 3; ++i) c.rows[i].row.min_p = i < 2 ? 0.2f : 0.9f;
   c.rows[1].row.position = PositionNearOne(0, 0.999);
   c.rows[2].row.temperature = 20.0f;
   c.rows[2].row.top_p = 0.9f;
   c.rows[3].biases.assign(kVocab, -kInf);
   for (int32_t id = 0; id < kVocab; ++id) c.rows[3].bias_ids.push_back(id);
-  // The remaining ids begin in another warp's block.
+  // The first ids are banned, so the remaining ones begin in another warp's
+  // block.
   for (int32_t id = 0; id < 300; ++id) c.rows[3].banned.push_back(id);
   const Sampled want = ByReference(c);
   const auto mutants = LeaveOutEach("sample", kSeeds, [&](EmulatedTest& test) {
@@ -832,8 +843,8 @@ TEST(SampleCudaTest, AVocabularyThatIsTooLargeIsRefused) {
                              HasSubstr("log_softmax: vocabulary")));
 }
 
-// The count tables after an op on three histories: one with `clear`, one
-// without, and padding.
+// The count tables after count_tokens ran on three histories: one that clears
+// its table first, one that does not, and a padding entry without a table.
 struct Counted {
   std::vector<int32_t> cleared, kept;
 };

@@ -11,8 +11,8 @@ std::string FileName(const char* path) {
   return whole.substr(whole.rfind('/') + 1);
 }
 
-// Maps neighbouring seeds and launches to distant numbers (splitmix64); never
-// 0.
+// A hash (splitmix64) that maps neighbouring seeds and launch numbers to very
+// different random seeds. The result is never 0.
 uint64_t Mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -1,4 +1,5 @@
-// Runs kernels on the host, thread by thread, in an order that a seed decides.
+// Emulator: runs kernels on the host, one CUDA thread at a time, and reports
+// faults. A seed determines in which order the threads run.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +16,15 @@
 namespace kvasir::kernels::emulation {
 
 struct EmulatorOptions {
-  // The seed decides the order of threads and of copies that land. With an odd
-  // seed, the next thread is any ready one. With an even seed, it is mostly a
-  // thread of one warp, which runs far ahead of the others.
+  // Determines the order in which threads run and in which asynchronous copies
+  // arrive. With an odd seed, each next thread is chosen at random among those
+  // that can run. With an even seed, it is mostly a thread of the same warp, so
+  // that one warp runs far ahead of the others.
   uint64_t seed = 1;
-  // Number of CTAs that are resident at a time.
+  // Number of CTAs that are resident at the same time.
   int multiprocessors = 4;
-  // Also counts the cost of accesses (AccessCount); several times slower.
+  // Whether the cost of memory accesses is counted (AccessCount); this makes a
+  // run several times slower.
   bool count_accesses = false;
   // The largest shared memory of a CTA. The default is the limit of sm_80
   // (sm_90 has 227 KiB).
@@ -33,13 +36,14 @@ struct EmulatorOptions {
 struct SyncSite {
   std::string file;  // without folders
   int line = 0;
-  std::string kind;    // for example "SyncCta"
-  int64_t passes = 0;  // number of passes by threads, also while left out
+  std::string kind;  // for example "SyncCta"
+  // how often threads passed it, also while it was left out
+  int64_t passes = 0;
 };
 
-// Cost of a source line that loads or stores through a primitive. The n-th
-// accesses of a warp's lanes at the line since the last barrier form one
-// request.
+// The cost of a source line that loads or stores through a primitive. The n-th
+// accesses that a warp's lanes make at this line after a barrier together form
+// one memory request.
 struct AccessCount {
   std::string file;
   int line = 0;
@@ -49,41 +53,43 @@ struct AccessCount {
   int64_t sectors = 0;   // global memory: 32-byte sectors, over all requests
   int64_t least_sectors = 0;  // sectors if the lanes' bytes were adjacent
   int64_t passes = 0;         // shared memory: passes through the 32 banks
-  int64_t least_passes = 0;   // passes without bank conflicts
+  int64_t least_passes = 0;   // passes if there were no bank conflicts
 };
 
-// When an emulator ends, its stacks stay for the next one of the process; this
-// frees them. ThreadSanitizer counts the fibers on them as threads, and reports
-// nothing in the child of a process with several threads. A test calls this
-// before it forks.
+// Frees the stacks that a destroyed emulator has left for the next one. A test
+// calls this before it forks: ThreadSanitizer counts the fibers on these stacks
+// as threads, and it reports no races in a child process that was forked from a
+// process with several threads.
 void FreeIdleStacks();
 
 class FiberPool;
 
-// Owns: the stacks of threads.
+// Runs launches of kernels. Owns: the stacks of their threads.
 class Emulator {
  public:
-  // Global accesses through primitives must lie in `memory`, which outlives the
-  // emulator; if null, any address is allowed.
+  // Kernels may access global memory through primitives only inside `memory`,
+  // which must outlive the emulator. If it is null, they may access any
+  // address.
   explicit Emulator(const EmulatorOptions& options,
                     const GuardedMemory* memory = nullptr);
   ~Emulator();
   Emulator(const Emulator&) = delete;
   Emulator& operator=(const Emulator&) = delete;
 
-  // Returns when all CTAs have ended.
+  // Runs the launch, and returns when all its CTAs have ended.
   void Run(const KernelLaunch& launch);
 
   const EmulatorOptions& options() const { return options_; }
 
   // The names of the kernels that have run so far.
   std::vector<std::string> Kernels() const;
-  // The sites, and the costs of accesses, over all launches of a kernel so far,
-  // each in the order of their first passes.
+  // All synchronizing lines of a kernel, and the costs of its loads and stores,
+  // summed over all launches of the kernel so far. Both lists are in the order
+  // in which threads first reached the lines.
   std::vector<SyncSite> SyncSites(const std::string& kernel) const;
   std::vector<AccessCount> Accesses(const std::string& kernel) const;
-  // From now on this site of the kernel does nothing. Call it before the
-  // kernel's first launch by this emulator.
+  // Makes this site of the kernel do nothing from now on. Must be called before
+  // the kernel's first launch by this emulator.
   void LeaveOut(const std::string& kernel, const SyncSite& site);
   int64_t launches() const;
 

@@ -1,5 +1,5 @@
-// Tests that the emulator finds planted faults and does not report correct
-// kernels.
+// Tests that the emulator finds the faults of the kernels in faulty_kernels.h,
+// and reports nothing for correct kernels.
 #include "kernels/emulation/emulator.h"
 
 #include <gmock/gmock.h>
@@ -21,7 +21,8 @@ using emulated::Planted;
 
 constexpr uint64_t kSeeds = 8;
 
-// Runs a kernel that copies 64 words; returns true if all of them arrived.
+// Runs a kernel that should copy 64 words; returns true if all of them were
+// copied.
 bool Arrives(EmulatedTest& test, Planted planted,
              void (*launch)(const FaultyArgs&,
                             Launcher&) = &emulated::LaunchFaulty) {
@@ -71,33 +72,34 @@ TEST(EmulatorTest, AMissingBarrierGivesWrongNumbersOrARace) {
     EXPECT_EQ(Found(planted),
               kThreadSanitizer ? Verdict::kRace : Verdict::kWrong);
   }
-  // A thread's own copy is no race; it reads the poison that lies there until
-  // the copy lands.
+  // A thread's own copy cannot be a race. If the thread reads the destination
+  // before the copy has arrived, it reads poison.
   EXPECT_EQ(Found(Planted::kLateWait), Verdict::kWrong);
 }
 
-// Only an even seed lets one warp run far enough ahead.
+// This fault shows only if one warp runs far ahead of the others, which happens
+// with even seeds.
 TEST(EmulatorTest, AWarpThatOverwritesUnreadDataIsFound) {
   EXPECT_EQ(Found(Planted::kReusedPartial),
             kThreadSanitizer ? Verdict::kRace : Verdict::kWrong);
 }
 
-// Each thread polls 6000 times while nothing changes, but at changing
+// Each thread polls 6000 times without a change of any value, but at changing
 // addresses.
-TEST(EmulatorTest, PollsThatSeeNewValuesAreNoDeadlock) {
+TEST(EmulatorTest, PollsThatReadNewValuesAreNotADeadlock) {
   for (uint64_t seed = 1; seed <= 2; ++seed) {
     EmulatedTest test(seed);
     EXPECT_TRUE(Arrives(test, Planted::kManyLooks));
   }
 }
 
-TEST(EmulatorTest, LoadOnceMayReadBytesBesideStoredOnes) {
+TEST(EmulatorTest, LoadOnceMayReadBytesNextToStoredOnes) {
   EmulatedTest test;
   EXPECT_FALSE(Arrives(test, Planted::kLoadOnceBesideStored));
 }
 
-// Only ThreadSanitizer sees these faults, because the emulator makes accesses
-// in program order.
+// Only ThreadSanitizer finds these faults: the emulator executes accesses in
+// program order, so they cannot give wrong numbers.
 TEST(EmulatorTest, AMissingOrWrongFenceIsReportedAsARace) {
   const Verdict expected = kThreadSanitizer ? Verdict::kRace : Verdict::kRight;
   for (const Planted planted :
@@ -122,57 +124,58 @@ class EmulatorDeathTest : public ::testing::Test {
 TEST_F(EmulatorDeathTest, ABarrierThatSomeThreadsDoNotReachIsReported) {
   ExpectDeath(Planted::kDivergentBarrier,
               "kernel faulty, CTA .0, 0., thread .*SyncCta at "
-              "faulty_kernels.cu:.*divergent: others wait in SyncCta");
+              "faulty_kernels.cu:.*divergent: other threads wait in SyncCta");
   ExpectDeath(Planted::kEndedThread,
               "kernel faulty: deadlock(.|\n)*63 threads from 0 on wait in "
               "SyncCta at faulty_kernels.cu(.|\n)*1 threads from 5 on have "
               "ended");
-  ExpectDeath(Planted::kDivergentShuffle, "divergent: others wait in Shuffle");
+  ExpectDeath(Planted::kDivergentShuffle,
+              "divergent: other threads wait in Shuffle");
   ExpectDeath(Planted::kStrangeMask, "is not in the mask ffff0000");
   ExpectDeath(Planted::kShuffleTooFar, "ShuffleXor .*32 lanes away");
   ExpectDeath(Planted::kHalfWarps,
-              "SyncBarrier .*of warp [01] only 16 lanes have come");
+              "SyncBarrier .*of warp [01] only 16 lanes have arrived");
   ExpectDeath(Planted::kTwiceAtABarrier,
-              "ArriveBarrier .*barrier 1: the thread comes a second time");
+              "ArriveBarrier .*barrier 1: the thread arrives again");
   ExpectDeath(Planted::kStuckPoll,
-              "deadlock: threads look for what nobody will do(.|\n)*LoadAtomic "
+              "deadlock: threads poll for changes(.|\n)*LoadAtomic "
               "at faulty_kernels.cu");
-  ExpectDeath(Planted::kStuckPolls,
-              "deadlock: threads look for what nobody will do");
+  ExpectDeath(Planted::kStuckPolls, "deadlock: threads poll for changes");
 }
 
 TEST_F(EmulatorDeathTest, ACopyThatIsNeverWaitedForIsReported) {
   for (const Planted planted :
        {Planted::kMissingWait, Planted::kMissingCommit}) {
     ExpectDeath(planted,
-                "ended with 1 copies that it never waited for, the first of "
+                "ended with 1 copies that it never waited for, the first from "
                 "faulty_kernels.cu");
   }
 }
 
 TEST_F(EmulatorDeathTest, ALoadOnceOfDataThatTheLaunchStoredIsReported) {
   ExpectDeath(Planted::kLoadOnceOfStored,
-              "LoadOnce at faulty_kernels.cu.* was stored to by this launch");
+              "LoadOnce at faulty_kernels.cu.*this launch has stored to ");
 }
 
 TEST_F(EmulatorDeathTest, AccessesOutOfBoundsAreReported) {
   ExpectDeath(Planted::kSharedLoadOutOfBounds,
-              "thread 63, LoadShared .*byte 256 of the CTA's 256 of shared");
+              "thread 63, LoadShared .*byte 256 of shared memory, of which the "
+              "CTA has 256 bytes");
   ExpectDeath(Planted::kSharedOutOfBounds,
-              "thread 63.*byte 256 of 256 of shared memory");
+              "thread 63.*byte 256 of 256 bytes of shared memory");
   ExpectDeath(Planted::kSharedBefore,
-              "byte -[1-4] of 256 of shared memory was");
+              "byte -[1-4] of 256 bytes of shared memory was");
   ExpectDeath(Planted::kGlobalLoadOutOfBounds,
               "thread 63, LoadGlobal .*byte 256 of an allocation of 256");
   ExpectDeath(Planted::kGlobalOutOfBounds,
-              "thread 63.* is no memory of the device");
-  ExpectDeath(Planted::kHostMemory, "is no memory of the device");
+              "thread 63.* is not in the device's memory");
+  ExpectDeath(Planted::kHostMemory, "is not in the device's memory");
 }
 
 TEST_F(EmulatorDeathTest, MisalignmentNarrowScopesAndFullStacksAreReported) {
   ExpectDeath(Planted::kMisalignedLoad, "LoadGlobal .*misaligned.*16 bytes");
   ExpectDeath(Planted::kMisalignedCopy, "CopyAsync .*misaligned.*16 bytes");
-  ExpectDeath(Planted::kScopeTooNarrow, "AtomicAdd .*in scope of the CTA");
+  ExpectDeath(Planted::kScopeTooNarrow, "AtomicAdd .*in the scope of one CTA");
   ExpectDeath(Planted::kDeepStack, "stack is full");
 }
 
@@ -251,11 +254,12 @@ TEST(EmulatorTest, CountsSectorsAndPassesThroughSharedMemoryBanks) {
   for (const AccessCount& count : test.emulator().Accesses("faulty")) {
     if (count.kind == "shared load") {
       ++shared_loads;
-      EXPECT_EQ(count.requests, 2);  // one by each warp
+      EXPECT_EQ(count.requests, 2);  // one request per warp
       EXPECT_EQ(count.bytes, 256);
       EXPECT_EQ(count.passes, 2);
       EXPECT_EQ(count.least_passes, 2);
-    } else if (count.kind == "global load") {  // by the copy
+      // the loads of asynchronous copies
+    } else if (count.kind == "global load") {
       EXPECT_EQ(count.requests, 2);
       EXPECT_EQ(count.sectors, 8);
       EXPECT_EQ(count.least_sectors, 8);

@@ -34,9 +34,9 @@ char* Map(void* at, size_t bytes, int protection) {
   return static_cast<char*>(data);
 }
 
-// All stacks have the same offset in their pages, so their hot parts would
-// share a few cache lines. Therefore each begins a little deeper than the one
-// before.
+// If all stacks began at the same offset in their pages, their most used parts
+// would compete for the same cache sets. Therefore each stack begins a little
+// deeper than the previous one.
 constexpr size_t kStackShift = 320;
 constexpr size_t kMostStackShift = 4096;
 
@@ -53,13 +53,14 @@ void FreeFiber(Fiber& fiber) {
   fiber.read.Free();
 }
 
-// Reports an access to a wrong address with the kernel and the thread's place.
+// A SIGSEGV handler that reports an access to a wrong address, with the kernel
+// and the thread's indices.
 struct sigaction previous_action;
 
 void OnBadAddress(int, siginfo_t* info, void*) {
   if (current_launch == nullptr) {
-    // The fault is not in a kernel: the access is retried under the previous
-    // handler.
+    // The fault is not in a kernel. After the previous handler is restored, the
+    // access is retried and reaches that handler.
     ::sigaction(SIGSEGV, &previous_action, nullptr);
     return;
   }
@@ -77,8 +78,8 @@ void CatchBadAddresses() {
   (void)once;
 }
 
-// Dynamic shared memory ends at a guard page, except for the padding that
-// aligns it.
+// Maps a CTA's shared memory so that it ends at a guard page, except for a few
+// bytes of padding for its alignment.
 void MapShared(Cta& cta, uint32_t bytes) {
   const size_t data = AlignUp(bytes, kPageBytes);
   if (cta.shared_map_bytes != data + 2 * kPageBytes) {
@@ -100,8 +101,8 @@ void PoisonShared(Cta& cta) {
   char* const begin = cta.shared_map + kPageBytes;
   char* const end = cta.shared_map + cta.shared_map_bytes - kPageBytes;
   if (begin == end) return;
-  // Fresh pages: to ThreadSanitizer, an earlier CTA's accesses do not concern
-  // this one.
+  // Maps fresh pages, so that ThreadSanitizer does not compare this CTA's
+  // accesses with those of an earlier CTA in the same memory.
   if (tsan::kOn) {
     Map(begin, static_cast<size_t>(end - begin), PROT_READ | PROT_WRITE);
   }
@@ -114,7 +115,7 @@ void PoisonShared(Cta& cta) {
 void CheckCanaries(const Cta& cta, const char* begin, const char* end) {
   for (const char* at = begin; at < end; ++at) {
     if (*at != kCanary) {
-      Fault("out of bounds: byte %lld of %u of shared memory was written",
+      Fault("out of bounds: byte %lld of %u bytes of shared memory was written",
             static_cast<long long>(at - cta.shared), cta.shared_bytes);
     }
   }
@@ -160,7 +161,7 @@ void StartCta(Launch& launch, Cta& cta) {
 }
 
 void EndCta(Launch& launch, Cta& cta) {
-  current_fiber = &cta.fibers[0];  // reports name this thread
+  current_fiber = &cta.fibers[0];  // so that reports name a thread of this CTA
   for (uint32_t w = 0; w < cta.threads / kLanes; ++w) FlushRequests(cta, w);
   CheckCanaries(cta, cta.shared_map + kPageBytes, cta.shared);
   CheckCanaries(cta, cta.shared + cta.shared_bytes,
@@ -168,15 +169,17 @@ void EndCta(Launch& launch, Cta& cta) {
   for (const CtaBarrier& barrier : cta.barriers) {
     const Meet& meet = barrier.meet;
     if (meet.arrived > 0) {
-      Fault("the CTA ended with %u threads of %u at %s (%s:%d)", meet.arrived,
-            meet.expected, meet.doing, BaseName(meet.site.file),
-            meet.site.line);
+      Fault(
+          "the CTA ended when only %u of %u threads had arrived at %s (%s:%d)",
+          meet.arrived, meet.expected, meet.doing, BaseName(meet.site.file),
+          meet.site.line);
     }
   }
   for (size_t i = 0; i < launch.bulk.size(); ++i) {
     const char* const to = launch.bulk[i].to;
     if (to >= cta.shared && to < cta.shared + cta.shared_bytes) {
-      Fault("the CTA ended while a bulk copy was under way");
+      Fault(
+          "the CTA ended before a bulk copy to its shared memory had arrived");
     }
   }
   current_fiber = nullptr;
@@ -248,7 +251,8 @@ void FreeFiberPool(FiberPool* pool) {
   UnmapPages(pool, sizeof(FiberPool));
 }
 
-// The pool that was given back last, or null if it has been taken.
+// The pool that was given to GiveFiberPool last, or null if TakeFiberPool has
+// taken it.
 constinit std::atomic<FiberPool*> idle_pool = nullptr;
 
 template <typename T>

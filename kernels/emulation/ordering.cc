@@ -1,12 +1,13 @@
 // Atomics and fences, and which of them order which accesses.
 //
-// ThreadSanitizer knows neither fences nor the scopes of atomics, so it sees
-// all atomics here as relaxed ones. Clocks report the order instead. A fence
-// (or a release) stores what its thread has done under a fresh clock. The
-// thread's later atomics write that clock to the address, next to the value. A
-// thread that reads the address acquires the clock at its own next fence (or
-// acquire), if the scopes of both reach the other thread. So a fence orders
-// only its own thread's atomics, as in PTX.
+// ThreadSanitizer knows neither fences nor the scopes of atomics, so all
+// atomics are described to it as relaxed. This file reports what they order by
+// means of clocks (Tag). At a fence or release, a snapshot of everything that
+// the thread has done is stored under a fresh clock. The thread's later atomics
+// attach this clock to the address that they write. A thread that reads the
+// address acquires the clock at its own next fence or acquire, if the scopes of
+// both operations include the other thread. So a fence orders only its own
+// thread's atomics, as in PTX.
 #include "kernels/emulation/runtime.h"
 
 namespace kvasir::kernels::emulation {
@@ -32,7 +33,8 @@ bool Reaches(const Tag& tag, bool gpu) {
   return (tag.gpu && gpu) || tag.cta == current_fiber->cta->index;
 }
 
-// Keeps one clock of each thread and scope: a later one includes the earlier.
+// Adds a tag, and removes an earlier tag of the same thread and scope: the
+// later clock includes the earlier one.
 void AddTag(RawArray<Tag>& tags, const Tag& tag) {
   for (size_t i = 0; i < tags.size(); ++i) {
     if (tags[i].by == tag.by && tags[i].gpu == tag.gpu) {
@@ -43,7 +45,8 @@ void AddTag(RawArray<Tag>& tags, const Tag& tag) {
   tags.Push(tag);
 }
 
-// Returns an empty tag without ThreadSanitizer, because only it uses tags.
+// Takes a snapshot of the current thread. Without ThreadSanitizer the tag is
+// empty, because nothing else uses tags.
 Tag NewTag(bool gpu) {
   if (!tsan::kOn) return {};
   const Tag tag = {FreshClock(), gpu, current_fiber->cta->index, current_fiber};
@@ -51,7 +54,8 @@ Tag NewTag(bool gpu) {
   return tag;
 }
 
-// Called when the current thread reads `location`: it collects the tags there.
+// Called when the current thread reads `location` by an atomic: the thread
+// collects the tags that are attached to it.
 void ReadTags(Location& location, bool acquires) {
   for (size_t i = 0; i < location.tags.size(); ++i) {
     const Tag& tag = location.tags[i];
@@ -63,23 +67,26 @@ void ReadTags(Location& location, bool acquires) {
   }
 }
 
-// Called when the current thread writes `location`. A read-modify-write
-// (`goes_on`) keeps the tags that were released there before; a plain store
-// replaces them.
+// Called when the current thread writes `location` by an atomic: attaches the
+// tag `released`. A read-modify-write (`goes_on`) keeps the tags that are
+// attached already; a store replaces them.
 void WriteTags(Location& location, const Tag& released, bool goes_on) {
   NoteStore(location.address, location.bytes);
   if (!goes_on) location.tags.Clear();
   if (released.clock != nullptr) AddTag(location.tags, released);
 }
 
-// All threads that access an address in the CTA's scope must belong to one CTA.
+// Reports a fault if an address that is accessed by atomics in the scope of one
+// CTA is also accessed by atomics of another CTA.
 void CheckScope(Location& location, bool gpu) {
   const uint64_t cta = current_fiber->cta->index;
   if (location.cta == kNobody) location.cta = cta;
   if (!gpu) location.cta_scoped = true;
   if (location.cta_scoped && location.cta != cta) {
-    Fault("an atomic in scope of the CTA, at an address that CTA %llu touched",
-          static_cast<unsigned long long>(location.cta));
+    Fault(
+        "an address of atomics in the scope of one CTA: CTA %llu accessed it, "
+        "too",
+        static_cast<unsigned long long>(location.cta));
   }
 }
 
@@ -91,7 +98,8 @@ void SomeYield() {
 
 void* FreshClock() {
   Launch& launch = *current_launch;
-  // Clocks are reused after kMostClocks, which can only hide a race.
+  // After kMostClocks, clocks are reused. A reused clock can hide a race but
+  // cannot cause a false report.
   return launch.pool->clocks + 8 * (launch.num_clocks++ % Launch::kMostClocks);
 }
 
@@ -267,7 +275,8 @@ uint32_t Atomic(AtomicKind kind, void* at, uint32_t value, uint32_t expected,
     Progress();
   } else if (kind == AtomicKind::kCas ||
              (kind == AtomicKind::kAdd && value == 0)) {
-    Poll(at, old);  // a loop that waits for a lock polls like this
+    // a thread may wait by repeating an atomic that changes nothing
+    Poll(at, old);
   }
   return old;
 }

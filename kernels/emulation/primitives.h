@@ -1,7 +1,7 @@
-// The host's implementation of the primitives of kernels/simt: calls into the
-// runtime that runs the kernel. kernels/simt documents each primitive. C++17.
+// Declares the functions with which kernels/simt implements its primitives on
+// the host. kernels/simt documents what each primitive does. C++17.
 //
-// Threads: only code that a launch runs may call these.
+// Threads: only kernel code that an emulated launch runs may call these.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace kvasir::kernels::emulation {
 
-// A source line that calls a primitive.
+// The file and line of source code that calls a primitive.
 struct Site {
   const char* file;
   int line;
@@ -29,10 +29,10 @@ struct Place {
   uint32_t ctas_x, ctas_y;
   char* shared;
 };
-// With the initial-exec model an access is one instruction, not a call, even in
-// a module that is loaded at run time.
+// Declares thread-local variables with the initial-exec model: each access is
+// one instruction, not a call, even in a module that is loaded at run time.
 #define KVASIR_EMULATION_TLS __thread __attribute__((tls_model("initial-exec")))
-// The place (thread, CTA, grid) of the running CUDA thread.
+// The indices of the running CUDA thread in its CTA and grid.
 extern KVASIR_EMULATION_TLS const Place* current_place;
 inline const Place& Here() { return *current_place; }
 inline char* SharedMemory() { return current_place->shared; }
@@ -63,16 +63,16 @@ void Mma(MmaKind kind, float (&d)[4], const uint32_t (&a)[4],
 void LoadMatrices(uint32_t* words, int count, bool transposed, const void* row,
                   Site site);
 
-// These two check bounds and alignment of an access that the caller is about to
-// make, and count it.
+// CheckGlobal and CheckShared check bounds and alignment of an access that the
+// caller is about to make, and count it.
 void CheckGlobal(const void* address, size_t bytes, bool stores, Site site);
 void CheckShared(const void* address, size_t bytes, bool stores, Site site);
 // Like CheckGlobal, for LoadOnce: also checks that the launch has not stored to
 // these bytes.
 void CheckOnce(const void* address, size_t bytes, Site site);
 
-// Atomic accesses, of 32 or 64 bits. Accesses that acquire or release are sites
-// that can be left out: then they are relaxed.
+// Atomic accesses of 32 or 64 bits. An access that acquires or releases is a
+// site that can be left out (Emulator::LeaveOut): it is then a relaxed access.
 uint32_t LoadAtomic32(const void* from, bool acquires, Site site);
 uint64_t LoadAtomic64(const void* from, bool acquires, Site site);
 void StoreAtomic32(void* to, uint32_t value, bool releases, Site site);

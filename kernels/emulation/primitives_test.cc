@@ -1,4 +1,4 @@
-// Compares each primitive on the device with plain code.
+// Compares each primitive of kernels/simt with plain C++ code.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -30,7 +30,8 @@ Words RandomWords(size_t count, uint32_t seed) {
 uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
 float Number(uint32_t bits) { return std::bit_cast<float>(bits); }
 
-// A kernel's buffers: in, out and more.
+// The arguments of a kernel, with the memory of its buffers `in`, `out` and
+// `more`.
 struct Kernel {
   Kernel(EmulatedTest& test, const Words& in, size_t out_words,
          size_t more_words = 1)
@@ -79,7 +80,8 @@ TEST(PrimitivesTest, LanesOfAWarpExchangeValues) {
     most = std::max(most, Number(in[lane]));
   }
   ASSERT_EQ(odd, 8u);
-  // Sums the lanes as a butterfly does, first those 16 apart.
+  // Adds the lanes in the order of WarpSum: first lanes that are 16 apart, then
+  // 8, 4, 2 and 1.
   std::vector<float> sums(32);
   for (size_t i = 0; i < 32; ++i) sums[i] = Number(in[i]);
   for (size_t lanes = 16; lanes > 0; lanes /= 2) {
@@ -106,7 +108,8 @@ TEST(PrimitivesTest, LanesOfAWarpExchangeValues) {
   }
 }
 
-// Lanes compare zeros of both signs, or NaN, in different orders.
+// The inputs include zeros of both signs and NaN, which lanes compare in
+// different orders.
 TEST(PrimitivesTest, MaximaHaveTheSameBitsInEveryLane) {
   constexpr uint32_t kMinusZero = 0x80000000u, kNan = 0x7fc12345u;
   constexpr uint32_t kMinusNan = 0xffc00001u;
@@ -168,7 +171,8 @@ TEST(PrimitivesTest, BulkCopiesHaveArrivedWhenTheirBarriersPhaseEnds) {
   }
 }
 
-// Each element is its product in float64 plus one, rounded to float.
+// Checks LaunchMma: each element must be the product in float64, plus one,
+// rounded to float32.
 template <typename T>
 void ExpectProduct(bool bf16) {
   const std::vector<float> numbers = RandomFloats(16 * 16 + 8 * 16, 3);
@@ -189,7 +193,8 @@ void ExpectProduct(bool bf16) {
       for (size_t k = 0; k < 16; ++k) {
         want += stored[m * 16 + k] * stored[256 + n * 16 + k];
       }
-      // A GPU adds the products in its own order.
+      // A GPU may add the products in another order, so its result has a
+      // tolerance.
       EXPECT_NEAR(Number(out[m * 8 + n]), static_cast<float>(want),
                   OnGpu() ? 1e-4f : 0.0f);
     }
@@ -220,17 +225,17 @@ TEST(PrimitivesTest, TheMmaCeilingKernelComputesAllItsProducts) {
   ASSERT_EQ(one.size(), three.size());
   std::set<float> seen;
   for (size_t i = 0; i < one.size(); ++i) {
-    // The numbers are multiples of 1/16, so sums are exact.
+    // The inputs are multiples of 1/16, so sums are exact.
     EXPECT_EQ(three[i], 3 * one[i]);
     seen.insert(one[i]);
   }
   EXPECT_GT(seen.size(), 16u);
 }
 
-// A product with a zero factor must not change a sum. In prefill, rows multiply
-// slots that they cannot see by a weight of 0; in decoding there are zeros or
-// no product at all. Both must give the same bits
-// (attention/cuda/prefill_attention-inl.h).
+// Tests that a product with a factor 0 does not change the bits of a sum in an
+// mma. The prefill kernel multiplies slots that a row cannot see by a weight of
+// 0, and the decoding kernel may leave out such products; both must give the
+// same bits (attention/cuda/prefill_attention-inl.h).
 constexpr size_t kMmaRows = 16, kMmaColumns = 8, kMmaDepth = 16;
 template <typename T>
 class MmaOfZerosTest : public ::testing::Test {
@@ -238,17 +243,17 @@ class MmaOfZerosTest : public ::testing::Test {
   struct Operands {
     std::vector<T> a = std::vector<T>(kMmaRows * kMmaDepth);
     std::vector<T> b =
-        std::vector<T>(kMmaColumns * kMmaDepth);  // column by column
+        std::vector<T>(kMmaColumns * kMmaDepth);  // one column after another
   };
   using Chain = std::vector<Operands>;
 
   T Random() {
-    // Magnitudes differ widely, so that each sum loses bits.
+    // Magnitudes differ widely, so that each sum is rounded.
     std::normal_distribution<float> normal;
     std::uniform_int_distribution<int> exponent(-5, 5);
     return FromFloat<T>(std::ldexp(normal(engine_), exponent(engine_)));
   }
-  // Includes the largest and the smallest finite numbers.
+  // Returns any finite number, also very large and very small ones.
   T AnyFinite() {
     constexpr auto kMost = static_cast<uint16_t>(
         DTypeOf<T>::kValue == DType::kBf16 ? 0x7f7f : 0x7bff);
@@ -303,11 +308,12 @@ class MmaOfZerosTest : public ::testing::Test {
 using SixteenBits = ::testing::Types<Bf16, F16>;
 TYPED_TEST_SUITE(MmaOfZerosTest, SixteenBits);
 
-TYPED_TEST(MmaOfZerosTest, AWholeProductOfZerosLeavesTheSums) {
+TYPED_TEST(MmaOfZerosTest, AMatrixProductWithZerosDoesNotChangeTheSums) {
   const auto chain = this->RandomChain(6);
   const Words want = this->Run(chain);
   for (int turn = 0; turn < 12; ++turn) {
-    typename TestFixture::Operands zeros;  // zeros in A, in B, in both
+    // zeros only in A, only in B, or in both
+    typename TestFixture::Operands zeros;
     for (TypeParam& number : zeros.a) {
       if (turn % 3 == 1) number = this->AnyFinite();
     }
@@ -322,11 +328,11 @@ TYPED_TEST(MmaOfZerosTest, AWholeProductOfZerosLeavesTheSums) {
   }
 }
 
-// Each column has zeros at its own places; one column has only zeros.
-TYPED_TEST(MmaOfZerosTest, WhateverStandsBesideAZeroLeavesTheSums) {
+// The columns of B have zeros at different places; one column has only zeros.
+TYPED_TEST(MmaOfZerosTest, AFactorThatIsMultipliedByZeroDoesNotChangeTheSums) {
   for (int turn = 0; turn < 4; ++turn) {
     auto chain = this->RandomChain(5);
-    std::vector<std::vector<bool>> is_zero;  // by product, [column, place]
+    std::vector<std::vector<bool>> is_zero;  // for each product: [column, k]
     for (auto& operands : chain) {
       is_zero.emplace_back(kMmaColumns * kMmaDepth);
       for (size_t i = 0; i < kMmaColumns * kMmaDepth; ++i) {
@@ -340,7 +346,8 @@ TYPED_TEST(MmaOfZerosTest, WhateverStandsBesideAZeroLeavesTheSums) {
       }
     }
     for (size_t column = 0; column < kMmaColumns; ++column) {
-      // The factors opposite this column's zeros are zeros, or any numbers.
+      // Replaces the factors in A that are multiplied by this column's zeros:
+      // by zeros, or by any numbers. The sums must stay the same.
       const auto beside = [&](bool zeros) {
         auto other = chain;
         for (size_t i = 0; i < other.size(); ++i) {
@@ -363,7 +370,7 @@ TYPED_TEST(MmaOfZerosTest, WhateverStandsBesideAZeroLeavesTheSums) {
   }
 }
 
-TYPED_TEST(MmaOfZerosTest, AProductAmongZerosIsTheSameInEveryPlace) {
+TYPED_TEST(MmaOfZerosTest, AProductAmongZerosGivesTheSameSumAtEveryIndex) {
   const auto before = this->RandomChain(2);
   const auto numbers = this->RandomOperands();
   Words first;
@@ -383,9 +390,9 @@ TYPED_TEST(MmaOfZerosTest, AProductAmongZerosIsTheSameInEveryPlace) {
   }
 }
 
-// A row of a prompt lies elsewhere in its tile if the prompt is cut into other
-// chunks.
-TYPED_TEST(MmaOfZerosTest, ARowHasTheSameSumsWhereverItLies) {
+// The sums of a row must not depend on the row's index in a tile, which changes
+// if a prompt is cut into other chunks.
+TYPED_TEST(MmaOfZerosTest, ARowHasTheSameSumsAtEveryIndexInATile) {
   const auto chain = this->RandomChain(4);
   const Words want = this->Run(chain);
   for (size_t turn = 1; turn < kMmaRows; ++turn) {
@@ -403,7 +410,8 @@ TYPED_TEST(MmaOfZerosTest, ARowHasTheSameSumsWhereverItLies) {
   }
 }
 
-// The expected words of lanes for one, two and four matrices, then transposed.
+// Returns the words that LaunchMatrices must give: for one, two and four
+// matrices, then for the same matrices transposed.
 Words Fragments(const Words& matrices) {
   const auto at = [&](uint32_t matrix, uint32_t row, uint32_t column) {
     const uint32_t word = matrices[matrix * 32 + row * 4 + column / 2];
@@ -464,8 +472,8 @@ template <typename T>
 T Part(uint32_t pair, int i) {
   return {static_cast<uint16_t>(pair >> (16 * i))};
 }
-// True if `got` is the nearest number to the exact a b + c, ties to even.
-// Searches all numbers nearby.
+// True if `got` is the 16-bit number nearest to the exact a b + c, with ties to
+// even. Compares it with all numbers nearby.
 template <typename T>
 bool IsNearest(T got, double a, double b, double c) {
   const auto distance = [&](T number) {
@@ -482,8 +490,9 @@ bool IsNearest(T got, double a, double b, double c) {
   return true;
 }
 
-// Pairs of finite numbers of similar size, so that sums do not merely copy an
-// operand; every third has a small third operand.
+// Makes operands for FmaPair: pairs of finite numbers of similar size, because
+// with very different sizes a sum would only copy one operand. In every third
+// triple, the third operand is small.
 template <typename T>
 void ExpectPairs(int at) {
   constexpr uint32_t kCount = 300;
@@ -523,7 +532,7 @@ TEST(PrimitivesTest, ArithmeticOnPairsRoundsOnce) {
 }
 
 TEST(PrimitivesTest, MinPairPrefersANumberToNaN) {
-  // 1 and NaN in both orders; infinities; zeros.
+  // The triples have 1 and NaN in both orders, infinities, and zeros.
   const Words triples = {0x7e003c00u, 0x3c007e00u, 0u,
                          0xfc007c00u, 0x7bff7bffu, 0u,
                          0x80000000u, 0x00008000u, 0u};
@@ -539,11 +548,22 @@ TEST(PrimitivesTest, MinPairPrefersANumberToNaN) {
 
 TEST(PrimitivesTest, ConversionsFunctionsAndPickBytesMatchTheirDefinitions) {
   const Words triples = {
-      Bits(1.5f),    Bits(2.0f),  0x3210u,  // the bytes of a
-      Bits(-3.3f),   Bits(1e-5f), 0x7654u,  // the bytes of b
-      Bits(0.0f),    Bits(1.0f),  0xfedcu,  // the signs of b's bytes
-      Bits(10.7f),   Bits(0.1f),  0x0624u,  //
-      Bits(-127.0f), Bits(3.0f),  0x8888u,  // below the smallest normal
+      Bits(1.5f),
+      Bits(2.0f),
+      0x3210u,  // selects the bytes of a
+      Bits(-3.3f),
+      Bits(1e-5f),
+      0x7654u,  // selects the bytes of b
+      Bits(0.0f),
+      Bits(1.0f),
+      0xfedcu,  // selects the signs of b's bytes
+      Bits(10.7f),
+      Bits(0.1f),
+      0x0624u,  //
+      // 2^-127 is below the smallest normal number
+      Bits(-127.0f),
+      Bits(3.0f),
+      0x8888u,
   };
   constexpr uint32_t kCount = 5;
   EmulatedTest test;
@@ -568,7 +588,8 @@ TEST(PrimitivesTest, ConversionsFunctionsAndPickBytesMatchTheirDefinitions) {
     EXPECT_EQ(Number(got[9]), ToFloat(ToBf16(x)));
     EXPECT_EQ(Number(got[10]), ToFloat(ToF16(x)));
     const float power = x < -126.0f ? 0.0f : std::exp2(x);
-    // The error is half a unit in the last place on the emulator, two on a GPU.
+    // Exp2 is within half a unit in the last place in the emulator, and within
+    // two on a GPU.
     EXPECT_NEAR(Number(got[11]), power, (OnGpu() ? 2.4e-7f : 1.3e-7f) * power);
     if (x >= 0.0f) {
       EXPECT_EQ(Number(got[12]), std::sqrt(x));
@@ -577,7 +598,8 @@ TEST(PrimitivesTest, ConversionsFunctionsAndPickBytesMatchTheirDefinitions) {
   }
 }
 
-// A pipeline of copies and a sum over the grid.
+// Runs LaunchGridSum, which has a pipeline of copies and a sum over the grid.
+// True if the sum is right.
 struct GridSum {
   static constexpr uint32_t kCtas = 4;
   static constexpr uint32_t kCount = 64 * 3;
@@ -587,7 +609,8 @@ struct GridSum {
     for (size_t i = 0; i < in.size(); ++i) {
       in[i] = Bits(static_cast<float>(i % 101) - 40.0f);
     }
-    float want = 0.0f;  // whole numbers, so exact in any order
+    // the numbers are integers, so the sum is exact in any order
+    float want = 0.0f;
     for (const uint32_t word : in) want += Number(word);
     Kernel run(test, in, 1, 1 + kCtas);
     run.args.count = kCount;
@@ -603,8 +626,9 @@ TEST(PrimitivesTest, AGridSumsTheNumbersThatItsCtasCopied) {
   }
 }
 
-// True for sites that only order memory. Only ThreadSanitizer notices if one is
-// left out, because the emulator makes accesses in program order.
+// True for sites that only order memory accesses. If such a site is left out,
+// only ThreadSanitizer notices it, because the emulator executes accesses in
+// program order.
 bool OnlyOrders(const SyncSite& site) {
   return site.kind == "Fence<kGpu>" || site.kind == "StoreAtomic<kRelease>" ||
          site.kind == "LoadAtomic<kAcquire>";
@@ -626,8 +650,8 @@ TEST(LeaveOutTest, LeavingOutEachSiteOfAPipelineIsDetected) {
   ExpectEachSiteIsMissed("grid_sum", 9, GridSum());
 }
 
-// Leaves out each site of a kernel whose output should equal its input, or
-// `want`.
+// Checks that a kernel's output is `want`, and that leaving out any one of its
+// `sites` sites is detected.
 void ExpectEchoMissesEachSite(const std::string& kernel, size_t sites,
                               void (*launch)(const PrimitiveArgs&, Launcher&),
                               const Words& in, const Words& want) {

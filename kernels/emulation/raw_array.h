@@ -1,6 +1,7 @@
-// An array for code that runs inside a launch. ThreadSanitizer would take a
-// call of an allocator or of memcpy there for the kernel's own access. This
-// array asks the system for pages and grows without copying.
+// RawArray: an array for the emulator's code that runs inside a launch.
+// ThreadSanitizer would mistake a call of an allocator or of memcpy in such
+// code for an access by the kernel. Therefore this array gets pages from the
+// system directly and grows without copying.
 #pragma once
 
 #include <sys/mman.h>
@@ -13,19 +14,20 @@
 
 namespace kvasir::kernels::emulation {
 
-// Returns zeroed pages. The direct system call hides them from
-// ThreadSanitizer's interceptors.
+// Returns zeroed pages. A direct system call is used because ThreadSanitizer
+// intercepts mmap().
 inline void* MapPages(size_t bytes) {
   const long at = ::syscall(SYS_mmap, nullptr, bytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == -1) std::abort();
-  return reinterpret_cast<void*>(at);  // NOLINT: an address, by the system
+  // NOLINT: the system returns an address as an integer
+  return reinterpret_cast<void*>(at);
 }
 inline void UnmapPages(void* data, size_t bytes) {
   if (data != nullptr) ::syscall(SYS_munmap, data, bytes);
 }
 
-// Elements of fresh memory are zero bytes. Not copyable.
+// An array whose elements start as zero bytes in fresh memory. Not copyable.
 template <typename T>
 class RawArray {
   static_assert(std::is_trivially_destructible_v<T>);

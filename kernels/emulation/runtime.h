@@ -1,7 +1,8 @@
-// The state of a launch, and the functions that the runtime's files share. Only
-// files that are compiled without instrumentation include this header. While a
-// kernel runs, nothing here may use an allocator, memcpy or a container
-// (raw_array.h).
+// The state of an emulated launch, and the functions that the source files of
+// the emulator's runtime share. Only files that are compiled without sanitizer
+// instrumentation may include this header. While a kernel runs, the runtime
+// must not use an allocator, memcpy or a standard container; raw_array.h says
+// why.
 #pragma once
 
 #include <cstddef>
@@ -27,11 +28,12 @@ struct Fiber;
 struct Meet;
 struct Warp;
 
-// A snapshot of everything that a thread had done when it fenced, released or
-// arrived: a clock that ThreadSanitizer keeps under an address.
+// A snapshot of everything that a thread had done when it executed a fence, a
+// release or an arrival. The snapshot is a vector clock that ThreadSanitizer
+// stores under the address `clock`.
 struct Tag {
-  void* clock;  // null: no snapshot
-  bool gpu;     // true: the scope is all CTAs; false: only `cta`
+  void* clock;  // null: there is no snapshot
+  bool gpu;     // true: all CTAs are in its scope; false: only `cta` is
   uint64_t cta;
   const Fiber* by;
 };
@@ -44,7 +46,8 @@ struct Location {
                     // first CTA that accessed it
   bool cta_scoped;  // an atomic in the CTA's scope accessed it
   RawArray<Tag> tags;
-  uint64_t phases[2];  // of a copy barrier: the addresses of two clocks
+  // if it is a copy barrier: their addresses name two clocks
+  uint64_t phases[2];
 };
 
 struct PendingCopy {
@@ -61,14 +64,14 @@ struct BulkCopy {
   char* barrier;
 };
 
-// An address that a thread polled, and the value that it saw.
+// An address that a thread polled, and the value that it read.
 struct Look {
   const void* at;
   uint64_t value;
 };
 
-// A CUDA thread. The members that a switch between fibers uses come first, in
-// one or two cache lines.
+// A CUDA thread, which runs as a fiber. The members that a switch between
+// fibers uses come first, so that they are in one or two cache lines.
 struct alignas(64) Fiber {
   void* stack_pointer;
   Warp* warp;
@@ -82,15 +85,15 @@ struct alignas(64) Fiber {
   uint32_t given[8];  // operands of a collective
   uint32_t got[4];
   static constexpr uint32_t kLooks = 4;
-  Look looks[kLooks];  // the last distinct polls
+  Look looks[kLooks];  // the last polls that differ from each other
   uint32_t num_looks;
   char* stack;  // lowest address, just above a guard page
   void* tsan;
-  RawArray<PendingCopy> copies;  // in the order of their calls
-  size_t landed;                 // number of copies that have landed
+  RawArray<PendingCopy> copies;  // in the order in which they were requested
+  size_t landed;                 // number of copies whose bytes have arrived
   int groups;                    // number of committed groups
   Tag released;                  // snapshot of its last fence
-  RawArray<Tag> read;  // snapshots that its atomics have read since then
+  RawArray<Tag> read;  // snapshots that its atomics have read since that fence
 };
 
 // A meeting point of threads that wait for each other.
@@ -100,17 +103,17 @@ struct Meet {
   uint32_t arrived;
   uint32_t expected;
   uint32_t generation;
-  uint32_t waiting;  // lanes of a warp that wait
+  uint32_t waiting;  // mask of the warp's lanes that wait
   const char* doing;
   Site site;
-  uint64_t clocks[2];  // addresses of clocks, by generation % 2
+  uint64_t clocks[2];  // their addresses name clocks, by generation % 2
 };
 // A barrier of a CTA.
 struct CtaBarrier {
   Meet meet;
-  // Masks of lanes, for each warp.
+  // For each warp, the mask of the lanes that wait.
   uint32_t waiting[kMaxWarps];
-  uint32_t came[kMaxWarps];  // used only by named barriers
+  uint32_t came[kMaxWarps];  // the lanes that arrived; only for named barriers
 };
 
 // The accesses of a warp's lanes that form one memory request.
@@ -130,7 +133,7 @@ struct Warp {
   uint32_t rank;   // the warp's rank in the launch; 0 runs first
   static constexpr int kMasks = 8;
   Meet meets[kMasks];
-  RawArray<OpenRequests> open;  // by access site
+  RawArray<OpenRequests> open;  // one element per access site
 };
 
 struct Cta {
@@ -147,16 +150,17 @@ struct Cta {
   uint64_t start_clock;  // its address identifies a clock
 };
 
-// A 16-byte block of global memory, with the bytes that a launch stored to
-// through primitives.
+// A 16-byte block of global memory, and which of its bytes a launch has stored
+// to through primitives.
 struct StoredBlock {
   static constexpr uint64_t kBytes = 16;
-  uint64_t block;   // its address / kBytes
-  uint32_t launch;  // the entry is free unless this is FiberPool::launches
-  uint32_t stored;  // a bit for each byte
+  uint64_t block;  // its address / kBytes
+  // the launch that stored; the entry is free if it is not FiberPool::launches
+  uint32_t launch;
+  uint32_t stored;  // one bit for each byte that was stored
 };
 
-// Memory that is reused from launch to launch.
+// Memory of the runtime that is kept from one launch to the next.
 class FiberPool {
  public:
   RawArray<Fiber> fibers;
@@ -167,7 +171,7 @@ class FiberPool {
   RawArray<Location*> location_chunks;
   RawArray<Location*> locations;  // hash table, at most half full
   RawArray<StoredBlock> stored;   // hash table, at most half full
-  size_t num_stored;              // by this launch
+  size_t num_stored;              // number of blocks stored by this launch
   uint32_t launches;
   // Memory for the arrays of the same names in Launch.
   RawArray<Fiber*> ready;
@@ -184,7 +188,8 @@ struct Launch {
   const GuardedMemory::Range* ranges;
   size_t num_ranges;
   bool any_memory;
-  // Caches, by line number: the range and the site that a line used last.
+  // Two caches, indexed by the source line (modulo kLines): the memory range
+  // that the line accessed last, and the line's site.
   static constexpr size_t kLines = 64;
   size_t range_of_line[kLines];
   int site_of_line[kLines];
@@ -198,14 +203,14 @@ struct Launch {
   uint32_t num_warps;  // number of warps of the resident CTAs
   uint64_t next_cta, all_ctas;
   Cta* ended_cta;
-  // ThreadOrder::kAny: the threads that can run.
+  // For ThreadOrder::kAny: the threads that can run.
   RawArray<Fiber*> ready;
-  // ThreadOrder::kByWarp: the warps by rank, and a bit for each rank whose warp
-  // has lanes that can run.
+  // For ThreadOrder::kByWarp: the warps by rank, and one bit for each rank,
+  // which is set if the warp of this rank has lanes that can run.
   RawArray<Warp*> by_rank;
   RawArray<uint64_t> ready_ranks;
   RawArray<BulkCopy> bulk;
-  int64_t polls;  // number of polls since the last change
+  int64_t polls;  // number of polls since any thread made progress
   static constexpr size_t kLocationChunk = 512;
   size_t num_locations;
   static constexpr size_t kMostClocks = size_t{1} << 20;
@@ -233,35 +238,37 @@ inline void Enter(const char* doing, Site site) {
   current_fiber->doing = doing;
   current_fiber->site = site;
 }
-// Lets any thread run next; the current one stays ready.
+// Switches to any ready thread; the current thread stays ready.
 void Yield();
-// Yields after the current thread has read `value` at `at`, where it waits for
-// a change. If all threads only repeat what they have read before, the launch
-// ends with a report of a deadlock.
+// Yields because the current thread has read `value` at `at` and waits for
+// another value. If all threads only poll and read the same values again, the
+// process ends with a report of a deadlock.
 void Poll(const void* at, uint64_t value);
-// Records that something changed, so the launch is not stuck.
+// Records that a thread made progress, so the launch is not in a deadlock.
 inline void Progress() { current_launch->polls = 0; }
 // Reports an error at the current thread's primitive and ends the process. The
 // arguments are those of printf.
 [[noreturn]] void Fault(const char* what, ...)
     __attribute__((format(printf, 1, 2)));
-// True if the site of the current thread's primitive is left out.
+// True if the primitive that the current thread runs is at the site that is
+// left out (Emulator::LeaveOut).
 bool LeftOut();
-// One thread's arrival at a Meet. The last of `expected` threads calls
-// finish(context), and the waiting ones are made ready.
+// Describes how a thread arrives at a Meet. When the last of `expected` threads
+// arrives, it calls finish(context) and makes the waiting threads ready.
 struct Arrival {
   uint32_t expected;
   bool waits;
-  bool orders;          // the arrival orders memory, like a barrier
-  bool same_site;       // all threads must arrive by the same call
-  CtaBarrier* barrier;  // the barrier of `meet`; null: lanes of a warp meet
+  bool orders;     // the arrival orders memory accesses, like a barrier
+  bool same_site;  // all threads must arrive at the same source line
+  // the barrier that has the Meet; null: lanes of a warp meet
+  CtaBarrier* barrier;
   void (*finish)(void* context);
   void* context;
 };
 void Arrive(Meet& meet, const Arrival& arrival);
 void LandBulk();
-// Gives the warps of a new CTA random ranks. The CTA's threads exist but are
-// not ready yet.
+// Gives the warps of a new CTA random ranks (the order in which warps run). The
+// CTA's fibers must exist, but none may be ready yet.
 void PlaceWarps(Cta& cta);
 // Makes `lanes` of the warp ready.
 void MakeReady(Warp& warp, uint32_t lanes);
@@ -277,9 +284,11 @@ Location& LocationOf(const void* address);
 bool InShared(const void* address);
 
 // --- accesses.cc
-// Counts the open requests of a warp, and starts new ones.
+// Adds the cost of a warp's open requests to the counts, and starts new
+// requests.
 void FlushRequests(Cta& cta, uint32_t warp);
-// Describes what lies at an address that raised a signal.
+// Writes to `text` what lies at an address whose access raised a signal, and
+// returns `text`.
 const char* DescribeAddress(const void* address, char* text, size_t bytes);
 [[noreturn]] void FaultMisaligned(const void* address, size_t bytes);
 [[noreturn]] void FaultOutOfShared(const void* address);
@@ -322,8 +331,8 @@ inline void CountAccess(const void* address, size_t bytes, bool shared,
   AccessTable* const table = current_launch->accesses;
   if (table != nullptr) CountIn(*table, address, bytes, shared, stores);
 }
-// Records a store, for the check of LoadOnce. `bytes` is at most 16, and
-// `address` is a multiple of it.
+// Records that the launch stored to these bytes, because LoadOnce must not load
+// them. `bytes` is at most 16, and `address` is a multiple of `bytes`.
 void NoteStore(const void* address, size_t bytes);
 
 // Copies bytes without memcpy, which ThreadSanitizer would intercept.
@@ -333,7 +342,8 @@ inline void CopyBytes(char* to, const char* from, size_t bytes) {
 inline void FillBytes(char* to, char value, size_t bytes) {
   asm volatile("rep stosb" : "+D"(to), "+c"(bytes) : "a"(value) : "memory");
 }
-// Has a faster path for copies of 4, 8 and 16 bytes, which are frequent.
+// Fills memory with poison. Copies of 4, 8 and 16 bytes are frequent, so these
+// sizes have a faster path.
 inline void PoisonBytes(char* to, size_t bytes) {
   constexpr uint32_t kPoison = 0xffffffffu;
   if (bytes > 16 || bytes % 4 != 0) return FillBytes(to, '\xff', bytes);

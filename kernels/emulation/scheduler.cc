@@ -1,4 +1,6 @@
-// Fibers, the choice of the next thread, meeting points, and reports.
+// The scheduler of CUDA threads: switches between their fibers, chooses the
+// next thread, lets threads wait for each other at meeting points, and reports
+// faults.
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -9,9 +11,10 @@
 #error "the emulator's context switch is written for x86-64"
 #endif
 
-// Saves the stack pointer and continues on another stack. The registers that a
-// callee must preserve (System V) are on the stacks. A new stack holds six
-// zeros and an entry address.
+// Switches to another stack: pushes the registers that a callee must preserve
+// (System V ABI), saves the stack pointer to *save, loads the other one, and
+// pops the registers there. A new stack holds six zeros for these registers,
+// and the address of its entry function.
 extern "C" void kvasir_emulation_switch(void** save, void* load);
 asm(R"(
 .text
@@ -44,12 +47,13 @@ KVASIR_EMULATION_TLS const Place* current_place = nullptr;
 
 namespace {
 
-// After this many polls without a change for each thread that can run, the
-// launch is stuck: each such thread has run thousands of times.
+// If the launch makes no progress during this many polls per ready thread, it
+// is in a deadlock: each of these threads has run thousands of times.
 constexpr int64_t kMostPolls = 4096;
 constexpr int kReportedGroups = 16;
 
-// Threads that wait at the same place, for a report.
+// Threads that wait at the same place, which the report of a deadlock lists
+// together.
 struct Group {
   const Cta* cta;
   const char* doing;
@@ -114,7 +118,7 @@ void ReportThreads() {
 
 constexpr char kAllWait[] = "deadlock: all threads wait, or have ended";
 
-constexpr uint32_t kRanks = 64;  // ranks in a word of ready_ranks
+constexpr uint32_t kRanks = 64;  // how many ranks a word of ready_ranks holds
 
 void SetRankReady(Launch& launch, const Warp& warp) {
   launch.ready_ranks[warp.rank / kRanks] |= uint64_t{1} << warp.rank % kRanks;
@@ -146,7 +150,8 @@ Warp& FirstReadyWarp(Launch& launch) {
   return *launch.by_rank[word * kRanks + bit];
 }
 
-// Takes the first ready lane at or after `first`, wrapping around.
+// Returns the first ready lane of the warp from lane `first` on, then from lane
+// 0 on, and makes it not ready.
 Fiber* TakeLane(Launch& launch, Warp& warp, uint32_t first) {
   const uint32_t turned =
       warp.ready >> first | warp.ready << ((kLanes - first) % kLanes);
@@ -197,7 +202,7 @@ void SwitchTo(Fiber* next) {
       next != nullptr ? next->stack_pointer : launch.main_stack_pointer);
 }
 
-// Runs other threads until one of them makes the current thread ready.
+// Lets other threads run until one of them makes the current thread ready.
 void Suspend() {
   Fiber* const next = TakeReady();
   if (next != current_fiber) SwitchTo(next);
@@ -278,7 +283,7 @@ bool LeftOut() {
     while (i < sites.count && !is_here(i)) ++i;
     last = i;
   }
-  if (i == SiteTable::kMost) Fault("a kernel has at most %d sites", i);
+  if (i == SiteTable::kMost) Fault("the kernel has over %d sync sites", i);
   if (i == sites.count) {
     sites.entries[sites.count++] = {fiber.site, fiber.doing, 0};
     if (sites.out_file != nullptr && fiber.site.line == sites.out_line &&
@@ -315,9 +320,10 @@ void Poll(const void* at, uint64_t value) {
   }
   if (++launch.polls > kMostPolls &&
       launch.polls > kMostPolls * static_cast<int64_t>(CountReady() + 1)) {
-    Stuck("deadlock: threads look for what nobody will do any more");
+    Stuck("deadlock: threads poll for changes that no thread will make");
   }
-  // Prefer other threads, because this one waits for something that they do.
+  // Another thread should run next, because this one waits for something that
+  // others do.
   if (launch.order != ThreadOrder::kAny) {
     SwapRanks(launch, *self.warp,
               *launch.by_rank[RandomBelow(launch.num_warps)]);
@@ -345,11 +351,12 @@ void Arrive(Meet& meet, const Arrival& arrival) {
   } else if (arrival.same_site &&
              (meet.site.line != self.site.line ||
               meet.site.file != self.site.file || meet.doing != self.doing)) {
-    Fault("divergent: others wait in %s at %s:%d", meet.doing,
+    Fault("divergent: other threads wait in %s at %s:%d", meet.doing,
           BaseName(meet.site.file), meet.site.line);
   } else if (meet.expected != arrival.expected) {
-    Fault("%u threads are to come; others wait for %u", arrival.expected,
-          meet.expected);
+    Fault(
+        "the thread expects %u threads, but threads that wait there expect %u",
+        arrival.expected, meet.expected);
   }
   const uint32_t parity = meet.generation % 2;
   if (arrival.orders) tsan::Release(&meet.clocks[parity]);
@@ -402,17 +409,19 @@ void Barrier(uint32_t id, uint32_t threads, bool waits, Site site) {
   Enter(waits ? "SyncBarrier" : "ArriveBarrier", site);
   const Fiber& self = *current_fiber;
   Cta& cta = *self.cta;
-  if (id < 1 || id > 15) Fault("barrier %u: want 1 to 15", id);
+  if (id < 1 || id > 15) Fault("barrier number %u: must be 1 to 15", id);
   if (threads < 1 || threads % kLanes != 0 || threads > cta.threads) {
-    Fault("barrier of %u threads, want whole warps of %u", threads,
-          cta.threads);
+    Fault("barrier of %u threads: must be whole warps of the CTA's %u threads",
+          threads, cta.threads);
   }
   if (LeftOut()) return;
   CtaBarrier& barrier = cta.barriers[id];
   uint32_t& came = barrier.came[self.place.thread / kLanes];
   if ((came >> self.lane & 1) != 0) {
-    Fault("barrier %u: the thread comes a second time before %u have come", id,
-          threads);
+    Fault(
+        "barrier %u: the thread arrives again before all %u threads have "
+        "arrived",
+        id, threads);
   }
   came |= 1u << self.lane;
   Arrive(barrier.meet,
@@ -423,7 +432,7 @@ void Barrier(uint32_t id, uint32_t threads, bool waits, Site site) {
               if (all.came[w] != 0 && all.came[w] != ~0u) {
                 Fault(
                     "a barrier counts whole warps: of warp %u only %d lanes "
-                    "have come",
+                    "have arrived",
                     w, __builtin_popcount(all.came[w]));
               }
               all.came[w] = 0;
@@ -434,7 +443,8 @@ void Barrier(uint32_t id, uint32_t threads, bool waits, Site site) {
 
 namespace {
 
-// The entry of a fiber; runs one thread of the kernel from start to end.
+// The entry function of a fiber: runs one thread of the kernel from start to
+// end.
 void FiberMain() {
   Launch& launch = *current_launch;
   Fiber& self = *current_fiber;
@@ -447,7 +457,7 @@ void FiberMain() {
     const Site& site = self.copies[self.landed].site;
     Fault(
         "the thread ended with %zu copies that it never waited for, the first "
-        "of %s:%d",
+        "from %s:%d",
         self.copies.size() - self.landed, BaseName(site.file), site.line);
   }
   self.ended = true;
@@ -464,8 +474,8 @@ void FiberMain() {
 }  // namespace
 
 void StartFiber(Fiber& fiber, size_t stack_bytes) {
-  // The ABI wants the stack pointer at an entry 8 bytes past a multiple of 16,
-  // as after a call.
+  // The ABI requires that at a function's entry the stack pointer is 8 bytes
+  // below a multiple of 16, as after a call instruction.
   auto* top = reinterpret_cast<void**>(fiber.stack + stack_bytes);
   *--top = nullptr;
   *--top = reinterpret_cast<void*>(&FiberMain);

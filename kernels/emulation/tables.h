@@ -1,5 +1,5 @@
-// Tables of a kernel's source lines that launches fill in, and the request for
-// one launch: the interface between emulator.cc and the runtime.
+// The interface between emulator.cc and the runtime: the request for one
+// launch, and the tables about a kernel's source lines that launches fill in.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,8 @@
 
 namespace kvasir::kernels::emulation {
 
-// Synchronizing lines of one kernel, in the order of their first passes.
+// The synchronizing lines of one kernel, in the order in which threads first
+// reached them.
 struct SiteTable {
   static constexpr int kMost = 256;
   struct Entry {
@@ -21,8 +22,9 @@ struct SiteTable {
   };
   Entry entries[kMost];
   int count;
-  // The site that is left out: its file's name without folders (null: no site
-  // is left out), and its index, which is -1 until a thread has passed it.
+  // The site that is left out. out_file is its file's name without folders, or
+  // null if no site is left out; out_index is its index in `entries`, or -1 as
+  // long as no thread has reached it.
   const char* out_file;
   int out_line;
   const char* out_kind;
@@ -60,14 +62,15 @@ struct LaunchRequest {
   uint32_t shared_bytes;  // the largest shared memory of a CTA
 };
 
-// Stacks and fibers, reused from launch to launch. GiveFiberPool keeps one pool
-// for the next TakeFiberPool and frees the one that it kept before; null only
-// frees.
+// Stacks and fibers, which launches reuse. GiveFiberPool keeps the given pool
+// for the next TakeFiberPool and frees the pool that it kept before. With null,
+// it only frees that pool.
 class FiberPool;
 FiberPool* TakeFiberPool();
 void GiveFiberPool(FiberPool* pool);
 
-// Runs on the calling thread; returns when all CTAs have ended.
+// Runs the launch on the calling thread, and returns when all its CTAs have
+// ended.
 void RunLaunch(FiberPool& pool, const LaunchRequest& request);
 
 }  // namespace kvasir::kernels::emulation

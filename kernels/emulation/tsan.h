@@ -1,8 +1,9 @@
-// ThreadSanitizer's view of a launch: each CUDA thread is a fiber of its own,
-// and switching fibers orders nothing. Without -fsanitize=thread, the functions
-// for atomics are plain accesses and the others do nothing. The emulator's own
-// code is not instrumented; it reports the kernels' accesses through these
-// functions.
+// Functions that describe an emulated launch to ThreadSanitizer, so that it
+// finds races of kernels. Each CUDA thread is a fiber; a switch between fibers
+// does not order their accesses. The emulator's own code is not instrumented,
+// so it reports the kernels' accesses through these functions. Without
+// -fsanitize=thread, the functions for atomics are plain accesses and the
+// others do nothing.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +44,8 @@ inline void Read(const void* at, size_t bytes) {
   __tsan_read_range(const_cast<void*>(at), bytes);
 }
 inline void Write(void* at, size_t bytes) { __tsan_write_range(at, bytes); }
-// All atomics are relaxed (order 0).
+// Atomic accesses. ThreadSanitizer sees all of them as relaxed (order 0);
+// ordering.cc reports what they order.
 inline uint32_t Load32(const void* at) {
   return __tsan_atomic32_load(static_cast<const volatile uint32_t*>(at), 0);
 }

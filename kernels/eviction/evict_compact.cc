@@ -33,7 +33,8 @@ class Mover {
   void MoveSlots() const {
     for (int64_t i = 0; i < count_; ++i) Move(i, 1);
   }
-  // Moves slots that are adjacent in one tile, in both places, at once.
+  // Moves the slots in runs: slots that are adjacent in a tile, both before and
+  // after the move, are copied together.
   void MoveRuns() const {
     for (int64_t i = 0; i < count_;) {
       const int64_t slots = region_.tile_slots;
@@ -56,7 +57,8 @@ class Mover {
            (in_page - tile * region_.tile_slots) * region_.region.stride_bytes;
   }
 
-  // Moves slots [i, i + run). The source may overlap the destination.
+  // Moves `run` slots to slots [i, i + run). Source and destination may
+  // overlap.
   void Move(int64_t i, int64_t run) const {
     const char* from = AddressOf(from_, kept_[i]);
     char* to = AddressOf(to_, i);
@@ -131,7 +133,8 @@ void EvictCompactReference(const EvictCompactArgs& params, CpuStream&) {
 }
 
 void EvictCompactCpu(const EvictCompactArgs& params, CpuStream& stream) {
-  // Waking other threads pays as soon as some hundred slots move.
+  // Counts each region as so much work that other threads are woken when at
+  // least some hundred slots move; for fewer, waking them would take longer.
   constexpr int64_t kNumbersPerRegion = 4096;
   ForRows(stream, params.num_evictions * params.num_regions, kNumbersPerRegion,
           [&](int64_t begin, int64_t end, int /*thread*/) {
@@ -163,7 +166,7 @@ absl::StatusOr<PreparedEviction> Prepare(Device& device,
       if (unit >= 0 && unit < metadata.num_units) continue;
       return absl::InvalidArgumentError(
           absl::StrCat(kKernels.op, ": group ", g, " belongs to unit ", unit,
-                       ", want 0 to ", metadata.num_units - 1));
+                       ", but units are 0 to ", metadata.num_units - 1));
     }
     table.AddGroups(part);
   }

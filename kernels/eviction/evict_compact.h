@@ -9,8 +9,8 @@
 
 namespace kvasir::kernels {
 
-// One kind of data that slots have for a unit: the codes of a group, or the
-// numbers of a metadata plane.
+// One kind of data that each slot has for a unit (a set of KV heads that evict
+// together): the codes of a group, or the numbers of a metadata plane.
 template <template <typename> class Ptr>
 struct EvictRegionIn {
   Ptr<void> arena = nullptr;  // [N, page_bytes]
@@ -25,9 +25,9 @@ using EvictRegion = EvictRegionIn<DevicePtr>;
 using EvictRegionArgs = EvictRegionIn<LaunchPtr>;
 
 // For every eviction and region: slot i of to_table becomes a copy of slot
-// kept_slots[unit, i] of block_table, in ascending order of i. Kept slots
-// ascend, so no slot is overwritten before it is read, even in place. Slots
-// from k on are unchanged.
+// kept_slots[unit, i] of block_table, for i from 0 to k - 1 in this order.
+// kept_slots is in ascending order, so no slot is overwritten before it is
+// read, even if both tables name the same pages. Slots from k on are unchanged.
 template <template <typename> class Ptr>
 struct EvictCompactParamsIn {
   Ptr<const EvictRegionIn<Ptr>> regions = nullptr;
@@ -46,9 +46,10 @@ using EvictCompactParams = EvictCompactParamsIn<DevicePtr>;
 using EvictCompactArgs = EvictCompactParamsIn<LaunchPtr>;
 
 class CpuStream;
-// One thread copies one slot at a time.
+// Copies one slot at a time, on one thread.
 void EvictCompactReference(const EvictCompactArgs& params, CpuStream& stream);
-// Threads share the regions. Slots that stay adjacent are copied at once.
+// Divides the regions among threads. Slots that are adjacent before and after
+// the move are copied together.
 void EvictCompactCpu(const EvictCompactArgs& params, CpuStream& stream);
 
 }  // namespace kvasir::kernels

@@ -14,8 +14,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Two sequences with the same number of slots. The pages of the second one are
-// free.
+// The cache has two sequences with this number of slots. The pages of the
+// second sequence are used as free pages.
 constexpr int64_t kSlots = 300;
 constexpr int64_t kKept = 90;
 
@@ -38,7 +38,7 @@ struct EvictParts {
   std::vector<EvictPart> parts;
 };
 
-// The pages to which the kept slots are moved.
+// To which pages the kept slots are moved.
 enum class To { kSamePages, kOtherPages, kSomeOtherPages };
 
 // A sequence from which some slots were evicted.
@@ -83,7 +83,8 @@ struct Evicted {
       kept.emplace_back(list.begin() + u * kKept,
                         list.begin() + (u + 1) * kKept);
     }
-    // The output that the rows should have, computed before any slot moves.
+    // Computes, before any slot is moved, the output that attention should give
+    // afterwards.
     LatentAsk ask = Last();
     ask.slots_of_unit = &kept;
     expected = cache.Expected(ask);
@@ -219,8 +220,9 @@ TEST(EvictCompactRefusalTest, TheErrorNamesAGroupWithoutAUnit) {
   TestStream test;
   EXPECT_THAT(
       Prepare(test.device(), OnDevice(metadata), parts.parts).status(),
-      base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("group 2 belongs to unit 1, want 0 to 0")));
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("group 2 belongs to unit 1, but units are 0 to 0")));
 }
 
 }  // namespace

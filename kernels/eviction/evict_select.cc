@@ -18,7 +18,8 @@ namespace {
 constexpr OpKernels<EvictSelectParams, DevicePtr<uint64_t>> kKernels = {
     "evict_select", &EvictSelectReference, &EvictSelectCpu};
 
-// The candidates of one unit in one eviction.
+// The slots that one unit may evict in one eviction, with their worth: slots
+// with the greatest worth are kept.
 class Candidates {
  public:
   Candidates(const EvictSelectArgs& params, const Eviction& eviction,
@@ -107,8 +108,9 @@ void Decay(const Eviction& eviction, const Candidates& candidates) {
   }
 }
 
-// A sort key that ascends as worth falls and, for equal worth, as the slot
-// ascends. Worth is never below 0, so its bits are in the order of its values.
+// Returns a sort key by which slots of greater worth come first and, if the
+// worth is equal, lower slots come first. Worth is never below 0, so its bits,
+// as an integer, have the same order as its values.
 uint64_t KeyOf(float worth, int64_t slot) {
   return uint64_t{~std::bit_cast<uint32_t>(worth)} << 32 |
          static_cast<uint32_t>(slot);
@@ -128,7 +130,7 @@ void SelectUnit(const EvictSelectArgs& params, const Eviction& eviction,
       keys[s - candidates.begin()] = KeyOf(candidates.WorthOf(s), s);
     }
     std::nth_element(keys, keys + places - 1, keys + count);
-    // The lower halves of the keys are the chosen slots.
+    // The lower half of a key is its slot.
     for (int64_t i = 0; i < places; ++i) keys[i] &= 0xffffffffu;
     std::sort(keys, keys + places);
     for (int64_t i = 0; i < places; ++i) *to++ = static_cast<int32_t>(keys[i]);
@@ -199,8 +201,8 @@ absl::StatusOr<EvictionStep> CheckEvictions(
     if (eviction.sinks < 0 || eviction.sinks > eviction.num_slots) {
       return refuse("sinks", 0, eviction.num_slots, eviction.sinks);
     }
-    // Without a recent slot the new token would be evicted at once, because its
-    // mass is the smallest.
+    // At least one recent slot must be kept: otherwise the newest token, which
+    // has the smallest mass, would be evicted at once.
     if (eviction.recent < 1 || eviction.recent > eviction.num_slots) {
       return refuse("recent slots", 1, eviction.num_slots, eviction.recent);
     }

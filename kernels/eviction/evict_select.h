@@ -1,5 +1,5 @@
-// evict_select: chooses the slots of a sequence that each unit of a layer
-// keeps. C++17.
+// evict_select: chooses which slots of a sequence each unit of a layer keeps. A
+// unit is a set of KV heads that evict the same tokens. C++17.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace kvasir::kernels {
 
-// One eviction of a sequence from all layers of a page group. Host and device
-// have equal copies. The caller (cache/eviction) determines how many slots are
-// kept; the scores determine which.
+// The eviction of slots of one sequence from all layers of a page group. Host
+// and device have equal copies of this struct. The caller (cache/eviction)
+// determines how many slots are kept; the scores determine which ones.
 struct Eviction {
   int64_t num_slots = 0;  // n, slots before the eviction
   int64_t kept = 0;     // k, slots after it: at least sinks + recent, at most n
@@ -18,9 +18,10 @@ struct Eviction {
   int64_t recent = 0;   // the last slots, always kept; at least one
   float lambda = 0.5f;  // weight of the attention mass, 0 to 1
   float decay = 1.0f;   // factor on the mass per eviction, above 0
-  // Whether the friendliness f is multiplied by 1/2.
+  // Whether f (EvictSelectParams) is multiplied by 1/2.
   bool halves_friendliness = false;
-  // The start of the units' kept slots [U, k] in a launch's list.
+  // Where the kept slots [U, k] of this eviction begin in the launch's list
+  // kept_slots.
   int64_t first_kept = 0;
   DevicePtr<const int32_t> block_table;  // covers n slots
   // Covers k slots, for evict_compact. At each index it has the same page as
@@ -31,17 +32,20 @@ struct Eviction {
 // For every eviction and unit: the candidates are the slots from `sinks` to n -
 // recent. The k - sinks - recent candidates with the greatest
 //   lambda * norm(S) + (1 - lambda) * f,  f = (1 - norm(Ek)) + (1 - norm(Ev))
-// are kept (f is halved if halves_friendliness). Among equal candidates the
-// lower slots are kept. norm(x) = (x - least) / (greatest - least) over the
-// unit's candidates, or 0 if all are equal. A side without errors counts as all
-// equal; so without codes lambda has no effect, and at lambda 1 errors have
-// none. An S that is not finite counts as 0. Everything is computed in float32,
-// in the order that is written here.
+// are kept. S is a slot's attention mass (score); Ek and Ev are the
+// quantization errors of its key and value. f is halved if halves_friendliness.
+// Among equal candidates the lower slots are kept. norm(x) = (x - least) /
+// (greatest - least) over the unit's candidates, or 0 if all x are equal. A
+// side (keys or values) without a plane of errors has norm 0, so if neither
+// side has errors, only S decides (unless lambda is 0). An S that is not finite
+// counts as 0. Everything is computed in float32, in the order that is written
+// here.
 //
-// Each unit normalises over its own candidates, but public code normalises over
-// all heads of a layer. So the number of ranks does not change what is kept, as
-// long as no rank holds only part of a unit's heads; and a unit whose mass is
-// spread evenly keeps its own order even if another has a heavy sink.
+// Each unit normalises over its own candidates; the published implementation
+// normalises over all heads of a layer. Therefore the number of ranks does not
+// change which slots are kept, as long as no rank holds only part of a unit's
+// heads. Also, one unit's very heavy slot does not flatten the scores of other
+// units.
 //
 // kept_slots receives the sinks, the chosen slots and the recent ones, in
 // ascending order. Then the mass of all n slots is multiplied by `decay`, if
@@ -51,7 +55,7 @@ struct EvictSelectParamsIn {
   SlotMetadataIn<Ptr> metadata;
   Ptr<const Eviction> evictions = nullptr;
   int64_t num_evictions = 0;
-  int64_t most_slots = 0;             // of an eviction
+  int64_t most_slots = 0;             // largest num_slots of the evictions
   Ptr<int32_t> kept_slots = nullptr;  // [U, k] for each eviction
 
   template <typename Visit>

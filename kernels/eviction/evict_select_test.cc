@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// The planes of a sequence in shuffled pages, with access to its slots by
+// Metadata planes of one sequence in shuffled pages, with access by slot
 // number.
 class Slots {
  public:
@@ -52,7 +52,8 @@ class Slots {
   }
   bool has_errors(int side) const { return metadata.error_offset[side] >= 0; }
 
-  // There are only a few different numbers, so that ties occur.
+  // Fills the planes with random numbers. There are only a few different ones,
+  // so that some slots are equal.
   void Fill(uint32_t seed) {
     std::mt19937 engine(seed);
     const auto below = [&engine](uint32_t most) { return engine() % most; };
@@ -101,7 +102,8 @@ std::vector<int32_t> Select(TestStream& test, const Slots& slots,
   return kept;
 }
 
-// Takes the best remaining candidate until all places are filled.
+// Chooses the slots in the simplest way: takes the best remaining candidate,
+// again and again.
 std::vector<int32_t> BruteForce(Slots& slots, const Eviction& eviction,
                                 int64_t unit) {
   const int64_t begin = eviction.sinks;
@@ -198,8 +200,8 @@ struct KeptToken {
   uint8_t errors[2];
 };
 
-// A text, token by token. Each token gives some mass to all kept tokens. A list
-// tracks which tokens should be kept.
+// Simulates a long text, token by token: each new token adds some mass to all
+// tokens that are kept. A list records which tokens should be kept.
 TEST(EvictSelectTest, EqualsBruteForceTokenByTokenOverThousandsOfTokens) {
   struct Case {
     int64_t units;

@@ -1,5 +1,5 @@
-// An endless text passes through append, attention and eviction, in the pages
-// of a few hundred slots.
+// Tests kv_append, attention and eviction together on a long text, in a cache
+// with only a few hundred slots.
 #include <algorithm>
 #include <memory>
 #include <numeric>
@@ -25,7 +25,8 @@ constexpr int64_t kEvery = 24;  // tokens between two evictions
 constexpr int64_t kPages = (kKept + kEvery) / kPageTokens;
 constexpr int64_t kTokens = 1500;
 
-// The numbers of a token, which do not depend on how tokens are chunked.
+// Returns the random numbers of a token. They do not depend on how the text is
+// cut into chunks.
 std::vector<float> RowOf(int64_t token, int64_t width, uint32_t seed) {
   return RandomFloats(width, seed + static_cast<uint32_t>(token), 0.7f);
 }
@@ -34,7 +35,7 @@ struct Run {
   int threads = 1;
   CpuBackend backend = CpuBackend::kSimd;
   bool keeps_weights = false;
-  int64_t most_tokens = 1;  // of one step
+  int64_t most_tokens = 1;  // largest number of tokens in one step
 };
 
 class EndlessText {
@@ -79,7 +80,7 @@ class EndlessText {
   }
 
   int64_t slots() const { return slots_; }
-  // The contents of the live slots, and the last token's output.
+  // Returns the contents of all slots in use, and the output of the last token.
   std::vector<float> State() const {
     std::vector<float> state(out_.end() - kHeads * 24, out_.end());
     for (int64_t u = 0; u < kUnits; ++u) {

@@ -1,5 +1,5 @@
-// Ops that evict slots from a layer. kernels/README.md has the contract of
-// every op.
+// Host functions of the ops that evict slots from a layer. kernels/README.md
+// has the contract of every op.
 #pragma once
 
 #include "absl/status/status.h"
@@ -13,39 +13,40 @@
 
 namespace kvasir::kernels {
 
-// A part of the layer, with the unit of each of its groups [G].
+// A part of the layer, and the unit to which each of its groups [G] belongs.
 struct EvictPart {
   LatentPart latents;
   const int32_t* unit_of_group = nullptr;
 };
 
-// The two eviction ops of a layer, prepared.
+// The parameters of a layer's two eviction ops that do not change after load.
 struct PreparedEviction {
   explicit PreparedEviction(Device* device) : tables(device) {}
   SlotMetadata metadata;
-  EvictCompactParams compact;  // everything but a step's arguments
+  EvictCompactParams compact;  // everything except the arguments of a step
   DeviceTables tables;
 };
 
-// `parts` are those that store latents (a joint part is listed once). They are
-// host memory and are copied.
+// Prepares both ops for a layer. `parts` are the parts that store latents; a
+// joint part is listed once. They are in host memory and are copied.
 absl::StatusOr<PreparedEviction> Prepare(Device& device,
                                          const SlotMetadata& metadata,
                                          absl::Span<const EvictPart> parts);
 
-// The size of a step's evictions of a page group. All layers of the group share
-// it.
+// The sizes of all evictions of a step in one page group, which are the same
+// for all layers of the group.
 struct EvictionStep {
   int64_t most_slots = 0;  // slots of the largest eviction, before it
-  // The length of the list of kept slots for `num_units` units.
+  // The length of the list kept_slots for `num_units` units.
   int64_t kept_slots = 0;
 };
-// Checks the counts of a step's evictions and reads nothing else.
-// INVALID_ARGUMENT names the eviction, the value and the limit.
+// Checks the counts and weights in a step's evictions; does not read the
+// tables. Errors: INVALID_ARGUMENT; the text names the eviction, the value and
+// the limit.
 absl::StatusOr<EvictionStep> CheckEvictions(
     int64_t num_units, absl::Span<const Eviction> evictions);
 
-// The arguments that change with every step.
+// The arguments of both ops that change with every step.
 struct EvictionRows {
   DevicePtr<const Eviction> evictions;
   int64_t num_evictions = 0;

@@ -9,9 +9,10 @@
 
 namespace kvasir::kernels {
 
-// Where the codes of a run are in a slot. Code i has its `low_bits` lowest bits
-// at bit low_bit + i * low_bits. Codes of 3, 5 or 6 bits have the others at bit
-// high_bit + i * high_bits. Bits of one plane never straddle two bytes.
+// Where a slot stores the codes of a run. The lowest `low_bits` bits of code i
+// begin at bit low_bit + i * low_bits of the slot. Codes of 3, 5 or 6 bits have
+// their other bits in another plane, at bit high_bit + i * high_bits. The bits
+// that a code has in one plane are always in one byte.
 struct CodePlace {
   int64_t low_bit = 0;
   int low_bits = 0;  // 0: nothing is stored
@@ -25,7 +26,7 @@ struct CodePlace {
   }
 };
 
-// Finds the places of the codes of a group's runs, one run after another.
+// Computes where the codes of a group's runs are stored, one run after another.
 class CodeCursor {
  public:
   KVASIR_HOST_DEVICE explicit CodeCursor(const LatentGroup& group) {
@@ -40,7 +41,8 @@ class CodeCursor {
     for (int plane = 0; plane < 4; ++plane) {
       const int bits = run.bits & PlaneBits(plane);
       if (bits == 0) continue;
-      // The plane with the most bits comes first and has the lowest bits.
+      // Planes with more bits come first, so the first plane has the code's low
+      // bits.
       const bool low = place.low_bits == 0;
       (low ? place.low_bits : place.high_bits) = bits;
       (low ? place.low_bit : place.high_bit) = next_bit_[plane];
@@ -58,7 +60,8 @@ KVASIR_HOST_DEVICE inline unsigned ReadBits(const uint8_t* bytes, int64_t bit,
   return (static_cast<unsigned>(bytes[bit / 8]) >> (bit % 8)) &
          ((1u << bits) - 1);
 }
-// The bits must be 0 before the call.
+// Writes the lowest `bits` bits of a value at `bit`. The memory there must be 0
+// before the call.
 KVASIR_HOST_DEVICE inline void OrBits(uint8_t* bytes, int64_t bit, int bits,
                                       unsigned value) {
   bytes[bit / 8] = static_cast<uint8_t>(
@@ -78,7 +81,7 @@ KVASIR_HOST_DEVICE inline unsigned ReadCode(const uint8_t* slot,
   }
   return code;
 }
-// Writes one code. The slot must have been zeroed.
+// Writes one code. The slot must be zero before its first code is written.
 KVASIR_HOST_DEVICE inline void WriteCode(uint8_t* slot, const CodePlace& place,
                                          int64_t index, unsigned code) {
   if (place.low_bits == 0) return;
@@ -133,9 +136,9 @@ KVASIR_HOST_DEVICE uint64_t Squeeze(uint64_t eight) {
          ((uint64_t{1} << (8 * kBits)) - 1);
 }
 
-// ORs bits [0, kBits) of codes[i] >> shift to bit + i * kBits, for each i <
-// count. Touches only bytes that receive bits. Requires a little-endian
-// machine.
+// For each i < count, ORs the lowest kBits bits of codes[i] >> shift into
+// `bytes`, from bit number bit + i * kBits on. Accesses only bytes that receive
+// bits. Requires a little-endian machine.
 template <int kBits>
 void PackPlane(const uint8_t* codes, int64_t count, int shift, int64_t bit,
                uint8_t* slot) {
@@ -150,7 +153,8 @@ void PackPlane(const uint8_t* codes, int64_t count, int shift, int64_t bit,
       std::memcpy(to, &packed, kBits);
       continue;
     }
-    // Only planes of 4, 2 and 1 bits begin inside a byte, so at most 39 bits.
+    // Only codes of 4, 2 or 1 bits can begin inside a byte, so `moved` has at
+    // most 39 bits.
     const uint64_t moved = packed << in_byte;
     for (int byte = 0; byte <= kBits; ++byte) {
       to[byte] = static_cast<uint8_t>(to[byte] | moved >> (8 * byte));
@@ -162,7 +166,7 @@ void PackPlane(const uint8_t* codes, int64_t count, int shift, int64_t bit,
   }
 }
 
-// Writes `count` codes of a run, from code `first` on, like WriteCode.
+// Does the same as WriteCode for codes [first, first + count) of a run.
 inline void WriteCodes(uint8_t* slot, const CodePlace& place, int64_t first,
                        const uint8_t* codes, int64_t count) {
   const int64_t bit = place.low_bit + first * place.low_bits;

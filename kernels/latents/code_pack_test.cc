@@ -57,8 +57,9 @@ TEST(CodePackTest, PlanesFollowEachOtherAndBytesFillFromTheLowestBit) {
   for (const Group& group : Groups()) {
     const std::vector<uint8_t> codes = RandomCodes(group);
     std::vector<bool> stream;
-    // Appends `count` bits, from the given bit on, of every code that has one
-    // of these widths.
+    // `first` maps widths of codes to a first bit. Appends to the expected
+    // stream `count` bits, from the first bit on, of every code that has one of
+    // these widths.
     const auto append = [&](const std::map<int, int>& first, int count) {
       for (const CodeRun& run : group.runs) {
         const auto from = first.find(run.bits);
@@ -94,7 +95,7 @@ TEST(CodePackTest, PackingEightAtATimeGivesTheSameBytes) {
     std::vector<uint8_t> expected(group.bytes());
     PackCodes(group.view, codes.data(), expected.data());
     for (const int64_t at_once : {300, 40, 8}) {
-      // Bytes after the slot must not change.
+      // The 8 bytes after the slot must not change.
       std::vector<uint8_t> packed(group.bytes() + 8, 0);
       std::fill(packed.end() - 8, packed.end(), uint8_t{0x5a});
       CodeCursor cursor(group.view);

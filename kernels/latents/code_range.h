@@ -1,5 +1,5 @@
-// The range of a run of codes as it is stored, and the code of a number
-// (kv_append.h has the contract). C++17.
+// Computes the range of a run of codes as a slot stores it, and the code of a
+// number. kv_append.h has the contract. C++17.
 #pragma once
 
 #include <cmath>
@@ -23,8 +23,9 @@ KVASIR_HOST_DEVICE inline uint16_t BitsOfOrder(int32_t order) {
   return static_cast<uint16_t>(order < 0 ? 0x8000 | -order : order);
 }
 
-// The greatest T that is not above x, or if kUp the least T that is not below
-// x. The result is always finite and never -0.
+// Rounds x to a 16-bit type T: down, to the greatest T that is not above x; or
+// up if kUp is set, to the least T that is not below x. The result is always
+// finite and never -0.
 template <typename T, bool kUp>
 KVASIR_HOST_DEVICE T RoundToSide(float x) {
   constexpr int32_t kGreatest =
@@ -46,14 +47,14 @@ KVASIR_HOST_DEVICE inline float RoundToSide<float, false>(float x) {
   return x + 0.0f;
 }
 
-// Scale and minimum, in the layout that they have in a slot.
+// A run's scale and minimum, in the layout in which a slot stores them.
 template <typename T>
 struct StoredRange {
   T scale;
   T minimum;
 };
 
-// The range of numbers from low to high, both of which are finite.
+// Returns the range for numbers from `low` to `high`, both of which are finite.
 template <typename T>
 KVASIR_HOST_DEVICE StoredRange<T> RangeOf(float low, float high, int bits) {
   StoredRange<T> range;
@@ -65,8 +66,8 @@ KVASIR_HOST_DEVICE StoredRange<T> RangeOf(float low, float high, int bits) {
   return range;
 }
 
-// A number that is not finite counts as 0. -0 becomes 0, so that the minimum of
-// several numbers does not depend on their order.
+// The value of x for coding: 0 if x is not finite. -0 becomes 0, so that the
+// minimum of several numbers does not depend on their order.
 KVASIR_HOST_DEVICE inline float CountedAs(float x) {
   return std::isfinite(x) ? x + 0.0f : 0.0f;
 }
@@ -75,8 +76,8 @@ KVASIR_HOST_DEVICE inline float CountedAs(float x) {
 KVASIR_HOST_DEVICE inline float ExactCode(float x, float minimum, float scale) {
   return (x - minimum) / scale;
 }
-// Whether a static range clamps the code, because it is outside of what rounds
-// to the first or the last code.
+// Whether a code is clamped, because `exact` is too low to round to the first
+// code or too high to round to the last one.
 KVASIR_HOST_DEVICE inline bool IsClamped(float exact, float levels) {
   return exact < -0.5f || exact >= levels + 0.5f;
 }
@@ -85,8 +86,8 @@ KVASIR_HOST_DEVICE inline unsigned RoundCode(float exact, float levels) {
   return static_cast<unsigned>(std::nearbyint(below > 0.0f ? below : 0.0f));
 }
 
-// The code of a number by levels (LatentPart::levels). `x` is scaled so that
-// its row has a mean square of 1. The code of the nearest level is returned.
+// Returns the code of the level that is nearest to x (LatentPart::levels). x
+// must be scaled so that the mean square of its row is 1.
 KVASIR_HOST_DEVICE inline unsigned LevelCode(float x, const float* levels,
                                              int num_levels) {
   unsigned code = 0;
@@ -95,15 +96,17 @@ KVASIR_HOST_DEVICE inline unsigned LevelCode(float x, const float* levels,
   }
   return code;
 }
-// The factor that gives a row a mean square of 1. It is 0 if the row is all
-// zeros or if float32 cannot hold the sum of its squares.
+// Returns the factor by which a row must be multiplied so that its mean square
+// is 1. It is 0 if all numbers are 0, or if float32 cannot hold the sum of
+// their squares.
 KVASIR_HOST_DEVICE inline float UnitFactor(float square_sum, int64_t width) {
   const float factor =
       std::sqrt(static_cast<float>(width)) / std::sqrt(square_sum);
   return std::isfinite(factor) ? factor : 0.0f;
 }
-// The scale as it is stored: it gives the levels the length of the row. It is
-// rounded to the nearest finite number.
+// Returns the scale to store with level codes, by which the decoded row has the
+// same length (norm) as the original row. It is rounded to the nearest finite
+// T.
 template <typename T>
 KVASIR_HOST_DEVICE T LengthScale(float square_sum, float level_square_sum) {
   const float scale = std::sqrt(square_sum) / std::sqrt(level_square_sum);

@@ -13,10 +13,11 @@ struct PagePair {
   int32_t to;
 };
 
-// Page pairs[i].to of `to` becomes a copy of page pairs[i].from of `from`. A
-// pair with `from` below 0 is padding and copies nothing. In one launch no page
-// is both read and written, and none is written twice. The pairs are on the
-// device, so the code that makes them must check that their pages exist.
+// For every i, copies page pairs[i].from of the arena `from` to page
+// pairs[i].to of the arena `to`. A pair whose `from` is below 0 is padding and
+// copies nothing. In one launch no page may be both read and written, or
+// written twice. The op does not check the pairs, because they are in device
+// memory; the code that makes them must check that the pages exist.
 template <template <typename> class Ptr>
 struct CopyPagesParamsIn {
   Ptr<const void> from = nullptr;  // [N, page_bytes]

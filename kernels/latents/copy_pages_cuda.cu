@@ -1,13 +1,13 @@
-// copy_pages on a GPU. A row of CTAs copies one pair. Each thread issues four
-// loads before it stores.
+// copy_pages on a GPU. The CTAs with the same y copy the page of one pair. Each
+// thread issues four loads before its first store.
 //
-// Layout: 16 bytes at a time if arenas and pages are multiples of 16 (a cache's
-// pages are), otherwise 4 bytes or 1. The memory of the host pool is pinned and
-// is accessed by its address over the bus.
+// Layout: a thread copies 16 bytes at a time if the addresses of arenas and the
+// sizes of pages are multiples of 16, as in every cache; otherwise 4 bytes or
+// 1. The host pool is pinned memory, which threads access over the bus.
 //
-// Bytes of a pair: one page read and one page written. Floor: bytes over the
-// memory's bandwidth, or over the bus's bandwidth for copies to and from the
-// host.
+// Bytes per pair: one page is read and one page is written. Lower bound of the
+// time: the bytes divided by the bandwidth of the memory, or of the bus for
+// copies to and from the host pool.
 #include <algorithm>
 
 #include "kernels/latents/copy_pages.h"
@@ -24,7 +24,7 @@ constexpr int64_t kUnitsAtOnce = int64_t{kThreads} * kUnderWay;
 
 template <typename Unit>
 KVASIR_DEVICE Unit LoadUnit(const Unit* from) {
-  // No page is both read and written in one launch.
+  // LoadOnce is allowed because no page is both read and written in one launch.
   if constexpr (sizeof(Unit) == 1) {
     return simt::LoadGlobal(from);
   } else {

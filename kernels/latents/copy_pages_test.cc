@@ -35,8 +35,8 @@ TEST(CopyPagesTest, CopiesBetweenArenasEvenIfThePageIdsAreEqual) {
   EXPECT_EQ("..bb..aa", to);
 }
 
-// The pages of padding pairs must not be read. Here their pages are far outside
-// of the arena.
+// Padding pairs must not be copied: their pages are far outside of the arena,
+// so an access would fail.
 TEST(CopyPagesTest, APaddingPairCopiesNothing) {
   std::string arena = "aabb";
   constexpr int32_t kFar = 1 << 30;

@@ -70,7 +70,7 @@ absl::Status Hadamard(Stream& stream, const PreparedHadamard& prepared,
   params.y = rows.y;
   params.num_rows = rows.num_rows;
   Workspace::Scope scope(&workspace);
-  DevicePtr<float> scratch;  // only for a CPU; a GPU uses shared memory
+  DevicePtr<float> scratch;  // only used on a CPU; a GPU uses shared memory
   if (stream.device() == DeviceKind::kCpu) {
     scratch =
         workspace.Take<float>(params.scratch_floats * ScratchThreads(stream));

@@ -9,14 +9,15 @@
 
 namespace kvasir::kernels {
 
-// A diagonal block K (x) S of the matrix. K has order `kernel_order`; S is
-// Sylvester's matrix of order `order` / `kernel_order`, a power of two.
+// A block on the diagonal of the matrix: the Kronecker product K (x) S. K is a
+// matrix of order `kernel_order` (the kernel); S is Sylvester's matrix of order
+// `order` / `kernel_order`, which is a power of two.
 struct HadamardBlock {
   int64_t order = 0;
   int64_t kernel_order = 1;
-  // The entries of K, +1 and -1. Lines are `stride` apart. Number a of line b
-  // is K[a, b] in `columns` and K[b, a] in `rows`; from a = kernel_order on it
-  // is zero. Null if kernel_order is 1.
+  // The entries of K, which are +1 or -1, stored twice: in `columns`, line b
+  // has column b of K; in `rows`, line b has row b. Lines begin `stride` floats
+  // apart and are padded with zeros. Both are null if kernel_order is 1.
   const float* columns = nullptr;
   const float* rows = nullptr;
   int64_t stride = 0;  // a multiple of 16
@@ -37,7 +38,8 @@ struct HadamardLatent {
 //   2. if k > 1: acc = 0; for b = 0 .. k - 1: acc = acc + K[a, b] z[b, p]
 //      (transposed: K[b, a])
 //   3. y[a, p] = acc * float(1 / sqrt(n))
-// All in float32, so the bits depend only on the latent.
+// Everything is computed in float32 in this order, so the bits of y depend only
+// on the latent.
 template <template <typename> class Ptr>
 struct HadamardParamsIn {
   Ptr<const float> x = nullptr;  // [T, ...], rows x_row_stride apart
@@ -48,8 +50,9 @@ struct HadamardParamsIn {
   Ptr<const HadamardLatent> latents = nullptr;
   int64_t num_latents = 0;
   bool transposed = false;
-  int64_t scratch_floats = 0;  // per thread: twice the largest block
-  DType dtype = DType::kF32;   // type of activations
+  // floats per thread: twice the order of the largest block
+  int64_t scratch_floats = 0;
+  DType dtype = DType::kF32;  // type of activations
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -59,8 +62,8 @@ struct HadamardParamsIn {
 using HadamardParams = HadamardParamsIn<DevicePtr>;
 using HadamardArgs = HadamardParamsIn<LaunchPtr>;
 
-// The most floats of a block (scratch_floats / 2) that the GPU kernel accepts,
-// because it keeps them in shared memory.
+// The largest order of a block (scratch_floats / 2) that the GPU kernel
+// accepts, because it keeps the block in shared memory.
 inline constexpr int64_t kCudaHadamardFloats = int64_t{12} << 10;
 
 // The arguments that change with every step.

@@ -24,7 +24,8 @@ HWY_INLINE void Butterfly(float* first, float* second) {
   hn::StoreU(hn::Sub(u, v), kFloats, second);
 }
 
-// The step of distance s inside a vector: it combines lanes i and i + s.
+// The butterfly step with distance s inside a vector, which combines lanes i
+// and i + s.
 HWY_INLINE Vec ButterflyLanes(Vec z, int s) {
   const hn::RebindToSigned<Floats> d32;
   const auto lane = hn::Iota(d32, 0);
@@ -76,9 +77,9 @@ void Scale(const float* from, int64_t count, float scale, float* to) {
   for (; i < count; ++i) to[i] = from[i] * scale;
 }
 
-// Multiplies kLines lines of z [m, stride] by kVecs vectors of the kernel's
-// lines, from number a on. Eight independent sums hide the latency of an
-// addition.
+// Multiplies kLines lines of z [m, stride] by the kernel matrix, and computes
+// kVecs vectors of each resulting line, from number a on. MultiplyLines uses
+// eight independent sums, which hide the latency of additions.
 template <int kLines, int kVecs>
 HWY_INLINE void MultiplyTile(const HadamardBlock& block, const float* signs,
                              const float* z, float scale, int64_t a,
@@ -117,8 +118,9 @@ void MultiplyLines(const HadamardBlock& block, const float* signs,
   }
 }
 
-// Line p = 0 .. m - 1 has the k numbers (., p) next to each other. So both
-// factors work on whole vectors, however small m is.
+// Multiplies x by a block with k > 1. x is transposed first: line p (0 to m -
+// 1) has the k numbers (0, p) to (k - 1, p) next to each other. So both factors
+// of the block can be computed with whole vectors, however small m is.
 void MultiplyKernel(const HadamardBlock& block, const float* signs,
                     const float* x, float scale, float* scratch, float* y) {
   const int64_t k = block.kernel_order;

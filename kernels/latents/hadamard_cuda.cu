@@ -1,5 +1,6 @@
-// hadamard on a GPU. A warp transforms a row's latent; if a block is wide, a
-// CTA does. A block is in shared memory while it is transformed.
+// hadamard on a GPU. A warp transforms one latent of one row; if the model has
+// a wide block, a CTA does. Each block is in shared memory while it is
+// transformed.
 //
 // x and y have the type args.dtype, whatever the type of their pointers. The
 // computation is hadamard.h's, in the same order, so float32 activations give
@@ -9,9 +10,10 @@
 // Layout: rows of latents, row strides apart. Neighbouring threads access
 // neighbouring numbers.
 //
-// Bytes of a latent: its numbers, read and written. Operations of a block of
-// order k m: k m log2(m) additions, and k^2 m more if k > 1. Floor: bytes over
-// the memory's bandwidth. Compared with a step's weights they are few.
+// Bytes per latent: its numbers are read once and written once. Operations per
+// block of order k m: k m log2(m) additions, and k^2 m more if k > 1. Lower
+// bound of the time: the bytes divided by the bandwidth of the memory. The
+// bytes are few compared with the weights that a step reads.
 #include <cmath>
 
 #include "kernels/latents/hadamard.h"
@@ -22,7 +24,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-// The most floats of a block that one warp transforms: 16 per lane.
+// The largest order of a block that a single warp transforms: 16 floats per
+// lane.
 constexpr int64_t kWarpFloats = 512;
 
 struct HadamardLaunch {
@@ -30,7 +33,8 @@ struct HadamardLaunch {
   int64_t block_floats = 0;  // floats of shared memory per team
 };
 
-// A team is the threads that share a block: a warp, or the CTA.
+// A barrier for a team: the threads that transform a block together, which are
+// a warp or the whole CTA.
 template <uint32_t team>
 KVASIR_DEVICE void SyncTeam(simt::Site site = simt::Site::Here()) {
   if constexpr (team == simt::kWarp) {
@@ -40,12 +44,13 @@ KVASIR_DEVICE void SyncTeam(simt::Site site = simt::Site::Here()) {
   }
 }
 
-// The work of one thread of the team on a block. The team shares z.
+// Transforms a block: the work of one thread of the team. `z` is shared memory
+// of the whole team.
 template <typename T, uint32_t team>
 KVASIR_DEVICE void TransformBlock(const HadamardBlock& block, bool transposed,
                                   const T* x, float* z, T* y) {
   const auto member = static_cast<int32_t>(simt::Thread() % team);
-  // Shared memory is far smaller than 2^31.
+  // int32_t suffices, because a block fits in shared memory.
   const auto order = static_cast<int32_t>(block.order);
   const auto k = static_cast<int32_t>(block.kernel_order);
   const int32_t m = order / k;
@@ -55,7 +60,7 @@ KVASIR_DEVICE void TransformBlock(const HadamardBlock& block, bool transposed,
   SyncTeam<team>();
   for (int32_t s = m / 2; s > 0; s /= 2) {
     for (int32_t j = member; j < order / 2; j += int32_t{team}) {
-      // i is the j-th index without bit s.
+      // i is the j-th of the indices in which bit s is not set.
       const int32_t i = 2 * j - (j & (s - 1));
       const float first = simt::LoadShared(z + i);
       const float second = simt::LoadShared(z + i + s);
@@ -89,7 +94,7 @@ HadamardKernel(HadamardLaunch launch) {
   const HadamardArgs& args = launch.args;
   const uint32_t in_cta = simt::Thread() / team;
   const int64_t row = int64_t{simt::CtaX()} * (kThreads / team) + in_cta;
-  if (row >= args.num_rows) return;  // all threads of a team return
+  if (row >= args.num_rows) return;  // all threads of a team return together
   float* const z =
       reinterpret_cast<float*>(simt::Shared()) + in_cta * launch.block_floats;
   const HadamardLatent latent = args.latents[simt::CtaY()];
@@ -101,7 +106,8 @@ HadamardKernel(HadamardLaunch launch) {
     TransformBlock<T, team>(block, args.transposed, x, z, y);
     x += block.order;
     y += block.order;
-    if (b + 1 < latent.num_blocks) SyncTeam<team>();  // all threads have read z
+    // waits until all threads have read z
+    if (b + 1 < latent.num_blocks) SyncTeam<team>();
   }
 }
 

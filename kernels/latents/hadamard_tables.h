@@ -1,5 +1,6 @@
-// The blocks and signs that the hadamard op reads, on the device. All latents
-// of a model share one set.
+// HadamardTables: the blocks, and the signs of their kernel matrices, that the
+// hadamard op reads, in device memory. All latents of a model share one such
+// object.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +12,16 @@
 
 namespace kvasir::kernels {
 
-// Owns: the blocks of every width that was requested, and the signs of their
-// kernels. Both stay at their addresses as long as the tables live. Threads:
-// one at a time.
+// Owns: the blocks for every width that was requested, and the signs of their
+// kernel matrices. Their addresses do not change while this object lives.
+// Threads: one at a time.
 class HadamardTables {
  public:
   // The blocks of latents of one width.
   struct Blocks {
     DevicePtr<const HadamardBlock> device;
     int64_t count = 0;
-    int64_t scratch_floats = 0;  // twice the largest block
+    int64_t scratch_floats = 0;  // twice the order of the largest block
   };
 
   explicit HadamardTables(Device* device) : tables_(device) {}
@@ -39,8 +40,8 @@ class HadamardTables {
   absl::StatusOr<HadamardBlock> BlockOf(int64_t order);
 
   DeviceTables tables_;
-  std::map<int64_t, Blocks> blocks_;   // by width
-  std::map<int64_t, Kernel> kernels_;  // by their order
+  std::map<int64_t, Blocks> blocks_;   // keyed by width
+  std::map<int64_t, Kernel> kernels_;  // keyed by the kernel matrix's order
 };
 
 }  // namespace kvasir::kernels

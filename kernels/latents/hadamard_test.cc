@@ -42,7 +42,8 @@ std::vector<float> Multiply(TestStream& test, const Case& run,
   return y;
 }
 
-// The sum over j of H[i, j] x[j], or of H[j, i] x[j] if `transposed`.
+// Returns number i of the product in float64: the sum over j of H[i, j] x[j],
+// or of H[j, i] x[j] if `transposed`.
 double Exact(const std::vector<double>& matrix, int64_t width, const float* x,
              int64_t i, bool transposed) {
   double sum = 0.0;
@@ -81,7 +82,7 @@ TEST_P(HadamardTest, EqualsTheMatrixProductWithTheSameBitsOnAllBackEnds) {
       Case in_place = run;
       in_place.in_place = true;
       std::vector<float> y = Multiply(two, in_place, x);
-      // Numbers between the latents do not change.
+      // Numbers between the latents must not change.
       for (size_t i = 0; i < y.size(); ++i) {
         if (!std::isnan(truth[i])) {
           EXPECT_EQ(BitsOf(truth[i]), BitsOf(y[i]));
@@ -93,14 +94,15 @@ TEST_P(HadamardTest, EqualsTheMatrixProductWithTheSameBitsOnAllBackEnds) {
   }
 }
 
-// Widths: powers of two from one lane on, orders of Paley I and II times long
-// and short Sylvester factors, and widths of several blocks.
+// The widths are powers of two (also below a vector's width), orders of Paley I
+// and II matrices times long and short Sylvester factors, and widths of several
+// blocks.
 INSTANTIATE_TEST_SUITE_P(Widths, HadamardTest,
                          ::testing::Values(1, 2, 7, 8, 16, 24, 64, 72, 96, 128,
                                            160, 288, 300, 512, 50, 52));
 
 TEST(HadamardRowsTest, AnyNumberOfThreadsGivesTheSameBits) {
-  // There are more numbers than one thread computes by itself.
+  // With so many numbers, the work is divided among threads.
   constexpr int64_t kRows = 61;
   const Case run = {{{512, 0}, {96, 512}}, 608, false, false, kRows};
   const std::vector<float> x = RandomFloats(kRows * run.stride, 9);

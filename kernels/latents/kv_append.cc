@@ -32,7 +32,7 @@ absl::Status CheckPart(const KvAppendPart& side, const KvAppendShape& shape,
     if (unit < 0 || unit >= shape.metadata.num_units) {
       return absl::InvalidArgumentError(
           absl::StrCat(kKernels.op, ": group ", g, " belongs to unit ", unit,
-                       ", want 0 to ", shape.metadata.num_units - 1));
+                       ", but units are 0 to ", shape.metadata.num_units - 1));
     }
   }
   return absl::OkStatus();
@@ -56,7 +56,8 @@ absl::Status CheckWidest(const Device& device, int64_t most_codes) {
       " channels of codes: a GPU's kernel takes at most ", kCudaAppendCodes));
 }
 
-// Floats of scratch: the sums of units or, for a GPU, the errors of latents.
+// How many floats of scratch memory the op needs: on a CPU for the error sums
+// of units, on a GPU for the errors of latents.
 int64_t ScratchOf(const Stream& stream, const KvAppendParams& params,
                   int64_t num_tokens) {
   const int64_t num_units = params.metadata.num_units;
@@ -97,7 +98,8 @@ absl::Status AddUnitLatents(absl::Span<const KvAppendPart> parts,
   return absl::OkStatus();
 }
 
-// Returns the same part with its tables on the device.
+// Copies the tables of a part to the device, and returns the part with their
+// device addresses.
 absl::StatusOr<KvAppendPart> Moved(KvAppendPart side, DeviceTables* tables) {
   KVASIR_ASSIGN_OR_RETURN(side.part, AddLatentTables(side.part, tables));
   if (side.unit_of_group == nullptr) return side;
@@ -148,8 +150,8 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
   if (shape.slots_are_bytes && shape.page_tokens != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(kKernels.op,
-                     ": slots given as byte offsets: want page_tokens of "
-                     "1, have ",
+                     ": slots given as byte offsets: page_tokens must be 1, "
+                     "not ",
                      shape.page_tokens));
   }
   if (shape.slots_are_bytes && shape.metadata.num_units > 0) {

@@ -9,14 +9,15 @@
 
 namespace kvasir::kernels {
 
-// Token t goes to page slots[t] / P, slot slots[t] % P; without slots, to page
-// t / P, slot t % P. Pages of one slot may begin at any byte (slots_are_bytes):
-// then slots[t] is the offset of the token's page. A negative slot is skipped.
-// No two tokens of a launch may have the same slot.
+// Token t is written to slot slots[t] % P of page slots[t] / P; if `slots` is
+// null, to slot t % P of page t / P. If slots_are_bytes (KvAppendShape) is set,
+// each page has one slot, and slots[t] is the byte offset at which the token's
+// page begins, which may be any number. If slots[t] is negative, token t is
+// skipped. No two tokens of a launch may have the same slot.
 //
-// Numbers are rounded to the part's dtype (nearest, ties to even). Codes of b
-// bits are computed in float32 with IEEE division (docs/artifact.md, Codes);
-// levels = 2^b - 1:
+// Parts without codes store numbers, rounded to the part's dtype (to nearest,
+// ties to even). Codes of b bits are computed in float32 with IEEE division
+// (docs/artifact.md, Codes), in one of three ways; levels = 2^b - 1:
 //   ranges in slots, per run: minimum = the least number rounded down to
 //     param_dtype; scale = max(greatest - minimum, 0) / levels rounded up to
 //     it; code = 0 if scale is 0, else round-half-even(clamp((x - minimum) /
@@ -27,42 +28,44 @@ namespace kvasir::kernels {
 //     of edges (levels[i - 1] + levels[i]) / 2 below u; scale = sqrt(sum of
 //     x^2) / sqrt(sum of levels[code]^2) rounded to param_dtype. Sums are FMA
 //     chains in 16 lanes, number c in lane c % 16, then TreeSum
-// If a number is not finite or param_dtype cannot hold a range, the code is
-// valid and the range finite anyway: only that token's own output is affected.
-// A number that is not finite counts as 0 when it is coded, and `not_finite`
-// reports it. Numbers that are stored as numbers stay what they are (a NaN
-// becomes some NaN of the device). Ranges end at the greatest finite number. No
-// stored range is -0.
+// Codes are always valid and ranges always finite, so that a number that is not
+// finite, or a range that is too large for param_dtype, affects only its own
+// token: a number that is not finite is coded like 0 and reported in
+// `not_finite`, and ranges are limited to the greatest finite number. Numbers
+// that are stored without codes may be infinite or NaN (the bits of a NaN may
+// change). Scales and minima are never -0.
 //
-// If the layer has slot metadata, then for every unit a token's score becomes 0
-// and its position is written. Each side with a plane of errors also gets
+// If the layer has slot metadata, then for every unit the token's score is set
+// to 0 and its position is written. For each side (keys, values) that has a
+// plane of errors, the op also writes
 //   EncodeError(sqrt(sum of (x - x')^2))
-// over the coded numbers x of all its latents. x' is the decoded number:
-// fma(code, scale, minimum), or levels[code] * scale, or the minimum of a
-// channel of 0 bits. The sum of a latent is an FMA chain in 16 lanes over all
-// runs, with number i of a run in lane i % 16, then TreeSum. The sums of a
-// unit's latents are added part by part, group by group. Parts of numbers add
-// nothing.
+// over all numbers x of the unit's latents that are stored as codes. x' is the
+// decoded number: fma(code, scale, minimum), or levels[code] * scale, or the
+// minimum of a channel of 0 bits. The sum of a latent is an FMA chain in 16
+// lanes over all runs, with number i of a run in lane i % 16, then TreeSum. The
+// sums of a unit's latents are added in the order of parts, and of groups in a
+// part. Parts without codes add nothing.
 template <template <typename> class Ptr>
 struct KvAppendPartIn {
-  int64_t column = 0;  // first column of its latents in a row
+  int64_t column = 0;  // the column of a row at which the part's latents begin
   LatentPartIn<Ptr> part;
-  // A counter, to which the number of codes that static ranges clamped is
-  // added. A code is clamped if (x - minimum) / scale is beyond what rounds to
-  // the first or last code (below -1/2, or at least levels + 1/2). Null: not
-  // counted. Parts may share a counter.
+  // A counter of codes that static ranges have clamped; the op adds to it. A
+  // code is clamped if (x - minimum) / scale is below -1/2 or at least levels +
+  // 1/2, so that it does not round to the first or last code. Null: clamped
+  // codes are not counted. Parts may share a counter.
   Ptr<int64_t> clamped = nullptr;
-  // The unit of each group [G], in the memory space of the view's groups, and
-  // the sides to which its errors are added (both, for a joint part). Null:
-  // they are added to no unit.
+  // The unit of each group [G], in the same memory (host or device) as the
+  // view's groups, and the sides to whose errors the groups' errors are added
+  // (both, for a joint part). Null: their errors are not stored.
   const int32_t* unit_of_group = nullptr;
   bool errors_of[kErrorSides] = {false, false};
 };
 using KvAppendPart = KvAppendPartIn<DevicePtr>;
 using KvAppendPartArgs = KvAppendPartIn<LaunchPtr>;
 
-// A latent stored as codes whose errors are added to a unit: its index among
-// the groups of all parts, and the sides, one bit for each.
+// A latent that is stored as codes and whose errors are added to a unit: the
+// index of its group among the groups of all parts, and the sides to which it
+// belongs, one bit for each.
 struct alignas(8) UnitLatent {
   int32_t index;
   uint32_t sides;
@@ -70,7 +73,8 @@ struct alignas(8) UnitLatent {
 
 template <template <typename> class Ptr>
 struct KvAppendParamsIn {
-  Ptr<const KvAppendPartIn<Ptr>> parts = nullptr;  // of both sides
+  // parts of keys and of values
+  Ptr<const KvAppendPartIn<Ptr>> parts = nullptr;
   int64_t num_parts = 0;
   // Sizes of the parts, for a GPU's grid and scratch: the number of groups in
   // all parts, the largest number of groups in one part, and the number of
@@ -78,22 +82,24 @@ struct KvAppendParamsIn {
   int64_t num_groups = 0;
   int64_t most_groups = 0;
   int64_t most_codes = 0;
-  // Only for a GPU, if there is metadata: the latents of each unit, unit by
-  // unit, in the order in which their errors are added; and the end of each
-  // unit's latents [U].
+  // Only for a GPU, if there is metadata: the latents of all units, one unit
+  // after another, in the order in which their errors are added; and the index
+  // at which each unit's latents end [U].
   Ptr<const UnitLatent> unit_latents = nullptr;
   Ptr<const int32_t> unit_ends = nullptr;
-  int64_t row_stride = 0;           // in elements
-  int64_t page_tokens = 0;          // P
-  SlotMetadataIn<Ptr> metadata;     // of the layer, if it may evict
+  int64_t row_stride = 0;   // in elements
+  int64_t page_tokens = 0;  // P
+  // metadata of the layer, if the layer may evict
+  SlotMetadataIn<Ptr> metadata;
   Ptr<const float> rows = nullptr;  // [T, ...], rows row_stride apart
   // [T]: page * P + slot in the page. Null: token t goes to page t / P, slot t
   // % P.
   Ptr<const int64_t> slots = nullptr;
   int64_t num_tokens = 0;  // T
-  // [T]: 1 is written for a token with a number to be coded that is not finite;
-  // nothing is written for others. Null: not reported. It is float32 because
-  // ranks add it up.
+  // [T]: 1 is written for a token if a number that is to be coded is not
+  // finite; for other tokens nothing is written. Null: such numbers are not
+  // reported. The type is float32 because an all-reduce adds the values of all
+  // ranks.
   Ptr<float> not_finite = nullptr;
   // [T]: positions of the tokens, stored in 32 bits; null without metadata.
   Ptr<const int64_t> positions = nullptr;
@@ -108,8 +114,8 @@ struct KvAppendParamsIn {
 using KvAppendParams = KvAppendParamsIn<DevicePtr>;
 using KvAppendArgs = KvAppendParamsIn<LaunchPtr>;
 
-// The most channels that the GPU kernel accepts in a latent that is stored as
-// codes. Each takes a byte of shared memory.
+// The most channels that a latent stored as codes may have for the GPU kernel,
+// which needs a byte of shared memory for each.
 inline constexpr int64_t kCudaAppendCodes = int64_t{48} << 10;
 
 // The arguments that change with every step.
@@ -118,7 +124,7 @@ struct KvAppendRows {
   DevicePtr<const int64_t> slots;
   int64_t num_tokens = 0;
   DevicePtr<float> not_finite;
-  DevicePtr<const int64_t> positions;  // for layers with slot metadata
+  DevicePtr<const int64_t> positions;  // only for layers with slot metadata
 };
 
 KVASIR_HOST_DEVICE inline int64_t SlotOfToken(const KvAppendArgs& params,
@@ -126,7 +132,8 @@ KVASIR_HOST_DEVICE inline int64_t SlotOfToken(const KvAppendArgs& params,
   return params.slots != nullptr ? params.slots[token] : token;
 }
 
-// Sums of squared errors in the CPU's scratch [T, U, 2], if there is metadata.
+// The CPU's sums of squared errors, in scratch memory [T, U, 2]; only used if
+// there is metadata. Returns those of one token and unit.
 inline float* SquaredErrorsOf(const KvAppendArgs& params, int64_t token,
                               int64_t unit, float* scratch) {
   return scratch + (token * params.metadata.num_units + unit) * kErrorSides;

@@ -21,19 +21,20 @@
 #define KVASIR_KERNELS_KV_APPEND_ONCE_
 namespace kvasir::kernels {
 
-// The most codes of a run that are made, one per byte, before they are packed.
+// At most this many codes of a run are made (one per byte) before they are
+// packed.
 inline constexpr int64_t kCodesAtOnce = 512;
 
 struct SlotAddresses {
   char* codes;
   char* params;
-  // [16], or null if no errors are wanted: lane i % 16 has the sum of the
-  // squared errors of the numbers i of a run.
+  // [16], or null if errors are not stored. The squared error of number i of a
+  // run is added to errors[i % 16].
   float* errors;
 };
 
-// CodeRange is the range of a run. StaticRanges are the ranges of `count`
-// channels that each have their own.
+// CodeRange is the range that all channels of a run share. StaticRanges has a
+// range for each channel.
 struct CodeRange {
   float minimum;
   float scale;
@@ -118,8 +119,9 @@ HWY_INLINE void StoreBytes(Vec rounded, uint8_t* to) {
   hn::StoreU(hn::DemoteTo(d8, bits), d8, to);
 }
 
-// RoundCode for a vector. The code is in the lowest byte, because float32 has
-// no fraction from 2^23 on.
+// RoundCode for a vector. The codes are in the lowest bytes of the lanes:
+// adding a number of 2^23 or more rounds to an integer, because such a float32
+// has no fraction.
 HWY_INLINE Vec RoundCodes(Vec exact, Vec levels) {
   const Vec below = hn::IfThenElse(hn::Lt(exact, levels), exact, levels);
   const Vec inside =
@@ -201,9 +203,9 @@ int64_t MakeStaticCodes(const float* from, int64_t count,
   return clamped;
 }
 
-// Adds the squared errors of `count` numbers to a slot's lanes, starting with
-// lane 0. decode(i, code) returns the decoded number i, for vectors and for
-// floats.
+// Adds the squared errors of `count` numbers to the 16 lanes `errors`, starting
+// with lane 0. decode(i, code) returns the decoded number i, or a vector of
+// numbers from i on.
 template <typename Decode>
 void AddErrors(const float* from, const uint8_t* codes, int64_t count,
                float* errors, const Decode& decode) {
@@ -241,8 +243,8 @@ struct DecodeStatic {
   }
 };
 
-// Writes the codes of one run, which make(first channel of the run, count,
-// codes) makes.
+// Makes and packs the codes of one run. make(first, count, codes) must write
+// the codes of channels [first, first + count) of the run to `codes`.
 template <typename Make>
 void WriteRun(const CodeRun& run, const CodePlace& place, uint8_t* slot,
               const Make& make) {
@@ -372,7 +374,8 @@ void AppendLevels(const LatentPartArgs& part, const LatentGroup& group,
     const auto scale = LengthScale<decltype(type)>(squares, level_squares);
     std::memcpy(slot.params, &scale, sizeof(scale));
     if (slot.errors == nullptr) return;
-    // The scale was not known before, so the codes are made again.
+    // Errors depend on the scale, which was not known when the codes were made,
+    // so the codes are made a second time.
     HWY_ALIGN uint8_t codes[kCodesAtOnce];
     for (int64_t first = 0; first < group.width; first += kCodesAtOnce) {
       const int64_t count = std::min(kCodesAtOnce, group.width - first);
@@ -412,7 +415,8 @@ int64_t AppendCodes(const LatentPartArgs& part, const LatentGroup& group,
 }
 
 bool CodesAreOfFinite(const LatentGroup& group, const float* from) {
-  // 0 times a number is 0, or NaN if the number is not finite.
+  // Tests whether all numbers are finite: 0 times a number is 0, but NaN if the
+  // number is not finite.
   const Vec zero = hn::Zero(kFloats);
   Vec lanes = zero;
   float rest = 0.0f;
@@ -499,7 +503,8 @@ void KvAppendSimd(const KvAppendArgs& params, float* scratch,
               const int64_t clamped = HWY_DYNAMIC_DISPATCH(AppendRows)(
                   params, side, begin, end, scratch);
               if (side.clamped == nullptr || clamped == 0) continue;
-              // The order of additions does not matter for integers.
+              // A relaxed atomic suffices: a sum of integers does not depend on
+              // the order of additions.
               std::atomic_ref<int64_t>(*side.clamped)
                   .fetch_add(clamped, std::memory_order_relaxed);
             }

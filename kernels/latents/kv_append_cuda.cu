@@ -1,21 +1,24 @@
-// kv_append on a GPU. A CTA handles one token and one part, a warp one latent.
-// The warp first makes the codes of its latent in shared memory, one per byte.
-// Then it makes the slot's words from them: a lane gathers the bits of one word
-// from all planes, so no two threads write the same byte of a page.
+// kv_append on a GPU. A CTA appends one token of one part; each of its warps
+// appends one latent at a time. The warp first writes the codes of its latent
+// to shared memory, one per byte. Then it packs them into the words of the
+// slot: each lane collects the bits of one word from all planes, so no two
+// threads write the same byte of a page.
 //
 // Rows have the type args.dtype, whatever the type of their pointer. Everything
-// else is kv_append.h's, in its order of operations, so float32 activations
-// give the CPU's bytes. (The bits of a stored NaN are the device's.)
+// is computed as in kv_append.h, in the same order of operations, so float32
+// activations give the same bytes as on the CPU (except for the bits of a
+// stored NaN).
 //
-// Layout: any that latent_view.h allows. If a slot's bytes begin at multiples
-// of 4, and granules are multiples of 4, whole words are written; otherwise
-// pairs of bytes, or single bytes.
+// Layout: every layout that latent_view.h allows. If a slot's bytes begin at
+// multiples of 4, and granules are multiples of 4, whole words are written;
+// otherwise pairs of bytes or single bytes.
 //
-// Bytes of a latent of R' channels, with B bytes per activation: R' B are read,
-// its codes (or numbers) and ranges are written. Data that is read again (for
-// ranges in slots, levels, errors) comes from the first-level cache. Operations
-// of a code: about 25, because its division is correctly rounded; with levels,
-// 2 per level. Floor: bytes over the memory's bandwidth.
+// Bytes per latent of R' channels, with B bytes per activation: R' B bytes are
+// read, and the latent's codes (or numbers) and ranges are written. Data that
+// is read again (for ranges in slots, levels or errors) comes from the
+// first-level cache. Operations per code: about 25, because its division is
+// correctly rounded; with levels, 2 per level. Lower bound of the time: the
+// bytes divided by the bandwidth of the memory.
 #include <cmath>
 
 #include "kernels/latents/code_range.h"
@@ -32,13 +35,14 @@ constexpr uint32_t kMetadataThreads = 32;
 
 struct AppendLaunch {
   KvAppendArgs args;
-  // [T, groups of all parts]: squared errors of latents, if the layer has slot
-  // metadata.
+  // [T, groups of all parts]: the sums of squared errors of each latent, if the
+  // layer has slot metadata.
   float* errors = nullptr;
   uint32_t code_bytes = 0;  // bytes of shared memory per warp
 };
 
-// The bytes of a slot in a region, addressed as if they were contiguous.
+// Access to the bytes that a slot has in a region, by index, as if they were
+// contiguous.
 class SlotBytes {
  public:
   KVASIR_DEVICE SlotBytes(const LatentPartArgs& part, const TileRegion& region,
@@ -47,8 +51,8 @@ class SlotBytes {
         granule_(static_cast<uint32_t>(region.granule_bytes)),
         next_(static_cast<int64_t>(granule_) * part.tile_slots) {}
 
-  // Stores the lowest `count` bytes of `word`, from byte b on. They must be
-  // inside one aligned group of 4 bytes.
+  // Stores the lowest `count` bytes of `word` as bytes b, b + 1, ... of the
+  // slot. These must be in the same aligned group of 4 bytes.
   KVASIR_DEVICE void Store(uint32_t b, uint32_t word, int count) const {
     if (granule_ % 4 == 0) {
       char* const to = At(b);
@@ -72,7 +76,7 @@ class SlotBytes {
     }
   }
 
-  // Stores number `index` of an array of P, which has 2 or 4 bytes.
+  // Stores element `index` of an array of P. P has 2 or 4 bytes.
   template <typename P>
   KVASIR_DEVICE void StoreNumber(uint32_t index, P number) const {
     if constexpr (sizeof(P) == 4) {
@@ -103,7 +107,7 @@ struct Latent {
   SlotBytes params;
   bool wants_error;
 
-  // A latent has far fewer than 2^31 channels.
+  // int32_t suffices, because a latent has far fewer than 2^31 channels.
   KVASIR_DEVICE int32_t width() const {
     return static_cast<int32_t>(group.width);
   }
@@ -112,13 +116,14 @@ struct Latent {
   }
 };
 
-// The findings of one lane about its numbers.
+// The results of a lane while it codes its numbers.
 struct Found {
   uint32_t clamped = 0;
   bool not_finite = false;
-  float error = 0.0f;  // of lane i: lane i % 16 of the sum (kv_append.h)
+  // in lane i: a part of lane i % 16 of the sum in kv_append.h
+  float error = 0.0f;
 
-  // Returns the number, or 0 in place of one that is not finite.
+  // Returns x; or 0 if x is not finite, which is recorded in not_finite.
   KVASIR_DEVICE float Take(float x) {
     if (std::isfinite(x)) return x + 0.0f;
     not_finite = true;
@@ -129,8 +134,8 @@ struct Found {
 KVASIR_DEVICE int32_t LaneIndex() { return static_cast<int32_t>(simt::Lane()); }
 constexpr int32_t kStep = int32_t{simt::kWarp};
 
-// TreeSum of lanes 0 to 15 and of lanes 16 to 31. Each lane gets the sum of its
-// half.
+// Computes the TreeSum of lanes 0 to 15 and that of lanes 16 to 31. Each lane
+// receives the sum of its own half.
 KVASIR_DEVICE float SumOfLanes(float value) {
   for (uint32_t lanes = kLanes / 2; lanes > 0; lanes /= 2) {
     value += simt::ShuffleXor(value, lanes);
@@ -184,7 +189,7 @@ KVASIR_DEVICE void AddErrors(const Latent<T>& latent, const CodeRun& run,
   }
 }
 
-// The range of a run, as a slot stores it.
+// The range of a run, after rounding to the type in which a slot stores it.
 struct CodeRange {
   float minimum;
   float scale;
@@ -291,7 +296,7 @@ KVASIR_DEVICE void MakeStaticRanges(const Latent<T>& latent, Found* found) {
   }
 }
 
-// Stores the scale and returns it as it is stored.
+// Stores the scale, and returns it after rounding to the stored type.
 template <typename P>
 KVASIR_DEVICE float StoreScale(float squares, float level_squares,
                                const SlotBytes& params) {
@@ -300,7 +305,7 @@ KVASIR_DEVICE float StoreScale(float squares, float level_squares,
   return ToFloat(scale);
 }
 
-// Makes the codes of a latent with levels, which has one run.
+// Makes the codes of a latent with levels, which always has a single run.
 template <typename T>
 KVASIR_DEVICE void MakeLevels(const Latent<T>& latent, Found* found) {
   const LatentPartArgs& part = latent.part;
@@ -340,7 +345,8 @@ KVASIR_DEVICE void MakeLevels(const Latent<T>& latent, Found* found) {
       [&](int32_t, uint8_t code) { return part.levels[code] * scale; }, found);
 }
 
-// Packs bits [shift, shift + bits) of four bytes. `bits` is below 8.
+// Returns bits [shift, shift + bits) of each of four bytes, packed side by
+// side. `bits` is below 8.
 KVASIR_DEVICE uint32_t SqueezeFour(uint32_t four, int shift, int bits) {
   const uint32_t one = (1u << bits) - 1;
   const uint32_t two = (1u << (2 * bits)) - 1;
@@ -369,9 +375,11 @@ KVASIR_DEVICE uint32_t PackWord(const LatentGroup& group,
       if ((run.bits & bits) == 0) continue;
       const int32_t run_end =
           run_begin + static_cast<int32_t>(run.width) * bits;
-      // Planes with more bits have the lower bits of a code.
+      // The lower bits of a code are in planes with more bits, so they are
+      // skipped here.
       const int shift = run.bits & ~(2 * bits - 1);
-      // Codes begin at multiples of their bits, and so does `begin`.
+      // No code is cut at `begin`, because codes begin at multiples of their
+      // bits and `begin` is a multiple of 32.
       int32_t at = run_begin > begin ? run_begin : begin;
       const int32_t last = run_end < end ? run_end : end;
       int32_t c = static_cast<int32_t>(run.begin) + (at - run_begin) / bits;
@@ -457,7 +465,8 @@ AppendKernel(AppendLaunch launch) {
     }
     if (args.not_finite != nullptr && simt::Any(found.not_finite) &&
         simt::Lane() == 0) {
-      // Other latents of the token may write the same value.
+      // An atomic, because warps of other latents of the token may write the
+      // same value at the same time.
       simt::StoreAtomic(args.not_finite + token, 1.0f);
     }
     if (side.clamped != nullptr) {
@@ -470,12 +479,13 @@ AppendKernel(AppendLaunch launch) {
                         uint64_t{clamped});
       }
     }
-    simt::SyncWarp();  // all lanes have read the codes
+    simt::SyncWarp();  // waits until all lanes have read the codes
   }
 }
 
-// Writes the metadata of a token, one thread per unit, after all errors were
-// stored. The errors are added in the order of the unit's list.
+// Writes the metadata of the tokens, after the other kernel has stored the
+// errors of all latents. One thread handles one unit of a token, and adds the
+// errors of the unit's latents in the order of its list.
 KVASIR_KERNEL(kMetadataThreads)
 MetadataKernel(AppendLaunch launch) {
   const KvAppendArgs& args = launch.args;

@@ -66,7 +66,7 @@ void AppendOwnRanges(const LatentPartArgs& part, const LatentGroup& group,
   });
 }
 
-// The sum of get(c)^2 over all channels.
+// The sum of get(c)^2 over all channels, added in the order of kv_append.h.
 template <typename Get>
 float SquareSum(int64_t width, const Get& get) {
   float lanes[kLanes] = {};
@@ -94,7 +94,7 @@ void AppendLevels(const LatentPartArgs& part, const LatentGroup& group,
   });
 }
 
-// Returns how many codes were clamped.
+// Codes a latent with static ranges. Returns how many codes were clamped.
 int64_t AppendStaticRanges(const LatentPartArgs& part, const LatentGroup& group,
                            const Latent& latent, uint8_t* codes) {
   int64_t clamped = 0;

@@ -46,12 +46,11 @@ int64_t Append(TestStream& test, const Rows& rows, LatentPartArgs part,
   return clamped;
 }
 
-// Returns the reference's output, after checking that every target and any
-// number of threads write the same.
+// The result of an append.
 struct Written {
   std::vector<char> memory;
   int64_t clamped = 0;
-  std::vector<float> not_finite;  // by token
+  std::vector<float> not_finite;  // one element per token
 };
 
 Written AppendOnAll(Part& part, const Rows& rows, int64_t pages) {
@@ -117,8 +116,8 @@ TEST_P(KvAppendTest, WritesRoundedNumbersToTheirSlotsAndNothingElse) {
   EXPECT_TRUE(written.memory == part.Memory(pages));
 }
 
-// Decoded codes differ from the numbers by at most half a step, with every page
-// size. Only their slots are written.
+// Checks, with every page size, that decoded codes differ from the numbers by
+// at most half a step, and that only the slots of the tokens are written.
 void ExpectCodesOf(Part& part, const Rows& rows, bool static_ranges) {
   const int64_t pages = 3;
   Written written = AppendOnAll(part, rows, pages);
@@ -187,7 +186,7 @@ TEST_P(KvAppendTest, DecodedCodesAreWithinHalfAStep) {
   }
 }
 
-TEST_P(KvAppendTest, ASlotHoldsRunsOfManyWidths) {
+TEST_P(KvAppendTest, RunsOfDifferentWidthsAreStoredInOneSlot) {
   for (const bool static_ranges : {false, true}) {
     Part part({Coded({{24, 8}, {24, 6}, {24, 5}, {24, 4}, {24, 3}, {24, 2}}),
                Coded({{3, 1}, {5, 5}, {7, 2}, {1, 6}, {9, 4}, {600, 3}}),
@@ -198,7 +197,7 @@ TEST_P(KvAppendTest, ASlotHoldsRunsOfManyWidths) {
 }
 
 // Tests pages of many tiles, and granules that end inside codes and ranges.
-TEST_P(KvAppendTest, TilesAndGranulesHoldEverySlot) {
+TEST_P(KvAppendTest, EverySlotIsStoredCorrectlyInTilesAndGranules) {
   for (const int64_t granule : {0, 4, 16}) {
     for (const bool static_ranges : {false, true}) {
       Part part({Coded({{24, 8}, {24, 4}, {20, 4}, {24, 3}, {24, 2}, {24, 1}}),
@@ -229,8 +228,9 @@ TEST_P(KvAppendTest, NumbersGetTheirNearestLevelAndRowsKeepTheirLength) {
                Coded({{600, bits}})},
               GetParam(), kPageTokens, false, {}, 1 << bits);
     Rows rows = RandomRows(64 + 1 + 37 + 600, kPageTokens);
-    // A row of zeros stays zero. A row whose length the type cannot hold gets
-    // the greatest scale.
+    // The rows include one of zeros, which must stay zero, and one whose norm
+    // is too large for the type of the scale, which must get the greatest
+    // scale.
     const auto first = [&](size_t token) {
       return rows.numbers.begin() +
              static_cast<std::ptrdiff_t>(token) * rows.stride;
@@ -286,8 +286,8 @@ TEST_P(KvAppendTest, NumbersGetTheirNearestLevelAndRowsKeepTheirLength) {
   }
 }
 
-// The bytes of a slot: 9 codes of 4 bits take 4.5 bytes, followed by 9 codes of
-// 2 bits. Granules cut this stream at any bit.
+// A slot has 9 codes of 4 bits, which take 4.5 bytes, and then 9 codes of 2
+// bits. Granules of 4 bytes cut this stream inside the first run.
 TEST(KvAppendGranulesTest, GranulesCutTheStreamOfCodes) {
   Part part({Coded({{9, 4}, {9, 2}})}, DType::kF16, 4, true,
             {.granule_bytes = 4});
@@ -322,7 +322,7 @@ TEST(KvAppendStaticTest, ClampedCodesAreCountedByAnyNumberOfThreads) {
 }
 
 TEST(KvAppendThreadsTest, AnyNumberOfThreadsGivesTheSameBytes) {
-  // There are more numbers than one thread computes by itself.
+  // With so many numbers, the work is divided among threads.
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
     Part part({Coded({{96, 4}, {24, 3}}), {37, {}}, Coded({{160, 1}})}, dtype,
               16);
@@ -411,7 +411,8 @@ TEST(KvAppendNonFiniteTest,
             EXPECT_GE(range, 0.0f);
           }
         }
-        // Other tokens have the bytes that they would have without this token.
+        // Other tokens must have the same bytes as if this token had not been
+        // appended.
         rows.slots[0] = -1;
         Written others = AppendOnAll(part, rows, 3);
         part.Erase(3, &spoilt.memory);
@@ -421,7 +422,7 @@ TEST(KvAppendNonFiniteTest,
   }
 }
 
-// Parses the bytes of numbers from hexadecimal digits.
+// Parses numbers whose bytes are given as hexadecimal digits.
 template <typename Number>
 std::vector<Number> FromHex(const std::string& digits) {
   std::vector<uint8_t> bytes;
@@ -456,7 +457,7 @@ class KvAppendGoldenTest : public ::testing::Test {
     scale_ = FromHex<float>(golden_["static_scale"][0]);
   }
 
-  // The first `width` channels of all rows.
+  // Returns all rows of the golden data, but only their first `width` channels.
   Rows RowsOf(int64_t width) const {
     Rows rows;
     rows.stride = width;
@@ -565,11 +566,12 @@ absl::Status Refusal(TestStream& test, const LatentPartArgs& view) {
       .status();
 }
 
-// Slots given as byte offsets: rows may be at any offset.
+// If slots are given as byte offsets, rows may begin at any offset.
 TEST(KvAppendBytesTest, RowsMayBeWrittenAtAnyByteOffset) {
   const std::vector<float> rows = RandomFloats(3 * 10, 3, 1.0f);
   const std::vector<int64_t> slots = {50, -1, 6};
-  // Groups of 6 and 4 numbers, with two bytes before each.
+  // There are two groups, of 6 and 4 numbers, with a gap of two bytes before
+  // each.
   LatentGroup groups[2];
   groups[0].width = 6;
   groups[0].codes = {.offset_bytes = 2, .stride_bytes = 12};
@@ -618,11 +620,11 @@ TEST(KvAppendRefusalTest, RefusesByteOffsetsIfPagesHaveSeveralSlots) {
           .status(),
       base::StatusIs(
           absl::StatusCode::kInvalidArgument,
-          HasSubstr("slots given as byte offsets: want page_tokens of 1, "
-                    "have 4")));
+          HasSubstr("slots given as byte offsets: page_tokens must be 1, not "
+                    "4")));
 }
 
-// With metadata, a byte offset would be taken for a page.
+// Metadata is found by the page's number, which a byte offset does not give.
 TEST(KvAppendRefusalTest, RefusesByteOffsetsWithMetadata) {
   TestStream test;
   Part part({{8, {}}}, DType::kBf16, 1);
@@ -654,18 +656,18 @@ TEST(KvAppendRefusalTest, TheErrorNamesTheWrongField) {
   refuses({75, {}}, 0, "row_stride: want at least 75, have 74");
   refuses(Coded({{9, 3}}), -1, "codes.stride_bytes: want at least 4, have 3");
   refuses(Coded({{9, 7}}), 8,
-          "run 0: want 1 to 6 or 8 bits, or a last run of "
-          "0 with static ranges, have 7");
-  refuses(Coded({{9, 3}, {3, 0}}), 8, "run 1: want 1 to 6 or 8 bits");
+          "run 0: bits must be 1 to 6 or 8, or 0 in a last run with static "
+          "ranges, not 7");
+  refuses(Coded({{9, 3}, {3, 0}}), 8, "run 1: bits must be 1 to 6 or 8");
   refuses({9, {{0, 4, 3}, {5, 4, 3}}}, 8,
-          "run 1: want at least 1 channel from channel 4 on, have 4 from "
+          "run 1: must have at least 1 channel from channel 4 on, has 4 from "
           "channel 5");
   refuses({9, {{0, 4, 3}}}, 8, "runs cover 4 channels of a latent of 9");
   refuses(Coded({{9, 3}}), 999, "tile_bytes: want at least ");
   refuses(
       {8, {}}, 1,
       "codes: offset, stride, granule, tile and page must be multiples of 2 "
-      "bytes, have 25");
+      "bytes, but one is 25");
 }
 
 TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
@@ -680,18 +682,19 @@ TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
   view.tile_slots = 0;
   refuses(view, "tile_slots: want at least 1, have 0");
   view.tile_slots = 3;
-  refuses(view, "pages of 4 slots: want a multiple of the 3 slots of a tile");
+  refuses(view,
+          "pages of 4 slots: must be a multiple of the 3 slots of a tile");
   view = part.view;
   view.page_bytes -= 1;
   refuses(view, "page_bytes: want at least ");
   Part numbers({{8, {}}}, DType::kBf16, 4, false, {.slots = 2});
   view = numbers.view;
   view.tile_bytes -= 1;
-  refuses(view, "multiples of 2 bytes, have ");
+  refuses(view, "multiples of 2 bytes, but one is ");
   Part granules({Coded({{9, 3}})}, DType::kBf16, 4, false,
                 {.granule_bytes = 16});
   refuses(granules.view,
-          "codes.granule_bytes: want 0 or the device's 0, have 16");
+          "codes.granule_bytes: must be 0 or the device's 0, is 16");
 }
 
 TEST(KvAppendRefusalTest, RefusesIncompleteRanges) {
@@ -704,19 +707,20 @@ TEST(KvAppendRefusalTest, RefusesIncompleteRanges) {
   Part coded({Coded({{9, 3}})}, DType::kBf16, 4, true);
   LatentPartArgs half = coded.view;
   half.static_minimum = nullptr;
-  refuses(half, "static ranges: want scales and minima, or neither");
+  refuses(half, "static ranges must have both scales and minima, or neither");
   half = coded.view;
   half.static_scale = nullptr;
-  refuses(half, "static ranges: want scales and minima, or neither");
+  refuses(half, "static ranges must have both scales and minima, or neither");
   half = coded.view;
   half.num_levels = 8;
-  refuses(half, "levels without static ranges, have 8 levels");
+  refuses(half, "levels and no static ranges with them, has 8 levels");
   half.num_levels = 17;
-  refuses(half, "want up to 16 levels");
+  refuses(half, "must have up to 16 levels");
   Part levels({Coded({{9, 3}})}, DType::kBf16, 4, false, {}, 4);
-  refuses(levels.view, "run 0 of 3 bits: 4 levels need one run");
+  refuses(levels.view,
+          "run 0 of 3 bits: a part with 4 levels must have one run");
   Part inner({Coded({{9, 3}, {3, 0}, {4, 2}})}, DType::kBf16, 4, true);
-  refuses(inner.view, "run 1: want 1 to 6 or 8 bits");
+  refuses(inner.view, "run 1: bits must be 1 to 6 or 8");
   Part mixed({Coded({{9, 3}}), {8, {}}}, DType::kBf16, 4, true);
   refuses(mixed.view, "group 1 has static ranges, but no codes");
 }

@@ -22,19 +22,20 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
     if (!none && run.bits != 8 && (run.bits < 1 || run.bits > 6)) {
       return absl::InvalidArgumentError(absl::StrCat(
           op, ": run ", r,
-          ": want 1 to 6 or 8 bits, or a last run of 0 with static ranges, "
-          "have ",
+          ": bits must be 1 to 6 or 8, or 0 in a last run with static ranges, "
+          "not ",
           run.bits));
     }
     if (part.num_levels > 0 && (r > 0 || 1 << run.bits != part.num_levels)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          op, ": run ", r, " of ", run.bits, " bits: ", part.num_levels,
-          " levels need one run whose codes have as many values"));
+          op, ": run ", r, " of ", run.bits, " bits: a part with ",
+          part.num_levels,
+          " levels must have one run, whose codes have as many values"));
     }
     if (run.begin != end || run.width < 1) {
       return absl::InvalidArgumentError(absl::StrCat(
-          op, ": run ", r, ": want at least 1 channel from channel ", end,
-          " on, have ", run.width, " from channel ", run.begin));
+          op, ": run ", r, ": must have at least 1 channel from channel ", end,
+          " on, has ", run.width, " from channel ", run.begin));
     }
     end += run.width;
   }
@@ -45,8 +46,8 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
   return absl::OkStatus();
 }
 
-// A region, the bytes that a slot has in it, and the size that its offsets must
-// be multiples of.
+// A region to be checked: its name, the bytes that a slot has in it, and the
+// size of the numbers, of which its offsets must be multiples.
 struct Checked {
   absl::string_view name;
   TileRegion region;
@@ -60,9 +61,9 @@ absl::Status CheckRegion(const char* op, const LatentPart& part,
   if (slot_bytes == 0) return absl::OkStatus();
   const int64_t granule_bytes = region.granule_bytes;
   if (granule_bytes != 0 && granule_bytes != device_granule) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(op, ": ", name, ".granule_bytes: want 0 or the device's ",
-                     device_granule, ", have ", granule_bytes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        op, ": ", name, ".granule_bytes: must be 0 or the device's ",
+        device_granule, ", is ", granule_bytes));
   }
   const auto refuse = [op, name = name](absl::string_view field, int64_t least,
                                         int64_t have) {
@@ -81,13 +82,14 @@ absl::Status CheckRegion(const char* op, const LatentPart& part,
     if (bytes % number_bytes == 0) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         op, ": ", name, ": offset, stride, granule, tile and page must be ",
-        "multiples of ", number_bytes, " bytes, have ", bytes));
+        "multiples of ", number_bytes, " bytes, but one is ", bytes));
   }
-  // A gap between slots would displace all granules after the first.
+  // The formula of TileRegion works only without gaps: a gap between the
+  // granules of two slots would change the place of all later granules.
   if (granule_bytes > 0 && region.stride_bytes != granule_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(op, ": ", name, ".stride_bytes: want the granule's size, ",
-                     granule_bytes, ", have ", region.stride_bytes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        op, ": ", name, ".stride_bytes: must be the granule's size, ",
+        granule_bytes, ", is ", region.stride_bytes));
   }
   const int64_t granules = (slot_bytes + piece - 1) / piece;
   const int64_t end = region.offset_bytes +
@@ -119,7 +121,7 @@ absl::Status CheckTiles(const char* op, const LatentPart& part,
   if (part.tile_slots < 1) return Refuse(op, "tile_slots", 1, part.tile_slots);
   if (page_tokens % part.tile_slots != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        op, ": pages of ", page_tokens, " slots: want a multiple of the ",
+        op, ": pages of ", page_tokens, " slots: must be a multiple of the ",
         part.tile_slots, " slots of a tile"));
   }
   const int64_t bytes = page_tokens / part.tile_slots * part.tile_bytes;
@@ -136,13 +138,14 @@ absl::Status CheckLatentPart(const char* op, const LatentPart& part,
   if (part.num_groups < 1) return Refuse(op, "groups", 1, part.num_groups);
   if ((part.static_scale == nullptr) != (part.static_minimum == nullptr)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        op, ": static ranges: want scales and minima, or neither"));
+        op, ": static ranges must have both scales and minima, or neither"));
   }
   if (part.num_levels < 0 || part.num_levels > kMaxNormLevels ||
       (part.num_levels > 0 && part.static_scale != nullptr)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        op, ": want up to ", kMaxNormLevels,
-        " levels without static ranges, have ", part.num_levels, " levels"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": must have up to ", kMaxNormLevels,
+                     " levels and no static ranges with them, has ",
+                     part.num_levels, " levels"));
   }
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];
@@ -163,7 +166,7 @@ absl::Status CheckSlotMetadata(const char* op, const SlotMetadata& metadata,
   if (metadata.page_tokens != page_tokens || page_tokens < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(op, ": metadata is for pages of ", metadata.page_tokens,
-                     " slots, want pages of ", page_tokens));
+                     " slots, but the cache has pages of ", page_tokens));
   }
   struct Plane {
     int64_t begin;
@@ -190,7 +193,7 @@ absl::Status CheckSlotMetadata(const char* op, const SlotMetadata& metadata,
   if (fit) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       op, ": planes of ", metadata.num_units,
-      " units overlap or leave a page of ", metadata.page_bytes,
+      " units overlap or are not inside a page of ", metadata.page_bytes,
       " bytes: scores from ", metadata.scores_offset, ", positions from ",
       metadata.positions_offset, ", errors from ", metadata.error_offset[0],
       " and ", metadata.error_offset[1]));

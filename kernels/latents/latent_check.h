@@ -1,4 +1,5 @@
-// The checks that every op on latents makes before it reads a byte.
+// Checks of latent parts and slot metadata, which every op on latents makes
+// before it reads or writes anything.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +10,18 @@
 
 namespace kvasir::kernels {
 
-// Checks the contract of latent_view.h: runs cover their latent; static ranges
-// have both arrays and belong to codes; slots do not overlap and end inside
-// their tile; pages of `page_tokens` slots have whole tiles. A region's granule
-// is 0 or the device's, and a granule of ranges has at most
-// kMostParamGranuleBytes. Reads only the tables. Errors: INVALID_ARGUMENT that
-// names op, group, value and limit.
+// Checks that a part obeys latent_view.h: runs cover their latent; static
+// ranges have both scales and minima, and only parts with codes have them;
+// slots do not overlap and are inside their tile; a page of `page_tokens` slots
+// consists of whole tiles. Checks also that a region's granule is 0 or the
+// device's granule (for ranges, at most kMostParamGranuleBytes). Reads only the
+// tables, not the pages. Errors: INVALID_ARGUMENT; the text names the op, the
+// group, the value and the limit.
 absl::Status CheckLatentPart(const char* op, const LatentPart& part,
                              int64_t page_tokens, int64_t device_granule);
 
-// Checks the contract of slot_metadata.h for a layer with units: planes do not
-// overlap and lie inside a page of `page_tokens` slots.
+// Checks that the metadata of a layer with units obeys slot_metadata.h: its
+// planes do not overlap and are inside a page of `page_tokens` slots.
 absl::Status CheckSlotMetadata(const char* op, const SlotMetadata& metadata,
                                int64_t page_tokens);
 

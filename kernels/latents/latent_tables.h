@@ -1,5 +1,5 @@
-// Puts the groups and runs of a latent part on the device, for kernels that
-// read them there.
+// Copies the groups and runs of a latent part to the device, where kernels read
+// them.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -8,9 +8,9 @@
 
 namespace kvasir::kernels {
 
-// Copies the groups of `part` and their runs, which are host memory, into
-// `tables`. In the result `groups` and each group's `runs` are device
-// addresses, which the host must not dereference. Everything else is unchanged.
+// Copies the groups of `part` and their runs from host memory into `tables`.
+// Returns `part` with `groups` and each group's `runs` replaced by device
+// addresses, which the host must not dereference.
 absl::StatusOr<LatentPart> AddLatentTables(LatentPart part,
                                            DeviceTables* tables);
 

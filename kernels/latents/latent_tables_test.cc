@@ -20,7 +20,8 @@ std::vector<T> Get(Stream& stream, const T* device, int64_t count) {
   return host;
 }
 
-// Groups with two runs, with no run (numbers) and with one run.
+// The part has groups with two runs, with no run (stored as numbers) and with
+// one run.
 TEST(LatentTablesTest, GroupsAndTheirRunsAreCopiedToTheDevice) {
   base::ThreadPool pool(1);
   const std::unique_ptr<Device> device = MakeStrictDevice(&pool);
@@ -39,7 +40,7 @@ TEST(LatentTablesTest, GroupsAndTheirRunsAreCopiedToTheDevice) {
   DeviceTables tables(device.get());
   const auto moved = AddLatentTables(part, &tables);
   KVASIR_ASSERT_OK(moved.status());
-  // The host's tables are no longer needed.
+  // The result must not need the host's tables, so they are overwritten.
   const auto want = groups;
   const auto want_first = first;
   const auto want_last = last;

@@ -1,5 +1,5 @@
-// How kernels see the cache's pages. A view describes one part of one side
-// (keys or values) of one layer. C++17.
+// The layout of the KV cache's pages as kernels see it. A LatentPart describes
+// one part of one side (keys or values) of one layer. C++17.
 //
 // The cache holds one latent for each token and group of KV heads: a vector of
 // numbers, stored as numbers of one type or as codes of few bits. In a dense
@@ -20,97 +20,101 @@ namespace kvasir::kernels {
 struct CodeRun {
   int64_t begin = 0;
   int64_t width = 0;
-  // 1 to 6 or 8. 0 is allowed only in a last run with static ranges: nothing is
-  // stored, and each channel is its minimum.
+  // 1 to 6 or 8. 0 is allowed only for the last run of a latent with static
+  // ranges: nothing is stored for its channels, and each channel decodes to its
+  // minimum.
   int bits = 0;
 };
 
-// The most levels that codes scaled by a token's norm may stand for: such codes
-// have at most 4 bits.
+// The largest number of levels (LatentPart::levels): codes that stand for
+// levels have at most 4 bits.
 inline constexpr int kMaxNormLevels = 16;
 
-// The most bytes of a granule that holds ranges: a scale and a minimum of 16
-// bits. It does not grow with the device's granule, because most of a larger
-// one would be padding.
+// The largest granule, in bytes, for the region of ranges: a scale and a
+// minimum of 16 bits. It is small whatever the device's granule is, because
+// most of a larger granule would be padding.
 inline constexpr int64_t kMostParamGranuleBytes = 4;
 
-// One kind of data that each slot of a tile has, for example the codes of a
-// group. Byte b of slot s is at this offset in the tile:
+// The place in a tile of one kind of data that each slot has, for example the
+// codes of a group. A tile has S slots. Byte b of slot s is at this offset in
+// the tile:
 //   offset_bytes + s * stride_bytes + b                             if g = 0
 //   offset_bytes + b / g * g * S + s * stride_bytes + b % g         otherwise
-// So either slots follow one another, or the first granules of g bytes of all S
-// slots come first, then the second granules of all, and so on (stride_bytes ==
-// g).
+// So if g is 0, slots follow one another. Otherwise stride_bytes is g, and the
+// data of each slot is cut into granules of g bytes: first come the first
+// granules of all S slots, then the second granules of all slots, and so on.
 struct TileRegion {
   int64_t offset_bytes = 0;
   int64_t stride_bytes = 0;
   int64_t granule_bytes = 0;  // g
 };
 
-// The latent of one group. All offsets, strides and granules are multiples of
-// the size of the numbers they hold; so are the sizes of tiles and pages.
+// The layout of the latent of one group. All offsets, strides, granules, tiles
+// and pages have sizes that are multiples of the size of the stored numbers.
 struct LatentGroup {
-  int64_t width = 0;  // numbers of the latent, R'
-  // The first column of the latent in a row of all latents of the part [sum of
-  // R'].
+  int64_t width = 0;  // number of channels of the latent, R'
+  // The column at which this latent begins in a row that has all latents of the
+  // part [sum of R'].
   int64_t column = 0;
-  TileRegion codes;  // of codes, or of numbers
-  // Ranges per token: scale and minimum of run 0, scale and minimum of run 1,
-  // ..., as numbers of the part's param_dtype. With levels: only one scale for
-  // all.
+  TileRegion codes;  // the codes, or the numbers
+  // Ranges that are stored per token: scale and minimum of run 0, scale and
+  // minimum of run 1, and so on, in the part's param_dtype. If the part has
+  // levels: only a single scale.
   TileRegion params;
-  // Runs in channel order, which together cover all channels. None: the latent
-  // is stored as numbers of the part's dtype.
+  // Runs in the order of channels, which together cover all channels. If there
+  // are none, the latent is stored as numbers of the part's dtype.
   const CodeRun* runs = nullptr;
   int64_t num_runs = 0;
 };
 
-// One part. The codes of a slot form a stream of bits in four planes, in this
-// order:
+// One part: its pages, and the layout of its groups' latents in them. The codes
+// of a slot form a stream of bits in four planes, in this order:
 //  1. all 8-bit codes;
 //  2. 4-bit codes, and the low four bits of 5- and 6-bit codes;
 //  3. 2-bit codes, the low two bits of 3-bit and the high two of 6-bit codes;
 //  4. 1-bit codes, and the highest bit of 3- and 5-bit codes.
-// Inside a plane codes are in channel order, the lowest bit of a byte first.
-// There is no gap between planes, and zeros fill the last byte. So a code is
-// found by shifts only, whatever its width, and runs of a multiple of 8
-// channels begin at whole bytes. If a region has granules, they cut this
-// stream, and only the last granule is padded.
+// Inside a plane, codes are in the order of channels, and bytes are filled from
+// the lowest bit. There is no gap between planes, and zeros fill the last byte.
+// So every code can be found by shifts only, and if the channels of each run
+// are a multiple of 8, runs begin at whole bytes. If a region has granules,
+// this stream is cut into granules, and only the last one is padded.
 template <template <typename> class Ptr>
 struct LatentPartIn {
   Ptr<void> arena = nullptr;  // [N, page_bytes]
-  int64_t page_bytes = 0;     // tiles come first
+  int64_t page_bytes = 0;     // the tiles are at the start of the page
   int64_t tile_bytes = 0;
-  int64_t tile_slots = 0;  // S: slot s of a page is in its tile s / S
+  int64_t tile_slots = 0;  // S: slot s of a page is in tile s / S of the page
   const LatentGroup* groups = nullptr;  // [num_groups], in the memory space of
                                         // the view
   int64_t num_groups = 0;               // G
-  DType dtype = DType::kBf16;           // of numbers
-  DType param_dtype = DType::kF16;      // of ranges that are stored in slots
-  // Ranges of the channels [sum of R'], the same for all tokens. Null: ranges
-  // are stored in slots.
+  DType dtype = DType::kBf16;           // type of stored numbers
+  DType param_dtype = DType::kF16;  // type of ranges that are stored in slots
+  // Static ranges: those of each channel [sum of R'], the same for all tokens.
+  // Null: ranges are stored in slots.
   Ptr<const float> static_scale = nullptr;
   Ptr<const float> static_minimum = nullptr;
-  // If num_levels > 0, code c stands for levels[c] times the slot's scale. 0:
-  // there are no levels.
+  // If num_levels is above 0, code c decodes to levels[c] times the slot's
+  // scale. If it is 0, codes have ranges instead of levels.
   int num_levels = 0;
   float levels[kMaxNormLevels] = {};
 };
 using LatentPart = LatentPartIn<DevicePtr>;
 using LatentPartArgs = LatentPartIn<LaunchPtr>;
 
-// The address of the first byte that a slot of a page has in a region.
+// Returns the address of a slot's first byte in a region.
 KVASIR_HOST_DEVICE inline char* SlotAddress(const LatentPartArgs& part,
                                             const TileRegion& region,
                                             int64_t page, int64_t slot) {
-  // Most pages have one tile, and a division is slow.
+  // Avoids the division, which is slow, for the usual case of one tile per
+  // page.
   const int64_t tile = slot < part.tile_slots ? 0 : slot / part.tile_slots;
   return static_cast<char*>(part.arena) + page * part.page_bytes +
          tile * part.tile_bytes + region.offset_bytes +
          (slot - tile * part.tile_slots) * region.stride_bytes;
 }
-// Visits the first `bytes` bytes of a slot in a region. Calls visit(address,
-// index of its first byte, bytes) for each contiguous piece.
+// Visits the first `bytes` bytes that a slot has in a region. For each
+// contiguous piece, calls visit(address, index of the piece's first byte, bytes
+// of the piece).
 template <typename Visit>
 void ForSlotBytes(const LatentPartArgs& part, const TileRegion& region,
                   int64_t page, int64_t slot, int64_t bytes,
@@ -132,14 +136,14 @@ KVASIR_HOST_DEVICE int64_t RowWidth(const LatentPartIn<Ptr>& part) {
   return width;
 }
 
-// The bits before each plane of a slot's codes, and the bits of all codes. The
-// planes have 8, 4, 2 and 1 bits per code.
+// Where the planes of a slot's codes begin, in bits, and the bits of all codes
+// together. The planes 0 to 3 have 8, 4, 2 and 1 bits per code.
 KVASIR_HOST_DEVICE constexpr int PlaneBits(int plane) { return 8 >> plane; }
 struct CodePlanes {
   int64_t begin_bits[4] = {0, 0, 0, 0};
   int64_t total_bits = 0;
 };
-// The plane that has `bits` bits per code.
+// The index of the plane that has `bits` bits per code.
 KVASIR_HOST_DEVICE inline int PlaneIndex(int bits) {
   return bits == 8 ? 0 : bits == 4 ? 1 : bits == 2 ? 2 : 3;
 }
@@ -154,7 +158,8 @@ KVASIR_HOST_DEVICE inline CodePlanes PlanesOf(const LatentGroup& group) {
   }
   return planes;
 }
-// How many channels of a group have a code that is stored in a slot.
+// How many channels of a group have codes that are stored, which are those of
+// runs with more than 0 bits.
 KVASIR_HOST_DEVICE inline int64_t CodedWidth(const LatentGroup& group) {
   const bool rest =
       group.num_runs > 0 && group.runs[group.num_runs - 1].bits == 0;

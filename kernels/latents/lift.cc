@@ -52,7 +52,8 @@ absl::Status CheckChannels(int64_t num_pairs,
   return absl::OkStatus();
 }
 
-// Both lists of columns are [Hq].
+// Copies the lists of input and output columns, which must have one element per
+// query head, to the device.
 absl::Status AddColumns(const LiftColumns& columns, DeviceTables* tables,
                         DevicePtr<const int64_t>* in,
                         DevicePtr<const int64_t>* out) {
@@ -108,7 +109,7 @@ absl::Status Lift(Stream& stream, const PreparedLift& prepared,
                   const LiftRows& rows, Workspace& workspace) {
   if (rows.num_rows < 0) return Refuse(kLift.op, "rows", 0, rows.num_rows);
   Workspace::Scope scope(&workspace);
-  DevicePtr<float> scratch;  // only for a CPU; a GPU uses shared memory
+  DevicePtr<float> scratch;  // only used on a CPU; a GPU uses shared memory
   if (stream.device() == DeviceKind::kCpu) {
     scratch = workspace.Take<float>(LiftScratch(ScratchThreads(stream)));
   }

@@ -1,5 +1,6 @@
-// lift and complex_lift: apply a latent's lift outside of the cache, to the
-// query before attention or to the output after it. C++17.
+// lift and complex_lift. A lift is the matrix that maps a key or value to its
+// latent or back. These ops do not apply it to the cached latents, but to the
+// queries before attention and to the output after it. C++17.
 #pragma once
 
 #include <cstdint>
@@ -19,26 +20,28 @@ namespace kvasir::kernels {
 //   y[t, column_out[h] + n] = chain(t, h, n), where chain is
 //   acc = 0; for k = 0 .. in - 1:
 //     acc = fma(x[t, column_in[h] + k], A_j[k, n], acc)
-// in float32: the same bits for any number of rows, heads or threads. A GPU
-// computes the same chain, except if x and all matrices have one 16-bit type:
-// then acc takes 16 products at a time, in the order of k (lift_cuda.cu).
+// in float32. The bits of y do not depend on the number of rows, heads or
+// threads. A GPU computes the same chain, unless x and all matrices have the
+// same 16-bit type: then 16 products at a time are added to acc, in the order
+// of k (lift_cuda.cu).
 template <template <typename> class Ptr>
 struct LiftParamsIn {
   Ptr<const float> x = nullptr;  // [T, ...], rows x_row_stride apart
   int64_t x_row_stride = 0;      // in elements
-  Ptr<float> y = nullptr;        // [T, ...]; overlaps no column that is read
-  int64_t y_row_stride = 0;      // in elements
-  int64_t first_row = 0;         // first row that is lifted
-  int64_t num_rows = 0;          // T
-  int64_t num_heads = 0;         // Hq
-  int64_t num_kv_heads = 0;      // Hkv, divides Hq
+  // [T, ...]; must not overlap columns of x that are read
+  Ptr<float> y = nullptr;
+  int64_t y_row_stride = 0;  // in elements
+  int64_t first_row = 0;     // rows before this one are not lifted
+  int64_t num_rows = 0;      // T
+  int64_t num_heads = 0;     // Hq
+  int64_t num_kv_heads = 0;  // Hkv, divides Hq
   // The matrix of each KV head [Hkv], in the device's layout.
   Ptr<const PackedMatrixIn<Ptr>> matrices = nullptr;
   Ptr<const int64_t> column_in = nullptr;   // [Hq]
   Ptr<const int64_t> column_out = nullptr;  // [Hq]
   DType dtype = DType::kF32;                // type of activations
-  // Set by Prepare: the columns of the widest matrix, and whether all matrices
-  // have the type `dtype`.
+  // Set by Prepare: the number of columns of the widest matrix, and whether all
+  // matrices have the type `dtype`.
   int64_t most_columns = 0;
   bool one_type = false;
 
@@ -50,8 +53,9 @@ struct LiftParamsIn {
 using LiftParams = LiftParamsIn<DevicePtr>;
 using LiftArgs = LiftParamsIn<LaunchPtr>;
 
-// The complex channels of a KV head. Channel c multiplies pair pairs[c] of the
-// query by the conjugate of u_c = up[0, c] + i up[1, c].
+// The complex channels of a KV head. Channel c of the output is pair pairs[c]
+// of the query, taken as a complex number, times the conjugate of u_c = up[0,
+// c] + i up[1, c].
 template <template <typename> class Ptr>
 struct ComplexChannelsIn {
   int64_t num_channels = 0;        // C
@@ -71,16 +75,17 @@ template <template <typename> class Ptr>
 struct ComplexLiftParamsIn {
   Ptr<const float> x = nullptr;  // [T, ...], rows x_row_stride apart
   int64_t x_row_stride = 0;      // in elements
-  Ptr<float> y = nullptr;        // [T, ...]; overlaps no column that is read
-  int64_t y_row_stride = 0;      // in elements
-  int64_t first_row = 0;         // first row that is lifted
-  int64_t num_rows = 0;          // T
-  int64_t num_heads = 0;         // Hq
-  int64_t num_kv_heads = 0;      // Hkv, divides Hq
+  // [T, ...]; must not overlap columns of x that are read
+  Ptr<float> y = nullptr;
+  int64_t y_row_stride = 0;  // in elements
+  int64_t first_row = 0;     // rows before this one are not lifted
+  int64_t num_rows = 0;      // T
+  int64_t num_heads = 0;     // Hq
+  int64_t num_kv_heads = 0;  // Hkv, divides Hq
   Ptr<const ComplexChannelsIn<Ptr>> channels = nullptr;  // [Hkv]
   Ptr<const int64_t> column_in = nullptr;                // [Hq]
   Ptr<const int64_t> column_out = nullptr;               // [Hq]
-  int64_t num_pairs = 0;                                 // of a query head
+  int64_t num_pairs = 0;  // number of pairs of a query head
   RopePairing pairing = RopePairing::kHalfSplit;
   RopePairing out_pairing = RopePairing::kHalfSplit;
   DType dtype = DType::kF32;  // type of activations
@@ -93,8 +98,8 @@ struct ComplexLiftParamsIn {
 using ComplexLiftParams = ComplexLiftParamsIn<DevicePtr>;
 using ComplexLiftArgs = ComplexLiftParamsIn<LaunchPtr>;
 
-// The arguments of either op that change with every step. x and y begin at row
-// 0, even if the first row that is lifted is another one.
+// The arguments of both ops that change with every step. x and y point to row
+// 0, even if first_row is another row.
 struct LiftRows {
   DevicePtr<const float> x;
   DevicePtr<float> y;
@@ -105,7 +110,7 @@ struct LiftRows {
 class CpuStream;
 void LiftReference(const LiftArgs& params, float* scratch, CpuStream& stream);
 void LiftSimd(const LiftArgs& params, float* scratch, CpuStream& stream);
-// The floats of scratch that either implementation takes for `threads` threads.
+// How many floats of scratch memory lift needs on a CPU with `threads` threads.
 int64_t LiftScratch(int threads);
 void ComplexLiftReference(const ComplexLiftArgs& params, CpuStream& stream);
 void ComplexLiftSimd(const ComplexLiftArgs& params, CpuStream& stream);

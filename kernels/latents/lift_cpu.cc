@@ -16,24 +16,26 @@
 #define KVASIR_KERNELS_LIFT_CPU_ONCE_
 namespace kvasir::kernels {
 
-// The most that one thread computes at a time: kLiftRows rows (a row is one
-// query head of one token) times kLiftPanels panels of one KV head's matrix.
-// With few rows, the matrix streams from memory, and threads divide its panels.
-// With many rows, 8 panels of usual depth stay in the second-level cache.
+// A thread computes at most kLiftRows rows (a row is one query head of one
+// token) times kLiftPanels panels of one KV head's matrix at a time. If there
+// are few rows, threads divide the matrix by panels, because reading it from
+// memory takes most of the time. If there are many rows, the panels of a thread
+// (8, of the usual depth) stay in the second-level cache.
 inline constexpr int64_t kLiftRows = 48;
 inline constexpr int64_t kLiftPanels = 8;
-// The depth k of one pass. Up to this depth, a tile's rows are copied once for
-// all panels.
+// The largest depth k of one pass. If a matrix is not deeper, the rows of a
+// tile are copied only once for all panels.
 inline constexpr int64_t kLiftBlockK = 512;
 inline constexpr int64_t kLiftTileRows = 12;
 inline constexpr int64_t kLiftScratchFloats =
     kLiftTileRows * (kLiftBlockK + kPanelColumns);
-// With fewer multiply-adds than this, waking other threads takes longer than
-// the work (microseconds).
+// With fewer multiply-adds than this, the work takes only microseconds, less
+// than waking other threads.
 inline constexpr int64_t kLiftWorthWaking = 100000;
 
-// A part of the work of one KV head. Rows count its query heads, token by
-// token: row r is query head r % queries of token r / queries.
+// A part of the work for one KV head. Its rows are the query heads of all
+// tokens: row r is query head r % queries (among those of the KV head) of token
+// r / queries.
 struct LiftPart {
   int64_t kv_head;
   int64_t queries;
@@ -110,7 +112,8 @@ void LiftTile(const LiftArgs& params, const LiftPart& part, int64_t row,
       }
       args.b = static_cast<const T*>(matrix.data) +
                (panel * matrix.k + k) * kPanelColumns;
-      // Only the first tile of rows waits for memory, so only it prefetches.
+      // Only for the first tile of rows does the matrix come from memory, so
+      // only then it is prefetched.
       args.ahead = row == part.row_begin
                        ? static_cast<const char*>(args.b) + kPrefetchBytes
                        : nullptr;
@@ -158,7 +161,7 @@ HWY_INLINE Pairs LoadPairs(const ComplexLiftArgs& params, const float* from,
           hn::GatherIndex(kFloats, from + 1, even)};
 }
 
-// Computes channel c and those after it, as many as a vector has lanes.
+// Computes as many channels as a vector has lanes, from channel c on.
 HWY_INLINE void LiftChannels(const ComplexLiftArgs& params,
                              const ComplexChannelsArgs& channels, int64_t c,
                              const float* from, float* to) {
@@ -237,7 +240,7 @@ int64_t PartsOf(int64_t count, int64_t at_once) {
   return (count + at_once - 1) / at_once;
 }
 
-// Finds the parts of a launch by their index.
+// Divides a launch into parts, which have consecutive indices.
 class LiftParts {
  public:
   explicit LiftParts(const LiftArgs& params)

@@ -2,18 +2,18 @@
 //
 // lift: if x and the matrices have the same 16-bit type, tensor cores compute
 // it. A row of a tile is one query head of one token. The query heads of a KV
-// head share its matrix, so a tile of 16 rows has four tokens if four query
-// heads share a KV head. CTAs divide rows, KV heads and columns. An output is a
-// chain of ceil(in / 16) mma.m16n8k16 in the order of k, summed in float32;
-// after the last number both operands are zero. Both tile sizes compute the
-// same chain, so a row has the same bits in either:
+// head share its matrix: if there are four of them, a tile of 16 rows has four
+// tokens. Rows, KV heads and columns are divided among CTAs. An output is a
+// chain of ceil(in / 16) mma.m16n8k16 in the order of k, added in float32;
+// beyond k = in, both operands are padded with zeros. There are two tile sizes.
+// Both compute the same chain, so a row's result has the same bits with either:
 //  - 128 x 64, if there are more than 64 rows and at least as many tiles as
 //    multiprocessors;
 //  - otherwise 16 x 32, which the few rows of a decode step fill.
 // Other types: a CTA computes 16 rows of a query head. It loads 128 columns and
-// a depth of 32 numbers at a time into shared memory. A thread has 4 rows of 2
-// columns. Each output is lift.h's chain in the order of k, so float32
-// activations give the CPU's bits for any number of rows.
+// a depth of 32 numbers at a time into shared memory. A thread computes 4 rows
+// of 2 columns. Each output is the chain of lift.h, so float32 activations give
+// the same bits as on the CPU for any number of rows.
 //
 // complex_lift: a CTA computes one head of a row, a thread one channel.
 //
@@ -26,14 +26,14 @@
 // Chunks of 16 bytes are permuted within their row, so that ldmatrix has no
 // bank conflicts.
 //
-// Bytes of a lift by tensor cores, with B = 2: x's numbers once per 32 or 64
-// columns, and y's once; each matrix once per 16 or 128 rows, from the
-// second-level cache except for the first time. For other types: each matrix
-// once per 16 rows of each of its query heads. Operations: one fused
-// multiply-add per number of a head's input and number of its output. Floor:
-// for few rows the matrices' bytes over the memory's bandwidth, for many rows
-// the operations over the rate of the tensor cores (or of float32).
-// complex_lift: the bytes of its numbers.
+// Bytes, by tensor cores with 2 bytes per number: x is read once per 32 or 64
+// columns, and y is written once; each matrix is read once per 16 or 128 rows,
+// except for the first time from the second-level cache. With other types, each
+// matrix is read once per 16 rows of each of its query heads. Operations: in *
+// out fused multiply-adds per head and row. Lower bound of the time: for few
+// rows, the matrices' bytes divided by the bandwidth of the memory; for many
+// rows, the operations divided by the rate of the tensor cores (or of float32
+// arithmetic). complex_lift is limited by the bytes that it reads and writes.
 #include "kernels/latents/lift.h"
 #include "kernels/simt/copy.h"
 #include "kernels/simt/launch.h"
@@ -49,12 +49,13 @@ constexpr int32_t kColumnsOfThread = 2;
 constexpr int32_t kTileRows = 16;
 constexpr int32_t kTileColumns = 128;
 constexpr int32_t kTileDepth = 32;
-// The number of threads with neighbouring columns. Four such sets of threads
-// divide the rows.
+// This many threads compute neighbouring columns of the same rows. Four such
+// sets of threads divide the rows.
 constexpr int32_t kColumnThreads = kTileColumns / kColumnsOfThread;
 static_assert(kTileRows / kRowsOfThread * kColumnThreads == kThreads);
-// The stride of rows in shared memory is four floats more than the depth, so
-// that packs of four floats that eight threads read are in different banks.
+// The stride of rows in shared memory. It is four floats more than the depth,
+// so that when eight threads each read a pack of four floats, these are in
+// different banks.
 constexpr int32_t kTileStride = kTileDepth + 4;
 constexpr uint32_t kSharedBytes =
     (kTileRows + kTileColumns) * kTileStride * sizeof(float);
@@ -75,7 +76,8 @@ KVASIR_DEVICE float WeightAt(const void* weights, DType dtype, int64_t i) {
   return simt::LoadGlobal(static_cast<const float*>(weights) + i);
 }
 
-// The sums of a thread over numbers [0, depth) of the tiles. depth is 1 to 32.
+// The sums that a thread computes. Add() adds the products for k in [0, depth)
+// of the tiles in shared memory; depth is 1 to 32.
 struct Sums {
   float of[kRowsOfThread][kColumnsOfThread] = {};
 
@@ -125,7 +127,7 @@ LiftKernel(LiftArgs args) {
   const int64_t head = simt::CtaY();
   const PackedMatrixArgs matrix =
       args.matrices[head / (args.num_heads / args.num_kv_heads)];
-  // A head has far fewer than 2^31 numbers.
+  // int32_t suffices, because a head has far fewer than 2^31 numbers.
   const auto depth = static_cast<int32_t>(matrix.k);
   const auto columns = static_cast<int32_t>(matrix.n);
   const int64_t done = int64_t{simt::CtaX()} * kTileRows;
@@ -148,8 +150,8 @@ LiftKernel(LiftArgs args) {
     Sums sums;
     for (int32_t k = 0; k < depth; k += kTileDepth) {
       const int32_t count = depth - k < kTileDepth ? depth - k : kTileDepth;
-      // A warp fills a line of 32 numbers. Missing rows and columns are zeros,
-      // and their sums are not stored.
+      // A warp fills a line of 32 numbers. Rows and columns beyond the end are
+      // filled with zeros; their sums are not stored.
       const auto in_line = static_cast<int32_t>(simt::Lane());
       for (auto line = static_cast<int32_t>(simt::Warp());
            line < kTileRows + kTileColumns;
@@ -169,7 +171,7 @@ LiftKernel(LiftArgs args) {
       simt::SyncCta();
       sums.Add(x_tile + first_row * kTileStride,
                weight_tile + first_column * kTileStride, count);
-      simt::SyncCta();  // all threads have read the tiles
+      simt::SyncCta();  // waits until all threads have read the tiles
     }
     KVASIR_UNROLL
     for (int32_t i = 0; i < kRowsOfThread; ++i) {
@@ -190,9 +192,9 @@ LiftKernel(LiftArgs args) {
 constexpr int32_t kStep = 16;
 constexpr int32_t kChunk = 8;
 
-// The tile of a CTA: [kRows, kColumns], computed by kWarpsDown x kWarpsAcross
-// warps. It loads a depth of kDepth at a time into a ring of kStages stages in
-// 48 KiB.
+// The tile of a CTA has kRows x kColumns outputs, computed by kWarpsDown x
+// kWarpsAcross warps. Operands are loaded with a depth of kDepth at a time into
+// a ring of kStages stages, which takes at most 48 KiB.
 struct FewRows {
   static constexpr const char* kName = "lift_few_rows";
   static constexpr int32_t kRows = 16, kColumns = 32, kDepth = 128;
@@ -213,7 +215,7 @@ struct Sizes {
   // How many mma tiles a warp has down and across.
   static constexpr int32_t kDown = Tile::kRows / Tile::kWarpsDown / 16;
   static constexpr int32_t kAcross = Tile::kColumns / Tile::kWarpsAcross / 8;
-  // The number of chunks in a row of a tile, and the number of rows that all
+  // The number of 16-byte chunks in a row of a stage, and how many rows all
   // threads fetch together.
   static constexpr int32_t kChunks = Tile::kDepth / kChunk;
   static constexpr int32_t kRowsTogether = kThreads / kChunks;
@@ -223,8 +225,8 @@ struct Sizes {
   static_assert(Tile::kStages * kStageNumbers * 2 <= 48 * 1024,
                 "more than a kernel has");
 
-  // The first number of a chunk. Chunks with the same index in eight rows are
-  // in different banks.
+  // Where a chunk begins in a stage. Chunks are permuted so that those with the
+  // same index in eight consecutive rows are in different banks.
   static KVASIR_DEVICE int32_t PlaceOf(int32_t row, int32_t chunk) {
     constexpr int32_t kTurns = kChunks < 8 ? kChunks : 8;
     return kChunk * (row * kChunks + (chunk ^ (row * kTurns / 8 % kTurns)));
@@ -235,7 +237,8 @@ KVASIR_DEVICE bool Aligned(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
-// Fetches numbers k to k + 8 of a row of `depth` numbers; zeros after its end.
+// Copies numbers [k, k + 8) of a row of `depth` numbers to shared memory, with
+// zeros after the end of the row.
 template <typename T>
 KVASIR_DEVICE void FetchChunk(const T* row, bool wide, int32_t k, int32_t depth,
                               T* to) {
@@ -260,8 +263,8 @@ KVASIR_DEVICE void Mma(F16, float (&d)[4], const uint32_t (&a)[4],
   simt::MmaF16(d, a, b);
 }
 
-// The start of a row of a KV head, whose query heads are counted token by
-// token.
+// Returns where a row of a KV head begins in x or y. Row r is query head r %
+// queries of token r / queries, for the `queries` query heads of the KV head.
 KVASIR_DEVICE int64_t RowStart(const LiftArgs& args, int32_t kv_head,
                                int64_t row, const int64_t* column,
                                int64_t stride) {
@@ -294,7 +297,7 @@ KVASIR_DEVICE void StorePair(T* row, int32_t column, int32_t columns,
 template <typename T, typename Tile>
 class LiftTile {
  public:
-  // `column` is the tile's first column in the KV head's matrix.
+  // `row` and `column` are the first row and the first column of the tile.
   KVASIR_DEVICE LiftTile(const LiftArgs& args, int32_t kv_head, int64_t row,
                          int32_t column)
       : args_(args),
@@ -333,11 +336,12 @@ class LiftTile {
       simt::CommitCopies();
       stage += S::kStageNumbers;
     }
-    T* used = stage;  // the stage to be filled next
+    T* used = stage;  // the next stage to be filled
     stage = stages_;
     for (int32_t k = 0; k < depth_; k += Tile::kDepth) {
       simt::WaitCopies<Tile::kStages - 2>();
-      // All copies have arrived, and all threads have finished with `used`.
+      // After this barrier, the copies of all threads to `stage` have arrived,
+      // and no thread reads `used` any more.
       simt::SyncCta();
       if (k + kAhead < depth_) Fetch(k + kAhead, used);
       simt::CommitCopies();
@@ -352,8 +356,8 @@ class LiftTile {
  private:
   using S = Sizes<Tile>;
 
-  // Missing rows and columns keep their old contents; their sums are not
-  // stored.
+  // Starts the copies that fill a stage. Rows and columns beyond the end keep
+  // old contents; their sums are not stored.
   KVASIR_DEVICE void Fetch(int32_t k, T* stage) const {
     k += chunk_ * kChunk;
     KVASIR_UNROLL
@@ -370,8 +374,8 @@ class LiftTile {
     }
   }
 
-  // Adds the products of the first `steps` steps of k of a stage, or of all
-  // steps if it has fewer.
+  // Adds the products of a stage, but only those of its first `steps` steps (of
+  // 16 numbers of k each) if it has more.
   KVASIR_DEVICE void Multiply(const T* x, const T* weights, int32_t steps) {
     const auto lane = static_cast<int32_t>(simt::Lane());
     const int32_t x_row = FirstRow() + lane % 16;
@@ -440,10 +444,10 @@ class LiftTile {
   const int32_t first_column_;
   T* const stages_;
   int32_t depth_, columns_;
-  int64_t rows_;  // rows from the tile's first row on
+  int64_t rows_;  // number of rows from the tile's first row to the end
   const T* weights_;
   bool wide_weights_;
-  // The chunk and the rows that this thread fetches.
+  // The chunk, and the first of the rows, that this thread fetches.
   int32_t chunk_, fetched_row_;
   const T* x_[S::kFetchedRows];
   bool wide_[S::kFetchedRows];
@@ -517,7 +521,8 @@ KernelLaunch GridOf(const LiftArgs& args) {
   return launch;
 }
 
-// With more rows than this, at least half of a large tile is used.
+// The tile of 16 x 32 is used up to this number of rows; with more, at least
+// half of a large tile's rows are used.
 constexpr int64_t kMostOfFewRows = 64;
 
 template <typename T>
@@ -555,7 +560,7 @@ void LiftCuda(const LiftArgs& args, float*, Launcher& launcher) {
 }
 
 void ComplexLiftCuda(const ComplexLiftArgs& args, Launcher& launcher) {
-  // Heads have a few dozen channels.
+  // Threads per CTA. A head has only a few dozen channels.
   constexpr uint32_t kChannelThreads = 64;
   static_assert(kChannelThreads <= kThreads);
   KernelLaunch launch;

@@ -18,13 +18,14 @@ using ::testing::HasSubstr;
 
 struct Case {
   int64_t rows;
-  int64_t queries;  // query heads of a KV head
+  int64_t queries;  // query heads per KV head
   DType dtype;
   // The input and output width of every KV head's matrix.
   std::vector<std::pair<int64_t, int64_t>> in_out;
 };
 
-// Matrices, rows of x with numbers between the heads, and places in y.
+// Random matrices, rows of x with additional numbers between the heads, and the
+// columns of the results in y.
 class Heads {
  public:
   explicit Heads(const Case& c) : case_(c) {
@@ -39,14 +40,15 @@ class Heads {
       matrix.k = in;
       matrix.n = out;
       matrix.dtype = c.dtype;
-      // The array is aligned, and filled with poison that must not be read.
+      // The memory of the packed matrix. It is filled with poison, which must
+      // not be read.
       memory_.push_back(std::make_unique<StoredArray>(
           std::vector<float>(
               static_cast<size_t>(matrix.bytes() / DTypeBytes(c.dtype)),
               kPoison),
           c.dtype));
       matrix.data = OnDevice(memory_.back()->data());
-      // Two blocks of rows.
+      // Packs the matrix in two blocks of rows.
       const int64_t first = in / 3;
       for (const auto& [begin, count] :
            {std::pair(int64_t{0}, first), std::pair(first, in - first)}) {
@@ -67,7 +69,8 @@ class Heads {
     x = RandomFloats(c.rows * x_stride_, 50);
   }
 
-  // Lifts the rows from `first` on. Numbers that are not written stay 7.
+  // Lifts the rows from `first` on and returns y. Numbers that the op does not
+  // write keep the value 7.
   std::vector<float> Run(TestStream& test, int64_t first = 0) const {
     std::vector<float> y(static_cast<size_t>(case_.rows * y_stride), 7.0f);
     LiftParams shape;
@@ -249,7 +252,7 @@ TEST_P(ComplexLiftTest, MultipliesByTheConjugateOfTheLift) {
   }
   TestStream two(2);
   ForEachSimdTarget([&] { EXPECT_TRUE(SameBits(truth, run(two))); });
-  // Rows before the first do not change.
+  // Rows before the first one must not change.
   std::vector<float> last = truth;
   std::fill_n(last.begin(), (c.tokens - 1) * y_stride, kPoison);
   EXPECT_TRUE(SameBits(last, run(reference, c.tokens - 1)));

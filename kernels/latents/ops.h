@@ -1,5 +1,5 @@
-// Ops that make, move and rotate latents. kernels/README.md has the contract of
-// every op.
+// Host functions of the ops that store, rotate, lift and copy latents.
+// kernels/README.md has the contract of every op.
 #pragma once
 
 #include "absl/status/status.h"
@@ -21,21 +21,22 @@ using PreparedComplexLift = Prepared<ComplexLiftParams>;
 using PreparedHadamard = Prepared<HadamardParams>;
 using PreparedKvAppend = Prepared<KvAppendParams>;
 
-// The first input column and the first output column of each query head [Hq].
+// For each query head [Hq], the column at which its input begins, and the
+// column at which its output begins.
 struct LiftColumns {
   absl::Span<const int64_t> in;
   absl::Span<const int64_t> out;
 };
 
-// One matrix per KV head. `shape` has the strides.
+// Prepares lift with one matrix per KV head. `shape` has the strides.
 absl::StatusOr<PreparedLift> Prepare(Device& device, const LiftParams& shape,
                                      absl::Span<const PackedMatrix> matrices,
                                      const LiftColumns& columns);
 absl::Status Lift(Stream& stream, const PreparedLift& prepared,
                   const LiftRows& rows, Workspace& workspace);
 
-// One set of channels per KV head. `shape` has the strides, the number of pairs
-// and the pairings.
+// Prepares complex_lift with one set of channels per KV head. `shape` has the
+// strides, the number of pairs and the pairings.
 absl::StatusOr<PreparedComplexLift> Prepare(
     Device& device, const ComplexLiftParams& shape,
     absl::Span<const ComplexChannels> channels, const LiftColumns& columns);
@@ -47,7 +48,8 @@ struct HadamardPlace {
   int64_t width = 0;
   int64_t column = 0;
 };
-// `shape` has the strides and the direction. `shared` must outlive the result.
+// Prepares hadamard for latents at these places. `shape` has the strides and
+// the direction. `shared` must outlive the result.
 absl::StatusOr<PreparedHadamard> Prepare(Device& device,
                                          const HadamardParams& shape,
                                          absl::Span<const HadamardPlace> places,
@@ -59,13 +61,15 @@ struct KvAppendShape {
   int64_t row_stride = 0;      // in elements
   int64_t page_tokens = 0;     // P
   DType dtype = DType::kF32;   // type of activations
-  SlotMetadata metadata = {};  // of the layer, if it may evict
-  // Slots are byte offsets from the parts' arenas instead. At each offset
-  // begins a page of one slot, so rows may be anywhere. page_tokens must be 1,
-  // and there is no metadata.
+  SlotMetadata metadata = {};  // metadata of the layer, if the layer may evict
+  // If set, the entries of `slots` are byte offsets from the start of the
+  // parts' arenas, and a page of one slot begins at each of these offsets. So
+  // rows may be stored at any address. page_tokens must be 1, and there must be
+  // no metadata.
   bool slots_are_bytes = false;
 };
-// Groups, runs and units of the parts are host memory and are copied.
+// Prepares kv_append for these parts. Their groups, runs and units are in host
+// memory and are copied.
 absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
                                          const KvAppendShape& shape,
                                          absl::Span<const KvAppendPart> parts);

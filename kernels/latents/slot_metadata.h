@@ -1,10 +1,10 @@
-// Data that eviction keeps of a slot in addition to its latents: the attention
-// mass that it received, its position, and the quantization errors of its key
-// and value. C++17.
+// SlotMetadata: what eviction needs to know about a slot in addition to its
+// latents: the attention mass that the slot has received (its score), its
+// position, and the quantization errors of its key and value. C++17.
 //
-// A unit is a set of KV heads that evict the same tokens. The planes follow the
-// tiles in a layer's pages. Each is [units][slots of the page], so that one
-// kind of data of many slots is contiguous.
+// A unit is a set of KV heads that evict the same tokens. Each kind of data is
+// in a plane [units][slots of the page], in which the data of many slots is
+// contiguous. In a layer's pages, the planes come after the tiles.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,7 @@ namespace kvasir::kernels {
 inline constexpr int kErrorSides = 2;
 enum ErrorSide : int { kKeyError = 0, kValueError = 1 };
 
-// Metadata of a layer. If there are no units, the other members have no
-// meaning.
+// The metadata of a layer. If num_units is 0, the other members are not used.
 template <template <typename> class Ptr>
 struct SlotMetadataIn {
   Ptr<void> arena = nullptr;  // [N, page_bytes]
@@ -30,14 +29,15 @@ struct SlotMetadataIn {
   // planes' numbers.
   int64_t scores_offset = 0;     // [U, P] float32
   int64_t positions_offset = 0;  // [U, P] uint32
-  // [U, P] bytes (EncodeError), for keys and for values. Below 0: the side has
-  // no codes, and so no plane.
+  // The planes of errors, of keys and of values: [U, P] bytes (EncodeError).
+  // Below 0: the side is stored without codes, so it has no errors and no
+  // plane.
   int64_t error_offset[kErrorSides] = {-1, -1};
 };
 using SlotMetadata = SlotMetadataIn<DevicePtr>;
 using SlotMetadataArgs = SlotMetadataIn<LaunchPtr>;
 
-// The numbers of a page's slots for one unit [P].
+// The address of a plane's numbers for one unit and all slots of a page [P].
 KVASIR_HOST_DEVICE inline char* PlaneOfUnit(const SlotMetadataArgs& metadata,
                                             int64_t offset,
                                             int64_t number_bytes, int64_t page,
@@ -55,7 +55,8 @@ KVASIR_HOST_DEVICE inline uint32_t* PositionsOf(
   return reinterpret_cast<uint32_t*>(PlaneOfUnit(
       metadata, metadata.positions_offset, sizeof(uint32_t), page, unit));
 }
-// The errors of a page's slots for one unit [P]; null if the side has no codes.
+// The errors of a side (keys or values) for one unit and all slots of a page
+// [P]; null if the side has no errors.
 KVASIR_HOST_DEVICE inline uint8_t* ErrorsOf(const SlotMetadataArgs& metadata,
                                             int side, int64_t page,
                                             int64_t unit) {

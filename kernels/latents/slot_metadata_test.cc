@@ -18,10 +18,12 @@ constexpr int64_t kPageTokens = 32;
 constexpr int64_t kPages = 3;
 constexpr int64_t kHeads = 4;
 constexpr int64_t kUnits = 2;
-// Heads 0 and 1 are one unit. No group of two heads has heads of both units.
+// Heads 0 and 1 are one unit, and the others are the second one. So all heads
+// of a group of two heads belong to the same unit.
 int32_t UnitOfHead(int64_t head) { return head < 2 ? 0 : 1; }
 
-// Planes of metadata, with a gap before each and after the last.
+// Returns planes of metadata with a gap before each plane and after the last
+// one.
 SlotMetadataArgs Planes() {
   SlotMetadataArgs metadata;
   metadata.page_tokens = kPageTokens;
@@ -91,7 +93,8 @@ absl::Status Append(TestStream& test, const Sides& sides,
                   test.workspace());
 }
 
-// The L2 norm of the errors of a unit's latents, in float64.
+// Returns the L2 norm of the quantization errors of a unit's latents, computed
+// in float64.
 double ErrorOf(const TestPart& part, const float* row, int64_t unit,
                int64_t slot) {
   double squares = 0;
@@ -161,7 +164,7 @@ TEST(SlotMetadataTest, AppendWritesScoresPositionsAndErrorsOfEveryCodec) {
       }
     }
     const std::vector<char> truth = memory;
-    // No other byte is written.
+    // No byte of other slots may be written.
     for (const int64_t slot : slots) {
       if (slot < 0) continue;
       const int64_t page = slot / kPageTokens;
@@ -199,7 +202,7 @@ TEST(SlotMetadataTest, PartsOfNumbersHaveNoError) {
   EXPECT_GT(ErrorsOf(metadata, kValueError, 0, 0)[1], 0);
 }
 
-// Keys and values are lifted from one latent.
+// In a joint part, keys and values are stored as one latent.
 TEST(SlotMetadataTest, ErrorsOfAJointPartCountForBothSides) {
   Sides sides({.widths = {24}, .bits = {3}}, {.widths = {24}, .bits = {8}});
   std::vector<char> memory(kPages * 1152, '\x55');
@@ -243,15 +246,17 @@ TEST(SlotMetadataTest, RefusesInvalidMetadata) {
     return base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.num_units = 1; }),
-              invalid("group 2 belongs to unit 1, want 0 to 0"));
-  EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.page_tokens = 16; }),
-              invalid("metadata is for pages of 16 slots, want pages of 32"));
+              invalid("group 2 belongs to unit 1, but units are 0 to 0"));
+  EXPECT_THAT(
+      refusal([](SlotMetadataArgs& m) { m.page_tokens = 16; }),
+      invalid(
+          "metadata is for pages of 16 slots, but the cache has pages of 32"));
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.positions_offset = 130; }),
-              invalid("overlap or leave a page"));
+              invalid("overlap or are not inside a page"));
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.positions_offset = 380; }),
-              invalid("overlap or leave a page"));
+              invalid("overlap or are not inside a page"));
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.page_bytes = 1084; }),
-              invalid("overlap or leave a page"));
+              invalid("overlap or are not inside a page"));
   SlotMetadataArgs metadata = Planes();
   metadata.arena = memory.data();
   EXPECT_THAT(Append(simd, sides, metadata, numbers, {1}, {}),

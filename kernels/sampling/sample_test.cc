@@ -162,7 +162,7 @@ TEST(SampleTest, NoTokenIsDrawnIfAllIdsAreExcluded) {
   EXPECT_EQ(-1, Draw(test, kFour, {row}).ids[0]);
 }
 
-TEST(SampleTest, ARowWithANonFiniteLogitDrawsNoTokenAndOtherRowsDo) {
+TEST(SampleTest, ARowWithANonFiniteLogitDrawsNoTokenButOtherRowsDo) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr int64_t kVocab = 37;  // not a multiple of the vector length
   for (const CpuBackend backend : {CpuBackend::kReference, CpuBackend::kSimd}) {

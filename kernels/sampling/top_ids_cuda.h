@@ -303,7 +303,7 @@ KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
 // 3;
 // - 6 to the 2^20 ids of one logit: each divides by 6;
 // - 11 to one id: 8 that divide by 6, one by 3, and 2 because of the added 5.
-// Tested by SampleCudaTest.NoIntervalTakesMoreThanTheMostSplits.
+// Tested by SampleCudaTest.NoIntervalOfKeysNeedsMoreSplitsThanTheLimit.
 inline constexpr int kMostSplits = 64;
 
 struct TopMemory {

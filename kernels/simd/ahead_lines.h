@@ -1,4 +1,4 @@
-// Prefetches memory that is needed soon, a line at a time. C++17.
+// Prefetches memory that will be read soon, one cache line at a time. C++17.
 #pragma once
 
 #include <algorithm>
@@ -6,10 +6,11 @@
 
 namespace kvasir::kernels {
 
-// True if prefetches go into the first-level cache. An Intel core can wait for
-// only a few lines of that level at a time, and prefetches would delay the
-// lines that are read meanwhile. On a Zen 5 it is faster for data in memory
-// (measured; for data in cache it costs 1 to 2 %).
+// True if prefetches go into the level-1 cache, false if only into level 2. An
+// Intel core can fetch only a few lines into level 1 at a time, so prefetches
+// would delay the lines that are read meanwhile. On an AMD Zen 5, prefetching
+// into level 1 is faster for data in memory, but costs 1 to 2 % for data that
+// is already in a cache (measured).
 #if defined(__GNUC__) && defined(__x86_64__)
 inline const bool kAsksForFirstLevel = [] {
   __builtin_cpu_init();
@@ -19,9 +20,10 @@ inline const bool kAsksForFirstLevel = [] {
 inline constexpr bool kAsksForFirstLevel = false;
 #endif
 
-// Prefetches the line at an address at least into the second-level cache.
-// Functions that only call this must be inlined, too: g++ regards a function
-// that only prefetches as one without effect, and removes its calls.
+// Prefetches the line at `address` at least into the level-2 cache. Functions
+// that do nothing else than call this one must be inlined too, because g++
+// considers a function that only prefetches to have no effect and removes calls
+// to it.
 #if defined(__GNUC__)
 __attribute__((always_inline)) inline void AskForLine(const char* address) {
   if (kAsksForFirstLevel) {
@@ -35,19 +37,21 @@ inline void AskForLine(const char*) {}
 #endif
 
 // A queue of pieces of memory in the order in which they will be read. While
-// the reader computes, it prefetches lines up to kLead ahead: one line now and
-// then, because the core would wait for many prefetches at once as it waits for
-// reads. The queue only gives advice: pieces that do not fit are dropped.
-// Threads: one.
+// the reader computes, it calls Ask now and then to prefetch a few lines, up to
+// kLead lines ahead of its reads. (The core would have to wait if many lines
+// were prefetched at once.) If the queue is full, further pieces are dropped:
+// they are read without prefetching.
+// Threads: an object is used by one thread.
 class AheadLines {
  public:
   static constexpr int64_t kLineBytes = 64;
-  // Long enough to hide the latency of memory and short enough for the
-  // first-level cache. With half of it, decoding over dense caches is 4 to 12 %
+  // How many lines ahead of the reads lines may be prefetched. This is enough
+  // to hide the latency of memory, and the lines still fit into the level-1
+  // cache. With half as many, decoding with dense KV caches is 4 to 12 %
   // slower.
   static constexpr int64_t kLead = 256;
 
-  // Appends a piece; pieces that are neighbours in memory are joined.
+  // Appends a piece. If it follows the last one in memory, the two are joined.
   void Add(const char* begin, int64_t bytes) {
     if (bytes <= 0) return;
     Piece& last = pieces_[(added_ - 1) % kMostPieces];
@@ -61,10 +65,10 @@ class AheadLines {
     }
   }
 
-  // Begins the next block. The pieces that were added before the previous call
-  // have been read; their lines that were not prefetched are skipped. The
-  // pieces that were added since are read next. The first block may be
-  // prefetched at once, up to kLead.
+  // Begins the next block: the pieces that were added since the previous call.
+  // Pieces that were added before that call count as read, so their lines that
+  // were not prefetched are skipped. In the first block, kLead lines may be
+  // prefetched at once.
   void NextBlock() {
     read_ = block_end_;
     block_end_ = lines_;
@@ -72,9 +76,10 @@ class AheadLines {
     while (asked_ < read_ && FindPiece()) Pass(read_ - asked_);
     allowed_ = std::max(allowed_, asked_);
   }
-  // Announces that `bytes` are read next and allows about as many bytes of
-  // prefetches, so that pieces that were added late are not prefetched all at
-  // once. Prefetches lines that are overdue.
+  // The reader must call this before it reads the next `bytes` bytes. Allows
+  // prefetches of about as many bytes, so that pieces that were added late are
+  // not prefetched all at once. First prefetches all lines that earlier calls
+  // allowed and that are not yet prefetched.
   void Read(int64_t bytes) {
     AskFor(allowed_ - asked_);
     const int64_t lines = LinesOf(bytes);
@@ -83,10 +88,12 @@ class AheadLines {
                                             read_ + kLead, lines_}));
   }
 
-  // Prefetches the next lines that are not too far ahead.
+  // Prefetches the next `lines` lines, or fewer if the rest is too far ahead of
+  // the reads.
   void Ask(int64_t lines = 1) { AskFor(std::min(lines, allowed_ - asked_)); }
-  // Returns the address of the next `bytes`, which the caller prefetches
-  // itself; null if they are too far ahead or not contiguous.
+  // Returns the address of the next `bytes` bytes, which the caller must
+  // prefetch itself. Returns null if they are too far ahead of the reads or not
+  // contiguous.
   const char* Take(int64_t bytes) {
     const int64_t lines = LinesOf(bytes);
     if (lines > allowed_ - asked_ || !FindPiece() ||
@@ -108,7 +115,8 @@ class AheadLines {
   static int64_t LinesOf(int64_t bytes) {
     return (bytes + kLineBytes - 1) / kLineBytes;
   }
-  // Makes the piece of the next line current. Returns false if no line is left.
+  // Sets next_ and end_ to the rest of the piece that holds the next line.
+  // Returns false if no line is left.
   bool FindPiece() {
     if (next_ < end_) return true;
     if (taken_ == added_) return false;
@@ -116,7 +124,8 @@ class AheadLines {
     end_ = pieces_[taken_++ % kMostPieces].end;
     return true;
   }
-  // Skips at most `lines` lines of the current piece. Returns how many.
+  // Skips at most `lines` lines of the current piece. Returns how many were
+  // skipped.
   int64_t Pass(int64_t lines) {
     lines = std::min(lines, LinesOf(end_ - next_));
     next_ += lines * kLineBytes;
@@ -134,12 +143,13 @@ class AheadLines {
 
   const char* next_ = nullptr;
   const char* end_ = nullptr;
-  // Positions in lines, counted from the first line.
+  // Positions in the queue: numbers of lines since the first line that was
+  // added.
   int64_t asked_ = 0;
   int64_t allowed_ = 0;
   int64_t read_ = 0;
   int64_t block_end_ = 0;
-  int64_t lines_ = 0;  // lines that were added
+  int64_t lines_ = 0;  // end of the lines that were added
   uint32_t taken_ = 0;
   uint32_t added_ = 0;
   Piece pieces_[kMostPieces];

@@ -13,10 +13,10 @@ constexpr int64_t kLead = AheadLines::kLead;
 
 class AheadLinesTest : public ::testing::Test {
  protected:
-  // The address of a line of the block's memory.
+  // The address of a line of memory_.
   const char* At(int64_t line) const { return memory_.data() + line * kLine; }
-  // The next line that would be prefetched, counted from the start of the
-  // memory; -1: none.
+  // Takes the next line that may be prefetched and returns its index in
+  // memory_; -1 if there is none.
   int64_t TakeLine() {
     const char* line = lines_.Take(kLine);
     return line == nullptr ? -1 : (line - memory_.data()) / kLine;
@@ -31,7 +31,7 @@ class AheadLinesTest : public ::testing::Test {
   AheadLines lines_;
 };
 
-TEST_F(AheadLinesTest, GivesLinesInTheOrderInWhichTheyWereAdded) {
+TEST_F(AheadLinesTest, PrefetchesLinesInTheOrderInWhichTheyWereAdded) {
   lines_.Add(At(40), 2 * kLine);
   lines_.Add(At(7), kLine);
   lines_.Add(At(100), 1);
@@ -39,29 +39,30 @@ TEST_F(AheadLinesTest, GivesLinesInTheOrderInWhichTheyWereAdded) {
   for (const int64_t line : {40, 41, 7, 100, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest, PrefetchesAtMostTheLeadAheadOfReads) {
+TEST_F(AheadLinesTest, PrefetchesOnlyALimitedNumberOfLinesAheadOfTheReads) {
   lines_.Add(At(0), 2 * kLead * kLine);
   lines_.NextBlock();
   EXPECT_EQ(CountRest(), kLead);
   lines_.Read(3 * kLine);
   EXPECT_EQ(TakeLine(), kLead);
   EXPECT_EQ(CountRest(), 2);
-  // If a reader reads more lines than were added, only those that were added
-  // count.
+  // If the reader reads more lines than were added, only the added lines count.
   lines_.Read(9 * kLead * kLine);
   EXPECT_EQ(CountRest(), kLead - 3);
 }
 
-TEST_F(AheadLinesTest, PrefetchesSkippedLinesWhenReadingContinues) {
+TEST_F(AheadLinesTest,
+       LinesThatTheReaderDidNotPrefetchInTimeArePrefetchedByTheNextRead) {
   lines_.Add(At(0), 3 * kLead * kLine);
   lines_.NextBlock();
-  lines_.Read(10 * kLine);  // prefetches the lead
+  lines_.Read(10 * kLine);  // prefetches the first kLead lines
   EXPECT_EQ(TakeLine(), kLead);
-  lines_.Read(20 * kLine);  // and the rest of those ten
+  lines_.Read(20 * kLine);  // prefetches the lines up to kLead + 10
   EXPECT_EQ(TakeLine(), kLead + 10);
 }
 
-TEST_F(AheadLinesTest, LateLinesArePrefetchedAsReadingContinues) {
+TEST_F(AheadLinesTest,
+       LinesThatWereAddedLateArePrefetchedOnlyAsReadingContinues) {
   lines_.Add(At(0), kLead / 2 * kLine);
   lines_.NextBlock();
   EXPECT_EQ(CountRest(), kLead / 2);
@@ -81,15 +82,16 @@ TEST_F(AheadLinesTest, LinesThatWereReadAreNotPrefetched) {
   EXPECT_EQ(TakeLine(), 3 * kLead);
 }
 
-TEST_F(AheadLinesTest, NeighbouringPiecesShareALine) {
-  // Adds three pieces of a third of a line each, and then one elsewhere.
+TEST_F(AheadLinesTest, ALineThatSeveralPiecesShareIsPrefetchedOnce) {
+  // Adds three adjacent pieces in the same line, and then a piece in another
+  // line.
   for (int i = 0; i < 3; ++i) lines_.Add(At(5) + i * 20, 20);
   lines_.Add(At(9), 20);
   lines_.NextBlock();
   for (const int64_t line : {5, 9, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest, TakesOneContiguousRangeOrNothing) {
+TEST_F(AheadLinesTest, TakeReturnsAContiguousRangeOrNull) {
   lines_.Add(At(3), 2 * kLine);
   lines_.Add(At(20), (kLead + 2) * kLine);
   lines_.NextBlock();
@@ -101,10 +103,10 @@ TEST_F(AheadLinesTest, TakesOneContiguousRangeOrNothing) {
   EXPECT_EQ(lines_.Take((kLead - 5) * kLine), At(23));
 }
 
-TEST_F(AheadLinesTest, DropsLinesThatDoNotFit) {
+TEST_F(AheadLinesTest, DropsPiecesThatDoNotFitIntoTheQueue) {
   const auto count = static_cast<int64_t>(memory_.size()) / kLine / 2;
   ASSERT_GT(count, 3 * kLead);
-  // Every second line is a piece of its own.
+  // Adds every second line, so that no pieces are joined.
   for (int64_t i = 0; i < count; ++i) lines_.Add(At(2 * i), kLine);
   lines_.NextBlock();
   EXPECT_EQ(TakeLine(), 0);
@@ -130,7 +132,8 @@ TEST_F(AheadLinesTest, AnEmptyRangePrefetchesNothing) {
   for (const int64_t line : {3, 20, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest, APieceThatWasBegunIsNotMadeLonger) {
+TEST_F(AheadLinesTest,
+       APieceThatIsPartlyPrefetchedIsNotJoinedWithItsNeighbour) {
   lines_.Add(At(0), 2 * kLine);
   lines_.NextBlock();
   EXPECT_EQ(TakeLine(), 0);
@@ -140,9 +143,11 @@ TEST_F(AheadLinesTest, APieceThatWasBegunIsNotMadeLonger) {
   for (const int64_t line : {2, 3, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-// A piece has 33 lines and the reader takes 8 at a time. A step that meets the
-// end of a piece gets nothing, but the steps before and after it do.
-TEST_F(AheadLinesTest, OnlyTheStepAtTheEndOfAPieceGetsNothing) {
+// Pieces have 33 lines, and the reader takes 8 lines at a time. Take returns
+// null for 8 lines that are not in a single piece, but must succeed for the
+// others.
+TEST_F(AheadLinesTest,
+       MostTakesSucceedAlthoughPiecesAreNotAMultipleOfTheLinesTaken) {
   int64_t taken = 0;
   int64_t asked = 0;
   int64_t next = 0;

@@ -22,14 +22,14 @@ HWY_INLINE Vec LoadFloats(const uint8_t* from) {
   return hn::ConvertTo(kFloats, hn::PromoteTo(d32, hn::LoadU(d8, from)));
 }
 
-// The levels of codes of up to 4 bits, looked up in registers if these have
-// enough lanes.
+// Looks up the levels that codes of up to 4 bits stand for, in registers if
+// they have at least 8 lanes.
 class LevelTable {
  public:
   // `levels` has 16 numbers.
   explicit LevelTable(const float* levels) : levels_(levels) {}
 
-  // The levels of the lowest 4 bits of each word.
+  // Returns the level of the code in the lowest 4 bits of each word.
   HWY_INLINE Vec At(WordVec word) const {
 #if HWY_TARGET != HWY_SCALAR
     if constexpr (kVecLanes >= 8) {
@@ -38,7 +38,8 @@ class LevelTable {
           kFloats, hn::And(word, hn::Set(kWords, uint32_t{kVecLanes - 1})));
       const Vec found = hn::TableLookupLanes(LoadFloats(levels_), lane);
       if constexpr (kVecLanes > 8) return found;
-      // Bit 3 becomes the sign bit.
+      // Bit 3 of the code, moved to the sign bit, selects between the two
+      // halves of the table.
       const Vec high = hn::TableLookupLanes(LoadFloats(levels_ + 8), lane);
       const auto sign = hn::BitCast(d32, hn::ShiftLeft<28>(word));
       return hn::IfThenElse(

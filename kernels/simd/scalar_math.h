@@ -1,7 +1,7 @@
-// The arithmetic of every back end, written for one lane: elementary functions
-// as fixed chains of IEEE operations, and sums over one fixed virtual width.
-// SIMD code does the same operations in the same order, so results do not
-// depend on the instruction set. C++17.
+// The arithmetic that all CPU back ends share, in scalar form: elementary
+// functions as fixed sequences of IEEE operations, and sums of a fixed number
+// of lanes. SIMD code does the same operations in the same order, so results do
+// not depend on the instruction set. C++17.
 #pragma once
 
 #include <cmath>
@@ -12,12 +12,12 @@
 
 namespace kvasir::kernels {
 
-// Every reduction keeps this many partial results, element i in lane i % 16,
-// and ends in TreeSum or TreeMax. 16 is the widest vector we have (AVX-512).
+// Every reduction keeps this number of partial results (lanes): element i is
+// added to lane i % 16, and TreeSum or TreeMax combines the lanes. AVX-512
+// vectors, the widest that are supported, have 16 lanes.
 inline constexpr int kLanes = 16;
 
-// Adds the 16 lanes. The sum is in lanes[0] afterwards; the other lanes are
-// overwritten.
+// Returns the sum of the 16 lanes, which are overwritten.
 inline float TreeSum(float* lanes) {
   for (int width = kLanes / 2; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) lanes[i] = lanes[i] + lanes[i + width];
@@ -34,9 +34,9 @@ inline float TreeMax(float* lanes) {
   return lanes[0];
 }
 
-// exp(x) within 2 ulp: x = n ln2 + r, a degree-6 polynomial in r, times 2^n.
-// Below kExpLowest the result is 0 (no subnormals), above kExpHighest it is
-// that of kExpHighest; NaN stays NaN.
+// exp(x) with an error of at most 2 ulp: with x = n ln2 + r, a degree-6
+// polynomial in r times 2^n. Below kLowest the result is 0 (no subnormals), and
+// above kHighest it is exp(kHighest). NaN stays NaN.
 namespace exp_constants {
 inline constexpr float kLowest = -87.33654f;
 inline constexpr float kHighest = 88.3762f;
@@ -69,15 +69,15 @@ KVASIR_HOST_DEVICE inline float Exp(float x) {
   return p * FloatOf(static_cast<uint32_t>(exponent) << 23);
 }
 
-// x / (1 + exp(-x)); 0 where that exponential would overflow.
+// x / (1 + exp(-x)); 0 if exp(-x) would overflow.
 inline float Silu(float x) {
   return x < -exp_constants::kHighest ? 0.0f : x / (1.0f + Exp(-x));
 }
 
-// 1 minus the normal distribution function at a >= 0, with a relative error of
-// 4e-7: exp(-a^2/2) with a correction for the rounding of a^2, times a degree-9
-// polynomial in t = 1/(1 + 0.3 a), times t. Beyond kFarthest it is 0 (no
-// subnormals).
+// NormalTail(a) is 1 minus the normal distribution function at a >= 0, with a
+// relative error of at most 4e-7. It is exp(-a^2/2), corrected for the rounding
+// of a^2, times t times a degree-9 polynomial in t = 1/(1 + 0.3 a). Above
+// kFarthest it is 0 (no subnormals).
 namespace normal_constants {
 inline constexpr float kFarthest = 14.0f;
 inline constexpr float kSlope = 0.3f;
@@ -114,15 +114,16 @@ inline float NormalTail(float a) {
   return power * (p * t);
 }
 
-// x times the normal distribution function of x; 0 if that is 0.
+// x times the normal distribution function at x; 0 if that function is 0 in
+// float32, even for x = -infinity.
 inline float Gelu(float x) {
   if (x < -normal_constants::kFarthest) return 0.0f;
   const float tail = NormalTail(std::fabs(x));
   return x * (x < 0.0f ? tail : 1.0f - tail);
 }
 
-// x (1 + tanh(u)) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which equals x /
-// (1 + exp(-2u)); 0 where that exponential would overflow.
+// GeluTanh(x) is x (1 + tanh(u)) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3),
+// computed as x / (1 + exp(-2u)); 0 if exp(-2u) would overflow.
 namespace gelu_constants {
 inline constexpr float kLinear = 1.59576912f;  // 2 sqrt(2/pi)
 inline constexpr float kCubic = 0.0713548163f;
@@ -136,7 +137,8 @@ inline float GeluTanh(float x) {
 
 inline float Relu(float x) { return x < 0.0f ? 0.0f : x; }
 
-// sin and cos of r in [-pi/4, pi/4], within 1 ulp of the larger one.
+// sin and cos of r in [-pi/4, pi/4], with an error of at most 1 ulp of the
+// larger of the two.
 namespace trig_constants {
 inline constexpr float kRadiansPerUnit = 1.46291807926716e-9f;  // 2 pi / 2^32
 inline constexpr float kS3 = -1.9515295891e-4f;
@@ -159,8 +161,9 @@ KVASIR_HOST_DEVICE inline void SinCosReduced(float r, float* sin_out,
   *cos_out = std::fma(k * z, z, std::fma(-0.5f, z, 1.0f));
 }
 
-// An angle in turns scaled by 2^64, reduced to the nearest quarter of a turn
-// and a remainder in radians, in [-pi/4, pi/4].
+// An angle as the nearest multiple of a quarter turn plus a remainder in
+// radians, in [-pi/4, pi/4]. ReduceTurns computes it from an angle in units of
+// 2^-64 turns.
 struct ReducedAngle {
   uint32_t quarter;  // 0..3
   float remainder;
@@ -170,14 +173,14 @@ KVASIR_HOST_DEVICE inline ReducedAngle ReduceTurns(uint64_t turns) {
   constexpr uint64_t kEighth = uint64_t{1} << 61;
   const uint64_t quarter = (turns + kEighth) >> 62;
   const int64_t rest = static_cast<int64_t>(turns - (quarter << 62));
-  // Takes the upper 32 bits of the remainder. Their steps are 1.5e-9 rad, far
-  // below the precision of float32.
+  // Rounds the remainder to its upper 32 bits, whose unit is 1.5e-9 rad. This
+  // is far below the precision of float32.
   const int32_t top = static_cast<int32_t>((rest + (int64_t{1} << 31)) >> 32);
   return {static_cast<uint32_t>(quarter),
           static_cast<float>(top) * trig_constants::kRadiansPerUnit};
 }
 
-// Computes cos and sin of the whole angle from those of the remainder.
+// Computes cos and sin of the whole angle from those of its remainder.
 KVASIR_HOST_DEVICE inline void RotateByQuarter(uint32_t quarter, float sin_r,
                                                float cos_r, float* sin_out,
                                                float* cos_out) {

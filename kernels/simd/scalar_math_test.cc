@@ -9,7 +9,7 @@
 namespace kvasir::kernels {
 namespace {
 
-TEST(ExpTest, IsWithinTwoUlpOfTheDefinition) {
+TEST(ExpTest, ResultIsWithinTwoUlpOfTheExponential) {
   for (double x = -87.3; x < 88.3; x += 0.00137) {
     const auto argument = static_cast<float>(x);
     const double expected = std::exp(static_cast<double>(argument));
@@ -18,7 +18,7 @@ TEST(ExpTest, IsWithinTwoUlpOfTheDefinition) {
   }
 }
 
-TEST(ExpTest, ExtremeInputsGiveTheLimits) {
+TEST(ExpTest, ExtremeInputsGiveZeroOrAFiniteNumberAndNaNStaysNaN) {
   EXPECT_EQ(1.0f, Exp(0.0f));
   EXPECT_EQ(0.0f, Exp(-std::numeric_limits<float>::infinity()));
   EXPECT_EQ(0.0f, Exp(-88.0f));
@@ -26,7 +26,7 @@ TEST(ExpTest, ExtremeInputsGiveTheLimits) {
   EXPECT_TRUE(std::isnan(Exp(std::numeric_limits<float>::quiet_NaN())));
 }
 
-TEST(NormalTailTest, IsWithinAFewUlpOfTheDefinition) {
+TEST(NormalTailTest, ResultIsWithinAFewUlpOfTheNormalTail) {
   for (double a = 0.0; a < 13.0; a += 0.00037) {
     const auto argument = static_cast<float>(a);
     const double expected =
@@ -36,14 +36,14 @@ TEST(NormalTailTest, IsWithinAFewUlpOfTheDefinition) {
   }
 }
 
-TEST(NormalTailTest, ExtremeInputsGiveTheLimits) {
+TEST(NormalTailTest, ExtremeInputsGiveOneHalfOrZeroAndNaNStaysNaN) {
   EXPECT_FLOAT_EQ(0.5f, NormalTail(0.0f));
   EXPECT_EQ(0.0f, NormalTail(13.5f));
   EXPECT_EQ(0.0f, NormalTail(std::numeric_limits<float>::infinity()));
   EXPECT_TRUE(std::isnan(NormalTail(std::numeric_limits<float>::quiet_NaN())));
 }
 
-TEST(GeluTest, RelativeErrorIsSmall) {
+TEST(GeluTest, RelativeErrorIsAtMostFiveInTenMillion) {
   for (double x = -12.0; x < 12.0; x += 0.00037) {
     const auto argument = static_cast<float>(x);
     const double wide = static_cast<double>(argument);
@@ -54,9 +54,9 @@ TEST(GeluTest, RelativeErrorIsSmall) {
   }
 }
 
-// In the left tail the error of exp of a rounded argument grows with the
-// argument, but the value itself is close to 0.
-TEST(GeluTanhTest, IsNearTheDefinition) {
+// The allowed relative error grows for negative x, because there the rounding
+// of u changes exp(-2u) more. The result itself is then close to 0.
+TEST(GeluTanhTest, ResultIsNearTheExactTanhFormOfGelu) {
   for (double x = -12.0; x < 12.0; x += 0.00037) {
     const auto argument = static_cast<float>(x);
     const double wide = static_cast<double>(argument);
@@ -69,7 +69,7 @@ TEST(GeluTanhTest, IsNearTheDefinition) {
   }
 }
 
-TEST(ActivationEndsTest, NaNStaysNaNAndFarInputsGiveTheLimits) {
+TEST(ActivationEndsTest, ActivationsKeepNaNAndReachTheirLimitsForLargeInputs) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();
   for (float (*activate)(float) : {&Gelu, &GeluTanh, &Relu, &Silu}) {
@@ -85,7 +85,7 @@ TEST(ActivationEndsTest, NaNStaysNaNAndFarInputsGiveTheLimits) {
   }
 }
 
-TEST(SinCosTest, IsNearTheDefinitionInAllQuarters) {
+TEST(SinCosTest, SineAndCosineAreAccurateInAllQuartersOfATurn) {
   double worst = 0.0;
   for (uint64_t i = 0; i < 100000; ++i) {
     const uint64_t turns = i * 0x9e3779b97f4a7c15u;

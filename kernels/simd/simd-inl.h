@@ -1,5 +1,5 @@
-// Vector forms of scalar_math.h, for inclusion by *_cpu.cc below
-// hwy/foreach_target.h. Every operation here gives the bits of the scalar one.
+// Vector versions of the functions in scalar_math.h. Each gives the same bits
+// as its scalar version. For inclusion by *_cpu.cc after hwy/foreach_target.h.
 #if defined(KVASIR_KERNELS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_SIMD_INL_H_
 #undef KVASIR_KERNELS_SIMD_INL_H_
@@ -19,7 +19,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most the 16 lanes of the virtual width, even if the target has more.
+// Vectors of at most kLanes (16) lanes, even if the instruction set has more.
 using Floats = hn::CappedTag<float, kLanes>;
 using Vec = hn::Vec<Floats>;
 inline constexpr Floats kFloats;
@@ -32,8 +32,8 @@ inline constexpr Words kWords;
 
 HWY_INLINE Vec Broadcast(float value) { return hn::Set(kFloats, value); }
 
-// a * b + c with one rounding. Targets without the instruction (the emulated
-// baseline) compute lane by lane, because their MulAdd rounds twice.
+// a * b + c with one rounding. The targets without a fused instruction (EMU128
+// and SCALAR) compute it lane by lane, because their MulAdd rounds twice.
 HWY_INLINE Vec Fma(Vec a, Vec b, Vec c) {
 #if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
   HWY_ALIGN float x[kVecLanes], y[kVecLanes], z[kVecLanes];
@@ -68,17 +68,17 @@ HWY_INLINE Vec LoadFloats(const F16* from) {
 #endif
 }
 
-// Max(a, b) of the scalar code: a > b ? a : b.
+// The maximum as the scalar code computes it: a > b ? a : b.
 template <typename V>
 HWY_INLINE V Larger(V a, V b) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
-  return hn::Max(a, b);  // the instruction is defined like this
+  return hn::Max(a, b);  // the x86 instruction is defined as a > b ? a : b
 #else
   return hn::IfThenElse(hn::Gt(a, b), a, b);
 #endif
 }
 
-// ExpVec for numbers that are not above kHighest; NaN stays NaN.
+// Like ExpVec, for numbers up to kHighest. NaN stays NaN.
 HWY_INLINE Vec ExpOfCapped(Vec x) {
   namespace c = exp_constants;
   const hn::RebindToUnsigned<Floats> d32;
@@ -92,8 +92,9 @@ HWY_INLINE Vec ExpOfCapped(Vec x) {
   p = Fma(p, r, Broadcast(c::kC2));
   p = Fma(p, hn::Mul(r, r), r);
   p = hn::Add(p, Broadcast(1.0f));
-  // The exponent n + 127 in the lowest bits of a float. Lanes below kLowest are
-  // meaningless here and are replaced later.
+  // Adding 2^23 puts the biased exponent n + 127 into the lowest bits of the
+  // float. For x below kLowest this is meaningless, but the result is then
+  // replaced by 0.
   const Vec exponent = hn::Add(n, Broadcast(0x1.8p23f + 127.0f));
   const Vec scale =
       hn::BitCast(kFloats, hn::ShiftLeft<23>(hn::BitCast(d32, exponent)));
@@ -160,7 +161,8 @@ HWY_INLINE Vec ReluVec(Vec x) {
   return hn::IfThenElse(hn::Lt(x, zero), zero, x);
 }
 
-// The 16 lanes of the virtual width.
+// The kLanes (16) partial results of a reduction, in as many vectors as they
+// need.
 struct Wide {
   Vec part[kVecsPerWide];
 };
@@ -191,7 +193,7 @@ HWY_INLINE auto FoldToFour(D d, V v, const Combine& combine) {
     return v;
   }
 }
-// The first steps of the tree.
+// The first steps of TreeSum or TreeMax, until four lanes are left.
 template <typename Combine>
 HWY_INLINE auto ReduceToFour(const Wide& wide, const Combine& combine) {
   Vec parts[kVecsPerWide];
@@ -239,7 +241,8 @@ struct LargerStep {
   }
 };
 
-// out[i] = ReduceWide(wides[i]). Groups of four share steps of the tree.
+// Sets out[i] = ReduceWide(wides[i]). If kCount is 4, the last steps are
+// computed for all four at once.
 template <int kCount, typename Combine>
 HWY_INLINE void ReduceWides(const Wide (&wides)[kCount], const Combine& combine,
                             float (&out)[kCount]) {

@@ -1,6 +1,6 @@
-// Transposes cached rows of numbers (16 or 32 bits each) into columns of
-// float32, so that the numbers that neighbouring slots have for one channel are
-// adjacent. For inclusion by *_cpu.cc.
+// Transposes the rows of cached slots (numbers of 16 or 32 bits) and converts
+// them to float32, so that the numbers of neighbouring slots for one channel
+// are adjacent. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_TRANSPOSE_INL_H_
 #undef KVASIR_KERNELS_TRANSPOSE_INL_H_
@@ -18,7 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Transposes the 4 x 4 words of each 128-bit block of rows[0] to rows[3].
+// Transposes, for each 128-bit block, the 4 x 4 words that rows[0] to rows[3]
+// have in this block.
 #if HWY_TARGET != HWY_SCALAR
 HWY_INLINE void TransposeBlocksOf4(WordVec* rows) {
   const hn::Repartition<uint64_t, Words> d64;
@@ -72,8 +73,8 @@ HWY_INLINE void Transpose(WordVec* rows) {
 #endif
 }
 
-// out[i * out_stride + s] = number `first + i` of row s: for kVecLanes rows and
-// kVecLanes numbers of each.
+// Sets out[i * out_stride + s] to number `first + i` of row s, for kVecLanes
+// rows and kVecLanes numbers of each row.
 template <typename T>
 HWY_INLINE void TransposeNumbers(const char* const* rows, int64_t first,
                                  float* out, int64_t out_stride,
@@ -90,8 +91,8 @@ HWY_INLINE void TransposeNumbers(const char* const* rows, int64_t first,
   }
 }
 
-// Like TransposeNumbers, for twice as many numbers of each row in bfloat16: a
-// pair of them is moved as one word and split afterwards, which halves the
+// Like TransposeNumbers, for twice as many bfloat16 numbers of each row. Two
+// numbers are moved as one word and separated afterwards, which halves the
 // moves.
 HWY_INLINE void TransposeBf16Pairs(const char* const* rows, int64_t first,
                                    float* out, int64_t out_stride,
@@ -113,8 +114,9 @@ HWY_INLINE void TransposeBf16Pairs(const char* const* rows, int64_t first,
   }
 }
 
-// out[i * num_rows + s] = number i of row s; num_rows is a multiple of
-// kVecLanes. Prefetches one line of `ahead` per vector if it is not null.
+// Sets out[i * num_rows + s] to number i of row s. num_rows is a multiple of
+// kVecLanes. If `ahead` is not null, prefetches one of its lines for each
+// vector that is read.
 template <typename T>
 void TransposeRows(const char* const* rows, int64_t num_rows, int64_t width,
                    float* out, AheadLines* ahead = nullptr) {

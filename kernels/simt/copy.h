@@ -8,8 +8,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// Starts a copy of `bytes` (4, 8 or 16). Both addresses must be aligned to
-// `bytes`. Copies of 16 bytes bypass the first-level cache.
+// Starts an asynchronous copy of `bytes` bytes (4, 8 or 16). Both addresses
+// must be aligned to `bytes`. Copies of 16 bytes bypass the first-level cache.
 template <int bytes>
 KVASIR_DEVICE void CopyAsync(void* shared, const void* global,
                              Site site = Site::Here()) {
@@ -55,14 +55,17 @@ KVASIR_DEVICE void WaitCopies(Site site = Site::Here()) {
 #endif
 }
 
-// A barrier in shared memory (8 bytes). Its phase ends when `count` threads
-// have arrived and all announced bytes have been copied. Phases count from 0.
-// Bulk copies need sm_90: a kernel compiled for sm_80 traps in these functions.
+// A barrier in shared memory (8 bytes) that waits for bulk copies. A phase of
+// the barrier ends when `count` threads have arrived and all announced bytes
+// have been copied; then the next phase begins. The first phase is number 0.
+// Bulk copies need sm_90: a kernel compiled for sm_80 traps in the functions
+// below.
 struct alignas(8) CopyBarrier {
   uint64_t state;
 };
 
-// Called by one thread. A barrier of all threads that use it must follow.
+// Initializes a CopyBarrier. Called by one thread; all threads that use it must
+// then meet at another barrier, such as SyncCta, before they use it.
 KVASIR_DEVICE void InitCopyBarrier(CopyBarrier* barrier, uint32_t count,
                                    Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -82,8 +85,9 @@ KVASIR_DEVICE void InitCopyBarrier(CopyBarrier* barrier, uint32_t count,
 #endif
 }
 
-// Arrives once, and announces `bytes` more by bulk copies. Threads that wait
-// see everything that this thread did before.
+// Arrives once at the barrier, and announces that bulk copies will add `bytes`
+// bytes to its phase. Threads that wait for the phase see everything that this
+// thread did before.
 KVASIR_DEVICE void ArriveExpecting(CopyBarrier* barrier, uint32_t bytes,
                                    Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -101,7 +105,7 @@ KVASIR_DEVICE void ArriveExpecting(CopyBarrier* barrier, uint32_t bytes,
   emulation::ArriveExpecting(barrier, bytes, site);
 #endif
 }
-// Waits for the end of phase `phase`.
+// Waits until phase number `phase` has ended.
 KVASIR_DEVICE void WaitPhase(CopyBarrier* barrier, uint32_t phase,
                              Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -126,9 +130,9 @@ KVASIR_DEVICE void WaitPhase(CopyBarrier* barrier, uint32_t phase,
 #endif
 }
 
-// Copies `bytes` (a multiple of 16, both addresses aligned to 16). Called by
-// one thread. When the bytes have arrived, they are added to the phase of
-// `barrier`.
+// Starts a bulk copy of `bytes` bytes, a multiple of 16. Both addresses must be
+// aligned to 16 bytes. Called by one thread. When the bytes have arrived, they
+// count for the current phase of `barrier`.
 KVASIR_DEVICE void CopyBulk(void* shared, const void* global, uint32_t bytes,
                             CopyBarrier* barrier, Site site = Site::Here()) {
 #ifdef __CUDACC__

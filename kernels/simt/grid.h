@@ -37,15 +37,16 @@ KVASIR_DEVICE char* Shared() {
 }
 
 #ifdef __CUDACC__
-// The form of an address that instructions on shared memory take.
+// Converts a pointer into shared memory to the 32-bit address that PTX
+// instructions on shared memory use.
 KVASIR_DEVICE uint32_t SharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 #endif
 
-// Waits for all threads of the CTA. Afterwards each sees everything that any of
-// them did before. Every thread must make the same call, and none may have
-// ended.
+// A barrier for all threads of the CTA. After it, each thread sees everything
+// that the others did before it. Every thread must call it at the same source
+// line, and none may have ended.
 KVASIR_DEVICE void SyncCta(Site site = Site::Here()) {
 #ifdef __CUDACC__
   (void)site;
@@ -55,9 +56,9 @@ KVASIR_DEVICE void SyncCta(Site site = Site::Here()) {
 #endif
 }
 
-// Barrier `id` (1 to 15) of `threads` threads (whole warps) of the CTA, which
-// may call it from different places. SyncBarrier arrives and waits;
-// ArriveBarrier only arrives.
+// Named barrier number `id` (1 to 15) for `threads` threads of the CTA (whole
+// warps), which may call it at different source lines. SyncBarrier arrives and
+// waits; ArriveBarrier only arrives.
 KVASIR_DEVICE void SyncBarrier(uint32_t id, uint32_t threads,
                                Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -77,8 +78,8 @@ KVASIR_DEVICE void ArriveBarrier(uint32_t id, uint32_t threads,
 #endif
 }
 
-// Waits for the lanes of `mask`, which includes the caller's. Afterwards each
-// sees everything that any of them did before.
+// A barrier for the lanes of `mask`, which must include the caller. After it,
+// each lane sees everything that the others did before it.
 KVASIR_DEVICE void SyncWarp(uint32_t mask = kWholeWarp,
                             Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -89,10 +90,11 @@ KVASIR_DEVICE void SyncWarp(uint32_t mask = kWholeWarp,
 #endif
 }
 
-// A fence of the given scope. Everything this thread did before is ordered
-// before its own later atomic, relaxed and volatile accesses; such accesses
-// before the fence are ordered before everything it does after. This holds
-// towards threads in scope that also fence, or acquire and release.
+// A fence of the given scope. Everything that this thread did before the fence
+// is ordered before its later atomic, relaxed and volatile accesses. Its
+// earlier accesses of these kinds are ordered before everything that it does
+// after the fence. Threads in the scope see this order if they also use fences,
+// or acquire and release.
 template <Scope scope>
 KVASIR_DEVICE void Fence(Site site = Site::Here()) {
 #ifdef __CUDACC__

@@ -1,6 +1,6 @@
-// Loads, stores and atomics. Plain accesses through a pointer are allowed too.
-// These functions state how memory is accessed; the emulator checks them
-// (alignment, which memory) and counts them (sectors, bank conflicts). C++17.
+// Loads, stores and atomics. Kernels may also access memory through plain
+// pointers, but accesses by these functions are checked by the emulator
+// (alignment, kind of memory) and counted (sectors, bank conflicts). C++17.
 #pragma once
 
 #include "kernels/simt/target.h"
@@ -79,9 +79,10 @@ KVASIR_DEVICE T LoadOnce(const T* from, Site site = Site::Here()) {
 #endif
 }
 
-// Accesses that other threads of the device see as a whole. T has 4 or 8 bytes.
-// Relaxed accesses order nothing by themselves; a fence on either side does. An
-// acquire sees everything that was done before the release that it reads.
+// Atomic loads and stores: other threads of the device never see a part of the
+// value. T has 4 or 8 bytes. Relaxed accesses do not order other accesses; a
+// fence before or after them does. After an acquire that reads the value of a
+// release, the thread sees everything that was done before the release.
 enum class Order : uint8_t { kRelaxed, kAcquire, kRelease };
 
 template <Order order = Order::kRelaxed, typename T>
@@ -160,9 +161,9 @@ KVASIR_DEVICE void StoreAtomic(T* to, T value, Site site = Site::Here()) {
 #endif
 }
 
-// Relaxed atomics on global or shared memory, which return the previous value.
-// With the scope of a CTA, only threads of one CTA may access the address. If
-// the result is unused, nvcc issues a `red`.
+// Relaxed atomic read-modify-writes on global or shared memory. They return the
+// previous value; if it is not used, nvcc generates the cheaper instruction
+// `red`. With Scope::kCta, only threads of one CTA may access the address.
 template <Scope scope = Scope::kGpu>
 KVASIR_DEVICE uint32_t AtomicAdd(uint32_t* at, uint32_t value,
                                  Site site = Site::Here()) {
@@ -213,7 +214,7 @@ KVASIR_DEVICE int32_t AtomicMax(int32_t* at, int32_t value,
                                            scope == Scope::kGpu, site));
 #endif
 }
-// Stores `value` if the current value is `expected`.
+// Compare-and-swap: stores `value` if the current value is `expected`.
 template <Scope scope = Scope::kGpu>
 KVASIR_DEVICE uint32_t AtomicCas(uint32_t* at, uint32_t expected,
                                  uint32_t value, Site site = Site::Here()) {

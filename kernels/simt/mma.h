@@ -13,8 +13,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// d += a b, summed in float32. The emulator rounds each element once. A GPU
-// adds in an order of its own.
+// d += a b, added in float32. The emulator rounds each element of the result
+// only once; a GPU adds the products in an order that is not documented.
 KVASIR_DEVICE void MmaBf16(float (&d)[4], const uint32_t (&a)[4],
                            const uint32_t (&b)[2], Site site = Site::Here()) {
 #ifdef __CUDACC__
@@ -40,7 +40,8 @@ KVASIR_DEVICE void MmaF16(float (&d)[4], const uint32_t (&a)[4],
 #endif
 }
 
-// The type of A and B chooses the function.
+// Chooses MmaBf16 or MmaF16 by the type of A and B, which is the first
+// argument.
 KVASIR_DEVICE void Mma(Bf16, float (&d)[4], const uint32_t (&a)[4],
                        const uint32_t (&b)[2], Site site = Site::Here()) {
   MmaBf16(d, a, b, site);

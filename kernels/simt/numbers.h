@@ -1,6 +1,7 @@
-// Conversions, pairs of 16-bit floats, bytes and exponentials. Each function
-// has defined bits on the host. If a GPU's may differ, the comment says by how
-// much. C++17.
+// Arithmetic for kernels: conversions, square roots, exponentials, pairs of
+// 16-bit floats, and selection of bytes. On the host each function has a
+// defined result. If a GPU's result may differ from it, the function's comment
+// says by how much. C++17.
 #pragma once
 
 #include <cmath>
@@ -10,8 +11,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// Exact conversions to float32. A NaN stays a NaN; a GPU converts those of fp16
-// to 0x7fffffff.
+// Exact conversions to float32. A NaN stays a NaN; a GPU converts every NaN of
+// fp16 to 0x7fffffff.
 KVASIR_DEVICE float ToFloat(float value) { return value; }
 KVASIR_DEVICE float ToFloat(Bf16 value) {
   return BitsAs<float>(static_cast<uint32_t>(value.bits) << 16);
@@ -26,9 +27,9 @@ KVASIR_DEVICE float ToFloat(F16 value) {
 #endif
 }
 
-// Rounds to nearest, ties to even. A NaN stays a NaN: on a GPU it becomes
-// 0x7fff in 16 bits, on the host it keeps its sign and upper bits. Comparisons
-// of the two accept any NaN.
+// Rounds to nearest, ties to even. A NaN stays a NaN: on a GPU its bits become
+// 0x7fff, on the host it keeps its sign and upper bits. Therefore tests that
+// compare both accept any NaN.
 template <typename T>
 KVASIR_DEVICE T FromFloat(float value) {
   if constexpr (sizeof(T) == sizeof(float)) {
@@ -66,9 +67,9 @@ KVASIR_DEVICE float Sqrt(float x) {
 #endif
 }
 
-// The larger number; -0 counts as below 0, and if one operand is a NaN the
-// result is the other. The bits do not depend on the order of the operands, not
-// even for two NaNs.
+// The larger number, where -0 is smaller than 0. If one operand is a NaN, the
+// result is the other operand. Exchanging the operands does not change the bits
+// of the result, not even for two NaNs.
 KVASIR_DEVICE float Max(float a, float b) {
 #ifdef __CUDACC__
   float most;
@@ -96,9 +97,9 @@ KVASIR_DEVICE float Exp2(float x) {
 }
 inline constexpr float kLog2E = 1.44269504f;
 
-// Arithmetic on pairs of 16-bit floats in a word, the first in the lower half.
-// FmaPair is a b + c, rounded once. sm_80 has no other arithmetic on bf16, so a
-// sum is a times 1 plus c, which has the same rounding.
+// Arithmetic on pairs of 16-bit floats in a word; the first number is in the
+// lower half. FmaPair is a b + c, rounded once. For bf16, sm_80 has only this
+// instruction, so AddPair computes a * 1 + c, which is rounded in the same way.
 KVASIR_DEVICE uint32_t FmaPair(Bf16, uint32_t a, uint32_t b, uint32_t c) {
 #ifdef __CUDACC__
   uint32_t d;
@@ -129,13 +130,13 @@ template <typename T>
 KVASIR_DEVICE uint32_t SubPair(uint32_t a, uint32_t b) {
   return FmaPair(T{}, b, PairOfOnes<T>() ^ 0x80008000u, a);
 }
-// Multiplies pairs. The third operand of FmaPair is -0, so that a product of -0
-// stays -0.
+// Multiplies pairs, by FmaPair with -0 as the third operand, so that a product
+// that is -0 stays -0.
 template <typename T>
 KVASIR_DEVICE uint32_t MulPair(uint32_t a, uint32_t b) {
   return FmaPair(T{}, a, b, 0x80008000u);
 }
-// The smaller number of each half, for float16. If one of two numbers is a NaN,
+// For each half, the smaller of two float16 numbers. If one of them is a NaN,
 // the result is the other.
 KVASIR_DEVICE uint32_t MinPair(uint32_t a, uint32_t b) {
 #ifdef __CUDACC__
@@ -147,18 +148,18 @@ KVASIR_DEVICE uint32_t MinPair(uint32_t a, uint32_t b) {
   for (int shift = 0; shift < 32; shift += 16) {
     const auto of_a = F16{static_cast<uint16_t>(a >> shift)};
     const auto of_b = F16{static_cast<uint16_t>(b >> shift)};
-    // The minimum of two zeros is the negative one.
+    // If both are zeros, the minimum is -0 if one of them is -0.
     const float min = -Max(-kernels::ToFloat(of_a), -kernels::ToFloat(of_b));
     least |= static_cast<uint32_t>(FromFloat<F16>(min).bits) << shift;
   }
   return least;
 #endif
 }
-// Two numbers as a pair, rounded to nearest.
+// Rounds two numbers to nearest and returns them as a pair.
 template <typename T>
 KVASIR_DEVICE uint32_t MakePair(float first, float second) {
 #ifdef __CUDACC__
-  uint32_t pair;  // the first operand becomes the upper half
+  uint32_t pair;  // the instruction puts its first operand into the upper half
   if constexpr (DTypeOf<T>::kValue == DType::kBf16) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
   } else {
@@ -171,8 +172,8 @@ KVASIR_DEVICE uint32_t MakePair(float first, float second) {
 #endif
 }
 
-// word & mask | other in one instruction. nvcc would make two if both operands
-// are constants.
+// Returns word & mask | other, by one instruction. If mask and other are
+// constants, nvcc would generate two.
 KVASIR_DEVICE uint32_t AndOr(uint32_t word, uint32_t mask, uint32_t other) {
 #ifdef __CUDACC__
   uint32_t bits;

@@ -12,7 +12,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// The numbers that one access moves: those in 16 bytes, or one.
+// The numbers that are loaded or stored by one access: n numbers that fill 16
+// bytes, or a single one.
 template <typename T, int n>
 struct alignas(sizeof(T) * n) Pack {
   T number[n];
@@ -20,16 +21,16 @@ struct alignas(sizeof(T) * n) Pack {
 template <typename T>
 inline constexpr int kWidePack = 16 / static_cast<int>(sizeof(T));
 
-// Whether rows of `columns` numbers (or rows that are so far apart) can be
-// accessed in wide packs: the pointers and every row must be aligned to 16
-// bytes. Null pointers are ignored.
+// Whether rows can be accessed in packs of 16 bytes: all pointers, and rows of
+// `columns` numbers (or rows with this stride), must be aligned to 16 bytes.
+// Null pointers are ignored.
 template <typename T, typename... Pointers>
 bool WideRows(int64_t columns, const Pointers*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % 16 == 0) && ... &&
           (columns % kWidePack<T> == 0));
 }
 
-// Number i of `numbers`, of any type.
+// Returns numbers[i], for numbers of any type.
 KVASIR_DEVICE float LoadNumber(const void* numbers, DType dtype, int64_t i,
                                Site site = Site::Here()) {
   switch (dtype) {
@@ -45,7 +46,8 @@ KVASIR_DEVICE float LoadNumber(const void* numbers, DType dtype, int64_t i,
   return LoadGlobal(static_cast<const float*>(numbers) + i, site);
 }
 
-// Loads n (1, 4 or 8) float32. They are aligned to 16 bytes if n > 1.
+// Loads n float32 numbers (1, 4 or 8). If n > 1, their address must be aligned
+// to 16 bytes.
 template <int n>
 KVASIR_DEVICE void LoadFloats(const float* from, float (&numbers)[n],
                               Site site = Site::Here()) {
@@ -60,10 +62,10 @@ KVASIR_DEVICE void LoadFloats(const float* from, float (&numbers)[n],
   }
 }
 
-// How threads divide rows in ops whose numbers do not depend on their
-// neighbours. 2^row_threads_log2 threads of a CTA take neighbouring packs of
-// one row, and the other threads take further rows. CTAs in x share a row; CTAs
-// in y take further rows.
+// How the threads of a grid divide rows in elementwise ops. A CTA has several
+// groups of 2^row_threads_log2 threads. A group takes neighbouring packs of one
+// row; each group has another row. CTAs with the same y take different columns
+// of the same rows; CTAs with other y take other rows.
 inline constexpr uint32_t kRowThreads = 256;
 template <typename Args>
 struct OnRows {
@@ -80,7 +82,8 @@ KVASIR_DEVICE void ForPacksOfRows(const OnRows<Args>& on, int64_t num_rows,
   const int64_t column =
       n * (int64_t{CtaX()} * row_threads + (Thread() & (row_threads - 1)));
   if (column >= columns) return;
-  const uint32_t rows = kRowThreads >> on.row_threads_log2;  // of a CTA
+  // rows that a CTA takes at a time
+  const uint32_t rows = kRowThreads >> on.row_threads_log2;
   const int64_t step = int64_t{CtasY()} * rows;
   KVASIR_NO_UNROLL
   for (int64_t row = int64_t{CtaY()} * rows + (Thread() >> on.row_threads_log2);
@@ -89,9 +92,9 @@ KVASIR_DEVICE void ForPacksOfRows(const OnRows<Args>& on, int64_t num_rows,
   }
 }
 
-// Enqueues a kernel that calls ForPacksOfRows with `packs` packs per row. The
-// grid has as many CTAs as are resident together; they loop until all rows are
-// done.
+// Enqueues a kernel that calls ForPacksOfRows, for rows of `packs` packs. The
+// grid has at most as many CTAs in y as can be resident at the same time; they
+// loop until all rows are done.
 template <typename Args>
 void LaunchOnRows(Launcher& launcher, const char* name, int64_t num_rows,
                   int64_t packs, void (*kernel)(OnRows<Args>),
@@ -114,14 +117,16 @@ void LaunchOnRows(Launcher& launcher, const char* name, int64_t num_rows,
   Launch(launcher, launch, kernel, on);
 }
 
-// The sum over all threads of the CTA, with the same bits in each thread: each
-// warp by WarpSum, then the warps in order. `partial` has one number per warp.
-// No other call in the kernel may use it.
+// Returns the sum of `value` over all threads of the CTA, with the same bits in
+// each thread: WarpSum adds the lanes of each warp, then the sums of the warps
+// are added in order. `partial` is shared memory for one number per warp; each
+// call in a kernel needs memory of its own.
 KVASIR_DEVICE float CtaSum(float value, float* partial,
                            Site site = Site::Here()) {
   value = WarpSum(value, site);
   if (Lane() == 0) StoreShared(partial + Warp(), value, site);
-  simt::SyncCta(site);  // the emulator has a function of this name too
+  // qualified, because the emulator also has a function of this name
+  simt::SyncCta(site);
   float sum = 0.0f;
   for (uint32_t warp = 0; warp < Threads() / kWarp; ++warp) {
     sum += LoadShared(partial + warp, site);

@@ -7,9 +7,9 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET::simt {
 
-// The value of another lane: of lane ^ `lanes`, or of lane `lane`. The result
-// is the caller's own value if there is no such lane, and undefined if it is
-// not in `mask`. T has 4 bytes.
+// ShuffleXor returns the value of the lane whose index is the caller's xor
+// `lanes`; ShuffleFrom returns the value of lane `lane`. The result is
+// undefined if that lane is not in `mask`. T has 4 bytes.
 template <typename T>
 KVASIR_DEVICE T ShuffleXor(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
                            Site site = Site::Here()) {
@@ -36,7 +36,8 @@ KVASIR_DEVICE T ShuffleFrom(T value, uint32_t lane, uint32_t mask = kWholeWarp,
       emulation::Shuffle(ShuffleKind::kFrom, mask, bits, lane, site));
 #endif
 }
-// The value of the lane whose index is smaller by `lanes`.
+// The value of the lane whose index is smaller by `lanes`; the caller's own
+// value if there is no such lane.
 template <typename T>
 KVASIR_DEVICE T ShuffleUp(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
                           Site site = Site::Here()) {
@@ -50,7 +51,8 @@ KVASIR_DEVICE T ShuffleUp(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
       emulation::Shuffle(ShuffleKind::kUp, mask, bits, lanes, site));
 #endif
 }
-// The value of the lane whose index is greater by `lanes`.
+// The value of the lane whose index is greater by `lanes`; the caller's own
+// value if there is no such lane.
 template <typename T>
 KVASIR_DEVICE T ShuffleDown(T value, uint32_t lanes, uint32_t mask = kWholeWarp,
                             Site site = Site::Here()) {
@@ -94,9 +96,9 @@ KVASIR_DEVICE bool All(bool yes, uint32_t mask = kWholeWarp,
 #endif
 }
 
-// The sum or maximum over all lanes, returned to each of them. Lanes 16 apart
-// are combined first, then 8, 4, 2 and 1, so all lanes get the same bits. The
-// maximum is that of Max.
+// The sum or maximum over all lanes, which every lane receives with the same
+// bits. Lanes that are 16 apart are combined first, then those 8, 4, 2 and 1
+// apart. Maxima are computed by Max (numbers.h).
 KVASIR_DEVICE float WarpSum(float value, Site site = Site::Here()) {
   for (uint32_t lanes = kWarp / 2; lanes > 0; lanes /= 2) {
     value += ShuffleXor(value, lanes, kWholeWarp, site);

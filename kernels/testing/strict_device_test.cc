@@ -72,7 +72,7 @@ TEST_F(StrictDeviceDeathTest,
   std::vector<float> host(2);
   EXPECT_DEATH(
       (void)Multiply(DevicePtr<const float>(host.data()), out.as<float>()),
-      "silu_mul: .* is no memory of the device");
+      "silu_mul: .* is not in the device's memory");
 }
 
 TEST_F(StrictDeviceDeathTest,
@@ -84,7 +84,7 @@ TEST_F(StrictDeviceDeathTest,
     gone = in.as<float>();
   }
   EXPECT_DEATH((void)Multiply(gone, out.as<float>()),
-               "silu_mul: .* is no memory of the device");
+               "silu_mul: .* is not in the device's memory");
 }
 
 TEST_F(StrictDeviceDeathTest, ATableThatPointsToHostMemoryEndsTheProcess) {
@@ -94,7 +94,7 @@ TEST_F(StrictDeviceDeathTest, ATableThatPointsToHostMemoryEndsTheProcess) {
   matrix.n = 1;
   matrix.data = DevicePtr<const float>(host.data());
   EXPECT_DEATH(device_->CheckMemory("lift", matrix.data),
-               "lift: .* is no memory of the device");
+               "lift: .* is not in the device's memory");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The number types of a checkpoint's tensors, as a cache may hold them.
+// The number types in which a checkpoint's keys and values may be cached: the
+// types of its tensors.
 #pragma once
 
 #include <optional>
@@ -9,14 +10,14 @@
 
 namespace kvasir::model {
 
-// The type of a tensor; bf16 for types that a cache does not have. Empty if the
-// checkpoint has no such tensor.
+// The number type of a tensor. bf16 if a KV cache cannot store the tensor's
+// type. Empty if the checkpoint has no such tensor.
 std::optional<kvasir::v1::DataType> TensorDataType(const Checkpoint& checkpoint,
                                                    std::string_view name);
 
-// The type of the model's cache if nothing else names one: that of the
-// projection that makes the keys of layer 0. A compressed checkpoint has none;
-// then the embedding's type is used.
+// The number type of the KV cache if neither a flag nor the plan sets it: the
+// type of layer 0's key projection. A compressed checkpoint has no such
+// projection; then the type of the embedding is used.
 kvasir::v1::DataType OwnCacheType(const Checkpoint& checkpoint);
 
 }  // namespace kvasir::model

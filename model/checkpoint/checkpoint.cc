@@ -21,11 +21,12 @@ namespace {
 
 constexpr uint64_t kMaxPlanBytes = 64 << 20;
 
-// Blocks begin at multiples of it if the buffer is large enough.
+// Blocks begin at multiples of this number of rows if the buffer is large
+// enough.
 constexpr int64_t kRowMultiple = 32;
 
 // Tensors that show that the model computes more than its config states.
-constexpr std::string_view kTellingParts[] = {
+constexpr std::string_view kUnsupportedParts[] = {
     ".q_norm.",
     ".k_norm.",
     ".block_sparse_moe.",
@@ -34,14 +35,15 @@ constexpr std::string_view kTellingParts[] = {
     ".post_feedforward_layernorm.",
 };
 
-// True for whole keys or values in a number type. Their tensors are those of
-// the base model.
+// True if keys or values are stored whole, as plain numbers. Then their tensors
+// are those of the base model.
 bool IsPlain(const plan::ResolvedSide& side) {
   return side.parts.size() == 1 && side.parts[0].space == plan::Space::kFull &&
          side.parts[0].bits.empty() && !side.parts[0].has_basis();
 }
 
-// The layer of a tensor of an attention projection.
+// The layer to which the tensor of an attention projection belongs. Empty for
+// other tensors.
 std::optional<int64_t> AttentionLayer(absl::string_view name) {
   if (!absl::ConsumePrefix(&name, "model.layers.")) return std::nullopt;
   const size_t point = name.find('.');
@@ -91,8 +93,8 @@ bool TensorStream::whole_rows() const {
 int64_t TensorStream::RowsOfBlock(int64_t first_row) const {
   if (range_.row_bytes == 0) return 0;
   int64_t rows = static_cast<int64_t>(buffer_.size()) / range_.row_bytes;
-  // Takes whole panels if the buffer holds one, because packing them is
-  // fastest.
+  // Rounds down to whole panels of rows if the buffer holds more than one,
+  // because the matrix multiplication packs whole panels fastest.
   if (rows > kRowMultiple) rows -= rows % kRowMultiple;
   return std::min(rows, range_.num_rows - first_row);
 }
@@ -123,8 +125,8 @@ absl::Status TensorStream::Read(int64_t first_row, std::span<std::byte> out) {
     tensor_.file->Release(info(), begin, out.size());
     return absl::OkStatus();
   }
-  // The pages are released with the file, because other ranks need the rest of
-  // them.
+  // The cached pages are released only when the file is closed, because other
+  // ranks need the other parts of the same rows.
   const auto part_bytes = static_cast<size_t>(range_.row_bytes);
   for (size_t row = 0; row < out.size() / part_bytes; ++row) {
     KVASIR_RETURN_IF_ERROR(tensor_.file->Read(
@@ -144,7 +146,8 @@ absl::StatusOr<TensorStream::Block> TensorStream::Next() {
   block.num_rows = RowsOfBlock(next_row_);
   if (block.num_rows == 0) {
     return absl::ResourceExhaustedError(absl::StrFormat(
-        "%s: tensor %s: a row has %d bytes, the read buffer %d",
+        "%s: tensor %s: a row has %d bytes, but the read buffer "
+        "has only %d",
         tensor_.file->path(), info().name, range_.row_bytes, buffer_.size()));
   }
   const int64_t next = next_row_ + block.num_rows;
@@ -163,7 +166,8 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
   if (!std::filesystem::is_directory(folder, error)) {
     return absl::NotFoundError(
         std::filesystem::exists(folder, error)
-            ? absl::StrFormat("%s: is no folder, want one of a model", folder)
+            ? absl::StrFormat("%s is not a folder; give the folder of a model",
+                              folder)
             : absl::StrFormat("no such model folder: %s", folder));
   }
   KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, LoadModelConfig(folder));
@@ -231,9 +235,10 @@ absl::Status Checkpoint::CheckTensors(const plan::ResolvedPlan& plan,
     if (!layer.has_value()) return status;
     return absl::Status(
         status.code(),
-        absl::StrFormat("layer %d: %s; the plan asks for shape %s: are these "
-                        "its weights?",
-                        *layer, status.message(), ShapeText(want.shape)));
+        absl::StrFormat(
+            "layer %d: %s; the plan asks for shape %s: do these weights "
+            "belong to the plan?",
+            *layer, status.message(), ShapeText(want.shape)));
   }
   std::vector<bool> compressed;
   for (int64_t layer = 0; layer < plan.num_layers(); ++layer) {
@@ -255,10 +260,10 @@ absl::Status Checkpoint::CheckNoOthers(
       continue;
     }
     if (compressed[static_cast<size_t>(*layer)]) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "layer %d: %s: tensor %s: the plan has no use for it: are these its "
-          "weights?",
-          *layer, entry.file->path(), entry.info->name));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("layer %d: %s: tensor %s is not used by the plan: do "
+                          "these weights belong to the plan?",
+                          *layer, entry.file->path(), entry.info->name));
     }
     if (absl::EndsWith(name, ".bias")) {
       return absl::InvalidArgumentError(absl::StrFormat(
@@ -283,11 +288,11 @@ absl::Status Checkpoint::CheckPlainTensors(bool attention) const {
     KVASIR_RETURN_IF_ERROR(CheckNoOthers(wanted, compressed));
   }
   for (const auto& [name, entry] : store_.entries()) {
-    for (const std::string_view part : kTellingParts) {
+    for (const std::string_view part : kUnsupportedParts) {
       if (name.find(part) != name.npos) {
         return absl::UnimplementedError(absl::StrFormat(
-            "%s: tensor %s: %s does not have it: the model computes more than "
-            "this engine would",
+            "%s: tensor %s: %s has no such tensor, so the model "
+            "computes something that this engine does not",
             entry.file->path(), name, spec().architecture));
       }
     }

@@ -20,7 +20,8 @@
 
 namespace kvasir::model {
 
-// Rows of a tensor, and a range of bytes in each of them.
+// A rectangle of a tensor: consecutive rows, and the same range of bytes in
+// each of these rows.
 struct TensorRange {
   int64_t first_row = 0;
   int64_t num_rows = 0;
@@ -51,15 +52,15 @@ class TensorStream {
 
   const TensorInfo& info() const { return *tensor_.info; }
   absl::StatusOr<Block> Next();
-  // The tiles of the range, as if it were the whole tensor. Valid after its end
-  // was reached.
+  // The tiles of the range, counted as if the range were the whole tensor.
+  // Valid after Next() has returned the end of the range.
   Tiles tiles() const { return hasher_.tiles(); }
   // Bytes that were requested from the file so far.
   int64_t read_bytes() const { return read_bytes_; }
 
  private:
   bool whole_rows() const;
-  // `first_row` of these functions counts from the range's first row.
+  // In the next three functions, `first_row` counts from the range's first row.
   int64_t RowsOfBlock(int64_t first_row) const;
   void WillNeed(int64_t first_row, int64_t num_rows) const;
   absl::Status Read(int64_t first_row, std::span<std::byte> out);
@@ -79,16 +80,17 @@ class TensorStream {
 //   models that are not served.
 class Checkpoint {
  public:
-  // Checks everything that no plan changes. In a folder without a kv_plan.json,
-  // it also checks the attention tensors. With a plan, the caller reads and
-  // judges the plan and then calls CheckTensors.
+  // Opens the folder and checks the tensors that do not depend on a compression
+  // plan. Without a kv_plan.json, it also checks the attention tensors. With a
+  // kv_plan.json, the caller must read and validate the plan and then call
+  // CheckTensors.
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);
 
-  // Checks that the tensors are those of this plan, which was resolved for the
-  // model. Every tensor must exist in its shape. Layers whose attention is not
-  // the plain one must have no other projection. Also returns the errors of
-  // RequiredTensors. Without `with_ranges`, the ranges of codes may still be
-  // missing.
+  // Checks that the tensors are those that `plan` needs; `plan` was resolved
+  // for this model. Every tensor must exist in its shape. A layer with
+  // compressed attention must have no attention projection that the plan does
+  // not use. Also returns the errors of RequiredTensors. If `with_ranges` is
+  // false, the tensors with the static ranges of codes may be missing.
   absl::Status CheckTensors(const plan::ResolvedPlan& plan,
                             bool with_ranges = true) const;
 
@@ -116,8 +118,8 @@ class Checkpoint {
 
   absl::Status CheckTensor(const RequiredTensor& want) const;
   absl::Status CheckPlainTensors(bool attention) const;
-  // Checks that compressed layers have no other projections of attention.
-  // `compressed` is indexed by layer.
+  // Checks that compressed layers have no attention projections other than the
+  // wanted ones. `compressed` is indexed by layer.
   absl::Status CheckNoOthers(const std::vector<RequiredTensor>& wanted,
                              const std::vector<bool>& compressed) const;
 

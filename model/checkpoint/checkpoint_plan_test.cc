@@ -1,4 +1,5 @@
-// Checkpoints with a kv_plan.json: small folders that this test writes.
+// Tests the opening of checkpoints with a kv_plan.json, in small folders that
+// the tests write.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -30,8 +31,9 @@ constexpr char kConfig[] =
         "max_position_embeddings":64,"rms_norm_eps":1e-6,"hidden_act":"silu",
         "rope_theta":10000.0,"tie_word_embeddings":true})";
 
-// Layer 0 is plain. Layer 1 has rebuilt low-rank keys with static ranges, and
-// folded values.
+// Layer 0 is not compressed. Layer 1 stores low-rank keys, which are rebuilt at
+// run time and have static ranges, and low-rank values, which are folded into
+// the output projection.
 constexpr char kPlan[] =
     R"({"schema_version":1,"layers":[
   {"key":{"parts":[{"full":{},"stored":"POST_ROPE","codec":{"dtype":"F32"}}]},
@@ -119,9 +121,11 @@ class CheckpointPlanTest : public ::testing::Test {
   std::map<std::string, std::vector<int64_t>> shapes_;
 };
 
-TEST_F(CheckpointPlanTest, AnArtifactFitsItsPlan) { KVASIR_EXPECT_OK(Check()); }
+TEST_F(CheckpointPlanTest, AcceptsAnArtifactThatMatchesItsPlan) {
+  KVASIR_EXPECT_OK(Check());
+}
 
-TEST_F(CheckpointPlanTest, NamesMissingTensorsWithoutThePlan) {
+TEST_F(CheckpointPlanTest, WithoutThePlanTheMissingTensorsAreNamed) {
   std::filesystem::remove(folder_.File("kv_plan.json"));
   Write();
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
@@ -130,7 +134,7 @@ TEST_F(CheckpointPlanTest, NamesMissingTensorsWithoutThePlan) {
                                  "missing")));
 }
 
-TEST_F(CheckpointPlanTest, OpenChecksTensorsThatNoPlanChanges) {
+TEST_F(CheckpointPlanTest, OpenChecksTensorsThatDoNotDependOnAPlan) {
   shapes_["model.layers.1.mlp.up_proj.weight"] = {19, 24};
   Write();
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
@@ -158,7 +162,8 @@ TEST_F(CheckpointPlanTest, EveryAttentionTensorIsCheckedByNameAndShape) {
                                         HasSubstr("want shape ["),
                                         HasSubstr("have ["))));
   }
-  // q, down of k and its bias, up of k, both ranges, down of v, and o.
+  // The changed tensors: q_proj, k_proj.down (weight and bias), k_proj.up, the
+  // two range tensors of the keys, v_proj.down and o_proj.
   EXPECT_EQ(changed, 8);
 }
 
@@ -180,7 +185,7 @@ TEST_F(CheckpointPlanTest, RefusesAProjectionThatThePlanDoesNotUse) {
     shapes_[Name(part)] = {24};
     EXPECT_THAT(Check(), StatusIs(absl::StatusCode::kInvalidArgument,
                                   AllOf(HasSubstr("layer 1"), HasSubstr(part),
-                                        HasSubstr("no use for it"))));
+                                        HasSubstr("is not used by the plan"))));
     shapes_.erase(Name(part));
   }
   shapes_[Name("rotary_emb.inv_freq")] = {3};  // unrelated to the plan
@@ -192,8 +197,9 @@ TEST_F(CheckpointPlanTest, RefusesAProjectionThatThePlanDoesNotUse) {
                                       HasSubstr("has no bias"))));
 }
 
-// Kept pairs of keys have the tensor names of the base model.
-TEST_F(CheckpointPlanTest, KeptPairsAreNotAPlainLayer) {
+// If a plan keeps only some RoPE pairs of the keys, their tensors have the
+// names of the base model, but not its shapes.
+TEST_F(CheckpointPlanTest, ALayerThatKeepsSomeRopePairsCountsAsCompressed) {
   KvPlan plan = Plan();
   kvasir::v1::SidePlan* key = plan.mutable_layers(1)->mutable_key();
   ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(
@@ -219,9 +225,9 @@ TEST_F(CheckpointPlanTest, KeptPairsAreNotAPlainLayer) {
   KVASIR_EXPECT_OK(check());
   for (const char* part : {"k_proj.bias", "k_proj.range.min"}) {
     shapes_[Name(part)] = {8};
-    EXPECT_THAT(check(),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr(part), HasSubstr("no use for it"))));
+    EXPECT_THAT(check(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                  AllOf(HasSubstr(part),
+                                        HasSubstr("is not used by the plan"))));
     shapes_.erase(Name(part));
   }
 }
@@ -242,7 +248,7 @@ TEST_F(CheckpointPlanTest, ABiasThatAPlainModelDoesNotReadIsRefused) {
                              HasSubstr("has no bias"))));
 }
 
-TEST_F(CheckpointPlanTest, RangesMayBeCheckedLater) {
+TEST_F(CheckpointPlanTest, RangeTensorsMayBeMissingUntilTheyAreRequired) {
   shapes_.erase(Name("k_proj.range.min"));
   Write();
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
@@ -254,7 +260,7 @@ TEST_F(CheckpointPlanTest, RangesMayBeCheckedLater) {
                        HasSubstr("k_proj.range.min is missing")));
 }
 
-TEST_F(CheckpointPlanTest, RangesMustBeF32) {
+TEST_F(CheckpointPlanTest, RangeTensorsMustHaveTypeF32) {
   Write("", "BF16");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
@@ -264,7 +270,7 @@ TEST_F(CheckpointPlanTest, RangesMustBeF32) {
                              HasSubstr("want F32, have BF16"))));
 }
 
-TEST_F(CheckpointPlanTest, APlanOfFewerLayersIsRefused) {
+TEST_F(CheckpointPlanTest, APlanWithFewerLayersThanTheModelIsRefused) {
   KvPlan plan = Plan();
   plan.mutable_layers()->RemoveLast();
   DecoderSpec fewer = spec_;
@@ -272,12 +278,13 @@ TEST_F(CheckpointPlanTest, APlanOfFewerLayersIsRefused) {
   Write();
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
-  EXPECT_THAT(checkpoint.CheckTensors(Resolved(plan, fewer)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the plan has 1 layers, the model has 2")));
+  EXPECT_THAT(
+      checkpoint.CheckTensors(Resolved(plan, fewer)),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("the plan has 1 layers, but the model has 2")));
 }
 
-TEST_F(CheckpointPlanTest, WeightsIdCoversTheTensorsOfThePlan) {
+TEST_F(CheckpointPlanTest, WeightsIdDependsOnTheTensorsOfThePlan) {
   const auto id = [this]() -> absl::StatusOr<std::string> {
     auto checkpoint = Checkpoint::Open(folder_.path());
     if (!checkpoint.ok()) return checkpoint.status();

@@ -26,7 +26,7 @@ std::string GoldenModel(const std::string& name) {
                       name);
 }
 
-// A copy of a golden model. A test may damage its files.
+// Test fixture: a copy of a golden model, whose files a test may damage.
 class CheckpointTest : public ::testing::Test {
  protected:
   CheckpointTest() {
@@ -67,7 +67,8 @@ absl::StatusOr<std::string> WeightsId(const Checkpoint& checkpoint,
   return builder.Finish(checkpoint.spec());
 }
 
-TEST_F(CheckpointTest, GoldenModelsOpenSingleShardedAndTied) {
+TEST_F(CheckpointTest,
+       OpensGoldenModelsInOneFileInShardsAndWithTiedEmbeddings) {
   for (const char* name :
        {"llama-mha", "llama-gqa-tied", "llama3-scaled-sharded", "llama-f16",
         "qwen2-tied", "llama-bias"}) {
@@ -75,12 +76,12 @@ TEST_F(CheckpointTest, GoldenModelsOpenSingleShardedAndTied) {
   }
 }
 
-TEST_F(CheckpointTest, AMissingFolderIsNamed) {
+TEST_F(CheckpointTest, AMissingModelFolderIsNamedInTheError) {
   EXPECT_THAT(Checkpoint::Open(folder_.File("no")),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr(folder_.path())));
 }
 
-TEST_F(CheckpointTest, AMissingTensorIsNamed) {
+TEST_F(CheckpointTest, AMissingTensorIsNamedInTheError) {
   ReplaceInHeader("model.layers.1.mlp.up_proj", "model.layers.1.mlp.UP_proj");
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
               StatusIs(absl::StatusCode::kNotFound,
@@ -95,10 +96,10 @@ TEST_F(CheckpointTest, IgnoresUnknownTensorsExceptThoseOfOtherModels) {
   in.close();
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof(length));
-  for (const bool telling : {false, true}) {
+  for (const bool unsupported : {false, true}) {
     const std::string name =
-        telling ? "model.layers.0.self_attn.q_norm.weight"
-                : "model.layers.0.self_attn.rotary_emb.inv_freq";
+        unsupported ? "model.layers.0.self_attn.q_norm.weight"
+                    : "model.layers.0.self_attn.rotary_emb.inv_freq";
     const std::string extra =
         absl::StrCat("{\"", name, "\":{\"dtype\":\"I64\",\"shape\":[0],",
                      "\"data_offsets\":[0,0]},");
@@ -107,7 +108,7 @@ TEST_F(CheckpointTest, IgnoresUnknownTensorsExceptThoseOfOtherModels) {
     std::memcpy(changed.data(), &new_length, sizeof(new_length));
     absl::StrAppend(&changed, extra, bytes.substr(9));
     folder_.Write("model.safetensors", changed);
-    if (telling) {
+    if (unsupported) {
       EXPECT_THAT(
           Checkpoint::Open(folder_.path()),
           StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("q_norm")));
@@ -141,14 +142,14 @@ TEST_F(CheckpointTest, AWeightOfAnotherTypeIsRefused) {
                        HasSubstr("want F32, F16 or BF16, have I32")));
 }
 
-TEST_F(CheckpointTest, KeepsTheTextOfThePlan) {
+TEST_F(CheckpointTest, ReturnsTheTextOfTheFoldersPlan) {
   folder_.Write("kv_plan.json", "{\"schema_version\":1}");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
   EXPECT_EQ(checkpoint.kv_plan_json(), "{\"schema_version\":1}");
 }
 
-TEST_F(CheckpointTest, WeightsIdDependsOnEveryBitAndNotOnBlocks) {
+TEST_F(CheckpointTest, WeightsIdDependsOnEveryBitButNotOnTheBlockSize) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::string id,
@@ -175,7 +176,7 @@ TEST_F(CheckpointTest, AStreamReportsABufferThatIsTooSmall) {
                               Checkpoint::Open(folder_.path()));
   EXPECT_THAT(WeightsId(checkpoint, 4),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("the read buffer 4")));
+                       HasSubstr("the read buffer has only 4")));
 }
 
 TEST_F(CheckpointTest, AStreamGivesWholeRowsInOrder) {

@@ -14,11 +14,11 @@ namespace kvasir::model {
 namespace {
 
 // Selects the rows of the stored tensor that belong to the canonical one.
-enum class Pick { kAll, kQuery, kKey, kValue, kBehindTwo };
+enum class Pick { kAll, kQuery, kKey, kValue, kAfterUnusedRows };
 
-// A module; "weight" or "bias" follows its name. It belongs to a layer if it
-// begins with the family's `layers`, and then the layer's number and a point
-// follow.
+// The names of one module: as the family stores it, and the canonical one. In a
+// tensor's name, "weight" or "bias" follows. In the names of `in_layer`, the
+// family's `layers` prefix, the layer's number and a point come before.
 struct NameRow {
   std::string_view stored;
   std::string_view ours;
@@ -66,10 +66,11 @@ constexpr std::array<NameRow, 8> kOptLayer = {{
 constexpr std::array<NameRow, 6> kOptOuter = {{
     {"model.decoder.embed_tokens.", "model.embed_tokens."},
     {"model.decoder.embed_positions.", "model.embed_positions.",
-     Pick::kBehindTwo},
+     Pick::kAfterUnusedRows},
     {"model.decoder.final_layer_norm.", "model.norm."},
     {"decoder.embed_tokens.", "model.embed_tokens."},
-    {"decoder.embed_positions.", "model.embed_positions.", Pick::kBehindTwo},
+    {"decoder.embed_positions.", "model.embed_positions.",
+     Pick::kAfterUnusedRows},
     {"decoder.final_layer_norm.", "model.norm."},
 }};
 
@@ -85,7 +86,7 @@ const FamilyNames* NamesOf(const DecoderSpec& spec) {
   return nullptr;
 }
 
-// A name in a layer: "17." and the rest, which follow `prefix`.
+// A tensor name in a layer after its prefix is removed: "17." and the rest.
 struct InLayer {
   std::string_view number;  // with its point
   std::string_view rest;
@@ -122,7 +123,7 @@ Picked RowsOf(const DecoderSpec& spec, Pick pick) {
   switch (pick) {
     case Pick::kAll:
       return {};
-    case Pick::kBehindTwo: {
+    case Pick::kAfterUnusedRows: {
       const int64_t count = spec.max_position_embeddings;
       return {
           {kUnusedOptPositions, count, 0}, count, kUnusedOptPositions + count};

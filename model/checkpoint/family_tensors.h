@@ -1,7 +1,6 @@
-// Maps the tensor names of families, and their fused tensors, to canonical
-// ones. All code above the files uses one set of names, Llama's
-// (plan_tensors.h). A family with other names has its table here; no other code
-// of engine or compressor knows them.
+// Maps the tensor names of each model family, and fused tensors, to canonical
+// names, which are Llama's (plan_tensors.h). Only this code knows the names
+// that the other families use; engine and compressor use the canonical ones.
 #pragma once
 
 #include <string>
@@ -14,28 +13,28 @@
 
 namespace kvasir::model {
 
-// The place of a canonical tensor in a file of the family.
+// The stored tensor, and the rows of it, that hold a canonical tensor.
 struct StoredTensor {
   std::string name;
   RowBlocks rows;
   int64_t num_rows = 0;  // rows of the canonical tensor, if it has not all
 };
 
-// The stored tensor for a canonical name. GPT-NeoX's fused query_key_value has
-// queries, keys and values of one head after the other. OPT's table of
-// positions begins with two rows that no position uses. A name that is not in
-// the family's table stands for itself; so do the attention tensors of an
-// artifact, which have canonical names in every family.
+// The stored tensor for a canonical name. GPT-NeoX's fused query_key_value has,
+// for each head in turn, the rows of its queries, keys and values. OPT's table
+// of positions begins with two rows that no position uses. A name that is not
+// in the family's table is returned unchanged, and so are the names of an
+// artifact's attention tensors, which are canonical in every family.
 StoredTensor StoredTensorOf(const DecoderSpec& spec, std::string_view name);
 
-// The canonical names of a stored tensor: several for a fused one, and its own
-// name if the family's table does not have it.
+// The canonical names of a stored tensor: several for a fused one, and its
+// stored name if it is not in the family's table.
 std::vector<std::string> OurNamesOf(const DecoderSpec& spec,
                                     std::string_view stored);
 
 // Gives the tensors of a folder their canonical names. INVALID_ARGUMENT, with
-// file, tensor, wanted and found value, if a fused tensor has other rows than
-// the model's, or if a folder has a tensor twice.
+// file, tensor, wanted and found value, if a fused tensor does not have the
+// number of rows that the model needs, or if a folder has a tensor twice.
 absl::Status UseOurNames(const DecoderSpec& spec, TensorStore* store);
 
 }  // namespace kvasir::model

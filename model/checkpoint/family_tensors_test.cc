@@ -43,7 +43,7 @@ DecoderSpec Spec(const char* model_type) {
   return spec;
 }
 
-TEST(FamilyTensorsTest, EveryNameHasItsPlaceInTheFamilysFiles) {
+TEST(FamilyTensorsTest, EveryCanonicalNameMapsToTheFamilysStoredName) {
   const auto stored = [](const char* family, const char* name) {
     return StoredTensorOf(Spec(family), name).name;
   };
@@ -64,7 +64,7 @@ TEST(FamilyTensorsTest, EveryNameHasItsPlaceInTheFamilysFiles) {
   }
 }
 
-TEST(FamilyTensorsTest, FusedRowsAreHeadAfterHead) {
+TEST(FamilyTensorsTest, AFusedTensorHasQueryKeyAndValueRowsForEachHeadInTurn) {
   const StoredTensor key = StoredTensorOf(
       Spec("gpt_neox"), "model.layers.2.self_attn.k_proj.weight");
   EXPECT_EQ(key.name, "gpt_neox.layers.2.attention.query_key_value.weight");
@@ -77,7 +77,7 @@ TEST(FamilyTensorsTest, FusedRowsAreHeadAfterHead) {
 }
 
 // Element [h, p, d] of the fused rows [heads, 3, head_dim] is row d of head h.
-TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeInPiecesOfAnySize) {
+TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeTensorsInPiecesOfAnySize) {
   auto checkpoint = Checkpoint::Open(GoldenModel("neox-parallel-quarter"));
   KVASIR_ASSERT_OK(checkpoint);
   const DecoderSpec& spec = checkpoint->spec();
@@ -101,7 +101,8 @@ TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeInPiecesOfAnySize) {
                          fused.data() + static_cast<size_t>(stored) * row, row))
             << name << " row " << i;
       }
-      // These ranges cross the borders of blocks.
+      // These ranges cross the borders between the blocks of rows that belong
+      // to the canonical tensor.
       for (size_t begin = 0; begin + 3 < own.size(); begin += 17) {
         std::vector<std::byte> piece(
             std::min(own.size() - begin, size_t{5} * row + 3));
@@ -125,7 +126,7 @@ TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeInPiecesOfAnySize) {
   }
 }
 
-TEST(FamilyTensorsTest, PositionsBeginAfterTheUnusedRows) {
+TEST(FamilyTensorsTest, OptPositionsBeginAfterTheUnusedRows) {
   auto checkpoint = Checkpoint::Open(GoldenModel("opt-tied"));
   KVASIR_ASSERT_OK(checkpoint);
   auto table = checkpoint->Tensor(kPositionsName);
@@ -141,12 +142,12 @@ TEST(FamilyTensorsTest, PositionsBeginAfterTheUnusedRows) {
                         own.size()));
 }
 
-TEST(FamilyTensorsTest, OptOfOlderFilesHasNoPrefix) {
+TEST(FamilyTensorsTest, OlderOptFilesHaveNoModelPrefix) {
   KVASIR_EXPECT_OK(Checkpoint::Open(GoldenModel("opt-untied-no-bias")));
 }
 
-// Opens a copy of a golden model. Text of its header is replaced by text of the
-// same length.
+// Opens a copy of a golden model after replacing a text in its header by
+// another text of the same length.
 absl::Status OpenWith(const std::string& model, const std::string& from,
                       const std::string& to) {
   EXPECT_EQ(from.size(), to.size());
@@ -162,7 +163,7 @@ absl::Status OpenWith(const std::string& model, const std::string& from,
   return Checkpoint::Open(folder.path()).status();
 }
 
-TEST(SpoiledCheckpointTest, AMissingTensorIsNamedAsTheFamilyDoes) {
+TEST(SpoiledCheckpointTest, AMissingTensorIsReportedWithTheFamilysName) {
   EXPECT_THAT(
       OpenWith("neox-serial-half",
                "gpt_neox.layers.1.attention.query_key_value"
@@ -173,7 +174,7 @@ TEST(SpoiledCheckpointTest, AMissingTensorIsNamedAsTheFamilyDoes) {
                          "weight is missing")));
 }
 
-TEST(SpoiledCheckpointTest, AFusedTensorOfOtherRowsIsRefused) {
+TEST(SpoiledCheckpointTest, AFusedTensorWithAWrongNumberOfRowsIsRefused) {
   EXPECT_THAT(
       OpenWith("neox-serial-half", "\"shape\":[72,24]", "\"shape\":[24,72]"),
       StatusIs(
@@ -187,7 +188,7 @@ TEST(SpoiledCheckpointTest, ATensorUnderTwoNamesIsRefused) {
                        "model.layers.0.mlp.up_proj.weight"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("model.decoder.layers.0.fc1.weight"),
-                             HasSubstr("is the same one"))));
+                             HasSubstr("is stored twice"))));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Identifies a checkpoint's weights by their bytes. Fixed tiles of each tensor
-// are hashed separately and then combined. So the id depends neither on files
-// nor on blocks, nor on which rank has read which tile.
+// Identifies a checkpoint's weights by their bytes. Each tensor is cut into
+// tiles of a fixed size, which are hashed separately and then combined. So the
+// id depends neither on the division into files or blocks, nor on which rank
+// has read which tile.
 #pragma once
 
 #include <cstddef>
@@ -25,9 +26,9 @@ struct Fingerprint {
 };
 std::string FingerprintText(const Fingerprint& fingerprint);
 
-// The rows of a tile, and the bytes of each row. Tiles at a tensor's ends are
-// smaller. A rank that reads some rows or columns of a tensor reads whole
-// tiles, except at its borders.
+// The size of a tile: its rows, and the bytes of each row. The last tiles of a
+// tensor may be smaller. A rank that reads a part of a tensor's rows or columns
+// reads mostly whole tiles.
 inline constexpr int64_t kTileRows = 128;
 inline constexpr int64_t kTileRowBytes = 1024;
 
@@ -38,8 +39,8 @@ struct Tiles {
   friend bool operator==(const Tiles&, const Tiles&) = default;
 };
 
-// Hashes rows from front to back, of a whole tensor or of a part that begins at
-// a tile's corner.
+// Hashes the rows of a tensor, or of a part of it that begins at a tile's
+// corner, from front to back.
 // Threads: one at a time.
 class TileHasher {
  public:
@@ -61,7 +62,7 @@ class TileHasher {
   std::vector<Fingerprint> done_;
 };
 
-// The tiles of one tensor of a checkpoint, as far as they are known.
+// The hashes of one tensor's tiles; some may not be known yet.
 struct TensorTiles {
   // Returns the tiles of a tensor, none of them known yet.
   static TensorTiles Of(const TensorInfo& info);
@@ -75,9 +76,10 @@ struct TensorTiles {
 // The keys are the tensor names that Checkpoint::Tensor uses.
 using TilesByName = std::map<std::string, TensorTiles, std::less<>>;
 
-// A text of the fields of a spec that change the outputs.
+// Returns a text with those fields of a spec that change the model's outputs.
 std::string OutputsText(const DecoderSpec& spec);
-// The id of tensors all of whose tiles are known, and of OutputsText.
+// The weights_id, a hash of all tiles of `tensors` and of `outputs`, which is
+// an OutputsText. Every tile must be known.
 std::string WeightsIdOf(const TilesByName& tensors, std::string_view outputs);
 
 // Collects the tiles of a checkpoint's tensors and computes its weights_id. The
@@ -85,10 +87,11 @@ std::string WeightsIdOf(const TilesByName& tensors, std::string_view outputs);
 // Threads: one.
 class WeightsIdBuilder {
  public:
-  // Registers the tensor, even if none of its tiles is ever added.
+  // Registers the tensor, so that Finish notices if its tiles are never added.
   void AddTensor(std::string_view name, const TensorInfo& info);
-  // Adds tiles; the first is at this place in the tensor. CHECKs that they lie
-  // inside the tensor, and that a tile that is added twice is the same.
+  // Adds a rectangle of tiles whose first tile is at the given row and column
+  // of tiles. CHECKs that the tiles lie inside the tensor, and that a tile that
+  // is added twice has the same hash.
   void Add(std::string_view name, const TensorInfo& info, const Tiles& tiles,
            int64_t first_row = 0, int64_t first_column = 0);
   const TilesByName& tensors() const { return tensors_; }

@@ -16,7 +16,8 @@
 namespace kvasir::model {
 namespace {
 
-// Three by three tiles, of which the last row and column are short.
+// The test tensor has three by three tiles, and the last row and column of
+// tiles are smaller.
 constexpr int64_t kRows = 2 * kTileRows + 77;
 constexpr int64_t kColumns = (2 * kTileRowBytes + 300) / 2;
 constexpr int64_t kRowBytes = kColumns * 2;
@@ -40,7 +41,7 @@ std::vector<std::byte> Bytes() {
   return bytes;
 }
 
-// Rows [first_row, end_row), and the bytes [begin, end) of each.
+// The tiles of the bytes [begin, end) of rows [first_row, end_row).
 Tiles TilesOf(const std::vector<std::byte>& bytes, int64_t first_row,
               int64_t end_row, int64_t begin = 0, int64_t end = kRowBytes) {
   TileHasher hasher(static_cast<uint64_t>(end - begin));
@@ -58,7 +59,7 @@ std::string IdOf(const Tiles& tiles) {
   return builder.Finish(DecoderSpec());
 }
 
-TEST(TileHasherTest, DoesNotDependOnBlocks) {
+TEST(TileHasherTest, TilesDoNotDependOnTheSizeOfBlocks) {
   const std::vector<std::byte> bytes = Bytes();
   const Tiles whole = TilesOf(bytes, 0, kRows);
   EXPECT_EQ(whole.rows, 3);
@@ -77,7 +78,7 @@ TEST(TileHasherTest, DoesNotDependOnBlocks) {
   }
 }
 
-TEST(TileHasherTest, AByteChangesOnlyItsOwnTile) {
+TEST(TileHasherTest, AChangedByteChangesOnlyTheHashOfItsTile) {
   std::vector<std::byte> bytes = Bytes();
   const Tiles before = TilesOf(bytes, 0, kRows);
   struct Place {
@@ -103,14 +104,14 @@ TEST(TileHasherTest, AByteChangesOnlyItsOwnTile) {
   }
 }
 
-TEST(WeightsIdTest, RanksThatReadRowsOrColumnsGiveTheWholeTensorsId) {
+TEST(WeightsIdTest, PartsThatRanksReadGiveTheIdOfTheWholeTensor) {
   const std::vector<std::byte> bytes = Bytes();
   const std::string whole = IdOf(TilesOf(bytes, 0, kRows));
   WeightsIdBuilder by_rows;
   by_rows.Add("t", Info(), TilesOf(bytes, kTileRows, kRows), 1);
   by_rows.Add("t", Info(), TilesOf(bytes, 0, kTileRows), 0);
   EXPECT_EQ(by_rows.Finish(DecoderSpec()), whole);
-  // Both read the tiles in the middle.
+  // Both parts contain the tiles in the middle.
   WeightsIdBuilder by_columns;
   by_columns.Add("t", Info(), TilesOf(bytes, 0, kRows, 0, 2 * kTileRowBytes));
   by_columns.Add("t", Info(),
@@ -131,7 +132,7 @@ TEST(WeightsIdTest, TheSameTilesOfAnotherTensorGiveAnotherId) {
   EXPECT_NE(other_type.Finish(DecoderSpec()), id);
 }
 
-TEST(WeightsIdDeathTest, AMissingTileIsABug) {
+TEST(WeightsIdDeathTest, FinishAbortsIfATileIsMissing) {
   const std::vector<std::byte> bytes = Bytes();
   WeightsIdBuilder builder;
   builder.Add("t", Info(), TilesOf(bytes, 0, kTileRows));
@@ -189,7 +190,7 @@ std::string IdOfFolder(const std::string& folder) {
   return builder.Finish(checkpoint->spec());
 }
 
-TEST(WeightsIdTest, ShardsOfTheSameTensorsHaveTheSingleFilesId) {
+TEST(WeightsIdTest, ShardedAndSingleFileCheckpointsHaveTheSameId) {
   const char* source = std::getenv("KVASIR_SOURCE_DIR");
   const std::string single = absl::StrCat(source == nullptr ? "." : source,
                                           "/tests/golden/models/llama-mha");

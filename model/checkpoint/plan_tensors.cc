@@ -8,7 +8,8 @@
 namespace kvasir::model {
 namespace {
 
-// `attention` returns the attention tensors of a layer.
+// All tensors of a model. `attention(layer)` returns the attention tensors of a
+// layer.
 template <typename Attention>
 std::vector<RequiredTensor> ModelTensors(const DecoderSpec& spec,
                                          const Attention& attention) {
@@ -71,7 +72,7 @@ absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(
   if (plan.num_layers() != spec.num_layers()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the plan has ", plan.num_layers(),
-                     " layers, the model has ", spec.num_layers()));
+                     " layers, but the model has ", spec.num_layers()));
   }
   std::vector<std::vector<RequiredTensor>> attention(plan.attention.size());
   for (int64_t layer = 0; layer < plan.num_layers(); ++layer) {

@@ -19,7 +19,7 @@ namespace kvasir::model {
 using plan::LayerTensorName;
 using plan::RequiredTensor;
 
-// Every tensor of a full-rank model.
+// Every tensor of a model without compression.
 std::vector<RequiredTensor> RequiredTensors(const DecoderSpec& spec);
 
 // The tensors that a model needs under a plan. Only attention tensors differ.
@@ -28,11 +28,11 @@ std::vector<RequiredTensor> RequiredTensors(const DecoderSpec& spec);
 absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(
     const DecoderSpec& spec, const plan::ResolvedPlan& plan);
 
-// The tensors of a layer outside attention, with names after
-// "model.layers.{l}.".
+// The tensors of a layer that do not belong to attention. The names omit the
+// prefix "model.layers.{l}.".
 std::vector<RequiredTensor> NormAndMlpTensors(const DecoderSpec& spec);
 
-// Names that loader and writers share.
+// The tensor names that the loader and the writers of checkpoints share.
 inline constexpr std::string_view kEmbeddingName = "model.embed_tokens.weight";
 // Learned positions [max_position_embeddings, M].
 inline constexpr std::string_view kPositionsName =

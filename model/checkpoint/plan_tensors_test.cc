@@ -59,7 +59,8 @@ absl::StatusOr<plan::AttentionTensors> DescribeAttention(
   return plan::TensorsOf(*attention, shape, 0);
 }
 
-// "k_proj.down.weight [5, 24]", followed by F32 if only that type is allowed.
+// Lists the tensors as text, like "k_proj.down.weight [5, 24]", followed by
+// "F32" if only that type is allowed.
 std::vector<std::string> Listed(const plan::AttentionTensors& attention) {
   std::vector<std::string> lines;
   for (const RequiredTensor& tensor : attention.tensors) {
@@ -80,7 +81,8 @@ std::vector<std::string> Listed(const DecoderSpec& spec,
   return attention.ok() ? Listed(*attention) : std::vector<std::string>();
 }
 
-// A low_rank part with one group for each head, of ranks 3 and 2.
+// The JSON of a low_rank part with one group for each of the two KV heads; the
+// groups have ranks 3 and 2.
 std::string LowRank(const std::string& lift, const std::string& stored,
                     const std::string& rest = R"("codec":{"dtype":"BF16"})") {
   return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[1],"rank":3},)",
@@ -88,7 +90,7 @@ std::string LowRank(const std::string& lift, const std::string& stored,
                       R"(":{}}],"stored":")", stored, "\",", rest, "}");
 }
 
-TEST(PlanTensorsTest, AFullPlanAsksForThePlainTensors) {
+TEST(PlanTensorsTest, AnUncompressedPlanNeedsTheModelsOwnTensors) {
   for (DecoderSpec spec : {Spec(), WithBiases()}) {
     for (const bool more : {false, true}) {
       spec.o_bias = more;
@@ -107,7 +109,7 @@ TEST(PlanTensorsTest, AFullPlanAsksForThePlainTensors) {
   }
 }
 
-TEST(PlanTensorsTest, LowRankKeysThatAreRebuiltAndFoldedValues) {
+TEST(PlanTensorsTest, ListsTensorsOfRebuiltLowRankKeysAndFoldedValues) {
   EXPECT_THAT(
       Listed(Spec(), LowRank("reconstruct", "PRE_ROPE"),
              LowRank("fold", "NO_ROPE")),
@@ -126,7 +128,7 @@ TEST(PlanTensorsTest, LowRankValuesLiftedAtRuntimeKeepTheOutputProjection) {
                   "v_proj.up.1.weight [8, 2]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, OneGroupOfAllHeads) {
+TEST(PlanTensorsTest, ListsTensorsOfOneGroupWithAllHeads) {
   const std::string part =
       R"({"low_rank":{"groups":[{"heads":[0,1],"rank":7}]},
           "uses":[{"at_runtime":{}}],"codec":{"dtype":"F16"}})";
@@ -134,7 +136,7 @@ TEST(PlanTensorsTest, OneGroupOfAllHeads) {
               Contains("v_proj.up.0.weight [16, 7]"));
 }
 
-TEST(PlanTensorsTest, BiasesOfLowRankSides) {
+TEST(PlanTensorsTest, ListsBiasesOfLowRankKeysAndValues) {
   const std::string with_latent_bias =
       R"("latent_bias":true,"codec":{"dtype":"BF16"})";
   EXPECT_THAT(
@@ -148,7 +150,7 @@ TEST(PlanTensorsTest, BiasesOfLowRankSides) {
                   "o_proj.bias [24]"));
 }
 
-TEST(PlanTensorsTest, AMeanOfLowRankSidesIsInTheirOutputBiases) {
+TEST(PlanTensorsTest, TheMeanOfALowRankSideIsStoredInItsOutputBias) {
   const std::string mean = R"("mean":true,"codec":{"dtype":"BF16"})";
   const auto tensors = Listed(Spec(), LowRank("reconstruct", "PRE_ROPE", mean),
                               LowRank("at_runtime", "NO_ROPE", mean));
@@ -171,7 +173,7 @@ TEST(PlanTensorsTest, TheOutputBiasIsTheModelsOwnOrTheValues) {
               Contains("o_proj.bias [24]"));
 }
 
-TEST(PlanTensorsTest, AnAbsorbedLowRankKeyHasNoBias) {
+TEST(PlanTensorsTest, ALowRankKeyThatIsFoldedIntoQueriesHasNoBias) {
   DecoderSpec spec = WithBiases();
   spec.layers[0].rope = false;
   EXPECT_THAT(
@@ -187,7 +189,7 @@ TEST(PlanTensorsTest, AnAbsorbedLowRankKeyHasNoBias) {
                   "v_proj.bias [16]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, RopePairsHoldTheKeptRows) {
+TEST(PlanTensorsTest, RopePairsTensorsHaveOnlyTheKeptRows) {
   const auto part = [](const std::string& lift) {
     return absl::StrCat(
         R"({"rope_pairs":{"per_head":[{"pair_indices":[0,1,3]},)",
@@ -204,7 +206,7 @@ TEST(PlanTensorsTest, RopePairsHoldTheKeptRows) {
                           "v_proj.weight [16, 24]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, RopeLowRankHoldsComplexChannels) {
+TEST(PlanTensorsTest, RopeLowRankTensorsHaveTwoRowsForEachComplexChannel) {
   const auto part = [](const std::string& lift) {
     return absl::StrCat(
         R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[0,2,3],)",
@@ -218,11 +220,12 @@ TEST(PlanTensorsTest, RopeLowRankHoldsComplexChannels) {
                   "k_proj.up.0.weight [2, 2, 4]", "v_proj.weight [16, 24]",
                   "v_proj.bias [16]", "o_proj.weight [24, 32]"));
   const auto folded = Listed(Spec(), part("fold"), kFull);
-  EXPECT_THAT(folded, Contains("q_proj.weight [32, 24]"));  // 4 heads of 2C
+  // 4 query heads * 2 * 4 complex channels
+  EXPECT_THAT(folded, Contains("q_proj.weight [32, 24]"));
   EXPECT_THAT(folded, Not(Contains(HasSubstr("up."))));
 }
 
-TEST(PlanTensorsTest, PartsOfASideAreNumbered) {
+TEST(PlanTensorsTest, TensorNamesNumberThePartsOfASide) {
   DecoderSpec spec = Spec();
   spec.rope.rotary_dim = 4;  // 2 pairs, and 4 dims that do not rotate
   const std::string pairs =
@@ -231,20 +234,21 @@ TEST(PlanTensorsTest, PartsOfASideAreNumbered) {
           "codec":{"bits":{"schedule":[4]},"channel_static":{}}})";
   EXPECT_THAT(
       Listed(spec, absl::StrCat(pairs, ",", LowRank("fold", "NO_ROPE")), kFull),
-      ElementsAre("q_proj.weight [18, 24]",  // 2 * (2 + 2) + 2 * (2 + 3)
-                  "k_proj.part0.weight [4, 24]",
+      // kept dims + rank: 2 * (2 + 2) + 2 * (2 + 3)
+      ElementsAre("q_proj.weight [18, 24]", "k_proj.part0.weight [4, 24]",
                   "k_proj.part0.range.min [4] F32",
                   "k_proj.part0.range.scale [4] F32",
                   "k_proj.part1.down.weight [5, 24]", "v_proj.weight [16, 24]",
                   "o_proj.weight [24, 32]"));
-  // The part that does not fold adds the plain rows of its 4 dims.
+  // The part that is lifted at run time instead of folded adds the query
+  // projection's rows of its 4 dims unchanged.
   EXPECT_THAT(
       Listed(spec, absl::StrCat(pairs, ",", LowRank("at_runtime", "NO_ROPE")),
              kFull),
-      Contains("q_proj.weight [24, 24]"));  // 4 * (2 + 4)
+      Contains("q_proj.weight [24, 24]"));  // 4 heads * (2 kept + 4 plain dims)
 }
 
-TEST(PlanTensorsTest, ABasisKeepsTheChannelsThatHaveBits) {
+TEST(PlanTensorsTest, ABasisTensorHasOnlyTheChannelsWithBits) {
   const std::string part =
       R"({"full":{},"stored":"POST_ROPE","mean":true,"codec":{"bits":
           {"schedule":[8,4,4,4,2,2,0,0]},"channel_static":{},
@@ -257,7 +261,7 @@ TEST(PlanTensorsTest, ABasisKeepsTheChannelsThatHaveBits) {
                   "v_proj.weight [16, 24]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, ZeroBitsShortenALowRankLatent) {
+TEST(PlanTensorsTest, ChannelsOfZeroBitsShortenALowRankLatent) {
   const auto part = [](const std::string& transform) {
     return absl::StrCat(
         R"({"low_rank":{"groups":[{"heads":[0,1],"rank":8}]},
@@ -268,7 +272,8 @@ TEST(PlanTensorsTest, ZeroBitsShortenALowRankLatent) {
   const auto fixed = Listed(Spec(), part("basis_static"), kFull);
   EXPECT_THAT(fixed, Contains("k_proj.down.weight [5, 24]"));
   EXPECT_THAT(fixed, Contains("k_proj.up.0.weight [16, 5]"));
-  // The basis of a sequence is found over the whole latent.
+  // A basis that is computed for each sequence needs all channels of the
+  // latent.
   EXPECT_THAT(Listed(Spec(), part("basis_sequence"), kFull),
               Contains("k_proj.down.weight [8, 24]"));
 }
@@ -290,7 +295,7 @@ TEST(PlanTensorsTest, AnchoredKeysAreRebuiltFromTheDimsOfTheirPairs) {
   EXPECT_THAT(tensors, Contains("q_proj.weight [32, 24]"));
 }
 
-TEST(PlanTensorsTest, DimsOfPairsFollowThePairing) {
+TEST(PlanTensorsTest, DimsOfRopePairsDependOnHowPairsAreFormed) {
   const std::vector<uint32_t> pairs = {1, 2};
   EXPECT_THAT(PairDims({.rotary_dim = 6}, pairs), ElementsAre(1, 2, 4, 5));
   EXPECT_THAT(
@@ -298,7 +303,7 @@ TEST(PlanTensorsTest, DimsOfPairsFollowThePairing) {
       ElementsAre(2, 3, 4, 5));
 }
 
-TEST(PlanTensorsTest, CoveredDimsAscendAndFollowTheUses) {
+TEST(PlanTensorsTest, CoveredDimsAscendAndDependOnTheUses) {
   DecoderSpec spec = Spec();
   spec.rope.rotary_dim = 4;
   const auto covered = [&](plan::Side side, const std::string& part) {
@@ -323,7 +328,7 @@ TEST(PlanTensorsTest, CoveredDimsAscendAndFollowTheUses) {
   EXPECT_THAT(covered(plan::Side::kKey, two), ElementsAre(1, 3, 4, 5, 6, 7));
 }
 
-TEST(PlanTensorsTest, RefusesPartsWithoutTensors) {
+TEST(PlanTensorsTest, RefusesPartsThatTheArtifactFormatCannotStore) {
   EXPECT_THAT(DescribeAttention(
                   Spec(), Layer(LowRank("at_runtime", "POST_ROPE"), kFull)),
               StatusIs(absl::StatusCode::kUnimplemented,
@@ -331,7 +336,7 @@ TEST(PlanTensorsTest, RefusesPartsWithoutTensors) {
                                  "self_attn.k_proj")));
 }
 
-TEST(PlanTensorsTest, KeyAndValueShareTheTensorsBeforeTheirLifts) {
+TEST(PlanTensorsTest, JointKeysAndValuesShareAllTensorsExceptTheLifts) {
   const auto listed = [](const DecoderSpec& spec, const std::string& value,
                          const std::string& rest) {
     const LayerPlan apart = Layer(LowRank("reconstruct", "PRE_ROPE", rest),
@@ -372,9 +377,10 @@ TEST(PlanTensorsTest, RefusesAPlanForAnotherModelWithoutACrash) {
       DescribeAttention(spec, Layer(LowRank("reconstruct", "PRE_ROPE"), kFull)),
       StatusIs(absl::StatusCode::kInvalidArgument,
                HasSubstr("KV head 2 of 4 is in 0 groups")));
-  EXPECT_THAT(RequiredTensors(spec, plan::ResolvedPlan()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the plan has 0 layers, the model has 1")));
+  EXPECT_THAT(
+      RequiredTensors(spec, plan::ResolvedPlan()),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("the plan has 0 layers, but the model has 1")));
 }
 
 }  // namespace

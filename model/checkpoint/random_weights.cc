@@ -15,8 +15,8 @@
 namespace kvasir::model {
 namespace {
 
-// The sum of the four 16-bit numbers in two words, relative to its mean. Its
-// deviation is sqrt(4 * (2^32 - 1) / 12).
+// The sum of the four 16-bit numbers in two 32-bit words, minus its mean. Its
+// standard deviation is sqrt(4 * (2^32 - 1) / 12).
 float CentredSum(uint32_t a, uint32_t b) {
   const uint32_t sum = (a & 0xFFFF) + (a >> 16) + (b & 0xFFFF) + (b >> 16);
   return static_cast<float>(static_cast<int32_t>(sum) - 2 * 0xFFFF);
@@ -25,16 +25,18 @@ float CentredSum(uint32_t a, uint32_t b) {
 constexpr double kCentredSumDeviation = 37837.2;
 constexpr double kBiasDeviation = 0.1;
 
-// The scale of matrices that add to the residual stream, which happens 2 L
-// times.
+// The scale of matrices whose results are added to the residual stream. A model
+// of L layers does that 2 L times.
 double ResidualScale(const ModelShape& shape) {
   return 1.0 / std::sqrt(2.0 * static_cast<double>(shape.num_layers));
 }
 
-// Static ranges cover latents of deviation 1 up to this many deviations.
+// Static ranges assume latents of standard deviation 1 and cover this many
+// deviations on each side of 0.
 constexpr double kRangeDeviations = 3.0;
 
-// The width of a step, by the name of the range tensor.
+// The quantization step of each tensor that holds the scale of a static range.
+// The key is the tensor's name.
 using RangeSteps = std::map<std::string, double>;
 
 void AddRangeSteps(int64_t layer, const plan::ResolvedSide& side,
@@ -68,8 +70,8 @@ RandomTensor PlannedTensor(const ModelShape& shape, const RangeSteps& steps,
   } else if (wanted.shape.size() == 1) {
     tensor.deviation = kBiasDeviation;
   } else if (wanted.shape.size() == 3) {
-    // In a complex lift, one or two terms contribute to a pair, whatever the
-    // number of channels.
+    // In a complex lift, one or two terms contribute to each RoPE pair,
+    // independently of the number of channels.
     tensor.deviation = std::sqrt(0.5);
   } else {
     tensor.deviation = 1.0 / std::sqrt(columns);
@@ -80,7 +82,7 @@ RandomTensor PlannedTensor(const ModelShape& shape, const RangeSteps& steps,
   return tensor;
 }
 
-// Lists tensors in file order.
+// Collects a checkpoint's tensors in file order.
 struct TensorLister {
   std::vector<RandomTensor> tensors;
   std::string prefix;  // the beginning of the next names
@@ -194,7 +196,7 @@ void ListOpt(const ModelShape& shape, double residual, double embedding,
   }
 }
 
-// The numbers of stored elements from `begin` on.
+// Fills `out` with the elements of the stored tensor from `begin` on.
 void FillStored(const RandomTensor& tensor, uint64_t seed, int64_t begin,
                 std::span<float> out) {
   const base::PhiloxKey key = base::PhiloxKeyFromSeed(seed);
@@ -202,7 +204,7 @@ void FillStored(const RandomTensor& tensor, uint64_t seed, int64_t begin,
       HashName(tensor.stored_name.empty() ? tensor.name : tensor.stored_name);
   const auto scale =
       static_cast<float>(tensor.deviation / kCentredSumDeviation);
-  // A Philox block gives two elements, 2 * block and 2 * block + 1.
+  // Philox block number b gives the two elements 2 b and 2 b + 1.
   const auto first = static_cast<uint64_t>(begin);
   auto value = [&](uint64_t element) {
     const base::PhiloxCounter bits =
@@ -239,7 +241,8 @@ int64_t RandomTensor::num_elements() const {
 
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape) {
   const double residual = ResidualScale(shape);
-  // Logits have deviation 2, so that a sampler has a choice.
+  // Makes the standard deviation of the logits 2, so that several tokens have a
+  // probability worth sampling.
   const double embedding =
       2.0 / std::sqrt(static_cast<double>(shape.hidden_size));
   TensorLister list;

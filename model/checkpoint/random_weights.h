@@ -26,8 +26,8 @@ struct RandomTensor {
   RandomKind kind = RandomKind::kNormal;
   double deviation = 0.0;  // only for kNormal
   double value = 0.0;      // only for kConstant
-  // The numbers are some rows of the stored tensor of this name. Empty: the
-  // tensor's own name.
+  // The name of the stored tensor from whose rows the numbers are taken. Empty:
+  // the tensor is stored under its own name.
   std::string stored_name;
   RowBlocks rows;
 
@@ -35,31 +35,32 @@ struct RandomTensor {
 };
 
 // Every tensor of the shape's checkpoint under the family's names, in file
-// order. The deviations keep activations near 1 at any depth, and attention
-// scores and logits spread. So the model behaves numerically like a trained
-// one.
+// order. The standard deviations are chosen so that activations stay near 1 at
+// any depth and attention scores and logits differ enough. So the model behaves
+// numerically like a trained one.
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape);
 
 // The number of weights of the shape, biases and norms included.
 int64_t CountParameters(const ModelShape& shape);
 
-// The same numbers under canonical names (family_tensors.h): those tensors of
-// the shape that `spec` asks for.
+// The same numbers under canonical names (family_tensors.h), for the tensors of
+// the shape that `spec` needs.
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape,
                                           const DecoderSpec& spec);
 
-// The tensors under a plan that was resolved for the shape's spec. Attention
-// has the plan's tensors, on a scale that keeps latents and lifted vectors
-// near 1. Tensors that the plan does not change have the same numbers. Returns
-// the errors of RequiredTensors.
+// The tensors for a compression plan that was resolved for the shape's spec.
+// Attention has the plan's tensors, scaled so that latents and lifted vectors
+// stay near 1. Tensors that the plan does not change have the same numbers as
+// without it. Returns the errors of RequiredTensors.
 absl::StatusOr<std::vector<RandomTensor>> RandomTensorsOf(
     const ModelShape& shape, const DecoderSpec& spec,
     const plan::ResolvedPlan& plan);
 
-// Elements [begin, begin + out.size()) of the tensor under `seed`, row-major.
-// They are a pure function of (seed, tensor name, element) and exact on every
-// machine. The normal distribution is the sum of four uniform 16-bit numbers,
-// cut at 3.46 deviations, so no rounding of a math library changes it.
+// Fills `out` with the elements [begin, begin + out.size()) of the tensor in
+// row-major order. They are a pure function of (seed, tensor name, element) and
+// equal on every machine: a normal number is approximated by the sum of four
+// uniform 16-bit numbers, so it is at most 3.46 deviations and no math
+// library's rounding changes it.
 void FillRandom(const RandomTensor& tensor, uint64_t seed, int64_t begin,
                 std::span<float> out);
 

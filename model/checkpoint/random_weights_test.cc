@@ -18,7 +18,7 @@ std::vector<float> Fill(const RandomTensor& tensor, uint64_t seed) {
   return values;
 }
 
-TEST(RandomWeightsTest, HaveTheirMeanAndDeviation) {
+TEST(RandomWeightsTest, HaveTheRequestedMeanAndDeviation) {
   double sum = 0.0;
   double squares = 0.0;
   double fourths = 0.0;
@@ -31,12 +31,12 @@ TEST(RandomWeightsTest, HaveTheirMeanAndDeviation) {
   const auto count = static_cast<double>(values.size());
   EXPECT_NEAR(sum / count, 0.0, 0.004);
   EXPECT_NEAR(std::sqrt(squares / count), 0.25, 0.003);
-  // The value is 3 for a normal distribution, 1.8 for a uniform one, and 2.7
-  // for the sum of four uniform ones.
+  // The kurtosis is 3 for a normal distribution, 1.8 for a uniform one, and 2.7
+  // for the sum of four uniform numbers.
   EXPECT_NEAR(fourths * count / (squares * squares), 2.7, 0.06);
 }
 
-TEST(RandomWeightsTest, AnySplitGivesTheSameElements) {
+TEST(RandomWeightsTest, ElementsDoNotDependOnHowTheyAreSplit) {
   const RandomTensor tensor = Matrix("a", 1.0);
   const std::vector<float> whole = Fill(tensor, 7);
   for (const int64_t begin : {0, 1, 2, 501, 99998, 99999}) {
@@ -63,8 +63,9 @@ TEST(RandomWeightsTest, NormsAreOnes) {
   EXPECT_EQ(Fill(norm, 1), (std::vector<float>{1.0F, 1.0F, 1.0F}));
 }
 
-// The keys of head h are the second block of its rows.
-TEST(RandomWeightsTest, CanonicalTensorsAreRowsOfTheFamilysTensors) {
+// In GPT-NeoX's fused tensor, each head has three blocks of rows: queries,
+// keys, values. This test reads the keys.
+TEST(RandomWeightsTest, CanonicalTensorsEqualRowsOfTheFamilysTensors) {
   const ModelShape shape = {.name = "small",
                             .family = Family::kNeox,
                             .num_layers = 1,

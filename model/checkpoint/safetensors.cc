@@ -15,9 +15,9 @@
 namespace kvasir::model {
 namespace {
 
-// The format's own limit.
+// The limit that the safetensors format sets.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
-// Many times the names of every tensor of the largest models.
+// Many times what the index of the largest models takes.
 constexpr uint64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kLengthBytes = 8;
 // The number of pieces of a fingerprint.
@@ -44,9 +44,10 @@ bool IsPlainShardName(std::string_view name) {
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   KVASIR_ASSIGN_OR_RETURN(RandomAccessFile file, RandomAccessFile::Open(path));
   if (file.size_bytes() < kLengthBytes) {
-    return absl::DataLossError(absl::StrFormat(
-        "%s: truncated: a header length wants %d bytes, the file has %d", path,
-        kLengthBytes, file.size_bytes()));
+    return absl::DataLossError(
+        absl::StrFormat("%s is truncated: the length of the header needs %d "
+                        "bytes, but the file has %d",
+                        path, kLengthBytes, file.size_bytes()));
   }
   std::array<std::byte, kLengthBytes> length_bytes;
   KVASIR_RETURN_IF_ERROR(file.Read(0, length_bytes));
@@ -57,8 +58,8 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
         file.Read(0, std::as_writable_bytes(std::span<char>(text))));
     KVASIR_RETURN_IF_ERROR(CheckNoLfsPointer(text, path));
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s: header of %d bytes, the limit is %d", path,
-                        header_bytes, kMaxHeaderBytes));
+        absl::StrFormat("%s: the header has %d bytes, but the limit is %d",
+                        path, header_bytes, kMaxHeaderBytes));
   }
   if (header_bytes > file.size_bytes() - kLengthBytes) {
     return absl::DataLossError(absl::StrFormat(
@@ -83,8 +84,9 @@ absl::Status SafetensorsFile::Read(const TensorInfo& tensor,
   if (offset_bytes > tensor.size_bytes ||
       out.size() > tensor.size_bytes - offset_bytes) {
     return absl::OutOfRangeError(absl::StrFormat(
-        "%s: tensor %s: want %d bytes from %d, the tensor has %d", path(),
-        tensor.name, out.size(), offset_bytes, tensor.size_bytes));
+        "%s: tensor %s: want %d bytes from byte %d on, but the "
+        "tensor has %d",
+        path(), tensor.name, out.size(), offset_bytes, tensor.size_bytes));
   }
   const absl::Status status = ForEachPiece(
       tensor, offset_bytes, out.size(),
@@ -149,11 +151,12 @@ absl::StatusOr<std::string> SafetensorsFile::Fingerprint() const {
   XXH3_128bits_reset(state.get());
   XXH3_128bits_update(state.get(), &size, sizeof(size));
   std::vector<std::byte> buffer(kPieceBytes);
-  // The last piece begins here and ends with the file.
+  // The offset of the last piece, which ends at the end of the file.
   const uint64_t last = size - std::min(size, kPieceBytes);
   uint64_t end = 0;
   for (uint64_t i = 0; i < kPieces && end < size; ++i) {
-    // If pieces touch, no byte is read twice and none is left out.
+    // In a small file, each piece begins no earlier than the previous one ends,
+    // so that every byte is read once.
     const uint64_t begin = std::max(last * i / (kPieces - 1), end);
     end = std::min(begin + kPieceBytes, size);
     const std::span<std::byte> piece = std::span(buffer).first(end - begin);
@@ -171,8 +174,9 @@ const TensorStore::Entry* TensorStore::Find(std::string_view name) const {
 
 namespace {
 
-// For an artifact that uses files of its base model: metadata.linked_files has
-// the fingerprint of each such file.
+// Checks the files of the base model that an artifact uses.
+// metadata.linked_files in the artifact's index has the fingerprint of each
+// such file.
 absl::Status CheckLinkedFiles(
     const JsonFields& index,
     const std::vector<std::unique_ptr<SafetensorsFile>>& files) {
@@ -182,7 +186,8 @@ absl::Status CheckLinkedFiles(
   const nlohmann::json* linked = fields.Find("linked_files");
   if (linked == nullptr) return absl::OkStatus();
   if (!linked->is_object()) {
-    return fields.Error("linked_files", "want an object of fingerprints");
+    return fields.Error("linked_files",
+                        "must be an object of file names and fingerprints");
   }
   for (const auto& [name, want] : linked->items()) {
     const std::string ending = absl::StrCat("/", name);
@@ -236,7 +241,8 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
   const JsonFields fields(root, index);
   const nlohmann::json* map = fields.Find("weight_map");
   if (map == nullptr || !map->is_object()) {
-    return fields.Error("weight_map", "want an object of names to files");
+    return fields.Error("weight_map",
+                        "must be an object of tensor names and file names");
   }
   struct Shard {
     const SafetensorsFile* file = nullptr;
@@ -301,7 +307,8 @@ absl::Status TensorStore::Rename(
       const auto [place, is_new] = entries.try_emplace(view.name, renamed);
       if (is_new) continue;
       return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: tensor %s: %s has the tensor %s, which is the same one (%s)",
+          "%s: tensor %s is stored twice: %s has it as %s "
+          "(canonical name %s)",
           entry.file->path(), stored_name, place->second.file->path(),
           place->second.info->name, view.name));
     }

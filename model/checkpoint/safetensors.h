@@ -48,8 +48,9 @@ int64_t TensorTypeBits(TensorType type);
 bool IsWeightType(TensorType type);
 std::string ShapeText(std::span<const int64_t> shape);
 
-// A choice of a tensor's rows: blocks of `block_rows` rows, which begin at row
-// `first` and then every `stride` rows. block_rows 0: all rows.
+// Selects rows of a tensor: blocks of `block_rows` rows, the first of which
+// begins at row `first` and each further one `stride` rows later. block_rows 0:
+// all rows.
 struct RowBlocks {
   int64_t first = 0;
   int64_t block_rows = 0;
@@ -66,13 +67,14 @@ struct TensorInfo {
   // Relative to the start of the file's data section.
   uint64_t begin_bytes = 0;
   uint64_t size_bytes = 0;
-  // If it is not all rows, this is a choice of the rows that begin at
-  // begin_bytes. Shape and size are those of the choice, and it is read as if
-  // it were one piece.
+  // The rows from begin_bytes on that belong to this tensor. If they are not
+  // all rows, shape and size count only the selected ones, which are read as if
+  // they were contiguous.
   RowBlocks rows;
 
-  // The product of the shape without its first entry, in bytes. This is the
-  // unit of reading. Only for weight types.
+  // The bytes of one row, which is the smallest unit that is read: the product
+  // of all entries of the shape but the first, times the element size. Only for
+  // weight types.
   uint64_t row_bytes() const;
   // The first entry of the shape. 1 for a scalar.
   int64_t num_rows() const { return shape.empty() ? 1 : shape[0]; }
@@ -84,7 +86,7 @@ struct TensorInfo {
 absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(
     std::string_view json, uint64_t data_bytes, std::string_view where);
 
-// One file.
+// One open safetensors file.
 // Threads: const methods from any thread.
 class SafetensorsFile {
  public:
@@ -93,14 +95,14 @@ class SafetensorsFile {
   const std::string& path() const { return file_.path(); }
   const std::vector<TensorInfo>& tensors() const { return tensors_; }
 
-  // Distinguishes this file from another one of the same name: 128 bits, as
-  // hex, of its size and of pieces spread evenly over it. A file below 16 MiB
-  // is read completely, and 16 MiB of a larger one. A model that was trained
-  // further differs in every piece. A change of a single tensor may stay
-  // unnoticed.
+  // Distinguishes this file from another one of the same name: a 128-bit hash,
+  // as hex, of its size and of pieces spread evenly over it. A file below 16
+  // MiB is hashed completely; of a larger file, 16 MiB are hashed. A model that
+  // was trained further differs in every piece, but a change of a single tensor
+  // may stay unnoticed.
   absl::StatusOr<std::string> Fingerprint() const;
 
-  // Reads bytes of a tensor of this file, or of a choice of its rows, from
+  // Reads bytes of one of this file's tensors, or of the selected rows, from
   // `offset_bytes` on.
   absl::Status Read(const TensorInfo& tensor, uint64_t offset_bytes,
                     std::span<std::byte> out) const;
@@ -128,11 +130,11 @@ class SafetensorsFile {
   std::vector<TensorInfo> tensors_;
 };
 
-// The name of some rows of a stored tensor.
+// Gives a name to a stored tensor or to a selection of its rows.
 struct TensorView {
   std::string name;
   RowBlocks rows;
-  int64_t num_rows = 0;  // in the choice; unused for all rows
+  int64_t num_rows = 0;  // in the selection; unused for all rows
 };
 
 // The tensors of a checkpoint folder, by name, in whatever file they are:
@@ -151,8 +153,8 @@ class TensorStore {
 
   static absl::StatusOr<TensorStore> Open(const std::string& folder);
 
-  // Gives the tensors the names of their views, and choices of rows names of
-  // their own. INVALID_ARGUMENT if two have the same name.
+  // Renames the tensors to the names of their views, and gives each selection
+  // of rows its own name. INVALID_ARGUMENT if two have the same name.
   absl::Status Rename(
       absl::FunctionRef<absl::StatusOr<std::vector<TensorView>>(const Entry&)>
           views_of);

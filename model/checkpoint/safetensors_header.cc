@@ -1,5 +1,5 @@
-// The parser of headers. It uses SAX events, because a hostile header of 100 MB
-// must not become a tree of ten times that size.
+// Parses safetensors headers. It uses SAX events, because a hostile header of
+// 100 MB must not become a JSON tree of ten times that size.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -98,7 +98,7 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
     if (state_ != State::kTensor || key_ != "dtype") {
       return Unexpected("a string");
     }
-    if (has_type_) return Fail("dtype is there twice");
+    if (has_type_) return Fail("has two fields dtype");
     const auto row = std::find_if(
         kTypes.begin(), kTypes.end(),
         [&value](const TypeRow& candidate) { return candidate.name == value; });
@@ -130,8 +130,8 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
 
   bool key(std::string& value) override {
     if (state_ == State::kTensors) {
-      tensor_.name = value;  // for errors
-      if (!names_.insert(value).second) return Fail("is there twice");
+      tensor_.name = value;  // the name is used in errors
+      if (!names_.insert(value).second) return Fail("is defined twice");
     } else if (state_ == State::kTensor && value != "dtype" &&
                value != "shape" && value != "data_offsets") {
       return Fail(absl::StrFormat("unknown field \"%s\"", Short(value)));
@@ -225,12 +225,12 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
   std::vector<TensorInfo> tensors_;
 };
 
-// The bytes that the shape requires. nullopt if the product overflows, or if
-// bits do not fill whole bytes.
+// The bytes that a tensor of this shape and type takes. nullopt if the product
+// overflows, or if a type of less than 8 bits does not fill whole bytes.
 std::optional<uint64_t> BytesOfShape(const TensorInfo& tensor) {
   uint64_t bits = static_cast<uint64_t>(TensorTypeBits(tensor.type));
-  // A zero makes the tensor empty, whatever the product of the other entries
-  // is.
+  // A zero in the shape makes the tensor empty, even if the product of the
+  // other entries would overflow.
   if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) !=
       tensor.shape.end()) {
     return 0;
@@ -259,15 +259,15 @@ absl::Status CheckLayout(const std::vector<TensorInfo>& tensors,
                                   TensorTypeName(tensor.type)));
     }
     if (*want != tensor.size_bytes) {
-      return fail(
-          absl::StrFormat("shape %s of %s: want %d bytes, data_offsets have %d",
-                          ShapeText(tensor.shape), TensorTypeName(tensor.type),
-                          *want, tensor.size_bytes));
+      return fail(absl::StrFormat(
+          "shape %s of %s takes %d bytes, but data_offsets give %d",
+          ShapeText(tensor.shape), TensorTypeName(tensor.type), *want,
+          tensor.size_bytes));
     }
     const uint64_t end = tensor.begin_bytes + tensor.size_bytes;
     if (end > data_bytes) {
       return fail(absl::StrFormat(
-          "data_offsets end at %d, the file's data has %d bytes", end,
+          "data_offsets end at %d, but the file's data has %d bytes", end,
           data_bytes));
     }
     if (tensor.begin_bytes != expected_begin) {
@@ -279,9 +279,10 @@ absl::Status CheckLayout(const std::vector<TensorInfo>& tensors,
     expected_begin = end;
   }
   if (expected_begin != data_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: tensors cover %d bytes, the file's data has %d",
-                        where, expected_begin, data_bytes));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: the tensors cover %d bytes, but the file's data has "
+        "%d",
+        where, expected_begin, data_bytes));
   }
   return absl::OkStatus();
 }
@@ -319,8 +320,8 @@ absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(
         absl::StrFormat("%s: header: %s", where, error.what()));
   }
   std::vector<TensorInfo> tensors = handler.TakeTensors();
-  // Empty tensors share their offset with a neighbour, so they are sorted
-  // first.
+  // An empty tensor has the same offset as the tensor that follows it, so empty
+  // tensors are sorted before others at an equal offset.
   std::sort(tensors.begin(), tensors.end(),
             [](const TensorInfo& a, const TensorInfo& b) {
               return std::pair(a.begin_bytes, a.size_bytes) <

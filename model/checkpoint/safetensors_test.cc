@@ -41,7 +41,7 @@ absl::Status HeaderStatus(const std::string& header, uint64_t data_bytes) {
   return ParseSafetensorsHeader(header, data_bytes, "x.safetensors").status();
 }
 
-TEST_F(SafetensorsTest, ReportsAPointerOfGitLfs) {
+TEST_F(SafetensorsTest, ReportsAGitLfsPointerInsteadOfAFile) {
   const std::string path = Write("a.safetensors",
                                  "version https://git-lfs.github.com/spec/v1\n"
                                  "oid sha256:4665\nsize 16\n");
@@ -72,9 +72,10 @@ TEST_F(SafetensorsTest, ReadsATensorsBytes) {
   KVASIR_ASSERT_OK(
       file.Read(b, 5, std::as_writable_bytes(std::span<char>(out))));
   EXPECT_EQ(out, "jkl");
-  EXPECT_THAT(file.Read(b, 6, std::as_writable_bytes(std::span<char>(out))),
-              StatusIs(absl::StatusCode::kOutOfRange,
-                       HasSubstr("want 3 bytes from 6, the tensor has 8")));
+  EXPECT_THAT(
+      file.Read(b, 6, std::as_writable_bytes(std::span<char>(out))),
+      StatusIs(absl::StatusCode::kOutOfRange,
+               HasSubstr("want 3 bytes from byte 6 on, but the tensor has 8")));
 }
 
 TEST_F(SafetensorsTest, AnIndexOfTooManyValuesIsRefusedBeforeItIsParsed) {
@@ -89,7 +90,7 @@ TEST_F(SafetensorsTest, AnIndexOfTooManyValuesIsRefusedBeforeItIsParsed) {
 TEST_F(SafetensorsTest, RefusesTruncatedAndOversizedHeaders) {
   EXPECT_THAT(SafetensorsFile::Open(Write("a", "1234567")),
               StatusIs(absl::StatusCode::kDataLoss,
-                       HasSubstr("wants 8 bytes, the file has 7")));
+                       HasSubstr("needs 8 bytes, but the file has 7")));
   EXPECT_THAT(SafetensorsFile::Open(Write("b", LengthPrefix(3) + "{}")),
               StatusIs(absl::StatusCode::kDataLoss,
                        HasSubstr("header wants 3 bytes, the file has 2")));
@@ -162,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadHeader{"SameNameTwice",
                   R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
                   R"("a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
-                  0, "tensor a: is there twice"},
+                  0, "tensor a: is defined twice"},
         BadHeader{"TypeTwice", R"({"a":{"dtype":"U8","dtype":"U8"}})", 0,
                   "twice"},
         BadHeader{"NegativeDimension", R"({"a":{"shape":[-1]}})", 0,
@@ -195,10 +196,10 @@ INSTANTIATE_TEST_SUITE_P(
                   "end 4 is before begin 8"},
         BadHeader{"WrongSize",
                   R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})",
-                  4, "want 8 bytes, data_offsets have 4"},
+                  4, "takes 8 bytes, but data_offsets give 4"},
         BadHeader{"PastTheFile",
                   R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})",
-                  7, "end at 8, the file's data has 7"},
+                  7, "end at 8, but the file's data has 7"},
         BadHeader{"Overlap",
                   R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
                   R"("b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
@@ -213,7 +214,7 @@ INSTANTIATE_TEST_SUITE_P(
                   6, "begin at 5, want 4"},
         BadHeader{"TrailingData",
                   R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 5,
-                  "cover 4 bytes, the file's data has 5"}),
+                  "cover 4 bytes, but the file's data has 5"}),
     [](const auto& test) { return test.param.name; });
 
 TEST_F(SafetensorsTest, EmptyTensorsMayShareAnOffset) {
@@ -313,7 +314,7 @@ TEST_F(SafetensorsTest, AFingerprintDependsOnEveryByteOfASmallFile) {
   }
 }
 
-TEST_F(SafetensorsTest, ALinkedFileMustBeTheOneThatTheIndexWasMadeWith) {
+TEST_F(SafetensorsTest, ALinkedFileMustHaveTheFingerprintInTheIndex) {
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const SafetensorsFile file,
@@ -345,7 +346,8 @@ TEST_F(SafetensorsTest, ALinkedFileMustBeTheOneThatTheIndexWasMadeWith) {
                              HasSubstr("want fingerprint " + fingerprint))));
 }
 
-TEST_F(SafetensorsTest, AFolderWithoutTensorsNamesTheWantedFiles) {
+TEST_F(SafetensorsTest,
+       AFolderWithoutTensorFilesIsRefusedWithTheExpectedFileNames) {
   EXPECT_THAT(
       TensorStore::Open(folder_.path()),
       StatusIs(absl::StatusCode::kNotFound, HasSubstr("model.safetensors")));

@@ -44,16 +44,16 @@ absl::StatusOr<WeightTiles> Parse(size_t rank, const std::string& text) {
   if (!parsed.ParseFromString(text)) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", rank, ": ", text.size(),
-                     " bytes that are no tiles of weights"));
+                     " bytes that are not a WeightTiles message"));
   }
   if (parsed.version() != kVersion) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", rank, ": tiles of weights of version ",
-                     parsed.version(), ", want ", kVersion));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", rank, ": the format of its weight tiles has version ",
+        parsed.version(), ", want ", kVersion));
   }
   if (parsed.id().empty() == parsed.tensors().empty()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "rank ", rank, ": want an id of weights or their tensors, have ",
+        "rank ", rank, ": want either an id of weights or tensors, have ",
         parsed.id().empty() ? "neither" : "both"));
   }
   return parsed;
@@ -74,13 +74,14 @@ absl::Status CheckAlike(const WeightTiles& first, size_t rank,
     const WeightTiles::Tensor& have = other.tensors(i);
     if (have.name() != want.name()) {
       return absl::FailedPreconditionError(absl::StrCat(
-          Describe(rank, have.name()), ", where rank 0 has ", want.name()));
+          Describe(rank, have.name()),
+          ": rank 0 has another tensor in this place, ", want.name()));
     }
     if (have.type_and_shape() != want.type_and_shape() ||
         have.rows() != want.rows() || have.columns() != want.columns()) {
       return absl::FailedPreconditionError(absl::StrCat(
           Describe(rank, have.name()), " is ", have.type_and_shape(), " in ",
-          have.rows(), " x ", have.columns(), " tiles, on rank 0 ",
+          have.rows(), " x ", have.columns(), " tiles, but on rank 0 ",
           want.type_and_shape(), " in ", want.rows(), " x ", want.columns()));
     }
   }
@@ -88,16 +89,17 @@ absl::Status CheckAlike(const WeightTiles& first, size_t rank,
   const bool more = other.tensors_size() > common;
   return absl::FailedPreconditionError(absl::StrCat(
       Describe(rank, (more ? other : first).tensors(common).name()), " is ",
-      more ? "not on rank 0" : "missing, which rank 0 has"));
+      more ? "not on rank 0" : "missing, but rank 0 has it"));
 }
 
-// Combines the tiles that all ranks have of one tensor.
+// Combines the tiles of one tensor that all ranks have sent.
 class Combiner {
  public:
   explicit Combiner(const WeightTiles::Tensor& tensor) : tensor_(tensor) {}
 
-  // Checks that `num_hashes` of all ranks can cover all of its tiles. So no
-  // memory is taken for tiles that no rank has.
+  // Checks that the ranks have sent enough hashes to cover all tiles of the
+  // tensor; `num_hashes` counts those of all ranks. So no memory is allocated
+  // for tiles that no rank has.
   absl::Status Begin(uint64_t num_hashes) {
     const uint64_t rows = tensor_.rows();
     const uint64_t columns = tensor_.columns();
@@ -116,9 +118,10 @@ class Combiner {
     const size_t all = tiles_.hashes.size();
     if (run.hashes().size() % kHashBytes != 0 || run.first() > all ||
         count > all - run.first()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          Describe(rank, tensor_.name()), ": ", run.hashes().size(),
-          " bytes of hashes from tile ", run.first(), " on, it has ", all));
+      return absl::InvalidArgumentError(
+          absl::StrCat(Describe(rank, tensor_.name()), ": ",
+                       run.hashes().size(), " bytes of hashes, from tile ",
+                       run.first(), " on, but its number of tiles is ", all));
     }
     for (size_t i = 0; i < count; ++i) {
       const size_t at = run.first() + i;
@@ -153,12 +156,12 @@ class Combiner {
   absl::Status Missing(const std::string& which) const {
     return absl::FailedPreconditionError(absl::StrCat(
         "tensor ", tensor_.name(), ": ", which, " of ", tensor_.rows(), " x ",
-        tensor_.columns(), " tiles was read by no rank"));
+        tensor_.columns(), " tiles was not read by any rank"));
   }
 
   const WeightTiles::Tensor& tensor_;
   TensorTiles tiles_;
-  std::vector<uint32_t> from_;  // the rank that sent a tile
+  std::vector<uint32_t> from_;  // the rank that sent each tile
 };
 
 }  // namespace
@@ -200,7 +203,7 @@ std::string WeightTilesText(std::string_view id) {
 absl::StatusOr<std::string> CombineWeightTiles(
     absl::Span<const std::string> ranks) {
   if (ranks.empty()) {
-    return absl::InvalidArgumentError("tiles of weights of no rank");
+    return absl::InvalidArgumentError("there are no weight tiles of any rank");
   }
   std::vector<WeightTiles> parsed;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -228,7 +231,7 @@ absl::StatusOr<std::string> CombineWeightTiles(
     KVASIR_ASSIGN_OR_RETURN(TensorTiles tiles, std::move(combiner).Finish());
     if (!tensors.emplace(name, std::move(tiles)).second) {
       return absl::InvalidArgumentError(
-          absl::StrCat(Describe(0, name), " is there twice"));
+          absl::StrCat(Describe(0, name), " is listed twice"));
     }
   }
   return WeightsIdOf(tensors, first.model());

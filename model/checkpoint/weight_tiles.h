@@ -1,5 +1,6 @@
-// The tiles of weights in the form in which ranks exchange them. Each rank has
-// tiles of the part that it has read; all parts together give the weights_id.
+// Tile hashes in the form in which ranks exchange them. Each rank has hashed
+// the tiles of the weights that it has read; the hashes of all ranks together
+// give the weights_id.
 #pragma once
 
 #include <string>
@@ -12,11 +13,13 @@
 
 namespace kvasir::model {
 
-// A kvasir.v1.WeightTiles with about 16 bytes for each 128 KiB that were read,
-// and a name for each tensor. `tensors` names all tensors of the weights.
+// A serialized kvasir.v1.WeightTiles: the name of each tensor, and about 16
+// bytes for each 128 KiB that were read. `tensors` must contain all tensors of
+// the weights, even those of which this rank has read nothing.
 std::string WeightTilesText(const TilesByName& tensors,
                             const DecoderSpec& spec);
-// The text of weights that are generated instead of read. It has only their id.
+// The serialized message for weights that are generated instead of read. It
+// contains only their id.
 std::string WeightTilesText(std::string_view id);
 
 // `ranks` has the text of each rank, in rank order. The texts are checked

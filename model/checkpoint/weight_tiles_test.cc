@@ -28,11 +28,12 @@ MATCHER_P(Holds, id, "") {
   return arg.ok() && *arg == id;
 }
 
-// A matrix of two by two tiles, and a vector.
+// A matrix of two by two tiles, and a vector of one tile.
 const TensorInfo kMatrix = Info(kTileRows + 1, kTileRowBytes / 2 + 1);
 const TensorInfo kVector = Info(10, 1);
 
-// Tiles whose hash is their place.
+// Tiles whose hash is the tile's index in the tensor: `first`, first + step,
+// ...
 Tiles TilesAt(int64_t rows, int64_t columns, uint64_t first, uint64_t step) {
   Tiles tiles{.rows = rows, .columns = columns, .hashes = {}};
   for (int64_t i = 0; i < rows * columns; ++i) {
@@ -61,7 +62,7 @@ std::string TextOf(const WeightsIdBuilder& builder) {
   return WeightTilesText(builder.tensors(), Spec());
 }
 
-TEST(WeightTilesTest, AllRanksTogetherHaveTheIdOfOneRank) {
+TEST(WeightTilesTest, TilesOfAllRanksGiveTheIdThatOneRankWouldHave) {
   WeightsIdBuilder one;
   one.Add("matrix", kMatrix, TilesAt(2, 2, 0, 1));
   one.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -84,7 +85,7 @@ TEST(WeightTilesTest, ABitOfOneRankChangesTheId) {
   EXPECT_NE(*id, *changed);
 }
 
-TEST(WeightTilesTest, GeneratedWeightsHaveTheIdThatAllRanksName) {
+TEST(WeightTilesTest, GeneratedWeightsHaveTheIdThatAllRanksSend) {
   const std::string made = WeightTilesText("random");
   EXPECT_THAT(CombineWeightTiles({made, made}), Holds("random"));
   EXPECT_THAT(CombineWeightTiles({made, WeightTilesText("other")}),
@@ -92,7 +93,7 @@ TEST(WeightTilesTest, GeneratedWeightsHaveTheIdThatAllRanksName) {
                              AllOf(HasSubstr("rank 1"), HasSubstr("other"))));
 }
 
-TEST(WeightTilesTest, TilesThatDisagreeNameTensorAndRanks) {
+TEST(WeightTilesTest, ConflictingTilesAreReportedWithTensorAndRanks) {
   WeightsIdBuilder other = HalfOf(1);
   WeightsIdBuilder changed;
   changed.Add("matrix", kMatrix, TilesAt(2, 1, 1, 2), 0, 1);
@@ -104,14 +105,15 @@ TEST(WeightTilesTest, TilesThatDisagreeNameTensorAndRanks) {
                                "than rank 1 has read")));
 }
 
-TEST(WeightTilesTest, NamesATileThatNoRankHas) {
+TEST(WeightTilesTest, ATileThatNoRankHasIsReported) {
   WeightsIdBuilder part;
   part.AddTensor("matrix", kMatrix);
   part.Add("vector", kVector, TilesAt(1, 1, 9, 0));
   EXPECT_THAT(CombineWeightTiles({TextOf(HalfOf(0)), TextOf(part)}),
               base::StatusIs(absl::StatusCode::kFailedPrecondition,
                              HasSubstr("tensor matrix: some of 2 x 2 tiles")));
-  // The number of hashes is right, but one tile comes twice.
+  // The number of hashes equals the number of tiles, but one tile comes twice
+  // and another is missing.
   part.Add("matrix", kMatrix, TilesAt(1, 1, 0, 0), 0, 0);
   part.Add("matrix", kMatrix, TilesAt(1, 1, 1, 0), 0, 1);
   EXPECT_THAT(CombineWeightTiles({TextOf(HalfOf(0)), TextOf(part)}),
@@ -119,7 +121,7 @@ TEST(WeightTilesTest, NamesATileThatNoRankHas) {
                              HasSubstr("tensor matrix: tile 1, 1")));
 }
 
-TEST(WeightTilesTest, TensorsOfOtherNamesOrShapesAreNamed) {
+TEST(WeightTilesTest, TensorsThatDifferBetweenRanksAreReported) {
   const auto refused = [](const WeightsIdBuilder& other, const char* text) {
     EXPECT_THAT(
         CombineWeightTiles({TextOf(HalfOf(0)), TextOf(other)}),
@@ -130,7 +132,9 @@ TEST(WeightTilesTest, TensorsOfOtherNamesOrShapesAreNamed) {
   refused(more, "rank 1: tensor wrong is not on rank 0");
   more = HalfOf(1);
   more.AddTensor("net", kVector);
-  refused(more, "rank 1: tensor net, where rank 0 has vector");
+  refused(
+      more,
+      "rank 1: tensor net: rank 0 has another tensor in this place, vector");
   WeightsIdBuilder fewer;
   fewer.AddTensor("matrix", kMatrix);
   refused(fewer, "rank 1: tensor vector is missing");
@@ -145,10 +149,10 @@ TEST(WeightTilesTest, MalformedTextsAreRefused) {
                 base::StatusIs(absl::StatusCode::kInvalidArgument,
                                AllOf(HasSubstr("rank 1"), HasSubstr(why))));
   };
-  refused("no message", "10 bytes that are no tiles");
+  refused("no message", "10 bytes that are not a WeightTiles message");
   refused("", "version 0");
   const std::string good = TextOf(HalfOf(1));
-  refused(good.substr(0, good.size() - 1), "no tiles");
+  refused(good.substr(0, good.size() - 1), "not a WeightTiles message");
   kvasir::v1::WeightTiles tiles;
   const auto changed = [&](const auto& change) {
     tiles.ParseFromString(good);
@@ -156,17 +160,18 @@ TEST(WeightTilesTest, MalformedTextsAreRefused) {
     return tiles.SerializeAsString();
   };
   refused(changed([](auto* run) { run->set_first(~uint64_t{0}); }),
-          "matrix: 16 bytes of hashes from tile 18446744073709551615");
+          "matrix: 16 bytes of hashes, from tile 18446744073709551615");
   refused(changed([](auto* run) { run->mutable_hashes()->append("x"); }),
           "matrix: 17 bytes");
   refused(changed([](auto* run) { run->mutable_hashes()->resize(80); }),
-          "it has 4");
-  EXPECT_THAT(
-      CombineWeightTiles({}),
-      base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no rank")));
+          "its number of tiles is 4");
+  EXPECT_THAT(CombineWeightTiles({}),
+              base::StatusIs(absl::StatusCode::kInvalidArgument,
+                             HasSubstr("no weight tiles of any rank")));
 }
 
-// Sizes that no memory holds are refused.
+// A tensor that claims more tiles than the ranks have sent is refused before
+// memory for its tiles is allocated.
 TEST(WeightTilesTest, TilesThatNoRankHasTakeNoMemory) {
   kvasir::v1::WeightTiles tiles;
   tiles.ParseFromString(TextOf(HalfOf(0)));

@@ -14,7 +14,8 @@
 namespace kvasir::model {
 namespace {
 
-// The most bytes of one pread. Linux itself stops at 2 GiB.
+// The most bytes that one pread call requests. Linux transfers at most 2 GiB in
+// one call.
 constexpr size_t kMaxReadBytes = size_t{8} << 20;
 
 }  // namespace
@@ -75,8 +76,9 @@ absl::Status RandomAccessFile::Read(uint64_t offset_bytes,
     }
     if (got == 0) {
       return absl::DataLossError(absl::StrFormat(
-          "%s is truncated: want bytes up to %d, the file ends at %d", path_,
-          offset_bytes + out.size(), offset_bytes + done));
+          "%s is truncated: want bytes up to %d, but the file ends "
+          "at %d",
+          path_, offset_bytes + out.size(), offset_bytes + done));
     }
     done += static_cast<size_t>(got);
   }
@@ -102,10 +104,11 @@ bool FileExists(const std::string& path) {
 
 absl::Status CheckNoLfsPointer(std::string_view text, const std::string& path) {
   if (!text.starts_with("version https://git-lfs")) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrFormat(
-      "%s is a pointer of Git LFS, the file itself was not fetched: run `git "
-      "lfs install` and `git lfs pull` in its folder, or download it",
-      path));
+  return absl::FailedPreconditionError(
+      absl::StrFormat("%s is only a Git LFS pointer, because the file itself "
+                      "was not downloaded: run `git lfs install` and `git lfs "
+                      "pull` in its folder, or download the file",
+                      path));
 }
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
@@ -114,7 +117,7 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
                           RandomAccessFile::Open(path));
   if (file.size_bytes() > max_bytes) {
     return absl::ResourceExhaustedError(
-        absl::StrFormat("%s has %d bytes, the limit is %d", path,
+        absl::StrFormat("%s has %d bytes, but the limit is %d", path,
                         file.size_bytes(), max_bytes));
   }
   std::string text(file.size_bytes(), '\0');

@@ -1,6 +1,6 @@
-// Plain file access for checkpoints. Files are read by position into the
-// caller's memory and never mapped. So a file that is truncated meanwhile is an
-// error and not a SIGBUS, and its pages do not count as this process's memory.
+// File access for checkpoints. Files are read by position into the caller's
+// memory and never mapped. So a file that is truncated meanwhile causes an
+// error instead of SIGBUS, and its pages do not count as this process's memory.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,8 @@ class RandomAccessFile {
   RandomAccessFile& operator=(RandomAccessFile&& other) noexcept;
   RandomAccessFile(const RandomAccessFile&) = delete;
   RandomAccessFile& operator=(const RandomAccessFile&) = delete;
-  // Releases the cached pages of the whole file.
+  // Asks the kernel to drop the file's pages from its page cache, and closes
+  // the file.
   ~RandomAccessFile();
 
   const std::string& path() const { return path_; }
@@ -35,7 +36,7 @@ class RandomAccessFile {
   // Fills `out` from `offset_bytes`.
   absl::Status Read(uint64_t offset_bytes, std::span<std::byte> out) const;
 
-  // Hints to the kernel. They never fail.
+  // Hints for the kernel's page cache. They never fail.
   void WillNeed(uint64_t offset_bytes, uint64_t size_bytes) const;
   void Release(uint64_t offset_bytes, uint64_t size_bytes) const;
 

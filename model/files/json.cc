@@ -76,8 +76,9 @@ absl::Status CheckJsonShape(std::string_view text, std::string_view where,
     } else if (c == '{' || c == '[') {
       ++values;
       if (++depth > limits.max_depth) {
-        return absl::InvalidArgumentError(absl::StrFormat(
-            "%s: nests deeper than %d at byte %d", where, limits.max_depth, i));
+        return absl::InvalidArgumentError(
+            absl::StrFormat("%s: JSON is nested deeper than %d at byte %d",
+                            where, limits.max_depth, i));
       }
     } else if (c == '}' || c == ']') {
       --depth;
@@ -85,8 +86,8 @@ absl::Status CheckJsonShape(std::string_view text, std::string_view where,
       ++values;
     }
     if (values > limits.max_values) {
-      return absl::InvalidArgumentError(
-          absl::StrFormat("%s: more than %d values", where, limits.max_values));
+      return absl::InvalidArgumentError(absl::StrFormat(
+          "%s: JSON has more than %d values", where, limits.max_values));
     }
   }
   return absl::OkStatus();
@@ -101,7 +102,7 @@ absl::StatusOr<json> ParseJson(std::string_view text, std::string_view where,
     json::sax_parse(text.begin(), text.end(), &keys);
     if (keys.found().has_value()) {
       return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: key \"%s\" is there twice", where, *keys.found()));
+          "%s: key \"%s\" occurs twice", where, *keys.found()));
     }
     return value;
   } catch (const std::exception& error) {
@@ -197,7 +198,8 @@ absl::StatusOr<int64_t> JsonFields::IntIn(
   KVASIR_ASSIGN_OR_RETURN(std::optional<int64_t> value, Int(name));
   if (!value.has_value()) value = fallback;
   if (!value.has_value()) {
-    return Error(name, absl::StrFormat("is missing, want %d to %d", low, high));
+    return Error(name,
+                 absl::StrFormat("is missing; it must be %d to %d", low, high));
   }
   if (*value < low || *value > high) {
     return Error(name,
@@ -212,7 +214,8 @@ absl::StatusOr<double> JsonFields::NumberIn(
   KVASIR_ASSIGN_OR_RETURN(std::optional<double> value, Number(name));
   if (!value.has_value()) value = fallback;
   if (!value.has_value()) {
-    return Error(name, absl::StrFormat("is missing, want %g to %g", low, high));
+    return Error(name,
+                 absl::StrFormat("is missing; it must be %g to %g", low, high));
   }
   if (!(*value >= low && *value <= high)) {
     return Error(name,

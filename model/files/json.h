@@ -16,12 +16,13 @@ namespace kvasir::model {
 
 struct JsonLimits {
   int max_depth = 32;
-  // A value in the tree takes about a hundred bytes, however short its text is.
+  // Limited because a value in the parsed tree takes about a hundred bytes,
+  // however short its text is.
   int64_t max_values = 1'000'000;
 };
 
-// Checks depth and number of values by the punctuation only, in one pass that
-// allocates nothing. So a parser then builds a tree of limited size.
+// Checks the nesting depth and the number of values before a parser builds a
+// tree. It looks only at the punctuation, in one pass that allocates nothing.
 // INVALID_ARGUMENT names the limit and the place.
 absl::Status CheckJsonShape(std::string_view text, std::string_view where,
                             const JsonLimits& limits);

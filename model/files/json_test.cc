@@ -22,7 +22,7 @@ TEST(JsonTest, RefusesTextThatIsNotJson) {
 TEST(JsonTest, RefusesDuplicateKeysAtAnyDepth) {
   EXPECT_THAT(ParseJson(R"({"a":[{"b":1,"c":2,"b":3}]})", "f.json"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("key \"b\" is there twice")));
+                       HasSubstr("key \"b\" occurs twice")));
   KVASIR_EXPECT_OK(ParseJson(R"([{"b":1},{"b":{"b":1}}])", "f.json"));
 }
 
@@ -40,13 +40,13 @@ TEST(JsonTest, RefusesDeepNesting) {
   EXPECT_THAT(
       ParseJson(std::string(kDeep, '[') + std::string(kDeep, ']'), "f.json"),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("nests deeper than 32")));
+               HasSubstr("is nested deeper than 32")));
   std::string objects;
   for (int i = 0; i < 100; ++i) objects += "{\"a\":";
   objects += "1" + std::string(100, '}');
   EXPECT_THAT(ParseJson(objects, "f.json"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("nests deeper than 32")));
+                       HasSubstr("is nested deeper than 32")));
 }
 
 TEST(JsonTest, RefusesMoreValuesThanTheLimitBeforeItParses) {
@@ -54,7 +54,7 @@ TEST(JsonTest, RefusesMoreValuesThanTheLimitBeforeItParses) {
   KVASIR_EXPECT_OK(ParseJson(R"({"a":[1,"x,[{,"],"b":2})", "f.json", limits));
   EXPECT_THAT(ParseJson("[1,2,3,4,5", "f.json", limits),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("f.json: more than 5 values")));
+                       HasSubstr("f.json: JSON has more than 5 values")));
   EXPECT_THAT(ParseJson("[[[[[]]]]]", "f.json", limits),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("more than 5 values")));

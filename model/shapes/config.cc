@@ -20,8 +20,9 @@ using nlohmann::json;
 
 constexpr uint64_t kMaxConfigBytes = 4 << 20;
 
-// Upper limits. They are several times the largest published models, and small
-// enough that no product of three of them overflows 64 bits.
+// Upper limits for the sizes in config.json. They are several times those of
+// the largest published models, and small enough that no product of three of
+// them overflows 64 bits.
 constexpr int64_t kMaxHidden = int64_t{1} << 17;
 constexpr int64_t kMaxHeads = 4096;
 constexpr int64_t kMaxHeadDim = 1024;
@@ -29,7 +30,8 @@ constexpr int64_t kMaxIntermediate = int64_t{1} << 20;
 constexpr int64_t kMaxVocab = int64_t{1} << 23;
 constexpr int64_t kMaxLayers = 1024;
 
-// Families that look like a served one but differ from it. Each has its reason.
+// Model families that resemble a supported one but compute something else, each
+// with the reason for the refusal.
 struct RefusedRow {
   std::string_view architecture_prefix;
   std::string_view reason;
@@ -43,7 +45,7 @@ constexpr std::array<RefusedRow, 9> kRefused = {{
     {"Olmo2", "QK-norm is not served"},
     {"Gemma3", "QK-norm is not served"},
     {"Gemma", "its norms, activation and soft caps are not served"},
-    {"GPTNeoXJapanese", "its biases stand elsewhere than GPT-NeoX's"},
+    {"GPTNeoXJapanese", "its biases are in other places than GPT-NeoX's"},
     {"DeepseekV", "multi-head latent attention is not served"},
 }};
 
@@ -96,7 +98,7 @@ absl::Status RefuseWhatChangesTheModel(const JsonFields& fields) {
     }
     return fields.Unserved(
         "quantization_config",
-        absl::StrCat("weights quantized by ", method,
+        absl::StrCat("weights that are quantized by ", method,
                      " are not served; want F32, F16 or BF16 weights"));
   }
   for (const std::string_view name :
@@ -160,7 +162,8 @@ absl::Status ParseSizes(const JsonFields& fields, Family family,
                           fields.IntIn("hidden_size", 1, kMaxHidden));
   KVASIR_ASSIGN_OR_RETURN(spec->num_heads,
                           fields.IntIn("num_attention_heads", 1, kMaxHeads));
-  // Mistral's configuration class has a default of its own.
+  // A Mistral config without num_key_value_heads means 8; in the other families
+  // it means num_attention_heads.
   const int64_t default_kv_heads =
       family == Family::kMistral ? 8 : spec->num_heads;
   KVASIR_ASSIGN_OR_RETURN(
@@ -224,13 +227,14 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
     return absl::OkStatus();
   }
   spec->qkv_bias = family == Family::kQwen2;
-  // A Mistral or Qwen2 file with other values is not the model that it names.
+  // The code of Mistral and Qwen2 reads neither field. A file that states a
+  // bias that the family does not have describes another model.
   for (const std::string_view name : {"attention_bias", "mlp_bias"}) {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
     const bool expected = name == "attention_bias" && spec->qkv_bias;
     if (on.value_or(expected) && !expected) {
-      return fields.Unserved(name,
-                             absl::StrCat(spec->architecture, " has none"));
+      return fields.Unserved(
+          name, absl::StrCat(spec->architecture, " does not have it"));
     }
   }
   return absl::OkStatus();
@@ -251,15 +255,16 @@ absl::Status ParseRotaryFamily(const JsonFields& fields, DecoderSpec* spec) {
   return absl::OkStatus();
 }
 
-// GPT-NeoX and OPT have a KV head for every query head, and head_dim is
-// hidden_size divided by their number. Their own code reads neither field, so
-// other values are refused.
+// In GPT-NeoX and OPT every query head has its own KV head, and head_dim is
+// hidden_size / num_attention_heads. Their own code reads neither
+// num_key_value_heads nor head_dim, so other values are refused.
 absl::Status RefuseGroupedHeads(const JsonFields& fields,
                                 const DecoderSpec& spec) {
   if (spec.num_kv_heads != spec.num_heads) {
     return fields.Unserved(
         "num_key_value_heads",
-        absl::StrFormat("%s has as many as query heads: want %d, have %d",
+        absl::StrFormat("in %s, it equals the number of query heads: want %d, "
+                        "have %d",
                         spec.architecture, spec.num_heads, spec.num_kv_heads));
   }
   if (spec.num_heads * spec.head_dim != spec.hidden_size) {
@@ -292,7 +297,8 @@ absl::Status ParseNeox(const JsonFields& fields, DecoderSpec* spec) {
   return absl::OkStatus();
 }
 
-// A switch of OPT that must have the value of its large models.
+// A boolean field of OPT that is supported only with the value that the large
+// OPT models have.
 struct OptSwitch {
   std::string_view name;
   bool want;
@@ -361,8 +367,8 @@ absl::Status ParseWindows(const JsonFields& fields, Family family,
           first_windowed, fields.IntIn("max_window_layers", 0, kMaxLayers, 28));
     }
   } else if (fields.Find("sliding_window") != nullptr) {
-    return fields.Unserved("sliding_window",
-                           absl::StrCat(spec->architecture, " has none"));
+    return fields.Unserved("sliding_window", absl::StrCat(spec->architecture,
+                                                          " does not have it"));
   }
 
   std::vector<bool> windowed;
@@ -382,7 +388,8 @@ absl::Status ParseWindows(const JsonFields& fields, Family family,
         return fields.Unserved(
             "layer_types", absl::StrCat(JsonExcerpt(type), " is not served"));
       }
-      // Only Qwen2's own code reads the list.
+      // Only Qwen2's own code reads layer_types, so in other families it must
+      // agree with sliding_window.
       const bool may_differ =
           family == Family::kQwen2 && (window.has_value() || !is_sliding);
       if (is_sliding != windowed[layer] && !may_differ) {
@@ -482,7 +489,7 @@ absl::Status ParseGenerationConfig(std::string_view text,
   KVASIR_ASSIGN_OR_RETURN(std::vector<int32_t> eos,
                           TokenIds(fields, "eos_token_id", spec->vocab_size));
   if (!eos.empty()) spec->eos_token_ids = std::move(eos);
-  // The limits of requests.
+  // The same limits as those for the fields of a request.
   constexpr int64_t kMaxCount = std::numeric_limits<int32_t>::max();
   constexpr float kMaxFloat = std::numeric_limits<float>::max();
   KVASIR_RETURN_IF_ERROR(fields.Bool("do_sample").status());

@@ -20,13 +20,14 @@ namespace kvasir::model {
 absl::StatusOr<DecoderSpec> ParseConfig(std::string_view json,
                                         std::string_view where);
 
-// Takes the end-of-sequence ids, which replace those of config.json. The
-// authors' sampling values are checked, so that a broken file is reported, but
-// they are not applied: a request without parameters is sampled neutrally.
+// Reads the end-of-sequence ids into `spec`; they replace those of config.json.
+// The sampling parameters in the file are checked, so that a broken file is
+// reported, but not applied: a request without parameters is sampled without
+// changes to the probabilities.
 absl::Status ParseGenerationConfig(std::string_view json,
                                    std::string_view where, DecoderSpec* spec);
 
-// Reads both files of a folder. generation_config.json may be missing.
+// Reads config.json and, if there is one, generation_config.json of a folder.
 absl::StatusOr<DecoderSpec> LoadModelConfig(const std::string& folder);
 
 }  // namespace kvasir::model

@@ -56,7 +56,7 @@ void ExpectFrequencies(const RopeSpec& rope, const std::vector<double>& want,
                        double attention_factor) {
   ASSERT_EQ(rope.frequencies.size(), want.size());
   for (size_t f = 0; f < want.size(); ++f) {
-    // The reference computes in float32.
+    // The tolerance allows for the reference, which computes in float32.
     EXPECT_NEAR(rope.frequencies[f] / want[f], 1.0, 2e-6) << f;
   }
   EXPECT_NEAR(rope.attention_factor, attention_factor, 1e-7);
@@ -124,7 +124,8 @@ TEST(ConfigTest, ReadsANeoxConfig) {
 }
 
 TEST(ConfigTest, RefusesNeoxFieldsThatDisagree) {
-  // The form that newer libraries write.
+  // Newer versions of the transformers library write RoPE settings in this
+  // form.
   json config = SmallNeox();
   config["rope_parameters"] = {{"rope_type", "default"},
                                {"rope_theta", 16.0},
@@ -195,7 +196,7 @@ TEST(ConfigTest, LlamaAttentionBiasCoversTheOutputProjection) {
   EXPECT_FALSE(spec.mlp_bias);
 }
 
-TEST(ConfigTest, MistralWindowIsItsDefaultWhenAbsentAndNoneWhenNull) {
+TEST(ConfigTest, AMissingMistralWindowMeansTheDefaultAndNullMeansNone) {
   json config = SmallLlama();
   config["architectures"] = {"MistralForCausalLM"};
   EXPECT_EQ(MustParse(config).layers[2].sliding_window, 4096);
@@ -207,7 +208,7 @@ TEST(ConfigTest, MistralWindowIsItsDefaultWhenAbsentAndNoneWhenNull) {
             0);
 }
 
-TEST(ConfigTest, Qwen2WindowsOnlyTheUpperLayersAndOnlyWhenSwitchedOn) {
+TEST(ConfigTest, Qwen2HasWindowsOnlyInUpperLayersAndOnlyIfEnabled) {
   json config = SmallLlama();
   config["architectures"] = {"Qwen2ForCausalLM"};
   config["sliding_window"] = 8;
@@ -265,7 +266,7 @@ TEST(ConfigTest, YarnScalingMatchesTheReference) {
                     1.13862944);
 }
 
-TEST(ConfigTest, YarnTakesBothMscalesAndBetas) {
+TEST(ConfigTest, YarnReadsBothMscalesAndBothBetas) {
   json config = With(SmallLlama(), "rope_theta", 1e6);
   config["rope_scaling"] = {{"rope_type", "yarn"},
                             {"factor", 40.0},
@@ -281,7 +282,7 @@ TEST(ConfigTest, YarnTakesBothMscalesAndBetas) {
       0.873940458);
 }
 
-TEST(ConfigTest, YarnWithoutTruncationTakesFractionalBorders) {
+TEST(ConfigTest, YarnWithoutTruncationUsesFractionalBorders) {
   json config = SmallLlama();
   config["rope_scaling"] = {{"rope_type", "yarn"},
                             {"factor", 8.0},
@@ -294,7 +295,7 @@ TEST(ConfigTest, YarnWithoutTruncationTakesFractionalBorders) {
                     0.9);
 }
 
-TEST(ConfigTest, YarnServesItsStretchedContext) {
+TEST(ConfigTest, YarnAllowsPositionsUpToTheStretchedContext) {
   json config = With(SmallLlama(), "max_position_embeddings", 64);
   config["rope_scaling"] = {{"type", "yarn"},
                             {"factor", 4.0},
@@ -453,7 +454,7 @@ TEST(ConfigTest, EveryGoldenModelIsServed) {
   EXPECT_GE(num_models, 16);
 }
 
-TEST(ConfigTest, EveryGoldenRefusalNamesItsReason) {
+TEST(ConfigTest, EveryRefusedGoldenConfigNamesItsReason) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::string text,
       ReadSmallFile(GoldenFolder() + "/refused/refused.json", 1 << 16));

@@ -1,5 +1,5 @@
-// The content of a checkpoint's config.json as one description. The executor
-// can run it for every supported family.
+// Describes a decoder model: the content of a checkpoint's config.json in one
+// form for all supported families, which the executor runs.
 #pragma once
 
 #include <cstdint>
@@ -35,12 +35,14 @@ struct RopeSpec {
   // Radians per position for each pair [rotary_dim / 2], with scaling (llama3,
   // YaRN, linear) applied, in double precision.
   std::vector<double> frequencies;
-  // The factor of cos and sin (YaRN's attention factor; otherwise 1).
+  // The factor by which cos and sin are multiplied (YaRN's attention factor;
+  // otherwise 1).
   double attention_factor = 1.0;
 };
 
 struct LayerSpec {
-  // The most keys that a query sees, itself included. 0: all keys before it.
+  // The most keys that a query attends to, including the key of its own token.
+  // 0: all keys up to its own.
   int64_t sliding_window = 0;
   // Whether queries and keys are rotated. False for NoPE layers.
   bool rope = true;
@@ -59,8 +61,9 @@ struct DecoderSpec {
   NormKind norm = NormKind::kRmsNorm;
   double norm_eps = 1e-5;
   MlpKind mlp = MlpKind::kGatedSilu;
-  // True: attention and MLP read the same stream, x + attention(norm1(x)) +
-  // mlp(norm2(x)). False: the MLP reads the stream after attention was added.
+  // True: attention and MLP both read the layer's input x; the result is x +
+  // attention(norm1(x)) + mlp(norm2(x)). False: the MLP reads x +
+  // attention(norm1(x)).
   bool parallel_residual = false;
   // True: a learned vector for the position is added to each token's embedding
   // [max_position_embeddings, M].

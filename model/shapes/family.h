@@ -22,8 +22,8 @@ inline constexpr std::array<FamilyNames, 5> kFamilies = {{
     {"OPTForCausalLM", "opt"},
 }};
 
-// True for GPT-NeoX and OPT: LayerNorm, a plain MLP, biases, and a KV head for
-// each query head.
+// True for GPT-NeoX and OPT, which have LayerNorm, an MLP without a gate,
+// biases, and a KV head for each query head.
 constexpr bool HasLayerNorm(Family family) {
   return family == Family::kNeox || family == Family::kOpt;
 }

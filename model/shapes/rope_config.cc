@@ -17,7 +17,7 @@ namespace kvasir::model {
 namespace {
 
 constexpr double kDefaultTheta = 10000.0;
-// Above 1, because YaRN divides by log(theta).
+// The smallest rope_theta. It is above 1, because YaRN divides by log(theta).
 constexpr double kMinTheta = 1.0001;
 constexpr double kMaxTheta = 1e15;
 constexpr double kMaxFactor = 1e6;
@@ -32,8 +32,9 @@ std::vector<double> DefaultFrequencies(double theta, int64_t dim) {
   return frequencies;
 }
 
-// Long wavelengths are stretched by `factor` and short ones are kept. Between
-// the two, the frequency is interpolated linearly in old context / wavelength.
+// Llama 3.1's scaling: long wavelengths are stretched by `factor` and short
+// ones are kept. Between the two, the frequency is interpolated linearly in
+// (original context length / wavelength).
 absl::Status ApplyLlama3(const JsonFields& fields, RopeConfig* config) {
   KVASIR_ASSIGN_OR_RETURN(const double factor,
                           fields.NumberIn("factor", 1.0, kMaxFactor));
@@ -72,7 +73,8 @@ struct YarnRange {
   double high = 0;  // from here on they are divided by the factor
 };
 
-// The pair indices at which a pair makes `beta` full turns in the old context.
+// The indices of the pairs that make beta_fast and beta_slow full turns within
+// the original context.
 absl::StatusOr<YarnRange> CorrectionRange(const JsonFields& fields,
                                           double theta, int64_t dim,
                                           double old_context) {
@@ -81,7 +83,7 @@ absl::StatusOr<YarnRange> CorrectionRange(const JsonFields& fields,
   KVASIR_ASSIGN_OR_RETURN(double slow,
                           fields.NumberIn("beta_slow", 0, kMaxFactor, 1.0));
   KVASIR_ASSIGN_OR_RETURN(const bool truncate, fields.BoolOr("truncate", true));
-  // Zero means the default, as in all other readers of this field.
+  // Zero means the default, as in other implementations that read this field.
   if (fast == 0) fast = 32;
   if (slow == 0) slow = 1;
   const auto pair_of = [&](double turns) {
@@ -146,7 +148,7 @@ absl::Status ApplyYarn(const JsonFields& fields, double theta,
       const YarnRange range,
       CorrectionRange(fields, theta, config->rope.rotary_dim,
                       static_cast<double>(old_context)));
-  // A width of zero would divide by zero.
+  // Avoids a division by zero.
   const double width = range.high == range.low ? 0.001 : range.high - range.low;
   for (size_t f = 0; f < config->rope.frequencies.size(); ++f) {
     const double stretched =
@@ -169,7 +171,8 @@ absl::Status RefusePartialRotary(const JsonFields& fields) {
   return absl::OkStatus();
 }
 
-// A number that may have several names. They must not disagree.
+// One of the names under which a number may be given. OneOf refuses names that
+// have different values.
 struct Named {
   const JsonFields& fields;
   std::string_view name;
@@ -192,7 +195,7 @@ absl::StatusOr<double> OneOf(std::initializer_list<Named> places,
   return found.value_or(fallback);
 }
 
-// The number of dims of a head that rotate (GPT-NeoX).
+// The number of dimensions of a GPT-NeoX head that RoPE rotates.
 absl::StatusOr<int64_t> NeoxRotaryDim(const JsonFields& root,
                                       const JsonFields& rope,
                                       int64_t head_dim) {

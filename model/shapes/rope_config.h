@@ -11,7 +11,7 @@
 
 namespace kvasir::model {
 
-// The limit for every number of positions in a configuration.
+// The upper limit for any number of positions in a config.json.
 inline constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 struct RopeContext {
@@ -24,14 +24,15 @@ struct RopeContext {
 
 struct RopeConfig {
   RopeSpec rope;
-  // The positions that the scaling was made for: YaRN's old context times its
-  // factor, if that is more than max_position_embeddings.
+  // The number of positions that the scaling supports: for YaRN, the original
+  // context length times its factor, if that is more than
+  // max_position_embeddings.
   int64_t max_positions = 0;
 };
 
 // `root` is the whole config. UNIMPLEMENTED for scalings that depend on the
-// length seen ("dynamic", "longrope"), and for heads that rotate partly in a
-// family other than GPT-NeoX.
+// sequence's length ("dynamic", "longrope"), and for heads that are rotated
+// only partly in a family other than GPT-NeoX.
 absl::StatusOr<RopeConfig> ParseRope(const JsonFields& root,
                                      const RopeContext& context);
 

@@ -17,7 +17,7 @@ Json RopeScalingJson(const ModelShape& shape) {
           {"original_max_position_embeddings", 8192}};
 }
 
-// Adds the fields of GPT-NeoX or OPT under their own names.
+// Adds the fields of GPT-NeoX or OPT under the names that these families use.
 void AddLayerNormFields(const ModelShape& shape, std::string_view torch_dtype,
                         Json& config) {
   config["bos_token_id"] = shape.bos_token_id;
@@ -30,8 +30,8 @@ void AddLayerNormFields(const ModelShape& shape, std::string_view torch_dtype,
   config["torch_dtype"] = torch_dtype;
   config["use_cache"] = true;
   config["vocab_size"] = shape.vocab_size;
-  // Head counts that these families cannot have are written anyway, so that the
-  // parser refuses them.
+  // A number of KV heads that these families cannot have is written anyway, so
+  // that the parser refuses it.
   if (shape.num_kv_heads != shape.num_query_heads) {
     config["num_key_value_heads"] = shape.num_kv_heads;
   }
@@ -69,8 +69,8 @@ std::string ConfigJsonOfShape(const ModelShape& shape,
     AddLayerNormFields(shape, torch_dtype, config);
     return config.dump(2) + "\n";
   }
-  // Llama has switches for biases. In the other families the architecture
-  // decides.
+  // Only Llama's config has fields for biases. In the other families the
+  // architecture determines which biases exist.
   const bool is_llama = shape.family == Family::kLlama;
   if (is_llama) config["attention_bias"] = shape.qkv_bias;
   config["attention_dropout"] = 0.0;

@@ -1,5 +1,5 @@
-// The config.json of a shape. So one description serves checkpoints on disk and
-// models made in memory.
+// Writes a shape as a config.json, so that one parser checks both checkpoints
+// on disk and models made in memory.
 #pragma once
 
 #include <string>
@@ -15,8 +15,8 @@ namespace kvasir::model {
 std::string ConfigJsonOfShape(const ModelShape& shape,
                               std::string_view torch_dtype);
 
-// The result of ParseConfig for that text, with its errors for sizes that do
-// not fit each other.
+// The result of ParseConfig for the text of ConfigJsonOfShape, with its errors
+// for sizes that contradict each other.
 absl::StatusOr<DecoderSpec> SpecOfShape(const ModelShape& shape);
 
 }  // namespace kvasir::model

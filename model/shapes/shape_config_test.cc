@@ -26,7 +26,7 @@ TEST(ShapeConfigTest, EveryKnownShapeIsAModelThatThisEngineReads) {
   }
 }
 
-TEST(ShapeConfigTest, SizesThatDoNotFitAreRefusedByName) {
+TEST(ShapeConfigTest, ContradictingSizesAreRefusedWithTheFieldsName) {
   struct Case {
     const char* name;
     void (*change)(ModelShape&);
@@ -44,8 +44,9 @@ TEST(ShapeConfigTest, SizesThatDoNotFitAreRefusedByName) {
            Case{"tinyllama-1.1b", [](ModelShape& s) { s.hidden_size = 0; },
                 "hidden_size: want"},
            Case{"pythia-160m", [](ModelShape& s) { s.num_kv_heads = 4; },
-                "num_key_value_heads: GPTNeoXForCausalLM has as many as query "
-                "heads: want 12, have 4",
+                "num_key_value_heads: in GPTNeoXForCausalLM, it equals the "
+                "number "
+                "of query heads: want 12, have 4",
                 kUnimplemented},
            Case{"pythia-160m",
                 [](ModelShape& s) {

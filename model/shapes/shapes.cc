@@ -6,7 +6,7 @@
 namespace kvasir::model {
 namespace {
 
-// The common sizes of one lineage.
+// Each of these functions has the sizes that all models of one series share.
 ModelShape Llama2() { return {}; }
 ModelShape Llama3() {
   return {

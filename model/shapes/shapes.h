@@ -24,9 +24,11 @@ struct ModelShape {
   int64_t vocab_size = 0;
   int64_t max_position = 0;
   double rope_theta = 10000.0;
-  // The factor of Llama 3.1's scaling of long wavelengths. 0: no scaling.
+  // The factor by which Llama 3.1's RoPE scaling stretches long wavelengths. 0:
+  // no scaling.
   double llama3_rope_factor = 0.0;
-  // The part of a head that RoPE rotates: 1, except in GPT-NeoX, and 0 in OPT.
+  // The fraction of each head's dimensions that RoPE rotates: below 1 in
+  // GPT-NeoX, 0 in OPT, otherwise 1.
   double rotary_part = 1.0;
   double norm_eps = 1e-5;
   bool tied_embedding = false;
@@ -39,7 +41,7 @@ struct ModelShape {
   int64_t eos_token_id = 2;
 };
 
-// NOT_FOUND lists the known names.
+// NOT_FOUND for an unknown name; the error lists the known names.
 absl::StatusOr<ModelShape> FindShape(std::string_view name);
 
 std::vector<std::string> KnownShapeNames();

@@ -16,8 +16,8 @@ TEST(ShapesTest, FindsShapesByName) {
   }
 }
 
-// The published parameter counts.
-TEST(ShapesTest, HaveThePublishedSizes) {
+// Compares with the published parameter counts.
+TEST(ShapesTest, ShapesHaveThePublishedParameterCounts) {
   const auto count = [](const char* name) {
     return CountParameters(*FindShape(name));
   };
@@ -40,12 +40,12 @@ TEST(ShapesTest, HaveThePublishedSizes) {
   EXPECT_EQ(count("opt-1.3b"), 1'315'758'080);
 }
 
-TEST(ShapesTest, TheBuiltInModelFitsItsLimit) {
+TEST(ShapesTest, TheBuiltInModelIsSmallerThanItsSizeLimit) {
   const ModelShape shape = *FindShape("kvasir-tiny");
   EXPECT_LT(2 * CountParameters(shape), 16'000'000);  // bytes in bf16
 }
 
-TEST(ShapesTest, UnknownNamesAreRefusedWithTheKnownOnes) {
+TEST(ShapesTest, AnUnknownShapeIsRefusedWithAListOfKnownShapes) {
   EXPECT_THAT(
       FindShape("gpt-5"),
       StatusIs(absl::StatusCode::kNotFound,

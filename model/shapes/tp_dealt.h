@@ -5,7 +5,7 @@
 
 namespace kvasir::model {
 
-// The sizes of the model that are dealt to tensor-parallel ranks.
+// The sizes of the model that are divided among tensor-parallel ranks.
 inline plan::TpDealt TpDealtOf(const DecoderSpec& spec) {
   return {.num_kv_heads = spec.num_kv_heads,
           .num_heads = spec.num_heads,

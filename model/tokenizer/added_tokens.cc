@@ -11,7 +11,8 @@
 namespace kvasir::model {
 namespace {
 
-// Limits the work for each character of text.
+// The longest added token. The limit bounds the search at each character of a
+// text.
 constexpr size_t kMaxContentBytes = 1024;
 constexpr size_t kMaxTokens = 1 << 17;
 constexpr size_t kMaxTrieBytes = size_t{8} << 20;

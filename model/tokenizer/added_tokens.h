@@ -32,12 +32,12 @@ struct TextSegment {
   size_t end = 0;
 };
 
-// Longest-match search for many contents at once.
+// Searches many token texts at once and finds the longest match.
 // Threads: immutable.
 class TokenTrie {
  public:
-  // `index` identifies the content in matches. If two contents are equal, the
-  // first one's index is used.
+  // LongestAt returns `index` if it finds `content`. If two contents are equal,
+  // the first one's index is used.
   void Add(std::string_view content, int32_t index);
   bool empty() const { return children_.empty(); }
 
@@ -62,8 +62,10 @@ class AddedTokens {
 
   const std::vector<AddedToken>& tokens() const { return tokens_; }
 
-  // Splits a text at the tokens that are searched in raw or in normalized text.
-  // If `parse_special` is false, special tokens are ignored. O(text).
+  // Splits a text at its added tokens. `normalized` selects the tokens that are
+  // searched in normalized text, or else those that are searched in the raw
+  // text. If `parse_special` is false, special tokens are ignored. Takes time
+  // linear in the text.
   void Split(bool normalized, bool parse_special, std::string_view text,
              std::vector<TextSegment>* segments) const;
 

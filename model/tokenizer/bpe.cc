@@ -89,8 +89,9 @@ absl::Status BpeModel::ReadVocabulary(const JsonRef& ref, size_t num_added) {
     if (token.empty() || !tokens_[index].empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
           vocab.path(), "[\"", token, "\"] is ", index,
-          token.empty() ? ", want no empty token"
-                        : absl::StrCat(", as is [\"", tokens_[index], "\"]")));
+          token.empty() ? ", but a token must not be empty"
+                        : absl::StrCat(", but that is also the id of [\"",
+                                       tokens_[index], "\"]")));
     }
     tokens_[index] = token;
   }
@@ -115,7 +116,8 @@ absl::Status BpeModel::AddMerge(const std::string& path, std::string_view left,
                                  : "the result",
                      " is not in the vocabulary"));
   }
-  // If two merges are equal, the later one is used.
+  // If the file lists a merge twice, the later entry is used, as in the
+  // reference.
   merges_[PairKey(*left_id, *right_id)] = {rank, *merged};
   return absl::OkStatus();
 }
@@ -256,7 +258,7 @@ void BpeModel::AppendRawBytes(std::string_view piece,
 }
 
 void BpeModel::MergeFew(std::vector<int32_t>* ids) const {
-  // ranks[i] belongs to the pair (i, i + 1).
+  // pairs[i] is the merge of symbols i and i + 1.
   std::array<Merge, kFewSymbols> pairs;
   constexpr int32_t kNone = INT32_MAX;
   const auto look_up = [&](size_t i) {
@@ -292,8 +294,9 @@ void BpeModel::MergeAll(Scratch* scratch) const {
                        .previous = i - 1,
                        .next = i + 1 < size ? i + 1 : -1});
   }
-  // Lowest rank first, then leftmost. The standard heaps have the greatest
-  // element in front.
+  // The next merge is the one with the lowest rank, and the leftmost one among
+  // equals. The comparison is inverted, because the standard heap functions put
+  // the greatest element in front.
   const auto later = [](const Scratch::Candidate& a,
                         const Scratch::Candidate& b) {
     return a.rank != b.rank ? a.rank > b.rank : a.position > b.position;
@@ -317,7 +320,7 @@ void BpeModel::MergeAll(Scratch* scratch) const {
     Scratch::Symbol& left = at(top.position);
     if (!left.alive || left.next < 0) continue;
     Scratch::Symbol& right = at(left.next);
-    // The pair may have changed since it was found.
+    // Another merge may have changed the pair since it was put into the heap.
     const Merge* merge = FindMerge(left.id, right.id);
     if (!merge || merge->merged != top.merged) continue;
     left.id = top.merged;

@@ -40,8 +40,9 @@ class BpeModel {
     std::string mapped;
   };
 
-  // `ref` is the file's "model". `byte_level`: pieces are raw bytes. The ids
-  // are limited by the vocabulary's size plus `num_added`.
+  // `ref` is the file's "model" object. `byte_level`: pieces are raw bytes. The
+  // largest allowed id depends on the vocabulary's size plus `num_added`, the
+  // number of added tokens.
   static absl::StatusOr<std::unique_ptr<BpeModel>> FromJson(const JsonRef& ref,
                                                             bool byte_level,
                                                             size_t num_added);
@@ -62,8 +63,9 @@ class BpeModel {
     int32_t rank = 0;
     int32_t merged = 0;
   };
-  // Whether a piece that equals a token becomes that token. The merges may give
-  // something else. This is determined at the first such piece.
+  // Whether the merges turn a piece that equals a token's text into that token;
+  // they may give several tokens instead. Determined when such a piece first
+  // occurs.
   enum WholeWord : uint8_t { kUntried, kIsToken, kIsMerged };
 
   BpeModel() = default;
@@ -94,11 +96,12 @@ class BpeModel {
   absl::flat_hash_map<absl::string_view, int32_t> ids_;
   absl::flat_hash_map<uint64_t, Merge> merges_;
 
-  // If byte_level_: the id of each byte's character or -1, and whether all
-  // bytes have one.
+  // If byte_level_: the id of the token for each single byte, or -1, and
+  // whether all bytes have such a token.
   std::array<int32_t, 256> byte_ids_{};
   bool all_bytes_ = false;
-  // The tokens in the form of pieces, which is raw bytes if byte_level_.
+  // The texts of the tokens in the form that pieces have: raw bytes if
+  // byte_level_.
   std::vector<std::string> word_texts_;
   absl::flat_hash_map<absl::string_view, int32_t> words_;
   mutable std::vector<std::atomic<uint8_t>> whole_words_;  // [id]

@@ -8,8 +8,9 @@
 namespace kvasir::model {
 namespace {
 
-// Enough tokens to be inside a text, and to complete a character that the
-// context left open. Older tokens have no effect.
+// How many tokens of the context are decoded: enough to be past the start of
+// the text and to contain the first bytes of a character that the context
+// leaves incomplete. Older tokens have no effect on what follows.
 constexpr size_t kContextTokens = 8;
 
 }  // namespace

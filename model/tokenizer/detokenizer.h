@@ -1,4 +1,4 @@
-// Turns token ids into text, one at a time as they arrive.
+// Turns token ids into text one by one, as they arrive.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,9 @@ class IncrementalDetokenizer {
   IncrementalDetokenizer(IncrementalDetokenizer&&) noexcept;
   IncrementalDetokenizer& operator=(IncrementalDetokenizer&&) noexcept;
 
-  // Call it before the first Push. The text then continues after `context` (the
-  // prompt), so that a first word keeps its space. The text of the context is
-  // not returned.
+  // Makes the text continue after `context` (the prompt), so that its first
+  // word keeps its leading space. Call it before the first Push. The text of
+  // the context is not returned.
   void Prime(std::span<const int32_t> context);
 
   // The text that became certain with `id`: often one word, sometimes nothing.

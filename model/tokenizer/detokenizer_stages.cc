@@ -13,8 +13,8 @@ namespace {
 constexpr std::string_view kDecoders =
     "Sequence, ByteLevel, Metaspace, Replace, ByteFallback, Fuse, Strip";
 
-// The longest text of a token. A replacement that would make it longer is not
-// done.
+// The longest text that a replacement may make of a token. A replacement that
+// would exceed it is skipped.
 constexpr size_t kMaxTokenTextBytes = size_t{1} << 20;
 constexpr int64_t kMaxStripped = 1024;
 
@@ -37,7 +37,8 @@ std::optional<uint8_t> ByteOfToken(std::string_view token) {
 }
 
 std::string ByteLevelBytes(std::string_view token) {
-  // An added token, which is outside the alphabet, stands for itself.
+  // The text of an added token contains characters outside the byte-level
+  // alphabet and is used unchanged.
   return BytesOfByteLevel(token).value_or(std::string(token));
 }
 
@@ -158,8 +159,8 @@ absl::StatusOr<DetokenizerStages> DetokenizerStages::FromJson(
 
 DetokenizerState DetokenizerStages::NewState() const {
   DetokenizerState state;
-  // One state more than steps. The last one counts tokens, which are joined by
-  // spaces.
+  // One state more than there are steps: the last one counts the tokens of a
+  // file without a decoder, which are joined by spaces.
   state.stages.resize(steps_.size() + 1);
   return state;
 }
@@ -206,7 +207,8 @@ void DetokenizerStages::FeedStripFused(size_t index, std::string_view text,
   }
   if (text.empty()) return;
   if (step.stop == 0) return Feed(index + 1, text, state, out);
-  // The last `stop` such characters may be at the end, so they are held back.
+  // The last `stop` characters that may be stripped are held back, because the
+  // text may end after them.
   std::string all = std::exchange(stage.pending, std::string());
   all.append(text);
   std::string_view certain = all;
@@ -274,7 +276,7 @@ void DetokenizerStages::Finish(DetokenizerState* state,
     } else if (steps_[i].kind == Kind::kByteFallback) {
       FinishUtf8(InvalidUnit::kByte, &pending, &certain);
     } else if (steps_[i].kind == Kind::kStripFused) {
-      pending.clear();  // they were at the end
+      pending.clear();  // drops the characters that are stripped at the end
     }
     if (!certain.empty()) Feed(i + 1, certain, state, out);
   }

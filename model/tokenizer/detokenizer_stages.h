@@ -13,12 +13,12 @@
 
 namespace kvasir::model {
 
-// The state of decoding one text.
+// The state of one text that is being decoded.
 struct DetokenizerState {
   struct Stage {
     int64_t num_tokens = 0;    // tokens that this stage has seen
     int64_t num_stripped = 0;  // characters removed at the front
-    bool front_done = false;   // another character has come since
+    bool front_done = false;   // a character that is not stripped has come
     std::string pending;       // bytes or characters that are held back
   };
   std::vector<Stage> stages;
@@ -45,8 +45,8 @@ class DetokenizerStages {
   // Appends the text that was held back. The state must not be used again.
   void Finish(DetokenizerState* state, std::string* out) const;
 
-  // The bytes of one token, without the effects that stages have at the ends of
-  // a text.
+  // The bytes of one token, without what the stages do at the start and the end
+  // of a text.
   std::string BytesOf(std::string_view token) const;
 
  private:

@@ -38,7 +38,7 @@ Ids RandomIds(const Tokenizer& tokenizer, std::mt19937& random) {
 
 class DetokenizerTest : public testing::TestWithParam<const char*> {};
 
-TEST_P(DetokenizerTest, DeltasAreValidAndAddUpToTheWhole) {
+TEST_P(DetokenizerTest, DeltasAreValidUtf8AndAddUpToTheWholeText) {
   const auto tokenizer = Golden(GetParam());
   std::mt19937 random(3);
   for (int round = 0; round < 3000; ++round) {
@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(All, DetokenizerTest,
                            return name;
                          });
 
-TEST(DetokenizerTest, HoldsBackHalfACharacter) {
+TEST(DetokenizerTest, HoldsBackIncompleteCharacters) {
   const auto tokenizer = Golden("llama2");
   const auto byte = [&](const char* token) {
     return *tokenizer->TokenToId(token);
@@ -99,7 +99,8 @@ TEST(DetokenizerTest, HoldsBackHalfACharacter) {
   EXPECT_EQ(stream.Push(byte("<0x99>")), "");
   EXPECT_EQ(stream.pending_bytes(), 3u);
   EXPECT_EQ(stream.Push(byte("<0x82>")), "\xF0\x9F\x99\x82");
-  // A character that a plain token interrupts is replaced byte by byte.
+  // If a plain token comes before a character is complete, each byte so far
+  // becomes U+FFFD.
   EXPECT_EQ(stream.Push(byte("<0xE6>")), "");
   EXPECT_EQ(stream.Push(*tokenizer->TokenToId("e")),
             "\xEF\xBF\xBD"
@@ -124,7 +125,8 @@ TEST(DetokenizerTest, TrailingStripHoldsBackOnlyCharactersThatItMayDrop) {
       {"type": "Strip", "content": "_", "start": 1, "stop": 2}]},
     "model": {"vocab": {"_": 0, "a": 1, "__": 2}, "merges": [["_", "_"]]}})"));
   IncrementalDetokenizer stream(*tokenizer, true);
-  // one is dropped in front, and one may be at the end
+  // The first "_" is stripped; the second one is held back, because it may be
+  // the end of the text.
   EXPECT_EQ(stream.Push(2), "");
   EXPECT_EQ(stream.Push(1), "_a");
   EXPECT_EQ(stream.Push(2), "");

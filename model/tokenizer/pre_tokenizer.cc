@@ -69,7 +69,8 @@ absl::StatusOr<PreTokenizer::Step> PreTokenizer::ReadMetaspace(
   if (scheme) {
     KVASIR_ASSIGN_OR_RETURN(name, scheme->String());
   } else {
-    // Older files state only whether there is a prefix.
+    // Older files have add_prefix_space (true or false) instead of
+    // prepend_scheme.
     KVASIR_ASSIGN_OR_RETURN(const bool prefix,
                             ref.GetBool("add_prefix_space", true));
     name = prefix ? "always" : "never";
@@ -125,7 +126,8 @@ absl::StatusOr<PreTokenizer> PreTokenizer::FromJson(const JsonRef& ref) {
         result.steps_.push_back(std::move(step));
         return absl::OkStatus();
       }));
-  // The last mapping is left to the model, which looks up whole words first.
+  // If the last step maps bytes to the alphabet, it is not done here but by the
+  // model, which looks up whole words first.
   if (!result.steps_.empty() && result.steps_.back().map_bytes) {
     result.steps_.back().map_bytes = false;
     result.byte_level_ = true;
@@ -248,7 +250,8 @@ absl::Status PreTokenizer::Split(const Step& step, TextBudget* budget,
                                  PieceList* list) {
   std::vector<TextPiece> pieces;
   pieces.reserve(list->pieces.size());
-  size_t given_up = list->pieces.size();  // old pieces and removed ones
+  // pieces whose budget is returned: old pieces and removed matches
+  size_t given_up = list->pieces.size();
   std::optional<PatternFinder> finder;
   if (step.pattern) finder.emplace(*step.pattern);
   std::vector<TextRange> found;
@@ -295,7 +298,8 @@ absl::Status PreTokenizer::Apply(std::string_view text, bool at_start,
   for (const Step& step : steps_) {
     KVASIR_RETURN_IF_ERROR(ApplyStep(step, budget, list));
   }
-  // Only one list exists at a time, but the texts of its pieces add up.
+  // The memory of the list itself is free again after this text, but the texts
+  // of its pieces still count.
   budget->Return(list->pieces.size() * sizeof(TextPiece));
   return absl::OkStatus();
 }

@@ -21,7 +21,8 @@ struct TextPiece {
   bool at_start = false;
 };
 
-// Pieces, and the memory of those that are not part of the input.
+// The pieces of a text, and the memory of rewritten pieces, which are not part
+// of the input.
 struct PieceList {
   std::vector<TextPiece> pieces;
   std::deque<std::string> owned;
@@ -40,9 +41,9 @@ class PreTokenizer {
   bool byte_level() const { return byte_level_; }
 
   // Replaces `list` by the pieces of `text`, which must be valid UTF-8 and
-  // outlive it. Spends the bytes of the texts that it makes. INVALID_ARGUMENT
-  // if the budget is too small for them and the pieces, or if a pattern exceeds
-  // its step limit.
+  // outlive the list. Spends the bytes of the rewritten texts from `budget`.
+  // INVALID_ARGUMENT if the budget is too small for these texts and the pieces,
+  // or if a pattern exceeds its step limit.
   absl::Status Apply(std::string_view text, bool at_start, TextBudget* budget,
                      PieceList* list) const;
 
@@ -54,11 +55,12 @@ class PreTokenizer {
     kMergedWithNext,
     kContiguous,
   };
-  // Characters that a step matches one by one if it has no pattern.
+  // The characters that a step without a pattern matches, each one separately.
   enum class CharClass { kNone, kWhiteSpace, kPunctuation, kNumeric, kLiteral };
 
   struct Step {
-    // Split: the matches of `pattern`, or of `chars`, or words.
+    // If true, the text is split at the matches of `pattern`, or of the
+    // characters in `chars`, or into words.
     bool splits = false;
     std::optional<TextPattern> pattern;
     CharClass chars = CharClass::kNone;
@@ -66,9 +68,9 @@ class PreTokenizer {
     bool words = false;    // runs of \w and runs of neither \w nor space
     Behavior behavior = Behavior::kIsolated;
     bool invert = false;
-    // Before splitting, spaces become `replacement` ...
+    // Before the split, spaces become `replacement` ...
     std::string replacement;
-    // ... and this is put before a piece that does not start with it.
+    // ... and `prefix` is put before a piece that does not start with it.
     std::string prefix;
     bool prefix_only_at_start = false;
     // After splitting, bytes are written in the byte-level alphabet.

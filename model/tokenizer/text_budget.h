@@ -1,5 +1,5 @@
-// Limits the text that all steps of a tokenizer file make of one input. A file
-// may chain many steps, and each may double the result of the one before.
+// Limits the memory that all steps of a tokenizer file take for one input. A
+// file may chain many steps, and each of them may double the text.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,8 @@ class TextBudget {
   explicit TextBudget(size_t text_bytes)
       : text_bytes_(text_bytes), limit_(kBytes + kBytesPerByte * text_bytes) {}
 
-  // INVALID_ARGUMENT, with the numbers, if it is more than what is left.
+  // Takes `bytes` from the budget. INVALID_ARGUMENT, with the numbers, if less
+  // is left.
   absl::Status Spend(size_t bytes) {
     if (bytes <= left()) {
       used_ += bytes;
@@ -27,14 +28,14 @@ class TextBudget {
         absl::StrCat("the tokenizer's steps make ", used_ + bytes,
                      " bytes of a text of ", text_bytes_, ", limit ", limit_));
   }
-  // Returns bytes that were spent and whose memory is free again.
+  // Gives back bytes that were spent, after their memory was freed.
   void Return(size_t bytes) { used_ -= bytes; }
 
   size_t left() const { return limit_ - used_; }
 
  private:
-  // Valid files need far less. The most demanding ones cut a text into single
-  // bytes a few times, and a piece takes 24 bytes.
+  // The budget. Valid files need far less: the most demanding ones cut a text
+  // into single bytes a few times, and each piece takes 24 bytes.
   static constexpr size_t kBytes = size_t{16} << 20;
   static constexpr size_t kBytesPerByte = 128;
 

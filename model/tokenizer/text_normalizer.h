@@ -31,8 +31,9 @@ class TextNormalizer {
 
   bool empty() const { return steps_.empty(); }
 
-  // Spends the bytes of the result. INVALID_ARGUMENT if the budget is too small
-  // for the result of a step, or if a pattern exceeds its step limit.
+  // Returns the normalized text and spends its bytes from the budget.
+  // INVALID_ARGUMENT if the budget is too small for the result of a step, or if
+  // a pattern exceeds its step limit.
   absl::StatusOr<NormalizedText> Apply(std::string_view text,
                                        TextBudget* budget) const;
 

@@ -29,7 +29,7 @@ class TextPattern {
  private:
   friend class PatternFinder;
 
-  // Exactly one of the three is used.
+  // Exactly one of these three members is used.
   std::string literal_;
   std::optional<WordScanner> scanner_;
   std::unique_ptr<Regex> regex_;

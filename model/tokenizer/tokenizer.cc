@@ -75,13 +75,14 @@ absl::Status PlaceTokens(const JsonRef& list,
     const bool taken = id < parts->tokens.size() && !parts->tokens[id].empty();
     std::string trouble;
     if (id >= limit) {
-      trouble = absl::StrCat("want below ", limit);
+      trouble = absl::StrCat("but ids must be below ", limit);
     } else if (in_vocabulary && !known) {
-      trouble = absl::StrCat("the vocabulary ", *in_vocabulary);
+      trouble = absl::StrCat("but the vocabulary gives it ", *in_vocabulary);
     } else if (taken && !known) {
-      trouble = absl::StrCat("which is \"", parts->tokens[id], "\"");
+      trouble =
+          absl::StrCat("but that is the id of \"", parts->tokens[id], "\"");
     } else if (!parts->added_ids.emplace(token.content, token.id).second) {
-      trouble = "a second time";
+      trouble = "but lists this token twice";
     }
     if (!trouble.empty()) {
       return absl::InvalidArgumentError(
@@ -150,7 +151,8 @@ absl::Status ReadPostProcessor(const JsonRef& ref, TokenizerParts* parts) {
   return VisitComponents(
       ref, "processors",
       [&](const std::string& type, const JsonRef& item) -> absl::Status {
-        // ByteLevel only changes offsets, which are not used here.
+        // As a post-processor, ByteLevel only changes offsets, which are not
+        // used here.
         if (type == "ByteLevel") return absl::OkStatus();
         if (type == "TemplateProcessing") {
           KVASIR_ASSIGN_OR_RETURN(auto read, ReadTemplate(item, *parts));
@@ -194,8 +196,9 @@ absl::Status ReadPipeline(const JsonRef& root, TokenizerParts* parts) {
   return absl::OkStatus();
 }
 
-// "</s>" or {"content": "</s>", ...}. Empty if it is absent or names no token:
-// such a configuration belongs to a larger vocabulary.
+// The id of a token that the configuration names, as "</s>" or as {"content":
+// "</s>", ...}. Empty if the field is absent or the vocabulary has no such
+// token, because some configurations were written for a larger vocabulary.
 absl::StatusOr<std::optional<int32_t>> ReadNamedToken(
     const JsonRef& config, const char* key, const TokenizerParts& parts) {
   KVASIR_ASSIGN_OR_RETURN(const auto found, config.Find(key));
@@ -208,7 +211,8 @@ absl::StatusOr<std::optional<int32_t>> ReadNamedToken(
   return parts.Find(token);
 }
 
-// A string, or a list of {"name", "template"} whose "default" is used.
+// Reads the chat template: a string, or a list of {"name", "template"}, from
+// which "default" is used.
 absl::StatusOr<std::string> ReadChatTemplate(const JsonRef& config) {
   KVASIR_ASSIGN_OR_RETURN(const auto found, config.Find("chat_template"));
   if (!found) return std::string();
@@ -302,9 +306,10 @@ std::vector<int32_t> ApplyTemplate(const TokenizerParts::Template& items,
   return ids;
 }
 
-// NOT_FOUND, after which a caller may go on without a tokenizer. If the folder
-// has a tokenizer in an unsupported form, it is another error: older
-// repositories have a byte-level BPE (GPT-2's, OPT's) in two files.
+// The error if there is no tokenizer.json. It is NOT_FOUND, after which a
+// caller may go on without a tokenizer, unless the folder has a tokenizer in an
+// unsupported form: older repositories (GPT-2's, OPT's) have a byte-level BPE
+// in two files.
 absl::Status NoTokenizer(const std::filesystem::path& file) {
   std::error_code error;
   const std::string text =
@@ -313,11 +318,11 @@ absl::Status NoTokenizer(const std::filesystem::path& file) {
       !std::filesystem::exists(file.parent_path() / "merges.txt", error)) {
     return absl::NotFoundError(text);
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      text,
-      "; vocab.json and merges.txt are not read: transformers makes a "
-      "tokenizer.json of them (AutoTokenizer.from_pretrained, then "
-      "save_pretrained)"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(text,
+                   "; vocab.json and merges.txt are not supported; "
+                   "transformers can convert them to a tokenizer.json "
+                   "(AutoTokenizer.from_pretrained, then save_pretrained)"));
 }
 
 }  // namespace

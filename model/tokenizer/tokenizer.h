@@ -21,9 +21,9 @@ struct TokenizerParts;
 struct EncodeOptions {
   // Adds the tokens of the post-processor's template (usually a leading bos).
   bool add_special_tokens = true;
-  // True: special tokens in the text become their ids. False: they are plain
-  // text. Added tokens that are not special are found in both cases. Encode
-  // user text with false, so that it cannot forge chat markers.
+  // True: the texts of special tokens become their ids. False: they are encoded
+  // like any other text. Added tokens that are not special are found in both
+  // cases. Encode user text with false, so that it cannot forge chat markers.
   bool parse_special = true;
 };
 
@@ -67,8 +67,8 @@ class Tokenizer {
   // so are special tokens if `skip_special` is true.
   std::string Decode(std::span<const int32_t> ids, bool skip_special) const;
 
-  // One more than the largest id: ids are in [0, vocab_size). A model's logits
-  // may be wider.
+  // One more than the largest id: ids are in [0, vocab_size). A model may have
+  // logits for further ids.
   int32_t vocab_size() const;
   // The token as the file writes it ("Ġhello", "▁hello", "<0x0A>"); empty if
   // `id` names none.
@@ -80,14 +80,14 @@ class Tokenizer {
   // leading space.
   std::string TokenBytes(int32_t id) const;
 
-  // From tokenizer_config.json. generation_config.json may add more ids that
-  // end the output.
+  // The ids that tokenizer_config.json names. generation_config.json may name
+  // further ids that end the output.
   std::optional<int32_t> bos_id() const;
   const std::vector<int32_t>& eos_ids() const;
   // An empty string if the checkpoint has no chat template.
   const std::string& chat_template() const;
-  // SHA-256 of tokenizer.json in hex. If it is equal, text and ids have the
-  // same meaning.
+  // SHA-256 of tokenizer.json in hex. Two tokenizers with equal hashes convert
+  // texts and ids in the same way.
   const std::string& hash() const;
 
   // The stages that IncrementalDetokenizer uses.

@@ -1,5 +1,5 @@
-// Compares with the ids and texts of the reference implementation, which are in
-// tests/golden/tokenizers (see the README there).
+// Compares the tokenizers with recorded ids and texts of the reference
+// implementation in tests/golden/tokenizers (see the README there).
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenTokenizerTest,
                            return name;
                          });
 
-TEST(GoldenTokenizerTest, EveryFolderIsTested) {
+TEST(GoldenTokenizerTest, EveryGoldenTokenizerFolderIsTested) {
   int folders = 0;
   for (const auto& entry : std::filesystem::directory_iterator(Folder())) {
     folders += entry.path().filename() != "pipelines" &&
@@ -133,7 +133,7 @@ TEST(GoldenPipelineTest, AgreesWithTheReference) {
   }
 }
 
-TEST(GoldenTokenizerConfigTest, NamesBosEosAndChatTemplate) {
+TEST(GoldenTokenizerConfigTest, ReadsBosEosAndChatTemplate) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto llama3,
                               Tokenizer::Load((Folder() / "llama3").string()));
   EXPECT_EQ(llama3->bos_id(), llama3->TokenToId("<|begin_of_text|>"));

@@ -14,8 +14,9 @@
 
 namespace kvasir::model {
 
-// Ids may have gaps (padding, reserved tokens), but a wild id must not
-// determine the size of the tables. This many ids may be unused.
+// How many ids below the largest one may be unused. Ids may have gaps (padding,
+// reserved tokens), but a single huge id must not determine the size of the
+// tables.
 inline constexpr size_t kMaxUnusedIds = size_t{1} << 16;
 
 // Parses `text`. INVALID_ARGUMENT if it is not JSON, or if it nests deeper or
@@ -49,9 +50,9 @@ class JsonRef {
   // A text of exactly one character.
   absl::StatusOr<char32_t> GetChar(const char* key) const;
 
-  // "path is VALUE, want ..." for values that are wrong.
+  // The error "path is VALUE, want ..." for a wrong value.
   absl::Status Invalid(std::string_view want) const;
-  // "path is VALUE, supported: ..." for values that are valid but not
+  // The error "path is VALUE, supported: ..." for a value that is valid but not
   // supported.
   absl::Status Unsupported(std::string_view have_only) const;
 

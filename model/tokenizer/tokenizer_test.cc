@@ -38,7 +38,7 @@ std::unique_ptr<Tokenizer> Golden(const std::string& name) {
   return *std::move(tokenizer);
 }
 
-// A small valid file.
+// A small valid tokenizer.json.
 json SmallFile() {
   return json::parse(R"({
     "added_tokens": [{"id": 5, "content": "<s>", "special": true}],
@@ -55,7 +55,7 @@ json SmallFile() {
       "merges": [["a", "b"]]}})");
 }
 
-TEST(TokenizerTest, SmallFileEncodes) {
+TEST(TokenizerTest, EncodesWithASmallTokenizerFile) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
                               Tokenizer::FromJson(SmallFile().dump()));
   KVASIR_ASSERT_OK_AND_ASSIGN(const Ids ids, tokenizer->Encode("AB ab?c"));
@@ -72,8 +72,8 @@ TEST(TokenizerTest, SmallFileEncodes) {
   EXPECT_EQ(tokenizer->Decode(Ids{5, 3, -7, 99, 4, 3}, true), "ab ab");
 }
 
-// If the rest of the text were searched again for each match, this would take
-// hours.
+// This test would take hours if the rest of the text were searched again for
+// each match.
 TEST(TokenizerTest, AMegabyteOfRightStrippingSpacesIsOneMatch) {
   json file = SmallFile();
   file["added_tokens"][0] = {{"id", 5},          {"content", " "},
@@ -115,9 +115,9 @@ std::vector<Mutation> HostileModels() {
       {"fractional id", [](json& f) { f["model"]["vocab"]["a"] = 1.5; },
        Code::kInvalidArgument, "model.vocab[\"a\"] is 1.5"},
       {"id twice", [](json& f) { f["model"]["vocab"]["a"] = 2; },
-       Code::kInvalidArgument, "is 2, as is"},
+       Code::kInvalidArgument, "is 2, but that is also the id of"},
       {"empty token", [](json& f) { f["model"]["vocab"][""] = 9; },
-       Code::kInvalidArgument, "want no empty token"},
+       Code::kInvalidArgument, "a token must not be empty"},
       {"unknown merge part",
        [](json& f) {
          f["model"]["merges"].push_back({"a", "x"});
@@ -230,16 +230,16 @@ std::vector<Mutation> HostilePipelines() {
        Code::kUnimplemented, "decoders[1].type is \"Metaspace\""},
       {"added id taken", [](json& f) { f["added_tokens"][0]["id"] = 3; },
        Code::kInvalidArgument,
-       "added_tokens[0] gives \"<s>\" id 3, which is \"ab\""},
+       "added_tokens[0] gives \"<s>\" id 3, but that is the id of \"ab\""},
       {"added id disagrees",
        [](json& f) { f["added_tokens"][0]["content"] = "ab"; },
-       Code::kInvalidArgument, "id 5, the vocabulary 3"},
+       Code::kInvalidArgument, "id 5, but the vocabulary gives it 3"},
       {"added id wild",
        [](json& f) { f["added_tokens"][0]["id"] = 2000000000; },
-       Code::kInvalidArgument, "id 2000000000, want below"},
+       Code::kInvalidArgument, "id 2000000000, but ids must be below"},
       {"added id beyond the unused ones",
        [](json& f) { f["added_tokens"][0]["id"] = 6 + kMaxUnusedIds; },
-       Code::kInvalidArgument, "want below 65542"},
+       Code::kInvalidArgument, "ids must be below 65542"},
       {"vocabulary id beyond the unused ones",
        [](json& f) { f["model"]["vocab"]["ab"] = 6 + kMaxUnusedIds; },
        Code::kInvalidArgument, "an integer from 0 below 65542"},
@@ -248,7 +248,7 @@ std::vector<Mutation> HostilePipelines() {
          const json token = {{"id", 3}, {"content", "ab"}};
          f["added_tokens"] = {token, token};
        },
-       Code::kInvalidArgument, "id 3, a second time"},
+       Code::kInvalidArgument, "id 3, but lists this token twice"},
       {"added token of nothing",
        [](json& f) { f["added_tokens"][0]["content"] = ""; },
        Code::kInvalidArgument, "content has 0 bytes"},
@@ -273,7 +273,7 @@ TEST(TokenizerTest, ErrorsOfHostileFilesNameFieldAndValue) {
   }
 }
 
-TEST(TokenizerTest, RefusesTextThatIsNotJsonByItsName) {
+TEST(TokenizerTest, RefusesAFileThatIsNotJsonAndNamesIt) {
   for (const std::string& text :
        {std::string(), std::string("{"), std::string("{\"model\": \xFF}"),
         std::string("[]"), std::string("null"), SmallFile().dump() + "x",
@@ -294,7 +294,7 @@ TEST(TokenizerTest, DeepAndWideFilesAreRefusedBeforeParsing) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("values")));
 }
 
-TEST(TokenizerTest, GrowthByReplacementIsBounded) {
+TEST(TokenizerTest, TextGrowthByReplacementsIsLimited) {
   json file = SmallFile();
   file["normalizer"] = {{"type", "Replace"},
                         {"pattern", {{"String", "a"}}},
@@ -309,8 +309,8 @@ json ListOf(size_t count, const json& step, const char* key) {
   return {{"type", "Sequence"}, {key, json(std::vector<json>(count, step))}};
 }
 
-// Each step doubles the result of the one before, and cuts it into more pieces.
-TEST(TokenizerTest, ChainedByteLevelStepsAreBoundedTogether) {
+// Each of the chained steps doubles the text and cuts it into more pieces.
+TEST(TokenizerTest, AllChainedByteLevelStepsShareOneLimit) {
   const json step = {{"type", "ByteLevel"}};
   std::string text;
   for (int i = 0; i < 3000; ++i) text += "\u00e9";
@@ -325,7 +325,7 @@ TEST(TokenizerTest, ChainedByteLevelStepsAreBoundedTogether) {
   }
 }
 
-TEST(TokenizerTest, ChainedReplaceStepsAreBoundedTogether) {
+TEST(TokenizerTest, AllChainedReplaceStepsShareOneLimit) {
   json file = SmallFile();
   file["normalizer"] = ListOf(
       30,
@@ -338,9 +338,8 @@ TEST(TokenizerTest, ChainedReplaceStepsAreBoundedTogether) {
       base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
 }
 
-// The steps of one segment are limited, and so are those of all segments
-// together.
-TEST(TokenizerTest, SegmentsShareOneBound) {
+// The limit holds for all segments of a text together.
+TEST(TokenizerTest, AllSegmentsOfATextShareOneLimit) {
   json file = SmallFile();
   file["normalizer"] = {{"type", "Replace"},
                         {"pattern", {{"String", "a"}}},
@@ -355,8 +354,9 @@ TEST(TokenizerTest, SegmentsShareOneBound) {
       base::StatusIs(Code::kInvalidArgument, HasSubstr("gives more than")));
 }
 
-// The most demanding valid file: single bytes that are cut and rewritten twice.
-TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheBound) {
+// The most demanding valid file cuts a text into single bytes and rewrites them
+// twice.
+TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheLimit) {
   json file = SmallFile();
   file["pre_tokenizer"] = {
       {"type", "Sequence"},
@@ -378,14 +378,14 @@ TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheBound) {
       tokenizer->Encode(std::string(size_t{1} << 20, 'a')).status());
 }
 
-TEST(TokenizerTest, ReportsATokenizerInTwoFiles) {
+TEST(TokenizerTest, ReportsAnUnsupportedTokenizerOfTwoFiles) {
   const base::TempFolder folder;
   for (const char* name : {"vocab.json", "merges.txt"}) folder.Write(name, "");
-  EXPECT_THAT(
-      Tokenizer::Load(folder.path()),
-      base::StatusIs(Code::kFailedPrecondition,
-                     ::testing::AllOf(HasSubstr("tokenizer.json is missing"),
-                                      HasSubstr("merges.txt are not read"))));
+  EXPECT_THAT(Tokenizer::Load(folder.path()),
+              base::StatusIs(
+                  Code::kFailedPrecondition,
+                  ::testing::AllOf(HasSubstr("tokenizer.json is missing"),
+                                   HasSubstr("merges.txt are not supported"))));
 }
 
 TEST(TokenizerTest, MissingFileIsNotFound) {
@@ -411,8 +411,8 @@ TEST(TokenizerTest, InvalidUtf8IsReadAsReplacementCharacters) {
   }
 }
 
-// The definition: repeatedly apply the merge with the lowest rank, leftmost
-// first.
+// Encodes a word as BPE is defined: repeatedly applies the merge with the
+// lowest rank, the leftmost one first.
 Ids MergedByDefinition(const json& model, const std::string& word) {
   std::vector<std::string> parts;
   for (const char c : word) parts.emplace_back(1, c);
@@ -439,7 +439,7 @@ Ids MergedByDefinition(const json& model, const std::string& word) {
   return ids;
 }
 
-TEST(TokenizerTest, MergesFollowTheDefinitionForEveryLength) {
+TEST(TokenizerTest, MergesEqualTheDefinitionOfBpeForWordsOfAnyLength) {
   std::mt19937 random(11);
   json model = {{"vocab", json::object()}, {"merges", json::array()}};
   std::vector<std::string> tokens = {"a", "b", "c"};
@@ -450,7 +450,8 @@ TEST(TokenizerTest, MergesFollowTheDefinitionForEveryLength) {
     if (both.size() > 9) continue;
     const bool known =
         std::find(tokens.begin(), tokens.end(), both) != tokens.end();
-    // Some tokens are the result of two merges.
+    // Now and then allows a token that another merge already gives, because in
+    // real files several merges may give the same token.
     if (known && random() % 4 != 0) continue;
     bool repeated = false;
     for (const json& merge : model["merges"]) {
@@ -467,8 +468,8 @@ TEST(TokenizerTest, MergesFollowTheDefinitionForEveryLength) {
     std::string word;
     const size_t length = 1 + random() % (i % 10 == 0 ? 200 : 24);
     for (size_t k = 0; k < length; ++k) word.push_back("abc"[random() % 3]);
-    // Encodes twice, because the second time a whole word may come from the
-    // cache.
+    // Encodes twice, because the second time the result may come from the cache
+    // of whole words.
     for (int repeat = 0; repeat < 2; ++repeat) {
       KVASIR_ASSERT_OK_AND_ASSIGN(const Ids got, tokenizer->Encode(word));
       ASSERT_EQ(got, MergedByDefinition(model, word)) << word;
@@ -476,7 +477,7 @@ TEST(TokenizerTest, MergesFollowTheDefinitionForEveryLength) {
   }
 }
 
-TEST(TokenizerTest, VeryLongWordStaysNearLinear) {
+TEST(TokenizerTest, EncodingAVeryLongWordTakesNearLinearTime) {
   // Quadratic work on a million letters would exceed the timeout.
   for (const char* name : {"gpt2", "llama2", "llama3"}) {
     const auto tokenizer = Golden(name);
@@ -486,7 +487,7 @@ TEST(TokenizerTest, VeryLongWordStaysNearLinear) {
   }
 }
 
-TEST(TokenizerTest, ThreadsShareOneTokenizer) {
+TEST(TokenizerTest, ManyThreadsCanUseOneTokenizer) {
   const auto tokenizer = Golden("gpt2");
   std::string text;
   for (int i = 0; i < 300; ++i) text += "The miller's river, 12 boats; ";
@@ -520,7 +521,7 @@ TEST(TokenizerTest, TokenBytesAreTheBytesThatATokenAdds) {
   }
 }
 
-TEST(TokenizerTest, FolderGivesTemplateFileAndListOfTemplates) {
+TEST(TokenizerTest, ReadsTheChatTemplateFromAFileAndFromAListOfTemplates) {
   const base::TempFolder dir;
   dir.Write("tokenizer.json", SmallFile().dump());
   dir.Write("tokenizer_config.json",

@@ -122,7 +122,8 @@ class PatternTranslator {
           KVASIR_RETURN_IF_ERROR(Group());
           break;
         case '}':
-          // x{1,3}+ is possessive in ICU but a repeated repeat in Ruby syntax.
+          // x{1,3}+ is a possessive quantifier in ICU, but in Ruby syntax it
+          // repeats x{1,3}.
           if (in_.substr(at_, 2) == "}+") return Unsupported("}+");
           Copy(1);
           break;
@@ -164,7 +165,7 @@ class PatternTranslator {
       case 'S':
         Replace(2, "\\P{White_Space}");
         return absl::OkStatus();
-      case 'v':  // one character in the file's dialect, a class in ICU
+      case 'v':  // \v is one character in the file's dialect, a class in ICU
         Replace(2, "\\x0b");
         return absl::OkStatus();
       case 'p':
@@ -188,7 +189,8 @@ class PatternTranslator {
     return absl::OkStatus();
   }
 
-  // \p{...} and \x{...}: their brace does not close a repeat.
+  // Copies the braces of \p{...} and \x{...}, so that they are not taken for a
+  // quantifier like {1,3}.
   absl::Status Braced() {
     const size_t end = in_.find('}', at_);
     if (in_.substr(at_ + 2, 1) != "{" || end == std::string_view::npos) {
@@ -262,8 +264,8 @@ UBool SpendTick(const void* context, int32_t /*steps*/) {
   return --budget->ticks_left >= 0;
 }
 
-// The steps of any reasonable pattern grow linearly with the text. The constant
-// leaves room for short texts.
+// The allowed steps grow linearly with the text, as they do for any reasonable
+// pattern, plus this constant for short texts.
 constexpr int64_t kBaseTicks = 20;
 constexpr int64_t kCharsPerTick = 64;
 
@@ -295,8 +297,8 @@ absl::Status RegexMatcher::FindAll(std::string_view text,
   impl_->budget.ticks_left = kBaseTicks + impl_->text.length() / kCharsPerTick;
   icu::RegexMatcher& matcher = *impl_->matcher;
   matcher.reset(impl_->text);
-  // Walks through both encodings together to convert UTF-16 offsets into byte
-  // offsets.
+  // Converts UTF-16 offsets into byte offsets by walking through both encodings
+  // together.
   size_t byte = 0;
   int32_t unit = 0;
   const auto bytes_at = [&](int32_t target) {

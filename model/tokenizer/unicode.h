@@ -16,11 +16,13 @@ namespace kvasir::model {
 bool IsWhiteSpace(char32_t c);
 bool IsPunctuation(char32_t c);  // general category P, or ASCII punctuation
 bool IsNumeric(char32_t c);      // general category N
-// A letter, mark, decimal digit, connector or joiner: \w.
+// True for the characters of \w: letters, marks, decimal digits, connectors and
+// joiners.
 bool IsWordChar(char32_t c);
 bool IsLetter(char32_t c);  // general category L
 
-// Lower case without context: Σ always becomes σ.
+// Appends the lower case of `c` without regard to its neighbours: Σ always
+// becomes σ.
 void AppendLower(char32_t c, std::string* out);
 
 enum class NormalForm { kNfc, kNfd, kNfkc, kNfkd };
@@ -57,7 +59,8 @@ class Regex {
   std::unique_ptr<Impl> impl_;
 };
 
-// Finds a pattern in many texts and keeps its buffers between them.
+// Finds a pattern in many texts, and keeps its buffers from one text to the
+// next.
 class RegexMatcher {
  public:
   explicit RegexMatcher(const Regex& regex);

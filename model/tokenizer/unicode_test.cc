@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using Code = absl::StatusCode;
 
 std::string Drained(InvalidUnit unit, const std::string& bytes) {
-  // Feeding single bytes must give the same as feeding the whole text.
+  // Feeding single bytes must give the same result as feeding the whole text.
   std::string pending;
   std::string out;
   for (const char byte : bytes) {
@@ -61,7 +61,7 @@ TEST(Utf8Test, MaximalInvalidSubsequencesBecomeOneReplacementEach) {
   }
 }
 
-TEST(Utf8Test, CountsEveryInvalidByteIfAsked) {
+TEST(Utf8Test, CanReplaceEveryInvalidByteSeparately) {
   const std::string r(kReplacement);
   EXPECT_EQ(Drained(InvalidUnit::kByte, "\xF0\x9F\x99"), r + r + r);
   EXPECT_EQ(Drained(InvalidUnit::kByte, "\xE6\xB2\xE6\xB2\xB3"),
@@ -104,7 +104,7 @@ std::vector<std::string> Found(const std::string& pattern,
   return found;
 }
 
-TEST(RegexTest, OffsetsAreBytesAcrossEveryEncodedLength) {
+TEST(RegexTest, MatchOffsetsAreInBytesForCharactersOfAnyLength) {
   EXPECT_THAT(Found("[b-d]",
                     "b\xC3\xA9"
                     "c\xE6\xB2\xB3"
@@ -130,7 +130,7 @@ TEST(RegexTest, WhiteSpaceIncludesVerticalTabAndNextLine) {
               ElementsAre("b"));
 }
 
-TEST(RegexTest, RefusesSyntaxWithAnotherMeaningByName) {
+TEST(RegexTest, RefusesSyntaxThatHasAnotherMeaningInIcu) {
   for (const char* pattern : {"\\h", "\\p{N}{1,3}+", "(?m)a", "(?s:.)", "\\K",
                               "(?<name>a)", "\\G", "\\pL"}) {
     EXPECT_THAT(Regex::Compile(pattern),
@@ -146,7 +146,7 @@ TEST(RegexTest, RefusesSyntaxWithAnotherMeaningByName) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("10000")));
 }
 
-TEST(RegexTest, StopsExponentialPatterns) {
+TEST(RegexTest, StopsPatternsThatTakeExponentialTime) {
   auto regex = Regex::Compile("(?:a|aa)+(?:a|aa)+(?:a|aa)+b");
   KVASIR_ASSERT_OK(regex);
   std::vector<TextRange> ranges;
@@ -154,7 +154,7 @@ TEST(RegexTest, StopsExponentialPatterns) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("200 bytes")));
 }
 
-// Texts in which all rules of the patterns meet each other.
+// A random text of characters to which all rules of the patterns apply.
 std::string RandomText(std::mt19937& random) {
   static const std::vector<std::string> parts = {"'",
                                                  "s",
@@ -204,7 +204,7 @@ std::string RandomText(std::mt19937& random) {
   return text;
 }
 
-TEST(WordScannerTest, AgreesWithTheRegularExpression) {
+TEST(WordScannerTest, FindsTheSameWordsAsTheRegularExpression) {
   const std::string llama3 =
       R"re((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)re";
   std::string qwen2 = llama3;

@@ -10,8 +10,8 @@ uint8_t ByteAt(std::string_view text, size_t i) {
 struct LeadByte {
   size_t size = 0;  // 0: no character starts with this byte
   char32_t bits = 0;
-  // Limits of the second byte. They are narrower than 80..BF if that excludes
-  // overlong forms, surrogates and values above U+10FFFF.
+  // The range of the second byte. After some first bytes it is narrower than
+  // 80..BF, to exclude overlong forms, surrogates and values above U+10FFFF.
   uint8_t low = 0x80;
   uint8_t high = 0xBF;
 };

@@ -1,5 +1,5 @@
-// UTF-8 one character at a time, whole or arriving in parts, and the alphabet
-// in which byte-level tokenizers write bytes.
+// Reads UTF-8 character by character, also from text that arrives in parts, and
+// converts to and from the alphabet in which byte-level tokenizers write bytes.
 #pragma once
 
 #include <array>
@@ -35,11 +35,12 @@ bool IsValidUtf8(std::string_view text);
 // Each maximal invalid subsequence becomes one U+FFFD.
 std::string ReplaceInvalidUtf8(std::string_view text);
 
-// The part of an invalid subsequence that becomes one U+FFFD.
+// The unit of invalid UTF-8 that becomes one U+FFFD: a maximal invalid
+// subsequence, or each byte of it.
 enum class InvalidUnit { kSubsequence, kByte };
 
-// Moves everything that is certain from the front of `pending` to `out` as
-// valid UTF-8. At most three bytes stay, which may still become a character.
+// Moves text from the front of `pending` to `out` as valid UTF-8. At most three
+// bytes stay in `pending`, if they may still become a character.
 void DrainUtf8(InvalidUnit unit, std::string* pending, std::string* out);
 // Like the function above, at the end of the input: no byte stays in `pending`.
 void FinishUtf8(InvalidUnit unit, std::string* pending, std::string* out);
@@ -49,8 +50,8 @@ void FinishUtf8(InvalidUnit unit, std::string* pending, std::string* out);
 const std::array<char32_t, 256>& ByteAlphabet();
 std::optional<uint8_t> ByteOfAlphabetChar(char32_t value);
 
-// Writes bytes in the alphabet, and reads them back. Empty if a character of
-// `text` is not in it.
+// Write bytes in the alphabet, and read them back. BytesOfByteLevel returns
+// nullopt if a character of `text` is not in the alphabet.
 void AppendByteLevel(std::string_view bytes, std::string* out);
 std::optional<std::string> BytesOfByteLevel(std::string_view text);
 

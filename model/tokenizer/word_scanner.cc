@@ -60,8 +60,8 @@ size_t RunEnd(std::string_view text, size_t at, Class kind) {
   }
 }
 
-// A run of whitespace from `begin` on, including newlines. Its last character
-// is left to the next word, unless it is the only one or the text ends.
+// A run of whitespace, including newlines. Its last character belongs to the
+// next word, unless it is the only one or the text ends.
 struct SpaceRun {
   size_t end = 0;          // end of the run
   size_t last = 0;         // start of its last character
@@ -124,7 +124,7 @@ size_t WordScanner::ContractionEnd(std::string_view text, size_t begin) const {
     default:
       break;
   }
-  // If case is ignored, the long s counts as an s.
+  // If case is ignored, U+017F (the long s) counts as an s.
   if (any_case && text.substr(begin + 1, 2) == "\xC5\xBF") return begin + 3;
   return begin;
 }

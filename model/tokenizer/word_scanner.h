@@ -10,9 +10,10 @@
 
 namespace kvasir::model {
 
-// The patterns of GPT-2, Llama 3 and Qwen 2 differ little. They are recognised
-// by their exact text, and each becomes a few rules on character classes. Regex
-// matches every other pattern. A test compares both on the same texts.
+// Splits by the patterns of GPT-2, Llama 3 and Qwen 2, which differ little.
+// They are recognised by their exact text, and each is implemented by a few
+// rules on character classes. All other patterns use Regex. A test compares
+// both on the same texts.
 class WordScanner {
  public:
   // Returns nullopt if the pattern is not one of the known ones.
@@ -24,8 +25,9 @@ class WordScanner {
 
  private:
   enum class Family {
-    kGpt2,  // a space may precede letters, digits and signs
-    // Any sign may precede letters; newlines end runs of signs and spaces.
+    kGpt2,  // one space may belong to the letters, digits or signs after it
+    // One sign may belong to the letters after it; newlines end runs of signs
+    // and of spaces.
     kLlama3,
   };
 
@@ -38,7 +40,7 @@ class WordScanner {
   int max_digits_ = 0;  // kLlama3
 };
 
-// The pattern that ByteLevel splits by.
+// The pattern by which the ByteLevel pre-tokenizer splits.
 extern const std::string_view kGpt2Pattern;
 
 }  // namespace kvasir::model

@@ -19,8 +19,9 @@ absl::StatusOr<std::shared_ptr<ByteShare>> ByteBudget::Take(
   const auto reason = bytes > limit ? kvasir::v1::Refusal::NEVER_FITS
                                     : kvasir::v1::Refusal::RETRY_ELSEWHERE;
   return proto::RefusedError(
-      reason, absl::StrCat(words_.whose, " hold ", before, " bytes of ", limit,
-                           " (", words_.setting, "), this one needs ", bytes));
+      reason,
+      absl::StrCat(words_.whose, " hold ", before, " bytes of ", limit, " (",
+                   words_.setting, "), this request needs ", bytes));
 }
 
 }  // namespace kvasir::router

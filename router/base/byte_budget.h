@@ -1,6 +1,6 @@
-// Budgets of the router's memory that requests use, in total and by tenant:
-// their messages and texts (also while they wait for a tokenizer), prompts, and
-// received tokens.
+// Limits how much of the router's memory requests may use, in total and for
+// each tenant. The memory of their messages and texts (also while they wait for
+// a tokenizer), of prompts and of received tokens is counted.
 #pragma once
 
 #include <atomic>
@@ -15,11 +15,13 @@ namespace kvasir::router {
 
 class ByteShare;
 
-// Held by shared_ptr, because shares may outlive everything else.
+// A limit in bytes, and the number of bytes in use. Held by shared_ptr, because
+// each ByteShare keeps its budget alive.
 // Threads: any thread.
 class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
  public:
-  // Words of a refusal: the requests that are limited, and the setting.
+  // Words for the text of a refusal: whose requests are limited, and which
+  // setting limits them.
   struct Words {
     std::string whose = "requests";
     std::string setting = "--request-bytes";
@@ -29,15 +31,16 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
   ByteBudget(size_t limit_bytes, Words words)
       : words_(std::move(words)), limit_bytes_(limit_bytes) {}
 
-  // Takes bytes for a request that has arrived. If that exceeds the limit,
-  // refuses with the numbers and the setting: NEVER_FITS if the request by
-  // itself exceeds it, else RETRY_ELSEWHERE. `outer` may be null; otherwise it
-  // is a share of as many bytes in another budget, and grows, shrinks and ends
-  // with this one.
+  // Takes bytes for a request that has arrived. If the limit does not allow
+  // this, the request is refused, and the text contains the numbers and the
+  // setting: NEVER_FITS if the request by itself exceeds the limit, otherwise
+  // RETRY_ELSEWHERE. `outer` may be null; otherwise it is a share of equal size
+  // in another budget, and grows, shrinks and is released together with the new
+  // share.
   absl::StatusOr<std::shared_ptr<ByteShare>> Take(
       size_t bytes, std::shared_ptr<ByteShare> outer = nullptr);
 
-  // Shares that exist are kept.
+  // Existing shares stay as they are, even if they exceed the new limit.
   void SetLimit(size_t limit_bytes) { limit_bytes_ = limit_bytes; }
 
   size_t used_bytes() const { return used_bytes_; }
@@ -50,7 +53,8 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
   std::atomic<size_t> used_bytes_{0};
 };
 
-// A request's share of a budget, released with the last reference.
+// The bytes of a budget that one request uses. They are released when the last
+// reference to this object is gone.
 // Threads: any thread.
 class ByteShare {
  public:
@@ -61,14 +65,14 @@ class ByteShare {
   ByteShare(const ByteShare&) = delete;
   ByteShare& operator=(const ByteShare&) = delete;
 
-  // Growth of a running request is only counted, not refused. New requests are
-  // refused meanwhile.
+  // Counts more bytes for a running request. This always succeeds, even over
+  // the limit; new requests are then refused.
   void Grow(size_t bytes) {
     bytes_ += bytes;
     budget_->used_bytes_ += bytes;
     if (outer_ != nullptr) outer_->Grow(bytes);
   }
-  // `bytes` must not exceed the share.
+  // `bytes` must not exceed the size of the share.
   void Shrink(size_t bytes) {
     bytes_ -= bytes;
     budget_->used_bytes_ -= bytes;

@@ -32,7 +32,7 @@ TEST(ByteBudgetTest, ARequestLargerThanTheLimitNeverFits) {
   EXPECT_EQ(proto::RefusalOf(refused)->reason(), Refusal::NEVER_FITS);
 }
 
-TEST(ByteBudgetTest, GrowthOfARunningRequestIsCountedAndKeepsOthersOut) {
+TEST(ByteBudgetTest, GrowthOfARunningRequestIsCountedAndNewRequestsAreRefused) {
   const auto budget = std::make_shared<ByteBudget>(100);
   KVASIR_ASSERT_OK_AND_ASSIGN(auto share, budget->Take(60));
   share->Grow(60);

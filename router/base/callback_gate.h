@@ -1,6 +1,7 @@
-// Allows an object to be destroyed while callbacks into it are still
-// outstanding. Each callback passes the gate first, and closing the gate waits
-// for those inside.
+// Allows an object to be destroyed although callbacks that use it may still
+// come. Each callback enters the gate before it uses the object and leaves it
+// afterwards. The object closes the gate before it is destroyed: this waits for
+// callbacks inside, and later ones cannot enter.
 #pragma once
 
 #include "absl/base/thread_annotations.h"
@@ -9,11 +10,11 @@
 namespace kvasir::router {
 
 // Held in a shared_ptr by the object and by every callback.
-// Threads: any thread; Close not from inside the gate.
+// Threads: any thread. A callback inside the gate must not call Close.
 class CallbackGate {
  public:
-  // Returns false once the gate is closed: the object may be gone. After true
-  // the object exists until Leave.
+  // If it returns true, the object exists at least until Leave. If it returns
+  // false, the gate is closed and the object may be gone.
   bool Enter() ABSL_LOCKS_EXCLUDED(mutex_) {
     base::MutexLock lock(&mutex_);
     if (closed_) return false;
@@ -24,7 +25,7 @@ class CallbackGate {
     base::MutexLock lock(&mutex_);
     if (--inside_ == 0) empty_.SignalAll();
   }
-  // No callback enters from now on.
+  // From now on no callback can enter. Does not wait for callbacks inside.
   void Shut() ABSL_LOCKS_EXCLUDED(mutex_) {
     base::MutexLock lock(&mutex_);
     closed_ = true;

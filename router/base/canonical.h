@@ -1,6 +1,7 @@
-// The interface between facades and the router: one request, one sink for its
-// tokens, one handle to cancel it. It knows only token ids; text, stop strings
-// and chat templates belong to facades.
+// The interface between facades and the router. A facade submits a request with
+// a sink, which receives the tokens, and gets a handle, which can cancel the
+// request. The interface knows only token ids; text, stop strings and chat
+// templates belong to the facades.
 #pragma once
 
 #include <algorithm>
@@ -26,132 +27,146 @@ using proto::NeutralSampling;
 using proto::TokenBytes;
 
 struct CanonicalRequest {
-  // The name that the client asked for. An empty one is refused: NOT_FOUND.
+  // The model's name as the client gave it. An empty name is refused with
+  // NOT_FOUND.
   std::string model;
-  // The client's own id, for the access log. Need not be unique. The router
-  // makes the id that is used inside Kvasir (handle->id()).
+  // The id that the client gave the request, for the access log. It need not be
+  // unique. Inside Kvasir, another id is used, which the router makes
+  // (handle->id()).
   std::string client_request_id;
   std::string tenant;
-  // The tenant's caller (one of several), for the access log.
+  // Identifies the caller within its tenant in the access log: a token's label
+  // or a certificate's name.
   std::string caller;
-  // Separates prefix caches. Empty: the cache is shared on purpose.
+  // Requests share cached prefixes only if their salts are equal. Empty: shared
+  // with all other requests without a salt.
   std::string cache_salt;
   TokenBytes prompt;
-  // Start from NeutralSampling(). max_tokens 0: the operator's default, limited
-  // by the model's length. `seed` in it is ignored; use the field below.
+  // Start from NeutralSampling(). If max_tokens is 0, the operator's default
+  // applies, limited by the model's length. sampling.seed is ignored; set the
+  // field `seed` below instead.
   kvasir::v1::SamplingParams sampling;
-  // Absent: the router draws one, because the worker always needs a seed.
+  // Absent: the router draws a random seed.
   std::optional<uint64_t> seed;
   absl::Time deadline = absl::InfiniteFuture();
   // How long the request may wait before its first step; after that it ends
-  // with DEADLINE_EXCEEDED. Zero: the operator's default applies, after which
-  // it is refused.
+  // with DEADLINE_EXCEEDED. Zero: it may wait for the operator's default time,
+  // and after that it is refused.
   absl::Duration queue_timeout = absl::ZeroDuration();
-  // Slots that eviction keeps. Absent: the served plan decides. The worker
-  // checks the value.
+  // How many cache slots eviction keeps. Absent: as the served plan says. The
+  // worker checks the value.
   std::optional<proto::EvictionBudget> eviction_budget;
-  // Lower values run first.
+  // Requests with lower values run first.
   int32_t priority = 0;
-  // The client sees nothing before the whole answer. If its worker is lost,
-  // another continues from the tokens that have been received.
+  // True: the client receives nothing before the answer is complete. Then, if
+  // its worker is lost, another worker can continue the request from the tokens
+  // that the router has received.
   bool folded = false;
-  // The W3C trace context as received; empty if there was none.
+  // The W3C trace context that the client sent; empty if it sent none.
   std::string traceparent;
   // The request's share of the router's memory. The facade takes it when the
-  // request arrives; tokens add to it. May be null.
+  // request arrives, and it grows with the received tokens. May be null.
   std::shared_ptr<ByteShare> bytes;
-  // For the access log: "kserve", "vllm", ...
+  // The facade's name for the access log: "kserve", "vllm", ...
   std::string facade;
   std::string peer;
 };
 
-// Returns the largest n that a model's workers accept. Sinks allocate memory by
-// n, so `ours` bounds the workers' value.
+// Returns the largest n (samples of one request) that is allowed: what the
+// model's workers accept, but at most `ours`, because sinks allocate memory for
+// each sample.
 inline uint32_t LargestN(const kvasir::v1::WorkerInfo& info, uint32_t ours) {
   return info.max_n() == 0 ? ours : std::min(info.max_n(), ours);
 }
 
-// Receives one request's output. Facades implement it. It is a shared_ptr
-// because router and facade end at different times; the router drops its
-// reference after OnDone has returned.
-//
-// Order: [OnAccepted] (OnTokens | OnFinish)* OnDone. OnDone comes exactly once
-// and last, whatever happens, Cancel included.
+// Receives one request's output. Facades implement it. It is held by shared_ptr
+// because router and facade finish with it at different times; the router drops
+// its reference after OnDone has returned.
+// Order of the calls: [OnAccepted] (OnTokens | OnFinish)* OnDone. OnDone is
+// always called exactly once, as the last call, also after Cancel.
 //
 // Threads: one call at a time per request, on the router's few threads. An
 //   implementation converts, enqueues and returns; it never blocks and never
 //   tokenizes. Calls may begin before Submit has returned, but never run inside
 //   Submit or Cancel, so a sink may hold its own lock around either. Cancel may
 //   be called from inside a callback.
-//
-// Backpressure: none reaches the worker, so that a slow reader never holds
-// pages. The request runs to its end, and its tokens wait in the facade's own
-// queue. The facade bounds that queue in bytes; over the bound it resets its
-// client's stream and calls Cancel(kSlowReader).
+// Backpressure: workers are not slowed down by a client that reads slowly,
+// because its request would hold cache pages for longer. The request runs to
+// its end, and its tokens wait in the facade's queue. The facade limits the
+// bytes in this queue: above the limit it resets its client's stream and calls
+// Cancel(kSlowReader).
 class RequestSink {
  public:
   virtual ~RequestSink() = default;
 
-  // A worker has put the request into its queue. At most once.
+  // A worker has put the request into its queue. Called at most once.
   virtual void OnAccepted(uint32_t prompt_tokens) = 0;
-  // New tokens of one sample (tokens.index()), in order, never repeated.
+  // New tokens of the sample tokens.index(). They come in order and are never
+  // repeated.
   virtual void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) = 0;
-  // A sample has ended. Called once per sample before an OnDone with OK.
+  // A sample has ended. If OnDone comes with OK, this has been called once for
+  // each sample.
   virtual void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) = 0;
-  // OK: every sample has had its OnFinish. Otherwise the reason: CANCELLED
-  // after Cancel, DEADLINE_EXCEEDED, UNAVAILABLE if the worker was lost,
-  // INTERNAL if the worker broke the contract, or a refusal (see
-  // proto::RefusalOf); DRAINING after Cancel(kShutdown).
+  // The request has ended. OK: OnFinish has been called for every sample.
+  // Otherwise the status is the reason: CANCELLED after Cancel,
+  // DEADLINE_EXCEEDED, UNAVAILABLE if the worker was lost, INTERNAL if the
+  // worker broke its protocol, or a refusal (proto::RefusalOf), which is
+  // DRAINING after Cancel(kShutdown).
   virtual void OnDone(const absl::Status& status) = 0;
 };
 
 enum class CancelReason {
-  // The client went away, reset its call or asked to stop.
+  // The client disconnected, reset its call, or asked to stop the request.
   kClient,
-  // The facade needs no more tokens (a stop string matched). Logged and counted
-  // as finished with reason "stop", not as an abort.
+  // The facade needs no more tokens, because a stop string matched. The request
+  // is logged and counted as finished with reason "stop", and not as cancelled.
   kStopString,
-  // The facade's queue is over its byte bound.
+  // The request's output exceeds the facade's limit of waiting bytes, because
+  // the client reads too slowly.
   kSlowReader,
   // The server is shutting down.
   kShutdown,
 };
 
-// Threads: any thread. Dropping the handle does not cancel.
+// A submitted request. To drop the handle does not cancel the request.
+// Accepts requests from facades and has workers run them.
+// Threads: any thread.
 class RequestHandle {
  public:
   virtual ~RequestHandle() = default;
 
-  // The id in logs, traces and at the worker. Unique.
+  // The unique id of the request in logs, in traces and at workers.
   virtual const std::string& id() const = 0;
-  // Idempotent: the first reason counts, and after OnDone it has no effect. A
-  // callback that is already running may finish; after it only OnDone comes.
-  // The worker sees its call reset within milliseconds.
+  // Cancels the request. If it is called more than once, the first reason
+  // counts; after OnDone it has no effect. A call of the sink that is running
+  // may finish; after it only OnDone is called. The worker's call is reset
+  // within milliseconds.
   virtual void Cancel(CancelReason reason) = 0;
 };
 
-// The load of all replicas that accept requests: their last reports, and what
-// they were sent since.
+// The load of all replicas that accept requests, in total: from their last
+// reports, and from the requests that were sent to them since.
 struct ModelLoad {
   uint64_t running = 0;
   uint64_t waiting = 0;
   uint64_t max_num_seqs = 0;
-  // In the cache, in whole pages.
+  // Tokens for which cache pages are in use, and for which there are pages in
+  // total; both count whole pages.
   uint64_t used_tokens = 0;
   uint64_t total_tokens = 0;
 };
 
-// A model as clients see it.
+// The state of a served model.
 struct ModelStatus {
   std::string name;
-  // At least one of its replicas accepts requests now.
+  // True if at least one replica accepts requests now.
   bool ready = false;
   uint32_t num_replicas = 0;
   uint32_t num_ready_replicas = 0;
   ModelLoad load;
-  // The values that its replicas agree on (api_version, weights_id,
+  // Properties that its replicas have in common (api_version, weights_id,
   // max_model_len, vocab_size, eos_token_ids, tokenizer_hash, ...). Unset until
-  // one of them has been reached.
+  // a replica has been reached.
   std::optional<kvasir::v1::WorkerInfo> info;
 };
 
@@ -159,9 +174,9 @@ enum class RouterState { kStarting, kReady, kDraining };
 
 struct RouterHealth {
   RouterState state = RouterState::kStarting;
-  // The router is not draining, and every model has a ready replica.
+  // True if the router is not draining and every model has a ready replica.
   bool ready = false;
-  // A text that says why it is not ready: "tiny: 0 of 2 replicas ready
+  // Why the router is not ready, for people: "tiny: 0 of 2 replicas ready
   // (127.0.0.1:9001: ...)".
   std::string detail;
 };
@@ -171,21 +186,22 @@ class RequestRouter {
  public:
   virtual ~RequestRouter() = default;
 
-  // Starts a request. An error is a refusal before anything started; the sink
-  // is never called then. NOT_FOUND (unknown model), INVALID_ARGUMENT (values,
-  // with the limits; NEVER_FITS if a prompt exceeds the model's length),
-  // RESOURCE_EXHAUSTED (the router's queue is full), UNAVAILABLE (no replica,
-  // or draining), DEADLINE_EXCEEDED (already past).
+  // Starts a request. If it returns an error, the request was refused and the
+  // sink is never called. Errors: NOT_FOUND (unknown model), INVALID_ARGUMENT
+  // (a value exceeds a limit, which the text names; NEVER_FITS if the prompt
+  // exceeds the model's length), RESOURCE_EXHAUSTED (the router's queue is
+  // full), UNAVAILABLE (no replica is ready, or the router is draining),
+  // DEADLINE_EXCEEDED (the deadline has already passed).
   virtual absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
       CanonicalRequest request, std::shared_ptr<RequestSink> sink) = 0;
 
-  // Logs and counts a request that a facade has refused by itself, like one
-  // that Submit refuses.
+  // Logs and counts a request that a facade has refused, in the same way as
+  // requests that Submit refuses.
   virtual void LogRefused(CanonicalRequest request,
                           const absl::Status& why) = 0;
 
   virtual std::vector<ModelStatus> Models() const = 0;
-  // NOT_FOUND lists the known names.
+  // Returns NOT_FOUND for an unknown name; the text lists the known names.
   virtual absl::StatusOr<ModelStatus> Model(const std::string& name) const = 0;
   virtual RouterHealth Health() const = 0;
 };

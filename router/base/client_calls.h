@@ -1,5 +1,5 @@
-// Counts the open calls of clients, over all facades. A drain waits until there
-// are none.
+// Counts the open calls of clients at all facades. A drain waits until no call
+// is open.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +13,7 @@
 
 namespace kvasir::router {
 
+// The counter, which all facades share.
 // Threads: any thread.
 class ClientCalls {
  public:
@@ -43,7 +44,8 @@ class ClientCalls {
   absl::Time changed_at_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
-// Counts as one open call while it exists; a member of gRPC's reactors.
+// Counts as one open call from construction to destruction. The reactor of each
+// gRPC call has one as a member.
 class ClientCall {
  public:
   explicit ClientCall(std::shared_ptr<ClientCalls> calls)

@@ -1,6 +1,6 @@
-// One word for the access log that says why a request is refused: "expired",
-// "rate". It travels with the status inside the router and is never sent to a
-// client.
+// One word for the access log that says why a request is refused, for example
+// "expired" or "rate". It is a payload of the status inside the router and is
+// never sent to a client.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@
 
 namespace kvasir::router {
 
-// Has no effect on OK.
+// Adds the reason to `status`. Has no effect on OK.
 void SetRefusalReason(absl::string_view reason, absl::Status* status);
-// Returns "" if none was set.
+// Returns the reason in `status`, or "" if it has none.
 std::string RefusalReasonOf(const absl::Status& status);
 
 }  // namespace kvasir::router

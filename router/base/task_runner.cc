@@ -5,7 +5,8 @@
 namespace kvasir::router {
 namespace {
 
-// After this many tasks a strand lets others run.
+// A strand runs at most this many tasks in a row, so that other strands get
+// their turn.
 constexpr size_t kTasksPerTurn = 64;
 
 }  // namespace
@@ -22,7 +23,7 @@ class TaskPool::Queue final : public TaskRunner {
     return true;
   }
 
-  // Runs until Stop.
+  // Runs tasks on the calling thread until Stop.
   void RunTasks() {
     while (true) {
       Task task;
@@ -38,7 +39,7 @@ class TaskPool::Queue final : public TaskRunner {
   }
 
   void Stop() {
-    std::deque<Task> dropped;  // destroyed without the lock
+    std::deque<Task> dropped;  // destroyed after the lock is released
     base::MutexLock lock(&mutex_);
     stopped_ = true;
     dropped.swap(tasks_);
@@ -79,7 +80,8 @@ bool Strand::Post(Task task) {
   return Schedule();
 }
 
-// A strand's place in the runner's queue.
+// The task that a strand posts to its runner: it runs some of the strand's
+// tasks. If it is destroyed without being run, the strand drops its tasks.
 class Strand::Turn {
  public:
   explicit Turn(std::shared_ptr<Strand> strand) : strand_(std::move(strand)) {}
@@ -92,13 +94,13 @@ class Strand::Turn {
   void operator()() { std::exchange(strand_, nullptr)->RunSome(); }
 
  private:
-  std::shared_ptr<Strand> strand_;  // null after its turn
+  std::shared_ptr<Strand> strand_;  // null once the turn has run
 };
 
 bool Strand::Schedule() { return runner_->Post(Turn(shared_from_this())); }
 
 void Strand::DropAll() {
-  std::deque<Task> dropped;  // destroyed without the lock
+  std::deque<Task> dropped;  // destroyed after the lock is released
   base::MutexLock lock(&mutex_);
   dropped.swap(tasks_);
   scheduled_ = false;

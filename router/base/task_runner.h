@@ -1,6 +1,6 @@
-// Threads on which facades work, because gRPC has few reaction threads: a small
-//   pool, and strands on it. Each strand runs its tasks one at a time and in
-//   order.
+// Threads for the work of facades, because gRPC has only a few threads for the
+// reactions of all calls: a small pool, and strands that use it. Each strand
+// runs its tasks one at a time and in order.
 #pragma once
 
 #include <cstddef>
@@ -19,17 +19,20 @@ namespace kvasir::router {
 
 using Task = absl::AnyInvocable<void()>;
 
+// Runs posted tasks on other threads.
 // Threads: any thread.
 class TaskRunner {
  public:
   virtual ~TaskRunner() = default;
-  // Returns false if the task was dropped, because the queue is full or the
-  // threads have ended.
+  // Queues the task. Returns false if the task was dropped because the queue is
+  // full or the threads have ended.
   virtual bool Post(Task task) = 0;
 };
 
-// Owns: its threads. The destructor drops tasks that have not begun and joins
-//   the threads. runner() may outlive the pool and then refuses tasks.
+// A fixed number of threads with one queue of tasks. The destructor drops tasks
+// that have not begun and joins the threads. runner() may outlive the pool and
+// then refuses tasks.
+// Owns: its threads.
 class TaskPool {
  public:
   explicit TaskPool(int num_threads,
@@ -48,10 +51,11 @@ class TaskPool {
   std::vector<std::thread> threads_;
 };
 
-// Runs its tasks one at a time, in the order of their posts. It takes one place
-// in the underlying queue, however many tasks wait. If the runner refuses or
-// drops that place, the strand drops its tasks, because tasks may own what owns
-// the strand.
+// Runs its tasks one at a time, in the order in which they were posted. It has
+// at most one task in the underlying runner's queue, however many of its own
+// tasks wait. If the runner refuses or drops that task, the strand drops its
+// tasks too, because they may own the object that owns the strand, and would
+// keep it alive forever.
 class Strand final : public TaskRunner,
                      public std::enable_shared_from_this<Strand> {
  public:

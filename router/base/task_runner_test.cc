@@ -12,7 +12,7 @@
 namespace kvasir::router {
 namespace {
 
-// Opens once.
+// A gate at which threads wait until it is opened.
 class Gate {
  public:
   void Open() {
@@ -45,7 +45,7 @@ TEST(TaskPoolTest, RefusesWhenItsQueueIsFull) {
   done.Wait();
 }
 
-TEST(TaskPoolTest, ItsRunnerOutlivesItAndRefuses) {
+TEST(TaskPoolTest, TheRunnerOutlivesThePoolAndThenRefusesTasks) {
   std::shared_ptr<TaskRunner> runner;
   {
     TaskPool pool(1);
@@ -58,7 +58,7 @@ TEST(StrandTest, RunsInOrderOneAtATimeOnManyThreads) {
   constexpr int kTasks = 2000;
   TaskPool pool(4);
   const std::shared_ptr<Strand> strand = Strand::Create(pool.runner());
-  std::vector<int> order;  // unguarded: the strand guards it
+  std::vector<int> order;  // needs no lock: the strand runs one task at a time
   std::atomic<int> inside{0};
   Gate done;
   for (int i = 0; i < kTasks; ++i) {
@@ -74,7 +74,8 @@ TEST(StrandTest, RunsInOrderOneAtATimeOnManyThreads) {
   for (int i = 0; i < kTasks; ++i) EXPECT_EQ(order[static_cast<size_t>(i)], i);
 }
 
-// A task that holds its strand must not keep it alive after the pool has ended.
+// A task that holds a reference to its strand must not keep the strand alive
+// after the pool has ended.
 TEST(StrandTest, DropsItsTasksWhenThePoolHasEnded) {
   std::weak_ptr<Strand> weak;
   {
@@ -87,7 +88,8 @@ TEST(StrandTest, DropsItsTasksWhenThePoolHasEnded) {
   EXPECT_TRUE(weak.expired());
 }
 
-// The tasks wait for a running one when the pool ends.
+// When the pool ends, the strand's tasks still wait because another task is
+// running.
 TEST(StrandTest, DropsTasksThatWaitWhenThePoolEnds) {
   std::weak_ptr<Strand> weak;
   auto pool = std::make_unique<TaskPool>(1);
@@ -98,7 +100,7 @@ TEST(StrandTest, DropsTasksThatWaitWhenThePoolEnds) {
     ended.Wait();
   }));
   started.Wait();
-  // Released when the pool drops waiting tasks, and only then.
+  // A task owns this pointer, whose deleter runs when the pool drops the task.
   std::shared_ptr<void> waiting(nullptr, [&](void*) { ended.Open(); });
   ASSERT_TRUE(runner->Post([waiting = std::move(waiting)] {}));
   {

@@ -13,8 +13,9 @@
 
 namespace kvasir::router {
 
+// A thread with a queue of timed tasks.
 // Owns: its thread.
-// Threads: any thread; Stop not from a task.
+// Threads: any thread. A task must not call Stop.
 class TimerThread {
  public:
   using Task = std::function<void()>;
@@ -23,13 +24,14 @@ class TimerThread {
   TimerThread();
   ~TimerThread();
 
-  // Tasks of equal time run in the order in which they were added. A time in
-  // the past means as soon as possible.
+  // Runs `task` at the time `when`, or as soon as possible if it is in the
+  // past. Tasks with the same time run in the order in which they were added.
   TimerId At(absl::Time when, Task task) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns false if the task has run, is running, or never existed.
+  // Removes a task that has not begun to run. Returns false if the task has
+  // run, is running, or never existed.
   bool Cancel(const TimerId& id) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Drops tasks that have not run, and returns when none runs any more.
-  // Idempotent.
+  // Drops tasks that have not begun, waits for a running one, and ends the
+  // thread. May be called again.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

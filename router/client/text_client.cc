@@ -17,7 +17,8 @@
 namespace kvasir::cli {
 namespace {
 
-// Triton's BYTES element: a little-endian length and the bytes.
+// An element of a Triton tensor of datatype BYTES: the length (4 bytes,
+// little-endian) followed by the bytes.
 std::string BytesElement(std::string_view value) {
   const uint32_t size = static_cast<uint32_t>(value.size());
   std::string element;
@@ -53,10 +54,11 @@ std::string SamplingJson(const TextRequest& request) {
   return json.dump();
 }
 
-// The value of a one-element BYTES output.
+// Returns the value of an output tensor with one element of datatype BYTES.
 absl::StatusOr<std::string> FirstBytes(const std::string& raw) {
   if (raw.size() < 4) {
-    return absl::InternalError("a BYTES output shorter than its length");
+    return absl::InternalError(
+        "the server sent a BYTES output without its 4-byte length");
   }
   uint32_t size = 0;
   for (int i = 3; i >= 0; --i) {
@@ -64,7 +66,8 @@ absl::StatusOr<std::string> FirstBytes(const std::string& raw) {
   }
   if (size > raw.size() - 4) {
     return absl::InternalError(
-        absl::StrCat("a BYTES output of ", size, " bytes in ", raw.size() - 4));
+        absl::StrCat("the server sent a BYTES output with length ", size,
+                     " but only ", raw.size() - 4, " bytes"));
   }
   return raw.substr(4, size);
 }
@@ -97,7 +100,8 @@ TextClient::TextClient(const std::string& endpoint,
 
 absl::Status TextClient::Explained(const grpc::Status& status,
                                    const grpc::ClientContext& context) const {
-  // An answer of the server itself does not change the state of the channel.
+  // There is no connection. (An UNAVAILABLE that a server has sent does not put
+  // the channel into this state.)
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
       channel_->GetState(/*try_to_connect=*/false) ==
           GRPC_CHANNEL_TRANSIENT_FAILURE) {
@@ -105,7 +109,8 @@ absl::Status TextClient::Explained(const grpc::Status& status,
         endpoint_, ": no server answers there; scripts/serve starts one (",
         status.error_message(), ")"));
   }
-  // The transport's own texts ("Broken pipe") do not name the cause.
+  // Replace the transport's own text (for example "Broken pipe"), which does
+  // not name the cause.
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     return absl::UnavailableError(absl::StrCat(
         endpoint_, ": the call ended before its answer was complete: ",
@@ -117,8 +122,8 @@ absl::Status TextClient::Explained(const grpc::Status& status,
   }
   return absl::UnimplementedError(absl::StrCat(
       endpoint_,
-      " speaks gRPC but not KServe v2: probably an admin port or a "
-      "worker; want a server's --grpc-port"));
+      " speaks gRPC but not KServe v2: it is probably an admin port or a "
+      "worker; use the --grpc-port of a server"));
 }
 
 absl::StatusOr<std::vector<std::string>> TextClient::ReadyModels(
@@ -188,7 +193,7 @@ absl::StatusOr<TextResult> TextClient::Generate(
 
   const absl::Time start = absl::Now();
   grpc::ClientContext context;
-  // Errors end the call with their status.
+  // Asks the server to report an error as the call's status.
   context.AddMetadata("triton_grpc_error", "true");
   const auto stream = stub_->ModelStreamInfer(&context);
   TextResult result;
@@ -213,7 +218,7 @@ absl::StatusOr<TextResult> TextClient::Generate(
       } else if (name == "num_input_tokens") {
         result.prompt_tokens = FirstUint32(raw);
       } else if (name == "num_output_tokens") {
-        // The number of tokens in this response.
+        // The output tensor has the number of tokens in this response.
         result.output_tokens += FirstUint32(raw);
       }
     }

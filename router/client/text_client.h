@@ -1,5 +1,6 @@
-// A client of the KServe facade: one completion over ModelStreamInfer, with the
-// requests of any Triton client.
+// A client of the KServe facade: it streams one completion over
+// ModelStreamInfer. Its requests have the same form as those of other Triton
+// clients.
 #pragma once
 
 #include <grpcpp/security/credentials.h>
@@ -42,40 +43,42 @@ struct TextResult {
   absl::Duration time_to_first_token;
   absl::Duration total;
 
-  // Prompt tokens per second until the first output token, and output tokens
-  // per second after it. nullopt if there were no such tokens or no time was
-  // measured.
+  // Prompt tokens per second until the first output token (prompt_rate), and
+  // output tokens per second after that one (decode_rate). nullopt if there
+  // were no such tokens or no time was measured.
   std::optional<double> prompt_rate() const;
   std::optional<double> decode_rate() const;
 };
 
+// The client's connection and calls.
 // Threads: one call at a time.
 class TextClient {
  public:
-  // Null credentials mean plain text.
+  // With null credentials, the connection is not encrypted.
   explicit TextClient(
       const std::string& endpoint,
       std::shared_ptr<grpc::ChannelCredentials> credentials = nullptr);
 
-  // The names of the models that accept requests now. UNAVAILABLE if nothing
-  // answers within `timeout`.
+  // Returns the names of the models that accept requests now. UNAVAILABLE if no
+  // server answers within `timeout`.
   absl::StatusOr<std::vector<std::string>> ReadyModels(absl::Duration timeout);
 
-  // The most tokens of prompt and output together, from the model's config.
-  // nullopt if the server has no such call or its config has no
-  // `max_model_len`; INVALID_ARGUMENT if the value is not a length.
+  // Returns the largest number of tokens of prompt and output together, from
+  // the model's configuration. nullopt if the server does not implement
+  // ModelConfig or its answer has no `max_model_len`; INVALID_ARGUMENT if the
+  // value is not a length.
   absl::StatusOr<std::optional<int64_t>> MaxModelLen(const std::string& model,
                                                      absl::Duration timeout);
 
-  // Streams one completion and calls `on_text` for each delta. Returns the
-  // server's errors.
+  // Streams one completion and calls `on_text` for each piece of new text.
+  // Returns the server's error if the request fails.
   absl::StatusOr<TextResult> Generate(
       const TextRequest& request,
       const std::function<void(std::string_view)>& on_text);
 
  private:
-  // Adds an explanation if gRPC's own text has none, for example if the server
-  // lacks the whole service.
+  // Converts gRPC's status. If gRPC's own text does not explain the error, for
+  // example if the server lacks the whole service, adds an explanation.
   absl::Status Explained(const grpc::Status& status,
                          const grpc::ClientContext& context) const;
 

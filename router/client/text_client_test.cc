@@ -3,8 +3,9 @@
 namespace kvasir::cli {
 namespace {
 
-// A prompt of 3901 tokens that took 9.5 s made 48 tokens/s look like 5.9.
-TEST(TextResultTest, TheTimeOfThePromptIsNotInTheDecodeRate) {
+// Regression test: a prompt that took 9.5 s was included in the time of the
+// output, so that 48 tokens/s were reported as 5.9.
+TEST(TextResultTest, TheDecodeRateDoesNotIncludeTheTimeOfThePrompt) {
   TextResult result;
   result.prompt_tokens = 3901;
   result.output_tokens = 65;

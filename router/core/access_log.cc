@@ -7,7 +7,8 @@
 namespace kvasir::router {
 namespace {
 
-// -1: it did not happen.
+// Returns -1 for an infinite duration, which stands for an event that did not
+// happen.
 double Milliseconds(absl::Duration duration) {
   return duration == absl::InfiniteDuration()
              ? -1.0

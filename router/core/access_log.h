@@ -1,5 +1,5 @@
-// One log line per request: its caller, sizes, times and how it ended. It never
-// contains content: no prompt, no token ids, no salts.
+// The access log: one line for each request, with its caller, sizes, times and
+// how it ended. It never contains prompts, outputs, token ids or salts.
 #pragma once
 
 #include <cstdint>
@@ -18,31 +18,36 @@ struct AccessRecord {
   std::string facade;
   std::string peer;
   std::string tenant;
-  // The tenant's caller: a token's label, or a certificate's name.
+  // The caller within its tenant: a token's label, or a certificate's name.
   std::string caller;
   std::string model;
-  // The last attempt's replica; empty if there was no attempt.
+  // The last replica that was asked to run the request; empty if none was
+  // asked.
   std::string replica;
   uint32_t prompt_tokens = 0;
   uint32_t output_tokens = 0;
   uint32_t cached_tokens = 0;
   uint32_t samples = 0;
-  // Streams opened to workers.
+  // How many streams to workers were opened for the request.
   uint32_t attempts = 0;
-  // From Submit to the first attempt; infinite if there was none.
+  // The time from Submit to the first attempt; infinite if there was no
+  // attempt.
   absl::Duration queue = absl::InfiniteDuration();
-  // From Submit to the first token; infinite if there was none.
+  // The time from Submit to the first token; infinite if there was no token.
   absl::Duration time_to_first_token = absl::InfiniteDuration();
   absl::Duration duration;
-  // stop, length; or cancelled, slow_reader, shutdown, deadline, refused, lost,
-  // error.
+  // One word for how the request ended. "stop" and "length" if it is complete;
+  // otherwise "cancelled", "slow_reader", "shutdown", "deadline", "refused",
+  // "lost" or "error".
   std::string finish_reason;
   absl::Status status;
-  // One word that says why a caller or its quota was refused; otherwise empty.
+  // One word that says why the caller was refused, or which limit of its quota
+  // the request exceeded; otherwise empty.
   std::string reason;
   std::string traceparent;
 };
 
+// Receives a record when a request has ended or is refused.
 // Threads: any thread, several at once. Must not block.
 class AccessLogSink {
  public:

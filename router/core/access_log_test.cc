@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(AccessLogTest, ALineHasCallerTimesAttemptsAndTrace) {
+TEST(AccessLogTest, EachLogLineHasCallerTimesAttemptsAndTrace) {
   AccessRecord record;
   record.request_id = "id-1";
   record.tenant = "red";
@@ -28,7 +28,7 @@ TEST(AccessLogTest, ALineHasCallerTimesAttemptsAndTrace) {
   }
 }
 
-TEST(AccessLogTest, ARefusalHasItsReasonInOneWord) {
+TEST(AccessLogTest, ARefusalIsLoggedWithItsReasonInOneWord) {
   AccessRecord record;
   record.tenant = "red";
   record.status = absl::UnauthenticatedError("the token expired then");

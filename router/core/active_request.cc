@@ -21,8 +21,9 @@ void ActiveRequest::Cancel(CancelReason reason) {
     attempt->Cancel();
     return;
   }
-  // The request waits in the queue, or is being dispatched and will see the
-  // flag. It is ended on another thread: a sink is never called inside Cancel.
+  // The request waits in the queue, or it is being dispatched, which checks for
+  // the cancellation. The timer thread ends it, because a sink must never be
+  // called inside Cancel.
   core_->EndWaitingAt(absl::InfinitePast(), shared_from_this(), status);
 }
 
@@ -110,14 +111,16 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
     budget->set_share(request.eviction_budget->ratio);
   }
   if (const auto left = flow_.QueueTimeoutLeft(base::Clock::Real().Now())) {
-    // Rounded up: the worker would take 0 for its own default.
+    // Rounded up to at least 1, because 0 would make the worker use its own
+    // default timeout.
     const int64_t left_ms =
         absl::ToInt64Milliseconds(absl::Ceil(*left, absl::Milliseconds(1)));
     call.head.set_queue_timeout_ms(static_cast<uint32_t>(
         std::clamp<int64_t>(left_ms, 1, std::numeric_limits<uint32_t>::max())));
   }
   call.head.set_traceparent(request.traceparent);
-  // The worker at this address may have been replaced since it was checked.
+  // The worker checks this id, because another worker may have started at its
+  // address since the router checked it.
   if (flow_.delivered() && begun_on_.has_value()) {
     call.head.set_weights_id(begun_on_->weights_id());
   } else if (const auto info = replica.info()) {

@@ -1,5 +1,6 @@
-// One request in flight. It carries events between a worker's attempt, the
-// state machine (RequestFlow) and the facade's sink.
+// A request in flight. It passes the events of an attempt at a worker to the
+// state machine (RequestFlow), and what the state machine delivers to the
+// facade's sink.
 #pragma once
 
 #include <memory>
@@ -19,8 +20,8 @@ namespace kvasir::router {
 
 class RouterCore;
 
-// Shared by the router's table, the attempt (as its sink) and the facade (as
-// its handle).
+// Shared by the router's table of requests, by the attempt (this object is its
+// sink) and by the facade (for which it is the request's handle).
 // Threads: any thread; a worker's events come one at a time.
 class ActiveRequest final : public RequestHandle,
                             public AttemptSink,
@@ -45,7 +46,7 @@ class ActiveRequest final : public RequestHandle,
 
   Ticket ticket() const { return ticket_; }
   const CanonicalRequest& request() const ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    return flow_.request();  // constant
+    return flow_.request();  // the flow's request never changes
   }
   std::vector<std::string> Tried() const ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status NoReplica(const absl::Status& otherwise) const
@@ -54,10 +55,11 @@ class ActiveRequest final : public RequestHandle,
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Returns whether `replica` may continue the request. Tokens that have been
-  // received can only be continued with the same weights, cache and arithmetic.
+  // Returns whether `replica` may run the request. If tokens have been
+  // received, it must have the same weights, cache format and arithmetic as the
+  // replica that produced them.
   bool MayRunOn(const Replica& replica) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Opens a stream to `replica`.
+  // Starts an attempt: opens a stream to `replica`.
   void Open(const std::shared_ptr<Replica>& replica)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void SetQueueTimer(const TimerThread::TimerId& timer)
@@ -65,9 +67,11 @@ class ActiveRequest final : public RequestHandle,
   std::optional<TimerThread::TimerId> TakeQueueTimer()
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Logs, calls the sink's OnDone and drops the sink. Call once.
+  // Ends the request: logs it, calls the sink's OnDone and drops the sink. Call
+  // once.
   void Close(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends a request that never started: the sink is not called.
+  // Ends a request that has never started, without calling the sink. Returns
+  // its log record.
   AccessRecord Discard(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -80,13 +84,14 @@ class ActiveRequest final : public RequestHandle,
   const Ticket ticket_;
   const std::string id_;
   RouterObserver* const observer_;
-  // Used by one thread at a time; dropped in Close.
+  // Null after Close. Only one thread at a time uses it, so that it needs no
+  // lock.
   std::shared_ptr<RequestSink> sink_;
 
   mutable base::Mutex mutex_;
   RequestFlow flow_ ABSL_GUARDED_BY(mutex_);
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
-  // The replica that produced the first tokens.
+  // The properties of the replica that produced the first tokens.
   std::optional<kvasir::v1::WorkerInfo> begun_on_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Attempt> attempt_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<ReplicaLease> lease_ ABSL_GUARDED_BY(mutex_);

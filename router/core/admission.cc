@@ -12,7 +12,8 @@ absl::StatusOr<Admission::Answer> Admission::Enter(Ticket ticket,
   if (draining_) {
     return proto::RefusedError(Refusal::DRAINING, "the router is draining");
   }
-  // Waiting requests go first, even if there is a free place.
+  // A new request must not run before the waiting ones, even if there is a free
+  // place.
   if (in_flight_ < limits_.max_in_flight && waiting_.empty()) {
     ++in_flight_;
     return Answer::kRun;
@@ -20,9 +21,10 @@ absl::StatusOr<Admission::Answer> Admission::Enter(Ticket ticket,
   if (waiting_.size() >= limits_.max_queue) {
     return proto::RefusedError(
         Refusal::RETRY_ELSEWHERE,
-        absl::StrCat("the router is full: ", in_flight_, " requests run of ",
-                     limits_.max_in_flight, ", ", waiting_.size(), " wait of ",
-                     limits_.max_queue, " (--max-inflight)"));
+        absl::StrCat("the router is full: ", in_flight_, " of at most ",
+                     limits_.max_in_flight, " requests run and ",
+                     waiting_.size(), " of at most ", limits_.max_queue,
+                     " wait (--max-inflight)"));
   }
   const Place place{priority, arrivals_++};
   waiting_.emplace(place, ticket);
@@ -51,9 +53,9 @@ bool Admission::Withdraw(Ticket ticket) {
   return true;
 }
 
-absl::Status Admission::OfRequest(const CanonicalRequest& request,
-                                  const kvasir::v1::WorkerInfo& info,
-                                  uint32_t max_n, absl::Time now) {
+absl::Status Admission::CheckRequest(const CanonicalRequest& request,
+                                     const kvasir::v1::WorkerInfo& info,
+                                     uint32_t max_n, absl::Time now) {
   const size_t prompt = request.prompt.size_tokens();
   if (prompt == 0) return absl::InvalidArgumentError("the prompt is empty");
   if (prompt >= info.max_model_len()) {
@@ -69,14 +71,15 @@ absl::Status Admission::OfRequest(const CanonicalRequest& request,
         absl::StrCat("n is ", n, ", want 1 to ", limit));
   }
   if (request.deadline <= now) {
-    return absl::DeadlineExceededError("the deadline has passed already");
+    return absl::DeadlineExceededError(
+        "the request's deadline had already passed when it arrived");
   }
   return absl::OkStatus();
 }
 
-Admission::Patience Admission::OfWaiting(const CanonicalRequest& request,
-                                         std::optional<absl::Duration> own,
-                                         absl::Duration ours, absl::Time now) {
+Admission::Patience Admission::PatienceOf(const CanonicalRequest& request,
+                                          std::optional<absl::Duration> own,
+                                          absl::Duration ours, absl::Time now) {
   const absl::Time expiry = now + own.value_or(ours);
   if (request.deadline < expiry) {
     return {request.deadline, absl::DeadlineExceededError(

@@ -1,7 +1,7 @@
-// Decides which requests the router accepts and when they run, and words its
-// refusals. Plain logic over tickets and requests, without a clock or threads.
-// The worker checks a request's values; the router checks only what it must
-// know itself.
+// Decides which requests the router accepts and when they run, and builds the
+// statuses of refused requests. It works on tickets and requests, and uses no
+// clock and no threads. Workers check most values of a request; the router
+// checks only those on which its own work depends.
 #pragma once
 
 #include <cstddef>
@@ -22,67 +22,74 @@
 namespace kvasir::router {
 
 struct AdmissionLimits {
-  // Requests sent to workers at one time, over all replicas.
+  // How many requests may run at the same time, on all replicas together.
   size_t max_in_flight = 4096;
-  // Requests that wait for one of those to end; further ones are refused.
+  // How many requests may wait until a running one ends. Further requests are
+  // refused.
   size_t max_queue = 1024;
 };
 
 using Ticket = uint64_t;
 
-// Lower priority values run first, then first come, first served.
-// Threads: one at a time (the caller's mutex).
+// A queue of requests, each identified by a ticket. Requests with lower
+// priority values run first; those with equal values in the order of their
+// arrival.
+// Threads: one at a time; the caller's mutex guards it.
 class Admission {
  public:
   explicit Admission(const AdmissionLimits& limits) : limits_(limits) {}
 
   enum class Answer { kRun, kWait };
-  // `ticket` must be new. A refused ticket is forgotten: RETRY_ELSEWHERE with
-  // the numbers and the flags if the queue is full, DRAINING after BeginDrain.
+  // Enters a new ticket. It may run, must wait, or is refused: RETRY_ELSEWHERE
+  // if the queue is full (the text names the limits and their flags), DRAINING
+  // after BeginDrain.
   absl::StatusOr<Answer> Enter(Ticket ticket, int32_t priority);
-  // Requests that were admitted stay.
+  // From now on Enter refuses. Requests that run or wait are not affected.
   void BeginDrain() { draining_ = true; }
   bool draining() const { return draining_; }
 
   // Ends a running ticket. Returns the waiting tickets that run from now on.
   std::vector<Ticket> Leave();
 
-  // Removes a waiting ticket; false if it was not waiting (any more).
+  // Removes a waiting ticket. Returns false if the ticket does not wait (any
+  // more).
   bool Withdraw(Ticket ticket);
 
   size_t in_flight() const { return in_flight_; }
   size_t waiting() const { return waiting_.size(); }
 
-  // Checks a request before it has a ticket, with its model's `info`:
-  // INVALID_ARGUMENT (no prompt, or an n that exceeds the sinks' limit),
-  // NEVER_FITS, DEADLINE_EXCEEDED.
-  static absl::Status OfRequest(const CanonicalRequest& request,
-                                const kvasir::v1::WorkerInfo& info,
-                                uint32_t max_n, absl::Time now);
+  // Checks a request for the model of `info` before it gets a ticket. Errors:
+  // INVALID_ARGUMENT (no prompt, or n exceeds max_n or the workers' limit),
+  // NEVER_FITS (the prompt is too long), DEADLINE_EXCEEDED.
+  static absl::Status CheckRequest(const CanonicalRequest& request,
+                                   const kvasir::v1::WorkerInfo& info,
+                                   uint32_t max_n, absl::Time now);
 
-  // Until when a request waits, and the status that ends it then.
+  // The time until which a request waits, and the status with which it ends
+  // then.
   struct Patience {
     absl::Time until;
     absl::Status then;
   };
-  // `own`: what is left of the request's own queue timeout, if it has one;
-  // `ours`: the operator's queue timeout, for requests without one.
-  static Patience OfWaiting(const CanonicalRequest& request,
-                            std::optional<absl::Duration> own,
-                            absl::Duration ours, absl::Time now);
-  // The request's own queue timeout is over.
+  // `own`: the rest of the queue timeout that the request has set; nullopt if
+  // it has set none. Then `ours`, the operator's queue timeout, applies.
+  static Patience PatienceOf(const CanonicalRequest& request,
+                             std::optional<absl::Duration> own,
+                             absl::Duration ours, absl::Time now);
+  // The status of a request whose own queue timeout has passed.
   static absl::Status TimedOut(const CanonicalRequest& request);
-  // No worker has reported yet what the model accepts.
+  // The status of a request for a model of which no worker has been reached
+  // yet.
   static absl::Status Unreached(const std::string& model,
                                 absl::string_view problems);
   static absl::Status ShuttingDown();
-  // No replica can be asked: all of them drain, or `problems` says why none is
-  // ready.
+  // The status of a request that no replica can run: all of them drain, or
+  // `problems` says why none is ready.
   static absl::Status NoReplica(const std::string& model, bool all_drain,
                                 absl::string_view problems);
 
  private:
-  using Place = std::pair<int32_t, uint64_t>;  // priority, arrival
+  using Place = std::pair<int32_t, uint64_t>;  // (priority, order of arrival)
 
   const AdmissionLimits limits_;
   bool draining_ = false;

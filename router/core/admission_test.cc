@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Answer = Admission::Answer;
 
-// CHECKs that the ticket is not refused.
+// Enters the ticket and CHECKs that it is not refused.
 Answer Enter(Admission& admission, Ticket ticket, int32_t priority) {
   return admission.Enter(ticket, priority).value();
 }
@@ -37,7 +37,7 @@ kvasir::v1::WorkerInfo Info(uint32_t max_n) {
 
 constexpr absl::Time kNow = absl::UnixEpoch();
 
-TEST(AdmissionTest, RunsThenWaitsThenRefuses) {
+TEST(AdmissionTest, RequestsRunThenWaitAndThenAreRefused) {
   Admission admission({2, 1});
   EXPECT_EQ(Enter(admission, 1, 0), Answer::kRun);
   EXPECT_EQ(Enter(admission, 2, 0), Answer::kRun);
@@ -58,7 +58,7 @@ TEST(AdmissionTest, AWaitingRequestRunsWhenARunningOneEnds) {
   EXPECT_EQ(admission.in_flight(), 0u);
 }
 
-TEST(AdmissionTest, LowerPriorityValuesGoFirst) {
+TEST(AdmissionTest, RequestsWithLowerPriorityValuesRunFirst) {
   Admission admission({1, 4});
   Enter(admission, 1, 0);
   Enter(admission, 2, 5);
@@ -80,12 +80,12 @@ TEST(AdmissionTest, OnlyAWaitingRequestCanWithdraw) {
   EXPECT_EQ(admission.waiting(), 0u);
 }
 
-TEST(AdmissionTest, TheRefusalNamesNumbersAndFlags) {
+TEST(AdmissionTest, ARefusalForAFullQueueNamesTheNumbersAndFlags) {
   Admission admission({1, 0});
   Enter(admission, 1, 0);
   const absl::Status status = admission.Enter(2, 0).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
-                               AllOf(HasSubstr("1 requests run of 1"),
+                               AllOf(HasSubstr("1 of at most 1 requests run"),
                                      HasSubstr("--max-inflight"))));
   EXPECT_EQ(proto::RefusalOf(status)->reason(),
             kvasir::v1::Refusal::RETRY_ELSEWHERE);
@@ -101,30 +101,30 @@ TEST(AdmissionTest, ADrainRefusesNewRequestsAndKeepsAdmittedOnes) {
   EXPECT_THAT(admission.Leave(), ElementsAre(2));
 }
 
-TEST(AdmissionTest, APromptOfTheModelsLengthNeverFits) {
+TEST(AdmissionTest, APromptAsLongAsTheModelAllowsInTotalNeverFits) {
   CanonicalRequest request = NewRequest();
-  KVASIR_EXPECT_OK(Admission::OfRequest(request, Info(16), 128, kNow));
+  KVASIR_EXPECT_OK(Admission::CheckRequest(request, Info(16), 128, kNow));
   request.prompt = TokenBytes::Adopt(std::vector<int32_t>(8, 1));
   const absl::Status status =
-      Admission::OfRequest(request, Info(16), 128, kNow);
+      Admission::CheckRequest(request, Info(16), 128, kNow);
   EXPECT_EQ(proto::RefusalOf(status)->reason(),
             kvasir::v1::Refusal::NEVER_FITS);
   request.prompt = {};
-  EXPECT_THAT(Admission::OfRequest(request, Info(16), 128, kNow),
+  EXPECT_THAT(Admission::CheckRequest(request, Info(16), 128, kNow),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("the prompt is empty")));
 }
 
-TEST(AdmissionTest, TheLimitOfNIsTheWorkersIfItReportsOne) {
+TEST(AdmissionTest, TheWorkersLimitOfNAppliesIfTheWorkerReportsOne) {
   CanonicalRequest request = NewRequest();
   request.sampling.set_n(17);
-  EXPECT_THAT(Admission::OfRequest(request, Info(16), 128, kNow),
+  EXPECT_THAT(Admission::CheckRequest(request, Info(16), 128, kNow),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("n is 17, want 1 to 16")));
-  KVASIR_EXPECT_OK(Admission::OfRequest(request, Info(0), 128, kNow));
+  KVASIR_EXPECT_OK(Admission::CheckRequest(request, Info(0), 128, kNow));
   request.sampling.set_n(200);
   for (const uint32_t reported : {0u, 500u}) {
-    EXPECT_THAT(Admission::OfRequest(request, Info(reported), 128, kNow),
+    EXPECT_THAT(Admission::CheckRequest(request, Info(reported), 128, kNow),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          HasSubstr("n is 200, want 1 to 128")));
   }
@@ -133,18 +133,18 @@ TEST(AdmissionTest, TheLimitOfNIsTheWorkersIfItReportsOne) {
 TEST(AdmissionTest, AWaitingRequestEndsAtTheEarliestOfItsTimeouts) {
   CanonicalRequest request = NewRequest();
   Admission::Patience patience =
-      Admission::OfWaiting(request, std::nullopt, absl::Seconds(30), kNow);
+      Admission::PatienceOf(request, std::nullopt, absl::Seconds(30), kNow);
   EXPECT_EQ(patience.until, kNow + absl::Seconds(30));
   EXPECT_EQ(proto::RefusalOf(patience.then)->reason(),
             kvasir::v1::Refusal::RETRY_ELSEWHERE);
   patience =
-      Admission::OfWaiting(request, absl::Seconds(2), absl::Seconds(30), kNow);
+      Admission::PatienceOf(request, absl::Seconds(2), absl::Seconds(30), kNow);
   EXPECT_EQ(patience.until, kNow + absl::Seconds(2));
   EXPECT_THAT(patience.then, StatusIs(absl::StatusCode::kDeadlineExceeded,
                                       HasSubstr("own timeout")));
   request.deadline = kNow + absl::Seconds(1);
   patience =
-      Admission::OfWaiting(request, absl::Seconds(2), absl::Seconds(30), kNow);
+      Admission::PatienceOf(request, absl::Seconds(2), absl::Seconds(30), kNow);
   EXPECT_EQ(patience.until, request.deadline);
   EXPECT_THAT(patience.then, StatusIs(absl::StatusCode::kDeadlineExceeded,
                                       HasSubstr("the router's queue")));

@@ -80,7 +80,8 @@ RouterMetrics::RouterMetrics(const std::string& version)
       .Register(*registry_)
       .Add({{"version", version}})
       .Set(1);
-  // Create the series at the start, so that rates have a first point.
+  // Create these time series now with value 0. Otherwise their first increment
+  // would be missing in rates.
   for (const ReplicaState state : kStates) {
     replicas_.Add({{"state", ReplicaStateName(state)}});
   }
@@ -103,7 +104,7 @@ void RouterMetrics::OnFirstToken(absl::Duration since_submit) {
   time_to_first_token_.Observe(absl::ToDoubleSeconds(since_submit));
 }
 
-// Tokens that came together share the gap in equal parts.
+// If several tokens came together, the gap is divided equally among them.
 void RouterMetrics::OnInterToken(absl::Duration gap, size_t tokens) {
   if (tokens == 0) return;
   const double each = absl::ToDoubleSeconds(gap) / static_cast<double>(tokens);

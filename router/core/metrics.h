@@ -1,5 +1,5 @@
-// The router's Prometheus families, which docs/metrics.md lists. Its observer's
-// events update them.
+// The router's Prometheus metrics, which docs/metrics.md lists. They are
+// updated by the events of RouterObserver.
 #pragma once
 
 #include <cstddef>

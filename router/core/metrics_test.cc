@@ -12,7 +12,7 @@ std::string Text(const RouterMetrics& metrics) {
   return prometheus::TextSerializer().Serialize(metrics.registry()->Collect());
 }
 
-TEST(RouterMetricsTest, CountsEndsByFacadeAndReason) {
+TEST(RouterMetricsTest, CountsEndedRequestsByFacadeAndFinishReason) {
   RouterMetrics metrics("1");
   AccessRecord record;
   record.facade = "kserve";
@@ -31,7 +31,7 @@ TEST(RouterMetricsTest, CountsEndsByFacadeAndReason) {
             std::string::npos);
 }
 
-TEST(RouterMetricsTest, CountsAReplicaOnlyInItsLastState) {
+TEST(RouterMetricsTest, EachReplicaIsCountedOnlyInItsCurrentState) {
   RouterMetrics metrics("1");
   metrics.OnReplicaState("a", ReplicaState::kReady);
   metrics.OnReplicaState("b", ReplicaState::kReady);
@@ -46,7 +46,7 @@ TEST(RouterMetricsTest, CountsAReplicaOnlyInItsLastState) {
             std::string::npos);
 }
 
-TEST(RouterMetricsTest, TokensDeliveredTogetherShareTheGap) {
+TEST(RouterMetricsTest, TokensDeliveredTogetherDivideTheGapEqually) {
   RouterMetrics metrics("1");
   metrics.OnInterToken(absl::Milliseconds(8), 4);
   const std::string text = Text(metrics);

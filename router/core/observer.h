@@ -1,4 +1,4 @@
-// Events that the router's metrics count.
+// The interface through which the router reports events to its metrics.
 #pragma once
 
 #include <string>
@@ -9,22 +9,23 @@
 
 namespace kvasir::router {
 
+// Receives the router's events.
 // Threads: any thread, several at once. Must not block.
 class RouterObserver : public ReplicaObserver {
  public:
   // Submit has refused a request.
   virtual void OnRefused(const absl::Status& /*why*/) {}
-  // The first attempt's stream is opened; `waited` since Submit.
+  // The first attempt of a request starts, `waited` after its Submit.
   virtual void OnDispatched(absl::Duration /*waited*/) {}
   virtual void OnFirstToken(absl::Duration /*since_submit*/) {}
-  // The gap between two deliveries of tokens of one sample.
+  // Tokens of a sample have come, `gap` after the sample's previous tokens.
   virtual void OnInterToken(absl::Duration /*gap*/, size_t /*tokens*/) {}
-  // An attempt has failed, and another replica is asked.
+  // An attempt of a request has failed, and another replica is asked.
   virtual void OnRetry(const absl::Status& /*why*/) {}
   virtual void OnRequestEnd(const AccessRecord& /*record*/) {}
-  // `in_flight`: requests submitted and not ended; `queued`: those of them that
-  // wait in the router. Called under the router's lock, in the order of the
-  // changes.
+  // `in_flight`: how many requests have been submitted and have not ended;
+  // `queued`: how many of them wait in the router. It is called under the
+  // router's lock, so that the calls have the order of the changes.
   virtual void OnInFlight(size_t /*in_flight*/, size_t /*queued*/) {}
 };
 

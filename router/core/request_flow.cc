@@ -13,7 +13,8 @@ using kvasir::v1::GenerateEvent;
 
 namespace {
 
-// The error says nothing against the request itself.
+// Returns true if another replica may succeed: the worker was lost, full or
+// draining, and did not object to the request itself.
 bool MayRunElsewhere(const absl::Status& status) {
   if (const auto refusal = proto::RefusalOf(status)) {
     return refusal->reason() == kvasir::v1::Refusal::RETRY_ELSEWHERE ||
@@ -22,7 +23,8 @@ bool MayRunElsewhere(const absl::Status& status) {
   return absl::IsUnavailable(status);
 }
 
-// The sample ended as the request wanted.
+// Returns true if the sample ended at a stop condition or at its maximum
+// length, and not for another reason.
 bool IsComplete(kvasir::v1::FinishReason reason) {
   return reason == kvasir::v1::FINISH_STOP ||
          reason == kvasir::v1::FINISH_LENGTH;
@@ -55,7 +57,8 @@ RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
   if (cancelled() || !breach_.ok()) return {};
   switch (event.event_case()) {
     case GenerateEvent::kAccepted: {
-      // The client already knows that a replica has accepted the request.
+      // Only the first acceptance is delivered; after a retry the client
+      // already knows of it.
       Delivery delivery;
       delivery.deliver = !accepted_;
       accepted_ = true;
@@ -66,7 +69,7 @@ RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
     case GenerateEvent::kFinish:
       return OnFinish(event.finish());
     case GenerateEvent::EVENT_NOT_SET:
-      break;  // a later version's event
+      break;  // an event that this version does not know
   }
   return {};
 }
@@ -117,8 +120,9 @@ RequestFlow::Delivery RequestFlow::OnFinish(
     const GenerateEvent::Finish& finish) {
   Delivery delivery;
   Sample* const sample = RunningSample(finish.index());
-  // Nobody here aborted the request, so an unfinished answer is the worker's
-  // fault: the stream counts as ended early.
+  // The router has not cancelled the request. If the sample was aborted, the
+  // worker did so: the event is ignored, and the end of the stream then counts
+  // as too early.
   if (sample == nullptr || !IsComplete(finish.reason())) return delivery;
   sample->finished = true;
   cached_tokens_ = std::max(cached_tokens_, finish.cached_tokens());
@@ -146,8 +150,8 @@ bool RequestFlow::Retryable(const absl::Status& status, absl::Time now) const {
   return MayRunElsewhere(status);
 }
 
-// Only one sample's emitted tokens are sent along, and the prompt's log
-// probabilities come only with the first tokens.
+// A new attempt can send the received tokens of only one sample, and the
+// prompt's log probabilities come only with the first tokens of an attempt.
 bool RequestFlow::MayContinue() const {
   return request_.folded && samples_.size() == 1 && !samples_[0].finished &&
          !request_.sampling.has_prompt_logprobs();
@@ -168,18 +172,20 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
         absl::StrCat("worker ", replica, " ended the stream early"));
   } else if (absl::IsCancelled(end) ||
              (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value())) {
-    // The call carries the deadline, so the transport may have ended it for
-    // that: with CANCELLED, or with UNAVAILABLE if the worker was closing
-    // the connection. Otherwise the worker reset the call, or is lost; the
-    // registry logs the transport's own text with the worker.
+    // The call to the worker has the request's deadline. At the deadline, the
+    // transport ends the call: with CANCELLED, or with UNAVAILABLE if the
+    // worker is closing the connection. Before the deadline, these codes mean
+    // that the worker has reset the call or is lost. The registry logs the
+    // transport's own text.
     end = request_.deadline <= now
               ? absl::DeadlineExceededError("the deadline passed")
               : absl::UnavailableError(absl::StrCat(
                     "worker ", replica,
                     absl::IsCancelled(end) ? " reset the stream" : " is lost"));
   }
-  // A worker refuses a request that waited too long as it refuses one that it
-  // has no room for; the client receives the error of its own timeout.
+  // A worker uses the same refusal for a request that waited too long and for
+  // one for which it has no room. If the client's own timeout has passed, its
+  // error is that of the timeout.
   if (TimedOut(now) && MayRunElsewhere(end)) {
     return Admission::TimedOut(request_);
   }

@@ -1,6 +1,6 @@
-// The state machine of one request over its attempts, without threads, clocks
-// or gRPC. It decides what a worker's answer means, what the client receives
-// and what is logged.
+// The state machine of a request through all its attempts, without threads,
+// clocks or gRPC. It decides how to react to the events from workers, what the
+// client receives and what is logged.
 #pragma once
 
 #include <cstdint>
@@ -15,57 +15,59 @@
 
 namespace kvasir::router {
 
-// Keeps what another replica needs to continue: the request, its seed and the
-// tokens that the client already has.
-//
-// Threads: one at a time (the caller's mutex).
+// The state that another replica needs to continue a request: the request, its
+// seed and the tokens that have been delivered.
+// Threads: one at a time; the caller's mutex guards it.
 class RequestFlow {
  public:
-  // `request` must be complete: seed drawn, max_tokens set.
+  // `request` must have its seed and max_tokens.
   RequestFlow(CanonicalRequest request, std::string id, int max_attempts,
               absl::Time now);
 
   const CanonicalRequest& request() const { return request_; }
   const std::string& id() const { return id_; }
-  // The ids that the client has, little-endian; only for requests with n = 1.
+  // The ids of the delivered tokens, little-endian. Only kept for requests with
+  // n = 1.
   const std::string& emitted() const { return emitted_; }
 
-  // Returns true if this is the first reason, which counts.
+  // Returns true for the first call. Its reason counts; later calls have no
+  // effect.
   bool Cancel(CancelReason reason);
   bool cancelled() const { return cancel_reason_.has_value(); }
 
-  // A stream to `replica` is about to be opened.
+  // Call before a stream to `replica` is opened.
   void OnAttempt(const std::string& replica, absl::Time now);
   uint32_t attempts() const { return attempts_; }
-  // The engine has produced output.
+  // True if output has been delivered to the sink.
   bool delivered() const { return delivered_; }
-  // Replicas that have been asked. None is asked twice.
+  // The replicas that have been asked to run the request. None is asked twice.
   const std::vector<std::string>& tried() const { return tried_; }
 
-  // The effect of an event on the client.
+  // Says how to react to an event from a worker.
   struct Delivery {
     bool deliver = false;
-    // The worker broke the contract; its stream must be reset.
+    // The worker has broken its protocol; its stream must be reset.
     bool reset_attempt = false;
-    // Set with the first tokens of the request.
+    // Set if these are the first tokens of the request.
     std::optional<absl::Duration> time_to_first_token;
-    // Set with later tokens: the time since the same sample's last tokens.
+    // Set if these are not the sample's first tokens: the time since its
+    // previous tokens.
     std::optional<absl::Duration> inter_token;
   };
   Delivery OnEvent(const kvasir::v1::GenerateEvent& event, absl::Time now);
 
-  // An attempt has ended. Returns nothing if another replica must be asked,
-  // otherwise the request's end.
+  // Call when an attempt has ended. Returns nullopt if another replica must be
+  // asked, otherwise the status with which the request ends.
   std::optional<absl::Status> OnAttemptDone(const absl::Status& status,
                                             absl::Time now);
-  // Returns the rest of the request's own queue timeout; nothing if it has
-  // none.
+  // Returns the rest of the queue timeout that the request has set; nullopt if
+  // it has set none.
   std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const;
-  // No other replica can be asked. Returns the last replica's error, or
-  // `otherwise`.
+  // Returns the status of a request for which no other replica can be asked:
+  // the error of the last attempt, or `otherwise` if there was no attempt.
   absl::Status NoReplica(const absl::Status& otherwise) const;
 
-  // The status of a cancelled request.
+  // Returns the status with which the cancelled request ends.
   absl::Status CancelledStatus() const;
   AccessRecord Record(const absl::Status& status, absl::Time now) const;
 
@@ -79,14 +81,15 @@ class RequestFlow {
   Delivery OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens,
                     absl::Time now);
   Delivery OnFinish(const kvasir::v1::GenerateEvent::Finish& finish);
-  // Returns null for a sample that was not requested or has finished. A
-  // worker's error must not reach the client, nor memory beyond the samples.
+  // Returns null for a sample that was not requested or has finished. The index
+  // comes from the worker, which may be faulty.
   Sample* RunningSample(uint32_t index);
   bool Retryable(const absl::Status& status, absl::Time now) const;
-  // Another worker can continue from the tokens that the sink has, without a
-  // visible difference.
+  // Returns true if another worker can continue from the tokens that have been
+  // delivered, so that the client does not notice it.
   bool MayContinue() const;
-  // There is no output yet, and the client's own timeout is over.
+  // Returns true if there is no output yet and the client's own timeout has
+  // passed.
   bool TimedOut(absl::Time now) const;
   std::string FinishReasonName(const absl::Status& status) const;
 
@@ -99,12 +102,14 @@ class RequestFlow {
   uint32_t attempts_ = 0;
   std::vector<std::string> tried_;
   absl::Status last_error_;
-  // How the worker broke the contract. Its later events are ignored.
+  // An error if the worker has broken its protocol. Its later events are
+  // ignored.
   absl::Status breach_;
   absl::Time first_attempt_ = absl::InfiniteFuture();
   absl::Time first_token_ = absl::InfiniteFuture();
   bool accepted_ = false;
-  // The sink has received output: no other replica is tried unless MayContinue.
+  // The sink has received output. Another replica may then be asked only if
+  // MayContinue().
   bool delivered_ = false;
   std::vector<Sample> samples_;
   std::string emitted_;

@@ -58,7 +58,7 @@ absl::Status Full() {
   return proto::RefusedError(kvasir::v1::Refusal::RETRY_ELSEWHERE, "full");
 }
 
-TEST(RequestFlowTest, ACompleteStreamEndsOk) {
+TEST(RequestFlowTest, ARequestWithACompleteStreamEndsWithOk) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnEvent(Accepted(), At(2)).deliver);
@@ -88,7 +88,7 @@ TEST(RequestFlowTest, KeepsEmittedTokensForAnotherWorker) {
   EXPECT_THAT(emitted.ToIds(), ElementsAre(7, 8, 9));
 }
 
-TEST(RequestFlowTest, FirstTokenThenGapsPerSample) {
+TEST(RequestFlowTest, MeasuresTheTimeToTheFirstTokenAndTheGapsOfEachSample) {
   RequestFlow flow = NewFlow(2);
   flow.OnAttempt("a", At(0));
   const auto first = flow.OnEvent(Tokens({1}, 0), At(10));
@@ -121,9 +121,9 @@ TEST(RequestFlowTest, ALostWorkerIsReplacedBeforeTheFirstToken) {
       << "the client receives it once";
 }
 
-// A client that receives only the whole answer does not notice that a worker
-// was lost.
-TEST(RequestFlowTest, AFoldedAnswerContinuesAtAnotherWorker) {
+// The client receives nothing before the answer is complete, so another worker
+// can continue the answer without being noticed.
+TEST(RequestFlowTest, AnAnswerInOneResponseContinuesAtAnotherWorker) {
   CanonicalRequest request = NewFlow().request();
   request.folded = true;
   RequestFlow flow(request, "id", 3, kStart);
@@ -135,12 +135,13 @@ TEST(RequestFlowTest, AFoldedAnswerContinuesAtAnotherWorker) {
   flow.OnAttempt("b", At(4));
   EXPECT_TRUE(flow.OnEvent(Tokens({9}), At(5)).deliver);
   EXPECT_TRUE(flow.OnEvent(Finish(), At(6)).deliver);
-  // The request has finished, so it is not sent to another worker.
+  // The sample has finished, so the request ends with this error and is not
+  // sent to another worker.
   EXPECT_THAT(*flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(7)),
               StatusIs(absl::StatusCode::kUnavailable, "worker b is lost"));
 }
 
-TEST(RequestFlowTest, AFoldedAnswerEndsIfNoWorkerCanContinueIt) {
+TEST(RequestFlowTest, AnAnswerInOneResponseEndsIfNoWorkerCanContinueIt) {
   for (const bool of_prompt : {false, true}) {
     CanonicalRequest request = NewFlow(/*n=*/of_prompt ? 1 : 2).request();
     request.folded = true;
@@ -153,7 +154,7 @@ TEST(RequestFlowTest, AFoldedAnswerEndsIfNoWorkerCanContinueIt) {
   }
 }
 
-TEST(RequestFlowTest, TokensCountAgainstTheBudget) {
+TEST(RequestFlowTest, ReceivedTokensCountAgainstTheMemoryBudget) {
   const auto budget = std::make_shared<ByteBudget>(100);
   CanonicalRequest request = NewFlow().request();
   KVASIR_ASSERT_OK_AND_ASSIGN(request.bytes, budget->Take(10));
@@ -173,7 +174,7 @@ TEST(RequestFlowTest, ALostWorkerAfterTheFirstTokenEndsTheRequest) {
   EXPECT_EQ(flow.Record(*end, At(3)).finish_reason, "lost");
 }
 
-TEST(RequestFlowTest, AttemptsAreCapped) {
+TEST(RequestFlowTest, TheNumberOfAttemptsIsLimited) {
   RequestFlow flow = NewFlow(1, 2);
   flow.OnAttempt("a", At(1));
   EXPECT_FALSE(flow.OnAttemptDone(Full(), At(2)).has_value());
@@ -183,15 +184,15 @@ TEST(RequestFlowTest, AttemptsAreCapped) {
   EXPECT_EQ(flow.Record(*end, At(4)).finish_reason, "refused");
 }
 
-TEST(RequestFlowTest, NothingIsTriedPastTheDeadline) {
+TEST(RequestFlowTest, AfterTheDeadlineNoOtherWorkerIsTried) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnAttemptDone(Full(), At(10000)).has_value());
 }
 
-// The transport reports UNAVAILABLE if the deadline passed while the worker was
-// closing the connection (GOAWAY).
-TEST(RequestFlowTest, ACallThatTheDeadlineEndedIsNoLossOfTheWorker) {
+// The transport reports UNAVAILABLE if the deadline passes while the worker is
+// closing the connection (HTTP/2 GOAWAY).
+TEST(RequestFlowTest, ACallThatTheDeadlineEndedDoesNotCountAsALostWorker) {
   for (const absl::Status& status :
        {absl::CancelledError(""),
         absl::UnavailableError("Stream removed (GOAWAY received)")}) {
@@ -204,7 +205,7 @@ TEST(RequestFlowTest, ACallThatTheDeadlineEndedIsNoLossOfTheWorker) {
   }
 }
 
-TEST(RequestFlowTest, NothingIsTriedPastTheClientsOwnTimeout) {
+TEST(RequestFlowTest, AfterTheClientsOwnTimeoutNoOtherWorkerIsTried) {
   RequestFlow flow = NewFlow(1, 3, absl::Milliseconds(50));
   EXPECT_EQ(flow.QueueTimeoutLeft(At(20)), absl::Milliseconds(30));
   flow.OnAttempt("a", At(1));
@@ -243,7 +244,7 @@ TEST(RequestFlowTest, AStreamThatEndsEarlyIsALoss) {
                        HasSubstr("worker a ended the stream early")));
 }
 
-TEST(RequestFlowTest, AResetByTheWorkerIsNotACancel) {
+TEST(RequestFlowTest, AResetByTheWorkerDoesNotCountAsACancelByTheClient) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
@@ -252,7 +253,7 @@ TEST(RequestFlowTest, AResetByTheWorkerIsNotACancel) {
                        HasSubstr("worker a reset the stream")));
 }
 
-TEST(RequestFlowTest, AWorkersAbortIsTriedElsewhere) {
+TEST(RequestFlowTest, ARequestThatAWorkerAbortsIsTriedElsewhere) {
   for (const kvasir::v1::FinishReason reason :
        {kvasir::v1::FINISH_ABORT, kvasir::v1::FINISH_REASON_UNSPECIFIED}) {
     RequestFlow flow = NewFlow();
@@ -278,7 +279,8 @@ TEST(RequestFlowTest, AfterAFinishedSampleNothingIsTriedElsewhere) {
               StatusIs(absl::StatusCode::kResourceExhausted, "full"));
 }
 
-TEST(RequestFlowTest, TokensBeyondMaxTokensResetTheWorkerAndEndInternal) {
+TEST(RequestFlowTest,
+     AWorkerThatExceedsMaxTokensIsResetAndTheRequestEndsWithInternal) {
   RequestFlow flow = NewFlow(2);
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnEvent(Tokens({7, 8, 9}, 0), At(2)).deliver);
@@ -304,7 +306,7 @@ TEST(RequestFlowTest, AnEventOfAnUnknownKindIsIgnored) {
   EXPECT_TRUE(flow.OnEvent(Tokens({7}), At(3)).time_to_first_token.has_value());
 }
 
-TEST(RequestFlowTest, AShutdownIsARefusalAndNotTheClientsCancel) {
+TEST(RequestFlowTest, AShutdownEndsARequestAsRefusedAndNotAsCancelled) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   flow.Cancel(CancelReason::kShutdown);
@@ -340,14 +342,14 @@ TEST(RequestFlowTest, EachCancelReasonHasItsNameInTheLog) {
   }
 }
 
-TEST(RequestFlowTest, ASampleThatWasNotRequestedIsDropped) {
+TEST(RequestFlowTest, EventsOfASampleThatWasNotRequestedAreDropped) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_FALSE(flow.OnEvent(Tokens({7}, 4000000000u), At(2)).deliver);
   EXPECT_FALSE(flow.OnEvent(Finish(1), At(2)).deliver);
 }
 
-TEST(RequestFlowTest, NothingFollowsASamplesFinish) {
+TEST(RequestFlowTest, EventsAfterASamplesFinishAreDropped) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnEvent(Finish(), At(2)).deliver);

@@ -71,7 +71,7 @@ absl::Status RouterCore::Complete(CanonicalRequest* request) {
   if (!model.info.has_value()) {
     return Admission::Unreached(request->model, parts_.registry->Problems());
   }
-  KVASIR_RETURN_IF_ERROR(Admission::OfRequest(
+  KVASIR_RETURN_IF_ERROR(Admission::CheckRequest(
       *request, *model.info, options_.max_n, base::Clock::Real().Now()));
   kvasir::v1::SamplingParams& sampling = request->sampling;
   if (sampling.max_tokens() == 0) {
@@ -89,7 +89,8 @@ absl::Status RouterCore::Complete(CanonicalRequest* request) {
 
 void RouterCore::LogRefused(CanonicalRequest request, const absl::Status& why) {
   const absl::Time now = base::Clock::Real().Now();
-  // A refused request may ask for any n, for which nothing is allocated.
+  // RequestFlow allocates memory for n samples, and a refused request may have
+  // any n.
   request.sampling.set_n(0);
   const RequestFlow flow(std::move(request), "", 0, now);
   AccessRecord record = flow.Record(why, now);
@@ -143,8 +144,8 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
 void RouterCore::WaitInQueue(const ActivePtr& active) {
   const absl::Time now = base::Clock::Real().Now();
   const Admission::Patience patience =
-      Admission::OfWaiting(active->request(), active->QueueTimeoutLeft(now),
-                           options_.queue_timeout, now);
+      Admission::PatienceOf(active->request(), active->QueueTimeoutLeft(now),
+                            options_.queue_timeout, now);
   active->SetQueueTimer(EndWaitingAt(patience.until, active, patience.then));
 }
 
@@ -204,8 +205,8 @@ void RouterCore::LogEnd(const AccessRecord& record) {
 }
 
 void RouterCore::Release(ActivePtr active, bool ran) {
-  // Once the table is empty the router may be gone. Only local variables are
-  // used after that.
+  // When the last request has been removed from the table, the router may be
+  // destroyed at any time. After that only local variables are used.
   std::deque<std::pair<ActivePtr, bool>> ended = {{std::move(active), ran}};
   while (!ended.empty()) {
     const auto [request, request_ran] = std::move(ended.front());

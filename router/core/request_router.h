@@ -1,5 +1,5 @@
-// The router itself: accepts canonical requests, chooses replicas, relays their
-// streams.
+// The implementation of RequestRouter: it accepts requests, chooses replicas
+// for them and passes the replicas' output to the sinks.
 //
 //   TimerThread timers;
 //   ReplicaRegistry registry(registry_options, factory, &timers, &observer);
@@ -35,22 +35,23 @@ namespace kvasir::router {
 struct RouterCoreOptions {
   AdmissionLimits admission;
   PolicyKind policy = PolicyKind::kLeastLoaded;
-  // The limit for requests that set none.
+  // max_tokens of requests that do not set it.
   uint32_t default_max_tokens = 256;
-  // How long a request may wait in the router's own queue if it sets no
+  // How long a request may wait in the router's queue if it sets no queue
   // timeout.
   absl::Duration queue_timeout = absl::Seconds(30);
-  // Workers asked for one request before its first token.
+  // How many workers may be asked, one after the other, to run a request.
   int max_attempts = 3;
   uint32_t max_n = 128;
 };
 
 class ActiveRequest;
 
+// The router; the example above shows how it is used.
 // Owns: the requests in flight.
-// Threads: any thread. A request's lock and the router's are never held
-//   together. No callback runs under either, except the observer's OnInFlight,
-//   which runs under the router's.
+// Threads: any thread. No thread holds a request's lock and the router's lock
+// at the same time. Callbacks run without these locks; only the observer's
+// OnInFlight runs under the router's lock.
 class RouterCore final : public RequestRouter {
  public:
   struct Parts {
@@ -60,9 +61,10 @@ class RouterCore final : public RequestRouter {
     RouterObserver* observer = nullptr;  // may be null
   };
 
-  // The parts must outlive it.
+  // The parts must outlive the router.
   RouterCore(RouterCoreOptions options, Parts parts);
-  // Cancels running requests and waits for them. No facade may use it any more.
+  // Cancels running requests and waits until they have ended. Facades must not
+  // use the router any more.
   ~RouterCore() override;
 
   absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
@@ -73,17 +75,19 @@ class RouterCore final : public RequestRouter {
   absl::StatusOr<ModelStatus> Model(const std::string& name) const override;
   RouterHealth Health() const override ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Health reports draining from now on, so that clients leave. They are still
-  // served.
+  // Health reports draining from now on, so that clients go elsewhere. Requests
+  // that come all the same are still served.
   void AnnounceDrain() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Also makes Submit refuse with DRAINING. Running requests continue.
+  // Does the same, and makes Submit refuse new requests with DRAINING. Running
+  // requests continue.
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Requests that have ended since the start, for any reason.
+  // The number of requests that have ended since the start, for any reason.
   uint64_t ended() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns true once every request has ended (its OnDone has returned).
+  // Waits until every request has ended (its OnDone has returned). Returns
+  // false if the deadline passes first.
   bool WaitIdle(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   void CancelAll(CancelReason reason) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Requests submitted and not ended.
+  // The number of requests that have been submitted and have not ended.
   size_t in_flight() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -93,24 +97,27 @@ class RouterCore final : public RequestRouter {
   // Checks the request against its model, and fills in its defaults.
   absl::Status Complete(CanonicalRequest* request);
   absl::Status Refuse(CanonicalRequest request, absl::Status why);
-  // Gives the request a place; UNAVAILABLE or RESOURCE_EXHAUSTED if there is
-  // none.
+  // Asks Admission whether the request may run or must wait. Returns
+  // UNAVAILABLE if the router drains and RESOURCE_EXHAUSTED if its queue is
+  // full.
   absl::StatusOr<Admission::Answer> Enter(const ActivePtr& active)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void WaitInQueue(const ActivePtr& active);
-  // Opens a stream; an error if no replica can be asked.
+  // Chooses a replica and opens a stream to it. Returns an error if no replica
+  // can be asked.
   absl::Status Dispatch(const ActivePtr& active);
-  // Removes the request from the queue at `when`, on the timer thread, and ends
-  // it with this status. Does nothing if it no longer waits.
+  // Makes the timer thread remove the request from the queue at `when` and end
+  // it with `status`. This has no effect if the request no longer waits then.
   TimerThread::TimerId EndWaitingAt(absl::Time when, const ActivePtr& active,
                                     const absl::Status& status);
   void EndWaiting(const ActivePtr& active, const absl::Status& status);
   void LogEnd(const AccessRecord& record);
-  // Frees the request's place and starts the requests that can run then. `ran`:
-  // it was not in the queue.
+  // Removes a request that has ended, and starts waiting requests in its place.
+  // `ran`: false if the request ended while it waited in the queue.
   void Release(ActivePtr active, bool ran) ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<ActivePtr> All() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Called under the lock, so that the observer receives the numbers in order.
+  // Call under the lock, so that the observer receives the numbers in the order
+  // of the changes.
   void ReportInFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string KnownModels() const;
 

@@ -1,4 +1,4 @@
-// The router with scripted workers and without gRPC.
+// Tests of the router with scripted workers and without gRPC.
 #include "router/core/request_router.h"
 
 #include <atomic>
@@ -49,8 +49,8 @@ class KeptLog final : public AccessLogSink {
   std::vector<AccessRecord> records_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Keeps the last reported states. If `slow` is set, it delays its note that a
-// request runs.
+// An observer that keeps the last reported numbers and states. If `slow` is
+// set, it is slow to record that a request runs.
 class KeptStates final : public RouterObserver {
  public:
   std::atomic<bool> slow{false};
@@ -104,7 +104,8 @@ CanonicalRequest NewRequest(size_t prompt_tokens = 3) {
 
 class RequestRouterTest : public ::testing::Test {
  protected:
-  // Workers "w0", "w1", ... in the state that the test has given them.
+  // Starts the router with workers "w0", "w1", ..., whose states the test has
+  // set.
   absl::Status Start(int num_workers, RouterCoreOptions options = {},
                      absl::Duration patience = absl::Milliseconds(500)) {
     Prepare(num_workers);
@@ -133,7 +134,7 @@ class RequestRouterTest : public ::testing::Test {
     }
   }
 
-  // The sink receives the rest.
+  // Submits a request; `sink` receives its events.
   std::shared_ptr<RequestHandle> Submit(
       std::shared_ptr<RecordingSink> sink,
       CanonicalRequest request = NewRequest()) {
@@ -142,7 +143,8 @@ class RequestRouterTest : public ::testing::Test {
     return handle.ok() ? *handle : nullptr;
   }
 
-  // Worker 0 is lost after the first token.
+  // Submits a request whose client receives only the whole answer, and breaks
+  // worker 0 after the first token.
   std::shared_ptr<RecordingSink> LoseAFoldedAnswer() {
     KVASIR_EXPECT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
     CanonicalRequest request = NewRequest();
@@ -176,7 +178,7 @@ class RequestRouterTest : public ::testing::Test {
   std::unique_ptr<RouterCore> router_;
 };
 
-TEST_F(RequestRouterTest, ARequestIsRelayedToItsEnd) {
+TEST_F(RequestRouterTest, TheWorkersEventsReachTheSinkUntilTheRequestEnds) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink);
@@ -227,7 +229,7 @@ TEST_F(RequestRouterTest,
   EXPECT_EQ(call.deadline, request.deadline);
 }
 
-TEST_F(RequestRouterTest, AGivenSeedIsKept) {
+TEST_F(RequestRouterTest, ASeedThatTheClientHasSetIsKept) {
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest();
   request.seed = 0;
@@ -261,9 +263,9 @@ TEST_F(RequestRouterTest, AnEqualWorkerContinuesFromReceivedTokens) {
   KVASIR_EXPECT_OK(sink->Wait());
 }
 
-// Its continuation would differ.
+// Such a worker would continue the answer with different tokens.
 TEST_F(RequestRouterTest,
-       AWorkerOfAnotherCacheDoesNotContinueFromReceivedTokens) {
+       AWorkerWithAnotherCacheFormatDoesNotContinueFromReceivedTokens) {
   Prepare(2);
   workers_[1]->info()->set_cache_id("other");
   const auto sink = LoseAFoldedAnswer();
@@ -273,7 +275,7 @@ TEST_F(RequestRouterTest,
 }
 
 TEST_F(RequestRouterTest,
-       AWorkerOfOtherArithmeticDoesNotContinueFromReceivedTokens) {
+       AWorkerWithOtherArithmeticDoesNotContinueFromReceivedTokens) {
   Prepare(2);
   workers_[1]->info()->set_numerics_id("other");
   const auto sink = LoseAFoldedAnswer();
@@ -449,7 +451,7 @@ TEST_F(RequestRouterTest, RequestsBeyondTheLimitWaitForTheirTurn) {
   Submit(second);
   EXPECT_THAT(router_->Submit(NewRequest(), std::make_shared<RecordingSink>()),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("1 requests run of 1")));
+                       HasSubstr("1 of at most 1 requests run")));
   EXPECT_EQ(workers_[0]->attempts().size(), 1u);
   attempt->Finish(kvasir::v1::FINISH_STOP);
   attempt->End(absl::OkStatus());
@@ -472,7 +474,7 @@ TEST_F(RequestRouterTest, ACancelInTheQueueNeverReachesAWorker) {
   EXPECT_EQ(workers_[0]->attempts().size(), 1u);
 }
 
-TEST_F(RequestRouterTest, TheQueueHasATimeoutAndTheDeadlineCountsInIt) {
+TEST_F(RequestRouterTest, AWaitingRequestEndsAtTheQueueTimeoutOrItsDeadline) {
   RouterCoreOptions options;
   options.admission = {1, 2};
   options.queue_timeout = absl::Milliseconds(20);
@@ -490,7 +492,8 @@ TEST_F(RequestRouterTest, TheQueueHasATimeoutAndTheDeadlineCountsInIt) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::_));
 }
 
-TEST_F(RequestRouterTest, AClientsOwnTimeoutInTheQueueIsItsDeadline) {
+TEST_F(RequestRouterTest,
+       AWaitingRequestEndsWithDeadlineExceededAtItsOwnTimeout) {
   RouterCoreOptions options;
   options.admission = {1, 2};
   KVASIR_ASSERT_OK(Start(1, options));
@@ -503,7 +506,8 @@ TEST_F(RequestRouterTest, AClientsOwnTimeoutInTheQueueIsItsDeadline) {
                                         HasSubstr("own timeout of 10ms")));
 }
 
-TEST_F(RequestRouterTest, ATimeoutBelowAMillisecondIsNotTheWorkersDefault) {
+TEST_F(RequestRouterTest,
+       ATimeoutBelowAMillisecondDoesNotBecomeTheWorkersDefault) {
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest();
   request.queue_timeout = absl::Microseconds(10);
@@ -557,7 +561,7 @@ TEST_F(RequestRouterTest, ARequestThatCannotBeServedIsRefusedBeforeItStarts) {
   EXPECT_EQ(router_->in_flight(), 0u);
 }
 
-TEST_F(RequestRouterTest, AFacadesOwnRefusalIsLoggedAndCounted) {
+TEST_F(RequestRouterTest, ARequestThatAFacadeRefusesIsLoggedAndCounted) {
   KVASIR_ASSERT_OK(Start(1));
   router_->LogRefused(NewRequest(), absl::AlreadyExistsError("twice"));
   ASSERT_EQ(log_.records().size(), 1u);
@@ -567,9 +571,10 @@ TEST_F(RequestRouterTest, AFacadesOwnRefusalIsLoggedAndCounted) {
   EXPECT_EQ(observer_.num_refused(), 1u);
 }
 
-// A gateway that asked a facade's own health call during the first part of a
-// drain once received "ready" and sent more.
-TEST_F(RequestRouterTest, AnAnnouncedDrainIsNotReadyAndStillServes) {
+// Regression test: during the first part of a drain, a facade's health call
+// still answered "ready", so gateways sent more requests.
+TEST_F(RequestRouterTest,
+       AfterAnAnnouncedDrainTheRouterIsNotReadyButStillServes) {
   KVASIR_ASSERT_OK(Start(1));
   EXPECT_TRUE(router_->Health().ready);
   router_->AnnounceDrain();
@@ -601,7 +606,7 @@ TEST_F(RequestRouterTest, ADrainRefusesNewRequestsAndFinishesRunningOnes) {
   KVASIR_EXPECT_OK(sink->Wait());
 }
 
-TEST_F(RequestRouterTest, ADrainingReplicaGetsNothingNew) {
+TEST_F(RequestRouterTest, ADrainingReplicaGetsNoNewRequests) {
   KVASIR_ASSERT_OK(Start(2));
   kvasir::v1::LoadReport report;
   report.set_draining(true);
@@ -615,7 +620,7 @@ TEST_F(RequestRouterTest, ADrainingReplicaGetsNothingNew) {
   EXPECT_TRUE(router_->Health().ready);
 }
 
-TEST_F(RequestRouterTest, DestructionCancelsRunningRequests) {
+TEST_F(RequestRouterTest, DestroyingTheRouterCancelsRunningRequests) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink);
@@ -638,7 +643,7 @@ TEST_F(RequestRouterTest,
                              HasSubstr("kvasir.v9"), HasSubstr("kvasir.v1"))));
 }
 
-TEST_F(RequestRouterTest, WorkersOfDifferentWeightsFailTheStart) {
+TEST_F(RequestRouterTest, WorkersWithDifferentWeightsFailTheStart) {
   Prepare(2);
   workers_[1]->info()->set_weights_id("w2");
   EXPECT_THAT(Start(2), StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -656,7 +661,7 @@ TEST_F(RequestRouterTest, AWorkerThatCannotBeReachedDoesNotFailTheStart) {
   EXPECT_EQ(model.num_ready_replicas, 1u);
 }
 
-// The worker never answers, so the start waits for it only for a limited time.
+// One worker never answers. The start waits for it only for a limited time.
 TEST_F(RequestRouterTest, IfOneWorkerAnswersTheStartWaitsForOthersOnlyBriefly) {
   Prepare(2);
   workers_[1]->SetReachable(false);
@@ -664,12 +669,14 @@ TEST_F(RequestRouterTest, IfOneWorkerAnswersTheStartWaitsForOthersOnlyBriefly) {
   EXPECT_TRUE(router_->Health().ready);
 }
 
-TEST_F(RequestRouterTest, AnAnswerBeforeTheStartWaitsForItCounts) {
+TEST_F(RequestRouterTest,
+       AWorkersAnswerCountsEvenIfItComesBeforeTheStartWaitsForIt) {
   Prepare(2);
   workers_[1]->SetReachable(false);
   workers_[1]->OnInfoAsked([this] {
     ASSERT_TRUE(Eventually([&] { return changes_ == 1; }));
-    // Later work on the thread of the change has happened as well.
+    // Also wait until the thread that reported the change has finished its
+    // work.
     std::promise<void> done;
     transport_.At(absl::InfinitePast(), [&done] { done.set_value(); });
     done.get_future().wait();
@@ -679,12 +686,12 @@ TEST_F(RequestRouterTest, AnAnswerBeforeTheStartWaitsForItCounts) {
   EXPECT_TRUE(router_->Health().ready);
 }
 
-TEST_F(RequestRouterTest, NoWorkersAtAllFailTheStart) {
+TEST_F(RequestRouterTest, AnEmptyListOfWorkersFailsTheStart) {
   EXPECT_THAT(Start(0), StatusIs(absl::StatusCode::kInvalidArgument,
                                  HasSubstr("--workers")));
 }
 
-TEST_F(RequestRouterTest, AServedNameStandsForTheModel) {
+TEST_F(RequestRouterTest, ClientsUseTheServedNameInsteadOfTheModelsOwnName) {
   served_names_ = {"default", "tiny-v1"};
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest();
@@ -703,7 +710,7 @@ TEST_F(RequestRouterTest, TwoModelsCannotShareOneServedName) {
                                  HasSubstr("--served-model-name")));
 }
 
-// Workers that refuse, fail, delay and answer at random.
+// Makes the fake attempt refuse, fail, delay or answer at random.
 void AnswerAtRandom(uint32_t seed,
                     const std::shared_ptr<FakeAttempt>& attempt) {
   std::mt19937 random(seed);
@@ -722,7 +729,7 @@ void AnswerAtRandom(uint32_t seed,
       attempt->End(absl::UnavailableError("gone"));
       return;
     case 3:
-      attempt->Accept();  // and never answers
+      attempt->Accept();  // and sends nothing more
       return;
     default:
       attempt->Accept();
@@ -733,7 +740,7 @@ void AnswerAtRandom(uint32_t seed,
   }
 }
 
-TEST_F(RequestRouterTest, AfterAStormOfAnswersAndCancelsNothingIsLeft) {
+TEST_F(RequestRouterTest, AfterManyRandomAnswersAndCancelsNoRequestIsLeft) {
   constexpr int kCallers = 4;
   constexpr int kRequests = 300;
   RouterCoreOptions options;
@@ -755,8 +762,8 @@ TEST_F(RequestRouterTest, AfterAStormOfAnswersAndCancelsNothingIsLeft) {
         auto handle = router_->Submit(NewRequest(), sink);
         if (!handle.ok()) continue;
         ++accepted;
-        // Some workers never answer: requests that have not ended are cancelled
-        // after a while.
+        // Some workers never answer, so requests that have not ended after a
+        // while are cancelled.
         const auto patience = static_cast<int>(random() % 4);
         for (int waited = 0; waited < patience && !sink->done(); ++waited) {
           absl::SleepFor(absl::Milliseconds(1));

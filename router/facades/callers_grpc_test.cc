@@ -1,4 +1,5 @@
-// Callers' identities over real gRPC and TLS, for every call of every facade.
+// Tests how callers are identified, over real gRPC and TLS, for every call of
+// every facade.
 #include <google/protobuf/descriptor.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -62,7 +63,8 @@ class CallersGrpcTest : public FacadeServerTest {
     KVASIR_ASSERT_OK(server);
     server_ = *std::move(server);
   }
-  // `certificate`: the client's, by name; none if empty.
+  // Connects to the server. `certificate` names the client's certificate; it
+  // has none if this is empty.
   void Dial(bool tls, const std::string& certificate = "") {
     std::shared_ptr<grpc::ChannelCredentials> credentials =
         grpc::InsecureChannelCredentials();
@@ -75,7 +77,7 @@ class CallersGrpcTest : public FacadeServerTest {
     channel_ = grpc::CreateChannel(server_->target(), credentials);
   }
 
-  // Calls `method` with a message of these bytes.
+  // Calls `method` with these bytes as the message.
   grpc::Status Call(const google::protobuf::MethodDescriptor& method,
                     const std::string& authorization = "",
                     const std::string& bytes = "") {
@@ -111,7 +113,7 @@ class CallersGrpcTest : public FacadeServerTest {
     wait();
     return status;
   }
-  // The services of every facade.
+  // Returns the services of all facades.
   std::vector<const google::protobuf::ServiceDescriptor*> Services() const {
     std::vector<const google::protobuf::ServiceDescriptor*> services;
     for (const std::string& name : ServiceNamesOf(facades_)) {
@@ -166,8 +168,9 @@ TEST_F(CallersGrpcTest,
   EXPECT_EQ(router_.num_requests(), 0);
 }
 
-// gRPC parses a message before it calls a service. Strangers that sent garbage
-// once wrote a line each, and were not counted.
+// Regression test: gRPC parses a message before it calls the service. So
+// unknown callers that sent garbage were not counted, and each caused a log
+// line.
 TEST_F(CallersGrpcTest, ACallerThatSendsGarbageIsIdentifiedAsWell) {
   Serve(TenantEntry("red"), /*tls=*/true, /*ask_for_certificates=*/false);
   Dial(/*tls=*/true);
@@ -233,7 +236,7 @@ TEST_F(CallersGrpcTest, ATokenOverTlsDeterminesTenantCallerAndCache) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-TEST_F(CallersGrpcTest, ACertificateIdentifiesByItsDnsAndUriNames) {
+TEST_F(CallersGrpcTest, ACertificateIdentifiesItsCallerByDnsAndUriNames) {
   for (const char* name : {"red.example", "spiffe://red"}) {
     Serve(absl::StrCat(R"({"name": "red", "certificates": [")", name,
                        R"("]}, )", TenantEntry("blue")),
@@ -244,7 +247,7 @@ TEST_F(CallersGrpcTest, ACertificateIdentifiesByItsDnsAndUriNames) {
         Call(Method(Kserve(), "ServerLive"), "Bearer blue");
     EXPECT_EQ(both.error_code(), grpc::StatusCode::UNAUTHENTICATED);
     EXPECT_EQ(both.error_message(),
-              "the certificate is of one tenant, the token of another");
+              "the certificate and the token belong to different tenants");
     Dial(/*tls=*/true, "other");
     EXPECT_EQ(Call(Method(Kserve(), "ServerLive")).error_code(),
               grpc::StatusCode::UNAUTHENTICATED)

@@ -15,7 +15,7 @@ std::unique_ptr<Facade> New(const FacadeOptions& options,
   return std::make_unique<Service>(options, router);
 }
 
-// One line for each protocol.
+// The constructors of all facades: one line for each protocol.
 constexpr std::unique_ptr<Facade> (*kFacades[])(const FacadeOptions&,
                                                 RequestRouter*) = {
     &New<KserveService>,

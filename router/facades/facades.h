@@ -1,4 +1,4 @@
-// All facades of this build.
+// Creates the facades of all wire protocols.
 #pragma once
 
 #include <memory>
@@ -12,13 +12,13 @@ namespace kvasir::router {
 
 using Facades = std::vector<std::unique_ptr<Facade>>;
 
-// Creates one of each protocol. The router must outlive them.
+// Creates a facade for each protocol. The router must outlive the facades.
 Facades NewFacades(const FacadeOptions& options, RequestRouter* router);
 
 std::vector<grpc::Service*> ServicesOf(const Facades& facades);
 std::vector<std::string> ServiceNamesOf(const Facades& facades);
 
-// Returns the facade of a call's method ("/package.Service/Method"), or null.
+// Returns the facade that serves a method ("/package.Service/Method"), or null.
 const Facade* FacadeOfMethod(const Facades& facades, const std::string& method);
 
 }  // namespace kvasir::router

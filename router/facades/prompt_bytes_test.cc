@@ -1,5 +1,6 @@
-// Heap bytes that a prompt of 64K token ids takes on its way in: its message as
-// gRPC parses it, and everything that a facade creates until the router has it.
+// Measures how many heap bytes are allocated for a prompt of 64K token ids: by
+// gRPC, which parses its message, and by a facade until the router has the
+// request.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -23,7 +24,7 @@
 
 namespace {
 
-// Counts bytes while it is set.
+// While this is not null, allocations are added to it.
 int64_t* heap_bytes = nullptr;
 
 void* CountedAllocate(std::size_t bytes, std::size_t alignment) {
@@ -56,7 +57,7 @@ namespace {
 
 constexpr size_t kTokens = 64 << 10;
 
-// From a vocabulary of today's size.
+// Returns the ids of the prompt, from a vocabulary of usual size.
 std::vector<int32_t> Ids() {
   std::vector<int32_t> ids(kTokens);
   uint32_t random = 1;
@@ -74,8 +75,9 @@ class PromptBytesTest : public ::testing::Test {
     backend_->router = &router_;
     backend_->tokenizer = std::make_shared<ManualRunner>();
   }
-  // `read` parses wire bytes and submits. Returns the bytes taken as a multiple
-  // of the prompt's own (4 a token).
+  // `read` parses the wire bytes and submits the request. Returns all the heap
+  // bytes that it allocates (without subtracting freed ones), divided by the
+  // prompt's size (4 bytes for each token).
   template <typename Read>
   double Ratio(const char* facade, Read read) {
     int64_t taken = 0;
@@ -145,8 +147,9 @@ auto Prompt(const std::string& wire, Parse parse, Prepare prepare) {
   return prepared->prompt;
 }
 
-// Ids come as varints, which protobuf collects in a list that doubles as it
-// grows: four times the prompt just after a doubling, plus a copy out of it.
+// On the wire the ids are varints, so protobuf appends them to a list that
+// doubles its capacity when it is full. Its allocations can add up to four
+// times the prompt's size. A copy of the ids comes on top.
 TEST_F(PromptBytesTest, VllmProtocolsTakeTheirListsOfIdsAndOneCopy) {
   vllm::grpc::engine::GenerateRequest engine;
   vllm::GenerateRequest inference;

@@ -63,7 +63,8 @@ void Callers::Take(Identities identities) {
 
 void Callers::Poll() {
   absl::StatusOr<std::string> text = options_.read();
-  // An unreadable file is reported once as well.
+  // The error of an unreadable file is remembered like contents, so that it too
+  // is reported only once.
   const std::string seen =
       text.ok() ? *text : absl::StrCat("\n", text.status().ToString());
   if (seen == seen_) return;
@@ -135,19 +136,21 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
     return Refused(CallerRefusal::kTenant,
                    absl::PermissionDeniedError(absl::StrCat(
                        "metadata 'x-tenant-id': tenant '", tenant.name(),
-                       "' may not set another (may_set_tenant of "
+                       "' may not set another tenant (may_set_tenant of "
                        "--identities)")));
   }
   if (absl::Status name = CheckTenantName(asked); !name.ok()) {
     return Refused(CallerRefusal::kTenant, std::move(name));
   }
   caller.tenant = asked;
-  // Tenants that are not listed use the gateway's quota together. The gateway's
-  // prefix sharing and priorities do not apply to them.
+  // If the tenant is not in the file, the gateway's quota stays (all such
+  // tenants use it together), but the gateway's shared_prefix_cache and
+  // least_priority do not apply to the tenant.
   caller.shared_prefix_cache = false;
   caller.least_priority = 0;
   if (const auto named = now->identities.Named(asked); named.has_value()) {
-    // A gateway cannot give a tenant a role that the file does not give.
+    // The tenant itself must have the role as well: a gateway cannot act with a
+    // role that the file does not give the tenant.
     KVASIR_RETURN_IF_ERROR(check_role(now->identities.tenant(*named)));
     caller.shared_prefix_cache =
         now->identities.tenant(*named).shared_prefix_cache();

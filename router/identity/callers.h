@@ -1,5 +1,5 @@
-// The callers that this router accepts: the current file of --identities, and
-// what its tenants use.
+// The callers that this router accepts: the current contents of the file of
+// --identities, and how much of its quota each tenant uses.
 //
 //   KVASIR_ASSIGN_OR_RETURN(auto callers, Callers::Open(options, &metrics));
 //   KVASIR_ASSIGN_OR_RETURN(Caller caller, callers->Identify(shown, CLIENT));
@@ -27,85 +27,91 @@
 
 namespace kvasir::router {
 
-// Events that metrics count.
+// Receives the events that metrics count.
 // Threads: any thread, several at once. Must not block.
 class CallerObserver {
  public:
   virtual ~CallerObserver() = default;
   virtual void OnCallerRefused(CallerRefusal /*why*/) {}
-  // The file has changed. `ok`: it is in use now; otherwise the previous one
-  // stays. Called after the log line.
+  // The file has changed. If `ok`, its new contents are in use; otherwise the
+  // previous ones still are. Called after this has been logged.
   virtual void OnIdentitiesRead(bool /*ok*/) {}
 };
 
-// The identity of a call's maker.
+// The identity of the caller that made a call.
 struct Caller {
-  // Keeps caches, aborts and quotas apart. Empty: callers are not identified,
-  // and this one named no tenant.
+  // The tenant to which the caller belongs. Each tenant has its own quota, can
+  // abort only its own requests, and has its own cached prefixes (unless
+  // shared_prefix_cache). Empty if callers are not identified and this one
+  // named no tenant.
   std::string tenant;
-  // The token's label, or the certificate's name, for the log.
+  // For the log: the token's label, or the certificate's name.
   std::string label;
-  // The tenant shares cached prefixes with all others that do.
+  // True: the tenant shares cached prefixes with all other tenants for which
+  // this is true.
   bool shared_prefix_cache = false;
   // The lowest priority number of its requests. Callers that are not identified
   // cannot overtake others.
   int32_t least_priority = 0;
-  // Null: there are no quotas.
+  // The tenant's quota; null if there are no quotas.
   std::shared_ptr<TenantQuota> quota;
 
-  // The tenant with which it shares cached prefixes; empty: those of all
-  // tenants that share.
+  // Returns the tenant for CacheSaltOf: empty if the tenant shares cached
+  // prefixes with others.
   std::string cache_tenant() const { return shared_prefix_cache ? "" : tenant; }
 };
 
 // PERMISSION_DENIED if the caller's requests may not have this priority.
 absl::Status CheckPriority(const Caller& caller, int32_t priority);
 
+// Identifies callers, and counts what their tenants use.
 // Threads: any thread.
 class Callers {
  public:
-  // Returns the file's bytes, or an error. Called from one thread at a time.
+  // A function that returns the file's bytes, or an error. Called from one
+  // thread at a time.
   using ReadFile = std::function<absl::StatusOr<std::string>()>;
   struct Options {
-    // The file's name in texts.
+    // The file's name for use in errors and log lines.
     std::string name;
     ReadFile read;
     ListenerProof proof;
-    // For quotas.
+    // The clock for quotas.
     const base::Clock* clock = &base::Clock::Real();
-    // The wall clock, for the ends of tokens.
+    // The wall clock, by which tokens expire.
     std::function<absl::Time()> now = [] { return absl::Now(); };
   };
 
-  // Returns the errors of `read`, Identities::Parse and CheckListener.
-  // `observer` may be null and must outlive it.
+  // Reads the file for the first time. Returns the errors of `read`,
+  // Identities::Parse and CheckListener. `observer` may be null; otherwise it
+  // must outlive the result.
   static absl::StatusOr<std::shared_ptr<Callers>> Open(
       Options options, CallerObserver* observer);
 
-  // Reads the file again. A file that cannot be read or parsed changes nothing;
-  // it is logged and counted once. Any other file is used, even if
-  // CheckListener would refuse it at a start, which is logged: a removed caller
-  // must lose its access, even the last one. From one thread at a time.
+  // Reads the file again. If it cannot be read or parsed, this is logged and
+  // counted once, and the previous contents stay in use. Otherwise the new
+  // contents are used, even if CheckListener would refuse them at a start (then
+  // this is logged), because a caller that was removed must lose its access,
+  // even if it was the last one. Call from one thread at a time.
   void Poll() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Identifies a caller that needs `role`. `tenant` is the tenant that the
   // caller names (metadata x-tenant-id; may be empty). Errors: UNAUTHENTICATED;
-  // PERMISSION_DENIED (role, or a tenant that the caller may not name);
-  // INVALID_ARGUMENT (not a tenant's name). If a gateway names a tenant that is
-  // not listed, the gateway's quota applies, and the tenant shares no cached
-  // prefixes.
-  //
-  // Refusals are counted, and their statuses have a reason
+  // PERMISSION_DENIED (the role is missing, or the caller may not name this
+  // tenant); INVALID_ARGUMENT (not a valid tenant name). If a gateway names a
+  // tenant that is not in the file, the gateway's quota applies, and the tenant
+  // shares no cached prefixes.
+  // A refusal is counted, and its status has a reason
   // (router/base/refusal_reason.h). `refused` (may be null) then receives the
-  // tenant and label, as far as they are known, for the log.
+  // tenant and the label for the log, as far as they are known.
   absl::StatusOr<Caller> Identify(const Credentials& credentials,
                                   kvasir::v1::Role role,
                                   const std::string& tenant = "",
                                   Caller* refused = nullptr) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // As in TenantQuota, for an identified caller. Refusals are counted, and have
-  // a reason.
+  // These two methods do the same as those of TenantQuota, for an identified
+  // caller. A refusal is counted, and its status has a reason.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
       const Caller& caller) const;
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(
@@ -115,32 +121,33 @@ class Callers {
  private:
   struct Snapshot {
     Identities identities;
-    // By the tenant's index; the last one is for anonymous callers, if they are
-    // allowed.
+    // The quotas by tenant index. The last one is for anonymous callers, if
+    // these are allowed.
     std::vector<std::shared_ptr<TenantQuota>> quotas;
   };
 
   Callers(Options options, CallerObserver* observer)
       : options_(std::move(options)), observer_(observer) {}
   void Take(Identities identities) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Counts the refusal and adds the reason to `status`.
+  // Counts the refusal and returns `status` with the reason added.
   absl::Status Refused(CallerRefusal why, absl::Status status) const;
 
   const Options options_;
   CallerObserver* const observer_;
-  // The last contents seen, used or not. Only the polling thread uses it.
+  // The last contents that were read, whether or not they are in use. Used only
+  // by the thread that polls.
   std::string seen_;
 
   mutable base::Mutex mutex_;
   std::shared_ptr<const Snapshot> now_ ABSL_GUARDED_BY(mutex_);
-  // Tenants that were removed while their requests ran stay until those have
-  // ended.
+  // The quotas by tenant name. The quota of a tenant that was removed from the
+  // file stays until the tenant's requests have ended.
   std::map<std::string, std::shared_ptr<TenantQuota>> quotas_
       ABSL_GUARDED_BY(mutex_);
 };
 
-// Reads at most kMaxIdentitiesBytes. Returns the errors of base::ReadFile with
-// the path.
+// Reads the file, at most kMaxIdentitiesBytes. Returns the errors of
+// base::ReadFile, with the path added.
 absl::StatusOr<std::string> ReadIdentitiesFile(const std::string& path);
 
 }  // namespace kvasir::router

@@ -36,8 +36,9 @@ class CountingObserver final : public CallerObserver {
 std::string File(const std::string& tenants) {
   return absl::StrCat(R"({"schema_version": 1, "tenants": [)", tenants, "]}");
 }
-// The JSON of a tenant with a token of its name, and further fields.
-std::string Of(const std::string& name, const std::string& fields = "") {
+// Returns the JSON of a tenant whose token is its name, with further fields.
+std::string TenantJson(const std::string& name,
+                       const std::string& fields = "") {
   return absl::StrCat(
       R"({"name": ")", name, R"(", "tokens": [{"label": "t", "sha256": ")",
       base::Sha256Hex(name), R"("}])", fields.empty() ? "" : ", ", fields, "}");
@@ -74,8 +75,8 @@ class CallersTest : public ::testing::Test {
   std::shared_ptr<Callers> callers_;
 };
 
-TEST_F(CallersTest, TheIdentityDecidesTheTenantNotTheHeader) {
-  Open(File(Of("red")));
+TEST_F(CallersTest, TheCallersCredentialsAndNotTheHeaderDetermineTheTenant) {
+  Open(File(TenantJson("red")));
   const auto caller = Ask("red");
   KVASIR_ASSERT_OK(caller.status());
   EXPECT_EQ(caller->tenant, "red");
@@ -90,21 +91,22 @@ TEST_F(CallersTest, TheIdentityDecidesTheTenantNotTheHeader) {
 
 TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndUsesItsQuota) {
   Open(File(absl::StrCat(
-      Of("gate", R"("may_set_tenant": true, "shared_prefix_cache": true,
+      TenantJson("gate", R"("may_set_tenant": true, "shared_prefix_cache": true,
                   "quota": {"concurrent_requests": 1})"),
-      ",", Of("blue", R"("quota": {"concurrent_requests": 2})"))));
+      ",", TenantJson("blue", R"("quota": {"concurrent_requests": 2})"))));
   const auto named = Ask("gate", "blue");
   KVASIR_ASSERT_OK(named.status());
   EXPECT_EQ(named->tenant, "blue");
   EXPECT_EQ(named->label, "t");
   EXPECT_EQ(named->quota, Ask("blue")->quota);
   EXPECT_EQ(named->cache_tenant(), "blue");
-  // Tenants that are not listed share the gateway's quota.
+  // Tenants that are not in the file share the gateway's quota.
   const auto other = Ask("gate", "green");
   EXPECT_EQ(other->tenant, "green");
   EXPECT_EQ(other->quota, Ask("gate")->quota);
   EXPECT_EQ(other->quota, Ask("gate", "yellow")->quota);
-  // The gateway's own prefix sharing does not apply to them.
+  // The gateway shares cached prefixes (its cache tenant is empty); tenants
+  // that are not in the file do not.
   EXPECT_EQ(Ask("gate")->cache_tenant(), "");
   EXPECT_EQ(other->cache_tenant(), "green");
   EXPECT_THAT(
@@ -116,7 +118,8 @@ TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndUsesItsQuota) {
 }
 
 TEST_F(CallersTest, AMissingRoleIsPermissionDenied) {
-  Open(File(absl::StrCat(Of("red"), ",", Of("op", R"("roles": ["ADMIN"])"))));
+  Open(File(absl::StrCat(TenantJson("red"), ",",
+                         TenantJson("op", R"("roles": ["ADMIN"])"))));
   EXPECT_THAT(callers_->Identify(Token("red"), ADMIN).status(),
               StatusIs(absl::StatusCode::kPermissionDenied,
                        "tenant 'red' does not have the role ADMIN"));
@@ -127,17 +130,19 @@ TEST_F(CallersTest, AMissingRoleIsPermissionDenied) {
 }
 
 TEST_F(CallersTest, AGatewayCannotGiveATenantARole) {
-  Open(File(absl::StrCat(Of("gate", R"("may_set_tenant": true)"), ",",
-                         Of("op", R"("roles": ["ADMIN"])"))));
+  Open(File(absl::StrCat(TenantJson("gate", R"("may_set_tenant": true)"), ",",
+                         TenantJson("op", R"("roles": ["ADMIN"])"))));
   EXPECT_THAT(Ask("gate", "op").status(),
               StatusIs(absl::StatusCode::kPermissionDenied,
                        "tenant 'op' does not have the role CLIENT"));
   EXPECT_EQ(observer_.refused["role"], 1);
 }
 
-TEST_F(CallersTest, ARefusalHasItsReasonAndTheCallerAsFarAsItIsKnown) {
+TEST_F(CallersTest, ARefusalNamesItsReasonAndTheCallerAsFarAsItIsKnown) {
   Open(File(absl::StrCat(
-      Of("red", R"("quota": {"requests_per_second": 1, "bytes_in_flight": 9})"),
+      TenantJson(
+          "red",
+          R"("quota": {"requests_per_second": 1, "bytes_in_flight": 9})"),
       R"(, {"name": "old", "tokens": [{"label": "o", "sha256": ")",
       base::Sha256Hex("old"), R"(", "not_after": "2026-01-01T00:00:00Z"}]})")));
   const auto ask = [this](const char* token, kvasir::v1::Role role,
@@ -164,7 +169,7 @@ TEST_F(CallersTest, ARefusalHasItsReasonAndTheCallerAsFarAsItIsKnown) {
 }
 
 TEST_F(CallersTest, QuotasFollowTheClockAndAreCounted) {
-  Open(File(Of("red", R"("quota": {"requests_per_second": 1,
+  Open(File(TenantJson("red", R"("quota": {"requests_per_second": 1,
                           "concurrent_requests": 1,
                           "bytes_in_flight": 100})")));
   const Caller red = *Ask("red");
@@ -187,12 +192,14 @@ TEST_F(CallersTest, QuotasFollowTheClockAndAreCounted) {
 }
 
 TEST_F(CallersTest, TokensExpireByWallTimeAndQuotasUseTheSteadyClock) {
-  // 2027-01-15T08:00:00Z is 1'800'000'000.
+  // The token expires at 2027-01-15T08:00:00Z, which is 1'800'000'000 in Unix
+  // seconds.
   Open(File(absl::StrCat(
       R"({"name": "red", "tokens": [{"label": "t", "sha256": ")",
       base::Sha256Hex("red"), R"(", "not_after": "2027-01-15T09:00:00Z"}],)",
       R"( "quota": {"requests_per_second": 1}})")));
-  // The machine slept, or its clock was set. The steady clock does not notice.
+  // The wall clock jumps, as after a sleep of the machine. The steady clock
+  // does not.
   world_ += absl::Hours(2);
   EXPECT_THAT(Ask("red").status(),
               StatusIs(absl::StatusCode::kUnauthenticated,
@@ -208,10 +215,10 @@ TEST_F(CallersTest, TokensExpireByWallTimeAndQuotasUseTheSteadyClock) {
 }
 
 TEST_F(CallersTest, AChangedFileIsUsed) {
-  Open(File(absl::StrCat(Of("red"), ",", Of("blue"))));
+  Open(File(absl::StrCat(TenantJson("red"), ",", TenantJson("blue"))));
   callers_->Poll();
   EXPECT_TRUE(observer_.reads.empty()) << "it is as it was";
-  text_ = File(absl::StrCat(Of("blue"), ",", Of("green")));
+  text_ = File(absl::StrCat(TenantJson("blue"), ",", TenantJson("green")));
   callers_->Poll();
   EXPECT_EQ(observer_.reads[true], 1);
   EXPECT_THAT(Ask("red").status(),
@@ -221,9 +228,9 @@ TEST_F(CallersTest, AChangedFileIsUsed) {
 }
 
 TEST_F(CallersTest, AWrongFileChangesNothingAndIsReportedOnce) {
-  Open(File(Of("red")));
+  Open(File(TenantJson("red")));
   const std::string wrong[] = {"{", "", "{}", "{\"schema_version\": 2}",
-                               File(Of("red", R"("color": 1)"))};
+                               File(TenantJson("red", R"("color": 1)"))};
   int reported = 0;
   for (const std::string& text : wrong) {
     text_ = text;
@@ -237,32 +244,32 @@ TEST_F(CallersTest, AWrongFileChangesNothingAndIsReportedOnce) {
   callers_->Poll();
   EXPECT_EQ(observer_.reads[false], ++reported);
   KVASIR_EXPECT_OK(Ask("red").status());
-  text_ = File(Of("red"));
+  text_ = File(TenantJson("red"));
   callers_->Poll();
   EXPECT_EQ(observer_.reads[true], 1);
 }
 
-// A file that would be refused at a start was once refused as a whole, so that
-// a revoked token stayed valid.
+// Regression test: a changed file was ignored if a start would have refused it,
+// so that a token that it no longer contained stayed valid.
 TEST_F(CallersTest, RemovingTheLastCallerRemovesItsAccess) {
   proof_.admin_asks = true;
-  const std::string op = Of("op", R"("roles": ["ADMIN"])");
+  const std::string op = TenantJson("op", R"("roles": ["ADMIN"])");
   const struct {
     std::string before;
     std::string after;
     const char* warning;
   } changes[] = {
-      {File(absl::StrCat(Of("red"), ",", op)), File(""),
+      {File(absl::StrCat(TenantJson("red"), ",", op)), File(""),
        "no caller would be accepted"},
-      {File(absl::StrCat(Of("red"), ",", op)),
+      {File(absl::StrCat(TenantJson("red"), ",", op)),
        File(R"({"name": "red"}, {"name": "op", "roles": ["ADMIN"]})"),
        "no caller would be accepted"},
-      // The last ADMIN.
-      {File(absl::StrCat(Of("blue"), ",", Of("red"), ",", op)),
-       File(Of("blue")), "has the role ADMIN"},
-      // An error in one entry must not keep another entry's removed token
-      // valid.
-      {File(absl::StrCat(Of("red"), ",", op)),
+      // The last tenant with the role ADMIN is removed.
+      {File(absl::StrCat(TenantJson("blue"), ",", TenantJson("red"), ",", op)),
+       File(TenantJson("blue")), "has the role ADMIN"},
+      // One entry cannot be used, but the token that was removed from another
+      // entry must become invalid.
+      {File(absl::StrCat(TenantJson("red"), ",", op)),
        File(R"({"name": "green", "certificates": ["x"]})"), "'green' has"},
   };
   int taken = 0;
@@ -291,12 +298,12 @@ TEST_F(CallersTest, RemovingTheLastCallerRemovesItsAccess) {
 
 TEST_F(CallersTest, RunningRequestsStayCountedThroughChangesOfTheFile) {
   const std::string quota = R"("quota": {"concurrent_requests": 1})";
-  Open(File(Of("red", quota)));
+  Open(File(TenantJson("red", quota)));
   auto place = callers_->Enter(*Ask("red"));
   KVASIR_ASSERT_OK(place.status());
-  text_ = File(Of("blue"));
+  text_ = File(TenantJson("blue"));
   callers_->Poll();
-  text_ = File(Of("red", quota));
+  text_ = File(TenantJson("red", quota));
   callers_->Poll();
   EXPECT_FALSE(callers_->Enter(*Ask("red")).ok())
       << "the first runs still, though its tenant was gone between";
@@ -315,9 +322,9 @@ TEST_F(CallersTest, AnErrorInTheFileFailsTheStart) {
   EXPECT_THAT(open("{", true),
               StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
   EXPECT_THAT(
-      open(File(Of("red")), false),
+      open(File(TenantJson("red")), false),
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("--tls-cert")));
-  KVASIR_EXPECT_OK(open(File(Of("red")), true));
+  KVASIR_EXPECT_OK(open(File(TenantJson("red")), true));
 }
 
 TEST(ReadIdentitiesFileTest, ReadsNoMoreThanItsLimitAndReportsTheCause) {

@@ -1,4 +1,4 @@
-// A call's credentials, before they are checked.
+// The credentials of a call, before they are checked.
 #pragma once
 
 #include <string>
@@ -11,20 +11,21 @@ namespace kvasir::router {
 struct Credentials {
   enum class Token { kNone, kMalformed, kGiven };
 
-  // The connection is TLS.
+  // True if the connection uses TLS.
   bool encrypted = false;
-  // DNS and URI names of a certificate that TLS has verified.
+  // The DNS and URI names in the client's certificate, which TLS has verified.
   std::vector<std::string> certificate_names;
   Token token = Token::kNone;
-  // 64 hex digits, if a token was given. The token itself is not kept.
+  // The token's SHA-256 as 64 hex digits, if a token was given. The token
+  // itself is not kept.
   std::string token_sha256;
 };
 
-// Longer tokens are malformed.
+// The largest size of a token; a longer one counts as malformed.
 inline constexpr size_t kMaxBearerTokenBytes = 512;
 
-// Sets the token from the value of metadata 'authorization'. Values of a
-// repeated key are joined by commas; empty: there was none.
+// Reads the token from the metadata 'authorization'. `value` is empty if there
+// is none. The values of a repeated key are joined by commas.
 void ReadAuthorization(absl::string_view value, Credentials* credentials);
 
 }  // namespace kvasir::router

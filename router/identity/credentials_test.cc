@@ -24,11 +24,11 @@ TEST(CredentialsTest, OnlyTheHashOfABearerTokenIsKept) {
             Credentials::Token::kGiven);
 }
 
-TEST(CredentialsTest, NoHeaderIsNoToken) {
+TEST(CredentialsTest, WithoutAnAuthorizationHeaderThereIsNoToken) {
   EXPECT_EQ(Read("").token, Credentials::Token::kNone);
 }
 
-TEST(CredentialsTest, OtherTextIsMalformedAndNotKept) {
+TEST(CredentialsTest, AHeaderWithoutABearerTokenIsMalformedAndNotKept) {
   const std::string cases[] = {"abc",
                                "Basic YTpi",
                                "Bearer",

@@ -23,7 +23,8 @@ constexpr size_t kMaxNameBytes = 128;
 constexpr size_t kMaxLabelBytes = 64;
 constexpr size_t kMaxCertificateNameBytes = 255;
 constexpr size_t kHashBytes = 64;
-// A higher rate is no limit; the lowest is about one a day.
+// Allowed values of requests_per_second. The largest is more than any router
+// serves; the smallest is about one request a day.
 constexpr double kMaxPerSecond = 1e6;
 constexpr double kMinPerSecond = 1e-5;
 constexpr uint32_t kMaxBurst = 1'000'000;
@@ -49,8 +50,8 @@ absl::Status CheckName(absl::string_view name, size_t most,
                        name.size(), " bytes"));
 }
 
-// A parser's message quotes what it has read, which may be a secret. Returns
-// its first line without any word that is as long as one.
+// Returns the first line of a parser's message without its long words. The
+// parser quotes what it has read, and a word as long as a secret may be one.
 std::string WithoutSecrets(absl::string_view text) {
   constexpr size_t kLongestWord = 24;
   std::string shown;
@@ -71,7 +72,7 @@ std::string WithoutSecrets(absl::string_view text) {
 
 absl::Status CheckQuota(const Quota& quota, const std::string& at) {
   const double rate = quota.requests_per_second();
-  // NaN satisfies neither condition.
+  // Written in this way, the condition also refuses NaN.
   if (rate != 0 && !(rate >= kMinPerSecond && rate <= kMaxPerSecond)) {
     return Wrong(absl::StrCat(at, ".requests_per_second"),
                  absl::StrCat("want 0 (no limit), or ", kMinPerSecond, " to ",
@@ -219,7 +220,8 @@ absl::Status Identities::ReadTenant(int idx) {
   KVASIR_RETURN_IF_ERROR(
       CheckQuota(tenant.quota(), absl::StrCat(at, ".quota")));
   if (anonymous) {
-    // Anonymous callers may be anybody, so they get no further rights.
+    // Anybody can be an anonymous caller, so this tenant must not have further
+    // rights.
     if (!tenant.tokens().empty() || !tenant.certificates().empty()) {
       return Wrong(at,
                    "is for callers without credentials: want no tokens, no "
@@ -227,8 +229,8 @@ absl::Status Identities::ReadTenant(int idx) {
     }
     if (tenant.may_set_tenant()) {
       return Wrong(absl::StrCat(at, ".may_set_tenant"),
-                   "anybody could be any tenant: want a token or a certificate "
-                   "of the gateway's");
+                   "anybody could be any tenant: set this only for a tenant "
+                   "with a token or a certificate");
     }
     if (HasRole(tenant, kvasir::v1::ADMIN)) {
       return Wrong(absl::StrCat(at, ".roles"), "want only CLIENT");
@@ -276,12 +278,12 @@ absl::Status Identities::ReadToken(int idx, const Token& token,
   for (size_t i = 0; i < hashes_.size(); ++i) {
     if (hashes_[i] != hash) continue;
     return Wrong(absl::StrCat(at, ".sha256"),
-                 absl::StrCat("is token '", owners_[i].label, "' of tenants[",
-                              owners_[i].tenant_idx, "] as well"));
+                 absl::StrCat("is also the hash of token '", owners_[i].label,
+                              "' of tenants[", owners_[i].tenant_idx, "]"));
   }
   if (hashes_.size() == kMaxTokens) {
     return Wrong(at, absl::StrCat("want at most ", kMaxTokens,
-                                  " tokens of all tenants"));
+                                  " tokens in the whole file"));
   }
   hashes_.push_back(std::move(hash));
   const absl::Time not_after =
@@ -310,7 +312,8 @@ absl::Status Identities::ReadCertificate(int idx,
   }
   if (const auto [same, is_new] = by_certificate_.emplace(certificate, idx);
       !is_new) {
-    return Wrong(at, absl::StrCat("is of tenants[", same->second, "] already"));
+    return Wrong(
+        at, absl::StrCat("already belongs to tenants[", same->second, "]"));
   }
   return absl::OkStatus();
 }
@@ -318,11 +321,10 @@ absl::Status Identities::ReadCertificate(int idx,
 absl::Status Identities::CheckListener(const ListenerProof& proof,
                                        absl::string_view name) const {
   if (hashes_.empty() && by_certificate_.empty() && !file_.has_anonymous()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(name,
-                     ": tenants: no caller would be accepted: want tokens or "
-                     "certificates of "
-                     "at least one, or anonymous"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        name,
+        ": tenants: no caller would be accepted: give at least one tenant a "
+        "token or a certificate, or set 'anonymous'"));
   }
   if (!hashes_.empty() && !proof.tls) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -341,7 +343,8 @@ absl::Status Identities::CheckListener(const ListenerProof& proof,
     return absl::FailedPreconditionError(absl::StrCat(
         name,
         ": no tenant with a token or a certificate has the role ADMIN, which "
-        "the admin port asks for: give it to one, or keep the port to this "
+        "the admin port asks for: give a tenant this role, or keep the port to "
+        "this "
         "machine (--admin-host "
         "127.0.0.1)"));
   }
@@ -352,9 +355,10 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
                                     const ListenerProof& proof,
                                     absl::string_view name) const {
   if (tenant.certificates().empty()) return absl::OkStatus();
-  // An admin port that does not ask for certificates still accepts an operator
-  // that is a client as well. For a tenant with only the role ADMIN,
-  // certificates would have no use.
+  // Whether the tenant's certificates must be usable at the admin port. If that
+  // port accepts all callers, a tenant that is also a CLIENT may use its
+  // certificates at the clients' port only. A tenant with only the role ADMIN
+  // can use them nowhere else.
   const bool as_admin =
       proof.admin_asks || !HasRole(tenant, kvasir::v1::CLIENT);
   const struct {
@@ -366,8 +370,8 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
       {kvasir::v1::CLIENT, true, proof.client_certificates, "--tls-client-ca"},
       {kvasir::v1::ADMIN, as_admin, proof.admin_certificates,
        "--admin-client-ca"}};
-  // A caller that also has a token may skip the certificate on a port that
-  // requires none, provided another port requires one.
+  // A tenant that also has a token can use the token at a port that does not
+  // ask for certificates, if another of its ports does ask for them.
   const bool any = std::any_of(
       std::begin(ports), std::end(ports), [&tenant](const auto& port) {
         return port.asked && HasRole(tenant, port.role);
@@ -424,7 +428,7 @@ absl::StatusOr<Identities::Found> Identities::Find(
         "no credentials: ",
         wanted.empty() ? "no caller is accepted now" : "want " + wanted));
   }
-  // An eavesdropper may have read it.
+  // Without TLS, an eavesdropper may have read the token.
   if (!credentials.encrypted) {
     *refused = {CallerRefusal::kNoTls, by_certificate};
     return Unauthenticated(
@@ -457,7 +461,7 @@ absl::StatusOr<Identities::Found> Identities::Find(
       by_certificate->tenant_idx != owner.tenant_idx) {
     *refused = {CallerRefusal::kDisagree, by_certificate};
     return Unauthenticated(
-        "the certificate is of one tenant, the token of another");
+        "the certificate and the token belong to different tenants");
   }
   return found;
 }

@@ -1,5 +1,5 @@
-// The file of --identities: parses and checks it, and finds callers in it.
-// Constant once it is read.
+// The contents of the file of --identities: parses and checks them, and finds
+// callers in them. They are constant after parsing.
 #pragma once
 
 #include <cstddef>
@@ -20,26 +20,30 @@
 
 namespace kvasir::router {
 
-// Limits of the file: every call's token is compared with all of its tokens.
+// Limits of the file. They exist because the token of every call is compared
+// with all tokens of the file.
 inline constexpr size_t kMaxIdentitiesBytes = 1 << 20;
 inline constexpr int kMaxTenants = 1024;
 inline constexpr size_t kMaxTokens = 4096;
 inline constexpr int kMaxCertificatesOfTenant = 64;
 
-// Why a caller was refused. CallerRefusalName gives the label values.
+// Why a caller was refused. CallerRefusalName returns the names that metrics
+// and logs use.
 enum class CallerRefusal {
   kNoCredentials,
-  kMalformed,  // metadata 'authorization'
-  kNoTls,      // a token without TLS
-  kUnknown,    // token
-  kExpired,    // token
-  kDisagree,   // certificate and token, or two names of a certificate
-  kTenant,     // metadata 'x-tenant-id': not allowed, or not a name
-  kRole,       // the tenant does not have the required role
-  kRate,       // from here on: quotas
+  kMalformed,  // the metadata 'authorization' is malformed
+  kNoTls,      // a token was sent without TLS
+  kUnknown,    // the token is unknown
+  kExpired,    // the token has expired
+  // certificate and token, or two names of the certificate, belong to different
+  // tenants
+  kDisagree,
+  kTenant,  // the metadata 'x-tenant-id' is not allowed or not a name
+  kRole,    // the tenant does not have the required role
+  kRate,    // this and the following: a limit of the quota
   kConcurrency,
-  kBytes,     // held by running requests; there is room later
-  kTooLarge,  // more bytes than the quota allows at all
+  kBytes,     // running requests hold the bytes; a later request may fit
+  kTooLarge,  // the request needs more bytes than the quota has
 };
 inline constexpr CallerRefusal kCallerRefusals[] = {
     CallerRefusal::kNoCredentials, CallerRefusal::kMalformed,
@@ -50,67 +54,73 @@ inline constexpr CallerRefusal kCallerRefusals[] = {
     CallerRefusal::kBytes,         CallerRefusal::kTooLarge};
 const char* CallerRefusalName(CallerRefusal refusal);
 
-// INVALID_ARGUMENT, without the value, unless it is a tenant's name: at most
-// 128 letters, digits and -_.:@/.
+// Returns INVALID_ARGUMENT unless `name` is a valid tenant name: at most 128
+// letters, digits and -_.:@/. The error does not contain the name.
 absl::Status CheckTenantName(absl::string_view name);
 
-// INVALID_ARGUMENT unless it is a token's label: 1 to 64 of the same
-// characters.
+// Returns INVALID_ARGUMENT unless `label` is a valid label of a token: 1 to 64
+// of the characters that are allowed in tenant names.
 absl::Status CheckTokenLabel(absl::string_view label);
 
-// How the listeners can identify callers.
+// The ways in which the server's ports can identify callers.
 struct ListenerProof {
   bool tls = false;
-  // The clients' port, and the admin port, ask for certificates and verify
-  // them.
+  // True if the clients' port or the admin port asks for certificates and
+  // verifies them.
   bool client_certificates = false;
   bool admin_certificates = false;
-  // The admin port accepts only callers with the role ADMIN.
+  // True if the admin port accepts only callers with the role ADMIN.
   bool admin_asks = false;
 };
 
-// Threads: any thread; constant.
+// The parsed file.
+// Threads: any thread; it is constant.
 class Identities {
  public:
-  // INVALID_ARGUMENT if the text is not JSON of the message, has an unknown
-  // field, exceeds a limit, or has an entry that is meaningless or contradicts
-  // another. The error begins with `name`, the file; it names entry and field,
-  // and contains no token and no hash.
+  // Parses the file's text. Returns INVALID_ARGUMENT if it is not the JSON form
+  // of the message Identities, has an unknown field, exceeds a limit, or has an
+  // entry that is invalid or contradicts another. The error begins with `name`,
+  // the file's name, and names the entry and the field. It never contains a
+  // token or a hash.
   static absl::StatusOr<Identities> Parse(absl::string_view text,
                                           absl::string_view name);
 
-  // FAILED_PRECONDITION if no caller could be accepted: the file has none; the
-  // listeners never see what it lists (tokens without TLS, or certificates at a
-  // port that does not ask for them); or the admin port requires ADMIN, which
-  // no tenant has. The text names the ways out. Only for a start: later a file
-  // that removes a caller must be used, whatever is left.
+  // Checks that callers can be accepted. Returns FAILED_PRECONDITION if the
+  // file has no callers; if the ports never see their credentials (tokens
+  // without TLS, or certificates at a port that does not ask for them); or if
+  // the admin port requires the role ADMIN and no tenant has it. The text says
+  // what to change. Use it only when the server starts: a later file that
+  // removes a caller must be used, whichever callers remain.
   absl::Status CheckListener(const ListenerProof& proof,
                              absl::string_view name) const;
 
   struct Found {
-    // Index of Identities.tenants; -1: anonymous.
+    // The index of the tenant in Identities.tenants; -1 for the anonymous
+    // tenant.
     int tenant_idx = 0;
-    // The token's label, or the certificate's name; empty for anonymous
-    // callers.
+    // The token's label or the certificate's name; empty for anonymous callers.
     std::string label;
   };
   struct Refused {
     CallerRefusal why = CallerRefusal::kNoCredentials;
-    // The caller if it is known although it is refused: its token has expired,
-    // its certificate and token disagree (then the certificate's tenant), or
-    // its token is wrong and its certificate is known.
+    // The refused caller, if it is known. It is known by its expired token; by
+    // its certificate, if the token belongs to another tenant; and by its
+    // certificate, if the token is unknown.
     std::optional<Found> known;
   };
-  // UNAUTHENTICATED, and `*refused`, for a refused caller. The text says what
-  // is wanted, without any value.
+  // Finds the caller with these credentials. If the caller is refused, returns
+  // UNAUTHENTICATED and sets `*refused`. The text says which credentials are
+  // accepted and contains none of those that were sent.
   absl::StatusOr<Found> Find(const Credentials& credentials, absl::Time now,
                              Refused* refused) const;
 
-  // The tenant with this index of Found; negative: the anonymous tenant.
+  // Returns the tenant with this index (Found::tenant_idx); the anonymous
+  // tenant if it is negative.
   const kvasir::v1::Tenant& tenant(int idx) const {
     return idx < 0 ? file_.anonymous() : file_.tenants(idx);
   }
-  // nullopt: no tenant of that name is listed.
+  // Returns the index of the tenant with this name; nullopt if the file has
+  // none.
   std::optional<int> Named(const std::string& tenant) const;
   int num_tenants() const { return file_.tenants_size(); }
   bool has_anonymous() const { return file_.has_anonymous(); }
@@ -131,24 +141,25 @@ class Identities {
   absl::Status CheckProof(const kvasir::v1::Tenant& tenant,
                           const ListenerProof& proof,
                           absl::string_view name) const;
-  // The tenant of all names of a certificate; nullopt: none is listed.
+  // Returns the tenant to which the certificate's names belong; nullopt if the
+  // file lists none of them.
   absl::StatusOr<std::optional<Found>> FindCertificate(
       const std::vector<std::string>& names, Refused* refused) const;
-  // The kinds of credentials that are accepted, as a text.
+  // Returns a text that says which kinds of credentials are accepted.
   std::string Wanted() const;
 
   kvasir::v1::Identities file_;
-  // The tokens' hashes, parallel to their owners.
+  // The hashes of all tokens, and at the same indices the tokens' owners.
   std::vector<std::string> hashes_;
   std::vector<TokenOwner> owners_;
   std::map<std::string, int> by_certificate_;
   std::map<std::string, int> by_name_;
 };
 
-// Compares two texts for equality.
+// A function that returns whether two texts are equal.
 using Equal = std::function<bool(std::string_view, std::string_view)>;
-// Returns the index of the entry of `hashes` that equals `hash`, or nullopt.
-// Calls `equal` for every entry, so that the time does not depend on the
+// Returns the index at which `hashes` contains `hash`, or nullopt. Calls
+// `equal` for every entry, so that the time it takes does not reveal the
 // result.
 std::optional<size_t> FindHash(const std::vector<std::string>& hashes,
                                const std::string& hash, const Equal& equal);

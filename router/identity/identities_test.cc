@@ -21,7 +21,7 @@ using ::testing::Not;
 
 const absl::Time kNow = absl::FromUnixSeconds(1'800'000'000);
 
-// "#word" stands for the word's hash.
+// Replaces every "#word" in the text by the word's hash.
 std::string WithHashes(std::string text) {
   for (const char* word : {"one", "two", "old", "three"}) {
     text = absl::StrReplaceAll(
@@ -34,7 +34,8 @@ absl::StatusOr<Identities> Parse(const std::string& text) {
   return Identities::Parse(WithHashes(text), "who.json");
 }
 
-// The JSON of a file with one tenant 'red' that has further fields.
+// Returns the JSON of a file with one tenant, 'red', that has these further
+// fields.
 std::string Red(const std::string& fields) {
   return absl::StrCat(R"({"schema_version": 1, "tenants": [{"name": "red")",
                       fields.empty() ? "" : ", ", fields, "}]}");
@@ -66,7 +67,7 @@ struct WrongFile {
 };
 class WrongFileTest : public ::testing::TestWithParam<WrongFile> {};
 
-TEST_P(WrongFileTest, IsRefusedByFileEntryAndField) {
+TEST_P(WrongFileTest, IsRefusedWithTheNameOfTheFileTheEntryAndTheField) {
   const auto read = Parse(GetParam().text);
   EXPECT_THAT(read.status(), StatusIs(absl::StatusCode::kInvalidArgument,
                                       AllOf(::testing::StartsWith("who.json: "),
@@ -89,7 +90,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "schema_version: want 1, have 0"},
         WrongFile{R"({"schema_version": 2})", "schema_version: want 1, have 2"},
         WrongFile{R"({"schema_version": 1, "tenant": []})", "tenant"},
-        // The parser's own message would quote the line.
+        // The parser's own message would quote this line, which contains a
+        // secret.
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one" "x": 1}]}]})",
                   "is not a valid Identities message"},
@@ -118,8 +120,8 @@ INSTANTIATE_TEST_SUITE_P(
                    "tokens": [{"label": "a", "sha256": "#one"}]},
                    {"name": "blue",
                    "tokens": [{"label": "b", "sha256": "#one"}]}]})",
-                  "tenants[1] ('blue').tokens[0].sha256: is token 'a' of "
-                  "tenants[0] as well"},
+                  "tenants[1] ('blue').tokens[0].sha256: is also the hash of "
+                  "token 'a' of tenants[0]"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one",
                    "not_after": "soon"}]}]})",
@@ -127,8 +129,8 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "certificates": ["x"]},
                    {"name": "blue", "certificates": ["y", "x"]}]})",
-                  "tenants[1] ('blue').certificates[1]: is of tenants[0] "
-                  "already"},
+                  "tenants[1] ('blue').certificates[1]: already belongs to "
+                  "tenants[0]"},
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "certificates": ["*.x"]}]})",
                   "certificates[0]: want a whole name"},
@@ -225,12 +227,13 @@ TEST_F(IdentitiesFindTest, FindsCallersByTokenByCertificateOrByBoth) {
   Credentials both = WithToken("one");
   both.certificate_names = {"red.example"};
   EXPECT_EQ(TenantOf(both), "red/laptop");
-  // A certificate with unknown names has no effect.
+  // A certificate whose names are all unknown has no effect.
   both.certificate_names = {"other.example"};
   EXPECT_EQ(TenantOf(both), "red/laptop");
 }
 
-TEST_F(IdentitiesFindTest, AnUnknownCallersErrorNamesTheNeedWithoutSecrets) {
+TEST_F(IdentitiesFindTest,
+       TheErrorOfAnUnknownCallerNamesTheAcceptedCredentialsWithoutSecrets) {
   EXPECT_EQ(TenantOf({.encrypted = true}),
             "no credentials: want metadata 'authorization: Bearer TOKEN', or a "
             "certificate that is known here");
@@ -283,7 +286,7 @@ TEST_F(IdentitiesFindTest, ATokenAndACertificateThatDisagreeAreRefused) {
   Credentials both = WithToken("one");
   both.certificate_names = {"blue.example"};
   EXPECT_EQ(TenantOf(both),
-            "the certificate is of one tenant, the token of another");
+            "the certificate and the token belong to different tenants");
   EXPECT_EQ(refused_.why, CallerRefusal::kDisagree);
   ASSERT_TRUE(refused_.known.has_value());
   EXPECT_EQ(refused_.known->label, "blue.example");
@@ -314,11 +317,11 @@ TEST(IdentitiesTest, ACallerWithoutKnownCredentialsIsAnonymous) {
     EXPECT_EQ(read->tenant(found->tenant_idx).name(), "anonymous");
     EXPECT_EQ(found->label, "");
   }
-  // A wrong token is refused; it does not count as no token.
+  // A caller with a wrong token is refused, and not accepted as anonymous.
   EXPECT_FALSE(read->Find(WithToken("three"), kNow, &refused).ok());
 }
 
-TEST(IdentitiesTest, AHashMayBeInEitherCase) {
+TEST(IdentitiesTest, ATokensHashMayHaveUpperOrLowerCaseDigits) {
   std::string upper = base::Sha256Hex("one");
   for (char& c : upper) c = absl::ascii_toupper(static_cast<unsigned char>(c));
   const auto read = Parse(Red(
@@ -345,8 +348,8 @@ TEST(IdentitiesTest,
       {.tls = true, .client_certificates = true}, "who.json"));
 }
 
-// The result of removing the last caller: Poll uses such a file, a start does
-// not.
+// A file without callers is the result of removing the last one. Callers::Poll
+// uses such a file, but a start refuses it.
 TEST(IdentitiesTest, AStartWithoutAnyCallerIsRefused) {
   for (const char* text :
        {R"({"schema_version": 1})",
@@ -364,8 +367,10 @@ TEST(IdentitiesTest, AStartWithoutAnyCallerIsRefused) {
   }
 }
 
-TEST(IdentitiesTest, ACertificateNeedsThePortOfItsRoleToAskForIt) {
-  // The admin port asks for no certificate: it is on loopback.
+TEST(IdentitiesTest,
+     ATenantsCertificateIsRefusedIfNoPortOfItsRoleAsksForCertificates) {
+  // The admin port does not ask for certificates, because it is only on the
+  // loopback interface.
   const ListenerProof client = {.tls = true, .client_certificates = true};
   const ListenerProof asks = {
       .tls = true, .client_certificates = true, .admin_asks = true};
@@ -394,7 +399,8 @@ TEST(IdentitiesTest, ACertificateNeedsThePortOfItsRoleToAskForIt) {
   EXPECT_THAT(check(is_both, admin), refused("CLIENT", "--tls-client-ca"));
   EXPECT_THAT(check(is_both, asks), refused("ADMIN", "--admin-client-ca"));
   KVASIR_EXPECT_OK(check(is_both, client));
-  // On the port that asks for no certificate, the caller has its token.
+  // The tenant also has a token, which it can use at the port that does not ask
+  // for certificates.
   const std::string token = R"(, "tokens": [{"label": "a", "sha256": "#one"}])";
   KVASIR_EXPECT_OK(check(is_both + token, admin));
   KVASIR_EXPECT_OK(check(is_both + token, asks));
@@ -410,7 +416,8 @@ TEST(IdentitiesTest, AnAdminPortWithoutAnAdminIsRefused) {
                        AllOf(HasSubstr("has the role ADMIN, which the admin "
                                        "port asks for"),
                              HasSubstr("--admin-host"))));
-  // A tenant without credentials can never be identified.
+  // The tenant with the role ADMIN has no credentials, so no caller can be
+  // identified as this tenant.
   EXPECT_THAT(
       Parse(R"({"schema_version": 1, "tenants": [
                 {"name": "red", "tokens": [{"label": "a", "sha256": "#one"}]},

@@ -19,7 +19,8 @@ CallerMetrics::CallerMetrics()
                               "refused and the previous one stays in use")
                         .Register(*registry_)
                         .Add({})) {
-  // Create the series at the start, so that rates have a first point.
+  // Create these time series now with value 0. Otherwise their first increment
+  // would be missing in rates.
   for (const CallerRefusal why : kCallerRefusals) {
     refused_.Add({{"reason", CallerRefusalName(why)}});
   }

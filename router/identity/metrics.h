@@ -1,5 +1,6 @@
-// Prometheus families about --identities (docs/metrics.md lists them). No label
-// names a tenant, because scrapers need not know them.
+// Prometheus metrics about the callers of --identities; docs/metrics.md lists
+// them. No label has a tenant's name, because readers of the metrics need not
+// know the tenants.
 #pragma once
 
 #include <memory>

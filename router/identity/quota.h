@@ -1,6 +1,7 @@
-// How much a tenant may use: requests a second, concurrent requests, bytes.
-// Threads: any thread, except RequestRate.
-// No clock: callers pass the time of a clock that never steps.
+// Limits how much a tenant may use: requests per second, concurrent requests,
+// and bytes. There is no clock here: callers pass the time, from a clock that
+// never jumps.
+// Threads: any thread, except for RequestRate.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +19,18 @@
 
 namespace kvasir::router {
 
-// A token bucket. It stores the time at which it would be full, so that no
-// rounding errors add up.
+// A token bucket, which limits the rate of requests. It stores only the time at
+// which the bucket will be full again, so that rounding errors do not add up.
 // Threads: one at a time.
 class RequestRate {
  public:
-  // `per_second` 0: no limit. `burst` must be at least 1.
+  // Sets the limits. If `per_second` is 0, there is no limit. `burst` must be
+  // at least 1.
   void SetLimit(double per_second, uint32_t burst);
 
-  // Returns zero if the request is accepted. Otherwise returns after how long a
-  // request would be, if no other comes in between.
+  // Takes a token for a request. Returns zero if the request is accepted.
+  // Otherwise returns how long to wait until a request would be accepted, if no
+  // other comes in between.
   absl::Duration Take(absl::Time now);
 
  private:
@@ -38,7 +41,8 @@ class RequestRate {
 
 class TenantQuota;
 
-// One request's place among a tenant's concurrent ones.
+// Counts one request among a tenant's concurrent requests, until Leave or until
+// it is destroyed.
 // Threads: any thread.
 class RequestPlace {
  public:
@@ -48,7 +52,7 @@ class RequestPlace {
   RequestPlace(const RequestPlace&) = delete;
   RequestPlace& operator=(const RequestPlace&) = delete;
 
-  // The request has ended. Idempotent.
+  // Call when the request has ended. Further calls have no effect.
   void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -56,11 +60,12 @@ class RequestPlace {
   std::shared_ptr<TenantQuota> quota_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The limit of a tenant's quota that a request has met.
+// The limit of a tenant's quota because of which a request was refused.
 enum class QuotaLimit { kNone, kRate, kConcurrency, kBytes };
 
-// One tenant's quota and use, through every change of its limits. Held by
-// shared_ptr: places and shares may outlive the tenant.
+// The limits of a tenant and what it uses now. The limits may change; the use
+// stays counted. Held by shared_ptr, because places and shares keep it alive
+// after the tenant is removed.
 // Threads: any thread.
 class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
  public:
@@ -68,21 +73,22 @@ class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
 
   void SetLimits(const kvasir::v1::Quota& limits) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Called for a new request before anything else is done with it.
-  // RESOURCE_EXHAUSTED, and `*met`, if a limit is met; the text names the
-  // tenant, the limit, and when to try again, if that is known. A request that
-  // one limit refuses uses nothing of the other.
+  // Call for a new request before any other work is done for it. If a limit is
+  // exceeded, returns RESOURCE_EXHAUSTED and sets `*met`; the text names the
+  // tenant and the limit, and says when to try again if this is known. A
+  // request that is refused for one limit does not count against the other.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(absl::Time now,
                                                       QuotaLimit* met)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Takes the request's bytes; `outer` and errors as in ByteBudget::Take.
+  // Takes the request's bytes from the quota. `outer` and the errors are as in
+  // ByteBudget::Take.
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(
       size_t bytes, std::shared_ptr<ByteShare> outer) {
     return bytes_->Take(bytes, std::move(outer));
   }
 
-  // True if no request holds any of it.
+  // Returns true if no request uses any of the quota.
   bool idle() const ABSL_LOCKS_EXCLUDED(mutex_);
   uint32_t running() const ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -50,7 +50,7 @@ TEST(RequestRateTest, APauseFillsTheBucketToTheBurstAndNoFurther) {
 
 TEST(RequestRateTest, ARequestAtTheReportedTimeIsAccepted) {
   RequestRate rate;
-  rate.SetLimit(3, 1);  // a third of a second is not exact in binary
+  rate.SetLimit(3, 1);  // 1/3 s has no exact binary value
   absl::Time now = kStart;
   for (int i = 0; i < 10'000; ++i) {
     ASSERT_EQ(rate.Take(now), absl::ZeroDuration()) << i;
@@ -72,7 +72,7 @@ TEST(RequestRateTest, ALimitMayBeBelowOneASecondOrAbsent) {
   }
 }
 
-TEST(TenantQuotaTest, RefusesWithTenantLimitAndWhenToTryAgain) {
+TEST(TenantQuotaTest, ARefusalNamesTheTenantTheLimitAndWhenToTryAgain) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(2, 1, 0));
   QuotaLimit met;
   KVASIR_EXPECT_OK(quota->Enter(kStart, &met).status());
@@ -97,7 +97,7 @@ TEST(TenantQuotaTest, TheDefaultBurstIsOneSecondsRequests) {
       StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("(burst 3)")));
 }
 
-TEST(TenantQuotaTest, APlaceIsLeftOnceHoweverManyReferencesItHas) {
+TEST(TenantQuotaTest, ARequestLeavesTheQuotaOnlyOnceHoweverOftenLeaveIsCalled) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(0, 0, 2));
   QuotaLimit met;
   auto first = *quota->Enter(kStart, &met);
@@ -150,10 +150,10 @@ TEST(TenantQuotaTest, BytesCountForTheTenantAndTheRouter) {
   EXPECT_THAT(quota->TakeBytes(50, *all->Take(50)).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        "requests of tenant 'red' hold 60 bytes of 100 (its "
-                       "quota's bytes_in_flight), this one needs 50"));
+                       "quota's bytes_in_flight), this request needs 50"));
   EXPECT_THAT(quota->TakeBytes(101, *all->Take(101)).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("this one needs 101")))
+                       HasSubstr("this request needs 101")))
       << "it never fits";
   EXPECT_EQ(all->used_bytes(), 60) << "what was refused has let go of both";
   (*share)->Grow(20);

@@ -1,8 +1,9 @@
-// Chooses the replica for a request: pure functions over what is known of each.
-//
-// Two more policies fit the same signature: prefix affinity (PolicyRequest
-// would carry the prompt's prefix hashes, ReplicaView each replica's known
-// prefixes) and consistent hashing on a session.
+// Chooses the replica for a request, with pure functions of what the router
+// knows about each replica.
+// Two more policies could use the same function signature: prefix affinity
+// (PolicyRequest would have the hashes of the prompt's prefixes, and
+// ReplicaView those of the prefixes that the replica has cached) and consistent
+// hashing by session.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +16,11 @@
 
 namespace kvasir::router {
 
-// One replica: its last report, and what this router has sent it since.
+// The load of a replica, as far as the router knows it: from its last report,
+// and from the requests that this router has sent it since.
 struct ReplicaView {
-  // Ready, and not yet tried by this request.
+  // True if the replica is ready and has not yet been asked to run this
+  // request.
   bool eligible = false;
   uint32_t running = 0;
   uint32_t waiting = 0;
@@ -25,7 +28,8 @@ struct ReplicaView {
   uint64_t total_pages = 0;
   uint32_t page_tokens = 0;
   uint32_t max_num_seqs = 0;
-  // Requests and prompt tokens that the last report cannot include.
+  // Requests that the replica's last report cannot include yet, and the tokens
+  // of their prompts.
   uint32_t unreported_requests = 0;
   uint64_t unreported_tokens = 0;
 };
@@ -35,19 +39,22 @@ struct PolicyRequest {
 };
 
 enum class PolicyKind {
-  // Each in turn.
+  // The replicas take turns.
   kRoundRobin,
-  // The fewest requests that would wait; then the largest share of free pages
-  // (in sixteenths, so that small differences do not send all requests to one
-  // replica); then the fewest requests; then each in turn.
+  // Chooses the replica at which the fewest requests would wait. Among equal
+  // replicas, it chooses the largest share of free pages (rounded to
+  // sixteenths, so that small differences do not send all requests to one
+  // replica), then the fewest requests. If replicas are still equal, they take
+  // turns.
   kLeastLoaded,
 };
 
-// INVALID_ARGUMENT lists the known names: round_robin, least_loaded.
+// Parses "round_robin" or "least_loaded". For another name, returns
+// INVALID_ARGUMENT with the list of known names.
 absl::StatusOr<PolicyKind> ParsePolicy(absl::string_view name);
 
-// Returns an index into `replicas`, or nothing if none is eligible. `turn`
-// counts the requests so far.
+// Returns an index into `replicas`, or nullopt if none is eligible. `turn` is
+// the number of requests so far, by which equal replicas take turns.
 std::optional<size_t> PickReplica(PolicyKind kind,
                                   absl::Span<const ReplicaView> replicas,
                                   const PolicyRequest& request, uint64_t turn);

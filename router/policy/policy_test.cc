@@ -38,7 +38,7 @@ size_t Least(const std::vector<ReplicaView>& replicas,
       .value_or(replicas.size());
 }
 
-TEST(PolicyTest, RoundRobinTakesEachInTurn) {
+TEST(PolicyTest, RoundRobinUsesTheReplicasInTurn) {
   EXPECT_THAT(Turns(PolicyKind::kRoundRobin, {Idle(), Idle(), Idle()}, 5),
               ElementsAre(0, 1, 2, 0, 1));
 }
@@ -60,26 +60,26 @@ TEST(PolicyTest, ReturnsNothingIfNoReplicaIsEligible) {
   EXPECT_FALSE(PickReplica(PolicyKind::kLeastLoaded, {}, {}, 7).has_value());
 }
 
-TEST(PolicyTest, AmongEqualsEachTakesItsTurn) {
+TEST(PolicyTest, EqualReplicasTakeTurns) {
   EXPECT_THAT(Turns(PolicyKind::kLeastLoaded, {Idle(), Idle()}, 4),
               ElementsAre(0, 1, 0, 1));
 }
 
-TEST(PolicyTest, AQueueWeighsMoreThanFreePages) {
+TEST(PolicyTest, AShorterQueueMattersMoreThanFreePages) {
   std::vector<ReplicaView> replicas = {Idle(), Idle()};
   replicas[0].waiting = 1;
   replicas[1].free_pages = 100;
   EXPECT_EQ(Least(replicas), 1u);
 }
 
-TEST(PolicyTest, MoreFreePagesWin) {
+TEST(PolicyTest, AReplicaWithMoreFreePagesIsPreferred) {
   std::vector<ReplicaView> replicas = {Idle(), Idle()};
   replicas[0].free_pages = 400;
   replicas[1].free_pages = 800;
   EXPECT_EQ(Least(replicas), 1u);
 }
 
-TEST(PolicyTest, ASmallDifferenceInPagesDoesNotCount) {
+TEST(PolicyTest, ASmallDifferenceInFreePagesDoesNotCount) {
   std::vector<ReplicaView> replicas = {Idle(), Idle()};
   replicas[0].free_pages = 990;
   replicas[0].running = 1;
@@ -111,7 +111,7 @@ TEST(PolicyTest, RequestsSinceTheLastReportCount) {
   EXPECT_EQ(Least(replicas), 0u);
 }
 
-TEST(PolicyTest, ABurstBetweenReportsIsSpread) {
+TEST(PolicyTest, ABurstOfRequestsBetweenReportsIsSpreadOverTheReplicas) {
   std::vector<ReplicaView> replicas = {Idle(), Idle(), Idle(), Idle()};
   for (uint64_t turn = 0; turn < 16; ++turn) {
     const auto picked =
@@ -123,7 +123,7 @@ TEST(PolicyTest, ABurstBetweenReportsIsSpread) {
   }
 }
 
-TEST(PolicyTest, NamesAreParsed) {
+TEST(PolicyTest, PolicyNamesAreParsed) {
   EXPECT_EQ(*ParsePolicy("round_robin"), PolicyKind::kRoundRobin);
   EXPECT_EQ(*ParsePolicy("least_loaded"), PolicyKind::kLeastLoaded);
   EXPECT_THAT(ParsePolicy("random"),

@@ -28,11 +28,11 @@ using GenerateStub =
 
 constexpr char kGenerateMethod[] = "/kvasir.v1.Worker/Generate";
 
-// The open calls, which are reset when the client closes.
+// The client's open calls, so that Close can reset them.
 // Threads: any thread.
 class OpenCalls {
  public:
-  // Returns false once closed.
+  // Returns false if Close has been called.
   bool Add(grpc::ClientContext* context) {
     base::MutexLock lock(&mutex_);
     if (closed_) return false;
@@ -44,8 +44,9 @@ class OpenCalls {
     contexts_.erase(context);
   }
   void Close() {
-    // Safe under the lock: a context lives until it is removed here, and
-    // TryCancel itself runs no reaction.
+    // To hold the lock here is safe, because TryCancel runs no callback itself.
+    // Each context still exists, because it is removed from the set before it
+    // is destroyed.
     base::MutexLock lock(&mutex_);
     closed_ = true;
     for (grpc::ClientContext* context : contexts_) context->TryCancel();
@@ -57,7 +58,8 @@ class OpenCalls {
   std::unordered_set<grpc::ClientContext*> contexts_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The tag and length of a length-delimited field.
+// Returns the tag and length that precede a length-delimited field (protobuf
+// wire format).
 grpc::Slice FieldHeader(int field, size_t bytes) {
   using google::protobuf::io::CodedOutputStream;
   constexpr uint32_t kLengthDelimited = 2;
@@ -68,7 +70,7 @@ grpc::Slice FieldHeader(int field, size_t bytes) {
   return grpc::Slice(header, static_cast<size_t>(end - header));
 }
 
-// A slice of bytes that `owner` keeps alive.
+// Returns a slice that points to `bytes`, which `owner` keeps alive.
 grpc::Slice Borrow(absl::string_view bytes, std::shared_ptr<const void> owner) {
   auto* held = new std::shared_ptr<const void>(std::move(owner));
   return grpc::Slice(
@@ -79,8 +81,8 @@ grpc::Slice Borrow(absl::string_view bytes, std::shared_ptr<const void> owner) {
       held);
 }
 
-// The request's wire form. Its fields come in any order, and the prompt is not
-// copied.
+// Serializes the request without copying the prompt. The fields are not in the
+// order of their numbers, which protobuf allows.
 grpc::ByteBuffer Serialize(const WorkerCall& call) {
   std::vector<grpc::Slice> slices;
   slices.emplace_back(call.head.SerializeAsString());
@@ -98,7 +100,8 @@ grpc::ByteBuffer Serialize(const WorkerCall& call) {
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-// `context` has the trailing metadata with the worker's refusal, if any.
+// Converts a call's status. If the trailing metadata of `context` has a refusal
+// of the worker, it is added to the status.
 absl::Status StatusOf(const grpc::Status& from,
                       const grpc::ClientContext& context) {
   absl::Status status = base::FromGrpcStatus(from);
@@ -114,7 +117,8 @@ absl::Status StatusOf(const grpc::Status& from,
   return status;
 }
 
-// Shared by gRPC (until OnDone) and the request (to cancel).
+// One call of Worker.Generate. Shared by gRPC, until OnDone, and by the
+// request, which may cancel it.
 class GenerateAttempt final
     : public Attempt,
       public grpc::ClientBidiReactor<grpc::ByteBuffer, v1::GenerateEvent> {
@@ -163,7 +167,8 @@ class GenerateAttempt final
     if (call.deadline != absl::InfiniteFuture()) {
       context_.set_deadline(base::ToGrpcDeadline(call.deadline));
     }
-    // An unreachable worker is an answer: another replica is asked then.
+    // If the worker cannot be reached, fail at once, so that another replica is
+    // asked.
     context_.set_wait_for_ready(false);
   }
 
@@ -174,7 +179,7 @@ class GenerateAttempt final
   std::shared_ptr<GenerateAttempt> self_;
 };
 
-// Deletes itself in OnDone.
+// One call of Worker.WatchLoad. Deletes itself in OnDone.
 class LoadReader final : public grpc::ClientReadReactor<v1::LoadReport> {
  public:
   static void Start(v1::Worker::Stub* stub, absl::Duration min_interval,
@@ -225,10 +230,11 @@ struct InfoCall {
 };
 using InfoDone = std::function<void(absl::StatusOr<v1::WorkerInfo>)>;
 
-// Time for a channel to report why it has no connection.
+// How long to wait until a channel reports why it has no connection.
 constexpr absl::Duration kTimeForCause = absl::Seconds(1);
 
-// `wait`: wait for a connection; otherwise report at once what prevents it.
+// Calls Worker.GetInfo. If `wait` is true, the call waits for a connection;
+// otherwise it fails at once with the reason why there is none.
 void AskInfo(const std::shared_ptr<v1::Worker::Stub>& stub,
              const std::shared_ptr<OpenCalls>& open_calls,
              absl::Duration timeout, bool wait, InfoDone done) {
@@ -270,7 +276,8 @@ class GrpcWorkerClient final : public WorkerClient {
   }
 
   void GetInfo(absl::Duration timeout, InfoDone done) override {
-    // A worker that has just started: the channel may be waiting to reconnect.
+    // Wait for a connection: if the worker has just started, the channel may
+    // still be in its pause before the next attempt to connect.
     AskInfo(control_, open_calls_, timeout, /*wait=*/true,
             [stub = control_, open_calls = open_calls_,
              done = std::move(done)](absl::StatusOr<v1::WorkerInfo> info) {
@@ -278,9 +285,10 @@ class GrpcWorkerClient final : public WorkerClient {
                 done(std::move(info));
                 return;
               }
-              // A call that waits for a connection reports only that its time
-              // is over. Ask again for the cause: a port without a listener, or
-              // a name that is not allowed.
+              // A call that waits for a connection fails only with
+              // DEADLINE_EXCEEDED. Ask again without waiting, to learn the
+              // cause: for example nothing listens on the port, or the
+              // certificate has a name that is not allowed.
               AskInfo(stub, open_calls, kTimeForCause, /*wait=*/false,
                       [timed_out = info.status(),
                        done](absl::StatusOr<v1::WorkerInfo> why) {
@@ -311,8 +319,8 @@ class GrpcWorkerClient final : public WorkerClient {
     };
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-    // A small compressed message may unpack to a large one. Workers do not
-    // compress.
+    // Refuse compressed messages: a small one may unpack to a huge one, and
+    // workers do not compress.
     arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET,
                      1 << GRPC_COMPRESS_NONE);
     arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
@@ -329,7 +337,8 @@ class GrpcWorkerClient final : public WorkerClient {
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     arguments.SetMaxReceiveMessageSize(
         static_cast<int>(options.max_receive_message_bytes));
-    // Use a connection of its own, not one of gRPC's global pool.
+    // Give each channel its own connection. By default gRPC would share one
+    // among channels to the same address.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     arguments.SetInt("kvasir.connection", index);
     return grpc::CreateCustomChannel(target,
@@ -340,7 +349,7 @@ class GrpcWorkerClient final : public WorkerClient {
   }
 
   const std::shared_ptr<OpenCalls> open_calls_ = std::make_shared<OpenCalls>();
-  // Shared, because calls may outlive the client.
+  // Held by shared_ptr, because calls may outlive the client.
   std::shared_ptr<v1::Worker::Stub> control_;
   std::vector<std::shared_ptr<GenerateStub>> stubs_;
   std::atomic<size_t> next_{0};
@@ -350,7 +359,8 @@ class GrpcWorkerClient final : public WorkerClient {
 
 std::unique_ptr<WorkerClient> NewGrpcWorkerClient(
     const std::string& target, const GrpcWorkerClientOptions& options) {
-  // A call that is cancelled at the end may outlive client and servers.
+  // Calls that are cancelled at the end of the process may still run callbacks
+  // when clients and servers have been destroyed.
   base::KeepGrpcCallbackThreads();
   return std::make_unique<GrpcWorkerClient>(target, options);
 }

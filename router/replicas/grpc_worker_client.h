@@ -1,4 +1,4 @@
-// A worker over gRPC's callback API.
+// The implementation of WorkerClient with gRPC's callback API.
 #pragma once
 
 #include <grpcpp/security/credentials.h>
@@ -12,20 +12,22 @@
 namespace kvasir::router {
 
 struct GrpcWorkerClientOptions {
-  // Streams are spread over this many connections. With one, a single
-  // flow-control window and a single lock would serve all of them.
+  // The streams of requests are distributed over this many connections, because
+  // all streams of a connection share one flow-control window and one lock.
   int num_connections = 2;
-  // A connection on which nothing arrives for this time is pinged, and is given
-  // up if the answer takes longer than the timeout. Infinite: no pings, for a
-  // worker in this process, which can only be late if this process is.
+  // If nothing arrives on a connection for this time, it is pinged. If the ping
+  // is not answered within the timeout, the connection is closed. Infinite: no
+  // pings. They are useless for a worker in this process, which would be late
+  // only if the whole process is.
   absl::Duration keepalive_time = absl::Seconds(5);
   absl::Duration keepalive_timeout = absl::Seconds(2);
   int64_t max_receive_message_bytes = 64 << 20;
-  // Null: plain text.
+  // Null: the connections are not encrypted.
   std::shared_ptr<grpc::ChannelCredentials> credentials;
 };
 
-// `target`: "host:port" or "unix:/path". Connects when it is first used.
+// Creates a client for the worker at `target`: "host:port" or "unix:/path". It
+// connects when it is first used.
 std::unique_ptr<WorkerClient> NewGrpcWorkerClient(
     const std::string& target, const GrpcWorkerClientOptions& options);
 

@@ -1,5 +1,5 @@
-// One replica as the router knows it: its state, its last report, and the
-// requests it has been sent since.
+// A replica as the router sees it: its state, its last report, and the requests
+// that were sent to it since.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,15 @@ namespace kvasir::router {
 inline constexpr char kApiVersion[] = "kvasir.v1";
 
 enum class ReplicaState {
-  kConnecting,  // not reached yet
+  kConnecting,  // the worker has not been reached yet
   kReady,
   kDraining,
-  kLost,     // was reached; the router tries again
-  kRefused,  // has another version or serves other weights
+  kLost,     // the connection is lost; the router tries to connect again
+  kRefused,  // the worker has the wrong version, weights or tokenizer
 };
 const char* ReplicaStateName(ReplicaState state);
 
+// Receives changes of replicas' states.
 // Threads: any thread, several at once. Must not block.
 class ReplicaObserver {
  public:
@@ -38,19 +39,24 @@ class ReplicaObserver {
                               ReplicaState /*state*/) {}
 };
 
-// The properties that a worker must have to be used.
+// The properties that a worker must have.
 struct Expected {
-  // The facades' tokenizer; empty: any.
+  // The hash of the facades' tokenizer; empty: the worker may have any
+  // tokenizer.
   std::string tokenizer_hash;
-  // A replica of the same model that is in use; absent: there is none.
+  // The properties of a replica of the same model that is in use, with which
+  // the worker must agree; absent if there is none.
   std::optional<kvasir::v1::WorkerInfo> peer;
 };
 
-// FAILED_PRECONDITION names the worker, what it has and what is wanted.
+// Returns FAILED_PRECONDITION if the worker does not have the expected
+// properties. The text names the worker, the value that it has and the value
+// that is expected.
 absl::Status CheckWorker(const std::string& target,
                          const kvasir::v1::WorkerInfo& info,
                          const Expected& expected);
 
+// The router's view of one worker.
 // Owns: the client.
 // Threads: any thread.
 class Replica {
@@ -61,26 +67,29 @@ class Replica {
   const std::string& target() const { return target_; }
   WorkerClient* client() const { return client_.get(); }
 
-  // Events of the connection. OnInfo: the worker has passed its checks. A
-  // returned duration is the time until the next attempt to connect.
+  // Call one of these when the worker has passed its checks (OnInfo), has
+  // failed them (OnRefused), or cannot be reached (OnLost). The last two return
+  // how long to wait before the next attempt to connect.
   void OnInfo(const kvasir::v1::WorkerInfo& info) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration OnRefused(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration OnLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The replica is ready from the first report on.
+  // Call when a report has come. The first report makes the replica ready.
   void OnReport(const kvasir::v1::LoadReport& report)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   ReplicaState state() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // It has passed its checks and is not lost. Other replicas must agree with
-  // it.
+  // Returns true if the worker has passed its checks and is not lost. New
+  // replicas of the same model must agree with it.
   bool in_use() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // The last problem; empty if there is none.
+  // Returns a text about the last problem; empty if there is none.
   std::string detail() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::optional<kvasir::v1::WorkerInfo> info() const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // `eligible` considers only the replica itself.
+  // Returns what the policy needs to know. `eligible` does not consider whether
+  // a request has already been sent to this replica.
   ReplicaView view() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Requests sent and not ended.
+  // Returns the number of requests that were sent to the replica and have not
+  // ended.
   uint32_t in_flight() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -101,15 +110,15 @@ class Replica {
   kvasir::v1::LoadReport report_ ABSL_GUARDED_BY(mutex_);
   int failures_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Sent, but not yet accepted by the worker.
+  // Requests that were sent and that the worker has not accepted yet.
   uint32_t unaccepted_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t unaccepted_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Accepted after the last report.
+  // Requests that the worker has accepted after its last report.
   uint32_t fresh_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t fresh_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// Counts one request in a replica's load, from sending it to its end.
+// Counts one request in a replica's load, from construction to destruction.
 // Threads: one at a time.
 class ReplicaLease {
  public:

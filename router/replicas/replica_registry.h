@@ -1,4 +1,4 @@
-// The replicas of a static list: connects to them, checks them, watches their
+// The replicas of a fixed list: connects to them, checks them, watches their
 // load, and reconnects to lost ones.
 #pragma once
 
@@ -21,56 +21,59 @@
 namespace kvasir::router {
 
 struct ReplicaRegistryOptions {
-  // "host:port" or "unix:/path".
+  // The addresses of the workers: "host:port" or "unix:/path".
   std::vector<std::string> targets;
-  // The names that clients use for the one model of all workers; empty: each
-  // worker's own model_name.
+  // The names that clients use for the model, if all workers serve the same
+  // one. Empty: clients use each worker's own model_name.
   std::vector<std::string> served_names;
-  // The facades' tokenizer; empty: any.
+  // The hash of the facades' tokenizer; empty: workers may have any tokenizer.
   std::string tokenizer_hash;
   absl::Duration info_timeout = absl::Seconds(5);
   absl::Duration load_interval = absl::Milliseconds(50);
-  // How long Start waits for further workers after the first one has answered.
+  // How long Start waits for the other workers after the first one has
+  // answered.
   absl::Duration others_patience = absl::Seconds(5);
-  // Called after a replica's state has changed, on the transport's threads and
-  // without a lock; never after Stop has returned. May be empty.
+  // Called after a replica's state has changed. It is called on the transport's
+  // threads while no lock is held, and never after Stop has returned. May be
+  // empty.
   std::function<void()> on_change;
 };
 
 using WorkerClientFactory =
     std::function<std::unique_ptr<WorkerClient>(const std::string& target)>;
 
-// A replica, and what the policy may know about it.
+// A replica, and what the policy needs to know about it.
 struct Candidate {
   std::shared_ptr<Replica> replica;
   ReplicaView view;
 };
 
+// All replicas of the router.
 // Owns: the replicas and their clients.
 // Threads: any thread.
 class ReplicaRegistry {
  public:
-  // `timers` and `observer` must outlive it; `observer` may be null.
+  // `timers` and `observer` must outlive the registry; `observer` may be null.
   ReplicaRegistry(ReplicaRegistryOptions options,
                   const WorkerClientFactory& new_client, TimerThread* timers,
                   ReplicaObserver* observer);
   ~ReplicaRegistry();
 
-  // Connects to all workers. Returns once each has answered, or `patience` has
-  // passed, or others_patience has passed since the first answer.
-  // FAILED_PRECONDITION, with the values, if a worker has another version,
-  // other weights or another tokenizer. A worker that cannot be reached is no
-  // error: the registry tries again for ever.
+  // Connects to all workers. Returns when each has answered, when `patience`
+  // has passed, or when others_patience has passed since the first answer.
+  // Returns FAILED_PRECONDITION if a worker has the wrong version, weights or
+  // tokenizer; the text contains the values. It is not an error if a worker
+  // cannot be reached: the registry keeps trying.
   absl::Status Start(absl::Duration patience);
-  // Resets all calls, and returns when no callback will come any more.
-  // Idempotent.
+  // Resets all calls. After it returns, no callback runs. It may be called
+  // again.
   void Stop();
 
-  // Replicas of the model, including refused and lost ones (which are not
-  // eligible). Empty: the name is unknown.
+  // Returns the replicas of the model, including refused and lost ones (which
+  // are not eligible). The list is empty if the name is unknown.
   std::vector<Candidate> Candidates(const std::string& model) const;
   std::vector<ModelStatus> Models() const;
-  // One line for people: which replicas are not ready, and why.
+  // Returns a line of text for people: which replicas are not ready, and why.
   std::string Problems() const;
   const std::vector<std::shared_ptr<Replica>>& replicas() const {
     return replicas_;
@@ -87,10 +90,12 @@ class ReplicaRegistry {
                     const absl::Status& status);
   void Retry(const std::shared_ptr<Replica>& replica, absl::Duration after);
   void NotifyObserver(const Replica& replica) const;
-  // Logs a new state, and reports it to the observer and on_change.
+  // Reports the replica's state to the observer and to on_change, and logs it
+  // if it differs from `before`.
   void ReportState(const Replica& replica, ReplicaState before) const;
   static void Log(const Replica& replica, ReplicaState state);
-  // Checks a worker against those in use, and counts it among them.
+  // Checks that a worker agrees with the replicas in use. If so, it is in use
+  // from now on.
   absl::Status Admit(Replica* replica, const kvasir::v1::WorkerInfo& info)
       ABSL_LOCKS_EXCLUDED(admit_mutex_);
   std::vector<std::string> NamesOf(const Replica& replica) const;
@@ -100,11 +105,13 @@ class ReplicaRegistry {
   ReplicaObserver* const observer_;
   std::vector<std::shared_ptr<Replica>> replicas_;
   const std::unique_ptr<FirstAnswers> first_answers_;
-  // Resets by Stop are not reported as lost workers.
+  // True after Stop has begun. Calls that it resets are not reported as lost
+  // workers.
   std::atomic<bool> stopping_{false};
   const std::shared_ptr<CallbackGate> gate_ = std::make_shared<CallbackGate>();
-  // Workers are checked one at a time: two at once would not see each other.
-  // Locked before a replica's own mutex.
+  // Held while a worker is checked: two workers that are checked at the same
+  // time would not be compared with each other. Lock it before a replica's own
+  // mutex.
   base::Mutex admit_mutex_;
 };
 

@@ -72,7 +72,7 @@ TEST(CheckWorkerTest, RefusesAnotherTokenizerThanTheFacades) {
                              HasSubstr("'t2'"))));
 }
 
-TEST(CheckWorkerTest, SizesOfZeroAreRefused) {
+TEST(CheckWorkerTest, AWorkerThatReportsASizeOfZeroIsRefused) {
   kvasir::v1::WorkerInfo info = GoodInfo();
   info.set_page_tokens(0);
   EXPECT_THAT(CheckWorker("w:1", info, {}),

@@ -1,5 +1,5 @@
-// One worker as the router sees it. The interface does not use gRPC, so that
-// its users are tested without it.
+// The interface through which the router uses a worker. It does not contain
+// gRPC, so that its users can be tested without gRPC.
 #pragma once
 
 #include <functional>
@@ -14,35 +14,40 @@
 
 namespace kvasir::router {
 
-// One attempt of a request at one worker.
+// The data of one attempt to run a request at a worker.
 struct WorkerCall {
-  // Everything except the two fields of ids, which stay empty in it.
+  // The message, except for prompt_token_ids and emitted_token_ids, which stay
+  // empty in it.
   kvasir::v1::GenerateRequest head;
-  // Sent without a copy in every attempt.
+  // The prompt. Every attempt sends it without copying it.
   proto::TokenBytes prompt;
-  // Tokens that earlier attempts delivered, encoded like TokenBytes.
+  // The tokens that earlier attempts have delivered, encoded like TokenBytes.
   std::string emitted;
   absl::Time deadline = absl::InfiniteFuture();
 };
 
 // Receives the events of one attempt.
-// Threads: one call at a time, on the transport's threads; must not block.
+// Threads: one call at a time, on the transport's threads. Must not block.
 class AttemptSink {
  public:
   virtual ~AttemptSink() = default;
   virtual void OnEvent(const kvasir::v1::GenerateEvent& event) = 0;
-  // The last call. A refusal is in the status's payload (proto/refusal.h).
+  // The attempt has ended; no call follows. If the worker has refused the
+  // request, the refusal is in the status's payload (proto/refusal.h).
   virtual void OnAttemptDone(const absl::Status& status) = 0;
 };
 
-// Threads: any thread. Dropping it does not cancel.
+// One attempt to run a request at a worker. To drop this object does not cancel
+// the attempt.
+// Threads: any thread.
 class Attempt {
  public:
   virtual ~Attempt() = default;
-  // Call once, first. OnAttemptDone follows in every case, but not within
-  // Start.
+  // Starts the attempt. Call once. The sink's OnAttemptDone follows in every
+  // case, but never inside this call.
   virtual void Start() = 0;
-  // Resets the call. Idempotent; may come before Start.
+  // Resets the call to the worker. May be called before Start and more than
+  // once.
   virtual void Cancel() = 0;
 };
 
@@ -50,11 +55,13 @@ class LoadSink {
  public:
   virtual ~LoadSink() = default;
   virtual void OnReport(const kvasir::v1::LoadReport& report) = 0;
-  // The last call: the watch has ended, never with OK.
+  // The watch has ended, with an error; no call follows.
   virtual void OnWatchEnded(const absl::Status& status) = 0;
 };
 
-// Threads: any thread. Callbacks never run within the call that requests them.
+// A connection to one worker. Callbacks never run inside the call that requests
+// them.
+// Threads: any thread.
 class WorkerClient {
  public:
   virtual ~WorkerClient() = default;
@@ -65,7 +72,8 @@ class WorkerClient {
       std::function<void(absl::StatusOr<kvasir::v1::WorkerInfo>)> done) = 0;
   virtual void WatchLoad(absl::Duration min_interval,
                          std::shared_ptr<LoadSink> sink) = 0;
-  // Resets every call, and no call starts from now on. Callbacks still come.
+  // Resets every call and prevents new ones. Callbacks of the reset calls still
+  // come.
   virtual void Close() = 0;
 };
 

@@ -1,4 +1,4 @@
-// A tokenizer for tests of facades: ids are bytes.
+// A tokenizer for tests of facades: every byte of the text is a token.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@
 
 namespace kvasir::router {
 
-// Ids 0 to 255 are bytes, kByteEos ends a sample, larger ids do not exist.
-// Characters are released when complete; kByteBad is refused in prompts.
+// The ids 0 to 255 are bytes, kByteEos ends a sample, and larger ids do not
+// exist. A character is returned once all its bytes have come. A prompt that
+// contains kByteBad is refused.
 inline constexpr int32_t kByteEos = 256;
 inline constexpr char kByteBad = '\x01';
 

@@ -1,5 +1,5 @@
-// One call of a facade without gRPC and on one thread: tasks run, and writes
-// complete, when the test says so.
+// Test fixture for a call of a facade, without gRPC and on one thread. The test
+// decides when posted tasks run and when writes complete.
 #pragma once
 
 #include <deque>
@@ -34,7 +34,7 @@ class ManualRunner final : public TaskRunner {
   }
 
   size_t max_queued = 1000;
-  // Posted tasks wait.
+  // True: posted tasks do not run.
   bool paused = false;
 
  private:
@@ -74,7 +74,8 @@ class SingleCallTest : public ::testing::Test {
     backend_->facade = "vllm";
     backend_->tokenizer = tokenizer_;
   }
-  // Ends what still runs: the fake router keeps its sinks.
+  // Ends requests that still run, because the fake router holds their sinks,
+  // which hold the calls.
   void TearDown() override {
     if (call_ == nullptr) return;
     call_->OnCancelled();
@@ -85,7 +86,7 @@ class SingleCallTest : public ::testing::Test {
     while (strand_->RunOne() || tokenizer_->RunOne()) {
     }
   }
-  // Completes writes until nothing is left.
+  // Runs tasks and completes writes until none is left.
   void RunWrites() {
     Run();
     while (writer_.writing) {
@@ -94,7 +95,8 @@ class SingleCallTest : public ::testing::Test {
       Run();
     }
   }
-  // `parse` returns a parsed request; `prepare` receives it on the tokenizer.
+  // Begins a call with `message`. `parse` returns the parsed request, and
+  // `prepare` receives it on the tokenizer's runner.
   template <typename Message, typename Parse, typename Prepare>
   void Begin(const Message& message, Parse parse, Prepare prepare) {
     call_ = std::make_shared<Call>(

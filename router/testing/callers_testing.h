@@ -1,4 +1,5 @@
-// Tenants for tests. Each one's token is its name.
+// Makes identities files for tests. The token of each tenant is the tenant's
+// name.
 #pragma once
 
 #include <memory>
@@ -12,7 +13,8 @@
 
 namespace kvasir::router {
 
-// An entry of --identities with further fields: `"quota": {...}`.
+// Returns the JSON entry of a tenant for --identities. `fields` are further
+// JSON fields, for example `"quota": {...}`.
 inline std::string TenantEntry(const std::string& name,
                                const std::string& fields = "") {
   return absl::StrCat(

@@ -10,7 +10,8 @@
 namespace kvasir::router {
 
 void FacadeServerTest::Listen(const std::vector<grpc::Service*>& services) {
-  base::GrpcServerOptions options;  // like the clients' port
+  // the default options, as for the clients' port
+  base::GrpcServerOptions options;
   options.explain_garbage = true;
   auto server = base::GrpcServer::Start(options, services);
   KVASIR_ASSERT_OK(server);

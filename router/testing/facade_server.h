@@ -1,4 +1,5 @@
-// A facade's services at a real listener, with a scripted router.
+// Test fixture: serves a facade's gRPC services on a real port, with a scripted
+// router.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -14,7 +15,7 @@ namespace kvasir::router {
 
 class FacadeServerTest : public ::testing::Test {
  protected:
-  // The services must outlive StopListening.
+  // Serves these services; they must exist until StopListening has returned.
   void Listen(const std::vector<grpc::Service*>& services);
   void StopListening();
   static void WaitUntilCancelled(const FakeRouter::Request& request);

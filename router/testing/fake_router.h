@@ -1,5 +1,5 @@
-// A scripted RequestRouter: it records submitted requests, and the test decides
-// which tokens come.
+// A RequestRouter for tests: it records submitted requests, and the test
+// decides which events their sinks receive.
 #pragma once
 
 #include <memory>
@@ -12,6 +12,7 @@
 
 namespace kvasir::router {
 
+// The fake router.
 // Threads: any thread. Sinks are called on the thread that calls Emit, End, ...
 class FakeRouter final : public RequestRouter {
  public:
@@ -27,12 +28,12 @@ class FakeRouter final : public RequestRouter {
     bool cancelled() const;
     CancelReason reason() const;
 
-    // Delivers the text's bytes as token ids.
+    // Delivers tokens to the sink: the bytes of `text` are the token ids.
     void Emit(const std::string& text, uint32_t index = 0);
     void Finish(kvasir::v1::FinishReason reason = kvasir::v1::FINISH_LENGTH,
                 uint32_t index = 0);
     void Done(const absl::Status& status = absl::OkStatus());
-    // Delivers a whole answer at once.
+    // Delivers a whole answer: tokens, finish and end.
     void Complete(const std::string& text);
 
    private:
@@ -53,14 +54,16 @@ class FakeRouter final : public RequestRouter {
   absl::StatusOr<ModelStatus> Model(const std::string& name) const override;
   RouterHealth Health() const override;
 
-  // Every later Submit is refused.
+  // Makes every later Submit return `refusal`.
   void Refuse(const absl::Status& refusal);
   void SetMaxN(uint32_t n) { model_.info->set_max_n(n); }
   void SetMaxModelLen(uint32_t tokens);
-  // Requests that facades refused themselves.
+  // The requests that facades have refused themselves (LogRefused), with their
+  // statuses.
   std::vector<std::pair<CanonicalRequest, absl::Status>> refused() const;
   size_t num_requests() const;
-  // Waits until request number `index` has arrived; null after a long time.
+  // Waits until the request with this index has been submitted. Returns null if
+  // that takes too long.
   std::shared_ptr<Request> WaitFor(size_t index);
 
  private:

@@ -1,5 +1,6 @@
-// A scripted worker for tests of everything above WorkerClient, without gRPC.
-// Callbacks run on the given timer thread, which stands for the transport's.
+// A scripted WorkerClient for tests of the code that uses workers, without
+// gRPC. Callbacks run on the given timer thread, which takes the place of the
+// transport's threads.
 #pragma once
 
 #include <functional>
@@ -15,7 +16,7 @@
 
 namespace kvasir::router {
 
-// One attempt as the worker sees it.
+// An attempt, through which the test sends the worker's events.
 // Threads: any thread; events reach the sink in the order of the calls.
 class FakeAttempt final : public Attempt,
                           public std::enable_shared_from_this<FakeAttempt> {
@@ -31,11 +32,12 @@ class FakeAttempt final : public Attempt,
   void Tokens(const std::vector<int32_t>& ids, uint32_t index = 0);
   void Finish(kvasir::v1::FinishReason reason, uint32_t index = 0);
   void Send(const kvasir::v1::GenerateEvent& event);
-  // Only the first call counts.
+  // Ends the attempt. Only the first call has an effect.
   void End(const absl::Status& status);
 
   void Start() override;
-  // Call before Start.
+  // Makes the attempt fail as if the worker could not be reached. Call before
+  // Start.
   void MakeUnreachable();
   void Cancel() override;
 
@@ -43,7 +45,7 @@ class FakeAttempt final : public Attempt,
   void OnTransport(TimerThread::Task task);
 
   const WorkerCall call_;
-  // Used only by the transport's thread.
+  // Used only by the timer thread.
   std::shared_ptr<AttemptSink> sink_;
   bool ended_ = false;
   TimerThread* const transport_;
@@ -53,22 +55,23 @@ class FakeAttempt final : public Attempt,
   bool reachable_ ABSL_GUARDED_BY(mutex_) = true;
 };
 
-// A test's handle to drive one worker; outlives its clients.
+// The worker that a test controls. It must outlive its clients.
 // Threads: any thread.
 class FakeWorker {
  public:
   explicit FakeWorker(TimerThread* transport);
 
-  // Set up by the test before the worker is asked.
+  // The worker's properties. The test may change them before a client asks for
+  // them.
   kvasir::v1::WorkerInfo* info() { return &info_; }
   void SetReachable(bool reachable);
-  // Called inside each GetInfo, on the asking thread.
+  // Sets a function that is called inside each GetInfo, on the caller's thread.
   void OnInfoAsked(std::function<void()> then);
-  // Called inside NewAttempt with each new attempt.
+  // Sets a function that is called inside NewAttempt with each new attempt.
   void OnAttempt(std::function<void(const std::shared_ptr<FakeAttempt>&)> then);
 
   void Report(const kvasir::v1::LoadReport& report);
-  // The connection breaks: ends the watch and all attempts.
+  // Breaks the connection: ends the watch and all attempts.
   void Die();
 
   std::vector<std::shared_ptr<FakeAttempt>> attempts() const;

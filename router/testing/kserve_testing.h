@@ -1,4 +1,4 @@
-// For tests of the KServe facade: requests tensor by tensor.
+// Helpers for tests of the KServe facade: build requests, and read responses.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@
 
 namespace kvasir::router {
 
-// Builds requests like tritonclient: all tensors raw.
+// Builds a request like the Python package tritonclient: all tensors are in
+// raw_input_contents.
 class InferRequestBuilder {
  public:
   explicit InferRequestBuilder(const std::string& model = "tiny",
@@ -53,7 +54,8 @@ class InferRequestBuilder {
   inference::ModelInferRequest request_;
 };
 
-// Returns a response's output by its name; nullopt if it is absent.
+// Returns the raw bytes of a response's output; nullopt if the output is
+// absent.
 std::optional<std::string> RawOutput(
     const inference::ModelInferResponse& response, const std::string& name);
 
@@ -74,7 +76,8 @@ std::vector<T> NumberOutput(const inference::ModelInferResponse& response,
 std::vector<int64_t> OutputShape(const inference::ModelInferResponse& response,
                                  const std::string& name);
 
-// Returns the parameter; nullopt if it is missing or not a bool.
+// Returns the parameter that marks the last response; nullopt if it is missing
+// or not a bool.
 std::optional<bool> FinalFlag(const inference::ModelInferResponse& response);
 
 }  // namespace kvasir::router

@@ -1,4 +1,5 @@
-// A sink for tests: records its calls and lets a test wait for them.
+// A RequestSink for tests: it records the calls and lets the test wait for the
+// end.
 #pragma once
 
 #include <map>
@@ -10,7 +11,8 @@
 
 namespace kvasir::router {
 
-// Threads: any thread. Checks the order that RequestSink promises.
+// The sink. It checks that calls come in the order that RequestSink describes.
+// Threads: any thread.
 class RecordingSink final : public RequestSink {
  public:
   void OnAccepted(uint32_t) override;
@@ -18,7 +20,8 @@ class RecordingSink final : public RequestSink {
   void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) override;
   void OnDone(const absl::Status& status) override;
 
-  // Returns the final status; UNKNOWN if none comes within 20 s.
+  // Waits for OnDone and returns its status; UNKNOWN if it does not come within
+  // 20 s.
   absl::Status Wait();
   bool done() const;
   int accepted() const;

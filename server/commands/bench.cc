@@ -1,4 +1,5 @@
-// `kvasir bench`: runs kvasir-bench, which has the benchmarks.
+// `kvasir bench`: replaces this process by kvasir-bench, which contains the
+// benchmarks.
 #include <unistd.h>
 
 #include <cerrno>
@@ -18,7 +19,7 @@ namespace {
 
 constexpr char kProgram[] = "kvasir-bench";
 
-// Does not return if the program starts.
+// Executes kvasir-bench. Returns an exit code only if that fails.
 int Forward(const std::vector<std::string>& arguments) {
   const std::string path = ProgramBeside(kProgram);
   std::vector<char*> argv = {const_cast<char*>(path.c_str())};
@@ -27,21 +28,24 @@ int Forward(const std::vector<std::string>& arguments) {
   }
   argv.push_back(nullptr);
   execvp(path.c_str(), argv.data());
-  PrintError("kvasir bench",
-             absl::StrCat(kProgram, ": ", std::strerror(errno),
-                          "; it was searched for beside this program and in "
-                          "PATH. The benchmarks are a program of their own: "
-                          "scripts/build kvasir-bench builds it"));
+  PrintError(
+      "kvasir bench",
+      absl::StrCat(kProgram, ": ", std::strerror(errno),
+                   "; it was searched in this program's folder and in PATH. "
+                   "The benchmarks are a separate program: scripts/build "
+                   "kvasir-bench builds it"));
   return kExitFailed;
 }
 
 }  // namespace
 
 void AddBenchCommand(CLI::App* app, int* exit_code) {
-  CLI::App* command = app->add_subcommand(
-      "bench", "benchmarks of this machine and this build (kvasir-bench)");
-  // All that follows is for kvasir-bench, --help included. With fallthrough,
-  // kvasir itself would parse these arguments.
+  CLI::App* command =
+      app->add_subcommand("bench",
+                          "run benchmarks of this build on this machine "
+                          "(kvasir-bench)");
+  // All further arguments, --help included, belong to kvasir-bench. With
+  // fallthrough, kvasir itself would parse them.
   command->fallthrough(false);
   command->prefix_command();
   command->set_help_flag();

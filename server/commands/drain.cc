@@ -23,7 +23,8 @@ struct DrainFlags {
   bool json = false;
 };
 
-// 0 means the server's own deadline, so any other value is at least 1.
+// In the request, 0 means the server's own deadline, so a short deadline is
+// rounded up to 1 ms.
 uint32_t DeadlineMilliseconds(absl::Duration deadline) {
   if (deadline <= absl::ZeroDuration()) return 0;
   const int64_t milliseconds =
@@ -42,8 +43,8 @@ int Drain(const DrainFlags& flags) {
       base::NewGrpcChannel(flags.endpoint, *credentials));
   grpc::ClientContext context;
   if (flags.deadline > absl::ZeroDuration()) {
-    // The server aborts the remaining requests at the deadline. Leave it time
-    // to answer.
+    // The call's deadline is later than the drain's, at which the server aborts
+    // the remaining requests, so that the server has time to answer.
     context.set_deadline(
         absl::ToChronoTime(absl::Now() + flags.deadline + absl::Seconds(10)));
   }
@@ -52,15 +53,17 @@ int Drain(const DrainFlags& flags) {
   kvasir::v1::AdminDrainResponse response;
   const grpc::Status status = stub->Drain(&context, request, &response);
   if (!status.ok()) {
-    // gRPC gives no text if a server lacks a whole service.
+    // gRPC's error has no text if the server does not have the Admin service at
+    // all.
     const bool no_admin =
         status.error_code() == grpc::StatusCode::UNIMPLEMENTED &&
         status.error_message().empty();
-    std::fprintf(stderr, "kvasir drain: %s: %s\n", flags.endpoint.c_str(),
-                 no_admin
-                     ? "speaks gRPC but cannot be drained: probably a port "
-                       "for clients; want the --admin-port"
-                     : status.error_message().c_str());
+    std::fprintf(
+        stderr, "kvasir drain: %s: %s\n", flags.endpoint.c_str(),
+        no_admin
+            ? "is a gRPC server that cannot be drained: probably a port for "
+              "clients; give the address of the --admin-port"
+            : status.error_message().c_str());
     return status.error_code() == grpc::StatusCode::UNAVAILABLE
                ? kExitUnavailable
                : kExitFailed;
@@ -83,7 +86,8 @@ void AddDrainCommand(CLI::App* app, int* exit_code) {
   auto flags = std::make_shared<DrainFlags>();
   CLI::App* command = app->add_subcommand(
       "drain", "ask a running kvasir to refuse new requests, finish, and exit");
-  AddFlag(command, "--endpoint", flags->endpoint, "the admin port")
+  AddFlag(command, "--endpoint", flags->endpoint,
+          "HOST:PORT or unix:/path of the server's admin port")
       ->type_name("HOST:PORT");
   AddDialTlsFlags(command, &flags->tls);
   AddDuration(command, "--deadline", flags->deadline,

@@ -76,10 +76,11 @@ int Report(const absl::Status& status) {
 int Generate(GenerateFlags flags) {
   if (!flags.endpoint.empty() &&
       (!flags.model.model.empty() || flags.model.random_weights)) {
-    return Report(absl::InvalidArgumentError(absl::StrCat(
-        "--endpoint ", flags.endpoint,
-        " asks a server, --model or --random-weights runs a model here: give "
-        "one of them")));
+    return Report(absl::InvalidArgumentError(
+        absl::StrCat("--endpoint ", flags.endpoint,
+                     " sends the prompt to a server, but --model and "
+                     "--random-weights run a model here: give only one of "
+                     "them")));
   }
   if (flags.endpoint.empty() && flags.model.model.empty() &&
       !flags.model.random_weights) {
@@ -96,8 +97,9 @@ int Generate(GenerateFlags flags) {
   if (flags.stream_forever) {
     if (!flags.endpoint.empty()) {
       return Report(absl::InvalidArgumentError(absl::StrCat(
-          "--stream-forever runs a model here, with --model: the server at ",
-          flags.endpoint, " ends at its max_model_len")));
+          "--stream-forever needs a model that runs here (--model): "
+          "the server at ",
+          flags.endpoint, " ends each text at its max_model_len")));
     }
     flags.request.ignore_eos = true;
     flags.request.max_tokens = kEndlessTokens;
@@ -118,7 +120,8 @@ int Generate(GenerateFlags flags) {
     credentials = *std::move(made);
   }
   TextClient client(flags.endpoint, std::move(credentials));
-  // The prompt is printed before the first text that continues it.
+  // True after the prompt was printed, which happens before the first generated
+  // text.
   bool begun = false;
   const auto result =
       client.Generate(flags.request, [&](std::string_view delta) {
@@ -141,43 +144,56 @@ int Generate(GenerateFlags flags) {
 void AddGenerateCommand(CLI::App* app, int* exit_code) {
   auto flags = std::make_shared<GenerateFlags>();
   CLI::App* command = app->add_subcommand(
-      "generate", "stream one completion from a server, or from --model");
+      "generate",
+      "stream one completion from a server, or from a model "
+      "that runs only for this call (--model)");
   AddFlag(command, "--endpoint", flags->endpoint,
-          "the server's gRPC port; default 127.0.0.1:8001 without --model")
+          "HOST:PORT or unix:/path of the server's gRPC port; "
+          "default without --model: 127.0.0.1:8001")
       ->type_name("HOST:PORT");
   AddDialTlsFlags(command, &flags->tls);
   AddModelFlags(command, &flags->model);
   AddDeviceFlags(command, &flags->model.device);
   AddFlag(command, "--model-name", flags->request.model,
-          "which of the server's models; default: its first");
+          "the server's model to use; default: its first model");
   command
       ->add_option("--prompt", flags->request.prompt,
                    "the text to continue; - reads standard input")
       ->required();
-  AddFlag(command, "--max-tokens", flags->request.max_tokens, "at most")
+  AddFlag(command, "--max-tokens", flags->request.max_tokens,
+          "the most tokens to generate")
       ->check(CLI::Range(1, 1 << 24));
-  AddFlag(command, "--temperature", flags->request.temperature, "0 is greedy")
+  AddFlag(command, "--temperature", flags->request.temperature,
+          "sampling temperature; 0: always the most probable token")
       ->check(AtLeast(0));
-  AddFlag(command, "--top-p", flags->request.top_p, "1 is off")
+  AddFlag(command, "--top-p", flags->request.top_p,
+          "sample only from the most probable tokens that together have this "
+          "probability; 1: from all")
       ->check(Above(0))
       ->check(Between(0, 1));
-  AddFlag(command, "--top-k", flags->request.top_k, "0 or -1 is off")
+  AddFlag(command, "--top-k", flags->request.top_k,
+          "sample only from the K most probable tokens; 0 or -1: "
+          "from all")
       ->check(AtLeast(-1));
-  AddFlag(command, "--min-p", flags->request.min_p, "0 is off")
+  AddFlag(command, "--min-p", flags->request.min_p,
+          "sample only tokens with at least this fraction of the "
+          "largest probability; 0: all")
       ->check(Between(0, 1));
   AddFlag(command, "--repetition-penalty", flags->request.repetition_penalty,
-          "1 is off")
+          "penalty for tokens that already occurred; above 1 they become less "
+          "likely, 1: off")
       ->check(Above(0));
   AddFlag(command, "--request-eviction-budget", flags->request.eviction_budget,
-          "the request's eviction_budget, where the plan evicts: slots that "
-          "stay (256), a share of the prompt (0.2), or none to evict nothing")
+          "the request's eviction_budget, if the plan evicts: a "
+          "number of slots that stay (256), a share of the prompt "
+          "(0.2), or none to evict nothing")
       ->group("Eviction");
   CLI::Option* seed =
       AddFlag(command, "--seed", flags->request.seed, "default: random");
   command->add_option("--stop", flags->request.stop,
-                      "text that ends the output; several");
+                      "text that ends the output; may be given several times");
   AddSwitch(command, "--ignore-eos", flags->request.ignore_eos,
-            "go on past the end-of-text token");
+            "continue after the end-of-text token");
   AddSwitch(command, "--stream-forever", flags->stream_forever,
             "go on until it is stopped, in a cache that stays the same; the "
             "plan must evict down to a number of slots (--eviction streaming "

@@ -1,6 +1,6 @@
-// `kvasir inspect`: the cost of a folder's cache, without reading its weights.
-// With --trace it reads them, runs a text, and shows which tokens the cache
-// keeps.
+// `kvasir inspect`: reports how much memory and work a model's cache takes,
+// without reading the weights. With --trace it loads the model, runs a text,
+// and shows which tokens the cache keeps.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -33,7 +33,8 @@
 namespace kvasir::cli {
 namespace {
 
-// The HTML page holds a number for each token, layer and unit.
+// The longest text for --trace. It limits the HTML page, which contains a
+// number for each token, layer and eviction unit.
 constexpr int64_t kMaxTraceTokens = 16384;
 constexpr int64_t kMaxTraceBytes = int64_t{1} << 20;
 
@@ -71,7 +72,8 @@ absl::StatusOr<std::vector<Evaluation>> ReadEvaluations(
   return evaluations;
 }
 
-// Adds the prediction beside the plan's file, if there is one.
+// Reads the planner's prediction beside the plan's file, if there is one, into
+// the report.
 absl::Status AddPrediction(const ModelOptions& options,
                            const ModelSource& source, InspectReport* report) {
   const bool own = options.kv_plan.empty();
@@ -105,7 +107,7 @@ absl::StatusOr<EvictionTrace> Trace(const InspectFlags& flags,
                    source.plan->page_groups.end(),
                    [](const auto& group) { return group.eviction.evicts(); })) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--trace tells who stays of ", flags.trace,
+        absl::StrCat("--trace reports which tokens stay of ", flags.trace,
                      ", but the plan evicts nothing: give --eviction"));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::string text,
@@ -188,41 +190,44 @@ absl::Status Inspect(const InspectFlags& flags) {
 
 void AddInspectCommand(CLI::App* app, int* exit_code) {
   auto flags = std::make_shared<InspectFlags>();
-  CLI::App* command = app->add_subcommand(
-      "inspect",
-      "ranks, bytes and FLOPs of a model's cache, without loading it; with "
-      "--trace, which tokens of a text stay, for which it is loaded");
+  CLI::App* command =
+      app->add_subcommand("inspect",
+                          "report bytes and FLOPs of a model's cache, without "
+                          "loading the model; with --trace, load the model and "
+                          "report which tokens of a text stay");
   AddModelFlags(command, &flags->model);
   AddDeviceFlags(command, &flags->model.device);
   command->add_option("folder", flags->model.model, "the same as --model")
       ->transform(ModelName(command));
   AddFlag(command, "--max-batched-tokens", flags->max_batched_tokens,
-          "longest step, for layers with a sliding window and --trace")
+          "the most tokens in one step, for layers with a sliding "
+          "window and for --trace")
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--lengths", flags->lengths,
-          "sequence lengths to tell; default: the model's, and quarters of it")
+          "sequence lengths to report; default: the model's length, "
+          "and a 4th, a 16th and a 64th of it")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 30));
   AddFlag(command, "--tp", flags->tp,
-          "tensor-parallel ranks to deal the model to: what each holds, and "
-          "what is held more than once; 0: not told")
+          "report what each of this many tensor-parallel ranks "
+          "holds, and what several ranks hold; 0: no such report")
       ->check(CLI::Range(0, 1 << 20));
-  CLI::Option* html =
-      AddFlag(command, "--html", flags->html,
-              "write a page with charts that needs no other file")
-          ->type_name("FILE");
+  CLI::Option* html = AddFlag(command, "--html", flags->html,
+                              "write a self-contained HTML page with charts")
+                          ->type_name("FILE");
   AddFlag(command, "--evaluation", flags->evaluations,
-          "for --html: output of kvasir-compress evaluate --json; several")
+          "for --html: files with the output of kvasir-compress "
+          "evaluate --json")
       ->type_name("FILE")
       ->needs(html);
   CLI::Option* trace =
       AddFlag(command, "--trace", flags->trace,
-              "load the model, run this text and tell which of its tokens "
-              "each layer kept, and until when; the plan must evict "
-              "(--eviction)")
+              "load the model, run this text and report which of its "
+              "tokens each layer kept, and until when; the plan must "
+              "evict (--eviction)")
           ->type_name("FILE");
   AddFlag(command, "--trace-tokens", flags->trace_tokens,
-          "with --trace: tokens of output that follow the text")
+          "with --trace: the number of output tokens after the text")
       ->check(CLI::Range(int64_t{0}, kMaxTraceTokens))
       ->needs(trace);
   AddSwitch(command, "--json", flags->json, "print a JSON object");

@@ -1,5 +1,5 @@
-// `kvasir perplexity`: how well a model predicts a text, through the paged
-// cache that requests use.
+// `kvasir perplexity`: measures how well a model predicts a text, with the same
+// paged cache as requests use.
 #include "worker/offline/perplexity.h"
 
 #include <algorithm>
@@ -37,13 +37,13 @@ struct PerplexityFlags {
   bool json = false;
 };
 
-// Runs before anything large is read.
+// Refuses a window above the model's length before the weights are read.
 absl::Status CheckWindow(const PerplexityFlags& flags) {
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kRun));
   if (!flags.stream && flags.window > source.spec.max_position_embeddings) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--window ", flags.window, " is over the limit of the model, ",
+        "--window ", flags.window, " is above the limit of the model, ",
         source.spec.max_position_embeddings, " tokens"));
   }
   return absl::OkStatus();
@@ -65,7 +65,8 @@ absl::StatusOr<TextTokens> EncodeText(const PerplexityFlags& flags) {
   return encoded;
 }
 
-// A stream is reported by passes, or in tenths of its only pass.
+// The number of parts for which results are reported: the passes of a stream,
+// or tenths of its only pass.
 int64_t PartsOf(const PerplexityFlags& flags) {
   if (flags.stride > 0) return 10;
   if (!flags.stream) return 1;
@@ -173,24 +174,28 @@ void AddPerplexityCommand(CLI::App* app, int* exit_code) {
       ->type_name("FILE")
       ->required();
   AddFlag(command, "--window", flags->window,
-          "tokens of a window; each window is a sequence of its own")
+          "tokens in a window; each window is a separate sequence")
       ->check(CLI::Range(2, 1 << 24));
   AddFlag(command, "--chunk", flags->chunk,
-          "prefill this many tokens a step; 0: the window, at most 512")
+          "prefill this many tokens per step; 0: the window, but at "
+          "most 512")
       ->check(CLI::Range(0, 1 << 20));
   AddFlag(command, "--max-windows", flags->max_windows,
-          "stop after so many windows; 0: the whole text")
+          "stop after this many windows; 0: the whole text")
       ->check(CLI::Range(0, 1 << 30));
   AddFlag(command, "--stride", flags->stride,
-          "windows overlap: each begins so many tokens after the one before, "
-          "and only its last so many are scored, in tenths of the text; 0: "
-          "they follow one another")
+          "overlapping windows: each begins this many tokens after "
+          "the previous one, and only its last tokens of this "
+          "number are scored; results are reported for tenths of "
+          "the text; 0: windows do not overlap")
       ->check(CLI::Range(0, 1 << 24));
   AddSwitch(command, "--stream", flags->stream,
-            "the whole text as one sequence, of any length: what the plan does "
-            "not evict must be a number of slots (--eviction-budget 256)");
+            "score the whole text as one sequence of any length; the "
+            "plan must evict down to a fixed number of slots "
+            "(--eviction-budget 256)");
   AddFlag(command, "--passes", flags->passes,
-          "with --stream: the text so many times over, each told apart")
+          "with --stream: repeat the text this many times, and "
+          "report each pass")
       ->check(CLI::Range(1, 1 << 20));
   AddSwitch(command, "--json", flags->json, "print one JSON object");
   command->callback([flags, exit_code] {
@@ -199,17 +204,22 @@ void AddPerplexityCommand(CLI::App* app, int* exit_code) {
                                  "a text needs a tokenizer: give --model DIR");
     }
     if (flags->passes > 1 && !flags->stream) {
-      throw CLI::ValidationError("--passes", "is read with --stream alone");
+      throw CLI::ValidationError("--passes", "is read with --stream only");
     }
     if (flags->stream && flags->max_windows > 0) {
-      throw CLI::ValidationError("--max-windows", "a stream is one window");
+      throw CLI::ValidationError(
+          "--max-windows",
+          "cannot be combined with --stream, which is one window");
     }
     if (flags->stream && flags->stride > 0) {
-      throw CLI::ValidationError("--stride", "a stream is one window");
+      throw CLI::ValidationError(
+          "--stride", "cannot be combined with --stream, which is one window");
     }
     if (flags->stride > 0 && flags->max_windows > 0) {
-      throw CLI::ValidationError("--max-windows",
-                                 "windows of --stride overlap: cut the text");
+      throw CLI::ValidationError(
+          "--max-windows",
+          "cannot be combined with --stride, whose windows overlap: "
+          "use a shorter text");
     }
     RequireModel(flags->model);
     base::InitLogging(base::LogFormat::kText, base::LogLevel::kWarning);

@@ -1,5 +1,5 @@
-// Shared by the commands serve, router, worker and rank: from their flags to a
-// node that runs until it is drained.
+// The code that the commands serve, router, worker and rank share: it turns
+// their flags into a node that runs until it is drained.
 #pragma once
 
 #include <cstdint>
@@ -39,26 +39,27 @@ base::ListenAddress ClientAddress(const ListenFlags& flags);
 // Shows the progress of loading large models on standard error.
 std::function<void(int64_t done, int64_t total)> LoadProgress();
 
-// The settings of a rank's group; `operators` outlives the group.
+// The settings of a rank's group; `operators` must outlive the group.
 RankGroupSettings GroupSettings(const ModelProgramConfig& config,
                                 const std::shared_ptr<base::TlsWatch>& tls,
                                 OperatorSurface* operators);
 
-// The group of rank 0; null if one process runs the model. `operators` and
-// `children` outlive it.
+// Makes the group of rank 0; null if one process runs the whole model.
+// `operators` and `children` must outlive it.
 std::unique_ptr<LeaderGroup> MakeLeader(
     const ModelProgramConfig& config,
     const std::shared_ptr<base::TlsWatch>& tls, OperatorSurface* operators,
     LocalRanks* children);
 
-// Flags that contradict each other are wrong usage (CLI::ValidationError),
-// which has an exit code of its own.
+// Throws CLI::ValidationError if `flags` is an error: flags that contradict
+// each other are wrong usage, which has its own exit code.
 void RequireUsable(const absl::Status& flags);
-// RequireModel, and the same for a collective that does not fit the device.
+// Calls RequireModel, and also throws if the device does not support the
+// collective.
 void RequireUsableModel(const ModelProgramConfig& config);
 
-// Starts the other ranks of this host, before this process has threads,
-// connections and memory. Null if there are none.
+// Starts the other ranks of this host; null if there are none. Call it before
+// this process has threads, connections or much memory.
 absl::StatusOr<std::unique_ptr<LocalRanks>> StartOtherRanks(
     const CLI::App& command, const ModelProgramConfig& config);
 
@@ -69,8 +70,9 @@ absl::StatusOr<int> RunNode(OperatorSurface* operators, Node* node,
 // Returns the exit code. Prints the error if the command failed.
 int FinishProgram(const CLI::App& command, const absl::StatusOr<int>& code);
 
-// `Config` has the flags `listen` and `common`, CheckUsage(), and
-// Run(command, SurfaceOptions), which returns the exit code.
+// Makes the command run a program. `Config` must have the flags `listen` and
+// `common`, CheckUsage(), and Run(command, SurfaceOptions), which returns the
+// exit code.
 template <typename Config>
 void SetProgram(CLI::App* command, std::shared_ptr<Config> config,
                 int* exit_code) {

@@ -1,4 +1,5 @@
-// `kvasir rank`: another rank of a replica whose rank 0 is a worker or serve.
+// `kvasir rank`: runs a further rank of a replica whose rank 0 is a `kvasir
+// worker` or `kvasir serve`.
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,7 +32,8 @@ absl::StatusOr<int> RankConfig::Run(const CLI::App& command,
   RankRuntimeOptions options;
   if (surface.metrics_only) {
     const auto join = LocalRanks::ReadJoinInfo(ranks.join_fd);
-    // The program that started this rank has reported why it ended.
+    // Prints no error, because the program that started this rank has reported
+    // its own failure.
     if (!join.ok()) return kExitFailed;
     options.join = *join;
   } else {
@@ -60,8 +62,8 @@ void AddRankCommand(CLI::App* app, int* exit_code) {
   auto config = std::make_shared<RankConfig>();
   CLI::App* command = app->add_subcommand(
       "rank",
-      "a rank of a replica whose leader (kvasir worker or serve, --tp and "
-      "--rank-listen) is on another host");
+      "run a rank of a replica whose leader (kvasir worker or "
+      "serve with --tp and --rank-listen) is on another host");
   AddModelFlags(command, &config->model);
   AddDeviceFlags(command, &config->model.device);
   AddStepFlags(command, &config->engine);

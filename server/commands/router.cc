@@ -1,4 +1,4 @@
-// `kvasir router`: clients' protocols for one or more workers.
+// `kvasir router`: serves clients' requests by one or more workers.
 #include <memory>
 #include <string>
 #include <utility>
@@ -69,17 +69,20 @@ absl::StatusOr<int> RouterConfig::Run(const CLI::App& /*command*/,
 void AddRouterCommand(CLI::App* app, int* exit_code) {
   auto config = std::make_shared<RouterConfig>();
   CLI::App* command = app->add_subcommand(
-      "router", "clients' protocols in front of one or more workers");
+      "router", "serve clients' requests by one or more workers");
   AddModelFlag(command, "--model", config->tokenizer_folder,
-               "folder of the workers' tokenizer, or a known model's name; "
-               "without it, token ids only");
+               "folder with the workers' tokenizer, or the name of a "
+               "known model; without it, requests must contain token "
+               "ids");
   AddDuration(command, "--start-timeout", config->start_timeout,
-              "how long the first worker may take to answer at start; the "
-              "router connects to others when they answer");
+              "how long the first worker may take to answer at the "
+              "start; the router uses the others as soon as they "
+              "answer");
   AddDuration(command, "--queue-timeout", config->queue_timeout,
               "how long a request may wait for a worker");
   AddFlag(command, "--default-max-tokens", config->default_max_tokens,
-          "output tokens of a request that does not say how many");
+          "the most output tokens of a request that does not set a "
+          "limit");
   AddListenFlags(command, &config->listen, CalledBy::kClients);
   AddRouterFlags(command, &config->router, /*with_workers=*/true);
   AddCommonFlags(command, &config->common);

@@ -66,8 +66,10 @@ absl::StatusOr<int> ServeConfig::Run(const CLI::App& command,
 
 void AddServeCommand(CLI::App* app, int* exit_code) {
   auto config = std::make_shared<ServeConfig>();
-  CLI::App* command = app->add_subcommand(
-      "serve", "router and worker in one process: the laptop default");
+  CLI::App* command =
+      app->add_subcommand("serve",
+                          "run router and worker in one process, for a single "
+                          "machine");
   AddModelFlags(command, &config->model);
   AddDeviceFlags(command, &config->model.device);
   AddEngineFlags(command, &config->engine);

@@ -29,21 +29,22 @@ struct TokenFlags {
   bool json = false;
 };
 
-// Years in dates have four digits.
+// The longest validity. It keeps the years in dates at four digits.
 constexpr absl::Duration kMaxValidFor = absl::Hours(24 * 365 * 100);
 
 absl::Status CheckValidFor(const std::string& text) {
   absl::Duration valid_for;
-  // The flag itself reports a text that is no duration.
+  // Does not report a text that is not a duration, because the flag's own
+  // parser does.
   if (!absl::ParseDuration(text, &valid_for) || valid_for <= kMaxValidFor) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
       absl::StrCat("want at most ", absl::FormatDuration(kMaxValidFor),
-                   " (100 years), or 0: without an end; have '", text, "'"));
+                   " (100 years), or 0 for no end; have '", text, "'"));
 }
 
-// 256 random bits as letters, digits, - and _.
+// Makes a token of 256 random bits, written as letters, digits, - and _.
 std::string NewToken() {
   std::array<char, 32> bytes;
   KVASIR_CHECK(getrandom(bytes.data(), bytes.size(), 0) ==
@@ -71,8 +72,9 @@ void PrintToken(const TokenFlags& flags) {
     return;
   }
   std::printf(
-      "%s\n\nThat is the token, for the client alone: it is shown this once. "
-      "Among a tenant's\n\"tokens\" in the file of --identities:\n\n%s\n",
+      "%s\n\nThat is the token for the client; it cannot be "
+      "shown again. Add this entry to a tenant's\n\"tokens\" "
+      "in the file of --identities:\n\n%s\n",
       token.c_str(), entry.dump().c_str());
 }
 
@@ -90,10 +92,10 @@ void AddTokenCommand(CLI::App* app, int* exit_code) {
         return router::CheckTokenLabel(text);
       }));
   AddDuration(command, "--valid-for", flags->valid_for,
-              "how long it is taken (2160h: 90 days); 0: without an end")
+              "how long the token is valid (2160h: 90 days); 0: no end")
       ->check(Checked(CheckValidFor));
   AddSwitch(command, "--json", flags->json,
-            "print a JSON object: token and entry");
+            "print a JSON object with the token and the entry");
   command->callback([flags, exit_code] {
     PrintToken(*flags);
     *exit_code = kExitOk;

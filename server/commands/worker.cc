@@ -1,4 +1,4 @@
-// `kvasir worker`: one replica of a model.
+// `kvasir worker`: runs one replica of a model for routers.
 #include <memory>
 #include <string>
 #include <utility>
@@ -63,12 +63,12 @@ absl::StatusOr<int> WorkerConfig::Run(const CLI::App& command,
 void AddWorkerCommand(CLI::App* app, int* exit_code) {
   auto config = std::make_shared<WorkerConfig>();
   CLI::App* command = app->add_subcommand(
-      "worker", "one replica of a model, for routers to call");
+      "worker", "run one replica of a model, which routers call");
   AddModelFlags(command, &config->model);
   AddDeviceFlags(command, &config->model.device);
   AddEngineFlags(command, &config->engine);
   AddFlag(command, "--listen", config->routers_listen,
-          "address for routers: HOST:PORT or unix:/path")
+          "address on which routers call: HOST:PORT or unix:/path")
       ->check(Checked([](const std::string& text) {
         return ParseListen(text, "--listen").status();
       }));

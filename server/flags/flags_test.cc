@@ -17,7 +17,7 @@ using base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Parses the arguments of a new program.
+// A program with some flags, which parses a command line.
 struct Program {
   CLI::App app;
   int Parse(const std::string& arguments) {
@@ -34,7 +34,7 @@ TEST(FlagsTest, EnvironmentNamesAreTheFlagsInCapitals) {
   EXPECT_EQ(EnvironmentName("--max-model-len"), "KVASIR_MAX_MODEL_LEN");
 }
 
-TEST(FlagsTest, BytesTakeBinaryUnits) {
+TEST(FlagsTest, ByteSizesAcceptBinaryUnits) {
   Program program;
   int64_t bytes = 0;
   AddBytes(&program.app, "--size", bytes, "");
@@ -76,7 +76,7 @@ TEST(FlagsTest, WrongNumbersAreRefused) {
   EXPECT_THAT(Between(0, 1)(std::string("1.5")), HasSubstr("from 0 to 1"));
 }
 
-// Reads the output of --print-config by --config.
+// A program whose output of --print-config can be read by --config.
 struct ConfiguredProgram {
   ConfiguredProgram() {
     AddConfigFile(&app);
@@ -90,7 +90,7 @@ struct ConfiguredProgram {
     return ParseAndRun(&app, static_cast<int>(arguments.size()),
                        const_cast<char**>(arguments.data()), kExitOk);
   }
-  // Reads the same flags from a file with a new program.
+  // Reads the flags from a file, as with --config.
   int ParseFile(const std::string& text) {
     const base::TempFolder folder;
     const std::string path = folder.Write("flags.toml", text);
@@ -286,7 +286,7 @@ TEST(FlagsTest, ValuesOutOfRangeAreRefused) {
   EXPECT_EQ(program.Parse("--max-num-seqs x"), kExitUsage);
 }
 
-TEST(OptionsTest, AModelIsAFolderOrAShapeNotBoth) {
+TEST(OptionsTest, AModelIsEitherAFolderOrAShape) {
   EXPECT_THAT(
       CheckModelOptions({}),
       base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--model")));
@@ -312,8 +312,7 @@ base::ListenAddress Everywhere() {
   return everywhere;
 }
 
-TEST(TlsFlagsTest,
-     PlainTextStaysOnThisMachineUnlessSomebodySaysThatItMayLeave) {
+TEST(TlsFlagsTest, PlainTextStaysOnThisMachineUnlessAFlagAllowsIt) {
   base::TlsWatch watch;
   ListenFlags listen;
   for (const auto& refused :
@@ -351,7 +350,7 @@ TEST(TlsFlagsTest,
   KVASIR_EXPECT_OK(DialCredentials(dial, "router:8001").status());
 }
 
-TEST(TlsFlagsTest, AClientsErrorsNameTheServersTls) {
+TEST(TlsFlagsTest, ExpiredAuthoritiesOfAClientAreSkippedAndLogged) {
   const base::TempFolder folder;
   const base::TestCertificate over =
       base::MakeAuthorityWith({.common_name = "old",
@@ -369,7 +368,7 @@ TEST(TlsFlagsTest, AClientsErrorsNameTheServersTls) {
                     HasSubstr("role=server"), HasSubstr("--ca " + dial.ca)));
 }
 
-TEST(TlsFlagsTest, TokensNeedTls) {
+TEST(TlsFlagsTest, ATokenFileNeedsTls) {
   const base::TempFolder folder;
   const std::string path = folder.File("token");
   DialTlsFlags dial;
@@ -378,7 +377,7 @@ TEST(TlsFlagsTest, TokensNeedTls) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("--token-file " + path),
                              HasSubstr("give --ca"))));
-  // An admin port on this machine stays plain text with --tls-cert only.
+  // With only --tls-cert, an admin port on loopback still uses plain text.
   base::TlsWatch watch;
   ListenFlags listen;
   listen.tls.certificate = "none.pem";
@@ -395,8 +394,8 @@ TEST(TlsFlagsTest, TokensNeedTls) {
                        HasSubstr("--admin-client-ca")));
 }
 
-// --insecure also opened the admin port, so that anybody who reached the port
-// could end the program.
+// Regression test: --insecure also opened the admin port, so that anybody who
+// reached the port could end the program.
 TEST(TlsFlagsTest, InsecureDoesNotOpenTheAdminPort) {
   base::TlsWatch watch;
   ListenFlags listen;
@@ -414,8 +413,8 @@ TEST(TlsFlagsTest, InsecureDoesNotOpenTheAdminPort) {
   }
 }
 
-// TLS without client certificates accepted every program that reached the port
-// as a router.
+// Regression test: with TLS but without client certificates, a worker accepted
+// every program that reached its port as a router.
 TEST(TlsFlagsTest, AWorkerRequiresCertificatesUnlessAFlagSaysOtherwise) {
   base::TlsWatch watch;
   ListenFlags listen;
@@ -426,7 +425,7 @@ TEST(TlsFlagsTest, AWorkerRequiresCertificatesUnlessAFlagSaysOtherwise) {
           absl::StatusCode::kFailedPrecondition,
           AllOf(HasSubstr("--listen 0.0.0.0"), HasSubstr("--tls-client-ca"),
                 HasSubstr("--tls-any-client"), HasSubstr("127.0.0.1"))));
-  // Plain text is decided by --insecure.
+  // --insecure allows plain text, but does not replace --tls-any-client.
   listen.insecure = true;
   EXPECT_THAT(WorkerListenCredentials(listen, Everywhere(), &watch).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -477,7 +476,8 @@ TEST(TlsFlagsTest, AFlagWithoutTheFlagThatItNeedsIsRefused) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("needs --cert")));
 }
 
-// "" was treated as a missing flag, so certificates were not required.
+// Regression test: an empty value was treated as a missing flag, so
+// certificates were not required.
 TEST(TlsFlagsTest, EmptyFlagsAndVariablesAreWrongUsage) {
   struct Servers {
     Servers() {
@@ -515,7 +515,7 @@ TEST(TlsFlagsTest, EmptyFlagsAndVariablesAreWrongUsage) {
     setenv(variable.c_str(), "", 1);
     EXPECT_THAT(Servers().Parse({"router", "--workers", "unix:/x"}),
                 is_wrong(variable));
-    // Variables of another command are ignored.
+    // A variable for a flag that only another command has is ignored.
     EXPECT_EQ(Servers().Parse({"drain"}).first, kExitOk);
     unsetenv(variable.c_str());
   }

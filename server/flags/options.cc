@@ -19,11 +19,13 @@ namespace {
 
 static_assert(kMaxTokenBytes == router::kMaxBearerTokenBytes);
 
-// With a smaller buffer, one pending write would make a client look slow that
-// keeps up. With a larger one, a single stream could take the router's memory.
+// The limits of --stream-buffer-bytes. With a smaller buffer, a single pending
+// write would make a fast client look slow. With a larger one, a single stream
+// could take the router's memory.
 constexpr int64_t kMinStreamBufferBytes = 64 << 10;
 constexpr int64_t kMaxStreamBufferBytes = int64_t{1} << 30;
-// With less, a single prompt of a usual length would be refused.
+// The least value of --request-bytes. With less, prompts of a usual length
+// would be refused.
 constexpr int64_t kMinRequestBytes = 1 << 20;
 constexpr int64_t kMaxRequestBytes = int64_t{1} << 40;
 
@@ -45,8 +47,10 @@ absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text,
       return address;
     }
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "'", text, "' is no address: want HOST:PORT or unix:/path/of/socket"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", text,
+                   "' is not an address: want HOST:PORT or "
+                   "unix:/path/of/socket"));
 }
 
 void AddStepFlags(CLI::App* app, EngineFlags* options) {
@@ -54,55 +58,57 @@ void AddStepFlags(CLI::App* app, EngineFlags* options) {
           "longest prompt + output in tokens; 0: the model's own limit")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
   AddFlag(app, "--max-num-seqs", options->max_num_seqs,
-          "sequences that run at once")
+          "the most sequences that run at the same time")
       ->check(CLI::Range(1, 65536));
   AddFlag(app, "--max-batched-tokens", options->max_batched_tokens,
-          "tokens in one step (prefill chunks + decode)")
+          "the most tokens in one step (prefill chunks and decoded "
+          "tokens)")
       ->check(CLI::Range(1, 1 << 20));
-  AddBytes(
-      app, "--kv-cache-bytes", options->kv_cache_bytes,
-      "bytes of the KV cache pool, e.g. 2GiB, on each rank; 0: half of what "
-      "the cgroup leaves, on a GPU what --gpu-memory-utilization leaves, at "
-      "most "
-      "what --max-num-seqs full sequences need");
+  AddBytes(app, "--kv-cache-bytes", options->kv_cache_bytes,
+           "size of the KV cache pool on each rank, e.g. 2GiB; 0: half "
+           "of the memory that is left in the cgroup, or on a GPU what "
+           "--gpu-memory-utilization leaves, but at most what "
+           "--max-num-seqs sequences of full length need");
   AddFlag(app, "--gpu-memory-utilization", options->gpu_memory_utilization,
-          "with a GPU: the share of its memory that may be taken in all, by "
-          "weights, cache, steps, CUDA itself and other processes; "
-          "--kv-cache-bytes is at most what it leaves")
+          "on a GPU: the share of its memory that may be in use in "
+          "total: by weights, cache, steps, CUDA itself and other "
+          "processes; it limits --kv-cache-bytes")
       ->each(
           [options](const std::string&) { options->gpu_memory_given = true; })
       ->check(Above(0))
       ->check(Between(0, 1));
   AddSwitch(app, "--cuda-graphs", options->cuda_graphs,
-            "with a GPU: steps that only decode are captured as CUDA graphs "
-            "and replayed by one call, which takes memory beside "
-            "--gpu-memory-utilization; off by default, because graphs have not "
-            "been tried on a GPU yet");
+            "on a GPU: capture steps that only decode as CUDA graphs and "
+            "replay each with one call; graphs take memory in addition "
+            "to --gpu-memory-utilization; off by default, because graphs "
+            "have not been tried on a GPU yet");
   AddBytesOrAuto(app, "--host-pool-bytes", options->host_pool_bytes,
-                 "bytes of host memory where sequences wait that lost their "
-                 "pages, to be copied back instead of computed again; 0: none; "
-                 "auto: a quarter of the pool, none where --max-num-seqs full "
-                 "sequences fit it");
+                 "host memory for the cache of preempted sequences, which is "
+                 "then copied back instead of computed again; 0: none; auto: "
+                 "a quarter of the KV cache pool, or none if --max-num-seqs "
+                 "sequences of full length fit into the pool");
   AddDuration(app, "--watchdog", options->watchdog,
-              "no step for so long with work waiting: NOT_SERVING, dump the "
-              "step plan, exit");
+              "if no step finishes for this long although work is waiting: "
+              "report NOT_SERVING, log the step's plan and exit");
 }
 
 void AddEngineFlags(CLI::App* app, EngineFlags* options) {
   AddStepFlags(app, options);
   AddFlag(app, "--max-queue", options->max_queue,
-          "requests that may wait; more are refused (RESOURCE_EXHAUSTED)")
+          "the most requests that may wait; further ones are refused "
+          "(RESOURCE_EXHAUSTED)")
       ->check(CLI::Range(0, 1 << 20));
   AddDuration(app, "--queue-timeout", options->queue_timeout,
               "how long a request may wait before its first step");
   AddFlag(app, "--default-max-tokens", options->default_max_tokens,
-          "output tokens where a request does not say")
+          "the most output tokens of a request that does not set a "
+          "limit")
       ->check(CLI::Range(1, 1 << 24));
   AddFlag(app, "--eviction-min-budget", options->eviction_min_budget,
-          "where the plan evicts: the least that a request may ask for by its "
-          "parameter eviction_budget, in slots (256) or as a share of its "
-          "prompt (0.1); plan: what the plan keeps. For more it may always "
-          "ask")
+          "if the plan evicts: the smallest budget that a request may "
+          "set by its parameter eviction_budget, in slots (256) or as "
+          "a share of its prompt (0.1); plan: the plan's budget. A "
+          "larger budget is always allowed")
       ->check(Checked([](const std::string& text) {
         return text == "plan" ? absl::OkStatus()
                               : plan::ParseEvictionBudget(text).status();
@@ -110,7 +116,9 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options) {
       ->type_name("BUDGET|plan")
       ->group("Eviction");
   app->add_flag("--prefix-caching,!--no-prefix-caching",
-                options->prefix_caching, "reuse pages of equal prefixes")
+                options->prefix_caching,
+                "reuse cached pages of prompts that begin with the same "
+                "tokens")
       ->envname(EnvironmentName("--prefix-caching"))
       ->default_str(options->prefix_caching ? "true" : "false");
 }
@@ -120,7 +128,7 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers) {
           "address to listen on; 0.0.0.0 for all interfaces");
   if (callers == CalledBy::kClients) {
     AddFlag(app, "--grpc-port", options->grpc_port,
-            "gRPC for clients; 0 picks a free port")
+            "gRPC port for clients; 0 picks a free port")
         ->check(CLI::Range(0, 65535));
   }
   AddText(app, "--metrics-host", options->metrics_host,
@@ -130,70 +138,81 @@ void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers) {
           "address of --health-port; default: --host")
       ->type_name("HOST");
   AddFlag(app, "--metrics-port", options->metrics_port,
-          "Prometheus over HTTP, path /metrics; 0 picks a free port")
+          "HTTP port for Prometheus, path /metrics; 0 picks a free port")
       ->check(CLI::Range(0, 65535));
   AddFlag(app, "--admin-port", options->admin_port,
-          "gRPC for operators (drain, config); 0 picks a free port")
+          "gRPC port for operators (drain, config); 0 picks a free port")
       ->check(CLI::Range(0, 65535));
   AddText(app, "--admin-host", options->admin_host,
-          "address of --admin-port, whatever --host is: who reaches it can "
-          "drain; or unix:/path in place of both")
+          "address of --admin-port, independent of --host, because "
+          "anybody who reaches the port can drain the program; or "
+          "unix:/path instead of address and port")
       ->type_name("HOST|unix:/PATH");
   AddFlag(app, "--health-port", options->health_port,
-          "grpc.health.v1 alone; 0 picks a free port")
+          "gRPC port with only grpc.health.v1; 0 picks a free port")
       ->check(CLI::Range(0, 65535));
   AddText(app, "--tls-cert", options->tls.certificate,
-          "PEM chain that this server shows; read again when it changes. "
-          "Without it: plain text, on this machine alone")
+          "PEM certificate chain that this server shows; read again "
+          "when it changes. Without it, the server uses plain text and "
+          "only this machine can connect")
       ->type_name("FILE");
   AddText(app, "--tls-key", options->tls.key, "PEM key of --tls-cert")
       ->type_name("FILE");
   if (callers != CalledBy::kOperators) {
     AddText(app, "--tls-client-ca", options->tls.client_ca,
-            "PEM authorities: who calls shows a certificate of theirs, too")
+            "PEM authorities of callers; if set, callers must show a "
+            "certificate that one of them has signed")
         ->type_name("FILE");
     AddText(app, "--tls-client-names", options->tls.client_names,
-            "DNS, URI or IP names of which a caller's certificate has one; "
-            "default: all that --tls-client-ca has signed")
+            "DNS, URI or IP names; a caller's certificate must have one "
+            "of them; default: any certificate that --tls-client-ca has "
+            "signed")
         ->delimiter(',');
   }
   AddText(app, "--admin-client-ca", options->admin_client_ca,
-          "the same of --admin-port, with --tls-cert: needed where "
-          "--admin-host is not of this machine, --insecure or not")
+          "PEM authorities of operators' certificates on --admin-port; "
+          "needs --tls-cert; required, even with --insecure, if other "
+          "machines can reach --admin-host")
       ->type_name("FILE");
   AddText(app, "--admin-client-names", options->admin_client_names,
-          "names of operators' certificates")
+          "names, one of which an operator's certificate must have; "
+          "default: any certificate that --admin-client-ca has signed")
       ->delimiter(',');
   AddSwitch(app, "--insecure", options->insecure,
-            "plain text may leave this machine: something else protects it (a "
-            "mesh, a NetworkPolicy)");
+            "allow plain text to and from other machines; use it only if "
+            "something else protects the connections (a mesh, a "
+            "NetworkPolicy)");
   AddFlag(app, "--ready-file", options->ready_file,
-          "written once ready: a JSON object with the addresses")
+          "file that is written when the program is ready: a JSON "
+          "object with its addresses")
       ->type_name("FILE");
   AddDuration(app, "--drain-timeout", options->drain_timeout,
-              "after SIGTERM: how long running requests may take");
+              "how long running requests may take after SIGTERM");
   if (callers == CalledBy::kOperators) return;
   if (callers == CalledBy::kRouters) {
     AddSwitch(app, "--tls-any-client", options->tls.any_client,
-              "with --tls-cert and without --tls-client-ca: whoever reaches "
-              "--listen from another machine is taken for a router; something "
-              "else says who does (a NetworkPolicy)");
+              "with --tls-cert and without --tls-client-ca: accept any "
+              "program on another machine that reaches --listen as a "
+              "router; use it only if something else limits who can reach "
+              "the port (a NetworkPolicy)");
     return;
   }
   AddFlag(app, "--max-connections", options->max_connections,
-          "clients' connections at a time; more are hung up on; 0: half of the "
-          "descriptors that the system grants")
+          "the most connections of clients at a time; further ones are "
+          "closed; 0: half of the file descriptors that the system "
+          "allows")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 20));
   AddDuration(app, "--max-connection-age", options->max_connection_age,
-              "a client's connection is told to go after this (GOAWAY; its "
-              "calls finish), so that a drain loses no call; less than "
-              "--drain-timeout; 0: a third of it");
+              "age at which a client's connection is closed (by GOAWAY, so "
+              "running calls finish), so that a drain loses no call; must "
+              "be less than --drain-timeout; 0: a third of it");
 }
 
 constexpr absl::Duration kLeastConnectionAge = absl::Seconds(1);
 
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
-  // gRPC treats 0 as an age, with which no connection would live. A drain
+  // The default is at least kLeastConnectionAge, because with --drain-timeout 0
+  // it would be 0, and gRPC would close every connection at once. A drain
   // without time loses calls anyway.
   if (flags.max_connection_age == absl::ZeroDuration()) {
     return std::max(flags.drain_timeout / 3, kLeastConnectionAge);
@@ -210,7 +229,7 @@ absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
       "--max-connection-age ", absl::FormatDuration(flags.max_connection_age),
       ": want less than --drain-timeout ",
       absl::FormatDuration(flags.drain_timeout),
-      ", in which clients are to leave"));
+      " so that clients can leave during the drain"));
 }
 
 base::ListenAddress AdminAddress(const ListenFlags& flags) {
@@ -254,23 +273,25 @@ WorkerListenCredentials(const ListenFlags& flags,
   const ListenTlsFlags& tls = flags.tls;
   if (tls.any_client && tls.certificate.empty()) {
     return absl::InvalidArgumentError(
-        "--tls-any-client: without --tls-cert and --tls-key there is no TLS "
-        "that asks for a certificate or does not: give them, or --insecure "
-        "where plain text may leave the machine");
+        "--tls-any-client: without --tls-cert and --tls-key there is no TLS: "
+        "give them, or use --insecure instead if plain text may go to other "
+        "machines");
   }
   if (tls.any_client && !tls.client_ca.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tls-any-client with --tls-client-ca ", tls.client_ca,
-                     ": is anybody let in, or those alone?"));
+                     ": give only one of them, because the first accepts any "
+                     "caller and the second only callers with a certificate"));
   }
   if (!tls.certificate.empty() && tls.client_ca.empty() && !tls.any_client &&
       !base::IsLocal(listen)) {
     return absl::FailedPreconditionError(absl::StrCat(
         listen.host_flag, " ", listen.host, " with --tls-cert ",
         tls.certificate,
-        " would take whoever reaches it for a router: give --tls-client-ca "
-        "(and --tls-client-names); or --tls-any-client, where something else "
-        "says who reaches it (a NetworkPolicy); or stay on 127.0.0.1"));
+        " would accept any program that reaches it as a router: give "
+        "--tls-client-ca (and --tls-client-names); or "
+        "--tls-any-client, if something else limits who can reach it "
+        "(a NetworkPolicy); or stay on 127.0.0.1"));
   }
   return ListenCredentials(flags, listen, watch);
 }
@@ -289,9 +310,10 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
     }
     return absl::FailedPreconditionError(absl::StrCat(
         listen.host_flag, " ", listen.host,
-        " would let whoever reaches it end this program, and --insecure does "
-        "not change that: give --tls-cert, --tls-key and --admin-client-ca (a "
-        "router's, also: --identities); or stay on 127.0.0.1 or unix:/path"));
+        " would let anybody who reaches it end this program, even "
+        "with --insecure: give --tls-cert, --tls-key and "
+        "--admin-client-ca (for a router, --identities also works); "
+        "or stay on 127.0.0.1 or unix:/path"));
   }
   options.files.certificate = flags.tls.certificate;
   options.files.key = flags.tls.key;
@@ -329,53 +351,59 @@ void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers) {
             "PEM authorities of workers' certificates; without it: plain text")
         ->type_name("FILE");
     AddText(app, "--worker-tls-cert", options->worker_tls.certificate,
-            "PEM chain that workers are shown")
+            "PEM certificate chain that the router shows to workers")
         ->type_name("FILE");
     AddText(app, "--worker-tls-key", options->worker_tls.key,
             "PEM key of --worker-tls-cert")
         ->type_name("FILE");
     AddText(app, "--worker-tls-names", options->worker_tls.names,
-            "DNS, URI or IP names of which a worker's certificate has one; "
-            "default: the host that is dialled")
+            "DNS, URI or IP names; a worker's certificate must have one "
+            "of them; default: the host that is called")
         ->delimiter(',');
     AddFlag(app, "--workers", options->workers,
-            "workers: host:port or unix:/path, several; a host of several "
-            "addresses is taken for one worker")
+            "addresses of the workers, separated by commas: host:port or "
+            "unix:/path; a host name with several addresses counts as "
+            "one worker")
         ->delimiter(',')
         ->required();
     AddFlag(app, "--max-queue", options->max_queue,
-            "requests that may wait in the router; more are refused "
-            "(RESOURCE_EXHAUSTED)")
+            "the most requests that may wait in the router; further ones "
+            "are refused (RESOURCE_EXHAUSTED)")
         ->check(CLI::Range(0, 1 << 20));
   }
   AddFlag(app, "--served-model-name", options->served_model_names,
-          "names that clients may ask for; default: the folder's name")
+          "model names that clients may request; default: the name of "
+          "the model's folder")
       ->delimiter(',');
-  AddFlag(app, "--policy", options->policy, "how a replica is chosen")
+  AddFlag(app, "--policy", options->policy,
+          "how the router chooses the replica for a request")
       ->check(CLI::IsMember({"least_loaded", "round_robin"}));
   AddFlag(app, "--max-inflight", options->max_inflight,
-          "requests sent to workers at a time; more wait in the router")
+          "the most requests that are sent to workers at a time; "
+          "further ones wait in the router")
       ->check(CLI::Range(1, 1 << 20));
   AddBytes(app, "--stream-buffer-bytes", options->stream_buffer_bytes,
-           "unread streamed output a client stream may hold before it is reset",
+           "the most output that a client may leave unread before its "
+           "stream is reset",
            {.least = kMinStreamBufferBytes, .most = kMaxStreamBufferBytes});
   AddBytes(app, "--request-bytes", options->request_bytes,
-           "memory of all requests in the router: messages, prompts, tokens; "
-           "more are refused (RESOURCE_EXHAUSTED)",
+           "the most memory for all requests in the router (messages, "
+           "prompts, tokens); further requests are refused "
+           "(RESOURCE_EXHAUSTED)",
            {.least = kMinRequestBytes, .most = kMaxRequestBytes});
   AddFlag(app, "--share-tokenizer", options->share_tokenizer,
-          "whether gateways may fetch the tokenizer's files (GetTokenizer); "
-          "auto: on a loopback listener")
+          "whether gateways may download the tokenizer's files "
+          "(GetTokenizer); auto: only from a loopback listener")
       ->check(CLI::IsMember({"auto", "on", "off"}));
   AddFlag(app, "--reflection", options->reflection,
-          "whether the clients' port tells its services and messages (gRPC "
-          "server reflection, as grpcurl asks); auto: on a loopback listener "
-          "without --identities")
+          "whether the clients' port describes its services and "
+          "messages (gRPC server reflection, which grpcurl uses); "
+          "auto: only on a loopback listener without --identities")
       ->check(CLI::IsMember({"auto", "on", "off"}));
   AddText(app, "--identities", options->identities,
-          "JSON file of who may call and how much (docs/operations.md, Who may "
-          "call); read again when it changes; without it whoever reaches the "
-          "port")
+          "JSON file that lists who may call, and each caller's limits "
+          "(docs/operations.md, Who may call); read again when it "
+          "changes; without it, anybody who reaches the port may call")
       ->type_name("FILE");
 }
 

@@ -39,19 +39,20 @@ struct EngineFlags {
   bool prefix_caching = true;
   absl::Duration watchdog = absl::Minutes(2);
 };
-// Adds the flags that decide a step and its memory; they are the same on all
+// Adds the flags that affect steps and their memory. They must be equal on all
 // ranks.
 void AddStepFlags(CLI::App* app, EngineFlags* options);
 void AddEngineFlags(CLI::App* app, EngineFlags* options);
 
-// The TLS flags of a listener. Without a certificate it uses plain text, which
-// is allowed on loopback, on Unix sockets, and with --insecure.
+// The TLS flags of a listener. Without a certificate the listener uses plain
+// text, which is allowed on loopback, on Unix sockets, and with --insecure.
 struct ListenTlsFlags {
   std::string certificate;
   std::string key;
   std::string client_ca;  // not empty: clients must show a certificate, too
   std::vector<std::string> client_names;
-  // For a worker: other machines may call although there is no client_ca.
+  // For a worker: programs on other machines may call it without a certificate,
+  // even if there is no client_ca.
   bool any_client = false;
 };
 
@@ -61,57 +62,60 @@ struct ListenFlags {
   int metrics_port = 8002;
   std::string metrics_host;  // empty: `host`
   int admin_port = 8003;
-  // Not `host` by default, because this port can end the program. May be
-  // "unix:/path".
+  // The default is loopback instead of `host`, because calls to this port can
+  // end the program. May be "unix:/path".
   std::string admin_host = "127.0.0.1";
-  // For the port of clients or routers. The admin port uses the same
+  // TLS for the port of clients or routers. The admin port uses the same
   // certificate.
   ListenTlsFlags tls;
-  // Not empty: operators must show a certificate of these authorities.
+  // If not empty, operators must show a certificate that one of these
+  // authorities has signed.
   std::string admin_client_ca;
   std::vector<std::string> admin_client_names;
-  // If set, plain text may leave the machine.
+  // True: connections to and from other machines may use plain text.
   bool insecure = false;
   int health_port = 8004;
   std::string health_host;  // empty: `host`
   std::string ready_file;
   absl::Duration drain_timeout = absl::Seconds(30);
-  // Limits of clients' connections.
+  // Limits for the connections of clients.
   int64_t max_connections = 0;  // 0: half of the descriptors
   // 0: a third of drain_timeout
   absl::Duration max_connection_age = absl::ZeroDuration();
 };
-// The age at which a client's connection is closed: by default a third of the
-// drain's time, so that calls can finish after it. INVALID_ARGUMENT if it is
-// not less than the drain's time.
+// The age at which a client's connection is closed: by default a third of
+// --drain-timeout, so that calls can finish after that. INVALID_ARGUMENT if it
+// is not less than --drain-timeout.
 absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags);
 // Parses "unix:/path" or "host:port", the value of `flag`.
 absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text,
                                                 const std::string& flag);
 // The address of the admin port.
 base::ListenAddress AdminAddress(const ListenFlags& flags);
-// Credentials of a listener; null means plain text. Errors: those of
-// base::TlsWatch::Server, and FAILED_PRECONDITION if plain text would leave the
-// machine.
+// The credentials of a listener; null means plain text. Errors: those of
+// base::TlsWatch::Server, and FAILED_PRECONDITION if other machines could
+// connect in plain text.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> ListenCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,
     base::TlsWatch* watch);
-// Credentials of a worker's listener. Also FAILED_PRECONDITION if other
-// machines could call without a certificate and no flag allows it.
+// The credentials of a worker's listener. Like the function above, but also
+// FAILED_PRECONDITION if other machines could call without a certificate and no
+// flag allows this.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>>
 WorkerListenCredentials(const ListenFlags& flags,
                         const base::ListenAddress& listen,
                         base::TlsWatch* watch);
-// Credentials of the admin port. FAILED_PRECONDITION if other machines could
-// call without a certificate: `insecure` is not enough for a port that can end
-// the program. With `by_token`, operators may show a token instead of a
-// certificate.
+// The credentials of the admin port. FAILED_PRECONDITION if other machines
+// could call without a certificate, even with --insecure, because calls to this
+// port can end the program. With `by_token`, operators may show a token instead
+// of a certificate.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
     const ListenFlags& flags, const base::ListenAddress& listen,
     base::TlsWatch* watch, bool by_token = false);
 
-// The callers of a program besides operators. A worker has --listen instead of
-// --grpc-port, a rank has neither.
+// The callers for which a program listens; it decides which flags the program
+// has. A router for clients has --grpc-port, a worker has --listen instead, and
+// a rank, which only operators call, has neither.
 enum class CalledBy { kClients, kRouters, kOperators };
 void AddListenFlags(CLI::App* app, ListenFlags* options, CalledBy callers);
 
@@ -132,16 +136,16 @@ struct RouterFlags {
   // Whether gateways may download the tokenizer's files: auto (only from a
   // loopback listener), on, off.
   std::string share_tokenizer = "auto";
-  // Server reflection on the clients' port, with the same values; auto is off
-  // if callers need credentials.
+  // Whether the clients' port has server reflection: auto, on, off. auto is
+  // like above, but off if callers need credentials.
   std::string reflection = "auto";
-  // The file of identities that may call; empty: everybody who reaches the
-  // port.
+  // The file that lists the identities that may call; empty: anybody who
+  // reaches the port may call.
   std::string identities;
 };
-// Credentials for calls of a router to its workers. Errors: those of
-// base::TlsWatch::Channel, and FAILED_PRECONDITION if plain text would leave
-// the machine.
+// The credentials with which a router calls its workers. Errors: those of
+// base::TlsWatch::Channel, and FAILED_PRECONDITION if plain text would go to
+// another machine.
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> WorkerCredentials(
     const RouterFlags& flags, bool insecure, base::TlsWatch* watch);
 void AddRouterFlags(CLI::App* app, RouterFlags* options, bool with_workers);
@@ -151,10 +155,10 @@ struct CommonFlags {
   std::string log_level = "info";
   std::string metrics_compat = "none";  // or vllm
   bool print_config = false;
-  bool json = false;  // print the ready line as JSON
+  bool json = false;  // prints the ready line as JSON
 };
 void AddCommonFlags(CLI::App* app, CommonFlags* options);
-// Sets up logging. INVALID_ARGUMENT for unknown names.
+// Sets up logging. INVALID_ARGUMENT for an unknown format or level.
 absl::Status ApplyCommonFlags(const CommonFlags& options);
 
 }  // namespace kvasir::cli

@@ -7,7 +7,7 @@
 namespace kvasir::cli {
 namespace {
 
-// One page of a group of layers: bytes per slot, and bytes per page.
+// The bytes of one page over all layers of its group, by purpose.
 struct PageParts {
   int64_t key_codes = 0;    // per slot
   int64_t value_codes = 0;  // per slot

@@ -1,4 +1,4 @@
-// The parts of a cache's bytes.
+// Divides the bytes of a KV cache by their purpose.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace kvasir::cli {
 
-// T is int64_t for bytes at a length, double for bytes per token.
+// The bytes by purpose. T is int64_t for the bytes of a sequence, double for
+// the bytes of a token.
 template <typename T>
 struct CacheBytes {
   T key_codes = 0;  // includes codes that key and value share
@@ -15,7 +16,7 @@ struct CacheBytes {
   T parameters = 0;    // scales and minima
   T annotations = 0;   // landmarks of a selection, slot metadata of eviction
   T padding = 0;       // padding of regions to their alignment
-  T unfilled = 0;      // slots of the last page without a token
+  T unfilled = 0;      // slots in the last page that hold no token
   T per_sequence = 0;  // side pages: basis, mean, exact rows
 
   T total() const {
@@ -24,7 +25,8 @@ struct CacheBytes {
   }
 };
 
-// The bytes of one more token. The total is layout.marginal_bytes_per_token().
+// The bytes that one more token takes. The total is
+// layout.marginal_bytes_per_token().
 CacheBytes<double> BytesOfToken(const cache::PageLayout& layout);
 
 // The bytes of a sequence of this length. The total is layout.BytesAtLength.

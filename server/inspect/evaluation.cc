@@ -21,8 +21,7 @@ constexpr size_t kMaxNameBytes = 4096;
 absl::StatusOr<std::string> Text(const JsonFields& fields,
                                  std::string_view name) {
   KVASIR_ASSIGN_OR_RETURN(std::optional<std::string> text, fields.String(name));
-  if (!text.has_value())
-    return fields.Error(name, "want a text, it is missing");
+  if (!text.has_value()) return fields.Error(name, "is missing; want a text");
   if (text->size() > kMaxNameBytes) {
     return fields.Error(name, absl::StrCat("want at most ", kMaxNameBytes,
                                            " bytes, have ", text->size()));
@@ -42,7 +41,7 @@ absl::StatusOr<const nlohmann::json*> Child(const JsonFields& fields,
   return child;
 }
 
-// Reads a number of at least `least`; the largest is that of a double.
+// Reads a number of at least `least`.
 absl::Status Read(const JsonFields& fields, std::string_view name, double least,
                   double* out) {
   KVASIR_ASSIGN_OR_RETURN(*out, fields.NumberIn(name, least, kNoLimit));
@@ -69,12 +68,14 @@ absl::Status ReadInterval(const JsonFields& fields, EvaluationRow* row) {
   row->added_low = (*interval)[0].get<double>();
   row->added_high = (*interval)[1].get<double>();
   if (!(row->added_low <= row->added_high)) {
-    return fields.Error("added_ci95", "want low <= high");
+    return fields.Error("added_ci95",
+                        "the lower bound must not be above the upper bound");
   }
   return absl::OkStatus();
 }
 
-// Older files have no field for it, and no evictions.
+// Reads the bytes that are held after a window, and the eviction method. Older
+// files have neither field, and their rows do not evict.
 absl::Status ReadHeld(const JsonFields& fields, int64_t window_tokens,
                       EvaluationRow* row) {
   const auto tokens = static_cast<double>(window_tokens);
@@ -117,7 +118,7 @@ absl::StatusOr<EvaluationRow> ReadRow(const JsonFields& fields,
       ReadOrInfinite(fields, "perplexity", 0, &row.perplexity));
   KVASIR_RETURN_IF_ERROR(
       ReadOrInfinite(fields, "kl_nats", -kNoLimit, &row.kl_nats));
-  // Present only if there was a second run.
+  // The field is present only if the evaluation was run twice.
   KVASIR_ASSIGN_OR_RETURN(row.repeat_nats_per_token,
                           fields.NumberIn("repeat_nats_per_token", 0, kNoLimit,
                                           row.nats_per_token));

@@ -12,7 +12,7 @@
 
 namespace kvasir::cli {
 
-// The uncompressed model, the baseline of all rows.
+// The uncompressed model, with which all rows are compared.
 struct EvaluationTeacher {
   std::string model;
   double nats_per_token = 0;
@@ -23,14 +23,15 @@ struct EvaluationTeacher {
 struct EvaluationRow {
   std::string model;
   std::string method;
-  double keep = 0;  // kept share of the numbers, 0 .. 1
+  // the share of the cached numbers that the method keeps, 0 .. 1
+  double keep = 0;
   double kv_bytes_per_token = 0;
   double kv_payload_bytes_per_token = 0;
   double fixed_bytes_per_sequence = 0;
-  // The bytes that are held after a window, divided by its tokens. It makes
-  // rows comparable that evict tokens or keep some exact.
+  // The bytes that are held at the end of a window, divided by the window's
+  // tokens. Unlike kv_bytes_per_token, it includes evictions and exact tokens.
   double kv_bytes_per_seen_token = 0;
-  std::string eviction;  // method of eviction; empty: all tokens stay
+  std::string eviction;  // the eviction method; empty: all tokens stay
   double nats_per_token = 0;
   double nats_per_byte = 0;
   double perplexity = 0;  // infinite if the file has null
@@ -53,8 +54,8 @@ struct Evaluation {
 
 inline constexpr int64_t kMaxEvaluationBytes = int64_t{16} << 20;
 
-// INVALID_ARGUMENT names the file, the row, the field, and the wanted and the
-// found value.
+// INVALID_ARGUMENT for a file of another form; the error names the file, the
+// row, the field, and the wanted and the found value.
 absl::StatusOr<Evaluation> ParseEvaluation(std::string_view json,
                                            const std::string& where);
 

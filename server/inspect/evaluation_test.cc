@@ -49,7 +49,7 @@ TEST(EvaluationTest, ReadsTheOutputOfEvaluate) {
 TEST(EvaluationTest, OnlyTheRepetitionMayBeMissing) {
   json without = Good();
   without["rows"][0]["repeat_nats_per_token"] = nullptr;
-  without["rows"][0]["window_nats"] = {1, 2, 3};  // a field that is not read
+  without["rows"][0]["window_nats"] = {1, 2, 3};  // unknown fields are ignored
   KVASIR_ASSERT_OK_AND_ASSIGN(const Evaluation evaluation,
                               ParseEvaluation(without.dump(), "r"));
   EXPECT_EQ(evaluation.rows[0].repeat_nats_per_token, 3.3);

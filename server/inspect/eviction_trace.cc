@@ -14,18 +14,18 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Marks the tokens that a unit has evicted.
+// Marks the tokens that are not in `kept` as evicted after `seen` tokens.
 absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
                       EvictionTrace::Unit* unit) {
   unit->gone_at.resize(static_cast<size_t>(seen));
-  int64_t next = 0;  // all tokens below it are done
+  int64_t next = 0;  // all tokens before this one are done
   for (const uint32_t position : kept) {
     const auto token = static_cast<int64_t>(position);
     if (token < next || token >= seen ||
         unit->gone_at[static_cast<size_t>(token)] != 0) {
-      return absl::InternalError(absl::StrCat("kept token ", token,
-                                              ": want one from ", next,
-                                              " on that was there, of ", seen));
+      return absl::InternalError(absl::StrCat(
+          "kept token ", token, ": want a token from ", next,
+          " on that was not evicted before, among the first ", seen));
     }
     for (; next < token; ++next) {
       int64_t& gone_at = unit->gone_at[static_cast<size_t>(next)];
@@ -35,13 +35,15 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
   }
   // Recent tokens, including the last one, are always kept.
   if (next != seen) {
-    return absl::InternalError(
-        absl::StrCat("tokens from ", next, " on are not kept, of ", seen));
+    return absl::InternalError(absl::StrCat(
+        "tokens from ", next,
+        " on are not kept, although recent tokens must stay, among the first ",
+        seen));
   }
   return absl::OkStatus();
 }
 
-// Latest tokens that always stay.
+// The number of latest tokens that always stay.
 int64_t RecentOf(const EvictionTrace::Layer& layer) {
   return layer.scored ? layer.recent
                       : std::max(layer.recent, layer.kept - layer.sinks);
@@ -154,9 +156,10 @@ ordered_json EvictionTrace::ToJson() const {
 
 std::string EvictionTrace::ToText() const {
   std::string out = absl::StrFormat(
-      "\nwho stayed of %d tokens of the text and %d of output, at each layer's "
-      "last eviction\nlayer  evictions   kept of seen       sinks  heavy  "
-      "recent  oldest heavy  units\n",
+      "\ntokens that stayed, of %d tokens of the text and %d of "
+      "output, at each layer's last eviction\nlayer  evictions   "
+      "kept of seen       sinks  heavy  recent  oldest heavy  "
+      "units\n",
       prompt_tokens_, static_cast<int64_t>(tokens_.size()) - prompt_tokens_);
   for (const Layer& layer : layers_) {
     const Summary summary = SummaryOf(layer);

@@ -1,5 +1,5 @@
-// The record of `kvasir inspect --trace`: which tokens of a text each layer's
-// units kept, and until when. follow_evictions.h makes the run.
+// The result of `kvasir inspect --trace`: when each eviction unit of each layer
+// evicted each token of a text. follow_evictions.h runs the text.
 #pragma once
 
 #include <cstdint>
@@ -16,24 +16,27 @@ namespace kvasir::cli {
 
 class EvictionTrace {
  public:
-  // KV heads of a layer that evict the same tokens. An evicted token never
-  // returns, so one number per token is enough.
+  // The trace of one eviction unit: KV heads of a layer that evict the same
+  // tokens. One number per token is enough, because an evicted token never
+  // returns.
   struct Unit {
     std::vector<int64_t> heads;
-    // For each token, the number of tokens seen when it was evicted; 0: it is
-    // still there.
+    // For each token, the number of tokens that had been seen when it was
+    // evicted; 0: it was not evicted.
     std::vector<int64_t> gone_at;
   };
   struct Layer {
     int64_t layer = 0;
     int64_t sinks = 0;
     int64_t recent = 0;
-    bool scored = true;           // false: all tokens except sinks are recent
-    int64_t kept = 0;             // slots of a unit after an eviction
+    // false: all kept tokens except sinks are the latest ones
+    bool scored = true;
+    int64_t kept = 0;             // slots that a unit has after an eviction
     std::vector<int64_t> points;  // tokens seen at each eviction
     std::vector<Unit> units;
   };
-  // The tokens that the units of a layer kept at its last eviction, together.
+  // The tokens that the units of a layer kept at its last eviction, summed over
+  // the units.
   struct Summary {
     int64_t seen = 0;  // tokens seen; 0: nothing was evicted
     int64_t kept = 0;  // tokens that each unit kept
@@ -43,14 +46,15 @@ class EvictionTrace {
     std::optional<int64_t> oldest_heavy;
   };
 
-  // A trace of the layers that evict.
+  // Makes an empty trace for the layers of `plan` that evict.
   explicit EvictionTrace(const plan::ResolvedPlan& plan);
 
   // Sets the tokens of the run, in order, beginning with the prompt.
   void SetText(std::vector<std::string> tokens, int64_t prompt_tokens);
-  // Records that layer `index` of layers() evicted after `seen` tokens. Each
-  // unit kept these positions, ascending: [U, kept]. INTERNAL, with the place,
-  // if a position was evicted before or has not been seen.
+  // Records that layer `index` of layers() evicted after `seen` tokens.
+  // `positions` [units, kept] are the tokens that each unit kept, ascending.
+  // INTERNAL, with the place, if a position was evicted before or has not been
+  // seen.
   absl::Status Add(size_t index, int64_t seen,
                    absl::Span<const uint32_t> positions);
 
@@ -58,7 +62,7 @@ class EvictionTrace {
   Summary SummaryOf(const Layer& layer) const;
 
   nlohmann::ordered_json ToJson() const;
-  // One line per layer.
+  // Returns a text with one line for each layer.
   std::string ToText() const;
 
  private:

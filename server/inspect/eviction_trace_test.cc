@@ -13,7 +13,8 @@ using base::StatusIs;
 using ::testing::HasSubstr;
 using Positions = std::vector<uint32_t>;
 
-// Two layers of two units, that keep 5 slots: 1 sink and 2 recent ones.
+// A trace of two layers with two units each. A unit keeps 5 slots, among them 1
+// sink and 2 recent tokens.
 EvictionTrace MakeTrace(const std::string& rest = "") {
   return EvictionTrace(
       *SourceWith(kFullKey, kFullValue,
@@ -59,15 +60,17 @@ TEST(EvictionTraceTest, TheLastEvictionIsReportedForAllUnits) {
   EXPECT_EQ(summary.heavy, 4);
   EXPECT_EQ(summary.recent, 4);
   EXPECT_EQ(summary.oldest_heavy, 2);
-  EXPECT_THAT(trace.ToText(),
-              HasSubstr("who stayed of 12 tokens of the text and 1 of output"));
+  EXPECT_THAT(
+      trace.ToText(),
+      HasSubstr(
+          "tokens that stayed, of 12 tokens of the text and 1 of output"));
   EXPECT_THAT(
       trace.ToText(),
       HasSubstr("    0          2       5 of 12       20.0%  40.0%   40.0%"
                 "             2      2\n    1          0   all\n"));
 }
 
-TEST(EvictionTraceTest, WithoutScoresAllButSinksAreRecent) {
+TEST(EvictionTraceTest, WithoutScoresAllKeptTokensExceptSinksAreRecent) {
   EvictionTrace trace = MakeTrace(R"(,"others":"LATEST")");
   KVASIR_EXPECT_OK(trace.Add(1, 8, Positions{0, 4, 5, 6, 7, 0, 4, 5, 6, 7}));
   trace.SetText(std::vector<std::string>(8, "x"), 8);
@@ -77,7 +80,7 @@ TEST(EvictionTraceTest, WithoutScoresAllButSinksAreRecent) {
   EXPECT_FALSE(summary.oldest_heavy.has_value());
 }
 
-TEST(EvictionTraceTest, TheJsonHasTheWholeTrace) {
+TEST(EvictionTraceTest, TheTracesJsonHasAllEvictions) {
   // Incomplete characters are repaired when the trace is printed.
   const auto json = nlohmann::json::parse(Traced().ToJson().dump(
       -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
@@ -93,10 +96,12 @@ TEST(EvictionTraceTest, TheJsonHasTheWholeTrace) {
 TEST(EvictionTraceTest, ImpossibleEvictionsAreRefusedWithTheirPlace) {
   for (const auto& [kept, named] :
        std::vector<std::pair<Positions, const char*>>{
-           {{0, 1, 9, 10, 11}, "kept token 1: want one from 1 on that was"},
-           {{0, 9, 2, 10, 11}, "kept token 2: want one from 10 on"},
-           {{0, 2, 9, 10, 12}, "kept token 12: want one from 11 on"},
-           {{0, 2, 8, 9, 10}, "tokens from 11 on are not kept, of 12"}}) {
+           {{0, 1, 9, 10, 11}, "kept token 1: want a token from 1 on that was"},
+           {{0, 9, 2, 10, 11}, "kept token 2: want a token from 10 on"},
+           {{0, 2, 9, 10, 12}, "kept token 12: want a token from 11 on"},
+           {{0, 2, 8, 9, 10},
+            "tokens from 11 on are not kept, although recent tokens must "
+            "stay"}}) {
     EvictionTrace trace = MakeTrace();
     KVASIR_ASSERT_OK(trace.Add(1, 8,
                                Positions{0, 2, 5, 6, 7,  //

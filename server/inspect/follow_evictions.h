@@ -14,17 +14,18 @@
 namespace kvasir::cli {
 
 struct TraceOptions {
-  // Greedy tokens after the prompt. The end of the prompt is an eviction point;
-  // tokens evicted there go before the first output token.
+  // How many tokens are generated greedily after the prompt. The eviction at
+  // the end of the prompt happens before the first output token is computed.
   int64_t output_tokens = 0;
   int64_t chunk_tokens = 512;
-  // The text of a token; possibly incomplete characters.
+  // Returns the text of a token, which may contain incomplete characters.
   std::function<std::string(int32_t id)> text_of;
 };
 
-// The trace has the prompt's tokens, then the output's. The rank must not have
-// run anything yet. Errors: INVALID_ARGUMENT without a prompt; those of the
-// executor and of EvictionTrace.
+// Runs the text and returns its trace, which has the prompt's tokens and then
+// the output's. The rank must not have run anything yet. Errors:
+// INVALID_ARGUMENT without a prompt; those of the executor and of
+// EvictionTrace.
 absl::StatusOr<EvictionTrace> FollowEvictions(worker::Rank* rank,
                                               absl::Span<const int32_t> prompt,
                                               const TraceOptions& options);

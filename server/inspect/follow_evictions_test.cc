@@ -66,8 +66,8 @@ TEST(FollowEvictionsTest, StreamingKeepsSinksAndTheLatest) {
     const EvictionTrace trace = Follow(*rank);
     ASSERT_EQ(trace.layers().size(), 2u);
     for (const EvictionTrace::Layer& layer : trace.layers()) {
-      // With more than 21 tokens, every multiple of 6 is an eviction point, and
-      // so is the prompt's end at 61. The run ends at 75.
+      // Beyond 21 tokens, every multiple of 6 is an eviction point, and so is
+      // the prompt's end at 61. The run ends at 75 tokens.
       EXPECT_EQ(layer.points,
                 (std::vector<int64_t>{24, 30, 36, 42, 48, 54, 60, 61, 66, 72}));
       for (const int64_t seen : layer.points) {
@@ -102,7 +102,7 @@ TEST(FollowEvictionsTest, SinksAndRecentTokensStayWithTheBestScores) {
   EXPECT_TRUE(differ);
 }
 
-TEST(FollowEvictionsTest, ChunksDoNotChangeTheTrace) {
+TEST(FollowEvictionsTest, TheTraceDoesNotDependOnChunkSizes) {
   const std::string rest = R"(,"positions":"ORIGINAL")";
   EXPECT_EQ(Follow(*RankThatEvicts(rest), 5).ToJson(),
             Follow(*RankThatEvicts(rest), 64).ToJson());

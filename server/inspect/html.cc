@@ -67,11 +67,12 @@ std::string ReportToHtml(const InspectReport& report,
   for (const Evaluation& evaluation : evaluations) {
     data["evaluations"].push_back(EvaluationJson(evaluation));
   }
-  // Without '<', no name can end the script element or begin a comment.
+  // Escapes '<', so that no name can end the script element or begin a comment.
   const std::string json = absl::StrReplaceAll(
       data.dump(-1, ' ', false, ordered_json::error_handler_t::replace),
       {{"<", "\\u003c"}});
-  // One pass, so that inserted text is not searched for placeholders.
+  // Replaces all placeholders in one pass, so that inserted text is not
+  // searched for placeholders.
   return absl::StrReplaceAll(
       kInspectPage, {{"{{title}}", EscapeText(absl::StrCat(report.name, ": ",
                                                            report.method))},

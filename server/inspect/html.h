@@ -1,5 +1,5 @@
-// The page of `kvasir inspect --html`: server/inspect/page.html with the
-// report's figures. It is one self-contained file with light and dark colours.
+// Makes the page of `kvasir inspect --html`: server/inspect/page.html with the
+// report's data. It is one self-contained file with light and dark colours.
 #pragma once
 
 #include <string>
@@ -10,8 +10,9 @@
 
 namespace kvasir::cli {
 
-// The page draws itself from one JSON object in a script element; without
-// scripts it shows ReportToText. Names and texts are escaped for both.
+// Returns the page. Its script draws it from a JSON object in a script element;
+// without scripts the page shows ReportToText. Names and texts are escaped in
+// both.
 std::string ReportToHtml(const InspectReport& report,
                          const std::vector<Evaluation>& evaluations);
 

@@ -38,7 +38,7 @@ Evaluation SomeEvaluation(const std::string& method) {
   return evaluation;
 }
 
-// The data in the page's script element, and the page without the data.
+// A page, split into the JSON data in its script element and the rest.
 struct Page {
   nlohmann::json data;
   std::string frame;
@@ -50,7 +50,8 @@ Page PageOf(const InspectReport& report,
   const std::string begin = R"(<script type="application/json" id="data">)";
   const size_t from = html.find(begin);
   EXPECT_NE(from, html.npos);
-  // A browser ends the script element here, even inside a string.
+  // A browser ends the script element at the first "</script", even inside a
+  // string.
   const size_t to = html.find("</script", from);
   EXPECT_NE(to, html.npos);
   if (from == html.npos || to == html.npos) return {};
@@ -86,7 +87,7 @@ TEST(InspectHtmlTest, ThePageHasTheDataOfTheReport) {
   EXPECT_EQ(evaluation["rows"][1]["added_ci95"][0], -0.001);
 }
 
-TEST(InspectHtmlTest, NamesAreEscaped) {
+TEST(InspectHtmlTest, NamesAreEscapedInThePage) {
   ModelSource source = SourceWith(kFullKey, kFullValue);
   const std::string evil = "</script><!--<script>{{data}}</title></pre>\xff";
   source.name = evil;
@@ -101,7 +102,7 @@ TEST(InspectHtmlTest, NamesAreEscaped) {
   evaluation.text = evil;
   evaluation.rows[0].model = evil;
   const Page page = PageOf(ReportOf(source), {evaluation});
-  // A byte that is no UTF-8 is replaced.
+  // The last byte is invalid UTF-8 and becomes U+FFFD.
   const std::string kept = evil.substr(0, evil.size() - 1) + "\xef\xbf\xbd";
   EXPECT_EQ(page.data["report"]["model"], kept);
   EXPECT_EQ(page.data["evaluations"][0]["rows"][0]["method"], kept);
@@ -122,13 +123,13 @@ TEST(InspectHtmlTest, ThePageHasTheCurveOfAPrediction) {
                        .plan = {.bytes_per_token = 900, .kl = 0.02},
                        .curve = {{500, 0.5}, {1000, 0.01}},
                        .probes = {{600, 0.07}}};
-  const nlohmann::json told = PageOf(report, {}).data["report"]["prediction"];
-  EXPECT_EQ(told["kl"], 0.02);
-  EXPECT_EQ(told["curve"][1]["bytes_per_token"], 1000);
-  EXPECT_EQ(told["probes"][0]["kl"], 0.07);
+  const nlohmann::json shown = PageOf(report, {}).data["report"]["prediction"];
+  EXPECT_EQ(shown["kl"], 0.02);
+  EXPECT_EQ(shown["curve"][1]["bytes_per_token"], 1000);
+  EXPECT_EQ(shown["probes"][0]["kl"], 0.07);
 }
 
-TEST(InspectHtmlTest, InfiniteFiguresAreNull) {
+TEST(InspectHtmlTest, InfiniteFiguresAreNullInThePage) {
   Evaluation evaluation = SomeEvaluation("rap");
   evaluation.rows[0].perplexity = std::numeric_limits<double>::infinity();
   const Page page =

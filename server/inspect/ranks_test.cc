@@ -16,12 +16,13 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-absl::StatusOr<InspectReport> Told(const ModelSource& source, int64_t tp) {
+absl::StatusOr<InspectReport> ReportWithRanks(const ModelSource& source,
+                                              int64_t tp) {
   return MakeInspectReport(source, {.page_tokens = 16, .tp = tp});
 }
 
 RankSummary RanksOf(const ModelSource& source, int64_t tp) {
-  auto report = Told(source, tp);
+  auto report = ReportWithRanks(source, tp);
   KVASIR_EXPECT_OK(report);
   EXPECT_TRUE(report.ok() && report->ranks.has_value());
   return report.ok() ? report->ranks.value_or(RankSummary{}) : RankSummary{};
@@ -29,7 +30,8 @@ RankSummary RanksOf(const ModelSource& source, int64_t tp) {
 
 ModelSource Whole() { return SourceWith(kFullKey, kFullValue); }
 
-// One group of all heads, of rank 12 in bf16.
+// A model whose values have one latent of rank 12 in bf16 for all heads, which
+// all ranks must hold.
 ModelSource Spanning() {
   return SourceWith(kFullKey,
                     R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":12}]},
@@ -39,15 +41,15 @@ ModelSource Spanning() {
 
 TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDivided) {
   const ModelSource source = Whole();
-  const RankSummary alone = RanksOf(source, 1);
+  const RankSummary single = RanksOf(source, 1);
   const RankSummary two = RanksOf(source, 2);
   ASSERT_EQ(two.ranks.size(), 2u);
   EXPECT_EQ(two.ranks[1].kv_heads, (plan::HeadRange{2, 2}));
   EXPECT_EQ(two.ranks[1].query_heads, (plan::HeadRange{4, 4}));
   EXPECT_EQ(two.ranks[1].first_feature, 24);
   EXPECT_EQ(two.ranks[1].num_features, 24);
-  // Two layers, key and value, 4 heads of 8 in bf16.
-  EXPECT_EQ(alone.most_kv_bytes_per_token(), 2 * 2 * 4 * 8 * 2);
+  // 2 layers * (key and value) * 4 heads * 8 dimensions * 2 bytes.
+  EXPECT_EQ(single.most_kv_bytes_per_token(), 2 * 2 * 4 * 8 * 2);
   for (const RankShare& rank : two.ranks) {
     EXPECT_EQ(rank.kv_bytes_per_token, 2 * 2 * 2 * 8 * 2);
     EXPECT_EQ(rank.kv_fixed_bytes_per_sequence, 0);
@@ -55,19 +57,21 @@ TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDivided) {
   EXPECT_THAT(two.replicas, IsEmpty());
   EXPECT_THAT(two.uneven, IsEmpty());
   EXPECT_EQ(two.replicated_bytes_per_token(), 0);
-  EXPECT_FALSE(Told(source, 0)->ranks.has_value());
+  EXPECT_FALSE(ReportWithRanks(source, 0)->ranks.has_value());
 }
 
-TEST(InspectRanksTest, WeightsEqualTheLoadersAndWholeTensorsCountOnEachRank) {
+TEST(InspectRanksTest,
+     WeightBytesEqualTheLoadersAndReplicatedTensorsCountOnEachRank) {
   const ModelSource source = Whole();
-  const RankSummary alone = RanksOf(source, 1);
+  const RankSummary single = RanksOf(source, 1);
   const RankSummary two = RanksOf(source, 2);
-  ASSERT_TRUE(alone.ranks[0].weight_bytes.has_value());
-  EXPECT_EQ(alone.ranks[0].weight_bytes, alone.whole_weight_bytes);
-  EXPECT_EQ(alone.replicated_weight_bytes(), 0);
-  EXPECT_EQ(two.whole_weight_bytes, alone.whole_weight_bytes);
+  ASSERT_TRUE(single.ranks[0].weight_bytes.has_value());
+  EXPECT_EQ(single.ranks[0].weight_bytes, single.whole_weight_bytes);
+  EXPECT_EQ(single.replicated_weight_bytes(), 0);
+  EXPECT_EQ(two.whole_weight_bytes, single.whole_weight_bytes);
   EXPECT_LT(*two.ranks[0].weight_bytes, *two.whole_weight_bytes);
-  // Each rank has all norms: 2 per layer and the last, 32 numbers in float32.
+  // Each rank has all norms: 2 in each of 2 layers and the final one, with 32
+  // float32 numbers each.
   EXPECT_GE(two.replicated_weight_bytes(), (2 * 2 + 1) * 32 * 4);
   EXPECT_EQ(two.replicated_weight_bytes(), *two.ranks[0].weight_bytes +
                                                *two.ranks[1].weight_bytes -
@@ -76,7 +80,7 @@ TEST(InspectRanksTest, WeightsEqualTheLoadersAndWholeTensorsCountOnEachRank) {
 
 TEST(InspectRanksTest, AGroupThatSpansRanksIsNamedWithItsBytes) {
   const ModelSource source = Spanning();
-  const auto report = Told(source, 2);
+  const auto report = ReportWithRanks(source, 2);
   KVASIR_ASSERT_OK(report);
   const RankSummary& ranks = *report->ranks;
   ASSERT_EQ(ranks.replicas.size(), 1u);
@@ -87,33 +91,34 @@ TEST(InspectRanksTest, AGroupThatSpansRanksIsNamedWithItsBytes) {
                               "0-3 on ranks 0-1: 48 bytes a token on each"),
                     HasSubstr("all ranks together take 48 bytes a token more"),
                     Not(HasSubstr("unequal"))));
-  const auto told = ReportToJson(*report)["tensor_parallel"];
-  EXPECT_EQ(told["size"], 2);
-  EXPECT_EQ(told["ranks"][1]["first_kv_head"], 2);
-  EXPECT_EQ(told["ranks"][1]["num_heads"], 4);
-  EXPECT_EQ(told["replicated_bytes_per_token"], 48);
-  EXPECT_EQ(told["replicas"][0]["side"], "value");
-  EXPECT_EQ(told["replicas"][0]["last_layer"], 1);
-  EXPECT_EQ(told["replicas"][0]["ranks"], (std::vector<int64_t>{0, 1}));
-  EXPECT_TRUE(told["uneven_layers"].empty());
-  EXPECT_TRUE(told["ranks"][0]["weight_bytes"].is_number());
-  EXPECT_TRUE(ReportToJson(*Told(source, 0))["tensor_parallel"].is_null());
+  const auto rank_json = ReportToJson(*report)["tensor_parallel"];
+  EXPECT_EQ(rank_json["size"], 2);
+  EXPECT_EQ(rank_json["ranks"][1]["first_kv_head"], 2);
+  EXPECT_EQ(rank_json["ranks"][1]["num_heads"], 4);
+  EXPECT_EQ(rank_json["replicated_bytes_per_token"], 48);
+  EXPECT_EQ(rank_json["replicas"][0]["side"], "value");
+  EXPECT_EQ(rank_json["replicas"][0]["last_layer"], 1);
+  EXPECT_EQ(rank_json["replicas"][0]["ranks"], (std::vector<int64_t>{0, 1}));
+  EXPECT_TRUE(rank_json["uneven_layers"].empty());
+  EXPECT_TRUE(rank_json["ranks"][0]["weight_bytes"].is_number());
+  EXPECT_TRUE(
+      ReportToJson(*ReportWithRanks(source, 0))["tensor_parallel"].is_null());
 }
 
-TEST(InspectRanksTest, UnequalRanksAreNamedAndTheLargestCounts) {
-  // Each of two ranks has one group.
+TEST(InspectRanksTest, UnequalRanksAreReportedAndTheLargestOneCounts) {
+  // The values have two groups, so each of two ranks has one of them.
   const ModelSource source =
       SourceWith(kFullKey,
                  R"({"low_rank":{"groups":[{"heads":[0,1],"rank":16},
           {"heads":[2,3],"rank":8}]},"uses":[{"at_runtime":{}}],
           "stored":"NO_ROPE","codec":{"dtype":"BF16"}})");
-  const auto report = Told(source, 2);
+  const auto report = ReportWithRanks(source, 2);
   KVASIR_ASSERT_OK(report);
   const RankSummary& ranks = *report->ranks;
   EXPECT_THAT(ranks.replicas, IsEmpty());
   ASSERT_EQ(ranks.uneven.size(), 1u);
   EXPECT_EQ(ranks.uneven[0].last_layer, 1);
-  // The keys of two heads, and one value group.
+  // 2 layers * (32 bytes of keys of two heads + 16 bytes of a value group).
   EXPECT_EQ(ranks.uneven[0].least_bytes, 2 * (32 + 16));
   EXPECT_EQ(ranks.uneven[0].most_bytes, 2 * (32 + 32));
   EXPECT_EQ(ranks.most_kv_bytes_per_token(), 2 * (32 + 32));
@@ -122,7 +127,7 @@ TEST(InspectRanksTest, UnequalRanksAreNamedAndTheLargestCounts) {
               HasSubstr("unequal ranks       layers 0-1: 96.0 to 128.0 bytes"));
 }
 
-TEST(InspectRanksTest, MoreRanksThanKvHeads) {
+TEST(InspectRanksTest, MoreRanksThanKvHeadsReplicateEachHead) {
   const RankSummary ranks = RanksOf(Whole(), 8);
   EXPECT_EQ(ranks.ranks_per_kv_head, 2);
   EXPECT_EQ(ranks.ranks[7].kv_heads, (plan::HeadRange{3, 1}));
@@ -130,37 +135,39 @@ TEST(InspectRanksTest, MoreRanksThanKvHeads) {
   EXPECT_THAT(RanksText(ranks), HasSubstr("each KV head is on 2 ranks"));
 }
 
-TEST(InspectRanksTest, SizesThatDoNotDivideAreRefusedWithThePossibleOnes) {
-  EXPECT_THAT(Told(Whole(), 3),
+TEST(InspectRanksTest, ImpossibleNumbersOfRanksAreRefusedWithThePossibleOnes) {
+  EXPECT_THAT(ReportWithRanks(Whole(), 3),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
                                        "features cannot be dealt to 3"),
                              HasSubstr("would do: 1, 2, 4 or 8"))));
-  // Each rank has a basis over its own heads, and ranges cover 16 channels. Two
-  // ranks have 16 channels each; four have 8, too few for a range.
+  // Each rank has a basis over its own heads, and a range covers 16 channels.
+  // With two ranks, each rank has 16 channels; with four ranks it has 8, too
+  // few for a range.
   const ModelSource basis = SourceWith(
       R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
           "per_token":{"group":16},"param_dtype":"F16",
           "basis_sequence":{"min_tokens":64}}})",
       kFullValue);
-  KVASIR_EXPECT_OK(Told(basis, 2));
-  EXPECT_THAT(Told(basis, 4), StatusIs(absl::StatusCode::kInvalidArgument,
-                                       AllOf(HasSubstr("8 channels of rank 0"),
-                                             HasSubstr("would do: 1 or 2"))));
+  KVASIR_EXPECT_OK(ReportWithRanks(basis, 2));
+  EXPECT_THAT(ReportWithRanks(basis, 4),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("8 channels of rank 0"),
+                             HasSubstr("would do: 1 or 2"))));
 }
 
-TEST(InspectRanksTest, APlanThatIsNotServedHasNoCountOfWeights) {
+TEST(InspectRanksTest, WeightsAreNotCountedForAPlanThatIsNotServed) {
   const ModelSource source = SourceWith(
       kFullKey, kFullValue,
       R"(,"selection":{"chunk_slots":8,"budget":64,"landmark_codec":{"dtype":"BF16"}})");
-  const auto report = Told(source, 2);
+  const auto report = ReportWithRanks(source, 2);
   KVASIR_ASSERT_OK(report);
   ASSERT_NE(report->not_served, "");
   EXPECT_FALSE(report->ranks->ranks[0].weight_bytes.has_value());
   EXPECT_THAT(RanksText(*report->ranks), Not(HasSubstr("weights")));
-  const auto told = ReportToJson(*report)["tensor_parallel"];
-  EXPECT_TRUE(told["ranks"][0]["weight_bytes"].is_null());
-  EXPECT_TRUE(told["replicated_weight_bytes"].is_null());
+  const auto rank_json = ReportToJson(*report)["tensor_parallel"];
+  EXPECT_TRUE(rank_json["ranks"][0]["weight_bytes"].is_null());
+  EXPECT_TRUE(rank_json["replicated_weight_bytes"].is_null());
 }
 
 }  // namespace

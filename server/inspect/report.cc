@@ -80,7 +80,8 @@ ReportLength AtLength(const Layouts& layouts, const DenseBytes& dense,
   return at;
 }
 
-// A 64th, a 16th and a 4th of the model's length, and the whole length.
+// The default lengths: a 64th, a 16th and a 4th of the model's length, and the
+// whole length.
 std::vector<int64_t> DefaultLengths(int64_t most) {
   std::vector<int64_t> lengths;
   for (const int64_t part : {64, 16, 4, 1}) {
@@ -89,7 +90,7 @@ std::vector<int64_t> DefaultLengths(int64_t most) {
   return lengths;
 }
 
-// Lengths from 0 to `most` tokens in equal steps.
+// Computes the bytes at equally spaced lengths from 0 to `most` tokens.
 std::vector<ReportLength> Curve(const Layouts& layouts, const DenseBytes& dense,
                                 const ReportOptions& options, int64_t most) {
   std::vector<ReportLength> curve;
@@ -202,11 +203,12 @@ ordered_json ToJson(const ReportSide& side) {
           {"exact_window", summary.exact_window}};
 }
 
-// Sets from how many tokens on prompts lift each side, and the invariance. The
-// plan is that of the whole model on one rank.
+// Sets each side's lifted_from_tokens, and the report's invariance. `plan` is
+// the plan for the whole model on one rank.
 void ReportPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
                        InspectReport* report) {
-  std::vector<int64_t> lifted_from[2];  // keys, values; by layer
+  // [0] keys, [1] values; indexed by layer
+  std::vector<int64_t> lifted_from[2];
   bool lifts = false;
   for (int64_t layer = 0; layer < plan.resolved->num_layers(); ++layer) {
     const worker::AttentionProgram& program = plan.program(layer);
@@ -230,7 +232,8 @@ void ReportPromptLifts(const worker::ServedPlan& plan, bool rows_are_invariant,
   report->invariance = worker::InvarianceName(lifts, rows_are_invariant);
 }
 
-// `served` is the plan as a single rank would serve it.
+// Reports the share of each tensor-parallel rank. `served` is the plan for a
+// single rank.
 absl::StatusOr<RankSummary> Ranks(
     const ModelSource& source, const ReportOptions& options,
     const absl::StatusOr<std::shared_ptr<const worker::ServedPlan>>& served) {
@@ -276,7 +279,7 @@ void AppendHead(const InspectReport& report, std::string* out) {
     absl::StrAppendFormat(out, ", made for %s", report.base_model);
   }
   if (!report.weights_fit) {
-    out->append("; the folder's weights are others: it is still to be applied");
+    out->append("; not applied yet: the folder has other weights");
   }
   out->push_back('\n');
   if (!report.not_served.empty()) {
@@ -297,7 +300,8 @@ void AppendHead(const InspectReport& report, std::string* out) {
 void AppendPrediction(const InspectReport& report, std::string* out) {
   if (report.foreign_prediction) {
     out->append(
-        "predicted divergence  not known: that of another plan is here\n");
+        "predicted divergence  not known: that of another plan lies beside "
+        "this plan\n");
   }
   if (!report.prediction.has_value()) return;
   const Prediction& prediction = *report.prediction;
@@ -358,7 +362,8 @@ void AppendEvictions(const InspectReport& report, std::string* out) {
   }
 }
 
-// "4+32": the first and the latest tokens that are also kept exact.
+// The numbers of first and latest tokens that are also stored exactly, like
+// "4+32".
 std::string ExactText(const LayerSideSummary& row) {
   return row.exact_sinks + row.exact_window == 0
              ? "-"
@@ -499,7 +504,7 @@ ordered_json ReportToJson(const InspectReport& report) {
   }
   const worker::SideFlops flops = report.flops();
   const auto& provenance = report.provenance;
-  ordered_json told{
+  ordered_json report_json{
       {"model", report.name},
       {"model_type", report.model_type},
       {"method", report.method},
@@ -555,7 +560,7 @@ ordered_json ReportToJson(const InspectReport& report) {
                                          : ordered_json(nullptr)},
       {"at_length", at_length},
       {"layers", layers}};
-  return told;
+  return report_json;
 }
 
 std::string ReportToText(const InspectReport& report) {

@@ -1,5 +1,5 @@
-// The report of `kvasir inspect` about a model and its plan, made once for its
-// text, its JSON and its page.
+// The report of `kvasir inspect` about a model and its plan, from which its
+// text, its JSON and its page are made.
 #pragma once
 
 #include <cstdint>
@@ -23,36 +23,40 @@ namespace kvasir::cli {
 
 struct ReportOptions {
   int64_t page_tokens = 64;
-  int64_t max_batched_tokens = 512;  // for layers with a sliding window
+  // affects the pages of layers with a sliding window
+  int64_t max_batched_tokens = 512;
   bool deterministic = false;
-  // true if the device keeps rows of prompts invariant, too
+  // true if on this device the results of prompt tokens do not depend on the
+  // batch either
   bool rows_are_invariant = true;
   int64_t granule_bytes = 0;      // granule of the device's pages
   worker::MatrixFormat matrices;  // format of the device's matrices
   int64_t tp = 0;                 // tensor-parallel ranks to report; 0: none
-  // Sequence lengths to report; empty: the model's length, and a 4th, a 16th
-  // and a 64th of it.
+  // The sequence lengths for which bytes are reported; empty: the model's
+  // length, and a 4th, a 16th and a 64th of it.
   std::vector<int64_t> lengths;
 };
 
-// A row of the rank table.
+// A row of the rank table: the keys or the values of one layer.
 struct ReportSide {
   LayerSideSummary summary;
   worker::SideFlops flops;
-  // Prompts lift this side if at least so many tokens see a slot; 0: never.
+  // Prompts lift this side's slots (compute keys or values from latents before
+  // attention) if at least this many tokens attend to a slot; 0: never.
   int64_t lifted_from_tokens = 0;
 };
 
 struct ReportLength {
   int64_t tokens = 0;
   CacheBytes<int64_t> cache;
-  // bytes of whole keys and values in the model's own type
+  // bytes of uncompressed keys and values in the model's own number type
   int64_t dense_bytes = 0;
   int64_t dense_bf16_bytes = 0;
-  int64_t not_evicted_bytes = 0;  // bytes if no slot were evicted; 0: none is
+  // bytes if no slot were evicted; 0: the plan does not evict
+  int64_t not_evicted_bytes = 0;
 };
 
-// The eviction of layers that evict alike.
+// The eviction settings that a group of layers shares.
 struct ReportEviction {
   std::vector<int64_t> layers;
   plan::EvictionCounts counts;
@@ -61,8 +65,9 @@ struct ReportEviction {
   int64_t recent = 0;
   float lambda = 0;
   float decay = 0;
-  // In one layer: the sets of KV heads that evict the same tokens, and the
-  // bytes of metadata per slot for all of them.
+  // In each of these layers: the number of eviction units (sets of KV heads
+  // that evict the same tokens), and the bytes of metadata per slot for all
+  // units.
   int64_t units = 0;
   double metadata_bytes_per_slot = 0;
 };
@@ -79,7 +84,7 @@ struct InspectReport {
   std::string base_model;  // the plan's base model
   kvasir::v1::KvPlan::Target target;
   kvasir::v1::KvPlan::Provenance provenance;
-  // False if the plan still has to be applied to the folder's weights.
+  // False if the folder's weights are not compressed according to the plan yet.
   bool weights_fit = true;
   // The part of the plan that this build does not serve; empty: it serves the
   // plan.
@@ -91,35 +96,38 @@ struct InspectReport {
   double bytes_per_token = 0;  // with padding
   double payload_bytes_per_token = 0;
   CacheBytes<double> token;
-  int64_t fixed_bytes_per_sequence = 0;          // side pages
-  int64_t fixed_payload_bytes_per_sequence = 0;  // the used part of these
-  DenseBytes dense;                              // bytes of a token
+  int64_t fixed_bytes_per_sequence = 0;  // side pages
+  // the bytes of side pages that hold data
+  int64_t fixed_payload_bytes_per_sequence = 0;
+  DenseBytes dense;  // bytes of a token without compression
 
-  WeightSizes weights;  // 0: the artifact has no tensors for the plan
+  WeightSizes weights;  // 0: the artifact format has no tensors for the plan
   // The weights of the same model, uncompressed, in the type of `dense`.
   WeightSizes dense_weights;
 
-  std::vector<ReportSide> sides;          // key and value of each layer in turn
-  int64_t dense_side_flops = 0;           // per query token and slot
+  std::vector<ReportSide> sides;  // key and value of each layer in turn
+  // for an uncompressed side, per query token and slot
+  int64_t dense_side_flops = 0;
   std::vector<ReportEviction> evictions;  // empty: every slot stays
   std::vector<ReportLength> at_length;
   std::vector<ReportLength> curve;  // from 0 to max_positions
 
-  // The planner's prediction, if it is beside the plan.
+  // The planner's prediction, if its file lies beside the plan.
   std::optional<Prediction> prediction;
-  // A prediction is there but belongs to another plan.
+  // True if there is a prediction, but for another plan.
   bool foreign_prediction = false;
   // The share of each tensor-parallel rank, if requested.
   std::optional<RankSummary> ranks;
   // The evictions of a text, if requested.
   std::optional<EvictionTrace> trace;
 
-  // The sum over all layers.
+  // The FLOPs of all layers together.
   worker::SideFlops flops() const;
 };
 
-// Errors: those of the layout, of ResolveForRanks, and of worker::ServePlan,
-// except for UNIMPLEMENTED, which becomes `not_served`.
+// Makes the report. Errors: those of the layout, of ResolveForRanks, and of
+// worker::ServePlan, except for UNIMPLEMENTED, which is reported in
+// `not_served`.
 absl::StatusOr<InspectReport> MakeInspectReport(const ModelSource& source,
                                                 const ReportOptions& options);
 

@@ -65,20 +65,22 @@ TEST(InspectReportTest, ComponentsAddUpToTheLayoutsBytes) {
 TEST(InspectReportTest, EachComponentHasItsOwnBytes) {
   const cache::PageLayout layout =
       LayoutOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));
-  // Two layers; 6 and 5 codes of 4 bits in whole bytes, fp16 scale and minimum.
+  // Each of 2 layers has two latents with 6 and 5 codes of 4 bits, which take 3
+  // bytes each, and fp16 scale and minimum.
   const CacheBytes<double> token = BytesOfToken(layout);
   EXPECT_EQ(token.key_codes, 2 * (3 + 3));
   EXPECT_EQ(token.parameters, 2 * (4 + 4));
   EXPECT_EQ(token.value_codes, 2 * 4 * 8 * 2);
   EXPECT_EQ(token.annotations, 0);
-  // Four regions of 3 or 4 bytes a slot end at 48 or 64 of 128 bytes.
+  // Four regions with 3 or 4 bytes for each of 16 slots use 48 or 64 of 128
+  // bytes.
   EXPECT_EQ(token.padding, 2 * (80 + 80 + 64 + 64) / 16.0);
   const CacheBytes<int64_t> one = BytesOfSequence(layout, 1, 32);
   EXPECT_EQ(one.unfilled, 15 * 2 * (6 + 8 + 64));
 }
 
-TEST(InspectReportTest, FlopsOfEverySpace) {
-  const int64_t dense = int64_t{2} * 8 * 8;  // 8 query heads of 8
+TEST(InspectReportTest, ReportsTheFlopsOfEverySpace) {
+  const int64_t dense = int64_t{2} * 8 * 8;  // 2 * 8 query heads * 8 dimensions
   const struct {
     const char* name;
     ModelSource source;
@@ -89,9 +91,10 @@ TEST(InspectReportTest, FlopsOfEverySpace) {
       {"low rank",
        SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                   LowRankPart("at_runtime", "NO_ROPE")),
-       // Lifts 11 channels to 2 heads of 8, and rotates 4 heads of 8.
+       // Lifts 6 + 5 channels to 2 heads of 8 dimensions each, and rotates 4
+       // heads of 8 dimensions.
        {dense, 2 * 11 * 2 * 8 + 3 * 32},
-       // 4 query heads over 6 channels, 4 over 5.
+       // 4 query heads read 6 channels, and 4 read 5.
        {int64_t{2} * (4 * 6 + 4 * 5), 0}},
       {"values are never rebuilt",
        SourceWith(kFullKey, LowRankPart("reconstruct", "NO_ROPE")),
@@ -204,7 +207,8 @@ TEST(InspectReportTest, JsonFiguresEqualTheLayouts) {
   }
 }
 
-// Lengths up to 131,072 tokens were reported for a model of 1,024.
+// Regression test: lengths up to 131,072 tokens were reported for a model with
+// a length of 1,024.
 TEST(InspectReportTest, DefaultLengthsComeFromTheModel) {
   auto report =
       MakeInspectReport(SourceWith(kFullKey, kFullValue), {.page_tokens = 16});
@@ -214,7 +218,8 @@ TEST(InspectReportTest, DefaultLengthsComeFromTheModel) {
   EXPECT_THAT(lengths, ::testing::ElementsAre(8, 32, 128, 512));
 }
 
-// An uncompressed float32 model was reported with "compression ratio 0.500".
+// Regression test: an uncompressed float32 model was reported with "compression
+// ratio 0.500".
 TEST(InspectReportTest, ThePlanIsComparedWithTheModelsOwnType) {
   const ModelSource source =
       SourceWith(R"({"full":{},"stored":"POST_ROPE","codec":{"dtype":"F32"}})",
@@ -275,7 +280,7 @@ TEST(InspectReportTest, MemoryIsReportedWithAndWithoutEviction) {
 TEST(InspectReportTest, EvictedSlotsAreNotCountedAsCodes) {
   const cache::PageLayout layout = LayoutOf(WithEverything());
   const CacheBytes<double> token = BytesOfToken(layout);
-  // 128 slots that stay and 16 more fill 9 pages.
+  // 128 slots that stay and up to 16 more until the next eviction fill 9 pages.
   const CacheBytes<int64_t> bytes = BytesOfSequence(layout, 500, 32);
   EXPECT_EQ(static_cast<double>(bytes.value_codes), 144 * token.value_codes);
   EXPECT_EQ(bytes.unfilled, 0);
@@ -293,7 +298,8 @@ TEST(InspectReportTest, NamesThePartThatIsNotServed) {
   EXPECT_EQ(ReportToJson(other)["served"], false);
 }
 
-// The plan is valid; the check that a starting server makes refuses it.
+// The plan is valid, but the check of a starting server refuses it, so the
+// report must say so.
 TEST(InspectReportTest, NamesThePartThatTheKernelsDoNotServe) {
   ModelSource source =
       SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue);
@@ -372,12 +378,14 @@ TEST(InspectReportTest, TheRankTableHasTheExactTokens) {
   KVASIR_ASSERT_OK(source.SetPlan(plan));
   const InspectReport report = ReportOf(source);
   EXPECT_EQ(report.not_served, "");
-  // Rows of 11 numbers of 2 bytes.
+  // An exact row has 11 numbers of 2 bytes. Layer 0 has 4 rows and layer 1 has
+  // 28.
   EXPECT_EQ(report.fixed_payload_bytes_per_sequence, (4 + 28) * 22);
   const auto json = ReportToJson(report)["layers"];
   EXPECT_EQ(json[0]["exact_sinks"], 4);
   EXPECT_EQ(json[0]["exact_window"], 0);
-  EXPECT_EQ(json[1]["exact_sinks"], 0);  // values are numbers
+  // values are plain numbers, which are exact anyway
+  EXPECT_EQ(json[1]["exact_sinks"], 0);
   EXPECT_EQ(json[2]["exact_window"], 24);
   EXPECT_THAT(ReportToText(report),
               AllOf(HasSubstr("window  exact\n"), HasSubstr("-  4+0\n"),
@@ -457,7 +465,8 @@ TEST(InspectReportTest, WeightsOfAPlanEqualItsTensors) {
   const ModelSource low_rank = SourceWith(
       LowRankPart("reconstruct", "PRE_ROPE"), LowRankPart("fold", "NO_ROPE"));
   const WeightSizes sizes = WeightBytes(low_rank);
-  // q; k down and lifts; v down; o over 4 heads of 6 and 4 of 5.
+  // 2 layers * 2 bytes * (q_proj + k_proj.down + lifts of the keys +
+  // v_proj.down + o_proj, which reads 4 heads of 6 channels and 4 of 5).
   EXPECT_EQ(sizes.attention_bytes,
             2 * 2 * (64 * 32 + 11 * 32 + 16 * 11 + 11 * 32 + 32 * 44));
   EXPECT_EQ(dense.bytes - dense.attention_bytes,
@@ -486,9 +495,10 @@ TEST(OpenModelSourceTest, InspectionAcceptsPlansThatAreNotServed) {
                        HasSubstr("layer 3: the plan asks for selection")));
 }
 
-// Only inspect named the possible numbers of ranks; a start did not.
+// Regression test: only inspect named the possible numbers of ranks, but a
+// starting server did not.
 TEST(OpenModelSourceTest,
-     ANumberOfRanksThatDoesNotFitIsRefusedWithThoseThatDo) {
+     AnImpossibleNumberOfRanksIsRefusedWithThePossibleOnes) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";
@@ -516,7 +526,7 @@ TEST(OpenModelSourceTest, FlagsAddEvictionToAnyPlan) {
   }
 }
 
-TEST(OpenModelSourceTest, EvictionOfFlagsReplacesThePlansOwn) {
+TEST(OpenModelSourceTest, EvictionFlagsReplaceThePlansEviction) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";
@@ -548,7 +558,7 @@ TEST(OpenModelSourceTest, ImpossibleEvictionIsRefusedWithTheReason) {
                                  "recent = 104")));
 }
 
-TEST(OpenModelSourceTest, ExactTokensEndAtTheModelsLength) {
+TEST(OpenModelSourceTest, ExactTokensAreLimitedToTheModelsLength) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";

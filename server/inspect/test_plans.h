@@ -1,4 +1,4 @@
-// Test support: the built-in shape with plans of every kind.
+// Test support: a small model with plans of every kind.
 #pragma once
 
 #include <string>
@@ -13,7 +13,8 @@
 
 namespace kvasir::cli {
 
-// 2 layers, M = 32, 8 query and 4 KV heads of 8 (4 pairs), 512 positions.
+// A model with 2 layers, hidden size 32, 8 query heads and 4 KV heads of 8
+// dimensions (4 RoPE pairs), and 512 positions.
 inline ModelSource SmallSource() {
   ModelSource source;
   source.shape = model::ModelShape{.name = "small",
@@ -30,7 +31,8 @@ inline ModelSource SmallSource() {
   return source;
 }
 
-// Every layer has these parts, and the fields in `rest`.
+// The small model with a plan in which every layer has the parts `key` and
+// `value`, and the further JSON fields in `rest`.
 inline ModelSource SourceWith(const std::string& key, const std::string& value,
                               const std::string& rest = "") {
   ModelSource source = SmallSource();
@@ -53,7 +55,8 @@ inline constexpr char kFullKey[] =
 inline constexpr char kFullValue[] =
     R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
 
-// Two groups of two heads, with ranks 6 and 5 and 4 bits.
+// The JSON of a low_rank part with two groups of two heads, ranks 6 and 5, and
+// 4-bit codes.
 inline std::string LowRankPart(const std::string& lift,
                                const std::string& stored) {
   return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[0,1],"rank":6},)",

@@ -11,8 +11,9 @@
 namespace kvasir::cli {
 namespace {
 
-// Flags that are not passed on: the process's own ports, files and output, and
-// how ranks of other hosts reach it. A child's secret comes by its pipe.
+// Flags that are not passed on to children: those for the process's own ports,
+// files and output, and those for ranks of other hosts. A child receives the
+// secret by its pipe.
 const std::set<std::string>& OwnFlags() {
   static const auto* const flags =
       new std::set<std::string>{"admin-client-ca",
@@ -45,13 +46,13 @@ std::vector<std::string> ChildArguments(const CLI::App& command,
                                         const ListenFlags& listen, int index) {
   std::vector<std::string> arguments = {
       "rank", absl::StrCat("--rank=", flags.rank + index), "--local-ranks=1",
-      // If a process uses free ports, its ranks do, too.
+      // If this process uses a free port for metrics, its children do, too.
       absl::StrCat("--metrics-port=",
                    flags.metrics_port == 0 || listen.metrics_port == 0
                        ? 0
                        : flags.metrics_port + index)};
-  // The children of a leader call it over loopback; other ranks call the
-  // leader's port.
+  // The children of a leader call it over loopback; the children of another
+  // rank call the leader's port on another host, so they need TLS flags.
   const bool over_loopback = flags.leader.empty();
   for (const CLI::Option* option : command.get_options()) {
     if (option->get_lnames().empty() || option->results().empty()) continue;
@@ -61,7 +62,8 @@ std::vector<std::string> ChildArguments(const CLI::App& command,
         (over_loopback && absl::StartsWith(name, "rank-tls-"))) {
       continue;
     }
-    // If a flag takes one value, its last value counts.
+    // If a flag that takes one value was given several times, its last value
+    // counts.
     const std::vector<std::string>& values = option->results();
     const bool list = option->get_expected_max() > 1;
     for (size_t i = list ? 0 : values.size() - 1; i < values.size(); ++i) {

@@ -1,4 +1,5 @@
-// The ranks that a command starts on its host, with its own flags.
+// Starts the further ranks of a command on its host, with the command's own
+// flags.
 #pragma once
 
 #include <memory>
@@ -11,10 +12,10 @@
 
 namespace kvasir::cli {
 
-// Starts the other ranks of this host; null if `command` (serve, worker or
-// rank) is the only one. `rank` is the subcommand that they run. They get the
-// flags of `command` that `rank` also has, except for this process's own ports
-// and files.
+// Starts the other ranks of this host; null if the process of `command` (serve,
+// worker or rank) is the only rank here. They run the subcommand `rank` with
+// those flags of `command` that `rank` also has, except for this process's own
+// ports and files.
 absl::StatusOr<std::unique_ptr<LocalRanks>> StartLocalRanks(
     const CLI::App& command, const CLI::App& rank, const RankFlags& flags,
     const ListenFlags& listen);

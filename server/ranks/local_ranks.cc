@@ -24,14 +24,14 @@ namespace kvasir::cli {
 namespace {
 
 constexpr char kProgram[] = "kvasir";  // the name that ps and top show
-// The descriptor of a child's end of the pipe.
+// The number of the descriptor from which a child reads its pipe.
 constexpr int kChildFd = 3;
-// A limit for what a child reads. An address and a secret take much less.
+// The most bytes that a child reads. An address and a secret take much less.
 constexpr size_t kMaxJoinInfoBytes = 16 << 10;
-// The time for a child to finish its step, before End kills it.
+// The time that End gives a child to finish its step before it kills it.
 constexpr absl::Duration kGrace = absl::Seconds(2);
 
-// The environment without our own variables.
+// The environment without the variables KVASIR_*.
 std::vector<char*> OthersEnvironment() {
   std::vector<char*> variables;
   for (char** each = environ; *each != nullptr; ++each) {
@@ -62,7 +62,8 @@ absl::StatusOr<pid_t> Spawn(const LocalRanks::Child& child, int pipe_fd) {
 
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  // If the numbers are equal, this still clears the close-on-exec flag.
+  // Needed even if the two numbers are equal, because it clears the
+  // close-on-exec flag.
   posix_spawn_file_actions_adddup2(&actions, pipe_fd, kChildFd);
   pid_t pid = 0;
   const int error = posix_spawn(&pid, "/proc/self/exe", &actions, nullptr,
@@ -84,7 +85,7 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Start(
   for (const Child& child : children) {
     int pipe_fds[2];
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) {
-      return SystemError("no pipe for a rank", errno);
+      return SystemError("cannot make a pipe for a rank", errno);
     }
     absl::StatusOr<pid_t> pid = Spawn(child, pipe_fds[0]);
     close(pipe_fds[0]);
@@ -95,7 +96,8 @@ absl::StatusOr<std::unique_ptr<LocalRanks>> LocalRanks::Start(
     ranks->children_.push_back(
         {.rank = child.rank, .pid = *pid, .pipe = pipe_fds[1]});
   }
-  // Watchers refer to elements of the vector, which does not grow any more.
+  // Starts the watchers only now, because they refer to elements of the vector,
+  // which must not grow any more.
   for (size_t i = 0; i < ranks->children_.size(); ++i) {
     ranks->children_[i].watcher =
         std::thread([owner = ranks.get(), i] { owner->Watch(i); });
@@ -109,7 +111,7 @@ LocalRanks::~LocalRanks() {
     if (child.watcher.joinable()) {
       child.watcher.join();
     } else {
-      // It has no watcher, because a later child could not be started.
+      // This child has no watcher, because a later child could not be started.
       kill(child.pid, SIGKILL);
       waitpid(child.pid, nullptr, 0);
     }
@@ -118,13 +120,14 @@ LocalRanks::~LocalRanks() {
 
 absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
   {
-    base::MutexLock telling(&reporting_mutex_);
+    base::MutexLock reporting_lock(&reporting_mutex_);
     base::MutexLock lock(&mutex_);
     if (!failure_.ok()) return failure_;
     on_failure_ = std::move(on_failure);
   }
-  // The text fits into a pipe, so no write waits. A write to a child that has
-  // ended fails with EPIPE, and the child's watcher reports the failure.
+  // No write waits, because the text fits into a pipe. A write to a child that
+  // has ended fails with EPIPE, which is ignored, because the child's watcher
+  // reports the failure.
   for (size_t i = 0; i < children_.size(); ++i) {
     Running& child = children_[i];
     const std::string text = nlohmann::json{
@@ -138,7 +141,8 @@ absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
     const int error = errno;
     close(std::exchange(child.pipe, -1));
     if (written != static_cast<ssize_t>(text.size()) && error != EPIPE) {
-      return SystemError(absl::StrCat("rank ", child.rank, ": cannot be told"),
+      return SystemError(absl::StrCat("rank ", child.rank,
+                                      ": cannot send it the leader's address"),
                          error);
     }
   }
@@ -148,13 +152,13 @@ absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
 void LocalRanks::Watch(size_t index) {
   Running& child = children_[index];
   siginfo_t info;
-  // WNOWAIT keeps the dead child, so that its pid is not used again before the
-  // lock is held: Kill may still send it a signal.
+  // WNOWAIT leaves the dead child unreaped, so that its pid cannot be reused
+  // until the lock is held: Kill may still send a signal to this pid.
   while (waitid(P_PID, static_cast<id_t>(child.pid), &info,
                 WEXITED | WNOWAIT) != 0 &&
          errno == EINTR) {
   }
-  base::MutexLock telling(&reporting_mutex_);
+  base::MutexLock reporting_lock(&reporting_mutex_);
   absl::Status why;
   {
     base::MutexLock lock(&mutex_);
@@ -172,7 +176,7 @@ void LocalRanks::Watch(size_t index) {
 }
 
 void LocalRanks::StopReporting() {
-  base::MutexLock telling(&reporting_mutex_);
+  base::MutexLock reporting_lock(&reporting_mutex_);
   on_failure_ = nullptr;
 }
 
@@ -216,7 +220,8 @@ void LocalRanks::Kill() {
 
 absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // Otherwise the process's name would be "exe".
+  // Without this, the process's name would be "exe", because it was started
+  // from /proc/self/exe.
   prctl(PR_SET_NAME, kProgram);
   std::string text;
   char buffer[1024];
@@ -244,7 +249,8 @@ absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
                 .secret = text_of("secret"),
                 .local = {.index = number_of("local_index"),
                           .count = number_of("local_count")}};
-  // If the parent ended before prctl, it is no longer this process's parent.
+  // Also checks the parent's pid: if the parent ended before prctl, this
+  // process has another parent now.
   if (info.leader.empty() || info.local.count < 1 ||
       text_of("parent") != absl::StrCat(getppid())) {
     return absl::UnavailableError("the process that started this rank is gone");

@@ -1,4 +1,5 @@
-// The ranks of a group that this process starts on its host.
+// Starts and watches the ranks of a group that this process runs as children on
+// its host.
 #pragma once
 
 #include <sys/types.h>
@@ -18,8 +19,8 @@
 
 namespace kvasir::cli {
 
-// The data that a rank receives by a pipe from the process that started it,
-// because every user of the machine can read its flags.
+// The data that a rank receives through a pipe from the process that started
+// it. It contains a secret, and every user of the machine can read flags.
 struct JoinInfo {
   std::string leader;
   std::string secret;
@@ -34,40 +35,43 @@ class LocalRanks {
  public:
   struct Child {
     int rank = 0;
-    // arguments of this program: "rank", ...
+    // the arguments with which this program is started: "rank", ...
     std::vector<std::string> arguments;
   };
-  // Called from a separate thread for each child that does not end with exit
-  // code 0: "rank 1 (pid 17) was killed by signal 9".
+  // Called for each child that does not end with exit code 0, each time from a
+  // separate thread, with an error like "rank 1 (pid 17) was killed by signal
+  // 9".
   using OnFailure = std::function<void(const absl::Status& why)>;
 
-  // Starts this program once for each child, with --join-fd added to its
-  // arguments. The variables KVASIR_* are removed, because their values are in
-  // the arguments. UNAVAILABLE with the system's reason.
+  // Starts this program once for each child, with --join-fd added to the
+  // child's arguments. The variables KVASIR_* are removed from its environment,
+  // because their values are in the arguments. UNAVAILABLE, with the system's
+  // reason, if a child cannot be started.
   static absl::StatusOr<std::unique_ptr<LocalRanks>> Start(
       const std::vector<Child>& children);
   // Ends the children.
   ~LocalRanks();
 
-  // Sends `info` to the children, with each child's own place on the host. Call
-  // it once and soon, because the children wait for it.
+  // Sends `info` to the children, each with its own LocalShare. Call it once
+  // and soon, because the children wait for it.
   absl::Status Send(const JoinInfo& info, OnFailure on_failure)
       ABSL_LOCKS_EXCLUDED(reporting_mutex_, mutex_);
 
-  // From now on on_failure is not called; returns after a running call has
-  // ended.
+  // Stops the calls of on_failure, and waits for a running call to end.
   void StopReporting() ABSL_LOCKS_EXCLUDED(reporting_mutex_, mutex_);
 
-  // Waits for all children to end; false after `timeout`.
+  // Waits for all children to end; returns false if they do not within
+  // `timeout`.
   bool WaitEnded(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The failure of the child that failed last before End; OK if none failed.
+  // The failure of the last child that failed before End; OK if none failed.
   absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Gives the remaining children a moment to end, then kills them. Failures are
-  // not reported any more.
+  // Gives the remaining children a moment to end, then kills them. Their
+  // failures are not reported.
   void End() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // For a child: receives its data, sets the process's name, and makes the
-  // kernel kill it with its parent's thread. UNAVAILABLE if the parent is gone.
+  // Called in a child: receives the JoinInfo, sets the process's name, and asks
+  // the kernel to kill this process when the parent's thread ends. UNAVAILABLE
+  // if the parent is gone.
   static absl::StatusOr<JoinInfo> ReadJoinInfo(int join_fd);
 
  private:
@@ -89,7 +93,7 @@ class LocalRanks {
   base::CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Running> children_;  // `ended` under the mutex
+  std::vector<Running> children_;  // mutex_ guards the field `ended`
 };
 
 }  // namespace kvasir::cli

@@ -1,4 +1,5 @@
-// The test is its own child: `... rank WHAT --join-fd=3`.
+// The test program also acts as the child, if it is called with `rank WHAT
+// --join-fd=3`.
 #include "server/ranks/local_ranks.h"
 
 #include <signal.h>
@@ -42,7 +43,8 @@ LocalRanks::Child ChildThat(std::vector<std::string> does, int rank = 1) {
   return {.rank = rank, .arguments = std::move(does)};
 }
 
-// True if a process is gone, or dead and not yet reaped by its parent.
+// True if a process does not exist, or is dead but not yet reaped by its
+// parent.
 bool IsGone(pid_t pid) {
   const std::string stat = FileText(absl::StrCat("/proc/", pid, "/stat"));
   return stat.empty() || absl::StrContains(stat, ") Z ");
@@ -72,20 +74,20 @@ class LocalRanksTest : public ::testing::Test {
   const base::TempFolder folder_;
 };
 
-// The reported failure of the first child that failed.
+// Starts the children and returns the first failure that is reported.
 absl::Status FailureOf(std::vector<LocalRanks::Child> children) {
   auto ranks = LocalRanks::Start(children);
   if (!ranks.ok()) return ranks.status();
-  absl::Notification told;
+  absl::Notification failure_reported;
   absl::Status failure;
-  const absl::Status telling = (*ranks)->Send(
+  const absl::Status sent = (*ranks)->Send(
       {.leader = "127.0.0.1:1", .secret = "s"}, [&](const absl::Status& why) {
-        if (told.HasBeenNotified()) return;
+        if (failure_reported.HasBeenNotified()) return;
         failure = why;
-        told.Notify();
+        failure_reported.Notify();
       });
-  if (!telling.ok()) return telling;
-  told.WaitForNotificationWithTimeout(absl::Seconds(20));
+  if (!sent.ok()) return sent;
+  failure_reported.WaitForNotificationWithTimeout(absl::Seconds(20));
   (*ranks)->StopReporting();
   return failure;
 }
@@ -94,7 +96,7 @@ TEST_F(LocalRanksTest, ChildrenReceiveTheAddressAndTheirRank) {
   std::vector<LocalRanks::Child> children;
   for (int i = 1; i <= 3; ++i) {
     children.push_back(
-        ChildThat({"write", folder_.File(absl::StrCat("told", i))}, i));
+        ChildThat({"write", folder_.File(absl::StrCat("written", i))}, i));
   }
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks, LocalRanks::Start(children));
   bool failed = false;
@@ -104,12 +106,13 @@ TEST_F(LocalRanksTest, ChildrenReceiveTheAddressAndTheirRank) {
   ranks->StopReporting();
   EXPECT_FALSE(failed);
   for (int i = 1; i <= 3; ++i) {
-    EXPECT_EQ(FileText(folder_.File(absl::StrCat("told", i))),
+    EXPECT_EQ(FileText(folder_.File(absl::StrCat("written", i))),
               absl::StrCat("10.0.0.1:8200 hush ", i, " of 4"));
   }
 }
 
-// A child used its parent's KVASIR_READY_FILE and overwrote the file.
+// Regression test: a child inherited its parent's KVASIR_READY_FILE and
+// overwrote the file.
 TEST_F(LocalRanksTest, AChildInheritsNoKvasirVariables) {
   setenv("KVASIR_READY_FILE", "/nowhere", 1);
   setenv("OTHERS", "stay", 1);
@@ -122,7 +125,7 @@ TEST_F(LocalRanksTest, AChildInheritsNoKvasirVariables) {
   unsetenv("KVASIR_READY_FILE");
 }
 
-// pgrep and top showed "exe".
+// Regression test: pgrep and top showed the name "exe".
 TEST_F(LocalRanksTest, AChildHasTheNameOfTheProgram) {
   const std::string path = folder_.File("name");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
@@ -132,8 +135,9 @@ TEST_F(LocalRanksTest, AChildHasTheNameOfTheProgram) {
             "kvasir\n");
 }
 
-// A leader ended with success although ranks died during its drain.
-TEST_F(LocalRanksTest, AFailureIsKeptForALaterCall) {
+// Regression test: a leader ended with success although ranks died during its
+// drain.
+TEST_F(LocalRanksTest, AChildsFailureIsKeptForALaterCall) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"exit", "3"}, 2)}));
   KVASIR_EXPECT_OK(ranks->failure());
@@ -143,7 +147,7 @@ TEST_F(LocalRanksTest, AFailureIsKeptForALaterCall) {
                                          HasSubstr("exit code 3")));
 }
 
-TEST_F(LocalRanksTest, AnEndAfterEndIsNoFailure) {
+TEST_F(LocalRanksTest, AChildThatEndsAfterEndIsNotAFailure) {
   const std::string path = folder_.File("ended");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"stop", path})}));
@@ -170,8 +174,8 @@ TEST_F(LocalRanksTest, AChildsFailureIsReported) {
                              HasSubstr("was killed by signal 9"))));
 }
 
-// A child that failed while its parent was loading was not noticed, and the
-// parent waited for it for minutes.
+// Regression test: the failure of a child while its parent was loading was not
+// noticed, and the parent waited for minutes.
 TEST_F(LocalRanksTest, AChildThatFailsBeforeSendIsReportedAtSend) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"die"})}));
@@ -201,7 +205,8 @@ TEST_F(LocalRanksTest, AChildEndsIfItsParentSendsNothing) {
   const absl::Time start = absl::Now();
   ranks = nullptr;
   EXPECT_EQ(FileText(path), "");
-  // The child ended by itself, before End would have killed it.
+  // The child ended by itself, before the time at which End would have killed
+  // it.
   EXPECT_LT(absl::Now() - start, absl::Seconds(2));
 }
 
@@ -225,7 +230,7 @@ TEST_F(LocalRanksTest, AChildEndsIfItsParentIsKilled) {
   }
 }
 
-TEST_F(LocalRanksTest, DataThatNoParentSentIsRefused) {
+TEST_F(LocalRanksTest, JoinDataThatNoParentSentIsRefused) {
   for (const char* text :
        {"", "{", "[]", R"({"leader":"x:1"})", R"({"parent":1,"leader":1})",
         R"({"parent":"1","leader":"x:1","secret":"","local_count":2})"}) {
@@ -243,7 +248,7 @@ TEST_F(LocalRanksTest, DataThatNoParentSentIsRefused) {
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("--join-fd")));
 }
 
-// The actions of a child after it has received its data.
+// Runs in the child process after it has received its JoinInfo.
 int RunChild(const std::string& does, const std::string& argument) {
   if (does == "die") return 7;
   const auto info = LocalRanks::ReadJoinInfo(3);
@@ -262,7 +267,7 @@ int RunChild(const std::string& does, const std::string& argument) {
     return 0;
   }
   if (does == "ignore") signal(SIGTERM, SIG_IGN);
-  // Write the file whole.
+  // Writes to another name first, so that the renamed file is always complete.
   std::ofstream(argument + ".part") << getpid();
   std::filesystem::rename(argument + ".part", argument);
   if (does == "stop") kill(getpid(), SIGSTOP);

@@ -24,52 +24,58 @@ constexpr char kGroup[] = "Tensor parallel";
 // Adds the flags that leader and followers share.
 void AddGroupFlags(CLI::App* app, RankFlags* flags) {
   AddFlag(app, "--collective", flags->collective,
-          "what ranks exchange activations over; auto: nccl on GPUs, else gloo")
+          "the library over which ranks exchange activations; auto: "
+          "nccl on GPUs, otherwise gloo")
       ->check(CLI::IsMember({"auto", "gloo", "nccl"}))
       ->group(kGroup);
   AddText(app, "--nccl-library", flags->nccl_library,
-          "library of --collective nccl; default: libnccl.so.2, as the system "
-          "finds it")
+          "file of the library for --collective nccl; default: the "
+          "libnccl.so.2 that the system finds")
       ->type_name("FILE")
       ->group(kGroup);
   AddText(app, "--rank-interface", flags->interface,
-          "network interface, or (gloo) address of this host, that activations "
-          "go over, not encrypted; where all ranks are on one host default: "
-          "loopback, or NCCL's choice")
+          "network interface, or with gloo an address of this host, "
+          "over which ranks exchange activations, not encrypted; "
+          "default if all ranks are on one host: loopback, or with "
+          "nccl NCCL's choice")
       ->type_name("NAME|ADDRESS")
       ->group(kGroup);
   AddText(app, "--rank-secret-file", flags->secret_file,
-          "file of a secret that ranks of other hosts show to the leader")
+          "file with the secret that ranks of other hosts must show to "
+          "the leader")
       ->type_name("FILE")
       ->group(kGroup);
   AddText(app, "--rank-tls-cert", flags->tls.certificate,
-          "PEM chain that ranks of several hosts show each other")
+          "PEM certificate chain that ranks of different hosts show "
+          "each other")
       ->type_name("FILE")
       ->group(kGroup);
   AddText(app, "--rank-tls-key", flags->tls.key, "PEM key of --rank-tls-cert")
       ->type_name("FILE")
       ->group(kGroup);
   AddText(app, "--rank-tls-ca", flags->tls.ca,
-          "PEM authorities of ranks' certificates")
+          "PEM authorities that sign the ranks' certificates")
       ->type_name("FILE")
       ->group(kGroup);
   AddText(app, "--rank-tls-names", flags->tls.names,
-          "DNS, URI or IP names of which a rank's certificate has one; "
-          "default: all that --rank-tls-ca has signed, for the leader the "
-          "host that is dialled")
+          "DNS, URI or IP names; a rank's certificate must have one of "
+          "them; default: any certificate that --rank-tls-ca has "
+          "signed, and for the leader's certificate the host that is "
+          "called")
       ->delimiter(',')
       ->group(kGroup);
   AddFlag(app, "--rank-metrics-port", flags->metrics_port,
-          "Prometheus of ranks that this command starts: the i-th behind the "
-          "first has this port + i; 0: free ones, which the ready file tells")
+          "metrics ports of the ranks that this command starts: the "
+          "i-th rank after the first has this port + i; 0: free ports, "
+          "which the ready file lists")
       ->check(CLI::Range(0, 65535 - kMaxTp))
       ->group(kGroup);
   AddDuration(app, "--rank-join-timeout", flags->join_timeout,
-              "how long ranks wait for the others at start")
+              "how long ranks wait for each other at the start")
       ->group(kGroup);
   AddDuration(app, "--rank-heartbeat-timeout", flags->heartbeat_timeout,
-              "a rank that is silent for so long is given up, and with it the "
-              "group")
+              "a rank that sends nothing for this long is treated as lost, "
+              "and the group fails")
       ->group(kGroup);
 }
 
@@ -106,18 +112,19 @@ absl::Status CheckCommon(const RankFlags& flags) {
   if ((GivesTls(tls) || !tls.names.empty()) &&
       (tls.certificate.empty() || tls.key.empty() || tls.ca.empty())) {
     return absl::InvalidArgumentError(
-        "ranks show each other certificates: --rank-tls-cert, --rank-tls-key "
-        "and --rank-tls-ca go together, --rank-tls-names with them");
+        "ranks show each other certificates, so --rank-tls-cert, "
+        "--rank-tls-key and --rank-tls-ca must be given together; "
+        "--rank-tls-names needs all three");
   }
   if (!flags.nccl_library.empty() && flags.collective != "nccl") {
     return absl::InvalidArgumentError(
         absl::StrCat("--nccl-library ", flags.nccl_library,
-                     " is read with --collective nccl alone"));
+                     " is read with --collective nccl only"));
   }
   return absl::OkStatus();
 }
 
-// Finds flags that have no effect because the group has one rank.
+// Refuses flags that have no effect because the group has only one rank.
 absl::Status CheckRead(const RankFlags& flags) {
   if (flags.listen.empty() &&
       (GivesTls(flags.tls) || !flags.secret_file.empty())) {
@@ -131,26 +138,26 @@ absl::Status CheckRead(const RankFlags& flags) {
                                                           : nullptr;
   if (unread == nullptr) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(unread, " is for several ranks, this is --tp 1"));
+      absl::StrCat(unread, " is for several ranks, but --tp is 1"));
 }
 
 }  // namespace
 
 void AddLeaderFlags(CLI::App* app, RankFlags* flags) {
   AddFlag(app, "--tp", flags->tp,
-          "tensor parallel: ranks that the model is divided among, each a "
-          "process; this one is the first")
+          "number of tensor-parallel ranks among which the model is "
+          "divided; each is a process, and this process is the first")
       ->check(CLI::Range(1, kMaxTp))
       ->group(kGroup);
   AddFlag(app, "--local-ranks", flags->local_ranks,
-          "of them, those that this command starts on this host, itself "
-          "included: each has its share of the cores, or a GPU of its own; 0: "
-          "all")
+          "number of these ranks that run on this host, started by "
+          "this command and including it; each has an equal share of "
+          "the cores, or its own GPU; 0: all")
       ->check(CLI::Range(0, kMaxTp))
       ->group(kGroup);
   AddText(app, "--rank-listen", flags->listen,
-          "HOST:PORT where ranks of other hosts join (kvasir rank --leader), "
-          "where --local-ranks are not all")
+          "HOST:PORT at which ranks of other hosts join (kvasir rank "
+          "--leader); needed if --local-ranks is less than --tp")
       ->check(Checked([](const std::string& text) {
         return ParseListen(text, "--rank-listen").status();
       }))
@@ -161,26 +168,29 @@ void AddLeaderFlags(CLI::App* app, RankFlags* flags) {
 
 void AddFollowerFlags(CLI::App* app, RankFlags* flags) {
   AddText(app, "--leader", flags->leader,
-          "HOST:PORT of the leader's --rank-listen; waited for until it is "
-          "there")
+          "HOST:PORT of the leader's --rank-listen; the rank waits "
+          "until it can connect")
       ->check(Checked([](const std::string& text) {
         return ParseListen(text, "--leader").status();
       }))
       ->type_name("HOST:PORT");
-  // --rank and --tp have no default.
-  AddFlag(app, "--rank", flags->rank, "which rank this is, from 1 on")
+  // Shows no default in the help, because --rank and --tp must be given.
+  AddFlag(app, "--rank", flags->rank,
+          "the number of this rank, from 1 on (the leader is rank 0)")
       ->check(CLI::Range(1, kMaxTp - 1))
       ->default_str("");
-  AddFlag(app, "--tp", flags->tp, "ranks of the group, as the leader has it")
+  AddFlag(app, "--tp", flags->tp,
+          "number of ranks in the group; must equal the leader's --tp")
       ->check(CLI::Range(2, kMaxTp))
       ->default_str("");
   flags->local_ranks = 1;
   AddFlag(app, "--local-ranks", flags->local_ranks,
-          "ranks from --rank on that this command starts on this host, itself "
-          "included: each has its share of the cores, or a GPU of its own")
+          "number of ranks that run on this host, started by this "
+          "command and including it, with numbers from --rank on; each "
+          "has an equal share of the cores, or its own GPU")
       ->check(CLI::Range(1, kMaxTp))
       ->group(kGroup);
-  // Only for a rank that another command started.
+  // A hidden flag, which the command that starts a rank sets.
   app->add_option("--join-fd", flags->join_fd)->group("")->configurable(false);
   AddGroupFlags(app, flags);
 }
@@ -197,22 +207,25 @@ absl::Status CheckLeaderFlags(const RankFlags& flags) {
         several_hosts
             ? absl::StrCat("--tp ", flags.tp, " with --local-ranks ",
                            flags.num_local(),
-                           ": the others are on other hosts and want "
-                           "--rank-listen HOST:PORT to join at")
-            : absl::StrCat("--rank-listen ", flags.listen,
-                           ": all ranks of --tp ", flags.tp,
-                           " are started here; --local-ranks says how many "
-                           "of them are, where others join"));
+                           ": the other ranks are on other hosts and join at "
+                           "--rank-listen HOST:PORT, so give it")
+            : absl::StrCat(
+                  "--rank-listen ", flags.listen, ": all ranks of --tp ",
+                  flags.tp,
+                  " are started on this host; if other ranks join, give "
+                  "--local-ranks, the number of ranks on this host"));
   }
   if (several_hosts && flags.interface.empty()) {
     return absl::InvalidArgumentError(
-        "ranks on several hosts want --rank-interface: the network that "
-        "activations go over, not encrypted");
+        "ranks on several hosts need --rank-interface, the "
+        "network interface over which activations are sent, not "
+        "encrypted");
   }
   if (several_hosts && flags.secret_file.empty() && flags.tls.ca.empty()) {
     return absl::InvalidArgumentError(
-        "ranks on several hosts show who they are: give --rank-tls-cert, "
-        "--rank-tls-key and --rank-tls-ca, or --rank-secret-file");
+        "ranks on several hosts must authenticate: give "
+        "--rank-tls-cert, --rank-tls-key and --rank-tls-ca, or "
+        "--rank-secret-file");
   }
   return CheckRead(flags);
 }
@@ -220,11 +233,13 @@ absl::Status CheckLeaderFlags(const RankFlags& flags) {
 absl::Status CheckFollowerFlags(const RankFlags& flags) {
   KVASIR_RETURN_IF_ERROR(CheckCommon(flags));
   if (flags.leader.empty() && flags.join_fd < 0) {
-    return absl::InvalidArgumentError("no leader: give --leader HOST:PORT");
+    return absl::InvalidArgumentError(
+        "a rank needs its leader: give --leader HOST:PORT");
   }
   if (flags.tp < 2) {
     return absl::InvalidArgumentError(
-        "no group: give --tp, as the leader has it");
+        "a rank needs the size of its group: give --tp with the "
+        "same value as the leader's");
   }
   if (flags.rank < 1 || flags.rank >= flags.tp) {
     return absl::InvalidArgumentError(
@@ -239,8 +254,9 @@ absl::Status CheckFollowerFlags(const RankFlags& flags) {
   if (flags.join_fd < 0 && flags.interface.empty() &&
       !base::IsLocalTarget(flags.leader)) {
     return absl::InvalidArgumentError(
-        "ranks on several hosts want --rank-interface: the network that "
-        "activations go over, not encrypted");
+        "ranks on several hosts need --rank-interface, the "
+        "network interface over which activations are sent, not "
+        "encrypted");
   }
   return absl::OkStatus();
 }
@@ -254,9 +270,10 @@ absl::Status CheckCollective(const RankFlags& flags,
                              const DeviceFlags& device) {
   if (flags.tp == 1) return absl::OkStatus();
   if (device.device == "auto") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--device auto with --tp ", flags.tp,
-        ": ranks run on one kind of device: say which, cpu or cuda"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--device auto with --tp ", flags.tp,
+                     ": all ranks must run on the same kind of device: give "
+                     "--device cpu or --device cuda"));
   }
   const bool gloo = CollectiveOf(flags, device) == "gloo";
   if (gloo == (device.device == "cpu")) return absl::OkStatus();

@@ -15,8 +15,8 @@
 
 namespace kvasir::cli {
 
-// TLS of the listener on which ranks join, and of the ranks that call it. Both
-// show a certificate of `ca`.
+// The TLS files of the listener on which ranks join, and of the ranks that call
+// it. Both must show a certificate that `ca` has signed.
 struct RankTlsFlags {
   std::string certificate;
   std::string key;
@@ -30,21 +30,23 @@ struct RankFlags {
   int local_ranks = 0;
   std::string collective = "auto";
   std::string nccl_library;
-  // The network interface for activations; empty: loopback if all ranks are on
-  // this host.
+  // The network interface over which ranks exchange activations; empty:
+  // loopback if all ranks are on this host.
   std::string interface;
-  // The address where ranks of other hosts join; empty if there are none.
+  // The address at which ranks of other hosts join; empty if there are none.
   std::string listen;
   std::string secret_file;
   RankTlsFlags tls;
-  // The i-th local rank after this process has port + i; 0: free ports.
+  // The i-th local rank after this process serves its metrics on port
+  // metrics_port + i; 0: on free ports.
   int metrics_port = 8010;
   absl::Duration join_timeout = absl::Minutes(5);
   absl::Duration heartbeat_timeout = absl::Seconds(3);
-  // Only for `kvasir rank`.
+  // The fields below are only for `kvasir rank`.
   std::string leader;
   int rank = 0;
-  // The pipe from the command that started this rank; -1: a user started it.
+  // The pipe from the command that started this rank; -1: a user started the
+  // rank.
   int join_fd = -1;
 
   int num_local() const { return local_ranks > 0 ? local_ranks : tp; }
@@ -56,24 +58,25 @@ void AddLeaderFlags(CLI::App* app, RankFlags* flags);
 void AddFollowerFlags(CLI::App* app, RankFlags* flags);
 
 // INVALID_ARGUMENT for flags that contradict each other, or that have no effect
-// in a group of one.
+// because the group has one rank.
 absl::Status CheckLeaderFlags(const RankFlags& flags);
 absl::Status CheckFollowerFlags(const RankFlags& flags);
 
-// "gloo" or "nccl": by the flag, or by the device.
+// The name of the collective, "gloo" or "nccl": the flag's value, or else the
+// device's default.
 std::string CollectiveOf(const RankFlags& flags, const DeviceFlags& device);
-// INVALID_ARGUMENT if the device of a group does not support the collective or
-// is unknown.
+// INVALID_ARGUMENT if the device is unknown or does not support the collective.
 absl::Status CheckCollective(const RankFlags& flags, const DeviceFlags& device);
 
-// The secret that ranks of other hosts show; empty if they show only a
-// certificate. INVALID_ARGUMENT for a file without a secret.
+// Reads the secret that ranks of other hosts must show; empty if `path` is
+// empty, because then they show only a certificate. INVALID_ARGUMENT for a file
+// without a secret.
 absl::StatusOr<std::string> ReadSecret(const std::string& path);
 // Makes a random secret.
 std::string NewSecret();
 
-// Null means plain text. FAILED_PRECONDITION if plain text would leave the
-// machine.
+// The credentials of the port on which ranks join; null means plain text.
+// FAILED_PRECONDITION if plain text would go to another machine.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> RankListenCredentials(
     const RankFlags& flags, const base::ListenAddress& listen, bool insecure,
     base::TlsWatch* watch);

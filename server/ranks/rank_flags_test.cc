@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// The commands with these flags, as in `kvasir`.
+// The commands serve and rank with all their flags, as in `kvasir`.
 struct Commands {
   Commands() {
     for (CLI::App* command : {serve, rank}) {
@@ -64,7 +64,7 @@ auto Refuses(const std::string& text) {
   return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
 }
 
-TEST(RankFlagsTest, ALeaderOfOneHostNeedsOnlyTheNumber) {
+TEST(RankFlagsTest, ALeaderOnOneHostNeedsOnlyTheNumberOfRanks) {
   KVASIR_EXPECT_OK(Leader(""));
   KVASIR_EXPECT_OK(Leader("--tp 4"));
   KVASIR_EXPECT_OK(Leader("--tp 4 --local-ranks 4"));
@@ -82,7 +82,7 @@ TEST(RankFlagsTest, ALeaderOfSeveralHostsNeedsAnAddressAndASecret) {
                           "--rank-listen 0.0.0.0:8200 --rank-interface eth0 "
                           "--rank-secret-file s"));
   EXPECT_THAT(Leader("--tp 2 --rank-listen 0.0.0.0:8200"),
-              Refuses("all ranks of --tp 2 are started here"));
+              Refuses("all ranks of --tp 2 are started on this host"));
   EXPECT_THAT(Leader("--tp 2 --local-ranks 3"),
               Refuses("--local-ranks 3 are more than --tp 2"));
 }
@@ -90,10 +90,12 @@ TEST(RankFlagsTest, ALeaderOfSeveralHostsNeedsAnAddressAndASecret) {
 TEST(RankFlagsTest, UnusedRankFlagsAreRefused) {
   EXPECT_THAT(Leader("--tp 2 --nccl-library x"),
               Refuses("--nccl-library x is read with --collective nccl"));
-  EXPECT_THAT(Leader("--tp 2 --rank-tls-cert c"), Refuses("go together"));
+  EXPECT_THAT(Leader("--tp 2 --rank-tls-cert c"),
+              Refuses("must be given together"));
   EXPECT_THAT(Leader("--tp 2 --rank-tls-cert c --rank-tls-ca a"),
-              Refuses("go together"));
-  EXPECT_THAT(Leader("--tp 2 --rank-tls-names n"), Refuses("go together"));
+              Refuses("must be given together"));
+  EXPECT_THAT(Leader("--tp 2 --rank-tls-names n"),
+              Refuses("must be given together"));
   EXPECT_THAT(Leader("--tp 2 --rank-heartbeat-timeout 1ms"),
               Refuses("want 100ms to 1h"));
   EXPECT_THAT(Leader("--tp 2 --rank-secret-file s"),
@@ -107,7 +109,8 @@ TEST(RankFlagsTest, UnusedRankFlagsAreRefused) {
               Refuses("--collective is for several ranks"));
 }
 
-// --print-config printed rank=0 and tp=1, which --config refused.
+// Regression test: --print-config printed rank=0 and tp=1, which --config
+// refused.
 TEST(RankFlagsTest, AFollowersRankAndGroupSizeHaveNoDefault) {
   Commands commands;
   EXPECT_THAT(
@@ -115,9 +118,10 @@ TEST(RankFlagsTest, AFollowersRankAndGroupSizeHaveNoDefault) {
       AllOf(HasSubstr("# rank is not set\n"), HasSubstr("# tp is not set\n")));
 }
 
-TEST(RankFlagsTest, AFollowerNamesItsLeaderAndItself) {
+TEST(RankFlagsTest, AFollowerMustNameItsLeaderAndItsRank) {
   EXPECT_THAT(Follower("--rank 1 --tp 2"), Refuses("--leader HOST:PORT"));
-  // The rank waited for an answer until --rank-join-timeout.
+  // Regression test: with an address without a port, the rank waited for an
+  // answer until --rank-join-timeout.
   EXPECT_THROW((void)Follower("--leader a --rank 1 --tp 2"),
                CLI::ValidationError);
   EXPECT_THAT(Follower("--leader a:1 --rank 1"), Refuses("give --tp"));
@@ -133,7 +137,7 @@ TEST(RankFlagsTest, AFollowerNamesItsLeaderAndItself) {
                "eth0"));
 }
 
-TEST(RankFlagsTest, TheDeviceDecidesTheCollective) {
+TEST(RankFlagsTest, TheDefaultCollectiveDependsOnTheDevice) {
   EXPECT_EQ(CollectiveOf({}, {.device = "cpu"}), "gloo");
   EXPECT_EQ(CollectiveOf({}, {.device = "cuda:2"}), "nccl");
   RankFlags flags;
@@ -168,7 +172,7 @@ TEST(RankFlagsTest, PlainTextStaysOnTheMachineUnlessAFlagAllowsIt) {
   KVASIR_EXPECT_OK(RankDialCredentials({}, "leader:1", true, &watch).status());
 }
 
-TEST(RankFlagsTest, ASecretIsOneWordInAFile) {
+TEST(RankFlagsTest, ASecretFileMustContainOneWord) {
   const base::TempFolder folder;
   const std::string path = folder.Write("secret", "  hush\n");
   const auto secret = ReadSecret(path);
@@ -200,13 +204,14 @@ TEST(ChildArgumentsTest, AChildGetsTheModelsFlagsAndItsOwnPorts) {
             Contains("--kv-cache-bytes=1MiB"), Contains("--log-format=json"),
             Contains("--metrics-port=9102"),
             Contains("--rank-heartbeat-timeout=1s"),
-            // A shorter watchdog aborted steps that the leader waited for.
+            // Regression test: with a shorter watchdog than the leader's, ranks
+            // aborted steps for which the leader still waited.
             Contains("--watchdog=9m"),
             Not(Contains(StartsWith("--ready-file"))),
             Not(Contains(StartsWith("--admin-port"))),
             Not(Contains(StartsWith("--json"))),
             Not(Contains(StartsWith("--max-queue")))));
-  // The arguments are parsed back unchanged.
+  // The child's arguments must parse to the same flags.
   Commands child;
   std::string line;
   for (const std::string& argument :
@@ -221,7 +226,7 @@ TEST(ChildArgumentsTest, AChildGetsTheModelsFlagsAndItsOwnPorts) {
   EXPECT_TRUE(child.model.deterministic);
 }
 
-TEST(ChildArgumentsTest, FreePortsStayFreePorts) {
+TEST(ChildArgumentsTest, ChildrenUseFreePortsIfTheParentDoes) {
   Commands commands;
   commands.Parse("serve --model /m --tp 2 --metrics-port 0");
   EXPECT_THAT(ChildArguments(*commands.serve, *commands.rank, commands.leader,
@@ -229,7 +234,7 @@ TEST(ChildArgumentsTest, FreePortsStayFreePorts) {
               Contains("--metrics-port=0"));
 }
 
-TEST(ChildArgumentsTest, ARankOfAnotherHostPassesOnTheLeadersAddress) {
+TEST(ChildArgumentsTest, ChildrenOfARankOnAnotherHostGetItsTlsFlags) {
   Commands commands;
   commands.Parse(
       "rank --model /m --tp 4 --rank 2 --local-ranks 2 --leader a:1 "

@@ -15,14 +15,16 @@
 namespace kvasir::cli {
 namespace {
 
-// Ranks connect after all of them have joined.
+// The time for the ranks to connect with each other, which they do after all of
+// them have joined.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
-// The limit of a collective call if there is no watchdog.
+// The time limit of a collective call if there is no watchdog.
 constexpr absl::Duration kLongestCall = absl::Hours(24);
-// The ranks of this host end within moments of the leader's request.
+// The time for the ranks of this host to end at the leader's request. They
+// usually need a moment.
 constexpr absl::Duration kEndTimeout = absl::Seconds(10);
-// The reason to abort a collective that is no longer used. Without an abort,
-// NCCL waits until the other ranks destroy theirs, too.
+// The reason with which a collective is aborted after its last use. Without an
+// abort, NCCL waits until the other ranks destroy theirs, too.
 constexpr char kDone[] = "it is done";
 
 kvasir::v1::RankIdentity IdentityOfGroup(const GroupTerms& terms,
@@ -80,7 +82,8 @@ LeaderGroup::~LeaderGroup() {
   if (leader_ != nullptr) {
     leader_->Abort(absl::CancelledError("the leader ends"));
   }
-  // After its servers are gone, only the collective calls the leader.
+  // Destroys the servers first, so that afterwards only the collective calls
+  // the leader.
   servers_.clear();
   if (children_ != nullptr) children_->End();
   collective_.Abort(absl::CancelledError(kDone));
@@ -156,12 +159,13 @@ std::unique_ptr<worker::Executor> LeaderGroup::MakeExecutor(
   return std::make_unique<worker::GroupExecutor>(leader_.get(), own);
 }
 
-void LeaderGroup::EndLocalRanksOfDead() {
+void LeaderGroup::EndLocalRanksIfFailed() {
   if (children_ != nullptr && !leader_->status().ok()) children_->End();
 }
 
 absl::Status LeaderGroup::Drain() {
-  // The ranks of a failed group end by themselves or are killed.
+  // If the group has failed, does not wait for its ranks: they end by
+  // themselves or are killed.
   KVASIR_RETURN_IF_ERROR(leader_->status());
   KVASIR_RETURN_IF_ERROR(leader_->Drain());
   KVASIR_RETURN_IF_ERROR(leader_->status());
@@ -202,8 +206,8 @@ absl::StatusOr<worker::Collective*> FollowerGroup::Join(
       auto joining,
       BeginCollective(settings_, shard(), terms,
                       [this](const absl::Status& why) { Abort(why); }));
-  // Only ranks that a user started log this; a command would log it for each of
-  // its ranks.
+  // Logs this only in ranks that a user started, because otherwise each rank
+  // that a command has started would log it.
   if (!flags.leader.empty()) {
     base::LogInfo("joining the group",
                   {{"leader", info_.leader},

@@ -1,5 +1,5 @@
-// A tensor-parallel group on the leader's and on the other ranks' side:
-// joining, connecting, and ending.
+// The two sides of a tensor-parallel group, the leader and the other ranks: how
+// a group joins, connects and ends.
 #pragma once
 
 #include <atomic>
@@ -27,16 +27,17 @@ namespace kvasir::cli {
 
 struct RankGroupSettings {
   RankFlags flags;
-  bool insecure = false;   // if set, plain text may leave the machine
+  bool insecure = false;   // if true, plain text may go to other machines
   std::string collective;  // CollectiveOf
   bool deterministic = false;
   std::string metrics;                  // the address of this rank's metrics
-  std::shared_ptr<base::TlsWatch> tls;  // outlives the group
+  std::shared_ptr<base::TlsWatch> tls;  // must outlive the group
   absl::Duration step_timeout = absl::Seconds(60);
   // Called once, from any thread, if the group ends for another reason than a
-  // drain. The process should exit with a failure.
+  // drain. The process should then exit with a failure.
   std::function<void(const std::string& why)> on_fatal;
-  // Called on the leader if a rank was asked to end: the leader should drain.
+  // Called on the leader if another rank was asked to drain. The leader should
+  // then drain the whole group.
   std::function<void()> on_drain_asked;
 };
 
@@ -44,7 +45,8 @@ struct RankGroupSettings {
 // Threads: those of Membership; the rest from the main thread.
 class LeaderGroup final : public Membership {
  public:
-  // `children` (or null) outlive this object and wait for its data.
+  // `children` (or null) must outlive this object; they wait for the JoinInfo
+  // that it sends.
   LeaderGroup(RankGroupSettings settings, LocalRanks* children)
       : settings_(std::move(settings)), children_(children) {}
   ~LeaderGroup() override;
@@ -59,18 +61,19 @@ class LeaderGroup final : public Membership {
   absl::StatusOr<worker::RankAgreement> Agree(
       const worker::RankOffer& offer) override;
 
-  // The executor of all ranks; `own` outlives it. Call it after Agree.
+  // Makes an executor that runs steps on all ranks; `own`, this rank's
+  // executor, must outlive it. Call it after Agree.
   std::unique_ptr<worker::Executor> MakeExecutor(worker::Executor* own);
   const worker::Collective& collective() const { return *collective_.get(); }
   const std::string& collective_name() const { return settings_.collective; }
   std::vector<worker::RankMember> members() const { return leader_->members(); }
 
-  // If the group has failed, ends or kills the ranks of this host, because a
-  // step in a dead collective may wait for a rank that does not move.
-  void EndLocalRanksOfDead();
-  // Call it after the last step. The ranks end with exit code 0, and this waits
-  // for those of this host. Errors: the reason why the group or one of these
-  // ranks has ended.
+  // If the group has failed, ends or kills the ranks of this host, because they
+  // may wait in the failed collective for a rank that no longer answers.
+  void EndLocalRanksIfFailed();
+  // Ends the group; call it after the last step. The ranks end with exit code
+  // 0, and Drain waits for those of this host. Errors: the reason why the group
+  // or one of these ranks has failed.
   absl::Status Drain();
 
  private:
@@ -78,10 +81,11 @@ class LeaderGroup final : public Membership {
 
   const RankGroupSettings settings_;
   LocalRanks* const children_;
-  std::atomic<bool> ending_{false};  // the reason is not reported any more
+  // true: why the group ends is not reported any more
+  std::atomic<bool> ending_{false};
   GroupCollective collective_;
   std::unique_ptr<worker::RankLeader> leader_;
-  // One for this host's ranks, and one for other hosts'.
+  // One server for the ranks of this host, and one for those of other hosts.
   std::vector<std::unique_ptr<worker::RankServer>> servers_;
 };
 
@@ -89,8 +93,8 @@ class LeaderGroup final : public Membership {
 // Threads: as LeaderGroup.
 class FollowerGroup final : public Membership {
  public:
-  // `info` has the leader's address and its secret. `children` as for
-  // LeaderGroup.
+  // `info` has the leader's address and its secret. `children` (or null) must
+  // outlive this object; they wait for the JoinInfo that it sends.
   FollowerGroup(RankGroupSettings settings, JoinInfo info, LocalRanks* children)
       : settings_(std::move(settings)),
         info_(std::move(info)),
@@ -105,12 +109,11 @@ class FollowerGroup final : public Membership {
   absl::StatusOr<worker::RankAgreement> Agree(
       const worker::RankOffer& offer) override;
 
-  // Runs steps until the group ends. Call it after Agree, on a thread of its
-  // own.
+  // Runs steps until the group ends. Call it after Agree, on a separate thread.
   absl::Status Run(worker::Executor* executor) {
     return worker::RunSteps(follower_.get(), executor);
   }
-  // Asks the leader to drain. Any thread, after Join.
+  // Asks the leader to drain. May be called from any thread after Join.
   void AskDrain() { follower_->AskDrain(); }
   void Abort(const absl::Status& why) { follower_->Abort(why); }
   // The reason why the group ended; OK if it runs or was drained.

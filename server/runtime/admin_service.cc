@@ -72,7 +72,7 @@ absl::Status AdminService::Admit(const grpc::ServerContext& context,
   if (!caller.ok()) {
     const std::string reason = router::RefusalReasonOf(caller.status());
     std::optional<uint64_t> unlogged = 0;
-    // Known callers have a label; anonymous callers have only a tenant.
+    // Refused callers without a label are unknown; their log lines are limited.
     if (refused.label.empty()) unlogged = strangers_.Take(reason);
     if (unlogged.has_value()) {
       base::LogWarning(
@@ -100,20 +100,21 @@ grpc::Status AdminService::Drain(grpc::ServerContext* context,
   if (const absl::Status status = Admit(*context, "Drain"); !status.ok()) {
     return base::ToGrpcStatus(status);
   }
-  // This call cannot interrupt the loading of a model.
+  // A drain cannot interrupt the loading of a model.
   if (!latch_->open()) {
     return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
-                        "nothing is served yet: SIGTERM ends the process");
+                        "the process is not ready yet and cannot drain: "
+                        "SIGTERM ends the process");
   }
   latch_->Request(request->deadline_ms() == 0
                       ? default_deadline_
                       : absl::Milliseconds(request->deadline_ms()));
   DrainOutcome outcome;
-  // The drain continues if the caller has gone.
+  // If the caller goes away, the drain continues.
   if (!latch_->WaitComplete([context] { return context->IsCancelled(); },
                             &outcome)) {
     return grpc::Status(grpc::StatusCode::CANCELLED,
-                        "the caller left; the drain goes on");
+                        "the caller is gone; the drain continues");
   }
   response->set_finished(outcome.finished);
   response->set_aborted(outcome.aborted);

@@ -1,4 +1,4 @@
-// kvasir.v1.Admin: an operator's calls to a running process.
+// Implements kvasir.v1.Admin, by which operators control a running process.
 #pragma once
 
 #include <functional>
@@ -26,16 +26,18 @@ struct DrainOutcome {
 // Threads: all methods from any thread.
 class DrainLatch {
  public:
-  // The main thread calls it before it waits for requests.
+  // Makes drains possible. The main thread calls it before it waits for
+  // requests.
   void Open();
   bool open() const;
   // Requests a drain. Only the first call's deadline counts.
   void Request(absl::Duration deadline);
-  // Main thread: waits at most `timeout`; true if a drain was requested.
+  // Called by the main thread: waits at most `timeout`; returns true if a drain
+  // was requested.
   bool WaitRequested(absl::Duration timeout, absl::Duration* deadline);
-  // Main thread: the drain is over.
+  // Called by the main thread when the drain is over.
   void Complete(DrainOutcome outcome);
-  // Waits for Complete; false if `cancelled` returns true first.
+  // Waits for Complete; returns false if `cancelled` returns true first.
   bool WaitComplete(const std::function<bool()>& cancelled,
                     DrainOutcome* outcome);
 
@@ -49,15 +51,15 @@ class DrainLatch {
   DrainOutcome outcome_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A synchronous service, because calls are rare and may block.
+// The service. It is synchronous, because calls are rare and may block.
 class AdminService final : public kvasir::v1::Admin::Service {
  public:
   AdminService(std::string program, std::string config_toml,
                absl::Duration default_deadline, DrainLatch* latch);
 
-  // Requires callers with the role ADMIN among these; null: no credentials are
-  // needed. Call it before the service is registered.
-  void Ask(std::shared_ptr<const router::Callers> callers) {
+  // Accepts only the callers in `callers` that have the role ADMIN; null:
+  // callers need no credentials. Call it before the service is registered.
+  void RequireCallers(std::shared_ptr<const router::Callers> callers) {
     callers_ = std::move(callers);
   }
 
@@ -69,8 +71,8 @@ class AdminService final : public kvasir::v1::Admin::Service {
                          kvasir::v1::GetConfigResponse* response) override;
 
  private:
-  // Checks whether the caller may make the call, and logs the caller. Unknown
-  // callers are logged once a minute for each reason.
+  // Checks whether the caller may make the call `call`, and logs the caller.
+  // Refused unknown callers are logged at most once a minute for each reason.
   absl::Status Admit(const grpc::ServerContext& context, const char* call);
 
   const std::string program_;

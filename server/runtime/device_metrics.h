@@ -1,4 +1,4 @@
-// Metrics of the memory of a worker's device, read at every scrape
+// Metrics of a worker's device memory, which are read at every scrape
 // (docs/metrics.md).
 #pragma once
 
@@ -12,14 +12,14 @@
 
 namespace kvasir::cli {
 
-// Threads: any. Families that cannot be read are omitted.
+// Collects the metrics. Families that cannot be read are omitted. Threads: any.
 class DeviceMetrics final : public prometheus::Collectable {
  public:
-  // `share` is the part of the memory that may be used.
+  // `share` is the fraction of the device's memory that may be used.
   DeviceMetrics(const kernels::Device* device, double share)
       : share_(share), device_(device) {}
 
-  // Call it before the device is destroyed. Afterwards nothing is reported.
+  // Stops all reports. Call it before the device is destroyed.
   void Stop();
   std::vector<prometheus::MetricFamily> Collect() const override;
 

@@ -17,7 +17,8 @@ using kernels::MemoryTag;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-// Values by name, or by the label `kind`.
+// The values of all metrics, by the label `kind` or, without that label, by
+// name.
 std::map<std::string, double> Values(const DeviceMetrics& metrics) {
   std::map<std::string, double> values;
   for (const prometheus::MetricFamily& family : metrics.Collect()) {
@@ -38,7 +39,7 @@ TEST(DeviceMetricsTest, AllMemoryOfAGpuIsReported) {
                               allocator.Allocate(1000, MemoryTag::kWeights));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto pages,
                               allocator.Allocate(3 << 20, MemoryTag::kKvCache));
-  // Memory of the host.
+  // The host pool is host memory, which does not count as device memory.
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto pool,
                               allocator.Allocate(5000, MemoryTag::kHostPool));
   const double mib = 1 << 20;
@@ -47,7 +48,8 @@ TEST(DeviceMetricsTest, AllMemoryOfAGpuIsReported) {
               UnorderedElementsAre(
                   Pair("weights", 1000), Pair("kv_cache", 3 * mib),
                   Pair("workspace", 0), Pair("host_pool", 0), Pair("other", 0),
-                  // The context, and the rounding of two allocations.
+                  // 100 MiB for the device's context, and what rounding adds to
+                  // the two allocations.
                   Pair("outside", 100 * mib + 2 * mib - 1000 + mib),
                   Pair("free", 918 * mib),
                   Pair("kvasir_device_memory_limit_bytes", 512 * mib),
@@ -59,7 +61,7 @@ TEST(DeviceMetricsTest, AllMemoryOfAGpuIsReported) {
   EXPECT_TRUE(metrics.Collect().empty());
 }
 
-TEST(DeviceMetricsTest, MemoryOfACpuIsTheMachines) {
+TEST(DeviceMetricsTest, OnACpuTheMachinesMemoryIsReported) {
   base::ThreadPool threads(1);
   kernels::CpuDevice device(&threads);
   KVASIR_ASSERT_OK_AND_ASSIGN(

@@ -1,4 +1,4 @@
-// The file of --identities: read at the start, and again when it changes.
+// Reads the file of --identities at the start, and again when it changes.
 #pragma once
 
 #include <memory>
@@ -17,15 +17,15 @@ namespace kvasir::cli {
 // Threads: Start and the destructor from one.
 class IdentityWatch {
  public:
-  // Errors: those of router::Callers::Open for a wrong file, or for one that a
-  // listener with these flags cannot apply.
+  // Errors: those of router::Callers::Open, for an invalid file or for one that
+  // a listener with these flags cannot use.
   static absl::StatusOr<std::unique_ptr<IdentityWatch>> Start(
       const RouterFlags& router, const ListenFlags& listen);
   ~IdentityWatch();
 
   // Null: callers need no credentials.
   std::shared_ptr<const router::Callers> callers() const { return callers_; }
-  // All values are 0 if there is no file.
+  // The metrics of the file. All values are 0 if there is no file.
   std::shared_ptr<prometheus::Collectable> metrics() const {
     return metrics_.registry();
   }

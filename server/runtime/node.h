@@ -1,4 +1,5 @@
-// The contract of the nodes that serve, router, worker and rank run.
+// The interface of the nodes that the commands serve, router, worker and rank
+// run.
 #pragma once
 
 #include <memory>
@@ -17,9 +18,10 @@ namespace kvasir::cli {
 struct NodeReport {
   std::string grpc;    // the address that clients, or routers, call
   std::string leader;  // for a rank, which has no `grpc`: its leader's address
-  std::string model;   // a name that clients may ask for; empty for a worker
+  // a model name that clients may request; empty for a worker
+  std::string model;
   const model::Tokenizer* tokenizer = nullptr;  // null: token ids only
-  // The other ranks of its group; empty if there is no group.
+  // The other ranks of the node's group; empty if there is no group.
   std::vector<worker::RankMember> ranks;
 };
 
@@ -32,9 +34,10 @@ class Node {
 
   virtual ~Node() = default;
   virtual NodeReport Report() const = 0;
-  // The label `model_name` of metrics.
+  // The value of the label `model_name` of metrics.
   virtual std::string model_name() const = 0;
-  // The sources may still be collected after the node is destroyed.
+  // The sources of the node's metrics. They may still be collected after the
+  // node is destroyed.
   virtual MetricsSources Metrics() const = 0;
   // Refuses new requests, waits at most `deadline` for running ones, and aborts
   // the rest.

@@ -24,17 +24,18 @@
 namespace kvasir::cli {
 namespace {
 
-// The most connections of operators and probes.
+// The most connections of the admin port and of the health port.
 constexpr size_t kFewConnections = 64;
-// Idle connections are closed soon, so that they do not take the place of a
-// probe. A closed channel reconnects with its next call.
+// The time after which idle connections of these ports are closed, so that they
+// do not prevent a probe from connecting. A closed channel reconnects with its
+// next call.
 constexpr absl::Duration kIdle = absl::Seconds(5);
 
-// The time in which a program that has failed must end.
+// The time within which a program that has failed must end.
 constexpr absl::Duration kMostToEnd = absl::Seconds(20);
 
-// Writes the file whole or not at all, because a waiting process may read it
-// immediately.
+// Writes the file completely or not at all, because a waiting process may read
+// it immediately.
 absl::Status WriteWhole(const std::string& path, const std::string& text) {
   const std::string part = path + ".part";
   {
@@ -52,8 +53,8 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
   return absl::OkStatus();
 }
 
-// Flags for a shell, with a question in chat markup if the model knows this
-// markup.
+// The flags of an example `kvasir generate` call, with a question in chat
+// markup if the model knows this markup.
 const char* ExampleRequest(const model::Tokenizer& tokenizer) {
   if (!absl::StrContains(tokenizer.chat_template(), "<|im_start|>")) {
     return R"(--prompt "It was a dark night")";
@@ -79,8 +80,8 @@ void PrintReady(const nlohmann::ordered_json& json,
                 text("grpc").c_str(), ExampleRequest(*tokenizer));
   } else {
     std::printf(
-        "no tokenizer (--model of a folder that has one gives it): clients "
-        "send token ids\n");
+        "no tokenizer, so clients must send token ids (use "
+        "--model with a folder that has a tokenizer)\n");
   }
 }
 
@@ -101,7 +102,8 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
                           base::MetricsServer::Start(
                               surface->metrics_host(), listen.metrics_port,
                               own_metrics_host ? "--metrics-host" : "--host"));
-  // Reported also while a model is loading.
+  // Added at once, so that process metrics are reported while a model is
+  // loading, too.
   surface->metrics_server_->Add(std::make_shared<base::ProcessMetrics>());
   surface->metrics_server_->Add(surface->options_.tls);
   surface->metrics_server_->Add(base::TlsRefusals::OfProcess());
@@ -127,8 +129,9 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
       admin.credentials,
       AdminCredentials(listen, admin.listen, surface->options_.tls.get(),
                        callers != nullptr));
-  // Plain text is only for this machine, whose users are trusted as operators.
-  if (admin.credentials != nullptr) surface->admin_.Ask(callers);
+  // If the admin port uses plain text, it is open only to this machine, whose
+  // users may all act as operators.
+  if (admin.credentials != nullptr) surface->admin_.RequireCallers(callers);
   admin.health_service = false;
   admin.max_connections = kFewConnections;
   admin.max_connection_idle = kIdle;
@@ -165,13 +168,14 @@ void OperatorSurface::PublishHealth() {
 }
 
 void OperatorSurface::Fail(const std::string& why) {
-  // The first failure causes others.
+  // Only the first failure counts, because it causes the others.
   if (!failed_.exchange(true)) {
     base::LogError("exiting", {{"why", why}});
-    // A library may wait for a lost rank and block the regular end.
+    // Ends the process if its regular end takes too long, because a library may
+    // wait for a lost rank.
     std::thread([] {
       absl::SleepFor(kMostToEnd);
-      base::LogError("ended by force");
+      base::LogError("the program did not end in time and is stopped by force");
       std::_Exit(kExitFailed);
     }).detach();
   }

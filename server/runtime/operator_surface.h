@@ -1,5 +1,6 @@
 // The parts that every long-running program has besides its node: the metrics,
-// health and admin ports, the ready line and file, and the wait for its end.
+// health and admin ports, the ready line and the ready file, and the wait for
+// the program's end.
 #pragma once
 
 #include <functional>
@@ -27,12 +28,13 @@ struct SurfaceOptions {
   std::string config_toml;
   ListenFlags listen;
   CommonFlags common;
-  // Null: everybody who reaches the admin port may use it.
+  // The callers of the admin port; null: anybody who reaches the port may use
+  // it.
   std::shared_ptr<const router::Callers> callers;
-  // TLS of this program's ports and channels.
+  // The TLS files of this program's ports and channels.
   std::shared_ptr<base::TlsWatch> tls;
-  // No admin and health port and no ready line, because another program drains
-  // and reports this one.
+  // True: no admin port, health port or ready line, because another program
+  // drains this one and reports that it is ready.
   bool metrics_only = false;
 };
 
@@ -40,28 +42,29 @@ struct SurfaceOptions {
 // any thread may call.
 class OperatorSurface {
  public:
-  // Opens the ports before anything slow begins. NOT_SERVING until Ready.
+  // Opens the ports; call it before anything slow begins. The health port
+  // reports NOT_SERVING until Ready.
   static absl::StatusOr<std::unique_ptr<OperatorSurface>> Start(
       SurfaceOptions options);
 
-  // Makes the program end with a failure. It does not serve from then on.
+  // Makes the program end with a failure. From then on it reports NOT_SERVING.
   void Fail(const std::string& why);
-  // Makes it drain and end. Any thread.
+  // Makes the program drain and end. May be called from any thread.
   void RequestDrain() { latch_.Request(options_.listen.drain_timeout); }
 
   // The address of the metrics port: HOST:PORT.
   std::string metrics_target() const;
 
-  // The state that the health port and /readyz of the metrics port report. Any
-  // thread.
+  // The state that the health port, and /readyz of the metrics port, report.
+  // May be called from any thread.
   bool serving() const ABSL_LOCKS_EXCLUDED(health_mutex_);
-  // Sets whether the health port reports SERVING, between Ready and the
-  // program's end. Any thread.
+  // Sets whether the health port reports SERVING between Ready and the
+  // program's end. May be called from any thread.
   void SetServing(bool serving) ABSL_LOCKS_EXCLUDED(health_mutex_);
 
-  // Serves the node's metrics and `more` (also under vLLM's names if the flags
-  // say so), and reports SERVING. Then writes the ready file and prints the
-  // ready line, unless the program has failed meanwhile.
+  // Serves the node's metrics and `more` (also under vLLM's names if
+  // --metrics-compat says so), and reports SERVING. Then writes the ready file
+  // and prints the ready line, unless the program has failed in the meantime.
   absl::Status Ready(const Node& node, const Node::MetricsSources& more = {});
 
   // Waits for SIGTERM, SIGINT, a Drain call or Fail, then drains the node.

@@ -34,7 +34,7 @@ class OperatorSurfaceTest : public ::testing::Test {
   const base::TempFolder folder_;
 };
 
-// Listening sockets of this process.
+// The number of listening sockets of this process.
 int NumListeners() {
   int listeners = 0;
   DIR* const folder = opendir("/proc/self/fd");
@@ -79,7 +79,8 @@ TEST_F(OperatorSurfaceTest, WritesTheReadyFileAndEndsWithSuccess) {
   EXPECT_EQ(surface->WaitAndDrain(&node), kExitOk);
 }
 
-// A group that ended just after its leader had loaded was reported as ready.
+// Regression test: a group that failed just after its leader had loaded was
+// reported as ready.
 TEST_F(OperatorSurfaceTest, AProgramThatHasFailedIsNeverReady) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
@@ -102,8 +103,8 @@ TEST_F(OperatorSurfaceTest, AFailureDuringTheDrainSetsTheExitCode) {
   EXPECT_EQ(surface->WaitAndDrain(&failing), kExitFailed);
 }
 
-// Any local user could drain a replica by the admin port of a rank, which asked
-// for no credential even if the leader's did.
+// Regression test: ranks had an admin port that required no credential, even if
+// the leader's did, so any local user could drain the replica by it.
 TEST_F(OperatorSurfaceTest, ARankThatItsLeaderDrainsListensOnlyForMetrics) {
   SurfaceOptions options = OnFreePorts();
   const int before = NumListeners();

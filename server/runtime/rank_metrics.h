@@ -1,4 +1,4 @@
-// Metrics of a rank's part in a tensor-parallel group (docs/metrics.md).
+// Metrics of one rank in a tensor-parallel group (docs/metrics.md).
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct RankConstants {
   std::string collective;
   std::string device;
   int64_t weight_bytes = 0;
-  int64_t weight_read_bytes = 0;  // read from the checkpoint
+  int64_t weight_read_bytes = 0;  // bytes read from the checkpoint
   int64_t kv_pool_bytes = 0;
 };
 
@@ -30,7 +30,7 @@ class RankMetrics final : public prometheus::Collectable {
   RankMetrics(RankConstants constants, const worker::Collective* collective)
       : constants_(std::move(constants)), collective_(collective) {}
 
-  // Call it before the collective is destroyed. Afterwards nothing is reported.
+  // Stops all reports. Call it before the collective is destroyed.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<prometheus::MetricFamily> Collect() const override;
 
@@ -40,7 +40,7 @@ class RankMetrics final : public prometheus::Collectable {
   const worker::Collective* collective_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The families of another source, with an additional label `rank` on each
+// Collects the metrics of another source and adds the label `rank` to each
 // series.
 class OfRank final : public prometheus::Collectable {
  public:

@@ -14,10 +14,11 @@
 namespace kvasir::cli {
 namespace {
 
-// A step that still runs after this time hangs, and no destructor may wait for
-// it.
+// A step that still runs after this time is assumed to hang, and no destructor
+// may wait for it.
 constexpr absl::Duration kHangs = absl::Seconds(2);
-// A draining leader uses its whole time and then aborts what still runs.
+// The additional time that Drain waits, because a draining leader may use its
+// whole deadline and then aborts what still runs.
 constexpr absl::Duration kLeaderEnds = absl::Seconds(10);
 constexpr absl::Duration kPoll = absl::Milliseconds(50);
 
@@ -62,7 +63,7 @@ absl::StatusOr<std::unique_ptr<RankRuntime>> RankRuntime::Create(
           owner->result_ = status;
           owner->changed_.SignalAll();
         }
-        // The group reports every other end itself.
+        // If the group has failed, it reports that itself (on_fatal).
         if (status.ok() && on_drained) on_drained();
       });
   return runtime;
@@ -105,7 +106,8 @@ absl::Status RankRuntime::DrainGroup(absl::Duration deadline) {
   group_->AskDrain();
   const absl::Time end = absl::Now() + deadline + kLeaderEnds;
   while (!WaitEnded(kPoll)) {
-    // A step may hang in a collective that has failed.
+    // If the group has failed, returns at once, because a step may hang in the
+    // failed collective.
     KVASIR_RETURN_IF_ERROR(group_->status());
     if (absl::Now() > end) {
       return absl::DeadlineExceededError(

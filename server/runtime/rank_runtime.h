@@ -1,5 +1,5 @@
-// A rank other than 0, as `kvasir rank` runs it: loaded model, the group's
-// steps, metrics.
+// A rank other than 0, as `kvasir rank` runs it: the loaded model, a thread
+// that runs the group's steps, and metrics.
 #pragma once
 
 #include <functional>
@@ -29,13 +29,14 @@ struct RankRuntimeOptions {
   RankGroupSettings group;
   JoinInfo join;
   LocalRanks* children = nullptr;  // for FollowerGroup
-  // Called from a thread of the runtime when the leader has drained the group.
+  // Called from one of the runtime's threads when the leader has drained the
+  // group.
   std::function<void()> on_drained;
 };
 
 class RankRuntime final : public Node {
  public:
-  // Joins the group, loads the model, and runs steps from then on.
+  // Joins the group, loads the model, and begins to run steps.
   static absl::StatusOr<std::unique_ptr<RankRuntime>> Create(
       RankRuntimeOptions options);
   ~RankRuntime() override;
@@ -45,8 +46,9 @@ class RankRuntime final : public Node {
   MetricsSources Metrics() const override;
 
   // Asks the leader to finish its requests and to end the group, and waits
-  // `deadline` and a little more for it. If that fails, the reason goes to the
-  // group's on_fatal. Requests belong to the leader, so none is counted here.
+  // `deadline` and a little more for that. If it fails, the reason is passed to
+  // the group's on_fatal. The outcome counts no requests, because they belong
+  // to the leader.
   DrainOutcome Drain(absl::Duration deadline) override
       ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -59,14 +61,15 @@ class RankRuntime final : public Node {
   std::function<void(const std::string& why)> on_fatal_;
   std::unique_ptr<FollowerGroup> group_;
   std::unique_ptr<LoadedModel> model_;
-  // Collected for longer than model and group live.
+  // Shared, because the metrics are collected even after model and group are
+  // destroyed.
   std::shared_ptr<DeviceMetrics> device_metrics_;
   std::shared_ptr<RankMetrics> rank_metrics_;
   std::thread steps_;
   base::Mutex mutex_;
   base::CondVar changed_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  // the result of steps_ after it has ended
+  // the result of the thread steps_, set when it has ended
   absl::Status result_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -25,7 +25,8 @@
 
 namespace kvasir::cli {
 
-// Shared with a detached thread.
+// The state that the router shares with the detached thread of
+// WarnOfSeveralAddresses.
 struct NameCheck {
   base::Mutex mutex;
   bool stopped ABSL_GUARDED_BY(mutex) = false;
@@ -39,39 +40,43 @@ constexpr absl::Duration kGoAwayDelay = absl::Milliseconds(500);
 // The drain does not wait for clients that have no call and have made none for
 // this time.
 constexpr absl::Duration kSilence = absl::Milliseconds(200);
-// Workers refuse requests of more samples.
+// The most samples of a request. Workers refuse more.
 constexpr uint32_t kMaxSamples = worker::RequestLimits{}.max_n;
 
-// Fixes glibc's threshold for mmap at its default. Otherwise glibc raises it
-// after the first large prompts and keeps such memory; half of the memory of
-// many large prompts would stay resident.
+// Fixes glibc's mmap threshold at its default, so that the memory of large
+// prompts is returned to the system when it is freed. Otherwise glibc raises
+// the threshold after the first large prompts, and about half of their memory
+// stays resident.
 void ReturnFreedMemory() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
 
-// Warns of names with several addresses. Such a name is treated as one worker,
-// and the transport chooses an address, so the load reports of several workers
-// would be mixed. The resolver may be slow, so neither the start nor the end
-// waits for it.
-void WarnOfNamesOfMany(std::vector<std::string> workers,
-                       std::shared_ptr<NameCheck> check) {
+// Logs a warning for each worker name that has several addresses. Such a name
+// is treated as one worker, but gRPC may connect to any of its addresses, so
+// the load reports of several workers would be mixed. Uses a detached thread,
+// so that a slow resolver delays neither start nor end.
+void WarnOfSeveralAddresses(std::vector<std::string> workers,
+                            std::shared_ptr<NameCheck> check) {
   std::thread([workers = std::move(workers), check = std::move(check)] {
     for (const std::string& worker : workers) {
       if (absl::StartsWith(worker, "unix:")) continue;
       const std::string host = worker.substr(0, worker.rfind(':'));
       const int addresses = base::CountAddresses(host);
-      // Held while logging: after Stop nothing may be logged, because the log
-      // may be gone.
+      // Logs while the mutex is held, because after Stop the log may no longer
+      // exist.
       base::MutexLock lock(&check->mutex);
       if (check->stopped) return;
       if (addresses <= 1) continue;
-      base::LogWarning("a worker of several addresses is taken for one",
-                       {{"worker", worker},
-                        {"addresses", addresses},
-                        {"want", "a name for each in --workers"}});
+      base::LogWarning(
+          "a worker name has several addresses and counts as one "
+          "worker",
+          {{"worker", worker},
+           {"addresses", addresses},
+           {"want", "a separate name in --workers for each address"}});
     }
   }).detach();
 }
 
-// "auto" is on if only programs of this machine can connect.
+// Whether a feature with the values on, off and auto is on; auto means on if
+// only programs of this machine can connect.
 bool IsOn(const std::string& flag, const base::ListenAddress& listen) {
   return flag == "on" || (flag == "auto" && base::IsLocal(listen));
 }
@@ -84,7 +89,7 @@ absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
   if (!std::filesystem::is_directory(folder, error)) {
     return absl::NotFoundError(absl::StrCat(
         "--model ", folder,
-        std::filesystem::exists(folder, error) ? ": is no folder"
+        std::filesystem::exists(folder, error) ? " is not a folder"
                                                : ": no such folder"));
   }
   auto tokenizer = model::Tokenizer::Load(folder);
@@ -135,7 +140,7 @@ absl::Status RouterRuntime::ConnectReplicas(
         return router::NewGrpcWorkerClient(target, client);
       },
       timers_.get(), metrics_.get());
-  WarnOfNamesOfMany(options.router.workers, name_check_);
+  WarnOfSeveralAddresses(options.router.workers, name_check_);
   return registry_->Start(options.start_timeout);
 }
 
@@ -209,7 +214,8 @@ absl::Status RouterRuntime::Listen(const RouterRuntimeOptions& options,
   server.max_receive_message_bytes = base::MaxMessageBytesFor(max_model_len);
   server.max_connections = static_cast<size_t>(options.max_connections);
   server.max_connection_age = options.max_connection_age;
-  // Reflection checks no credentials, so "auto" is off if all other calls do.
+  // With required credentials, "auto" means off, because reflection calls are
+  // not checked for credentials.
   server.reflection = options.callers == nullptr
                           ? IsOn(options.router.reflection, options.listen)
                           : options.router.reflection == "on";
@@ -261,9 +267,9 @@ std::vector<std::string> RouterRuntime::model_names() const {
   return names;
 }
 
-// gRPC sends GOAWAY on a connection when it reaches the greatest age, give or
-// take a tenth, and clients leave without losing a call. Until then they are
-// served, because they have no reason to retry a refused call elsewhere.
+// Lets clients leave without losing a call: gRPC sends GOAWAY on a connection
+// when it reaches the greatest age (plus or minus a tenth). Until then clients
+// are served, because they would not retry a refused call elsewhere.
 void RouterRuntime::WaitForClientsToLeave(absl::Duration patience) {
   const base::Clock& clock = base::Clock::Real();
   const absl::Time start = clock.Now();
@@ -292,13 +298,13 @@ DrainOutcome RouterRuntime::Drain(absl::Duration deadline) {
     core_->CancelAll(router::CancelReason::kShutdown);
     core_->WaitIdle(clock.Now() + absl::Seconds(5));
   }
-  // Answers and refusals of late calls may still be on their way.
+  // Waits until clients have read the answers and refusals of late calls.
   const absl::Time read = std::max(end, clock.Now() + absl::Seconds(1));
   while (calls_->open() > 0 && clock.Now() < read) {
     absl::SleepFor(absl::Milliseconds(1));
   }
   server_->Shutdown(absl::Now() + absl::Seconds(1), /*hang_up=*/true);
-  // From here on the state of the workers does not matter.
+  // Stops watching the workers, whose state does not matter any more.
   registry_->Stop();
   const uint64_t ended = core_->ended() - ended_before;
   return {.finished =

@@ -1,5 +1,5 @@
-// A router as `kvasir router` and `kvasir serve` run it: replicas, request
-// routing, the facades and their listener, metrics.
+// A router as `kvasir router` and `kvasir serve` run it: its replicas, request
+// routing, the facades (client protocols) and their listener, and metrics.
 #pragma once
 
 #include <functional>
@@ -33,22 +33,24 @@ struct RouterRuntimeOptions {
   // Null: callers need no credentials.
   std::shared_ptr<const router::Callers> callers;
   std::shared_ptr<grpc::ChannelCredentials> worker_credentials;
-  // The workers run in this process: their connections are not pinged.
+  // True if the workers run in this process. Then their connections are not
+  // pinged.
   bool workers_in_process = false;
   int64_t max_connections = 0;  // 0: half of the descriptors
-  // A drain waits about as long for clients to leave.
+  // The age at which clients' connections are closed. A drain waits about as
+  // long for clients to leave.
   absl::Duration max_connection_age = absl::Seconds(10);
   absl::Duration queue_timeout = absl::Seconds(30);
   int64_t default_max_tokens = 256;
-  // At start, workers must answer within this time; otherwise Create fails and
-  // names those that did not.
+  // At the start, all workers must answer within this time; otherwise Create
+  // fails and names those that did not.
   absl::Duration start_timeout = absl::Seconds(30);
-  // Null: requests have token ids only.
+  // Null: requests must contain token ids instead of text.
   std::shared_ptr<const model::Tokenizer> tokenizer;
-  // Called from any thread when the runtime begins or ceases to be able to
-  // serve requests. Not called after the runtime is destroyed. May be empty.
+  // Called from any thread when the runtime becomes able or unable to serve
+  // requests, until the runtime is destroyed. May be empty.
   std::function<void(bool serving)> on_health;
-  // The tokenizer's folder.
+  // The folder from which the tokenizer was read.
   std::string tokenizer_folder;
 };
 
@@ -72,31 +74,32 @@ class RouterRuntime final : public Node {
   bool ready() const { return core_->Health().ready; }
 
   // Reports NOT_SERVING and accepts no more connections. Connected clients are
-  // served until gRPC has closed their connection by its age; later calls are
-  // refused. Waits for running requests, cancels the rest, and returns when no
-  // call is left.
+  // served until their connections reach the greatest age and are closed; after
+  // that, new calls are refused. Waits for running requests until `deadline`,
+  // cancels the rest, and returns when no call is left.
   DrainOutcome Drain(absl::Duration deadline) override;
 
  private:
   RouterRuntime();
-  // The steps of Create, in this order:
+  // The steps of Create, in their order.
   absl::Status ConnectReplicas(const RouterRuntimeOptions& options);
   absl::Status MakeCore(const RouterRuntimeOptions& options);
-  // The largest context of the models that have been reached, in tokens.
-  // UNAVAILABLE if none has been.
+  // The greatest length, in tokens, of the models whose workers have answered.
+  // UNAVAILABLE if no worker has answered.
   absl::StatusOr<int64_t> LongestModel(absl::Duration start_timeout) const;
   router::FacadeOptions OptionsOfFacades(
       const RouterRuntimeOptions& options) const;
   absl::Status Listen(const RouterRuntimeOptions& options,
                       int64_t max_model_len);
 
-  // Health follows the replicas until a drain begins.
+  // Sets the health state by the state of the replicas, until a drain begins.
   void UpdateHealth() ABSL_LOCKS_EXCLUDED(health_mutex_);
-  // From now on the listener reports NOT_SERVING, whatever the state of the
+  // Makes the listener report NOT_SERVING from now on, independently of the
   // replicas.
   void StopServing() ABSL_LOCKS_EXCLUDED(health_mutex_);
   void SetServing(bool serving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(health_mutex_);
-  // Returns when clients have left, make no more calls, or had their time.
+  // Waits until clients have left or make no more calls, or until the time for
+  // that is over.
   void WaitForClientsToLeave(absl::Duration patience);
 
   std::shared_ptr<const model::Tokenizer> tokenizer_;
@@ -105,7 +108,8 @@ class RouterRuntime final : public Node {
   const std::shared_ptr<router::ClientCalls> calls_ =
       std::make_shared<router::ClientCalls>();
   const std::shared_ptr<NameCheck> name_check_;
-  // Destroyed from last to first.
+  // The order of the members matters: they are destroyed from the last to the
+  // first.
   std::unique_ptr<router::RouterMetrics> metrics_;
   std::unique_ptr<router::AccessLogSink> log_;
   std::unique_ptr<router::TimerThread> timers_;
@@ -117,7 +121,7 @@ class RouterRuntime final : public Node {
   bool health_follows_ ABSL_GUARDED_BY(health_mutex_) = false;
 };
 
-// The tokenizer of a model folder; null if the folder has none.
+// Loads the tokenizer of a model folder; null if the folder has none.
 absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
     const std::string& folder);
 

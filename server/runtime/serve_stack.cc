@@ -24,7 +24,8 @@ namespace {
 constexpr absl::string_view kWorkerSocket = "/worker.sock";
 constexpr absl::string_view kRouterSocket = "/router.sock";
 
-// Uses /tmp if the path of the temporary folder is too long for a socket.
+// Makes the folder for the sockets. Uses /tmp if the path of the temporary
+// folder is too long for a Unix socket.
 absl::StatusOr<std::string> MakeFolderOfSockets() {
   const std::string parent = TemporaryFolder();
   const size_t longest = parent.size() + kPrivateFolderName.size() +
@@ -79,8 +80,9 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
   if (options.listens_privately) {
     router.listen.unix_path =
         absl::StrCat(stack->socket_folder_, kRouterSocket);
-    // Its only client has no other server, and gRPC (1.51) may cut off an
-    // answer that ends on an aged connection (worker/service/server.cc).
+    // Connections to a private server have no greatest age: its only client has
+    // no other server, and gRPC (1.51) may cut off an answer that ends on an
+    // aged connection (worker/service/server.cc).
     router.max_connection_age = absl::InfiniteDuration();
   }
   router.on_health = std::move(options.on_health);
@@ -113,8 +115,8 @@ Node::MetricsSources ServeStack::Metrics() const {
 
 DrainOutcome ServeStack::Drain(absl::Duration deadline) {
   const DrainOutcome outcome = router_->Drain(deadline);
-  // Every request came through the router, so nothing runs in the worker any
-  // more.
+  // Drains the worker quickly: all requests came through the router, so none
+  // runs any more.
   worker_->Drain(absl::Seconds(5));
   return outcome;
 }
@@ -141,13 +143,14 @@ absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
   KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                           options.tokenizer->Encode(prompt));
   options.engine.max_num_seqs = 1;
-  // A prompt that is too long is refused with the model's length in the error.
+  // Not above the model's length, so that a prompt that is too long is refused
+  // with the model's length in the error.
   options.engine.max_model_len = std::min(
       endless ? kEndlessTokens : spec.max_position_embeddings,
       std::max<int64_t>(2, static_cast<int64_t>(ids.size()) + max_tokens));
   auto server = std::unique_ptr<EphemeralServer>(new EphemeralServer());
   options.listens_privately = true;
-  // Then the command's own call fails.
+  // Nothing to do, because a failed engine makes the command's own call fail.
   options.on_fatal = [](const std::string&) {};
   KVASIR_ASSIGN_OR_RETURN(server->stack_,
                           ServeStack::Create(std::move(options)));

@@ -1,5 +1,5 @@
-// Router and worker in one process, connected by gRPC over a Unix socket, for
-// `kvasir serve` and for commands that need a server for one call.
+// Runs a router and a worker in one process, connected by gRPC over a Unix
+// socket, for `kvasir serve` and for commands that need a server for one call.
 #pragma once
 
 #include <functional>
@@ -16,19 +16,20 @@ namespace kvasir::cli {
 
 struct ServeStackOptions {
   ModelOptions model;
-  // Null: the model's own tokenizer is read, if it has one.
+  // Null: the tokenizer in the model's folder is read, if there is one.
   std::shared_ptr<const model::Tokenizer> tokenizer;
   EngineFlags engine;
   std::unique_ptr<LeaderGroup> group;  // WorkerRuntimeOptions::group
   RouterFlags router;                  // `workers` is set by the stack
   base::ListenAddress listen;
-  // Instead of `listen`: a Unix socket that only this user can reach.
+  // True: listens on a Unix socket that only this user can reach, instead of on
+  // `listen`.
   bool listens_privately = false;
   // null means plain text
   std::shared_ptr<grpc::ServerCredentials> credentials;
   // RouterRuntimeOptions::callers
   std::shared_ptr<const router::Callers> callers;
-  int64_t max_connections = 0;  // RouterRuntimeOptions'
+  int64_t max_connections = 0;  // RouterRuntimeOptions::max_connections
   absl::Duration max_connection_age = absl::Seconds(10);
   absl::Duration drain_timeout = absl::Seconds(30);
   std::function<void(const std::string& why)> on_fatal;
@@ -36,7 +37,7 @@ struct ServeStackOptions {
   std::function<void(bool serving)> on_health;
 };
 
-// Owns: both programs and the folder of their sockets.
+// A node that runs both. Owns: worker, router and the folder of their sockets.
 class ServeStack final : public Node {
  public:
   static absl::StatusOr<std::unique_ptr<ServeStack>> Create(
@@ -44,7 +45,7 @@ class ServeStack final : public Node {
   ~ServeStack() override;
 
   const RouterRuntime& router() const { return *router_; }
-  // The router's, with the worker's ranks.
+  // The report of the router, with the ranks of the worker.
   NodeReport Report() const override;
   std::string model_name() const override { return router_->model_name(); }
   MetricsSources Metrics() const override;
@@ -58,16 +59,16 @@ class ServeStack final : public Node {
   std::unique_ptr<RouterRuntime> router_;
 };
 
-// The length of a text that runs until it is stopped: a year at four tokens per
-// second.
+// The token limit of a text that runs until it is stopped: a year at four
+// tokens per second.
 inline constexpr int64_t kEndlessTokens = int64_t{1} << 27;
 
 // A server for one text request, on its own Unix socket. It logs only warnings.
 class EphemeralServer {
  public:
-  // The page pool holds the prompt and `max_tokens` more tokens, not the
-  // model's whole length; for an `endless` text, the tokens that eviction
-  // keeps. NOT_FOUND for a model without a tokenizer.
+  // Starts the server. To save memory, its page pool has room only for the
+  // prompt and `max_tokens` more tokens, or, for an `endless` text, for the
+  // tokens that eviction keeps. NOT_FOUND for a model without a tokenizer.
   static absl::StatusOr<std::unique_ptr<EphemeralServer>> Start(
       const ModelOptions& model, const std::string& prompt, int64_t max_tokens,
       bool endless);

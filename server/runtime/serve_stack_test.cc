@@ -10,11 +10,11 @@
 namespace kvasir::cli {
 namespace {
 
-// `kvasir generate` lost answers that took longer than ten seconds, the age at
-// which the server's connections were closed: gRPC closes an aged connection
-// after its last call, and a client that writes at that moment gets "Broken
-// pipe".
-TEST(ServeStackTest, AConnectionToAPrivateServerDoesNotAge) {
+// Regression test: `kvasir generate` lost answers that took longer than ten
+// seconds, the age at which the server's connections were closed. gRPC closes
+// an aged connection after its last call, and a client that writes at that
+// moment gets "Broken pipe".
+TEST(ServeStackTest, AConnectionToAPrivateServerHasNoGreatestAge) {
   ServeStackOptions options;
   options.model.random_weights = true;
   options.model.shape = "kvasir-tiny";

@@ -23,7 +23,8 @@ namespace {
 
 constexpr absl::Duration kStallGrace = absl::Seconds(3);
 
-// `before` has the counts of the warm-up, which are subtracted.
+// The cache's statistics without the counts of the warm-up, which are in
+// `before`.
 worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
                              const worker::ExecutorTotals& totals,
                              const WarmUp& before) {
@@ -70,8 +71,8 @@ worker::CacheSample SampleOf(const cache::KvCacheStats& stats,
   return sample;
 }
 
-// Logs the attention kernels of a GPU. Kernels without tensor cores are many
-// times slower, and nothing else shows it.
+// Logs which attention kernels a GPU uses. Kernels without tensor cores are
+// many times slower, and nothing else would show that they are used.
 void LogAttentionKernels(const worker::ModelExecutor& executor) {
   for (const auto& [kernels, layers] : executor.attention_kernels()) {
     base::Log(
@@ -84,8 +85,8 @@ void LogAttentionKernels(const worker::ModelExecutor& executor) {
   }
 }
 
-// Logs latents that several ranks hold. They cost pages, and nothing else shows
-// it.
+// Logs which latents several ranks hold. The copies take memory from other
+// pages, and nothing else would show that they exist.
 absl::Status LogReplicas(const ModelSource& source, int64_t num_ranks) {
   constexpr size_t kMostLines = 8;
   KVASIR_ASSIGN_OR_RETURN(
@@ -94,13 +95,13 @@ absl::Status LogReplicas(const ModelSource& source, int64_t num_ranks) {
   const std::vector<plan::Replica> replicas = plan::FindReplicas(plans);
   for (size_t i = 0; i < std::min(replicas.size(), kMostLines); ++i) {
     base::LogWarning(
-        "held by several ranks",
+        "several ranks store the same data",
         {{"what", ReplicaText(replicas[i])},
          {"extra_bytes_per_token", replicas[i].extra_bytes_per_token()}});
   }
   if (replicas.size() > kMostLines) {
     base::LogWarning(
-        "held by several ranks",
+        "several ranks store the same data",
         {{"more", replicas.size() - kMostLines},
          {"all", absl::StrCat("kvasir inspect --tp ", num_ranks)}});
   }
@@ -171,8 +172,8 @@ worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
                    {{"stalled", absl::FormatDuration(report.stalled)},
                     {"plan", base::LogWhole{report.plan}}});
     fatal("the engine stalled");
-    // The engine's thread hangs, so nothing that joins it may run. The pause
-    // lets routers and clients see the end.
+    // The engine's thread hangs, so the process must exit without joining it.
+    // The pause lets routers and clients notice the failure first.
     absl::SleepFor(kStallGrace);
     std::_Exit(kExitFailed);
   };
@@ -188,10 +189,10 @@ worker::EngineOptions EngineOptionsOf(const WorkerRuntimeOptions& options,
 absl::Status CheckStepFlags(const EngineFlags& flags,
                             const ModelOptions& model) {
   if (flags.max_batched_tokens < flags.max_num_seqs) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max-batched-tokens ", flags.max_batched_tokens,
-                     " is less than --max-num-seqs ", flags.max_num_seqs,
-                     ": every running sequence decodes one token a step"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-batched-tokens ", flags.max_batched_tokens,
+        " is less than --max-num-seqs ", flags.max_num_seqs,
+        ": every running sequence decodes one token in each step"));
   }
   if (flags.gpu_memory_given && model.device.device == "cpu") {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -201,8 +202,8 @@ absl::Status CheckStepFlags(const EngineFlags& flags,
   }
   if (flags.cuda_graphs && model.device.device == "cpu") {
     return absl::InvalidArgumentError(
-        "--cuda-graphs captures a GPU's steps, this is --device cpu: want "
-        "--device cuda or auto");
+        "--cuda-graphs captures the steps of a GPU, but the "
+        "device is --device cpu: want --device cuda or auto");
   }
   return absl::OkStatus();
 }
@@ -229,7 +230,8 @@ RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
           .kv_pool_bytes = model.kv_pool_bytes()};
 }
 
-// Sums over ranks are rounded differently from those of one rank.
+// Identifies this worker's arithmetic. The number of ranks and the collective
+// are part of it, because sums over ranks are rounded differently.
 std::string WorkerRuntime::NumericsId() const {
   const std::string own = model_->rank().executor().numerics_id();
   return group_ == nullptr ? own
@@ -326,7 +328,8 @@ absl::StatusOr<std::unique_ptr<WorkerRuntime>> WorkerRuntime::Create(
       runtime->engine_,
       worker::Engine::Create(std::move(engine), &model.cache(), executor));
   KVASIR_RETURN_IF_ERROR(runtime->engine_->Start());
-  // Set before the metrics can be collected.
+  // Must be set before metrics can be collected, because they subtract these
+  // counts.
   runtime->warm_up_ = {.executor = model.rank().executor().totals(),
                        .cache = model.cache().Stats()};
   runtime->engine_->SubscribeLoad(runtime->metrics_);
@@ -370,8 +373,8 @@ DrainOutcome WorkerRuntime::Drain(absl::Duration deadline) {
   const worker::DrainCounts counts =
       server_->Drain(base::Clock::Real().Now() + deadline);
   if (group_ != nullptr) {
-    group_->EndLocalRanksOfDead();
-    // No step follows any more.
+    group_->EndLocalRanksIfFailed();
+    // Stops the engine before the group is drained, so that no step follows.
     engine_->Stop();
     if (const absl::Status status = group_->Drain(); !status.ok()) {
       on_fatal_(absl::StrCat("the group was not drained: ", status.ToString()));

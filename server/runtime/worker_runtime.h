@@ -1,5 +1,5 @@
-// A worker as `kvasir worker` and `kvasir serve` run it: loaded model, engine,
-// kvasir.v1 listener, metrics.
+// A worker as `kvasir worker` and `kvasir serve` run it: the loaded model, the
+// engine, the kvasir.v1 listener and metrics.
 #pragma once
 
 #include <atomic>
@@ -25,10 +25,11 @@
 
 namespace kvasir::cli {
 
-// INVALID_ARGUMENT for flags that contradict each other.
+// Checks the flags; INVALID_ARGUMENT if they contradict each other.
 absl::Status CheckStepFlags(const EngineFlags& flags,
                             const ModelOptions& model);
-// The request for a worker or another rank, without its group.
+// Makes the load request of a worker or of another rank; the caller adds the
+// group.
 LoadRequest LoadRequestOf(const ModelOptions& model, const EngineFlags& flags);
 RankConstants RankConstantsOf(const LoadedModel& model, plan::TpShard shard,
                               const std::string& collective);
@@ -38,20 +39,21 @@ struct WorkerRuntimeOptions {
   EngineFlags engine;
   // Null if one process runs the model.
   std::unique_ptr<LeaderGroup> group;
-  // Called after the model is loaded, so that a program that ends during the
-  // load has made no socket folder.
+  // Returns the address to listen on. Called after the model is loaded, so that
+  // a program that ends while loading leaves no socket folder.
   std::function<absl::StatusOr<base::ListenAddress>()> listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
   absl::Duration drain_timeout = absl::Seconds(30);
   std::string tokenizer_hash;  // empty: the model has no tokenizer
-  // Called from an engine thread if the engine has failed for good, and by
-  // Drain if the group could not be drained. The process should exit with a
-  // failure.
+  // Called from an engine thread if the engine has failed permanently, and by
+  // Drain if the group could not be drained. The process should then exit with
+  // a failure.
   std::function<void(const std::string& why)> on_fatal;
   std::function<void(int64_t done, int64_t total)> progress;
 };
 
-// The counts of executor and cache before the worker served requests.
+// The counts of executor and cache at the end of the warm-up, which are
+// subtracted from the metrics.
 struct WarmUp {
   worker::ExecutorTotals executor;
   cache::KvCacheStats cache;
@@ -68,7 +70,8 @@ class WorkerRuntime final : public Node {
   const LoadedModel& model() const { return *model_; }
   NodeReport Report() const override;
   std::string model_name() const override { return model_->source().name; }
-  // Includes the metrics of the device and, in a group, of the rank.
+  // The worker's metrics, including those of the device and, in a group, of the
+  // rank.
   MetricsSources Metrics() const override;
   DrainOutcome Drain(absl::Duration deadline) override;
 
@@ -79,14 +82,16 @@ class WorkerRuntime final : public Node {
 
   std::function<void(const std::string& why)> on_fatal_;
   WarmUp warm_up_;
-  // Destroyed from last to first: listener, engine, model, group.
+  // The order of the members matters: they are destroyed from the last to the
+  // first (listener, engine, model, group).
   std::unique_ptr<LeaderGroup> group_;
   std::unique_ptr<LoadedModel> model_;
   std::shared_ptr<worker::WorkerMetrics> metrics_;
-  // Collected for longer than the model lives.
+  // Shared, because the metrics are collected even after the model is
+  // destroyed.
   std::shared_ptr<DeviceMetrics> device_metrics_;
   std::shared_ptr<RankMetrics> rank_metrics_;  // null: no group
-  // the group's executor; null if there is no group
+  // the executor that runs steps on all ranks; null if there is no group
   std::unique_ptr<worker::Executor> executor_;
   std::unique_ptr<worker::Engine> engine_;
   std::unique_ptr<worker::WorkerServer> server_;

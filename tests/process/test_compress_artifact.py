@@ -317,12 +317,12 @@ def test_tensors_that_no_plan_changes_are_copied_bit_by_bit(compress, tmp_path):
         (["--method", "palu"], "either --keep or --kv-bytes-per-token"),
         (["--method", "palu", "--keep", 1.5], "--keep: '1.5' is not a number from 0 to 1"),
         (["--method", "svdq", "--keep", 0.5],
-         "in place of --keep give --key-bits with eight widths"),
+         "instead of --keep give --key-bits with eight widths"),
         (["--method", "channel", "--kv-bytes-per-token", 900],
-         "in place of --kv-bytes-per-token give --average-bits"),
-        (["--method", "palu", "--keep", 0.5, "--key-bits", 5], "'5' is no width of codes"),
-        (["--method", "palu", "--keep", 0.5, "--key-bits", "8,4,4"], "a schedule of 3 widths"),
-        (["--method", "palu", "--keep", 0.5, "--group-heads", 0], "'0' is no number of heads"),
+         "instead of --kv-bytes-per-token give --average-bits"),
+        (["--method", "palu", "--keep", 0.5, "--key-bits", 5], "'5' is not a width of codes"),
+        (["--method", "palu", "--keep", 0.5, "--key-bits", "8,4,4"], "8 widths (or one width for all), has 3"),
+        (["--method", "palu", "--keep", 0.5, "--group-heads", 0], "'0' is not a number of heads"),
         (["--method", "palu", "--keep", 0.5, "--key-keep", 0.5], "--key-keep"),
         (["--method", "auto", "--keep", 0.5], "give --kv-bytes-per-token, --max-kl or both"),
     ],
@@ -353,7 +353,7 @@ def test_a_plan_that_cannot_be_made_is_refused_with_the_reason(compress, method,
 @pytest.mark.parametrize("layer, side, changes, parts", [
     (2, "key", {"rank": 999}, ["bad.json", "layer 2", "key", "999"]),
     (1, "value", {"heads": [0, 1, 2]}, ["layer 1", "value", "head 3 is in no group"]),
-    (0, "key", {}, ["is no plan for llama-mha"]),
+    (0, "key", {}, ["is not a plan for llama-mha"]),
     (0, "key", None, ["bad.json", "colour"]),
 ], ids=["rank larger than the matrix", "head in no group", "other model", "no plan"])
 def test_a_plan_that_does_not_fit_is_refused_and_nothing_is_written(compress, tmp_path, layer, side, changes, parts):
@@ -424,7 +424,7 @@ def test_a_text_that_is_too_short_is_refused(compress, tmp_path):
     text.write_text("A few words only.\n")
     done = compress("plan", "--model", TINY, "--method", "palu", "--keep", 0.5, "--text", text,
                     ok=False)
-    refused(done, "short.txt", "too short: it has", "want 16384 (16 sequences of 1024)")
+    refused(done, "short.txt", "too short: it has", "16384 are needed (16 sequences of 1024)")
 
 
 def test_a_domain_that_is_too_short_is_named(compress, tmp_path):
@@ -434,7 +434,7 @@ def test_a_domain_that_is_too_short_is_named(compress, tmp_path):
                     f"brief={text}", "--calibration-tokens", 512, "--sequence-tokens", 64,
                     ok=False)
     refused(done, "domain brief (a share of 1/2 of 512 tokens)", "too short: it has",
-            "want 256 (4 sequences of 64)")
+            "256 are needed (4 sequences of 64)")
 
 
 def test_calibrate_uses_the_built_in_domains(compress, tmp_path):
@@ -506,7 +506,7 @@ def test_an_output_that_exists_or_cannot_be_written_is_refused(compress, tmp_pat
     done = compress("apply", *uniform, "--out", tmp_path / "out", ok=False)
     refused(done, "exists; --overwrite replaces")
     done = compress("apply", *uniform, "--out", tmp_path / "out", "--overwrite", ok=False)
-    refused(done, "is no checkpoint")
+    refused(done, "is not a checkpoint")
     (tmp_path / "file").write_text("x")
     done = compress("apply", *uniform, "--out", tmp_path / "file" / "out", ok=False)
     refused(done, "cannot create")
@@ -638,7 +638,7 @@ def test_evictions_are_checked_before_the_teachers_pass(compress, tmp_path):
                 "--windows", 2, "--window-tokens", 64]
     done = compress(*evaluate, TINY, "per-token:k4,v4,window=32", "--eviction", "none,h2o",
                     "--eviction-recent", 16, ok=False)
-    refused(done, "per-token:k4,v4,window=32: h2o 0.2", "want sinks >= 0 and recent >= 32")
+    refused(done, "per-token:k4,v4,window=32: h2o 0.2", "sinks must be >= 0 and recent >= 32")
     assert done.stdout == ""
     art = tmp_path / "art"
     compress("apply", "--quiet", "--model", TINY, "--method", "q-hitter", "--key-bits", 4,
@@ -711,7 +711,7 @@ def test_eviction_can_be_added_to_any_plan(compress, tmp_path):
 
     refused(compress(*plan, "q-hitter", "--keep", 0.5, ok=False), "--eviction-budget", code=2)
     refused(compress(*plan, "q-hitter", "--eviction-budget", "1.5", ok=False),
-            "'1.5' is no eviction budget", code=2)
+            "'1.5' is not an eviction budget", code=2)
     refused(compress(*plan, "lorc", "--keep", 0.5, "--evict-from", lorc, ok=False),
             "--evict-from can only be used with --method q-hitter", code=2)
     refused(compress(*plan, "q-hitter", "--evict-from", lorc, "--eviction-recent", 64, ok=False),
@@ -824,4 +824,4 @@ def test_evictions_are_rows_of_an_evaluation(compress, tmp_path):
     assert fewer["kv_bytes_per_sequence"] == 32 * whole["kv_bytes_per_token"]
     assert saved["per-token:k4,v4 + recent 128"]["eviction"]["budget"] == 128
     refused(compress("evaluate", "--teacher", TINY, "per-token:k4,v4", "--text",
-                     TINY / "evaluation.txt", "--eviction", "lru", ok=False), "'lru' is no eviction")
+                     TINY / "evaluation.txt", "--eviction", "lru", ok=False), "'lru' is not an eviction method")

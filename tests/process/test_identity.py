@@ -352,7 +352,7 @@ def test_certificates_name_tenants_and_must_agree_with_tokens(tmp_path):
         with server.channel(certificate="nobody") as channel:
             assert server.who_asked(infer(channel, server.model)) == ("anonymous", "")
         with server.channel(token_of("red"), certificate="gate") as channel, \
-                server.refusal("UNAUTHENTICATED", "disagree", "of one tenant, the token of another",
+                server.refusal("UNAUTHENTICATED", "disagree", "belong to different tenants",
                                ("gate", "gate.example")):
             infer(channel, server.model)
 

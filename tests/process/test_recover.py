@@ -69,9 +69,9 @@ def test_a_stopped_run_leaves_nothing(tmp_path):
     "arguments, named",
     [
         (["--teacher", ROOT / "tests/golden/models/llama-mha", "--text", TEXT],
-         "the teacher is another model: its layers is"),
+         "the teacher is another model: the number of layers is"),
         (["--teacher", TINY, "--text", TINY / "generation_config.json"],
-         "tokens, want at least 257 for crops of 256"),
+         "tokens, but crops of 256 need at least 257"),
         (["--teacher", TINY, "--text", "/no/such/text"], "/no/such/text"),
         (["--teacher", "/no/such/model", "--text", TEXT], "/no/such/model"),
         (["--teacher", TINY, "--text", TEXT, "--ce-weight", 0, "--kl-weight", 0],

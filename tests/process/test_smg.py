@@ -141,7 +141,7 @@ def test_a_bad_request_is_reported_to_the_client_and_not_retried(gateway, server
 def test_a_feature_that_is_not_built_is_named(gateway):
     status, answer = gateway.chat("Once", response_format={"type": "json_object"})
     assert status == 501, answer
-    assert "is not built" in json.dumps(answer)
+    assert "is not implemented" in json.dumps(answer)
 
 
 def test_every_request_is_generated_once(gateway, server):

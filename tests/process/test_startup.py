@@ -42,7 +42,7 @@ def test_a_missing_gpu_is_refused_with_the_reason(command):
     assert "--device cuda: " in text and "--device cpu" in text
     if built_with_cuda():
         assert "FAILED_PRECONDITION" in text
-        assert "no NVIDIA driver (libcuda.so.1) on this host; want one for CUDA 13.0 or later" in text
+        assert "no NVIDIA driver (libcuda.so.1) on this host; install one for CUDA 13.0 or later" in text
     else:
         assert "UNIMPLEMENTED" in text and "built without CUDA" in text and "nvcc" in text
 
@@ -153,7 +153,7 @@ def test_an_unknown_plan_is_named_with_its_flag():
 
 
 def test_a_model_path_that_is_a_file_is_refused():
-    assert "is no folder" in refused("serve", "--model", TINY / "README.md")
+    assert "is not a folder" in refused("serve", "--model", TINY / "README.md")
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "inspect", "generate", "perplexity"])

@@ -109,7 +109,7 @@ def test_a_bad_request_is_reported_to_the_client(gateway, server):
 def test_a_feature_that_is_not_built_is_named(gateway):
     status, answer = gateway.chat("Once", response_format={"type": "json_object"})
     assert status >= 400, answer
-    assert "decoding.json_object is not built" in str(answer)
+    assert "decoding.json_object is not implemented" in str(answer)
 
 
 def test_a_cache_salt_separates_prompts_in_the_prefix_cache(gateway, server):

@@ -30,14 +30,14 @@ absl::Status CheckFlags(const DecodeFlags& flags) {
         "--tp compares ranks with one rank of the same model: leave out "
         "--plan, --baseline and --paced");
   }
-  // Check before anything is loaded.
+  // Checks the number of ranks before anything is loaded.
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,
                           OpenModelSource(flags.model, PlanUse::kRun));
   return plan::CheckTpSize(model::TpDealtOf(source.spec), flags.tp);
 }
 
-// The time of the group's steps, from when all ranks are ready until the last
-// rank has finished.
+// The time of the group's steps, from the moment when all ranks are ready until
+// the last rank has finished.
 struct GroupSample {
   double seconds = 0;
   std::vector<DecodeSample> ranks;
@@ -66,8 +66,8 @@ class RankEngines {
     return *engines_[static_cast<size_t>(rank)];
   }
 
-  // Adds to `tallies`, which has one entry per rank. Returns the errors of
-  // CheckSameResults.
+  // Runs steps on all ranks and adds their counts to `tallies`, which has one
+  // entry for each rank. Returns the errors of CheckSameResults.
   absl::StatusOr<GroupSample> Decode(int64_t batch, int64_t steps,
                                      std::vector<RankTally>* tallies) {
     std::vector<worker::CollectiveTotals> before;
@@ -100,7 +100,7 @@ class RankEngines {
   explicit RankEngines(int64_t size)
       : group_(size), engines_(static_cast<size_t>(size)) {}
 
-  ThreadGroup group_;  // outlives the engines
+  ThreadGroup group_;  // must outlive the engines
   std::vector<std::unique_ptr<BenchEngine>> engines_;
 };
 
@@ -208,7 +208,7 @@ void AddShares(BenchEngine* whole, RankEngines* ranks, BenchReport* report) {
   };
   report->AddFigure("rank_weight_share",
                     share(weights, whole->model().weight_bytes()), std::nullopt,
-                    "bytes of the largest rank, of TP=1's");
+                    "bytes of the largest rank, divided by those of TP=1");
   report->AddFigure("rank_cache_share",
                     share(cache, whole->model().kv_pool_bytes()), std::nullopt,
                     "the same");
@@ -218,10 +218,12 @@ void AddShares(BenchEngine* whole, RankEngines* ranks, BenchReport* report) {
 
 absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags) {
   KVASIR_RETURN_IF_ERROR(CheckFlags(flags));
-  // Gloo may write to sockets that another rank has closed.
+  // Ignores SIGPIPE, because Gloo may write to sockets that another rank has
+  // closed.
   std::signal(SIGPIPE, SIG_IGN);
   if (flags.fill == "auto") flags.fill = "random";
-  // Warm-up pair included; each sequence takes part in both batches.
+  // The tokens that a sequence gets, including the warm-up pair; it may be in
+  // both batches of a pair.
   const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
   BenchEngineOptions options = {.model = flags.model,
                                 .max_model_len = flags.context + decoded,
@@ -243,7 +245,8 @@ absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags) {
     report.AddRatio(
         absl::StrCat("tp", flags.tp, "_batch", times.batch, "_speedup"),
         RatioOf(times.whole_seconds, times.ranks_seconds), std::nullopt,
-        absl::StrCat("a step of TP=1 over one of TP=", flags.tp));
+        absl::StrCat("time of a step of TP=1, divided by that of TP=",
+                     flags.tp));
     AddRows(flags, times, whole.get(), ranks.get(), &report);
   }
   AddShares(whole.get(), ranks.get(), &report);
@@ -252,8 +255,8 @@ absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags) {
     report.AddNote(note);
   }
   report.AddNote(
-      "ranks are threads of one process, over Gloo's sockets on loopback, "
-      "whose own threads share the cores, too");
+      "ranks are threads of one process and use Gloo's sockets "
+      "on loopback; Gloo's own threads share the same cores");
   return report;
 }
 

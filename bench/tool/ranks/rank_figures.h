@@ -1,4 +1,4 @@
-// The figures that `bench decode --tp` reports for a tensor-parallel rank.
+// The results that `bench decode --tp` reports for a tensor-parallel rank.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,25 @@
 
 namespace kvasir::cli {
 
-// The compute threads of each rank if `ranks` ranks share `threads`: the
-// quotient, at least 1.
+// The number of compute threads of each rank if `ranks` ranks share `threads`
+// threads: the quotient, but at least 1.
 int ThreadsOfRank(int threads, int64_t ranks);
-// A sentence if all ranks together do not use exactly `threads`; else empty.
+// A note for the report if all ranks together do not use exactly `threads`
+// threads; otherwise empty.
 std::string ThreadsNote(int threads, int64_t ranks);
 
-// Compares the hashes of what each rank has sampled. INTERNAL with the first
-// two values that differ.
+// Compares the hashes of the tokens that each rank has sampled. INTERNAL, with
+// the first two hashes that differ.
 absl::Status CheckSameResults(absl::Span<const uint64_t> hash_by_rank);
 
-// The sums over some steps of one rank.
+// The counts and times of one rank, summed over some steps.
 struct RankTally {
   int64_t steps = 0;
   double seconds = 0;
   worker::CollectiveTotals collectives;  // of these steps only
 
-  // Adds `more` steps; `before` and `after` are the rank's totals around them.
+  // Adds `more` steps; `before` and `after` are the rank's totals before and
+  // after these steps.
   void Add(const worker::CollectiveTotals& before,
            const worker::CollectiveTotals& after, int64_t more,
            double more_seconds);

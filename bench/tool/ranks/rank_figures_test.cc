@@ -9,14 +9,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(RankFiguresTest, RanksShareTheThreadsAndHaveOneAtLeast) {
+TEST(RankFiguresTest, RanksDivideTheThreadsAndEachHasAtLeastOne) {
   EXPECT_EQ(ThreadsOfRank(8, 2), 4);
   EXPECT_EQ(ThreadsOfRank(7, 2), 3);
   EXPECT_EQ(ThreadsOfRank(2, 2), 1);
   EXPECT_EQ(ThreadsOfRank(2, 4), 1);
 }
 
-TEST(RankFiguresTest, AMissingThreadIsReported) {
+TEST(RankFiguresTest, AThreadCountThatRanksDoNotDivideIsReported) {
   EXPECT_EQ(ThreadsNote(8, 2), "");
   EXPECT_EQ(ThreadsNote(2, 2), "");
   EXPECT_THAT(ThreadsNote(2, 4), HasSubstr("TP=1 has 2 threads, 4 ranks have 1 "
@@ -25,7 +25,7 @@ TEST(RankFiguresTest, AMissingThreadIsReported) {
                                            "idle"));
 }
 
-TEST(RankFiguresTest, CountsThatAllStepsShareAreWholeNumbers) {
+TEST(RankFiguresTest, CountsAreWholeNumbersIfAllStepsAreEqual) {
   RankTally tally;
   tally.Add({.calls = 7, .sent_bytes = 1000, .waited_seconds = 5},
             {.calls = 37, .sent_bytes = 1600, .waited_seconds = 5.5}, 2, 1.0);
@@ -44,7 +44,7 @@ TEST(RankFiguresTest, DifferentResultsAreReportedWithRankAndValue) {
                              HasSubstr("rank 0 is 7, that of rank 2 is 1a")));
 }
 
-// Some of the steps evict and some do not.
+// The steps have different counts, because only some of them evict.
 TEST(RankFiguresTest, CountsOfDifferentStepsAreAveraged) {
   RankTally tally;
   tally.Add({}, {.calls = 3, .sent_bytes = 4}, 2, 1.0);

@@ -12,7 +12,8 @@
 namespace kvasir::cli {
 namespace {
 
-// Takes the smaller count for each page group.
+// Reduces each page group's count in `least` to the offered count if that is
+// smaller.
 void TakeLeast(const cache::PageCounts& offered, cache::PageCounts* least) {
   for (size_t group = 0; group < least->size(); ++group) {
     (*least)[group] = std::min((*least)[group], offered[group]);
@@ -66,7 +67,8 @@ absl::StatusOr<std::vector<T>> ThreadGroup::Exchange(
   (this->*shown)[static_cast<size_t>(rank)] = std::move(own);
   changed_.SignalAll();
   std::vector<T> all;
-  // A rank that gives nothing has ended the group.
+  // Waits for all ranks. A rank that does not contribute has failed, which ends
+  // the group.
   while (ended_.ok()) {
     all.clear();
     for (const std::optional<T>& each : this->*shown) {

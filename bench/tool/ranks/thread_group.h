@@ -1,6 +1,6 @@
 // A tensor-parallel group whose ranks are threads of this process. They use
-// Gloo on loopback, as rank processes do, but no process has to be started or
-// found.
+// Gloo on loopback like ranks in separate processes, but no processes must be
+// started.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,8 @@ class ThreadGroup {
   ThreadGroup& operator=(const ThreadGroup&) = delete;
 
   int64_t size() const { return static_cast<int64_t>(members_.size()); }
-  // For LoadRequest::group of a rank. The process must ignore SIGPIPE.
+  // The membership of a rank, for LoadRequest::group. The process must ignore
+  // SIGPIPE.
   Membership& member(int64_t rank) {
     return members_[static_cast<size_t>(rank)];
   }
@@ -43,7 +44,7 @@ class ThreadGroup {
   // with the rank's number.
   absl::Status OnRanks(absl::FunctionRef<absl::Status(int64_t rank)> body);
 
-  // The totals of a rank that has joined.
+  // The totals of a rank's collective; the rank must have joined.
   worker::CollectiveTotals totals(int64_t rank) const;
 
  private:
@@ -72,7 +73,8 @@ class ThreadGroup {
     GroupCollective collective_;
   };
 
-  // Gives `own` to all ranks and returns what all ranks have given, by rank.
+  // Exchanges values between the ranks: contributes `own` and returns the
+  // contributions of all ranks, by rank.
   template <typename T>
   absl::StatusOr<std::vector<T>> Exchange(
       int64_t rank, T own, std::vector<std::optional<T>> ThreadGroup::*shown)

@@ -54,7 +54,7 @@ TEST_F(ThreadGroupTest, AllRanksAgreeOnTheLeastPagesAndOneId) {
   }
 }
 
-// If this fails, the test hangs.
+// If a failure did not end the wait of the other ranks, this test would hang.
 TEST_F(ThreadGroupTest, ARankThatFailsEndsTheWaitOfTheOthers) {
   for (const bool joins : {false, true}) {
     ThreadGroup group(2);
@@ -75,7 +75,7 @@ TEST_F(ThreadGroupTest, ARankThatFailsEndsTheWaitOfTheOthers) {
   }
 }
 
-TEST_F(ThreadGroupTest, EnginesSampleTheSameInLockstep) {
+TEST_F(ThreadGroupTest, EnginesOfAllRanksSampleTheSameTokens) {
   ThreadGroup group(2);
   std::vector<std::unique_ptr<BenchEngine>> engines(2);
   BenchEngineOptions options;
@@ -102,7 +102,8 @@ TEST_F(ThreadGroupTest, EnginesSampleTheSameInLockstep) {
   }));
   EXPECT_NE(engines[0]->results_hash(), first) << "it covers every step";
   EXPECT_EQ(engines[0]->results_hash(), engines[1]->results_hash());
-  // Embedding, two a layer, rows that are not finite, logits.
+  // A step has collective calls for the embedding, two in each layer, for rows
+  // that are not finite, and for the logits.
   EXPECT_EQ(group.totals(0).calls, group.totals(1).calls);
   EXPECT_EQ(group.totals(1).calls - calls, 1 + 2 * 6 + 1 + 1);
 }

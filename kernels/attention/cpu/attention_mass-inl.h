@@ -1,6 +1,6 @@
-// Adds the attention mass of slots (paged_attention.h). The weights were kept,
-// or are computed from the keys again when the totals of the rows are known.
-// For inclusion by *_cpu.cc.
+// Adds attention mass to slots (paged_attention.h), after the softmax sums of
+// all rows are known. The weights either were kept, or are computed from the
+// keys again. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_ATTENTION_MASS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_ATTENTION_MASS_INL_H_
 #undef KVASIR_KERNELS_ATTENTION_MASS_INL_H_
@@ -21,7 +21,8 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Computes one item on one thread. No other item adds to the mass of its slots.
+// Computes one item on one thread. No other item adds mass to the same slots in
+// the same units of eviction, so no lock is needed.
 class MassWorker {
  public:
   MassWorker(const AttentionGrid& grid, const MassItem& item, float* scratch,
@@ -84,7 +85,8 @@ class MassWorker {
       }
     });
   }
-  // Computes the factors [Hq] of a sequence's only row.
+  // Computes the factors [Hq] that turn the block's kept weights into shares of
+  // the softmax of the sequence's only row.
   void FindFactors(const float* block_maxima, float* factors) const {
     const float* maxima = grid_.MassMaximaOf(sequence_.first_row);
     const float* inverses = grid_.MassInversesOf(sequence_.first_row);
@@ -121,7 +123,8 @@ class MassWorker {
     });
   }
 
-  // Calls add(block of the split, slots in the block).
+  // Calls add(index of the block in its split, slots in the block) for each
+  // block of `slots`.
   template <typename Add>
   static void ForBlocks(VisibleRange slots, const Add& add) {
     for (int64_t s = slots.begin; s < slots.end;) {
@@ -131,8 +134,9 @@ class MassWorker {
     }
   }
 
-  // Adds `count` rows to slots of one block, in order. row(i, factor) returns
-  // the weights of row i in the block and writes their factor.
+  // Adds the weights of `count` rows, in order, to the mass of slots of one
+  // block. row(i, factor) returns row i's weights for the block and sets the
+  // factor that they are multiplied by.
   template <typename Row>
   void AddRows(const MassUnit& unit, VisibleRange slots, int64_t count,
                const Row& row) const {
@@ -156,7 +160,7 @@ class MassWorker {
   template <typename Row>
   static HWY_INLINE void AddToBlock(int64_t count, const Row& row,
                                     float* mass) {
-    // Adds as many vectors at a time as stay in registers.
+    // Handles as many vectors of sums at a time as fit in registers.
     constexpr int kVecs = static_cast<int>(kBlock) / kVecLanes;
     constexpr int kHeld = kVecs < 8 ? kVecs : 8;
     for (int v = 0; v < kVecs; v += kHeld) {
@@ -179,8 +183,8 @@ class MassWorker {
     }
   }
 
-  // Calls use(scores, index of the first among the slots, count) for each
-  // contiguous run of memory.
+  // Calls use(masses, index of the first slot within `slots`, count) for each
+  // run of slots whose masses are contiguous in memory.
   template <typename Use>
   void ForMemory(const MassUnit& unit, VisibleRange slots,
                  const Use& use) const {

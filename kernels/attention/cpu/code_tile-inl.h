@@ -1,6 +1,6 @@
-// Products of few rows with codes that are extracted in registers. They are the
-// counterpart of tile-inl.h for cached codes: each element is the same FMA
-// chain. For inclusion by *_cpu.cc; code_tile_cpu.cc has the implementation.
+// Products of few rows with cached codes, which are extracted in registers.
+// Each element is the same FMA chain as in linear/tile-inl.h. For inclusion by
+// *_cpu.cc; the implementation is in code_tile_cpu.cc.
 #if defined(KVASIR_KERNELS_CODE_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_CODE_TILE_INL_H_
 #undef KVASIR_KERNELS_CODE_TILE_INL_H_
@@ -21,14 +21,14 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// The smallest number of vectors of codes that a tile has side by side.
+// The least number of vectors of codes in a row of a register tile.
 inline constexpr int kCodeTileVecs = 2;
 inline constexpr int64_t kCodeTileColumns = kCodeTileVecs * kVecLanes;
 
-// The number of accumulators of a tile, chosen so that registers are left for
-// the codes. AVX-512 and NEON have 32 registers, AVX2 has 16. Eight chains just
-// hide the latency of a multiply-add. With more chains, each extracted code and
-// each number that it is multiplied by serves more products.
+// The number of vectors of sums in a register tile, chosen so that registers
+// are left for the codes. AVX-512 and NEON have 32 registers, AVX2 has 16.
+// Eight sums just hide the latency of a multiply-add. With more sums, each
+// extracted code and each number of `a` is used for more products.
 inline constexpr int kCodeTileSums = kVecLanes == 8 ? 8 : 16;
 inline constexpr int kCodeTileRows =
     KVASIR_TILE_ROWS < kCodeTileSums / kCodeTileVecs
@@ -38,27 +38,27 @@ inline constexpr int kCodeTileRows =
 // Up to this number of rows, extracting the codes again for each tile costs
 // less than writing them to memory once.
 inline constexpr int64_t kCodeTileMostRows = 8;
-// Up to this number of rows, keys of bfloat16 are kept as pairs in words and
-// separated again for each tile. It is greater than for codes if a tile has
-// eight rows, because separating costs little and pairs take half the bytes of
-// float32 (measured with AVX-512).
+// Up to this number of rows, bfloat16 keys are stored as pairs in 32-bit words
+// and separated again for each register tile. If a tile has eight rows, the
+// number is greater than for codes, because separating costs little and pairs
+// take half the bytes of float32 (measured with AVX-512).
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kCodeTileRows >= 8 ? 32 : kCodeTileMostRows;
 
-// The levels of a part's codes. Null: each code stands for itself as a number.
+// The levels of a part's codes. Null: the number for a code is the code itself.
 inline const float* LevelsOf(const LatentPartArgs& part) {
   return part.num_levels > 0 ? part.levels : nullptr;
 }
 
-// c += a b for rows of queries and the codes of 64 slots. b is given as words
-// of the slots' bytes, with the words of neighbouring slots adjacent [words,
-// 64].
+// c += a b, where a is rows of queries and b the codes of 64 slots. The slots'
+// bytes are given as 32-bit words, transposed so that the words of neighbouring
+// slots are adjacent: [words, 64].
 struct KeyCodesArgs {
-  // The words of each plane of codes.
+  // The words that hold each plane of codes.
   const uint32_t* const* planes;
-  const CodePiece* pieces;  // one after another, with their place in the chunk
+  const CodePiece* pieces;  // consecutive pieces, whose in_chunk is used
   int64_t num_pieces;
-  int64_t first;        // channel of a's first column
+  int64_t first;        // channel to which a's first column belongs
   const float* levels;  // null: a code is the number itself
   const float* a;       // [rows, channels]
   int64_t a_stride;
@@ -67,14 +67,14 @@ struct KeyCodesArgs {
   bool accumulate;
   AheadLines* ahead;  // memory to prefetch meanwhile
 };
-// Whether the tile supports codes and bfloat16s.
+// Whether RunKeyCodes and RunKeyPairs may be used.
 inline constexpr bool kTakesPairs = kVecLanes > 1;
 void RunKeyCodes(int64_t rows, const KeyCodesArgs& args);
 
-// c += a b for rows of queries and the bfloat16 keys of 64 slots, with two
-// channels in each word of b.
+// c += a b, where a is rows of queries and b the bfloat16 keys of 64 slots,
+// with two channels in each word.
 struct KeyPairsArgs {
-  int64_t depth;  // channels
+  int64_t depth;  // number of channels
   const uint32_t* words;
   const float* a;  // [rows, depth]
   int64_t a_stride;
@@ -85,20 +85,21 @@ struct KeyPairsArgs {
 };
 void RunKeyPairs(int64_t rows, const KeyPairsArgs& args);
 
-// c += a b for rows of weights and the codes of slots, which are read in place.
+// c += a b, where a is rows of weights and b the codes of slots, which are read
+// in place.
 struct ValueCodesArgs {
-  int64_t depth;             // slots
+  int64_t depth;             // number of slots
   const char* const* slots;  // [depth]: each slot's bytes
-  CodePlace place;           // of the first code
-  const float* levels;       // like KeyCodesArgs
+  CodePlace place;           // place of the first code in a slot
+  const float* levels;       // null: a code is the number itself
   const float* a;            // [rows, depth], rows 64 apart
   float* c;                  // [rows, columns]
   int64_t c_stride;
   int64_t columns;
   AheadLines* ahead;  // memory to prefetch meanwhile
 };
-// Whether the tile supports codes in this place: they must have fewer than 8
-// bits, and each vector of codes must fill whole bytes.
+// Whether RunValueCodes supports codes in this place: they must have fewer than
+// 8 bits, and each vector of codes must fill whole bytes.
 inline bool TakesValueCodes(const CodePlace& place, int64_t columns) {
   return kVecLanes % 8 == 0 && place.low_bits < 8 &&
          columns % kCodeTileColumns == 0 && place.low_bit % 8 == 0 &&
@@ -106,10 +107,10 @@ inline bool TakesValueCodes(const CodePlace& place, int64_t columns) {
 }
 void RunValueCodes(int64_t rows, const ValueCodesArgs& args);
 
-// c += a b for rows of weights and the codes of slots, which CodeLanes
-// extracts, whatever their bits.
+// c += a b, where a is rows of weights and b the codes of slots, with any
+// mixture of bit widths. CodeLanes describes how they are extracted.
 struct ValueLanesArgs {
-  int64_t depth;             // slots
+  int64_t depth;             // number of slots
   const char* const* slots;  // [depth]: each slot's bytes
   int64_t slot_bytes;        // up to CodeLanes::kMostSlotBytes
   const CodeLanes* lanes;
@@ -119,17 +120,17 @@ struct ValueLanesArgs {
   int64_t c_stride;
   AheadLines* ahead;  // memory to prefetch meanwhile
 };
-// Whether the instruction set supports products with ValueLanesArgs.
+// Whether the instruction set supports RunValueLanes and UnpackLanes.
 inline constexpr bool kTakesLanes = HWY_TARGET <= HWY_AVX3;
 void RunValueLanes(int64_t rows, const ValueLanesArgs& args);
-// Writes the codes themselves to rows of `to` that are `stride` apart. Does not
-// use args.a and args.c.
+// Writes the codes as numbers to `to`, one row per slot, with rows `stride`
+// apart. Does not use args.a and args.c.
 void UnpackLanes(const ValueLanesArgs& args, int64_t stride, float* to);
 
-// c += a b for rows of weights and the bfloat16 numbers of slots, which are
-// read in place.
+// c += a b, where a is rows of weights and b the bfloat16 numbers of slots,
+// which are read in place.
 struct ValuePairsArgs {
-  int64_t depth;      // slots
+  int64_t depth;      // number of slots
   const char* slots;  // the numbers of the first slot
   int64_t slot_bytes;
   const float* a;  // [rows, depth], rows 64 apart
@@ -138,7 +139,7 @@ struct ValuePairsArgs {
   int64_t columns;    // a multiple of kCodeTileColumns
   AheadLines* ahead;  // memory to prefetch meanwhile
 };
-// Whether the tile supports this number of rows.
+// Whether RunValuePairs supports this number of rows.
 inline bool TakesValuePairs(int64_t rows) {
   return kTakesPairs && rows <= kCodeTileMostRows;
 }

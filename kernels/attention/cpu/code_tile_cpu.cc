@@ -20,9 +20,9 @@ namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
 namespace {
 
-// How codes are stored: the kLow lowest bits in one plane and the kHigh bits
-// above them in another; and whether they stand for levels. kLow = 16 and kHigh
-// = 0 mean bfloat16 numbers.
+// How codes are stored: the kLow lowest bits in one plane, and the kHigh bits
+// above them in another plane. kByLevel: each code stands for a level and must
+// be looked up. kLow = 16 and kHigh = 0 mean bfloat16 numbers.
 template <int kLow, int kHigh, bool kByLevel = false>
 struct CodeKind {
   static constexpr int kLowBits = kLow;
@@ -31,14 +31,16 @@ struct CodeKind {
   static constexpr bool kLevels = kByLevel;
 };
 
-// The number for the lowest bits of a word, whatever the bits above them are: a
-// code or level, or for 16 bits a bfloat16.
+// Converts the lowest Code::kBits bits of each word to the number that they
+// stand for: the code itself, its level or a bfloat16 number. The bits above
+// them are ignored.
 template <class Code>
 class CodeNumbers {
  public:
 #if HWY_TARGET <= HWY_AVX3
-  // The lookup uses only the lowest four bits of an index, so levels cost no
-  // more than codes.
+  // The lookup instruction uses only the lowest four bits of an index, so codes
+  // of up to 4 bits are converted by a table too, which holds either the levels
+  // or the codes themselves.
   static constexpr bool kByTable = Code::kBits <= 4;
   explicit CodeNumbers(const float* levels) {
     if constexpr (kByTable) {
@@ -106,37 +108,37 @@ HWY_INLINE WordVec SelectBits(WordVec mask, WordVec low, WordVec high) {
 #endif
 }
 
-// The lowest kLow bits of `low`, and the bits above them of `high`. Bits above
-// the code are ignored.
+// Combines the lowest kLow bits of `low` with the bits above them of `high`.
 template <int kLow>
 HWY_INLINE WordVec WithHighBits(WordVec low, WordVec high) {
   return SelectBits(hn::Set(kWords, (1u << kLow) - 1), low, high);
 }
 
-// How many vectors of codes a tile has side by side. With few rows it has more,
-// because otherwise there would be too few accumulators.
+// The number of vectors of codes in a row of a register tile. A tile of few
+// rows has more, because otherwise it would have too few sums to hide the
+// latency of multiply-adds.
 template <int kRows>
 inline constexpr int kVecsOf =
     2 * kCodeTileVecs* kRows <= kCodeTileSums ? 2 * kCodeTileVecs
                                               : kCodeTileVecs;
 
-// The number of cache lines that hold `bytes`. A reader of `bytes` prefetches
-// as many lines.
+// The number of cache lines that hold `bytes` bytes, which is how many lines a
+// reader of these bytes prefetches.
 constexpr int LinesOf(int64_t bytes) {
   return static_cast<int>((bytes + AheadLines::kLineBytes - 1) /
                           AheadLines::kLineBytes);
 }
 
-// Values are prefetched once for several slots, because a prefetch takes time
-// too.
+// The least number of slots between two prefetches of values, because each call
+// to prefetch takes time.
 inline constexpr int64_t kSlotsPerAsk = 4;
 
 // ----- Keys: vectors of slots, channel by channel.
 
 inline constexpr int64_t kSlots = 64;
 
-// Loads kTaken bits of each slot, from `bit` of its words on, into the lowest
-// bits.
+// Loads kTaken bits of each slot, from bit `bit` of its words on, into the
+// lowest bits of `bits`.
 template <int kTaken, int kVecs>
 HWY_INLINE void LoadBits(const uint32_t* words, int64_t bit,
                          WordVec (&bits)[kVecs]) {
@@ -154,8 +156,9 @@ HWY_INLINE void LoadBits(const uint32_t* words, int64_t bit,
   }
 }
 
-// Adds codes kIndex .. kCount - 1 of those that begin in the lowest bits of
-// `low`. `high` has the high bits of code kIndex, above its low ones.
+// Adds the products of codes kIndex to kCount - 1. The low bits of code 0 are
+// the lowest bits of `low`. `high` is rotated so that the high bits of code
+// kIndex are at their place in the code.
 template <class Code, int kCount, int kIndex, int kRows, int kVecs>
 HWY_INLINE void AddCodes(const CodeNumbers<Code>& numbers,
                          const WordVec (&low)[kVecs], WordVec (&high)[kVecs],
@@ -183,8 +186,8 @@ HWY_INLINE void AddCodes(const CodeNumbers<Code>& numbers,
   }
 }
 
-// Adds kCount codes of a piece, from its code `index` on. `a` points to their
-// columns.
+// Adds the products of kCount codes of a piece, from code `index` on. `a`
+// points to the columns of these codes.
 template <class Code, int kCount, int kRows, int kVecs>
 HWY_INLINE void TakeCodes(const KeyCodesArgs& args, const CodePlace& place,
                           const CodeNumbers<Code>& numbers, int64_t index,
@@ -206,8 +209,8 @@ HWY_INLINE void TakeCodes(const KeyCodesArgs& args, const CodePlace& place,
   AddCodes<Code, kCount, 0>(numbers, low, high, a, acc);
 }
 
-// The number of codes that are extracted from a word together. Runs that are
-// multiples of it begin at whole bytes.
+// The number of codes that are extracted from loaded words together. This
+// number of codes fills whole bytes in each plane.
 template <class Code>
 inline constexpr int kCodesAtOnce = Code::kLowBits == 8 ? 4 : 8;
 
@@ -230,11 +233,12 @@ HWY_INLINE void AddPiece(const KeyCodesArgs& args, const CodePiece& piece,
   for (; i < piece.width; ++i, advance(1)) {
     TakeCodes<Code, 1>(args, piece.in_chunk, numbers, i, column, a, acc);
   }
-  // LoadPlanes prefetched the other half of the lines.
+  // Prefetches half of the lines; LoadPlanes prefetched the other half.
   args.ahead->Ask(LinesOf(piece.width * Code::kBits * kVecs * kVecLanes / 16));
 }
 
-// Adds all pieces, one after another, with the sums in registers.
+// Adds the products of all pieces, one after another, while the sums stay in
+// registers.
 template <int kRows, bool kByLevel>
 void KeyTile(const KeyCodesArgs& args, int64_t column) {
   constexpr int kVecs = kVecsOf<kRows>;
@@ -303,8 +307,9 @@ HWY_INLINE T ReadWord(const char* from) {
   return word;
 }
 
-// The codes of kVecLanes channels of a slot. Sixteen 4-bit codes are in two
-// words, and the lanes alternate between them.
+// Loads the codes of kVecLanes neighbouring channels of a slot. Sixteen 4-bit
+// codes fill two words, so even lanes take the first word and odd lanes the
+// second.
 template <int kBits>
 class SlotCodes {
  public:
@@ -325,7 +330,8 @@ class SlotCodes {
     return hn::Shr(Spread(from), shifts_);
   }
 
-  // Converts between channel order and the order of the lanes.
+  // ToLanes converts from the order of channels to the order of lanes, and
+  // FromLanes back.
   static HWY_INLINE Vec ToLanes(Vec channels) {
     if constexpr (kAlternate) {
       HWY_ALIGN static constexpr int32_t kOrder[16] = {
@@ -365,8 +371,8 @@ class SlotCodes {
   WordVec shifts_;
 };
 
-// The kHigh high bits of the same channels, above their kBits low bits and in
-// the same lanes.
+// Loads the kHigh high bits of the channels that SlotCodes loads, into the same
+// lanes and shifted above the kBits low bits.
 template <int kBits, int kHigh>
 class SlotHighBits {
  public:
@@ -438,14 +444,15 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
 }
 
 #if HWY_TARGET <= HWY_AVX3
-// Up to kBytes bytes of a slot in registers, which are looked up as words of 16
-// bits. Half a register seldom crosses a line of memory.
+// Holds up to kBytes bytes of a slot in registers and looks them up as 16-bit
+// words. Slots of up to 32 bytes are loaded as half a register, because such
+// loads seldom cross a cache line.
 template <int kBytes>
 class SlotWindow {
  public:
   static_assert(kBytes == 32 || kBytes == 64 || kBytes == 128);
 
-  // Reads no byte after the end of the slot.
+  // The masks ensure that Load reads no byte after the end of the slot.
   explicit SlotWindow(int64_t slot_bytes)
       : first_(MaskOf(slot_bytes)), second_(MaskOf(slot_bytes - 64)) {}
 
@@ -480,7 +487,7 @@ class SlotWindow {
   __m512i low_;
   __m512i high_;
 };
-// Calls run(kBytes) for the smallest window that holds a slot.
+// Calls run(kBytes) with the smallest kBytes of a SlotWindow that holds a slot.
 template <typename Run>
 HWY_INLINE void ForWindow(int64_t slot_bytes, const Run& run) {
   if (slot_bytes <= 32) return run(std::integral_constant<int, 32>());
@@ -488,7 +495,7 @@ HWY_INLINE void ForWindow(int64_t slot_bytes, const Run& run) {
   run(std::integral_constant<int, 128>());
 }
 
-// Extracts the codes of 16 channels.
+// Extracts the codes of 16 channels as described by CodeLanes.
 class LaneReader {
  public:
   explicit LaneReader(const CodeLanes& lanes)
@@ -566,8 +573,8 @@ void LanesRow(int rows, const ValueLanesArgs& args) {
 }
 #endif
 
-// Each lane has a pair of bfloat16s, so there are accumulators for even
-// channels and for odd channels.
+// Each lane has a pair of bfloat16 numbers, so even and odd channels have
+// separate sums.
 template <int kRows, int kVecs>
 void PairsTile(const ValuePairsArgs& args, int64_t column) {
   constexpr int kPairs = kVecs / 2;
@@ -648,7 +655,8 @@ void ValueRow(int rows, const ValueCodesArgs& args) {
   }
 }
 
-// Computes tiles from `column` on, as wide as accumulators and columns allow.
+// Computes the columns from `column` on by tiles that are as wide as registers
+// and columns allow.
 template <int kRows, int kVecs>
 void PairsColumns(const ValuePairsArgs& args, int64_t column) {
   constexpr int64_t kColumns = kVecs * kVecLanes;
@@ -671,7 +679,8 @@ void PairsRow(int rows, const ValuePairsArgs& args) {
   }
 }
 
-// Calls run(height, args) for tiles of rows of nearly equal height.
+// Divides the rows into tiles of nearly equal height and calls run(height,
+// args) for each.
 template <typename Args, typename Run>
 HWY_INLINE void ForTiles(int64_t rows, int64_t a_stride, const Args& args,
                          const Run& run) {
@@ -687,7 +696,8 @@ HWY_INLINE void ForTiles(int64_t rows, int64_t a_stride, const Args& args,
   }
 }
 
-// Calls run(kind) for codes of `bits` bits, with or without levels.
+// Calls run(kind) with the CodeKind of codes of `bits` bits, with or without
+// levels.
 template <bool kByLevel, typename Run>
 void ForKind(int bits, const Run& run) {
   switch (bits) {
@@ -707,7 +717,7 @@ void ForKind(int bits, const Run& run) {
 }
 template <typename Run>
 void ForKind(int bits, const float* levels, const Run& run) {
-#if HWY_TARGET > HWY_AVX3  // otherwise levels are looked up like codes
+#if HWY_TARGET > HWY_AVX3  // AVX-512 looks up codes and levels in the same way
   if (levels != nullptr) return ForKind<true>(bits, run);
 #endif
   (void)levels;
@@ -718,7 +728,7 @@ void ForKind(int bits, const float* levels, const Run& run) {
 
 void RunKeyCodes(int64_t rows, const KeyCodesArgs& args) {
   ForTiles(rows, args.a_stride, args, [](int height, const auto& tile) {
-#if HWY_TARGET > HWY_AVX3  // otherwise levels are looked up like codes
+#if HWY_TARGET > HWY_AVX3  // AVX-512 looks up codes and levels in the same way
     if (tile.levels != nullptr) {
       return KeyRow<kCodeTileRows, true>(height, tile);
     }
@@ -765,7 +775,7 @@ void RunValuePairs(int64_t rows, const ValuePairsArgs& args) {
   });
 }
 
-#else  // never called; see kTakesPairs
+#else  // never called, because kTakesPairs is false
 void RunKeyCodes(int64_t, const KeyCodesArgs&) {}
 void RunKeyPairs(int64_t, const KeyPairsArgs&) {}
 void RunValueLanes(int64_t, const ValueLanesArgs&) {}

@@ -1,6 +1,7 @@
-// Loads the latents of a block of 64 slots into a tile in the CPU's cache: keys
-// with neighbouring slots adjacent, values in their own order, codes converted
-// to numbers (before their range is applied). For inclusion by *_cpu.cc.
+// Loads the latents of a block of 64 slots into a tile that fits into the CPU's
+// cache. Keys are transposed, so that neighbouring slots are adjacent; values
+// keep their order. Codes are converted to float32, but their ranges are not
+// applied. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_LATENT_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_LATENT_TILE_INL_H_
 #undef KVASIR_KERNELS_LATENT_TILE_INL_H_
@@ -26,31 +27,33 @@ namespace HWY_NAMESPACE {
 
 inline constexpr int64_t kBlock = kAttentionBlockSlots;
 
-// A chunk of zeros, which is read in place of slots that no row sees.
+// A chunk of zeros, which is read instead of slots that no row sees.
 alignas(64) inline constexpr char kNoSlot[kChunkChannels * 4 + 64] = {};
 
-// The addresses of a block's slots. Only those in [begin, end) are needed.
+// The addresses of a block's slots. Only slots [begin, end) are read.
 struct BlockSlots {
-  int64_t begin = 0;  // relative to the block
+  int64_t begin = 0;  // counted from the block's start
   int64_t end = 0;
-  // True if all slots are needed and each vector of slots is in one page.
+  // True if all 64 slots are read and the kVecLanes slots of each vector are
+  // contiguous in one page.
   bool regular = false;
-  // At least this number of bytes may be read from the start of each slot.
+  // The number of bytes that may be read from the start of every slot.
   int64_t room = 0;
   const char* codes[kBlock];
   const char* ranges[kBlock];
-  const char* readable[kBlock];  // end of the slot's page
+  const char* readable[kBlock];  // end of the page that holds the slot
 };
 
 // ----- Keys: codes of one vector of slots, channel by channel.
 
-// The most words that hold a chunk's codes: those of 128 channels of 8 bits,
-// and more if there are four planes that begin and end inside a word. Each
-// plane is padded to a vector of words.
+// The most 32-bit words per slot that hold a chunk's codes: 32 words for 128
+// channels of 8 bits. Four planes may need more, because each may begin and end
+// inside a word and is padded to a whole vector of words.
 inline constexpr int64_t kMaxWords = 32 + 4 * (1 + kLanes);
 
 #if HWY_TARGET <= HWY_AVX3
-// Loads at most eight words of each of 16 slots. Two slots share a vector.
+// Like LoadWords, for at most eight words of each of 16 slots: the words of two
+// slots fit into one vector.
 HWY_INLINE void LoadFewWords(const char* const* rows, int64_t offset,
                              uint32_t* words, int64_t stride) {
   const hn::Half<Words> half;
@@ -64,8 +67,8 @@ HWY_INLINE void LoadFewWords(const char* const* rows, int64_t offset,
   }
   TransposeBlocksOf4(lanes);
   TransposeBlocksOf4(lanes + 4);
-  // Now lanes[4 i + j] has words j and 4 + j of slots 4 i .. 4 i + 3, followed
-  // by the same words of slots 4 i + 8 .. 4 i + 11.
+  // Now lanes[4 i + j] has words j and 4 + j of slots 4 i .. 4 i + 3, then
+  // words j and 4 + j of slots 4 i + 8 .. 4 i + 11.
   for (int j = 0; j < 4; ++j) {
     const WordVec first = lanes[j];
     const WordVec second = lanes[4 + j];
@@ -77,14 +80,15 @@ HWY_INLINE void LoadFewWords(const char* const* rows, int64_t offset,
 }
 #endif
 
-// Loads words [0, num_bytes / 4) of kVecLanes slots, with the words of
-// neighbouring slots adjacent, into rows `stride` apart. Prefetches half as
-// many lines as it reads; the products prefetch the others.
+// Loads `num_bytes` bytes of each of kVecLanes slots as 32-bit words,
+// transposed: word i of all slots is stored at words + i * stride. Prefetches
+// half as many cache lines as it reads; the products that use the words
+// prefetch the other half.
 HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
                           int64_t num_bytes, uint32_t* words, int64_t stride,
                           AheadLines* ahead) {
   constexpr int64_t kVecBytes = kVecLanes * 4;
-  // up to this number of words, copying them one by one is faster
+  // up to this number of words, copying single words is faster than transposing
   constexpr int64_t kFew = 4;
   for (int64_t first = 0; first < num_bytes; first += kVecBytes) {
     const int64_t bytes = std::min(kVecBytes, num_bytes - first);
@@ -137,8 +141,8 @@ HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
   }
 }
 
-// Stores a channel's codes, or adds them above the lowest kAbove bits of the
-// stored numbers.
+// Stores the codes of a channel as numbers. If kAbove > 0, `out` holds the
+// lowest kAbove bits of the codes, and the given bits are added above them.
 template <int kAbove>
 HWY_INLINE void StoreCodes(WordVec codes, float* out) {
   const hn::RebindToSigned<Floats> d32;
@@ -152,7 +156,7 @@ HWY_INLINE void StoreCodes(WordVec codes, float* out) {
   }
 }
 
-// Unpacks one word of whole codes, from code kIndex on.
+// Unpacks the codes of one word of whole codes, from code kIndex on.
 template <int kBits, int kAbove, int kIndex>
 HWY_INLINE void UnpackWord(WordVec word, WordVec mask, float* out) {
   if constexpr (kIndex * kBits < 32) {
@@ -164,7 +168,8 @@ HWY_INLINE void UnpackWord(WordVec word, WordVec mask, float* out) {
   }
 }
 
-// Unpacks `count` codes of kBits each, from `bit` on, into rows kBlock apart.
+// Unpacks `count` codes of kBits bits each, which begin at bit `bit` of each
+// slot's words. Writes each channel to a row of `out`, with rows kBlock apart.
 template <int kBits, int kAbove = 0>
 void UnpackChannels(const uint32_t* words, int64_t bit, int64_t count,
                     float* out) {
@@ -187,8 +192,8 @@ void UnpackChannels(const uint32_t* words, int64_t bit, int64_t count,
   while (i < count) one();
 }
 
-// Like LoadWords, for slots that may be read up to a vector of words beyond
-// their bytes.
+// Like LoadWords from byte `begin` of each slot, but a whole vector of words
+// may be read even if it ends beyond the bytes that are loaded.
 HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
                                int64_t num_bytes, uint32_t* words,
                                int64_t stride, AheadLines* ahead) {
@@ -215,8 +220,8 @@ HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
   }
 }
 
-// Loads words of kVecLanes slots from `s` on, plane by plane, and sets where
-// each plane begins.
+// Loads the words of slots [s, s + kVecLanes), plane by plane, and sets
+// plane_words to where the words of each plane begin.
 HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
                            int64_t s, uint32_t* words, int64_t stride,
                            uint32_t* plane_words[4], AheadLines* ahead) {
@@ -253,7 +258,7 @@ HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
   }
 }
 
-// Writes a chunk's codes as tile [chunk.width, 64].
+// Writes a chunk's codes as numbers to tile [chunk.width, 64].
 inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
                        const CodePiece* pieces, float* tile,
                        AheadLines* ahead) {
@@ -295,8 +300,8 @@ inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
 // ----- Values: codes of one slot, with neighbouring channels adjacent.
 
 #if HWY_TARGET != HWY_SCALAR
-// Extracts the codes of kVecLanes channels from a slot's bytes. Holds the byte
-// and the shift of each lane.
+// Extracts the codes of kVecLanes channels from a slot's bytes. The object
+// holds the byte and the shift that each lane needs.
 class LaneCodes {
  public:
   LaneCodes(int64_t bit, int bits)
@@ -308,7 +313,8 @@ class LaneCodes {
     for (int lane = 0; lane < kVecLanes; ++lane) {
       const int at = static_cast<int>(bit % 8) + lane * bits;
       bytes[4 * lane] = static_cast<uint8_t>(at / 8);
-      for (int i = 1; i < 4; ++i) bytes[4 * lane + i] = 0x80;  // zero
+      // 0x80 makes the byte zero
+      for (int i = 1; i < 4; ++i) bytes[4 * lane + i] = 0x80;
       shifts[lane] = static_cast<uint32_t>(at % 8);
     }
     bytes_ = hn::Load(kBytes, bytes);
@@ -318,7 +324,8 @@ class LaneCodes {
   int64_t first_byte() const { return first_byte_; }
   int64_t step_bytes() const { return step_bytes_; }
 
-  // `from` points to 16 bytes that begin with the first code's byte.
+  // Returns the codes. `from` points to 16 readable bytes; the first one holds
+  // the first code.
   HWY_INLINE WordVec At(const uint8_t* from) const {
     const auto spread =
         hn::TableLookupBytesOr0(hn::LoadDup128(kBytes, from), bytes_);
@@ -337,8 +344,9 @@ class LaneCodes {
 
 #endif
 
-// Finds a slot's bytes from `first` on so that 16 bytes after the last of
-// `count` may be read: in place, or in a copy.
+// Returns a pointer to `count` bytes of a slot from byte `first` on, after
+// which 16 more bytes may be read. If these are beyond `readable`, it points to
+// a copy.
 class ReadableBytes {
  public:
   const uint8_t* Find(const char* slot, const char* readable, int64_t first,
@@ -355,8 +363,9 @@ class ReadableBytes {
   uint8_t copy_[kChunkChannels + 16 + 16] = {};
 };
 
-// Writes rows [slots.begin, slots.end) of tile [64, stride], columns [0,
-// piece.width). Up to kVecLanes more columns are overwritten.
+// Writes the codes of a piece as numbers to rows [slots.begin, slots.end) and
+// columns [0, piece.width) of tile [64, stride]. Fewer than kVecLanes columns
+// after them are overwritten.
 inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
                          int64_t stride, float* tile) {
   const CodePlace& place = piece.place;
@@ -433,7 +442,7 @@ void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
 
 // ----- Levels.
 
-// Replaces whole vectors of codes by their levels.
+// Replaces `count` codes, rounded up to whole vectors, by their levels.
 inline void LookUpLevels(const float* levels, int64_t count, float* codes) {
   const LevelTable table(levels);
   const hn::RebindToSigned<Floats> d32;
@@ -445,7 +454,7 @@ inline void LookUpLevels(const float* levels, int64_t count, float* codes) {
 
 // ----- Ranges in slots.
 
-// Separates the two 16-bit numbers in each word.
+// Converts the two 16-bit numbers in each word to float32.
 HWY_INLINE void SplitPairs(WordVec words, Bf16, float* low, float* high) {
   hn::StoreU(hn::BitCast(kFloats, hn::ShiftLeft<16>(words)), kFloats, low);
   hn::StoreU(hn::BitCast(kFloats, hn::And(words, hn::Set(kWords, 0xffff0000u))),
@@ -462,8 +471,8 @@ HWY_INLINE void SplitPairs(WordVec words, F16, float* low, float* high) {
   hn::StoreU(LoadFloats(halves[1]), kFloats, high);
 }
 
-// Loads the scales [64] of slots whose codes are levels. Slots that no row sees
-// get zeros.
+// Loads the scales [64] of slots whose codes stand for levels. Slots that no
+// row sees get 0.
 template <typename T>
 void LoadLengths(const BlockSlots& slots, float* scale) {
   std::fill_n(scale, kBlock, 0.0f);
@@ -474,8 +483,7 @@ void LoadLengths(const BlockSlots& slots, float* scale) {
   }
 }
 
-// Loads scale [64] and minimum [64] of one run. Slots that no row sees get
-// zeros.
+// Loads scale [64] and minimum [64] of one run. Slots that no row sees get 0.
 template <typename T>
 void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
                 float* scale, float* minimum) {
@@ -509,6 +517,7 @@ void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
 
 // ----- What a unit reads of a block.
 
+// Loads the chunks and ranges of one block at a time.
 // Threads: an object is used by one thread.
 class BlockLoader {
  public:
@@ -524,8 +533,8 @@ class BlockLoader {
     std::fill_n(found_.readable, kBlock, kNoSlot);
   }
 
-  // Begins a block. `needed` are the slots, as the sequence numbers them, that
-  // some row sees.
+  // Begins a block. `needed` are the slots of the sequence that at least one
+  // row reads from this block.
   void StartBlock(int64_t block, VisibleRange needed) {
     block_ = block;
     found_.begin = needed.begin - block;
@@ -537,14 +546,13 @@ class BlockLoader {
   int64_t block() const { return block_; }
   const BlockSlots& slots() const { return found_; }
 
-  // The queue of prefetches. Each reader prefetches about as many lines as it
-  // reads: all of them if it transposes numbers or reads values in place; half
-  // of them if it loads words of codes, and the products of these words
-  // prefetch the other half. Lines that are still missing are prefetched when
-  // the next group is read. AheadLines limits how far ahead they may be.
+  // The queue of memory to prefetch. A reader prefetches about as many lines as
+  // it reads. If it only loads words of codes, it prefetches half as many
+  // lines, and the products that use the words prefetch the other half. Lines
+  // that are still missing are prefetched when the next group is read.
   AheadLines* ahead() { return &ahead_; }
-  // Must be called before a group of the block is read. May be called again for
-  // the same group.
+  // Must be called before a group of the block is read, so that prefetches
+  // continue. Later calls for the same group have no effect.
   void StartGroup(const LatentPartArgs& part, const LatentGroup& group) {
     if (grid_.exact(part) != nullptr) return;
     if (started_group_ == &group && started_block_ == block_) return;
@@ -555,8 +563,9 @@ class BlockLoader {
         (found_.end - found_.begin) *
         (group.codes.stride_bytes + (ranges ? group.params.stride_bytes : 0)));
   }
-  // Announces the memory that will be read for slots of a group in a part of
-  // the cache: codes and ranges.
+  // Appends to the prefetch queue the memory that will be read for `slots` of a
+  // group: codes and ranges. `part` must be a part of the cache, not of exact
+  // rows.
   void AddAhead(const LatentPartArgs& part, const LatentGroup& group,
                 VisibleRange slots) {
     for (int64_t s = slots.begin; s < slots.end;) {
@@ -575,19 +584,18 @@ class BlockLoader {
   }
 
   float* tile() const { return tile_; }
-  // Returns the tile to a caller that fills it itself. Chunks that were loaded
-  // before are loaded again when they are needed.
+  // Returns the tile to a caller that writes to it. A chunk that was loaded
+  // into the tile before counts as not loaded.
   float* StartTile() {
     loaded_ = nullptr;
     return tile_;
   }
-  // The scales [64] and the minima [64] of piece `piece` of the chunk that was
-  // loaded last.
+  // The scales [64] and minima [64] of a piece of the chunk loaded last.
   const float* scales(int64_t piece) const { return scales_ + piece * kBlock; }
   const float* minima(int64_t piece) const { return minima_ + piece * kBlock; }
 
-  // Loads a chunk of keys as tile [chunk.width, 64], and the ranges of its
-  // runs.
+  // Loads a chunk of keys, decoded and transposed, as tile [chunk.width, 64],
+  // and the ranges of its runs.
   void LoadKeys(const LatentPartArgs& part, const LatentGroup& group,
                 const LatentChunk& chunk) {
     if (loaded_ == &chunk) return;
@@ -602,8 +610,9 @@ class BlockLoader {
     LoadChunkRanges(part, group, chunk);
   }
 
-  // Loads the codes of the chunk as words of the slots' bytes, [words, 64], and
-  // the ranges of its runs. bfloat16s are loaded as pairs.
+  // Loads a chunk of keys without decoding it: the slots' bytes as transposed
+  // 32-bit words, [words, 64], and the ranges of its runs. A word of bfloat16
+  // numbers holds two channels.
   void LoadKeyWords(const LatentPartArgs& part, const LatentGroup& group,
                     const LatentChunk& chunk) {
     loaded_ = nullptr;
@@ -620,7 +629,7 @@ class BlockLoader {
   }
   // The words that were loaded last, for each plane.
   const uint32_t* const* key_words() const { return plane_words_; }
-  // The pairs of bfloat16s that were loaded last.
+  // The words of bfloat16 numbers that were loaded last.
   const uint32_t* key_pairs() const { return plane_words_[0]; }
 
   // The addresses of the block's slots.
@@ -630,7 +639,7 @@ class BlockLoader {
     return found_;
   }
 
-  // Loads numbers like LoadKeys, but without transposing them: as tile [64,
+  // Loads a chunk of plain numbers without transposing it, as tile [64,
   // stride].
   void LoadValues(const LatentPartArgs& part, const LatentGroup& group,
                   const LatentChunk& chunk, int64_t stride) {
@@ -657,8 +666,9 @@ class BlockLoader {
     LoadChunkRanges(part, group, chunk);
   }
 
-  // The slots from `slot` to the end of its tile, or to `end` if that is
-  // nearer.
+  // A run of slots whose codes are equally spaced in memory. RunAt returns the
+  // run from `slot` to the end of its memory tile, or to `end` if that is
+  // earlier.
   struct Run {
     const char* codes;
     int64_t count;
@@ -748,7 +758,7 @@ class BlockLoader {
     const CodePiece* pieces = grid_.pieces(chunk);
     VisitDType(part.param_dtype, [&](auto type) {
       if (part.num_levels > 0) {
-        // There is one run: its pieces have the same scale, and no minimum.
+        // With levels there is one run, so all pieces have the same scale.
         for (int64_t p = 0; p < chunk.num_pieces; ++p) {
           LoadLengths<decltype(type)>(found_, scales_ + p * kBlock);
           std::fill_n(minima_ + p * kBlock, kBlock, 0.0f);
@@ -780,7 +790,7 @@ class BlockLoader {
   const LatentChunk* loaded_ = nullptr;
   uint32_t* plane_words_[4] = {};
 };
-// The tile has room for a chunk's words.
+// LoadKeyWords stores a chunk's words in the tile.
 static_assert(kMaxWords <= kChunkChannels);
 
 }  // namespace HWY_NAMESPACE

@@ -1,8 +1,9 @@
-// A unit of work is some query heads of some tokens of a sequence. The latents
-// that its heads share are read into cache once per block of slots, keys with
-// the slots adjacent, and all products use the register tile of matmul. If keys
-// are rebuilt or values lifted, a unit is one KV head and as many tokens as
-// possible, divided into panels: each block is rebuilt once for all panels.
+// paged_attention on CPUs. A unit of work is some query heads of some tokens of
+// a sequence. For each block of slots, the latents that these heads share are
+// read into the CPU cache once, keys in transposed order, and all products use
+// the register tile of matmul. If keys are rebuilt or values lifted, long
+// prompts have units of one KV head and as many tokens as possible, divided
+// into panels: each block is rebuilt once for all panels.
 #include <algorithm>
 #include <atomic>
 
@@ -34,8 +35,8 @@ void ComputeSplit(const AttentionGrid& grid, const AttentionUnit& unit,
   worker.ComputeSplit(split, (split + 1) * kAttentionSplitSlots);
 }
 
-// Merges splits that other threads computed. `first` starts the unit's total,
-// and `last` ends it.
+// Adds a split that another thread computed in the scratch `part` to the unit's
+// total. `first` and `last` mark the unit's first and last split.
 void MergeSplit(const AttentionGrid& grid, const AttentionUnit& unit,
                 float* part, bool first, bool last,
                 const AttentionTotal& total) {
@@ -65,7 +66,7 @@ HWY_EXPORT(ComputeSplit);
 HWY_EXPORT(MergeSplit);
 HWY_EXPORT(AddMassOfItem);
 
-// The scratch memory of one thread.
+// Where the scratch and the mass tile of one thread begin.
 struct ThreadMemory {
   ThreadMemory(const AttentionGrid& grid, float* all, int64_t thread)
       : scratch(all + grid.scratch().floats * thread),
@@ -75,8 +76,8 @@ struct ThreadMemory {
   float* tile;
 };
 
-// Called when the weights of the sequence were kept and all of its units are
-// done.
+// Adds the attention mass of a sequence from its kept weights. All of its units
+// must be computed.
 void AddKeptMass(const AttentionGrid& grid, const AttentionSequence& sequence,
                  const ThreadMemory& memory) {
   const VisibleRange slots = CountedSlots(grid.params(), sequence);
@@ -117,8 +118,8 @@ void RunByUnits(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
   });
 }
 
-// Used for few units over long contexts: at a time there is one split for each
-// thread, and the caller merges the splits in order.
+// Used for few units over long contexts: each thread computes one split at a
+// time, and then the calling thread merges these splits in order.
 class SplitRunner {
  public:
   SplitRunner(const AttentionGrid& grid, float* scratch, CpuStream& stream)
@@ -168,12 +169,13 @@ class SplitRunner {
   CpuStream& stream_;
   Task wave_[kMaxWave];
   int count_ = 0;
-  // Softmax of the unit whose splits are being merged.
+  // The softmax maxima and sums of the unit whose splits are being merged.
   float max_[kAttentionMaxRows];
   float sum_[kAttentionMaxRows];
 };
 
-// Adds the attention mass. Called when the totals of all rows are known.
+// Adds the attention mass, except of sequences with kept weights if
+// `skips_kept`. The softmax sums of all rows must be known.
 void AddMass(const AttentionGrid& grid, bool skips_kept, float* scratch,
              CpuStream& stream) {
   const MassPlan& mass = grid.mass();

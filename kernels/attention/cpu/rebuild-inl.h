@@ -1,6 +1,6 @@
 // Rebuilds keys from latents (KeyRebuildArgs in paged_attention.h), a block of
-// 64 slots at a time, with the numbers of neighbouring slots adjacent. For
-// inclusion by *_cpu.cc.
+// 64 slots at a time. Keys are stored transposed, so the numbers of
+// neighbouring slots are adjacent. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_REBUILD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_REBUILD_INL_H_
 #undef KVASIR_KERNELS_REBUILD_INL_H_
@@ -22,8 +22,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// c = a b for `rows` rows, with columns in steps of a tile. The tiles of the
-// first rows prefetch the memory at args.ahead, one part after another.
+// Computes c = a b. `columns` is a multiple of kTileColumns. The tiles of the
+// first rows prefetch the memory at args.ahead, each tile the next part of it.
 template <typename T>
 void Multiply(TileArgs args, int64_t rows, int64_t columns) {
   const TileArgs start = args;
@@ -92,7 +92,8 @@ HWY_INLINE WordHalves TurnsAt(uint64_t step, const WordHalves& positions) {
 #endif
 }
 
-// The result of ReduceTurnsVec, which is ReduceTurns for vectors.
+// The result of ReduceTurnsVec, which does the same as ReduceTurns
+// (scalar_math.h) for a vector of angles.
 struct ReducedAngles {
   WordVec quarter;
   Vec remainder;
@@ -109,7 +110,8 @@ HWY_INLINE ReducedAngles ReduceTurnsVec(const WordHalves& turns) {
                            Broadcast(trig_constants::kRadiansPerUnit))};
 }
 
-// The cosine and sine of a reduced angle in its quarter turn, times the factor.
+// Stores the cosine and sine, times `factor`, of angles of `quarter` quarter
+// turns plus `r` radians.
 HWY_INLINE void CosSinVec(Vec r, WordVec quarter, float factor, float* cosine,
                           float* sine) {
   namespace c = trig_constants;
@@ -137,6 +139,7 @@ HWY_INLINE void CosSinVec(Vec r, WordVec quarter, float factor, float* cosine,
              sine);
 }
 
+// Rebuilds the keys of one block at a time.
 // Threads: an object is used by one thread.
 class KeyRebuilder {
  public:
@@ -152,8 +155,8 @@ class KeyRebuilder {
         sines_(scratch + grid.scratch().sines),
         lift_sums_(scratch + grid.scratch().lift_sums) {}
 
-  // Must be called before the first block. Computes the sums over the lift of a
-  // KV head, if there is room to hold them.
+  // Must be called before the first block. Computes the sums over the rows of a
+  // KV head's `up` and keeps them, if the scratch has room for them.
   void HoldSums(int64_t part_index, const HeadSpan& span) const {
     const AttentionGrid::KeyPart& part = grid_.key(part_index);
     if (part.lift_offset < 0) return;
@@ -165,12 +168,12 @@ class KeyRebuilder {
   }
 
   void StartBlock() { angles_part_ = -1; }
-  // Sets whether all keys of the block are already rebuilt, so that Rebuild
-  // only returns them.
+  // True: all keys of the block are already rebuilt, so Rebuild only returns
+  // them.
   void set_holds(bool holds) { holds_ = holds; }
 
-  // Returns key_j of the block's slots, [d, 64], which is valid until the next
-  // call for the part.
+  // Returns the keys of the block's slots for the span's KV head, [d, 64]. They
+  // are valid until the next call for the same part.
   const float* Rebuild(int64_t part_index, const HeadSpan& span) {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     key_ = keys_ + grid_.key(part_index).tile_offset;
@@ -221,8 +224,9 @@ class KeyRebuilder {
     return sums;
   }
 
-  // sums[i] is the product of row i of `up` with the minima: the row's plain
-  // sum over a run, or its chain with static minima.
+  // Sets sums[i] to what is multiplied by or added as the minima: the plain sum
+  // of row i of `up` over a run, or, with static minima, the FMA chain of the
+  // row and the minima.
   void SumLift(int64_t part_index, const HeadSpan& span, int64_t run,
                float* sums) const {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
@@ -261,8 +265,8 @@ class KeyRebuilder {
     }
   }
 
-  // The arguments of a product of rows of `up` (or of `a`) with the tile that
-  // was loaded last.
+  // The arguments of a product of the rows of `a` with the tile that was loaded
+  // last.
   TileArgs ProductArgs(const float* a, int64_t a_stride, int64_t depth,
                        float* c, bool accumulate) const {
     TileArgs args = {};
@@ -291,8 +295,8 @@ class KeyRebuilder {
     }
   }
 
-  // Some rows of `up` that are multiplied at the same time, and some of their
-  // columns.
+  // A part of `up` that is used by one tile of products: up to kTileRows rows
+  // from `row` on, and `width` columns of them.
   struct UpRows {
     int64_t row;
     int64_t column;
@@ -330,8 +334,8 @@ class KeyRebuilder {
             scaled[r * kChunkChannels + i] = up[i] * scale[chunk->begin + i];
           }
         }
-        // `up` of a wide group fits into no near cache, so its next rows are
-        // prefetched during these products.
+        // For a wide group, `up` does not fit into the level-1 cache, so the
+        // rows that are needed next are prefetched during these products.
         if (row + rows < rebuild.dims) {
           PrefetchRows(rebuild, span, {row + rows, chunk->begin, chunk->width},
                        group.width);
@@ -375,7 +379,7 @@ class KeyRebuilder {
     }
   }
 
-  // Makes the key from a latent that is the key itself.
+  // Copies (and decodes) a latent that is the key itself.
   void CopyKey(int64_t part_index, const HeadSpan& span) {
     const LatentPartArgs& part = Latents(part_index);
     const LatentGroup& group = GroupOf(part_index, span);
@@ -414,8 +418,9 @@ class KeyRebuilder {
     }
   }
 
-  // Rotates the key by the angles of the block's positions. The angles are
-  // computed again only if those that are held are of another head.
+  // Rotates the keys by the angles of the block's positions. The angles are
+  // computed again unless the ones in scratch are for the same part, steps and
+  // unit of eviction.
   void Turn(int64_t part_index, int64_t kv_head) {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const int64_t first_step = kv_head * rebuild.head_steps_stride;
@@ -438,13 +443,14 @@ class KeyRebuilder {
     angles_unit_ = PositionUnit(kv_head);
   }
 
-  // The positions of the block's slots; 0 if a slot needs none.
+  // The lower and upper halves of the positions of the block's slots; 0 for
+  // slots that are not read.
   struct Positions {
     HWY_ALIGN uint32_t low[kBlock] = {};
     HWY_ALIGN uint32_t high[kBlock] = {};
   };
-  // The unit whose positions the head's slots have; 0 if slots have the same
-  // positions in all units.
+  // The unit of eviction whose stored positions apply to the head; 0 if the
+  // positions do not depend on the unit.
   int64_t PositionUnit(int64_t kv_head) const {
     return params_.mass.stored_positions ? params_.unit_of_head[kv_head] : 0;
   }
@@ -468,7 +474,7 @@ class KeyRebuilder {
     }
   }
 
-  // Computes the cosines and sines [64] of one pair.
+  // Computes the cosines and sines [64] of one pair of key numbers.
   void FindAngles(uint64_t step, const Positions& positions, float factor,
                   int64_t row) const {
     for (int64_t s = 0; s < kBlock; s += kVecLanes) {
@@ -501,9 +507,10 @@ class KeyRebuilder {
   float* const cosines_;
   float* const sines_;
   float* const lift_sums_;
-  float* key_ = nullptr;  // the tile in use
+  float* key_ = nullptr;  // the keys that are being rebuilt
   bool holds_ = false;
-  int64_t angles_part_ = -1;  // the part whose angles are held
+  // the part whose angles are in scratch; below 0: none
+  int64_t angles_part_ = -1;
   int64_t angles_step_ = 0;
   int64_t angles_unit_ = 0;
 };

@@ -30,10 +30,12 @@ struct SoftmaxArgs {
   float* max;
   float* sum;
   float scale;
-  VisibleRange visible;  // slots that the rows see, relative to the block
+  // slots that the rows see, counted from the block's start
+  VisibleRange visible;
 };
 
-// Hides the scores of slots that a row does not see.
+// Replaces the scores of slots that a row does not see by minus infinity. The
+// first score is that of `slot`.
 HWY_INLINE Vec HideOthers(VisibleRange visible, int64_t slot, Vec scores) {
   const Vec begin = Broadcast(static_cast<float>(visible.begin));
   const Vec end = Broadcast(static_cast<float>(visible.end));
@@ -42,8 +44,8 @@ HWY_INLINE Vec HideOthers(VisibleRange visible, int64_t slot, Vec scores) {
                         scores, Broadcast(kNothing));
 }
 
-// The softmax of rows [first, first + kRows). Several rows are computed
-// together to hide the latency of instructions.
+// Computes the softmax of rows [first, first + kRows), together in order to
+// hide the latency of instructions.
 template <int kRows, typename Rescale>
 HWY_INLINE void SoftmaxTile(const SoftmaxArgs& args, int64_t first,
                             const Rescale& rescale) {
@@ -90,7 +92,8 @@ HWY_INLINE void SoftmaxTile(const SoftmaxArgs& args, int64_t first,
   float sum[kRows];
   ReduceWides(lanes, AddStep(), sum);
   for (int r = 0; r < kRows; ++r) {
-    // Most blocks bring no new maximum, so the sums need no rescaling.
+    // In most blocks the maximum does not change, so the sums need no
+    // rescaling.
     const float down = row_max[r] - max[r];
     row_max[r] = max[r];
     if (down == 0.0f) {
@@ -103,8 +106,9 @@ HWY_INLINE void SoftmaxTile(const SoftmaxArgs& args, int64_t first,
   }
 }
 
-// Calls rescale(row, factor) for the rows with a new maximum, whose earlier
-// sums must be multiplied by the factor.
+// Computes the weights of a block. Calls rescale(row, factor) for each row
+// whose maximum has changed: the caller must multiply the row's earlier sums by
+// the factor.
 template <typename Rescale>
 void Softmax(const SoftmaxArgs& args, RowRange rows, const Rescale& rescale) {
   int64_t r = rows.begin;

@@ -1,5 +1,5 @@
-// The sums of a register tile, [rows][vectors], and operations on all of them.
-// For inclusion by *_cpu.cc.
+// Operations on the sums of a register tile, which is an array of vectors
+// [rows][vectors]. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_TILE_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_TILE_SUMS_INL_H_
 #undef KVASIR_KERNELS_TILE_SUMS_INL_H_
@@ -25,8 +25,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Visits sums by constant indices. If a loop indexed the array, GCC 12 would
-// write every sum to memory after every step.
+// Calls visit(0) to visit(kCount - 1) with constant indices. If a loop indexed
+// the array of sums, GCC 12 would write every sum to memory after every step.
 template <int kCount, typename Visit, int kIndex = 0>
 HWY_INLINE void ForEach(const Visit& visit) {
   if constexpr (kIndex < kCount) {
@@ -35,7 +35,7 @@ HWY_INLINE void ForEach(const Visit& visit) {
   }
 }
 
-// Adds the products of each row's number with the codes to the sums of the row.
+// Adds a[r][index] * codes to the sums of each row r.
 template <int kRows, int kVecs>
 HWY_INLINE void AddProducts(const float* const (&a)[kRows], int64_t index,
                             const Vec (&codes)[kVecs],

@@ -1,5 +1,5 @@
-// Computes the rows of a unit on one thread, panel by panel and block by block.
-// For inclusion by *_cpu.cc.
+// Computes attention for a unit of work on one thread, block by block and,
+// within a block, panel by panel. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_UNIT_WORKER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_UNIT_WORKER_INL_H_
 #undef KVASIR_KERNELS_UNIT_WORKER_INL_H_
@@ -27,17 +27,17 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Receives the weights of a unit's rows over a split, which are then added to
-// the mass of slots (MassTile).
+// Where to write the weights of a unit's rows over a split, which are then
+// added to the mass of slots (MassTile).
 struct WeightSink {
   float* weights;       // [rows, 512]
   float* factors;       // [rows, blocks of a split]
-  int64_t first_query;  // the query of row 0
-  int64_t num_heads;    // number of rows of a query
+  int64_t first_query;  // the query to which row 0 belongs
+  int64_t num_heads;    // number of rows of each query
 };
 
-// The data that all panels of a unit share: a block's slots, and the keys and
-// values that are made from them.
+// Holds the data that all panels of a unit share: the loader of a block's
+// slots, and the keys rebuilt and values lifted from them.
 class BlockTiles {
  public:
   BlockTiles(const AttentionGrid& grid, const AttentionUnit& unit,
@@ -52,11 +52,11 @@ class BlockTiles {
   BlockLoader& loader() { return loader_; }
   KeyRebuilder& rebuilder() { return rebuilder_; }
   ValueLifter& lifter() { return lifter_; }
-  // After this call no values are made or prefetched.
+  // After this call, values are neither lifted nor prefetched.
   void SkipValues() { keys_only_ = true; }
 
-  // Announces the slots that are read after those of the last call. Exact rows
-  // are few and are not prefetched.
+  // Adds `slots`, which are read next, to the memory that is prefetched. Exact
+  // rows are few and are not prefetched.
   void LookAhead(VisibleRange slots) {
     const VisibleRange keys =
         unit_.ReadIn(ReadAs::kStored, params_.key_exact, slots);
@@ -82,7 +82,8 @@ class BlockTiles {
     }
   }
 
-  // Makes the tiles of the slots that any panel needs, once for all panels.
+  // Rebuilds the keys and lifts the values of the slots that any panel needs,
+  // once for all panels.
   void Hold(int64_t block, VisibleRange needed) {
     rebuilder_.set_holds(false);
     lifter_.set_holds(false);
@@ -105,7 +106,8 @@ class BlockTiles {
   }
 
  private:
-  // Adds the groups of the spans. Neighbouring spans may have the same group.
+  // Adds the latents of the spans' groups to the memory that is prefetched.
+  // Neighbouring spans may have the same group, which is added once.
   void AddSpans(const LatentPartArgs& part, AttentionGrid::Spans spans,
                 VisibleRange slots) {
     for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
@@ -141,7 +143,8 @@ class BlockTiles {
   bool keys_only_ = false;
 };
 
-// Computes a panel on one thread. `state` is the memory of its rows.
+// Computes a panel on one thread. `state` is the memory that holds the
+// PanelState of its rows.
 class PanelWorker {
  public:
   PanelWorker(const AttentionGrid& grid, const AttentionUnit& panel,
@@ -182,7 +185,7 @@ class PanelWorker {
     std::fill_n(state_ + at.max, unit_.count(), kNothing);
     std::fill_n(state_ + at.sum, unit_.count(), 0.0f);
   }
-  // Slots of the block that some row of the panel sees.
+  // The slots of the block that at least one row of the panel sees.
   VisibleRange SlotsIn(int64_t block) const {
     return {std::max(slots_.begin, block),
             std::min(slots_.end, block + kBlock)};
@@ -192,7 +195,8 @@ class PanelWorker {
     if (kept_ != nullptr) KeepWeights(block);
     AddValues(block, needed);
   }
-  // Computes only the block's weights, after the rows' totals are known.
+  // Computes only the block's weights and writes them to `sink`. The maxima and
+  // sums of the whole softmax must be known.
   void AddWeights(int64_t block, VisibleRange needed, const WeightSink& sink) {
     Weigh(block, needed);
     const float* weights = scratch_ + grid_.scratch().scores;
@@ -227,7 +231,7 @@ class PanelWorker {
     });
   }
 
-  // Adds the result of a split to the total.
+  // Adds the result of the current split to `total` and to the output.
   void Merge(const AttentionTotal& total) const {
     const float* maxima = state_ + grid_.state().max;
     const float* sums = state_ + grid_.state().sum;
@@ -299,8 +303,9 @@ class PanelWorker {
            r * part.num_sums;
   }
 
-  // Copies numbers [first, first + width) of the rows of a span to the scratch,
-  // multiplied by the scales of static ranges.
+  // Copies numbers [first, first + width) of the queries of a span's rows to
+  // the panel's state, multiplied by the scales of static ranges if there are
+  // any.
   void CopyQueries(int64_t p, const HeadSpan& span, int64_t first,
                    int64_t width) const {
     const AttentionKeyPartArgs& part = params_.keys[p];
@@ -322,7 +327,8 @@ class PanelWorker {
     }
   }
 
-  // Computes the products of a row's queries with the minima.
+  // Computes the sums of a row's query that the minima need: its FMA chain with
+  // static minima, or its plain sum over each run.
   void SumQueries(int64_t p, const LatentGroup& group, int64_t r) const {
     const LatentPartArgs& part = params_.keys[p].latents;
     const float* q = unit_.QueryRow(p, r);
@@ -348,8 +354,8 @@ class PanelWorker {
 
   // ----- Scores.
 
-  // The arguments of products of the rows' queries, from channel `first` on,
-  // with a part of the tile. The caller sets b and depth.
+  // The arguments of a product of the rows' queries, from number `first` on,
+  // with keys. The caller sets b and depth.
   TileArgs ScoreArgs(int64_t p, RowRange rows, int64_t first, float* to) const {
     TileArgs args = {};
     args.a = QueriesOf(p) + rows.begin * grid_.key(p).held_width + first;
@@ -381,7 +387,7 @@ class PanelWorker {
     }
   }
 
-  // Spans [begin, end) have the same group.
+  // Computes the scores for spans [begin, end), which have the same group.
   void ScoreGroup(int64_t p, const HeadSpan* begin, const HeadSpan* end,
                   float* to) {
     const LatentPartArgs& part = params_.keys[p].latents;
@@ -438,7 +444,8 @@ class PanelWorker {
   static int64_t MostRowsInRegisters(const LatentChunk& chunk) {
     return chunk.num_pieces == 0 ? kKeyPairsMostRows : kCodeTileMostRows;
   }
-  // Whether the words' codes can be extracted in registers.
+  // Whether the chunk's codes or bfloat16 numbers can be extracted from words
+  // in registers.
   bool TakesKeyWords(int64_t p, const LatentChunk& chunk) const {
     if (chunk.num_pieces == 0) {
       const LatentPartArgs& part = params_.keys[p].latents;
@@ -449,10 +456,10 @@ class PanelWorker {
   }
   struct Pieces {
     const CodePiece* begin;
-    int64_t count;  // 0: the numbers are bfloat16
+    int64_t count;  // 0: bfloat16 numbers instead of codes
   };
-  // Multiplies the queries by the words that were loaded last. args.a begins at
-  // the chunk's first channel.
+  // Multiplies the queries by the codes or numbers in the words that were
+  // loaded last. args.a must begin at the chunk's first channel.
   void MultiplyWords(const TileArgs& args, const LatentPartArgs& part,
                      const LatentChunk& chunk, Pieces pieces, int64_t rows) {
     if (pieces.count == 0) {
@@ -467,7 +474,8 @@ class PanelWorker {
                  args.accumulate, loader_.ahead()});
   }
 
-  // Scores one chunk of codes with ranges in slots.
+  // Computes the scores of one chunk of codes whose ranges are stored in the
+  // slots.
   void ScoreCodes(int64_t p, RowRange rows, const LatentChunk& chunk,
                   int64_t first, bool in_registers, float* to) {
     float* raw = scratch_ + grid_.scratch().raw;
@@ -496,7 +504,8 @@ class PanelWorker {
 
   // ----- One block.
 
-  // Computes the scores of slots with the key parts from `first` on.
+  // Computes the scores of slots with the key parts from `first` on, either all
+  // stored parts or all parts of exact rows.
   void ScoreSlots(int64_t block, VisibleRange slots, int64_t first, float* to) {
     loader_.StartBlock(block, slots);
     rebuilder_.StartBlock();
@@ -511,8 +520,8 @@ class PanelWorker {
     }
   }
 
-  // Computes the scores through the codec, and those of exact rows if a row
-  // reads some.
+  // Computes the scores of stored keys, and replaces the scores of those slots
+  // that a row reads as exact rows.
   void Score(int64_t block, VisibleRange needed) {
     const ExactSlots& slots = params_.key_exact;
     const VisibleRange stored = unit_.ReadIn(ReadAs::kStored, slots, needed);
@@ -553,8 +562,8 @@ class PanelWorker {
                      });
   }
 
-  // Keeps the weights of a sequence of one row, where each row of the panel is
-  // one head.
+  // Keeps the block's weights of a sequence that has a single token. Each row
+  // of the panel is one head of this token.
   void KeepWeights(int64_t block) const {
     const int64_t num_heads = params_.num_heads;
     float* to = kept_ + grid_.mass().weights + unit_.sequence().weights_at +
@@ -564,8 +573,8 @@ class PanelWorker {
     const int64_t* heads = unit_.heads();
     for (int64_t r = 0; r < unit_.count(); ++r) {
       CopyRow(weights + r * kBlock, to + heads[r] * kBlock);
-      // Prefetches the memory for the next block's weights, because the stores
-      // would wait for it.
+      // Prefetches the memory for the next block's weights, because otherwise
+      // stores to it would wait.
       const float* next = to + KeptBlockFloats(num_heads) + heads[r] * kBlock;
       for (int64_t s = 0; s < kBlock; s += 16) {
         __builtin_prefetch(next + s, 1, 2);
@@ -595,7 +604,7 @@ class PanelWorker {
     });
   }
 
-  // Multiplies `count` numbers (a multiple of 16) by the factor.
+  // Multiplies `count` numbers by the factor. `count` is a multiple of 16.
   static void Scale(float factor, int64_t count, float* numbers) {
     const Vec factors = Broadcast(factor);
     for (int64_t i = 0; i < count; i += kVecLanes) {
@@ -630,8 +639,8 @@ class PanelWorker {
   ValueSums values_;
 };
 
-// Computes a unit on one thread. The tiles of each block are made once, and
-// every panel uses them in turn.
+// Computes a unit on one thread. The keys and values of each block are rebuilt
+// and lifted once, and every panel uses them in turn.
 class UnitWorker {
  public:
   UnitWorker(const AttentionGrid& grid, const AttentionUnit& unit,
@@ -667,7 +676,7 @@ class UnitWorker {
   }
 
   // Computes the slots of one split and leaves the result in the panels'
-  // states. Slots up to `read_next` may be prefetched, because this worker
+  // states. Slots before `read_next` may be prefetched, because this worker
   // reads them next.
   void ComputeSplit(int64_t split, int64_t read_next) {
     ForPanels([](PanelWorker& panel) { panel.StartSplit(); });
@@ -678,7 +687,7 @@ class UnitWorker {
     ForPanels([](PanelWorker& panel) { panel.EndSplit(); });
   }
 
-  // Computes only the weights of a split's slots.
+  // Computes only the weights of a split's slots and writes them to `sink`.
   void WeighSplit(int64_t split, const WeightSink& sink) {
     if (FirstSlot(split) >= LastSlot(split)) return;
     tiles_.SkipValues();

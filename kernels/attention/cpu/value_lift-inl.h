@@ -1,5 +1,5 @@
-// Lifts values from latents (ValueLiftArgs in paged_attention.h), a block of 64
-// slots at a time. For inclusion by *_cpu.cc.
+// Computes lifted values from latents (ValueLiftArgs in paged_attention.h), a
+// block of 64 slots at a time. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_VALUE_LIFT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_VALUE_LIFT_INL_H_
 #undef KVASIR_KERNELS_VALUE_LIFT_INL_H_
@@ -22,6 +22,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
+// Computes the lifted values of one block at a time.
 // Threads: an object is used by one thread.
 class ValueLifter {
  public:
@@ -33,13 +34,13 @@ class ValueLifter {
         raw_(scratch + grid.scratch().lift_raw),
         sums_(scratch + grid.scratch().column_sums) {}
 
-  // Sets whether all values of the block are already lifted, so that Lift only
-  // returns them.
+  // True: all values of the block are already lifted, so Lift only returns
+  // them.
   void set_holds(bool holds) { holds_ = holds; }
 
-  // Returns value_j of the block's slots, [64, tile_stride of the part], which
-  // is valid until the next call for the part. Slots that no row sees have
-  // undefined numbers.
+  // Returns the values of the block's slots for the span's KV head, [64,
+  // tile_stride of the part]. They are valid until the next call for the same
+  // part. The values of slots that no row sees are undefined.
   const float* Lift(int64_t part_index, const HeadSpan& span) {
     const AttentionGrid::ValuePart& part = grid_.value(part_index);
     const AttentionValuePartArgs& from = params_.values[part_index];
@@ -70,20 +71,20 @@ class ValueLifter {
     AttentionGrid::Chunks chunks;
     const float* up;  // [R', d]
     int64_t dims;     // d
-    int64_t stride;   // of a value
+    int64_t stride;   // distance between the values of two slots
     float* tile;
   };
 
-  // Numbers of slots in the loader's tile: rows `stride` apart, with `depth`
-  // numbers of each from `numbers` on.
+  // Channels of the 64 slots in the loader's tile: slot s has `depth` numbers
+  // at numbers + s * stride.
   struct Factors {
     const float* numbers;
     int64_t stride;
     int64_t depth;
   };
 
-  // Computes to [64, stride] = numbers * rows of `up`, or adds to it if
-  // `accumulate`.
+  // Computes to = factors.numbers * up, or to += if `accumulate`. `to` is [64,
+  // task.stride].
   void Multiply64(const Task& task, const Factors& factors, const float* up,
                   float* to, bool accumulate) const {
     const BlockSlots& slots = loader_.slots();
@@ -145,8 +146,8 @@ class ValueLifter {
     }
   }
 
-  // tile = fma(sum, minimum, fma(raw, scale, tile)), where `tile` is 0 if it is
-  // new.
+  // Adds a run of codes to the values: tile = fma(sum, minimum, fma(raw, scale,
+  // tile)), where the old tile counts as 0 if `is_new`.
   void ApplyRanges(const Task& task, const float* scales, const float* minima,
                    bool is_new) const {
     const BlockSlots& slots = loader_.slots();
@@ -205,8 +206,9 @@ class ValueLifter {
     int64_t end;
   };
 
-  // sums[i] is the product of column i of `up` with the minima: the column's
-  // plain sum over the channels, or its chain with static minima.
+  // Sets sums_[i] to what is multiplied by or added as the minima: the plain
+  // sum of column i of `up` over `channels`, or, with static minima, the FMA
+  // chain of the column and the minima.
   void SumColumns(const Task& task, Channels channels,
                   const float* minima) const {
     constexpr int64_t kWide = 4 * kVecLanes;

@@ -1,5 +1,6 @@
-// The value side of a block: sums of weights times latents, for rows that share
-// the latents in cache. For inclusion by *_cpu.cc.
+// Adds a block's values to the outputs of rows: sums of weights times latents,
+// which are read into the CPU cache once for all rows. For inclusion by
+// *_cpu.cc.
 #if defined(KVASIR_KERNELS_VALUE_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_VALUE_SUMS_INL_H_
 #undef KVASIR_KERNELS_VALUE_SUMS_INL_H_
@@ -26,7 +27,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Up to this number of rows, values are read in place.
+// Up to this number of rows, values are read in place instead of being copied
+// into a tile.
 inline constexpr int64_t kStreamRows = 12;
 
 // Like Multiply, for any number of columns. The extra columns of the last tile
@@ -57,10 +59,11 @@ void MultiplyColumns(TileArgs args, int64_t rows, int64_t columns) {
   }
 }
 
+// Sums weights times values for the rows of a panel.
 // Threads: an object is used by one thread.
 class ValueSums {
  public:
-  // `state` is the memory of the panel's rows.
+  // `state` is the memory that holds the PanelState of the rows.
   ValueSums(const AttentionGrid& grid, const UnitRows& unit, float* scratch,
             float* state, BlockLoader* loader, ValueLifter* lifter)
       : params_(grid.params()),
@@ -71,8 +74,8 @@ class ValueSums {
         loader_(*loader),
         lifter_(*lifter) {}
 
-  // Adds the slots of the loader's block that are read as `read`, with the
-  // weights in scores.
+  // Adds the values of those slots in the loader's block that are read as
+  // `read`. The weights are in scratch().scores.
   void AddBlock(ReadAs read) {
     read_ = read;
     const auto add = [&](int64_t p, const HeadSpan& span) {
@@ -91,7 +94,7 @@ class ValueSums {
     }
   }
 
-  // Applies ranges after all slots of a split are summed.
+  // Applies the ranges that can wait until all slots of a split are summed.
   void EndSplit() const {
     unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
       if (grid_.value(p).lifted) return;
@@ -113,8 +116,8 @@ class ValueSums {
            grid_.value(p).minima_offset;
   }
 
-  // The arguments of products of the weights of consecutive slots. The caller
-  // sets b.
+  // The arguments of a product of the rows' weights with the values of
+  // consecutive slots. The caller sets b.
   TileArgs ValueArgs(const float* weights, RowRange rows, VisibleRange slots,
                      float* to, int64_t to_stride) const {
     TileArgs args = {};
@@ -147,7 +150,8 @@ class ValueSums {
     loader_.StartGroup(part, group);
     if (span_rows.size() <= kStreamRows && group.width % kTileColumns == 0 &&
         grid_.exact(part) == nullptr) {
-      // With few rows, copying a block does not pay, so it is used in place.
+      // For few rows, copying the block into a tile costs more than it saves,
+      // so it is read in place.
       unit_.ForValueSlots(
           read_, span_rows, block, [&](RowRange rows, VisibleRange visible) {
             VisitDType(part.dtype, [&](auto type) {
@@ -181,8 +185,8 @@ class ValueSums {
     int64_t stride;
   };
 
-  // Adds values that were copied into a tile once for all rows, as pays with
-  // many rows.
+  // Adds values that were copied into a tile once for all rows, which is faster
+  // for many rows.
   void AddTile(const float* weights, RowRange rows, VisibleRange visible,
                ValueTile tile, int64_t columns, float* to) const {
     TileArgs args = ValueArgs(weights, rows, visible, to, grid_.out_width());
@@ -191,13 +195,13 @@ class ValueSums {
     MultiplyColumns<float>(args, rows.size(), columns);
   }
 
-  // Columns of T that begin at byte `offset_bytes` of a slot.
+  // `count` numbers of a slot that begin at byte `offset_bytes` of its codes.
   struct Columns {
     int64_t offset_bytes;
     int64_t count;
   };
 
-  // Adds values that are read in place, as pays with few rows.
+  // Adds values that are read in place, which is faster for few rows.
   template <typename T>
   void Stream(const LatentPartArgs& part, const LatentGroup& group,
               Columns columns, const float* weights, RowRange rows,
@@ -226,8 +230,8 @@ class ValueSums {
         args.b_stride =
             group.codes.stride_bytes / static_cast<int64_t>(sizeof(T));
         args.ahead_step = kTileBytes;
-        // Tile by tile, because the memory that the next tiles read is seldom
-        // contiguous.
+        // One call for each tile of columns, because the memory to be
+        // prefetched is seldom contiguous for several tiles.
         for (int64_t tile = 0; tile < columns.count / kTileColumns; ++tile) {
           args.b = from + tile * kTileBytes;
           args.c = to + tile * kTileColumns;
@@ -239,9 +243,9 @@ class ValueSums {
     }
   }
 
-  // Returns the address of the next `bytes` if a product can prefetch them,
-  // because its steps are at most one line long. Otherwise prefetches as many
-  // lines itself and returns null.
+  // Returns the address of the next `bytes` bytes to prefetch if the product
+  // can prefetch them, which requires that each of its steps is at most one
+  // cache line. Otherwise prefetches as many lines itself and returns null.
   const char* AskAhead(int64_t bytes, int64_t step) const {
     AheadLines& ahead = *loader_.ahead();
     const char* at =
@@ -275,8 +279,8 @@ class ValueSums {
     }
   }
 
-  // Whether all pieces of the chunk are extracted together. A single piece is
-  // faster with the method for its own kind.
+  // Whether all pieces of the chunk are extracted together by CodeLanes. A
+  // single piece is faster with Streams or TakesInRegisters, if they apply.
   bool TakesLanes(const HeadSpan& span, const LatentChunk& chunk) const {
     if (!kTakesLanes || chunk.num_lanes == 0) return false;
     if (chunk.num_pieces > 1) return true;
@@ -320,21 +324,21 @@ class ValueSums {
                         });
   }
 
-  // Whether codes are read in place and extracted in registers, as pays with
-  // few rows.
+  // Whether codes are read in place and extracted in registers, which is faster
+  // for few rows.
   static bool TakesInRegisters(const CodePiece& piece, RowRange rows) {
     return rows.size() <= kCodeTileMostRows &&
            TakesValueCodes(piece.place, piece.width);
   }
 
-  // Whether codes are read in place.
+  // Whether 8-bit codes are read in place as bytes.
   static bool Streams(const CodePiece& piece, RowRange rows) {
     return piece.place.low_bits == 8 && rows.size() <= kStreamRows &&
            piece.width % kTileColumns == 0;
   }
 
-  // Adds a piece of codes. scale [64] is that of the piece's run; null means
-  // static ranges.
+  // Adds a piece of codes. scale [64] holds the scale of the piece's run for
+  // each slot; null means static ranges.
   void AddPiece(int64_t p, const HeadSpan& span, const CodePiece& piece,
                 const float* scale) {
     const LatentPartArgs& part = params_.values[p].latents;
@@ -368,8 +372,8 @@ class ValueSums {
         });
   }
 
-  // Adds codes that are read in place and extracted in registers, as pays with
-  // few rows.
+  // Adds codes that are read in place and extracted in registers, which is
+  // faster for few rows.
   void AddCodes(const float* weights, const CodePiece& piece,
                 const float* levels, const BlockSlots& slots, RowRange rows,
                 VisibleRange visible, float* to) const {
@@ -398,7 +402,8 @@ class ValueSums {
     }
   }
 
-  // Adds the sums of weight * minimum of the runs that begin in a chunk.
+  // Adds weight * minimum, summed over the slots, for each run that begins in
+  // the chunk.
   void SumMinima(int64_t p, const HeadSpan& span, const LatentChunk& chunk) {
     const CodePiece* pieces = grid_.pieces(chunk);
     unit_.ForValueSlots(read_, unit_.RowsOf(span), loader_.block(),
@@ -412,7 +417,8 @@ class ValueSums {
                         });
   }
 
-  // Adds the sums of weights, for static ranges.
+  // Adds the weights, summed over the slots. Static ranges need this sum if
+  // there are also exact rows.
   void SumWeights(int64_t p, const HeadSpan& span) {
     HWY_ALIGN float ones[kBlock];
     std::fill_n(ones, kBlock, 1.0f);
@@ -423,8 +429,8 @@ class ValueSums {
                         });
   }
 
-  // Adds the products of the rows' weights with `factors` [64]. `sums` is that
-  // of the first row.
+  // Adds weight * factor, summed over the slots, to each row's sum. `factors`
+  // is [64]; `sums` points to the sum of the first row.
   void SumProducts(RowRange rows, VisibleRange visible, const float* factors,
                    float* sums) const {
     HWY_ALIGN float masked[kBlock];
@@ -434,7 +440,8 @@ class ValueSums {
     }
   }
 
-  // A row's weights, with zeros for slots that it reads as exact rows.
+  // A row's weights, with zeros for the slots that are not in `visible`, if the
+  // part has exact slots.
   const float* WeightsOf(int64_t r, VisibleRange visible, float* masked) const {
     const float* weights = Weights() + r * kBlock;
     const bool whole = visible.begin == 0 && visible.end == kBlock;
@@ -463,7 +470,7 @@ class ValueSums {
     }
   }
 
-  // The sum of the products over a block's slots.
+  // The sum of a[s] * b[s] over a block's slots.
   static float Dot(const float* a, const float* b) {
     Wide lanes = MakeWide([](int) { return hn::Zero(kFloats); });
     for (int64_t s = 0; s < kBlock; s += kLanes) {
@@ -498,7 +505,8 @@ class ValueSums {
   float* const state_;
   BlockLoader& loader_;
   ValueLifter& lifter_;
-  ReadAs read_ = ReadAs::kStored;  // how the block's slots are read
+  // how the slots that are being added are read
+  ReadAs read_ = ReadAs::kStored;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kPieceBytes = 16;
 bool Whole(int64_t bytes, int64_t of) { return bytes % of == 0; }
 
-// The number of bits that the codes of all runs have. 0: runs differ, or tensor
-// cores do not support their codes.
+// The number of bits of the codes of all runs. 0: the runs have different
+// numbers of bits, or tensor cores do not support their codes.
 int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
   const int bits = group.runs[0].bits;
   if (bits != 4 && (bits != 8 || part.num_levels > 0)) return 0;
@@ -27,8 +27,8 @@ int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
   return bits;
 }
 
-// The distance between the pieces of a slot. 0: they are not aligned, or too
-// far apart.
+// The distance between the pieces of a slot, in bytes. 0: the pieces are not
+// aligned, have gaps or are too far apart.
 int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
                     int64_t slot_bytes) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -43,12 +43,12 @@ int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
   return gaps ? 0 : kPieceBytes;
 }
 
-// Sets LatentChunkOnDevice::less_scale and most_scale.
+// BoundScale sets LatentChunkOnDevice::less_scale and most_scale.
 constexpr float kGreatestF16 = 65504.0f;
 uint32_t PairOf(F16 half) { return half.bits | uint32_t{half.bits} << 16; }
 void BoundScale(int bits, LatentChunkOnDevice* chunk) {
-  // `share` is 1 / (greatest code), reduced so far that rounding cannot raise
-  // the bound above 65504.
+  // `share` is 1 / (greatest code), slightly reduced so that no decoded value
+  // is rounded to more than 65504.
   const float levels = static_cast<float>((1 << bits) - 1);
   const auto share = RoundToSide<F16, false>((1.0f - 0x1p-10f) / levels);
   chunk->less_scale = PairOf(F16{static_cast<uint16_t>(share.bits | 0x8000)});
@@ -75,7 +75,7 @@ bool InBlocks(const LatentChunkOnDevice& chunk) {
                    Whole(chunk.params_offset, kPieceBytes);
 }
 
-// Whether all offsets and strides of a ring's rows are whole pieces.
+// Whether all exact rows in side pages begin at multiples of 16 bytes.
 bool RowsAreAligned(const ExactSlots& slots, const LatentPartArgs& ring) {
   const auto misplaced = [](const ExactSegment& segment) {
     return !Whole(segment.arena_bytes, kPieceBytes) ||
@@ -88,14 +88,15 @@ bool RowsAreAligned(const ExactSlots& slots, const LatentPartArgs& ring) {
                       misplaced);
 }
 
-// Adds the chunks of a group.
+// Adds the chunks of the groups of a unit's keys or of its values, part by
+// part.
 class ChunkMaker {
  public:
   ChunkMaker(DType dtype, bool keys, const ExactSlots& exact, HostChunks* made)
       : dtype_(dtype), keys_(keys), exact_(exact), made_(made) {}
 
-  // Returns null, or the reason if there are no chunks. `rows` is set if the
-  // side has exact slots.
+  // Returns null, or the reason why the group cannot have chunks. `rows` must
+  // not be null if these keys or values have exact slots.
   const char* Add(const LatentPartArgs& part, int64_t g,
                   const int64_t* head_column, const ExactRowsArgs* rows) {
     const LatentGroup& group = part.groups[g];
@@ -125,7 +126,7 @@ class ChunkMaker {
   int64_t runs() const { return runs_; }
 
  private:
-  // Returns null, or the reason if exact rows cannot be used.
+  // Returns null, or the reason why tensor cores cannot use these exact rows.
   const char* PlaceExact(const ExactRowsArgs& rows, int64_t g) {
     const LatentPartArgs& fresh = rows.fresh;
     const TileRegion& of_ring = rows.ring.groups[g].codes;
@@ -168,8 +169,9 @@ class ChunkMaker {
     if (part.param_dtype != DType::kF16) return "ranges are not float16";
     const TileRegion& params = group.params;
     const bool levels = part.num_levels > 0;
-    // A slot's scale and minimum are one word. A scale by itself must have its
-    // own granule, so that it can be read as a word.
+    // A slot's scale and minimum are read together as a 32-bit word. Levels
+    // have a scale only; it must be in a granule of its own, so that a word can
+    // be read there.
     if (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
         !Whole(params.granule_bytes, 4) ||
         (levels && params.granule_bytes == 0)) {
@@ -211,7 +213,7 @@ class ChunkMaker {
     return nullptr;
   }
 
-  // Adds the chunks of a run, or of numbers.
+  // Adds the chunks of a run of codes, or of a group of numbers.
   void AddPieces(int64_t channel, int64_t pieces, int64_t piece_channels,
                  int64_t most) {
     for (int64_t first = 0; first < pieces; first += most) {
@@ -232,7 +234,8 @@ class ChunkMaker {
         chunk.exact_ring += bytes;
         chunk.exact_fresh += bytes;
       }
-      // Products read 16 channels of keys at a time.
+      // Products read 16 channels of queries at a time, so each chunk of keys
+      // is padded to 16 columns.
       column_ += keys_ ? (chunk.channels + 15) / 16 * 16 : chunk.channels;
       made_->chunks.push_back(chunk);
     }
@@ -249,14 +252,15 @@ class ChunkMaker {
   int64_t runs_ = 0;
 };
 
-// The number of words that lanes read at a time from a row of queries. The
-// distance between rows is this number of words more than a multiple of the 32
-// banks.
+// The number of 32-bit words that the lanes read at a time from a row of staged
+// queries. To avoid bank conflicts, the distance between rows is a multiple of
+// the 32 banks plus this number of words.
 int64_t BanksOfRow(ChunkKind kind) {
   return kind == ChunkKind::kNumbers ? 4 : kind == ChunkKind::kCodes8 ? 8 : 16;
 }
 
-// Returns an empty string, or the reason if there are no chunks.
+// Adds the chunks of a unit. Returns an empty string, or the reason why the
+// unit cannot have chunks.
 std::string AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
                     HostChunks* made) {
   UnitChunks unit;
@@ -291,7 +295,8 @@ std::string AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
     return "";
   }
   return absl::StrCat("keys: ", keys.columns(), " channels in ", keys.runs(),
-                      " runs, at most ", kMmaMostQueries, " in ", kMmaMostRuns);
+                      " runs, but at most ", kMmaMostQueries, " channels in ",
+                      kMmaMostRuns, " runs are supported");
 }
 
 HostChunks None(std::string why) {
@@ -321,11 +326,13 @@ HostChunks MakeChunks(const PagedAttentionArgs& params,
   const int64_t tiles = params.page_tokens / tile_slots;
   if (std::max<int64_t>(tiles, tile_slots) > kMmaMostPlaces) {
     return None(absl::StrCat("pages of ", tiles, " tiles of ", tile_slots,
-                             " slots, at most ", kMmaMostPlaces, " of either"));
+                             " slots, but at most ", kMmaMostPlaces,
+                             " of each are supported"));
   }
   if (made.levels.size() <= static_cast<size_t>(kMmaMostTables)) return made;
-  return None(absl::StrCat(made.levels.size(), " tables of levels, at most ",
-                           kMmaMostTables));
+  return None(absl::StrCat(made.levels.size(),
+                           " tables of levels, but at most ", kMmaMostTables,
+                           " are supported"));
 }
 
 }  // namespace kvasir::kernels

@@ -9,7 +9,8 @@
 
 namespace kvasir::kernels {
 
-// `levels` are those of AttentionDevice, in host memory.
+// The chunks in host memory, and the tables for AttentionDevice that belong to
+// them.
 struct HostChunks {
   std::vector<LatentChunkOnDevice> chunks;
   std::vector<UnitChunks> units;
@@ -19,17 +20,18 @@ struct HostChunks {
     bool of_keys = false;
   };
   std::vector<Levels> levels;
-  std::string why_none;  // the reason, if there are no units
+  // if there are no units: the reason why tensor cores cannot be used
+  std::string why_none;
 };
 
-// Makes the chunks of all units. There are none if some part cannot have
-// chunks, because of its codec, layout or sizes. A part can if it has
+// Makes the chunks of all units. If the codec, layout or size of some part does
+// not allow chunks, the result has no units and `why_none` is set. A part is
+// allowed if its latents are in aligned pieces of 16 bytes and have
 //   - numbers of the activations' type, in a multiple of 8 channels; or
-//   - codes of 8 or 4 bits in runs of whole pieces, with float16 ranges in
-//   slots
-//     or with 16 levels, in pieces of 16 aligned bytes;
-// and if its exact rows have the activations' type and whole such pieces. The
-// parts' `column` lists are host memory.
+//   - codes of 8 or 4 bits in runs of whole pieces, with 16 levels or with
+//     float16 ranges in slots;
+// and if its exact rows have the activations' type and are in such pieces too.
+// In the result, `head_column` points to host memory.
 HostChunks MakeChunks(const PagedAttentionArgs& params,
                       const std::vector<int32_t>& heads,
                       const std::vector<HeadUnit>& units);

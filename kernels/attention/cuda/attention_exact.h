@@ -1,14 +1,14 @@
-// Exact rows in the tensor cores' kernels: which blocks of a split are read
-// through the codec and which as exact rows, where an exact row is stored, and
-// which weights belong to which of the two. C++17, device code.
+// Exact rows in the kernels for tensor cores: which blocks of a split are read
+// as codes and which as exact rows, where an exact row is stored, and which
+// weights are for exact rows. C++17, device code.
 //
-// A block may be read in both ways: by different rows, or in different slots.
-// Then its scores are computed twice, and each row keeps one of the two for
-// each slot. The values of exact rows continue the chains of sums of the
-// codec's values, after the last of them in the split, with the same channels
-// in the same lanes. Weights of slots that are read in the other way are 0. So
-// a row's chain has the same numbers whatever other rows of its item read,
-// because adding 0 changes nothing.
+// A block may be read in both ways, by different rows or in different slots.
+// Then its scores are computed in both ways, and each row keeps one of the two
+// scores of each slot. The sums of values first add all decoded values of a
+// split and then the values of exact rows, with the same channels in the same
+// lanes. In each of these two passes, the weight of a slot that a row reads in
+// the other way counts as 0, and adding 0 changes nothing. So a row's sum does
+// not depend on what other rows of its item read.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -18,9 +18,9 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// The blocks of a split for one side: [codec_begin, codec_end) are read through
-// the codec, [first, sinks_end) and [window_begin, end) as exact rows. Packed
-// into one register.
+// How the blocks of a split are read, for keys or for values: blocks
+// [codec_begin, codec_end) as codes, blocks [first, sinks_end) and
+// [window_begin, end) as exact rows. All numbers are packed into one register.
 class SideBlocks {
  public:
   SideBlocks() = default;
@@ -42,7 +42,8 @@ class SideBlocks {
   KVASIR_DEVICE bool HasExact(int32_t block) const {
     return block < sinks_end() || block >= window_begin();
   }
-  // The first exact block from `block` on; `end` if there is none.
+  // The first block from `block` on that is read as exact rows; at least `end`
+  // if there is none.
   KVASIR_DEVICE int32_t ExactFrom(int32_t block) const {
     return block < sinks_end() || block > window_begin() ? block
                                                          : window_begin();
@@ -62,13 +63,13 @@ class SideBlocks {
   uint32_t packed_ = 0;
 };
 
-// The slot in which a token of an item is itself stored.
+// The slot that stores token `token` of the item.
 KVASIR_DEVICE int64_t OwnSlot(const Item& item, int32_t token) {
   return item.sequence->first_slot + item.first_token + token;
 }
 
-// The blocks of the slots [slots.begin, slots.end) in the split that begins at
-// slot `split`. There must be at least one slot.
+// Returns how the blocks of `slots`, which are in the split that begins at slot
+// `split`, are read. `slots` must not be empty.
 KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
                                   const SlotRange& slots, int64_t split) {
   const auto begin = static_cast<int32_t>(slots.begin - split);
@@ -77,8 +78,8 @@ KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
   const int32_t first = begin / kBlock;
   const int32_t last = (end - 1) / kBlock + 1;
   if (!exact.any()) return {first, last, first, last, first, last};
-  // At least one row reads slots [sinks, window) of the split through the
-  // codec.
+  // Below, [sinks, window) are the slots of the split that at least one row
+  // reads as codes.
   const auto in_split = [&](int64_t slot) {
     const int64_t at = slot - split;
     return at < begin ? begin : at > end ? end : static_cast<int32_t>(at);
@@ -99,8 +100,9 @@ KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
           sinks / kBlock, sinks < window ? (window - 1) / kBlock + 1 : 0};
 }
 
-// The slots of the split beginning at `split` that a row at slot `own` reads
-// through the codec. It reads all others as exact rows.
+// The slots that a row reads as codes, counted from the start of the split. The
+// row reads all other slots as exact rows. The row's own token is at slot
+// `own`, and the split begins at slot `split`.
 struct CodecSlots {
   int32_t begin, end;
 
@@ -117,9 +119,9 @@ KVASIR_DEVICE CodecSlots CodecSlotsOf(const ExactSlots& exact, int64_t own,
           exact.window > 0 ? in_split(own - exact.window + 1) : kSplit};
 }
 
-// The exact slots of a side that is chosen at run time. They are copied number
-// by number: if a struct were chosen by address, nvcc would keep both in local
-// memory.
+// Returns device.key_exact or device.value_exact. The fields are selected one
+// by one: if the struct were selected by address, nvcc would keep both structs
+// in local memory.
 KVASIR_DEVICE ExactSlots ExactOf(const AttentionDevice& device, bool of_keys) {
   const ExactSlots& keys = device.key_exact;
   const ExactSlots& values = device.value_exact;
@@ -133,9 +135,9 @@ KVASIR_DEVICE ExactSlots ExactOf(const AttentionDevice& device, bool of_keys) {
   return slots;
 }
 
-// Where a slot's exact row is stored: -1 - row if it is row `row` of the
-// launch's own tokens, otherwise an offset in bytes into the arena of the
-// rings.
+// Where a slot's exact row is stored. Below 0: -1 - r for row r of the launch's
+// new tokens (exact_fresh). Otherwise: the row's offset in bytes in the arena
+// of the side pages (exact_ring).
 KVASIR_DEVICE int64_t RowPlaceOf(const ExactSlots& exact,
                                  const AttentionSequence& sequence,
                                  int64_t slot) {
@@ -146,26 +148,27 @@ KVASIR_DEVICE int64_t RowPlaceOf(const ExactSlots& exact,
   return exact.PlaceOfRow(exact.RowOf(slot, sequence.evicted), side_pages)
       .offset_bytes;
 }
-// The address of the first of a chunk's channels in the row.
+// The address of the chunk's first channel in the exact row at `place`
+// (RowPlaceOf).
 KVASIR_DEVICE const char* RowAt(const LatentChunkOnDevice& chunk,
                                 int64_t place) {
   return place < 0 ? chunk.exact_fresh + (-1 - place) * chunk.exact_fresh_stride
                    : chunk.exact_ring + place;
 }
 
-// Returns the weights of a pair whose values are read as `as_exact` says, and 0
-// for the others. A weight below 0 belongs to a value that is read as an exact
-// row.
+// Returns the weights of a pair that belong to exact rows (if `as_exact`) or to
+// codes, and 0 in place of the others. A negative weight marks a value that is
+// read as an exact row; its absolute value is returned.
 KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
   const uint32_t negative = (pair >> 15 & 0x00010001u) * 0xffffu;
   return as_exact ? pair & negative & 0x7fff7fffu : pair & ~negative;
 }
 
-// Adds the product of the values of 16 slots, from `slot` of a split on, with
-// the weights of the 8 rows from `row` on. It does so token by token and zeroes
-// the values of slots that the token does not see or, if the block is `mixed`,
-// does not read in this way: 0 times a number that is not finite would not be
-// 0.
+// Adds the product of the values `a` of 16 slots, from `slot` of the split on,
+// with the weights `b` of 8 rows, from `row` on. Computes it token by token,
+// with zeros for the values of slots that the token does not see or, if
+// `mixed`, does not read in this way. This is needed for values that are not
+// finite, because their product with the weight 0 is not 0.
 template <typename T, bool mixed>
 KVASIR_DEVICE void AddApart(const AttentionDevice& device, const Item& item,
                             bool as_exact, int32_t row, int64_t split,

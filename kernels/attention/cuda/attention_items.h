@@ -1,5 +1,5 @@
-// The items of work of paged_attention's CTAs on a GPU, and how results of
-// splits are merged. C++17, device code.
+// The items of work that CTAs of paged_attention compute on a GPU, and how the
+// results of splits are merged. C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/device_attention.h"
@@ -11,22 +11,24 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 struct AttentionKernelArgs {
   AttentionDevice device;
-  const void* q = nullptr;  // of device.dtype, like `out`
+  const void* q = nullptr;  // the type of q and out is device.dtype
   void* out = nullptr;
   const AttentionSequence* sequences = nullptr;
   int32_t num_sequences = 0;
   SequenceItems* items = nullptr;  // [num_sequences + 1]
   // The partial results [most_partials, Hq, partial_floats()].
   float* partials = nullptr;
-  // Rows of an item of the kernel for prompts. 0: that kernel does not run.
+  // The rows of an item of the kernel for prompts. 0: that kernel does not run.
   int32_t prompt_rows = 0;
-  // The number of persistent CTAs, which take items.
+  // The numbers of persistent CTAs that take items: of the decoding kernel, and
+  // of the kernel for prompts.
   int32_t ctas = 0;
   int32_t prompt_ctas = 0;
 };
 
-// Quotient and remainder of numbers below 2^32 (kAttentionMostSlots). A 64-bit
-// division is a function call, and live registers are spilled around it.
+// Quotient and remainder of numbers below 2^32, as slot numbers are
+// (kAttentionMostSlots). On a GPU, a 64-bit division would be a function call,
+// around which registers are spilled to memory.
 KVASIR_DEVICE uint32_t Quotient(int64_t number, int64_t by) {
   return static_cast<uint32_t>(number) / static_cast<uint32_t>(by);
 }
@@ -39,7 +41,7 @@ struct SlotRange {
   int64_t end;
 };
 
-// The slots that a row sees; see VisibleSlots (paged_attention.h).
+// The slots that a row sees, as VisibleSlots in paged_attention.h.
 KVASIR_DEVICE SlotRange RowSlots(const AttentionDevice& device,
                                  const AttentionSequence& sequence,
                                  int64_t row) {
@@ -52,7 +54,7 @@ KVASIR_DEVICE SlotRange RowSlots(const AttentionDevice& device,
   }
   return range;
 }
-// The slots that at least one of `count` rows sees.
+// The slots that at least one of the `count` rows from `first` on sees.
 KVASIR_DEVICE SlotRange RowsSlots(const AttentionDevice& device,
                                   const AttentionSequence& sequence,
                                   int64_t first, int64_t count) {
@@ -66,8 +68,8 @@ KVASIR_DEVICE SlotRange SplitSlots(int64_t split) {
   return {split * kAttentionSplitSlots, (split + 1) * kAttentionSplitSlots};
 }
 
-// The work that a CTA computes at a time: some query heads of some tokens, over
-// all their slots or over some splits of them.
+// The work that a CTA computes at a time: the query heads of a unit for some
+// tokens of a sequence, over all slots or over some splits.
 struct Item {
   const AttentionSequence* sequence;
   HeadUnit unit;
@@ -76,13 +78,15 @@ struct Item {
   int32_t num_tokens;
   int64_t first_split;
   int32_t num_splits;
-  // The index in AttentionKernelArgs::partials of the first token's first
-  // split. The next split follows it; the next token is partial_stride further.
-  // Below 0: the result is the output row itself.
+  // The index in AttentionKernelArgs::partials of the result for the item's
+  // first token and first split. The result for the next split is at the next
+  // index, that for the next token partial_stride indices later. Below 0: the
+  // item covers all splits and writes rows of `out`.
   int32_t partial;
   int32_t partial_stride;
 
-  // Rows are numbered by token, then by head.
+  // An item's rows are numbered token by token, and head by head within a
+  // token.
   KVASIR_DEVICE int32_t rows() const { return num_tokens * unit.num_heads; }
   KVASIR_DEVICE int32_t TokenIn(int32_t row) const {
     return num_tokens == 1 ? 0 : row / unit.num_heads;
@@ -96,8 +100,8 @@ struct Item {
   }
 };
 
-// Whether the 64 slots from `block` on may include some that only part of the
-// item's rows see.
+// Whether the block of 64 slots that begins at slot `block` may have slots that
+// only some of the item's rows see.
 KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
                               int64_t block) {
   if (item.num_tokens == 1) return false;
@@ -107,12 +111,12 @@ KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
   return block < last.begin || block + kAttentionBlockSlots > first.end;
 }
 
-// The last sequence whose `first` is at most `index`.
+// The index of the last sequence whose SequenceItems have *first <= index.
 template <int32_t SequenceItems::*first>
 KVASIR_DEVICE int32_t FindSequence(const AttentionKernelArgs& args,
                                    int32_t index) {
   int32_t low = 0;
-  int32_t high = args.num_sequences;  // its `first` is above `index`
+  int32_t high = args.num_sequences;  // the entry at `high` has *first > index
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
     (args.items[middle].*first <= index ? low : high) = middle;
@@ -155,8 +159,8 @@ KVASIR_DEVICE Item FindItem(const AttentionKernelArgs& args, int32_t index) {
   return item;
 }
 
-// The memory of a head's result of a split. `head` is an index in
-// AttentionDevice::heads.
+// The address of the partial result with index `partial` for one head. `head`
+// is an index in AttentionDevice::heads.
 KVASIR_DEVICE float* PartialOf(const AttentionKernelArgs& args, int64_t partial,
                                int64_t head) {
   return args.partials + (partial * args.device.num_heads + head) *
@@ -169,8 +173,8 @@ KVASIR_DEVICE float* PartialRow(const AttentionKernelArgs& args,
   return PartialOf(args, item.partial + token * item.partial_stride,
                    item.PlaceOf(row));
 }
-// The index in q or out of the numbers of a row's head, which begin at
-// `column`.
+// The index in q or out at which the numbers of a row of the item begin.
+// `column` is DevicePart::column or head_column.
 KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
                                const Item& item, int32_t row,
                                const int64_t* column, int64_t row_stride) {
@@ -178,21 +182,22 @@ KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
          column[args.device.heads[item.PlaceOf(row)]];
 }
 
-// Special maxima and scores: kNoSlot is the maximum over no slots. kLeastMax is
-// the lower bound of a maximum over some slots: if all of their scores are
-// -inf, their weights become NaN. kHidden is the score of a slot that the row
-// does not see.
+// Special maxima and scores. kNoSlot: the maximum if a row sees no slot.
+// kLeastMax: the least maximum of a row that sees slots. kHidden: the score of
+// a slot that the row does not see.
 inline constexpr float kNoSlot = -3.0e38f;
 inline constexpr float kLeastMax = -2.9e38f;
 inline constexpr float kHidden = -3.3e38f;
 KVASIR_DEVICE bool SeesSlots(float max) { return max > kNoSlot; }
 
-// The softmax of a row over the splits merged so far, with base 2.
+// The maximum and sum of a row's softmax over the splits merged so far. Weights
+// are powers of 2, not of e.
 struct RowTotal {
   float max = kNoSlot;
   float sum = 0.0f;
 };
-// The factors for the sums so far and for the sums of a split.
+// The factors by which Merge rescales the sums so far and the sums of the added
+// split.
 struct MergeFactors {
   float total;
   float split;
@@ -210,11 +215,12 @@ KVASIR_DEVICE float MergeSum(const MergeFactors& factors, float total,
   return simt::Fma(split, factors.split, total * factors.total);
 }
 
-// Ends a split's softmax for one row; called by one lane. It stores either a
-// partial result, or four numbers in shared memory that are `stride` apart: the
-// factors for the sums so far and for the split's sums, then the sum of weights
-// and the maximum so far. If `merged`, it first reads the previous sum of
-// weights and maximum there.
+// Ends a split's softmax for one row. Only one lane may call it. If the item
+// writes partial results, stores the split's maximum and sum there. Otherwise
+// merges the split and stores four numbers in shared memory, `stride` apart:
+// the factors for the sums so far and for the split's sums, then the sum of
+// weights and the maximum so far. If `merged`, the previous sum of weights and
+// maximum are read from there.
 KVASIR_DEVICE void EndSoftmax(const AttentionKernelArgs& args, const Item& item,
                               int32_t row, const RowTotal& split, bool merged,
                               float* factors, int32_t stride) {

@@ -1,17 +1,18 @@
-// Names of the GPU kernels that compute a layer's attention, for reports.
+// The names of the GPU kernels that compute a layer's attention, which reports
+// show.
 #pragma once
 
 #include <string>
 
 namespace kvasir::kernels {
 
-// Names of the GPU kernels that compute a layer's launches, for people to read.
-// All are empty for a CPU.
+// The kernels for decoding and for prompts, and why they are not faster ones.
+// All strings are empty on a CPU.
 struct AttentionKernels {
   std::string decode;
   std::string prompts;
-  // The reason if they are not kernels for tensor cores, or if prompts have no
-  // kernel of their own; otherwise empty.
+  // Why the layer cannot use kernels for tensor cores, or why prompts cannot
+  // use attention_prefill; empty if both are used.
   std::string why;
 
   friend bool operator==(const AttentionKernels&,

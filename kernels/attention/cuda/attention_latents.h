@@ -1,5 +1,5 @@
-// Reads latents of any codec from the cache: the address of a slot's bytes, and
-// its numbers. C++17, device code.
+// Reads latents of any codec from the cache: finds the address of a slot's
+// bytes and decodes its numbers. C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -8,7 +8,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// A slot of a tile.
+// Where a slot is stored: its tile and its index in the tile.
 struct SlotPlace {
   const char* tile;
   int32_t slot;
@@ -22,7 +22,7 @@ KVASIR_DEVICE SlotPlace PlaceOf(const LatentPartArgs& part, int64_t page,
           static_cast<int32_t>(slot - tile * part.tile_slots),
           static_cast<int32_t>(part.tile_slots)};
 }
-// The address of the slot's byte `byte` in a region.
+// The address of byte `byte` of a slot in a region of its tile.
 KVASIR_DEVICE const char* ByteOf(const TileRegion& region,
                                  const SlotPlace& place, int64_t byte) {
   const char* const first =
@@ -33,8 +33,8 @@ KVASIR_DEVICE const char* ByteOf(const TileRegion& region,
   return first + (byte - in_granule) * place.tile_slots + in_granule;
 }
 
-// The place of a slot's exact row: among the rows of the launch's own tokens,
-// or in the sequence's side pages.
+// Where a slot's exact row is stored: among the rows of the launch's new
+// tokens, or in the sequence's side pages.
 KVASIR_DEVICE SlotPlace ExactPlaceOf(const ExactSlots& exact,
                                      const ExactRowsArgs& rows,
                                      const AttentionSequence& sequence,
@@ -48,7 +48,7 @@ KVASIR_DEVICE SlotPlace ExactPlaceOf(const ExactSlots& exact,
   return {static_cast<const char*>(rows.ring.arena) + place.offset_bytes, 0, 1};
 }
 
-// The slot's number with index `index` in a region.
+// Number `index` of a slot in a region of its tile.
 KVASIR_DEVICE float NumberOf(DType dtype, const TileRegion& region,
                              const SlotPlace& place, int64_t index) {
   const int64_t bytes = dtype == DType::kF32 ? 4 : 2;
@@ -69,13 +69,13 @@ KVASIR_DEVICE uint32_t CodeBits(const TileRegion& region,
   return uint32_t{byte} >> (bit % 8) & ((1u << bits) - 1);
 }
 
-// Number c of group g in an exact row.
+// Number c of group g in the exact row at `place`.
 KVASIR_DEVICE float ExactNumber(const LatentPartArgs& rows, int64_t g,
                                 const SlotPlace& place, int64_t c) {
   return NumberOf(rows.dtype, rows.groups[g].codes, place, c);
 }
 
-// The decoded number that channel c has in a slot's latent.
+// Channel c of group g in the latent at `place`, decoded.
 KVASIR_DEVICE float LatentNumber(const DevicePart& part, int64_t g,
                                  const SlotPlace& place, int64_t c) {
   const LatentPartArgs& latents = part.latents;

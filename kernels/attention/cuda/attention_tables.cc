@@ -59,8 +59,8 @@ int64_t MostOutWidth(const HostParts& parts, int64_t num_kv_heads) {
   return width;
 }
 
-// Finds the sets of KV heads that have the same groups. The query heads of each
-// set are divided into units.
+// The units of a layer. MakeUnits collects the KV heads that use the same
+// groups in all parts and divides their query heads into units.
 struct Units {
   std::vector<int32_t> heads;
   std::vector<HeadUnit> units;
@@ -124,7 +124,7 @@ absl::Status Add(const std::vector<T>& host, DeviceTables* tables,
   return absl::OkStatus();
 }
 
-// Adds the groups and runs of a part.
+// Copies the lists of groups and runs of a part to the device.
 absl::Status AddLatents(const LatentPartArgs& host, DeviceTables* tables,
                         LatentPartArgs* latents) {
   *latents = host;
@@ -196,8 +196,8 @@ MmaKind KindOfAll(const HostChunks& made) {
   }
   return MmaKind::kAny;
 }
-// Bytes of a warp's stage: 16 slots of any chunk of keys, or 64 slots of its
-// pieces of a chunk of values.
+// The bytes of a stage of a warp. It must hold any chunk of keys for 16 slots,
+// or the warp's pieces of any chunk of values for 64 slots.
 int32_t WarpStageBytes(const HostChunks& made) {
   constexpr int32_t kPiece = 16;
   constexpr auto kSlots = static_cast<int32_t>(kAttentionBlockSlots);
@@ -221,8 +221,8 @@ int32_t WarpStageBytes(const HostChunks& made) {
 bool OfNumbers(const LatentChunkOnDevice& chunk) {
   return chunk.kind == ChunkKind::kNumbers;
 }
-// The number of rows that an item of prompts may have for a unit. If 0, `why`
-// has the reason.
+// The number of rows that an item of the kernel for prompts may have for a
+// unit. If it is 0, `*why` is set to the reason.
 int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
                    std::string* why) {
   const auto keys = made.chunks.begin() + unit.first;
@@ -239,10 +239,12 @@ int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
   });
   if (slabs > PromptSlabs(64)) {
     *why = absl::StrCat("prompts: values take ", slabs,
-                        " times 64 channels, at most ", PromptSlabs(64));
+                        " times 64 channels, but at most ", PromptSlabs(64),
+                        " are supported");
     return 0;
   }
-  // If there is only one run, the sums can be scaled in place.
+  // If keys have no codes or only one run of codes, the scores can be scaled in
+  // place, so there are enough registers for 128 rows.
   const bool scales_in_place =
       std::all_of(keys, values, OfNumbers) ||
       std::all_of(keys, values, [](const LatentChunkOnDevice& chunk) {
@@ -256,7 +258,8 @@ bool AreWholePieces(const PagedAttentionArgs& params,
          std::all_of(chunk.head_column, chunk.head_column + params.num_heads,
                      [](int64_t column) { return column % 8 == 0; });
 }
-// The number of rows that all units allow.
+// The number of rows of an item of the kernel for prompts that all units allow;
+// 0 if that kernel cannot be used.
 int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
                         const HostChunks& made, std::string* why) {
   if (params.prompts_as_rows) {
@@ -281,8 +284,8 @@ int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
   return most;
 }
 
-// Adds the chunks for tensor cores. If some part cannot have chunks, adds none
-// and sets `why`.
+// Copies the chunks for tensor cores to the device. If there are none, sets
+// `*why` to the reason.
 absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
                        DeviceTables* tables, AttentionDevice* device,
                        std::string* why) {
@@ -290,8 +293,8 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   *why = made.why_none;
   if (made.units.empty()) return absl::OkStatus();
   device->prompt_rows = PromptRowsOfAll(params, made, why);
-  // The lists of head columns that are already on the device, by their address
-  // on the host.
+  // Maps the host address of each list of head columns to its copy on the
+  // device, so that each list is copied once.
   std::map<const int64_t*, const int64_t*> columns;
   for (LatentChunkOnDevice& chunk : made.chunks) {
     const auto [found, added] = columns.emplace(chunk.head_column, nullptr);
@@ -322,8 +325,9 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   device->query_stride = made.query_stride;
   device->has_exact = params.key_exact.any() || params.value_exact.any();
   device->kind = KindOfAll(made);
-  // Plans store exact rows only in bfloat16 and next to codes, so there are no
-  // instances for anything else.
+  // Plans store exact rows only in bfloat16 and next to codes. Other
+  // combinations have no kernel instance of their own and use the one for any
+  // kind.
   if (device->has_exact &&
       (params.dtype != DType::kBf16 || device->kind == MmaKind::kNumbers)) {
     device->kind = MmaKind::kAny;
@@ -339,20 +343,20 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
 
 std::string TooLittleShared(absl::string_view what, int64_t bytes,
                             const AttentionDevice& device) {
-  return absl::StrCat(what, " want ", bytes,
-                      " bytes of shared memory, a CTA has ",
+  return absl::StrCat(what, " need ", bytes,
+                      " bytes of shared memory, but a CTA has only ",
                       device.cta_shared_bytes);
 }
 
-// Chooses the kernels that fit the shared memory. `kernels->why` has the reason
-// if there are no chunks.
+// Chooses kernels whose shared memory fits into a CTA. If there are no chunks,
+// `kernels->why` must already have the reason.
 void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
   const int64_t room = device->cta_shared_bytes;
   device->tile_rows =
       device->chunks != nullptr && device->most_heads <= kDeviceTileRows / 2
           ? kDeviceTileRows / 2
           : kDeviceTileRows;
-  // There is no instance of 16 rows for a single kind of chunks.
+  // Kernel instances of 16 rows exist only for chunks of any kind.
   if (device->tile_rows == kDeviceTileRows) device->kind = MmaKind::kAny;
   if (device->chunks != nullptr && MmaSharedBytes(*device) > room) {
     kernels->why =
@@ -396,8 +400,9 @@ absl::Status CheckDeviceServes(const PagedAttentionArgs& params) {
   if (params.mass.most_rows > 0) return NotServed("attention mass");
   const int64_t width = MostOutWidth(PartsOf(params), params.num_kv_heads);
   if (width <= kDeviceMostOutWidth) return absl::OkStatus();
-  return NotServed(absl::StrCat(
-      "values of ", width, " numbers per head, at most ", kDeviceMostOutWidth));
+  return NotServed(absl::StrCat("values of ", width,
+                                " numbers per head; the limit is ",
+                                kDeviceMostOutWidth));
 }
 
 absl::StatusOr<AttentionDevice> MakeAttentionDevice(
@@ -439,10 +444,10 @@ absl::StatusOr<AttentionDevice> MakeAttentionDevice(
   ChooseKernels(&device, kernels);
   const int64_t bytes = PlainSharedBytes(device);
   if (device.chunks == nullptr && bytes > device.cta_shared_bytes) {
-    return NotServed(
-        absl::StrCat("values of ", device.out_width, " numbers per head: want ",
-                     bytes, " bytes of shared memory, a CTA of device ",
-                     on.name(), " has at most ", device.cta_shared_bytes));
+    return NotServed(absl::StrCat(
+        "values of ", device.out_width, " numbers per head: they need ", bytes,
+        " bytes of shared memory, but a CTA of device ", on.name(),
+        " has only ", device.cta_shared_bytes));
   }
   device.most_partials = std::min(
       params.most_partials,

@@ -1,4 +1,4 @@
-// Makes the tables that paged_attention reads on a GPU.
+// Makes the tables that the GPU kernels of paged_attention read.
 #pragma once
 
 #include "absl/status/status.h"
@@ -10,14 +10,16 @@
 
 namespace kvasir::kernels {
 
-// UNIMPLEMENTED, naming the feature, if a GPU's kernels do not serve the
-// launch. The parameters were checked, and their lists are on the host.
+// Returns UNIMPLEMENTED, with the name of the feature, if the GPU kernels do
+// not support the layer. `params` must be checked, with all lists in host
+// memory.
 absl::Status CheckDeviceServes(const PagedAttentionArgs& params);
 
-// Makes what kernels read on device `on`. Lists are added to `tables`; the
-// names of the kernels that will run are written to `kernels`. UNIMPLEMENTED if
-// a CTA of the device has too little shared memory. If it has too little only
-// for tensor cores, the plain kernel is used.
+// Makes the description of a layer that its kernels read on device `on`. Lists
+// are added to `tables`, and `*kernels` is set to the names of the kernels that
+// will run. UNIMPLEMENTED if the shared memory of a CTA is too small even for
+// the plain kernel, which is used if it is too small for the tensor cores'
+// kernel.
 absl::StatusOr<AttentionDevice> MakeAttentionDevice(
     const PagedAttentionArgs& params, const Device& on, DeviceTables* tables,
     AttentionKernels* kernels);

@@ -1,47 +1,47 @@
-// Attention of an item (attention_items.h) on tensor cores, for activations of
-// 16 bits: numbers of their type, and codes of 8 or 4 bits with ranges of
-// float16 in slots or with 16 levels. C++17, device code.
+// Computes attention for an item (attention_items.h) on tensor cores.
+// Activations must have 16 bits. Latents may be numbers of the activations'
+// type, or codes of 8 or 4 bits with float16 ranges in slots or with 16 levels.
+// C++17, device code.
 //
-// A CTA of four warps computes splits of 512 slots in three passes each: scores
-// of all slots, the softmax, all values. Latents are chunks of pieces of 16
-// bytes (LatentChunkOnDevice), copied asynchronously. No two warps multiply the
-// same latents, so each warp copies its own into its own ring of stages, which
-// runs ahead over both passes. Warps wait for each other only at the softmax
-// and between splits. Latents are the first operand of mma.m16n8k16, in
-// registers; rows are the second, 8 at a time:
-//   scores: [16 slots][16 channels] [16 channels][8 rows]; a warp has 16 of
-//     each 64 slots;
-//   values: [16 channels][16 slots] [16 slots][8 rows]; a warp has 16 channels
-//     of numbers or 8-bit codes, or 32 of 4-bit codes.
-// Codes become 16-bit numbers in registers. Keys are exact: their scale and
-// minimum are applied to a run's sums. Values are fma(code, scale, minimum) in
-// float16 for any type of activations, with the scale limited so that the
-// greatest code gives at most 65504 (a run whose values are below is
-// unchanged). Weights are rounded to 16 bits for the products (float16 if
-// values are codes), but are summed in float32. Queries of 4-bit keys are
-// staged in the order in which codes leave a word (0, 4, 1, 5, ...).
+// A CTA of four warps computes each split of 512 slots in three passes: scores
+// of all slots, the softmax, all values. Latents are copied asynchronously, in
+// chunks of pieces of 16 bytes (LatentChunkOnDevice). No two warps multiply the
+// same latents, so each warp copies its latents into a ring of stages of its
+// own, which loads ahead over the passes of scores and of values. Warps wait
+// for each other only at the softmax and between splits. Latents are the first
+// operand of mma.m16n8k16, in registers; rows are the second operand, 8 at a
+// time:
+//   scores: [16 slots][16 channels] times [16 channels][8 rows]; each warp
+//     computes 16 of every 64 slots;
+//   values: [16 channels][16 slots] times [16 slots][8 rows]; each warp
+//     computes 16 channels of numbers or of 8-bit codes, or 32 channels of
+//     4-bit codes.
+// Codes are converted to 16-bit numbers in registers. For keys this is exact:
+// the scale and minimum are applied to the sums of a run. Values are fma(code,
+// scale, minimum) in float16 for any type of activations, with the scale
+// limited so that the greatest code gives at most 65504 (this changes only runs
+// with greater values). Weights are rounded to 16 bits for the products
+// (float16 if values are codes), but are summed in float32. For 4-bit keys,
+// queries are staged in the order in which codes are extracted from a word (0,
+// 4, 1, 5, ...).
 //
-// The kernel has instances of 8 rows (one for each kind of chunks, and one for
-// mixed kinds) and, if some unit has more than 8 heads, of 16 rows (for all
-// kinds). Plans with exact rows have instances of their own (attention_exact.h,
-// mma_exact-inl.h).
+// The kernel has instances for items of 8 rows (one for each kind of chunks,
+// and one for mixed kinds) and, if some unit has more than 8 heads, an instance
+// for 16 rows (for any kind). Layers with exact rows use other instances
+// (attention_exact.h, mma_exact-inl.h).
 //
-// Layout: ideally the pieces of 64 slots are adjacent in a tile (granules of
-// 16). Then copies are runs of 256 bytes (keys) and 1 KiB (values) per warp,
-// and ldmatrix has no bank conflicts in stages. If slots follow one another,
-// runs are shorter.
+// Layout: ideally, each piece of the 64 slots of a tile is contiguous (granules
+// of 16 bytes). Then a warp copies runs of 256 bytes (keys) or 1 KiB (values).
+// Otherwise the whole latents of slots follow one another, and the runs are
+// shorter. In a stage the pieces are always arranged so that ldmatrix has no
+// bank conflicts.
 //
-// Bytes: latents once per up to 16 rows, the ranges of values once per warp.
-// The block table, queries and results are small compared with 512 slots.
-// Floor: the latents' bytes over the memory's bandwidth.
+// Memory traffic: an item reads its latents once for up to 16 rows, and the
+// ranges of values once per warp. The block table, queries and results are
+// small compared with the latents of 512 slots.
 //
-// Instructions of a lane per code, integer ones counted twice, without loads,
-// copies and products: 4-bit keys 2.25 (lop3 0.5, shifts 0.375, subtraction
-// 0.5; in float16 shifts 0.125), values 2.25 (lop3 0.5, shifts 0.125,
-// subtraction and fma 1.0); 8-bit keys 1.5 in float16 and 5 in bfloat16, values
-// 2. With all other instructions, a 4-bit code took 5 on an H100. Products
-// always have 8 rows: a group of one query head costs as much as one of eight.
-// Prompts use prefill_attention-inl.h if it serves them.
+// A product always has 8 rows, so a unit of one query head costs as much as a
+// unit of eight. prefill_attention-inl.h computes prompts if it can.
 #pragma once
 
 #include "base/host_device.h"
@@ -53,7 +53,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// `exact` says whether there are exact slots.
+// Computes items. Rows are in `tiles` tiles of 8. `exact`: whether keys or
+// values have exact slots.
 template <typename T, int32_t tiles, MmaKind kind, bool exact>
 class MmaAttention : MmaRing<kind, exact> {
   using Ring = MmaRing<kind, exact>;
@@ -88,11 +89,11 @@ class MmaAttention : MmaRing<kind, exact> {
     FillLevelTables<T>(device_, tables_);
   }
 
-  // A word in shared memory in which the caller passes on the index of the next
-  // item.
+  // A word of shared memory for the kernel, in which one thread stores the
+  // index of the CTA's next item for all threads.
   KVASIR_DEVICE uint32_t* next_item() const { return next_item_; }
 
-  // All threads of the CTA must call it, because it has barriers.
+  // Computes an item. All threads of the CTA must call it.
   KVASIR_DEVICE void Compute(const Item& item, const UnitChunks& chunks) {
     item_ = item;
     chunks_ = chunks;
@@ -106,7 +107,6 @@ class MmaAttention : MmaRing<kind, exact> {
       if (item.partial >= 0) item_.partial = item.partial + s;
       slots_ = Both(SplitSlots(item.first_split + s), seen_);
       if (slots_.end <= slots_.begin) {
-        // A partial result is written even if there are no slots.
         if (item.partial >= 0) ClearPartial();
         continue;
       }
@@ -115,7 +115,7 @@ class MmaAttention : MmaRing<kind, exact> {
       first = false;
       merged_ = item.partial < 0;
     }
-    if (first) simt::SyncCta();  // as FindPlaces does for other items
+    if (first) simt::SyncCta();  // FindPlaces does this for other items
     if (item.partial < 0) Finish();
   }
 
@@ -132,17 +132,17 @@ class MmaAttention : MmaRing<kind, exact> {
       Ring::kWarpSlots;
   using typename Ring::PairParams, typename Ring::Place;
   static constexpr int32_t kWarpRows = kRows / kWarps;
-  // A row holds scores, and later its weights: as float16 and, from word 260
-  // on, as T. The stride avoids bank conflicts among the columns of a sum and
-  // the rows of an operand.
+  // The distance between rows of scores_, in words. A row holds scores and
+  // later the weights that replace them: as float16 and, from word 260 on, as
+  // T. The distance avoids bank conflicts when lanes store the columns of sums
+  // and load the rows of an operand.
   static constexpr int32_t kScoreStride = 516;
   static constexpr int32_t kOwnWeights = 260;
   static constexpr int32_t kTableWords = kLevelTableWords;
   static_assert(kScoreStride * 4 == kMmaScoreBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
 
-  // Fills q_ and the sums of the rows' runs. A warp takes one row at a time,
-  // and its lanes take neighbouring channels.
+  // Fills q_ with the staged queries, and query_sums_; one row a warp.
   KVASIR_DEVICE void FillQueries() {
     for (int32_t k = 0; k < chunks_.keys; ++k) {
       const LatentChunkOnDevice& chunk = device_.chunks[chunks_.first + k];
@@ -257,8 +257,9 @@ class MmaAttention : MmaRing<kind, exact> {
 
   KVASIR_DEVICE void ScoreNumbers(const LatentChunkOnDevice& chunk,
                                   const char* stage) {
-    // Lane 8m + r passes the address of row r of matrix m: slots 0 to 7 and 8
-    // to 15 of the lower piece, then of the upper piece.
+    // Lane 8m + r passes the address of row r of matrix m to LoadMatrices. The
+    // matrices are slots 0 to 7 and 8 to 15 of the lower piece, then the same
+    // slots of the upper piece.
     const int32_t m = lane_ / 8;
     const char* const from =
         stage + (m / 2 * kWarpSlots + 8 * (m % 2) + lane_ % 8) * kPiece;
@@ -277,7 +278,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // The staged row of the lane's column of an operand.
+  // The staged queries of the row that this lane loads in tile n.
   KVASIR_DEVICE const uint16_t* QueryAt(const LatentChunkOnDevice& chunk,
                                         int32_t n) const {
     return q_ + (8 * n + g_) * q_stride_ + chunk.column;
@@ -340,7 +341,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Turns the sums of a run into scores, with the run's scale and minimum.
+  // Applies a run's scale and minimum to its sums and adds them to the scores.
   KVASIR_DEVICE void EndRun(const LatentChunkOnDevice& chunk,
                             const uint32_t* words) {
     const uint32_t params[2] = {simt::LoadShared(words + g_),
@@ -360,8 +361,9 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Stores the scores of exact rows for the rows that read them. The same lane
-  // stored the codec's scores of these slots.
+  // Computes the scores of exact rows and stores them for the query rows that
+  // read them. They replace scores of codes that the same lane stored, so no
+  // barrier is needed.
   KVASIR_DEVICE void ScoreExact() {
     for (int32_t block = keys_.ExactFrom(keys_.first()); block < keys_.end();
          block = keys_.ExactFrom(block + 1)) {
@@ -387,7 +389,7 @@ class MmaAttention : MmaRing<kind, exact> {
       StoreScores(block, /*as_exact=*/true);
     }
   }
-  // Adds the values of exact rows, after the codec's sums of a chunk.
+  // Adds the values of exact rows to the sums of a chunk.
   KVASIR_DEVICE void SumExact(int32_t index) {
     if (!values_.any_exact()) return;
     const LatentChunkOnDevice& chunk = ChunkOf(chunks_.keys + index);
@@ -401,7 +403,7 @@ class MmaAttention : MmaRing<kind, exact> {
       int64_t place = kNoExactRow;
       KVASIR_NO_UNROLL
       for (int32_t k = 0; k < kBlock / 16; ++k) {
-        if (k % 2 == 0) {  // a lane finds one of 32 places
+        if (k % 2 == 0) {  // each lane finds the place of one of 32 slots
           place =
               ExactPlace(/*of_keys=*/false, block * kBlock + 16 * k + lane_);
         }
@@ -443,7 +445,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Turns scores into 16-bit weights. A warp computes two of every eight rows.
+  // Converts scores to weights (softmax). A warp computes two of eight rows.
   KVASIR_DEVICE void Weigh() {
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kWarpRows; ++i) {
@@ -462,7 +464,7 @@ class MmaAttention : MmaRing<kind, exact> {
       const auto begin = static_cast<int32_t>(visible.begin - split_);
       const auto end = static_cast<int32_t>(visible.end - split_);
       const bool all = begin == 0 && end == kSplit;
-      // The lane's weights, for pairs of neighbouring slots.
+      // The lane's scores, later weights, of pairs of neighbouring slots.
       float weight[kSplit / 32];
       float max = begin < end ? kLeastMax : kNoSlot;
       KVASIR_UNROLL
@@ -485,7 +487,6 @@ class MmaAttention : MmaRing<kind, exact> {
       float sum = 0.0f;
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 32; ++k) {
-        // Hidden scores give 0: they are far below any maximum.
         weight[k] = simt::Exp2(weight[k] - max);
         sum += weight[k];
       }
@@ -499,7 +500,6 @@ class MmaAttention : MmaRing<kind, exact> {
           if (!codec.Has(slot)) weight[k] = -weight[k];
         }
       }
-      // All lanes have read the scores that the weights overwrite.
       simt::SyncWarp();
       KVASIR_UNROLL
       for (int32_t k = 0; k < kSplit / 64; ++k) {
@@ -511,8 +511,10 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Stores a pair of weights for each kind of values that exists. Weights of
-  // exact rows' values are negative, and 0 for codes.
+  // Stores a pair of weights, in the type that products with codes need
+  // (float16), in the type T that numbers and exact rows need, or in both.
+  // Weights of values that are read as exact rows are negative in T, and 0 in
+  // float16.
   static constexpr bool kCodesHaveOwn =
       DTypeOf<T>::kValue != DType::kF16 || exact;
   static KVASIR_DEVICE void StoreWeights(uint32_t* word, float first,
@@ -545,12 +547,12 @@ class MmaAttention : MmaRing<kind, exact> {
         SumCodes4(chunk, block, stage);
       }
     }
-    if (exact && values_.any_exact()) return;  // exact rows continue the sums
+    if (exact && values_.any_exact()) return;
     if (block + 1 == end_block_) EndSum(chunk);
   }
 
-  // Loads the weights of 32 slots, from 32k of a block on, for row g of tile n:
-  // operands of two products.
+  // Loads the weights of slots [32k, 32k + 32) of a block for the rows of tile
+  // n, as second operands of two products.
   template <bool of_codes>
   KVASIR_DEVICE void Weights(int32_t block, int32_t k, int32_t n,
                              uint32_t (&b)[4]) const {
@@ -588,7 +590,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Like SumNumbers, for slots that some of the rows may not read.
+  // Like SumNumbers, if some rows may not read all slots as numbers.
   KVASIR_DEVICE void SumApart(int32_t block, const char* from) {
     KVASIR_NO_UNROLL
     for (int32_t k = 0; k < kBlock / 16; ++k) {
@@ -627,7 +629,7 @@ class MmaAttention : MmaRing<kind, exact> {
         const PairParams pair = ParamsAt(stage, 4 * k + i);
         KVASIR_UNROLL
         for (uint32_t j = 0; j < 2; ++j) {
-          // Channel 2g, then channel 2g + 1.
+          // j = 0: channel 2g of two slots; j = 1: channel 2g + 1.
           const uint32_t bytes =
               simt::PickBytes(words[i], 0x64646464u, 0x4240u + 0x0101u * j);
           a[i / 2][i % 2 * 2 + j] =
@@ -672,7 +674,7 @@ class MmaAttention : MmaRing<kind, exact> {
         KVASIR_UNROLL
         for (int32_t h = 0; h < 2; ++h) {
           const PairParams pair = ParamsAt(stage, 4 * k + 2 * i + h);
-          // Channels 4g and 4g + 1, then 4g + 2 and 4g + 3.
+          // Extracts channels 4g and 4g + 1 of two slots, then the next two.
           const uint32_t word = words[2 * i + h];
           a[0][2 * h] = lower(word, pair);
           a[1][2 * h] = upper(word, pair);
@@ -718,8 +720,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Calls visit(channel of the chunk, sum) for the sums of the lane's row j of
-  // tile n.
+  // Calls visit(channel, sum) for this lane's sums of row 2c_ + j of tile n.
   template <typename Visit>
   KVASIR_DEVICE void ForSums(const LatentChunkOnDevice& chunk, int32_t n,
                              int32_t j, const Visit& visit) const {
@@ -738,7 +739,8 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Each lane reads the sums that it wrote itself.
+  // Divides the merged sums by the sums of weights and writes the output rows.
+  // Each lane reads only sums that it wrote itself, so no barrier is needed.
   KVASIR_DEVICE void Finish() {
     for (int32_t v = 0; v < chunks_.values; ++v) {
       const LatentChunkOnDevice& chunk = ChunkOf(chunks_.keys + v);
@@ -776,8 +778,9 @@ class MmaAttention : MmaRing<kind, exact> {
       for (int32_t i = 0; i < 4; ++i) sums->d[n][i] = 0.0f;
     }
   }
-  float* scores_;         // [rows][kScoreStride]
-  const float* weights_;  // the lane's row of an operand
+  float* scores_;  // [rows][kScoreStride]
+  // address for LoadMatrices of the lane's row of weights
+  const float* weights_;
   uint32_t* next_item_;
   float* factors_;     // [4][rows]: written by EndSoftmax
   float* query_sums_;  // [runs of keys][rows]
@@ -787,10 +790,11 @@ class MmaAttention : MmaRing<kind, exact> {
   int32_t q_stride_;
   int32_t g_, c_;  // lane / 4, lane % 4
 
-  SlotRange seen_;  // slots that some row sees
+  SlotRange seen_;  // slots that at least one row of the item sees
   Sums score_, run_, sum_[2];
-  bool merged_;    // whether a split of the item was merged
-  bool one_tile_;  // the item has up to 8 rows
+  // whether sums_ and factors_ have the result of an earlier split
+  bool merged_;
+  bool one_tile_;  // whether the item has at most 8 rows
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

@@ -1,8 +1,9 @@
-// Exact rows in mma_attention-inl.h: a warp's products with a block's exact
-// rows. There are few of them, at the ends of a context, so they are loaded
-// directly into operands. They do not use the rings of stages, whose copies
-// continue meanwhile. The numbers that a lane reads of a row are adjacent, and
-// so are those of four lanes (keys) or eight (values). C++17, device code.
+// Products with exact rows for mma_attention-inl.h. A context has few exact
+// rows, at its ends, so they are loaded directly into the registers of
+// operands. They do not use the rings of stages, whose copies continue
+// meanwhile. The numbers that a lane reads of a row are adjacent, and together
+// four lanes (keys) or eight lanes (values) read a contiguous run. C++17,
+// device code.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -12,8 +13,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// LowerOf returns the lower numbers of two slots' words as a pair, UpperOf the
-// upper numbers.
+// LowerOf returns the lower halves of two words as a pair of 16-bit numbers,
+// and UpperOf the upper halves.
 KVASIR_DEVICE uint32_t LowerOf(uint32_t first, uint32_t second) {
   return simt::PickBytes(first, second, 0x5410u);
 }
@@ -25,10 +26,11 @@ KVASIR_DEVICE W WordsAt(const char* row, int32_t channel) {
   return simt::LoadGlobal(reinterpret_cast<const W*>(row + 2 * channel));
 }
 
-// Loads the lane's numbers of the p-th group of 32 channels of a key (4-bit
-// codes) or 16 channels, in the order in which queries are staged for codes of
-// `kind`. With c = lane % 4 they are 8c to 8c + 7 (4-bit codes), 4c to 4c + 3
-// (8-bit codes), or 2c, 2c + 1, 2c + 8 and 2c + 9 (numbers).
+// Loads the lane's numbers of the p-th group of channels of an exact key row. A
+// group has 32 channels if the chunk's `kind` has 4-bit codes, otherwise 16. So
+// that they match the staged queries, the lane's channels are, with c = lane %
+// 4: 8c to 8c + 7 (4-bit codes), 4c to 4c + 3 (8-bit codes), or 2c, 2c + 1, 2c
+// + 8 and 2c + 9 (numbers).
 KVASIR_DEVICE simt::Vec16 ExactKeyWords(ChunkKind kind, const char* row,
                                         int32_t p, int32_t channels) {
   const auto c = static_cast<int32_t>(simt::Lane() % 4);
@@ -47,10 +49,11 @@ KVASIR_DEVICE simt::Vec16 ExactKeyWords(ChunkKind kind, const char* row,
   return WordsAt<simt::Vec16>(row, 32 * p + 8 * c);
 }
 
-// Adds the products of a chunk's exact keys in two slots, g and g + 8 (g = lane
-// / 4), with the first `row_tiles` times 8 rows of queries. `rows` are the
-// slots' exact rows; null counts as 0. `q` is the lane's row of the first tile,
-// at the chunk's column; the next tile's is `tile_stride` numbers further.
+// Adds to `scores` the products of a chunk's exact keys with the queries of the
+// first `row_tiles` tiles of 8 rows. `rows` are the exact rows of the lane's
+// two slots, g and g + 8 (g = lane / 4); null means zeros. `q` points to the
+// staged queries of the lane's row of the first tile, at the chunk's column;
+// each further tile is `tile_stride` numbers later.
 template <typename T, int32_t tiles>
 KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
                                 const char* const (&rows)[2], const uint16_t* q,
@@ -108,10 +111,11 @@ KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
   }
 }
 
-// The lane's numbers of a value, in the order of a chunk of `kind`. Counted
-// from the warp's channel `first`, and with g = lane / 4, they are 4g to 4g + 3
-// (4-bit codes), 2g and 2g + 1 (8-bit codes), or g and g + 8 (numbers, if more
-// than 8 are left).
+// The lane's numbers of an exact value row, for the channels whose sums the
+// lane holds for a chunk of `kind`. Counted from the warp's first channel
+// `first`, and with g = lane / 4, these are channels 4g to 4g + 3 (4-bit
+// codes), 2g and 2g + 1 (8-bit codes), or g and, if there are more than 8, g +
+// 8 (numbers).
 struct ExactWords {
   uint32_t word[2];
 };
@@ -132,9 +136,10 @@ KVASIR_DEVICE ExactWords ExactValueWords(ChunkKind kind, const char* row,
   return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
 }
 
-// Loads 16 slots of the warp's exact values as operands: one, or two in the
-// order of 4-bit codes. `place` is that of slot `lane`; no row counts as 0. The
-// first slot is that of lane `from`.
+// LoadExactValues loads exact values of 16 slots for the warp's channels as
+// operands: one operand, or two if the chunk has 4-bit codes. `place` is the
+// place of the exact row of the lane's slot (RowPlaceOf); kNoExactRow means
+// zeros. The 16 slots are those of lanes `from` to `from` + 15.
 inline constexpr int64_t kNoExactRow = int64_t{1} << 62;
 KVASIR_DEVICE int64_t ShufflePlace(int64_t place, int32_t lane) {
   const auto from = static_cast<uint32_t>(lane);

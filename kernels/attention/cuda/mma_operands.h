@@ -1,4 +1,5 @@
-// Converts codes to operands of tensor cores. C++17, device code.
+// Converts codes to 16-bit numbers, as operands of tensor cores. C++17, device
+// code.
 #pragma once
 
 #include "kernels/attention/cuda/device_attention.h"
@@ -9,7 +10,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// LowHalf and HighHalf return the two float16 numbers of a word.
+// LowHalf and HighHalf convert one of the two float16 numbers in a word to
+// float32.
 KVASIR_DEVICE float LowHalf(uint32_t word) {
   return simt::ToFloat(F16{static_cast<uint16_t>(word)});
 }
@@ -30,7 +32,8 @@ KVASIR_DEVICE void Product(float (&d)[4], const uint32_t (&a)[4],
 KVASIR_DEVICE bool HasFourBits(ChunkKind kind) {
   return kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4;
 }
-// The staged position of channel i of a chunk of keys.
+// The position among the staged queries of a chunk at which the query for key
+// channel i is stored.
 KVASIR_DEVICE int32_t StagedAt(ChunkKind kind, int32_t i) {
   if (kind == ChunkKind::kNumbers || kind == ChunkKind::kCodes8) return i;
   const int32_t in_word = i % 8;
@@ -46,18 +49,18 @@ KVASIR_DEVICE bool IsFinite(uint32_t pair) {
          (pair >> 16 & kExponent) != kExponent;
 }
 
-// Converts the 4-bit codes in bits 0 to 3 and 16 to 19 to numbers. ORing a code
-// into the last bits of 1024 (128 in bf16) gives 1024 + code, because the last
-// bit has the value 1 there.
+// Converts the 4-bit codes in bits 0 to 3 and 16 to 19 of a word to a pair of
+// numbers. In the number 1024 (128 in bfloat16) the last bit of the mantissa
+// stands for 1, so ORing a code into it gives 1024 + code.
 template <typename Number>
 KVASIR_DEVICE uint32_t Codes4(uint32_t word) {
   constexpr bool kBf16 = DTypeOf<Number>::kValue == DType::kBf16;
   constexpr uint32_t kBase = kBf16 ? 0x43004300u : 0x64006400u;
   return simt::SubPair<Number>(simt::AndOr(word, 0x000f000fu, kBase), kBase);
 }
-// Converts the 4-bit codes in bits 4 to 7 and 20 to 23. ORed into 1024, a code
-// counts 16 times as much, so the number is multiplied by 1/16 and 64 is
-// subtracted.
+// Converts the 4-bit codes in bits 4 to 7 and 20 to 23 of a word. ORing such a
+// code into 1024 gives 1024 + 16 * code, so the number is multiplied by 1/16
+// and then 64 is subtracted.
 template <typename Number>
 KVASIR_DEVICE uint32_t UpperCodes4(uint32_t word) {
   if constexpr (DTypeOf<Number>::kValue == DType::kBf16) {
@@ -67,9 +70,10 @@ KVASIR_DEVICE uint32_t UpperCodes4(uint32_t word) {
                          0x2c002c00u, 0xd400d400u);
   }
 }
-// All threads fill the tables of levels [tables][256]. Entry i is a pair: the
-// level of the lower four bits of i in the lower half, that of the upper four
-// bits in the upper half.
+// Fills the tables of levels [tables][256] in shared memory; all threads must
+// call it. Entry i is a pair of numbers: in the lower half the level of the
+// code in the lower four bits of i, in the upper half that of the upper four
+// bits.
 inline constexpr int32_t kLevelTableWords = 256;
 template <typename T>
 KVASIR_DEVICE void FillLevelTables(const AttentionDevice& device,
@@ -88,16 +92,19 @@ KVASIR_DEVICE void FillLevelTables(const AttentionDevice& device,
     }
   }
 }
-// The levels of the codes in bits 0 to 3 and 16 to 19.
+// Returns the pair of levels of the codes in bits 0 to 3 and 16 to 19 of a
+// word.
 KVASIR_DEVICE uint32_t LevelsOf(const uint32_t* table, uint32_t word) {
   const uint32_t pair = word & 0x000f000fu;
   return simt::LoadShared(table + ((pair | pair >> 12) & 0xffu));
 }
-// Converts the 8-bit codes in bytes 2i and 2i + 1 of a word.
+// Converts the 8-bit codes in bytes 2i and 2i + 1 of a word to a pair of
+// numbers.
 template <typename T, uint32_t i>
 KVASIR_DEVICE uint32_t Codes8(uint32_t word) {
   if constexpr (DTypeOf<T>::kValue == DType::kBf16) {
-    // ORing a code into the last byte of 2^23 gives 2^23 + code, exactly.
+    // In float32, replacing the last byte of 2^23 by a code gives exactly 2^23
+    // + code.
     constexpr uint32_t kBase = 0x4b000000u;
     const auto number = [](uint32_t bits) {
       return simt::BitsAs<float>(bits) - 8388608.0f;

@@ -1,12 +1,12 @@
-// Loads the latents for mma_attention-inl.h: each warp copies the latents that
-// it multiplies into a ring of stages of its own, which runs ahead over the
-// keys and the values of a split. C++17, device code.
+// Loads the latents for mma_attention-inl.h. Each warp copies the latents that
+// it multiplies into a ring of stages of its own, which loads ahead, first the
+// keys and then the values of a split. C++17, device code.
 //
-// A stage has 16 slots of a block of keys, or 64 slots of a block of values. It
-// holds a chunk's pieces of 16 bytes ([piece][slot]; of values only the warp's
-// one or two pieces) and one word per slot, the range of codes. A block of
-// whole tiles whose slots are all seen, as nearly all are in a long context, is
-// copied with one address per lane.
+// A stage holds a chunk of keys for 16 slots of a block, or of values for all
+// 64 slots: pieces of 16 bytes as [piece][slot] (for values only the one or two
+// pieces that the warp multiplies), and for codes one word per slot with its
+// range. Nearly all blocks of a long context consist of a whole tile whose
+// slots are all seen; they are copied with only one address per lane.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -20,7 +20,7 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 inline constexpr uint32_t kMmaThreads = kMmaWarps * simt::kWarp;
 
-// `exact` says whether there are exact slots.
+// Base class of MmaAttention. `exact`: whether keys or values have exact slots.
 template <MmaKind kind, bool exact>
 class MmaRing {
  protected:
@@ -28,8 +28,9 @@ class MmaRing {
   static constexpr int32_t kBlock = static_cast<int32_t>(kAttentionBlockSlots);
   static constexpr int32_t kSplit = static_cast<int32_t>(kAttentionSplitSlots);
   static constexpr int32_t kStages = static_cast<int32_t>(MmaStages(kind));
-  static constexpr int32_t kPiece = 16;                   // bytes
-  static constexpr int32_t kWarpSlots = kBlock / kWarps;  // of a block of keys
+  static constexpr int32_t kPiece = 16;  // bytes
+  // slots of a block of keys that a warp loads
+  static constexpr int32_t kWarpSlots = kBlock / kWarps;
   static constexpr int32_t kParamBytes = static_cast<int32_t>(kMmaParamBytes);
 
   KVASIR_DEVICE explicit MmaRing(const AttentionKernelArgs& args)
@@ -39,7 +40,8 @@ class MmaRing {
         warp_(thread_ / static_cast<int32_t>(simt::kWarp)),
         lane_(static_cast<int32_t>(simt::Lane())) {}
 
-  // The kind of a chunk. It is constant in an instance for one kind.
+  // The kind of a chunk. It is a constant if this instance is for one kind
+  // only.
   static KVASIR_DEVICE ChunkKind KindOf(const LatentChunkOnDevice& chunk) {
     if constexpr (kind == MmaKind::kNumbers) return ChunkKind::kNumbers;
     if constexpr (kind == MmaKind::kCodes8) return ChunkKind::kCodes8;
@@ -54,7 +56,7 @@ class MmaRing {
     return device_.chunks[chunks_.first + chunk];
   }
 
-  // The place of a slot of the split. page < 0: no row sees the slot.
+  // Where a slot of the split is stored. page < 0: no row sees the slot.
   struct alignas(8) Place {
     int32_t page;
     uint16_t tile;  // index in the page
@@ -80,11 +82,13 @@ class MmaRing {
     return place;
   }
 
-  // Finds the places of all slots or, if all blocks are whole, of each block's
-  // first slot. All threads of the CTA must call it, because it has barriers.
+  // Stores in places_ where all slots of the split are stored. If all blocks
+  // are whole tiles, stores this only for each block's first slot. All threads
+  // of the CTA must call it, because it has a barrier.
   KVASIR_DEVICE void FindPlaces() {
     constexpr auto kThreads = static_cast<int32_t>(kMmaThreads);
-    // The places are loaded before the barrier, to hide the latency.
+    // The block table is read before the barrier, so that the latency overlaps
+    // with the wait.
     const bool whole = device_.in_blocks && first_whole_ == 0 &&
                        end_whole_ == kSplit / kBlock &&
                        !(exact && (keys_.any_exact() || values_.any_exact()));
@@ -97,8 +101,8 @@ class MmaRing {
         places[i] = FindPlace(thread_ + kThreads * i);
       }
     }
-    // From here on no thread reads queries, places and weights of the previous
-    // split.
+    // After this barrier, no thread reads queries, places or weights of the
+    // previous split any more.
     simt::SyncCta();
     if (whole) {
       if (thread_ < kSplit / kBlock) {
@@ -112,7 +116,8 @@ class MmaRing {
     }
   }
 
-  // Finds the blocks of the split's slots.
+  // Computes which blocks of the split have visible slots, which of them are
+  // whole, and which are read as exact rows.
   KVASIR_DEVICE void FindBlocks() {
     first_block_ = static_cast<int32_t>(slots_.begin - split_) / kBlock;
     end_block_ = static_cast<int32_t>(slots_.end - 1 - split_) / kBlock + 1;
@@ -124,7 +129,8 @@ class MmaRing {
       values_ = BlocksOf(device_.value_exact, item_, slots_, split_);
     }
   }
-  // The blocks of the split that at least one row reads through the codec.
+  // A range of blocks of the split. KeyBlocks and ValueBlocks return the blocks
+  // that at least one row reads from the cache.
   struct Blocks {
     int32_t begin;
     int32_t end;
@@ -142,17 +148,18 @@ class MmaRing {
     *stage += device_.warp_stage_bytes;
     if (*stage == ring_ + kStages * device_.warp_stage_bytes) *stage = ring_;
   }
-  // Waits until all lanes have the data of the next stage and are done with the
-  // previous stage, which is then filled again.
+  // Waits until the data of the next stage is visible to all lanes and all
+  // lanes are done with the previous stage. Then starts to load into the
+  // previous stage.
   KVASIR_DEVICE void Step() {
     simt::WaitCopies<kStages - 2>();
     simt::SyncWarp();
     LoadNext();
   }
 
-  // Loads the next chunk of a split, if there is one: for each block the chunks
-  // of keys, then for each chunk of values its blocks. A warp copies its own
-  // share.
+  // Starts to copy the warp's share of the next chunk of the split, if there is
+  // one. The order is: for each block all chunks of keys, then for each chunk
+  // of values all blocks.
   KVASIR_DEVICE void LoadNext() {
     if (load_chunk_ < chunks_.keys) {
       LoadKeys(load_block_, to_);
@@ -182,14 +189,16 @@ class MmaRing {
     load_block_ = ValueBlocks().begin;
   }
 
-  // Constants for loading whole blocks of the current chunk.
+  // Numbers that Look computes once for the chunk that is loaded next and that
+  // the copies of its whole blocks use.
   struct Loading {
-    const char* codes;  // the lane's address in page 0
-    int32_t params;     // offset of the lane's ranges from `codes`
+    const char* codes;  // the lane's address in tile 0 of page 0
+    int32_t params;  // offset from `codes` to the ranges that the lane copies
     int32_t page_bytes;
     int32_t tile_bytes;
     int32_t piece_stride;
-    // keys: pieces left for the lane's half; values: pieces of the warp
+    // keys: pieces from the lane's first piece on; values: pieces from the
+    // warp's first piece on
     int32_t pieces;
     bool in_blocks;
     bool has_params;
@@ -213,8 +222,8 @@ class MmaRing {
     loading_.in_blocks = chunk.in_blocks;
     loading_.has_params = !HasNumbers(chunk) && (!keys || chunk.ends_run);
   }
-  // The address of the lane's first piece, if all slots of the block are in one
-  // tile and some row reads each through the codec. Otherwise null.
+  // The address of the lane's first piece, if all slots of the block are seen,
+  // are in one tile and are read from the cache by all rows. Otherwise null.
   KVASIR_DEVICE const char* WholeBlock(int32_t block) const {
     if (!loading_.in_blocks || block < first_whole_ || block >= end_whole_ ||
         (exact && (load_chunk_ < chunks_.keys ? keys_.HasExact(block)
@@ -229,16 +238,16 @@ class MmaRing {
     return stage + device_.warp_stage_bytes - kParamBytes;
   }
 
-  // The address of a slot in the chunk's arena.
+  // Where a slot is stored in the chunk's arena.
   struct Address {
     const char* tile;
     int32_t slot;
-    bool there;  // whether some row reads it
+    bool there;  // whether some row reads the slot from the cache
   };
   KVASIR_DEVICE Address AddressOf(const LatentChunkOnDevice& chunk,
                                   int32_t s) const {
     const Place place = simt::LoadShared(places_ + s);
-    // If all rows read the slot as an exact row, there may be no latent.
+    // If all rows read the slot as an exact row, its latent may not exist.
     if (place.page < 0 ||
         (exact && !ReadAsCodes(load_chunk_ < chunks_.keys, item_.num_tokens - 1)
                        .Has(s))) {
@@ -248,7 +257,7 @@ class MmaRing {
                 int64_t{place.tile} * chunk.tile_bytes,
             place.slot, true};
   }
-  // Copies 16 bytes; writes 0 if no row reads the slot.
+  // Copies a piece of 16 bytes, or writes zeros if no row reads the slot.
   static KVASIR_DEVICE void CopyPiece(char* to, bool there, const char* from) {
     if (there) {
       simt::CopyAsync<kPiece>(to, from);
@@ -268,11 +277,12 @@ class MmaRing {
     }
   }
 
-  // Loads [piece][16 slots][16 bytes] and, at the end of a run, a word of each
-  // slot. If numbers have an odd count of pieces, a piece of zeros follows.
+  // Loads a chunk of keys as [piece][16 slots][16 bytes] and, if it is the last
+  // chunk of a run, the range of each slot. An odd number of pieces is padded
+  // with a piece of zeros.
   KVASIR_DEVICE void LoadKeys(int32_t block, char* stage) const {
     if (const char* const from = WholeBlock(block); from != nullptr) {
-      // A lane copies every second piece of its slot.
+      // Two lanes copy each slot. Each of them copies every second piece.
       char* const to = stage + lane_ * kPiece;
       KVASIR_UNROLL
       for (int32_t i = 0; i < kMostKeyPieces / 2; ++i) {
@@ -306,12 +316,12 @@ class MmaRing {
     }
   }
 
-  // The warp's first piece of a chunk of values.
+  // The first piece of a chunk of values that this warp loads and multiplies.
   KVASIR_DEVICE int32_t FirstPiece(const LatentChunkOnDevice& chunk) const {
     return HasNumbers(chunk) ? 2 * warp_ : warp_;
   }
-  // Loads [piece][64 slots][16 bytes] of the warp's one or two pieces, and a
-  // word of each slot.
+  // Loads the warp's one or two pieces of a chunk of values as [piece][64
+  // slots][16 bytes], and for codes the range of each slot.
   KVASIR_DEVICE void LoadValues(int32_t block, char* stage) const {
     if (loading_.pieces <= 0) return;
     if (const char* const from = WholeBlock(block); from != nullptr) {
@@ -357,12 +367,13 @@ class MmaRing {
     return reinterpret_cast<uint32_t*>(StageParams(stage));
   }
 
-  // The slots of the split that a token reads through the codec.
+  // The slots of the split that a token reads as codes.
   KVASIR_DEVICE CodecSlots ReadAsCodes(bool of_keys, int32_t token) const {
     return CodecSlotsOf(ExactOf(device_, of_keys), OwnSlot(item_, token),
                         split_);
   }
-  // The exact row of slot `s` of the split, if some row reads it as one.
+  // The place of the exact row of slot `s` of the split (RowPlaceOf);
+  // kNoExactRow if no row reads this slot as an exact row.
   KVASIR_DEVICE int64_t ExactPlace(bool of_keys, int32_t s) const {
     const int64_t slot = split_ + s;
     const ExactSlots slots = ExactOf(device_, of_keys);
@@ -373,18 +384,18 @@ class MmaRing {
     return RowPlaceOf(slots, *item_.sequence, slot);
   }
 
-  // The lane's word of a piece, for the slot that comes `further` slots after
-  // the lane's own.
+  // Word lane % 4 of a piece of keys, for slot lane / 4 + further.
   KVASIR_DEVICE uint32_t WordOf(const char* stage, int32_t piece,
                                 int32_t further) const {
     return simt::LoadShared(reinterpret_cast<const uint32_t*>(
         stage + (piece * kWarpSlots + lane_ / 4 + further) * kPiece +
         4 * (lane_ % 4)));
   }
-  // Rearranges the ranges of a stage in place: the scales of two neighbouring
-  // slots become one word, and so do their minima. Scales are limited so that
-  // no value is infinite: for a row that does not see a slot, the weight 0 must
-  // give 0.
+  // BoundParams rearranges the ranges of a stage in place: the scales of two
+  // neighbouring slots become one word (PairParams), and so do their minima. It
+  // limits scales so that no value is infinite, because the product of an
+  // infinite value and the weight 0 of a row that does not see the slot would
+  // not be 0.
   struct alignas(8) PairParams {
     uint32_t scale;
     uint32_t minimum;
@@ -405,23 +416,25 @@ class MmaRing {
     simt::StoreShared(words, pair);
     simt::SyncWarp();
   }
-  // The scales and minima of slots 8i + 2c and 8i + 2c + 1 of a block, with c =
-  // lane % 4.
+  // Returns the scales and minima of slots 8i + 2c and 8i + 2c + 1 of a block,
+  // with c = lane % 4.
   KVASIR_DEVICE PairParams ParamsAt(char* stage, int32_t i) const {
     return simt::LoadShared(
         reinterpret_cast<const PairParams*>(ParamsOf(stage)) + 4 * i +
         lane_ % 4);
   }
-  // Loads the codes of 32 slots. A lane gets 2 bytes of each of slots 8i + 2c
-  // and 8i + 2c + 1, for i = 0 to 3 and c = lane % 4.
+  // Loads codes of values of slots [32k, 32k + 32). In words[i], a lane gets 2
+  // bytes of slot 8i + 2c and 2 bytes of slot 8i + 2c + 1, counted from slot
+  // 32k, with c = lane % 4.
   KVASIR_DEVICE void LoadCodes(const char* stage, int32_t k,
                                uint32_t (&words)[4]) const {
     simt::LoadMatrices<4, /*transposed=*/true>(
         words, stage + (32 * k + lane_) * kPiece);
   }
 
-  // The channel of the chunk to which the lane's sums of tile t belong: the
-  // sums in the lane's first row of a product, or in its second row.
+  // The channel of the chunk to which the lane's sums in sum_[t] belong: to
+  // those in the lane's first row of a product (other = 0) or in its second row
+  // (other = 1).
   KVASIR_DEVICE int32_t ChannelOf(ChunkKind what, int32_t t,
                                   int32_t other) const {
     const int32_t g = lane_ / 4;
@@ -435,7 +448,7 @@ class MmaRing {
     }
   }
 
-  // Writes the partial result of an item without visible slots.
+  // Writes an empty partial result, because the item sees no slot of the split.
   KVASIR_DEVICE void ClearPartial() {
     const auto floats = static_cast<int32_t>(device_.partial_floats());
     for (int32_t i = thread_; i < item_.rows() * floats;
@@ -446,7 +459,8 @@ class MmaRing {
     }
   }
 
-  // Starts the first loads. Must be called after FindPlaces and a barrier.
+  // Starts to load the first stages of a split. Must be called after FindPlaces
+  // and a barrier.
   KVASIR_DEVICE void BeginLoads() {
     load_chunk_ = 0;
     load_block_ = KeyBlocks().begin;
@@ -459,16 +473,17 @@ class MmaRing {
 
   const AttentionKernelArgs& args_;
   const AttentionDevice& device_;
-  char* ring_;     // [kStages][warp_stage_bytes], of the warp
+  char* ring_;     // [kStages][warp_stage_bytes]: the warp's stages
   Place* places_;  // [512]
   const int32_t thread_, warp_, lane_;
 
   Item item_;
   UnitChunks chunks_;
-  SlotRange slots_;  // slots of the split that some row sees
+  SlotRange slots_;  // slots of the split that at least one row sees
   int64_t split_;    // first slot of the split
   int32_t first_block_, end_block_;
-  int32_t first_whole_, end_whole_;  // blocks whose slots are all seen
+  // blocks in which every slot is seen by at least one row
+  int32_t first_whole_, end_whole_;
   SideBlocks keys_, values_;         // only if `exact`
   int32_t load_chunk_, load_block_;  // the chunk and block that are loaded next
   Loading loading_;

@@ -1,40 +1,49 @@
-// paged_attention on a GPU has three launches. `attention_divide`, one warp,
-// reads the lengths of the sequences and makes the list of work items.
-// `attention`, a persistent grid, takes items in the order of their numbers.
-// `attention_merge` merges the splits of each row. A step with prompts, which
-// are sequences of more than kDeviceSplitRows rows, has a fourth:
-// `attention_prefill` computes the prompts, if it serves the layer
-// (prefill_attention-inl.h) and prompts may have bits of their own.
+// paged_attention on a GPU has three launches. `attention_divide`, a single
+// warp, reads the lengths of the sequences and makes the list of work items.
+// `attention`, a persistent grid, computes the items in the order of their
+// numbers. `attention_merge` merges the splits of each row. Sequences of more
+// than kDeviceSplitRows rows are prompts. A step with prompts has a fourth
+// launch, `attention_prefill`, which computes them if it supports the layer
+// (prefill_attention-inl.h) and the bits of prompts may differ from those of
+// single rows.
 //
-// The host knows how many sequences there are but not their lengths, so the
-// same launches serve every step with as many sequences. An item is the query
-// heads of one HeadUnit for as many tokens as make up to 8 rows (16 if a unit
-// has more than 8 heads). It covers all slots that these see or, for sequences
-// of few rows, some splits of kAttentionSplitSlots: as many as leave about
-// eight items for each CTA, at most 8. Splits begin at fixed slots. The longest
-// contexts are split first. They are grouped by their number of splits, in
-// powers of two; a group is split if the partial results of all its members
-// fit. In the first group that does not fit, sequences are split in order until
-// the room is used.
+// The launches depend on the number of sequences but not on their lengths, so
+// the same launches can be repeated for every step with as many sequences. An
+// item is the query heads of one HeadUnit for as many tokens as make up to 8
+// rows (16 if a unit has more than 8 heads). It covers all slots that these
+// rows see or, for sequences of few rows, at most 8 splits of
+// kAttentionSplitSlots slots: so many that there are about eight items for each
+// CTA. Splits begin at fixed slots.
 //
-// Each row has its own arithmetic. Each split is computed by itself: scores,
-// the maximum over all its slots, weights, then sums over its slots in order.
-// The splits are merged in order in float32 (attention_items.h), either by the
-// CTA that has all of them or by attention_merge, with the same operations on
-// the same numbers. So a row's bits do not depend on the batch, on chunks, on
-// splits or on which CTA computes it. If attention_prefill computes a prompt,
-// the bits do not depend on how it is chunked, as long as the chunks are
-// prompts. A number that is not finite affects only rows that see its slot. A
-// score of NaN or +inf makes its row NaN. A score of -inf has weight 0, unless
-// all scores are -inf: then the row is NaN too. The bits differ from the CPU's.
-// The kernel for items is chosen once, from the layer's codecs and the types of
-// activations and exact rows: `attention` on tensor cores
+// The memory for partial results may not suffice for all contexts, so the
+// longest contexts are split first. Contexts are grouped by their number of
+// splits, in powers of two. A group is split if the partial results of all its
+// sequences fit. In the first group that does not fit, sequences are split in
+// order until the memory is used up.
+//
+// A row's arithmetic does not depend on other rows. Each split is computed
+// separately: scores, the maximum over all its slots, weights, then sums over
+// its slots in order. The splits are merged in order in float32
+// (attention_items.h), either by the CTA that computes all of them or by
+// attention_merge, with the same operations on the same numbers. So a row's
+// bits do not depend on the batch, on chunks, on splits or on which CTA
+// computes it. If attention_prefill computes a prompt, the bits do not depend
+// on how the prompt is chunked, as long as each chunk counts as a prompt. All
+// these bits differ from those of a CPU.
+//
+// A number that is not finite affects only rows that see its slot. A score of
+// NaN or +inf makes its row NaN. A score of -inf has weight 0, but if all
+// scores of a row are -inf, the row is NaN.
+//
+// The kernel that computes items is chosen once for a layer, by its codecs and
+// by the types of activations and exact rows: `attention` on tensor cores
 // (mma_attention-inl.h), or `attention_plain` (plain_attention.h).
 //
-// Bytes of a row: its latents up to its own slot, once for all rows of an item.
-// Partial results are 4 (out_width + 2) bytes per 512 slots and head, written
-// once and read once (the last two numbers once per 32 channels). Floor: the
-// latents' bytes over the memory's bandwidth.
+// Memory traffic: all rows of an item read the latents of the slots that they
+// see once. A partial result has 4 (out_width + 2) bytes per 512 slots and
+// head; it is written once and read once (its last two numbers once per 32
+// channels). The lower bound of the time is the bytes of the latents divided by
+// the memory bandwidth.
 #include "kernels/attention/cuda/attention_items.h"
 #include "kernels/attention/cuda/mma_attention-inl.h"
 #include "kernels/attention/cuda/plain_attention.h"
@@ -46,9 +55,10 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kMergeThreads = 128;
-// Contexts are grouped by their number of splits: at least 2^1, 2^2, ...
+// The number of groups of contexts. Group k has at least 2^(k + 1) splits.
 constexpr int kLeastSplits = 20;
-// The most splits of an item. An item stages its queries once.
+// The most splits of an item, all of which use the queries that the item stages
+// once.
 constexpr int32_t kMostItemSplits = 8;
 
 // Returns `total` plus the sum over the lanes with a smaller index, and adds
@@ -90,8 +100,9 @@ KVASIR_DEVICE int32_t PromptItems(const AttentionKernelArgs& args,
       static_cast<uint32_t>(args.device.num_units));
 }
 
-// The number of partial results, each for all heads, of a sequence that may be
-// split. If there is no room for so many, it is 1 more than the room.
+// The number of partial results, each for all heads, that a sequence needs if
+// its context is split; 0 for a prompt. At most most_partials + 1, which never
+// fits.
 KVASIR_DEVICE int32_t PartialsOf(const AttentionDevice& device,
                                  const AttentionSequence& sequence,
                                  const SequenceItems& items) {
@@ -106,8 +117,8 @@ DivideKernel(AttentionKernelArgs args) {
   const AttentionDevice& device = args.device;
   const auto lane = static_cast<int32_t>(simt::Lane());
   const auto warp = static_cast<int32_t>(simt::kWarp);
-  // Sums of whole numbers, exact up to 2^24, which is more than there is room
-  // for.
+  // The sums are whole numbers in float32, which are exact up to 2^24. That is
+  // more than most_partials.
   static_assert(kDevicePartialBytes / (4 * 3) < 1 << 24);
   float partials[kLeastSplits] = {};
   for (int32_t s = lane; s < args.num_sequences; s += warp) {
@@ -136,7 +147,8 @@ DivideKernel(AttentionKernelArgs args) {
   const int32_t item_splits = many < 1                 ? 1
                               : many < kMostItemSplits ? many
                                                        : kMostItemSplits;
-  int32_t asked = 0;  // requested so far by the first group that does not fit
+  // partial results requested so far by the first group that does not fit
+  int32_t asked = 0;
   SequenceItems total;
   for (int32_t first = 0; first < args.num_sequences; first += warp) {
     const int32_t s = first + lane;
@@ -186,8 +198,8 @@ PlainKernel(AttentionKernelArgs args) {
   }
 }
 
-// The most CTAs of `attention` on a multiprocessor, which the registers allow.
-// (On sm_80 shared memory has room for only three.)
+// The number of CTAs of `attention` per multiprocessor for which nvcc limits
+// the registers. (On sm_80, shared memory has room for only three.)
 constexpr int MmaCtas(int32_t tiles, MmaKind kind, bool exact) {
   if (tiles > 1) return 2;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -203,8 +215,8 @@ MmaKernel(AttentionKernelArgs args) {
   MmaAttention<T, tiles, kind, exact> attention(args);
   SequenceItems* const total = args.items + args.num_sequences;
   const auto count = static_cast<uint32_t>(total->first_item);
-  // Items and multiprocessors differ in speed, so a CTA takes its next item
-  // when it is done with one.
+  // Items differ in length and multiprocessors in speed, so CTAs take items one
+  // by one from a shared counter.
   uint32_t i = simt::CtaX();
   while (i < count) {
     const Item item = FindItem(args, static_cast<int32_t>(i));
@@ -213,13 +225,14 @@ MmaKernel(AttentionKernelArgs args) {
                         simt::AtomicAdd(&total->next_item, 1u));
     }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-    // All threads have met at barriers in Compute.
+    // Compute has barriers, so all threads now see the stored index.
     i = simt::LoadShared(attention.next_item());
     simt::SyncCta();
   }
 }
 
-// The factors of a split's results, and its sum of weights.
+// The factors with which a split is merged (MergeFactors), and the split's sum
+// of weights.
 struct alignas(16) SplitFactors {
   float total;
   float split;
@@ -227,9 +240,11 @@ struct alignas(16) SplitFactors {
   float unused;
 };
 
-// The factors of 32 splits, one per lane. Lanes from `count` on change nothing.
-// `max` is the maximum of all splits so far. The factors are those of Merge, in
-// its order: a running maximum does not depend on how it is computed.
+// Computes the factors of 32 splits, one per lane. The lane's split exists if
+// `is_one`; otherwise the factors leave the merged sums unchanged. `*max` is
+// the maximum of all splits so far. The factors have the bits that Merge gives
+// if it merges the splits in order, because a running maximum does not depend
+// on how it is computed.
 KVASIR_DEVICE SplitFactors FactorsOf(const float* partial, bool is_one,
                                      int64_t out_width, float* max) {
   float own = kNoSlot;
@@ -238,7 +253,7 @@ KVASIR_DEVICE SplitFactors FactorsOf(const float* partial, bool is_one,
     own = simt::LoadGlobal(partial + out_width);
     factors.sum = simt::LoadGlobal(partial + out_width + 1);
   }
-  float most = own;  // maximum of the lanes up to this one
+  float most = own;  // maximum over the lanes up to this one
   for (uint32_t lanes = 1; lanes < simt::kWarp; lanes *= 2) {
     const float below = simt::ShuffleUp(most, lanes);
     if (simt::Lane() >= lanes && below > most) most = below;
@@ -253,8 +268,8 @@ KVASIR_DEVICE SplitFactors FactorsOf(const float* partial, bool is_one,
   return factors;
 }
 
-// The address of number `channel` of a head's sums, in whichever part it is.
-// Null: the head has fewer numbers.
+// The address in `out` of output channel `channel` of a head, counted over all
+// value parts. Null if the head has fewer channels.
 template <typename T>
 KVASIR_DEVICE T* ResultAt(const AttentionKernelArgs& args, int64_t row,
                           int64_t head, int64_t channel) {
@@ -274,9 +289,10 @@ KVASIR_DEVICE T* ResultAt(const AttentionKernelArgs& args, int64_t row,
   return nullptr;
 }
 
-// A warp merges 32 channels of one row and head. Lanes compute the factors of
-// 32 splits at a time, which all lanes then read. Sums are loaded 16 splits
-// ahead of the chain that adds them in order.
+// Merges 32 channels of one row and head, one per lane. For 32 splits at a
+// time, each lane computes the factors of one split, which all lanes then read
+// from shared memory. The sums of 16 splits are loaded at a time and then added
+// in order.
 template <typename T>
 KVASIR_DEVICE void MergeRow(const AttentionKernelArgs& args, int32_t index,
                             int32_t place, int32_t first_channel) {
@@ -339,8 +355,8 @@ MergeKernel(AttentionKernelArgs args) {
   const auto heads = static_cast<int32_t>(args.device.num_heads);
   const int32_t count = args.items[args.num_sequences].first_merge * heads;
   const auto ctas = static_cast<int32_t>(simt::CtasX());
-  // Neighbouring items are in different CTAs, so that even a few items use all
-  // multiprocessors.
+  // Neighbouring rows are merged by different CTAs, so that even a few rows use
+  // all multiprocessors.
   for (auto i = static_cast<int32_t>(simt::CtaX()) +
                 static_cast<int32_t>(simt::Warp()) * ctas;
        i < count; i += kMergeWarps * ctas) {
@@ -349,7 +365,8 @@ MergeKernel(AttentionKernelArgs args) {
   }
 }
 
-// The launch of `attention` or of `attention_plain`, which compute items.
+// Returns the launch of `attention` or of `attention_plain`, whichever computes
+// the layer's items.
 KernelLaunch ItemLaunch(const AttentionDevice& device,
                         const Launcher& launcher) {
   KernelLaunch launch;
@@ -370,7 +387,7 @@ KernelLaunch ItemLaunch(const AttentionDevice& device,
   return launch;
 }
 
-// Calls run(kernel) for the launch's instance.
+// Calls run(kernel) with the kernel instance for the layer's kind of chunks.
 template <typename T, typename Run>
 void RunMma(const AttentionDevice& device, const Run& run) {
   if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny, false>);
@@ -387,8 +404,8 @@ void RunMma(const AttentionDevice& device, const Run& run) {
       return run(MmaKernel<T, 1, MmaKind::kLevels4, false>);
   }
 }
-// Like RunMma, for layers with exact rows. AddChunks allows only these kinds of
-// chunks for them.
+// Like RunMma, for layers with exact rows. For these layers AddChunks sets only
+// kinds that have an instance here.
 template <typename T, typename Run>
 void RunExact(const AttentionDevice& device, const Run& run) {
   if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny, true>);

@@ -1,5 +1,5 @@
-// Attention of an item (attention_items.h) with plain multiply-adds, for any
-// codec and any type of activations. C++17, device code.
+// Computes attention for an item (attention_items.h) with plain multiply-adds,
+// for any codec and any type of activations. C++17, device code.
 //
 // A CTA of 128 threads computes a split of 512 slots in three passes: all
 // scores, the softmax, all values. Slots are read in blocks of 64 and channels
@@ -7,10 +7,11 @@
 // fma(code, scale, minimum). Each thread computes one slot (or one channel of
 // the values) for half of the rows.
 //
-// Bytes: a tile's latents once per up to 16 rows, with loads of one number or
-// code each. Operations: two passes through shared memory with 9 loads per 8
-// multiply-adds, and about 20 instructions per code. This kernel serves float32
-// and the codecs that have no other kernel; it is far from any floor.
+// Cost: an item reads its latents once for up to 16 rows, with a load for each
+// number or code. Each of the two passes over latents has 9 loads from shared
+// memory per 8 multiply-adds and about 20 instructions per code. So this kernel
+// is far slower than the hardware allows. It is meant for float32 and for
+// codecs that tensor cores do not support.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -74,7 +75,8 @@ class PlainAttention {
                      4 * kRows + kBlock) ==
                 kPlainFixedBytes);
 
-  // Calls visit(first slot of a block) for the blocks with slots that are seen.
+  // Calls visit(first slot of a block) for each block of the split that has
+  // visible slots.
   template <typename Visit>
   KVASIR_DEVICE void ForBlocks(const Visit& visit) const {
     for (int64_t block = slots_.begin / kBlock * kBlock; block < slots_.end;
@@ -83,9 +85,9 @@ class PlainAttention {
     }
   }
 
-  // Stores the page of each slot of the block, and a number below 0 for a slot
-  // that no row sees. Since the previous block's pages were read there must
-  // have been a barrier.
+  // Stores in pages_ the page of each slot of the block; -1 if no row sees the
+  // slot. There must be a barrier between the last read of the previous block's
+  // pages and this call.
   KVASIR_DEVICE void FindPages(int64_t block) {
     if (static_cast<int32_t>(simt::Thread()) >= kBlock) return;
     const int64_t slot = block + lane_;
@@ -98,28 +100,30 @@ class PlainAttention {
     simt::StoreShared(pages_ + lane_, page);
   }
 
-  // Whether some row reads a visible slot as an exact row (if `as_exact`) or
-  // through the codec.
+  // Whether at least one row reads a visible slot as an exact row (if
+  // `as_exact`), or as a latent (otherwise).
   KVASIR_DEVICE bool Reads(const ExactSlots& exact, bool as_exact,
                            int64_t slot) const {
     const int64_t first = item_.sequence->first_slot + item_.first_token;
     return as_exact ? exact.Has(first, slot)
                     : !exact.Has(first + item_.num_tokens - 1, slot);
   }
-  // Whether some row reads any visible slot of a block in that way.
+  // Whether at least one row reads a visible slot of the block in the way that
+  // `as_exact` selects.
   KVASIR_DEVICE bool ReadsBlock(const ExactSlots& exact, bool as_exact,
                                 int64_t block) const {
     const SlotRange slots = Both(slots_, {block, block + kBlock});
-    // Three slots suffice: sinks and window are at the ends of a context, so
-    // neither kind can be only in the middle of a block.
+    // It suffices to test three slots: the first and the last visible slot of
+    // the block and, for latents, the first slot after the sinks.
     return Reads(exact, as_exact, slots.begin) ||
            Reads(exact, as_exact, slots.end - 1) ||
            (!as_exact && slots.begin < exact.sinks && exact.sinks < slots.end &&
             Reads(exact, false, exact.sinks));
   }
 
-  // Fills the tile [64 slots][chunk] of a part, from channel `first` on. Slots
-  // that are not seen, or that no row reads in this way, are 0.
+  // Decodes a part's channels [first, first + channels) of the block's slots
+  // into the tile [64][kTileStride]. Slots that no row reads in the way that
+  // `as_exact` selects get zeros.
   KVASIR_DEVICE void FillTile(const DevicePart& part, const ExactSlots& exact,
                               bool as_exact, int64_t block, int32_t first,
                               int32_t channels) {
@@ -165,7 +169,8 @@ class PlainAttention {
     }
   }
 
-  // Writes the scores, to base 2, of all slots that some row sees to weights_.
+  // Computes the scores of all slots that some row sees, times log2(e), and
+  // stores them in weights_.
   KVASIR_DEVICE void Score() {
     ForBlocks([&](int64_t block) {
       FindPages(block);
@@ -187,8 +192,8 @@ class PlainAttention {
                               int64_t slot) const {
     return exact.Has(item_.sequence->first_slot + item_.TokenOf(row), slot);
   }
-  // Adds the scores of one way of reading, if some row of the item reads the
-  // block so.
+  // Adds the products of queries with keys that are read in the way that
+  // `as_exact` selects, if some row of the item reads the block in this way.
   KVASIR_DEVICE void AddScores(int64_t block, bool as_exact,
                                float (&scores)[kHalf]) {
     if (!ReadsBlock(device_.key_exact, as_exact, block)) return;
@@ -199,7 +204,7 @@ class PlainAttention {
       for (int32_t first = 0; first < width; first += kChunk) {
         const int32_t channels =
             width - first < kChunk ? width - first : kChunk;
-        // The pages are stored, and all threads are done with the previous
+        // Now the pages are stored, and all threads are done with the previous
         // tile.
         simt::SyncCta();
         FillTile(part, device_.key_exact, as_exact, block, first, channels);
@@ -219,7 +224,7 @@ class PlainAttention {
     }
   }
 
-  // Turns scores into weights. A warp computes four rows.
+  // Converts scores to weights (softmax). A warp computes four rows.
   KVASIR_DEVICE void Weigh() {
     const auto warp = static_cast<int32_t>(simt::Warp());
     const auto lane = static_cast<int32_t>(simt::Lane());
@@ -248,7 +253,7 @@ class PlainAttention {
         const float weight =
             weights[k] == kHidden ? 0.0f : simt::Exp2(weights[k] - max);
         sum += weight;
-        // The sign of a weight says how the value is read.
+        // A negative weight marks a value that is read as an exact row.
         const bool exact =
             HasExact(device_.value_exact, row, split_ + 32 * k + lane);
         simt::StoreShared(of_row + 32 * k, exact ? -weight : weight);
@@ -261,8 +266,8 @@ class PlainAttention {
     }
   }
 
-  // Calls visit(part, first channel of a chunk, channels, offset of the part's
-  // sums in a row).
+  // Calls visit(part, first channel, number of channels, offset of the part's
+  // sums in a row) for each chunk of values.
   template <typename Visit>
   KVASIR_DEVICE void ForValueChunks(const Visit& visit) const {
     int32_t out = 0;
@@ -310,8 +315,8 @@ class PlainAttention {
                                bool as_exact, int32_t first, int32_t channels,
                                float (&sums)[kHalf]) {
     if (!ReadsBlock(device_.value_exact, as_exact, block)) return;
-    // The pages and, in the first block, the weights are stored. All threads
-    // are done with the previous tile.
+    // Now the pages and, in the first block, the weights are stored, and all
+    // threads are done with the previous tile.
     simt::SyncCta();
     FillTile(part, device_.value_exact, as_exact, block, first, channels);
     simt::SyncCta();
@@ -323,14 +328,15 @@ class PlainAttention {
         const float weight = simt::LoadShared(
             weights_ + (first_row_ + r) * kSplit + (block - split_) + s);
         const float of_kind = as_exact ? -weight : weight;
-        // A number that is not finite must not affect a row that does not see
-        // it.
+        // Skips weights of 0, because a value that is not finite must not
+        // affect a row that does not see its slot.
         if (of_kind > 0.0f) sums[r] = simt::Fma(of_kind, number, sums[r]);
       }
     }
   }
 
-  // Each thread reads the sums that it wrote itself.
+  // Divides the merged sums by the sums of weights and writes the output rows.
+  // Each thread reads only sums that it wrote itself, so no barrier is needed.
   KVASIR_DEVICE void Finish() {
     ForValueChunks([&](const DevicePart& part, int32_t first, int32_t channels,
                        int32_t out) {
@@ -356,21 +362,23 @@ class PlainAttention {
 
   const AttentionKernelArgs& args_;
   const AttentionDevice& device_;
-  float* weights_;  // [rows][512]: scores, then weights of a split
+  float* weights_;  // [rows][512]: scores of a split, then its weights
   float* tile_;     // [64][kTileStride]
   float* q_;        // [rows][64]
   float* factors_;  // [4][rows]: written by EndSoftmax
   int32_t* pages_;  // [64]
   float* sums_;     // [rows][out_width]
-  int32_t lane_;    // slot of a block, or channel of a chunk
+  // the slot of a block, or channel of a chunk, that this thread computes
+  int32_t lane_;
   int32_t first_row_;
 
   Item item_;
   int64_t kv_head_;
-  SlotRange seen_;   // slots that some row sees
-  SlotRange slots_;  // slots of the split that some row sees
+  SlotRange seen_;   // slots that at least one row of the item sees
+  SlotRange slots_;  // slots of the split that at least one row sees
   int64_t split_;    // first slot of the split
-  bool merged_;      // whether a split of the item was merged
+  // whether sums_ and factors_ have the result of an earlier split
+  bool merged_;
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

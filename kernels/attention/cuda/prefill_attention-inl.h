@@ -1,44 +1,47 @@
-// Attention of prompts on tensor cores: sequences of more than kDeviceSplitRows
-// rows, with the codecs and exact rows that mma_attention-inl.h serves, in
-// items of 128 or 64 rows. C++17, device code.
+// Computes attention for prompts (sequences of more than kDeviceSplitRows rows)
+// on tensor cores, in items of 128 or 64 rows. Supports the codecs and exact
+// rows that mma_attention-inl.h supports. C++17, device code.
 //
 // A CTA of four warps processes the slots of an item in blocks of 64, with an
 // online-softmax step per block (FlashAttention-2, section 3). A warp has
-// `tiles` times 16 rows, whose scores, weights, sums and maxima it keeps in
+// `tiles` times 16 rows and keeps their scores, weights, sums and maxima in
 // registers. Rows are the first operand of mma.m16n8k16 and latents the second:
-//   scores: [16 rows][16 channels] [16 channels][8 slots]
-//   values: [16 rows][16 slots] [16 slots][8 channels]
-// Chunks of a block are copied asynchronously into stages that all warps read.
-// Codes are converted once for all rows to 16-bit numbers in a tile of shared
-// memory, in the order of the products. They are decoded as in
-// mma_attention-inl.h: keys are exact, with their scale and minimum applied to
-// a run's sums; values are rounded to float16. A block that rows read in
-// different ways is visited once for each way (prefill_order.h).
+//   scores: [16 rows][16 channels] times [16 channels][8 slots]
+//   values: [16 rows][16 slots] times [16 slots][8 channels]
+// The chunks of a block are copied asynchronously into stages that all warps
+// read. Codes are converted once for all rows to 16-bit numbers, which are
+// stored in a tile of shared memory in the order of the products. Codes are
+// decoded as in mma_attention-inl.h: the conversion of keys is exact, and their
+// scale and minimum are applied to the sums of a run; values are rounded to
+// float16. A block that is read in several ways is visited once for each way
+// (prefill_order.h).
 //
-// Each row has its own arithmetic: blocks begin at fixed slots, and a block
-// that the row does not see changes no bit. So a row has the same bits however
-// a prompt is divided into launches and items. These bits differ from those of
-// the decoding kernel, which uses splits of 512 slots. That kernel also
-// computes prompts if the bits must be the same
-// (PagedAttentionParamsIn::prompts_as_rows), and units that this kernel does
-// not serve: those with values of more than 128 channels (256 with 64 rows), or
-// with only some values in codes.
+// A row's arithmetic does not depend on other rows: blocks begin at fixed
+// slots, and a block that the row does not see changes no bit. So a row has the
+// same bits however a prompt is divided into launches and items. These bits
+// differ from those of the decoding kernel, which uses splits of 512 slots. The
+// decoding kernel also computes prompts if the bits must be the same
+// (PagedAttentionParamsIn::prompts_as_rows) or if this kernel does not support
+// the layer: if values have more than 128 channels (256 with 64 rows), or only
+// some of the values are codes.
 //
-// Layout: as in mma_attention-inl.h; rows of queries are aligned to 16 bytes.
-// Shared memory: stages of 25 KiB, a tile of 16 KiB for codes, and 2 bytes per
-// row and channel of queries. A multiprocessor has room for two CTAs with heads
-// of 128 channels.
+// Layout: latents as in mma_attention-inl.h; queries must be aligned to 16
+// bytes. Shared memory: 25 KiB for all stages, a tile of 16 KiB if there are
+// codes, and 2 bytes per row and channel of queries. With heads of 128
+// channels, a multiprocessor has room for two CTAs.
 //
-// Bytes: each latent is read once per 128 (or 64) rows, the first time from
-// memory and later from the second-level cache. For a prompt of 8K tokens with
-// 32 heads over 8 KV heads of 128 bf16 channels, a layer reads 4.3 GB of
-// latents. Queries and results are moved once. Operations: 4 per row, slot and
-// channel, 0.55e12 in such a layer. With 32 rows per warp, a product (16 x 8 x
-// 16) moves 192 bytes of shared memory for scores and 128 for values, which
-// takes less time than its mma.sync; with 16 rows it moves 320 and 256. Other
-// instructions of a lane for a block of 64 slots and 256 products: 80 loads of
-// operands, 4.5 for each of 64 scores, and for codes about 1.5 for each of 128
-// numbers. Floor: operations over the rate of the tensor cores.
+// Memory traffic: each latent is read once per 128 (or 64) rows, the first time
+// from memory and later from the level-2 cache. For example, for a prompt of 8K
+// tokens with 32 query heads over 8 KV heads of 128 bfloat16 channels, a layer
+// reads 4.3 GB of latents. Queries and results are moved once. Operations: 4
+// per row, slot and channel, which is 0.55e12 in the same example. With 32 rows
+// per warp, a product (16 x 8 x 16) reads 192 bytes of shared memory for scores
+// and 128 bytes for values, which takes less time than its mma.sync; with 16
+// rows per warp it reads 320 and 256 bytes. For a block of 64 slots and 256
+// products, a lane executes these other instructions: 80 loads of operands, 4.5
+// for each of 64 scores, and for codes about 1.5 for each of 128 numbers. The
+// lower bound of the time is the operations divided by the rate of the tensor
+// cores.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -52,8 +55,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// A warp has `tiles` tiles of 16 rows: 2 if keys have no codes or one run of
-// codes, otherwise 1.
+// Computes items. A warp has `tiles` tiles of 16 rows: 2 tiles need keys
+// without codes or with a single run of codes (PromptRows).
 template <typename T, int32_t tiles>
 class PrefillAttention : PrefillLoads<T, tiles> {
   using Loads = PrefillLoads<T, tiles>;
@@ -66,7 +69,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
 
   using Loads::next_item;
 
-  // All threads of the CTA must call it, because it has barriers.
+  // Computes an item. All threads of the CTA must call it, because it has
+  // barriers.
   KVASIR_DEVICE void Compute(const Item& item, const UnitChunks& chunks) {
     Begin(item, chunks);
     KVASIR_UNROLL
@@ -101,11 +105,12 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       Loads::kPieceBytes, Loads::kTilePieces;
   using typename Loads::Part, typename Loads::RowReads;
   static constexpr int32_t kSlotTiles = kBlock / 8;
-  // The sums of a warp are in slabs of 64 channels.
+  // The sums of a warp's values are divided into slabs of 64 channels.
   static constexpr int32_t kSlabs = static_cast<int32_t>(PromptSlabs(kRows));
   static constexpr int32_t kSlabTiles = 8;
   static constexpr int32_t kValueTiles = kSlabs * kSlabTiles;
-  // If keys may have several runs, the scores of a run are summed separately.
+  // True if keys may have several runs of codes, so that the products of each
+  // run must be summed separately (run_).
   static constexpr bool kRunsApart = tiles == 1;
   static constexpr float kMinusInfinity = -__builtin_inff();
 
@@ -123,7 +128,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       for (int32_t n = 0; n < kSlotTiles; ++n) Clear(scores->d[t][n]);
     }
   }
-  // Weights as first operands of products. Each operand has 16 slots.
+  // Weights of a block, packed as first operands of products. Each operand has
+  // 16 slots.
   struct Weights {
     uint32_t a[tiles][kBlock / 16][4];
   };
@@ -154,12 +160,14 @@ class PrefillAttention : PrefillLoads<T, tiles> {
                                 const char* stage) {
     Scores* const to = kRunsApart ? &run_ : &score_;
     if (kRunsApart && chunk.starts_run) Clear(to);
-    // The products of a piece, and the number of pieces that fit the tile.
+    // The number of products per piece of codes, and the number of pieces that
+    // fit into the tile once converted.
     const int32_t products = chunk.kind == ChunkKind::kCodes8 ? 1 : 2;
     const int32_t room = kTilePieces / (2 * products);
     KVASIR_NO_UNROLL
     for (int32_t p = 0; p < chunk.pieces; p += room) {
-      if (p > 0) simt::SyncCta();  // all threads are done with the tile
+      // waits until all threads are done with the tile
+      if (p > 0) simt::SyncCta();
       const int32_t left = chunk.pieces - p;
       const int32_t count = left < room ? left : room;
       MakeKeyNumbers<T>(chunk, TableOf(chunk), stage, p, count, Tile());
@@ -176,14 +184,15 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     if (chunk.ends_run) EndRun(chunk, ParamsOf(stage));
   }
 
-  // Adds the products of the slots' numbers, in up to 8 pieces of 8, with the
-  // queries from `column` on.
+  // Adds to the scores the products of keys, as up to 8 pieces of 8 numbers for
+  // each slot, with the queries from `column` on.
   KVASIR_DEVICE void Multiply(const char* numbers, int32_t pieces,
                               int32_t column, Scores* to) const {
     if (idle_) return;
-    // Lane 8m + r passes the address of row r of matrix m. Queries: rows 0 to 7
-    // and 8 to 15 of channels 0 to 7, then of channels 8 to 15. Slots: 0 to 7
-    // of the lower piece and of the upper piece, then 8 to 15.
+    // Lane 8m + r passes the address of row r of matrix m to LoadMatrices. The
+    // matrices of queries are rows 0 to 7 and 8 to 15 of channels 0 to 7, then
+    // the same rows of channels 8 to 15. The matrices of keys are slots 0 to 7
+    // of the lower piece and of the upper piece, then slots 8 to 15 of both.
     const int32_t m = Lane() / 8;
     const uint16_t* const queries = Queries() +
                                     (FirstRow() + Lane() % 16) * QueryStride() +
@@ -221,7 +230,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
 
-  // Turns the sums of a run into scores, with the run's scale and minimum.
+  // Applies the scale and minimum of a run to its sums and adds them to the
+  // scores.
   KVASIR_DEVICE void EndRun(const LatentChunkOnDevice& chunk,
                             const uint32_t* params) {
     if (idle_) return;
@@ -258,7 +268,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
 
   // ---- softmax
 
-  // Turns scores into weights, and rescales the sums so far to the new maximum.
+  // Converts scores to weights (softmax) and rescales the sums of earlier
+  // blocks to the new maximum.
   KVASIR_DEVICE void Weigh() {
     if (idle_) return;
     if (masked_) Mask();
@@ -272,13 +283,14 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       max = simt::Max(max, simt::ShuffleXor(max, 1));
       max = simt::Max(max, simt::ShuffleXor(max, 2));
       changes = changes || max != max_[r];
-      // The factor is 1 if the maximum stays, so a block that a row does not
-      // see changes no bit.
+      // If the maximum does not change, the factor is exactly 1. So a block
+      // that a row does not see changes no bit.
       factors[r] = simt::Exp2((max_[r] - max) * scale);
       max_[r] = max;
-      // `scaled` is finite even if there is no score, so that hidden scores
-      // give weight 0. Rounding it may make a weight exceed 1: with scores
-      // beyond 2^27 the weight may be infinite, and the row NaN.
+      // `scaled` is finite even if the row sees no score, so that hidden scores
+      // give weight 0. Because `scaled` is rounded, a weight may exceed 1. With
+      // scores above 2^27 it may even be infinite, and then the row becomes
+      // NaN.
       const float scaled = simt::Max(max * scale, kLeastMax);
       float sum = 0.0f;
       ForScores(r, [&](float& score) {
@@ -310,11 +322,13 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
     }
   }
-  // Sets scores of slots that a row does not read in the visit's way to -inf.
+  // Sets the scores of slots that a row does not read in the visit's way to
+  // -inf.
   KVASIR_DEVICE void Mask() {
     KVASIR_UNROLL
     for (int32_t r = 0; r < kLaneRows; ++r) {
-      // All bits are in one register; nvcc would use one register per bit.
+      // The bits are computed first, in one register, because otherwise nvcc
+      // would use one register per bit.
       const uint32_t reads = BitsOf(ReadsOfRow(RowOf(r)));
       KVASIR_UNROLL
       for (int32_t n = 0; n < kSlotTiles; ++n) {
@@ -326,7 +340,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
     }
   }
-  // A bit for each of the lane's slots that the row reads in the visit's way.
+  // Returns a bit for each of the lane's slots: 1 if the row reads the slot in
+  // the visit's way.
   KVASIR_DEVICE uint32_t BitsOf(const RowReads& reads) const {
     uint32_t bits = 0;
     KVASIR_NO_UNROLL
@@ -341,7 +356,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
 
   KVASIR_DEVICE void Sum() {
     const bool exact = visit_.values_exact();
-    // Either all values are stored as codes, or all as numbers.
+    // PromptRows ensures that either all values are stored as codes, or all as
+    // numbers.
     const bool codes =
         !exact && ChunkOf(chunks_.keys).kind != ChunkKind::kNumbers;
     const Weights weights = codes ? PackedWeights<F16>() : PackedWeights<T>();
@@ -388,18 +404,20 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     return weights;
   }
 
-  // Adds the product of the weights and up to 8 pieces of 8 channels of the
-  // slots to the sums of a slab.
+  // Adds to the sums of a slab the products of the weights with values, as up
+  // to 8 pieces of 8 numbers for each slot.
   template <typename Number>
   KVASIR_DEVICE void AddSlab(int32_t slab, const char* numbers, int32_t pieces,
                              const Weights& weights) {
     if (idle_) return;
-    // Lane 8m + r passes the address of row r of matrix m: slots 0 to 7 and 8
-    // to 15 of a piece, then of the next piece.
+    // Lane 8m + r passes the address of row r of matrix m to LoadMatrices. The
+    // matrices are slots 0 to 7 and 8 to 15 of a piece, then the same slots of
+    // the next piece.
     const int32_t m = Lane() / 8;
     const char* const from =
         numbers + m / 2 * kPieceBytes + (8 * (m % 2) + Lane() % 8) * kPiece;
-    // Sums are in registers and cannot be indexed at run time.
+    // The slab is a template argument from here on, because sums are in
+    // registers, which cannot be indexed at run time.
     if (slab == 0) return AddAt<Number, 0>(from, pieces, weights);
     if (slab == 1) return AddAt<Number, kSlabTiles>(from, pieces, weights);
     if constexpr (kSlabs > 2) {
@@ -413,7 +431,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   KVASIR_DEVICE void AddAt(const char* from, int32_t pieces,
                            const Weights& weights) {
     if constexpr (DTypeOf<Number>::kValue == DTypeOf<T>::kValue) {
-      // Decoded values are always finite, so only numbers need this.
+      // Only plain numbers need care, because decoded values are always finite.
       if (masked_) return AddCarefully<at>(from, pieces, weights);
     }
     if (pieces == kMostPieces) return AddWhole<Number, at>(from, weights);
@@ -455,8 +473,10 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
     }
   }
-  // For slots that only some rows read: 0 times a number that is not finite
-  // would not be 0, so such numbers are added separately.
+  // Like AddSome, for blocks with slots that only some rows read. For the other
+  // rows such a slot has weight 0, and 0 times a number that is not finite
+  // would not be 0. So numbers that are not finite are added separately, only
+  // for the rows that read them.
   template <int32_t at>
   KVASIR_DEVICE void AddCarefully(const char* from, int32_t pieces,
                                   const Weights& weights) {
@@ -488,12 +508,13 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
     }
   }
-  // Adds the numbers of slot 16k + s that are not finite, for the rows that
-  // read it.
+  // Adds those numbers of slot 16k + s that are not finite, for the rows that
+  // read the slot.
   template <int32_t at>
   KVASIR_DEVICE void AddSlotApart(int32_t k, int32_t s, const char* from,
                                   int32_t pieces, const Weights& weights) {
-    // The lane's slots in a word are 2c and 2c + 1, or 8 further.
+    // A word of the lane holds slots 2c and 2c + 1 (b[0] and b[2]), or slots 2c
+    // + 8 and 2c + 9 (b[1] and b[3]), with c = lane % 4.
     const uint32_t of_slot =
         s / 2 % 4 == Lane() % 4 ? 0xffffu << (16 * (s % 2)) : 0u;
     KVASIR_UNROLL
@@ -555,7 +576,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       Write<3 * kSlabTiles>(chunk, first, inverse);
     }
   }
-  // Writes a slab's channels, which are those of the chunk from `first` on.
+  // Divides the sums of a slab by the sums of weights and writes them. They
+  // belong to the chunk's channels from `first` on.
   template <int32_t at>
   KVASIR_DEVICE void Write(const LatentChunkOnDevice& chunk, int32_t first,
                            const float (&inverse)[kLaneRows]) const {
@@ -585,10 +607,11 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
 
-  // score_ has scores, then weights; run_ the sums of a run.
+  // score_ holds a block's scores and then its weights, and run_ the sums of a
+  // run.
   Scores score_, run_;
   float sum_[tiles][kValueTiles][4];
-  // the lane's share of the sum of weights
+  // maxima of rows, and the lane's shares of their sums of weights
   float max_[kLaneRows], weights_[kLaneRows];
 };
 

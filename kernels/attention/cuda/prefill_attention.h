@@ -1,6 +1,7 @@
-// Launches attention_prefill (prefill_attention-inl.h) for
-// paged_attention_cuda.cu. It has a source file of its own because it takes
-// minutes to compile. C++17, host code.
+// Launches the kernel attention_prefill (prefill_attention-inl.h) for
+// paged_attention_cuda.cu. The kernel is in a source file of its own
+// (prefill_attention_cuda.cu), because it takes minutes to compile. C++17, host
+// code.
 #pragma once
 
 #include "kernels/attention/cuda/attention_items.h"
@@ -8,9 +9,9 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// The number of persistent CTAs: as many as fit the shared memory of all
-// multiprocessors, but at most `most` on each. The GPU reserves 1024 bytes for
-// each CTA in addition to its own.
+// The number of CTAs of a persistent grid: as many as fit into the shared
+// memory of all multiprocessors, but at most `most` per multiprocessor. The GPU
+// reserves 1024 bytes for each CTA in addition to `shared_bytes`.
 inline uint32_t StayingCtas(const AttentionDevice& device,
                             uint32_t shared_bytes, int64_t most,
                             const Launcher& launcher) {
@@ -21,10 +22,11 @@ inline uint32_t StayingCtas(const AttentionDevice& device,
                                launcher.multiprocessors());
 }
 
-// Returns the launch for a layer with prompt_rows > 0.
+// Returns the launch of attention_prefill for a layer with prompt_rows > 0.
 KernelLaunch PromptLaunch(const AttentionDevice& device,
                           const Launcher& launcher);
-// Enqueues the launch that PromptLaunch returned, after attention_divide.
+// Enqueues the launch that PromptLaunch returned. Must be called after
+// attention_divide is enqueued.
 void LaunchPrompts(const AttentionKernelArgs& args, const KernelLaunch& launch,
                    Launcher& launcher);
 

@@ -1,7 +1,7 @@
 // attention_prefill: the launch of paged_attention (paged_attention_cuda.cu)
-// for prompts. The CTAs of a persistent grid take items, which
-// prefill_attention-inl.h computes. Its header gives bytes, operations and
-// floor.
+// for prompts. The CTAs of a persistent grid take items and compute them with
+// prefill_attention-inl.h, whose first comment gives memory traffic, operations
+// and the lower bound of the time.
 #include "kernels/attention/cuda/prefill_attention-inl.h"
 #include "kernels/attention/cuda/prefill_attention.h"
 #include "kernels/simt/launch.h"
@@ -9,7 +9,7 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// The number of CTAs per multiprocessor: registers have room for two.
+// The number of CTAs per multiprocessor, for which nvcc limits the registers.
 constexpr int kPromptCtas = 2;
 
 template <typename T, int32_t tiles>
@@ -21,15 +21,16 @@ PrefillKernel(AttentionKernelArgs args) {
   uint32_t i = simt::CtaX();
   uint32_t* next = attention.next_item();
   while (i < count) {
-    // The last items come first: with causal attention they have the most
-    // slots.
+    // Items are taken in reverse order, because with causal attention the last
+    // items see the most slots and take longest.
     const Item item = FindPromptItem(args, static_cast<int32_t>(count - 1 - i));
     if (simt::Thread() == 0) {
       simt::StoreShared(next, simt::AtomicAdd(&total->next_prompt, 1u));
     }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-    // All threads have met at barriers in Compute. A slow thread may still read
-    // this word when the next index is written, so that goes to the other word.
+    // Compute has barriers, so all threads now see the stored index. A slow
+    // thread may still be reading this word when the next index is stored, so
+    // the next index is stored in the other word.
     i = simt::LoadShared(next);
     next = next == attention.next_item() ? next + 1 : next - 1;
   }

@@ -1,10 +1,9 @@
-// Loads what an item of prefill_attention-inl.h reads: queries, which are
-// staged in shared memory, and latents, which are copied chunk by chunk into
-// stages that all warps read, in the order of prefill_order.h. C++17, device
-// code.
+// Loads the queries and latents of an item for prefill_attention-inl.h. Queries
+// are staged in shared memory. Latents are copied chunk by chunk, in the order
+// of prefill_order.h, into stages that all warps read. C++17, device code.
 //
-// Addresses in shared memory are recomputed and little is kept about the next
-// load, because registers are needed for sums.
+// Registers are needed for sums, so addresses in shared memory are recomputed
+// instead of stored, and only a few numbers about the next load are stored.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -19,7 +18,7 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
 inline constexpr uint32_t kPrefillThreads = 128;
 
-// A warp has `tiles` tiles of 16 rows.
+// Base class of PrefillAttention. A warp has `tiles` tiles of 16 rows.
 template <typename T, int32_t tiles>
 class PrefillLoads {
  protected:
@@ -28,16 +27,20 @@ class PrefillLoads {
   static constexpr int32_t kStages = 3;
   static constexpr int32_t kPiece = 16;  // bytes
   static constexpr int32_t kMostPieces = 8;
-  static constexpr int32_t kPieceBytes = kBlock * kPiece;  // of all slots
-  // A stage holds the pieces, then one word for each slot.
+  // bytes of a piece of all slots
+  static constexpr int32_t kPieceBytes = kBlock * kPiece;
+  // A stage holds up to 8 pieces of each slot, then one word for each slot (its
+  // range).
   static constexpr int32_t kStageBytes = kMostPieces * kPieceBytes + kBlock * 4;
-  static constexpr int32_t kTilePieces = 16;  // of 8 numbers made from codes
+  // pieces of 8 numbers converted from codes
+  static constexpr int32_t kTilePieces = 16;
   static constexpr int32_t kTileBytes = kTilePieces * kPieceBytes;
   static constexpr int32_t kTableWords = kLevelTableWords;
   static_assert(kStages * kStageBytes + kMmaNextBytes == kPromptFixedBytes);
   static_assert(kTileBytes == kPromptTileBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
-  // The lane's rows are g and g + 8 of each tile, with g = lane / 4.
+  // The number of rows of a lane: rows g and g + 8 of each tile, with g = lane
+  // / 4.
   static constexpr int32_t kLaneRows = 2 * tiles;
 
   KVASIR_DEVICE explicit PrefillLoads(const AttentionKernelArgs& args)
@@ -45,13 +48,15 @@ class PrefillLoads {
     FillLevelTables<T>(device_, Tables());
   }
 
-  // Two words in shared memory, in which the kernel passes on the index of the
-  // next item. It uses them in turns.
+  // Two words of shared memory for the kernel, in which one thread stores the
+  // index of the CTA's next item for all threads. The kernel uses them
+  // alternately.
   KVASIR_DEVICE uint32_t* next_item() const {
     return reinterpret_cast<uint32_t*>(StageAt(kStages));
   }
 
-  // All threads of the CTA must call it, because it has barriers.
+  // Begins an item: stages its queries and starts its first loads. All threads
+  // of the CTA must call it, because it has barriers.
   KVASIR_DEVICE void Begin(const Item& item, const UnitChunks& chunks) {
     item_ = item;
     chunks_ = chunks;
@@ -59,7 +64,8 @@ class PrefillLoads {
     load_ = order_.First(device_);
     const bool sees = !order_.Done(load_);
     for (int32_t k = 0; sees && k < chunks_.keys; ++k) StageQueries(ChunkOf(k));
-    // All threads are done with the stages and sums of the previous item.
+    // After this barrier all threads are done with the stages and sums of the
+    // previous item.
     simt::SyncCta();
     if (sees) {
       for (int32_t k = 0; k < chunks_.keys; ++k) SumQueries(k);
@@ -72,7 +78,8 @@ class PrefillLoads {
   KVASIR_DEVICE static char* StageAt(int32_t stage) {
     return simt::Shared() + stage * kStageBytes;
   }
-  // The tile of codes converted to numbers [16 pieces][64 slots][16 bytes].
+  // The tile that holds codes converted to numbers: [16 pieces][64 slots][16
+  // bytes].
   KVASIR_DEVICE static char* Tile() {
     return simt::Shared() + kPromptFixedBytes;
   }
@@ -109,13 +116,14 @@ class PrefillLoads {
   KVASIR_DEVICE int32_t RowOf(int32_t r) const {
     return FirstRow() + 16 * (r / 2) + 8 * (r % 2) + Lane() / 4;
   }
-  // The slots of one side that the item's tokens read.
+  // How the item's tokens read keys (if `of_keys`) or values.
   KVASIR_DEVICE SideReads SideOf(bool of_keys) const {
     return ReadsOf(ExactOf(device_, of_keys), order_.own);
   }
-  // The range from the first slot that one token sees to the last slot that
-  // another sees. With the first and the last token, it is what any token sees;
-  // with the last and the first, what all of them see.
+  // The range from the first slot that token `begin_token` sees to the last
+  // slot that token `end_token` sees. SeenBy(first, last) are the slots that at
+  // least one token sees, and SeenBy(last, first) the slots that all tokens
+  // see.
   KVASIR_DEVICE Slots SeenBy(int32_t begin_token, int32_t end_token) const {
     const int64_t begin =
         RowSlots(device_, *item_.sequence, item_.first_token + begin_token)
@@ -139,11 +147,11 @@ class PrefillLoads {
           SeenBy(item_.TokenIn(FirstRow()), item_.TokenIn(end_row - 1));
     }
   }
-  // Sets masked_ (some row does not read some slot in the visit's way) and
-  // idle_ (no row of the warp reads any slot).
+  // Sets masked_ and idle_ for the current visit.
   KVASIR_DEVICE void Look() {
     const int32_t begin = visit_.block() * kBlock;
-    // The last block's end may exceed an int32_t.
+    // Subtracts instead of adding, because the end of the last block may exceed
+    // an int32_t.
     masked_ = begin < seen_by_all_.begin || seen_by_all_.end - begin < kBlock;
     if (device_.has_exact && !masked_) {
       const Slots slots = {begin, begin + kBlock};
@@ -152,11 +160,11 @@ class PrefillLoads {
     }
     idle_ = begin >= warp_seen_.end || warp_seen_.begin - begin >= kBlock;
   }
-  // The slots that a row reads, counted from the first slot of the visit's
-  // block.
+  // The slots of the visit's block that a row sees and how it reads them. Slots
+  // are counted from the block's start.
   struct RowReads {
     Slots seen;
-    Slots keys, values;  // read through the codec
+    Slots keys, values;  // slots that are read as latents
 
     KVASIR_DEVICE bool Has(const Visit& visit, int32_t s) const {
       return s >= seen.begin && s < seen.end &&
@@ -182,9 +190,10 @@ class PrefillLoads {
 
   // ---- queries
 
-  // Stages the warp's rows, 16 bytes at a time. A lane copies every fourth
-  // piece of every eighth row, and loads several before it stores them, which
-  // avoids bank conflicts.
+  // Stages the queries of the warp's rows for a chunk of keys, in pieces of 16
+  // bytes. A lane copies every fourth piece of every eighth row, which avoids
+  // bank conflicts. It loads several pieces before it stores them, to hide the
+  // latency.
   KVASIR_DEVICE void StageQueries(const LatentChunkOnDevice& chunk) {
     const int32_t pieces = (chunk.channels + 15) / 16 * 2;
     const int32_t first_row = FirstRow() + Lane() % 8;
@@ -226,7 +235,8 @@ class PrefillLoads {
       }
     }
   }
-  // Sums the queries over a run of keys. Each thread sums for one row.
+  // Computes the sums of queries over the channels of a run of keys. Each
+  // thread computes the sum of one row.
   KVASIR_DEVICE void SumQueries(int32_t k) {
     const LatentChunkOnDevice& first = ChunkOf(k);
     if (first.kind == ChunkKind::kNumbers ||
@@ -259,11 +269,12 @@ class PrefillLoads {
   KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(int32_t chunk) const {
     return device_.chunks[chunks_.first + chunk];
   }
-  // The page of the thread's slot of a block, which is slot Thread() % 64.
-  // Below 0: no row sees it.
+  // The page of the thread's slot of a block, which is slot Thread() % 64 of
+  // the block. Below 0: no row sees the slot.
   KVASIR_DEVICE int32_t PageOf(int32_t block) const {
     constexpr auto kSlots = static_cast<uint32_t>(kBlock);
-    // After the last possible block it is below 0.
+    // In the block after the last possible one, `slot` overflows to a negative
+    // number.
     const auto slot = static_cast<int32_t>(
         static_cast<uint32_t>(block) * kSlots + simt::Thread() % kSlots);
     if (slot < order_.seen.begin || slot >= order_.seen.end) return -1;
@@ -271,7 +282,8 @@ class PrefillLoads {
         simt::BitsAs<const int32_t*>(item_.sequence->block_table) +
         Quotient(slot, device_.page_tokens));
   }
-  // A page number is loaded one block ahead.
+  // Starts the first loads. Page numbers are read from the block table one
+  // block ahead.
   KVASIR_DEVICE void BeginLoads() {
     load_at_ = {0, 0};
     stage_ = 0;
@@ -281,7 +293,8 @@ class PrefillLoads {
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(i);
   }
-  // A page has fewer than 2^16 tiles, and a tile fewer than 2^16 slots.
+  // Sets place_. Both indices fit into 16 bits, because pages have at most
+  // kMmaMostPlaces tiles, and tiles at most as many slots.
   KVASIR_DEVICE void FindSlot() {
     const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
     const uint32_t in_page = Remainder(slot, device_.page_tokens);
@@ -307,18 +320,19 @@ class PrefillLoads {
     const int32_t block = load_.block();
     load_ = order_.Next(device_, load_);
     if (order_.Done(load_) || load_.block() == block) return;
-    page_ = next_page_;  // every block has a visit
+    page_ = next_page_;  // correct because every block has a visit
     next_page_ = PageOf(load_.block() + 1);
     FindSlot();
   }
-  // Loads [piece][64 slots][16 bytes], and a word of each slot. Slots that no
-  // row reads are 0. If the count of pieces is odd, a piece of zeros follows.
+  // Loads a chunk of latents as [piece][64 slots][16 bytes], and for codes the
+  // range of each slot. Slots that no row reads get zeros. An odd number of
+  // pieces is padded with a piece of zeros.
   KVASIR_DEVICE void LoadLatents(const LatentChunkOnDevice& chunk, bool of_keys,
                                  char* stage) const {
     const int32_t s = Thread() % kBlock;
     bool reads = page_ >= 0;
     if (device_.has_exact) {
-      // If all rows read the slot as an exact row, there may be no latent.
+      // If all rows read the slot as an exact row, its latent may not exist.
       const SideReads side = SideOf(of_keys);
       const int32_t slot = load_.block() * kBlock + s;
       reads = reads && slot >= side.sinks && slot < side.codec_end;
@@ -338,7 +352,7 @@ class PrefillLoads {
       simt::StoreShared(reinterpret_cast<uint32_t*>(word), 0u);
     }
   }
-  // Loads exact rows, in channel order.
+  // Loads a part of a chunk's exact rows, in channel order.
   KVASIR_DEVICE void LoadExact(const LatentChunkOnDevice& chunk, bool of_keys,
                                char* stage) const {
     const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
@@ -369,7 +383,8 @@ class PrefillLoads {
       }
     }
   }
-  // The unit of loading: a chunk, or a part of its exact rows.
+  // Identifies the content of one stage: a chunk of latents, or a part of a
+  // chunk's exact rows.
   struct Part {
     int32_t chunk;
     int32_t part;
@@ -381,14 +396,15 @@ class PrefillLoads {
       ++chunk;
     }
   };
-  // How many pieces a part has.
+  // The number of pieces of 8 numbers in a part.
   KVASIR_DEVICE static int32_t PartPieces(const LatentChunkOnDevice& chunk,
                                           int32_t part) {
     const int32_t left = chunk.channels / 8 - part * kMostPieces;
     return left < kMostPieces ? left : kMostPieces;
   }
-  // Waits for the next chunk. All threads are then done with the tile of
-  // numbers and with the previous stage, which is filled again.
+  // Waits for the next chunk and returns its stage. After the barrier, all
+  // threads are done with the tile of numbers and with the previous stage, into
+  // which the next load is started.
   KVASIR_DEVICE char* Step() {
     simt::WaitCopies<kStages - 2>();
     simt::SyncCta();
@@ -411,19 +427,21 @@ class PrefillLoads {
   Item item_;
   UnitChunks chunks_;
   PromptOrder order_;
-  Slots seen_by_all_;  // slots that all rows see
-  Slots warp_seen_;    // slots that some row of the warp sees
+  Slots seen_by_all_;  // slots that every row of the item sees
+  Slots warp_seen_;    // slots that at least one row of the warp sees
   Visit visit_;
-  bool masked_;  // some row does not read some slot of the visit
-  bool idle_;    // no row of the warp sees any slot of the block
+  // whether some row does not read some slot of the block in the visit's way
+  bool masked_;
+  bool idle_;  // whether no row of the warp sees any slot of the block
   int32_t stage_;
-  // The visit and part that are loaded next, and the place of the thread's slot
-  // in its block.
+  // The visit and part that are loaded next, and the page and place of the
+  // thread's slot of the block.
   Visit load_;
   Part load_at_;
   int32_t page_, next_page_;  // below 0: no row sees the slot
-  uint32_t place_;            // tile of the page in the upper half, slot of the
-                              // tile in the lower half
+  // upper half: index of the tile in the page; lower half: index of the slot in
+  // the tile
+  uint32_t place_;
 };
 
 }  // namespace kvasir::kernels::KVASIR_SIMT_TARGET

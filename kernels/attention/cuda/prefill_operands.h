@@ -1,7 +1,7 @@
-// Converts the codes of a chunk, in a block of 64 slots, to numbers for the
-// matrix products of prefill_attention-inl.h. Like the stages, the result is
-// pieces of 16 bytes, [piece][slot]. All threads of a CTA take part. C++17,
-// device code.
+// Converts the codes of a chunk, for a block of 64 slots, to numbers for the
+// matrix products of prefill_attention-inl.h. The result has pieces of 16 bytes
+// in the order [piece][slot], as the stages have. All threads of a CTA must
+// call these functions. C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/device_attention.h"
@@ -13,10 +13,10 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 inline constexpr int32_t kPromptBlock =
     static_cast<int32_t>(kAttentionBlockSlots);
 
-// Stages piece `piece` of 8 queries of a chunk of keys, in the order of the
-// products. A lane of the decoding kernel holds 16 channels in pairs
-// (mma_attention-inl.h): number 16 k + 8 half + 2 c + e of the products (half
-// and e are 0 or 1, c is 0 to 3) comes from word c of the codes.
+// Stages 8 channels of a row's query (piece `piece` of a chunk) in the order in
+// which keys are multiplied. For codes this is the order of
+// mma_attention-inl.h: number 16 k + 8 half + 2 c + e of the products (half and
+// e are 0 or 1, c is 0 to 3) is extracted from word c of a piece of codes.
 KVASIR_DEVICE void StoreQueries(ChunkKind kind, const simt::Vec16& queries,
                                 int32_t piece, uint16_t* row) {
   if (kind == ChunkKind::kNumbers) {
@@ -25,14 +25,14 @@ KVASIR_DEVICE void StoreQueries(ChunkKind kind, const simt::Vec16& queries,
   }
   const uint32_t(&words)[4] = queries.word;
   if (kind == ChunkKind::kCodes8) {
-    // The pairs of channels alternate between the two halves.
+    // The pairs of channels alternate between the two halves of 16 numbers.
     auto* const to =
         reinterpret_cast<uint64_t*>(row + piece / 2 * 16 + piece % 2 * 4);
     simt::StoreShared(to, words[0] | uint64_t{words[2]} << 32);
     simt::StoreShared(to + 2, words[1] | uint64_t{words[3]} << 32);
     return;
   }
-  // Channel i is paired with channel i + 4.
+  // Channel i is stored next to channel i + 4.
   uint16_t* const to = row + piece / 4 * 32 + 2 * (piece % 4);
   KVASIR_UNROLL
   for (int32_t i = 0; i < 4; ++i) {
@@ -54,9 +54,9 @@ KVASIR_DEVICE void StorePiece(char* pieces, int32_t piece, int32_t slot,
       numbers);
 }
 
-// Converts `count` pieces of keys, from `first` on, to numbers of T. For each
-// product of 16 channels, the first eight channels of all slots come first,
-// then the other eight.
+// Converts `count` pieces of codes of keys, from piece `first` on, to numbers
+// of type T. For each product of 16 channels, `to` gets a piece with the first
+// eight channels of all slots and then a piece with the other eight.
 template <typename T>
 KVASIR_DEVICE void MakeKeyNumbers(const LatentChunkOnDevice& chunk,
                                   const uint32_t* table, const char* stage,
@@ -83,7 +83,7 @@ KVASIR_DEVICE void MakeKeyNumbers(const LatentChunkOnDevice& chunk,
       continue;
     }
     KVASIR_UNROLL
-    for (int32_t half = 0; half < 4; ++half) {  // of two products
+    for (int32_t half = 0; half < 4; ++half) {  // halves of two products
       KVASIR_UNROLL
       for (int32_t c = 0; c < 4; ++c) {
         const uint32_t word = words.word[c] >> (4 * half);
@@ -94,9 +94,9 @@ KVASIR_DEVICE void MakeKeyNumbers(const LatentChunkOnDevice& chunk,
   }
 }
 
-// Converts codes of values to float16, one word of codes to one piece. The
-// numbers have the order in which conversion yields them (for 4 bits 0, 4, 1,
-// 5, ...).
+// Converts codes of values to float16 and applies their ranges. The numbers are
+// stored in the order in which codes are extracted from a word (for 4 bits 0,
+// 4, 1, 5, ...).
 KVASIR_DEVICE void MakeValueNumbers(const LatentChunkOnDevice& chunk,
                                     const uint32_t* table, const char* stage,
                                     const char* params, char* to) {
@@ -106,7 +106,7 @@ KVASIR_DEVICE void MakeValueNumbers(const LatentChunkOnDevice& chunk,
   const uint32_t range =
       simt::LoadShared(reinterpret_cast<const uint32_t*>(params) + slot);
   const uint32_t minimum = simt::PickBytes(range, range, 0x3232u);
-  // The scale is limited so that no value is infinite (mma_attention-inl.h).
+  // Limits the scale so that no value is infinite (mma_attention-inl.h).
   const uint32_t most = levels ? chunk.most_scale
                                : simt::FmaPair(F16{}, minimum, chunk.less_scale,
                                                chunk.most_scale);
@@ -146,9 +146,10 @@ KVASIR_DEVICE void MakeValueNumbers(const LatentChunkOnDevice& chunk,
   }
 }
 
-// Reorders exact rows of keys in place, from pieces of 8 numbers in channel
-// order to the order of the products of a chunk of `kind` (StoreQueries). Works
-// on whole groups of 32 or 16 channels.
+// Reorders exact rows of keys in place: from pieces of 8 numbers in channel
+// order to the order in which queries of a chunk of `kind` are staged
+// (StoreQueries). The number of channels must be a multiple of 16 (8-bit codes)
+// or 32 (4-bit codes).
 KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
   const auto thread = static_cast<int32_t>(simt::Thread());
   const int32_t slot = thread % kPromptBlock;
@@ -157,7 +158,7 @@ KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
   for (int32_t p = thread / kPromptBlock * group; p < pieces;
        p += static_cast<int32_t>(simt::Threads()) / kPromptBlock * group) {
     if (kind == ChunkKind::kCodes8) {
-      // The pairs of channels alternate between the two halves.
+      // The pairs of channels alternate between the two halves of 16 numbers.
       const simt::Vec16 low = PieceOf(stage, p, slot);
       const simt::Vec16 high = PieceOf(stage, p + 1, slot);
       KVASIR_UNROLL
@@ -168,7 +169,7 @@ KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
       }
       continue;
     }
-    // Channel i of each piece is paired with its channel i + 4.
+    // Channel i of each piece is stored next to its channel i + 4.
     simt::Vec16 from[4];
     KVASIR_UNROLL
     for (int32_t i = 0; i < 4; ++i) from[i] = PieceOf(stage, p + i, slot);
@@ -186,8 +187,8 @@ KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
   }
 }
 
-// Reorders exact rows of values in place for 4-bit codes: 0, 4, 1, 5, ... in
-// each piece.
+// Reorders exact rows of values in place to the order that 4-bit codes have:
+// channels 0, 4, 1, 5, ... in each piece.
 KVASIR_DEVICE void OrderExactValues(int32_t pieces, char* stage) {
   const auto thread = static_cast<int32_t>(simt::Thread());
   const int32_t slot = thread % kPromptBlock;
@@ -205,7 +206,8 @@ KVASIR_DEVICE void OrderExactValues(int32_t pieces, char* stage) {
   }
 }
 
-// A mask of ones for each number of a pair that is finite.
+// A mask whose halves are all ones for a finite number of the pair, and 0
+// otherwise.
 template <typename T>
 KVASIR_DEVICE uint32_t FiniteMask(uint32_t pair) {
   constexpr uint32_t kExponent =

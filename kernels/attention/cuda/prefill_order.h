@@ -1,4 +1,4 @@
-// The order in which prefill_attention-inl.h loads and computes what an item
+// The order in which prefill_attention-inl.h visits the slots that an item
 // reads. C++17, device code.
 #pragma once
 
@@ -6,11 +6,12 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// How many tokens an item of prompts has.
+// The number of tokens of an item of the kernel for prompts.
 KVASIR_DEVICE int32_t PromptTokens(const AttentionKernelArgs& args) {
   return args.prompt_rows / args.device.most_heads;
 }
-// FindItem for items of prompts, which are not split.
+// Like FindItem, for items of the kernel for prompts. They cover all slots and
+// have no partial results.
 KVASIR_DEVICE Item FindPromptItem(const AttentionKernelArgs& args,
                                   int32_t index) {
   const int32_t s = FindSequence<&SequenceItems::first_prompt>(args, index);
@@ -27,21 +28,22 @@ KVASIR_DEVICE Item FindPromptItem(const AttentionKernelArgs& args,
   return item;
 }
 
-// Channels of a chunk's exact rows that are loaded at a time.
+// The most channels of a chunk's exact rows that are loaded at a time (a part).
 inline constexpr int32_t kPromptPartChannels = 64;
 KVASIR_DEVICE int32_t PartsOf(const LatentChunkOnDevice& chunk) {
   return (chunk.channels + kPromptPartChannels - 1) / kPromptPartChannels;
 }
 
-// Slots [begin, end) of a context, below kAttentionMostSlots.
+// Slots [begin, end) of a context. Slot numbers are below kAttentionMostSlots,
+// so 32 bits suffice.
 struct Slots {
   int32_t begin;
   int32_t end;
 };
 
-// How the tokens of an item read one side: some of the slots before `sinks` and
-// from `exact_from` on as exact rows, and some of those from `sinks` to
-// `codec_end` through the codec.
+// How some tokens together read keys (or values). Slots before `sinks` and from
+// `exact_from` on are read as exact rows by at least one token, and slots
+// [sinks, codec_end) as latents by at least one token.
 struct SideReads {
   int32_t sinks;
   int32_t exact_from;
@@ -53,7 +55,8 @@ struct SideReads {
            (slots.end < codec_end ? slots.end : codec_end);
   }
 };
-// How tokens whose own slots are `own` read a side.
+// Returns how the tokens that are stored in slots `own` read the keys or values
+// with these exact slots.
 KVASIR_DEVICE SideReads ReadsOf(const ExactSlots& exact, const Slots& own) {
   const auto window = static_cast<int32_t>(exact.window);
   SideReads reads = {static_cast<int32_t>(exact.sinks), 0x7fffffff, 0x7fffffff};
@@ -64,10 +67,10 @@ KVASIR_DEVICE SideReads ReadsOf(const ExactSlots& exact, const Slots& own) {
   return reads;
 }
 
-// A pass over a block of 64 slots. It computes those rows and slots whose keys
-// are read in one given way and whose values in one given way: through the
-// codec, or as exact rows. A block that is read in several ways is visited
-// several times. Packed into one register.
+// A pass over a block of 64 slots. There are four kinds of passes: keys are
+// read either as latents or as exact rows, and values too. A pass computes only
+// the rows and slots that are read in its way, so a block that is read in
+// several ways is visited several times. Packed into one register.
 struct Visit {
   int32_t bits;
 
@@ -75,10 +78,11 @@ struct Visit {
   KVASIR_DEVICE bool keys_exact() const { return bits & 1; }
   KVASIR_DEVICE bool values_exact() const { return bits & 2; }
 };
-// The visits of an item, block by block. A visit reads the chunks of keys, then
-// those of values; exact rows are read in parts.
+// The sequence of an item's visits, block by block. In a visit, all chunks of
+// keys are read and then all chunks of values; exact rows are read in parts of
+// a chunk.
 struct PromptOrder {
-  Slots seen;  // slots that some row sees; end <= begin: none
+  Slots seen;  // slots that at least one row sees; end <= begin: none
   Slots own;   // slots of the item's own tokens
 
   KVASIR_DEVICE bool Done(const Visit& at) const {

@@ -44,8 +44,8 @@ void Cover(const CodePiece& piece, ChunkBytes* bytes) {
              piece.width * place.high_bits, bytes);
 }
 
-// Reads the bytes of all planes at once if that takes no more reads than each
-// plane by itself. A slot is read in pieces of kPieceBytes.
+// Makes all planes share one range of bytes if it takes no more reads than the
+// planes' separate ranges. A slot is read in pieces of kPieceBytes.
 void ReadTogether(ChunkBytes* bytes) {
   constexpr int64_t kPieceBytes = 32;
   constexpr int64_t kMostBytes = kChunkChannels;
@@ -68,7 +68,8 @@ void ReadTogether(ChunkBytes* bytes) {
   bytes->together = true;
 }
 
-// Allocates pieces of scratch, one after another.
+// Gives out consecutive pieces of scratch, each rounded up to whole cache
+// lines.
 class Divider {
  public:
   int64_t Take(int64_t floats) {
@@ -95,8 +96,8 @@ AttentionGrid::AttentionGrid(const PagedAttentionArgs& params, int threads)
   DivideScratch();
   chunk_begin_.push_back(0);
   span_begin_.push_back(0);
-  // Fits() passes no lists of heads, because it only needs to know whether a
-  // row fits.
+  // The function Fits of ops.h passes no lists of heads, because it only asks
+  // whether one row fits into the scratch.
   if (!fits() || params_.keys[0].group_of_head == nullptr) return;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
     AddChunks(params_.keys[p].latents);
@@ -130,7 +131,8 @@ bool AttentionGrid::DividesAs(const AttentionGrid& other) const {
   const auto same_slices = [](const HeadSlice& a, const HeadSlice& b) {
     return a.num_heads == b.num_heads;
   };
-  // The slices after these serve attention mass, which divides nothing.
+  // The slices after these are only for adding attention mass and do not affect
+  // how a step is divided.
   const auto end = [](const AttentionGrid& grid) {
     return grid.slices_.begin() +
            static_cast<std::ptrdiff_t>(grid.num_cluster_slices_ +
@@ -156,7 +158,7 @@ bool AttentionGrid::DividesAs(const AttentionGrid& other) const {
 }
 
 void AttentionGrid::AddExactParts() {
-  // The parts of exact rows follow those of the cache.
+  // Appends the parts of exact rows after the parts of the cache.
   const auto extend = [](const auto* parts, int64_t count, auto* all) {
     all->assign(parts, parts + count);
     for (int64_t p = 0; p < count; ++p) {
@@ -208,11 +210,11 @@ void AttentionGrid::AddChunks(const LatentPartArgs& part) {
     CodeCursor cursor(group);
     for (int64_t r = 0; r < group.num_runs; ++r) {
       const CodeRun& run = group.runs[r];
-      if (run.bits == 0)
-        break;  // 0 bits are in the last run only; nothing is
-                // stored for it
+      // Only the last run may have 0 bits, and nothing is stored for it.
+      if (run.bits == 0) break;
       const CodePlace place = cursor.Next(run);
-      // A run with its own range is not divided if it fits into a chunk.
+      // A run whose range is stored in slots is not divided between chunks if
+      // it fits into one.
       const bool cut =
           part.static_scale == nullptr &&
           chunk.width + std::min(run.width, kChunkChannels) > kChunkChannels;
@@ -322,8 +324,8 @@ void AttentionGrid::DescribeKey(int64_t index) {
   }
   part.held_width = part.width <= kHeldQueryWidth ? part.width : kChunkChannels;
   if (index >= num_stored_keys_) {
-    // Exact rows use the same queries, unless those of the stored part have
-    // static ranges applied.
+    // Exact rows use the same held queries as their stored part, unless those
+    // are multiplied by static scales.
     const KeyPart& stored = key(index - num_stored_keys_);
     part.shares_queries = from.rebuild != nullptr || !stored.fixed_ranges;
   }
@@ -346,7 +348,8 @@ void AttentionGrid::DescribeValue(int64_t index) {
   const ValuePart* stored =
       index < num_stored_values_ ? nullptr : &value(index - num_stored_values_);
   if (stored != nullptr && !stored->sums_weights) {
-    part.out_offset = stored->out_offset;  // exact rows continue the same sums
+    // exact rows are added to the same sums
+    part.out_offset = stored->out_offset;
   } else {
     part.out_offset = out_width_;
     out_width_ += PadTile(part.lifted ? lift->dims : WidestGroup(from));
@@ -362,8 +365,9 @@ void AttentionGrid::DescribeValue(int64_t index) {
   values_.push_back(part);
 }
 
-// Places the tiles of rebuilt keys and lifted values. If `own`, each part has a
-// tile of its own; otherwise the parts of a side share one.
+// Places the tiles of rebuilt keys and lifted values. If `own`, each part has
+// its own tile; otherwise all key parts share one tile, and so do all value
+// parts.
 void AttentionGrid::PlaceTiles(bool own) {
   own_tiles_ = own;
   key_tiles_ = 0;
@@ -469,9 +473,11 @@ int64_t AttentionGrid::MostRows() const {
   return fit;
 }
 
-// Decoding needs angles for all heads more than it needs a tile per part, so it
-// gives up the tiles first. Values are lifted for prompts, so they give up the
-// angles first.
+// Chooses the rows of a panel. If too few fit, gives up either the separate
+// tiles of parts or the held angles. Decoding profits more from held angles, so
+// the tiles are given up first. But values are lifted only for prompts, which
+// profit more from separate tiles, so with lifted values the angles are given
+// up first.
 void AttentionGrid::ChooseRows() {
   PlaceTiles(true);
   max_rows_ = MostRows();
@@ -515,8 +521,8 @@ void AttentionGrid::DivideScratch() {
   }
 }
 
-// Whether keys turn by angles that are held and that are the same for all
-// heads.
+// Whether keys are rotated by angles that the scratch holds and that are the
+// same for all heads.
 bool AttentionGrid::SharesAngles() const {
   bool shares = false;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
@@ -528,7 +534,8 @@ bool AttentionGrid::SharesAngles() const {
   return shares && holds_angles_;
 }
 
-// A cluster is the heads that share a group in any part.
+// Finds the clusters: sets of KV heads that are connected by sharing a group in
+// some part, or by sharing rotation angles.
 std::vector<std::vector<int64_t>> AttentionGrid::FindClusters() {
   const auto heads = static_cast<size_t>(params_.num_kv_heads);
   std::vector<size_t> root(heads);
@@ -584,15 +591,16 @@ std::vector<std::vector<int64_t>> AttentionGrid::FindClusters() {
   return clusters;
 }
 
-// With few rows, reading latents takes longer than computing. A block's latents
-// come from memory much faster if many of them are adjacent (measured: runs of
-// 64 KiB take 0.8 of the time of runs of 16 KiB). In pages of less than a
-// block, the block's slots of neighbouring groups are not adjacent.
+// Adds the slices of sets of clusters. With few rows, reading latents takes
+// longer than computing, and memory is read faster if many of the latents of a
+// block are adjacent (measured: runs of 64 KiB take 0.8 of the time of runs of
+// 16 KiB). There are no sets if pages are smaller than a block, because then
+// the latents that neighbouring groups have for a block are not adjacent.
 void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   if (params_.page_tokens % kAttentionBlockSlots != 0) return;
   const int64_t count = num_clusters_;
   std::vector<int64_t> set;
-  // The sets for each size that ClustersTogether may return.
+  // Adds sets of each size that ClustersTogether may return.
   for (int64_t size = 2; size / 2 < count; size *= 2) {
     const size_t first_slice = slices_.size();
     const int64_t num_sets = (count + size - 1) / size;
@@ -610,16 +618,16 @@ void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   }
 }
 
-// The number of rows times the number of slots that any of them sees.
+// The number of rows times the number of slots that at least one of them sees.
 int64_t AttentionGrid::WorkOf(const AttentionSequence& sequence) const {
   const AttentionUnit rows = {&sequence, nullptr, 0, sequence.num_rows};
   const VisibleRange slots = UnitSlots(params_, rows);
   return std::max<int64_t>(slots.end - slots.begin, 0) * sequence.num_rows;
 }
 
-// The number of clusters of a set. It is a power of two, so that sequences of
-// similar length use the same sets. The first power that is not below the
-// number of clusters stands for all clusters.
+// The number of clusters of a set that suits the sequence. It is a power of
+// two, so that sequences of similar length use the same sets. The first power
+// of two that is at least num_clusters_ stands for all clusters.
 int64_t AttentionGrid::ClustersTogether(const AttentionSequence& sequence,
                                         int64_t work_of_all) const {
   const int64_t work = WorkOf(sequence);
@@ -694,8 +702,8 @@ AttentionGrid::Cut AttentionGrid::CutOf(const AttentionSequence& sequence,
       return {slices_.data() + sets.first_slice, sets.num_slices, 1};
     }
   }
-  // With many rows, a rebuilt tile pays best if all rows of the unit are of one
-  // KV head.
+  // With many rows, rebuilding keys costs least if all rows of a unit belong to
+  // one KV head, because then all of them use each rebuilt key.
   const bool by_head =
       makes_tiles() && sequence.num_rows * widest_cluster_ > max_rows_;
   Cut cut;
@@ -710,9 +718,9 @@ AttentionGrid::Cut AttentionGrid::CutOf(const AttentionSequence& sequence,
   return cut;
 }
 
-// The number of units into which the panels of a sequence are divided, for each
-// slice. It is the least number that holds all panels and leaves threads idle
-// for only a small part of the time.
+// The number of units into which the panels of a slice are divided. It is the
+// least number for which no unit has more than max_panels_ panels and threads
+// are idle for at most 1 / kIdleShare of the time.
 int64_t AttentionGrid::SharesOf(int64_t panels, int64_t num_slices) const {
   int64_t shares = (panels + max_panels_ - 1) / max_panels_;
   for (; shares < panels; ++shares) {

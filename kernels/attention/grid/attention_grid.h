@@ -1,6 +1,6 @@
 // How a launch of paged_attention is divided into units of work, and how a
-// thread's scratch is divided. Host tables only, the same for every instruction
-// set. C++17.
+// thread's scratch memory is divided. All tables are in host memory and are the
+// same for every instruction set. C++17.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,16 @@
 
 namespace kvasir::kernels {
 
-// Everything that is the same for all launches and so is made once: parts,
-// chunks, slices and sets of heads, and the division of scratch. `Bind` sets
-// the arguments of a step.
+// The tables that are the same for all launches of a layer and are computed
+// once: parts, chunks of channels, slices of heads, sets of slices, and the
+// layout of scratch. `Bind` sets the arguments that change with every step.
 //
-// Exact rows are additional parts of numbers: the exact rows of key part p are
-// key part num_stored_keys() + p. Values are numbered in the same way.
+// Exact rows are handled as additional parts: the exact rows of key part p are
+// key part num_stored_keys() + p, and those of value part p are value part
+// num_stored_values() + p.
 //
-// Threads: only one thread may call Bind, and no other thread may use the grid
-// meanwhile. Between two calls of Bind any thread may call the rest.
+// Threads: while a thread calls Bind, no other thread may use the grid. Between
+// two calls of Bind, any thread may call the other functions.
 class AttentionGrid {
  public:
   // Makes enough units to keep `threads` threads busy, if there are enough
@@ -29,7 +30,7 @@ class AttentionGrid {
   AttentionGrid(const AttentionGrid&) = delete;
   AttentionGrid& operator=(const AttentionGrid&) = delete;
 
-  // The sequences of a launch, and the result of WorkOn for them (`work`).
+  // The sequences of a launch. `work` is what WorkOn returns for them.
   struct Sequences {
     const AttentionSequence* data = nullptr;
     int64_t count = 0;
@@ -46,46 +47,52 @@ class AttentionGrid {
   Sequences sequences() const {
     return {params_.sequences, params_.num_sequences, work_};
   }
-  // The sum over all rows of the slots that they read. The sequences are in
-  // host memory.
+  // The number of slots that a row may read, summed over all rows. The
+  // sequences must be in host memory.
   int64_t WorkOn(const AttentionSequence* sequences, int64_t count) const;
-  // Whether steps over the same sequences are divided in the same way.
+  // Whether this grid and `other` divide a step over the same sequences in the
+  // same way.
   bool DividesAs(const AttentionGrid& other) const;
 
-  // Properties of a part.
+  // Properties of a key part.
   struct KeyPart {
     bool codes = false;
     bool fixed_ranges = false;
-    // numbers of a row's queries: as many as the widest group has, or d
+    // numbers of a row's query: the width of the widest group, or d if the keys
+    // are rebuilt
     int64_t width = 0;
     int64_t held_width = 0;
-    int64_t num_sums = 0;      // of a row's queries
-    int64_t lift_runs = 0;     // sums for each row of `up`
-    int64_t tile_offset = 0;   // from scratch.keys, in floats
-    int64_t q_offset = 0;      // from a panel's q
-    int64_t sums_offset = 0;   // from a panel's query_sums
-    int64_t lift_offset = -1;  // from scratch.lift_sums; below 0: not held
-    int64_t first_group = 0;   // index in the table of chunks
-    // True for exact rows whose queries are those of the stored part that they
-    // belong to.
+    int64_t num_sums = 0;     // sums over a row's query that multiply minima
+    int64_t lift_runs = 0;    // sums over each row of `up` that multiply minima
+    int64_t tile_offset = 0;  // offset from scratch.keys, in floats
+    int64_t q_offset = 0;     // offset from PanelState::q
+    int64_t sums_offset = 0;  // offset from PanelState::query_sums
+    // offset from scratch.lift_sums; below 0: the sums are not held
+    int64_t lift_offset = -1;
+    int64_t first_group = 0;  // index in chunk_begin_
+    // True for exact rows that are multiplied by the same numbers of the
+    // queries as the stored part that they belong to.
     bool shares_queries = false;
   };
   struct ValuePart {
     bool codes = false;
     bool fixed_ranges = false;
-    // Static ranges in a part that also has exact rows: the first of its minima
-    // is the sum of weights, and ranges are applied at the end of a split.
+    // True for a part that has static ranges and also exact rows: the first
+    // number in its place in out_minima is then the sum of weights, and the
+    // ranges are applied at the end of each split.
     bool sums_weights = false;
     bool lifted = false;
-    int64_t tile_stride = 0;    // padded d of lifted values
-    int64_t tile_offset = 0;    // from scratch.values, in floats
-    int64_t out_offset = 0;     // in a row of `out`
-    int64_t minima_offset = 0;  // in a row of `out_minima`
+    // d of lifted values, rounded up to whole register tiles
+    int64_t tile_stride = 0;
+    int64_t tile_offset = 0;    // offset from scratch.values, in floats
+    int64_t out_offset = 0;     // offset in a row of PanelState::out
+    int64_t minima_offset = 0;  // offset in a row of PanelState::out_minima
     int64_t first_group = 0;
   };
   // The memory that holds the exact rows of a part.
   struct ExactPart {
-    const LatentPartArgs* ring = nullptr;  // the part's own view
+    // the view by which exact() finds this entry
+    const LatentPartArgs* ring = nullptr;
     const LatentPartArgs* fresh = nullptr;
     const ExactSlots* slots = nullptr;
   };
@@ -102,7 +109,8 @@ class AttentionGrid {
   int threads() const { return threads_; }
   int64_t num_stored_keys() const { return num_stored_keys_; }
   int64_t num_stored_values() const { return num_stored_values_; }
-  // The exact rows whose view is `part`; null if `part` is a part of the cache.
+  // The exact rows that `part` is a view of; null if `part` is a view of the
+  // cache.
   const ExactPart* exact(const LatentPartArgs& part) const {
     for (const ExactPart& each : exact_) {
       if (each.ring == &part) return &each;
@@ -119,11 +127,10 @@ class AttentionGrid {
   const HeadSlice& slice(int64_t index) const {
     return slices_[static_cast<size_t>(index)];
   }
-  // How attention mass is added; empty if none is asked for.
+  // How attention mass is added; empty if the launch adds no mass.
   const MassPlan& mass() const { return mass_; }
   float* mass_memory() const { return mass_memory_; }
-  // The softmax of a row: the maxima [Hq], followed by the inverses of the
-  // sums.
+  // The maxima of the softmax of a row, one for each query head [Hq].
   float* MassMaximaOf(int64_t row) const {
     return mass_memory_ + mass_.maxima + row * params_.num_heads;
   }
@@ -134,21 +141,22 @@ class AttentionGrid {
     return mass_memory_ + mass_.inverses + row * params_.num_heads;
   }
   int64_t heads_per_kv() const { return heads_per_kv_; }
-  // Whether kAttentionScratchBytes have room for at least one row.
+  // Whether at least one row fits into kAttentionScratchBytes.
   bool fits() const { return max_rows_ > 0; }
   int64_t out_width() const { return out_width_; }
   int64_t minima_width() const { return minima_width_; }
-  // Whether the angles of a block are held for all heads. Otherwise there is
-  // room for those of one pair.
+  // Whether the scratch holds the rotation angles of all pairs of a block,
+  // which all heads then share. Otherwise it holds the angles of one pair.
   bool holds_angles() const { return holds_angles_; }
-  // How many sums of lifts are held. After them there is room for the sums of
-  // one run.
+  // How many sums over rows of `up` the scratch holds for the whole unit. The
+  // sums that are computed again for each run are stored after them.
   int64_t held_lift_sums() const { return held_lift_sums_; }
   const AttentionScratch& scratch() const { return scratch_; }
   const PanelState& state() const { return state_; }
 
-  // The spans of a slice in a part (key parts come first). Spans of the same
-  // group are adjacent.
+  // The spans into which a slice's heads are divided for `part`, which counts
+  // the key parts first and then the value parts. Spans of the same group are
+  // adjacent.
   struct Spans {
     const HeadSpan* begin;
     const HeadSpan* end;
@@ -159,7 +167,8 @@ class AttentionGrid {
             spans_.data() + span_begin_[index + 1]};
   }
 
-  // The chunks of a group. `first_group` is that of its part.
+  // The chunks of a group. `first_group` is KeyPart::first_group or
+  // ValuePart::first_group.
   struct Chunks {
     const LatentChunk* begin;
     const LatentChunk* end;
@@ -176,22 +185,23 @@ class AttentionGrid {
     return lanes_.data() + chunk.first_lanes;
   }
 
-  // How a sequence's rows are divided: every slice times every tile of queries.
+  // How a sequence's rows are divided: there is one unit for every slice of
+  // heads and every tile of queries.
   struct Cut {
     const HeadSlice* slices;
     int64_t num_slices;
     int64_t num_tiles;
     int64_t units() const { return num_slices * num_tiles; }
   };
-  // Divides the rows of a sequence. `work` is that of all sequences of the
-  // launch.
+  // Divides the rows of a sequence. `work` is the result of WorkOn for all
+  // sequences of the launch.
   Cut CutOf(const AttentionSequence& sequence, int64_t work) const;
   Cut CutOf(const AttentionSequence& sequence) const {
     return CutOf(sequence, work_);
   }
 
-  // A unit's rows are computed panel by panel. A panel has as many queries as
-  // fit.
+  // A unit's rows are computed panel by panel. PanelsOf returns the number of
+  // panels, and PanelOf the part of the unit that is in one panel.
   int64_t PanelsOf(const AttentionUnit& unit) const;
   AttentionUnit PanelOf(const AttentionUnit& unit, int64_t panel) const;
 
@@ -225,26 +235,28 @@ class AttentionGrid {
   PagedAttentionArgs params_;
   const int64_t num_stored_keys_;
   const int64_t num_stored_values_;
-  // params_ points to these if there are exact rows.
+  // params_ points to these two lists if there are exact rows.
   std::vector<AttentionKeyPartArgs> key_parts_;
   std::vector<AttentionValuePartArgs> value_parts_;
   std::vector<ExactPart> exact_;
   const int64_t heads_per_kv_;
   const int threads_;
-  int64_t num_groups_ = 0;  // of the parts described so far
+  int64_t num_groups_ = 0;  // groups of all parts described so far
   bool rebuilds_ = false;
   bool lifts_ = false;
   bool codes_ = false;
-  // Absorbed codes whose ranges are in the slots: they are multiplied before
-  // their scale is applied.
+  // True if some key part (scores_codes_) or value part (sums_codes_) is
+  // absorbed and has codes whose ranges are stored in the slots. Such codes are
+  // multiplied before their scale is applied.
   bool scores_codes_ = false;
   bool sums_codes_ = false;
-  // Every part has tiles of its own, so a tile can serve many panels.
+  // True: every part has its own tiles, so a rebuilt or lifted tile can be used
+  // for many panels.
   bool own_tiles_ = true;
-  int64_t key_tiles_ = 0;    // floats
-  int64_t value_tiles_ = 0;  // floats
-  int64_t max_rows_ = 0;     // of a panel
-  int64_t max_panels_ = 1;   // of a unit
+  int64_t key_tiles_ = 0;    // floats of rebuilt keys
+  int64_t value_tiles_ = 0;  // floats of lifted values
+  int64_t max_rows_ = 0;     // most rows of a panel
+  int64_t max_panels_ = 1;   // most panels of a unit
   int64_t out_width_ = 0;
   int64_t minima_width_ = 0;
   int64_t held_lift_sums_ = 0;
@@ -255,28 +267,30 @@ class AttentionGrid {
   std::vector<ValuePart> values_;
   std::vector<int64_t> heads_;  // query heads, slice by slice
   std::vector<HeadSlice> slices_;
-  // The slices of clusters come first. After them are those of single KV heads
-  // if keys are rebuilt or values lifted, otherwise those of sets.
+  // slices_ begins with the slices of clusters. After them are the slices of
+  // single KV heads if keys are rebuilt or values lifted, and otherwise the
+  // slices of sets.
   size_t num_cluster_slices_ = 0;
-  size_t num_head_slices_ = 0;  // of single KV heads, or sets
+  size_t num_head_slices_ = 0;  // slices of single KV heads, or of sets
   int64_t num_clusters_ = 0;
-  int64_t widest_cluster_ = 0;  // query heads
-  // Neighbouring clusters in sets of nearly equal size. Their latents are
-  // adjacent in a page if groups are numbered in the order of heads.
+  int64_t widest_cluster_ = 0;  // most query heads of a cluster
+  // One way to group neighbouring clusters in sets of nearly equal size. The
+  // latents of a set are adjacent in a page if groups are numbered in the order
+  // of heads.
   struct ClusterSets {
     int64_t size;  // the most clusters of a set
     size_t first_slice;
     int64_t num_slices;
   };
   std::vector<ClusterSets> sets_;
-  int64_t work_ = 0;  // of all sequences
+  int64_t work_ = 0;  // result of WorkOn for all sequences of the launch
   std::vector<HeadSpan> spans_;
   std::vector<size_t> span_begin_;
   std::vector<LatentChunk> chunks_;
   std::vector<size_t> chunk_begin_;
   std::vector<CodePiece> pieces_;
   std::vector<CodeLanes> lanes_;
-  MassPlan mass_;  // its slices are the last ones in slices_
+  MassPlan mass_;  // its slices are at the end of slices_
   float* mass_memory_ = nullptr;
 };
 
@@ -288,7 +302,8 @@ class UnitCursor {
   UnitCursor(const AttentionGrid& grid,
              const AttentionGrid::Sequences& sequences)
       : grid_(grid), sequences_(sequences) {}
-  // Moves forward to unit `index`. Returns false if there are fewer.
+  // Moves forward to unit `index` and sets `*unit`. Returns false if the launch
+  // has no such unit.
   bool MoveTo(int64_t index, AttentionUnit* unit);
 
  private:
@@ -308,14 +323,14 @@ inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
   return {first.begin, last.end};
 }
 
-// Whether threads take splits of contexts instead of whole units. They do if
-// there are fewer units than threads, each unit has one panel and sees some
-// slot, and at least one unit sees more slots than a split has.
+// Whether threads take splits of contexts instead of whole units, because there
+// are fewer units than threads. Each unit must have only one panel and see at
+// least one slot, and at least one unit must see more slots than a split has.
 bool TakesSplits(const AttentionGrid& grid,
                  const AttentionGrid::Sequences& sequences);
 
-// The softmax of a unit's rows over the splits merged so far. The output itself
-// is in params.out.
+// The softmax maxima and sums of a unit's rows over the splits merged so far.
+// The merged output itself is in params.out.
 struct AttentionTotal {
   float* max;  // [rows]
   float* sum;  // [rows]

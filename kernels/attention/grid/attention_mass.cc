@@ -57,8 +57,8 @@ void AttentionGrid::PlanMass(
         AddSlices(of_unit);
         continue;
       }
-      // If keys are rebuilt or values lifted, a tile serves many panels of one
-      // KV head.
+      // If keys are rebuilt or values lifted, a slice has a single KV head,
+      // because a rebuilt tile is used for many panels of one head.
       for (const int64_t j : of_unit) AddSlices({j});
     }
     unit.num_slices = static_cast<int64_t>(slices_.size()) - unit.first_slice;
@@ -74,7 +74,8 @@ void AttentionGrid::PlanMass(
     mass_.units.push_back(unit);
   }
   mass_.tile.factors = tile_rows * kAttentionSplitSlots;
-  // If weights are kept, the tile holds the factors of all query heads instead.
+  // The tile must also have room for a factor of each query head, which
+  // MassWorker::AddKept stores there.
   const int64_t floats = std::max(
       mass_.tile.factors + tile_rows * kBlocksOfSplit, params_.num_heads);
   mass_.tile.floats = (floats + 15) / 16 * 16;

@@ -1,6 +1,6 @@
 // How a launch adds attention mass to slots: which heads belong to a unit of
-// eviction, which of their weights are kept, and how the work is divided. Host
-// tables only, the same for every instruction set. C++17.
+// eviction, which of their weights are kept, and how the work is divided. All
+// tables are in host memory and are the same for every instruction set. C++17.
 #pragma once
 
 #include <cstdint>
@@ -13,51 +13,57 @@ namespace kvasir::kernels {
 inline constexpr int64_t kBlocksOfSplit =
     kAttentionSplitSlots / kAttentionBlockSlots;
 // The most rows (query heads times queries) whose weights over a split are held
-// before they are added up. Their weights take a quarter of a second-level
-// cache.
+// before they are added to the slots. They fill a quarter of a level-2 CPU
+// cache (of 2 MiB).
 inline constexpr int64_t kMassTileRows = 256;
 
-// A unit of eviction in a launch.
+// A unit of eviction: heads of a layer that keep the same slots.
 struct MassUnit {
-  int64_t unit = 0;         // index in the metadata
-  int64_t first_slice = 0;  // these slices of the grid have all its query heads
+  int64_t unit = 0;  // index in PagedAttentionParams::metadata
+  // its query heads are in num_slices slices of the grid from this one on
+  int64_t first_slice = 0;
   int64_t num_slices = 0;
-  int64_t first_head = 0;    // in MassPlan::heads
+  int64_t first_head = 0;    // index in MassPlan::heads
   int64_t num_heads = 0;     // query heads
   int64_t tile_queries = 0;  // queries that are scored together
 };
 
-// The weights of a tile over a split. Offsets in floats.
+// Where a thread's memory holds the weights of up to kMassTileRows rows over a
+// split. Offsets in floats.
 struct MassTile {
   int64_t weights = 0;  // [rows, 512]
-  // [rows, blocks of a split]: the factors that turn a block's weights into
-  // shares of the softmax's sum; kUnseen if the row sees nothing of the block.
+  // [rows, blocks of a split]: the factor that turns a row's weights of a block
+  // into shares of its whole softmax; kUnseen if the row sees no slot of the
+  // block.
   int64_t factors = 0;
   int64_t floats = 0;
 };
 inline constexpr float kUnseen = -1.0f;
 
-// How the launches of a grid add mass. Constant after load.
+// How the launches of a layer add mass. Constant after load.
 struct MassPlan {
   std::vector<MassUnit> units;
-  std::vector<int64_t> heads;  // query heads by unit, ascending in each
-  std::vector<int64_t> rank;   // [Hq]: index among the heads of its unit
+  // query heads, unit by unit, ascending within a unit
+  std::vector<int64_t> heads;
+  // [Hq]: index of a query head among the heads of its unit
+  std::vector<int64_t> rank;
   MassTile tile;
-  // Offsets in the launch's memory, in floats.
+  // Offsets from AttentionGrid::mass_memory(), in floats.
   int64_t maxima = 0;    // [rows, Hq]: maxima of the softmax
   int64_t inverses = 0;  // [rows, Hq]: 1 / sums of the softmax
-  int64_t weights = 0;   // weights that are kept
-  // [rows] int64: how many units of the row's sequence are still to be
-  // computed, if its weights are kept.
+  // start of the kept weights (AttentionSequence::weights_at)
+  int64_t weights = 0;
+  // [rows] int64: how many units of work the row's sequence still has to
+  // compute, if its weights are kept.
   int64_t pending = 0;
-  int64_t tiles = 0;   // [threads] of MassTile
-  int64_t floats = 0;  // total
+  int64_t tiles = 0;   // [threads]: each thread's MassTile
+  int64_t floats = 0;  // total number of floats
 
   bool any() const { return !units.empty(); }
 };
 
-// The record that is kept of a block for a sequence of one row: weights [Hq,
-// 64], then the maxima that they are relative to [Hq].
+// The size of the record that a sequence of one row keeps for each block:
+// weights [Hq, 64], then the maxima that they are relative to [Hq].
 inline int64_t KeptBlockFloats(int64_t num_heads) {
   return (num_heads * (kAttentionBlockSlots + 1) + 15) / 16 * 16;
 }
@@ -68,7 +74,8 @@ inline int64_t BlocksOf(VisibleRange slots) {
              ? 0
              : (slots.end - 1) / kAttentionBlockSlots + 1 - first;
 }
-// The offset from weights_at of the record of the block that holds `slot`.
+// The offset from weights_at at which the record of the block that holds `slot`
+// begins, if the row sees `slots`.
 inline int64_t KeptBlockOffset(int64_t num_heads, VisibleRange slots,
                                int64_t slot) {
   return (slot / kAttentionBlockSlots - slots.begin / kAttentionBlockSlots) *
@@ -79,8 +86,9 @@ inline bool KeepsWeights(const AttentionSequence& sequence) {
          sequence.first_counted_row == 0;
 }
 
-// The work on one split of a sequence's slots. If weights are kept, the item
-// covers all units, otherwise one unit.
+// An item of the work that adds mass: one split of a sequence's slots. If the
+// sequence's weights are kept, the item covers all units of eviction, otherwise
+// one unit.
 struct MassItem {
   const AttentionSequence* sequence = nullptr;
   int64_t first_unit = 0;  // index in MassPlan::units
@@ -88,14 +96,15 @@ struct MassItem {
   int64_t split = 0;
 };
 
-// Visits all items of a launch in one fixed order. It can skip sequences whose
-// weights are kept.
+// Visits all items of a launch in a fixed order. If `skips_kept`, it omits
+// sequences whose weights are kept.
 class MassCursor {
  public:
   MassCursor(const PagedAttentionArgs& params, const MassPlan& plan,
              bool skips_kept)
       : params_(params), plan_(plan), skips_kept_(skips_kept) {}
-  // Moves forward to item `index`. Returns false if there are fewer.
+  // Moves forward to item `index` and sets `*item`. Returns false if the launch
+  // has no such item.
   bool MoveTo(int64_t index, MassItem* item);
 
  private:

@@ -1,5 +1,6 @@
-// The rows of a unit of attention, or of a panel of it: the token and the head
-// of each row, and the place of its numbers. C++17.
+// The rows of a unit of attention work or of one of its panels. A row is one
+// query head of one token; this file finds its token, its head, its numbers and
+// the slots that it reads. C++17.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +17,14 @@ struct RowRange {
   int64_t size() const { return end - begin; }
 };
 
-// How a row reads a slot: in any way, through the codec, or as an exact row of
-// the sinks or of the window. Keys and values may differ in which slots these
-// are.
+// Selects slots by how a row reads them: in any way, as an exact row of the
+// sinks, by decoding codes, or as an exact row of the window. A slot's key and
+// value may be read in different ways.
 enum class ReadAs { kAny, kSinks, kStored, kWindow };
 
-// Rows are numbered head by head. If all heads share everything they are
-// numbered query by query instead, so that rows that see the same slots are
-// neighbours.
+// Rows are numbered head by head. If all heads of the unit share one span in
+// every part, rows are numbered query by query instead, so that rows that see
+// the same slots are neighbours.
 class UnitRows {
  public:
   UnitRows(const AttentionGrid& grid, const AttentionUnit& unit)
@@ -44,11 +45,11 @@ class UnitRows {
         query_major_ ? r % unit_.slice->num_heads : r / unit_.num_queries;
     return grid_.heads()[unit_.slice->first_head + index];
   }
-  // The heads of one query's rows.
+  // The query heads of the unit, which are the heads of each query's rows.
   const int64_t* heads() const {
     return grid_.heads() + unit_.slice->first_head;
   }
-  // The row of q and out that row r belongs to.
+  // The row of q and out that holds row r of the unit.
   int64_t TokenRow(int64_t r) const {
     return unit_.sequence->first_row + QueryOf(r);
   }
@@ -72,18 +73,19 @@ class UnitRows {
   AttentionGrid::Spans ValueSpans(int64_t part) const {
     return grid_.spans(*unit_.slice, params_.num_key_parts + part);
   }
-  // Calls function(part, span) for every value part of the cache.
+  // Calls function(part, span) for every span of every value part of the cache.
   template <typename Function>
   void ForValueSpans(const Function& function) const {
     ForSpans({0, grid_.num_stored_values()}, function);
   }
-  // Calls function(part, span) for every value part of exact rows.
+  // Calls function(part, span) for every span of every value part of exact
+  // rows.
   template <typename Function>
   void ForExactValueSpans(const Function& function) const {
     ForSpans({grid_.num_stored_values(), params_.num_value_parts}, function);
   }
   // Calls function(part, width, row) for every row of every value part of the
-  // cache. `width` is how many numbers the row's sum has.
+  // cache. `width` is how many numbers the row's weighted sum has.
   template <typename Function>
   void ForValueRows(const Function& function) const {
     ForValueSpans([&](int64_t p, const HeadSpan& span) {
@@ -98,8 +100,8 @@ class UnitRows {
         .groups[value.group_of_head[HeadOf(r) / grid_.heads_per_kv()]];
   }
 
-  // Limits `slots`, which some row sees, to those that some row reads as
-  // `read`.
+  // The part of `slots` that at least one row of the unit reads as `read`.
+  // `slots` must be slots that at least one row sees.
   VisibleRange ReadIn(ReadAs read, const ExactSlots& exact,
                       VisibleRange slots) const {
     const int64_t query = read == ReadAs::kStored
@@ -107,16 +109,17 @@ class UnitRows {
                               : unit_.query_begin;
     return Limit(read, exact, query, slots);
   }
-  // The slots from the first exact row to the last. Between sinks and window
-  // there may be slots that no row reads as an exact row.
+  // The part of `slots` from the first to the last slot that a row reads as an
+  // exact row. It includes the slots between sinks and window, which no row
+  // reads as exact rows.
   VisibleRange ExactIn(const ExactSlots& exact, VisibleRange slots) const {
     const VisibleRange sinks = ReadIn(ReadAs::kSinks, exact, slots);
     const VisibleRange window = ReadIn(ReadAs::kWindow, exact, slots);
     if (sinks.begin >= sinks.end) return window;
     return {sinks.begin, std::max(sinks.end, window.end)};
   }
-  // The slots of a block, relative to it, that row r reads as `read`; empty if
-  // end <= begin.
+  // The slots of a block that row r reads as `read`, counted from the start of
+  // the block; empty if end <= begin.
   VisibleRange OfBlock(ReadAs read, const ExactSlots& exact, int64_t r,
                        int64_t block) const {
     const VisibleRange slots =
@@ -125,13 +128,14 @@ class UnitRows {
   }
 
   // Calls function(rows, visible) for each run of neighbouring rows that see
-  // the same part of the block; `visible` is relative to the block.
+  // the same slots of the block. `visible` is counted from the start of the
+  // block.
   template <typename Function>
   void ForVisible(RowRange rows, int64_t block,
                   const Function& function) const {
     ForSlots(ReadAs::kAny, rows, block, function);
   }
-  // Like ForVisible, for the slots whose values are read as `read`.
+  // Like ForVisible, but only for slots whose values are read as `read`.
   template <typename Function>
   void ForValueSlots(ReadAs read, RowRange rows, int64_t block,
                      const Function& function) const {
@@ -167,11 +171,10 @@ class UnitRows {
     }
   }
 
-  // Limits `slots` to those that a query reads as `read`; empty if end <=
-  // begin.
+  // The part of `slots` that a query reads as `read`; empty if end <= begin.
   VisibleRange Limit(ReadAs read, const ExactSlots& exact, int64_t query,
                      VisibleRange slots) const {
-    // The first slot after the sinks that is read as an exact row.
+    // The first slot of the exact window.
     const int64_t nearer =
         exact.window > 0 ? std::max(exact.sinks, unit_.sequence->first_slot +
                                                      query + 1 - exact.window)
@@ -193,7 +196,8 @@ class UnitRows {
     return Limit(read, params_.value_exact, query,
                  VisibleSlots(params_, *unit_.sequence, query));
   }
-  // The first token's range ends first, and the last token's range begins last.
+  // Checking two tokens suffices: the first token's range ends first, and the
+  // last token's range begins last.
   bool AllSeeWhole(ReadAs read, int64_t block) const {
     const VisibleRange first = SlotsOf(read, unit_.query_begin);
     const VisibleRange last =

@@ -7,8 +7,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// The number of slots that a launch's units read for the KV head of the first
-// query head.
+// The number of slots that a launch's units read for query head 0.
 int64_t SlotsOfUnits(const PagedAttentionArgs& params) {
   const AttentionGrid grid(params);
   UnitCursor cursor(grid);
@@ -23,7 +22,8 @@ int64_t SlotsOfUnits(const PagedAttentionArgs& params) {
   return slots;
 }
 
-// The work of the launch's units, if a slot costs j + 1 for KV head j.
+// The cost of rebuilding keys in all units of a launch, if a slot costs j + 1
+// for KV head j (kHeadWork).
 double WorkOfUnits(const PagedAttentionArgs& params) {
   const AttentionGrid grid(params);
   UnitCursor cursor(grid);
@@ -58,7 +58,7 @@ LatentSpec Spec(RebuildSpec rebuild, std::vector<int32_t> groups) {
   return spec;
 }
 
-TEST(AttentionTilesTest, SlotsReadByTilesEqualThoseThatTheLaunchReads) {
+TEST(AttentionTilesTest, ThePredictedSlotReadsAndWorkEqualThoseOfTheUnits) {
   const RebuildSpec whole = {.dims = 64, .num_pairs = 32};
   for (const int64_t window : {0, 100}) {
     for (const LatentSpec& each :
@@ -86,7 +86,8 @@ TEST(AttentionTilesTest, SlotsReadByTilesEqualThoseThatTheLaunchReads) {
   }
 }
 
-TEST(AttentionGridTest, RowsAreDividedFurtherIfThereAreMoreThreadsThanHeads) {
+TEST(AttentionGridTest,
+     APromptIsDividedIntoMoreUnitsIfThereAreMoreThreadsThanHeads) {
   LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 1, 2, 3}), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   const AttentionSequence sequence = {.num_rows = 600};
@@ -117,11 +118,12 @@ TEST(AttentionGridTest, RowsAreDividedFurtherIfThereAreMoreThreadsThanHeads) {
   EXPECT_EQ(fewest, units(2));
   EXPECT_EQ(fewest, units(4));
   EXPECT_LT(fewest, units(32));
-  // A larger number of threads makes no more units than panels.
+  // There are at most as many units as panels, however many threads there are.
   EXPECT_EQ(units(1000), units(2000));
 }
 
-// A step's division for one layer serves all layers of the same shape.
+// Layers whose grids divide alike share one AttentionStep, so different shapes
+// must not compare as alike.
 TEST(AttentionGridTest, LayersOfTheSameShapeDivideAStepAlike) {
   const LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0, 1, 1});
   LatentCache one(spec, {1}, 4);
@@ -149,7 +151,7 @@ TEST(AttentionGridTest, LayersOfTheSameShapeDivideAStepAlike) {
 }
 
 TEST(AttentionTilesTest,
-     ADecodedTokenReadsItsContextOnceAndAChunkSeveralTimes) {
+     ADecodedTokenReadsItsContextOnceAndAPrefillChunkSeveralTimes) {
   LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 0, 0, 0}), {1}, 4);
   const PagedAttentionArgs params = cache.Params();
   const AttentionGrid grid(params);
@@ -160,8 +162,9 @@ TEST(AttentionTilesTest,
   EXPECT_LT(chunk, 1000 * 1000 / 2 / 10);
 }
 
-// A KV head has more query heads than a panel has rows.
-TEST(AttentionTilesTest, KeysOfAKvHeadInTwoSlicesAreMadeForEachSlice) {
+// Each KV head has 200 query heads, more than the rows of a panel.
+TEST(AttentionTilesTest,
+     KeysAreRebuiltForEachSliceThatHasQueryHeadsOfTheirKvHead) {
   LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0});
   spec.num_heads = 400;
   spec.num_kv_heads = 2;

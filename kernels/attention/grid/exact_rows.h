@@ -9,6 +9,7 @@
 
 namespace kvasir::kernels {
 
+// Finds the exact rows of one block at a time.
 // Threads: an object is used by one thread.
 class BlockExactRows {
  public:
@@ -16,9 +17,10 @@ class BlockExactRows {
   // of the block.
   void Start() { found_ = nullptr; }
 
-  // For the slots [begin, end) of a block and one group: finds the first byte
-  // of each row, and the end of the bytes that may be read after it. Rows in
-  // side pages are looked up once for all groups of a side.
+  // For the slots [begin, end) of a block and one group: sets rows[i] to the
+  // first byte of slot i's exact row, and readable[i] to the end of the bytes
+  // that may be read after it. Rows in side pages are looked up only once for
+  // all groups.
   void Find(const AttentionSequence& sequence,
             const AttentionGrid::ExactPart& exact, int64_t group, int64_t block,
             int64_t begin, int64_t end, const char** rows,
@@ -38,7 +40,8 @@ class BlockExactRows {
         }
         continue;
       }
-      // For slots between sinks and window this is row 0, which is never read.
+      // A slot between sinks and window has no exact row; its entry points to
+      // row 0, which the caller never reads.
       const int64_t row = std::max<int64_t>(0, block + i - sequence.first_slot);
       rows[i] = SlotAddress(*exact.fresh, exact.fresh->groups[group].codes, 0,
                             sequence.first_row + row);
@@ -64,14 +67,16 @@ class BlockExactRows {
     }
   }
 
-  // Rows of a group are as far apart as whole rows, so the starts of all rows
-  // of the block are prefetched together.
+  // How many bytes of each row are prefetched. The rows of a group are not
+  // adjacent in memory, because the rows' other groups lie between them, so the
+  // starts of all rows of the block are prefetched together.
   static constexpr int64_t kLineBytes = 64;
   static constexpr int64_t kAheadBytes = 4 * kLineBytes;
 
   const ExactSlots* found_ = nullptr;
   bool in_ring_[kAttentionBlockSlots];
-  int64_t rows_[kAttentionBlockSlots];  // offsets in the arena of the rings
+  // offset of each slot's row in the arena of the ring
+  int64_t rows_[kAttentionBlockSlots];
   int64_t page_ends_[kAttentionBlockSlots];
 };
 

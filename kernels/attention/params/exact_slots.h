@@ -1,5 +1,6 @@
-// Exact rows: plain numbers of sinks and windows that attention reads in place
-// of codes. C++17.
+// Exact rows: the keys or values of a sequence's first slots (sinks) and most
+// recent slots (window) as plain numbers, which attention reads in place of
+// codes. C++17.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +13,14 @@ namespace kvasir::kernels {
 // Exact rows that are stored consecutively. Row r is row (r - first_row) %
 // rows_per_page of the sequence's side page first_page + (r - first_row) /
 // rows_per_page. Offsets are counted from the start of the arena of the rows'
-// parts; the pages may lie in another arena after it.
+// parts, even if the side pages lie in a different arena at a higher address.
 struct ExactSegment {
-  int64_t first_row = 0;  // the next segment's rows follow
+  int64_t first_row = 0;  // up to the first_row of the next segment
   int64_t first_page = 0;
   int64_t rows_per_page = 0;
-  int64_t arena_bytes = 0;  // start of page 0
+  int64_t arena_bytes = 0;  // offset of the start of page 0
   int64_t page_bytes = 0;
-  int64_t offset_bytes = 0;  // of the first row within a page
+  int64_t offset_bytes = 0;  // offset of the first row within a page
 
   friend bool operator==(const ExactSegment& a, const ExactSegment& b) {
     return a.first_row == b.first_row && a.first_page == b.first_page &&
@@ -29,19 +30,20 @@ struct ExactSegment {
   }
 };
 
-// Slots that are read as exact rows, for the keys or for the values. A query at
-// slot p reads the visible slots s < sinks and s > p - window as plain numbers
-// that are stored in addition to the codes. It reads all others through the
-// codec.
+// Tells which slots are read as exact rows, for the keys or for the values. A
+// query at slot p reads the visible slots s < sinks and s > p - window as plain
+// numbers, which are stored in addition to the codes. It reads all other
+// visible slots by decoding their codes.
 struct ExactSlots {
   int64_t sinks = 0;   // 0: no sinks
   int64_t window = 0;  // 0: no window
-  // The rows of slots before first_slot lie in the sequence's side pages: first
-  // those of the sinks, then those of a ring.
-  int64_t ring_rows = 0;  // at least window - 1; not 0 if there is a window
-  int64_t row_bytes = 0;  // distance of the rows in a page
-  // Sorted by first_row, which begins at 0. In the memory space of the latents'
-  // views.
+  // The exact rows of slots before AttentionSequence::first_slot lie in the
+  // sequence's side pages: first the rows of the sinks, then a ring buffer of
+  // the window's rows.
+  int64_t ring_rows = 0;  // at least max(window - 1, 1) if there is a window
+  int64_t row_bytes = 0;  // distance between the starts of two rows in a page
+  // Sorted by first_row; the first one has first_row 0. They are in the same
+  // memory (host or device) as the tables of the latents.
   const ExactSegment* segments = nullptr;
   int64_t num_segments = 0;
 
@@ -49,17 +51,19 @@ struct ExactSlots {
   KVASIR_HOST_DEVICE bool Has(int64_t own, int64_t slot) const {
     return slot < sinks || (window > 0 && slot > own - window);
   }
-  // `evicted` is AttentionSequence::evicted. Evicted slots lie between the
-  // sinks and the window.
+  // The row in the side pages that holds `slot`. `evicted` is
+  // AttentionSequence::evicted; evicted slots lie between the sinks and the
+  // window.
   KVASIR_HOST_DEVICE int64_t RowOf(int64_t slot, int64_t evicted) const {
     if (slot < sinks) return slot;
-    // 32 bits, because a GPU calls a function for a 64-bit division.
+    // Divides in 32 bits, because a GPU divides 64-bit numbers by a slow
+    // function.
     return sinks + static_cast<uint32_t>(slot + evicted - sinks) %
                        static_cast<uint32_t>(ring_rows);
   }
   struct Place {
-    int64_t offset_bytes;  // of the row
-    int64_t end_bytes;     // of its page
+    int64_t offset_bytes;  // start of the row
+    int64_t end_bytes;     // end of the page that holds it
   };
   KVASIR_HOST_DEVICE Place PlaceOfRow(int64_t row,
                                       const int32_t* side_pages) const {
@@ -78,13 +82,15 @@ struct ExactSlots {
   }
 };
 
-// Exact rows of a part. They are numbers, in groups as wide as the part's own.
-// A launch reads the rows of its own tokens from `fresh`: in the ring they
-// would overwrite rows that its first tokens still see.
+// Views of the exact rows of a part: plain numbers, in groups as wide as the
+// groups of the part itself. A launch reads the rows of its new tokens from
+// `fresh`, because in the ring they would overwrite rows that the first new
+// tokens still see.
 template <template <typename> class Ptr>
 struct ExactRowsIn {
-  LatentPartIn<Ptr> ring;   // pages of one slot, which is a row at any offset
-  LatentPartIn<Ptr> fresh;  // one page, whose slot r is row r of q
+  // side pages, as pages of one slot: a row may begin at any offset
+  LatentPartIn<Ptr> ring;
+  LatentPartIn<Ptr> fresh;  // a single page, whose slot r belongs to row r of q
 };
 using ExactRows = ExactRowsIn<DevicePtr>;
 using ExactRowsArgs = ExactRowsIn<LaunchPtr>;

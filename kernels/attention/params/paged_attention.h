@@ -1,9 +1,10 @@
-// paged_attention: attention of new tokens over latents in the cache. One
-// launch may mix prefill chunks and decode tokens. C++17.
+// Parameters and definition of the op paged_attention: attention of new tokens
+// over latents in the cache. One launch may mix prefill chunks and decode
+// tokens. C++17.
 //
-// Absorbed and reconstructed attention (kernels/README.md) are one op. A score
-// is the sum over the parts of the key side. An output row is the concatenation
-// of the parts of the value side.
+// The same op computes absorbed and reconstructed attention
+// (kernels/README.md). A score is the sum over the key parts, and an output row
+// is the concatenation of the value parts.
 #pragma once
 
 #include <cstdint>
@@ -15,55 +16,58 @@
 
 namespace kvasir::kernels {
 
-// One sequence's share of a launch. The host has a copy, from which the work is
-// divided, and the device has an equal one. Slots are counted through the block
-// table: slot i is slot i % P of page block_table[i / P].
+// One sequence's share of a launch. The host has a copy, which it needs to
+// divide the work, and the device has an equal copy. Slots are numbered in the
+// order of the block table: slot i is slot i % P of page block_table[i / P].
 struct AttentionSequence {
   int64_t first_row = 0;  // first row in q and out
   int64_t num_rows = 0;   // number of new tokens
-  // Slot of the first row's own token. The other rows' slots follow.
+  // Slot of the first new token. The other new tokens are in the slots after
+  // it.
   int64_t first_slot = 0;
   DevicePtr<const int32_t> block_table;  // covers first_slot + num_rows slots
-  // Table entries below this index name no page, because their pages were given
-  // up after the window passed them. Their slots are not visible.
+  // Entries of block_table below this index name no page, because their pages
+  // were freed after the window passed them. Their slots are not visible.
   int64_t first_live_index = 0;
-  // The position of every slot [first_slot + num_rows], for keys that are
-  // rotated when they are read. Null: slot i has position i.
+  // The position of every slot [first_slot + num_rows], by which keys that are
+  // stored without rotation are rotated when they are read. Null: slot i has
+  // position i.
   DevicePtr<const int64_t> positions;
-  // Pages that the sequence has in addition to those of its tokens. They hold
-  // the exact rows of its sinks and the rings of exact windows.
+  // Pages that the sequence has in addition to the pages of its tokens. They
+  // hold the exact rows of its sinks and of its windows (ExactSlots).
   DevicePtr<const int32_t> side_pages;
-  // Number of evicted slots. Adding it to a slot after the sinks gives the
-  // slot's original number, which determines the place of its exact row. The
-  // slots and the evicted slots together are at most kAttentionMostSlots.
+  // Number of evicted slots. A slot after the sinks had the number slot +
+  // evicted when it was written, which determines where its exact row is.
+  // Evicted and remaining slots together are at most kAttentionMostSlots.
   int64_t evicted = 0;
-  // Rows before this one add no attention mass. If it equals num_rows, no row
-  // does.
+  // Rows before this one add no attention mass. num_rows: no row adds mass.
   int64_t first_counted_row = 0;
-  // If the sequence has one row, the offset of its weights in the launch's room
-  // for weights (PlaceWeights). Below 0: no weights are kept, and the keys are
-  // scored again to compute the mass. Both ways give the same bits.
+  // Only for a sequence of one row: the offset, in floats, at which the launch
+  // keeps its attention weights until it adds the mass (set by PlaceWeights).
+  // Below 0: no weights are kept, and the keys are scored again to compute the
+  // mass. Both ways give the same bits.
   int64_t weights_at = -1;
 };
 
 // How the keys of a part are rebuilt inside the score loop (RECONSTRUCT):
 //   key_j = Rotate(up_j h + bias_j, position of the slot)
-// A key has d numbers. Some pairs of them are rotated and the others stay.
+// Here h is the latent of a slot and key_j its key for KV head j. A key has d
+// numbers. Some pairs of them are rotated, and the other numbers are not.
 template <template <typename> class Ptr>
 struct KeyRebuildIn {
   int64_t dims = 0;  // d
   // One float32 matrix [d, R'] per KV head, where R' is the width of the head's
-  // group. Null: the latent itself is the key (or those pairs of it that are
-  // kept) before rotation, and every group has d numbers. They are the decoded
-  // numbers: v, or fma(code, scale, minimum).
+  // group. Null: the latent itself is the key before rotation (or the pairs of
+  // it that are stored), and every group has d numbers. Codes are decoded as
+  // fma(code, scale, minimum).
   const Ptr<const float>* up = nullptr;  // [Hkv]
   Ptr<const float> bias = nullptr;       // [Hkv, d], or null
   // Numbers pair_dims[2f] and pair_dims[2f + 1] are rotated by steps[f] *
   // position turns. If num_pairs is 0, keys are not rotated.
   const int32_t* pair_dims = nullptr;  // [2 * num_pairs]
-  const uint64_t* steps = nullptr;     // in RopeStep's units
-  // Distance from one KV head's steps to the next head's, if heads keep pairs
-  // of their own. 0: all heads share one list.
+  const uint64_t* steps = nullptr;     // as RopeStep returns them
+  // Distance in `steps` from one KV head's steps to the next head's, if each
+  // head stores its own choice of pairs. 0: all heads share one list of steps.
   int64_t head_steps_stride = 0;
   int64_t num_pairs = 0;
   float attention_factor = 1.0f;
@@ -75,19 +79,20 @@ template <template <typename> class Ptr>
 struct AttentionKeyPartIn {
   LatentPartIn<Ptr> latents;
   const int32_t* group_of_head = nullptr;  // [Hkv]
-  // The column in a row of q where the numbers of query head h for this part
-  // begin [Hq]. If the part is absorbed, there are as many as the latent of the
-  // KV head's group has; if it is rebuilt, d.
+  // The column in a row of q at which the numbers of query head h for this part
+  // begin [Hq]. If the part is absorbed, a query head has as many numbers as
+  // the latent of its KV head's group; if the part is rebuilt, it has d.
   const int64_t* query_column = nullptr;
   const KeyRebuildIn<Ptr>* rebuild = nullptr;  // null: absorbed
-  const ExactRowsIn<Ptr>* exact = nullptr;     // if the keys have exact slots
+  const ExactRowsIn<Ptr>* exact = nullptr;     // null: no exact slots
 };
 using AttentionKeyPart = AttentionKeyPartIn<DevicePtr>;
 using AttentionKeyPartArgs = AttentionKeyPartIn<LaunchPtr>;
 
 // How the values of a part are lifted inside the loop over slots:
 //   value_j = up_j^T h
-// A value has d numbers. Lifting pays if many rows share the slots.
+// Here h is the latent of a slot and value_j its value for KV head j, which has
+// d numbers. Lifting saves work if many rows read the same slots.
 template <template <typename> class Ptr>
 struct ValueLiftIn {
   int64_t dims = 0;  // d
@@ -102,40 +107,42 @@ template <template <typename> class Ptr>
 struct AttentionValuePartIn {
   LatentPartIn<Ptr> latents;
   const int32_t* group_of_head = nullptr;  // [Hkv]
-  // The column in a row of out where the sum of query head h for this part
-  // begins [Hq]. If the part is absorbed, the sum has as many numbers as the
-  // latent of the KV head's group; if it is lifted, d.
+  // The column in a row of out at which the weighted sum of query head h for
+  // this part begins [Hq]. If the part is absorbed, the sum has as many numbers
+  // as the latent of its KV head's group; if the part is lifted, it has d.
   const int64_t* out_column = nullptr;
-  const ExactRowsIn<Ptr>* exact = nullptr;  // if the values have exact slots
+  const ExactRowsIn<Ptr>* exact = nullptr;  // null: no exact slots
   const ValueLiftIn<Ptr>* lift = nullptr;   // null: absorbed
 };
 using AttentionValuePart = AttentionValuePartIn<DevicePtr>;
 using AttentionValuePartArgs = AttentionValuePartIn<LaunchPtr>;
 
-// How many numbers the sum of a head has.
+// The number of columns that a query head has in a row of `out` for a value
+// part.
 template <template <typename> class Ptr>
 int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
   return part.lift != nullptr ? part.lift->dims
                               : part.latents.groups[group].width;
 }
 
-// The settings of attention that serve eviction.
+// Settings for layers that evict slots by attention mass: the softmax weight
+// that all queries together gave to a slot.
 struct AttentionMass {
-  // Keys that are rotated when they are read are rotated by the position that
-  // their slot has in its head's unit, instead of its position in the sequence.
+  // True: a key that is rotated when it is read is rotated by the position that
+  // the slot metadata has for its head's unit of eviction. False: by the
+  // position that AttentionSequence gives for the slot.
   bool stored_positions = false;
-  // Number of rows of a launch that may add mass. 0: none does.
+  // The most rows of a launch that may add mass. 0: no row adds mass.
   int64_t most_rows = 0;
-  // Room for the weights of sequences of one row, in floats, so that their keys
-  // need not be scored twice.
+  // How many floats the workspace has to keep the attention weights of
+  // sequences of one row, whose keys then need not be scored twice.
   int64_t most_weights = 0;
 };
 
 // For row r of a sequence, at slot p = first_slot + r, and query head h of KV
 // head j = h / (Hq / Hkv):
-//   visible slots s: s <= p, s > p - window if window > 0, and live (see
-//   above);
-//                    not causal: all slots up to the sequence's last new one
+//   visible slots s: s <= p (if not causal: s up to the last new slot),
+//     s > p - window if window > 0, and s in a live page (first_live_index)
 //   score_s = scale * sum over key parts of q[r, h] . key(s, j)
 //   out[r, h] = softmax(score) . value, per value part
 // The query is already rotated (and lifted, if the part is absorbed). The new
@@ -153,10 +160,11 @@ struct AttentionMass {
 //   codes with static ranges: the same chain over all channels with
 //     q'_c = q_c * scale_c, plus the FMA chain of q_c * minimum_c. The code of
 //     a channel of 0 bits is 0.
-//   rebuilt: each of the d numbers by these rules with a row of `up` in place
-//     of q (or the latent's number itself), plus bias; then rotated exactly as
-//     the op `rope` does: (a, b) -> (fma(a, c, -(b s)), fma(b, c, a s)); then
-//     one FMA chain with q.
+//   rebuilt: each of the d key numbers is computed by these rules with a row of
+//     `up` in place of q (or is the latent's number itself), plus bias. The key
+//     is rotated exactly as by the op `rope`, where c and s are the cosine and
+//     sine: (a, b) -> (fma(a, c, -(b s)), fma(b, c, a s)). The score is then
+//     one FMA chain of the key and q.
 // Parts are added in order. Slots are taken in blocks of 64 at fixed positions,
 // with one online-softmax step per block. After every kAttentionSplitSlots
 // slots (a split), the partial result is merged into the total, in order.
@@ -173,44 +181,47 @@ struct AttentionMass {
 // run. At the end of all splits, a static channel becomes fma(sum, scale_c,
 // total weight * minimum_c).
 //
-// Exact slots: their scores are those of numbers. A value's chain continues
-// over them with weight * v. Static ranges are different: exact rows have a
-// chain of their own, and the weights of the coded slots are summed (in the way
-// that minima are). At the end of a split the channel becomes fma(sum, scale_c,
-// weights * minimum_c) + the exact rows' sum.
+// Exact slots: their scores are computed by the rule for numbers. The chain of
+// a value channel continues over them with the term weight * v. With static
+// ranges, however, exact rows have a separate chain, and the weights of the
+// other slots are summed in the way that minima are. At the end of a split the
+// channel becomes fma(sum, scale_c, weights * minimum_c) + the sum of the exact
+// rows.
 //
-// Lifted values: each of the d numbers is computed by the rules of scores with
-// a column of `up` in place of q; an exact row's by the rules of numbers. The
-// results are then values that are numbers, whatever the codec.
+// Lifted values: each of the d numbers is computed by the rules for scores with
+// a column of `up` in place of q; for an exact row, by the rule for numbers.
+// The results are then added as values that are numbers, whatever the codec is.
 //
-// So a row's bits depend only on its query and its visible slots, not on
-// chunks, batch, page size or threads. Slots that no row of a tile sees are
-// never read.
+// So a row's bits depend only on its query and on the contents of its visible
+// slots, not on chunks, batch, page size or threads. Slots that no row of a
+// unit sees are never read.
 //
-// Attention mass, if it is asked for (AttentionMass): for every row from the
-// sequence's first_counted_row on and every query head, in ascending order,
-// each visible slot's score in the plane of the head's unit becomes
+// Attention mass, if mass.most_rows > 0: for every row from the sequence's
+// first_counted_row on and every query head, in ascending order, the mass S
+// that the metadata has for each visible slot in the head's unit becomes
 //   S = fma(weight, Exp(block_max - max) * (1 / sum), S)
 // in one chain. Here weight = Exp(score - block_max), block_max is the greatest
 // score of the split up to the end of the slot's block, and max and sum are the
-// final ones of the softmax. This is computed when all rows' sums are known, so
-// it does not depend on how a prompt is chunked.
+// maximum and sum of the row's whole softmax. Mass is added after the sums of
+// all rows are known, so it does not depend on how a prompt is chunked.
 //
-// The workspace does not depend on the context, except for the room to keep
-// weights. It has at most kAttentionScratchBytes per thread and, if keys are
-// rebuilt or values lifted, kRowStateBytes per thread for the queries and sums
-// of its rows. Nothing rebuilt or decoded is written elsewhere. With mass, each
-// thread has one more tile of weights (kMassTileRows rows of a split), and
-// there are two numbers for each head of most_rows.
+// The size of the workspace does not depend on the lengths of contexts. It is
+// at most kAttentionScratchBytes per thread and, if keys are rebuilt or values
+// lifted, kRowStateBytes more per thread for the queries and sums of its rows.
+// Rebuilt and decoded numbers are written only there. With mass, it also has
+// most_weights floats, a tile of weights per thread (kMassTileRows rows of a
+// split), and two floats for each query head of most_rows rows.
 //
-// Tables (parts, groups, columns) are host memory. For a GPU, Prepare copies
-// all of them to the device (cuda/device_attention.h). For a CPU it copies the
-// parts; the other tables stay the caller's, and the tables that threads index
-// are made from them.
+// The tables in these parameters (parts, groups, columns) are in host memory.
+// For a GPU, Prepare copies all of them to the device
+// (cuda/device_attention.h). For a CPU, it copies only the parts. The other
+// tables still belong to the caller, and Prepare makes the tables that threads
+// use (AttentionGrid) from them.
 //
-// A GPU has an order of operations of its own (cuda/paged_attention_cuda.cu)
-// and serves absorbed keys and values without mass; anything else is
-// UNIMPLEMENTED. Its workspace also has room for the results of splits.
+// The GPU kernels add in another order (cuda/paged_attention_cuda.cu), so their
+// bits differ. They support only absorbed keys and values without mass;
+// anything else is UNIMPLEMENTED. Their workspace also has room for the results
+// of splits.
 template <template <typename> class Ptr>
 struct PagedAttentionParamsIn {
   Ptr<const float> q = nullptr;  // [T, ...], rows q_row_stride apart
@@ -228,15 +239,18 @@ struct PagedAttentionParamsIn {
   int64_t num_sequences = 0;
   float scale = 1.0f;
   bool causal = true;
-  int64_t window = 0;  // slots that a query sees at most, with its own; 0: all
+  // the most slots that a query sees, including its own; 0: all
+  int64_t window = 0;
   ExactSlots key_exact;
   ExactSlots value_exact;
-  DType dtype = DType::kF32;              // of q and out
-  SlotMetadataIn<Ptr> metadata;           // of the layer, if it may evict
-  const int32_t* unit_of_head = nullptr;  // [Hkv], with metadata
+  DType dtype = DType::kF32;     // type of q and out
+  SlotMetadataIn<Ptr> metadata;  // the layer's, if it evicts slots
+  // [Hkv]: unit of eviction, if there is metadata
+  const int32_t* unit_of_head = nullptr;
   AttentionMass mass;
-  // Only for a GPU: its workspace has room for the results of this many splits
-  // of a token's slots, for all heads. Longer contexts are not split.
+  // Only for a GPU: how many partial results its workspace holds, each of which
+  // is one split of one token's slots for all heads. Sequences whose partial
+  // results do not fit are not split.
   int64_t most_partials = 4096;
   // Only for a GPU. True: a prompt's rows have the bits that they would have as
   // single rows, because the decoding kernel computes them. False: the fastest
@@ -246,25 +260,27 @@ struct PagedAttentionParamsIn {
 using PagedAttentionParams = PagedAttentionParamsIn<DevicePtr>;
 using PagedAttentionArgs = PagedAttentionParamsIn<LaunchPtr>;
 
-// Slots per online-softmax step, and slots per independently computed split of
-// a long context. They are constants of the arithmetic: a change of either
-// changes bits.
+// The number of slots per online-softmax step (a block), and the number of
+// slots per independently computed split of a long context. Changing either
+// changes the bits of results.
 inline constexpr int64_t kAttentionBlockSlots = 64;
 inline constexpr int64_t kAttentionSplitSlots = 512;
-// The most slots of a sequence, including those that were evicted: kernels
-// divide them in 32 bits.
+// The most slots of a sequence, including evicted slots. The limit exists
+// because kernels divide slot numbers in 32 bits.
 inline constexpr int64_t kAttentionMostSlots = 0x7fffffff;
-// Width of the widest latent: one group of all KV heads of a layer.
+// The most channels of a latent. The widest one is that of a single group for
+// all KV heads of a layer.
 inline constexpr int64_t kAttentionMaxWidth = 8192;
 // Size of the largest head whose keys can be rebuilt.
 inline constexpr int64_t kAttentionMaxHeadDim = 256;
 // The most runs of codes in a latent.
 inline constexpr int64_t kAttentionMaxRuns = 256;
-// The most scratch of one thread.
+// The most bytes of scratch of one thread.
 inline constexpr int64_t kAttentionScratchBytes = 256 << 10;
-// The most bytes of state that a thread keeps from block to block, in addition
-// to its scratch, for the rows of a unit of many panels. A rebuilt key or a
-// lifted value serves as many rows as fit in it.
+// If keys are rebuilt or values lifted: the most bytes in addition to the
+// scratch in which a thread keeps the queries and sums of its rows from block
+// to block. A rebuilt key or a lifted value is used for all rows that fit into
+// this memory.
 inline constexpr int64_t kRowStateBytes = 1 << 20;
 
 // Slots [begin, end) that row `row` of a sequence sees; empty if end <= begin.
@@ -293,15 +309,17 @@ struct AttentionRows {
   int64_t num_sequences = 0;
 };
 
-// How a step's sequences are divided. All launches that divide alike share it.
+// How the sequences of a step are divided among threads. All launches of the
+// step whose grids divide alike use the same one.
 struct AttentionStep {
-  int64_t work = 0;           // sum over rows of the slots that they read
-  bool takes_splits = false;  // threads take splits of contexts, not units
-  bool has_prompts = false;   // some sequence has more than kDeviceSplitRows
-                              // rows
-  // rows of q and out, up to the last row of the last sequence
+  int64_t work = 0;  // the slots that each row reads, summed over all rows
+  // each thread takes splits of a context instead of whole units
+  bool takes_splits = false;
+  // some sequence has more than kDeviceSplitRows rows
+  bool has_prompts = false;
+  // the number of rows that q and out must have
   int64_t rows = 0;
-  // floats in the room for weights, up to the last kept one
+  // the floats of mass.most_weights that are in use
   int64_t weights = 0;
 };
 

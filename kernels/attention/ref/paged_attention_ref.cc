@@ -13,8 +13,8 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// Returns the bytes of a slot in a region as one array, in place or gathered
-// from granules.
+// Gives access to the bytes of a slot in a region as one array: in place, or
+// copied from the granules that hold them.
 class SlotBytes {
  public:
   SlotBytes(const LatentPartArgs& part, const TileRegion& region, int64_t page,
@@ -43,7 +43,7 @@ class SlotBytes {
   const char* bytes_;
 };
 
-// Reads the latent of a slot.
+// The latent of a slot: its codes or numbers, and its ranges.
 struct Latent {
   Latent(const LatentPartArgs& in, const LatentGroup& latent_group,
          int64_t page, int64_t slot)
@@ -74,14 +74,15 @@ void ForRuns(const LatentGroup& group, const Visit& visit) {
   }
 }
 
-// The number of a code before its range is applied.
+// The number that a code stands for before its range is applied: its level or
+// the code itself.
 float CodeOf(const Latent& latent, const CodePlace& place, int64_t index) {
   const unsigned code = ReadCode(latent.codes.as<uint8_t>(), place, index);
   return latent.part->num_levels > 0 ? latent.part->levels[code]
                                      : static_cast<float>(code);
 }
 
-// The scale and minimum of run r.
+// The scale and minimum of a run.
 struct SlotRange {
   float scale;
   float minimum;
@@ -163,7 +164,7 @@ void ReadNumbers(const Latent& latent, float* numbers) {
   });
 }
 
-// key_j of the contract, [d].
+// Returns key_j as paged_attention.h defines it, [d].
 std::vector<float> RebuildKey(const KeyRebuildArgs& rebuild, int64_t kv_head,
                               const Latent& latent, int64_t position) {
   const int64_t dims = rebuild.dims;
@@ -197,7 +198,7 @@ std::vector<float> RebuildKey(const KeyRebuildArgs& rebuild, int64_t kv_head,
   return key;
 }
 
-// value_j of the contract, [d].
+// Returns value_j as paged_attention.h defines it, [d].
 std::vector<float> LiftValue(const ValueLiftArgs& lift, int64_t kv_head,
                              const Latent& latent) {
   std::vector<float> value(static_cast<size_t>(lift.dims));
@@ -211,27 +212,30 @@ std::vector<float> LiftValue(const ValueLiftArgs& lift, int64_t kv_head,
   return value;
 }
 
-// The sums so far of one value part for one row, before normalisation.
+// The sums of weight * value for one row and one value part, before they are
+// divided by the sum of weights.
 struct ValueSum {
   const AttentionValuePartArgs* part;
   const LatentGroup* group;
   int64_t kv_head;
-  // True for static ranges in a part that also has exact rows.
+  // True for a part that has static ranges and also exact rows.
   bool sums_weights = false;
-  std::vector<float> out = {};     // [R'], or [d] if values are lifted
-  std::vector<float> minima = {};  // [runs] if ranges are in slots; or the sum
-                                   // of weights
-  std::vector<float> exact = {};   // [R'], with sums_weights
+  std::vector<float> out = {};  // [R'], or [d] if values are lifted
+  // sums of minima [runs] if ranges are in slots; the sum of weights if
+  // sums_weights
+  std::vector<float> minima = {};
+  std::vector<float> exact = {};  // [R']: sums of exact rows, if sums_weights
 
   void Add(float weight, const Latent& latent);
   void AddNumbers(float weight, const Latent& latent, std::vector<float>* to);
-  // Rescales the sums to another maximum.
+  // Multiplies all sums by `factor`, because the maximum of the softmax has
+  // changed.
   void Correct(float factor) {
     for (std::vector<float>* sums : {&out, &minima, &exact}) {
       for (float& sum : *sums) sum = sum * factor;
     }
   }
-  // Adds a block: lane i adds slots i, i + 16, ...
+  // Adds the minima of a block's slots. Lane i sums slots i, i + 16, ...
   void AddMinima(const float* weights, const std::vector<Latent>& latents,
                  int64_t first);
   void EndSplit();
@@ -268,8 +272,8 @@ void ValueSum::Add(float weight, const Latent& latent) {
   });
 }
 
-// `latents` are those of the block's slots from `first` on. Only codes have
-// minima.
+// `latents` are the latents of the block's slots from `first` on. Slots that
+// are read as exact rows have no minima.
 void ValueSum::AddMinima(const float* weights,
                          const std::vector<Latent>& latents, int64_t first) {
   const bool in_slots = part->latents.static_scale == nullptr;
@@ -308,14 +312,15 @@ void ValueSum::EndSplit() {
   }
 }
 
-// The softmax so far: maximum, sum and unnormalised output.
+// An unfinished softmax: its maximum, the sum of weights and the output before
+// division by this sum.
 struct Partial {
   float max = kLowest;
   float sum = 0.0f;
-  std::vector<ValueSum> values;  // one for each part
+  std::vector<ValueSum> values;  // one for each value part
 };
 
-// One row and head, with its slots.
+// Computes attention for one row of q and one query head.
 class Row {
  public:
   Row(const PagedAttentionArgs& params, const AttentionSequence& sequence,
@@ -330,13 +335,13 @@ class Row {
         slots_(VisibleSlots(params, sequence, row)) {}
 
   void Attend();
-  // Adds the visible slots' shares of the softmax to their mass. Must be called
-  // after the output is computed.
+  // Adds each visible slot's share of the softmax to its attention mass. Attend
+  // must be called before.
   void AddMass() const;
 
  private:
-  // The latent from which the row reads a slot. `exact` has the exact slots of
-  // its side.
+  // The latent or exact row that this row reads for a slot. `exact` is
+  // key_exact for a key part and value_exact for a value part.
   template <typename Part>
   Latent Find(const Part& part, const ExactSlots& exact, int64_t slot) const {
     if (!exact.Has(sequence_.first_slot + row_, slot)) {
@@ -383,7 +388,8 @@ class Row {
   float* const out_;
   const VisibleRange slots_;
 
-  // The weight of each visible slot; max_ and sum_ are those of all slots.
+  // The weight of each visible slot and the maximum that it is relative to.
+  // max_ and sum_ are the maximum and sum of the whole softmax.
   struct Weight {
     float weight;
     float block_max;

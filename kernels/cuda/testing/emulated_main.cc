@@ -1,5 +1,6 @@
-// Runs a program's tests on a CudaDevice whose runtime uses the emulator as its
-// GPU, so kernels go through the back end's memory, copies and launches.
+// The main function of programs that run kernel tests on a CudaDevice with a
+// fake CUDA runtime, in which the emulator executes the kernels. This tests
+// CudaDevice's memory, copies and launches without a GPU.
 #include <gmock/gmock.h>
 
 #include <memory>
@@ -33,7 +34,7 @@ std::unique_ptr<Device> Make() {
 }  // namespace kvasir::kernels
 
 int main(int argc, char** argv) {
-  // Tests that need the emulator itself run in other programs.
+  // These tests need the emulator itself, so only other programs run them.
   GTEST_FLAG_SET(filter, "-*EachSite*:*Sectors*");
   ::testing::InitGoogleMock(&argc, argv);
   kvasir::kernels::emulation::RunTestsOn(

@@ -9,7 +9,7 @@
 namespace kvasir::kernels::cuda {
 namespace {
 
-constexpr uint64_t kMark = 0x6b7661736972;  // in word 1 of an algorithm
+constexpr uint64_t kMark = 0x6b7661736972;  // word 1 of each valid algorithm
 
 float NumberAt(const void* numbers, DType dtype, int64_t i) {
   return VisitDType(dtype, [&](auto type) {
@@ -56,7 +56,7 @@ void Product(const Gemm& gemm) {
 
 FakeCublasLt::~FakeCublasLt() {
   base::MutexLock lock(&mutex_);
-  EXPECT_EQ(handles_.size(), 0u) << "handles are left";
+  EXPECT_EQ(handles_.size(), 0u) << "handles were not destroyed";
 }
 
 void FakeCublasLt::NeedWorkspace(size_t bytes) {
@@ -103,7 +103,7 @@ CublasResult FakeCublasLt::MakeHandle(CublasHandle* handle) {
 }
 CublasResult FakeCublasLt::DestroyHandle(CublasHandle handle) {
   base::MutexLock lock(&mutex_);
-  EXPECT_EQ(handles_.erase(handle), 1u) << "no such handle";
+  EXPECT_EQ(handles_.erase(handle), 1u) << "the handle does not exist";
   return CublasResult::kOk;
 }
 
@@ -111,7 +111,7 @@ CublasResult FakeCublasLt::Choose(CublasHandle handle, const GemmShape& shape,
                                   size_t most_workspace_bytes,
                                   GemmAlgorithm* algorithm) {
   base::MutexLock lock(&mutex_);
-  EXPECT_EQ(handles_.count(handle), 1u) << "no such handle";
+  EXPECT_EQ(handles_.count(handle), 1u) << "the handle does not exist";
   ExpectSense(shape);
   const CublasResult result = Begin("Choose");
   if (result != CublasResult::kOk) return result;
@@ -128,25 +128,25 @@ CublasResult FakeCublasLt::Multiply(CublasHandle handle, const GemmShape& shape,
                                     const GemmAlgorithm& algorithm,
                                     StreamHandle stream) {
   base::MutexLock lock(&mutex_);
-  EXPECT_EQ(handles_.count(handle), 1u) << "no such handle";
+  EXPECT_EQ(handles_.count(handle), 1u) << "the handle does not exist";
   const CublasResult result = Begin("Multiply");
   if (result != CublasResult::kOk) return result;
   const bool known =
       algorithm.data[1] == kMark && algorithm.data[0] < chosen_.size();
-  EXPECT_TRUE(known) << "no algorithm";
+  EXPECT_TRUE(known) << "the algorithm was not returned by Choose";
   EXPECT_TRUE(known && chosen_[algorithm.data[0]] == shape)
-      << "an algorithm for another product";
+      << "the algorithm was chosen for another shape";
   EXPECT_TRUE((GemmShape{gemm.rows, gemm.n, gemm.k, gemm.x_row_stride,
                          gemm.y_row_stride, gemm.dtype, gemm.y_dtype,
                          gemm.bias != nullptr} == shape))
-      << "another product than its shape says";
+      << "the product does not have the shape that was passed";
   bool there = true;
   const auto expect = [&](const char* what, const void* memory, int64_t bytes,
                           uintptr_t alignment) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(memory) % alignment, 0u) << what;
     const bool in =
         runtime_->IsDeviceMemory(memory, static_cast<size_t>(bytes));
-    EXPECT_TRUE(in) << what << " is not all in device memory";
+    EXPECT_TRUE(in) << what << " is not completely in device memory";
     there = there && in;
   };
   const auto extent = [](int64_t rows, int64_t stride, int64_t columns,

@@ -1,5 +1,5 @@
-// A fake of cuBLASLt on top of the fake runtime: it checks its arguments, and
-// multiplies when the stream runs.
+// FakeCublasLt: a fake of cuBLASLt for tests without a GPU. It checks its
+// arguments, and multiplies when a stream of FakeRuntime runs the work.
 #pragma once
 
 #include <cstdint>
@@ -17,23 +17,24 @@
 
 namespace kvasir::kernels::cuda {
 
-// The test fails on: sizes, strides or types that make no sense; matrices or
-// workspace that are misaligned or not in device memory; an algorithm that was
-// chosen for another product; an invalid handle, or one that is never
-// destroyed.
+// The test fails if a caller passes sizes, strides or types that are not
+// possible, matrices or a workspace that are misaligned or not in device
+// memory, an algorithm that was chosen for another shape, or an invalid handle,
+// and if a handle is never destroyed.
 class FakeCublasLt final : public CublasLt {
  public:
   explicit FakeCublasLt(FakeRuntime* runtime) : runtime_(runtime) {}
   ~FakeCublasLt() override;
 
-  // Sets the size of the workspace that algorithms need if they are chosen from
-  // now on.
+  // Sets how many bytes of workspace an algorithm needs that is chosen from now
+  // on.
   void NeedWorkspace(size_t bytes);
-  // The next call of this name, such as "Choose", fails once.
+  // Makes the next call of the function of this name, such as "Choose", fail
+  // with `result`.
   void FailNext(const std::string& call, CublasResult result);
   int64_t calls(const std::string& call) const;
   std::vector<GemmShape> multiplied() const;  // in the order of the calls
-  std::vector<Gemm> gemms() const;  // the same products with their addresses
+  std::vector<Gemm> gemms() const;  // the same products, with addresses
 
   std::string Describe(CublasResult result) override;
   int64_t Version() override { return 130101; }

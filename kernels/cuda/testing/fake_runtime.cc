@@ -20,13 +20,13 @@ constexpr auto kAlignment = std::align_val_t(256);
 FakeRuntime::~FakeRuntime() {
   base::MutexLock lock(&mutex_);
   if (!leaks_) {
-    EXPECT_EQ(device_memory_.size(), 0u) << "device memory is left";
-    EXPECT_EQ(pinned_.size(), 0u) << "pinned memory is left";
+    EXPECT_EQ(device_memory_.size(), 0u) << "device memory was not freed";
+    EXPECT_EQ(pinned_.size(), 0u) << "pinned memory was not freed";
   }
-  EXPECT_EQ(streams_.size(), 0u) << "streams are left";
-  EXPECT_EQ(events_.size(), 0u) << "events are left";
-  EXPECT_EQ(graphs_.size(), 0u) << "graphs are left";
-  EXPECT_EQ(execs_.size(), 0u) << "graphs that can be launched are left";
+  EXPECT_EQ(streams_.size(), 0u) << "streams were not destroyed";
+  EXPECT_EQ(events_.size(), 0u) << "events were not destroyed";
+  EXPECT_EQ(graphs_.size(), 0u) << "graphs were not destroyed";
+  EXPECT_EQ(execs_.size(), 0u) << "executable graphs were not destroyed";
 }
 
 void FakeRuntime::FailNext(const std::string& call, Result result) {
@@ -121,12 +121,12 @@ Result FakeRuntime::RefuseCaptures(bool of_any_thread) {
 FakeRuntime::Stream* FakeRuntime::Find(StreamHandle stream, bool own) {
   const auto found = streams_.find(stream);
   if (found == streams_.end()) {
-    ADD_FAILURE() << "no such stream";
+    ADD_FAILURE() << "a call uses a stream that does not exist";
     return nullptr;
   }
   if (own) {
     EXPECT_EQ(used_device, found->second->device)
-        << "a stream of another device than the thread uses";
+        << "the stream belongs to a device that the thread has not selected";
   }
   return found->second.get();
 }
@@ -143,7 +143,7 @@ bool FakeRuntime::HoldsHere(const void* at, size_t bytes) const {
   if (!Holds(device_memory_, at, bytes)) return false;
   auto found = device_memory_.upper_bound(static_cast<const char*>(at));
   EXPECT_EQ(used_device, (--found)->second.device)
-      << "memory of another device than the thread uses";
+      << "the memory belongs to a device that the thread has not selected";
   return true;
 }
 
@@ -197,8 +197,8 @@ Result FakeRuntime::Properties(int, DeviceProperties* found) {
 }
 Result FakeRuntime::Use(int device) {
   base::MutexLock lock(&mutex_);
-  // A call that fails does not change the thread's device. A broken device can
-  // still be selected.
+  // If Use fails, the thread's device does not change. A device that has failed
+  // (Break) can still be selected.
   ++calls_["Use"];
   const auto found = failures_.find("Use");
   if (found != failures_.end()) {
@@ -253,12 +253,12 @@ Result FakeRuntime::Give(Memory* from, void* memory) {
         const auto* const begin = static_cast<const char*>(memory);
         const size_t bytes = from->at(begin).bytes;
         EXPECT_FALSE(end >= begin && end < begin + bytes)
-            << "memory goes while a copy wants it";
+            << "memory is freed although an enqueued copy still uses it";
       }
     }
   }
   EXPECT_EQ(from->erase(static_cast<const char*>(memory)), 1u)
-      << "not allocated";
+      << "the memory to be freed is not allocated";
   return Result::kOk;
 }
 Result FakeRuntime::Free(void* memory) {
@@ -301,7 +301,8 @@ Result FakeRuntime::DestroyStream(StreamHandle stream) {
   base::MutexLock lock(&mutex_);
   if (Stream* const found = Find(stream, false); found != nullptr) {
     if (found->capture.has_value()) return Spoil(found);
-    EXPECT_TRUE(found->work.empty()) << "a stream that has work is destroyed";
+    EXPECT_TRUE(found->work.empty())
+        << "a stream is destroyed before its work has run";
   }
   streams_.erase(stream);
   return Result::kOk;
@@ -320,8 +321,9 @@ Result FakeRuntime::SynchronizeDevice() {
   if (const Result refused = RefuseCaptures(true); refused != Result::kOk) {
     return refused;
   }
-  // Copies of the pointers: other threads may destroy a stream while this one
-  // runs another, or waits for the thread that runs it.
+  // Shared pointers keep the streams alive: while this thread runs the work of
+  // one stream, or waits for a thread that does, other threads may destroy
+  // another stream.
   std::vector<std::shared_ptr<Stream>> streams;
   for (const auto& [handle, stream] : streams_) {
     if (stream->device == used_device) streams.push_back(stream);
@@ -352,7 +354,8 @@ Result FakeRuntime::RecordEvent(EventHandle event, StreamHandle stream) {
   const bool captured = found->capture.has_value();
   if (captured && found->capture->spoiled) return Result::kCaptureInvalidated;
   events_[event] = {stream, captured ? found : nullptr};
-  // A captured event only orders streams; it cannot be queried.
+  // An event that was recorded during a capture can only order streams, so
+  // nothing is enqueued for it.
   if (!captured) found->work.push_back({.event = event});
   return Result::kOk;
 }
@@ -393,7 +396,7 @@ Result FakeRuntime::CopyAsync(void* to, const void* from, size_t bytes,
     return Spoil(found);
   }
   EXPECT_TRUE(up || down) << "a copy of " << bytes
-                          << " bytes outside of pinned and device memory";
+                          << " bytes is not between pinned and device memory";
   if (!up && !down) return Result::kOk;
   return Add(stream,
              {.run = [to, from, bytes] { std::memcpy(to, from, bytes); },
@@ -433,7 +436,8 @@ Result FakeRuntime::EndCapture(StreamHandle stream, GraphHandle* graph) {
 }
 Result FakeRuntime::DestroyGraph(GraphHandle graph) {
   base::MutexLock lock(&mutex_);
-  EXPECT_EQ(graphs_.erase(graph), 1u) << "no such graph";
+  EXPECT_EQ(graphs_.erase(graph), 1u)
+      << "the graph to be destroyed does not exist";
   return Result::kOk;
 }
 Result FakeRuntime::InstantiateGraph(GraphHandle graph, StreamHandle stream,
@@ -456,9 +460,10 @@ Result FakeRuntime::DestroyExec(ExecHandle exec) {
     EXPECT_FALSE(
         std::any_of(stream->work.begin(), stream->work.end(),
                     [exec](const Work& work) { return work.exec == exec; }))
-        << "a graph that is under way is destroyed";
+        << "an executable graph is destroyed before its work has run";
   }
-  EXPECT_EQ(execs_.erase(exec), 1u) << "no such graph that can be launched";
+  EXPECT_EQ(execs_.erase(exec), 1u)
+      << "the executable graph to be destroyed does not exist";
   return Result::kOk;
 }
 Result FakeRuntime::LaunchGraph(ExecHandle exec, StreamHandle stream) {
@@ -485,7 +490,8 @@ Result FakeRuntime::Launch(const KernelLaunch& launch, StreamHandle stream) {
   if (result != Result::kOk) return result;
   if (launch.shared_bytes > kPlainSharedBytes) {
     EXPECT_LE(launch.shared_bytes, shared_[launch.function])
-        << launch.name << " was not allowed its shared memory";
+        << launch.name
+        << " has more shared memory than AllowSharedBytes has allowed";
   }
   const auto* const args = static_cast<const char*>(launch.args);
   FakeLaunch made = {launch, {args, args + launch.args_bytes}};

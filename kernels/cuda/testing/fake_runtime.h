@@ -1,6 +1,6 @@
-// A CUDA runtime for tests without a GPU. Enqueued work runs only when a caller
-// waits for it, so code that reuses memory too early reads or writes wrong
-// bytes.
+// FakeRuntime: a CUDA runtime for tests without a GPU. Enqueued work runs only
+// when a caller waits for it, so that tests find code that reuses memory too
+// early: it reads or writes wrong bytes.
 #pragma once
 
 #include <cstdint>
@@ -22,20 +22,22 @@ namespace kvasir::kernels::cuda {
 
 struct FakeLaunch {
   KernelLaunch launch;
-  std::vector<char> args;  // as they were when the launch was enqueued
+  // bytes of the kernel's parameters when the launch was enqueued
+  std::vector<char> args;
 };
 
-// Reports the properties of an H100. Device memory is memory of the test's
-// process, with sizes rounded up as cudaMalloc does. The test fails if a copy's
-// host side is not pinned, if work uses a stream or memory of another device,
-// or if memory is freed that a copy still needs. The fake refuses calls during
-// a capture, and invalidates the capture, as CUDA does; that does not fail the
-// test. launches() does not list a graph's launches again.
+// Reports the properties of an H100. Device memory is ordinary memory of the
+// test's process, with sizes rounded up as by cudaMalloc. The test fails if the
+// host memory of a copy is not pinned, if work uses a stream or memory of
+// another device, or if memory is freed that a copy still needs. Calls that
+// CUDA does not allow during a capture are refused and invalidate the capture,
+// as in CUDA; this does not fail the test. launches() lists a captured launch
+// once, not again for each replay.
 class FakeRuntime final : public Runtime {
  public:
   ~FakeRuntime() override;
 
-  // Set these before the device is made.
+  // Tests set these before they make the device.
   int driver_version = 13000;
   int device_count = 1;
   DeviceProperties properties = {.name = "Fake GPU",
@@ -47,22 +49,23 @@ class FakeRuntime final : public Runtime {
                                  .shared_bytes = 227 << 10};
   size_t total_bytes = size_t{1} << 30;
   size_t context_bytes = size_t{100} << 20;
-  // Device memory that the first launch takes, because CUDA then loads code and
-  // allocates stacks.
+  // Bytes of device memory that are used from the first launch on. In CUDA they
+  // are used for code and stacks.
   size_t code_bytes = 0;
   static constexpr size_t kRoundedTo = size_t{2} << 20;
 
-  // The next call of this name, such as "CopyAsync", fails once.
+  // Makes the next call of the method of this name, such as "CopyAsync", fail
+  // with `result`.
   void FailNext(const std::string& call, Result result);
-  // Simulates a kernel that failed: from now on, every call that can report it
-  // returns `result`, and no enqueued work runs.
+  // Simulates a kernel that has failed: from now on, no enqueued work runs, and
+  // every call that can report the failure returns `result`.
   void Break(Result result);
-  // Memory that is still allocated at the end does not fail the test.
+  // Lets the test pass even if memory is still allocated at its end.
   void AllowLeaks();
   // Sets the function that a launch calls when the stream runs it.
   void OnRun(std::function<void(const KernelLaunch&)> run);
 
-  // Enqueues work that is not a kernel, as libraries do.
+  // Enqueues work that is not a kernel launch; fake libraries use this.
   void Enqueue(StreamHandle stream, std::function<void()> run);
   // True if [at, at + bytes) is within one allocation of device memory.
   bool IsDeviceMemory(const void* at, size_t bytes) const;
@@ -70,7 +73,7 @@ class FakeRuntime final : public Runtime {
   std::vector<FakeLaunch> launches() const;  // in the order of the calls
   int64_t calls(const std::string& call) const;
   size_t pinned_bytes() const;
-  // The device that the calling thread uses.
+  // The device that the calling thread has selected by Use().
   int device_in_use() const;
   // Number of pieces of work on all streams that have not run yet.
   size_t waiting() const;
@@ -114,7 +117,8 @@ class FakeRuntime final : public Runtime {
     // Addresses that must stay allocated until the work has run.
     const void* to = nullptr;
     const void* from = nullptr;
-    ExecHandle exec = nullptr;  // the graph that the work is part of
+    // the launched graph that this work belongs to, or null
+    ExecHandle exec = nullptr;
   };
   using Graph = std::shared_ptr<const std::vector<Work>>;
   struct Capture {
@@ -122,55 +126,60 @@ class FakeRuntime final : public Runtime {
     std::vector<Work> work;
     bool spoiled = false;
   };
-  // The stream's handle is its HostWork.
+  // Streams derive from HostWork because fake libraries take a HostWork as the
+  // stream's handle.
   struct Stream : HostWork {
     FakeRuntime* runtime = nullptr;
     int device = 0;
-    // The first one is running, until it is done.
+    // If `running`, the first piece of work is running; it is removed when it
+    // is done.
     std::deque<Work> work;
     bool running = false;
     std::optional<Capture> capture;
   };
   struct Event {
-    StreamHandle stream = nullptr;  // of the last record
+    StreamHandle stream = nullptr;  // stream of the last RecordEvent
     Stream* captured_by = nullptr;
   };
   struct GiveBack {
     void operator()(char* memory) const;
   };
   struct Block {
-    std::unique_ptr<char, GiveBack> memory;  // aligned as CUDA aligns
+    std::unique_ptr<char, GiveBack> memory;  // aligned like memory from CUDA
     size_t bytes = 0;
     int device = 0;
   };
   using Memory = std::map<const char*, Block>;
 
-  // Counts the call; returns the error that FailNext set for it.
+  // Counts the call of a method, and returns the error that FailNext or Break
+  // has set for it.
   Result Begin(const std::string& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   template <typename Handle>
   Handle NewHandle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return reinterpret_cast<Handle>(&handles_.emplace_back());
   }
-  // Adds work to the stream, or to its capture.
+  // Enqueues work on the stream, or adds it to the stream's capture.
   Result Add(StreamHandle stream, Work work)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns an error and invalidates the capture if a capture of this thread,
-  // or of any thread, does not allow the call.
+  // For calls that are not allowed during a capture: if this thread (or any
+  // thread, if of_any_thread is set) captures, invalidates the capture and
+  // returns an error.
   Result RefuseCaptures(bool of_any_thread)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static Result Spoil(Stream* stream);
   static bool Waits(EventHandle event, const Stream& stream);
-  // Runs the stream's work up to the event's last record, or all of it.
-  // Releases the lock while work runs, because the work may wait for other
-  // threads that query events.
+  // Runs the stream's work up to the last RecordEvent of `event`; if `event` is
+  // null, all of it. Unlocks the mutex while work runs, because the work may
+  // wait for other threads that query events.
   void RunUpTo(EventHandle event, Stream* stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `own`: the stream must belong to the device that the thread uses.
+  // Returns the stream with this handle. If `own` is set, the test fails if the
+  // stream does not belong to the device that the thread has selected.
   Stream* Find(StreamHandle stream, bool own = true)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void* Take(Memory* from, size_t bytes);
   static bool Holds(const Memory& memory, const void* at, size_t bytes);
-  // True if the bytes are in memory of the device that the thread uses.
+  // True if the bytes are in memory of the device that the thread has selected.
   bool HoldsHere(const void* at, size_t bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   size_t Held() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -186,11 +195,11 @@ class FakeRuntime final : public Runtime {
   Memory pinned_ ABSL_GUARDED_BY(mutex_);
   std::map<StreamHandle, std::shared_ptr<Stream>> streams_
       ABSL_GUARDED_BY(mutex_);
-  base::CondVar idle_;  // signals that a stream is idle
+  base::CondVar idle_;  // signaled when a stream becomes idle
   std::map<EventHandle, Event> events_ ABSL_GUARDED_BY(mutex_);
   std::map<GraphHandle, Graph> graphs_ ABSL_GUARDED_BY(mutex_);
   std::map<ExecHandle, Graph> execs_ ABSL_GUARDED_BY(mutex_);
-  // handles are addresses of these elements
+  // Handles that are returned to callers are addresses of these elements.
   std::deque<char> handles_ ABSL_GUARDED_BY(mutex_);
   std::vector<FakeLaunch> launches_ ABSL_GUARDED_BY(mutex_);
   std::function<void(const KernelLaunch&)> run_ ABSL_GUARDED_BY(mutex_);

@@ -1,5 +1,6 @@
-// Runs a program's tests on the first GPU. Without a GPU each test is skipped
-// with the reason, or fails if KVASIR_REQUIRE_GPU is in the environment.
+// The main function of programs that run kernel tests on the first GPU. Without
+// a GPU, each test is skipped with the reason, or fails if the environment
+// variable KVASIR_REQUIRE_GPU is set.
 #include <gmock/gmock.h>
 
 #include <cstdio>
@@ -24,7 +25,8 @@ constexpr CudaDeviceOptions kOptions = {.deterministic =
 class SkipAll final : public ::testing::EmptyTestEventListener {
  public:
   explicit SkipAll(std::string why) : why_(std::move(why)) {}
-  // gtest does not run the body of a test that is already skipped.
+  // Skips every test: gtest does not run the body of a test that is skipped
+  // here.
   void OnTestStart(const ::testing::TestInfo&) override {
     GTEST_SKIP() << "needs a GPU: " << why_;
   }
@@ -49,8 +51,8 @@ int Run() {
         static_cast<const CudaDevice&>(**first).properties();
     std::printf("on %s, sm_%d%d\n", properties.name.c_str(), properties.major,
                 properties.minor);
-    // Only code for sm_90a has bulk copies; newer GPUs run code that is
-    // compiled for compute_80.
+    // Only the code for sm_90a has bulk copies. GPUs newer than sm_90 run the
+    // PTX for compute_80, which has none.
     emulation::RunTestsOn({&MakeOrEnd, properties.major == 9});
   } else {
     const std::string why(first.status().message());

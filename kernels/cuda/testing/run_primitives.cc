@@ -1,4 +1,5 @@
-// Compiled once for each target (KVASIR_PRIMITIVES_TARGET).
+// This file is compiled twice: for the emulator and for the GPU
+// (KVASIR_PRIMITIVES_TARGET).
 #include "kernels/cuda/testing/run_primitives.h"
 
 #include <bit>
@@ -54,8 +55,8 @@ class Runner {
   explicit Runner(Device* device)
       : device_(device), stream_(device->MakeStream()) {}
 
-  // launch(args, launcher) writes `out_words`, and `more_words`, which are
-  // returned as well.
+  // Calls launch(args, launcher), and returns the `out_words` words and then
+  // the `more_words` words that the kernel wrote.
   template <typename Launch>
   Words Run(const Words& in, size_t out_words, size_t more_words,
             uint32_t count, const Launch& launch) {
@@ -121,8 +122,8 @@ std::vector<PrimitiveRun> RunPrimitives(Device& device, bool bulk_copies) {
                    [bf16](const PrimitiveArgs& args, Launcher& launcher) {
                      LaunchMma(args, bf16, launcher);
                    }),
-        // A GPU truncates each term to the precision of the largest term; the
-        // emulator rounds the sum once.
+        // The tolerance is needed because a GPU truncates each term to the
+        // precision of the largest one, while the emulator rounds only the sum.
         1e-4f);
   }
   add("matrices", runner.Run(RandomWords(128, 6), size_t{2} * 7 * 32, 0, 0,
@@ -136,8 +137,8 @@ std::vector<PrimitiveRun> RunPrimitives(Device& device, bool bulk_copies) {
 
   constexpr uint32_t kTriples = 300;
   Words triples = RandomPairs(size_t{3} * kTriples, 8);
-  // The first numbers are not negative, because their square roots are
-  // computed.
+  // The first number of each triple is made non-negative, because the kernel
+  // computes its square root.
   for (size_t i = 0; i < triples.size(); i += 3) triples[i] &= 0x7fffffffu;
   const Words numbers = runner.Run(triples, size_t{kTriples} * kNumberWords, 0,
                                    kTriples, LaunchNumbers);

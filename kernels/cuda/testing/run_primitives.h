@@ -18,8 +18,9 @@ struct PrimitiveRun {
   float tolerance = 0.0f;
 };
 
-// Both targets get the same inputs and return results in the same order. Bulk
-// copies need sm_90.
+// Both functions use the same inputs and return the results of the kernels in
+// the same order. Bulk copies, which need sm_90, are included only if
+// `bulk_copies` is set.
 namespace emulated {
 std::vector<PrimitiveRun> RunPrimitives(Device& device, bool bulk_copies);
 }

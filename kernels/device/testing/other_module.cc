@@ -1,4 +1,5 @@
-// A module of another build; its functions must not be called.
+// A device module with the interface of another build. LoadDevice must refuse
+// it without calling its functions.
 #include <cstdlib>
 
 #include "kernels/device/device_module.h"

@@ -1,6 +1,6 @@
-// The emulated device as a module (kernels/device/device_module.h), so that no
-// serving program links it. Settings, separated by commas: the type of
-// activations (f32, f16, bf16) and seed=N.
+// The emulated device as a shared library (kernels/device/device_module.h), so
+// that programs need not be linked with it. Its settings, separated by commas,
+// are the type of activations (f32, f16 or bf16) and seed=N.
 #include <cstdint>
 #include <memory>
 

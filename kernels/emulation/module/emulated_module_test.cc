@@ -1,4 +1,5 @@
-// The emulated device as programs use it: loaded as a module, not linked.
+// Tests the emulated device in the way that programs use it: loaded as a module
+// at run time, not linked.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>

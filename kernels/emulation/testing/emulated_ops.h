@@ -1,5 +1,5 @@
-// Test support: a test's device, with helpers that copy numbers to and from its
-// memory.
+// Test support: EmulatedTest has a device and a stream for a test of kernels,
+// and helpers that copy numbers to and from the device.
 #pragma once
 
 #include <cmath>
@@ -35,7 +35,8 @@ class EmulatedTest {
       : device_(MakeTestDevice(options)), stream_(device_->MakeStream()) {}
 
   Device& device() { return *device_; }
-  // Skips the rest of the test on a GPU.
+  // Returns the device's emulator. If tests run on a GPU, skips the rest of the
+  // test instead.
   Emulator& emulator() {
     if (OnGpu()) SkipWithoutEmulator();
     return static_cast<EmulatedDevice&>(*device_).emulator();
@@ -105,7 +106,7 @@ inline std::vector<float> Rounded(std::vector<float> numbers, DType dtype) {
   return numbers;
 }
 
-// The norm of got - want, divided by the norm of want; 0 if they are equal.
+// The L2 norm of got - want, divided by that of want; 0 if both are equal.
 inline double RelativeNorm(const std::vector<float>& want,
                            const std::vector<float>& got) {
   if (want.size() != got.size()) return INFINITY;
@@ -119,16 +120,17 @@ inline double RelativeNorm(const std::vector<float>& want,
   return error == 0.0 ? 0.0 : std::sqrt(error / norm);
 }
 
-// The largest error of any row of `columns` numbers. A row's error is the
-// larger of its relative norm and its largest |got - want| / (|want| + root
-// mean square of the row).
+// The largest error of any row of `columns` numbers. A row's error is its
+// RelativeNorm, or its largest |got - want| / (|want| + root mean square of the
+// row) if that is larger.
 inline double WorstError(const std::vector<float>& want,
                          const std::vector<float>& got, int64_t columns) {
   if (want.size() != got.size()) return INFINITY;
   const auto n = static_cast<size_t>(columns);
   double worst = 0.0;
   const auto take = [&](double error) {
-    if (std::isnan(error) || error > worst) worst = error;  // NaN stays
+    // once it is NaN, it stays NaN
+    if (std::isnan(error) || error > worst) worst = error;
   };
   for (size_t row = 0; row < want.size(); row += n) {
     double square = 0.0;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint32_t kThreads = 64;
 
-// Stores a word and loads one that another warp stored.
+// Each thread stores a word and loads a word that another warp stored.
 void Exchange(const FaultyArgs& args) {
   auto* const words = reinterpret_cast<uint32_t*>(simt::Shared());
   const uint32_t thread = simt::Thread();
@@ -87,7 +87,8 @@ void HandOver(const FaultyArgs& args) {
   }
 }
 
-// Recurses deeper than a stack holds. The compiler must not remove any of it.
+// Recurses until a stack overflows. The compiler must not remove the recursion
+// or its memory.
 __attribute__((noinline)) uint32_t Deep(uint32_t depth) {
   volatile char bytes[1024];
   bytes[depth % 1024] = 1;
@@ -146,14 +147,16 @@ void Others(const FaultyArgs& args) {
       args.out[thread] = simt::LoadOnce(args.out + thread);
       break;
     case Planted::kLoadOnceBesideStored:
-      // Loads and stores use different bytes of one block of 16.
+      // The loads and stores of a thread use different bytes of the same
+      // 16-byte block.
       if (thread < 16) {
         simt::StoreGlobal(args.out + 4 * thread, thread);
         args.out[4 * thread + 1] = simt::LoadOnce(args.out + 4 * thread + 3);
       }
       break;
     case Planted::kManyLooks: {
-      // As many polls as a deadlock takes, if the values were waited for.
+      // So many polls would be reported as a deadlock if the polled addresses
+      // and values did not change.
       uint32_t seen = 0;
       for (uint32_t i = 0; i < 3000; ++i) {
         seen |= simt::LoadAtomic(args.in + (thread + i) % 64);
@@ -196,7 +199,8 @@ void Others(const FaultyArgs& args) {
       args.out[thread] = Deep(1000);
       break;
     case Planted::kStrided:
-      // Every fourth of 64 words: see CountsTheCostOfStridedAccesses.
+      // Reads every fourth of 64 words. CountsTheCostOfStridedAccesses says
+      // which costs are expected.
       args.out[thread] = simt::LoadShared(words + thread % 16 * 4);
       args.out[thread] = simt::LoadGlobal(args.in + thread % 16 * 4);
       break;
@@ -235,7 +239,7 @@ void FaultyKernel(FaultyArgs args) {
   }
 }
 
-// The kernel without a fault.
+// The kernel of two CTAs with all fences.
 void FencedKernel(FaultyArgs args) { HandOver(args); }
 
 bool BetweenCtas(Planted planted) {

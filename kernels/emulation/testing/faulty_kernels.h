@@ -1,5 +1,5 @@
-// Kernels with one planted fault each, which the emulated device has to find.
-// Only compiled for the host.
+// Kernels for tests of the emulator, each with one deliberate fault that the
+// emulator must find. Only compiled for the host.
 #pragma once
 
 #include <cstdint>
@@ -10,25 +10,25 @@ namespace kvasir::kernels::emulated {
 
 enum class Planted : uint32_t {
   kNone,
-  kMissingBarrier,      // between a store and another warp's load
-  kMissingWarpBarrier,  // between two lanes of a warp
+  kMissingBarrier,      // no barrier between a store and another warp's load
+  kMissingWarpBarrier,  // no SyncWarp between two lanes of a warp
   kReusedPartial,       // a warp overwrites what another has yet to read
   kLateWait,            // the wait for a copy comes after the read
   kMissingWait,
   kMissingCommit,
-  kMissingFence,         // between CTAs, in the CTA that writes
-  kMissingReaderFence,   // between CTAs, in the CTA that reads
+  kMissingFence,         // no fence in the CTA that writes for another CTA
+  kMissingReaderFence,   // no fence in the CTA that reads from another CTA
   kFenceOfCta,           // the fence's scope is only the CTA
   kFenceBeforeTheWrite,  // the fence precedes the write that it should order
   kDivergentBarrier,     // threads reach one barrier by two different calls
   kEndedThread,          // a thread ends before a barrier of all threads
-  kHalfWarps,            // two half warps add up to the barrier's count
-  kTwiceAtABarrier,      // a thread arrives again before the others do
+  kHalfWarps,  // half of each of two warps arrive, as many threads as expected
+  kTwiceAtABarrier,  // a thread arrives again before the others do
   kDivergentShuffle,
   kStrangeMask,  // the mask lacks the calling lane
   kShuffleTooFar,
   kStuckPoll,
-  kStuckPolls,             // polls at several addresses
+  kStuckPolls,             // a deadlock of threads that poll several addresses
   kLoadOnceOfStored,       // LoadOnce of data that the same launch stored
   kSharedLoadOutOfBounds,  // the access is through a primitive
   kSharedOutOfBounds,      // the access is through a pointer
@@ -54,11 +54,11 @@ struct FaultyArgs {
   Planted planted = Planted::kNone;
 };
 
-// Launches one CTA of 64 threads, or two for faults between CTAs. A correct
-// kernel copies `in` to `out`; each thread copies a word that another warp
-// (lane, CTA) wrote.
+// Launches one CTA of 64 threads, or two CTAs for faults between CTAs. Without
+// its fault, the kernel would copy `in` to `out`, each thread a word that
+// another warp, lane or CTA has written.
 void LaunchFaulty(const FaultyArgs& args, Launcher& launcher);
-// Launches two CTAs with all fences in place.
+// Launches the kernel of two CTAs without a fault: it has all fences.
 void LaunchFenced(const FaultyArgs& args, Launcher& launcher);
 
 }  // namespace kvasir::kernels::emulated

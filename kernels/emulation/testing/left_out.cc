@@ -13,14 +13,14 @@
 
 namespace {
 
-// The child's exit codes for its verdicts. Nothing else in the child exits with
-// them.
+// The exit codes by which the child process returns its verdict. Nothing else
+// in the child exits with these codes.
 constexpr int kRight = 40, kWrong = 41, kRace = 42;
 bool judging = false;
 
 }  // namespace
 
-// ThreadSanitizer calls this for each report, by this name.
+// ThreadSanitizer calls the function of this name for each report.
 extern "C" void __tsan_on_report(void*);   // NOLINT
 extern "C" void __tsan_on_report(void*) {  // NOLINT
   if (judging) _exit(kRace);
@@ -55,7 +55,8 @@ uint64_t Seeds() {
 Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds) {
   if (kThreadSanitizer) FreeIdleStacks();
   std::fflush(nullptr);
-  // The child's reports are expected, so they are not shown.
+  // The child's error output is captured and not shown, because its reports are
+  // expected.
   std::FILE* const said = std::tmpfile();
   KVASIR_CHECK(said != nullptr);
   const pid_t child = ::fork();
@@ -63,8 +64,8 @@ Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds) {
   if (child == 0) {
     judging = true;
     ::dup2(::fileno(said), STDERR_FILENO);
-    // A limit of the child's own processor time: a busy machine is not the
-    // kernel's fault.
+    // Limits the child's processor time, not the time that passes, so that a
+    // busy machine does not make the verdict kEndless.
     const itimerval limit = {{0, 0}, {most_seconds, 0}};
     KVASIR_CHECK(::setitimer(ITIMER_PROF, &limit, nullptr) == 0);
     _exit(is_right() ? kRight : kWrong);
@@ -92,8 +93,8 @@ Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds) {
     return Verdict::kEndless;
   }
   const bool aborted = WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
-  // UndefinedBehaviorSanitizer reports "runtime error", for example if a bool
-  // is read from poisoned memory.
+  // "runtime error" is a report of UndefinedBehaviorSanitizer, for example
+  // about a bool that was read from poisoned memory.
   if ((aborted && says("emulated kernel ")) || says("runtime error: ")) {
     return Verdict::kStopped;
   }

@@ -1,5 +1,6 @@
-// Test support: runs a faulty kernel and reports the outcome. Each run is in a
-// child process, because the emulator ends the process when it finds a fault.
+// Test support: runs a kernel that is expected to fail, and reports how it
+// failed. Each run is in a child process, because the emulator ends its process
+// when it finds a fault.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +21,13 @@ enum class Verdict {
 };
 const char* VerdictName(Verdict verdict);
 
-// Number of seeds for a test that runs a kernel on several: 8, or
-// KVASIR_EMULATION_SEEDS (scripts/soak).
+// With how many seeds a test runs its kernels: 8, or the number in the
+// environment variable KVASIR_EMULATION_SEEDS, which scripts/soak sets.
 uint64_t Seeds();
 
 // Runs `is_right` in a child process, on one thread, for at most `most_seconds`
-// of processor time. If the child ends in any other way than by a verdict, the
-// test fails and kRight is returned.
+// of processor time, and returns how it ended. If the child ends in a way that
+// no Verdict describes, the test fails and kRight is returned.
 Verdict Judge(absl::FunctionRef<bool()> is_right, int most_seconds = 60);
 
 struct Mutant {
@@ -35,9 +36,11 @@ struct Mutant {
                                       // kRight
 };
 
-// Runs a kernel unchanged on `seeds` seeds; it must be right on all of them.
-// Then leaves out each of its sites in turn, on as many seeds until a verdict
-// is not kRight. `is_right` launches the kernel on a fresh device and compares.
+// Runs a kernel unchanged with `seeds` seeds; the result must be right with all
+// of them. Then leaves out each synchronizing line of the kernel in turn and
+// runs it with the same seeds, until a verdict is not kRight. `is_right`
+// launches the kernel on the given fresh device and says whether the result is
+// right.
 std::vector<Mutant> LeaveOutEach(
     const std::string& kernel, uint64_t seeds,
     absl::FunctionRef<bool(EmulatedTest&)> is_right);

@@ -8,14 +8,15 @@ namespace {
 
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kCtas = kMmaCeilingThreads / kThreads;
-// The number of independent products, down and across: eight sums, so that a
-// warp never waits for one of them.
+// A warp computes kDown x kAcross = 8 independent products in a step, so that
+// it never waits for the result of the previous one.
 constexpr uint32_t kDown = 2;
 constexpr uint32_t kAcross = 4;
 constexpr double kOperations = 2.0 * 16 * 8 * 16;
 
-// Two numbers out of 1, 1.25, 1.5 and 1.75 with either sign. Sums stay finite,
-// and bits change as often as in a model's products (power limits clocks).
+// Returns two bf16 numbers out of 1, 1.25, 1.5 and 1.75 with either sign. With
+// these numbers, sums stay finite, and bits change as often as in a real model.
+// This matters because a GPU that needs more power lowers its clock.
 KVASIR_DEVICE uint32_t Numbers(uint32_t index) {
   uint32_t bits = (index * simt::kWarp + simt::Lane() + 1) * 2654435761u;
   bits ^= bits >> 15;

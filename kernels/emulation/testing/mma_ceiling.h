@@ -1,5 +1,5 @@
-// The rate that a GPU's tensor cores reach with mma.sync when they do nothing
-// else: a ceiling for kernels that use it. C++17, without Abseil.
+// A kernel that executes only mma.sync. Its rate on a GPU is the ceiling for
+// our kernels that use this instruction. C++17, without Abseil.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,10 @@ struct MmaCeilingArgs {
   uint32_t steps = 0;    // number of steps of each warp
 };
 
-// Enqueues products of 16 x 16 by 16 x 8 bf16 matrices that stay in registers,
-// eight independent ones a step. `out` receives each thread's sums. Returns the
-// number of operations: a multiplication and an addition count as two.
+// Enqueues the kernel: in each step, a warp computes eight independent products
+// of bf16 matrices, 16 x 16 by 16 x 8, which stay in registers. `out` receives
+// each thread's sums. Returns the number of arithmetic operations; a
+// multiplication and an addition count as two.
 namespace emulated {
 double LaunchMmaCeiling(const MmaCeilingArgs& args, Launcher& launcher);
 }

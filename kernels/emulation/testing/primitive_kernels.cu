@@ -65,7 +65,7 @@ KVASIR_KERNEL(32) MaximaKernel(PrimitiveArgs args) {
 KVASIR_KERNEL(64) BarriersKernel(PrimitiveArgs args) {
   auto* const words = reinterpret_cast<uint32_t*>(simt::Shared());
   const uint32_t lane = simt::Lane();
-  // Warp 0 writes and warp 1 reads; then the other way round.
+  // Warp 0 writes and warp 1 reads; then warp 1 writes and warp 0 reads.
   if (simt::Warp() == 0) {
     simt::StoreShared(words + lane, args.in[lane]);
     simt::ArriveBarrier(1, 64);
@@ -83,7 +83,7 @@ KVASIR_KERNEL(32) CopiesKernel(PrimitiveArgs args) {
   char* const shared = simt::Shared();
   const auto* const in = reinterpret_cast<const char*>(args.in);
   const uint32_t lane = simt::Lane();
-  // One part with each width.
+  // Copies one part of the data with each width that is supported.
   simt::CopyAsync<16>(shared + 16 * lane, in + 16 * lane);
   simt::CommitCopies();
   simt::CopyAsync<8>(shared + 512 + 8 * lane, in + 512 + 8 * lane);
@@ -287,9 +287,9 @@ KVASIR_KERNEL(64) GridSumKernel(PrimitiveArgs args) {
     copy(tile + 1);
     simt::WaitCopies<1>();
     simt::SyncCta();
-    // Reads the number of another thread.
+    // Reads the number that another thread has copied.
     sum += simt::LoadShared(tiles + tile % kStages * kTile + (thread ^ 33));
-    // Keeps the stage until all threads have read it.
+    // The stage may be overwritten only after all threads have read it.
     simt::SyncCta();
   }
   sum = simt::CtaSum(sum, partial);

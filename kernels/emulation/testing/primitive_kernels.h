@@ -7,9 +7,9 @@
 #include "kernels/device/launcher.h"
 #include "kernels/simt/target.h"
 
-// A test that the host compiles may use the kernels that nvcc compiled: it
-// defines this macro as gpu. Then emulated::LaunchX and emulated::PrimitiveArgs
-// mean those of gpu.
+// A test that the host's compiler compiles may define this macro as `gpu` to
+// use the kernels that nvcc compiled. Then names such as emulated::LaunchWarp
+// mean those of namespace gpu.
 #ifndef KVASIR_PRIMITIVES_TARGET
 #define KVASIR_PRIMITIVES_TARGET KVASIR_SIMT_TARGET
 #else
@@ -40,32 +40,35 @@ void LaunchWarp(const PrimitiveArgs& args, Launcher& launcher);
 // Launches one warp. Each lane writes 2 words: the larger of the floats
 // in[lane] and in[lane ^ 1], and the maximum of all lanes.
 void LaunchMaxima(const PrimitiveArgs& args, Launcher& launcher);
-// Two warps: out[thread] = in[the same lane of the other warp], by named
-// barriers.
+// Launches one CTA of two warps, which exchange numbers by named barriers:
+// out[thread] = in[the same lane of the other warp].
 void LaunchBarriers(const PrimitiveArgs& args, Launcher& launcher);
-// 32 threads copy `in` to `out`, each 28 bytes by copies of 16, 8 and 4 bytes.
+// Launches 32 threads that copy `in` to `out`; each copies 28 bytes, by
+// asynchronous copies of 16, 8 and 4 bytes.
 void LaunchCopies(const PrimitiveArgs& args, Launcher& launcher);
-// Copies `count` tiles of 1024 bytes from `in` to `out`, by bulk copies through
-// two stages.
+// Copies `count` tiles of 1024 bytes from `in` to `out`, by bulk copies to two
+// buffers in turn.
 void LaunchBulkCopies(const PrimitiveArgs& args, Launcher& launcher);
-// One warp: out[D] = A B + 1 in bf16 or fp16. `in` is A [16, 16] in rows, then
-// B [16, 8] in columns, with two numbers in a word.
+// Launches one warp that computes out = A B + 1 for matrices of bf16 or fp16.
+// `in` has A [16, 16] row by row, then B [16, 8] column by column, with two
+// numbers in a word.
 void LaunchMma(const PrimitiveArgs& args, bool bf16, Launcher& launcher);
-// One warp: out[D] = the sum of `count` such products, added one by one from 0.
-// `in` has A and B of each.
+// Launches one warp that computes out = the sum of `count` such products A B,
+// added one by one to 0. `in` has A and B of each product.
 void LaunchMmaChain(const PrimitiveArgs& args, bool bf16, Launcher& launcher);
-// One warp: `in` has 4 matrices. `out` gets the words that LoadMatrices gives
-// each of 32 lanes for 1, 2 and 4 matrices, and then the words for transposed
-// matrices.
+// Launches one warp. `in` has 4 matrices. `out` receives the words that
+// LoadMatrices returns to each of the 32 lanes for 1, 2 and 4 matrices, then
+// those for 1, 2 and 4 transposed matrices.
 void LaunchMatrices(const PrimitiveArgs& args, Launcher& launcher);
-// Any number of CTAs. All threads do out[0] += 1 and out[1] += 0.5f; out[2] =
-// the largest thread number in the grid; out[3] += 1 by CAS; out[4..5] += 2^31
-// + 1 as one 64-bit number. more[CTA] = the CTA's threads, counted in shared
-// memory in the CTA's scope.
+// Launches any number of CTAs. Each thread adds 1 to out[0], 0.5f to out[1], 1
+// to out[3] by compare-and-swap, and 2^31 + 1 to out[4..5] as one 64-bit
+// number. out[2] becomes the largest thread number in the grid. more[CTA]
+// becomes the number of the CTA's threads, counted in shared memory by atomics
+// in the CTA's scope.
 void LaunchAtomics(const PrimitiveArgs& args, uint32_t ctas,
                    Launcher& launcher);
-// Two CTAs: the first publishes in[0..63] by a release, the second acquires it
-// and copies it to `out`.
+// Launches two CTAs. The first publishes in[0..63] by a release; the second
+// reads it after an acquire and copies it to `out`.
 void LaunchHandOver(const PrimitiveArgs& args, Launcher& launcher);
 // For each of `count` triples (a, b, c) of words in `in`, writes kNumberWords
 // words: FmaPair, AddPair, SubPair, MulPair of bf16, then of fp16; PickBytes(a,
@@ -73,9 +76,10 @@ void LaunchHandOver(const PrimitiveArgs& args, Launcher& launcher);
 // floats; MinPair of a and b.
 inline constexpr uint32_t kNumberWords = 15;
 void LaunchNumbers(const PrimitiveArgs& args, Launcher& launcher);
-// Each CTA adds up `count` numbers in tiles, copied through two stages; the
-// last CTA to end adds up all sums: out[0]. `more` has a counter that starts as
-// 0, and room for a number of each CTA.
+// Launches CTAs that each add up `count` numbers, which are copied tile by tile
+// to two buffers in turn. The CTA that ends last adds up the sums of all CTAs
+// and stores the total in out[0]. `more` has a counter that must be 0 at the
+// start, and space for one number of each CTA.
 void LaunchGridSum(const PrimitiveArgs& args, uint32_t ctas,
                    Launcher& launcher);
 

@@ -1,5 +1,5 @@
-// The device that tests of kernels run on: the emulated one, or a GPU in
-// programs that are linked with one (kernels/cuda/testing/gpu_main.cc).
+// The device on which tests of kernels run: the emulated device, or a GPU in
+// test programs that are linked with kernels/cuda/testing/gpu_main.cc.
 #pragma once
 
 #include <memory>
@@ -12,26 +12,28 @@ namespace kvasir::kernels::emulation {
 
 struct TestGpu {
   std::unique_ptr<Device> (*make)() = nullptr;
-  bool has_bulk_copies = false;  // only sm_90 has them
+  bool has_bulk_copies = false;  // true only for sm_90
 };
 
-// Selects the device for tests from now on. Call it before the first test.
+// Makes all tests run on this GPU. Must be called before the first test.
 void RunTestsOn(const TestGpu& gpu);
 bool OnGpu();
-// True if tests may use the sizes of real models: on a GPU, unless a tool slows
-// it down (KVASIR_GPU_SMALL is set).
+// True if tests may use the sizes of real models: on a GPU, unless the
+// environment variable KVASIR_GPU_SMALL is set because a checking tool makes
+// the GPU slow.
 bool TakesWholeSizes();
 bool HasBulkCopies();
 
-// Skips the rest of a test that needs sites, counters or reports, which a GPU
-// does not have. It throws an AssertionException, which gtest understands.
+// Skips the rest of a test that needs the emulator's sites, counters or
+// reports. Only called if tests run on a GPU. Throws AssertionException, which
+// ends the test without a failure.
 [[noreturn]] void SkipWithoutEmulator();
 
-// The threads for the host's own computations in tests on a GPU. Null with the
-// emulated device, because its tests fork.
+// Threads with which tests on a GPU compute expected results. Null if tests use
+// the emulated device, because those tests fork.
 base::ThreadPool* HostThreads();
 
-// Makes a fresh device. A GPU ignores the options.
+// Makes the device for one test. A GPU ignores the options.
 std::unique_ptr<Device> MakeTestDevice(const EmulatorOptions& options);
 
 }  // namespace kvasir::kernels::emulation

@@ -1,4 +1,5 @@
-// libFuzzer: any bytes as a safetensors file: length, header and data.
+// libFuzzer target: parses any bytes as a safetensors file (header length,
+// header, data).
 #include <cstdint>
 #include <cstring>
 #include <string_view>
@@ -11,8 +12,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < sizeof(header_bytes)) return 0;
   std::memcpy(&header_bytes, data, sizeof(header_bytes));
   const size_t rest = size - sizeof(header_bytes);
-  // The header would exceed the file. SafetensorsFile::Open refuses it without
-  // reading it.
+  // SafetensorsFile::Open refuses a header that is longer than the file before
+  // it reads the header, so ParseSafetensorsHeader never gets one.
   if (header_bytes > rest) return 0;
   const std::string_view header(
       reinterpret_cast<const char*>(data) + sizeof(header_bytes), header_bytes);

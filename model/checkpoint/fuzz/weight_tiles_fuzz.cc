@@ -1,4 +1,4 @@
-// libFuzzer: any bytes as the tiles of two ranks.
+// libFuzzer target: combines any bytes as the weight tiles of two ranks.
 #include <cstdint>
 #include <string>
 
@@ -10,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t first = data[0] % size;
   const std::string ranks[] = {text.substr(0, first), text.substr(first)};
   kvasir::model::CombineWeightTiles(ranks).IgnoreError();
-  // Two ranks with the same text agree.
+  // Two ranks that send the same text never disagree.
   const std::string twice[] = {text, text};
   kvasir::model::CombineWeightTiles(twice).IgnoreError();
   return 0;

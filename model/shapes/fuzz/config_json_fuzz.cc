@@ -1,4 +1,4 @@
-// libFuzzer: any bytes as config.json and generation_config.json.
+// libFuzzer target: parses any bytes as config.json and generation_config.json.
 #include <cmath>
 #include <cstdint>
 #include <string_view>

@@ -1,5 +1,6 @@
-// libFuzzer: any bytes as tokenizer.json and tokenizer_config.json. A file that
-// loads must encode and decode without harm.
+// libFuzzer target: loads any bytes as tokenizer.json and
+// tokenizer_config.json. If the file loads, the tokenizer must encode and
+// decode without a crash.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -19,7 +20,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     KVASIR_CHECK(!tokenizer.status().message().empty());
     return 0;
   }
-  // The file's own text contains its added tokens, special or not.
+  // Encodes the file's own text, because it contains the added tokens that the
+  // file defines.
   const std::string_view text = file.substr(0, 512);
   const auto ids = (*tokenizer)->Encode(text);
   if (!ids.ok()) return 0;

@@ -1,5 +1,5 @@
-// The parts that answers of all protocols share: samples that are served in
-// turn, their text, and the tokens that may end them.
+// Code that the answers of all protocols share: the samples of an answer, their
+// text, and the tokens that may end them.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,15 @@
 
 namespace kvasir::router {
 
-// The samples of one answer, each of which gives responses of its own. `Sample`
-// has `bool ended() const` and `bool has_output() const`.
+// The samples of an answer in which each response belongs to one sample. It
+// decides which sample gives the next response. `Sample` must have `bool
+// ended() const` and `bool has_output() const`.
 // Threads: one at a time.
 template <typename Sample>
 class AnswerSamples {
  public:
-  // `streaming`: new output is a response; otherwise each sample gives a single
-  // one, once all have ended.
+  // `streaming`: a sample has a response whenever it has new output. Otherwise
+  // each sample has a single response, after all samples have ended.
   AnswerSamples(uint32_t n, bool streaming)
       : streaming_(streaming),
         samples_(std::max<uint32_t>(1, n)),
@@ -47,14 +48,15 @@ class AnswerSamples {
     }
     return false;
   }
-  // The next sample in turn that has a response. Precondition: HasResponse().
+  // Returns the next sample, in turn, that has a response. Precondition:
+  // HasResponse().
   uint32_t Next() {
     do {
       last_ = (last_ + 1) % static_cast<uint32_t>(size());
     } while (!HasResponse(last_));
     return last_;
   }
-  // The sample's last response has been taken.
+  // Call when the sample's last response has been taken.
   void Complete(size_t index) { completed_[index] = true; }
   bool complete() const {
     return std::all_of(completed_.begin(), completed_.end(),
@@ -73,8 +75,8 @@ class AnswerSamples {
   uint32_t last_ = 0;
 };
 
-// The text of a sample that continues `prompt_ids`. `Request` has stop_strings,
-// skip_special_tokens and sampling.
+// Returns the text stream of a sample, which continues `prompt_ids`. `Request`
+// must have the members stop_strings, skip_special_tokens and sampling.
 template <typename Request>
 std::unique_ptr<TextStream> NewTextStream(const TextCodec& codec,
                                           std::span<const int32_t> prompt_ids,
@@ -89,7 +91,8 @@ std::unique_ptr<TextStream> NewTextStream(const TextCodec& codec,
       std::move(options));
 }
 
-// Tokens that may end a sample: the request's own, and the model's.
+// The tokens that may end a sample: the request's stop ids and, unless
+// ignore_eos is set, the model's end-of-sequence ids.
 class EndingIds {
  public:
   EndingIds(const kvasir::v1::SamplingParams& sampling,
@@ -107,7 +110,7 @@ class EndingIds {
   std::vector<int32_t> ids_;
 };
 
-// The client asked to stop at this token.
+// Returns true if `id` is one of the request's stop ids.
 inline bool IsStopId(const kvasir::v1::SamplingParams& sampling, int32_t id) {
   const auto& ids = sampling.stop_token_ids();
   return std::find(ids.begin(), ids.end(), id) != ids.end();

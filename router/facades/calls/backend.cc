@@ -58,8 +58,9 @@ absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
 
 absl::Status NeedsTokenizer(const std::string& field,
                             const std::string& instead) {
-  return absl::UnimplementedError(
-      absl::StrCat(field, ": the model has no tokenizer.json here; ", instead));
+  return absl::UnimplementedError(absl::StrCat(
+      field, " needs a tokenizer, and this server has none for the model; ",
+      instead));
 }
 
 absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
@@ -80,7 +81,8 @@ absl::Status TokenizerIsFull(const FacadeLimits& limits) {
 uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
                     uint32_t max_model_len) {
   if (max_model_len == 0) return wanted;
-  if (prompt_tokens >= max_model_len) return 0;  // the router refuses it
+  // The router refuses such a prompt.
+  if (prompt_tokens >= max_model_len) return 0;
   return static_cast<uint32_t>(
       std::min<uint64_t>(wanted, max_model_len - prompt_tokens));
 }
@@ -98,10 +100,10 @@ absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
     return absl::InvalidArgumentError(absl::StrCat(
         field, ": want at most ", fits, " with ", sampling->logprobs(),
         " log probabilities in one response, have ", most,
-        ": ask for fewer or stream"));
+        ": ask for fewer or stream the answer"));
   }
   if (!asked) {
-    // At least 1: the router refuses a prompt that leaves no room.
+    // At least 1. If the prompt leaves no room, the router refuses the request.
     sampling->set_max_tokens(static_cast<uint32_t>(
         std::max<uint64_t>(1, std::min<uint64_t>(most, fits))));
   }

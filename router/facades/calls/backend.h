@@ -1,4 +1,5 @@
-// State that all calls of a facade share, and the limits of each call.
+// The state that all calls of a facade share, the limits of each call, and
+// functions that calls of several protocols use.
 #pragma once
 
 #include <atomic>
@@ -22,33 +23,37 @@
 namespace kvasir::router {
 
 struct FacadeLimits {
-  // Samples of one request. Nothing is allocated by `n` before this is checked.
+  // The largest number of samples of a request. It is checked before any memory
+  // is allocated for samples.
   uint32_t max_n = 128;
-  // The operator's default for requests that set none; it bounds the size of
-  // their answers.
+  // The operator's default of max_tokens, for requests that do not set it. It
+  // limits the size of their answers.
   uint32_t default_max_tokens = 256;
-  // Streamed output that waits because the client does not read. Above it (or
-  // above max_response_bytes of one answer) the stream is reset.
+  // The limit of streamed output that waits because the client does not read.
+  // The stream is reset if more waits, or if more than max_response_bytes of
+  // one answer wait.
   size_t max_waiting_bytes_per_stream = 16 << 20;
-  // Clients refuse messages of more than 4 MiB by default. The rest is left for
-  // framing.
+  // gRPC clients refuse messages of more than 4 MiB by default. 64 KiB of these
+  // are left for a message's other fields.
   size_t max_response_bytes = (4 << 20) - (64 << 10);
-  // Requests that one stream of a client may have running.
+  // How many requests of one client stream may run at the same time.
   size_t max_requests_per_stream = 1024;
-  // Requests that wait for a tokenizer thread.
+  // How many requests may wait for a tokenizer thread.
   size_t max_tokenizer_queue = 4096;
   int num_tokenizer_threads = 2;
-  // Threads that turn events into responses.
+  // The number of threads that turn events into responses.
   int num_stream_threads = 2;
 };
 
-// By served model name, aliases included. Models that are not in this map
-// accept only token ids.
+// The text codecs, by served model name (including aliases). Models that are
+// not in this map accept only token ids.
 using Codecs = std::map<std::string, std::shared_ptr<const TextCodec>>;
 
-// Threads: any thread; constant except for members that synchronize themselves.
+// State that all calls of a facade share.
+// Threads: any thread. Every member is constant or may be used by several
+// threads at once.
 struct FacadeBackend {
-  // Null for a model that accepts only token ids.
+  // Returns null for a model that accepts only token ids.
   std::shared_ptr<const TextCodec> CodecOf(const std::string& model) const;
 
   RequestRouter* router = nullptr;
@@ -61,71 +66,75 @@ struct FacadeBackend {
   const base::Clock* clock = &base::Clock::Real();
   std::shared_ptr<TaskRunner> tokenizer;
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
-  // Null: callers are not asked for credentials.
+  // Null: callers need no credentials.
   std::shared_ptr<const Callers> callers;
-  // Null: memory has no limit.
+  // Null: the memory for requests is not limited.
   std::shared_ptr<ByteBudget> budget;
   RunningIds running_ids;
-  // Unique within the process.
+  // The number of the next request, which identifies it within this process.
   std::atomic<uint64_t> next_number{1};
 };
 
-// Identifies the maker of a call. If callers are not asked for credentials, the
-// tenant is the one that the client names; INVALID_ARGUMENT if that is not a
-// name. Otherwise returns the errors of Callers::Identify, and its `refused`.
+// Identifies the caller that made a call. If callers need no credentials, the
+// caller's tenant is the one that the client names; INVALID_ARGUMENT if that is
+// not a valid name. Otherwise does the same as Callers::Identify, whose errors
+// and `refused` it returns.
 absl::StatusOr<Caller> IdentifyCaller(const FacadeBackend& backend,
                                       const CallIdentity& call,
                                       Caller* refused);
 
-// A message when it arrives. Its bytes are counted before it waits for its
-// turn.
+// The caller of a message and its share of memory. Both are determined when the
+// message arrives, so that messages which wait for their turn are counted as
+// well.
 struct ArrivedMessage {
-  // Set for refused callers as well, as far as they are known.
+  // Also set if the caller is refused, as far as it is known.
   Caller caller;
-  // A share for the message and for its text or ids, which are copied out of
-  // it; null if memory has no limit. Or the reason why it is refused.
+  // The share for the message and for its text or ids, which are copied from
+  // it; null if memory is not limited. An error if the message is refused.
   absl::StatusOr<std::shared_ptr<ByteShare>> bytes;
 };
 ArrivedMessage Arrive(const FacadeBackend& backend, const CallIdentity& call,
                       size_t message_bytes);
 
-// The request's place in its tenant's quota; null if it has none.
-// RESOURCE_EXHAUSTED, before anything is looked up for the request.
+// Takes a place in the tenant's quota for a request; null if the tenant has no
+// quota. Returns RESOURCE_EXHAUSTED if the quota is used up. Call it before any
+// other work is done for the request.
 absl::StatusOr<std::shared_ptr<RequestPlace>> EnterQuota(
     const FacadeBackend& backend, const Caller& caller);
 
-// INVALID_ARGUMENT if the model's workers or this router serve fewer samples.
+// Returns INVALID_ARGUMENT if n exceeds what the model's workers or this router
+// allow.
 absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
                              const FacadeLimits& limits);
 
-// UNIMPLEMENTED: `field` needs a tokenizer that the model does not have;
-// `instead` says what to do.
+// Returns UNIMPLEMENTED: `field` needs a tokenizer, and there is none for the
+// model. `instead` says how to send the request without it.
 absl::Status NeedsTokenizer(const std::string& field,
                             const std::string& instead);
 
-// Returns the prompt's ids. INVALID_ARGUMENT if there are none.
+// Returns the prompt's ids. INVALID_ARGUMENT if the text has no tokens.
 absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
                                                const std::string& text);
 
-// RESOURCE_EXHAUSTED: the tokenizer's queue is full.
+// Returns RESOURCE_EXHAUSTED: the tokenizer's queue is full.
 absl::Status TokenizerIsFull(const FacadeLimits& limits);
 
-// Returns how many of the `wanted` tokens the prompt leaves room for in
-// max_model_len (0: unknown).
+// Returns how many of the `wanted` output tokens fit into max_model_len after
+// the prompt. If max_model_len is 0 (unknown), all fit.
 uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
                     uint32_t max_model_len);
 
-// Sets max_tokens if the client has not: as many as the context allows (the
-// operator's default if the length is unknown), and at most `fits`, the number
-// of tokens that one response holds for answers in one response.
-// INVALID_ARGUMENT if the client asks for more than `fits`; `field` is the
-// client's name of the number.
+// Sets max_tokens if the client has not set it: to the rest of the context (or,
+// if max_model_len is unknown, to the operator's default), but at most to
+// `fits`. If the answer is a single response, `fits` is the number of tokens
+// that it can hold. Returns INVALID_ARGUMENT if the client asks for more than
+// `fits`; `field` is the protocol's name of the number.
 absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
                           uint32_t max_model_len, uint64_t fits,
                           const FacadeLimits& limits,
                           kvasir::v1::SamplingParams* sampling);
 
-// "stop", "length", "abort": the words of all these protocols.
+// Returns "stop", "length" or "abort". All protocols use these words.
 const char* FinishReasonText(kvasir::v1::FinishReason reason);
 
 }  // namespace kvasir::router

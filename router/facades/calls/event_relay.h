@@ -1,5 +1,6 @@
-// The router's sink for one request of a call. Copies each event to the call's
-// strand and returns.
+// The sink that a call gives the router for one request. It posts each event to
+// the call's strand and returns, so that the router's threads do no work for
+// the call.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +13,12 @@
 
 namespace kvasir::router {
 
-// `Call` has Post(step), HandleTokens, HandleFinish and HandleDone.
+// `Call` must have Post(step), HandleTokens, HandleFinish and HandleDone.
 template <typename Call>
 class EventRelay final : public RequestSink {
  public:
-  // Leaves `place` (null: none) when the request ends.
+  // When the request ends, the sink leaves `place`, its place in the tenant's
+  // quota (null: the tenant has no quota).
   EventRelay(std::shared_ptr<Call> call, uint64_t number,
              std::shared_ptr<RequestPlace> place)
       : call_(std::move(call)), number_(number), place_(std::move(place)) {}

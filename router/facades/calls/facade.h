@@ -1,5 +1,5 @@
-// One wire protocol as the rest of the server sees it, whatever its calls are.
-// A new protocol implements this and adds one line to facades/facades.cc.
+// The interface between a wire protocol and the rest of the server. A new
+// protocol implements it and adds one line to facades/facades.cc.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -15,51 +15,58 @@
 
 namespace kvasir::router {
 
-// The same options for every facade; each ignores what it does not need.
+// Options of a facade. All facades get the same options, and each ignores those
+// that it does not need.
 struct FacadeOptions {
   Codecs codecs;
   FacadeLimits limits;
-  // Null: callers are not asked for credentials.
+  // Null: callers need no credentials.
   std::shared_ptr<const Callers> callers;
-  // Counts the facade's open calls.
+  // Counts the open calls of all facades.
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
-  // Requests take their bytes from it; null: memory has no limit.
+  // The limit of memory for requests; null: no limit.
   std::shared_ptr<ByteBudget> budget;
   // The server's version, as the protocol reports it.
   std::string server_version;
-  // The folder of the tokenizer's files; empty: there is no tokenizer.
+  // The folder with the tokenizer's files; empty: there is no tokenizer.
   std::string tokenizer_folder;
-  // Every client of this listener may fetch the tokenizer's files.
+  // True: every client that may call this server may fetch the tokenizer's
+  // files.
   bool share_tokenizer = false;
 };
 
-// Must outlive the server that its services are registered with: a service's
-// calls end with the server.
+// A wire protocol that clients use. It must outlive the gRPC server with which
+// its services are registered, because calls may run until that server ends.
 // Threads: any thread.
 class Facade {
  public:
   virtual ~Facade() = default;
 
-  // To be registered with one server.
+  // The gRPC services of the protocol. Register them with one server only.
   virtual std::vector<grpc::Service*> services() = 0;
-  // Their full names, for grpc.health.v1: "inference.GRPCInferenceService".
+  // The full names of the services, for grpc.health.v1, for example
+  // "inference.GRPCInferenceService".
   virtual std::vector<std::string> names() const = 0;
 
-  // A call of one of the services sent bytes that are not its message. Logs and
-  // counts a refused request. Returns why the caller itself is refused, or OK
+  // Call if a client has called one of the services with bytes that cannot be
+  // parsed as the call's message. It identifies the caller, and logs and counts
+  // a refused request. Returns the error if the caller itself is refused, or OK
   // if only the bytes are wrong.
   virtual absl::Status RefuseGarbage(
       const grpc::ServerContextBase& context) const = 0;
 
-  // The server announces its end, while calls are still served. Streams that
-  // clients keep open end with UNAVAILABLE as soon as none of their requests
-  // runs.
+  // Call when the server has announced that it will end, and still serves
+  // calls. Streams that clients keep open then end with UNAVAILABLE as soon as
+  // none of their requests runs.
   virtual void BeginDrain() {}
-  // From now on the same holds for streams that clients open after BeginDrain.
+  // From now on, streams that clients have opened after BeginDrain end in the
+  // same way.
   virtual void EndStreams() {}
 };
 
-// Owns: the tokenizer's and the streams' threads of one facade.
+// The threads of one facade: for its tokenizer, and for the responses of its
+// streams.
+// Owns: these threads.
 class FacadeThreads {
  public:
   explicit FacadeThreads(const FacadeLimits& limits)
@@ -69,7 +76,8 @@ class FacadeThreads {
   const std::shared_ptr<TaskRunner>& streams() const {
     return streams_.runner();
   }
-  // `facade` is the protocol's name in the access log and in metrics.
+  // Sets the members of `backend`. `facade` is the protocol's name in the
+  // access log and in metrics.
   void Fill(const FacadeOptions& options, const std::string& facade,
             RequestRouter* router, FacadeBackend* backend) const {
     backend->facade = facade;

@@ -7,7 +7,7 @@
 namespace kvasir::router {
 
 absl::Status FieldNotBuilt(const std::string& what) {
-  return absl::UnimplementedError(absl::StrCat(what, " is not built"));
+  return absl::UnimplementedError(absl::StrCat(what, " is not implemented"));
 }
 
 absl::Status RefuseUnknownFields(const google::protobuf::Message& message) {

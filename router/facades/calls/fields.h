@@ -1,5 +1,5 @@
-// Checks of message fields for vLLM's protocols, with errors that name the
-// field, the wanted and the given value.
+// Checks of message fields for vLLM's protocols. The errors name the field, the
+// allowed values and the given value.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,8 @@ namespace kvasir::router {
 
 inline constexpr uint32_t kMaxTokenId = std::numeric_limits<int32_t>::max();
 
-// UNIMPLEMENTED: `what` would change the result and is not built.
+// Returns UNIMPLEMENTED: Kvasir does not implement `what`, and ignoring it
+// would change the result.
 absl::Status FieldNotBuilt(const std::string& what);
 
 template <typename T>
@@ -29,23 +30,25 @@ absl::Status WrongField(const std::string& field, const std::string& want,
       absl::StrCat(field, ": want ", want, ", have ", have));
 }
 
-// UNIMPLEMENTED, with number and message, if there is a field that this build
-// does not know: it may ask for anything.
+// Returns UNIMPLEMENTED, with the field's number and the name of its message,
+// if the message contains a field that this build does not know. Such a field
+// may ask for something that changes the result.
 absl::Status RefuseUnknownFields(const google::protobuf::Message& message);
 
 absl::Status CheckFiniteField(const std::string& field, float value);
 
-// Returns `neutral` for an unset wire value.
+// Returns `value`, or `neutral` if it is 0, which stands for an unset field.
 inline float OrNeutral(float value, float neutral) {
   return value == 0.0f ? neutral : value;
 }
 
-// Clients send the largest number for "all". Returns 0 for all.
+// Converts top_k from the wire, on which clients send the largest uint32 for
+// "all tokens". Returns 0 for "all tokens".
 inline int32_t TopKOf(uint32_t wire) {
   return wire > kMaxTokenId ? 0 : static_cast<int32_t>(wire);
 }
 
-// Returns the prompt's ids. INVALID_ARGUMENT if there are none.
+// Returns the prompt's ids. INVALID_ARGUMENT if the list is empty.
 absl::StatusOr<proto::TokenBytes> PromptIdsOf(
     const std::string& field,
     const google::protobuf::RepeatedField<uint32_t>& wire);
@@ -54,7 +57,8 @@ absl::Status AddStopIds(const std::string& field,
                         const google::protobuf::RepeatedField<uint32_t>& wire,
                         kvasir::v1::SamplingParams* sampling);
 
-// Abort finds requests by this id, and the access log contains it.
+// The largest size of a request's id. Abort looks requests up by this id, and
+// the access log contains it.
 inline constexpr size_t kMaxVllmRequestIdBytes = 256;
 absl::Status CheckVllmRequestId(const std::string& id);
 

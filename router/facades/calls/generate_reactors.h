@@ -1,8 +1,8 @@
-// gRPC's side of a call that is one request: a stream of responses, or a single
-// one. Both reactors delete themselves in OnDone, which gRPC calls after End
-// has been called and every reaction has returned.
-// Threads: reactions on gRPC's threads, the writer's methods on the strand;
-//   they share only gRPC's own state.
+// gRPC reactors for calls that are one request each: one for a stream of
+// responses, one for a single response. Both delete themselves in OnDone, which
+// gRPC calls after End has been called and every reaction has returned.
+// Threads: gRPC calls the reactions on its own threads; the call's strand calls
+// the methods of CallWriter. The two share no state except gRPC's.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -26,7 +26,7 @@ struct GenerateCall {
   std::shared_ptr<TaskRunner> runner;
 };
 
-// Reads the call's message, which gRPC keeps until OnDone.
+// A call and a function that reads its message, which gRPC keeps until OnDone.
 template <typename Answer>
 using ReadMessage = absl::AnyInvocable<typename SingleCall<Answer>::Asked()>;
 
@@ -74,7 +74,7 @@ class GenerateStreamReactor final
   grpc::CallbackServerContext* const context_;
   const ClientCall open_;
   const std::shared_ptr<SingleCall<Answer>> call_;
-  // gRPC uses it between StartWrite and OnWriteDone.
+  // In use by gRPC between StartWrite and OnWriteDone.
   typename Answer::Response response_;
 };
 

@@ -7,7 +7,8 @@ std::string CacheSaltOf(const std::string& tenant,
                         const std::string& client_salt) {
   const std::string own = tenant.empty() ? "" : absl::StrCat("tenant/", tenant);
   if (client_salt.empty()) return own;
-  // The length comes first, so that no salt can imitate a tenant's name.
+  // The salt's length comes before the salt, so that no client can choose a
+  // salt with which the result equals another tenant's.
   return absl::StrCat("salt/", client_salt.size(), ":", client_salt, own);
 }
 

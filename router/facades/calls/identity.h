@@ -1,4 +1,4 @@
-// A call's metadata, and what a request derives from it.
+// A call's metadata, and the fields of a request that depend on it.
 #pragma once
 
 #include <string>
@@ -12,22 +12,25 @@ namespace kvasir::router {
 
 struct CallIdentity {
   std::string peer;
-  // Checked with each request, because access may end while a stream is open.
+  // They are checked again with each request, because the caller's access may
+  // end while a stream is open.
   Credentials credentials;
-  // As the client sent it (header x-tenant-id).
+  // The header x-tenant-id as the client sent it.
   std::string tenant;
   std::string traceparent;
   absl::Time deadline = absl::InfiniteFuture();
 };
 
-// Tenants never share cached prefixes. Requests without a tenant (or of tenants
-// that share on purpose) share theirs. A client's own salt separates further
-// within its tenant.
+// Returns the cache salt of a request: requests share cached prefixes if their
+// salts are equal. Different tenants get different salts. An empty `tenant` (no
+// tenant, or tenants that share prefixes on purpose) is one tenant in this
+// sense. Within a tenant, requests with different `client_salt` get different
+// salts.
 std::string CacheSaltOf(const std::string& tenant,
                         const std::string& client_salt = "");
 
-// The request's fields for the access log, whether or not it is accepted.
-// `caller` is empty if it is unknown.
+// Returns a request with only the fields that the access log needs, also for a
+// request that is then refused. `caller` is empty if it is unknown.
 CanonicalRequest DescribeRequest(const CallIdentity& call, const Caller& caller,
                                  const std::string& facade,
                                  const std::string& model,

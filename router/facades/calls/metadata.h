@@ -1,4 +1,4 @@
-// Reads a call's metadata from gRPC.
+// Reads the metadata and credentials of a gRPC call.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -9,10 +9,11 @@
 
 namespace kvasir::router {
 
-// Values of a repeated key are joined by commas, as in HTTP.
+// Returns the value of a metadata key. The values of a repeated key are joined
+// by commas, as in HTTP.
 std::string MetadataOf(const grpc::ServerContextBase& context, const char* key);
 
-// The names of the certificate, and the hash of the token.
+// Returns the names in the client's certificate and the hash of its token.
 Credentials CredentialsOf(const grpc::ServerContextBase& context);
 
 CallIdentity IdentityOf(const grpc::ServerContextBase& context);

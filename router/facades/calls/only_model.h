@@ -1,5 +1,5 @@
-// The model of a router that serves only one, for protocols whose messages name
-// none.
+// Finds the model of a router that serves only one, for protocols whose
+// messages do not name a model.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,13 @@
 
 namespace kvasir::router {
 
-// Returns the model by the first of its names. UNAVAILABLE before a worker has
-// been reached, FAILED_PRECONDITION if the names stand for models of different
-// weights.
+// Returns the served model, under the first of its names. UNAVAILABLE before a
+// worker has been reached; FAILED_PRECONDITION if the served names belong to
+// models with different weights.
 absl::StatusOr<ModelStatus> OnlyModel(const RequestRouter& router);
 
-// Saturates: counts of many replicas may exceed a protocol's numbers.
+// Returns `count`, or the largest int32 if it is larger, because the sum over
+// many replicas may exceed the type of a protocol's field.
 int32_t ToInt32(uint64_t count);
 
 }  // namespace kvasir::router

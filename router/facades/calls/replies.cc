@@ -10,7 +10,7 @@
 namespace kvasir::router {
 namespace {
 
-// A gateway aborts its clients' requests a few at a time.
+// Far more than a gateway aborts in one call.
 constexpr int kMaxAbortedIds = 1024;
 
 }  // namespace
@@ -33,7 +33,8 @@ absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
   KVASIR_ASSIGN_OR_RETURN(const Caller caller, AskCaller(context, backend));
   backend.router->LogRefused(
       DescribeRequest(IdentityOf(context), caller, backend.facade, "", ""),
-      absl::InvalidArgumentError("the bytes are not a message"));
+      absl::InvalidArgumentError(
+          "the bytes cannot be parsed as the message of this call"));
   return absl::OkStatus();
 }
 
@@ -55,7 +56,7 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
 
 absl::Status RpcNotBuilt(const char* service, const char* rpc) {
   return absl::UnimplementedError(
-      absl::StrCat(service, "/", rpc, " is not built"));
+      absl::StrCat(service, "/", rpc, " is not implemented"));
 }
 
 absl::Status AbortRequests(
@@ -66,7 +67,7 @@ absl::Status AbortRequests(
                                                    kMaxAbortedIds, ", have ",
                                                    request_ids.size()));
   }
-  // An id that is repeated is looked up once.
+  // A set, so that repeated ids are looked up once.
   const absl::flat_hash_set<absl::string_view> ids(request_ids.begin(),
                                                    request_ids.end());
   for (const absl::string_view id : ids) {

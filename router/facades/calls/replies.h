@@ -1,4 +1,4 @@
-// Calls that start no request: immediate answers, errors and aborts.
+// Answers to calls that start no request: immediate answers, errors and aborts.
 #pragma once
 
 #include <google/protobuf/repeated_field.h>
@@ -14,31 +14,33 @@
 
 namespace kvasir::router {
 
-// Identifies the caller of any call. Logs and counts a refusal.
+// Identifies the caller of a call. If the caller is refused, logs and counts
+// this.
 absl::StatusOr<Caller> AskCaller(const grpc::ServerContextBase& context,
                                  const FacadeBackend& backend);
 
-// For bytes that are not a message, which gRPC passes to no service. Logs and
-// counts a refused request. Returns why the caller itself is refused, or OK if
-// only the bytes are wrong.
+// Handles a call whose bytes cannot be parsed as its message; gRPC does not
+// pass such a call to the service. Logs and counts a refused request. Returns
+// the error if the caller itself is refused, or OK if only the bytes are wrong.
 absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
                            const FacadeBackend& backend);
 
-// Ends the call with the status of `answer`, which is not called if the caller
-// is refused.
+// Ends the call with the status that `answer` returns. If the caller is
+// refused, ends it with that error instead and does not call `answer`.
 grpc::ServerUnaryReactor* Answer(
     grpc::CallbackServerContext* context, const FacadeBackend& backend,
     absl::FunctionRef<absl::Status(const Caller&)> answer);
-// For a call that only returns a status.
+// Does the same for a call that only returns a status.
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
                                  const FacadeBackend& backend,
                                  const absl::Status& status);
 
-// UNIMPLEMENTED with the RPC's name.
+// Returns UNIMPLEMENTED; the text contains the RPC's name.
 absl::Status RpcNotBuilt(const char* service, const char* rpc);
 
-// Defines a unary call of a callback service, inside its class, that answers
-// RpcNotBuilt. `Service` is the generated class; the class has a `backend_`.
+// For use in the class of a gRPC callback service: defines the method of a
+// unary RPC that always answers RpcNotBuilt. `Service` is the generated class.
+// The class that uses the macro must have a `backend_`.
 #define KVASIR_RPC_NOT_BUILT(Service, rpc, Request, Response)         \
   grpc::ServerUnaryReactor* rpc(grpc::CallbackServerContext* context, \
                                 const Request*, Response*) override { \
@@ -46,7 +48,7 @@ absl::Status RpcNotBuilt(const char* service, const char* rpc);
                   RpcNotBuilt(Service::service_full_name(), #rpc));   \
   }
 
-// A stream that ends at once.
+// The reactor of a server stream that ends at once with an error.
 template <typename Response>
 class EndedStream final : public grpc::ServerWriteReactor<Response> {
  public:
@@ -56,9 +58,9 @@ class EndedStream final : public grpc::ServerWriteReactor<Response> {
   void OnDone() override { delete this; }
 };
 
-// Ends the requests with these ids that belong to the caller's tenant. Ids
-// without a running request are no error: gateways abort every request whose
-// client has left, including some that have just ended.
+// Ends the running requests of the caller's tenant that have these ids. An id
+// without a running request is not an error: gateways abort every request whose
+// client has disconnected, including some that have just ended.
 absl::Status AbortRequests(
     const Caller& caller, const FacadeBackend& backend,
     const google::protobuf::RepeatedPtrField<std::string>& request_ids);

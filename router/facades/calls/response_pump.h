@@ -1,6 +1,6 @@
-// The writing side of a call. At most one response is with the transport; later
-// output collects in the source and goes together into the next response. No
-// gRPC, no threads.
+// Writes a call's responses one at a time. While the transport writes a
+// response, later output collects in the source and goes into the next
+// response. Uses no gRPC and no threads.
 #pragma once
 
 #include <optional>
@@ -12,46 +12,50 @@
 
 namespace kvasir::router {
 
-// The transport's side of a call; reactors implement it. Every method starts
-// something and returns at once. No method is called after End.
+// The transport's side of a call, which gRPC reactors implement. Every method
+// starts an operation and returns at once. No method is called after End.
 template <typename Response>
 class CallWriter {
  public:
   virtual ~CallWriter() = default;
-  // One at a time; the transport calls the pump's OnWritten after it.
+  // Writes a response. The transport then calls the pump's OnWritten; the next
+  // Write comes only after that.
   virtual void Write(Response response) = 0;
   // Makes an outstanding write fail.
   virtual void Reset() = 0;
-  // Called exactly once, when no write is outstanding.
+  // Ends the call. Called exactly once, when no write is outstanding.
   virtual void End(const absl::Status& status) = 0;
 };
 
-// The source of responses: a call.
+// The source of a call's responses.
 template <typename Response>
 class ResponseSource {
  public:
   virtual ~ResponseSource() = default;
   virtual std::optional<Response> NextResponse() = 0;
-  // The call's status once no response is left and none will come.
+  // Returns the call's final status if no more responses will come, otherwise
+  // nullopt.
   virtual std::optional<absl::Status> EndOfCall() = 0;
-  // The call ends: cancel everything that runs, drop everything that waits.
+  // Called when the call ends early: must cancel its running requests and drop
+  // waiting output.
   virtual void GiveUp(CancelReason reason) = 0;
-  // Calls OnPumpTurn after the events that have already arrived, so that their
-  // output is written together.
+  // Must have the pump's OnPumpTurn called after all events that have already
+  // arrived, so that their output is written together.
   virtual void PostPumpTurn() = 0;
 };
 
+// Takes responses from a source and passes them to a writer.
 // Threads: one at a time (the call's strand).
 template <typename Response>
 class ResponsePump {
  public:
-  // Both must outlive it.
+  // `source` and `writer` must outlive the pump.
   ResponsePump(ResponseSource<Response>* source, CallWriter<Response>* writer)
       : source_(source), writer_(writer) {}
 
   bool ended() const { return ended_; }
-  // The call has ended, or will as soon as no write is outstanding: nothing new
-  // is started.
+  // True if the call has ended or will end as soon as no write is outstanding.
+  // Nothing new may be started then.
   bool ending() const { return ended_ || end_status_.has_value(); }
 
   void Pump() {
@@ -84,7 +88,8 @@ class ResponsePump {
     Pump();
   }
 
-  // Ends the call as soon as no write is outstanding; the first status counts.
+  // Ends the call as soon as no write is outstanding. If it is called more than
+  // once, the first status counts.
   void EndCall(const absl::Status& status, CancelReason reason) {
     if (ended_) return;
     if (!end_status_) end_status_ = status;
@@ -92,7 +97,8 @@ class ResponsePump {
     Pump();
   }
 
-  // Ends the call if more than `limit` bytes wait for its reader.
+  // Ends the call if more than `limit` bytes wait because the client does not
+  // read them.
   void CheckWaiting(size_t waiting, size_t limit) {
     if (ending() || !writing_ || waiting <= limit) return;
     EndCall(absl::ResourceExhaustedError(

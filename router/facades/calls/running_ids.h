@@ -1,4 +1,4 @@
-// Running requests by id, for calls that stop them.
+// Finds running requests by their ids, for calls that stop them.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,18 @@
 
 namespace kvasir::router {
 
-// Threads: any thread; implementations only post.
+// A call whose requests can be stopped by another call.
+// Threads: any thread. Implementations only post a task to their strand.
 class StoppableCall {
  public:
   virtual ~StoppableCall() = default;
-  // Ends the call's request of this number.
+  // Ends the request that has this number (FacadeBackend::next_number).
   virtual void OnStop(uint64_t number) = 0;
 };
 
-// Requests by scope (their tenant) and client id. Clients choose ids, which
-// need not be unique: a lookup finds all requests with exactly this id in the
-// same scope.
+// The running requests, by scope (from the tenant's name) and by the id that
+// the client chose. Ids need not be unique: Find returns all requests of the
+// scope that have exactly this id.
 // Threads: any thread.
 class RunningIds {
  public:

@@ -1,5 +1,6 @@
-// A call that is one request, answered by a stream of responses or a single
-// one. Protocols differ in how they prepare a request and build its answer.
+// A call that is one request and is answered by a stream of responses or by a
+// single one. Each protocol provides its own function to prepare the request
+// and its own class to build the answer.
 #pragma once
 
 #include <cstdint>
@@ -33,25 +34,25 @@ namespace kvasir::router {
 //   bool HasResponse() const;
 //   Response Take();             // precondition: HasResponse()
 //   bool complete() const;       // the last response has been taken
-//   size_t waiting_bytes() const;  // that count against a slow reader
+// size_t waiting_bytes() const;  // output that the client is slow to read
 template <typename Answer>
 struct PreparedCall {
   proto::TokenBytes prompt;
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
-  // Lower values run first.
+  // Requests with lower values run first.
   int32_t priority = 0;
-  // The client's own salt, within its tenant: requests with equal salts share
-  // cached prefixes.
+  // The client's own salt. Requests of a tenant share cached prefixes only if
+  // their salts are equal.
   std::string cache_salt;
-  // The client receives nothing before the end.
+  // True: the client receives nothing before the answer is complete.
   bool folded = false;
   std::unique_ptr<Answer> answer;
 };
 
-// Errors become the call's status. Nothing is written before the request's
-//   first tokens, so that a refusal is the call's only answer and a client may
-//   try elsewhere.
+// One call. An error becomes the call's status. Nothing is written before the
+// request's first tokens, so that a client that receives a refusal has received
+// nothing else and may try another server.
 //
 // Threads: the On... methods and Begin may be called from any thread and only
 //   post; everything else runs on the strand.
@@ -62,7 +63,8 @@ class SingleCall final
       private ResponseSource<typename Answer::Response> {
  public:
   using Response = typename Answer::Response;
-  // Tokenizes, so it runs on the tokenizer's threads.
+  // Prepares the request. Runs on the tokenizer's threads, because it tokenizes
+  // the prompt.
   using Prepare = absl::AnyInvocable<absl::StatusOr<PreparedCall<Answer>>()>;
 
   struct Parts {
@@ -71,7 +73,7 @@ class SingleCall final
     // The size of the call's message.
     size_t message_bytes = 0;
     std::shared_ptr<TaskRunner> strand;
-    // Must live until End.
+    // Must exist until its End is called.
     CallWriter<Response>* writer = nullptr;
   };
 
@@ -82,20 +84,22 @@ class SingleCall final
             Arrive(*parts_.backend, parts_.identity, parts_.message_bytes)),
         pump_(this, parts_.writer) {}
 
-  // The result of a first look at the call's message.
+  // The result of reading the call's message.
   struct Asked {
     std::string model;
-    // The client's id; empty: no call can stop the request.
+    // The client's id for the request; empty: no other call can stop it.
     std::string id;
-    // Or the reason why it is refused.
+    // An error if the request is refused.
     absl::StatusOr<Prepare> prepare;
   };
 
-  // Call once, before anything else. `read` runs on the strand before the call
-  // can end, so that it may use a message which gRPC keeps until then.
+  // Begins the call. Call once, before any other method. `read` reads the
+  // message. It runs on the strand before the call can end, so gRPC still keeps
+  // the message.
   void Begin(absl::AnyInvocable<Asked()> read) {
     Post([read = std::move(read)](SingleCall& call) mutable {
-      // The message of a request that is refused here is not read.
+      // A request that exceeds a quota or the memory limit is refused before
+      // its message is read.
       if (const absl::Status status = call.Enter(); !status.ok()) {
         return call.Refuse(status);
       }
@@ -138,7 +142,7 @@ class SingleCall final
                             EnterQuota(*parts_.backend, arrived_.caller));
     return absl::OkStatus();
   }
-  // The request no longer runs.
+  // The request no longer runs, so it leaves its place in the tenant's quota.
   void LeavePlace() {
     if (place_ != nullptr) place_->Leave();
   }
@@ -159,8 +163,9 @@ class SingleCall final
                                       this->weak_from_this(), number_);
       listed_ = true;
     }
-    // The task holds the place until it has run or is dropped: even a cancelled
-    // call still costs the tokenizer its turn.
+    // The task holds the request's place in the quota until it has run or is
+    // dropped, because the tokenizer has to do this work even if the call is
+    // cancelled.
     auto prepare = [self = this->shared_from_this(), place = place_,
                     prepare = *std::move(ready)]() mutable {
       auto prepared = prepare();
@@ -176,7 +181,7 @@ class SingleCall final
   }
 
   void HandlePrepared(absl::StatusOr<PreparedCall<Answer>> prepared) {
-    if (pump_.ending()) return;  // stopped meanwhile
+    if (pump_.ending()) return;  // stopped while the tokenizer worked
     if (!prepared.ok()) return Refuse(prepared.status());
     if (const absl::Status status =
             CheckPriority(arrived_.caller, prepared->priority);
@@ -201,7 +206,8 @@ class SingleCall final
         std::move(request), std::make_shared<EventRelay<SingleCall>>(
                                 this->shared_from_this(), number_, place_));
     if (!handle.ok()) {
-      // The router may keep its relay, which holds the place, a little longer.
+      // Leave now: the relay also holds the place, and the router may keep the
+      // relay a little longer.
       LeavePlace();
       return pump_.EndCall(handle.status(), CancelReason::kClient);
     }
@@ -211,7 +217,8 @@ class SingleCall final
   void HandleTokens(uint64_t, const kvasir::v1::GenerateEvent::Tokens& tokens) {
     if (pump_.ending()) return;
     answer_->OnTokens(tokens);
-    // The answer needs no more tokens, so the engine may stop.
+    // The answer needs no more tokens, because stop strings have ended all
+    // samples.
     if (answer_->finished()) {
       CancelEngine(CancelReason::kStopString);
       LeavePlace();
@@ -222,16 +229,19 @@ class SingleCall final
     if (pump_.ending()) return;
     ++num_engine_finishes_;
     answer_->OnFinish(finish);
-    // Leave before the client receives the end and sends its next request.
+    // Leave now, because the client may send its next request as soon as it has
+    // received the end of this one.
     if (answer_->finished()) LeavePlace();
     Changed();
   }
   void HandleDone(uint64_t, const absl::Status& status) {
     if (pump_.ending() || answer_->finished()) return;
-    pump_.EndCall(!status.ok() ? status
-                               : absl::InternalError(
-                                     "the request ended without its samples"),
-                  CancelReason::kClient);
+    pump_.EndCall(
+        !status.ok()
+            ? status
+            : absl::InternalError(
+                  "the request ended before all its samples were finished"),
+        CancelReason::kClient);
   }
   void HandleStop() {
     if (pump_.ending()) return;
@@ -251,7 +261,7 @@ class SingleCall final
   }
   void Changed() {
     pump_.PumpSoon();
-    // All waiting output of a single answer becomes one response.
+    // All waiting output goes into one response, so it must fit into one.
     const size_t waiting = CountWaiting();
     pump_.CheckWaiting(waiting, parts_.backend->limits.max_response_bytes);
     pump_.CheckWaiting(waiting,
@@ -286,10 +296,12 @@ class SingleCall final
   void GiveUp(CancelReason reason) override {
     Unlist();
     CancelEngine(reason);
-    // A running request leaves its place when the engine ends it; one that
-    // waits for the tokenizer leaves it after its turn.
+    // Another object still holds the request's place in the quota: the relay
+    // until the engine ends the request, or the tokenizer's task until it has
+    // run.
     place_.reset();
-    // The handle keeps this call alive until the request ends.
+    // The request holds a relay and the relay holds this call. Without this
+    // reset, the two would keep each other alive until the request ends.
     handle_.reset();
   }
   void PostPumpTurn() override {
@@ -300,20 +312,20 @@ class SingleCall final
   const uint64_t number_;
   const ArrivedMessage arrived_;
 
-  // Strand only.
+  // The members below are used only on the strand.
   ResponsePump<Response> pump_;
   std::string model_;
   std::string id_;
   bool listed_ = false;
-  // The place in its tenant's quota; null: none.
+  // The request's place in its tenant's quota; null if it has none.
   std::shared_ptr<RequestPlace> place_;
   // Null until the prompt is tokenized.
   std::unique_ptr<Answer> answer_;
-  // Null until it is submitted.
+  // Null until the request is submitted.
   std::shared_ptr<RequestHandle> handle_;
   uint32_t num_samples_ = 0;
   uint32_t num_engine_finishes_ = 0;
-  size_t waiting_bytes_ = 0;  // answer_'s bytes, as counted
+  size_t waiting_bytes_ = 0;  // the last counted answer_->waiting_bytes()
 };
 
 }  // namespace kvasir::router

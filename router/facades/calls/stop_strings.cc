@@ -19,7 +19,7 @@ absl::Status CheckStopStrings(const std::string& name,
     if (stop.size() <= kMaxStopStringBytes) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(name, ": want strings of at most ", kMaxStopStringBytes,
-                     " bytes, have one of ", stop.size()));
+                     " bytes, have one of ", stop.size(), " bytes"));
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// Stop strings as clients send them.
+// Checks stop strings as clients send them.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +11,18 @@
 
 namespace kvasir::router {
 
-// Every stop string is searched for in each new token's text.
+// The largest number of stop strings. It is limited because each of them is
+// searched for in each token's text.
 inline constexpr size_t kMaxStopStrings = 64;
 inline constexpr size_t kMaxStopStringBytes = 1 << 10;
 
-// INVALID_ARGUMENT if the strings exceed the limits; `name` is the client's
-// name of the field.
+// Returns INVALID_ARGUMENT if the strings exceed the limits; `name` is the
+// protocol's name of the field.
 absl::Status CheckStopStrings(const std::string& name,
                               const std::vector<std::string>& strings);
 
-// Replaces stop strings that are special tokens by their ids, because such a
-// token never appears in the text.
+// Replaces stop strings that are special tokens by stop ids, because the text
+// of special tokens is not part of the output text.
 absl::Status StopAtSpecialTokens(const TextCodec& codec,
                                  bool skip_special_tokens,
                                  std::vector<std::string>* stop_strings,

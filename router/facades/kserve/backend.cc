@@ -30,8 +30,8 @@ void KserveStatistics::Record(const std::string& model,
       static_cast<uint64_t>(absl::ToUnixMillis(outcome.end)));
   Add(outcome.total, totals->mutable_success());
   Add(outcome.queue, totals->mutable_queue());
-  // Clients require three equal counts. Time that is neither before the engine
-  // nor the engine's own counts as output.
+  // Each of these three durations is added once, because clients require their
+  // counts to be equal. The time that remains counts as output.
   Add(outcome.input, totals->mutable_compute_input());
   Add(outcome.compute, totals->mutable_compute_infer());
   Add(std::max(absl::ZeroDuration(),
@@ -39,7 +39,7 @@ void KserveStatistics::Record(const std::string& model,
       totals->mutable_compute_output());
 }
 
-inference::ModelStatistics KserveStatistics::Of(
+inference::ModelStatistics KserveStatistics::StatisticsOf(
     const std::string& model) const {
   base::MutexLock lock(&mutex_);
   const auto found = models_.find(model);

@@ -1,4 +1,4 @@
-// State that all calls of the KServe facade share.
+// The state that all calls of the KServe facade share.
 #pragma once
 
 #include <map>
@@ -13,23 +13,23 @@
 
 namespace kvasir::router {
 
-// Counts for ModelStatistics.
+// The statistics of requests, by model, that the RPC ModelStatistics reports.
 // Threads: any thread.
 class KserveStatistics {
  public:
   struct Outcome {
     bool ok = false;
     absl::Duration total;
-    // Time until the request is parsed, tokenized and submitted.
+    // The time from the request's arrival until it is submitted to the router.
     absl::Duration input;
-    // From the engine; zero if it did not report it.
+    // Times that the engine has reported; zero if it has reported none.
     absl::Duration queue;
     absl::Duration compute;
     absl::Time end;
   };
   void Record(const std::string& model, const Outcome& outcome);
-  // Returns zeros for a model without requests.
-  inference::ModelStatistics Of(const std::string& model) const;
+  // Returns the statistics of a model; all are zero if it has had no requests.
+  inference::ModelStatistics StatisticsOf(const std::string& model) const;
 
  private:
   mutable base::Mutex mutex_;
@@ -39,14 +39,15 @@ class KserveStatistics {
 
 class KserveStream;
 
-// The open calls of ModelStreamInfer, so that a drain can end them.
+// A list of the open calls of ModelStreamInfer, so that a drain can end them.
 // Threads: any thread.
 class KserveStreams {
  public:
   void Add(const std::shared_ptr<KserveStream>& stream);
   void Remove(const KserveStream* stream);
-  // Ends the open streams. Streams that clients open later are served until
-  // EndAll; after that each one ends as it opens.
+  // BeginDrain ends the streams that are open. Streams that clients open later
+  // are served until EndAll ends them. After EndAll, a new stream is ended as
+  // soon as it opens.
   void BeginDrain();
   void EndAll();
 
@@ -59,7 +60,9 @@ class KserveStreams {
       ABSL_GUARDED_BY(mutex_);
 };
 
-// Threads: any thread; constant except for members that synchronize themselves.
+// State that all calls of the KServe facade share.
+// Threads: any thread. Every member is constant or may be used by several
+// threads at once.
 struct KserveBackend : FacadeBackend {
   KserveStatistics statistics;
   KserveStreams streams;

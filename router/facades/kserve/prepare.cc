@@ -11,8 +11,8 @@
 namespace kvasir::router {
 namespace {
 
-// The size of a token in the JSON list of log probabilities: its id, numbers
-// and text with their quotes and names.
+// An estimate of the bytes that one token takes in the JSON text of log
+// probabilities: its id, its numbers and its text, with quotes and names.
 constexpr uint64_t kLogprobJsonBytes = 80;
 
 absl::Status BanWords(const TextCodec& codec, KserveRequest* request) {
@@ -21,8 +21,9 @@ absl::Status BanWords(const TextCodec& codec, KserveRequest* request) {
     KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                             codec.EncodeWord(word));
     if (ids.size() != 1) {
-      return absl::UnimplementedError(absl::StrCat(
-          "bad_words: a word of ", ids.size(), " tokens is not built (1 is)"));
+      return absl::UnimplementedError(
+          absl::StrCat("bad_words: a word of ", ids.size(),
+                       " tokens is not implemented; a word of one token is"));
     }
     (*request->sampling.mutable_logit_bias())[ids[0]] = kBannedTokenBias;
   }
@@ -83,13 +84,14 @@ absl::Status CheckResponseSize(const KserveRequest& request,
       request.outputs.logprobs
           ? kLogprobJsonBytes * (uint64_t{1} + request.sampling.logprobs())
           : sizeof(float);
-  // The product of two 32-bit factors cannot overflow; that of three could.
+  // A product of two 32-bit factors fits into 64 bits. A product with a third
+  // factor could overflow, so the comparison divides by `per_token`.
   const uint64_t num_tokens = uint64_t{max_tokens} * request.sampling.n();
   if (num_tokens <= max_response_bytes / per_token) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "log probabilities of ", request.sampling.n(), " x ", max_tokens,
-      " tokens may take ", per_token, " bytes each, one response holds ",
-      max_response_bytes, ": ask for fewer or stream"));
+      " tokens may take ", per_token, " bytes each; one response holds ",
+      max_response_bytes, " bytes: ask for fewer or stream the answer"));
 }
 
 }  // namespace kvasir::router

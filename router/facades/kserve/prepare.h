@@ -1,4 +1,5 @@
-// Turns a parsed request into the router's form: text to ids, words to biases.
+// Turns a parsed request into the router's form: tokenizes its text, and turns
+// its bad words into logit biases.
 #pragma once
 
 #include <cstdint>
@@ -27,22 +28,22 @@ struct PreparedRequest {
   std::unique_ptr<KserveAnswer> answer;
 };
 
-// Tokenizes, so it must not run on a thread that others wait for. `codec` may
-// be null for requests of token ids. INVALID_ARGUMENT for a prompt without
-// tokens or one that the tokenizer refuses; UNIMPLEMENTED for a bad word of
-// several tokens.
+// Prepares a request. It tokenizes, which may take long, so it must run on a
+// thread of the tokenizer. `codec` may be null if the prompt is token ids.
+// Returns INVALID_ARGUMENT for a prompt that has no tokens or that the
+// tokenizer refuses, and UNIMPLEMENTED for a bad word of several tokens.
 absl::StatusOr<PreparedRequest> PrepareRequest(
     KserveRequest request, std::shared_ptr<const TextCodec> codec,
     std::vector<int32_t> eos_ids, bool in_stream);
 
-// The number of tokens that a sample may get: the requested number or else the
-// default, limited by what the prompt leaves. A text counts as one token before
-// it is tokenized.
+// Returns how many tokens each sample may get: the requested number or else the
+// default, but not more than fit after the prompt. A text that is not yet
+// tokenized counts as one token.
 uint32_t MostTokens(const KserveRequest& request, uint32_t default_max_tokens,
                     uint32_t max_model_len);
 
-// INVALID_ARGUMENT if one response cannot hold the requested log probabilities
-// of samples of `max_tokens`.
+// Returns INVALID_ARGUMENT if one response cannot hold the requested log
+// probabilities of all samples, each with `max_tokens` tokens.
 absl::Status CheckResponseSize(const KserveRequest& request,
                                size_t max_response_bytes, uint32_t max_tokens);
 

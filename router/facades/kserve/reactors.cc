@@ -29,8 +29,8 @@ KserveStreamReactor::KserveStreamReactor(std::shared_ptr<KserveBackend> backend,
       stream_(std::make_shared<KserveStream>(
           backend_, CallOf(*context, /*unary=*/false),
           Strand::Create(std::move(runner)), this)) {
-  // Each of its requests is checked again; a caller that is refused now can
-  // send none.
+  // If the caller is refused now, the call ends before any request is read.
+  // Otherwise the caller is checked again with each request.
   if (backend_->callers != nullptr) {
     const auto caller = AskCaller(*context, *backend_);
     if (!caller.ok()) {
@@ -48,7 +48,8 @@ void KserveStreamReactor::OnReadDone(bool ok) {
         std::move(request_)));
     return;
   }
-  // Either the client's half-close, or the end of a call that was reset.
+  // There is nothing more to read: the call was reset, or the client has
+  // half-closed it.
   if (context_->IsCancelled()) {
     stream_->OnCancelled();
   } else {
@@ -88,8 +89,8 @@ KserveUnaryReactor::KserveUnaryReactor(
       stream_(std::make_shared<KserveStream>(
           std::move(backend), CallOf(*context, /*unary=*/true),
           Strand::Create(std::move(runner)), this)) {
-  // gRPC keeps the request until the call ends, and the stream ends the call
-  // only after reading it, so that no copy is needed.
+  // The request is not copied: gRPC keeps it until the call ends, and the
+  // stream reads it before it ends the call.
   stream_->OnRead(std::shared_ptr<const inference::ModelInferRequest>(
       std::shared_ptr<void>(), request));
   stream_->OnHalfClose();

@@ -1,4 +1,4 @@
-// gRPC's side of ModelInfer and ModelStreamInfer.
+// The gRPC reactors of ModelInfer and ModelStreamInfer.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -11,10 +11,10 @@
 
 namespace kvasir::router {
 
-// Deletes itself in OnDone, which gRPC calls after End has been called and
-// every reaction has returned.
-// Threads: reactions on gRPC's threads, the sink's methods on the strand; they
-//   share only gRPC's own state.
+// The reactor of a ModelStreamInfer call. Deletes itself in OnDone, which gRPC
+// calls after End has been called and every reaction has returned.
+// Threads: gRPC calls the reactions on its own threads; the stream's strand
+// calls the methods of KserveStreamSink. The two share no state except gRPC's.
 class KserveStreamReactor final
     : public grpc::ServerBidiReactor<inference::ModelInferRequest,
                                      inference::ModelStreamInferResponse>,
@@ -39,13 +39,14 @@ class KserveStreamReactor final
   const std::shared_ptr<KserveBackend> backend_;
   const ClientCall call_;
   const std::shared_ptr<KserveStream> stream_;
-  // gRPC uses it between StartRead and OnReadDone.
+  // In use by gRPC between StartRead and OnReadDone.
   inference::ModelInferRequest request_;
-  // gRPC uses it between StartWrite and OnWriteDone.
+  // In use by gRPC between StartWrite and OnWriteDone.
   inference::ModelStreamInferResponse response_;
 };
 
-// A stream of one request and one response, with the same lifetime as above.
+// The reactor of a ModelInfer call, which KserveStream serves as a stream of
+// one request and one response. It deletes itself in the same way.
 class KserveUnaryReactor final : public grpc::ServerUnaryReactor,
                                  public KserveStreamSink {
  public:

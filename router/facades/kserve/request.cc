@@ -17,15 +17,16 @@ namespace kvasir::router {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-// The largest number of milliseconds in a uint32, which workers receive.
+// The largest timeout in microseconds: workers receive it as a uint32 of
+// milliseconds.
 constexpr int64_t kMaxTimeoutUs =
     int64_t{std::numeric_limits<uint32_t>::max()} * 1000;
 
-// Flags of TensorRT-LLM that are accepted only when they are off.
+// Flags of TensorRT-LLM that are not implemented: they must be false.
 constexpr const char* kRefusedFlags[] = {
     "return_context_logits", "return_generation_logits", "return_perf_metrics"};
 
-// The two TensorRT-LLM schemas' names for the same parameters.
+// The names of parameters that differ between TensorRT-LLM's two schemas.
 struct TrtNames {
   const char* max_tokens;
   const char* top_k;
@@ -39,7 +40,7 @@ constexpr TrtNames kTokenNames = {"request_output_len", "runtime_top_k",
                                   "runtime_top_p", "len_penalty", "streaming"};
 
 absl::Status NotBuilt(const std::string& what) {
-  return absl::UnimplementedError(absl::StrCat(what, " is not built"));
+  return absl::UnimplementedError(absl::StrCat(what, " is not implemented"));
 }
 
 absl::Status OutOfRange(const std::string& name, const std::string& want,
@@ -48,14 +49,14 @@ absl::Status OutOfRange(const std::string& name, const std::string& want,
       absl::StrCat("tensor '", name, "': want ", want, ", have ", have));
 }
 
-// An optional integer tensor within [low, high].
+// Reads an optional integer tensor, whose value must be within [low, high].
 absl::StatusOr<std::optional<int64_t>> IntIn(KserveTensors* tensors,
                                              const std::string& name,
                                              int64_t low, int64_t high) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> value,
                           tensors->Int(name));
-  // `high` is the wire's limit, not the service's, so the error does not
-  // mention it.
+  // `high` is only the limit of the field that holds the value, so the error
+  // does not name it as an allowed value.
   if (value && *value < low) {
     return OutOfRange(name, absl::StrCat("an integer of at least ", low),
                       *value);
@@ -72,7 +73,8 @@ absl::StatusOr<bool> BoolOr(KserveTensors* tensors, const std::string& name,
   return value.value_or(fallback);
 }
 
-// Flags that each request an output; absent means no.
+// A boolean tensor that requests an output; if it is absent, the output is not
+// requested.
 struct OutputFlag {
   const char* name;
   bool KserveOutputs::*output;
@@ -121,8 +123,9 @@ absl::StatusOr<KserveSchema> ChooseSchema(KserveTensors* tensors) {
   return trt ? KserveSchema::kTrtText : KserveSchema::kVllmText;
 }
 
-// `stream` and `streaming` mean the same. Some clients also send the parameter
-// `Streaming`, which counts if there is no tensor.
+// The tensors `stream` and `streaming` mean the same. Some clients send the
+// parameter `Streaming` instead, which counts only if neither tensor is
+// present.
 absl::StatusOr<bool> ParseStreaming(const inference::ModelInferRequest& request,
                                     KserveTensors* tensors) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> stream,
@@ -145,7 +148,7 @@ absl::Status WantBoolParam(const std::string& name,
       absl::StrCat("parameter '", name, "': want a bool_param"));
 }
 
-// An int64_param or uint64_param from 0 to `high`.
+// Reads a parameter of type int64_param or uint64_param, from 0 to `high`.
 absl::StatusOr<int64_t> IntParam(const std::string& name,
                                  const inference::InferParameter& value,
                                  int64_t high) {
@@ -172,14 +175,14 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
       KVASIR_RETURN_IF_ERROR(WantBoolParam(name, value));
       out->wants_empty_final = value.bool_param();
     } else if (name == "Streaming") {
-      // ParseStreaming reads it.
+      // Only the type is checked here; ParseStreaming reads the value.
       KVASIR_RETURN_IF_ERROR(WantBoolParam(name, value));
     } else if (name == "priority") {
       KVASIR_ASSIGN_OR_RETURN(const int64_t priority,
                               IntParam(name, value, kMaxInt32));
-      // Triton's 1 is the highest priority. Its 0, the default, is the highest
-      // here as well: a request can lower its priority, but not overtake
-      // others.
+      // In Triton 1 is the highest priority and 0 means the default. Here both
+      // become the router's highest priority, 0. So a request can lower its own
+      // priority, but cannot overtake requests that set none.
       out->priority = priority == 0 ? 0 : static_cast<int32_t>(priority - 1);
     } else if (name == "timeout") {
       KVASIR_ASSIGN_OR_RETURN(const int64_t timeout_us,
@@ -196,8 +199,9 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
   return absl::OkStatus();
 }
 
-// Parameters beyond those of every schema are allowed only in the vLLM schema,
-// without a sampling_parameters tensor.
+// Refuses parameters that are not common to all schemas. Exception: in the vLLM
+// schema they are sampling parameters, if there is no sampling_parameters
+// tensor.
 absl::Status RefuseOtherParameters(
     const inference::ModelInferRequest& request) {
   for (const auto& [name, value] : request.parameters()) {
@@ -258,10 +262,10 @@ absl::StatusOr<std::vector<const KserveOutputSpec*>> ListedOutputs(
   return listed;
 }
 
-// A client that lists outputs receives exactly those, whatever its tensors
-// request; an output that its schema does not have is refused. Benchmark
-// clients list everything in the metadata without choosing; then the tensors
-// decide.
+// A client that lists outputs receives exactly these outputs, whatever its
+// tensors request. A listed output that the request's schema does not have is
+// refused. Benchmark clients list all outputs of the model's metadata, which is
+// not a choice; then the tensors decide.
 absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
                            KserveRequest* out) {
   if (request.outputs().empty()) return absl::OkStatus();
@@ -271,8 +275,9 @@ absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
   KserveOutputs outputs;
   for (const KserveOutputSpec* spec : listed) {
     if (!Gives(out->schema, spec->flag)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "output '", spec->name, "': the schema of these inputs has none"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("output '", spec->name,
+                       "': the schema of these inputs has no such output"));
     }
     outputs.*spec->flag = true;
   }
@@ -283,7 +288,8 @@ absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
   return absl::OkStatus();
 }
 
-// Requests the log probabilities that the answer needs.
+// Makes the engine compute the log probabilities that the requested outputs
+// need.
 void AskForLogprobs(KserveRequest* out) {
   const KserveOutputs& outputs = out->outputs;
   const bool wanted = outputs.cumulative_logprob || outputs.cum_log_probs ||
@@ -334,7 +340,7 @@ absl::Status ParseVllm(const inference::ModelInferRequest& request, bool unary,
 }
 
 absl::Status ParseSeed(KserveTensors* tensors, KserveRequest* out) {
-  // Older clients use the name random_seed.
+  // Older clients send the tensor `random_seed` instead.
   for (const char* name : {"seed", "random_seed"}) {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> seed,
                             tensors->Int(name));
@@ -349,8 +355,8 @@ absl::Status ParseSeed(KserveTensors* tensors, KserveRequest* out) {
   return absl::OkStatus();
 }
 
-// As in TensorRT-LLM, top_p 0 means "not set", and neither top_k nor top_p
-// means greedy.
+// As in TensorRT-LLM, top_p 0 means "not set". If neither top_k nor top_p is
+// set, sampling is greedy.
 absl::Status ParseTopKTopP(const TrtNames& names, KserveTensors* tensors,
                            KserveRequest* out) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> top_k,
@@ -404,13 +410,15 @@ absl::Status ParseCounts(const TrtNames& names, KserveTensors* tensors,
     return NotBuilt(
         absl::StrCat("tensor 'beam_width' above 1 (have ", *beam_width, ")"));
   }
-  // Only beam search reads these.
+  // These parameters only affect beam search, which is not implemented. So only
+  // their types are checked.
   KVASIR_RETURN_IF_ERROR(tensors->Float(names.length_penalty).status());
   KVASIR_RETURN_IF_ERROR(tensors->Float("beam_search_diversity_rate").status());
   return tensors->Bool("early_stopping").status();
 }
 
-// -1 turns the end token off; any other value replaces the model's own.
+// Reads `end_id`: -1 means that no token ends the output; any other value
+// replaces the model's own end tokens.
 absl::Status ParseEndId(KserveTensors* tensors, KserveRequest* out) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> end_id,
                           IntIn(tensors, "end_id", -1, kMaxInt32));
@@ -444,7 +452,7 @@ absl::Status ParseTrtOutputs(KserveTensors* tensors, KserveRequest* out) {
   return absl::OkStatus();
 }
 
-// The tensors that both TensorRT-LLM schemas have.
+// Reads the tensors that both TensorRT-LLM schemas have.
 absl::Status ParseTrtCommon(const inference::ModelInferRequest& request,
                             const TrtNames& names, bool unary,
                             KserveTensors* tensors, KserveRequest* out) {
@@ -463,7 +471,7 @@ absl::Status ParseTrtCommon(const inference::ModelInferRequest& request,
   return ParseTrtOutputs(tensors, out);
 }
 
-// Word lists are padded with empty strings.
+// Removes empty strings, with which clients pad word lists.
 std::vector<std::string> WithoutEmpty(std::vector<std::string> words) {
   words.erase(std::remove(words.begin(), words.end(), ""), words.end());
   return words;
@@ -483,8 +491,9 @@ absl::Status ParseTrtText(const inference::ModelInferRequest& request,
   return RefuseUnread(*tensors, "TensorRT-LLM text");
 }
 
-// Words as token ids: row 0 has the ids of all words, row 1 the end of each
-// word in it, padded with -1.
+// Reads a list of words in the form of token ids: row 0 has the ids of all
+// words, one after the other; row 1 has the end index of each word in row 0,
+// padded with -1. Every word must have a single token.
 absl::StatusOr<std::vector<int32_t>> ParseSingleTokenWords(
     KserveTensors* tensors, const std::string& name) {
   KVASIR_ASSIGN_OR_RETURN(const auto rows, tensors->TwoRows(name));
@@ -500,7 +509,7 @@ absl::StatusOr<std::vector<int32_t>> ParseSingleTokenWords(
     }
     if (end - begin > 1) {
       return NotBuilt(absl::StrCat("tensor '", name, "' with a word of ",
-                                   end - begin, " tokens (1 is)"));
+                                   end - begin, " tokens instead of 1"));
     }
     const int64_t id = rows[0][static_cast<size_t>(begin)];
     if (id < 0 || id > kMaxInt32) {
@@ -520,7 +529,7 @@ absl::Status ParseInputIds(KserveTensors* tensors, KserveRequest* out) {
     return OutOfRange("input_lengths",
                       absl::StrCat("0 to ", count, " (input_ids)"), *length);
   }
-  // The rest is padding.
+  // Ids from `length` on are padding.
   KVASIR_ASSIGN_OR_RETURN(
       out->token_ids, tensors->TokenIds("input_ids", length.value_or(count)));
   return absl::OkStatus();
@@ -581,7 +590,7 @@ absl::StatusOr<KserveRequest> ParseKserveRequest(
   KVASIR_ASSIGN_OR_RETURN(out.schema, ChooseSchema(&tensors));
   switch (out.schema) {
     case KserveSchema::kStop:
-      return out;  // its other tensors are placeholders
+      return out;  // the other tensors of a stop request are placeholders
     case KserveSchema::kVllmText:
       KVASIR_RETURN_IF_ERROR(ParseVllm(request, unary, &tensors, &out));
       break;

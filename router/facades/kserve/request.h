@@ -1,5 +1,6 @@
-// Parses a ModelInferRequest in any of the schemas that clients use, into the
-// engine's parameters and the form of the answer. No gRPC, no tokenizer.
+// Parses a ModelInferRequest, in any of the schemas that clients use. The
+// result has the engine's parameters and says which outputs the answer must
+// have. Uses no gRPC and no tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -16,34 +17,39 @@
 
 namespace kvasir::router {
 
-// A request's tensors determine its schema, so that one model name serves all
-// of them:
+// A schema is the set of tensors that one kind of client uses. A request's
+// tensors determine its schema, so that clients of all kinds can use the same
+// model name:
 //   `stop` is true                      -> kStop
 //   `input_ids`                         -> kTrtTokens
 //   `text_input` and one of TensorRT-LLM's own tensors (max_tokens, top_k,
 //   stop_words, ...)                    -> kTrtText
 //   `text_input`                        -> kVllmText
 enum class KserveSchema {
-  // Triton's vLLM backend: sampling parameters as a JSON string.
+  // The schema of Triton's vLLM backend: text, with the sampling parameters as
+  // a JSON string.
   kVllmText,
-  // TensorRT-LLM's ensemble: one tensor for each parameter.
+  // The schema of TensorRT-LLM's ensemble: text, with a tensor for each
+  // parameter.
   kTrtText,
-  // TensorRT-LLM's engine: token ids in and out.
+  // The schema of TensorRT-LLM's engine: token ids as input and output.
   kTrtTokens,
-  // Ends the request of the same id.
+  // A request that ends the running request with the same id.
   kStop,
 };
 
-// Output tensors that the client's flags and its list of outputs request.
+// The output tensors that a client requests, by its flags or its list of
+// outputs.
 struct KserveOutputs {
   bool text_output = false;
   bool output_ids = false;
   bool sequence_length = false;
   bool finish_reason = false;
-  // vLLM's names: one number and one JSON text for each sample.
+  // These two have the names of vLLM's schema: one number and one JSON text for
+  // each sample.
   bool cumulative_logprob = false;
   bool logprobs = false;
-  // TensorRT-LLM's names.
+  // The outputs below have the names of TensorRT-LLM's schemas.
   bool cum_log_probs = false;
   bool output_log_probs = false;
   bool sequence_index = false;
@@ -52,7 +58,7 @@ struct KserveOutputs {
   bool num_output_tokens = false;
 };
 
-// The tensor that selects kStop.
+// If this tensor is true, the schema is kStop.
 inline constexpr char kKserveStopTensor[] = "stop";
 
 struct KserveRequest {
@@ -73,51 +79,56 @@ struct KserveRequest {
 
   std::vector<std::string> stop_strings;
   bool include_stop_string = false;
-  // Still to be tokenized: a word of one token is never sampled, a longer one
-  // is refused.
+  // Words that must not be in the output. They are tokenized later: the token
+  // of a one-token word gets kBannedTokenBias; a longer word is refused.
   std::vector<std::string> bad_words;
-  // A TensorRT-LLM end_id replaces the model's own end tokens.
+  // True: the tensor end_id replaces the model's own end tokens.
   bool replaces_eos = false;
   int32_t pad_id = 0;
   bool skip_special_tokens = true;
 
-  // Many responses with new output, or one with everything.
+  // True: many responses, each with new output. False: one response with the
+  // whole output.
   bool streaming = false;
-  // The prompt comes before the output. Never when streaming.
+  // True: the text output begins with the prompt. False whenever `streaming` is
+  // true.
   bool prepend_prompt = false;
-  // If no data is left, the client wants a last response without outputs.
+  // True: if no data is left for the last response, the client wants it without
+  // any outputs.
   bool wants_empty_final = false;
   KserveOutputs outputs;
 };
 
-// Added to the logit of a banned token. Finite, so that no arithmetic on it
-// gives NaN, and below any difference of real logits.
+// The bias that is added to the logit of a banned token. Its size exceeds any
+// difference between real logits. It is finite, so that calculations with it do
+// not give NaN.
 inline constexpr float kBannedTokenBias = -1e9f;
 
-// The most bad words of a request, because each is tokenized. Workers accept
-// this many logit biases.
+// The largest number of bad words of a request. It is limited because each word
+// is tokenized. Workers accept as many logit biases.
 inline constexpr size_t kMaxBadWords = 1024;
 
-// `unary`: the call is ModelInfer, which has one response. `streaming` is then
-// false whatever the tensors say, but the prompt is left out as if it were
-// true.
-//
-// INVALID_ARGUMENT names the tensor or parameter, the wanted and the given
-// value. UNIMPLEMENTED names something that would change the result and is not
-// built; its neutral values (beam_width 1, bad_words [""], ...) are accepted.
+// `unary`: the call is ModelInfer, which has a single response. Then
+// `streaming` is false whatever the tensors say; if they ask for streaming,
+// `prepend_prompt` is false as in a stream.
+// Errors: INVALID_ARGUMENT names the tensor or parameter, the allowed values
+// and the given one. UNIMPLEMENTED names a feature that is not implemented and
+// would change the result. Values that leave such a feature off (beam_width 1,
+// bad_words [""], ...) are accepted.
 absl::StatusOr<KserveRequest> ParseKserveRequest(
     const inference::ModelInferRequest& request, bool unary);
 
-// The tensors of the schemas: ModelMetadata and ModelConfig list them, they
-// determine a request's schema, and clients may request them.
+// An input or output tensor of the schemas. ModelMetadata and ModelConfig list
+// all of them.
 struct KserveTensorSpec {
   const char* name;
   const char* datatype;
-  // -1: any number of elements.
+  // -1 stands for any number of elements.
   std::vector<int64_t> shape;
 };
 struct KserveInputSpec : KserveTensorSpec {
-  // Only TensorRT-LLM's text schema has it.
+  // True: the tensor is only in TensorRT-LLM's text schema, so a text request
+  // that has it uses this schema.
   bool marks_trt_text = false;
 };
 struct KserveOutputSpec : KserveTensorSpec {

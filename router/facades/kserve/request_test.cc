@@ -29,7 +29,7 @@ absl::StatusOr<KserveRequest> Parse(const InferRequestBuilder& builder,
   return ParseKserveRequest(builder.Build(), unary);
 }
 
-// A request in the vLLM schema with these sampling parameters.
+// Parses a request in the vLLM schema with these sampling parameters.
 absl::StatusOr<KserveRequest> ParseJson(const std::string& json) {
   return Parse(InferRequestBuilder()
                    .Text("text_input", "hi")
@@ -50,14 +50,15 @@ InferRequestBuilder TrtTokens() {
   return builder;
 }
 
-// Sixty thousand tensors in a megabyte once blocked every client: each name was
-// compared with all earlier ones.
+// Regression test: a request with sixty thousand tensors blocked all clients,
+// because each name was compared with all earlier ones.
 TEST(KserveRequestTest, CountsAreLimitedBeforeNamesAreCompared) {
   InferRequestBuilder inputs;
   InferRequestBuilder outputs;
   InferRequestBuilder parameters;
   for (int i = 0; i <= kMaxKserveNames; ++i) {
-    // All have the same name and no data: a check of any of them would fail.
+    // All tensors have the same name and no data. If any tensor were checked,
+    // the error would be a different one.
     inputs.Raw("same", "NONE", {-1}, "");
     outputs.Output(absl::StrCat(i));
     parameters.Parameter(absl::StrCat(i));
@@ -94,7 +95,7 @@ TEST(KserveRequestTest, TensorsDetermineTheSchema) {
   EXPECT_THAT(tokens.token_ids.ToIds(), ElementsAre(7, 8, 9));
 }
 
-TEST(KserveRequestTest, SchemasDoNotMix) {
+TEST(KserveRequestTest, ARequestMustHaveTheTensorsOfExactlyOneSchema) {
   EXPECT_THAT(Parse(InferRequestBuilder()),
               StatusIs(kInvalid, HasSubstr("have neither")));
   EXPECT_THAT(Parse(TrtTokens().Text("text_input", "x")),
@@ -103,7 +104,7 @@ TEST(KserveRequestTest, SchemasDoNotMix) {
               StatusIs(kInvalid, HasSubstr("sampling_parameters")));
 }
 
-TEST(KserveRequestTest, ScalarsComeInThreeShapes) {
+TEST(KserveRequestTest, AScalarMayHaveAnyOfThreeShapes) {
   for (const std::vector<int64_t>& shape :
        std::vector<std::vector<int64_t>>{{}, {1}, {1, 1}}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest request,
@@ -142,7 +143,7 @@ TEST(KserveRequestTest, TypedContentsAreAccepted) {
                                    "want 1 values in contents, have 2")));
 }
 
-TEST(KserveRequestTest, WrongTensorsAreReportedWithWantAndHave) {
+TEST(KserveRequestTest, ErrorsOfWrongTensorsNameTheWantedAndTheGivenValue) {
   EXPECT_THAT(Parse(InferRequestBuilder().Text("text_input", "a", {2})),
               StatusIs(kInvalid, HasSubstr("'text_input'")));
   EXPECT_THAT(
@@ -172,8 +173,8 @@ TEST(KserveRequestTest, WrongTensorsAreReportedWithWantAndHave) {
               StatusIs(kInvalid, HasSubstr("raw_input_contents")));
 }
 
-TEST(KserveRequestTest, AShapeWithoutItsBytesReservesNothing) {
-  // The shape claims 8 GiB.
+TEST(KserveRequestTest, AShapeThatClaimsMoreThanItsBytesAllocatesNothing) {
+  // The shape claims 8 GiB of data.
   const InferRequestBuilder empty =
       InferRequestBuilder()
           .Raw("input_ids", "BYTES", {1 << 30}, "")
@@ -239,7 +240,7 @@ TEST(KserveRequestTest, SamplingValuesMayBeStrings) {
   EXPECT_FALSE(request.skip_special_tokens);
 }
 
-TEST(KserveRequestTest, WrongSamplingValuesAreNamed) {
+TEST(KserveRequestTest, ErrorsNameTheWrongSamplingValue) {
   EXPECT_THAT(ParseJson("[1]"), StatusIs(kInvalid, HasSubstr("JSON object")));
   EXPECT_THAT(ParseJson("{"), StatusIs(kInvalid, HasSubstr("JSON object")));
   EXPECT_THAT(ParseJson(R"({"max_tokens": "many"})"),
@@ -382,7 +383,7 @@ TEST(KserveRequestTest, ParametersOfTheWrongKindAreRefusedByName) {
   EXPECT_THAT(Parse(large), StatusIs(kInvalid, HasSubstr("2147483647")));
 }
 
-TEST(KserveRequestTest, TheWiresLimitsAreNotReportedAsOurs) {
+TEST(KserveRequestTest, LimitsOfTheWireFormatAreNotReportedAsAllowedValues) {
   EXPECT_THAT(ParseJson(R"({"n": 0})"),
               StatusIs(kInvalid, AllOf(HasSubstr("'n': want an integer of at "
                                                  "least 1, have 0"),
@@ -391,7 +392,8 @@ TEST(KserveRequestTest, TheWiresLimitsAreNotReportedAsOurs) {
               StatusIs(kInvalid, AllOf(HasSubstr("at least 1"),
                                        Not(HasSubstr("2147483647")))));
   for (const char* name : {"n", "max_tokens", "top_k", "logprobs", "best_of"}) {
-    // 2^31, 3e9, 2^63, 2^64, more than a float holds, and the same as text.
+    // Values above a field's range: 2^31, 3e9, 2^63, 2^64, more than a float
+    // can hold, and the same as strings.
     for (const char* value : {"2147483648", "3000000000", "3e9",
                               "9223372036854775808", "18446744073709551616",
                               "\"18446744073709551616\"", "1e39", "\"1e39\""}) {
@@ -424,7 +426,7 @@ TEST(KserveRequestTest, TheNumberAndLengthOfStopStringsAreLimited) {
       ParseJson(R"({"stop": ")" + std::string(1024, 'x') + "\"}").status());
 }
 
-TEST(KserveRequestTest, EmptyFinalParameterMustBeABool) {
+TEST(KserveRequestTest, TheParameterForAnEmptyFinalResponseMustBeABool) {
   InferRequestBuilder builder = TrtText();
   builder.Parameter("triton_enable_empty_final_response")
       .set_string_param("true");
@@ -446,7 +448,8 @@ TEST(KserveRequestTest, PromptIsPrependedUnlessStreamingOrExcluded) {
   EXPECT_FALSE(parse(true, {})->prepend_prompt);
   EXPECT_THAT(parse(true, false),
               StatusIs(kInvalid, HasSubstr("exclude_input_in_output")));
-  // A streaming request in a unary call leaves the prompt out as well.
+  // In a unary call, a request for streaming is not streamed, and its prompt is
+  // left out.
   EXPECT_FALSE(parse(true, {}, /*unary=*/true)->streaming);
   EXPECT_FALSE(parse(true, {}, /*unary=*/true)->prepend_prompt);
 }
@@ -465,8 +468,8 @@ TEST(KserveRequestTest, TensorRtLlmDefaultsToGreedy) {
   EXPECT_EQ(top_k.sampling.top_p(), 1.0f);
 }
 
-// The client openai_trtllm sends [1, 1] everywhere, several stop words
-// included.
+// The client openai_trtllm sends the shape [1, 1] for every tensor, also for
+// several stop words.
 TEST(KserveRequestTest, PaddedWordListsAndNeutralBeamsAreAccepted) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest request,
@@ -483,7 +486,7 @@ TEST(KserveRequestTest, PaddedWordListsAndNeutralBeamsAreAccepted) {
   EXPECT_EQ(request.seed, 0xFFFFFFFFFFFFFFFFull);
 }
 
-TEST(KserveRequestTest, UnbuiltParametersAreRefusedByName) {
+TEST(KserveRequestTest, ParametersThatAreNotImplementedAreRefusedByName) {
   EXPECT_THAT(Parse(TrtText().Int("beam_width", 4)),
               StatusIs(kNotBuilt, HasSubstr("beam_width")));
   EXPECT_THAT(Parse(TrtText().Bool("return_context_logits", true)),
@@ -499,7 +502,7 @@ TEST(KserveRequestTest, UnbuiltParametersAreRefusedByName) {
               StatusIs(kNotBuilt, HasSubstr("draft_input_ids")));
 }
 
-TEST(KserveRequestTest, EndIdReplacesTheModelsOwn) {
+TEST(KserveRequestTest, EndIdReplacesTheModelsOwnEndTokens) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest own,
                               Parse(TrtText().Int("end_id", 42)));
   EXPECT_TRUE(own.sampling.ignore_eos());
@@ -510,7 +513,7 @@ TEST(KserveRequestTest, EndIdReplacesTheModelsOwn) {
   EXPECT_THAT(none.sampling.stop_token_ids(), IsEmpty());
 }
 
-TEST(KserveRequestTest, WordListsOfTokensMayHaveOneTokenEach) {
+TEST(KserveRequestTest, WordsGivenAsTokenIdsMustHaveOneTokenEach) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest request,
       Parse(TrtTokens()
@@ -530,7 +533,7 @@ TEST(KserveRequestTest, WordListsOfTokensMayHaveOneTokenEach) {
               StatusIs(kInvalid, HasSubstr("[2, n]")));
 }
 
-TEST(KserveRequestTest, InputLengthsCutPadding) {
+TEST(KserveRequestTest, InputLengthsCutsThePaddingOfInputIds) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest request,
       Parse(InferRequestBuilder()
@@ -554,7 +557,7 @@ TEST(KserveRequestTest, InputLengthsCutPadding) {
       StatusIs(kInvalid, HasSubstr("want shape [n] or [1, n]")));
 }
 
-TEST(KserveRequestTest, TokenIdsOfAnyIntegerTypeAreOneBuffer) {
+TEST(KserveRequestTest, TokenIdsOfAnyIntegerTypeAreConvertedToTheSameEncoding) {
   for (const bool wide : {false, true}) {
     InferRequestBuilder builder;
     if (wide) {
@@ -574,7 +577,8 @@ TEST(KserveRequestTest, TokenIdsOfAnyIntegerTypeAreOneBuffer) {
       StatusIs(kInvalid, HasSubstr("have 4294967296")));
 }
 
-// Clients fill the other tensors of a stop request with arbitrary values.
+// Clients fill the other tensors of a stop request with arbitrary values, which
+// must be ignored.
 TEST(KserveRequestTest, StopRequestsNeedOnlyTheirId) {
   InferRequestBuilder builder("tiny", "abc");
   builder.Raw("input_ids", "INT32", {1, 1}, "\xff\xff\xff\xff")
@@ -594,7 +598,7 @@ TEST(KserveRequestTest, OnlyListedOutputsAreReturned) {
   EXPECT_TRUE(trt.outputs.cum_log_probs);
   EXPECT_FALSE(trt.outputs.output_log_probs);
   EXPECT_FALSE(trt.outputs.text_output);
-  // No tensor requests them.
+  // Nothing in the tensors requests these outputs.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest vllm,
                               Parse(InferRequestBuilder()
                                         .Text("text_input", "hi")
@@ -613,11 +617,11 @@ TEST(KserveRequestTest, UnknownOutputsAreRefusedByName) {
               StatusIs(kInvalid, HasSubstr("'nonsense': no such output")));
   EXPECT_THAT(Parse(TrtText().Output("text_output").Output("output_ids")),
               StatusIs(kInvalid, HasSubstr("'output_ids': the schema of these "
-                                           "inputs has none")));
+                                           "inputs has no such output")));
 }
 
-// perf_analyzer does so.
-TEST(KserveRequestTest, AListOfAllOutputsChoosesNothing) {
+// Triton's benchmark client perf_analyzer lists all outputs.
+TEST(KserveRequestTest, ListingAllOutputsDoesNotRequestThem) {
   InferRequestBuilder builder = TrtText();
   for (const KserveOutputSpec& spec : KserveOutputSpecs()) {
     builder.Output(spec.name);
@@ -629,7 +633,8 @@ TEST(KserveRequestTest, AListOfAllOutputsChoosesNothing) {
   EXPECT_FALSE(request.sampling.has_logprobs());
 }
 
-// Any bytes are either parsed or refused with one of our codes.
+// Any bytes must be parsed, or refused with one of the codes that the parser
+// uses.
 TEST(KserveRequestTest, DamagedRequestsAreParsedOrRefused) {
   std::mt19937 random(11);
   const auto below = [&random](size_t limit) {

@@ -14,7 +14,8 @@ namespace {
 using inference::ModelInferResponse;
 using Shape = std::vector<int64_t>;
 
-// All results are raw: clients read only BYTES from contents.
+// Adds an output to raw_output_contents and returns its bytes, to be filled in.
+// The typed contents are not used, because clients read only BYTES from them.
 std::string* AddOutput(const char* name, const char* datatype,
                        const Shape& shape, ModelInferResponse* response) {
   auto* output = response->add_outputs();
@@ -53,6 +54,7 @@ void AddStrings(const char* name, const std::vector<std::string>& values,
   }
 }
 
+// Returns the log probabilities of a token's candidates as JSON:
 // {"17": {"logprob": -0.5, "rank": 1, "decoded_token": "x"}, ...}
 std::string LogprobJson(int32_t id, const kvasir::v1::TokenLogprob& logprob,
                         const TextCodec& codec) {
@@ -153,10 +155,12 @@ void KserveAnswer::EndSample(const std::string& reason, Sample* sample) {
   if (!sample->finish_reason.empty()) return;
   if (sample->maybe_last_id) {
     const int32_t id = *std::exchange(sample->maybe_last_id, std::nullopt);
-    // The token ended the sample, unless the sample reached its length with it,
-    // which is possible only below min_tokens.
+    // The reason is "stop" if this token ended the sample. Otherwise the sample
+    // has reached its maximum length with a token that did not end it because
+    // the output was shorter than min_tokens.
     const bool ended = reason == "stop";
-    // vLLM counts this token; TensorRT-LLM does not.
+    // As in vLLM, a token that ended the sample counts as output. As in
+    // TensorRT-LLM, it does not count in that schema.
     if (!ended || !IsTrt()) {
       AddToken(id, &sample->maybe_last_logprob,
                /*in_text=*/!ended || request_.include_stop_string, sample);
@@ -218,7 +222,7 @@ ModelInferResponse KserveAnswer::NewResponse(bool is_final) const {
   response.set_model_version(kKserveModelVersion);
   response.set_id(request_.id);
   if (context_.in_stream) {
-    // Set even when it is false: clients look for it.
+    // Set it also if it is false, because clients require the parameter.
     (*response.mutable_parameters())[kFinalResponseParameter].set_bool_param(
         is_final);
   }
@@ -226,14 +230,16 @@ ModelInferResponse KserveAnswer::NewResponse(bool is_final) const {
 }
 
 ModelInferResponse KserveAnswer::Take() {
-  // The last response must contain everything that is left.
+  // At the end, a sample whose only new outputs are log probabilities or counts
+  // needs a response as well.
   const bool at_end = finished();
   const auto has_data = [this, at_end](const Sample& sample) {
     return at_end ? HasNewOutputs(sample) : HasNewData(sample);
   };
   const auto with_data =
       std::count_if(samples_.begin(), samples_.end(), has_data);
-  // TensorRT-LLM streams each sample separately; everything else goes together.
+  // In a TensorRT-LLM stream each response has one sample; in all other answers
+  // each response has all samples.
   const bool alone = IsTrt() && request_.streaming;
   const bool is_final = at_end && !(alone && with_data > 1);
   complete_ = is_final;
@@ -287,7 +293,8 @@ void KserveAnswer::AddVllmOutputs(ModelInferResponse* response) const {
   std::vector<float> cumulative;
   std::vector<uint32_t> counts;
   for (const Sample& sample : samples_) {
-    // The backend that defined this schema sends "None" while a sample runs.
+    // Triton's vLLM backend, which defined this schema, sends "None" while a
+    // sample runs.
     reasons.push_back(sample.finish_reason.empty() ? "None"
                                                    : sample.finish_reason);
     logprobs.push_back(request_.sampling.has_logprobs()
@@ -370,7 +377,7 @@ void KserveAnswer::AddTrtOutputs(size_t first, size_t count,
                                  ModelInferResponse* response) const {
   const KserveOutputs& outputs = request_.outputs;
   const auto n = static_cast<int64_t>(count);
-  // First, because some clients read only the first output.
+  // The text comes first, because some clients read only the first output.
   if (outputs.text_output) {
     AddStrings("text_output", Texts(first, count), response);
   }

@@ -1,5 +1,5 @@
-// Builds one request's answer: engine events in, ModelInferResponses out. No
-// gRPC, no threads, no clock.
+// Builds the answer to one request: it takes engine events and returns
+// ModelInferResponses. Uses no gRPC, threads or clock.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,21 @@ namespace kvasir::router {
 
 inline constexpr char kFinalResponseParameter[] = "triton_final_response";
 
-// The data that an answer needs in addition to its request.
+// Data that an answer needs in addition to its request.
 struct KserveAnswerContext {
-  // Null only in kTrtTokens.
+  // May be null only in the schema kTrtTokens.
   std::shared_ptr<const TextCodec> codec;
   proto::TokenBytes prompt;
   std::vector<int32_t> eos_ids;
-  // On ModelStreamInfer every response says whether it is the last.
+  // True for ModelStreamInfer, in which every response says whether it is the
+  // last.
   bool in_stream = true;
 };
 
-// Collects new output until a response is taken, so that a slow reader gets
-// fewer and larger responses. Ends samples at stop strings, and leaves the
-// token that ended a sample out of its text and ids.
+// The answer to one request. New output collects until a response is taken, so
+// that a slow reader gets fewer and larger responses. Samples end at stop
+// strings. A token that ended a sample is left out of the sample's text and
+// ids.
 //
 // Threads: one at a time.
 class KserveAnswer {
@@ -44,16 +46,18 @@ class KserveAnswer {
   // Ends every running sample with reason "abort".
   void Stop();
 
-  // Every sample has ended; the engine may stop working on the request.
+  // True if every sample has ended. The engine need not continue the request
+  // then.
   bool finished() const;
-  // There is something to send. An answer in one response waits for its end.
+  // True if there is a response to send. An answer that is not streamed has
+  // none before its end.
   bool HasResponse() const;
   // Returns the next response. Precondition: HasResponse().
   inference::ModelInferResponse Take();
-  // The last response has been taken.
+  // True if the last response has been taken.
   bool complete() const { return complete_; }
 
-  // Bytes that wait to be taken and could be.
+  // Returns the number of output bytes that a call of Take could remove now.
   size_t waiting_bytes() const;
   const KserveRequest& request() const { return request_; }
 
@@ -62,12 +66,14 @@ class KserveAnswer {
     std::unique_ptr<TextStream> text;
     // Empty while the sample runs.
     std::string finish_reason;
-    // A token that may have ended the sample; it is dropped if nothing follows.
+    // The sample's newest token, if it may have ended the sample. Whether it
+    // has is known at the next event: then it is added to the output or
+    // dropped.
     std::optional<int32_t> maybe_last_id;
     kvasir::v1::TokenLogprob maybe_last_logprob;
     double cumulative_logprob = 0;
-    // The fields below collect output since the last response. Take puts the
-    // prompt in front if it is wanted.
+    // The fields below collect output since the last response. A wanted prompt
+    // is not part of new_text; Take adds it.
     std::string new_text;
     std::vector<int32_t> new_ids;
     std::vector<float> new_logprobs;
@@ -82,12 +88,12 @@ class KserveAnswer {
                   Sample* sample);
   void EndSample(const std::string& reason, Sample* sample);
   bool HasNewData(const Sample& sample) const;
-  // Also counts log probabilities and counts, which cause no response of their
-  // own while the request runs.
+  // Returns true if the sample has any new output: data, log probabilities or
+  // counts. While the request runs, only new data causes a response.
   bool HasNewOutputs(const Sample& sample) const;
   inference::ModelInferResponse NewResponse(bool is_final) const;
   void AddVllmOutputs(inference::ModelInferResponse* response) const;
-  // The samples [first, first + count) in one response.
+  // Adds the outputs of the samples [first, first + count) to the response.
   void AddTrtOutputs(size_t first, size_t count,
                      inference::ModelInferResponse* response) const;
   void AddTrtIds(size_t first, size_t count,
@@ -103,11 +109,12 @@ class KserveAnswer {
   bool complete_ = false;
 };
 
-// Returns a response without outputs that ends the request with this id.
+// Returns a response without outputs that is marked as the last of the request
+// with this id.
 inference::ModelInferResponse EmptyFinalResponse(const std::string& model_name,
                                                  const std::string& id);
 
-// The version that every model has for clients.
+// The version of every model, as clients see it.
 inline constexpr char kKserveModelVersion[] = "1";
 
 }  // namespace kvasir::router

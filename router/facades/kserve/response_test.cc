@@ -76,7 +76,7 @@ class KserveResponseTest : public ::testing::Test {
   }
 };
 
-TEST_F(KserveResponseTest, StreamedResponsesMarkTheLast) {
+TEST_F(KserveResponseTest, TheLastStreamedResponseIsMarked) {
   KserveAnswer answer = Answer(Vllm(true));
   EXPECT_FALSE(answer.HasResponse());
   answer.OnTokens(Text("ab"));
@@ -97,7 +97,7 @@ TEST_F(KserveResponseTest, StreamedResponsesMarkTheLast) {
   EXPECT_FALSE(answer.HasResponse());
 }
 
-TEST_F(KserveResponseTest, TokensCollectForASlowReader) {
+TEST_F(KserveResponseTest, TokensForASlowReaderCollectIntoOneResponse) {
   KserveAnswer answer = Answer(Vllm(true));
   answer.OnTokens(Text("a"));
   answer.OnTokens(Text("b"));
@@ -116,7 +116,8 @@ TEST_F(KserveResponseTest, WithoutDataTheLastResponseStillHasItsOutputs) {
   EXPECT_EQ(FinalFlag(last), true);
 }
 
-TEST_F(KserveResponseTest, AnEmptyFinalComesOnlyOnRequestAndOnlyWithoutData) {
+TEST_F(KserveResponseTest,
+       AnEmptyFinalResponseIsSentOnlyOnRequestAndOnlyWithoutData) {
   KserveAnswer nothing_left = Answer(Vllm(true).WantsEmptyFinal());
   nothing_left.OnTokens(Text("a"));
   nothing_left.Take();
@@ -134,7 +135,8 @@ TEST_F(KserveResponseTest, AnEmptyFinalComesOnlyOnRequestAndOnlyWithoutData) {
   EXPECT_TRUE(with_data.complete());
 }
 
-TEST_F(KserveResponseTest, AnEmptyFinalDropsNoWaitingCount) {
+TEST_F(KserveResponseTest,
+       TheLastResponseHasWaitingCountsEvenIfAnEmptyOneIsWanted) {
   KserveAnswer answer =
       Answer(Vllm(true)
                  .Text("sampling_parameters", R"({"logprobs": 0})")
@@ -199,7 +201,8 @@ TEST_F(KserveResponseTest, ThePromptIsHeldOnceForAllSamples) {
               ElementsAre(2, 2));
 }
 
-TEST_F(KserveResponseTest, FoldedAnswerIsOneResponseWithThePrompt) {
+TEST_F(KserveResponseTest,
+       AnAnswerThatIsNotStreamedIsOneResponseWithThePrompt) {
   KserveAnswer answer = Answer(Vllm(false));
   answer.OnTokens(Text("ab"));
   EXPECT_FALSE(answer.HasResponse());
@@ -211,13 +214,13 @@ TEST_F(KserveResponseTest, FoldedAnswerIsOneResponseWithThePrompt) {
   EXPECT_EQ(FinalFlag(response), true);
 }
 
-TEST_F(KserveResponseTest, UnaryAnswersCarryNoStreamFlag) {
+TEST_F(KserveResponseTest, UnaryAnswersDoNotSayWhetherTheyAreFinal) {
   KserveAnswer answer = Answer(Vllm(false), /*in_stream=*/false);
   answer.OnFinish(Finish());
   EXPECT_EQ(FinalFlag(answer.Take()), std::nullopt);
 }
 
-TEST_F(KserveResponseTest, VllmExtrasComeOnRequest) {
+TEST_F(KserveResponseTest, OptionalVllmOutputsAreSentOnlyOnRequest) {
   KserveAnswer answer =
       Answer(Vllm(true)
                  .Text("sampling_parameters", R"({"logprobs": 1})")
@@ -283,8 +286,8 @@ TEST_F(KserveResponseTest, TheTokenThatEndsASampleIsNotText) {
                                    .Bool("return_num_output_tokens", true));
   answer.OnTokens(Text("a."));
   EXPECT_THAT(StringOutput(answer.Take(), "text_output"), ElementsAre("a"));
-  // The token did not end the sample (because of min_tokens, for example), so
-  // it is text.
+  // Another token follows, so the held-back token did not end the sample (for
+  // example because of min_tokens), and it is part of the text.
   answer.OnTokens(Text("b."));
   EXPECT_THAT(StringOutput(answer.Take(), "text_output"), ElementsAre(".b"));
   answer.OnFinish(Finish(kvasir::v1::FINISH_STOP));
@@ -334,7 +337,7 @@ TEST_F(KserveResponseTest, TextIsTheFirstOutput) {
   EXPECT_EQ(response.raw_output_contents_size(), response.outputs_size());
 }
 
-TEST_F(KserveResponseTest, TokenStreamHasBatchShapesAndNoEndToken) {
+TEST_F(KserveResponseTest, StreamedTokenIdsHaveBatchShapesAndNoEndToken) {
   KserveAnswer answer = Answer(Tokens(true).Bool("return_log_probs", true));
   answer.OnTokens(Ids({5, 6}));
   const auto first = answer.Take();
@@ -353,7 +356,8 @@ TEST_F(KserveResponseTest, TokenStreamHasBatchShapesAndNoEndToken) {
   EXPECT_EQ(FinalFlag(last), true);
 }
 
-TEST_F(KserveResponseTest, FoldedTokensBeginWithThePromptUnlessExcluded) {
+TEST_F(KserveResponseTest,
+       TokenIdsInOneResponseBeginWithThePromptUnlessExcluded) {
   KserveAnswer with = Answer(Tokens(false));
   with.OnTokens(Ids({5}));
   with.OnFinish(Finish());
@@ -367,7 +371,7 @@ TEST_F(KserveResponseTest, FoldedTokensBeginWithThePromptUnlessExcluded) {
               ElementsAre(5));
 }
 
-TEST_F(KserveResponseTest, FoldedSamplesArePaddedToOneLength) {
+TEST_F(KserveResponseTest, SamplesInOneResponseArePaddedToTheSameLength) {
   KserveAnswer answer = Answer(Tokens(false)
                                    .Int("num_return_sequences", 2)
                                    .Int("pad_id", 3)
@@ -385,7 +389,7 @@ TEST_F(KserveResponseTest, FoldedSamplesArePaddedToOneLength) {
               ElementsAre(2, 1));
 }
 
-TEST_F(KserveResponseTest, AStoppedRequestEndsWithItsOutput) {
+TEST_F(KserveResponseTest, AStoppedRequestStillSendsItsOutputSoFar) {
   KserveAnswer answer = Answer(Vllm(true).Bool("return_finish_reason", true));
   answer.OnTokens(Text("ab"));
   answer.Stop();
@@ -402,7 +406,7 @@ TEST_F(KserveResponseTest, SamplesThatDoNotExistAreIgnored) {
   EXPECT_FALSE(answer.HasResponse());
 }
 
-TEST_F(KserveResponseTest, AnEmptyFinalHasOnlyIdAndFlag) {
+TEST_F(KserveResponseTest, AnEmptyFinalResponseHasOnlyItsIdAndTheFinalFlag) {
   const auto response = EmptyFinalResponse("tiny", "x");
   EXPECT_EQ(response.id(), "x");
   EXPECT_EQ(FinalFlag(response), true);

@@ -24,7 +24,7 @@ using Json = nlohmann::json;
 constexpr char kEvictionBudget[] = "eviction_budget";
 
 constexpr int kMaxShownBytes = 60;
-// Larger integers are not exact in a double.
+// 2^53: larger integers are not exact in a double.
 constexpr double kMaxExactInteger = 9007199254740992.0;
 
 // No valid object nests deeper. Deeper JSON must not reach a library that
@@ -40,7 +40,8 @@ absl::StatusOr<Json> ParseJsonText(const std::string& text,
   return Json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
-// A value as it appears in an error; prompts never get here.
+// Returns a parameter's value for use in an error text. It never contains a
+// prompt.
 std::string Shown(const Json& value) {
   std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
   if (text.size() > kMaxShownBytes) {
@@ -59,7 +60,7 @@ absl::Status ValueError(const std::string& name, const std::string& want,
 absl::Status NotBuilt(const std::string& name, const std::string& detail = "") {
   return absl::UnimplementedError(absl::StrCat("sampling parameter '", name,
                                                "'", detail.empty() ? "" : " ",
-                                               detail, " is not built"));
+                                               detail, " is not implemented"));
 }
 
 absl::StatusOr<double> AsNumber(const std::string& name, const Json& value) {
@@ -70,15 +71,15 @@ absl::StatusOr<double> AsNumber(const std::string& name, const Json& value) {
              !absl::SimpleAtod(value.get_ref<const std::string&>(), &number)) {
     return ValueError(name, "a number", value);
   }
-  // Also refuses NaN.
+  // This form of the condition also refuses NaN.
   if (!(std::abs(number) <= std::numeric_limits<float>::max())) {
     return ValueError(name, "a finite number", value);
   }
   return number;
 }
 
-// `high` is the wire's limit, not the service's, so the error for a larger
-// number does not mention it.
+// `high` is only the limit of the field that holds the value, so the error for
+// a larger number does not name it as an allowed value.
 absl::StatusOr<int64_t> AsInt(const std::string& name, const Json& value,
                               int64_t low, int64_t high) {
   constexpr char kSmaller[] = "a smaller integer";
@@ -159,7 +160,7 @@ absl::StatusOr<std::vector<std::string>> AsStrings(const std::string& name,
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 
 using Sampling = kvasir::v1::SamplingParams;
-// Applies a parameter's value to the request.
+// A function that sets a parameter in the request.
 using Setter = std::function<absl::Status(
     const std::string& name, const Json& value, KserveRequest* request)>;
 
@@ -213,7 +214,7 @@ absl::Status SetLogitBias(const std::string& name, const Json& value,
                           KserveRequest* request) {
   const Json object = Unquoted(value);
   if (!object.is_object()) {
-    return ValueError(name, "an object of token id to bias", value);
+    return ValueError(name, "an object that maps token ids to biases", value);
   }
   for (const auto& [key, bias] : object.items()) {
     int32_t id = 0;
@@ -229,7 +230,7 @@ absl::Status SetLogitBias(const std::string& name, const Json& value,
 absl::Status SetTopK(const std::string& name, const Json& value,
                      KserveRequest* request) {
   KVASIR_ASSIGN_OR_RETURN(const int64_t k, AsInt(name, value, -1, kMaxInt32));
-  // -1 and 0: all tokens.
+  // vLLM's -1 means all tokens, as 0 does.
   request->sampling.set_top_k(static_cast<int32_t>(k < 0 ? 0 : k));
   return absl::OkStatus();
 }
@@ -253,8 +254,8 @@ absl::Status SetEvictionBudget(const std::string& name, const Json& value,
   if (request->eviction_budget.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("parameter '", name,
-                     "' is in the request and in its sampling: want "
-                     "one of them"));
+                     "' is set twice, as a request parameter and as a sampling "
+                     "parameter: set only one of them"));
   }
   const std::string text =
       value.is_string() ? value.get<std::string>() : Shown(value);
@@ -306,7 +307,8 @@ const std::map<std::string, Setter>& Setters() {
   return setters;
 }
 
-// Known parameters that are not built, with the one value that has no effect.
+// A known parameter that is not implemented, and the only value that is
+// accepted because it has no effect.
 struct NeutralFlag {
   const char* name;
   bool neutral;
@@ -324,7 +326,8 @@ absl::Status CheckNotBuilt(const std::string& name, const Json& value) {
     if (have == flag.neutral) return absl::OkStatus();
     return NotBuilt(name, have ? "true" : "false");
   }
-  // Only beam search reads it.
+  // This parameter only affects beam search, which is not implemented. So only
+  // its type is checked.
   if (name == "length_penalty") return AsNumber(name, value).status();
   return NotBuilt(name);
 }
@@ -332,7 +335,7 @@ absl::Status CheckNotBuilt(const std::string& name, const Json& value) {
 absl::Status ApplyObject(const Json& object, KserveRequest* request) {
   std::optional<int64_t> best_of;
   for (const auto& [name, value] : object.items()) {
-    if (value.is_null()) continue;  // the default
+    if (value.is_null()) continue;  // null means the parameter's default
     if (name == "best_of") {
       KVASIR_ASSIGN_OR_RETURN(best_of, AsInt(name, value, 1, kMaxInt32));
       continue;

@@ -1,5 +1,6 @@
-// vLLM's sampling parameters as a Triton backend receives them: a JSON object,
-// or the request's own parameters, whose values may be numbers or strings.
+// Reads vLLM's sampling parameters in the two forms that Triton's clients use:
+// a JSON object, or the request's own parameters. A value may be a number or a
+// string.
 #pragma once
 
 #include <string>
@@ -12,24 +13,25 @@
 
 namespace kvasir::router {
 
-// Larger objects are refused before they are parsed.
+// The largest JSON text; a larger one is refused before it is parsed.
 inline constexpr size_t kMaxSamplingJsonBytes = 256 << 10;
 
-// Sets the parameters in `json_text` and leaves the rest. INVALID_ARGUMENT for
-// text that is not a JSON object and for values of the wrong kind;
-// UNIMPLEMENTED names a parameter that is unknown or not built.
+// Sets the parameters that `json_text` contains and leaves the others
+// unchanged. Returns INVALID_ARGUMENT if the text is not a JSON object or a
+// value has the wrong type. UNIMPLEMENTED names a parameter that is unknown or
+// not implemented.
 absl::Status ApplySamplingJson(const std::string& json_text,
                                KserveRequest* request);
 
-// The same from the request's parameters, except those that every schema has
-// (IsRequestParameter).
+// Sets the parameters from the request's own parameters in the same way, except
+// those that every schema has (IsRequestParameter).
 absl::Status ApplySamplingParameters(
     const google::protobuf::Map<std::string, inference::InferParameter>&
         parameters,
     KserveRequest* request);
 
-// Reads the request's parameter eviction_budget, in any schema: a number or a
-// string.
+// Reads the request parameter eviction_budget, which all schemas have. Its
+// value is a number or a string.
 absl::Status ApplyEvictionBudget(const inference::InferParameter& parameter,
                                  KserveRequest* request);
 

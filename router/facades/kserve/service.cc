@@ -12,7 +12,7 @@
 namespace kvasir::router {
 namespace {
 
-// NOT_FOUND for an unknown name or version.
+// Returns the model's status; NOT_FOUND for an unknown name or version.
 absl::StatusOr<ModelStatus> FindModel(const RequestRouter& router,
                                       const std::string& name,
                                       const std::string& version) {
@@ -55,7 +55,8 @@ grpc::ServerUnaryReactor* KserveService::ServerReady(
   });
 }
 
-// An unknown model is not ready. That is no error, because clients poll.
+// For an unknown model, the answer is "not ready" and not an error, because
+// clients poll this call until the model is there.
 grpc::ServerUnaryReactor* KserveService::ModelReady(
     grpc::CallbackServerContext* context,
     const inference::ModelReadyRequest* request,
@@ -122,7 +123,7 @@ grpc::ServerUnaryReactor* KserveService::ModelStatistics(
     }
     for (const ModelStatus& model : models) {
       inference::ModelStatistics* statistics = response->add_model_stats();
-      *statistics = backend_->statistics.Of(model.name);
+      *statistics = backend_->statistics.StatisticsOf(model.name);
       statistics->set_name(model.name);
       statistics->set_version(kKserveModelVersion);
     }

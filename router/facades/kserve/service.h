@@ -1,5 +1,6 @@
-// The facade inference.GRPCInferenceService: KServe v2 and Triton's streaming,
-// for existing clients. Reactors only convert and post; KserveStream decides.
+// The facade that serves inference.GRPCInferenceService: the KServe v2 protocol
+// with Triton's extension for streaming, so that existing clients can be used.
+// Reactors only convert messages and post tasks; KserveStream has the logic.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -16,10 +17,11 @@
 
 namespace kvasir::router {
 
+// The service and its facade.
 // Owns: the tokenizer's and the streams' threads.
 // Threads: any thread.
-// Errors: as in the wire protocol; an RPC that is not built answers
-//   UNIMPLEMENTED with its name.
+// Errors: as in the wire protocol. An RPC that is not implemented answers
+// UNIMPLEMENTED; the text contains its name.
 class KserveService final
     : public inference::GRPCInferenceService::CallbackService,
       public Facade {

@@ -1,4 +1,4 @@
-// The service over real gRPC, with a scripted router.
+// Tests of the service over real gRPC, with a scripted router.
 #include "router/facades/kserve/service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -101,7 +101,7 @@ TEST_F(KserveServiceTest, ConfigurationNamesOnlyTensorsOfTheMetadata) {
             grpc::StatusCode::NOT_FOUND);
 }
 
-TEST_F(KserveServiceTest, UnbuiltRpcsReportTheirName) {
+TEST_F(KserveServiceTest, RpcsThatAreNotImplementedAnswerWithTheirName) {
   grpc::ClientContext a, b;
   inference::SystemSharedMemoryRegisterResponse registered;
   const grpc::Status memory =
@@ -167,7 +167,8 @@ TEST_F(KserveServiceTest, StreamsManyRequestsThenHalfCloses) {
   }
   stream->WritesDone();
   std::thread engine([this] {
-    // The tokenizer's threads determine the order of requests at the router.
+    // The requests may reach the router in any order, because several threads
+    // tokenize.
     for (size_t i = 0; i < kRequests; ++i) {
       const auto request = router_.WaitFor(i);
       request->Emit("<" + request->request().client_request_id);
@@ -221,7 +222,8 @@ TEST_F(KserveServiceTest, TenantsDoNotShareTheirPrefixCache) {
 
 TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   grpc::ClientContext early, late;
-  // Without the drain the reads would never return.
+  // Set deadlines, because the reads would never return if the drain failed to
+  // end the streams.
   early.set_deadline(std::chrono::system_clock::now() +
                      std::chrono::seconds(20));
   late.set_deadline(std::chrono::system_clock::now() +
@@ -229,7 +231,7 @@ TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   auto idle = stub_->ModelStreamInfer(&early);
   ASSERT_TRUE(idle->Write(Vllm("a").Build()));
   router_.WaitFor(0)->Complete("x");
-  // The text and its end may come in one message or in two.
+  // The text and the end of the answer may come in one message or in two.
   inference::ModelStreamInferResponse response;
   do {
     ASSERT_TRUE(idle->Read(&response));
@@ -239,8 +241,8 @@ TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   const grpc::Status ended = idle->Finish();
   EXPECT_EQ(ended.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(ended.error_message(), HasSubstr("draining"));
-  // Its next stream is served like any call on an old connection, because the
-  // client may not have seen the GOAWAY.
+  // A stream that the client opens next on the old connection is served,
+  // because the client may not have seen the GOAWAY yet.
   grpc::ClientContext meanwhile;
   auto next = stub_->ModelStreamInfer(&meanwhile);
   ASSERT_TRUE(next->Write(Vllm("b").Build()));
@@ -278,7 +280,7 @@ TEST_F(KserveServiceTest, GrpcErrorHeaderEndsTheStreamWithTheStatus) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
-TEST_F(KserveServiceTest, AReaderThatNeverReadsIsReset) {
+TEST_F(KserveServiceTest, TheCallOfAClientThatNeverReadsIsReset) {
   grpc::ClientContext context;
   auto stream = stub_->ModelStreamInfer(&context);
   ASSERT_TRUE(stream->Write(Vllm("a").Build()));
@@ -306,13 +308,14 @@ TEST_F(KserveServiceTest, AServerShutdownCancelsRunningRequests) {
   server_->Shutdown(absl::Now());
   EXPECT_FALSE(stream->Finish().ok());
   WaitUntilCancelled(*request);
-  // The engine's last event comes after the call has ended.
+  // Send an event of the engine after the call has ended.
   request->Emit("late");
   request->Done(absl::CancelledError(""));
 }
 
-// Clients with all kinds of behaviour at once; nothing may be left afterwards.
-TEST_F(KserveServiceTest, StreamsCancelledInAnyStateLeaveNothing) {
+// Runs many clients that behave in different ways at the same time. No request
+// may be left afterwards.
+TEST_F(KserveServiceTest, StreamsCancelledInAnyStateLeaveNoRequests) {
   std::atomic<bool> stop{false};
   std::thread engine([this, &stop] {
     for (size_t i = 0; !stop; ++i) {

@@ -18,10 +18,11 @@ ModelStreamInferResponse Wrap(inference::ModelInferResponse response) {
   return wrapped;
 }
 
-// Like a status, which travels in trailing metadata (base/net/grpc_status.h).
+// The limit of an error text, the same as for a call's status
+// (base/net/grpc_status.h).
 constexpr size_t kMaxErrorTextBytes = 1024;
 
-// Returns whether the message is a stop. Reads nothing else of it.
+// Returns whether the message is a stop request. Reads only the tensor `stop`.
 bool SaysStop(const inference::ModelInferRequest& message) {
   for (int i = 0; i < message.inputs_size(); ++i) {
     const auto& input = message.inputs(i);
@@ -116,9 +117,11 @@ void KserveStream::CountRefused(const inference::ModelInferRequest& message,
                                 const absl::Status& status, absl::Time start) {
   backend_->router->LogRefused(
       Describe(caller, message.model_name(), message.id()), status);
-  // A caller without access or quota is no failure of the model.
+  // Do not count refusals of the caller or by its quota: they are not failures
+  // of the model.
   if (!RefusalReasonOf(status).empty()) return;
-  // Statistics are kept by model, so unknown names must not add entries.
+  // There is an entry in the statistics for each model. An unknown name must
+  // not add one.
   if (!backend_->router->Model(message.model_name()).ok()) return;
   Request refused;
   refused.model = message.model_name();
@@ -132,9 +135,10 @@ CanonicalRequest KserveStream::Describe(const Caller& caller,
   return DescribeRequest(call_, caller, backend_->facade, model, id);
 }
 
-// A stop finds requests of the same tenant and the same address, which a proxy
-// may share among tenants. The port does not matter: after the
-// server has closed a connection, its client calls from another port.
+// A stop request may end requests of the same tenant from the same IP address;
+// the address by itself does not identify a tenant, because clients of several
+// tenants may use the same proxy. The port is left out: after the server has
+// closed a connection, the client connects from another port.
 std::string KserveStream::StopScope(const Caller& caller) const {
   return absl::StrCat(caller.tenant, " ",
                       call_.peer.substr(0, call_.peer.rfind(':')));
@@ -143,8 +147,9 @@ std::string KserveStream::StopScope(const Caller& caller) const {
 absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
                                  const ArrivedMessage& arrived) {
   KVASIR_RETURN_IF_ERROR(arrived.bytes.status());
-  // Released if the request is refused below. A stop needs no place: a caller
-  // over its quota may end the request that holds it.
+  // The request's place in the tenant's quota. It is left if the request is
+  // refused below. A stop request needs no place, so that a caller that has
+  // used up its quota can end one of its requests.
   std::shared_ptr<RequestPlace> place;
   if (!SaysStop(message)) {
     KVASIR_ASSIGN_OR_RETURN(place, Enter(arrived.caller));
@@ -222,8 +227,8 @@ absl::Status KserveStream::BeginGeneration(
     backend_->running_ids.Add(StopScope(entry.caller), request.id,
                               weak_from_this(), number);
   }
-  // Even a request that is gone waits for its turn here, with its bytes and in
-  // its place.
+  // The tokenizer's task holds the request's bytes and its place in the quota
+  // until it has run, even if the request has been cancelled.
   auto prepare = [self = shared_from_this(), number, codec,
                   bytes = *arrived.bytes, place = entry.place,
                   request = std::move(request),
@@ -248,7 +253,7 @@ absl::Status KserveStream::BeginGeneration(
 void KserveStream::HandlePrepared(uint64_t number,
                                   absl::StatusOr<PreparedRequest> prepared) {
   const auto it = requests_.find(number);
-  if (it == requests_.end()) return;  // stopped meanwhile
+  if (it == requests_.end()) return;  // stopped while the tokenizer worked
   if (!prepared.ok()) {
     backend_->router->LogRefused(
         Describe(it->second.caller, it->second.model, it->second.id),
@@ -258,7 +263,8 @@ void KserveStream::HandlePrepared(uint64_t number,
   }
   const absl::Status status = Submit(number, *std::move(prepared));
   if (status.ok()) return;
-  // The router may keep its relay, which holds the place, a little longer.
+  // Leave now: the relay also holds the place, and the router may keep the
+  // relay a little longer.
   LeavePlace(it->second);
   Fail(number, status);
 }
@@ -280,7 +286,7 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
     request.bytes->Grow(request.prompt.bytes().size());
   }
   request.queue_timeout = prepared.queue_timeout;
-  // Set before Submit, because the engine's time may begin before it returns.
+  // Measured before Submit, because the engine may begin before Submit returns.
   entry.input = backend_->clock->Now() - entry.start;
   KVASIR_ASSIGN_OR_RETURN(
       entry.handle,
@@ -295,7 +301,8 @@ void KserveStream::HandleTokens(
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;
   it->second.answer->OnTokens(tokens);
-  // The answer needs no more tokens, so the engine may stop.
+  // The answer needs no more tokens, because stop strings have ended all
+  // samples.
   if (it->second.answer->finished()) {
     it->second.handle->Cancel(CancelReason::kStopString);
     LeavePlace(it->second);
@@ -312,7 +319,8 @@ void KserveStream::HandleFinish(
       absl::Microseconds(finish.prefill_us() + finish.decode_us());
   ++it->second.num_engine_finishes;
   it->second.answer->OnFinish(finish);
-  // Leave before the client receives the end and sends its next request.
+  // Leave now, because the client may send its next request as soon as it has
+  // received the end of this one.
   if (it->second.answer->finished()) LeavePlace(it->second);
   Changed(it);
 }
@@ -320,10 +328,13 @@ void KserveStream::HandleFinish(
 void KserveStream::HandleDone(uint64_t number, const absl::Status& status) {
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;
-  if (it->second.answer->finished()) return;  // the rest waits to be written
-  Fail(number, !status.ok() ? status
-                            : absl::InternalError(
-                                  "the request ended without its samples"));
+  // Its last responses wait to be written.
+  if (it->second.answer->finished()) return;
+  Fail(number,
+       !status.ok()
+           ? status
+           : absl::InternalError(
+                 "the request ended before all its samples were finished"));
 }
 
 void KserveStream::StopById(const KserveRequest& request,
@@ -349,7 +360,8 @@ void KserveStream::StopNumber(uint64_t number) {
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;
   Request& entry = it->second;
-  // Its last responses come before the answer to the stop.
+  // The stopped request's last responses must come before the answer to the
+  // stop request.
   if (entry.answer == nullptr) {
     direct_.push_back(Wrap(EmptyFinalResponse(entry.model, entry.id)));
     direct_bytes_ += direct_.back().ByteSizeLong();
@@ -380,7 +392,7 @@ void KserveStream::AnswerError(const std::string& model, const std::string& id,
     return;
   }
   ModelStreamInferResponse response = Wrap(EmptyFinalResponse(model, id));
-  // There is no field for the code.
+  // The message has no field for the status code, so the text begins with it.
   response.set_error_message(
       absl::StrCat(absl::StatusCodeToString(status.code()), ": ",
                    status.message().substr(0, kMaxErrorTextBytes)));
@@ -395,7 +407,8 @@ void KserveStream::Record(const Request& request, bool ok) {
   outcome.ok = ok;
   outcome.end = backend_->clock->Now();
   outcome.total = outcome.end - request.start;
-  // A request that was stopped earlier got no further.
+  // A request that ended before it was submitted has spent all its time on
+  // input.
   outcome.input = request.handle == nullptr ? outcome.total : request.input;
   outcome.queue = request.queue;
   outcome.compute = request.compute;
@@ -429,7 +442,8 @@ void KserveStream::Changed(Requests::iterator it) {
     ready_.erase(it->first);
   }
   pump_.PumpSoon();
-  // All waiting output of one streamed answer becomes one response.
+  // All waiting output of a streamed answer goes into one response, so it must
+  // fit into one.
   pump_.CheckWaiting(waiting, backend_->limits.max_response_bytes);
   CheckWaitingBytes();
 }
@@ -490,7 +504,8 @@ std::optional<ModelStreamInferResponse> KserveStream::NextResponse() {
   if (!entry.answer->HasResponse()) ready_.erase(last_served_);
   if (entry.answer->complete()) {
     Record(entry, true);
-    // If the engine still works, a stop string has ended the answer early.
+    // If the engine still works on the request, a stop string has ended the
+    // answer.
     Remove(it, CancelReason::kStopString);
   }
   return response;

@@ -1,5 +1,6 @@
-// One call of ModelStreamInfer (or ModelInfer, as a stream of one request):
-// which requests run, what is written, and how the call ends. No gRPC.
+// The logic of one call of ModelStreamInfer (or of ModelInfer, which is a
+// stream of one request): which requests run, what is written, and how the call
+// ends. Uses no gRPC.
 #pragma once
 
 #include <cstdint>
@@ -27,33 +28,35 @@
 
 namespace kvasir::router {
 
-// The transport's side of a call that also reads.
+// The transport's side of a call: a CallWriter that can also read.
 class KserveStreamSink
     : public CallWriter<inference::ModelStreamInferResponse> {
  public:
-  // Reads the next request; the transport calls OnRead, OnHalfClose or
-  // OnCancelled after it.
+  // Reads the next request. The transport then calls OnRead, OnHalfClose or
+  // OnCancelled.
   virtual void Read() = 0;
 };
 
 struct KserveCall : CallIdentity {
-  // Each request gets one response, and its error ends the call.
+  // True for ModelInfer: the request gets a single response, and an error ends
+  // the call.
   bool unary = false;
-  // The client wants errors as the call's status (header triton_grpc_error).
+  // True: the client wants an error as the call's status (it has sent the
+  // header triton_grpc_error).
   bool errors_end_call = false;
 };
 
-// Requests of one stream run concurrently, distinguished by their ids. A
+// One call. Its requests run concurrently and are identified by their ids. A
 // request with the id of a running one is refused (ALREADY_EXISTS), except for
-// empty ids. After a half-close, running requests are answered and the call
-// ends with OK. A reset or deadline cancels them. A `stop` request ends the
-// running request with its id, which then gets its last response; the stop
-// itself is answered by one response without outputs.
-//
-// While a write is outstanding, tokens collect in their answers. If too many
+// empty ids. After a half-close, running requests are answered, and then the
+// call ends with OK. A reset of the call or its deadline cancels them. A `stop`
+// request ends the running request with the same id, which then gets its last
+// response; the stop request itself is answered by a response without outputs.
+// While a write is outstanding, tokens collect in the answers. If too many
 // bytes of streamed answers wait, the requests are cancelled and the call is
-// reset. Answers in one response do not count: each comes whole, however fast
-// the client reads, and there are at most max_requests_per_stream.
+// reset. Answers that are a single response do not count: such an answer has to
+// wait for its end however fast the client reads, and there are at most
+// max_requests_per_stream of them.
 //
 // Threads: the On... methods may be called from any thread and only post;
 //   everything else runs on the strand.
@@ -62,7 +65,7 @@ class KserveStream final
       public std::enable_shared_from_this<KserveStream>,
       private ResponseSource<inference::ModelStreamInferResponse> {
  public:
-  // `sink` must live until End.
+  // `sink` must exist until its End is called.
   KserveStream(std::shared_ptr<KserveBackend> backend, KserveCall call,
                std::shared_ptr<TaskRunner> strand, KserveStreamSink* sink);
 
@@ -70,12 +73,13 @@ class KserveStream final
   void OnHalfClose();
   void OnWritten(bool ok);
   void OnCancelled();
-  // The caller is refused: ends the call with `status` without reading.
+  // Call if the caller is refused: ends the call with `status` and reads
+  // nothing.
   void OnRefused(const absl::Status& status);
-  // The server is draining: the call ends with UNAVAILABLE once no request
-  // runs, and no new one begins.
+  // Call when the server drains: no new request begins, and the call ends with
+  // UNAVAILABLE as soon as none runs.
   void OnDrain();
-  // A stop request that came in another call.
+  // Ends a request of this call; the stop request came in another call.
   void OnStop(uint64_t number) override;
 
  private:
@@ -87,17 +91,17 @@ class KserveStream final
     absl::Time start;
     // Null until the prompt is tokenized.
     std::unique_ptr<KserveAnswer> answer;
-    // Null until it is submitted.
+    // Null until the request is submitted.
     std::shared_ptr<RequestHandle> handle;
     uint32_t num_samples = 0;
     uint32_t num_engine_finishes = 0;
     size_t waiting_bytes = 0;
     std::shared_ptr<ByteShare> bytes;
-    // The place in its tenant's quota; null: none. The request's relay holds it
-    // as well and leaves it when the engine ends; before that, the tokenizer's
-    // task holds it.
+    // The request's place in its tenant's quota; null if it has none. The
+    // tokenizer's task also holds it until it has run, and then the relay,
+    // which leaves it when the engine ends the request.
     std::shared_ptr<RequestPlace> place;
-    // Time until the request was submitted.
+    // The time from the request's arrival until it was submitted.
     absl::Duration input;
     absl::Duration queue;
     absl::Duration compute;
@@ -111,19 +115,19 @@ class KserveStream final
                   ArrivedMessage arrived);
   absl::Status Begin(const inference::ModelInferRequest& message,
                      const ArrivedMessage& arrived);
-  // Logs and counts a message that was refused before it became a request of
+  // Logs and counts a message that is refused before it becomes a request of
   // this stream.
   void CountRefused(const inference::ModelInferRequest& message,
                     const Caller& caller, const absl::Status& status,
                     absl::Time start);
   CanonicalRequest Describe(const Caller& caller, const std::string& model,
                             const std::string& id) const;
-  // The scope of `caller`'s requests that a stop may end.
+  // Returns the scope in RunningIds of requests that `caller` may stop.
   std::string StopScope(const Caller& caller) const;
   absl::Status BeginGeneration(KserveRequest request,
                                const ArrivedMessage& arrived,
                                std::shared_ptr<RequestPlace> place);
-  // Enters the tenant's quota for a request that is to run.
+  // Takes a place in the tenant's quota for a request.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
       const Caller& caller) const;
   absl::Status CheckId(const KserveRequest& request) const;
@@ -138,20 +142,21 @@ class KserveStream final
                     const kvasir::v1::GenerateEvent::Finish& finish);
   void HandleDone(uint64_t number, const absl::Status& status);
 
-  // Answers that the request failed, and removes it.
+  // Answers the request with an error and removes it.
   void Fail(uint64_t number, const absl::Status& status);
   void AnswerError(const std::string& model, const std::string& id,
                    const absl::Status& status);
-  // Updates the state after an answer has changed, and writes.
+  // Call after an answer has changed: updates the counts of waiting output, and
+  // writes.
   void Changed(Requests::iterator it);
   // Removes a request, and cancels it if the engine still works on it.
   void Remove(Requests::iterator it, CancelReason reason);
-  // The request no longer runs.
+  // The request no longer runs, so it leaves its place in the tenant's quota.
   static void LeavePlace(const Request& entry);
   void Record(const Request& request, bool ok);
-  // Counts an answer's waiting bytes, against a slow reader.
+  // Updates the count of bytes that wait because the client reads slowly.
   void CountWaiting(Request* entry);
-  // Ends the call if too many bytes wait for its reader.
+  // Ends the call if too many bytes wait because the client does not read them.
   void CheckWaitingBytes();
 
   std::optional<inference::ModelStreamInferResponse> NextResponse() override;
@@ -164,14 +169,15 @@ class KserveStream final
   const std::shared_ptr<TaskRunner> strand_;
   KserveStreamSink* const sink_;
 
-  // Strand only.
+  // The members below are used only on the strand.
   ResponsePump<inference::ModelStreamInferResponse> pump_;
   Requests requests_;
   std::map<std::string, uint64_t> numbers_by_id_;
-  // Requests with a response to send, served in turn.
+  // The requests that have a response to send. They are served in turn.
   std::set<uint64_t> ready_;
   uint64_t last_served_ = 0;
-  // Responses that belong to no running request: errors, and answers to stops.
+  // Responses that belong to no running request: errors, and answers to stop
+  // requests.
   std::deque<inference::ModelStreamInferResponse> direct_;
   size_t direct_bytes_ = 0;
   size_t answer_bytes_ = 0;

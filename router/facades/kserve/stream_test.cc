@@ -28,7 +28,8 @@ class FakeSink final
   int reads = 0;
 };
 
-// One call on one thread: tasks run when the test says so.
+// Test fixture for a call, on one thread. The test decides when posted tasks
+// run and when writes complete.
 class KserveStreamTest : public ::testing::Test {
  protected:
   void Start(KserveCall call = {}) {
@@ -39,7 +40,8 @@ class KserveStreamTest : public ::testing::Test {
     stream_ = std::make_shared<KserveStream>(backend_, std::move(call), strand_,
                                              &sink_);
   }
-  // Ends what still runs: the fake router keeps its sinks.
+  // Ends requests that still run, because the fake router holds their sinks,
+  // which hold the calls.
   void TearDown() override {
     if (stream_ == nullptr) return;
     stream_->OnCancelled();
@@ -51,12 +53,12 @@ class KserveStreamTest : public ::testing::Test {
     }
     EXPECT_TRUE(sink_.end.has_value());
   }
-  // Runs everything that needs no write to complete.
+  // Runs all tasks that can run before a write completes.
   void Run() {
     while (strand_->RunOne() || tokenizer_->RunOne()) {
     }
   }
-  // Completes writes until nothing is left.
+  // Runs tasks and completes writes until none is left.
   void RunWrites() {
     Run();
     while (sink_.writing) {
@@ -85,8 +87,8 @@ class KserveStreamTest : public ::testing::Test {
     EXPECT_GT(router_.num_requests(), index);
     return router_.WaitFor(index);
   }
-  // Returns "id:text" of every written response, "!" for an error, "$" for the
-  // last.
+  // Returns "id:text" for every written response; "!" marks an error and "$"
+  // the last response of a request.
   std::vector<std::string> Written() const {
     std::vector<std::string> lines;
     for (const auto& response : sink_.writes) {
@@ -139,7 +141,7 @@ TEST_F(KserveStreamTest, ARequestReachesTheRouterAndItsTokensTheClient) {
   EXPECT_FALSE(sink_.end.has_value());
 }
 
-TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeAnythingIsAllocatedByIt) {
+TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeMemoryForSamplesIsAllocated) {
   Start();
   Send(Vllm("a").Text("sampling_parameters", R"({"n": 2000000000})"));
   RunWrites();
@@ -156,7 +158,8 @@ TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeAnythingIsAllocatedByIt) {
 
 TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
   Start();
-  // 1677721600 tokens x 128 x 80 x 2^31 bytes are a multiple of 2^64.
+  // 1677721600 tokens * 128 samples * 80 bytes * 2^31 candidates is a multiple
+  // of 2^64 and would overflow to 0.
   Send(InferRequestBuilder("tiny", "a")
            .Text("text_input", "hi")
            .Bool("return_logprobs", true)
@@ -167,7 +170,8 @@ TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-// Six hundred prompts of a megabyte at once took a gigabyte.
+// Regression test: six hundred concurrent prompts of a megabyte took a gigabyte
+// of memory.
 TEST_F(KserveStreamTest, RequestsTakeTheirBytesFromOneBudget) {
   backend_->budget = std::make_shared<ByteBudget>(3000);
   Start();
@@ -175,17 +179,17 @@ TEST_F(KserveStreamTest, RequestsTakeTheirBytesFromOneBudget) {
   const size_t bytes = 2 * large.Build().ByteSizeLong();
   stream_->OnRead(
       std::make_shared<inference::ModelInferRequest>(large.Build()));
-  // Counted before anything reads it.
+  // The bytes are counted before the message is read.
   EXPECT_EQ(backend_->budget->used_bytes(), bytes);
   Run();
-  // A token a byte.
+  // Every byte of the prompt is a token, which takes 4 bytes.
   EXPECT_EQ(backend_->budget->used_bytes(), bytes + 4 * 1000);
   Send(Vllm("b"));
   RunWrites();
   EXPECT_EQ(router_.num_requests(), 1u);
   EXPECT_THAT(LastError(), AllOf(HasSubstr("RESOURCE_EXHAUSTED"),
                                  HasSubstr("bytes of 3000")));
-  // Output counts while it waits for the client.
+  // Output counts as long as it waits for the client.
   Engine(0)->Emit("xyz");
   Run();
   Engine(0)->Emit("xyz");
@@ -257,12 +261,13 @@ TEST_F(KserveStreamTest, RequestsRunConcurrentlyAndTakeTurns) {
   Send(Vllm("a"));
   Send(Vllm("b"));
   Engine(0)->Emit("1");
-  Run();  // written, outstanding
+  Run();  // the transport has the response and the write is outstanding
   Engine(0)->Emit("2");
   Engine(0)->Emit("3");
   Engine(1)->Emit("4");
   RunWrites();
-  // The tokens of `a` that came during one write are in one response.
+  // The tokens of request `a` that came during a write are together in one
+  // response.
   EXPECT_THAT(Written(), ElementsAre("a:1", "b:4", "a:23"));
 }
 
@@ -283,13 +288,13 @@ TEST_F(KserveStreamTest, AResetCancelsEveryRequest) {
   stream_->OnWritten(false);
   Run();
   EXPECT_EQ(sink_.end->code(), absl::StatusCode::kCancelled);
-  // Late events have no effect.
+  // Events that come after the end have no effect.
   Engine(0)->Emit("y");
   Engine(0)->Done(absl::CancelledError(""));
   Run();
 }
 
-TEST_F(KserveStreamTest, ErrorsStayInsideTheStream) {
+TEST_F(KserveStreamTest, AnErrorOfOneRequestDoesNotEndTheStream) {
   Start();
   Send(InferRequestBuilder("tiny", "bad"));
   Send(InferRequestBuilder("other", "who").Text("text_input", "x"));
@@ -325,7 +330,7 @@ TEST_F(KserveStreamTest, RefusalsOfRouterAndEngineReachTheClient) {
   Engine(0)->Done(absl::UnavailableError("draining"));
   RunWrites();
   EXPECT_EQ(LastError(), "UNAVAILABLE: draining");
-  // The id is free again.
+  // The id may be used again.
   Send(Vllm("b"));
   EXPECT_EQ(router_.num_requests(), 2u);
 }
@@ -341,7 +346,7 @@ TEST_F(KserveStreamTest, IdsAreUniqueAmongRunningRequestsUnlessEmpty) {
   EXPECT_EQ(router_.num_requests(), 3u);
 }
 
-TEST_F(KserveStreamTest, AStopEndsTheRequestWithItsOutput) {
+TEST_F(KserveStreamTest, AStopEndsTheRequestAndItsOutputSoFarIsSent) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -356,7 +361,7 @@ TEST_F(KserveStreamTest, AStopEndsTheRequestWithItsOutput) {
   EXPECT_FALSE(Engine(1)->cancelled());
 }
 
-TEST_F(KserveStreamTest, AStopWithoutARequestIsAnswered) {
+TEST_F(KserveStreamTest, AStopForAnIdWithoutARunningRequestIsAnswered) {
   Start();
   Send(StopRequest("gone"));
   Send(StopRequest(""));
@@ -379,7 +384,8 @@ TEST_F(KserveStreamTest, AStopDuringTokenizingPreventsTheRequest) {
   EXPECT_THAT(Written(), ElementsAre("a:$", "a:$"));
 }
 
-// The server closes old connections, so the next call comes on another one.
+// The server closes old connections, so the client's next call may come from
+// another port.
 TEST_F(KserveStreamTest, AStopFindsARequestOfAnotherCallFromTheSameAddress) {
   KserveCall call;
   call.peer = "ipv4:1.2.3.4:5";
@@ -502,7 +508,7 @@ TEST_F(KserveStreamTest, WaitingOutputOfOneAnswerFitsOneResponse) {
   EXPECT_TRUE(sink_.was_reset);
 }
 
-TEST_F(KserveStreamTest, TakenBytesNoLongerCount) {
+TEST_F(KserveStreamTest, BytesOfTakenResponsesNoLongerCount) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   Start();
   Send(Vllm("a"));
@@ -527,7 +533,7 @@ TEST_F(KserveStreamTest, RequestsPerStreamAreLimited) {
   EXPECT_EQ(router_.num_requests(), 2u);
 }
 
-TEST_F(KserveStreamTest, FullTokenizerQueueRefuses) {
+TEST_F(KserveStreamTest, ARequestIsRefusedIfTheTokenizersQueueIsFull) {
   tokenizer_->max_queued = 0;
   Start();
   Send(Vllm("a"));
@@ -577,7 +583,7 @@ TEST_F(KserveStreamTest, OtherModelVersionsDoNotExist) {
   EXPECT_THAT(LastError(), StartsWith("NOT_FOUND: "));
 }
 
-TEST_F(KserveStreamTest, FoldedLogprobsThatDoNotFitAreRefused) {
+TEST_F(KserveStreamTest, LogprobsThatDoNotFitIntoOneResponseAreRefused) {
   Start();
   InferRequestBuilder builder("tiny", "a");
   Send(builder.Text("text_input", "hi")
@@ -588,7 +594,8 @@ TEST_F(KserveStreamTest, FoldedLogprobsThatDoNotFitAreRefused) {
   EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
 }
 
-TEST_F(KserveStreamTest, FoldedLogprobsOfALongContextModelNeedNoMaxTokens) {
+TEST_F(KserveStreamTest,
+       LogprobsInOneResponseOfALongContextModelNeedNoMaxTokens) {
   router_.SetMaxModelLen(1 << 20);
   backend_->limits.default_max_tokens = 1000;
   Start();
@@ -603,7 +610,7 @@ TEST_F(KserveStreamTest, FoldedLogprobsOfALongContextModelNeedNoMaxTokens) {
   Send(with("b", R"({"logprobs": 20, "n": 100})"));
   RunWrites();
   EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
-  // More is requested than the length leaves.
+  // The request asks for more tokens than fit after the prompt.
   router_.SetMaxModelLen(1024);
   Send(with("c", R"({"logprobs": 1, "max_tokens": 1000000})"));
   EXPECT_EQ(router_.num_requests(), 2u);
@@ -638,9 +645,15 @@ TEST_F(KserveStreamTest, EveryRefusalOfTheFacadeIsLoggedAndCountedOnce) {
   }
   EXPECT_THAT(ids, ElementsAre("bad-tensors", "unknown", "twice", "bad-text",
                                "full", "no-tokenizer"));
-  EXPECT_EQ(backend_->statistics.Of("tiny").inference_stats().fail().count(),
+  EXPECT_EQ(backend_->statistics.StatisticsOf("tiny")
+                .inference_stats()
+                .fail()
+                .count(),
             5u);
-  EXPECT_EQ(backend_->statistics.Of("other").inference_stats().fail().count(),
+  EXPECT_EQ(backend_->statistics.StatisticsOf("other")
+                .inference_stats()
+                .fail()
+                .count(),
             0u);
 }
 
@@ -698,7 +711,7 @@ TEST_F(KserveStreamTest, StatisticsCountEndedRequests) {
   Send(Vllm("b"));
   Engine(1)->Done(absl::UnavailableError(""));
   RunWrites();
-  const auto statistics = backend_->statistics.Of("tiny");
+  const auto statistics = backend_->statistics.StatisticsOf("tiny");
   EXPECT_EQ(statistics.inference_count(), 1u);
   EXPECT_EQ(statistics.inference_stats().success().count(), 1u);
   EXPECT_EQ(statistics.inference_stats().fail().count(), 1u);
@@ -713,10 +726,11 @@ TEST(KserveStatisticsTest, ComputeCountsAreEqualAndTheirTimesAddUp) {
   outcome.queue = absl::Milliseconds(20);
   outcome.compute = absl::Milliseconds(60);
   statistics.Record("m", outcome);
-  // The engine's clock may differ from ours.
+  // The engine's clock may run differently, so the times may exceed the total.
   outcome.compute = absl::Milliseconds(110);
   statistics.Record("m", outcome);
-  const inference::InferStatistics stats = statistics.Of("m").inference_stats();
+  const inference::InferStatistics stats =
+      statistics.StatisticsOf("m").inference_stats();
   EXPECT_EQ(stats.compute_input().count(), 2u);
   EXPECT_EQ(stats.compute_infer().count(), 2u);
   EXPECT_EQ(stats.compute_output().count(), 2u);
@@ -725,7 +739,8 @@ TEST(KserveStatisticsTest, ComputeCountsAreEqualAndTheirTimesAddUp) {
   EXPECT_EQ(stats.compute_output().ns(), 15'000'000u);
 }
 
-// A tenant with two concurrent requests.
+// Test fixture: callers belong to a tenant whose quota is two concurrent
+// requests.
 class KserveQuotaTest : public KserveStreamTest {
  protected:
   void StartRed() {
@@ -749,8 +764,8 @@ TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesFurtherOnes) {
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED: tenant 'red' runs "
                                       "2 requests, its quota's"));
   EXPECT_EQ(Running(), 2);
-  // A stop is not a request: otherwise the caller could not end what holds its
-  // quota.
+  // A stop request needs no quota: otherwise the caller could not end the
+  // requests that use it up.
   Send(StopRequest("a"));
   RunWrites();
   EXPECT_TRUE(Engine(0)->cancelled());
@@ -766,7 +781,7 @@ TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesFurtherOnes) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(KserveQuotaTest, EveryRefusalLeavesItsPlace) {
+TEST_F(KserveQuotaTest, ARefusedRequestNoLongerCountsInTheQuota) {
   StartRed();
   tokenizer_->max_queued = 1;
   Send(InferRequestBuilder("other", "unknown").Text("text_input", "x"));
@@ -781,7 +796,8 @@ TEST_F(KserveQuotaTest, EveryRefusalLeavesItsPlace) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(KserveQuotaTest, AResetLeavesPlacesWhenTheEngineEnds) {
+TEST_F(KserveQuotaTest,
+       RequestsOfAResetStreamCountInTheQuotaUntilTheEngineEnds) {
   StartRed();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -793,7 +809,8 @@ TEST_F(KserveQuotaTest, AResetLeavesPlacesWhenTheEngineEnds) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(KserveQuotaTest, ARequestThatEndsBeforeItIsTokenizedStaysInItsQuota) {
+TEST_F(KserveQuotaTest,
+       ARequestThatEndsBeforeItIsTokenizedStillCountsInTheQuota) {
   StartRed();
   tokenizer_->paused = true;
   Send(Vllm("a"));
@@ -815,7 +832,7 @@ TEST_F(KserveQuotaTest, ARequestThatEndsBeforeItIsTokenizedStaysInItsQuota) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-TEST_F(KserveQuotaTest, ASlowReaderLeavesItsPlaceWhenTheEngineEnds) {
+TEST_F(KserveQuotaTest, ASlowReadersRequestCountsInTheQuotaUntilTheEngineEnds) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   StartRed();
   Send(Vllm("a"));
@@ -828,7 +845,8 @@ TEST_F(KserveQuotaTest, ASlowReaderLeavesItsPlaceWhenTheEngineEnds) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(KserveQuotaTest, AnAnswerInOneResponseLeavesItsPlaceWithItsLastSample) {
+TEST_F(KserveQuotaTest,
+       ARequestForOneResponseCountsInTheQuotaUntilItsLastSampleEnds) {
   backend_->callers =
       CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 1})"));
   KserveCall call;
@@ -847,12 +865,13 @@ TEST_F(KserveQuotaTest, ARequestOverTheQuotaIsRefusedBeforeItsTensorsAreRead) {
   StartRed();
   Send(Vllm("a"));
   Send(Vllm("b"));
-  // Its tensors are invalid, but they are not read.
+  // The tensors of this request are invalid, but they are not read.
   InferRequestBuilder senseless("tiny", "c");
   Send(senseless.Bool("text_input", true));
   RunWrites();
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
-  // A message that says it is not a stop does not pass the quota.
+  // A message whose tensor `stop` is false is not a stop request, so the quota
+  // refuses it.
   Send(InferRequestBuilder("tiny", "d")
            .Bool("text_input", true)
            .Bool("stop", false));
@@ -877,7 +896,7 @@ TEST_F(KserveQuotaTest, ARequestOverTheQuotaIsRefusedBeforeItsTensorsAreRead) {
   EXPECT_EQ(Running(), 2);
 }
 
-TEST_F(KserveQuotaTest, AnUnknownCallerIsNoFailureOfTheModel) {
+TEST_F(KserveQuotaTest, ARefusedUnknownCallerDoesNotCountAsAFailureOfTheModel) {
   StartRed();
   backend_->callers = CallersOf(TenantEntry("blue"));
   Send(Vllm("a"));
@@ -896,10 +915,13 @@ TEST_F(KserveQuotaTest, AnUnknownCallerIsNoFailureOfTheModel) {
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
   EXPECT_EQ(router_.refused().size(), 3u);
   const auto fails = [this] {
-    return backend_->statistics.Of("tiny").inference_stats().fail().count();
+    return backend_->statistics.StatisticsOf("tiny")
+        .inference_stats()
+        .fail()
+        .count();
   };
   EXPECT_EQ(fails(), 0u);
-  // An invalid request counts as a failure, as in Triton.
+  // An invalid request counts as a failure of the model, as in Triton.
   backend_->callers = CallersOf(TenantEntry("red"));
   Send(InferRequestBuilder("tiny", "e").Bool("text_input", true));
   EXPECT_EQ(fails(), 1u);

@@ -14,7 +14,8 @@ namespace {
 
 using Input = inference::ModelInferRequest::InferInputTensor;
 
-// Far above any prompt, and far below what overflows a byte count.
+// The largest number of elements: far larger than any prompt, and so small that
+// a number of bytes cannot overflow.
 constexpr int64_t kMaxElements = int64_t{1} << 30;
 constexpr size_t kBytesLengthPrefix = 4;
 
@@ -23,7 +24,8 @@ absl::Status TensorError(const Input& input, const std::string& what) {
       absl::StrCat("tensor '", input.name(), "': ", what));
 }
 
-// Bytes of one element; 0 for BYTES; nullopt for an unsupported datatype.
+// Returns the size of an element in bytes: 0 for BYTES, whose size varies;
+// nullopt for an unsupported datatype.
 std::optional<size_t> ElementBytes(const std::string& datatype) {
   if (datatype == "BOOL" || datatype == "INT8" || datatype == "UINT8") return 1;
   if (datatype == "INT16" || datatype == "UINT16") return 2;
@@ -56,7 +58,7 @@ bool IsInteger(const std::string& datatype) {
          datatype != "FP64";
 }
 
-// The number of values in the typed field of a datatype.
+// Returns the number of values in the tensor's typed contents.
 int64_t ContentsSize(const Input& input) {
   const inference::InferTensorContents& contents = input.contents();
   const std::string& type = input.datatype();
@@ -76,8 +78,9 @@ int64_t ContentsSize(const Input& input) {
 
 absl::Status CheckParameters(const Input& input) {
   for (const auto& [name, value] : input.parameters()) {
-    return absl::UnimplementedError(absl::StrCat(
-        "tensor '", input.name(), "': parameter '", name, "' is not built"));
+    return absl::UnimplementedError(absl::StrCat("tensor '", input.name(),
+                                                 "': parameter '", name,
+                                                 "' is not implemented"));
   }
   return absl::OkStatus();
 }
@@ -102,7 +105,8 @@ absl::Status CheckSize(const Input& input, const std::string* raw,
     return absl::OkStatus();
   }
   const size_t count = static_cast<size_t>(num_elements);
-  // Every string has a length prefix, so the shape is limited by the bytes.
+  // Every string has a 4-byte length, so a shape cannot claim more strings than
+  // the bytes allow.
   if (*element_bytes == 0 && raw->size() < count * kBytesLengthPrefix) {
     return TensorError(input, absl::StrCat("shape ", ShapeText(input),
                                            " BYTES: want at least ",
@@ -134,7 +138,8 @@ void AppendRaw(const std::string& raw, int64_t count,
   }
 }
 
-// UINT64 values above the int64 range wrap: seeds use all 64 bits.
+// UINT64 values above the range of int64 become negative and are not refused,
+// because seeds use all 64 bits.
 void RawInts(const std::string& type, const std::string& raw, int64_t count,
              std::vector<int64_t>* out) {
   if (type == "INT8")
@@ -253,7 +258,8 @@ absl::StatusOr<std::vector<int64_t>> KserveTensors::DecodeInts(
     return WrongType(input, "INT32 (or another integer type)");
   }
   std::vector<int64_t> values;
-  // Safe to reserve: the size has been checked against the bytes.
+  // The shape has been checked against the bytes, so it cannot make this
+  // allocate more than the request's own size.
   values.reserve(static_cast<size_t>(tensor.num_elements));
   if (tensor.raw != nullptr) {
     RawInts(type, *tensor.raw, tensor.num_elements, &values);
@@ -323,8 +329,8 @@ absl::StatusOr<std::vector<std::string>> KserveTensors::DecodeStrings(
     values.push_back(raw.substr(at, length));
     at += length;
   }
-  // Some clients send n strings with the shape of one ([1, 1]); the data
-  // counts. Fewer elements than the shape says is an error.
+  // Some clients send several strings with the shape of one ([1, 1]), so more
+  // elements than the shape says are accepted. Fewer are an error.
   if (static_cast<int64_t>(values.size()) < tensor.num_elements) {
     return TensorError(input, absl::StrCat("shape ", ShapeText(input),
                                            ": want ", tensor.num_elements,

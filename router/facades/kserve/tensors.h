@@ -1,4 +1,5 @@
-// The input tensors of one ModelInferRequest, checked and typed.
+// Reads the input tensors of a ModelInferRequest and checks their types and
+// shapes.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +15,22 @@
 
 namespace kvasir::router {
 
-// The most inputs (and outputs, and parameters) that one request may name: more
-// than all schemas have together. Checked before any of them is read, so that
-// no request costs more than its bytes.
+// The largest number of inputs, of outputs and of parameters of a request. All
+// schemas together have fewer. The numbers are checked before any name is
+// compared with others, so that a request cannot take time that grows with the
+// square of its size.
 inline constexpr int kMaxKserveNames = 64;
 
-// Reads tensors by name and remembers which have been read, so that unknown
-// ones can be refused instead of ignored.
-//
-// Both wire forms are accepted: raw_input_contents (all inputs) and typed
-// contents. Clients disagree on the shape of a scalar, so [], [1] and [1, 1]
-// are the same, and a vector may have a leading batch dimension of 1.
-//
-// Threads: one at a time. Views the request, which must outlive it.
-// Errors: INVALID_ARGUMENT names the tensor, the wanted and the given value;
-//   UNIMPLEMENTED for shared memory and unknown tensor parameters.
+// Reads tensors by name, and remembers which have been read: tensors that
+// nothing has read are unknown and can be refused instead of ignored.
+// The data of the inputs may be in raw_input_contents (then for all inputs) or
+// in the typed contents. The shapes [], [1] and [1, 1] are all accepted for a
+// single value, because clients differ in this, and a vector may have a leading
+// batch dimension of 1.
+// The object points into the request, which must outlive it.
+// Threads: one at a time.
+// Errors: INVALID_ARGUMENT names the tensor, what is allowed and what was
+// given; UNIMPLEMENTED for shared memory and unknown parameters of a tensor.
 class KserveTensors {
  public:
   static absl::StatusOr<KserveTensors> Create(
@@ -36,32 +38,35 @@ class KserveTensors {
 
   bool Has(const std::string& name) const { return Find(name) != nullptr; }
 
-  // One value; nullopt if the tensor is absent. Integers may come in any
-  // integer datatype that holds the value, floats in FP32, FP64 and integers.
+  // Return the tensor's only value; nullopt if the tensor is absent. Int
+  // accepts every integer datatype; Float accepts FP32, FP64 and integers.
   absl::StatusOr<std::optional<bool>> Bool(const std::string& name);
   absl::StatusOr<std::optional<int64_t>> Int(const std::string& name);
   absl::StatusOr<std::optional<double>> Float(const std::string& name);
   absl::StatusOr<std::optional<std::string>> String(const std::string& name);
 
-  // Any number of values, in order; empty if the tensor is absent.
+  // Returns all values in order; an empty list if the tensor is absent.
   absl::StatusOr<std::vector<std::string>> Strings(const std::string& name);
-  // The first `count` elements (or fewer, if there are fewer), ids of 0 or
-  // more, copied once from the request's bytes.
+  // Returns the first `count` elements (or all, if there are fewer) as token
+  // ids, which must be 0 or more. They are copied once from the request's
+  // bytes.
   absl::StatusOr<proto::TokenBytes> TokenIds(const std::string& name,
                                              int64_t count);
-  // 0 if the tensor is absent.
+  // Returns 0 if the tensor is absent.
   int64_t NumElements(const std::string& name) const;
-  // A [2, n] tensor (a leading 1 is dropped), row by row; empty if absent.
+  // Returns the two rows of a tensor with shape [2, n] or [1, 2, n]; an empty
+  // list if the tensor is absent.
   absl::StatusOr<std::vector<std::vector<int64_t>>> TwoRows(
       const std::string& name);
 
-  // Names that have not been read, in the request's order.
+  // Returns the names of tensors that have not been read, in the request's
+  // order.
   std::vector<std::string> Unread() const;
 
  private:
   struct Tensor {
     const inference::ModelInferRequest::InferInputTensor* input = nullptr;
-    // Null when the data is in input->contents().
+    // Null if the data is in input->contents().
     const std::string* raw = nullptr;
     int64_t num_elements = 0;
     bool read = false;
@@ -82,7 +87,7 @@ class KserveTensors {
   absl::flat_hash_map<absl::string_view, size_t> index_by_name_;
 };
 
-// "[1, 4]".
+// Returns the shape as text, for example "[1, 4]".
 std::string ShapeText(
     const inference::ModelInferRequest::InferInputTensor& input);
 

@@ -1,5 +1,5 @@
-// Conversion between text and token ids for facades. A narrow interface, so
-// that facades are tested without a tokenizer file.
+// The interface that facades use to convert between text and token ids. Tests
+// of facades implement it without a tokenizer file.
 #pragma once
 
 #include <cstdint>
@@ -12,34 +12,39 @@
 
 namespace kvasir::router {
 
-// Converts one sample's ids to text as they arrive. Every piece is valid UTF-8;
-// bytes of an incomplete character wait.
+// Converts the ids of one sample to text as they arrive. Every returned piece
+// is valid UTF-8: the bytes of an incomplete character are held back until the
+// character is complete.
 // Threads: one at a time.
 class Detokenizer {
  public:
   virtual ~Detokenizer() = default;
-  // Returns the text that is certain after `id`; may be empty.
+  // Adds `id`. Returns the new text that later ids cannot change; it may be
+  // empty.
   virtual std::string Push(int32_t id) = 0;
-  // Returns the text that was still waiting. The last call.
+  // Returns the text that is still held back. No call may follow.
   virtual std::string Finish() = 0;
 };
 
+// Converts between text and token ids.
 // Threads: any thread.
 class TextCodec {
  public:
   virtual ~TextCodec() = default;
 
-  // Returns a prompt's ids, with those that the model's template adds (bos).
+  // Returns the ids of a prompt, with those that the tokenizer adds (for
+  // example the begin-of-sequence token).
   virtual absl::StatusOr<std::vector<int32_t>> EncodePrompt(
       const std::string& text) const = 0;
-  // Returns only the word's ids: nothing is added, and special tokens are
-  // recognized.
+  // Returns the ids of a word. Nothing is added. A special token in the word
+  // becomes its own id.
   virtual absl::StatusOr<std::vector<int32_t>> EncodeWord(
       const std::string& text) const = 0;
-  // For text that continues `prompt`. The codec must outlive it.
+  // Returns a detokenizer for output that continues `prompt`. The codec must
+  // outlive it.
   virtual std::unique_ptr<Detokenizer> NewDetokenizer(
       std::span<const int32_t> prompt, bool skip_special) const = 0;
-  // The text of a single token, for lists of log probabilities.
+  // Returns the text of a single token, for lists of log probabilities.
   virtual std::string TokenText(int32_t id) const = 0;
   virtual bool IsSpecial(int32_t id) const = 0;
 };

@@ -1,5 +1,5 @@
-// The text of one sample: detokenizes its tokens as they arrive, and searches
-// for stop strings.
+// Produces the text of one sample: detokenizes its tokens as they arrive, and
+// searches the text for stop strings.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,18 @@ namespace kvasir::router {
 
 struct TextStreamOptions {
   std::vector<std::string> stop_strings;
-  // The matched stop string stays in the text.
+  // True: the matched stop string is part of the text. False: the text ends
+  // before it.
   bool include_stop_string = false;
-  // The text of the first min_tokens tokens is not searched.
+  // Stop strings are not searched for in the text of the first min_tokens
+  // tokens.
   uint32_t min_tokens = 0;
 };
 
-// Text is released as soon as no stop string can begin in it. The first stop
-// string that is complete ends the text (of two that end together, the longer
-// one), so the result does not depend on how tokens are split into pushes.
+// The text of one sample. Text is returned as soon as it cannot be the
+// beginning of a stop string. The stop string that is complete first ends the
+// text; if two are complete at the same byte, the longer one does. So the
+// result does not depend on how the tokens are divided into calls of Push.
 //
 // Threads: one at a time.
 class TextStream {
@@ -31,32 +34,35 @@ class TextStream {
              TextStreamOptions options);
 
   struct Piece {
-    // Text that is certain now.
+    // The new text that cannot be part of a stop string.
     std::string text;
-    // How many of the pushed ids count: all, or those up to the one that
-    // completed a stop string.
+    // How many of the pushed ids belong to the sample: all, or those up to and
+    // including the one that completed a stop string.
     size_t num_used = 0;
   };
-  // Returns nothing once stopped.
+  // Adds tokens. Returns an empty piece if a stop string has already ended the
+  // text.
   Piece Push(std::span<const int32_t> ids);
-  // Returns the rest after the sample has ended by itself. A stop string may
-  // still match in what the detokenizer held back.
+  // Call after the sample has ended for another reason than a stop string.
+  // Returns the text that was held back. A stop string may still match in the
+  // text that the detokenizer held back.
   std::string Finish();
 
   bool stopped() const { return stopped_; }
-  // The stop string that ended the text; empty until one has.
+  // Returns the stop string that ended the text; empty if none has.
   const std::string& matched_stop() const { return matched_stop_; }
 
  private:
-  // Adds decoded text and returns the text that may be released.
+  // Adds decoded text. Returns the text that cannot be part of a stop string.
   std::string Absorb(const std::string& text);
-  // The length of the longest suffix of held_ that begins a stop string.
+  // Returns the length of the longest suffix of held_ that is the beginning of
+  // a stop string.
   size_t HoldBackBytes() const;
 
   const std::unique_ptr<Detokenizer> detokenizer_;
   const TextStreamOptions options_;
   size_t longest_stop_bytes_ = 0;
-  // Text that is not released, because a stop string may begin in it.
+  // Text that is held back because it may be the beginning of a stop string.
   std::string held_;
   uint64_t num_tokens_ = 0;
   bool stopped_ = false;

@@ -23,8 +23,8 @@ std::ostream& operator<<(std::ostream& out, const Result& result) {
              << (result.stopped ? ", stopped" : "");
 }
 
-// Pushes `text` byte by byte in pieces of the given sizes (the last one
-// repeats).
+// Pushes `text`, whose bytes are tokens, in calls with the given numbers of
+// tokens (the last number is repeated).
 Result Decode(const std::string& text, const TextStreamOptions& options,
               const std::vector<size_t>& sizes) {
   TextStream stream(std::make_unique<ByteDetokenizer>(), options);
@@ -96,7 +96,8 @@ TEST(TextStreamTest, TextOfTheFirstMinTokensIsNotSearched) {
   EXPECT_EQ(Decode("abab", options, {1}), (Result{"aba", 4, true}));
 }
 
-TEST(TextStreamTest, HalfACharacterAtTheEndBecomesAReplacement) {
+TEST(TextStreamTest,
+     AnIncompleteCharacterAtTheEndBecomesAReplacementCharacter) {
   EXPECT_EQ(Decode("a\xE2\x82", Stops({"zz"}), {1}),
             (Result{"a\xEF\xBF\xBD", 3, false}));
 }
@@ -106,8 +107,8 @@ TEST(TextStreamTest, AStopStringInTheDetokenizersLastTextMatches) {
             (Result{"a", 2, true}));
 }
 
-// The definition: the first position at which some stop string is complete in
-// the whole text.
+// A simple reference implementation: searches the whole text for the first
+// position at which a stop string is complete.
 Result Reference(const std::string& text, const std::vector<std::string>& stops,
                  bool include) {
   for (size_t end = 1; end <= text.size(); ++end) {
@@ -125,7 +126,7 @@ Result Reference(const std::string& text, const std::vector<std::string>& stops,
   return {text, text.size(), false};
 }
 
-TEST(TextStreamTest, AnySplitGivesTheSameResult) {
+TEST(TextStreamTest, TheResultDoesNotDependOnHowTokensAreSplitIntoPushes) {
   std::mt19937 random(7);
   const auto pick = [&random](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);

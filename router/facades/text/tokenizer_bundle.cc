@@ -38,7 +38,8 @@ bool BelongsToTokenizer(std::string_view name) {
          name.ends_with(".jinja") || name.ends_with(".tiktoken");
 }
 
-// Sorted; only files, and links to files.
+// Returns the paths of the tokenizer's files (including links to files) in
+// sorted order.
 absl::StatusOr<std::vector<fs::path>> TokenizerFiles(
     const std::string& folder) {
   std::vector<fs::path> files;
@@ -62,10 +63,10 @@ absl::StatusOr<std::vector<fs::path>> TokenizerFiles(
     return absl::NotFoundError(absl::StrCat(folder, ": has no tokenizer file"));
   }
   if (files.size() > kMaxBundleFiles || bytes > kMaxBundleBytes) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(folder, ": want at most ", kMaxBundleFiles,
-                     " tokenizer files of ", kMaxBundleBytes,
-                     " bytes together, have ", files.size(), " of ", bytes));
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder, ": want at most ", kMaxBundleFiles, " tokenizer files of ",
+        kMaxBundleBytes, " bytes together, have ", files.size(), " files of ",
+        bytes, " bytes"));
   }
   std::sort(files.begin(), files.end());
   return files;
@@ -103,7 +104,8 @@ class ZipWriter {
     archive_entry_set_size(entry.get(), static_cast<la_int64_t>(bytes.size()));
     archive_entry_set_filetype(entry.get(), AE_IFREG);
     archive_entry_set_perm(entry.get(), 0644);
-    // Without a time, so that the same files give the same bytes.
+    // No modification time, so that the same files always give the same
+    // archive.
     archive_entry_set_mtime(entry.get(), 0, 0);
     if (archive_write_header(archive_.get(), entry.get()) != ARCHIVE_OK ||
         archive_write_data(archive_.get(), bytes.data(), bytes.size()) !=
@@ -122,7 +124,8 @@ class ZipWriter {
   absl::Status Error(const std::string& where) const {
     const char* text = archive_error_string(archive_.get());
     return absl::InternalError(absl::StrCat("the tokenizer's archive, ", where,
-                                            ": ", text ? text : "no cause"));
+                                            ": ",
+                                            text ? text : "unknown cause"));
   }
 
   std::string zip_;

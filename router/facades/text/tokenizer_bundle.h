@@ -1,5 +1,5 @@
-// The files of a checkpoint's tokenizer as one zip archive, for gateways that
-// tokenize themselves.
+// Packs the files of a checkpoint's tokenizer into a zip archive, which
+// gateways that tokenize themselves download.
 #pragma once
 
 #include <memory>
@@ -13,27 +13,30 @@ namespace kvasir::router {
 
 struct TokenizerArchive {
   std::string zip;
-  // In hex.
+  // The archive's SHA-256 as hex digits.
   std::string sha256;
 };
 
-// The most that the known gateways accept.
+// The limits of known gateways: they refuse archives with more files or more
+// bytes.
 inline constexpr size_t kMaxBundleFiles = 50;
 inline constexpr size_t kMaxBundleBytes = 200'000'000;
 
-// Archives tokenizer files, chat templates and their two configuration files,
-// but no weights. The same files give the same bytes. NOT_FOUND for a folder
-// without any; FAILED_PRECONDITION above the limits.
+// Returns an archive of the tokenizer files, the chat templates and the two
+// configuration files in a folder. The same files always give the same archive.
+// NOT_FOUND if the folder has no such files; FAILED_PRECONDITION if they exceed
+// the limits.
 absl::StatusOr<TokenizerArchive> ArchiveTokenizer(const std::string& folder);
 
-// Creates the archive when it is first requested.
-// Threads: any thread, but it reads and compresses files, so not one that
-//   others wait for.
+// An archive that is created when it is first requested, and then kept.
+// Threads: any thread, but not one that other work waits for, because Get may
+// read and compress files.
 class TokenizerBundle {
  public:
   explicit TokenizerBundle(std::string folder) : folder_(std::move(folder)) {}
 
-  // Returns ArchiveTokenizer's errors, which are not kept.
+  // Returns the archive. If ArchiveTokenizer fails, returns its error, and the
+  // next call tries again.
   absl::StatusOr<std::shared_ptr<const TokenizerArchive>> Get();
 
  private:

@@ -89,7 +89,7 @@ TEST_F(TokenizerBundleTest, MoreFilesThanClientsAcceptAreRefused) {
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("at most 50")));
 }
 
-TEST_F(TokenizerBundleTest, IsCreatedOnceAndAFailureIsNotKept) {
+TEST_F(TokenizerBundleTest, TheArchiveIsCreatedOnceAndAFailureIsNotKept) {
   TokenizerBundle bundle(folder_.path());
   EXPECT_FALSE(bundle.Get().ok());
   folder_.Write("tokenizer.json", "{}");

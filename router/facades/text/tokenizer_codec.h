@@ -1,4 +1,4 @@
-// A checkpoint's tokenizer as a TextCodec.
+// Implements TextCodec with a checkpoint's tokenizer.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,9 @@
 
 namespace kvasir::router {
 
-// Control tokens in a prompt's text are recognized, because these protocols'
-// clients apply chat templates themselves.
+// Control tokens that are written in a prompt's text become their ids: the
+// clients of these protocols apply chat templates themselves, which contain
+// control tokens.
 //
 // Threads: any thread.
 class TokenizerCodec final : public TextCodec {

@@ -12,8 +12,8 @@ using vllm::grpc::engine::GenerateComplete;
 using vllm::grpc::engine::GenerateStreamChunk;
 using vllm::grpc::engine::InputLogProbs;
 
-// The size of an id below 2^31 as a varint, of a float, and of the tag and
-// length of a message that holds either.
+// Bytes on the wire: the largest varint of an id below 2^31, a float, and an
+// upper limit for the tags and length of a message that holds one of them.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 8;
@@ -89,7 +89,8 @@ void VllmEngineAnswer::OnFinish(
     if (sample.ended()) return;
   }
   sample.finish_reason = FinishReasonText(finish.reason());
-  // The model's own end token is not one that the client requested.
+  // Report the matched token only if it is one of the client's stop ids, and
+  // not if it is the model's own end token.
   if (finish.has_matched_token_id() &&
       IsStopId(request_.sampling, finish.matched_token_id())) {
     sample.matched_id = finish.matched_token_id();
@@ -119,7 +120,8 @@ InputLogProbs VllmEngineAnswer::PromptLogprobs() const {
       std::min(prompt_.size_tokens(), prompt_logprobs_.size() + 1);
   for (size_t i = 0; i < count; ++i) {
     auto* logprob = lists.add_token_logprobs();
-    // The first token has no log probability.
+    // The prompt's first token has no log probability, because no token
+    // precedes it.
     if (i > 0) logprob->set_value(prompt_logprobs_[i - 1]);
     lists.add_token_ids(static_cast<uint32_t>(prompt_[i]));
   }
@@ -130,7 +132,7 @@ void VllmEngineAnswer::TakeChunk(uint32_t index, GenerateStreamChunk* chunk) {
   Sample& sample = samples_[index];
   chunk->set_index(index);
   chunk->set_prompt_tokens(static_cast<uint32_t>(prompt_.size_tokens()));
-  // Only this chunk's tokens.
+  // The field counts only the tokens of this chunk.
   chunk->set_completion_tokens(static_cast<uint32_t>(sample.new_ids.size()));
   chunk->mutable_token_ids()->Add(sample.new_ids.begin(), sample.new_ids.end());
   if (request_.sampling.has_logprobs()) {

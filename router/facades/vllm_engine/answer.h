@@ -1,5 +1,5 @@
-// Builds one request's answer: engine events in, GenerateResponses out. No
-// gRPC, no threads, no clock.
+// Builds the answer to one request: it takes engine events and returns
+// GenerateResponses. Uses no gRPC, threads or clock.
 #pragma once
 
 #include <cstdint>
@@ -18,21 +18,22 @@
 
 namespace kvasir::router {
 
-// Every token is sent, including the one that ended its sample: clients strip
-// it, and count it. A stop string ends a sample with the token that completes
-// it.
-//
-// Streamed: chunks of new output, each of one sample, and after a sample's last
-// chunk its `complete`, which has counts and reason but no tokens. Not
-// streamed: one `complete` with everything for each sample, once all have
-// ended, so that the request can fail as a whole before.
+// The answer to one request. Every token is sent, including the one that ended
+// its sample, because clients count this token and remove it from the text
+// themselves. If a stop string ends a sample, the token that completes the
+// string is the last one.
+// A streamed answer has chunks, each with the new output of one sample. After
+// the last chunk of a sample comes its `complete`, which has counts and the
+// finish reason but no tokens. An answer that is not streamed has one
+// `complete` for each sample with its whole output. These come only after all
+// samples have ended, because until then the request can still fail as a whole.
 //
 // Threads: one at a time.
 class VllmEngineAnswer {
  public:
   using Response = vllm::grpc::engine::GenerateResponse;
 
-  // `codec` may be null if there are no stop strings.
+  // `codec` may be null if the request has no stop strings.
   VllmEngineAnswer(VllmEngineRequest request, proto::TokenBytes prompt,
                    std::shared_ptr<const TextCodec> codec);
 
@@ -43,10 +44,12 @@ class VllmEngineAnswer {
 
   bool finished() const { return samples_.ended(); }
   bool HasResponse() const { return samples_.HasResponse(); }
-  // Serves samples in turn. Precondition: HasResponse().
+  // Returns the next response; the samples take turns. Precondition:
+  // HasResponse().
   Response Take();
   bool complete() const { return samples_.complete(); }
-  // Only for streamed answers; otherwise 0.
+  // Returns the bytes of output that wait to be taken; always 0 if the answer
+  // is not streamed.
   size_t waiting_bytes() const;
 
  private:
@@ -54,7 +57,7 @@ class VllmEngineAnswer {
     bool ended() const { return !finish_reason.empty(); }
     bool has_output() const { return !new_ids.empty(); }
 
-    // Null if there are no stop strings.
+    // Finds stop strings; null if there are none.
     std::unique_ptr<TextStream> text;
     // Empty while the sample runs.
     std::string finish_reason;
@@ -62,7 +65,7 @@ class VllmEngineAnswer {
     std::string matched_string;
     uint32_t num_tokens = 0;
     uint32_t cached_tokens = 0;
-    // The output that came after the last response.
+    // The output that has come since the sample's last response.
     std::vector<int32_t> new_ids;
     vllm::grpc::engine::OutputLogProbs new_logprobs;
   };
@@ -80,14 +83,16 @@ class VllmEngineAnswer {
   const proto::TokenBytes prompt_;
   const std::shared_ptr<const TextCodec> codec_;
   AnswerSamples<Sample> samples_;
-  // Sent with the first response of sample 0.
+  // The log probabilities of the prompt, which are sent with the first response
+  // of sample 0.
   std::vector<float> prompt_logprobs_;
   bool owes_prompt_logprobs_ = false;
 };
 
-// The size of one token in a response: its id and log probabilities.
+// Returns the largest size of a token in a response: its id and log
+// probabilities.
 uint64_t VllmEngineBytesPerToken(const kvasir::v1::SamplingParams& sampling);
-// The size of the prompt's log probabilities in a response.
+// Returns the largest size of the prompt's log probabilities in a response.
 uint64_t VllmEnginePromptBytes(const kvasir::v1::SamplingParams& sampling,
                                uint64_t prompt_tokens);
 

@@ -1,4 +1,4 @@
-// State that all calls of the VllmEngine facade share.
+// The state that all calls of the VllmEngine facade share.
 #pragma once
 
 #include <atomic>
@@ -11,16 +11,19 @@
 
 namespace kvasir::router {
 
-// Threads: any thread; constant except for members that synchronize themselves.
+// State that all calls of the VllmEngine facade share.
+// Threads: any thread. Every member is constant or may be used by several
+// threads at once.
 struct VllmEngineBackend : FacadeBackend {
   bool serves_tokenizer() const { return bundle != nullptr && share_tokenizer; }
 
-  // Null: there is no tokenizer.
+  // The tokenizer's files; null if there is no tokenizer.
   std::shared_ptr<TokenizerBundle> bundle;
-  // Every client of this listener may fetch it.
+  // True: every client that may call this server may fetch the tokenizer's
+  // files.
   bool share_tokenizer = false;
   absl::Time start;
-  // The time of the last Generate; 0: none yet.
+  // The time of the last Generate call; 0 if there has been none.
   std::atomic<int64_t> last_request_unix_micros{0};
 };
 

@@ -1,4 +1,5 @@
-// Generate without gRPC: a message, the engine's events, the responses.
+// Tests of Generate without gRPC: the test sends a message and the engine's
+// events, and checks the responses.
 #include <map>
 #include <memory>
 #include <string>
@@ -40,7 +41,7 @@ class VllmEngineCallTest : public SingleCallTest<VllmEngineAnswer> {
     }
     return message;
   }
-  // The tokens of one sample's chunks, in order.
+  // Returns the tokens in the chunks of one sample, in order.
   std::string Streamed(uint32_t index = 0) const {
     std::string text;
     for (const GenerateResponse& response : writer_.writes) {
@@ -207,7 +208,7 @@ TEST_F(VllmEngineCallTest, LogprobsAreParallelListsInEveryChunk) {
   EXPECT_FALSE(second.has_input_logprobs());
 }
 
-TEST_F(VllmEngineCallTest, TextIsTokenizedHere) {
+TEST_F(VllmEngineCallTest, ATextPromptIsTokenizedByTheServer) {
   GenerateRequest message;
   message.set_text("hey");
   Send(message);
@@ -308,7 +309,7 @@ TEST_F(VllmEngineCallTest, ARequestTakesItsBytesFromTheSharedBudget) {
   const size_t taken = 2 * message.ByteSizeLong() + 4 * 400;
   Send(message);
   EXPECT_EQ(backend_->budget->used_bytes(), taken);
-  // Output counts while it waits for the client.
+  // Output counts as long as it waits for the client.
   Engine().Emit("xyz");
   Run();
   Engine().Emit("xyz");
@@ -322,7 +323,8 @@ TEST_F(VllmEngineCallTest, AMessageOverTheBudgetIsRefusedUnread) {
   backend_->budget = std::make_shared<ByteBudget>(300);
   GenerateRequest message = Message(true, std::string(400, 'x'));
   message.mutable_sampling_params()->set_n(1 << 30);
-  message.mutable_sampling_params()->add_stop("");  // parsing would refuse it
+  // If the message were parsed, this field would be refused.
+  message.mutable_sampling_params()->add_stop("");
   Send(message);
   RunWrites();
   EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kInvalidArgument,
@@ -360,7 +362,8 @@ TEST_F(VllmEngineCallTest, ATenantHasItsOwnCacheAndAnInvalidTenantIsRefused) {
                                      HasSubstr("x-tenant-id")));
 }
 
-// A tenant with one concurrent request.
+// Test fixture: callers belong to a tenant whose quota is one concurrent
+// request.
 class VllmEngineQuotaTest : public VllmEngineCallTest {
  protected:
   VllmEngineQuotaTest() {
@@ -369,14 +372,15 @@ class VllmEngineQuotaTest : public VllmEngineCallTest {
     identity_.credentials = TokenOf("red");
   }
   uint32_t Running() const { return RunningOf(*backend_->callers, "red"); }
-  // Ends the current call, and begins another.
+  // Ends the current call and begins another one.
   void SendAgain(const GenerateRequest& message) {
     writer_.end.reset();
     Send(message);
   }
 };
 
-TEST_F(VllmEngineQuotaTest, AnAnswerLeavesItsPlaceBeforeItsLastResponse) {
+TEST_F(VllmEngineQuotaTest,
+       ARequestNoLongerCountsInTheQuotaWhenItsLastResponseIsSent) {
   Send(Message(true));
   EXPECT_EQ(Running(), 1);
   EXPECT_EQ(Engine().request().tenant, "red");
@@ -409,7 +413,8 @@ TEST_F(VllmEngineQuotaTest, ARequestCountsOnceForAnyN) {
   Engine().Done();
 }
 
-TEST_F(VllmEngineQuotaTest, AStopStringLeavesThePlace) {
+TEST_F(VllmEngineQuotaTest,
+       ARequestEndedByAStopStringNoLongerCountsInTheQuota) {
   GenerateRequest message = Message(true);
   message.mutable_sampling_params()->add_stop("b");
   Send(message);
@@ -419,7 +424,8 @@ TEST_F(VllmEngineQuotaTest, AStopStringLeavesThePlace) {
   Engine().Done(absl::CancelledError("cancelled"));
 }
 
-TEST_F(VllmEngineQuotaTest, AClientThatLeavesKeepsItsPlaceUntilTheEngineEnds) {
+TEST_F(VllmEngineQuotaTest,
+       ARequestWhoseClientLeavesCountsInTheQuotaUntilTheEngineEnds) {
   Send(Message(true));
   call_->OnCancelled();
   RunWrites();
@@ -429,7 +435,8 @@ TEST_F(VllmEngineQuotaTest, AClientThatLeavesKeepsItsPlaceUntilTheEngineEnds) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(VllmEngineQuotaTest, AClientThatLeavesBeforeTokenizingKeepsItsPlace) {
+TEST_F(VllmEngineQuotaTest,
+       ARequestWhoseClientLeavesBeforeTokenizingStillCountsInTheQuota) {
   tokenizer_->paused = true;
   for (const bool stopped : {false, true}) {
     writer_.end.reset();
@@ -451,7 +458,8 @@ TEST_F(VllmEngineQuotaTest, AClientThatLeavesBeforeTokenizingKeepsItsPlace) {
   EXPECT_EQ(router_.num_requests(), 0);
 }
 
-TEST_F(VllmEngineQuotaTest, AnErrorAndADrainLeaveThePlace) {
+TEST_F(VllmEngineQuotaTest,
+       RequestsEndedByAnErrorOrADrainNoLongerCountInTheQuota) {
   Send(Message(true));
   Engine().Done(absl::UnavailableError("the router is draining"));
   EXPECT_EQ(Running(), 0);
@@ -459,7 +467,8 @@ TEST_F(VllmEngineQuotaTest, AnErrorAndADrainLeaveThePlace) {
   EXPECT_FALSE(writer_.end->ok());
 }
 
-TEST_F(VllmEngineQuotaTest, ASlowReaderLeavesItsPlaceWhenTheEngineEnds) {
+TEST_F(VllmEngineQuotaTest,
+       ASlowReadersRequestCountsInTheQuotaUntilTheEngineEnds) {
   backend_->limits.max_waiting_bytes_per_stream = 20;
   Send(Message(true));
   Engine().Emit("a");
@@ -471,7 +480,8 @@ TEST_F(VllmEngineQuotaTest, ASlowReaderLeavesItsPlaceWhenTheEngineEnds) {
   EXPECT_EQ(Running(), 0);
 }
 
-TEST_F(VllmEngineQuotaTest, ARefusalOfAnyKindLeavesThePlace) {
+TEST_F(VllmEngineQuotaTest,
+       ARequestRefusedForAnyReasonNoLongerCountsInTheQuota) {
   GenerateRequest bad = Message(true);
   bad.mutable_sampling_params()->set_json_schema("{}");
   Send(bad);

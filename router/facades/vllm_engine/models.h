@@ -1,5 +1,5 @@
-// Describes the one model that the facade serves; the protocol's requests name
-// none.
+// Builds descriptions of the model that the facade serves. It serves only one,
+// because the protocol's requests do not name a model.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -12,15 +12,17 @@ namespace kvasir::router {
 vllm::grpc::engine::HealthCheckResponse VllmHealthOf(
     const RequestRouter& router);
 
-// UNAVAILABLE before a worker has been reached, because gateways keep the first
-// answer. `serves_tokenizer`: GetTokenizer answers.
+// Returns UNAVAILABLE before a worker has been reached, because gateways keep
+// the first answer. `serves_tokenizer`: whether clients can fetch the tokenizer
+// with GetTokenizer.
 absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
     const ModelStatus& model, bool serves_tokenizer);
 
 vllm::grpc::engine::GetServerInfoResponse VllmServerInfoOf(
     const ModelStatus& model);
 
-// All replicas together, which clients see as one rank.
+// Returns the load of all replicas together: clients see them as a single
+// data-parallel rank.
 vllm::grpc::engine::SchedulerLoad VllmLoadOf(const ModelStatus& model);
 
 }  // namespace kvasir::router

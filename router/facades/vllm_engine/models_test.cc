@@ -50,15 +50,15 @@ TEST(VllmEngineModelsTest, SeveralNamesOfOneModelAreOneModel) {
   EXPECT_EQ(model->name, "a");
 }
 
-TEST(VllmEngineModelsTest, DifferentModelsAreRefused) {
+TEST(VllmEngineModelsTest, ARouterThatServesDifferentModelsIsRefused) {
   ModelsOnly router;
   router.models = {Served("a", "w1"), Served("b", "w2")};
   EXPECT_THAT(OnlyModel(router).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("'a' and 'b' are different ones")));
+                       HasSubstr("'a' and 'b' are different models")));
 }
 
-TEST(VllmEngineModelsTest, BeforeAWorkerIsReachedNothingIsReported) {
+TEST(VllmEngineModelsTest, DescriptionsAreUnavailableBeforeAWorkerIsReached) {
   ModelsOnly router;
   EXPECT_THAT(OnlyModel(router).status(),
               StatusIs(absl::StatusCode::kUnavailable,
@@ -72,8 +72,9 @@ TEST(VllmEngineModelsTest, BeforeAWorkerIsReachedNothingIsReported) {
   EXPECT_EQ(health.message(), "0 of 1 replicas ready");
 }
 
-// With a path, a gateway would look there and ignore its own flags.
-TEST(VllmEngineModelsTest, ATokenizerThatIsNotServedHasNoPath) {
+// If the path were set, a gateway would try to load it and ignore its own
+// flags.
+TEST(VllmEngineModelsTest, WithoutAServedTokenizerNoTokenizerPathIsReported) {
   EXPECT_EQ(VllmModelInfoOf(Served("a", "w"), false)->tokenizer_path(), "");
   EXPECT_EQ(VllmModelInfoOf(Served("a", "w"), true)->tokenizer_path(),
             "/nonexistent/a");

@@ -19,16 +19,17 @@ absl::StatusOr<proto::TokenBytes> PromptOf(const VllmEngineRequest& request,
   return EncodePrompt(*codec, *request.text);
 }
 
-// INVALID_ARGUMENT for answers that no response can hold.
+// Checks that a response can hold the answer; otherwise returns
+// INVALID_ARGUMENT.
 absl::Status FitAnswer(uint64_t prompt_tokens, uint32_t max_model_len,
                        const FacadeLimits& limits, VllmEngineRequest* request) {
   kvasir::v1::SamplingParams& sampling = request->sampling;
   const uint64_t of_prompt = VllmEnginePromptBytes(sampling, prompt_tokens);
   if (of_prompt > limits.max_response_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("sampling_params.prompt_logprobs: those of ",
-                     prompt_tokens, " tokens may take ", of_prompt,
-                     " bytes, one response holds ", limits.max_response_bytes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sampling_params.prompt_logprobs: the log probabilities of ",
+        prompt_tokens, " tokens may take ", of_prompt,
+        " bytes; one response holds ", limits.max_response_bytes, " bytes"));
   }
   const uint64_t fits = request->streaming
                             ? std::numeric_limits<uint32_t>::max()

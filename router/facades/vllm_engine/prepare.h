@@ -1,4 +1,4 @@
-// Turns a parsed request into the router's form.
+// Turns a parsed request of the VllmEngine protocol into the router's form.
 #pragma once
 
 #include <memory>
@@ -13,9 +13,10 @@
 
 namespace kvasir::router {
 
-// Tokenizes text, so it must not run on a thread that others wait for. `info`:
-// the model's; empty if no worker has been reached. `codec` is null for a model
-// that accepts only token ids; then text and stop strings are UNIMPLEMENTED.
+// Prepares a request. It tokenizes text, which may take long, so it must run on
+// a thread of the tokenizer. `info` describes the model; it is empty if no
+// worker has been reached. `codec` is null for a model that accepts only token
+// ids; then a text prompt and stop strings are UNIMPLEMENTED.
 absl::StatusOr<PreparedCall<VllmEngineAnswer>> PrepareVllmEngineCall(
     VllmEngineRequest request, const kvasir::v1::WorkerInfo& info,
     std::shared_ptr<const TextCodec> codec, const FacadeLimits& limits);

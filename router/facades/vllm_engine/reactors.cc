@@ -16,7 +16,8 @@ namespace {
 using Call = SingleCall<VllmEngineAnswer>;
 using vllm::grpc::engine::GenerateRequest;
 
-// Small, because each client that does not read holds one.
+// The size of a chunk. It is small, because a chunk stays in memory for each
+// client that does not read.
 constexpr size_t kChunkBytes = 256 << 10;
 
 absl::StatusOr<Call::Prepare> ReadRequest(
@@ -38,7 +39,8 @@ Call::Asked Read(const std::shared_ptr<VllmEngineBackend>& backend,
   const absl::StatusOr<ModelStatus> model = OnlyModel(*backend->router);
   Call::Asked asked{.model = model.ok() ? model->name : "",
                     .prepare = ReadRequest(backend, message, model)};
-  // The id of a refused request may be any text.
+  // Keep the id only if it is valid: the id of a refused request may be any
+  // text, and ids are logged.
   if (CheckVllmRequestId(message.request_id()).ok()) {
     asked.id = message.request_id();
   }
@@ -61,8 +63,9 @@ VllmGenerateReactor* NewVllmGenerateReactor(
                                  });
 }
 
-// The archive is created on the tokenizer's threads, because gRPC has few. The
-// reactor lives until its Finish, which is called there or later.
+// The archive is created on the tokenizer's threads, because gRPC has only a
+// few threads. The reactor exists until Finish has been called, which happens
+// in that task or later.
 VllmTokenizerReactor::VllmTokenizerReactor(
     const std::shared_ptr<VllmEngineBackend>& backend)
     : open_(backend->calls) {
@@ -87,7 +90,8 @@ void VllmTokenizerReactor::WriteNext() {
 
 void VllmTokenizerReactor::OnWriteDone(bool ok) {
   if (!ok || num_written_bytes_ == archive_->zip.size()) {
-    // If the client is gone, the status is not read.
+    // Either all chunks are written or the client is gone, which then does not
+    // see the status.
     Finish(grpc::Status::OK);
     return;
   }

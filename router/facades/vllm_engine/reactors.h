@@ -1,4 +1,4 @@
-// gRPC's side of Generate and GetTokenizer.
+// The gRPC reactors of Generate and GetTokenizer.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -16,13 +16,15 @@ namespace kvasir::router {
 
 using VllmGenerateReactor = GenerateStreamReactor<VllmEngineAnswer>;
 
-// `request` must live until OnDone.
+// Creates the reactor of a Generate call. `request` must exist until its
+// OnDone.
 VllmGenerateReactor* NewVllmGenerateReactor(
     std::shared_ptr<VllmEngineBackend> backend,
     std::shared_ptr<TaskRunner> runner, grpc::CallbackServerContext* context,
     const vllm::grpc::engine::GenerateRequest* request);
 
-// Sends the archive chunk by chunk. Deletes itself in OnDone.
+// The reactor of a GetTokenizer call: sends the archive in chunks. Deletes
+// itself in OnDone.
 class VllmTokenizerReactor final
     : public grpc::ServerWriteReactor<smg::grpc::common::GetTokenizerChunk> {
  public:

@@ -60,7 +60,8 @@ absl::Status ParseInput(const GenerateRequest& message,
                         VllmEngineRequest* out) {
   switch (message.input_case()) {
     case GenerateRequest::kTokenized: {
-      // original_text is the source of the ids; the ids are the prompt.
+      // original_text is ignored: the client has already tokenized it, and the
+      // ids are the prompt.
       KVASIR_RETURN_IF_ERROR(RefuseUnknownFields(message.tokenized()));
       KVASIR_ASSIGN_OR_RETURN(
           out->token_ids,
@@ -102,13 +103,14 @@ absl::Status ParseNumbers(const WireSampling& wire,
   return absl::OkStatus();
 }
 
-// `want` log probabilities a token; absent: none.
+// Returns the number of log probabilities for each token (`want`); nullopt if
+// the field is absent.
 absl::StatusOr<std::optional<uint32_t>> Logprobs(const std::string& name,
                                                  bool has, int32_t want) {
   if (!has) return std::nullopt;
   if (want == -1) {
     return FieldNotBuilt(
-        absl::StrCat(name, " -1 (those of the whole vocabulary)"));
+        absl::StrCat(name, " -1 (log probabilities of the whole vocabulary)"));
   }
   if (want < 0) return WrongField(name, "at least 0", want);
   return static_cast<uint32_t>(want);
@@ -147,7 +149,7 @@ absl::Status ParseSampling(const WireSampling& wire, VllmEngineRequest* out) {
   sampling->set_min_tokens(wire.min_tokens());
   sampling->set_ignore_eos(wire.ignore_eos());
   sampling->set_n(wire.n() == 0 ? 1 : wire.n());
-  // Negative seeds are valid.
+  // A negative seed is valid: its bits are used.
   if (wire.has_seed()) {
     out->seed = static_cast<uint64_t>(int64_t{wire.seed()});
   }

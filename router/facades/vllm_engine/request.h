@@ -1,5 +1,5 @@
-// Parses a GenerateRequest into the engine's parameters and the form of the
-// answer. No gRPC, no tokenizer.
+// Parses a GenerateRequest. The result has the engine's parameters and says
+// which form the answer must have. Uses no gRPC and no tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -15,25 +15,27 @@
 namespace kvasir::router {
 
 struct VllmEngineRequest {
-  // The prompt: one of the two.
+  // The prompt: either token ids or a text.
   proto::TokenBytes token_ids;
   std::optional<std::string> text;
 
-  // max_tokens 0: as many as there is room for.
+  // max_tokens 0 means as many tokens as fit.
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
   std::vector<std::string> stop_strings;
-  // For the text that is searched for stop strings.
+  // Special tokens are left out of the text in which stop strings are searched
+  // for.
   bool skip_special_tokens = false;
-  // Many chunks with new output and a `complete` for each sample, or only the
-  // `complete`s, with everything.
+  // True: chunks with new output, and a `complete` without tokens for each
+  // sample. False: only a `complete` with the whole output for each sample.
   bool streaming = false;
 };
 
-// Zero means "not set" for fields without presence. INVALID_ARGUMENT names the
-// field, the wanted and the given value. UNIMPLEMENTED names something that
-// would change the result and is not built; fields of later versions of the
-// protocol by their numbers.
+// A zero in a field without presence means that the field is not set. Errors:
+// INVALID_ARGUMENT names the field, the allowed values and the given one.
+// UNIMPLEMENTED names a feature that is not implemented and would change the
+// result; for a field of a later version of the protocol, it names the field's
+// number.
 absl::StatusOr<VllmEngineRequest> ParseVllmEngineRequest(
     const vllm::grpc::engine::GenerateRequest& message);
 

@@ -33,7 +33,7 @@ VllmEngineRequest Parsed(const GenerateRequest& message) {
   return request.ok() ? *std::move(request) : VllmEngineRequest();
 }
 
-TEST(VllmEngineRequestTest, ZeroIsNotSet) {
+TEST(VllmEngineRequestTest, AZeroFieldMeansThatTheFieldIsNotSet) {
   GenerateRequest message = Tokens();
   message.mutable_sampling_params();
   const VllmEngineRequest request = Parsed(message);
@@ -97,7 +97,7 @@ TEST(VllmEngineRequestTest, EveryServedFieldReachesTheEngine) {
   EXPECT_THAT(have.logit_bias(), UnorderedElementsAre(Pair(8, -2.0f)));
 }
 
-TEST(VllmEngineRequestTest, TopKOfAllBitsMeansAll) {
+TEST(VllmEngineRequestTest, TopKWithAllBitsSetMeansAllTokens) {
   GenerateRequest message = Tokens();
   message.mutable_sampling_params()->set_top_k(0xFFFFFFFF);
   EXPECT_EQ(Parsed(message).sampling.top_k(), 0);
@@ -109,7 +109,8 @@ TEST(VllmEngineRequestTest, TextMayBeThePrompt) {
   EXPECT_EQ(Parsed(message).text, "hi");
 }
 
-// A field that this build does not know may ask for anything.
+// A field that this build does not know may ask for something that changes the
+// result, so it must not be ignored.
 TEST(VllmEngineRequestTest, FieldsOfLaterVersionsAreRefusedByNumber) {
   GenerateRequest message = Tokens();
   message.GetReflection()->MutableUnknownFields(&message)->AddVarint(77, 1);
@@ -131,7 +132,8 @@ struct Refused {
   const char* text;
 };
 
-TEST(VllmEngineRequestTest, WrongOrUnbuiltFieldsAreRefusedByName) {
+TEST(VllmEngineRequestTest,
+     WrongFieldsAndFieldsThatAreNotImplementedAreRefusedByName) {
   constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   const Refused cases[] = {
@@ -223,7 +225,8 @@ TEST(VllmEngineRequestTest, WrongOrUnbuiltFieldsAreRefusedByName) {
   }
 }
 
-TEST(VllmEngineRequestTest, NeutralValuesOfUnbuiltFieldsAreAccepted) {
+TEST(VllmEngineRequestTest,
+     NeutralValuesOfFieldsThatAreNotImplementedAreAccepted) {
   GenerateRequest message = Tokens();
   message.set_data_parallel_rank(0);
   message.set_kv_transfer_params_json("");
@@ -232,7 +235,7 @@ TEST(VllmEngineRequestTest, NeutralValuesOfUnbuiltFieldsAreAccepted) {
   EXPECT_TRUE(ParseVllmEngineRequest(message).ok());
 }
 
-TEST(VllmEngineRequestTest, RequestIdsAreLimited) {
+TEST(VllmEngineRequestTest, TheLengthOfARequestIdIsLimited) {
   EXPECT_TRUE(CheckVllmRequestId(std::string(256, 'x')).ok());
   EXPECT_THAT(CheckVllmRequestId(std::string(257, 'x')),
               base::StatusIs(absl::StatusCode::kInvalidArgument,

@@ -1,6 +1,6 @@
-// The facade vllm.grpc.engine.VllmEngine: token ids in and out, for the gateway
-// smg and others that route to it. Reactors only convert and post; SingleCall
-// decides.
+// The facade that serves vllm.grpc.engine.VllmEngine, with token ids as input
+// and output, for the gateway smg and others that use this protocol. Reactors
+// only convert messages and post tasks; SingleCall has the logic.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -17,10 +17,11 @@
 
 namespace kvasir::router {
 
+// The service and its facade.
 // Owns: the tokenizer's and the streams' threads.
 // Threads: any thread.
-// Errors: as in the wire protocol; an RPC that is not built answers
-//   UNIMPLEMENTED with its name.
+// Errors: as in the wire protocol. An RPC that is not implemented answers
+// UNIMPLEMENTED; the text contains its name.
 class VllmEngineService final
     : public vllm::grpc::engine::VllmEngine::CallbackService,
       public Facade {
@@ -61,7 +62,8 @@ class VllmEngineService final
       grpc::CallbackServerContext* context,
       const smg::grpc::common::GetTokenizerRequest* request) override;
 
-  // Not built, like SubscribeKvEvents below.
+  // These unary RPCs are not implemented, and neither is the stream
+  // SubscribeKvEvents below.
   KVASIR_RPC_NOT_BUILT(vllm::grpc::engine::VllmEngine, Embed,
                        vllm::grpc::engine::EmbedRequest,
                        vllm::grpc::engine::EmbedResponse)

@@ -1,4 +1,4 @@
-// The service over real gRPC, with a scripted router.
+// Tests of the service over real gRPC, with a scripted router.
 #include "router/facades/vllm_engine/service.h"
 
 #include <grpcpp/grpcpp.h>
@@ -23,7 +23,8 @@ namespace common = smg::grpc::common;
 class VllmEngineServiceTest : public FacadeServerTest {
  protected:
   void Start(bool shares_tokenizer = true) {
-    // More than one chunk of data that does not compress.
+    // Random text, which does not compress, so that the archive has more than
+    // one chunk.
     std::string noise;
     while (noise.size() < (3 << 20)) {
       noise += base::Sha256Hex(std::to_string(noise.size()));
@@ -98,7 +99,8 @@ TEST_F(VllmEngineServiceTest, AbortEndsARequestOfItsOwnTenantAndIsIdempotent) {
   request->Done(absl::CancelledError("cancelled"));
 }
 
-// Each id would be looked up, and post a step to each of its requests.
+// The number is limited because each id causes a lookup and a task for each of
+// its requests.
 TEST_F(VllmEngineServiceTest, AnAbortOfTooManyIdsIsRefused) {
   Start();
   engine::AbortRequest abort;
@@ -197,7 +199,7 @@ TEST_F(VllmEngineServiceTest, TheTokenizerIsServedOnlyIfItIsShared) {
   EXPECT_THAT(status.error_message(), HasSubstr("--share-tokenizer on"));
 }
 
-TEST_F(VllmEngineServiceTest, UnbuiltRpcsReportTheirName) {
+TEST_F(VllmEngineServiceTest, RpcsThatAreNotImplementedAnswerWithTheirName) {
   Start();
   const auto expect = [](const grpc::Status& status, const char* name) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);

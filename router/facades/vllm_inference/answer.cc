@@ -8,12 +8,13 @@ namespace {
 
 using vllm::FinishInfo;
 
-// The size of an id below 2^31 as a varint, of a float, and of a message's tag
-// and length.
+// Bytes on the wire: the largest varint of an id below 2^31, a float, and an
+// upper limit for a message's tag and length.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 4;
-// A vocabulary's words have about four letters; longer ones are rare.
+// An estimate of a token's text: most tokens have about four letters, and
+// longer ones are rare.
 constexpr uint64_t kTextBytes = 8;
 
 FinishInfo::FinishReason ReasonOf(kvasir::v1::FinishReason reason) {
@@ -51,7 +52,8 @@ void VllmInferenceAnswer::OnTokens(
   if (tokens.index() >= samples_.size()) return;
   Sample& sample = samples_[tokens.index()];
   for (int i = 0; i < tokens.token_ids_size(); ++i) {
-    // The token did not end the sample.
+    // Another token follows, so the held-back one did not end the sample and
+    // its text is output.
     if (sample.maybe_last_id) {
       PushText(*std::exchange(sample.maybe_last_id, std::nullopt), &sample);
     }
@@ -73,13 +75,14 @@ void VllmInferenceAnswer::OnTokens(
   }
 }
 
-// The rank is known only for tokens that the engine was asked for; 0 otherwise.
+// Adds a token's log probability, rank and candidates. The rank is 0 if the
+// token is not among the most likely ones that the engine has reported.
 void VllmInferenceAnswer::AddLogprob(int32_t id,
                                      const kvasir::v1::TokenLogprob& logprob,
                                      vllm::SequenceOutput* fresh) const {
   fresh->add_logprobs(logprob.logprob());
-  // One entry for each token: some clients end the call if the three lists
-  // differ in length.
+  // An entry is added for each token, even if it is empty: some clients end the
+  // call if the three lists differ in length.
   auto* const candidates = fresh->add_candidate_tokens();
   uint32_t rank = 0;
   for (int i = 0; i < logprob.top_size(); ++i) {
@@ -124,8 +127,8 @@ void VllmInferenceAnswer::OnFinish(
   if (sample.finish) return;
   if (sample.maybe_last_id) {
     const int32_t id = *std::exchange(sample.maybe_last_id, std::nullopt);
-    // Below min_new_tokens, such a token does not end the sample and is text
-    // like any other.
+    // If the sample did not end at this token (because the output was shorter
+    // than min_new_tokens), the token's text is output like any other.
     const bool ended = finish.reason() == kvasir::v1::FINISH_STOP;
     if (!ended || request_.include_stop_string) PushText(id, &sample);
     if (sample.finish) return;

@@ -1,5 +1,5 @@
-// Builds one request's answer: engine events in, vllm.GenerateResponses out. No
-// gRPC, no threads, no clock.
+// Builds the answer to one request: it takes engine events and returns
+// vllm.GenerateResponses. Uses no gRPC, threads or clock.
 #pragma once
 
 #include <cstdint>
@@ -18,21 +18,22 @@
 
 namespace kvasir::router {
 
-// Clients check counts: each response has as many ids, log probabilities, ranks
-// and candidates (if requested) as its num_tokens, and the finish's
-// num_output_tokens is the sum. Every token counts, including the one that
-// ended its sample. That token's text is left out, and text is cut before a
-// stop string unless the client wants to keep it.
-//
-// Streamed: each response has new output of one sample, and the last one of a
-// sample has its finish. Not streamed: one response, once the sample has ended.
+// The answer to one request. Clients check its counts: each response must have
+// num_tokens ids, log probabilities, ranks and candidates (those that were
+// requested), and num_output_tokens of the finish must be the sum of all
+// num_tokens. Every token counts, including the one that ended its sample. The
+// text of this token is left out, and the text ends before a stop string,
+// unless the client wants to keep them.
+// In a streamed answer, each response has new output of one sample, and the
+// last response of a sample has its finish. An answer that is not streamed is a
+// single response, after the sample has ended.
 //
 // Threads: one at a time.
 class VllmInferenceAnswer {
  public:
   using Response = vllm::GenerateResponse;
 
-  // `codec` may be null if neither text nor stop strings are requested.
+  // `codec` may be null if the client requests no text and no stop strings.
   VllmInferenceAnswer(VllmInferenceRequest request, proto::TokenBytes prompt,
                       std::vector<int32_t> eos_ids,
                       std::shared_ptr<const TextCodec> codec);
@@ -44,10 +45,12 @@ class VllmInferenceAnswer {
 
   bool finished() const { return samples_.ended(); }
   bool HasResponse() const { return samples_.HasResponse(); }
-  // Serves samples in turn. Precondition: HasResponse().
+  // Returns the next response; the samples take turns. Precondition:
+  // HasResponse().
   Response Take();
   bool complete() const { return samples_.complete(); }
-  // Only for streamed answers; otherwise 0.
+  // Returns the bytes of output that wait to be taken; always 0 if the answer
+  // is not streamed.
   size_t waiting_bytes() const;
 
  private:
@@ -55,14 +58,15 @@ class VllmInferenceAnswer {
     bool ended() const { return finish.has_value(); }
     bool has_output() const { return fresh.num_tokens() > 0; }
 
-    // Null if there is no text.
+    // The sample's text; null if there is no codec.
     std::unique_ptr<TextStream> text;
-    // A token whose text waits, because it may end the sample.
+    // The sample's newest token, if it may have ended the sample. Its text is
+    // held back until this is known.
     std::optional<int32_t> maybe_last_id;
     uint32_t num_tokens = 0;
     // Absent while the sample runs.
     std::optional<vllm::FinishInfo> finish;
-    // The output that came after the last response.
+    // The output that has come since the sample's last response.
     vllm::SequenceOutput fresh;
   };
 
@@ -75,15 +79,16 @@ class VllmInferenceAnswer {
   const VllmInferenceRequest request_;
   const proto::TokenBytes prompt_;
   const std::shared_ptr<const TextCodec> codec_;
-  // Tokens that may end a sample.
+  // The tokens that may end a sample.
   const EndingIds ending_ids_;
   AnswerSamples<Sample> samples_;
   bool owes_prompt_info_ = true;
 };
 
-// The size that one token may take in a response, its text estimated.
+// Returns the size that one token may have in a response. The size of its text
+// is an estimate.
 uint64_t VllmInferenceBytesPerToken(const VllmInferenceRequest& request);
-// The size of the prompt's ids in a response.
+// Returns the largest size of the prompt's ids in a response.
 uint64_t VllmInferencePromptBytes(const VllmInferenceRequest& request,
                                   uint64_t prompt_tokens);
 

@@ -1,5 +1,5 @@
-// GenerateStream and Generate without gRPC: a message, the engine's events, the
-// responses.
+// Tests of GenerateStream and Generate without gRPC: the test sends a message
+// and the engine's events, and checks the responses.
 #include <map>
 #include <memory>
 #include <string>
@@ -52,7 +52,8 @@ class VllmInferenceCallTest : public SingleCallTest<VllmInferenceAnswer> {
     }
     return text;
   }
-  // Clients check these counts and abort if they are wrong.
+  // Checks the counts in the responses. Clients check them too, and abort if
+  // they are wrong.
   void ExpectCountsToHold(const GenerateRequest& message) const {
     std::map<uint32_t, uint32_t> tokens;
     std::map<uint32_t, uint32_t> reported;
@@ -100,8 +101,8 @@ TEST_F(VllmInferenceCallTest, StreamsTextAndIdsAndCountsThem) {
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
-// vllm-router asks for ids only and detokenizes itself.
-TEST_F(VllmInferenceCallTest, OnlyIdsNeedNoTokenizer) {
+// vllm-router requests only ids, because it detokenizes them itself.
+TEST_F(VllmInferenceCallTest, ARequestForTokenIdsOnlyNeedsNoTokenizer) {
   backend_->codecs.clear();
   GenerateRequest message = Message();
   message.mutable_response()->set_output_text(false);
@@ -122,18 +123,20 @@ TEST_F(VllmInferenceCallTest,
     Send(message);
     return *writer_.end;
   };
-  EXPECT_THAT(refused(Message()),
-              StatusIs(absl::StatusCode::kUnimplemented,
-                       HasSubstr("response.output_text: the model has no "
-                                 "tokenizer.json here; ask for ids")));
+  EXPECT_THAT(
+      refused(Message()),
+      StatusIs(absl::StatusCode::kUnimplemented,
+               HasSubstr("response.output_text needs a tokenizer, and this "
+                         "server has none for the model; ask for ids")));
   GenerateRequest text = Message();
   text.set_text("hi");
   EXPECT_THAT(refused(text), StatusIs(absl::StatusCode::kUnimplemented,
-                                      HasSubstr("text: the model has no")));
+                                      HasSubstr("text needs a tokenizer")));
   GenerateRequest stop = Message();
   stop.mutable_stopping()->add_stop_strings("x");
-  EXPECT_THAT(refused(stop), StatusIs(absl::StatusCode::kUnimplemented,
-                                      HasSubstr("stopping.stop_strings: ")));
+  EXPECT_THAT(refused(stop),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       HasSubstr("stopping.stop_strings needs a tokenizer")));
 }
 
 TEST_F(VllmInferenceCallTest, WithoutStreamingThereIsOneResponseAtTheEnd) {
@@ -186,8 +189,8 @@ TEST_F(VllmInferenceCallTest, AStopStringEndsTextTokensAndEngine) {
   }
 }
 
-// A stop string may be complete only with the text of an end token that did not
-// end the sample.
+// An end token that did not end the sample becomes text, and a stop string may
+// be complete only with this text.
 TEST_F(VllmInferenceCallTest, AnEndTokensTextWaitsUntilTheSampleContinues) {
   GenerateRequest message = Message();
   message.mutable_stopping()->add_stop_token_ids('z');
@@ -301,7 +304,7 @@ TEST_F(VllmInferenceCallTest, SaltAndPriorityReachTheRouter) {
   const CanonicalRequest& request = Engine().request();
   EXPECT_EQ(request.cache_salt, CacheSaltOf("t", "pepper"));
   EXPECT_EQ(request.priority, 4);
-  // No client can choose a salt that another tenant's cache uses.
+  // No salt of a client equals the salt of another tenant's cache.
   EXPECT_NE(CacheSaltOf("", "tenant/t"), CacheSaltOf("t"));
   EXPECT_NE(CacheSaltOf("t", "a"), CacheSaltOf("", "atenant/t"));
 }
@@ -337,7 +340,7 @@ TEST_F(VllmInferenceCallTest, AnAbortEndsTheStreamWithAFinish) {
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
-TEST_F(VllmInferenceCallTest, AReaderThatDoesNotReadIsReset) {
+TEST_F(VllmInferenceCallTest, TheCallOfAClientThatDoesNotReadIsReset) {
   backend_->limits.max_waiting_bytes_per_stream = 100;
   Send(Message());
   Engine().Emit("ab");
@@ -378,7 +381,8 @@ TEST(VllmInferenceModelsTest, DescribesTheFieldsThatClientsRequire) {
   EXPECT_TRUE(model.supports_text_input());
 }
 
-TEST(VllmInferenceModelsTest, BeforeAWorkerIsReachedNothingIsReported) {
+TEST(VllmInferenceModelsTest,
+     DescriptionsAreUnavailableBeforeAWorkerIsReached) {
   ModelStatus model = Served("a");
   model.info.reset();
   EXPECT_THAT(ControlServerInfoOf(model, "1"),
@@ -387,7 +391,7 @@ TEST(VllmInferenceModelsTest, BeforeAWorkerIsReachedNothingIsReported) {
 }
 
 TEST_F(VllmInferenceCallTest,
-       OneThatGoesBeforeItsTextIsTokenizedStaysInItsQuota) {
+       ACancelledRequestStaysInItsQuotaUntilItsTextIsTokenized) {
   backend_->callers =
       CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 1})"));
   identity_.credentials = TokenOf("red");

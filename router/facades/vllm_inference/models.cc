@@ -12,9 +12,9 @@ absl::StatusOr<vllm::ServerInfo> ControlServerInfoOf(
   }
   vllm::ServerInfo info;
   info.set_engine_version(server_version);
-  // Clients accept no other value.
+  // Clients accept only this value.
   info.set_api_version("vllm");
-  // All replicas together, which clients see as one rank.
+  // Clients see all replicas together as a single rank.
   vllm::ParallelismInfo* parallelism = info.mutable_parallelism();
   parallelism->set_tensor_parallel_size(1);
   parallelism->set_pipeline_parallel_size(1);

@@ -1,4 +1,5 @@
-// Describes server and model.
+// Builds the descriptions of the server and its model that vllm.Control
+// returns.
 #pragma once
 
 #include <string>
@@ -10,12 +11,13 @@
 
 namespace kvasir::router {
 
-// UNAVAILABLE before a worker has been reached, because gateways keep the first
-// answer.
+// Returns UNAVAILABLE before a worker has been reached, because gateways keep
+// the first answer.
 absl::StatusOr<vllm::ServerInfo> ControlServerInfoOf(
     const ModelStatus& model, const std::string& server_version);
 
-// `names`: all names of the model. `has_tokenizer`: prompts may be text.
+// `names`: the model under all of its names. `has_tokenizer`: whether prompts
+// may be text.
 vllm::ModelInfo ControlModelInfoOf(const ModelStatus& model,
                                    const std::vector<ModelStatus>& names,
                                    bool has_tokenizer);

@@ -32,16 +32,17 @@ absl::StatusOr<proto::TokenBytes> PromptOf(const VllmInferenceRequest& request,
   return EncodePrompt(*codec, *request.text);
 }
 
-// Returns how many tokens one response holds in addition to the prompt's.
+// Returns how many output tokens one response can hold in addition to the
+// prompt's ids.
 absl::StatusOr<uint64_t> TokensThatFit(const VllmInferenceRequest& request,
                                        uint64_t prompt_tokens,
                                        const FacadeLimits& limits) {
   const uint64_t of_prompt = VllmInferencePromptBytes(request, prompt_tokens);
   if (of_prompt >= limits.max_response_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("response.prompt_token_ids: those of ", prompt_tokens,
-                     " tokens may take ", of_prompt,
-                     " bytes, one response holds ", limits.max_response_bytes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "response.prompt_token_ids: the ids of ", prompt_tokens,
+        " tokens may take ", of_prompt, " bytes; one response holds ",
+        limits.max_response_bytes, " bytes"));
   }
   if (request.streaming) return std::numeric_limits<uint32_t>::max();
   return (limits.max_response_bytes - of_prompt) /

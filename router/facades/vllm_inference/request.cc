@@ -105,7 +105,8 @@ absl::Status ParseSampling(const vllm::GenerateRequest& message,
         Field{"decoding.repetition_penalty", decoding.repetition_penalty()}}) {
     KVASIR_RETURN_IF_ERROR(CheckFiniteField(name, value));
   }
-  // Unset means greedy, unlike in vLLM's other protocols.
+  // In this protocol an unset temperature is 0, which means greedy; in vLLM's
+  // other protocols it is 1.
   out->sampling.set_temperature(message.temperature());
   out->sampling.set_top_k(TopKOf(sampling.top_k()));
   out->sampling.set_top_p(OrNeutral(sampling.top_p(), 1.0f));
@@ -129,7 +130,7 @@ absl::Status ParseSampling(const vllm::GenerateRequest& message,
                       "(GenerateStream gives more)",
                       out->sampling.n());
   }
-  // Negative seeds are valid.
+  // A negative seed is valid: its bits are used.
   if (sampling.has_seed()) out->seed = static_cast<uint64_t>(sampling.seed());
   return RefuseConstraints(decoding);
 }
@@ -175,7 +176,8 @@ absl::Status ParseCandidates(const vllm::ResponseOptions& response,
   }
   if (out->num_candidates > 0 && !out->wants_logprobs) {
     return absl::InvalidArgumentError(
-        "response.output_candidates: want output_logprobs with it, have false");
+        "response.output_candidates: requires response.output_logprobs, which "
+        "is false");
   }
   return absl::OkStatus();
 }
@@ -190,8 +192,8 @@ absl::Status ParseResponse(const vllm::ResponseOptions& response,
       !response.has_skip_special_tokens() || response.skip_special_tokens();
   KVASIR_RETURN_IF_ERROR(ParseCandidates(response, out));
   if (out->wants_logprobs) {
-    // At least one: the most likely token tells whether the sampled one has
-    // rank 1.
+    // Ask the engine for at least one: only with the most likely token is it
+    // known whether the sampled token has rank 1.
     out->sampling.set_logprobs(std::max<uint32_t>(1, out->num_candidates));
   }
   return absl::OkStatus();

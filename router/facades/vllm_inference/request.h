@@ -1,5 +1,5 @@
-// Parses a vllm.GenerateRequest into the engine's parameters and the form of
-// the answer. No gRPC, no tokenizer.
+// Parses a vllm.GenerateRequest. The result has the engine's parameters and
+// says which form the answer must have. Uses no gRPC and no tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@
 namespace kvasir::router {
 
 struct VllmInferenceRequest {
-  // The prompt: one of the two.
+  // The prompt: either token ids or a text.
   proto::TokenBytes token_ids;
   std::optional<std::string> text;
 
-  // max_tokens 0: as many as there is room for.
+  // max_tokens 0 means as many tokens as fit.
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
   int32_t priority = 0;
@@ -28,23 +28,26 @@ struct VllmInferenceRequest {
   bool include_stop_string = false;
   bool skip_special_tokens = true;
 
-  // Many responses with new output, or one with everything.
+  // True: many responses, each with new output. False: one response with the
+  // whole output.
   bool streaming = false;
   bool wants_text = true;
   bool wants_ids = false;
   bool wants_logprobs = false;
-  // The most likely tokens to return with each sampled one. The engine may be
-  // asked for more, because a token's rank is its place among them.
+  // How many of the most likely tokens are returned with each sampled token.
+  // The engine may be asked for more, because the rank of a token is found by
+  // its place among them.
   uint32_t num_candidates = 0;
   bool wants_prompt_ids = false;
 };
 
 inline constexpr size_t kMaxCacheSaltBytes = 256;
 
-// Zero means "not set" for fields without presence. INVALID_ARGUMENT names the
-// field, the wanted and the given value. UNIMPLEMENTED names something that
-// would change the result and is not built; fields of later versions of the
-// protocol by their numbers.
+// A zero in a field without presence means that the field is not set. Errors:
+// INVALID_ARGUMENT names the field, the allowed values and the given one.
+// UNIMPLEMENTED names a feature that is not implemented and would change the
+// result; for a field of a later version of the protocol, it names the field's
+// number.
 absl::StatusOr<VllmInferenceRequest> ParseVllmInferenceRequest(
     const vllm::GenerateRequest& message, bool streaming);
 

@@ -109,7 +109,7 @@ TEST(VllmInferenceRequestTest, ServedFieldsAreAccepted) {
   EXPECT_EQ(request.cache_salt, "pepper");
 }
 
-TEST(VllmInferenceRequestTest, UnbuiltFieldsAreRefusedByName) {
+TEST(VllmInferenceRequestTest, FieldsThatAreNotImplementedAreRefusedByName) {
   using Change = std::function<void(GenerateRequest*)>;
   const std::vector<std::pair<std::string, Change>> cases = {
       {"truncate_prompt_tokens",
@@ -152,12 +152,14 @@ TEST(VllmInferenceRequestTest, UnbuiltFieldsAreRefusedByName) {
        [](auto* m) { m->mutable_decoding()->set_structural_tag("a"); }},
   };
   for (const auto& [name, change] : cases) {
-    EXPECT_THAT(Refusal(change), StatusIs(absl::StatusCode::kUnimplemented,
-                                          HasSubstr(name + " is not built")));
+    EXPECT_THAT(Refusal(change),
+                StatusIs(absl::StatusCode::kUnimplemented,
+                         HasSubstr(name + " is not implemented")));
   }
 }
 
-// A later version's field may ask for anything, in any part of the message.
+// A field of a later version of the protocol may ask for something that changes
+// the result, in any part of the message.
 TEST(VllmInferenceRequestTest, UnknownFieldsAreRefusedByNumberAndMessage) {
   const auto unknown = [](google::protobuf::Message* message) {
     message->GetReflection()->MutableUnknownFields(message)->AddVarint(77, 1);
@@ -185,7 +187,7 @@ TEST(VllmInferenceRequestTest, UnknownFieldsAreRefusedByNumberAndMessage) {
                        HasSubstr("field 77 of KVCacheParameters")));
 }
 
-TEST(VllmInferenceRequestTest, WrongValuesAreReportedWithFieldWantAndHave) {
+TEST(VllmInferenceRequestTest, ErrorsNameTheFieldTheWantedAndTheGivenValue) {
   const auto is = [](const std::string& text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
@@ -226,7 +228,7 @@ TEST(VllmInferenceRequestTest, WrongValuesAreReportedWithFieldWantAndHave) {
       Refusal([](auto* m) {
         m->mutable_response()->mutable_output_candidates()->set_top_n(2);
       }),
-      is("response.output_candidates: want output_logprobs with it"));
+      is("response.output_candidates: requires response.output_logprobs"));
 }
 
 }  // namespace

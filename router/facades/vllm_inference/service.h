@@ -1,6 +1,7 @@
-// The facades vllm.Inference and vllm.Control: text or token ids in, text and
-// token ids out, for vllm-router and others that route to vLLM's own gRPC
-// servers. Reactors only convert and post; SingleCall decides.
+// The facade that serves vllm.Inference and vllm.Control, with text or token
+// ids as input and output, for vllm-router and others that call vLLM's own gRPC
+// servers. Reactors only convert messages and post tasks; SingleCall has the
+// logic.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -19,10 +20,9 @@
 namespace kvasir::router {
 
 // The service vllm.Control. Its Abort ends requests of vllm.Inference.
-//
 // Threads: any thread.
-// Errors: as in the wire protocol; an RPC that is not built answers
-//   UNIMPLEMENTED with its name.
+// Errors: as in the wire protocol. An RPC that is not implemented answers
+// UNIMPLEMENTED; the text contains its name.
 class VllmControlService final : public vllm::Control::CallbackService {
  public:
   explicit VllmControlService(std::shared_ptr<const FacadeBackend> backend)
@@ -39,7 +39,7 @@ class VllmControlService final : public vllm::Control::CallbackService {
   ::grpc::ServerUnaryReactor* Abort(::grpc::CallbackServerContext* context,
                                     const vllm::AbortRequest* request,
                                     vllm::AbortResponse* response) override;
-  // Always an empty list.
+  // Answers with an empty list, because Kvasir has no KV events.
   ::grpc::ServerUnaryReactor* GetKvEventSources(
       ::grpc::CallbackServerContext* context,
       const vllm::GetKvEventSourcesRequest* request,
@@ -69,8 +69,10 @@ class VllmControlService final : public vllm::Control::CallbackService {
   const std::shared_ptr<const FacadeBackend> backend_;
 };
 
-// Owns: the tokenizer's and the streams' threads, and Control's service.
-// Threads: any thread. Errors: as in the wire protocol.
+// The service vllm.Inference and the facade of both services.
+// Owns: the tokenizer's and the streams' threads, and the service vllm.Control.
+// Threads: any thread.
+// Errors: as in the wire protocol.
 class VllmInferenceService final : public vllm::Inference::CallbackService,
                                    public Facade {
  public:

@@ -1,4 +1,4 @@
-// The services over real gRPC, with a scripted router.
+// Tests of the services over real gRPC, with a scripted router.
 #include "router/facades/vllm_inference/service.h"
 
 #include <grpcpp/generic/generic_stub.h>
@@ -151,8 +151,9 @@ TEST_F(VllmInferenceServiceTest, DescribesServerAndModel) {
   EXPECT_EQ(sources.ByteSizeLong(), 0);
 }
 
-// gRPC 1.51 answers UNIMPLEMENTED without a text, as if there were no such RPC.
-TEST_F(VllmInferenceServiceTest, GarbageIsRefusedWithAText) {
+// By itself gRPC 1.51 would answer UNIMPLEMENTED without a text, as if the RPC
+// did not exist.
+TEST_F(VllmInferenceServiceTest, AMessageThatCannotBeParsedIsRefusedWithAText) {
   for (const std::string method :
        {"/vllm.Inference/Generate", "/vllm.Inference/GenerateStream",
         "/vllm.Control/Abort"}) {
@@ -162,13 +163,13 @@ TEST_F(VllmInferenceServiceTest, GarbageIsRefusedWithAText) {
               "the bytes are not a valid request of " + method);
   }
   EXPECT_EQ(router_.num_requests(), 0);
-  // Gateways probe the kind of server and rely on this code.
+  // Gateways rely on this code when they probe which kind of server it is.
   EXPECT_EQ(
       RawCall("/vllm.Inference/Other", std::string(9, '\xff')).error_code(),
       grpc::StatusCode::UNIMPLEMENTED);
 }
 
-TEST_F(VllmInferenceServiceTest, UnbuiltRpcsReportTheirName) {
+TEST_F(VllmInferenceServiceTest, RpcsThatAreNotImplementedAnswerWithTheirName) {
   const auto* service = vllm::NotBuilt::descriptor()->file()->service(0);
   int refused = 0;
   for (int i = 0; i < service->method_count(); ++i) {
@@ -176,8 +177,9 @@ TEST_F(VllmInferenceServiceTest, UnbuiltRpcsReportTheirName) {
     if (method->input_type() != vllm::NotBuilt::descriptor()) continue;
     const grpc::Status status = RawCall("/vllm.Control/" + method->name(), "");
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-    EXPECT_THAT(status.error_message(),
-                HasSubstr("vllm.Control/" + method->name() + " is not built"));
+    EXPECT_THAT(
+        status.error_message(),
+        HasSubstr("vllm.Control/" + method->name() + " is not implemented"));
     ++refused;
   }
   EXPECT_EQ(refused, 17);

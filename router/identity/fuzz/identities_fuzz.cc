@@ -1,4 +1,5 @@
-// libFuzzer: any bytes as the file of --identities.
+// A libFuzzer target that parses any bytes as an identities file
+// (--identities).
 #include <cstdint>
 
 #include "absl/strings/ascii.h"
@@ -17,7 +18,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const kvasir::v1::Tenant& tenant = read->tenant(idx);
     KVASIR_CHECK(!tenant.name().empty() && CheckTenantName(tenant.name()).ok());
     KVASIR_CHECK(read->Named(tenant.name()) == idx);
-    // Every caller that the file names must be found by its credentials.
+    // Every token and every certificate name in a valid file must lead to its
+    // tenant.
     for (const auto& token : tenant.tokens()) {
       Credentials credentials{.encrypted = true,
                               .token = Credentials::Token::kGiven};

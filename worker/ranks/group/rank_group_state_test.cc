@@ -417,8 +417,8 @@ TEST(RankGroupStateTest, TheFirstMessageMustBeAHello) {
                           "2: NO_HELLO", "2 closed: INVALID_ARGUMENT",
                           "3: NO_HELLO", "3 closed: INVALID_ARGUMENT"));
   EXPECT_THAT(group.Events(),
-              ElementsAre("a caller at ipv4:peer; NO_HELLO: want a "
-                          "RankHello first, have RankHeartbeat"));
+              ElementsAre("a caller at ipv4:peer; NO_HELLO: the first message "
+                          "must be a RankHello, is RankHeartbeat"));
   group.Link(4);
   group.Pass(kHeartbeatTimeout, {});
   EXPECT_THAT(group.Done(),

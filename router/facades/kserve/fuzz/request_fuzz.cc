@@ -1,4 +1,4 @@
-// libFuzzer: any bytes as a ModelInferRequest.
+// A libFuzzer target that parses any bytes as a ModelInferRequest.
 #include <cstdint>
 
 #include "base/check.h"

@@ -1,4 +1,4 @@
-// libFuzzer: any bytes as a GenerateRequest.
+// A libFuzzer target that parses any bytes as a GenerateRequest.
 #include <cstdint>
 
 #include "base/check.h"
