@@ -101,8 +101,8 @@ absl::StatusOr<json> ParseJson(std::string_view text, std::string_view where,
     DuplicateKeys keys;
     json::sax_parse(text.begin(), text.end(), &keys);
     if (keys.found().has_value()) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: key \"%s\" occurs twice", where, *keys.found()));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: key \"%s\" occurs twice", where, *keys.found()));
     }
     return value;
   } catch (const std::exception& error) {

@@ -260,7 +260,7 @@ TEST(KserveRequestTest, ErrorsNameTheWrongSamplingValue) {
   std::string deep = R"({"stop": )" + std::string(100000, '[') +
                      std::string(100000, ']') + "}";
   EXPECT_THAT(ParseJson(deep),
-              StatusIs(kInvalid, HasSubstr("nests deeper than 8")));
+              StatusIs(kInvalid, HasSubstr("nested deeper than 8")));
   EXPECT_THAT(ParseJson(std::string(300 << 10, ' ')),
               StatusIs(kInvalid, HasSubstr("at most")));
 }
@@ -274,10 +274,10 @@ TEST(KserveRequestTest, JsonWithTooManyMembersIsRefusedBeforeItIsParsed) {
     absl::StrAppend(&items, i == 0 ? "" : ",", "{}");
   }
   for (const std::string& text : {members + "}", items + "]}"}) {
-    EXPECT_THAT(
-        ParseJson(text),
-        StatusIs(kInvalid,
-                 HasSubstr("'sampling_parameters': more than 16384 values")));
+    EXPECT_THAT(ParseJson(text),
+                StatusIs(kInvalid,
+                         HasSubstr("'sampling_parameters': JSON has more than "
+                                   "16384 values")));
   }
 }
 
