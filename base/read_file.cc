@@ -27,13 +27,10 @@ absl::Status SystemsError() {
   return absl::Status(absl::ErrnoToStatusCode(error), std::strerror(error));
 }
 
-}  // namespace
-
-absl::StatusOr<std::string> ReadFile(const std::string& path,
-                                     size_t most_bytes) {
-  // Without O_NONBLOCK, opening a FIFO would wait for a writer.
-  const int descriptor =
-      ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+// Reads until the end, or until one byte beyond `most_bytes`. Takes over the
+// descriptor, which may be negative after a failed open.
+absl::StatusOr<std::string> ReadAll(int descriptor, size_t most_bytes,
+                                    bool only_regular) {
   if (descriptor < 0) return SystemsError();
   const std::unique_ptr<std::FILE, Close> file(::fdopen(descriptor, "r"));
   if (file == nullptr) {
@@ -43,7 +40,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path,
   }
   struct stat found = {};
   if (::fstat(descriptor, &found) != 0) return SystemsError();
-  if (!S_ISREG(found.st_mode)) {
+  if (only_regular && !S_ISREG(found.st_mode)) {
     return absl::FailedPreconditionError("is not a regular file");
   }
   std::string text;
@@ -60,6 +57,21 @@ absl::StatusOr<std::string> ReadFile(const std::string& path,
           absl::StrCat("has more than ", most_bytes, " bytes"));
     }
   }
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadFile(const std::string& path,
+                                     size_t most_bytes) {
+  // Without O_NONBLOCK, opening a FIFO would wait for a writer.
+  return ReadAll(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK),
+                 most_bytes, /*only_regular=*/true);
+}
+
+absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path,
+                                           size_t most_bytes) {
+  return ReadAll(::open(path.c_str(), O_RDONLY | O_CLOEXEC), most_bytes,
+                 /*only_regular=*/false);
 }
 
 }  // namespace kvasir::base

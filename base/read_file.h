@@ -17,4 +17,9 @@ namespace kvasir::base {
 absl::StatusOr<std::string> ReadFile(const std::string& path,
                                      size_t most_bytes);
 
+// Like ReadFile, but also reads pipes, and waits for their writer. For commands
+// that read a file once, at their start.
+absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path,
+                                           size_t most_bytes);
+
 }  // namespace kvasir::base

@@ -1,6 +1,7 @@
 #include "base/read_file.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <string>
 
@@ -37,6 +38,18 @@ TEST_F(ReadFileTest, AReadErrorStatesTheSystemsCause) {
   EXPECT_THAT(
       ReadFile(path_ + ".none", 10).status(),
       StatusIs(absl::StatusCode::kNotFound, "No such file or directory"));
+}
+
+TEST_F(ReadFileTest, ReadFileOrPipeReadsAPipe) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ASSERT_EQ(::write(ends[1], "token", 5), 5);
+  ::close(ends[1]);
+  const std::string path = absl::StrCat("/dev/fd/", ends[0]);
+  const auto text = ReadFileOrPipe(path, 10);
+  ::close(ends[0]);
+  KVASIR_ASSERT_OK(text);
+  EXPECT_EQ(*text, "token");
 }
 
 // Opening a FIFO used to wait for a writer for ever.

@@ -154,7 +154,7 @@ TEST(PlanTest, AnErrorRepeatsAtMost300BytesOfThePlan) {
   const std::string text = "{\"" + std::string(5 << 20, 'k') + "\":1}";
   const absl::Status status = ParsePlanJson(text, "kv_plan.json").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_LT(status.message().size(), 400);
+  EXPECT_LT(status.message().size(), 400u);
 }
 
 TEST(PlanTest, RefusesTextThatIsTooLong) {

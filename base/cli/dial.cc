@@ -34,7 +34,7 @@ absl::StatusOr<std::string> ReadSecretFile(const char* flag,
     return absl::InvalidArgumentError(
         absl::StrCat(flag, " ", path, ": ", what));
   };
-  const auto text = base::ReadFile(path, kMaxTokenFileBytes);
+  const auto text = base::ReadFileOrPipe(path, kMaxTokenFileBytes);
   if (!text.ok()) return wrong(text.status().message());
   std::string token(absl::StripAsciiWhitespace(*text));
   // The error does not contain the value, because it may be a secret.

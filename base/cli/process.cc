@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <system_error>
 
@@ -26,23 +27,41 @@ namespace {
 
 volatile sig_atomic_t g_shutdown_signals = 0;
 
-constexpr char kLockName[] = "/lock";
+constexpr char kLockName[] = "/.kvasir-private-folder";
+
+// Folders of another boot, or of another machine that shares the file system,
+// are left alone: locks of their processes may be invisible here.
+std::string BootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
 
 // Creates the lock file of a folder. It is locked before it gets its name, so
 // no other process ever finds it unlocked while this one lives. The descriptor
 // stays open on purpose: the system closes it, and so unlocks the file, when
-// the process ends.
-bool HoldLock(const std::string& folder) {
+// the process ends. If the file system has no locks, there is no lock file, and
+// the folder is never taken for an abandoned one.
+void HoldLock(const std::string& folder) {
   const std::string lock = folder + kLockName;
-  const std::string unnamed = lock + "-";
+  const std::string unlocked = lock + "-";
+  const std::string id = BootId();
   const int descriptor =
-      ::open(unnamed.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-  return descriptor >= 0 && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 &&
-         ::rename(unnamed.c_str(), lock.c_str()) == 0;
+      ::open(unlocked.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (descriptor < 0) return;
+  if (::write(descriptor, id.data(), id.size()) ==
+          static_cast<ssize_t>(id.size()) &&
+      ::flock(descriptor, LOCK_EX | LOCK_NB) == 0 &&
+      ::rename(unlocked.c_str(), lock.c_str()) == 0) {
+    return;
+  }
+  ::unlink(unlocked.c_str());
+  ::close(descriptor);
 }
 
-// True if the folder is one of MakePrivateFolder's, belongs to this user, and
-// the process that made it has ended.
+// True if MakePrivateFolder of a process of this user and boot made the folder,
+// and that process has ended.
 bool IsAbandoned(const std::filesystem::directory_entry& folder) {
   const std::string name = folder.path().filename();
   if (name.size() + 1 != kPrivateFolderName.size() ||
@@ -51,15 +70,19 @@ bool IsAbandoned(const std::filesystem::directory_entry& folder) {
   }
   struct stat found = {};
   if (::lstat(folder.path().c_str(), &found) != 0 || !S_ISDIR(found.st_mode) ||
-      found.st_uid != ::geteuid()) {
+      (found.st_mode & 0777) != 0700 || found.st_uid != ::geteuid()) {
     return false;
   }
   const int descriptor = ::open((folder.path().string() + kLockName).c_str(),
                                 O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (descriptor < 0) return false;
-  const bool unlocked = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+  char id[64] = {};
+  const ssize_t size = ::read(descriptor, id, sizeof id);
+  const bool abandoned =
+      size > 0 && std::string(id, static_cast<size_t>(size)) == BootId() &&
+      ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
   ::close(descriptor);
-  return unlocked;
+  return abandoned;
 }
 
 void RemoveAbandonedFolders(const std::string& parent) {
@@ -80,10 +103,13 @@ void OnShutdownSignal(int signal_number) {
 
 void EndAtOnce(int signal_number) { _exit(128 + signal_number); }
 
+// False if the user has switched off gRPC's log.
+bool g_log_grpc = true;
+
 void LogFromGrpc(gpr_log_func_args* args) {
   if (args->severity == GPR_LOG_SEVERITY_ERROR &&
       !base::TlsRefusals::OfProcess()->AddGrpcLine(args->message)) {
-    base::LogWarning("grpc", {{"text", args->message}});
+    if (g_log_grpc) base::LogWarning("grpc", {{"text", args->message}});
   }
 }
 
@@ -104,6 +130,7 @@ void PrepareProcess() {
   // Refused handshakes are counted from gRPC's log, so that log must be on.
   const char* const verbosity = std::getenv("GRPC_VERBOSITY");
   if (verbosity != nullptr && absl::EqualsIgnoreCase(verbosity, "NONE")) {
+    g_log_grpc = false;
     gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);
   }
 }
@@ -147,10 +174,11 @@ std::string TemporaryFolder() {
 absl::StatusOr<std::string> MakePrivateFolder(const std::string& parent) {
   RemoveAbandonedFolders(parent);
   std::string pattern = parent + std::string(kPrivateFolderName);
-  if (mkdtemp(pattern.data()) == nullptr || !HoldLock(pattern)) {
+  if (mkdtemp(pattern.data()) == nullptr) {
     return absl::UnavailableError(
         absl::StrCat(pattern, ": cannot create: ", std::strerror(errno)));
   }
+  HoldLock(pattern);
   return pattern;
 }
 

@@ -35,10 +35,10 @@ std::string TemporaryFolder();
 // MakePrivateFolder appends this to `parent`; the last letters are random.
 inline constexpr std::string_view kPrivateFolderName = "/kvasir-XXXXXX";
 
-// Creates a folder that only this user may enter (mode 0700), and a file `lock`
-// in it, which this process keeps locked until it ends. First removes the
-// folders in `parent` that ended processes of this user have left, for example
-// after SIGKILL. UNAVAILABLE with the system's reason if the folder cannot be
+// Creates a folder that only this user may enter (mode 0700), with a hidden
+// file that this process keeps locked until it ends. First removes the folders
+// in `parent` that ended processes of this user have left, for example after
+// SIGKILL. UNAVAILABLE with the system's reason if the folder cannot be
 // created.
 absl::StatusOr<std::string> MakePrivateFolder(
     const std::string& parent = TemporaryFolder());

@@ -107,7 +107,8 @@ absl::StatusOr<json> ParseJson(std::string_view text, std::string_view where,
     return value;
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s: not JSON: %s", where, error.what()));
+        absl::StrFormat("%s: not JSON: %s", where,
+                        std::string_view(error.what()).substr(0, 300)));
   }
 }
 

@@ -27,12 +27,14 @@ TEST(JsonTest, RefusesDuplicateKeysAtAnyDepth) {
 }
 
 // The error used to repeat a key of any length.
-TEST(JsonTest, AnErrorNamesAtMost80BytesOfAKey) {
+TEST(JsonTest, AnErrorRepeatsOnlyTheBeginningOfAKey) {
   const std::string key(5 << 20, 'k');
   const absl::Status status =
       ParseJson("{\"" + key + "\":1,\"" + key + "\":2}", "f.json").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_LT(status.message().size(), 200);
+  EXPECT_LT(status.message().size(), 200u);
+  // The parser's own message repeats the whole text that it could not end.
+  EXPECT_LT(ParseJson("{\"" + key, "f.json").status().message().size(), 400u);
 }
 
 TEST(JsonTest, RefusesDeepNesting) {

@@ -263,17 +263,14 @@ TEST_F(RequestRouterTest, AnEqualWorkerContinuesFromReceivedTokens) {
   KVASIR_EXPECT_OK(sink->Wait());
 }
 
-// Such a worker would continue the answer with different tokens.
-TEST_F(RequestRouterTest,
-       AWorkerWithAnotherCacheFormatDoesNotContinueFromReceivedTokens) {
+TEST_F(RequestRouterTest, WorkersWithDifferentCachesFailTheStart) {
   Prepare(2);
   workers_[1]->info()->set_cache_id("other");
-  const auto sink = LoseAFoldedAnswer();
-  EXPECT_THAT(sink->Wait(),
-              StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
-  EXPECT_TRUE(workers_[1]->attempts().empty());
+  EXPECT_THAT(Start(2), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 HasSubstr("cache_id")));
 }
 
+// Such a worker would continue the answer with different tokens.
 TEST_F(RequestRouterTest,
        AWorkerWithOtherArithmeticDoesNotContinueFromReceivedTokens) {
   Prepare(2);

@@ -165,7 +165,7 @@ absl::Status CheckPriority(const Caller& caller, int32_t priority) {
   return absl::PermissionDeniedError(absl::StrCat(
       "priority: ", priority, " is below ", caller.least_priority,
       ", the lowest number that this caller may use (least_priority of its "
-      "tenant in --identities)"));
+      "tenant in --identities; 0 without one)"));
 }
 
 absl::StatusOr<std::shared_ptr<RequestPlace>> Callers::Enter(

@@ -219,6 +219,12 @@ absl::Status Identities::ReadTenant(int idx) {
   }
   KVASIR_RETURN_IF_ERROR(
       CheckQuota(tenant.quota(), absl::StrCat(at, ".quota")));
+  if (tenant.least_priority() > 0 ||
+      (anonymous && tenant.least_priority() != 0)) {
+    return Wrong(absl::StrCat(at, ".least_priority"),
+                 absl::StrCat(anonymous ? "want 0" : "want at most 0",
+                              ", have ", tenant.least_priority()));
+  }
   if (anonymous) {
     // Anybody can be an anonymous caller, so this tenant must not have further
     // rights.

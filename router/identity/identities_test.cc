@@ -163,6 +163,12 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{R"({"schema_version": 1, "anonymous":
                    {"may_set_tenant": true}})",
                   "anonymous ('anonymous').may_set_tenant: anybody could be"},
+        WrongFile{
+            R"({"schema_version": 1, "anonymous": {"least_priority": -1}})",
+            "anonymous ('anonymous').least_priority: want 0, have -1"},
+        WrongFile{R"({"schema_version": 1, "anonymous": {},
+                   "tenants": [{"name": "a", "least_priority": 1}]})",
+                  "tenants[0] ('a').least_priority: want at most 0, have 1"},
         WrongFile{R"({"schema_version": 1, "anonymous": {"roles": ["ADMIN"]}})",
                   "anonymous ('anonymous').roles: want only CLIENT"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "anonymous"}],

@@ -63,7 +63,7 @@ absl::Status CheckWorker(const std::string& target,
   const kvasir::v1::WorkerInfo& peer = *expected.peer;
   for (const auto& [field, has, want] :
        {std::tuple("weights_id", &info.weights_id(), &peer.weights_id()),
-        std::tuple("cache_id (plan, cache type and page size)",
+        std::tuple("cache_id (codes and ranks, cache type, page size)",
                    &info.cache_id(), &peer.cache_id()),
         std::tuple("tokenizer_hash", &info.tokenizer_hash(),
                    &peer.tokenizer_hash())}) {

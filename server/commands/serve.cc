@@ -49,7 +49,6 @@ absl::StatusOr<int> ServeConfig::Run(const CLI::App& command,
   options.callers = identities->callers();
   options.max_connections = listen.max_connections;
   KVASIR_ASSIGN_OR_RETURN(options.max_connection_age, MaxConnectionAge(listen));
-  options.drain_timeout = listen.drain_timeout;
   options.progress = LoadProgress();
   options.on_fatal = [&operators](const std::string& why) {
     operators->Fail(why);

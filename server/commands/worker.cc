@@ -43,7 +43,6 @@ absl::StatusOr<int> WorkerConfig::Run(const CLI::App& command,
                           WorkerListenCredentials(listen, address, tls.get()));
   KVASIR_RETURN_IF_ERROR(base::GrpcServer::CheckAddress(address));
   options.listen = [address] { return address; };
-  options.drain_timeout = listen.drain_timeout;
   options.progress = LoadProgress();
   options.on_fatal = [&operators](const std::string& why) {
     operators->Fail(why);

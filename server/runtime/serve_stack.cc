@@ -61,7 +61,6 @@ absl::StatusOr<std::unique_ptr<ServeStack>> ServeStack::Create(
     address.unix_path = absl::StrCat(stack->socket_folder_, kWorkerSocket);
     return address;
   };
-  worker.drain_timeout = options.drain_timeout;
   worker.tokenizer_hash = tokenizer != nullptr ? tokenizer->hash() : "";
   worker.on_fatal = std::move(options.on_fatal);
   worker.progress = std::move(options.progress);

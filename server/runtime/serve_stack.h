@@ -31,7 +31,6 @@ struct ServeStackOptions {
   std::shared_ptr<const router::Callers> callers;
   int64_t max_connections = 0;  // RouterRuntimeOptions::max_connections
   absl::Duration max_connection_age = absl::Seconds(10);
-  absl::Duration drain_timeout = absl::Seconds(30);
   std::function<void(const std::string& why)> on_fatal;
   std::function<void(int64_t done, int64_t total)> progress;
   std::function<void(bool serving)> on_health;

@@ -43,7 +43,6 @@ struct WorkerRuntimeOptions {
   // a program that ends while loading leaves no socket folder.
   std::function<absl::StatusOr<base::ListenAddress>()> listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
-  absl::Duration drain_timeout = absl::Seconds(30);
   std::string tokenizer_hash;  // empty: the model has no tokenizer
   // Called from an engine thread if the engine has failed permanently, and by
   // Drain if the group could not be drained. The process should then exit with

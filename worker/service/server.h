@@ -12,8 +12,10 @@
 #include <memory>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/mutex.h"
 #include "base/net/grpc_server.h"
 #include "worker/service/service.h"
 
@@ -37,7 +39,8 @@ struct WorkerServerOptions {
 // The requests that ended during a drain.
 struct DrainCounts {
   uint32_t finished = 0;
-  uint32_t aborted = 0;  // because of the deadline, or for another reason
+  // Requests that the deadline refused, that were aborted or that failed.
+  uint32_t aborted = 0;
 };
 
 // Threads: any thread may call any method.
@@ -58,7 +61,8 @@ class WorkerServer {
   // the reported health is NOT_SERVING.
   void SetReady(bool ready) ABSL_LOCKS_EXCLUDED(mutex_);
   // Reports NOT_SERVING, refuses new requests, waits for accepted ones until
-  // the deadline, and then refuses those that have not ended. A drain is final.
+  // the deadline, and then refuses those that have not ended. The worker never
+  // becomes ready again.
   DrainCounts Drain(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends all calls by the deadline. Idempotent.
   void Shutdown(absl::Time deadline);

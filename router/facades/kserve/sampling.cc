@@ -134,6 +134,8 @@ Json Unquoted(const Json& value) {
   if (!value.is_string()) return value;
   const std::string& text = value.get_ref<const std::string&>();
   if (text.empty() || (text[0] != '[' && text[0] != '{')) return value;
+  // A text that exceeds kJsonLimits stays a string, which its parameter
+  // refuses.
   const absl::StatusOr<Json> inner = ParseJsonText(text, "");
   return !inner.ok() || inner->is_discarded() ? value : *inner;
 }
