@@ -30,7 +30,7 @@ volatile sig_atomic_t g_shutdown_signals = 0;
 constexpr char kLockName[] = "/.kvasir-private-folder";
 
 // Folders of another boot, or of another machine that shares the file system,
-// are left alone: locks of their processes may be invisible here.
+// are not removed: the locks of their processes may be invisible here.
 std::string BootId() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;

@@ -381,7 +381,10 @@ TEST_F(WorkerServiceTest, ADrainReportsNotServingFirstAndLetsStreamsFinish) {
 // did not exit. Only its operator may drain it: by a signal or by the admin
 // port.
 TEST_F(WorkerServiceTest, NoClientOfTheWorkerPortCanDrainIt) {
-  EXPECT_EQ(v1::Worker::descriptor()->FindMethodByName("Drain"), nullptr);
+  const auto* const service =
+      v1::WorkerInfo::descriptor()->file()->FindServiceByName("Worker");
+  ASSERT_NE(service, nullptr);
+  EXPECT_EQ(service->FindMethodByName("Drain"), nullptr);
 }
 
 TEST_F(WorkerServiceTest, ADrainRefusesRunningRequestsAtItsDeadline) {
