@@ -785,7 +785,7 @@ TEST_F(ApplyRefusalTest, InvalidQueryEnergiesAndFloorsAreNamedInTheError) {
   energy = at::ones({2, 8}, at::kDouble);
   EXPECT_THAT(Apply(plan), refused("must have the shape [4, 8], has [2, 8]"));
   energy = at::Tensor();
-  EXPECT_THAT(Apply(plan), refused("have none"));
+  EXPECT_THAT(Apply(plan), refused("has none"));
   commuting->set_query_energy(false);
   KVASIR_EXPECT_OK(Apply(plan));
 }

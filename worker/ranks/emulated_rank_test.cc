@@ -290,7 +290,7 @@ void Force(const std::string& plan_name, RankOptions options, Forced* forced) {
     forced->output.push_back(result.sequences(0).token_id());
   };
   const absl::Span<const int32_t> prompt(forced->prompt);
-  constexpr size_t kFirst = 5;
+  constexpr size_t kFirst = 6;
   run(prompt.first(kFirst), false);
   run(prompt.subspan(kFirst), false);
   for (size_t i = 0; i < kOutput; ++i) {
@@ -359,7 +359,7 @@ INSTANTIATE_TEST_SUITE_P(
     Plans, EmulatedLogitsTest,
     ::testing::Values(
         // The emulated device takes seconds for a row in float32.
-        LogitsCase{"DenseF32", plan::kDensePreset, DType::kF32, 7, 1e-3},
+        LogitsCase{"DenseF32", plan::kDensePreset, DType::kF32, 8, 1e-3},
         LogitsCase{"EightBitsF16", "dense-8bit", DType::kF16, 20, 5e-3},
         // A prompt longer than the number of recent tokens that the plan keeps
         // uncompressed.
