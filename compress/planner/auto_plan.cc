@@ -113,8 +113,8 @@ class Planner {
     KVASIR_RETURN_IF_ERROR(NeedWeights(request_, "method auto"));
     if (!options().kv_bytes_per_token && !options().max_kl) {
       return absl::InvalidArgumentError(
-          "method auto needs a number of bytes per token, or a largest "
-          "divergence");
+          "method auto needs a limit: a number of bytes per token, or a "
+          "maximum divergence");
     }
     if (options().probes < 0 || options().probes > kMostProbes) {
       return absl::InvalidArgumentError(
