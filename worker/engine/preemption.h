@@ -29,7 +29,8 @@ struct PreemptionCosts {
 // Chooses the copy if copying out and back takes less time than the prefill.
 Preemption ChoosePreemption(const PreemptionCosts& costs);
 
-// Measures the rate of recent prefill steps. Threads: one at a time.
+// Measures the rate of recent prefill steps.
+// Threads: one thread at a time may call methods.
 class PrefillRate {
  public:
   // Adds a measured step of `tokens` tokens. Ignored if `time` is not positive.

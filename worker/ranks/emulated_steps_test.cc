@@ -144,7 +144,7 @@ TEST(EmulatedStepsTest, ATokensBitsDoNotDependOnOtherSequences) {
     int rows = 0;
     for (const auto& [place, row] : alone.logits()) {
       const auto found = shared.logits().find(place);
-      // Positions inside a chunk have no logits.
+      // The shared run has no logits for positions before the end of a chunk.
       if (found == shared.logits().end()) continue;
       ++rows;
       EXPECT_EQ(found->second, row) << "position " << place.second;
@@ -213,9 +213,10 @@ TEST(EmulatedStepsDeathTest, AHostReadOfAStepsMemoryEndsTheProcess) {
       "");
 }
 
-// Memory accesses of one kernel under one plan, in a step with a prompt of 50
-// tokens and a step of three sequences: sectors of global memory, and passes
-// that shared memory needs because of bank conflicts.
+// The memory accesses of one kernel under one plan, in two steps: one with a
+// prompt of 50 tokens, and one with three sequences. Counts the sectors read
+// and written in global memory, and the passes that shared memory needs because
+// of bank conflicts.
 struct Cost {
   int64_t sectors = 0, least_sectors = 0;
   int64_t passes = 0, least_passes = 0;

@@ -284,8 +284,8 @@ absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
   executor_ = nullptr;
   pages_ = pages;
   host_pages_ = host_pages;
-  // Other errors are ignored here: they may have no other cause than the
-  // missing weights, and are reported again once weights are loaded.
+  // Other errors are ignored here: they may come only from the missing
+  // weights. Any others are reported again once weights are loaded.
   return absl::IsUnimplemented(made) ? made : absl::OkStatus();
 }
 

@@ -66,18 +66,18 @@ struct RankOptions {
   // True: Create fails if memory_utilization leaves less than kv_cache_bytes.
   // False: the pool is then smaller.
   bool kv_cache_exact = false;
-  // Bytes or pages of the host pool, which keeps the pages of preempted
-  // sequences. If 0 and empty, there is no host pool.
+  // The size of the host pool, which keeps the pages of preempted sequences: in
+  // bytes, or as page counts. If neither is set, there is no host pool.
   int64_t host_pool_bytes = 0;
   cache::PageCounts host_pages;
   // Limit of all memory that the rank allocates on the device; 0: no limit.
   int64_t memory_limit_bytes = 0;
   ModelExecutorOptions executor;
-  // True: prompts never lift latents (prompt_lift.h), even if that would be
-  // cheaper, so that results have the same bits whatever prefixes are cached.
-  // It has this effect only if Create resolves the plan; otherwise
-  // ServeOptions::lift_prompts decides. A GPU never lifts latents; there it
-  // selects PagedAttentionParams::prompts_as_rows.
+  // True: results have the same bits whatever prefixes are cached. On a CPU,
+  // prompts then never lift latents (prompt_lift.h), even if that would be
+  // cheaper. This works only if Create resolves the plan; otherwise
+  // ServeOptions::lift_prompts decides. On a GPU, which never lifts latents,
+  // this flag selects PagedAttentionParams::prompts_as_rows.
   bool deterministic = false;
   // Called once, before the pools get their pages. It must block until all
   // ranks have made their offers, and return the result. Null in a group of one
@@ -87,8 +87,8 @@ struct RankOptions {
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
-// Whether prompts may lift latents on the device. False for a GPU, whose
-// kernels cannot.
+// Whether the device supports lifting the latents of prompts (prompt_lift.h).
+// False for a GPU.
 bool PromptsMayLift(const kernels::Device& device);
 
 // Memory sizes that CheckPoolFitsMemory compares.
@@ -125,7 +125,7 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
 //   errors of RankOptions::agree.
 class Rank {
  public:
-  // `collective` must outlive the rank; null: a group of one rank.
+  // `collective` must outlive the rank. If it is null, the group has one rank.
   static absl::StatusOr<std::unique_ptr<Rank>> Create(
       const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
       WeightSource* source, const RankOptions& options,

@@ -122,7 +122,7 @@ std::vector<Outcome> RunRanks(const Group& group,
   OnRanks(static_cast<int64_t>(group.size()), [&](int64_t rank) {
     const auto r = static_cast<size_t>(rank);
     outcomes[r] = RunRank(group[r].get(), shape, plan_case, mode);
-    // So that the other ranks do not wait for a rank that failed.
+    // Abort, so that the other ranks do not wait for the rank that failed.
     if (outcomes[r].tokens.size() != 1 + kDecoded) {
       group[r]->Abort(absl::InternalError("failed"));
     }
@@ -388,8 +388,9 @@ std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
   return kept;
 }
 
-// Each rank scores its units with its own heads only. Other ranks influence the
-// scores only through sums, which differ in the last bits.
+// Each rank scores its eviction units with its own heads only. The other ranks
+// affect these scores only through all-reduced sums, so they differ from a
+// single rank's scores only in the last bits.
 TEST_F(TensorParallelTest, SeveralRanksKeepTheTokensThatASingleRankKeeps) {
   PlanCase plan_case = {"Evicts", plan_cases::Full("POST_ROPE"),
                         plan_cases::Full("NO_ROPE")};

@@ -23,7 +23,7 @@ namespace kvasir::worker {
 // out actions, and the stream returns no action that needs `context` after the
 // call's end.
 //
-// Threads: any thread.
+// Threads: any thread may call any method.
 class GenerateReactor final
     : public grpc::ServerWriteReactor<kvasir::v1::GenerateEvent>,
       public EngineSink,
@@ -79,7 +79,7 @@ class GenerateReactor final
 
 // One WatchLoad call. It has one write in flight at a time; a report that
 // arrives during a write replaces an older one that still waits.
-// Threads: any thread.
+// Threads: any thread may call any method.
 class WatchLoadReactor final
     : public grpc::ServerWriteReactor<kvasir::v1::LoadReport>,
       public LoadWatcher {

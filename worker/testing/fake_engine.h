@@ -20,7 +20,7 @@
 namespace kvasir::worker {
 
 // Owns: the stepping thread, which calls sinks without holding a lock.
-// Threads: any.
+// Threads: any thread may call any method.
 class FakeEngine final : public ServedEngine {
  public:
   explicit FakeEngine(absl::Duration step = absl::Milliseconds(1));

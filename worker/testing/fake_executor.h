@@ -49,7 +49,7 @@ struct FakeExecutorOptions {
 
 // An executor that checks every plan and computes hashes instead of a model.
 //
-// Threads: one at a time.
+// Threads: one thread at a time may call methods.
 // Errors: INVALID_ARGUMENT naming the sequence and the broken rule. The rules:
 // - Step ids count up by one. A sequence occurs once per step, and never again
 //   after its release.

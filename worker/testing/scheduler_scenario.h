@@ -60,7 +60,7 @@ namespace kvasir::worker {
 
 // Runs scripts of this language on a scheduler with a fake executor.
 //
-// Threads: one.
+// Threads: one thread at a time may call methods.
 // Errors: gtest failures, which name the line of the script.
 class Scenario {
  public:

@@ -39,8 +39,8 @@ SocketAddress CopyOf(const sockaddr* address) {
   return copy;
 }
 
-// Parses an IP address without a port. `text` must have neither brackets nor a
-// zone.
+// Parses an IP address without a port. `text` must have neither brackets nor an
+// IPv6 zone ("%eth0").
 absl::StatusOr<SocketAddress> ParseHost(const std::string& text) {
   SocketAddress address;
   auto* const v4 = reinterpret_cast<sockaddr_in*>(&address.bytes);
@@ -130,8 +130,8 @@ absl::StatusOr<SocketAddress> FindInterface(const std::string& interface) {
       continue;
     }
     if (interface != each->ifa_name) continue;
-    // Skip link-local addresses: the same address means a different machine on
-    // each host.
+    // Skip link-local addresses: they are valid only together with an interface
+    // of this machine, so other hosts cannot use them.
     if (!v4 && IN6_IS_ADDR_LINKLOCAL(&AsV6(address).sin6_addr)) continue;
     if (best == nullptr || (v4 && best->sa_family != AF_INET)) best = address;
   }

@@ -37,8 +37,8 @@ struct GlooAddress {
   int64_t chunk_bytes = 0;
   // 32 random hex digits.
   std::string secret;
-  // ports[r] is where this rank listens for rank r. The element of this rank
-  // itself is empty.
+  // ports[r] is the address at which this rank listens for rank r. The element
+  // for this rank itself is empty.
   std::vector<SocketAddress> ports;
 };
 

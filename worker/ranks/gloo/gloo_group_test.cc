@@ -146,8 +146,9 @@ TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallAtTheTimeout) {
       const absl::Time begin = absl::Now();
       const absl::Status ended = own.AllReduceSum(&data);
       EXPECT_LT(absl::Now() - begin, timeout + kSoon);
-      // With three ranks, one may time out first and close its connections; the
-      // other then notices that instead of the timeout.
+      // With three ranks, one may time out first and close its connections. The
+      // other then fails because of the closed connection, not of its own
+      // timeout.
       EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
       if (size == 2) {
         EXPECT_GE(absl::Now() - begin, timeout);
@@ -330,8 +331,8 @@ TEST_F(GlooGroupTest, AddressesOfDifferentGroupsAreRefused) {
                HasSubstr("is not the address that this rank has made")));
 }
 
-// Each rank is tested as the one that waits, because either of the two may
-// begin the connection.
+// Each rank is tested as the one that waits for the other, because either of
+// the two may be the one that opens the connection.
 TEST_F(GlooGroupTest, ConnectTimesOutIfARankDoesNotConnect) {
   for (const int64_t rank : {0, 1}) {
     GlooOptions options = {.shard = {rank, 2},
@@ -401,9 +402,9 @@ TEST_F(GlooGroupTest, ConnectingToARankThatHasLeftFailsAtOnce) {
     KVASIR_ASSERT_OK(gone);
     const std::vector<std::string> addresses = {(*own)->address(),
                                                 (*gone)->address()};
-    // In Gloo, the side with the greater address connects to the other. It
-    // compares ports in network byte order. Only rounds in which rank 0
-    // connects are tested.
+    // In Gloo, the rank with the greater address opens the connection; ports
+    // are compared in network byte order. This test needs rank 0 to be that
+    // rank, so other rounds are skipped.
     const auto port = [](const std::string& address, size_t rank) {
       const auto parsed = ParseGlooAddress(address);
       return reinterpret_cast<const sockaddr_in&>(parsed->ports[rank].bytes)

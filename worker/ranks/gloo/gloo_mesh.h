@@ -65,8 +65,8 @@ struct GlooCall {
 //
 // Owns: its connections, its memory, Gloo's thread, and a thread that waits for
 //   a message that ends the group or for a lost connection.
-// Threads: one at a time; any thread may call Abort, sent_bytes and
-//   waited_seconds.
+// Threads: one thread at a time, except that any thread may call Abort,
+//   sent_bytes and waited_seconds at any time.
 // Errors: those of Collective.
 class GlooMesh {
  public:
@@ -159,8 +159,8 @@ class GlooMesh {
   // Returns the error for a failed connection: the one that the watcher finds,
   // or an error with `text` if it does not find one within kVerdictTimeout.
   absl::Status Verdict(int64_t peer, const std::string& text);
-  // Both return the error that ended the group. Fail first sets it to
-  // `failure`, unless the group has already ended.
+  // Both return the error that ended the group. If the group has not ended,
+  // Fail first ends it with `failure`.
   absl::Status Fail(const absl::Status& failure);
   absl::Status failure();
   void WakeAll();
@@ -185,8 +185,8 @@ class GlooMesh {
   // Used only by the thread that makes the calls.
   Clock::duration timeout_;
   uint64_t sent_ = 0;
-  // For each of the two messages in flight: to how many ranks it is not sent
-  // yet.
+  // For each of the two outgoing messages: the number of ranks to which it has
+  // not been sent yet.
   std::array<int64_t, 2> sending_ = {0, 0};
 
   std::atomic<int64_t> sent_bytes_{0};

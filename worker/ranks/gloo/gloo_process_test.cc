@@ -142,8 +142,8 @@ TEST_F(GlooProcessTest, RankProcessesSumAndEndWithoutAnError) {
   ExpectAllDone(ranks);
 }
 
-// The other ranks notice it well before the timeout, because the system closes
-// the connections of a process that ends.
+// The other ranks notice the end of the process well before the timeout,
+// because the system closes its connections.
 TEST_F(GlooProcessTest, ARankThatIsKilledEndsAllOthersAtOnce) {
   for (int round = 0; round < 6; ++round) {
     const int64_t size = 2 + round % 3;

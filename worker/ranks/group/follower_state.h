@@ -20,7 +20,7 @@ namespace kvasir::worker {
 // Construct it when the call to the leader has begun. The first message that it
 // sends is the RankHello.
 //
-// Threads: one at a time.
+// Threads: one thread at a time may call methods.
 class FollowerState {
  public:
   enum class Phase { kJoining, kLoading, kReady, kRunning, kEnded };
@@ -44,8 +44,8 @@ class FollowerState {
   // call is not due now; RESOURCE_EXHAUSTED if the message has more weight
   // tiles than a leader accepts.
   absl::Status OnReady(kvasir::v1::RankReady ready);
-  // The oldest step that TakeStep returned and that has not ended yet is done,
-  // or has failed.
+  // Report how a step ended: it is done, or it has failed. It must be the
+  // oldest step that TakeStep has returned and that has not ended yet.
   absl::Status OnStepDone(uint64_t step_id, uint64_t result_hash);
   absl::Status OnStepFailed(uint64_t step_id, const absl::Status& why);
   void AskDrain();
@@ -65,7 +65,7 @@ class FollowerState {
   absl::Duration heartbeat_interval() const {
     return heartbeat_timeout_ / kHeartbeatsPerTimeout;
   }
-  // By rank; set from phase kLoading on.
+  // One address per rank. Set from phase kLoading on.
   const std::vector<std::string>& collective_addresses() const {
     return addresses_;
   }

@@ -69,7 +69,7 @@ std::string WhyNotConnected(const std::shared_ptr<grpc::Channel>& channel) {
 // The Join call. Held by shared_ptr, because it must live until gRPC (OnDone),
 // the follower (its link) and the client are done with it.
 //
-// Threads: any.
+// Threads: any thread may call any method.
 class RankClient::Call final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public RankLink {

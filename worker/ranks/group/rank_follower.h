@@ -42,7 +42,7 @@ struct RankFollowerOptions {
 // leader's heartbeat timeout start in the constructor.
 //
 // Owns: a thread for heartbeats and timeouts.
-// Threads: any.
+// Threads: any thread may call any method.
 // Errors: every call that waits returns the reason why the group ended;
 //   CANCELLED if the group was drained before it started.
 class RankFollower {

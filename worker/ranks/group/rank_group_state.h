@@ -78,7 +78,7 @@ struct RankMember {
 // than half of a heartbeat timeout, that time does not count towards the
 // timeouts of other ranks.
 //
-// Threads: one at a time.
+// Threads: one thread at a time may call methods.
 class RankGroupState {
  public:
   // Identifies a follower's call to the leader. An id is never used twice.
@@ -126,8 +126,8 @@ class RankGroupState {
   int64_t MaxMessageBytes(LinkId link) const;
   // A follower sent bytes that do not parse as a message or are too many.
   void OnGarbage(LinkId link, size_t num_bytes, absl::Time now);
-  // The link has more unsent messages than it can have if the follower reads
-  // them (kMaxWaitingMessages).
+  // More than kMaxWaitingMessages messages wait to be sent on the link. So the
+  // follower does not read them, and counts as lost.
   void OnBacklog(LinkId link, size_t num_messages);
   // The call or its connection has ended, with the status `why`.
   void OnLost(LinkId link, const absl::Status& why);
@@ -171,7 +171,7 @@ class RankGroupState {
   absl::Duration heartbeat_interval() const {
     return heartbeat_timeout_ / kHeartbeatsPerTimeout;
   }
-  // By rank; set from phase kLoading on.
+  // One address per rank. Set from phase kLoading on.
   const std::vector<std::string>& collective_addresses() const {
     return addresses_;
   }
@@ -214,7 +214,7 @@ class RankGroupState {
   void Welcome();
   bool IsAllReady() const;
   void CombineIfReady();
-  // Checks whether what all ranks reported (RankReady) fits together.
+  // Checks whether the RankReady messages of all ranks agree.
   absl::Status CheckReady() const;
   void AddHash(uint64_t step_id, uint32_t rank, uint64_t hash);
   absl::Status CheckTimes(absl::Time now) const;

@@ -197,7 +197,7 @@ class Group {
     return *followers_[rank - 1]->executor;
   }
   GroupExecutor& executor() { return *executor_; }
-  // Set by on_end of that rank.
+  // Set when on_end of this rank is called.
   Event& ended(uint32_t rank) { return ended_[rank]; }
   Event& drain_asked() { return drain_asked_; }
 
@@ -322,8 +322,8 @@ TEST(RankGroupTest, FollowersContinueWithAnAnnouncedPlan) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const StepResult result,
                                 group.executor().Await());
     ASSERT_EQ(result.step_id(), step);
-    // Even steps were announced before, and odd steps were not. An announced
-    // plan must not be sent again.
+    // Even steps were announced in the round before, and odd steps were not.
+    // Enqueue must not send an announced plan again.
     KVASIR_ASSERT_OK(group.executor().Enqueue(TestPlan(step + 1)));
     if (step % 2 == 0) {
       KVASIR_ASSERT_OK(group.executor().Announce(TestPlan(step + 2)));

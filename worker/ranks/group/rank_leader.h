@@ -50,7 +50,7 @@ struct RankLeaderOptions {
 };
 
 // Owns: a thread for heartbeats and timeouts.
-// Threads: any.
+// Threads: any thread may call any method.
 // Errors: every call that waits returns the reason why the group ended;
 //   CANCELLED if the group was drained.
 class RankLeader {
@@ -107,8 +107,8 @@ class RankLeader {
  private:
   using Phase = RankGroupState::Phase;
 
-  // A message to send, a link to close or a callback to call, after mutex_ was
-  // released.
+  // Work to do after mutex_ was released: send a message, close a link, or call
+  // a callback.
   struct Task {
     LinkId id = 0;
     std::shared_ptr<RankLink> link;

@@ -33,7 +33,7 @@ constexpr size_t kSpareConnections = 16;
 // Held by shared_ptr, because it must live until gRPC (OnDone) and the leader
 // (its link) are done with it.
 //
-// Threads: any.
+// Threads: any thread may call any method.
 class JoinReactor final
     : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public RankLink,

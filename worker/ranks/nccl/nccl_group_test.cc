@@ -33,8 +33,8 @@ using ::testing::HasSubstr;
 
 constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
 
-// Options for tests that must end because of a reported failure, long before
-// this call_timeout.
+// Options with a long call_timeout, for tests in which a reported failure must
+// end the calls much sooner.
 NcclOptions Patient() {
   return {.call_timeout = absl::Seconds(60),
           .poll_interval = absl::Milliseconds(10)};

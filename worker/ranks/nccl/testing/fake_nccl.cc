@@ -1,21 +1,21 @@
-// A libnccl.so.2 without a GPU: the functions of nccl_abi.h between threads and
-// processes of one machine. They use shared memory without a name (a memfd,
-// which disappears with the last process that has it) and enqueue on a
-// HostWork.
+// A fake libnccl.so.2 that needs no GPU. It implements the functions of
+// nccl_abi.h for ranks that are threads or processes of one machine. Ranks
+// exchange data through a memfd: shared memory without a name, which disappears
+// with the last process that has it open. A `stream` is a kernels::HostWork.
 //
 // The environment variable KVASIR_FAKE_NCCL injects faults: a list of
-// RANK:CALL:FAULT, separated by commas. Call 0 is the connection; collectives
-// count from 1. For faults of the function (refuse, late, stuck) a captured
-// call counts when it is captured, for the others each time that it is
-// replayed.
-//   hang    the rank never comes to the call
-//   error   the rank never comes, and NCCL reports an asynchronous error on it
+// RANK:CALL:FAULT, separated by commas. CALL 0 is the connection; the
+// collective calls of each rank are numbered from 1. The faults are:
+//   hang    the rank never executes the call
+//   error   like hang, and NCCL reports an asynchronous error on this rank
 //   refuse  the function returns an error
 //   late    the function returns "in progress" and continues for a while
 //   stuck   the function does not return before the communicator is aborted, as
 //           if the queue of launches were full
-//   notify  (call 0) the rank notices when others abort or are gone, as for
-//           ranks connected over a network; without it no rank notices
+//   notify  (only for call 0) the rank notices when other ranks abort or end,
+//           like ranks connected over a network; otherwise it does not notice
+// A call that is captured into a graph is counted once, at the capture, for the
+// faults refuse, late and stuck; for hang and error, at each replay.
 // KVASIR_FAKE_NCCL_VERSION sets the version.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -57,16 +57,16 @@ Result Refuse(Result result, std::string why) {
 
 enum class Kind : int { kAllReduce, kAllGather, kBroadcast };
 
-// The properties of a collective call, which must be equal on all ranks.
+// The properties of a collective call. All of them must be equal on all ranks.
 struct Call {
   // Number of the call. Calls are counted when streams reach them.
   uint64_t number = 0;
-  // NCCL requires that all ranks capture a call, or none
+  // NCCL requires that either all ranks capture a call or none does.
   bool captured = false;
   Kind kind = Kind::kAllReduce;
   DataType type = DataType::kUint8;
   size_t bytes = 0;  // bytes that each rank contributes
-  size_t at = 0;     // offset of this chunk
+  size_t at = 0;     // offset of the chunk being exchanged
 
   bool operator==(const Call&) const = default;
 };
