@@ -11,8 +11,8 @@
 
 namespace kvasir::worker {
 
-// One rank of a group that is not connected yet. Ranks exchange their addresses by other
-// means, then all of them connect:
+// One rank of a group that is not connected yet. Ranks exchange their addresses
+// by other means, then all of them connect:
 //
 //   KVASIR_ASSIGN_OR_RETURN(auto group, GlooGroup::Begin(options));
 //   ... exchange group->address() ...
