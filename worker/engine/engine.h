@@ -31,8 +31,8 @@ namespace kvasir::worker {
 
 struct StallReport {
   absl::Duration stalled;
-  // The plan of the step that hangs, as text: one line per sequence, without
-  // token ids. If no step is running, a text that says so.
+  // The plan of the step that hangs, as text with one line per sequence and
+  // without token ids. If no step is running, a text that says so.
   std::string plan;
 };
 

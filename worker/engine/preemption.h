@@ -18,9 +18,10 @@ inline constexpr double kAssumedPrefillTokensPerSecond = 1000;
 enum class Preemption { kRecompute, kCopy };
 
 struct PreemptionCosts {
-  int64_t image_bytes = 0;  // bytes to copy out, and the same back
-  // Tokens to prefill again if the pages are dropped. Includes evicted tokens;
-  // excludes tokens that the prefix index is expected to find.
+  int64_t image_bytes = 0;  // bytes to copy out, and later back in
+  // Tokens to prefill again if the pages are dropped. Tokens whose slots were
+  // evicted are included. Tokens that are expected to be in the prefix cache
+  // are not.
   int64_t recompute_tokens = 0;
   double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
   double prefill_tokens_per_second = kAssumedPrefillTokensPerSecond;

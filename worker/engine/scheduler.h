@@ -133,12 +133,13 @@ class Scheduler {
   };
   Step& StepOf(uint64_t step_id) { return steps_[step_id % kMostPlannedSteps]; }
 
-  // The methods down to ForkIfReady are parts of Schedule and ScheduleAhead.
+  // All methods from here to ForkIfReady are parts of Schedule and
+  // ScheduleAhead.
   void EndOverdue(absl::Time now);
   // Builds the next step's plan from plan_. Returns nullptr if plan_ is empty.
   const kvasir::v1::StepPlan* BuildStep(absl::Time now);
-  // Whether ScheduleAhead can plan a step in which the sequences of the running
-  // step only decode.
+  // Whether ScheduleAhead can plan the next step, in which every sequence of
+  // the running step decodes one token.
   bool CanRunAhead() const;
   // The sequence's part of the most recently planned step; null if it has none.
   const PlannedSequence* LastPartOf(const Sequence& sequence) const;
@@ -154,16 +155,17 @@ class Scheduler {
   // of strictly lower priority whose index is at least `victims_from`.
   size_t TryAdmit(size_t victims_from, absl::Time now);
   bool HasRoomFor(const Sequence& sequence);
-  // How many pages of the group a sequence of the request holds, by its length.
+  // Describes how many pages of the group a sequence of this request holds,
+  // depending on its length.
   cache::SequencePages PagesOf(const RequestState& state,
                                cache::PageGroupId group) const;
   // Whether enough pages are free for the sequence's tokens and one more.
-  // `found_tokens` is the length of its cached prefix. If `is_started`, the
-  // sequence already holds the pages of that prefix.
+  // `found_tokens` is the length of its cached prefix. `is_started` means that
+  // the sequence already holds the pages of that prefix.
   bool PagesSuffice(const Sequence& sequence, int64_t found_tokens,
                     bool is_started = false) const;
-  // Starts the sequence, from its image in the host pool if it has one. Returns
-  // false, without any change, if too few pages are free after all.
+  // Starts the sequence; if it has an image in the host pool, from that image.
+  // Returns false and changes nothing if too few pages are free after all.
   bool Start(Sequence* sequence, absl::Time now);
   bool StartAnew(Sequence* sequence);
   bool StartFromImage(Sequence* sequence);
@@ -224,7 +226,7 @@ class Scheduler {
   std::vector<Sequence*> running_;  // sorted by RunsBefore
   std::set<Sequence*, RunsBefore> waiting_;
   PlanBuilder plan_;
-  // Indexed by step id (StepOf). The last `num_planned_` steps are not yet
+  // Indexed by step id (StepOf). The latest `num_planned_` steps are not yet
   // applied.
   std::array<Step, kMostPlannedSteps> steps_;
   uint64_t num_planned_ = 0;
@@ -235,13 +237,15 @@ class Scheduler {
   uint64_t next_order_ = 1;
   uint64_t next_sequence_id_ = 1;
   uint64_t step_id_ = 0;
-  // No deadline or queue timeout of a live request is before this time.
+  // A lower bound: no deadline or queue timeout of a live request ends before
+  // this time.
   absl::Time earliest_expiry_ = absl::InfiniteFuture();
-  // The request with this RequestState::order could not start when only
-  // `blocked_pages_` pages were free.
+  // The last request that could not start for lack of pages (its
+  // RequestState::order), and the number of pages that were free then.
   uint64_t blocked_order_ = 0;
   uint64_t blocked_pages_ = 0;
-  bool prefix_grew_ = false;     // whether a prefill has run since then
+  // whether a prefill has run since that request was blocked
+  bool prefix_grew_ = false;
   uint32_t prefill_budget_ = 0;  // tokens that may still be added to the step
   PrefillRate prefill_rate_;
 

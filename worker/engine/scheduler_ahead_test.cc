@@ -69,8 +69,8 @@ TEST(SchedulerAheadTest, AStepPlannedAheadIsWastedIfItsSequenceEnds) {
   )"));
 }
 
-// They are not free before, because the step that is already planned still
-// writes to them.
+// The pages are freed late because the step that was planned ahead still writes
+// to them.
 TEST(SchedulerAheadTest, PagesOfAnEndedSequenceAreFreeOneStepLater) {
   Scenario scenario;
   scenario.Run(R"(
@@ -313,9 +313,9 @@ TEST(SchedulerAheadTest,
   )");
 }
 
-// When `b` ends, the free pages of both groups together are fewer than when `c`
-// was blocked, because `a` has taken more pages meanwhile. Still, `c` must
-// start, because enough pages of its group are free.
+// Since request `c` was blocked, `a` has taken pages, so fewer pages are free
+// over both groups, even after `b` ends. But `b` frees enough pages of the
+// group that `c` lacked, so `c` must start.
 TEST(SchedulerAheadTest,
      FreedPagesOfOneGroupAreNoticedAlthoughAnotherGroupShrinks) {
   Scenario scenario;

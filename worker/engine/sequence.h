@@ -56,8 +56,8 @@ struct Sequence {
   // True if the executor has this sequence's tokens, which penalties need.
   bool history_sent = false;
 
-  // The copy of the sequence's pages in the host pool, if it was preempted by
-  // copying and still waits.
+  // The copy of the sequence's pages in the host pool. Set while the sequence
+  // waits after a preemption that copied its pages.
   std::optional<cache::SequenceImage> image;
   // This sequence's share of Scheduler::queued_tokens_.
   uint64_t queued_tokens = 0;
@@ -77,8 +77,8 @@ struct Sequence {
     return static_cast<uint32_t>(tokens.size()) - computed;
   }
   int32_t priority() const;
-  // How many of the max_num_seqs seats of a step it takes: one for itself, and
-  // one for each sample that waits for it.
+  // How many of the max_num_seqs seats of a step this sequence takes: one for
+  // itself, and one for each sample that waits to be forked from it.
   uint32_t seats() const;
 };
 
@@ -107,7 +107,7 @@ struct RequestState {
   // request has no eviction budget.
   std::vector<plan::EvictionCounts> evictions;
 
-  bool started = false;  // it has been in the batch
+  bool started = false;  // whether any sample has been in the batch
   absl::Time start_by;   // the queue timeout ends it at this time
   absl::Time first_step = absl::InfiniteFuture();
   uint32_t cached_tokens = 0;

@@ -95,7 +95,7 @@ class WatchLoadReactor final
 
  private:
   WatchLoadReactor() = default;
-  // If no write is in flight, starts the next write or ends the call.
+  // Starts the next write or ends the call, unless a write is in flight.
   void Advance();
 
   base::Mutex mutex_;

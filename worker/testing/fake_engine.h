@@ -26,13 +26,14 @@ class FakeEngine final : public ServedEngine {
   explicit FakeEngine(absl::Duration step = absl::Milliseconds(1));
   ~FakeEngine() override;
 
-  // Controls the script. RefuseWith refuses every later request with `refusal`.
+  // From now on, refuses every request with `refusal`.
   void RefuseWith(Refusal refusal);
-  // While held, requests get no tokens; aborts and deadlines still work.
+  // While `held` is true, requests get no tokens. Aborts and deadlines still
+  // work.
   void Hold(bool held);
   void TokensPerStep(uint32_t count);
-  // The requests so far: those still running, how many were submitted, and the
-  // last one.
+  // The number of requests that still run, the number that were submitted so
+  // far, and the last one.
   size_t live() const;
   uint64_t submitted() const;
   std::optional<Request> LastRequest() const;

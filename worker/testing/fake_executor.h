@@ -26,8 +26,8 @@ struct FakeExecutorOptions {
   struct PageGroup {
     int32_t num_pages = 0;
     uint32_t sliding_window = 0;  // 0: every key is read
-    // The number of side pages of each sequence, which are a ring of its latest
-    // slots.
+    // The number of side pages of each sequence. Together they are a ring
+    // buffer of its latest slots.
     int32_t side_pages = 0;
     int32_t host_pages = 0;  // pages of the host pool
     plan::EvictionCounts eviction;
@@ -128,7 +128,8 @@ class FakeExecutor final : public Executor {
   bool Evicts(size_t group) const {
     return options_.groups[group].eviction.evicts();
   }
-  // Hashes what the sequence's tables hold, over the page groups that evict.
+  // Returns a hash of the slots that the sequence holds in the page groups with
+  // eviction.
   uint64_t HeldHash(const State& state) const;
   absl::Status ApplyTables(const kvasir::v1::SequenceStep& step, State* state);
   absl::Status ApplyDelta(uint64_t id, const kvasir::v1::BlockTableDelta& delta,
@@ -145,8 +146,8 @@ class FakeExecutor final : public Executor {
   // in its tables.
   absl::Status CheckRings(uint64_t sequence_id, const State& state);
   void DropBehindWindows(uint64_t writer, int32_t group, int32_t page_id);
-  // Returns the slot that holds `position`, after checking that it was written
-  // for it.
+  // Returns the slot that holds `position`. Fails if the sequence has no such
+  // slot, or if the slot was not written for this position.
   absl::StatusOr<const Slot*> Read(uint64_t sequence_id, int32_t group,
                                    const Table& table, uint64_t position) const;
   absl::Status CheckVisible(uint64_t sequence_id, const State& state) const;
@@ -156,7 +157,7 @@ class FakeExecutor final : public Executor {
 
   const FakeExecutorOptions options_;
   std::vector<std::vector<Page>> pages_;  // [group][page]
-  // [group][page]; empty if nothing was copied to the page.
+  // [group][page][slot]. A page is empty until something is copied to it.
   std::vector<std::vector<std::vector<Slot>>> host_pages_;
   absl::flat_hash_map<uint64_t, State> sequences_;
   absl::flat_hash_set<uint64_t> released_;

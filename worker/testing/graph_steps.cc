@@ -138,7 +138,7 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
   // In these 4 steps sequence 1 grows into a new page.
   KVASIR_RETURN_IF_ERROR(
       decode({1, 2}, 4, WithTwentyLogprobs()));  // 1 capture, 3 replays
-  // A step with a prompt of one token does not count as decode only.
+  // A step with a prompt is not captured, even if the prompt has one token.
   KVASIR_RETURN_IF_ERROR(
       run({{.sequence_id = 3,
             .token_ids = prompts[2],
@@ -147,8 +147,8 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
            {.sequence_id = 2, .sample = WithTwentyLogprobs()}}));
   // 1 capture, 1 replay
   KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 2, WithTwentyLogprobs()));
-  // Four sequences, which have the same padded sizes as three; then three
-  // again.
+  // Four sequences, then three again. Graphs are captured for padded sizes,
+  // which are the same for three and four sequences.
   KVASIR_RETURN_IF_ERROR(
       run({{.sequence_id = 4,
             .token_ids = prompts[1],
@@ -170,7 +170,8 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
                     static_cast<uint32_t>(rank.pages().size()));
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, WithTwentyLogprobs()));  // no graph
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, WithTwentyLogprobs()));  // 1 replay
-  // Samples with other numbers of most likely ids and of histories.
+  // These samples ask for a different number of most likely ids, and have
+  // penalty histories.
   SampleRequest demanding = GreedySample();
   demanding.set_temperature(0.7f);
   demanding.set_seed(5);
@@ -182,10 +183,12 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
   demanding.set_history_reset(true);
   demanding.add_prompt_history(3);
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 2, demanding));  // 1 capture, 1 replay
-  // A history of 65536 tokens, so that the blob outgrows its memory and moves.
+  // A history of 65536 tokens, so that the data to upload (the blob) outgrows
+  // its buffer and moves to a larger one.
   for (int32_t i = 0; i < 1 << 16; ++i)
     demanding.add_prompt_history(i % kVocab);
-  // All graphs are forgotten, so this step counts as the first of its sizes.
+  // The move has discarded all graphs, so this step counts as the first of its
+  // sizes and is not captured.
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));
   demanding.clear_prompt_history();
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));  // 1 capture, 1 replay

@@ -285,7 +285,7 @@ void Scenario::Submit(const Line& line) {
   if (has("prompt_logprobs")) sampling.set_prompt_logprobs(0);
   sampling.set_ignore_eos(has("ignore_eos"));
   if (const int64_t emitted = line.Number("emitted", 0); emitted > 0) {
-    // A resumed request was sent these ids: the beginning of the output of an
+    // The `emitted` ids of a resumed request: the beginning of the output of an
     // uninterrupted run.
     std::vector<int32_t> ids = FakeContinuation(request, 0, Limits());
     ASSERT_GE(static_cast<int64_t>(ids.size()), emitted);
