@@ -680,7 +680,7 @@ class CountingObserver final : public EngineObserver {
   std::vector<RequestSummary> ends;
 };
 
-TEST_P(EngineTest, TheObserverReceivesStepsEndsAndRefusals) {
+TEST_P(EngineTest, TheObserverReceivesStepsEndsOfRequestsAndRefusals) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -706,7 +706,7 @@ TEST_P(EngineTest, TheObserverReceivesStepsEndsAndRefusals) {
   EXPECT_EQ(observer.ends[0].reason, kvasir::v1::FINISH_LENGTH);
 }
 
-TEST_P(EngineTest, StepsReportADrainToTheObserver) {
+TEST_P(EngineTest, TheLoadOfEachStepTellsTheObserverAboutADrain) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -914,7 +914,7 @@ class FailingExecutor final : public Executor {
   Executor& own_;
 };
 
-TEST_P(EngineTest, APlanThatFailsWhileAStepRunsFailsEveryRequest) {
+TEST_P(EngineTest, AFailedEnqueueOrAnnounceDuringAStepFailsEveryRequest) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   for (const bool announce : {true, false}) {

@@ -76,7 +76,7 @@ TEST(EvictionLimitsTest, ThePlansOwnBudgetGivesThePlansEvictionCounts) {
 }
 
 TEST(EvictionLimitsTest,
-     KeepingLessThanThePlanIsRefusedUnlessTheOperatorAllowsIt) {
+     ABudgetBelowThePlansIsRefusedUnlessTheOperatorAllowsIt) {
   EvictionLimits limits = Limits();
   ExpectRefused(limits, Budget("0.1"), 1000,
                 "eviction_budget is 0.1 and keeps 100 slots at 1000 prompt "
@@ -177,7 +177,7 @@ TEST(EvictionLimitsTest, AnInvalidBudgetIsRefused) {
 }
 
 TEST(EvictionLimitsTest,
-     TheLimitsOfAPlanHaveItsGroupsWithTheirSinksAndRecentTokens) {
+     LimitsOfAPlanCountSinksAndRecentTokensOfEachPageGroup) {
   plan::AttentionShape shape;
   shape.num_heads = shape.num_kv_heads = 2;
   shape.head_dim = shape.rotary_dim = 32;

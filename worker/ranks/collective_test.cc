@@ -356,7 +356,7 @@ TEST_P(CollectiveTest, EmptyCallsDoNotWaitForOtherRanks) {
   EXPECT_EQ(rank(1)->totals().waited_seconds, before.waited_seconds);
 }
 
-TEST_P(CollectiveTest, TheTimeThatCallsWaitForOthersIsCounted) {
+TEST_P(CollectiveTest, TheTimeSpentWaitingForOtherRanksIsCounted) {
   constexpr std::chrono::milliseconds kLate(40);
   for (int64_t r = 0; r < size(); ++r) {
     EXPECT_EQ(rank(r)->totals().waited_seconds, 0);
@@ -420,7 +420,7 @@ TEST_P(CollectiveTest, ImpossibleSizesAreRefusedAndTheGroupSurvives) {
   }));
 }
 
-TEST_P(CollectiveTest, ARankThatGivesUpEndsTheCallsOfAllOthers) {
+TEST_P(CollectiveTest, ARankThatAbortsEndsTheCallsOfAllOtherRanks) {
   UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {

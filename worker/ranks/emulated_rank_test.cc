@@ -97,7 +97,7 @@ std::vector<std::string> OpsOf(const std::string& plan) {
 }
 
 // Ops are checked before weights are read, because reading may take minutes.
-TEST(EmulatedRankTest, RefusesAMissingOpBeforeReadingAWeight) {
+TEST(EmulatedRankTest, AMissingOpIsReportedBeforeAnyWeightIsRead) {
   const kernels::DeviceOps all = kernels::emulated::Ops();
   for (const std::string plan : {plan::kDensePreset, plan::kRotatedPreset}) {
     for (const std::string& missing : OpsOf(plan)) {
@@ -119,7 +119,7 @@ TEST(EmulatedRankTest, RefusesAMissingOpBeforeReadingAWeight) {
 
 // A rank either loads and can run every step of a plan, or refuses the plan
 // with the missing op's name.
-TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedWithTheOpsName) {
+TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedNamingTheMissingOp) {
   int refused = 0;
   for (const PlanCase& plan_case : PlanCases()) {
     RankOptions options = TinyOptions();
@@ -157,7 +157,7 @@ TEST(EmulatedRankTest, ARankOfAGroupIsRefusedAtLoadIfTheDeviceLacksAllReduce) {
                        "all_reduce_sum: the device has no kernel for it"));
 }
 
-TEST(EmulatedRankTest, TheNumericsIdNamesTheDevice) {
+TEST(EmulatedRankTest, TheNumericsIdContainsTheDeviceAndTheActivationType) {
   const auto numerics = [](std::optional<DType> activations) -> std::string {
     RankOptions options = SmallOptions();
     if (activations.has_value()) {
@@ -173,7 +173,7 @@ TEST(EmulatedRankTest, TheNumericsIdNamesTheDevice) {
   EXPECT_EQ(numerics(DType::kBf16), "emulated-bf16-2-fast");
 }
 
-TEST(EmulatedRankTest, AttentionThatUsesThePlainKernelIsReported) {
+TEST(EmulatedRankTest, ReportsTheAttentionKernelsAndWhyAPlainOneIsUsed) {
   const auto kernels_of = [](std::optional<DType> activations,
                              const std::string& plan) {
     RankOptions options = SmallOptions();

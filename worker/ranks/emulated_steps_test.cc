@@ -120,7 +120,7 @@ std::vector<std::string> ServedPresets() {
           "rap-50-4bit"};
 }
 
-TEST(EmulatedStepsTest, ATokensBitsDoNotDependOnOtherSequences) {
+TEST(EmulatedStepsTest, LogitsOfASequenceDoNotDependOnOtherSequences) {
   const std::vector<int32_t> prompt = Ids(37, 11);
   const std::vector<int32_t> others[] = {Ids(21, 5), Ids(1, 400), Ids(9, 30)};
   const std::vector<int32_t> output = {3, 516, 77};
@@ -196,7 +196,7 @@ TEST(EmulatedStepsTest, EveryOpRunsOnTheDevice) {
   }
 }
 
-TEST(EmulatedStepsDeathTest, AHostReadOfAStepsMemoryEndsTheProcess) {
+TEST(EmulatedStepsDeathTest, ReadingAStepsDeviceMemoryOnTheHostEndsTheProcess) {
   const std::vector<int32_t> prompt = Ids(9, 3);
   Steps steps(plan::kDensePreset);
   Launches launches;

@@ -391,7 +391,8 @@ std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
 // Each rank scores its eviction units with its own heads only. The other ranks
 // affect these scores only through all-reduced sums, so they differ from a
 // single rank's scores only in the last bits.
-TEST_F(TensorParallelTest, SeveralRanksKeepTheTokensThatASingleRankKeeps) {
+TEST_F(TensorParallelTest,
+       WithEvictionSeveralRanksKeepTheTokensThatASingleRankKeeps) {
   PlanCase plan_case = {"Evicts", plan_cases::Full("POST_ROPE"),
                         plan_cases::Full("NO_ROPE")};
   const std::map<size_t, std::string> units_of = {

@@ -270,7 +270,7 @@ TEST_F(WorkerServiceTest, TheErrorForAnInvalidValueCarriesNoRefusal) {
 }
 
 TEST_F(WorkerServiceTest,
-       OtherWeightsAreRefusedWithBothIdsAndRetriedElsewhere) {
+       TheRefusalOfOtherWeightsStatesBothIdsAndAllowsARetryElsewhere) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_weights_id("w2");
   grpc::ClientContext context;

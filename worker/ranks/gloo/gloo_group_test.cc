@@ -134,7 +134,7 @@ TEST_F(GlooGroupTest, ADestroyedGroupLeavesNoThreadAndNoSocket) {
   EXPECT_EQ(EntriesOf("/proc/self/task").size(), threads);
 }
 
-TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallAtTheTimeout) {
+TEST_F(GlooGroupTest, ARankThatMakesNoCallEndsTheCallsOfOthersAtTheTimeout) {
   const absl::Duration timeout = absl::Milliseconds(300);
   for (const int64_t size : {2, 3}) {
     const auto group = MakeGlooRanks(size, {.call_timeout = timeout});
@@ -460,7 +460,7 @@ TEST_F(GlooGroupTest, AStrangerThatConnectsFirstIsRefused) {
   }
 }
 
-TEST_F(GlooGroupTest, RunsOverAnyNetworkOfTheMachine) {
+TEST_F(GlooGroupTest, RanksConnectOverEveryNetworkInterface) {
   std::vector<std::string> networks = {"lo", "127.0.0.1", "::1"};
   ifaddrs* found = nullptr;
   ASSERT_EQ(getifaddrs(&found), 0);

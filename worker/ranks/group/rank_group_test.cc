@@ -415,7 +415,7 @@ TEST(RankGroupTest, ALeaderThatFailsEndsAllRanks) {
   }
 }
 
-TEST(RankGroupTest, ARankThatStandsStillEndsTheGroup) {
+TEST(RankGroupTest, ARankThatHangsInAStepEndsTheGroup) {
   // `hang` makes an executor hang in step 2 until the group ends, as a
   // collective that waits for a lost rank does.
   Group* all = nullptr;
@@ -461,7 +461,7 @@ TEST(RankGroupTest, ALostConnectionEndsAllRanks) {
                        "the call of rank 2 (node, pid 0) ended: cut"));
 }
 
-TEST(RankGroupTest, LeaderAndFollowerEachEndACallWithoutHeartbeats) {
+TEST(RankGroupTest, WithoutHeartbeatsLeaderAndFollowerEachEndTheCall) {
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
   Group group(options);
   KVASIR_ASSERT_OK(group.Start().status());
@@ -674,7 +674,7 @@ TEST(RankGroupTest, ReportsTheConsequenceIfNoOtherReasonArrives) {
                        "rank 0 (the leader) gave up: rank 1 stands still"));
 }
 
-TEST(RankGroupTest, WeightsThatDoNotCombineEndAllRanks) {
+TEST(RankGroupTest, AFailureToCombineWeightTilesEndsAllRanks) {
   RankLeaderOptions options;
   options.group.identity = TestIdentity(2, kLong);
   options.group.combine = [](absl::Span<const std::string> tiles) {

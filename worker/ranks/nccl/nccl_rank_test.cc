@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // If the group dies while the stream runs a step, the step must fail instead of
 // returning a result.
-TEST(NcclRankFailureTest, AStepWhoseGroupDiesFails) {
+TEST(NcclRankFailureTest, AStepFailsIfItsGroupDiesMeanwhile) {
   const FakeNcclFaults faults("1:40:hang");
   NcclOptions options;
   options.call_timeout = absl::Seconds(5);
