@@ -197,7 +197,7 @@ class Scheduler {
 
   void InitRequest(RequestState* state, absl::Time now) const;
 
-  // Move a sequence between `waiting_`, `running_` and neither of them.
+  // These methods move a sequence into and out of `waiting_` and `running_`.
   void Enqueue(Sequence* sequence);
   void LeaveQueue(Sequence* sequence);
   void EnterBatch(Sequence* sequence);

@@ -108,7 +108,7 @@ struct RequestState {
   std::vector<plan::EvictionCounts> evictions;
 
   bool started = false;  // whether any sample has been in the batch
-  absl::Time start_by;   // the queue timeout ends it at this time
+  absl::Time start_by;   // when the queue timeout ends the request
   absl::Time first_step = absl::InfiniteFuture();
   uint32_t cached_tokens = 0;
   std::vector<float> prompt_logprobs;

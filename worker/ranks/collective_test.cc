@@ -100,8 +100,8 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
   void TearDown() override {
     const auto dead = [](const auto& rank) { return !rank->status().ok(); };
     if (std::any_of(group_.begin(), group_.end(), dead)) {
-      // Ends the calls of NCCL ranks, which would wait for ever: nothing tells
-      // them that another rank has ended.
+      // NCCL does not tell a rank that another rank has ended. Without Abort,
+      // the destructors would wait for the ranks that have ended.
       for (const auto& rank : group_) rank->Abort(absl::CancelledError());
     }
     EndRanks(&group_);

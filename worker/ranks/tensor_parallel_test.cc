@@ -271,9 +271,9 @@ TEST_F(TensorParallelTest,
   ExpectSameAsOne(shape, {2, 4});
 }
 
-// Returns the log probabilities of given and of sampled tokens on each rank.
-// The memory for logits is so small that targets are computed in blocks of the
-// vocabulary, and samples row by row.
+// Returns for each rank the log probabilities of given tokens (targets) and of
+// sampled tokens. The ranks have so little memory for logits that they compute
+// targets in blocks of the vocabulary, and samples row by row.
 std::vector<std::vector<float>> LogprobsOf(int64_t size) {
   constexpr int64_t kTokens = 24;
   const auto group = InProcessGroup::Create(size);

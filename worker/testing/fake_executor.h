@@ -50,24 +50,27 @@ struct FakeExecutorOptions {
 // An executor that checks every plan and computes hashes instead of a model.
 //
 // Threads: one thread at a time may call methods.
-// Errors: INVALID_ARGUMENT naming the sequence and the broken rule. The rules:
-// - Step ids count up by one. A sequence occurs once per step, and never again
-//   after its release.
-// - The positions of a sequence follow one another, its tables cover them, and
-//   the pages are in the pool.
-// - At each position that a query sees, the page holds what was written for the
-//   same prefix.
-// - Only one sequence writes to a page: from the page's first slot on, or after
-//   a copy into the page; and while no other sequence's table names the page.
-// - A host page is copied back only after a copy to it, and only to a page that
-//   no live sequence holds.
-// - An eviction names the sequence's table as the executor knows it, and all
-//   its slots are written. It keeps some slots, after which new tokens follow.
+// Errors: INVALID_ARGUMENT if a plan breaks a rule, with the sequence and the
+//   rule. The rules are:
+// - Step ids count up by one. A step contains a sequence at most once, and not
+//   after the sequence was released.
+// - The tokens of a sequence have consecutive positions. Its block tables have
+//   a page for each of them, and all pages are in the pool.
+// - For each position that a token attends to, the page holds what was written
+//   for this position and for the same preceding tokens.
+// - A sequence writes to a page only if no other sequence's table names the
+//   page. It begins with the page's first slot, unless another page was copied
+//   to the page.
+// - A host page is copied back only after something was copied to it, and only
+//   to a page that no live sequence holds.
+// - An eviction names the same pages and slots as the sequence's table. It
+//   keeps some slots but not all. New tokens follow the kept slots.
 // - Side pages belong to one sequence, are sent only once, and hold its latest
 //   slots.
-// - A step keeps the batch limits. The last sampled token is used as input only
-//   in the next step. Penalty histories are complete.
-// - An announced plan is the next one, and is enqueued unchanged.
+// - A step does not exceed the batch limits. A step may use the token that the
+//   executor sampled last only if that was in the step before. Penalty
+//   histories are complete.
+// - The plan that follows an announced plan is equal to it.
 class FakeExecutor final : public Executor {
  public:
   explicit FakeExecutor(FakeExecutorOptions options);

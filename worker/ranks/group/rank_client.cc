@@ -155,7 +155,8 @@ class RankClient::Call final
   }
 
  private:
-  // Starts the next write, or ends the call's writes, if that is possible now.
+  // If no write is in progress, starts the next one. If there is none and the
+  // link was closed, ends the call's writes.
   void Advance() {
     const grpc::ByteBuffer* write = nullptr;
     {

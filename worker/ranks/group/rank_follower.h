@@ -51,8 +51,8 @@ class RankFollower {
   // Aborts the group if it has not ended.
   ~RankFollower();
 
-  // The events of the call to the leader: OnLink once, then each message
-  // (OnBytes), then its end (OnLost).
+  // The events of the call to the leader: first OnLink, then OnBytes for each
+  // message, then OnLost when the call ends.
   void OnLink(std::shared_ptr<RankLink> link) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnBytes(std::string_view message) ABSL_LOCKS_EXCLUDED(mutex_);
   // The call has ended with the status `why`: no more messages come.

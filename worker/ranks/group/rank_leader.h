@@ -62,9 +62,9 @@ class RankLeader {
   // Aborts the group if it has not ended.
   ~RankLeader();
 
-  // The events of a follower's call: OnLink with the follower's address
-  // (`peer`), then each message (OnBytes), then the call's end (OnLost). The
-  // leader may close the link before OnLink returns.
+  // The events of a follower's call: first OnLink with the follower's address
+  // (`peer`), then OnBytes for each message, then OnLost when the call ends.
+  // The leader may close the link before OnLink returns.
   LinkId OnLink(std::shared_ptr<RankLink> link, bool authenticated,
                 const std::string& peer) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnBytes(LinkId link, std::string_view message)

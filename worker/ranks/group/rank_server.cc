@@ -118,7 +118,8 @@ class JoinReactor final
     }
     Advance();
   }
-  // Starts the next write, or finishes the call, if that is possible now.
+  // If no write is in progress, starts the next one. If there is none and the
+  // link was closed, finishes the call.
   void Advance() {
     const grpc::ByteBuffer* write = nullptr;
     absl::Status end;

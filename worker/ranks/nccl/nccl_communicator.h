@@ -104,8 +104,8 @@ class NcclCommunicator {
 
   // The function that thread `watcher_` runs.
   void KeepWatching();
-  // Look for an asynchronous error of the library, and for a call on a stream
-  // that makes no progress. They return the failure that they find.
+  // Both look for a failure and return it: an asynchronous error of the
+  // library, or a call whose stream makes no progress.
   absl::Status LookAtLibrary();
   absl::Status LookAtMarks();
   void AbortLibrary();

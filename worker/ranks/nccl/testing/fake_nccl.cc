@@ -337,8 +337,9 @@ class State {
   uint64_t calls_ = 0;
   int polls_ = 0;
   std::function<void()> late_;  // work to continue after a call (fault `late`)
-  uint64_t came_ = 0;   // calls reached; only the stream's thread uses it
-  uint64_t steps_ = 0;  // chunks exchanged; only the stream's thread uses it
+  // calls that the stream has reached (only its thread uses this)
+  uint64_t came_ = 0;
+  uint64_t steps_ = 0;  // chunks exchanged (only the stream's thread uses this)
   std::atomic<int> jobs_{0};  // enqueued jobs, and jobs in captured graphs
   std::atomic<bool> aborted_{false};
   std::atomic<Result> error_{Result::kOk};
@@ -396,8 +397,9 @@ using namespace kvasir::worker::nccl;  // NOLINT: the functions have C names
 
 extern "C" {
 
-// For tests: KvasirFakeNcclLive returns the number of communicators and of
-// their enqueued work that exist; KvasirFakeNcclAborts the aborts so far.
+// For tests. KvasirFakeNcclLive returns the number of communicators that exist;
+// an aborted one counts until its enqueued work has ended. KvasirFakeNcclAborts
+// returns the number of aborts so far.
 int KvasirFakeNcclLive() { return live; }
 int KvasirFakeNcclAborts() { return aborts; }
 
@@ -479,8 +481,9 @@ Result ncclCommDestroy(CommHandle comm) {
 Result ncclCommAbort(CommHandle comm) {
   ++aborts;
   comm->state->Abort();
-  // Synchronizes with a call that hangs: it has copied comm->state before it
-  // set `used`, so `comm` can be deleted.
+  // A call may hang in another thread. It has copied comm->state before it set
+  // `used`, so after this read of `used` it no longer needs `comm`, which can
+  // be deleted.
   (void)comm->state->used.load();
   delete comm;
   return Result::kOk;
