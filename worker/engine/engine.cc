@@ -141,7 +141,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   absl::Duration planning_;
 
   mutable base::Mutex mutex_;
-  base::CondVar wake_;  // wakes the engine's thread: new command, or stop
+  base::CondVar wake_;  // wakes the engine's thread for commands and Stop
   // Wakes Start, WaitIdle and the watchdog when state_ or live_ has changed.
   base::CondVar changed_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kNew;

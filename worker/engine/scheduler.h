@@ -143,9 +143,9 @@ class Scheduler {
   bool CanRunAhead() const;
   // The sequence's part of the most recently planned step; null if it has none.
   const PlannedSequence* LastPartOf(const Sequence& sequence) const;
-  // Whether the first waiting sequence cannot join the next step. Seats and
-  // pages that the running step will free are not counted; they can be used one
-  // step later.
+  // Whether `sequence`, the first waiting one, cannot join the next step. Seats
+  // and pages that the running step will free are not counted; they can be used
+  // one step later.
   bool MustWait(const Sequence& sequence) const;
   // Whether too few pages were free for the sequence at the last check, and
   // nothing has changed since.

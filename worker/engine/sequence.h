@@ -53,7 +53,8 @@ struct Sequence {
   // since the last start.
   uint64_t sampled_step = 0;
   bool known_to_executor = false;
-  // True if the executor has this sequence's tokens, which penalties need.
+  // True if the executor was sent the sequence's tokens, from which it computes
+  // penalties.
   bool history_sent = false;
 
   // The copy of the sequence's pages in the host pool. Set while the sequence

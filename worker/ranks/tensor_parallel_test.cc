@@ -31,11 +31,10 @@ constexpr int kDecoded = 8;
 
 // How the ranks run the prompt and decode.
 struct RunMode {
-  // Run the whole prompt in one step, and another sequence in every step.
-  // Otherwise the prompt runs in two chunks.
+  // True: the whole prompt runs in one step, and every step also runs another
+  // sequence. False: the prompt runs in two chunks.
   bool batched = false;
-  // Tokens to decode instead of the sampled ones. Empty: decode the sampled
-  // ones.
+  // The output tokens to decode. If empty, the sampled tokens are decoded.
   std::vector<int32_t> forced = {};
 };
 

@@ -145,7 +145,7 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
             .sample = WithTwentyLogprobs()},
            {.sequence_id = 1, .sample = WithTwentyLogprobs()},
            {.sequence_id = 2, .sample = WithTwentyLogprobs()}}));
-  // 1 capture, 1 replay
+  // This makes 1 capture and 1 replay.
   KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 2, WithTwentyLogprobs()));
   // Four sequences, then three again. Graphs are captured for padded sizes,
   // which are the same for three and four sequences.
@@ -159,7 +159,7 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
   KVASIR_RETURN_IF_ERROR(
       decode({1, 2, 3, 4}, 2, WithTwentyLogprobs()));  // 1 capture, 1 replay
   runner.Release(4);
-  // 1 replay
+  // This makes 1 replay.
   KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 1, WithTwentyLogprobs()));
   runner.Release(2);
   // As many sequences as in an earlier step, but different ones.
@@ -192,10 +192,10 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));
   demanding.clear_prompt_history();
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));  // 1 capture, 1 replay
-  // 1 capture, 1 replay
+  // This makes 1 capture and 1 replay.
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 2, WithTwentyLogprobs()));
   runner.Release(3);
-  // 1 capture, 2 replays
+  // This makes 1 capture and 2 replays.
   KVASIR_RETURN_IF_ERROR(decode({1}, 3, WithTwentyLogprobs()));
   return executor.results();
 }

@@ -25,7 +25,8 @@ class FollowerState {
  public:
   enum class Phase { kJoining, kLoading, kReady, kRunning, kEnded };
 
-  // `join_timeout`: the longest time until the leader sends the RankWelcome.
+  // `join_timeout` is the longest time that the leader may take to send the
+  // RankWelcome.
   FollowerState(const kvasir::v1::RankHello& hello, absl::Duration join_timeout,
                 absl::Time now);
 
@@ -44,8 +45,8 @@ class FollowerState {
   // call is not due now; RESOURCE_EXHAUSTED if the message has more weight
   // tiles than a leader accepts.
   absl::Status OnReady(kvasir::v1::RankReady ready);
-  // Report how a step ended: it is done, or it has failed. It must be the
-  // oldest step that TakeStep has returned and that has not ended yet.
+  // Report how a step ended: it is done, or it has failed. The step must be the
+  // oldest one that TakeStep has returned and that has not ended yet.
   absl::Status OnStepDone(uint64_t step_id, uint64_t result_hash);
   absl::Status OnStepFailed(uint64_t step_id, const absl::Status& why);
   void AskDrain();

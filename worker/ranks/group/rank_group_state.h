@@ -114,8 +114,9 @@ class RankGroupState {
 
   RankGroupState(RankGroupOptions options, absl::Time now);
 
-  // Events of the followers' calls. Events of a link that was closed are
-  // ignored. `peer` is the address that the call comes from, for the log.
+  // The methods from here to OnLost report events of the followers' calls.
+  // Events of a closed link are ignored. `peer` is the address from which the
+  // call comes, for the log.
   void OnLink(LinkId link, bool authenticated, const std::string& peer,
               absl::Time now);
   // Handles a message of a follower. Parts of the message are moved out of it.

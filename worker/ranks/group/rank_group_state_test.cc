@@ -166,7 +166,8 @@ class Group {
       state_.OnTime(now_);
     }
   }
-  // Advances time in one step, as if the leader's process had not run.
+  // Advances time in one step, as if the leader's process had not run in the
+  // meantime.
   void Jump(absl::Duration time) {
     now_ += time;
     state_.OnTime(now_);
