@@ -28,7 +28,8 @@ struct CollectiveTotals {
 // while another rank is in a call, that call fails. So before the first one is
 // destroyed, all ranks must know that no more calls follow.
 //
-// Threads: calls from one thread at a time; Abort, status and totals from any.
+// Threads: one thread at a time may make calls; any thread may call Abort,
+//   status and totals.
 // Errors: INVALID_ARGUMENT for impossible sizes, before anything is sent.
 //   UNAVAILABLE if another rank is gone, cut off, or does not reach the call in
 //   time. ABORTED if a rank, possibly this one, has called Abort. INTERNAL if

@@ -62,7 +62,8 @@ struct SequenceSnapshot {
 
 // Owns: every request, with its sequences, from Add until the last call to its
 //   sink.
-// Threads: one thread at a time; it also calls the sinks and the observer.
+// Threads: one thread at a time may call methods. They call the sinks and the
+//   observer on that thread.
 // Errors: a request that cannot run gets a Refusal. If a result does not fit
 //   the plan, Apply returns an error, because the executor is at fault.
 class Scheduler {
@@ -84,11 +85,11 @@ class Scheduler {
   // plan is valid until Apply or FailAll, one of which must follow.
   const kvasir::v1::StepPlan* Schedule();
   // Plans the step after the running one, which must be the only planned step
-  // that is not yet applied (CHECK). In the new step all running sequences
-  // decode one more token. Returns nullptr if that is not possible without the
-  // running step's result: a request can be admitted, a prompt continues, an
-  // eviction is due, pages run out, or a token mask depends on the output. If
-  // the running step ends a sequence, its part of the new step is wasted.
+  // that is not yet applied (CHECK). In the new step every running sequence
+  // decodes one more token. Returns nullptr if the running step's result is
+  // needed first: a request can be admitted, a prompt continues, an eviction is
+  // due, pages run out, or a token mask depends on the output. If the running
+  // step ends a sequence, that sequence's part of the new step is wasted.
   const kvasir::v1::StepPlan* ScheduleAhead();
 
   // Applies the result of the oldest planned step and delivers its tokens.

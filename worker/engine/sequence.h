@@ -29,9 +29,9 @@ inline constexpr size_t kMostPlannedSteps = 2;
 //   tokens:  |-- prompt --|-- output (emitted before, then sampled) --|
 //            |------ computed: in the cache ------|-- to run --|
 //
-// It decodes if one token is left to run, and prefills if more are left. After
-// a preemption the output is prefilled again like a prompt, unless the pages
-// were copied to the host pool.
+// The sequence decodes if one token is left to run, and prefills if more are
+// left. After a preemption the output is prefilled again like a prompt, unless
+// the pages were copied to the host pool.
 struct Sequence {
   enum class State {
     kWaiting,  // in Scheduler::waiting_; holds no pages except in `image`

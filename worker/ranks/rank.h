@@ -58,13 +58,13 @@ struct RankOptions {
   int64_t kv_cache_bytes = 0;
   cache::PageCounts pages;
   // The share of the device's memory that the rank may use; 0: no such limit.
-  // Only for a device with its own memory. After weights, workspace and what
-  // the largest step needs are allocated, the page pool gets the rest of the
-  // share, but at most kv_cache_bytes (see MeasurePages). `pages` must be
-  // empty.
+  // Can be set only for a device with its own memory, and only if `pages` is
+  // empty. The page pool gets what is left of the share after the weights, the
+  // workspace and the needs of the largest step, but at most kv_cache_bytes
+  // (see MeasurePages).
   double memory_utilization = 0;
-  // True: Create fails if memory_utilization leaves less than kv_cache_bytes.
-  // False: the pool is then smaller.
+  // What happens if memory_utilization leaves less than kv_cache_bytes. True:
+  // Create fails. False: the pool is smaller.
   bool kv_cache_exact = false;
   // The size of the host pool, which keeps the pages of preempted sequences: in
   // bytes, or as page counts. If neither is set, there is no host pool.
@@ -117,12 +117,12 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
 //
 // Owns: everything that it builds.
 // Threads: Create is called by one thread; after that see ModelExecutor.
-// Errors: of Create, before any weight is read: FAILED_PRECONDITION with the
+// Errors: before it reads weights, Create returns FAILED_PRECONDITION with the
 //   numbers if the pool is too small for one sequence of max_model_len tokens,
-//   and UNIMPLEMENTED with the op's name if the device lacks a kernel. After
-//   the weights were read: RESOURCE_EXHAUSTED with the numbers if
-//   memory_utilization leaves too little memory for one sequence, and the
-//   errors of RankOptions::agree.
+//   or UNIMPLEMENTED with the op's name if the device lacks a kernel. After it
+//   has read the weights, it returns RESOURCE_EXHAUSTED with the numbers if
+//   memory_utilization leaves too little memory for one sequence, or the errors
+//   of RankOptions::agree.
 class Rank {
  public:
   // `collective` must outlive the rank. If it is null, the group has one rank.

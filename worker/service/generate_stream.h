@@ -38,7 +38,7 @@ struct StreamAction {
 //   flight. No later action touches the call.
 // - There is at most one kAbort, and only while the engine runs the request.
 //
-// Threads: one at a time; the caller holds a mutex.
+// Threads: one thread at a time may call methods, so callers hold a mutex.
 // Units: byte counts are an upper estimate of the serialized size.
 class GenerateStream {
  public:

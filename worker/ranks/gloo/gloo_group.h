@@ -19,7 +19,7 @@ namespace kvasir::worker {
 //   KVASIR_ASSIGN_OR_RETURN(auto collective, group->Connect(addresses));
 //
 // The collective sums in rank order, as deterministic runs need: each rank
-// sends its numbers to all others, a chunk at a time.
+// sends its data to all others, a chunk at a time.
 //
 // Owns, together with its collective: sockets, two threads, and memory for
 //   messages (GlooOptions::chunk_bytes). A child process would inherit the

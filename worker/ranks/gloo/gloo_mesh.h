@@ -60,8 +60,8 @@ struct GlooCall {
 };
 
 // One rank's connections to all other ranks. Each message is sent to all of
-// them. A sender does not wait for receivers until two of its messages are in
-// flight, because each receiver has memory for two.
+// them. A receiver has memory for two messages from each sender, so a sender
+// waits for receivers only if two of its messages are already in flight.
 //
 // Owns: its connections, its memory, Gloo's thread, and a thread that waits for
 //   a message that ends the group or for a lost connection.

@@ -44,7 +44,7 @@ struct NcclCommunicatorOptions {
 // Threads: one thread at a time may call Enqueue; any thread may call Fail and
 //   status.
 // Errors: after a failure every call returns that failure. UNAVAILABLE if a
-//   rank stands still or NCCL reports that a rank is gone.
+//   call makes no progress or NCCL reports that a rank is gone.
 class NcclCommunicator {
  public:
   // Call it on all ranks at about the same time. Returns when all ranks are
@@ -56,11 +56,11 @@ class NcclCommunicator {
   // other ranks on the same machine (NVIDIA's documentation).
   ~NcclCommunicator();
 
-  // Calls `call` with the communicator and the stream's handle; `call` must
-  // enqueue its work and return at once. If the stream is being captured into a
-  // graph, an error of `call` does not kill the communicator, and the work is
-  // not watched for progress. After each launch of the graph, the caller must
-  // call Watch.
+  // Calls `call` with the communicator and the stream's handle. `call` must
+  // enqueue its work and return at once. The watcher then checks that the work
+  // makes progress. Work that is captured into a graph differs in two ways: an
+  // error of `call` does not kill the communicator, and the caller must call
+  // Watch after each launch of the graph.
   absl::Status Enqueue(
       const char* name, kernels::LaunchStream& stream,
       absl::FunctionRef<nccl::Result(nccl::CommHandle comm, void* stream)>

@@ -68,9 +68,9 @@ struct NcclOptions {
 //   collective must outlive the rank's device.
 // Threads: see Collective. Begin sets environment variables, so call it before
 //   there are threads that read them.
-// Errors: INVALID_ARGUMENT and NOT_FOUND for options; NOT_FOUND also if no
-//   usable library is found, with every place that was tried. UNIMPLEMENTED on
-//   a CPU's stream.
+// Errors: INVALID_ARGUMENT or NOT_FOUND if an option is wrong. NOT_FOUND with
+//   every place that was tried if there is no usable library. UNIMPLEMENTED if
+//   a call's stream belongs to a CPU.
 class NcclGroup {
  public:
   static absl::StatusOr<std::unique_ptr<NcclGroup>> Begin(
