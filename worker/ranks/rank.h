@@ -63,7 +63,7 @@ struct RankOptions {
   // workspace and the needs of the largest step, but at most kv_cache_bytes
   // (see MeasurePages).
   double memory_utilization = 0;
-  // What happens if memory_utilization leaves less than kv_cache_bytes. True:
+  // Matters only if memory_utilization leaves less than kv_cache_bytes. True:
   // Create fails. False: the pool is smaller.
   bool kv_cache_exact = false;
   // The size of the host pool, which keeps the pages of preempted sequences: in
