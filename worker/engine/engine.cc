@@ -38,7 +38,8 @@ class NullSink final : public EngineSink {
   void OnFailed(const Refusal&) override {}
 };
 
-// Locks: mutex_ is the only lock, and it is not held during callbacks.
+// Implements Engine with threads of its own. mutex_ is the only lock, and it is
+// not held during callbacks.
 class ThreadedEngine final : public Engine, private EngineObserver {
  public:
   ThreadedEngine(EngineOptions options, cache::KvCache* cache,
@@ -102,8 +103,8 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   absl::StatusOr<kvasir::v1::StepResult> Await() ABSL_LOCKS_EXCLUDED(mutex_);
   void Observe(absl::Duration schedule, absl::Duration execute)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Makes the ended requests and the new load visible to other threads, both
-  // under the same lock.
+  // Publishes the ends of requests and the new load to other threads, both
+  // under one lock.
   void Publish() ABSL_LOCKS_EXCLUDED(mutex_);
   void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);

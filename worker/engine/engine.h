@@ -38,7 +38,7 @@ struct StallReport {
 
 struct EngineOptions {
   SchedulerOptions scheduler;
-  // Create overwrites its members vocab_size, max_model_len, eviction and
+  // Create overwrites the members vocab_size, max_model_len, eviction and
   // token_masks with values from the other options, and limits max_n to
   // max_num_seqs.
   RequestLimits limits;

@@ -25,9 +25,9 @@ class EngineSink {
   // Delivers one or more tokens of one sample. The engine reuses the message
   // after the call, so copy what must be kept.
   virtual void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) = 0;
-  // Called exactly once for each sample, also for an aborted one, unless
-  // OnFailed is called instead. `last` is true if every sample of the request
-  // has ended; then no further call follows.
+  // A sample has ended, possibly by an abort. Called exactly once for each
+  // sample, unless OnFailed is called instead. `last` is true if every sample
+  // of the request has ended; then no further call follows.
   virtual void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
                           bool last) = 0;
   // The request failed: its deadline or queue timeout passed, the worker
@@ -66,13 +66,15 @@ struct StepStats {
   uint32_t sampled_tokens = 0;
   uint32_t preemptions = 0;
   uint32_t preemptions_by_copy = 0;  // included in `preemptions`
-  // Time that the scheduler took to plan the step and to handle its result.
+  // Time that the scheduler spent on planning the step and on handling its
+  // result.
   absl::Duration schedule;
   // Time from the step's Enqueue until its result. If steps are planned ahead,
   // the scheduler handles the previous step and plans the next one during this
   // time.
   absl::Duration execute;
-  // Each token delivered in this step has one entry, in one of these two lists.
+  // Each token delivered in this step has one entry: the first token of a
+  // sample in time_to_first_token, any other token in inter_token.
   absl::Span<const absl::Duration> time_to_first_token;
   absl::Span<const absl::Duration> inter_token;
   LoadSnapshot load;

@@ -23,8 +23,9 @@ struct EvictionLimits {
     int64_t num_pages = 0;  // pages of this group in the pool
   };
   std::vector<Group> groups;  // one element for each page group
-  // The smallest budget that the operator allows; the plan's own budget is
-  // always allowed. Empty: a request must keep at least what the plan keeps.
+  // The smallest budget that the operator allows. The plan's own budget is
+  // always allowed. Empty: a request must keep at least as many slots as the
+  // plan.
   std::optional<proto::EvictionBudget> min_budget;
   // The most slots that a sequence may hold, which is the number of positions
   // that the model supports. With evictions, a sequence may have more tokens

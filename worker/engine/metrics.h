@@ -45,7 +45,7 @@ struct CacheSample {
   int64_t evictions = 0;               // since start, per page group
   int64_t slots_evicted = 0;           // since start
   int64_t eviction_pages_reclaimed = 0;  // since start
-  // Since start, copied from ExecutorTotals.
+  // These four are also since start, and are copied from ExecutorTotals.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;

@@ -26,8 +26,8 @@ struct PlannedSequence {
   bool prompt = false;
   bool samples = false;
   bool decodes = false;  // true if only the sequence's last token is run
-  // The step was planned while its input token was still being sampled, so the
-  // token is not yet in `sequence`.
+  // True if the step was planned while its input token was still being sampled.
+  // The token is then not yet in `sequence`.
   bool ahead = false;
 };
 
@@ -43,7 +43,7 @@ class PlanBuilder {
   // Starts a new plan. It includes the sequences passed to Release since the
   // last Build.
   void Begin();
-  // Adds to the next plan that the executor must forget the sequence.
+  // Adds to the next plan an order to the executor to forget the sequence.
   void Release(uint64_t sequence_id) { released_.push_back(sequence_id); }
   void Add(const PlannedSequence& planned);
   bool empty() const { return prompts_.empty() && outputs_.empty(); }

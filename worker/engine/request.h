@@ -18,7 +18,7 @@
 namespace kvasir::worker {
 
 struct Request {
-  // (request_id, attempt) identifies a live request.
+  // A live request is identified by its request_id together with its attempt.
   std::string request_id;
   uint32_t attempt = 0;
   std::string tenant;

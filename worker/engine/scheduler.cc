@@ -357,7 +357,8 @@ bool Scheduler::StartAnew(Sequence* sequence) {
   return true;
 }
 
-// The sequence keeps its computed tokens and their log probabilities.
+// After a start from an image, the sequence keeps its computed tokens and their
+// log probabilities.
 bool Scheduler::StartFromImage(Sequence* sequence) {
   if (!deps_.cache->Import(sequence->cache_id(), &*sequence->image,
                            sequence->tokens, StartOptionsOf(*sequence))) {
@@ -510,7 +511,8 @@ absl::Status Scheduler::Apply(const StepResult& result) {
   stats_ = step.stats;
   time_to_first_token_.clear();
   inter_token_.clear();
-  // Only steps with mostly prompt tokens are used to measure the prefill rate.
+  // Only steps that consist mainly of prefilled tokens are used to measure the
+  // prefill rate.
   if (stats_.prefill_tokens > stats_.decode_sequences) {
     prefill_rate_.Add(stats_.prefill_tokens + stats_.decode_sequences,
                       now - step.planned_at);
@@ -631,7 +633,8 @@ void Scheduler::Deliver(uint64_t step_id, Sequence* sequence,
     }
   }
   state.sink->OnTokens(tokens_);
-  // Log probabilities of a prompt need much memory, so release it.
+  // The log probabilities of a prompt take much memory. Release it, because
+  // tokens_ is reused.
   if (tokens_.prompt_logprobs_size() > 0) tokens_ = {};
   EndIfComplete(sequence, now);
 }

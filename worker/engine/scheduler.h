@@ -102,8 +102,8 @@ class Scheduler {
   int Abort(std::string_view request_id, std::optional<uint32_t> attempt);
   // Ends every request: calls OnFailed(why) of its sink.
   void RefuseAll(const Refusal& why);
-  // Like RefuseAll, but also forgets the planned steps. For a step that failed
-  // and so has no result to apply.
+  // Like RefuseAll, but also forgets the planned steps. Call it if a step has
+  // failed, so that there is no result to apply.
   void FailAll(const Refusal& why);
 
   // Whether any sequence runs or waits.
@@ -205,8 +205,8 @@ class Scheduler {
   void LeaveBatch(Sequence* sequence);
   void Leave(Sequence* sequence);
 
-  // End sequences and requests. An ended request's state stays readable until
-  // the public method that ended it returns.
+  // These methods end sequences and requests. The state of an ended request
+  // stays readable until the public method that ended it returns.
   bool EndIfComplete(Sequence* sequence, absl::Time now);
   void Finish(Sequence* sequence, kvasir::v1::FinishReason reason,
               std::optional<int32_t> matched, absl::Time now);
@@ -253,8 +253,8 @@ class Scheduler {
   StepStats stats_;  // statistics of the step being planned or applied
   std::vector<absl::Duration> time_to_first_token_;
   std::vector<absl::Duration> inter_token_;
-  // The message with the token that is being delivered. Reused, so that no
-  // memory is allocated for it.
+  // The message with the token that is being delivered. It is reused, so that
+  // deliveries allocate no memory.
   kvasir::v1::GenerateEvent::Tokens tokens_;
 };
 

@@ -35,7 +35,8 @@ Phases PhasesOf(const RequestState& state, const Sequence& sample,
   return phases;
 }
 
-// Returns 0 for a phase that the sample did not reach.
+// Converts the length of a phase to microseconds. 0 if the sample did not reach
+// the phase.
 uint64_t Microseconds(std::optional<absl::Duration> phase) {
   return static_cast<uint64_t>(std::max<int64_t>(
       0, absl::ToInt64Microseconds(phase.value_or(absl::ZeroDuration()))));

@@ -84,7 +84,7 @@ struct Sequence {
 };
 
 struct RequestState {
-  // The request without its tokens, which InitRequest moves to the samples.
+  // The request, except its tokens, which InitRequest moves to the samples.
   Request request;
   uint32_t num_prompt_tokens = 0;
   std::shared_ptr<EngineSink> sink;

@@ -191,7 +191,7 @@ TEST(EmulatedStepsTest, EveryOpRunsOnTheDevice) {
     for (const std::string& op : launches.ops) {
       EXPECT_TRUE(of_device.contains(op)) << plan << ": " << op;
     }
-    // Each op launches at least one kernel.
+    // Each of the counted ops launches at least one emulated kernel.
     EXPECT_GE(steps.device().emulator().launches() - before, launches.count);
   }
 }

@@ -130,7 +130,7 @@ class Rank {
       const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
       WeightSource* source, const RankOptions& options,
       Collective* collective = nullptr);
-  // Like the above, but first resolves and checks the plan.
+  // Like the other Create, but first resolves and checks the plan.
   static absl::StatusOr<std::unique_ptr<Rank>> Create(
       const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
       WeightSource* source, const RankOptions& options,
@@ -181,8 +181,8 @@ class Rank {
   absl::Status MeasurePages(ModelWeights weights, const RankOptions& options,
                             Collective* collective);
 
-  // The order matters: members are destroyed in reverse, and later ones use
-  // earlier ones.
+  // The order of members matters: they are destroyed in reverse order, and
+  // later ones use earlier ones.
   const model::DecoderSpec spec_;
   std::shared_ptr<const ServedPlan> plan_;
   SingleRank single_rank_;

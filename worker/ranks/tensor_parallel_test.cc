@@ -205,9 +205,9 @@ class TensorParallelTest : public ::testing::Test {
     return group;
   }
 
-  // Checks that several ranks compute what a single rank computes, over threads
-  // and over Gloo. For a plan with quantized latents, returns the number of
-  // rows whose best token was compared.
+  // Checks that several ranks, connected by threads and by Gloo, compute what a
+  // single rank computes. For a plan with quantized latents, returns the number
+  // of rows whose best token was compared.
   int64_t ExpectSameAsOne(const model::ModelShape& shape,
                           std::initializer_list<int64_t> sizes,
                           const PlanCase* plan_case = nullptr) {
@@ -232,9 +232,9 @@ class TensorParallelTest : public ::testing::Test {
         EXPECT_EQ(outcome.tokens, first[0].tokens);
         EXPECT_EQ(outcome.logits, first[0].logits);
       }
-      // Every rank has the same bits over any transport, in every run, and for
-      // any chunking and batch. More than 4 ranks run over threads, because
-      // Gloo is slow with more ranks than cores.
+      // Run again over a network, with another chunking and batch: every rank
+      // must get the same bits. More than 4 ranks run over threads again,
+      // because Gloo is slow with more ranks than cores.
       mode.batched = true;
       const Over network = size <= 4 ? Over::kGloo : Over::kThreads;
       for (const Outcome& outcome :
@@ -259,8 +259,9 @@ TEST_F(TensorParallelTest, SeveralRanksComputeTheOutputOfASingleRank) {
   ExpectSameAsOne(TinyShape(), {2, 4, 8});
 }
 
-// With only 40 token ids, one rank has no rows of output head and embedding,
-// and another has only part of a panel.
+// With only 40 token ids, one rank has no rows of the output head and the
+// embedding, and another has fewer rows than one panel of packed weights
+// (matmul.h).
 TEST_F(TensorParallelTest,
        SeveralRanksComputeTheOutputOfASingleRankWithASmallVocabulary) {
   model::ModelShape shape = TinyShape();

@@ -44,7 +44,7 @@ class LoadWatcher {
  public:
   virtual ~LoadWatcher() = default;
   virtual void OnReport(const LoadSnapshot& load) = 0;
-  // The last call to the watcher: the worker shuts down.
+  // The worker shuts down. This is the last call to the watcher.
   virtual void OnClosed() = 0;
 };
 

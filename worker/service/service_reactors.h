@@ -60,8 +60,8 @@ class GenerateReactor final
 
  private:
   explicit GenerateReactor(Parts parts);
-  // Called on the engine's thread, which must not block: lets the pump call
-  // Advance.
+  // Makes the pump's thread call Advance soon. For calls from the engine's
+  // thread, which must not block.
   void AdvanceLater();
   void Execute(StreamAction action);
   void End(const Refusal& end);

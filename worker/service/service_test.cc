@@ -377,9 +377,9 @@ TEST_F(WorkerServiceTest, ADrainReportsNotServingFirstAndLetsStreamsFinish) {
   EXPECT_EQ(Health(""), "not serving") << "a drain is final";
 }
 
-// A stray call of Drain used to leave a worker that refused every request, but
-// did not exit. Only its operator may drain it: by a signal or by the admin
-// port.
+// Only a worker's operator may drain it, by a signal or by the admin port. (The
+// service once had a method Drain. A stray call of it left a worker that
+// refused every request but did not exit.)
 TEST_F(WorkerServiceTest, NoClientOfTheWorkerPortCanDrainIt) {
   const auto* const service =
       v1::WorkerInfo::descriptor()->file()->FindServiceByName("Worker");

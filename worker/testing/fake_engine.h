@@ -41,7 +41,7 @@ class FakeEngine final : public ServedEngine {
 
   Refusal Submit(Request request, std::shared_ptr<EngineSink> sink) override;
   int Abort(std::string_view id, std::optional<uint32_t> attempt) override;
-  // Fails all running requests and every later one.
+  // Fails all running requests and every later request.
   void RefuseAll(const Refusal& why) override;
   void BeginDrain() override;
   bool WaitIdle(absl::Time deadline) override;

@@ -204,9 +204,9 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     total_tokens += step.num_tokens();
     KVASIR_RETURN_IF_ERROR(ApplyTables(step, &sequences_[step.sequence_id()]));
   }
-  // Checks that the target of a copy is not shared. If several copies have the
-  // same target, the last one counts. Copies from the host pool are exempt,
-  // because their pages may be shared in the same step.
+  // Checks that no page to which something is copied is shared. If several
+  // copies go to the same page, the last one counts. Copies from the host pool
+  // are exempt, because their pages may be shared in the same step.
   absl::flat_hash_set<std::pair<uint32_t, int32_t>> written;
   for (int i = plan.page_copies_size() - 1; i >= 0; --i) {
     const auto& copy = plan.page_copies(i);
@@ -244,8 +244,8 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     for (int i = 0; i < step.target_ids_size(); ++i)
       out->add_target_logprobs(0);
     KVASIR_RETURN_IF_ERROR(RunTokens(step, &state, &prefix_hash));
-    // The log probability of a target depends on the prefix that ends with its
-    // input token.
+    // A target's log probability depends on the prefix that ends with the input
+    // token at the target's position.
     for (int i = 0; i < step.target_ids_size(); ++i) {
       const uint64_t position = step.logical_start() + static_cast<uint64_t>(i);
       KVASIR_ASSIGN_OR_RETURN(

@@ -107,8 +107,8 @@ class FakeExecutor final : public Executor {
     std::vector<int32_t> pages;
     uint32_t first_live = 0;
     std::vector<int32_t> side_pages;
-    // Slots in use. Only in groups that evict; in others there is one per
-    // token.
+    // The number of slots in use. Set only in page groups with eviction; in
+    // other groups there is one slot per token.
     uint64_t num_slots = 0;
   };
   struct State {
@@ -145,8 +145,8 @@ class FakeExecutor final : public Executor {
                               const kvasir::v1::BlockTableDelta& delta,
                               Table* table);
   Slot& RingSlot(size_t group, const Table& table, uint64_t position);
-  // Checks that the sequence's side pages hold its latest slots, equal to those
-  // in its tables.
+  // Checks that the sequence's side pages hold copies of the latest slots in
+  // its tables.
   absl::Status CheckRings(uint64_t sequence_id, const State& state);
   void DropBehindWindows(uint64_t writer, int32_t group, int32_t page_id);
   // Returns the slot that holds `position`. Fails if the sequence has no such

@@ -76,7 +76,8 @@ class CopyingExecutor final : public Executor {
   std::vector<std::string> results_;
 };
 
-// A greedy sample that also reports the log probabilities of twenty ids.
+// A greedy sample that also reports the log probabilities of the twenty most
+// likely ids.
 SampleRequest WithTwentyLogprobs() {
   SampleRequest sample = GreedySample();
   sample.set_num_logprobs(20);

@@ -105,8 +105,8 @@ absl::Duration Scenario::Line::Time(const std::string& key,
 
 Scenario::Line Scenario::Parse(std::string_view text) {
   Line line;
-  // `#` begins a comment only after a space, because it also separates a
-  // request from its sample, as in a#1.
+  // `#` begins a comment only after a space or at the beginning of a line.
+  // Elsewhere it separates a request from its sample, as in a#1.
   std::string kept;
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '#' && (i == 0 || text[i - 1] == ' ')) break;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::string_view kVersion = "kvasir-gloo-1";
 constexpr size_t kSecretDigits = 32;
-// A limit that is far above the length of any valid address.
+// The longest text that is parsed, which is far longer than any valid address.
 constexpr size_t kMaxTextBytes = 32 << 10;
 
 const sockaddr_in& AsV4(const sockaddr* address) {

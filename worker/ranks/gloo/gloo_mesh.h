@@ -146,8 +146,8 @@ class GlooMesh {
   // Calls `body`, which calls Gloo, and converts its exceptions to errors.
   template <typename Body>
   absl::Status Try(int64_t peer, const Body& body);
-  // Calls `wait`, which calls one of Gloo's wait functions, with a timeout in
-  // milliseconds. `peer` is the rank that is waited for; below 0: any rank.
+  // Calls wait(timeout in milliseconds), which calls one of Gloo's wait
+  // functions. `peer` is the rank for which it waits; below 0: any rank.
   template <typename Wait>
   absl::Status WaitFor(int64_t peer, const Wait& wait);
   absl::Status CheckHeader(const Place& place, const GlooCall& call,
@@ -197,10 +197,10 @@ class GlooMesh {
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool abort_sent_ ABSL_GUARDED_BY(mutex_) = false;
   bool watcher_left_ ABSL_GUARDED_BY(mutex_) = false;
-  // Whether the buffers exist, so that WakeAll may wake threads that wait on
-  // them.
+  // Whether the Gloo buffers exist. If so, WakeAll must wake the threads that
+  // wait on them.
   bool places_made_ ABSL_GUARDED_BY(mutex_) = false;
-  // The deadline of the present WaitFor; empty if no call waits.
+  // The deadline of the WaitFor in progress. Empty if no call waits.
   std::optional<Clock::time_point> deadline_ ABSL_GUARDED_BY(mutex_);
 };
 

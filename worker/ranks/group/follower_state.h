@@ -41,9 +41,9 @@ class FollowerState {
   // heartbeat_interval().
   void OnTime(absl::Time now);
 
-  // This rank has loaded its weights and is ready. FAILED_PRECONDITION if this
-  // call is not due now; RESOURCE_EXHAUSTED if the message has more weight
-  // tiles than a leader accepts.
+  // This rank has loaded its weights and is ready. FAILED_PRECONDITION if the
+  // group is not loading or the rank was ready already. RESOURCE_EXHAUSTED if
+  // the message has more bytes of weight tiles than a leader accepts.
   absl::Status OnReady(kvasir::v1::RankReady ready);
   // Report how a step ended: it is done, or it has failed. The step must be the
   // oldest one that TakeStep has returned and that has not ended yet.

@@ -89,7 +89,7 @@ class RankGroupState {
 
   struct Action {
     LinkId link = 0;
-    // The message to send on the call; nothing is sent if it is empty.
+    // The message to send on the call. If it is empty, nothing is sent.
     kvasir::v1::LeaderMessage message;
     // If set, the call ends with this status after the message. There are no
     // later actions for this link.
@@ -227,7 +227,7 @@ class RankGroupState {
   void Refuse(LinkId link, RefusalReason reason, const std::string& detail,
               const kvasir::v1::RankHello* hello, int field = 0);
   // A rank broke a rule or left. While the group is joining, another process
-  // may join in its place; later the group ends.
+  // may join in its place. Later, the group ends.
   void Fail(uint32_t rank, const absl::Status& why);
   void End(const absl::Status& why);
   void Send(LinkId link, kvasir::v1::LeaderMessage message);

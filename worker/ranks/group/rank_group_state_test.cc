@@ -578,7 +578,7 @@ TEST(RankGroupStateTest, OnlyTheWeightTilesOfALoadingRankMayBeLong) {
   EXPECT_EQ(group.state().MaxMessageBytes(1), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(2), kShort + kMaxReadyBytes);
   KVASIR_EXPECT_OK(group.state().status());
-  // Other fields of RankReady than the tiles may not be long.
+  // Only the tiles of a RankReady may be long, not its other fields.
   ready = Ready(std::vector<int64_t>(kShort, 1));
   group.SendReady(2, ready);
   EXPECT_THAT(

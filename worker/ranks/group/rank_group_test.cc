@@ -426,8 +426,8 @@ TEST(RankGroupTest, ARankThatHangsInAStepEndsTheGroup) {
       return absl::AbortedError("the collective was aborted");
     };
   };
-  // Timeouts are checked twelve times in each heartbeat timeout, so every 250
-  // ms here.
+  // Timeouts are checked twelve times in each heartbeat timeout: here every 250
+  // ms.
   GroupOptions options{.heartbeat = absl::Seconds(3),
                        .step_timeout = absl::Milliseconds(200),
                        .hooks = {hang(0), {}, hang(2)}};
@@ -465,8 +465,8 @@ TEST(RankGroupTest, WithoutHeartbeatsLeaderAndFollowerEachEndTheCall) {
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
   Group group(options);
   KVASIR_ASSERT_OK(group.Start().status());
-  // Longer than the heartbeat timeout: the group stays alive because heartbeats
-  // are sent.
+  // Sleep for longer than the heartbeat timeout. The group stays alive because
+  // heartbeats are sent.
   absl::SleepFor(absl::Milliseconds(1200));
   KVASIR_ASSERT_OK(group.executor().Execute(TestPlan(1)).status());
   group.call(1).Freeze();

@@ -147,7 +147,7 @@ TEST(RankGrpcTest, RunsStepsOnAllRanksUntilItIsDrained) {
   GroupExecutor executor(leader->leader.get(), &leader->rank);
   for (uint64_t step = 1; step <= 200; ++step) {
     kvasir::v1::StepPlan plan = TestPlan(step);
-    // Step 100 is larger than an HTTP/2 flow control window.
+    // The plan of step 100 is larger than an HTTP/2 flow control window.
     const int tokens = step == 100 ? 1 << 20 : 10;
     auto* ids = plan.add_sequences()->mutable_token_ids();
     for (int i = 0; i < tokens; ++i) ids->Add(i);

@@ -89,14 +89,14 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicatorOptions& options,
                    nccl::CommHandle comm);
 
-  // Waits until the library has finished the work that it still does in the
-  // background after `call` returned.
+  // Waits until the library has finished the background work of `call`, a
+  // library function that has returned.
   absl::Status WaitUntilDone(const char* call, absl::Duration timeout);
   // Returns the communicator's asynchronous error, or kInProgress while the
   // library still works in the background.
   nccl::Result AsyncError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Records a mark on the stream after call `name`, by which the watcher sees
-  // that the stream has passed it.
+  // Records a mark on the stream after call `name`. By this mark the watcher
+  // sees when the stream has passed the call.
   absl::Status Mark(const char* name, kernels::LaunchStream& stream);
   absl::Status StandsStill(const char* call) const;
   // Like Fail, but calls options_.on_failure first.
@@ -122,9 +122,9 @@ class NcclCommunicator {
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   // The library call that has not returned yet, if there is one.
   std::optional<Call> calling_ ABSL_GUARDED_BY(mutex_);
-  // Calls whose work is on a stream and that the watcher has not yet seen
-  // completed; only the watcher removes them. free_ has marks to reuse for
-  // later calls.
+  // Calls whose work is on a stream and has not completed as far as the watcher
+  // knows. Only the watcher removes calls. free_ has marks to reuse for later
+  // calls.
   std::deque<Call> ahead_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<kernels::StreamMark>> free_
       ABSL_GUARDED_BY(mutex_);

@@ -83,8 +83,8 @@ absl::StatusOr<std::unique_ptr<Rank>> MakeRank(const RankOptions& options,
   return Rank::Create(spec, plan, &source, options, collective);
 }
 
-// The logits of one rank, one row per position, and its output tokens: sampled
-// by the rank, or given.
+// The logits of one rank (one row per position) and its output tokens, which
+// were either sampled by the rank or given.
 struct Forced {
   std::vector<int32_t> output;
   std::vector<std::vector<float>> logits;

@@ -182,7 +182,7 @@ class State {
     aborted_ = true;
   }
 
-  // Enqueues a job on the stream that calls Run.
+  // Enqueues a job on the stream. The job calls Run.
   Result Enqueue(const std::shared_ptr<State>& self, Call call,
                  const void* from, void* to, int root, void* stream) {
     if (!connected_ || late_ != nullptr) {
@@ -269,8 +269,8 @@ class State {
         const Segment::Rank& other = segment_->ranks[rank];
         if (!WaitFor([&] { return other.posted >= step; })) return;
         if (other.call == call) continue;
-        // NCCL does not notice that ranks make different calls: they hang, or
-        // worse.
+        // The ranks make different calls. NCCL does not notice that, and may
+        // hang, as this does.
         WaitFor([] { return false; });
         return;
       }
