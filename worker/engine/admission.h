@@ -35,7 +35,7 @@ class Admission {
   static Refusal CheckWeights(std::string_view want, std::string_view have);
   struct Place {
     uint32_t num_queued = 0;  // requests waiting for their first step
-    bool is_live = false;     // the request's id and attempt are in use
+    bool is_live = false;     // a live request has the same id and attempt
     // The request can join the next step, so it is accepted even if the queue
     // is full.
     bool starts_at_once = false;

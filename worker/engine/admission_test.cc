@@ -64,7 +64,7 @@ TEST(WorkerAdmissionTest, ARequestWithAnInvalidValueIsNotRetriedElsewhere) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
-TEST(WorkerAdmissionTest, AFullQueueAcceptsARequestThatStartsAtOnce) {
+TEST(WorkerAdmissionTest, AFullQueueAcceptsOnlyARequestThatStartsAtOnce) {
   const Admission admission = Limited();
   EXPECT_TRUE(admission.CheckPlace(Good(), {.num_queued = 2}).ok());
   EXPECT_TRUE(
@@ -84,7 +84,7 @@ TEST(WorkerAdmissionTest, RefusesARequestWhoseIdAndAttemptAreLive) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
-TEST(WorkerAdmissionTest, OnlyADrainRefusesWithTheReasonDraining) {
+TEST(WorkerAdmissionTest, OnlyADrainingEngineRefusesWithTheReasonDraining) {
   EXPECT_TRUE(Admission::CheckState(Serving::kRunning).ok());
   EXPECT_EQ(Admission::CheckState(Serving::kDraining).reason,
             kvasir::v1::Refusal::DRAINING);

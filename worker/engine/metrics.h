@@ -31,18 +31,18 @@ struct CacheSample {
   int64_t leaked_pages = 0;  // pages that are held although there is no request
   int64_t logical_tokens = 0;
   int64_t physical_tokens = 0;
-  int64_t used_bytes = 0;              // bytes of used pages, which include:
-  int64_t padding_bytes = 0;           // gaps between regions
-  int64_t unfilled_bytes = 0;          //   slots without a token
-  int64_t side_bytes = 0;              // side pages, including:
-  int64_t side_unused_bytes = 0;       //     bytes that no layer uses
+  int64_t used_bytes = 0;              // bytes of used pages
+  int64_t padding_bytes = 0;           // part of used_bytes: gaps in pages
+  int64_t unfilled_bytes = 0;          // part of used_bytes: empty slots
+  int64_t side_bytes = 0;              // part of used_bytes: side pages
+  int64_t side_unused_bytes = 0;       // part of side_bytes: unused
   int64_t host_used_bytes = 0;         // bytes of the host pool held by images
   int64_t bytes_to_host = 0;           // since start
   int64_t bytes_from_host = 0;         // since start
   int64_t prefix_query_tokens = 0;     // since start
   int64_t prefix_hit_tokens = 0;       // since start
   int64_t window_pages_reclaimed = 0;  // since start
-  int64_t evictions = 0;               // since start, per page group
+  int64_t evictions = 0;               // since start, summed over page groups
   int64_t slots_evicted = 0;           // since start
   int64_t eviction_pages_reclaimed = 0;  // since start
   // These four are also since start, and are copied from ExecutorTotals.
@@ -68,8 +68,8 @@ struct WorkerConstants {
   int64_t page_tokens = 0;
   int64_t total_pages = 0;
   int64_t kv_pool_bytes = 0;    // as counted by the allocator
-  int64_t host_pool_bytes = 0;  // from the allocator's counter
-  int64_t weight_bytes = 0;     // from the allocator's counter
+  int64_t host_pool_bytes = 0;  // as counted by the allocator
+  int64_t weight_bytes = 0;     // as counted by the allocator
   double kv_bytes_per_token = 0;
   double kv_fixed_bytes_per_sequence = 0;
   double kv_compression_ratio = 0;

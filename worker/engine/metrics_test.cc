@@ -189,7 +189,7 @@ TEST_F(WorkerMetricsTest,
   EXPECT_NE(text.find("\nkvasir_prompt_tokens_total 11\n"), std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, PhasesThatARequestDidNotReachAreNotObserved) {
+TEST_F(WorkerMetricsTest, PhasesThatARequestDidNotReachAreNotRecorded) {
   metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("in the queue"),
                          .queue = absl::Seconds(2)});
   metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("prefilling"),

@@ -119,7 +119,7 @@ TEST(SchedulerAheadTest, ADeadlineEndsARequestWhilePlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, APromptStopsPlanningAhead) {
+TEST(SchedulerAheadTest, AnUnfinishedOrNewPromptStopsPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=8 seqs=3
@@ -162,7 +162,7 @@ TEST(SchedulerAheadTest, APromptStopsPlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, AHigherPriorityStopsPlanningAhead) {
+TEST(SchedulerAheadTest, AWaitingRequestOfHigherPriorityStopsPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     options seqs=1 batch=8
@@ -187,7 +187,7 @@ TEST(SchedulerAheadTest, AHigherPriorityStopsPlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, PlanningAheadWaitsForTheResultIfPagesRunOut) {
+TEST(SchedulerAheadTest, NoStepIsPlannedAheadIfPagesRunOut) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=8
@@ -260,7 +260,7 @@ TEST(SchedulerAheadTest, AWaitingSequenceStartsOnceEnoughOfItsPrefixIsCached) {
   )");
 }
 
-TEST(SchedulerAheadTest, AnEvictionStopsPlanningAhead) {
+TEST(SchedulerAheadTest, StepsArePlannedAheadBetweenEvictions) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16 keep=6 every=4
@@ -276,7 +276,7 @@ TEST(SchedulerAheadTest, AnEvictionStopsPlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, SidePagesStopPlanningAhead) {
+TEST(SchedulerAheadTest, WithSidePagesNoStepIsPlannedAhead) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=32 side=2

@@ -88,7 +88,7 @@ struct RequestState {
   Request request;
   uint32_t num_prompt_tokens = 0;
   std::shared_ptr<EngineSink> sink;
-  uint64_t order = 0;  // counts requests in order of arrival
+  uint64_t order = 0;  // the request's number in order of arrival
   std::vector<Sequence> samples;
 
   // Number of samples that wait until sample 0 has prefilled the prompt. A seat

@@ -187,7 +187,7 @@ TEST_P(CudaGraphsOfPlanTest, StepsWithTheSameGraphKeyMakeIdenticalLaunches) {
   EXPECT_EQ(alike, 6 * 5 / 2 + 3 + 1 + 1);
 }
 
-TEST_P(CudaGraphsOfPlanTest, ContextsOfAnyLengthMakeIdenticalLaunches) {
+TEST_P(CudaGraphsOfPlanTest, DecodesWithAnyContextLengthMakeIdenticalLaunches) {
   Make(GetParam(), /*graphs=*/false, /*deterministic=*/true,
        /*max_model_len=*/900);
   DirectRunner runner(&rank_->executor(), &rank_->layout(), rank_->pages());

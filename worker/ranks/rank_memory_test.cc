@@ -385,7 +385,7 @@ TEST(GroupMemoryTest, RanksAgreeOnTheFewestPages) {
             ranks[1]->allocator().use(kernels::MemoryTag::kKvCache).bytes);
 }
 
-TEST(GroupMemoryTest, ARankRefusesAnAgreementThatDoesNotFit) {
+TEST(GroupMemoryTest, ARankRefusesAgreedPagesOrACacheIdThatItCannotUse) {
   const auto refused = [](const auto& change, const char* why) {
     RankOptions options = TinyOptions();
     options.agree =

@@ -211,7 +211,7 @@ TEST(GenerateStreamTest, ASlowReaderIsResetAndItsRequestAborted) {
                                         HasSubstr("the limit is 200")));
 }
 
-TEST(GenerateStreamTest, QueuedBytesReturnToZero) {
+TEST(GenerateStreamTest, QueuedBytesAreZeroOnceAllEventsAreTaken) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   stream.OnAccepted(1);

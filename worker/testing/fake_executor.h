@@ -25,7 +25,7 @@ namespace kvasir::worker {
 struct FakeExecutorOptions {
   struct PageGroup {
     int32_t num_pages = 0;
-    uint32_t sliding_window = 0;  // 0: every key is read
+    uint32_t sliding_window = 0;  // 0: no sliding window
     // The number of side pages of each sequence. Together they are a ring
     // buffer of its latest slots.
     int32_t side_pages = 0;
