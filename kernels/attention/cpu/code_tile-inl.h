@@ -89,7 +89,7 @@ struct KeyPairsArgs {
 void RunKeyPairs(int64_t rows, const KeyPairsArgs& args);
 
 // Computes c += a b, where `a` has rows of attention weights and b has the
-// codes of slots, which are read from the cache without a copy.
+// codes of slots, which are read directly from the KV cache.
 struct ValueCodesArgs {
   int64_t depth;             // number of slots
   const char* const* slots;  // [depth]: each slot's bytes
@@ -132,7 +132,7 @@ void RunValueLanes(int64_t rows, const ValueLanesArgs& args);
 void UnpackLanes(const ValueLanesArgs& args, int64_t stride, float* to);
 
 // Computes c += a b, where `a` has rows of attention weights and b has the
-// bfloat16 values of slots, which are read from the cache without a copy.
+// bfloat16 values of slots, which are read directly from the KV cache.
 struct ValuePairsArgs {
   int64_t depth;      // number of slots
   const char* slots;  // the numbers of the first slot

@@ -27,8 +27,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Up to this number of rows, values are read directly from the KV cache instead of
-// from a copy in a tile.
+// Up to this number of rows, values are read directly from the KV cache instead
+// of from a copy in a tile.
 inline constexpr int64_t kStreamRows = 12;
 
 // Like Multiply, for any number of columns. The unused columns of the last
@@ -245,9 +245,9 @@ class ValueSums {
   }
 
   // Returns the address of the next `bytes` bytes in the prefetch queue, if the
-  // caller's product can prefetch them. It can if it prefetches at most one
-  // cache line (`step` bytes) at a time. Otherwise prefetches as many lines
-  // itself and returns null.
+  // caller's product can prefetch them. It can if each of its steps of `step`
+  // bytes is at most one cache line. Otherwise prefetches as many lines itself
+  // and returns null.
   const char* AskAhead(int64_t bytes, int64_t step) const {
     AheadLines& ahead = *loader_.ahead();
     const char* at =
@@ -327,8 +327,8 @@ class ValueSums {
                         });
   }
 
-  // Whether codes are read directly from the KV cache and extracted in registers,
-  // which is faster for few rows.
+  // Whether codes are read directly from the KV cache and extracted in
+  // registers, which is faster for few rows.
   static bool TakesInRegisters(const CodePiece& piece, RowRange rows) {
     return rows.size() <= kCodeTileMostRows &&
            TakesValueCodes(piece.place, piece.width);
