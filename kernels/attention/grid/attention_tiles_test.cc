@@ -118,12 +118,12 @@ TEST(AttentionGridTest,
   EXPECT_EQ(fewest, units(2));
   EXPECT_EQ(fewest, units(4));
   EXPECT_LT(fewest, units(32));
-  // There are at most as many units as panels, however many threads there are.
+  // There cannot be more units than panels, so more threads do not help.
   EXPECT_EQ(units(1000), units(2000));
 }
 
-// Layers whose grids divide alike share one AttentionStep, so different shapes
-// must not compare as alike.
+// Layers whose grids compare as alike (DividesAs) share one AttentionStep. So
+// grids of different shapes must not.
 TEST(AttentionGridTest, LayersOfTheSameShapeDivideAStepAlike) {
   const LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0, 1, 1});
   LatentCache one(spec, {1}, 4);
@@ -162,7 +162,8 @@ TEST(AttentionTilesTest,
   EXPECT_LT(chunk, 1000 * 1000 / 2 / 10);
 }
 
-// Each KV head has 200 query heads, more than the rows of a panel.
+// Each KV head has 200 query heads. They are more than the rows of a panel, so
+// they are divided into several slices.
 TEST(AttentionTilesTest,
      KeysAreRebuiltForEachSliceThatHasQueryHeadsOfTheirKvHead) {
   LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0});
