@@ -48,12 +48,13 @@ PartSpec OneGroup(PartSpec part) {
   return part;
 }
 
-// Expects that the reference is near exact attention, and that all instruction
-// sets and numbers of threads give the reference's bits.
+// Expects the reference's output to be near exact attention, and the output of
+// all instruction sets and numbers of threads to have the same bits as the
+// reference's.
 void ExpectDefinition(LatentCache& cache, const std::vector<LatentAsk>& asks) {
-  // The tolerance suits chains of up to 160 float32 products of numbers up to
-  // 12, each of which may lose 12 * 2^-24. The largest error seen with any seed
-  // is 6.4e-5.
+  // The tolerance suits float32 sums of up to 160 products of numbers up to 12.
+  // Each product may lose 12 * 2^-24. The largest error seen with any seed is
+  // 6.4e-5.
   const std::vector<float> truth = CheckedReference(cache, asks, 1e-4);
   ExpectBits(cache, asks, truth, {&SharedStreams().one, &SharedStreams().many});
 }
@@ -118,8 +119,8 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                          ::testing::Values(Reads::kAbsorbed, Reads::kRebuilt,
                                            Reads::kAsStored, Reads::kLifted));
 
-// With this seed, the terms of one output number cancel almost completely, so
-// its error would be large relative to itself.
+// With this seed, the terms of one output number cancel almost completely.
+// Relative to the number itself, its error would be too large.
 TEST(WorstErrorTest, ErrorsAreRelativeToTheAverageOfThePartIfTermsCancel) {
   PartSpec values = Lifted(Codes({96}, {8}), 1);
   LatentSpec spec = SpecOf({Codes({96}, {8})}, {values});
@@ -138,8 +139,8 @@ struct Heads {
 class ContextSweepTest
     : public ::testing::TestWithParam<std::tuple<Reads, int64_t>> {};
 
-// The contexts have no or one slot, end near the end of a block (63 to 65
-// slots) or exceed a split.
+// The contexts have 0 or 1 slots, about as many as a block (63 to 65), or more
+// than a split.
 TEST_P(ContextSweepTest, EveryShapeOfHeadsMatchesExactAttention) {
   const Reads reads = std::get<0>(GetParam());
   const int64_t context = std::get<1>(GetParam());
@@ -218,8 +219,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(View{200, 40, true, 0}, View{200, 40, true, 9},
                       View{200, 0, true, 3}, View{200, 0, false, 3},
                       View{200, 70, false, 7},
-                      // Here a row sees more slots than a split has, from the
-                      // middle of a split on.
+                      // Here a row sees more slots than a split has, and the
+                      // first one is in the middle of a split.
                       View{1300, 600, true, 40}));
 
 TEST(GonePagesTest, OutputRowsThatSeeOnlyFreedPagesAreZero) {
@@ -286,7 +287,7 @@ INSTANTIATE_TEST_SUITE_P(
                   [](int64_t s) { return (int64_t{5} << 30) + 1000003 * s; }}),
     [](const auto& positions) { return std::string(positions.param.name); });
 
-// ----- Whole prompts: units of one KV head.
+// ----- Whole prompts, whose units have one KV head.
 
 TEST(PromptTest, PromptRowsHaveTheSameBitsAsTheReference) {
   constexpr int64_t kRows = 140;
@@ -338,8 +339,8 @@ TEST(PromptTest, PromptRowsHaveTheSameBitsAsTheReference) {
   }
 }
 
-// Prompts of several panels over several splits must have the same bits as
-// single rows.
+// A prompt of several panels and splits must have the same bits as its parts,
+// one of which is a single row.
 TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
   constexpr int64_t kRows = 700;
   LatentSpec spec = SpecOf({Rebuilt(OneGroup(Codes({24}, {4}, 8)), {16, 8})},
@@ -421,10 +422,11 @@ TEST(WorkspaceRunTest,
   }
 }
 
-// ----- Queries that rotate by chosen pairs.
+// ----- Keys of which only some rotation pairs are stored.
 
-// KV heads that store only some pairs of the key: either the pairs that pruning
-// kept, or lifted complex channels, several of which may use the same pair.
+// Layers whose KV heads store only some pairs of the key. These are either the
+// pairs that pruning kept, or lifted complex channels, several of which may use
+// the same pair.
 struct PairCase {
   // for each KV head, the pair of each of its channels
   std::vector<std::vector<int32_t>> pairs;
@@ -477,7 +479,7 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
   int64_t NumKvHeads() const { return static_cast<int64_t>(ups_.size()); }
   int64_t NumHeads() const { return NumKvHeads() * kQueries; }
 
-  // A cache of keys or values of all tokens: float32 numbers in pages.
+  // A cache of the keys (or values) of all tokens, as float32 numbers in pages.
   struct Side {
     LatentPartArgs part;
     std::vector<LatentGroup> groups;
@@ -543,8 +545,8 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
     return y;
   }
 
-  // Does what a layer does: rotates and appends latents, lifts and rotates
-  // queries, and computes attention.
+  // Computes what a layer computes: rotates and appends latents, lifts and
+  // rotates queries, and computes attention.
   std::vector<float> Run(TestStream& test) const {
     std::vector<int64_t> widths;
     for (const RopeHead& head : key_heads_)
@@ -610,8 +612,8 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
                                static_cast<double>(
                                    positions_[static_cast<size_t>(token)]));
   }
-  // Returns pair `pair` of the whole key that the stored channels stand for,
-  // before its rotation.
+  // Returns pair `pair` of the whole key that the stored channels represent,
+  // before rotation.
   Complex KeyPair(int64_t kv_head, int64_t pair, int64_t token) const {
     const ComplexChannelsArgs& channels =
         channels_[static_cast<size_t>(kv_head)];
