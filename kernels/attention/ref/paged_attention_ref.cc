@@ -390,8 +390,8 @@ class Row {
   float* const out_;
   const VisibleRange slots_;
 
-  // The weight of each visible slot, and the maximum of its block, to which the
-  // weight is relative. max_ and sum_ belong to the whole softmax.
+  // The weight of each visible slot, and the running maximum that it is
+  // relative to. max_ and sum_ are the maximum and sum of the whole softmax.
   struct Weight {
     float weight;
     float block_max;
