@@ -40,7 +40,8 @@ double WorstOf(const std::vector<double>& expected,
 
 class AttentionMassTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(AttentionMassTest, TheMassOfASlotIsTheSumOfItsWeightsOnAllBackEnds) {
+TEST_P(AttentionMassTest,
+       AllBackEndsComputeTheMassOfASlotAsTheSumOfItsWeights) {
   LatentSpec spec = GetParam();
   spec.adds_mass = true;
   bool rebuilds = false;
@@ -183,7 +184,7 @@ TEST(AttentionMassRulesTest, RowsBeforeTheFirstCountedRowAddNoMass) {
   EXPECT_EQ(std::count(mass.begin(), mass.end(), 0.0f), 100);
 }
 
-TEST(AttentionMassRulesTest, EachRowAddsAMassOfOneForEachQueryHead) {
+TEST(AttentionMassRulesTest, EachRowAddsATotalMassOfOneForEachQueryHead) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;
@@ -197,7 +198,7 @@ TEST(AttentionMassRulesTest, EachRowAddsAMassOfOneForEachQueryHead) {
 }
 
 TEST(AttentionMassRulesTest,
-     WeightsOfSequencesWithOneRowAreKeptWhileThereIsRoom) {
+     AttentionWeightsOfSequencesWithOneRowAreKeptIfTheyFit) {
   const auto one = [](int64_t slots) {
     return AttentionSequence{.num_rows = 1, .first_slot = slots - 1};
   };
@@ -216,7 +217,7 @@ TEST(AttentionMassRulesTest,
 }
 
 TEST(AttentionMassRulesTest,
-     RefusesAttentionMassWithoutSlotMetadataOrEnoughRoom) {
+     RefusesAttentionMassWithInvalidUnitsOfEvictionOrExceededLimits) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;

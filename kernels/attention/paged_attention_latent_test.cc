@@ -321,7 +321,8 @@ TEST_P(LatentPagesTest, PageSizeDoesNotChangeTheBitsOfTheOutput) {
 // An exact row must be looked up by the slot number that the token had when it
 // was written, but its codes by the current one. The test writes the same
 // tokens for several values of `evicted`, so the output must not change.
-TEST(LatentExactRowsTest, ExactRowsAreFoundByOriginalSlotsAfterEvictions) {
+TEST(LatentExactRowsTest,
+     AfterEvictionsExactRowsAreFoundByTheirOriginalSlotNumbers) {
   std::vector<float> first;
   for (const int64_t evicted : {0, 1, 33, 1000}) {
     LatentSpec spec =
@@ -455,7 +456,7 @@ TEST(LatentWorkspaceTest, WorkspaceIsBoundedForEveryShapeAndContext) {
   }
 }
 
-TEST(LatentRefusalTest, TheErrorNamesTheWrongField) {
+TEST(LatentRefusalTest, TheErrorNamesTheInvalidField) {
   LatentSpec spec;
   spec.keys = {Rebuilt(Codes({24}, {4}), {16, 8})};
   LatentCache cache(spec, {16}, 6);
@@ -508,7 +509,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongField) {
   ExpectRefusal(params, "pairs of rebuilt keys: want 0 to 8, have 9");
 }
 
-TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAValueLift) {
+TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfAValueLift) {
   LatentSpec spec;
   spec.values = {Lifted(Codes({24}, {4}), 16)};
   LatentCache cache(spec, {16}, 6);
@@ -528,7 +529,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAValueLift) {
                 "matrices that lift the values of a part: want at least 1");
 }
 
-TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfExactRows) {
+TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   LatentSpec spec;
   spec.key_exact = 8;
   spec.value_exact = 8;
@@ -623,7 +624,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfExactRows) {
   ExpectRefusal(params, "width of exact rows: want 32 to 32, have 31");
 }
 
-TEST(LatentRefusalTest, RefusesPartsThatTogetherNeedTooMuchScratch) {
+TEST(LatentRefusalTest, RefusesPartsThatTogetherNeedMoreScratchThanThereIs) {
   LatentSpec spec;
   spec.num_heads = 1;
   spec.num_kv_heads = 1;

@@ -121,7 +121,8 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
 
 // With this seed, the terms of one output number cancel almost completely.
 // Relative to the number itself, its error would be too large.
-TEST(WorstErrorTest, ErrorsAreRelativeToTheAverageOfThePartIfTermsCancel) {
+TEST(WorstErrorTest,
+     TheErrorOfANumberWhoseTermsCancelIsRelativeToThePartsAverage) {
   PartSpec values = Lifted(Codes({96}, {8}), 1);
   LatentSpec spec = SpecOf({Codes({96}, {8})}, {values});
   spec.value_exact = 18;
@@ -141,7 +142,8 @@ class ContextSweepTest
 
 // The contexts have 0 or 1 slots, about as many as a block (63 to 65), or more
 // than a split.
-TEST_P(ContextSweepTest, EveryShapeOfHeadsMatchesExactAttention) {
+TEST_P(ContextSweepTest,
+       AttentionIsCorrectForEveryContextLengthAndGroupingOfHeads) {
   const Reads reads = std::get<0>(GetParam());
   const int64_t context = std::get<1>(GetParam());
   const Heads shapes[] = {{4, {0, 0}}, {8, {0}}, {3, {0, 1, 0}}};
@@ -223,7 +225,7 @@ INSTANTIATE_TEST_SUITE_P(
                       // first one is in the middle of a split.
                       View{1300, 600, true, 40}));
 
-TEST(GonePagesTest, OutputRowsThatSeeOnlyFreedPagesAreZero) {
+TEST(GonePagesTest, RowsThatSeeOnlyFreedPagesHaveZeroOutput) {
   const LatentSpec spec =
       SpecOf({Rebuilt(Codes({24}, {4}), {16, 8})}, {Fixed(Codes({24}, {4}))});
   LatentCache cache(spec, {40}, 40);
@@ -341,7 +343,7 @@ TEST(PromptTest, PromptRowsHaveTheSameBitsAsTheReference) {
 
 // A prompt of several panels and splits must have the same bits as its parts,
 // one of which is a single row.
-TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
+TEST(PromptTest, ComputingAPromptInPartsDoesNotChangeItsBits) {
   constexpr int64_t kRows = 700;
   LatentSpec spec = SpecOf({Rebuilt(OneGroup(Codes({24}, {4}, 8)), {16, 8})},
                            {Lifted(OneGroup(Codes({24}, {8, 3}, 12)), 16)});
@@ -727,7 +729,7 @@ class RefusalTest : public ::testing::Test {
   LatentGroup value_groups_[2];
 };
 
-TEST_F(RefusalTest, RefusesSlotsThatOverlap) {
+TEST_F(RefusalTest, RefusesRegionsWhoseSlotsOverlap) {
   key_groups_[1].codes.stride_bytes = 11;
   Expect("codes.stride_bytes: want at least 12, have 11");
   key_groups_[1].codes.stride_bytes = 12;
@@ -738,7 +740,7 @@ TEST_F(RefusalTest, RefusesSlotsThatOverlap) {
   Expect("codes.stride_bytes: want at least 48, have 46");
 }
 
-TEST_F(RefusalTest, RefusesRegionsThatLeaveThePage) {
+TEST_F(RefusalTest, RefusesRegionsThatAreMisalignedOrOutsideTheTile) {
   key_groups_[0].codes.offset_bytes = -8;
   Expect("codes.offset_bytes: want at least 0, have -8");
   key_groups_[0].codes.offset_bytes = key_.latents.tile_bytes - 16 * 12 + 1;
@@ -751,7 +753,7 @@ TEST_F(RefusalTest, RefusesRegionsThatLeaveThePage) {
   Expect("multiples of 2 bytes, but one is ");
 }
 
-TEST_F(RefusalTest, RefusesIncompleteStaticRanges) {
+TEST_F(RefusalTest, RefusesIncompleteOrUnusedStaticRanges) {
   const std::vector<float> ranges(48, 1.0f);
   key_.latents.static_scale = ranges.data();
   Expect("static ranges must have both scales and minima, or neither");

@@ -106,7 +106,7 @@ TEST(SampleTest, TemperatureSharpensTheDistribution) {
   EXPECT_NEAR(16.0 / 30.0, counts.at(1) / 20000.0, 0.015);
 }
 
-TEST(SampleTest, TopKTopPAndMinPKeepExactlyTheIdsOfTheirDefinition) {
+TEST(SampleTest, TopKTopPAndMinPKeepExactlyTheIdsThatTheyAreDefinedToKeep) {
   SampleRowArgs row;
   row.top_k = 2;
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
@@ -220,7 +220,7 @@ TEST(SampleTest, AnAllowedTokenIsDrawnDespiteInfiniteBiases) {
 
 // Logits are divided by the penalty of 1e-38. The quotient 1 / 1e-38 is finite,
 // but 100 / 1e-38 is infinite.
-TEST(SampleTest, AnOverflowingRepetitionPenaltyStillDrawsTheToken) {
+TEST(SampleTest, ATokenIsDrawnEvenIfTheRepetitionPenaltyMakesItsLogitInfinite) {
   TestStream test;
   SampleRowArgs row;
   const std::vector<int32_t> prompt = {0, 1, 0};
@@ -256,7 +256,7 @@ TEST(SampleTest, PenaltiesChangeLogitsOfPromptAndOutputIdsAsDocumented) {
   EXPECT_EQ(2, Draw(test, {3.0f, 1.0f, 4.0f}, {row}).ids[0]);
 }
 
-TEST(SampleTest, LogprobsComeFromTheRawLogits) {
+TEST(SampleTest, LogProbabilitiesAreThoseOfTheRawLogits) {
   TestStream test;
   SampleRowArgs row;
   row.temperature = 0.0f;
@@ -275,7 +275,7 @@ TEST(SampleTest, LogprobsComeFromTheRawLogits) {
 
 // The rows use the parameters in many combinations; the vocabulary is not a
 // multiple of the vector length.
-TEST(SampleTest, BackEndThreadsAndBatchDoNotChangeTheSampledRow) {
+TEST(SampleTest, TheSampledTokenDoesNotDependOnBackEndThreadsOrBatch) {
   constexpr int64_t kVocab = 5003;
   constexpr size_t kRows = 12;
   const auto logits = RandomFloats(kVocab * kRows, 1, 3.0f);
@@ -304,7 +304,7 @@ TEST(SampleTest, BackEndThreadsAndBatchDoNotChangeTheSampledRow) {
   }
 }
 
-TEST(SampleTest, RefusesMoreTopEntriesThanIds) {
+TEST(SampleTest, RefusesToListMoreTopIdsThanTheVocabularyHas) {
   TestStream test;
   SampleArgs params;
   params.vocab = 4;

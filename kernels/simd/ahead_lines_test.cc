@@ -74,7 +74,7 @@ TEST_F(AheadLinesTest,
   EXPECT_EQ(CountRest(), 40 + 40 / 8 - 1);
 }
 
-TEST_F(AheadLinesTest, LinesThatWereReadAreNotPrefetched) {
+TEST_F(AheadLinesTest, LinesOfEarlierBlocksAreNotPrefetchedAnyMore) {
   lines_.Add(At(0), 2 * kLead * kLine);
   lines_.NextBlock();
   lines_.Add(At(3 * kLead), kLead * kLine);
@@ -121,7 +121,7 @@ TEST_F(AheadLinesTest, DropsPiecesThatDoNotFitIntoTheQueue) {
   EXPECT_EQ(TakeLine(), 1);
 }
 
-TEST_F(AheadLinesTest, AnEmptyRangePrefetchesNothing) {
+TEST_F(AheadLinesTest, EmptyQueuesAndEmptyPiecesPrefetchNothing) {
   lines_.NextBlock();
   lines_.Ask();
   lines_.Read(kLine);
@@ -134,8 +134,7 @@ TEST_F(AheadLinesTest, AnEmptyRangePrefetchesNothing) {
   for (const int64_t line : {3, 20, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest,
-       APieceThatIsPartlyPrefetchedIsNotJoinedWithItsNeighbour) {
+TEST_F(AheadLinesTest, ANewPieceIsNotJoinedWithAPartlyPrefetchedNeighbour) {
   lines_.Add(At(0), 2 * kLine);
   lines_.NextBlock();
   EXPECT_EQ(TakeLine(), 0);
@@ -149,7 +148,7 @@ TEST_F(AheadLinesTest,
 // return null if the next 8 lines are not in a single piece, but must succeed
 // otherwise.
 TEST_F(AheadLinesTest,
-       MostTakesSucceedAlthoughPiecesAreNotAMultipleOfTheLinesTaken) {
+       MostTakesSucceedEvenIfPieceSizesAreNotMultiplesOfTheSizeTaken) {
   int64_t taken = 0;
   int64_t asked = 0;
   int64_t next = 0;

@@ -58,7 +58,7 @@ LatentSpec Spec(RebuildSpec rebuild, std::vector<int32_t> groups) {
   return spec;
 }
 
-TEST(AttentionTilesTest, ThePredictedSlotReadsAndWorkEqualThoseOfTheUnits) {
+TEST(AttentionTilesTest, ThePredictedReadsAndWorkEqualTheSumOverAllUnits) {
   const RebuildSpec whole = {.dims = 64, .num_pairs = 32};
   for (const int64_t window : {0, 100}) {
     for (const LatentSpec& each :
@@ -124,7 +124,7 @@ TEST(AttentionGridTest,
 
 // Layers whose grids compare as alike (DividesAs) share one AttentionStep. So
 // grids of different shapes must not.
-TEST(AttentionGridTest, LayersOfTheSameShapeDivideAStepAlike) {
+TEST(AttentionGridTest, OnlyLayersOfTheSameShapeDivideAStepAlike) {
   const LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0, 1, 1});
   LatentCache one(spec, {1}, 4);
   LatentCache other(spec, {1}, 9);
@@ -164,8 +164,7 @@ TEST(AttentionTilesTest,
 
 // Each KV head has 200 query heads. They are more than the rows of a panel, so
 // they are divided into several slices.
-TEST(AttentionTilesTest,
-     KeysAreRebuiltForEachSliceThatHasQueryHeadsOfTheirKvHead) {
+TEST(AttentionTilesTest, KeysAreRebuiltForEachSliceOfTheQueryHeadsThatUseThem) {
   LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0});
   spec.num_heads = 400;
   spec.num_kv_heads = 2;
