@@ -380,7 +380,8 @@ struct PreparedAttention::Parts {
     return args;
   }
 
-  // Visits the device pointers that AttentionLaunch does not contain.
+  // Calls visit for the pointers to device memory that launches read in
+  // addition to those in AttentionLaunch.
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
     const auto latents = [&](const LatentPartArgs& part) {

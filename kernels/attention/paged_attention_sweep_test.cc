@@ -1,6 +1,6 @@
-// Tests paged_attention over every codec, several ranks and every way to read
-// keys and values, and with windows, freed pages, arbitrary positions and whole
-// prompts.
+// Tests paged_attention with every codec, several ranks and every way to read
+// keys and values. Also tests windows, freed pages, arbitrary positions and
+// whole prompts.
 #include <gmock/gmock.h>
 
 #include <cmath>

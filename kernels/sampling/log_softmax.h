@@ -13,7 +13,7 @@ namespace kvasir::kernels {
 struct LogSoftmaxState {
   float max;
   float sum;           // sum of exp(logit - max)
-  float target_logit;  // valid after the target's chunk
+  float target_logit;  // set by the chunk that has the target
 };
 
 // The chunks of a vocabulary must come in order. Each one must start at a

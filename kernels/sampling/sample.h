@@ -39,14 +39,14 @@ struct SampleRowIn {
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   uint64_t position = 0;
-  // The number of most likely ids to report; 0: only the log probability of the
-  // sampled id; -1: nothing.
+  // How many of the most likely ids are reported with their log probabilities.
+  // 0: only the log probability of the sampled id. -1: nothing.
   int32_t num_logprobs = -1;
 };
 using SampleRow = SampleRowIn<DevicePtr>;
 using SampleRowArgs = SampleRowIn<LaunchPtr>;
 
-// Values of token_ids for rows in which no token was drawn.
+// Values in token_ids for rows in which no token was drawn.
 inline constexpr int32_t kNoTokenAllowed = -1;
 inline constexpr int32_t kLogitNotFinite = -2;
 
@@ -116,7 +116,7 @@ struct TokenHistoryIn {
 using TokenHistory = TokenHistoryIn<DevicePtr>;
 using TokenHistoryArgs = TokenHistoryIn<LaunchPtr>;
 
-// counts[ids[i]] += 1 for each i of each history.
+// count_tokens: adds 1 to counts[ids[i]] for each i of each history.
 template <template <typename> class Ptr>
 struct CountTokensParamsIn {
   Ptr<const TokenHistoryIn<Ptr>> rows = nullptr;  // [num_rows]

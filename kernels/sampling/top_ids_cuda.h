@@ -66,8 +66,8 @@ KVASIR_DEVICE TopKey BehindLogit(float logit) {
   return (TopKey{~OrderOf(logit)} + 1) << 32;
 }
 
-// Returns the smallest of all threads' keys. No other call may use the same
-// `partial`.
+// Returns the smallest of all threads' keys. `partial` is shared memory that no
+// other call may use.
 KVASIR_DEVICE TopKey FirstKey(TopKey key, TopKey* partial,
                               simt::Site site = simt::Site::Here()) {
   for (uint32_t lanes = simt::kWarp / 2; lanes > 0; lanes /= 2) {
@@ -193,8 +193,8 @@ KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
   }
   return cuts;
 }
-// Returns cuts of the interval from one key to a larger one, at equal distances
-// of logits (by_value) or of keys.
+// Returns cuts that divide the interval [begin, end) of keys at equal
+// distances, measured in logits (if by_value) or in keys.
 KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
                                   int32_t vocab) {
   // The key after all ids whose logit equals the first logit of the interval.

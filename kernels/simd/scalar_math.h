@@ -34,9 +34,9 @@ inline float TreeMax(float* lanes) {
   return lanes[0];
 }
 
-// exp(x) with an error of at most 2 ulp: with x = n ln2 + r, a degree-6
-// polynomial in r times 2^n. Below kLowest the result is 0 (no subnormals), and
-// above kHighest it is exp(kHighest). NaN stays NaN.
+// Exp(x) is exp(x) with an error of at most 2 ulp. With x = n ln2 + r, it is
+// 2^n times a degree-6 polynomial in r. Below kLowest the result is 0 (no
+// subnormals), and above kHighest it is exp(kHighest). NaN stays NaN.
 namespace exp_constants {
 inline constexpr float kLowest = -87.33654f;
 inline constexpr float kHighest = 88.3762f;
@@ -180,7 +180,8 @@ KVASIR_HOST_DEVICE inline ReducedAngle ReduceTurns(uint64_t turns) {
           static_cast<float>(top) * trig_constants::kRadiansPerUnit};
 }
 
-// Computes cos and sin of the whole angle from those of its remainder.
+// Computes the cosine and sine of an angle from those of its remainder
+// (ReducedAngle).
 KVASIR_HOST_DEVICE inline void RotateByQuarter(uint32_t quarter, float sin_r,
                                                float cos_r, float* sin_out,
                                                float* cos_out) {

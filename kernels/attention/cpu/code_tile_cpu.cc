@@ -123,8 +123,8 @@ inline constexpr int kVecsOf =
     2 * kCodeTileVecs* kRows <= kCodeTileSums ? 2 * kCodeTileVecs
                                               : kCodeTileVecs;
 
-// The number of cache lines that hold `bytes` bytes, which is how many lines a
-// reader of these bytes prefetches.
+// The number of cache lines that hold `bytes` bytes. Code that reads `bytes`
+// bytes prefetches as many lines.
 constexpr int LinesOf(int64_t bytes) {
   return static_cast<int>((bytes + AheadLines::kLineBytes - 1) /
                           AheadLines::kLineBytes);
@@ -159,7 +159,7 @@ HWY_INLINE void LoadBits(const uint32_t* words, int64_t bit,
 
 // Adds the products of codes kIndex to kCount - 1. The low bits of code 0 are
 // the lowest bits of `low`. `high` is rotated so that the high bits of code
-// kIndex are at their place in the code.
+// kIndex are where they belong in the code, above its low bits.
 template <class Code, int kCount, int kIndex, int kRows, int kVecs>
 HWY_INLINE void AddCodes(const CodeNumbers<Code>& numbers,
                          const WordVec (&low)[kVecs], WordVec (&high)[kVecs],
@@ -333,8 +333,8 @@ class SlotCodes {
     return hn::Shr(Spread(from), shifts_);
   }
 
-  // ToLanes converts from the order of channels to the order of lanes, and
-  // FromLanes back.
+  // ToLanes converts a vector from the order of channels to the order of At's
+  // lanes. FromLanes converts it back.
   static HWY_INLINE Vec ToLanes(Vec channels) {
     if constexpr (kAlternate) {
       HWY_ALIGN static constexpr int32_t kOrder[16] = {
@@ -683,8 +683,8 @@ void PairsRow(int rows, const ValuePairsArgs& args) {
   }
 }
 
-// Divides the rows into tiles of nearly equal height and calls run(height,
-// args) for each.
+// Divides the rows into register tiles of nearly equal height, and calls
+// run(height, args) for each tile.
 template <typename Args, typename Run>
 HWY_INLINE void ForTiles(int64_t rows, int64_t a_stride, const Args& args,
                          const Run& run) {

@@ -63,7 +63,7 @@ HWY_INLINE void AddToRow(float number, float* row) {
   }
 }
 
-// The lower and the upper halves of 64-bit numbers.
+// A vector of 64-bit numbers, as vectors of their lower and upper halves.
 struct WordHalves {
   WordVec low;
   WordVec high;
@@ -111,8 +111,8 @@ HWY_INLINE ReducedAngles ReduceTurnsVec(const WordHalves& turns) {
                            Broadcast(trig_constants::kRadiansPerUnit))};
 }
 
-// Stores the cosine and sine, times `factor`, of angles of `quarter` quarter
-// turns plus `r` radians.
+// Stores the cosines and sines, times `factor`, of angles. An angle is
+// `quarter` quarter turns plus `r` radians.
 HWY_INLINE void CosSinVec(Vec r, WordVec quarter, float factor, float* cosine,
                           float* sine) {
   namespace c = trig_constants;

@@ -231,7 +231,7 @@ class PanelWorker {
     });
   }
 
-  // Adds the result of the current split to `total` and to the output.
+  // Merges the result of the current split into `total` and the output.
   void Merge(const AttentionTotal& total) const {
     const float* maxima = state_ + grid_.state().max;
     const float* sums = state_ + grid_.state().sum;
@@ -577,7 +577,7 @@ class PanelWorker {
     for (int64_t r = 0; r < unit_.count(); ++r) {
       CopyRow(weights + r * kBlock, to + heads[r] * kBlock);
       // Prefetches the memory for the next block's weights, because otherwise
-      // stores to it would wait.
+      // the stores would have to wait for it.
       const float* next = to + KeptBlockFloats(num_heads) + heads[r] * kBlock;
       for (int64_t s = 0; s < kBlock; s += 16) {
         __builtin_prefetch(next + s, 1, 2);

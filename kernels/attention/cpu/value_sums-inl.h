@@ -152,7 +152,7 @@ class ValueSums {
     if (span_rows.size() <= kStreamRows && group.width % kTileColumns == 0 &&
         grid_.exact(part) == nullptr) {
       // For few rows, copying the block into a tile costs more than it saves,
-      // so it is read in place.
+      // so the block is read in place.
       unit_.ForValueSlots(
           read_, span_rows, block, [&](RowRange rows, VisibleRange visible) {
             VisitDType(part.dtype, [&](auto type) {
@@ -202,7 +202,8 @@ class ValueSums {
     int64_t count;
   };
 
-  // Adds values that are read in place, which is faster for few rows.
+  // Adds weights times uncoded values that are read in place, which is faster
+  // for few rows.
   template <typename T>
   void Stream(const LatentPartArgs& part, const LatentGroup& group,
               Columns columns, const float* weights, RowRange rows,
@@ -455,8 +456,8 @@ class ValueSums {
     return masked;
   }
 
-  // For static ranges in a part that also has exact rows: applies the ranges to
-  // the sums of codes, then adds the sums of exact rows.
+  // Applies static ranges to the sums of codes, and then adds the sums of exact
+  // rows. For parts that have both.
   void ApplyFixedRanges(int64_t p, const HeadSpan& span) const {
     const LatentPartArgs& part = params_.values[p].latents;
     const LatentGroup& group = part.groups[span.group];

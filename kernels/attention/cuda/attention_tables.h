@@ -10,9 +10,9 @@
 
 namespace kvasir::kernels {
 
-// Returns UNIMPLEMENTED, with the name of the feature, if the GPU kernels do
-// not support the layer. `params` must be checked, with all lists in host
-// memory.
+// Returns UNIMPLEMENTED if the layer has a feature that the GPU kernels do not
+// support; the message names the feature. `params` must have been validated,
+// and all its lists must be in host memory.
 absl::Status CheckDeviceServes(const PagedAttentionArgs& params);
 
 // Makes the description of a layer that its kernels read on device `on`. Lists

@@ -18,7 +18,8 @@ inline constexpr int64_t kDeviceMostOutWidth = 1024;
 // Sequences with more rows than this are prompts. Their contexts are never
 // split among CTAs, because their rows already keep all CTAs busy.
 inline constexpr int64_t kDeviceSplitRows = 16;
-// The most bytes of partial results (AttentionDevice::most_partials).
+// The most bytes that the partial results of a launch may take
+// (AttentionDevice::most_partials).
 inline constexpr int64_t kDevicePartialBytes = int64_t{128} << 20;
 
 // Where the code of a channel is stored in a slot (like CodePlace), and the run
@@ -37,8 +38,8 @@ struct DevicePart {
   ExactRowsArgs exact;     // only if these keys or values have exact slots
   const int32_t* group_of_head = nullptr;  // [Hkv]
   const int64_t* column = nullptr;         // [Hq]: column in q or out
-  // The channels of group g begin at channels[first_channel[g]]. Groups of
-  // plain numbers have no entries.
+  // The entries of group g begin at channels[first_channel[g]]. Groups of
+  // uncoded numbers have no entries.
   const ChannelCode* channels = nullptr;
   const int64_t* first_channel = nullptr;  // [num_groups]
 };
@@ -111,8 +112,9 @@ struct UnitChunks {
   int32_t keys = 0;
   int32_t values = 0;
 };
-// The most pieces of a chunk. A chunk of keys must fit into a stage of a warp,
-// and the channels of a chunk of values must fit into the sums of four warps.
+// The most pieces of a chunk: of keys, of uncoded values, and of values stored
+// as codes. A chunk of keys must fit into a stage of a warp. The channels of a
+// chunk of values must fit into the sums of four warps.
 inline constexpr int64_t kMostKeyPieces = 8;
 inline constexpr int64_t kMostNumberPieces = 8;
 inline constexpr int64_t kMostCodePieces = 4;
@@ -161,7 +163,7 @@ struct AttentionDevice {
   // plain kernel runs.
   const LatentChunkOnDevice* chunks = nullptr;
   const UnitChunks* unit_chunks = nullptr;  // [num_units]
-  // distance between rows of staged queries, in numbers
+  // distance between rows of staged queries, in 16-bit numbers
   int64_t query_stride = 0;
   const float* levels[kMmaMostTables] = {};  // [kMaxNormLevels] each
   bool levels_of_keys[kMmaMostTables] = {};
@@ -196,7 +198,7 @@ inline constexpr int64_t kMmaWarps = 4;
 inline constexpr int64_t kMmaScoreBytes = 2064;
 inline constexpr int64_t kMmaTableBytes = 1024;
 inline constexpr int64_t kMmaParamBytes = 256;  // a word per slot of a block
-// the index of the CTA's next item
+// for the index of the CTA's next item, with padding
 inline constexpr int64_t kMmaNextBytes = 16;
 KVASIR_HOST_DEVICE inline constexpr int64_t MmaStages(MmaKind kind) {
   return kind == MmaKind::kNumbers || kind == MmaKind::kCodes8 ? 5 : 4;
@@ -210,7 +212,7 @@ KVASIR_HOST_DEVICE inline int64_t MmaSharedBytes(
                              4 * device.most_key_runs + 4 * device.out_width);
 }
 inline constexpr int64_t kPromptFixedBytes = 25360;
-// Bytes of the tile that holds codes converted to numbers.
+// The bytes of the tile that holds the numbers converted from codes.
 inline constexpr int64_t kPromptTileBytes = 16384;
 // How many value channels a warp can hold sums for in its registers, in slabs
 // of 64 channels, if items have `rows` rows.

@@ -69,10 +69,10 @@ KVASIR_DEVICE uint32_t UpperCodes4(uint32_t word) {
                          0x2c002c00u, 0xd400d400u);
   }
 }
-// Fills the tables of levels [tables][256] in shared memory; all threads must
-// call it. Entry i is a pair of numbers: in the lower half the level of the
-// code in the lower four bits of i, in the upper half that of the upper four
-// bits.
+// Fills the tables of levels [tables][256] in shared memory. All threads must
+// call it. Entry i has the levels of two 4-bit codes: the lower half has the
+// level of the code in the lower four bits of i, and the upper half has the
+// level of the code in the upper four bits.
 inline constexpr int32_t kLevelTableWords = 256;
 template <typename T>
 KVASIR_DEVICE void FillLevelTables(const AttentionDevice& device,

@@ -196,8 +196,8 @@ class MmaRing {
     int32_t page_bytes;
     int32_t tile_bytes;
     int32_t piece_stride;
-    // keys: pieces from the lane's first piece on; values: pieces from the
-    // warp's first piece on
+    // how many pieces the chunk has, for keys from the lane's first piece on
+    // and for values from the warp's first piece on
     int32_t pieces;
     bool in_blocks;
     bool has_params;
@@ -318,7 +318,8 @@ class MmaRing {
     }
   }
 
-  // The first piece of a chunk of values that this warp loads and multiplies.
+  // Within a chunk of values, the index of the first piece that this warp loads
+  // and multiplies.
   KVASIR_DEVICE int32_t FirstPiece(const LatentChunkOnDevice& chunk) const {
     return HasNumbers(chunk) ? 2 * warp_ : warp_;
   }

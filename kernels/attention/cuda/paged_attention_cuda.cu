@@ -9,17 +9,17 @@
 //
 // The launches depend on the number of sequences but not on their lengths, so
 // the same launches can be repeated for every step with as many sequences. An
-// item is the query heads of one HeadUnit for as many tokens as make up to 8
-// rows (16 if a unit has more than 8 heads). It covers all slots that these
-// rows see or, for sequences of few rows, at most 8 splits of
-// kAttentionSplitSlots slots: so many that there are about eight items for each
-// CTA. Splits begin at fixed slots.
+// item has the query heads of one HeadUnit for some tokens, with at most 8 rows
+// together (16 if a unit has more than 8 heads). It covers all slots that these
+// rows see or, if the context of a sequence of few rows is split, 1 to 8 splits
+// of kAttentionSplitSlots slots. The number of splits is chosen so that there
+// are about eight items for each CTA. Splits begin at fixed slots.
 //
 // The memory for partial results may not suffice for all contexts, so the
-// longest contexts are split first. Contexts are grouped by their number of
-// splits, in powers of two. A group is split if the partial results of all its
-// sequences fit. In the first group that does not fit, sequences are split in
-// order until the memory is used up.
+// longest contexts are split first. For this, contexts are grouped by length:
+// group k has all contexts of at least 2^(k + 1) splits. The largest group
+// whose partial results fit is split as a whole. The other contexts of the next
+// larger group are split in order until the memory is used up.
 //
 // A row's arithmetic does not depend on other rows. Each split is computed
 // separately: scores, the maximum over all its slots, weights, then sums over
@@ -31,9 +31,9 @@
 // on how the prompt is chunked, as long as each chunk counts as a prompt. All
 // these bits differ from those of a CPU.
 //
-// A number that is not finite affects only rows that see its slot. A score of
-// NaN or +inf makes its row NaN. A score of -inf has weight 0, but if all
-// scores of a row are -inf, the row is NaN.
+// An infinite or NaN number in a latent affects only rows that see its slot. A
+// score of NaN or +inf makes its row NaN. A score of -inf has weight 0, but if
+// all scores of a row are -inf, the row is NaN.
 //
 // The kernel that computes items is chosen once for a layer, by its codecs and
 // by the types of activations and exact rows: `attention` on tensor cores
@@ -55,8 +55,8 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kMergeThreads = 128;
-// The number of groups into which contexts are divided by length. The contexts
-// of group k have at least 2^(k + 1) splits.
+// The number of groups of contexts. Group k has all contexts of at least 2^(k +
+// 1) splits.
 constexpr int kLeastSplits = 20;
 // The most splits of an item. The item stages its queries once for all of them.
 constexpr int32_t kMostItemSplits = 8;

@@ -512,8 +512,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   template <int32_t at>
   KVASIR_DEVICE void AddSlotApart(int32_t k, int32_t s, const char* from,
                                   int32_t pieces, const Weights& weights) {
-    // A word of the lane holds slots 2c and 2c + 1 (b[0] and b[2]), or slots 2c
-    // + 8 and 2c + 9 (b[1] and b[3]), with c = lane % 4.
+    // With c = lane % 4, this lane's b[0] and b[2] hold numbers of slots 2c and
+    // 2c + 1, and b[1] and b[3] those of slots 2c + 8 and 2c + 9.
     const uint32_t of_slot =
         s / 2 % 4 == Lane() % 4 ? 0xffffu << (16 * (s % 2)) : 0u;
     KVASIR_UNROLL

@@ -159,7 +159,8 @@ KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
   for (int32_t p = thread / kPromptBlock * group; p < pieces;
        p += static_cast<int32_t>(simt::Threads()) / kPromptBlock * group) {
     if (kind == ChunkKind::kCodes8) {
-      // The pairs of channels alternate between the two halves of 16 numbers.
+      // Pairs of channels go alternately to the first and the second half of
+      // every 16 numbers.
       const simt::Vec16 low = PieceOf(stage, p, slot);
       const simt::Vec16 high = PieceOf(stage, p + 1, slot);
       KVASIR_UNROLL

@@ -96,8 +96,8 @@ AttentionGrid::AttentionGrid(const PagedAttentionArgs& params, int threads)
   DivideScratch();
   chunk_begin_.push_back(0);
   span_begin_.push_back(0);
-  // The function Fits of ops.h passes no lists of heads, because it only asks
-  // whether one row fits into the scratch.
+  // Fits (ops.h) only asks whether one row fits into the scratch, so it passes
+  // no lists of heads.
   if (!fits() || params_.keys[0].group_of_head == nullptr) return;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
     AddChunks(params_.keys[p].latents);

@@ -47,7 +47,7 @@ inline constexpr int64_t kUnitsPerThread = 4;
 // only occupy more of the CPU cache.
 inline constexpr int64_t kAbsorbedRows = 64;
 
-// The part of a run that is in one chunk.
+// A piece: the part of a run of codes that is in one chunk.
 struct CodePiece {
   int64_t run = 0;
   int64_t begin = 0;  // first channel
@@ -76,7 +76,7 @@ struct ChunkBytes {
 // high bits rotated right.
 struct alignas(64) CodeLanes {
   static constexpr int64_t kChannels = 16;
-  // The most bytes of a slot's codes, because they must fit into two 64-byte
+  // The most bytes that a slot's codes may have. They must fit into two 64-byte
   // registers.
   static constexpr int64_t kMostSlotBytes = 128;
 

@@ -129,9 +129,9 @@ int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
 // Settings for layers that evict slots by attention mass: the softmax weight
 // that all queries together gave to a slot.
 struct AttentionMass {
-  // True: a key that is rotated when it is read is rotated by the position that
-  // the slot metadata has for its head's unit of eviction. False: by the
-  // position that AttentionSequence gives for the slot.
+  // Selects the position by which keys that are stored without rotation are
+  // rotated. True: the position that the slot metadata has for the head's unit
+  // of eviction. False: the position that AttentionSequence gives for the slot.
   bool stored_positions = false;
   // The most rows of a launch that may add mass. 0: no row adds mass.
   int64_t most_rows = 0;
@@ -150,9 +150,10 @@ struct AttentionMass {
 // tokens' latents are already in the cache, and their exact rows in `fresh`. A
 // row of out is 0 if no slot is visible.
 //
-// The arithmetic is the same for the reference and every instruction set. The
-// score of a part:
-//   numbers: one FMA chain over the channels, from 0.
+// The arithmetic is the same for the reference and every instruction set. An
+// FMA chain adds one product after another by fused multiply-adds. The score of
+// a part:
+//   uncoded numbers: one FMA chain over the channels, from 0.
 //   codes with ranges in slots: a = 0; for each run, raw = FMA chain of
 //     q_c * code_c, sum = plain sum of q_c, both in channel order;
 //     a = fma(raw, scale, a); a = fma(sum, minimum, a).
@@ -172,7 +173,7 @@ struct AttentionMass {
 //
 // The values of a block: each channel has one FMA chain over the block's
 // visible slots, which continues the chain of the blocks before. Its terms are
-//   numbers: weight * v;
+//   uncoded numbers: weight * v;
 //   static ranges: weight * code;
 //   ranges in slots: (weight * scale) * code.
 // Ranges in slots also have, per run, the sum of weight * minimum. A block's
@@ -182,16 +183,16 @@ struct AttentionMass {
 // run. At the end of all splits, a static channel becomes fma(sum, scale_c,
 // total weight * minimum_c).
 //
-// Exact slots: their scores are computed by the rule for numbers. The chain of
-// a value channel continues over them with the term weight * v. With static
-// ranges, however, exact rows have a separate chain, and the weights of the
-// other slots are summed in the way that minima are. At the end of a split the
-// channel becomes fma(sum, scale_c, weights * minimum_c) + the sum of the exact
-// rows.
+// Exact slots: their scores are computed by the rule for uncoded numbers. The
+// chain of a value channel continues over them with the term weight * v. With
+// static ranges, however, exact rows have a separate chain, and the weights of
+// the other slots are summed in the way that minima are. At the end of a split
+// the channel becomes fma(sum, scale_c, weights * minimum_c) + the sum of the
+// exact rows.
 //
 // Lifted values: each of the d numbers is computed by the rules for scores with
-// a column of `up` in place of q; for an exact row, by the rule for numbers.
-// The results are then added as values that are numbers, whatever the codec is.
+// a column of `up` in place of q; for an exact row, by the rule for uncoded
+// numbers. The results are then added like uncoded values, whatever the codec.
 //
 // So a row's bits depend only on its query and on the contents of its visible
 // slots, not on chunks, batch, page size or threads. Slots that no row of a
@@ -269,8 +270,8 @@ inline constexpr int64_t kAttentionSplitSlots = 512;
 // The most slots of a sequence, including evicted slots. The limit exists
 // because kernels divide slot numbers in 32 bits.
 inline constexpr int64_t kAttentionMostSlots = 0x7fffffff;
-// The most channels of a latent. The widest one is that of a single group for
-// all KV heads of a layer.
+// The most channels of a latent. The widest latents are those of a single group
+// for all KV heads of a layer.
 inline constexpr int64_t kAttentionMaxWidth = 8192;
 // Size of the largest head whose keys can be rebuilt.
 inline constexpr int64_t kAttentionMaxHeadDim = 256;
@@ -320,7 +321,7 @@ struct AttentionStep {
   bool has_prompts = false;
   // the number of rows that q and out must have
   int64_t rows = 0;
-  // the floats of mass.most_weights that are in use
+  // how many of the mass.most_weights floats are in use
   int64_t weights = 0;
 };
 
