@@ -239,8 +239,7 @@ TEST(LatentSetsOfSequencesTest,
   }
 }
 
-// A layer for tests that only make grids. Its cache has block tables but no
-// pages.
+// A layer for tests that only make grids. Nothing is written to its cache.
 LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
   LatentSpec spec;
   spec.num_heads = kv_heads * each;
