@@ -291,7 +291,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // ----- Whole prompts, whose units have one KV head.
 
-TEST(PromptTest, PromptRowsHaveTheSameBitsAsTheReference) {
+TEST(PromptTest, PromptsOfSeveralPanelsHaveTheSameBitsAsTheReference) {
   constexpr int64_t kRows = 140;
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   const std::vector<LatentSpec> specs = {

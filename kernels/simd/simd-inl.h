@@ -92,9 +92,9 @@ HWY_INLINE Vec ExpOfCapped(Vec x) {
   p = Fma(p, r, Broadcast(c::kC2));
   p = Fma(p, hn::Mul(r, r), r);
   p = hn::Add(p, Broadcast(1.0f));
-  // Adding 2^23 puts the biased exponent n + 127 into the lowest bits of the
-  // float. For x below kLowest this is meaningless, but the result is then
-  // replaced by 0.
+  // Adding 1.5 * 2^23 + 127 puts the biased exponent n + 127 into the lowest
+  // bits of the float. For x below kLowest this is meaningless, but then the
+  // result is replaced by 0.
   const Vec exponent = hn::Add(n, Broadcast(0x1.8p23f + 127.0f));
   const Vec scale =
       hn::BitCast(kFloats, hn::ShiftLeft<23>(hn::BitCast(d32, exponent)));

@@ -283,8 +283,8 @@ class ValueSums {
   }
 
   // Whether all pieces of the chunk are extracted together, as CodeLanes
-  // describes. A single piece is read faster by the methods that Streams and
-  // TakesInRegisters stand for, if one of them applies.
+  // describes. A single piece is not if Streams or TakesInRegisters returns
+  // true for it, because it is then read faster in another way.
   bool TakesLanes(const HeadSpan& span, const LatentChunk& chunk) const {
     if (!kTakesLanes || chunk.num_lanes == 0) return false;
     if (chunk.num_pieces > 1) return true;

@@ -157,9 +157,10 @@ KVASIR_DEVICE const char* RowAt(const LatentChunkOnDevice& chunk,
                    : chunk.exact_ring + place;
 }
 
-// A pair of weights whose signs say how the values are read: a negative weight
-// marks an exact row. Returns the absolute weights of exact rows (if
-// `as_exact`) or the weights of codes, with 0 in place of the other weights.
+// `pair` has two 16-bit weights. A negative weight marks a value that is read
+// as an exact row. Returns the absolute values of the negative weights (if
+// `as_exact`) or the other weights (otherwise), with 0 in place of each weight
+// that is left out.
 KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
   const uint32_t negative = (pair >> 15 & 0x00010001u) * 0xffffu;
   return as_exact ? pair & negative & 0x7fff7fffu : pair & ~negative;

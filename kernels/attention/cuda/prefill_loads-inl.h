@@ -84,16 +84,16 @@ class PrefillLoads {
   KVASIR_DEVICE int32_t QueryStride() const {
     return static_cast<int32_t>(PromptQueryStride(device_));
   }
-  // The staged queries [rows][QueryStride()].
+  // Returns the staged queries, [rows][QueryStride()].
   KVASIR_DEVICE uint16_t* Queries() const {
     return reinterpret_cast<uint16_t*>(Tile() +
                                        (device_.has_codes ? kTileBytes : 0));
   }
-  // The sums of queries [runs of keys][rows].
+  // Returns the sums of queries, [runs of keys][rows].
   KVASIR_DEVICE float* QuerySums() const {
     return reinterpret_cast<float*>(Queries() + kRows * QueryStride());
   }
-  // The tables of levels [tables][kTableWords].
+  // Returns the tables of levels, [tables][kTableWords].
   KVASIR_DEVICE uint32_t* Tables() const {
     return reinterpret_cast<uint32_t*>(QuerySums() +
                                        device_.most_key_runs * kRows);

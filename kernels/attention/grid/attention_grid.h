@@ -62,9 +62,9 @@ class AttentionGrid {
     // are rebuilt
     int64_t width = 0;
     int64_t held_width = 0;
-    // sums of a row's query, by which minima are multiplied
+    // how many sums of a row's query there are, by which minima are multiplied
     int64_t num_sums = 0;
-    // sums of each row of `up`, by which minima are multiplied
+    // how many sums of a row of `up` there are, by which minima are multiplied
     int64_t lift_runs = 0;
     int64_t tile_offset = 0;  // offset from scratch.keys, in floats
     int64_t q_offset = 0;     // offset from PanelState::q

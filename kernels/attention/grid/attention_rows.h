@@ -49,7 +49,7 @@ class UnitRows {
   const int64_t* heads() const {
     return grid_.heads() + unit_.slice->first_head;
   }
-  // The row of q and out that holds row r of the unit.
+  // The row of q and out that contains row r of the unit: the row of its token.
   int64_t TokenRow(int64_t r) const {
     return unit_.sequence->first_row + QueryOf(r);
   }
