@@ -71,7 +71,8 @@ class BlockTiles {
     }
   }
 
-  // Must be called before the first block.
+  // Computes the sums of `up` that are kept for all blocks. Must be called
+  // before the first block.
   void Start() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       if (params_.keys[p].rebuild == nullptr) continue;
@@ -162,7 +163,8 @@ class PanelWorker {
                   : nullptr),
         values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
 
-  // Must be called before the first block.
+  // Copies to the panel's state the queries that fit, and computes the sums of
+  // queries. Must be called before the first block.
   void LoadQueries() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       const AttentionGrid::Spans spans = unit_.KeySpans(p);
@@ -669,7 +671,8 @@ class UnitWorker {
     ForPanels([](PanelWorker& panel) { panel.Finish(panel.Total()); });
   }
 
-  // Must be called before the first split, which begins at `slot`.
+  // Loads the queries and starts to prefetch. Must be called before the first
+  // split. `slot` is the first slot that is read.
   void Start(int64_t slot) {
     tiles_.LookAhead(
         {slot, std::min((slot / kBlock + 1) * kBlock, slots_.end)});

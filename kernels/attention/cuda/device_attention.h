@@ -147,8 +147,7 @@ struct AttentionDevice {
   // tokens of an item of `attention`: as many as fit into tile_rows even for
   // the unit with the most heads
   int64_t tile_tokens = 0;
-  // output channels of a head, summed over all value parts; the most of any
-  // head
+  // the most output channels that any head has, summed over all value parts
   int64_t out_width = 0;
   int64_t page_tokens = 0;
   int64_t q_row_stride = 0;
