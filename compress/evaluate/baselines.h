@@ -47,7 +47,8 @@
 
 namespace kvasir::compress {
 
-// Owns: the transform, to which `candidate.transform` points.
+// A candidate that applies a baseline's codes to an uncompressed model. Owns
+// the transform to which `candidate.transform` points.
 struct Baseline {
   std::unique_ptr<CacheTransform> transform;
   Candidate candidate;
@@ -60,8 +61,8 @@ bool IsBaselineName(const std::string& name);
 // The beginnings of all names, "fp8:, ggml:, ... or think:", for error texts.
 std::string BaselineMethods();
 
-// The name of a compressed model, with settings that replace the numbers of
-// exact tokens in its plan: "FOLDER:sinks=4,window=128". If a setting is left
+// The name of a compressed model and, optionally, numbers of exact tokens that
+// replace those in its plan: "FOLDER:sinks=4,window=128". If a setting is left
 // out, the plan's number is used.
 struct PlannedName {
   std::string folder;
@@ -69,7 +70,7 @@ struct PlannedName {
   plan::ExactTokens exact;
 };
 // Splits a name into folder and settings. If the text after the last colon
-// contains no "=", it belongs to the folder's name.
+// contains no "=", the whole name is the folder.
 // Errors: InvalidArgument for unknown settings and for numbers out of range.
 absl::StatusOr<PlannedName> ParsePlannedName(const std::string& text);
 
@@ -81,8 +82,8 @@ struct BaselineRequest {
   at::Tensor calibration_ids;
 };
 
-// Makes the baseline that `request.name` describes. Its bytes per token count
-// codes and parameters, but no padding of pages.
+// Makes the baseline that `request.name` describes. Its bytes per token include
+// codes and parameters, but not the padding of pages.
 // Errors: InvalidArgument, with what is allowed, for an unknown name or a
 //   number out of range; FailedPrecondition if a calibration text is needed and
 //   missing.

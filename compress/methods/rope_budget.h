@@ -26,7 +26,8 @@ std::string BudgetScoreName(BudgetScore score);
 struct BudgetOptions {
   BudgetScore score = BudgetScore::kFisherRoot;
   // If true, values are not compressed; only keys are reduced to meet the kept
-  // share.
+  // How a layer's side (its keys or its values) is scored. Its kept share grows
+  // with its score.
   bool keep_values = false;
   // The kept share of the key numbers. Values get the rest of what `keep`
   // allows, at most all of their numbers. Must not be set together with

@@ -1,11 +1,12 @@
 // Low-rank factors that commute with RoPE. A RoPE pair of a key is a complex
 // number, which RoPE multiplies by another complex number. So every
 // complex-linear map across the heads of a group, at the same pair, commutes
-// with RoPE. With Z [s, M] the group's rows at a pair as complex numbers, w its
-// heads' weights and the input Gram L LT, the factors are those of diag(w) Z L
-// = U S VH. Left singular vectors suffice: the latent S VH L^-1 x is UH diag(w)
-// Z x. U comes from the eigenvectors of the pair's key covariance [s, s];
-// no matrix is inverted, so a singular Gram does no harm.
+// with RoPE. Let Z [s, M] be the group's projection rows at a pair as complex
+// numbers, w the weights of its heads, and L LT the Gram matrix of the inputs.
+// The factors are those of diag(w) Z L = U S VH. Left singular vectors suffice:
+// the latent S VH L^-1 x is UH diag(w) Z x. U comes from the eigenvectors of
+// the pair's key covariance [s, s]; no matrix is inverted, so a singular Gram
+// does no harm.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -68,8 +69,8 @@ struct PairStatisticsRequest {
 absl::StatusOr<PairStatistics> MakePairStatistics(
     const PairStatisticsRequest& request);
 
-// The spectrum of one group at one pair: the singular values of diag(w) Z L,
-// and its left singular vectors.
+// The spectrum of one group at one pair: the squared singular values of diag(w)
+// Z L, and its left singular vectors.
 struct PairSpectrum {
   at::Tensor energies;  // [s], squared singular values, falling
   // [s, s] complex, one vector in each column. Each vector is multiplied by a
