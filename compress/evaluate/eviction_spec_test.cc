@@ -39,8 +39,8 @@ at::Tensor Ids(int64_t tokens) {
   return at::randint(0, 31, {2, tokens}, at::kLong);
 }
 
-// Records the kept positions by layer, sequence, unit and number of tokens so
-// far.
+// Records which positions are kept. The key has the layer, the sequence, the
+// unit and the number of tokens so far.
 class Recorder final : public LayerObserver {
  public:
   using Place = std::array<int64_t, 4>;
@@ -121,10 +121,10 @@ TEST(EvictionSpecTest, EvictionRecentKeepsOnlyTheLatestTokens) {
   EXPECT_EQ(ran.kept.at({0, 1, 0, 10}), (std::vector<int64_t>{6, 7, 8, 9}));
 }
 
-// With a weight of 0 for attention, Q-Hitter keeps the tokens with the smallest
-// code errors. The rounding of numbers that are stored without codes does not
-// count as a code error. An eviction in the plan itself gives the same result
-// as one that EvictingPlan adds.
+// If received attention has a weight of 0, Q-Hitter keeps the tokens with the
+// smallest code errors. The rounding of numbers that are stored without codes
+// does not count as a code error. An eviction in the plan itself gives the same
+// result as one that EvictingPlan adds.
 TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
@@ -253,8 +253,8 @@ TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
   }
 }
 
-// Exact rows are stored in pages of their layers, and an eviction's scores make
-// these pages larger.
+// Two things set the fixed bytes: the exact rows, which have pages of their own
+// in each layer, and the scores of an eviction, which make these pages larger.
 TEST(EvictionSpecTest, FixedBytesEqualThoseOfAPlanThatEvicts) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
   kvasir::v1::KvPlan evicts = CodedPlan(exact);

@@ -93,8 +93,8 @@ TEST(CodeGgmlTest, Q8ScalesByAMaximumOf127AndRoundsHalvesAwayFromZero) {
   EXPECT_EQ(coded[0][3].item<float>(), 2.0f);
 }
 
-// As in quantize_row_q4_0_ref, the greatest magnitude has code 0, and the range
-// is one step shorter at the other end.
+// As in quantize_row_q4_0_ref, the number with the greatest magnitude gets code
+// 0. At the other end, the range is one step shorter.
 TEST(CodeGgmlTest, Q4IsExactAtTheGreatestMagnitudeAndClampsAtTheOtherEnd) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = 8.0;

@@ -19,7 +19,7 @@ KvPlan Plan(const PlanRequest& request, const LorcOptions& options) {
   return plan.ok() ? *plan : KvPlan{};
 }
 
-// LayerRanks gives this number for a layer that is not compressed.
+// The result of LayerRanks for a layer that is not compressed.
 constexpr int64_t kWhole = 0;
 
 // Returns the rank of each layer.

@@ -73,8 +73,8 @@ class LowRankTest : public ::testing::Test {
             .rank = rank,
             .decomposition = decomposition};
   }
-  // Returns the root mean square error of the output over the inputs: of W x
-  // minus the factors' product times x.
+  // Returns the root mean square, over the inputs x, of W x minus the factors'
+  // product times x.
   double OutputError(const Factors& factors) {
     const at::Tensor missed = weight_.to(at::kDouble) - Product(factors);
     return Norm(at::matmul(inputs_, missed.t())) /
@@ -367,8 +367,8 @@ TEST_F(LowRankTest, SingularMatricesHaveTheGreatestConditionNumber) {
                               ConditionNumber(diagonal, nullptr));
   const double greatest = 1 / (4 * std::numeric_limits<double>::epsilon());
   EXPECT_EQ(number, greatest);
-  // The closer a matrix is to singular, the larger is its condition number,
-  // even below the rounding of float32.
+  // The closer a matrix is to a singular one, the larger its condition number
+  // is, even for differences that float32 could not represent.
   double before = 1;
   for (const float smallest : {1e-2f, 1e-5f, 1e-7f, 1e-9f, 1e-30f}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(

@@ -489,8 +489,8 @@ double RebuiltLoss(const TinyLayers& tiny, const KvPlan& plan,
   return loss;
 }
 
-// Returns the energy of the error of the layer's keys. The pairs of each head
-// are weighted by the head's queries.
+// Returns the energy of the error in the layer's keys. At each pair, the heads
+// are weighted by the energy of their queries.
 double WeightedLoss(const TinyLayers& tiny, const KvPlan& plan) {
   const TensorMap tensors = *ApplyLayerPlan(TinyApplyRequest(tiny, plan, 0));
   const LayerCalibration& layer = tiny.calibration.layers[0];
@@ -689,8 +689,8 @@ TEST(CommutingTest, LayersWithoutRopeThatKeepEverythingEqualTheBaseModel) {
   tiny.spec.layers[1].rope = false;
   const at::Tensor whole = AttendWhole(tiny, 1);
   PlanRequest request = TinyPlanRequest(tiny, 1.0);
-  // Only latents with codes stay latents at full rank. The codes are not
-  // applied.
+  // Without codes, latents of full rank would be replaced by whole keys. The
+  // codes are not applied.
   request.key_codec = BitsCodec(8);
   for (const auto& plan : {PlanCommuting(request, {}), PlanRap(request, {})}) {
     KVASIR_ASSERT_OK(plan);

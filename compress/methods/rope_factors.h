@@ -63,6 +63,7 @@ struct PairStatisticsRequest {
   Decomposition decomposition = Decomposition::kWhitened;
   CommutingWeights weights;
 };
+// Computes the Gram matrix of a layer's keys and the weights of its heads.
 // Errors: FAILED_PRECONDITION if a calibration is needed and missing;
 // INVALID_ARGUMENT for query energies or weights that are not finite. Throws
 // c10::Error.

@@ -102,8 +102,8 @@ absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
   const float minimum = RoundDown(*low, codec.param_dtype);
   const float range = *high - minimum;
   const float scale = RoundUp(range / levels, codec.param_dtype);
-  // Refuses rows in which all numbers are beyond the greatest or least number
-  // of the type.
+  // Refuses rows whose minimum or scale overflows the type, and rows in which
+  // all numbers are above its greatest number.
   if (!std::isfinite(minimum) || !std::isfinite(scale) ||
       !std::isfinite(RoundUp(*low, codec.param_dtype))) {
     return absl::InvalidArgumentError(

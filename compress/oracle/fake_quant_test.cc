@@ -101,9 +101,8 @@ PlainRow PlainCode(const std::vector<float>& row, int bits,
   return plain;
 }
 
-// Returns rows of every kind: random, constant, all zeros, with one sign only,
-// far from zero, huge, denormal, with one outlier, and with numbers half way
-// between codes.
+// Returns rows of many kinds: random, constant, all zeros, with one sign only,
+// far from zero, huge, denormal, with one outlier, and half way between codes.
 std::vector<std::vector<float>> Rows(int64_t width) {
   std::vector<std::vector<float>> rows;
   const at::Generator generator = at::detail::createCPUGenerator(7);

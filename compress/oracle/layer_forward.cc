@@ -322,8 +322,8 @@ struct Keys {
   ReadLatents last_latent;  // latents of the last key part, for joint values
 };
 
-// Returns a folded part's latents for every KV head. They are rotated if they
-// are stored before the rotation.
+// Returns a folded part's latents for every KV head. Latents of a rope_low_rank
+// part that are stored before the rotation are rotated here.
 at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
                      const at::Tensor& latent) {
   const at::Tensor turned = part.space == plan::Space::kRopeLowRank &&

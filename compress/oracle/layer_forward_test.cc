@@ -190,9 +190,10 @@ std::vector<Indices> Groups(const Layer& layer, bool scattered) {
   return groups;
 }
 
-// The result of AddLowRank, which makes `part` a low-rank part over `d` dims of
-// each head and puts random factors into `layer` under `prefix`. `rows` [Hkv *
-// d, M] and `bias` are the equivalent rows of the projection.
+// The result of AddLowRank. AddLowRank makes `part` a low-rank part over `d`
+// dims of each head and puts random factors into `layer` under `prefix`. `rows`
+// [Hkv * d, M] and `bias` are the rows of an ordinary projection with the same
+// result.
 struct LowRank {
   at::Tensor rows;
   at::Tensor bias;
@@ -255,8 +256,8 @@ class IdentityTest : public testing::TestWithParam<Shape> {
  protected:
   Layer layer_ = MakeLayer(GetParam());
 };
-// Fixtures for layers with RoPE, and for layers in which RoPE rotates a part of
-// each head.
+// Test fixtures for layers with RoPE (Rotating), and for layers in which RoPE
+// rotates only a part of each head (PartialRotary).
 class RotatingIdentityTest : public IdentityTest {};
 class PartialRotaryIdentityTest : public IdentityTest {};
 
@@ -294,7 +295,8 @@ TEST_P(IdentityTest, RebuiltLowRankKeysEqualKeysOfTheProductOfTheFactors) {
   }
 }
 
-// Values are low-rank, W_v = up down. Their constant is part of o_proj's bias.
+// Values are low-rank, W_v = up down, plus a constant. The constant is part of
+// o_proj's bias.
 TEST_P(IdentityTest,
        LiftingValuesAtRunTimeOrFoldedEqualsTheProductOfTheFactors) {
   for (const bool scattered : {false, true}) {
@@ -338,8 +340,8 @@ TEST_P(IdentityTest,
   }
 }
 
-// The result of AddKeyAndValue, which makes a joint part with random factors:
-// the equivalent rows of keys and values.
+// The result of AddKeyAndValue, which makes a joint part with random factors.
+// Holds the rows of ordinary key and value projections with the same result.
 struct KeyAndValue {
   LowRank key;
   LowRank value;
@@ -426,9 +428,10 @@ class LatentCounter : public LayerObserver {
   int codes = 0;
 };
 
-// A joint latent gives the same result as two equal latents, one for each side,
-// but is coded only once. This holds for any codec, window and eviction; in
-// evictions the error of its codes counts for both sides.
+// A joint latent gives the same result as two equal latents, one for keys and
+// one for values, but is coded only once. This must hold for any codec, window
+// and eviction. In evictions, the error of its codes counts for keys and for
+// values.
 TEST_P(IdentityTest, AJointLatentEqualsTwoEqualLatentsAndIsCodedOnce) {
   for (const auto& [ranges, evicts] : std::vector<std::pair<bool, bool>>{
            {false, false}, {true, false}, {false, true}}) {
@@ -584,8 +587,9 @@ TEST_P(RotatingIdentityTest,
   }
 }
 
-// The result of AddCommuting, which makes a rope_low_rank part with random
-// factors in `layer` and writes the equivalent key rows to `full`.
+// The result of AddCommuting. AddCommuting makes a rope_low_rank part with
+// random factors in `layer`, and writes the rows of an ordinary key projection
+// with the same result to `full`.
 struct Commuting {
   std::vector<Indices> groups;
   std::vector<Indices> channel_pairs;
@@ -911,7 +915,7 @@ TEST_P(IdentityTest, AStaticBasisProjectsKeysAndValuesOnItsRows) {
   }
 }
 
-// A transform that codes keys and values in the same way as a plan with
+// A CacheTransform that codes keys and values as a plan does that stores keys
 // POST_ROPE.
 class CodedCache : public CacheTransform {
  public:

@@ -23,7 +23,8 @@ inline constexpr std::array<int, 8> kCodeWidths = {8, 6, 5, 4, 3, 2, 1, 0};
 
 inline constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
-// The channels of a part that share one bit width, in each of its latents.
+// Channels of a part that share one bit width. Each latent of the part has the
+// same number of them.
 struct ChannelGroup {
   int64_t channels = 0;  // number of channels in one latent
   // [i]: loss of all latents at kCodeWidths[i]
@@ -45,21 +46,22 @@ struct PartChannels {
   double loss_per_channel = 0;
 };
 
-// Entry i of the result is the least loss with at most i grains for all latents
-// together, or kImpossible if there is no solution. At least one channel has
-// bits. At the last entry every channel has the largest width.
+// Returns the least loss for each number of bytes: entry i is the least loss
+// with at most i grains for all latents together, or kImpossible if there is no
+// solution. At least one channel must have bits. In the last entry every
+// channel has the largest width.
 std::vector<double> LossByBytes(const PartChannels& part);
 
 // Returns the width of each group that gives the loss in entry `grains` of
 // LossByBytes.
 std::vector<int> WidthsFor(const PartChannels& part, int64_t grains);
 
-// Returns the number of grains that all latents together take in pages with
-// these widths.
+// Returns the number of grains that all latents together take in a page if
+// their groups have these widths.
 int64_t GrainsOf(const PartChannels& part, const std::vector<int>& widths);
 
-// A tree of the ways to spend bytes, with the least loss for each number of
-// bytes. Immutable; copies share nodes.
+// A tree of the possible ways to spend bytes. It gives the least loss for each
+// number of bytes. Immutable; copies share nodes.
 class ByteChoice {
  public:
   // Makes a leaf with the losses of LossByBytes. `leaf` is the number by which
@@ -82,9 +84,9 @@ class ByteChoice {
     int leaf = 0;
     int64_t grains = 0;
   };
-  // Returns the leaves that are taken if `grains` are spent, in order, with the
-  // grains of each. If loss() has fewer entries, the last entry is used. The
-  // entry must not be kImpossible (CHECK).
+  // Returns the leaves that give the least loss if `grains` are spent, in
+  // order, with the grains of each. If `grains` is beyond the end of loss(),
+  // the last entry is used. The entry must not be kImpossible (CHECK).
   std::vector<Take> Choose(int64_t grains) const;
 
  private:

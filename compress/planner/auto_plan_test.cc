@@ -168,7 +168,7 @@ TEST_F(AutoPlanTest, ProbesFindTheFactorBetweenPredictedAndMeasuredLoss) {
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 50;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan untried, Plan(options));
-  // The first round finds the predictions of the plans that will be measured.
+  // Plans once to learn the predictions of the plans that will be measured.
   options.probes = 5;
   options.measure = [](const kvasir::v1::KvPlan&) { return 1.0; };
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan first, Plan(options));
@@ -387,7 +387,8 @@ TEST_F(AutoPlanTest, ADomainThatDiffersFromTheOthersHasALargeLossRatio) {
   EXPECT_GT(made.prediction.domains[1].ratio(), kDomainWarning);
 }
 
-// A loss that could not be measured must not be reported as 0.
+// If a loss could not be measured, it must be missing in the prediction, and
+// not reported as 0.
 TEST_F(AutoPlanTest, NoLossIsPredictedForADomainWithTooFewRows) {
   for (LayerCalibration& layer : calibration_.layers) {
     layer.sample_domains = at::zeros_like(layer.sample_domains);
