@@ -520,7 +520,7 @@ TEST_P(ApplyTest, ATruncatedBasisDropsTheChannelsWithTheLeastVariance) {
   EXPECT_NEAR(left / least, 1.0, 1e-4);
 }
 
-TEST_P(ApplyTest, AllUsesOfAPartShareItsLatent) {
+TEST_P(ApplyTest, PairsOfAPartMayBeLiftedInDifferentWaysFromOneLatent) {
   Part keys = LowRankPart(heads(), heads(), heads() * dim(),
                           kvasir::v1::PRE_ROPE, Lift::kReconstruct);
   keys.clear_uses();

@@ -407,7 +407,7 @@ TEST_F(ArtifactWriterTest, AnExistingFolderIsReplacedOnlyWithOverwrite) {
   EXPECT_EQ(Left(), std::vector<std::string>{"out"});
 }
 
-TEST_F(ArtifactWriterTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
+TEST_F(ArtifactWriterTest, AFolderThatIsOrContainsAnInputIsNeverReplaced) {
   options_.out = folder_ / "base";
   options_.overwrite = true;
   EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kInvalidArgument,

@@ -192,7 +192,7 @@ TEST_F(NewFolderTest,
   EXPECT_TRUE(fs::exists(out_ / "old"));
 }
 
-TEST_F(NewFolderTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
+TEST_F(NewFolderTest, AFolderThatIsOrContainsAnInputIsNeverReplaced) {
   const std::array<fs::path, 2> inputs = {folder_ / "other",
                                           out_ / "base" / "model"};
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true, inputs),
@@ -227,7 +227,7 @@ TEST_F(NewFolderTest,
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, AFolderWithTheTemporaryNameThatNoRunMadeIsAnError) {
+TEST_F(NewFolderTest, AForeignFolderWithTheTemporaryNameIsAnError) {
   PutCheckpoint(out_, "old");
   for (const fs::path& folder : {partial_, replaced_}) {
     PutCheckpoint(folder, "mine");

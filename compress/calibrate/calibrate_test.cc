@@ -303,7 +303,7 @@ TEST_F(CalibrateTest, AResumedRunWritesTheSameBytesAsAnUninterruptedRun) {
   }
 }
 
-TEST_F(CalibrateTest, ACachedResultIsUsed) {
+TEST_F(CalibrateTest, ACalibrationInTheCacheIsUsedInsteadOfANewRun) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
@@ -413,7 +413,7 @@ TEST_F(CalibrateTest, AStateThatCannotBeSavedDoesNotEndTheRun) {
                                              HasSubstr(".state.partial")));
 }
 
-TEST_F(CalibrateTest, TheStateIsKeptIfTheResultCannotBeSaved) {
+TEST_F(CalibrateTest, TheStateIsKeptInTheCacheIfTheResultCannotBeSaved) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";

@@ -112,7 +112,7 @@ TEST(EvictionSpecTest, HiddenStatesBeforeTheFirstEvictionDoNotChange) {
   }
 }
 
-TEST(EvictionSpecTest, EvictionRecentKeepsOnlyTheLatestTokens) {
+TEST(EvictionSpecTest, TheEvictionNamedRecentKeepsOnlyTheLatestTokens) {
   const ReferenceDecoder decoder = TestDecoder();
   const auto recent =
       Evicting(*MakeCandidate("whole", decoder), Spec("recent", "4"));
@@ -210,7 +210,7 @@ kvasir::v1::KvPlan CodedPlan(const plan::ExactTokens& exact) {
   return plan;
 }
 
-TEST(EvictionSpecTest, EvictionRecentKeepsTheSinksThatAPlanKeepsExact) {
+TEST(EvictionSpecTest, TheEvictionNamedRecentKeepsTheSinksThatAPlanKeepsExact) {
   const ReferenceDecoder decoder = TestDecoder(1, CodedPlan({.sinks = 3}));
   const auto recent =
       Evicting(*MakeCandidate("coded", decoder), Spec("recent", "6"));
@@ -255,7 +255,7 @@ TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
 
 // Two things set the fixed bytes: the exact rows, which have pages of their own
 // in each layer, and the scores of an eviction, which make these pages larger.
-TEST(EvictionSpecTest, FixedBytesEqualThoseOfAPlanThatEvicts) {
+TEST(EvictionSpecTest, AddingEvictionGivesTheFixedBytesOfAPlanThatEvicts) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
   kvasir::v1::KvPlan evicts = CodedPlan(exact);
   KVASIR_ASSERT_OK(plan::ApplyEviction(Spec("h2o", "0.5").settings,
@@ -306,7 +306,7 @@ TEST(EvictionSpecTest, AnEvictingCandidateReportsItsBytes) {
   EXPECT_EQ(SlotsOfPrompt(*own.layout, 24), 9);
 }
 
-TEST(EvictionSpecTest, BaselinesCanEvict) {
+TEST(EvictionSpecTest, EvictionCanBeAddedToABaseline) {
   const ReferenceDecoder decoder = TestDecoder();
   const auto baseline =
       MakeBaseline({.name = "per-token:k2,v2", .decoder = &decoder});

@@ -126,7 +126,8 @@ TEST_F(LorcTest, AGivenNumberOfTheMostSensitiveLayersIsSkipped) {
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest, UniformRanksSkipTheSameLayersAndTakeTheSameBytes) {
+TEST_F(LorcTest,
+       UniformRanksSkipTheSameLayersAndTakeTheSameBytesAsProgressiveRanks) {
   request_.keep = 2.0 / 3;
   const KvPlan progressive = Plan(request_, {.skip_layers = 1});
   const KvPlan uniform =
@@ -137,7 +138,7 @@ TEST_F(LorcTest, UniformRanksSkipTheSameLayersAndTakeTheSameBytes) {
             LaidOutBytes(uniform, request_.spec));
 }
 
-TEST_F(LorcTest, SingleLayersCanBeCompressed) {
+TEST_F(LorcTest, OnlyTheListedLayersAreCompressed) {
   request_.keep = 0.5;
   EXPECT_THAT(LayerRanks(Plan(request_, {.only_layers = {0}})),
               ElementsAre(16, kWhole, kWhole));

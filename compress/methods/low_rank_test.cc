@@ -92,7 +92,7 @@ TEST_F(LowRankTest, FactorsOfFullRankReproduceTheWeights) {
 }
 
 TEST_F(LowRankTest,
-       ThePlainErrorIsTheRootOfTheSumOfDroppedSquaredSingularValues) {
+       TheErrorOfAPlainSvdIsTheRootOfTheSumOfDroppedSquaredSingularValues) {
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors,
                               Factorize(Request(Decomposition::kSvd, 5)));
   EXPECT_NEAR(Norm(weight_.to(at::kDouble) - Product(factors)),

@@ -61,7 +61,8 @@ class PaluTinyTest : public ::testing::Test {
   }
 };
 
-TEST_F(PaluTinyTest, TheFisherSearchSharesOnePoolOverAllGroupsOfKeysAndValues) {
+TEST_F(PaluTinyTest,
+       TheFisherSearchDividesOneBudgetOverAllGroupsOfKeysAndValues) {
   const KvPlan plan = Plan(request_, {.group_heads = 1});
   EXPECT_THAT(RanksOf(Key(plan, 0)), ElementsAre(4, 8));
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(4, 16));
@@ -391,7 +392,7 @@ TEST(PaluTest, InvalidRequestsAreRefused) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("keep 0.05")));
 }
 
-TEST(PaluTest, NamesOfSearchesAndScoresAreReadBack) {
+TEST(PaluTest, NamesOfSearchesAndScoresAreParsedBackToTheSameValues) {
   for (RankSearch search :
        {RankSearch::kFisher, RankSearch::kModule, RankSearch::kUniform}) {
     EXPECT_EQ(*ParseRankSearch(RankSearchName(search)), search);

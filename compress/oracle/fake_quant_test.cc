@@ -57,7 +57,8 @@ std::vector<double> NumbersOf(kvasir::v1::DataType dtype) {
   return dtype == kvasir::v1::F16 ? AllNumbers(5, 10) : AllNumbers(8, 7);
 }
 
-TEST(FakeQuantRoundingTest, RoundingGivesTheNeighboursOfEveryNumber) {
+TEST(FakeQuantRoundingTest,
+     NumbersAreRoundedUpAndDownToTheNeighboursInTheType) {
   for (const auto dtype : {kvasir::v1::F16, kvasir::v1::BF16}) {
     const std::vector<double> numbers = NumbersOf(dtype);
     for (size_t i = 1; i + 1 < numbers.size(); i += 7) {

@@ -386,7 +386,7 @@ KeyAndValue AddKeyAndValue(Layer& layer, kvasir::v1::Part& part,
   return made;
 }
 
-TEST_P(IdentityTest, KeysAndValuesAreLiftedFromOneJointLatent) {
+TEST_P(IdentityTest, AJointLatentIsLiftedToKeysAndToValues) {
   for (const bool scattered : {false, true}) {
     Layer full = layer_;
     Layer low = layer_;
@@ -940,7 +940,7 @@ class CodedCache : public CacheTransform {
   int64_t window_;
 };
 
-TEST_P(IdentityTest, CodesAreAppliedBetweenLatentAndQuery) {
+TEST_P(IdentityTest, AttentionSeesDecodedKeysAndValuesExceptForExactTokens) {
   for (const auto& [sinks, window] : std::vector<std::pair<int, int>>{
            {0, 0}, {0, 3}, {2, 0}, {2, 3}, {3, kLength - 2}}) {
     kvasir::v1::LayerPlan plan = FullPlan(layer_);
@@ -971,7 +971,7 @@ TEST_P(IdentityTest, CodesAreAppliedBetweenLatentAndQuery) {
 // If the window or the sinks cover all tokens, nothing is coded. Only the type
 // of exact rows and the Hadamard transform before the codec then have an
 // effect.
-TEST_P(IdentityTest, RowsOfExactTokensAreRoundedToBf16) {
+TEST_P(IdentityTest, ExactTokensAreStoredAsNumbersRoundedToBf16) {
   for (const auto& [sinks, hadamard] : std::vector<std::pair<uint32_t, bool>>{
            {0u, false}, {0u, true}, {kLength, false}, {kLength + 9u, true}}) {
     kvasir::v1::LayerPlan coded = FullPlan(layer_);

@@ -66,7 +66,7 @@ TEST(SlotChoiceTest, FriendlinessIsWeightedByOneMinusLambda) {
 // Compares thousands of steps with random scores to a simple implementation of
 // the policy. Scores take only a few values, so that ties are frequent. The
 // smallest budget is one slot.
-TEST(SlotChoiceTest, TheChoiceEqualsASlotBySlotRunOfThePolicy) {
+TEST(SlotChoiceTest, TheChoiceEqualsThatOfASimpleImplementationOfThePolicy) {
   std::mt19937_64 random(11);
   const auto below = [&random](int64_t limit) {
     return std::uniform_int_distribution<int64_t>(0, limit - 1)(random);
