@@ -18,7 +18,7 @@ enum class BudgetScore {
   kUniform,     // the same share in every layer
   kFisher,      // the Fisher information, summed over the side's weights
   kFisherRoot,  // the sum of the square roots of each weight's information
-  kEnergy,      // for keys `key_energy` of ShareBudget; for values uniform
+  kEnergy,      // keys: `key_energy` of ShareBudget; values: kUniform
 };
 absl::StatusOr<BudgetScore> ParseBudgetScore(const std::string& name);
 std::string BudgetScoreName(BudgetScore score);

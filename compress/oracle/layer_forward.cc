@@ -156,9 +156,8 @@ absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
   return coded->values;
 }
 
-// Returns whether all latents of the part can be coded in one call: they have
-// the same width, their ranges are not static, and no observer wants the codes
-// of each latent.
+// Whether all latents of the part can be coded in one call: widths are equal,
+// ranges are not static, and no observer wants the codes of each latent.
 bool CodesAlike(const Call& call, const ProgramPart& part) {
   const LatentCodec& first = part.latents[0].codec;
   if (first.channel_static) return false;
@@ -198,9 +197,8 @@ absl::StatusOr<at::Tensor> CodeLatents(const Call& call, plan::Side side,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// Returns the latents as they are read from exact rows: rounded to bf16, after
-// the codec's Hadamard transform if it has one. Gradients pass as if nothing
-// were rounded.
+// The latents as read from exact rows: rounded to bf16 after the codec's
+// Hadamard transform, if any. Gradients pass as if nothing were rounded.
 at::Tensor RoundExact(const Call& call, const ProgramPart& part,
                       const at::Tensor& latent) {
   if (!call.hooks.code_latents) return latent;
@@ -308,8 +306,7 @@ at::Tensor AddDims(const Call& call, const ProgramPart& part,
   return sum.defined() ? sum + whole : whole;
 }
 
-// The latents of a part [B, T, sum of R'] as queries see them after they were
-// read from the cache.
+// The latents of a part [B, T, sum of R'] as they are read from the cache.
 struct ReadLatents {
   at::Tensor coded;
   at::Tensor exact;  // the latents in exact rows; defined if there is a window
@@ -322,8 +319,7 @@ struct Keys {
   ReadLatents last_latent;  // latents of the last key part, for joint values
 };
 
-// Returns a folded part's latents for every KV head. Latents of a rope_low_rank
-// part that are stored before the rotation are rotated here.
+// A folded part's latents for every KV head, after RoPE in rope_low_rank parts.
 at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
                      const at::Tensor& latent) {
   const at::Tensor turned = part.space == plan::Space::kRopeLowRank &&
@@ -468,8 +464,7 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x,
   return values;
 }
 
-// Returns the rotated queries [B, T, Hq, W] that are multiplied by the keys of
-// AssembleKey. They are multiplied by `scale`.
+// Rotated queries [B, T, Hq, W], times `scale`, to match AssembleKey's keys.
 absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
                                        double scale) {
   const LayerProgram& program = call.program;
@@ -621,8 +616,7 @@ absl::StatusOr<at::Tensor> Mlp(const Call& call, const at::Tensor& x) {
   return call.Project("mlp.down_proj", inner, bias);
 }
 
-// Applies the norm that the spec names over the last dim, in float32. `bias` is
-// used only by a LayerNorm.
+// The spec's norm over the last dim, in float32. Only LayerNorm uses `bias`.
 at::Tensor Normalize(const model::DecoderSpec& spec, const at::Tensor& hidden,
                      const at::Tensor& weight, const at::Tensor& bias) {
   const at::Tensor wide = hidden.to(at::kFloat);

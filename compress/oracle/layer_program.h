@@ -1,6 +1,6 @@
 // A layer's plan in executable form: which tensors the layer has, and which
-// heads, RoPE pairs and channels their rows belong to. It follows
-// docs/artifact.md alone.
+// heads, RoPE pairs and channels their rows belong to. It follows only from
+// docs/artifact.md.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -25,8 +25,8 @@ class WidthTable {
   }
 
   // Returns how many units are left for the codes of each latent if all latents
-  // together have `grains`. The result is below 0 if the parameters alone need
-  // more.
+  // together have `grains`. The result is below 0 if the parameters need more
+  // than these grains.
   int64_t UnitsIn(int64_t grains) const {
     const int64_t bytes =
         grains / part_.latents * part_.grain_bytes - ParamGrainBytes();

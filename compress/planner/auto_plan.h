@@ -25,8 +25,8 @@ namespace kvasir::compress {
 inline constexpr int kMostProbes = 32;
 
 struct AutoOptions {
-  // kv_bytes_per_token, max_kl or both must be set. The bytes include the share
-  // of fixed bytes.
+  // At least one of kv_bytes_per_token and max_kl must be set. The bytes per
+  // token include a share of the bytes that are fixed per sequence.
   std::optional<double> kv_bytes_per_token;
   std::optional<double> max_kl;  // predicted divergence, nats per token
   PlanSpeed speed = PlanSpeed::kCpu;
