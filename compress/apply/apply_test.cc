@@ -629,8 +629,9 @@ TEST_P(ApplyTest, RopeLowRankLatentsCommuteWithTheRotation) {
     const at::Tensor angle =
         at::arange(tiny_.inputs.size(0), at::kDouble).unsqueeze(1) *
         tiny_.spec.rope.frequencies[static_cast<size_t>(pair)];
-    // Rotates each head's pair by RoPE's real arithmetic, then projects it by
-    // UH diag(w): the lift's columns times w squared.
+    // Rotates each head's pair with RoPE's formulas for real numbers. Then
+    // projects it to latents by UH diag(w), which equals the lift's columns
+    // times w squared.
     const at::Tensor keys = ComplexKeys(tiny_, pair);
     const at::Tensor a = at::real(keys);
     const at::Tensor b = at::imag(keys);

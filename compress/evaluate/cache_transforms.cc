@@ -20,7 +20,7 @@ kvasir::v1::Codec BitsCodec(int64_t bits) {
   return codec;
 }
 
-// --------------------------------------------- rows coded one by one  
+// --------------------------------------------- rows coded one by one
 
 class CodedRows : public CacheTransform {
  public:

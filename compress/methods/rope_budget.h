@@ -13,7 +13,8 @@
 
 namespace kvasir::compress {
 
-// The score that determines the kept share of a layer's side.
+// How a layer's side (its keys or its values) is scored. Its kept share grows
+// with its score.
 enum class BudgetScore {
   kUniform,     // the same share in every layer
   kFisher,      // the Fisher information, summed over the side's weights
@@ -26,8 +27,7 @@ std::string BudgetScoreName(BudgetScore score);
 struct BudgetOptions {
   BudgetScore score = BudgetScore::kFisherRoot;
   // If true, values are not compressed; only keys are reduced to meet the kept
-  // How a layer's side (its keys or its values) is scored. Its kept share grows
-  // with its score.
+  // share.
   bool keep_values = false;
   // The kept share of the key numbers. Values get the rest of what `keep`
   // allows, at most all of their numbers. Must not be set together with

@@ -23,7 +23,7 @@
 
 namespace kvasir::compress {
 
-// Sums over the calibration tokens of y = W x + b, float64.
+// Sums of y = W x + b and of y yT over the calibration tokens, float64.
 struct ProjectedMoments {
   at::Tensor gram;  // [n, n], sum of y yT
   at::Tensor sum;   // [n], sum of y

@@ -89,7 +89,7 @@ absl::StatusOr<model::ModelShape> ShapeOf(const InitFlags& flags) {
   }
   if (flags.rope_theta > 0.0) shape.rope_theta = flags.rope_theta;
   if (!flags.head.empty()) shape.tied_embedding = flags.head == "tied";
-  // If the vocabulary is smaller than in the shape, it may not have these
+  // A vocabulary that the user has made smaller may lack the shape's special
   // tokens.
   for (int64_t* const id : {&shape.bos_token_id, &shape.eos_token_id}) {
     if (*id >= shape.vocab_size) *id = shape.vocab_size - 1;
