@@ -59,8 +59,8 @@ class RangeCollector {
                                                const CalibrationSample& sample,
                                                const Options& options);
 
-  // Adds the layer's ranges to `attention`, the layer's self_attn tensors from
-  // ApplyLayerPlan.
+  // Finds the layer's ranges and adds them to `attention`, which holds the
+  // self_attn tensors that ApplyLayerPlan returned.
   absl::Status Collect(int64_t layer, TensorMap& attention);
 
  private:

@@ -21,8 +21,8 @@ namespace kvasir::compress {
 struct CalibrationParts {
   bool fisher = true;
   bool rotated_keys = false;
-  // If true, Fisher information of keys and values and sample rows are
-  // collected.
+  // If true, two things are collected: the Fisher information of keys and
+  // values, and sample rows.
   bool information = false;
   // Number of labels that are drawn at each position. Each label needs its own
   // backward pass.

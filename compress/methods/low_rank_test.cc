@@ -263,8 +263,8 @@ TEST_F(LowRankTest, FactorsAreFoundEvenWithFewerTokensThanChannels) {
     request.moments = &moments;
     request.centred = centred;
     KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors, Factorize(request));
-    // The outputs of six inputs span at most six directions, so a rank of 6
-    // loses nothing of them.
+    // There are only six inputs. Their outputs span at most six directions, so
+    // a rank of 6 loses nothing.
     at::Tensor rebuilt = at::matmul(few, Product(factors).t());
     if (centred) {
       rebuilt =

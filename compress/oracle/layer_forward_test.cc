@@ -777,7 +777,8 @@ TEST_P(RotatingIdentityTest, RollingPositionsRotateByThePositionsOfSlots) {
     for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
       Indices held;
       for (int64_t t = 0; t < kLength; ++t) {
-        // Each head evicts separately, so its unit has its index.
+        // Each head evicts separately, so the index of a unit is that of its
+        // head.
         const auto stayed = seen.kept.find({b, head, t});
         if (stayed != seen.kept.end()) held = stayed->second;
         held.push_back(t);

@@ -1,6 +1,6 @@
 // A layer's plan in executable form: which tensors the layer has, and which
-// heads, RoPE pairs and channels their rows belong to. It follows only from
-// docs/artifact.md.
+// heads, RoPE pairs and channels their rows belong to. The code implements the
+// rules of docs/artifact.md and nothing else.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -114,9 +114,10 @@ struct LayerProgram {
   // True if at least one key part does not fold, so that attention also
   // compares queries and keys in the dims of a head.
   bool has_plain_key = true;
-  // If q_proj is folded: indices of its rows for the dims of parts that do not
-  // fold, [Hq * D], and for each key part that folds, [Hq * widest_latent]. An
-  // index equal to the number of q_proj's rows stands for a row of zeros.
+  // If q_proj is folded: the indices of its rows. plain_query_rows [Hq * D] is
+  // for the dims of parts that do not fold. folded_query_rows has a tensor [Hq
+  // * widest_latent] for each key part that folds. An index equal to the number
+  // of q_proj's rows stands for a row of zeros.
   at::Tensor plain_query_rows;
   std::vector<at::Tensor> folded_query_rows;  // one tensor for each key part
   // If values fold: the indices of the columns of [Hq * widest_latent] that

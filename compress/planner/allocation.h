@@ -41,8 +41,8 @@ struct PartChannels {
   int64_t grain_bytes = 1;
   // Bytes that a latent takes per token in addition to its codes.
   int64_t param_bytes = 0;
-  // Added to the loss for each channel of a latent that has bits, because it
-  // costs time.
+  // The cost of a channel's time, as a loss. It is added for each channel of a
+  // latent that has bits.
   double loss_per_channel = 0;
 };
 

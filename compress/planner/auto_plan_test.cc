@@ -327,8 +327,8 @@ TEST_F(AutoPlanTest, TheBytesOfExactWindowsAreDividedByTheTargetLength) {
 // An exact window removes a larger share of the loss of rotated codes than of
 // the loss of codes in static ranges.
 TEST_F(AutoPlanTest, WithAnExactWindowMorePartsAreStoredAsRotatedHeads) {
-  // Makes keys and values of tokens differ in length, which suits codes with a
-  // scale per token.
+  // Gives the keys and values of different tokens different lengths. Codes with
+  // a scale per token suit such data.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
   rows = rows * RandomMatrix({rows.size(0), 1}, 77).exp();
   const auto rotated = [&](int64_t window, double kappa) {
@@ -394,8 +394,8 @@ TEST_F(AutoPlanTest, NoLossIsPredictedForADomainWithTooFewRows) {
     layer.sample_domains = at::zeros_like(layer.sample_domains);
     layer.sample_domains[0] = 1;
   }
-  // Makes keys and values of tokens differ in length, which suits codes with a
-  // scale per token.
+  // Gives the keys and values of different tokens different lengths. Codes with
+  // a scale per token suit such data.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
   rows = rows * (2 * RandomMatrix({rows.size(0), 1}, 77)).exp();
   bool has_mixed = false;  // true if a plan mixes both kinds of parts

@@ -79,10 +79,10 @@ at::Tensor LatentRows(const LatentTransform& transform,
 // channel are in the same group.
 std::vector<std::vector<int64_t>> WidthGroups(const LatentTransform& transform);
 
-// Returns the groups with their measured losses. The caller sets latents,
-// grain_bytes and loss_per_channel. Channels that rotate never get 0 bits,
-// because they have no mean that could replace them, and because rows of exact
-// tokens must store them.
+// Returns the groups of channels with their measured losses. The caller sets
+// latents, grain_bytes and loss_per_channel. Channels that rotate never get 0
+// bits. One reason is that they have no mean that could replace them. Another
+// is that the rows of exact tokens must store them.
 PartChannels MeasureChannels(const std::vector<LatentTransform>& transforms,
                              const model::DecoderSpec& spec,
                              const SampleRows& sample);
