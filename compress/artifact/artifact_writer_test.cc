@@ -122,8 +122,8 @@ class ArtifactWriterTest : public FolderTest {
 };
 
 // GPT-NeoX fuses queries, keys and values, and OPT has other tensor names. In
-// the artifact, attention tensors get our names, and all other tensors are
-// copied as they are stored.
+// the artifact, attention tensors have the names of docs/artifact.md. All other
+// tensors are copied as they are stored.
 TEST_F(ArtifactWriterTest,
        TensorsOutsideAttentionKeepTheirNamesInEveryModelFamily) {
   for (const model::Family family :

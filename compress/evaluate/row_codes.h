@@ -33,8 +33,8 @@ constexpr int64_t kGgmlBlock = 32;
 absl::StatusOr<at::Tensor> CodeGgml(const at::Tensor& rows, Ggml type,
                                     bool rotate);
 
-// Types to which every number is rounded by itself, to the nearest number of
-// the type and ties to even. Numbers beyond the greatest one become the
+// 8-bit float types. Every number is rounded to the nearest number of the type,
+// ties to even, without a scale. Numbers beyond the greatest one become the
 // greatest one.
 enum class Float8 { kE4M3, kE5M2 };
 at::Tensor RoundToFloat8(const at::Tensor& numbers, Float8 type);

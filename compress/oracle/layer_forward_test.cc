@@ -515,8 +515,8 @@ Indices KeptPairs(const Layer& layer, int64_t head) {
   return kept;
 }
 
-// Returns the dims of some pairs of a head, in the order that they have in a
-// head with only these pairs.
+// Returns the dims of some pairs of a head. Their order is the one that a head
+// with only these pairs would have.
 Indices RowsOfPairs(const Layer& layer, const Indices& pairs) {
   Indices first;
   Indices second;

@@ -201,7 +201,8 @@ int64_t ChannelAt(const ProgramPart& part, const ProgramLatent& latent,
   return (place < half ? 0 : complex) + in_half;
 }
 
-// Returns for each KV head the latent that it shares.
+// Returns for each KV head the latent that it shares with the heads of its
+// group.
 std::vector<const ProgramLatent*> LatentOfHead(const ProgramPart& part,
                                                int64_t num_heads) {
   std::vector<const ProgramLatent*> latents(static_cast<size_t>(num_heads));

@@ -2,9 +2,10 @@
 // is as small as possible. Dynamic programming finds the exact optimum. Bytes
 // include the padding of pages. Does not use libtorch.
 //
-//   channels of a part bit widths that fall from group to group: LossByBytes
-//   parts of a layer key and value parts, or a joint part: Together, Either
-//   layers all of them: Together
+//   channels of a part  Bit widths fall from group to group (LossByBytes).
+//   parts of a layer    A key part and a value part (Together), or a joint
+//                       part instead of both (Either).
+//   layers              All layers share the bytes (Together).
 //
 // Units: losses are nats per token. Bytes are counted in grains; a grain is the
 // smallest step in which the bytes of a latent in a page can grow.
