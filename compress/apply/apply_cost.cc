@@ -53,8 +53,8 @@ ApplyCost CostOfApply(const model::Checkpoint& base,
   ApplyCost cost;
   constexpr int64_t kDoubleBytes = 8;
   constexpr int64_t kFloatBytes = 4;
-  // Counts the Gram matrix and its Cholesky root, a copy of each, and the
-  // projections in float32 and in float64.
+  // Counts six matrices of the Gram matrix's size (the matrix, its root and
+  // copies of both), and the projections in float32 and in float64.
   cost.layer_bytes =
       6 * m * m * kDoubleBytes +
       m * (2 * q + 2 * kv) * (2 * kFloatBytes + 2 * kDoubleBytes);
