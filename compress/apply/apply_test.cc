@@ -434,7 +434,7 @@ TEST_P(ApplyTest, ChannelsWithoutBitsAreLeftOut) {
             kTolerance);
 }
 
-TEST_P(ApplyTest, ABasisPerSequenceKeepsAllChannels) {
+TEST_P(ApplyTest, WithABasisPerSequenceAllChannelsAreStored) {
   Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
                           Lift::kReconstruct);
   const KvPlan numbers = OneLayer({keys}, WholeValues());

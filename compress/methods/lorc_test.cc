@@ -86,7 +86,8 @@ TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
   EXPECT_NEAR(layers[2].key_condition / greatest, 1, 1e-9);
 }
 
-TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankThatMeetsTheBudget) {
+TEST_F(LorcTest,
+       RanksFollowEquation13WithTheGreatestMinimumRankThatMeetsTheBudget) {
   request_.keep = 0.75;  // the ranks may sum to 72 = 48 + 1.5 d_min
   const KvPlan plan = Plan(request_, {});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
@@ -95,7 +96,7 @@ TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankThatMeetsTheBudget) {
   EXPECT_EQ(plan.provenance().decomposition(), "svd");
 }
 
-TEST_F(LorcTest, TheLeastRankCanBeGivenInsteadOfABudget) {
+TEST_F(LorcTest, TheMinimumRankCanBeGivenInsteadOfABudget) {
   EXPECT_THAT(LayerRanks(Plan(request_, {.min_rank = 16})),
               ElementsAre(kWhole, 24, 16));
 }
