@@ -165,7 +165,7 @@ INSTANTIATE_TEST_SUITE_P(
                   R"("a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
                   0, "tensor a: is defined twice"},
         BadHeader{"TypeTwice", R"({"a":{"dtype":"U8","dtype":"U8"}})", 0,
-                  "twice"},
+                  "has two fields dtype"},
         BadHeader{"NegativeDimension", R"({"a":{"shape":[-1]}})", 0,
                   "unexpected -1"},
         BadHeader{"FractionDimension", R"({"a":{"shape":[1.5]}})", 0,

@@ -119,7 +119,7 @@ TEST(FollowEvictionsTest, PlansWithoutEvictionAreRefused) {
                        HasSubstr("layer 2 of 2 evicts nothing")));
   EXPECT_THAT(executor.ReadPositions(0, {0}, 17),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("17 in 1 pages of 16")));
+                       HasSubstr("17 slots are asked for, but 1 pages of 16")));
   EXPECT_THAT(executor.ReadPositions(0, {100000}, 1),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("page 100000 of group 0 is outside")));
