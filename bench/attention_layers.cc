@@ -32,8 +32,8 @@ model::ModelShape AttentionOnly(model::ModelShape shape, int64_t num_layers) {
 absl::StatusOr<std::shared_ptr<const worker::ServedPlan>> ServePreset(
     const std::string& name, const model::DecoderSpec& spec,
     const worker::ServeOptions& options) {
-  // Other engines have such a cache, but no preset does. It is the 8-bit preset
-  // with 4 bits.
+  // "dense-4bit" is not a preset, but other engines have such a cache. Its plan
+  // is that of the preset dense-8bit with 4 bits instead of 8.
   const bool dense_4bit = name == "dense-4bit";
   KVASIR_ASSIGN_OR_RETURN(kvasir::v1::KvPlan plan,
                           plan::MakePresetPlan(dense_4bit ? "dense-8bit" : name,

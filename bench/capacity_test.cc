@@ -92,7 +92,7 @@ TEST(CapacityRefusalTest, SequencesWithoutALengthAreRefused) {
 
 // ServePlan relies on parts that only a valid plan has, so the plan must be
 // validated before.
-TEST(CapacityRefusalTest, AnInvalidPlanIsRefusedBeforeItIsReadFurther) {
+TEST(CapacityRefusalTest, AnInvalidPlanIsRefusedBeforeItsPartsAreRead) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
   auto plan =

@@ -40,7 +40,7 @@ TEST(FloorsTest, BandwidthShareDependsOnlyOnBytes) {
   EXPECT_FALSE(IsComputeBound(Pairs(7, 8.0, 8.0), {.bytes = 20, .flops = 1}));
 }
 
-TEST(FloorsTest, AWideSpreadIsUndecided) {
+TEST(FloorsTest, ARatioWithAWideSpreadIsUndecided) {
   FloorSamples samples = Pairs(9, 4.0, 8.0);
   for (size_t i = 0; i < 9; i += 2) samples.seconds[i] = 5.0;
   EXPECT_TRUE(FloorRatio(samples, {.bytes = 20, .flops = 1}).undecided());

@@ -21,7 +21,8 @@ TEST(PairedTest, FewerThanSevenPairsAreUndecidedEvenIfTheyAgree) {
                    .undecided());
 }
 
-TEST(PairedTest, ADifferenceIsDecidedByTheSpreadOfTheMediansOfSevenths) {
+TEST(PairedTest,
+     ADifferenceIsUndecidedIfTheMediansOfSeventhsOfTheRunSpreadWidely) {
   // The differences of single pairs vary by half, but the medians of all
   // sevenths are alike.
   std::vector<double> a;

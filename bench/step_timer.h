@@ -16,7 +16,8 @@
 
 namespace kvasir::bench {
 
-// Measures the time of each part of a step. Threads: the stream's.
+// Measures the time of each part of a step.
+// Threads: used only by the thread that uses the stream.
 class StepTimer : public worker::StepProfile {
  public:
   using Seconds = worker::CpuStepProfile::Seconds;

@@ -53,7 +53,7 @@ struct StartResult {
 
 // Composes PrefixCache (pools and index), SequenceTables and HostImages.
 // Owns: these three, and the state of every live sequence.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: "no pages" is a ReserveResult; misuse (an unknown sequence, a commit
 // beyond the reservation) is a CHECK.
 class KvCache {

@@ -84,7 +84,7 @@ TEST(KvCacheImagesTest, WithoutAHostPoolNothingIsExported) {
   )");
 }
 
-TEST(KvCacheImagesTest, AnImportThatFindsNoPagesChangesNothing) {
+TEST(KvCacheImagesTest, AnImportWithoutEnoughFreePagesChangesNothing) {
   KvCacheScenario test(Config({{.num_pages = 3, .num_host_pages = 3}}));
   test.Run(R"(
     start a 1..8 nopublish

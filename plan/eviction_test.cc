@@ -60,7 +60,7 @@ TEST(EvictionTest, EvictionCanBeAddedToAnyPlan) {
 
 // Exact rows are addressed by the token's position, so the tokens that a plan
 // keeps exact must not be evicted.
-TEST(EvictionTest, KeepsTheTokensThatThePlanStoresExactly) {
+TEST(EvictionTest, EvictionKeepsTheTokensThatThePlanStoresExactly) {
   const AttentionShape shape = Shape(1);
   kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);
   auto* codec =

@@ -638,7 +638,7 @@ TEST(PlanTest, RefusesLatentsStoredOnTheWrongSideOfTheRotation) {
   });
 }
 
-TEST(PlanTest, RefusesNormalizedKeysInAnyOtherSpace) {
+TEST(PlanTest, RefusesLowRankKeysIfTheModelNormalizesKeys) {
   AttentionShape shape = Shape();
   shape.qk_norm = true;
   KVASIR_EXPECT_OK(ValidatePlan(FullRankPlan(shape, BF16), shape));

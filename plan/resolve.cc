@@ -20,7 +20,7 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// The metadata of several units must be less than this share of the latents.
+// The metadata of several units takes less than this share of the latents.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -106,7 +106,7 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-// True if channels of 0 bits stay, with the minimum of their range as value.
+// True if channels of 0 bits are kept; their value is their range's minimum.
 bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }
@@ -504,8 +504,8 @@ std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   return absl::StrCat(rotates, " ", attention.SerializeAsString());
 }
 
-// Sinks and recent slots are part of the budget, and its lower bound if the
-// budget is a share of a short prompt.
+// Sinks and recent slots are part of the budget. A budget that is a share of
+// the prompt is at least their number.
 EvictionCounts CountsOf(const LayerPlan& plan) {
   if (!plan.has_eviction()) return {};
   const kvasir::v1::Eviction& eviction = plan.eviction();

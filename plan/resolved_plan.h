@@ -200,7 +200,7 @@ struct ResolvedEviction {
   bool rolling = false;  // RoPE positions are slot indices
 };
 
-// How many slots of a sequence stay, and when the others go.
+// How many slots of a sequence stay, and when the others are evicted.
 struct EvictionCounts {
   int64_t budget_tokens = 0;  // slots that stay; 0: see budget_ratio
   double budget_ratio = 0;    // share of the prompt, at least `least_tokens`

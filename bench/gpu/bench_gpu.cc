@@ -206,7 +206,7 @@ class DecodeSteps {
   uint64_t random_ = 1;
 };
 
-// Answers the requests. Threads: one.
+// Answers the requests. Threads: used by one thread only.
 class Bench {
  public:
   absl::StatusOr<Json> Do(const Json& asked) {

@@ -31,7 +31,7 @@ struct BenchEngineOptions {
 };
 
 // Owns: the model and the sequences.
-// Threads: one.
+// Threads: used by one thread only.
 class BenchEngine {
  public:
   // Loads the model and shows progress on standard error. In a group, each rank

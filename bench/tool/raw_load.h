@@ -46,7 +46,8 @@ struct RawRound {
   int64_t tokens = 0;  // set only if the answers are decoded
 };
 
-// Owns: its connections. Threads: one at a time; calls run on gRPC's.
+// Owns: its connections.
+// Threads: used by one thread at a time; calls run on gRPC's threads.
 class RawLoad {
  public:
   // Null credentials mean plain text.

@@ -58,7 +58,7 @@ void DefaultBenchModel(const BenchFlags& flags, ModelOptions* model);
 
 // Measures the machine's limits repeatedly during a run.
 //
-// Threads: one.
+// Threads: used by one thread only.
 class MachineCeilings {
  public:
   // With `quick`, the buffer is small and fits into the CPU's caches.

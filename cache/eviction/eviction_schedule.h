@@ -17,9 +17,9 @@
 // batch, and after a preemption. A prompt is evicted while it is computed, so a
 // prompt larger than the pool can be served.
 //
-// Pure.
-// Threads: any.
-// Source: Q-Hitter and H2O evict at the prompt's end and at every token.
+// The functions are pure, so any thread may call them.
+// Source: the papers of Q-Hitter and H2O, which evict at the prompt's end and
+// then at every token.
 #pragma once
 
 #include <cstdint>

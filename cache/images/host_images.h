@@ -23,7 +23,7 @@ namespace kvasir::cache {
 // KvCache's header documents the operations; here they act on the state that
 // the caller owns. `cache`, `copies` and `counts` must outlive this object.
 // Owns: the host pools.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: "no pages" is an empty optional or a ReserveResult; misuse is a
 // CHECK.
 class HostImages {

@@ -9,14 +9,14 @@
 namespace kvasir::cache {
 namespace {
 
-// The rows of a side begin at a multiple of a cache line. If their size is such
-// a multiple, every row does.
+// The first row of a side begins at a multiple of this number, a cache line. If
+// the size of a row is a multiple too, every row begins at one.
 constexpr int64_t kRowAlignmentBytes = 64;
 // the most arenas over which a side's rows are split
 constexpr int64_t kMostArenas = 4;
 static_assert(2 * kMostArenas == kMostExactSegments);
-// The upper limit for a number of free rows, to avoid overflow. It is far above
-// the rows of any group.
+// Numbers of free rows are limited to this, so that their sums do not overflow.
+// No group has nearly as many rows.
 constexpr int64_t kManyRows = int64_t{1} << 48;
 // Limits the search for a filling with fewer side pages. Each try costs sides *
 // arenas; the limit allows about 140 tries for 30 layers.
@@ -347,8 +347,8 @@ void PlaceExactRows(const std::vector<int64_t>& group,
                    [](const UnplacedRows& a, const UnplacedRows& b) {
                      return a.ring->row_bytes > b.ring->row_bytes;
                    });
-  // Place ends, because enough pages of the arena that holds the widest row
-  // hold all rows.
+  // Place always succeeds: at least one arena has pages that are large enough
+  // for the widest row, and enough of them hold all rows.
   const Filling placed =
       RowPlacer(std::move(arenas), rows)
           .Place(std::max(least, CeilDiv(row_bytes, page_id_bytes)));

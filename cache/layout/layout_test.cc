@@ -94,7 +94,7 @@ TEST(PageLayoutTest, ALayersTileIsOneRunOfBytes) {
 // A slot has 20 codes of 4 bits and 20 codes of 2 bits, together 15 bytes. They
 // are one stream that is cut into granules of 16 bytes, so only its end is
 // padded. Its ranges take 8 bytes, in granules of 4 bytes.
-TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
+TEST(PageLayoutTest, PaddingOfGranulesIsCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 1, 40);
   const KvPlan plan = PlanWithKey(
       shape, R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{"runs":[)"
@@ -212,7 +212,7 @@ TEST(PageLayoutTest, EachLayerAndSideHasItsOwnNumberType) {
   EXPECT_EQ(layout.page_groups()[0].page_bytes, 16 * 64 * 10);
 }
 
-TEST(PageLayoutTest, LayersWithOneWindowShareAPageGroup) {
+TEST(PageLayoutTest, LayersWithEqualWindowsShareAPageGroup) {
   plan::AttentionShape shape = Shape(4, 1, 64);
   shape.layers[1].sliding_window = 128;
   shape.layers[3].sliding_window = 128;
@@ -288,7 +288,7 @@ TEST(PageLayoutTest, ThreeBitCodesArePackedAndASlotIsRoundedUpToBytes) {
   EXPECT_EQ(layout.layer(0).page_bytes, 768 + 2 * 2048);
 }
 
-TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
+TEST(PageLayoutTest, ChannelsOfZeroBitsInAScheduleTakeNoSpace) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   const KvPlan plan = PlanWithKey(shape, R"({
       "full":{},"stored":"PRE_ROPE","mean":true,
@@ -314,7 +314,7 @@ TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
   EXPECT_FALSE(layout.prefix_reusable());
 }
 
-TEST(PageLayoutTest, RefusesRanksWhoseOwnBasisDoesNotDivideIntoRuns) {
+TEST(PageLayoutTest, RefusesRanksWhoseChannelsDoNotDivideIntoRuns) {
   const plan::TpShard shard = {.rank = 1, .size = 2};
   const plan::AttentionShape narrow =
       Shape(1, 4, 10);  // 40 channels, 20 on a rank
@@ -604,7 +604,7 @@ KvPlan PlanOfCodes(const plan::AttentionShape& shape) {
       "codec":{"bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");
 }
 
-TEST(PageLayoutTest, RowsOfSinksLieBeforeTheRing) {
+TEST(PageLayoutTest, ExactRowsOfSinksLieBeforeTheRingOfRecentTokens) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   KvPlan plan = PlanOfCodes(shape);
   auto* layer = plan.mutable_layers(0);
@@ -654,7 +654,7 @@ TEST(PageLayoutTest, RowsOfSinksLieBeforeTheRing) {
   EXPECT_EQ(place(laid.value.exact, 3), At(2, 7));
 }
 
-TEST(PageLayoutTest, SinksOfASideWithoutCodesTakeNothing) {
+TEST(PageLayoutTest, SinksOfASideWithoutCodesTakeNoSpace) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   KvPlan plan = PlanOfCodes(shape);
   plan.mutable_layers(0)->set_exact_sinks(4);
@@ -683,7 +683,7 @@ KvPlan PlanOfKeyAndValue(int64_t exact_window) {
   return *std::move(plan);
 }
 
-TEST(PageLayoutTest, ALatentOfKeyAndValueIsStoredOnce) {
+TEST(PageLayoutTest, AJointLatentOfKeyAndValueIsStoredOnce) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   const PageLayout layout = LayOut(PlanOfKeyAndValue(0), shape, PageTokens(64));
   const LayerLayout& layer = layout.layer(0);
@@ -706,7 +706,7 @@ TEST(PageLayoutTest, ALatentOfKeyAndValueIsStoredOnce) {
   EXPECT_EQ(layer.side_pages, 0);
 }
 
-TEST(PageLayoutTest, ALatentOfKeyAndValueHasOneRing) {
+TEST(PageLayoutTest, AJointLatentOfKeyAndValueHasOneRingOfExactRows) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   for (const int64_t window : {1, 100, 1000}) {
     const PageLayout layout =
@@ -791,7 +791,7 @@ TEST(PageLayoutTest, ExactRowsOfLayersWithFewBitsLieInOtherLayersArenas) {
 
 // Uses the layers of the test above, but with as many rows as eight pages of
 // both arenas hold.
-TEST(PageLayoutTest, ARingFillsTheRestOfTwoArenas) {
+TEST(PageLayoutTest, ARingOfExactRowsMayFillTheRestOfTwoArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
       LayOut(PlanOfWidths({1, 8}, 36), shape, PageTokens(16));

@@ -46,7 +46,7 @@ TEST(SequencePagesTest, AWindowBoundsThePages) {
   EXPECT_EQ(windowed.Held(3, 4), 1);
 }
 
-TEST(SequencePagesTest, SidePagesCountFromTheFirstToken) {
+TEST(SequencePagesTest, ASequenceWithoutTokensAlreadyHoldsItsSidePages) {
   const SequencePages pages = {.page_tokens = 4, .side_pages = 3};
   EXPECT_EQ(pages.Held(0, 1), 3);
   EXPECT_EQ(pages.Held(1, 1), 4);
@@ -67,7 +67,7 @@ TEST(SequencePagesTest, LayoutAndCacheCountEqualPagesWithEviction) {
   }
 }
 
-TEST(SequencePagesTest, AShareOfThePromptGrowsWithTheLength) {
+TEST(SequencePagesTest, ABudgetThatIsAShareOfThePromptGrowsWithTheLength) {
   const SequencePages pages = {
       .page_tokens = 16,
       .eviction = {

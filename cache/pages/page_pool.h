@@ -51,7 +51,7 @@ class PagePin {
 };
 
 // Owns: the state of N pages, not their bytes.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: an exhausted free list is an empty optional; misuse is a CHECK.
 // Cost: every method is O(1).
 class PagePool {

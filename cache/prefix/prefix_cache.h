@@ -46,7 +46,7 @@ struct PrefixChain {
 };
 
 // Owns: the device pools of all page groups and the prefix index.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: "no pages" is the caller's to check first; misuse is a CHECK.
 class PrefixCache {
  public:

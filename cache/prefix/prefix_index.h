@@ -75,7 +75,7 @@ struct PrefixIndexOptions {
 };
 
 // Owns: nodes and the tags of the pools' pages. The pools own the pages.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: "not found" and "no room" are invalid ids; misuse is a CHECK.
 class PrefixIndex {
  public:

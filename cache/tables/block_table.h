@@ -22,7 +22,7 @@
 namespace kvasir::cache {
 
 // Owns: one reference to each live page.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: misuse is a CHECK.
 class BlockTable {
  public:

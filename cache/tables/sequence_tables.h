@@ -36,7 +36,7 @@ struct ReserveResult {
 // KvCache's header documents the operations; here they act on the state that
 // the caller owns. `cache`, `copies` and `counts` outlive it.
 // Owns: the list of slot evictions of the next step.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: "no pages" is a ReserveResult; misuse is a CHECK.
 class SequenceTables {
  public:

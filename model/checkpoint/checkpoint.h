@@ -32,10 +32,11 @@ struct TensorRange {
 };
 
 // Reads one tensor, or only a range of it, from front to back in blocks of
-// whole rows. It hashes the tiles, reads ahead, and releases the cached pages
-// that it has read.
+// whole rows. It hashes the tiles, reads ahead, and releases pages of the page
+// cache that it has read.
 // Owns: nothing. Checkpoint and buffer must outlive it.
-// Threads: one. Any number of streams may read from one checkpoint.
+// Threads: a stream is used by one thread. Any number of streams may read from
+// one checkpoint at the same time.
 class TensorStream {
  public:
   struct Block {
@@ -74,7 +75,7 @@ class TensorStream {
 };
 
 // Owns: the open files.
-// Threads: const methods from any thread.
+// Threads: const methods may be called from any thread.
 // Errors: NOT_FOUND for a missing tensor, INVALID_ARGUMENT for a wrong shape or
 //   type, each with file, tensor, wanted and found value. UNIMPLEMENTED for
 //   models that are not served.

@@ -41,7 +41,7 @@ struct Tiles {
 
 // Hashes the rows of a tensor, or of a part of it that begins at a tile's
 // corner, from front to back.
-// Threads: one at a time.
+// Threads: used by one thread at a time.
 class TileHasher {
  public:
   explicit TileHasher(uint64_t row_bytes);
@@ -84,7 +84,7 @@ std::string WeightsIdOf(const TilesByName& tensors, std::string_view outputs);
 
 // Collects the tiles of a checkpoint's tensors and computes its weights_id. The
 // order of the calls does not matter.
-// Threads: one.
+// Threads: used by one thread only.
 class WeightsIdBuilder {
  public:
   // Registers the tensor, so that Finish notices if its tiles are never added.

@@ -59,7 +59,7 @@ TEST_P(DetokenizerTest, DeltasAreValidUtf8AndAddUpToTheWholeText) {
   }
 }
 
-TEST_P(DetokenizerTest, PrimedStreamContinuesTheText) {
+TEST_P(DetokenizerTest, AStreamThatIsPrimedWithAPromptContinuesItsText) {
   const auto tokenizer = Golden(GetParam());
   const std::string text =
       "The miller's river 12 \xE6\xB2\xB3\xE6\xB0\xB4 \xF0\x9F\x99\x82 boats";

@@ -306,10 +306,10 @@ std::vector<int32_t> ApplyTemplate(const TokenizerParts::Template& items,
   return ids;
 }
 
-// The error if there is no tokenizer.json. It is NOT_FOUND, after which a
-// caller may go on without a tokenizer, unless the folder has a tokenizer in an
-// unsupported form: older repositories (GPT-2's, OPT's) have a byte-level BPE
-// in two files.
+// Returns the error for a folder without tokenizer.json. FAILED_PRECONDITION if
+// the folder has a byte-level BPE tokenizer in two files, as older repositories
+// do (GPT-2's, OPT's); this form is not supported. Otherwise NOT_FOUND: the
+// model has no tokenizer, and callers may serve it without one.
 absl::Status NoTokenizer(const std::filesystem::path& file) {
   std::error_code error;
   const std::string text =

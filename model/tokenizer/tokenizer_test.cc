@@ -72,9 +72,8 @@ TEST(TokenizerTest, EncodesWithASmallTokenizerFile) {
   EXPECT_EQ(tokenizer->Decode(Ids{5, 3, -7, 99, 4, 3}, true), "ab ab");
 }
 
-// This test would take hours if the rest of the text were searched again for
-// each match.
-TEST(TokenizerTest, AMegabyteOfRightStrippingSpacesIsOneMatch) {
+// This test would take hours if each match searched the rest of the text again.
+TEST(TokenizerTest, ATokenThatStripsSpacesMatchesAMegabyteOfThemOnlyOnce) {
   json file = SmallFile();
   file["added_tokens"][0] = {{"id", 5},          {"content", " "},
                              {"special", false}, {"normalized", false},
@@ -285,7 +284,8 @@ TEST(TokenizerTest, RefusesAFileThatIsNotJsonAndNamesIt) {
   }
 }
 
-TEST(TokenizerTest, DeepAndWideFilesAreRefusedBeforeParsing) {
+TEST(TokenizerTest,
+     FilesWithDeepNestingOrTooManyValuesAreRefusedBeforeParsing) {
   EXPECT_THAT(Tokenizer::FromJson(std::string(1000000, '[')),
               base::StatusIs(Code::kInvalidArgument, HasSubstr("deeper")));
   std::string wide = "[0";
@@ -393,7 +393,7 @@ TEST(TokenizerTest, MissingFileIsNotFound) {
               base::StatusIs(Code::kNotFound, HasSubstr("/nonexistent/dir")));
 }
 
-TEST(TokenizerTest, OverlongTextIsRefused) {
+TEST(TokenizerTest, ATextAboveTheLengthLimitIsRefused) {
   const auto tokenizer = Golden("gpt2");
   const std::string text(Tokenizer::kMaxTextBytes + 1, 'a');
   EXPECT_THAT(tokenizer->Encode(text),

@@ -136,8 +136,8 @@ struct RouterFlags {
   // Whether gateways may download the tokenizer's files: auto (only from a
   // loopback listener), on, off.
   std::string share_tokenizer = "auto";
-  // Whether the clients' port has server reflection: auto, on, off. auto is
-  // like above, but off if callers need credentials.
+  // Whether the clients' port has server reflection: auto (only with a loopback
+  // listener and without required credentials), on, off.
   std::string reflection = "auto";
   // The file that lists the identities that may call; empty: anybody who
   // reaches the port may call.

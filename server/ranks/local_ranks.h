@@ -29,8 +29,8 @@ struct JoinInfo {
 
 // Owns: the child processes, and a thread for each. No child outlives this
 // object; the kernel ends it if the thread that started it ends.
-// Threads: Start, Send, End and the destructor from one thread; the rest from
-// any.
+// Threads: one thread calls Start, Send, End and the destructor; any thread may
+// call the other methods.
 class LocalRanks {
  public:
   struct Child {

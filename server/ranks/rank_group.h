@@ -42,7 +42,8 @@ struct RankGroupSettings {
 };
 
 // The group as rank 0 sees it.
-// Threads: those of Membership; the rest from the main thread.
+// Threads: the methods of Membership may be called from the threads that it
+// states; all others from the main thread.
 class LeaderGroup final : public Membership {
  public:
   // `children` (or null) must outlive this object; they wait for the JoinInfo
@@ -90,7 +91,7 @@ class LeaderGroup final : public Membership {
 };
 
 // The group as any other rank sees it.
-// Threads: as LeaderGroup.
+// Threads: like those of LeaderGroup.
 class FollowerGroup final : public Membership {
  public:
   // `info` has the leader's address and its secret. `children` (or null) must
