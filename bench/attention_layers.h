@@ -55,7 +55,7 @@ class AttentionLayers {
     // The number of slots in an arena, enough for all sequences of a launch.
     int64_t slots = 0;
     int64_t num_arenas = 1;
-    bool lift_prompts = false;  // as in worker::ServeOptions
+    bool lift_prompts = false;  // see worker::ServeOptions
     uint64_t seed = 1;
     // The weights of another object with the same shape, plan, lifts, seed and
     // device, to save the time for making them. Null: makes its own weights.

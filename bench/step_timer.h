@@ -21,8 +21,8 @@ namespace kvasir::bench {
 class StepTimer : public worker::StepProfile {
  public:
   using Seconds = worker::CpuStepProfile::Seconds;
-  // Forgets earlier measurements. Time before the first mark counts as the
-  // rest.
+  // Forgets earlier measurements. The time before the first mark counts as
+  // StepPart::kRest.
   virtual absl::Status Start(kernels::Stream& stream) = 0;
   // Returns the time of each part since Start. Waits for enqueued work and
   // returns its errors.

@@ -218,8 +218,8 @@ class KvCache {
   int64_t PagesFreedByRelease(SequenceId id) const {
     return tables_.PagesFreedByRelease(sequence(id).state);
   }
-  // The page ids in the sequence's block table from first_live on, then those
-  // of its side pages.
+  // The page ids of the sequence in a group: of its block table from entry
+  // first_live on (Pages), and of its side pages (SidePages).
   std::vector<PageId> Pages(SequenceId id, PageGroupId group) const;
   std::vector<PageId> SidePages(SequenceId id, PageGroupId group) const;
 
@@ -249,8 +249,8 @@ class KvCache {
     return tables_.AvailablePages(sequence(id).state,
                                   static_cast<size_t>(group.value()));
   }
-  // The page calculator of one sequence in a group. A sequence that would need
-  // more than num_pages must not be admitted.
+  // Computes how many pages of the group a sequence needs. A sequence that
+  // would need more than num_pages must not be admitted.
   SequencePages sequence_pages(PageGroupId group) const;
 
   // Makes every cached page free.

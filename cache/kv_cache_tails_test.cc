@@ -58,7 +58,7 @@ TEST(KvCacheTailsTest, APrefixIsFoundUpToItsLastTail) {
   EXPECT_EQ(s.cache().Stats().hit_tokens, 8);
 }
 
-TEST(KvCacheTailsTest, AStepAcrossTheBoundaryLeavesNoTail) {
+TEST(KvCacheTailsTest, AStepThatPassesTheBoundaryPublishesNoTail) {
   RunScript(12, 2, R"(
     start a 1..10
     step a 10          -> ok

@@ -169,7 +169,8 @@ TEST(KvCacheTest, AFullHitLeavesTheLastPageToCompute) {
   )");
 }
 
-TEST(KvCacheTest, OtherTokensOrdersOrSaltsFindNothing) {
+TEST(KvCacheTest,
+     PagesAreFoundOnlyForTheSameTokensInTheSameOrderWithTheSameSalt) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..8 salt=x

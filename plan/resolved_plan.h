@@ -56,9 +56,9 @@ struct CodeRun {
 struct ResolvedLatent {
   std::vector<int64_t> heads;  // KV heads of the model, ascending
   int64_t width = 0;           // R: the width in the plan
-  // R': the width in tensors and attention. It leaves out channels of 0 bits,
-  // except with a basis for each sequence, which is computed over all channels,
-  // and with explicit runs that have their own ranges.
+  // R': the width in tensors and attention. Channels of 0 bits are left out,
+  // with two exceptions: a basis for each sequence is computed over all
+  // channels, and explicit runs with static ranges keep all channels.
   int64_t channels = 0;
   // The number of dimensions of each head that the latent represents.
   int64_t head_dims = 0;

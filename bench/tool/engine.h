@@ -25,7 +25,7 @@ struct BenchEngineOptions {
   int64_t max_model_len = 0;
   int64_t max_num_seqs = 1;
   int64_t max_batched_tokens = 512;
-  // LoadRequest::group.
+  // See LoadRequest::group.
   Membership* group = nullptr;
   bool quiet = false;  // shows no progress
 };

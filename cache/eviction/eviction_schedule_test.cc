@@ -63,7 +63,7 @@ TEST(EvictionScheduleTest, ABudgetOfTheWholeLengthEvictsNothing) {
 }
 
 TEST(EvictionScheduleTest,
-     ABudgetShareCountsOnlyThePromptAndIsAtLeastSinksAndRecent) {
+     AShareOfThePromptIgnoresOutputAndIsAtLeastSinksAndRecentTokens) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
   EXPECT_EQ(KeptSlots(fifth, 1000), 200);
@@ -90,7 +90,7 @@ TEST(EvictionScheduleTest, ABudgetShareOfAKnownPromptDoesNotGrowWithItsOutput) {
   EXPECT_EQ(OfPrompt({}, 1000), EvictionCounts());
 }
 
-TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAnEvictionCount) {
+TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAnEvictionAddToTheScores) {
   const auto with_window = [](int64_t window, int64_t prompt_tokens = 18) {
     EvictionCounts counts = kEight;
     counts.observation_window = window;

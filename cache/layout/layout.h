@@ -56,7 +56,7 @@ struct Region {
   int64_t offset_bytes = 0;  // from the start of the tile or page
   int64_t slot_bytes = 0;    // bytes that a slot uses
   int64_t stored_bytes = 0;  // bytes that a slot occupies, in whole granules
-  // slots of the tile or page; for landmarks, its chunks
+  // the slots of the tile or page; for landmarks, the page's chunks
   int64_t num_slots = 0;
   int64_t size_bytes() const { return num_slots * stored_bytes; }
 
@@ -276,11 +276,12 @@ class PageLayout {
   // dense_bf16_bytes_per_token / marginal_bytes_per_token.
   double compression_ratio() const;
 
-  // Divides a budget of `budget_bytes` among the page groups. First every group
-  // gets the pages that one sequence of `max_model_len` holds, as far as the
-  // budget allows. The rest is distributed in the same proportion. The budget
-  // is never exceeded. Lengths above kMaxSequenceTokens count as
-  // kMaxSequenceTokens (OneSequenceFits refuses them).
+  // The arguments of PagesForBudget, which divides `budget_bytes` among the
+  // page groups. First, every group gets the pages that one sequence of
+  // `max_model_len` holds, as far as the budget allows. The rest of the budget
+  // is distributed in the same proportion. The budget is never exceeded.
+  // Lengths above kMaxSequenceTokens count as kMaxSequenceTokens
+  // (OneSequenceFits refuses them).
   struct BudgetRequest {
     int64_t budget_bytes = 0;
     int64_t max_model_len = 0;

@@ -79,7 +79,8 @@ class PagePool {
   // The page's tag. -1: it has none.
   int32_t tag(PageId page) const { return state(page).tag; }
 
-  // The cached page whose last reference went first. Invalid if there is none.
+  // The cached page that lost its last reference the longest time ago. Invalid
+  // if there is no cached page.
   PageId oldest_cached() const { return PageId(cached_head_); }
   PageId next_cached(PageId page) const { return PageId(state(page).next); }
 
@@ -119,7 +120,8 @@ class PagePool {
 
   PageState& state(PageId page);
   const PageState& state(PageId page) const;
-  // The only function that ends the use of a page.
+  // Gives back one reference. Only this function makes a used page cached or
+  // free.
   void Unreference(PageId page);
   void PushFree(PageId page);
   void AppendCached(PageId page);

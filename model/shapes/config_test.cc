@@ -424,7 +424,7 @@ TEST(ConfigTest, GenerationConfigReplacesEosIds) {
               StatusIs(kWrong, HasSubstr("g.json: top_p")));
 }
 
-TEST(ConfigTest, SamplingDefaultsOutOfRangeAreRefusedByNameValueAndLimit) {
+TEST(ConfigTest, SamplingDefaultsOutOfRangeAreRefusedWithNameValueAndLimit) {
   DecoderSpec spec = MustParse(SmallLlama());
   for (const auto& [text, want] : std::map<std::string, std::string>{
            {R"({"temperature":-5})",

@@ -39,7 +39,7 @@ ModelSource Spanning() {
           "codec":{"dtype":"BF16"}})");
 }
 
-TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDivided) {
+TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDividedAmongTheRanks) {
   const ModelSource source = Whole();
   const RankSummary single = RanksOf(source, 1);
   const RankSummary two = RanksOf(source, 2);

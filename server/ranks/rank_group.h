@@ -82,7 +82,7 @@ class LeaderGroup final : public Membership {
 
   const RankGroupSettings settings_;
   LocalRanks* const children_;
-  // true: why the group ends is not reported any more
+  // true: the reason why the group ends is no longer reported
   std::atomic<bool> ending_{false};
   GroupCollective collective_;
   std::unique_ptr<worker::RankLeader> leader_;
