@@ -411,7 +411,7 @@ std::vector<std::vector<int64_t>> FinestUnits(
     return head;
   };
   ForParts(attention, [&](const ResolvedPart& part) {
-    // Connects all heads, so that units do not depend on the number of ranks.
+    // Joins all heads, so that units do not depend on the number of ranks.
     const bool own = part.transform == Transform::kBasisSequence;
     if (own && part.space == Space::kFull) {
       std::fill(root.begin(), root.end(), int64_t{0});
@@ -496,7 +496,7 @@ ResolvedSelection ResolveSelection(const kvasir::v1::Selection& selection,
               landmark.CodesBytes(latent) + landmark.ParamsBytes(latent)};
 }
 
-// Layers share their attention if the results of this function are equal.
+// Layers for which this function returns equal texts share their attention.
 std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   LayerPlan attention = plan;
   attention.clear_eviction();

@@ -23,8 +23,8 @@ namespace kvasir::plan {
 
 enum class Space { kFull, kLowRank, kRopePairs, kRopeLowRank };
 
-// Whether keys are stored before or after RoPE rotates them. kNone: numbers
-// that RoPE does not rotate.
+// Whether keys are stored before or after RoPE rotates them. kNone: RoPE does
+// not rotate the stored numbers at all.
 enum class RopeSide { kBefore, kAfter, kNone };
 
 enum class Lift { kFold, kAtRuntime, kReconstruct, kAnchored };
@@ -73,7 +73,7 @@ struct ResolvedLatent {
   int64_t stored_channels() const;
 };
 
-// How some dimensions of a head are computed from a part's latents.
+// One use of a part: how the part's latents give some dimensions of a head.
 struct ResolvedUse {
   Lift lift = Lift::kFold;
   int64_t dims = 0;          // dims of a head

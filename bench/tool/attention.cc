@@ -171,7 +171,8 @@ class ShapeBench {
     return absl::OkStatus();
   }
 
-  // A launch over the uncompressed cache, and one over the cache of a method.
+  // The results of a launch over the uncompressed cache, and of one over the
+  // cache of a method.
   struct LaunchPair {
     bench::LaunchTime dense;
     bench::LaunchTime own;

@@ -30,7 +30,8 @@ TEST(EvictionScheduleTest, EvictionPointsAreMultiplesAndThePromptsEnd) {
   for (int64_t length = 0; length < 30; ++length) {
     if (schedule.IsPoint(length)) points.push_back(length);
   }
-  // 4 and 8 are not points, because 8 slots may stay. 18 is the prompt's end.
+  // Evictions happen at multiples of 4 tokens above 8, the number of slots that
+  // stay, and at the prompt's end, 18.
   EXPECT_EQ(points, (std::vector<int64_t>{12, 16, 18, 20, 24, 28}));
   EXPECT_THAT(schedule.NextPoint(0), Optional(12));
   EXPECT_THAT(schedule.NextPoint(12), Optional(16));
@@ -104,8 +105,8 @@ TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAnEvictionAddToTheScores) {
   EXPECT_EQ(with_window(9).FirstCounted(12, 16), 12);
   EXPECT_EQ(with_window(1).FirstCounted(16, 18), 17);
   EXPECT_EQ(with_window(1).FirstCounted(18, 20), 18);  // output counts
-  // A prompt of 6 tokens: nothing is evicted from it, but only the last queries
-  // before its end count.
+  // Nothing is evicted from a prompt of 6 tokens, but even so only the last
+  // queries before its end count.
   EXPECT_EQ(with_window(2, 6).FirstCounted(0, 6), 4);
 }
 

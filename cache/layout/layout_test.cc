@@ -789,8 +789,8 @@ TEST(PageLayoutTest, ExactRowsOfLayersWithFewBitsLieInOtherLayersArenas) {
   ExpectRowsHavePlaces(shared);
 }
 
-// Uses the layers of the test above, but with as many rows as eight pages of
-// both arenas hold.
+// The layers are those of the test above. Here, the rows fill eight pages in
+// each of the two arenas completely.
 TEST(PageLayoutTest, ARingOfExactRowsMayFillTheRestOfTwoArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
