@@ -1,5 +1,6 @@
-// The bytes of a page. The pool, the planner, `inspect` and the metrics all use
-// this calculator. It is pure arithmetic over a plan.
+// Computes the sizes of pages and the places of data in them, by pure
+// arithmetic over a plan. The pool, the planner, `inspect` and the metrics all
+// use this calculator.
 //
 //   page of one layer: | tile 0 | tile 1 ... | landmarks | slot metadata |
 //   tile of 64 slots:  | key part 0: group 0 codes, params; group 1 ...
@@ -66,8 +67,9 @@ struct Region {
 // The layout of one latent, which the KV heads in `heads` share.
 struct GroupLayout {
   int64_t latent = 0;  // index into plan::ResolvedPart::latents
-  // KV heads of the model, ascending. A rank that has one of these heads holds
-  // the whole group, so the others may belong to other ranks.
+  // Indices of KV heads in the whole model, ascending. A rank that has one of
+  // these heads holds the whole group, so some of the heads may belong to other
+  // ranks.
   std::vector<int64_t> heads;
   int64_t width = 0;  // numbers per slot, R
   // The latents of a tile, as numbers (dtype codec) or packed codes (bits

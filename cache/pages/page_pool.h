@@ -1,5 +1,5 @@
-// The pages of one page group: how often each is referenced, which are free,
-// and which free pages a prefix may still find.
+// Manages the pages of one page group: the number of references to each page,
+// the free pages, and the cached pages, which a prompt may still find.
 //
 // A page is in one of three states:
 //   used    references >= 1
@@ -86,8 +86,8 @@ class PagePool {
 
   int32_t references(PageId page) const { return state(page).references; }
 
-  // Sets the number of tokens that the page holds, for statistics of waste. It
-  // counts only while the page is used.
+  // Sets the number of tokens that the page holds, for statistics of waste. The
+  // number is included in the statistics only while the page is used.
   void SetFilledSlots(PageId page, int32_t slots);
   int32_t filled_slots(PageId page) const { return state(page).filled_slots; }
 

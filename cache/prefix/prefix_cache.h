@@ -31,7 +31,8 @@ struct PrefixHit {
   int64_t num_pages = 0;
 };
 
-// The position of one sequence in the index, and what it will publish next.
+// A sequence's position in the prefix index, and its tokens that are not
+// published yet.
 struct PrefixChain {
   bool publishes = false;
   // The node of the sequence's last full page. Empty after a page could not be

@@ -36,7 +36,8 @@ using PrefixNodeId = base::StrongId<struct PrefixNodeTag, int32_t>;
 
 class PrefixIndex;
 
-// The pages of a tail, by page group; empty for a group without side pages.
+// The pages of a tail, by page group. A group without side pages has an empty
+// list.
 using TailPages = std::vector<std::vector<PageId>>;
 
 // A reference that keeps a node in the index. Movable, not copyable. The index
