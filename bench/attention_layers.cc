@@ -18,8 +18,8 @@
 namespace kvasir::bench {
 namespace {
 
-// A model with the attention of `shape`, in which everything else is as small
-// as possible.
+// Returns a model shape with the attention of `shape`, in which everything else
+// is as small as possible.
 model::ModelShape AttentionOnly(model::ModelShape shape, int64_t num_layers) {
   shape.num_layers = num_layers;
   shape.intermediate_size = 32;
@@ -192,7 +192,7 @@ absl::Status AttentionLayers::MakeLayers(int64_t max_tokens) {
              .fresh = {fresh_.as<char>(), max_tokens},
              .page_tokens = layout_->page_tokens(),
              .profile = &timer_}));
-    size_t step = 0;  // any layer, because all are alike
+    size_t step = 0;  // all layers are alike, so any one will do
     for (worker::LayerAttention::Launch* const launch : attention.launches()) {
       launch->step = step++;
     }

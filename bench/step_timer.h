@@ -47,7 +47,8 @@ class CpuStepTimer final : public StepTimer {
   worker::CpuStepProfile profile_;
 };
 
-// Measures times in a device's stream by marks, and the device's limits.
+// Measures the time between marks in a device's stream, and the device's
+// highest rates of copies and products.
 class DeviceClock {
  public:
   virtual ~DeviceClock() = default;

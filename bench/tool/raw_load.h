@@ -20,8 +20,8 @@ namespace kvasir::cli {
 // times.
 struct RawCall {
   std::string method;
-  // The encoded request without its id, and the field number of the id, which
-  // is appended for each call; protobuf accepts fields in any order.
+  // The encoded request without its id, and the id's field number. Each call
+  // appends its own id, because protobuf accepts fields in any order.
   grpc::Slice request;
   int id_field = 0;
   // Returns the number of tokens in a message of the answer; -1 if the message

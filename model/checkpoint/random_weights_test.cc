@@ -63,8 +63,8 @@ TEST(RandomWeightsTest, AllWeightsOfANormAreOne) {
   EXPECT_EQ(Fill(norm, 1), (std::vector<float>{1.0F, 1.0F, 1.0F}));
 }
 
-// In GPT-NeoX's fused tensor, each head has three blocks of rows: queries,
-// keys, values. This test reads the keys.
+// In GPT-NeoX's fused tensor, each head has three blocks of rows: queries, keys
+// and values. This test compares the rows of the keys.
 TEST(RandomWeightsTest, CanonicalTensorsEqualRowsOfTheFamilysTensors) {
   const ModelShape shape = {.name = "small",
                             .family = Family::kNeox,

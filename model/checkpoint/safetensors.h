@@ -67,9 +67,9 @@ struct TensorInfo {
   // Relative to the start of the file's data section.
   uint64_t begin_bytes = 0;
   uint64_t size_bytes = 0;
-  // The rows from begin_bytes on that belong to this tensor. If they are not
-  // all rows, shape and size count only the selected ones, which are read as if
-  // they were contiguous.
+  // Selects the rows, counted from begin_bytes on, that belong to this tensor.
+  // If it does not select all, shape and size describe only the selected rows,
+  // which are read as if they were contiguous.
   RowBlocks rows;
 
   // The bytes of one row, which is the smallest unit that is read: the product
@@ -134,7 +134,8 @@ class SafetensorsFile {
 struct TensorView {
   std::string name;
   RowBlocks rows;
-  int64_t num_rows = 0;  // in the selection; unused for all rows
+  // rows in the selection; unused if all rows are selected
+  int64_t num_rows = 0;
 };
 
 // The tensors of a checkpoint folder, by name, in whatever file they are:

@@ -28,8 +28,8 @@ Ids RandomIds(const Tokenizer& tokenizer, std::mt19937& random) {
   const size_t count = random() % 40;
   const auto range = static_cast<uint32_t>(tokenizer.vocab_size()) + 8;
   for (size_t i = 0; i < count; ++i) {
-    // Half of the ids come from the front, which has the byte tokens, so that
-    // runs of bytes sometimes form characters.
+    // Half of the ids come from the front of the vocabulary, which has the byte
+    // tokens, so that runs of bytes sometimes form characters.
     const uint32_t bound = random() % 2 == 0 ? range : 259;
     ids.push_back(static_cast<int32_t>(random() % bound) - 4);
   }

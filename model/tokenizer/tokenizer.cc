@@ -196,9 +196,10 @@ absl::Status ReadPipeline(const JsonRef& root, TokenizerParts* parts) {
   return absl::OkStatus();
 }
 
-// The id of a token that the configuration names, as "</s>" or as {"content":
-// "</s>", ...}. Empty if the field is absent or the vocabulary has no such
-// token, because some configurations were written for a larger vocabulary.
+// The id of a token that a field of the configuration names, as "</s>" or as
+// {"content": "</s>", ...}. Empty if the field is absent. Also empty if the
+// vocabulary has no such token, because some configurations were written for a
+// larger vocabulary.
 absl::StatusOr<std::optional<int32_t>> ReadNamedToken(
     const JsonRef& config, const char* key, const TokenizerParts& parts) {
   KVASIR_ASSIGN_OR_RETURN(const auto found, config.Find(key));

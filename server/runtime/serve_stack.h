@@ -58,8 +58,8 @@ class ServeStack final : public Node {
   std::unique_ptr<RouterRuntime> router_;
 };
 
-// The token limit of a text that runs until it is stopped: a year at four
-// tokens per second.
+// The token limit of an endless text, which runs until it is stopped. At four
+// tokens per second, it is reached after a year.
 inline constexpr int64_t kEndlessTokens = int64_t{1} << 27;
 
 // A server for one text request, on its own Unix socket. It logs only warnings.
