@@ -18,7 +18,7 @@ TEST(FloorsTest, TheFloorIsTheLargerOfByteAndFlopFloor) {
   EXPECT_DOUBLE_EQ(FloorSeconds({.bytes = 20, .flops = 300}, kMachine), 3.0);
 }
 
-TEST(FloorsTest, TheRatioIsTimeOverTheFloorOfTheSamePair) {
+TEST(FloorsTest, TheFloorRatioIsTheTimeDividedByTheFloorMeasuredWithIt) {
   FloorSamples samples = Pairs(7, 4.0, 8.0);
   EXPECT_DOUBLE_EQ(FloorRatio(samples, {.bytes = 20, .flops = 1}).median, 2.0);
   // A launch that takes twice the time while the machine has half the speed has

@@ -194,7 +194,7 @@ TEST(KvCacheImagesTest, SharedPagesAreExportedAndSharedAgain) {
   )");
 }
 
-TEST(KvCacheImagesTest, SharesCachedPagesBeforeItAllocatesCopies) {
+TEST(KvCacheImagesTest, AnImportSharesCachedPagesBeforeItAllocatesOthers) {
   KvCacheScenario test(Config({{.num_pages = 4, .num_host_pages = 4}}));
   test.Run(R"(
     start a 1..14

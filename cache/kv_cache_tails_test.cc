@@ -388,7 +388,7 @@ TEST(KvCacheTailsTest, AForkIsRefusedWithoutPagesForItsSidePages) {
   EXPECT_FALSE(s.cache().can_fork(SequenceId(0)));
 }
 
-TEST(KvCacheTailsTest, AbortInEveryStateFreesEverything) {
+TEST(KvCacheTailsTest, ReleasingASequenceInAnyStateFreesAllItsPages) {
   RunScript(12, 2, R"(
     start a 1..10
     step a 8           -> ok

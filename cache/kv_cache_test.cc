@@ -571,7 +571,7 @@ TEST(KvCacheTest, SidePagesAreCountedSeparatelyFromTokenPages) {
   EXPECT_EQ(stats.unfilled_bytes, 2 * kPayloadBytes - 7 * kPayloadBytes / 4);
 }
 
-TEST(KvCacheTest, AbortInEveryStateFreesEverything) {
+TEST(KvCacheTest, ReleasingASequenceInAnyStateFreesAllItsPages) {
   KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
   s.Run(R"(
     start a 1..9                      # started

@@ -170,7 +170,7 @@ TEST(PageLayoutTest, AnUncompressedPageHasKeyHeadsThenValueHeads) {
   EXPECT_TRUE(layout.prefix_reusable());
 }
 
-TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsWaste) {
+TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 3, 10);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));

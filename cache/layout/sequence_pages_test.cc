@@ -91,7 +91,7 @@ TEST(SequencePagesTest, LayoutAndCacheCountEqualPagesWithWindowsAndSidePages) {
 // Regression test: the scheduler once subtracted all pages of a found prefix,
 // including those outside the window. After 40 found tokens, it believed that
 // no page was missing.
-TEST(SequencePagesTest, APrefixCountsOnlyPagesInsideTheWindow) {
+TEST(SequencePagesTest, AFoundPrefixCountsOnlyItsPagesInsideTheWindow) {
   const SequencePages windowed = {.page_tokens = 4, .sliding_window = 5};
   EXPECT_EQ(windowed.Held(45, 8), 4);
   // The query at position 40 attends to tokens from 36 on, so only page 9 of

@@ -89,7 +89,7 @@ TEST_F(PrefixIndexTest, PublishingAgainKeepsTheFirstPage) {
   EXPECT_EQ(pool_.cached_pages(), 1);
 }
 
-TEST_F(PrefixIndexTest, PublishingReplacesALostPage) {
+TEST_F(PrefixIndexTest, PublishingReplacesAPageThatTheNodeHasLost) {
   PrefixRef root = Root("");
   PrefixRef a = Publish(root.node(), {1, 2});
   index_.EvictOldest(kGroup);

@@ -59,7 +59,7 @@ TEST(TailPolicyTest, NoTailIsPublishedWithoutALookup) {
   EXPECT_EQ(TailPolicy().At(4), TailKind::kNone);
 }
 
-TEST(TailPolicyTest, TailsMayTakeAQuarterOfAPoolOrOneTail) {
+TEST(TailPolicyTest, TailsMayTakeAQuarterOfThePoolButAtLeastOneTail) {
   EXPECT_EQ(MaxTailPages(400, 3), 100);
   EXPECT_EQ(MaxTailPages(9, 3), 3);
 }

@@ -183,7 +183,7 @@ TEST(ConfigTest, RefusesGroupedHeadsInLayerNormFamilies) {
   }
 }
 
-TEST(ConfigTest, HeadDimMayDifferFromHiddenSizeOverHeads) {
+TEST(ConfigTest, HeadDimMayDifferFromHiddenSizeDividedByHeads) {
   EXPECT_EQ(MustParse(With(SmallLlama(), "head_dim", 32)).head_dim, 32);
   EXPECT_EQ(MustParse(With(SmallLlama(), "head_dim", nullptr)).head_dim, 16);
 }

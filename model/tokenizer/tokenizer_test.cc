@@ -310,7 +310,7 @@ json ListOf(size_t count, const json& step, const char* key) {
 }
 
 // Each of the chained steps doubles the text and cuts it into more pieces.
-TEST(TokenizerTest, AllChainedByteLevelStepsShareOneLimit) {
+TEST(TokenizerTest, AllChainedByteLevelStepsShareOneMemoryLimit) {
   const json step = {{"type", "ByteLevel"}};
   std::string text;
   for (int i = 0; i < 3000; ++i) text += "\u00e9";
@@ -325,7 +325,7 @@ TEST(TokenizerTest, AllChainedByteLevelStepsShareOneLimit) {
   }
 }
 
-TEST(TokenizerTest, AllChainedReplaceStepsShareOneLimit) {
+TEST(TokenizerTest, AllChainedReplaceStepsShareOneMemoryLimit) {
   json file = SmallFile();
   file["normalizer"] = ListOf(
       30,
@@ -339,7 +339,7 @@ TEST(TokenizerTest, AllChainedReplaceStepsShareOneLimit) {
 }
 
 // The limit holds for all segments of a text together.
-TEST(TokenizerTest, AllSegmentsOfATextShareOneLimit) {
+TEST(TokenizerTest, AllSegmentsOfATextShareOneMemoryLimit) {
   json file = SmallFile();
   file["normalizer"] = {{"type", "Replace"},
                         {"pattern", {{"String", "a"}}},
@@ -356,7 +356,7 @@ TEST(TokenizerTest, AllSegmentsOfATextShareOneLimit) {
 
 // The most demanding valid file cuts a text into single bytes and rewrites them
 // twice.
-TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheLimit) {
+TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheMemoryLimit) {
   json file = SmallFile();
   file["pre_tokenizer"] = {
       {"type", "Sequence"},

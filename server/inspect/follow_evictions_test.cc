@@ -81,7 +81,7 @@ TEST(FollowEvictionsTest, StreamingKeepsSinksAndTheLatestTokens) {
   }
 }
 
-TEST(FollowEvictionsTest, SinksAndRecentTokensStayWithTheBestScores) {
+TEST(FollowEvictionsTest, SinksAndRecentTokensStayAndUnitsKeepDifferentTokens) {
   const std::string units =
       R"(,"positions":"ORIGINAL","units":[{"heads":[0]},{"heads":[1,2,3]}])";
   const EvictionTrace trace = Follow(*RankThatEvicts(units));
