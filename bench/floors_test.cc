@@ -21,8 +21,8 @@ TEST(FloorsTest, TheFloorIsTheLargerOfByteAndFlopFloor) {
 TEST(FloorsTest, TheFloorRatioIsTheTimeDividedByTheFloorMeasuredWithIt) {
   FloorSamples samples = Pairs(7, 4.0, 8.0);
   EXPECT_DOUBLE_EQ(FloorRatio(samples, {.bytes = 20, .flops = 1}).median, 2.0);
-  // A launch that takes twice the time while the machine has half the speed has
-  // the same ratio.
+  // If a launch takes twice as long because the machine has half the speed, its
+  // ratio to the floor is the same.
   for (size_t i = 0; i < 7; ++i) {
     samples.seconds[i] *= static_cast<double>(i + 1);
     samples.ceilings[i].bytes_per_second /= static_cast<double>(i + 1);

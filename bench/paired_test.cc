@@ -23,8 +23,8 @@ TEST(PairedTest, FewerThanSevenPairsAreUndecidedEvenIfTheyAgree) {
 
 TEST(PairedTest,
      ADifferenceIsUndecidedIfTheMediansOfSeventhsOfTheRunSpreadWidely) {
-  // The differences of single pairs vary by half, but the medians of all
-  // sevenths are alike.
+  // The differences of single pairs vary by half of their median, but if the
+  // run is divided into seven parts, the medians of all parts are equal.
   std::vector<double> a;
   std::vector<double> b;
   for (int i = 0; i < 210; ++i) {

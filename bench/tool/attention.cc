@@ -312,7 +312,7 @@ class ShapeBench {
   std::unique_ptr<AttentionLayers> dense_;
 };
 
-// Adds to the report how many rows meet their targets.
+// Adds the number of rows that meet their targets to the report.
 void AddSummary(BenchReport* report) {
   double asked = 0;
   double met = 0;

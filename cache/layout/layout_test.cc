@@ -91,9 +91,10 @@ TEST(PageLayoutTest, ALayersTileIsOneRunOfBytes) {
   }
 }
 
-// A slot has 20 codes of 4 bits and 20 codes of 2 bits, together 15 bytes. They
-// are one stream that is cut into granules of 16 bytes, so only its end is
-// padded. Its ranges take 8 bytes, in granules of 4 bytes.
+// A slot has 20 codes of 4 bits and 20 codes of 2 bits, together 15 bytes. All
+// codes of a slot are stored one after another in granules of 16 bytes, so
+// there is padding only after the last code. The slot's ranges take 8 bytes, in
+// granules of 4 bytes.
 TEST(PageLayoutTest, PaddingOfGranulesIsCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 1, 40);
   const KvPlan plan = PlanWithKey(
@@ -176,7 +177,7 @@ TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsCountedAsWaste) {
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   const std::vector<GroupLayout>& heads = layout.layer(0).key.parts[0].groups;
   EXPECT_EQ(heads[0].codes.slot_bytes, 20);
-  // 320, rounded up to a multiple of 128
+  // 320 bytes, rounded up to a multiple of 128
   EXPECT_EQ(heads[1].codes.offset_bytes, 384);
   for (const SideLayout* side :
        {&layout.layer(0).key, &layout.layer(0).value}) {
@@ -617,7 +618,7 @@ TEST(PageLayoutTest, ExactRowsOfSinksLieBeforeTheRingOfRecentTokens) {
   // In a page of 16 tokens, each side has two heads, each with 64 4-bit codes
   // and 4 bytes of range a token. With padding that is 2 * (512 + 128) bytes.
   EXPECT_EQ(laid.page_bytes, 2 * 2 * 640);
-  // A row has 256 bytes, so ten rows fit into a page.
+  // An exact row has 256 bytes, so ten rows fit into a page.
   EXPECT_EQ(laid.key.exact,
             (ExactRing{.sink_tokens = 4,
                        .window_tokens = 20,
@@ -847,8 +848,9 @@ int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   return *std::max_element(ends.begin(), ends.end());
 }
 
-// Checks that side pages, apart from the last page id, waste at most a tenth of
-// the rows' bytes, or an eighth with pages of 16 slots, which hold few rows.
+// Checks that little space is wasted in side pages, apart from the last page
+// id: at most a tenth of the rows' bytes, or an eighth with pages of 16 slots,
+// because these hold few rows.
 void ExpectLittleWaste(const PageLayout& layout) {
   ExpectRowsHavePlaces(layout);
   const PageGroupLayout& group = layout.page_groups()[0];
@@ -948,8 +950,8 @@ TEST(PageLayoutTest, ExactRowsOfUnequalLayersWasteLittleSpace) {
   }
 }
 
-// Each rank's rows are placed separately, and all ranks reserve the largest
-// number of side pages.
+// The rows of each rank are placed separately. All ranks then reserve as many
+// side pages as the rank that needs most.
 TEST(PageLayoutTest, ExactRowsOfRanksWasteLittleSpace) {
   const KvPlan plan = PlanOfWidths({1, 8, 2, 4, 1, 1, 3, 2, 2, 8}, 128);
   std::vector<int64_t> granted;

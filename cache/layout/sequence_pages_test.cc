@@ -10,8 +10,8 @@ namespace {
 
 constexpr PageGroupId kGroup(0);
 
-// The number of pages according to a layout, and according to a cache with that
-// layout.
+// The number of pages as a layout computes it, and as a cache with the same
+// layout computes it.
 struct BothAnswers {
   int64_t layout = 0;
   int64_t cache = 0;
@@ -73,9 +73,9 @@ TEST(SequencePagesTest, ABudgetThatIsAShareOfThePromptGrowsWithTheLength) {
       .eviction = {
           .budget_ratio = 0.25, .least_tokens = 36, .every_tokens = 32}};
   EXPECT_EQ(pages.Held(64, 64), 4);
-  // 36 kept slots, and up to 32 until the next eviction
+  // 36 slots stay, and up to 32 more are added until the next eviction
   EXPECT_EQ(pages.Held(128, 64), 5);
-  // 1024 kept slots, and up to 32 until the next eviction
+  // 1024 slots stay, and up to 32 more are added until the next eviction
   EXPECT_EQ(pages.Held(4096, 64), 66);
 }
 

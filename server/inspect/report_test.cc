@@ -384,7 +384,7 @@ TEST(InspectReportTest, TheTableOfRanksShowsTheNumberOfTokensStoredExactly) {
   const auto json = ReportToJson(report)["layers"];
   EXPECT_EQ(json[0]["exact_sinks"], 4);
   EXPECT_EQ(json[0]["exact_window"], 0);
-  // values are plain numbers, which are exact anyway
+  // the values are not stored as codes, so they are exact anyway
   EXPECT_EQ(json[1]["exact_sinks"], 0);
   EXPECT_EQ(json[2]["exact_window"], 24);
   EXPECT_THAT(ReportToText(report),
