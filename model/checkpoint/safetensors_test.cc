@@ -241,7 +241,7 @@ TEST_F(SafetensorsTest, AFolderOfShardsIsReadByItsIndex) {
   EXPECT_EQ(store.Find("c"), nullptr);
 }
 
-TEST_F(SafetensorsTest, AShardMayHoldMoreThanTheIndexLists) {
+TEST_F(SafetensorsTest, AShardMayHoldTensorsThatTheIndexDoesNotList) {
   WriteFile("s1.safetensors",
             R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
             R"("b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",

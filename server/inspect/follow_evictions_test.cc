@@ -57,7 +57,7 @@ std::vector<int64_t> KeptAt(const EvictionTrace::Unit& unit, int64_t seen) {
   return kept;
 }
 
-TEST(FollowEvictionsTest, StreamingKeepsSinksAndTheLatest) {
+TEST(FollowEvictionsTest, StreamingKeepsSinksAndTheLatestTokens) {
   for (const auto& [positions, stored] :
        {std::pair{"ORIGINAL", "POST_ROPE"}, {"ROLLING", "PRE_ROPE"}}) {
     const auto rank = RankThatEvicts(
@@ -81,7 +81,7 @@ TEST(FollowEvictionsTest, StreamingKeepsSinksAndTheLatest) {
   }
 }
 
-TEST(FollowEvictionsTest, SinksAndRecentTokensStayWithTheBestScores) {
+TEST(FollowEvictionsTest, SinksAndRecentTokensStayAndUnitsKeepDifferentTokens) {
   const std::string units =
       R"(,"positions":"ORIGINAL","units":[{"heads":[0]},{"heads":[1,2,3]}])";
   const EvictionTrace trace = Follow(*RankThatEvicts(units));
