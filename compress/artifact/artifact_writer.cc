@@ -298,7 +298,7 @@ absl::Status AppendTensor(const model::Checkpoint& base,
   if (!at::isfinite(values).all().item<bool>()) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, ": a number becomes infinite or NaN when stored as ",
-                     model::TensorTypeName(stored)));
+                     std::string(model::TensorTypeName(stored))));
   }
   const model::TensorStore::Entry* equal = nullptr;
   if (options.link_base) {
