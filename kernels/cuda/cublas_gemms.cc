@@ -69,8 +69,8 @@ absl::StatusOr<GemmAlgorithm> CublasGemms::AlgorithmFor(
                   result);
   }
   KVASIR_CHECK(algorithm.workspace_bytes <= workspace_bytes_);
-  // Discards all algorithms. Those for shapes that are still in use are chosen
-  // again in the next steps.
+  // The table is full, so all algorithms are discarded. For shapes that are
+  // still in use, they are chosen again in the next steps.
   if (algorithms_.size() == kMostShapes) algorithms_.clear();
   algorithms_[shape] = algorithm;
   return algorithm;

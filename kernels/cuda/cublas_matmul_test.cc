@@ -71,7 +71,7 @@ class CublasMatmulTest : public ::testing::Test {
     });
   }
 
-  // Returns y with the gaps between its rows.
+  // Returns y, including the gaps between its rows.
   std::vector<float> Multiply(const Case& c) {
     std::vector<float> x(
         static_cast<size_t>(c.x_offset + c.rows * (c.k + c.x_gap)), kPoison);
@@ -218,7 +218,7 @@ TEST_F(CublasMatmulTest, TheLibrarysWorkspaceIsPartOfTheOpsScratch) {
   if (emulation::OnGpu()) return;
   // 136 numbers of bias take 272 bytes, which are rounded up to 512.
   EXPECT_EQ(scratch_bytes_, 256u + 512u + (32u << 20));
-  library_.NeedWorkspace(32 << 20);  // as much as the whole workspace
+  library_.NeedWorkspace(32 << 20);  // all of the workspace
   ExpectProduct({.rows = 4, .n = 136, .bias = true});
 }
 

@@ -113,7 +113,8 @@ class CudaDevice::State {
   State(cuda::Runtime* runtime, int device, cuda::DeviceProperties what)
       : ordinal(device), properties(std::move(what)), runtime_(runtime) {}
   ~State() {
-    // selects the device, which the handle of `gemms` belongs to
+    // runtime() selects the device, because the handle in `gemms` must be
+    // destroyed on it
     if (gemms != nullptr) (void)runtime();
   }
 
@@ -278,8 +279,8 @@ class CudaDevice::Allocator final : public DeviceAllocator {
     return "; take a smaller model, or another --device";
   }
 
-  // Converts the result of an allocation. Returns null if memory ran out, for
-  // which Allocate makes the error.
+  // Converts the result of an allocation. Returns null if memory ran out;
+  // Allocate then makes the error text.
   absl::StatusOr<void*> Given(void* memory, Result result) const {
     if (result == Result::kOk) return memory;
     if (result == Result::kOutOfMemory) return nullptr;
@@ -548,7 +549,7 @@ class CudaDevice::CudaStream final : public LaunchStream,
 
   const std::shared_ptr<State> state_;
   StreamHandle stream_ = nullptr;
-  // not OK: the stream could not be made, and each call returns this error
+  // If not OK, the stream could not be made, and each call returns this error.
   absl::Status broken_;
   absl::Status launch_error_;
   std::optional<std::thread::id> capturing_;  // the thread that captures

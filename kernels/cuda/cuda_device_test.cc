@@ -213,8 +213,7 @@ TEST_F(CudaDeviceTest, TheErrorSaysWhyAGpuCannotBeUsed) {
                                              HasSubstr("cudaErrorFake (46)"))));
 }
 
-// The test records what a kernel finds in device memory when the stream runs
-// it.
+// The launched kernel records what is in device memory when the stream runs it.
 TEST_F(CudaDeviceTest, TheCallerMayReuseItsMemoryRightAfterAnUpload) {
   Make();
   const DeviceBuffer memory = Memory(100);
@@ -250,7 +249,7 @@ TEST_F(CudaDeviceTest, AnUploadWaitsOnlyForTheLastUploadThroughTheSameBlock) {
   EXPECT_EQ(runtime_.waiting(), 2 * Staging::kBlocks);
   KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
   EXPECT_EQ(runtime_.calls("WaitForEvent"), 1);
-  // the first upload has run
+  // the upload above has waited until the first upload ran
   EXPECT_EQ(runtime_.waiting(), 2 * Staging::kBlocks);
 }
 
@@ -353,7 +352,7 @@ TEST_F(CudaDeviceTest, MemoryIsFreedOnlyAfterTheWorkThatUsesIt) {
     EXPECT_EQ(runtime_.waiting(), 2u);
   }
   EXPECT_EQ(runtime_.waiting(), 0u);
-  // A stream that is destroyed finishes its work first.
+  // A stream's destructor waits until the stream's work is done.
   const DeviceBuffer memory = Memory(100);
   KVASIR_ASSERT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
   stream_.reset();

@@ -63,8 +63,8 @@ Words Pattern(uint32_t seed) {
   return words;
 }
 
-// A launcher that changes each launch by a given function before it enqueues it
-// on another launcher.
+// A launcher that passes each launch on to another launcher, after a given
+// function has changed it.
 class Changed final : public Launcher {
  public:
   Changed(Launcher* launcher, void (*change)(KernelLaunch*))

@@ -7,7 +7,7 @@
 namespace kvasir::kernels::cuda {
 namespace {
 
-// The named errors have CUDA's numbers.
+// Checks that the named errors have the same numbers as in CUDA.
 static_assert(static_cast<int>(Result::kOutOfMemory) ==
               cudaErrorMemoryAllocation);
 static_assert(static_cast<int>(Result::kOldDriver) ==

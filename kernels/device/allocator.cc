@@ -40,7 +40,8 @@ void* Map(size_t bytes) {
   }
   const size_t wanted = AlignUp(bytes, kSmallPageBytes);
   const size_t mapped = wanted + kHugePageBytes;
-  // The mapping is reserved, so that a system without overcommit can refuse it.
+  // Without MAP_NORESERVE, so a system that does not overcommit memory refuses
+  // the mapping here if it has too little memory.
   void* raw = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
@@ -112,7 +113,8 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
 
 DeviceAllocator::~DeviceAllocator() {
   base::MutexLock lock(&mutex_);
-  KVASIR_CHECK(total_.bytes == 0);  // fails if a buffer outlives its allocator
+  // fails if a buffer has not been freed before its allocator
+  KVASIR_CHECK(total_.bytes == 0);
 }
 
 absl::StatusOr<DeviceBuffer> DeviceAllocator::Allocate(

@@ -8,9 +8,9 @@
 
 namespace kvasir::kernels {
 
-// One launch without its data: the op, the number of rows, the width of each
-// result (0 if the op has none), and its addresses in the device's memory, with
-// scratch last. The addresses must not be dereferenced.
+// Describes one launch: the op, the number of rows, the width of each result (0
+// if the op has none), and the device addresses that the launch uses, with that
+// of its scratch memory last. The addresses must not be dereferenced.
 struct OpLaunch {
   const char* op = "";
   int64_t rows = 0;

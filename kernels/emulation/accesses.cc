@@ -11,7 +11,7 @@ constexpr uint64_t kSectorBytes = 32;
 constexpr uint64_t kBankBytes = 4;
 constexpr uint32_t kBanks = 32;
 
-// Returns the number of distinct values. Changes the order of `values`.
+// Returns the number of distinct values; reorders `values`.
 uint32_t CountDifferent(uint64_t* values, uint32_t count) {
   uint32_t different = 0;
   for (uint32_t i = 0; i < count; ++i) {

@@ -114,8 +114,8 @@ struct ShapeCase {
   int64_t rows = 1;
 };
 
-// Reduces a case for the slow emulator: few heads and rows, a context shorter
-// than a split and one just longer.
+// Reduces a case for the slow emulator: it keeps few heads and rows, and has
+// two contexts, one shorter than a split and one slightly longer.
 ShapeCase ForEmulator(ShapeCase test) {
   const int64_t group = test.heads / test.kv_heads;
   test.kv_heads = std::min<int64_t>(test.kv_heads, 2);
@@ -162,8 +162,8 @@ TEST_P(AttentionShapesTest, EqualsTheCpuWithinTheTypesTolerance) {
     asks.push_back({sequence, test.contexts[s] - test.rows, test.rows});
   }
   cpu_cache.RoundQueries(dtype);
-  // Two results: with space for the partial results of all splits, and with no
-  // space, so that no context is split.
+  // Runs the launch twice: first with memory for the partial results of all
+  // splits, then without any, so that no context is split.
   std::vector<std::vector<float>> got;
   cpu_cache.on_launch = [&](const PagedAttentionArgs& args) {
     ShapesLaunch launch(gpu, gpu_cache, args, dtype);

@@ -9,7 +9,8 @@ namespace {
 
 Fiber& LaneFiber(uint32_t lane) { return current_fiber->warp->lanes[lane]; }
 
-// Returns the place where the lanes in `mask` wait for each other.
+// Returns the rendezvous object at which the lanes in `mask` wait for each
+// other.
 Meet& MeetOf(uint32_t mask) {
   Fiber& self = *current_fiber;
   if ((mask >> self.lane & 1) == 0) {
@@ -170,7 +171,8 @@ uint32_t Shuffle(ShuffleKind kind, uint32_t mask, uint32_t value,
       from = operand % kLanes;
       break;
     case ShuffleKind::kUp:
-      // below 0 it wraps around to a number above 31, which is not a lane
+      // if operand > lane, the result wraps around to a number above 31, which
+      // is no lane
       from = lane - operand;
       break;
     case ShuffleKind::kDown:

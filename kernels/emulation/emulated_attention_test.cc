@@ -123,7 +123,7 @@ class DeviceLaunch {
 
   // The names of the kernels that ran.
   const AttentionKernels& kernels() const { return kernels_; }
-  // Returns into which work items the launch divides the sequences.
+  // Returns the work items into which the launch divides each sequence.
   std::vector<SequenceItems> Items() {
     const size_t bytes = (sequences_.size() + 1) * sizeof(SequenceItems);
     std::vector<SequenceItems> items(sequences_.size() + 1);
@@ -441,7 +441,7 @@ TEST(AttentionCudaTest, ARowsBitsDoNotDependOnOtherRows) {
       cache.Write(1, 0, 40);
       cache.RoundQueries(dtype);
       EmulatedTest test(1);
-      // So many rows that their contexts are not split.
+      // With this many rows, no context is split.
       const Outcome whole =
           Attend(test, {cache,
                         {{0, kFirst - 1, kTokens - kFirst + 1}},
@@ -512,8 +512,9 @@ bool ServesPrompts(const LatentSpec& spec) {
 }
 
 // However a prompt is cut into chunks, the prefill kernel must give the same
-// bits. The same must hold for the decoding kernel, which `prompts_as_rows`
-// selects. The rows lie on both sides of the border between two splits.
+// bits; so must the decoding kernel, which runs if `prompts_as_rows` is set.
+// The prompt's rows lie on both sides of the boundary between two splits of the
+// context.
 TEST_P(PromptAttentionTest,
        PromptsAreCorrectAndHaveTheSameBitsHoweverTheyAreCut) {
   uint64_t seed = 0;
@@ -760,7 +761,7 @@ TEST(ExactAttentionTest, RowsOfAnotherTypeOrAlignmentUseThePlainKernel) {
   }
 }
 
-// Overwrites the first number of part p's exact row of a slot.
+// Overwrites the first number of the exact row that part p has for a slot.
 void SpoilRow(LatentCache& cache, size_t p, const PagedAttentionArgs& args,
               const ExactSlots& exact, int64_t slot, uint16_t with) {
   const TestPart& part = cache.parts()[p];
@@ -828,7 +829,8 @@ TEST(ExactAttentionTest, NonFiniteNumbersReachOnlyRowsThatReadThem) {
             const auto at = static_cast<size_t>(c);
             others += SameBits({rows[0][at]}, {rows[1][at]}) ? 0 : 1;
           }
-          // Each of the three heads of the first group reads one such number.
+          // Each of the three heads of the first group gets one non-finite
+          // result.
           EXPECT_EQ(others, reads ? 3 : 0) << slot << " " << own;
         }
       }
@@ -1057,8 +1059,8 @@ TEST(PromptAttentionTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
   const auto seen = static_cast<int64_t>(rows[0].size()) / 28 * 16;
   EXPECT_TRUE(SameBits({rows[0].begin(), rows[0].begin() + seen},
                        {rows[1].begin(), rows[1].begin() + seen}));
-  // Each of the three heads of the first group sees one such number, in each of
-  // 12 tokens.
+  // Each of the three heads of the first group gets one non-finite result, in
+  // each of 12 tokens.
   int64_t others = 0;
   for (size_t i = 0; i < rows[0].size(); ++i) {
     others += std::isfinite(rows[0][i]) && !std::isfinite(rows[1][i]);
@@ -1145,8 +1147,8 @@ TEST(PromptAttentionTest, GivesTheSameBitsOnEverySeed) {
   }
 }
 
-// The case has keys with two tiles of numbers in a chunk, and more work items
-// than CTAs.
+// In this case, a chunk of keys has two tiles of uncoded numbers, and there are
+// more work items than CTAs.
 TEST(PromptAttentionTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   LatentCache cache(OfHeads(18, 9, Codes({256}, {4}), Codes({64}, {4})), {523},
                     6);
@@ -1602,8 +1604,8 @@ TEST(AttentionCudaTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
         SpoilNumber(cache, 1, slot, kInfinity);
       });
       EXPECT_TRUE(SameBits(rows.before[0], rows.before[1]));
-      // Each of the four heads of the first group sees one such number, in two
-      // or three tokens.
+      // Each of the four heads of the first group gets one non-finite result,
+      // in two or three tokens.
       int64_t others = 0;
       for (size_t i = 0; i < rows.after[0].size(); ++i) {
         others += SameBits({rows.after[0][i]}, {rows.after[1][i]}) ? 0 : 1;
@@ -1701,8 +1703,8 @@ TEST(PromptAttentionTest, KeysThatAreNotFiniteReachOnlyRowsThatSeeThem) {
   }
 }
 
-// Whether scores differ very much or hardly at all, the prefill kernel must
-// give the results of the decoding kernel.
+// The prefill kernel must give the same results as the decoding kernel, whether
+// the scores of a row differ very much or hardly at all.
 TEST(PromptAttentionTest, ScalesOfAnySizeAreSupported) {
   for (const float scale : {1e-38f, 1e-6f, 30.0f, 1e5f}) {
     LatentCache cache(kPromptNumbers, {80}, 3);
@@ -1763,8 +1765,8 @@ TEST(AttentionCudaTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
       EmulatedTest test(1);
       return Attend(test, {cache, {{0, length - 1, 1}}, dtype, 64, false}).got;
     };
-    // Counts the NaN in the columns that belong to a head. All other columns
-    // stay NaN.
+    // Counts the NaNs in the columns that belong to a head. The other columns
+    // are NaN from the start, and are not counted.
     const auto nans = [](const std::vector<float>& row) {
       return std::count_if(row.begin(), row.end(),
                            [](float x) { return std::isnan(x); }) -
@@ -1802,8 +1804,8 @@ TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
       EXPECT_GT(outcome.prompt_items, 0);
       return outcome.got;
     };
-    // Counts the NaN in the columns that belong to a head. All other columns
-    // stay NaN.
+    // Counts the NaNs in the columns that belong to a head. The other columns
+    // are NaN from the start, and are not counted.
     const auto nans = [](const std::vector<float>& rows, int64_t count) {
       const auto width = static_cast<int64_t>(rows.size()) / kRows;
       return std::count_if(rows.begin(), rows.begin() + count * width,
@@ -1848,7 +1850,7 @@ TEST(PromptAttentionTest, ItemsOfManyTokensAreCorrectHoweverTheyAreCut) {
   }
 }
 
-// There are more splits than a warp has lanes.
+// The context has more splits than a warp has lanes.
 TEST(AttentionCudaTest, AnyNumberOfSplitsGivesTheResultOfOneCta) {
   constexpr int64_t kTokens = 33 * kAttentionSplitSlots + 3;
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
@@ -2014,9 +2016,9 @@ TEST(AttentionCudaTest, LatentsAreReadInWholeSectorsWithoutBankConflicts) {
     return OfHeads(8, 1, part, part);
   };
   for (const auto& [spec, latent_bytes, codes, levels] : std::vector<Case>{
-           // Here four warps read the ranges of values.
+           // With this spec, four warps read the ranges of values.
            {both(Codes({128}, {4})), 2 * 64 + 5 * 4, true, false},
-           // Here keys have two chunks.
+           // With this spec, the keys are processed in two chunks.
            {both(Codes({128}, {8})), 2 * 128 + 9 * 4, true, false},
            {both(Levels(Codes({128}, {4}))), 2 * 64 + 5 * 4, true, true},
            {both(Numbers({128})), 2 * 256, false, false}}) {

@@ -60,7 +60,8 @@ TEST(EmulatedDeviceTest, MarksAndLibraryCallsFollowTheStreamsOrder) {
   KVASIR_ASSERT_OK(stream.Record(mark.get()));
   KVASIR_ASSERT_OK_AND_ASSIGN(void* const handle, stream.LibraryHandle());
   auto* const work = static_cast<HostWork*>(handle);
-  // Device memory is accessible while work runs.
+  // The host function below may access device memory, because it runs as work
+  // of the stream.
   work->enqueue(
       work, [](void* to) { static_cast<float*>(to)[1] += 1.0f; },
       in.data().device_address(), nullptr);

@@ -215,7 +215,7 @@ void ForAllSlots(const Append& append, size_t p, std::vector<char>* memory,
   }
 }
 
-// Replaces every NaN that is stored as a number by the same NaN, because
+// Gives all NaNs that are stored as uncoded numbers the same bits, because
 // kv_append.h does not define the bits of a stored NaN.
 void MakeNansAlike(const Append& append, Memory* memory) {
   for (size_t p = 0; p < append.parts.size(); ++p) {
@@ -235,8 +235,8 @@ void MakeNansAlike(const Append& append, Memory* memory) {
   }
 }
 
-// Describes where the memory of a part first differs from the expected memory,
-// with both bytes.
+// Describes the first byte of a part's memory that differs from the expected
+// memory: its place and both values.
 std::string FirstDifference(const Append& append, size_t p,
                             std::vector<char> want, std::vector<char> got) {
   const int64_t at =

@@ -9,8 +9,9 @@
 
 namespace kvasir::kernels {
 
-// One kind of data that each slot has for a unit (a set of KV heads that evict
-// together): the codes of a group, or the numbers of a metadata plane.
+// The data of one kind that is stored in every slot for one unit (a set of KV
+// heads that evict together): the codes of a group, or the entries of a
+// metadata plane.
 template <template <typename> class Ptr>
 struct EvictRegionIn {
   Ptr<void> arena = nullptr;  // [N, page_bytes]

@@ -14,12 +14,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The cache has two sequences with this number of slots. The pages of the
-// second sequence are used as free pages.
+// The cache has two sequences with this number of slots each. Slots are evicted
+// from the first; the pages of the second serve as free pages.
 constexpr int64_t kSlots = 300;
 constexpr int64_t kKept = 90;
 
-// The parts of the layer with the units of their groups.
+// The parts of the layer, and the unit to which each of their groups belongs.
 struct EvictParts {
   EvictParts(const LatentCache& cache, const LatentSpec& spec) {
     for (const TestPart& part : cache.parts()) {
@@ -38,7 +38,7 @@ struct EvictParts {
   std::vector<EvictPart> parts;
 };
 
-// To which pages the kept slots are moved.
+// The pages to which the kept slots are moved.
 enum class To { kSamePages, kOtherPages, kSomeOtherPages };
 
 // A sequence from which some slots were evicted.

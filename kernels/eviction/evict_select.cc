@@ -18,8 +18,8 @@ namespace {
 constexpr OpKernels<EvictSelectParams, DevicePtr<uint64_t>> kKernels = {
     "evict_select", &EvictSelectReference, &EvictSelectCpu};
 
-// The slots that one unit may evict in one eviction, with their worth: slots
-// with the greatest worth are kept.
+// The slots that one unit may evict in one eviction. Each has a worth, and the
+// slots with the greatest worth are kept.
 class Candidates {
  public:
   Candidates(const EvictSelectArgs& params, const Eviction& eviction,
@@ -130,7 +130,7 @@ void SelectUnit(const EvictSelectArgs& params, const Eviction& eviction,
       keys[s - candidates.begin()] = KeyOf(candidates.WorthOf(s), s);
     }
     std::nth_element(keys, keys + places - 1, keys + count);
-    // The lower half of a key is its slot.
+    // The lower 32 bits of a key are the slot number.
     for (int64_t i = 0; i < places; ++i) keys[i] &= 0xffffffffu;
     std::sort(keys, keys + places);
     for (int64_t i = 0; i < places; ++i) *to++ = static_cast<int32_t>(keys[i]);
@@ -143,7 +143,7 @@ void SelectUnit(const EvictSelectArgs& params, const Eviction& eviction,
 
 }  // namespace
 
-// Sorts all candidates.
+// The reference implementation: sorts all candidates.
 void EvictSelectReference(const EvictSelectArgs& params, uint64_t*,
                           CpuStream&) {
   for (int64_t i = 0; i < params.num_evictions; ++i) {

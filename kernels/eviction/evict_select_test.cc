@@ -52,8 +52,8 @@ class Slots {
   }
   bool has_errors(int side) const { return metadata.error_offset[side] >= 0; }
 
-  // Fills the planes with random numbers. There are only a few different ones,
-  // so that some slots are equal.
+  // Fills the planes with random numbers from a small set, so that some slots
+  // have equal scores and errors.
   void Fill(uint32_t seed) {
     std::mt19937 engine(seed);
     const auto below = [&engine](uint32_t most) { return engine() % most; };
@@ -200,8 +200,9 @@ struct KeptToken {
   uint8_t errors[2];
 };
 
-// Simulates a long text, token by token: each new token adds some mass to all
-// tokens that are kept. A list records which tokens should be kept.
+// Simulates a long text, token by token. Each new token adds attention mass to
+// all tokens that are still kept. A list in the test records which tokens
+// should be kept.
 TEST(EvictSelectTest, EqualsBruteForceTokenByTokenOverThousandsOfTokens) {
   struct Case {
     int64_t units;

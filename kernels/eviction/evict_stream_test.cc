@@ -25,8 +25,8 @@ constexpr int64_t kEvery = 24;  // tokens between two evictions
 constexpr int64_t kPages = (kKept + kEvery) / kPageTokens;
 constexpr int64_t kTokens = 1500;
 
-// Returns the random numbers of a token. They do not depend on how the text is
-// cut into chunks.
+// Returns `width` random numbers for a token. They depend only on the token and
+// the seed, so they are the same however the text is cut into chunks.
 std::vector<float> RowOf(int64_t token, int64_t width, uint32_t seed) {
   return RandomFloats(width, seed + static_cast<uint32_t>(token), 0.7f);
 }

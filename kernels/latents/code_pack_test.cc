@@ -57,9 +57,9 @@ TEST(CodePackTest, PlanesFollowEachOtherAndBytesFillFromTheLowestBit) {
   for (const Group& group : Groups()) {
     const std::vector<uint8_t> codes = RandomCodes(group);
     std::vector<bool> stream;
-    // `first` maps widths of codes to a first bit. Appends to the expected
-    // stream `count` bits, from the first bit on, of every code that has one of
-    // these widths.
+    // The keys of `first` are widths of codes, in bits. For every code with one
+    // of these widths, appends `count` of its bits to the expected stream,
+    // beginning with bit number first[width].
     const auto append = [&](const std::map<int, int>& first, int count) {
       for (const CodeRun& run : group.runs) {
         const auto from = first.find(run.bits);

@@ -66,13 +66,14 @@ KVASIR_HOST_DEVICE StoredRange<T> RangeOf(float low, float high, int bits) {
   return range;
 }
 
-// The value of x for coding: 0 if x is not finite. -0 becomes 0, so that the
-// minimum of several numbers does not depend on their order.
+// The value by which x is coded: x, or 0 if x is not finite. -0 becomes 0, so
+// that the minimum of several numbers does not depend on their order.
 KVASIR_HOST_DEVICE inline float CountedAs(float x) {
   return std::isfinite(x) ? x + 0.0f : 0.0f;
 }
 
-// The code before rounding and clamping; scale > 0.
+// Returns the code of x before it is rounded and clamped. `scale` must be above
+// 0.
 KVASIR_HOST_DEVICE inline float ExactCode(float x, float minimum, float scale) {
   return (x - minimum) / scale;
 }

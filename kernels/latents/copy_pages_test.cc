@@ -35,8 +35,8 @@ TEST(CopyPagesTest, CopiesBetweenArenasEvenIfThePageIdsAreEqual) {
   EXPECT_EQ("..bb..aa", to);
 }
 
-// Padding pairs must not be copied: their pages are far outside of the arena,
-// so an access would fail.
+// The pages of padding pairs are far outside the arena, so the test would crash
+// if the op accessed them.
 TEST(CopyPagesTest, APaddingPairCopiesNothing) {
   std::string arena = "aabb";
   constexpr int32_t kFar = 1 << 30;

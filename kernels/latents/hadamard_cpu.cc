@@ -16,7 +16,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Replaces (u, v) by (u + v, u - v), for two vectors of numbers.
+// Replaces two SIMD vectors (u, v) by (u + v, u - v).
 HWY_INLINE void Butterfly(float* first, float* second) {
   const Vec u = LoadFloats(first);
   const Vec v = LoadFloats(second);
@@ -77,9 +77,10 @@ void Scale(const float* from, int64_t count, float scale, float* to) {
   for (; i < count; ++i) to[i] = from[i] * scale;
 }
 
-// Multiplies kLines lines of z [m, stride] by the kernel matrix, and computes
-// kVecs vectors of each resulting line, from number a on. MultiplyLines uses
-// eight independent sums, which hide the latency of additions.
+// Multiplies kLines lines of z [m, stride] by the Paley matrix K of the block.
+// Of each resulting line, computes kVecs SIMD vectors, beginning at element a.
+// MultiplyLines calls this so that eight sums are independent, which hides the
+// latency of additions.
 template <int kLines, int kVecs>
 HWY_INLINE void MultiplyTile(const HadamardBlock& block, const float* signs,
                              const float* z, float scale, int64_t a,

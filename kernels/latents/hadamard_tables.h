@@ -1,6 +1,7 @@
-// HadamardTables: the blocks, and the signs of their kernel matrices, that the
-// hadamard op reads, in device memory. All latents of a model share one such
-// object.
+// HadamardTables: the tables in device memory that the hadamard op reads. They
+// are the blocks on the diagonal of the Hadamard matrix, and the entries (+1 or
+// -1) of each block's small matrix K (hadamard.h). All latents of a model share
+// one such object.
 #pragma once
 
 #include <cstdint>

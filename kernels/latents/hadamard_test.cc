@@ -94,15 +94,15 @@ TEST_P(HadamardTest, EqualsTheMatrixProductWithTheSameBitsOnAllBackEnds) {
   }
 }
 
-// The widths are powers of two (also below a vector's width), orders of Paley I
-// and II matrices times long and short Sylvester factors, and widths of several
-// blocks.
+// The widths cover powers of two (some smaller than a SIMD vector), products of
+// the order of a Paley I or II matrix and a power of two (small or large), and
+// widths for which the matrix has several blocks.
 INSTANTIATE_TEST_SUITE_P(Widths, HadamardTest,
                          ::testing::Values(1, 2, 7, 8, 16, 24, 64, 72, 96, 128,
                                            160, 288, 300, 512, 50, 52));
 
 TEST(HadamardRowsTest, AnyNumberOfThreadsGivesTheSameBits) {
-  // With so many numbers, the work is divided among threads.
+  // With this many rows, the work is divided among threads.
   constexpr int64_t kRows = 61;
   const Case run = {{{512, 0}, {96, 512}}, 608, false, false, kRows};
   const std::vector<float> x = RandomFloats(kRows * run.stride, 9);

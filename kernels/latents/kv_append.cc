@@ -56,8 +56,8 @@ absl::Status CheckWidest(const Device& device, int64_t most_codes) {
       " channels of codes: a GPU's kernel takes at most ", kCudaAppendCodes));
 }
 
-// How many floats of scratch memory the op needs: on a CPU for the error sums
-// of units, on a GPU for the errors of latents.
+// How many floats of scratch memory the op needs: on a CPU, for the sums of
+// squared errors of each unit; on a GPU, for the error of each latent.
 int64_t ScratchOf(const Stream& stream, const KvAppendParams& params,
                   int64_t num_tokens) {
   const int64_t num_units = params.metadata.num_units;
