@@ -19,7 +19,7 @@ namespace kvasir::kernels {
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
-// Which implementation of the ops a CPU stream runs. Both implementations give
+// The implementation of the ops that a CPU stream runs. Both implementations give
 // the same bits.
 enum class CpuBackend : uint8_t {
   kReference,  // scalar, one thread: the reference for tests

@@ -77,7 +77,7 @@ void Scale(const float* from, int64_t count, float scale, float* to) {
   for (; i < count; ++i) to[i] = from[i] * scale;
 }
 
-// Multiplies kLines lines of z [m, stride] by the Paley matrix K of the block.
+// Computes kVecs SIMD vectors of each resulting line, beginning at element a.
 // Of each resulting line, computes kVecs SIMD vectors, beginning at element a.
 // MultiplyLines calls this so that eight sums are independent, which hides the
 // latency of additions.
