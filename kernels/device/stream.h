@@ -19,8 +19,8 @@ namespace kvasir::kernels {
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
-// The implementation of the ops that a CPU stream runs. Both implementations give
-// the same bits.
+// The implementation of the ops that a CPU stream runs. Both implementations
+// give the same bits.
 enum class CpuBackend : uint8_t {
   kReference,  // scalar, one thread: the reference for tests
   kSimd,       // the best instruction set of this machine, all threads

@@ -78,7 +78,7 @@ void Scale(const float* from, int64_t count, float scale, float* to) {
 }
 
 // Computes kVecs SIMD vectors of each resulting line, beginning at element a.
-// Of each resulting line, computes kVecs SIMD vectors, beginning at element a.
+// Computes kVecs SIMD vectors of each resulting line, from element a on.
 // MultiplyLines calls this so that eight sums are independent, which hides the
 // latency of additions.
 template <int kLines, int kVecs>
