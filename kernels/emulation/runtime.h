@@ -46,7 +46,8 @@ struct Location {
                     // first CTA that accessed it
   bool cta_scoped;  // an atomic in the CTA's scope accessed it
   RawArray<Tag> tags;
-  // if it is a copy barrier: their addresses name two clocks
+  // Only for a copy barrier: the addresses of these elements serve as the keys
+  // of two clocks in ThreadSanitizer.
   uint64_t phases[2];
 };
 

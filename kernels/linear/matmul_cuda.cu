@@ -45,7 +45,8 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// The k of one mma, and the numbers in a chunk of 16 bytes.
+// The depth (k) of one mma, and how many 16-bit numbers a chunk of 16 bytes
+// has.
 constexpr int32_t kStep = 16;
 constexpr int32_t kChunk = 8;
 
@@ -80,7 +81,7 @@ struct Sizes {
   static constexpr int32_t kXNumbers = Tile::kRows * Tile::kDepth;
   static constexpr int32_t kStageNumbers =
       kXNumbers + Tile::kColumns * Tile::kDepth;
-  // The tile of one warp, and how many mma it takes down and across.
+  // The size of one warp's tile, and how many mma tiles it has down and across.
   static constexpr int32_t kWarpRows = Tile::kRows / Tile::kWarpsDown;
   static constexpr int32_t kWarpColumns = Tile::kColumns / Tile::kWarpsAcross;
   static constexpr int32_t kDown = kWarpRows / 16;
@@ -108,8 +109,8 @@ struct Source {
   int64_t k;     // K
 };
 
-// Copies numbers k to k + depth of a tile's rows to shared memory; numbers from
-// K on are set to zero.
+// Copies numbers [k, k + depth) of each of a tile's rows to shared memory.
+// Numbers from K on are set to zero.
 template <typename T, bool wide, int32_t tile_rows, int32_t depth,
           int32_t threads>
 KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
@@ -314,7 +315,8 @@ ChainKernel(MatmulArgs args) {
     simt::SyncCta();  // all threads have finished with the previous tile
     for (auto i = static_cast<int32_t>(simt::Thread());
          i < (kChainRows + kChainColumns) * kChainDepth; i += kChainThreads) {
-      // Rows of x first, then of W; lanes take neighbouring k.
+      // Rows of x come first, then rows of W. Neighbouring lanes load
+      // neighbouring numbers of a row.
       const int32_t tile_row = i / kChainDepth;
       const int32_t at = i % kChainDepth;
       if (k + at >= depth) continue;
@@ -336,7 +338,8 @@ ChainKernel(MatmulArgs args) {
     simt::SyncCta();
     const auto count =
         static_cast<int32_t>(depth - k < kChainDepth ? depth - k : kChainDepth);
-    // Reads four numbers of k at a time; numbers after the last are not used.
+    // Reads four numbers along k at a time; those beyond the depth are not
+    // used.
     using Four = simt::Pack<float, 4>;
     for (int32_t i = 0; i < count; i += 4) {
       const Four weights = simt::LoadShared(
