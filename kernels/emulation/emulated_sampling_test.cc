@@ -353,9 +353,9 @@ TEST(SampleCudaTest, EveryKindOfRowGivesTheSameResultAsTheCpu) {
   ExpectSame({{}, {}, 3, 0});
 }
 
-// Draws many ids with each filter, from logits of which few are large (scale 2)
-// and from nearly equal ones (scale 0.05). Of the latter, filters keep more ids
-// than shared memory can hold.
+// Draws many ids with each filter. With scale 2, few of the logits are large;
+// with scale 0.05, all are nearly equal, and filters keep more ids than shared
+// memory can hold.
 TEST(SampleCudaTest, DrawnIdsEqualThoseOfTheCpu) {
   struct Shape {
     float scale;

@@ -116,7 +116,7 @@ struct Latent {
   }
 };
 
-// What a lane has found while coding its numbers.
+// The results that a lane collects while it codes its numbers.
 struct Found {
   uint32_t clamped = 0;
   bool not_finite = false;
