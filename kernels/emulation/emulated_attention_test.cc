@@ -1926,7 +1926,7 @@ TEST(AttentionCudaTest, SplitsThatShareAnItemAreComputedIndependently) {
   }
 }
 
-TEST(AttentionCudaTest, TheMergeReadsMaximaOnceForAllLanes) {
+TEST(AttentionCudaTest, TheMergeOfSplitsReadsTheMaximaInOneRequest) {
   constexpr int64_t kSplits = 5;
   LatentCache cache(OfHeads(1, 1, Numbers({8}), Numbers({64})),
                     {kSplits * kAttentionSplitSlots}, 6);

@@ -84,7 +84,7 @@ std::vector<float> Multiply(TestStream& test, const Case& c,
 
 class MatmulTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(MatmulTest, EachElementHasTheBitsOfOneChainOfFmas) {
+TEST_P(MatmulTest, EachElementHasTheBitsOfAChainOfFmasInTheOrderOfK) {
   const Case& c = GetParam();
   Weights weights(c.k, c.n, c.dtype, 1);
   const std::vector<float> x = RandomFloats(c.rows * c.k, 2);
