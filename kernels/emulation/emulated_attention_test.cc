@@ -1392,7 +1392,7 @@ TEST(AttentionCudaTest, AsManyContextsOfEqualLengthAreSplitAsMemoryAllows) {
     asks.push_back({s, length - 1, 1});
   }
   std::vector<float> first;
-  // Each context has two splits; the longest has five.
+  // The longest context has five splits, and each of the others has two.
   for (const int64_t room : {4, 5, 20, 38, 39}) {
     EmulatedTest test(static_cast<uint64_t>(room));
     const Outcome outcome =

@@ -351,8 +351,8 @@ TEST(LiftCudaTest, TensorCoresReadWithoutBankConflicts) {
   }
 }
 
-// Returns a case for the named kernel in which all tiles are full, each stage
-// of the copy pipeline is filled more than once, and copies have 16 bytes.
+// Returns a case for the named kernel. All its tiles are full, it fills each
+// stage of the copy pipeline more than once, and it copies 16 bytes at a time.
 LiftCase InStages(const std::string& kernel) {
   LiftCase c = {2, 2, DType::kF16, {{648, 40}}, DType::kF16};
   if (kernel == "lift_many_rows") {

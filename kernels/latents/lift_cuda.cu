@@ -188,7 +188,8 @@ LiftKernel(LiftArgs args) {
 
 // ---- on tensor cores
 
-// The depth of one mma, and how many numbers a chunk of 16 bytes has.
+// The depth (k) of one mma, and how many 16-bit numbers a chunk of 16 bytes
+// has.
 constexpr int32_t kStep = 16;
 constexpr int32_t kChunk = 8;
 

@@ -24,14 +24,15 @@
 // otherwise a thread gathers 16 bytes of single numbers. In shared memory,
 // chunks of 16 bytes are swizzled within their row so that ldmatrix has no bank
 // conflicts.
-// Bytes with B bytes per number: N K B of W for every 16, 64 or 128 rows, from
-// the second-level cache except for the first time; M K B of x, which stay
-// there, for every 32 or 128 columns; M N numbers of y. Operations: 2 M N K.
-// Shortest possible time: for few rows N K B divided by the memory's bandwidth;
-// for many rows the operations divided by the tensor cores' rate. For 8 columns
-// and 16 k (256 bytes of W) and 16 rows a warp issues 1 mma, 1.5 ldmatrix and
-// 0.75 cp.async; with all other instructions 3.3 lane instructions per byte of
-// W (counted in PTX).
+// Bytes, with B bytes per number: W (N K B bytes) is read once for every 16, 64
+// or 128 rows, the first time from memory and then from the second-level cache.
+// x (M K B bytes) is read once for every 32 or 128 columns and stays in that
+// cache. The M N numbers of y are written once. Operations: 2 M N K.
+// Shortest possible time: for few rows, N K B divided by the memory's
+// bandwidth; for many rows, the operations divided by the tensor cores' rate.
+// Instructions of a warp for 16 rows, 8 columns and 16 k (256 bytes of W): 1
+// mma, 1.5 ldmatrix and 0.75 cp.async. With all others, these are 3.3
+// instructions of a lane per byte of W (counted in PTX).
 #include "kernels/device/gemm.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/linear/tile_order.h"
