@@ -1,5 +1,5 @@
-// A steady clock that starts at the wall clock's time. Clock::Real() is one;
-// tests pass time sources of their own, which they can move.
+// A steady clock that starts at the wall clock's time. Clock::Real() is an
+// AnchoredClock. Tests make one with time sources that they can set.
 #pragma once
 
 #include "absl/time/time.h"
@@ -15,7 +15,7 @@ class AnchoredClock final : public Clock {
  public:
   struct Sources {
     absl::Time (*wall)();
-    absl::Duration (*steady)();  // since some fixed instant
+    absl::Duration (*steady)();  // time since some fixed instant
   };
 
   explicit AnchoredClock(Sources sources)

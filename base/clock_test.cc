@@ -22,7 +22,7 @@ TEST(AnchoredClockTest, IgnoresAStepOfTheWallClock) {
   EXPECT_EQ(clock.Now(), absl::FromUnixSeconds(1002));
 }
 
-TEST(RealClockTest, StartsAtTheWallClock) {
+TEST(RealClockTest, TheSteadyClockStartsAtTheWallClocksTime) {
   const absl::Time before = absl::Now();
   EXPECT_LT(absl::AbsDuration(Clock::Real().Now() - before), absl::Minutes(1));
 }

@@ -56,7 +56,7 @@ TEST(HadamardTest, RowsAreOrthogonalInEachConstruction) {
   for (int64_t n : {96, 160, 224, 288, 320, 416}) ExpectRowsOrthogonal(n);
 }
 
-TEST(HadamardTest, OtherSizesAreBlocksOfTheLargestExactOrders) {
+TEST(HadamardTest, SizesWithoutAnExactMatrixAreSplitIntoTheLargestExactBlocks) {
   EXPECT_THAT(HadamardBlocks(1), ElementsAre(1));
   EXPECT_THAT(HadamardBlocks(3), ElementsAre(2, 1));
   EXPECT_THAT(HadamardBlocks(7), ElementsAre(4, 2, 1));
@@ -74,7 +74,7 @@ TEST(HadamardTest, SmallMatricesMatchTheDocumentation) {
               ElementsAre(-1, 1, 1, -1, 1, 1, 1, -1, -1, -1, 1, -1));
 }
 
-TEST(HadamardTest, EntriesOfTheNormalisedMatrixHaveOneMagnitude) {
+TEST(HadamardTest, AllEntriesOfANormalisedMatrixHaveTheSameMagnitude) {
   std::set<double> magnitudes;
   for (double entry : HadamardMatrix(96)) magnitudes.insert(std::abs(entry));
   ASSERT_EQ(magnitudes.size(), 1u);

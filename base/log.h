@@ -20,8 +20,8 @@ namespace kvasir::base {
 enum class LogFormat { kText, kJson };
 enum class LogLevel { kDebug, kInfo, kWarning, kError, kOff };
 
-// A longer text of a field is cut to this length, because clients choose some
-// of the texts.
+// Longer field texts are cut to this length, because clients choose some of
+// them.
 inline constexpr size_t kMaxLogFieldBytes = 1024;
 
 // Text that is never cut, because this process has made it.

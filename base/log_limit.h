@@ -17,16 +17,16 @@
 
 namespace kvasir::base {
 
-// Threads: any.
+// Threads: its methods may be called from any thread.
 class LogLimit {
  public:
   // `clock` must outlive it.
   explicit LogLimit(const Clock& clock = Clock::Real()) : clock_(clock) {}
 
-  // Returns nothing if no line about `cause` should be written now. Otherwise
-  // returns how many lines about it were left out since the last one. Causes
-  // are kept for good, so they must be fixed texts of this program and never
-  // come from a peer.
+  // Returns nullopt if no line about `cause` should be written now. Otherwise
+  // returns how many lines about it were left out since the last written line.
+  // Causes are never forgotten, so they must be fixed texts of this program and
+  // never come from a peer.
   std::optional<uint64_t> Take(std::string_view cause)
       ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(&mutex_);

@@ -14,9 +14,9 @@ struct MachineLimits {
   // Bytes that the process may hold in all: the smallest memory limit of its
   // cgroups, at most the machine's RAM.
   int64_t memory_bytes = 0;
-  // The part of memory_bytes that is left now: the limit minus what the cgroup
-  // uses, at most what the machine has available. Inactive file pages count as
-  // left, because the kernel reclaims them.
+  // The part of memory_bytes that is unused now: the limit minus what the
+  // cgroup uses, but at most what the machine has available. Inactive file
+  // pages count as unused, because the kernel reclaims them.
   int64_t available_bytes = 0;
 };
 

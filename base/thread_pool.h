@@ -48,7 +48,7 @@ class ThreadPool {
   const int num_threads_;
   std::vector<std::thread> threads_;
 
-  // Held during Run, so that calls of Run follow each other.
+  // Held during Run, so that only one Run executes at a time.
   Mutex run_mutex_;
 
   // Synchronization between Run and the workers: a launch publishes function_

@@ -42,7 +42,7 @@ TEST(ThreadPoolTest, RangesCoverEverythingOnceAndEvenly) {
   }
 }
 
-TEST(ThreadPoolTest, WorkIsVisibleAcrossLaunchesWithoutLocks) {
+TEST(ThreadPoolTest, ALaunchSeesTheWritesOfThePreviousLaunchWithoutLocks) {
   ThreadPool pool(4);
   std::vector<int64_t> partial(4, 0);
   int64_t total = 0;
@@ -56,7 +56,7 @@ TEST(ThreadPoolTest, WorkIsVisibleAcrossLaunchesWithoutLocks) {
   EXPECT_GT(total, 0);
 }
 
-TEST(ThreadPoolTest, SleepingThreadsWakeUp) {
+TEST(ThreadPoolTest, SleepingThreadsWakeUpForNewWork) {
   ThreadPool pool(2);
   std::atomic<int> calls{0};
   for (int round = 0; round < 3; ++round) {

@@ -18,8 +18,8 @@
 namespace kvasir::bench {
 namespace {
 
-// A model with the attention of `shape`, in which everything else is as small
-// as possible.
+// Returns a model shape with the attention of `shape`, in which everything else
+// is as small as possible.
 model::ModelShape AttentionOnly(model::ModelShape shape, int64_t num_layers) {
   shape.num_layers = num_layers;
   shape.intermediate_size = 32;
@@ -32,8 +32,8 @@ model::ModelShape AttentionOnly(model::ModelShape shape, int64_t num_layers) {
 absl::StatusOr<std::shared_ptr<const worker::ServedPlan>> ServePreset(
     const std::string& name, const model::DecoderSpec& spec,
     const worker::ServeOptions& options) {
-  // Other engines have such a cache, but no preset does. It is the 8-bit preset
-  // with 4 bits.
+  // "dense-4bit" is not a preset, but other engines have such a cache. Its plan
+  // is that of the preset dense-8bit with 4 bits instead of 8.
   const bool dense_4bit = name == "dense-4bit";
   KVASIR_ASSIGN_OR_RETURN(kvasir::v1::KvPlan plan,
                           plan::MakePresetPlan(dense_4bit ? "dense-8bit" : name,
@@ -192,7 +192,7 @@ absl::Status AttentionLayers::MakeLayers(int64_t max_tokens) {
              .fresh = {fresh_.as<char>(), max_tokens},
              .page_tokens = layout_->page_tokens(),
              .profile = &timer_}));
-    size_t step = 0;  // any layer, because all are alike
+    size_t step = 0;  // all layers are alike, so any one will do
     for (worker::LayerAttention::Launch* const launch : attention.launches()) {
       launch->step = step++;
     }

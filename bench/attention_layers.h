@@ -25,8 +25,9 @@
 
 namespace kvasir::bench {
 
-// The sequences of one launch. After the launch, each sequence has `context`
-// slots, of which the launch has written the last `new_tokens`.
+// The sequences of one launch: `batch` sequences with `new_tokens` tokens each.
+// The launch writes these tokens into the cache; then each sequence has
+// `context` slots.
 struct LaunchShape {
   int64_t batch = 1;
   int64_t context = 0;
@@ -55,7 +56,7 @@ class AttentionLayers {
     // The number of slots in an arena, enough for all sequences of a launch.
     int64_t slots = 0;
     int64_t num_arenas = 1;
-    bool lift_prompts = false;  // as in worker::ServeOptions
+    bool lift_prompts = false;  // see worker::ServeOptions
     uint64_t seed = 1;
     // The weights of another object with the same shape, plan, lifts, seed and
     // device, to save the time for making them. Null: makes its own weights.
@@ -96,8 +97,8 @@ class AttentionLayers {
   // The payload bytes of a slot in the page of one layer.
   double bytes_per_slot() const;
 
-  // The value of bytes_per_slot() for an object that does not exist yet, to
-  // choose num_arenas.
+  // The value that bytes_per_slot() would have. With it, num_arenas can be
+  // chosen before an object is created.
   static absl::StatusOr<double> BytesPerSlot(const model::ModelShape& shape,
                                              const std::string& plan,
                                              int64_t page_tokens);

@@ -40,8 +40,8 @@ int64_t Predict(const cache::PageLayout& layout, const cache::PageCounts& pages,
   return least;
 }
 
-// Fills a pool with sequences of `tokens` tokens by a scheduler. It starts one
-// sequence more than should fit.
+// Fills a page pool: a scheduler runs sequences of `tokens` tokens, one more
+// than should fit.
 class Filler {
  public:
   // The pool must hold at least one sequence.
@@ -50,8 +50,8 @@ class Filler {
       int64_t tokens, int64_t num_sequences) {
     auto filler = std::unique_ptr<Filler>(new Filler(
         cache::MakeKvCacheConfig(layout, pages, "capacity"), tokens));
-    // A sequence has one token more than slots: its last token is sampled but
-    // not written.
+    // A sequence has one token more than it has slots, because its last token
+    // is sampled but not written into the cache.
     filler->decodes_ =
         layout.OneSequenceFits(pages, tokens + 1, tokens + 1).ok();
     SchedulerOptions options;

@@ -11,7 +11,7 @@
 namespace kvasir::worker {
 
 struct CapacityOptions {
-  int64_t pool_bytes = 0;  // upper bound
+  int64_t pool_bytes = 0;  // the pool takes at most this many
   int64_t sequence_tokens = 0;
   int64_t page_tokens = 64;
 };
@@ -19,10 +19,10 @@ struct CapacityOptions {
 struct Capacity {
   double kv_bytes_per_token = 0;  // bytes of the allocated arenas, per token
   int64_t pool_pages = 0;
-  int64_t pool_bytes = 0;          // bytes by the allocator's counter
-  int64_t predicted = 0;           // number of sequences, computed
-  int64_t reached = 0;             // number of sequences, measured
-  int64_t bytes_per_sequence = 0;  // from the layout
+  int64_t pool_bytes = 0;  // allocated bytes, by the allocator's counter
+  int64_t predicted = 0;   // the number of sequences that should fit
+  int64_t reached = 0;     // the number of sequences that did fit
+  int64_t bytes_per_sequence = 0;  // computed from the layout
   // The bytes of all pages that sequences hold at the end, including those of a
   // sequence that has no page for its last token.
   int64_t held_bytes = 0;

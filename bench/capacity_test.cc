@@ -20,8 +20,8 @@ class CapacityTest : public ::testing::TestWithParam<PlanCase> {
       : spec_(model::SpecOfShape(TinyShape()).value()),
         plan_(PlanOf(GetParam(), spec_)) {}
 
-  // Checks measured against computed capacity, in a pool with room for `pages`
-  // pages and a few bytes more.
+  // Checks that the measured capacity equals the computed one, in a pool with
+  // room for `pages` pages and a few bytes more.
   void ExpectReached(int64_t pages, int64_t tokens) {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         const cache::PageLayout layout,
@@ -66,8 +66,8 @@ TEST_P(CapacityTest, TheSchedulerReachesThePredictionOfTheLayout) {
 }
 
 TEST_P(CapacityTest, ThePredictionAlsoHoldsForLayersWithAWindow) {
-  // Skips plans with a whole first layer, whose page groups would have
-  // different numbers of pages.
+  // Skips plans whose first layer stores whole keys and values, because their
+  // page groups would have different numbers of pages.
   if (GetParam().first_whole) return;
   spec_.layers[1].sliding_window = 20;
   ExpectReached(8, 32);
@@ -92,7 +92,7 @@ TEST(CapacityRefusalTest, SequencesWithoutALengthAreRefused) {
 
 // ServePlan relies on parts that only a valid plan has, so the plan must be
 // validated before.
-TEST(CapacityRefusalTest, AnInvalidPlanIsRefusedBeforeItIsReadFurther) {
+TEST(CapacityRefusalTest, AnInvalidPlanIsRefusedBeforeItsPartsAreRead) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
   auto plan =

@@ -35,8 +35,8 @@ inline double FloorSeconds(const LaunchCost& cost, const Ceilings& ceilings) {
                   FlopFloorSeconds(cost, ceilings));
 }
 
-// The times of launches, and of the baseline and the ceilings that were
-// measured in turn with them.
+// The times of launches. For each launch, also the time of the baseline and the
+// machine's limits, which were measured just before or after it.
 struct FloorSamples {
   std::vector<double> seconds;
   std::vector<double> baseline_seconds;
@@ -49,7 +49,8 @@ struct FloorSamples {
   }
 };
 
-// The time of each launch divided by the floor of the same pair.
+// The time of each launch divided by its floor, which is computed from the
+// limits that were measured with it.
 inline PairedRatio FloorRatio(const FloorSamples& samples,
                               const LaunchCost& cost) {
   std::vector<double> floors;
@@ -59,8 +60,8 @@ inline PairedRatio FloorRatio(const FloorSamples& samples,
   return RatioOf(samples.seconds, floors);
 }
 
-// The share of the machine's read bandwidth that each launch reached; the
-// bandwidth is the one measured in the same pair.
+// The share that each launch reached of the read bandwidth that was measured
+// with it.
 inline PairedRatio BandwidthShare(const FloorSamples& samples,
                                   const LaunchCost& cost) {
   std::vector<double> floors;
@@ -70,7 +71,7 @@ inline PairedRatio BandwidthShare(const FloorSamples& samples,
   return RatioOf(floors, samples.seconds);
 }
 
-// True if the FLOP floor is the larger one in most pairs.
+// True if for most launches the FLOP floor is larger than the byte floor.
 inline bool IsComputeBound(const FloorSamples& samples,
                            const LaunchCost& cost) {
   size_t bound = 0;

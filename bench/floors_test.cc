@@ -18,11 +18,11 @@ TEST(FloorsTest, TheFloorIsTheLargerOfByteAndFlopFloor) {
   EXPECT_DOUBLE_EQ(FloorSeconds({.bytes = 20, .flops = 300}, kMachine), 3.0);
 }
 
-TEST(FloorsTest, TheRatioIsTimeOverTheFloorOfTheSamePair) {
+TEST(FloorsTest, TheFloorRatioIsTheTimeDividedByTheFloorMeasuredWithIt) {
   FloorSamples samples = Pairs(7, 4.0, 8.0);
   EXPECT_DOUBLE_EQ(FloorRatio(samples, {.bytes = 20, .flops = 1}).median, 2.0);
-  // A launch that takes twice the time while the machine has half the speed has
-  // the same ratio.
+  // If a launch takes twice as long because the machine has half the speed, its
+  // ratio to the floor is the same.
   for (size_t i = 0; i < 7; ++i) {
     samples.seconds[i] *= static_cast<double>(i + 1);
     samples.ceilings[i].bytes_per_second /= static_cast<double>(i + 1);
@@ -40,7 +40,7 @@ TEST(FloorsTest, BandwidthShareDependsOnlyOnBytes) {
   EXPECT_FALSE(IsComputeBound(Pairs(7, 8.0, 8.0), {.bytes = 20, .flops = 1}));
 }
 
-TEST(FloorsTest, AWideSpreadIsUndecided) {
+TEST(FloorsTest, ARatioWithAWideSpreadIsUndecided) {
   FloorSamples samples = Pairs(9, 4.0, 8.0);
   for (size_t i = 0; i < 9; i += 2) samples.seconds[i] = 5.0;
   EXPECT_TRUE(FloorRatio(samples, {.bytes = 20, .flops = 1}).undecided());

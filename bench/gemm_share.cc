@@ -38,7 +38,7 @@ PackedMatrix ViewOf(const GemmShape& shape, kernels::DType dtype,
   return matrix;
 }
 
-// Parameters for dense rows.
+// The parameters of a product whose input and output rows are contiguous.
 MatmulParams ParamsOf(const PackedMatrix& weight, int64_t num_rows) {
   MatmulParams params;
   params.num_rows = num_rows;

@@ -1,5 +1,5 @@
 // Compares the speed of our matmul with that of the best available float32 GEMM
-// for several shapes, measured in turn.
+// for several shapes. The two are measured in turn.
 #pragma once
 
 #include <cstdint>
@@ -52,8 +52,9 @@ class GemmShare {
   // order. UNIMPLEMENTED if the build has no baseline.
   absl::Status MeasurePair();
 
-  // The results over all pairs so far, by shape. The two functions below
-  // return, for each pair, the seconds for one multiplication of every shape.
+  // The results over all pairs so far, one row for each shape. The two
+  // functions below return one number for each pair: the seconds for
+  // multiplying every shape once.
   std::vector<GemmShareRow> Rows() const;
   const std::vector<double>& seconds() const { return seconds_; }
   const std::vector<double>& baseline_seconds() const {

@@ -20,8 +20,8 @@ struct PairedRatio {
   // The fewest pairs with which median and spread are meaningful.
   static constexpr size_t kFewestPairs = 7;
   bool too_few_pairs() const { return pairs < kFewestPairs; }
-  // True if there is no reliable result: with a larger spread, the machine was
-  // too busy.
+  // True if the result is not reliable, because there are too few pairs or the
+  // machine was too busy (a large spread).
   bool undecided() const { return spread > 0.15 || too_few_pairs(); }
 };
 
@@ -53,10 +53,10 @@ inline PairedRatio RatioOf(const std::vector<double>& numerators,
   return result;
 }
 
-// The median of the differences between a and b in each pair. Differences are
-// small compared with the times, so those of single pairs vary widely.
-// Therefore the spread is that of seven medians, each over a seventh of the
-// run's pairs.
+// The median of the differences a - b over all pairs. A difference is small
+// compared with the two times, so the differences of single pairs vary widely.
+// Therefore the run is divided into seven parts, and the spread is that of the
+// parts' medians.
 inline PairedRatio DifferenceOf(const std::vector<double>& a,
                                 const std::vector<double>& b) {
   std::vector<double> differences;

@@ -5,7 +5,7 @@
 namespace kvasir::bench {
 namespace {
 
-TEST(PairedTest, ARatioIsTheMedianOfThePairsAndTheSpreadTheirMiddleHalf) {
+TEST(PairedTest, ARatioIsTheMedianOverPairsAndItsSpreadIsTheirMiddleHalf) {
   const PairedRatio ratio =
       RatioOf({1, 2, 3, 4, 5, 6, 7}, {10, 10, 10, 10, 10, 10, 10});
   EXPECT_DOUBLE_EQ(ratio.median, 0.4);
@@ -21,9 +21,10 @@ TEST(PairedTest, FewerThanSevenPairsAreUndecidedEvenIfTheyAgree) {
                    .undecided());
 }
 
-TEST(PairedTest, ADifferenceIsDecidedByTheSpreadOfTheMediansOfSevenths) {
-  // The differences of single pairs vary by half, but the medians of all
-  // sevenths are alike.
+TEST(PairedTest,
+     ADifferenceIsUndecidedIfTheMediansOfSeventhsOfTheRunSpreadWidely) {
+  // The differences of single pairs vary by half of their median, but if the
+  // run is divided into seven parts, the medians of all parts are equal.
   std::vector<double> a;
   std::vector<double> b;
   for (int i = 0; i < 210; ++i) {

@@ -71,8 +71,8 @@ TEST(PlanPresetsTest, PresetsStoreTheBytesThatTheirNamesState) {
   EXPECT_EQ(bytes("svdq-84442200"), 1024 * 3 / 8 + 8 * (64 + 4));
 }
 
-// The shapes have heads that RoPE rotates only partly, learned positions, and
-// head sizes that are not a power of two.
+// Among the shapes are some with heads that RoPE rotates only partly, with
+// learned positions, and with head sizes that are not a power of two.
 TEST(PlanPresetsTest, PresetsOfWholeKeysAndValuesFitAnyCheckpoint) {
   for (const char* name :
        {"pythia-160m", "opt-125m", "qwen2.5-0.5b", "smollm2-135m"}) {

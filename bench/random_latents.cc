@@ -16,13 +16,14 @@
 namespace kvasir::bench {
 namespace {
 
-// The number of rows that one launch fills. Each launch begins at another place
-// in the same random numbers, so no two pages are alike.
+// One launch fills this many rows. All launches use the same random numbers,
+// but each begins at another of the first kShiftNumbers numbers, so no two
+// pages are alike.
 constexpr int64_t kRows = 256;
 constexpr int64_t kShiftNumbers = 4093;
 constexpr float kSpan = 6.0f;  // ranges span -3 to 3 standard deviations
 
-// Static ranges of channels, for codes without ranges in their slots.
+// The static ranges of channels. Codes use them if slots do not store ranges.
 struct StaticRanges {
   std::vector<float> scale;
   std::vector<float> minimum;

@@ -16,12 +16,13 @@
 
 namespace kvasir::bench {
 
-// Measures the time of each part of a step. Threads: the stream's.
+// Measures the time of each part of a step.
+// Threads: used only by the thread that uses the stream.
 class StepTimer : public worker::StepProfile {
  public:
   using Seconds = worker::CpuStepProfile::Seconds;
-  // Forgets earlier measurements. Time before the first mark counts as the
-  // rest.
+  // Forgets earlier measurements. The time before the first mark counts as
+  // StepPart::kRest.
   virtual absl::Status Start(kernels::Stream& stream) = 0;
   // Returns the time of each part since Start. Waits for enqueued work and
   // returns its errors.
@@ -46,7 +47,8 @@ class CpuStepTimer final : public StepTimer {
   worker::CpuStepProfile profile_;
 };
 
-// Measures times in a device's stream by marks, and the device's limits.
+// Measures the time between marks in a device's stream, and the device's
+// highest rates of copies and products.
 class DeviceClock {
  public:
   virtual ~DeviceClock() = default;

@@ -85,7 +85,8 @@ StartResult KvCache::StartSequence(SequenceId id,
 
 int64_t KvCache::CachedPrefixTokens(absl::Span<const int32_t> token_ids,
                                     const StartOptions& options) const {
-  // discarded: a probe starts no sequence, so its hashes are not counted
+  // Find needs this counter, but a probe starts no sequence, so its hashes are
+  // not added to the statistics.
   int64_t page_hashes = 0;
   const PrefixHit hit = cache_.Find(token_ids, options, &page_hashes);
   return static_cast<int64_t>(hit.nodes.size()) * config_.page_tokens;
@@ -111,7 +112,7 @@ void KvCache::Commit(SequenceId id, absl::Span<const int32_t> token_ids) {
   counts_.hit_tokens += std::exchange(entry.uncounted_hit_tokens, 0);
   PublishPages(token_ids, &entry);
   // Publishes a tail only after a step that wrote tokens: an empty commit
-  // changes no side page, and before the first step there are none.
+  // changes no side page, and before the first step there are no side pages.
   if (!token_ids.empty()) {
     const TailPages* tail =
         cache_.PublishTail(entry.state.logical_tokens(), &entry.prefix);

@@ -1,7 +1,7 @@
-// The cache as the scheduler sees it: which sequence holds which pages, what a
-// prompt can reuse, and what every page is spent on. It names pages and touches
-// no bytes: the executor moves bytes, following the deltas and copies that are
-// taken here.
+// The cache as the scheduler sees it: which pages each sequence holds, which
+// pages a prompt can reuse, and what every page is used for. It handles only
+// page ids. The executor has the pages' bytes; it receives the changes of block
+// tables and the page copies from here (TakeDeltas, TakePageCopies).
 //
 // Life of a sequence:
 //
@@ -13,11 +13,11 @@
 //           0      first_live * P              logical   logical + n
 //          (outside a sliding window)
 //
-// A group that evicts holds at most as many slots as EvictionSchedule says. A
-// step of its sequence ends at next_eviction at the latest, and Evict comes
-// before the step after that. Pages of such a group also hold scores that
-// change with every query. So no two sequences share one, and none is published
-// or found.
+// In a page group that evicts, a sequence holds at most as many slots as
+// EvictionSchedule says. Its steps end at next_eviction at the latest, and
+// Evict must be called before the step after that. The pages of such a group
+// also hold scores that change with every query. So sequences never share these
+// pages, and prompts never find them.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,7 @@ struct StartResult {
 
 // Composes PrefixCache (pools and index), SequenceTables and HostImages.
 // Owns: these three, and the state of every live sequence.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: "no pages" is a ReserveResult; misuse (an unknown sequence, a commit
 // beyond the reservation) is a CHECK.
 class KvCache {
@@ -66,9 +66,10 @@ class KvCache {
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
 
-  // Adds a sequence that is about to run `token_ids`: the prompt, and after a
-  // preemption or a move also the tokens that were emitted. Takes references to
-  // the pages that it finds and allocates none. `id` must not be live.
+  // Adds a sequence that is about to run `token_ids`: the prompt and, after a
+  // preemption or on another worker, also the tokens that were already emitted.
+  // Takes references to cached pages that it finds, and allocates no pages.
+  // `id` must not be in use.
   StartResult StartSequence(SequenceId id, absl::Span<const int32_t> token_ids,
                             const StartOptions& options);
 
@@ -99,9 +100,9 @@ class KvCache {
     return sequence(id).state.EvictionDue();
   }
   // Evicts slots in every group whose eviction is due. The block tables then
-  // end after the slots that stay. The pages after these are free at once:
-  // whatever takes one of them writes only after the eviction, which the same
-  // step does. It always succeeds. No reservation may be open (CHECK).
+  // end after the slots that stay, and later pages are free at once. The same
+  // step may reuse them, because it writes to them only after the eviction. It
+  // always succeeds. No reservation may be open (CHECK).
   void Evict(SequenceId id) { tables_.Evict(id, &sequence(id).state); }
   // The number of tokens at which the sequence's next step must end at the
   // latest. Empty: the sequence never evicts.
@@ -154,9 +155,10 @@ class KvCache {
   // (or another) and all tokens so far computes the sequence again.
   void Preempt(SequenceId id);
 
-  // Images. All copies between device and host pools are done by the next step,
-  // in one ordered list with the other copies (TakePageCopies). So a page of
-  // either pool may be reused as soon as the copy that reads it is listed.
+  // Images are copies of a sequence's pages in the host pool. The next step
+  // does all copies between the pools, in one ordered list with the other
+  // copies (TakePageCopies). So a page of either pool may be reused as soon as
+  // the copy that reads it is listed.
 
   // The shape that an image of the sequence's committed tokens would have.
   ImageShape ShapeOf(SequenceId id) const {
@@ -218,8 +220,8 @@ class KvCache {
   int64_t PagesFreedByRelease(SequenceId id) const {
     return tables_.PagesFreedByRelease(sequence(id).state);
   }
-  // The page ids in the sequence's block table from first_live on, then those
-  // of its side pages.
+  // The page ids of the sequence in a group: of its block table from entry
+  // first_live on (Pages), and of its side pages (SidePages).
   std::vector<PageId> Pages(SequenceId id, PageGroupId group) const;
   std::vector<PageId> SidePages(SequenceId id, PageGroupId group) const;
 
@@ -249,8 +251,8 @@ class KvCache {
     return tables_.AvailablePages(sequence(id).state,
                                   static_cast<size_t>(group.value()));
   }
-  // The page calculator of one sequence in a group. A sequence that would need
-  // more than num_pages must not be admitted.
+  // Computes how many pages of the group a sequence needs. A sequence that
+  // would need more than num_pages must not be admitted.
   SequencePages sequence_pages(PageGroupId group) const;
 
   // Makes every cached page free.

@@ -173,8 +173,8 @@ TEST(KvCacheEvictionTest, ARestartedSequenceHasTheSameEvictionPoints) {
   )");
 }
 
-// Regression test: Import once required a further page although the eviction
-// that is due makes room in the last page.
+// Regression test: Import required one more page, although the eviction that is
+// due makes room in the last page.
 TEST(KvCacheEvictionTest, AnImageWithAnEvictionDueFitsIntoItsOldPool) {
   KvCacheScenario test(
       Config({{.num_pages = 3,
@@ -228,7 +228,7 @@ TEST(KvCacheEvictionTest, ARefusalChangesNothing) {
 TEST(KvCacheEvictionTest, MisuseAborts) {
   KvCacheScenario scenario(Config({{.num_pages = 8, .eviction = kSix}}));
   scenario.Run("start A 1..20");
-  // would end beyond the next eviction point
+  // this reservation would end after the next eviction point
   EXPECT_DEATH(scenario.Do("reserve A 9"), "next");
   scenario.Run("step A 8 -> ok");
   EXPECT_DEATH(scenario.Do("reserve A 1"), "EvictionDue");

@@ -84,7 +84,7 @@ TEST(KvCacheImagesTest, WithoutAHostPoolNothingIsExported) {
   )");
 }
 
-TEST(KvCacheImagesTest, AnImportThatFindsNoPagesChangesNothing) {
+TEST(KvCacheImagesTest, AnImportWithoutEnoughFreePagesChangesNothing) {
   KvCacheScenario test(Config({{.num_pages = 3, .num_host_pages = 3}}));
   test.Run(R"(
     start a 1..8 nopublish
@@ -194,7 +194,7 @@ TEST(KvCacheImagesTest, SharedPagesAreExportedAndSharedAgain) {
   )");
 }
 
-TEST(KvCacheImagesTest, SharesCachedPagesBeforeItAllocatesCopies) {
+TEST(KvCacheImagesTest, AnImportSharesCachedPagesBeforeItAllocatesOthers) {
   KvCacheScenario test(Config({{.num_pages = 4, .num_host_pages = 4}}));
   test.Run(R"(
     start a 1..14
@@ -243,8 +243,8 @@ TEST(KvCacheImagesTest, ASequenceThatHasNotRunHasAnEmptyImage) {
   )");
 }
 
-// The listed copies of a step that has not run yet would read or overwrite
-// these host pages.
+// Listed copies, which are done only when the next step runs, would read or
+// overwrite these host pages.
 TEST(KvCacheImagesTest, RefusesHostPagesForAnImageWhileCopiesAreListed) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));
   const ImageShape shape = {.logical_tokens = 8, .groups = {{8, 0, 2, 0}}};
@@ -320,7 +320,7 @@ TEST(KvCacheImagesTest,
   config.prefix_reuse = false;
   KvCache cache(config);
   const StartOptions options = {.publish_prefix = false, .prompt_tokens = 10};
-  // After the eviction at 8 tokens 6 slots stayed, and two tokens came since.
+  // The eviction at 8 tokens left 6 slots, and two tokens were added after it.
   // The eviction at the prompt's end (10 tokens) is still due.
   const ImageShape due = {
       .logical_tokens = 10, .prompt_tokens = 10, .groups = {{8, 0, 2, 0, 6}}};
@@ -336,7 +336,7 @@ TEST(KvCacheImagesTest,
     KVASIR_EXPECT_OK(cache.CheckInvariants());
     cache.Release(SequenceId(1));
     google::protobuf::RepeatedPtrField<kvasir::v1::PageCopy> copies;
-    cache.TakePageCopies(&copies);  // the next step has run
+    cache.TakePageCopies(&copies);  // as if the next step had run
   }
   const auto refused = [&](ImageShape shape, const StartOptions& start,
                            const std::string& why) {

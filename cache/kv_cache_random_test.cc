@@ -540,8 +540,8 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
 constexpr int kSeeds = 40;
 constexpr int kOperations = 150;
 
-// How often each event happened in the runs of all seeds. Each test requires
-// the events that make it meaningful.
+// How often each event happened in the runs of all seeds. Each test checks that
+// the events that it is about have happened.
 struct Met {
   int64_t evicted = 0;
   int64_t copied = 0;
@@ -673,7 +673,7 @@ TEST(KvCacheRandomTest, SidePagesAndWindowsGoToATinyHostPool) {
   EXPECT_GT(met.tails, 0);
 }
 
-// A configuration with one page group of each kind. Without prefix reuse,
+// A configuration with one page group of each kind. It has no prefix reuse,
 // because the pages of a group that evicts hold scores and are never shared.
 KvCacheConfig EvictingConfig(int64_t num_pages, int64_t num_host_pages = 0) {
   KvCacheConfig config = Config(

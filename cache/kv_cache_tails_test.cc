@@ -58,7 +58,7 @@ TEST(KvCacheTailsTest, APrefixIsFoundUpToItsLastTail) {
   EXPECT_EQ(s.cache().Stats().hit_tokens, 8);
 }
 
-TEST(KvCacheTailsTest, AStepAcrossTheBoundaryLeavesNoTail) {
+TEST(KvCacheTailsTest, AStepThatPassesTheBoundaryPublishesNoTail) {
   RunScript(12, 2, R"(
     start a 1..10
     step a 10          -> ok
@@ -207,8 +207,8 @@ TEST(KvCacheTailsTest, ForgettingAPageDropsItsTail) {
   )");
 }
 
-// When a sequence is released, its tails are placed after its token pages in
-// the eviction order.
+// When a sequence is released, its tails come after its token pages in the
+// order of eviction.
 TEST(KvCacheTailsTest, EvictsPagesBeyondATailBeforeTheTail) {
   RunScript(10, 1, R"(
     start a 1..6
@@ -321,8 +321,9 @@ TEST(KvCacheTailsTest, AvailablePagesOfASequenceIncludeItsTail) {
   EXPECT_EQ(s.cache().available_pages(SequenceId(1), PageGroupId(0)), 4);
 }
 
-// The executor does copies in their order, so a copy reads what its source page
-// held when it was listed, even if another sequence has the page by then.
+// The executor does copies in the order of the list. So a copy reads what its
+// source page held when the copy was listed, even if another sequence holds the
+// page by then.
 TEST(KvCacheTailsTest, CopiesFreedPagesBeforeTheyAreReused) {
   RunScript(6, 1, R"(
     start a 1..4
@@ -388,7 +389,7 @@ TEST(KvCacheTailsTest, AForkIsRefusedWithoutPagesForItsSidePages) {
   EXPECT_FALSE(s.cache().can_fork(SequenceId(0)));
 }
 
-TEST(KvCacheTailsTest, AbortInEveryStateFreesEverything) {
+TEST(KvCacheTailsTest, ReleasingASequenceInAnyStateFreesAllItsPages) {
   RunScript(12, 2, R"(
     start a 1..10
     step a 8           -> ok

@@ -95,7 +95,7 @@ TEST(KvCacheTest, TheNextStepCanBePlannedBeforeThisOneIsCommitted) {
   kvasir::v1::SequenceStep first;
   cache.TakeDeltas(a, &first);
   EXPECT_EQ(first.physical_starts(0), 0u);
-  // only the queries of tokens 3 and 4 count
+  // only the queries of tokens 3 and 4 add to the scores
   EXPECT_EQ(first.first_counted(0), 3u);
   ASSERT_TRUE(cache.Reserve(a, 5));
   kvasir::v1::SequenceStep next;
@@ -111,7 +111,7 @@ TEST(KvCacheTest, TheNextStepCanBePlannedBeforeThisOneIsCommitted) {
   EXPECT_EQ(cache.reserved_tokens(a), 0);
   EXPECT_EQ(cache.logical_tokens(a), 5);
 
-  // The queries of all output tokens count.
+  // The queries of all output tokens add to the scores.
   ASSERT_TRUE(cache.Reserve(a, 1));
   ASSERT_TRUE(cache.Reserve(a, 2));
   kvasir::v1::SequenceStep output;
@@ -169,7 +169,8 @@ TEST(KvCacheTest, AFullHitLeavesTheLastPageToCompute) {
   )");
 }
 
-TEST(KvCacheTest, OtherTokensOrdersOrSaltsFindNothing) {
+TEST(KvCacheTest,
+     PagesAreFoundOnlyForTheSameTokensInTheSameOrderWithTheSameSalt) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..8 salt=x
@@ -402,8 +403,8 @@ TEST(KvCacheTest, AForkTakesOverAnUnsharedPageInAFullPool) {
   )");
 }
 
-// A listed copy is done before a new holder of its pages writes, so it may
-// stay.
+// Copies are done before a new holder of their pages writes, so a listed copy
+// may stay in the list.
 TEST(KvCacheTest, ACopyForASequenceThatEndedStaysListed) {
   KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
@@ -515,8 +516,8 @@ TEST(KvCacheTest, AnIndexFullOfPagelessNodesMakesRoomForNewPrefixes) {
   EXPECT_EQ(s.cache().Stats().pages_unpublished, 0);
 }
 
-// The sequence has more pages than the index has nodes, and its own nodes fill
-// the index.
+// The sequence has one page more than the index has room for, so its own nodes
+// fill the index.
 TEST(KvCacheTest, ASequenceThatFillsTheIndexByItselfEvictsNoCachedPages) {
   KvCacheScenario s(Config({Pages(4, 5)}));
   s.Run("start a 1..288 -> cached 0");
@@ -570,7 +571,7 @@ TEST(KvCacheTest, SidePagesAreCountedSeparatelyFromTokenPages) {
   EXPECT_EQ(stats.unfilled_bytes, 2 * kPayloadBytes - 7 * kPayloadBytes / 4);
 }
 
-TEST(KvCacheTest, AbortInEveryStateFreesEverything) {
+TEST(KvCacheTest, ReleasingASequenceInAnyStateFreesAllItsPages) {
   KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
   s.Run(R"(
     start a 1..9                      # started
@@ -664,7 +665,7 @@ TEST(KvCacheTest, CountsTokensBytesAndWaste) {
   EXPECT_EQ(stats.query_tokens, 20);
   EXPECT_EQ(stats.hit_tokens, 8);
   const PageGroupStats& all = stats.groups[0];
-  // two shared pages, and one page of each sequence
+  // two shared pages, and for each sequence one unshared page
   EXPECT_EQ(all.used_pages, 4);
   EXPECT_EQ(all.held_slots, 16);
   EXPECT_EQ(all.filled_slots, 8 + 2 + 1);

@@ -23,8 +23,8 @@ bool IsKnown(std::string_view text) {
          std::end(kKnownModels);
 }
 
-// True if `text` has the form of a model's name. Otherwise it is a path or free
-// text.
+// True if `text` has the form of a model's name, and not that of a path or of
+// other text.
 bool IsName(std::string_view text) {
   return !text.empty() &&
          std::all_of(text.begin(), text.end(), [](unsigned char c) {

@@ -12,14 +12,14 @@ using kvasir::v1::Part;
 
 namespace {
 
-// The most bits of codes that stand for Lloyd-Max levels instead of equal
-// steps.
+// The most bits that a code may have if codes stand for Lloyd-Max levels
+// instead of equally spaced numbers.
 constexpr uint32_t kMostLevelBits = 4;
 
 bool KnownBits(uint32_t bits) { return bits <= 6 || bits == 8; }
 
-// A bit width and the number of channels that have it. 0 channels: an equal
-// share of the latent.
+// A run of channels with the same number of bits. If `channels` is 0, the run
+// has an equal share of the latent's channels.
 struct BitRun {
   int64_t channels = 0;
   uint32_t bits = 0;

@@ -17,7 +17,7 @@ namespace kvasir::plan {
 
 // The rule for the slots that stay in addition to sinks and recent tokens.
 enum class EvictionMethod {
-  // by the attention that a slot received and by how accurate its codes are
+  // by the attention that a slot received, and by the accuracy of its codes
   kQHitter,
   kH2o,        // only by the attention that a slot received
   kStreaming,  // the latest slots
@@ -33,7 +33,7 @@ using proto::ParseEvictionBudget;
 struct EvictionSettings {
   EvictionMethod method = EvictionMethod::kQHitter;
   EvictionBudget budget = {.ratio = 0.2};
-  // Default: 4, or the plan's exact sinks if they are more.
+  // Default: 4, or the number of the plan's exact sinks if that is larger.
   std::optional<uint32_t> sinks;
   // Default: 64, but at most a quarter of a budget that is given in slots, and
   // at least the plan's exact window.

@@ -58,9 +58,9 @@ TEST(EvictionTest, EvictionCanBeAddedToAnyPlan) {
   EXPECT_FALSE(streaming.layer(0).eviction->scored);
 }
 
-// Exact rows are addressed by the token's position, so the tokens that a plan
-// keeps exact must not be evicted.
-TEST(EvictionTest, KeepsTheTokensThatThePlanStoresExactly) {
+// The place of an exact row depends on its token's position, so the tokens that
+// a plan stores exactly must not be evicted.
+TEST(EvictionTest, EvictionKeepsTheTokensThatThePlanStoresExactly) {
   const AttentionShape shape = Shape(1);
   kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);
   auto* codec =

@@ -638,7 +638,7 @@ TEST(PlanTest, RefusesLatentsStoredOnTheWrongSideOfTheRotation) {
   });
 }
 
-TEST(PlanTest, RefusesNormalizedKeysInAnyOtherSpace) {
+TEST(PlanTest, RefusesLowRankKeysIfTheModelNormalizesKeys) {
   AttentionShape shape = Shape();
   shape.qk_norm = true;
   KVASIR_EXPECT_OK(ValidatePlan(FullRankPlan(shape, BF16), shape));
@@ -919,8 +919,8 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
                   {"heads that share a latent must share a unit"}}});
 }
 
-// Exact rows are addressed by the token's position, so their tokens must not be
-// evicted.
+// The place of an exact row depends on its token's position, so these tokens
+// must not be evicted.
 TEST(PlanTest, RefusesEvictionOfTokensThatAreKeptExact) {
   KvPlan exact = PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","codec":{
       "bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");

@@ -97,8 +97,8 @@ Part HalfRankValues(const AttentionShape& shape, int64_t share,
 
 // The first and the latest tokens are also kept exact, because they receive
 // most attention and so the rounding of their codes costs most
-// (docs/quality.md). The exact rows of 32 tokens take one page of 64 tokens in
-// 4-bit codes.
+// (docs/quality.md). The exact rows of these 32 tokens take almost as much
+// memory as two pages of 64 tokens in 4-bit codes.
 constexpr uint32_t kRotatedSinks = 4;
 constexpr uint32_t kRotatedWindow = 28;
 

@@ -20,8 +20,9 @@ struct PlanPreset {
   std::string name;
   // One line for help texts.
   std::string text;
-  // The most time that attention may take, as a multiple of the larger of the
-  // byte floor and the FLOP floor. Empty if the project has no target.
+  // The performance target: attention may take at most this multiple of the
+  // larger of the byte floor and the FLOP floor (bench/floors.h). Empty if
+  // there is no target for this preset.
   std::optional<double> floor_target;
   // True if the preset needs no tensors except the model's own.
   bool any_checkpoint = false;

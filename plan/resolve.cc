@@ -20,7 +20,7 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// The metadata of several units must be less than this share of the latents.
+// The metadata of several units takes less than this share of the latents.
 constexpr int64_t kUnitMetadataPercent = 5;
 
 std::atomic<int64_t> num_resolved_plans = 0;
@@ -106,7 +106,7 @@ Transform TransformOf(const Codec& codec) {
   }
 }
 
-// True if channels of 0 bits stay, with the minimum of their range as value.
+// True if channels of 0 bits are kept; their value is their range's minimum.
 bool KeepsUnstored(const ResolvedPart& part) {
   return part.explicit_runs && part.range == RangeKind::kChannel;
 }
@@ -411,7 +411,7 @@ std::vector<std::vector<int64_t>> FinestUnits(
     return head;
   };
   ForParts(attention, [&](const ResolvedPart& part) {
-    // Connects all heads, so that units do not depend on the number of ranks.
+    // Joins all heads, so that units do not depend on the number of ranks.
     const bool own = part.transform == Transform::kBasisSequence;
     if (own && part.space == Space::kFull) {
       std::fill(root.begin(), root.end(), int64_t{0});
@@ -496,7 +496,7 @@ ResolvedSelection ResolveSelection(const kvasir::v1::Selection& selection,
               landmark.CodesBytes(latent) + landmark.ParamsBytes(latent)};
 }
 
-// Layers share their attention if the results of this function are equal.
+// Layers for which this function returns equal texts share their attention.
 std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   LayerPlan attention = plan;
   attention.clear_eviction();
@@ -504,8 +504,8 @@ std::string AttentionKey(const LayerPlan& plan, bool rotates) {
   return absl::StrCat(rotates, " ", attention.SerializeAsString());
 }
 
-// Sinks and recent slots are part of the budget, and its lower bound if the
-// budget is a share of a short prompt.
+// Sinks and recent slots are part of the budget. A budget that is a share of
+// the prompt is at least their number.
 EvictionCounts CountsOf(const LayerPlan& plan) {
   if (!plan.has_eviction()) return {};
   const kvasir::v1::Eviction& eviction = plan.eviction();

@@ -279,7 +279,7 @@ TEST(ResolvedPlanTest, ALayerWithoutRopeHasItsOwnAttention) {
   EXPECT_FALSE(resolved.attention_of(1).rotates);
 }
 
-TEST(ResolvedPlanTest, JointPartsServeBothSides) {
+TEST(ResolvedPlanTest, JointPartsServeKeysAndValues) {
   const ResolvedPlan plan = Resolve({R"({"exact_sinks":4,"joint":[{
       "low_rank":{"groups":[{"heads":[0,1,2,3],"rank":8}]},
       "uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
@@ -422,7 +422,8 @@ TEST(ResolvedPlanTest, EveryRankHasTheEvictionUnitsOfTheWholeModel) {
   }
 }
 
-TEST(ResolvedPlanTest, ABudgetShareOfThePromptIsAtLeastSinksAndRecent) {
+TEST(ResolvedPlanTest,
+     ABudgetThatIsAShareOfThePromptHoldsAtLeastSinksAndRecentTokens) {
   const ResolvedPlan plan = Resolve({Layer(
       kFullKey, kFullValue,
       R"(,"eviction":{"budget_ratio":0.5,"recent":16,"positions":"ORIGINAL",

@@ -23,8 +23,8 @@ namespace kvasir::plan {
 
 enum class Space { kFull, kLowRank, kRopePairs, kRopeLowRank };
 
-// Whether keys are stored before or after RoPE rotates them. kNone: numbers
-// that RoPE does not rotate.
+// Whether keys are stored before or after RoPE rotates them. kNone: RoPE does
+// not rotate the stored numbers at all.
 enum class RopeSide { kBefore, kAfter, kNone };
 
 enum class Lift { kFold, kAtRuntime, kReconstruct, kAnchored };
@@ -56,9 +56,9 @@ struct CodeRun {
 struct ResolvedLatent {
   std::vector<int64_t> heads;  // KV heads of the model, ascending
   int64_t width = 0;           // R: the width in the plan
-  // R': the width in tensors and attention. It leaves out channels of 0 bits,
-  // except with a basis for each sequence, which is computed over all channels,
-  // and with explicit runs that have their own ranges.
+  // R': the width in tensors and attention. Channels of 0 bits are left out,
+  // with two exceptions: a basis for each sequence is computed over all
+  // channels, and explicit runs with static ranges keep all channels.
   int64_t channels = 0;
   // The number of dimensions of each head that the latent represents.
   int64_t head_dims = 0;
@@ -73,7 +73,7 @@ struct ResolvedLatent {
   int64_t stored_channels() const;
 };
 
-// How some dimensions of a head are computed from a part's latents.
+// One use of a part: how the part's latents give some dimensions of a head.
 struct ResolvedUse {
   Lift lift = Lift::kFold;
   int64_t dims = 0;          // dims of a head
@@ -200,7 +200,7 @@ struct ResolvedEviction {
   bool rolling = false;  // RoPE positions are slot indices
 };
 
-// How many slots of a sequence stay, and when the others go.
+// How many slots of a sequence stay, and when the others are evicted.
 struct EvictionCounts {
   int64_t budget_tokens = 0;  // slots that stay; 0: see budget_ratio
   double budget_ratio = 0;    // share of the prompt, at least `least_tokens`

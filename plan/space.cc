@@ -74,8 +74,8 @@ absl::Status CheckAnchored(const PlanPlace& where, const Part::Use& use,
 }
 
 // Checks the lift of low-rank keys. The lift's matrix does not commute with
-// RoPE, so a lift is possible only on the side of RoPE on which the latent is
-// stored.
+// RoPE, so which lifts are possible depends on whether the latent is stored
+// before or after RoPE.
 absl::Status CheckLowRankKeyLift(const PlanPlace& where, const Part& part,
                                  const Part::Use& use) {
   const auto lift = use.lift_case();
@@ -396,7 +396,8 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
                         facts.rotates() ? "do: want stored PRE_ROPE"
                                         : "neither: want stored NO_ROPE");
   }
-  // The joint part as it would be if only the keys used it.
+  // Splits the joint part into one that has only the uses for keys, and one
+  // that has only those for values.
   Part of_key = part;
   of_key.clear_uses();
   Part of_value = of_key;

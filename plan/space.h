@@ -54,9 +54,9 @@ absl::Status CheckPartition(const PlanPlace& where, const Groups& groups,
   return absl::OkStatus();
 }
 
-// Records which dimensions of each head the parts of a side already cover. It
-// has a column for each RoPE pair, and one for the dimensions that do not
-// rotate.
+// A table that records which dimensions of each head are already covered by a
+// part of the side. It has a row for each head, a column for each RoPE pair,
+// and a last column for the dimensions that do not rotate.
 class Coverage {
  public:
   explicit Coverage(const LayerFacts& facts)
@@ -88,7 +88,7 @@ class Coverage {
   }
 
  private:
-  // The owner numbers of joint parts begin here.
+  // Joint part number i is stored as kFirstJoint + i in owner_.
   static constexpr int kFirstJoint = 64;
 
   absl::Status Twice(const PlanPlace& where, int64_t head, int64_t column,
@@ -126,8 +126,8 @@ absl::StatusOr<std::vector<PlannedLatent>> CheckSpace(
     const PlanPlace& where, const kvasir::v1::Part& part,
     const LayerFacts& facts, Coverage& coverage);
 
-// The same checks for the space and the lifts of a joint part. Marks the
-// covered dimensions of both sides.
+// Like CheckUses and CheckSpace, for a joint part. Marks the dimensions that it
+// covers on both sides.
 absl::StatusOr<std::vector<PlannedLatent>> CheckJointSpace(
     const PlanPlace& where, const kvasir::v1::Part& part,
     const LayerFacts& facts, Coverage& key, Coverage& value);

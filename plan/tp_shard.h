@@ -26,10 +26,10 @@ struct HeadRange {
   friend bool operator==(const HeadRange&, const HeadRange&) = default;
 };
 
-// The KV heads of one rank: each rank gets an equal run of heads. If there are
-// more ranks than heads, size / num_kv_heads neighbouring ranks hold the same
-// head. INVALID_ARGUMENT, with the numbers, if neither number divides the
-// other.
+// The KV heads of one rank: each rank gets equally many consecutive heads. If
+// there are more ranks than heads, each head is held by size / num_kv_heads
+// neighbouring ranks. INVALID_ARGUMENT, with the numbers, if neither number
+// divides the other.
 inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
                                                int64_t num_kv_heads) {
   if (shard.size < 1 || shard.rank < 0 || shard.rank >= shard.size) {
@@ -65,9 +65,9 @@ struct IdRange {
 // The packed output head is divided between ranks in panels of this many ids.
 inline constexpr int64_t kIdsPerPanel = 32;
 
-// The token ids of one rank: a run of whole panels, as equal as possible
-// between ranks. The last rank also gets an incomplete last panel. With a small
-// vocabulary some ranks get no ids.
+// The token ids of one rank: consecutive whole panels, as equally many for all
+// ranks as possible. If the last panel is incomplete, the last rank gets it.
+// With a small vocabulary some ranks get no ids.
 inline IdRange IdsOfRank(TpShard shard, int64_t vocab_size) {
   const int64_t panels = (vocab_size + kIdsPerPanel - 1) / kIdsPerPanel;
   const auto first = [&](int64_t rank) {

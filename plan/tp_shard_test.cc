@@ -20,7 +20,7 @@ TEST(TpShardTest, NeighbouringRanksShareAHeadIfThereAreMoreRanksThanHeads) {
   EXPECT_EQ(*KvHeadsOfRank({2, 4}, 2), (HeadRange{1, 1}));
 }
 
-TEST(TpShardTest, RefusesUnevenHeadsAndRanksOutsideTheGroup) {
+TEST(TpShardTest, RefusesHeadsThatRanksCannotDivideAndRanksOutsideTheGroup) {
   EXPECT_THAT(KvHeadsOfRank({0, 3}, 8),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("8 KV heads cannot be dealt to 3")));

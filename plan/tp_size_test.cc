@@ -16,7 +16,7 @@ constexpr TpDealt kLlama8b = {
 constexpr TpDealt kSmol = {
     .num_kv_heads = 3, .num_heads = 9, .num_features = 1536};
 
-TEST(TpSizeTest, RankNumbersAboveTheKvHeadsAreMultiplesOfThem) {
+TEST(TpSizeTest, MoreRanksThanKvHeadsMustBeAMultipleOfTheKvHeads) {
   EXPECT_THAT(FittingTpSizes(kLlama8b), ElementsAre(1, 2, 4, 8, 16, 32));
   // 9 ranks could share the query and KV heads, but not the 1536 features.
   EXPECT_THAT(FittingTpSizes(kSmol), ElementsAre(1, 3));

@@ -187,7 +187,7 @@ def sample(files, seed):
         content = (ROOT / path).read_text()
         lines = content.split("\n")
         for number, text in paragraphs(cpp_comments(content)):
-            if len(text.split()) >= 3:
+            if len(text.split()) >= 3 and not text.endswith(":"):  # a list follows
                 end = number - 1
                 while end < len(lines) and lines[end].lstrip().startswith("//"):
                     end += 1

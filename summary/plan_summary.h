@@ -15,8 +15,9 @@ namespace kvasir::cli {
 struct GroupSummary {
   int part = 0;
   std::vector<int64_t> heads;
-  int64_t rank = 0;    // the latent's numbers per token
-  int64_t stored = 0;  // how many of them have bits and belong to this side
+  int64_t rank = 0;  // the latent's numbers per token
+  // how many of these numbers have bits and belong to this side
+  int64_t stored = 0;
 };
 
 // One row of the table. If a side has several parts, a field joins their values
@@ -38,7 +39,8 @@ struct LayerSideSummary {
   // Scales and minima; included in bytes_per_token.
   double param_bytes_per_token = 0;
   int64_t sliding_window = 0;  // 0: none
-  // The first and latest tokens of a sequence that are also kept exact.
+  // How many of a sequence's first tokens (sinks) and of its latest tokens are
+  // also stored exactly.
   int64_t exact_sinks = 0;
   int64_t exact_window = 0;
 };

@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// The most lines per list in the text; the JSON has all of them.
+// The most lines that a list has in the text. The JSON has all of them.
 constexpr size_t kMostLines = 12;
 
 std::string RangeText(int64_t first, int64_t last) {

@@ -50,8 +50,8 @@ struct RankSummary {
   int64_t ranks_per_kv_head = 1;
   std::vector<plan::Replica> replicas;
   std::vector<UnevenLayers> uneven;
-  // The weights of one rank that holds the whole model, if weights were
-  // counted.
+  // The bytes of weights that a single rank would hold (the whole model), if
+  // weights were counted.
   std::optional<int64_t> whole_weight_bytes;
 
   // Returns the KV bytes per token on the rank that has the most. Pages have

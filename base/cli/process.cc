@@ -96,7 +96,7 @@ void RemoveAbandonedFolders(const std::string& parent) {
 }
 
 void OnShutdownSignal(int signal_number) {
-  // A second signal ends the process without waiting for the drain.
+  // The second signal ends the process at once, without waiting for the drain.
   if (g_shutdown_signals > 0) _exit(128 + signal_number);
   g_shutdown_signals = 1;
 }

@@ -24,7 +24,7 @@ int NumFolders(const base::TempFolder& parent) {
 }
 
 // A server that got SIGKILL used to leave its folder of sockets for ever.
-TEST(PrivateFolderTest, TheNextFolderRemovesThoseOfEndedProcesses) {
+TEST(PrivateFolderTest, MakingAFolderRemovesTheFoldersOfEndedProcesses) {
   const base::TempFolder parent;
   const auto living = MakePrivateFolder(parent.path());
   KVASIR_ASSERT_OK(living);

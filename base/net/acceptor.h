@@ -46,7 +46,7 @@ class Acceptor {
   ~Acceptor();
 
   struct Options {
-    // If so many are open, new connections are closed immediately.
+    // If this many connections are open, new ones are closed immediately.
     size_t max_connections = 1024;
     // If no connection came for this long, the acceptor connects to itself as a
     // probe. If the probe does not arrive, it binds and listens anew: the file
@@ -59,7 +59,7 @@ class Acceptor {
   // Starts to accept connections. Call once.
   void Run(Options options);
 
-  // 0 for a Unix socket.
+  // The port that is listened on; 0 for a Unix socket.
   int port() const { return port_; }
   // The address that a client dials: "127.0.0.1:9000" or
   // "unix:/run/kvasir.sock".
@@ -68,7 +68,7 @@ class Acceptor {
   // Takes the connections that the system has already accepted, then closes the
   // listening sockets: the system refuses later ones. Idempotent.
   void StopListening();
-  // Taken connections that are still open.
+  // The number of accepted connections that are still open.
   size_t connections() ABSL_LOCKS_EXCLUDED(mutex_);
   // Shuts down all connections that are still open, after the data that was
   // already written. Client and server both see that the other side has closed.
@@ -119,7 +119,8 @@ class Acceptor {
   std::thread thread_;
   std::atomic<bool> stopping_{false};
 
-  // Used by Listen, then by the thread, then by the caller that has joined it.
+  // Used first by Listen, then by the acceptor's thread, and finally by the
+  // caller that has joined this thread.
   std::vector<Socket> sockets_;
   std::pair<dev_t, ino_t> unix_file_ = {};
   size_t num_closed_ = 0;

@@ -105,7 +105,7 @@ class AcceptorTest : public ::testing::Test {
   Kept kept_;
 };
 
-TEST_F(AcceptorTest, TakesConnectionsAndCountsThemWhileOpen) {
+TEST_F(AcceptorTest, AcceptsConnectionsAndCountsThoseThatAreOpen) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
   EXPECT_EQ(acceptor->target(), absl::StrCat("127.0.0.1:", acceptor->port()));
@@ -197,7 +197,7 @@ TEST_F(AcceptorTest, HangUpClosesTheClientsConnection) {
   EXPECT_TRUE(caller.WaitForClose());
 }
 
-TEST_F(AcceptorTest, ListensAnewIfItDoesNotReceiveItsProbe) {
+TEST_F(AcceptorTest, ListensAgainIfItsProbeConnectionDoesNotArrive) {
   ListenAddress listen;
   listen.unix_path = folder_.File("removed");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen(listen));

@@ -23,7 +23,7 @@ bool Connects(const std::shared_ptr<grpc::Channel>& channel,
 TEST(GrpcChannelTest, TheEnvironmentsProxyIsNotUsed) {
   const auto server = GrpcServer::Start({}, {});
   KVASIR_ASSERT_OK(server.status());
-  // Name proxies, but let no process listen at their address.
+  // Set proxies at an address where no process listens.
   for (const char* name : {"http_proxy", "grpc_proxy", "https_proxy"}) {
     setenv(name, "http://127.0.0.1:1", 1);
   }

@@ -24,10 +24,11 @@ namespace kvasir::base {
 
 struct GrpcServerOptions {
   ListenAddress listen;
-  // Null: plain text.
+  // If null, the server uses plain text.
   std::shared_ptr<grpc::ServerCredentials> credentials;
   int64_t max_receive_message_bytes = 4 << 20;
-  // Per connection. A frontend sends all its requests over a few connections.
+  // The most concurrent calls per connection. It is high because a frontend
+  // sends all its requests over a few connections.
   int max_concurrent_streams = 4096;
   int max_metadata_bytes = 16
                            // more metadata ends the call and its connection
@@ -43,8 +44,8 @@ struct GrpcServerOptions {
   absl::Duration max_connection_age = absl::Hours(1);
   // The server sends GOAWAY on a connection without calls after this time.
   absl::Duration max_connection_idle = absl::Minutes(5);
-  // If so many are open, new connections are closed; 0: half of the descriptors
-  // that the process may have.
+  // If this many connections are open, new ones are closed. 0: half of the
+  // descriptors that the process may have.
   size_t max_connections = 0;
   // Acceptor::Options::probe_interval.
   absl::Duration probe_interval = absl::Seconds(10);
@@ -89,7 +90,7 @@ class GrpcServer {
   static absl::Status CheckAddress(const ListenAddress& listen);
   ~GrpcServer();
 
-  // 0 for a Unix socket.
+  // The port that is listened on; 0 for a Unix socket.
   int port() const { return acceptor_->port(); }
   // The address that a client dials: "127.0.0.1:9000" or
   // "unix:/run/kvasir.sock".
@@ -102,7 +103,7 @@ class GrpcServer {
   // The first step of a drain: new connections are refused, open ones are still
   // served. Idempotent.
   void StopListening() { acceptor_->StopListening(); }
-  // Connections that are open.
+  // The number of open connections.
   size_t connections() { return acceptor_->connections(); }
 
   // Refuses new connections, waits for running calls, cancels them at the
@@ -122,7 +123,7 @@ class GrpcServer {
         server_(std::move(server)) {}
 
   const std::unique_ptr<Acceptor> acceptor_;
-  // Answers UNIMPLEMENTED if there is no other service.
+  // Answers every call with UNIMPLEMENTED if no services are registered.
   const std::unique_ptr<grpc::CallbackGenericService> nothing_;
   const std::unique_ptr<grpc::Server> server_;
 };

@@ -1,5 +1,5 @@
-// The one mapping between absl::Status and grpc::Status. The codes are equal
-// by number; the assertions below keep it so.
+// Converts between absl::Status and grpc::Status. Both number their codes
+// alike, which the assertions below check.
 #pragma once
 
 #include <grpcpp/client_context.h>

@@ -28,9 +28,9 @@ inline constexpr size_t kMaxDescriptors = 1 << 20;
 // Threads: one at a time.
 class HeaderBlockScanner {
  public:
-  // Scans the next bytes of the client. Returns false from the first frame on
-  // that makes a header block longer than kMaxHeaderBlockBytes, including frame
-  // headers.
+  // Scans the next bytes of the client. Returns false once a frame has made a
+  // header block, including its frame headers, longer than
+  // kMaxHeaderBlockBytes.
   bool Scan(absl::string_view bytes);
 
  private:

@@ -11,7 +11,8 @@ namespace kvasir::base {
 struct ListenAddress {
   // Not empty: listen on a Unix socket at this path; host and port are ignored.
   std::string unix_path;
-  // The socket file's mode; 0: by the process's umask.
+  // The socket file's mode (permissions). 0: the mode that the process's umask
+  // gives.
   unsigned unix_mode = 0;
   // An IPv4 or IPv6 address, or a name.
   std::string host = "127.0.0.1";
@@ -25,7 +26,7 @@ struct ListenAddress {
 // Returns "127.0.0.1:80", or "[::1]:80": IPv6 addresses get brackets.
 std::string JoinHostPort(const std::string& host, int port);
 
-// The part of an address that prevents listening.
+// The part of an address that makes listening fail, and the cause.
 struct ListenTrouble {
   enum class With {
     kNothing,  // listening works

@@ -20,7 +20,7 @@ int Count(const std::vector<int>& families) {
   return CountAddresses(found.empty() ? nullptr : found.data());
 }
 
-TEST(CountAddressesTest, CountsTheFamilyWithTheMostAddresses) {
+TEST(CountAddressesTest, CountsTheAddressesOfTheFamilyThatHasMost) {
   EXPECT_EQ(Count({}), 0);
   EXPECT_EQ(Count({AF_INET}), 1);
   EXPECT_EQ(Count({AF_INET, AF_INET6}), 1) << "one machine, by both";

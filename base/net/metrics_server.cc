@@ -194,8 +194,8 @@ void MetricsServer::Loop() {
     for (size_t i = 0; i < connections_.size(); ++i) {
       Connection& at = connections_[i];
       const bool ready = waits[i + 1].revents != 0;
-      // A request that arrived in time counts, even if a slow scrape delayed
-      // this round; Advance then extends the time.
+      // A request that arrived in time is still served, even if a slow scrape
+      // delayed this round: Advance then extends the time.
       if ((!ready || Advance(&at)) && at.end > now) {
         open.push_back(std::move(at));
       } else {

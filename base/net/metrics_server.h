@@ -91,7 +91,7 @@ class MetricsServer {
   std::vector<std::shared_ptr<prometheus::Collectable>> sources_
       ABSL_GUARDED_BY(mutex_);
   std::vector<int> accepted_ ABSL_GUARDED_BY(mutex_);
-  // Used by the thread only, oldest first.
+  // Used only by the server's thread. The oldest connection comes first.
   std::vector<Connection> connections_;
   std::thread thread_;
 };

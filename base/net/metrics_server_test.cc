@@ -76,8 +76,8 @@ bool IsClosed(int fd) {
 std::string StatusOf(int port, const std::string& path,
                      const std::string& method = "GET") {
   const int fd = ConnectTo(port);
-  // Idle connections once delayed a scrape by far more than this, and may delay
-  // it only by far less.
+  // This limit is far below the delay that idle connections once caused, and
+  // far above what they may cause.
   const timeval limit{10, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   const std::string request =
@@ -121,7 +121,7 @@ TEST(MetricsServerTest, HalfSentRequestsDoNotKeepAScrapeWaiting) {
   for (const int fd : half) close(fd);
 }
 
-// A byte now and then does not give a connection more time.
+// Sending single bytes does not give a connection more time.
 TEST(MetricsServerTest, AConnectionThatSendsItsRequestByteByByteIsClosed) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));

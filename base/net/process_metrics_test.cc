@@ -43,8 +43,8 @@ TEST(ProcessStatTest, AProgramNameWithParenthesesAndSpacesIsParsed) {
 }
 
 TEST(ProcessStatTest, TheErrorForAMissingFieldNamesIt) {
-  EXPECT_THAT(ParseProcessStat(""),
-              StatusIs(absl::StatusCode::kInternal, HasSubstr("no name")));
+  EXPECT_THAT(ParseProcessStat(""), StatusIs(absl::StatusCode::kInternal,
+                                             HasSubstr("no program name")));
   EXPECT_THAT(ParseProcessStat("42 (kvasir) S 1 1"),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("field 14")));
   EXPECT_THAT(

@@ -68,7 +68,7 @@ absl::StatusOr<TlsMaterial> JudgeTlsTexts(const TlsFiles& files,
                                           const TlsTexts& texts,
                                           absl::Time now);
 
-// Does both: ReadTlsFiles, then JudgeTlsTexts.
+// Calls ReadTlsFiles, then JudgeTlsTexts.
 absl::StatusOr<TlsMaterial> LoadTlsFiles(const TlsFiles& files, absl::Time now);
 
 }  // namespace kvasir::base

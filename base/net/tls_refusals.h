@@ -26,7 +26,7 @@ enum class TlsRefusal {
   kNames,    // none of the peer's names is allowed or is the dialled host
   kPeer,     // the peer refused the handshake and sent an alert
   kNoTls,    // the peer does not speak TLS
-  kVersion,  // no version in common
+  kVersion,  // both sides have no TLS version in common
   kOther,
 };
 

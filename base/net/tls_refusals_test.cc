@@ -35,7 +35,7 @@ TEST(TlsRefusalsTest, GrpcsLogLinesAreClassifiedByCause) {
   EXPECT_EQ(TlsRefusalOf("accept4: Too many open files"), std::nullopt);
 }
 
-TEST(TlsRefusalsTest, EveryRefusalIsCountedAndOneAMinuteIsLogged) {
+TEST(TlsRefusalsTest, EveryRefusalIsCountedButOnlyOneAMinuteIsLogged) {
   ManualClock clock;
   TlsRefusals refusals(clock);
   ::testing::internal::CaptureStderr();

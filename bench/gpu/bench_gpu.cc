@@ -54,7 +54,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kPageTokens = 64;
 
-// A model with random weights, and sequences whose cache holds random latents.
+// Runs decode steps of a model with random weights, for sequences whose cache
+// holds random latents.
 class DecodeSteps {
  public:
   struct Options {
@@ -206,7 +207,7 @@ class DecodeSteps {
   uint64_t random_ = 1;
 };
 
-// Answers the requests. Threads: one.
+// Answers the requests. Threads: used by one thread only.
 class Bench {
  public:
   absl::StatusOr<Json> Do(const Json& asked) {
@@ -372,8 +373,8 @@ class Bench {
                 {"numerics", decode->numerics()}};
   }
 
-  // Times decode steps. The reported bytes of the cache are those that the
-  // first step reads.
+  // Times decode steps. The reported number of cache bytes is what the first
+  // step reads.
   absl::StatusOr<Json> RunDecode(const Json& asked) {
     DecodeSteps* const decode = DecodeOf(asked).get();
     if (decode == nullptr) {

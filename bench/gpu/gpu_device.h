@@ -12,18 +12,18 @@
 
 namespace kvasir::bench {
 
-// Opens "cuda:N", if the build supports it, or "emulated" from the module in
-// the file `module`. INVALID_ARGUMENT for another name; UNIMPLEMENTED without
-// nvcc; errors of MakeCudaDevice and LoadDevice. The emulated device always
-// uses its own matrix products.
+// Opens the device "cuda:N", or the device "emulated", whose module is the file
+// `module`. The emulated device always uses its own matrix products. Errors:
+// INVALID_ARGUMENT for another name, UNIMPLEMENTED for CUDA in a build without
+// nvcc, and the errors of MakeCudaDevice and LoadDevice.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenGpu(
     const std::string& name, const std::string& module, Products products);
 
 absl::StatusOr<std::unique_ptr<DeviceClock>> ClockOf(
     const kernels::Device& device);
 
-// The number of emulated devices that are reported. Any number could be opened,
-// but this many are enough for tests.
+// With the emulated device, GpuFacts::gpus is this number. More emulated
+// devices could be opened, but tests do not need more.
 inline constexpr int kEmulatedGpus = 2;
 
 struct GpuFacts {

@@ -30,9 +30,10 @@ base::GrpcServerOptions ServerOptions(const BareServerOptions& options) {
   return server;
 }
 
-// Forwards one call between the client and the worker; deletes itself when both
-// sides have ended. A response is read only after the previous one was written,
-// so neither side can end between a read and its write.
+// Forwards one call between the client and the worker, and deletes itself when
+// both sides have ended. It reads a response only after it has written the
+// previous one, so neither side can end between a read and the write of the
+// same response.
 class Bridge final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   Bridge(RawStub* stub, const grpc::ByteBuffer* request)
@@ -88,8 +89,8 @@ class Bridge final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 class NullProxy final : public BareServer, public RawWorker {
  public:
   explicit NullProxy(const std::string& worker) {
-    // Those settings of a router's connections to workers that affect the time
-    // of calls.
+    // Uses those settings of a router's connections to workers that affect the
+    // time of calls.
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);

@@ -23,8 +23,8 @@ class BareServer {
   virtual const std::string& target() const = 0;
 };
 
-// The options of a bare server, whose limits are those of a router's listener.
-// Port 0: a free port.
+// The options of a bare server. Its other limits are those of a router's
+// listener. If the port of `listen` is 0, a free port is used.
 struct BareServerOptions {
   base::ListenAddress listen;
   // Null: plain text.
@@ -39,9 +39,9 @@ absl::StatusOr<std::unique_ptr<BareServer>> StartScriptedWorker(
     const BareServerOptions& options);
 
 // Starts a proxy that forwards calls of kvasir.v1's Generate to `worker`, and
-// the events back one by one, without parsing them. It uses as many connections
-// as a router, with the same settings, so it shows the cost of gRPC by itself.
-// Errors: those of GrpcServer::Start.
+// forwards the events of the answer one by one, without parsing them. It uses
+// as many connections as a router, with the same settings, so it shows what
+// gRPC costs without a router. Errors: those of GrpcServer::Start.
 absl::StatusOr<std::unique_ptr<BareServer>> StartNullProxy(
     const BareServerOptions& options, const std::string& worker);
 

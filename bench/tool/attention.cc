@@ -171,7 +171,8 @@ class ShapeBench {
     return absl::OkStatus();
   }
 
-  // A launch over the uncompressed cache, and one over the cache of a method.
+  // The results of a launch over the uncompressed cache, and of one over the
+  // cache of a method.
   struct LaunchPair {
     bench::LaunchTime dense;
     bench::LaunchTime own;
@@ -311,7 +312,7 @@ class ShapeBench {
   std::unique_ptr<AttentionLayers> dense_;
 };
 
-// Adds to the report how many rows meet their targets.
+// Adds the number of rows that meet their targets to the report.
 void AddSummary(BenchReport* report) {
   double asked = 0;
   double met = 0;

@@ -38,7 +38,7 @@ struct Source {
   std::string plan;  // empty: the folder's own plan, or no compression
 };
 
-// The models to measure: all folders, and all shapes with each plan.
+// The models to measure: every folder, and every shape with every plan.
 std::vector<Source> Sources(const CapacityFlags& flags) {
   std::vector<Source> sources;
   ModelOptions model;

@@ -32,7 +32,8 @@ struct DecodeFlags {
   bool compares() const { return !plans.empty() || !baseline.empty(); }
 };
 
-// The sums over some steps of one batch size.
+// The measurements of several decode steps with one batch size, summed over the
+// steps.
 struct DecodeSample {
   double seconds = 0.0;
   double weight_bytes = 0.0;

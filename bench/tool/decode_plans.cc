@@ -66,8 +66,8 @@ absl::StatusOr<std::vector<Candidate>> CandidatesOf(const DecodeFlags& flags) {
 
 absl::StatusOr<std::unique_ptr<BenchEngine>> MakeEngine(
     const DecodeFlags& flags, const Candidate& candidate) {
-  // The tokens that the samples add to each sequence, including the first pair,
-  // which warms up.
+  // The number of tokens that the samples of all pairs, the warm-up pair
+  // included, add to each sequence.
   const int64_t decoded = flags.steps * (BenchPairs(flags.bench) + 1);
   KVASIR_ASSIGN_OR_RETURN(
       auto engine,
@@ -86,8 +86,8 @@ double AttentionSeconds(const DecodeSample& sample) {
          worker::SecondsOf(sample.parts, worker::StepPart::kLifts);
 }
 
-// The samples of one candidate, and those of the uncompressed cache from the
-// same pairs.
+// The samples of one candidate, and the samples of the uncompressed cache that
+// were measured in the same pairs.
 struct Samples {
   std::vector<double> seconds;
   std::vector<double> dense_seconds;
@@ -119,7 +119,8 @@ double FlopsPerSlotOf(BenchEngine* engine) {
   return flops;
 }
 
-// Some steps with the uncompressed cache, and some with another cache.
+// A sample of decode steps with the uncompressed cache (dense), and one with
+// the candidate's own cache (own).
 struct SamplePair {
   DecodeSample dense;
   DecodeSample own;

@@ -25,13 +25,13 @@ struct BenchEngineOptions {
   int64_t max_model_len = 0;
   int64_t max_num_seqs = 1;
   int64_t max_batched_tokens = 512;
-  // LoadRequest::group.
+  // See LoadRequest::group.
   Membership* group = nullptr;
   bool quiet = false;  // shows no progress
 };
 
 // Owns: the model and the sequences.
-// Threads: one.
+// Threads: used by one thread only.
 class BenchEngine {
  public:
   // Loads the model and shows progress on standard error. In a group, each rank
@@ -81,7 +81,7 @@ class BenchEngine {
   std::unique_ptr<worker::DirectRunner> runner_;
   int64_t max_batched_tokens_ = 0;
   bool quiet_ = false;
-  // the length with which the latest sequences were started
+  // the number of tokens with which the present sequences were started
   int64_t prompt_tokens_ = 0;
   int64_t kv_bytes_read_ = 0;
   uint64_t results_hash_ = 0;

@@ -69,7 +69,7 @@ std::string ReadAll(int fd) {
                   : kRefused + std::string(running.status().message()));
   close(report);
   if (running.ok() && reported) ReadAll(lifeline);
-  // Skips destructors, because the objects belong to the parent.
+  // Ends without calling destructors, because the objects belong to the parent.
   _exit(0);
 }
 
@@ -169,7 +169,7 @@ absl::StatusOr<std::unique_ptr<ForkedServer>> ForkedServer::StartKvasir(
 ForkedServer::~ForkedServer() {
   if (lifeline_ >= 0) close(lifeline_);
   if (!folder_.empty()) {
-    // The second signal ends the program without a drain.
+    // The first signal makes the program drain; the second one ends it at once.
     kill(child_, SIGTERM);
     kill(child_, SIGINT);
   }

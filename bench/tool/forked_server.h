@@ -16,7 +16,7 @@ namespace kvasir::cli {
 // Owns: the child process, which ends with this object or with this process. A
 //   child that was started later keeps an earlier one alive: destroy the last
 //   one first.
-// Threads: one.
+// Threads: used by one thread only.
 class ForkedServer {
  public:
   // A server that runs until it is destroyed, and its address.

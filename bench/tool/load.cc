@@ -83,8 +83,8 @@ class TemporaryCheckpoint {
 struct ReadTarget {
   char* data;
   size_t bytes;
-  // True: each piece has its own place in `data`, so that at the end all of
-  // them are in memory.
+  // True: each piece has its own place in `data`, so that at the end all pieces
+  // are in memory. False: each piece overwrites the previous one.
   bool keep;
 };
 

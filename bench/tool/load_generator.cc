@@ -18,7 +18,7 @@ namespace kvasir::cli {
 namespace {
 
 struct PlannedRequest {
-  // when the request is due after the start; zero in a closed loop
+  // the time from the start until the request is due; zero in a closed loop
   absl::Duration due;
   TokenRequest request;
 };

@@ -48,13 +48,14 @@ struct Servers {
   std::unique_ptr<ForkedServer> router;
   // The servers below exist only if certificates are given.
   std::unique_ptr<ForkedServer> tls_router;  // its worker speaks plain text
-  // all other workers speak plain text
+  // the only worker with TLS
   std::unique_ptr<ForkedServer> mtls_worker;
   std::unique_ptr<ForkedServer> mtls_router;
 };
 
-// The connections that are encrypted: none, those of clients (kTls), or those
-// of clients and of the router to the worker, by mutual TLS.
+// The connections that are encrypted: none (kPlain), those between clients and
+// router (kTls), or those and the connections between router and worker, all by
+// mutual TLS (kMutualTls).
 enum class Hops { kPlain, kTls, kMutualTls };
 
 base::TlsOptions OfFiles(const ProxyBenchFlags& flags, bool authorities) {

@@ -20,8 +20,8 @@ namespace kvasir::cli {
 // times.
 struct RawCall {
   std::string method;
-  // The encoded request without its id, and the field number of the id, which
-  // is appended for each call; protobuf accepts fields in any order.
+  // The encoded request without its id, and the id's field number. Each call
+  // appends its own id, because protobuf accepts fields in any order.
   grpc::Slice request;
   int id_field = 0;
   // Returns the number of tokens in a message of the answer; -1 if the message
@@ -46,7 +46,8 @@ struct RawRound {
   int64_t tokens = 0;  // set only if the answers are decoded
 };
 
-// Owns: its connections. Threads: one at a time; calls run on gRPC's.
+// Owns: its connections.
+// Threads: used by one thread at a time; calls run on gRPC's threads.
 class RawLoad {
  public:
   // Null credentials mean plain text.

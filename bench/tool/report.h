@@ -58,7 +58,7 @@ void DefaultBenchModel(const BenchFlags& flags, ModelOptions* model);
 
 // Measures the machine's limits repeatedly during a run.
 //
-// Threads: one.
+// Threads: used by one thread only.
 class MachineCeilings {
  public:
   // With `quick`, the buffer is small and fits into the CPU's caches.
@@ -66,8 +66,8 @@ class MachineCeilings {
   static absl::StatusOr<MachineCeilings> Create(base::ThreadPool* pool,
                                                 bool quick);
 
-  // Four times the size of the last-level cache. If this much data is read
-  // again and again, each byte comes from memory.
+  // Four times the size of the last-level cache. Data of this size is always
+  // read from memory, even if it is read again and again.
   static int64_t FootprintBytes();
 
   // Measures the read bandwidth by one pass over a buffer of FootprintBytes.
@@ -95,7 +95,8 @@ struct Target {
   bool at_least = true;  // false: the result must be at most the limit
 };
 
-// A report of named results in the order in which they were added.
+// A report of named results, rows and notes, each kind in the order in which
+// they were added.
 class BenchReport {
  public:
   explicit BenchReport(nlohmann::ordered_json machine)

@@ -20,7 +20,8 @@ struct SchedulerFlags {
   worker::SchedulerBenchOptions options;
 };
 
-// The median of some runs, and the spread of their middle half relative to it.
+// The median of the values, and the spread of their middle half relative to the
+// median.
 bench::PairedRatio MedianOf(const std::vector<double>& values) {
   return bench::RatioOf(values, std::vector<double>(values.size(), 1.0));
 }

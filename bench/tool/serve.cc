@@ -46,7 +46,7 @@ struct ServeBenchFlags {
   std::string output_tokens = kOutputTokens;
   int64_t latency_prompt_tokens = 1000;
   uint64_t seed = 1;
-  // The values that are used if the server does not report them.
+  // The following values are used if the server does not report its own.
   int64_t max_model_len = 1024;
   int32_t vocab_size = 256;
 };
@@ -224,7 +224,7 @@ absl::StatusOr<LoadRows> MeasureLoad(const ServeBenchFlags& flags,
       rate = 0.5 * static_cast<double>(loads.closed->succeeded) /
              loads.closed->seconds;
     }
-    ++options.seed;  // uses other prompts in the next run
+    ++options.seed;  // so that the next run has other prompts
   }
   if (flags.mode != "closed" && rate > 0) {
     options.rate = rate;

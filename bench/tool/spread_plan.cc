@@ -52,8 +52,8 @@ int64_t HeadsOf(const Groups& groups) {
   return heads;
 }
 
-// Makes the groups for `heads` heads. make(old group, first head, count)
-// returns a new group.
+// Makes groups for `heads` heads. make(group of the old plan, first head,
+// number of heads) makes one new group.
 template <typename Groups, typename Make>
 absl::Status SpreadGroups(const Groups& groups, int64_t heads,
                           const Make& make) {

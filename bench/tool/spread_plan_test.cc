@@ -136,7 +136,7 @@ TEST(SpreadPlanTest, CommutingKeysOfAllHeadsKeepTheirChannelsPerHead) {
   }
 }
 
-TEST(SpreadPlanTest, GroupsOfSomeHeadsAreRefused) {
+TEST(SpreadPlanTest, GroupsOfSeveralButNotAllHeadsAreRefused) {
   const std::string some =
       ValuesOf(R"({"heads": [0], "rank": 16}, {"heads": [1, 2], "rank": 16})",
                R"({"channels": 16, "bits": 4})");
@@ -145,9 +145,9 @@ TEST(SpreadPlanTest, GroupsOfSomeHeadsAreRefused) {
                        testing::HasSubstr("have one head or all heads")));
 }
 
-// A plan from a file has not been validated yet, so these errors must be found
-// here.
-TEST(SpreadPlanTest, GroupsWithoutHeadsOrRankAndTooWideRunsAreRefused) {
+// A plan from a file has not been validated yet, so SpreadPlan must find these
+// errors.
+TEST(SpreadPlanTest, InvalidGroupsAndRunsWiderThanTheirGroupAreRefused) {
   const auto refusal = [](const std::string& groups, const std::string& runs) {
     const std::string values = ValuesOf(groups, runs);
     return SpreadPlan(PlanWith(values, values), ShapeOf(2, 4)).status();

@@ -36,7 +36,7 @@ struct TokenResult {
   int64_t num_tokens() const;
 };
 
-// Threads: any, at the same time.
+// Threads: any number of threads may call it at the same time.
 class TokenClient {
  public:
   virtual ~TokenClient() = default;

@@ -72,7 +72,7 @@ int64_t EvictionSchedule::FirstCounted(int64_t begin, int64_t end) const {
   KVASIR_CHECK(begin < end);
   if (window_ == 0 || begin >= prompt_) return begin;
   KVASIR_CHECK(end <= prompt_);
-  // The first eviction point after the last of the queries.
+  // The first eviction point that is after the last query, end - 1.
   const std::optional<int64_t> next = NextPoint(end - 1);
   const int64_t until = std::min(next.value_or(prompt_), prompt_);
   return std::clamp(until - window_, begin, end);

@@ -1,6 +1,7 @@
-// When a sequence gives up slots, and how many stay. This depends only on the
-// plan's counts, the prompt's length and the number of tokens so far. The
-// executor decides which slots stay, because it has the scores.
+// Determines when slots of a sequence are evicted, and how many stay. This
+// depends only on the plan's counts, the prompt's length and the number of
+// tokens so far. The executor decides which slots stay, because it has the
+// scores.
 //
 //   slots:  K + E |        /|      /|
 //                 |       / |  /| / |/|  /
@@ -10,16 +11,16 @@
 //                           points: multiples of E beyond K, and the prompt's
 //                           end
 //
-// A point is a number of tokens. Slots are given up after the step that wrote
-// the last of these tokens and before the next step, so a step must end at each
+// An eviction point is a number of tokens. When the sequence has this number of
+// tokens, slots are evicted before its next step, so a step must end at each
 // point that it reaches. Points depend only on lengths, and no step crosses
-// one. So every token sees the same slots, whatever the chunks, the rest of the
-// batch, and after a preemption. A prompt is evicted while it is computed, so a
-// prompt larger than the pool can be served.
+// one. So a token always sees the same slots: chunk sizes, the rest of the
+// batch and preemptions do not matter. Slots of a prompt are already evicted
+// while it is computed, so a prompt larger than the pool can be served.
 //
-// Pure.
-// Threads: any.
-// Source: Q-Hitter and H2O evict at the prompt's end and at every token.
+// The functions are pure, so any thread may call them.
+// Source: the papers of Q-Hitter and H2O, which evict at the prompt's end and
+// then at every token.
 #pragma once
 
 #include <cstdint>
@@ -38,9 +39,9 @@ int64_t KeptSlots(const plan::EvictionCounts& counts, int64_t prompt_tokens);
 plan::EvictionCounts OfPrompt(const plan::EvictionCounts& counts,
                               int64_t prompt_tokens);
 
-// The most slots that a sequence of at most `length` tokens ever holds,
-// whatever part of it is the prompt, if steps end at eviction points. At most K
-// + E.
+// The most slots that a sequence of at most `length` tokens ever holds if its
+// steps end at eviction points. The result is for the worst prompt length, and
+// at most K + E.
 int64_t MostSlots(const plan::EvictionCounts& counts, int64_t length);
 
 class EvictionSchedule {
@@ -67,10 +68,11 @@ class EvictionSchedule {
   int64_t prompt_tokens() const { return every_ > 0 ? prompt_ : 0; }
 
   // The first of the queries [begin, end) whose attention is added to the
-  // scores by which slots are evicted. Without an observation window, and for
-  // output, all queries count. Otherwise only the last `window` prompt queries
-  // before a point or before the prompt's end count. Neither a point nor the
-  // prompt's end may lie inside (begin, end).
+  // scores by which slots are evicted; the queries after it count as well.
+  // Without an observation window, and in the output, all queries count.
+  // Otherwise only the last `window` prompt queries before a point or before
+  // the prompt's end count. Neither a point nor the prompt's end may lie inside
+  // (begin, end).
   int64_t FirstCounted(int64_t begin, int64_t end) const;
 
  private:

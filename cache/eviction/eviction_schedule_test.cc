@@ -30,7 +30,8 @@ TEST(EvictionScheduleTest, EvictionPointsAreMultiplesAndThePromptsEnd) {
   for (int64_t length = 0; length < 30; ++length) {
     if (schedule.IsPoint(length)) points.push_back(length);
   }
-  // 4 and 8 are not points, because 8 slots may stay. 18 is the prompt's end.
+  // Evictions happen at multiples of 4 tokens above 8, the number of slots that
+  // stay, and at the prompt's end, 18.
   EXPECT_EQ(points, (std::vector<int64_t>{12, 16, 18, 20, 24, 28}));
   EXPECT_THAT(schedule.NextPoint(0), Optional(12));
   EXPECT_THAT(schedule.NextPoint(12), Optional(16));
@@ -63,7 +64,7 @@ TEST(EvictionScheduleTest, ABudgetOfTheWholeLengthEvictsNothing) {
 }
 
 TEST(EvictionScheduleTest,
-     ABudgetShareCountsOnlyThePromptAndIsAtLeastSinksAndRecent) {
+     AShareOfThePromptIgnoresOutputAndIsAtLeastSinksAndRecentTokens) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
   EXPECT_EQ(KeptSlots(fifth, 1000), 200);
@@ -90,7 +91,7 @@ TEST(EvictionScheduleTest, ABudgetShareOfAKnownPromptDoesNotGrowWithItsOutput) {
   EXPECT_EQ(OfPrompt({}, 1000), EvictionCounts());
 }
 
-TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAnEvictionCount) {
+TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAnEvictionAddToTheScores) {
   const auto with_window = [](int64_t window, int64_t prompt_tokens = 18) {
     EvictionCounts counts = kEight;
     counts.observation_window = window;
@@ -104,8 +105,8 @@ TEST(EvictionScheduleTest, OnlyTheLastQueriesBeforeAnEvictionCount) {
   EXPECT_EQ(with_window(9).FirstCounted(12, 16), 12);
   EXPECT_EQ(with_window(1).FirstCounted(16, 18), 17);
   EXPECT_EQ(with_window(1).FirstCounted(18, 20), 18);  // output counts
-  // A prompt of 6 tokens: nothing is evicted from it, but only the last queries
-  // before its end count.
+  // Nothing is evicted from a prompt of 6 tokens, but even so only the last
+  // queries before its end count.
   EXPECT_EQ(with_window(2, 6).FirstCounted(0, 6), 4);
 }
 

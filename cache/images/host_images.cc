@@ -83,16 +83,16 @@ std::optional<SequenceImage> HostImages::Export(const SequenceState& sequence,
     auto to = image.pages[g].begin();
     for (int64_t i = 0; i < shape.num_pages; ++i) {
       const int64_t entry = shape.first_page + i;
-      // A fork that has not run has no last page of its own; its last tokens
-      // are still in the parent's page.
+      // A fork that has not run does not have its own last page yet; its last
+      // tokens are still in the parent's page.
       const PageId from = entry < state.table.num_entries()
                               ? state.table.page(entry)
                               : state.fork_page.page();
       copies_.ListToHost(GroupIdOf(g), from, (to++)->page());
     }
     if (shape.num_side_pages == 0) continue;
-    // A sequence that has not run has no side pages of its own; the tail that
-    // it found is copied instead.
+    // A sequence that has not run does not have its own side pages yet. The
+    // tail that it found is copied instead.
     for (const PagePin& page :
          state.side_pages.empty() ? state.tail_pages : state.side_pages) {
       copies_.ListToHost(GroupIdOf(g), page.page(), (to++)->page());

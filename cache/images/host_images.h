@@ -20,10 +20,11 @@
 
 namespace kvasir::cache {
 
-// KvCache's header documents the operations; here they act on the state that
-// the caller owns. `cache`, `copies` and `counts` must outlive this object.
+// The header of KvCache documents these operations. Here, their state is a
+// parameter, which the caller owns. `cache`, `copies` and `counts` must outlive
+// this object.
 // Owns: the host pools.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: "no pages" is an empty optional or a ReserveResult; misuse is a
 // CHECK.
 class HostImages {

@@ -30,8 +30,8 @@ struct ImageGroupShape {
 
 struct ImageShape {
   int64_t logical_tokens = 0;  // tokens seen
-  // The prompt's length if the sequence evicts slots, because its eviction
-  // points depend on it; otherwise 0.
+  // The prompt's length if the sequence evicts slots, because eviction points
+  // depend on this length; otherwise 0.
   int64_t prompt_tokens = 0;
   std::vector<ImageGroupShape> groups;  // by PageGroupId
 

@@ -9,17 +9,18 @@
 namespace kvasir::cache {
 namespace {
 
-// The rows of a side begin at a multiple of a cache line. If their size is such
-// a multiple, every row does.
+// The first row of a side begins at a multiple of this number, a cache line. If
+// the size of a row is a multiple too, every row begins at one.
 constexpr int64_t kRowAlignmentBytes = 64;
 // the most arenas over which a side's rows are split
 constexpr int64_t kMostArenas = 4;
 static_assert(2 * kMostArenas == kMostExactSegments);
-// The upper limit for a number of free rows, to avoid overflow. It is far above
-// the rows of any group.
+// Numbers of free rows are limited to this, so that their sums do not overflow.
+// No group has nearly as many rows.
 constexpr int64_t kManyRows = int64_t{1} << 48;
-// Limits the search for a filling with fewer side pages. Each try costs sides *
-// arenas; the limit allows about 140 tries for 30 layers.
+// Limits the effort of the search for a filling with fewer side pages. The
+// effort of one try is (number of sides) * (number of arenas); the limit allows
+// about 140 tries for 30 layers.
 constexpr int64_t kMostEffort = int64_t{1} << 18;
 constexpr int64_t kLeastEffortOfTry = 64;
 
@@ -136,8 +137,8 @@ class RowPlacer {
     Filling best = Bisect(least);
     Filling whole = FillWithWholeSides();
     if (whole.side_pages() < best.side_pages()) best = std::move(whole);
-    // The filling is greedy: it may fail with some number of pages and succeed
-    // with fewer. So smaller numbers are tried as well.
+    // Fill is greedy: it may fail with some number of pages and succeed with
+    // fewer. So smaller numbers than the best one are tried as well.
     const int64_t effort = std::max(
         kLeastEffortOfTry, static_cast<int64_t>(rows_.size() * arenas_.size()));
     for (int64_t tried =
@@ -150,8 +151,8 @@ class RowPlacer {
   }
 
  private:
-  // Searches the fewest side pages by bisection, as if more pages were never
-  // worse.
+  // Searches the fewest side pages by bisection, which assumes that Fill
+  // succeeds with every number above one with which it succeeds.
   Filling Bisect(int64_t least) const {
     int64_t most = least;
     std::optional<Filling> best = Fill(most);
@@ -347,8 +348,8 @@ void PlaceExactRows(const std::vector<int64_t>& group,
                    [](const UnplacedRows& a, const UnplacedRows& b) {
                      return a.ring->row_bytes > b.ring->row_bytes;
                    });
-  // Place ends, because enough pages of the arena that holds the widest row
-  // hold all rows.
+  // Place always succeeds: at least one arena has pages that are large enough
+  // for the widest row, and enough of them hold all rows.
   const Filling placed =
       RowPlacer(std::move(arenas), rows)
           .Place(std::max(least, CeilDiv(row_bytes, page_id_bytes)));

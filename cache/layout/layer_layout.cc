@@ -128,9 +128,8 @@ SideLayout LayOutSide(const plan::ResolvedSide& side, const LayerContext& c,
   return layout;
 }
 
-// If the values are computed from a joint part of keys and values, copies that
-// part's layout from the keys to the values. It is the only part of the values
-// and the last one of the keys.
+// If a joint part serves keys and values, copies its layout from the keys to
+// the values. The joint part is the values' only part and the keys' last part.
 void ShareJointPart(const plan::ResolvedAttention& attention,
                     LayerLayout& layer) {
   const plan::ResolvedPart& value = attention.value.parts[0];
@@ -201,7 +200,7 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
   LayerLayout layer;
   layer.page_group = PageGroupId(resolved.page_group);
   RegionCursor tile;
-  // bytes of one sequence, without its token pages and exact rows
+  // bytes of one sequence in addition to its token pages and exact rows
   Bytes other_bytes;
   layer.key = LayOutSide(attention.key, context, tile, other_bytes);
   layer.value = LayOutSide(attention.value, context, tile, other_bytes);

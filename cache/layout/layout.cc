@@ -27,8 +27,8 @@ bool Reusable(const plan::ResolvedPlan& plan, int64_t layer) {
          Reusable(attention.value);
 }
 
-// The number of side pages of each page group: the largest number that any
-// arena of any rank needs.
+// For each page group, the number of side pages of a sequence: the largest
+// number that any arena of any rank needs.
 absl::StatusOr<std::vector<int64_t>> SidePagesOfAnyRank(
     const plan::ResolvedPlan& plan, const PageFormat& format) {
   std::vector<int64_t> most(plan.page_groups.size());

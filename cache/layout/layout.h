@@ -1,5 +1,6 @@
-// The bytes of a page. The pool, the planner, `inspect` and the metrics all use
-// this calculator. It is pure arithmetic over a plan.
+// Computes the sizes of pages and the places of data in them, by pure
+// arithmetic over a plan. The pool, the planner, `inspect` and the metrics all
+// use this calculator.
 //
 //   page of one layer: | tile 0 | tile 1 ... | landmarks | slot metadata |
 //   tile of 64 slots:  | key part 0: group 0 codes, params; group 1 ...
@@ -56,7 +57,7 @@ struct Region {
   int64_t offset_bytes = 0;  // from the start of the tile or page
   int64_t slot_bytes = 0;    // bytes that a slot uses
   int64_t stored_bytes = 0;  // bytes that a slot occupies, in whole granules
-  // slots of the tile or page; for landmarks, its chunks
+  // the slots of the tile or page; for landmarks, the page's chunks
   int64_t num_slots = 0;
   int64_t size_bytes() const { return num_slots * stored_bytes; }
 
@@ -66,8 +67,9 @@ struct Region {
 // The layout of one latent, which the KV heads in `heads` share.
 struct GroupLayout {
   int64_t latent = 0;  // index into plan::ResolvedPart::latents
-  // KV heads of the model, ascending. A rank that has one of these heads holds
-  // the whole group, so the others may belong to other ranks.
+  // Indices of KV heads in the whole model, ascending. A rank that has one of
+  // these heads holds the whole group, so some of the heads may belong to other
+  // ranks.
   std::vector<int64_t> heads;
   int64_t width = 0;  // numbers per slot, R
   // The latents of a tile, as numbers (dtype codec) or packed codes (bits
@@ -276,11 +278,12 @@ class PageLayout {
   // dense_bf16_bytes_per_token / marginal_bytes_per_token.
   double compression_ratio() const;
 
-  // Divides a budget of `budget_bytes` among the page groups. First every group
-  // gets the pages that one sequence of `max_model_len` holds, as far as the
-  // budget allows. The rest is distributed in the same proportion. The budget
-  // is never exceeded. Lengths above kMaxSequenceTokens count as
-  // kMaxSequenceTokens (OneSequenceFits refuses them).
+  // The arguments of PagesForBudget, which divides `budget_bytes` among the
+  // page groups. First, every group gets the pages that one sequence of
+  // `max_model_len` holds, as far as the budget allows. The rest of the budget
+  // is distributed in the same proportion. The budget is never exceeded.
+  // Lengths above kMaxSequenceTokens count as kMaxSequenceTokens
+  // (OneSequenceFits refuses them).
   struct BudgetRequest {
     int64_t budget_bytes = 0;
     int64_t max_model_len = 0;

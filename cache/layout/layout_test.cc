@@ -91,10 +91,11 @@ TEST(PageLayoutTest, ALayersTileIsOneRunOfBytes) {
   }
 }
 
-// A slot has 20 codes of 4 bits and 20 codes of 2 bits, together 15 bytes. They
-// are one stream that is cut into granules of 16 bytes, so only its end is
-// padded. Its ranges take 8 bytes, in granules of 4 bytes.
-TEST(PageLayoutTest, GranulesArePaddedAndCountedAsWaste) {
+// A slot has 20 codes of 4 bits and 20 codes of 2 bits, together 15 bytes. All
+// codes of a slot are stored one after another in granules of 16 bytes, so
+// there is padding only after the last code. The slot's ranges take 8 bytes, in
+// granules of 4 bytes.
+TEST(PageLayoutTest, PaddingOfGranulesIsCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 1, 40);
   const KvPlan plan = PlanWithKey(
       shape, R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{"runs":[)"
@@ -170,13 +171,13 @@ TEST(PageLayoutTest, AnUncompressedPageHasKeyHeadsThenValueHeads) {
   EXPECT_TRUE(layout.prefix_reusable());
 }
 
-TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsWaste) {
+TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 3, 10);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
   const std::vector<GroupLayout>& heads = layout.layer(0).key.parts[0].groups;
   EXPECT_EQ(heads[0].codes.slot_bytes, 20);
-  // 320, rounded up to a multiple of 128
+  // 320 bytes, rounded up to a multiple of 128
   EXPECT_EQ(heads[1].codes.offset_bytes, 384);
   for (const SideLayout* side :
        {&layout.layer(0).key, &layout.layer(0).value}) {
@@ -212,7 +213,7 @@ TEST(PageLayoutTest, EachLayerAndSideHasItsOwnNumberType) {
   EXPECT_EQ(layout.page_groups()[0].page_bytes, 16 * 64 * 10);
 }
 
-TEST(PageLayoutTest, LayersWithOneWindowShareAPageGroup) {
+TEST(PageLayoutTest, LayersWithEqualWindowsShareAPageGroup) {
   plan::AttentionShape shape = Shape(4, 1, 64);
   shape.layers[1].sliding_window = 128;
   shape.layers[3].sliding_window = 128;
@@ -288,7 +289,7 @@ TEST(PageLayoutTest, ThreeBitCodesArePackedAndASlotIsRoundedUpToBytes) {
   EXPECT_EQ(layout.layer(0).page_bytes, 768 + 2 * 2048);
 }
 
-TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
+TEST(PageLayoutTest, ChannelsOfZeroBitsInAScheduleTakeNoSpace) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   const KvPlan plan = PlanWithKey(shape, R"({
       "full":{},"stored":"PRE_ROPE","mean":true,
@@ -314,7 +315,7 @@ TEST(PageLayoutTest, ScheduleOfEightStoresNothingForZeroBits) {
   EXPECT_FALSE(layout.prefix_reusable());
 }
 
-TEST(PageLayoutTest, RefusesRanksWhoseOwnBasisDoesNotDivideIntoRuns) {
+TEST(PageLayoutTest, RefusesRanksWhoseChannelsDoNotDivideIntoRuns) {
   const plan::TpShard shard = {.rank = 1, .size = 2};
   const plan::AttentionShape narrow =
       Shape(1, 4, 10);  // 40 channels, 20 on a rank
@@ -604,7 +605,7 @@ KvPlan PlanOfCodes(const plan::AttentionShape& shape) {
       "codec":{"bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");
 }
 
-TEST(PageLayoutTest, RowsOfSinksLieBeforeTheRing) {
+TEST(PageLayoutTest, ExactRowsOfSinksLieBeforeTheRingOfRecentTokens) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   KvPlan plan = PlanOfCodes(shape);
   auto* layer = plan.mutable_layers(0);
@@ -617,7 +618,7 @@ TEST(PageLayoutTest, RowsOfSinksLieBeforeTheRing) {
   // In a page of 16 tokens, each side has two heads, each with 64 4-bit codes
   // and 4 bytes of range a token. With padding that is 2 * (512 + 128) bytes.
   EXPECT_EQ(laid.page_bytes, 2 * 2 * 640);
-  // A row has 256 bytes, so ten rows fit into a page.
+  // An exact row has 256 bytes, so ten rows fit into a page.
   EXPECT_EQ(laid.key.exact,
             (ExactRing{.sink_tokens = 4,
                        .window_tokens = 20,
@@ -654,7 +655,7 @@ TEST(PageLayoutTest, RowsOfSinksLieBeforeTheRing) {
   EXPECT_EQ(place(laid.value.exact, 3), At(2, 7));
 }
 
-TEST(PageLayoutTest, SinksOfASideWithoutCodesTakeNothing) {
+TEST(PageLayoutTest, SinksOfASideWithoutCodesTakeNoSpace) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   KvPlan plan = PlanOfCodes(shape);
   plan.mutable_layers(0)->set_exact_sinks(4);
@@ -683,7 +684,7 @@ KvPlan PlanOfKeyAndValue(int64_t exact_window) {
   return *std::move(plan);
 }
 
-TEST(PageLayoutTest, ALatentOfKeyAndValueIsStoredOnce) {
+TEST(PageLayoutTest, AJointLatentOfKeyAndValueIsStoredOnce) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   const PageLayout layout = LayOut(PlanOfKeyAndValue(0), shape, PageTokens(64));
   const LayerLayout& layer = layout.layer(0);
@@ -706,7 +707,7 @@ TEST(PageLayoutTest, ALatentOfKeyAndValueIsStoredOnce) {
   EXPECT_EQ(layer.side_pages, 0);
 }
 
-TEST(PageLayoutTest, ALatentOfKeyAndValueHasOneRing) {
+TEST(PageLayoutTest, AJointLatentOfKeyAndValueHasOneRingOfExactRows) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   for (const int64_t window : {1, 100, 1000}) {
     const PageLayout layout =
@@ -789,9 +790,9 @@ TEST(PageLayoutTest, ExactRowsOfLayersWithFewBitsLieInOtherLayersArenas) {
   ExpectRowsHavePlaces(shared);
 }
 
-// Uses the layers of the test above, but with as many rows as eight pages of
-// both arenas hold.
-TEST(PageLayoutTest, ARingFillsTheRestOfTwoArenas) {
+// The layers are those of the test above. Here, the rows fill eight pages in
+// each of the two arenas completely.
+TEST(PageLayoutTest, ARingOfExactRowsMayFillTheRestOfTwoArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
       LayOut(PlanOfWidths({1, 8}, 36), shape, PageTokens(16));
@@ -847,8 +848,9 @@ int64_t SidePagesOfWholeRings(const std::vector<LayerLayout>& layers) {
   return *std::max_element(ends.begin(), ends.end());
 }
 
-// Checks that side pages, apart from the last page id, waste at most a tenth of
-// the rows' bytes, or an eighth with pages of 16 slots, which hold few rows.
+// Checks that little space is wasted in side pages, apart from the last page
+// id: at most a tenth of the rows' bytes, or an eighth with pages of 16 slots,
+// because these hold few rows.
 void ExpectLittleWaste(const PageLayout& layout) {
   ExpectRowsHavePlaces(layout);
   const PageGroupLayout& group = layout.page_groups()[0];
@@ -948,8 +950,8 @@ TEST(PageLayoutTest, ExactRowsOfUnequalLayersWasteLittleSpace) {
   }
 }
 
-// Each rank's rows are placed separately, and all ranks reserve the largest
-// number of side pages.
+// The rows of each rank are placed separately. All ranks then reserve as many
+// side pages as the rank that needs most.
 TEST(PageLayoutTest, ExactRowsOfRanksWasteLittleSpace) {
   const KvPlan plan = PlanOfWidths({1, 8, 2, 4, 1, 1, 3, 2, 2, 8}, 128);
   std::vector<int64_t> granted;

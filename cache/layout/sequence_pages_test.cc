@@ -10,8 +10,8 @@ namespace {
 
 constexpr PageGroupId kGroup(0);
 
-// The number of pages according to a layout, and according to a cache with that
-// layout.
+// The number of pages as a layout computes it, and as a cache with the same
+// layout computes it.
 struct BothAnswers {
   int64_t layout = 0;
   int64_t cache = 0;
@@ -46,7 +46,7 @@ TEST(SequencePagesTest, AWindowBoundsThePages) {
   EXPECT_EQ(windowed.Held(3, 4), 1);
 }
 
-TEST(SequencePagesTest, SidePagesCountFromTheFirstToken) {
+TEST(SequencePagesTest, ASequenceWithoutTokensAlreadyHoldsItsSidePages) {
   const SequencePages pages = {.page_tokens = 4, .side_pages = 3};
   EXPECT_EQ(pages.Held(0, 1), 3);
   EXPECT_EQ(pages.Held(1, 1), 4);
@@ -67,15 +67,15 @@ TEST(SequencePagesTest, LayoutAndCacheCountEqualPagesWithEviction) {
   }
 }
 
-TEST(SequencePagesTest, AShareOfThePromptGrowsWithTheLength) {
+TEST(SequencePagesTest, ABudgetThatIsAShareOfThePromptGrowsWithTheLength) {
   const SequencePages pages = {
       .page_tokens = 16,
       .eviction = {
           .budget_ratio = 0.25, .least_tokens = 36, .every_tokens = 32}};
   EXPECT_EQ(pages.Held(64, 64), 4);
-  // 36 kept slots, and up to 32 until the next eviction
+  // 36 slots stay, and up to 32 more are added until the next eviction
   EXPECT_EQ(pages.Held(128, 64), 5);
-  // 1024 kept slots, and up to 32 until the next eviction
+  // 1024 slots stay, and up to 32 more are added until the next eviction
   EXPECT_EQ(pages.Held(4096, 64), 66);
 }
 
@@ -91,7 +91,7 @@ TEST(SequencePagesTest, LayoutAndCacheCountEqualPagesWithWindowsAndSidePages) {
 // Regression test: the scheduler once subtracted all pages of a found prefix,
 // including those outside the window. After 40 found tokens, it believed that
 // no page was missing.
-TEST(SequencePagesTest, APrefixCountsOnlyPagesInsideTheWindow) {
+TEST(SequencePagesTest, AFoundPrefixCountsOnlyItsPagesInsideTheWindow) {
   const SequencePages windowed = {.page_tokens = 4, .sliding_window = 5};
   EXPECT_EQ(windowed.Held(45, 8), 4);
   // The query at position 40 attends to tokens from 36 on, so only page 9 of

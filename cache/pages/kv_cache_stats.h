@@ -29,10 +29,11 @@ struct PageGroupStats {
   // a token.
   int64_t padding_bytes = 0;
   int64_t unfilled_bytes = 0;
-  // The bytes of side_pages, and how many of these bytes hold nothing.
+  // The bytes of side_pages, and how many of these bytes hold no data.
   int64_t side_bytes = 0;
   int64_t side_unused_bytes = 0;
-  // The pages of the host pool, and how many of them images hold.
+  // The number of pages of the host pool, and how many of them belong to
+  // images.
   int64_t host_pages = 0;
   int64_t host_used_pages = 0;
   int64_t host_bytes = 0;

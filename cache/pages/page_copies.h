@@ -12,10 +12,10 @@
 
 namespace kvasir::cache {
 
-// A list of copies within the device pool and between it and the host pool. The
-// executor does them in the listed order, so a page of either pool may be
-// reused as soon as the copy that reads it is listed. Threads: scheduler thread
-// only.
+// A list of copies within the device pool, and between it and the host pool.
+// The executor does them in the listed order, so a page of either pool may be
+// reused as soon as the copy that reads it is listed.
+// Threads: used only by the scheduler thread.
 class PageCopies {
  public:
   kvasir::v1::PageCopy& List(PageGroupId group, PageId from, PageId to) {

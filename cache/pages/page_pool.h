@@ -1,5 +1,5 @@
-// The pages of one page group: how often each is referenced, which are free,
-// and which free pages a prefix may still find.
+// Manages the pages of one page group: the number of references to each page,
+// the free pages, and the cached pages, which a prompt may still find.
 //
 // A page is in one of three states:
 //   used    references >= 1
@@ -51,7 +51,7 @@ class PagePin {
 };
 
 // Owns: the state of N pages, not their bytes.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: an exhausted free list is an empty optional; misuse is a CHECK.
 // Cost: every method is O(1).
 class PagePool {
@@ -79,14 +79,15 @@ class PagePool {
   // The page's tag. -1: it has none.
   int32_t tag(PageId page) const { return state(page).tag; }
 
-  // The cached page whose last reference went first. Invalid if there is none.
+  // The cached page that lost its last reference the longest time ago. Invalid
+  // if there is no cached page.
   PageId oldest_cached() const { return PageId(cached_head_); }
   PageId next_cached(PageId page) const { return PageId(state(page).next); }
 
   int32_t references(PageId page) const { return state(page).references; }
 
-  // Sets the number of tokens that the page holds, for statistics of waste. It
-  // counts only while the page is used.
+  // Sets the number of tokens that the page holds, for statistics of waste. The
+  // number is included in the statistics only while the page is used.
   void SetFilledSlots(PageId page, int32_t slots);
   int32_t filled_slots(PageId page) const { return state(page).filled_slots; }
 
@@ -119,7 +120,8 @@ class PagePool {
 
   PageState& state(PageId page);
   const PageState& state(PageId page) const;
-  // The only function that ends the use of a page.
+  // Gives back one reference. Only this function makes a used page cached or
+  // free.
   void Unreference(PageId page);
   void PushFree(PageId page);
   void AppendCached(PageId page);

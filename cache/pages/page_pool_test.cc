@@ -17,7 +17,7 @@ std::vector<int32_t> CachedOldestFirst(const PagePool& pool) {
   return pages;
 }
 
-TEST(PagePoolTest, AllocatesRisingIdsAndThenThePageFreedLast) {
+TEST(PagePoolTest, AllocatesIdsInRisingOrderAndLaterThePageFreedLast) {
   PagePool pool(3);
   std::optional<PagePin> a = pool.Allocate();
   std::optional<PagePin> b = pool.Allocate();
@@ -47,7 +47,7 @@ TEST(PagePoolTest, APageIsFreeWhenItsLastReferenceGoes) {
   EXPECT_EQ(pool.free_pages(), 2);
 }
 
-TEST(PagePoolTest, AMovedPinIsOneReference) {
+TEST(PagePoolTest, AMovedPinStillCountsAsOneReference) {
   PagePool pool(2);
   PagePin a = *pool.Allocate();
   PagePin b = std::move(a);

@@ -63,12 +63,13 @@ PrefixHit PrefixCache::Find(absl::Span<const int32_t> token_ids,
   if (!config_.prefix_reuse || !options.reuse_prefix) return hit;
   PrefixNodeId node = index_->FindRoot(options.salt);
   if (!node.valid()) return hit;
-  // Leaves at least one token to compute, because its logits are needed.
+  // Leaves at least the last token to compute, because its logits are needed.
   const auto num_tokens = static_cast<int64_t>(token_ids.size());
   const int64_t most =
       std::max<int64_t>(0, num_tokens - 1) / config_.page_tokens;
   const auto page_tokens = static_cast<size_t>(config_.page_tokens);
-  // For each group, the first page after which no page is missing.
+  // For each group, the index of the page from which on no found page is
+  // missing.
   std::vector<int64_t> held_from(pools_.size(), 0);
   int64_t num_found = 0;
   while (static_cast<int64_t>(hit.nodes.size()) < most) {
@@ -153,8 +154,8 @@ void PrefixCache::PublishPage(int64_t index, PrefixChain* sequence) {
     }
     sequence->chain = index_->Publish(page);
   }
-  // If the chain is broken, the page is not published, because nothing would
-  // find a page whose parent is not in the index.
+  // If the chain is empty, the page was not published, because a page whose
+  // parent is not in the index could never be found.
   ++(sequence->chain ? counts_.pages_published : counts_.pages_unpublished);
 }
 

@@ -31,7 +31,8 @@ struct PrefixHit {
   int64_t num_pages = 0;
 };
 
-// The position of one sequence in the index, and what it will publish next.
+// A sequence's position in the prefix index, and its tokens that are not
+// published yet.
 struct PrefixChain {
   bool publishes = false;
   // The node of the sequence's last full page. Empty after a page could not be
@@ -46,8 +47,9 @@ struct PrefixChain {
 };
 
 // Owns: the device pools of all page groups and the prefix index.
-// Threads: scheduler thread only.
-// Errors: "no pages" is the caller's to check first; misuse is a CHECK.
+// Threads: used only by the scheduler thread.
+// Errors: callers must check first that there are enough pages; misuse is a
+// CHECK.
 class PrefixCache {
  public:
   // `counts` and `config` must outlive this object. A null `hasher` means the
@@ -87,7 +89,7 @@ class PrefixCache {
   // The first page that the token after `num_pages` full pages attends to.
   int64_t FirstVisiblePage(size_t group, int64_t num_pages) const;
 
-  // Decides whether the sequence publishes pages, and if so, starts its chain
+  // Decides whether the sequence publishes pages. If it does, its chain starts
   // at the salt's root.
   void StartChain(const StartOptions& options, PrefixChain* out);
   // Makes `node` the end of the sequence's chain.

@@ -55,7 +55,7 @@ PrefixRef PrefixIndex::Publish(const NewPage& page) {
   KVASIR_CHECK(page.pages.size() == pools_.size());
   PrefixNodeId child = FindChild(page.parent, page.hash, page.token_ids);
   if (!child.valid()) {
-    // another node has this hash: a collision
+    // a hash collision: another node already has this hash
     if (by_hash_.contains(page.hash)) return PrefixRef();
     child = NewNode(page.parent, page.hash);
     if (!child.valid()) return PrefixRef();

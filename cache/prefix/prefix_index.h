@@ -36,7 +36,8 @@ using PrefixNodeId = base::StrongId<struct PrefixNodeTag, int32_t>;
 
 class PrefixIndex;
 
-// The pages of a tail, by page group; empty for a group without side pages.
+// The pages of a tail, by page group. A group without side pages has an empty
+// list.
 using TailPages = std::vector<std::vector<PageId>>;
 
 // A reference that keeps a node in the index. Movable, not copyable. The index
@@ -75,7 +76,7 @@ struct PrefixIndexOptions {
 };
 
 // Owns: nodes and the tags of the pools' pages. The pools own the pages.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: "not found" and "no room" are invalid ids; misuse is a CHECK.
 class PrefixIndex {
  public:
@@ -133,8 +134,8 @@ class PrefixIndex {
   const TailPages& tail(PrefixNodeId node) const {
     return tail_of_.at(node)->pages;
   }
-  // A sequence continues from the tail. So the tail no longer gives way, and
-  // becomes the newest one.
+  // Call it when a sequence continues from the node's tail: the tail no longer
+  // gives way, and becomes the newest one.
   void KeepTail(PrefixNodeId node);
   // Makes the tails of the node and of its ancestors the newest ones. Their
   // cached pages move to the end of the lists, so they are evicted together

@@ -13,8 +13,8 @@ constexpr PageGroupId kGroup(0);
 
 class PrefixIndexTest : public ::testing::Test {
  protected:
-  // Publishes a child with its own page, and drops the page's pin, so that the
-  // page is cached.
+  // Publishes a child node with a new page. Nothing else holds the page, so it
+  // is cached afterwards.
   PrefixRef Publish(PrefixNodeId parent, const std::vector<int32_t>& ids) {
     PagePin page = *pool_.Allocate();
     const std::vector<PageId> pages = {page.page()};
@@ -89,7 +89,7 @@ TEST_F(PrefixIndexTest, PublishingAgainKeepsTheFirstPage) {
   EXPECT_EQ(pool_.cached_pages(), 1);
 }
 
-TEST_F(PrefixIndexTest, PublishingReplacesALostPage) {
+TEST_F(PrefixIndexTest, PublishingReplacesAPageThatTheNodeHasLost) {
   PrefixRef root = Root("");
   PrefixRef a = Publish(root.node(), {1, 2});
   index_.EvictOldest(kGroup);

@@ -5,8 +5,8 @@
 namespace kvasir::cache {
 namespace {
 
-// Tails may take one of this many pages of a pool. A tail helps at only one
-// boundary of a text, so most pages are left for tokens.
+// One of this many pages of a pool may belong to a tail. A tail helps at only
+// one boundary of a text, so most pages are left for tokens.
 constexpr int64_t kPagesPerTailPage = 4;
 
 }  // namespace

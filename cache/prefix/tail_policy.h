@@ -13,7 +13,7 @@
 
 namespace kvasir::cache {
 
-// How many tokens of a starting sequence the index had.
+// The result of looking up a starting sequence in the prefix index.
 struct TailLookup {
   int64_t page_tokens = 0;  // P
   // tokens of the prompt, including those emitted before a preemption

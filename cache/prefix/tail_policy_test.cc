@@ -20,7 +20,7 @@ TEST(TailPolicyTest, AStepShouldEndAtTheLastBoundaryOfThePrompt) {
   EXPECT_EQ(Policy(4).cut_tokens(), 4);
   EXPECT_EQ(Policy(11).cut_tokens(), 8);
   EXPECT_EQ(Policy(11, 4, 4).cut_tokens(), 8);
-  // all boundaries have tails, so no new tail
+  // all boundaries already have tails, so no new one is needed
   EXPECT_EQ(Policy(11, 8, 8).cut_tokens(), 0);
 }
 
@@ -45,7 +45,8 @@ TEST(TailPolicyTest, TailsAtAForkPointAndAtTheLastBoundaryBothStay) {
   EXPECT_EQ(prompt.At(4), TailKind::kNone);
   EXPECT_EQ(prompt.At(8), TailKind::kStays);
   EXPECT_EQ(prompt.At(12), TailKind::kNone);
-  EXPECT_EQ(prompt.At(20), TailKind::kStays);  // a boundary without a cut
+  // a boundary at which no step must end
+  EXPECT_EQ(prompt.At(20), TailKind::kStays);
 }
 
 TEST(TailPolicyTest, APromptOfWholePagesEndsAtItsLastBoundary) {
@@ -59,7 +60,7 @@ TEST(TailPolicyTest, NoTailIsPublishedWithoutALookup) {
   EXPECT_EQ(TailPolicy().At(4), TailKind::kNone);
 }
 
-TEST(TailPolicyTest, TailsMayTakeAQuarterOfAPoolOrOneTail) {
+TEST(TailPolicyTest, TailsMayTakeAQuarterOfThePoolButAtLeastOneTail) {
   EXPECT_EQ(MaxTailPages(400, 3), 100);
   EXPECT_EQ(MaxTailPages(9, 3), 3);
 }

@@ -22,7 +22,7 @@
 namespace kvasir::cache {
 
 // Owns: one reference to each live page.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: misuse is a CHECK.
 class BlockTable {
  public:
@@ -45,8 +45,8 @@ class BlockTable {
   // Records that `tokens` tokens were written into the slots from next_slot on.
   // Entries for these slots must exist.
   void Advance(int64_t tokens);
-  // Set the lengths for a fork or an image. `next_slot` need not have an entry
-  // yet.
+  // Set the lengths of a fork (SetLengthsOf) or of an imported image
+  // (SetLengths). The table need not have an entry for `next_slot` yet.
   void SetLengthsOf(const BlockTable& other);
   void SetLengths(int64_t logical_tokens, int64_t next_slot);
 

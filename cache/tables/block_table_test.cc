@@ -46,7 +46,7 @@ TEST_F(BlockTableTest, LogicalLengthStaysWhenSlotsAreGivenUp) {
   EXPECT_EQ(table_.num_live(), 1);
   EXPECT_FALSE(table_.page(1).valid());
   EXPECT_EQ(pool_.used_pages(), 1);
-  EXPECT_EQ(table_.ReleaseFront(1), 0);  // an entry that was given up stays so
+  EXPECT_EQ(table_.ReleaseFront(1), 0);  // the entry was already given up
   Append(1);
   table_.Advance(3);
   EXPECT_EQ(table_.first_live(), 2);

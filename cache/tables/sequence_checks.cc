@@ -118,7 +118,7 @@ absl::Status SequenceTables::CheckReferences(States sequences) const {
     const PagePool& pages = pool(g);
     struct Seen {
       int64_t references = 0;
-      int64_t tables = 0;  // entries of block tables
+      int64_t tables = 0;  // block table entries that refer to the page
       bool written = false;
     };
     std::vector<Seen> seen(static_cast<size_t>(pages.num_pages()));

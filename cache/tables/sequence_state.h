@@ -21,11 +21,12 @@ struct GroupState {
   EvictionSchedule eviction;
   std::vector<PagePin> side_pages;
   bool side_pages_sent = false;
-  // The pages of the found tail, from which the first reservation copies the
-  // side pages. Empty after that.
+  // The pages of the tail that was found. The first reservation copies them
+  // into the sequence's own side pages; after that, this is empty.
   std::vector<PagePin> tail_pages;
-  // In a fork that has not reserved yet: the parent's partly filled page, which
-  // the first reservation copies. The table ends before this page.
+  // Set only in a fork before its first reservation: the parent's partly filled
+  // page, which that reservation copies. The fork's block table ends before
+  // this page.
   PagePin fork_page;
 
   // True if slots must be evicted before the next token is written.

@@ -139,8 +139,8 @@ void SequenceTables::AllocateMissing(SequenceState* sequence, size_t group,
   }
 }
 
-// Used if no page is free for the copy: the fork takes the parent's page
-// itself, because nothing else holds it any more.
+// Called if no page is free for the copy of the parent's last page, but nothing
+// except the fork holds that page any more. The fork then uses the page itself.
 void SequenceTables::TakeOverForkPage(GroupState* state, size_t group) {
   KVASIR_CHECK(state->CanTakeOver(pool(group)));
   const PageId page = state->fork_page.page();
@@ -163,8 +163,8 @@ bool SequenceTables::HoldsUnsharedTail(const SequenceState& sequence) const {
   return any;
 }
 
-// Used if no pages are free for the copies of the tail: the sequence takes the
-// tail's own pages, because nothing else holds them.
+// Called if no pages are free for copies of the tail, but nothing except the
+// sequence holds the tail. The sequence then uses the tail's own pages.
 void SequenceTables::TakeOverTail(SequenceState* sequence) {
   for (size_t g = 0; g < num_groups(); ++g) {
     GroupState& state = sequence->groups[g];

@@ -33,10 +33,11 @@ struct ReserveResult {
   explicit operator bool() const { return ok; }
 };
 
-// KvCache's header documents the operations; here they act on the state that
-// the caller owns. `cache`, `copies` and `counts` outlive it.
+// The header of KvCache documents these operations. Here, their state is a
+// parameter, which the caller owns. `cache`, `copies` and `counts` must outlive
+// this object.
 // Owns: the list of slot evictions of the next step.
-// Threads: scheduler thread only.
+// Threads: used only by the scheduler thread.
 // Errors: "no pages" is a ReserveResult; misuse is a CHECK.
 class SequenceTables {
  public:
@@ -68,7 +69,7 @@ class SequenceTables {
   int64_t PagesFreedByRelease(const SequenceState& sequence) const;
   int64_t SharedTokens(const SequenceState& sequence) const;
 
-  // The functions below walk all live sequences.
+  // The functions below visit the states of all live sequences.
   using States = absl::Span<const SequenceState* const>;
   // All statistics of a page group except those of the host pool.
   PageGroupStats GroupStats(size_t group, States sequences) const;

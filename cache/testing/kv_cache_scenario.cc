@@ -18,7 +18,7 @@ struct KvCacheScenario::Words {
   std::vector<int32_t> numbers;  // with ranges expanded
   std::vector<std::string> names;
   PageGroupId group{0};
-  int64_t keep = -1;  // slots that stay; 0: all slots
+  int64_t keep = -1;  // slots that stay at an eviction; 0: all
   StartOptions options;
 
   explicit Words(absl::string_view text) {

@@ -21,7 +21,7 @@ using kvasir::v1::Part;
 using kvasir::v1::SidePlan;
 using plan::Side;
 
-// A projection weight or bias in the request, and the shape that it must have.
+// A weight or bias tensor in the request, and the shape that it must have.
 struct WantedTensor {
   const char* name;
   const at::Tensor& tensor;
@@ -96,7 +96,7 @@ void NameTensors(const plan::ResolvedPart& shape, AppliedPart& part,
   part.tensors.clear();
 }
 
-// Applies the parts that belong only to keys or only to values.
+// Applies the parts of one side (keys or values), except joint parts.
 absl::StatusOr<std::vector<AppliedPart>> ApplySide(
     const ApplyRequest& request, const std::vector<plan::ResolvedPart>& shapes,
     Side side, InputMoments* moments, const LayerMoments* fisher,
@@ -115,8 +115,8 @@ absl::StatusOr<std::vector<AppliedPart>> ApplySide(
   return parts;
 }
 
-// Applies the joint parts, whose results are appended to the parts of keys and
-// of values.
+// Applies the joint parts. Each result is appended to the parts of keys and to
+// the parts of values.
 absl::Status ApplyJoint(const ApplyRequest& request,
                         const plan::ResolvedAttention& shapes,
                         InputMoments* moments, const LayerMoments* fisher,
@@ -185,7 +185,8 @@ at::Tensor OutputOfHead(const ApplyRequest& request, int64_t head) {
   return request.weights.output.narrow(1, head * dim, dim).to(at::kDouble);
 }
 
-// Returns W_o times a value that is constant over tokens, [M].
+// Returns W_o times a value [Hkv * D] that is the same for every token. The
+// result is [M].
 at::Tensor ConstantOutput(const ApplyRequest& request,
                           const at::Tensor& constant) {
   const model::DecoderSpec& spec = *request.spec;
@@ -226,8 +227,8 @@ void AddOutputs(const ApplyRequest& request,
   }
 }
 
-// Resolves the layer's plan. UNIMPLEMENTED for plans whose tensors are not made
-// from weights.
+// Resolves the layer's plan. Returns UNIMPLEMENTED if the plan's tensors cannot
+// be computed from the projection weights.
 absl::StatusOr<plan::ResolvedAttention> ResolveForWeights(
     const kvasir::v1::LayerPlan& plan, const model::DecoderSpec& spec,
     int64_t layer) {

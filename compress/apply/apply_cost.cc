@@ -7,15 +7,16 @@
 namespace kvasir::compress {
 namespace {
 
-// Speed of float64 decompositions, divided by the speed of float32 products. It
-// was measured with LAPACK's gesdd and Cholesky at 1024 to 4096 rows.
+// The operations per second of float64 decompositions, divided by those of
+// float32 matrix products. Measured with LAPACK's gesdd and Cholesky on
+// matrices of 1024 to 4096 rows.
 constexpr double kDecompositionSpeed = 0.15;
 constexpr double kFileBytesPerSecond = 5e8;
 
 double Cube(double x) { return x * x * x; }
 
-// Returns the operations of a singular value decomposition of a [rows, columns]
-// matrix, including its singular vectors.
+// Returns the number of floating-point operations in a singular value
+// decomposition of a [rows, columns] matrix, including its singular vectors.
 double SvdOperations(double rows, double columns) {
   const double less = std::min(rows, columns);
   const double more = std::max(rows, columns);
@@ -52,8 +53,8 @@ ApplyCost CostOfApply(const model::Checkpoint& base,
   ApplyCost cost;
   constexpr int64_t kDoubleBytes = 8;
   constexpr int64_t kFloatBytes = 4;
-  // Counts the Gram matrix, its root and their copies, and the projections in
-  // float32 and float64.
+  // Counts six matrices of the Gram matrix's size (the matrix, its root and
+  // copies of both), and the projections in float32 and in float64.
   cost.layer_bytes =
       6 * m * m * kDoubleBytes +
       m * (2 * q + 2 * kv) * (2 * kFloatBytes + 2 * kDoubleBytes);

@@ -25,9 +25,9 @@ struct ApplyCost {
   }
 };
 
-// Estimates the cost of applying `plan` to `base`. A null `calibration` counts
-// as 0 bytes. If `sample` is null, no pass that finds ranges of codes is
-// counted.
+// Estimates the cost of applying `plan` to `base`. If `calibration` is null, it
+// counts as 0 bytes. If `sample` is null, the pass that finds the ranges of
+// codes is not counted.
 ApplyCost CostOfApply(const model::Checkpoint& base,
                       const kvasir::v1::KvPlan& plan,
                       const Calibration* calibration,

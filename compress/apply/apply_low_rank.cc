@@ -27,11 +27,12 @@ struct GroupFactors {
   }
 };
 
-// The expected shapes of a part, one for each side that it serves.
+// The resolved part for each side that it serves: one entry, or two for a joint
+// part.
 using Shapes = std::vector<const plan::ResolvedPart*>;
 
-// Returns the factors that method auto planned with, for the weight and bias in
-// `rows`.
+// Returns the factors with which the planner of method auto predicted the loss.
+// `rows` has the weight and bias of the group.
 GroupFactors FisherFactors(const PartInput& input, const Shapes& sides,
                            const std::vector<int64_t>& heads, int64_t rank,
                            const FactorRequest& rows) {
@@ -52,8 +53,7 @@ GroupFactors FisherFactors(const PartInput& input, const Shapes& sides,
   return group;
 }
 
-// Factors one matrix that has the group's rows of all sides, one side below the
-// other.
+// Factors one matrix in which the group's rows of all sides are stacked.
 absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
                                          const Shapes& sides,
                                          const std::vector<int64_t>& heads,
@@ -104,8 +104,8 @@ absl::StatusOr<GroupFactors> FactorGroup(const PartInput& input,
     group.down_bias = latent_bias;
     return group;
   }
-  // Moves the latent's bias into the bias of the lift, which gives the same
-  // keys.
+  // Applies the lift to the latent's bias and adds the result to the lift's own
+  // bias. The keys stay the same.
   const at::Tensor lifted = group.up.mv(latent_bias);
   group.up_bias = group.up_bias.defined() ? group.up_bias + lifted : lifted;
   return group;

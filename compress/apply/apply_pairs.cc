@@ -31,9 +31,10 @@ at::Tensor RealThenImaginary(const at::Tensor& values, int64_t dim) {
   return at::cat({at::real(values), at::imag(values)}, dim);
 }
 
-// Returns the real matrix [D, 2C] that lifts a head's key from its latent. At a
-// pair with dims a and b, k[a] + i k[b] is the sum of u z over the pair's
-// complex channels.
+// Returns the real matrix [D, 2C] that lifts a head's key from its latent. For
+// a RoPE pair with dims a and b, k[a] + i k[b] is the sum of u z over the
+// pair's complex channels z, where u is the channel's complex factor in the
+// lift.
 at::Tensor RealLift(const model::DecoderSpec& spec, const CommutingGroup& group,
                     const at::Tensor& up) {
   const int64_t channels = up.size(0);
@@ -60,8 +61,9 @@ std::span<const uint32_t> SpanOf(
   return {values.data(), static_cast<size_t>(values.size())};
 }
 
-// Returns the factors that method auto planned with. The channels of each pair
-// are taken by falling variance; the plan may list pairs in any order.
+// Returns the factors with which the planner of method auto predicted the loss.
+// Each pair uses its channels in the order of falling variance. The plan may
+// list pairs in any order.
 absl::StatusOr<CommutingFactors> FisherFactors(const PartInput& input,
                                                const CommutingGroup& group) {
   const RopeBasis found =

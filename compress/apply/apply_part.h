@@ -24,9 +24,9 @@ struct PartInput {
   const ApplyRequest* request = nullptr;
   plan::Side side = plan::Side::kKey;  // kKey for a joint part
   const kvasir::v1::Part* part = nullptr;
-  const plan::ResolvedPart* shape = nullptr;  // the shape that the result must
-                                              // have
-  InputMoments* moments = nullptr;            // null if there is no calibration
+  // the resolved part, which gives the shapes of the result
+  const plan::ResolvedPart* shape = nullptr;
+  InputMoments* moments = nullptr;  // null if there is no calibration
   const LayerMoments* fisher =
       nullptr;  // null unless the decomposition is kFisher
 
@@ -46,13 +46,13 @@ struct AppliedPart {
   // The tensors by their names without the prefix "k_proj." or
   // "k_proj.part{p}.".
   TensorMap tensors;
-  // One matrix [D, n] for each KV head, float64: the part's lift, or, if the
-  // part does not fold, the selection of the dims that it covers. If any part
-  // of the side folds, the query's rows or the output's columns are multiplied
-  // by these matrices.
+  // One float64 matrix [D, n] for each KV head. For a part that folds, it is
+  // the lift. For any other part, it selects the dims that the part covers. If
+  // any part of the side folds, the query projection's rows (for keys) or the
+  // output projection's columns (for values) are multiplied by these matrices.
   std::vector<at::Tensor> head_maps;
-  // For values: what must be added after the lift (bias and mean), [Hkv * D]
-  // float64. Undefined if nothing must be added.
+  // For values: the constant (bias and mean) to be added after the lift, [Hkv *
+  // D] float64. Undefined if there is none.
   at::Tensor constant;
 };
 
@@ -64,7 +64,8 @@ struct AppliedJointPart {
   AppliedPart key;
   AppliedPart value;
 };
-// `value` gives the shapes that the value's tensors must have.
+// Applies a joint low_rank part. `value` is the resolved part of the values,
+// which gives the shapes of their tensors.
 absl::StatusOr<AppliedJointPart> ApplyJointLowRank(
     const PartInput& input, const plan::ResolvedPart& value);
 absl::StatusOr<AppliedPart> ApplyRopePairs(const PartInput& input);

@@ -271,8 +271,8 @@ TEST_P(ApplyTest, LatentsOfFullRankGiveTheBaseModelsAttentionInEverySpace) {
   }
 }
 
-// The channels of a RoPE pair are not adjacent and the pairs are in no order,
-// as in plans that order channels by bits.
+// In this plan the channels of a RoPE pair are not adjacent, and the pairs are
+// not sorted. This happens in plans that order channels by bits.
 TEST_P(ApplyTest, ChannelsOfARopePairNeedNotBeAdjacent) {
   Part keys;
   auto* group = keys.mutable_rope_low_rank()->add_groups();
@@ -323,9 +323,10 @@ TEST_P(ApplyTest, AJointLatentOfFullRankGivesTheBaseModelsAttention) {
   }
 }
 
-// Errors in keys and values have the same weight. Their total loss is given by
-// the dropped singular values of one matrix with the rows of both. It never
-// exceeds the loss of two separate latents of half the rank.
+// Errors in keys and in values count equally here. Their total loss is the sum
+// of the dropped squared singular values of one matrix, in which the rows of
+// keys and values are stacked. It never exceeds the loss of two separate
+// latents of half the rank.
 TEST_P(ApplyTest, AJointLatentLosesNoMoreThanTwoSeparateLatents) {
   constexpr int64_t kRank = 10;
   const AttentionWeights& weights = tiny_.weights[0];
@@ -433,7 +434,7 @@ TEST_P(ApplyTest, ChannelsWithoutBitsAreLeftOut) {
             kTolerance);
 }
 
-TEST_P(ApplyTest, ABasisPerSequenceKeepsAllChannels) {
+TEST_P(ApplyTest, WithABasisPerSequenceAllChannelsAreStored) {
   Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
                           Lift::kReconstruct);
   const KvPlan numbers = OneLayer({keys}, WholeValues());
@@ -519,7 +520,7 @@ TEST_P(ApplyTest, ATruncatedBasisDropsTheChannelsWithTheLeastVariance) {
   EXPECT_NEAR(left / least, 1.0, 1e-4);
 }
 
-TEST_P(ApplyTest, AllUsesOfAPartShareItsLatent) {
+TEST_P(ApplyTest, PairsOfAPartMayBeLiftedInDifferentWaysFromOneLatent) {
   Part keys = LowRankPart(heads(), heads(), heads() * dim(),
                           kvasir::v1::PRE_ROPE, Lift::kReconstruct);
   keys.clear_uses();
@@ -603,8 +604,8 @@ TEST_P(ApplyTest, ATruncatedCommutingLatentLosesTheDroppedSingularValues) {
             .mm(commuting.lift().narrow(1, begin, rank).t()) *
         w;
     const double error = (want - have).norm().item<double>();
-    // The weighted keys of all tokens have the singular values of diag(w) Z L
-    // (rope_factors.h).
+    // The matrix of all tokens' weighted keys has the singular values of
+    // diag(w) Z L (rope_factors.h).
     const at::Tensor singular = at::linalg_svdvals(want.t().contiguous());
     const double dropped = singular.narrow(0, rank, singular.size(0) - rank)
                                .square()
@@ -628,8 +629,9 @@ TEST_P(ApplyTest, RopeLowRankLatentsCommuteWithTheRotation) {
     const at::Tensor angle =
         at::arange(tiny_.inputs.size(0), at::kDouble).unsqueeze(1) *
         tiny_.spec.rope.frequencies[static_cast<size_t>(pair)];
-    // Rotates each head's pair by RoPE's real arithmetic, then projects it by
-    // UH diag(w): the lift's columns times w squared.
+    // Rotates each head's pair with RoPE's formulas for real numbers. Then
+    // projects it to latents by UH diag(w), which equals the lift's columns
+    // times w squared.
     const at::Tensor keys = ComplexKeys(tiny_, pair);
     const at::Tensor a = at::real(keys);
     const at::Tensor b = at::imag(keys);
@@ -662,8 +664,8 @@ TEST(ApplyPartialRotaryTest,
             OneLayer({RopePairsPart(all, pairs_lift),
                       LowRankPart(2, 1, 4, kvasir::v1::NO_ROPE, rest_lift)},
                      WholeValues()));
-        // Absorbed keys need no bias, because a bias would change all scores of
-        // a query by the same amount, which the softmax ignores.
+        // No bias is needed for absorbed keys: it would change all scores of a
+        // query by the same amount, which the softmax ignores.
         EXPECT_LT(RelativeError(applied.attention(), AttendWhole(tiny)),
                   kTolerance);
       }
@@ -785,7 +787,7 @@ TEST_F(ApplyRefusalTest, InvalidQueryEnergiesAndFloorsAreNamedInTheError) {
   energy = at::ones({2, 8}, at::kDouble);
   EXPECT_THAT(Apply(plan), refused("must have the shape [4, 8], has [2, 8]"));
   energy = at::Tensor();
-  EXPECT_THAT(Apply(plan), refused("have none"));
+  EXPECT_THAT(Apply(plan), refused("has none"));
   commuting->set_query_energy(false);
   KVASIR_EXPECT_OK(Apply(plan));
 }

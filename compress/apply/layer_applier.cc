@@ -11,8 +11,8 @@
 namespace kvasir::compress {
 namespace {
 
-// From this width on, matrix products use several threads. In smaller products
-// threads would mostly wait for each other.
+// For matrices of at least this width, products use several threads. For
+// smaller ones the threads would mostly wait for each other.
 constexpr int64_t kManyThreadsWidth = 1024;
 
 }  // namespace

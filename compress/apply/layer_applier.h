@@ -20,7 +20,8 @@
 
 namespace kvasir::compress {
 
-// Returns how the plan's factors are to be found, as its provenance says.
+// Returns how the plan's low-rank factors are to be found, which the plan's
+// provenance records.
 absl::StatusOr<Decomposition> DecompositionOf(const kvasir::v1::KvPlan& plan);
 
 // Returns the type in which the model stores k_proj.
@@ -45,8 +46,9 @@ class LayerApplier {
                                              const CalibrationSample* sample,
                                              const Options& options);
 
-  // Returns the self_attn tensors of the layer, as a LayerTensorSource does.
-  // Must be called once for each layer, in order.
+  // Returns the self_attn tensors of the layer, in the form that
+  // WriteArtifact's LayerTensorSource requires. Must be called once for each
+  // layer, in order.
   absl::StatusOr<TensorMap> Apply(int64_t layer);
 
  private:

@@ -20,8 +20,8 @@ constexpr int64_t kRangeTokens = 8192;
 // The smallest number of sequences for which the Evaluator computes a mean.
 constexpr int64_t kFewestSequences = 2;
 
-// Makes a text of some held-out sequences, which are spread evenly over all
-// held-out sequences.
+// Makes a text from held-out sequences that are spread evenly over all held-out
+// sequences.
 EvaluationText HeldOutText(const CalibrationSample& sample) {
   EvaluationText text;
   text.name = "held-out sequences";
@@ -137,8 +137,8 @@ absl::Duration PlanProbe::TimeOf(const model::DecoderSpec& spec,
   const auto measured =
       static_cast<double>(WindowsOf(sample) * sample.sequence_tokens);
   const double head = 2 * hidden * static_cast<double>(spec.vocab_size);
-  // The operations of the matrix products are counted twice, because attention,
-  // codes and factors take about as long again.
+  // The operations of the matrix products are doubled, because attention, codes
+  // and factors take about as long as these products.
   const double tokens =
       static_cast<double>(plans) * (measured + kRangeTokens) + measured;
   const double operations =

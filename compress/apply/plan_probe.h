@@ -27,7 +27,8 @@ class PlanProbe {
  public:
   struct Options {
     int threads = 1;
-    // If it returns false, the measurement ends with Cancelled.
+    // Called during the work. If it returns false, the work ends with
+    // Cancelled.
     std::function<bool()> progress;
   };
 

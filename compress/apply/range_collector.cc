@@ -23,12 +23,12 @@ namespace {
 constexpr int64_t kFittedRows = 8192;
 
 struct Range {
-  at::Tensor low;  // least number of each channel, [ΣR']
+  at::Tensor low;  // least number of each channel, [sum of R']
   at::Tensor high;
 };
 
-// Returns whether the planner chose the layer's bits by runs of channels. If
-// so, ranges are fitted for the least error.
+// Returns whether the plan gives the layer's bits by runs of channels, as
+// planners do. If so, ranges are fitted for the least squared error.
 bool IsFitted(const kvasir::v1::LayerPlan& layer) {
   const auto has_runs = [](const auto& parts) {
     return std::any_of(parts.begin(), parts.end(), [](const auto& part) {
@@ -66,8 +66,8 @@ std::vector<const ProgramPart*> StaticParts(const LayerProgram& program) {
 // Collects the latents of one sequence, from which ranges are found.
 class LatentObserver : public LayerObserver {
  public:
-  // Keeps every `rows_step`-th row from `first_row` on. If `rows_step` is 0, it
-  // keeps only the least and greatest numbers.
+  // Keeps every `rows_step`-th row from `first_row` on. If `rows_step` is 0,
+  // keeps no rows, but only the least and greatest number of each channel.
   LatentObserver(const LayerProgram& program, int64_t first_row,
                  int64_t rows_step)
       : program_(program), first_row_(first_row), rows_step_(rows_step) {}
@@ -91,7 +91,8 @@ class LatentObserver : public LayerObserver {
   const std::map<std::string, at::Tensor>& rows() const { return rows_; }
 
  private:
-  // Returns the numbers that are coded, which are those after HADAMARD_ONLINE.
+  // Returns the numbers that are actually coded: the rows, multiplied by the
+  // Hadamard matrix if the codec is HADAMARD_ONLINE.
   static at::Tensor Coded(const ProgramPart& part, const at::Tensor& rows) {
     if (!part.latents[0].codec.hadamard.defined()) return rows;
     std::vector<at::Tensor> latents;
@@ -110,7 +111,8 @@ class LatentObserver : public LayerObserver {
   std::map<std::string, at::Tensor> rows_;
 };
 
-// Fits the range of each channel of a part [ΣR'] to the rows of all sequences.
+// Fits the range of each channel of a part, [sum of R'], to the rows of all
+// sequences.
 ChannelRanges FitPart(const LayerProgram& program, const ProgramPart& part,
                       const std::vector<LatentObserver>& observers) {
   std::vector<at::Tensor> sequence_rows;
@@ -140,7 +142,7 @@ ChannelRanges FitPart(const LayerProgram& program, const ProgramPart& part,
   return {at::cat(minimum), at::cat(scale)};
 }
 
-// Returns the greatest code of each channel [ΣR'].
+// Returns the greatest code of each channel, [sum of R'].
 at::Tensor Levels(const ProgramPart& part) {
   const at::Tensor levels = at::ones({part.stored_width}, at::kFloat);
   for (const ProgramLatent& latent : part.latents) {
@@ -152,8 +154,7 @@ at::Tensor Levels(const ProgramPart& part) {
   return levels;
 }
 
-// Returns ranges that reach from the least to the greatest number of each
-// channel.
+// Returns for each channel the range from its least to its greatest number.
 ChannelRanges WholePart(const ProgramPart& part,
                         const std::vector<LatentObserver>& observers) {
   Range whole = observers[0].ranges().at(part.prefix);

@@ -16,14 +16,14 @@
 namespace kvasir::compress {
 
 // Finds the ranges of CHANNEL_STATIC codes from the values that each channel of
-// a latent takes in the compressed model on the calibration tokens. A range
-// reaches from the least to the greatest of these values. But if the plan gives
-// bits by runs of channels, it is the range with the least squared error over
-// the tokens after the exact sinks (compress/planner/channel_codes.h); keys
-// that are stored after their rotation are then also rotated to later
-// positions. Collect is called for one layer after the other: the input of a
-// layer is the output of the compressed layers before it, including the error
-// of their codes.
+// a latent takes in the compressed model on the calibration tokens. Normally a
+// range reaches from the least to the greatest of these values. If the plan
+// gives bits by runs of channels, the range is instead the one with the least
+// squared error over the tokens after the exact sinks
+// (compress/planner/channel_codes.h). For this fit, keys that are stored after
+// their rotation are also rotated to later positions. Collect is called for one
+// layer after the other: the input of a layer is the output of the compressed
+// layers before it, including the error of their codes.
 // Owns: the hidden states of all tokens, float32.
 // Threads: one caller; the work uses as many threads as the options say.
 // Errors: those of LayerForward; InvalidArgument for latents that are not
@@ -44,9 +44,10 @@ class RangeCollector {
   // Returns whether a plan has CHANNEL_STATIC codes.
   static bool IsNeeded(const kvasir::v1::KvPlan& plan);
 
-  // Number of the sample's sequences that are used: all of them, or, if all
-  // ranges are fitted, as many as give fitted_tokens and at least one sequence
-  // of each domain.
+  // The number of the sample's sequences that are used. It is all of them,
+  // unless all ranges are fitted for the least squared error. In that case it
+  // is as many as give `fitted_tokens`, with at least one sequence of each
+  // domain.
   static int64_t SequencesFor(const kvasir::v1::KvPlan& plan,
                               const CalibrationSample& sample,
                               const Options& options);
@@ -58,8 +59,8 @@ class RangeCollector {
                                                const CalibrationSample& sample,
                                                const Options& options);
 
-  // Adds the layer's ranges to `attention`, the layer's self_attn tensors from
-  // ApplyLayerPlan.
+  // Finds the layer's ranges and adds them to `attention`, which holds the
+  // self_attn tensors that ApplyLayerPlan returned.
   absl::Status Collect(int64_t layer, TensorMap& attention);
 
  private:

@@ -42,8 +42,8 @@ constexpr char kPlan[] = R"({"schemaVersion": 1, "method": "test", "layers": [
                "hadamardOnline": {}}}]}}]})";
 constexpr int kKeyBits[] = {2, 3};
 constexpr int kValueBits[] = {1, 4};
-// Widths of the latents that HADAMARD_ONLINE rotates. Only the values of the
-// second layer have such latents.
+// Widths of the latents that are multiplied by a Hadamard matrix
+// (HADAMARD_ONLINE). They belong to the values of the second layer.
 constexpr int64_t kRotatedWidths[] = {4, 8};
 
 struct Range {
@@ -84,8 +84,8 @@ class PlainRanges : public LayerObserver {
     return static_cast<size_t>(2 * layer + (side == plan::Side::kKey ? 0 : 1));
   }
 
-  // Returns the latents multiplied by the Hadamard matrix, whose entry (i, j)
-  // is negative if i and j have an odd number of bits in common.
+  // Returns the latents after multiplication by the Hadamard matrix. Its entry
+  // (i, j) is negative if i and j have an odd number of 1 bits in common.
   static std::vector<double> Rotated(const std::vector<double>& numbers) {
     std::vector<double> rotated;
     size_t begin = 0;

@@ -56,8 +56,9 @@ bool IsRange(std::string_view name) {
 struct CopyList {
   std::vector<const model::TensorStore::Entry*> outer;
   std::vector<std::vector<const model::TensorStore::Entry*>> layers;
-  // The copied tensors that a decoder reads. Other tensors may hold any number:
-  // a fused mask of GPT-NeoX holds -infinity in fp16.
+  // The copied tensors that a decoder reads; only these must be finite. Other
+  // tensors may hold any number: an attention mask stored with GPT-NeoX, for
+  // example, holds -infinity.
   std::set<const model::TensorStore::Entry*> read;
   int64_t bytes = 0;
 };
@@ -112,9 +113,9 @@ int64_t HeaderRoom(const model::Checkpoint& base,
   for (const auto& [name, entry] : base.tensors().stored()) {
     bytes += SafetensorsWriter::HeaderBytes(EntryOf(*entry.info));
   }
-  // Each part has at most kTensorsPerPart tensors and one more per group. Each
-  // of their header entries is at most as long as `entry`, which has the
-  // longest possible name.
+  // Each part has at most kTensorsPerPart tensors, plus one for each group. In
+  // the header, an entry for any of them is at most as long as `entry`, which
+  // has the longest possible name.
   constexpr int64_t kTensorsPerPart = 8;
   const int64_t entry = SafetensorsWriter::HeaderBytes(
       {model::LayerTensorName(plan.layers_size(),
@@ -163,8 +164,8 @@ class ShardSequence {
     return writer_->Append(bytes);
   }
 
-  // Leaves the tensor in the base model's file, and makes a link to that file
-  // in this folder.
+  // Uses the tensor in the base model's file: makes a link to that file in this
+  // folder instead of copying the tensor.
   absl::Status Link(const model::TensorStore::Entry& entry) {
     const fs::path file = entry.file->path();
     const std::string link = absl::StrCat("base-", file.filename().string());
@@ -231,7 +232,7 @@ class ShardSequence {
 };
 
 // Checks that all numbers in `piece`, which begins at byte `at` of the tensor,
-// are finite. A server refuses other numbers.
+// are finite. A server refuses to load numbers that are not.
 absl::Status CheckFinite(const model::TensorInfo& info, uint64_t at,
                          std::span<std::byte> piece) {
   const at::ScalarType type = ScalarTypeOf(info.type);
@@ -297,7 +298,7 @@ absl::Status AppendTensor(const model::Checkpoint& base,
   if (!at::isfinite(values).all().item<bool>()) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, ": a number becomes infinite or NaN when stored as ",
-                     values.dtype().name().data()));
+                     std::string(model::TensorTypeName(stored))));
   }
   const model::TensorStore::Entry* equal = nullptr;
   if (options.link_base) {
@@ -380,8 +381,8 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
                      "was made from"));
   }
   const fs::path& out = options.out;
-  // Creates and removes the folder, because only this shows whether it can be
-  // created.
+  // Creates the folder and removes it again, because only this shows whether it
+  // can be created.
   KVASIR_ASSIGN_OR_RETURN(
       const std::unique_ptr<NewFolder> trial,
       NewFolder::Create(out, options.overwrite, InputsOf(base, options)));

@@ -45,8 +45,8 @@ fs::path WithoutTrailingSlash(const fs::path& path) {
 
 fs::path PartialPath(const fs::path& out) { return out.string() + ".partial"; }
 
-// Returns the temporary name of the folder that is replaced, for file systems
-// that cannot exchange two names at once.
+// Returns the temporary name that the old folder gets while it is being
+// replaced, on file systems that cannot exchange two names at once.
 fs::path ReplacedPath(const fs::path& out) {
   return PartialPath(out).string() + ".replaced";
 }
@@ -56,8 +56,9 @@ bool Exists(const fs::path& path) {
   return fs::exists(fs::symlink_status(path, error));
 }
 
-// Returns whether the folder holds a config.json and weights, but no folders.
-// This excludes project folders that happen to have a config.json.
+// Returns whether the folder holds a config.json and weights, and no
+// subfolders. The last condition excludes project folders that happen to have a
+// config.json.
 bool IsCheckpoint(const fs::path& path) {
   std::error_code error;
   bool config = false;
@@ -150,7 +151,8 @@ absl::Status RenameError(const fs::path& from, const fs::path& to,
                                              error.message()));
 }
 
-// Holds the locks of folder markers until the object is destroyed.
+// Locks the marker files of folders. The locks are held until the object is
+// destroyed.
 class MarkerLocks {
  public:
   MarkerLocks() = default;
@@ -160,8 +162,8 @@ class MarkerLocks {
   MarkerLocks(const MarkerLocks&) = delete;
   MarkerLocks& operator=(const MarkerLocks&) = delete;
 
-  // Locks the folder's marker, and makes it if there is none. Unavailable while
-  // another run has locked it.
+  // Locks the folder's marker file, which is created if there is none. Returns
+  // Unavailable if another run holds the lock.
   absl::Status Add(const fs::path& folder) {
     KVASIR_ASSIGN_OR_RETURN(const int lock, OpenLocked(folder / kMarkerFile));
     locks_.push_back(lock);
@@ -200,8 +202,8 @@ absl::Status CleanUp(const fs::path& out) {
   return absl::OkStatus();
 }
 
-// Renames `path` to `out`, and returns the new path of the folder that was at
-// `out` before.
+// Renames `path` to `out`. If there was a folder at `out` before, it gets
+// another name, which is returned.
 absl::StatusOr<fs::path> Replace(const fs::path& path, const fs::path& out) {
   std::error_code error;
   if (::renameat2(AT_FDCWD, path.c_str(), AT_FDCWD, out.c_str(),
@@ -297,8 +299,8 @@ absl::StatusOr<std::unique_ptr<NewFolder>> NewFolder::Create(
 
 absl::Status NewFolder::Check(const fs::path& out, bool overwrite,
                               std::span<const fs::path> inputs) {
-  // Creates and removes the folder, because only this shows whether it can be
-  // created.
+  // Creates the folder and removes it again, because only this shows whether it
+  // can be created.
   return Create(out, overwrite, inputs).status();
 }
 

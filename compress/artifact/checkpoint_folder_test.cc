@@ -16,14 +16,14 @@
 
 namespace {
 
-// The error numbers with which the replaced functions below fail; 0: they call
-// the system.
+// The errno values with which the functions below fail. If a value is 0, the
+// function makes the real system call.
 int g_exchange_errno = 0;
 int g_sync_errno = 0;
 
 }  // namespace
 
-// These definitions replace the C library's functions, to produce errors that a
+// These functions replace those of the C library. They produce errors that a
 // test cannot cause otherwise.
 extern "C" int renameat2(int from_folder, const char* from, int to_folder,
                          const char* to, unsigned int flags) noexcept {
@@ -192,7 +192,7 @@ TEST_F(NewFolderTest,
   EXPECT_TRUE(fs::exists(out_ / "old"));
 }
 
-TEST_F(NewFolderTest, AnInputOrAFolderThatHoldsItIsNeverReplaced) {
+TEST_F(NewFolderTest, AFolderThatIsOrContainsAnInputIsNeverReplaced) {
   const std::array<fs::path, 2> inputs = {folder_ / "other",
                                           out_ / "base" / "model"};
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true, inputs),
@@ -227,7 +227,7 @@ TEST_F(NewFolderTest,
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, AFolderWithTheTemporaryNameThatNoRunMadeIsAnError) {
+TEST_F(NewFolderTest, AForeignFolderWithTheTemporaryNameIsAnError) {
   PutCheckpoint(out_, "old");
   for (const fs::path& folder : {partial_, replaced_}) {
     PutCheckpoint(folder, "mine");

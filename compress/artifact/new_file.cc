@@ -61,7 +61,8 @@ absl::StatusOr<int> OpenLocked(const fs::path& path) {
       status = SystemError("lock " + path.string(), errno);
     }
   } else if (!HasName(descriptor, path)) {
-    // The writer that had the lock has just renamed or removed the file.
+    // The writer that held the lock has just renamed or removed the file, so
+    // the lock is on a file without this name.
     status = Busy(path);
   }
   if (status.ok()) return descriptor;
@@ -90,8 +91,8 @@ absl::StatusOr<std::unique_ptr<NewFile>> NewFile::Create(fs::path path) {
 }
 
 NewFile::~NewFile() {
-  // Unlink while the lock is held: afterwards the name may belong to another
-  // run.
+  // Unlink while the lock is held: once it is released, another run may use the
+  // name.
   if (!finished_) ::unlink(partial_path_.c_str());
   ::close(descriptor_);
 }

@@ -53,9 +53,9 @@ class NewFile {
 absl::Status WriteFileAtomically(const std::filesystem::path& path,
                                  const std::string& content);
 
-// Returns an error if no NewFile can be created at `path`. Meant to be called
-// before long work. The check creates a file with another name, so it does not
-// disturb a writer of `path`.
+// Returns an error if no NewFile can be created at `path`, for a check before
+// long work. The check creates a file with another name, so it does not disturb
+// a writer of `path`.
 absl::Status CheckWritable(const std::filesystem::path& path);
 
 // Opens the file, creates it if it does not exist, and locks it. The caller

@@ -23,8 +23,8 @@ namespace {
 constexpr char kSingleFile[] = "model.safetensors";
 constexpr char kIndexFile[] = "model.safetensors.index.json";
 
-// Number of elements that a thread makes at a time; they fit into the core's
-// cache.
+// Number of elements that a thread generates at a time; they fit into the
+// core's cache.
 constexpr int64_t kChunkElements = int64_t{1} << 16;
 constexpr int64_t kChunksPerThread = 8;
 

@@ -35,8 +35,9 @@ struct RandomCheckpointProgress {
 // Writes a checkpoint of random weights piece by piece, so that a model of any
 // size needs only a few MB of memory. The weights depend only on shape and
 // seed; model/checkpoint/random_weights.h makes the same weights in memory. The
-// file that makes the folder a checkpoint (model.safetensors, or the index)
-// appears last. `on_progress` stops the writing by returning false.
+// file by which the folder is recognized as a checkpoint (model.safetensors, or
+// the index of shards) is written last. `on_progress` stops the writing by
+// returning false.
 // Errors: InvalidArgument for an invalid shape; AlreadyExists if the folder
 //   holds weights and may not be overwritten; NotFound if the tokenizer folder
 //   has no tokenizer.json; Cancelled when stopped; Unavailable with the path.

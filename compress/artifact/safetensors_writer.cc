@@ -78,8 +78,9 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::CreateOpen(
 }
 
 int64_t SafetensorsWriter::HeaderBytes(const TensorEntry& entry) {
-  // Beyond its name, an entry has kFields characters for type, braces and keys,
-  // and kNumber for each number: up to 20 digits and a comma.
+  // Besides its name, a header entry takes at most kFields characters for its
+  // type, braces and keys, and kNumber characters for each number (up to 20
+  // digits and a comma).
   constexpr size_t kFields = 64;
   constexpr size_t kNumber = 21;
   return static_cast<int64_t>(nlohmann::json(entry.name).dump().size() +

@@ -49,8 +49,9 @@ class SafetensorsWriter {
   void Declare(TensorEntry entry);
   absl::Status Append(std::span<const std::byte> bytes);
   int64_t appended_bytes() const { return appended_bytes_; }
-  // FailedPrecondition if fewer bytes were appended than declared;
-  // ResourceExhausted if the entries need more space than the header has.
+  // Completes the file and gives it its name. Errors: FailedPrecondition if
+  // fewer bytes were appended than declared; ResourceExhausted if the entries
+  // need more space than the header has.
   absl::Status Finish();
 
  private:

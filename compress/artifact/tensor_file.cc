@@ -1,7 +1,7 @@
 #include "compress/artifact/tensor_file.h"
 
-// On x86, xxHash's dispatching header chooses the widest instruction set at run
-// time.
+// On x86, this header of xxHash chooses the widest instruction set that the CPU
+// supports at run time.
 #if defined(__x86_64__)
 #include <xxh_x86dispatch.h>
 #else
@@ -24,8 +24,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Names of the file's own tensors. They begin with a dot, so they never equal
-// the name of a caller's tensor.
+// Names of the tensors that the file adds itself. They begin with a dot, so
+// they never equal the name of a caller's tensor.
 constexpr char kTextName[] = ".text";
 constexpr char kHashName[] = ".hash";
 constexpr size_t kHashBytes = 16;

@@ -1,6 +1,6 @@
-// Texts for a calibration if the user gives none. They are compiled into the
-// program, so it needs no text files when it runs. Sources and licences:
-// domains/README.md.
+// Texts on which a model is calibrated if the user gives none. They are
+// compiled into the program, so it needs no text files when it runs. Sources
+// and licences: domains/README.md.
 #pragma once
 
 #include <string_view>

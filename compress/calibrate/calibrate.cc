@@ -29,8 +29,8 @@ namespace {
 
 constexpr char kKeyWeight[] = "self_attn.k_proj.weight";
 constexpr char kValueWeight[] = "self_attn.v_proj.weight";
-// Key of the random numbers that draw labels; it differs from the key of any
-// seed.
+// Key of the random numbers with which labels are drawn. It differs from the
+// keys that are made from seeds.
 constexpr uint64_t kLabelSeed = 0x6c6162656c730000;
 
 at::Tensor IdsOf(const std::vector<int32_t>& sequence) {
@@ -40,8 +40,8 @@ at::Tensor IdsOf(const std::vector<int32_t>& sequence) {
       .to(at::kLong);
 }
 
-// Returns a random number in [0, 1) that depends only on sequence, position and
-// draw.
+// Returns a random number in [0, 1). It depends only on the sequence, the
+// position and the draw (the index of a label at this position).
 double LabelUniform(int64_t sequence, int64_t position, int64_t draw) {
   const base::PhiloxCounter bits = base::Philox4x32(
       base::PhiloxKeyFromSeed(kLabelSeed),
@@ -86,7 +86,8 @@ class SequenceObserver : public LayerObserver {
     }
   }
 
-  // Writes keys, then values, at `positions` [n] to `rows` [n, 2 * Hkv * D].
+  // Writes the keys and then the values at `positions` [n] into `rows` [n, 2 *
+  // Hkv * D].
   void PutRows(const at::Tensor& positions, at::Tensor rows) const {
     const at::NoGradGuard no_grad;
     const at::Tensor index = positions.to(key_.device());
@@ -102,8 +103,8 @@ class SequenceObserver : public LayerObserver {
   at::Tensor value_;        // [T, Hkv * D]
 };
 
-// Keeps the keys and values of the autograd graph, so that gradients with
-// respect to them can be requested.
+// Keeps references to the keys and values in the autograd graph, so that
+// gradients with respect to them can be requested.
 struct KeyValueObserver : public LayerObserver {
   void OnKey(int64_t, const at::Tensor& seen) override { key = seen; }
   void OnValue(int64_t, const at::Tensor& seen) override { value = seen; }
@@ -209,9 +210,10 @@ class Calibrator {
     // hidden[l][i] is the input [1, T, M] of layer l for sequence i of the
     // batch; hidden[L] is the output of the last layer.
     std::vector<std::vector<at::Tensor>> hidden;
-    // Gradients with respect to the layer's output, one list [count] per
-    // backward pass: first of the mean loss if Fisher scores are requested,
-    // then of the log probabilities of each draw.
+    // Gradients with respect to the layer's output: for each backward pass, a
+    // list with one tensor per sequence. If Fisher scores are requested, the
+    // first pass is for the mean loss. The other passes are for the log
+    // probabilities of the drawn labels, one pass per draw.
     std::vector<std::vector<at::Tensor>> gradients;
     std::vector<double> loss;
   };
@@ -234,12 +236,12 @@ class Calibrator {
                         int64_t first, const std::vector<at::Tensor>& inputs,
                         std::vector<at::Tensor>& outputs,
                         LayerSums& sums) const;
-  // Copies those keys and values of the sequence that are sample rows to
-  // `sums`.
+  // Copies keys and values of the sequence to `sums`, for the tokens that were
+  // chosen as sample rows.
   void TakeRows(int64_t sequence, const SequenceObserver& observer,
                 LayerSums& sums) const;
-  // Number of passes through single layers that the first `sequences` sequences
-  // take.
+  // The number of passes of one sequence through one layer, forward or
+  // backward, that the first `sequences` sequences take.
   int64_t PassesThrough(int64_t sequences) const {
     const int64_t back = options_.parts.has_gradients()
                              ? std::min(sequences, sample_.counted_sequences())
@@ -267,8 +269,8 @@ class Calibrator {
   std::vector<SampledRow> rows_;
 };
 
-// Runs `work(i)` for i < count on several threads. Returns the first error by
-// index.
+// Runs `work(i)` for every i < count on several threads. If several fail,
+// returns the error with the lowest i.
 absl::Status ForEachStatus(int64_t count, int threads,
                            const std::function<absl::Status(int64_t)>& work) {
   std::vector<absl::Status> results(static_cast<size_t>(count));
@@ -474,8 +476,8 @@ void Calibrator::AddHeadGradients(const Resident& resident,
   batch.hidden.back().clear();
 }
 
-// Adds g gT, for the gradients g of all tokens after the sinks, to `sum` [Hkv *
-// D, Hkv * D].
+// Adds the sum of g gT to `sum` [Hkv * D, Hkv * D], where g is the gradient of
+// a token. Sinks are left out.
 void Calibrator::AddOuterProducts(const at::Tensor& gradient,
                                   at::Tensor& sum) const {
   const at::NoGradGuard no_grad;
@@ -625,8 +627,8 @@ absl::StatusOr<CalibrationRun> CalibrateInTorch(
         state, FindState(checkpoint.spec(), sample, id, options, events));
   }
   MoveSums(options.device, state);
-  // Each thread works on sequences of its own, with one BLAS thread. If there
-  // is only one sequence at a time, it gets all threads.
+  // Each thread works on a sequence of its own and uses one BLAS thread. If
+  // only one sequence is processed at a time, the BLAS gets all threads.
   const ScopedBlasThreads blas_threads(
       options.sequences_at_a_time() == 1 ? options.threads : 1);
   const Calibrator calibrator(checkpoint, sample, options);

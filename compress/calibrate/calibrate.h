@@ -43,8 +43,8 @@ struct CalibrateOptions {
 };
 
 struct CalibrateProgress {
-  // `done` and `total` count passes of one sequence through one layer, forward
-  // or backward.
+  // A pass takes one sequence through one layer, forward or backward. `done`
+  // and `total` count passes.
   int64_t done = 0;
   int64_t total = 0;
 };
@@ -68,7 +68,8 @@ struct CalibrationRun {
   // are no gradients or the result is from the cache.
   double loss = 0.0;
   absl::Duration elapsed;
-  // The part of `elapsed` that the output head and the backward passes took.
+  // The part of `elapsed` that was spent on the output head and the backward
+  // passes.
   absl::Duration way_back;
 };
 

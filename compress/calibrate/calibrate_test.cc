@@ -187,7 +187,7 @@ TEST_F(CalibrateTest, TheLabelOfAPositionIsTheNextToken) {
 }
 
 TEST(NextTokenLossTest, LossAndGradientEqualThoseOfAutograd) {
-  // The head, stored in bfloat16, has more rows than are read at a time.
+  // The head has more rows than are read at a time, and its type is bfloat16.
   const at::Tensor head = at::sin(at::arange(9000 * 8, at::kFloat))
                               .view({9000, 8})
                               .to(at::kBFloat16);
@@ -241,7 +241,8 @@ TEST_F(CalibrateTest, ThreadsAndMicroBatchesDoNotChangeTheResult) {
   EXPECT_TRUE(one == bytes(2, 5));
 }
 
-// Several threads then share each matrix product, so the last bits may differ.
+// If there are more threads than sequences, several threads share a matrix
+// product, so the last bits of the result may differ.
 TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameResultUpToRounding) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
@@ -302,7 +303,7 @@ TEST_F(CalibrateTest, AResumedRunWritesTheSameBytesAsAnUninterruptedRun) {
   }
 }
 
-TEST_F(CalibrateTest, ACachedResultIsUsed) {
+TEST_F(CalibrateTest, ACalibrationInTheCacheIsUsedInsteadOfANewRun) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
@@ -323,7 +324,8 @@ TEST_F(CalibrateTest, ACachedResultIsUsed) {
   options.parts.fisher = false;
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun less, Run(sample, options));
   EXPECT_TRUE(less.from_cache);
-  // The result does not show that the cached calibration has more parts.
+  // The result has only the requested parts, although the cached calibration
+  // has more.
   EXPECT_FALSE(less.calibration.has_fisher());
   EXPECT_EQ(less.calibration.id, Id(sample, options.parts));
   EXPECT_NE(less.calibration.id, first.calibration.id);
@@ -411,7 +413,7 @@ TEST_F(CalibrateTest, AStateThatCannotBeSavedDoesNotEndTheRun) {
                                              HasSubstr(".state.partial")));
 }
 
-TEST_F(CalibrateTest, TheStateIsKeptIfTheResultCannotBeSaved) {
+TEST_F(CalibrateTest, TheStateIsKeptInTheCacheIfTheResultCannotBeSaved) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";

@@ -10,7 +10,7 @@
 
 namespace kvasir::compress {
 
-// Statistics of one domain of the calibration text, in one layer.
+// Information about one domain of the calibration text, in one layer.
 struct DomainInformation {
   std::string name;
   int64_t tokens = 0;            // tokens of this domain in the sums
@@ -32,12 +32,12 @@ struct LayerCalibration {
   at::Tensor input_sum;     // [M]
   at::Tensor query_energy;  // [Hq, D], mean of q^2 before its rotation
 
-  // Empirical Fisher information of the true next-token loss, per row of the
-  // key and value projections. The gradients of one sequence's mean loss are
-  // squared, averaged over sequences, and summed over the row's M weights. For
-  // the `_root` scores the square root is taken before that sum, as in Palu's
-  // public code. Undefined if the calibration was made without Fisher
-  // information.
+  // Empirical Fisher information of the true next-token loss, one score per row
+  // of the key and value projections. For each of the row's M weights, the
+  // gradient of a sequence's mean loss is squared and averaged over sequences.
+  // The score is the sum of these averages. The `_root` scores sum their square
+  // roots, as Palu's public code does. Undefined if the calibration was made
+  // without Fisher information.
   at::Tensor key_fisher;         // [Hkv * D]
   at::Tensor value_fisher;       // [Hkv * D]
   at::Tensor key_fisher_root;    // [Hkv * D]
@@ -61,10 +61,10 @@ struct LayerCalibration {
   // tokens, is key_information and value_information.
   std::vector<DomainInformation> domains;
 
-  // One row for each sampled token: its key before the rotation, then its
-  // value. The tokens are spread evenly over domains, sequences and positions.
-  // The rows are for calculations that need more than the first two moments.
-  // Defined if key_information is defined.
+  // One row for each sampled token: its key before the rotation, followed by
+  // its value. The tokens are spread evenly over domains, sequences and
+  // positions. The rows are for calculations that need more than the mean and
+  // the second moments. Defined if key_information is defined.
   at::Tensor sample_rows;       // [N_s, 2 * Hkv * D] float32
   at::Tensor sample_positions;  // [N_s] int64, position in the sequence
   at::Tensor sample_domains;    // [N_s] int64, index in `domains`

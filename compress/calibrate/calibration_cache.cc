@@ -22,8 +22,8 @@ bool CanBeMadeAnew(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsDataLoss(status);
 }
 
-// Removes parts that were not asked for, so that the result does not depend on
-// the cache's content.
+// Removes the parts that were not requested, so that the result does not depend
+// on what the cache happens to hold.
 Calibration WithParts(Calibration calibration, const CalibrationParts& parts,
                       const std::string& id) {
   calibration.id = id;
@@ -51,8 +51,8 @@ Calibration WithParts(Calibration calibration, const CalibrationParts& parts,
   return calibration;
 }
 
-// Returns a text with the domains, held-out sequences and sink tokens of a
-// sample; empty if it has none of them.
+// Returns a text with the sample's domains, held-out sequences and sink tokens;
+// empty if the sample has none of these.
 std::string BesideTokens(const CalibrationSample& sample) {
   std::string text;
   if (!sample.domains.empty()) {
@@ -94,8 +94,8 @@ std::string IdOf(const std::string& weights_id, const CalibrationSample& sample,
     tokens.append(reinterpret_cast<const char*>(sequence.data()),
                   sequence.size() * sizeof(int32_t));
   }
-  // This number must be increased if the program changes so that the same
-  // inputs give other results.
+  // Increase this number when a change of the program gives other results for
+  // the same inputs.
   constexpr int kVersion = 2;
   return TextHash(absl::StrCat(
       "calibration ", kVersion, " weights ", weights_id, " tokens ",

@@ -15,8 +15,8 @@ namespace {
 
 constexpr int64_t kFloatBytes = 4;
 
-// Factor for the time of norms and activations, which the products do not
-// include, and of threads that wait for one another. It is an estimate that is
+// Factor by which the time exceeds that of the matrix products, because of
+// norms, activations and threads that wait for one another. An estimate that is
 // not fitted to any machine.
 constexpr double kOverhead = 1.35;
 // A float64 product takes twice as long as a float32 product.
@@ -32,8 +32,8 @@ double LayerWeights(const model::DecoderSpec& spec) {
   return m * (2 * q + 2 * kv + matrices * f);
 }
 
-// Returns how many numbers a layer computes for one sequence, without attention
-// scores.
+// Returns how many numbers a layer's intermediate results have for one
+// sequence, without attention scores.
 int64_t RowNumbers(const model::DecoderSpec& spec, int64_t tokens) {
   const int64_t q = spec.num_heads * spec.head_dim;
   const int64_t kv = spec.num_kv_heads * spec.head_dim;
@@ -41,8 +41,8 @@ int64_t RowNumbers(const model::DecoderSpec& spec, int64_t tokens) {
          (8 * spec.hidden_size + 4 * q + 4 * kv + 5 * spec.intermediate_size);
 }
 
-// Returns how many numbers a layer computes for one sequence and keeps for the
-// backward pass.
+// Returns how many numbers of a layer's intermediate results are kept for the
+// backward pass of one sequence.
 int64_t SavedNumbers(const model::DecoderSpec& spec, int64_t tokens) {
   // For each block of queries: the scores with all keys up to the end of the
   // block, and their softmax.
@@ -84,8 +84,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
   cost.sum_bytes = SumBytes(spec, sample, parts);
   if (parts.has_gradients()) {
     cost.model_bytes = StoredBytes(checkpoint);
-    // The backward pass has gradients for as many numbers as were saved, but
-    // only about half of them at once, hence 3 / 2.
+    // The backward pass has a gradient for every saved number, but only about
+    // half of the gradients exist at the same time, hence 3 / 2.
     const int64_t layer =
         layer_bytes +
         batch * (SavedNumbers(spec, tokens) * kFloatBytes * 3 / 2 +
@@ -128,8 +128,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
                            static_cast<double>(sample.counted_sequences()) /
                            static_cast<double>(sample.num_sequences());
     const auto ways = static_cast<double>(ways_back);
-    // The layers are computed a second time and then backward, and the head in
-    // both directions.
+    // The layers are computed a second time and then backward. The head is
+    // computed forward and backward.
     const double m = static_cast<double>(spec.hidden_size);
     const double heads =
         (parts.fisher ? 1.0 : 0.0) + (parts.information ? 1.0 : 0.0);
@@ -141,8 +141,8 @@ CalibrationCost CostOfCalibration(const model::Checkpoint& checkpoint,
              (parts.fisher ? static_cast<double>(kv_bytes) / 2.0 : 0.0)) +
         counted * heads * 4.0 * static_cast<double>(spec.vocab_size) * m;
   }
-  // Only the blocks on and above the diagonal are computed, hence 1.25 in place
-  // of 2 operations.
+  // Only the blocks on and above the diagonal are computed, so there are 1.25
+  // instead of 2 operations per entry and token.
   const double m = static_cast<double>(spec.hidden_size);
   cost.gram_operations = total * layers * m * m * 1.25;
   if (parts.information) {

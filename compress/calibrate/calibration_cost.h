@@ -10,14 +10,16 @@
 
 namespace kvasir::compress {
 
-// Upper bounds. Small amounts of memory are not counted.
+// Upper bounds, except that small amounts of memory are not counted.
 struct CalibrationCost {
-  int64_t model_bytes = 0;  // weights: all layers with gradients, else one
-  // The larger of two workspaces (for one layer and all sequences of a batch,
-  // or for the output head), plus freed memory that the allocator keeps.
+  // weights of one layer, or of all layers if gradients are needed
+  int64_t model_bytes = 0;
+  // The larger of two workspaces (one for a layer and all sequences of a batch,
+  // the other for the output head), plus freed memory that the allocator does
+  // not return.
   int64_t workspace_bytes = 0;
-  // With a backward pass, the layers' inputs for one batch; without one, the
-  // hidden states of all tokens.
+  // If there is a backward pass: the inputs of all layers for one batch.
+  // Otherwise: the hidden states of all tokens.
   int64_t micro_batch_bytes = 0;
   int64_t sum_bytes = 0;  // Gram matrices and squared sums of all layers
   double forward_operations = 0;  // float32 operations of the forward pass

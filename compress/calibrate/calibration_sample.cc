@@ -11,9 +11,9 @@
 namespace kvasir::compress {
 namespace {
 
-// Returns random number `index` of the seed, in [0, limit). The method,
-// multiply and shift, has a bias below 2^-20 for any text of fewer than 2^43
-// tokens.
+// Returns the random number with this index for the seed, in [0, limit). The
+// multiply-and-shift method has a bias below 2^-20 for any text of fewer than
+// 2^43 tokens.
 int64_t Draw(uint64_t seed, int64_t index, int64_t limit) {
   const base::PhiloxCounter bits =
       base::Philox4x32(base::PhiloxKeyFromSeed(seed),
@@ -129,8 +129,8 @@ std::vector<SampledRow> SpreadRows(const CalibrationSample& sample,
   const int64_t count = std::min(limit, all);
   std::vector<SampledRow> rows;
   for (int64_t i = 0; i < count; ++i) {
-    // Row i is the middle of the i-th of `count` equal stretches. The product
-    // stays below 2^63 for up to 2^31 rows and 2^31 tokens.
+    // Row i is the middle of the i-th of `count` equally long pieces. The
+    // product stays below 2^63 for up to 2^31 rows and 2^31 tokens.
     const int64_t token = (2 * i + 1) * all / (2 * count);
     rows.push_back({token / each, sample.sink_tokens + token % each});
   }

@@ -12,7 +12,7 @@ namespace kvasir::compress {
 
 struct SampleOptions {
   int64_t tokens = 16384;
-  // The length of each sequence.
+  // The number of tokens in each sequence.
   int64_t sequence_tokens = 1024;
   uint64_t seed = 42;
 };
@@ -21,10 +21,10 @@ struct SampleOptions {
 struct CalibrationSample {
   int64_t sequence_tokens = 0;
   std::vector<std::vector<int32_t>> sequences;
-  // Names of the domains that the sequences come from. Empty: one domain
-  // without a name.
+  // Names of the domains that the sequences come from. If empty, there is one
+  // domain without a name.
   std::vector<std::string> domains;
-  // For each sequence, the index of its domain in `domains`. Empty: all
+  // For each sequence, the index of its domain in `domains`. If empty, all
   // sequences belong to domain 0.
   std::vector<int64_t> sequence_domains;
   // Sums leave out the last `held_out_sequences` sequences, and the first
@@ -44,8 +44,8 @@ struct CalibrationSample {
   int64_t counted_sequences() const {
     return num_sequences() - held_out_sequences;
   }
-  // counted_tokens_each is the number of counted tokens in one sequence, and
-  // counted_tokens the number in all counted sequences together.
+  // The number of counted tokens in one sequence (counted_tokens_each) and in
+  // all counted sequences together (counted_tokens).
   int64_t counted_tokens_each() const { return sequence_tokens - sink_tokens; }
   int64_t counted_tokens() const {
     return counted_sequences() * counted_tokens_each();
@@ -57,9 +57,9 @@ struct CalibrationSample {
   }
 };
 
-// Takes `tokens / sequence_tokens` different windows of the text, whose
-// positions are multiples of the window's length after a random start. A larger
-// sample with the same seed begins with the sequences of the smaller one.
+// Divides the text, from a random start, into windows of `sequence_tokens`
+// tokens, and takes `tokens / sequence_tokens` different ones. A larger sample
+// with the same seed begins with the sequences of the smaller one.
 // InvalidArgument for a text that is too short (with its size and the size that
 // is needed), and for ids outside [0, vocab_size).
 absl::StatusOr<CalibrationSample> SampleCalibration(

@@ -168,7 +168,7 @@ TEST(SampleDomainsTest, TwoDomainsWithTheSameNameAreRefused) {
                HasSubstr("two calibration domains have the same name a")));
 }
 
-TEST(SpreadRowsTest, RowsAreSpreadEvenlyAfterTheSinks) {
+TEST(SpreadRowsTest, SampleRowsAreSpreadEvenlyOverTheTokensAfterTheSinks) {
   CalibrationSample sample;
   sample.sequence_tokens = 12;
   sample.sequences.resize(7);

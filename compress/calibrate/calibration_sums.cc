@@ -32,7 +32,8 @@ at::Tensor Mirrored(const at::Tensor& gram) {
   return at::triu(gram) + at::triu(gram, 1).t();
 }
 
-// Visits the tensors of LayerSums, const or not.
+// Calls `visit` with the name and the tensor of each field of a LayerSums,
+// which may be const.
 template <typename Visit>
 void VisitTensors(auto& layer, const Visit& visit) requires requires {
   layer.key_squares;
@@ -52,7 +53,8 @@ void VisitTensors(auto& layer, const Visit& visit) requires requires {
   visit("sample_rows", layer.sample_rows);
 }
 
-// Visits the tensors of LayerCalibration, const or not.
+// Calls `visit` with the name and the tensor of each field of a
+// LayerCalibration, which may be const.
 template <typename Visit>
 void VisitTensors(auto& layer, const Visit& visit) requires requires {
   layer.key_fisher;
@@ -102,7 +104,8 @@ void TakeLayers(const TensorFile& file, Layers& layers) {
   }
 }
 
-// Returns the file's text as JSON if it has this kind and id.
+// Returns the file's text, parsed as JSON; empty if it does not have this kind
+// and id.
 std::optional<nlohmann::json> TextOf(const TensorFile& file,
                                      std::string_view kind,
                                      const std::string& id) {
@@ -141,8 +144,8 @@ std::vector<int64_t> DomainTokens(const CalibrationSample& sample) {
   return tokens;
 }
 
-// Adds the domains and the positions of sample rows, which follow from the
-// sample.
+// Adds the list of domains and the positions of the sample rows. Both follow
+// from the sample.
 void Describe(const CalibrationSample& sample, const CalibrationParts& parts,
               Calibration& calibration) {
   const std::vector<int64_t> tokens = DomainTokens(sample);

@@ -21,8 +21,8 @@ namespace kvasir::compress {
 struct CalibrationParts {
   bool fisher = true;
   bool rotated_keys = false;
-  // If true, Fisher information of keys and values and sample rows are
-  // collected.
+  // If true, two things are collected: the Fisher information of keys and
+  // values, and sample rows.
   bool information = false;
   // Number of labels that are drawn at each position. Each label needs its own
   // backward pass.
@@ -41,7 +41,7 @@ struct CalibrationParts {
   }
 };
 
-// Sums of one layer over the sequences that are done. A tensor that is not
+// Sums of one layer over the sequences processed so far. A tensor that is not
 // collected is undefined.
 struct LayerSums {
   // [M, M] float64. Only the blocks on and above the diagonal are filled.
@@ -62,7 +62,8 @@ struct LayerSums {
   at::Tensor value_information;
   at::Tensor domain_key_information;
   at::Tensor domain_value_information;
-  // [N_s, 2 * Hkv * D] float32. Rows of sequences that are not done are zeros.
+  // [N_s, 2 * Hkv * D] float32. Rows of sequences that were not processed yet
+  // are zeros.
   at::Tensor sample_rows;
 };
 
@@ -95,13 +96,13 @@ struct CalibrationState {
   // gradients.
   double loss_sum = 0.0;
   // Progress: the layer that is being computed, and the number of sequences
-  // that are done in it. With gradients all layers of a sequence are done
-  // together, and `layer` stays 0.
+  // that it has already processed. With gradients, each sequence passes through
+  // all layers at once, so `layer` stays 0.
   int64_t layer = 0;
   int64_t sequence = 0;
-  // Hidden states [N, T, M] float32, used only without gradients: the inputs of
-  // `layer`, or, for sequences that are done in it, the inputs of the next
-  // layer.
+  // Hidden states [N, T, M] float32, used only without gradients. A sequence
+  // that `layer` has already processed has its output here, all others have its
+  // input.
   at::Tensor hidden;
 };
 

@@ -6,8 +6,9 @@
 namespace kvasir::compress {
 namespace {
 
-// Largest number of logits, and of float32 rows of the head, that are in memory
-// at a time; at least kLeastRows rows of logits are.
+// Limits on what is in memory at a time: kLogits logits, and kHeadRows rows of
+// the head in float32. But at least kLeastRows rows of logits are computed
+// together, even if these exceed kLogits.
 constexpr int64_t kLogits = int64_t{1} << 25;
 constexpr int64_t kHeadRows = 8192;
 constexpr int64_t kLeastRows = 64;
@@ -29,7 +30,7 @@ at::Tensor Logits(const at::Tensor& rows, const at::Tensor& head) {
   return logits;
 }
 
-// Adds slope [n, V] times the head to gradient [n, M].
+// Adds the product of slope [n, V] and the head to gradient [n, M].
 void AddHeadProduct(const at::Tensor& slope, const at::Tensor& head,
                     at::Tensor& gradient) {
   for (int64_t v = 0; v < head.size(0); v += kHeadRows) {
@@ -131,9 +132,9 @@ int64_t HeadLossBytes(int64_t tokens, int64_t vocab, int64_t width,
                       int64_t draws) {
   const int64_t rows = std::min(RowsAtATime(vocab), tokens);
   const int64_t head_rows = std::min(kHeadRows, vocab);
-  // Counts the logits and their softmax; a block of the head and of the logits,
-  // with copies of both for the product; the gradient and the term that is
-  // added to it.
+  // Counts the logits and their softmax, then a block of the head and of the
+  // logits with a copy of each for the product, and then the gradient and the
+  // term that is added to it.
   const int64_t numbers = 2 * rows * vocab + 2 * head_rows * (width + rows) +
                           (2 + draws) * tokens * width;
   return numbers * static_cast<int64_t>(sizeof(float));

@@ -13,9 +13,10 @@ struct HeadLoss {
   at::Tensor gradient;  // gradient of `loss` with respect to `normal`
 };
 
-// The cross entropy of next-token prediction, and its gradient. normal [T, M]
-// is the input of the head; head [V, M] has any floating type; ids [T] is
-// int64. Row t predicts ids[t + 1]; the last row predicts nothing. T >= 2.
+// The cross entropy of next-token prediction, and its gradient. `normal` [T, M]
+// is the input of the head, `head` [V, M] may have any floating-point type, and
+// `ids` [T] is int64. Row t predicts ids[t + 1]; the last row predicts nothing.
+// T >= 2.
 // Memory: logits for a block of rows, and a few rows of the head in float32,
 //   but never the whole head.
 HeadLoss NextTokenLoss(const at::Tensor& normal, const at::Tensor& head,

@@ -87,8 +87,9 @@ double Divergence(const at::Tensor& p_logits, const at::Tensor& q_logits) {
 
 // Let KL_t be the divergence that the error e in the key or value of token t
 // causes. To second order, the sum of KL_t over N tokens is N eT F e / 2, where
-// F is the information. The sample has copies of one sequence as domains: they
-// give independent estimates of F, whose spread shows the error of their mean.
+// F is the information. Each domain of the sample is a copy of the same
+// sequence. So the domains give independent estimates of F, and their spread
+// shows the error of their mean.
 TEST_F(InformationTest, InformationPredictsTheDivergenceThatASmallErrorCauses) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
@@ -116,7 +117,7 @@ TEST_F(InformationTest, InformationPredictsTheDivergenceThatASmallErrorCauses) {
       one.of_key = of_key;
       const LayerCalibration& measured =
           run.calibration.layers[static_cast<size_t>(layer)];
-      // An error in many dims at once, not only in a single dim.
+      // The error changes many dims at once.
       at::Tensor direction =
           at::sin(at::arange(kWidth, at::kDouble) * 1.7 + 0.3 + of_key);
       const auto energy = [&](const at::Tensor& information) {
@@ -247,7 +248,7 @@ TEST_F(InformationTest, MomentsOfKeysAndValuesFollowFromTheGramAndTheWeights) {
     const at::Tensor w = weights.key.to(at::kDouble);
     const at::Tensor mean = layer.input_sum / tokens;
     const at::Tensor c = layer.input_gram / tokens - at::outer(mean, mean);
-    // All counted tokens.
+    // The keys of all 72 counted tokens.
     const at::Tensor keys =
         layer.sample_rows.slice(1, 0, kWidth).to(at::kDouble);
     ASSERT_EQ(keys.size(0), 72);
@@ -381,8 +382,8 @@ TEST_F(InformationTest, InformationAndSampleRowsAreReadBackFromTheCache) {
   EXPECT_FALSE(less.calibration.has_information());
   EXPECT_TRUE(less.calibration.layers[0].domains.empty());
   EXPECT_FALSE(less.calibration.layers[0].sample_rows.defined());
-  // A request with other draws, rows or held-out sequences is not served from
-  // it.
+  // A request with other draws, rows or held-out sequences does not use the
+  // cached result.
   options.parts = kInformation;
   options.parts.labels_per_position = 2;
   EXPECT_FALSE(Run(sample, options)->from_cache);

@@ -15,8 +15,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Size of the pieces in which a text is encoded. Pieces limit the encoder's
-// memory and let threads share the work.
+// Texts are encoded in pieces of this size, which limits the encoder's memory
+// and lets threads share the work.
 constexpr size_t kPieceBytes = size_t{1} << 20;
 
 absl::StatusOr<std::string> ReadText(const std::filesystem::path& path) {
@@ -62,8 +62,8 @@ std::vector<size_t> CutPoints(std::string_view text, size_t piece_bytes) {
 
 absl::StatusOr<std::optional<int32_t>> StartToken(
     const model::Tokenizer& tokenizer) {
-  // The text is a letter and not empty, because tokens before and after an
-  // empty text could not be distinguished.
+  // The text must not be empty, because in its encoding one could not tell
+  // tokens before the text from tokens after it.
   constexpr std::string_view kLetter = "a";
   KVASIR_ASSIGN_OR_RETURN(
       const std::vector<int32_t> whole,

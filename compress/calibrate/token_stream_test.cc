@@ -13,7 +13,7 @@ using ::kvasir::base::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(TokenStreamTest, TextsAreCutOnlyBeforeLinesThatBeginWithText) {
+TEST(TokenStreamTest, TextsAreCutOnlyBeforeLinesThatDoNotBeginWithWhiteSpace) {
   EXPECT_THAT(CutPoints("", 4), ElementsAre(0));
   EXPECT_THAT(CutPoints("one line without end", 4), ElementsAre(0));
   EXPECT_THAT(CutPoints("aaaa\nbbbb\ncccc\n", 3), ElementsAre(0, 5, 10));
@@ -58,7 +58,7 @@ TEST(TokenStreamTest, AFolderIsRefused) {
 
 // A token that the tokenizer puts after a text must not be taken for a start
 // token.
-TEST(TokenStreamTest, TheStartTokenComesBeforeTheText) {
+TEST(TokenStreamTest, TheStartTokenIsTheOneThatTheTokenizerPutsBeforeAText) {
   const auto start = [](const std::string& single) {
     const base::TempFolder folder;
     folder.Write(

@@ -37,8 +37,9 @@ double RowBytes(int64_t channels, int64_t bits, int64_t group = 0) {
          runs * kParamsBytes;
 }
 
-// A baseline's name, split into its parts: "kivi:2,group=32,residual=128" has
-// the method "kivi", the word "2" and two settings.
+// A baseline's name, split at commas. For example,
+// "kivi:2,group=32,residual=128" has the method "kivi", the word "2" and two
+// settings.
 struct Name {
   std::string text;
   const char* kind = "baseline";
@@ -99,7 +100,7 @@ std::optional<std::map<char, int64_t>> SideBits(const Name& name, size_t first,
   return bits;
 }
 
-// The byte counts that a baseline reports.
+// The bytes that a baseline's cache takes, as reported.
 struct Cost {
   double keep = 1.0;
   double key_bytes = 0.0;    // per layer and token
@@ -120,8 +121,8 @@ struct Maker {
   double SideBytes(int64_t bits, int64_t group = 0) const {
     return heads() * RowBytes(spec.head_dim, bits, group);
   }
-  // Makes the baseline with its byte counts. Rows that are kept exact have no
-  // codes, so only the difference is added for them.
+  // Makes the baseline and computes its bytes. Exact rows are stored in place
+  // of codes, so they add only the difference.
   Baseline Finish(std::unique_ptr<CacheTransform> transform,
                   const Cost& cost) const {
     const double exact_bytes = 2.0 * width() * kNumberBytes;
@@ -269,8 +270,8 @@ absl::StatusOr<Baseline> MakeKivi(const Maker& m) {
       (residual != 0 && residual < group) || m.exact.window != 0) {
     return m.name.Refuse(kWant);
   }
-  // The key of a token takes its codes and a share of the parameters of its
-  // block. The value of a token has parameters of its own.
+  // A token's key takes its codes and a share of its block's parameters. Its
+  // value has parameters of its own.
   const double key_bytes =
       m.width() * (static_cast<double>(*bits) / 8.0 +
                    kParamsBytes / static_cast<double>(group));
@@ -294,8 +295,8 @@ absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
   const std::string word = m.name.words.empty() ? "" : m.name.words[0];
   absl::string_view bits_text = word;
   const bool before = absl::ConsumeSuffix(&bits_text, ".pre");
-  // A window of exact keys is not possible if keys are coded before their
-  // rotation.
+  // If keys are coded before their rotation, a window of exact keys is not
+  // possible.
   if (before && m.exact.window != 0) {
     return m.name.Refuse("no window=: keys are coded before their rotation");
   }

@@ -1,27 +1,27 @@
-// Baselines: caches to compare plans with, most of which no plan can express.
-// They code or reduce the keys and values of the uncompressed model. Their
-// names:
+// Baselines: caches with which plans are compared. Most of them cannot be
+// expressed by a plan. They code or reduce the keys and values of the
+// uncompressed model. Their names:
 //
-//   per-token:k4,v4          bits per token and head; 16: whole bf16 numbers. A
-//                            side that is left out has 16
+//   per-token:k4,v4          codes of 4 bits with a range per token and head;
+//                            k16 or v16, the default, is an uncoded bf16 side
 //   kivi:2,group=32,residual=128
-//                            keys per channel in blocks of `group` tokens,
-//                            values per token in runs of `group` channels; the
+//                            codes of 2 bits: keys with a range per channel
+//                            and block of `group` tokens, values with a range
+//                            per token and run of `group` channels; the
 //                            `residual` tokens nearest to the query stay exact
-//                            (0: none)
-//   per-channel:k3.pre       keys per channel in ranges of a calibration text,
-//                            before (pre) or after (post) their rotation; ",v4"
-//                            for values per token
-//   think:0.5,4              per head and sequence, the share of key channels
-//                            with the greatest |q| |k| over the window, 4 bits
-//                            per token; ",v4" for values
-//   low-rank:160/1024        keys before their rotation, of that share of the
-//                            width, by the SVD of the window; exact numbers
+//   per-channel:k3.pre       keys with a range per channel that comes from a
+//                            calibration text, coded before (pre) or after
+//                            (post) their rotation; ",v4": values per token
+//   think:0.5,4              half of the key channels, namely those with the
+//                            greatest |q| |k| in this head and sequence, coded
+//                            in 4 bits per token; ",v4": values per token
+//   low-rank:160/1024        keys before their rotation, reduced to rank 160 of
+//                            1024 by the SVD of the window, as exact numbers
 //   rotated:k4,v4            TurboQuant's codes per token and head, as in vLLM:
 //                            rotated, one norm, Lloyd-Max levels
 //   ggml:kq8_0,vq4_0         llama.cpp's codes, per head, between a Hadamard
 //                            matrix and its inverse (rotation=off: plain)
-//   fp8:e4m3                 each number on its own, or e5m2
+//   fp8:e4m3                 each number rounded to an 8-bit float (or e5m2)
 //
 // Every name may also say what stays exact: sinks=4 (the first 4 tokens),
 // window=128 (the 128 tokens nearest to the query; kivi has `residual`
@@ -47,7 +47,8 @@
 
 namespace kvasir::compress {
 
-// Owns: the transform, to which `candidate.transform` points.
+// A candidate that applies a baseline's codes to an uncompressed model. Owns
+// the transform to which `candidate.transform` points.
 struct Baseline {
   std::unique_ptr<CacheTransform> transform;
   Candidate candidate;
@@ -60,8 +61,8 @@ bool IsBaselineName(const std::string& name);
 // The beginnings of all names, "fp8:, ggml:, ... or think:", for error texts.
 std::string BaselineMethods();
 
-// The name of a compressed model, with settings that replace the numbers of
-// exact tokens in its plan: "FOLDER:sinks=4,window=128". If a setting is left
+// The name of a compressed model and, optionally, numbers of exact tokens that
+// replace those in its plan: "FOLDER:sinks=4,window=128". If a setting is left
 // out, the plan's number is used.
 struct PlannedName {
   std::string folder;
@@ -69,7 +70,7 @@ struct PlannedName {
   plan::ExactTokens exact;
 };
 // Splits a name into folder and settings. If the text after the last colon
-// contains no "=", it belongs to the folder's name.
+// contains no "=", the whole name is the folder.
 // Errors: InvalidArgument for unknown settings and for numbers out of range.
 absl::StatusOr<PlannedName> ParsePlannedName(const std::string& text);
 
@@ -81,8 +82,8 @@ struct BaselineRequest {
   at::Tensor calibration_ids;
 };
 
-// Makes the baseline that `request.name` describes. Its bytes per token count
-// codes and parameters, but no padding of pages.
+// Makes the baseline that `request.name` describes. Its bytes per token include
+// codes and parameters, but not the padding of pages.
 // Errors: InvalidArgument, with what is allowed, for an unknown name or a
 //   number out of range; FailedPrecondition if a calibration text is needed and
 //   missing.

@@ -76,8 +76,8 @@ TEST_F(BaselinesTest, SixteenBitsMeanExactKeysAndValues) {
   EXPECT_EQ(Make("per-token:k16").candidate.kv_bytes_per_token, 128.0);
 }
 
-// The keys of a block of tokens share one range per channel; the last tokens
-// stay exact.
+// Within a block of tokens, the keys of a channel share one range. The last
+// tokens stay exact.
 TEST_F(BaselinesTest, KiviCodesKeysPerChannelInBlocks) {
   const Baseline kivi = Make("kivi:2,group=8,residual=8");
   const auto seen = kivi.transform->RotatedKey(0, key_, query_);
@@ -232,8 +232,8 @@ TEST_F(BaselinesTest, SinksStayExactInEveryBaseline) {
     EXPECT_TRUE(at::equal(key->values.slice(1, 0, 3), key_.slice(1, 0, 3)));
     EXPECT_FALSE(at::equal(key->values, key_));
   }
-  // If there are more sinks than tokens, nothing is coded, so the logits must
-  // be those of the uncompressed model.
+  // With more sinks than tokens, nothing is coded, so the logits must be those
+  // of the uncompressed model.
   EXPECT_LT(Difference(Logits(Make("rotated:k2,v2,sinks=41").transform.get()),
                        Logits(nullptr)),
             1e-5);

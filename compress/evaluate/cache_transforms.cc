@@ -20,7 +20,7 @@ kvasir::v1::Codec BitsCodec(int64_t bits) {
   return codec;
 }
 
-// ------------------------------------------------------ rows on their own
+// --------------------------------------------- rows coded one by one
 
 class CodedRows : public CacheTransform {
  public:

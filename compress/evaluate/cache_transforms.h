@@ -15,11 +15,12 @@
 
 namespace kvasir::compress {
 
-// The bit width that stands for bf16 numbers without codes.
+// The bit width that means uncoded bf16 numbers.
 constexpr int64_t kExactBits = 16;
 
-// Codes and decodes every row of `rows` [..., W]. Each run of `group` numbers
-// has its own range (fake_quant.h); 0: one range for the whole row.
+// Codes every row of `rows` [..., W] and returns the decoded rows. Each run of
+// `group` numbers has its own range (fake_quant.h). If `group` is 0, the whole
+// row has one range.
 absl::StatusOr<at::Tensor> CodeRange(const at::Tensor& rows, int64_t bits,
                                      int64_t group = 0);
 
@@ -55,7 +56,7 @@ std::unique_ptr<CacheTransform> MakeQueryDrivenChannels(int64_t kept,
 // projection on the `rank` leading singular vectors of these keys.
 std::unique_ptr<CacheTransform> MakeLowRankKeys(int64_t rank);
 
-// Tokens and layers that a baseline leaves as they are.
+// Tokens and layers that a baseline stores exactly.
 struct ExactRows {
   int64_t sinks = 0;   // number of first tokens
   int64_t window = 0;  // number of tokens nearest to the query

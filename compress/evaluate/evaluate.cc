@@ -30,8 +30,8 @@ at::Tensor IdTensor(const std::vector<int32_t>& ids) {
   return at::tensor(ids, at::kInt).to(at::kLong);
 }
 
-// Returns how many numbers the model's cache stores, divided by those of an
-// uncompressed cache.
+// Returns how many numbers the model's cache stores per token, as a share of
+// those of an uncompressed cache.
 double KeptShare(const ReferenceDecoder& decoder) {
   const model::DecoderSpec& spec = decoder.spec();
   int64_t stored = 0;
@@ -194,8 +194,8 @@ Evaluator::Window Evaluator::MakeWindow(int64_t index) const {
   return {all.slice(0, 0, -1).unsqueeze(0), all.slice(0, 1), 0};
 }
 
-// Passages are spread evenly over the first half of the text, fillers over the
-// second half.
+// Passages come from positions that are spread evenly over the first half of
+// the text, fillers from the second half.
 Evaluator::Window Evaluator::MakeRepeat(int64_t index) const {
   const RepeatOptions& repeat = options_.repeat;
   const auto half = static_cast<int64_t>(text_.ids.size()) / 2;

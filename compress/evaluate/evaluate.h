@@ -36,9 +36,9 @@ absl::StatusOr<EvaluationText> ReadEvaluationText(
     const std::filesystem::path& path, const model::Tokenizer& tokenizer,
     int threads);
 
-// Options of the repeat test: the model reads a passage, filler text and the
-// passage again in one context. The loss on the second copy shows whether the
-// cache still holds the first copy.
+// Options of the repeat test, in which the model reads a passage, filler text
+// and the passage again in one context. The loss on the second copy shows
+// whether the cache still holds the first copy.
 struct RepeatOptions {
   int64_t tests = 16;  // number of passages; 0: no test
   // Lengths of passage and filler; 0: chosen to fit the model's context
@@ -51,7 +51,7 @@ struct EvaluateOptions {
   // Length of a window, including the start token. Windows do not overlap.
   int64_t window_tokens = 512;
   int64_t min_windows = 100;
-  int64_t max_windows = 0;  // 0: as many as the text has
+  int64_t max_windows = 0;  // 0: as many as fit into the text
   RepeatOptions repeat;
   // Number of windows on which the candidate's keys are compared with the
   // teacher's keys (KeyErrorMeter); 0: key errors are not measured.
@@ -75,8 +75,8 @@ struct Candidate {
   const CacheTransform* transform = nullptr;
   // If null, the eviction of the decoder's plan is used.
   const EvictionRules* eviction = nullptr;
-  double keep = 1.0;  // numbers cached per token, divided by those of an
-                      // uncompressed cache
+  // numbers cached per token, as a share of those of an uncompressed cache
+  double keep = 1.0;
   // Number of tokens at the beginning (sinks) and at the end (window) of a
   // sequence that are also stored exactly, besides their codes; the maximum
   // over layers.
@@ -85,8 +85,8 @@ struct Candidate {
   double kv_bytes_per_token = 0.0;
   double kv_payload_bytes_per_token = 0.0;
   int64_t fixed_bytes_per_sequence = 0;
-  // Tells how many tokens the cache holds. Null: as many as the teacher's
-  // cache.
+  // The cache's page layout, which tells how many tokens the cache still holds
+  // if tokens are evicted. If null, it holds as many as the teacher's cache.
   std::shared_ptr<const cache::PageLayout> layout;
   std::optional<EvictionSummary> evicts;
 };
@@ -179,7 +179,7 @@ class Evaluator {
 
  private:
   struct Window {
-    at::Tensor inputs;         // [1, T]
+    at::Tensor inputs;         // [1, T]: token ids
     at::Tensor targets;        // [T]
     int64_t first_scored = 0;  // targets before this index do not count
   };

@@ -173,7 +173,7 @@ TEST(EvaluateTest, TheRepeatTestScoresOnlyTheSecondCopy) {
   EXPECT_EQ(row->repeat_nats, std::vector{*row->repeat_nats_per_token});
 }
 
-TEST(EvaluateTest, RepeatSizesFitTheContextByDefault) {
+TEST(EvaluateTest, ByDefaultTheRepeatTestFitsIntoTheContext) {
   const Bench bench;
   EvaluateOptions options = Options();
   options.repeat = {};

@@ -29,8 +29,8 @@ struct EvictionSpec {
   std::string name;  // such as "q-hitter 0.2", for reports
   std::string method;
   plan::EvictionSettings settings;
-  bool fewest_sinks = false;  // keep only the exact tokens as sinks, whatever
-                              // `settings` say
+  // if true, only exact tokens are sinks, whatever `settings` say
+  bool fewest_sinks = false;
   std::optional<uint64_t> random_seed;
 };
 // Makes the spec of the eviction `name` with this budget. `settings` gives the
@@ -41,8 +41,8 @@ absl::StatusOr<EvictionSpec> ParseEvictionSpec(
     const plan::EvictionSettings& settings, uint64_t seed);
 
 // Returns `plan` with the eviction added. Without a plan, the eviction is added
-// to a plan of whole keys and values. `exact` says which tokens a baseline
-// keeps exact.
+// to a plan of whole keys and values. `exact` gives the numbers of first and
+// latest tokens that a baseline stores exactly.
 // Errors: those of plan::ApplyEviction and ValidatePlan; INVALID_ARGUMENT if
 //   tokens that a baseline keeps exact would be evicted.
 absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(

@@ -39,8 +39,8 @@ at::Tensor Ids(int64_t tokens) {
   return at::randint(0, 31, {2, tokens}, at::kLong);
 }
 
-// Records the kept positions by layer, sequence, unit and number of tokens so
-// far.
+// Records which positions are kept. The key has the layer, the sequence, the
+// unit and the number of tokens so far.
 class Recorder final : public LayerObserver {
  public:
   using Place = std::array<int64_t, 4>;
@@ -112,7 +112,7 @@ TEST(EvictionSpecTest, HiddenStatesBeforeTheFirstEvictionDoNotChange) {
   }
 }
 
-TEST(EvictionSpecTest, EvictionRecentKeepsOnlyTheLatestTokens) {
+TEST(EvictionSpecTest, TheEvictionNamedRecentKeepsOnlyTheLatestTokens) {
   const ReferenceDecoder decoder = TestDecoder();
   const auto recent =
       Evicting(*MakeCandidate("whole", decoder), Spec("recent", "4"));
@@ -121,10 +121,10 @@ TEST(EvictionSpecTest, EvictionRecentKeepsOnlyTheLatestTokens) {
   EXPECT_EQ(ran.kept.at({0, 1, 0, 10}), (std::vector<int64_t>{6, 7, 8, 9}));
 }
 
-// With a weight of 0 for attention, Q-Hitter keeps the tokens with the smallest
-// code errors. The rounding of numbers that are stored without codes does not
-// count as a code error. An eviction in the plan itself gives the same result
-// as one that EvictingPlan adds.
+// If received attention has a weight of 0, Q-Hitter keeps the tokens with the
+// smallest code errors. The rounding of numbers that are stored without codes
+// does not count as a code error. An eviction in the plan itself gives the same
+// result as one that EvictingPlan adds.
 TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
@@ -210,7 +210,7 @@ kvasir::v1::KvPlan CodedPlan(const plan::ExactTokens& exact) {
   return plan;
 }
 
-TEST(EvictionSpecTest, EvictionRecentKeepsTheSinksThatAPlanKeepsExact) {
+TEST(EvictionSpecTest, TheEvictionNamedRecentKeepsTheSinksThatAPlanKeepsExact) {
   const ReferenceDecoder decoder = TestDecoder(1, CodedPlan({.sinks = 3}));
   const auto recent =
       Evicting(*MakeCandidate("coded", decoder), Spec("recent", "6"));
@@ -253,9 +253,9 @@ TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
   }
 }
 
-// Exact rows are stored in pages of their layers, and an eviction's scores make
-// these pages larger.
-TEST(EvictionSpecTest, FixedBytesEqualThoseOfAPlanThatEvicts) {
+// Two things set the fixed bytes: the exact rows, which have pages of their own
+// in each layer, and the scores of an eviction, which make these pages larger.
+TEST(EvictionSpecTest, AddingEvictionGivesTheFixedBytesOfAPlanThatEvicts) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
   kvasir::v1::KvPlan evicts = CodedPlan(exact);
   KVASIR_ASSERT_OK(plan::ApplyEviction(Spec("h2o", "0.5").settings,
@@ -306,7 +306,7 @@ TEST(EvictionSpecTest, AnEvictingCandidateReportsItsBytes) {
   EXPECT_EQ(SlotsOfPrompt(*own.layout, 24), 9);
 }
 
-TEST(EvictionSpecTest, BaselinesCanEvict) {
+TEST(EvictionSpecTest, EvictionCanBeAddedToABaseline) {
   const ReferenceDecoder decoder = TestDecoder();
   const auto baseline =
       MakeBaseline({.name = "per-token:k2,v2", .decoder = &decoder});

@@ -14,7 +14,8 @@
 
 namespace kvasir::compress {
 
-// The eviction settings of the first layer that evicts tokens.
+// The eviction settings of a plan, taken from its first layer that evicts
+// tokens.
 struct EvictionSummary {
   std::string method;
   plan::EvictionCounts counts;
@@ -22,7 +23,8 @@ struct EvictionSummary {
   int64_t recent = 0;
   double lambda = 0;  // weight of received attention; 1 for h2o
 };
-// Empty if no layer evicts tokens. `layout` must be the page layout of `plan`.
+// Returns the plan's eviction settings; empty if no layer evicts tokens.
+// `layout` must be the page layout of `plan`.
 std::optional<EvictionSummary> SummarizeEviction(
     const kvasir::v1::KvPlan& plan, const cache::PageLayout& layout);
 
@@ -32,8 +34,9 @@ std::optional<EvictionSummary> SummarizeEviction(
 nlohmann::ordered_json EvictionJson(const EvictionSummary& eviction,
                                     int64_t prompt_tokens);
 
-// The number of slots that remain after a prompt of `prompt_tokens` was read:
-// the mean over layers, weighted by the bytes of a layer's slot.
+// Returns how many slots of a layer remain after a prompt of `prompt_tokens`
+// was read. This is a mean over layers, weighted by the bytes of each layer's
+// slot.
 double SlotsOfPrompt(const cache::PageLayout& layout, int64_t prompt_tokens);
 
 }  // namespace kvasir::compress

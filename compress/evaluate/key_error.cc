@@ -55,9 +55,9 @@ at::Tensor FallingVariances(const Moments& moments) {
   return at::linalg_eigvalsh(moments.Covariance(), "L").flip(0).clamp_min(0);
 }
 
-// Returns the share of the energy that codes with these bits lose. `variances`
-// are in falling order. If all channels have the same width, all lose the same
-// share, so the order does not matter.
+// Returns the share of the channels' energy that is lost by codes with these
+// bits. `variances` are in falling order. If all channels have the same width,
+// their order does not matter, because all lose the same share.
 double LostShare(const at::Tensor& variances, const Codec& codec) {
   const auto& schedule = codec.bits().schedule();
   const int64_t run = variances.size(0) / schedule.size();

@@ -1,6 +1,6 @@
-// Measures how exactly a cache stores keys, independently of the effect on the
-// loss: the error of each layer's keys, if the layer gets its inputs from the
-// uncompressed model.
+// Measures the error with which a cache stores keys, independently of the
+// effect on the loss. The keys of each layer are compared when the layer gets
+// its inputs from the uncompressed model.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -29,7 +29,7 @@ struct KeyError {
 // Holds what the teacher computes on a few windows of a text.
 // Owns: the teacher's layer inputs and keys, layers * tokens * (hidden + key
 //   width) numbers.
-// Threads: const methods from any thread.
+// Threads: const methods may be called from any thread.
 class KeyErrorMeter {
  public:
   // `windows` holds the token ids [T] of each window. The teacher is not used

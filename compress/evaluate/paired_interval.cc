@@ -7,9 +7,9 @@
 namespace kvasir::compress {
 namespace {
 
-// With t = sqrt(v) tan(a), the density of a t distribution with v degrees is
-// cos(a)^(v - 1) up to a constant. Returns the integral of cos(a)^exponent from
-// 0 to `angle` by Simpson's rule.
+// Returns the integral of cos(a)^exponent from 0 to `angle` by Simpson's rule.
+// With t = sqrt(v) tan(a), the density of a t distribution with v degrees of
+// freedom is cos(a)^(v - 1), up to a constant factor.
 double CosinePowerIntegral(double angle, double exponent) {
   constexpr int kSteps = 4000;  // Simpson's rule needs an even number
   const double width = angle / kSteps;

@@ -1,5 +1,4 @@
-// Tells whether and by how much two sets of numbers differ that were measured
-// in pairs.
+// Tells whether two sets of paired measurements differ, and by how much.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +6,8 @@
 
 namespace kvasir::compress {
 
-// Returns the p quantile of the t distribution: a variable with `degrees` >= 1
-// degrees of freedom is below it with probability `p` (0.5 < p < 1).
+// Returns the `p` quantile (0.5 < p < 1) of the t distribution with `degrees`
+// >= 1 degrees of freedom.
 double TQuantile(double p, int64_t degrees);
 
 struct PairedInterval {

@@ -7,7 +7,7 @@
 namespace kvasir::compress {
 namespace {
 
-TEST(PairedIntervalTest, QuantilesEqualThoseOfTables) {
+TEST(PairedIntervalTest, QuantilesOfTheTDistributionEqualThoseOfTables) {
   EXPECT_NEAR(TQuantile(0.975, 1), 12.7062, 1e-3);
   EXPECT_NEAR(TQuantile(0.975, 2), 4.30265, 1e-4);
   EXPECT_NEAR(TQuantile(0.975, 10), 2.22814, 1e-5);

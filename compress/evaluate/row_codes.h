@@ -27,13 +27,15 @@ absl::StatusOr<at::Tensor> CodeRotated(const at::Tensor& rows, int64_t bits);
 // with the greatest magnitude divided by -8. W is a multiple of 32.
 enum class Ggml { kQ8_0, kQ4_0 };
 constexpr int64_t kGgmlBlock = 32;
-// If `rotate` is true, rows are multiplied by a Hadamard matrix before they are
-// coded, and by its inverse afterwards.
+// Codes and decodes rows with one of ggml's codes. If `rotate` is true, rows
+// are multiplied by a Hadamard matrix before they are coded, and by its inverse
+// afterwards.
 absl::StatusOr<at::Tensor> CodeGgml(const at::Tensor& rows, Ggml type,
                                     bool rotate);
 
-// Rounds every number to the nearest number of an 8-bit float type, ties to
-// even. Numbers beyond the greatest one become the greatest one.
+// 8-bit float types. Every number is rounded to the nearest number of the type,
+// ties to even, without a scale. Numbers beyond the greatest one become the
+// greatest one.
 enum class Float8 { kE4M3, kE5M2 };
 at::Tensor RoundToFloat8(const at::Tensor& numbers, Float8 type);
 

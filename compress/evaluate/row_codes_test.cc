@@ -41,7 +41,7 @@ TEST(CodeRotatedTest, TheErrorIsThatOfMaxsTableEvenWithOutliers) {
   }
 }
 
-TEST(CodeRotatedTest, DecodedRowsHaveTheirLengthUpToTheRoundingOfAFloat16) {
+TEST(CodeRotatedTest, DecodedRowsKeepTheirLengthUpToTheRoundingOfAFloat16) {
   at::manual_seed(8);
   for (const int64_t width : {1, 2, 24, 64, 80, 128}) {
     const at::Tensor rows = at::randn({40, width}) * 3;
@@ -80,7 +80,8 @@ TEST(CodeRotatedTest, ALengthBeyondFloat16IsRefused) {
 
 // The expected numbers were computed by hand, following quantize_row_q8_0_ref
 // in ggml-quants.c.
-TEST(CodeGgmlTest, Q8ScalesByAMaximumOf127AndRoundsHalvesAwayFromZero) {
+TEST(CodeGgmlTest,
+     Q8ScalesTheGreatestMagnitudeTo127AndRoundsHalvesAwayFromZero) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = -127.0;
   row[0][1] = 2.5;
@@ -93,8 +94,8 @@ TEST(CodeGgmlTest, Q8ScalesByAMaximumOf127AndRoundsHalvesAwayFromZero) {
   EXPECT_EQ(coded[0][3].item<float>(), 2.0f);
 }
 
-// As in quantize_row_q4_0_ref, the greatest magnitude has code 0, and the range
-// is one step shorter at the other end.
+// As in quantize_row_q4_0_ref, the number with the greatest magnitude gets code
+// 0. At the other end, the range is one step shorter.
 TEST(CodeGgmlTest, Q4IsExactAtTheGreatestMagnitudeAndClampsAtTheOtherEnd) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = 8.0;

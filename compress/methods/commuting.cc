@@ -76,8 +76,8 @@ double Sum(const LayerEnergies& energies) {
   return sum;
 }
 
-// Makes the part for the layer's dims that rotate, with `channels` complex
-// channels per group on average.
+// Makes the key part for the dims that RoPE rotates. A group of heads has
+// `channels` complex channels on average over the groups.
 Part CommutingPart(const PlanRequest& request,
                    const std::vector<HeadGroup>& groups,
                    const LayerEnergies& energies, int64_t channels) {

@@ -1,7 +1,8 @@
-// The method "commuting", low rank that commutes with RoPE: at each RoPE pair
-// the keys of a group of heads become complex latents
-// (compress/methods/rope_factors.h). Attention works on the latents, without
-// rebuilding the keys. With one head per group the keys are those of RAP.
+// The method "commuting": low-rank keys whose lift commutes with RoPE. At each
+// RoPE pair, the keys of a group of heads become complex latents
+// (compress/methods/rope_factors.h). Attention works on these latents and does
+// not rebuild the keys. With one head per group, the method keeps whole RoPE
+// pairs of each head, as RAP does.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ struct CommutingOptions {
   // Number of KV heads that share a latent; 0: all heads of a tensor-parallel
   // rank.
   int64_t group_heads = 0;
-  // How the heads of a group are weighted. The plan stores this for the
-  // applier.
+  // How the heads of a group are weighted. The plan records this, so that
+  // factors are found with the same weights.
   CommutingWeights weights;
   // By default all layers keep the same share. With kEnergy, a layer's share
   // grows with the weighted energy of its keys.

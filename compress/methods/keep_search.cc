@@ -12,7 +12,8 @@ namespace {
 
 constexpr double kLeastKeep = 1e-3;
 constexpr double kTolerance = 1e-3;
-// The search ends when a plan takes at least this share of the wanted bytes.
+// The search ends when a plan takes at least this share of the bytes that are
+// available.
 constexpr double kCloseShare = 0.998;
 // Each guess stays at least this share of the search interval away from its
 // ends, so that the interval shrinks in every step.

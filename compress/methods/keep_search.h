@@ -24,9 +24,9 @@ struct FoundPlan {
   double bytes = 0;  // bytes per token, at most want_bytes
 };
 
-// Finds the largest plan that takes at most `want_bytes`, with `keep` exact to
-// 0.001. The bytes must grow with `keep`. INVALID_ARGUMENT, with the bytes of
-// the smallest plan, if even this plan takes more.
+// Finds the plan with the largest `keep`, to within 0.001, that takes at most
+// `want_bytes`. The bytes must grow with `keep`. If even the smallest plan
+// takes more, returns INVALID_ARGUMENT with that plan's bytes.
 absl::StatusOr<FoundPlan> PlanForBytes(const KeepSearch& search);
 
 }  // namespace kvasir::compress

@@ -99,7 +99,7 @@ std::vector<bool> CompressedLayers(const std::vector<LayerSensitivity>& layers,
 }
 
 // Returns (d_l - d_min) / (d_max - d_min) for each layer l, where d_l is the
-// rank by equation 13.
+// layer's rank by equation 13 of the paper.
 std::vector<double> ShareAboveLeast(
     const std::vector<LayerSensitivity>& layers) {
   double most = layers.front().cumulative_log;
@@ -116,8 +116,8 @@ std::vector<double> ShareAboveLeast(
   return shares;
 }
 
-// Finds the ranks of the compressed layers. Each compressed layer is a unit of
-// `pool`.
+// Finds the ranks of the compressed layers. `pool` has one unit for each of
+// them.
 class RankSolver {
  public:
   // `shares` has the results of ShareAboveLeast for the compressed layers.
@@ -145,7 +145,7 @@ class RankSolver {
     return total;
   }
 
-  // Returns the greatest d_min whose ranks meet the target.
+  // Returns the greatest d_min with which the ranks stay within the target.
   absl::StatusOr<double> LeastRankForTarget() const {
     const auto target = static_cast<double>(pool_.target);
     double low = 0;
@@ -180,7 +180,7 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
     const std::vector<LayerSensitivity>& layers,
     const std::vector<bool>& compressed) {
   const model::DecoderSpec& spec = request.spec;
-  // The section of keys has the same size.
+  // The key section has the same size as the value section.
   const Section section = ValueSection(spec);
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> groups,
                           HeadGroups(request, 0));
@@ -191,7 +191,7 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
   for (size_t l = 0; l < layers.size(); ++l) {
     if (!compressed[l]) continue;
     shares.push_back(progressive ? all_shares[l] : 0);
-    // Each group has one copy for keys and one for values.
+    // Each group has a latent for keys and one for values, hence two copies.
     pool.units.push_back({.max_rank = MaxRank(spec, groups.front(), section),
                           .copies = 2 * static_cast<int64_t>(groups.size())});
   }

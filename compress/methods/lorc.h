@@ -1,6 +1,6 @@
 // LoRC: a layer stores its keys as one low-rank latent and its values as
-// another. The ranks follow from the condition numbers of the layer and of all
-// layers after it. Needs only the weights.
+// another. The ranks are computed from the condition numbers of the layer's
+// projections and of those in all later layers. Needs only the weights.
 #pragma once
 
 #include <cstdint>
@@ -53,14 +53,16 @@ struct LorcOptions {
   FactorProfile* profile = nullptr;
 };
 
-// Keys and values of a layer get the same rank, by plain SVD, in one group of
-// all KV heads. With tensor parallelism the heads of each tensor-parallel rank
-// form a group, which gets an equal part of the layer's rank. Layers that are
-// left out are not compressed, but stored in the request's codecs.
-//   d_l = d_max (1 - (max log k - log k_l) / (max log k - min log k) (1 - d_min
-//   / d_max))
-// Here d_max = Hkv D, and max and min are over all layers, including those that
-// are left out. If all logarithms are equal, the rank is d_min.
+// Makes a plan. Keys and values of a layer get the same rank, by plain SVD, in
+// one group of all KV heads. With tensor parallelism, the heads of each
+// parallel rank form a group, which gets an equal part of the layer's rank.
+// Layers that are left out are not compressed, but stored in the request's
+// codecs. The rank of layer l is
+//   d_l = d_max (1 - (max log k - log k_l) / (max log k - min log k)
+//                    (1 - d_min / d_max)),
+// where d_max = Hkv D, and log k_l is the layer's cumulative_log. max and min
+// are over all layers, including those that are left out. If all logarithms are
+// equal, the rank is d_min.
 // Errors: INVALID_ARGUMENT if the layers that are left out already take more
 //   than `keep`, for a threshold that is not finite or leaves out every layer,
 //   for more than one of threshold, skip_layers and only_layers, and for

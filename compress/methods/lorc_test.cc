@@ -19,7 +19,7 @@ KvPlan Plan(const PlanRequest& request, const LorcOptions& options) {
   return plan.ok() ? *plan : KvPlan{};
 }
 
-// LayerRanks gives this number for a layer that is not compressed.
+// The result of LayerRanks for a layer that is not compressed.
 constexpr int64_t kWhole = 0;
 
 // Returns the rank of each layer.
@@ -86,7 +86,8 @@ TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
   EXPECT_NEAR(layers[2].key_condition / greatest, 1, 1e-9);
 }
 
-TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankThatMeetsTheBudget) {
+TEST_F(LorcTest,
+       RanksFollowEquation13WithTheGreatestMinimumRankThatMeetsTheBudget) {
   request_.keep = 0.75;  // the ranks may sum to 72 = 48 + 1.5 d_min
   const KvPlan plan = Plan(request_, {});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
@@ -95,7 +96,7 @@ TEST_F(LorcTest, RanksFollowEquation13WithTheLeastRankThatMeetsTheBudget) {
   EXPECT_EQ(plan.provenance().decomposition(), "svd");
 }
 
-TEST_F(LorcTest, TheLeastRankCanBeGivenInsteadOfABudget) {
+TEST_F(LorcTest, TheMinimumRankCanBeGivenInsteadOfABudget) {
   EXPECT_THAT(LayerRanks(Plan(request_, {.min_rank = 16})),
               ElementsAre(kWhole, 24, 16));
 }
@@ -126,7 +127,8 @@ TEST_F(LorcTest, AGivenNumberOfTheMostSensitiveLayersIsSkipped) {
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest, UniformRanksSkipTheSameLayersAndTakeTheSameBytes) {
+TEST_F(LorcTest,
+       UniformRanksSkipTheSameLayersAndTakeTheSameBytesAsProgressiveRanks) {
   request_.keep = 2.0 / 3;
   const KvPlan progressive = Plan(request_, {.skip_layers = 1});
   const KvPlan uniform =
@@ -137,7 +139,7 @@ TEST_F(LorcTest, UniformRanksSkipTheSameLayersAndTakeTheSameBytes) {
             LaidOutBytes(uniform, request_.spec));
 }
 
-TEST_F(LorcTest, SingleLayersCanBeCompressed) {
+TEST_F(LorcTest, OnlyTheListedLayersAreCompressed) {
   request_.keep = 0.5;
   EXPECT_THAT(LayerRanks(Plan(request_, {.only_layers = {0}})),
               ElementsAre(16, kWhole, kWhole));

@@ -80,7 +80,8 @@ class InputMoments {
   at::Tensor gram_;
   double num_tokens_ = 0;
   at::Tensor mean_;
-  at::Tensor root_;  // this and the next two are undefined until requested
+  // root_, like the next two, is undefined until it is requested
+  at::Tensor root_;
   at::Tensor centred_root_;
   Eigen eigen_;
 };
@@ -117,7 +118,8 @@ struct Factors {
 };
 absl::StatusOr<Factors> Factorize(const FactorRequest& request);
 
-// Asks for a principal basis by second moments, for keys after their rotation.
+// A request for the principal basis of keys after their rotation, given their
+// second moments.
 struct BasisRequest {
   at::Tensor gram;  // [n, n], sum of k kt
   at::Tensor sum;   // [n]

@@ -27,8 +27,8 @@ bool Rotates(const model::DecoderSpec& spec, int64_t layer) {
          spec.layers[static_cast<size_t>(layer)].rope;
 }
 
-// Returns whether all parts are low_rank, stored as plain numbers, and have
-// full rank in every group.
+// Returns whether all parts are low_rank with full rank in every group, and
+// store numbers without codes or transforms.
 bool KeepsAll(const model::DecoderSpec& spec,
               const kvasir::v1::SidePlan& side) {
   int64_t ranks = 0;

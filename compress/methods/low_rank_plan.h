@@ -50,7 +50,7 @@ absl::Status CheckPlanRequest(const PlanRequest& request);
 // KV heads: one per rank, or one per head if there are more ranks than heads.
 int64_t HeadShares(const PlanRequest& request);
 
-// The KV heads that share a latent.
+// The indices of the KV heads that share a latent.
 using HeadGroup = std::vector<uint32_t>;
 // Divides the KV heads into groups of `group_heads` consecutive heads (0: all
 // heads of a tensor-parallel rank). No group spans two ranks. INVALID_ARGUMENT
@@ -66,9 +66,9 @@ int64_t MaxRank(const model::DecoderSpec& spec, const HeadGroup& group,
                 const Section& section);
 
 // Makes a low_rank part over the section in which groups[g] has the rank
-// ranks[g]. Keys that rotate are stored PRE_ROPE and rebuilt. Everything else
-// is absorbed, by FOLD or AT_RUNTIME, whichever reads fewer weight bytes
-// (FoldReadsLess).
+// ranks[g]. Keys that rotate are stored PRE_ROPE and rebuilt. All other keys,
+// and values, are absorbed: by FOLD or by AT_RUNTIME, depending on which of
+// them reads fewer weights (FoldReadsLess).
 kvasir::v1::Part LowRankPart(const model::DecoderSpec& spec,
                              const Section& section,
                              const std::vector<HeadGroup>& groups,
@@ -92,7 +92,7 @@ kvasir::v1::Part FullPart(const model::DecoderSpec& spec, int64_t layer,
 // product.
 int64_t KeptNumbers(double keep, int64_t numbers);
 
-// The shortest text that reads back as the same number, for
+// Returns the shortest text that is parsed to the same number, for
 // PlanIdentity::options.
 std::string NumberText(double number);
 

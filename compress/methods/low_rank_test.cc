@@ -73,8 +73,8 @@ class LowRankTest : public ::testing::Test {
             .rank = rank,
             .decomposition = decomposition};
   }
-  // Returns the root mean square error of the output over the inputs: of W x
-  // minus the factors' product times x.
+  // Returns the root mean square, over the inputs x, of W x minus the factors'
+  // product times x.
   double OutputError(const Factors& factors) {
     const at::Tensor missed = weight_.to(at::kDouble) - Product(factors);
     return Norm(at::matmul(inputs_, missed.t())) /
@@ -92,7 +92,7 @@ TEST_F(LowRankTest, FactorsOfFullRankReproduceTheWeights) {
 }
 
 TEST_F(LowRankTest,
-       ThePlainErrorIsTheRootOfTheSumOfDroppedSquaredSingularValues) {
+       TheErrorOfAPlainSvdIsTheRootOfTheSumOfDroppedSquaredSingularValues) {
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors,
                               Factorize(Request(Decomposition::kSvd, 5)));
   EXPECT_NEAR(Norm(weight_.to(at::kDouble) - Product(factors)),
@@ -263,8 +263,8 @@ TEST_F(LowRankTest, FactorsAreFoundEvenWithFewerTokensThanChannels) {
     request.moments = &moments;
     request.centred = centred;
     KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors, Factorize(request));
-    // The outputs of six inputs span at most six directions, so a rank of 6
-    // loses nothing of them.
+    // There are only six inputs. Their outputs span at most six directions, so
+    // a rank of 6 loses nothing.
     at::Tensor rebuilt = at::matmul(few, Product(factors).t());
     if (centred) {
       rebuilt =
@@ -367,8 +367,8 @@ TEST_F(LowRankTest, SingularMatricesHaveTheGreatestConditionNumber) {
                               ConditionNumber(diagonal, nullptr));
   const double greatest = 1 / (4 * std::numeric_limits<double>::epsilon());
   EXPECT_EQ(number, greatest);
-  // The closer a matrix is to singular, the larger is its condition number,
-  // even below the rounding of float32.
+  // The closer a matrix is to a singular one, the larger its condition number
+  // is, even for differences that float32 could not represent.
   double before = 1;
   for (const float smallest : {1e-2f, 1e-5f, 1e-7f, 1e-9f, 1e-30f}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(

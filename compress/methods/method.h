@@ -43,8 +43,8 @@ struct PlanRequest {
   model::DecoderSpec spec;
   const Calibration* calibration = nullptr;
   WeightSource weights;
-  // The share of the numbers cached per token that is kept, for keys and values
-  // together, in (0, 1].
+  // The share of a token's cached numbers that the plan keeps, counting keys
+  // and values together, in (0, 1].
   double keep = 0.5;
   // Number of tensor-parallel ranks. Each gets whole groups, with the same
   // latent ranks as the others. If there are more tensor-parallel ranks than KV
@@ -58,9 +58,9 @@ struct PlanRequest {
   kvasir::v1::Codec value_codec;
 };
 
-// How the heads of a rope_low_rank group are weighted at a RoPE pair: by the
-// energy of their queries at this pair, or by query_floor times the layer's
-// mean energy if that is more.
+// How heads are weighted when a rope_low_rank part is made. At a RoPE pair, the
+// weight of a head comes from the energy of its queries at this pair. Energies
+// below query_floor times the layer's mean energy are raised to this bound.
 struct CommutingWeights {
   bool query_weights = true;
   double query_floor = 1e-3;  // finite, above 0

@@ -238,8 +238,8 @@ std::vector<NamedPlanner> Methods(const model::DecoderSpec& spec) {
 
 TEST_P(MethodIdentitiesTest, KeepingEverythingGivesTheTeachersLogits) {
   PlanRequest request = Request(1.0);
-  // At full rank only latents with codes stay latents (FinishPlan); so codes
-  // are set here, but LogitsUnder does not apply them.
+  // Without codes, FinishPlan would replace latents of full rank by whole keys
+  // and values. So codes are set here, but LogitsUnder does not apply them.
   for (Codec* codec : {&request.key_codec, &request.value_codec}) {
     codec->mutable_bits()->add_schedule(8);
     codec->mutable_per_token();
@@ -289,7 +289,8 @@ TEST_P(MethodIdentitiesTest,
     const double error =
         RelativeError(LogitsUnder(*plan, decomposition), teacher());
     EXPECT_GT(error, 10 * kTolerance);
-    // If the logits had nothing in common, the error would be about sqrt(2).
+    // If the logits were unrelated to the teacher's, the error would be about
+    // sqrt(2).
     EXPECT_LT(error, 1.2);
   }
 }
@@ -332,8 +333,8 @@ TEST_P(PrunedPairsTest, PruningPairsInTheModelEqualsMaskingThem) {
   EXPECT_GE(RelativeError(want, teacher()), 10 * kTolerance);
 }
 
-// Returns the plan with every lift that may be folded or applied at run time
-// changed to one of the two.
+// Returns the plan, in which every lift that may be folded or applied at run
+// time is now folded (if `fold`) or applied at run time.
 KvPlan WithLifts(KvPlan plan, bool fold) {
   for (auto& layer : *plan.mutable_layers()) {
     for (auto* side : {layer.mutable_key(), layer.mutable_value()}) {

@@ -304,7 +304,8 @@ TEST_F(RapTest, EachHeadKeepsItsOwnBestPairsAndAllHeadsKeepTheSameNumber) {
   EXPECT_TRUE(keys.uses(0).has_fold());
 }
 
-TEST_F(RapTest, KeysAndValuesShareOnePoolByTheirFisherInformation) {
+TEST_F(RapTest,
+       KeysAndValuesShareOneBudgetInProportionToTheirFisherInformation) {
   // Keys have 24 and values 72 of the total score of 96, so keys get 4 and
   // values 12 of the 16 kept numbers.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan,
@@ -489,8 +490,8 @@ double RebuiltLoss(const TinyLayers& tiny, const KvPlan& plan,
   return loss;
 }
 
-// Returns the energy of the error of the layer's keys. The pairs of each head
-// are weighted by the head's queries.
+// Returns the energy of the error in the layer's keys. At each pair, the heads
+// are weighted by the energy of their queries.
 double WeightedLoss(const TinyLayers& tiny, const KvPlan& plan) {
   const TensorMap tensors = *ApplyLayerPlan(TinyApplyRequest(tiny, plan, 0));
   const LayerCalibration& layer = tiny.calibration.layers[0];
@@ -542,7 +543,8 @@ TEST(CommutingTest, TheErrorNeverGrowsWithTheGroupSize) {
   }
 }
 
-TEST(CommutingTest, GroupsOfOneHeadGiveTheSameResultAsKeepingPairsOfTheHead) {
+TEST(CommutingTest,
+     GroupsOfOneHeadGiveTheSameResultAsKeepingWholePairsOfEachHead) {
   const TinyLayers tiny = MakeTinyLayers({.qkv_bias = true}, 29);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KvPlan plan, PlanCommuting(KeysRequest(tiny, 0.5), KeysOnly(1)));
@@ -563,7 +565,7 @@ TEST(CommutingTest, GroupsOfOneHeadGiveTheSameResultAsKeepingPairsOfTheHead) {
   EXPECT_LT(RelativeError(AttendPlanned(tiny, plan, 0), masked), kTolerance);
 }
 
-TEST(CommutingTest, QueriesDecideWhichPairsAreKept) {
+TEST(CommutingTest, QueryEnergyDecidesWhichPairsAreKept) {
   TinyLayers tiny = MakeTinyLayers({}, 31);
   at::Tensor energy = at::full({4, 8}, 1e-6, at::kDouble);
   // Both query heads of KV head 1 have energy only at pair 3, which has the
@@ -592,7 +594,7 @@ TEST(CommutingTest, QueriesDecideWhichPairsAreKept) {
   EXPECT_THAT(kept(false), ::testing::Not(::testing::Contains(3u)));
 }
 
-TEST(CommutingTest, TheFloorGivesWeightToHeadsWithoutQueryEnergy) {
+TEST(CommutingTest, TheQueryFloorGivesWeightToHeadsWithoutQueryEnergy) {
   TinyLayers tiny = MakeTinyLayers({}, 31);
   at::Tensor energy = at::ones({4, 8}, at::kDouble);
   energy.narrow(0, 0, 2).zero_();
@@ -689,8 +691,8 @@ TEST(CommutingTest, LayersWithoutRopeThatKeepEverythingEqualTheBaseModel) {
   tiny.spec.layers[1].rope = false;
   const at::Tensor whole = AttendWhole(tiny, 1);
   PlanRequest request = TinyPlanRequest(tiny, 1.0);
-  // Only latents with codes stay latents at full rank. The codes are not
-  // applied.
+  // Without codes, latents of full rank would be replaced by whole keys. The
+  // codes are not applied.
   request.key_codec = BitsCodec(8);
   for (const auto& plan : {PlanCommuting(request, {}), PlanRap(request, {})}) {
     KVASIR_ASSERT_OK(plan);

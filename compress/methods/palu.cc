@@ -16,8 +16,8 @@ using kvasir::v1::SidePlan;
 
 namespace {
 
-// A low_rank part of the plan, and for each of its groups the unit in the pool
-// of ranks.
+// A low_rank part of the plan, with the index of the rank pool's unit that each
+// of its groups belongs to.
 struct PlannedPart {
   int64_t layer = 0;
   Section section;
@@ -54,8 +54,8 @@ class RowScores {
   int64_t head_dim_ = 0;
 };
 
-// Returns the scores of the part's groups; for the uniform search these are the
-// groups' sizes.
+// Returns a score for each group of the part. In the uniform search, the score
+// is the group's size.
 absl::StatusOr<std::vector<double>> GroupScores(
     const PlanRequest& request, const PaluOptions& options,
     const std::vector<HeadGroup>& groups, const PlannedPart& part) {

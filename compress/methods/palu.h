@@ -23,9 +23,9 @@ enum class RankSearch {
 absl::StatusOr<RankSearch> ParseRankSearch(const std::string& name);
 std::string RankSearchName(RankSearch search);
 
-// How the Fisher information of a group's weights becomes one score. Both kinds
-// of score are sums over the group's weights; means would have the same ratios
-// between groups of equal size.
+// How the Fisher information of a group's weights becomes the group's score.
+// Both kinds sum over the weights. Means would give the same ratios between
+// groups of equal size.
 enum class FisherScore {
   kMeanRoot,  // sum of the square roots of the mean squared gradients, as in
               // the paper's public code

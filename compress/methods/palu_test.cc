@@ -61,7 +61,8 @@ class PaluTinyTest : public ::testing::Test {
   }
 };
 
-TEST_F(PaluTinyTest, TheFisherSearchSharesOnePoolOverAllGroupsOfKeysAndValues) {
+TEST_F(PaluTinyTest,
+       TheFisherSearchDividesOneBudgetOverAllGroupsOfKeysAndValues) {
   const KvPlan plan = Plan(request_, {.group_heads = 1});
   EXPECT_THAT(RanksOf(Key(plan, 0)), ElementsAre(4, 8));
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(4, 16));
@@ -79,12 +80,12 @@ TEST_F(PaluTinyTest, FisherScoresAreSumsOfRootsOrOfSquares) {
 TEST_F(PaluTinyTest, TheModuleSearchGivesAllGroupsOfAProjectionTheSameRank) {
   const KvPlan plan =
       Plan(request_, {.group_heads = 1, .search = RankSearch::kModule});
-  // Keys and values share 32 numbers as 3 : 5. A step is 8 numbers, because
-  // both groups of a projection take a step of 4 together.
+  // Keys and values share 32 numbers in the ratio 3 : 5. A step is 8 numbers,
+  // because both groups of a projection take a step of 4 together.
   EXPECT_THAT(RanksOf(Key(plan, 0)), ElementsAre(8, 8));
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(8, 8));
   calibration_ = Scores({1, 1, 1, 5, 1, 1, 1, 1});
-  // Keys and values share 32 numbers as 2 : 6.
+  // Keys and values share 32 numbers in the ratio 2 : 6.
   const KvPlan tilted =
       Plan(request_, {.group_heads = 1, .search = RankSearch::kModule});
   EXPECT_THAT(RanksOf(Key(tilted, 0)), ElementsAre(4, 4));
@@ -103,7 +104,7 @@ TEST_F(PaluTinyTest, TheUniformSearchNeedsNoCalibration) {
 TEST_F(PaluTinyTest, AGroupSizeOfZeroPutsAllHeadsIntoOneGroup) {
   const KvPlan plan = Plan(request_, {.group_heads = 0});
   EXPECT_THAT(Key(plan, 0).low_rank().groups(0).heads(), ElementsAre(0, 1));
-  // Keys and values share 32 numbers as 3 : 5.
+  // Keys and values share 32 numbers in the ratio 3 : 5.
   EXPECT_THAT(RanksOf(Key(plan, 0)), ElementsAre(12));
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(20));
 }
@@ -391,7 +392,7 @@ TEST(PaluTest, InvalidRequestsAreRefused) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("keep 0.05")));
 }
 
-TEST(PaluTest, NamesOfSearchesAndScoresAreReadBack) {
+TEST(PaluTest, NamesOfSearchesAndScoresAreParsedBackToTheSameValues) {
   for (RankSearch search :
        {RankSearch::kFisher, RankSearch::kModule, RankSearch::kUniform}) {
     EXPECT_EQ(*ParseRankSearch(RankSearchName(search)), search);

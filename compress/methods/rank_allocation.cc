@@ -11,8 +11,8 @@
 namespace kvasir::compress {
 namespace {
 
-// A share that is less than a whole rank by at most this much counts as the
-// whole rank, because of rounding errors.
+// Because of rounding errors, a share that is below a whole rank by at most
+// this much counts as the whole rank.
 constexpr double kRoundingSlack = 1e-6;
 
 absl::Status CheckPool(const RankPool& pool) {
@@ -61,8 +61,8 @@ double ClampShare(const RankPool& pool, const RankUnit& unit, double share) {
                     static_cast<double>(unit.max_rank));
 }
 
-// Returns the sum of the clamped shares, which are `factor` times the scores.
-// It grows with `factor`.
+// Returns the sum of the units' shares if each share is `factor` times the
+// unit's score, clamped to the unit's bounds. The sum grows with `factor`.
 double TotalShare(const RankPool& pool, double factor) {
   double total = 0;
   for (const RankUnit& unit : pool.units) {

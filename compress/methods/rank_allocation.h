@@ -1,6 +1,6 @@
-// Distributes a number of kept ranks over groups in proportion to their scores.
-// Ranks are rounded to multiples of a number, and their sum does not exceed the
-// target after the rounding. Does not use libtorch.
+// Distributes a total rank over groups in proportion to their scores. Each rank
+// is rounded to a multiple of a given number. The sum of the rounded ranks does
+// not exceed the target. Does not use libtorch.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,9 @@
 
 namespace kvasir::compress {
 
-// A rank that is to be decided. `copies` groups use the same rank: all groups
-// of a projection, or the same group on every tensor-parallel rank.
+// One rank to be chosen, which `copies` groups have in common. They are all
+// groups of a projection, or the groups with the same index on every
+// tensor-parallel rank.
 struct RankUnit {
   double score = 0;  // score of one of the groups; finite, >= 0
   int64_t max_rank = 0;
@@ -27,20 +28,19 @@ struct RankPool {
 };
 
 // Returns the rank of each unit. Each unit gets a share of the target in
-// proportion to its score, but at least its least and at most its greatest
-// rank; what these bounds leave over or take is balanced by the other units,
-// again in proportion. Shares are rounded down. The remainder is given out in
-// steps of one multiple, first to the unit that lost the largest fraction, as
-// long as a step fits. Therefore the sum never exceeds the target, and no unit
-// below its maximum could still take its next step. Among equal units the
-// earlier one is preferred. Units with equal scores and maxima differ by at
-// most one step.
+// proportion to its score, but at least its least rank and at most its
+// greatest. The other units make up for the effect of these bounds, again in
+// proportion. Shares are rounded down. The remainder is given out in steps of
+// one multiple, first to the unit that lost the largest fraction, as long as a
+// step fits. Therefore the sum never exceeds the target, and no unit below its
+// maximum could still take its next step. Among equal units the earlier one is
+// preferred. Units with equal scores and maxima differ by at most one step.
 // Errors: INVALID_ARGUMENT for scores that are negative, not finite or all
 //   zero, and for a target below the least ranks.
 absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool);
 
-// Does only the rounding of AllocateRanks, for given shares (scores are not
-// read). Shares are clamped to the units' least and greatest ranks. The sum of
+// Does only the rounding step of AllocateRanks, for given shares in place of
+// scores. Shares are clamped to the units' least and greatest ranks. The sum of
 // the clamped shares must not exceed the target by more than a rounding error.
 absl::StatusOr<std::vector<int64_t>> RoundRanks(
     const RankPool& pool, const std::vector<double>& shares);

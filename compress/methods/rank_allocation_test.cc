@@ -23,7 +23,8 @@ TEST(RankAllocationTest, SharesAreProportionalToScores) {
               ElementsAre(8, 16, 40));
 }
 
-TEST(RankAllocationTest, RanksLeftOverByRoundingGoToTheLargestRemainder) {
+TEST(RankAllocationTest,
+     RanksLeftOverByRoundingGoToTheGroupsWithTheLargestRemainders) {
   // The shares 6.4, 12.8 and 44.8 are rounded down to 4, 12 and 44. One step of
   // 4 is left for the first unit, because the remainders are 2.4, 0.8 and 0.8.
   EXPECT_THAT(
@@ -40,7 +41,7 @@ TEST(RankAllocationTest,
               ElementsAre(24, 24, 48));
 }
 
-TEST(RankAllocationTest, EveryGroupKeepsAtLeastOneMultiple) {
+TEST(RankAllocationTest, EveryGroupKeepsAtLeastTheRankOfOneMultiple) {
   EXPECT_THAT(Allocate({.units = {{0, 64}, {1e-9, 64}, {1, 64}},
                         .target = 48,
                         .multiple = 8}),
@@ -54,13 +55,13 @@ TEST(RankAllocationTest, GroupsWithAScoreOfZeroGetWhatTheOthersCannotUse) {
       ElementsAre(16, 16, 8));
 }
 
-TEST(RankAllocationTest, AGroupNarrowerThanAMultipleIsKeptWhole) {
+TEST(RankAllocationTest, AGroupNarrowerThanARankMultipleIsKeptWhole) {
   EXPECT_THAT(
       Allocate({.units = {{1, 6}, {1, 64}}, .target = 40, .multiple = 16}),
       ElementsAre(6, 32));
 }
 
-TEST(RankAllocationTest, TheRankOfAWholeGroupNeedNotBeAMultiple) {
+TEST(RankAllocationTest, TheRankOfAGroupThatIsKeptWholeNeedNotBeAMultiple) {
   EXPECT_THAT(
       Allocate({.units = {{1, 20}, {1, 20}}, .target = 40, .multiple = 8}),
       ElementsAre(20, 20));
@@ -143,7 +144,7 @@ TEST(RankAllocationTest,
   }
 }
 
-TEST(RankAllocationTest, ScoresMaySpanTheWholeRangeOfDoubles) {
+TEST(RankAllocationTest, GroupScoresMaySpanTheWholeRangeOfDoubles) {
   EXPECT_THAT(Allocate({.units = {{5e-324, 64}, {1e-300, 64}, {1e300, 64}},
                         .target = 96,
                         .multiple = 8}),

@@ -60,8 +60,8 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
   return budgets;
 }
 
-// The units of one pool, and pointers to the variables that receive their
-// ranks.
+// The units of one rank pool. For each unit there is a pointer to the variable
+// that receives its rank.
 class Pool {
  public:
   explicit Pool(int64_t multiple) { pool_.multiple = multiple; }

@@ -13,12 +13,13 @@
 
 namespace kvasir::compress {
 
-// The score that determines the kept share of a layer's side.
+// How a layer's side (its keys or its values) is scored. Its kept share grows
+// with its score.
 enum class BudgetScore {
   kUniform,     // the same share in every layer
   kFisher,      // the Fisher information, summed over the side's weights
   kFisherRoot,  // the sum of the square roots of each weight's information
-  kEnergy,      // for keys `key_energy` of ShareBudget; for values uniform
+  kEnergy,      // keys: `key_energy` of ShareBudget; values: kUniform
 };
 absl::StatusOr<BudgetScore> ParseBudgetScore(const std::string& name);
 std::string BudgetScoreName(BudgetScore score);
@@ -59,8 +60,9 @@ absl::StatusOr<std::vector<LayerBudget>> ShareBudget(
     const std::vector<HeadGroup>& groups,
     const std::vector<double>& key_energy = {});
 
-// Returns the number of which a rotating group's kept dims are a multiple: the
-// request's rank multiple, or twice this multiple if it is odd.
+// Returns the step in which a group's kept rotating dims are counted. The step
+// must be even, so it is the request's rank multiple, or twice this multiple if
+// it is odd.
 int64_t EvenMultiple(const PlanRequest& request);
 
 // Makes the value part of a layer, with the same rank for each head. If `rank`

@@ -8,8 +8,9 @@
 namespace kvasir::compress {
 namespace {
 
-// A complex channel of a group. SortedTerms sorts channels by falling energy,
-// then by pair, then by their order in the pair.
+// A complex channel of a group. SortedTerms puts channels in order of falling
+// energy. Channels with equal energy are ordered by pair, and then by their
+// index in the pair.
 struct Term {
   double energy = 0;
   size_t pair = 0;

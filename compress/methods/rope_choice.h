@@ -13,7 +13,7 @@ std::vector<int64_t> BestIndices(const std::vector<double>& scores,
                                  int64_t count);
 
 // The energies of a group's complex channels: energies[pair][term]. The terms
-// are the complex channels of one pair, by falling energy.
+// of a pair are its complex channels, by falling energy.
 using PairEnergies = std::vector<std::vector<double>>;
 
 // Returns how many terms a group keeps at each pair if it keeps the `count`

@@ -36,8 +36,8 @@ TEST(RopeChoiceTest, ChannelsGoToTheGroupWithMoreEnergy) {
 
 TEST(RopeChoiceTest,
      ChannelsAreDistributedInBlocksAndTheLastBlockMayBeSmaller) {
-  // Channels are taken in blocks of two. The blocks of the groups are {8, 7},
-  // {6} and {5, 4}, {3}.
+  // Channels are taken in blocks of two. The first group has the blocks {8, 7}
+  // and {6}, the second has {5, 4} and {3}.
   const std::vector<PairEnergies> groups = {{{8.0}, {7.0}, {6.0}},
                                             {{5.0}, {4.0}, {3.0}}};
   EXPECT_THAT(ShareChannels(groups, 2, 4), ElementsAre(2, 2));

@@ -11,8 +11,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Indices of the two rows of a RoPE pair in a [Hkv * D, ...] tensor, for each
-// of the group's s heads.
+// The indices of a RoPE pair's two rows in a [Hkv * D, ...] tensor, for each of
+// the s heads in a group.
 struct PairRows {
   at::Tensor first;   // [s]
   at::Tensor second;  // [s]

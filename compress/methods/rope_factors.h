@@ -1,11 +1,12 @@
 // Low-rank factors that commute with RoPE. A RoPE pair of a key is a complex
 // number, which RoPE multiplies by another complex number. So every
 // complex-linear map across the heads of a group, at the same pair, commutes
-// with RoPE. With Z [s, M] the group's rows at a pair as complex numbers, w its
-// heads' weights and the input Gram L LT, the factors are those of diag(w) Z L
-// = U S VH. Left singular vectors suffice: the latent S VH L^-1 x is UH diag(w)
-// Z x. U comes from the eigenvectors of the pair's key covariance [s, s];
-// no matrix is inverted, so a singular Gram does no harm.
+// with RoPE. Let Z [s, M] be the group's projection rows at a pair as complex
+// numbers, w the weights of its heads, and L LT the Gram matrix of the inputs.
+// The factors are those of diag(w) Z L = U S VH. Left singular vectors suffice:
+// the latent S VH L^-1 x is UH diag(w) Z x. U comes from the eigenvectors of
+// the pair's key covariance [s, s]; no matrix is inverted, so a singular Gram
+// does no harm.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -22,7 +23,7 @@
 
 namespace kvasir::compress {
 
-// Sums over the calibration tokens of y = W x + b, float64.
+// Sums of y = W x + b and of y yT over the calibration tokens, float64.
 struct ProjectedMoments {
   at::Tensor gram;  // [n, n], sum of y yT
   at::Tensor sum;   // [n], sum of y
@@ -62,14 +63,15 @@ struct PairStatisticsRequest {
   Decomposition decomposition = Decomposition::kWhitened;
   CommutingWeights weights;
 };
+// Computes the Gram matrix of a layer's keys and the weights of its heads.
 // Errors: FAILED_PRECONDITION if a calibration is needed and missing;
 // INVALID_ARGUMENT for query energies or weights that are not finite. Throws
 // c10::Error.
 absl::StatusOr<PairStatistics> MakePairStatistics(
     const PairStatisticsRequest& request);
 
-// The spectrum of one group at one pair: the singular values of diag(w) Z L,
-// and its left singular vectors.
+// The spectrum of one group at one pair: the squared singular values of diag(w)
+// Z L, and its left singular vectors.
 struct PairSpectrum {
   at::Tensor energies;  // [s], squared singular values, falling
   // [s, s] complex, one vector in each column. Each vector is multiplied by a

@@ -36,14 +36,14 @@ struct SvdqOptions {
 absl::StatusOr<kvasir::v1::KvPlan> PlanSvdq(const PlanRequest& request,
                                             const SvdqOptions& options);
 
-// Options of a baseline for SVDq: the channels of keys are coded without a
-// basis, each in its own range.
+// Options of a baseline for SVDq, which codes the channels of keys without a
+// basis. Each channel has its own range.
 struct ChannelCodesOptions {
   // Average number of bits over all key channels of all layers. All channels of
   // a layer have the same bit width; if the average lies between two widths,
-  // the first layers get the larger width. Averages that a whole number of such
-  // layers gives (multiples of 1 / L up to 4 bits, of 4 / L above, for L
-  // layers) are met exactly; for others the plan stays below the average.
+  // the first layers get the larger width. With L layers, averages that are
+  // multiples of 1 / L (up to 4 bits) or of 4 / L (above 4 bits) are met
+  // exactly. For other averages the plan stays below the average.
   double average_bits = 4;
   bool post_rope = false;
   uint32_t value_bits = 0;  // same meaning as in SvdqOptions

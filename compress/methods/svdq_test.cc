@@ -81,7 +81,7 @@ TEST_F(SvdqTest, EachTensorParallelRankHasItsOwnBasis) {
                        HasSubstr("one basis over all KV heads")));
 }
 
-TEST_F(SvdqTest, ABasisHasNoMoreChannelsThanTheModelsWidth) {
+TEST_F(SvdqTest, ABasisHasNoMoreChannelsThanTheModelsHiddenSize) {
   const PlanRequest request = RequestOf({.kv_heads = 8, .hidden = 96});
   EXPECT_THAT(RanksOf(Key(Plan(request, {}), 0)), ElementsAre(96));
 }

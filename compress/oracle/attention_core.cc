@@ -7,7 +7,7 @@
 namespace kvasir::compress {
 namespace {
 
-// Reorders heads [B, T, Hkv, W] to [B * Hkv, T, W].
+// Changes the order of dims from [B, T, Hkv, W] to [B * Hkv, T, W].
 at::Tensor ByHead(const at::Tensor& heads) {
   return heads.permute({0, 2, 1, 3})
       .reshape({heads.size(0) * heads.size(2), heads.size(1), heads.size(3)});
@@ -23,8 +23,8 @@ struct Block {
   int64_t keys() const { return end - first; }
 };
 
-// Returns the mask that is added to scores: 0 if a query sees a key, otherwise
-// -infinity.
+// Returns a mask that is added to the scores: 0 if a query sees a key,
+// otherwise -infinity.
 at::Tensor Mask(const Block& block, int64_t window,
                 const at::TensorOptions& options) {
   constexpr float kHidden = -std::numeric_limits<float>::infinity();

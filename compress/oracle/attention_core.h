@@ -29,8 +29,8 @@ struct AttentionInputs {
   int64_t sliding_window = 0;
 };
 
-// Returns `seen` [B, T, ...] with its first `sinks` tokens replaced by those of
-// `exact`: what queries see in a cache that keeps these tokens exact.
+// Returns `seen` [B, T, ...], but with the first `sinks` tokens taken from
+// `exact`. This is what queries see in a cache that keeps these tokens exact.
 at::Tensor WithSinks(const at::Tensor& seen, const at::Tensor& exact,
                      int64_t sinks);
 

@@ -18,11 +18,11 @@ class CodeErrors {
  public:
   explicit CodeErrors(int64_t num_kv_heads) : num_kv_heads_(num_kv_heads) {}
 
-  // Adds the errors `lost` of a part's latents, side by side, [B, T, sum of
-  // R'].
+  // Adds the errors `lost` that codes make in the latents of a part. `lost`
+  // holds all latents side by side: [B, T, sum of R'].
   void AddLatents(plan::Side side, const ProgramPart& part,
                   const at::Tensor& lost);
-  // Adds the errors `lost` of whole heads, [B, T, Hkv, d].
+  // Adds the errors `lost` that codes make in whole heads, [B, T, Hkv, d].
   void AddHeads(plan::Side side, const at::Tensor& lost);
 
   // Sums of squared errors, [B, T, Hkv]. The error of a latent is added to the

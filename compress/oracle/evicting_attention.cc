@@ -94,8 +94,8 @@ class UnitRun {
     return heads;
   }
 
-  // Returns the errors [T] as a cache stores them, rounded to one byte; empty
-  // if nothing is coded.
+  // Returns the errors [T] in the precision of a cache, which rounds them to
+  // one byte. Empty if nothing is coded.
   std::vector<float> ErrorsOf(const at::Tensor& squares) const {
     if (!squares.defined()) return {};
     const at::Tensor index =
@@ -121,7 +121,7 @@ class UnitRun {
     const int64_t share = heads_.query.size(1);
     const std::vector<int64_t> by_query = {kv_heads, share, rows,
                                            slots.size(0)};
-    // Tokens from `begin` on take the slots after the kept ones: slot =
+    // The kept slots come first. Tokens from `begin` on follow, so slot =
     // position + to_slot.
     const int64_t to_slot = static_cast<int64_t>(positions_.size()) - begin;
     const at::Tensor query =
@@ -244,7 +244,8 @@ at::Tensor EvictingAttention(const AttentionInputs& inputs,
   const int64_t batch = inputs.query.size(0);
   const int64_t length = inputs.query.size(1);
   const auto& units = eviction.rule->layer.slots.units;
-  // place[head] is the index of the head in the concatenation of all units.
+  // place[head] is the position of the head after the heads of all units are
+  // concatenated.
   std::vector<int64_t> place(static_cast<size_t>(inputs.key.size(2)));
   int64_t next = 0;
   for (const std::vector<int64_t>& unit : units) {

@@ -19,8 +19,8 @@ namespace kvasir::compress {
 // prompt.
 struct EvictionRule {
   plan::LayerEviction layer;
-  // If set, it is the seed of a random choice of the kept slots between sinks
-  // and recent tokens: a baseline that no plan can express.
+  // If set, slots between sinks and recent tokens are kept at random, with this
+  // seed. This is a baseline that no plan can express.
   std::optional<uint64_t> random_seed;
   // Length of the prompt at the beginning of each sequence; 0: the whole
   // sequence.

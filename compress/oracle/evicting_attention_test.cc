@@ -39,9 +39,9 @@ EvictionRule Rule(std::vector<std::vector<int64_t>> units, int64_t budget,
 
 using Kept = std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>>;
 
-// Computes the first sequence unit by unit, token by token and head by head, in
-// float64. cache::EvictionReference, a simple implementation of the policy,
-// chooses the slots.
+// Computes attention in float64, without blocks: sequence 0, unit by unit,
+// token by token and head by head. The slots are chosen by
+// cache::EvictionReference, a simple implementation of the policy.
 at::Tensor TokenByToken(const AttentionInputs& in,
                         const EvictionInputs& eviction, Kept* kept) {
   const EvictionRule& rule = *eviction.rule;
@@ -207,8 +207,8 @@ TEST(EvictingAttentionTest, ARandomScoreIsDrawnOncePerToken) {
                          const std::vector<int64_t>& positions) {
     if (unit != 0) return;
     EXPECT_EQ(positions.size(), 12u);
-    // Apart from the newest token, the unit may keep only tokens that it kept
-    // before.
+    // The unit may keep the newest token and tokens that it kept before, but no
+    // others.
     for (const int64_t position : positions) {
       if (position < length - 1 && !last.empty()) {
         EXPECT_TRUE(std::binary_search(last.begin(), last.end(), position));

@@ -29,8 +29,9 @@ float RoundToType(float x, DataType dtype) {
   }
 }
 
-// Returns the next number of the type above or below a finite number. For
-// numbers of one sign, the bits as an integer grow with the magnitude.
+// Returns the next number of the type above or below a finite number. Among
+// numbers of the same sign, a greater magnitude means a greater bit pattern,
+// read as an integer.
 template <typename Number>
 float Neighbour(float x, bool up) {
   uint16_t bits = Number(x).x;
@@ -77,7 +78,8 @@ absl::Status NotFinite(int64_t row, int64_t channel, float value) {
 }
 
 absl::Status CheckFinite(const float* in, int64_t width, int64_t row) {
-  // A number times 0 is 0 if it is finite, and NaN otherwise.
+  // The sum stays 0 if all numbers are finite. Otherwise it becomes NaN,
+  // because an infinite number or NaN times 0 is NaN.
   float sum = 0.0f;
   for (int64_t c = 0; c < width; ++c) sum += in[c] * 0.0f;
   if (sum == 0.0f) return absl::OkStatus();
@@ -100,8 +102,8 @@ absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
   const float minimum = RoundDown(*low, codec.param_dtype);
   const float range = *high - minimum;
   const float scale = RoundUp(range / levels, codec.param_dtype);
-  // Refuses rows whose numbers are above the greatest or below the least number
-  // of the type.
+  // Refuses rows whose minimum or scale overflows the type, and rows in which
+  // all numbers are above its greatest number.
   if (!std::isfinite(minimum) || !std::isfinite(scale) ||
       !std::isfinite(RoundUp(*low, codec.param_dtype))) {
     return absl::InvalidArgumentError(

@@ -17,8 +17,8 @@ namespace kvasir::compress {
 
 // The codec of one latent, resolved to the latent's channels.
 struct LatentCodec {
-  // Stored channels [begin, begin + width), which have the same bits and, in
-  // each token, share one minimum and scale.
+  // Stored channels [begin, begin + width). They have the same number of bits,
+  // and in each token they share one minimum and scale.
   struct Run {
     int64_t begin = 0;
     int64_t width = 0;
@@ -30,8 +30,8 @@ struct LatentCodec {
   // Type in which a token's minima and scales are stored.
   kvasir::v1::DataType param_dtype = kvasir::v1::DATA_TYPE_UNSPECIFIED;
   bool channel_static = false;
-  // Levels to which normalized numbers are rounded; empty for codecs without
-  // levels.
+  // Levels to which normalized numbers are rounded. Empty if the codec does not
+  // use such levels.
   std::vector<float> levels;
   // [R', R'] float32 for HADAMARD_ONLINE; otherwise undefined.
   at::Tensor hadamard;

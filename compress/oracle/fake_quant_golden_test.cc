@@ -172,7 +172,7 @@ json Case(const kvasir::v1::Codec& plan, const at::Tensor& latents,
   return result;
 }
 
-TEST(FakeQuantGoldenTest, CodesEqualTheRecordedOnes) {
+TEST(FakeQuantGoldenTest, CodesEqualTheRecordedGoldenCodes) {
   const at::Tensor latents = Latents();
   const StaticRange ranges = Ranges();
   json golden;

@@ -57,7 +57,8 @@ std::vector<double> NumbersOf(kvasir::v1::DataType dtype) {
   return dtype == kvasir::v1::F16 ? AllNumbers(5, 10) : AllNumbers(8, 7);
 }
 
-TEST(FakeQuantRoundingTest, RoundingGivesTheNeighboursOfEveryNumber) {
+TEST(FakeQuantRoundingTest,
+     NumbersAreRoundedUpAndDownToTheNeighboursInTheType) {
   for (const auto dtype : {kvasir::v1::F16, kvasir::v1::BF16}) {
     const std::vector<double> numbers = NumbersOf(dtype);
     for (size_t i = 1; i + 1 < numbers.size(); i += 7) {
@@ -101,9 +102,8 @@ PlainRow PlainCode(const std::vector<float>& row, int bits,
   return plain;
 }
 
-// Returns rows of every kind: random, constant, all zeros, with one sign only,
-// far from zero, huge, denormal, with one outlier, and with numbers half way
-// between codes.
+// Returns rows of many kinds: random, constant, all zeros, with one sign only,
+// far from zero, huge, denormal, with one outlier, and half way between codes.
 std::vector<std::vector<float>> Rows(int64_t width) {
   std::vector<std::vector<float>> rows;
   const at::Generator generator = at::detail::createCPUGenerator(7);

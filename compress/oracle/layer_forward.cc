@@ -14,13 +14,13 @@
 namespace kvasir::compress {
 namespace {
 
-// Data that the functions of one AttentionForward call share.
+// Data shared by the functions of one AttentionForward call.
 struct Call {
   const LayerProgram& program;
   const TensorMap& tensors;
   Rotation rotation;  // for the positions of this call
   LayerHooks hooks;
-  CodeErrors* errors = nullptr;  // null if errors are not needed
+  CodeErrors* errors = nullptr;  // null if nobody needs the errors
 
   const model::DecoderSpec& spec() const { return program.spec; }
 
@@ -47,13 +47,13 @@ struct Call {
   }
 };
 
-// Returns the rotation for whole heads.
+// Returns the arguments that rotate whole heads.
 Turn HeadTurn(const Call& call, double scale = 1.0) {
   return {call.rotation.cos.unsqueeze(1), call.rotation.sin.unsqueeze(1),
           call.spec().rope.pairing, scale};
 }
 
-// Returns the rotation for the given pairs [H * n] of each head.
+// Returns the arguments that rotate the given pairs [H * n] of each head.
 Turn PairTurn(const Call& call, const at::Tensor& pairs, int64_t heads,
               model::RopePairing pairing, double scale = 1.0) {
   const auto pair_table = [&](const at::Tensor& table) {
@@ -123,8 +123,8 @@ absl::Status Place(const Call& call, plan::Side side, const ProgramPart& part,
                    " part ", part.index, ": ", status.message()));
 }
 
-// Codes one latent of a part, [..., R']. In a full part all heads are passed as
-// one latent, because they are coded alike.
+// Codes one latent of a part, [..., R']. A full part codes all its heads alike,
+// so they are passed as one latent.
 absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
                                    const ProgramPart& part, int64_t index,
                                    const at::Tensor& latent) {
@@ -156,8 +156,8 @@ absl::StatusOr<at::Tensor> CodeOne(const Call& call, plan::Side side,
   return coded->values;
 }
 
-// Whether one call of the codec can code all latents of the part: codecs are
-// equal, ranges depend only on the row, and no observer wants each latent.
+// Whether all latents of the part can be coded in one call: widths are equal,
+// ranges are not static, and no observer wants the codes of each latent.
 bool CodesAlike(const Call& call, const ProgramPart& part) {
   const LatentCodec& first = part.latents[0].codec;
   if (first.channel_static) return false;
@@ -197,8 +197,8 @@ absl::StatusOr<at::Tensor> CodeLatents(const Call& call, plan::Side side,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// Latents as they are read from exact rows: bf16 numbers after the codec's
-// online Hadamard transform. Gradients pass as if nothing were rounded.
+// The latents as read from exact rows: rounded to bf16 after the codec's
+// Hadamard transform, if any. Gradients pass as if nothing were rounded.
 at::Tensor RoundExact(const Call& call, const ProgramPart& part,
                       const at::Tensor& latent) {
   if (!call.hooks.code_latents) return latent;
@@ -306,10 +306,10 @@ at::Tensor AddDims(const Call& call, const ProgramPart& part,
   return sum.defined() ? sum + whole : whole;
 }
 
-// Latents of a part [B, T, sum of R'] after they were read from the cache.
+// The latents of a part [B, T, sum of R'] as they are read from the cache.
 struct ReadLatents {
   at::Tensor coded;
-  at::Tensor exact;  // defined if there is a window
+  at::Tensor exact;  // the latents in exact rows; defined if there is a window
 };
 
 struct Keys {
@@ -319,7 +319,7 @@ struct Keys {
   ReadLatents last_latent;  // latents of the last key part, for joint values
 };
 
-// A folded part's latents for every KV head, rotated if its queries are.
+// A folded part's latents for every KV head, after RoPE in rope_low_rank parts.
 at::Tensor FoldedKey(const Call& call, const ProgramPart& part,
                      const at::Tensor& latent) {
   const at::Tensor turned = part.space == plan::Space::kRopeLowRank &&
@@ -406,7 +406,7 @@ absl::StatusOr<Keys> MakeKeys(const Call& call, const at::Tensor& x) {
   KVASIR_ASSIGN_OR_RETURN(keys.seen, AssembleKey(call, coded));
   keys.exact_window = program.key_exact.window;
   if (program.key_exact.any()) {
-    // Observers have already seen these keys.
+    // These keys were already reported to observers.
     Call unseen = call;
     unseen.hooks.observer = nullptr;
     unseen.errors = nullptr;
@@ -464,7 +464,7 @@ absl::StatusOr<Values> MakeValues(const Call& call, const at::Tensor& x,
   return values;
 }
 
-// Rotated queries [B, T, Hq, W] for the keys of AssembleKey, times `scale`.
+// Rotated queries [B, T, Hq, W], times `scale`, to match AssembleKey's keys.
 absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
                                        double scale) {
   const LayerProgram& program = call.program;
@@ -504,7 +504,7 @@ absl::StatusOr<at::Tensor> MakeQueries(const Call& call, const at::Tensor& x,
   return pieces.size() == 1 ? pieces[0] : at::cat(pieces, -1);
 }
 
-// Applies the CacheTransform of the hooks to the keys.
+// Applies the hooks' CacheTransform to the rotated keys.
 absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
                                   Keys& keys) {
   if (call.program.key[0].coded) {
@@ -616,7 +616,7 @@ absl::StatusOr<at::Tensor> Mlp(const Call& call, const at::Tensor& x) {
   return call.Project("mlp.down_proj", inner, bias);
 }
 
-// The spec's norm over the last dim, in float32. `bias` is that of a LayerNorm.
+// The spec's norm over the last dim, in float32. Only LayerNorm uses `bias`.
 at::Tensor Normalize(const model::DecoderSpec& spec, const at::Tensor& hidden,
                      const at::Tensor& weight, const at::Tensor& bias) {
   const at::Tensor wide = hidden.to(at::kFloat);

@@ -1,8 +1,8 @@
 // Computes one decoder layer under its plan. The functions depend only on their
 // arguments and are differentiable in every tensor. They define what an engine
 // must compute.
-// Threads: all functions may run in several threads at once, if the hooks that
-//   they share allow it.
+// Threads: any number of threads may call the functions at once, if the hooks
+//   that they share allow it.
 // Errors: those of CodeLatent, with layer and side. The functions may throw
 //   c10::Error, which callers catch with CatchTorch.
 #pragma once
@@ -60,7 +60,8 @@ class LayerObserver {
                       const std::vector<int64_t>& /*positions*/) {}
 };
 
-// Number of codes in static ranges, and how many of them were clamped.
+// How many codes in static ranges there were, and how many of them were
+// clamped.
 struct ClampCount {
   std::atomic<int64_t> codes{0};
   std::atomic<int64_t> clamped{0};

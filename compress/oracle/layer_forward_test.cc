@@ -190,9 +190,10 @@ std::vector<Indices> Groups(const Layer& layer, bool scattered) {
   return groups;
 }
 
-// The result of AddLowRank, which makes `part` a low-rank part over `d` dims of
-// each head and puts random factors into `layer` under `prefix`. `rows` [Hkv *
-// d, M] and `bias` are the equivalent rows of the projection.
+// The result of AddLowRank. AddLowRank makes `part` a low-rank part over `d`
+// dims of each head and puts random factors into `layer` under `prefix`. `rows`
+// [Hkv * d, M] and `bias` are the rows of an ordinary projection with the same
+// result.
 struct LowRank {
   at::Tensor rows;
   at::Tensor bias;
@@ -255,8 +256,8 @@ class IdentityTest : public testing::TestWithParam<Shape> {
  protected:
   Layer layer_ = MakeLayer(GetParam());
 };
-// Fixtures for layers with RoPE, and for layers in which RoPE rotates a part of
-// each head.
+// Test fixtures for layers with RoPE (Rotating), and for layers in which RoPE
+// rotates only a part of each head (PartialRotary).
 class RotatingIdentityTest : public IdentityTest {};
 class PartialRotaryIdentityTest : public IdentityTest {};
 
@@ -294,7 +295,8 @@ TEST_P(IdentityTest, RebuiltLowRankKeysEqualKeysOfTheProductOfTheFactors) {
   }
 }
 
-// Values are low-rank, W_v = up down. Their constant is part of o_proj's bias.
+// Values are low-rank, W_v = up down, plus a constant. The constant is part of
+// o_proj's bias.
 TEST_P(IdentityTest,
        LiftingValuesAtRunTimeOrFoldedEqualsTheProductOfTheFactors) {
   for (const bool scattered : {false, true}) {
@@ -338,8 +340,8 @@ TEST_P(IdentityTest,
   }
 }
 
-// The result of AddKeyAndValue, which makes a joint part with random factors:
-// the equivalent rows of keys and values.
+// The result of AddKeyAndValue, which makes a joint part with random factors.
+// Holds the rows of ordinary key and value projections with the same result.
 struct KeyAndValue {
   LowRank key;
   LowRank value;
@@ -384,7 +386,7 @@ KeyAndValue AddKeyAndValue(Layer& layer, kvasir::v1::Part& part,
   return made;
 }
 
-TEST_P(IdentityTest, KeysAndValuesAreLiftedFromOneJointLatent) {
+TEST_P(IdentityTest, AJointLatentIsLiftedToKeysAndToValues) {
   for (const bool scattered : {false, true}) {
     Layer full = layer_;
     Layer low = layer_;
@@ -426,9 +428,10 @@ class LatentCounter : public LayerObserver {
   int codes = 0;
 };
 
-// A joint latent gives the same result as two equal latents, one for each side,
-// but is coded only once. This holds for any codec, window and eviction; in
-// evictions the error of its codes counts for both sides.
+// A joint latent gives the same result as two equal latents, one for keys and
+// one for values, but is coded only once. This must hold for any codec, window
+// and eviction. In evictions, the error of its codes counts for keys and for
+// values.
 TEST_P(IdentityTest, AJointLatentEqualsTwoEqualLatentsAndIsCodedOnce) {
   for (const auto& [ranges, evicts] : std::vector<std::pair<bool, bool>>{
            {false, false}, {true, false}, {false, true}}) {
@@ -512,8 +515,8 @@ Indices KeptPairs(const Layer& layer, int64_t head) {
   return kept;
 }
 
-// Returns the dims of some pairs of a head, in the order that they have in a
-// head with only these pairs.
+// Returns the dims of some pairs of a head. Their order is the one that a head
+// with only these pairs would have.
 Indices RowsOfPairs(const Layer& layer, const Indices& pairs) {
   Indices first;
   Indices second;
@@ -584,8 +587,9 @@ TEST_P(RotatingIdentityTest,
   }
 }
 
-// The result of AddCommuting, which makes a rope_low_rank part with random
-// factors in `layer` and writes the equivalent key rows to `full`.
+// The result of AddCommuting. AddCommuting makes a rope_low_rank part with
+// random factors in `layer`, and writes the rows of an ordinary key projection
+// with the same result to `full`.
 struct Commuting {
   std::vector<Indices> groups;
   std::vector<Indices> channel_pairs;
@@ -773,7 +777,8 @@ TEST_P(RotatingIdentityTest, RollingPositionsRotateByThePositionsOfSlots) {
     for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
       Indices held;
       for (int64_t t = 0; t < kLength; ++t) {
-        // Each head evicts separately, so its unit has its index.
+        // Each head evicts separately, so the index of a unit is that of its
+        // head.
         const auto stayed = seen.kept.find({b, head, t});
         if (stayed != seen.kept.end()) held = stayed->second;
         held.push_back(t);
@@ -911,7 +916,7 @@ TEST_P(IdentityTest, AStaticBasisProjectsKeysAndValuesOnItsRows) {
   }
 }
 
-// A transform that codes keys and values in the same way as a plan with
+// A CacheTransform that codes keys and values as a plan does that stores keys
 // POST_ROPE.
 class CodedCache : public CacheTransform {
  public:
@@ -936,7 +941,7 @@ class CodedCache : public CacheTransform {
   int64_t window_;
 };
 
-TEST_P(IdentityTest, CodesAreAppliedBetweenLatentAndQuery) {
+TEST_P(IdentityTest, AttentionSeesDecodedKeysAndValuesExceptForExactTokens) {
   for (const auto& [sinks, window] : std::vector<std::pair<int, int>>{
            {0, 0}, {0, 3}, {2, 0}, {2, 3}, {3, kLength - 2}}) {
     kvasir::v1::LayerPlan plan = FullPlan(layer_);
@@ -967,7 +972,7 @@ TEST_P(IdentityTest, CodesAreAppliedBetweenLatentAndQuery) {
 // If the window or the sinks cover all tokens, nothing is coded. Only the type
 // of exact rows and the Hadamard transform before the codec then have an
 // effect.
-TEST_P(IdentityTest, RowsOfExactTokensAreRoundedToBf16) {
+TEST_P(IdentityTest, ExactTokensAreStoredAsNumbersRoundedToBf16) {
   for (const auto& [sinks, hadamard] : std::vector<std::pair<uint32_t, bool>>{
            {0u, false}, {0u, true}, {kLength, false}, {kLength + 9u, true}}) {
     kvasir::v1::LayerPlan coded = FullPlan(layer_);

@@ -22,7 +22,7 @@ namespace {
 
 using Indices = std::vector<int64_t>;
 
-// Data that the functions that compile one side of a layer share.
+// Data shared by the functions that compile one side of a layer.
 struct SideContext {
   const model::DecoderSpec* spec = nullptr;
   int64_t layer = 0;
@@ -187,8 +187,8 @@ absl::Status CompileRopeLowRank(const SideContext& c, const ResolvedPart& from,
   return absl::OkStatus();
 }
 
-// A head has widest_latent places for channels. Returns the channel of `latent`
-// at `place`; -1 for padding.
+// Returns the channel of `latent` at `place`, where each head has widest_latent
+// places. Returns -1 if the place is padding.
 int64_t ChannelAt(const ProgramPart& part, const ProgramLatent& latent,
                   int64_t place) {
   if (part.space != Space::kRopeLowRank) {
@@ -201,7 +201,8 @@ int64_t ChannelAt(const ProgramPart& part, const ProgramLatent& latent,
   return (place < half ? 0 : complex) + in_half;
 }
 
-// Returns for each KV head the latent that it shares.
+// Returns for each KV head the latent that it shares with the heads of its
+// group.
 std::vector<const ProgramLatent*> LatentOfHead(const ProgramPart& part,
                                                int64_t num_heads) {
   std::vector<const ProgramLatent*> latents(static_cast<size_t>(num_heads));
@@ -224,7 +225,8 @@ void MakeFoldedIndices(const SideContext& c, ProgramPart& part) {
       if (part.space != Space::kRopeLowRank || place >= part.widest_complex()) {
         continue;
       }
-      // Padding is 0 after any rotation, so any pair will do.
+      // A padding channel is 0 and stays 0 under any rotation, so any pair will
+      // do.
       pairs.push_back(
           channel < 0 ? 0
                       : latent->channel_pairs[static_cast<size_t>(channel)]);

@@ -1,6 +1,6 @@
-// A layer's plan in executable form: which tensors the layer has, and how their
-// rows map to heads, RoPE pairs and channels. Depends on nothing but
-// docs/artifact.md.
+// A layer's plan in executable form: which tensors the layer has, and which
+// heads, RoPE pairs and channels their rows belong to. The code implements the
+// rules of docs/artifact.md and nothing else.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -24,7 +24,7 @@ namespace kvasir::compress {
 // One latent of a part, shared by `heads`.
 struct ProgramLatent {
   std::vector<int64_t> heads;  // KV heads, ascending
-  // The latent's first channel among the part's stored channels.
+  // Index of the latent's first channel among the stored channels of the part.
   int64_t offset = 0;
   LatentCodec codec;
   // For rope_low_rank: the RoPE pair of each complex channel [C].
@@ -41,7 +41,8 @@ struct ProgramPart {
   int index = 0;            // index in plan::ResolvedSide::parts
   std::string prefix;       // "self_attn.k_proj" or "self_attn.k_proj.part{p}"
   std::string lift_prefix;  // plan::ResolvedPart::lift_prefix
-  bool coded = true;        // false if the model is uncompressed
+  // whether latents are coded; false in an uncompressed model
+  bool coded = true;
   bool post_rope = false;
   // True if the lift is folded into q_proj or o_proj, so that attention works
   // on the latents themselves. Always false for rope_pairs, whose FOLD only
@@ -64,9 +65,10 @@ struct ProgramPart {
   at::Tensor lifted_index;  // [Hkv, d]; undefined if the part lifts all D dims
   at::Tensor head_order;    // Index that sorts lifted heads; undefined if they
                             // are in order.
-  at::Tensor folded_channels;  // If the part folds: [Hkv * widest_latent],
-                               // where stored_width stands for zero.
-  at::Tensor kept_pairs;       // for rope_pairs: [Hkv * n]
+  // If the part folds: [Hkv * widest_latent]. The index stored_width stands for
+  // a channel of zeros.
+  at::Tensor folded_channels;
+  at::Tensor kept_pairs;  // for rope_pairs: [Hkv * n]
   // For rope_low_rank: indices that put all stored real parts before all
   // imaginary ones, indices that undo it, and the RoPE pair of each complex
   // channel.
@@ -112,9 +114,10 @@ struct LayerProgram {
   // True if at least one key part does not fold, so that attention also
   // compares queries and keys in the dims of a head.
   bool has_plain_key = true;
-  // If q_proj is folded: indices of its rows for the dims of parts that do not
-  // fold, [Hq * D], and for each key part that folds, [Hq * widest_latent]. An
-  // index equal to the number of q_proj's rows stands for a row of zeros.
+  // If q_proj is folded: the indices of its rows. plain_query_rows [Hq * D] is
+  // for the dims of parts that do not fold. folded_query_rows has a tensor [Hq
+  // * widest_latent] for each key part that folds. An index equal to the number
+  // of q_proj's rows stands for a row of zeros.
   at::Tensor plain_query_rows;
   std::vector<at::Tensor> folded_query_rows;  // one tensor for each key part
   // If values fold: the indices of the columns of [Hq * widest_latent] that

@@ -4,8 +4,8 @@
 
 namespace kvasir::compress {
 
-// Rotates each head back from position `from` and forward to position `to` in a
-// single rotation, because angles of rotations add up.
+// Rotates each head from position `from` to position `to` in one rotation,
+// whose angle is the difference of the two angles.
 at::Tensor MoveHeads(const LayerProgram& program, const Rotation& rotation,
                      const at::Tensor& heads, const std::vector<int64_t>& unit,
                      const at::Tensor& from, const at::Tensor& to) {
@@ -13,8 +13,9 @@ at::Tensor MoveHeads(const LayerProgram& program, const Rotation& rotation,
   const auto [cos_from, sin_from, cos_to, sin_to] = std::array<at::Tensor, 4>{
       rotation.cos.index_select(0, from), rotation.sin.index_select(0, from),
       rotation.cos.index_select(0, to), rotation.sin.index_select(0, to)};
-  // The square of YaRN's factor: both tables contain the factor, and the heads
-  // are already multiplied by it.
+  // The square of YaRN's factor. Both tables contain the factor, but `heads`
+  // were multiplied by it already, so the products below must be divided by its
+  // square.
   const at::Tensor factor = cos_from.square() + sin_from.square();
   const at::Tensor cos = (cos_to * cos_from + sin_to * sin_from) / factor;
   const at::Tensor sin = (sin_to * cos_from - cos_to * sin_from) / factor;

@@ -30,7 +30,7 @@ struct DecoderOptions {
 // A whole model in memory under its plan: the reference that defines what an
 // engine must compute. All of its tensors and products are float32.
 // Owns: its tensors (shared with those it was made from).
-// Threads: const methods from any thread, if the hooks allow it.
+// Threads: const methods may be called from any thread, if the hooks allow it.
 // Errors: exceptions of libtorch become Internal.
 class ReferenceDecoder {
  public:
@@ -52,8 +52,8 @@ class ReferenceDecoder {
       Parts parts, const DecoderOptions& options = {});
 
   // Takes ids int64 [B, T], T <= max_position_embeddings, and returns float32
-  // [B, T, V] on the decoder's device. Gradients are recorded if the caller's
-  // mode says so.
+  // [B, T, V] on the decoder's device. Gradients are recorded unless the caller
+  // has turned this off (at::NoGradGuard).
   absl::StatusOr<at::Tensor> Logits(const at::Tensor& ids,
                                     const LayerHooks& hooks = {}) const;
 

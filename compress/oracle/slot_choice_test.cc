@@ -53,8 +53,8 @@ TEST(SlotChoiceTest, FriendlinessIsWeightedByOneMinusLambda) {
   // and 1.
   EXPECT_THAT(ChooseSlots(Rule(0, 1, 0), scores, 2), ElementsAre(2, 4));
   EXPECT_THAT(ChooseSlots(Rule(0, 1, 0.5F), scores, 3), ElementsAre(1, 2, 4));
-  // A friendliness factor of 0.5 halves the terms of the errors, so with a
-  // lambda of 0.75 slot 0 has the best score.
+  // A friendliness factor of 0.5 halves the weight of the errors. With a lambda
+  // of 0.75, slot 0 then has the best score.
   plan::ResolvedEviction half = Rule(0, 1, 0.75F);
   half.friendliness = 0.5F;
   EXPECT_THAT(ChooseSlots(half, scores, 2), ElementsAre(0, 4));
@@ -66,7 +66,7 @@ TEST(SlotChoiceTest, FriendlinessIsWeightedByOneMinusLambda) {
 // Compares thousands of steps with random scores to a simple implementation of
 // the policy. Scores take only a few values, so that ties are frequent. The
 // smallest budget is one slot.
-TEST(SlotChoiceTest, TheChoiceEqualsASlotBySlotRunOfThePolicy) {
+TEST(SlotChoiceTest, TheChoiceEqualsThatOfASimpleImplementationOfThePolicy) {
   std::mt19937_64 random(11);
   const auto below = [&random](int64_t limit) {
     return std::uniform_int_distribution<int64_t>(0, limit - 1)(random);

@@ -9,8 +9,8 @@
 namespace kvasir::compress {
 namespace {
 
-// The least loss of a part for each size of a latent's codes. The size is
-// counted in units of gcd(channels of all groups) bits.
+// A table of the least loss of a part for each size of its latents' codes.
+// Sizes are counted in units of gcd(channels of all groups) bits.
 class WidthTable {
  public:
   explicit WidthTable(const PartChannels& part) : part_(part) {
@@ -24,15 +24,17 @@ class WidthTable {
     Fill();
   }
 
-  // Returns the number of units that each latent has for codes if all latents
-  // together have `grains`; below 0 if not even the parameters fit.
+  // Returns how many units are left for the codes of each latent if all latents
+  // together have `grains`. The result is below 0 if the parameters need more
+  // than these grains.
   int64_t UnitsIn(int64_t grains) const {
     const int64_t bytes =
         grains / part_.latents * part_.grain_bytes - ParamGrainBytes();
     if (bytes < 0) return -1;
     return std::min(bytes * 8 / unit_bits_, num_units_ - 1);
   }
-  // Returns the number of grains that the largest width of every channel takes.
+  // Returns the number of grains that are needed if every channel has the
+  // largest width.
   int64_t MostGrains() const {
     const int64_t codes = (channels_ * kCodeWidths[0] + 7) / 8;
     return part_.latents *
@@ -72,8 +74,8 @@ class WidthTable {
   int64_t Units(size_t group, size_t width) const {
     return part_.groups[group].channels / unit_bits_ * kCodeWidths[width];
   }
-  // Returns the bytes of the parameters in whole grains, because they are
-  // stored in a region of their own in the page.
+  // Returns the bytes of the parameters, rounded up to whole grains, because a
+  // page stores parameters in a region of their own.
   int64_t ParamGrainBytes() const {
     return (part_.param_bytes + part_.grain_bytes - 1) / part_.grain_bytes *
            part_.grain_bytes;
@@ -96,8 +98,8 @@ class WidthTable {
                            (stored ? part_.loss_per_channel *
                                          static_cast<double>(group.channels)
                                    : 0.0);
-        // At least the first group must have bits, so that the part stores
-        // something.
+        // Widths fall from group to group, so the first group must have bits.
+        // Otherwise the part would store nothing.
         const bool may = stored || i > 1;
         for (int64_t u = 0; u < num_units_; ++u) {
           const double wider =
@@ -153,8 +155,9 @@ struct ByteChoice::Node {
   Kind kind = Kind::kLeaf;
   int leaf = 0;
   std::vector<double> loss;
-  // For each number of grains: for kEither the option that is taken, and for
-  // kTogether the grains of the first of the two nodes.
+  // How the least loss was reached, for each number of grains. In a kEither
+  // node: the option that is taken. In a kTogether node: the grains of the
+  // first of its two nodes.
   std::vector<int32_t> from;
   std::vector<ByteChoice> below;
 };

@@ -2,9 +2,10 @@
 // is as small as possible. Dynamic programming finds the exact optimum. Bytes
 // include the padding of pages. Does not use libtorch.
 //
-//   channels of a part bit widths that fall from group to group: LossByBytes
-//   parts of a layer key and value parts, or a joint part: Together, Either
-//   layers all of them: Together
+//   channels of a part  Bit widths fall from group to group (LossByBytes).
+//   parts of a layer    A key part and a value part (Together), or a joint
+//                       part instead of both (Either).
+//   layers              All layers share the bytes (Together).
 //
 // Units: losses are nats per token. Bytes are counted in grains; a grain is the
 // smallest step in which the bytes of a latent in a page can grow.
@@ -23,7 +24,8 @@ inline constexpr std::array<int, 8> kCodeWidths = {8, 6, 5, 4, 3, 2, 1, 0};
 
 inline constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
-// The channels of a part that share one bit width, in each of its latents.
+// Channels of a part that share one bit width. Each latent of the part has the
+// same number of them.
 struct ChannelGroup {
   int64_t channels = 0;  // number of channels in one latent
   // [i]: loss of all latents at kCodeWidths[i]
@@ -40,26 +42,27 @@ struct PartChannels {
   int64_t grain_bytes = 1;
   // Bytes that a latent takes per token in addition to its codes.
   int64_t param_bytes = 0;
-  // Added to the loss for each channel of a latent that has bits, because it
-  // costs time.
+  // The cost of a channel's time, as a loss. It is added for each channel of a
+  // latent that has bits.
   double loss_per_channel = 0;
 };
 
-// Entry i of the result is the least loss with at most i grains for all latents
-// together, or kImpossible if there is no solution. At least one channel has
-// bits. At the last entry every channel has the largest width.
+// Returns the least loss for each number of bytes: entry i is the least loss
+// with at most i grains for all latents together, or kImpossible if there is no
+// solution. At least one channel must have bits. In the last entry every
+// channel has the largest width.
 std::vector<double> LossByBytes(const PartChannels& part);
 
 // Returns the width of each group that gives the loss in entry `grains` of
 // LossByBytes.
 std::vector<int> WidthsFor(const PartChannels& part, int64_t grains);
 
-// Returns the number of grains that all latents together take in pages with
-// these widths.
+// Returns the number of grains that all latents together take in a page if
+// their groups have these widths.
 int64_t GrainsOf(const PartChannels& part, const std::vector<int>& widths);
 
-// A tree of the ways to spend bytes, with the least loss for each number of
-// bytes. Immutable; copies share nodes.
+// A tree of the possible ways to spend bytes. It gives the least loss for each
+// number of bytes. Immutable; copies share nodes.
 class ByteChoice {
  public:
   // Makes a leaf with the losses of LossByBytes. `leaf` is the number by which
@@ -82,9 +85,9 @@ class ByteChoice {
     int leaf = 0;
     int64_t grains = 0;
   };
-  // Returns the leaves that are taken if `grains` are spent, in order, with the
-  // grains of each. If loss() has fewer entries, the last entry is used. The
-  // entry must not be kImpossible (CHECK).
+  // Returns the leaves that give the least loss if `grains` are spent, in
+  // order, with the grains of each. If `grains` is beyond the end of loss(),
+  // the last entry is used. The entry must not be kImpossible (CHECK).
   std::vector<Take> Choose(int64_t grains) const;
 
  private:

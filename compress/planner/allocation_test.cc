@@ -25,7 +25,8 @@ PartChannels RandomPart(std::mt19937& random, std::vector<int64_t> channels,
   return part;
 }
 
-// Calls `visit` with every list of falling widths, as indices of kCodeWidths.
+// Calls `visit` with every list of widths in which no width is larger than the
+// one before. Widths are given as indices of kCodeWidths.
 void ForFallingWidths(
     size_t groups,
     const std::function<void(const std::vector<size_t>&)>& visit) {
@@ -148,7 +149,8 @@ TEST(AllocationTest, TheChoiceOverLayersHasTheLeastLossOfAllChoices) {
                           kMost)}));
     }
     const ByteChoice all = ByteChoice::Together(layers, kMost);
-    // All sets of leaves that can form a layer.
+    // Each entry is a set of leaves that together store a layer's keys and
+    // values.
     const std::vector<std::vector<size_t>> ways = {{0}, {1, 3}, {2, 3}};
     std::vector<double> want(kMost + 1, kImpossible);
     const std::function<void(const std::vector<size_t>&, size_t, size_t,

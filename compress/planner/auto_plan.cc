@@ -32,12 +32,12 @@ constexpr int64_t kPageTokens = 64;
 // of 128 bytes, which is 2 bytes for each of 64 tokens.
 constexpr int64_t kLeastGrain = cache::kRegionAlignmentBytes / kPageTokens;
 
-// Number of sample rows on which all spaces of a layer are measured. The chosen
-// spaces are measured again on all rows.
+// Number of sample rows on which every possible space of a layer is measured.
+// The spaces that are chosen are then measured on all rows.
 constexpr int64_t kTriedRows = 1024;
 
-// Returns the ways to divide the KV heads into equal groups. Each of `shares`
-// tensor-parallel shares gets whole groups.
+// Returns the possible ways to divide the KV heads into equal groups. No group
+// spans two of the `shares` tensor-parallel shares.
 std::vector<std::vector<std::vector<int64_t>>> Groupings(
     const model::DecoderSpec& spec, int64_t shares) {
   const int64_t heads = spec.num_kv_heads;
@@ -113,8 +113,8 @@ class Planner {
     KVASIR_RETURN_IF_ERROR(NeedWeights(request_, "method auto"));
     if (!options().kv_bytes_per_token && !options().max_kl) {
       return absl::InvalidArgumentError(
-          "method auto needs a number of bytes per token, or a largest "
-          "divergence");
+          "method auto needs a limit: a number of bytes per token, or a "
+          "maximum divergence");
     }
     if (options().probes < 0 || options().probes > kMostProbes) {
       return absl::InvalidArgumentError(
@@ -150,8 +150,8 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Adds to the progress and calls options().progress. The caller makes sure
-  // that only one thread at a time calls it.
+  // Adds `layers` to the progress and calls options().progress. The caller
+  // ensures that only one thread at a time calls this.
   void Advance(double layers) {
     done_ += layers;
     if (options().progress == nullptr || cancelled_) return;
@@ -263,7 +263,7 @@ class Planner {
     candidate.channels.grain_bytes = grain_bytes_;
     const TimeModel* time = TimeOf(options().speed);
     if (time == nullptr) return;
-    // Decoding is done once per group. The products are done for each query
+    // Codes are decoded once per group. Products are computed for each query
     // head, which uses all channels of its group.
     candidate.ns_per_channel =
         static_cast<double>(candidate.option.groups.size()) * time->number_ns +
@@ -286,15 +286,16 @@ class Planner {
     return static_cast<int64_t>(sum);
   }
 
-  // Returns the largest number of grains that the curve shows.
+  // Returns the largest number of grains for which the curve of loss over bytes
+  // is shown.
   int64_t GrainsInSight() const {
     if (!options().kv_bytes_per_token) return MostGrains();
-    // The curve goes beyond the budget, to show the effect of more bytes.
+    // The curve goes beyond the budget, to show what more bytes would bring.
     return GrainsOf(1.5 * *options().kv_bytes_per_token);
   }
 
-  // Returns how many grains fit into these bytes, at most as many as can be
-  // spent at all.
+  // Returns how many grains fit into these bytes, but no more than the plan
+  // could use.
   int64_t GrainsOf(double bytes) const {
     return static_cast<int64_t>(
         std::min(bytes / static_cast<double>(grain_bytes_),
@@ -352,7 +353,8 @@ class Planner {
         " --exact-sinks ", o.exact_sinks, " --tp ", request_.tp);
   }
 
-  // The bytes of a plan that the page layout counts.
+  // The bytes that a plan takes on all tensor-parallel ranks, as the page
+  // layout counts them: per token (marginal) and per sequence (fixed).
   struct Counted {
     double marginal = 0;
     double tiles = 0;  // Part of `marginal`: without padding that fills pages
@@ -458,9 +460,9 @@ class Planner {
     return finished;
   }
 
-  // Returns the best plan over all windows if each nanosecond per slot adds
-  // `price` nats to the loss. Empty if no plan fits. Also sets spending_ to the
-  // Spending from which the plan was chosen.
+  // Returns the best plan over all windows; empty if no plan fits. `price` is
+  // the loss in nats that each nanosecond of time per slot counts as. Also sets
+  // spending_ to the Spending from which the plan was chosen.
   absl::StatusOr<std::optional<Finished>> BestOf(double price) {
     const int64_t sight = GrainsInSight();
     const bool by_bytes = options().kv_bytes_per_token.has_value();
@@ -490,8 +492,8 @@ class Planner {
     double price = 0;
     KVASIR_ASSIGN_OR_RETURN(std::optional<Finished> best, BestOf(price));
     if (!best) return Impossible();
-    // Searches for the lowest price of time at which a slot takes no longer
-    // than in a dense cache, although the loss grows.
+    // Finds the lowest price of time at which a slot takes no longer than in a
+    // dense cache. The higher the price, the greater the loss.
     const double limit = dense_slot_ns_;
     if (limit > 0 && best->spent.ns > limit) {
       double low = 0;

@@ -25,8 +25,8 @@ namespace kvasir::compress {
 inline constexpr int kMostProbes = 32;
 
 struct AutoOptions {
-  // kv_bytes_per_token, max_kl or both must be set. The bytes include the share
-  // of fixed bytes.
+  // At least one of kv_bytes_per_token and max_kl must be set. The bytes per
+  // token include a share of the bytes that are fixed per sequence.
   std::optional<double> kv_bytes_per_token;
   std::optional<double> max_kl;  // predicted divergence, nats per token
   PlanSpeed speed = PlanSpeed::kCpu;
@@ -38,8 +38,8 @@ struct AutoOptions {
   // which the planner chooses.
   std::vector<int64_t> windows = {0, 8, 16, 32, 64, 128, 256};
   int64_t exact_sinks = 4;
-  // Factor between measured and predicted loss. With probes it is measured and
-  // this value is ignored.
+  // Measured loss divided by predicted loss. If there are probes, they measure
+  // it, and this value is ignored.
   double kappa = 1.0;
   // Number of plans to measure, at most kMostProbes; 0: none. These plans have
   // budgets near the chosen one, and no exact window.
@@ -73,7 +73,8 @@ struct DomainLoss {
   // domains only.
   double left_out = 0;
 
-  // Factor by which the loss on text of a new domain may be larger.
+  // By which factor the loss may be larger on text of a domain that is missing
+  // in the calibration.
   double ratio() const { return left_out / predicted; }
 };
 // Domains with a larger ratio than this are named in a warning.
@@ -81,11 +82,11 @@ inline constexpr double kDomainWarning = 1.5;
 
 struct AutoPrediction {
   double kl = 0;
-  // Bounds of kl that follow from the spread of kappa between the probes.
+  // Bounds of kl, given how far kappa differs between the probes.
   double kl_low() const { return kl * kappa.low / kappa.median; }
   double kl_high() const { return kl * kappa.high / kappa.median; }
-  // The least and the greatest predicted loss of a domain that is left out of
-  // the calibration.
+  // The least and the greatest predicted loss on a domain, if that domain is
+  // left out of the calibration.
   double low = 0;
   double high = 0;
   FittedKappa kappa;          // from probes, or AutoOptions::kappa
@@ -105,8 +106,8 @@ struct AutoPrediction {
   // The loss for different numbers of bytes at the chosen window, by rising
   // bytes.
   std::vector<CurvePoint> curve;
-  std::vector<DomainLoss> domains;  // Domains with enough rows; empty if there
-                                    // is only one domain.
+  // Domains with enough sample rows; empty if there is only one domain.
+  std::vector<DomainLoss> domains;
 };
 
 struct AutoPlan {

@@ -168,7 +168,7 @@ TEST_F(AutoPlanTest, ProbesFindTheFactorBetweenPredictedAndMeasuredLoss) {
   AutoOptions options = Options(PlanSpeed::kStorage);
   options.kv_bytes_per_token = 50;
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan untried, Plan(options));
-  // The first round finds the predictions of the plans that will be measured.
+  // Plans once to learn the predictions of the plans that will be measured.
   options.probes = 5;
   options.measure = [](const kvasir::v1::KvPlan&) { return 1.0; };
   KVASIR_ASSERT_OK_AND_ASSIGN(const AutoPlan first, Plan(options));
@@ -327,8 +327,8 @@ TEST_F(AutoPlanTest, TheBytesOfExactWindowsAreDividedByTheTargetLength) {
 // An exact window removes a larger share of the loss of rotated codes than of
 // the loss of codes in static ranges.
 TEST_F(AutoPlanTest, WithAnExactWindowMorePartsAreStoredAsRotatedHeads) {
-  // Makes keys and values of tokens differ in length, which suits codes with a
-  // scale per token.
+  // Gives the keys and values of different tokens different lengths. Codes with
+  // a scale per token suit such data.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
   rows = rows * RandomMatrix({rows.size(0), 1}, 77).exp();
   const auto rotated = [&](int64_t window, double kappa) {
@@ -387,14 +387,15 @@ TEST_F(AutoPlanTest, ADomainThatDiffersFromTheOthersHasALargeLossRatio) {
   EXPECT_GT(made.prediction.domains[1].ratio(), kDomainWarning);
 }
 
-// A loss that could not be measured must not be reported as 0.
+// If a loss could not be measured, it must be missing in the prediction, and
+// not reported as 0.
 TEST_F(AutoPlanTest, NoLossIsPredictedForADomainWithTooFewRows) {
   for (LayerCalibration& layer : calibration_.layers) {
     layer.sample_domains = at::zeros_like(layer.sample_domains);
     layer.sample_domains[0] = 1;
   }
-  // Makes keys and values of tokens differ in length, which suits codes with a
-  // scale per token.
+  // Gives the keys and values of different tokens different lengths. Codes with
+  // a scale per token suit such data.
   at::Tensor& rows = calibration_.layers[1].sample_rows;
   rows = rows * (2 * RandomMatrix({rows.size(0), 1}, 77)).exp();
   bool has_mixed = false;  // true if a plan mixes both kinds of parts

@@ -6,21 +6,21 @@
 namespace kvasir::compress {
 namespace {
 
-// Steps, indexed by bits, of the uniform codes with the least error for a
-// normal variable of variance 1 (Max 1960, "Quantizing for minimum distortion",
-// table 2; the step for 8 bits was found numerically).
+// kNormalSteps[b] is the step of the uniform code with b bits that has the
+// least error for a normal variable of variance 1 (Max 1960, "Quantizing for
+// minimum distortion", table 2; the step for 8 bits was found numerically).
 constexpr std::array<double, 9> kNormalSteps = {
     0.0, 1.5958, 0.9957, 0.5860, 0.3352, 0.1881, 0.1041, 0.0569, 0.0308};
 
-// Factors by which these steps are multiplied: small ones suit flat
-// distributions, large ones distributions with long tails.
+// Factors that are tried on these steps. Small ones suit flat distributions,
+// large ones suit distributions with long tails.
 constexpr std::array<double, 9> kClipFactors = {0.6,  0.75, 0.9, 1.0, 1.15,
                                                 1.35, 1.6,  2.0, 2.6};
 
 double Levels(int bits) { return static_cast<double>((1 << bits) - 1); }
 
-// Returns (x - minimum) / scale for each number x, or 0 if the scale is 0,
-// because then all numbers equal the minimum.
+// Returns (x - minimum) / scale for each number x. Where the scale is 0, the
+// result is 0, because then all numbers equal the minimum.
 at::Tensor Places(const at::Tensor& rows, const ChannelRanges& ranges) {
   const at::Tensor some = ranges.scale > 0;
   return at::where(
@@ -63,7 +63,8 @@ ChannelRanges FitRanges(const at::Tensor& rows, int bits) {
   if (bits == 0) return {mean.to(at::kFloat), at::zeros_like(mean, at::kFloat)};
   const at::Tensor centred = rows - mean.to(at::kFloat);
   const at::Tensor deviation = centred.square().mean(0).sqrt();
-  // Rows are scaled to a variance of 1, so that one step suits all channels.
+  // Rows are scaled to a variance of 1, so that the same steps suit all
+  // channels.
   const at::Tensor normal =
       centred / at::where(deviation > 0, deviation, at::ones_like(deviation));
   at::Tensor least;

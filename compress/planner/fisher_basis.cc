@@ -7,8 +7,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Eigenvalues below this share of the largest are raised to it, because the
-// inverse divides by them.
+// Eigenvalues below this share of the largest one are raised to it, because
+// they are divided by later.
 constexpr double kLeastEigenvalue = 1e-12;
 
 struct Roots {

@@ -25,8 +25,8 @@ struct FisherBasis {
 FisherBasis FindFisherBasis(const at::Tensor& moment,
                             const at::Tensor& information, int64_t rank);
 
-// Where a RoPE pair is in the vector of a group's keys: in head j, the numbers
-// at the indices first[j] and second[j] rotate together.
+// The indices of a RoPE pair in the concatenated keys of a group: in head j,
+// the numbers at first[j] and second[j] are rotated together.
 struct PairOfGroup {
   std::vector<int64_t> first;
   std::vector<int64_t> second;

@@ -54,7 +54,7 @@ TEST(FisherBasisTest, ChannelsAreUncorrelatedAndTheirSquaredErrorsGiveTheLoss) {
   const at::Tensor channels = basis.encode.mm(moment).mm(basis.encode.t());
   const double scale = channels.abs().max().item<double>();
   EXPECT_LT(Distance(channels, at::diag(basis.variances)), 1e-9 * scale);
-  // |z|^2 = xt F x holds for every x.
+  // Checks that |z|^2 = xt F x for every x.
   EXPECT_LT(Distance(basis.encode.t().mm(basis.encode), information),
             1e-9 * information.abs().max().item<double>());
 }
@@ -125,8 +125,8 @@ TEST(FisherBasisTest,
   const double want = key.mm(encode.t()).square().sum().item<double>();
   double sum = 0;
   constexpr int kTurns = 12;
-  // Each pair rotates in steps of a twelfth of a turn at its own speed.
-  // Products of different pairs then vanish on average, as they do over many
+  // Each pair rotates in steps of a twelfth of a turn, at its own speed.
+  // Products of different pairs then average to 0, as they do over many
   // positions of a text.
   for (int a = 0; a < kTurns; ++a) {
     for (int b = 0; b < kTurns; ++b) {

@@ -17,8 +17,9 @@ struct PlanTrial {
 };
 
 struct FittedKappa {
-  double median = 1;  // median of measured / predicted
-  double low = 1;     // 16th percentile of the ratios; `high` is the 84th
+  double median = 1;  // median of measured / predicted over all trials
+  // 16th and 84th percentile of measured / predicted.
+  double low = 1;
   double high = 1;
   // Rank correlation of measured and predicted; only for five or more trials.
   std::optional<double> spearman;

@@ -25,7 +25,7 @@ TEST(KappaTest, TheRankCorrelationDependsOnlyOnTheOrder) {
   EXPECT_NEAR(SpearmanCorrelation({1, 2, 3, 4, 5}, {2, 1, 3, 5, 4}), 0.8,
               1e-12);
   EXPECT_DOUBLE_EQ(SpearmanCorrelation({1, 2}, {5, 5}), 0);
-  // The first list has the ranks 0, 1.5, 1.5 and 3.
+  // In the first list the ranks are 0, 1.5, 1.5 and 3.
   EXPECT_NEAR(SpearmanCorrelation({1, 2, 2, 3}, {1, 2, 3, 4}), 0.9486832981,
               1e-9);
 }

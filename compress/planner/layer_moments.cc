@@ -39,9 +39,9 @@ at::Tensor Block(const at::Tensor& matrix,
   return matrix.index_select(0, index).index_select(1, index);
 }
 
-// Returns for each RoPE pair the share of the energy of its mean that remains a
-// mean under rotation: |mean of e^(i angle n)|^2 over the positions n that
-// ranges must cover.
+// Returns for each RoPE pair the share of the energy of its mean that is left
+// in the mean after rotation: |average of e^(i angle n)|^2 over the positions n
+// that ranges must cover.
 std::vector<double> SteadyShares(const model::DecoderSpec& spec) {
   const int64_t positions =
       std::min<int64_t>(kRangePositions, spec.max_position_embeddings);
@@ -114,8 +114,8 @@ RopeBasis RopeLowRankBasis(const LayerMoments& moments,
   const std::vector<double> steady = SteadyShares(spec);
   const int64_t dim = spec.head_dim;
   const auto width = static_cast<int64_t>(heads.size()) * dim;
-  // The part of a mean that does not remain under rotation acts like variance,
-  // so it is added to the second moment.
+  // The part of a mean that rotation averages away acts like variance, so it is
+  // added to the second moment.
   std::vector<double> turning(static_cast<size_t>(width), 0.0);
   std::vector<PairOfGroup> pairs(steady.size());
   for (size_t p = 0; p < steady.size(); ++p) {

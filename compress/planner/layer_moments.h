@@ -22,8 +22,8 @@ namespace kvasir::compress {
 // many times.
 inline constexpr int64_t kRangePositions = 8192;
 
-// Moments of rows that hold a token's key before its rotation and then its
-// value, n = Hkv * D numbers each. float64.
+// Moments of a layer's rows, float64. A row holds a token's key before its
+// rotation, followed by its value; each has n = Hkv * D numbers.
 struct LayerMoments {
   at::Tensor mean;         // [2n]
   at::Tensor covariance;   // [2n, 2n]
@@ -48,8 +48,8 @@ std::vector<int64_t> ColumnsOfHeads(const model::DecoderSpec& spec,
 FisherBasis LowRankBasis(const LayerMoments& moments,
                          const std::vector<int64_t>& columns, int64_t rank);
 
-// The basis of a rope_low_rank latent. Its pairs are the model's; its columns
-// are those of the heads' keys. Throws c10::Error.
+// The basis of a rope_low_rank latent. Pairs have the indices that they have in
+// the model. Columns are those of the heads' keys. Throws c10::Error.
 struct RopeBasis {
   CommutingBasis basis;
   at::Tensor encode;  // RealEncoder, [2C, heads * D]

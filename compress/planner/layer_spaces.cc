@@ -222,8 +222,8 @@ CodeLoss MeasureLoss(const std::vector<LatentCodes>& latents,
     const at::Tensor index = at::tensor(transform.columns, at::kLong);
     const at::Tensor metric =
         information.index_select(0, index).index_select(1, index);
-    // tr(F E[e et]) for all rows at once: the second moment of the errors under
-    // the latent's metric.
+    // Computes tr(F E[e et]) for all rows at once, from the second moment of
+    // the errors e in the metric of the latent.
     const at::Tensor moment =
         error.t().mm(error).to(at::kDouble) / error.size(0);
     const at::Tensor latent_metric =

@@ -79,10 +79,10 @@ at::Tensor LatentRows(const LatentTransform& transform,
 // channel are in the same group.
 std::vector<std::vector<int64_t>> WidthGroups(const LatentTransform& transform);
 
-// Returns the groups with their measured losses. The caller sets latents,
-// grain_bytes and loss_per_channel. Channels that rotate never get 0 bits,
-// because they have no mean that could replace them, and because rows of exact
-// tokens must store them.
+// Returns the groups of channels with their measured losses. The caller sets
+// latents, grain_bytes and loss_per_channel. Channels that rotate never get 0
+// bits. One reason is that they have no mean that could replace them. Another
+// is that the rows of exact tokens must store them.
 PartChannels MeasureChannels(const std::vector<LatentTransform>& transforms,
                              const model::DecoderSpec& spec,
                              const SampleRows& sample);
@@ -95,14 +95,15 @@ struct LatentCodes {
   at::Tensor minimum;     // [R]
   at::Tensor scale;
 };
-// Fits the codes of each latent. `widths` has one entry for each group of
-// WidthGroups.
+// Fits the ranges of each latent's codes to sample rows. `widths` has the bit
+// width of each group of WidthGroups.
 std::vector<LatentCodes> CodeLatents(std::vector<LatentTransform> transforms,
                                      const model::DecoderSpec& spec,
                                      const SampleRows& sample,
                                      const std::vector<int>& widths);
 
-// The loss of codes on rows to which they were not fitted.
+// The loss of codes, measured on rows other than those to which they were
+// fitted.
 struct CodeLoss {
   double loss = 0;     // tr(F E[e et]) / 2 over all latents, nats per token
   double clamped = 0;  // number of codes outside their range, per token

@@ -13,8 +13,8 @@
 namespace kvasir::compress {
 namespace {
 
-// Returns the shrunk information of these domains together, [2n, 2n]; key and
-// value form separate blocks.
+// Returns the shrunk information over these domains together, [2n, 2n]. Keys
+// and values form separate blocks on the diagonal.
 at::Tensor InformationOf(const LayerCalibration& calibration,
                          const std::set<size_t>& domains) {
   at::Tensor key;
@@ -122,8 +122,8 @@ double ScaleOf(const JudgeRequest& request, const TakenPart& taken) {
          WindowFactor(taken.candidate->option, request.exact_window);
 }
 
-// Adds to the prediction what needs no new measurement: the part's space,
-// bytes, predicted loss and bits.
+// Adds to the prediction what is known without another measurement: the part's
+// space, bytes, predicted loss and bits.
 void AddChoice(const JudgeRequest& request, const TakenPart& taken,
                AutoPrediction& prediction) {
   const PlanCandidate& candidate = *taken.candidate;
@@ -190,8 +190,8 @@ void JudgePlan(const JudgeRequest& request, const std::vector<TakenPart>& parts,
     prediction.held_out_loss_ratio = held_out / fitted;
     prediction.clamp_rate = clamped / codes;
   }
-  // There is no prediction for domains with too few rows or for a single
-  // domain.
+  // The loss of a domain is not predicted if the domain has too few rows or is
+  // the only one.
   std::erase_if(prediction.domains, [](const DomainLoss& domain) {
     return !(domain.predicted > 0) || !(domain.left_out > 0);
   });

@@ -11,7 +11,8 @@
 
 namespace kvasir::compress {
 
-// Moments and sample rows of one layer.
+// The moments and sample rows from which a layer is planned, and rows to test
+// the plan on.
 struct PlannedLayer {
   LayerMoments moments;
   SampleRows fitted;

@@ -25,7 +25,8 @@ struct PlanCandidate {
 // another part, or both in a joint part.
 struct PlanCandidates {
   std::vector<PlanCandidate> all;
-  std::vector<std::vector<int>> by_layer;  // for each layer: indices in `all`
+  // by_layer[l] has the indices in `all` of layer l's candidates
+  std::vector<std::vector<int>> by_layer;
 };
 
 // A candidate that was chosen, with the bit widths of its channel groups.
@@ -41,9 +42,10 @@ struct SpentBytes {
   double ns = 0;
 };
 
-// Returns the predicted loss of an option's codes with an exact window, divided
-// by the loss without a window. Most of the loss comes from tokens near the
-// query, for whole heads coded in levels even more than for calibrated codes.
+// Returns the predicted loss with an exact window, divided by the loss without
+// one, for the codes of an option. Most of the loss comes from tokens near the
+// query. This is even more so for whole heads coded in levels than for
+// calibrated codes.
 double WindowFactor(const SpaceOption& option, int64_t window);
 
 // Returns the loss of a part's codes, without kappa and without an exact
@@ -61,8 +63,8 @@ class Spending {
            int64_t max_grains);
 
   int64_t window() const { return window_; }
-  // The choices of all layers together. Their losses include the WindowFactor,
-  // but not kappa.
+  // The ways to spend bytes on all layers together. Their losses include the
+  // WindowFactor, but not kappa.
   const ByteChoice& all() const { return all_[0]; }
   // Returns the best way to spend at most `grains`. There must be one (CHECK).
   SpentBytes Spend(int64_t grains) const;

@@ -28,7 +28,7 @@ class ScopedBlasThreads {
 };
 
 // Returns the number of threads that compute one matrix product; 0 if the BLAS
-// does not report it.
+// library does not tell.
 int BlasThreads();
 
 // Makes the allocator keep freed memory. Training frees and allocates the same

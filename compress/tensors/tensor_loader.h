@@ -42,8 +42,8 @@ absl::StatusOr<TensorMap> LoadLayer(const model::Checkpoint& checkpoint,
 
 absl::StatusOr<OuterTensors> LoadOuterTensors(
     const model::Checkpoint& checkpoint);
-// Loads only the final norm and learned positions, not the embedding and the
-// head.
+// Loads the final norm and learned positions. Leaves out the large outer
+// tensors: embedding and head.
 absl::Status LoadSmallOuter(const model::Checkpoint& checkpoint,
                             OuterTensors& outer);
 

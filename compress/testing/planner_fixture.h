@@ -151,7 +151,7 @@ inline void ExpectEqualRanks(const kvasir::v1::KvPlan& plan,
                              const model::DecoderSpec& spec) {
   const int64_t size = plan.target().tp();
   std::vector<std::shared_ptr<const plan::ResolvedPlan>> ranks;
-  // Indexed by rank, then by layer.
+  // page_bytes[rank][layer]
   std::vector<std::vector<int64_t>> page_bytes;
   for (int64_t rank = 0; rank < size; ++rank) {
     auto resolved = plan::ResolvePlan(plan, model::AttentionShapeOf(spec),

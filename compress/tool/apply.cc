@@ -74,8 +74,9 @@ absl::StatusOr<KvPlan> ReadPlan(const std::string& path,
                                  ": ", valid.message()));
 }
 
-// Returns the content of the prediction file beside the plan's file, if it
-// belongs to this plan. Otherwise prints why the file is not used.
+// Returns the content of the prediction file beside the plan's file. If that
+// file does not belong to this plan, prints why it is not used and returns
+// nothing.
 std::optional<std::string> ReadPredictionBeside(const std::string& path,
                                                 const KvPlan& plan,
                                                 bool quiet) {
@@ -130,7 +131,7 @@ CalibrationNeeds NeedsOfAppliers(const KvPlan& plan,
   return needs;
 }
 
-// Measures the parts of a calibration that the appliers need and the planner
+// Measures the parts of a calibration that the appliers need but the planner
 // did not, and adds them to `inputs`.
 absl::Status Complete(const CalibrationFlags& flags,
                       const model::Checkpoint& checkpoint,

@@ -88,9 +88,9 @@ std::string DomainsText(const AutoPrediction& prediction) {
   return text;
 }
 
-// The default number of probes with --max-kl, because the prediction then
-// decides the plan. With a given number of bytes the prediction does not change
-// the plan, so there are no probes.
+// The default number of probes if --max-kl is given, because the prediction
+// then decides the plan. If a number of bytes is given instead, the prediction
+// does not affect the plan, so there are no probes by default.
 constexpr int kDefaultProbes = 5;
 
 int ProbesOf(const AutoFlags& flags, bool by_bytes,

@@ -25,7 +25,7 @@ struct AutoFlags {
   std::optional<double> max_kl;
   std::string speed = "cpu";
   int64_t target_length = 0;
-  // If empty, the default of AutoOptions::windows.
+  // If empty, AutoOptions::windows keeps its default.
   std::vector<int64_t> windows;
   std::optional<double> kappa;  // if not set: measured by probes, or 1
   std::optional<int> probes;    // not set: kDefaultProbes with --max-kl, else 0

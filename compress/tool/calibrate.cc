@@ -1,5 +1,5 @@
-// `kvasir-compress calibrate`: measures the information that plans need to
-// weigh errors, before a plan is made.
+// `kvasir-compress calibrate`: measures, before a plan is made, the information
+// that tells planners how much each error costs.
 #include <memory>
 #include <string>
 #include <vector>

@@ -36,10 +36,10 @@ using compress::CalibrationSample;
 
 constexpr int64_t kSequenceTokens = 1024;
 constexpr int64_t kTokens = 16384;
-// Number of tokens if information is measured: a matrix for each layer's keys
-// and values is estimated from them.
+// The default number of tokens if information is measured. It is large because
+// a whole matrix is estimated for the keys and for the values of each layer.
 constexpr int64_t kInformationTokens = 114688;
-// The share of each domain's sequences that is held out, to judge codes on
+// The share of each domain's sequences that is held out. Codes are tested on
 // them.
 constexpr double kHeldOutShare = 0.1;
 // The first tokens of a sequence attract attention whatever their content;
@@ -124,8 +124,8 @@ absl::StatusOr<CalibrationSample> ReadSample(
       absl::StrCat(flags.texts[0], ": ", sample.status().message()));
 }
 
-// Prints the cost before the work begins, and returns an error if memory does
-// not suffice.
+// Prints the expected cost before the work begins. Returns an error if memory
+// does not suffice.
 absl::Status SayCost(const model::Checkpoint& checkpoint,
                      const CalibrationSample& sample,
                      const CalibrateOptions& options, bool quiet) {

@@ -46,7 +46,7 @@ absl::StatusOr<model::Checkpoint> OpenBase(const CalibrationFlags& flags);
 struct CalibrationNeeds {
   // The sampled tokens, from which the ranges of codes are found.
   bool sample = false;
-  // Gram matrices and energies, for which the sample is needed, too.
+  // Gram matrices and energies. They need the sample, too.
   bool statistics = false;
   // If information is needed, the sample has held-out sequences and skips sink
   // tokens, and the built-in domains are used if no text is given.
@@ -75,9 +75,9 @@ absl::StatusOr<CalibrationInputs> PrepareCalibration(
 void RecordCalibration(const CalibrationFlags& flags,
                        const CalibrationInputs& inputs,
                        kvasir::v1::KvPlan* plan);
-// Sets `flags` and `needs` to the calibration that the plan was made with,
-// except for flags that the user gave to `command`. Prints a note about this to
-// standard error.
+// Sets `flags` and `needs` to those of the calibration that the plan was made
+// with, except for flags that the user gave to `command`. Prints a note about
+// this to standard error.
 void UseCalibrationOf(const kvasir::v1::KvPlan& plan, const CLI::App& command,
                       CalibrationFlags* flags, CalibrationNeeds* needs);
 

@@ -29,7 +29,8 @@ constexpr char kSizesGroup[] = "Sizes in place of the shape's";
 
 struct InitFlags {
   std::string shape;
-  // Values that are not 0 or empty replace those of the shape --like.
+  // The user's values. Those that are not 0 or empty replace values of the
+  // shape that --like names.
   model::ModelShape sizes;
   double rope_theta = 0.0;
   std::string head;
@@ -39,7 +40,7 @@ struct InitFlags {
   bool quiet = false;
 };
 
-// A size of the model shape, and the flag that replaces it.
+// A size in the model shape, and the flag that sets it.
 struct SizeFlag {
   const char* flag;
   int64_t model::ModelShape::*size;
@@ -88,7 +89,7 @@ absl::StatusOr<model::ModelShape> ShapeOf(const InitFlags& flags) {
   }
   if (flags.rope_theta > 0.0) shape.rope_theta = flags.rope_theta;
   if (!flags.head.empty()) shape.tied_embedding = flags.head == "tied";
-  // If the vocabulary is smaller than in the shape, it may not have these
+  // A vocabulary that the user has made smaller may lack the shape's special
   // tokens.
   for (int64_t* const id : {&shape.bos_token_id, &shape.eos_token_id}) {
     if (*id >= shape.vocab_size) *id = shape.vocab_size - 1;

@@ -19,7 +19,7 @@ namespace {
 volatile sig_atomic_t g_stop_signals = 0;
 
 void OnStopSignal(int signal_number) {
-  // A second signal ends the process immediately, without saving the state.
+  // A second signal ends the process immediately. The state is then not saved.
   if (g_stop_signals > 0) _exit(128 + signal_number);
   g_stop_signals = 1;
 }

@@ -229,8 +229,8 @@ kvasir::v1::LayerPlan WholeLayer(const PlanRequest& request, int64_t layer,
   return whole;
 }
 
-// Records the number of tensor-parallel ranks in a plan that no planner has
-// made.
+// Records the number of tensor-parallel ranks in a plan that was not made by a
+// planner.
 KvPlan PlannedFor(int64_t tp, KvPlan plan) {
   if (tp > 1) plan.mutable_target()->set_tp(static_cast<uint32_t>(tp));
   return plan;
@@ -327,9 +327,9 @@ absl::Status AddExactTokens(const MethodFlags& flags, KvPlan& plan) {
 struct Method {
   const char* name;
   absl::StatusOr<KvPlan> (*plan)(const MethodFlags&, const PlanRequest&);
-  // Ranks are multiples of this number by default, as in docs/quality.md. RAP
-  // and commuting distribute a few pairs of each head, for which steps of 8
-  // dims are too coarse.
+  // The default of --rank-multiple, as in docs/quality.md. RAP and commuting
+  // distribute a few pairs of each head, for which steps of 8 dims are too
+  // coarse.
   int64_t rank_multiple;
   // The flags that set the size of the plan; empty if --keep sets it.
   const char* size_flags;

@@ -36,7 +36,7 @@ struct MethodFlags {
   std::string fisher_score = "mean-root";
   std::optional<int64_t> rank_multiple;  // if not set, the method's default
   int64_t tp = 1;
-  // For LoRC:
+  // The next options are for LoRC.
   std::string ranks = "progressive";
   double log_base = 10.0;
   std::optional<double> threshold;
@@ -47,12 +47,12 @@ struct MethodFlags {
   // tokens of a sequence that are kept exact.
   uint32_t exact_window = 0;
   std::optional<uint32_t> exact_sinks;  // if not set: 0, or 4 for method auto
-  // For RAP and commuting:
+  // The next options are for RAP and commuting.
   std::string pair_score = "fisher";
   std::string query_weights = "on";
   double query_floor = 1e-3;
   bool keep_values = false;
-  // For SVDq and channel codes:
+  // The next options are for SVDq and channel codes.
   bool post_rope = false;
   double average_bits = 4.0;
   AutoFlags automatic;

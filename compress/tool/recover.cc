@@ -224,7 +224,8 @@ absl::StatusOr<Recovered> Train(const RecoverFlags& flags, const Inputs& inputs,
     compress::SampleOptions options{
         .sequence_tokens = flags.options.crop_tokens,
         .seed = flags.options.adapters.seed};
-    // A text that is long enough for training must also be accepted for ranges.
+    // Never samples more tokens than the text has, so that any text that is
+    // long enough for training is accepted here.
     options.tokens =
         std::min(options.tokens, static_cast<int64_t>(inputs.text.ids.size()));
     KVASIR_ASSIGN_OR_RETURN(

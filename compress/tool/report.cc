@@ -22,7 +22,8 @@ using kvasir::v1::KvPlan;
 // The default page size of `kvasir inspect`.
 constexpr int64_t kPageTokens = 64;
 
-constexpr int64_t kRangeBytes = 8;   // minimum and scale of a channel, float32
+// bytes of a channel's minimum and scale, float32
+constexpr int64_t kRangeBytes = 8;
 constexpr int64_t kFactorBytes = 2;  // bytes of one stored number of a basis
 
 struct PlanBytes {
@@ -52,7 +53,7 @@ void CountPart(const plan::ResolvedPart& part, const cache::PartLayout& layout,
   }
 }
 
-// A resolved plan and its page layout.
+// A resolved plan with its page layout.
 struct LaidOut {
   plan::ResolvedPlan plan;
   cache::PageLayout layout;
@@ -179,7 +180,8 @@ absl::StatusOr<nlohmann::ordered_json> PlanReportJson(
                       {"bits", side.bits},
                       {"bytes_per_token", side.bytes_per_token}});
   }
-  // The kept slots are shown for a prompt of the model's greatest length.
+  // The number of kept slots is shown for a prompt of the model's maximum
+  // length.
   const int64_t tokens = base.spec().max_position_embeddings;
   nlohmann::ordered_json json{
       {"method", plan.method()},

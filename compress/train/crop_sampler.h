@@ -5,8 +5,8 @@
 
 namespace kvasir::compress {
 
-// Chooses random crops of a token stream. Each epoch cuts the stream into
-// windows of one crop, beginning at a random token, and visits each window
+// Chooses random crops of a token stream. Each epoch divides the stream, from a
+// random token on, into windows of a crop's length, and visits each window
 // once, in random order. Crop n depends only on the seed, the lengths of stream
 // and crop, and n.
 // Threads: one caller.

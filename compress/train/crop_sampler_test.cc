@@ -17,7 +17,7 @@ TEST(CropSamplerTest, AnEpochVisitsEachWindowExactlyOnce) {
     begins.insert(begin);
   }
   ASSERT_EQ(begins.size(), 99U);
-  // 98 * 10, so the 99 crops have no overlap and no gap
+  // 98 * 10: the 99 crops have no overlap and no gap
   EXPECT_EQ(*begins.rbegin() - *begins.begin(), 980);
 }
 

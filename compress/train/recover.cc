@@ -23,8 +23,9 @@ namespace {
 
 using LayerTensors = std::function<TensorMap(int64_t layer)>;
 
-// Returns the states after the final norm, [N, M], where N counts the tokens of
-// all sequences. `layer_tensors`, if given, replaces the decoder's tensors.
+// Returns the hidden states after the final norm, [N, M], where N is the number
+// of tokens in all sequences together. If `layer_tensors` is given, it replaces
+// the decoder's tensors.
 absl::StatusOr<at::Tensor> FinalStates(const ReferenceDecoder& decoder,
                                        const at::Tensor& ids,
                                        const LayerHooks& hooks,
@@ -116,8 +117,8 @@ class Recovery {
                        .weight_decay(options.weight_decay)),
         sampler_(static_cast<int64_t>(text.ids.size()) - 1, options.crop_tokens,
                  options.adapters.seed) {
-    // Inside an operation libtorch uses one thread, because the threads of
-    // ForEachIndex work on crops of their own.
+    // libtorch may use only one thread inside an operation, because
+    // ForEachIndex already runs several threads, each on crops of its own.
     at::set_num_threads(1);
   }
 
@@ -129,7 +130,7 @@ class Recovery {
     double cross_entropy = 0.0;
     double divergence = 0.0;
   };
-  // The sums of losses and gradients of one thread over its micro-batches.
+  // The sums of losses and gradients over the micro-batches of one thread.
   struct Sum {
     StepLoss loss;
     std::vector<at::Tensor> gradients;
@@ -236,8 +237,9 @@ absl::StatusOr<Recovery::StepLoss> Recovery::Step(double learning_rate) {
   const std::vector<Batch> batches = NextBatches();
   int64_t tokens = 0;
   for (const Batch& batch : batches) tokens += batch.targets.numel();
-  // There is one sum per thread, and sums are added in thread order, so that
-  // all runs with this number of threads give the same result.
+  // Each thread has a sum of its own. The sums are added in the order of the
+  // threads, so that all runs with the same number of threads give the same
+  // result.
   const auto count = static_cast<int64_t>(batches.size());
   std::vector<Sum> sums(
       static_cast<size_t>(std::min<int64_t>(threads_, count)));
@@ -398,8 +400,8 @@ RecoverMemory EstimateRecoverMemory(const model::DecoderSpec& spec,
   const int64_t merged = 2 * spec.num_layers() * attention;
   const int64_t logits = kRecoverLossBuffers * spec.vocab_size *
                          std::min(RecoverLossRows(spec.vocab_size), micro);
-  // Threads allocate and free blocks of many sizes, so the allocator keeps
-  // about as much memory again (measured).
+  // Threads allocate and free blocks of many sizes. The allocator therefore
+  // keeps about as much memory again (measured).
   constexpr int64_t kKept = 2;
   return {2 * model * kFloatBytes,
           kKept * std::max(options.threads, 1) * kFloatBytes *

@@ -31,7 +31,8 @@ struct RecoverOptions {
   double final_learning_rate = 0.02;  // fraction of the peak rate
   double weight_decay = 0.0;
   double clip_norm = 1.0;
-  AdapterOptions adapters;  // their seed is that of all random numbers
+  // Its seed is used for all random numbers of the run.
+  AdapterOptions adapters;
   RecoverLossWeights loss;
   // If true, latents are coded during training, with straight-through
   // gradients; otherwise they are exact.

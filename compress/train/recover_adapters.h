@@ -31,7 +31,7 @@ std::vector<std::string> AdaptedWeights(const LayerProgram& program);
 // The adapters of all layers.
 // Owns: A and B (float32, requiring gradients). The weights belong to the
 //   decoder, which must outlive the set.
-// Threads: const methods from any thread.
+// Threads: const methods may be called from any thread.
 // Errors: throws c10::Error.
 class AdapterSet {
  public:
@@ -39,13 +39,14 @@ class AdapterSet {
   AdapterSet(const ReferenceDecoder& decoder, const AdapterOptions& options);
 
   // Returns all tensors of a layer as part of the autograd graph, with the
-  // adapters added to the adapted weights. With dropout, which inputs of A are
-  // dropped depends only on the seed, `draw` and the adapter; they are the same
-  // for all tokens of a call.
+  // adapters added to the adapted weights. The choice of the inputs of A that
+  // dropout drops depends only on the seed, `draw` and the adapter. It is the
+  // same for all tokens of a call.
   TensorMap AdaptLayer(int64_t layer, uint64_t draw) const;
 
-  // Returns the adapted weights of a layer with their adapters merged, with the
-  // same names and shapes, and without autograd graph.
+  // Returns the adapted weights of a layer, with their adapters merged into
+  // them. Names and shapes stay the same. The results are not part of an
+  // autograd graph.
   TensorMap MergeLayer(int64_t layer) const;
 
   // A and B of every adapter, in a fixed order.

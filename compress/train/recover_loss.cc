@@ -5,9 +5,10 @@
 namespace kvasir::compress {
 namespace {
 
-// Number of logits in a block, which fits into a core's cache. A large
-// vocabulary has more logits in kLeastRows rows, because with fewer rows a
-// product would be limited by reading the head.
+// Number of logits that are computed at a time, so that they fit into a core's
+// cache. With a large vocabulary there are more, because at least kLeastRows
+// rows are computed together: with fewer rows, reading the head would take most
+// of the time.
 constexpr int64_t kBlockNumbers = int64_t{1} << 19;
 constexpr int64_t kLeastRows = 64;
 constexpr int64_t kMostRows = 1024;

@@ -45,7 +45,8 @@ RecoverLoss ComputeRecoverLoss(const Prediction& student,
 // size.
 int64_t RecoverLossRows(int64_t vocab_size);
 
-// Number of logits-sized buffers at the peak of ComputeRecoverLoss.
+// How many buffers of the size of the logits ComputeRecoverLoss has at most at
+// the same time.
 inline constexpr int64_t kRecoverLossBuffers = 6;
 
 }  // namespace kvasir::compress

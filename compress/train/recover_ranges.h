@@ -11,10 +11,10 @@
 
 namespace kvasir::compress {
 
-// Finds the ranges of CHANNEL_STATIC codes again and adds them to `layers`,
-// because the old ranges fit the latents of the old weights. The new weights in
-// `layers` must have been rounded to their stored types. Does nothing for a
-// plan without such codes. Errors: those of RangeCollector.
+// Finds the ranges of CHANNEL_STATIC codes again and puts them into `layers`.
+// This is needed because the old ranges fit the latents of the old weights. The
+// new weights in `layers` must have been rounded to their stored types. Does
+// nothing for a plan without such codes. Errors: those of RangeCollector.
 absl::Status RenewRanges(const model::Checkpoint& source,
                          const kvasir::v1::KvPlan& plan,
                          const CalibrationSample& sample, int threads,

@@ -387,7 +387,7 @@ TEST(RecoverTest, AStoppedTrainingIsReported) {
                        HasSubstr("stopped after step 2")));
 }
 
-TEST(RecoverTest, ATrainingThatDivergesIsAnError) {
+TEST(RecoverTest, ATrainingWhoseLossIsNotFiniteIsAnError) {
   RecoverOptions options = FewSteps();
   options.learning_rate = 1e30;
   EXPECT_THAT(Recover(MakeDecoder(std::nullopt), MakeDecoder(std::nullopt, 99),

@@ -14,8 +14,8 @@
 namespace kvasir::kernels {
 namespace {
 
-// The divisions of KV heads into units of eviction that are tested: one unit
-// for all heads, and two units of alternating heads.
+// Returns the tested ways to divide KV heads into units of eviction: all heads
+// in one unit, and alternating heads in two units.
 std::vector<std::vector<int32_t>> UnitsOf(int64_t num_kv_heads) {
   const auto count = static_cast<size_t>(num_kv_heads);
   std::vector<std::vector<int32_t>> units = {std::vector<int32_t>(count, 0)};
@@ -40,7 +40,8 @@ double WorstOf(const std::vector<double>& expected,
 
 class AttentionMassTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(AttentionMassTest, TheMassOfASlotIsTheSumOfItsWeightsOnAllBackEnds) {
+TEST_P(AttentionMassTest,
+       AllBackEndsComputeTheMassOfASlotAsTheSumOfItsWeights) {
   LatentSpec spec = GetParam();
   spec.adds_mass = true;
   bool rebuilds = false;
@@ -51,9 +52,10 @@ TEST_P(AttentionMassTest, TheMassOfASlotIsTheSumOfItsWeightsOnAllBackEnds) {
   }
   const std::vector<std::vector<int32_t>> units = UnitsOf(spec.num_kv_heads);
   for (const std::vector<int32_t>& unit_of_head : units) {
-    // The last division is tested with many threads and a context that exceeds
-    // a split. The context is shorter for rebuilt keys and lifted values,
-    // because the reference computes them slowly.
+    // The last way to divide heads is tested with many threads and a context
+    // that is longer than a split (512 slots). The context is shorter if keys
+    // are rebuilt or values lifted, because the reference computes these
+    // slowly.
     const bool splits = unit_of_head == units.back();
     const int64_t longest = !splits ? 70 : rebuilds ? 513 : 530;
     const std::vector<LatentAsk> asks = {
@@ -73,8 +75,8 @@ TEST_P(AttentionMassTest, TheMassOfASlotIsTheSumOfItsWeightsOnAllBackEnds) {
       EXPECT_LT(WorstOf(cache.ExpectedMass(ask, tokens), truth.back()), 5e-5)
           << ask.sequence;
     }
-    // With room to keep weights the bits must be the same as without room,
-    // where keys are scored twice.
+    // Without room to keep attention weights, keys are scored twice. With room
+    // they are scored once, which must give the same bits.
     for (const int64_t room : {0, 1 << 17}) {
       LatentSpec like = spec;
       like.kept_weights = room;
@@ -108,8 +110,9 @@ struct Chunks {
 
 class AttentionMassChunkingTest : public ::testing::TestWithParam<Chunks> {};
 
-// The mass does not depend on chunks, the batch, threads or whether weights are
-// kept, even if the first rows of the prompt add no mass.
+// The mass does not depend on how a prompt is chunked, on the batch, on the
+// number of threads or on whether weights are kept. This holds even if the
+// first rows of the prompt add no mass.
 TEST_P(AttentionMassChunkingTest, ChunkSizesDoNotChangeTheBitsOfTheMass) {
   constexpr int64_t kTokens = 140;
   constexpr int64_t kFirstCounted = 11;
@@ -181,7 +184,7 @@ TEST(AttentionMassRulesTest, RowsBeforeTheFirstCountedRowAddNoMass) {
   EXPECT_EQ(std::count(mass.begin(), mass.end(), 0.0f), 100);
 }
 
-TEST(AttentionMassRulesTest, EachRowAddsAMassOfOneForEachQueryHead) {
+TEST(AttentionMassRulesTest, EachRowAddsATotalMassOfOneForEachQueryHead) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;
@@ -195,7 +198,7 @@ TEST(AttentionMassRulesTest, EachRowAddsAMassOfOneForEachQueryHead) {
 }
 
 TEST(AttentionMassRulesTest,
-     WeightsOfSequencesWithOneRowAreKeptWhileThereIsRoom) {
+     AttentionWeightsOfSequencesWithOneRowAreKeptIfTheyFit) {
   const auto one = [](int64_t slots) {
     return AttentionSequence{.num_rows = 1, .first_slot = slots - 1};
   };
@@ -214,7 +217,7 @@ TEST(AttentionMassRulesTest,
 }
 
 TEST(AttentionMassRulesTest,
-     RefusesAttentionMassWithoutSlotMetadataOrEnoughRoom) {
+     RefusesAttentionMassWithInvalidUnitsOfEvictionOrExceededLimits) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;

@@ -17,10 +17,10 @@
 namespace kvasir::kernels {
 
 // The attention of one layer, with everything that is constant after load.
-// Owns: the parts and the grid by which the host divides their launches. The
-// arrays that the parts point to (groups, runs, heads, pairs and steps) belong
-// to the caller and must outlive this object. Movable.
-// Threads: one launch at a time.
+// Owns: the parts and the grid by which the host divides launches. The arrays
+// that the parts point to (groups, runs, heads, pairs and steps) belong to the
+// caller and must outlive this object. Movable.
+// Threads: only one thread at a time may use it for a launch.
 class PreparedAttention {
  public:
   PreparedAttention(PreparedAttention&&) noexcept;
@@ -31,8 +31,8 @@ class PreparedAttention {
   const AttentionKernels& kernels() const;
 
   // The cost of rebuilding the keys or lifting the values of a sequence's slots
-  // in one launch, if one slot costs head_work[j] for KV head j [Hkv]. It is
-  // the cost of a launch on one thread, so it does not depend on the real
+  // in one launch. head_work[j] is the cost of one slot for KV head j [Hkv].
+  // The result is for a launch on one thread, so it does not depend on the real
   // number of threads. The sequence's block table and positions are not read.
   double WorkOnSlots(const AttentionSequence& sequence,
                      absl::Span<const double> head_work) const;
@@ -59,19 +59,21 @@ class PreparedAttention {
 absl::StatusOr<PreparedAttention> Prepare(Device& device,
                                           const PagedAttentionParams& shape);
 // Whether the scratch of one thread has room for one row of q. Reads only
-// widths, counts of runs, dims and windows, so lists of heads and data may be
-// null.
+// widths, counts of runs, dims and windows, so the other pointers in `shape`
+// may be null.
 bool Fits(const PagedAttentionParams& shape);
 
-// Decides on the host how a step is divided among threads. One result serves
-// all launches of the step over the same sequences whose grids divide them
-// alike (AttentionGrid::DividesAs). INVALID_ARGUMENT if a count is below 0.
+// Decides on the host how a step is divided among threads. The layers of a step
+// can share one result if they have the same sequences and their grids divide
+// these alike (AttentionGrid::DividesAs). INVALID_ARGUMENT if a count is below
+// 0.
 absl::StatusOr<AttentionStep> DivideStep(
     const PreparedAttention& prepared,
     absl::Span<const AttentionSequence> sequences);
-// Sets weights_at: gives room for attention weights to each sequence that has a
-// single row, if that row adds mass, until `most_weights` floats are used up.
-// The keys of such sequences that get no room are scored twice.
+// Sets weights_at of all sequences. Gives room for attention weights to each
+// sequence with a single row that adds mass, if it still fits into
+// `most_weights` floats. If it does not fit, the sequence's keys are scored
+// twice.
 void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
                   absl::Span<AttentionSequence> sequences);
 // `step` must come from DivideStep for the same sequences that `rows` has on

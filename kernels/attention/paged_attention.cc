@@ -104,8 +104,8 @@ absl::Status CheckSegment(const ExactSegment& segment, int64_t row_bytes,
     const auto& [want, have] = want_have;
     if (have < want) return Refuse(kKernels.op, what, want, have);
   }
-  // Divides, because the product rows_per_page * row_bytes may not fit into 64
-  // bits.
+  // Divides instead of multiplying, because rows_per_page * row_bytes may not
+  // fit into 64 bits.
   const int64_t room = segment.page_bytes - segment.offset_bytes;
   if (segment.rows_per_page <= room / row_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -203,8 +203,8 @@ absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
     }
   }
   KVASIR_RETURN_IF_ERROR(CheckRowsOfRing(slots, exact->ring, device_granule));
-  // exact->fresh is one page of one tile, which has a slot for each token of
-  // the caller's longest step.
+  // exact->fresh is one page with one tile. The tile has a slot for each token
+  // of the caller's longest step.
   return CheckLatentPart(kKernels.op, exact->fresh, exact->fresh.tile_slots,
                          device_granule);
 }
@@ -380,7 +380,8 @@ struct PreparedAttention::Parts {
     return args;
   }
 
-  // Visits the device pointers that AttentionLaunch does not contain.
+  // Calls visit for the pointers to device memory that launches read in
+  // addition to those in AttentionLaunch.
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
     const auto latents = [&](const LatentPartArgs& part) {
@@ -462,7 +463,7 @@ void PlaceWeights(int64_t num_heads, int64_t most_weights, int64_t page_tokens,
     const bool keeps = KeepsWeights(sequence);
     sequence.weights_at = -1;
     if (!keeps) continue;
-    // Counts all live slots instead of those in the window, because layers may
+    // Counts all live slots, not only those in the window, because layers may
     // have different windows.
     const int64_t floats = BlocksOf({sequence.first_live_index * page_tokens,
                                      sequence.first_slot + 1}) *

@@ -19,8 +19,9 @@ namespace {
 class LatentAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
 TEST_P(LatentAttentionTest, AllBackEndsMatchExactAttentionAndGiveTheSameBits) {
-  // The longest context exceeds a split. It is shorter for rebuilt keys and
-  // lifted values, because the reference computes them slowly.
+  // The longest context is longer than a split (512 slots), but only a little
+  // if keys are rebuilt or values lifted, because the reference computes these
+  // slowly.
   bool rebuilds = false;
   for (const auto* parts : {&GetParam().keys, &GetParam().values}) {
     for (const PartSpec& part : *parts) {
@@ -32,9 +33,9 @@ TEST_P(LatentAttentionTest, AllBackEndsMatchExactAttentionAndGiveTheSameBits) {
   const std::vector<LatentAsk> asks = {{0, 0, 1}, {1, 62, 3}, {2, longest, 1}};
   WriteAll(cache, asks);
   AttentionStreams& streams = SharedStreams();
-  // The tolerance suits float32 chains of some hundred products: terms with
-  // scales and minima cancel up to nine tenths of a sum, and angles are exact
-  // to 1e-7.
+  // The tolerance suits float32 sums of some hundred products, of which up to
+  // nine tenths may cancel between the terms with scales and with minima.
+  // Rotation angles are exact to 1e-7.
   const std::vector<float> truth = CheckedReference(cache, asks, 5e-5);
   ExpectBits(cache, asks, truth, {&streams.one, &streams.three, &streams.many});
   const bool sees_all = GetParam().window == 0;
@@ -76,8 +77,8 @@ TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeTheBitsOfARow) {
   const size_t row = expected.size() / kTokens;
   for (int64_t t = 0; t < kTokens; t += chunk) {
     const int64_t count = std::min(chunk, kTokens - t);
-    // The cache is written only up to this chunk, so a read of a later slot
-    // would give NaN.
+    // The cache is written only up to the end of this chunk, so reading a later
+    // slot would give NaN.
     chunked.Write(0, t, t + count);
     const std::vector<float> got =
         chunked.Attend(streams.three, {{1, 30, 10}, {0, t, count}});
@@ -109,11 +110,12 @@ INSTANTIATE_TEST_SUITE_P(
     SinksOnly, LatentChunkingTest,
     ::testing::ValuesIn(ChunksOf(WithSinks("", 66, MixedExact(0, 0)))));
 
-// Tests of launches that read the latents of several clusters of heads together
-// (AttentionGrid::AddSets).
+// Tests launches in which a unit has several clusters of heads, so that it
+// reads their latents together (AttentionGrid::AddSets).
 class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
  protected:
-  // The number of units that each sequence's token is divided into.
+  // Runs attention for one token per sequence, and returns into how many units
+  // each sequence is divided.
   static std::vector<int64_t> UnitsOf(LatentCache& cache, TestStream& test,
                                       const std::vector<LatentAsk>& asks,
                                       int threads, std::vector<float>* out) {
@@ -128,8 +130,8 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
     cache.on_launch = nullptr;
     return units;
   }
-  // The number of clusters (heads that share a group). Here it is the number of
-  // groups of keys, because in these tests no group of values has more heads.
+  // The number of clusters (sets of heads that share a group). It equals the
+  // number of groups of keys, because here no group of values has more heads.
   static int64_t ClustersOf(const LatentSpec& spec) {
     const std::vector<int32_t>& groups = spec.keys[0].group_of_head;
     return groups.empty() ? spec.num_kv_heads
@@ -152,8 +154,8 @@ TEST_P(LatentSetsTest,
   std::vector<float> together;
   const std::vector<int64_t> units =
       UnitsOf(cache, streams.one, asks, 1, &together);
-  // All contexts together have 1784 slots, and a unit may have at most a
-  // quarter of this work.
+  // All contexts together have 1784 slots. A unit may have at most a quarter of
+  // this work, so longer contexts have several units.
   for (size_t s = 0; s < asks.size(); ++s) {
     EXPECT_EQ(units[s] > 1, contexts[s] > 446) << contexts[s];
   }
@@ -237,8 +239,7 @@ TEST(LatentSetsOfSequencesTest,
   }
 }
 
-// A layer that is only used to make grids: its cache has tables but no written
-// pages.
+// A layer for tests that only make grids. Nothing is written to its cache.
 LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
   LatentSpec spec;
   spec.num_heads = kv_heads * each;
@@ -264,21 +265,21 @@ TEST(LatentSetsOfSequencesTest,
     }
     return of;
   };
-  // For two threads, all heads of a sequence form one unit, so each thread gets
-  // four units.
+  // For two threads, each of the eight sequences is one unit with all heads,
+  // which gives each thread four units.
   EXPECT_EQ(units(2), std::vector<int64_t>(8, 1));
   EXPECT_EQ(units(16), std::vector<int64_t>(8, 8));
   EXPECT_EQ(units(64), std::vector<int64_t>(8, 32));
   // Sequence 3 now has nine tenths of the work.
   sequences[3].first_slot = 65535;
   EXPECT_EQ(units(2), (std::vector<int64_t>{1, 1, 1, 8, 1, 1, 1, 1}));
-  // The rows of a prompt fill whole panels with a single head, so each unit has
-  // one head.
+  // The rows of one head of this prompt already fill whole panels, so each unit
+  // has one head.
   sequences[3] = {.num_rows = 512, .first_slot = 0};
   EXPECT_EQ(units(2)[3], 32 * 512 / kAbsorbedRows);
-  // In pages that are smaller than a block, the latents of neighbouring heads
-  // are not adjacent for a whole block, so each head is a unit. In larger pages
-  // they are adjacent.
+  // If pages are smaller than a block, the latents of neighbouring heads are
+  // not adjacent for a whole block. Then each head is a unit of its own. In
+  // larger pages they are adjacent.
   params.page_tokens = 32;
   EXPECT_EQ(units(2)[0], 32);
   params.page_tokens = 128;
@@ -316,10 +317,11 @@ TEST_P(LatentPagesTest, PageSizeDoesNotChangeTheBitsOfTheOutput) {
   });
 }
 
-// Exact rows must be looked up by the slot that a token had when it was
-// written, but codes by its current slot. So the output must not depend on
-// `evicted`.
-TEST(LatentExactRowsTest, ExactRowsAreFoundByOriginalSlotsAfterEvictions) {
+// An exact row must be looked up by the slot number that the token had when it
+// was written, but its codes by the current one. The test writes the same
+// tokens for several values of `evicted`, so the output must not change.
+TEST(LatentExactRowsTest,
+     AfterEvictionsExactRowsAreFoundByTheirOriginalSlotNumbers) {
   std::vector<float> first;
   for (const int64_t evicted : {0, 1, 33, 1000}) {
     LatentSpec spec =
@@ -384,8 +386,8 @@ TEST(LatentPositionsTest,
   const std::vector<float> slots = attend();
   spec.position_of = [](int64_t position) { return position; };
   EXPECT_TRUE(SameBits(slots, attend()));
-  // The positions of the slots change but the query keeps its position, so
-  // their distance changes.
+  // Now the positions of the slots change but that of the query does not, so
+  // their distance and the output change.
   spec.first_position = 1;
   const std::vector<float> next = attend();
   EXPECT_FALSE(SameBits(slots, next));
@@ -393,8 +395,8 @@ TEST(LatentPositionsTest,
   EXPECT_FALSE(SameBits(next, attend()));
 }
 
-// The bytes of workspace that a launch needs for one row after `first_slot`
-// tokens.
+// The bytes of workspace that a launch needs for one new token after
+// `first_slot` tokens.
 size_t WorkspaceBytes(LatentSpec spec, int64_t first_slot) {
   spec.tables_only = true;
   LatentCache cache(spec, {1}, 5);
@@ -453,7 +455,7 @@ TEST(LatentWorkspaceTest, WorkspaceIsBoundedForEveryShapeAndContext) {
   }
 }
 
-TEST(LatentRefusalTest, TheErrorNamesTheWrongField) {
+TEST(LatentRefusalTest, TheErrorNamesTheInvalidField) {
   LatentSpec spec;
   spec.keys = {Rebuilt(Codes({24}, {4}), {16, 8})};
   LatentCache cache(spec, {16}, 6);
@@ -506,7 +508,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongField) {
   ExpectRefusal(params, "pairs of rebuilt keys: want 0 to 8, have 9");
 }
 
-TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAValueLift) {
+TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfAValueLift) {
   LatentSpec spec;
   spec.values = {Lifted(Codes({24}, {4}), 16)};
   LatentCache cache(spec, {16}, 6);
@@ -526,7 +528,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfAValueLift) {
                 "matrices that lift the values of a part: want at least 1");
 }
 
-TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfExactRows) {
+TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   LatentSpec spec;
   spec.key_exact = 8;
   spec.value_exact = 8;
@@ -580,8 +582,8 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfExactRows) {
                 "from byte 0 on");
   ExpectRefusal(with(&ExactSegment::offset_bytes, 1 << 20),
                 "page_bytes of side pages: want at least 1048576, have ");
-  // Here the product of rows and bytes would overflow to a negative number,
-  // which would seem small enough.
+  // With these numbers, rows times bytes would overflow to a negative number,
+  // which a check could take for small enough.
   ExpectRefusal(
       with(&ExactSegment::rows_per_page, std::numeric_limits<int64_t>::max()),
       "do not hold 9223372036854775807 exact rows of 134 bytes");
@@ -621,7 +623,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheWrongFieldOfExactRows) {
   ExpectRefusal(params, "width of exact rows: want 32 to 32, have 31");
 }
 
-TEST(LatentRefusalTest, RefusesPartsThatTogetherNeedTooMuchScratch) {
+TEST(LatentRefusalTest, RefusesPartsThatTogetherNeedMoreScratchThanThereIs) {
   LatentSpec spec;
   spec.num_heads = 1;
   spec.num_kv_heads = 1;

@@ -1,6 +1,6 @@
-// Tests paged_attention over every codec, several ranks and every way to read
-// keys and values, and with windows, freed pages, arbitrary positions and whole
-// prompts.
+// Tests paged_attention with every codec, several ranks and every way to read
+// keys and values. Also tests windows, freed pages, arbitrary positions and
+// whole prompts.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -48,12 +48,13 @@ PartSpec OneGroup(PartSpec part) {
   return part;
 }
 
-// Expects that the reference is near exact attention, and that all instruction
-// sets and numbers of threads give the reference's bits.
+// Expects the reference's output to be near exact attention, and the output of
+// all instruction sets and numbers of threads to have the same bits as the
+// reference's.
 void ExpectDefinition(LatentCache& cache, const std::vector<LatentAsk>& asks) {
-  // The tolerance suits chains of up to 160 float32 products of numbers up to
-  // 12, each of which may lose 12 * 2^-24. The largest error seen with any seed
-  // is 6.4e-5.
+  // The tolerance suits float32 sums of up to 160 products of numbers up to 12.
+  // Each product may lose 12 * 2^-24. The largest error seen with any seed is
+  // 6.4e-5.
   const std::vector<float> truth = CheckedReference(cache, asks, 1e-4);
   ExpectBits(cache, asks, truth, {&SharedStreams().one, &SharedStreams().many});
 }
@@ -118,9 +119,10 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
                          ::testing::Values(Reads::kAbsorbed, Reads::kRebuilt,
                                            Reads::kAsStored, Reads::kLifted));
 
-// With this seed, the terms of one output number cancel almost completely, so
-// its error would be large relative to itself.
-TEST(WorstErrorTest, ErrorsAreRelativeToTheAverageOfThePartIfTermsCancel) {
+// With this seed, the terms of one output number cancel almost completely.
+// Relative to the number itself, its error would be too large.
+TEST(WorstErrorTest,
+     TheErrorOfANumberWhoseTermsCancelIsRelativeToThePartsAverage) {
   PartSpec values = Lifted(Codes({96}, {8}), 1);
   LatentSpec spec = SpecOf({Codes({96}, {8})}, {values});
   spec.value_exact = 18;
@@ -138,9 +140,10 @@ struct Heads {
 class ContextSweepTest
     : public ::testing::TestWithParam<std::tuple<Reads, int64_t>> {};
 
-// The contexts have no or one slot, end near the end of a block (63 to 65
-// slots) or exceed a split.
-TEST_P(ContextSweepTest, EveryShapeOfHeadsMatchesExactAttention) {
+// The contexts have 0 or 1 slots, about as many as a block (63 to 65), or more
+// than a split.
+TEST_P(ContextSweepTest,
+       AttentionIsCorrectForEveryContextLengthAndGroupingOfHeads) {
   const Reads reads = std::get<0>(GetParam());
   const int64_t context = std::get<1>(GetParam());
   const Heads shapes[] = {{4, {0, 0}}, {8, {0}}, {3, {0, 1, 0}}};
@@ -218,11 +221,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(View{200, 40, true, 0}, View{200, 40, true, 9},
                       View{200, 0, true, 3}, View{200, 0, false, 3},
                       View{200, 70, false, 7},
-                      // Here a row sees more slots than a split has, from the
-                      // middle of a split on.
+                      // Here a row sees more slots than a split has, and the
+                      // first one is in the middle of a split.
                       View{1300, 600, true, 40}));
 
-TEST(GonePagesTest, OutputRowsThatSeeOnlyFreedPagesAreZero) {
+TEST(GonePagesTest, RowsThatSeeOnlyFreedPagesHaveZeroOutput) {
   const LatentSpec spec =
       SpecOf({Rebuilt(Codes({24}, {4}), {16, 8})}, {Fixed(Codes({24}, {4}))});
   LatentCache cache(spec, {40}, 40);
@@ -286,9 +289,9 @@ INSTANTIATE_TEST_SUITE_P(
                   [](int64_t s) { return (int64_t{5} << 30) + 1000003 * s; }}),
     [](const auto& positions) { return std::string(positions.param.name); });
 
-// ----- Whole prompts: units of one KV head.
+// ----- Whole prompts, whose units have one KV head.
 
-TEST(PromptTest, PromptRowsHaveTheSameBitsAsTheReference) {
+TEST(PromptTest, PromptsOfSeveralPanelsHaveTheSameBitsAsTheReference) {
   constexpr int64_t kRows = 140;
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   const std::vector<LatentSpec> specs = {
@@ -338,9 +341,9 @@ TEST(PromptTest, PromptRowsHaveTheSameBitsAsTheReference) {
   }
 }
 
-// Prompts of several panels over several splits must have the same bits as
-// single rows.
-TEST(PromptTest, WholePromptsAndPartsOfThemHaveTheSameBits) {
+// A prompt of several panels and splits must have the same bits as its parts,
+// one of which is a single row.
+TEST(PromptTest, ComputingAPromptInPartsDoesNotChangeItsBits) {
   constexpr int64_t kRows = 700;
   LatentSpec spec = SpecOf({Rebuilt(OneGroup(Codes({24}, {4}, 8)), {16, 8})},
                            {Lifted(OneGroup(Codes({24}, {8, 3}, 12)), 16)});
@@ -421,10 +424,11 @@ TEST(WorkspaceRunTest,
   }
 }
 
-// ----- Queries that rotate by chosen pairs.
+// ----- Keys of which only some rotation pairs are stored.
 
-// KV heads that store only some pairs of the key: either the pairs that pruning
-// kept, or lifted complex channels, several of which may use the same pair.
+// Layers whose KV heads store only some pairs of the key. These are either the
+// pairs that pruning kept, or lifted complex channels, several of which may use
+// the same pair.
 struct PairCase {
   // for each KV head, the pair of each of its channels
   std::vector<std::vector<int32_t>> pairs;
@@ -477,7 +481,7 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
   int64_t NumKvHeads() const { return static_cast<int64_t>(ups_.size()); }
   int64_t NumHeads() const { return NumKvHeads() * kQueries; }
 
-  // A cache of keys or values of all tokens: float32 numbers in pages.
+  // A cache of the keys (or values) of all tokens, as float32 numbers in pages.
   struct Side {
     LatentPartArgs part;
     std::vector<LatentGroup> groups;
@@ -543,8 +547,8 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
     return y;
   }
 
-  // Does what a layer does: rotates and appends latents, lifts and rotates
-  // queries, and computes attention.
+  // Computes what a layer computes: rotates and appends latents, lifts and
+  // rotates queries, and computes attention.
   std::vector<float> Run(TestStream& test) const {
     std::vector<int64_t> widths;
     for (const RopeHead& head : key_heads_)
@@ -610,8 +614,8 @@ class PairChannelsTest : public ::testing::TestWithParam<PairCase> {
                                static_cast<double>(
                                    positions_[static_cast<size_t>(token)]));
   }
-  // Returns pair `pair` of the whole key that the stored channels stand for,
-  // before its rotation.
+  // Returns pair `pair` of the whole key that the stored channels represent,
+  // before rotation.
   Complex KeyPair(int64_t kv_head, int64_t pair, int64_t token) const {
     const ComplexChannelsArgs& channels =
         channels_[static_cast<size_t>(kv_head)];
@@ -725,7 +729,7 @@ class RefusalTest : public ::testing::Test {
   LatentGroup value_groups_[2];
 };
 
-TEST_F(RefusalTest, RefusesSlotsThatOverlap) {
+TEST_F(RefusalTest, RefusesRegionsWhoseSlotsOverlap) {
   key_groups_[1].codes.stride_bytes = 11;
   Expect("codes.stride_bytes: want at least 12, have 11");
   key_groups_[1].codes.stride_bytes = 12;
@@ -736,7 +740,7 @@ TEST_F(RefusalTest, RefusesSlotsThatOverlap) {
   Expect("codes.stride_bytes: want at least 48, have 46");
 }
 
-TEST_F(RefusalTest, RefusesRegionsThatLeaveThePage) {
+TEST_F(RefusalTest, RefusesRegionsThatAreMisalignedOrOutsideTheTile) {
   key_groups_[0].codes.offset_bytes = -8;
   Expect("codes.offset_bytes: want at least 0, have -8");
   key_groups_[0].codes.offset_bytes = key_.latents.tile_bytes - 16 * 12 + 1;
@@ -749,7 +753,7 @@ TEST_F(RefusalTest, RefusesRegionsThatLeaveThePage) {
   Expect("multiples of 2 bytes, but one is ");
 }
 
-TEST_F(RefusalTest, RefusesIncompleteStaticRanges) {
+TEST_F(RefusalTest, RefusesIncompleteOrUnusedStaticRanges) {
   const std::vector<float> ranges(48, 1.0f);
   key_.latents.static_scale = ranges.data();
   Expect("static ranges must have both scales and minima, or neither");

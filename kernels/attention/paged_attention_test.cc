@@ -65,8 +65,8 @@ TEST(PagedAttentionPagesTest, PagesThatTheWindowHasPassedAreNotRead) {
   LatentCache cache(DenseSpec(shape), {200}, 4);
   cache.Write(0, 0, 200);
   const auto expected = cache.Attend(test, {{0, 195, 5}});
-  // Slots up to 155 are invisible, so the table entries of their pages are
-  // invalidated.
+  // Slots up to 155 are no longer visible, so the table entries of their pages
+  // are made invalid.
   for (size_t page = 0; page < 9; ++page) cache.table(0)[page] = 1 << 30;
   EXPECT_TRUE(SameBits(expected, cache.Attend(test, {{0, 195, 5, 9}})));
 }

@@ -13,23 +13,23 @@ namespace kvasir::kernels {
 struct LogSoftmaxState {
   float max;
   float sum;           // sum of exp(logit - max)
-  float target_logit;  // valid after the target's chunk
+  float target_logit;  // set by the chunk that has the target
 };
 
-// The chunks of a vocabulary come in order. Each chunk except the last starts
-// and ends at multiples of this number of ids, so that the result's bits do not
-// depend on the sizes of the chunks.
+// The chunks of a vocabulary must come in order. Each one must start at a
+// multiple of this number of ids and, except for the last, end at one. Then the
+// result's bits do not depend on the sizes of the chunks.
 inline constexpr int64_t kVocabBlock = 1024;
 
-// The most logits in a row on a GPU, where a CTA keeps each block's maximum and
-// sum in shared memory.
+// The most logits in a row on a GPU, where a CTA keeps the maximum and sum of
+// every block of the row in shared memory.
 inline constexpr int64_t kMostDeviceLogits = 1 << 20;
 
-// Adds the logits of ids [vocab_begin, vocab_begin + vocab_count) to the state
-// (which the chunk with vocab_begin 0 initialises); with `last`, writes
+// Adds the logits of ids [vocab_begin, vocab_begin + vocab_count) to the state.
+// The chunk with vocab_begin 0 initialises the state. If `last` is set, writes
 // logprobs[t] = logit(target) - max - log(sum). A target outside [0, vocab) has
-// log probability -infinity. In a row with a logit that is not finite, the log
-// probability is not finite either, whatever the target.
+// log probability -infinity. If any logit of a row is infinite or NaN, the
+// row's log probability is not finite either, whatever the target.
 template <template <typename> class Ptr>
 struct LogSoftmaxParamsIn {
   Ptr<const float> logits = nullptr;  // [T, vocab_count]
@@ -40,7 +40,7 @@ struct LogSoftmaxParamsIn {
   bool last = true;
   Ptr<const int32_t> targets = nullptr;  // [T]
   Ptr<LogSoftmaxState> state = nullptr;  // [T]
-  Ptr<float> logprobs = nullptr;         // [T], written with `last`
+  Ptr<float> logprobs = nullptr;         // [T], written if `last`
 
   template <typename Visit>
   void ForPointers(const Visit& visit) const {
@@ -51,10 +51,10 @@ using LogSoftmaxParams = LogSoftmaxParamsIn<DevicePtr>;
 using LogSoftmaxArgs = LogSoftmaxParamsIn<LaunchPtr>;
 
 // Functions that the back ends and the sampler share. AddLogitBlock adds a
-// block of at most kVocabBlock logits to the state: it computes 16 lanes of
-// maxima, then 16 lanes of sums of exp(logit - max), and merges them into the
-// state. Each sum also gets 0 times each logit, which is 0, or NaN if the logit
-// is not finite.
+// block of at most kVocabBlock logits to the state. It computes 16 lanes of
+// maxima, then 16 lanes of sums of exp(logit - max), and merges both into the
+// state. It also adds 0 times each logit to the sums. This is 0 for a finite
+// logit and otherwise NaN, so that the sum becomes NaN.
 using LogitBlockFunction = void (*)(const float* logits, int64_t count,
                                     LogSoftmaxState* state);
 void AddLogitBlock(const float* logits, int64_t count, LogSoftmaxState* state);

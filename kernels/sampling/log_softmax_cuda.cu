@@ -1,6 +1,7 @@
-// log_softmax on a GPU: one CTA per row, with the bits of the CPU's op. Four
-// threads compute a block of 1024 logits in the 16 lanes and the order of
-// log_softmax.h; with 128K ids every four threads have one block.
+// log_softmax on a GPU: one CTA per row, with the same bits as on a CPU. Four
+// threads together compute a block of 1024 logits, in the 16 lanes and the
+// order of log_softmax.h. With 128K ids, each such group of threads has one
+// block.
 //
 // Layout: float32 logits, rows row_stride apart. If rows are aligned and whole
 // packs of 16 bytes, a warp reads eight runs of 64 bytes at a time; otherwise

@@ -99,8 +99,8 @@ TEST(LogSoftmaxEdgeTest, ANonFiniteLogitAffectsOnlyItsRow) {
       logits[static_cast<size_t>(kVocab + at)] = bad;
       expect(logits);
     }
-    // A whole block of logits is not finite, so with NaN its maximum is never
-    // set.
+    // All logits of a block are replaced by `bad`. If that is NaN, the block
+    // has no maximum.
     std::vector<float> logits = sound;
     std::fill_n(logits.begin() + kVocab + 1024, 1024, bad);
     expect(logits);

@@ -20,29 +20,29 @@ inline constexpr uint32_t kLogitWarps = kLogitThreads / simt::kWarp;
 KVASIR_DEVICE float Lowest() { return simt::BitsAs<float>(0xff800000u); }
 
 // The contribution of one block of kVocabBlock logits to a row's
-// LogSoftmaxState. In shared memory.
+// LogSoftmaxState. LogitBlocks are in shared memory.
 struct alignas(16) LogitBlock {
   float max;
   float sum;            // sum of exp(logit - max)
   float before, after;  // the state's maximum before and after this block
 };
-// Returns the bytes of the LogitBlocks of a whole vocabulary.
+// Returns how many bytes the LogitBlocks of a whole vocabulary take.
 inline uint32_t LogitBlocksBytes(int64_t vocab) {
   return static_cast<uint32_t>((vocab + kVocabBlock - 1) / kVocabBlock) *
          static_cast<uint32_t>(sizeof(LogitBlock));
 }
 
-// Returns whether rows are read in packs of n = 4 logits, which needs whole
-// packs and an alignment to 16 bytes; otherwise n is 1. Pack i belongs to
-// thread i % kLogitThreads.
+// Returns whether rows can be read in packs of n = 4 logits: they must consist
+// of whole packs and be aligned to 16 bytes. Otherwise n is 1. Pack i belongs
+// to thread i % kLogitThreads.
 template <typename Args>
 bool HasWideRows(const Args& args, int64_t columns) {
   return simt::WideRows<float>(columns, args.logits) &&
          args.row_stride % simt::kWidePack<float> == 0;
 }
 
-// Calls visit(id, logit) for the logits that belong to the thread, in ascending
-// order of ids. Reads `ahead` logits before it visits the first of them.
+// Calls visit(id, logit) for the logits of this thread's packs, in ascending
+// order of ids. Reads `ahead` logits at a time and then visits these.
 template <int n, int ahead, typename Visit>
 KVASIR_DEVICE void ForLogits(const float* logits, int32_t vocab,
                              const Visit& visit) {
@@ -70,9 +70,9 @@ KVASIR_DEVICE void ForLogits(const float* logits, int32_t vocab,
   }
 }
 
-// Joins the 16 lanes of AddLogitBlock into one number. Each of 16 / n
-// neighbouring threads has n lanes. Joins lanes 8 apart, then 4, 2 and 1. All
-// lanes of the warp must call it.
+// Combines the 16 lanes of AddLogitBlock, of which each of 16 / n neighbouring
+// threads has n, into one number. Joins lanes that are 8 apart, then 4, 2 and
+// 1. All threads of the warp must call it.
 template <int n, typename Join>
 KVASIR_DEVICE float OverLanes(float (&lanes)[n], const Join& join) {
   KVASIR_UNROLL
@@ -89,12 +89,13 @@ KVASIR_DEVICE float OverLanes(float (&lanes)[n], const Join& join) {
   return lanes[0];
 }
 
-// Returns the LogitBlock of `count` logits (possibly none), which 16 / n
-// threads compute in the order of AddLogitBlock. All lanes of the warp must
-// call it.
+// Returns the LogitBlock of `count` logits (`count` may be 0). A group of 16 /
+// n threads computes it, in the order of AddLogitBlock. All threads of the warp
+// must call it.
 template <int n>
 KVASIR_DEVICE LogitBlock BlockOf(const float* logits, int64_t count) {
-  constexpr int kAhead = 8;  // packs that are read before the first is used
+  // how many packs are read before the first of them is used
+  constexpr int kAhead = 8;
   const auto first = static_cast<int32_t>(
       n * (simt::Lane() % static_cast<uint32_t>(kLanes / n)));
   const auto end = static_cast<int32_t>(count);
@@ -131,15 +132,15 @@ KVASIR_DEVICE LogitBlock BlockOf(const float* logits, int64_t count) {
     lanes[k] = lanes[k] + simt::Fma(logit, 0.0f, Exp(logit - max));
   });
   const float sum = OverLanes(lanes, [](float a, float b) { return a + b; });
-  // If all logits are -infinity the sum is NaN, as for any other logit that is
-  // not finite.
+  // If all logits are -infinity, the sum must be set to NaN here. For other
+  // logits that are not finite it already is NaN.
   return {max, max == Lowest() ? simt::BitsAs<float>(0x7fc00000u) : sum, 0.0f,
           0.0f};
 }
 
-// Adds a row's logits to thread 0's state, with the bits of AddLogitBlock and
-// MergeLogitBlock. `blocks` has LogitBlocksBytes(count) and is not used by any
-// other call.
+// Adds a row's logits to the `state` of thread 0, with the same bits as
+// AddLogitBlock and MergeLogitBlock. `blocks` has LogitBlocksBytes(count) bytes
+// of shared memory, which no other call may use.
 template <int n>
 KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
                              LogitBlock* blocks, LogSoftmaxState* state) {
@@ -160,10 +161,10 @@ KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
       simt::StoreShared(&blocks[block].sum, found.sum);
     }
   }
-  // Blocks are added to the state one after the other, so each of these steps
-  // is kept short: one thread computes the running maxima, then all threads
-  // compute both factors of each sum, and one fused multiply-add per block is
-  // left.
+  // Blocks must be added to the state one after the other, so the work for each
+  // is kept short. One thread computes the running maxima. Then all threads
+  // compute the two factors of each block's sum. Only one fused multiply-add
+  // per block remains to be done in order.
   simt::SyncCta();
   if (thread == 0) {
     float max = state->max;
@@ -190,8 +191,8 @@ KVASIR_DEVICE void AddLogits(const float* logits, int64_t count,
   }
 }
 
-// Gives the same bits as LogProbability if the GPU's float64 logarithm gives
-// the CPU's bits; that may differ by 1 ulp of float64.
+// Like LogProbability on a CPU. The bits are the same if the float64 logarithms
+// of the GPU and the CPU are, which may differ by 1 ulp.
 KVASIR_DEVICE float LogProbabilityOf(float logit,
                                      const LogSoftmaxState& state) {
   return static_cast<float>(

@@ -17,7 +17,8 @@ absl::Status Sample(Stream& stream, const SampleParams& params,
 absl::Status CountTokens(Stream& stream, const CountTokensParams& params,
                          Workspace& workspace);
 
-// Returns UNIMPLEMENTED if a row has more logits than a GPU supports.
+// Returns UNIMPLEMENTED if `device` is a GPU and a row has more logits than it
+// supports.
 absl::Status CheckDeviceLogits(const char* op, DeviceKind device,
                                int64_t count);
 

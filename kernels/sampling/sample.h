@@ -14,11 +14,12 @@ struct SampleRowIn {
   int32_t top_k = 0;         // 0: off
   float top_p = 1.0f;        // 1: off
   float min_p = 0.0f;        // 0: off
-  // For ids in the prompt or the output, a logit > 0 is divided by it and a
-  // logit <= 0 is multiplied by it. 1: off.
+  // For ids that occur in the prompt or the output, a logit > 0 is divided by
+  // this number, and a logit <= 0 is multiplied by it. 1: off.
   float repetition_penalty = 1.0f;
-  float presence_penalty = 0.0f;   // subtracted once for ids in the output
-  float frequency_penalty = 0.0f;  // subtracted per occurrence in the output
+  float presence_penalty = 0.0f;  // subtracted from logits of ids in the output
+  // subtracted once per occurrence in the output
+  float frequency_penalty = 0.0f;
   // How often each id occurs in the prompt and in the output, [V]. The op adds
   // the sampled id to output_counts.
   Ptr<const int32_t> prompt_counts = nullptr;
@@ -33,37 +34,38 @@ struct SampleRowIn {
   // [ceil(V / 32)]: bit id % 32 of word id / 32 is set if the id may be
   // sampled.
   Ptr<const uint32_t> allow_mask = nullptr;
-  // These three select the uniform random number of the draw: Philox with the
-  // key `seed` and the counter (sample_index, position).
+  // These three determine the uniform random number for the draw: the output of
+  // Philox for the key `seed` and the counter (sample_index, position).
   uint64_t seed = 0;
   uint32_t sample_index = 0;
   uint64_t position = 0;
-  // The number of most likely ids to report; 0: only the log probability of the
-  // sampled id; -1: nothing.
+  // How many of the most likely ids are reported with their log probabilities.
+  // 0: only the log probability of the sampled id. -1: nothing.
   int32_t num_logprobs = -1;
 };
 using SampleRow = SampleRowIn<DevicePtr>;
 using SampleRowArgs = SampleRowIn<LaunchPtr>;
 
-// Values of token_ids for rows in which no token was drawn.
+// Values in token_ids for rows in which no token was drawn.
 inline constexpr int32_t kNoTokenAllowed = -1;
 inline constexpr int32_t kLogitNotFinite = -2;
 
-// The steps are: penalties, biases, bans and mask; then temperature 0 takes the
-// largest logit, otherwise logits / temperature -> softmax -> top-k -> top-p
-// (the shortest prefix of the descending order whose sum reaches it) -> min-p
-// (relative to the most likely id) -> inverse CDF over the remaining ids, in
-// descending order. Equal logits are ordered by id, lower first. If every id is
-// banned, the result is kNoTokenAllowed. Penalties and biases may make logits
-// infinite: +infinity is the certain choice, and if no logit is above
-// -infinity, the lowest id that is not banned is taken.
+// First, penalties, biases, bans and the mask change the logits. Then
+// temperature 0 takes the largest logit. Any other temperature draws: logits /
+// temperature -> softmax -> top-k -> top-p (the shortest prefix of the
+// descending order whose sum reaches top_p) -> min-p (relative to the most
+// likely id) -> inverse CDF over the remaining ids, in descending order. Equal
+// logits are ordered by id, lower first. If every id is banned, the result is
+// kNoTokenAllowed. Penalties and biases may make logits infinite: an id with
+// +infinity is always taken, and if no logit is above -infinity, the lowest id
+// that is not banned is taken.
 //
-// No token is drawn from a row with a raw logit that is not finite. Its id is
-// kLogitNotFinite, which the host sees when it reads the ids.
+// No token is drawn from a row with a raw logit that is infinite or NaN. The
+// row's result is kLogitNotFinite, which the host sees when it reads the ids.
 //
-// Log probabilities are those of the model: log-softmax of the raw logits,
-// before penalties, masks and temperature. The list of top ids is in descending
-// order of logits, too; its entries after num_logprobs are -1 (id) and 0 (log
+// Log probabilities are the model's: log-softmax of the raw logits, before
+// penalties, masks and temperature. The list of top ids is in descending order
+// of raw logits. Its entries after num_logprobs are -1 (id) and 0 (log
 // probability).
 template <template <typename> class Ptr>
 struct SampleParamsIn {
@@ -74,7 +76,7 @@ struct SampleParamsIn {
   Ptr<const SampleRowIn<Ptr>> rows = nullptr;  // [B]
   Ptr<int32_t> token_ids = nullptr;            // [B]
   Ptr<float> logprobs = nullptr;               // [B]; 0 if num_logprobs is -1
-  int64_t max_top = 0;                // Ntop >= every row's num_logprobs
+  int64_t max_top = 0;                // Ntop, at least every row's num_logprobs
   Ptr<int32_t> top_ids = nullptr;     // [B, Ntop]; may be null when Ntop is 0
   Ptr<float> top_logprobs = nullptr;  // [B, Ntop]
 
@@ -92,29 +94,29 @@ void SampleReference(const SampleArgs& params, void* scratch,
 void SampleSimd(const SampleArgs& params, void* scratch, CpuStream& stream);
 // Returns the bytes of scratch for `threads` threads on a CPU.
 int64_t SampleScratchBytes(int64_t vocab, int64_t threads);
-// The largest list of top ids that needs no scratch on a GPU.
+// Lists of up to this many top ids need no scratch on a GPU.
 inline constexpr int64_t kMostSharedTop = 2048;
-// Returns the bytes of a row's scratch on a GPU: the keys of a list of top ids
-// that is longer than kMostSharedTop, and the adjusted logits.
+// Returns the bytes of a row's scratch on a GPU. They hold the adjusted logits
+// and, if the list of top ids is longer than kMostSharedTop, the list's keys.
 inline constexpr int64_t SampleDeviceRowBytes(int64_t vocab, int64_t max_top) {
   const int64_t keys = max_top > kMostSharedTop ? 8 * max_top : 0;
   return (keys + 63) / 64 * 64 + (4 * vocab + 63) / 64 * 64;
 }
 
-// Ids of a sequence, to be counted in a count table of SampleRow. An entry
-// without ids and without `clear` is padding.
+// Ids of a sequence, to be added to prompt_counts or output_counts of a
+// SampleRow. An entry without ids and without `clear` has no effect (padding).
 template <template <typename> class Ptr>
 struct TokenHistoryIn {
   Ptr<const int32_t> ids = nullptr;  // ids outside [0, V) are skipped
   int64_t num_ids = 0;
-  // [V]; no other history of the same launch may use these counts
+  // [V]; no other entry of the same launch may use these counts
   Ptr<int32_t> counts = nullptr;
   bool clear = false;  // set all counts to 0 first
 };
 using TokenHistory = TokenHistoryIn<DevicePtr>;
 using TokenHistoryArgs = TokenHistoryIn<LaunchPtr>;
 
-// counts[ids[i]] += 1 for each i of each history.
+// count_tokens: adds 1 to counts[ids[i]] for each i of each history.
 template <template <typename> class Ptr>
 struct CountTokensParamsIn {
   Ptr<const TokenHistoryIn<Ptr>> rows = nullptr;  // [num_rows]

@@ -17,8 +17,8 @@ namespace HWY_NAMESPACE {
 namespace {
 
 bool AllFinite(const float* x, int64_t count) {
-  // Add 0 times each number: the product is 0, or NaN if the number is not
-  // finite.
+  // Adds 0 times each number. The product is 0 for a finite number and
+  // otherwise NaN.
   const Vec zero = hn::Zero(kFloats);
   Vec lanes = zero;
   int64_t i = 0;
@@ -31,7 +31,7 @@ bool AllFinite(const float* x, int64_t count) {
 }
 
 int64_t ArgMax(const float* x, int64_t count) {
-  // First find the largest number, then its first position.
+  // Finds the largest number first, and then its first index.
   constexpr float kLowest = -std::numeric_limits<float>::infinity();
   Vec lanes = Broadcast(kLowest);
   int64_t i = 0;

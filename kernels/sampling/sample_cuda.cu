@@ -1,33 +1,36 @@
 // sample and count_tokens on a GPU: one CTA per row.
 //
-// A pack of ids belongs to the same thread in every pass, so penalties, biases,
-// bans and the mask need no barrier. A greedy row ends with the largest
-// adjusted logit. In other rows each filter, and then the draw, finds the
-// shortest prefix of the order that has its count or its share of the weights
-// (top_ids_cuda.h), within the prefix of the filter before it. The list of the
-// most likely ids is found in the same way.
+// A pack is 1 or 4 neighbouring ids. It belongs to the same thread in every
+// pass, so penalties, biases, bans and the mask need no barrier. A greedy row
+// ends with the largest adjusted logit. In other rows, top-k, top-p, min-p and
+// the draw are stages that use the ids in descending order of logits. Each
+// stage finds the shortest prefix of this order that has the required count or
+// share of the weights (top_ids_cuda.h), within the prefix of the stage before.
+// The list of the most likely ids is found in the same way.
 //
 // The result equals the CPU's: greedy choices, ties, filters, log probabilities
-// and lists have the same bits. Two sums are added in another order, in
-// float64: the sum of all weights, which top-p and the draw use if top-k is
-// off, and the sum of the weights before an id that has more than 2048 ids
-// before it. So a draw within 1e-13 of the border between two ids may give the
-// other id, and the border of top-p may move likewise. If no weight is below
-// 2^-12, these sums and the result are exact. See also LogProbabilityOf.
+// and lists have the same bits. Only two float64 sums are added in another
+// order: the sum of all weights, which top-p and the draw use if top-k is off,
+// and the sum of the weights before an id that has more than 2048 ids before
+// it. So a random number within 1e-13 of the border between two ids may select
+// the other id, and the border of top-p may also move. If no weight is below
+// 2^-12, these sums are exact and the result is the same. See also
+// LogProbabilityOf.
 //
 // Layout: float32 logits, rows row_stride apart, read 16 bytes at a time if
-// rows are aligned and whole packs. Scratch of a row: V adjusted logits, and a
-// key of 8 bytes per entry for lists of more than 2048 ids.
-// Bytes of a row: 4 V if greedy; 8 V more with penalties, biases, bans or a
-// mask (12 V with biases or bans); 8 V more with a draw, 8 V with log
-// probabilities, 8 V with a list. All except the first 4 V come from the
-// second-level cache. Flat rows, of which more than 2048 ids are needed, read 4
-// V two to four times more, and contrived rows up to kMostSplits times.
+// rows are aligned and consist of whole packs. Scratch of a row: V adjusted
+// logits and, for a list of more than 2048 top ids, a key of 8 bytes per entry.
+// Bytes read or written for a row of V logits: 4 V if it is greedy; 8 V more
+// with penalties, biases, bans or a mask (12 V with biases or bans); 8 V more
+// with a draw, 8 V with log probabilities, 8 V with a list. All except the
+// first 4 V are in the second-level cache. If more than 2048 ids are needed,
+// because many are about equally likely (a flat row), 4 V are read two to four
+// times more. Rows made up to be the worst case take up to kMostSplits times.
 // Operations: about 60 per logit with a draw, and 100 per logit of an interval
 // that is split.
 // Shortest possible time: as long as one multiprocessor takes to read and
 // compute a row. 128K ids are 0.5 MB, or 8 thousand clocks at 64 bytes per
-// clock; a flat row with a draw takes about 300 thousand clocks, by estimate.
+// clock. A flat row with a draw takes about 300 thousand clocks, by estimate.
 #include "kernels/sampling/logits_cuda.h"
 #include "kernels/sampling/sample.h"
 #include "kernels/sampling/top_ids_cuda.h"
@@ -42,8 +45,8 @@ static_assert(int64_t{kSortedIds} == kMostSharedTop, "scratch has the others");
 struct SampleCall {
   SampleArgs args;
   char* scratch;
-  // Bytes of scratch per row, and how many of them, at its end, are for
-  // adjusted logits.
+  // Bytes of scratch per row, and how many of these are for adjusted logits,
+  // which are at the end.
   int64_t row_bytes, logits_bytes;
 };
 
@@ -51,7 +54,8 @@ struct SampleCall {
 constexpr int kTopK = 0, kTopP = 1, kMinP = 2, kDraw = 3;
 constexpr int kStages = kDraw + 1;
 
-// A prefix of the row's ids in their order (sample.h), and its last id.
+// A prefix of the row's ids in descending order of logits (sample.h), and its
+// last id.
 struct Found {
   Prefix prefix;
   int32_t last;  // the last id of the prefix
@@ -67,8 +71,8 @@ struct SampleShared {
 };
 static_assert(sizeof(SampleShared) % alignof(LogitBlock) == 0, "blocks follow");
 
-// The largest of the logits that one thread visits; the first of them if
-// several are equal.
+// The largest of the logits that one thread visits. If several are equal, it is
+// the one with the lowest id.
 struct BestLogit {
   float logit = Lowest();
   int32_t id = 0;
@@ -96,8 +100,8 @@ KVASIR_DEVICE bool IsAllowed(const uint32_t* mask, int32_t id) {
          (simt::LoadGlobal(mask + id / 32) >> (id % 32) & 1u) != 0;
 }
 
-// Sets the logits of banned ids, as far as they belong to the thread, to
-// -infinity in the scratch `logits`.
+// Sets the logits of those banned ids that belong to this thread to -infinity.
+// `logits` is in scratch.
 template <int n>
 KVASIR_DEVICE void ApplyBans(const SampleRowArgs& row, int64_t vocab,
                              float* logits) {
@@ -108,7 +112,8 @@ KVASIR_DEVICE void ApplyBans(const SampleRowArgs& row, int64_t vocab,
 }
 
 // Sets the logits of ids that the mask excludes to -infinity, and returns the
-// largest other logit. Only for ids that belong to the thread.
+// largest of the other logits. Each thread does this for the ids that belong to
+// it.
 template <int n>
 KVASIR_DEVICE BestLogit BestAllowed(const SampleRowArgs& row, int32_t vocab,
                                     float* logits) {
@@ -124,8 +129,7 @@ KVASIR_DEVICE BestLogit BestAllowed(const SampleRowArgs& row, int32_t vocab,
   return best;
 }
 
-// Returns the counts of n neighbouring ids; zeros if there is no table of
-// counts.
+// Returns the counts of the n ids of a pack; zeros if `counts` is null.
 template <int n>
 KVASIR_DEVICE simt::Pack<int32_t, n> CountsOf(const int32_t* counts,
                                               int32_t pack) {
@@ -143,9 +147,9 @@ KVASIR_DEVICE simt::Pack<int32_t, n> CountsOf(const int32_t* counts,
   return pack_counts;
 }
 
-// Writes the row's logits, changed by penalties, biases, bans and the mask, to
-// scratch. Adds 0 times each raw logit to `rest`, which so becomes NaN if one
-// is not finite.
+// Applies penalties, biases, bans and the mask to the row's logits, and writes
+// the results to scratch (`logits`). Adds 0 times each raw logit to *rest, so
+// that it becomes NaN if a raw logit is infinite or NaN.
 template <int n>
 KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
                                int32_t vocab, float* logits, float* rest) {
@@ -159,7 +163,8 @@ KVASIR_DEVICE BestLogit Adjust(const SampleRowArgs& row, const float* raw,
                                                output_counts != nullptr);
   const bool output =
       output_counts != nullptr && (present != 0.0f || frequent != 0.0f);
-  // Biases and bans are applied id by id, before the mask.
+  // Biases and bans are applied after the loop, id by id, and then the mask.
+  // Without them, the loop applies the mask.
   const bool single = row.num_biases > 0 || row.num_banned > 0;
   using Logits = simt::Pack<float, n>;
   constexpr int kAhead = 2;
@@ -238,16 +243,17 @@ KVASIR_DEVICE double Uniform(const SampleRowArgs& row) {
   return static_cast<double>(word >> 11) * 0x1p-53;
 }
 
-// Describes the ids that are sorted in shared memory: those after the prefix
-// `from` and before `end`.
+// Says which ids are sorted in shared memory: those after the prefix `from` and
+// before the key `end`.
 struct SortedIds {
   Prefix from;
   TopKey end;
 };
 
-// Returns the shortest prefix of at least one id that meets `goal`, with
-// weights added in the CPU's order; all ids before `to` if no prefix does. Runs
-// on one thread. `keys` and `weights` have the sorted ids from `from` on.
+// Returns the shortest prefix that meets `goal` and has at least one id, or all
+// ids up to the end of `to` if no prefix meets it. Adds the weights in the
+// CPU's order. Runs on one thread. `keys` and `weights` have the sorted ids
+// that follow the prefix `from`.
 KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
                          const TopKey* keys, const float* weights) {
   constexpr uint32_t kTogether = 8;
@@ -256,7 +262,7 @@ KVASIR_DEVICE Found Walk(const Goal& goal, const Prefix& from, const Prefix& to,
   if (from.count > 0 && keys[0] >= goal.end) return {from, -1};
   double mass = from.mass;
   uint32_t i = 0;
-  // Add eight ids at a time, as long as the goal is not met among them.
+  // Adds eight ids at a time, as long as the goal is not met by then.
   KVASIR_NO_UNROLL
   for (; i + kTogether < count; i += kTogether) {
     double next = mass;
@@ -287,8 +293,8 @@ KVASIR_DEVICE Found Find(const TopOrder& order, const Goal& goal,
                          SampleShared* shared) {
   TopInterval interval = Narrow<n>(order, goal, limit, kSortedIds,
                                    /*whole=*/false, &shared->drawn);
-  // If the ids from the top of the row fit into shared memory, walk from there,
-  // because the sums then equal the CPU's.
+  // If all ids from the top of the row to `to` fit into shared memory, walks
+  // from the top, because then the sums have the CPU's bits.
   if (interval.to.count <= kSortedIds) interval.from = {order.begin(), 0.0, 0};
   if (interval.from.end < sorted->from.end || interval.to.end > sorted->end) {
     *sorted = {interval.from, interval.to.end};
@@ -314,7 +320,7 @@ KVASIR_DEVICE int32_t Draw(const SampleRowArgs& row, const TopOrder& order,
   Split<n>(order, {order.begin(), 0.0, 0}, CutsOfRow(order),
            &shared->drawn.split, &shared->drawn.row);
   const Prefix all = shared->drawn.row.prefix[kCuts - 1];
-  // The first id that min-p excludes.
+  // The key of the first id that min-p excludes.
   TopKey below = kEndOfRow;
   if (const float min_p = row.min_p; min_p > 0.0f) {
     ForLogits<n, 4>(order.logits, order.vocab, [&](int32_t id, float logit) {
@@ -367,8 +373,8 @@ KVASIR_DEVICE int32_t Choose(const SampleRowArgs& row, int32_t vocab,
     return best == kEndOfRow ? kNoTokenAllowed : IdOf(best);
   }
   const float max = LogitOf(best);
-  // With an infinite largest logit, weights would be computed from infinity -
-  // infinity, which is NaN.
+  // If the largest logit is infinite, weights would be computed from infinity -
+  // infinity, which is NaN. So the id is taken without a draw.
   if (row.temperature <= 0.0f || !IsFinite(max)) return IdOf(best);
   return Draw<n>(row, {logits, vocab, max, row.temperature, true}, shared);
 }
@@ -381,8 +387,7 @@ KVASIR_DEVICE void WriteLogprobs(const SampleArgs& args, int32_t token,
   const int64_t index = simt::CtaX();
   const auto thread = static_cast<int32_t>(simt::Thread());
   const int32_t num_logprobs = args.rows[index].num_logprobs;
-  // Logits that are not finite have no order, so no log probabilities are
-  // reported.
+  // If a raw logit is infinite or NaN, no log probabilities are reported.
   const bool sound = token != kLogitNotFinite;
   const int64_t want = sound && num_logprobs > 0 ? num_logprobs : 0;
   for (int64_t i = want + thread; i < args.max_top; i += kThreads) {
@@ -433,7 +438,7 @@ SampleKernel(SampleCall call) {
   const SampleArgs& args = call.args;
   auto* const shared = reinterpret_cast<SampleShared*>(simt::Shared());
   const int64_t index = simt::CtaX();
-  // a reference and not a copy, because registers are scarce
+  // a reference instead of a copy, to use fewer registers
   const SampleRowArgs& row = args.rows[index];
   const auto vocab = static_cast<int32_t>(args.vocab);
   const float* const raw = args.logits + index * args.row_stride;
@@ -463,7 +468,7 @@ SampleKernel(SampleCall call) {
       best.Add(id, logit);
     });
   }
-  // comes before the key of every finite logit
+  // before the keys of all finite logits
   constexpr TopKey kNotFinite = 0;
   const TopKey first =
       FirstKey(rest == 0.0f ? best.key() : kNotFinite, shared->best[0]);

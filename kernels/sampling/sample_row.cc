@@ -52,8 +52,8 @@ void ApplyBans(const SampleRowArgs& row, int64_t vocab, float* logits) {
   }
 }
 
-// Returns ids in descending order of a key, equal keys by id, and sorts only as
-// many as are requested.
+// Returns ids in descending order of their keys; ids with equal keys are
+// ordered by id. Sorts only as many ids as are requested.
 class Descending {
  public:
   // Makes a heap of the `count` ids in `ids`, in place.
@@ -67,7 +67,8 @@ class Descending {
     std::pop_heap(ids_, ids_ + left_, Later{keys_});
     return ids_[--left_];
   }
-  // Returns the i-th id that Next has returned, i from 0.
+  // Returns the id that the call of Next with index i returned (the first call
+  // has index 0).
   int32_t Taken(int64_t i) const { return ids_[count_ - 1 - i]; }
 
  private:
@@ -92,9 +93,9 @@ double Uniform(const SampleRowArgs& row) {
   return static_cast<double>(word >> 11) * 0x1p-53;
 }
 
-// Draws one of the ids with a weight above 0. `weights` has exp of the scaled
-// logits; the largest weight is 1. Returns kNoTokenAllowed if no weight is
-// above 0.
+// Draws one of the ids with a weight above 0. scratch.weights has exp((logit -
+// max) / temperature), so the largest weight is 1. Returns kNoTokenAllowed if
+// no weight is above 0.
 int32_t Draw(const SampleRowArgs& row, int64_t vocab,
              const SampleScratch& scratch) {
   int64_t count = 0;
@@ -162,7 +163,8 @@ int32_t Draw(const SampleRowArgs& row, int64_t vocab,
     sum += weight_of(i);
     if (sum > target) return order.Taken(i);
   }
-  // not reached in exact arithmetic: the two sums may differ by rounding
+  // reached only because of rounding: the sum of the weights may be less than
+  // the total that was computed before
   return order.Taken(limit - 1);
 }
 
@@ -175,8 +177,8 @@ int32_t Choose(const SampleRowArgs& row, int64_t vocab,
     ApplyBans(row, vocab, scratch.weights);
     return static_cast<int32_t>(loops.arg_max(scratch.weights, vocab));
   }
-  // With an infinite largest logit, exp_all would compute infinity - infinity,
-  // which is NaN.
+  // If the largest logit is infinite, exp_all would compute infinity -
+  // infinity, which is NaN. So the id is taken without a draw.
   if (row.temperature <= 0.0f || std::isinf(scratch.logits[best])) {
     return static_cast<int32_t>(best);
   }
@@ -189,8 +191,7 @@ int32_t Choose(const SampleRowArgs& row, int64_t vocab,
 void WriteLogprobs(const SampleArgs& params, int64_t index, int32_t token,
                    const SampleScratch& scratch, const SampleLoops& loops) {
   const SampleRowArgs& row = params.rows[index];
-  // Logits that are not finite have no order, so no log probabilities are
-  // reported.
+  // If a raw logit is infinite or NaN, no log probabilities are reported.
   const bool sound = token != kLogitNotFinite;
   const int64_t want = sound ? std::max<int64_t>(row.num_logprobs, 0) : 0;
   for (int64_t i = want; i < params.max_top; ++i) {

@@ -23,7 +23,7 @@ struct SampleLoops {
 // Scratch of one thread; each array has V elements.
 struct SampleScratch {
   float* logits;   // after penalties, biases and masks
-  float* weights;  // exp of the scaled logits
+  float* weights;  // exp((logit - max) / temperature)
   int32_t* order;  // ids, partly ordered
 
   static int64_t Bytes(int64_t vocab) { return (vocab * 12 + 63) / 64 * 64; }

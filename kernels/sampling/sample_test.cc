@@ -100,18 +100,18 @@ TEST(SampleTest, DrawsFollowTheDistribution) {
 
 TEST(SampleTest, TemperatureSharpensTheDistribution) {
   SampleRowArgs row;
-  // squares the probabilities: id 1 gets 0.16 / 0.3 = 16/30
+  // This squares the probabilities. Normalised, id 1 has 0.16 / 0.3 = 16/30.
   row.temperature = 0.5f;
   const auto counts = Histogram(kFour, row, 20000);
   EXPECT_NEAR(16.0 / 30.0, counts.at(1) / 20000.0, 0.015);
 }
 
-TEST(SampleTest, TopKTopPAndMinPKeepExactlyTheIdsOfTheirDefinition) {
+TEST(SampleTest, TopKTopPAndMinPKeepExactlyTheIdsThatTheyAreDefinedToKeep) {
   SampleRowArgs row;
   row.top_k = 2;
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
   row = SampleRowArgs();
-  row.top_p = 0.69f;  // 0.4 + 0.3 = 0.7 reaches it
+  row.top_p = 0.69f;  // reached by 0.4 + 0.3 = 0.7
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
   row.top_p = 0.71f;
   EXPECT_EQ((std::set<int32_t>{0, 1, 3}), Support(kFour, row));
@@ -122,13 +122,14 @@ TEST(SampleTest, TopKTopPAndMinPKeepExactlyTheIdsOfTheirDefinition) {
   EXPECT_EQ((std::set<int32_t>{0, 1, 3}), Support(kFour, row));
   row.min_p = 0.51f;
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
-  // top-p applies to the ids that top-k kept: after that, id 1 has 0.4 / 0.7 =
-  // 0.57, which reaches 0.55 without another id.
+  // Top-p applies to the two ids that top-k kept. Among them, id 1 has a
+  // probability of 0.4 / 0.7 = 0.57, which reaches 0.55 without the other id.
   row = SampleRowArgs();
   row.top_k = 2;
   row.top_p = 0.55f;
   EXPECT_EQ((std::set<int32_t>{1}), Support(kFour, row));
-  // If equal logits are at the limit of top-k, the lower ids are kept.
+  // If only some of several equal logits fit into top-k, the lowest ids are
+  // kept.
   row = SampleRowArgs();
   row.top_k = 2;
   EXPECT_EQ((std::set<int32_t>{0, 1}), Support({1.0f, 1.0f, 1.0f}, row));
@@ -192,9 +193,10 @@ TEST(SampleTest, AnAllowedTokenIsDrawnDespiteInfiniteBiases) {
     int32_t want;
   };
   const Case cases[] = {
-      // both 1 and 3 are certain: the lower one is taken
+      // Ids 1 and 3 have +infinity, so the lower one is taken.
       {{0.0f, kInf, 0.0f, kInf}, 1},
-      // all equal: the lowest that is not banned (0 is)
+      // All logits are equal, so the lowest id is taken that is not banned. (Id
+      // 0 is.)
       {{-kInf, -kInf, -kInf, -kInf}, 1},
       {{kInf, -kInf, 3.0f, -kInf}, 2},
   };
@@ -216,8 +218,9 @@ TEST(SampleTest, AnAllowedTokenIsDrawnDespiteInfiniteBiases) {
   }
 }
 
-// A penalty of 1e-38 keeps 1 / 1e-38 finite, but makes 100 / 1e-38 infinite.
-TEST(SampleTest, AnOverflowingRepetitionPenaltyStillDrawsTheToken) {
+// Logits are divided by the penalty of 1e-38. The quotient 1 / 1e-38 is finite,
+// but 100 / 1e-38 is infinite.
+TEST(SampleTest, ATokenIsDrawnEvenIfTheRepetitionPenaltyMakesItsLogitInfinite) {
   TestStream test;
   SampleRowArgs row;
   const std::vector<int32_t> prompt = {0, 1, 0};
@@ -241,7 +244,7 @@ TEST(SampleTest, PenaltiesChangeLogitsOfPromptAndOutputIdsAsDocumented) {
   row = SampleRowArgs();
   row.temperature = 0.0f;
   row.output_counts = output.data();
-  // 4 becomes 2.5, below 3: subtracted once, not twice
+  // The penalty is subtracted once, not twice: 4 becomes 2.5, which is below 3.
   row.presence_penalty = 1.5f;
   EXPECT_EQ(0, Draw(test, {3.0f, 1.0f, 4.0f}, {row}).ids[0]);
   EXPECT_EQ((std::vector<int32_t>{1, 0, 2}), output);  // the draw was counted
@@ -253,7 +256,7 @@ TEST(SampleTest, PenaltiesChangeLogitsOfPromptAndOutputIdsAsDocumented) {
   EXPECT_EQ(2, Draw(test, {3.0f, 1.0f, 4.0f}, {row}).ids[0]);
 }
 
-TEST(SampleTest, LogprobsComeFromTheRawLogits) {
+TEST(SampleTest, LogProbabilitiesAreThoseOfTheRawLogits) {
   TestStream test;
   SampleRowArgs row;
   row.temperature = 0.0f;
@@ -272,7 +275,7 @@ TEST(SampleTest, LogprobsComeFromTheRawLogits) {
 
 // The rows use the parameters in many combinations; the vocabulary is not a
 // multiple of the vector length.
-TEST(SampleTest, BackEndThreadsAndBatchDoNotChangeTheSampledRow) {
+TEST(SampleTest, TheSampledTokenDoesNotDependOnBackEndThreadsOrBatch) {
   constexpr int64_t kVocab = 5003;
   constexpr size_t kRows = 12;
   const auto logits = RandomFloats(kVocab * kRows, 1, 3.0f);
@@ -301,7 +304,7 @@ TEST(SampleTest, BackEndThreadsAndBatchDoNotChangeTheSampledRow) {
   }
 }
 
-TEST(SampleTest, RefusesMoreTopEntriesThanIds) {
+TEST(SampleTest, RefusesToListMoreTopIdsThanTheVocabularyHas) {
   TestStream test;
   SampleArgs params;
   params.vocab = 4;

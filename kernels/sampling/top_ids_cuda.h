@@ -1,6 +1,6 @@
-// Finds the top of a row of logits with one CTA: the shortest prefix, in the
-// order of sample.h, that holds a number of ids or a share of their weights,
-// for any row. C++17, device code.
+// Finds the top of a row of logits with one CTA: the shortest prefix of the
+// ids, in the order of sample.h, that has a given number of ids or a given
+// share of the sum of weights. C++17, device code.
 //
 // No thread reads a whole row by itself, and at most kSortedIds ids are sorted
 // together. A first pass counts and weighs the ids above five cuts at fixed
@@ -10,9 +10,9 @@
 // pass splits this interval by five cuts, alternately at equal distances by
 // value and by order (bits of the logits, then ids). The remaining ids are
 // sorted in shared memory, and one thread walks them.
-// Each pass reads the row (4 V bytes) and computes exponentials only within its
-// interval. A typical row of 128K ids takes two or three passes, ids with equal
-// logits about ten, and no row more than kMostSplits.
+// Each pass reads the row (4 V bytes for V ids) and computes exponentials only
+// within its interval. A typical row of 128K ids takes two or three passes, a
+// row of equal logits about ten, and no row more than kMostSplits.
 //
 // Weights are summed in float64, in an order of threads and lanes that depends
 // only on the length of the row.
@@ -34,8 +34,8 @@ KVASIR_DEVICE T ShuffleWide(T value, uint32_t lanes) {
   return simt::BitsAs<T>(high << 32 | low);
 }
 
-// Maps floats to integers in the same order: a larger number gets a larger
-// integer, -0 and 0 get the same, and NaN gets one above that of 0.
+// Maps floats to integers so that a larger float has a larger integer. -0 and 0
+// have the same integer, and NaN has a larger one than 0.
 KVASIR_DEVICE uint32_t OrderOf(float x) {
   const auto bits = simt::BitsAs<uint32_t>(x + 0.0f);
   return bits ^ ((bits >> 31) != 0 ? 0xffffffffu : 0x80000000u);
@@ -47,8 +47,8 @@ KVASIR_DEVICE float OfOrder(uint32_t order) {
 
 KVASIR_DEVICE bool IsFinite(float x) { return x * 0.0f == 0.0f; }
 
-// A position in the order of ids: larger logits come first, and equal logits
-// are ordered by id.
+// The key by which ids are ordered, smallest key first: larger logits come
+// first, and ids of equal logits are in ascending order.
 using TopKey = uint64_t;
 inline constexpr TopKey kEndOfRow = ~TopKey{0};  // after all ids
 KVASIR_DEVICE TopKey KeyOf(float logit, int32_t id) {
@@ -60,13 +60,14 @@ KVASIR_DEVICE float LogitOf(TopKey key) {
 KVASIR_DEVICE int32_t IdOf(TopKey key) {
   return static_cast<int32_t>(static_cast<uint32_t>(key));
 }
-// Returns the position after all ids with this logit or a larger one.
+// Returns the key that comes right after all ids with this logit or a larger
+// one.
 KVASIR_DEVICE TopKey BehindLogit(float logit) {
   return (TopKey{~OrderOf(logit)} + 1) << 32;
 }
 
-// Returns the smallest of all threads' keys. No other call may use the same
-// `partial`.
+// Returns the smallest of all threads' keys. `partial` is shared memory that no
+// other call may use.
 KVASIR_DEVICE TopKey FirstKey(TopKey key, TopKey* partial,
                               simt::Site site = simt::Site::Here()) {
   for (uint32_t lanes = simt::kWarp / 2; lanes > 0; lanes /= 2) {
@@ -89,8 +90,8 @@ KVASIR_DEVICE void Sort(TopKey* keys, uint32_t count) {
   while (whole < count) whole *= 2;
   for (uint32_t size = 2; size <= whole; size *= 2) {
     for (uint32_t apart = size / 2; apart > 0; apart /= 2) {
-      // In the first round of a size, compare mirror images; then keys at a
-      // fixed distance.
+      // The first round of each size compares keys at mirrored positions. Later
+      // rounds compare keys at a fixed distance.
       const uint32_t flip = apart == size / 2 ? 2 * apart - 1 : apart;
       for (uint32_t i = simt::Thread(); i < whole / 2; i += kLogitThreads) {
         const uint32_t low = i / apart * 2 * apart + i % apart;
@@ -108,15 +109,16 @@ KVASIR_DEVICE void Sort(TopKey* keys, uint32_t count) {
   }
 }
 
-// The ids of a row before the key `end`: their number, and the sum of their
-// weights.
+// A prefix of a row's ids, which are those before the key `end`: how many they
+// are, and the sum of their weights.
 struct Prefix {
   TopKey end;
   double mass;
   uint32_t count;
 };
 
-// The goal of a search: a prefix is enough if it reaches one of these limits.
+// The goal of a search for a prefix. A prefix meets it as soon as it reaches
+// one of these limits.
 struct Goal {
   uint32_t count = ~0u;  // number of ids
   double mass = 1e300;   // sum of weights
@@ -157,14 +159,13 @@ struct TopOrder {
   }
 };
 
-// Keys that cut an interval into parts, in ascending order; the last is the
-// interval's end. More cuts would not fit into registers.
+// The keys (cuts) at which an interval is divided, in ascending order. The last
+// one is the interval's end. More cuts would not fit into registers.
 inline constexpr int kCuts = 6;
 struct TopCuts {
   TopKey key[kCuts];
 };
-// For each cut, the count and the weight of the ids before it. In shared
-// memory.
+// For each cut, the prefix of the ids before it. TopMarks are in shared memory.
 struct TopMarks {
   Prefix prefix[kCuts];
 };
@@ -174,8 +175,8 @@ struct SplitMemory {
   uint32_t count[kCuts][kLogitWarps];
 };
 
-// Returns cuts at distances of 1.5, 3, 5, 7.5 and 10.5 temperatures from the
-// largest logit, and at 88, from where on weights are 0.
+// Returns cuts for the first pass, at distances of 1.5, 3, 5, 7.5, 10.5 and 88
+// temperatures from the largest logit. Below the last one, weights are 0.
 KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
   TopCuts cuts;
   TopKey before = order.begin();
@@ -192,8 +193,8 @@ KVASIR_DEVICE TopCuts CutsOfRow(const TopOrder& order) {
   }
   return cuts;
 }
-// Returns cuts of the interval from one key to a larger one, at equal distances
-// of logits (by_value) or of keys.
+// Returns cuts that divide the interval [begin, end) of keys at equal
+// distances, measured in logits (if by_value) or in keys.
 KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
                                   int32_t vocab) {
   // The key after all ids whose logit equals the first logit of the interval.
@@ -212,7 +213,7 @@ KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
   for (int i = 0; i < kCuts - 1; ++i) {
     const auto times = static_cast<TopKey>(i + 1);
     TopKey key = step > 0 ? begin + step * times : begin + times;
-    // Needed if all logits of the interval are equal.
+    // This applies if all logits of the interval are equal.
     if (i == 0 && BehindLogit(top) < key) key = BehindLogit(top);
     if (by_value) key = BehindLogit(top + part * static_cast<float>(i + 1));
     key = key < begin ? begin : key;
@@ -222,8 +223,8 @@ KVASIR_DEVICE TopCuts CutsBetween(TopKey begin, TopKey end, bool by_value,
   return cuts;
 }
 
-// Computes the marks: the count and weight of the ids from the end of `from` to
-// each cut. All threads can read the marks when it returns.
+// Computes for each cut the mark: the prefix that consists of `from` and the
+// ids from there to the cut. All threads can read the marks when it returns.
 template <int n>
 KVASIR_DEVICE void Split(const TopOrder& order, const Prefix& from,
                          const TopCuts& cuts, SplitMemory* memory,
@@ -269,16 +270,16 @@ KVASIR_DEVICE void Split(const TopOrder& order, const Prefix& from,
   simt::SyncCta();
 }
 
-// The border that is searched lies between these two prefixes: `from` is too
-// small, and `to` is enough, unless no prefix is.
+// The end of the searched prefix (the border) lies between these two prefixes.
+// `from` is too small, and `to` meets the goal, unless no prefix does.
 struct TopInterval {
   Prefix from, to;
 };
 
-// Returns the two neighbouring prefixes, among `interval` and the marks in it,
-// between which the border lies. There is always an id between them: a mark
-// that already has all ids of the interval ends it, even if its weights, added
-// in another order, are one bit less than the goal.
+// Returns the part of `interval`, between two neighbouring marks (or an end of
+// the interval), in which the border lies. It always has at least one id. For
+// this, a mark that already has all ids of the interval ends it, even if its
+// weights, added in another order, are one bit less than the goal.
 KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
                                   TopInterval interval) {
   for (int i = 0; i < kCuts; ++i) {
@@ -294,28 +295,29 @@ KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
   return interval;
 }
 
-// A limit for the number of splits that no row reaches. A split by order
+// The most splits of an interval. No row reaches this limit. A split by order
 // reduces an interval of n keys to n / 6 + 5, or to n / 3 if the first cut is
 // moved to the end of a logit (CutsBetween). A row needs at most 53 splits:
-// - 34 from 2^64 to 2^38 keys (64 logits): 17 splits by order that divide by 3,
-// each followed by a split by value;
-// - 2 to 2^35 keys, where a sixth is hardly more than a logit: both divide by
-// 3;
-// - 6 to the 2^20 ids of one logit: each divides by 6;
-// - 11 to one id: 8 that divide by 6, one by 3, and 2 because of the added 5.
+// - 34 reduce the interval from 2^64 keys to 2^38 (64 logits): 17 splits by
+//   order, which divide by 3, each followed by a split by value;
+// - 2 reduce it to 2^35 keys, where a sixth is hardly more than a logit: both
+//   divide by 3;
+// - 6 reduce it to the 2^20 ids of one logit: each divides by 6;
+// - 11 reduce it to one id: 8 divide by 6, one divides by 3, and 2 are needed
+//   because of the added 5.
 // Tested by SampleCudaTest.NoIntervalOfKeysNeedsMoreSplitsThanTheLimit.
 inline constexpr int kMostSplits = 64;
 
 struct TopMemory {
   SplitMemory split;
   TopMarks row;     // marks at CutsOfRow
-  TopMarks within;  // marks of the last Split
+  TopMarks within;  // marks of the latest Split
   uint32_t next;    // the index at which the next key is stored
 };
 
 // Narrows the interval in which the border lies, starting with the marks of the
-// whole row, until it has at most `most` ids or, with `whole`, at most `most`
-// ids precede its end.
+// whole row. Stops when the interval has at most `most` ids or, if `whole`,
+// when at most `most` ids precede its end.
 template <int n>
 KVASIR_DEVICE TopInterval Narrow(const TopOrder& order, const Goal& goal,
                                  const Prefix& limit, uint32_t most, bool whole,
@@ -336,9 +338,9 @@ KVASIR_DEVICE TopInterval Narrow(const TopOrder& order, const Goal& goal,
   return interval;
 }
 
-// Writes the keys of the ids in [begin, end) into `keys`, sorted; if there are
-// more than `most`, only some of them. Returns their number. `next` must be 0
-// before the call.
+// Writes the sorted keys of the ids in [begin, end) to `keys`. If there are
+// more than `most`, writes `most` of them, chosen arbitrarily. Returns how many
+// it wrote. *next must be 0 before the call.
 template <int n>
 KVASIR_DEVICE uint32_t TakeSorted(const TopOrder& order, TopKey begin,
                                   TopKey end, TopKey* keys, uint32_t most,

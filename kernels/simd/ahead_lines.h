@@ -6,11 +6,11 @@
 
 namespace kvasir::kernels {
 
-// True if prefetches go into the level-1 cache, false if only into level 2. An
-// Intel core can fetch only a few lines into level 1 at a time, so prefetches
-// would delay the lines that are read meanwhile. On an AMD Zen 5, prefetching
-// into level 1 is faster for data in memory, but costs 1 to 2 % for data that
-// is already in a cache (measured).
+// True if lines are prefetched into the level-1 cache, false if only into level
+// 2. An Intel core can fetch only a few lines into level 1 at a time, so
+// prefetches into level 1 would delay ordinary reads. On an AMD Zen 5,
+// prefetching into level 1 is faster for data in memory, but costs 1 to 2 % for
+// data that is already in a cache (measured).
 #if defined(__GNUC__) && defined(__x86_64__)
 inline const bool kAsksForFirstLevel = [] {
   __builtin_cpu_init();
@@ -41,17 +41,18 @@ inline void AskForLine(const char*) {}
 // kLead lines ahead of its reads. (The core would have to wait if many lines
 // were prefetched at once.) If the queue is full, further pieces are dropped:
 // they are read without prefetching.
-// Threads: an object is used by one thread.
+// Threads: each object is used by one thread only.
 class AheadLines {
  public:
   static constexpr int64_t kLineBytes = 64;
-  // How many lines ahead of the reads lines may be prefetched. This is enough
-  // to hide the latency of memory, and the lines still fit into the level-1
-  // cache. With half as many, decoding with dense KV caches is 4 to 12 %
-  // slower.
+  // Lines are prefetched at most this many lines before they are read. This is
+  // enough to hide the latency of memory, and the lines still fit into the
+  // level-1 cache. With half as many, decoding with dense KV caches is 4 to 12
+  // % slower.
   static constexpr int64_t kLead = 256;
 
-  // Appends a piece. If it follows the last one in memory, the two are joined.
+  // Appends a piece. If it begins in memory where the last one ends, the two
+  // are joined.
   void Add(const char* begin, int64_t bytes) {
     if (bytes <= 0) return;
     Piece& last = pieces_[(added_ - 1) % kMostPieces];
@@ -65,10 +66,10 @@ class AheadLines {
     }
   }
 
-  // Begins the next block: the pieces that were added since the previous call.
-  // Pieces that were added before that call count as read, so their lines that
-  // were not prefetched are skipped. In the first block, kLead lines may be
-  // prefetched at once.
+  // Begins to read the next block, which consists of the pieces that were added
+  // since the previous call. Earlier pieces now count as read, so any of their
+  // lines that were not prefetched are skipped. In the first block, kLead lines
+  // may be prefetched at once.
   void NextBlock() {
     read_ = block_end_;
     block_end_ = lines_;
@@ -76,10 +77,10 @@ class AheadLines {
     while (asked_ < read_ && FindPiece()) Pass(read_ - asked_);
     allowed_ = std::max(allowed_, asked_);
   }
-  // The reader must call this before it reads the next `bytes` bytes. Allows
-  // prefetches of about as many bytes, so that pieces that were added late are
-  // not prefetched all at once. First prefetches all lines that earlier calls
-  // allowed and that are not yet prefetched.
+  // The reader must call this before it reads the next `bytes` bytes. First
+  // prefetches all lines that earlier calls allowed and that are not prefetched
+  // yet. Then allows prefetches of about `bytes` more bytes. So pieces that
+  // were added late are not prefetched all at once.
   void Read(int64_t bytes) {
     AskFor(allowed_ - asked_);
     const int64_t lines = LinesOf(bytes);
@@ -88,8 +89,8 @@ class AheadLines {
                                             read_ + kLead, lines_}));
   }
 
-  // Prefetches the next `lines` lines, or fewer if the rest is too far ahead of
-  // the reads.
+  // Prefetches the next `lines` lines, or fewer if the others are too far ahead
+  // of the reads.
   void Ask(int64_t lines = 1) { AskFor(std::min(lines, allowed_ - asked_)); }
   // Returns the address of the next `bytes` bytes, which the caller must
   // prefetch itself. Returns null if they are too far ahead of the reads or not
@@ -143,13 +144,13 @@ class AheadLines {
 
   const char* next_ = nullptr;
   const char* end_ = nullptr;
-  // Positions in the queue: numbers of lines since the first line that was
+  // Positions in the queue, counted in lines from the first line that was
   // added.
   int64_t asked_ = 0;
   int64_t allowed_ = 0;
   int64_t read_ = 0;
   int64_t block_end_ = 0;
-  int64_t lines_ = 0;  // end of the lines that were added
+  int64_t lines_ = 0;  // end of the last line that was added
   uint32_t taken_ = 0;
   uint32_t added_ = 0;
   Piece pieces_[kMostPieces];

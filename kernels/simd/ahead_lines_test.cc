@@ -46,7 +46,8 @@ TEST_F(AheadLinesTest, PrefetchesOnlyALimitedNumberOfLinesAheadOfTheReads) {
   lines_.Read(3 * kLine);
   EXPECT_EQ(TakeLine(), kLead);
   EXPECT_EQ(CountRest(), 2);
-  // If the reader reads more lines than were added, only the added lines count.
+  // Although the reader reads more lines than were added, only the added lines
+  // count.
   lines_.Read(9 * kLead * kLine);
   EXPECT_EQ(CountRest(), kLead - 3);
 }
@@ -73,7 +74,7 @@ TEST_F(AheadLinesTest,
   EXPECT_EQ(CountRest(), 40 + 40 / 8 - 1);
 }
 
-TEST_F(AheadLinesTest, LinesThatWereReadAreNotPrefetched) {
+TEST_F(AheadLinesTest, LinesOfEarlierBlocksAreNotPrefetchedAnyMore) {
   lines_.Add(At(0), 2 * kLead * kLine);
   lines_.NextBlock();
   lines_.Add(At(3 * kLead), kLead * kLine);
@@ -99,14 +100,15 @@ TEST_F(AheadLinesTest, TakeReturnsAContiguousRangeOrNull) {
   EXPECT_EQ(lines_.Take(2 * kLine), At(3));
   EXPECT_EQ(lines_.Take(2 * kLine), At(20));
   EXPECT_EQ(TakeLine(), 22);
-  EXPECT_EQ(lines_.Take((kLead - 4) * kLine), nullptr);  // beyond the lead
+  // more than kLead lines ahead
+  EXPECT_EQ(lines_.Take((kLead - 4) * kLine), nullptr);
   EXPECT_EQ(lines_.Take((kLead - 5) * kLine), At(23));
 }
 
 TEST_F(AheadLinesTest, DropsPiecesThatDoNotFitIntoTheQueue) {
   const auto count = static_cast<int64_t>(memory_.size()) / kLine / 2;
   ASSERT_GT(count, 3 * kLead);
-  // Adds every second line, so that no pieces are joined.
+  // Adds every second line as a piece, so that no pieces are joined.
   for (int64_t i = 0; i < count; ++i) lines_.Add(At(2 * i), kLine);
   lines_.NextBlock();
   EXPECT_EQ(TakeLine(), 0);
@@ -119,7 +121,7 @@ TEST_F(AheadLinesTest, DropsPiecesThatDoNotFitIntoTheQueue) {
   EXPECT_EQ(TakeLine(), 1);
 }
 
-TEST_F(AheadLinesTest, AnEmptyRangePrefetchesNothing) {
+TEST_F(AheadLinesTest, EmptyQueuesAndEmptyPiecesPrefetchNothing) {
   lines_.NextBlock();
   lines_.Ask();
   lines_.Read(kLine);
@@ -132,8 +134,7 @@ TEST_F(AheadLinesTest, AnEmptyRangePrefetchesNothing) {
   for (const int64_t line : {3, 20, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest,
-       APieceThatIsPartlyPrefetchedIsNotJoinedWithItsNeighbour) {
+TEST_F(AheadLinesTest, ANewPieceIsNotJoinedWithAPartlyPrefetchedNeighbour) {
   lines_.Add(At(0), 2 * kLine);
   lines_.NextBlock();
   EXPECT_EQ(TakeLine(), 0);
@@ -143,11 +144,11 @@ TEST_F(AheadLinesTest,
   for (const int64_t line : {2, 3, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-// Pieces have 33 lines, and the reader takes 8 lines at a time. Take returns
-// null for 8 lines that are not in a single piece, but must succeed for the
-// others.
+// Pieces have 33 lines, and the reader takes 8 lines at a time. Take must
+// return null if the next 8 lines are not in a single piece, but must succeed
+// otherwise.
 TEST_F(AheadLinesTest,
-       MostTakesSucceedAlthoughPiecesAreNotAMultipleOfTheLinesTaken) {
+       MostTakesSucceedEvenIfPieceSizesAreNotMultiplesOfTheSizeTaken) {
   int64_t taken = 0;
   int64_t asked = 0;
   int64_t next = 0;

@@ -1,5 +1,5 @@
 // The arithmetic that all CPU back ends share, in scalar form: elementary
-// functions as fixed sequences of IEEE operations, and sums of a fixed number
+// functions as fixed sequences of IEEE operations, and sums over a fixed number
 // of lanes. SIMD code does the same operations in the same order, so results do
 // not depend on the instruction set. C++17.
 #pragma once
@@ -34,9 +34,9 @@ inline float TreeMax(float* lanes) {
   return lanes[0];
 }
 
-// exp(x) with an error of at most 2 ulp: with x = n ln2 + r, a degree-6
-// polynomial in r times 2^n. Below kLowest the result is 0 (no subnormals), and
-// above kHighest it is exp(kHighest). NaN stays NaN.
+// Exp(x) is exp(x) with an error of at most 2 ulp. With x = n ln2 + r, it is
+// 2^n times a degree-6 polynomial in r. Below kLowest the result is 0 (no
+// subnormals), and above kHighest it is exp(kHighest). NaN stays NaN.
 namespace exp_constants {
 inline constexpr float kLowest = -87.33654f;
 inline constexpr float kHighest = 88.3762f;
@@ -69,7 +69,7 @@ KVASIR_HOST_DEVICE inline float Exp(float x) {
   return p * FloatOf(static_cast<uint32_t>(exponent) << 23);
 }
 
-// x / (1 + exp(-x)); 0 if exp(-x) would overflow.
+// Silu(x) is x / (1 + exp(-x)), or 0 if exp(-x) would overflow.
 inline float Silu(float x) {
   return x < -exp_constants::kHighest ? 0.0f : x / (1.0f + Exp(-x));
 }
@@ -114,8 +114,8 @@ inline float NormalTail(float a) {
   return power * (p * t);
 }
 
-// x times the normal distribution function at x; 0 if that function is 0 in
-// float32, even for x = -infinity.
+// Gelu(x) is x times the normal distribution function at x. If that function is
+// 0 in float32, the result is 0, even for x = -infinity.
 inline float Gelu(float x) {
   if (x < -normal_constants::kFarthest) return 0.0f;
   const float tail = NormalTail(std::fabs(x));
@@ -137,8 +137,8 @@ inline float GeluTanh(float x) {
 
 inline float Relu(float x) { return x < 0.0f ? 0.0f : x; }
 
-// sin and cos of r in [-pi/4, pi/4], with an error of at most 1 ulp of the
-// larger of the two.
+// Sine and cosine of r in [-pi/4, pi/4]. The error of each is at most 1 ulp of
+// the larger of the two.
 namespace trig_constants {
 inline constexpr float kRadiansPerUnit = 1.46291807926716e-9f;  // 2 pi / 2^32
 inline constexpr float kS3 = -1.9515295891e-4f;
@@ -161,8 +161,8 @@ KVASIR_HOST_DEVICE inline void SinCosReduced(float r, float* sin_out,
   *cos_out = std::fma(k * z, z, std::fma(-0.5f, z, 1.0f));
 }
 
-// An angle as the nearest multiple of a quarter turn plus a remainder in
-// radians, in [-pi/4, pi/4]. ReduceTurns computes it from an angle in units of
+// An angle, as the nearest multiple of a quarter turn plus a remainder in
+// [-pi/4, pi/4] (radians). ReduceTurns computes it from an angle in units of
 // 2^-64 turns.
 struct ReducedAngle {
   uint32_t quarter;  // 0..3
@@ -180,7 +180,8 @@ KVASIR_HOST_DEVICE inline ReducedAngle ReduceTurns(uint64_t turns) {
           static_cast<float>(top) * trig_constants::kRadiansPerUnit};
 }
 
-// Computes cos and sin of the whole angle from those of its remainder.
+// Computes the cosine and sine of an angle from those of its remainder
+// (ReducedAngle).
 KVASIR_HOST_DEVICE inline void RotateByQuarter(uint32_t quarter, float sin_r,
                                                float cos_r, float* sin_out,
                                                float* cos_out) {

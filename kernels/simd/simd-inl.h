@@ -68,7 +68,7 @@ HWY_INLINE Vec LoadFloats(const F16* from) {
 #endif
 }
 
-// The maximum as the scalar code computes it: a > b ? a : b.
+// The maximum as scalar code computes it, which matters for NaN: a > b ? a : b.
 template <typename V>
 HWY_INLINE V Larger(V a, V b) {
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR
@@ -78,7 +78,7 @@ HWY_INLINE V Larger(V a, V b) {
 #endif
 }
 
-// Like ExpVec, for numbers up to kHighest. NaN stays NaN.
+// Like ExpVec, for x that is at most kHighest or NaN. NaN stays NaN.
 HWY_INLINE Vec ExpOfCapped(Vec x) {
   namespace c = exp_constants;
   const hn::RebindToUnsigned<Floats> d32;
@@ -92,9 +92,9 @@ HWY_INLINE Vec ExpOfCapped(Vec x) {
   p = Fma(p, r, Broadcast(c::kC2));
   p = Fma(p, hn::Mul(r, r), r);
   p = hn::Add(p, Broadcast(1.0f));
-  // Adding 2^23 puts the biased exponent n + 127 into the lowest bits of the
-  // float. For x below kLowest this is meaningless, but the result is then
-  // replaced by 0.
+  // Adding 1.5 * 2^23 + 127 puts the biased exponent n + 127 into the lowest
+  // bits of the float. For x below kLowest this is meaningless, but then the
+  // result is replaced by 0.
   const Vec exponent = hn::Add(n, Broadcast(0x1.8p23f + 127.0f));
   const Vec scale =
       hn::BitCast(kFloats, hn::ShiftLeft<23>(hn::BitCast(d32, exponent)));
@@ -161,8 +161,8 @@ HWY_INLINE Vec ReluVec(Vec x) {
   return hn::IfThenElse(hn::Lt(x, zero), zero, x);
 }
 
-// The kLanes (16) partial results of a reduction, in as many vectors as they
-// need.
+// The kLanes (16) partial results of a reduction, in as many vectors as are
+// needed to hold them.
 struct Wide {
   Vec part[kVecsPerWide];
 };
@@ -181,7 +181,8 @@ HWY_INLINE void StoreWide(const Wide& wide, float* lanes) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// Combines the halves of a vector until four lanes are left.
+// Combines the two halves of a vector, again and again until four lanes are
+// left.
 template <class D, class V, typename Combine>
 HWY_INLINE auto FoldToFour(D d, V v, const Combine& combine) {
   if constexpr (hn::MaxLanes(D()) > 4) {
@@ -207,8 +208,8 @@ HWY_INLINE auto ReduceToFour(const Wide& wide, const Combine& combine) {
 }
 #endif
 
-// TreeSum and TreeMax in registers: halves are combined until one lane is left.
-// `combine(low, high)` is one step of the tree.
+// TreeSum or TreeMax in registers. Combines the two halves of the lanes, again
+// and again until one lane is left. combine(low, high) is one such step.
 template <typename Combine>
 HWY_INLINE float ReduceWide(const Wide& wide, const Combine& combine) {
 #if HWY_TARGET == HWY_SCALAR

@@ -18,8 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Transposes, for each 128-bit block, the 4 x 4 words that rows[0] to rows[3]
-// have in this block.
+// Transposes 4 x 4 words in each 128-bit block: those that rows[0] to rows[3]
+// have in the block.
 #if HWY_TARGET != HWY_SCALAR
 HWY_INLINE void TransposeBlocksOf4(WordVec* rows) {
   const hn::Repartition<uint64_t, Words> d64;
@@ -73,7 +73,7 @@ HWY_INLINE void Transpose(WordVec* rows) {
 #endif
 }
 
-// Sets out[i * out_stride + s] to number `first + i` of row s, for kVecLanes
+// Sets out[i * out_stride + s] to number `first + i` of row s. For kVecLanes
 // rows and kVecLanes numbers of each row.
 template <typename T>
 HWY_INLINE void TransposeNumbers(const char* const* rows, int64_t first,
@@ -91,9 +91,9 @@ HWY_INLINE void TransposeNumbers(const char* const* rows, int64_t first,
   }
 }
 
-// Like TransposeNumbers, for twice as many bfloat16 numbers of each row. Two
-// numbers are moved as one word and separated afterwards, which halves the
-// moves.
+// Like TransposeNumbers, for twice as many bfloat16 numbers of each row. Moves
+// pairs of numbers as 32-bit words and separates them afterwards, which halves
+// the number of moves.
 HWY_INLINE void TransposeBf16Pairs(const char* const* rows, int64_t first,
                                    float* out, int64_t out_stride,
                                    AheadLines* ahead) {

@@ -25,7 +25,8 @@ constexpr uint64_t kMaxPlanBytes = 64 << 20;
 // enough.
 constexpr int64_t kRowMultiple = 32;
 
-// Tensors that show that the model computes more than its config states.
+// If a tensor's name contains one of these texts, the model computes something
+// that its config.json does not state.
 constexpr std::string_view kUnsupportedParts[] = {
     ".q_norm.",
     ".k_norm.",
@@ -35,8 +36,8 @@ constexpr std::string_view kUnsupportedParts[] = {
     ".post_feedforward_layernorm.",
 };
 
-// True if keys or values are stored whole, as plain numbers. Then their tensors
-// are those of the base model.
+// True if the side's keys or values are stored whole and not as codes. Then
+// their tensors are those of the base model.
 bool IsPlain(const plan::ResolvedSide& side) {
   return side.parts.size() == 1 && side.parts[0].space == plan::Space::kFull &&
          side.parts[0].bits.empty() && !side.parts[0].has_basis();
@@ -125,7 +126,7 @@ absl::Status TensorStream::Read(int64_t first_row, std::span<std::byte> out) {
     tensor_.file->Release(info(), begin, out.size());
     return absl::OkStatus();
   }
-  // The cached pages are released only when the file is closed, because other
+  // Does not release the cached pages before the file is closed, because other
   // ranks need the other parts of the same rows.
   const auto part_bytes = static_cast<size_t>(range_.row_bytes);
   for (size_t row = 0; row < out.size() / part_bytes; ++row) {

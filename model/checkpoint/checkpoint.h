@@ -32,10 +32,11 @@ struct TensorRange {
 };
 
 // Reads one tensor, or only a range of it, from front to back in blocks of
-// whole rows. It hashes the tiles, reads ahead, and releases the cached pages
-// that it has read.
+// whole rows. It hashes the tiles, reads ahead, and releases pages of the page
+// cache that it has read.
 // Owns: nothing. Checkpoint and buffer must outlive it.
-// Threads: one. Any number of streams may read from one checkpoint.
+// Threads: a stream is used by one thread. Any number of streams may read from
+// one checkpoint at the same time.
 class TensorStream {
  public:
   struct Block {
@@ -52,15 +53,15 @@ class TensorStream {
 
   const TensorInfo& info() const { return *tensor_.info; }
   absl::StatusOr<Block> Next();
-  // The tiles of the range, counted as if the range were the whole tensor.
-  // Valid after Next() has returned the end of the range.
+  // The tiles of the range, with indices as if the range were the whole tensor.
+  // Complete when Next() has returned the end of the range.
   Tiles tiles() const { return hasher_.tiles(); }
   // Bytes that were requested from the file so far.
   int64_t read_bytes() const { return read_bytes_; }
 
  private:
   bool whole_rows() const;
-  // In the next three functions, `first_row` counts from the range's first row.
+  // For the next three functions, row 0 is the range's first row.
   int64_t RowsOfBlock(int64_t first_row) const;
   void WillNeed(int64_t first_row, int64_t num_rows) const;
   absl::Status Read(int64_t first_row, std::span<std::byte> out);
@@ -68,13 +69,13 @@ class TensorStream {
   TensorStore::Entry tensor_;
   TensorRange range_;
   std::span<std::byte> buffer_;
-  int64_t next_row_ = 0;  // relative to the range
+  int64_t next_row_ = 0;  // counted from the range's first row
   int64_t read_bytes_ = 0;
   TileHasher hasher_;
 };
 
 // Owns: the open files.
-// Threads: const methods from any thread.
+// Threads: const methods may be called from any thread.
 // Errors: NOT_FOUND for a missing tensor, INVALID_ARGUMENT for a wrong shape or
 //   type, each with file, tensor, wanted and found value. UNIMPLEMENTED for
 //   models that are not served.
@@ -86,11 +87,11 @@ class Checkpoint {
   // CheckTensors.
   static absl::StatusOr<Checkpoint> Open(const std::string& folder);
 
-  // Checks that the tensors are those that `plan` needs; `plan` was resolved
-  // for this model. Every tensor must exist in its shape. A layer with
-  // compressed attention must have no attention projection that the plan does
-  // not use. Also returns the errors of RequiredTensors. If `with_ranges` is
-  // false, the tensors with the static ranges of codes may be missing.
+  // Checks that the checkpoint has the tensors that `plan` needs, each in its
+  // shape; `plan` was resolved for this model. A layer with compressed
+  // attention must have no attention projection that the plan does not use. If
+  // `with_ranges` is false, the tensors with the static ranges of codes may be
+  // missing. Also returns the errors of RequiredTensors.
   absl::Status CheckTensors(const plan::ResolvedPlan& plan,
                             bool with_ranges = true) const;
 

@@ -16,9 +16,10 @@ namespace {
 // Selects the rows of the stored tensor that belong to the canonical one.
 enum class Pick { kAll, kQuery, kKey, kValue, kAfterUnusedRows };
 
-// The names of one module: as the family stores it, and the canonical one. In a
-// tensor's name, "weight" or "bias" follows. In the names of `in_layer`, the
-// family's `layers` prefix, the layer's number and a point come before.
+// A module's name as the family stores it, and its canonical name. A tensor's
+// name consists of the module's name and then "weight" or "bias". For modules
+// of `in_layer`, it also begins with the family's `layers` prefix, the layer's
+// number and a point.
 struct NameRow {
   std::string_view stored;
   std::string_view ours;
@@ -28,7 +29,7 @@ struct NameRow {
 struct FamilyNames {
   std::string_view model_type;
   std::string_view layers;        // as stored
-  std::string_view short_layers;  // the form of older files, or nothing
+  std::string_view short_layers;  // the prefix in older files; may be empty
   std::span<const NameRow> in_layer;
   std::span<const NameRow> outer;
 };
@@ -88,7 +89,7 @@ const FamilyNames* NamesOf(const DecoderSpec& spec) {
 
 // A tensor name in a layer after its prefix is removed: "17." and the rest.
 struct InLayer {
-  std::string_view number;  // with its point
+  std::string_view number;  // like "17."
   std::string_view rest;
 };
 std::optional<InLayer> SplitLayer(std::string_view prefix,

@@ -13,18 +13,19 @@
 
 namespace kvasir::model {
 
-// The stored tensor, and the rows of it, that hold a canonical tensor.
+// The place of a canonical tensor: a stored tensor, or some rows of one.
 struct StoredTensor {
   std::string name;
   RowBlocks rows;
   int64_t num_rows = 0;  // rows of the canonical tensor, if it has not all
 };
 
-// The stored tensor for a canonical name. GPT-NeoX's fused query_key_value has,
-// for each head in turn, the rows of its queries, keys and values. OPT's table
-// of positions begins with two rows that no position uses. A name that is not
-// in the family's table is returned unchanged, and so are the names of an
-// artifact's attention tensors, which are canonical in every family.
+// The stored tensor for a canonical name. In GPT-NeoX, it may be some rows of
+// the fused query_key_value, which has the rows of queries, keys and values for
+// each head in turn. In OPT, it may be the table of positions without its first
+// two rows, which no position uses. A name that is not in the family's table is
+// returned unchanged, and so are the names of an artifact's attention tensors,
+// which are canonical in every family.
 StoredTensor StoredTensorOf(const DecoderSpec& spec, std::string_view name);
 
 // The canonical names of a stored tensor: several for a fused one, and its

@@ -26,9 +26,10 @@ struct Fingerprint {
 };
 std::string FingerprintText(const Fingerprint& fingerprint);
 
-// The size of a tile: its rows, and the bytes of each row. The last tiles of a
-// tensor may be smaller. A rank that reads a part of a tensor's rows or columns
-// reads mostly whole tiles.
+// The size of a tile: the number of its rows, and the bytes of each row. Tiles
+// at the end of a tensor's rows or columns may be smaller. Tiles are small
+// enough that a rank that reads only a part of a tensor reads mostly whole
+// tiles.
 inline constexpr int64_t kTileRows = 128;
 inline constexpr int64_t kTileRowBytes = 1024;
 
@@ -41,7 +42,7 @@ struct Tiles {
 
 // Hashes the rows of a tensor, or of a part of it that begins at a tile's
 // corner, from front to back.
-// Threads: one at a time.
+// Threads: used by one thread at a time.
 class TileHasher {
  public:
   explicit TileHasher(uint64_t row_bytes);
@@ -68,7 +69,7 @@ struct TensorTiles {
   static TensorTiles Of(const TensorInfo& info);
 
   std::string type_and_shape;
-  int64_t rows = 0;  // numbers of tiles
+  int64_t rows = 0;  // the number of tiles in each direction
   int64_t columns = 0;
   std::vector<Fingerprint> hashes;  // [rows, columns]
   std::vector<bool> known;          // [rows, columns]
@@ -84,14 +85,14 @@ std::string WeightsIdOf(const TilesByName& tensors, std::string_view outputs);
 
 // Collects the tiles of a checkpoint's tensors and computes its weights_id. The
 // order of the calls does not matter.
-// Threads: one.
+// Threads: used by one thread only.
 class WeightsIdBuilder {
  public:
   // Registers the tensor, so that Finish notices if its tiles are never added.
   void AddTensor(std::string_view name, const TensorInfo& info);
-  // Adds a rectangle of tiles whose first tile is at the given row and column
-  // of tiles. CHECKs that the tiles lie inside the tensor, and that a tile that
-  // is added twice has the same hash.
+  // Adds a rectangle of tiles. Its first tile has the given row and column,
+  // which count tiles. CHECKs that the tiles lie inside the tensor, and that a
+  // tile that is added twice has the same hash.
   void Add(std::string_view name, const TensorInfo& info, const Tiles& tiles,
            int64_t first_row = 0, int64_t first_column = 0);
   const TilesByName& tensors() const { return tensors_; }

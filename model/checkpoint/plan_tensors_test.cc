@@ -150,7 +150,7 @@ TEST(PlanTensorsTest, ListsBiasesOfLowRankKeysAndValues) {
                   "o_proj.bias [24]"));
 }
 
-TEST(PlanTensorsTest, TheMeanOfALowRankSideIsStoredInItsOutputBias) {
+TEST(PlanTensorsTest, TheMeanOfLowRankKeysOrValuesIsStoredAsABias) {
   const std::string mean = R"("mean":true,"codec":{"dtype":"BF16"})";
   const auto tensors = Listed(Spec(), LowRank("reconstruct", "PRE_ROPE", mean),
                               LowRank("at_runtime", "NO_ROPE", mean));
@@ -159,7 +159,7 @@ TEST(PlanTensorsTest, TheMeanOfALowRankSideIsStoredInItsOutputBias) {
   EXPECT_THAT(tensors, Not(Contains(HasSubstr("v_proj.up.bias"))));
 }
 
-TEST(PlanTensorsTest, TheOutputBiasIsTheModelsOwnOrTheValues) {
+TEST(PlanTensorsTest, OutputBiasIsListedOnlyIfTheModelOrTheValuesHaveOne) {
   DecoderSpec spec = WithBiases();
   EXPECT_THAT(Listed(spec, kFull, kFull),
               Not(Contains(HasSubstr("o_proj.bias"))));
@@ -240,8 +240,8 @@ TEST(PlanTensorsTest, TensorNamesNumberThePartsOfASide) {
                   "k_proj.part0.range.scale [4] F32",
                   "k_proj.part1.down.weight [5, 24]", "v_proj.weight [16, 24]",
                   "o_proj.weight [24, 32]"));
-  // The part that is lifted at run time instead of folded adds the query
-  // projection's rows of its 4 dims unchanged.
+  // If the second part is lifted at run time instead of folded, the query
+  // projection keeps its rows for that part's 4 dims unchanged.
   EXPECT_THAT(
       Listed(spec, absl::StrCat(pairs, ",", LowRank("at_runtime", "NO_ROPE")),
              kFull),

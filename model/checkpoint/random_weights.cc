@@ -26,13 +26,13 @@ constexpr double kCentredSumDeviation = 37837.2;
 constexpr double kBiasDeviation = 0.1;
 
 // The scale of matrices whose results are added to the residual stream. A model
-// of L layers does that 2 L times.
+// of L layers adds 2 L such results.
 double ResidualScale(const ModelShape& shape) {
   return 1.0 / std::sqrt(2.0 * static_cast<double>(shape.num_layers));
 }
 
-// Static ranges assume latents of standard deviation 1 and cover this many
-// deviations on each side of 0.
+// Static ranges are made for latents with standard deviation 1. They reach from
+// minus this number to plus this number.
 constexpr double kRangeDeviations = 3.0;
 
 // The quantization step of each tensor that holds the scale of a static range.

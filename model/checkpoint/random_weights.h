@@ -43,8 +43,8 @@ std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape);
 // The number of weights of the shape, biases and norms included.
 int64_t CountParameters(const ModelShape& shape);
 
-// The same numbers under canonical names (family_tensors.h), for the tensors of
-// the shape that `spec` needs.
+// Like the function above, but only the tensors that `spec` needs, under their
+// canonical names (family_tensors.h). Their elements have the same values.
 std::vector<RandomTensor> RandomTensorsOf(const ModelShape& shape,
                                           const DecoderSpec& spec);
 

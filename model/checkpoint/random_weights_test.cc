@@ -18,7 +18,7 @@ std::vector<float> Fill(const RandomTensor& tensor, uint64_t seed) {
   return values;
 }
 
-TEST(RandomWeightsTest, HaveTheRequestedMeanAndDeviation) {
+TEST(RandomWeightsTest, RandomWeightsHaveTheRequestedMeanAndDeviation) {
   double sum = 0.0;
   double squares = 0.0;
   double fourths = 0.0;
@@ -36,7 +36,7 @@ TEST(RandomWeightsTest, HaveTheRequestedMeanAndDeviation) {
   EXPECT_NEAR(fourths * count / (squares * squares), 2.7, 0.06);
 }
 
-TEST(RandomWeightsTest, ElementsDoNotDependOnHowTheyAreSplit) {
+TEST(RandomWeightsTest, ElementsDoNotDependOnTheSizeOfThePiecesThatAreFilled) {
   const RandomTensor tensor = Matrix("a", 1.0);
   const std::vector<float> whole = Fill(tensor, 7);
   for (const int64_t begin : {0, 1, 2, 501, 99998, 99999}) {
@@ -52,19 +52,19 @@ TEST(RandomWeightsTest, ElementsDoNotDependOnHowTheyAreSplit) {
   }
 }
 
-TEST(RandomWeightsTest, DependOnSeedAndName) {
+TEST(RandomWeightsTest, RandomWeightsDependOnTheSeedAndTheTensorsName) {
   EXPECT_EQ(Fill(Matrix("a", 1.0), 7), Fill(Matrix("a", 1.0), 7));
   EXPECT_NE(Fill(Matrix("a", 1.0), 7), Fill(Matrix("a", 1.0), 8));
   EXPECT_NE(Fill(Matrix("a", 1.0), 7), Fill(Matrix("b", 1.0), 7));
 }
 
-TEST(RandomWeightsTest, NormsAreOnes) {
+TEST(RandomWeightsTest, AllWeightsOfANormAreOne) {
   const RandomTensor norm{"n", {3}, RandomKind::kOnes, 0.0};
   EXPECT_EQ(Fill(norm, 1), (std::vector<float>{1.0F, 1.0F, 1.0F}));
 }
 
-// In GPT-NeoX's fused tensor, each head has three blocks of rows: queries,
-// keys, values. This test reads the keys.
+// In GPT-NeoX's fused tensor, each head has three blocks of rows: queries, keys
+// and values. This test compares the rows of the keys.
 TEST(RandomWeightsTest, CanonicalTensorsEqualRowsOfTheFamilysTensors) {
   const ModelShape shape = {.name = "small",
                             .family = Family::kNeox,

@@ -17,10 +17,11 @@ namespace {
 
 // The limit that the safetensors format sets.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
-// Many times what the index of the largest models takes.
+// The largest index file that is read. The indexes of the largest models are
+// many times smaller.
 constexpr uint64_t kMaxIndexBytes = 64 << 20;
 constexpr size_t kLengthBytes = 8;
-// The number of pieces of a fingerprint.
+// The number of pieces of a file that its fingerprint hashes.
 constexpr uint64_t kPieces = 256;
 constexpr uint64_t kPieceBytes = 64 << 10;
 

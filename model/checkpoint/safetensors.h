@@ -48,9 +48,9 @@ int64_t TensorTypeBits(TensorType type);
 bool IsWeightType(TensorType type);
 std::string ShapeText(std::span<const int64_t> shape);
 
-// Selects rows of a tensor: blocks of `block_rows` rows, the first of which
-// begins at row `first` and each further one `stride` rows later. block_rows 0:
-// all rows.
+// Selects rows of a tensor: blocks of `block_rows` rows each. The first block
+// begins at row `first`, and each further block begins `stride` rows after the
+// one before. If block_rows is 0, all rows are selected.
 struct RowBlocks {
   int64_t first = 0;
   int64_t block_rows = 0;
@@ -67,9 +67,9 @@ struct TensorInfo {
   // Relative to the start of the file's data section.
   uint64_t begin_bytes = 0;
   uint64_t size_bytes = 0;
-  // The rows from begin_bytes on that belong to this tensor. If they are not
-  // all rows, shape and size count only the selected ones, which are read as if
-  // they were contiguous.
+  // Selects the rows, counted from begin_bytes on, that belong to this tensor.
+  // If it does not select all, shape and size describe only the selected rows,
+  // which are read as if they were contiguous.
   RowBlocks rows;
 
   // The bytes of one row, which is the smallest unit that is read: the product
@@ -87,7 +87,7 @@ absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(
     std::string_view json, uint64_t data_bytes, std::string_view where);
 
 // One open safetensors file.
-// Threads: const methods from any thread.
+// Threads: const methods may be called from any thread.
 class SafetensorsFile {
  public:
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
@@ -134,12 +134,13 @@ class SafetensorsFile {
 struct TensorView {
   std::string name;
   RowBlocks rows;
-  int64_t num_rows = 0;  // in the selection; unused for all rows
+  // rows in the selection; unused if all rows are selected
+  int64_t num_rows = 0;
 };
 
 // The tensors of a checkpoint folder, by name, in whatever file they are:
 // model.safetensors, or the shards that model.safetensors.index.json lists.
-// Threads: const methods from any thread.
+// Threads: const methods may be called from any thread.
 // Errors: NOT_FOUND for a folder without either file. FAILED_PRECONDITION if a
 //   shard has another fingerprint than the index states (docs/artifact.md).
 class TensorStore {

@@ -165,7 +165,7 @@ INSTANTIATE_TEST_SUITE_P(
                   R"("a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
                   0, "tensor a: is defined twice"},
         BadHeader{"TypeTwice", R"({"a":{"dtype":"U8","dtype":"U8"}})", 0,
-                  "twice"},
+                  "has two fields dtype"},
         BadHeader{"NegativeDimension", R"({"a":{"shape":[-1]}})", 0,
                   "unexpected -1"},
         BadHeader{"FractionDimension", R"({"a":{"shape":[1.5]}})", 0,
@@ -241,7 +241,7 @@ TEST_F(SafetensorsTest, AFolderOfShardsIsReadByItsIndex) {
   EXPECT_EQ(store.Find("c"), nullptr);
 }
 
-TEST_F(SafetensorsTest, AShardMayHoldMoreThanTheIndexLists) {
+TEST_F(SafetensorsTest, AShardMayHoldTensorsThatTheIndexDoesNotList) {
   WriteFile("s1.safetensors",
             R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
             R"("b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",

@@ -97,9 +97,9 @@ class Combiner {
  public:
   explicit Combiner(const WeightTiles::Tensor& tensor) : tensor_(tensor) {}
 
-  // Checks that the ranks have sent enough hashes to cover all tiles of the
-  // tensor; `num_hashes` counts those of all ranks. So no memory is allocated
-  // for tiles that no rank has.
+  // Checks that the ranks together have sent enough hashes for all tiles of the
+  // tensor (`num_hashes` is their sum). Memory is allocated only after this
+  // check, so a tensor that claims too many tiles takes none.
   absl::Status Begin(uint64_t num_hashes) {
     const uint64_t rows = tensor_.rows();
     const uint64_t columns = tensor_.columns();

@@ -15,7 +15,7 @@
 namespace kvasir::model {
 
 // Owns: the descriptor.
-// Threads: const methods from any thread.
+// Threads: const methods may be called from any thread.
 // Errors: NOT_FOUND or PERMISSION_DENIED from opening. DATA_LOSS, with path,
 //   wanted and found size, if a file ends before the wanted range.
 class RandomAccessFile {
@@ -33,7 +33,7 @@ class RandomAccessFile {
   const std::string& path() const { return path_; }
   uint64_t size_bytes() const { return size_bytes_; }
 
-  // Fills `out` from `offset_bytes`.
+  // Fills `out` with the file's bytes from `offset_bytes` on.
   absl::Status Read(uint64_t offset_bytes, std::span<std::byte> out) const;
 
   // Hints for the kernel's page cache. They never fail.

@@ -16,8 +16,9 @@ namespace {
 
 using nlohmann::json;
 
-// Finds a key that an object has twice, in a pass of its own: json::parse with
-// a callback takes time quadratic in the members of an object.
+// Finds a key that an object has twice. This takes a separate pass, because
+// json::parse with a callback would take time quadratic in the number of an
+// object's members.
 class DuplicateKeys final : public nlohmann::json_sax<json> {
  public:
   // The key that was found, shortened; no value if there is none.

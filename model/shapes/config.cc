@@ -227,8 +227,9 @@ absl::Status ParseBiases(const JsonFields& fields, Family family,
     return absl::OkStatus();
   }
   spec->qkv_bias = family == Family::kQwen2;
-  // The code of Mistral and Qwen2 reads neither field. A file that states a
-  // bias that the family does not have describes another model.
+  // The reference implementations of Mistral and Qwen2 read neither field. A
+  // file that states a bias that the family does not have describes another
+  // model, so it is refused.
   for (const std::string_view name : {"attention_bias", "mlp_bias"}) {
     KVASIR_ASSIGN_OR_RETURN(const std::optional<bool> on, fields.Bool(name));
     const bool expected = name == "attention_bias" && spec->qkv_bias;
@@ -256,8 +257,8 @@ absl::Status ParseRotaryFamily(const JsonFields& fields, DecoderSpec* spec) {
 }
 
 // In GPT-NeoX and OPT every query head has its own KV head, and head_dim is
-// hidden_size / num_attention_heads. Their own code reads neither
-// num_key_value_heads nor head_dim, so other values are refused.
+// hidden_size / num_attention_heads. Their reference implementations read
+// neither num_key_value_heads nor head_dim, so other values are refused.
 absl::Status RefuseGroupedHeads(const JsonFields& fields,
                                 const DecoderSpec& spec) {
   if (spec.num_kv_heads != spec.num_heads) {
@@ -388,8 +389,8 @@ absl::Status ParseWindows(const JsonFields& fields, Family family,
         return fields.Unserved(
             "layer_types", absl::StrCat(JsonExcerpt(type), " is not served"));
       }
-      // Only Qwen2's own code reads layer_types, so in other families it must
-      // agree with sliding_window.
+      // Only Qwen2's reference implementation reads layer_types, so in other
+      // families it must agree with sliding_window.
       const bool may_differ =
           family == Family::kQwen2 && (window.has_value() || !is_sliding);
       if (is_sliding != windowed[layer] && !may_differ) {

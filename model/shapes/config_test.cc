@@ -183,7 +183,7 @@ TEST(ConfigTest, RefusesGroupedHeadsInLayerNormFamilies) {
   }
 }
 
-TEST(ConfigTest, HeadDimMayDifferFromHiddenSizeOverHeads) {
+TEST(ConfigTest, HeadDimMayDifferFromHiddenSizeDividedByHeads) {
   EXPECT_EQ(MustParse(With(SmallLlama(), "head_dim", 32)).head_dim, 32);
   EXPECT_EQ(MustParse(With(SmallLlama(), "head_dim", nullptr)).head_dim, 16);
 }
@@ -424,7 +424,7 @@ TEST(ConfigTest, GenerationConfigReplacesEosIds) {
               StatusIs(kWrong, HasSubstr("g.json: top_p")));
 }
 
-TEST(ConfigTest, SamplingDefaultsOutOfRangeAreRefusedByNameValueAndLimit) {
+TEST(ConfigTest, SamplingDefaultsOutOfRangeAreRefusedWithNameValueAndLimit) {
   DecoderSpec spec = MustParse(SmallLlama());
   for (const auto& [text, want] : std::map<std::string, std::string>{
            {R"({"temperature":-5})",

@@ -69,12 +69,12 @@ double YarnMscale(double scale, double weight) {
 }
 
 struct YarnRange {
-  double low = 0;   // up to this pair index, frequencies are kept
-  double high = 0;  // from here on they are divided by the factor
+  double low = 0;   // pairs up to this index keep their frequency
+  double high = 0;  // from this index on, it is divided by the factor
 };
 
-// The indices of the pairs that make beta_fast and beta_slow full turns within
-// the original context.
+// Returns the indices of the pairs that make beta_fast (low) and beta_slow
+// (high) full turns within the original context.
 absl::StatusOr<YarnRange> CorrectionRange(const JsonFields& fields,
                                           double theta, int64_t dim,
                                           double old_context) {
@@ -171,8 +171,8 @@ absl::Status RefusePartialRotary(const JsonFields& fields) {
   return absl::OkStatus();
 }
 
-// One of the names under which a number may be given. OneOf refuses names that
-// have different values.
+// One of several field names for the same number. OneOf refuses a config that
+// gives different values under these names.
 struct Named {
   const JsonFields& fields;
   std::string_view name;

@@ -11,7 +11,7 @@
 
 namespace kvasir::model {
 
-// The upper limit for any number of positions in a config.json.
+// No config.json may state a larger number of positions.
 inline constexpr int64_t kMaxPositions = int64_t{1} << 30;
 
 struct RopeContext {

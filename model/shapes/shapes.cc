@@ -6,7 +6,8 @@
 namespace kvasir::model {
 namespace {
 
-// Each of these functions has the sizes that all models of one series share.
+// Each of these functions returns a shape with the sizes that all models of one
+// series share.
 ModelShape Llama2() { return {}; }
 ModelShape Llama3() {
   return {

@@ -147,8 +147,9 @@ void AddedTokens::Split(bool normalized, bool parse_special,
   const TokenTrie& trie = normalized ? normalized_ : raw_;
   segments->clear();
   size_t done = 0;
-  // A token that strips may include whitespace that belongs to a later match.
-  // The search itself continues after the match without its whitespace.
+  // A token with left_strip or right_strip also takes the whitespace next to
+  // it. The search continues directly after the token's own text, so a later
+  // match may lie in whitespace that this token has taken.
   size_t at = trie.empty() ? text.size() : 0;
   while (at < text.size()) {
     size_t size = 0;
@@ -167,10 +168,11 @@ void AddedTokens::Split(bool normalized, bool parse_special,
       continue;
     }
     if (token.left_strip) begin = SpaceBegin(text, begin, done);
-    // Whitespace that the previous token included is not scanned again.
-    // Otherwise a text of only stripping spaces would take quadratic time.
+    // Does not scan whitespace again that the previous token has taken.
+    // Otherwise a long run of spaces, each of them a token that strips, would
+    // take quadratic time.
     if (token.right_strip) end = SpaceEnd(text, std::max(end, done));
-    // The match is inside the whitespace that the previous token included.
+    // Skips a match inside the whitespace that the previous token has taken.
     if (end <= done) continue;
     if (done < begin) segments->push_back({-1, done, begin});
     segments->push_back({token.id, begin, end});

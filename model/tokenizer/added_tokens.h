@@ -33,7 +33,7 @@ struct TextSegment {
 };
 
 // Searches many token texts at once and finds the longest match.
-// Threads: immutable.
+// Threads: immutable, so any thread may use it.
 class TokenTrie {
  public:
   // LongestAt returns `index` if it finds `content`. If two contents are equal,
@@ -52,7 +52,7 @@ class TokenTrie {
   std::array<bool, 256> starts_{};
 };
 
-// Threads: immutable.
+// Threads: immutable, so any thread may use it.
 class AddedTokens {
  public:
   // `ref` is the file's "added_tokens" array.

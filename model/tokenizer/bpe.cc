@@ -294,9 +294,9 @@ void BpeModel::MergeAll(Scratch* scratch) const {
                        .previous = i - 1,
                        .next = i + 1 < size ? i + 1 : -1});
   }
-  // The next merge is the one with the lowest rank, and the leftmost one among
-  // equals. The comparison is inverted, because the standard heap functions put
-  // the greatest element in front.
+  // The next merge is the one with the lowest rank, and among equal ranks the
+  // leftmost one. The comparison is inverted, because the standard heap
+  // functions put the greatest element in front.
   const auto later = [](const Scratch::Candidate& a,
                         const Scratch::Candidate& b) {
     return a.rank != b.rank ? a.rank > b.rank : a.position > b.position;
@@ -320,7 +320,8 @@ void BpeModel::MergeAll(Scratch* scratch) const {
     Scratch::Symbol& left = at(top.position);
     if (!left.alive || left.next < 0) continue;
     Scratch::Symbol& right = at(left.next);
-    // Another merge may have changed the pair since it was put into the heap.
+    // Another merge may have changed the pair since the pair was put into the
+    // heap.
     const Merge* merge = FindMerge(left.id, right.id);
     if (!merge || merge->merged != top.merged) continue;
     left.id = top.merged;

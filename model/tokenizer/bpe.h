@@ -63,9 +63,9 @@ class BpeModel {
     int32_t rank = 0;
     int32_t merged = 0;
   };
-  // Whether the merges turn a piece that equals a token's text into that token;
-  // they may give several tokens instead. Determined when such a piece first
-  // occurs.
+  // A piece may equal the text of a token. Then the merges may give this token
+  // (kIsToken) or several others (kIsMerged). This is determined when such a
+  // piece first occurs; before that, it is kUntried.
   enum WholeWord : uint8_t { kUntried, kIsToken, kIsMerged };
 
   BpeModel() = default;

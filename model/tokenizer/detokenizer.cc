@@ -8,9 +8,10 @@
 namespace kvasir::model {
 namespace {
 
-// How many tokens of the context are decoded: enough to be past the start of
-// the text and to contain the first bytes of a character that the context
-// leaves incomplete. Older tokens have no effect on what follows.
+// Only this many last tokens of the context are decoded. They are enough to be
+// past the start of the text, and to contain the first bytes of a character
+// that the context leaves incomplete. Earlier tokens do not affect the text
+// that follows.
 constexpr size_t kContextTokens = 8;
 
 }  // namespace

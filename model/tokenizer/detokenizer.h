@@ -17,7 +17,7 @@ struct DetokenizerState;
 // that may still become a character are held back. They become U+FFFD only when
 // it is certain that they will not. Pushing a token costs O(its length),
 // amortized.
-// Threads: one at a time. The tokenizer must outlive it.
+// Threads: used by one thread at a time. The tokenizer must outlive it.
 class IncrementalDetokenizer {
  public:
   IncrementalDetokenizer(const Tokenizer& tokenizer, bool skip_special);

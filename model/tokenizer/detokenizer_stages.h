@@ -24,10 +24,10 @@ struct DetokenizerState {
   std::vector<Stage> stages;
 };
 
-// A chain of stages. Up to the first stage that joins tokens (ByteLevel, Fuse),
-// a stage sees whole tokens. Later stages see fragments of one text. If a run
-// of byte tokens mixes characters with invalid bytes, the characters stay and
-// each invalid byte becomes U+FFFD. A character is certain as soon as it is
+// A chain of stages. Stages up to the first one that joins tokens (ByteLevel,
+// Fuse) receive whole tokens; later stages receive fragments of one text. In a
+// run of byte tokens, complete characters are kept, and each byte that belongs
+// to no character becomes U+FFFD. A character is returned as soon as it is
 // complete, whatever follows.
 // Threads: immutable; a DetokenizerState belongs to one thread.
 class DetokenizerStages {
@@ -45,8 +45,8 @@ class DetokenizerStages {
   // Appends the text that was held back. The state must not be used again.
   void Finish(DetokenizerState* state, std::string* out) const;
 
-  // The bytes of one token, without what the stages do at the start and the end
-  // of a text.
+  // The bytes of one token inside a text: nothing is stripped from it as it
+  // would be at the start or the end of a text.
   std::string BytesOf(std::string_view token) const;
 
  private:

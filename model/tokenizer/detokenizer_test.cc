@@ -28,8 +28,8 @@ Ids RandomIds(const Tokenizer& tokenizer, std::mt19937& random) {
   const size_t count = random() % 40;
   const auto range = static_cast<uint32_t>(tokenizer.vocab_size()) + 8;
   for (size_t i = 0; i < count; ++i) {
-    // Half of the ids come from the front, which has the byte tokens, so that
-    // runs of bytes sometimes form characters.
+    // Half of the ids come from the front of the vocabulary, which has the byte
+    // tokens, so that runs of bytes sometimes form characters.
     const uint32_t bound = random() % 2 == 0 ? range : 259;
     ids.push_back(static_cast<int32_t>(random() % bound) - 4);
   }
@@ -59,7 +59,7 @@ TEST_P(DetokenizerTest, DeltasAreValidUtf8AndAddUpToTheWholeText) {
   }
 }
 
-TEST_P(DetokenizerTest, PrimedStreamContinuesTheText) {
+TEST_P(DetokenizerTest, AStreamThatIsPrimedWithAPromptContinuesItsText) {
   const auto tokenizer = Golden(GetParam());
   const std::string text =
       "The miller's river 12 \xE6\xB2\xB3\xE6\xB0\xB4 \xF0\x9F\x99\x82 boats";

@@ -250,7 +250,8 @@ absl::Status PreTokenizer::Split(const Step& step, TextBudget* budget,
                                  PieceList* list) {
   std::vector<TextPiece> pieces;
   pieces.reserve(list->pieces.size());
-  // pieces whose budget is returned: old pieces and removed matches
+  // the number of pieces whose bytes go back to the budget: the old pieces, and
+  // matches that are removed
   size_t given_up = list->pieces.size();
   std::optional<PatternFinder> finder;
   if (step.pattern) finder.emplace(*step.pattern);

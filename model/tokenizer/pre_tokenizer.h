@@ -28,7 +28,7 @@ struct PieceList {
   std::deque<std::string> owned;
 };
 
-// Threads: immutable.
+// Threads: immutable, so any thread may use it.
 class PreTokenizer {
  public:
   // Leaves the text as one piece, for a file without a pre-tokenizer.

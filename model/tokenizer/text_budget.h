@@ -11,7 +11,7 @@ namespace kvasir::model {
 
 // Counts the bytes of texts and pieces, over all steps and segments of one
 // text.
-// Threads: one at a time.
+// Threads: used by one thread at a time.
 class TextBudget {
  public:
   explicit TextBudget(size_t text_bytes)

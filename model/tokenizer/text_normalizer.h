@@ -21,7 +21,7 @@ struct NormalizedText {
   bool front_stripped = false;
 };
 
-// Threads: immutable.
+// Threads: immutable, so any thread may use it.
 class TextNormalizer {
  public:
   // Leaves every text as it is, for a file without a normalizer.

@@ -17,7 +17,7 @@
 namespace kvasir::model {
 
 // {"String": ...} or {"Regex": ...}.
-// Threads: immutable.
+// Threads: immutable, so any thread may use it.
 class TextPattern {
  public:
   static absl::StatusOr<TextPattern> FromJson(const JsonRef& ref);
@@ -36,7 +36,7 @@ class TextPattern {
 };
 
 // Searches many texts for one pattern.
-// Threads: one at a time.
+// Threads: used by one thread at a time.
 class PatternFinder {
  public:
   explicit PatternFinder(const TextPattern& pattern);

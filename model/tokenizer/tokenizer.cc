@@ -196,9 +196,10 @@ absl::Status ReadPipeline(const JsonRef& root, TokenizerParts* parts) {
   return absl::OkStatus();
 }
 
-// The id of a token that the configuration names, as "</s>" or as {"content":
-// "</s>", ...}. Empty if the field is absent or the vocabulary has no such
-// token, because some configurations were written for a larger vocabulary.
+// The id of a token that a field of the configuration names, as "</s>" or as
+// {"content": "</s>", ...}. Empty if the field is absent. Also empty if the
+// vocabulary has no such token, because some configurations were written for a
+// larger vocabulary.
 absl::StatusOr<std::optional<int32_t>> ReadNamedToken(
     const JsonRef& config, const char* key, const TokenizerParts& parts) {
   KVASIR_ASSIGN_OR_RETURN(const auto found, config.Find(key));
@@ -306,10 +307,10 @@ std::vector<int32_t> ApplyTemplate(const TokenizerParts::Template& items,
   return ids;
 }
 
-// The error if there is no tokenizer.json. It is NOT_FOUND, after which a
-// caller may go on without a tokenizer, unless the folder has a tokenizer in an
-// unsupported form: older repositories (GPT-2's, OPT's) have a byte-level BPE
-// in two files.
+// Returns the error for a folder without tokenizer.json. FAILED_PRECONDITION if
+// the folder has a byte-level BPE tokenizer in two files, as older repositories
+// do (GPT-2's, OPT's); this form is not supported. Otherwise NOT_FOUND: the
+// model has no tokenizer, and callers may serve it without one.
 absl::Status NoTokenizer(const std::filesystem::path& file) {
   std::error_code error;
   const std::string text =

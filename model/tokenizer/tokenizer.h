@@ -37,8 +37,8 @@ struct EncodeOptions {
 //   pattern of the file takes too many steps.
 //
 // Input that is not UTF-8 is read as Unicode recommends: each maximal invalid
-// subsequence becomes one U+FFFD. A decoder with replacement would give the
-// same text to the reference implementation.
+// subsequence becomes one U+FFFD. The ids are those of the reference
+// implementation for the text after this replacement.
 class Tokenizer {
  public:
   static constexpr size_t kMaxFileBytes = size_t{128} << 20;

@@ -72,9 +72,8 @@ TEST(TokenizerTest, EncodesWithASmallTokenizerFile) {
   EXPECT_EQ(tokenizer->Decode(Ids{5, 3, -7, 99, 4, 3}, true), "ab ab");
 }
 
-// This test would take hours if the rest of the text were searched again for
-// each match.
-TEST(TokenizerTest, AMegabyteOfRightStrippingSpacesIsOneMatch) {
+// This test would take hours if each match searched the rest of the text again.
+TEST(TokenizerTest, ATokenThatStripsSpacesMatchesAMegabyteOfThemOnlyOnce) {
   json file = SmallFile();
   file["added_tokens"][0] = {{"id", 5},          {"content", " "},
                              {"special", false}, {"normalized", false},
@@ -285,7 +284,8 @@ TEST(TokenizerTest, RefusesAFileThatIsNotJsonAndNamesIt) {
   }
 }
 
-TEST(TokenizerTest, DeepAndWideFilesAreRefusedBeforeParsing) {
+TEST(TokenizerTest,
+     FilesWithDeepNestingOrTooManyValuesAreRefusedBeforeParsing) {
   EXPECT_THAT(Tokenizer::FromJson(std::string(1000000, '[')),
               base::StatusIs(Code::kInvalidArgument, HasSubstr("deeper")));
   std::string wide = "[0";
@@ -310,7 +310,7 @@ json ListOf(size_t count, const json& step, const char* key) {
 }
 
 // Each of the chained steps doubles the text and cuts it into more pieces.
-TEST(TokenizerTest, AllChainedByteLevelStepsShareOneLimit) {
+TEST(TokenizerTest, AllChainedByteLevelStepsShareOneMemoryLimit) {
   const json step = {{"type", "ByteLevel"}};
   std::string text;
   for (int i = 0; i < 3000; ++i) text += "\u00e9";
@@ -325,7 +325,7 @@ TEST(TokenizerTest, AllChainedByteLevelStepsShareOneLimit) {
   }
 }
 
-TEST(TokenizerTest, AllChainedReplaceStepsShareOneLimit) {
+TEST(TokenizerTest, AllChainedReplaceStepsShareOneMemoryLimit) {
   json file = SmallFile();
   file["normalizer"] = ListOf(
       30,
@@ -339,7 +339,7 @@ TEST(TokenizerTest, AllChainedReplaceStepsShareOneLimit) {
 }
 
 // The limit holds for all segments of a text together.
-TEST(TokenizerTest, AllSegmentsOfATextShareOneLimit) {
+TEST(TokenizerTest, AllSegmentsOfATextShareOneMemoryLimit) {
   json file = SmallFile();
   file["normalizer"] = {{"type", "Replace"},
                         {"pattern", {{"String", "a"}}},
@@ -356,7 +356,7 @@ TEST(TokenizerTest, AllSegmentsOfATextShareOneLimit) {
 
 // The most demanding valid file cuts a text into single bytes and rewrites them
 // twice.
-TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheLimit) {
+TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheMemoryLimit) {
   json file = SmallFile();
   file["pre_tokenizer"] = {
       {"type", "Sequence"},
@@ -393,7 +393,7 @@ TEST(TokenizerTest, MissingFileIsNotFound) {
               base::StatusIs(Code::kNotFound, HasSubstr("/nonexistent/dir")));
 }
 
-TEST(TokenizerTest, OverlongTextIsRefused) {
+TEST(TokenizerTest, ATextAboveTheLengthLimitIsRefused) {
   const auto tokenizer = Golden("gpt2");
   const std::string text(Tokenizer::kMaxTextBytes + 1, 'a');
   EXPECT_THAT(tokenizer->Encode(text),

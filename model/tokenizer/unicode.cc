@@ -253,7 +253,8 @@ absl::StatusOr<std::unique_ptr<Regex>> Regex::Compile(
 
 namespace {
 
-// ICU calls back about every 10,000 steps of one match.
+// How often ICU may still call SpendTick during a search. It calls SpendTick
+// about every 10,000 steps.
 struct StepBudget {
   int64_t ticks_left = 0;
 };
@@ -264,8 +265,8 @@ UBool SpendTick(const void* context, int32_t /*steps*/) {
   return --budget->ticks_left >= 0;
 }
 
-// The allowed steps grow linearly with the text, as they do for any reasonable
-// pattern, plus this constant for short texts.
+// The limit for the steps of a search is linear in the text's length, because
+// reasonable patterns take linear time. This constant is added for short texts.
 constexpr int64_t kBaseTicks = 20;
 constexpr int64_t kCharsPerTick = 64;
 

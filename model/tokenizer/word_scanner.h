@@ -25,9 +25,9 @@ class WordScanner {
 
  private:
   enum class Family {
-    kGpt2,  // one space may belong to the letters, digits or signs after it
-    // One sign may belong to the letters after it; newlines end runs of signs
-    // and of spaces.
+    kGpt2,  // a word of letters, digits or signs may begin with one space
+    // A word of letters may begin with one sign. Newlines end runs of signs and
+    // runs of spaces.
     kLlama3,
   };
 

@@ -44,7 +44,7 @@ void AddBenchCommand(CLI::App* app, int* exit_code) {
       app->add_subcommand("bench",
                           "run benchmarks of this build on this machine "
                           "(kvasir-bench)");
-  // All further arguments, --help included, belong to kvasir-bench. With
+  // All further arguments, --help included, are for kvasir-bench. With
   // fallthrough, kvasir itself would parse them.
   command->fallthrough(false);
   command->prefix_command();

@@ -43,8 +43,8 @@ int Drain(const DrainFlags& flags) {
       base::NewGrpcChannel(flags.endpoint, *credentials));
   grpc::ClientContext context;
   if (flags.deadline > absl::ZeroDuration()) {
-    // The call's deadline is later than the drain's, at which the server aborts
-    // the remaining requests, so that the server has time to answer.
+    // At the drain's deadline, the server aborts the remaining requests. The
+    // call's deadline is later, so that the server still has time to answer.
     context.set_deadline(
         absl::ToChronoTime(absl::Now() + flags.deadline + absl::Seconds(10)));
   }

@@ -65,8 +65,9 @@ absl::StatusOr<TextTokens> EncodeText(const PerplexityFlags& flags) {
   return encoded;
 }
 
-// The number of parts for which results are reported: the passes of a stream,
-// or tenths of its only pass.
+// The number of parts of the text whose results are reported separately: one
+// for each pass of a stream with several passes, and ten for a stream with one
+// pass or a run with a stride.
 int64_t PartsOf(const PerplexityFlags& flags) {
   if (flags.stride > 0) return 10;
   if (!flags.stream) return 1;

@@ -17,7 +17,7 @@ using base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A program with some flags, which parses a command line.
+// A test program with some flags that parses a command line.
 struct Program {
   CLI::App app;
   int Parse(const std::string& arguments) {
@@ -76,7 +76,8 @@ TEST(FlagsTest, WrongNumbersAreRefused) {
   EXPECT_THAT(Between(0, 1)(std::string("1.5")), HasSubstr("from 0 to 1"));
 }
 
-// A program whose output of --print-config can be read by --config.
+// A test program, with which tests check that --config reads what
+// --print-config has printed.
 struct ConfiguredProgram {
   ConfiguredProgram() {
     AddConfigFile(&app);

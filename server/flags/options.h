@@ -49,10 +49,10 @@ void AddEngineFlags(CLI::App* app, EngineFlags* options);
 struct ListenTlsFlags {
   std::string certificate;
   std::string key;
-  std::string client_ca;  // not empty: clients must show a certificate, too
+  std::string client_ca;  // if not empty, clients need a certificate too
   std::vector<std::string> client_names;
-  // For a worker: programs on other machines may call it without a certificate,
-  // even if there is no client_ca.
+  // For a worker without a client_ca: true allows programs on other machines to
+  // call it without a certificate.
   bool any_client = false;
 };
 
@@ -78,8 +78,8 @@ struct ListenFlags {
   std::string health_host;  // empty: `host`
   std::string ready_file;
   absl::Duration drain_timeout = absl::Seconds(30);
-  // Limits for the connections of clients.
-  int64_t max_connections = 0;  // 0: half of the descriptors
+  // The following two limit the connections of clients.
+  int64_t max_connections = 0;  // 0: half of the process's file descriptors
   // 0: a third of drain_timeout
   absl::Duration max_connection_age = absl::ZeroDuration();
 };
@@ -136,8 +136,8 @@ struct RouterFlags {
   // Whether gateways may download the tokenizer's files: auto (only from a
   // loopback listener), on, off.
   std::string share_tokenizer = "auto";
-  // Whether the clients' port has server reflection: auto, on, off. auto is
-  // like above, but off if callers need credentials.
+  // Whether the clients' port has server reflection: auto (only with a loopback
+  // listener and without required credentials), on, off.
   std::string reflection = "auto";
   // The file that lists the identities that may call; empty: anybody who
   // reaches the port may call.

@@ -74,8 +74,8 @@ absl::Status ReadInterval(const JsonFields& fields, EvaluationRow* row) {
   return absl::OkStatus();
 }
 
-// Reads the bytes that are held after a window, and the eviction method. Older
-// files have neither field, and their rows do not evict.
+// Reads the bytes that are held at the end of a window, and the eviction
+// method. In older files, which have neither field, nothing is evicted.
 absl::Status ReadHeld(const JsonFields& fields, int64_t window_tokens,
                       EvaluationRow* row) {
   const auto tokens = static_cast<double>(window_tokens);

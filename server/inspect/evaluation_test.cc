@@ -46,7 +46,7 @@ TEST(EvaluationTest, ReadsTheOutputOfEvaluate) {
   EXPECT_EQ(row.repeat_nats_per_token, 3.31);
 }
 
-TEST(EvaluationTest, OnlyTheRepetitionMayBeMissing) {
+TEST(EvaluationTest, OnlyTheResultOfTheRepeatedRunMayBeMissing) {
   json without = Good();
   without["rows"][0]["repeat_nats_per_token"] = nullptr;
   without["rows"][0]["window_nats"] = {1, 2, 3};  // unknown fields are ignored

@@ -18,7 +18,7 @@ using nlohmann::ordered_json;
 absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
                       EvictionTrace::Unit* unit) {
   unit->gone_at.resize(static_cast<size_t>(seen));
-  int64_t next = 0;  // all tokens before this one are done
+  int64_t next = 0;  // all tokens before this one have been handled
   for (const uint32_t position : kept) {
     const auto token = static_cast<int64_t>(position);
     if (token < next || token >= seen ||

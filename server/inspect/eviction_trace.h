@@ -29,14 +29,14 @@ class EvictionTrace {
     int64_t layer = 0;
     int64_t sinks = 0;
     int64_t recent = 0;
-    // false: all kept tokens except sinks are the latest ones
+    // false: apart from the sinks, the latest tokens are kept
     bool scored = true;
     int64_t kept = 0;             // slots that a unit has after an eviction
     std::vector<int64_t> points;  // tokens seen at each eviction
     std::vector<Unit> units;
   };
-  // The tokens that the units of a layer kept at its last eviction, summed over
-  // the units.
+  // The tokens that a layer kept at its last eviction. `sinks`, `heavy` and
+  // `recent` are summed over the layer's units.
   struct Summary {
     int64_t seen = 0;  // tokens seen; 0: nothing was evicted
     int64_t kept = 0;  // tokens that each unit kept

@@ -57,7 +57,7 @@ std::vector<int64_t> KeptAt(const EvictionTrace::Unit& unit, int64_t seen) {
   return kept;
 }
 
-TEST(FollowEvictionsTest, StreamingKeepsSinksAndTheLatest) {
+TEST(FollowEvictionsTest, StreamingKeepsSinksAndTheLatestTokens) {
   for (const auto& [positions, stored] :
        {std::pair{"ORIGINAL", "POST_ROPE"}, {"ROLLING", "PRE_ROPE"}}) {
     const auto rank = RankThatEvicts(
@@ -81,7 +81,7 @@ TEST(FollowEvictionsTest, StreamingKeepsSinksAndTheLatest) {
   }
 }
 
-TEST(FollowEvictionsTest, SinksAndRecentTokensStayWithTheBestScores) {
+TEST(FollowEvictionsTest, SinksAndRecentTokensStayAndUnitsKeepDifferentTokens) {
   const std::string units =
       R"(,"positions":"ORIGINAL","units":[{"heads":[0]},{"heads":[1,2,3]}])";
   const EvictionTrace trace = Follow(*RankThatEvicts(units));
@@ -119,7 +119,7 @@ TEST(FollowEvictionsTest, PlansWithoutEvictionAreRefused) {
                        HasSubstr("layer 2 of 2 evicts nothing")));
   EXPECT_THAT(executor.ReadPositions(0, {0}, 17),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("17 in 1 pages of 16")));
+                       HasSubstr("17 slots are asked for, but 1 pages of 16")));
   EXPECT_THAT(executor.ReadPositions(0, {100000}, 1),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("page 100000 of group 0 is outside")));

@@ -39,7 +39,7 @@ ModelSource Spanning() {
           "codec":{"dtype":"BF16"}})");
 }
 
-TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDivided) {
+TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDividedAmongTheRanks) {
   const ModelSource source = Whole();
   const RankSummary single = RanksOf(source, 1);
   const RankSummary two = RanksOf(source, 2);
@@ -106,7 +106,7 @@ TEST(InspectRanksTest, AGroupThatSpansRanksIsNamedWithItsBytes) {
 }
 
 TEST(InspectRanksTest, UnequalRanksAreReportedAndTheLargestOneCounts) {
-  // The values have two groups, so each of two ranks has one of them.
+  // The values have two groups, one for each of two ranks.
   const ModelSource source =
       SourceWith(kFullKey,
                  R"({"low_rank":{"groups":[{"heads":[0,1],"rank":16},
@@ -118,7 +118,8 @@ TEST(InspectRanksTest, UnequalRanksAreReportedAndTheLargestOneCounts) {
   EXPECT_THAT(ranks.replicas, IsEmpty());
   ASSERT_EQ(ranks.uneven.size(), 1u);
   EXPECT_EQ(ranks.uneven[0].last_layer, 1);
-  // 2 layers * (32 bytes of keys of two heads + 16 bytes of a value group).
+  // 2 layers * (32 bytes for the keys of two heads + 16 bytes for a group of
+  // values).
   EXPECT_EQ(ranks.uneven[0].least_bytes, 2 * (32 + 16));
   EXPECT_EQ(ranks.uneven[0].most_bytes, 2 * (32 + 32));
   EXPECT_EQ(ranks.most_kv_bytes_per_token(), 2 * (32 + 32));

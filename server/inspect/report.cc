@@ -90,7 +90,8 @@ std::vector<int64_t> DefaultLengths(int64_t most) {
   return lengths;
 }
 
-// Computes the bytes at equally spaced lengths from 0 to `most` tokens.
+// Computes the bytes that a sequence takes at equally spaced lengths from 0 to
+// `most` tokens.
 std::vector<ReportLength> Curve(const Layouts& layouts, const DenseBytes& dense,
                                 const ReportOptions& options, int64_t most) {
   std::vector<ReportLength> curve;

@@ -26,8 +26,8 @@ struct ReportOptions {
   // affects the pages of layers with a sliding window
   int64_t max_batched_tokens = 512;
   bool deterministic = false;
-  // true if on this device the results of prompt tokens do not depend on the
-  // batch either
+  // true: on this device the results of prompt tokens are independent of the
+  // batch, like those of output tokens
   bool rows_are_invariant = true;
   int64_t granule_bytes = 0;      // granule of the device's pages
   worker::MatrixFormat matrices;  // format of the device's matrices
@@ -37,7 +37,7 @@ struct ReportOptions {
   std::vector<int64_t> lengths;
 };
 
-// A row of the rank table: the keys or the values of one layer.
+// A row of the table of latent ranks: the keys or the values of one layer.
 struct ReportSide {
   LayerSideSummary summary;
   worker::SideFlops flops;

@@ -72,8 +72,8 @@ TEST(InspectReportTest, EachComponentHasItsOwnBytes) {
   EXPECT_EQ(token.parameters, 2 * (4 + 4));
   EXPECT_EQ(token.value_codes, 2 * 4 * 8 * 2);
   EXPECT_EQ(token.annotations, 0);
-  // Four regions with 3 or 4 bytes for each of 16 slots use 48 or 64 of 128
-  // bytes.
+  // A layer's page has four regions of 128 bytes. Two of them use 16 slots * 3
+  // bytes = 48 bytes, and two use 16 * 4 = 64 bytes.
   EXPECT_EQ(token.padding, 2 * (80 + 80 + 64 + 64) / 16.0);
   const CacheBytes<int64_t> one = BytesOfSequence(layout, 1, 32);
   EXPECT_EQ(one.unfilled, 15 * 2 * (6 + 8 + 64));
@@ -286,7 +286,7 @@ TEST(InspectReportTest, EvictedSlotsAreNotCountedAsCodes) {
   EXPECT_EQ(bytes.unfilled, 0);
 }
 
-TEST(InspectReportTest, NamesThePartThatIsNotServed) {
+TEST(InspectReportTest, NamesThePartOfThePlanThatIsNotServed) {
   const InspectReport served =
       ReportOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));
   EXPECT_EQ(served.not_served, "");
@@ -300,7 +300,7 @@ TEST(InspectReportTest, NamesThePartThatIsNotServed) {
 
 // The plan is valid, but the check of a starting server refuses it, so the
 // report must say so.
-TEST(InspectReportTest, NamesThePartThatTheKernelsDoNotServe) {
+TEST(InspectReportTest, NamesThePartOfThePlanThatTheKernelsDoNotServe) {
   ModelSource source =
       SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue);
   EXPECT_EQ(ReportOf(source).not_served, "");
@@ -370,7 +370,7 @@ TEST(InspectReportTest, UnknownWeightsAreNull) {
       ReportToJson(report)["at_length"][0]["weights_and_kv_bytes"].is_null());
 }
 
-TEST(InspectReportTest, TheRankTableHasTheExactTokens) {
+TEST(InspectReportTest, TheTableOfRanksShowsTheNumberOfTokensStoredExactly) {
   ModelSource source = SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                                   kFullValue, R"(,"exact_sinks":4)");
   kvasir::v1::KvPlan plan = source.plan->source;
@@ -384,7 +384,7 @@ TEST(InspectReportTest, TheRankTableHasTheExactTokens) {
   const auto json = ReportToJson(report)["layers"];
   EXPECT_EQ(json[0]["exact_sinks"], 4);
   EXPECT_EQ(json[0]["exact_window"], 0);
-  // values are plain numbers, which are exact anyway
+  // the values are not stored as codes, so they are exact anyway
   EXPECT_EQ(json[1]["exact_sinks"], 0);
   EXPECT_EQ(json[2]["exact_window"], 24);
   EXPECT_THAT(ReportToText(report),
@@ -392,7 +392,7 @@ TEST(InspectReportTest, TheRankTableHasTheExactTokens) {
                     HasSubstr("-  4+24\n"), HasSubstr("-  -\n")));
 }
 
-TEST(InspectReportTest, TheRankTableHasGroupsBitsLiftAndRange) {
+TEST(InspectReportTest, TheTableOfRanksShowsGroupsBitsLiftAndRange) {
   const InspectReport report = ReportOf(SourceWith(
       LowRankPart("reconstruct", "PRE_ROPE"), LowRankPart("fold", "NO_ROPE")));
   const LayerSideSummary& key = report.sides[0].summary;

@@ -125,9 +125,9 @@ absl::Status LocalRanks::Send(const JoinInfo& info, OnFailure on_failure) {
     if (!failure_.ok()) return failure_;
     on_failure_ = std::move(on_failure);
   }
-  // No write waits, because the text fits into a pipe. A write to a child that
-  // has ended fails with EPIPE, which is ignored, because the child's watcher
-  // reports the failure.
+  // The writes never block, because the text fits into a pipe's buffer. A write
+  // to a child that has ended fails with EPIPE. This error is ignored, because
+  // the child's watcher reports the failure.
   for (size_t i = 0; i < children_.size(); ++i) {
     Running& child = children_[i];
     const std::string text = nlohmann::json{

@@ -28,9 +28,9 @@ struct JoinInfo {
 };
 
 // Owns: the child processes, and a thread for each. No child outlives this
-// object; the kernel ends it if the thread that started it ends.
-// Threads: Start, Send, End and the destructor from one thread; the rest from
-// any.
+// object, and the kernel kills a child if the thread that started it ends.
+// Threads: one thread calls Start, Send, End and the destructor; any thread may
+// call the other methods.
 class LocalRanks {
  public:
   struct Child {
@@ -52,16 +52,16 @@ class LocalRanks {
   // Ends the children.
   ~LocalRanks();
 
-  // Sends `info` to the children, each with its own LocalShare. Call it once
-  // and soon, because the children wait for it.
+  // Sends `info` to the children, to each with its own LocalShare. Call it
+  // once, and soon after Start, because the children wait for it.
   absl::Status Send(const JoinInfo& info, OnFailure on_failure)
       ABSL_LOCKS_EXCLUDED(reporting_mutex_, mutex_);
 
   // Stops the calls of on_failure, and waits for a running call to end.
   void StopReporting() ABSL_LOCKS_EXCLUDED(reporting_mutex_, mutex_);
 
-  // Waits for all children to end; returns false if they do not within
-  // `timeout`.
+  // Waits at most `timeout` for all children to end. Returns true if all have
+  // ended.
   bool WaitEnded(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   // The failure of the last child that failed before End; OK if none failed.
   absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);

@@ -147,7 +147,7 @@ TEST_F(LocalRanksTest, AChildsFailureIsKeptForALaterCall) {
                                          HasSubstr("exit code 3")));
 }
 
-TEST_F(LocalRanksTest, AChildThatEndsAfterEndIsNotAFailure) {
+TEST_F(LocalRanksTest, AChildThatIsStoppedByEndIsNotReportedAsAFailure) {
   const std::string path = folder_.File("ended");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"stop", path})}));

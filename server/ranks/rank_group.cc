@@ -15,13 +15,13 @@
 namespace kvasir::cli {
 namespace {
 
-// The time for the ranks to connect with each other, which they do after all of
-// them have joined.
+// How long connecting the ranks with each other may take. They connect after
+// all of them have joined.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(60);
 // The time limit of a collective call if there is no watchdog.
 constexpr absl::Duration kLongestCall = absl::Hours(24);
-// The time for the ranks of this host to end at the leader's request. They
-// usually need a moment.
+// How long the leader waits until the ranks of this host, which it has asked to
+// end, have ended. Usually they end at once.
 constexpr absl::Duration kEndTimeout = absl::Seconds(10);
 // The reason with which a collective is aborted after its last use. Without an
 // abort, NCCL waits until the other ranks destroy theirs, too.

@@ -42,7 +42,8 @@ struct RankGroupSettings {
 };
 
 // The group as rank 0 sees it.
-// Threads: those of Membership; the rest from the main thread.
+// Threads: the methods of Membership may be called from the threads that it
+// states; all others from the main thread.
 class LeaderGroup final : public Membership {
  public:
   // `children` (or null) must outlive this object; they wait for the JoinInfo
@@ -81,7 +82,7 @@ class LeaderGroup final : public Membership {
 
   const RankGroupSettings settings_;
   LocalRanks* const children_;
-  // true: why the group ends is not reported any more
+  // true: the reason why the group ends is no longer reported
   std::atomic<bool> ending_{false};
   GroupCollective collective_;
   std::unique_ptr<worker::RankLeader> leader_;
@@ -90,7 +91,7 @@ class LeaderGroup final : public Membership {
 };
 
 // The group as any other rank sees it.
-// Threads: as LeaderGroup.
+// Threads: like those of LeaderGroup.
 class FollowerGroup final : public Membership {
  public:
   // `info` has the leader's address and its secret. `children` (or null) must

@@ -72,7 +72,8 @@ absl::Status AdminService::Admit(const grpc::ServerContext& context,
   if (!caller.ok()) {
     const std::string reason = router::RefusalReasonOf(caller.status());
     std::optional<uint64_t> unlogged = 0;
-    // Refused callers without a label are unknown; their log lines are limited.
+    // Refused callers without a label are strangers, whose log lines are
+    // limited.
     if (refused.label.empty()) unlogged = strangers_.Take(reason);
     if (unlogged.has_value()) {
       base::LogWarning(

@@ -23,7 +23,7 @@ struct DrainOutcome {
 // A drain that several callers may request (Admin.Drain, SIGTERM). It runs
 // once, on the main thread, and all callers get its outcome.
 //
-// Threads: all methods from any thread.
+// Threads: all methods may be called from any thread.
 class DrainLatch {
  public:
   // Makes drains possible. The main thread calls it before it waits for

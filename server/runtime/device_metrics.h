@@ -12,7 +12,8 @@
 
 namespace kvasir::cli {
 
-// Collects the metrics. Families that cannot be read are omitted. Threads: any.
+// Collects the metrics. Metric families that cannot be read are omitted.
+// Threads: its methods may be called from any thread.
 class DeviceMetrics final : public prometheus::Collectable {
  public:
   // `share` is the fraction of the device's memory that may be used.

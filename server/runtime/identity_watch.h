@@ -14,7 +14,7 @@ namespace kvasir::cli {
 
 // Must outlive all users of callers().
 // Owns: a thread that checks the file every few seconds, if there is a file.
-// Threads: Start and the destructor from one.
+// Threads: one thread calls Start and the destructor.
 class IdentityWatch {
  public:
   // Errors: those of router::Callers::Open, for an invalid file or for one that

@@ -27,7 +27,7 @@ struct NodeReport {
 
 // A part of the server that runs from its creation until it is drained. Each
 // kind has a static Create(Config), which returns when the node is ready.
-// Threads: Create, Drain and the destructor from one thread.
+// Threads: one thread calls Create, Drain and the destructor.
 class Node {
  public:
   using MetricsSources = std::vector<std::shared_ptr<prometheus::Collectable>>;

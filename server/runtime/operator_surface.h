@@ -1,6 +1,6 @@
-// The parts that every long-running program has besides its node: the metrics,
-// health and admin ports, the ready line and the ready file, and the wait for
-// the program's end.
+// Everything that every long-running program has in addition to its node: the
+// metrics, health and admin ports, the ready line, the ready file, and the
+// function that waits for a drain.
 #pragma once
 
 #include <functional>

@@ -24,7 +24,7 @@ struct RankConstants {
   int64_t kv_pool_bytes = 0;
 };
 
-// Threads: any.
+// Threads: its methods may be called from any thread.
 class RankMetrics final : public prometheus::Collectable {
  public:
   RankMetrics(RankConstants constants, const worker::Collective* collective)

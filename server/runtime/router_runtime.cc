@@ -37,8 +37,8 @@ namespace {
 // For this time after gRPC has sent GOAWAY on a connection, a client may still
 // begin calls on it.
 constexpr absl::Duration kGoAwayDelay = absl::Milliseconds(500);
-// The drain does not wait for clients that have no call and have made none for
-// this time.
+// The drain does not wait for clients that have no running call and have begun
+// none for this time.
 constexpr absl::Duration kSilence = absl::Milliseconds(200);
 // The most samples of a request. Workers refuse more.
 constexpr uint32_t kMaxSamples = worker::RequestLimits{}.max_n;
@@ -75,8 +75,8 @@ void WarnOfSeveralAddresses(std::vector<std::string> workers,
   }).detach();
 }
 
-// Whether a feature with the values on, off and auto is on; auto means on if
-// only programs of this machine can connect.
+// Returns whether a feature is on whose flag is on, off or auto. auto means on
+// if only programs on this machine can connect.
 bool IsOn(const std::string& flag, const base::ListenAddress& listen) {
   return flag == "on" || (flag == "auto" && base::IsLocal(listen));
 }

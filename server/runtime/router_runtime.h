@@ -36,7 +36,7 @@ struct RouterRuntimeOptions {
   // True if the workers run in this process. Then their connections are not
   // pinged.
   bool workers_in_process = false;
-  int64_t max_connections = 0;  // 0: half of the descriptors
+  int64_t max_connections = 0;  // 0: half of the process's file descriptors
   // The age at which clients' connections are closed. A drain waits about as
   // long for clients to leave.
   absl::Duration max_connection_age = absl::Seconds(10);
@@ -81,7 +81,7 @@ class RouterRuntime final : public Node {
 
  private:
   RouterRuntime();
-  // The steps of Create, in their order.
+  // The steps of Create, in the order in which it calls them.
   absl::Status ConnectReplicas(const RouterRuntimeOptions& options);
   absl::Status MakeCore(const RouterRuntimeOptions& options);
   // The greatest length, in tokens, of the models whose workers have answered.
@@ -92,7 +92,8 @@ class RouterRuntime final : public Node {
   absl::Status Listen(const RouterRuntimeOptions& options,
                       int64_t max_model_len);
 
-  // Sets the health state by the state of the replicas, until a drain begins.
+  // Sets the health state according to the state of the replicas. Has no effect
+  // after a drain has begun.
   void UpdateHealth() ABSL_LOCKS_EXCLUDED(health_mutex_);
   // Makes the listener report NOT_SERVING from now on, independently of the
   // replicas.

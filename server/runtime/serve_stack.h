@@ -19,7 +19,7 @@ struct ServeStackOptions {
   // Null: the tokenizer in the model's folder is read, if there is one.
   std::shared_ptr<const model::Tokenizer> tokenizer;
   EngineFlags engine;
-  std::unique_ptr<LeaderGroup> group;  // WorkerRuntimeOptions::group
+  std::unique_ptr<LeaderGroup> group;  // see WorkerRuntimeOptions::group
   RouterFlags router;                  // `workers` is set by the stack
   base::ListenAddress listen;
   // True: listens on a Unix socket that only this user can reach, instead of on
@@ -27,9 +27,9 @@ struct ServeStackOptions {
   bool listens_privately = false;
   // null means plain text
   std::shared_ptr<grpc::ServerCredentials> credentials;
-  // RouterRuntimeOptions::callers
+  // see RouterRuntimeOptions::callers
   std::shared_ptr<const router::Callers> callers;
-  int64_t max_connections = 0;  // RouterRuntimeOptions::max_connections
+  int64_t max_connections = 0;  // see RouterRuntimeOptions::max_connections
   absl::Duration max_connection_age = absl::Seconds(10);
   std::function<void(const std::string& why)> on_fatal;
   std::function<void(int64_t done, int64_t total)> progress;
@@ -58,8 +58,8 @@ class ServeStack final : public Node {
   std::unique_ptr<RouterRuntime> router_;
 };
 
-// The token limit of a text that runs until it is stopped: a year at four
-// tokens per second.
+// The token limit of an endless text, which runs until it is stopped. At four
+// tokens per second, it is reached after a year.
 inline constexpr int64_t kEndlessTokens = int64_t{1} << 27;
 
 // A server for one text request, on its own Unix socket. It logs only warnings.

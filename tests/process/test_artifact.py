@@ -322,7 +322,7 @@ def test_a_curve_without_points_is_accepted(artifact, prediction, tmp_path, valu
 
 @pytest.mark.parametrize("field, value, named", [
     ("kl", float("nan"), "not JSON"), ("kl", None, "kl: is missing"),
-    ("curve", "<script>", "curve: want a list"), ("curve", [7] * 5000, "have 5000"),
+    ("curve", "<script>", "curve: must be a list"), ("curve", [7] * 5000, "found 5000"),
     ("curve", [{"bytes_per_token": -1, "kl": 1}], "curve[0]: bytes_per_token")])
 def test_an_invalid_prediction_is_refused_by_name(artifact, prediction, field, value, named):
     path, content = prediction

@@ -490,7 +490,7 @@ def test_a_token_that_the_program_makes_grants_what_its_entry_says(tmp_path):
         assert done.returncode != 0 and "no token is sent without TLS" in done.stderr
         (tmp_path / "two").write_text("one two")
         done = run(*generate, *tls, "--token-file", tmp_path / "two", check=False)
-        assert done.returncode != 0 and "want one token" in done.stderr
+        assert done.returncode != 0 and "must contain one token" in done.stderr
         done = run("bench", "serve", "--endpoint", server.server.grpc, *tls, "--token-file", file, "--mode", "closed",
                    "--requests", "4", "--json")
         assert token not in done.stdout

@@ -13,7 +13,7 @@
 
 namespace kvasir::worker {
 
-// Counts what one rank did since its group was made.
+// Counters of one rank's collective calls since the group was made.
 struct CollectiveTotals {
   int64_t calls = 0;       // finished calls
   int64_t sent_bytes = 0;  // sent to other ranks, with protocol overhead
@@ -28,7 +28,8 @@ struct CollectiveTotals {
 // while another rank is in a call, that call fails. So before the first one is
 // destroyed, all ranks must know that no more calls follow.
 //
-// Threads: calls from one thread at a time; Abort, status and totals from any.
+// Threads: one thread at a time may make calls; any thread may call Abort,
+//   status and totals.
 // Errors: INVALID_ARGUMENT for impossible sizes, before anything is sent.
 //   UNAVAILABLE if another rank is gone, cut off, or does not reach the call in
 //   time. ABORTED if a rank, possibly this one, has called Abort. INTERNAL if
@@ -60,8 +61,8 @@ class Collective {
                                  absl::Span<const int64_t> first_columns,
                                  kernels::Workspace& workspace) = 0;
 
-  // Enqueues a copy of rank 0's `bytes` bytes at `data` to `data` of every
-  // rank.
+  // Enqueues a copy of `bytes` bytes from `data` of rank 0 to `data` of every
+  // other rank.
   virtual absl::Status Broadcast(kernels::Stream& stream,
                                  kernels::DevicePtr<void> data, int64_t bytes,
                                  kernels::Workspace& workspace) = 0;
@@ -85,8 +86,8 @@ class Collective {
   // and replay them in the same order relative to other calls. totals() counts
   // captured calls when they are replayed.
   virtual bool can_be_captured() const { return false; }
-  // Returns the totals of the calls that were captured since the last
-  // TakeCaptured.
+  // Returns the totals of the calls that were captured since TakeCaptured was
+  // last called.
   virtual CollectiveTotals TakeCaptured() { return {}; }
   // Must be called each time a graph with captured calls was launched on the
   // stream. Adds the calls' totals to totals().

@@ -11,8 +11,9 @@
 
 namespace kvasir::worker {
 
-// Returns the bytes of rows * columns float32 numbers; no activation type is
-// larger. INVALID_ARGUMENT if a size is negative or the product overflows.
+// Returns the size in bytes of rows * columns float32 numbers, float32 being
+// the largest activation type. INVALID_ARGUMENT if a size is negative or the
+// product overflows.
 absl::StatusOr<int64_t> CollectiveBytes(const char* call, int64_t rows,
                                         int64_t columns);
 

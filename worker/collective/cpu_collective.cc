@@ -11,8 +11,9 @@
 namespace kvasir::worker {
 namespace {
 
-// The parameters of the ops that run a collective call on a CPU stream. The op
-// writes the result of the transport's call to *status.
+// These structs are the parameters of the ops that run collective calls on a
+// CPU stream. Each op calls the transport and writes the resulting status to
+// *status.
 template <template <typename> class Ptr>
 struct ReduceParamsIn {
   Ptr<float> data = nullptr;  // [count]
@@ -125,8 +126,8 @@ class CpuCollective final : public Collective {
 
   void Abort(const absl::Status& reason) override { host_->Abort(reason); }
 
-  // Always OK: a CPU call is finished when it returns, so it has returned its
-  // error itself.
+  // Always OK: on a CPU a call has finished when it returns, and returns its
+  // own error.
   absl::Status status() const override { return absl::OkStatus(); }
 
   CollectiveTotals totals() const override {

@@ -43,8 +43,8 @@ class SharedGroup {
       Meet();
     }
     while (meetings_ == meeting && failure_.ok()) condition_.Wait(&mutex_);
-    // If all ranks have arrived, this rank must go on and call Leave, even if
-    // the group has failed since: the others wait for it there.
+    // If all ranks have arrived, returns OK even if the group has failed since:
+    // this rank must go on and call Leave, where the others wait for it.
     return meetings_ == meeting ? failure_ : absl::OkStatus();
   }
 

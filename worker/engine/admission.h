@@ -22,7 +22,7 @@ enum class Serving {
 // Threads: const methods may be called from any thread.
 class Admission {
  public:
-  // `max_queue`: the most requests that may wait for their first step.
+  // `max_queue` is the number of requests that may wait for their first step.
   Admission(const RequestLimits& limits, uint32_t max_queue)
       : limits_(limits), max_queue_(max_queue) {}
 
@@ -35,7 +35,7 @@ class Admission {
   static Refusal CheckWeights(std::string_view want, std::string_view have);
   struct Place {
     uint32_t num_queued = 0;  // requests waiting for their first step
-    bool is_live = false;     // the request's id and attempt are in use
+    bool is_live = false;     // a live request has the same id and attempt
     // The request can join the next step, so it is accepted even if the queue
     // is full.
     bool starts_at_once = false;
@@ -46,15 +46,15 @@ class Admission {
   // Refuses with UNAVAILABLE unless the engine is running.
   static Refusal CheckState(Serving serving);
 
-  // The refusals that end a request after it was accepted.
+  // The next three refusals end a request after it was accepted.
   static Refusal DeadlinePassed(bool started);
-  // If the operator's queue timeout ended the request, the reason is
-  // RETRY_ELSEWHERE, because another replica may start it sooner. If the
-  // client's own timeout ended it, there is no retry, because that timeout
-  // applies at every replica.
+  // For the operator's queue timeout the reason is RETRY_ELSEWHERE, because
+  // another replica may start the request sooner. For a queue timeout that the
+  // client has set there is no reason, because it has passed for every replica.
   static Refusal QueueTimeout(const Request& request, absl::Duration waited);
   static Refusal NoTokenLeft();
-  // The refusals that end all live requests; another worker may then run them.
+  // The next three refusals end all live requests. Another worker may then run
+  // them.
   static Refusal DrainEnded();
   static Refusal EngineStopped();
   static Refusal ExecutorFailed(const absl::Status& why);

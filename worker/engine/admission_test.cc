@@ -37,8 +37,8 @@ TEST(WorkerAdmissionTest,
       "prompt has 32 tokens, want at most max_model_len - 1 = 31";
   EXPECT_THAT(Limited().CheckRequest(request).status,
               StatusIs(absl::StatusCode::kInvalidArgument, message));
-  // If the prompt is too long, the refusal says only that, although `n` is
-  // wrong too.
+  // This request is wrong in two ways: its prompt is too long, and its `n` is
+  // too large. The refusal names only the prompt.
   request.sampling.set_n(5);
   const Refusal refusal = Limited().CheckRequest(request);
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::NEVER_FITS);
@@ -64,7 +64,7 @@ TEST(WorkerAdmissionTest, ARequestWithAnInvalidValueIsNotRetriedElsewhere) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
-TEST(WorkerAdmissionTest, AFullQueueAcceptsARequestThatStartsAtOnce) {
+TEST(WorkerAdmissionTest, AFullQueueAcceptsOnlyARequestThatStartsAtOnce) {
   const Admission admission = Limited();
   EXPECT_TRUE(admission.CheckPlace(Good(), {.num_queued = 2}).ok());
   EXPECT_TRUE(
@@ -84,7 +84,7 @@ TEST(WorkerAdmissionTest, RefusesARequestWhoseIdAndAttemptAreLive) {
   EXPECT_EQ(refusal.reason, kvasir::v1::Refusal::REFUSAL_UNSPECIFIED);
 }
 
-TEST(WorkerAdmissionTest, OnlyADrainRefusesWithTheReasonDraining) {
+TEST(WorkerAdmissionTest, OnlyADrainingEngineRefusesWithTheReasonDraining) {
   EXPECT_TRUE(Admission::CheckState(Serving::kRunning).ok());
   EXPECT_EQ(Admission::CheckState(Serving::kDraining).reason,
             kvasir::v1::Refusal::DRAINING);

@@ -25,8 +25,8 @@ using base::MutexLock;
 using kvasir::v1::StepPlan;
 
 // How long the engine's thread sleeps if there is work but no step can be
-// planned. It must wake up again to notice deadlines. The watchdog counts this
-// time.
+// planned. It wakes up again to notice deadlines. For the watchdog, this time
+// counts as time without progress.
 constexpr absl::Duration kNothingPlanned = absl::Milliseconds(10);
 
 // The sink of the warm-up requests, which ignores all events.
@@ -38,7 +38,8 @@ class NullSink final : public EngineSink {
   void OnFailed(const Refusal&) override {}
 };
 
-// Locks: mutex_ is the only lock, and it is not held during callbacks.
+// Implements Engine with threads of its own. mutex_ is the only lock, and it is
+// not held during callbacks.
 class ThreadedEngine final : public Engine, private EngineObserver {
  public:
   ThreadedEngine(EngineOptions options, cache::KvCache* cache,
@@ -82,11 +83,11 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   Refusal Admit(Request* request, std::shared_ptr<EngineSink>* sink)
       ABSL_LOCKS_EXCLUDED(mutex_);
   Serving serving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether a new request that needs `seats` seats can join the next step: so
-  // many seats are free, and no sequence waits for pages.
+  // Whether a new request that needs `seats` seats can join the next step: that
+  // many seats are free, and no other sequence waits.
   bool StartsAtOnce(uint32_t seats) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The methods down to EndAll run on the engine's thread.
+  // All methods from here to EndAll run on the engine's thread.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status WarmUp();
   // Waits up to `wait` for a command, then moves the inbox to commands_.
@@ -102,8 +103,8 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   absl::StatusOr<kvasir::v1::StepResult> Await() ABSL_LOCKS_EXCLUDED(mutex_);
   void Observe(absl::Duration schedule, absl::Duration execute)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Makes the ended requests and the new load visible to other threads, both
-  // under the same lock.
+  // Publishes the ends of requests and the new load to other threads, both
+  // under one lock.
   void Publish() ABSL_LOCKS_EXCLUDED(mutex_);
   void ForgetEnded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -129,19 +130,19 @@ class ThreadedEngine final : public Engine, private EngineObserver {
     bool aborted = false;
   };
 
-  // The members down to planning_ are used only by the engine's thread.
+  // Only the engine's thread uses the members from here to planning_.
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<Ended> ended_;  // requests that ended since the last Publish
   std::vector<Command> commands_;
   bool warming_up_ = false;
-  // The step that is enqueued and not yet awaited, or null; the time of its
-  // Enqueue; and how long its planning took.
+  // The step that was enqueued and not yet awaited (null: none), the time of
+  // its Enqueue, and how long its planning took.
   const StepPlan* in_flight_ = nullptr;
   absl::Time enqueued_at_;
   absl::Duration planning_;
 
   mutable base::Mutex mutex_;
-  base::CondVar wake_;  // wakes the engine's thread: new command, or stop
+  base::CondVar wake_;  // wakes the engine's thread for commands and Stop
   // Wakes Start, WaitIdle and the watchdog when state_ or live_ has changed.
   base::CondVar changed_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kNew;
@@ -152,7 +153,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   absl::flat_hash_map<std::string, std::vector<uint32_t>> live_
       ABSL_GUARDED_BY(mutex_);
   uint64_t num_live_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Numbers of requests that wait for their first step: in the inbox, and in
+  // How many requests wait for their first step in the inbox, and how many in
   // the scheduler.
   uint32_t inbox_submits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t scheduler_queued_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -164,7 +165,7 @@ class ThreadedEngine final : public Engine, private EngineObserver {
   // The plan that is being executed, for the watchdog's report. The message
   // does not change while this points to it.
   const StepPlan* executing_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  // For the watchdog: whether there is work, and when the engine last made
+  // Read by the watchdog: whether there is work, and when the engine last made
   // progress.
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time progress_at_ ABSL_GUARDED_BY(mutex_);
@@ -459,7 +460,8 @@ bool ThreadedEngine::TakeCommands(absl::Duration wait) {
     wake_.WaitWithTimeout(&mutex_, wait);
   }
   commands_.swap(inbox_);
-  // An estimate, until Publish replaces it by the scheduler's own count.
+  // Counts all of them as waiting, until Publish copies the scheduler's own
+  // count.
   scheduler_queued_ += std::exchange(inbox_submits_, 0);
   return state_ == State::kRunning;
 }
@@ -512,7 +514,8 @@ absl::Status ThreadedEngine::Step(bool* planned) {
   KVASIR_RETURN_IF_ERROR(result.status());
   const absl::Time executed = clock.Now();
   const absl::Duration execute = executed - enqueued_at_;
-  // If no next step could be planned, the time for trying counts for this step.
+  // If planning the next step was tried without success, the time of the
+  // attempt is counted for this step.
   const absl::Duration planning =
       planning_ + (next == nullptr ? next_planning : absl::ZeroDuration());
   planning_ = next_planning;
@@ -540,7 +543,7 @@ void ThreadedEngine::Observe(absl::Duration schedule, absl::Duration execute) {
   stats.schedule = schedule;
   {
     MutexLock lock(&mutex_);
-    // The scheduler does not know about drains, so it is set here.
+    // The scheduler does not know about drains, so the flag is set here.
     stats.load.draining = draining_;
   }
   options_.observer->OnStep(stats);

@@ -31,14 +31,14 @@ namespace kvasir::worker {
 
 struct StallReport {
   absl::Duration stalled;
-  // The plan of the step that hangs, as text: one line per sequence, without
-  // token ids. If no step is running, a text that says so.
+  // The plan of the step that hangs, as text with one line per sequence and
+  // without token ids. If no step is running, a text that says so.
   std::string plan;
 };
 
 struct EngineOptions {
   SchedulerOptions scheduler;
-  // Create overwrites its members vocab_size, max_model_len, eviction and
+  // Create overwrites the members vocab_size, max_model_len, eviction and
   // token_masks with values from the other options, and limits max_n to
   // max_num_seqs.
   RequestLimits limits;

@@ -25,14 +25,14 @@ class EngineSink {
   // Delivers one or more tokens of one sample. The engine reuses the message
   // after the call, so copy what must be kept.
   virtual void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) = 0;
-  // Called exactly once for each sample, also for an aborted one, unless
-  // OnFailed is called instead. `last` is true if every sample of the request
-  // has ended; then no further call follows.
+  // A sample has ended, possibly by an abort. Called exactly once for each
+  // sample, unless OnFailed is called instead. `last` is true if every sample
+  // of the request has ended; then no further call follows.
   virtual void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
                           bool last) = 0;
   // The request failed: its deadline or queue timeout passed, the worker
-  // drains, or the executor failed. This is the last call; samples that still
-  // ran get no OnFinished.
+  // drains, or the executor failed. This is the last call; samples that have
+  // not finished get no OnFinished.
   virtual void OnFailed(const Refusal& why) = 0;
 };
 
@@ -41,10 +41,10 @@ struct LoadSnapshot {
   uint32_t running = 0;  // sequences in the batch
   uint32_t waiting = 0;  // queued requests and preempted sequences
   uint64_t free_pages =
-      0;  // not held by a sequence; may contain cached prefixes
+      0;  // pages that no sequence holds; they may contain cached prefixes
   uint64_t total_pages = 0;
   bool draining = false;
-  uint64_t queued_tokens = 0;  // to prefill for waiting sequences
+  uint64_t queued_tokens = 0;  // tokens to prefill for waiting sequences
 
   friend bool operator==(const LoadSnapshot&, const LoadSnapshot&) = default;
 };
@@ -66,12 +66,15 @@ struct StepStats {
   uint32_t sampled_tokens = 0;
   uint32_t preemptions = 0;
   uint32_t preemptions_by_copy = 0;  // included in `preemptions`
-  // Time that the scheduler took to plan the step and to handle its result.
+  // Time that the scheduler spent on planning the step and on handling its
+  // result.
   absl::Duration schedule;
   // Time from the step's Enqueue until its result. If steps are planned ahead,
-  // the scheduler works for the previous and the next step during this time.
+  // the scheduler handles the previous step and plans the next one during this
+  // time.
   absl::Duration execute;
-  // Each token delivered in this step has one entry, in one of these two lists.
+  // Each token delivered in this step has one entry: the first token of a
+  // sample in time_to_first_token, any other token in inter_token.
   absl::Span<const absl::Duration> time_to_first_token;
   absl::Span<const absl::Duration> inter_token;
   LoadSnapshot load;

@@ -25,8 +25,8 @@ using ::testing::Not;
 constexpr int32_t kPages = 64;
 constexpr int32_t kHostPages = 32;
 
-// While the gate is closed, steps that reach Pass wait until it is opened.
-// AwaitHeld waits for such a step.
+// Holds steps back: while the gate is closed, a step that calls Pass waits
+// until the gate is opened. AwaitHeld waits until a step waits in Pass.
 class Gate {
  public:
   void Close() { CloseAfter(0); }
@@ -280,7 +280,7 @@ TEST_P(EngineTest, SubmitRefusesRequestsAboveTheQueueBound) {
   gate_.Close();
   const auto first = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("first"), first).status);
-  gate_.AwaitHeld();  // now its step runs, so it is no longer in the queue
+  gate_.AwaitHeld();  // `first` runs now, so it is no longer in the queue
   std::vector<std::shared_ptr<WaitableSink>> sinks;
   for (int i = 0; i < 3; ++i) {
     sinks.push_back(std::make_shared<WaitableSink>());
@@ -288,8 +288,9 @@ TEST_P(EngineTest, SubmitRefusesRequestsAboveTheQueueBound) {
         engine_->Submit(MakeRequest(absl::StrCat("r", i)), sinks.back())
             .status);
   }
-  // The queue takes 4 requests. `first` may still be counted as queued, because
-  // the engine publishes its counts after the step; so r3 or r4 is refused.
+  // The queue has room for 4 requests. The engine updates its counts only after
+  // a step, so it may still count `first` as queued. So either r3 or r4 is
+  // refused.
   sinks.push_back(std::make_shared<WaitableSink>());
   Refusal refusal = engine_->Submit(MakeRequest("r3"), sinks.back());
   if (refusal.ok()) {
@@ -392,7 +393,7 @@ TEST_P(EngineTest, ADrainAlsoFinishesSequencesInTheHostPool) {
   options_.scheduler.max_queue = 8;
   KVASIR_ASSERT_OK(Start());
   std::vector<std::pair<Request, std::shared_ptr<WaitableSink>>> all;
-  for (int i = 0; i < 8; ++i) {  // each needs 16 of the 64 pages at its end
+  for (int i = 0; i < 8; ++i) {  // each ends with 16 of the 64 pages
     Request request = MakeRequest(absl::StrCat("r", i), 60);
     request.sampling.set_ignore_eos(true);
     all.emplace_back(request, std::make_shared<WaitableSink>());
@@ -507,8 +508,8 @@ TEST_P(EngineTest, AFailedStepFailsEveryRequest) {
 TEST_P(EngineTest, NonFiniteNumbersFailOnlyTheRequestThatProducedThem) {
   std::atomic<int> failures = 0;
   options_.on_failure = [&](const absl::Status&) { ++failures; };
-  // Two requests with prompts of 8 tokens get a fault: `latent` in its prefill,
-  // and `logit` in the step after its first token.
+  // Two requests, each with a prompt of 8 tokens, get a fault: request `latent`
+  // in its prefill, and request `logit` in the step after its first token.
   fake_.after_step = [](const kvasir::v1::StepPlan& plan,
                         kvasir::v1::StepResult* result) {
     for (int i = 0; i < plan.sequences_size(); ++i) {
@@ -601,8 +602,8 @@ TEST_P(EngineTest, WatchdogReportsNothingWithoutWork) {
   const auto sink = std::make_shared<WaitableSink>();
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r"), sink).status);
   EXPECT_TRUE(engine_->WaitIdle(absl::InfiniteFuture()));
-  // Time passes the watchdog's limit; the sleep is long enough for several
-  // checks.
+  // Advance the clock past the watchdog's limit, and sleep long enough for
+  // several checks of the watchdog.
   manual_clock_.Advance(absl::Seconds(7));
   absl::SleepFor(absl::Milliseconds(60));
   EXPECT_EQ(stalls, 0);
@@ -679,7 +680,7 @@ class CountingObserver final : public EngineObserver {
   std::vector<RequestSummary> ends;
 };
 
-TEST_P(EngineTest, TheObserverReceivesStepsEndsAndRefusals) {
+TEST_P(EngineTest, TheObserverReceivesStepsEndsOfRequestsAndRefusals) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -705,7 +706,7 @@ TEST_P(EngineTest, TheObserverReceivesStepsEndsAndRefusals) {
   EXPECT_EQ(observer.ends[0].reason, kvasir::v1::FINISH_LENGTH);
 }
 
-TEST_P(EngineTest, StepsReportADrainToTheObserver) {
+TEST_P(EngineTest, TheLoadOfEachStepTellsTheObserverAboutADrain) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -913,7 +914,7 @@ class FailingExecutor final : public Executor {
   Executor& own_;
 };
 
-TEST_P(EngineTest, APlanThatFailsWhileAStepRunsFailsEveryRequest) {
+TEST_P(EngineTest, AFailedEnqueueOrAnnounceDuringAStepFailsEveryRequest) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   for (const bool announce : {true, false}) {
@@ -959,8 +960,9 @@ TEST_P(EngineTest,
   const auto sink = std::make_shared<WaitableSink>(1);
   ASSERT_TRUE(engine_->Submit(request, sink).ok());
   sink->AwaitEnd();
-  // Waits until the wasted step 5 runs, although neither a command nor Stop
-  // wakes the engine.
+  // If the executor is asynchronous, step 5 was planned ahead for the request
+  // that has ended. The engine must await it although neither a command nor
+  // Stop wakes the engine.
   while (awaited < (GetParam() ? 5 : 4)) absl::SleepFor(absl::Milliseconds(1));
   engine_->Stop();
   EXPECT_EQ(sink->samples()[0].tokens, Expected(request));
@@ -976,8 +978,8 @@ class LingeringSink final : public WaitableSink {
   void OnFinished(const kvasir::v1::GenerateEvent::Finish& finish,
                   bool last) override {
     WaitableSink::OnFinished(finish, last);
-    // Before Stop, Submit refuses this request because it is live. After Stop
-    // the code is UNAVAILABLE.
+    // Submit refuses this request: before Stop with ALREADY_EXISTS because it
+    // is live, and after Stop with UNAVAILABLE.
     while (engine_.Submit(own_, nullptr).status.code() !=
            absl::StatusCode::kUnavailable) {
       absl::SleepFor(absl::Milliseconds(1));

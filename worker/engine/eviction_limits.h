@@ -17,18 +17,19 @@ struct EvictionLimits {
   struct Group {
     // The pages of one sequence under the plan's own budget.
     cache::SequencePages pages;
-    // Slots that are never evicted: sinks and recent tokens, in the layer that
-    // has most of them.
+    // The number of slots that are never evicted (sinks and recent tokens), in
+    // the layer that has the most of them.
     int64_t least_slots = 0;
     int64_t num_pages = 0;  // pages of this group in the pool
   };
-  std::vector<Group> groups;  // one for each page group
-  // The smallest budget that the operator allows; the plan's own budget is
-  // always allowed. Empty: a request must keep at least what the plan keeps.
+  std::vector<Group> groups;  // one element for each page group
+  // The smallest budget that the operator allows. The plan's own budget is
+  // always allowed. Empty: a request must keep at least as many slots as the
+  // plan.
   std::optional<proto::EvictionBudget> min_budget;
-  // The most slots that a sequence may hold: the number of positions that the
-  // model supports. A sequence with evictions may have more tokens than this.
-  // 0: no limit.
+  // The most slots that a sequence may hold, which is the number of positions
+  // that the model supports. With evictions, a sequence may have more tokens
+  // than slots. 0: no limit.
   int64_t max_slots = 0;
 
   bool evicts() const;
@@ -53,9 +54,9 @@ absl::Status CheckEvictionBudget(const proto::EvictionBudget& budget,
                                  const SequenceLength& length,
                                  const EvictionLimits& limits);
 
-// Converts a budget that passed the check into the counts that the cache needs,
-// by page group. With a ratio of 1 nothing is evicted, neither from the prompt
-// nor from the output.
+// Converts a budget that CheckEvictionBudget has accepted into the counts that
+// the cache needs for each page group. With a ratio of 1 nothing is evicted,
+// neither from the prompt nor from the output.
 std::vector<plan::EvictionCounts> EvictionsOf(
     const proto::EvictionBudget& budget, const EvictionLimits& limits);
 

@@ -76,7 +76,7 @@ TEST(EvictionLimitsTest, ThePlansOwnBudgetGivesThePlansEvictionCounts) {
 }
 
 TEST(EvictionLimitsTest,
-     KeepingLessThanThePlanIsRefusedUnlessTheOperatorAllowsIt) {
+     ABudgetBelowThePlansIsRefusedUnlessTheOperatorAllowsIt) {
   EvictionLimits limits = Limits();
   ExpectRefused(limits, Budget("0.1"), 1000,
                 "eviction_budget is 0.1 and keeps 100 slots at 1000 prompt "
@@ -110,8 +110,8 @@ TEST(EvictionLimitsTest, ABudgetMustHaveRoomForSinksAndRecentTokens) {
                 "eviction_budget is 35 slots, want at least 36: sinks and "
                 "recent tokens always stay");
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("36"), {40, 40 + 100}, limits));
-  // A ratio that gives fewer slots than sinks and recent tokens need is not
-  // refused: those still stay.
+  // One per cent of the prompt is less than the sinks and recent tokens. Such a
+  // ratio is not refused, because sinks and recent tokens are kept anyway.
   limits.min_budget = Budget("0.01");
   KVASIR_EXPECT_OK(
       CheckEvictionBudget(Budget("0.01"), {100, 100 + 100}, limits));
@@ -144,7 +144,8 @@ TEST(EvictionLimitsTest, ABudgetThatLetsASequenceOutgrowThePoolIsRefused) {
                        HasSubstr("eviction_budget is 1, with which prompt and "
                                  "output of 481 tokens take 31 pages of page "
                                  "group 2, want at most its 30")));
-  // 480 slots are 448 that stay, and 32 that are added between two evictions.
+  // The pool's 480 slots suffice for a budget of 448 slots, because 32 more are
+  // added before the next eviction.
   limits.min_budget = Budget("2");
   KVASIR_EXPECT_OK(CheckEvictionBudget(Budget("448"), {400, 9000}, limits));
   ExpectRefused(limits, Budget("449"), 9000, "take 31 pages of page group 2");
@@ -176,7 +177,7 @@ TEST(EvictionLimitsTest, AnInvalidBudgetIsRefused) {
 }
 
 TEST(EvictionLimitsTest,
-     TheLimitsOfAPlanHaveItsGroupsWithTheirSinksAndRecentTokens) {
+     LimitsOfAPlanCountSinksAndRecentTokensOfEachPageGroup) {
   plan::AttentionShape shape;
   shape.num_heads = shape.num_kv_heads = 2;
   shape.head_dim = shape.rotary_dim = 32;

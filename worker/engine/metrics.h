@@ -27,25 +27,25 @@ namespace kvasir::worker {
 struct CacheSample {
   int64_t free_pages = 0;
   int64_t used_pages = 0;
-  int64_t cached_pages = 0;  // free, but still contain cached prefixes
-  int64_t leaked_pages = 0;  // still held when there is no request
+  int64_t cached_pages = 0;  // free pages that contain cached prefixes
+  int64_t leaked_pages = 0;  // pages that are held although there is no request
   int64_t logical_tokens = 0;
   int64_t physical_tokens = 0;
-  int64_t used_bytes = 0;              // bytes of used pages, including:
-  int64_t padding_bytes = 0;           // gaps between regions
-  int64_t unfilled_bytes = 0;          //   slots without a token
-  int64_t side_bytes = 0;              // side pages, including:
-  int64_t side_unused_bytes = 0;       //     bytes that no layer uses
+  int64_t used_bytes = 0;              // bytes of used pages
+  int64_t padding_bytes = 0;           // part of used_bytes: gaps in pages
+  int64_t unfilled_bytes = 0;          // part of used_bytes: empty slots
+  int64_t side_bytes = 0;              // part of used_bytes: side pages
+  int64_t side_unused_bytes = 0;       // part of side_bytes: unused
   int64_t host_used_bytes = 0;         // bytes of the host pool held by images
   int64_t bytes_to_host = 0;           // since start
   int64_t bytes_from_host = 0;         // since start
   int64_t prefix_query_tokens = 0;     // since start
   int64_t prefix_hit_tokens = 0;       // since start
   int64_t window_pages_reclaimed = 0;  // since start
-  int64_t evictions = 0;               // since start, per page group
+  int64_t evictions = 0;               // since start, summed over page groups
   int64_t slots_evicted = 0;           // since start
   int64_t eviction_pages_reclaimed = 0;  // since start
-  // Since start, copied from ExecutorTotals.
+  // These four are also since start, and are copied from ExecutorTotals.
   int64_t scored_by_weights = 0;
   int64_t scored_again = 0;
   int64_t scored_without_room = 0;
@@ -68,15 +68,15 @@ struct WorkerConstants {
   int64_t page_tokens = 0;
   int64_t total_pages = 0;
   int64_t kv_pool_bytes = 0;    // as counted by the allocator
-  int64_t host_pool_bytes = 0;  // from the allocator's counter
-  int64_t weight_bytes = 0;     // from the allocator's counter
+  int64_t host_pool_bytes = 0;  // as counted by the allocator
+  int64_t weight_bytes = 0;     // as counted by the allocator
   double kv_bytes_per_token = 0;
   double kv_fixed_bytes_per_sequence = 0;
   double kv_compression_ratio = 0;
   struct LayerSide {
     int64_t layer = 0;
     std::string side;    // "key" or "value"
-    std::string method;  // spaces of its parts, such as "full"
+    std::string method;  // how its parts are stored, such as "full"
     int64_t rank = 0;    // numbers per token, summed over all groups
     std::string bits;    // for example "bf16", "4" or "8,4,4,4,2,2,0,0"
   };
@@ -88,9 +88,9 @@ struct WorkerConstants {
 //   thread may call OnRefused and the registry's Collect.
 class WorkerMetrics final : public EngineObserver, public LoadListener {
  public:
-  // `sample_cache` is called on the engine's thread, between steps. It visits
-  // every sequence, so while there are requests it is called at most once in
-  // kCacheSampleInterval. Without requests it is called at each event.
+  // `sample_cache` is called on the engine's thread, between steps. Because it
+  // visits every sequence, it is called at most once in kCacheSampleInterval
+  // while there are requests. Without requests it is called at each event.
   static constexpr absl::Duration kCacheSampleInterval =
       absl::Milliseconds(100);
   WorkerMetrics(WorkerConstants constants,
@@ -114,9 +114,9 @@ class WorkerMetrics final : public EngineObserver, public LoadListener {
                                   const prometheus::Labels& labels = {});
   prometheus::Histogram& AddHistogram(const char* family, const char* help,
                                       const std::vector<double>& buckets);
-  // Exports one number of each cache sample. A family whose name ends in
-  // `_total` becomes a counter, and the sample must contain its running total;
-  // any other family becomes a gauge.
+  // Exports one number of each cache sample as a metric family. A family whose
+  // name ends in `_total` becomes a counter, for which the sample must contain
+  // the total since the start. Any other family becomes a gauge.
   template <typename Number>
   void Sample(Number CacheSample::*field, const char* family, const char* help,
               const prometheus::Labels& labels = {});

@@ -54,8 +54,7 @@ TEST_F(WorkerMetricsTest, GaugesFollowTheLoad) {
             std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest,
-       CacheTotalsAreExportedOnceHoweverOftenTheyAreSampled) {
+TEST_F(WorkerMetricsTest, SamplingACacheTotalTwiceDoesNotCountItTwice) {
   sample_.prefix_hit_tokens = 5;
   metrics_.OnLoad({});
   metrics_.OnLoad({});
@@ -64,7 +63,7 @@ TEST_F(WorkerMetricsTest,
             std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, BytesWasteAndWorkOfTheCacheAreExported) {
+TEST_F(WorkerMetricsTest, CacheBytesAndCountersOfTheExecutorAreExported) {
   sample_.used_bytes = 4096;
   sample_.padding_bytes = 96;
   sample_.unfilled_bytes = 1000;
@@ -92,7 +91,7 @@ TEST_F(WorkerMetricsTest, BytesWasteAndWorkOfTheCacheAreExported) {
   }
 }
 
-TEST_F(WorkerMetricsTest, PreemptionsAreCountedByKindAndHostPoolUseInBytes) {
+TEST_F(WorkerMetricsTest, PreemptionsByKindAndBytesOfTheHostPoolAreExported) {
   metrics_.OnStep({.preemptions = 3, .preemptions_by_copy = 2});
   sample_.host_used_bytes = 555;
   sample_.bytes_to_host = 2000;
@@ -138,7 +137,7 @@ TEST_F(WorkerMetricsTest, EvictionsAreCountedInSlotsPagesAndSeconds) {
 }
 
 TEST_F(WorkerMetricsTest,
-       TheCacheIsSampledAtIntervalsUnderLoadAndAlwaysAtRest) {
+       TheCacheIsSampledAtIntervalsUnderLoadAndAtEachEventWhenIdle) {
   const LoadSnapshot busy = {.running = 1};
   for (int i = 0; i < 5; ++i) metrics_.OnStep({.load = busy});
   EXPECT_EQ(samples_taken_, 1);
@@ -190,7 +189,7 @@ TEST_F(WorkerMetricsTest,
   EXPECT_NE(text.find("\nkvasir_prompt_tokens_total 11\n"), std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, PhasesThatARequestDidNotReachAreNotObserved) {
+TEST_F(WorkerMetricsTest, PhasesThatARequestDidNotReachAreNotRecorded) {
   metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("in the queue"),
                          .queue = absl::Seconds(2)});
   metrics_.OnRequestEnd({.status = absl::DeadlineExceededError("prefilling"),

@@ -14,19 +14,20 @@
 
 namespace kvasir::worker {
 
-// The part of a step that runs tokens [start, start + num_tokens) of one
-// sequence.
+// One sequence's part of a step: the tokens [start, start + num_tokens) are
+// run.
 struct PlannedSequence {
-  Sequence* sequence = nullptr;  // null if it ended during the step
+  Sequence* sequence = nullptr;  // null if it has ended since
   uint64_t sequence_id = 0;
   uint32_t start = 0;
   uint32_t num_tokens = 0;
   uint32_t num_targets = 0;
-  bool prompt = false;  // true: all prompt tokens; false: all output tokens
+  // true: the tokens are from the prompt; false: from the output
+  bool prompt = false;
   bool samples = false;
-  bool decodes = false;  // runs only the sequence's last token
-  // The step was planned while its input token was still being sampled, so the
-  // token is not yet in `sequence`.
+  bool decodes = false;  // true if only the sequence's last token is run
+  // True if the step was planned while its input token was still being sampled.
+  // The token is then not yet in `sequence`.
   bool ahead = false;
 };
 
@@ -39,9 +40,10 @@ struct PlannedStep {
 // Threads: only the scheduler's thread may use it.
 class PlanBuilder {
  public:
-  // Starts a new plan. Calls of Release since the last Build take effect in it.
+  // Starts a new plan. It includes the sequences passed to Release since the
+  // last Build.
   void Begin();
-  // Adds to the next plan that the executor must forget the sequence.
+  // Adds to the next plan an order to the executor to forget the sequence.
   void Release(uint64_t sequence_id) { released_.push_back(sequence_id); }
   void Add(const PlannedSequence& planned);
   bool empty() const { return prompts_.empty() && outputs_.empty(); }

@@ -18,9 +18,10 @@ inline constexpr double kAssumedPrefillTokensPerSecond = 1000;
 enum class Preemption { kRecompute, kCopy };
 
 struct PreemptionCosts {
-  int64_t image_bytes = 0;  // bytes to copy out, and the same back
-  // Tokens to prefill again if the pages are dropped. Includes evicted tokens;
-  // excludes tokens that the prefix index is expected to find.
+  int64_t image_bytes = 0;  // bytes to copy out, and later back in
+  // Tokens to prefill again if the pages are dropped. Tokens whose slots were
+  // evicted are included. Tokens that are expected to be in the prefix cache
+  // are not.
   int64_t recompute_tokens = 0;
   double copy_bytes_per_second = kAssumedCopyBytesPerSecond;
   double prefill_tokens_per_second = kAssumedPrefillTokensPerSecond;
@@ -29,7 +30,8 @@ struct PreemptionCosts {
 // Chooses the copy if copying out and back takes less time than the prefill.
 Preemption ChoosePreemption(const PreemptionCosts& costs);
 
-// Measures the rate of recent prefill steps. Threads: one at a time.
+// Measures the rate of recent prefill steps.
+// Threads: one thread at a time may call methods.
 class PrefillRate {
  public:
   // Adds a measured step of `tokens` tokens. Ignored if `time` is not positive.

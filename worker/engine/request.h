@@ -18,7 +18,7 @@
 namespace kvasir::worker {
 
 struct Request {
-  // (request_id, attempt) identifies a live request.
+  // A live request is identified by its request_id together with its attempt.
   std::string request_id;
   uint32_t attempt = 0;
   std::string tenant;
@@ -26,8 +26,8 @@ struct Request {
   std::string cache_salt;
   proto::TokenBytes prompt;
   // Output tokens that earlier attempts of this request have already delivered.
-  // They are computed again as input but not delivered again. Allowed only with
-  // n = 1.
+  // They are used as input like the prompt, and not delivered again. Allowed
+  // only with n = 1.
   proto::TokenBytes emitted;
   kvasir::v1::SamplingParams sampling = proto::NeutralSampling();
   // Replaces the eviction budget of the served plan. With a ratio of 1 nothing
@@ -39,8 +39,8 @@ struct Request {
   // engine's default.
   absl::Duration queue_timeout = absl::ZeroDuration();
   absl::Time arrival = absl::InfinitePast();  // set by the engine
-  // If false, the request neither reuses cached pages nor leaves any for later
-  // requests.
+  // If false, the request neither reuses cached pages nor adds its own pages to
+  // the prefix cache.
   bool use_prefix_cache = true;
 };
 

@@ -63,7 +63,7 @@ struct BadCase {
 
 class BadRequestTest : public ::testing::TestWithParam<BadCase> {};
 
-TEST_P(BadRequestTest, IsRefusedWithItsFieldValueAndLimit) {
+TEST_P(BadRequestTest, TheErrorStatesTheFieldItsValueAndTheLimit) {
   Request r = Good();
   GetParam().break_it(&r);
   EXPECT_THAT(ValidateRequest(r, Limits()),

@@ -97,9 +97,10 @@ Scheduler::~Scheduler() = default;
 // Planning a step
 // ---------------------------------------------------------------------------
 
-// Running sequences are planned in the order of service, so that the first ones
-// get pages first, and a sequence that is preempted for them is not planned
-// yet. A waiting request is planned before running sequences of lower priority.
+// Running sequences are planned in the order of service. So the first ones get
+// pages first, and the sequences that are preempted to free pages are not
+// planned yet. A waiting request is planned before running sequences of lower
+// priority.
 const StepPlan* Scheduler::Schedule() {
   KVASIR_CHECK(num_planned_ == 0);
   const absl::Cleanup forget_ended = [this] { ended_.clear(); };
@@ -125,8 +126,8 @@ const StepPlan* Scheduler::Schedule() {
     if (i == running_.size()) break;
     if (!PlanSequence(running_[i], i + 1)) pages_ran_out = true;
   }
-  // After a preemption nothing is admitted: the sequence that was just
-  // preempted would start again and be preempted again.
+  // After a preemption nothing is admitted, because the sequence that was just
+  // preempted would start, only to be preempted again.
   while (!waiting_.empty() && !pages_ran_out && stats_.preemptions == 0) {
     if (TryAdmit(running_.size(), now) == 0) break;
   }
@@ -182,8 +183,8 @@ bool Scheduler::CanRunAhead() const {
   return std::all_of(
       running_.begin(), running_.end(), [this](const Sequence* sequence) {
         const PlannedSequence* const part = LastPartOf(*sequence);
-        // A sequence that is not in the running step lacked token budget or
-        // pages.
+        // A sequence that is not in the running step was left out for lack of
+        // token budget or pages. It cannot be planned ahead.
         if (part == nullptr || !part->samples) return false;
         if (!sequence->request->request.sampling.token_mask().empty()) {
           return false;
@@ -205,9 +206,9 @@ bool Scheduler::MustWait(const Sequence& sequence) const {
   if (running_.empty() || running_.back()->priority() > sequence.priority()) {
     return false;
   }
-  // LackedPages only compares the number of free pages in all page groups
-  // together. That number may fall although pages of the group that was short
-  // have become free, so PagesSuffice checks each group.
+  // LackedPages only compares the number of free pages over all page groups.
+  // That number may fall while the one group that had too few pages gains some.
+  // So PagesSuffice checks each group.
   return seats_ + sequence.seats() > options_.max_num_seqs ||
          (!PagesSuffice(sequence, 0) && LackedPages(sequence));
 }
@@ -247,8 +248,8 @@ size_t Scheduler::TryAdmit(size_t victims_from, absl::Time now) {
   const auto lacks_seats = [&] {
     return seats_ + sequence->seats() > options_.max_num_seqs;
   };
-  // If the token budget is spent, the sequence can start only by preempting a
-  // sequence that decodes, whose token it then uses.
+  // If the token budget is spent, the sequence can start only if it preempts a
+  // sequence that decodes: that frees one token of the budget.
   if (prefill_budget_ == 0 &&
       !(lacks_seats() && can_preempt() && running_.back()->to_run() == 1)) {
     return 0;
@@ -268,8 +269,9 @@ size_t Scheduler::TryAdmit(size_t victims_from, absl::Time now) {
   return running_.size() - before;
 }
 
-// Requires pages for all tokens of the sequence and one more, not only for a
-// first chunk: if a prefill is preempted half-way, its work is lost.
+// Requires pages for all tokens of the sequence and one more, not only for the
+// first chunk. Otherwise the prefill might be preempted half-way, and its work
+// would be lost.
 bool Scheduler::HasRoomFor(const Sequence& sequence) {
   if (running_.empty() || PagesSuffice(sequence, 0)) {
     return true;
@@ -281,13 +283,13 @@ bool Scheduler::HasRoomFor(const Sequence& sequence) {
   prefix_grew_ = false;
   blocked_order_ = sequence.request->order;
   blocked_pages_ = Load().free_pages;
-  // A sequence that decodes after its image was imported needs few pages beyond
-  // those of the image, and with a sliding window fewer than a prefill. So
-  // Import checks whether they suffice.
+  // A sequence that decodes as soon as its image is imported needs few pages
+  // beyond those of the image; with a sliding window it needs fewer than
+  // PagesSuffice requires. So Import checks whether the free pages suffice.
   if (sequence.image.has_value() && sequence.to_run() == 1) return true;
-  // This check assumes that all cached pages are held by running sequences and
-  // so need no free page. That is known only after they were taken, so Start
-  // checks again.
+  // This check is optimistic: it assumes that running sequences hold all pages
+  // of the cached prefix, so that sharing them takes no free page. That is
+  // known only once the sequence has taken them, so Start checks again.
   const int64_t cached = deps_.cache->CachedPrefixTokens(
       sequence.tokens, StartOptionsOf(sequence));
   return cached > 0 && PagesSuffice(sequence, cached);
@@ -332,7 +334,7 @@ bool Scheduler::Start(Sequence* sequence, absl::Time now) {
   if (sequence->image.has_value()) return StartFromImage(sequence);
   if (!StartAnew(sequence)) return false;
   if (sequence->sample_index == 0 && state.wants_prompt_logprobs()) {
-    state.prompt_logprobs.clear();  // left from a prefill that was preempted
+    state.prompt_logprobs.clear();  // may be left from a preempted prefill
   }
   if (!state.started) {
     state.started = true;
@@ -355,7 +357,8 @@ bool Scheduler::StartAnew(Sequence* sequence) {
   return true;
 }
 
-// The sequence keeps its computed tokens and their log probabilities.
+// After a start from an image, the sequence keeps its computed tokens and their
+// log probabilities.
 bool Scheduler::StartFromImage(Sequence* sequence) {
   if (!deps_.cache->Import(sequence->cache_id(), &*sequence->image,
                            sequence->tokens, StartOptionsOf(*sequence))) {
@@ -378,14 +381,14 @@ bool Scheduler::PlanSequence(Sequence* sequence, size_t victims_from) {
   if (sequence->computed < prompt) {
     want = std::min(want, prompt - sequence->computed);
   }
-  // If a step ends at this position, the cache keeps a tail that later prompts
-  // can reuse.
+  // If a step ends at this position, the cache keeps a copy of the side pages
+  // (a tail), with which later prompts can reuse the prefix.
   const auto cut =
       static_cast<uint32_t>(deps_.cache->tail_cut(sequence->cache_id()));
   if (sequence->computed < cut) want = std::min(want, cut - sequence->computed);
   if (want == 0) return true;  // the token budget is spent
-  // A step must end where an eviction is due; the eviction is done when the
-  // next step is planned.
+  // A step must end where an eviction is due. The eviction itself is done here,
+  // when the next step is planned.
   if (deps_.cache->eviction_due(sequence->cache_id())) {
     deps_.cache->Evict(sequence->cache_id());
   }
@@ -426,8 +429,8 @@ uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
       const cache::ReserveResult reserved =
           deps_.cache->Reserve(sequence.cache_id(), tokens);
       if (reserved) return static_cast<uint32_t>(tokens);
-      // Try again with fewer tokens. fits_tokens is about one page group;
-      // another group may have room for even fewer.
+      // Try again with fewer tokens. fits_tokens says how many fit the page
+      // group that was full, but another group may have room for even fewer.
       tokens = std::min(reserved.fits_tokens, tokens - 1);
     }
     if (running_.size() <= victims_from) return 0;
@@ -436,7 +439,8 @@ uint32_t Scheduler::Grow(const Sequence& sequence, uint32_t want,
 }
 
 void Scheduler::Preempt(Sequence* sequence) {
-  // Gives back the token that was reserved for this sequence's decode.
+  // Gives back the token of the budget that was reserved for this sequence's
+  // decode.
   if (sequence->to_run() == 1) ++prefill_budget_;
   if (ShouldCopy(*sequence)) {
     sequence->image = deps_.cache->Export(sequence->cache_id());
@@ -478,7 +482,8 @@ void Scheduler::ForkIfReady(Sequence* leader) {
     Sequence& child = state.samples[i];
     child.tokens = leader->tokens;
     if (!deps_.cache->can_fork(leader->cache_id())) {
-      Enqueue(&child);  // it waits in the queue and starts by itself
+      // the child waits in the queue and starts like a request
+      Enqueue(&child);
       continue;
     }
     child.computed = leader->computed;
@@ -506,7 +511,8 @@ absl::Status Scheduler::Apply(const StepResult& result) {
   stats_ = step.stats;
   time_to_first_token_.clear();
   inter_token_.clear();
-  // Only steps with mostly prompt tokens are used to measure the prefill rate.
+  // Only steps that consist mainly of prefilled tokens are used to measure the
+  // prefill rate.
   if (stats_.prefill_tokens > stats_.decode_sequences) {
     prefill_rate_.Add(stats_.prefill_tokens + stats_.decode_sequences,
                       now - step.planned_at);
@@ -627,7 +633,8 @@ void Scheduler::Deliver(uint64_t step_id, Sequence* sequence,
     }
   }
   state.sink->OnTokens(tokens_);
-  // Log probabilities of a prompt need much memory, so release it.
+  // The log probabilities of a prompt take much memory. Release it, because
+  // tokens_ is reused.
   if (tokens_.prompt_logprobs_size() > 0) tokens_ = {};
   EndIfComplete(sequence, now);
 }

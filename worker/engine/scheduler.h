@@ -62,7 +62,8 @@ struct SequenceSnapshot {
 
 // Owns: every request, with its sequences, from Add until the last call to its
 //   sink.
-// Threads: one thread at a time; it also calls the sinks and the observer.
+// Threads: one thread at a time may call methods. They call the sinks and the
+//   observer on that thread.
 // Errors: a request that cannot run gets a Refusal. If a result does not fit
 //   the plan, Apply returns an error, because the executor is at fault.
 class Scheduler {
@@ -84,11 +85,11 @@ class Scheduler {
   // plan is valid until Apply or FailAll, one of which must follow.
   const kvasir::v1::StepPlan* Schedule();
   // Plans the step after the running one, which must be the only planned step
-  // that is not yet applied (CHECK). In the new step all running sequences
-  // decode one more token. Returns nullptr if that is not possible without the
-  // running step's result: a request can be admitted, a prompt continues, an
-  // eviction is due, pages run out, or a token mask depends on the output. If
-  // the running step ends a sequence, its part of the new step is wasted.
+  // that is not yet applied (CHECK). In the new step every running sequence
+  // decodes one more token. Returns nullptr if the running step's result is
+  // needed first: a request can be admitted, a prompt continues, an eviction is
+  // due, pages run out, or a token mask depends on the output. If the running
+  // step ends a sequence, that sequence's part of the new step is wasted.
   const kvasir::v1::StepPlan* ScheduleAhead();
 
   // Applies the result of the oldest planned step and delivers its tokens.
@@ -101,8 +102,8 @@ class Scheduler {
   int Abort(std::string_view request_id, std::optional<uint32_t> attempt);
   // Ends every request: calls OnFailed(why) of its sink.
   void RefuseAll(const Refusal& why);
-  // Like RefuseAll, but also forgets the planned steps. For a step that failed
-  // and so has no result to apply.
+  // Like RefuseAll, but also forgets the planned steps. Call it if a step has
+  // failed, so that there is no result to apply.
   void FailAll(const Refusal& why);
 
   // Whether any sequence runs or waits.
@@ -133,18 +134,19 @@ class Scheduler {
   };
   Step& StepOf(uint64_t step_id) { return steps_[step_id % kMostPlannedSteps]; }
 
-  // The methods down to ForkIfReady are parts of Schedule and ScheduleAhead.
+  // All methods from here to ForkIfReady are parts of Schedule and
+  // ScheduleAhead.
   void EndOverdue(absl::Time now);
   // Builds the next step's plan from plan_. Returns nullptr if plan_ is empty.
   const kvasir::v1::StepPlan* BuildStep(absl::Time now);
-  // Whether ScheduleAhead can plan a step in which the sequences of the running
-  // step only decode.
+  // Whether ScheduleAhead can plan the next step, in which every sequence of
+  // the running step decodes one token.
   bool CanRunAhead() const;
   // The sequence's part of the most recently planned step; null if it has none.
   const PlannedSequence* LastPartOf(const Sequence& sequence) const;
-  // Whether the first waiting sequence cannot join the next step. Seats and
-  // pages that the running step will free are not counted; they can be used one
-  // step later.
+  // Whether `sequence`, the first waiting one, cannot join the next step. Seats
+  // and pages that the running step will free are not counted; they can be used
+  // one step later.
   bool MustWait(const Sequence& sequence) const;
   // Whether too few pages were free for the sequence at the last check, and
   // nothing has changed since.
@@ -154,16 +156,17 @@ class Scheduler {
   // of strictly lower priority whose index is at least `victims_from`.
   size_t TryAdmit(size_t victims_from, absl::Time now);
   bool HasRoomFor(const Sequence& sequence);
-  // How many pages of the group a sequence of the request holds, by its length.
+  // Describes how many pages of the group a sequence of this request holds,
+  // depending on its length.
   cache::SequencePages PagesOf(const RequestState& state,
                                cache::PageGroupId group) const;
   // Whether enough pages are free for the sequence's tokens and one more.
-  // `found_tokens` is the length of its cached prefix. If `is_started`, the
-  // sequence already holds the pages of that prefix.
+  // `found_tokens` is the length of its cached prefix. `is_started` means that
+  // the sequence already holds the pages of that prefix.
   bool PagesSuffice(const Sequence& sequence, int64_t found_tokens,
                     bool is_started = false) const;
-  // Starts the sequence, from its image in the host pool if it has one. Returns
-  // false, without any change, if too few pages are free after all.
+  // Starts the sequence; if it has an image in the host pool, from that image.
+  // Returns false and changes nothing if too few pages are free after all.
   bool Start(Sequence* sequence, absl::Time now);
   bool StartAnew(Sequence* sequence);
   bool StartFromImage(Sequence* sequence);
@@ -195,15 +198,15 @@ class Scheduler {
 
   void InitRequest(RequestState* state, absl::Time now) const;
 
-  // Move a sequence between `waiting_`, `running_` and neither of them.
+  // These methods move a sequence into and out of `waiting_` and `running_`.
   void Enqueue(Sequence* sequence);
   void LeaveQueue(Sequence* sequence);
   void EnterBatch(Sequence* sequence);
   void LeaveBatch(Sequence* sequence);
   void Leave(Sequence* sequence);
 
-  // End sequences and requests. An ended request's state stays readable until
-  // the public method that ended it returns.
+  // These methods end sequences and requests. The state of an ended request
+  // stays readable until the public method that ended it returns.
   bool EndIfComplete(Sequence* sequence, absl::Time now);
   void Finish(Sequence* sequence, kvasir::v1::FinishReason reason,
               std::optional<int32_t> matched, absl::Time now);
@@ -224,7 +227,7 @@ class Scheduler {
   std::vector<Sequence*> running_;  // sorted by RunsBefore
   std::set<Sequence*, RunsBefore> waiting_;
   PlanBuilder plan_;
-  // Indexed by step id (StepOf). The last `num_planned_` steps are not yet
+  // Indexed by step id (StepOf). The latest `num_planned_` steps are not yet
   // applied.
   std::array<Step, kMostPlannedSteps> steps_;
   uint64_t num_planned_ = 0;
@@ -235,21 +238,23 @@ class Scheduler {
   uint64_t next_order_ = 1;
   uint64_t next_sequence_id_ = 1;
   uint64_t step_id_ = 0;
-  // No deadline or queue timeout of a live request is before this time.
+  // A lower bound: no deadline or queue timeout of a live request ends before
+  // this time.
   absl::Time earliest_expiry_ = absl::InfiniteFuture();
-  // The request with this RequestState::order could not start when only
-  // `blocked_pages_` pages were free.
+  // The last request that could not start for lack of pages (its
+  // RequestState::order), and the number of pages that were free then.
   uint64_t blocked_order_ = 0;
   uint64_t blocked_pages_ = 0;
-  bool prefix_grew_ = false;     // whether a prefill has run since then
+  // whether a prefill has run since that request was blocked
+  bool prefix_grew_ = false;
   uint32_t prefill_budget_ = 0;  // tokens that may still be added to the step
   PrefillRate prefill_rate_;
 
   StepStats stats_;  // statistics of the step being planned or applied
   std::vector<absl::Duration> time_to_first_token_;
   std::vector<absl::Duration> inter_token_;
-  // The message with the token that is being delivered. Reused, so that no
-  // memory is allocated for it.
+  // The message with the token that is being delivered. It is reused, so that
+  // deliveries allocate no memory.
   kvasir::v1::GenerateEvent::Tokens tokens_;
 };
 

@@ -69,8 +69,8 @@ TEST(SchedulerAheadTest, AStepPlannedAheadIsWastedIfItsSequenceEnds) {
   )"));
 }
 
-// They are not free before, because the step that is already planned still
-// writes to them.
+// The pages are freed late because the step that was planned ahead still writes
+// to them.
 TEST(SchedulerAheadTest, PagesOfAnEndedSequenceAreFreeOneStepLater) {
   Scenario scenario;
   scenario.Run(R"(
@@ -119,7 +119,7 @@ TEST(SchedulerAheadTest, ADeadlineEndsARequestWhilePlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, APromptStopsPlanningAhead) {
+TEST(SchedulerAheadTest, AnUnfinishedOrNewPromptStopsPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=8 seqs=3
@@ -162,7 +162,7 @@ TEST(SchedulerAheadTest, APromptStopsPlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, AHigherPriorityStopsPlanningAhead) {
+TEST(SchedulerAheadTest, AWaitingRequestOfHigherPriorityStopsPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     options seqs=1 batch=8
@@ -187,7 +187,7 @@ TEST(SchedulerAheadTest, AHigherPriorityStopsPlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, PlanningAheadWaitsForTheResultIfPagesRunOut) {
+TEST(SchedulerAheadTest, NoStepIsPlannedAheadIfPagesRunOut) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=8
@@ -260,7 +260,7 @@ TEST(SchedulerAheadTest, AWaitingSequenceStartsOnceEnoughOfItsPrefixIsCached) {
   )");
 }
 
-TEST(SchedulerAheadTest, AnEvictionStopsPlanningAhead) {
+TEST(SchedulerAheadTest, StepsArePlannedAheadBetweenEvictions) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16 keep=6 every=4
@@ -276,7 +276,7 @@ TEST(SchedulerAheadTest, AnEvictionStopsPlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, SidePagesStopPlanningAhead) {
+TEST(SchedulerAheadTest, WithSidePagesNoStepIsPlannedAhead) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=32 side=2
@@ -313,9 +313,9 @@ TEST(SchedulerAheadTest,
   )");
 }
 
-// When `b` ends, the free pages of both groups together are fewer than when `c`
-// was blocked, because `a` has taken more pages meanwhile. Still, `c` must
-// start, because enough pages of its group are free.
+// Since request `c` was blocked, `a` has taken pages, so fewer pages are free
+// over both groups, even after `b` ends. But `b` frees enough pages of the
+// group that `c` lacked, so `c` must start.
 TEST(SchedulerAheadTest,
      FreedPagesOfOneGroupAreNoticedAlthoughAnotherGroupShrinks) {
   Scenario scenario;

@@ -18,15 +18,15 @@ class SchedulerScenarioTest : public ::testing::TestWithParam<Case> {};
 TEST_P(SchedulerScenarioTest, EveryStepOfTheScriptRunsAsWritten) {
   Scenario scenario;
   scenario.Run(GetParam().script);
-  scenario.Run("expect idle");  // holds at the end of every case
+  scenario.Run("expect idle");  // must hold at the end of every script
 }
 
 std::string CaseName(const ::testing::TestParamInfo<Case>& param_info) {
   return param_info.param.name;
 }
 
-// Cases with eviction: at multiples of 4 tokens and at the prompt's end, all
-// but 6 slots are evicted.
+// Cases with eviction. An eviction takes place at each multiple of 4 tokens and
+// at the prompt's end, and keeps 6 slots.
 constexpr Case kEvictions[] = {
     {"StepsEndBeforeAnEviction", R"(
     pool pages=12 keep=6 every=4
@@ -50,9 +50,9 @@ constexpr Case kEvictions[] = {
     expect evicted 14                 # at 20; no eviction until the end at 23
     expect output a
 )"},
-    // Sequence b must not be preempted: its eviction frees slots in its own
-    // last page. Regression test: room was once counted in tokens instead of
-    // slots.
+    // Sequence b must not be preempted, because its eviction frees slots in its
+    // own last page. (A regression test: the scheduler once counted room in
+    // tokens instead of slots.)
     {"FreeSlotsOfTheLastPageAreUsedFirst", R"(
     pool pages=4 keep=6 every=4
     options batch=64
@@ -199,8 +199,9 @@ constexpr Case kEvictions[] = {
 INSTANTIATE_TEST_SUITE_P(Evictions, SchedulerScenarioTest,
                          ::testing::ValuesIn(kEvictions), CaseName);
 
-// Cases with side pages, which hold a sequence's latest rows. A cached prefix
-// can be reused only up to a position for which a copy of these rows exists.
+// Cases with side pages, which hold the rows of a sequence's latest tokens. A
+// cached prefix can be reused only up to a position at which the cache has kept
+// a copy of these rows (a tail).
 constexpr Case kTails[] = {
     {"TheNextTurnOfAChatReusesTheLastBoundary", R"(
     pool pages=40 side=2

@@ -12,7 +12,7 @@ namespace {
 
 using base::AbslView;
 
-// The most output tokens for which a sequence reserves memory at its start.
+// A new sequence reserves memory for at most this many output tokens.
 constexpr size_t kTokensReserve = 256;
 
 // How long a sample spent in each phase until `now`.
@@ -35,7 +35,8 @@ Phases PhasesOf(const RequestState& state, const Sequence& sample,
   return phases;
 }
 
-// Returns 0 for a phase that the sample did not reach.
+// Converts the length of a phase to microseconds. 0 if the sample did not reach
+// the phase.
 uint64_t Microseconds(std::optional<absl::Duration> phase) {
   return static_cast<uint64_t>(std::max<int64_t>(
       0, absl::ToInt64Microseconds(phase.value_or(absl::ZeroDuration()))));
@@ -82,7 +83,7 @@ Refusal Scheduler::Add(Request request, std::shared_ptr<EngineSink> sink) {
       std::min({earliest_expiry_, state.request.deadline, state.start_by});
 
   state.sink->OnAccepted(state.prompt_tokens());
-  // The output tokens of earlier attempts may already complete the output.
+  // The output that earlier attempts delivered may already be complete.
   if (state.output_tokens(state.samples[0]) == 0 ||
       !EndIfComplete(&state.samples[0], now)) {
     Enqueue(&state.samples[0]);
@@ -166,8 +167,8 @@ void Scheduler::EnterBatch(Sequence* sequence) {
                   sequence);
 }
 
-// Does not change the cache: the caller must release or preempt the sequence
-// there.
+// Does not change the cache: the caller must release the sequence's pages or
+// copy them to the host pool.
 void Scheduler::LeaveBatch(Sequence* sequence) {
   const auto at = std::lower_bound(running_.begin(), running_.end(), sequence,
                                    RunsBefore());

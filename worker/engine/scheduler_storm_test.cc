@@ -84,8 +84,8 @@ class StormTest : public ::testing::TestWithParam<Storm> {
             .eviction = eviction_};
   }
 
-  // Returns a random eviction budget; none if the engine would refuse it, and
-  // in a third of the other cases.
+  // Returns a random eviction budget for the request. Returns none in a third
+  // of the cases, and if the engine would refuse the budget.
   std::optional<proto::EvictionBudget> RandomBudget(const Request& request) {
     proto::EvictionBudget budget;
     if (Below(2) == 0) {
@@ -168,8 +168,8 @@ class StormTest : public ::testing::TestWithParam<Storm> {
         std::nullopt);
   }
 
-  // Runs one step in the order of the engine: if a next step was planned ahead,
-  // it is enqueued before the result of this step is applied.
+  // Runs one step like the engine: if the next step was planned ahead, enqueues
+  // it before applying the result of this step.
   void Step() {
     if (running_ == nullptr) {
       running_ = scheduler_->Schedule();
@@ -213,7 +213,7 @@ class StormTest : public ::testing::TestWithParam<Storm> {
       for (uint32_t i = 0; i < sent.request.sampling.n(); ++i) {
         const auto& sample = sent.sink->samples()[i];
         std::vector<int32_t> want = FakeContinuation(sent.request, i, Limits());
-        // If the tokens of earlier attempts already completed the output,
+        // If earlier attempts had already delivered the complete output,
         // nothing more is delivered.
         if (sample.finish.has_value() &&
             sample.finish->reason() != kvasir::v1::FINISH_ABORT) {
@@ -249,8 +249,8 @@ TEST_P(StormTest, EveryOutputIsExactAndEveryPageIsFreed) {
   constexpr int kRequests = 500;
   int submitted = 0;
   while (submitted < kRequests) {
-    // Requests are held back when the queue is nearly full, except at random,
-    // so that it is full sometimes but not always.
+    // When the queue is nearly full, a new request is submitted only now and
+    // then, so that the queue is full sometimes but not always.
     const bool full = scheduler_->num_queued() >= kMaxQueue - 2;
     uint32_t burst = full && Below(20) != 0 ? 0 : Below(4);
     for (; burst > 0 && submitted < kRequests; --burst) Submit(submitted++);
@@ -361,9 +361,9 @@ INSTANTIATE_TEST_SUITE_P(
               {{.num_pages = 20,
                 .host_pages = 40,
                 .eviction = {.budget_tokens = 9, .every_tokens = 6}}}},
-        // The pool has room for only one sequence: 9 kept slots and 6 new ones,
-        // a quarter of the pages that the longest sequence needs without
-        // eviction.
+        // The pool has room for only one sequence: for the 9 slots that are
+        // kept and 6 new ones. Without eviction the longest sequence would need
+        // four times as many pages.
         Storm{"EvictsInAPoolForOne",
               17,
               16,

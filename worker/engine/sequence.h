@@ -29,9 +29,9 @@ inline constexpr size_t kMostPlannedSteps = 2;
 //   tokens:  |-- prompt --|-- output (emitted before, then sampled) --|
 //            |------ computed: in the cache ------|-- to run --|
 //
-// It decodes if one token is left to run, and prefills if more are left. After
-// a preemption the output is prefilled again like a prompt, unless the pages
-// were copied to the host pool.
+// The sequence decodes if one token is left to run, and prefills if more are
+// left. After a preemption the output is prefilled again like a prompt, unless
+// the pages were copied to the host pool.
 struct Sequence {
   enum class State {
     kWaiting,  // in Scheduler::waiting_; holds no pages except in `image`
@@ -53,11 +53,12 @@ struct Sequence {
   // since the last start.
   uint64_t sampled_step = 0;
   bool known_to_executor = false;
-  // True if the executor has this sequence's tokens, which penalties need.
+  // True if the executor was sent the sequence's tokens, from which it computes
+  // penalties.
   bool history_sent = false;
 
-  // The copy of the sequence's pages in the host pool, if it was preempted by
-  // copying and still waits.
+  // The copy of the sequence's pages in the host pool. Set while the sequence
+  // waits after a preemption that copied its pages.
   std::optional<cache::SequenceImage> image;
   // This sequence's share of Scheduler::queued_tokens_.
   uint64_t queued_tokens = 0;
@@ -77,17 +78,17 @@ struct Sequence {
     return static_cast<uint32_t>(tokens.size()) - computed;
   }
   int32_t priority() const;
-  // How many of the max_num_seqs seats of a step it takes: one for itself, and
-  // one for each sample that waits for it.
+  // How many of the max_num_seqs seats of a step this sequence takes: one for
+  // itself, and one for each sample that waits to be forked from it.
   uint32_t seats() const;
 };
 
 struct RequestState {
-  // The request without its tokens, which InitRequest moves to the samples.
+  // The request, except its tokens, which InitRequest moves to the samples.
   Request request;
   uint32_t num_prompt_tokens = 0;
   std::shared_ptr<EngineSink> sink;
-  uint64_t order = 0;  // counts requests in order of arrival
+  uint64_t order = 0;  // the request's number in order of arrival
   std::vector<Sequence> samples;
 
   // Number of samples that wait until sample 0 has prefilled the prompt. A seat
@@ -107,8 +108,8 @@ struct RequestState {
   // request has no eviction budget.
   std::vector<plan::EvictionCounts> evictions;
 
-  bool started = false;  // it has been in the batch
-  absl::Time start_by;   // the queue timeout ends it at this time
+  bool started = false;  // whether any sample has been in the batch
+  absl::Time start_by;   // when the queue timeout ends the request
   absl::Time first_step = absl::InfiniteFuture();
   uint32_t cached_tokens = 0;
   std::vector<float> prompt_logprobs;

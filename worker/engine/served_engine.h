@@ -35,10 +35,11 @@ class ServedEngine {
   // A refused request's sink gets no call.
   virtual Refusal Submit(Request request, std::shared_ptr<EngineSink> sink) = 0;
 
-  // Ends the live request with this id and `attempt`; without `attempt`, every
-  // attempt with this id. The sink gets OnFinished(FINISH_ABORT) for each
-  // unfinished sample, and no token after that. Returns how many live requests
-  // matched; 0 is not an error. Costs one lock and one hash look-up.
+  // Ends the live request with this id and attempt, or every live attempt with
+  // this id if `attempt` is absent. The request's sink gets
+  // OnFinished(FINISH_ABORT) for each unfinished sample, and no token after
+  // that. Returns how many live requests matched; 0 is not an error. Costs one
+  // lock and one hash look-up.
   virtual int Abort(std::string_view request_id,
                     std::optional<uint32_t> attempt) = 0;
   // Ends every request: calls OnFailed(why) of its sink.

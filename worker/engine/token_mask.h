@@ -13,7 +13,7 @@ namespace kvasir::worker {
 struct TokenMaskState {
   std::string_view mask;  // the request's SamplingParams::token_mask
   uint32_t sample_index = 0;
-  absl::Span<const int32_t> output_ids;  // output tokens until now
+  absl::Span<const int32_t> output_ids;  // all output tokens so far
 };
 
 // Threads: the engine's thread makes the calls. A call must not block.

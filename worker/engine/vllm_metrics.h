@@ -10,8 +10,9 @@
 
 namespace kvasir::base {
 
-// Exports the metric families of `source` that vLLM has too, under vLLM's names
-// and with vLLM's labels model_name and engine. Leaves out all other families.
+// Exports those metric families of `source` that have an equivalent in vLLM,
+// under vLLM's names and with vLLM's labels (model_name and engine). Leaves out
+// all other families.
 class VllmMetrics final : public prometheus::Collectable {
  public:
   VllmMetrics(std::shared_ptr<prometheus::Collectable> source,

@@ -51,15 +51,16 @@ class Collector {
   absl::StatusOr<kvasir::v1::StepResult> Collect(const StagedStep& step);
 
  private:
-  // `count` layers that do the same work on the same slots; `first` is the
-  // first of them.
+  // A set of `count` layers that do the same work on the same slots. `first` is
+  // the lowest index of a layer among them.
   struct LikeLayers {
     int64_t first = 0;
     int64_t count = 1;
   };
 
   kvasir::v1::StepResult ResultOf(const StagedStep& step) const;
-  // Reads number `index` of the array at `offset_bytes` of the results.
+  // Reads element `index` of the array that begins at `offset_bytes` in the
+  // results.
   template <typename T>
   T ResultAt(int64_t offset_bytes, int64_t index) const;
   // The fault of the sequence whose tokens begin at row `first_row` of the

@@ -16,7 +16,8 @@ namespace {
 using kernels::Stream;
 using kernels::Workspace;
 
-// Ranks for which a list needs no heap memory. Groups are rarely larger.
+// For up to this many ranks, a list over ranks needs no heap memory. Groups are
+// rarely larger.
 constexpr size_t kInlineRanks = 32;
 
 struct DenseRows {

@@ -169,7 +169,7 @@ class Decoder {
   std::unique_ptr<kernels::HadamardTables> hadamard_;
   std::vector<LayerAttention> attention_;
   std::vector<StepKind> step_kinds_;
-  // for the next Run, made by DivideSteps
+  // made by DivideSteps, for the next Run
   std::vector<kernels::AttentionStep> steps_;
 };
 

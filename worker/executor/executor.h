@@ -64,7 +64,8 @@ class Executor {
   // Waits for the step in flight and returns its result.
   virtual absl::StatusOr<kvasir::v1::StepResult> Await() = 0;
 
-  // Calls Enqueue, then Await. For callers that have nothing to do in between.
+  // Calls Enqueue, then Await. Meant for callers that have nothing to do in
+  // between.
   absl::StatusOr<kvasir::v1::StepResult> Execute(
       const kvasir::v1::StepPlan& plan) {
     KVASIR_RETURN_IF_ERROR(Enqueue(plan));

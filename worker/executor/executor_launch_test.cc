@@ -67,7 +67,7 @@ struct StepRecord {
   int page_copies = 0;
   int uploads = 0;
   int read_backs = 0;
-  int others = 0;  // copies at a time when none is allowed
+  int others = 0;  // copies made when no copy is allowed
   int64_t device_allocations = 0;
   std::array<int64_t, kNumStepParts> heap = {};
   std::vector<kernels::OpLaunch> launches;
@@ -525,7 +525,8 @@ TEST(StepBlobTest, TheBlobKeepsItsAddressUntilALargerStepMakesItGrow) {
       } else {
         KVASIR_EXPECT_OK(blob.StartPacking());
       }
-      blob.Take<char>(1);  // checks that the next array is aligned anyway
+      // one byte, to check that the next array is still aligned
+      blob.Take<char>(1);
       place = blob.Add(absl::MakeConstSpan(numbers), count, int32_t{-1})
                   .device_address();
     }

@@ -82,7 +82,7 @@ TEST_P(ExecutorTotalsTest, CountsOfCodesWithStaticRangesDoNotDependOnChunks) {
   if (per_token == 0) {
     EXPECT_EQ(totals[0].clamped_codes, 0);
   }
-  // Only the case "Channels" has ranges so narrow that they clamp codes.
+  // Only in the case "Channels" are the ranges so narrow that they clamp codes.
   if (GetParam().name == "Channels") {
     EXPECT_GT(totals[0].clamped_codes, 0);
   }

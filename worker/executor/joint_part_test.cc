@@ -49,7 +49,8 @@ class ApartSource final : public WeightSource {
   WeightSource* const joint_;
 };
 
-// Replaces each joint part by a key part and a value part.
+// Returns the plan with each joint part replaced by a separate key part and
+// value part.
 kvasir::v1::KvPlan Apart(kvasir::v1::KvPlan plan) {
   for (kvasir::v1::LayerPlan& layer : *plan.mutable_layers()) {
     for (const auto serves :

@@ -139,11 +139,11 @@ class ModelExecutor final : public Executor {
   // flight.
   absl::StatusOr<std::vector<uint32_t>> ReadPositions(
       int64_t layer, absl::Span<const int32_t> pages, int64_t num_slots) const;
-  // Convert between the host pages of a sequence's image and the bytes that
-  // follow the image's header (page_image.h). Read an image after awaiting the
-  // step that copies its pages to the host pool. Write it before enqueuing the
-  // step that copies its pages back. FAILED_PRECONDITION while a step is in
-  // flight.
+  // ReadImage and WriteImage convert between the host pages of a sequence's
+  // image and the bytes that follow the image's header (page_image.h). Read an
+  // image after awaiting the step that copies its pages to the host pool. Write
+  // it before enqueuing the step that copies its pages back.
+  // FAILED_PRECONDITION while a step is in flight.
   absl::StatusOr<std::string> ReadImage(
       const cache::SequenceImage& image) const;
   // INVALID_ARGUMENT for a payload of the wrong size.

@@ -80,7 +80,7 @@ SampleRequest Random(uint64_t seed) {
   return sample;
 }
 
-TEST(ModelExecutorTest, ADecodeStepNeedsNoIdOfTheLastSampledToken) {
+TEST(ModelExecutorTest, APlanNeedNotPassTheLastSampledTokenBackToDecode) {
   auto rank = TinyRank();
   EXPECT_FALSE(rank->executor().is_asynchronous());
   DirectRunner runner = RunnerOf(*rank);
@@ -350,7 +350,7 @@ TEST(ModelExecutorTest, TheLargestStepFitsThePlannedWorkspace) {
 TEST(ModelExecutorTest, ASequenceContinuesFromACopiedPageLikeFromTheOriginal) {
   auto rank = TinyRank();
   ModelExecutor& executor = rank->executor();
-  // fills a page and 4 slots
+  // the prompt fills one page and 4 slots of the next
   const std::vector<int32_t> prompt = Prompt(5, 20);
   StepPlan plan;
   plan.set_step_id(1);
@@ -402,7 +402,7 @@ TEST(ModelExecutorTest, PagesCanGoToTheHostPoolAndComeBackInOneStep) {
   options.host_pages = {2};
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(options));
   ModelExecutor& executor = rank->executor();
-  // fills a page and 4 slots
+  // the prompt fills one page and 4 slots of the next
   const std::vector<int32_t> prompt = Prompt(5, 20);
   StepPlan plan;
   plan.set_step_id(1);

@@ -42,11 +42,12 @@ struct DeviceWish {
 using OpenCuda = std::function<absl::StatusOr<std::unique_ptr<kernels::Device>>(
     const kernels::CudaDeviceOptions& options)>;
 
-// Opens the device. Returns null for the CPU, because the rank makes the CPU's
-// device together with its threads. `auto` opens the first GPU if it is usable,
-// else means the CPU, and logs the choice and its reason. Errors: for cuda
-// those of MakeCudaDevice, with the advice to use --device cpu; for emulated
-// those of LoadDevice, with the build target of a missing module.
+// Opens the device. Returns null for the CPU, because the rank itself makes the
+// CPU's device, together with its threads. For `auto`, opens the first GPU if
+// it is usable and otherwise chooses the CPU, and logs the choice and its
+// reason. Returns the errors of MakeCudaDevice for `cuda`, with the advice to
+// use --device cpu. Returns the errors of LoadDevice for `emulated`; if the
+// module is missing, the error names its build target.
 absl::StatusOr<std::unique_ptr<kernels::Device>> OpenDevice(
     const DeviceFlags& flags, const DeviceWish& wish,
     const OpenCuda& open_cuda = &kernels::MakeCudaDevice);

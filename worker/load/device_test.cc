@@ -137,7 +137,8 @@ TEST_F(CudaHostTest, CudaFailsAndAutoUsesTheCpuWithAnOldGpu) {
 }
 
 TEST_F(CudaHostTest, CudaFailsAndAutoUsesTheCpuIfAnotherProcessHoldsTheGpu) {
-  // The call fails once for `cuda`, and below once for `auto`.
+  // FailNext makes only one call fail, so it is needed once for `cuda` and
+  // again, below, for `auto`.
   runtime_.FailNext("MemoryInfo", static_cast<kernels::cuda::Result>(46));
   EXPECT_THAT(Open("cuda"),
               StatusIs(absl::StatusCode::kInternal,

@@ -96,14 +96,14 @@ TEST_F(GpuMemoryTest, ThePoolTakesWhatOneStepLeavesOfTheGpuMemoryUtilization) {
                                 .sample = worker::GreedySample()}}));
   model = nullptr;
 
-  // A pool whose size is given must also fit into the utilization: two
-  // sequences do.
+  // A pool whose size is given must also fit into the utilization. A pool for
+  // two sequences does.
   request_.kv_cache_bytes = 2 * one;
   KVASIR_ASSERT_OK_AND_ASSIGN(model, LoadedModel::Load(request_));
   EXPECT_EQ(model->kv_pool_bytes(), 2 * one);
   model = nullptr;
-  // Four do not. That is found only after a first step, when the memory besides
-  // the pool is known.
+  // The pool for all sequences does not fit. The error comes only after a first
+  // step, when it is known how much memory is needed besides the pool.
   request_.kv_cache_bytes = all;
   EXPECT_THAT(
       LoadedModel::Load(request_),
@@ -126,7 +126,8 @@ TEST_F(GpuMemoryTest, TooLittleMemoryForOneSequenceIsRefusedWithTheNumbers) {
   const double total = static_cast<double>(MemoryOf(*model).total_bytes);
   const int64_t beside = TakenBy(*model) - model->kv_pool_bytes();
   model = nullptr;
-  // Found only after a first step, because CUDA loads its code then.
+  // The error comes only after a first step, because CUDA loads its code in
+  // that step.
   request_.gpu_memory_utilization =
       static_cast<double>(beside - (4 << 20)) / total;
   EXPECT_THAT(

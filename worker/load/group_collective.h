@@ -17,7 +17,7 @@ namespace kvasir::cli {
 // The collective of a group that may be aborted at any time, also before or
 // while it connects.
 //
-// Threads: any.
+// Threads: its methods may be called from any thread.
 class GroupCollective {
  public:
   // Sets the group to connect. Call it once, before Connect.

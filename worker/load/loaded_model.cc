@@ -89,8 +89,9 @@ absl::StatusOr<LoadedModel::PoolBytes> LoadedModel::ChoosePoolBytes(
     const cache::PageLayout& layout, int64_t weight_bytes) const {
   const int64_t available = room.available_bytes;
   const int64_t left = std::max(int64_t{0}, available - weight_bytes);
-  // On a GPU the pool may take all that is left, because the rest is measured
-  // after a step. A host needs half for other things.
+  // On a GPU the pool may take all memory that is left, because what else needs
+  // memory is measured after a step. On a host half of it is kept for other
+  // uses.
   const int64_t share = room.host_available_bytes.has_value() ? left : left / 2;
   const int64_t one =
       layout.BytesAtLength(max_model_len_, request.max_batched_tokens);

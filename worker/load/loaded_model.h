@@ -26,10 +26,10 @@ struct LoadRequest {
   int64_t max_model_len = 0;
   int64_t max_num_seqs = 1;
   int64_t max_batched_tokens = 512;
-  // Size of the page pool. 0: what max_num_seqs sequences of max_model_len
-  // need, but at most half of the memory that the weights leave. On a GPU
-  // instead at most what gpu_memory_utilization leaves, as measured after a
-  // step.
+  // Size of the page pool. 0: as much as max_num_seqs sequences of
+  // max_model_len need, up to a limit. On the CPU, the limit is half of the
+  // memory that the weights leave. On a GPU, it is what gpu_memory_utilization
+  // leaves, as measured after a step.
   int64_t kv_cache_bytes = 0;
   // The share of a GPU's memory that all processes together may use.
   double gpu_memory_utilization = 0.9;
@@ -75,8 +75,8 @@ class LoadedModel {
   int num_threads() const { return num_threads_; }
   cache::KvCache& cache() { return *cache_; }
 
-  // Bytes of cache per token. kv_compression_ratio is the bytes per token of a
-  // dense bf16 cache, divided by this.
+  // Bytes of cache per token. To get kv_compression_ratio, the bytes per token
+  // of a dense bf16 cache are divided by this.
   double kv_bytes_per_token() const {
     return rank_->executor().kv_bytes_per_token();
   }

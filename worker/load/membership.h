@@ -24,14 +24,14 @@ struct LocalShare {
 
 // The data that a rank hands over to join its group, before it reads weights.
 struct GroupTerms {
-  // Without the fields about the group: its size, collective and timeouts.
+  // The fields about the group (its size, collective and timeouts) are not set.
   kvasir::v1::RankIdentity identity;
   // See RankGroupOptions::combine.
   std::function<absl::StatusOr<worker::CombinedIds>(
       absl::Span<const std::string> tiles_by_rank)>
       combine;
-  // See NcclOptions::use_device. Valid while the rank's device lives; null for
-  // the CPU.
+  // See NcclOptions::use_device. It may be called as long as the rank's device
+  // exists. Null for the CPU.
   std::function<absl::Status()> use_device;
 };
 

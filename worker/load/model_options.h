@@ -54,8 +54,8 @@ absl::Status CheckFlagsAreUsed(const ModelOptions& options,
 // --random-weights with --shape.
 absl::Status CheckModelOptions(const ModelOptions& options);
 // Throws the error of CheckModelOptions as a parse error
-// (CLI::ValidationError). For a command's callback, because wrong usage has its
-// own exit code.
+// (CLI::ValidationError). Commands call it in their callbacks, so that wrong
+// usage ends the program with the exit code for it.
 void RequireModel(const ModelOptions& options);
 
 }  // namespace kvasir::cli

@@ -56,10 +56,10 @@ worker::ServeOptions ServeOptionsOf(const ModelOptions& options,
 DeviceWish DeviceWishOf(const ModelSource& source, const ModelOptions& options);
 
 enum class PlanUse {
-  // to run the model: this build must serve the plan, and the checkpoint must
-  // have its tensors
+  // to run the model: this build must be able to serve the plan, and the
+  // checkpoint must have the plan's tensors
   kRun,
-  kLook,  // to show the plan: it need only be valid
+  kLook,  // to show the plan, which need only be valid
 };
 
 // Opens the model that the flags name. Reads headers, but no weights. The plan
@@ -75,10 +75,10 @@ absl::StatusOr<ModelSource> OpenModelSource(
 kvasir::v1::DataType OwnCacheType(const ModelSource& source);
 
 // The size of the model's weights in files, in total and for attention.
-// (worker::CountWeightBytes counts bytes in memory.) Sizes are those of the
-// checkpoint's tensors if it has the plan's tensors. Otherwise they are
-// estimates: with numbers of the type of the checkpoint's embedding, or of bf16
-// for random weights.
+// (worker::CountWeightBytes counts bytes in memory.) If the checkpoint has the
+// plan's tensors, their stored sizes are added. Otherwise the sizes are
+// estimates, which assume the number type of the checkpoint's embedding, or
+// bf16 for random weights.
 struct WeightSizes {
   int64_t bytes = 0;
   int64_t attention_bytes = 0;

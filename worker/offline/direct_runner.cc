@@ -16,8 +16,8 @@ using kvasir::v1::StepResult;
 
 namespace {
 
-// The number of tokens that a step runs. Without ids it is one, the last
-// sampled token.
+// The number of tokens that a step runs. A step without ids runs one token: the
+// last sampled one.
 int64_t NumTokens(const DirectStep& step) {
   return std::max<int64_t>(1, static_cast<int64_t>(step.token_ids.size()));
 }
@@ -150,7 +150,7 @@ void DirectRunner::AddPages(int64_t num_tokens, Sequence* sequence,
     delta->set_page_group(static_cast<uint32_t>(group));
     delta->set_reset(!sequence->known);
     delta->set_first_live_index(static_cast<uint32_t>(table.first_live));
-    // A rewound sequence tells the executor again which pages it has.
+    // The executor has to receive all pages of a rewound sequence again.
     if (delta->reset()) {
       delta->mutable_appended_pages()->Add(table.pages.begin(),
                                            table.pages.end());
@@ -269,8 +269,8 @@ std::optional<int64_t> DirectRunner::NextEviction(
   for (size_t group = 0; group < free_.size(); ++group) {
     std::optional<int64_t> point =
         ScheduleOf(sequence, group).NextPoint(sequence.length);
-    // A step must not contain both prompt and output tokens, so it also ends at
-    // the end of the prompt.
+    // One step of a sequence must not contain both prompt and output tokens, so
+    // it also ends at the end of the prompt.
     if (point && sequence.length < sequence.prompt) {
       point = std::min(*point, sequence.prompt);
     }

@@ -27,7 +27,7 @@ struct DirectStep {
   // token i.
   absl::Span<const int32_t> target_ids;
   std::optional<kvasir::v1::SampleRequest> sample;
-  // Whether `token_ids` are output; otherwise they are prompt.
+  // Whether `token_ids` are output tokens; otherwise they are prompt tokens.
   bool output = false;
 };
 
@@ -56,10 +56,10 @@ class DirectRunner {
   // step.
   void StartAt(uint64_t sequence_id, int64_t length);
 
-  // Sets a sequence back to `length` tokens, as if StartAt had just been called
-  // with this length, and SetPrompt. It keeps the pages of these tokens and its
-  // side pages, with their contents. CHECK-fails if a sliding window has given
-  // up pages of the sequence.
+  // Sets a sequence back to `length` tokens, as if StartAt and SetPrompt had
+  // just been called with these arguments. The sequence keeps the pages of
+  // these tokens and its side pages, with their contents. CHECK-fails if a
+  // sliding window has given up pages of the sequence.
   void Rewind(uint64_t sequence_id, int64_t length, int64_t prompt_tokens);
 
   // Sets the number of prompt tokens, which decides when a sequence evicts
@@ -111,12 +111,12 @@ class DirectRunner {
                                      size_t group) const;
   void Start(int64_t num_tokens, Sequence* sequence) const;
   std::optional<int64_t> NextEviction(const Sequence& sequence) const;
-  // The number of slots in a table after an eviction that is due before the
-  // next step.
+  // The number of slots that a table has after the eviction that is due before
+  // the next step, if any.
   static int64_t SlotsThatStay(const Sequence& sequence, const Table& table);
   int64_t PagesOf(int64_t slots) const;
-  // How many pages the table needs in addition, to have `slots` slots. Negative
-  // if it has more than it needs.
+  // How many more pages the table needs to have `slots` slots. Negative if it
+  // has more pages than it needs.
   int64_t MissingPages(const Table& table, size_t group, int64_t slots) const;
   // Checks whether Run can do all these steps, so that a refused call changes
   // nothing.

@@ -104,8 +104,8 @@ absl::Status CheckOptions(const TokenizedText& text,
   return absl::OkStatus();
 }
 
-// Adds the losses of a step to the parts. The step's first input is number
-// `first` of `tokens` inputs, which the parts divide equally.
+// Adds the losses of a step to the parts. The parts divide `tokens` inputs
+// equally; `first` is the index of the step's first input among them.
 void AddToParts(int64_t first, absl::Span<const float> logprobs, int64_t tokens,
                 std::vector<PerplexityPart>* parts) {
   const auto num_parts = static_cast<int64_t>(parts->size());
@@ -150,13 +150,13 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
     if (has_bos) ids.push_back(*options.bos_token_id);
     ids.insert(ids.end(), first, first + count);
     const auto inputs = static_cast<int64_t>(ids.size()) - 1;
-    // An input's target is the token after it, so the first input that scores
+    // An input's target is the token after it, so the first input with a target
     // is the one before `start`.
     const int64_t unscored =
         start > begin ? start - begin - (has_bos ? 0 : 1) : 0;
-    // Parts divide the inputs of the window, or with a stride those of the
-    // text. `whole` is the number of these inputs, and `before` the number of
-    // them before this window.
+    // The parts divide the inputs of this window or, with a stride, the inputs
+    // of the whole text. `whole` is the number of inputs that are divided, and
+    // `before` says how many of them precede this window.
     const int64_t before = strides ? begin : 0;
     const int64_t whole = strides ? total - (has_bos ? 0 : 1) : inputs;
     const auto scored = [&](int64_t from, absl::Span<const float> logprobs) {

@@ -24,7 +24,7 @@ struct PerplexityOptions {
   // Tokens of a window, including the BOS token before it; at most the
   // executor's max_model_len. Each window is a separate sequence.
   int64_t window_tokens = 0;
-  // Tokens of a step; 0: the executor's max_batched_tokens.
+  // The most tokens that a step runs; 0: the executor's max_batched_tokens.
   int64_t chunk_tokens = 0;
   // The BOS token to put before each window, if the tokenizer begins texts with
   // one. Without it, a window's first token has no context and is not scored.
@@ -34,13 +34,14 @@ struct PerplexityOptions {
   // (all tokens in the first window). So every token of the text is scored
   // once, with the rest of a window before it as context.
   int64_t stride_tokens = 0;
-  // Losses are also reported for each of this many equal parts of a window
-  // (summed over windows); with a stride, of the whole text.
+  // The number of equal parts for which losses are also reported. Without a
+  // stride each window is divided, and each part's losses are summed over the
+  // windows. With a stride the whole text is divided.
   int64_t parts = 1;
   std::function<void(int64_t done_tokens, int64_t total_tokens)> progress;
 };
 
-// Sums over one part of all windows, or with a stride over one part of the
+// Sums over the same part of every window; with a stride, over one part of the
 // text.
 struct PerplexityPart {
   double nats = 0;
@@ -54,7 +55,7 @@ struct PerplexityPart {
 // Results over all scored tokens.
 struct PerplexityResult {
   double perplexity = 0;  // exp of the mean loss per token
-  // The total loss divided by the number of bytes of the scored tokens.
+  // The total loss, divided by the number of text bytes of the scored tokens.
   double nats_per_byte = 0;
   int64_t tokens = 0;
   int64_t bytes = 0;
@@ -64,8 +65,8 @@ struct PerplexityResult {
   int64_t kv_pool_bytes = 0;        // counted by the allocator
   int64_t kv_pool_pages = 0;
   int64_t kv_fixed_bytes_per_sequence = 0;
-  // When the most pages were in use: the tokens that their window had run, and
-  // the bytes of the pages.
+  // Measured when the most pages were in use: the number of tokens that the
+  // current window had run by then, and the bytes of the pages in use.
   int64_t kv_held_tokens = 0;
   int64_t kv_held_bytes = 0;
   std::vector<PerplexityPart> parts;

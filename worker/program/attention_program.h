@@ -74,11 +74,11 @@ struct Rotation {
 
 // The latent that a group of KV heads shares.
 struct LatentProgram {
-  // Its number in the part, which is also part of the name of the lift's
-  // tensor.
+  // The latent's index within its part. The name of the lift's tensor contains
+  // it.
   int64_t index = 0;
-  // The KV heads of this rank that share it, counted from the rank's first
-  // head.
+  // The KV heads of this rank that share the latent, counted from the rank's
+  // first head.
   std::vector<int64_t> heads;
   // The place of each of these heads among all heads of the group.
   std::vector<int64_t> places;
@@ -119,10 +119,10 @@ struct PartProgram {
   std::vector<Rotation> rotations;  // of the source columns
   bool has_basis = false;           // latents = basis (source - mean)
   bool has_mean = false;            // whether the basis has one
-  // Whether latents get a Hadamard transform before they are stored.
+  // Whether latents are multiplied by a Hadamard matrix before they are stored.
   bool hadamard = false;
-  // Whether codes use a static range per channel; and if so, which of the
-  // plan's channels are on this rank.
+  // Whether codes use a static range per channel. If so, the next member says
+  // which of the plan's channels are on this rank.
   bool static_ranges = false;
   std::vector<RowTake> range_takes;
   // Set by PlanPromptLifts; empty if prompts do not lift the part.
@@ -132,8 +132,8 @@ struct PartProgram {
 // How whole keys are rebuilt from latents when they are read.
 struct RebuildProgram {
   int64_t dims = 0;  // d in shapes
-  // Whether a matrix [d, R'] per head makes the key. If not, the latent is the
-  // key.
+  // Whether a matrix [d, R'] per head makes the key from the latent. If not,
+  // the latent itself is the key.
   bool lifted = false;
   bool has_bias = false;
   // How RoPE rotates the d numbers of each KV head of this rank. `column` is 0.
@@ -180,8 +180,8 @@ struct AttentionProgram {
   // Whether the values use the latents of the last key part, with the same
   // columns, pages and exact rows.
   bool joint = false;
-  // The input columns of o_proj on this rank (the first and how many), and on
-  // all ranks together.
+  // The first input column of o_proj on this rank, the number of its columns on
+  // this rank, and their number on all ranks together.
   int64_t output_first_column = 0;
   int64_t output_columns = 0;
   int64_t output_all_columns = 0;

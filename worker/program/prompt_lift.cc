@@ -38,8 +38,8 @@ bool AllEqual(const std::vector<int64_t>& values) {
 
 void PlanPromptLifts(AttentionProgram* program) {
   for (KeyProgram& part : program->key) {
-    // A prompt lift needs queries from before a query lift, all of the same
-    // width.
+    // A prompt lift uses the queries as they are before any query lift, and
+    // they must all have the same width.
     if (part.lift == QueryLift::kNone || part.rebuild.has_value() ||
         part.hadamard || !AllEqual(part.projected.width)) {
       continue;

@@ -21,21 +21,21 @@ namespace kvasir::worker {
 // results do not depend on the server's longest step.
 inline constexpr int64_t kPromptLiftRows = 512;
 
-// Sets `prompt_lift` of the parts that are cheaper to lift when kPromptLiftRows
-// rows see a slot. Only absorbed keys and values qualify that have a run-time
-// lift of their own and no online Hadamard transform.
+// Sets `prompt_lift` of the parts that are cheaper to lift if kPromptLiftRows
+// rows see a slot. These can only be absorbed keys and values with a run-time
+// lift of their own and without an online Hadamard transform.
 void PlanPromptLifts(AttentionProgram* program);
 
 // Whether any part has a prompt lift. If none has, bits depend only on the
 // request.
 bool LiftsPrompts(const AttentionProgram& program);
 
-// Says, for users, how reproducible results are. "bits": every bit is the same
-// whatever shares a step and whatever the prefix index holds. "bits but for
-// reused output": the same, except if a prompt reuses pages that another
-// request wrote as output. "rounding": results depend on what shares a step
-// (not Device::rows_are_invariant), or prompts use a different attention
-// kernel.
+// Says, for users, how reproducible results are. "bits": every bit is the same,
+// whatever other requests run in the same step and whatever the prefix index
+// holds. "bits but for reused output": every bit is the same, except if a
+// prompt reuses pages that another request wrote as output. "rounding": results
+// depend on what runs in the same step (Device::rows_are_invariant is false),
+// or prompts use a different attention kernel.
 std::string InvarianceName(bool lifts_prompts, bool rows_are_invariant = true);
 
 }  // namespace kvasir::worker

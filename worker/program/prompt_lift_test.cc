@@ -1,5 +1,5 @@
-// Tests prompt lifts: which latents are lifted; that lifting changes outputs
-// only by rounding, and that chunks and batches change nothing; and that a
+// Tests prompt lifts. Checks which latents are lifted, that lifting changes
+// outputs only by rounding, that chunks and batches change no bit, and that a
 // deterministic rank lifts nothing.
 #include "worker/program/prompt_lift.h"
 
@@ -255,8 +255,8 @@ std::vector<float> LogitsOfReader(const FamilyCase& each,
   return logits;
 }
 
-// A request reuses pages that another request wrote as output as a part of its
-// prompt.
+// A part of the request's prompt is in pages that another request wrote as
+// output. The request reuses these pages.
 TEST_P(PromptLiftTest, ReusedPagesOfOutputChangeAPromptOnlyByRounding) {
   const PlanCase& plan_case = GetParam().plan_case;
   if (plan_case.key_exact + plan_case.value_exact > 0) {

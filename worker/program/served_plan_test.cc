@@ -1,6 +1,6 @@
-// Tests which plans ServePlan refuses, and that its answer is final: for a plan
-// that it accepts, a rank can be created, which includes measuring the
-// workspace of the largest step.
+// Tests which plans ServePlan refuses. Also checks that its answer is final:
+// for each plan that it accepts, a rank can be created, which includes
+// measuring the workspace of the largest step.
 #include "worker/program/served_plan.h"
 
 #include <memory>
@@ -92,9 +92,9 @@ std::vector<Case> Cases() {
        .value = kFullValue,
        .refusal = "layer 1 key part 0: 264 numbers in a rebuilt key; this "
                   "build serves at most 256"},
-      // The 256 KiB of scratch memory suffice for a prompt's launch that lifts
-      // these values, but not together with exact rows. So this plan is served
-      // without prompt lifts.
+      // The 256 KiB of scratch memory suffice for a launch for prompts that
+      // lifts these values, but not if it also reads exact rows. So this plan
+      // is served without prompt lifts.
       {.name = "LiftsTogetherWithExactRows",
        .head_dim = 256,
        .kv_heads = 2,
@@ -190,8 +190,8 @@ INSTANTIATE_TEST_SUITE_P(
                       CaseNamed("LiftsTogetherWithExactRows")),
     [](const auto& parameter) { return parameter.param.name; });
 
-// A plan for layer 1 of the tiny model (4 KV heads of 8 dims, 4 pairs) that is
-// not served.
+// A plan that is not served, for layer 1 of the tiny model (4 KV heads of 8
+// dims, which are 4 rotation pairs).
 struct NotServed {
   std::string name;
   std::string layer;

@@ -33,11 +33,11 @@ struct GroupCase {
   std::string name;
   std::function<std::vector<std::unique_ptr<Collective>>(int64_t size)> make;
   bool over_network = false;
-  // True: the calls run on an (emulated) GPU; false: on the CPU. An NCCL rank
-  // does not notice that another rank has ended: it waits.
+  // True: the ranks use NCCL on emulated GPUs; a rank then does not notice that
+  // another rank has ended, but waits for it. False: the ranks use CPUs.
   bool nccl = false;
   bool in_rank_order = true;
-  // The most numbers in one call.
+  // The most numbers that a test passes to one collective call.
   int64_t most = 70001;
   int calls = 90;  // how many calls a test with many calls makes
   int64_t size = 0;
@@ -59,8 +59,8 @@ std::vector<GroupCase> Cases() {
                      .over_network = true,
                      .size = size});
   }
-  // Messages are so small that most calls need several, and often an odd number
-  // of them.
+  // With messages of at most 52 bytes, most calls need several messages, and
+  // often an odd number of them.
   for (const int64_t size : {2, 3, 5, 7}) {
     cases.push_back({.name = "GlooInPieces",
                      .make =
@@ -100,8 +100,8 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
   void TearDown() override {
     const auto dead = [](const auto& rank) { return !rank->status().ok(); };
     if (std::any_of(group_.begin(), group_.end(), dead)) {
-      // NCCL ranks would otherwise wait for the ranks that have ended, because
-      // nothing tells them about the end.
+      // NCCL does not tell a rank that another rank has ended. Without Abort,
+      // the destructors would wait for the ranks that have ended.
       for (const auto& rank : group_) rank->Abort(absl::CancelledError());
     }
     EndRanks(&group_);
@@ -112,7 +112,8 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
     return group_[static_cast<size_t>(rank)].get();
   }
 
-  // Over NCCL, replaces the group by one whose calls time out after 400 ms.
+  // If the ranks use NCCL, replaces the group by one whose calls time out after
+  // 400 ms. Otherwise does nothing.
   void UseImpatientNccl() {
     if (!GetParam().nccl) return;
     EndRanks(&group_);
@@ -147,8 +148,8 @@ class CollectiveTest : public ::testing::TestWithParam<GroupCase> {
     }
   }
 
-  // Runs `body` on each rank. If it fails, the rank aborts the group, as
-  // executors do.
+  // Runs `body` on each rank. A rank whose body fails aborts the group, as an
+  // executor does.
   std::vector<absl::Status> Run(
       const std::function<absl::Status(HostRank& own, int64_t rank)>& body) {
     std::vector<absl::Status> results(group_.size());
@@ -337,7 +338,8 @@ TEST_P(CollectiveTest, CallsThatOnlyCountMemoryDoNotWaitForOtherRanks) {
   EXPECT_EQ(rank(1)->totals().waited_seconds, before.waited_seconds);
 }
 
-// Only rank 1 makes these calls, which have no numbers.
+// Only rank 1 makes the calls of this test. They contain no data, so they
+// return at once.
 TEST_P(CollectiveTest, EmptyCallsDoNotWaitForOtherRanks) {
   HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
@@ -354,7 +356,7 @@ TEST_P(CollectiveTest, EmptyCallsDoNotWaitForOtherRanks) {
   EXPECT_EQ(rank(1)->totals().waited_seconds, before.waited_seconds);
 }
 
-TEST_P(CollectiveTest, TheTimeThatCallsWaitForOthersIsCounted) {
+TEST_P(CollectiveTest, TheTimeSpentWaitingForOtherRanksIsCounted) {
   constexpr std::chrono::milliseconds kLate(40);
   for (int64_t r = 0; r < size(); ++r) {
     EXPECT_EQ(rank(r)->totals().waited_seconds, 0);
@@ -370,12 +372,13 @@ TEST_P(CollectiveTest, TheTimeThatCallsWaitForOthersIsCounted) {
   for (int64_t r = 0; r < size(); ++r) {
     const double waited = rank(r)->totals().waited_seconds;
     EXPECT_LT(waited, all.count());
-    // With NCCL the device waits, which is not counted.
+    // With NCCL the device waits, not the calling thread; that time is not
+    // counted.
     EXPECT_EQ(waited > 0, !GetParam().nccl);
   }
   if (GetParam().nccl) return;
-  // On a busy machine rank 0's thread may start late too, so only half of the
-  // delay is required.
+  // On a busy machine rank 0's thread may start late too and so wait less. The
+  // test requires only half of the delay.
   EXPECT_GT(rank(0)->totals().waited_seconds,
             std::chrono::duration<double>(kLate).count() / 2);
 }
@@ -417,7 +420,7 @@ TEST_P(CollectiveTest, ImpossibleSizesAreRefusedAndTheGroupSurvives) {
   }));
 }
 
-TEST_P(CollectiveTest, ARankThatGivesUpEndsTheCallsOfAllOthers) {
+TEST_P(CollectiveTest, ARankThatAbortsEndsTheCallsOfAllOtherRanks) {
   UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {

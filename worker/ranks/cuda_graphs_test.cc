@@ -107,8 +107,8 @@ bool IsPadding(const FakeLaunch& launch, size_t byte) {
          byte >= offsetof(NormArgs, dtype) + sizeof(NormArgs::dtype);
 }
 
-// Describes the first difference between two steps in anything that a graph
-// stores about launches. Empty if there is none.
+// Compares two kernel launches in everything that a graph stores about a
+// launch, and describes the first difference. Empty if there is none.
 std::string Difference(const FakeLaunch& a, const FakeLaunch& b) {
   const auto parts = [](const kernels::KernelLaunch& launch) {
     return std::tuple(std::string(launch.name), launch.function, launch.grid_x,
@@ -160,8 +160,9 @@ TEST_P(CudaGraphsOfPlanTest, StepsWithTheSameGraphKeyMakeIdenticalLaunches) {
   TakeLaunched();
   std::vector<Launched> steps;
   RunSteps([&] { steps.push_back(TakeLaunched()); });
-  // Indices of the steps without a prompt or page copy, before the uploaded
-  // blob moves to another address.
+  // Indices of the compared steps: those without a prompt or a page copy. The
+  // last steps are left out, because the buffer for uploads has then moved to
+  // another address.
   const std::vector<size_t> decodes = {1,  2,  3,  4,  6,  7, 9,
                                        10, 11, 12, 14, 15, 16};
   ASSERT_GT(steps.size(), decodes.back());
@@ -180,18 +181,18 @@ TEST_P(CudaGraphsOfPlanTest, StepsWithTheSameGraphKeyMakeIdenticalLaunches) {
   }
   EXPECT_GT(steps[1].kernels.size(), 10u);
   EXPECT_GT(steps[1].gemms.size(), 3u);
-  // Pairs of steps with the same key: among six steps of two sequences, three
-  // steps of three sequences, two steps of four sequences, and two steps that
-  // ask for more outputs.
+  // The number of pairs of steps with the same key. Six steps have two
+  // sequences, three have three sequences, two have four sequences, and two ask
+  // for more outputs.
   EXPECT_EQ(alike, 6 * 5 / 2 + 3 + 1 + 1);
 }
 
-TEST_P(CudaGraphsOfPlanTest, ContextsOfAnyLengthMakeIdenticalLaunches) {
+TEST_P(CudaGraphsOfPlanTest, DecodesWithAnyContextLengthMakeIdenticalLaunches) {
   Make(GetParam(), /*graphs=*/false, /*deterministic=*/true,
        /*max_model_len=*/900);
   DirectRunner runner(&rank_->executor(), &rank_->layout(), rank_->pages());
-  // StartAt skips the slots before the first token, so they were never
-  // computed: zero them.
+  // StartAt begins a sequence at a later position, so the slots before that
+  // position are never computed. Fill them with zeros.
   const KvArenas& arenas = rank_->executor().arenas();
   std::memset(
       const_cast<char*>(static_cast<const char*>(
@@ -201,8 +202,8 @@ TEST_P(CudaGraphsOfPlanTest, ContextsOfAnyLengthMakeIdenticalLaunches) {
   std::vector<Launched> steps;
   TakeLaunched();
   uint64_t sequence = 0;
-  // Lengths within one page, over several pages, and over several blocks and
-  // splits of the attention kernel.
+  // Contexts that fit one page, that need several pages, and that the attention
+  // kernel divides into several blocks and splits.
   for (const int64_t length : {3, 15, 130, 600, 850}) {
     runner.StartAt(++sequence, length);
     KVASIR_ASSERT_OK(runner.Run({{.sequence_id = sequence,
@@ -232,21 +233,21 @@ TEST_F(CudaGraphsTest, AReplayedStepIsASingleGraphLaunch) {
   EXPECT_EQ(totals().replayed_steps, kGraphReplays);
   EXPECT_EQ(runtime_.calls("LaunchGraph"), kGraphReplays);
   EXPECT_EQ(runtime_.calls("InstantiateGraph"), kGraphCaptures);
-  // The third step with two sequences is the first replayed one: it launches no
-  // kernel itself.
+  // The third step with two sequences is the first that is replayed. It
+  // launches a graph but no kernel.
   EXPECT_GT(launches[2], launches[1]);
   EXPECT_EQ(launches[3], launches[2]);
 }
 
-// Lets one CUDA call fail in each round. The step then runs without a graph, so
-// no request fails and the tokens are the same.
+// In each round one CUDA call fails. The step then runs without a graph, so no
+// request fails and the tokens stay the same.
 TEST_F(CudaGraphsTest,
        AfterAFailedCaptureStepsRunWithoutGraphsAndGiveTheSameResults) {
   Make(plan::kDensePreset, /*graphs=*/false, /*deterministic=*/true);
   const std::vector<std::string> want = RunSteps(nullptr, kFewGraphSteps);
   struct Failure {
     const char* call;
-    bool kernel;           // the call launches a kernel during the capture
+    bool kernel;           // whether `call` launches a kernel
     int64_t captures = 0;  // how many captures succeed before the failure
   };
   for (const Failure& failure :

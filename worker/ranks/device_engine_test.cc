@@ -94,7 +94,8 @@ absl::StatusOr<kvasir::v1::KvPlan> PlanOf(const Artifact& artifact,
   return plan;
 }
 
-// How many tokens to run: a prompt in two chunks, then one token at a time.
+// How many tokens to run. The prompt runs in two chunks, of which the first has
+// `chunk` tokens; the output runs one token at a time.
 struct Sizes {
   int64_t prompt = 0;
   int64_t chunk = 0;
@@ -139,7 +140,8 @@ absl::Status Force(
                           PlanOf(artifact, checkpoint));
   options.page_tokens = 16;
   options.kv_cache_bytes = int64_t{64} << 20;
-  // Prompts must not lift latents, because they do not on a GPU.
+  // A deterministic CPU rank does not lift the latents of prompts
+  // (prompt_lift.h), just as a GPU never does.
   options.deterministic = true;
   options.executor.max_model_len = sizes.prompt + sizes.output + 16;
   options.executor.max_num_seqs = 1;
@@ -229,8 +231,8 @@ TEST_P(DeviceEngineTest, PredictsATextAsTheCpuDoes) {
       const std::vector<int32_t> text,
       TextOf(artifact.folder, sizes.prompt + sizes.output));
 
-  // The device runs first, because loading fails if it does not support the
-  // model.
+  // The device runs before the CPU: if it does not support the model, loading
+  // fails at once and the test is skipped.
   std::vector<Logits> device(text.size());
   RankOptions on_device;
   on_device.make_device = [](base::ThreadPool*, kernels::CpuBackend, int64_t) {
@@ -265,7 +267,7 @@ TEST_P(DeviceEngineTest, PredictsATextAsTheCpuDoes) {
   EXPECT_NEAR(both.device_loss / both.cpu_loss, 1.0, sizes.loss_tolerance);
   EXPECT_EQ(both.clear_other, 0);
   EXPECT_LE(both.close_other, std::max<int64_t>(1, both.rows / 50));
-  // A loose bound for all models, which garbage would exceed.
+  // A loose bound that every model keeps and that garbage would exceed.
   EXPECT_LE(both.worst_norm, 0.1);
 }
 

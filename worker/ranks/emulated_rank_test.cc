@@ -85,7 +85,8 @@ absl::StatusOr<std::unique_ptr<Rank>> MakeSmallRank(
   return Rank::Create(spec, kv_plan, &source, options, collective);
 }
 
-// The ops that steps launch for a plan without compression of keys and values.
+// Returns the ops that steps launch if the plan stores uncompressed keys and
+// values.
 std::vector<std::string> OpsOf(const std::string& plan) {
   std::vector<std::string> ops = {
       "copy_pages",      "count_tokens", "embedding", "gather_rows",
@@ -95,8 +96,8 @@ std::vector<std::string> OpsOf(const std::string& plan) {
   return ops;
 }
 
-// The check comes first, because reading the weights may take minutes.
-TEST(EmulatedRankTest, RefusesAMissingOpBeforeReadingAWeight) {
+// Ops are checked before weights are read, because reading may take minutes.
+TEST(EmulatedRankTest, AMissingOpIsReportedBeforeAnyWeightIsRead) {
   const kernels::DeviceOps all = kernels::emulated::Ops();
   for (const std::string plan : {plan::kDensePreset, plan::kRotatedPreset}) {
     for (const std::string& missing : OpsOf(plan)) {
@@ -118,7 +119,7 @@ TEST(EmulatedRankTest, RefusesAMissingOpBeforeReadingAWeight) {
 
 // A rank either loads and can run every step of a plan, or refuses the plan
 // with the missing op's name.
-TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedWithTheOpsName) {
+TEST(EmulatedRankTest, EveryPlanRunsOrIsRefusedNamingTheMissingOp) {
   int refused = 0;
   for (const PlanCase& plan_case : PlanCases()) {
     RankOptions options = TinyOptions();
@@ -156,7 +157,7 @@ TEST(EmulatedRankTest, ARankOfAGroupIsRefusedAtLoadIfTheDeviceLacksAllReduce) {
                        "all_reduce_sum: the device has no kernel for it"));
 }
 
-TEST(EmulatedRankTest, TheNumericsIdNamesTheDevice) {
+TEST(EmulatedRankTest, TheNumericsIdContainsTheDeviceAndTheActivationType) {
   const auto numerics = [](std::optional<DType> activations) -> std::string {
     RankOptions options = SmallOptions();
     if (activations.has_value()) {
@@ -172,7 +173,7 @@ TEST(EmulatedRankTest, TheNumericsIdNamesTheDevice) {
   EXPECT_EQ(numerics(DType::kBf16), "emulated-bf16-2-fast");
 }
 
-TEST(EmulatedRankTest, AttentionThatUsesThePlainKernelIsReported) {
+TEST(EmulatedRankTest, ReportsTheAttentionKernelsAndWhyAPlainOneIsUsed) {
   const auto kernels_of = [](std::optional<DType> activations,
                              const std::string& plan) {
     RankOptions options = SmallOptions();
@@ -254,7 +255,7 @@ TEST(EmulatedRankTest, AStepMakesOneUploadAndOneReadBack) {
 // a time.
 struct Forced {
   std::vector<int32_t> prompt;
-  // The output tokens to run with. Empty: the rank runs the tokens that it
+  // The tokens to use as output. If empty, the rank uses the tokens that it
   // samples.
   std::vector<int32_t> output;
   std::vector<std::vector<float>> logits;  // one row per position
@@ -290,7 +291,7 @@ void Force(const std::string& plan_name, RankOptions options, Forced* forced) {
     forced->output.push_back(result.sequences(0).token_id());
   };
   const absl::Span<const int32_t> prompt(forced->prompt);
-  constexpr size_t kFirst = 5;
+  constexpr size_t kFirst = 6;
   run(prompt.first(kFirst), false);
   run(prompt.subspan(kFirst), false);
   for (size_t i = 0; i < kOutput; ++i) {
@@ -358,11 +359,12 @@ TEST_P(EmulatedLogitsTest, LogitsEqualThoseOfTheCpuWithinRounding) {
 INSTANTIATE_TEST_SUITE_P(
     Plans, EmulatedLogitsTest,
     ::testing::Values(
-        // The emulated device takes seconds for a row in float32.
-        LogitsCase{"DenseF32", plan::kDensePreset, DType::kF32, 7, 1e-3},
+        // The prompt is short, because the emulated device takes seconds for
+        // each token in float32.
+        LogitsCase{"DenseF32", plan::kDensePreset, DType::kF32, 8, 1e-3},
         LogitsCase{"EightBitsF16", "dense-8bit", DType::kF16, 20, 5e-3},
-        // A prompt longer than the number of recent tokens that the plan keeps
-        // uncompressed.
+        // The prompt has more tokens than the recent ones that the plan keeps
+        // uncompressed, so some are compressed.
         LogitsCase{"RotatedBf16", plan::kRotatedPreset, DType::kBf16, 38,
                    2e-2}),
     [](const auto& test) { return test.param.name; });

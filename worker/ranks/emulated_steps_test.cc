@@ -120,7 +120,7 @@ std::vector<std::string> ServedPresets() {
           "rap-50-4bit"};
 }
 
-TEST(EmulatedStepsTest, ATokensBitsDoNotDependOnOtherSequences) {
+TEST(EmulatedStepsTest, LogitsOfASequenceDoNotDependOnOtherSequences) {
   const std::vector<int32_t> prompt = Ids(37, 11);
   const std::vector<int32_t> others[] = {Ids(21, 5), Ids(1, 400), Ids(9, 30)};
   const std::vector<int32_t> output = {3, 516, 77};
@@ -144,7 +144,7 @@ TEST(EmulatedStepsTest, ATokensBitsDoNotDependOnOtherSequences) {
     int rows = 0;
     for (const auto& [place, row] : alone.logits()) {
       const auto found = shared.logits().find(place);
-      // Positions inside a chunk have no logits.
+      // The shared run has no logits for positions before the end of a chunk.
       if (found == shared.logits().end()) continue;
       ++rows;
       EXPECT_EQ(found->second, row) << "position " << place.second;
@@ -191,12 +191,12 @@ TEST(EmulatedStepsTest, EveryOpRunsOnTheDevice) {
     for (const std::string& op : launches.ops) {
       EXPECT_TRUE(of_device.contains(op)) << plan << ": " << op;
     }
-    // Each op launches at least one kernel.
+    // Each of the counted ops launches at least one emulated kernel.
     EXPECT_GE(steps.device().emulator().launches() - before, launches.count);
   }
 }
 
-TEST(EmulatedStepsDeathTest, AHostReadOfAStepsMemoryEndsTheProcess) {
+TEST(EmulatedStepsDeathTest, ReadingAStepsDeviceMemoryOnTheHostEndsTheProcess) {
   const std::vector<int32_t> prompt = Ids(9, 3);
   Steps steps(plan::kDensePreset);
   Launches launches;
@@ -213,9 +213,10 @@ TEST(EmulatedStepsDeathTest, AHostReadOfAStepsMemoryEndsTheProcess) {
       "");
 }
 
-// Memory accesses of one kernel under one plan, in a step with a prompt of 50
-// tokens and a step of three sequences: sectors of global memory, and passes
-// that shared memory needs because of bank conflicts.
+// The memory accesses of one kernel under one plan, in two steps: one with a
+// prompt of 50 tokens, and one with three sequences. Counts the sectors read
+// and written in global memory, and the passes that shared memory needs because
+// of bank conflicts.
 struct Cost {
   int64_t sectors = 0, least_sectors = 0;
   int64_t passes = 0, least_passes = 0;

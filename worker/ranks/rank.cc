@@ -25,7 +25,7 @@ absl::Status RunLargestSteps(ModelExecutor* executor,
   std::vector<int32_t> prompt(static_cast<size_t>(std::clamp(
       limits.max_model_len - 1, int64_t{1}, limits.max_batched_tokens)));
   runner.SetPrompt(1, static_cast<int64_t>(prompt.size()));
-  // A step must end where an eviction is due.
+  // A step must end where an eviction is due, so the prompt must not be longer.
   if (const auto at = runner.next_eviction(1); at.has_value()) {
     prompt.resize(std::min(prompt.size(),
                            static_cast<size_t>(std::max(*at, int64_t{1}))));
@@ -284,8 +284,8 @@ absl::Status Rank::CheckOps(WeightSource* source, const RankOptions& options,
   executor_ = nullptr;
   pages_ = pages;
   host_pages_ = host_pages;
-  // Other errors are ignored here: they may have no other cause than the
-  // missing weights, and are reported again once weights are loaded.
+  // Other errors are ignored here: they may come only from the missing
+  // weights. Any others are reported again once weights are loaded.
   return absl::IsUnimplemented(made) ? made : absl::OkStatus();
 }
 

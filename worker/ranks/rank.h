@@ -58,26 +58,26 @@ struct RankOptions {
   int64_t kv_cache_bytes = 0;
   cache::PageCounts pages;
   // The share of the device's memory that the rank may use; 0: no such limit.
-  // Only for a device with its own memory. After weights, workspace and what
-  // the largest step needs are allocated, the page pool gets the rest of the
-  // share, but at most kv_cache_bytes (see MeasurePages). `pages` must be
-  // empty.
+  // Can be set only for a device with its own memory, and only if `pages` is
+  // empty. The page pool gets what is left of the share after the weights, the
+  // workspace and the needs of the largest step, but at most kv_cache_bytes
+  // (see MeasurePages).
   double memory_utilization = 0;
-  // True: Create fails if memory_utilization leaves less than kv_cache_bytes.
-  // False: the pool is then smaller.
+  // Matters only if memory_utilization leaves less than kv_cache_bytes. True:
+  // Create fails. False: the pool is smaller.
   bool kv_cache_exact = false;
-  // Bytes or pages of the host pool, which keeps the pages of preempted
-  // sequences. If 0 and empty, there is no host pool.
+  // The size of the host pool, which keeps the pages of preempted sequences: in
+  // bytes, or as page counts. If neither is set, there is no host pool.
   int64_t host_pool_bytes = 0;
   cache::PageCounts host_pages;
   // Limit of all memory that the rank allocates on the device; 0: no limit.
   int64_t memory_limit_bytes = 0;
   ModelExecutorOptions executor;
-  // True: prompts never lift latents (prompt_lift.h), even if that would be
-  // cheaper, so that results have the same bits whatever prefixes are cached.
-  // It has this effect only if Create resolves the plan; otherwise
-  // ServeOptions::lift_prompts decides. A GPU never lifts latents; there it
-  // selects PagedAttentionParams::prompts_as_rows.
+  // True: results have the same bits whatever prefixes are cached. On a CPU,
+  // prompts then never lift latents (prompt_lift.h), even if that would be
+  // cheaper. This works only if Create resolves the plan; otherwise
+  // ServeOptions::lift_prompts decides. On a GPU, which never lifts latents,
+  // this flag selects PagedAttentionParams::prompts_as_rows.
   bool deterministic = false;
   // Called once, before the pools get their pages. It must block until all
   // ranks have made their offers, and return the result. Null in a group of one
@@ -87,8 +87,8 @@ struct RankOptions {
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;
 };
 
-// Whether prompts may lift latents on the device. False for a GPU, whose
-// kernels cannot.
+// Whether the device supports lifting the latents of prompts (prompt_lift.h).
+// False for a GPU.
 bool PromptsMayLift(const kernels::Device& device);
 
 // Memory sizes that CheckPoolFitsMemory compares.
@@ -117,20 +117,20 @@ std::string CacheIdOf(const kvasir::v1::KvPlan& plan,
 //
 // Owns: everything that it builds.
 // Threads: Create is called by one thread; after that see ModelExecutor.
-// Errors: of Create, before any weight is read: FAILED_PRECONDITION with the
+// Errors: before it reads weights, Create returns FAILED_PRECONDITION with the
 //   numbers if the pool is too small for one sequence of max_model_len tokens,
-//   and UNIMPLEMENTED with the op's name if the device lacks a kernel. After
-//   the weights were read: RESOURCE_EXHAUSTED with the numbers if
-//   memory_utilization leaves too little memory for one sequence, and the
-//   errors of RankOptions::agree.
+//   or UNIMPLEMENTED with the op's name if the device lacks a kernel. After it
+//   has read the weights, it returns RESOURCE_EXHAUSTED with the numbers if
+//   memory_utilization leaves too little memory for one sequence, or the errors
+//   of RankOptions::agree.
 class Rank {
  public:
-  // `collective` must outlive the rank; null: a group of one rank.
+  // `collective` must outlive the rank. If it is null, the group has one rank.
   static absl::StatusOr<std::unique_ptr<Rank>> Create(
       const model::DecoderSpec& spec, std::shared_ptr<const ServedPlan> plan,
       WeightSource* source, const RankOptions& options,
       Collective* collective = nullptr);
-  // Like the above, but first resolves and checks the plan.
+  // Like the other Create, but first resolves and checks the plan.
   static absl::StatusOr<std::unique_ptr<Rank>> Create(
       const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
       WeightSource* source, const RankOptions& options,
@@ -181,8 +181,8 @@ class Rank {
   absl::Status MeasurePages(ModelWeights weights, const RankOptions& options,
                             Collective* collective);
 
-  // The order matters: members are destroyed in reverse, and later ones use
-  // earlier ones.
+  // The order of members matters: they are destroyed in reverse order, and
+  // later ones use earlier ones.
   const model::DecoderSpec spec_;
   std::shared_ptr<const ServedPlan> plan_;
   SingleRank single_rank_;

@@ -227,9 +227,9 @@ TEST(GroupMemoryTest, ADifferentBitOnOneRankGivesAnotherWeightsId) {
   }
 }
 
-// The plans include head groups on one rank, head groups split over several
-// ranks, and a KV head that several ranks hold. In all cases the ranks together
-// must read everything.
+// Among the plans are three cases: a head group lies on one rank, a head group
+// is split over several ranks, and several ranks hold the same KV head. In each
+// case the ranks together must read all weights.
 TEST(GroupMemoryTest, RanksTogetherGetTheWeightsIdOfOneRankUnderEveryPlan) {
   const model::DecoderSpec spec = *model::SpecOfShape(TinyShape());
   for (const PlanCase& plan_case : PlanCases()) {
@@ -289,8 +289,8 @@ int64_t PoolBytes(const cache::PageLayout& layout) {
   return bytes;
 }
 
-// Whether a latent on this rank belongs also to heads of other ranks. Then each
-// of these ranks stores the latent.
+// Whether a latent on this rank is shared with heads of other ranks. Each of
+// those ranks then stores its own copy.
 bool HasSharedLatents(const cache::PageLayout& layout) {
   for (const cache::LayerLayout& layer : layout.layers()) {
     for (const plan::Side side : {plan::Side::kKey, plan::Side::kValue}) {
@@ -307,9 +307,9 @@ bool HasSharedLatents(const cache::PageLayout& layout) {
 }
 
 TEST(GroupMemoryTest, ARankOfALargeModelHoldsOnlyItsShareOfWeightsAndPages) {
-  // The presets and group sizes for which ranks share latents: groups of 4
-  // heads, if each of 4 ranks has 2 heads; and SVDq, whose groups contain all
-  // heads.
+  // The presets, each with a number of ranks for which several ranks store the
+  // same latents. This happens with 4 ranks of 2 heads if a head group has 4
+  // heads, and always in SVDq, where the only group has all heads.
   const std::set<std::pair<std::string, int64_t>> expected = {
       {"commuting-50", 4},    {"palu-50-g4", 4},      {"palu-50-g4-4bit", 4},
       {"palu-50-g4-3bit", 4}, {"palu-50-g4-2bit", 4}, {"svdq-84442200", 2},
@@ -385,7 +385,7 @@ TEST(GroupMemoryTest, RanksAgreeOnTheFewestPages) {
             ranks[1]->allocator().use(kernels::MemoryTag::kKvCache).bytes);
 }
 
-TEST(GroupMemoryTest, ARankRefusesAnAgreementThatDoesNotFit) {
+TEST(GroupMemoryTest, ARankRefusesAgreedPagesOrACacheIdThatItCannotUse) {
   const auto refused = [](const auto& change, const char* why) {
     RankOptions options = TinyOptions();
     options.agree =

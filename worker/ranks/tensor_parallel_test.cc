@@ -31,11 +31,10 @@ constexpr int kDecoded = 8;
 
 // How the ranks run the prompt and decode.
 struct RunMode {
-  // Run the whole prompt in one step, and another sequence in every step.
-  // Otherwise the prompt runs in two chunks.
+  // True: the whole prompt runs in one step, and every step also runs another
+  // sequence. False: the prompt runs in two chunks.
   bool batched = false;
-  // Tokens to decode instead of the sampled ones. Empty: decode the sampled
-  // ones.
+  // The output tokens to decode. If empty, the sampled tokens are decoded.
   std::vector<int32_t> forced = {};
 };
 
@@ -122,7 +121,7 @@ std::vector<Outcome> RunRanks(const Group& group,
   OnRanks(static_cast<int64_t>(group.size()), [&](int64_t rank) {
     const auto r = static_cast<size_t>(rank);
     outcomes[r] = RunRank(group[r].get(), shape, plan_case, mode);
-    // So that the other ranks do not wait for a rank that failed.
+    // Abort, so that the other ranks do not wait for the rank that failed.
     if (outcomes[r].tokens.size() != 1 + kDecoded) {
       group[r]->Abort(absl::InternalError("failed"));
     }
@@ -206,9 +205,9 @@ class TensorParallelTest : public ::testing::Test {
     return group;
   }
 
-  // Checks that several ranks compute what a single rank computes, over threads
-  // and over Gloo. For a plan with quantized latents, returns the number of
-  // rows whose best token was compared.
+  // Checks that several ranks, connected by threads and by Gloo, compute what a
+  // single rank computes. For a plan with quantized latents, returns the number
+  // of rows whose best token was compared.
   int64_t ExpectSameAsOne(const model::ModelShape& shape,
                           std::initializer_list<int64_t> sizes,
                           const PlanCase* plan_case = nullptr) {
@@ -233,9 +232,9 @@ class TensorParallelTest : public ::testing::Test {
         EXPECT_EQ(outcome.tokens, first[0].tokens);
         EXPECT_EQ(outcome.logits, first[0].logits);
       }
-      // Every rank has the same bits over any transport, in every run, and for
-      // any chunking and batch. More than 4 ranks run over threads, because
-      // Gloo is slow with more ranks than cores.
+      // Run again over a network, with another chunking and batch: every rank
+      // must get the same bits. More than 4 ranks run over threads again,
+      // because Gloo is slow with more ranks than cores.
       mode.batched = true;
       const Over network = size <= 4 ? Over::kGloo : Over::kThreads;
       for (const Outcome& outcome :
@@ -260,8 +259,9 @@ TEST_F(TensorParallelTest, SeveralRanksComputeTheOutputOfASingleRank) {
   ExpectSameAsOne(TinyShape(), {2, 4, 8});
 }
 
-// With only 40 token ids, one rank has no rows of output head and embedding,
-// and another has only part of a panel.
+// With only 40 token ids, one rank has no rows of the output head and the
+// embedding, and another has fewer rows than one panel of packed weights
+// (matmul.h).
 TEST_F(TensorParallelTest,
        SeveralRanksComputeTheOutputOfASingleRankWithASmallVocabulary) {
   model::ModelShape shape = TinyShape();
@@ -271,9 +271,9 @@ TEST_F(TensorParallelTest,
   ExpectSameAsOne(shape, {2, 4});
 }
 
-// Returns the log probabilities of given and of sampled tokens on each rank.
-// The memory for logits is so small that targets are computed in blocks of the
-// vocabulary, and samples row by row.
+// Returns for each rank the log probabilities of given tokens (targets) and of
+// sampled tokens. The ranks have so little memory for logits that they compute
+// targets in blocks of the vocabulary, and samples row by row.
 std::vector<std::vector<float>> LogprobsOf(int64_t size) {
   constexpr int64_t kTokens = 24;
   const auto group = InProcessGroup::Create(size);
@@ -388,9 +388,11 @@ std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
   return kept;
 }
 
-// Each rank scores its units with its own heads only. Other ranks influence the
-// scores only through sums, which differ in the last bits.
-TEST_F(TensorParallelTest, SeveralRanksKeepTheTokensThatASingleRankKeeps) {
+// Each rank scores its eviction units with its own heads only. The other ranks
+// affect these scores only through all-reduced sums, so they differ from a
+// single rank's scores only in the last bits.
+TEST_F(TensorParallelTest,
+       WithEvictionSeveralRanksKeepTheTokensThatASingleRankKeeps) {
   PlanCase plan_case = {"Evicts", plan_cases::Full("POST_ROPE"),
                         plan_cases::Full("NO_ROPE")};
   const std::map<size_t, std::string> units_of = {

@@ -76,14 +76,16 @@ TEST(ConvertTest, AnEvictionBudgetArrivesIfThereIsOne) {
 TEST(ConvertTest, BytesThatEndInsideATokenIdAreRefusedWithTheFieldsName) {
   kvasir::v1::GenerateRequest from;
   from.set_prompt_token_ids("123456");
-  EXPECT_THAT(ToRequest(from, absl::InfiniteFuture()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("prompt_token_ids: 6 bytes")));
+  EXPECT_THAT(
+      ToRequest(from, absl::InfiniteFuture()),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("prompt_token_ids: the token ids have 6 bytes")));
   from.set_prompt_token_ids("1234");
   from.set_emitted_token_ids("1");
-  EXPECT_THAT(ToRequest(from, absl::InfiniteFuture()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("emitted_token_ids: 1 bytes")));
+  EXPECT_THAT(
+      ToRequest(from, absl::InfiniteFuture()),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("emitted_token_ids: the token ids have 1 bytes")));
 }
 
 TEST(ConvertTest, OnlyARefusalWithAReasonCarriesAPayload) {

@@ -64,8 +64,8 @@ void GenerateStream::OnCancel() {
 }
 
 std::optional<StreamAction> GenerateStream::Next() {
-  // The engine can abort the request only after Submit, so the abort waits for
-  // OnSubmitted, possibly until after the call has ended.
+  // The engine can abort the request only after Submit has returned. So the
+  // abort waits for OnSubmitted, which may come after the call has ended.
   if (abort_wanted_ && submitted_) {
     abort_wanted_ = false;
     if (!engine_ended_) return StreamAction{StreamAction::Kind::kAbort, {}, {}};
@@ -97,8 +97,8 @@ StreamAction GenerateStream::TakeWrite() {
 }
 
 GenerateStream::Queued* GenerateStream::OpenTokens(uint32_t index) {
-  // The order of events of different samples does not matter, so the search
-  // skips events of other samples. There are few of them.
+  // Events of different samples may be reordered, so the search skips events of
+  // other samples. A request has few samples, so the search is short.
   for (auto queued = queue_.rbegin(); queued != queue_.rend(); ++queued) {
     if (!queued->event.has_tokens()) return nullptr;
     if (queued->event.tokens().index() == index) return &*queued;

@@ -19,7 +19,7 @@ struct StreamAction {
     kWrite,           // send `event`, then call OnWriteDone
     kWriteAndFinish,  // send `event` and end the call with OK
     kFinish,          // end the call with `end`
-    kReset,           // make gRPC drop the write in flight
+    kReset,           // make gRPC cancel the write in flight
     kAbort,           // make the engine abort the request
   };
   Kind kind = Kind::kFinish;
@@ -38,7 +38,7 @@ struct StreamAction {
 //   flight. No later action touches the call.
 // - There is at most one kAbort, and only while the engine runs the request.
 //
-// Threads: one at a time; the caller holds a mutex.
+// Threads: one thread at a time may call methods, so callers hold a mutex.
 // Units: byte counts are an upper estimate of the serialized size.
 class GenerateStream {
  public:
@@ -73,8 +73,8 @@ class GenerateStream {
   // or null if a new event is needed.
   Queued* OpenTokens(uint32_t index);
   void Append(kvasir::v1::GenerateEvent event, size_t bytes);
-  // Adds to the queued bytes. If they exceed the bound, drops the queue, which
-  // invalidates references to its events.
+  // Adds to the number of queued bytes. If it exceeds the bound, clears the
+  // queue, which invalidates references to queued events.
   void Count(size_t bytes);
   void Break(const Refusal& why);
   StreamAction TakeWrite();
@@ -85,8 +85,8 @@ class GenerateStream {
   bool submitted_ = false;
   bool writing_ = false;
   bool engine_ended_ = false;
-  // True if nothing more can be written: the client cancelled the call, or the
-  // call was given up.
+  // True if nothing more can be written, because the client cancelled the call
+  // or the queue exceeded its bound.
   bool broken_ = false;
   bool abort_wanted_ = false;
   bool reset_wanted_ = false;

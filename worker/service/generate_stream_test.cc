@@ -184,7 +184,8 @@ TEST(GenerateStreamTest, ACancelBeforeSubmitReturnsAbortsTheRequestAfterwards) {
 }
 
 TEST(GenerateStreamTest, ARefusedRequestIsNeverAborted) {
-  // An abort could end another call's request that has the same id.
+  // A refused request must not be aborted, because the abort could end a
+  // request of another call that has the same id.
   GenerateStream stream(kAmple);
   stream.OnCancel();
   stream.OnSubmitted({absl::AlreadyExistsError("request r"),
@@ -210,7 +211,7 @@ TEST(GenerateStreamTest, ASlowReaderIsResetAndItsRequestAborted) {
                                         HasSubstr("the limit is 200")));
 }
 
-TEST(GenerateStreamTest, QueuedBytesReturnToZero) {
+TEST(GenerateStreamTest, QueuedBytesAreZeroOnceAllEventsAreTaken) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   stream.OnAccepted(1);
@@ -259,7 +260,7 @@ class Storm {
   }
   bool Chance(uint32_t one_in) { return Draw(one_in) == 0; }
 
-  // Whether the call has ended and the engine has ended the request.
+  // Whether both the call and the engine's work on the request have ended.
   bool Over() const {
     return submitted_ && finishes_ == 1 && (refused_ || engine_ended_);
   }

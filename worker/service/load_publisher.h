@@ -26,7 +26,7 @@ class LoadSchedule {
   // `draining` is due at once.
   absl::Time NextDue(const LoadSnapshot& load) const;
   void Sent(absl::Time now, const LoadSnapshot& load);
-  // Whether the last report had this load; then the next report is only a
+  // Whether the last report had this load. If so, the next report is only a
   // heartbeat.
   bool UpToDate(const LoadSnapshot& load) const { return last_ == load; }
 
@@ -44,7 +44,7 @@ class LoadWatcher {
  public:
   virtual ~LoadWatcher() = default;
   virtual void OnReport(const LoadSnapshot& load) = 0;
-  // The last call to the watcher: the worker shuts down.
+  // The worker shuts down. This is the last call to the watcher.
   virtual void OnClosed() = 0;
 };
 
@@ -82,8 +82,9 @@ class LoadPublisher final : public LoadListener {
   base::CondVar wake_;
   LoadSnapshot load_ ABSL_GUARDED_BY(mutex_);
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
-  // Whether a change of the load must wake the thread: some watcher has
-  // received the present load, so the thread only waits for its heartbeat.
+  // Whether a change of the load must wake the thread. True if some watcher has
+  // already received the present load, so that the thread sleeps until the time
+  // of a heartbeat.
   bool wake_on_change_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;

@@ -82,7 +82,8 @@ TEST(LoadPublisherTest, ADrainInsideTheIntervalIsReportedAtOnce) {
   const auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::Hours(1));
   ASSERT_TRUE(Eventually([&] { return watcher->reports == 1; }));
-  publisher.OnLoad(Load(1));  // the next report must wait for the interval
+  // this report must wait until the interval has passed
+  publisher.OnLoad(Load(1));
   absl::SleepFor(absl::Milliseconds(50));
   publisher.OnLoad(Load(2, /*draining=*/true));
   EXPECT_TRUE(Eventually([&] { return watcher->last == 2; }));

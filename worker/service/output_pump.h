@@ -23,7 +23,7 @@ class Pumped {
 // Calls Advance of streams, in the order in which they were pushed.
 // Owns: its thread. Streams hold the pump by shared_ptr, because the engine may
 //   keep a stream after the service is destroyed.
-// Threads: any thread. Stop must not be called from Advance.
+// Threads: any thread may call any method, but Advance must not call Stop.
 class OutputPump {
  public:
   OutputPump();

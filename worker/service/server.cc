@@ -26,10 +26,10 @@ absl::StatusOr<std::unique_ptr<WorkerServer>> WorkerServer::Start(
       base::MaxMessageBytesFor(options.service.info.max_model_len());
   listener.min_ping_interval = options.min_ping_interval;
   listener.max_connection_age = options.max_connection_age;
-  // gRPC (1.51) closes an aged connection right after its last call. If the
-  // client writes at that moment (a window update), a write to the Unix socket
-  // fails with EPIPE, and the client drops the part of the answer that it has
-  // not read yet.
+  // Connections over a Unix socket must not age. gRPC (1.51) closes an aged
+  // connection right after its last call. If the client writes at that moment
+  // (for example an HTTP/2 window update), the write fails with EPIPE, and the
+  // client loses the part of the answer that it has not read yet.
   if (on_unix_socket) {
     listener.max_connection_age = absl::InfiniteDuration();
     listener.max_connection_idle = absl::InfiniteDuration();
@@ -68,8 +68,8 @@ DrainCounts WorkerServer::Drain(absl::Time deadline) {
   const EngineTotals start = engine_->Totals();
   engine_->BeginDrain();
   if (!engine_->WaitIdle(deadline)) {
-    // Refuse the requests instead of aborting them: a router would take an
-    // aborted request for a complete answer.
+    // Refuse the requests instead of aborting them, because a router would take
+    // the output of an aborted request for a complete answer.
     engine_->RefuseAll(Admission::DrainEnded());
     engine_->WaitIdle(base::Clock::Real().Now() + kEndGrace);
   }

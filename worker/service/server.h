@@ -24,22 +24,23 @@ namespace kvasir::worker {
 struct WorkerServerOptions {
   base::ListenAddress listen;
   std::shared_ptr<grpc::ServerCredentials> credentials;  // null: plain text
-  // The largest accepted message is computed from info.max_model_len.
+  // service.info.max_model_len also determines the size of the largest message
+  // that the server accepts.
   WorkerServiceOptions service;
   // A client that pings more often is disconnected. Routers ping every 5 s
   // while nothing arrives, for example while a request waits for its first
   // token, so this must be less than 5 s.
   absl::Duration min_ping_interval = absl::Seconds(4);
-  // A TCP connection older than this gets a GOAWAY, so that clients reconnect.
-  // Connections over a Unix socket have no limit: there is no certificate to
-  // renew, and no other server to spread the load to.
+  // A TCP connection older than this gets a GOAWAY, so that its client
+  // reconnects. That renews certificates and spreads load over servers, neither
+  // of which applies to Unix sockets: their connections have no maximum age.
   absl::Duration max_connection_age = absl::Hours(1);
 };
 
 // The requests that ended during a drain.
 struct DrainCounts {
   uint32_t finished = 0;
-  // Requests that the deadline refused, that were aborted or that failed.
+  // Requests that were refused at the deadline, were aborted, or failed.
   uint32_t aborted = 0;
 };
 

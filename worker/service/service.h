@@ -30,7 +30,7 @@ class WorkerService final : public kvasir::v1::Worker::CallbackService {
  public:
   // `engine` must outlive the service.
   WorkerService(WorkerServiceOptions options, ServedEngine* engine);
-  // The gRPC server of this service must have been shut down.
+  // The gRPC server must have been shut down before.
   ~WorkerService() override;
 
   // Ends all WatchLoad calls, which would delay a server's shutdown.

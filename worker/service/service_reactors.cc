@@ -93,8 +93,8 @@ void GenerateReactor::AdvanceLater() {
 }
 
 void GenerateReactor::Advance() {
-  // Keeps this object alive: OnDone may release it on another thread before the
-  // last action returns.
+  // Keeps this object alive until Advance returns, although OnDone may release
+  // it earlier on another thread.
   const std::shared_ptr<GenerateReactor> self = shared_from_this();
   mutex_.Lock();
   pushed_ = false;

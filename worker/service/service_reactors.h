@@ -23,7 +23,7 @@ namespace kvasir::worker {
 // out actions, and the stream returns no action that needs `context` after the
 // call's end.
 //
-// Threads: any thread.
+// Threads: any thread may call any method.
 class GenerateReactor final
     : public grpc::ServerWriteReactor<kvasir::v1::GenerateEvent>,
       public EngineSink,
@@ -60,8 +60,8 @@ class GenerateReactor final
 
  private:
   explicit GenerateReactor(Parts parts);
-  // Called on the engine's thread, which must not block: lets the pump call
-  // Advance.
+  // Makes the pump's thread call Advance soon. For calls from the engine's
+  // thread, which must not block.
   void AdvanceLater();
   void Execute(StreamAction action);
   void End(const Refusal& end);
@@ -79,7 +79,7 @@ class GenerateReactor final
 
 // One WatchLoad call. It has one write in flight at a time; a report that
 // arrives during a write replaces an older one that still waits.
-// Threads: any thread.
+// Threads: any thread may call any method.
 class WatchLoadReactor final
     : public grpc::ServerWriteReactor<kvasir::v1::LoadReport>,
       public LoadWatcher {
@@ -95,7 +95,7 @@ class WatchLoadReactor final
 
  private:
   WatchLoadReactor() = default;
-  // If no write is in flight, starts the next write or ends the call.
+  // Starts the next write or ends the call, unless a write is in flight.
   void Advance();
 
   base::Mutex mutex_;

@@ -270,7 +270,7 @@ TEST_F(WorkerServiceTest, TheErrorForAnInvalidValueCarriesNoRefusal) {
 }
 
 TEST_F(WorkerServiceTest,
-       OtherWeightsAreRefusedWithBothIdsAndRetriedElsewhere) {
+       TheRefusalOfOtherWeightsStatesBothIdsAndAllowsARetryElsewhere) {
   v1::GenerateRequest request = NewRequest("r", 1);
   request.set_weights_id("w2");
   grpc::ClientContext context;
@@ -303,8 +303,8 @@ TEST_F(WorkerServiceTest, ASlowReaderIsResetAndHoldsNoPages) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 2000000000));
   ASSERT_TRUE(Eventually([&] { return engine_.live() == 1; }));
-  // The client reads nothing, so first gRPC's flow control window fills, then
-  // the stream's queue.
+  // The client reads nothing. So gRPC's flow control window fills, then the
+  // stream's queue, and the call is reset.
   EXPECT_TRUE(Eventually([&] { return engine_.live() == 0; }));
   const Answer answer = ReadAll(reader.get(), context);
   EXPECT_FALSE(answer.status.ok());
@@ -377,9 +377,9 @@ TEST_F(WorkerServiceTest, ADrainReportsNotServingFirstAndLetsStreamsFinish) {
   EXPECT_EQ(Health(""), "not serving") << "a drain is final";
 }
 
-// A stray call of Drain used to leave a worker that refused every request, but
-// did not exit. Only its operator may drain it: by a signal or by the admin
-// port.
+// Only a worker's operator may drain it, by a signal or by the admin port. (The
+// service once had a method Drain. A stray call of it left a worker that
+// refused every request but did not exit.)
 TEST_F(WorkerServiceTest, NoClientOfTheWorkerPortCanDrainIt) {
   const auto* const service =
       v1::WorkerInfo::descriptor()->file()->FindServiceByName("Worker");
@@ -402,7 +402,7 @@ TEST_F(WorkerServiceTest, ADrainRefusesRunningRequestsAtItsDeadline) {
   const auto refusal = proto::RefusalOf(answer.status);
   ASSERT_TRUE(refusal.has_value());
   EXPECT_EQ(refusal->reason(), v1::Refusal::DRAINING);
-  // A second drain finds nothing to wait for.
+  // A second drain returns at once, because no request is left.
   EXPECT_EQ(server_->Drain(absl::InfiniteFuture()).aborted, 0u);
 }
 
@@ -449,8 +449,8 @@ TEST_F(WorkerServiceTest, StartFailsIfTheAddressIsTaken) {
                AllOf(HasSubstr(server_->target()), HasSubstr("--port"))));
 }
 
-// Makes Generate calls one after the other; reads each to its end or cancels
-// it, at random.
+// Makes Generate calls one after the other. At random, reads a call to its end
+// or cancels it.
 void Caller(v1::Worker::Stub* stub, uint32_t seed, int rounds,
             std::atomic<int>* completed) {
   std::mt19937 random(seed);

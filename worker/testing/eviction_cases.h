@@ -9,9 +9,10 @@
 
 namespace kvasir::worker {
 
-// Returns a plan's eviction as JSON. `rest` (",...") is appended to its fields.
-// A budget of 21 slots evicts from most of the test requests, which have 1 to
-// 75 prompt tokens and about 20 output tokens.
+// Returns the eviction field of a plan as JSON. `rest` contains more fields,
+// like ",...". With the default budget of 21 slots, slots of most test requests
+// are evicted, because they have 1 to 75 prompt tokens and about 20 output
+// tokens.
 std::string Eviction(const std::string& rest,
                      const std::string& budget = R"("budget":21)");
 

@@ -20,19 +20,20 @@
 namespace kvasir::worker {
 
 // Owns: the stepping thread, which calls sinks without holding a lock.
-// Threads: any.
+// Threads: any thread may call any method.
 class FakeEngine final : public ServedEngine {
  public:
   explicit FakeEngine(absl::Duration step = absl::Milliseconds(1));
   ~FakeEngine() override;
 
-  // Controls the script. RefuseWith refuses every later request with `refusal`.
+  // From now on, refuses every request with `refusal`.
   void RefuseWith(Refusal refusal);
-  // While held, requests get no tokens; aborts and deadlines still work.
+  // While `held` is true, requests get no tokens. Aborts and deadlines still
+  // work.
   void Hold(bool held);
   void TokensPerStep(uint32_t count);
-  // The requests so far: those still running, how many were submitted, and the
-  // last one.
+  // The number of requests that still run, the number that were submitted so
+  // far, and the last one.
   size_t live() const;
   uint64_t submitted() const;
   std::optional<Request> LastRequest() const;
@@ -40,7 +41,7 @@ class FakeEngine final : public ServedEngine {
 
   Refusal Submit(Request request, std::shared_ptr<EngineSink> sink) override;
   int Abort(std::string_view id, std::optional<uint32_t> attempt) override;
-  // Fails all running requests and every later one.
+  // Fails all running requests and every later request.
   void RefuseAll(const Refusal& why) override;
   void BeginDrain() override;
   bool WaitIdle(absl::Time deadline) override;

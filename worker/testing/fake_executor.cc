@@ -39,8 +39,9 @@ bool HasPenalties(float repetition, float presence, float frequency) {
   return repetition != 1.0f || presence != 0.0f || frequency != 0.0f;
 }
 
-// Hash a token of the penalty history. The order of tokens does not matter,
-// because penalties depend only on the counts of tokens in prompt and output.
+// Add one token to the hash of a penalty history. Tokens in any order give the
+// same hash, because penalties depend only on how often each token occurs in
+// prompt and output.
 uint64_t CountOutput(uint64_t history_hash, int32_t token) {
   return history_hash + Mix(1, static_cast<uint64_t>(token));
 }
@@ -70,8 +71,9 @@ int32_t DrawToken(uint64_t prefix_hash, const Draw& draw, const Ids& banned,
   return token;
 }
 
-// Chooses the slots that an eviction keeps: the last one, and those others
-// whose prefix has the largest hash. Returns ascending indices.
+// Chooses the slots that an eviction keeps: the last slot, and of the others
+// those whose prefixes have the largest hashes. Returns their indices in
+// ascending order.
 std::vector<size_t> KeptOf(const std::vector<uint64_t>& prefix_hashes,
                            size_t kept) {
   std::vector<size_t> slots(prefix_hashes.size());
@@ -89,8 +91,8 @@ uint64_t AddHeld(uint64_t held_hash, uint64_t prefix_hash) {
   return Mix(held_hash, prefix_hash);
 }
 
-// Computes, without plans, which prefixes a page group that evicts should hold
-// of a sequence.
+// Computes without step plans, only from a sequence's tokens, which prefixes a
+// page group with eviction should hold.
 class HeldPrefixes {
  public:
   HeldPrefixes(const plan::EvictionCounts& counts, int64_t prompt_tokens)
@@ -202,9 +204,9 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     total_tokens += step.num_tokens();
     KVASIR_RETURN_IF_ERROR(ApplyTables(step, &sequences_[step.sequence_id()]));
   }
-  // Checks that the target of a copy is not shared. If several copies have the
-  // same target, the last one counts. Copies from the host pool are exempt,
-  // because their pages may be shared in the same step.
+  // Checks that no page to which something is copied is shared. If several
+  // copies go to the same page, the last one counts. Copies from the host pool
+  // are exempt, because their pages may be shared in the same step.
   absl::flat_hash_set<std::pair<uint32_t, int32_t>> written;
   for (int i = plan.page_copies_size() - 1; i >= 0; --i) {
     const auto& copy = plan.page_copies(i);
@@ -242,8 +244,8 @@ absl::StatusOr<StepResult> FakeExecutor::Run(const StepPlan& plan) {
     for (int i = 0; i < step.target_ids_size(); ++i)
       out->add_target_logprobs(0);
     KVASIR_RETURN_IF_ERROR(RunTokens(step, &state, &prefix_hash));
-    // The log probability of a target depends on the prefix that ends with its
-    // input token.
+    // A target's log probability depends on the prefix that ends with the input
+    // token at the target's position.
     for (int i = 0; i < step.target_ids_size(); ++i) {
       const uint64_t position = step.logical_start() + static_cast<uint64_t>(i);
       KVASIR_ASSIGN_OR_RETURN(
@@ -509,7 +511,8 @@ absl::Status FakeExecutor::ApplyDelta(uint64_t id,
   KVASIR_RETURN_IF_ERROR(ApplySidePages(id, delta, table));
   for (int32_t page : delta.appended_pages()) {
     table->pages.push_back(page);
-    if (table->pages.size() <= first_live) continue;  // the entry names no page
+    // entries before first_live name no page
+    if (table->pages.size() <= first_live) continue;
     if (page < 0 || page >= options_.groups[g].num_pages) {
       return Broken(id, "page ", page, " of page group ", g, " does not exist");
     }
@@ -650,8 +653,8 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
                   page.held_by.size(), " sequences hold");
   }
   if (page.writer != sequence_id) {
-    // The pages of a fork are copies (writer 0), and the fork may run long
-    // after they were made.
+    // In page groups with eviction, a fork's pages are copies, which have
+    // writer 0. The fork may run long after they were made.
     const bool own_copy =
         page.copied || (page.writer == 0 && Evicts(static_cast<size_t>(group)));
     if (slot != 0 && !own_copy) {
@@ -668,9 +671,9 @@ absl::Status FakeExecutor::Write(uint64_t sequence_id, int32_t group,
   return absl::OkStatus();
 }
 
-// Drops holders of the page that will not read it again, because it lies before
-// their sliding window. A plan reports pages that a window gave up only with
-// the sequence's next step.
+// Removes from the page's holders those that will not read it again, because
+// the page lies before their sliding window. This is needed because a plan
+// lists the pages that a window has left only in the sequence's next step.
 void FakeExecutor::DropBehindWindows(uint64_t writer, int32_t group,
                                      int32_t page_id) {
   const auto g = static_cast<size_t>(group);
@@ -723,12 +726,13 @@ absl::StatusOr<const FakeExecutor::Slot*> FakeExecutor::Read(
   return &slot;
 }
 
-// Checks that the pages hold every position that the last token sees, for the
-// same prefix in all page groups.
+// Checks that the pages hold every position that is visible to the last token,
+// and that all page groups hold the same prefix there.
 absl::Status FakeExecutor::CheckVisible(uint64_t sequence_id,
                                         const State& state) const {
   for (size_t g = 0; g < state.tables.size(); ++g) {
-    if (Evicts(g)) continue;  // the sampled token depends on these slots
+    // the sampled token depends on these slots (HeldHash)
+    if (Evicts(g)) continue;
     const uint64_t window = options_.groups[g].sliding_window;
     const uint64_t first =
         window == 0 || window >= state.length ? 0 : state.length - window;

@@ -25,9 +25,9 @@ namespace kvasir::worker {
 struct FakeExecutorOptions {
   struct PageGroup {
     int32_t num_pages = 0;
-    uint32_t sliding_window = 0;  // 0: every key is read
-    // The number of side pages of each sequence, which are a ring of its latest
-    // slots.
+    uint32_t sliding_window = 0;  // 0: no sliding window
+    // The number of side pages of each sequence. Together they are a ring
+    // buffer of its latest slots.
     int32_t side_pages = 0;
     int32_t host_pages = 0;  // pages of the host pool
     plan::EvictionCounts eviction;
@@ -49,25 +49,28 @@ struct FakeExecutorOptions {
 
 // An executor that checks every plan and computes hashes instead of a model.
 //
-// Threads: one at a time.
-// Errors: INVALID_ARGUMENT naming the sequence and the broken rule. The rules:
-// - Step ids count up by one. A sequence occurs once per step, and never again
-//   after its release.
-// - The positions of a sequence follow one another, its tables cover them, and
-//   the pages are in the pool.
-// - At each position that a query sees, the page holds what was written for the
-//   same prefix.
-// - Only one sequence writes to a page: from the page's first slot on, or after
-//   a copy into the page; and while no other sequence's table names the page.
-// - A host page is copied back only after a copy to it, and only to a page that
-//   no live sequence holds.
-// - An eviction names the sequence's table as the executor knows it, and all
-//   its slots are written. It keeps some slots, after which new tokens follow.
+// Threads: one thread at a time may call methods.
+// Errors: INVALID_ARGUMENT if a plan breaks a rule, with the sequence and the
+//   rule. The rules are:
+// - Step ids count up by one. A step contains a sequence at most once, and not
+//   after the sequence was released.
+// - The tokens of a sequence have consecutive positions. Its block tables have
+//   a page for each of them, and all pages are in the pool.
+// - For each position that a token attends to, the page holds what was written
+//   for this position and for the same preceding tokens.
+// - A sequence writes to a page only if no other sequence's table names the
+//   page. It begins with the page's first slot, unless another page was copied
+//   to the page.
+// - A host page is copied back only after something was copied to it, and only
+//   to a page that no live sequence holds.
+// - An eviction names the same pages and slots as the sequence's table. It
+//   keeps some slots but not all. New tokens follow the kept slots.
 // - Side pages belong to one sequence, are sent only once, and hold its latest
 //   slots.
-// - A step keeps the batch limits. The last sampled token is used as input only
-//   in the next step. Penalty histories are complete.
-// - An announced plan is the next one, and is enqueued unchanged.
+// - A step does not exceed the batch limits. A step may use the token that the
+//   executor sampled last only if that was in the step before. Penalty
+//   histories are complete.
+// - The plan that follows an announced plan is equal to it.
 class FakeExecutor final : public Executor {
  public:
   explicit FakeExecutor(FakeExecutorOptions options);
@@ -104,8 +107,8 @@ class FakeExecutor final : public Executor {
     std::vector<int32_t> pages;
     uint32_t first_live = 0;
     std::vector<int32_t> side_pages;
-    // Slots in use. Only in groups that evict; in others there is one per
-    // token.
+    // The number of slots in use. Set only in page groups with eviction; in
+    // other groups there is one slot per token.
     uint64_t num_slots = 0;
   };
   struct State {
@@ -128,7 +131,8 @@ class FakeExecutor final : public Executor {
   bool Evicts(size_t group) const {
     return options_.groups[group].eviction.evicts();
   }
-  // Hashes what the sequence's tables hold, over the page groups that evict.
+  // Returns a hash of the slots that the sequence holds in the page groups with
+  // eviction.
   uint64_t HeldHash(const State& state) const;
   absl::Status ApplyTables(const kvasir::v1::SequenceStep& step, State* state);
   absl::Status ApplyDelta(uint64_t id, const kvasir::v1::BlockTableDelta& delta,
@@ -141,12 +145,12 @@ class FakeExecutor final : public Executor {
                               const kvasir::v1::BlockTableDelta& delta,
                               Table* table);
   Slot& RingSlot(size_t group, const Table& table, uint64_t position);
-  // Checks that the sequence's side pages hold its latest slots, equal to those
-  // in its tables.
+  // Checks that the sequence's side pages hold copies of the latest slots in
+  // its tables.
   absl::Status CheckRings(uint64_t sequence_id, const State& state);
   void DropBehindWindows(uint64_t writer, int32_t group, int32_t page_id);
-  // Returns the slot that holds `position`, after checking that it was written
-  // for it.
+  // Returns the slot that holds `position`. Fails if the sequence has no such
+  // slot, or if the slot was not written for this position.
   absl::StatusOr<const Slot*> Read(uint64_t sequence_id, int32_t group,
                                    const Table& table, uint64_t position) const;
   absl::Status CheckVisible(uint64_t sequence_id, const State& state) const;
@@ -156,7 +160,7 @@ class FakeExecutor final : public Executor {
 
   const FakeExecutorOptions options_;
   std::vector<std::vector<Page>> pages_;  // [group][page]
-  // [group][page]; empty if nothing was copied to the page.
+  // [group][page][slot]. A page is empty until something is copied to it.
   std::vector<std::vector<std::vector<Slot>>> host_pages_;
   absl::flat_hash_map<uint64_t, State> sequences_;
   absl::flat_hash_set<uint64_t> released_;

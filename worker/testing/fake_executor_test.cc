@@ -108,7 +108,7 @@ TEST_F(FakeEvictionTest, SlotsOfASequenceThatHasEndedMayBeEvicted) {
   KVASIR_EXPECT_OK(executor_.Execute(plan).status());
 }
 
-TEST_F(FakeEvictionTest, AnEvictionAfterMoreCopiesThanTheStepHasIsRefused) {
+TEST_F(FakeEvictionTest, AnEvictionOrderedAfterAMissingPageCopyIsRefused) {
   SlotEviction eviction = Sound();
   eviction.set_after_page_copies(1);
   ExpectRefused(

@@ -17,8 +17,9 @@ struct FamilyCase {
 
 namespace plan_cases {
 
-// Groups of low_rank parts. kTwo and kAll are for all 8 dims of a head, kStill
-// for the 4 dims that do not rotate in GPT-NeoX.
+// Head groups of low_rank parts, as JSON. kTwo and kAll are for parts of all 8
+// dims of a head, kStill for parts of the 4 dims that RoPE does not rotate in
+// GPT-NeoX.
 inline constexpr char kTwo[] =
     R"({"heads":[0,2],"rank":9},{"heads":[3,1],"rank":6})";
 inline constexpr char kAll[] = R"({"heads":[0,1,2,3],"rank":16})";
@@ -38,8 +39,8 @@ std::string OnePair(const std::string& use, const std::string& stored,
 
 }  // namespace plan_cases
 
-// Plans for each family, and for a model with this sliding window some plans of
-// each kind.
+// Returns plans for each family, and plans of each kind for a model with this
+// sliding window.
 std::vector<FamilyCase> FamilyCases(int64_t sliding_window);
 
 }  // namespace kvasir::worker

@@ -76,7 +76,8 @@ class CopyingExecutor final : public Executor {
   std::vector<std::string> results_;
 };
 
-// A greedy sample that also reports the log probabilities of twenty ids.
+// A greedy sample that also reports the log probabilities of the twenty most
+// likely ids.
 SampleRequest WithTwentyLogprobs() {
   SampleRequest sample = GreedySample();
   sample.set_num_logprobs(20);
@@ -138,17 +139,17 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
   // In these 4 steps sequence 1 grows into a new page.
   KVASIR_RETURN_IF_ERROR(
       decode({1, 2}, 4, WithTwentyLogprobs()));  // 1 capture, 3 replays
-  // A step with a prompt of one token does not count as decode only.
+  // A step with a prompt is not captured, even if the prompt has one token.
   KVASIR_RETURN_IF_ERROR(
       run({{.sequence_id = 3,
             .token_ids = prompts[2],
             .sample = WithTwentyLogprobs()},
            {.sequence_id = 1, .sample = WithTwentyLogprobs()},
            {.sequence_id = 2, .sample = WithTwentyLogprobs()}}));
-  // 1 capture, 1 replay
+  // This makes 1 capture and 1 replay.
   KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 2, WithTwentyLogprobs()));
-  // Four sequences, which have the same padded sizes as three; then three
-  // again.
+  // Four sequences, then three again. Graphs are captured for padded sizes,
+  // which are the same for three and four sequences.
   KVASIR_RETURN_IF_ERROR(
       run({{.sequence_id = 4,
             .token_ids = prompts[1],
@@ -159,7 +160,7 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
   KVASIR_RETURN_IF_ERROR(
       decode({1, 2, 3, 4}, 2, WithTwentyLogprobs()));  // 1 capture, 1 replay
   runner.Release(4);
-  // 1 replay
+  // This makes 1 replay.
   KVASIR_RETURN_IF_ERROR(decode({1, 2, 3}, 1, WithTwentyLogprobs()));
   runner.Release(2);
   // As many sequences as in an earlier step, but different ones.
@@ -170,7 +171,8 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
                     static_cast<uint32_t>(rank.pages().size()));
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, WithTwentyLogprobs()));  // no graph
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, WithTwentyLogprobs()));  // 1 replay
-  // Samples with other numbers of most likely ids and of histories.
+  // These samples ask for a different number of most likely ids, and have
+  // penalty histories.
   SampleRequest demanding = GreedySample();
   demanding.set_temperature(0.7f);
   demanding.set_seed(5);
@@ -182,17 +184,19 @@ absl::StatusOr<std::vector<std::string>> RunGraphSteps(
   demanding.set_history_reset(true);
   demanding.add_prompt_history(3);
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 2, demanding));  // 1 capture, 1 replay
-  // A history of 65536 tokens, so that the blob outgrows its memory and moves.
+  // A history of 65536 tokens, so that the data to upload (the blob) outgrows
+  // its buffer and moves to a larger one.
   for (int32_t i = 0; i < 1 << 16; ++i)
     demanding.add_prompt_history(i % kVocab);
-  // All graphs are forgotten, so this step counts as the first of its sizes.
+  // The move has discarded all graphs, so this step counts as the first of its
+  // sizes and is not captured.
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));
   demanding.clear_prompt_history();
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 1, demanding));  // 1 capture, 1 replay
-  // 1 capture, 1 replay
+  // This makes 1 capture and 1 replay.
   KVASIR_RETURN_IF_ERROR(decode({1, 3}, 2, WithTwentyLogprobs()));
   runner.Release(3);
-  // 1 capture, 2 replays
+  // This makes 1 capture and 2 replays.
   KVASIR_RETURN_IF_ERROR(decode({1}, 3, WithTwentyLogprobs()));
   return executor.results();
 }

@@ -28,8 +28,8 @@ absl::StatusOr<std::unique_ptr<Rank>> MakeGraphRank(const GraphRank& options);
 // Runs the steps, at most `most_steps`, and returns the serialized result of
 // each. Calls `after_step` after each step. The first kFewGraphSteps steps make
 // one capture and three replays. All steps make kGraphCaptures captures and
-// kGraphReplays replays. Some sizes are captured twice, because the blob
-// outgrew its memory in between.
+// kGraphReplays replays. Some sizes are captured twice, because the buffer for
+// uploads moves in between, which discards all graphs.
 inline constexpr int64_t kGraphCaptures = 7;
 inline constexpr int64_t kGraphReplays = 13;
 inline constexpr size_t kAllGraphSteps = 100;

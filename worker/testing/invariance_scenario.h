@@ -66,9 +66,8 @@ class Worker {
   std::vector<Sample> RunAndAbortOdd(const std::vector<Request>& requests);
 
   cache::KvCacheStats stats() const { return cache_->Stats(); }
-  // The number of steps that were planned while the previous step ran. Finish
-  // plans ahead whenever that is possible, except if requests run one at a
-  // time.
+  // The number of steps that were planned while the previous step ran. Steps
+  // are planned ahead whenever possible, except if requests run one at a time.
   int64_t steps_ahead() const { return steps_ahead_; }
   bool can_run_ahead() const { return cache_->can_run_ahead(); }
   Rank& rank() { return *rank_; }
@@ -79,8 +78,8 @@ class Worker {
   void Start(const model::DecoderSpec& spec, const kvasir::v1::KvPlan& plan,
              WeightSource* source);
   std::shared_ptr<RecordingSink> Add(const Request& request);
-  // Runs steps until no request is left. Calls `look` during each step and
-  // after it.
+  // Runs steps until no request is left. Calls look(true) during each step and
+  // look(false) after it.
   void Finish(const std::function<void(bool during_step)>& look = [](bool) {});
   // Returns the samples of requests that have ended. Checks that no page is in
   // use.

@@ -36,8 +36,8 @@ int FakeNcclLive();
 // The number of ncclCommAbort calls so far.
 int FakeNcclAborts();
 
-// While it lives, sets KVASIR_FAKE_NCCL to `faults`, for the groups that
-// connect in this time.
+// Sets KVASIR_FAKE_NCCL to `faults` as long as this object exists. The faults
+// apply to groups that connect in this time.
 class FakeNcclFaults {
  public:
   explicit FakeNcclFaults(const std::string& faults);

@@ -20,7 +20,8 @@ std::string Pairs(const std::string& use, const std::string& stored,
                       "}");
 }
 
-// A rope_low_rank part with two groups, which may have different ranks.
+// Returns a rope_low_rank part with two head groups, which may have different
+// ranks.
 std::string Complex(const std::string& use, const std::string& stored,
                     const std::string& first_ranks,
                     const std::string& codec = kTyped) {

@@ -18,14 +18,14 @@ struct PlanCase {
   std::string name;  // letters only, because it is part of a test's name
   std::string key;   // the key parts, as JSON
   std::string value;
-  bool codes = false;      // whether the plan stores codes
-  uint32_t key_exact = 0;  // exact window of keys
+  bool codes = false;      // whether the plan stores quantized codes
+  uint32_t key_exact = 0;  // number of recent keys kept uncompressed
   uint32_t value_exact = 0;
-  // tokens at the beginning of a text that are kept exactly
+  // Number of tokens at the beginning of a text that are kept uncompressed.
   uint32_t sinks = 0;
   std::string joint = "";  // joint parts, used instead of `key` and `value`
-  // Whether layer 0 is stored at full rank and without exact rows. Exact rows
-  // of other layers then lie in its arena.
+  // Whether layer 0 is stored at full rank and without uncompressed rows. The
+  // uncompressed rows of other layers then lie in the arena of layer 0.
   bool first_whole = false;
   // The eviction, like {"budget":20, ...}, of all layers (except layer 0 if
   // `first_whole`). Empty: no eviction.
@@ -34,17 +34,18 @@ struct PlanCase {
 
 namespace plan_cases {
 
-// A codec of plain numbers. PlanOf replaces $ by the number type.
+// The codec that stores unquantized numbers. PlanOf replaces $ by the number
+// type.
 inline constexpr char kTyped[] = R"({"dtype":"$"})";
 
-// A plan with a joint low_rank part for keys and values, lifted at run time.
-// `groups`, `codec` and `rest` are as in LowRank.
+// Returns a plan with a joint low_rank part for keys and values, which is
+// lifted at run time. `groups`, `codec` and `rest` are as in LowRank.
 PlanCase JointCase(const std::string& name, const std::string& groups,
                    const std::string& stored, const std::string& codec,
                    uint32_t exact_window = 0, const std::string& rest = "",
                    uint32_t sinks = 0);
 // These return the JSON of a part or of a codec. `groups` is a list of
-// {"heads", "rank"} objects; `rest` (",...") is appended to the fields.
+// {"heads", "rank"} objects. `rest` contains more fields, like ",...".
 std::string LowRank(const std::string& groups, const std::string& use,
                     const std::string& stored,
                     const std::string& codec = kTyped,
@@ -57,7 +58,8 @@ std::string Runs(const std::vector<std::pair<int, int>>& channels_and_bits,
 
 }  // namespace plan_cases
 
-// Plans of every compression method, stored as numbers and as codes.
+// Returns plans of every compression method, both with unquantized numbers and
+// with quantized codes.
 std::vector<PlanCase> PlanCases();
 
 // Returns the plan of a case, with numbers stored as `dtype`, like "BF16".

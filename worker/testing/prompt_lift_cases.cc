@@ -13,7 +13,8 @@ std::vector<FamilyCase> PromptLiftCases() {
   const std::string basis = R"({"dtype":"$","basis_static":{}})";
   const std::string full = Full("POST_ROPE");
   const std::string joint = LowRank(kAll, kAtRuntime, "NO_ROPE");
-  // Values with groups of different ranks, whose heads are not in order.
+  // Value parts with head groups of different ranks. The heads in the groups
+  // are not in ascending order.
   const std::string unlike =
       LowRank(R"({"heads":[3,1],"rank":16},{"heads":[0,2],"rank":12})",
               kAtRuntime, "NO_ROPE", kTyped, kMean);

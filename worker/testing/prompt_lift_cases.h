@@ -1,5 +1,6 @@
-// Test support: plans for the tiny models under which prompts lift latents, for
-// each kind of lift and each kind of stored row.
+// Test support: plans for the tiny models under which prompts lift latents
+// (prompt_lift.h). There is a plan for each kind of lift and each kind of
+// stored row.
 #pragma once
 
 #include <vector>

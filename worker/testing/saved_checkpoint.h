@@ -20,8 +20,8 @@ namespace kvasir::worker {
 // Owns: the folder, which is removed with it.
 class SavedCheckpoint {
  public:
-  // If `plan` is null, there is no plan file, as for a model that has not been
-  // compressed.
+  // If `plan` is null, the folder has no plan file, like that of a model that
+  // has not been compressed.
   SavedCheckpoint(const model::ModelShape& shape, kernels::DType dtype,
                   const plan::ResolvedPlan* plan = nullptr);
 

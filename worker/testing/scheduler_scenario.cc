@@ -105,8 +105,8 @@ absl::Duration Scenario::Line::Time(const std::string& key,
 
 Scenario::Line Scenario::Parse(std::string_view text) {
   Line line;
-  // `#` begins a comment only after a space, because it also separates a
-  // request from its sample, as in a#1.
+  // `#` begins a comment only after a space or at the beginning of a line.
+  // Elsewhere it separates a request from its sample, as in a#1.
   std::string kept;
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] == '#' && (i == 0 || text[i - 1] == ' ')) break;
@@ -285,7 +285,7 @@ void Scenario::Submit(const Line& line) {
   if (has("prompt_logprobs")) sampling.set_prompt_logprobs(0);
   sampling.set_ignore_eos(has("ignore_eos"));
   if (const int64_t emitted = line.Number("emitted", 0); emitted > 0) {
-    // A resumed request was sent these ids: the beginning of the output of an
+    // The `emitted` ids of a resumed request: the beginning of the output of an
     // uninterrupted run.
     std::vector<int32_t> ids = FakeContinuation(request, 0, Limits());
     ASSERT_GE(static_cast<int64_t>(ids.size()), emitted);

@@ -2,22 +2,27 @@
 //
 //   pool page_tokens=4 pages=16 side=0 host=0   sets up the cache, before the
 //                                        first submit. Pages have 128 bytes
-//   group pages=8 window=6 host=0        adds a page group with a sliding
-//   window
-//     keep=6 every=4                     for pool or group: an eviction keeps 6
+//   group pages=8 window=6 host=0        adds a page group that has a sliding
+//                                        window
+//     keep=6 every=4                     in pool or group: an eviction keeps 6
 //                                        slots and comes every 4 tokens
 //   options seqs=4 batch=16 queue=8 len=64 timeout=10s eos=7 copy_rate=4000
+//                                        sets the scheduler's options
 //   submit a prompt=40 max=5 [n=2 prio=1 emitted=3 deadline=5s
 //          queue_timeout=2s seed=9 temp=1 min=2 stop=17 text=b salt=t
 //          logprobs=2 prompt_logprobs penalties attempt=1
-//          budget=0.5]                   eviction budget, used instead of keep
-//   schedule | apply | step [N] | run    make a plan; execute and apply it; do
-//                                        both (N times); do both until the end,
-//                                        at most 10000 times
-//   ahead                                make the plan after the current one.
+//          budget=0.5]                   submits a request with the name a;
+//                                        budget is its own eviction budget
+//   schedule                             makes a plan
+//   apply                                executes the plan, applies its result
+//   step [N]                             schedule and apply, N times
+//   run                                  schedule and apply until no request is
+//                                        left, at most 10000 times
+//   ahead                                makes the plan after the current one.
 //                                        The next apply enqueues it before
 //                                        applying; it is then the current plan
-//   abort a | advance 3s
+//   abort a                              aborts the request
+//   advance 3s                           advances the clock
 //   expect running a b#1                 running samples, in the order in which
 //                                        they are served; or `none`
 //   expect waiting c                     waiting samples, in the same form
@@ -26,17 +31,18 @@
 //   expect free 12                       free pages, over all page groups
 //   expect finished a=length b=stop      how all samples of a request finished:
 //                                        length, stop or abort
-//   expect failed a=DEADLINE_EXCEEDED    or another status code
-//   expect refused a=RESOURCE_EXHAUSTED/retry     how a's last submit was
-//   refused expect output a                      a's output is that of
-//   FakeContinuation expect tokens a 5                    tokens of sample 0
-//   delivered so far expect tails 2                       pages of tails, over
-//   all page groups expect cached a 8 | expect preempted a 2      counts that
-//   a's finish reports expect host 3                        pages of the host
-//   pool in use expect moved 4 3                     pages copied to the host
-//   pool, and back expect evicted 12                    evicted slots, over all
-//   page groups expect idle                          no live request, every
-//   page free
+//   expect failed a=DEADLINE_EXCEEDED    status code with which a failed
+//   expect refused a=RESOURCE_EXHAUSTED/retry
+//                                        how the last submit of a was refused
+//   expect output a                      a's output is that of FakeContinuation
+//   expect tokens a 5                    tokens of sample 0 delivered so far
+//   expect tails 2                       pages of tails, over all page groups
+//   expect cached a 8                    cached tokens that a's finish reports
+//   expect preempted a 2                 preemptions that a's finish reports
+//   expect host 3                        pages of the host pool in use
+//   expect moved 4 3                     pages copied to the host, and back
+//   expect evicted 12                    evicted slots, over all page groups
+//   expect idle                          no live request, every page free
 //
 // Prompts are made from a text's name (the request's own, or text=): equal
 // names give equal ids, and a shorter prompt is a prefix of a longer one. The
@@ -60,7 +66,7 @@ namespace kvasir::worker {
 
 // Runs scripts of this language on a scheduler with a fake executor.
 //
-// Threads: one.
+// Threads: one thread at a time may call methods.
 // Errors: gtest failures, which name the line of the script.
 class Scenario {
  public:

@@ -1,5 +1,5 @@
-// Test support: reads numbers of loaded weights, which must be in host memory,
-// and of a source's tensors.
+// Test support: reads the numbers of loaded weights (which must be in host
+// memory) and of the tensors of a WeightSource.
 #pragma once
 
 #include <cstddef>

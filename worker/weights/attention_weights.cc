@@ -15,9 +15,9 @@ namespace {
 
 using kernels::PackedMatrix;
 
-// Everything that is computed from the rows of a basis [width, keys] and from
-// its mean. `keys` is the number of dims of all KV heads. The mean is read
-// first.
+// All arrays that are computed from the rows of a basis [width, keys] and from
+// its mean. `keys` is the number of dims of all KV heads together. The mean is
+// read before the rows.
 struct BasisParts {
   int64_t width = 0;     // R'
   int64_t head_dim = 0;  // D
@@ -94,7 +94,7 @@ struct RealLift {
   }
 };
 
-// Checks the scales of static ranges, which the codes of every token use.
+// Checks the scales of static ranges. The codes of every token use them.
 absl::Status CheckScales(const std::string& tensor,
                          const std::vector<RowTake>& takes,
                          const float* scales) {
@@ -230,8 +230,8 @@ class AttentionPlanner {
                              plan::LiftName(part.lift_prefix, latent.index)));
   }
 
-  // Makes a job that loads, as float32, the `head_rows` rows that each head has
-  // in a latent's lift.
+  // Makes a job that loads a latent's lift as float32. The lift has `head_rows`
+  // rows for each head.
   absl::StatusOr<WeightJob> FloatLifts(const PartProgram& part,
                                        const LatentProgram& latent,
                                        int64_t head_rows, PartWeights* own) {
@@ -270,8 +270,8 @@ class AttentionPlanner {
     return memory;
   }
 
-  // Loads the complex lifts [heads, 2, C], one row per head. Prompts
-  // additionally get them as matrices of real numbers.
+  // Loads the complex lifts [heads, 2, C], one row per head. For prompts, also
+  // expands them to matrices of real numbers.
   absl::Status ComplexLifts(const KeyProgram& part, PartWeights* own) {
     for (const LatentProgram& latent : part.latents) {
       KVASIR_ASSIGN_OR_RETURN(WeightJob job, FloatLifts(part, latent, 1, own));
@@ -339,8 +339,8 @@ class AttentionPlanner {
     return absl::OkStatus();
   }
 
-  // Loads the same rows also as float32, for prompts: as stored for keys
-  // (kPackRows), transposed for values (kPack).
+  // For prompts, also loads the rows that MatrixLifts loads, as float32: as
+  // stored for keys (kPackRows), transposed for values (kPack).
   absl::Status PromptLifts(const LatentProgram& latent, int64_t dims,
                            WeightSink::Kind kind, PartWeights* own,
                            WeightJob* job, std::vector<WeightSink>* sinks) {

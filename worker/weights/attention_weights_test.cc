@@ -119,8 +119,8 @@ std::vector<std::vector<float>> Tensor(const Model& model,
   return Rows(*model.source, "model.layers.0.self_attn." + name, columns);
 }
 
-// A low_rank part: KV heads 0 and 2 share a latent of rank 6, KV heads 3 and 1
-// one of rank 5.
+// A low_rank part: KV heads 0 and 2 share a latent of rank 6, and KV heads 3
+// and 1 share a latent of rank 5.
 std::string LowRank(const std::string& lift, const std::string& stored,
                     const std::string& rest = "") {
   return absl::StrCat(R"({"low_rank":{"groups":[{"heads":[0,2],"rank":6},)",
@@ -377,7 +377,7 @@ TEST(AttentionWeightsTest, RebuiltKeysHaveALiftMatrixForEachHead) {
     for (int64_t rank = 0; rank < size; ++rank) {
       const Loaded loaded = Load(model, {rank, size});
       const LayerWeights& layer = loaded.layer();
-      // With 2 ranks, each rank has a head of both groups, so it loads both
+      // With 2 ranks, each rank has one head of each group, so it loads both
       // latents.
       ExpectColumns(layer.qkv, 64 / size, down);
       const PartWeights& key = layer.key[0];

@@ -37,8 +37,8 @@ void Widen(const void* data, DType dtype, int64_t count, float* out) {
   });
 }
 
-// A single number that is not finite makes every answer useless; or, if a codec
-// hides it, plausible but wrong.
+// A single weight that is not finite makes every answer useless. If a codec
+// hides it, answers look plausible but are wrong.
 absl::Status CheckFinite(const WeightBlock& block, DType dtype) {
   const int64_t found = kernels::FirstNotFinite(block.data, dtype,
                                                 block.num_rows * block.columns);
@@ -439,8 +439,7 @@ absl::StatusOr<int64_t> WeightJobs::ReadBytes() const {
 }
 
 absl::Status WeightJobs::Run(const RunOptions& options) {
-  // Runs the largest jobs first, so that all threads end at about the same
-  // time.
+  // The largest jobs run first, so that all threads end at about the same time.
   std::stable_sort(
       jobs_.begin(), jobs_.end(),
       [](const WeightJob& a, const WeightJob& b) { return a.bytes > b.bytes; });

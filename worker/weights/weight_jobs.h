@@ -45,7 +45,7 @@ struct WeightMemory {
   }
 };
 
-// A destination of rows of a tensor: what is done with them.
+// A destination of a tensor's rows, and how they are converted for it.
 struct WeightSink {
   enum class Kind {
     kPack,      // row i becomes column i of a packed matrix
@@ -93,8 +93,8 @@ struct WeightJob {
 //   the type it is rounded to. All name the tensor.
 class WeightJobs {
  public:
-  // For counting only: memory is counted but not allocated, all pointers are
-  // null, and the jobs must not be run.
+  // Only counts memory: nothing is allocated, all device pointers are null, and
+  // the jobs must not be run.
   WeightJobs(WeightSource* source, const MatrixFormat& format,
              plan::TpShard shard = {})
       : source_(source), format_(format), shard_(shard) {}
@@ -138,11 +138,11 @@ class WeightJobs {
   // The bytes that all jobs together read from the source.
   absl::StatusOr<int64_t> ReadBytes() const;
 
-  // Bytes that were allocated, or that would be if memory is only counted.
+  // The bytes that were allocated or, if memory is only counted, that would
+  // have been allocated.
   int64_t bytes() const { return bytes_; }
   int64_t matrix_bytes() const { return matrix_bytes_; }
-  // Bytes of the matrices that are loaded in another type than they are stored
-  // in.
+  // Bytes of the matrices whose loaded type is not their stored type.
   int64_t rounded_bytes() const { return rounded_bytes_; }
   void CountAsMatrix(int64_t bytes) { matrix_bytes_ += bytes; }
 

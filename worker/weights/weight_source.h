@@ -73,15 +73,15 @@ class WeightSource {
   virtual absl::Status Read(const std::string& name, const ReadRange& range,
                             std::span<std::byte> buffer, Consumer consume) = 0;
 
-  // The hashes of the tiles that were read so far, in the form that
+  // The hashes of the tiles that have been read so far, in the form that
   // model::CombineWeightTiles takes.
   virtual std::string WeightTiles() const = 0;
 };
 
-// Reads weights from a checkpoint, which must outlive the source. `missing`
-// serves to count the weights of a plan that has not been applied to the
-// checkpoint yet: TypeOf returns it for tensors that the checkpoint lacks.
-// These cannot be read.
+// Reads weights from a checkpoint, which must outlive the source. TypeOf
+// returns `missing` for tensors that the checkpoint lacks, so that the weights
+// of a plan can be counted before the plan is applied to the checkpoint. Such
+// tensors cannot be read.
 class CheckpointSource final : public WeightSource {
  public:
   explicit CheckpointSource(
@@ -101,7 +101,7 @@ class CheckpointSource final : public WeightSource {
   }
 
  private:
-  // The tiles of one range, as they were read last.
+  // The tiles of one range, from its last read.
   struct RangeTiles {
     int64_t first_row = 0;  // counted in tiles
     int64_t first_column = 0;

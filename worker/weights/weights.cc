@@ -131,8 +131,9 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // Loads a bias of an output that is summed over ranks. Only rank 0 adds it;
-  // the other ranks read it only for the fingerprint.
+  // Loads the bias of an output that is summed over the ranks. Only rank 0 adds
+  // the bias, so that it counts once. The other ranks read it only for the
+  // fingerprint of the weights.
   absl::Status SummedBias(const std::string& tensor,
                           kernels::DevicePtr<const float>* out) {
     if (shard_.rank == 0) return Vector(tensor, out);

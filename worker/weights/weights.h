@@ -22,9 +22,9 @@
 namespace kvasir::worker {
 
 // The part of the model that one rank holds. The matrices q, k, v, gate and up
-// are split by output column; o and down by input row; head and embedding by
-// token id. Attention is split by heads, as its program says. Norms are whole
-// on every rank.
+// are split by output column, o and down by input row, and head and embedding
+// by token id. Attention is split by heads, as its program says. Every rank
+// holds all weights of the norms.
 struct ShardSizes {
   int64_t first_q_head = 0;
   int64_t num_q_heads = 0;
@@ -71,7 +71,8 @@ struct PartWeights {
 struct LayerWeights {
   kernels::DevicePtr<const float> input_norm;       // [M]
   kernels::DevicePtr<const float> input_norm_bias;  // [M]
-  // Points into ModelWeights::plan. Layers with equal attention share one.
+  // Points into ModelWeights::plan. Layers with equal attention share a
+  // program.
   const AttentionProgram* attention = nullptr;
   std::vector<PartWeights> key;  // by key part
   PartWeights value;
@@ -98,7 +99,7 @@ struct ModelWeights {
   kernels::DevicePtr<const float> final_norm_bias;  // [M]
   kernels::PackedMatrix head;                       // [M, shard.ids.count]
   // Row-major [shard.ids.count, M]. Null if head and embedding share their
-  // weights: then `head` is used for both.
+  // weights, because `head` is then used for both.
   kernels::DevicePtr<const void> embedding;
   kernels::DType embedding_dtype = kernels::DType::kF32;
   // Learned positions [max_position_embeddings, M]. Null if the model has none,
@@ -106,13 +107,14 @@ struct ModelWeights {
   kernels::DevicePtr<const void> positions;
   kernels::DType positions_dtype = kernels::DType::kF32;
 
-  // WeightSource::WeightTiles after loading, for what this rank has read.
+  // The value of WeightSource::WeightTiles after loading: the hashes of the
+  // tiles that this rank has read.
   std::string weight_tiles;
   // Bytes of all matrices that a decode step reads. Excludes the embedding, of
   // which a step reads only a few rows, and prompt lifts.
   int64_t matrix_bytes = 0;
-  // Bytes of the matrices that were converted to another type than they were
-  // stored in.
+  // Bytes of the matrices that were converted to another type when they were
+  // loaded.
   int64_t rounded_bytes = 0;
   // Bytes of the checkpoint that this rank has read.
   int64_t read_bytes = 0;

@@ -36,8 +36,8 @@ absl::Status CheckFlags(const DecodeFlags& flags) {
   return plan::CheckTpSize(model::TpDealtOf(source.spec), flags.tp);
 }
 
-// The time of the group's steps, from the moment when all ranks are ready until
-// the last rank has finished.
+// The result of some steps of the group. Their time is counted from the moment
+// when all ranks are ready until the last rank has finished.
 struct GroupSample {
   double seconds = 0;
   std::vector<DecodeSample> ranks;
@@ -222,8 +222,8 @@ absl::StatusOr<BenchReport> RunDecodeRanks(DecodeFlags flags) {
   // closed.
   std::signal(SIGPIPE, SIG_IGN);
   if (flags.fill == "auto") flags.fill = "random";
-  // The tokens that a sequence gets, including the warm-up pair; it may be in
-  // both batches of a pair.
+  // The most tokens that the run adds to a sequence. It may be in both batches
+  // of each pair, the warm-up pair included.
   const int64_t decoded = 2 * flags.steps * (BenchPairs(flags.bench) + 1);
   BenchEngineOptions options = {.model = flags.model,
                                 .max_model_len = flags.context + decoded,

@@ -31,7 +31,7 @@ class ThreadGroupTest : public ::testing::Test {
   void SetUp() override { std::signal(SIGPIPE, SIG_IGN); }
 };
 
-TEST_F(ThreadGroupTest, AllRanksAgreeOnTheLeastPagesAndOneId) {
+TEST_F(ThreadGroupTest, AllRanksAgreeOnTheSmallestPageCountsAndOneWeightsId) {
   ThreadGroup group(3);
   std::vector<worker::RankAgreement> agreed(3);
   KVASIR_ASSERT_OK(group.OnRanks([&](int64_t rank) -> absl::Status {

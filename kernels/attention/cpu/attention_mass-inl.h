@@ -1,6 +1,6 @@
-// Adds attention mass to slots (paged_attention.h), after the softmax sums of
-// all rows are known. The weights either were kept, or are computed from the
-// keys again. For inclusion by *_cpu.cc.
+// Adds attention mass to slots (paged_attention.h). This happens after the
+// softmax sums of all rows are known. Attention weights that were not kept
+// until then are computed from the keys again. For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_ATTENTION_MASS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_ATTENTION_MASS_INL_H_
 #undef KVASIR_KERNELS_ATTENTION_MASS_INL_H_
@@ -21,8 +21,8 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Computes one item on one thread. No other item adds mass to the same slots in
-// the same units of eviction, so no lock is needed.
+// Adds the mass of one MassItem on one thread. No other item adds mass to the
+// same slots in the same units of eviction, so no lock is needed.
 class MassWorker {
  public:
   MassWorker(const AttentionGrid& grid, const MassItem& item, float* scratch,
@@ -53,8 +53,8 @@ class MassWorker {
     return grid_.mass().units[static_cast<size_t>(index)];
   }
 
-  // Slots of the split that at least one of queries [query, query + count)
-  // sees.
+  // The slots of the split that are visible to at least one of the queries
+  // [query, query + count).
   VisibleRange SlotsOf(int64_t query, int64_t count) const {
     const VisibleRange slots = {
         VisibleSlots(params_, sequence_, query).begin,
@@ -69,7 +69,8 @@ class MassWorker {
     const float* kept =
         grid_.mass_memory() + grid_.mass().weights + sequence_.weights_at;
     const int64_t* heads = grid_.mass().heads.data();
-    // The factors of all heads are stored in the memory of the tile.
+    // The tile is not needed here, so its memory holds the factors of all
+    // heads.
     float* const factors = tile_;
     ForBlocks(SlotsOf(0, 1), [&](int64_t /*block*/, VisibleRange slots) {
       const float* from =
@@ -85,8 +86,8 @@ class MassWorker {
       }
     });
   }
-  // Computes the factors [Hq] that turn the block's kept weights into shares of
-  // the softmax of the sequence's only row.
+  // Computes one factor per query head. The block's kept weights times this
+  // factor are the final softmax weights of the sequence's only row.
   void FindFactors(const float* block_maxima, float* factors) const {
     const float* maxima = grid_.MassMaximaOf(sequence_.first_row);
     const float* inverses = grid_.MassInversesOf(sequence_.first_row);
@@ -135,8 +136,8 @@ class MassWorker {
   }
 
   // Adds the weights of `count` rows, in order, to the mass of slots of one
-  // block. row(i, factor) returns row i's weights for the block and sets the
-  // factor that they are multiplied by.
+  // block. row(i, factor) returns row i's weights for the block, and sets
+  // *factor to the number by which the weights are multiplied.
   template <typename Row>
   void AddRows(const MassUnit& unit, VisibleRange slots, int64_t count,
                const Row& row) const {
@@ -160,7 +161,8 @@ class MassWorker {
   template <typename Row>
   static HWY_INLINE void AddToBlock(int64_t count, const Row& row,
                                     float* mass) {
-    // Handles as many vectors of sums at a time as fit in registers.
+    // Processes at most eight vectors of sums at a time, so that they stay in
+    // registers.
     constexpr int kVecs = static_cast<int>(kBlock) / kVecLanes;
     constexpr int kHeld = kVecs < 8 ? kVecs : 8;
     for (int v = 0; v < kVecs; v += kHeld) {
@@ -183,8 +185,9 @@ class MassWorker {
     }
   }
 
-  // Calls use(masses, index of the first slot within `slots`, count) for each
-  // run of slots whose masses are contiguous in memory.
+  // Calls use(masses, first, count) for each run of slots whose masses are
+  // contiguous in memory. `first` is the index of the run's first slot within
+  // `slots`.
   template <typename Use>
   void ForMemory(const MassUnit& unit, VisibleRange slots,
                  const Use& use) const {

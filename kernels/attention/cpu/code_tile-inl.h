@@ -1,5 +1,6 @@
-// Products of few rows with cached codes, which are extracted in registers.
-// Each element is the same FMA chain as in linear/tile-inl.h. For inclusion by
+// Matrix products of a few rows with the codes of cached slots. Codes are
+// extracted in registers. Each element of a product is computed by the same
+// chain of fused multiply-adds (FMA) as in linear/tile-inl.h. For inclusion by
 // *_cpu.cc; the implementation is in code_tile_cpu.cc.
 #if defined(KVASIR_KERNELS_CODE_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_CODE_TILE_INL_H_
@@ -21,45 +22,47 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// The least number of vectors of codes in a row of a register tile.
+// A register tile holds a few rows and columns of a product. This is the least
+// number of vectors of columns in a tile.
 inline constexpr int kCodeTileVecs = 2;
 inline constexpr int64_t kCodeTileColumns = kCodeTileVecs * kVecLanes;
 
-// The number of vectors of sums in a register tile, chosen so that registers
-// are left for the codes. AVX-512 and NEON have 32 registers, AVX2 has 16.
-// Eight sums just hide the latency of a multiply-add. With more sums, each
-// extracted code and each number of `a` is used for more products.
+// The number of vectors of sums in a register tile. AVX-512 and NEON have 32
+// registers, AVX2 has 16, and some must be left for the codes. Eight vectors of
+// sums just hide the latency of a multiply-add. With more of them, each
+// extracted code and each element of `a` is used for more products.
 inline constexpr int kCodeTileSums = kVecLanes == 8 ? 8 : 16;
 inline constexpr int kCodeTileRows =
     KVASIR_TILE_ROWS < kCodeTileSums / kCodeTileVecs
         ? KVASIR_TILE_ROWS
         : kCodeTileSums / kCodeTileVecs;
 
-// Up to this number of rows, extracting the codes again for each tile costs
-// less than writing them to memory once.
+// Up to this number of rows, it is faster to extract the codes again for each
+// register tile than to write the extracted codes to memory once.
 inline constexpr int64_t kCodeTileMostRows = 8;
-// Up to this number of rows, bfloat16 keys are stored as pairs in 32-bit words
-// and separated again for each register tile. If a tile has eight rows, the
-// number is greater than for codes, because separating costs little and pairs
-// take half the bytes of float32 (measured with AVX-512).
+// Up to this number of rows, bfloat16 keys are loaded as pairs in 32-bit words,
+// and each register tile converts the pairs to float32 again. The limit for
+// tiles of eight rows is higher than for codes, because pairs are converted
+// quickly and take half the bytes of float32 (measured with AVX-512).
 inline constexpr int64_t kKeyPairsMostRows =
     kVecLanes == 16 && kCodeTileRows >= 8 ? 32 : kCodeTileMostRows;
 
-// The levels of a part's codes. Null: the number for a code is the code itself.
+// The table of levels by which a part's codes are replaced. Null: codes are
+// used as they are.
 inline const float* LevelsOf(const LatentPartArgs& part) {
   return part.num_levels > 0 ? part.levels : nullptr;
 }
 
-// c += a b, where a is rows of queries and b the codes of 64 slots. The slots'
-// bytes are given as 32-bit words, transposed so that the words of neighbouring
-// slots are adjacent: [words, 64].
+// Computes c += a b, where `a` has rows of queries and b has the codes of 64
+// slots. The slots' bytes are passed as 32-bit words, transposed so that the
+// words of neighbouring slots are adjacent: [words, 64].
 struct KeyCodesArgs {
-  // The words that hold each plane of codes.
+  // planes[i]: the words of plane i of the codes.
   const uint32_t* const* planes;
-  const CodePiece* pieces;  // consecutive pieces, whose in_chunk is used
+  const CodePiece* pieces;  // consecutive pieces, located by in_chunk
   int64_t num_pieces;
   int64_t first;        // channel to which a's first column belongs
-  const float* levels;  // null: a code is the number itself
+  const float* levels;  // null: codes are used as they are
   const float* a;       // [rows, channels]
   int64_t a_stride;
   float* c;  // [rows, 64]
@@ -67,12 +70,12 @@ struct KeyCodesArgs {
   bool accumulate;
   AheadLines* ahead;  // memory to prefetch meanwhile
 };
-// Whether RunKeyCodes and RunKeyPairs may be used.
+// Whether the instruction set supports RunKeyCodes and RunKeyPairs.
 inline constexpr bool kTakesPairs = kVecLanes > 1;
 void RunKeyCodes(int64_t rows, const KeyCodesArgs& args);
 
-// c += a b, where a is rows of queries and b the bfloat16 keys of 64 slots,
-// with two channels in each word.
+// Computes c += a b, where `a` has rows of queries and b has the bfloat16 keys
+// of 64 slots, with two channels in each 32-bit word.
 struct KeyPairsArgs {
   int64_t depth;  // number of channels
   const uint32_t* words;
@@ -85,13 +88,13 @@ struct KeyPairsArgs {
 };
 void RunKeyPairs(int64_t rows, const KeyPairsArgs& args);
 
-// c += a b, where a is rows of weights and b the codes of slots, which are read
-// in place.
+// Computes c += a b, where `a` has rows of attention weights and b has the
+// codes of slots, which are read directly from the KV cache.
 struct ValueCodesArgs {
   int64_t depth;             // number of slots
   const char* const* slots;  // [depth]: each slot's bytes
   CodePlace place;           // place of the first code in a slot
-  const float* levels;       // null: a code is the number itself
+  const float* levels;       // null: codes are used as they are
   const float* a;            // [rows, depth], rows 64 apart
   float* c;                  // [rows, columns]
   int64_t c_stride;
@@ -107,8 +110,9 @@ inline bool TakesValueCodes(const CodePlace& place, int64_t columns) {
 }
 void RunValueCodes(int64_t rows, const ValueCodesArgs& args);
 
-// c += a b, where a is rows of weights and b the codes of slots, with any
-// mixture of bit widths. CodeLanes describes how they are extracted.
+// Computes c += a b, where `a` has rows of attention weights and b has the
+// codes of slots, which may have different numbers of bits per channel.
+// CodeLanes describes how they are extracted.
 struct ValueLanesArgs {
   int64_t depth;             // number of slots
   const char* const* slots;  // [depth]: each slot's bytes
@@ -123,12 +127,12 @@ struct ValueLanesArgs {
 // Whether the instruction set supports RunValueLanes and UnpackLanes.
 inline constexpr bool kTakesLanes = HWY_TARGET <= HWY_AVX3;
 void RunValueLanes(int64_t rows, const ValueLanesArgs& args);
-// Writes the codes as numbers to `to`, one row per slot, with rows `stride`
-// apart. Does not use args.a and args.c.
+// Writes the codes, converted to float32, to `to`: one row per slot, with rows
+// `stride` floats apart. Does not use args.a and args.c.
 void UnpackLanes(const ValueLanesArgs& args, int64_t stride, float* to);
 
-// c += a b, where a is rows of weights and b the bfloat16 numbers of slots,
-// which are read in place.
+// Computes c += a b, where `a` has rows of attention weights and b has the
+// bfloat16 values of slots, which are read directly from the KV cache.
 struct ValuePairsArgs {
   int64_t depth;      // number of slots
   const char* slots;  // the numbers of the first slot

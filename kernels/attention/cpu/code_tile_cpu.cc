@@ -20,9 +20,10 @@ namespace HWY_NAMESPACE {
 #if HWY_TARGET != HWY_SCALAR
 namespace {
 
-// How codes are stored: the kLow lowest bits in one plane, and the kHigh bits
-// above them in another plane. kByLevel: each code stands for a level and must
-// be looked up. kLow = 16 and kHigh = 0 mean bfloat16 numbers.
+// How codes are stored: the kLow lowest bits of each code in one plane, and the
+// kHigh bits above them in another plane. kByLevel: each code stands for a
+// level, which is looked up in a table. kLow = 16 with kHigh = 0 means bfloat16
+// numbers instead of codes.
 template <int kLow, int kHigh, bool kByLevel = false>
 struct CodeKind {
   static constexpr int kLowBits = kLow;
@@ -31,16 +32,16 @@ struct CodeKind {
   static constexpr bool kLevels = kByLevel;
 };
 
-// Converts the lowest Code::kBits bits of each word to the number that they
-// stand for: the code itself, its level or a bfloat16 number. The bits above
-// them are ignored.
+// Converts the lowest Code::kBits bits of each word to float32. They are a
+// code, which stays the same or is replaced by its level, or a bfloat16 number.
+// The bits above them are ignored.
 template <class Code>
 class CodeNumbers {
  public:
 #if HWY_TARGET <= HWY_AVX3
-  // The lookup instruction uses only the lowest four bits of an index, so codes
-  // of up to 4 bits are converted by a table too, which holds either the levels
-  // or the codes themselves.
+  // Codes of up to 4 bits are converted by a table lookup even if they have no
+  // levels; the table then holds the codes themselves. The lookup ignores all
+  // but the lowest four bits of a word, so nothing needs to be masked.
   static constexpr bool kByTable = Code::kBits <= 4;
   explicit CodeNumbers(const float* levels) {
     if constexpr (kByTable) {
@@ -114,31 +115,31 @@ HWY_INLINE WordVec WithHighBits(WordVec low, WordVec high) {
   return SelectBits(hn::Set(kWords, (1u << kLow) - 1), low, high);
 }
 
-// The number of vectors of codes in a row of a register tile. A tile of few
-// rows has more, because otherwise it would have too few sums to hide the
+// The number of vectors of columns in a register tile of kRows rows. A tile of
+// few rows is wider, because otherwise it would have too few sums to hide the
 // latency of multiply-adds.
 template <int kRows>
 inline constexpr int kVecsOf =
     2 * kCodeTileVecs* kRows <= kCodeTileSums ? 2 * kCodeTileVecs
                                               : kCodeTileVecs;
 
-// The number of cache lines that hold `bytes` bytes, which is how many lines a
-// reader of these bytes prefetches.
+// The number of cache lines that hold `bytes` bytes. Code that reads `bytes`
+// bytes prefetches as many lines.
 constexpr int LinesOf(int64_t bytes) {
   return static_cast<int>((bytes + AheadLines::kLineBytes - 1) /
                           AheadLines::kLineBytes);
 }
 
-// The least number of slots between two prefetches of values, because each call
-// to prefetch takes time.
+// Values are prefetched once per at least this number of slots, because each
+// call to prefetch takes time.
 inline constexpr int64_t kSlotsPerAsk = 4;
 
-// ----- Keys: vectors of slots, channel by channel.
+// ----- Keys: a vector has one channel of several slots.
 
 inline constexpr int64_t kSlots = 64;
 
-// Loads kTaken bits of each slot, from bit `bit` of its words on, into the
-// lowest bits of `bits`.
+// Loads kTaken bits of each slot, from bit `bit` of the slot's words on, into
+// the lowest bits of the lanes of `bits`.
 template <int kTaken, int kVecs>
 HWY_INLINE void LoadBits(const uint32_t* words, int64_t bit,
                          WordVec (&bits)[kVecs]) {
@@ -158,7 +159,7 @@ HWY_INLINE void LoadBits(const uint32_t* words, int64_t bit,
 
 // Adds the products of codes kIndex to kCount - 1. The low bits of code 0 are
 // the lowest bits of `low`. `high` is rotated so that the high bits of code
-// kIndex are at their place in the code.
+// kIndex are where they belong in the code, above its low bits.
 template <class Code, int kCount, int kIndex, int kRows, int kVecs>
 HWY_INLINE void AddCodes(const CodeNumbers<Code>& numbers,
                          const WordVec (&low)[kVecs], WordVec (&high)[kVecs],
@@ -209,8 +210,8 @@ HWY_INLINE void TakeCodes(const KeyCodesArgs& args, const CodePlace& place,
   AddCodes<Code, kCount, 0>(numbers, low, high, a, acc);
 }
 
-// The number of codes that are extracted from loaded words together. This
-// number of codes fills whole bytes in each plane.
+// How many codes are extracted from loaded words at a time. So many codes fill
+// whole bytes in each plane.
 template <class Code>
 inline constexpr int kCodesAtOnce = Code::kLowBits == 8 ? 4 : 8;
 
@@ -233,7 +234,8 @@ HWY_INLINE void AddPiece(const KeyCodesArgs& args, const CodePiece& piece,
   for (; i < piece.width; ++i, advance(1)) {
     TakeCodes<Code, 1>(args, piece.in_chunk, numbers, i, column, a, acc);
   }
-  // Prefetches half of the lines; LoadPlanes prefetched the other half.
+  // Prefetches half as many lines as the piece fills; LoadPlanes prefetched the
+  // other half.
   args.ahead->Ask(LinesOf(piece.width * Code::kBits * kVecs * kVecLanes / 16));
 }
 
@@ -275,7 +277,8 @@ void KeyTile(const KeyCodesArgs& args, int64_t column) {
 template <int kRows>
 void KeyPairsTile(const KeyPairsArgs& args, int64_t column) {
   constexpr int kVecs = kVecsOf<kRows>;
-  // LoadPlanes prefetched the other half of the lines.
+  // Half as many lines as the words fill, because LoadPlanes prefetched the
+  // other half.
   constexpr int kLinesPerWord = LinesOf(4 * kVecs * kVecLanes / 2);
   Vec acc[kRows][kVecs];
   LoadSums(args.c + column, args.c_stride, args.accumulate, acc);
@@ -298,7 +301,7 @@ void KeyPairsTile(const KeyPairsArgs& args, int64_t column) {
   StoreSums(acc, args.c + column, args.c_stride);
 }
 
-// ----- Values: vectors of channels, slot by slot.
+// ----- Values: a vector has several channels of one slot.
 
 template <typename T>
 HWY_INLINE T ReadWord(const char* from) {
@@ -308,8 +311,8 @@ HWY_INLINE T ReadWord(const char* from) {
 }
 
 // Loads the codes of kVecLanes neighbouring channels of a slot. Sixteen 4-bit
-// codes fill two words, so even lanes take the first word and odd lanes the
-// second.
+// codes fill two 32-bit words; then even lanes get the codes of the first word,
+// and odd lanes those of the second.
 template <int kBits>
 class SlotCodes {
  public:
@@ -330,8 +333,8 @@ class SlotCodes {
     return hn::Shr(Spread(from), shifts_);
   }
 
-  // ToLanes converts from the order of channels to the order of lanes, and
-  // FromLanes back.
+  // ToLanes converts a vector from the order of channels to the order of At's
+  // lanes. FromLanes converts it back.
   static HWY_INLINE Vec ToLanes(Vec channels) {
     if constexpr (kAlternate) {
       HWY_ALIGN static constexpr int32_t kOrder[16] = {
@@ -444,9 +447,9 @@ void ValueTile(const ValueCodesArgs& args, int64_t column) {
 }
 
 #if HWY_TARGET <= HWY_AVX3
-// Holds up to kBytes bytes of a slot in registers and looks them up as 16-bit
-// words. Slots of up to 32 bytes are loaded as half a register, because such
-// loads seldom cross a cache line.
+// Holds up to kBytes bytes of a slot in registers, from which LookUp picks
+// 16-bit words by their index. Slots of up to 32 bytes are loaded as half a
+// register, because such loads seldom cross a cache line.
 template <int kBytes>
 class SlotWindow {
  public:
@@ -487,7 +490,8 @@ class SlotWindow {
   __m512i low_;
   __m512i high_;
 };
-// Calls run(kBytes) with the smallest kBytes of a SlotWindow that holds a slot.
+// Calls run(kBytes) with the kBytes of the smallest SlotWindow that holds
+// `slot_bytes` bytes.
 template <typename Run>
 HWY_INLINE void ForWindow(int64_t slot_bytes, const Run& run) {
   if (slot_bytes <= 32) return run(std::integral_constant<int, 32>());
@@ -573,8 +577,8 @@ void LanesRow(int rows, const ValueLanesArgs& args) {
 }
 #endif
 
-// Each lane has a pair of bfloat16 numbers, so even and odd channels have
-// separate sums.
+// Each 32-bit lane holds the bfloat16 numbers of an even and an odd channel,
+// which are added to separate sums.
 template <int kRows, int kVecs>
 void PairsTile(const ValuePairsArgs& args, int64_t column) {
   constexpr int kPairs = kVecs / 2;
@@ -615,7 +619,7 @@ void PairsTile(const ValuePairsArgs& args, int64_t column) {
   });
 }
 
-// ----- Choice of a tile.
+// ----- Choice of a register tile.
 
 template <int kRows, bool kByLevel>
 void KeyRow(int rows, const KeyCodesArgs& args) {
@@ -655,8 +659,8 @@ void ValueRow(int rows, const ValueCodesArgs& args) {
   }
 }
 
-// Computes the columns from `column` on by tiles that are as wide as registers
-// and columns allow.
+// Computes the columns from `column` on, in register tiles that are as wide as
+// the number of registers and the remaining columns allow.
 template <int kRows, int kVecs>
 void PairsColumns(const ValuePairsArgs& args, int64_t column) {
   constexpr int64_t kColumns = kVecs * kVecLanes;
@@ -679,8 +683,8 @@ void PairsRow(int rows, const ValuePairsArgs& args) {
   }
 }
 
-// Divides the rows into tiles of nearly equal height and calls run(height,
-// args) for each.
+// Divides the rows into register tiles of nearly equal height, and calls
+// run(height, args) for each tile.
 template <typename Args, typename Run>
 HWY_INLINE void ForTiles(int64_t rows, int64_t a_stride, const Args& args,
                          const Run& run) {
@@ -696,8 +700,8 @@ HWY_INLINE void ForTiles(int64_t rows, int64_t a_stride, const Args& args,
   }
 }
 
-// Calls run(kind) with the CodeKind of codes of `bits` bits, with or without
-// levels.
+// Calls run(kind) with the CodeKind for codes of `bits` bits. kByLevel: whether
+// codes are replaced by levels.
 template <bool kByLevel, typename Run>
 void ForKind(int bits, const Run& run) {
   switch (bits) {

@@ -27,7 +27,7 @@ namespace HWY_NAMESPACE {
 
 inline constexpr int64_t kBlock = kAttentionBlockSlots;
 
-// A chunk of zeros, which is read instead of slots that no row sees.
+// Zeros, which are read in place of slots that no row sees.
 alignas(64) inline constexpr char kNoSlot[kChunkChannels * 4 + 64] = {};
 
 // The addresses of a block's slots. Only slots [begin, end) are read.
@@ -37,14 +37,14 @@ struct BlockSlots {
   // True if all 64 slots are read and the kVecLanes slots of each vector are
   // contiguous in one page.
   bool regular = false;
-  // The number of bytes that may be read from the start of every slot.
+  // How many bytes may be read from the start of any of the slots.
   int64_t room = 0;
   const char* codes[kBlock];
   const char* ranges[kBlock];
   const char* readable[kBlock];  // end of the page that holds the slot
 };
 
-// ----- Keys: codes of one vector of slots, channel by channel.
+// ----- Keys: a vector has one channel of several slots.
 
 // The most 32-bit words per slot that hold a chunk's codes: 32 words for 128
 // channels of 8 bits. Four planes may need more, because each may begin and end
@@ -141,8 +141,8 @@ HWY_INLINE void LoadWords(const char* const* slots, const char* const* readable,
   }
 }
 
-// Stores the codes of a channel as numbers. If kAbove > 0, `out` holds the
-// lowest kAbove bits of the codes, and the given bits are added above them.
+// Stores a channel's codes as float32. If kAbove > 0, `out` already has the
+// lowest kAbove bits of the codes, and `codes` has the bits above them.
 template <int kAbove>
 HWY_INLINE void StoreCodes(WordVec codes, float* out) {
   const hn::RebindToSigned<Floats> d32;
@@ -156,7 +156,7 @@ HWY_INLINE void StoreCodes(WordVec codes, float* out) {
   }
 }
 
-// Unpacks the codes of one word of whole codes, from code kIndex on.
+// Unpacks the codes of a word that holds only whole codes, from code kIndex on.
 template <int kBits, int kAbove, int kIndex>
 HWY_INLINE void UnpackWord(WordVec word, WordVec mask, float* out) {
   if constexpr (kIndex * kBits < 32) {
@@ -192,8 +192,8 @@ void UnpackChannels(const uint32_t* words, int64_t bit, int64_t count,
   while (i < count) one();
 }
 
-// Like LoadWords from byte `begin` of each slot, but a whole vector of words
-// may be read even if it ends beyond the bytes that are loaded.
+// Like LoadWords from byte `begin` of each slot on, but may read whole vectors
+// of words, even if the last one ends after the requested bytes.
 HWY_INLINE void LoadRoomyWords(const char* const* slots, int64_t begin,
                                int64_t num_bytes, uint32_t* words,
                                int64_t stride, AheadLines* ahead) {
@@ -258,7 +258,7 @@ HWY_INLINE void LoadPlanes(const BlockSlots& slots, const ChunkBytes& chunk,
   }
 }
 
-// Writes a chunk's codes as numbers to tile [chunk.width, 64].
+// Writes a chunk's codes, converted to float32, to tile [chunk.width, 64].
 inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
                        const CodePiece* pieces, float* tile,
                        AheadLines* ahead) {
@@ -297,11 +297,11 @@ inline void UnpackKeys(const BlockSlots& slots, const LatentChunk& chunk,
   }
 }
 
-// ----- Values: codes of one slot, with neighbouring channels adjacent.
+// ----- Values: a vector has several channels of one slot.
 
 #if HWY_TARGET != HWY_SCALAR
 // Extracts the codes of kVecLanes channels from a slot's bytes. The object
-// holds the byte and the shift that each lane needs.
+// holds, for each lane, the index of its code's first byte and the shift.
 class LaneCodes {
  public:
   LaneCodes(int64_t bit, int bits)
@@ -313,7 +313,7 @@ class LaneCodes {
     for (int lane = 0; lane < kVecLanes; ++lane) {
       const int at = static_cast<int>(bit % 8) + lane * bits;
       bytes[4 * lane] = static_cast<uint8_t>(at / 8);
-      // 0x80 makes the byte zero
+      // with an index of 0x80, TableLookupBytesOr0 gives 0
       for (int i = 1; i < 4; ++i) bytes[4 * lane + i] = 0x80;
       shifts[lane] = static_cast<uint32_t>(at % 8);
     }
@@ -344,9 +344,9 @@ class LaneCodes {
 
 #endif
 
-// Returns a pointer to `count` bytes of a slot from byte `first` on, after
-// which 16 more bytes may be read. If these are beyond `readable`, it points to
-// a copy.
+// Find returns a pointer to `count` bytes of a slot, from byte `first` on,
+// after which 16 more bytes may be read. If `readable` forbids that, it points
+// to a copy.
 class ReadableBytes {
  public:
   const uint8_t* Find(const char* slot, const char* readable, int64_t first,
@@ -363,9 +363,9 @@ class ReadableBytes {
   uint8_t copy_[kChunkChannels + 16 + 16] = {};
 };
 
-// Writes the codes of a piece as numbers to rows [slots.begin, slots.end) and
-// columns [0, piece.width) of tile [64, stride]. Fewer than kVecLanes columns
-// after them are overwritten.
+// Writes the codes of a piece, as float32, to rows [slots.begin, slots.end) and
+// columns [0, piece.width) of tile [64, stride]. May also overwrite up to
+// kVecLanes - 1 columns after them.
 inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
                          int64_t stride, float* tile) {
   const CodePlace& place = piece.place;
@@ -384,7 +384,7 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
   }
   if (kVecLanes * place.low_bits % 8 != 0 ||
       kVecLanes * place.high_bits % 8 != 0) {
-    // Here the vectors of codes do not end at whole bytes.
+    // Here a vector of codes is not a whole number of bytes.
     for (int64_t s = slots.begin; s < slots.end; ++s) {
       for (int64_t i = 0; i < piece.width; ++i) {
         tile[s * stride + i] = static_cast<float>(ReadCode(
@@ -424,7 +424,7 @@ inline void UnpackValues(const BlockSlots& slots, const CodePiece& piece,
 #endif
 }
 
-// Writes numbers [first, first + width) of each slot to rows [slots.begin,
+// Writes channels [first, first + width) of uncoded slots to rows [slots.begin,
 // slots.end) of tile [64, stride].
 template <typename T>
 void ConvertValues(const BlockSlots& slots, int64_t first, int64_t width,
@@ -452,7 +452,7 @@ inline void LookUpLevels(const float* levels, int64_t count, float* codes) {
   }
 }
 
-// ----- Ranges in slots.
+// ----- Ranges (scale and minimum) that are stored in slots.
 
 // Converts the two 16-bit numbers in each word to float32.
 HWY_INLINE void SplitPairs(WordVec words, Bf16, float* low, float* high) {
@@ -483,7 +483,7 @@ void LoadLengths(const BlockSlots& slots, float* scale) {
   }
 }
 
-// Loads scale [64] and minimum [64] of one run. Slots that no row sees get 0.
+// Loads one run's scales [64] and minima [64]. Slots that no row sees get 0.
 template <typename T>
 void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
                 float* scale, float* minimum) {
@@ -518,7 +518,7 @@ void LoadRanges(const BlockSlots& slots, int64_t stride_bytes, int64_t run,
 // ----- What a unit reads of a block.
 
 // Loads the chunks and ranges of one block at a time.
-// Threads: an object is used by one thread.
+// Threads: each object is used by one thread only.
 class BlockLoader {
  public:
   BlockLoader(const AttentionGrid& grid, const AttentionSequence& sequence,
@@ -546,13 +546,14 @@ class BlockLoader {
   int64_t block() const { return block_; }
   const BlockSlots& slots() const { return found_; }
 
-  // The queue of memory to prefetch. A reader prefetches about as many lines as
-  // it reads. If it only loads words of codes, it prefetches half as many
-  // lines, and the products that use the words prefetch the other half. Lines
-  // that are still missing are prefetched when the next group is read.
+  // The queue of memory to prefetch. A function that reads a chunk prefetches
+  // about as many lines as it reads. If it only loads words of codes, it
+  // prefetches half as many, and the products of these words prefetch the other
+  // half. Lines that are still missing are prefetched when the next group is
+  // read.
   AheadLines* ahead() { return &ahead_; }
-  // Must be called before a group of the block is read, so that prefetches
-  // continue. Later calls for the same group have no effect.
+  // Must be called before a group of the block is read; it allows the prefetch
+  // of as many more bytes. Further calls for the same group have no effect.
   void StartGroup(const LatentPartArgs& part, const LatentGroup& group) {
     if (grid_.exact(part) != nullptr) return;
     if (started_group_ == &group && started_block_ == block_) return;
@@ -584,8 +585,8 @@ class BlockLoader {
   }
 
   float* tile() const { return tile_; }
-  // Returns the tile to a caller that writes to it. A chunk that was loaded
-  // into the tile before counts as not loaded.
+  // Returns the tile to a caller that overwrites it. So a chunk that is in the
+  // tile now counts as not loaded any more.
   float* StartTile() {
     loaded_ = nullptr;
     return tile_;
@@ -627,9 +628,9 @@ class BlockLoader {
     for (uint32_t*& plane : plane_words_) plane -= kBlock - kVecLanes;
     if (chunk.num_pieces > 0) LoadChunkRanges(part, group, chunk);
   }
-  // The words that were loaded last, for each plane.
+  // For each plane, the words that were loaded last.
   const uint32_t* const* key_words() const { return plane_words_; }
-  // The words of bfloat16 numbers that were loaded last.
+  // The pairs of bfloat16 numbers that were loaded last.
   const uint32_t* key_pairs() const { return plane_words_[0]; }
 
   // The addresses of the block's slots.
@@ -639,7 +640,7 @@ class BlockLoader {
     return found_;
   }
 
-  // Loads a chunk of plain numbers without transposing it, as tile [64,
+  // Loads a chunk of uncoded numbers without transposing it, as tile [64,
   // stride].
   void LoadValues(const LatentPartArgs& part, const LatentGroup& group,
                   const LatentChunk& chunk, int64_t stride) {
@@ -666,9 +667,8 @@ class BlockLoader {
     LoadChunkRanges(part, group, chunk);
   }
 
-  // A run of slots whose codes are equally spaced in memory. RunAt returns the
-  // run from `slot` to the end of its memory tile, or to `end` if that is
-  // earlier.
+  // Slots whose codes are equally spaced in memory. RunAt returns those from
+  // `slot` to the end of its tile in the page, or to `end` if that is earlier.
   struct Run {
     const char* codes;
     int64_t count;

@@ -1,9 +1,9 @@
 // paged_attention on CPUs. A unit of work is some query heads of some tokens of
 // a sequence. For each block of slots, the latents that these heads share are
-// read into the CPU cache once, keys in transposed order, and all products use
-// the register tile of matmul. If keys are rebuilt or values lifted, long
-// prompts have units of one KV head and as many tokens as possible, divided
-// into panels: each block is rebuilt once for all panels.
+// read into the CPU cache once, with keys transposed. All products use the
+// register tile of matmul. If keys are rebuilt or values lifted, a unit of a
+// long prompt has one KV head and as many tokens as possible. Such a unit is
+// divided into panels, and each block is rebuilt once for all of them.
 #include <algorithm>
 #include <atomic>
 
@@ -35,8 +35,9 @@ void ComputeSplit(const AttentionGrid& grid, const AttentionUnit& unit,
   worker.ComputeSplit(split, (split + 1) * kAttentionSplitSlots);
 }
 
-// Adds a split that another thread computed in the scratch `part` to the unit's
-// total. `first` and `last` mark the unit's first and last split.
+// Adds one split of a unit to the unit's total. A thread computed the split in
+// the scratch memory `part`. `first` and `last` say whether it is the unit's
+// first or last split.
 void MergeSplit(const AttentionGrid& grid, const AttentionUnit& unit,
                 float* part, bool first, bool last,
                 const AttentionTotal& total) {
@@ -66,7 +67,7 @@ HWY_EXPORT(ComputeSplit);
 HWY_EXPORT(MergeSplit);
 HWY_EXPORT(AddMassOfItem);
 
-// Where the scratch and the mass tile of one thread begin.
+// The starts of one thread's scratch and of its tile for attention mass.
 struct ThreadMemory {
   ThreadMemory(const AttentionGrid& grid, float* all, int64_t thread)
       : scratch(all + grid.scratch().floats * thread),
@@ -76,8 +77,8 @@ struct ThreadMemory {
   float* tile;
 };
 
-// Adds the attention mass of a sequence from its kept weights. All of its units
-// must be computed.
+// Adds the attention mass of a sequence whose weights were kept. All units of
+// the sequence must have been computed.
 void AddKeptMass(const AttentionGrid& grid, const AttentionSequence& sequence,
                  const ThreadMemory& memory) {
   const VisibleRange slots = CountedSlots(grid.params(), sequence);
@@ -90,9 +91,9 @@ void AddKeptMass(const AttentionGrid& grid, const AttentionSequence& sequence,
   }
 }
 
-// Used if there are enough units for all threads: one thread computes a whole
-// unit. The thread that computes the last unit of a sequence also adds the mass
-// of its kept weights, because they are still in its cache.
+// Used if there are enough units for all threads: each unit is computed by one
+// thread. The thread that computes the last unit of a sequence also adds the
+// mass of the sequence's kept weights, because they are still in its cache.
 void RunByUnits(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
   const bool adds_mass = grid.mass().any();
   const AttentionGrid::Sequences sequences = grid.sequences();
@@ -118,8 +119,9 @@ void RunByUnits(const AttentionGrid& grid, float* scratch, CpuStream& stream) {
   });
 }
 
-// Used for few units over long contexts: each thread computes one split at a
-// time, and then the calling thread merges these splits in order.
+// Used for few units over long contexts: the threads compute one split each,
+// and then the calling thread merges these splits in order. This repeats until
+// all splits are merged.
 class SplitRunner {
  public:
   SplitRunner(const AttentionGrid& grid, float* scratch, CpuStream& stream)
@@ -174,8 +176,8 @@ class SplitRunner {
   float sum_[kAttentionMaxRows];
 };
 
-// Adds the attention mass, except of sequences with kept weights if
-// `skips_kept`. The softmax sums of all rows must be known.
+// Adds the attention mass of all sequences or, if `skips_kept`, of those
+// without kept weights. The softmax sums of all rows must be known.
 void AddMass(const AttentionGrid& grid, bool skips_kept, float* scratch,
              CpuStream& stream) {
   const MassPlan& mass = grid.mass();

@@ -22,8 +22,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Computes c = a b. `columns` is a multiple of kTileColumns. The tiles of the
-// first rows prefetch the memory at args.ahead, each tile the next part of it.
+// Computes c = a b. `columns` is a multiple of kTileColumns. The register tiles
+// of the first rows also prefetch the memory at args.ahead, one part per tile.
 template <typename T>
 void Multiply(TileArgs args, int64_t rows, int64_t columns) {
   const TileArgs start = args;
@@ -42,8 +42,9 @@ void Multiply(TileArgs args, int64_t rows, int64_t columns) {
   }
 }
 
-// Adds the contribution of a run of codes to a row [64] of scores or of a key:
-//   to = fma(sum, minimum, fma(raw, scale, to)), where `to` is 0 if it is new.
+// Adds the contribution of a run of codes to a row [64] of scores or of rebuilt
+// keys: `to` becomes fma(sum, minimum, fma(raw, scale, to)). If `to` is new,
+// its old content counts as 0.
 HWY_INLINE void ApplyRange(const float* raw, const float* scale,
                            const float* minimum, float sum, bool is_new,
                            float* to) {
@@ -62,13 +63,13 @@ HWY_INLINE void AddToRow(float number, float* row) {
   }
 }
 
-// The lower and the upper halves of 64-bit numbers.
+// A vector of 64-bit numbers, as vectors of their lower and upper halves.
 struct WordHalves {
   WordVec low;
   WordVec high;
 };
 
-// Returns step * positions, modulo 2^64.
+// Returns the angles step * positions, in units of 2^-64 turns (modulo 2^64).
 HWY_INLINE WordHalves TurnsAt(uint64_t step, const WordHalves& positions) {
   const WordVec step_low = hn::Set(kWords, static_cast<uint32_t>(step));
   const WordVec step_high = hn::Set(kWords, static_cast<uint32_t>(step >> 32));
@@ -92,8 +93,8 @@ HWY_INLINE WordHalves TurnsAt(uint64_t step, const WordHalves& positions) {
 #endif
 }
 
-// The result of ReduceTurnsVec, which does the same as ReduceTurns
-// (scalar_math.h) for a vector of angles.
+// The result of ReduceTurnsVec, the vector version of ReduceTurns
+// (scalar_math.h).
 struct ReducedAngles {
   WordVec quarter;
   Vec remainder;
@@ -104,14 +105,14 @@ HWY_INLINE ReducedAngles ReduceTurnsVec(const WordHalves& turns) {
   const WordVec quarter =
       hn::ShiftRight<30>(hn::Add(turns.high, hn::Set(kWords, kEighth)));
   const WordVec rest = hn::Sub(turns.high, hn::ShiftLeft<30>(quarter));
-  // Rounds the remainder to 32 bits.
+  // Rounds the remainder to its upper 32 bits.
   const WordVec top = hn::Add(rest, hn::ShiftRight<31>(turns.low));
   return {quarter, hn::Mul(hn::ConvertTo(kFloats, hn::BitCast(d32, top)),
                            Broadcast(trig_constants::kRadiansPerUnit))};
 }
 
-// Stores the cosine and sine, times `factor`, of angles of `quarter` quarter
-// turns plus `r` radians.
+// Stores the cosines and sines, times `factor`, of angles. An angle is
+// `quarter` quarter turns plus `r` radians.
 HWY_INLINE void CosSinVec(Vec r, WordVec quarter, float factor, float* cosine,
                           float* sine) {
   namespace c = trig_constants;
@@ -140,7 +141,7 @@ HWY_INLINE void CosSinVec(Vec r, WordVec quarter, float factor, float* cosine,
 }
 
 // Rebuilds the keys of one block at a time.
-// Threads: an object is used by one thread.
+// Threads: each object is used by one thread only.
 class KeyRebuilder {
  public:
   KeyRebuilder(const AttentionGrid& grid, const AttentionSequence& sequence,
@@ -155,8 +156,9 @@ class KeyRebuilder {
         sines_(scratch + grid.scratch().sines),
         lift_sums_(scratch + grid.scratch().lift_sums) {}
 
-  // Must be called before the first block. Computes the sums over the rows of a
-  // KV head's `up` and keeps them, if the scratch has room for them.
+  // Must be called before the first block. If the scratch has room, computes
+  // the sums of a KV head's `up` that SumLift describes and keeps them for all
+  // blocks.
   void HoldSums(int64_t part_index, const HeadSpan& span) const {
     const AttentionGrid::KeyPart& part = grid_.key(part_index);
     if (part.lift_offset < 0) return;
@@ -168,8 +170,8 @@ class KeyRebuilder {
   }
 
   void StartBlock() { angles_part_ = -1; }
-  // True: all keys of the block are already rebuilt, so Rebuild only returns
-  // them.
+  // set_holds(true) says that all keys of the block are already rebuilt, so
+  // that Rebuild only returns them.
   void set_holds(bool holds) { holds_ = holds; }
 
   // Returns the keys of the block's slots for the span's KV head, [d, 64]. They
@@ -224,9 +226,10 @@ class KeyRebuilder {
     return sums;
   }
 
-  // Sets sums[i] to what is multiplied by or added as the minima: the plain sum
-  // of row i of `up` over a run, or, with static minima, the FMA chain of the
-  // row and the minima.
+  // Sets sums[i] to the term by which minima contribute to key number i. With
+  // minima in slots, this is the sum of row i of `up` over a run, to be
+  // multiplied by the minimum. With static minima, it is the FMA chain of row i
+  // and the minima, to be added.
   void SumLift(int64_t part_index, const HeadSpan& span, int64_t run,
                float* sums) const {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
@@ -265,8 +268,8 @@ class KeyRebuilder {
     }
   }
 
-  // The arguments of a product of the rows of `a` with the tile that was loaded
-  // last.
+  // Returns the arguments for multiplying the rows of `a` by the tile that was
+  // loaded last.
   TileArgs ProductArgs(const float* a, int64_t a_stride, int64_t depth,
                        float* c, bool accumulate) const {
     TileArgs args = {};
@@ -295,8 +298,8 @@ class KeyRebuilder {
     }
   }
 
-  // A part of `up` that is used by one tile of products: up to kTileRows rows
-  // from `row` on, and `width` columns of them.
+  // The part of `up` that one register tile uses: up to kTileRows rows from
+  // `row` on, and `width` columns of each.
   struct UpRows {
     int64_t row;
     int64_t column;
@@ -379,7 +382,8 @@ class KeyRebuilder {
     }
   }
 
-  // Copies (and decodes) a latent that is the key itself.
+  // Copies the key, decoding it if necessary. For parts without `up`, whose
+  // latents are the keys themselves.
   void CopyKey(int64_t part_index, const HeadSpan& span) {
     const LatentPartArgs& part = Latents(part_index);
     const LatentGroup& group = GroupOf(part_index, span);
@@ -418,9 +422,9 @@ class KeyRebuilder {
     }
   }
 
-  // Rotates the keys by the angles of the block's positions. The angles are
-  // computed again unless the ones in scratch are for the same part, steps and
-  // unit of eviction.
+  // Rotates the keys by the angles of the block's positions. Reuses the angles
+  // in scratch if they were computed for the same part, steps and unit of
+  // eviction.
   void Turn(int64_t part_index, int64_t kv_head) {
     const KeyRebuildArgs& rebuild = *params_.keys[part_index].rebuild;
     const int64_t first_step = kv_head * rebuild.head_steps_stride;
@@ -449,8 +453,8 @@ class KeyRebuilder {
     HWY_ALIGN uint32_t low[kBlock] = {};
     HWY_ALIGN uint32_t high[kBlock] = {};
   };
-  // The unit of eviction whose stored positions apply to the head; 0 if the
-  // positions do not depend on the unit.
+  // The unit of eviction whose stored positions apply to the KV head. It is 0
+  // if positions do not depend on the unit.
   int64_t PositionUnit(int64_t kv_head) const {
     return params_.mass.stored_positions ? params_.unit_of_head[kv_head] : 0;
   }
@@ -474,7 +478,8 @@ class KeyRebuilder {
     }
   }
 
-  // Computes the cosines and sines [64] of one pair of key numbers.
+  // Computes the 64 cosines and sines by which one pair of key numbers is
+  // rotated in the block's slots.
   void FindAngles(uint64_t step, const Positions& positions, float factor,
                   int64_t row) const {
     for (int64_t s = 0; s < kBlock; s += kVecLanes) {
@@ -509,7 +514,7 @@ class KeyRebuilder {
   float* const lift_sums_;
   float* key_ = nullptr;  // the keys that are being rebuilt
   bool holds_ = false;
-  // the part whose angles are in scratch; below 0: none
+  // index of the part whose angles are in scratch; below 0: none
   int64_t angles_part_ = -1;
   int64_t angles_step_ = 0;
   int64_t angles_unit_ = 0;

@@ -1,5 +1,5 @@
-// The online softmax over a block of slots, which turns scores of rows into
-// weights. For inclusion by *_cpu.cc.
+// Converts the scores of rows over a block of slots into weights (online
+// softmax). For inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_SOFTMAX_INL_H_
 #undef KVASIR_KERNELS_SOFTMAX_INL_H_
@@ -24,18 +24,18 @@ namespace HWY_NAMESPACE {
 inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 struct SoftmaxArgs {
-  float* scores;  // [rows, 64]; weights afterwards
-  // [rows]: before the call, the maxima of the previous blocks; afterwards,
-  // those including this block.
+  float* scores;  // [rows, 64]; replaced by weights
+  // [rows]: on entry, each row's maximum over the previous blocks; on return,
+  // its maximum over these and this block.
   float* max;
   float* sum;
   float scale;
-  // slots that the rows see, counted from the block's start
+  // the slots that these rows see, counted from the start of the block
   VisibleRange visible;
 };
 
-// Replaces the scores of slots that a row does not see by minus infinity. The
-// first score is that of `slot`.
+// Replaces the scores of slots outside `visible` by minus infinity. Lane i has
+// the score of slot `slot` + i.
 HWY_INLINE Vec HideOthers(VisibleRange visible, int64_t slot, Vec scores) {
   const Vec begin = Broadcast(static_cast<float>(visible.begin));
   const Vec end = Broadcast(static_cast<float>(visible.end));
@@ -44,8 +44,8 @@ HWY_INLINE Vec HideOthers(VisibleRange visible, int64_t slot, Vec scores) {
                         scores, Broadcast(kNothing));
 }
 
-// Computes the softmax of rows [first, first + kRows), together in order to
-// hide the latency of instructions.
+// Computes the softmax of rows [first, first + kRows). The rows are interleaved
+// to hide the latency of instructions.
 template <int kRows, typename Rescale>
 HWY_INLINE void SoftmaxTile(const SoftmaxArgs& args, int64_t first,
                             const Rescale& rescale) {

@@ -25,8 +25,9 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Calls visit(0) to visit(kCount - 1) with constant indices. If a loop indexed
-// the array of sums, GCC 12 would write every sum to memory after every step.
+// Calls visit(0) to visit(kCount - 1), with each index as a compile-time
+// constant. With a loop instead, GCC 12 would store the array of sums to memory
+// after every step.
 template <int kCount, typename Visit, int kIndex = 0>
 HWY_INLINE void ForEach(const Visit& visit) {
   if constexpr (kIndex < kCount) {
@@ -35,7 +36,7 @@ HWY_INLINE void ForEach(const Visit& visit) {
   }
 }
 
-// Adds a[r][index] * codes to the sums of each row r.
+// For each row r, adds a[r][index] * codes to the row's sums.
 template <int kRows, int kVecs>
 HWY_INLINE void AddProducts(const float* const (&a)[kRows], int64_t index,
                             const Vec (&codes)[kVecs],

@@ -27,8 +27,8 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Where to write the weights of a unit's rows over a split, which are then
-// added to the mass of slots (MassTile).
+// Where to write the attention weights of a unit's rows for one split. They are
+// added to the mass of slots afterwards (MassTile).
 struct WeightSink {
   float* weights;       // [rows, 512]
   float* factors;       // [rows, blocks of a split]
@@ -36,8 +36,8 @@ struct WeightSink {
   int64_t num_heads;    // number of rows of each query
 };
 
-// Holds the data that all panels of a unit share: the loader of a block's
-// slots, and the keys rebuilt and values lifted from them.
+// Holds what all panels of a unit share: the loader of a block's slots, and the
+// keys and values that are rebuilt or lifted from these slots.
 class BlockTiles {
  public:
   BlockTiles(const AttentionGrid& grid, const AttentionUnit& unit,
@@ -55,8 +55,8 @@ class BlockTiles {
   // After this call, values are neither lifted nor prefetched.
   void SkipValues() { keys_only_ = true; }
 
-  // Adds `slots`, which are read next, to the memory that is prefetched. Exact
-  // rows are few and are not prefetched.
+  // Queues the memory of `slots`, which are read next, for prefetching. Exact
+  // rows are not prefetched, because there are few of them.
   void LookAhead(VisibleRange slots) {
     const VisibleRange keys =
         unit_.ReadIn(ReadAs::kStored, params_.key_exact, slots);
@@ -71,7 +71,8 @@ class BlockTiles {
     }
   }
 
-  // Must be called before the first block.
+  // Computes the sums of `up` that are kept for all blocks. Must be called
+  // before the first block.
   void Start() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       if (params_.keys[p].rebuild == nullptr) continue;
@@ -82,8 +83,8 @@ class BlockTiles {
     }
   }
 
-  // Rebuilds the keys and lifts the values of the slots that any panel needs,
-  // once for all panels.
+  // Rebuilds the keys and lifts the values of `needed`, the slots that at least
+  // one panel needs, once for all panels.
   void Hold(int64_t block, VisibleRange needed) {
     rebuilder_.set_holds(false);
     lifter_.set_holds(false);
@@ -106,8 +107,8 @@ class BlockTiles {
   }
 
  private:
-  // Adds the latents of the spans' groups to the memory that is prefetched.
-  // Neighbouring spans may have the same group, which is added once.
+  // Queues the latents of the spans' groups for prefetching. A group that
+  // several neighbouring spans share is queued once.
   void AddSpans(const LatentPartArgs& part, AttentionGrid::Spans spans,
                 VisibleRange slots) {
     for (const HeadSpan* span = spans.begin; span != spans.end; ++span) {
@@ -143,8 +144,8 @@ class BlockTiles {
   bool keys_only_ = false;
 };
 
-// Computes a panel on one thread. `state` is the memory that holds the
-// PanelState of its rows.
+// Computes a panel on one thread. `state` points to the memory of the panel's
+// PanelState.
 class PanelWorker {
  public:
   PanelWorker(const AttentionGrid& grid, const AttentionUnit& panel,
@@ -162,7 +163,8 @@ class PanelWorker {
                   : nullptr),
         values_(grid, unit_, scratch, state, &loader_, &tiles->lifter()) {}
 
-  // Must be called before the first block.
+  // Copies to the panel's state the queries that fit, and computes the sums of
+  // queries. Must be called before the first block.
   void LoadQueries() const {
     for (int64_t p = 0; p < params_.num_key_parts; ++p) {
       const AttentionGrid::Spans spans = unit_.KeySpans(p);
@@ -185,7 +187,7 @@ class PanelWorker {
     std::fill_n(state_ + at.max, unit_.count(), kNothing);
     std::fill_n(state_ + at.sum, unit_.count(), 0.0f);
   }
-  // The slots of the block that at least one row of the panel sees.
+  // The slots of the block that are visible to at least one row of the panel.
   VisibleRange SlotsIn(int64_t block) const {
     return {std::max(slots_.begin, block),
             std::min(slots_.end, block + kBlock)};
@@ -231,7 +233,7 @@ class PanelWorker {
     });
   }
 
-  // Adds the result of the current split to `total` and to the output.
+  // Merges the result of the current split into `total` and the output.
   void Merge(const AttentionTotal& total) const {
     const float* maxima = state_ + grid_.state().max;
     const float* sums = state_ + grid_.state().sum;
@@ -303,9 +305,9 @@ class PanelWorker {
            r * part.num_sums;
   }
 
-  // Copies numbers [first, first + width) of the queries of a span's rows to
-  // the panel's state, multiplied by the scales of static ranges if there are
-  // any.
+  // Copies channels [first, first + width) of the queries of a span's rows to
+  // the panel's state. If the part has static ranges and keys are not rebuilt,
+  // multiplies them by the scales.
   void CopyQueries(int64_t p, const HeadSpan& span, int64_t first,
                    int64_t width) const {
     const AttentionKeyPartArgs& part = params_.keys[p];
@@ -327,8 +329,9 @@ class PanelWorker {
     }
   }
 
-  // Computes the sums of a row's query that the minima need: its FMA chain with
-  // static minima, or its plain sum over each run.
+  // Computes the sums of a row's query by which minima contribute to scores:
+  // the FMA chain of the query and the static minima, or otherwise the sum of
+  // the query over each run.
   void SumQueries(int64_t p, const LatentGroup& group, int64_t r) const {
     const LatentPartArgs& part = params_.keys[p].latents;
     const float* q = unit_.QueryRow(p, r);
@@ -354,8 +357,8 @@ class PanelWorker {
 
   // ----- Scores.
 
-  // The arguments of a product of the rows' queries, from number `first` on,
-  // with keys. The caller sets b and depth.
+  // Returns the arguments for multiplying the rows' queries, from channel
+  // `first` on, by keys. The caller sets b and depth.
   TileArgs ScoreArgs(int64_t p, RowRange rows, int64_t first, float* to) const {
     TileArgs args = {};
     args.a = QueriesOf(p) + rows.begin * grid_.key(p).held_width + first;
@@ -444,8 +447,8 @@ class PanelWorker {
   static int64_t MostRowsInRegisters(const LatentChunk& chunk) {
     return chunk.num_pieces == 0 ? kKeyPairsMostRows : kCodeTileMostRows;
   }
-  // Whether the chunk's codes or bfloat16 numbers can be extracted from words
-  // in registers.
+  // Whether the chunk's codes or bfloat16 numbers can be extracted in
+  // registers, from words that LoadKeyWords loads.
   bool TakesKeyWords(int64_t p, const LatentChunk& chunk) const {
     if (chunk.num_pieces == 0) {
       const LatentPartArgs& part = params_.keys[p].latents;
@@ -456,7 +459,7 @@ class PanelWorker {
   }
   struct Pieces {
     const CodePiece* begin;
-    int64_t count;  // 0: bfloat16 numbers instead of codes
+    int64_t count;  // 0: the words hold bfloat16 numbers
   };
   // Multiplies the queries by the codes or numbers in the words that were
   // loaded last. args.a must begin at the chunk's first channel.
@@ -504,8 +507,9 @@ class PanelWorker {
 
   // ----- One block.
 
-  // Computes the scores of slots with the key parts from `first` on, either all
-  // stored parts or all parts of exact rows.
+  // Computes the scores of slots, summed over key parts: over all stored parts
+  // if `first` is 0, or over all parts of exact rows if `first` is their first
+  // index.
   void ScoreSlots(int64_t block, VisibleRange slots, int64_t first, float* to) {
     loader_.StartBlock(block, slots);
     rebuilder_.StartBlock();
@@ -520,8 +524,8 @@ class PanelWorker {
     }
   }
 
-  // Computes the scores of stored keys, and replaces the scores of those slots
-  // that a row reads as exact rows.
+  // Computes the scores of stored keys. For each row, then replaces the scores
+  // of the slots that the row reads as exact rows.
   void Score(int64_t block, VisibleRange needed) {
     const ExactSlots& slots = params_.key_exact;
     const VisibleRange stored = unit_.ReadIn(ReadAs::kStored, slots, needed);
@@ -542,7 +546,7 @@ class PanelWorker {
     }
   }
 
-  // Adds the values in the order of the slots.
+  // Adds weights times values to the sums, in the order of the slots.
   void AddValues(int64_t block, VisibleRange needed) {
     for (const ReadAs read :
          {ReadAs::kSinks, ReadAs::kStored, ReadAs::kWindow}) {
@@ -562,8 +566,9 @@ class PanelWorker {
                      });
   }
 
-  // Keeps the block's weights of a sequence that has a single token. Each row
-  // of the panel is one head of this token.
+  // Keeps the block's weights, from which the attention mass is computed later.
+  // For a sequence with a single token, so each row of the panel is a head of
+  // this token.
   void KeepWeights(int64_t block) const {
     const int64_t num_heads = params_.num_heads;
     float* to = kept_ + grid_.mass().weights + unit_.sequence().weights_at +
@@ -574,7 +579,7 @@ class PanelWorker {
     for (int64_t r = 0; r < unit_.count(); ++r) {
       CopyRow(weights + r * kBlock, to + heads[r] * kBlock);
       // Prefetches the memory for the next block's weights, because otherwise
-      // stores to it would wait.
+      // the stores would have to wait for it.
       const float* next = to + KeptBlockFloats(num_heads) + heads[r] * kBlock;
       for (int64_t s = 0; s < kBlock; s += 16) {
         __builtin_prefetch(next + s, 1, 2);
@@ -588,7 +593,8 @@ class PanelWorker {
     }
   }
 
-  // Turns scores into weights, and rescales earlier sums to the new maxima.
+  // Turns the scores of `rows` into weights, and rescales the rows' earlier
+  // sums to the new maxima.
   void WeighScores(RowRange rows, VisibleRange visible) const {
     const PanelState& at = grid_.state();
     SoftmaxArgs args = {};
@@ -604,7 +610,7 @@ class PanelWorker {
     });
   }
 
-  // Multiplies `count` numbers by the factor. `count` is a multiple of 16.
+  // Multiplies `count` numbers, a multiple of 16, by the factor.
   static void Scale(float factor, int64_t count, float* numbers) {
     const Vec factors = Broadcast(factor);
     for (int64_t i = 0; i < count; i += kVecLanes) {
@@ -639,8 +645,8 @@ class PanelWorker {
   ValueSums values_;
 };
 
-// Computes a unit on one thread. The keys and values of each block are rebuilt
-// and lifted once, and every panel uses them in turn.
+// Computes a unit on one thread, panel after panel within each block. The keys
+// and values of a block are rebuilt or lifted once for all panels.
 class UnitWorker {
  public:
   UnitWorker(const AttentionGrid& grid, const AttentionUnit& unit,
@@ -665,7 +671,8 @@ class UnitWorker {
     ForPanels([](PanelWorker& panel) { panel.Finish(panel.Total()); });
   }
 
-  // Must be called before the first split, which begins at `slot`.
+  // Loads the queries and starts to prefetch. Must be called before the first
+  // split. `slot` is the first slot that is read.
   void Start(int64_t slot) {
     tiles_.LookAhead(
         {slot, std::min((slot / kBlock + 1) * kBlock, slots_.end)});
@@ -675,9 +682,8 @@ class UnitWorker {
     ForPanels([](PanelWorker& panel) { panel.LoadQueries(); });
   }
 
-  // Computes the slots of one split and leaves the result in the panels'
-  // states. Slots before `read_next` may be prefetched, because this worker
-  // reads them next.
+  // Computes one split and leaves the result in the panels' states. Later slots
+  // up to `read_next` may be prefetched, because this worker reads them next.
   void ComputeSplit(int64_t split, int64_t read_next) {
     ForPanels([](PanelWorker& panel) { panel.StartSplit(); });
     ForBlocks(split, read_next,
@@ -687,7 +693,7 @@ class UnitWorker {
     ForPanels([](PanelWorker& panel) { panel.EndSplit(); });
   }
 
-  // Computes only the weights of a split's slots and writes them to `sink`.
+  // Computes only the weights for a split's slots and writes them to `sink`.
   void WeighSplit(int64_t split, const WeightSink& sink) {
     if (FirstSlot(split) >= LastSlot(split)) return;
     tiles_.SkipValues();

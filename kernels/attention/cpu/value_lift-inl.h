@@ -23,7 +23,7 @@ namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
 // Computes the lifted values of one block at a time.
-// Threads: an object is used by one thread.
+// Threads: each object is used by one thread only.
 class ValueLifter {
  public:
   ValueLifter(const AttentionGrid& grid, float* scratch, BlockLoader* loader)
@@ -34,8 +34,8 @@ class ValueLifter {
         raw_(scratch + grid.scratch().lift_raw),
         sums_(scratch + grid.scratch().column_sums) {}
 
-  // True: all values of the block are already lifted, so Lift only returns
-  // them.
+  // set_holds(true) says that all values of the block are already lifted, so
+  // that Lift only returns them.
   void set_holds(bool holds) { holds_ = holds; }
 
   // Returns the values of the block's slots for the span's KV head, [64,
@@ -75,16 +75,16 @@ class ValueLifter {
     float* tile;
   };
 
-  // Channels of the 64 slots in the loader's tile: slot s has `depth` numbers
-  // at numbers + s * stride.
+  // Some channels of the 64 slots in the loader's tile: the `depth` channels of
+  // slot s begin at numbers + s * stride.
   struct Factors {
     const float* numbers;
     int64_t stride;
     int64_t depth;
   };
 
-  // Computes to = factors.numbers * up, or to += if `accumulate`. `to` is [64,
-  // task.stride].
+  // Computes the matrix product factors.numbers * up and stores it in `to`, or
+  // adds it to `to` if `accumulate`. `to` is [64, task.stride].
   void Multiply64(const Task& task, const Factors& factors, const float* up,
                   float* to, bool accumulate) const {
     const BlockSlots& slots = loader_.slots();
@@ -146,8 +146,9 @@ class ValueLifter {
     }
   }
 
-  // Adds a run of codes to the values: tile = fma(sum, minimum, fma(raw, scale,
-  // tile)), where the old tile counts as 0 if `is_new`.
+  // Adds the contribution of a run of codes to the values: the tile becomes
+  // fma(sum, minimum, fma(raw, scale, tile)). If `is_new`, its old content
+  // counts as 0.
   void ApplyRanges(const Task& task, const float* scales, const float* minima,
                    bool is_new) const {
     const BlockSlots& slots = loader_.slots();
@@ -206,9 +207,10 @@ class ValueLifter {
     int64_t end;
   };
 
-  // Sets sums_[i] to what is multiplied by or added as the minima: the plain
-  // sum of column i of `up` over `channels`, or, with static minima, the FMA
-  // chain of the column and the minima.
+  // Sets sums_[i] to the term by which minima contribute to value number i.
+  // With minima in slots, this is the sum of column i of `up` over `channels`,
+  // to be multiplied by the minimum. With static minima, it is the FMA chain of
+  // the column and the minima, to be added.
   void SumColumns(const Task& task, Channels channels,
                   const float* minima) const {
     constexpr int64_t kWide = 4 * kVecLanes;

@@ -1,6 +1,6 @@
-// Adds a block's values to the outputs of rows: sums of weights times latents,
-// which are read into the CPU cache once for all rows. For inclusion by
-// *_cpu.cc.
+// Adds a block's values to the outputs of rows. An output is a sum of weights
+// times latents, which are read into the CPU cache once for all rows. For
+// inclusion by *_cpu.cc.
 #if defined(KVASIR_KERNELS_VALUE_SUMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVASIR_KERNELS_VALUE_SUMS_INL_H_
 #undef KVASIR_KERNELS_VALUE_SUMS_INL_H_
@@ -27,12 +27,12 @@ HWY_BEFORE_NAMESPACE();
 namespace kvasir::kernels {
 namespace HWY_NAMESPACE {
 
-// Up to this number of rows, values are read in place instead of being copied
-// into a tile.
+// Up to this number of rows, values are read directly from the KV cache instead
+// of from a copy in a tile.
 inline constexpr int64_t kStreamRows = 12;
 
-// Like Multiply, for any number of columns. The extra columns of the last tile
-// are not written to c.
+// Like Multiply, for any number of columns. The unused columns of the last
+// register tile are not written to c.
 template <typename T>
 void MultiplyColumns(TileArgs args, int64_t rows, int64_t columns) {
   const int64_t whole = columns / kTileColumns * kTileColumns;
@@ -60,10 +60,10 @@ void MultiplyColumns(TileArgs args, int64_t rows, int64_t columns) {
 }
 
 // Sums weights times values for the rows of a panel.
-// Threads: an object is used by one thread.
+// Threads: each object is used by one thread only.
 class ValueSums {
  public:
-  // `state` is the memory that holds the PanelState of the rows.
+  // `state` points to the memory of the panel's PanelState.
   ValueSums(const AttentionGrid& grid, const UnitRows& unit, float* scratch,
             float* state, BlockLoader* loader, ValueLifter* lifter)
       : params_(grid.params()),
@@ -74,8 +74,8 @@ class ValueSums {
         loader_(*loader),
         lifter_(*lifter) {}
 
-  // Adds the values of those slots in the loader's block that are read as
-  // `read`. The weights are in scratch().scores.
+  // Adds the values of those slots of the loader's block that are read in the
+  // way `read` (ReadAs). The weights are in scratch().scores.
   void AddBlock(ReadAs read) {
     read_ = read;
     const auto add = [&](int64_t p, const HeadSpan& span) {
@@ -94,7 +94,8 @@ class ValueSums {
     }
   }
 
-  // Applies the ranges that can wait until all slots of a split are summed.
+  // Ends a split: adds the sums of minima to the outputs, and combines the sums
+  // of codes with those of exact rows where these are separate.
   void EndSplit() const {
     unit_.ForValueSpans([&](int64_t p, const HeadSpan& span) {
       if (grid_.value(p).lifted) return;
@@ -116,7 +117,7 @@ class ValueSums {
            grid_.value(p).minima_offset;
   }
 
-  // The arguments of a product of the rows' weights with the values of
+  // Returns the arguments for multiplying the rows' weights by the values of
   // consecutive slots. The caller sets b.
   TileArgs ValueArgs(const float* weights, RowRange rows, VisibleRange slots,
                      float* to, int64_t to_stride) const {
@@ -151,7 +152,7 @@ class ValueSums {
     if (span_rows.size() <= kStreamRows && group.width % kTileColumns == 0 &&
         grid_.exact(part) == nullptr) {
       // For few rows, copying the block into a tile costs more than it saves,
-      // so it is read in place.
+      // so the block is read in place.
       unit_.ForValueSlots(
           read_, span_rows, block, [&](RowRange rows, VisibleRange visible) {
             VisitDType(part.dtype, [&](auto type) {
@@ -195,13 +196,14 @@ class ValueSums {
     MultiplyColumns<float>(args, rows.size(), columns);
   }
 
-  // `count` numbers of a slot that begin at byte `offset_bytes` of its codes.
+  // `count` numbers of a slot, from byte `offset_bytes` of its data on.
   struct Columns {
     int64_t offset_bytes;
     int64_t count;
   };
 
-  // Adds values that are read in place, which is faster for few rows.
+  // Adds weights times uncoded values that are read in place, which is faster
+  // for few rows.
   template <typename T>
   void Stream(const LatentPartArgs& part, const LatentGroup& group,
               Columns columns, const float* weights, RowRange rows,
@@ -243,9 +245,10 @@ class ValueSums {
     }
   }
 
-  // Returns the address of the next `bytes` bytes to prefetch if the product
-  // can prefetch them, which requires that each of its steps is at most one
-  // cache line. Otherwise prefetches as many lines itself and returns null.
+  // Returns the address of the next `bytes` bytes in the prefetch queue, if the
+  // caller's product can prefetch them. It can if each of its steps of `step`
+  // bytes is at most one cache line. Otherwise prefetches as many lines itself
+  // and returns null.
   const char* AskAhead(int64_t bytes, int64_t step) const {
     AheadLines& ahead = *loader_.ahead();
     const char* at =
@@ -279,8 +282,9 @@ class ValueSums {
     }
   }
 
-  // Whether all pieces of the chunk are extracted together by CodeLanes. A
-  // single piece is faster with Streams or TakesInRegisters, if they apply.
+  // Whether all pieces of the chunk are extracted together, as CodeLanes
+  // describes. A single piece is not if Streams or TakesInRegisters returns
+  // true for it, because it is then read faster in another way.
   bool TakesLanes(const HeadSpan& span, const LatentChunk& chunk) const {
     if (!kTakesLanes || chunk.num_lanes == 0) return false;
     if (chunk.num_pieces > 1) return true;
@@ -324,21 +328,21 @@ class ValueSums {
                         });
   }
 
-  // Whether codes are read in place and extracted in registers, which is faster
-  // for few rows.
+  // Whether codes are read directly from the KV cache and extracted in
+  // registers, which is faster for few rows.
   static bool TakesInRegisters(const CodePiece& piece, RowRange rows) {
     return rows.size() <= kCodeTileMostRows &&
            TakesValueCodes(piece.place, piece.width);
   }
 
-  // Whether 8-bit codes are read in place as bytes.
+  // Whether 8-bit codes are read directly from the KV cache as bytes.
   static bool Streams(const CodePiece& piece, RowRange rows) {
     return piece.place.low_bits == 8 && rows.size() <= kStreamRows &&
            piece.width % kTileColumns == 0;
   }
 
-  // Adds a piece of codes. scale [64] holds the scale of the piece's run for
-  // each slot; null means static ranges.
+  // Adds weights times the codes of a piece. scale [64] has each slot's scale
+  // for the piece's run; null means static ranges.
   void AddPiece(int64_t p, const HeadSpan& span, const CodePiece& piece,
                 const float* scale) {
     const LatentPartArgs& part = params_.values[p].latents;
@@ -372,8 +376,8 @@ class ValueSums {
         });
   }
 
-  // Adds codes that are read in place and extracted in registers, which is
-  // faster for few rows.
+  // Adds weights times codes that are read directly from the KV cache and
+  // extracted in registers, which is faster for few rows.
   void AddCodes(const float* weights, const CodePiece& piece,
                 const float* levels, const BlockSlots& slots, RowRange rows,
                 VisibleRange visible, float* to) const {
@@ -402,8 +406,8 @@ class ValueSums {
     }
   }
 
-  // Adds weight * minimum, summed over the slots, for each run that begins in
-  // the chunk.
+  // For each run that begins in the chunk, adds the sum of weight * minimum
+  // over the block's slots to the rows' sums of minima.
   void SumMinima(int64_t p, const HeadSpan& span, const LatentChunk& chunk) {
     const CodePiece* pieces = grid_.pieces(chunk);
     unit_.ForValueSlots(read_, unit_.RowsOf(span), loader_.block(),
@@ -417,8 +421,8 @@ class ValueSums {
                         });
   }
 
-  // Adds the weights, summed over the slots. Static ranges need this sum if
-  // there are also exact rows.
+  // Adds the weights of the block's slots to each row's sum of weights. Static
+  // ranges need this sum if there are also exact rows.
   void SumWeights(int64_t p, const HeadSpan& span) {
     HWY_ALIGN float ones[kBlock];
     std::fill_n(ones, kBlock, 1.0f);
@@ -429,8 +433,8 @@ class ValueSums {
                         });
   }
 
-  // Adds weight * factor, summed over the slots, to each row's sum. `factors`
-  // is [64]; `sums` points to the sum of the first row.
+  // For each row, adds the sum of weight * factor over the block's slots to the
+  // row's sum. `factors` is [64]; `sums` points to the first row's sum.
   void SumProducts(RowRange rows, VisibleRange visible, const float* factors,
                    float* sums) const {
     HWY_ALIGN float masked[kBlock];
@@ -440,8 +444,8 @@ class ValueSums {
     }
   }
 
-  // A row's weights, with zeros for the slots that are not in `visible`, if the
-  // part has exact slots.
+  // A row's weights. If values have exact slots, the weights of slots outside
+  // `visible` are replaced by zeros, in a copy at `masked`.
   const float* WeightsOf(int64_t r, VisibleRange visible, float* masked) const {
     const float* weights = Weights() + r * kBlock;
     const bool whole = visible.begin == 0 && visible.end == kBlock;
@@ -452,8 +456,8 @@ class ValueSums {
     return masked;
   }
 
-  // For static ranges in a part that also has exact rows: applies the ranges to
-  // the sums of codes, then adds the sums of exact rows.
+  // Applies static ranges to the sums of codes, and then adds the sums of exact
+  // rows. For parts that have both.
   void ApplyFixedRanges(int64_t p, const HeadSpan& span) const {
     const LatentPartArgs& part = params_.values[p].latents;
     const LatentGroup& group = part.groups[span.group];
@@ -505,7 +509,7 @@ class ValueSums {
   float* const state_;
   BlockLoader& loader_;
   ValueLifter& lifter_;
-  // how the slots that are being added are read
+  // the way of reading slots that is being added
   ReadAs read_ = ReadAs::kStored;
 };
 

@@ -15,8 +15,8 @@ namespace {
 constexpr int64_t kPieceBytes = 16;
 bool Whole(int64_t bytes, int64_t of) { return bytes % of == 0; }
 
-// The number of bits of the codes of all runs. 0: the runs have different
-// numbers of bits, or tensor cores do not support their codes.
+// The number of bits per code, if it is the same for all runs of the group and
+// tensor cores support such codes. Otherwise 0.
 int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
   const int bits = group.runs[0].bits;
   if (bits != 4 && (bits != 8 || part.num_levels > 0)) return 0;
@@ -27,8 +27,8 @@ int BitsOfAll(const LatentPartArgs& part, const LatentGroup& group) {
   return bits;
 }
 
-// The distance between the pieces of a slot, in bytes. 0: the pieces are not
-// aligned, have gaps or are too far apart.
+// The distance in bytes between neighbouring 16-byte pieces of a slot. Returns
+// 0 if the pieces are not aligned, have gaps or may be too far apart.
 int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
                     int64_t slot_bytes) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
@@ -43,12 +43,13 @@ int64_t PieceStride(const LatentPartArgs& part, const TileRegion& region,
   return gaps ? 0 : kPieceBytes;
 }
 
-// BoundScale sets LatentChunkOnDevice::less_scale and most_scale.
+// BoundScale sets LatentChunkOnDevice::less_scale and most_scale, which keep
+// decoded values within float16.
 constexpr float kGreatestF16 = 65504.0f;
 uint32_t PairOf(F16 half) { return half.bits | uint32_t{half.bits} << 16; }
 void BoundScale(int bits, LatentChunkOnDevice* chunk) {
-  // `share` is 1 / (greatest code), slightly reduced so that no decoded value
-  // is rounded to more than 65504.
+  // `share` is 1 / (greatest code), reduced slightly so that rounding cannot
+  // make a decoded value exceed 65504.
   const float levels = static_cast<float>((1 << bits) - 1);
   const auto share = RoundToSide<F16, false>((1.0f - 0x1p-10f) / levels);
   chunk->less_scale = PairOf(F16{static_cast<uint16_t>(share.bits | 0x8000)});
@@ -63,7 +64,7 @@ void BoundScale(const float* levels, LatentChunkOnDevice* chunk) {
   chunk->most_scale = PairOf(RoundToSide<F16, false>(kGreatestF16 / most));
 }
 
-// Computes LatentChunkOnDevice::in_blocks.
+// Returns the value of LatentChunkOnDevice::in_blocks for the chunk.
 bool InBlocks(const LatentChunkOnDevice& chunk) {
   if (chunk.tile_slots != kAttentionBlockSlots ||
       chunk.slot_stride != kPieceBytes) {
@@ -88,15 +89,16 @@ bool RowsAreAligned(const ExactSlots& slots, const LatentPartArgs& ring) {
                       misplaced);
 }
 
-// Adds the chunks of the groups of a unit's keys or of its values, part by
-// part.
+// Adds the chunks of one unit, either of its keys or of its values. The caller
+// adds the groups of the parts one after another.
 class ChunkMaker {
  public:
   ChunkMaker(DType dtype, bool keys, const ExactSlots& exact, HostChunks* made)
       : dtype_(dtype), keys_(keys), exact_(exact), made_(made) {}
 
-  // Returns null, or the reason why the group cannot have chunks. `rows` must
-  // not be null if these keys or values have exact slots.
+  // Adds the chunks of group `g`. Returns null, or the reason why the group
+  // cannot have chunks. `rows` must not be null if these keys or values have
+  // exact slots.
   const char* Add(const LatentPartArgs& part, int64_t g,
                   const int64_t* head_column, const ExactRowsArgs* rows) {
     const LatentGroup& group = part.groups[g];
@@ -169,9 +171,9 @@ class ChunkMaker {
     if (part.param_dtype != DType::kF16) return "ranges are not float16";
     const TileRegion& params = group.params;
     const bool levels = part.num_levels > 0;
-    // A slot's scale and minimum are read together as a 32-bit word. Levels
-    // have a scale only; it must be in a granule of its own, so that a word can
-    // be read there.
+    // A slot's scale and minimum are read together as a 32-bit word. With
+    // levels there is only a scale, but a whole word is still read. So the
+    // scale must be in a granule of its own.
     if (!Whole(params.offset_bytes, 4) || !Whole(params.stride_bytes, 4) ||
         !Whole(params.granule_bytes, 4) ||
         (levels && params.granule_bytes == 0)) {
@@ -213,7 +215,9 @@ class ChunkMaker {
     return nullptr;
   }
 
-  // Adds the chunks of a run of codes, or of a group of numbers.
+  // Divides `pieces` pieces, from channel `channel` of the group on, into
+  // chunks of at most `most` pieces. The pieces belong to one run of codes or
+  // to a group of uncoded numbers.
   void AddPieces(int64_t channel, int64_t pieces, int64_t piece_channels,
                  int64_t most) {
     for (int64_t first = 0; first < pieces; first += most) {
@@ -235,7 +239,7 @@ class ChunkMaker {
         chunk.exact_fresh += bytes;
       }
       // Products read 16 channels of queries at a time, so each chunk of keys
-      // is padded to 16 columns.
+      // is padded to a multiple of 16 columns.
       column_ += keys_ ? (chunk.channels + 15) / 16 * 16 : chunk.channels;
       made_->chunks.push_back(chunk);
     }
@@ -252,15 +256,15 @@ class ChunkMaker {
   int64_t runs_ = 0;
 };
 
-// The number of 32-bit words that the lanes read at a time from a row of staged
-// queries. To avoid bank conflicts, the distance between rows is a multiple of
-// the 32 banks plus this number of words.
+// How many 32-bit words are read at a time from each row of staged queries. If
+// the distance between rows is a multiple of 32 words (all banks) plus this
+// number, the rows that are read together are in different banks.
 int64_t BanksOfRow(ChunkKind kind) {
   return kind == ChunkKind::kNumbers ? 4 : kind == ChunkKind::kCodes8 ? 8 : 16;
 }
 
-// Adds the chunks of a unit. Returns an empty string, or the reason why the
-// unit cannot have chunks.
+// Adds the chunks of a unit's keys and values. Returns an empty string, or the
+// reason why the unit cannot have chunks.
 std::string AddUnit(const PagedAttentionArgs& params, int64_t kv_head,
                     HostChunks* made) {
   UnitChunks unit;

@@ -9,8 +9,8 @@
 
 namespace kvasir::kernels {
 
-// The chunks in host memory, and the tables for AttentionDevice that belong to
-// them.
+// The chunks of a layer, and the tables of AttentionDevice that belong to them,
+// in host memory.
 struct HostChunks {
   std::vector<LatentChunkOnDevice> chunks;
   std::vector<UnitChunks> units;
@@ -20,18 +20,18 @@ struct HostChunks {
     bool of_keys = false;
   };
   std::vector<Levels> levels;
-  // if there are no units: the reason why tensor cores cannot be used
+  // the reason why tensor cores cannot be used, if there are no units
   std::string why_none;
 };
 
 // Makes the chunks of all units. If the codec, layout or size of some part does
-// not allow chunks, the result has no units and `why_none` is set. A part is
-// allowed if its latents are in aligned pieces of 16 bytes and have
+// not allow chunks, the result has no units and `why_none` is set. The latents
+// of a part must be stored in aligned pieces of 16 bytes and have either
 //   - numbers of the activations' type, in a multiple of 8 channels; or
 //   - codes of 8 or 4 bits in runs of whole pieces, with 16 levels or with
-//     float16 ranges in slots;
-// and if its exact rows have the activations' type and are in such pieces too.
-// In the result, `head_column` points to host memory.
+//     float16 ranges in slots.
+// Its exact rows must have the activations' type and aligned pieces, too. In
+// the result, `head_column` points to host memory.
 HostChunks MakeChunks(const PagedAttentionArgs& params,
                       const std::vector<int32_t>& heads,
                       const std::vector<HeadUnit>& units);

@@ -1,6 +1,6 @@
 // Exact rows in the kernels for tensor cores: which blocks of a split are read
 // as codes and which as exact rows, where an exact row is stored, and which
-// weights are for exact rows. C++17, device code.
+// weights belong to exact rows. C++17, device code.
 //
 // A block may be read in both ways, by different rows or in different slots.
 // Then its scores are computed in both ways, and each row keeps one of the two
@@ -18,9 +18,10 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// How the blocks of a split are read, for keys or for values: blocks
-// [codec_begin, codec_end) as codes, blocks [first, sinks_end) and
-// [window_begin, end) as exact rows. All numbers are packed into one register.
+// How the blocks of a split are read, for keys or for values. Blocks
+// [codec_begin, codec_end) are read as codes. Blocks [first, sinks_end) and
+// [window_begin, end) are read as exact rows. Some may be read in both ways.
+// All six numbers are packed into one register.
 class SideBlocks {
  public:
   SideBlocks() = default;
@@ -42,8 +43,8 @@ class SideBlocks {
   KVASIR_DEVICE bool HasExact(int32_t block) const {
     return block < sinks_end() || block >= window_begin();
   }
-  // The first block from `block` on that is read as exact rows; at least `end`
-  // if there is none.
+  // The first block that is read as exact rows, starting the search at `block`.
+  // The result is at least end() if there is none.
   KVASIR_DEVICE int32_t ExactFrom(int32_t block) const {
     return block < sinks_end() || block > window_begin() ? block
                                                          : window_begin();
@@ -63,13 +64,13 @@ class SideBlocks {
   uint32_t packed_ = 0;
 };
 
-// The slot that stores token `token` of the item.
+// The slot of the item's token number `token`.
 KVASIR_DEVICE int64_t OwnSlot(const Item& item, int32_t token) {
   return item.sequence->first_slot + item.first_token + token;
 }
 
-// Returns how the blocks of `slots`, which are in the split that begins at slot
-// `split`, are read. `slots` must not be empty.
+// Returns how the blocks that contain `slots` are read. All of `slots` must be
+// in the split that begins at slot `split`, and there must be at least one.
 KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
                                   const SlotRange& slots, int64_t split) {
   const auto begin = static_cast<int32_t>(slots.begin - split);
@@ -78,8 +79,8 @@ KVASIR_DEVICE SideBlocks BlocksOf(const ExactSlots& exact, const Item& item,
   const int32_t first = begin / kBlock;
   const int32_t last = (end - 1) / kBlock + 1;
   if (!exact.any()) return {first, last, first, last, first, last};
-  // Below, [sinks, window) are the slots of the split that at least one row
-  // reads as codes.
+  // From here on, sinks and window are counted from the start of the split. At
+  // least one row reads the slots [sinks, window) as codes.
   const auto in_split = [&](int64_t slot) {
     const int64_t at = slot - split;
     return at < begin ? begin : at > end ? end : static_cast<int32_t>(at);
@@ -120,8 +121,8 @@ KVASIR_DEVICE CodecSlots CodecSlotsOf(const ExactSlots& exact, int64_t own,
 }
 
 // Returns device.key_exact or device.value_exact. The fields are selected one
-// by one: if the struct were selected by address, nvcc would keep both structs
-// in local memory.
+// by one, because nvcc would keep both structs in local memory if the struct
+// were selected by address.
 KVASIR_DEVICE ExactSlots ExactOf(const AttentionDevice& device, bool of_keys) {
   const ExactSlots& keys = device.key_exact;
   const ExactSlots& values = device.value_exact;
@@ -135,9 +136,9 @@ KVASIR_DEVICE ExactSlots ExactOf(const AttentionDevice& device, bool of_keys) {
   return slots;
 }
 
-// Where a slot's exact row is stored. Below 0: -1 - r for row r of the launch's
-// new tokens (exact_fresh). Otherwise: the row's offset in bytes in the arena
-// of the side pages (exact_ring).
+// Returns the place of a slot's exact row. For a new token of the launch it is
+// -1 - r, where r is the token's row in q (exact_fresh). For other slots it is
+// the row's offset in bytes in the arena of the side pages (exact_ring).
 KVASIR_DEVICE int64_t RowPlaceOf(const ExactSlots& exact,
                                  const AttentionSequence& sequence,
                                  int64_t slot) {
@@ -148,27 +149,29 @@ KVASIR_DEVICE int64_t RowPlaceOf(const ExactSlots& exact,
   return exact.PlaceOfRow(exact.RowOf(slot, sequence.evicted), side_pages)
       .offset_bytes;
 }
-// The address of the chunk's first channel in the exact row at `place`
-// (RowPlaceOf).
+// The address of the chunk's first channel in an exact row. `place` is a result
+// of RowPlaceOf.
 KVASIR_DEVICE const char* RowAt(const LatentChunkOnDevice& chunk,
                                 int64_t place) {
   return place < 0 ? chunk.exact_fresh + (-1 - place) * chunk.exact_fresh_stride
                    : chunk.exact_ring + place;
 }
 
-// Returns the weights of a pair that belong to exact rows (if `as_exact`) or to
-// codes, and 0 in place of the others. A negative weight marks a value that is
-// read as an exact row; its absolute value is returned.
+// `pair` has two 16-bit weights. A negative weight marks a value that is read
+// as an exact row. Returns the absolute values of the negative weights (if
+// `as_exact`) or the other weights (otherwise), with 0 in place of each weight
+// that is left out.
 KVASIR_DEVICE uint32_t WeightsOf(bool as_exact, uint32_t pair) {
   const uint32_t negative = (pair >> 15 & 0x00010001u) * 0xffffu;
   return as_exact ? pair & negative & 0x7fff7fffu : pair & ~negative;
 }
 
 // Adds the product of the values `a` of 16 slots, from `slot` of the split on,
-// with the weights `b` of 8 rows, from `row` on. Computes it token by token,
-// with zeros for the values of slots that the token does not see or, if
-// `mixed`, does not read in this way. This is needed for values that are not
-// finite, because their product with the weight 0 is not 0.
+// and the weights `b` of 8 rows, from `row` on. Computes it separately for each
+// token. Values of slots that the token does not see are replaced by zeros and,
+// if `mixed`, so are values that the token reads in the other way than
+// `as_exact` says. This is needed for values that are infinite or NaN, because
+// weight 0 times such a value is not 0.
 template <typename T, bool mixed>
 KVASIR_DEVICE void AddApart(const AttentionDevice& device, const Item& item,
                             bool as_exact, int32_t row, int64_t split,

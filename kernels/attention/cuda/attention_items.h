@@ -16,19 +16,20 @@ struct AttentionKernelArgs {
   const AttentionSequence* sequences = nullptr;
   int32_t num_sequences = 0;
   SequenceItems* items = nullptr;  // [num_sequences + 1]
-  // The partial results [most_partials, Hq, partial_floats()].
+  // The partial results: [most_partials, Hq, partial_floats()].
   float* partials = nullptr;
-  // The rows of an item of the kernel for prompts. 0: that kernel does not run.
+  // How many rows an item of the kernel for prompts has. 0: that kernel does
+  // not run.
   int32_t prompt_rows = 0;
-  // The numbers of persistent CTAs that take items: of the decoding kernel, and
-  // of the kernel for prompts.
+  // How many persistent CTAs take items: in the decoding kernel, and in the
+  // kernel for prompts.
   int32_t ctas = 0;
   int32_t prompt_ctas = 0;
 };
 
-// Quotient and remainder of numbers below 2^32, as slot numbers are
-// (kAttentionMostSlots). On a GPU, a 64-bit division would be a function call,
-// around which registers are spilled to memory.
+// Quotient and Remainder divide numbers below 2^32, such as slot numbers
+// (kAttentionMostSlots), in 32 bits. On a GPU, a 64-bit division would be a
+// function call, around which registers are spilled to memory.
 KVASIR_DEVICE uint32_t Quotient(int64_t number, int64_t by) {
   return static_cast<uint32_t>(number) / static_cast<uint32_t>(by);
 }
@@ -41,7 +42,7 @@ struct SlotRange {
   int64_t end;
 };
 
-// The slots that a row sees, as VisibleSlots in paged_attention.h.
+// The slots that a row sees. Like VisibleSlots in paged_attention.h.
 KVASIR_DEVICE SlotRange RowSlots(const AttentionDevice& device,
                                  const AttentionSequence& sequence,
                                  int64_t row) {
@@ -54,7 +55,8 @@ KVASIR_DEVICE SlotRange RowSlots(const AttentionDevice& device,
   }
   return range;
 }
-// The slots that at least one of the `count` rows from `first` on sees.
+// The slots that are visible to at least one of the rows [first, first +
+// count).
 KVASIR_DEVICE SlotRange RowsSlots(const AttentionDevice& device,
                                   const AttentionSequence& sequence,
                                   int64_t first, int64_t count) {
@@ -68,8 +70,8 @@ KVASIR_DEVICE SlotRange SplitSlots(int64_t split) {
   return {split * kAttentionSplitSlots, (split + 1) * kAttentionSplitSlots};
 }
 
-// The work that a CTA computes at a time: the query heads of a unit for some
-// tokens of a sequence, over all slots or over some splits.
+// The work that a CTA computes at a time: attention of a unit's query heads for
+// some tokens of a sequence, over all slots or over some splits of them.
 struct Item {
   const AttentionSequence* sequence;
   HeadUnit unit;
@@ -78,15 +80,15 @@ struct Item {
   int32_t num_tokens;
   int64_t first_split;
   int32_t num_splits;
-  // The index in AttentionKernelArgs::partials of the result for the item's
-  // first token and first split. The result for the next split is at the next
-  // index, that for the next token partial_stride indices later. Below 0: the
-  // item covers all splits and writes rows of `out`.
+  // Below 0: the item covers all splits and writes rows of `out`. Otherwise:
+  // the index in AttentionKernelArgs::partials of the partial result for the
+  // item's first token and first split. The index of the next split is higher
+  // by 1, and that of the next token by partial_stride.
   int32_t partial;
   int32_t partial_stride;
 
-  // An item's rows are numbered token by token, and head by head within a
-  // token.
+  // An item has a row for each token and head. The rows of a token are
+  // consecutive.
   KVASIR_DEVICE int32_t rows() const { return num_tokens * unit.num_heads; }
   KVASIR_DEVICE int32_t TokenIn(int32_t row) const {
     return num_tokens == 1 ? 0 : row / unit.num_heads;
@@ -100,8 +102,8 @@ struct Item {
   }
 };
 
-// Whether the block of 64 slots that begins at slot `block` may have slots that
-// only some of the item's rows see.
+// Whether the block of 64 slots that begins at slot `block` may contain slots
+// that are visible to only some of the item's rows.
 KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
                               int64_t block) {
   if (item.num_tokens == 1) return false;
@@ -111,7 +113,8 @@ KVASIR_DEVICE bool SeenBySome(const AttentionDevice& device, const Item& item,
   return block < last.begin || block + kAttentionBlockSlots > first.end;
 }
 
-// The index of the last sequence whose SequenceItems have *first <= index.
+// Returns the index of the last sequence whose SequenceItems have the member
+// `first` at or below `index`.
 template <int32_t SequenceItems::*first>
 KVASIR_DEVICE int32_t FindSequence(const AttentionKernelArgs& args,
                                    int32_t index) {
@@ -159,8 +162,8 @@ KVASIR_DEVICE Item FindItem(const AttentionKernelArgs& args, int32_t index) {
   return item;
 }
 
-// The address of the partial result with index `partial` for one head. `head`
-// is an index in AttentionDevice::heads.
+// The address of one head's share of the partial result with index `partial`.
+// `head` is an index in AttentionDevice::heads.
 KVASIR_DEVICE float* PartialOf(const AttentionKernelArgs& args, int64_t partial,
                                int64_t head) {
   return args.partials + (partial * args.device.num_heads + head) *
@@ -173,8 +176,8 @@ KVASIR_DEVICE float* PartialRow(const AttentionKernelArgs& args,
   return PartialOf(args, item.partial + token * item.partial_stride,
                    item.PlaceOf(row));
 }
-// The index in q or out at which the numbers of a row of the item begin.
-// `column` is DevicePart::column or head_column.
+// The index of the element of q or out at which a row of the item begins.
+// `column` is DevicePart::column or LatentChunkOnDevice::head_column.
 KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
                                const Item& item, int32_t row,
                                const int64_t* column, int64_t row_stride) {
@@ -182,22 +185,22 @@ KVASIR_DEVICE int64_t RowStart(const AttentionKernelArgs& args,
          column[args.device.heads[item.PlaceOf(row)]];
 }
 
-// Special maxima and scores. kNoSlot: the maximum if a row sees no slot.
-// kLeastMax: the least maximum of a row that sees slots. kHidden: the score of
-// a slot that the row does not see.
+// Special maxima and scores. kNoSlot: the maximum of a row that sees no slot.
+// kLeastMax: the lowest maximum that a row that sees slots can have. kHidden:
+// the score of a slot that the row does not see.
 inline constexpr float kNoSlot = -3.0e38f;
 inline constexpr float kLeastMax = -2.9e38f;
 inline constexpr float kHidden = -3.3e38f;
 KVASIR_DEVICE bool SeesSlots(float max) { return max > kNoSlot; }
 
-// The maximum and sum of a row's softmax over the splits merged so far. Weights
-// are powers of 2, not of e.
+// The maximum score and the sum of weights of a row's softmax, over the splits
+// merged so far. Weights are powers of 2, not of e.
 struct RowTotal {
   float max = kNoSlot;
   float sum = 0.0f;
 };
-// The factors by which Merge rescales the sums so far and the sums of the added
-// split.
+// The factors by which a merge multiplies the previous sums (`total`) and the
+// sums of the added split (`split`).
 struct MergeFactors {
   float total;
   float split;
@@ -216,11 +219,11 @@ KVASIR_DEVICE float MergeSum(const MergeFactors& factors, float total,
 }
 
 // Ends a split's softmax for one row. Only one lane may call it. If the item
-// writes partial results, stores the split's maximum and sum there. Otherwise
-// merges the split and stores four numbers in shared memory, `stride` apart:
-// the factors for the sums so far and for the split's sums, then the sum of
-// weights and the maximum so far. If `merged`, the previous sum of weights and
-// maximum are read from there.
+// writes partial results, stores the split's maximum and sum of weights in
+// them. Otherwise merges the split and stores four numbers in `factors`, in
+// shared memory, `stride` apart: the two MergeFactors, then the merged sum of
+// weights and maximum. `merged` means that an earlier call stored a sum and
+// maximum there, which are merged with the split's.
 KVASIR_DEVICE void EndSoftmax(const AttentionKernelArgs& args, const Item& item,
                               int32_t row, const RowTotal& split, bool merged,
                               float* factors, int32_t stride) {

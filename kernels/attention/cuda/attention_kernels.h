@@ -1,18 +1,17 @@
-// The names of the GPU kernels that compute a layer's attention, which reports
-// show.
+// The names of the GPU kernels that compute a layer's attention, for reports.
 #pragma once
 
 #include <string>
 
 namespace kvasir::kernels {
 
-// The kernels for decoding and for prompts, and why they are not faster ones.
-// All strings are empty on a CPU.
+// The names of the kernels for decoding and for prompts, and the reason if
+// faster kernels cannot be used. All strings are empty on a CPU.
 struct AttentionKernels {
   std::string decode;
   std::string prompts;
-  // Why the layer cannot use kernels for tensor cores, or why prompts cannot
-  // use attention_prefill; empty if both are used.
+  // The reason why the layer cannot use the kernels for tensor cores, or why
+  // its prompts cannot use attention_prefill. Empty if it uses both.
   std::string why;
 
   friend bool operator==(const AttentionKernels&,

@@ -8,7 +8,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Where a slot is stored: its tile and its index in the tile.
+// Where a slot is stored: the address of its tile, and its index in the tile.
 struct SlotPlace {
   const char* tile;
   int32_t slot;
@@ -22,7 +22,7 @@ KVASIR_DEVICE SlotPlace PlaceOf(const LatentPartArgs& part, int64_t page,
           static_cast<int32_t>(slot - tile * part.tile_slots),
           static_cast<int32_t>(part.tile_slots)};
 }
-// The address of byte `byte` of a slot in a region of its tile.
+// The address of a slot's byte number `byte` in a region of the tile.
 KVASIR_DEVICE const char* ByteOf(const TileRegion& region,
                                  const SlotPlace& place, int64_t byte) {
   const char* const first =
@@ -48,7 +48,8 @@ KVASIR_DEVICE SlotPlace ExactPlaceOf(const ExactSlots& exact,
   return {static_cast<const char*>(rows.ring.arena) + place.offset_bytes, 0, 1};
 }
 
-// Number `index` of a slot in a region of its tile.
+// Reads number `index` of a slot from a region of the tile and converts it to
+// float32.
 KVASIR_DEVICE float NumberOf(DType dtype, const TileRegion& region,
                              const SlotPlace& place, int64_t index) {
   const int64_t bytes = dtype == DType::kF32 ? 4 : 2;
@@ -69,13 +70,13 @@ KVASIR_DEVICE uint32_t CodeBits(const TileRegion& region,
   return uint32_t{byte} >> (bit % 8) & ((1u << bits) - 1);
 }
 
-// Number c of group g in the exact row at `place`.
+// Reads channel c of group g in the exact row at `place`.
 KVASIR_DEVICE float ExactNumber(const LatentPartArgs& rows, int64_t g,
                                 const SlotPlace& place, int64_t c) {
   return NumberOf(rows.dtype, rows.groups[g].codes, place, c);
 }
 
-// Channel c of group g in the latent at `place`, decoded.
+// Decodes channel c of group g in the latent at `place`.
 KVASIR_DEVICE float LatentNumber(const DevicePart& part, int64_t g,
                                  const SlotPlace& place, int64_t c) {
   const LatentPartArgs& latents = part.latents;

@@ -59,8 +59,8 @@ int64_t MostOutWidth(const HostParts& parts, int64_t num_kv_heads) {
   return width;
 }
 
-// The units of a layer. MakeUnits collects the KV heads that use the same
-// groups in all parts and divides their query heads into units.
+// The units of a layer. MakeUnits forms sets of KV heads that use the same
+// group in every part, and divides the query heads of each set into units.
 struct Units {
   std::vector<int32_t> heads;
   std::vector<HeadUnit> units;
@@ -124,7 +124,7 @@ absl::Status Add(const std::vector<T>& host, DeviceTables* tables,
   return absl::OkStatus();
 }
 
-// Copies the lists of groups and runs of a part to the device.
+// Copies a part's lists of groups and runs to the device.
 absl::Status AddLatents(const LatentPartArgs& host, DeviceTables* tables,
                         LatentPartArgs* latents) {
   *latents = host;
@@ -196,8 +196,9 @@ MmaKind KindOfAll(const HostChunks& made) {
   }
   return MmaKind::kAny;
 }
-// The bytes of a stage of a warp. It must hold any chunk of keys for 16 slots,
-// or the warp's pieces of any chunk of values for 64 slots.
+// The bytes of one of a warp's stages. A stage must be large enough for any
+// chunk of keys of 16 slots, and for the warp's pieces of any chunk of values
+// of 64 slots.
 int32_t WarpStageBytes(const HostChunks& made) {
   constexpr int32_t kPiece = 16;
   constexpr auto kSlots = static_cast<int32_t>(kAttentionBlockSlots);
@@ -221,8 +222,8 @@ int32_t WarpStageBytes(const HostChunks& made) {
 bool OfNumbers(const LatentChunkOnDevice& chunk) {
   return chunk.kind == ChunkKind::kNumbers;
 }
-// The number of rows that an item of the kernel for prompts may have for a
-// unit. If it is 0, `*why` is set to the reason.
+// How many rows an item of the kernel for prompts may have for a unit. If the
+// result is 0, `*why` is set to the reason.
 int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
                    std::string* why) {
   const auto keys = made.chunks.begin() + unit.first;
@@ -243,8 +244,8 @@ int32_t PromptRows(const HostChunks& made, const UnitChunks& unit,
                         " are supported");
     return 0;
   }
-  // If keys have no codes or only one run of codes, the scores can be scaled in
-  // place, so there are enough registers for 128 rows.
+  // If keys have no codes or only one run of codes, the run's scale can be
+  // applied to the scores in place. So there are enough registers for 128 rows.
   const bool scales_in_place =
       std::all_of(keys, values, OfNumbers) ||
       std::all_of(keys, values, [](const LatentChunkOnDevice& chunk) {
@@ -258,8 +259,8 @@ bool AreWholePieces(const PagedAttentionArgs& params,
          std::all_of(chunk.head_column, chunk.head_column + params.num_heads,
                      [](int64_t column) { return column % 8 == 0; });
 }
-// The number of rows of an item of the kernel for prompts that all units allow;
-// 0 if that kernel cannot be used.
+// How many rows an item of the kernel for prompts may have for every unit; 0 if
+// that kernel cannot be used.
 int32_t PromptRowsOfAll(const PagedAttentionArgs& params,
                         const HostChunks& made, std::string* why) {
   if (params.prompts_as_rows) {
@@ -325,9 +326,9 @@ absl::Status AddChunks(const PagedAttentionArgs& params, const Units& units,
   device->query_stride = made.query_stride;
   device->has_exact = params.key_exact.any() || params.value_exact.any();
   device->kind = KindOfAll(made);
-  // Plans store exact rows only in bfloat16 and next to codes. Other
-  // combinations have no kernel instance of their own and use the one for any
-  // kind.
+  // Plans store exact rows only as bfloat16 and only in addition to codes.
+  // Other combinations have no kernel instance of their own and use the
+  // instance for any kind of chunks.
   if (device->has_exact &&
       (params.dtype != DType::kBf16 || device->kind == MmaKind::kNumbers)) {
     device->kind = MmaKind::kAny;
@@ -348,15 +349,16 @@ std::string TooLittleShared(absl::string_view what, int64_t bytes,
                       device.cta_shared_bytes);
 }
 
-// Chooses kernels whose shared memory fits into a CTA. If there are no chunks,
-// `kernels->why` must already have the reason.
+// Chooses the fastest kernels whose shared memory a CTA can have. If there are
+// no chunks, `kernels->why` must already have the reason.
 void ChooseKernels(AttentionDevice* device, AttentionKernels* kernels) {
   const int64_t room = device->cta_shared_bytes;
   device->tile_rows =
       device->chunks != nullptr && device->most_heads <= kDeviceTileRows / 2
           ? kDeviceTileRows / 2
           : kDeviceTileRows;
-  // Kernel instances of 16 rows exist only for chunks of any kind.
+  // There is only one kernel instance for 16 rows, which supports any kind of
+  // chunks.
   if (device->tile_rows == kDeviceTileRows) device->kind = MmaKind::kAny;
   if (device->chunks != nullptr && MmaSharedBytes(*device) > room) {
     kernels->why =

@@ -10,16 +10,16 @@
 
 namespace kvasir::kernels {
 
-// Returns UNIMPLEMENTED, with the name of the feature, if the GPU kernels do
-// not support the layer. `params` must be checked, with all lists in host
-// memory.
+// Returns UNIMPLEMENTED if the layer has a feature that the GPU kernels do not
+// support; the message names the feature. `params` must have been validated,
+// and all its lists must be in host memory.
 absl::Status CheckDeviceServes(const PagedAttentionArgs& params);
 
 // Makes the description of a layer that its kernels read on device `on`. Lists
 // are added to `tables`, and `*kernels` is set to the names of the kernels that
-// will run. UNIMPLEMENTED if the shared memory of a CTA is too small even for
-// the plain kernel, which is used if it is too small for the tensor cores'
-// kernel.
+// will run. If the shared memory of a CTA is too small for the kernel for
+// tensor cores, the plain kernel is chosen; if it is too small for that one
+// too, the error is UNIMPLEMENTED.
 absl::StatusOr<AttentionDevice> MakeAttentionDevice(
     const PagedAttentionArgs& params, const Device& on, DeviceTables* tables,
     AttentionKernels* kernels);

@@ -53,8 +53,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Computes items. Rows are in `tiles` tiles of 8. `exact`: whether keys or
-// values have exact slots.
+// Computes items of `tiles` tiles of 8 rows. `exact`: whether keys or values
+// have exact slots.
 template <typename T, int32_t tiles, MmaKind kind, bool exact>
 class MmaAttention : MmaRing<kind, exact> {
   using Ring = MmaRing<kind, exact>;
@@ -115,7 +115,7 @@ class MmaAttention : MmaRing<kind, exact> {
       first = false;
       merged_ = item.partial < 0;
     }
-    if (first) simt::SyncCta();  // FindPlaces does this for other items
+    if (first) simt::SyncCta();  // for other items, FindPlaces has this barrier
     if (item.partial < 0) Finish();
   }
 
@@ -142,7 +142,7 @@ class MmaAttention : MmaRing<kind, exact> {
   static_assert(kScoreStride * 4 == kMmaScoreBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
 
-  // Fills q_ with the staged queries, and query_sums_; one row a warp.
+  // Fills q_ and query_sums_. Each warp stages one row of queries at a time.
   KVASIR_DEVICE void FillQueries() {
     for (int32_t k = 0; k < chunks_.keys; ++k) {
       const LatentChunkOnDevice& chunk = device_.chunks[chunks_.first + k];
@@ -361,9 +361,9 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Computes the scores of exact rows and stores them for the query rows that
-  // read them. They replace scores of codes that the same lane stored, so no
-  // barrier is needed.
+  // Computes scores with exact rows of keys and stores them for the query rows
+  // that read these. They replace scores that the same lane computed from
+  // codes, so no barrier is needed.
   KVASIR_DEVICE void ScoreExact() {
     for (int32_t block = keys_.ExactFrom(keys_.first()); block < keys_.end();
          block = keys_.ExactFrom(block + 1)) {
@@ -445,7 +445,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Converts scores to weights (softmax). A warp computes two of eight rows.
+  // Converts scores to weights (softmax). A warp computes two rows of a tile.
   KVASIR_DEVICE void Weigh() {
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kWarpRows; ++i) {
@@ -464,7 +464,7 @@ class MmaAttention : MmaRing<kind, exact> {
       const auto begin = static_cast<int32_t>(visible.begin - split_);
       const auto end = static_cast<int32_t>(visible.end - split_);
       const bool all = begin == 0 && end == kSplit;
-      // The lane's scores, later weights, of pairs of neighbouring slots.
+      // The lane's scores, then weights, for pairs of neighbouring slots.
       float weight[kSplit / 32];
       float max = begin < end ? kLeastMax : kNoSlot;
       KVASIR_UNROLL
@@ -511,10 +511,10 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Stores a pair of weights, in the type that products with codes need
-  // (float16), in the type T that numbers and exact rows need, or in both.
-  // Weights of values that are read as exact rows are negative in T, and 0 in
-  // float16.
+  // Stores a pair of weights as float16 for products with codes, as T for
+  // products with uncoded numbers and exact rows, or as both. Weights of exact
+  // rows are negative in T, and 0 in float16. Whether codes have weights of
+  // their own:
   static constexpr bool kCodesHaveOwn =
       DTypeOf<T>::kValue != DType::kF16 || exact;
   static KVASIR_DEVICE void StoreWeights(uint32_t* word, float first,
@@ -590,7 +590,7 @@ class MmaAttention : MmaRing<kind, exact> {
       }
     }
   }
-  // Like SumNumbers, if some rows may not read all slots as numbers.
+  // Like SumNumbers, for blocks in which some rows may not read all slots.
   KVASIR_DEVICE void SumApart(int32_t block, const char* from) {
     KVASIR_NO_UNROLL
     for (int32_t k = 0; k < kBlock / 16; ++k) {
@@ -720,7 +720,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
 
-  // Calls visit(channel, sum) for this lane's sums of row 2c_ + j of tile n.
+  // Calls visit(channel, sum) for this lane's sums of row 2c_ + j in tile n.
   template <typename Visit>
   KVASIR_DEVICE void ForSums(const LatentChunkOnDevice& chunk, int32_t n,
                              int32_t j, const Visit& visit) const {
@@ -779,7 +779,7 @@ class MmaAttention : MmaRing<kind, exact> {
     }
   }
   float* scores_;  // [rows][kScoreStride]
-  // address for LoadMatrices of the lane's row of weights
+  // the lane's row of weights, from which LoadMatrices loads
   const float* weights_;
   uint32_t* next_item_;
   float* factors_;     // [4][rows]: written by EndSoftmax
@@ -792,7 +792,7 @@ class MmaAttention : MmaRing<kind, exact> {
 
   SlotRange seen_;  // slots that at least one row of the item sees
   Sums score_, run_, sum_[2];
-  // whether sums_ and factors_ have the result of an earlier split
+  // whether sums_ and factors_ have results of earlier splits
   bool merged_;
   bool one_tile_;  // whether the item has at most 8 rows
 };

@@ -1,9 +1,8 @@
 // Products with exact rows for mma_attention-inl.h. A context has few exact
-// rows, at its ends, so they are loaded directly into the registers of
-// operands. They do not use the rings of stages, whose copies continue
-// meanwhile. The numbers that a lane reads of a row are adjacent, and together
-// four lanes (keys) or eight lanes (values) read a contiguous run. C++17,
-// device code.
+// rows, at its two ends. So they are loaded directly into operand registers,
+// without a stage, while the copies into the rings of stages continue. A lane
+// reads adjacent numbers of a row, and four neighbouring lanes (keys) or eight
+// (values) read a contiguous piece. C++17, device code.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -26,11 +25,11 @@ KVASIR_DEVICE W WordsAt(const char* row, int32_t channel) {
   return simt::LoadGlobal(reinterpret_cast<const W*>(row + 2 * channel));
 }
 
-// Loads the lane's numbers of the p-th group of channels of an exact key row. A
-// group has 32 channels if the chunk's `kind` has 4-bit codes, otherwise 16. So
-// that they match the staged queries, the lane's channels are, with c = lane %
-// 4: 8c to 8c + 7 (4-bit codes), 4c to 4c + 3 (8-bit codes), or 2c, 2c + 1, 2c
-// + 8 and 2c + 9 (numbers).
+// Loads the lane's channels of the p-th section of an exact key row. A section
+// has 32 channels if the chunk's `kind` has 4-bit codes, otherwise 16. The
+// lane's channels match the order of staged queries. With c = lane % 4, they
+// are 8c to 8c + 7 for 4-bit codes, 4c to 4c + 3 for 8-bit codes, and 2c, 2c +
+// 1, 2c + 8 and 2c + 9 for uncoded numbers.
 KVASIR_DEVICE simt::Vec16 ExactKeyWords(ChunkKind kind, const char* row,
                                         int32_t p, int32_t channels) {
   const auto c = static_cast<int32_t>(simt::Lane() % 4);
@@ -49,11 +48,11 @@ KVASIR_DEVICE simt::Vec16 ExactKeyWords(ChunkKind kind, const char* row,
   return WordsAt<simt::Vec16>(row, 32 * p + 8 * c);
 }
 
-// Adds to `scores` the products of a chunk's exact keys with the queries of the
-// first `row_tiles` tiles of 8 rows. `rows` are the exact rows of the lane's
-// two slots, g and g + 8 (g = lane / 4); null means zeros. `q` points to the
-// staged queries of the lane's row of the first tile, at the chunk's column;
-// each further tile is `tile_stride` numbers later.
+// Adds to `scores` the products of a chunk's exact keys and the queries of the
+// first `row_tiles` tiles of 8 rows. `rows` points to the exact rows of the
+// lane's two slots, g and g + 8 (g = lane / 4); null stands for zeros. `q`
+// points to the lane's staged queries of the first tile, at the chunk's column.
+// The queries of the next tile are `tile_stride` numbers later.
 template <typename T, int32_t tiles>
 KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
                                 const char* const (&rows)[2], const uint16_t* q,
@@ -111,11 +110,11 @@ KVASIR_DEVICE void AddExactKeys(ChunkKind kind, int32_t channels,
   }
 }
 
-// The lane's numbers of an exact value row, for the channels whose sums the
-// lane holds for a chunk of `kind`. Counted from the warp's first channel
-// `first`, and with g = lane / 4, these are channels 4g to 4g + 3 (4-bit
-// codes), 2g and 2g + 1 (8-bit codes), or g and, if there are more than 8, g +
-// 8 (numbers).
+// The numbers of an exact value row in those channels for which the lane holds
+// sums. They depend on the chunk's `kind`. Counted from the warp's first
+// channel `first`, and with g = lane / 4, they are channels 4g to 4g + 3 for
+// 4-bit codes, and 2g and 2g + 1 for 8-bit codes. For uncoded numbers they are
+// g and, if the warp has more than 8 channels, g + 8.
 struct ExactWords {
   uint32_t word[2];
 };
@@ -136,10 +135,10 @@ KVASIR_DEVICE ExactWords ExactValueWords(ChunkKind kind, const char* row,
   return {{static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32)}};
 }
 
-// LoadExactValues loads exact values of 16 slots for the warp's channels as
-// operands: one operand, or two if the chunk has 4-bit codes. `place` is the
-// place of the exact row of the lane's slot (RowPlaceOf); kNoExactRow means
-// zeros. The 16 slots are those of lanes `from` to `from` + 15.
+// LoadExactValues loads exact values of 16 slots, in the warp's channels, as
+// one operand of products, or as two if the chunk has 4-bit codes. Each lane
+// passes the `place` of one slot's exact row (RowPlaceOf), or kNoExactRow for
+// zeros. The slots of lanes `from` to `from` + 15 are loaded.
 inline constexpr int64_t kNoExactRow = int64_t{1} << 62;
 KVASIR_DEVICE int64_t ShufflePlace(int64_t place, int32_t lane) {
   const auto from = static_cast<uint32_t>(lane);

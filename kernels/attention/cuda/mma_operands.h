@@ -32,15 +32,14 @@ KVASIR_DEVICE void Product(float (&d)[4], const uint32_t (&a)[4],
 KVASIR_DEVICE bool HasFourBits(ChunkKind kind) {
   return kind == ChunkKind::kCodes4 || kind == ChunkKind::kLevels4;
 }
-// The position among the staged queries of a chunk at which the query for key
-// channel i is stored.
+// The index, within a chunk's staged queries, at which channel i is stored.
 KVASIR_DEVICE int32_t StagedAt(ChunkKind kind, int32_t i) {
   if (kind == ChunkKind::kNumbers || kind == ChunkKind::kCodes8) return i;
   const int32_t in_word = i % 8;
   return i - in_word + (in_word < 4 ? 2 * in_word : 2 * in_word - 7);
 }
 
-// Whether both numbers of a pair are finite.
+// Whether both numbers of a pair are finite (not infinite and not NaN).
 template <typename T>
 KVASIR_DEVICE bool IsFinite(uint32_t pair) {
   constexpr uint32_t kExponent =
@@ -70,10 +69,10 @@ KVASIR_DEVICE uint32_t UpperCodes4(uint32_t word) {
                          0x2c002c00u, 0xd400d400u);
   }
 }
-// Fills the tables of levels [tables][256] in shared memory; all threads must
-// call it. Entry i is a pair of numbers: in the lower half the level of the
-// code in the lower four bits of i, in the upper half that of the upper four
-// bits.
+// Fills the tables of levels [tables][256] in shared memory. All threads must
+// call it. Entry i has the levels of two 4-bit codes: the lower half has the
+// level of the code in the lower four bits of i, and the upper half has the
+// level of the code in the upper four bits.
 inline constexpr int32_t kLevelTableWords = 256;
 template <typename T>
 KVASIR_DEVICE void FillLevelTables(const AttentionDevice& device,
@@ -92,8 +91,8 @@ KVASIR_DEVICE void FillLevelTables(const AttentionDevice& device,
     }
   }
 }
-// Returns the pair of levels of the codes in bits 0 to 3 and 16 to 19 of a
-// word.
+// Looks up the levels of the 4-bit codes in bits 0 to 3 and 16 to 19 of a word,
+// and returns them as a pair.
 KVASIR_DEVICE uint32_t LevelsOf(const uint32_t* table, uint32_t word) {
   const uint32_t pair = word & 0x000f000fu;
   return simt::LoadShared(table + ((pair | pair >> 12) & 0xffu));

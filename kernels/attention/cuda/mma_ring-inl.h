@@ -1,6 +1,6 @@
-// Loads the latents for mma_attention-inl.h. Each warp copies the latents that
-// it multiplies into a ring of stages of its own, which loads ahead, first the
-// keys and then the values of a split. C++17, device code.
+// Loads the latents for mma_attention-inl.h. Each warp has its own ring of
+// stages in shared memory, into which it copies ahead the latents that it will
+// multiply: first the keys of a split and then the values. C++17, device code.
 //
 // A stage holds a chunk of keys for 16 slots of a block, or of values for all
 // 64 slots: pieces of 16 bytes as [piece][slot] (for values only the one or two
@@ -29,7 +29,7 @@ class MmaRing {
   static constexpr int32_t kSplit = static_cast<int32_t>(kAttentionSplitSlots);
   static constexpr int32_t kStages = static_cast<int32_t>(MmaStages(kind));
   static constexpr int32_t kPiece = 16;  // bytes
-  // slots of a block of keys that a warp loads
+  // how many slots of each block of keys a warp loads
   static constexpr int32_t kWarpSlots = kBlock / kWarps;
   static constexpr int32_t kParamBytes = static_cast<int32_t>(kMmaParamBytes);
 
@@ -40,8 +40,8 @@ class MmaRing {
         warp_(thread_ / static_cast<int32_t>(simt::kWarp)),
         lane_(static_cast<int32_t>(simt::Lane())) {}
 
-  // The kind of a chunk. It is a constant if this instance is for one kind
-  // only.
+  // The kind of a chunk: a compile-time constant if this instance of the class
+  // is for one kind only.
   static KVASIR_DEVICE ChunkKind KindOf(const LatentChunkOnDevice& chunk) {
     if constexpr (kind == MmaKind::kNumbers) return ChunkKind::kNumbers;
     if constexpr (kind == MmaKind::kCodes8) return ChunkKind::kCodes8;
@@ -56,7 +56,7 @@ class MmaRing {
     return device_.chunks[chunks_.first + chunk];
   }
 
-  // Where a slot of the split is stored. page < 0: no row sees the slot.
+  // Where a slot of the split is stored. If `page` is below 0, no row sees it.
   struct alignas(8) Place {
     int32_t page;
     uint16_t tile;  // index in the page
@@ -82,13 +82,13 @@ class MmaRing {
     return place;
   }
 
-  // Stores in places_ where all slots of the split are stored. If all blocks
-  // are whole tiles, stores this only for each block's first slot. All threads
-  // of the CTA must call it, because it has a barrier.
+  // Fills places_ with the places of all slots of the split or, if all blocks
+  // are whole tiles, only with the place of each block's first slot. All
+  // threads of the CTA must call it, because it has a barrier.
   KVASIR_DEVICE void FindPlaces() {
     constexpr auto kThreads = static_cast<int32_t>(kMmaThreads);
-    // The block table is read before the barrier, so that the latency overlaps
-    // with the wait.
+    // Reads the block table before the barrier, so that the latency of the read
+    // overlaps with the wait.
     const bool whole = device_.in_blocks && first_whole_ == 0 &&
                        end_whole_ == kSplit / kBlock &&
                        !(exact && (keys_.any_exact() || values_.any_exact()));
@@ -116,8 +116,8 @@ class MmaRing {
     }
   }
 
-  // Computes which blocks of the split have visible slots, which of them are
-  // whole, and which are read as exact rows.
+  // Computes which blocks of the split have visible slots, in which of them all
+  // slots are visible, and which are read as exact rows.
   KVASIR_DEVICE void FindBlocks() {
     first_block_ = static_cast<int32_t>(slots_.begin - split_) / kBlock;
     end_block_ = static_cast<int32_t>(slots_.end - 1 - split_) / kBlock + 1;
@@ -130,7 +130,7 @@ class MmaRing {
     }
   }
   // A range of blocks of the split. KeyBlocks and ValueBlocks return the blocks
-  // that at least one row reads from the cache.
+  // whose stored latents (not exact rows) are read by at least one row.
   struct Blocks {
     int32_t begin;
     int32_t end;
@@ -148,18 +148,17 @@ class MmaRing {
     *stage += device_.warp_stage_bytes;
     if (*stage == ring_ + kStages * device_.warp_stage_bytes) *stage = ring_;
   }
-  // Waits until the data of the next stage is visible to all lanes and all
-  // lanes are done with the previous stage. Then starts to load into the
-  // previous stage.
+  // Waits until all lanes can read the next stage and none uses the previous
+  // stage any more. Then starts to load new data into the previous stage.
   KVASIR_DEVICE void Step() {
     simt::WaitCopies<kStages - 2>();
     simt::SyncWarp();
     LoadNext();
   }
 
-  // Starts to copy the warp's share of the next chunk of the split, if there is
-  // one. The order is: for each block all chunks of keys, then for each chunk
-  // of values all blocks.
+  // Starts to copy the warp's share of the next chunk and block, if the split
+  // has more. Keys come first, block by block with all chunks of a block. Then
+  // come the values, chunk by chunk with all blocks of a chunk.
   KVASIR_DEVICE void LoadNext() {
     if (load_chunk_ < chunks_.keys) {
       LoadKeys(load_block_, to_);
@@ -189,16 +188,16 @@ class MmaRing {
     load_block_ = ValueBlocks().begin;
   }
 
-  // Numbers that Look computes once for the chunk that is loaded next and that
-  // the copies of its whole blocks use.
+  // Results of Look for the chunk that is loaded next. They are used to copy
+  // whole blocks of the chunk.
   struct Loading {
     const char* codes;  // the lane's address in tile 0 of page 0
     int32_t params;  // offset from `codes` to the ranges that the lane copies
     int32_t page_bytes;
     int32_t tile_bytes;
     int32_t piece_stride;
-    // keys: pieces from the lane's first piece on; values: pieces from the
-    // warp's first piece on
+    // how many pieces the chunk has, for keys from the lane's first piece on
+    // and for values from the warp's first piece on
     int32_t pieces;
     bool in_blocks;
     bool has_params;
@@ -222,8 +221,9 @@ class MmaRing {
     loading_.in_blocks = chunk.in_blocks;
     loading_.has_params = !HasNumbers(chunk) && (!keys || chunk.ends_run);
   }
-  // The address of the lane's first piece, if all slots of the block are seen,
-  // are in one tile and are read from the cache by all rows. Otherwise null.
+  // The address of the lane's first piece, if the block is whole: its slots are
+  // in one tile, each is visible to at least one row, and no row reads any of
+  // them as an exact row. Otherwise null.
   KVASIR_DEVICE const char* WholeBlock(int32_t block) const {
     if (!loading_.in_blocks || block < first_whole_ || block >= end_whole_ ||
         (exact && (load_chunk_ < chunks_.keys ? keys_.HasExact(block)
@@ -242,12 +242,13 @@ class MmaRing {
   struct Address {
     const char* tile;
     int32_t slot;
-    bool there;  // whether some row reads the slot from the cache
+    bool there;  // whether some row reads the slot's stored latent
   };
   KVASIR_DEVICE Address AddressOf(const LatentChunkOnDevice& chunk,
                                   int32_t s) const {
     const Place place = simt::LoadShared(places_ + s);
-    // If all rows read the slot as an exact row, its latent may not exist.
+    // If all rows read the slot as an exact row, the cache may have no latent
+    // of it.
     if (place.page < 0 ||
         (exact && !ReadAsCodes(load_chunk_ < chunks_.keys, item_.num_tokens - 1)
                        .Has(s))) {
@@ -277,12 +278,13 @@ class MmaRing {
     }
   }
 
-  // Loads a chunk of keys as [piece][16 slots][16 bytes] and, if it is the last
-  // chunk of a run, the range of each slot. An odd number of pieces is padded
-  // with a piece of zeros.
+  // Loads a chunk of keys as [piece][16 slots][16 bytes]. If it is the last
+  // chunk of a run, also loads each slot's range (scale and minimum). An odd
+  // number of pieces is padded with a piece of zeros.
   KVASIR_DEVICE void LoadKeys(int32_t block, char* stage) const {
     if (const char* const from = WholeBlock(block); from != nullptr) {
-      // Two lanes copy each slot. Each of them copies every second piece.
+      // Two lanes copy each slot, and each of the two copies every second
+      // piece.
       char* const to = stage + lane_ * kPiece;
       KVASIR_UNROLL
       for (int32_t i = 0; i < kMostKeyPieces / 2; ++i) {
@@ -316,12 +318,13 @@ class MmaRing {
     }
   }
 
-  // The first piece of a chunk of values that this warp loads and multiplies.
+  // Within a chunk of values, the index of the first piece that this warp loads
+  // and multiplies.
   KVASIR_DEVICE int32_t FirstPiece(const LatentChunkOnDevice& chunk) const {
     return HasNumbers(chunk) ? 2 * warp_ : warp_;
   }
   // Loads the warp's one or two pieces of a chunk of values as [piece][64
-  // slots][16 bytes], and for codes the range of each slot.
+  // slots][16 bytes]. For codes, also loads each slot's range.
   KVASIR_DEVICE void LoadValues(int32_t block, char* stage) const {
     if (loading_.pieces <= 0) return;
     if (const char* const from = WholeBlock(block); from != nullptr) {
@@ -372,7 +375,7 @@ class MmaRing {
     return CodecSlotsOf(ExactOf(device_, of_keys), OwnSlot(item_, token),
                         split_);
   }
-  // The place of the exact row of slot `s` of the split (RowPlaceOf);
+  // The place (RowPlaceOf) of the exact row of slot `s` of the split;
   // kNoExactRow if no row reads this slot as an exact row.
   KVASIR_DEVICE int64_t ExactPlace(bool of_keys, int32_t s) const {
     const int64_t slot = split_ + s;
@@ -384,18 +387,18 @@ class MmaRing {
     return RowPlaceOf(slots, *item_.sequence, slot);
   }
 
-  // Word lane % 4 of a piece of keys, for slot lane / 4 + further.
+  // Reads 32-bit word lane % 4 of a piece of keys, of slot lane / 4 + further.
   KVASIR_DEVICE uint32_t WordOf(const char* stage, int32_t piece,
                                 int32_t further) const {
     return simt::LoadShared(reinterpret_cast<const uint32_t*>(
         stage + (piece * kWarpSlots + lane_ / 4 + further) * kPiece +
         4 * (lane_ % 4)));
   }
-  // BoundParams rearranges the ranges of a stage in place: the scales of two
-  // neighbouring slots become one word (PairParams), and so do their minima. It
-  // limits scales so that no value is infinite, because the product of an
-  // infinite value and the weight 0 of a row that does not see the slot would
-  // not be 0.
+  // BoundParams rearranges the ranges of a stage in place, so that the scales
+  // of two neighbouring slots are in one word (PairParams), and their minima in
+  // another. It also limits the scales so that no decoded value is infinite.
+  // Otherwise, for a row that does not see the slot, the weight 0 times the
+  // value would not be 0.
   struct alignas(8) PairParams {
     uint32_t scale;
     uint32_t minimum;
@@ -423,18 +426,18 @@ class MmaRing {
         reinterpret_cast<const PairParams*>(ParamsOf(stage)) + 4 * i +
         lane_ % 4);
   }
-  // Loads codes of values of slots [32k, 32k + 32). In words[i], a lane gets 2
-  // bytes of slot 8i + 2c and 2 bytes of slot 8i + 2c + 1, counted from slot
-  // 32k, with c = lane % 4.
+  // Loads the codes of values of 32 slots, from slot 32k of the block on.
+  // words[i] gets 2 bytes of the (8i + 2c)-th of these slots and 2 bytes of the
+  // next slot, with c = lane % 4.
   KVASIR_DEVICE void LoadCodes(const char* stage, int32_t k,
                                uint32_t (&words)[4]) const {
     simt::LoadMatrices<4, /*transposed=*/true>(
         words, stage + (32 * k + lane_) * kPiece);
   }
 
-  // The channel of the chunk to which the lane's sums in sum_[t] belong: to
-  // those in the lane's first row of a product (other = 0) or in its second row
-  // (other = 1).
+  // The channel of the chunk to which the lane's sums in sum_[t] belong. A lane
+  // has sums of two rows of a product's result; `other` selects the first (0)
+  // or the second (1).
   KVASIR_DEVICE int32_t ChannelOf(ChunkKind what, int32_t t,
                                   int32_t other) const {
     const int32_t g = lane_ / 4;
@@ -448,7 +451,7 @@ class MmaRing {
     }
   }
 
-  // Writes an empty partial result, because the item sees no slot of the split.
+  // Writes an empty partial result. For items that see no slot of the split.
   KVASIR_DEVICE void ClearPartial() {
     const auto floats = static_cast<int32_t>(device_.partial_floats());
     for (int32_t i = thread_; i < item_.rows() * floats;
@@ -482,7 +485,7 @@ class MmaRing {
   SlotRange slots_;  // slots of the split that at least one row sees
   int64_t split_;    // first slot of the split
   int32_t first_block_, end_block_;
-  // blocks in which every slot is seen by at least one row
+  // range of blocks in which every slot is seen by at least one row
   int32_t first_whole_, end_whole_;
   SideBlocks keys_, values_;         // only if `exact`
   int32_t load_chunk_, load_block_;  // the chunk and block that are loaded next

@@ -9,17 +9,17 @@
 //
 // The launches depend on the number of sequences but not on their lengths, so
 // the same launches can be repeated for every step with as many sequences. An
-// item is the query heads of one HeadUnit for as many tokens as make up to 8
-// rows (16 if a unit has more than 8 heads). It covers all slots that these
-// rows see or, for sequences of few rows, at most 8 splits of
-// kAttentionSplitSlots slots: so many that there are about eight items for each
-// CTA. Splits begin at fixed slots.
+// item has the query heads of one HeadUnit for some tokens, with at most 8 rows
+// together (16 if a unit has more than 8 heads). It covers all slots that these
+// rows see or, if the context of a sequence of few rows is split, 1 to 8 splits
+// of kAttentionSplitSlots slots. The number of splits is chosen so that there
+// are about eight items for each CTA. Splits begin at fixed slots.
 //
 // The memory for partial results may not suffice for all contexts, so the
-// longest contexts are split first. Contexts are grouped by their number of
-// splits, in powers of two. A group is split if the partial results of all its
-// sequences fit. In the first group that does not fit, sequences are split in
-// order until the memory is used up.
+// longest contexts are split first. For this, contexts are grouped by length:
+// group k has all contexts of at least 2^(k + 1) splits. The largest group
+// whose partial results fit is split as a whole. The other contexts of the next
+// larger group are split in order until the memory is used up.
 //
 // A row's arithmetic does not depend on other rows. Each split is computed
 // separately: scores, the maximum over all its slots, weights, then sums over
@@ -31,9 +31,9 @@
 // on how the prompt is chunked, as long as each chunk counts as a prompt. All
 // these bits differ from those of a CPU.
 //
-// A number that is not finite affects only rows that see its slot. A score of
-// NaN or +inf makes its row NaN. A score of -inf has weight 0, but if all
-// scores of a row are -inf, the row is NaN.
+// An infinite or NaN number in a latent affects only rows that see its slot. A
+// score of NaN or +inf makes its row NaN. A score of -inf has weight 0, but if
+// all scores of a row are -inf, the row is NaN.
 //
 // The kernel that computes items is chosen once for a layer, by its codecs and
 // by the types of activations and exact rows: `attention` on tensor cores
@@ -55,14 +55,14 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kMergeThreads = 128;
-// The number of groups of contexts. Group k has at least 2^(k + 1) splits.
+// The number of groups of contexts. Group k has all contexts of at least 2^(k +
+// 1) splits.
 constexpr int kLeastSplits = 20;
-// The most splits of an item, all of which use the queries that the item stages
-// once.
+// The most splits of an item. The item stages its queries once for all of them.
 constexpr int32_t kMostItemSplits = 8;
 
-// Returns `total` plus the sum over the lanes with a smaller index, and adds
-// the sum of all lanes to `total`.
+// Returns the old *total plus the values of all lanes with a smaller index.
+// Then adds the values of all lanes to *total.
 KVASIR_DEVICE int32_t SumBefore(int32_t value, int32_t* total) {
   int32_t sum = value;
   for (uint32_t lanes = 1; lanes < simt::kWarp; lanes *= 2) {
@@ -89,8 +89,8 @@ KVASIR_DEVICE SequenceItems ShapeOf(const AttentionDevice& device,
   return items;
 }
 
-// The number of items that a sequence has in the kernel for prompts. 0: another
-// kernel computes the sequence.
+// How many items a sequence has in the kernel for prompts; 0 if another kernel
+// computes the sequence.
 KVASIR_DEVICE int32_t PromptItems(const AttentionKernelArgs& args,
                                   const AttentionSequence& sequence) {
   if (args.prompt_rows == 0 || sequence.num_rows <= kDeviceSplitRows) return 0;
@@ -100,9 +100,9 @@ KVASIR_DEVICE int32_t PromptItems(const AttentionKernelArgs& args,
       static_cast<uint32_t>(args.device.num_units));
 }
 
-// The number of partial results, each for all heads, that a sequence needs if
-// its context is split; 0 for a prompt. At most most_partials + 1, which never
-// fits.
+// How many partial results (each for all heads) a sequence needs if its context
+// is split; 0 for a prompt. A count above most_partials, which does not fit, is
+// returned as most_partials + 1.
 KVASIR_DEVICE int32_t PartialsOf(const AttentionDevice& device,
                                  const AttentionSequence& sequence,
                                  const SequenceItems& items) {
@@ -117,8 +117,8 @@ DivideKernel(AttentionKernelArgs args) {
   const AttentionDevice& device = args.device;
   const auto lane = static_cast<int32_t>(simt::Lane());
   const auto warp = static_cast<int32_t>(simt::kWarp);
-  // The sums are whole numbers in float32, which are exact up to 2^24. That is
-  // more than most_partials.
+  // float32 represents whole numbers up to 2^24 exactly, and most_partials is
+  // less than that.
   static_assert(kDevicePartialBytes / (4 * 3) < 1 << 24);
   float partials[kLeastSplits] = {};
   for (int32_t s = lane; s < args.num_sequences; s += warp) {
@@ -147,7 +147,8 @@ DivideKernel(AttentionKernelArgs args) {
   const int32_t item_splits = many < 1                 ? 1
                               : many < kMostItemSplits ? many
                                                        : kMostItemSplits;
-  // partial results requested so far by the first group that does not fit
+  // partial results that sequences of the first group that does not fit have
+  // requested so far
   int32_t asked = 0;
   SequenceItems total;
   for (int32_t first = 0; first < args.num_sequences; first += warp) {
@@ -198,8 +199,8 @@ PlainKernel(AttentionKernelArgs args) {
   }
 }
 
-// The number of CTAs of `attention` per multiprocessor for which nvcc limits
-// the registers. (On sm_80, shared memory has room for only three.)
+// How many CTAs of `attention` should fit on a multiprocessor; nvcc limits the
+// registers accordingly. (On sm_80, shared memory has room for only three.)
 constexpr int MmaCtas(int32_t tiles, MmaKind kind, bool exact) {
   if (tiles > 1) return 2;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -225,14 +226,15 @@ MmaKernel(AttentionKernelArgs args) {
                         simt::AtomicAdd(&total->next_item, 1u));
     }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-    // Compute has barriers, so all threads now see the stored index.
+    // Compute has barriers, so the index that one thread stored is now visible
+    // to all threads.
     i = simt::LoadShared(attention.next_item());
     simt::SyncCta();
   }
 }
 
-// The factors with which a split is merged (MergeFactors), and the split's sum
-// of weights.
+// The two factors by which a split is merged (MergeFactors), and the split's
+// sum of weights.
 struct alignas(16) SplitFactors {
   float total;
   float split;
@@ -240,11 +242,11 @@ struct alignas(16) SplitFactors {
   float unused;
 };
 
-// Computes the factors of 32 splits, one per lane. The lane's split exists if
-// `is_one`; otherwise the factors leave the merged sums unchanged. `*max` is
-// the maximum of all splits so far. The factors have the bits that Merge gives
-// if it merges the splits in order, because a running maximum does not depend
-// on how it is computed.
+// Computes the factors of 32 splits, one per lane. `is_one` is false for a lane
+// without a split, whose factors change no sum. `*max` is the maximum over all
+// earlier splits; it is updated. The factors have the same bits as those of
+// Merge, called split by split, because a running maximum does not depend on
+// how it is computed.
 KVASIR_DEVICE SplitFactors FactorsOf(const float* partial, bool is_one,
                                      int64_t out_width, float* max) {
   float own = kNoSlot;
@@ -268,8 +270,8 @@ KVASIR_DEVICE SplitFactors FactorsOf(const float* partial, bool is_one,
   return factors;
 }
 
-// The address in `out` of output channel `channel` of a head, counted over all
-// value parts. Null if the head has fewer channels.
+// The address in `out` of a head's output channel `channel`, where channels are
+// counted over all value parts. Null if the head has fewer channels.
 template <typename T>
 KVASIR_DEVICE T* ResultAt(const AttentionKernelArgs& args, int64_t row,
                           int64_t head, int64_t channel) {
@@ -289,10 +291,10 @@ KVASIR_DEVICE T* ResultAt(const AttentionKernelArgs& args, int64_t row,
   return nullptr;
 }
 
-// Merges 32 channels of one row and head, one per lane. For 32 splits at a
-// time, each lane computes the factors of one split, which all lanes then read
-// from shared memory. The sums of 16 splits are loaded at a time and then added
-// in order.
+// Merges 32 channels of one token and head, one channel per lane. For 32 splits
+// at a time, each lane computes the factors of one split, and then all lanes
+// read all factors from shared memory. The sums of 16 splits are loaded at a
+// time and then added in order.
 template <typename T>
 KVASIR_DEVICE void MergeRow(const AttentionKernelArgs& args, int32_t index,
                             int32_t place, int32_t first_channel) {
@@ -320,7 +322,7 @@ KVASIR_DEVICE void MergeRow(const AttentionKernelArgs& args, int32_t index,
     const int32_t count = items.num_splits - split;
     const SplitFactors of_lane =
         FactorsOf(here + lane * stride, lane < count, device.out_width, &max);
-    simt::SyncWarp();  // all lanes have read the previous factors
+    simt::SyncWarp();  // all lanes are done with the previous factors
     simt::StoreShared(factors + lane, of_lane);
     simt::SyncWarp();
     KVASIR_NO_UNROLL
@@ -404,8 +406,8 @@ void RunMma(const AttentionDevice& device, const Run& run) {
       return run(MmaKernel<T, 1, MmaKind::kLevels4, false>);
   }
 }
-// Like RunMma, for layers with exact rows. For these layers AddChunks sets only
-// kinds that have an instance here.
+// Like RunMma, for layers with exact rows. There are fewer kernel instances for
+// them, and AddChunks sets only kinds that have one.
 template <typename T, typename Run>
 void RunExact(const AttentionDevice& device, const Run& run) {
   if (device.tile_rows > 8) return run(MmaKernel<T, 2, MmaKind::kAny, true>);

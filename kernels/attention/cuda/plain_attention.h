@@ -56,7 +56,8 @@ class PlainAttention {
       if (slots_.end <= slots_.begin) slots_ = {0, 0};
       split_ = (item.first_split + s) * kSplit;
       if (item.partial >= 0) item_.partial = item.partial + s;
-      // A partial result is written even if there are no slots.
+      // A partial result must be written even if the item sees no slot of the
+      // split.
       if (slots_.end == 0 && item.partial < 0) continue;
       Score();
       simt::SyncCta();
@@ -75,8 +76,8 @@ class PlainAttention {
                      4 * kRows + kBlock) ==
                 kPlainFixedBytes);
 
-  // Calls visit(first slot of a block) for each block of the split that has
-  // visible slots.
+  // Calls visit with the first slot of each block of the split that has visible
+  // slots.
   template <typename Visit>
   KVASIR_DEVICE void ForBlocks(const Visit& visit) const {
     for (int64_t block = slots_.begin / kBlock * kBlock; block < slots_.end;
@@ -85,9 +86,9 @@ class PlainAttention {
     }
   }
 
-  // Stores in pages_ the page of each slot of the block; -1 if no row sees the
-  // slot. There must be a barrier between the last read of the previous block's
-  // pages and this call.
+  // Fills pages_ with the page of each slot of the block, or -1 if no row sees
+  // the slot. Between the last read of the previous block's pages and this call
+  // there must be a barrier.
   KVASIR_DEVICE void FindPages(int64_t block) {
     if (static_cast<int32_t>(simt::Thread()) >= kBlock) return;
     const int64_t slot = block + lane_;
@@ -100,7 +101,7 @@ class PlainAttention {
     simt::StoreShared(pages_ + lane_, page);
   }
 
-  // Whether at least one row reads a visible slot as an exact row (if
+  // Whether at least one row reads the visible slot `slot` as an exact row (if
   // `as_exact`), or as a latent (otherwise).
   KVASIR_DEVICE bool Reads(const ExactSlots& exact, bool as_exact,
                            int64_t slot) const {
@@ -108,8 +109,8 @@ class PlainAttention {
     return as_exact ? exact.Has(first, slot)
                     : !exact.Has(first + item_.num_tokens - 1, slot);
   }
-  // Whether at least one row reads a visible slot of the block in the way that
-  // `as_exact` selects.
+  // Whether at least one row reads at least one visible slot of the block in
+  // the way that `as_exact` selects.
   KVASIR_DEVICE bool ReadsBlock(const ExactSlots& exact, bool as_exact,
                                 int64_t block) const {
     const SlotRange slots = Both(slots_, {block, block + kBlock});
@@ -192,8 +193,9 @@ class PlainAttention {
                               int64_t slot) const {
     return exact.Has(item_.sequence->first_slot + item_.TokenOf(row), slot);
   }
-  // Adds the products of queries with keys that are read in the way that
-  // `as_exact` selects, if some row of the item reads the block in this way.
+  // Adds to the scores the products of queries with keys read as exact rows (if
+  // `as_exact`) or as latents (otherwise). Does nothing if no row reads the
+  // block in this way.
   KVASIR_DEVICE void AddScores(int64_t block, bool as_exact,
                                float (&scores)[kHalf]) {
     if (!ReadsBlock(device_.key_exact, as_exact, block)) return;
@@ -204,8 +206,8 @@ class PlainAttention {
       for (int32_t first = 0; first < width; first += kChunk) {
         const int32_t channels =
             width - first < kChunk ? width - first : kChunk;
-        // Now the pages are stored, and all threads are done with the previous
-        // tile.
+        // After this barrier, all threads can read the pages, and none uses the
+        // previous tile any more.
         simt::SyncCta();
         FillTile(part, device_.key_exact, as_exact, block, first, channels);
         FillQueries(part, first, channels);
@@ -224,7 +226,7 @@ class PlainAttention {
     }
   }
 
-  // Converts scores to weights (softmax). A warp computes four rows.
+  // Converts scores to weights (softmax). Each warp computes four rows.
   KVASIR_DEVICE void Weigh() {
     const auto warp = static_cast<int32_t>(simt::Warp());
     const auto lane = static_cast<int32_t>(simt::Lane());
@@ -315,8 +317,8 @@ class PlainAttention {
                                bool as_exact, int32_t first, int32_t channels,
                                float (&sums)[kHalf]) {
     if (!ReadsBlock(device_.value_exact, as_exact, block)) return;
-    // Now the pages and, in the first block, the weights are stored, and all
-    // threads are done with the previous tile.
+    // After this barrier, all threads can read the pages and the weights, and
+    // none uses the previous tile any more.
     simt::SyncCta();
     FillTile(part, device_.value_exact, as_exact, block, first, channels);
     simt::SyncCta();
@@ -328,8 +330,8 @@ class PlainAttention {
         const float weight = simt::LoadShared(
             weights_ + (first_row_ + r) * kSplit + (block - split_) + s);
         const float of_kind = as_exact ? -weight : weight;
-        // Skips weights of 0, because a value that is not finite must not
-        // affect a row that does not see its slot.
+        // Skips weights of 0, because an infinite or NaN value must not affect
+        // a row that does not see its slot.
         if (of_kind > 0.0f) sums[r] = simt::Fma(of_kind, number, sums[r]);
       }
     }
@@ -368,7 +370,7 @@ class PlainAttention {
   float* factors_;  // [4][rows]: written by EndSoftmax
   int32_t* pages_;  // [64]
   float* sums_;     // [rows][out_width]
-  // the slot of a block, or channel of a chunk, that this thread computes
+  // the slot of a block (or channel of a chunk) that this thread computes
   int32_t lane_;
   int32_t first_row_;
 
@@ -377,7 +379,7 @@ class PlainAttention {
   SlotRange seen_;   // slots that at least one row of the item sees
   SlotRange slots_;  // slots of the split that at least one row sees
   int64_t split_;    // first slot of the split
-  // whether sums_ and factors_ have the result of an earlier split
+  // whether sums_ and factors_ have results of earlier splits
   bool merged_;
 };
 

@@ -55,8 +55,8 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// Computes items. A warp has `tiles` tiles of 16 rows: 2 tiles need keys
-// without codes or with a single run of codes (PromptRows).
+// Computes items. A warp has `tiles` tiles of 16 rows. Two tiles are possible
+// only if keys have no codes or a single run of codes (PromptRows).
 template <typename T, int32_t tiles>
 class PrefillAttention : PrefillLoads<T, tiles> {
   using Loads = PrefillLoads<T, tiles>;
@@ -105,12 +105,12 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       Loads::kPieceBytes, Loads::kTilePieces;
   using typename Loads::Part, typename Loads::RowReads;
   static constexpr int32_t kSlotTiles = kBlock / 8;
-  // The sums of a warp's values are divided into slabs of 64 channels.
+  // A warp's sums of values are divided into slabs of 64 channels.
   static constexpr int32_t kSlabs = static_cast<int32_t>(PromptSlabs(kRows));
   static constexpr int32_t kSlabTiles = 8;
   static constexpr int32_t kValueTiles = kSlabs * kSlabTiles;
   // True if keys may have several runs of codes, so that the products of each
-  // run must be summed separately (run_).
+  // run must first be summed separately (in run_).
   static constexpr bool kRunsApart = tiles == 1;
   static constexpr float kMinusInfinity = -__builtin_inff();
 
@@ -128,8 +128,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       for (int32_t n = 0; n < kSlotTiles; ++n) Clear(scores->d[t][n]);
     }
   }
-  // Weights of a block, packed as first operands of products. Each operand has
-  // 16 slots.
+  // The weights of a block as first operands of products, each for 16 slots.
   struct Weights {
     uint32_t a[tiles][kBlock / 16][4];
   };
@@ -160,13 +159,13 @@ class PrefillAttention : PrefillLoads<T, tiles> {
                                 const char* stage) {
     Scores* const to = kRunsApart ? &run_ : &score_;
     if (kRunsApart && chunk.starts_run) Clear(to);
-    // The number of products per piece of codes, and the number of pieces that
-    // fit into the tile once converted.
+    // The number of products per piece of codes, and how many pieces of codes
+    // fit into the tile after conversion.
     const int32_t products = chunk.kind == ChunkKind::kCodes8 ? 1 : 2;
     const int32_t room = kTilePieces / (2 * products);
     KVASIR_NO_UNROLL
     for (int32_t p = 0; p < chunk.pieces; p += room) {
-      // waits until all threads are done with the tile
+      // wait until no thread uses the tile's previous content any more
       if (p > 0) simt::SyncCta();
       const int32_t left = chunk.pieces - p;
       const int32_t count = left < room ? left : room;
@@ -184,8 +183,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     if (chunk.ends_run) EndRun(chunk, ParamsOf(stage));
   }
 
-  // Adds to the scores the products of keys, as up to 8 pieces of 8 numbers for
-  // each slot, with the queries from `column` on.
+  // Adds the products of keys and queries to the scores. `numbers` has up to 8
+  // pieces of 8 key channels for each slot, and the queries begin at `column`.
   KVASIR_DEVICE void Multiply(const char* numbers, int32_t pieces,
                               int32_t column, Scores* to) const {
     if (idle_) return;
@@ -230,8 +229,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
 
-  // Applies the scale and minimum of a run to its sums and adds them to the
-  // scores.
+  // Applies a run's scale and minimum to the run's sums, and adds the result to
+  // the scores.
   KVASIR_DEVICE void EndRun(const LatentChunkOnDevice& chunk,
                             const uint32_t* params) {
     if (idle_) return;
@@ -287,10 +286,10 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       // that a row does not see changes no bit.
       factors[r] = simt::Exp2((max_[r] - max) * scale);
       max_[r] = max;
-      // `scaled` is finite even if the row sees no score, so that hidden scores
-      // give weight 0. Because `scaled` is rounded, a weight may exceed 1. With
-      // scores above 2^27 it may even be infinite, and then the row becomes
-      // NaN.
+      // The lower limit keeps `scaled` finite even if all scores so far are
+      // hidden (-inf), so that these get weight 0. Because `scaled` is rounded,
+      // a weight may exceed 1. With scores above 2^27 a weight may even be
+      // infinite, and then the row becomes NaN.
       const float scaled = simt::Max(max * scale, kLeastMax);
       float sum = 0.0f;
       ForScores(r, [&](float& score) {
@@ -311,7 +310,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
     }
   }
-  // Calls visit(score) for the scores of the lane's r-th row.
+  // Calls visit(score) for each score that the lane has of its r-th row.
   template <typename Visitor>
   KVASIR_DEVICE void ForScores(int32_t r, const Visitor& visit) {
     KVASIR_UNROLL
@@ -322,13 +321,13 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
     }
   }
-  // Sets the scores of slots that a row does not read in the visit's way to
-  // -inf.
+  // Sets a score to -inf if the row does not read the slot's key and value in
+  // the way of this visit (prefill_order.h).
   KVASIR_DEVICE void Mask() {
     KVASIR_UNROLL
     for (int32_t r = 0; r < kLaneRows; ++r) {
-      // The bits are computed first, in one register, because otherwise nvcc
-      // would use one register per bit.
+      // All bits are computed first, into one register. Otherwise nvcc would
+      // use one register per bit.
       const uint32_t reads = BitsOf(ReadsOfRow(RowOf(r)));
       KVASIR_UNROLL
       for (int32_t n = 0; n < kSlotTiles; ++n) {
@@ -341,7 +340,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
   // Returns a bit for each of the lane's slots: 1 if the row reads the slot in
-  // the visit's way.
+  // the way of this visit.
   KVASIR_DEVICE uint32_t BitsOf(const RowReads& reads) const {
     uint32_t bits = 0;
     KVASIR_NO_UNROLL
@@ -356,7 +355,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
 
   KVASIR_DEVICE void Sum() {
     const bool exact = visit_.values_exact();
-    // PromptRows ensures that either all values are stored as codes, or all as
+    // PromptRows ensures that all values are stored as codes, or all as uncoded
     // numbers.
     const bool codes =
         !exact && ChunkOf(chunks_.keys).kind != ChunkKind::kNumbers;
@@ -404,8 +403,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     return weights;
   }
 
-  // Adds to the sums of a slab the products of the weights with values, as up
-  // to 8 pieces of 8 numbers for each slot.
+  // Adds the products of weights and values to the sums of a slab. `numbers`
+  // has up to 8 pieces of 8 value channels for each slot.
   template <typename Number>
   KVASIR_DEVICE void AddSlab(int32_t slab, const char* numbers, int32_t pieces,
                              const Weights& weights) {
@@ -416,7 +415,7 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     const int32_t m = Lane() / 8;
     const char* const from =
         numbers + m / 2 * kPieceBytes + (8 * (m % 2) + Lane() % 8) * kPiece;
-    // The slab is a template argument from here on, because sums are in
+    // From here on the slab's index is a template argument, because sums are in
     // registers, which cannot be indexed at run time.
     if (slab == 0) return AddAt<Number, 0>(from, pieces, weights);
     if (slab == 1) return AddAt<Number, kSlabTiles>(from, pieces, weights);
@@ -431,7 +430,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
   KVASIR_DEVICE void AddAt(const char* from, int32_t pieces,
                            const Weights& weights) {
     if constexpr (DTypeOf<Number>::kValue == DTypeOf<T>::kValue) {
-      // Only plain numbers need care, because decoded values are always finite.
+      // Only uncoded numbers may be infinite or NaN and need care, because
+      // decoded values are always finite.
       if (masked_) return AddCarefully<at>(from, pieces, weights);
     }
     if (pieces == kMostPieces) return AddWhole<Number, at>(from, weights);
@@ -474,9 +474,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
   // Like AddSome, for blocks with slots that only some rows read. For the other
-  // rows such a slot has weight 0, and 0 times a number that is not finite
-  // would not be 0. So numbers that are not finite are added separately, only
-  // for the rows that read them.
+  // rows such a slot has weight 0, but 0 times an infinite or NaN number is not
+  // 0. So these numbers are added separately, only for the rows that read them.
   template <int32_t at>
   KVASIR_DEVICE void AddCarefully(const char* from, int32_t pieces,
                                   const Weights& weights) {
@@ -508,13 +507,13 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       }
     }
   }
-  // Adds those numbers of slot 16k + s that are not finite, for the rows that
-  // read the slot.
+  // Adds the infinite and NaN numbers of slot 16k + s, for the rows that read
+  // the slot.
   template <int32_t at>
   KVASIR_DEVICE void AddSlotApart(int32_t k, int32_t s, const char* from,
                                   int32_t pieces, const Weights& weights) {
-    // A word of the lane holds slots 2c and 2c + 1 (b[0] and b[2]), or slots 2c
-    // + 8 and 2c + 9 (b[1] and b[3]), with c = lane % 4.
+    // With c = lane % 4, this lane's b[0] and b[2] hold numbers of slots 2c and
+    // 2c + 1, and b[1] and b[3] those of slots 2c + 8 and 2c + 9.
     const uint32_t of_slot =
         s / 2 % 4 == Lane() % 4 ? 0xffffu << (16 * (s % 2)) : 0u;
     KVASIR_UNROLL
@@ -576,8 +575,8 @@ class PrefillAttention : PrefillLoads<T, tiles> {
       Write<3 * kSlabTiles>(chunk, first, inverse);
     }
   }
-  // Divides the sums of a slab by the sums of weights and writes them. They
-  // belong to the chunk's channels from `first` on.
+  // Divides the sums of a slab by the sums of weights, and writes the results
+  // as the chunk's channels from `first` on.
   template <int32_t at>
   KVASIR_DEVICE void Write(const LatentChunkOnDevice& chunk, int32_t first,
                            const float (&inverse)[kLaneRows]) const {
@@ -607,11 +606,11 @@ class PrefillAttention : PrefillLoads<T, tiles> {
     }
   }
 
-  // score_ holds a block's scores and then its weights, and run_ the sums of a
-  // run.
+  // score_ holds a block's scores and then its weights. run_ holds the sums of
+  // a single run.
   Scores score_, run_;
   float sum_[tiles][kValueTiles][4];
-  // maxima of rows, and the lane's shares of their sums of weights
+  // the maxima of the lane's rows, and the lane's shares of the sums of weights
   float max_[kLaneRows], weights_[kLaneRows];
 };
 

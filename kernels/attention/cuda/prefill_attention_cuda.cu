@@ -1,7 +1,7 @@
-// attention_prefill: the launch of paged_attention (paged_attention_cuda.cu)
-// for prompts. The CTAs of a persistent grid take items and compute them with
-// prefill_attention-inl.h, whose first comment gives memory traffic, operations
-// and the lower bound of the time.
+// The kernel attention_prefill, which computes prompts for paged_attention
+// (paged_attention_cuda.cu). The CTAs of a persistent grid take items one by
+// one and compute them with prefill_attention-inl.h. The first comment of that
+// file has the memory traffic, the operations and the lower bound of the time.
 #include "kernels/attention/cuda/prefill_attention-inl.h"
 #include "kernels/attention/cuda/prefill_attention.h"
 #include "kernels/simt/launch.h"
@@ -9,7 +9,8 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// The number of CTAs per multiprocessor, for which nvcc limits the registers.
+// How many CTAs should fit on a multiprocessor; nvcc limits the registers
+// accordingly.
 constexpr int kPromptCtas = 2;
 
 template <typename T, int32_t tiles>
@@ -28,9 +29,9 @@ PrefillKernel(AttentionKernelArgs args) {
       simt::StoreShared(next, simt::AtomicAdd(&total->next_prompt, 1u));
     }
     attention.Compute(item, args.device.unit_chunks[item.unit_index]);
-    // Compute has barriers, so all threads now see the stored index. A slow
-    // thread may still be reading this word when the next index is stored, so
-    // the next index is stored in the other word.
+    // Compute has barriers, so the index that one thread stored is now visible
+    // to all threads. A slow thread may still be reading this word when the
+    // next index is stored, so that one is stored in the other word.
     i = simt::LoadShared(next);
     next = next == attention.next_item() ? next + 1 : next - 1;
   }

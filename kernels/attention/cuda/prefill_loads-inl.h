@@ -2,8 +2,8 @@
 // are staged in shared memory. Latents are copied chunk by chunk, in the order
 // of prefill_order.h, into stages that all warps read. C++17, device code.
 //
-// Registers are needed for sums, so addresses in shared memory are recomputed
-// instead of stored, and only a few numbers about the next load are stored.
+// Registers are needed for sums. So addresses in shared memory are computed
+// anew for each use, and only a few numbers about the next load are kept.
 #pragma once
 
 #include "kernels/attention/cuda/attention_exact.h"
@@ -27,20 +27,19 @@ class PrefillLoads {
   static constexpr int32_t kStages = 3;
   static constexpr int32_t kPiece = 16;  // bytes
   static constexpr int32_t kMostPieces = 8;
-  // bytes of a piece of all slots
+  // the bytes of one piece of all slots of a block
   static constexpr int32_t kPieceBytes = kBlock * kPiece;
   // A stage holds up to 8 pieces of each slot, then one word for each slot (its
   // range).
   static constexpr int32_t kStageBytes = kMostPieces * kPieceBytes + kBlock * 4;
-  // pieces of 8 numbers converted from codes
+  // how many pieces (of 8 numbers converted from codes) the tile has
   static constexpr int32_t kTilePieces = 16;
   static constexpr int32_t kTileBytes = kTilePieces * kPieceBytes;
   static constexpr int32_t kTableWords = kLevelTableWords;
   static_assert(kStages * kStageBytes + kMmaNextBytes == kPromptFixedBytes);
   static_assert(kTileBytes == kPromptTileBytes);
   static_assert(kTableWords * 4 == kMmaTableBytes);
-  // The number of rows of a lane: rows g and g + 8 of each tile, with g = lane
-  // / 4.
+  // How many rows a lane has: rows g and g + 8 of each tile, with g = lane / 4.
   static constexpr int32_t kLaneRows = 2 * tiles;
 
   KVASIR_DEVICE explicit PrefillLoads(const AttentionKernelArgs& args)
@@ -48,9 +47,8 @@ class PrefillLoads {
     FillLevelTables<T>(device_, Tables());
   }
 
-  // Two words of shared memory for the kernel, in which one thread stores the
-  // index of the CTA's next item for all threads. The kernel uses them
-  // alternately.
+  // Two words of shared memory, which the kernel uses alternately. One thread
+  // stores the index of the CTA's next item there for all threads.
   KVASIR_DEVICE uint32_t* next_item() const {
     return reinterpret_cast<uint32_t*>(StageAt(kStages));
   }
@@ -64,8 +62,8 @@ class PrefillLoads {
     load_ = order_.First(device_);
     const bool sees = !order_.Done(load_);
     for (int32_t k = 0; sees && k < chunks_.keys; ++k) StageQueries(ChunkOf(k));
-    // After this barrier all threads are done with the stages and sums of the
-    // previous item.
+    // After this barrier, no thread uses the stages and query sums of the
+    // previous item any more.
     simt::SyncCta();
     if (sees) {
       for (int32_t k = 0; k < chunks_.keys; ++k) SumQueries(k);
@@ -86,16 +84,16 @@ class PrefillLoads {
   KVASIR_DEVICE int32_t QueryStride() const {
     return static_cast<int32_t>(PromptQueryStride(device_));
   }
-  // The staged queries [rows][QueryStride()].
+  // Returns the staged queries, [rows][QueryStride()].
   KVASIR_DEVICE uint16_t* Queries() const {
     return reinterpret_cast<uint16_t*>(Tile() +
                                        (device_.has_codes ? kTileBytes : 0));
   }
-  // The sums of queries [runs of keys][rows].
+  // Returns the sums of queries, [runs of keys][rows].
   KVASIR_DEVICE float* QuerySums() const {
     return reinterpret_cast<float*>(Queries() + kRows * QueryStride());
   }
-  // The tables of levels [tables][kTableWords].
+  // Returns the tables of levels, [tables][kTableWords].
   KVASIR_DEVICE uint32_t* Tables() const {
     return reinterpret_cast<uint32_t*>(QuerySums() +
                                        device_.most_key_runs * kRows);
@@ -121,9 +119,9 @@ class PrefillLoads {
     return ReadsOf(ExactOf(device_, of_keys), order_.own);
   }
   // The range from the first slot that token `begin_token` sees to the last
-  // slot that token `end_token` sees. SeenBy(first, last) are the slots that at
-  // least one token sees, and SeenBy(last, first) the slots that all tokens
-  // see.
+  // slot that token `end_token` sees. For a range of tokens, SeenBy(first,
+  // last) has the slots that at least one of them sees, and SeenBy(last, first)
+  // those that all of them see.
   KVASIR_DEVICE Slots SeenBy(int32_t begin_token, int32_t end_token) const {
     const int64_t begin =
         RowSlots(device_, *item_.sequence, item_.first_token + begin_token)
@@ -147,11 +145,11 @@ class PrefillLoads {
           SeenBy(item_.TokenIn(FirstRow()), item_.TokenIn(end_row - 1));
     }
   }
-  // Sets masked_ and idle_ for the current visit.
+  // Sets masked_ and idle_ for the current visit (prefill_order.h).
   KVASIR_DEVICE void Look() {
     const int32_t begin = visit_.block() * kBlock;
-    // Subtracts instead of adding, because the end of the last block may exceed
-    // an int32_t.
+    // Subtracts kBlock instead of adding it, because the end of the last block
+    // may exceed the range of an int32_t.
     masked_ = begin < seen_by_all_.begin || seen_by_all_.end - begin < kBlock;
     if (device_.has_exact && !masked_) {
       const Slots slots = {begin, begin + kBlock};
@@ -164,7 +162,7 @@ class PrefillLoads {
   // are counted from the block's start.
   struct RowReads {
     Slots seen;
-    Slots keys, values;  // slots that are read as latents
+    Slots keys, values;  // slots read as latents, not exact rows
 
     KVASIR_DEVICE bool Has(const Visit& visit, int32_t s) const {
       return s >= seen.begin && s < seen.end &&
@@ -269,12 +267,12 @@ class PrefillLoads {
   KVASIR_DEVICE const LatentChunkOnDevice& ChunkOf(int32_t chunk) const {
     return device_.chunks[chunks_.first + chunk];
   }
-  // The page of the thread's slot of a block, which is slot Thread() % 64 of
-  // the block. Below 0: no row sees the slot.
+  // Each thread copies slot Thread() % 64 of a block. Returns the page of this
+  // slot, or a number below 0 if no row sees it.
   KVASIR_DEVICE int32_t PageOf(int32_t block) const {
     constexpr auto kSlots = static_cast<uint32_t>(kBlock);
-    // In the block after the last possible one, `slot` overflows to a negative
-    // number.
+    // `block` may follow the last possible block, and then `slot` overflows to
+    // a negative number.
     const auto slot = static_cast<int32_t>(
         static_cast<uint32_t>(block) * kSlots + simt::Thread() % kSlots);
     if (slot < order_.seen.begin || slot >= order_.seen.end) return -1;
@@ -293,8 +291,9 @@ class PrefillLoads {
     KVASIR_NO_UNROLL
     for (int32_t i = 0; i < kStages - 1; ++i) LoadNext(i);
   }
-  // Sets place_. Both indices fit into 16 bits, because pages have at most
-  // kMmaMostPlaces tiles, and tiles at most as many slots.
+  // Sets place_ to the indices of the tile and of the slot. Each of them fits
+  // into 16 bits, because a page has at most kMmaMostPlaces tiles, and a tile
+  // has at most as many slots.
   KVASIR_DEVICE void FindSlot() {
     const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
     const uint32_t in_page = Remainder(slot, device_.page_tokens);
@@ -320,19 +319,20 @@ class PrefillLoads {
     const int32_t block = load_.block();
     load_ = order_.Next(device_, load_);
     if (order_.Done(load_) || load_.block() == block) return;
-    page_ = next_page_;  // correct because every block has a visit
+    page_ = next_page_;  // next_page_ is right, because no block is skipped
     next_page_ = PageOf(load_.block() + 1);
     FindSlot();
   }
-  // Loads a chunk of latents as [piece][64 slots][16 bytes], and for codes the
-  // range of each slot. Slots that no row reads get zeros. An odd number of
-  // pieces is padded with a piece of zeros.
+  // Loads a chunk of latents as [piece][64 slots][16 bytes]. For codes, also
+  // loads each slot's range. Slots that no row reads get zeros. An odd number
+  // of pieces is padded with a piece of zeros.
   KVASIR_DEVICE void LoadLatents(const LatentChunkOnDevice& chunk, bool of_keys,
                                  char* stage) const {
     const int32_t s = Thread() % kBlock;
     bool reads = page_ >= 0;
     if (device_.has_exact) {
-      // If all rows read the slot as an exact row, its latent may not exist.
+      // If all rows read the slot as an exact row, the cache may have no latent
+      // of it.
       const SideReads side = SideOf(of_keys);
       const int32_t slot = load_.block() * kBlock + s;
       reads = reads && slot >= side.sinks && slot < side.codec_end;
@@ -352,7 +352,8 @@ class PrefillLoads {
       simt::StoreShared(reinterpret_cast<uint32_t*>(word), 0u);
     }
   }
-  // Loads a part of a chunk's exact rows, in channel order.
+  // Loads the exact rows of the block, as many channels of the chunk as a part
+  // has, in channel order.
   KVASIR_DEVICE void LoadExact(const LatentChunkOnDevice& chunk, bool of_keys,
                                char* stage) const {
     const int32_t slot = load_.block() * kBlock + Thread() % kBlock;
@@ -402,9 +403,9 @@ class PrefillLoads {
     const int32_t left = chunk.channels / 8 - part * kMostPieces;
     return left < kMostPieces ? left : kMostPieces;
   }
-  // Waits for the next chunk and returns its stage. After the barrier, all
-  // threads are done with the tile of numbers and with the previous stage, into
-  // which the next load is started.
+  // Waits for the next chunk and returns its stage. After the barrier, no
+  // thread uses the tile of numbers or the previous stage any more, so the next
+  // load into that stage is started.
   KVASIR_DEVICE char* Step() {
     simt::WaitCopies<kStages - 2>();
     simt::SyncCta();
@@ -430,12 +431,13 @@ class PrefillLoads {
   Slots seen_by_all_;  // slots that every row of the item sees
   Slots warp_seen_;    // slots that at least one row of the warp sees
   Visit visit_;
-  // whether some row does not read some slot of the block in the visit's way
+  // whether some slot of the block is not read by some row in the way of the
+  // current visit
   bool masked_;
   bool idle_;  // whether no row of the warp sees any slot of the block
   int32_t stage_;
-  // The visit and part that are loaded next, and the page and place of the
-  // thread's slot of the block.
+  // The visit and the part that are loaded next, and the page and place of the
+  // slot that this thread copies.
   Visit load_;
   Part load_at_;
   int32_t page_, next_page_;  // below 0: no row sees the slot

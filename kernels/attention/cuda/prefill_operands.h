@@ -13,10 +13,10 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 inline constexpr int32_t kPromptBlock =
     static_cast<int32_t>(kAttentionBlockSlots);
 
-// Stages 8 channels of a row's query (piece `piece` of a chunk) in the order in
-// which keys are multiplied. For codes this is the order of
-// mma_attention-inl.h: number 16 k + 8 half + 2 c + e of the products (half and
-// e are 0 or 1, c is 0 to 3) is extracted from word c of a piece of codes.
+// Stages 8 channels of a row's query, which are piece `piece` of a chunk, in
+// the order in which keys are multiplied. For codes this is the order of
+// mma_attention-inl.h: number 16 k + 8 half + 2 c + e, where half and e are 0
+// or 1 and c is 0 to 3, is extracted from 32-bit word c of a piece of codes.
 KVASIR_DEVICE void StoreQueries(ChunkKind kind, const simt::Vec16& queries,
                                 int32_t piece, uint16_t* row) {
   if (kind == ChunkKind::kNumbers) {
@@ -25,14 +25,15 @@ KVASIR_DEVICE void StoreQueries(ChunkKind kind, const simt::Vec16& queries,
   }
   const uint32_t(&words)[4] = queries.word;
   if (kind == ChunkKind::kCodes8) {
-    // The pairs of channels alternate between the two halves of 16 numbers.
+    // Pairs of channels go alternately to the first and the second half of
+    // every 16 numbers.
     auto* const to =
         reinterpret_cast<uint64_t*>(row + piece / 2 * 16 + piece % 2 * 4);
     simt::StoreShared(to, words[0] | uint64_t{words[2]} << 32);
     simt::StoreShared(to + 2, words[1] | uint64_t{words[3]} << 32);
     return;
   }
-  // Channel i is stored next to channel i + 4.
+  // Channels i and i + 4 become neighbours.
   uint16_t* const to = row + piece / 4 * 32 + 2 * (piece % 4);
   KVASIR_UNROLL
   for (int32_t i = 0; i < 4; ++i) {
@@ -158,7 +159,8 @@ KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
   for (int32_t p = thread / kPromptBlock * group; p < pieces;
        p += static_cast<int32_t>(simt::Threads()) / kPromptBlock * group) {
     if (kind == ChunkKind::kCodes8) {
-      // The pairs of channels alternate between the two halves of 16 numbers.
+      // Pairs of channels go alternately to the first and the second half of
+      // every 16 numbers.
       const simt::Vec16 low = PieceOf(stage, p, slot);
       const simt::Vec16 high = PieceOf(stage, p + 1, slot);
       KVASIR_UNROLL
@@ -169,7 +171,7 @@ KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
       }
       continue;
     }
-    // Channel i of each piece is stored next to its channel i + 4.
+    // Channels i and i + 4 of each piece become neighbours.
     simt::Vec16 from[4];
     KVASIR_UNROLL
     for (int32_t i = 0; i < 4; ++i) from[i] = PieceOf(stage, p + i, slot);
@@ -187,8 +189,8 @@ KVASIR_DEVICE void OrderExactKeys(ChunkKind kind, int32_t pieces, char* stage) {
   }
 }
 
-// Reorders exact rows of values in place to the order that 4-bit codes have:
-// channels 0, 4, 1, 5, ... in each piece.
+// Reorders exact rows of values in place to the order in which 4-bit codes are
+// extracted: channels 0, 4, 1, 5, ... of each piece.
 KVASIR_DEVICE void OrderExactValues(int32_t pieces, char* stage) {
   const auto thread = static_cast<int32_t>(simt::Thread());
   const int32_t slot = thread % kPromptBlock;
@@ -206,8 +208,8 @@ KVASIR_DEVICE void OrderExactValues(int32_t pieces, char* stage) {
   }
 }
 
-// A mask whose halves are all ones for a finite number of the pair, and 0
-// otherwise.
+// A mask for a pair of numbers. A half of the mask is all ones if the number in
+// it is finite, and 0 otherwise.
 template <typename T>
 KVASIR_DEVICE uint32_t FiniteMask(uint32_t pair) {
   constexpr uint32_t kExponent =

@@ -6,7 +6,7 @@
 
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 
-// The number of tokens of an item of the kernel for prompts.
+// How many tokens an item of the kernel for prompts has.
 KVASIR_DEVICE int32_t PromptTokens(const AttentionKernelArgs& args) {
   return args.prompt_rows / args.device.most_heads;
 }
@@ -28,7 +28,8 @@ KVASIR_DEVICE Item FindPromptItem(const AttentionKernelArgs& args,
   return item;
 }
 
-// The most channels of a chunk's exact rows that are loaded at a time (a part).
+// The most channels of exact rows that are loaded at a time. A chunk that has
+// more is loaded in several parts.
 inline constexpr int32_t kPromptPartChannels = 64;
 KVASIR_DEVICE int32_t PartsOf(const LatentChunkOnDevice& chunk) {
   return (chunk.channels + kPromptPartChannels - 1) / kPromptPartChannels;
@@ -41,9 +42,9 @@ struct Slots {
   int32_t end;
 };
 
-// How some tokens together read keys (or values). Slots before `sinks` and from
-// `exact_from` on are read as exact rows by at least one token, and slots
-// [sinks, codec_end) as latents by at least one token.
+// How some tokens together read keys (or values). At least one of them reads
+// the slots before `sinks` and from `exact_from` on as exact rows. At least one
+// reads the slots [sinks, codec_end) as latents. A slot can be in both groups.
 struct SideReads {
   int32_t sinks;
   int32_t exact_from;
@@ -55,8 +56,8 @@ struct SideReads {
            (slots.end < codec_end ? slots.end : codec_end);
   }
 };
-// Returns how the tokens that are stored in slots `own` read the keys or values
-// with these exact slots.
+// Returns how the tokens in slots `own` read keys (or values) that have the
+// exact slots `exact`.
 KVASIR_DEVICE SideReads ReadsOf(const ExactSlots& exact, const Slots& own) {
   const auto window = static_cast<int32_t>(exact.window);
   SideReads reads = {static_cast<int32_t>(exact.sinks), 0x7fffffff, 0x7fffffff};
@@ -67,10 +68,11 @@ KVASIR_DEVICE SideReads ReadsOf(const ExactSlots& exact, const Slots& own) {
   return reads;
 }
 
-// A pass over a block of 64 slots. There are four kinds of passes: keys are
-// read either as latents or as exact rows, and values too. A pass computes only
-// the rows and slots that are read in its way, so a block that is read in
-// several ways is visited several times. Packed into one register.
+// A pass over a block of 64 slots. In a pass all keys are read in one way,
+// either as latents or as exact rows, and all values too, so there are four
+// kinds of passes. A pass computes only the rows and slots that are read in its
+// way. A block that is read in several ways has several passes. Packed into one
+// register.
 struct Visit {
   int32_t bits;
 
@@ -78,9 +80,9 @@ struct Visit {
   KVASIR_DEVICE bool keys_exact() const { return bits & 1; }
   KVASIR_DEVICE bool values_exact() const { return bits & 2; }
 };
-// The sequence of an item's visits, block by block. In a visit, all chunks of
-// keys are read and then all chunks of values; exact rows are read in parts of
-// a chunk.
+// The order of an item's visits, block by block. In a visit, all chunks of keys
+// are read and then all chunks of values. Chunks of exact rows are read in
+// parts (kPromptPartChannels).
 struct PromptOrder {
   Slots seen;  // slots that at least one row sees; end <= begin: none
   Slots own;   // slots of the item's own tokens

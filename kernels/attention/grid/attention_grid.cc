@@ -44,8 +44,8 @@ void Cover(const CodePiece& piece, ChunkBytes* bytes) {
              piece.width * place.high_bits, bytes);
 }
 
-// Makes all planes share one range of bytes if it takes no more reads than the
-// planes' separate ranges. A slot is read in pieces of kPieceBytes.
+// Replaces the planes' separate ranges of bytes by one common range if reading
+// it takes no more reads. A slot is read in pieces of kPieceBytes.
 void ReadTogether(ChunkBytes* bytes) {
   constexpr int64_t kPieceBytes = 32;
   constexpr int64_t kMostBytes = kChunkChannels;
@@ -68,7 +68,7 @@ void ReadTogether(ChunkBytes* bytes) {
   bytes->together = true;
 }
 
-// Gives out consecutive pieces of scratch, each rounded up to whole cache
+// Allocates consecutive pieces of scratch, each rounded up to whole cache
 // lines.
 class Divider {
  public:
@@ -96,8 +96,8 @@ AttentionGrid::AttentionGrid(const PagedAttentionArgs& params, int threads)
   DivideScratch();
   chunk_begin_.push_back(0);
   span_begin_.push_back(0);
-  // The function Fits of ops.h passes no lists of heads, because it only asks
-  // whether one row fits into the scratch.
+  // Fits (ops.h) only asks whether one row fits into the scratch, so it passes
+  // no lists of heads.
   if (!fits() || params_.keys[0].group_of_head == nullptr) return;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
     AddChunks(params_.keys[p].latents);
@@ -131,8 +131,8 @@ bool AttentionGrid::DividesAs(const AttentionGrid& other) const {
   const auto same_slices = [](const HeadSlice& a, const HeadSlice& b) {
     return a.num_heads == b.num_heads;
   };
-  // The slices after these are only for adding attention mass and do not affect
-  // how a step is divided.
+  // Later slices are only used to add attention mass, so they do not affect how
+  // a step is divided.
   const auto end = [](const AttentionGrid& grid) {
     return grid.slices_.begin() +
            static_cast<std::ptrdiff_t>(grid.num_cluster_slices_ +
@@ -158,7 +158,8 @@ bool AttentionGrid::DividesAs(const AttentionGrid& other) const {
 }
 
 void AttentionGrid::AddExactParts() {
-  // Appends the parts of exact rows after the parts of the cache.
+  // Copies the parts of the cache to `all` and appends the parts of their exact
+  // rows.
   const auto extend = [](const auto* parts, int64_t count, auto* all) {
     all->assign(parts, parts + count);
     for (int64_t p = 0; p < count; ++p) {
@@ -213,8 +214,8 @@ void AttentionGrid::AddChunks(const LatentPartArgs& part) {
       // Only the last run may have 0 bits, and nothing is stored for it.
       if (run.bits == 0) break;
       const CodePlace place = cursor.Next(run);
-      // A run whose range is stored in slots is not divided between chunks if
-      // it fits into one.
+      // If ranges are stored in slots, a run that fits into one chunk is not
+      // divided between two.
       const bool cut =
           part.static_scale == nullptr &&
           chunk.width + std::min(run.width, kChunkChannels) > kChunkChannels;
@@ -324,8 +325,8 @@ void AttentionGrid::DescribeKey(int64_t index) {
   }
   part.held_width = part.width <= kHeldQueryWidth ? part.width : kChunkChannels;
   if (index >= num_stored_keys_) {
-    // Exact rows use the same held queries as their stored part, unless those
-    // are multiplied by static scales.
+    // For exact rows, the queries that scratch holds for the stored part are
+    // used, unless those were multiplied by static scales.
     const KeyPart& stored = key(index - num_stored_keys_);
     part.shares_queries = from.rebuild != nullptr || !stored.fixed_ranges;
   }
@@ -348,7 +349,7 @@ void AttentionGrid::DescribeValue(int64_t index) {
   const ValuePart* stored =
       index < num_stored_values_ ? nullptr : &value(index - num_stored_values_);
   if (stored != nullptr && !stored->sums_weights) {
-    // exact rows are added to the same sums
+    // exact rows are added to the sums of their stored part
     part.out_offset = stored->out_offset;
   } else {
     part.out_offset = out_width_;
@@ -365,9 +366,9 @@ void AttentionGrid::DescribeValue(int64_t index) {
   values_.push_back(part);
 }
 
-// Places the tiles of rebuilt keys and lifted values. If `own`, each part has
-// its own tile; otherwise all key parts share one tile, and so do all value
-// parts.
+// Sets where the tiles of rebuilt keys and lifted values are in scratch. If
+// `own`, each part has its own tile. Otherwise all key parts share one tile,
+// and all value parts share another.
 void AttentionGrid::PlaceTiles(bool own) {
   own_tiles_ = own;
   key_tiles_ = 0;
@@ -473,11 +474,11 @@ int64_t AttentionGrid::MostRows() const {
   return fit;
 }
 
-// Chooses the rows of a panel. If too few fit, gives up either the separate
-// tiles of parts or the held angles. Decoding profits more from held angles, so
-// the tiles are given up first. But values are lifted only for prompts, which
-// profit more from separate tiles, so with lifted values the angles are given
-// up first.
+// Chooses how many rows a panel has. If too few fit into scratch, gives up
+// either the separate tiles of parts or the rotation angles that scratch holds.
+// Decoding profits more from the angles, so separate tiles are given up first.
+// But values are lifted only for prompts, which profit more from separate
+// tiles, so with lifted values the angles are given up first.
 void AttentionGrid::ChooseRows() {
   PlaceTiles(true);
   max_rows_ = MostRows();
@@ -521,8 +522,8 @@ void AttentionGrid::DivideScratch() {
   }
 }
 
-// Whether keys are rotated by angles that the scratch holds and that are the
-// same for all heads.
+// Whether keys are rotated, by angles that are the same for all heads and that
+// the scratch holds.
 bool AttentionGrid::SharesAngles() const {
   bool shares = false;
   for (int64_t p = 0; p < params_.num_key_parts; ++p) {
@@ -591,11 +592,12 @@ std::vector<std::vector<int64_t>> AttentionGrid::FindClusters() {
   return clusters;
 }
 
-// Adds the slices of sets of clusters. With few rows, reading latents takes
-// longer than computing, and memory is read faster if many of the latents of a
-// block are adjacent (measured: runs of 64 KiB take 0.8 of the time of runs of
-// 16 KiB). There are no sets if pages are smaller than a block, because then
-// the latents that neighbouring groups have for a block are not adjacent.
+// Adds slices that have the heads of several neighbouring clusters (a set).
+// With few rows, reading latents takes longer than computing, and memory is
+// read faster in long runs (measured: runs of 64 KiB take 0.8 of the time of
+// runs of 16 KiB). In a page, the latents of neighbouring groups are adjacent.
+// If pages are smaller than a block, they are not adjacent for a whole block,
+// so there are no sets.
 void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   if (params_.page_tokens % kAttentionBlockSlots != 0) return;
   const int64_t count = num_clusters_;
@@ -618,16 +620,17 @@ void AttentionGrid::AddSets(const std::vector<std::vector<int64_t>>& clusters) {
   }
 }
 
-// The number of rows times the number of slots that at least one of them sees.
+// The number of the sequence's rows times the number of slots that are visible
+// to at least one of them.
 int64_t AttentionGrid::WorkOf(const AttentionSequence& sequence) const {
   const AttentionUnit rows = {&sequence, nullptr, 0, sequence.num_rows};
   const VisibleRange slots = UnitSlots(params_, rows);
   return std::max<int64_t>(slots.end - slots.begin, 0) * sequence.num_rows;
 }
 
-// The number of clusters of a set that suits the sequence. It is a power of
-// two, so that sequences of similar length use the same sets. The first power
-// of two that is at least num_clusters_ stands for all clusters.
+// How many clusters should be in a set for this sequence. It is a power of two,
+// so that sequences of similar length use the same sets. The lowest power of
+// two that is at least num_clusters_ stands for all clusters.
 int64_t AttentionGrid::ClustersTogether(const AttentionSequence& sequence,
                                         int64_t work_of_all) const {
   const int64_t work = WorkOf(sequence);
@@ -702,8 +705,8 @@ AttentionGrid::Cut AttentionGrid::CutOf(const AttentionSequence& sequence,
       return {slices_.data() + sets.first_slice, sets.num_slices, 1};
     }
   }
-  // With many rows, rebuilding keys costs least if all rows of a unit belong to
-  // one KV head, because then all of them use each rebuilt key.
+  // With many rows, units of one KV head cost least, because then all rows of a
+  // unit use each rebuilt key.
   const bool by_head =
       makes_tiles() && sequence.num_rows * widest_cluster_ > max_rows_;
   Cut cut;
@@ -718,9 +721,9 @@ AttentionGrid::Cut AttentionGrid::CutOf(const AttentionSequence& sequence,
   return cut;
 }
 
-// The number of units into which the panels of a slice are divided. It is the
-// least number for which no unit has more than max_panels_ panels and threads
-// are idle for at most 1 / kIdleShare of the time.
+// Into how many units the panels of a slice are divided: the least number for
+// which no unit has more than max_panels_ panels and threads are idle for at
+// most 1 / kIdleShare of the time.
 int64_t AttentionGrid::SharesOf(int64_t panels, int64_t num_slices) const {
   int64_t shares = (panels + max_panels_ - 1) / max_panels_;
   for (; shares < panels; ++shares) {

@@ -40,7 +40,7 @@ class AttentionGrid {
     const float* q = nullptr;
     float* out = nullptr;
     Sequences sequences;
-    float* mass = nullptr;  // room for mass().floats
+    float* mass = nullptr;  // mass().floats floats, for attention mass
   };
   // Sets the arguments of the next launch.
   void Bind(const Rows& rows);
@@ -50,7 +50,7 @@ class AttentionGrid {
   // The number of slots that a row may read, summed over all rows. The
   // sequences must be in host memory.
   int64_t WorkOn(const AttentionSequence* sequences, int64_t count) const;
-  // Whether this grid and `other` divide a step over the same sequences in the
+  // Whether this grid and `other` divide any given list of sequences in the
   // same way.
   bool DividesAs(const AttentionGrid& other) const;
 
@@ -58,28 +58,30 @@ class AttentionGrid {
   struct KeyPart {
     bool codes = false;
     bool fixed_ranges = false;
-    // numbers of a row's query: the width of the widest group, or d if the keys
+    // length of a row's query: the width of the widest group, or d if the keys
     // are rebuilt
     int64_t width = 0;
     int64_t held_width = 0;
-    int64_t num_sums = 0;     // sums over a row's query that multiply minima
-    int64_t lift_runs = 0;    // sums over each row of `up` that multiply minima
+    // how many sums of a row's query there are, by which minima are multiplied
+    int64_t num_sums = 0;
+    // how many sums of a row of `up` there are, by which minima are multiplied
+    int64_t lift_runs = 0;
     int64_t tile_offset = 0;  // offset from scratch.keys, in floats
     int64_t q_offset = 0;     // offset from PanelState::q
     int64_t sums_offset = 0;  // offset from PanelState::query_sums
-    // offset from scratch.lift_sums; below 0: the sums are not held
+    // offset from scratch.lift_sums; below 0: scratch does not hold the sums
     int64_t lift_offset = -1;
-    int64_t first_group = 0;  // index in chunk_begin_
-    // True for exact rows that are multiplied by the same numbers of the
-    // queries as the stored part that they belong to.
+    int64_t first_group = 0;  // index of the part's first group in chunk_begin_
+    // True for a part of exact rows that uses the same copy of the queries as
+    // the stored part that it belongs to.
     bool shares_queries = false;
   };
   struct ValuePart {
     bool codes = false;
     bool fixed_ranges = false;
-    // True for a part that has static ranges and also exact rows: the first
-    // number in its place in out_minima is then the sum of weights, and the
-    // ranges are applied at the end of each split.
+    // True for a part that has static ranges and also exact rows. Then the
+    // ranges are applied at the end of each split, and the part's first number
+    // in out_minima is the sum of weights.
     bool sums_weights = false;
     bool lifted = false;
     // d of lifted values, rounded up to whole register tiles
@@ -91,7 +93,7 @@ class AttentionGrid {
   };
   // The memory that holds the exact rows of a part.
   struct ExactPart {
-    // the view by which exact() finds this entry
+    // the view (latents) of the part, by which exact() finds this entry
     const LatentPartArgs* ring = nullptr;
     const LatentPartArgs* fresh = nullptr;
     const ExactSlots* slots = nullptr;
@@ -109,8 +111,7 @@ class AttentionGrid {
   int threads() const { return threads_; }
   int64_t num_stored_keys() const { return num_stored_keys_; }
   int64_t num_stored_values() const { return num_stored_values_; }
-  // The exact rows that `part` is a view of; null if `part` is a view of the
-  // cache.
+  // The memory of exact rows that `part` views; null if `part` views the cache.
   const ExactPart* exact(const LatentPartArgs& part) const {
     for (const ExactPart& each : exact_) {
       if (each.ring == &part) return &each;
@@ -127,7 +128,7 @@ class AttentionGrid {
   const HeadSlice& slice(int64_t index) const {
     return slices_[static_cast<size_t>(index)];
   }
-  // How attention mass is added; empty if the launch adds no mass.
+  // How attention mass is added. Empty if the layer adds no mass.
   const MassPlan& mass() const { return mass_; }
   float* mass_memory() const { return mass_memory_; }
   // The maxima of the softmax of a row, one for each query head [Hq].
@@ -148,15 +149,15 @@ class AttentionGrid {
   // Whether the scratch holds the rotation angles of all pairs of a block,
   // which all heads then share. Otherwise it holds the angles of one pair.
   bool holds_angles() const { return holds_angles_; }
-  // How many sums over rows of `up` the scratch holds for the whole unit. The
-  // sums that are computed again for each run are stored after them.
+  // How many sums of rows of `up` the scratch holds for the whole unit. Other
+  // sums are computed again for each run and stored after these.
   int64_t held_lift_sums() const { return held_lift_sums_; }
   const AttentionScratch& scratch() const { return scratch_; }
   const PanelState& state() const { return state_; }
 
-  // The spans into which a slice's heads are divided for `part`, which counts
-  // the key parts first and then the value parts. Spans of the same group are
-  // adjacent.
+  // The spans into which a slice's heads are divided for one part. `part` is an
+  // index that counts first the key parts and then the value parts. Spans of
+  // the same group are adjacent.
   struct Spans {
     const HeadSpan* begin;
     const HeadSpan* end;
@@ -250,8 +251,8 @@ class AttentionGrid {
   // multiplied before their scale is applied.
   bool scores_codes_ = false;
   bool sums_codes_ = false;
-  // True: every part has its own tiles, so a rebuilt or lifted tile can be used
-  // for many panels.
+  // True: every part has its own tile, so a rebuilt or lifted block can be used
+  // for several panels.
   bool own_tiles_ = true;
   int64_t key_tiles_ = 0;    // floats of rebuilt keys
   int64_t value_tiles_ = 0;  // floats of lifted values
@@ -267,16 +268,16 @@ class AttentionGrid {
   std::vector<ValuePart> values_;
   std::vector<int64_t> heads_;  // query heads, slice by slice
   std::vector<HeadSlice> slices_;
-  // slices_ begins with the slices of clusters. After them are the slices of
-  // single KV heads if keys are rebuilt or values lifted, and otherwise the
-  // slices of sets.
+  // slices_ begins with the slices of clusters. Next are the slices of single
+  // KV heads if keys are rebuilt or values lifted, or otherwise the slices of
+  // sets.
   size_t num_cluster_slices_ = 0;
   size_t num_head_slices_ = 0;  // slices of single KV heads, or of sets
   int64_t num_clusters_ = 0;
   int64_t widest_cluster_ = 0;  // most query heads of a cluster
-  // One way to group neighbouring clusters in sets of nearly equal size. The
-  // latents of a set are adjacent in a page if groups are numbered in the order
-  // of heads.
+  // One way to divide the clusters into sets of neighbours, of nearly equal
+  // size. The latents of a set are adjacent in a page if groups are numbered in
+  // the order of heads.
   struct ClusterSets {
     int64_t size;  // the most clusters of a set
     size_t first_slice;
@@ -313,7 +314,7 @@ class UnitCursor {
   int64_t first_ = 0;  // index of the sequence's first unit
 };
 
-// The slots that at least one row of a unit sees.
+// The slots that are visible to at least one row of a unit.
 inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
                               const AttentionUnit& unit) {
   const VisibleRange first =
@@ -323,14 +324,14 @@ inline VisibleRange UnitSlots(const PagedAttentionArgs& params,
   return {first.begin, last.end};
 }
 
-// Whether threads take splits of contexts instead of whole units, because there
-// are fewer units than threads. Each unit must have only one panel and see at
-// least one slot, and at least one unit must see more slots than a split has.
+// Whether threads take splits of contexts instead of whole units. They do if
+// there are fewer units than threads, each unit has only one panel and sees at
+// least one slot, and at least one unit sees more slots than a split has.
 bool TakesSplits(const AttentionGrid& grid,
                  const AttentionGrid::Sequences& sequences);
 
-// The softmax maxima and sums of a unit's rows over the splits merged so far.
-// The merged output itself is in params.out.
+// The maximum and sum of each row's softmax over the splits of a unit that were
+// merged so far. The merged output itself is in params.out.
 struct AttentionTotal {
   float* max;  // [rows]
   float* sum;  // [rows]

@@ -74,7 +74,7 @@ void AttentionGrid::PlanMass(
     mass_.units.push_back(unit);
   }
   mass_.tile.factors = tile_rows * kAttentionSplitSlots;
-  // The tile must also have room for a factor of each query head, which
+  // The tile must also have room for one factor per query head, which
   // MassWorker::AddKept stores there.
   const int64_t floats = std::max(
       mass_.tile.factors + tile_rows * kBlocksOfSplit, params_.num_heads);

@@ -12,9 +12,9 @@ namespace kvasir::kernels {
 
 inline constexpr int64_t kBlocksOfSplit =
     kAttentionSplitSlots / kAttentionBlockSlots;
-// The most rows (query heads times queries) whose weights over a split are held
-// before they are added to the slots. They fill a quarter of a level-2 CPU
-// cache (of 2 MiB).
+// Weights over a split are first collected for several rows and then added to
+// the slots. This is the most rows (query heads times queries) at a time. Their
+// weights fill a quarter of a level-2 CPU cache of 2 MiB.
 inline constexpr int64_t kMassTileRows = 256;
 
 // A unit of eviction: heads of a layer that keep the same slots.
@@ -25,16 +25,16 @@ struct MassUnit {
   int64_t num_slices = 0;
   int64_t first_head = 0;    // index in MassPlan::heads
   int64_t num_heads = 0;     // query heads
-  int64_t tile_queries = 0;  // queries that are scored together
+  int64_t tile_queries = 0;  // most queries that are scored together
 };
 
 // Where a thread's memory holds the weights of up to kMassTileRows rows over a
 // split. Offsets in floats.
 struct MassTile {
   int64_t weights = 0;  // [rows, 512]
-  // [rows, blocks of a split]: the factor that turns a row's weights of a block
-  // into shares of its whole softmax; kUnseen if the row sees no slot of the
-  // block.
+  // [rows, blocks of a split]: the factor by which a row's weights for a block
+  // must be multiplied to become the row's final softmax weights; kUnseen if
+  // the row sees no slot of the block.
   int64_t factors = 0;
   int64_t floats = 0;
 };
@@ -53,8 +53,8 @@ struct MassPlan {
   int64_t inverses = 0;  // [rows, Hq]: 1 / sums of the softmax
   // start of the kept weights (AttentionSequence::weights_at)
   int64_t weights = 0;
-  // [rows] int64: how many units of work the row's sequence still has to
-  // compute, if its weights are kept.
+  // [rows] int64: how many units of work of the row's sequence are not computed
+  // yet. Used if the sequence's weights are kept.
   int64_t pending = 0;
   int64_t tiles = 0;   // [threads]: each thread's MassTile
   int64_t floats = 0;  // total number of floats
@@ -62,8 +62,9 @@ struct MassPlan {
   bool any() const { return !units.empty(); }
 };
 
-// The size of the record that a sequence of one row keeps for each block:
-// weights [Hq, 64], then the maxima that they are relative to [Hq].
+// The size of the record that is kept for each block of a sequence of one row.
+// The record has the weights [Hq, 64] and then the maxima [Hq] that they are
+// relative to.
 inline int64_t KeptBlockFloats(int64_t num_heads) {
   return (num_heads * (kAttentionBlockSlots + 1) + 15) / 16 * 16;
 }
@@ -74,8 +75,8 @@ inline int64_t BlocksOf(VisibleRange slots) {
              ? 0
              : (slots.end - 1) / kAttentionBlockSlots + 1 - first;
 }
-// The offset from weights_at at which the record of the block that holds `slot`
-// begins, if the row sees `slots`.
+// The offset from weights_at of the record of the block that contains `slot`.
+// `slots` are all slots that the row sees.
 inline int64_t KeptBlockOffset(int64_t num_heads, VisibleRange slots,
                                int64_t slot) {
   return (slot / kAttentionBlockSlots - slots.begin / kAttentionBlockSlots) *
@@ -86,9 +87,9 @@ inline bool KeepsWeights(const AttentionSequence& sequence) {
          sequence.first_counted_row == 0;
 }
 
-// An item of the work that adds mass: one split of a sequence's slots. If the
-// sequence's weights are kept, the item covers all units of eviction, otherwise
-// one unit.
+// An item of the work that adds mass: one split of a sequence's slots, for all
+// units of eviction if the sequence's weights are kept, and otherwise for one
+// unit of eviction.
 struct MassItem {
   const AttentionSequence* sequence = nullptr;
   int64_t first_unit = 0;  // index in MassPlan::units
@@ -115,7 +116,8 @@ class MassCursor {
   int64_t first_ = 0;  // index of the sequence's first item
 };
 
-// The slots that at least one counted row of a sequence sees.
+// The slots that are visible to at least one of the sequence's rows that add
+// mass.
 inline VisibleRange CountedSlots(const PagedAttentionArgs& params,
                                  const AttentionSequence& sequence) {
   if (sequence.first_counted_row >= sequence.num_rows) return {0, 0};

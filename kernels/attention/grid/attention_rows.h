@@ -1,6 +1,6 @@
 // The rows of a unit of attention work or of one of its panels. A row is one
-// query head of one token; this file finds its token, its head, its numbers and
-// the slots that it reads. C++17.
+// query head of one token. Finds the token and head of a row, where its data is
+// in q and out, and the slots that it reads. C++17.
 #pragma once
 
 #include <algorithm>
@@ -45,11 +45,11 @@ class UnitRows {
         query_major_ ? r % unit_.slice->num_heads : r / unit_.num_queries;
     return grid_.heads()[unit_.slice->first_head + index];
   }
-  // The query heads of the unit, which are the heads of each query's rows.
+  // The query heads of the unit. Each of its queries has one row per head.
   const int64_t* heads() const {
     return grid_.heads() + unit_.slice->first_head;
   }
-  // The row of q and out that holds row r of the unit.
+  // The row of q and out that contains row r of the unit: the row of its token.
   int64_t TokenRow(int64_t r) const {
     return unit_.sequence->first_row + QueryOf(r);
   }
@@ -85,7 +85,7 @@ class UnitRows {
     ForSpans({grid_.num_stored_values(), params_.num_value_parts}, function);
   }
   // Calls function(part, width, row) for every row of every value part of the
-  // cache. `width` is how many numbers the row's weighted sum has.
+  // cache. `width` is the length of the row's weighted sum of values.
   template <typename Function>
   void ForValueRows(const Function& function) const {
     ForValueSpans([&](int64_t p, const HeadSpan& span) {
@@ -100,8 +100,8 @@ class UnitRows {
         .groups[value.group_of_head[HeadOf(r) / grid_.heads_per_kv()]];
   }
 
-  // The part of `slots` that at least one row of the unit reads as `read`.
-  // `slots` must be slots that at least one row sees.
+  // The part of `slots` that at least one row of the unit reads in the way
+  // `read`. Each of `slots` must be visible to at least one row.
   VisibleRange ReadIn(ReadAs read, const ExactSlots& exact,
                       VisibleRange slots) const {
     const int64_t query = read == ReadAs::kStored
@@ -109,17 +109,17 @@ class UnitRows {
                               : unit_.query_begin;
     return Limit(read, exact, query, slots);
   }
-  // The part of `slots` from the first to the last slot that a row reads as an
-  // exact row. It includes the slots between sinks and window, which no row
-  // reads as exact rows.
+  // The part of `slots` from the first to the last slot that any row reads as
+  // an exact row. It includes the slots between sinks and window, although no
+  // row reads those as exact rows.
   VisibleRange ExactIn(const ExactSlots& exact, VisibleRange slots) const {
     const VisibleRange sinks = ReadIn(ReadAs::kSinks, exact, slots);
     const VisibleRange window = ReadIn(ReadAs::kWindow, exact, slots);
     if (sinks.begin >= sinks.end) return window;
     return {sinks.begin, std::max(sinks.end, window.end)};
   }
-  // The slots of a block that row r reads as `read`, counted from the start of
-  // the block; empty if end <= begin.
+  // The slots of a block that row r reads in the way `read`, counted from the
+  // start of the block; empty if end <= begin.
   VisibleRange OfBlock(ReadAs read, const ExactSlots& exact, int64_t r,
                        int64_t block) const {
     const VisibleRange slots =
@@ -135,7 +135,8 @@ class UnitRows {
                   const Function& function) const {
     ForSlots(ReadAs::kAny, rows, block, function);
   }
-  // Like ForVisible, but only for slots whose values are read as `read`.
+  // Like ForVisible, but only for slots whose values are read in the way
+  // `read`.
   template <typename Function>
   void ForValueSlots(ReadAs read, RowRange rows, int64_t block,
                      const Function& function) const {
@@ -171,10 +172,11 @@ class UnitRows {
     }
   }
 
-  // The part of `slots` that a query reads as `read`; empty if end <= begin.
+  // The part of `slots` that a query reads in the way `read`; empty if end <=
+  // begin.
   VisibleRange Limit(ReadAs read, const ExactSlots& exact, int64_t query,
                      VisibleRange slots) const {
-    // The first slot of the exact window.
+    // The first slot of the window of exact rows.
     const int64_t nearer =
         exact.window > 0 ? std::max(exact.sinks, unit_.sequence->first_slot +
                                                      query + 1 - exact.window)

@@ -1,5 +1,5 @@
-// How often paged_attention reads a sequence's slots, which determines how long
-// it rebuilds keys. Computed on the host. C++17.
+// How often paged_attention reads a sequence's slots. This determines how much
+// time it spends on rebuilding keys. Computed on the host. C++17.
 #pragma once
 
 #include <cstdint>

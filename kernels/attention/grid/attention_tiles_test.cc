@@ -58,7 +58,7 @@ LatentSpec Spec(RebuildSpec rebuild, std::vector<int32_t> groups) {
   return spec;
 }
 
-TEST(AttentionTilesTest, ThePredictedSlotReadsAndWorkEqualThoseOfTheUnits) {
+TEST(AttentionTilesTest, ThePredictedReadsAndWorkEqualTheSumOverAllUnits) {
   const RebuildSpec whole = {.dims = 64, .num_pairs = 32};
   for (const int64_t window : {0, 100}) {
     for (const LatentSpec& each :
@@ -118,13 +118,13 @@ TEST(AttentionGridTest,
   EXPECT_EQ(fewest, units(2));
   EXPECT_EQ(fewest, units(4));
   EXPECT_LT(fewest, units(32));
-  // There are at most as many units as panels, however many threads there are.
+  // There cannot be more units than panels, so more threads do not help.
   EXPECT_EQ(units(1000), units(2000));
 }
 
-// Layers whose grids divide alike share one AttentionStep, so different shapes
-// must not compare as alike.
-TEST(AttentionGridTest, LayersOfTheSameShapeDivideAStepAlike) {
+// Layers whose grids compare as alike (DividesAs) share one AttentionStep. So
+// grids of different shapes must not.
+TEST(AttentionGridTest, OnlyLayersOfTheSameShapeDivideAStepAlike) {
   const LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0, 1, 1});
   LatentCache one(spec, {1}, 4);
   LatentCache other(spec, {1}, 9);
@@ -162,9 +162,9 @@ TEST(AttentionTilesTest,
   EXPECT_LT(chunk, 1000 * 1000 / 2 / 10);
 }
 
-// Each KV head has 200 query heads, more than the rows of a panel.
-TEST(AttentionTilesTest,
-     KeysAreRebuiltForEachSliceThatHasQueryHeadsOfTheirKvHead) {
+// Each KV head has 200 query heads. They are more than the rows of a panel, so
+// they are divided into several slices.
+TEST(AttentionTilesTest, KeysAreRebuiltForEachSliceOfTheQueryHeadsThatUseThem) {
   LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0});
   spec.num_heads = 400;
   spec.num_kv_heads = 2;

@@ -10,17 +10,17 @@
 namespace kvasir::kernels {
 
 // Finds the exact rows of one block at a time.
-// Threads: an object is used by one thread.
+// Threads: each object is used by one thread only.
 class BlockExactRows {
  public:
   // Must be called before Find is called for another block or for other slots
   // of the block.
   void Start() { found_ = nullptr; }
 
-  // For the slots [begin, end) of a block and one group: sets rows[i] to the
-  // first byte of slot i's exact row, and readable[i] to the end of the bytes
-  // that may be read after it. Rows in side pages are looked up only once for
-  // all groups.
+  // Finds the exact rows of one group for the slots [begin, end) of a block.
+  // Sets rows[i] to the first byte of slot i's row, and readable[i] to the end
+  // of the bytes that may be read from there on. Rows in side pages are looked
+  // up only once for all groups.
   void Find(const AttentionSequence& sequence,
             const AttentionGrid::ExactPart& exact, int64_t group, int64_t block,
             int64_t begin, int64_t end, const char** rows,
@@ -67,15 +67,16 @@ class BlockExactRows {
     }
   }
 
-  // How many bytes of each row are prefetched. The rows of a group are not
-  // adjacent in memory, because the rows' other groups lie between them, so the
-  // starts of all rows of the block are prefetched together.
+  // How many bytes of each row are prefetched. Each row also has the data of
+  // the other groups, so the data of one group is not contiguous over several
+  // rows. Therefore, the start of it is prefetched in all rows of the block
+  // together.
   static constexpr int64_t kLineBytes = 64;
   static constexpr int64_t kAheadBytes = 4 * kLineBytes;
 
   const ExactSlots* found_ = nullptr;
   bool in_ring_[kAttentionBlockSlots];
-  // offset of each slot's row in the arena of the ring
+  // offset of each slot's row in the arena of the side pages
   int64_t rows_[kAttentionBlockSlots];
   int64_t page_ends_[kAttentionBlockSlots];
 };

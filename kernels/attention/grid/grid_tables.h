@@ -9,29 +9,31 @@
 
 namespace kvasir::kernels {
 
-// The most channels of a latent in a chunk, which is what a thread decodes at a
-// time, and the most pieces of runs in a chunk.
+// A thread decodes a latent chunk by chunk. These are the most channels of a
+// chunk, and the most pieces of runs in it.
 inline constexpr int64_t kChunkChannels = 128;
 inline constexpr int64_t kChunkPieces = 16;
-// The most numbers of a row's query for a part that stay in scratch for the
-// whole unit. Wider queries are read again for each block, chunk by chunk.
+// A row's query for a part stays in scratch for the whole unit if it has at
+// most this many numbers. Wider queries are read again for each block, chunk by
+// chunk.
 inline constexpr int64_t kHeldQueryWidth = 512;
-// The most sums over rows of `up` that are kept in scratch for the whole unit.
-// Other sums are computed again when they are needed.
+// How many sums of rows of `up` are kept in scratch for the whole unit, at
+// most. Other sums are computed again when they are needed.
 inline constexpr int64_t kHeldLiftSums = 8192;
 // The most rows of a panel.
 inline constexpr int64_t kAttentionMaxRows = 128;
 // The most rows of all panels of a unit.
 inline constexpr int64_t kMostUnitRows = 2048;
-// The least rows of a panel for which each part has its own tile. Smaller
-// panels would waste most of the register tile, so then several parts share the
-// memory of one tile, and no tile is used for a second panel.
+// If separate tiles for all parts left less scratch than for a panel of this
+// many rows, the parts share one tile instead. The reason is that smaller
+// panels use only a small part of each register tile. A shared tile cannot be
+// kept for a second panel.
 inline constexpr int64_t kLeastPanelRows = 8;
 // Rows are divided into more units if otherwise threads would be idle for more
 // than 1 / kIdleShare of the time.
 inline constexpr int64_t kIdleShare = 8;
-// The rotation angles of a block are kept for all heads only if panels can
-// still have at least this number of rows.
+// Scratch holds the rotation angles of a block for all heads only if it still
+// has room for panels of at least this many rows.
 inline constexpr int64_t kRowsWithAngles = 4;
 // The most KV heads that are put into one unit only because their keys are
 // rotated by the same angles. There are then fewer units for the threads, but
@@ -39,19 +41,20 @@ inline constexpr int64_t kRowsWithAngles = 4;
 // computed only once for these heads.
 inline constexpr int64_t kHeadsPerAngles = 4;
 // KV heads whose latents are adjacent in memory are put into one unit only if
-// the unit is at most 1 / kUnitsPerThread of the work of a thread.
+// that unit is at most 1 / kUnitsPerThread of a thread's share of the work.
 inline constexpr int64_t kUnitsPerThread = 4;
 // The most rows of a panel if nothing is rebuilt or lifted. More rows would
 // only occupy more of the CPU cache.
 inline constexpr int64_t kAbsorbedRows = 64;
 
-// The part of a run that is in one chunk.
+// A piece: the part of a run of codes that is in one chunk.
 struct CodePiece {
   int64_t run = 0;
   int64_t begin = 0;  // first channel
   int64_t width = 0;
   CodePlace place;  // place of the piece's first code in the slot
-  // The same place, but counted from ChunkBytes::begin of each plane.
+  // The same place, with the bits of each plane counted from ChunkBytes::begin
+  // of the plane.
   CodePlace in_chunk;
   bool starts_run = false;
   bool ends_run = false;
@@ -73,7 +76,7 @@ struct ChunkBytes {
 // high bits rotated right.
 struct alignas(64) CodeLanes {
   static constexpr int64_t kChannels = 16;
-  // The most bytes of a slot's codes, because they must fit into two 64-byte
+  // The most bytes that a slot's codes may have. They must fit into two 64-byte
   // registers.
   static constexpr int64_t kMostSlotBytes = 128;
 
@@ -110,12 +113,12 @@ struct HeadSpan {
   int64_t end;
 };
 
-// Query heads that are computed together.
+// A slice: query heads that are computed together.
 struct HeadSlice {
   int64_t first_head;  // index in AttentionGrid::heads()
   int64_t num_heads;
-  // index in AttentionGrid's list of spans, which has an entry for each part of
-  // a slice
+  // index of the slice's first entry in AttentionGrid's lists of spans, which
+  // have an entry for each part
   int64_t first_spans;
   // True if each part has only one span; then UnitRows may number the rows in
   // any order.
@@ -150,8 +153,8 @@ struct AttentionScratch {
   int64_t floats;  // total number of floats
 };
 
-// The state of a panel's rows that is kept from block to block. Offsets in
-// floats from the start of the panel's state.
+// The layout of a panel's state, which is kept from block to block: offsets in
+// floats from the start of the state.
 struct PanelState {
   int64_t q;           // [parts][rows, width of the part]
   int64_t out;         // [rows, out_width]: weighted sums of the current split

@@ -10,12 +10,12 @@
 
 namespace kvasir::kernels {
 
-// Exact rows that are stored consecutively. Row r is row (r - first_row) %
-// rows_per_page of the sequence's side page first_page + (r - first_row) /
+// Exact rows that are stored consecutively. With i = r - first_row, exact row r
+// is row i % rows_per_page of the sequence's side page first_page + i /
 // rows_per_page. Offsets are counted from the start of the arena of the rows'
 // parts, even if the side pages lie in a different arena at a higher address.
 struct ExactSegment {
-  int64_t first_row = 0;  // up to the first_row of the next segment
+  int64_t first_row = 0;  // the last row is before the next segment's first_row
   int64_t first_page = 0;
   int64_t rows_per_page = 0;
   int64_t arena_bytes = 0;  // offset of the start of page 0
@@ -42,7 +42,7 @@ struct ExactSlots {
   // the window's rows.
   int64_t ring_rows = 0;  // at least max(window - 1, 1) if there is a window
   int64_t row_bytes = 0;  // distance between the starts of two rows in a page
-  // Sorted by first_row; the first one has first_row 0. They are in the same
+  // Sorted by first_row, beginning with first_row 0. They are in the same
   // memory (host or device) as the tables of the latents.
   const ExactSegment* segments = nullptr;
   int64_t num_segments = 0;
@@ -51,13 +51,13 @@ struct ExactSlots {
   KVASIR_HOST_DEVICE bool Has(int64_t own, int64_t slot) const {
     return slot < sinks || (window > 0 && slot > own - window);
   }
-  // The row in the side pages that holds `slot`. `evicted` is
-  // AttentionSequence::evicted; evicted slots lie between the sinks and the
-  // window.
+  // The number of the exact row that holds `slot` in the side pages. `evicted`
+  // is AttentionSequence::evicted. Only slots between the sinks and the window
+  // are evicted.
   KVASIR_HOST_DEVICE int64_t RowOf(int64_t slot, int64_t evicted) const {
     if (slot < sinks) return slot;
-    // Divides in 32 bits, because a GPU divides 64-bit numbers by a slow
-    // function.
+    // Divides in 32 bits, because a GPU needs a slow function to divide 64-bit
+    // numbers.
     return sinks + static_cast<uint32_t>(slot + evicted - sinks) %
                        static_cast<uint32_t>(ring_rows);
   }
@@ -82,13 +82,14 @@ struct ExactSlots {
   }
 };
 
-// Views of the exact rows of a part: plain numbers, in groups as wide as the
+// Views of the exact rows of a part: uncoded numbers, in groups as wide as the
 // groups of the part itself. A launch reads the rows of its new tokens from
-// `fresh`, because in the ring they would overwrite rows that the first new
-// tokens still see.
+// `fresh`. They are not in the ring yet, because there they would overwrite
+// rows that the first new tokens still see.
 template <template <typename> class Ptr>
 struct ExactRowsIn {
-  // side pages, as pages of one slot: a row may begin at any offset
+  // the side pages, viewed as pages of one slot, because a row may begin at any
+  // offset
   LatentPartIn<Ptr> ring;
   LatentPartIn<Ptr> fresh;  // a single page, whose slot r belongs to row r of q
 };

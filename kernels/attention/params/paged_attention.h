@@ -18,7 +18,8 @@ namespace kvasir::kernels {
 
 // One sequence's share of a launch. The host has a copy, which it needs to
 // divide the work, and the device has an equal copy. Slots are numbered in the
-// order of the block table: slot i is slot i % P of page block_table[i / P].
+// order of the block table: the sequence's slot i is slot i % P of page
+// block_table[i / P].
 struct AttentionSequence {
   int64_t first_row = 0;  // first row in q and out
   int64_t num_rows = 0;   // number of new tokens
@@ -29,15 +30,15 @@ struct AttentionSequence {
   // Entries of block_table below this index name no page, because their pages
   // were freed after the window passed them. Their slots are not visible.
   int64_t first_live_index = 0;
-  // The position of every slot [first_slot + num_rows], by which keys that are
-  // stored without rotation are rotated when they are read. Null: slot i has
-  // position i.
+  // [first_slot + num_rows]: the position of every slot. Keys that are stored
+  // without rotation are rotated by these positions when they are read. Null:
+  // slot i has position i.
   DevicePtr<const int64_t> positions;
   // Pages that the sequence has in addition to the pages of its tokens. They
   // hold the exact rows of its sinks and of its windows (ExactSlots).
   DevicePtr<const int32_t> side_pages;
-  // Number of evicted slots. A slot after the sinks had the number slot +
-  // evicted when it was written, which determines where its exact row is.
+  // Number of evicted slots. A slot after the sinks, now number s, was number s
+  // + evicted when it was written, and this determines where its exact row is.
   // Evicted and remaining slots together are at most kAttentionMostSlots.
   int64_t evicted = 0;
   // Rows before this one add no attention mass. num_rows: no row adds mass.
@@ -79,9 +80,9 @@ template <template <typename> class Ptr>
 struct AttentionKeyPartIn {
   LatentPartIn<Ptr> latents;
   const int32_t* group_of_head = nullptr;  // [Hkv]
-  // The column in a row of q at which the numbers of query head h for this part
-  // begin [Hq]. If the part is absorbed, a query head has as many numbers as
-  // the latent of its KV head's group; if the part is rebuilt, it has d.
+  // [Hq]: the column in a row of q at which a query head's numbers for this
+  // part begin. A query head has as many numbers as the latent of its KV head's
+  // group if the part is absorbed, and d numbers if the part is rebuilt.
   const int64_t* query_column = nullptr;
   const KeyRebuildIn<Ptr>* rebuild = nullptr;  // null: absorbed
   const ExactRowsIn<Ptr>* exact = nullptr;     // null: no exact slots
@@ -107,9 +108,9 @@ template <template <typename> class Ptr>
 struct AttentionValuePartIn {
   LatentPartIn<Ptr> latents;
   const int32_t* group_of_head = nullptr;  // [Hkv]
-  // The column in a row of out at which the weighted sum of query head h for
-  // this part begins [Hq]. If the part is absorbed, the sum has as many numbers
-  // as the latent of its KV head's group; if the part is lifted, it has d.
+  // [Hq]: the column in a row of out at which a query head's weighted sum for
+  // this part begins. The sum has as many numbers as the latent of the KV
+  // head's group if the part is absorbed, and d numbers if the part is lifted.
   const int64_t* out_column = nullptr;
   const ExactRowsIn<Ptr>* exact = nullptr;  // null: no exact slots
   const ValueLiftIn<Ptr>* lift = nullptr;   // null: absorbed
@@ -128,14 +129,14 @@ int64_t OutWidth(const AttentionValuePartIn<Ptr>& part, int64_t group) {
 // Settings for layers that evict slots by attention mass: the softmax weight
 // that all queries together gave to a slot.
 struct AttentionMass {
-  // True: a key that is rotated when it is read is rotated by the position that
-  // the slot metadata has for its head's unit of eviction. False: by the
-  // position that AttentionSequence gives for the slot.
+  // Selects the position by which keys that are stored without rotation are
+  // rotated. True: the position that the slot metadata has for the head's unit
+  // of eviction. False: the position that AttentionSequence gives for the slot.
   bool stored_positions = false;
   // The most rows of a launch that may add mass. 0: no row adds mass.
   int64_t most_rows = 0;
-  // How many floats the workspace has to keep the attention weights of
-  // sequences of one row, whose keys then need not be scored twice.
+  // How many floats of the workspace are for keeping the attention weights of
+  // sequences of one row, so that their keys need not be scored twice.
   int64_t most_weights = 0;
 };
 
@@ -149,9 +150,10 @@ struct AttentionMass {
 // tokens' latents are already in the cache, and their exact rows in `fresh`. A
 // row of out is 0 if no slot is visible.
 //
-// The arithmetic is the same for the reference and every instruction set. The
-// score of a part:
-//   numbers: one FMA chain over the channels, from 0.
+// The arithmetic is the same for the reference and every instruction set. An
+// FMA chain adds one product after another by fused multiply-adds. The score of
+// a part:
+//   uncoded numbers: one FMA chain over the channels, from 0.
 //   codes with ranges in slots: a = 0; for each run, raw = FMA chain of
 //     q_c * code_c, sum = plain sum of q_c, both in channel order;
 //     a = fma(raw, scale, a); a = fma(sum, minimum, a).
@@ -171,7 +173,7 @@ struct AttentionMass {
 //
 // The values of a block: each channel has one FMA chain over the block's
 // visible slots, which continues the chain of the blocks before. Its terms are
-//   numbers: weight * v;
+//   uncoded numbers: weight * v;
 //   static ranges: weight * code;
 //   ranges in slots: (weight * scale) * code.
 // Ranges in slots also have, per run, the sum of weight * minimum. A block's
@@ -181,16 +183,16 @@ struct AttentionMass {
 // run. At the end of all splits, a static channel becomes fma(sum, scale_c,
 // total weight * minimum_c).
 //
-// Exact slots: their scores are computed by the rule for numbers. The chain of
-// a value channel continues over them with the term weight * v. With static
-// ranges, however, exact rows have a separate chain, and the weights of the
-// other slots are summed in the way that minima are. At the end of a split the
-// channel becomes fma(sum, scale_c, weights * minimum_c) + the sum of the exact
-// rows.
+// Exact slots: their scores are computed by the rule for uncoded numbers. The
+// chain of a value channel continues over them with the term weight * v. With
+// static ranges, however, exact rows have a separate chain, and the weights of
+// the other slots are summed in the way that minima are. At the end of a split
+// the channel becomes fma(sum, scale_c, weights * minimum_c) + the sum of the
+// exact rows.
 //
 // Lifted values: each of the d numbers is computed by the rules for scores with
-// a column of `up` in place of q; for an exact row, by the rule for numbers.
-// The results are then added as values that are numbers, whatever the codec is.
+// a column of `up` in place of q; for an exact row, by the rule for uncoded
+// numbers. The results are then added like uncoded values, whatever the codec.
 //
 // So a row's bits depend only on its query and on the contents of its visible
 // slots, not on chunks, batch, page size or threads. Slots that no row of a
@@ -248,13 +250,13 @@ struct PagedAttentionParamsIn {
   // [Hkv]: unit of eviction, if there is metadata
   const int32_t* unit_of_head = nullptr;
   AttentionMass mass;
-  // Only for a GPU: how many partial results its workspace holds, each of which
-  // is one split of one token's slots for all heads. Sequences whose partial
-  // results do not fit are not split.
+  // Only for a GPU: how many partial results its workspace has room for. Each
+  // is the result of one token over one split, for all heads. Sequences whose
+  // partial results do not fit are not split.
   int64_t most_partials = 4096;
-  // Only for a GPU. True: a prompt's rows have the bits that they would have as
-  // single rows, because the decoding kernel computes them. False: the fastest
-  // kernel computes them.
+  // Only for a GPU. True: the decoding kernel also computes prompts, so that
+  // their rows have the same bits as single rows. False: the fastest kernel
+  // computes prompts.
   bool prompts_as_rows = false;
 };
 using PagedAttentionParams = PagedAttentionParamsIn<DevicePtr>;
@@ -268,8 +270,8 @@ inline constexpr int64_t kAttentionSplitSlots = 512;
 // The most slots of a sequence, including evicted slots. The limit exists
 // because kernels divide slot numbers in 32 bits.
 inline constexpr int64_t kAttentionMostSlots = 0x7fffffff;
-// The most channels of a latent. The widest one is that of a single group for
-// all KV heads of a layer.
+// The most channels of a latent. The widest latents are those of a single group
+// for all KV heads of a layer.
 inline constexpr int64_t kAttentionMaxWidth = 8192;
 // Size of the largest head whose keys can be rebuilt.
 inline constexpr int64_t kAttentionMaxHeadDim = 256;
@@ -277,10 +279,9 @@ inline constexpr int64_t kAttentionMaxHeadDim = 256;
 inline constexpr int64_t kAttentionMaxRuns = 256;
 // The most bytes of scratch of one thread.
 inline constexpr int64_t kAttentionScratchBytes = 256 << 10;
-// If keys are rebuilt or values lifted: the most bytes in addition to the
-// scratch in which a thread keeps the queries and sums of its rows from block
-// to block. A rebuilt key or a lifted value is used for all rows that fit into
-// this memory.
+// If keys are rebuilt or values lifted, a thread keeps the queries and sums of
+// its rows from block to block in this many more bytes, at most. A rebuilt key
+// or a lifted value is used for all rows that fit into this memory.
 inline constexpr int64_t kRowStateBytes = 1 << 20;
 
 // Slots [begin, end) that row `row` of a sequence sees; empty if end <= begin.
@@ -310,16 +311,17 @@ struct AttentionRows {
 };
 
 // How the sequences of a step are divided among threads. All launches of the
-// step whose grids divide alike use the same one.
+// step whose grids divide alike use the same AttentionStep.
 struct AttentionStep {
-  int64_t work = 0;  // the slots that each row reads, summed over all rows
-  // each thread takes splits of a context instead of whole units
+  // number of slots that a row may read, summed over all rows
+  int64_t work = 0;
+  // threads take splits of contexts instead of whole units
   bool takes_splits = false;
-  // some sequence has more than kDeviceSplitRows rows
+  // at least one sequence has more than kDeviceSplitRows rows
   bool has_prompts = false;
   // the number of rows that q and out must have
   int64_t rows = 0;
-  // the floats of mass.most_weights that are in use
+  // how many of the mass.most_weights floats are in use
   int64_t weights = 0;
 };
 

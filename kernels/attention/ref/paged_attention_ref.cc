@@ -13,8 +13,8 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// Gives access to the bytes of a slot in a region as one array: in place, or
-// copied from the granules that hold them.
+// A slot's bytes in a region, as one array. If they are not contiguous, they
+// are copied from the granules that hold them.
 class SlotBytes {
  public:
   SlotBytes(const LatentPartArgs& part, const TileRegion& region, int64_t page,
@@ -43,7 +43,7 @@ class SlotBytes {
   const char* bytes_;
 };
 
-// The latent of a slot: its codes or numbers, and its ranges.
+// The latent of a slot: its codes or uncoded numbers, and its ranges.
 struct Latent {
   Latent(const LatentPartArgs& in, const LatentGroup& latent_group,
          int64_t page, int64_t slot)
@@ -140,7 +140,8 @@ float Dot(const float* a, const Latent& latent) {
                                               : DotCodes(a, latent);
 }
 
-// Decodes all numbers of the latent.
+// Writes all numbers of the latent to `numbers`, decoded if they are stored as
+// codes.
 void ReadNumbers(const Latent& latent, float* numbers) {
   if (latent.group->num_runs == 0) {
     VisitDType(latent.part->dtype, [&](auto type) {
@@ -235,7 +236,8 @@ struct ValueSum {
       for (float& sum : *sums) sum = sum * factor;
     }
   }
-  // Adds the minima of a block's slots. Lane i sums slots i, i + 16, ...
+  // Adds weight * minimum over a block's slots to `minima`. Lane i sums slots
+  // i, i + 16, ...
   void AddMinima(const float* weights, const std::vector<Latent>& latents,
                  int64_t first);
   void EndSplit();
@@ -272,8 +274,8 @@ void ValueSum::Add(float weight, const Latent& latent) {
   });
 }
 
-// `latents` are the latents of the block's slots from `first` on. Slots that
-// are read as exact rows have no minima.
+// `latents` has the latents of the block's slots from slot `first` of the block
+// on. Slots that are read as exact rows have no minima.
 void ValueSum::AddMinima(const float* weights,
                          const std::vector<Latent>& latents, int64_t first) {
   const bool in_slots = part->latents.static_scale == nullptr;
@@ -320,7 +322,7 @@ struct Partial {
   std::vector<ValueSum> values;  // one for each value part
 };
 
-// Computes attention for one row of q and one query head.
+// Computes attention for one query head in one row of q.
 class Row {
  public:
   Row(const PagedAttentionArgs& params, const AttentionSequence& sequence,
@@ -388,8 +390,8 @@ class Row {
   float* const out_;
   const VisibleRange slots_;
 
-  // The weight of each visible slot and the maximum that it is relative to.
-  // max_ and sum_ are the maximum and sum of the whole softmax.
+  // The weight of each visible slot, and the running maximum that it is
+  // relative to. max_ and sum_ are the maximum and sum of the whole softmax.
   struct Weight {
     float weight;
     float block_max;
@@ -452,7 +454,7 @@ float Row::Score(int64_t slot) const {
   return score * params_.scale;
 }
 
-// Adds the slots [begin, end) of one block to the partial result.
+// Adds slots [begin, end), which are in one block, to the partial result.
 void Row::AddBlock(int64_t begin, int64_t end, Partial* partial) {
   float scores[kAttentionBlockSlots];
   float lanes[kLanes];

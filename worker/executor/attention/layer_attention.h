@@ -66,7 +66,7 @@ struct FreshRows {
 // Threads: one at a time.
 class LayerAttention {
  public:
-  // All pointers outlive the layer's attention unless noted.
+  // All pointers outlive the LayerAttention unless noted.
   struct Parts {
     kernels::Device* device = nullptr;
     const model::DecoderSpec* spec = nullptr;
@@ -132,8 +132,8 @@ class LayerAttention {
   // object.
   std::vector<Launch*> launches() const;
 
-  // Floating-point operations of a step that rebuild or lift the slots which it
-  // reads.
+  // The floating-point operations with which a step rebuilds or lifts the slots
+  // that it reads.
   struct SlotWork {
     double rebuild_flops = 0;
     double prompt_lift_flops = 0;

@@ -33,9 +33,9 @@ struct MassRoomLimits {
 // sequence, but is limited to 32 MiB or 1/32 of the pool, whichever is more.
 MassRoom RoomForMass(const MassRoomLimits& limits);
 
-// Returns `steps` completed for a pool of `pages`. The caller has set the first
-// three fields of `steps`; most_slots is lowered to what the pool holds.
-// `layout` was made for `plan`.
+// Returns `steps` with all fields set, for a pool of `pages`. The caller has
+// set the first three fields; most_slots is lowered if the pool holds fewer
+// slots. `layout` was made for `plan`.
 MassRoomLimits LimitsInPool(MassRoomLimits steps,
                             const plan::ResolvedPlan& plan,
                             const cache::PageLayout& layout,
@@ -48,9 +48,11 @@ int64_t KeptWeightBytes(const plan::ResolvedPlan& plan,
 // How a launch finds the attention weights that a sequence's rows give to
 // slots.
 enum class ScoringKind : uint8_t {
-  kKept,    // the weights of its only row were kept
-  kAgain,   // computed from keys again: several rows, or none that counts
-  kNoRoom,  // computed from keys again: its weights did not fit
+  kKept,  // the weights of its only row were kept
+  // computed from keys again: the sequence has several rows, or none that
+  // counts
+  kAgain,
+  kNoRoom,  // computed from keys again: the sequence's weights did not fit
 };
 ScoringKind ScoringOf(const kernels::AttentionSequence& sequence);
 

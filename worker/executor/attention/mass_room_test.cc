@@ -69,7 +69,8 @@ TEST(MassRoomTest, WeightsTakeAtMostOne32ndOfALargePool) {
 
 // Prompts, and sequences that repeat tokens after a preemption, were once
 // counted as kNoRoom.
-TEST(ScoringTest, RowsWithoutRoomAreDistinguishedFromRowsThatNeverKeepWeights) {
+TEST(ScoringTest,
+     RowsWhoseWeightsDoNotFitAreCountedApartFromRowsThatNeverKeepWeights) {
   std::vector<kernels::AttentionSequence> sequences(4);
   for (kernels::AttentionSequence& sequence : sequences) {
     sequence.num_rows = 1;

@@ -25,9 +25,9 @@ class StepGraphs {
   static constexpr size_t kMost = 64;
 
   struct Step {
-    // All sizes that the step's launches depend on. Launches receive true
-    // counts by value, but for `histories` and `top` they receive the padded
-    // counts of the bucket.
+    // All sizes that the step's launches depend on. Launches receive the exact
+    // counts as arguments, except for `histories` and `top`: for these they
+    // receive the padded counts of the bucket.
     StepSizes key;
     bool seen = false;  // whether a step with this key has run before
     std::unique_ptr<kernels::CapturedWork> work;  // null: not captured

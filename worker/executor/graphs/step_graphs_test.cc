@@ -70,7 +70,7 @@ TEST(StepGraphsTest, PeaksOfABlobDependOnItsBytesAndNotOnItsAddress) {
   EXPECT_EQ(large.peaks(), before);
 }
 
-TEST(StepGraphsTest, TheKeyOfAStepPadsOnlyHistoriesAndTop) {
+TEST(StepGraphsTest, TheKeyOfAStepHasPaddedSizesOnlyForHistoriesAndTop) {
   StepBucket bucket;
   bucket.padded = {.tokens = 4, .samples = 4, .top = 8, .histories = 2};
   const StepSizes key = StepGraphs::KeyOf(

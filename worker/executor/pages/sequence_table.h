@@ -58,7 +58,7 @@ class SequenceTable {
     std::unique_ptr<PenaltyCounts> penalties;
   };
 
-  // `arenas` must outlive it.
+  // `arenas` must outlive the table.
   static absl::StatusOr<SequenceTable> Create(SequenceTableLimits limits,
                                               const KvArenas* arenas);
 
@@ -120,10 +120,10 @@ class SequenceTable {
   // The pages that this step writes, as (page group, page).
   absl::flat_hash_set<std::pair<int64_t, int32_t>> written_pages_;
   // The owner of each side page. A plan sends a sequence's side pages only
-  // once, so this also records whether another sequence has taken one of them
-  // since.
+  // once, so this struct also records whether another sequence has taken one of
+  // them since.
   struct SidePages {
-    // by page: row of its sequence; below 0: nobody
+    // by page: the row of the sequence that owns it; below 0: no owner
     std::vector<int32_t> owner;
     std::vector<bool> lost;  // by row: whether another sequence took a page
   };

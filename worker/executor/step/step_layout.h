@@ -29,15 +29,15 @@ struct StepSizes {
   int64_t sequences = 0;  // B in shapes
   int64_t samples = 0;
   int64_t targets = 0;
-  int64_t top = 0;        // most likely ids reported per sample
+  int64_t top = 0;        // number of most likely ids reported per sample
   int64_t histories = 0;  // lists of tokens to count for penalties
 
   friend bool operator==(const StepSizes&, const StepSizes&) = default;
 };
 StepSizes LargestStep(const StepLimits& limits);
 
-// Evictions of one page group that run together: one list of launches per layer
-// does all of them.
+// Evictions of one page group that run together: each layer's launches do all
+// of them at once.
 struct EvictionBatch {
   int64_t page_group = 0;
   int64_t copy_batches = 0;  // batches of page copies that run before it

@@ -37,8 +37,8 @@ const char* StepPartName(StepPart part);
 class StepProfile {
  public:
   virtual ~StepProfile() = default;
-  // Says that ops enqueued from now on belong to `part`. Returns the previous
-  // part.
+  // Marks that ops enqueued from now on belong to `part`. Returns the part
+  // before this mark.
   virtual StepPart Enter(kernels::Stream& stream, StepPart part) = 0;
 };
 
@@ -62,8 +62,8 @@ class StepPartScope {
   StepPart before_ = StepPart::kRest;
 };
 
-// Measures wall-clock time. For a stream (CpuStream) whose work is done when
-// the enqueueing call returns.
+// Measures wall-clock time. It suits only a stream whose work is done when the
+// enqueueing call returns (CpuStream).
 //
 // Threads: only the thread that uses the stream.
 class CpuStepProfile final : public StepProfile {

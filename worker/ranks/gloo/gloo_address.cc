@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::string_view kVersion = "kvasir-gloo-1";
 constexpr size_t kSecretDigits = 32;
-// A limit that is far above the length of any valid address.
+// The longest text that is parsed, which is far longer than any valid address.
 constexpr size_t kMaxTextBytes = 32 << 10;
 
 const sockaddr_in& AsV4(const sockaddr* address) {
@@ -39,8 +39,8 @@ SocketAddress CopyOf(const sockaddr* address) {
   return copy;
 }
 
-// Parses an IP address without a port. `text` must have neither brackets nor a
-// zone.
+// Parses an IP address without a port. `text` must have neither brackets nor an
+// IPv6 zone ("%eth0").
 absl::StatusOr<SocketAddress> ParseHost(const std::string& text) {
   SocketAddress address;
   auto* const v4 = reinterpret_cast<sockaddr_in*>(&address.bytes);
@@ -130,8 +130,8 @@ absl::StatusOr<SocketAddress> FindInterface(const std::string& interface) {
       continue;
     }
     if (interface != each->ifa_name) continue;
-    // Skip link-local addresses: the same address means a different machine on
-    // each host.
+    // Skip link-local addresses: they are valid only together with an interface
+    // of this machine, so other hosts cannot use them.
     if (!v4 && IN6_IS_ADDR_LINKLOCAL(&AsV6(address).sin6_addr)) continue;
     if (best == nullptr || (v4 && best->sa_family != AF_INET)) best = address;
   }

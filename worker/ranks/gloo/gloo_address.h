@@ -35,10 +35,10 @@ struct GlooAddress {
   // The largest payload of a message. It must be the same on all ranks: larger
   // messages would overflow a receiver's memory.
   int64_t chunk_bytes = 0;
-  // 32 random hex digits.
+  // A secret that this rank has chosen: 32 random hex digits.
   std::string secret;
-  // ports[r] is where this rank listens for rank r. The element of this rank
-  // itself is empty.
+  // ports[r] is the address at which this rank listens for rank r. The element
+  // for this rank itself is empty.
   std::vector<SocketAddress> ports;
 };
 

@@ -83,7 +83,7 @@ TEST(FindInterfaceTest, FindsAnInterfaceByNameAndByAddress) {
 }
 
 TEST(FindInterfaceTest, TheErrorListsTheExistingInterfaces) {
-  // None of these is an interface or an address of a machine.
+  // None of these is the name of an interface or an address of this machine.
   for (const std::string interface :
        {"", "eth77", "240.0.0.1", "2001:db8::1"}) {
     EXPECT_THAT(

@@ -29,16 +29,16 @@ void SumInOrder(absl::Span<const float* const> parts, int64_t count,
   }
 }
 
-// The columns [first, first + width) of each row of `data` [num_rows, columns],
-// numbered as one sequence of num_rows * width numbers.
+// A view of the columns [first, first + width) of the matrix `data` [num_rows,
+// columns], as one sequence of num_rows * width elements: row after row.
 struct Columns {
   float* data = nullptr;
   int64_t columns = 0;
   int64_t first = 0;
   int64_t width = 0;
 
-  // Calls visit(address, count) for each contiguous piece of numbers [begin,
-  // end) of that sequence.
+  // Calls visit(address, count) for each piece of elements [begin, end) of the
+  // sequence that is contiguous in memory.
   template <typename Visit>
   void ForRuns(int64_t begin, int64_t end, const Visit& visit) const {
     while (begin < end) {
@@ -95,9 +95,9 @@ class GlooCollective final : public HostCollective {
       widest = std::max(widest, of_rank(rank).width);
     }
     const int64_t chunk = chunk_floats();
-    // The number at which a message that starts at `begin` ends. A rank with
-    // few columns has fewer numbers than the widest rank, so its last messages
-    // are empty and not sent.
+    // Returns the end of the message that starts at element `begin`. A rank
+    // with fewer columns than the widest rank has fewer elements, so its last
+    // messages are empty and not sent.
     const auto end_of = [&](int64_t begin, const Columns& part) {
       return std::min(begin + chunk, num_rows * part.width);
     };
@@ -173,7 +173,8 @@ class GlooCollective final : public HostCollective {
     return absl::OkStatus();
   }
 
-  // Sends numbers [begin, end) of the columns, if there are any.
+  // Sends elements [begin, end) of the columns as one message. Sends nothing if
+  // there are none.
   absl::Status SendColumns(const GlooCall& call, const Columns& part,
                            int64_t begin, int64_t end) {
     if (begin >= end) return absl::OkStatus();

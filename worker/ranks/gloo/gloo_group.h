@@ -11,19 +11,19 @@
 
 namespace kvasir::worker {
 
-// One rank on its way into a group. Ranks exchange their addresses by other
-// means, then all of them connect:
+// One rank of a group that is not connected yet. Ranks exchange their addresses
+// by other means, then all of them connect:
 //
 //   KVASIR_ASSIGN_OR_RETURN(auto group, GlooGroup::Begin(options));
 //   ... exchange group->address() ...
 //   KVASIR_ASSIGN_OR_RETURN(auto collective, group->Connect(addresses));
 //
 // The collective sums in rank order, as deterministic runs need: each rank
-// sends its numbers to all others, a chunk at a time.
+// sends its data to all others, a chunk at a time.
 //
-// Owns, with its collective: sockets, two threads, and memory that the options
-//   bound. Child processes inherit the descriptors, so a process must not start
-//   any while it has a group.
+// Owns, together with its collective: sockets, two threads, and memory for
+//   messages (GlooOptions::chunk_bytes). A child process would inherit the
+//   sockets, so a process must not start any while it has a group.
 // Errors: those of GlooMesh's methods of the same names.
 class GlooGroup {
  public:
@@ -46,7 +46,7 @@ class GlooGroup {
  private:
   explicit GlooGroup(std::shared_ptr<GlooMesh> mesh);
 
-  // The collective that Connect returns holds it too.
+  // Shared with the collective that Connect returns.
   const std::shared_ptr<GlooMesh> mesh_;
 };
 

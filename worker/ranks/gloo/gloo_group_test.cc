@@ -134,7 +134,7 @@ TEST_F(GlooGroupTest, ADestroyedGroupLeavesNoThreadAndNoSocket) {
   EXPECT_EQ(EntriesOf("/proc/self/task").size(), threads);
 }
 
-TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallAtTheTimeout) {
+TEST_F(GlooGroupTest, ARankThatMakesNoCallEndsTheCallsOfOthersAtTheTimeout) {
   const absl::Duration timeout = absl::Milliseconds(300);
   for (const int64_t size : {2, 3}) {
     const auto group = MakeGlooRanks(size, {.call_timeout = timeout});
@@ -146,8 +146,9 @@ TEST_F(GlooGroupTest, ARankThatStandsStillEndsTheCallAtTheTimeout) {
       const absl::Time begin = absl::Now();
       const absl::Status ended = own.AllReduceSum(&data);
       EXPECT_LT(absl::Now() - begin, timeout + kSoon);
-      // With three ranks, one may time out first and close its connections; the
-      // other then notices that instead of the timeout.
+      // With three ranks, one may time out first and close its connections. The
+      // other then fails because of the closed connection, not of its own
+      // timeout.
       EXPECT_EQ(ended.code(), absl::StatusCode::kUnavailable) << ended;
       if (size == 2) {
         EXPECT_GE(absl::Now() - begin, timeout);
@@ -330,8 +331,8 @@ TEST_F(GlooGroupTest, AddressesOfDifferentGroupsAreRefused) {
                HasSubstr("is not the address that this rank has made")));
 }
 
-// Each rank is tested as the one that waits, because either of the two may
-// begin the connection.
+// Each rank is tested as the one that waits for the other, because either of
+// the two may be the one that opens the connection.
 TEST_F(GlooGroupTest, ConnectTimesOutIfARankDoesNotConnect) {
   for (const int64_t rank : {0, 1}) {
     GlooOptions options = {.shard = {rank, 2},
@@ -401,9 +402,9 @@ TEST_F(GlooGroupTest, ConnectingToARankThatHasLeftFailsAtOnce) {
     KVASIR_ASSERT_OK(gone);
     const std::vector<std::string> addresses = {(*own)->address(),
                                                 (*gone)->address()};
-    // In Gloo, the side with the greater address connects to the other. It
-    // compares ports in network byte order. Only rounds in which rank 0
-    // connects are tested.
+    // In Gloo, the rank with the greater address opens the connection; ports
+    // are compared in network byte order. This test needs rank 0 to be that
+    // rank, so other rounds are skipped.
     const auto port = [](const std::string& address, size_t rank) {
       const auto parsed = ParseGlooAddress(address);
       return reinterpret_cast<const sockaddr_in&>(parsed->ports[rank].bytes)
@@ -459,7 +460,7 @@ TEST_F(GlooGroupTest, AStrangerThatConnectsFirstIsRefused) {
   }
 }
 
-TEST_F(GlooGroupTest, RunsOverAnyNetworkOfTheMachine) {
+TEST_F(GlooGroupTest, RanksConnectOverEveryNetworkInterface) {
   std::vector<std::string> networks = {"lo", "127.0.0.1", "::1"};
   ifaddrs* found = nullptr;
   ASSERT_EQ(getifaddrs(&found), 0);

@@ -49,8 +49,8 @@ static_assert(sizeof(Header) == 32);
 constexpr size_t kControlBytes = 512;  // a Header and the text of a reason
 constexpr size_t kAlignmentBytes = 64;
 
-// Gloo sends this many bytes before each message, and as many to announce each
-// send and each receive.
+// The size of the header that Gloo sends before each message. Gloo also sends
+// as many bytes to announce each send and each receive.
 constexpr int64_t kPreambleBytes = 48;
 
 // Stands for no timeout, because Gloo does not wait at all if the timeout is 0.
@@ -157,7 +157,7 @@ absl::Status GlooMesh::Listen(const SocketAddress& at) {
     device_ = std::make_shared<gloo::transport::tcp::Device>(attributes);
     context_ = device_->createContext(static_cast<int>(shard().rank),
                                       static_cast<int>(shard().size));
-    // A Gloo pair waits five times this timeout for its connection.
+    // Gloo waits for a connection five times as long as this timeout says.
     context_->setTimeout(ToMs(timeout_ / 5));
     for (int64_t rank = 0; rank < shard().size; ++rank) {
       SocketAddress port;
@@ -457,7 +457,8 @@ absl::Status GlooMesh::WaitFor(int64_t peer, const Wait& wait) {
   }
   waited_.fetch_add((Clock::now() - begin).count(), std::memory_order_relaxed);
   if (done) return absl::OkStatus();
-  // WakeAll has woken it, so the group has failed
+  // The wait ended without a message and without an exception: WakeAll has
+  // ended it, so the group has failed.
   if (text.empty()) return failure();
   if (Clock::now() < deadline) return Verdict(peer, text);
   const std::string name = peer < 0
@@ -475,8 +476,8 @@ void GlooMesh::Watch() {
   } catch (const std::exception& thrown) {
     {
       base::MutexLock lock(&mutex_);
-      // If a call's wait has reached its deadline, Gloo has closed all
-      // connections. The thread of that call then sets the error.
+      // A call that waits has reached its deadline, so Gloo has closed all
+      // connections. The thread of that call sets the error, not this one.
       if (deadline_.has_value() && Clock::now() >= *deadline_) {
         watcher_left_ = true;
         verdict_.SignalAll();

@@ -60,13 +60,13 @@ struct GlooCall {
 };
 
 // One rank's connections to all other ranks. Each message is sent to all of
-// them. A sender does not wait for receivers until two of its messages are in
-// flight, because each receiver has memory for two.
+// them. A receiver has memory for two messages from each sender, so a sender
+// waits for receivers only if two of its messages are already in flight.
 //
 // Owns: its connections, its memory, Gloo's thread, and a thread that waits for
 //   a message that ends the group or for a lost connection.
-// Threads: one at a time; any thread may call Abort, sent_bytes and
-//   waited_seconds.
+// Threads: one thread at a time, except that any thread may call Abort,
+//   sent_bytes and waited_seconds at any time.
 // Errors: those of Collective.
 class GlooMesh {
  public:
@@ -146,8 +146,8 @@ class GlooMesh {
   // Calls `body`, which calls Gloo, and converts its exceptions to errors.
   template <typename Body>
   absl::Status Try(int64_t peer, const Body& body);
-  // Calls `wait`, which calls one of Gloo's wait functions, with a timeout in
-  // milliseconds. `peer` is the rank that is waited for; below 0: any rank.
+  // Calls wait(timeout in milliseconds), which calls one of Gloo's wait
+  // functions. `peer` is the rank for which it waits; below 0: any rank.
   template <typename Wait>
   absl::Status WaitFor(int64_t peer, const Wait& wait);
   absl::Status CheckHeader(const Place& place, const GlooCall& call,
@@ -159,8 +159,8 @@ class GlooMesh {
   // Returns the error for a failed connection: the one that the watcher finds,
   // or an error with `text` if it does not find one within kVerdictTimeout.
   absl::Status Verdict(int64_t peer, const std::string& text);
-  // Both return the error that ended the group. Fail first sets it to
-  // `failure`, unless the group has already ended.
+  // Both return the error that ended the group. If the group has not ended,
+  // Fail first ends it with `failure`.
   absl::Status Fail(const absl::Status& failure);
   absl::Status failure();
   void WakeAll();
@@ -185,8 +185,8 @@ class GlooMesh {
   // Used only by the thread that makes the calls.
   Clock::duration timeout_;
   uint64_t sent_ = 0;
-  // For each of the two messages in flight: to how many ranks it is not sent
-  // yet.
+  // For each of the two outgoing messages: the number of ranks to which it has
+  // not been sent yet.
   std::array<int64_t, 2> sending_ = {0, 0};
 
   std::atomic<int64_t> sent_bytes_{0};
@@ -197,10 +197,10 @@ class GlooMesh {
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool abort_sent_ ABSL_GUARDED_BY(mutex_) = false;
   bool watcher_left_ ABSL_GUARDED_BY(mutex_) = false;
-  // Whether the buffers exist, so that WakeAll may wake threads that wait on
-  // them.
+  // Whether the Gloo buffers exist. If so, WakeAll must wake the threads that
+  // wait on them.
   bool places_made_ ABSL_GUARDED_BY(mutex_) = false;
-  // The deadline of the present WaitFor; empty if no call waits.
+  // The deadline of the WaitFor in progress. Empty if no call waits.
   std::optional<Clock::time_point> deadline_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -142,8 +142,8 @@ TEST_F(GlooProcessTest, RankProcessesSumAndEndWithoutAnError) {
   ExpectAllDone(ranks);
 }
 
-// The other ranks notice it well before the timeout, because the system closes
-// the connections of a process that ends.
+// The other ranks notice the end of the process well before the timeout,
+// because the system closes its connections.
 TEST_F(GlooProcessTest, ARankThatIsKilledEndsAllOthersAtOnce) {
   for (int round = 0; round < 6; ++round) {
     const int64_t size = 2 + round % 3;
@@ -209,7 +209,7 @@ TEST_F(GlooProcessTest, GarbageFromAStrangerBeforeTheRanksConnectEndsARank) {
   const SocketAddress& port = address->ports[1];
   const int stranger = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   ASSERT_EQ(connect(stranger, port.get(), port.size), 0);
-  // Looks like a Gloo message that nobody expects.
+  // These bytes look like a Gloo message that nobody expects.
   const uint64_t nonsense[6] = {1 << 20, 1, 7, 0, 1 << 20, 0};
   EXPECT_EQ(write(stranger, nonsense, sizeof(nonsense)), sizeof(nonsense));
   const absl::Time begin = absl::Now();

@@ -20,12 +20,13 @@ namespace kvasir::worker {
 // Construct it when the call to the leader has begun. The first message that it
 // sends is the RankHello.
 //
-// Threads: one at a time.
+// Threads: one thread at a time may call methods.
 class FollowerState {
  public:
   enum class Phase { kJoining, kLoading, kReady, kRunning, kEnded };
 
-  // `join_timeout`: the longest time until the leader sends the RankWelcome.
+  // `join_timeout` is the longest time that the leader may take to send the
+  // RankWelcome.
   FollowerState(const kvasir::v1::RankHello& hello, absl::Duration join_timeout,
                 absl::Time now);
 
@@ -40,12 +41,12 @@ class FollowerState {
   // heartbeat_interval().
   void OnTime(absl::Time now);
 
-  // This rank has loaded its weights and is ready. FAILED_PRECONDITION if this
-  // call is not due now; RESOURCE_EXHAUSTED if the message has more weight
-  // tiles than a leader accepts.
+  // This rank has loaded its weights and is ready. FAILED_PRECONDITION if the
+  // group is not loading or the rank was ready already. RESOURCE_EXHAUSTED if
+  // the message has more bytes of weight tiles than a leader accepts.
   absl::Status OnReady(kvasir::v1::RankReady ready);
-  // The oldest step that TakeStep returned and that has not ended yet is done,
-  // or has failed.
+  // Report how a step ended: it is done, or it has failed. The step must be the
+  // oldest one that TakeStep has returned and that has not ended yet.
   absl::Status OnStepDone(uint64_t step_id, uint64_t result_hash);
   absl::Status OnStepFailed(uint64_t step_id, const absl::Status& why);
   void AskDrain();
@@ -65,7 +66,7 @@ class FollowerState {
   absl::Duration heartbeat_interval() const {
     return heartbeat_timeout_ / kHeartbeatsPerTimeout;
   }
-  // By rank; set from phase kLoading on.
+  // One address per rank. Set from phase kLoading on.
   const std::vector<std::string>& collective_addresses() const {
     return addresses_;
   }

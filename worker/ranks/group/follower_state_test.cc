@@ -107,7 +107,7 @@ class Follower {
   FollowerState state_;
 };
 
-TEST(FollowerStateTest, AFollowerRunsFromTheHelloToTheDrain) {
+TEST(FollowerStateTest, AFollowerRunsStepsFromItsHelloUntilTheDrain) {
   Follower follower;
   EXPECT_THAT(follower.Sent(), ElementsAre(HasSubstr("hello { identity")));
   follower.Welcome();
@@ -318,7 +318,7 @@ TEST(FollowerStateTest, ReportsAFailedStepToTheLeader) {
               StatusIs(absl::StatusCode::kInternal, "broken"));
 }
 
-TEST(FollowerStateTest, RefusesCallsOfItsOwnRankOutOfOrder) {
+TEST(FollowerStateTest, CallsByTheOwnRankInTheWrongOrderAreRefused) {
   Follower follower = Follower::In(Phase::kLoading);
   EXPECT_THAT(follower.state().OnStepDone(1, 5),
               StatusIs(absl::StatusCode::kFailedPrecondition, ::testing::_));

@@ -16,7 +16,7 @@ namespace kvasir::worker {
 // it without a pause. Await returns when every rank has reported the same
 // result.
 //
-// Threads: as Executor.
+// Threads: see Executor.
 // Errors: those of Executor. A failed step ends the group, and after the group
 //   has ended every call fails. Errors name the rank that caused them.
 class GroupExecutor final : public Executor {

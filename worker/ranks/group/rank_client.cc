@@ -69,7 +69,7 @@ std::string WhyNotConnected(const std::shared_ptr<grpc::Channel>& channel) {
 // The Join call. Held by shared_ptr, because it must live until gRPC (OnDone),
 // the follower (its link) and the client are done with it.
 //
-// Threads: any.
+// Threads: any thread may call any method.
 class RankClient::Call final
     : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public RankLink {
@@ -155,7 +155,8 @@ class RankClient::Call final
   }
 
  private:
-  // Starts the next write, or ends the call's writes, if that is possible now.
+  // If no write is in progress, starts the next one. If there is none and the
+  // link was closed, ends the call's writes.
   void Advance() {
     const grpc::ByteBuffer* write = nullptr;
     {

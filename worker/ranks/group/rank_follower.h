@@ -42,7 +42,7 @@ struct RankFollowerOptions {
 // leader's heartbeat timeout start in the constructor.
 //
 // Owns: a thread for heartbeats and timeouts.
-// Threads: any.
+// Threads: any thread may call any method.
 // Errors: every call that waits returns the reason why the group ended;
 //   CANCELLED if the group was drained before it started.
 class RankFollower {
@@ -51,8 +51,8 @@ class RankFollower {
   // Aborts the group if it has not ended.
   ~RankFollower();
 
-  // The events of the call to the leader: OnLink once, then each message
-  // (OnBytes), then its end (OnLost).
+  // The events of the call to the leader: first OnLink, then OnBytes for each
+  // message, then OnLost when the call ends.
   void OnLink(std::shared_ptr<RankLink> link) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnBytes(std::string_view message) ABSL_LOCKS_EXCLUDED(mutex_);
   // The call has ended with the status `why`: no more messages come.

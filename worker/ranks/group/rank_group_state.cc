@@ -460,8 +460,9 @@ void RankGroupState::OnTime(absl::Time now) {
   const absl::Duration passed = now - last_time_;
   last_time_ = now;
   if (passed > heartbeat_timeout_ / 2) {
-    // This process did not run for a while. Messages of followers may be
-    // waiting in its sockets, so that time does not count.
+    // This process itself did not run for a while (it was stopped or swapped
+    // out). Messages from followers may be waiting in the sockets, so that time
+    // does not count as silence of the followers.
     for (auto& [id, link] : links_) {
       link.last_message = std::min(now, link.last_message + passed);
     }
@@ -478,7 +479,7 @@ void RankGroupState::OnTime(absl::Time now) {
   const std::string limit = absl::FormatDuration(heartbeat_timeout_);
   for (const LinkId id : silent) {
     const auto found = links_.find(id);
-    if (found == links_.end()) continue;  // the group has ended in this loop
+    if (found == links_.end()) continue;  // this loop has ended the group
     if (!found->second.rank.has_value()) {
       Refuse(id, RankRefusal::NO_HELLO,
              absl::StrCat("no RankHello within ", limit), nullptr);

@@ -78,7 +78,7 @@ struct RankMember {
 // than half of a heartbeat timeout, that time does not count towards the
 // timeouts of other ranks.
 //
-// Threads: one at a time.
+// Threads: one thread at a time may call methods.
 class RankGroupState {
  public:
   // Identifies a follower's call to the leader. An id is never used twice.
@@ -89,7 +89,7 @@ class RankGroupState {
 
   struct Action {
     LinkId link = 0;
-    // The message to send on the call; nothing is sent if it is empty.
+    // The message to send on the call. If it is empty, nothing is sent.
     kvasir::v1::LeaderMessage message;
     // If set, the call ends with this status after the message. There are no
     // later actions for this link.
@@ -114,8 +114,9 @@ class RankGroupState {
 
   RankGroupState(RankGroupOptions options, absl::Time now);
 
-  // Events of the followers' calls. Events of a link that was closed are
-  // ignored. `peer` is the address that the call comes from, for the log.
+  // The methods from here to OnLost report events of the followers' calls.
+  // Events of a closed link are ignored. `peer` is the address from which the
+  // call comes, for the log.
   void OnLink(LinkId link, bool authenticated, const std::string& peer,
               absl::Time now);
   // Handles a message of a follower. Parts of the message are moved out of it.
@@ -126,8 +127,8 @@ class RankGroupState {
   int64_t MaxMessageBytes(LinkId link) const;
   // A follower sent bytes that do not parse as a message or are too many.
   void OnGarbage(LinkId link, size_t num_bytes, absl::Time now);
-  // The link has more unsent messages than it can have if the follower reads
-  // them (kMaxWaitingMessages).
+  // More than kMaxWaitingMessages messages wait to be sent on the link. So the
+  // follower does not read them, and counts as lost.
   void OnBacklog(LinkId link, size_t num_messages);
   // The call or its connection has ended, with the status `why`.
   void OnLost(LinkId link, const absl::Status& why);
@@ -171,7 +172,7 @@ class RankGroupState {
   absl::Duration heartbeat_interval() const {
     return heartbeat_timeout_ / kHeartbeatsPerTimeout;
   }
-  // By rank; set from phase kLoading on.
+  // One address per rank. Set from phase kLoading on.
   const std::vector<std::string>& collective_addresses() const {
     return addresses_;
   }
@@ -214,7 +215,7 @@ class RankGroupState {
   void Welcome();
   bool IsAllReady() const;
   void CombineIfReady();
-  // Checks whether what all ranks reported (RankReady) fits together.
+  // Checks whether the RankReady messages of all ranks agree.
   absl::Status CheckReady() const;
   void AddHash(uint64_t step_id, uint32_t rank, uint64_t hash);
   absl::Status CheckTimes(absl::Time now) const;
@@ -226,7 +227,7 @@ class RankGroupState {
   void Refuse(LinkId link, RefusalReason reason, const std::string& detail,
               const kvasir::v1::RankHello* hello, int field = 0);
   // A rank broke a rule or left. While the group is joining, another process
-  // may join in its place; later the group ends.
+  // may join in its place. Later, the group ends.
   void Fail(uint32_t rank, const absl::Status& why);
   void End(const absl::Status& why);
   void Send(LinkId link, kvasir::v1::LeaderMessage message);

@@ -166,7 +166,8 @@ class Group {
       state_.OnTime(now_);
     }
   }
-  // Advances time in one step, as if the leader's process had not run.
+  // Advances time in one step, as if the leader's process had not run in the
+  // meantime.
   void Jump(absl::Duration time) {
     now_ += time;
     state_.OnTime(now_);
@@ -251,7 +252,7 @@ struct RefusedHello {
 
 class RefusedHelloTest : public ::testing::TestWithParam<RefusedHello> {};
 
-TEST_P(RefusedHelloTest, IsRefusedWithTheFieldAndValueAndLoggedOnce) {
+TEST_P(RefusedHelloTest, TheRefusalStatesTheFieldAndItsValueAndIsLoggedOnce) {
   Group group;
   group.Join(2);
   (void)group.Events();
@@ -529,7 +530,7 @@ TEST(RankGroupStateTest, StartsWithTheFewestPagesOfAnyRankOnceAllAreReady) {
   EXPECT_THAT(group.state().start().pages(), ElementsAre(8, 3));
 }
 
-TEST(RankGroupStateTest, WeightsThatDoNotCombineEndTheGroup) {
+TEST(RankGroupStateTest, AFailureToCombineWeightTilesEndsTheGroup) {
   Group group = Group::Of(3, Phase::kLoading);
   group.state().OnReady(Ready({8}));
   for (const uint64_t link : {1u, 2u}) group.SendReady(link, Ready({8}));
@@ -546,7 +547,8 @@ TEST(RankGroupStateTest, WeightsThatDoNotCombineEndTheGroup) {
                           "2 closed: DATA_LOSS"));
 }
 
-TEST(RankGroupStateTest, WeightsThatAreCombinedAfterTheEndDoNotStartTheGroup) {
+TEST(RankGroupStateTest,
+     WeightTilesThatAreCombinedAfterTheGroupsEndDoNotStartIt) {
   Group group = Group::Of(3, Phase::kLoading);
   group.state().OnReady(Ready({8}));
   for (const uint64_t link : {1u, 2u}) group.SendReady(link, Ready({8}));
@@ -576,7 +578,7 @@ TEST(RankGroupStateTest, OnlyTheWeightTilesOfALoadingRankMayBeLong) {
   EXPECT_EQ(group.state().MaxMessageBytes(1), kShort);
   EXPECT_EQ(group.state().MaxMessageBytes(2), kShort + kMaxReadyBytes);
   KVASIR_EXPECT_OK(group.state().status());
-  // Other fields of RankReady than the tiles may not be long.
+  // Only the tiles of a RankReady may be long, not its other fields.
   ready = Ready(std::vector<int64_t>(kShort, 1));
   group.SendReady(2, ready);
   EXPECT_THAT(
@@ -617,7 +619,7 @@ TEST(RankGroupStateTest, ReportsTheRanksThatHaveJoined) {
   EXPECT_THAT(group.state().members(), IsEmpty());
 }
 
-TEST(RankGroupStateTest, AReadyRankThatDoesNotFitTheLeaderEndsTheGroup) {
+TEST(RankGroupStateTest, ARankWhosePageCountsDoNotFitTheLeadersEndsTheGroup) {
   struct Case {
     std::function<void(RankReady*)> change;
     absl::StatusCode code;
@@ -649,7 +651,7 @@ TEST(RankGroupStateTest, AReadyRankThatDoesNotFitTheLeaderEndsTheGroup) {
   }
 }
 
-TEST(RankGroupStateTest, ARankThatDoesNotLoadInTimeIsNamed) {
+TEST(RankGroupStateTest, TheErrorNamesARankThatDoesNotLoadInTime) {
   Group group = Group::Of(3, Phase::kLoading);
   group.SendReady(2, Ready({8}));
   group.Pass(absl::Seconds(30), {1, 2});
@@ -660,7 +662,7 @@ TEST(RankGroupStateTest, ARankThatDoesNotLoadInTimeIsNamed) {
                "within 30s"));
 }
 
-TEST(RankGroupStateTest, ACompleteGroupAcceptsNoRank) {
+TEST(RankGroupStateTest, ACompleteGroupAcceptsNoFurtherRank) {
   Group group = Group::Of(3, Phase::kRunning);
   group.Link(9);
   group.SendHello(9, group.Hello(1));
@@ -731,7 +733,7 @@ struct BrokenRule {
 
 class BrokenRuleTest : public ::testing::TestWithParam<BrokenRule> {};
 
-TEST_P(BrokenRuleTest, ABrokenRuleEndsTheGroupAndAllRanksGetTheReason) {
+TEST_P(BrokenRuleTest, AProtocolViolationEndsTheGroupAndAllRanksGetTheReason) {
   Group group = Group::Of(3, GetParam().phase);
   GetParam().act(&group);
   EXPECT_EQ(group.state().phase(), Phase::kEnded);

@@ -197,7 +197,7 @@ class Group {
     return *followers_[rank - 1]->executor;
   }
   GroupExecutor& executor() { return *executor_; }
-  // Set by on_end of that rank.
+  // Set when on_end of this rank is called.
   Event& ended(uint32_t rank) { return ended_[rank]; }
   Event& drain_asked() { return drain_asked_; }
 
@@ -322,8 +322,8 @@ TEST(RankGroupTest, FollowersContinueWithAnAnnouncedPlan) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const StepResult result,
                                 group.executor().Await());
     ASSERT_EQ(result.step_id(), step);
-    // Even steps were announced before, and odd steps were not. An announced
-    // plan must not be sent again.
+    // Even steps were announced in the round before, and odd steps were not.
+    // Enqueue must not send an announced plan again.
     KVASIR_ASSERT_OK(group.executor().Enqueue(TestPlan(step + 1)));
     if (step % 2 == 0) {
       KVASIR_ASSERT_OK(group.executor().Announce(TestPlan(step + 2)));
@@ -415,7 +415,7 @@ TEST(RankGroupTest, ALeaderThatFailsEndsAllRanks) {
   }
 }
 
-TEST(RankGroupTest, ARankThatStandsStillEndsTheGroup) {
+TEST(RankGroupTest, ARankThatHangsInAStepEndsTheGroup) {
   // `hang` makes an executor hang in step 2 until the group ends, as a
   // collective that waits for a lost rank does.
   Group* all = nullptr;
@@ -426,8 +426,8 @@ TEST(RankGroupTest, ARankThatStandsStillEndsTheGroup) {
       return absl::AbortedError("the collective was aborted");
     };
   };
-  // Timeouts are checked twelve times in each heartbeat timeout, so every 250
-  // ms here.
+  // Timeouts are checked twelve times in each heartbeat timeout: here every 250
+  // ms.
   GroupOptions options{.heartbeat = absl::Seconds(3),
                        .step_timeout = absl::Milliseconds(200),
                        .hooks = {hang(0), {}, hang(2)}};
@@ -461,12 +461,12 @@ TEST(RankGroupTest, ALostConnectionEndsAllRanks) {
                        "the call of rank 2 (node, pid 0) ended: cut"));
 }
 
-TEST(RankGroupTest, LeaderAndFollowerEachEndACallWithoutHeartbeats) {
+TEST(RankGroupTest, WithoutHeartbeatsLeaderAndFollowerEachEndTheCall) {
   GroupOptions options{.size = 2, .heartbeat = absl::Milliseconds(900)};
   Group group(options);
   KVASIR_ASSERT_OK(group.Start().status());
-  // Longer than the heartbeat timeout: the group stays alive because heartbeats
-  // are sent.
+  // Sleep for longer than the heartbeat timeout. The group stays alive because
+  // heartbeats are sent.
   absl::SleepFor(absl::Milliseconds(1200));
   KVASIR_ASSERT_OK(group.executor().Execute(TestPlan(1)).status());
   group.call(1).Freeze();
@@ -674,7 +674,7 @@ TEST(RankGroupTest, ReportsTheConsequenceIfNoOtherReasonArrives) {
                        "rank 0 (the leader) gave up: rank 1 stands still"));
 }
 
-TEST(RankGroupTest, WeightsThatDoNotCombineEndAllRanks) {
+TEST(RankGroupTest, AFailureToCombineWeightTilesEndsAllRanks) {
   RankLeaderOptions options;
   options.group.identity = TestIdentity(2, kLong);
   options.group.combine = [](absl::Span<const std::string> tiles) {

@@ -147,7 +147,7 @@ TEST(RankGrpcTest, RunsStepsOnAllRanksUntilItIsDrained) {
   GroupExecutor executor(leader->leader.get(), &leader->rank);
   for (uint64_t step = 1; step <= 200; ++step) {
     kvasir::v1::StepPlan plan = TestPlan(step);
-    // Step 100 is larger than an HTTP/2 flow control window.
+    // The plan of step 100 is larger than an HTTP/2 flow control window.
     const int tokens = step == 100 ? 1 << 20 : 10;
     auto* ids = plan.add_sequences()->mutable_token_ids();
     for (int i = 0; i < tokens; ++i) ids->Add(i);
@@ -339,7 +339,7 @@ void SendToPort(int port, const std::string& bytes) {
   close(fd);
 }
 
-TEST(RankGrpcTest, CallsThatAreNotFromFollowersChangeNothing) {
+TEST(RankGrpcTest, InvalidCallsDoNotPreventAFollowerFromJoining) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   const std::string& target = leader->server->target();
   struct Case {
@@ -404,7 +404,7 @@ TEST(RankGrpcTest, CallsThatAreNotFromFollowersChangeNothing) {
   KVASIR_EXPECT_OK(leader->leader->Drain());
 }
 
-TEST(RankGrpcTest, LargeWeightFingerprintsArrive) {
+TEST(RankGrpcTest, WeightTilesOfTheLargestSizeReachTheLeader) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   const std::string tiles(kMaxReadyBytes, 't');
   RawCall call(leader->server->target(), {HelloBytes(1), ReadyBytes(tiles)});
@@ -568,7 +568,7 @@ TEST(RankGrpcTest, ALostFollowerEndsAllRanksAtOnce) {
 
 // The connection to a process that is stopped or cut off still looks open, so
 // only missing heartbeats show it.
-TEST(RankGrpcTest, SilenceEndsBothSidesInLessThanFiveSeconds) {
+TEST(RankGrpcTest, LeaderAndFollowerEndWithinFiveSecondsIfMessagesStop) {
   constexpr absl::Duration kHeartbeat = kDefaultHeartbeatTimeout;
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto leader, LeaderSide::Start(2, {.secret = kSecret}, kHeartbeat));
@@ -624,7 +624,7 @@ TEST(RankGrpcTest, TheReasonOfAnAbortArrives) {
                        "gone"));
 }
 
-TEST(RankGrpcTest, AFollowersReasonArrivesAlthoughItEndsAtOnce) {
+TEST(RankGrpcTest, TheReasonOfAFollowerThatEndsAtOnceStillArrives) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));
   KVASIR_ASSERT_OK_AND_ASSIGN(auto one,
                               FollowerSide::Join(1, 2, DialOf(*leader)));
@@ -636,7 +636,7 @@ TEST(RankGrpcTest, AFollowersReasonArrivesAlthoughItEndsAtOnce) {
                        "rank 1 (node, pid 0) gave up: the disk is gone"));
 }
 
-TEST(RankGrpcTest, AnUnreachableLeaderIsNamedWithTheCause) {
+TEST(RankGrpcTest, TheErrorNamesAnUnreachableLeaderAndTheCause) {
   int port = 0;
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto leader, LeaderSide::Start(2));

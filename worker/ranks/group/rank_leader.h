@@ -50,7 +50,7 @@ struct RankLeaderOptions {
 };
 
 // Owns: a thread for heartbeats and timeouts.
-// Threads: any.
+// Threads: any thread may call any method.
 // Errors: every call that waits returns the reason why the group ended;
 //   CANCELLED if the group was drained.
 class RankLeader {
@@ -62,9 +62,9 @@ class RankLeader {
   // Aborts the group if it has not ended.
   ~RankLeader();
 
-  // The events of a follower's call: OnLink with the follower's address
-  // (`peer`), then each message (OnBytes), then the call's end (OnLost). The
-  // leader may close the link before OnLink returns.
+  // The events of a follower's call: first OnLink with the follower's address
+  // (`peer`), then OnBytes for each message, then OnLost when the call ends.
+  // The leader may close the link before OnLink returns.
   LinkId OnLink(std::shared_ptr<RankLink> link, bool authenticated,
                 const std::string& peer) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnBytes(LinkId link, std::string_view message)
@@ -107,8 +107,8 @@ class RankLeader {
  private:
   using Phase = RankGroupState::Phase;
 
-  // A message to send, a link to close or a callback to call, after mutex_ was
-  // released.
+  // Work to do after mutex_ was released: send a message, close a link, or call
+  // a callback.
   struct Task {
     LinkId id = 0;
     std::shared_ptr<RankLink> link;
@@ -138,7 +138,8 @@ class RankLeader {
   LinkId last_link_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
   bool working_ ABSL_GUARDED_BY(mutex_) = false;
-  // True once the group's end was handled (on_end, if it must be called).
+  // True once the group's end was handled; if on_end must be called, it has
+  // been.
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread ticker_;

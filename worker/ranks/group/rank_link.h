@@ -15,7 +15,8 @@ namespace kvasir::worker {
 // timeouts.
 inline constexpr size_t kMaxWaitingMessages = 16;
 
-// Threads: any. The calls do not block and call no callbacks.
+// Threads: any thread may call any method. Calls do not block and invoke no
+// callbacks.
 class RankLink {
  public:
   // Shared, because the leader sends the same bytes on several links.

@@ -33,7 +33,7 @@ constexpr size_t kSpareConnections = 16;
 // Held by shared_ptr, because it must live until gRPC (OnDone) and the leader
 // (its link) are done with it.
 //
-// Threads: any.
+// Threads: any thread may call any method.
 class JoinReactor final
     : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public RankLink,
@@ -118,7 +118,8 @@ class JoinReactor final
     }
     Advance();
   }
-  // Starts the next write, or finishes the call, if that is possible now.
+  // If no write is in progress, starts the next one. If there is none and the
+  // link was closed, finishes the call.
   void Advance() {
     const grpc::ByteBuffer* write = nullptr;
     absl::Status end;

@@ -27,7 +27,7 @@ struct RankServerOptions {
 };
 
 // Owns: the gRPC server.
-// Threads: any.
+// Threads: any thread may call any method.
 // Errors: those of base::GrpcServer::Start.
 class RankServer {
  public:

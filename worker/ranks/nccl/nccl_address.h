@@ -30,8 +30,8 @@ std::string FormatNcclAddress(const NcclAddress& address);
 absl::StatusOr<NcclAddress> ParseNcclAddress(std::string_view text);
 
 // Returns rank 0's id, with which all ranks connect. addresses[r] is rank r's
-// address, and `own` describes this rank. INVALID_ARGUMENT, with the rank, if
-// an address does not fit this rank's.
+// address, and `own` describes this rank. INVALID_ARGUMENT, naming the rank, if
+// an address is from another group or another release of NCCL.
 absl::StatusOr<nccl::UniqueId> ReadNcclAddresses(
     const NcclAddress& own, absl::Span<const std::string> addresses);
 

@@ -79,7 +79,7 @@ TEST(NcclAddressTest, InvalidAddressesAreRefusedWithoutShowingTheId) {
   refused(std::string(2000, 'a'), "is 2000 bytes long");
 }
 
-TEST(NcclAddressTest, AddressesThatDoNotFitAreRefusedWithTheirRank) {
+TEST(NcclAddressTest, AddressesOfAnotherGroupOrReleaseAreRefusedWithTheirRank) {
   const auto refused = [](std::vector<std::string> addresses, const char* why) {
     EXPECT_THAT(ReadNcclAddresses(Address(0, 3), addresses).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
@@ -103,7 +103,7 @@ TEST(NcclAddressTest, AddressesThatDoNotFitAreRefusedWithTheirRank) {
   refused(wrong, "the address of rank 2 does not begin");
 }
 
-TEST(NcclLibraryTest, EveryFileThatWasTriedIsNamed) {
+TEST(NcclLibraryTest, TheErrorNamesEveryLibraryFileThatWasTried) {
   EXPECT_THAT(
       Nccl::Open({"libnone.so.2", "/none/libnone.so", "libm.so.6"}).status(),
       StatusIs(
@@ -114,7 +114,7 @@ TEST(NcclLibraryTest, EveryFileThatWasTriedIsNamed) {
                 HasSubstr("Install libnccl2"), HasSubstr("LD_LIBRARY_PATH"))));
 }
 
-TEST(NcclLibraryTest, AnOldLibraryIsRefusedWithItsVersion) {
+TEST(NcclLibraryTest, TheErrorForAnOldLibraryStatesItsVersion) {
   setenv("KVASIR_FAKE_NCCL_VERSION", "21799", 1);
   EXPECT_THAT(Nccl::Open(FakeNcclLibraries()).status(),
               StatusIs(absl::StatusCode::kNotFound,

@@ -56,8 +56,8 @@ NcclCommunicator::~NcclCommunicator() {
     base::MutexLock lock(&mutex_);
     in_use_ = false;
     alive = failure_.ok();
-    // The result is ignored here: WaitUntilDone returns the error of the work
-    // that continues in the background.
+    // The result is ignored here, because finalization continues in the
+    // background; WaitUntilDone returns its error.
     if (alive) (void)functions_.ncclCommFinalize(comm_);
   }
   if (alive && WaitUntilDone("ncclCommFinalize", kGoodbye).ok()) {
@@ -260,8 +260,8 @@ absl::Status NcclCommunicator::LookAtMarks() {
     }
     free_.push_back(std::move(ahead_.front().mark));
     ahead_.pop_front();
-    // The time of the next call starts now, because the stream has only now
-    // reached it.
+    // The timeout of the next call starts only now, because the stream has only
+    // now reached that call.
     if (!ahead_.empty()) ahead_.front().since = now;
   }
 }

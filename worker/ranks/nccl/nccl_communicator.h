@@ -44,7 +44,7 @@ struct NcclCommunicatorOptions {
 // Threads: one thread at a time may call Enqueue; any thread may call Fail and
 //   status.
 // Errors: after a failure every call returns that failure. UNAVAILABLE if a
-//   rank stands still or NCCL reports that a rank is gone.
+//   call makes no progress or NCCL reports that a rank is gone.
 class NcclCommunicator {
  public:
   // Call it on all ranks at about the same time. Returns when all ranks are
@@ -56,11 +56,11 @@ class NcclCommunicator {
   // other ranks on the same machine (NVIDIA's documentation).
   ~NcclCommunicator();
 
-  // Calls `call` with the communicator and the stream's handle; `call` must
-  // enqueue its work and return at once. If the stream is being captured into a
-  // graph, an error of `call` does not kill the communicator, and the work is
-  // not watched for progress. After each launch of the graph, the caller must
-  // call Watch.
+  // Calls `call` with the communicator and the stream's handle. `call` must
+  // enqueue its work and return at once. The watcher then checks that the work
+  // makes progress. Work that is captured into a graph differs in two ways: an
+  // error of `call` does not kill the communicator, and the caller must call
+  // Watch after each launch of the graph.
   absl::Status Enqueue(
       const char* name, kernels::LaunchStream& stream,
       absl::FunctionRef<nccl::Result(nccl::CommHandle comm, void* stream)>
@@ -89,14 +89,14 @@ class NcclCommunicator {
   NcclCommunicator(const NcclCommunicatorOptions& options,
                    nccl::CommHandle comm);
 
-  // Waits until the library has finished the work that it still does in the
-  // background after `call` returned.
+  // Waits until the library has finished the background work of `call`, a
+  // library function that has returned.
   absl::Status WaitUntilDone(const char* call, absl::Duration timeout);
   // Returns the communicator's asynchronous error, or kInProgress while the
   // library still works in the background.
   nccl::Result AsyncError() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Records a mark on the stream after call `name`, by which the watcher sees
-  // that the stream has passed it.
+  // Records a mark on the stream after call `name`. By this mark the watcher
+  // sees when the stream has passed the call.
   absl::Status Mark(const char* name, kernels::LaunchStream& stream);
   absl::Status StandsStill(const char* call) const;
   // Like Fail, but calls options_.on_failure first.
@@ -104,8 +104,8 @@ class NcclCommunicator {
 
   // The function that thread `watcher_` runs.
   void KeepWatching();
-  // Look for an asynchronous error of the library, and for a call on a stream
-  // that makes no progress. They return the failure that they find.
+  // Both look for a failure and return it: an asynchronous error of the
+  // library, or a call whose stream makes no progress.
   absl::Status LookAtLibrary();
   absl::Status LookAtMarks();
   void AbortLibrary();
@@ -122,9 +122,9 @@ class NcclCommunicator {
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   // The library call that has not returned yet, if there is one.
   std::optional<Call> calling_ ABSL_GUARDED_BY(mutex_);
-  // Calls whose work is on a stream and that the watcher has not yet seen
-  // completed; only the watcher removes them. free_ has marks to reuse for
-  // later calls.
+  // Calls whose work is on a stream and has not completed as far as the watcher
+  // knows. Only the watcher removes calls. free_ has marks to reuse for later
+  // calls.
   std::deque<Call> ahead_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<kernels::StreamMark>> free_
       ABSL_GUARDED_BY(mutex_);

@@ -185,8 +185,8 @@ class NcclCollective final : public Collective {
  private:
   const nccl::Functions& functions() const { return library_->functions(); }
 
-  // Gathers the numbers of all ranks on every rank, where they are added in
-  // rank order.
+  // Gathers the data of all ranks on every rank, and adds it there in rank
+  // order.
   absl::Status SumInOrder(Stream& stream, DevicePtr<float> data, int64_t count,
                           DType dtype, Workspace& workspace) {
     const int64_t bytes = count * kernels::DTypeBytes(dtype);
@@ -245,9 +245,9 @@ class NcclCollective final : public Collective {
 // Sets environment variables, because NCCL has no other way to set its network
 // interface and its behaviour in graph captures.
 absl::Status SetEnvironment(const std::string& interface) {
-  // Buffer registration is turned off, unless the variable is already set: with
-  // it, ranks of a host wait for each other inside a captured call, and would
-  // wait for ever if one of them does not capture.
+  // Turn buffer registration off, unless the variable is already set. With
+  // registration, the ranks of a host wait for each other inside a captured
+  // call, and would wait for ever if one of them does not capture the call.
   setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
   if (interface.empty()) return absl::OkStatus();
   if (if_nametoindex(interface.c_str()) == 0) {

@@ -25,9 +25,9 @@ struct NcclOptions {
   std::string interface;
   // Paths of libnccl.so.2 to try, in order. Empty: Nccl::DefaultFiles.
   std::vector<std::string> libraries;
-  // True: AllReduceSum adds in rank order. Then each rank receives the numbers
-  // of all other ranks, (size - 1) times the bytes of `data`; NCCL's own sum
-  // sends less than twice the bytes of `data`.
+  // True: AllReduceSum adds in rank order. That costs bandwidth: each rank
+  // receives the data of all other ranks, (size - 1) times the bytes of `data`,
+  // while NCCL's own sum sends less than twice the bytes of `data`.
   bool deterministic = false;
   // Selects the rank's GPU for the calling thread, as cudaSetDevice does. Null
   // if there is nothing to select (one GPU, or none).
@@ -46,29 +46,31 @@ struct NcclOptions {
   std::function<void(const absl::Status&)> on_failure;
 };
 
-// One rank on its way into a group, used like GlooGroup: ranks exchange their
-// addresses by other means, then all of them connect.
+// One rank of a group that is not connected yet. It is used like GlooGroup:
+// ranks exchange their addresses by other means, then all of them connect.
 //
-// The collective enqueues on a GPU's stream and returns. A call ends when the
-// stream has passed it. Its error is reported by the next call, by status() and
-// by on_failure. A rank that is gone is noticed by NCCL (if it is reached over
-// a network) or by a timeout. A caller that knows sooner, for example by
-// heartbeats, should call Abort, which returns at once. The destructor may wait
-// until other ranks of the machine have given up too, as NVIDIA says of
-// ncclCommAbort. So a process that must end does not destroy a dead collective.
+// A call of the collective enqueues work on a GPU's stream and returns. The
+// work is done when the stream has passed it. If it fails, the next call,
+// status() and on_failure report the error. If a rank is gone, the others
+// notice that through NCCL (if they reach the rank over a network) or by a
+// timeout. A caller that knows it sooner, for example by heartbeats, should
+// call Abort, which returns at once. The destructor calls ncclCommAbort after a
+// failure, which may wait for other ranks on the same machine (NVIDIA's
+// documentation). So a process that must end does not destroy a collective
+// whose group is dead.
 //
-// Bits: NCCL guarantees that an all-reduce leaves identical copies. It
-// guarantees no order of summation: the order may change with the release, the
-// number of ranks, the size or the machine, and 16-bit sums round at each step.
-// Deterministic groups do not use NCCL's sum.
+// Reproducibility: after an all-reduce of NCCL all ranks have identical bits,
+// but the order of addition may change with NCCL's release, the number of
+// ranks, the size or the machine, and 16-bit sums are rounded after each
+// addition. Deterministic groups therefore do not use NCCL's sum.
 //
 // Owns: the communicator, a thread, and stream marks of its device. The
 //   collective must outlive the rank's device.
-// Threads: as Collective. Begin sets environment variables, so call it before
+// Threads: see Collective. Begin sets environment variables, so call it before
 //   there are threads that read them.
-// Errors: INVALID_ARGUMENT and NOT_FOUND for options; NOT_FOUND also if no
-//   usable library is found, with every place that was tried. UNIMPLEMENTED on
-//   a CPU's stream.
+// Errors: INVALID_ARGUMENT or NOT_FOUND if an option is wrong. NOT_FOUND with
+//   every place that was tried if there is no usable library. UNIMPLEMENTED if
+//   a call's stream belongs to a CPU.
 class NcclGroup {
  public:
   static absl::StatusOr<std::unique_ptr<NcclGroup>> Begin(

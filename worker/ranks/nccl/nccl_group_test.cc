@@ -33,8 +33,8 @@ using ::testing::HasSubstr;
 
 constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
 
-// Options for tests that must end because of a reported failure, long before
-// this call_timeout.
+// Options with a long call_timeout, for tests in which a reported failure must
+// end the calls much sooner.
 NcclOptions Patient() {
   return {.call_timeout = absl::Seconds(60),
           .poll_interval = absl::Milliseconds(10)};
@@ -132,7 +132,7 @@ class NcclGroupTest : public ::testing::Test {
   int64_t held_ = 0;
 };
 
-TEST_F(NcclGroupTest, RanksEndTogetherAndLeaveNoResources) {
+TEST_F(NcclGroupTest, RanksThatEndTogetherLeaveNoResourcesBehind) {
   Make(3, Patient());
   for (const absl::Status& status : Sum(5)) KVASIR_EXPECT_OK(status);
   End();
@@ -157,7 +157,7 @@ TEST_F(NcclGroupTest, AGroupMayHaveASingleRank) {
   }
 }
 
-TEST_F(NcclGroupTest, CountsTheBytesThatARingSends) {
+TEST_F(NcclGroupTest, SentBytesAreThoseOfARingAlgorithm) {
   const auto sent = [this](bool deterministic, int64_t rank, auto call) {
     NcclOptions options = Patient();
     options.deterministic = deterministic;
@@ -243,7 +243,7 @@ TEST_F(NcclGroupTest, AnAsynchronousErrorIsReturnedByCallsAndReportedOnce) {
   EXPECT_EQ(aborts(), 2);
 }
 
-TEST_F(NcclGroupTest, ARankThatStandsStillEndsAllRanksAtTheTimeout) {
+TEST_F(NcclGroupTest, ARankThatHangsEndsAllRanksAtTheTimeout) {
   Failures failures;
   Make(3, failures.Of(Impatient()), "1:4:hang");
   const absl::Time begin = absl::Now();

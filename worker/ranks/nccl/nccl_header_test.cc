@@ -16,8 +16,8 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-// Whether values of the two types are passed to functions in the same way: both
-// are pointers, or numbers or structs of the same size.
+// Whether functions take values of the two types in the same way: both types
+// are pointers, or both are numbers or structs of the same size.
 template <typename Ours, typename Theirs>
 constexpr bool kSamePassed =
     sizeof(Ours) == sizeof(Theirs) &&

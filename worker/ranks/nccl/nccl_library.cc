@@ -55,7 +55,8 @@ absl::Status Nccl::Error(const std::string& what, Result result) const {
   std::string text =
       absl::StrCat(what, ": ", functions_.ncclGetErrorString(result), " (",
                    static_cast<int>(result), ")");
-  // Null: the last error of this thread on any communicator.
+  // With a null communicator, this returns the calling thread's last error on
+  // any communicator.
   const char* const last = functions_.ncclGetLastError(nullptr);
   if (last != nullptr && *last != '\0') {
     absl::StrAppend(&text, "; last error: ", last);

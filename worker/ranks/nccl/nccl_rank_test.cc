@@ -83,8 +83,8 @@ absl::StatusOr<std::unique_ptr<Rank>> MakeRank(const RankOptions& options,
   return Rank::Create(spec, plan, &source, options, collective);
 }
 
-// The logits of one rank, one row per position, and its output tokens: sampled
-// by the rank, or given.
+// The logits of one rank (one row per position) and its output tokens, which
+// were either sampled by the rank or given.
 struct Forced {
   std::vector<int32_t> output;
   std::vector<std::vector<float>> logits;
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // If the group dies while the stream runs a step, the step must fail instead of
 // returning a result.
-TEST(NcclRankFailureTest, AStepWhoseGroupDiesFails) {
+TEST(NcclRankFailureTest, AStepFailsIfItsGroupDiesMeanwhile) {
   const FakeNcclFaults faults("1:40:hang");
   NcclOptions options;
   options.call_timeout = absl::Seconds(5);
@@ -263,8 +263,8 @@ TEST(NcclGraphsTest, ReplayedStepsHaveTheSameBitsAndTotalsAsStepsRunOpByOp) {
     SCOPED_TRACE(deterministic);
     NcclOptions options = Patient();
     options.deterministic = deterministic;
-    // Without determinism, also run the last two steps, which have another
-    // number of sequences.
+    // If the group is not deterministic, also run two more steps, which have a
+    // different number of sequences.
     const size_t most_steps = kFewGraphSteps + (deterministic ? 0 : 2);
     const int64_t captures = deterministic ? 1 : 2;
     const GraphRun want = RunGraphs(false, options, most_steps);
@@ -286,8 +286,8 @@ TEST(NcclGraphsTest, ReplayedStepsHaveTheSameBitsAndTotalsAsStepsRunOpByOp) {
   }
 }
 
-// Each step makes five calls. The third step is captured, so the fault is in a
-// captured call.
+// Each step makes five collective calls. The third step is captured, and the
+// fault is in one of its calls.
 TEST(NcclGraphsTest, NoRankCapturesAgainAfterACaptureFailedOnOneRank) {
   const GraphRun want = RunGraphs(false, Patient());
   // With `late`, NCCL continues after the function has returned; that work is
@@ -306,8 +306,9 @@ TEST(NcclGraphsTest, NoRankCapturesAgainAfterACaptureFailedOnOneRank) {
   }
 }
 
-// The fault is in a replayed call: two steps with ten calls, the ranks'
-// agreement about the capture, and one replay come before it.
+// The fault is in a call of the second replay. Before it come ten calls of the
+// first two steps, one call by which the ranks agree about the capture, and the
+// calls of the first replay.
 TEST(NcclGraphsTest, AReplayedStepThatMakesNoProgressFails) {
   const FakeNcclFaults faults("1:18:hang");
   const GraphRun run = RunGraphs(true, {.call_timeout = absl::Seconds(2)});

@@ -100,8 +100,8 @@ inline kvasir::v1::RankReady TestReady(int64_t pages,
   return ready;
 }
 
-// Combines the ranks' tiles to the weights_id "weights
-// TILES_OF_RANK_0|TILES_OF_RANK_1|...".
+// Combines the tiles "a" of rank 0, "b" of rank 1 and so on into the weights_id
+// "weights a|b".
 inline absl::StatusOr<CombinedIds> TestCombine(
     absl::Span<const std::string> tiles) {
   return CombinedIds{

@@ -1,21 +1,21 @@
-// A libnccl.so.2 without a GPU: the functions of nccl_abi.h between threads and
-// processes of one machine. They use shared memory without a name (a memfd,
-// which disappears with the last process that has it) and enqueue on a
-// HostWork.
+// A fake libnccl.so.2 that needs no GPU. It implements the functions of
+// nccl_abi.h for ranks that are threads or processes of one machine. Ranks
+// exchange data through a memfd: shared memory without a name, which disappears
+// with the last process that has it open. A `stream` is a kernels::HostWork.
 //
 // The environment variable KVASIR_FAKE_NCCL injects faults: a list of
-// RANK:CALL:FAULT, separated by commas. Call 0 is the connection; collectives
-// count from 1. For faults of the function (refuse, late, stuck) a captured
-// call counts when it is captured, for the others each time that it is
-// replayed.
-//   hang    the rank never comes to the call
-//   error   the rank never comes, and NCCL reports an asynchronous error on it
+// RANK:CALL:FAULT, separated by commas. CALL 0 is the connection; the
+// collective calls of each rank are numbered from 1. The faults are:
+//   hang    the rank never executes the call
+//   error   like hang, and NCCL reports an asynchronous error on this rank
 //   refuse  the function returns an error
 //   late    the function returns "in progress" and continues for a while
 //   stuck   the function does not return before the communicator is aborted, as
 //           if the queue of launches were full
-//   notify  (call 0) the rank notices when others abort or are gone, as for
-//           ranks connected over a network; without it no rank notices
+//   notify  (only for call 0) the rank notices when other ranks abort or end,
+//           like ranks connected over a network; otherwise it does not notice
+// A call that is captured into a graph is counted once, at the capture, for the
+// faults refuse, late and stuck; for hang and error, at each replay.
 // KVASIR_FAKE_NCCL_VERSION sets the version.
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -57,16 +57,16 @@ Result Refuse(Result result, std::string why) {
 
 enum class Kind : int { kAllReduce, kAllGather, kBroadcast };
 
-// The properties of a collective call, which must be equal on all ranks.
+// The properties of a collective call. All of them must be equal on all ranks.
 struct Call {
   // Number of the call. Calls are counted when streams reach them.
   uint64_t number = 0;
-  // NCCL requires that all ranks capture a call, or none
+  // NCCL requires that either all ranks capture a call or none does.
   bool captured = false;
   Kind kind = Kind::kAllReduce;
   DataType type = DataType::kUint8;
   size_t bytes = 0;  // bytes that each rank contributes
-  size_t at = 0;     // offset of this chunk
+  size_t at = 0;     // offset of the chunk being exchanged
 
   bool operator==(const Call&) const = default;
 };
@@ -182,7 +182,7 @@ class State {
     aborted_ = true;
   }
 
-  // Enqueues a job on the stream that calls Run.
+  // Enqueues a job on the stream. The job calls Run.
   Result Enqueue(const std::shared_ptr<State>& self, Call call,
                  const void* from, void* to, int root, void* stream) {
     if (!connected_ || late_ != nullptr) {
@@ -269,8 +269,8 @@ class State {
         const Segment::Rank& other = segment_->ranks[rank];
         if (!WaitFor([&] { return other.posted >= step; })) return;
         if (other.call == call) continue;
-        // NCCL does not notice that ranks make different calls: they hang, or
-        // worse.
+        // The ranks make different calls. NCCL does not notice that, and may
+        // hang, as this does.
         WaitFor([] { return false; });
         return;
       }
@@ -337,8 +337,9 @@ class State {
   uint64_t calls_ = 0;
   int polls_ = 0;
   std::function<void()> late_;  // work to continue after a call (fault `late`)
-  uint64_t came_ = 0;   // calls reached; only the stream's thread uses it
-  uint64_t steps_ = 0;  // chunks exchanged; only the stream's thread uses it
+  // calls that the stream has reached (only its thread uses this)
+  uint64_t came_ = 0;
+  uint64_t steps_ = 0;  // chunks exchanged (only the stream's thread uses this)
   std::atomic<int> jobs_{0};  // enqueued jobs, and jobs in captured graphs
   std::atomic<bool> aborted_{false};
   std::atomic<Result> error_{Result::kOk};
@@ -396,8 +397,9 @@ using namespace kvasir::worker::nccl;  // NOLINT: the functions have C names
 
 extern "C" {
 
-// For tests: KvasirFakeNcclLive returns the number of communicators and of
-// their enqueued work that exist; KvasirFakeNcclAborts the aborts so far.
+// For tests. KvasirFakeNcclLive returns the number of communicators that exist;
+// an aborted one counts until its enqueued work has ended. KvasirFakeNcclAborts
+// returns the number of aborts so far.
 int KvasirFakeNcclLive() { return live; }
 int KvasirFakeNcclAborts() { return aborts; }
 
@@ -479,8 +481,9 @@ Result ncclCommDestroy(CommHandle comm) {
 Result ncclCommAbort(CommHandle comm) {
   ++aborts;
   comm->state->Abort();
-  // Synchronizes with a call that hangs: it has copied comm->state before it
-  // set `used`, so `comm` can be deleted.
+  // A call may hang in another thread. It has copied comm->state before it set
+  // `used`, so after this read of `used` it no longer needs `comm`, which can
+  // be deleted.
   (void)comm->state->used.load();
   delete comm;
   return Result::kOk;
