@@ -171,7 +171,7 @@ TEST_F(CublasMatmulTest, EqualsTheProductForEverySupportedType) {
       for (const bool bias : {false, true}) {
         ExpectProduct({dtype, dtype, y, 1, 8, 8, bias});
         ExpectProduct({dtype, dtype, y, 5, 40, 48, bias});
-        ExpectProduct({dtype, dtype, y, 3, 24, 13, bias, 8, 3});  // N odd
+        ExpectProduct({dtype, dtype, y, 3, 24, 13, bias, 8, 3});  // N is odd
         ExpectProduct({dtype, dtype, y, 70, 16, 24, bias, 16, 8});
         products += 4;
       }

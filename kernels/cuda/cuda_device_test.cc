@@ -166,7 +166,7 @@ TEST_F(CudaDeviceTest, WithoutADriverTheErrorNamesTheNeededDriver) {
                                              HasSubstr("CUDA 13.0 or later"))));
 }
 
-TEST_F(CudaDeviceTest, AnOldDriverIsNamedWithTheNeededVersion) {
+TEST_F(CudaDeviceTest, TheErrorForAnOldDriverNamesItsVersionAndTheNeededOne) {
   runtime_.driver_version = 12040;
   EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
                                        AllOf(HasSubstr("is for CUDA 12.4"),
@@ -176,7 +176,7 @@ TEST_F(CudaDeviceTest, AnOldDriverIsNamedWithTheNeededVersion) {
   KVASIR_EXPECT_OK(WhyNot());
 }
 
-TEST_F(CudaDeviceTest, AMissingOrdinalIsRefusedWithTheNumberOfGpus) {
+TEST_F(CudaDeviceTest, TheErrorForAMissingOrdinalNamesTheNumberOfGpus) {
   runtime_.device_count = 2;
   for (const int ordinal : {2, -1}) {
     EXPECT_THAT(
@@ -287,7 +287,7 @@ TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheirLongestCopy) {
 
 // If its event cannot be recorded, nothing would report when the block may be
 // reused, so the upload must wait.
-TEST_F(CudaDeviceTest, AnUploadWhoseEventCannotBeRecordedIsWaitedFor) {
+TEST_F(CudaDeviceTest, AnUploadWaitsIfItsEventCannotBeRecorded) {
   Make();
   const DeviceBuffer memory = Memory(100);
   const Bytes blob = Pattern(100, 1);
@@ -359,7 +359,7 @@ TEST_F(CudaDeviceTest, MemoryIsFreedOnlyAfterTheWorkThatUsesIt) {
   EXPECT_EQ(runtime_.waiting(), 0u);
 }
 
-TEST_F(CudaDeviceTest, OutOfMemoryNamesTheGpusNumbersAndTheFlag) {
+TEST_F(CudaDeviceTest, TheOutOfMemoryErrorNamesTheMemorySizesAndTheFlag) {
   Make();
   const DeviceBuffer held = Memory(1000);
   EXPECT_THAT(

@@ -34,7 +34,7 @@ TEST(RealRuntimeTest, DescribesErrorsByCudasNamesAndTexts) {
             "cudaErrorMemoryAllocation (2): out of memory");
 }
 
-TEST(RealCublasLtTest, EveryPlaceThatWasTriedIsNamed) {
+TEST(RealCublasLtTest, TheErrorNamesEveryFileThatWasTried) {
   if (absl::IsUnimplemented(cuda::OpenCublasLt({}).status())) {
     GTEST_SKIP() << "this build has no cublasLt.h";
   }

@@ -33,7 +33,7 @@ TEST(DeviceAllocatorTest, CountsCurrentAndPeakBytesByTag) {
   EXPECT_EQ(3001001, allocator.total_use().peak_bytes);
 }
 
-TEST(DeviceAllocatorTest, RefusesAnAllocationAboveTheLimitWithTheNumbers) {
+TEST(DeviceAllocatorTest, TheErrorForAnAllocationAboveTheLimitNamesTheSizes) {
   CpuAllocator allocator(5000);
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first,
                               allocator.Allocate(4000, MemoryTag::kWorkspace));

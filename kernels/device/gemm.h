@@ -34,7 +34,7 @@ inline constexpr int64_t kGemmWorkspaceAlignment = 256;
 
 // Multiplies matrices on one stream.
 //
-// Threads: the threads that use its stream, one at a time.
+// Threads: only one thread at a time may use this object or its stream.
 // Errors: the stream keeps them and returns them later.
 class GemmLibrary {
  public:

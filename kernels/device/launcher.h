@@ -15,8 +15,8 @@ struct KernelLaunch {
   uint32_t grid_y = 1;        // CTAs
   uint32_t threads = 1;       // threads of a CTA, whole warps
   uint32_t shared_bytes = 0;  // dynamic shared memory of a CTA
-  // CTAs wait for each other, so all must be resident at the same time (a
-  // cooperative launch).
+  // True if CTAs wait for each other, so that all must be resident at the same
+  // time (a cooperative launch).
   bool ctas_together = false;
 
   const void* function = nullptr;
@@ -28,8 +28,8 @@ struct KernelLaunch {
 
 class GemmLibrary;  // gemm.h
 
-// Enqueues the kernels of one stream.
-// Threads: the threads that use its stream, one at a time.
+// Enqueues kernels on one stream.
+// Threads: only one thread at a time may use this object or its stream.
 // Errors: the stream keeps them and returns them later.
 class Launcher {
  public:
@@ -38,8 +38,8 @@ class Launcher {
   // The number of the GPU's multiprocessors. Kernels whose CTAs must all be
   // resident at the same time size their grids by it.
   virtual int multiprocessors() const = 0;
-  // The library that multiplies matrices on this stream. Null: our own kernels
-  // do it.
+  // The library that multiplies matrices on this stream, or null if our own
+  // kernels do.
   virtual GemmLibrary* gemms() { return nullptr; }
 };
 

@@ -19,17 +19,17 @@ namespace kvasir::kernels {
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
-// The implementation of the ops that a CPU stream runs. Both implementations
-// give the same bits.
+// The implementation of ops that a CPU stream uses. Both implementations give
+// the same bits.
 enum class CpuBackend : uint8_t {
   kReference,  // scalar, one thread: the reference for tests
   kSimd,       // the best instruction set of this machine, all threads
 };
 
-// Ops run in the order in which they were enqueued. Enqueueing need not wait
-// for earlier ops.
+// Ops run in the order in which they were enqueued. A call that enqueues an op
+// may return before earlier ops are done.
 //
-// Threads: one thread at a time.
+// Threads: only one thread at a time may use a stream.
 // Errors: an op with bad parameters is refused when it is enqueued; later
 // failures are returned by Synchronize and ReadBack.
 class Stream {
@@ -123,7 +123,7 @@ class StreamMark {
 // destructor waits for running replays; a thread whose stream is capturing must
 // not call it.
 //
-// Threads: the threads that use its stream, one at a time.
+// Threads: only one thread at a time may use this object or its stream.
 class CapturedWork {
  public:
   virtual ~CapturedWork() = default;

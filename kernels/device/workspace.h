@@ -11,9 +11,9 @@
 
 namespace kvasir::kernels {
 
-// The caller owns the memory. In counting mode there is none: Take returns
-// null, ops return OK without looking at their data pointers or enqueueing
-// anything, and peak_bytes() says in the end what a real run needs:
+// The caller owns the memory. In counting mode there is no memory: Take returns
+// null, and ops return OK without looking at their data pointers or enqueueing
+// anything. At the end, peak_bytes() is the memory that a real run needs:
 //
 //   Workspace counter = Workspace::Counting();
 //   KVASIR_RETURN_IF_ERROR(RunLayers(max_batch, stream, counter));

@@ -179,7 +179,7 @@ TEST_P(AttentionShapesTest, EqualsTheCpuWithinTheTypesTolerance) {
     double error = 0.0;
     double norm = 0.0;
     for (size_t i = 0; i < want.size(); ++i) {
-      if (std::isnan(want[i])) continue;  // a gap: no head writes it
+      if (std::isnan(want[i])) continue;  // a column that belongs to no head
       const double difference = static_cast<double>(rows[i]) - want[i];
       error += difference * difference;
       norm += static_cast<double>(want[i]) * want[i];

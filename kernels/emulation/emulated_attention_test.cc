@@ -516,7 +516,7 @@ bool ServesPrompts(const LatentSpec& spec) {
 // The prompt's rows lie on both sides of the boundary between two splits of the
 // context.
 TEST_P(PromptAttentionTest,
-       PromptsAreCorrectAndHaveTheSameBitsHoweverTheyAreCut) {
+       PromptsAreCorrectAndHaveTheSameBitsInChunksOfAnySize) {
   uint64_t seed = 0;
   for (const auto& [dtype, room] : {std::pair(DType::kBf16, kMuchRoom),
                                     std::pair(DType::kF16, kLessRoom)}) {
@@ -631,7 +631,7 @@ class ExactAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
 // Checks the same as PromptAttentionTest, but for caches with exact rows.
 TEST_P(ExactAttentionTest,
-       PromptsAreCorrectAndHaveTheSameBitsHoweverTheyAreCut) {
+       PromptsAreCorrectAndHaveTheSameBitsInChunksOfAnySize) {
   uint64_t seed = 0;
   for (const auto& [dtype, room] : {std::pair(DType::kBf16, kMuchRoom),
                                     std::pair(DType::kF16, kLessRoom)}) {
@@ -1105,7 +1105,7 @@ TEST(PromptAttentionTest,
   }
 }
 
-TEST(PromptAttentionTest, TheDecodingKernelServesQueriesThatAreNotWholePieces) {
+TEST(PromptAttentionTest, TheDecodingKernelRunsIfQueriesAreNotAligned) {
   LatentCache cache(kFour, {40}, 2);
   cache.Write(0, 0, 40);
   cache.RoundQueries(DType::kBf16);
@@ -1392,7 +1392,7 @@ TEST(AttentionCudaTest, AsManyContextsOfEqualLengthAreSplitAsMemoryAllows) {
     asks.push_back({s, length - 1, 1});
   }
   std::vector<float> first;
-  // Each context has two splits; the longest has five.
+  // The longest context has five splits, and each of the others has two.
   for (const int64_t room : {4, 5, 20, 38, 39}) {
     EmulatedTest test(static_cast<uint64_t>(room));
     const Outcome outcome =
@@ -1828,7 +1828,8 @@ TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
 // There is only one head, so a work item has 128 tokens. Its warps see
 // different blocks of slots, and with a small window some rows of the same warp
 // have no visible slot in common.
-TEST(PromptAttentionTest, ItemsOfManyTokensAreCorrectHoweverTheyAreCut) {
+TEST(PromptAttentionTest,
+     WorkItemsOfManyTokensHaveTheSameBitsInChunksOfAnySize) {
   for (const int64_t window : {0, 1, 20, 64, 70}) {
     LatentSpec spec =
         OfType(OfHeads(1, 1, Codes({64}, {8}), Numbers({72})), DType::kBf16);
@@ -1925,7 +1926,7 @@ TEST(AttentionCudaTest, SplitsThatShareAnItemAreComputedIndependently) {
   }
 }
 
-TEST(AttentionCudaTest, TheMergeReadsMaximaOnceForAllLanes) {
+TEST(AttentionCudaTest, TheMergeOfSplitsReadsTheMaximaInOneRequest) {
   constexpr int64_t kSplits = 5;
   LatentCache cache(OfHeads(1, 1, Numbers({8}), Numbers({64})),
                     {kSplits * kAttentionSplitSlots}, 6);

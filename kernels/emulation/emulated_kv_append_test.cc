@@ -191,8 +191,9 @@ Append AppendOf(const std::vector<PartShape>& shapes,
   return append;
 }
 
-// Calls visit(address, bytes, slot, group, index of the first byte, params) for
-// every contiguous piece of a part's slots in `memory`.
+// Calls `visit` for every contiguous piece of a part's slots in `memory`, with
+// the piece's address and size, its slot and group, the index of its first byte
+// in the slot's data, and whether it has ranges (params).
 template <typename Visit>
 void ForAllSlots(const Append& append, size_t p, std::vector<char>* memory,
                  const Visit& visit) {
@@ -571,8 +572,8 @@ TEST(KvAppendCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
 }
 
 TEST(KvAppendCudaTest, WholeWordsAreWrittenIfSlotsAreAligned) {
-  // 128 channels of 4 bits in granules: 64 bytes, written as words in whole
-  // sectors.
+  // The codes of 128 channels with 4 bits take 64 bytes in granules, which must
+  // be written as words, in whole sectors.
   Append append = AppendOf({{{Coded({{128, 4}})},
                              DType::kF16,
                              true,

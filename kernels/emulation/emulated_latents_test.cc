@@ -74,8 +74,8 @@ std::vector<float> HadamardByKernel(EmulatedTest& test, const HadamardCase& c,
   return test.GetNumbers(result, c.dtype);
 }
 
-// True if the numbers are equal. A NaN equals a NaN here, because the places
-// that no op writes are filled with NaN.
+// True if the numbers are equal, where a NaN counts as equal to a NaN: memory
+// that no op writes is filled with NaN.
 bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -86,9 +86,9 @@ bool SameNumbers(const std::vector<float>& a, const std::vector<float>& b) {
   return true;
 }
 
-// Covers widths that are powers of two, widths of Paley I and II matrices with
-// long and short Sylvester factors, widths of several blocks, and blocks that
-// need a whole CTA.
+// Covers widths that are powers of two, products of the order of a Paley I or
+// II matrix and a power of two (small or large), widths for which the matrix
+// has several blocks, and blocks that need a whole CTA.
 TEST(HadamardCudaTest, GivesTheSameBitsAsTheReference) {
   uint64_t seed = 0;
   for (const int64_t width :
@@ -294,8 +294,8 @@ std::string KernelOf(EmulatedTest& test) {
   return "none";
 }
 
-// Covers depths and numbers of columns that are not multiples of a tile, a
-// chunk or a pair, heads that begin at any column, and matrices of different
+// Covers depths and widths that are not multiples of the size of a tile, of a
+// chunk or of a pair; heads that begin at any column; and matrices of different
 // sizes.
 TEST(LiftCudaTest, TensorCoresComputeLiftsOfOneTypeAsDefined) {
   uint64_t seed = 0;
@@ -351,8 +351,8 @@ TEST(LiftCudaTest, TensorCoresReadWithoutBankConflicts) {
   }
 }
 
-// Returns a case for the named kernel in which all tiles are full, each stage
-// of the copy pipeline is filled more than once, and copies have 16 bytes.
+// Returns a case for the named kernel. All its tiles are full, it fills each
+// stage of the copy pipeline more than once, and it copies 16 bytes at a time.
 LiftCase InStages(const std::string& kernel) {
   LiftCase c = {2, 2, DType::kF16, {{648, 40}}, DType::kF16};
   if (kernel == "lift_many_rows") {
@@ -371,7 +371,8 @@ TEST(LiftCudaTest, LeavingOutEachSiteOfTheTensorCoreKernelsIsDetected) {
     const auto mutants = LeaveOutEach(kernel, kSeeds, [&](EmulatedTest& test) {
       return SameBits(want, LiftByKernel(test, c));
     });
-    EXPECT_EQ(mutants.size(), 4u);  // two commits, a wait, a barrier
+    // the sites are two commits, a wait and a barrier
+    EXPECT_EQ(mutants.size(), 4u);
     for (const Mutant& mutant : mutants) {
       EXPECT_NE(mutant.verdict, Verdict::kRight)
           << kernel << ": " << mutant.site.kind << " at " << mutant.site.line;
@@ -411,8 +412,8 @@ TEST(ComplexLiftCudaTest, GivesTheSameBitsAsTheReference) {
   constexpr int64_t kPairs = 32;
   constexpr int64_t kRows = 4;
   uint64_t seed = 0;
-  // The numbers of complex channels of two KV heads. Each KV head has two query
-  // heads.
+  // How many complex channels each of the two KV heads has. Each KV head has
+  // two query heads.
   const std::vector<int64_t> counts = {37, 70};
   std::vector<std::vector<int32_t>> pairs(2);
   std::vector<int64_t> columns_in, columns_out;

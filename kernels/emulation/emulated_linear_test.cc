@@ -30,7 +30,7 @@ struct Case {
   int64_t k;
   int64_t n;
   bool bias = true;
-  int64_t x_gap = 0;  // numbers between two rows, which are NaN
+  int64_t x_gap = 0;  // how many numbers (all NaN) are between two rows
   int64_t y_gap = 0;
 };
 
@@ -107,9 +107,9 @@ double HalfUnit(DType dtype, float stored) {
   return std::ldexp(1.0, std::max(exponent, least) - digits);
 }
 
-// The relative error of a row of results, and a lower bound for that of the
-// sums before they were rounded to the type of y: the part of the error that
-// this rounding cannot explain.
+// The relative error of a row of results, and the part of it that the rounding
+// to the type of y cannot explain. That part is a lower bound for the error of
+// the sums before they were rounded.
 struct RowError {
   double of_numbers;
   double of_sums;
@@ -338,8 +338,8 @@ TEST(MatmulCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
         LeaveOutEach(k.kernel, kSeeds, [&](EmulatedTest& test) {
           return SameBits(want, ByKernel(test, k.c, data));
         });
-    // The sites are two commits, a wait and a barrier; matmul_chain has only
-    // two barriers.
+    // Most kernels have four sites that synchronize: two commits, a wait and a
+    // barrier. matmul_chain has only two barriers.
     EXPECT_EQ(mutants.size(), std::string(k.kernel) == "matmul_chain" ? 2u : 4u)
         << k.kernel;
     for (const Mutant& mutant : mutants) {

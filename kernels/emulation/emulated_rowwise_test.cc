@@ -140,7 +140,8 @@ TEST(NormCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
     return WorstError(want.out, NormByKernel(c, data, test).out, c.columns) <=
            ToleranceOf(c.dtype);
   });
-  ASSERT_EQ(mutants.size(), 2u);  // one barrier for each of two sums
+  // the kernel has one barrier for each of two sums
+  ASSERT_EQ(mutants.size(), 2u);
   for (const Mutant& mutant : mutants) {
     EXPECT_EQ(mutant.site.kind, "SyncCta");
     EXPECT_EQ(mutant.site.file, "norm_cuda.cu");
@@ -220,8 +221,8 @@ TEST(NormCudaTest, RowsAreReadInWholeSectors) {
   EXPECT_EQ(stored, 2 * 2 * numbers);  // x and out
 }
 
-// Puts `ahead` poisoned numbers before `numbers`, so that `numbers` begin at an
-// address that is not aligned for wide accesses.
+// Returns `numbers` with `ahead` poisoned numbers before them, so that
+// `numbers` begin at an address that is not aligned for wide accesses.
 std::vector<float> Behind(int64_t ahead, const std::vector<float>& numbers) {
   if (numbers.empty()) return {};
   std::vector<float> all(static_cast<size_t>(ahead), kPoison);
@@ -244,7 +245,8 @@ DevicePtr<T> Number(const DeviceBuffer& buffer, DType dtype, int64_t index) {
   return (buffer.as<char>() + index * DTypeBytes(dtype)).template as<T>();
 }
 
-// `ahead`: how many poisoned numbers precede the input and the output.
+// `ahead` is how many poisoned numbers precede the input and the output in
+// memory (see Behind).
 std::vector<float> GateByKernel(EmulatedTest& test, DType dtype, int64_t rows,
                                 int64_t features,
                                 const std::vector<float>& gate_up,
@@ -568,7 +570,8 @@ TEST(GatherRowsCudaTest, CopiesTheNamedRowsAndWritesNothingElse) {
   }
 }
 
-// Ids and counts are gathered as rows of one number, whatever their bits mean.
+// Callers also gather ids and counts as rows of one number, so bits that are no
+// valid float must be copied unchanged.
 TEST(GatherRowsCudaTest, CopiesTheExactBitsOfEveryType) {
   const std::vector<int32_t> ids = {0x7f800001, -1, 0, 1, -0x7fffffff};
   EmulatedTest test;

@@ -119,7 +119,7 @@ TEST(LogSoftmaxCudaTest, ANonFiniteLogitMakesItsRowsResultNonFinite) {
     EXPECT_FALSE(std::isfinite(got[0])) << bad << " at " << at;
     EXPECT_EQ(got[1], want[1]);
   }
-  // All logits of one block are -infinity.
+  // In this case, all logits of one block are -infinity.
   c = {std::vector<float>(kVocab, -kInf), {2400}, kVocab, kVocab};
   c.logits[2400] = 1.0f;
   EmulatedTest test;
@@ -353,8 +353,9 @@ TEST(SampleCudaTest, EveryKindOfRowGivesTheSameResultAsTheCpu) {
   ExpectSame({{}, {}, 3, 0});
 }
 
-// Draws many ids with each filter, from peaked logits and from flat logits.
-// With flat logits, filters keep more ids than shared memory can hold.
+// Draws many ids with each filter. With scale 2, few of the logits are large;
+// with scale 0.05, all are nearly equal, and filters keep more ids than shared
+// memory can hold.
 TEST(SampleCudaTest, DrawnIdsEqualThoseOfTheCpu) {
   struct Shape {
     float scale;
@@ -451,8 +452,8 @@ TEST(SampleCudaTest, ATokenIsDrawnDespiteInfinitePenaltiesAndBiases) {
 }
 
 // Returns a position for which the random generator gives a uniform number
-// above `least`, so that a draw from a flat row without filters takes one of
-// the last ids.
+// above `least`. With it, a draw from nearly equal logits without filters takes
+// one of the last ids.
 uint64_t PositionNearOne(uint64_t seed, double least) {
   uint64_t position = 0;
   for (;; ++position) {
@@ -464,8 +465,8 @@ uint64_t PositionNearOne(uint64_t seed, double least) {
   }
 }
 
-// Makes rows with filters that keep many ids of a flat row, and with filters
-// that keep few.
+// Makes rows with filters that keep many ids if all logits are nearly equal,
+// and rows with filters that keep few.
 std::vector<Row> RowsOfManyIds() {
   std::vector<Row> rows(10);
   for (uint64_t i = 0; i < rows.size(); ++i) {
@@ -488,7 +489,7 @@ std::vector<Row> RowsOfManyIds() {
 }
 
 // Weights are at least 2^-12, so sums in float64 are exact in any order.
-TEST(SampleCudaTest, FlatRowsGiveTheSameIdsAsTheCpuWithEveryFilter) {
+TEST(SampleCudaTest, RowsOfManyLikelyIdsGiveTheSameIdsAsTheCpuWithEveryFilter) {
   for (const int64_t vocab : {20000, 6003}) {
     Batch c = {RandomFloats(vocab, 11, 0.05f), RowsOfManyIds(), vocab, 3, true};
     c.rows[2].row.num_logprobs = 3;
@@ -496,7 +497,8 @@ TEST(SampleCudaTest, FlatRowsGiveTheSameIdsAsTheCpuWithEveryFilter) {
     // Logits far from 0 and from each other.
     for (float& logit : c.logits) logit = 40.0f * logit - 300.0f;
     ExpectSame(c, 3);
-    // Five distinct values, each with thousands of ids.
+    // The logits have five distinct values, and thousands of ids share each
+    // value.
     for (size_t i = 0; i < c.logits.size(); ++i) {
       c.logits[i] = static_cast<float>(i * i % 5) - 2.0f;
     }
@@ -504,7 +506,7 @@ TEST(SampleCudaTest, FlatRowsGiveTheSameIdsAsTheCpuWithEveryFilter) {
   }
 }
 
-TEST(SampleCudaTest, FlatRowsOf128KLogitsGiveTheSameIdsAsTheCpu) {
+TEST(SampleCudaTest, RowsOf128KLikelyIdsGiveTheSameIdsAsTheCpu) {
   constexpr int64_t kVocab = 131072;
   Batch c = {RandomFloats(kVocab, 12, 0.02f), {}, kVocab, 2, true};
   c.rows.resize(3);
@@ -551,8 +553,9 @@ TEST(SampleCudaTest, TheChosenSeedGivesTheLargestUniformNumber) {
   EXPECT_EQ(word >> 11, (uint64_t{1} << 53) - 1);
 }
 
-// Makes rows that have this uniform number and filters, most of which keep all
-// or nearly all ids of a flat row.
+// Makes rows for which the generator returns its largest number
+// (AtTheLargestNumber). If all logits are equal, most of their filters keep all
+// or nearly all ids.
 std::vector<Row> RowsAtTheLargestNumber(int64_t vocab) {
   std::vector<Row> rows(7, AtTheLargestNumber());
   rows[1].row.top_k = static_cast<int32_t>(std::max<int64_t>(vocab - 1, 1));
@@ -573,7 +576,7 @@ void ExpectIdsOfTheCpu(const Batch& c, uint64_t seed) {
                                                     ::testing::Lt(c.vocab))));
 }
 
-TEST(SampleCudaTest, AFlatRowDrawsAnIdForTheLargestUniformNumber) {
+TEST(SampleCudaTest, ARowOfEqualLogitsDrawsAnIdForTheLargestUniformNumber) {
   uint64_t seed = 0;
   for (const int64_t vocab : {1, 3, 9, 513, 2047, 2049, 4097, 6003, 20001}) {
     for (const float logit : {0.0f, -1.7f, 3e38f}) {
@@ -767,8 +770,8 @@ TEST(SampleCudaTest, ReadsTheLogitsOfAGreedyRowOnceAndOfOthersAFewTimes) {
   EXPECT_EQ(LoadedBytes(c), 3 * 4 * kVocab);
   c.rows[0].row.min_p = 0.05f;
   EXPECT_EQ(LoadedBytes(c), 4 * 4 * kVocab);
-  // A flat row without filters needs two more passes, and a row of equal logits
-  // some more.
+  // A row of nearly equal logits without filters needs two more passes, and a
+  // row of exactly equal logits some more.
   c.rows = {Row()};
   c.rows[0].row.position = PositionNearOne(0, 0.999);
   c.logits = RandomFloats(kVocab, 15, 0.05f);
@@ -863,7 +866,7 @@ Counted CountByKernel(EmulatedTest& test, const std::vector<int32_t>& ids) {
   return {test.Get<int32_t>(cleared), test.Get<int32_t>(kept)};
 }
 
-TEST(CountTokensCudaTest, CountsEachHistoryAndNeedsItsSyncSite) {
+TEST(CountTokensCudaTest, CountsTokensAndALeftOutSyncSiteIsDetected) {
   std::vector<int32_t> ids = {1, 3, 1, -1, 2000, 0};
   for (int32_t i = 0; i < 1500; ++i) ids.push_back(i * i % 1999);
   Counted want = {std::vector<int32_t>(2000, 0), std::vector<int32_t>(2000, 5)};

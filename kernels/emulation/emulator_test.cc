@@ -172,7 +172,8 @@ TEST_F(EmulatorDeathTest, AccessesOutOfBoundsAreReported) {
   ExpectDeath(Planted::kHostMemory, "is not in the device's memory");
 }
 
-TEST_F(EmulatorDeathTest, MisalignmentNarrowScopesAndFullStacksAreReported) {
+TEST_F(EmulatorDeathTest,
+       MisalignedAccessesTooNarrowScopesAndFullStacksAreReported) {
   ExpectDeath(Planted::kMisalignedLoad, "LoadGlobal .*misaligned.*16 bytes");
   ExpectDeath(Planted::kMisalignedCopy, "CopyAsync .*misaligned.*16 bytes");
   ExpectDeath(Planted::kScopeTooNarrow, "AtomicAdd .*in the scope of one CTA");

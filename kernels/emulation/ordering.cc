@@ -76,8 +76,8 @@ void WriteTags(Location& location, const Tag& released, bool goes_on) {
   if (released.clock != nullptr) AddTag(location.tags, released);
 }
 
-// Reports a fault if an address that is accessed by atomics in the scope of one
-// CTA is also accessed by atomics of another CTA.
+// Reports a fault if an atomic with CTA scope accesses an address that atomics
+// of another CTA also access.
 void CheckScope(Location& location, bool gpu) {
   const uint64_t cta = current_fiber->cta->index;
   if (location.cta == kNobody) location.cta = cta;
@@ -275,7 +275,7 @@ uint32_t Atomic(AtomicKind kind, void* at, uint32_t value, uint32_t expected,
     Progress();
   } else if (kind == AtomicKind::kCas ||
              (kind == AtomicKind::kAdd && value == 0)) {
-    // a thread may wait by repeating an atomic that changes nothing
+    // The atomic changed nothing: the thread may be waiting by repeating it.
     Poll(at, old);
   }
   return old;

@@ -80,8 +80,8 @@ TEST(PrimitivesTest, LanesOfAWarpExchangeValues) {
     most = std::max(most, Number(in[lane]));
   }
   ASSERT_EQ(odd, 8u);
-  // Adds the lanes in the order of WarpSum: first lanes that are 16 apart, then
-  // 8, 4, 2 and 1.
+  // Adds the lanes in the same order as WarpSum: first lanes that are 16 apart,
+  // then those 8, 4, 2 and 1 apart.
   std::vector<float> sums(32);
   for (size_t i = 0; i < 32; ++i) sums[i] = Number(in[i]);
   for (size_t lanes = 16; lanes > 0; lanes /= 2) {
@@ -312,7 +312,7 @@ TYPED_TEST(MmaOfZerosTest, AMatrixProductWithZerosDoesNotChangeTheSums) {
   const auto chain = this->RandomChain(6);
   const Words want = this->Run(chain);
   for (int turn = 0; turn < 12; ++turn) {
-    // zeros only in A, only in B, or in both
+    // The places with zeros: only in A, only in B, or in both.
     typename TestFixture::Operands zeros;
     for (TypeParam& number : zeros.a) {
       if (turn % 3 == 1) number = this->AnyFinite();
@@ -598,8 +598,8 @@ TEST(PrimitivesTest, ConversionsFunctionsAndPickBytesMatchTheirDefinitions) {
   }
 }
 
-// Runs LaunchGridSum, which has a pipeline of copies and a sum over the grid.
-// True if the sum is right.
+// Runs the kernel of LaunchGridSum, which copies its input by a pipeline and
+// sums it over the grid, and checks the sum.
 struct GridSum {
   static constexpr uint32_t kCtas = 4;
   static constexpr uint32_t kCount = 64 * 3;

@@ -28,9 +28,9 @@ struct Fiber;
 struct Meet;
 struct Warp;
 
-// A snapshot of everything that a thread had done when it executed a fence, a
-// release or an arrival. The snapshot is a vector clock that ThreadSanitizer
-// stores under the address `clock`.
+// A snapshot of everything that a thread had done when it executed a fence or a
+// release, or arrived at a barrier. The snapshot is a vector clock that
+// ThreadSanitizer stores under the address `clock`.
 struct Tag {
   void* clock;  // null: there is no snapshot
   bool gpu;     // true: all CTAs are in its scope; false: only `cta` is
@@ -46,7 +46,8 @@ struct Location {
                     // first CTA that accessed it
   bool cta_scoped;  // an atomic in the CTA's scope accessed it
   RawArray<Tag> tags;
-  // if it is a copy barrier: their addresses name two clocks
+  // Only for a copy barrier: the addresses of these elements serve as the keys
+  // of two clocks in ThreadSanitizer.
   uint64_t phases[2];
 };
 
@@ -96,7 +97,7 @@ struct alignas(64) Fiber {
   RawArray<Tag> read;  // snapshots that its atomics have read since that fence
 };
 
-// A meeting point of threads that wait for each other.
+// A point at which threads wait for each other.
 struct Meet {
   uint32_t mask;   // lanes of a warp; unused by a CTA's barriers
   uint32_t lanes;  // number of lanes in the mask
@@ -106,7 +107,9 @@ struct Meet {
   uint32_t waiting;  // mask of the warp's lanes that wait
   const char* doing;
   Site site;
-  uint64_t clocks[2];  // their addresses name clocks, by generation % 2
+  // the addresses of these two elements serve as keys of clocks in
+  // ThreadSanitizer; meetings use them in turn (generation % 2)
+  uint64_t clocks[2];
 };
 // A barrier of a CTA.
 struct CtaBarrier {
@@ -155,7 +158,8 @@ struct Cta {
 struct StoredBlock {
   static constexpr uint64_t kBytes = 16;
   uint64_t block;  // its address / kBytes
-  // the launch that stored; the entry is free if it is not FiberPool::launches
+  // The number of the launch that stored. If it is not the present launch
+  // (FiberPool::launches), the entry counts as free.
   uint32_t launch;
   uint32_t stored;  // one bit for each byte that was stored
 };
@@ -260,7 +264,7 @@ struct Arrival {
   bool waits;
   bool orders;     // the arrival orders memory accesses, like a barrier
   bool same_site;  // all threads must arrive at the same source line
-  // the barrier that has the Meet; null: lanes of a warp meet
+  // the barrier to which the Meet belongs; null if the lanes of a warp meet
   CtaBarrier* barrier;
   void (*finish)(void* context);
   void* context;

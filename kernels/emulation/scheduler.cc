@@ -47,13 +47,14 @@ KVASIR_EMULATION_TLS const Place* current_place = nullptr;
 
 namespace {
 
-// If the launch makes no progress during this many polls per ready thread, it
-// is in a deadlock: each of these threads has run thousands of times.
+// If no thread makes progress during this many polls per ready thread, the
+// launch counts as deadlocked: by then each of these threads has polled
+// thousands of times.
 constexpr int64_t kMostPolls = 4096;
 constexpr int kReportedGroups = 16;
 
-// Threads that wait at the same place, which the report of a deadlock lists
-// together.
+// Threads of a CTA that are at the same source line and in the same state. The
+// report of a deadlock lists them together.
 struct Group {
   const Cta* cta;
   const char* doing;
@@ -118,7 +119,8 @@ void ReportThreads() {
 
 constexpr char kAllWait[] = "deadlock: all threads wait, or have ended";
 
-constexpr uint32_t kRanks = 64;  // how many ranks a word of ready_ranks holds
+// how many bits a word of ready_ranks has, one for each rank
+constexpr uint32_t kRanks = 64;
 
 void SetRankReady(Launch& launch, const Warp& warp) {
   launch.ready_ranks[warp.rank / kRanks] |= uint64_t{1} << warp.rank % kRanks;

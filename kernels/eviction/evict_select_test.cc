@@ -296,7 +296,7 @@ TEST(EvictSelectTest, AnyNumberOfThreadsGivesTheSameSlots) {
   EXPECT_EQ(Select(four, slots, {eviction}), expected);
 }
 
-TEST(EvictSelectTest, LambdaHasNoEffectWithoutErrors) {
+TEST(EvictSelectTest, WithoutPlanesOfErrorsLambdaHasNoEffect) {
   Slots slots(100, 1, 16, false, false, 3);
   for (int64_t s = 0; s < 100; ++s) {
     slots.score(0, s) = static_cast<float>(s * 37 % 100);
@@ -309,7 +309,7 @@ TEST(EvictSelectTest, LambdaHasNoEffectWithoutErrors) {
   EXPECT_EQ(Select(test, slots, {heavy}), Select(test, slots, {both}));
 }
 
-TEST(EvictSelectTest, FriendlySlotsAreKeptBeforeHeavierOnes) {
+TEST(EvictSelectTest, SlotsWithSmallErrorsAreKeptBeforeSlotsWithMoreMass) {
   Slots slots(6, 1, 16, true, true, 3);
   const float scores[] = {0, 1, 2, 3, 4, 0};
   const uint8_t errors[] = {10, 10, 90, 120, 120, 10};
@@ -341,7 +341,7 @@ TEST(EvictSelectTest, ScoresThatAreNotFiniteCountAsZero) {
               ElementsAre(1, 3, 4));
 }
 
-TEST(EvictSelectTest, MassDecaysOncePerEviction) {
+TEST(EvictSelectTest, AttentionMassIsMultipliedByTheDecayOncePerEviction) {
   Slots slots(20, 2, 16, false, false, 3);
   slots.Fill(1);
   slots.score(1, 7) = 3.0f;

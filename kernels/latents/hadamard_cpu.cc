@@ -77,10 +77,10 @@ void Scale(const float* from, int64_t count, float scale, float* to) {
   for (; i < count; ++i) to[i] = from[i] * scale;
 }
 
-// Computes kVecs SIMD vectors of each resulting line, beginning at element a.
-// Computes kVecs SIMD vectors of each resulting line, from element a on.
-// MultiplyLines calls this so that eight sums are independent, which hides the
-// latency of additions.
+// Multiplies kLines lines of z [m, stride] by the matrix K of the block
+// (hadamard.h). Computes only kVecs SIMD vectors of each resulting line,
+// beginning at element a. MultiplyLines calls this so that eight sums are
+// independent, which hides the latency of additions.
 template <int kLines, int kVecs>
 HWY_INLINE void MultiplyTile(const HadamardBlock& block, const float* signs,
                              const float* z, float scale, int64_t a,

@@ -106,7 +106,7 @@ HadamardKernel(HadamardLaunch launch) {
     TransformBlock<T, team>(block, args.transposed, x, z, y);
     x += block.order;
     y += block.order;
-    // waits until all threads have read z
+    // waits until all threads of the team have read z
     if (b + 1 < latent.num_blocks) SyncTeam<team>();
   }
 }

@@ -119,9 +119,9 @@ HWY_INLINE void StoreBytes(Vec rounded, uint8_t* to) {
   hn::StoreU(hn::DemoteTo(d8, bits), d8, to);
 }
 
-// RoundCode for a vector. The codes are in the lowest bytes of the lanes:
-// adding a number of 2^23 or more rounds to an integer, because such a float32
-// has no fraction.
+// Does the same as RoundCode, for a SIMD vector. The result has each code in
+// the lowest byte of its lane: adding a number of 2^23 or more rounds to an
+// integer, because a float32 of that size has no fraction.
 HWY_INLINE Vec RoundCodes(Vec exact, Vec levels) {
   const Vec below = hn::IfThenElse(hn::Lt(exact, levels), exact, levels);
   const Vec inside =
@@ -415,8 +415,8 @@ int64_t AppendCodes(const LatentPartArgs& part, const LatentGroup& group,
 }
 
 bool CodesAreOfFinite(const LatentGroup& group, const float* from) {
-  // Tests whether all numbers are finite: 0 times a number is 0, but NaN if the
-  // number is not finite.
+  // Tests whether all numbers are finite: 0 times a finite number is 0, and 0
+  // times any other is NaN.
   const Vec zero = hn::Zero(kFloats);
   Vec lanes = zero;
   float rest = 0.0f;

@@ -116,11 +116,12 @@ struct Latent {
   }
 };
 
-// The results of a lane while it codes its numbers.
+// The results that a lane collects while it codes its numbers.
 struct Found {
   uint32_t clamped = 0;
   bool not_finite = false;
-  // in lane i: a part of lane i % 16 of the sum in kv_append.h
+  // a part of the sum of squared errors: thread lane i has a part of lane i %
+  // 16 of that sum (kv_append.h)
   float error = 0.0f;
 
   // Returns x; or 0 if x is not finite, which is recorded in not_finite.

@@ -288,7 +288,7 @@ TEST_P(KvAppendTest, NumbersGetTheirNearestLevelAndRowsKeepTheirLength) {
 
 // A slot has 9 codes of 4 bits, which take 4.5 bytes, and then 9 codes of 2
 // bits. Granules of 4 bytes cut this stream inside the first run.
-TEST(KvAppendGranulesTest, GranulesCutTheStreamOfCodes) {
+TEST(KvAppendGranulesTest, SlotBytesAreVisitedInOnePiecePerGranule) {
   Part part({Coded({{9, 4}, {9, 2}})}, DType::kF16, 4, true,
             {.granule_bytes = 4});
   const LatentGroup& group = part.view.groups[0];
@@ -373,7 +373,8 @@ TEST(KvAppendStaticTest, PartsMayShareACounterOfClampedCodes) {
   }
 }
 
-// Tests ranges that the type cannot hold, and numbers that are not finite.
+// Appends numbers that are not finite, and numbers whose range is too large for
+// the type of ranges.
 TEST(KvAppendNonFiniteTest,
      ANonFiniteNumberAffectsOnlyItsTokenAndRangesAreFinite) {
   const float infinity = std::numeric_limits<float>::infinity();

@@ -49,8 +49,8 @@ constexpr int32_t kColumnsOfThread = 2;
 constexpr int32_t kTileRows = 16;
 constexpr int32_t kTileColumns = 128;
 constexpr int32_t kTileDepth = 32;
-// This many threads compute neighbouring columns of the same rows. Four such
-// sets of threads divide the rows.
+// The number of threads that compute neighbouring columns of the same rows. A
+// CTA has four such sets of threads, each with other rows.
 constexpr int32_t kColumnThreads = kTileColumns / kColumnsOfThread;
 static_assert(kTileRows / kRowsOfThread * kColumnThreads == kThreads);
 // The stride of rows in shared memory. It is four floats more than the depth,
@@ -188,7 +188,8 @@ LiftKernel(LiftArgs args) {
 
 // ---- on tensor cores
 
-// The depth of one mma, and how many numbers a chunk of 16 bytes has.
+// The depth (k) of one mma, and how many 16-bit numbers a chunk of 16 bytes
+// has.
 constexpr int32_t kStep = 16;
 constexpr int32_t kChunk = 8;
 
@@ -383,7 +384,7 @@ class LiftTile {
     KVASIR_UNROLL
     for (int32_t step = 0; step < Tile::kDepth / kStep; step += 2) {
       if (step >= steps) break;
-      uint32_t b[S::kAcross][4];  // operands for two steps
+      uint32_t b[S::kAcross][4];  // operands from the matrix for two steps of k
       KVASIR_UNROLL
       for (int32_t n = 0; n < S::kAcross; ++n) {
         simt::LoadMatrices<4>(

@@ -24,8 +24,8 @@ struct Case {
   std::vector<std::pair<int64_t, int64_t>> in_out;
 };
 
-// Random matrices, rows of x with additional numbers between the heads, and the
-// columns of the results in y.
+// Random matrices, rows of x with gaps between the heads, and the columns at
+// which the results of heads begin in y.
 class Heads {
  public:
   explicit Heads(const Case& c) : case_(c) {
@@ -252,7 +252,7 @@ TEST_P(ComplexLiftTest, MultipliesByTheConjugateOfTheLift) {
   }
   TestStream two(2);
   ForEachSimdTarget([&] { EXPECT_TRUE(SameBits(truth, run(two))); });
-  // Rows before the first one must not change.
+  // Rows before first_row must not change.
   std::vector<float> last = truth;
   std::fill_n(last.begin(), (c.tokens - 1) * y_stride, kPoison);
   EXPECT_TRUE(SameBits(last, run(reference, c.tokens - 1)));
@@ -269,8 +269,8 @@ INSTANTIATE_TEST_SUITE_P(
                       ComplexCase{kNeighbours, kHalves, false},
                       ComplexCase{kNeighbours, kNeighbours, true},
                       ComplexCase{kHalves, kHalves, true},
-                      // There are more numbers than one thread computes by
-                      // itself.
+                      // This case has enough numbers for the work to be divided
+                      // among threads.
                       ComplexCase{kNeighbours, kHalves, false, 50}));
 
 TEST(PackAsTheyLieTest, RefusesBlocksThatDoNotFit) {

@@ -11,8 +11,10 @@ namespace {
 constexpr OpKernels<MatmulParams, DevicePtr<float>> kKernels = {
     "matmul", &MatmulReference, &MatmulSimd};
 
-// The limits of a GPU's grid: 65535 CTAs of 32 columns in the kernel that reads
-// single numbers, and 65535 groups of 16 CTAs with 16 rows each in the others.
+// A GPU's grid has at most 65535 CTAs in y. The kernel that reads single
+// numbers computes 32 columns per CTA in y, which limits the columns. The other
+// kernels compute groups of 16 tiles, of 16 or more rows each, which limits the
+// rows.
 constexpr int64_t kMostColumns = 65535 * 32;
 constexpr int64_t kMostRows = 65535 * 16 * 16;
 

@@ -92,7 +92,7 @@ struct TilePlace {
   int64_t row;
   int rows;
   int64_t k_begin;
-  bool last;  // the last block of k: add the bias
+  bool last;  // true for the last block of k, after which the bias is added
 };
 
 // RunTileInto computes one tile with such a function. If the last panel is

@@ -24,14 +24,15 @@
 // otherwise a thread gathers 16 bytes of single numbers. In shared memory,
 // chunks of 16 bytes are swizzled within their row so that ldmatrix has no bank
 // conflicts.
-// Bytes with B bytes per number: N K B of W for every 16, 64 or 128 rows, from
-// the second-level cache except for the first time; M K B of x, which stay
-// there, for every 32 or 128 columns; M N numbers of y. Operations: 2 M N K.
-// Shortest possible time: for few rows N K B divided by the memory's bandwidth;
-// for many rows the operations divided by the tensor cores' rate. For 8 columns
-// and 16 k (256 bytes of W) and 16 rows a warp issues 1 mma, 1.5 ldmatrix and
-// 0.75 cp.async; with all other instructions 3.3 lane instructions per byte of
-// W (counted in PTX).
+// Bytes, with B bytes per number: W (N K B bytes) is read once for every 16, 64
+// or 128 rows, the first time from memory and then from the second-level cache.
+// x (M K B bytes) is read once for every 32 or 128 columns and stays in that
+// cache. The M N numbers of y are written once. Operations: 2 M N K.
+// Shortest possible time: for few rows, N K B divided by the memory's
+// bandwidth; for many rows, the operations divided by the tensor cores' rate.
+// Instructions of a warp for 16 rows, 8 columns and 16 k (256 bytes of W): 1
+// mma, 1.5 ldmatrix and 0.75 cp.async. With all others, these are 3.3
+// instructions of a lane per byte of W (counted in PTX).
 #include "kernels/device/gemm.h"
 #include "kernels/linear/matmul.h"
 #include "kernels/linear/tile_order.h"
@@ -45,7 +46,8 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// The k of one mma, and the numbers in a chunk of 16 bytes.
+// The depth (k) of one mma, and how many 16-bit numbers a chunk of 16 bytes
+// has.
 constexpr int32_t kStep = 16;
 constexpr int32_t kChunk = 8;
 
@@ -80,7 +82,7 @@ struct Sizes {
   static constexpr int32_t kXNumbers = Tile::kRows * Tile::kDepth;
   static constexpr int32_t kStageNumbers =
       kXNumbers + Tile::kColumns * Tile::kDepth;
-  // The tile of one warp, and how many mma it takes down and across.
+  // The size of one warp's tile, and how many mma tiles it has down and across.
   static constexpr int32_t kWarpRows = Tile::kRows / Tile::kWarpsDown;
   static constexpr int32_t kWarpColumns = Tile::kColumns / Tile::kWarpsAcross;
   static constexpr int32_t kDown = kWarpRows / 16;
@@ -108,8 +110,8 @@ struct Source {
   int64_t k;     // K
 };
 
-// Copies numbers k to k + depth of a tile's rows to shared memory; numbers from
-// K on are set to zero.
+// Copies numbers [k, k + depth) of each of a tile's rows to shared memory.
+// Numbers from K on are set to zero.
 template <typename T, bool wide, int32_t tile_rows, int32_t depth,
           int32_t threads>
 KVASIR_DEVICE void FetchTile(const Source<T>& source, int64_t k, T* to) {
@@ -314,7 +316,8 @@ ChainKernel(MatmulArgs args) {
     simt::SyncCta();  // all threads have finished with the previous tile
     for (auto i = static_cast<int32_t>(simt::Thread());
          i < (kChainRows + kChainColumns) * kChainDepth; i += kChainThreads) {
-      // Rows of x first, then of W; lanes take neighbouring k.
+      // Rows of x come first, then rows of W. Neighbouring lanes load
+      // neighbouring numbers of a row.
       const int32_t tile_row = i / kChainDepth;
       const int32_t at = i % kChainDepth;
       if (k + at >= depth) continue;
@@ -336,7 +339,8 @@ ChainKernel(MatmulArgs args) {
     simt::SyncCta();
     const auto count =
         static_cast<int32_t>(depth - k < kChainDepth ? depth - k : kChainDepth);
-    // Reads four numbers of k at a time; numbers after the last are not used.
+    // Reads four numbers along k at a time; those beyond the depth are not
+    // used.
     using Four = simt::Pack<float, 4>;
     for (int32_t i = 0; i < count; i += 4) {
       const Four weights = simt::LoadShared(

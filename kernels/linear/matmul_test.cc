@@ -84,7 +84,7 @@ std::vector<float> Multiply(TestStream& test, const Case& c,
 
 class MatmulTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(MatmulTest, EachElementHasTheBitsOfOneChainOfFmas) {
+TEST_P(MatmulTest, EachElementHasTheBitsOfAChainOfFmasInTheOrderOfK) {
   const Case& c = GetParam();
   Weights weights(c.k, c.n, c.dtype, 1);
   const std::vector<float> x = RandomFloats(c.rows * c.k, 2);
@@ -230,8 +230,8 @@ TEST(PackTest, PackedSlicesAndConcatenationsHaveTheColumnsOfTheirParts) {
   shape.n = 60;
   shape.dtype = DType::kBf16;
   std::vector<uint16_t> memory(static_cast<size_t>(shape.bytes() / 2), 0xffff);
-  // Packs the second half of K of the first matrix in two blocks, out of order,
-  // and the whole second matrix.
+  // Packs a slice of the first matrix, the second half along K, in two blocks
+  // that come out of order. Then packs the whole second matrix.
   auto* slice = static_cast<Bf16*>(first.data()) + 50;
   KVASIR_ASSERT_OK(
       PackRows(shape, {slice + 23 * 100, 17, 100}, 23, memory.data()));

@@ -19,20 +19,20 @@ struct RowBlock {
 };
 
 // Writes W's columns [first_column, first_column + block.num_rows) into
-// `memory`, shape.bytes() large. `shape` gives k, n, dtype and layout (its data
-// is not used). Blocks may come in any order and from several matrices
-// (q|k|v side by side: each at its own first_column); a slice along N is a part
-// of the rows, a slice along K starts `data` at its first element. Blocks that
-// share no panel (in rows: no column) may be packed at the same time from
-// several threads; blocks of a multiple of 32 rows at multiples of 32 are
-// fastest.
-// OUT_OF_RANGE when the block does not fit.
+// `memory`, which has shape.bytes() bytes. `shape` gives k, n, dtype and
+// layout; its data is not used. Blocks may come in any order, and from several
+// matrices: q, k and v are stored side by side, each from its own first_column
+// on. For a slice along N, pass only some of the rows; for a slice along K, let
+// `data` point to the slice's first element. Several threads may pack blocks at
+// the same time if no two blocks share a panel (in the layout kRows: a column).
+// Blocks of a multiple of 32 rows, at multiples of 32, are fastest. Returns
+// OUT_OF_RANGE if the block does not fit.
 absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
                       int64_t first_column, void* memory);
 
-// Like PackRows, for a matrix that is stored as [K, N], without transposing:
-// row i of `block` is W's row first_row + i. Only the first n numbers of a row
-// are used. OUT_OF_RANGE if the block does not fit.
+// Like PackRows, but for a matrix that is stored as [K, N], so nothing is
+// transposed: row i of `block` is W's row first_row + i. Only the first n
+// numbers of a row are used. Returns OUT_OF_RANGE if the block does not fit.
 absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
                            int64_t first_row, void* memory);
 

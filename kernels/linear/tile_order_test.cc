@@ -52,7 +52,8 @@ TEST(TileOrderTest, CtasThatRunAtTheSameTimeShareRowsAndColumns) {
       rows.insert(tiles[i].row);
       columns.insert(tiles[i].column);
     }
-    // Two groups of 16 tiles of rows, if the CTAs are at the end of a group.
+    // At the boundary between two groups, the CTAs read the rows of both
+    // groups, 16 tiles each.
     EXPECT_LE(rows.size(), 32u);
     EXPECT_LE(columns.size(), 18u);
   }

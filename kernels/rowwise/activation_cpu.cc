@@ -62,7 +62,8 @@ HWY_EXPORT(ActivateRows);
 }  // namespace
 
 void ActivationSimd(const ActivationArgs& params, CpuStream& stream) {
-  // An exponential and a division take about as long as copying four numbers.
+  // The cost per number is relative to a copy: an exponential and a division
+  // take about as long as copying four numbers.
   const int64_t cost = params.kind == ActivationKind::kRelu ? 1 : 4;
   ForRows(stream, params.num_rows, cost * params.columns,
           [&](int64_t begin, int64_t end, int /*thread*/) {

@@ -40,7 +40,7 @@ TEST_P(ActivationTest, MatchesTheDefinitionOnEveryBackEndAlsoInPlace) {
   const ActivationKind kind = GetParam().kind;
   const int64_t rows = GetParam().rows;
   const int64_t columns = GetParam().columns;
-  // The values of x are so large that they reach both tails of the function.
+  // The scale is large enough that x reaches both tails of the function.
   const auto x = RandomFloats(rows * columns, 1, 4.0f);
   const auto run = [&](TestStream& test) {
     std::vector<float> out(x.size(), kPoison);

@@ -44,8 +44,7 @@ void AddRow(const T* row, int64_t hidden, float* out) {
   for (; i < hidden; ++i) out[i] = out[i] + ToFloat(row[i]);
 }
 
-// Calls `function` with a zero of the table's type, from which it deduces the
-// type.
+// Calls function(T{}), where T is the type of the table's elements.
 template <typename Function>
 void OfType(DType dtype, const Function& function) {
   switch (dtype) {

@@ -20,12 +20,13 @@ enum class NormKind {
 // With `out`, kLayer, mean = sum_i x[t, i] / M and d[i] = x[t, i] - mean:
 // out[t, i] = fma(d[i] * inv, weight[i], bias[i]), with inv = 1 / sqrt(sum_i
 // d[i]^2 / M + eps).
-// The order of a sum depends only on M and dtype. On a CPU it has 16 lanes and
-// one fixed tree (scalar_math.h). On a GPU, thread t of 256 adds packs t, t +
-// 256, ... of p columns, one number after the other; then lanes of a warp are
-// added in pairs 16, 8, 4, 2, 1 apart, then the 8 warps in order. A pack is 16
-// bytes if such packs divide a row, else one number. With packs of 16 bytes a
-// GPU needs all pointers aligned to 16 bytes.
+// The order of additions in a sum depends only on M and dtype. A CPU adds in 16
+// lanes, and then the lanes in a fixed tree (scalar_math.h). On a GPU, 256
+// threads divide a row into packs: 16 bytes if the length of a row is a
+// multiple of that (all pointers must then be aligned to 16 bytes), else one
+// number. Thread t adds the numbers of packs t, t + 256, ... in order. Then the
+// lanes of each warp that are 16, 8, 4, 2 and 1 apart are added, and at last
+// the sums of the 8 warps, in order.
 template <template <typename> class Ptr>
 struct NormParamsIn {
   Ptr<float> x = nullptr;               // [T, M], written only with residual

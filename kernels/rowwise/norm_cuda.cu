@@ -23,11 +23,12 @@ namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
 constexpr uint32_t kThreads = 256;
-// The size of shared memory in floats: for each of two sums, one part per warp.
+// How many floats of shared memory each of the two sums needs: one partial sum
+// per warp.
 constexpr uint32_t kPartials = kThreads / simt::kWarp;
 
-// The packs of a row that belong to the thread. The first ones are kept in
-// registers and read once.
+// The packs of a row that this thread processes. The first few are kept in
+// registers, so they are read from memory only once.
 template <typename T, int n>
 class ThreadsPacks {
  public:

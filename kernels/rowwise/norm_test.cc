@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, NormTest,
 
 class NormKindTest : public ::testing::TestWithParam<NormKind> {};
 
-// Enough rows that the op uses several threads.
+// There are enough rows for the op to use several threads.
 TEST_P(NormKindTest, ARowHasTheSameBitsInAnyBatch) {
   constexpr int64_t kRows = 61;
   constexpr int64_t kColumns = 275;

@@ -42,8 +42,8 @@ struct RopeTables {
   // device.
   absl::Span<const uint64_t> steps;
 };
-// `shape` has all fields of RopeParams except rows and heads. INVALID_ARGUMENT
-// for heads and pairs that do not fit.
+// `shape` must have all fields of RopeParams except rows and heads. Returns
+// INVALID_ARGUMENT if heads or pairs do not fit.
 absl::StatusOr<PreparedRope> Prepare(Device& device, const RopeParams& shape,
                                      const RopeTables& tables);
 absl::Status Rope(Stream& stream, const PreparedRope& prepared,

@@ -50,7 +50,7 @@ absl::Status CheckTensor(const RopeTensor& tensor,
   if (tensor.num_heads < 0) {
     return Refuse(kKernels.op, "heads", 0, tensor.num_heads);
   }
-  // the previous head's list, which neighbouring heads often share
+  // The list of the previous head: neighbouring heads often share one.
   const int32_t* known = nullptr;
   for (size_t h = 0; h < heads.size(); ++h) {
     const bool same = h > 0 && heads[h].num_pairs <= heads[h - 1].num_pairs;

@@ -45,11 +45,12 @@ struct RopeTensorIn {
   Ptr<const RopeHead> heads = nullptr;
 };
 
-// For each token t and pair f: angle = steps[f] * positions[t] (mod 2^64), c =
-// factor * cos(angle), s = factor * sin(angle), once for all heads of both
-// tensors. Then for each head's pair i, with f = i or pairs[i]: (a, b) -> (a c
-// - b s, b c + a s). In each sum the first product is fused and the second is
-// rounded.
+// For each token t and angle f, computes once for all heads of both tensors:
+// angle = steps[f] * positions[t] (mod 2^64), c = factor * cos(angle), s =
+// factor * sin(angle). Then pair i = (a, b) of each head becomes (a c - b s, b
+// c + a s), with the angle f = pairs[i], or f = i if `pairs` is null. In each
+// of these sums, the second product is rounded, and the first is added to it by
+// a fused multiply-add.
 template <template <typename> class Ptr>
 struct RopeParamsIn {
   RopeTensorIn<Ptr> q;

@@ -90,7 +90,8 @@ RopeKernel(RopeArgs args) {
     simt::StoreShared(sines + f, sine * args.attention_factor);
   }
   simt::SyncCta();
-  // The warps take q's heads and then k's heads, in one sequence.
+  // The heads of q and then those of k form one sequence, which is divided
+  // among the warps.
   const uint32_t warps = kWarps * simt::CtasY();
   const uint32_t warp = kWarps * simt::CtaY() + simt::Warp();
   RotateHeads<T>(args.q, args, cosines, sines, warp, warps);

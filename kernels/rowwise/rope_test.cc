@@ -137,8 +137,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{33, 6, RopePairing::kInterleaved, 1.0f},
                       Case{2048, 2048, RopePairing::kHalfSplit, 1.0f}));
 
-// Rows of q and k heads with a list of pairs each; the numbers between the
-// heads belong to none.
+// Rows of q and k in which each head has its own list of pairs. The numbers
+// between the heads belong to no head.
 struct ChosenHeads {
   std::vector<std::vector<int32_t>> lists;  // one for each KV head
   std::vector<RopeHead> q;
@@ -295,7 +295,8 @@ TEST(RopeStepTest, TheStepEqualsTheFractionOfATurnPerPosition) {
   EXPECT_LE(distance(uint64_t{1} << 62, RopeStep(M_PI / 2)), 1024u);
   EXPECT_LE(distance(uint64_t{3} << 62, RopeStep(-M_PI / 2)), 1024u);
   EXPECT_EQ(0u, RopeStep(0.0));
-  // One radian per position, to the precision of a double.
+  // The step for one radian per position must be right to the precision of a
+  // double.
   EXPECT_NEAR(1.0 / (2.0 * M_PI),
               static_cast<double>(RopeStep(1.0)) / 18446744073709551616.0,
               1e-16);

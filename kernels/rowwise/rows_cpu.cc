@@ -27,7 +27,7 @@ void Add(const AddRowsArgs& params, int64_t begin, int64_t end) {
   }
 }
 
-// Sums all rows, but only their columns [begin, end).
+// Computes columns [begin, end) of the sum of all rows.
 void Sum(const SumRowsArgs& params, int64_t begin, int64_t end) {
   int64_t i = begin;
   for (; i + kVecLanes <= end; i += kVecLanes) {

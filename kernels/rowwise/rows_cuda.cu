@@ -17,8 +17,8 @@
 namespace kvasir::kernels::KVASIR_SIMT_TARGET {
 namespace {
 
-// Adds rows of x to rows of y. kBias: x is one float32 row, which is added to
-// all rows of y.
+// Adds rows of x to rows of y. If kBias is set, x is a single float32 row that
+// is added to all rows of y.
 template <typename T, int n, bool kBias>
 KVASIR_KERNEL(simt::kRowThreads)
 AddRowsKernel(simt::OnRows<AddRowsArgs> on) {

@@ -43,8 +43,8 @@ TEST(SumRowsTest, AddsRowsInOrderOnEveryBackEnd) {
   TestStream three(3);
   for (const int64_t rows : {1, 2, 5}) {
     for (const int64_t columns : {int64_t{0}, int64_t{37}, kStride}) {
-      // With numbers of such different sizes, another order of the sum gives
-      // other bits.
+      // The numbers get very different sizes, so that adding them in another
+      // order would give other bits.
       auto x = RandomFloats(rows * kStride, 4);
       for (size_t i = 0; i < x.size(); ++i) x[i] *= i % 3 == 0 ? 1e4f : 1.0f;
       std::vector<float> expected(x.begin(), x.begin() + columns);
@@ -93,7 +93,7 @@ TEST(GatherRowsTest, CopiesTheListedRowsInOrder) {
         ASSERT_EQ(x[static_cast<size_t>(rows[t]) * kColumns + i],
                   out[t * 501 + i]);
       }
-      // still NaN: not written
+      // is still NaN, so the op has not written it
       EXPECT_NE(out[t * 501 + 500], out[t * 501 + 500]);
     }
   }

@@ -1,5 +1,5 @@
-// silu_mul: the activation of a gated MLP: multiplies the second half of each
-// row by silu of the first half. C++17.
+// silu_mul: the activation of a gated MLP. It multiplies the second half of
+// each row by silu of the first half. C++17.
 #pragma once
 
 #include <cstdint>

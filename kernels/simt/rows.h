@@ -63,9 +63,10 @@ KVASIR_DEVICE void LoadFloats(const float* from, float (&numbers)[n],
 }
 
 // How the threads of a grid divide rows in elementwise ops. A CTA has several
-// groups of 2^row_threads_log2 threads. A group takes neighbouring packs of one
-// row; each group has another row. CTAs with the same y take different columns
-// of the same rows; CTAs with other y take other rows.
+// groups of 2^row_threads_log2 threads. At a time, each group processes
+// neighbouring packs of one row, a different row for each group. CTAs with the
+// same y index process different columns of the same rows; CTAs with different
+// y indices process different rows.
 inline constexpr uint32_t kRowThreads = 256;
 template <typename Args>
 struct OnRows {
@@ -82,7 +83,7 @@ KVASIR_DEVICE void ForPacksOfRows(const OnRows<Args>& on, int64_t num_rows,
   const int64_t column =
       n * (int64_t{CtaX()} * row_threads + (Thread() & (row_threads - 1)));
   if (column >= columns) return;
-  // rows that a CTA takes at a time
+  // how many rows a CTA processes at a time
   const uint32_t rows = kRowThreads >> on.row_threads_log2;
   const int64_t step = int64_t{CtasY()} * rows;
   KVASIR_NO_UNROLL
@@ -125,7 +126,8 @@ KVASIR_DEVICE float CtaSum(float value, float* partial,
                            Site site = Site::Here()) {
   value = WarpSum(value, site);
   if (Lane() == 0) StoreShared(partial + Warp(), value, site);
-  // qualified, because the emulator also has a function of this name
+  // qualified with simt::, because the emulator also has a function of this
+  // name
   simt::SyncCta(site);
   float sum = 0.0f;
   for (uint32_t warp = 0; warp < Threads() / kWarp; ++warp) {

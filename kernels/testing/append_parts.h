@@ -32,8 +32,8 @@ inline GroupShape Coded(
   return shape;
 }
 
-// How a page is divided. If `slots` is 0, a page is one tile. If
-// `granule_bytes` is 0, slots follow one another without granules.
+// How a page is divided into tiles of `slots` slots; if `slots` is 0, a page is
+// one tile. If `granule_bytes` is 0, slots follow one another without granules.
 struct Tiles {
   int64_t slots = 0;
   int64_t granule_bytes = 0;
@@ -131,7 +131,8 @@ class Part {
 
  private:
   // Places a region at *offset and moves *offset to its end. `g` is the size of
-  // granules, 0 for none; `gap` is the space between slots without granules.
+  // a granule in bytes, or 0 if there are no granules; `gap` is the space
+  // between two slots if there are none.
   void Place(int64_t slot_bytes, int64_t gap, int64_t g, TileRegion* region,
              int64_t* offset) const {
     region->granule_bytes = g;
@@ -148,7 +149,8 @@ class Part {
   std::vector<float> scale_;
 };
 
-// Rows of latents to append. Row t is written to slots[t]; -1: to no slot.
+// Rows of latents to append. Row t is written to slot slots[t], or to none if
+// slots[t] is -1.
 struct Rows {
   std::vector<float> numbers;
   int64_t stride = 0;

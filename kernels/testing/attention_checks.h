@@ -17,8 +17,8 @@ struct AttentionStreams {
   TestStream reference{1, CpuBackend::kReference, size_t{4} << 20};
   TestStream one{1, CpuBackend::kSimd, size_t{4} << 20};
   TestStream three{3, CpuBackend::kSimd, size_t{8} << 20};
-  // More threads than units of work, so that threads take splits of long
-  // contexts.
+  // There are more threads than units of work, so long contexts are split among
+  // threads.
   TestStream many{16, CpuBackend::kSimd, size_t{32} << 20};
 };
 inline AttentionStreams& SharedStreams() {

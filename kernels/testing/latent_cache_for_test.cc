@@ -15,7 +15,7 @@
 namespace kvasir::kernels {
 namespace {
 
-// The space before each group of a row in a ring.
+// The space before each group in a row of a ring.
 constexpr int64_t kRowGap = 3;  // in multiples of PartSpec::exact_alignment
 
 }  // namespace
@@ -42,7 +42,7 @@ TestPart::TestPart(const PartSpec& from, int64_t num_kv_heads,
     std::copy(levels.begin(), levels.end(), part.levels);
   }
   const float none = 0.0f;
-  // any pointer: ParamsBytes only checks that it is not null
+  // ParamsBytes only checks that the pointer is not null, so any will do.
   if (spec.fixed_ranges) part.static_scale = &none;
   for (int64_t g = 0; g <= last; ++g) {
     LatentGroup group;
@@ -448,7 +448,7 @@ absl::Status AttendOnDevice(TestStream& test, const PagedAttentionArgs& args,
 LatentCache::LatentCache(const LatentSpec& spec, std::vector<int64_t> lengths,
                          uint32_t seed)
     : spec_(spec), lengths_(std::move(lengths)), seed_(seed) {
-  int64_t pages = 1;  // one page more, which belongs to no sequence
+  int64_t pages = 1;  // starts at 1, because one page belongs to no sequence
   for (const int64_t length : lengths_) pages += Pages(length);
   std::vector<int32_t> ids(static_cast<size_t>(pages));
   std::iota(ids.begin(), ids.end(), 0);

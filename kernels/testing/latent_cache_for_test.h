@@ -16,8 +16,8 @@
 
 namespace kvasir::kernels {
 
-// How keys are rebuilt from their latents before they are rotated; dims = 0:
-// they are not.
+// How keys are rebuilt from their latents before they are rotated. If dims is
+// 0, they are not rebuilt.
 struct RebuildSpec {
   int64_t dims = 0;
   int64_t num_pairs = 0;
@@ -32,20 +32,23 @@ struct RebuildSpec {
 struct PartSpec {
   std::vector<int64_t> widths = {32};  // group g has widths[g % size]
   std::vector<int32_t> group_of_head = {};
-  // Bits of the runs of codes, repeated in turn; empty: plain numbers.
+  // The bits per code of each run: run r has bits[r % size]. If empty, the part
+  // stores uncoded numbers.
   std::vector<int> bits = {};
   int64_t run_width = 0;  // 0: one run for all channels
   DType dtype = DType::kBf16;
   DType param_dtype = DType::kF16;
   bool fixed_ranges = false;
-  // with fixed ranges: number of last channels with 0 bits
+  // only with fixed ranges: how many channels, at the end of the latent, have 0
+  // bits
   int64_t unstored = 0;
   bool levels = false;  // codes are indices of levels; one scale per token
   RebuildSpec rebuild = {};
   int64_t lift_dims = 0;      // values are lifted if > 0
   int64_t tile_slots = 0;     // 0: a page is one tile
   int64_t granule_bytes = 0;  // 0: slots follow one another
-  // The type of exact rows, and the alignment of rows and their pages.
+  // The type of the exact rows, and the alignment of these rows and their
+  // pages.
   DType exact_dtype = DType::kBf16;
   int64_t exact_alignment = 2;
 };
@@ -64,7 +67,8 @@ struct LatentSpec {
   // The actual position of a slot whose nominal position is first_position + i;
   // null: its position is the nominal one.
   int64_t (*position_of)(int64_t) = nullptr;
-  // no launch computes anything, so lifts have no numbers
+  // If true, only tables are made: no launch computes anything, so the lifts
+  // have no numbers.
   bool tables_only = false;
   // The number of slots in the exact windows of the keys and of the values.
   int64_t key_exact = 0;
@@ -92,11 +96,11 @@ struct LatentAsk {
   int64_t sequence;
   int64_t start;
   int64_t count;
-  // number of first pages in its table that were given up
+  // How many pages at the beginning of the sequence's table were released.
   int64_t dead_pages = 0;
   int64_t first_counted_row = 0;
-  // Only for Expected: the slots of each unit [U] that all rows see. Null: each
-  // row sees the slots up to its own.
+  // Only read by Expected: for each unit [U], the slots that all rows see. If
+  // null, each row sees the slots up to its own.
   const std::vector<std::vector<int32_t>>* slots_of_unit = nullptr;
 };
 

@@ -162,8 +162,8 @@ inline std::vector<LatentSpec> StoredSpecs() {
        2,
        {Fixed(Codes({600}, {2}))},
        {Fixed(Codes({300}, {8}))}},
-      // Latents that all heads share, and latents of one head. A slot's codes
-      // fill half a register, one register, or two registers.
+      // Some latents are shared by all heads, others belong to one head. A
+      // slot's codes fill half a register, one register, or two registers.
       {"narrow_static_runs",
        9,
        3,
@@ -385,8 +385,8 @@ inline std::vector<LatentSpec> LiftedSpecs() {
   return specs;
 }
 
-// Exact windows of 1, 7, 64 and more slots than there are, for keys and values
-// or only for one of them.
+// Layers with exact windows of 1 slot, of 7, of 64, and of more slots than a
+// sequence has; for both keys and values, or only for one of them.
 inline std::vector<LatentSpec> ExactSpecs() {
   const std::vector<int> schedule = {8, 4, 3, 2, 1};
   const LatentSpec codes = {"", 8, 2, {Codes({64}, {4})}, {Codes({96}, {3})}};
@@ -454,9 +454,10 @@ inline std::vector<LatentSpec> ExactSpecs() {
   };
 }
 
-// Exact sinks (first tokens of a sequence) with and without exact windows:
-// fewer sinks than a block, more than a block, more than there are slots, less
-// than a block away from the window, and before a sliding window.
+// Layers with exact sinks (the first tokens of a sequence), with and without
+// exact windows. Covers fewer sinks than a block has slots, more than a block,
+// and more than the sequence has; sinks that end less than a block before the
+// exact window; and sinks before a sliding window.
 inline std::vector<LatentSpec> SinkSpecs() {
   std::vector<LatentSpec> specs;
   const std::vector<LatentSpec> exact = ExactSpecs();
@@ -524,9 +525,9 @@ inline std::vector<LatentSpec> Specs() {
   return specs;
 }
 
-// A layer with codes, numbers, groups of heads and rebuilt keys. It has enough
-// heads that a launch for a whole prompt is divided by head and one for a short
-// prompt is not.
+// A layer with codes, uncoded numbers, groups of heads and rebuilt keys. With
+// this many heads, the launch for a long prompt is divided by head, but the
+// launch for a short one is not, so tests cover both.
 inline LatentSpec Mixed() {
   LatentSpec spec;
   spec.num_heads = 16;

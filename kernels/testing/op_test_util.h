@@ -40,8 +40,8 @@ class StoredArray {
   std::vector<char> bytes_;
 };
 
-// Treats a test's memory as memory of the CPU device. The second form converts
-// all pointers of an op's parameters.
+// Both functions treat a test's host memory as memory of the CPU device. The
+// second converts all pointers in an op's parameters.
 template <typename T>
 DevicePtr<T> OnDevice(T* pointer) {
   return DevicePtr<T>(pointer);
@@ -63,9 +63,9 @@ class TestStream {
 
   CpuDevice& device() { return *device_; }
   Stream& stream() { return *stream_; }
-  // Returns the workspace; call it anew for every op. Memory that the op has
-  // not written is filled with NaN and with small numbers, alternating between
-  // calls.
+  // Returns the workspace; must be called again before every op. Each call
+  // fills the workspace, alternately with NaN and with small numbers, so that
+  // tests find an op that reads memory which it has not written.
   Workspace& workspace();
 
  private:

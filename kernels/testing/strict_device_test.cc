@@ -20,7 +20,8 @@ class StrictDeviceTest : public ::testing::Test {
     KVASIR_EXPECT_OK(buffer.status());
     return *std::move(buffer);
   }
-  // Launches silu_mul for one row, which has one gate and one up number.
+  // Launches silu_mul for one row, which has two inputs: a gate and an up
+  // value.
   absl::Status Multiply(DevicePtr<const float> gate_up, DevicePtr<float> out) {
     Workspace none(nullptr, 0);
     return SiluMul(*stream_, {gate_up, out, 1, 1}, none);

@@ -17,17 +17,17 @@
 
 namespace kvasir::kernels::cuda {
 
-// The test fails if a caller passes sizes, strides or types that are not
-// possible, matrices or a workspace that are misaligned or not in device
-// memory, an algorithm that was chosen for another shape, or an invalid handle,
-// and if a handle is never destroyed.
+// The test fails if a caller passes an invalid handle; sizes, strides or types
+// that are not possible; matrices or a workspace that are misaligned or not in
+// device memory; or an algorithm that was chosen for another shape. It also
+// fails if a handle is never destroyed.
 class FakeCublasLt final : public CublasLt {
  public:
   explicit FakeCublasLt(FakeRuntime* runtime) : runtime_(runtime) {}
   ~FakeCublasLt() override;
 
-  // Sets how many bytes of workspace an algorithm needs that is chosen from now
-  // on.
+  // Sets how many bytes of workspace the algorithms need that are chosen from
+  // now on.
   void NeedWorkspace(size_t bytes);
   // Makes the next call of the function of this name, such as "Choose", fail
   // with `result`.

@@ -22,7 +22,8 @@ namespace kvasir::kernels::cuda {
 
 struct FakeLaunch {
   KernelLaunch launch;
-  // bytes of the kernel's parameters when the launch was enqueued
+  // a copy of the kernel's parameters from the time at which the launch was
+  // enqueued
   std::vector<char> args;
 };
 
@@ -49,8 +50,8 @@ class FakeRuntime final : public Runtime {
                                  .shared_bytes = 227 << 10};
   size_t total_bytes = size_t{1} << 30;
   size_t context_bytes = size_t{100} << 20;
-  // Bytes of device memory that are used from the first launch on. In CUDA they
-  // are used for code and stacks.
+  // How many bytes of device memory count as used from the first launch on, for
+  // the kernels' code and stacks.
   size_t code_bytes = 0;
   static constexpr size_t kRoundedTo = size_t{2} << 20;
 
@@ -114,7 +115,8 @@ class FakeRuntime final : public Runtime {
   struct Work {
     std::function<void()> run;
     EventHandle event = nullptr;
-    // Addresses that must stay allocated until the work has run.
+    // The addresses of a copy, whose memory must stay allocated until the work
+    // has run.
     const void* to = nullptr;
     const void* from = nullptr;
     // the launched graph that this work belongs to, or null

@@ -13,8 +13,8 @@ namespace kvasir::kernels {
 struct PrimitiveRun {
   std::string name;
   std::vector<uint32_t> words;  // output of the kernel
-  // The largest allowed difference between floats, divided by 1 + their
-  // magnitude. 0: the bits must be equal.
+  // Two floats may differ by at most `tolerance` times (1 + their magnitude).
+  // If it is 0, the bits of the words must be equal.
   float tolerance = 0.0f;
 };
 

@@ -11,7 +11,8 @@ namespace {
 
 constexpr uint32_t kThreads = 64;
 
-// Each thread stores a word and loads a word that another warp stored.
+// Each thread stores one word, then loads a word that a thread of the other
+// warp stored.
 void Exchange(const FaultyArgs& args) {
   auto* const words = reinterpret_cast<uint32_t*>(simt::Shared());
   const uint32_t thread = simt::Thread();
@@ -155,8 +156,8 @@ void Others(const FaultyArgs& args) {
       }
       break;
     case Planted::kManyLooks: {
-      // So many polls would be reported as a deadlock if the polled addresses
-      // and values did not change.
+      // With this many polls, the emulator would report a deadlock if the
+      // polled addresses did not change.
       uint32_t seen = 0;
       for (uint32_t i = 0; i < 3000; ++i) {
         seen |= simt::LoadAtomic(args.in + (thread + i) % 64);

@@ -22,7 +22,9 @@ enum class Planted : uint32_t {
   kFenceBeforeTheWrite,  // the fence precedes the write that it should order
   kDivergentBarrier,     // threads reach one barrier by two different calls
   kEndedThread,          // a thread ends before a barrier of all threads
-  kHalfWarps,  // half of each of two warps arrive, as many threads as expected
+  // only half of the lanes of each of two warps arrive, which together are as
+  // many threads as the barrier expects
+  kHalfWarps,
   kTwiceAtABarrier,  // a thread arrives again before the others do
   kDivergentShuffle,
   kStrangeMask,  // the mask lacks the calling lane
@@ -55,8 +57,8 @@ struct FaultyArgs {
 };
 
 // Launches one CTA of 64 threads, or two CTAs for faults between CTAs. Without
-// its fault, the kernel would copy `in` to `out`, each thread a word that
-// another warp, lane or CTA has written.
+// its fault, the kernel would copy `in` to `out`: each thread would copy a word
+// that a thread of another warp or CTA, or another lane, has passed on.
 void LaunchFaulty(const FaultyArgs& args, Launcher& launcher);
 // Launches the kernel of two CTAs without a fault: it has all fences.
 void LaunchFenced(const FaultyArgs& args, Launcher& launcher);

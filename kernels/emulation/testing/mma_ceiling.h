@@ -8,7 +8,7 @@
 
 namespace kvasir::kernels {
 
-// Threads per multiprocessor: 16 warps.
+// The number of threads that the kernel runs on each multiprocessor (16 warps).
 inline constexpr uint32_t kMmaCeilingThreads = 512;
 
 struct MmaCeilingArgs {

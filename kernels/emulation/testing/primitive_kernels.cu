@@ -65,7 +65,7 @@ KVASIR_KERNEL(32) MaximaKernel(PrimitiveArgs args) {
 KVASIR_KERNEL(64) BarriersKernel(PrimitiveArgs args) {
   auto* const words = reinterpret_cast<uint32_t*>(simt::Shared());
   const uint32_t lane = simt::Lane();
-  // Warp 0 writes and warp 1 reads; then warp 1 writes and warp 0 reads.
+  // First warp 0 writes and warp 1 reads, then the other way round.
   if (simt::Warp() == 0) {
     simt::StoreShared(words + lane, args.in[lane]);
     simt::ArriveBarrier(1, 64);
@@ -91,7 +91,8 @@ KVASIR_KERNEL(32) CopiesKernel(PrimitiveArgs args) {
   simt::CopyAsync<4>(shared + 768 + 4 * lane, in + 768 + 4 * lane);
   simt::CommitCopies();
   simt::WaitCopies<2>();
-  // A thread sees its own copies without a barrier.
+  // No barrier is needed, because each thread reads only what it has copied
+  // itself.
   const auto first =
       simt::LoadShared(reinterpret_cast<const simt::Vec16*>(shared) + lane);
   simt::StoreGlobal(reinterpret_cast<simt::Vec16*>(args.out) + lane, first);

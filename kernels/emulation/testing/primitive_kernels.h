@@ -53,8 +53,9 @@ void LaunchBulkCopies(const PrimitiveArgs& args, Launcher& launcher);
 // `in` has A [16, 16] row by row, then B [16, 8] column by column, with two
 // numbers in a word.
 void LaunchMma(const PrimitiveArgs& args, bool bf16, Launcher& launcher);
-// Launches one warp that computes out = the sum of `count` such products A B,
-// added one by one to 0. `in` has A and B of each product.
+// Launches one warp that starts from 0 and adds `count` products A B, one after
+// another; `out` receives the sum. `in` has A and B of each product, as for
+// LaunchMma.
 void LaunchMmaChain(const PrimitiveArgs& args, bool bf16, Launcher& launcher);
 // Launches one warp. `in` has 4 matrices. `out` receives the words that
 // LoadMatrices returns to each of the 32 lanes for 1, 2 and 4 matrices, then
