@@ -132,8 +132,8 @@ class OneCall final
       base::MutexLock lock(&round->mutex);
       if (!status.ok()) round->failure.Update(base::FromGrpcStatus(status));
       if (wrong_) {
-        round->failure.Update(absl::InternalError(
-            absl::StrCat(round->call->method, ": an answer is an error")));
+        round->failure.Update(absl::InternalError(absl::StrCat(
+            round->call->method, ": the server answered with an error")));
       }
       round->result.first_ms.push_back(absl::ToDoubleMilliseconds(first_));
       round->result.total_ms.push_back(absl::ToDoubleMilliseconds(total));

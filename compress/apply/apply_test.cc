@@ -591,7 +591,8 @@ class CommutingKeys {
 
 const std::vector<uint32_t> kRanks = {1, 2, 1, 1};
 
-TEST_P(ApplyTest, ATruncatedCommutingLatentLosesTheDroppedSingularValues) {
+TEST_P(ApplyTest,
+       TheErrorOfATruncatedCommutingLatentIsThatOfTheDroppedSingularValues) {
   const CommutingKeys commuting(tiny_, kRanks);
   int64_t begin = 0;
   for (int64_t pair = 0; pair < 4; ++pair) {

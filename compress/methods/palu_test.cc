@@ -164,7 +164,7 @@ TEST(PaluTest, KeptNumbersAreBelowTheBudgetByLessThanOneStep) {
   }
 }
 
-TEST(PaluTest, IfEverythingIsKeptWholeKeysAndValuesAreStored) {
+TEST(PaluTest, AtFullRankKeysAndValuesAreStoredUncompressed) {
   PlanRequest request = RequestOf({.head_dim = 12, .rotary_dim = 12});
   const Calibration calibration = FisherCalibration(request.spec, 2);
   request.calibration = &calibration;

@@ -11,7 +11,7 @@
 
 namespace kvasir::compress {
 
-// A space that a layer can use, with the loss of its codes.
+// A latent space that a layer can use, and the loss for each way to code it.
 struct PlanCandidate {
   int64_t layer = 0;
   SpaceOption option;

@@ -43,7 +43,7 @@ absl::Status ReplaceTensor(const model::TensorStore::Entry& entry,
   if (!entry.info->rows.all()) {
     return absl::UnimplementedError(
         absl::StrCat(entry.file->path(), ": tensor ", entry.info->name,
-                     ": it holds other rows beside a trained tensor, which "
+                     " also holds rows that were not trained; such a tensor "
                      "cannot be written"));
   }
   const fs::path path = folder / fs::path(entry.file->path()).filename();

@@ -203,7 +203,7 @@ TEST(SlotMetadataTest, PartsOfNumbersHaveNoError) {
 }
 
 // In a joint part, keys and values are stored as one latent.
-TEST(SlotMetadataTest, ErrorsOfAJointPartCountForBothSides) {
+TEST(SlotMetadataTest, QuantizationErrorsOfAJointPartCountForKeysAndValues) {
   Sides sides({.widths = {24}, .bits = {3}}, {.widths = {24}, .bits = {8}});
   std::vector<char> memory(kPages * 1152, '\x55');
   SlotMetadataArgs metadata = Planes();

@@ -105,8 +105,8 @@ TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndUsesItsQuota) {
   EXPECT_EQ(other->tenant, "green");
   EXPECT_EQ(other->quota, Ask("gate")->quota);
   EXPECT_EQ(other->quota, Ask("gate", "yellow")->quota);
-  // The gateway shares cached prefixes (its cache tenant is empty); tenants
-  // that are not in the file do not.
+  // The gateway's own calls use the shared prefix cache (the empty tenant). A
+  // tenant that it names, and that is not in the file, has its own cache.
   EXPECT_EQ(Ask("gate")->cache_tenant(), "");
   EXPECT_EQ(other->cache_tenant(), "green");
   EXPECT_THAT(

@@ -29,7 +29,8 @@ absl::Status CheckFirstColumns(plan::TpShard shard,
   if (rising) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("AllGather: want the first columns of ", shard.size,
-                   " ranks, from 0 upwards, and their end; have ",
+                   " ranks, ascending from 0, and then the number of columns; "
+                   "have ",
                    absl::StrJoin(first_columns, ", ")));
 }
 

@@ -58,7 +58,7 @@ TEST(EmulatedModuleTest, MemoryIsLimited) {
       StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("1000")));
 }
 
-TEST(EmulatedModuleTest, OpsOfTheProgramRunTheModulesKernels) {
+TEST(EmulatedModuleTest, OpsCalledByTheProgramRunKernelsOfTheLoadedModule) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto device, Load("f32"));
   const auto stream = device->MakeStream();
   const std::vector<float> numbers = {1, 2, 3, -4};

@@ -431,7 +431,8 @@ TEST_F(KserveStreamTest, AStopByAnotherTenantFindsNothing) {
   Run();
 }
 
-TEST_F(KserveStreamTest, AStopFromAnotherAddressFindsNothing) {
+TEST_F(KserveStreamTest,
+       AStopRequestFromAnotherClientAddressDoesNotStopTheStream) {
   KserveCall call;
   call.peer = "ipv4:1.2.3.4:5";
   Start(call);
