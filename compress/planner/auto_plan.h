@@ -85,8 +85,8 @@ struct AutoPrediction {
   // Bounds of kl, given how far kappa differs between the probes.
   double kl_low() const { return kl * kappa.low / kappa.median; }
   double kl_high() const { return kl * kappa.high / kappa.median; }
-  // The least and the greatest predicted loss of all domains. That of a domain
-  // is predicted from a calibration without it.
+  // The least and the greatest predicted loss of all domains. Each loss is
+  // predicted from a calibration without the domain.
   double low = 0;
   double high = 0;
   FittedKappa kappa;          // from probes, or AutoOptions::kappa
