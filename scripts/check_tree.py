@@ -256,6 +256,8 @@ def main():
                 # Highway's per-target headers are included several times.
                 if not name.name.endswith("-inl.h"):
                     problems.append(f"{name}: no #pragma once")
+            if "parse_event_t" in text:
+                problems.append(f"{name}: json::parse with a callback takes quadratic time; use a SAX pass or model/files/json.h")
             for included in re.findall(r'^#include "([a-z]+)/', text, re.MULTILINE):
                 if folder in law and included in law and included not in law[folder]:
                     problems.append(f"{name}: {folder}/ may not include {included}/")
