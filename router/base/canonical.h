@@ -60,7 +60,7 @@ struct CanonicalRequest {
   int32_t priority = 0;
   // True: the client receives nothing before the answer is complete. Then, if
   // its worker is lost, another worker can continue the request from the tokens
-  // that the router has received.
+  // that the router has received, or generate them again.
   bool folded = false;
   // The W3C trace context that the client sent; empty if it sent none.
   std::string traceparent;

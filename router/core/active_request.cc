@@ -39,17 +39,29 @@ void ActiveRequest::OnEvent(const kvasir::v1::GenerateEvent& event) {
   if (delivery.reset_attempt && attempt != nullptr) attempt->Cancel();
   if (!delivery.deliver) return;
   if (event.has_tokens()) {
-    sink_->OnTokens(event.tokens());
+    DeliverTokens(event.tokens(), delivery);
   } else if (event.has_finish()) {
     sink_->OnFinish(event.finish());
   } else {
     sink_->OnAccepted(event.accepted().prompt_tokens());
   }
-  Observe(delivery, event);
 }
 
-void ActiveRequest::Observe(const RequestFlow::Delivery& delivery,
-                            const kvasir::v1::GenerateEvent& event) const {
+void ActiveRequest::DeliverTokens(
+    const kvasir::v1::GenerateEvent::Tokens& tokens,
+    const RequestFlow::Delivery& delivery) {
+  const auto repeated = static_cast<int>(delivery.repeated_tokens);
+  if (repeated == 0) {
+    sink_->OnTokens(tokens);
+  } else {
+    kvasir::v1::GenerateEvent::Tokens rest = tokens;
+    rest.mutable_token_ids()->ExtractSubrange(0, repeated, nullptr);
+    if (rest.logprobs_size() >= repeated) {
+      rest.mutable_logprobs()->DeleteSubrange(0, repeated);
+    }
+    rest.clear_prompt_logprobs();
+    sink_->OnTokens(rest);
+  }
   if (observer_ == nullptr) return;
   if (delivery.time_to_first_token.has_value()) {
     observer_->OnFirstToken(*delivery.time_to_first_token);
@@ -57,7 +69,7 @@ void ActiveRequest::Observe(const RequestFlow::Delivery& delivery,
   if (delivery.inter_token.has_value()) {
     observer_->OnInterToken(
         *delivery.inter_token,
-        static_cast<size_t>(event.tokens().token_ids_size()));
+        static_cast<size_t>(tokens.token_ids_size() - repeated));
   }
 }
 

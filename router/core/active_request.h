@@ -77,8 +77,9 @@ class ActiveRequest final : public RequestHandle,
  private:
   WorkerCall NewCall(const Replica& replica) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Observe(const RequestFlow::Delivery& delivery,
-               const kvasir::v1::GenerateEvent& event) const;
+  // Passes the tokens that no earlier attempt has delivered to the sink.
+  void DeliverTokens(const kvasir::v1::GenerateEvent::Tokens& tokens,
+                     const RequestFlow::Delivery& delivery);
 
   RouterCore* const core_;
   const Ticket ticket_;

@@ -49,6 +49,9 @@ bool RequestFlow::Cancel(CancelReason reason) {
 void RequestFlow::OnAttempt(const std::string& replica, absl::Time now) {
   ++attempts_;
   tried_.push_back(replica);
+  if (!ContinuesFromTokens()) {
+    for (Sample& sample : samples_) sample.to_repeat = sample.num_tokens;
+  }
   first_attempt_ = std::min(first_attempt_, now);
 }
 
@@ -83,9 +86,13 @@ RequestFlow::Delivery RequestFlow::OnTokens(const GenerateEvent::Tokens& tokens,
                                             absl::Time now) {
   Delivery delivery;
   Sample* const sample = RunningSample(tokens.index());
-  const auto& ids = tokens.token_ids();
-  if (sample == nullptr || ids.empty()) return delivery;
-  sample->num_tokens += static_cast<uint64_t>(ids.size());
+  if (sample == nullptr) return delivery;
+  const auto all = absl::MakeConstSpan(tokens.token_ids());
+  delivery.repeated_tokens = std::min<uint64_t>(sample->to_repeat, all.size());
+  sample->to_repeat -= delivery.repeated_tokens;
+  const auto ids = all.subspan(delivery.repeated_tokens);
+  if (ids.empty()) return delivery;
+  sample->num_tokens += ids.size();
   if (sample->num_tokens > request_.sampling.max_tokens()) {
     breach_ = absl::InternalError(
         absl::StrCat("worker ", tried_.back(), " sent ", sample->num_tokens,
@@ -98,14 +105,9 @@ RequestFlow::Delivery RequestFlow::OnTokens(const GenerateEvent::Tokens& tokens,
   delivered_ = true;
   output_tokens_ += static_cast<uint32_t>(ids.size());
   if (request_.bytes != nullptr) {
-    request_.bytes->Grow(static_cast<size_t>(ids.size()) *
-                         proto::kBytesPerTokenId);
+    request_.bytes->Grow(ids.size() * proto::kBytesPerTokenId);
   }
-  if (samples_.size() == 1) {
-    proto::AppendTokenBytes(
-        absl::MakeConstSpan(ids.data(), static_cast<size_t>(ids.size())),
-        &emitted_);
-  }
+  if (ContinuesFromTokens()) proto::AppendTokenBytes(ids, &emitted_);
   if (first_token_ == absl::InfiniteFuture()) {
     first_token_ = now;
     delivery.time_to_first_token = now - start_;
@@ -124,6 +126,14 @@ RequestFlow::Delivery RequestFlow::OnFinish(
   // worker did so: the event is ignored, and the end of the stream then counts
   // as too early.
   if (sample == nullptr || !IsComplete(finish.reason())) return delivery;
+  if (sample->to_repeat > 0) {
+    breach_ = absl::InternalError(
+        absl::StrCat("worker ", tried_.back(), " ended sample ", finish.index(),
+                     " ", sample->to_repeat,
+                     " tokens before those that an equal worker had sent"));
+    delivery.reset_attempt = true;
+    return delivery;
+  }
   sample->finished = true;
   cached_tokens_ = std::max(cached_tokens_, finish.cached_tokens());
   if (finish.index() == 0) finish_reason_ = finish.reason();
@@ -145,16 +155,13 @@ bool RequestFlow::TimedOut(absl::Time now) const {
 
 bool RequestFlow::Retryable(const absl::Status& status, absl::Time now) const {
   if (attempts_ >= static_cast<uint32_t>(max_attempts_)) return false;
-  if (delivered_ && !MayContinue()) return false;
+  if (delivered_ && !request_.folded) return false;
   if (request_.deadline <= now) return false;
   return MayRunElsewhere(status);
 }
 
-// A new attempt can send the received tokens of only one sample, and the
-// prompt's log probabilities come only with the first tokens of an attempt.
-bool RequestFlow::MayContinue() const {
-  return request_.folded && samples_.size() == 1 && !samples_[0].finished &&
-         !request_.sampling.has_prompt_logprobs();
+bool RequestFlow::ContinuesFromTokens() const {
+  return samples_.size() == 1 && !request_.sampling.has_prompt_logprobs();
 }
 
 std::optional<absl::Status> RequestFlow::OnAttemptDone(
@@ -163,15 +170,17 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
   if (!breach_.ok()) return breach_;
   absl::Status end = status;
   const std::string& replica = tried_.back();
+  const bool transport =
+      absl::IsCancelled(end) ||
+      (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value());
+  const bool complete =
+      std::all_of(samples_.begin(), samples_.end(),
+                  [](const Sample& sample) { return sample.finished; });
+  if (complete && (end.ok() || transport)) return absl::OkStatus();
   if (end.ok()) {
-    const bool complete =
-        std::all_of(samples_.begin(), samples_.end(),
-                    [](const Sample& sample) { return sample.finished; });
-    if (complete) return end;
     end = absl::UnavailableError(
         absl::StrCat("worker ", replica, " ended the stream early"));
-  } else if (absl::IsCancelled(end) ||
-             (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value())) {
+  } else if (transport) {
     // The call to the worker has the request's deadline. At the deadline, the
     // transport ends the call: with CANCELLED, or with UNAVAILABLE if the
     // worker is closing the connection. Before the deadline, these codes mean

@@ -26,8 +26,8 @@ class RequestFlow {
 
   const CanonicalRequest& request() const { return request_; }
   const std::string& id() const { return id_; }
-  // The ids of the delivered tokens, little-endian. Only kept for requests with
-  // n = 1.
+  // The ids of the delivered tokens, little-endian. Only kept for requests that
+  // another worker can continue from them.
   const std::string& emitted() const { return emitted_; }
 
   // Returns true for the first call. Its reason counts; later calls have no
@@ -46,6 +46,8 @@ class RequestFlow {
   // Says how to react to an event from a worker.
   struct Delivery {
     bool deliver = false;
+    // How many of the event's first tokens an earlier attempt has delivered.
+    size_t repeated_tokens = 0;
     // The worker has broken its protocol; its stream must be reset.
     bool reset_attempt = false;
     // Set if these are the first tokens of the request.
@@ -74,7 +76,9 @@ class RequestFlow {
  private:
   struct Sample {
     bool finished = false;
-    uint64_t num_tokens = 0;
+    uint64_t num_tokens = 0;  // delivered, by all attempts together
+    // How many of them the current attempt still has to generate again.
+    uint64_t to_repeat = 0;
     absl::Time last_tokens = absl::InfinitePast();
   };
 
@@ -85,9 +89,11 @@ class RequestFlow {
   // comes from the worker, which may be faulty.
   Sample* RunningSample(uint32_t index);
   bool Retryable(const absl::Status& status, absl::Time now) const;
-  // Returns true if another worker can continue from the tokens that have been
-  // delivered, so that the client does not notice it.
-  bool MayContinue() const;
+  // Returns true if a worker can continue from the tokens that have been
+  // delivered. Otherwise, it generates them again and the router drops them:
+  // an attempt can send the received tokens of only one sample, and the
+  // prompt's log probabilities come only with the first tokens of an attempt.
+  bool ContinuesFromTokens() const;
   // Returns true if there is no output yet and the client's own timeout has
   // passed.
   bool TimedOut(absl::Time now) const;
@@ -108,8 +114,8 @@ class RequestFlow {
   absl::Time first_attempt_ = absl::InfiniteFuture();
   absl::Time first_token_ = absl::InfiniteFuture();
   bool accepted_ = false;
-  // The sink has received output. Another replica may then be asked only if
-  // MayContinue().
+  // The sink has received output. Another replica may then be asked only if the
+  // client receives the whole answer in one response.
   bool delivered_ = false;
   std::vector<Sample> samples_;
   std::string emitted_;

@@ -135,23 +135,58 @@ TEST(RequestFlowTest, AnAnswerInOneResponseContinuesAtAnotherWorker) {
   flow.OnAttempt("b", At(4));
   EXPECT_TRUE(flow.OnEvent(Tokens({9}), At(5)).deliver);
   EXPECT_TRUE(flow.OnEvent(Finish(), At(6)).deliver);
-  // The sample has finished, so the request ends with this error and is not
-  // sent to another worker.
-  EXPECT_THAT(*flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(7)),
-              StatusIs(absl::StatusCode::kUnavailable, "worker b is lost"));
+  KVASIR_EXPECT_OK(*flow.OnAttemptDone(absl::OkStatus(), At(7)));
 }
 
-TEST(RequestFlowTest, AnAnswerInOneResponseEndsIfNoWorkerCanContinueIt) {
-  for (const bool of_prompt : {false, true}) {
-    CanonicalRequest request = NewFlow(/*n=*/of_prompt ? 1 : 2).request();
-    request.folded = true;
-    if (of_prompt) request.sampling.set_prompt_logprobs(0);
-    RequestFlow flow(request, "id", 3, kStart);
-    flow.OnAttempt("a", At(1));
-    flow.OnEvent(Tokens({7, 8}), At(2));
-    EXPECT_THAT(*flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(3)),
-                StatusIs(absl::StatusCode::kUnavailable, "worker a is lost"));
-  }
+TEST(RequestFlowTest, AWorkerThatIsLostAfterTheLastFinishLosesNothing) {
+  RequestFlow flow = NewFlow();
+  flow.OnAttempt("a", At(1));
+  flow.OnEvent(Tokens({7}), At(2));
+  flow.OnEvent(Finish(), At(3));
+  KVASIR_EXPECT_OK(
+      *flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(4)));
+}
+
+// A worker cannot continue several samples from their tokens. They are seeded,
+// so it generates the same tokens again.
+TEST(RequestFlowTest, SeveralSamplesInOneResponseAreGeneratedAgainElsewhere) {
+  CanonicalRequest request = NewFlow(/*n=*/2).request();
+  request.folded = true;
+  RequestFlow flow(request, "id", 3, kStart);
+  flow.OnAttempt("a", At(1));
+  flow.OnEvent(Tokens({7, 8}, 0), At(2));
+  flow.OnEvent(Tokens({5}, 1), At(2));
+  flow.OnEvent(Finish(1), At(2));
+  EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(3)),
+            std::nullopt);
+  EXPECT_EQ(flow.emitted(), "");
+  flow.OnAttempt("b", At(4));
+  EXPECT_FALSE(flow.OnEvent(Tokens({7}, 0), At(5)).deliver);
+  const RequestFlow::Delivery rest = flow.OnEvent(Tokens({8, 9}, 0), At(6));
+  EXPECT_TRUE(rest.deliver);
+  EXPECT_EQ(rest.repeated_tokens, 1u);
+  // Sample 1 was complete, so nothing of it is delivered again.
+  EXPECT_FALSE(flow.OnEvent(Tokens({5}, 1), At(7)).deliver);
+  EXPECT_FALSE(flow.OnEvent(Finish(1), At(7)).deliver);
+  EXPECT_TRUE(flow.OnEvent(Finish(0), At(8)).deliver);
+  KVASIR_EXPECT_OK(*flow.OnAttemptDone(absl::OkStatus(), At(9)));
+  EXPECT_EQ(flow.Record(absl::OkStatus(), At(9)).output_tokens, 4u);
+}
+
+TEST(RequestFlowTest, AWorkerThatGeneratesFewerTokensAgainBreaksTheProtocol) {
+  CanonicalRequest request = NewFlow().request();
+  request.folded = true;
+  request.sampling.set_prompt_logprobs(0);
+  RequestFlow flow(request, "id", 3, kStart);
+  flow.OnAttempt("a", At(1));
+  flow.OnEvent(Tokens({7, 8}), At(2));
+  EXPECT_EQ(flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(3)),
+            std::nullopt);
+  flow.OnAttempt("b", At(4));
+  EXPECT_FALSE(flow.OnEvent(Tokens({7}), At(5)).deliver);
+  EXPECT_TRUE(flow.OnEvent(Finish(), At(6)).reset_attempt);
+  EXPECT_THAT(*flow.OnAttemptDone(absl::CancelledError(""), At(7)),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("worker b")));
 }
 
 TEST(RequestFlowTest, ReceivedTokensCountAgainstTheMemoryBudget) {

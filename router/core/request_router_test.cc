@@ -263,6 +263,28 @@ TEST_F(RequestRouterTest, AnEqualWorkerContinuesFromReceivedTokens) {
   KVASIR_EXPECT_OK(sink->Wait());
 }
 
+TEST_F(RequestRouterTest, TokensThatAnEqualWorkerRepeatsAreDeliveredOnce) {
+  KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
+  CanonicalRequest request = NewRequest();
+  request.folded = true;
+  request.sampling.set_prompt_logprobs(0);
+  const auto sink = std::make_shared<RecordingSink>();
+  Submit(sink, std::move(request));
+  const auto first = WaitForAttempt(0);
+  first->Accept();
+  first->Tokens({7});
+  EXPECT_TRUE(Eventually([&] { return sink->ids().size() == 1; }));
+  first->End(absl::UnavailableError("gone"));
+  const auto second = WaitForAttempt(1);
+  EXPECT_EQ(second->call().emitted, "");
+  second->Accept();
+  second->Tokens({7, 8});
+  second->Finish(kvasir::v1::FINISH_LENGTH);
+  second->End(absl::OkStatus());
+  KVASIR_EXPECT_OK(sink->Wait());
+  EXPECT_THAT(sink->ids(), ::testing::ElementsAre(7, 8));
+}
+
 TEST_F(RequestRouterTest, WorkersWithDifferentCachesFailTheStart) {
   Prepare(2);
   workers_[1]->info()->set_cache_id("other");
