@@ -102,12 +102,6 @@ absl::Status ActiveRequest::NoReplica(const absl::Status& otherwise) const {
   return flow_.NoReplica(otherwise);
 }
 
-std::optional<absl::Duration> ActiveRequest::QueueTimeoutLeft(
-    absl::Time now) const {
-  base::MutexLock lock(&mutex_);
-  return flow_.QueueTimeoutLeft(now);
-}
-
 WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
   const CanonicalRequest& request = flow_.request();
   WorkerCall call;

@@ -52,8 +52,9 @@ class ActiveRequest final : public RequestHandle,
   absl::Status NoReplica(const absl::Status& otherwise) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  std::optional<absl::Duration> QueueTimeoutLeft(absl::Time now) const
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Time arrival() const ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return flow_.arrival();  // never changes
+  }
 
   // Returns whether `replica` may run the request. If tokens have been
   // received, it must have the same weights, cache format and arithmetic as the

@@ -24,7 +24,7 @@ absl::StatusOr<Admission::Answer> Admission::Enter(Ticket ticket,
         absl::StrCat("the router is full: ", in_flight_, " of at most ",
                      limits_.max_in_flight, " requests run and ",
                      waiting_.size(), " of at most ", limits_.max_queue,
-                     " wait (--max-inflight)"));
+                     " wait"));
   }
   const Place place{priority, arrivals_++};
   waiting_.emplace(place, ticket);
@@ -62,8 +62,7 @@ absl::Status Admission::CheckRequest(const CanonicalRequest& request,
     return proto::RefusedError(
         Refusal::NEVER_FITS,
         absl::StrCat("the prompt has ", prompt, " tokens; prompt and output ",
-                     "together may have ", info.max_model_len(),
-                     " (--max-model-len)"));
+                     "together may have ", info.max_model_len()));
   }
   const uint32_t n = request.sampling.n();
   if (const uint32_t limit = LargestN(info, max_n); n == 0 || n > limit) {
@@ -78,19 +77,23 @@ absl::Status Admission::CheckRequest(const CanonicalRequest& request,
 }
 
 Admission::Patience Admission::PatienceOf(const CanonicalRequest& request,
-                                          std::optional<absl::Duration> own,
-                                          absl::Duration ours, absl::Time now) {
-  const absl::Time expiry = now + own.value_or(ours);
+                                          absl::Time arrival,
+                                          absl::Duration ours,
+                                          const absl::Status& then) {
+  const bool own = request.queue_timeout > absl::ZeroDuration();
+  const absl::Time expiry = arrival + (own ? request.queue_timeout : ours);
   if (request.deadline < expiry) {
     return {request.deadline, absl::DeadlineExceededError(
                                   "the deadline passed in the router's queue")};
   }
-  if (own.has_value()) return {expiry, TimedOut(request)};
-  return {expiry,
-          proto::RefusedError(
-              Refusal::RETRY_ELSEWHERE,
-              absl::StrCat("waited ", absl::FormatDuration(ours),
-                           " in the router's queue (--queue-timeout)"))};
+  return {expiry, own ? TimedOut(request) : then};
+}
+
+absl::Status Admission::WaitedTooLong(absl::Duration queue_timeout) {
+  return proto::RefusedError(Refusal::RETRY_ELSEWHERE,
+                             absl::StrCat("the request has waited ",
+                                          absl::FormatDuration(queue_timeout),
+                                          " in the router's queue"));
 }
 
 absl::Status Admission::TimedOut(const CanonicalRequest& request) {
@@ -100,24 +103,23 @@ absl::Status Admission::TimedOut(const CanonicalRequest& request) {
                    " passed before its first token"));
 }
 
-absl::Status Admission::Unreached(const std::string& model,
-                                  absl::string_view problems) {
-  return absl::UnavailableError(absl::StrCat("model ", model, ": ", problems));
+absl::Status Admission::Unreached(const std::string& model) {
+  return absl::UnavailableError(
+      absl::StrCat("model ", model, ": no worker has been reached yet"));
 }
 
 absl::Status Admission::ShuttingDown() {
   return proto::RefusedError(Refusal::DRAINING, "the server is shutting down");
 }
 
-absl::Status Admission::NoReplica(const std::string& model, bool all_drain,
-                                  absl::string_view problems) {
+absl::Status Admission::NoReplica(const std::string& model, bool all_drain) {
   if (all_drain) {
     return proto::RefusedError(
         Refusal::DRAINING,
         absl::StrCat("model ", model, ": every replica is draining"));
   }
   return absl::UnavailableError(
-      absl::StrCat("model ", model, ": no replica is ready: ", problems));
+      absl::StrCat("model ", model, ": no replica is ready"));
 }
 
 }  // namespace kvasir::router

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -15,7 +14,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "router/base/canonical.h"
 
@@ -71,22 +69,22 @@ class Admission {
     absl::Time until;
     absl::Status then;
   };
-  // `own`: the rest of the queue timeout that the request has set; nullopt if
-  // it has set none. Then `ours`, the operator's queue timeout, applies.
+  // A request that has set no queue timeout waits for `ours`, the operator's,
+  // and then ends with `then`.
   static Patience PatienceOf(const CanonicalRequest& request,
-                             std::optional<absl::Duration> own,
-                             absl::Duration ours, absl::Time now);
+                             absl::Time arrival, absl::Duration ours,
+                             const absl::Status& then);
+  // The status of a request that has waited for the operator's queue timeout.
+  static absl::Status WaitedTooLong(absl::Duration queue_timeout);
   // The status of a request whose own queue timeout has passed.
   static absl::Status TimedOut(const CanonicalRequest& request);
   // The status of a request for a model of which no worker has been reached
   // yet.
-  static absl::Status Unreached(const std::string& model,
-                                absl::string_view problems);
+  static absl::Status Unreached(const std::string& model);
   static absl::Status ShuttingDown();
-  // The status of a request that no replica can run: all of them drain, or
-  // `problems` says why none is ready.
-  static absl::Status NoReplica(const std::string& model, bool all_drain,
-                                absl::string_view problems);
+  // The status of a request that no replica can run: all of them drain, or none
+  // is ready.
+  static absl::Status NoReplica(const std::string& model, bool all_drain);
 
  private:
   using Place = std::pair<int32_t, uint64_t>;  // (priority, order of arrival)

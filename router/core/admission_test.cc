@@ -86,7 +86,7 @@ TEST(AdmissionTest, ARefusalForAFullQueueNamesTheNumbersAndFlags) {
   const absl::Status status = admission.Enter(2, 0).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
                                AllOf(HasSubstr("1 of at most 1 requests run"),
-                                     HasSubstr("--max-inflight"))));
+                                     HasSubstr("the router is full"))));
   EXPECT_EQ(proto::RefusalOf(status)->reason(),
             kvasir::v1::Refusal::RETRY_ELSEWHERE);
 }
@@ -132,19 +132,19 @@ TEST(AdmissionTest, TheWorkersLimitOfNAppliesIfTheWorkerReportsOne) {
 
 TEST(AdmissionTest, AWaitingRequestEndsAtTheEarliestOfItsTimeouts) {
   CanonicalRequest request = NewRequest();
+  const absl::Status full = Admission::WaitedTooLong(absl::Seconds(30));
   Admission::Patience patience =
-      Admission::PatienceOf(request, std::nullopt, absl::Seconds(30), kNow);
+      Admission::PatienceOf(request, kNow, absl::Seconds(30), full);
   EXPECT_EQ(patience.until, kNow + absl::Seconds(30));
   EXPECT_EQ(proto::RefusalOf(patience.then)->reason(),
             kvasir::v1::Refusal::RETRY_ELSEWHERE);
-  patience =
-      Admission::PatienceOf(request, absl::Seconds(2), absl::Seconds(30), kNow);
+  request.queue_timeout = absl::Seconds(2);
+  patience = Admission::PatienceOf(request, kNow, absl::Seconds(30), full);
   EXPECT_EQ(patience.until, kNow + absl::Seconds(2));
   EXPECT_THAT(patience.then, StatusIs(absl::StatusCode::kDeadlineExceeded,
                                       HasSubstr("own timeout")));
   request.deadline = kNow + absl::Seconds(1);
-  patience =
-      Admission::PatienceOf(request, absl::Seconds(2), absl::Seconds(30), kNow);
+  patience = Admission::PatienceOf(request, kNow, absl::Seconds(30), full);
   EXPECT_EQ(patience.until, request.deadline);
   EXPECT_THAT(patience.then, StatusIs(absl::StatusCode::kDeadlineExceeded,
                                       HasSubstr("the router's queue")));

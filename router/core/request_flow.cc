@@ -94,10 +94,9 @@ RequestFlow::Delivery RequestFlow::OnTokens(const GenerateEvent::Tokens& tokens,
   if (ids.empty()) return delivery;
   sample->num_tokens += ids.size();
   if (sample->num_tokens > request_.sampling.max_tokens()) {
-    breach_ = absl::InternalError(
-        absl::StrCat("worker ", tried_.back(), " sent ", sample->num_tokens,
-                     " tokens of sample ", tokens.index(), ", max_tokens is ",
-                     request_.sampling.max_tokens()));
+    breach_ = absl::InternalError(absl::StrCat(
+        "the worker sent ", sample->num_tokens, " tokens of sample ",
+        tokens.index(), ", max_tokens is ", request_.sampling.max_tokens()));
     delivery.reset_attempt = true;
     return delivery;
   }
@@ -127,10 +126,9 @@ RequestFlow::Delivery RequestFlow::OnFinish(
   // as too early.
   if (sample == nullptr || !IsComplete(finish.reason())) return delivery;
   if (sample->to_repeat > 0) {
-    breach_ = absl::InternalError(
-        absl::StrCat("worker ", tried_.back(), " ended sample ", finish.index(),
-                     " ", sample->to_repeat,
-                     " tokens before those that an equal worker had sent"));
+    breach_ = absl::InternalError(absl::StrCat(
+        "the worker ended sample ", finish.index(), " ", sample->to_repeat,
+        " tokens earlier than an equal worker before it"));
     delivery.reset_attempt = true;
     return delivery;
   }
@@ -169,7 +167,6 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
   if (cancelled()) return CancelledStatus();
   if (!breach_.ok()) return breach_;
   absl::Status end = status;
-  const std::string& replica = tried_.back();
   const bool transport =
       absl::IsCancelled(end) ||
       (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value());
@@ -178,8 +175,7 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
                   [](const Sample& sample) { return sample.finished; });
   if (complete && (end.ok() || transport)) return absl::OkStatus();
   if (end.ok()) {
-    end = absl::UnavailableError(
-        absl::StrCat("worker ", replica, " ended the stream early"));
+    end = absl::UnavailableError("the worker ended the stream early");
   } else if (transport) {
     // The call to the worker has the request's deadline. At the deadline, the
     // transport ends the call: with CANCELLED, or with UNAVAILABLE if the
@@ -188,9 +184,9 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
     // transport's own text.
     end = request_.deadline <= now
               ? absl::DeadlineExceededError("the deadline passed")
-              : absl::UnavailableError(absl::StrCat(
-                    "worker ", replica,
-                    absl::IsCancelled(end) ? " reset the stream" : " is lost"));
+              : absl::UnavailableError(absl::IsCancelled(end)
+                                           ? "the worker reset the stream"
+                                           : "the worker is lost");
   }
   // A worker uses the same refusal for a request that waited too long and for
   // one for which it has no room. If the client's own timeout has passed, its
@@ -239,7 +235,7 @@ std::string RequestFlow::FinishReasonName(const absl::Status& status) const {
     }
   }
   if (absl::IsDeadlineExceeded(status)) return "deadline";
-  if (proto::RefusalOf(status).has_value()) return "refused";
+  if (attempts_ == 0 || proto::RefusalOf(status).has_value()) return "refused";
   if (absl::IsUnavailable(status)) return "lost";
   return "error";
 }

@@ -26,6 +26,7 @@ class RequestFlow {
 
   const CanonicalRequest& request() const { return request_; }
   const std::string& id() const { return id_; }
+  absl::Time arrival() const { return start_; }
   // The ids of the delivered tokens, little-endian. Only kept for requests that
   // another worker can continue from them.
   const std::string& emitted() const { return emitted_; }

@@ -186,7 +186,8 @@ TEST(RequestFlowTest, AWorkerThatGeneratesFewerTokensAgainBreaksTheProtocol) {
   EXPECT_FALSE(flow.OnEvent(Tokens({7}), At(5)).deliver);
   EXPECT_TRUE(flow.OnEvent(Finish(), At(6)).reset_attempt);
   EXPECT_THAT(*flow.OnAttemptDone(absl::CancelledError(""), At(7)),
-              StatusIs(absl::StatusCode::kInternal, HasSubstr("worker b")));
+              StatusIs(absl::StatusCode::kInternal,
+                       HasSubstr("earlier than an equal worker")));
 }
 
 TEST(RequestFlowTest, ReceivedTokensCountAgainstTheMemoryBudget) {
@@ -205,7 +206,7 @@ TEST(RequestFlowTest, ALostWorkerAfterTheFirstTokenEndsTheRequest) {
   flow.OnEvent(Tokens({7}), At(2));
   const auto end = flow.OnAttemptDone(absl::UnavailableError("gone"), At(3));
   EXPECT_THAT(*end,
-              StatusIs(absl::StatusCode::kUnavailable, "worker a is lost"));
+              StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
   EXPECT_EQ(flow.Record(*end, At(3)).finish_reason, "lost");
 }
 
@@ -258,7 +259,7 @@ TEST(RequestFlowTest, ATimeoutBeforeTheFirstStepDoesNotHideALaterLoss) {
   flow.OnEvent(Tokens({7}), At(2));
   const auto end = flow.OnAttemptDone(absl::UnavailableError("gone"), At(90));
   EXPECT_THAT(*end,
-              StatusIs(absl::StatusCode::kUnavailable, "worker a is lost"));
+              StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
 }
 
 TEST(RequestFlowTest, ARequestThatNeverFitsIsNotTriedElsewhere) {
@@ -276,7 +277,7 @@ TEST(RequestFlowTest, AStreamThatEndsEarlyIsALoss) {
   flow.OnEvent(Finish(0), At(3));
   EXPECT_THAT(*flow.OnAttemptDone(absl::OkStatus(), At(4)),
               StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("worker a ended the stream early")));
+                       HasSubstr("the worker ended the stream early")));
 }
 
 TEST(RequestFlowTest, AResetByTheWorkerDoesNotCountAsACancelByTheClient) {
@@ -285,7 +286,7 @@ TEST(RequestFlowTest, AResetByTheWorkerDoesNotCountAsACancelByTheClient) {
   flow.OnEvent(Tokens({7}), At(2));
   EXPECT_THAT(*flow.OnAttemptDone(absl::CancelledError("RST"), At(3)),
               StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("worker a reset the stream")));
+                       HasSubstr("the worker reset the stream")));
 }
 
 TEST(RequestFlowTest, ARequestThatAWorkerAbortsIsTriedElsewhere) {
@@ -302,7 +303,7 @@ TEST(RequestFlowTest, ARequestThatAWorkerAbortsIsTriedElsewhere) {
     EXPECT_FALSE(flow.OnEvent(abort, At(6)).deliver);
     EXPECT_THAT(*flow.OnAttemptDone(absl::OkStatus(), At(7)),
                 StatusIs(absl::StatusCode::kUnavailable,
-                         HasSubstr("worker b ended the stream early")));
+                         HasSubstr("the worker ended the stream early")));
   }
 }
 
@@ -327,7 +328,7 @@ TEST(RequestFlowTest,
   const auto end = flow.OnAttemptDone(absl::CancelledError("reset"), At(5));
   ASSERT_TRUE(end.has_value());
   EXPECT_THAT(*end, StatusIs(absl::StatusCode::kInternal,
-                             "worker a sent 4 tokens of sample 1, max_tokens "
+                             "the worker sent 4 tokens of sample 1, max_tokens "
                              "is 3"));
   EXPECT_EQ(flow.Record(*end, At(5)).finish_reason, "error");
   EXPECT_EQ(flow.Record(*end, At(5)).output_tokens, 5u);

@@ -20,6 +20,11 @@ std::string HexId(std::random_device* random) {
   return absl::StrCat(absl::Hex(bits, absl::kZeroPad16));
 }
 
+// The place of a request among those that wait for a replica.
+std::pair<int32_t, Ticket> PlaceOf(const ActiveRequest& active) {
+  return {active.request().priority, active.ticket()};
+}
+
 std::string NewIdPrefix() {
   std::random_device random;
   return HexId(&random);
@@ -32,7 +37,13 @@ RouterCore::RouterCore(RouterCoreOptions options, Parts parts)
       parts_(parts),
       random_(std::random_device()()),
       id_prefix_(NewIdPrefix()),
-      admission_(options_.admission) {}
+      admission_(options_.admission) {
+  parts_.registry->SetListener([this, gate = gate_] {
+    if (!gate->Enter()) return;
+    OnReplicasChanged();
+    gate->Leave();
+  });
+}
 
 RouterCore::~RouterCore() {
   BeginDrain();
@@ -55,8 +66,7 @@ absl::StatusOr<ModelStatus> RouterCore::Model(const std::string& name) const {
     if (model.name == name) return model;
   }
   if (models.empty()) {
-    return absl::UnavailableError(absl::StrCat(
-        "no worker has been reached yet: ", parts_.registry->Problems()));
+    return absl::UnavailableError("no worker has been reached yet");
   }
   return absl::NotFoundError(
       absl::StrCat("model '", name, "' is unknown; served: ", KnownModels()));
@@ -69,7 +79,7 @@ std::vector<ModelStatus> RouterCore::Models() const {
 absl::Status RouterCore::Complete(CanonicalRequest* request) {
   KVASIR_ASSIGN_OR_RETURN(const ModelStatus model, Model(request->model));
   if (!model.info.has_value()) {
-    return Admission::Unreached(request->model, parts_.registry->Problems());
+    return Admission::Unreached(request->model);
   }
   KVASIR_RETURN_IF_ERROR(Admission::CheckRequest(
       *request, *model.info, options_.max_n, base::Clock::Real().Now()));
@@ -142,11 +152,48 @@ absl::StatusOr<std::shared_ptr<RequestHandle>> RouterCore::Submit(
 }
 
 void RouterCore::WaitInQueue(const ActivePtr& active) {
-  const absl::Time now = base::Clock::Real().Now();
-  const Admission::Patience patience =
-      Admission::PatienceOf(active->request(), active->QueueTimeoutLeft(now),
-                            options_.queue_timeout, now);
+  const Admission::Patience patience = Admission::PatienceOf(
+      active->request(), active->arrival(), options_.queue_timeout,
+      Admission::WaitedTooLong(options_.queue_timeout));
   active->SetQueueTimer(EndWaitingAt(patience.until, active, patience.then));
+}
+
+absl::Status RouterCore::WaitForReplica(const ActivePtr& active) {
+  const std::string& model = active->request().model;
+  const absl::Status none = Admission::NoReplica(model, /*all_drain=*/false);
+  {
+    base::MutexLock lock(&mutex_);
+    if (without_replica_.size() >= options_.admission.max_queue) return none;
+    without_replica_.emplace(PlaceOf(*active), active);
+    ReportInFlight();
+  }
+  const Admission::Patience patience = Admission::PatienceOf(
+      active->request(), active->arrival(), options_.queue_timeout, none);
+  active->SetQueueTimer(EndWaitingAt(patience.until, active, patience.then));
+  // A replica may have become ready before the request was in the table.
+  const std::vector<Candidate> candidates = parts_.registry->Candidates(model);
+  if (std::any_of(candidates.begin(), candidates.end(),
+                  [](const Candidate& it) { return it.view.eligible; })) {
+    OnReplicasChanged();
+  }
+  return absl::OkStatus();
+}
+
+void RouterCore::OnReplicasChanged() {
+  std::map<std::pair<int32_t, Ticket>, ActivePtr> waiting;
+  {
+    base::MutexLock lock(&mutex_);
+    waiting.swap(without_replica_);
+  }
+  for (const auto& [place, active] : waiting) {
+    if (const auto timer = active->TakeQueueTimer()) {
+      parts_.timers->Cancel(*timer);
+    }
+    const absl::Status status = Dispatch(active);
+    if (status.ok()) continue;
+    active->Close(status);
+    Release(active, /*ran=*/true);
+  }
 }
 
 absl::Status RouterCore::Dispatch(const ActivePtr& active) {
@@ -172,8 +219,8 @@ absl::Status RouterCore::Dispatch(const ActivePtr& active) {
   const std::optional<size_t> picked =
       PickReplica(options_.policy, views, {request.prompt.size_tokens()}, turn);
   if (!picked.has_value()) {
-    return active->NoReplica(Admission::NoReplica(request.model, draining,
-                                                  parts_.registry->Problems()));
+    if (tried.empty() && !draining) return WaitForReplica(active);
+    return active->NoReplica(Admission::NoReplica(request.model, draining));
   }
   active->Open(candidates[*picked].replica);
   return absl::OkStatus();
@@ -191,12 +238,14 @@ TimerThread::TimerId RouterCore::EndWaitingAt(absl::Time when,
 
 void RouterCore::EndWaiting(const ActivePtr& active,
                             const absl::Status& status) {
+  bool admitted;
   {
     base::MutexLock lock(&mutex_);
-    if (!admission_.Withdraw(active->ticket())) return;
+    admitted = without_replica_.erase(PlaceOf(*active)) > 0;
+    if (!admitted && !admission_.Withdraw(active->ticket())) return;
   }
   active->Close(status);
-  Release(active, /*ran=*/false);
+  Release(active, /*ran=*/admitted);
 }
 
 void RouterCore::LogEnd(const AccessRecord& record) {
@@ -248,7 +297,8 @@ std::vector<RouterCore::ActivePtr> RouterCore::All() const {
 
 void RouterCore::ReportInFlight() const {
   if (parts_.observer == nullptr) return;
-  parts_.observer->OnInFlight(active_.size(), admission_.waiting());
+  parts_.observer->OnInFlight(active_.size(),
+                              admission_.waiting() + without_replica_.size());
 }
 
 RouterHealth RouterCore::Health() const {

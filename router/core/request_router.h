@@ -12,10 +12,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -103,9 +105,14 @@ class RouterCore final : public RequestRouter {
   absl::StatusOr<Admission::Answer> Enter(const ActivePtr& active)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void WaitInQueue(const ActivePtr& active);
-  // Chooses a replica and opens a stream to it. Returns an error if no replica
-  // can be asked.
+  // Chooses a replica and opens a stream to it. If no replica can be asked, a
+  // request that has not been tried anywhere waits until one is ready; any
+  // other gets an error.
   absl::Status Dispatch(const ActivePtr& active);
+  absl::Status WaitForReplica(const ActivePtr& active)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Dispatches the requests that wait for a replica.
+  void OnReplicasChanged() ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes the timer thread remove the request from the queue at `when` and end
   // it with `status`. This has no effect if the request no longer waits then.
   TimerThread::TimerId EndWaitingAt(absl::Time when, const ActivePtr& active,
@@ -135,6 +142,9 @@ class RouterCore final : public RequestRouter {
   Admission admission_ ABSL_GUARDED_BY(mutex_);
   bool drain_announced_ ABSL_GUARDED_BY(mutex_) = false;
   std::unordered_map<Ticket, ActivePtr> active_ ABSL_GUARDED_BY(mutex_);
+  // The admitted requests that wait for a replica, by priority and ticket.
+  std::map<std::pair<int32_t, Ticket>, ActivePtr> without_replica_
+      ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvasir::router

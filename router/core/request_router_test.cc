@@ -363,7 +363,7 @@ TEST_F(RequestRouterTest, AWorkerThatDiesMidStreamEndsTheRequest) {
   WaitForAttempt(0)->Tokens({1});
   workers_[0]->Die();
   EXPECT_THAT(sink->Wait(),
-              StatusIs(absl::StatusCode::kUnavailable, "worker w0 is lost"));
+              StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
   EXPECT_TRUE(workers_[1]->attempts().empty());
 }
 
@@ -374,11 +374,64 @@ TEST_F(RequestRouterTest, ALostWorkerIsUsedAgainWhenItIsBack) {
   EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
   EXPECT_TRUE(Eventually([&] { return changes_ == 2; }));
   EXPECT_THAT(router_->Health().detail, HasSubstr("w0 lost"));
-  EXPECT_THAT(router_->Submit(NewRequest(), std::make_shared<RecordingSink>()),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("w0 lost")));
   workers_[0]->SetReachable(true);
   EXPECT_TRUE(Eventually([&] { return router_->Health().ready; }));
   Submit(std::make_shared<RecordingSink>());
+}
+
+TEST_F(RequestRouterTest, ARequestWaitsUntilAReplicaIsReady) {
+  KVASIR_ASSERT_OK(Start(1));
+  workers_[0]->Die();
+  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  CanonicalRequest urgent = NewRequest();
+  urgent.priority = -1;
+  const auto later = std::make_shared<RecordingSink>();
+  const auto sooner = std::make_shared<RecordingSink>();
+  const auto cancelled = std::make_shared<RecordingSink>();
+  Submit(later);
+  const auto second = Submit(sooner, urgent);
+  Submit(cancelled)->Cancel(CancelReason::kClient);
+  EXPECT_THAT(cancelled->Wait(),
+              StatusIs(absl::StatusCode::kCancelled, ::testing::_));
+  EXPECT_TRUE(workers_[0]->attempts().empty());
+  workers_[0]->SetReachable(true);
+  EXPECT_EQ(WaitForAttempt(0)->call().head.request_id(), second->id());
+  for (size_t i = 0; i < 2; ++i) {
+    const auto attempt = WaitForAttempt(0, i);
+    attempt->Finish(kvasir::v1::FINISH_LENGTH);
+    attempt->End(absl::OkStatus());
+  }
+  KVASIR_EXPECT_OK(sooner->Wait());
+  KVASIR_EXPECT_OK(later->Wait());
+}
+
+// The client's error names no address, because its reader may be a stranger.
+TEST_F(RequestRouterTest, WithoutAReadyReplicaARequestEndsAtTheQueueTimeout) {
+  RouterCoreOptions options;
+  options.admission = {.max_in_flight = 1, .max_queue = 1};
+  options.queue_timeout = absl::Milliseconds(20);
+  KVASIR_ASSERT_OK(Start(1, options));
+  workers_[0]->Die();
+  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  for (int i = 0; i < 2; ++i) {
+    const auto sink = std::make_shared<RecordingSink>();
+    Submit(sink);
+    EXPECT_THAT(sink->Wait(), StatusIs(absl::StatusCode::kUnavailable,
+                                       "model tiny: no replica is ready"));
+    EXPECT_TRUE(Eventually([&] { return router_->in_flight() == 0; }));
+  }
+  EXPECT_EQ(log_.records()[0].finish_reason, "refused");
+}
+
+TEST_F(RequestRouterTest, OnlySomeRequestsMayWaitForAReplica) {
+  RouterCoreOptions options;
+  options.admission.max_queue = 2;
+  KVASIR_ASSERT_OK(Start(1, options));
+  workers_[0]->Die();
+  EXPECT_TRUE(Eventually([&] { return !router_->Health().ready; }));
+  for (int i = 0; i < 2; ++i) Submit(std::make_shared<RecordingSink>());
+  EXPECT_THAT(router_->Submit(NewRequest(), std::make_shared<RecordingSink>()),
+              StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
 }
 
 TEST_F(RequestRouterTest, AReplicaIsConnectingUntilItIsReached) {
@@ -502,7 +555,7 @@ TEST_F(RequestRouterTest, AWaitingRequestEndsAtTheQueueTimeoutOrItsDeadline) {
   const auto waiting = std::make_shared<RecordingSink>();
   Submit(waiting);
   EXPECT_THAT(waiting->Wait(), StatusIs(absl::StatusCode::kResourceExhausted,
-                                        HasSubstr("--queue-timeout")));
+                                        HasSubstr("in the router's queue")));
   CanonicalRequest hurried = NewRequest();
   hurried.deadline = absl::Now() + absl::Milliseconds(10);
   const auto late = std::make_shared<RecordingSink>();
@@ -562,7 +615,7 @@ TEST_F(RequestRouterTest, ARequestThatCannotBeServedIsRefusedBeforeItStarts) {
   const absl::Status too_long = refused(NewRequest(100));
   EXPECT_THAT(too_long, StatusIs(absl::StatusCode::kInvalidArgument,
                                  AllOf(HasSubstr("100 tokens"),
-                                       HasSubstr("--max-model-len"))));
+                                       HasSubstr("prompt and output"))));
   EXPECT_EQ(proto::RefusalOf(too_long)->reason(),
             kvasir::v1::Refusal::NEVER_FITS);
   EXPECT_THAT(refused(NewRequest(0)),

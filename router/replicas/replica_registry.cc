@@ -108,6 +108,11 @@ void ReplicaRegistry::Stop() {
   gate_->Close();
 }
 
+void ReplicaRegistry::SetListener(std::function<void()> listener) {
+  base::MutexLock lock(&listener_mutex_);
+  listener_ = std::move(listener);
+}
+
 void ReplicaRegistry::Connect(const std::shared_ptr<Replica>& replica) {
   if (!gate_->Enter()) return;
   replica->client()->GetInfo(options_.info_timeout,
@@ -171,6 +176,12 @@ void ReplicaRegistry::ReportState(const Replica& replica,
   if (state != before && !stopping_) Log(replica, state);
   NotifyObserver(replica);
   if (options_.on_change) options_.on_change();
+  std::function<void()> listener;
+  {
+    base::MutexLock lock(&listener_mutex_);
+    listener = listener_;
+  }
+  if (listener) listener();
 }
 
 void ReplicaRegistry::Log(const Replica& replica, ReplicaState state) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "base/mutex.h"
@@ -68,6 +69,10 @@ class ReplicaRegistry {
   // Resets all calls. After it returns, no callback runs. It may be called
   // again.
   void Stop();
+  // Makes the registry call `listener` as it calls on_change, after it. There
+  // is one listener at most.
+  void SetListener(std::function<void()> listener)
+      ABSL_LOCKS_EXCLUDED(listener_mutex_);
 
   // Returns the replicas of the model, including refused and lost ones (which
   // are not eligible). The list is empty if the name is unknown.
@@ -92,7 +97,8 @@ class ReplicaRegistry {
   void NotifyObserver(const Replica& replica) const;
   // Reports the replica's state to the observer and to on_change, and logs it
   // if it differs from `before`.
-  void ReportState(const Replica& replica, ReplicaState before) const;
+  void ReportState(const Replica& replica, ReplicaState before) const
+      ABSL_LOCKS_EXCLUDED(listener_mutex_);
   static void Log(const Replica& replica, ReplicaState state);
   // Checks that a worker agrees with the replicas in use. If so, it is in use
   // from now on.
@@ -113,6 +119,8 @@ class ReplicaRegistry {
   // time would not be compared with each other. Lock it before a replica's own
   // mutex.
   base::Mutex admit_mutex_;
+  mutable base::Mutex listener_mutex_;
+  std::function<void()> listener_ ABSL_GUARDED_BY(listener_mutex_);
 };
 
 }  // namespace kvasir::router

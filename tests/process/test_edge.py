@@ -341,6 +341,33 @@ def test_a_server_without_drain_time_still_answers():
     assert "--max-connection-age 10ms: want at least 1s" in text
 
 
+@pytest.mark.parametrize("samples", [1, 3])
+def test_an_answer_in_one_message_survives_the_loss_of_its_worker(samples, tmp_path):
+    """Another worker continues it. Several samples are generated again, with the same seed."""
+    sockets = [f"unix:{tmp_path}/{name}" for name in "ab"]
+    with contextlib.ExitStack() as stack:
+        lost, other = [stack.enter_context(
+            KvasirProcess("worker", "--listen", address, *OPERATOR_PORTS, ports=False)) for address in sockets]
+        router = stack.enter_context(KvasirProcess("router", "--workers", ",".join(sockets)))
+        channel = stack.enter_context(grpc.insecure_channel(router.grpc))
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        messages = []
+        for seed in range(6):
+            message = service_pb2.ModelInferRequest(model_name=router.ready["model"])
+            sampling = f'{{"n": {samples}, "max_tokens": 300, "temperature": 1, "seed": {seed}, "ignore_eos": true}}'
+            for name, value in (("text_input", b"Once"), ("sampling_parameters", sampling.encode())):
+                message.inputs.add(name=name, datatype="BYTES", shape=[1]).contents.bytes_contents.append(value)
+            messages.append(message)
+        expected = [stub.ModelInfer(message, timeout=60).raw_output_contents for message in messages]
+        generated = lost.metric("kvasir_generation_tokens_total")
+        calls = [stub.ModelInfer.future(message, timeout=60) for message in messages]
+        wait_until(lambda: lost.metric("kvasir_generation_tokens_total") > generated, "tokens of the worker")
+        lost.kill()
+        assert [call.result().raw_output_contents for call in calls] == expected
+        assert "kvasir_router_retries_total" in router.metrics_text()
+        assert other.process.poll() is None
+
+
 SERVICES = {
     "inference.GRPCInferenceService", "vllm.Control", "vllm.Inference",
     "vllm.grpc.engine.VllmEngine",
