@@ -164,11 +164,11 @@ def test_a_router_names_the_worker_that_is_not_allowed_and_the_names_that_it_has
             "[spiffe://kvasir/wroker]"
         assert logged in misspelt.stderr
 
-        # Only one of two workers has an allowed name. When that one is gone, the answer names the other.
+        # Only one of two workers has an allowed name. The log names the other; a client only reads that no replica is ready.
         authority.sign("other", "URI:spiffe://kvasir/other")
         other_flags = worker_flags(authority, pair_of(authority, "other"), pair_of(authority, "other"))
         with KvasirProcess("worker", *other_flags, ports=False) as other, KvasirProcess(
-            "router", "--workers", f"{worker.grpc},{other.grpc}", *to_worker(authority),
+            "router", "--workers", f"{worker.grpc},{other.grpc}", "--queue-timeout", "1s", *to_worker(authority),
         ) as router:
             assert "the certificate has the names [spiffe://kvasir/other]" in router.log()
             assert refused_handshakes(router)["names"] > 0
@@ -181,8 +181,7 @@ def test_a_router_names_the_worker_that_is_not_allowed_and_the_names_that_it_has
                 client.close()
                 return error.value.message()
 
-            wait_until(lambda: "no replica is ready" in refusal(), "no replica")
-            wait_until(lambda: "is allowed by --worker-tls-names: spiffe://kvasir/other" in refusal(), "the names of the other worker", 60)
+            wait_until(lambda: refusal().endswith("no replica is ready"), "no replica")
 
 
 def shown(target):
