@@ -13,7 +13,7 @@ void ActiveRequest::Cancel(CancelReason reason) {
   absl::Status status;
   {
     base::MutexLock lock(&mutex_);
-    if (done_ || !flow_.Cancel(reason)) return;
+    if (done_ || !flow_.Cancel(reason, base::Clock::Real().Now())) return;
     attempt = attempt_;
     status = flow_.CancelledStatus();
   }

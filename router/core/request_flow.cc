@@ -13,6 +13,14 @@ using kvasir::v1::GenerateEvent;
 
 namespace {
 
+// A client that reaches its deadline resets its call. The reset arrives before
+// the deadline of the router's copy of the call, which began later.
+constexpr absl::Duration kDeadlineTolerance = absl::Milliseconds(100);
+
+absl::Status DeadlinePassed() {
+  return absl::DeadlineExceededError("the deadline passed");
+}
+
 // Returns true if another replica may succeed: the worker was lost, full or
 // draining, and did not object to the request itself.
 bool MayRunElsewhere(const absl::Status& status) {
@@ -40,9 +48,11 @@ RequestFlow::RequestFlow(CanonicalRequest request, std::string id,
       start_(now),
       samples_(request_.sampling.n()) {}
 
-bool RequestFlow::Cancel(CancelReason reason) {
+bool RequestFlow::Cancel(CancelReason reason, absl::Time now) {
   if (cancel_reason_.has_value()) return false;
   cancel_reason_ = reason;
+  cancelled_at_deadline_ = reason == CancelReason::kClient &&
+                           request_.deadline <= now + kDeadlineTolerance;
   return true;
 }
 
@@ -183,7 +193,7 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
     // that the worker has reset the call or is lost. The registry logs the
     // transport's own text.
     end = request_.deadline <= now
-              ? absl::DeadlineExceededError("the deadline passed")
+              ? DeadlinePassed()
               : absl::UnavailableError(absl::IsCancelled(end)
                                            ? "the worker reset the stream"
                                            : "the worker is lost");
@@ -207,6 +217,7 @@ absl::Status RequestFlow::NoReplica(const absl::Status& otherwise) const {
 absl::Status RequestFlow::CancelledStatus() const {
   switch (cancel_reason_.value_or(CancelReason::kClient)) {
     case CancelReason::kClient:
+      if (cancelled_at_deadline_) break;
       return absl::CancelledError("cancelled by the client");
     case CancelReason::kStopString:
       return absl::CancelledError("a stop string matched");
@@ -215,7 +226,7 @@ absl::Status RequestFlow::CancelledStatus() const {
     case CancelReason::kShutdown:
       return Admission::ShuttingDown();
   }
-  return absl::CancelledError("cancelled");
+  return DeadlinePassed();
 }
 
 std::string RequestFlow::FinishReasonName(const absl::Status& status) const {
@@ -225,7 +236,7 @@ std::string RequestFlow::FinishReasonName(const absl::Status& status) const {
   if (cancelled()) {
     switch (*cancel_reason_) {
       case CancelReason::kClient:
-        return "cancelled";
+        return cancelled_at_deadline_ ? "deadline" : "cancelled";
       case CancelReason::kStopString:
         return "stop";
       case CancelReason::kSlowReader:

@@ -32,8 +32,10 @@ class RequestFlow {
   const std::string& emitted() const { return emitted_; }
 
   // Returns true for the first call. Its reason counts; later calls have no
-  // effect.
-  bool Cancel(CancelReason reason);
+  // effect. A cancel by the client at about its deadline counts as a passed
+  // deadline, because gRPC's clients cancel their call then, and the message is
+  // on its way for a while.
+  bool Cancel(CancelReason reason, absl::Time now);
   bool cancelled() const { return cancel_reason_.has_value(); }
 
   // Call before a stream to `replica` is opened.
@@ -106,6 +108,7 @@ class RequestFlow {
   const absl::Time start_;
 
   std::optional<CancelReason> cancel_reason_;
+  bool cancelled_at_deadline_ = false;
   uint32_t attempts_ = 0;
   std::vector<std::string> tried_;
   absl::Status last_error_;

@@ -226,6 +226,20 @@ TEST(RequestFlowTest, AfterTheDeadlineNoOtherWorkerIsTried) {
   EXPECT_TRUE(flow.OnAttemptDone(Full(), At(10000)).has_value());
 }
 
+TEST(RequestFlowTest, ACancelAtTheDeadlineCountsAsAPassedDeadline) {
+  for (const int left_ms : {101, 100, 0, -5}) {
+    RequestFlow flow = NewFlow();
+    flow.OnAttempt("a", At(1));
+    flow.Cancel(CancelReason::kClient, At(10000 - left_ms));
+    const absl::Status end =
+        *flow.OnAttemptDone(absl::CancelledError(""), At(10001));
+    const bool passed = left_ms <= 100;
+    EXPECT_EQ(absl::IsDeadlineExceeded(end), passed) << left_ms;
+    EXPECT_EQ(flow.Record(end, At(10001)).finish_reason,
+              passed ? "deadline" : "cancelled");
+  }
+}
+
 // The transport reports UNAVAILABLE if the deadline passes while the worker is
 // closing the connection (HTTP/2 GOAWAY).
 TEST(RequestFlowTest, ACallThatTheDeadlineEndedDoesNotCountAsALostWorker) {
@@ -345,7 +359,7 @@ TEST(RequestFlowTest, AnEventOfAnUnknownKindIsIgnored) {
 TEST(RequestFlowTest, AShutdownEndsARequestAsRefusedAndNotAsCancelled) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
-  flow.Cancel(CancelReason::kShutdown);
+  flow.Cancel(CancelReason::kShutdown, At(2));
   const auto end = flow.OnAttemptDone(absl::CancelledError("reset"), At(2));
   ASSERT_TRUE(end.has_value());
   EXPECT_THAT(*end, StatusIs(absl::StatusCode::kUnavailable,
@@ -357,8 +371,8 @@ TEST(RequestFlowTest, AShutdownEndsARequestAsRefusedAndNotAsCancelled) {
 TEST(RequestFlowTest, AfterACancelNothingIsDeliveredNorTriedElsewhere) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
-  EXPECT_TRUE(flow.Cancel(CancelReason::kClient));
-  EXPECT_FALSE(flow.Cancel(CancelReason::kSlowReader));
+  EXPECT_TRUE(flow.Cancel(CancelReason::kClient, At(2)));
+  EXPECT_FALSE(flow.Cancel(CancelReason::kSlowReader, At(2)));
   EXPECT_FALSE(flow.OnEvent(Tokens({7}), At(2)).deliver);
   const auto end = flow.OnAttemptDone(absl::UnavailableError("gone"), At(3));
   EXPECT_THAT(*end, StatusIs(absl::StatusCode::kCancelled, ::testing::_));
@@ -373,7 +387,7 @@ TEST(RequestFlowTest, EachCancelReasonHasItsNameInTheLog) {
       {CancelReason::kShutdown, "shutdown"}};
   for (const auto& [reason, name] : cases) {
     RequestFlow flow = NewFlow();
-    flow.Cancel(reason);
+    flow.Cancel(reason, At(2));
     EXPECT_EQ(flow.Record(flow.CancelledStatus(), At(1)).finish_reason, name);
   }
 }

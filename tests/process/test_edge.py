@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 
 import grpc
+import access_log
 import pytest
 import triton
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -485,3 +486,15 @@ def test_half_sent_requests_delay_no_scrape():
             client = stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
         assert server.metric("exposer_scrapes_total") >= 0
+
+
+def test_requests_that_end_at_their_deadline_are_logged_and_counted_as_such():
+    with KvasirProcess("serve", "--log-format", "json", *ENDLESS) as server, grpc.insecure_channel(server.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for _ in range(6):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(stub.ModelStreamInfer(iter([streamed(server.ready["model"], 1 << 20)]), timeout=0.3))
+            assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        wait_until(lambda: len(access_log.lines(server)) == 6, "the lines of all requests")
+        assert {(line["finish_reason"], line["status"]) for line in access_log.lines(server)} == {("deadline", "DEADLINE_EXCEEDED")}
+        assert server.metric("kvasir_router_requests_total", facade="kserve", finish_reason="deadline") == 6
