@@ -365,7 +365,8 @@ def test_an_answer_in_one_message_survives_the_loss_of_its_worker(samples, tmp_p
         wait_until(lambda: lost.metric("kvasir_generation_tokens_total") > generated, "tokens of the worker")
         lost.kill()
         assert [call.result().raw_output_contents for call in calls] == expected
-        assert "kvasir_router_retries_total" in router.metrics_text()
+        retries = [value for (name, _), value in router.metrics().items() if name == "kvasir_router_retries_total"]
+        assert sum(retries) > 0
         assert other.process.poll() is None
 
 
