@@ -178,6 +178,12 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> Callers::Enter(
                  place.status());
 }
 
+absl::Status Callers::CountSamples(RequestPlace* place, uint32_t n) const {
+  absl::Status status = place->CountSamples(n);
+  if (status.ok()) return status;
+  return Refused(CallerRefusal::kConcurrency, std::move(status));
+}
+
 absl::StatusOr<std::shared_ptr<ByteShare>> Callers::TakeBytes(
     const Caller& caller, size_t bytes,
     std::shared_ptr<ByteShare> outer) const {

@@ -117,6 +117,9 @@ class Callers {
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(
       const Caller& caller, size_t bytes,
       std::shared_ptr<ByteShare> outer) const;
+  // Does the same as RequestPlace::CountSamples. A refusal is counted, and its
+  // status has a reason.
+  absl::Status CountSamples(RequestPlace* place, uint32_t n) const;
 
  private:
   struct Snapshot {

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "base/status_macros.h"
 
 namespace kvasir::router {
 namespace {
@@ -36,13 +37,23 @@ absl::Duration RequestRate::Take(absl::Time now) {
   return absl::ZeroDuration();
 }
 
+absl::Status RequestPlace::CountSamples(uint32_t n) {
+  base::MutexLock lock(&mutex_);
+  if (quota_ == nullptr || n <= 1) return absl::OkStatus();
+  KVASIR_RETURN_IF_ERROR(quota_->CountSamples(n));
+  samples_ = n;
+  return absl::OkStatus();
+}
+
 void RequestPlace::Leave() {
   std::shared_ptr<TenantQuota> quota;
+  uint32_t samples;
   {
     base::MutexLock lock(&mutex_);
     quota = std::move(quota_);
+    samples = samples_;
   }
-  if (quota != nullptr) quota->Leave();
+  if (quota != nullptr) quota->Leave(samples);
 }
 
 TenantQuota::TenantQuota(const std::string& tenant,
@@ -70,9 +81,7 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> TenantQuota::Enter(
   const uint32_t most = limits_.concurrent_requests();
   if (most > 0 && running_ >= most) {
     *met = QuotaLimit::kConcurrency;
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "tenant '", tenant_, "' runs ", running_, " requests, its quota's ",
-        "concurrent_requests is ", most, ": try again when one has ended"));
+    return IsFull(most);
   }
   const absl::Duration wait = rate_.Take(now);
   if (wait > absl::ZeroDuration()) {
@@ -87,9 +96,30 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> TenantQuota::Enter(
   return std::make_shared<RequestPlace>(shared_from_this());
 }
 
-void TenantQuota::Leave() {
+absl::Status TenantQuota::IsFull(uint32_t most) const {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "tenant '", tenant_, "' runs ", running_, " requests (each sample counts",
+      " as one), its quota's concurrent_requests is ", most,
+      ": try again when one has ended"));
+}
+
+absl::Status TenantQuota::CountSamples(uint32_t n) {
   base::MutexLock lock(&mutex_);
-  --running_;
+  const uint32_t most = limits_.concurrent_requests();
+  if (most > 0 && n > most) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "n is ", n, ", but the quota of tenant '", tenant_, "' allows ", most,
+        " concurrent_requests, and each sample counts as one"));
+  }
+  // The request itself is counted already.
+  if (most > 0 && uint64_t{running_} + n - 1 > most) return IsFull(most);
+  running_ += n - 1;
+  return absl::OkStatus();
+}
+
+void TenantQuota::Leave(uint32_t samples) {
+  base::MutexLock lock(&mutex_);
+  running_ -= samples;
 }
 
 bool TenantQuota::idle() const {

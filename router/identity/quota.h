@@ -41,8 +41,8 @@ class RequestRate {
 
 class TenantQuota;
 
-// Counts one request among a tenant's concurrent requests, until Leave or until
-// it is destroyed.
+// Counts one request among a tenant's concurrent requests, once for each of its
+// samples, until Leave or until it is destroyed.
 // Threads: any thread.
 class RequestPlace {
  public:
@@ -52,12 +52,17 @@ class RequestPlace {
   RequestPlace(const RequestPlace&) = delete;
   RequestPlace& operator=(const RequestPlace&) = delete;
 
+  // Call once, when the number of samples is known (Enter counts one). Errors:
+  // INVALID_ARGUMENT if the tenant may never run so many, RESOURCE_EXHAUSTED if
+  // it may not run them now.
+  absl::Status CountSamples(uint32_t n) ABSL_LOCKS_EXCLUDED(mutex_);
   // Call when the request has ended. Further calls have no effect.
   void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   base::Mutex mutex_;
   std::shared_ptr<TenantQuota> quota_ ABSL_GUARDED_BY(mutex_);
+  uint32_t samples_ ABSL_GUARDED_BY(mutex_) = 1;
 };
 
 // The limit of a tenant's quota because of which a request was refused.
@@ -94,13 +99,17 @@ class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
 
  private:
   friend class RequestPlace;
-  void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status CountSamples(uint32_t n) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Leave(uint32_t samples) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status IsFull(uint32_t most) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::string tenant_;
   const std::shared_ptr<ByteBudget> bytes_;
   mutable base::Mutex mutex_;
   kvasir::v1::Quota limits_ ABSL_GUARDED_BY(mutex_);
   RequestRate rate_ ABSL_GUARDED_BY(mutex_);
+  // The samples of all requests that run.
   uint32_t running_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -105,15 +105,33 @@ TEST(TenantQuotaTest, ARequestLeavesTheQuotaOnlyOnceHoweverOftenLeaveIsCalled) {
   const auto second = *quota->Enter(kStart, &met);
   EXPECT_THAT(quota->Enter(kStart, &met).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       "tenant 'red' runs 2 requests, its quota's "
-                       "concurrent_requests is 2: try again when one has "
-                       "ended"));
+                       "tenant 'red' runs 2 requests (each sample counts as "
+                       "one), its quota's concurrent_requests is 2: try again "
+                       "when one has ended"));
   EXPECT_EQ(met, QuotaLimit::kConcurrency);
   first->Leave();
   again->Leave();
   first.reset();
   EXPECT_EQ(quota->running(), 1);
   EXPECT_FALSE(quota->idle());
+}
+
+TEST(TenantQuotaTest, EachSampleOfARequestCountsUntilItLeaves) {
+  const auto quota = std::make_shared<TenantQuota>("red", Limits(0, 0, 4));
+  QuotaLimit met;
+  const auto first = *quota->Enter(kStart, &met);
+  const auto second = *quota->Enter(kStart, &met);
+  EXPECT_THAT(first->CountSamples(5),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("n is 5, but the quota of tenant 'red'")));
+  EXPECT_THAT(first->CountSamples(4),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("runs 2 requests")));
+  KVASIR_EXPECT_OK(first->CountSamples(3));
+  EXPECT_EQ(quota->running(), 4);
+  first->Leave();
+  EXPECT_EQ(quota->running(), 1);
+  KVASIR_EXPECT_OK(first->CountSamples(9)) << "it has left";
 }
 
 TEST(TenantQuotaTest, ARequestRefusedForConcurrencyUsesNothingOfTheRate) {

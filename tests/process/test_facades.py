@@ -81,6 +81,11 @@ class VllmEngine:
     def id(self, request, value):
         request.request_id = value
 
+    def endless(self, request):
+        request.stream = True
+        request.sampling_params.ignore_eos = True
+        request.sampling_params.max_tokens = MAX_MODEL_LEN - 8
+
     model = None  # its requests name no model
 
     def wrong(self, request):
@@ -102,6 +107,10 @@ class VllmInference:
 
     def id(self, request, value):
         request.request_id = value
+
+    def endless(self, request):
+        request.stopping.ignore_eos = True
+        request.stopping.max_new_tokens = MAX_MODEL_LEN - 8
 
     def model(self, request, value):
         request.model = value
@@ -125,6 +134,29 @@ def call(channel, facade, data):
     except grpc.RpcError:
         pass
     return made.code().name, made.details()
+
+
+# --- aborts ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("facade", FACADES[1:], ids=[each.log for each in FACADES[1:]])
+@pytest.mark.parametrize("service, package", [("vllm.Control", "vllm"), ("vllm.grpc.engine.VllmEngine", "vllm.grpc.engine")])
+def test_an_abort_through_either_protocol_of_vllm_ends_the_request(server, channel, message, facade, service, package):
+    request = facade.request(message, server)
+    request_id = f"{facade.log}-{package}"
+    facade.id(request, request_id)
+    facade.endless(request)
+    running = channel.unary_stream(facade.method)(request.SerializeToString(), timeout=60)
+    next(running)
+    aborted = message(f"{package}.AbortRequest")(request_ids=[request_id])
+    channel.unary_unary(f"/{service}/Abort")(aborted.SerializeToString(), timeout=60)
+    list(running)
+
+    def line():
+        return [each for each in server.log().splitlines() if f"client_request_id={request_id} " in each]
+
+    wait_until(line, "the log line of the request")
+    assert "finish_reason=cancelled" in line()[0]
 
 
 # --- health ---------------------------------------------------------------------

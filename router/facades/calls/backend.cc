@@ -48,6 +48,12 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> EnterQuota(
   return backend.callers->Enter(caller);
 }
 
+absl::Status CountSamples(const FacadeBackend& backend, RequestPlace* place,
+                          uint32_t n) {
+  if (place == nullptr) return absl::OkStatus();
+  return backend.callers->CountSamples(place, n);
+}
+
 absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
                              const FacadeLimits& limits) {
   const uint32_t limit = LargestN(info, limits.max_n);

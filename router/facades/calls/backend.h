@@ -2,7 +2,6 @@
 // functions that calls of several protocols use.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -70,9 +69,7 @@ struct FacadeBackend {
   std::shared_ptr<const Callers> callers;
   // Null: the memory for requests is not limited.
   std::shared_ptr<ByteBudget> budget;
-  RunningIds running_ids;
-  // The number of the next request, which identifies it within this process.
-  std::atomic<uint64_t> next_number{1};
+  std::shared_ptr<RunningIds> running_ids = std::make_shared<RunningIds>();
 };
 
 // Identifies the caller that made a call. If callers need no credentials, the
@@ -101,6 +98,11 @@ ArrivedMessage Arrive(const FacadeBackend& backend, const CallIdentity& call,
 // other work is done for the request.
 absl::StatusOr<std::shared_ptr<RequestPlace>> EnterQuota(
     const FacadeBackend& backend, const Caller& caller);
+
+// Counts all samples of the request that has `place`, which may be null.
+// Returns the errors of RequestPlace::CountSamples.
+absl::Status CountSamples(const FacadeBackend& backend, RequestPlace* place,
+                          uint32_t n);
 
 // Returns INVALID_ARGUMENT if n exceeds what the model's workers or this router
 // allow.

@@ -24,6 +24,8 @@ struct FacadeOptions {
   std::shared_ptr<const Callers> callers;
   // Counts the open calls of all facades.
   std::shared_ptr<ClientCalls> calls = std::make_shared<ClientCalls>();
+  // The requests of all facades that an abort can find.
+  std::shared_ptr<RunningIds> running_ids = std::make_shared<RunningIds>();
   // The limit of memory for requests; null: no limit.
   std::shared_ptr<ByteBudget> budget;
   // The server's version, as the protocol reports it.
@@ -87,6 +89,7 @@ class FacadeThreads {
     backend->limits = options.limits;
     backend->server_version = options.server_version;
     backend->calls = options.calls;
+    backend->running_ids = options.running_ids;
     backend->budget = options.budget;
     backend->tokenizer = tokenizer_.runner();
   }

@@ -72,7 +72,7 @@ absl::Status AbortRequests(
                                                    request_ids.end());
   for (const absl::string_view id : ids) {
     for (const auto& [weak, number] :
-         backend.running_ids.Find(caller.tenant, std::string(id))) {
+         backend.running_ids->Find(caller.tenant, std::string(id))) {
       if (const auto call = weak.lock()) call->OnStop(number);
     }
   }

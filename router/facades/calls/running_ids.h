@@ -1,6 +1,7 @@
 // Finds running requests by their ids, for calls that stop them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -18,7 +19,7 @@ namespace kvasir::router {
 class StoppableCall {
  public:
   virtual ~StoppableCall() = default;
-  // Ends the request that has this number (FacadeBackend::next_number).
+  // Ends the request that has this number (RunningIds::NextNumber).
   virtual void OnStop(uint64_t number) = 0;
 };
 
@@ -28,6 +29,9 @@ class StoppableCall {
 // Threads: any thread.
 class RunningIds {
  public:
+  // Returns the number of a new request, which identifies it within this
+  // process.
+  uint64_t NextNumber() { return next_number_.fetch_add(1); }
   void Add(const std::string& scope, const std::string& id,
            std::weak_ptr<StoppableCall> call, uint64_t number);
   void Remove(const std::string& scope, const std::string& id, uint64_t number);
@@ -41,6 +45,7 @@ class RunningIds {
   };
   using Key = std::pair<std::string, std::string>;
 
+  std::atomic<uint64_t> next_number_{1};
   mutable base::Mutex mutex_;
   std::multimap<Key, Entry> entries_ ABSL_GUARDED_BY(mutex_);
 };

@@ -79,7 +79,7 @@ class SingleCall final
 
   explicit SingleCall(Parts parts)
       : parts_(std::move(parts)),
-        number_(parts_.backend->next_number.fetch_add(1)),
+        number_(parts_.backend->running_ids->NextNumber()),
         arrived_(
             Arrive(*parts_.backend, parts_.identity, parts_.message_bytes)),
         pump_(this, parts_.writer) {}
@@ -159,8 +159,8 @@ class SingleCall final
   absl::Status HandleBegin(absl::StatusOr<Prepare> ready) {
     KVASIR_RETURN_IF_ERROR(ready.status());
     if (!id_.empty()) {
-      parts_.backend->running_ids.Add(arrived_.caller.tenant, id_,
-                                      this->weak_from_this(), number_);
+      parts_.backend->running_ids->Add(arrived_.caller.tenant, id_,
+                                       this->weak_from_this(), number_);
       listed_ = true;
     }
     // The task holds the request's place in the quota until it has run or is
@@ -188,8 +188,13 @@ class SingleCall final
         !status.ok()) {
       return Refuse(status);
     }
-    answer_ = std::move(prepared->answer);
     num_samples_ = prepared->sampling.n();
+    if (const absl::Status status =
+            CountSamples(*parts_.backend, place_.get(), num_samples_);
+        !status.ok()) {
+      return Refuse(status);
+    }
+    answer_ = std::move(prepared->answer);
     CanonicalRequest request = Describe();
     request.cache_salt =
         CacheSaltOf(arrived_.caller.cache_tenant(), prepared->cache_salt);
@@ -278,7 +283,7 @@ class SingleCall final
   }
   void Unlist() {
     if (!std::exchange(listed_, false)) return;
-    parts_.backend->running_ids.Remove(arrived_.caller.tenant, id_, number_);
+    parts_.backend->running_ids->Remove(arrived_.caller.tenant, id_, number_);
   }
 
   std::optional<Response> NextResponse() override {

@@ -202,6 +202,8 @@ absl::Status KserveStream::BeginGeneration(
   KVASIR_RETURN_IF_ERROR(
       CheckNumSamples(request.sampling.n(), info, backend_->limits));
   KVASIR_RETURN_IF_ERROR(
+      CountSamples(*backend_, place.get(), request.sampling.n()));
+  KVASIR_RETURN_IF_ERROR(
       CheckResponseSize(request, backend_->limits.max_response_bytes,
                         MostTokens(request, backend_->limits.default_max_tokens,
                                    info.max_model_len())));
@@ -214,7 +216,7 @@ absl::Status KserveStream::BeginGeneration(
                      "' has no tokenizer.json and takes token ids, not text: "
                      "send them as the tensor 'input_ids'"));
   }
-  const uint64_t number = backend_->next_number.fetch_add(1);
+  const uint64_t number = backend_->running_ids->NextNumber();
   Request& entry = requests_[number];
   entry.id = request.id;
   entry.model = request.model_name;
@@ -224,8 +226,8 @@ absl::Status KserveStream::BeginGeneration(
   entry.place = std::move(place);
   if (!request.id.empty()) {
     numbers_by_id_[request.id] = number;
-    backend_->running_ids.Add(StopScope(entry.caller), request.id,
-                              weak_from_this(), number);
+    backend_->running_ids->Add(StopScope(entry.caller), request.id,
+                               weak_from_this(), number);
   }
   // The tokenizer's task holds the request's bytes and its place in the quota
   // until it has run, even if the request has been cancelled.
@@ -344,7 +346,7 @@ void KserveStream::StopById(const KserveRequest& request,
     StopNumber(here->second);
   } else if (!request.id.empty()) {
     for (const auto& [weak, number] :
-         backend_->running_ids.Find(StopScope(caller), request.id)) {
+         backend_->running_ids->Find(StopScope(caller), request.id)) {
       if (const auto stream = weak.lock(); stream && stream.get() != this) {
         stream->OnStop(number);
       }
@@ -425,7 +427,7 @@ void KserveStream::Remove(Requests::iterator it, CancelReason reason) {
   if (entry.handle != nullptr && engine_works) entry.handle->Cancel(reason);
   if (!entry.id.empty()) {
     numbers_by_id_.erase(entry.id);
-    backend_->running_ids.Remove(StopScope(entry.caller), entry.id, it->first);
+    backend_->running_ids->Remove(StopScope(entry.caller), entry.id, it->first);
   }
   answer_bytes_ -= entry.waiting_bytes;
   ready_.erase(it->first);

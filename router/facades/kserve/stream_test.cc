@@ -762,8 +762,9 @@ TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesFurtherOnes) {
   EXPECT_EQ(Running(), 2);
   Send(Vllm("c"));
   RunWrites();
-  EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED: tenant 'red' runs "
-                                      "2 requests, its quota's"));
+  EXPECT_THAT(LastError(),
+              StartsWith("RESOURCE_EXHAUSTED: tenant 'red' runs "
+                         "2 requests (each sample counts as one)"));
   EXPECT_EQ(Running(), 2);
   // A stop request needs no quota: otherwise the caller could not end the
   // requests that use it up.
@@ -780,6 +781,17 @@ TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesFurtherOnes) {
   Engine(1)->Done();
   RunWrites();
   EXPECT_EQ(Running(), 0);
+}
+
+TEST_F(KserveQuotaTest, EachSampleOfARequestCounts) {
+  StartRed();
+  Send(Vllm("a").Text("sampling_parameters", R"({"n": 3})"));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("INVALID_ARGUMENT: n is 3, but the quota "
+                                      "of tenant 'red' allows 2"));
+  EXPECT_EQ(Running(), 0);
+  Send(Vllm("b").Text("sampling_parameters", R"({"n": 2})"));
+  EXPECT_EQ(Running(), 2);
 }
 
 TEST_F(KserveQuotaTest, ARefusedRequestNoLongerCountsInTheQuota) {

@@ -252,11 +252,11 @@ TEST_F(VllmEngineCallTest, AnAbortEndsEverySampleAndTheEngine) {
   Send(Message(true));
   Engine().Emit("a");
   RunWrites();
-  const auto found = backend_->running_ids.Find("", "r1");
+  const auto found = backend_->running_ids->Find("", "r1");
   ASSERT_EQ(found.size(), 1);
-  EXPECT_THAT(backend_->running_ids.Find("", "r"), IsEmpty())
+  EXPECT_THAT(backend_->running_ids->Find("", "r"), IsEmpty())
       << "ids match exactly";
-  EXPECT_THAT(backend_->running_ids.Find("other", "r1"), IsEmpty());
+  EXPECT_THAT(backend_->running_ids->Find("other", "r1"), IsEmpty());
   found[0].first.lock()->OnStop(found[0].second);
   RunWrites();
   ASSERT_EQ(Completes().size(), 1);
@@ -264,7 +264,7 @@ TEST_F(VllmEngineCallTest, AnAbortEndsEverySampleAndTheEngine) {
   EXPECT_TRUE(Engine().cancelled());
   EXPECT_EQ(Engine().reason(), CancelReason::kClient);
   KVASIR_EXPECT_OK(*writer_.end);
-  EXPECT_THAT(backend_->running_ids.Find("", "r1"), IsEmpty());
+  EXPECT_THAT(backend_->running_ids->Find("", "r1"), IsEmpty());
 }
 
 TEST_F(VllmEngineCallTest, AResetCancelsTheEngineAndForgetsTheId) {
@@ -274,7 +274,7 @@ TEST_F(VllmEngineCallTest, AResetCancelsTheEngineAndForgetsTheId) {
   EXPECT_TRUE(Engine().cancelled());
   EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kCancelled,
                                      HasSubstr("by the client")));
-  EXPECT_THAT(backend_->running_ids.Find("", "r1"), IsEmpty());
+  EXPECT_THAT(backend_->running_ids->Find("", "r1"), IsEmpty());
 }
 
 TEST_F(VllmEngineCallTest, ARefusalComesBeforeAnythingIsWritten) {
@@ -399,14 +399,22 @@ TEST_F(VllmEngineQuotaTest,
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
-TEST_F(VllmEngineQuotaTest, ARequestCountsOnceForAnyN) {
+TEST_F(VllmEngineQuotaTest, EachSampleOfARequestCounts) {
+  backend_->callers =
+      CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 3})"));
   GenerateRequest message = Message(true);
-  message.mutable_sampling_params()->set_n(2);
+  message.mutable_sampling_params()->set_n(4);
   Send(message);
-  EXPECT_EQ(Running(), 1);
+  EXPECT_THAT(*writer_.end,
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("n is 4, but the quota of tenant 'red'")));
+  EXPECT_EQ(Running(), 0);
+  message.mutable_sampling_params()->set_n(2);
+  SendAgain(message);
+  EXPECT_EQ(Running(), 2);
   Engine().Finish(kvasir::v1::FINISH_STOP, 0);
   RunWrites();
-  EXPECT_EQ(Running(), 1);
+  EXPECT_EQ(Running(), 2);
   Engine().Finish(kvasir::v1::FINISH_STOP, 1);
   RunWrites();
   EXPECT_EQ(Running(), 0);
