@@ -22,7 +22,8 @@ absl::Status RefusedError(kvasir::v1::Refusal::Reason reason,
 // Returns the refusal in a status; nullopt if the status contains none.
 std::optional<kvasir::v1::Refusal> RefusalOf(const absl::Status& status);
 
-// Adds a refusal that came with a status to this status. Has no effect on OK.
+// Adds `refusal` to the payload of a status that came with it. Has no effect on
+// OK.
 void SetRefusal(const kvasir::v1::Refusal& refusal, absl::Status* status);
 
 }  // namespace kvasir::proto

@@ -17,7 +17,7 @@ class ByteShare;
 
 // A limit in bytes, and the number of bytes in use. Held by shared_ptr, because
 // each ByteShare keeps its budget alive.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
  public:
   // Words for the text of a refusal: whose requests are limited, and which
@@ -55,7 +55,7 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
 
 // The bytes of a budget that one request uses. They are released when the last
 // reference to this object is gone.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class ByteShare {
  public:
   ByteShare(std::shared_ptr<ByteBudget> budget, size_t bytes,

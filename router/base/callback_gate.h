@@ -10,7 +10,8 @@
 namespace kvasir::router {
 
 // Held in a shared_ptr by the object and by every callback.
-// Threads: any thread. A callback inside the gate must not call Close.
+// Threads: its methods may be called from any thread, but a callback inside the
+// gate must not call Close.
 class CallbackGate {
  public:
   // If it returns true, the object exists at least until Leave. If it returns

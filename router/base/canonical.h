@@ -85,11 +85,12 @@ inline uint32_t LargestN(const kvasir::v1::WorkerInfo& info, uint32_t ours) {
 // Order of the calls: [OnAccepted] (OnTokens | OnFinish)* OnDone. OnDone is
 // always called exactly once, as the last call, also after Cancel.
 //
-// Threads: one call at a time per request, on the router's few threads. An
-//   implementation converts, enqueues and returns; it never blocks and never
-//   tokenizes. Calls may begin before Submit has returned, but never run inside
-//   Submit or Cancel, so a sink may hold its own lock around either. Cancel may
-//   be called from inside a callback.
+// Threads: calls for one request come one at a time, on the few threads that
+// the router has for all requests. So an implementation must not block or
+// tokenize: it converts the event, enqueues it and returns. Calls may begin
+// before Submit has returned, but never run inside Submit or Cancel, so a sink
+// may hold its own lock around either. Cancel may be called from inside a
+// callback.
 // Backpressure: workers are not slowed down by a client that reads slowly,
 // because its request would hold cache pages for longer. The request runs to
 // its end, and its tokens wait in the facade's queue. The facade limits the
@@ -130,7 +131,7 @@ enum class CancelReason {
 
 // A submitted request. To drop the handle does not cancel the request.
 // Accepts requests from facades and has workers run them.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class RequestHandle {
  public:
   virtual ~RequestHandle() = default;
@@ -181,7 +182,7 @@ struct RouterHealth {
   std::string detail;
 };
 
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class RequestRouter {
  public:
   virtual ~RequestRouter() = default;

@@ -20,7 +20,7 @@ namespace kvasir::router {
 using Task = absl::AnyInvocable<void()>;
 
 // Runs posted tasks on other threads.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class TaskRunner {
  public:
   virtual ~TaskRunner() = default;

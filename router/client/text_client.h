@@ -51,7 +51,7 @@ struct TextResult {
 };
 
 // The client's connection and calls.
-// Threads: one call at a time.
+// Threads: only one thread at a time may use it.
 class TextClient {
  public:
   // With null credentials, the connection is not encrypted.

@@ -48,7 +48,7 @@ struct AccessRecord {
 };
 
 // Receives a record when a request has ended or is refused.
-// Threads: any thread, several at once. Must not block.
+// Threads: several threads may call methods at once. A call must not block.
 class AccessLogSink {
  public:
   virtual ~AccessLogSink() = default;

@@ -22,7 +22,8 @@ class RouterCore;
 
 // Shared by the router's table of requests, by the attempt (this object is its
 // sink) and by the facade (for which it is the request's handle).
-// Threads: any thread; a worker's events come one at a time.
+// Threads: its methods may be called from any thread, but a worker's events
+// must come one at a time.
 class ActiveRequest final : public RequestHandle,
                             public AttemptSink,
                             public std::enable_shared_from_this<ActiveRequest> {

@@ -34,7 +34,7 @@ using Ticket = uint64_t;
 // A queue of requests, each identified by a ticket. Requests with lower
 // priority values run first; those with equal values in the order of their
 // arrival.
-// Threads: one at a time; the caller's mutex guards it.
+// Threads: only one thread at a time may use it; its owner holds a mutex.
 class Admission {
  public:
   explicit Admission(const AdmissionLimits& limits) : limits_(limits) {}

@@ -10,7 +10,7 @@
 namespace kvasir::router {
 
 // Receives the router's events.
-// Threads: any thread, several at once. Must not block.
+// Threads: several threads may call methods at once. A call must not block.
 class RouterObserver : public ReplicaObserver {
  public:
   // Submit has refused a request.

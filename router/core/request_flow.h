@@ -17,7 +17,7 @@ namespace kvasir::router {
 
 // The state that another replica needs to continue a request: the request, its
 // seed and the tokens that have been delivered.
-// Threads: one at a time; the caller's mutex guards it.
+// Threads: only one thread at a time may use it; its owner holds a mutex.
 class RequestFlow {
  public:
   // `request` must have its seed and max_tokens.

@@ -49,9 +49,10 @@ class ActiveRequest;
 
 // The router; the example above shows how it is used.
 // Owns: the requests in flight.
-// Threads: any thread. No thread holds a request's lock and the router's lock
-// at the same time. Callbacks run without these locks; only the observer's
-// OnInFlight runs under the router's lock.
+// Threads: its methods may be called from any thread. No thread holds a
+// request's lock and the router's lock at the same time. Callbacks run without
+// these locks, except the observer's OnInFlight, which runs under the router's
+// lock.
 class RouterCore final : public RequestRouter {
  public:
   struct Parts {

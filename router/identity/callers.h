@@ -28,7 +28,7 @@
 namespace kvasir::router {
 
 // Receives the events that metrics count.
-// Threads: any thread, several at once. Must not block.
+// Threads: several threads may call methods at once. A call must not block.
 class CallerObserver {
  public:
   virtual ~CallerObserver() = default;
@@ -65,7 +65,7 @@ struct Caller {
 absl::Status CheckPriority(const Caller& caller, int32_t priority);
 
 // Identifies callers, and counts what their tenants use.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class Callers {
  public:
   // A function that returns the file's bytes, or an error. Called from one

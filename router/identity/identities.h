@@ -74,7 +74,7 @@ struct ListenerProof {
 };
 
 // The parsed file.
-// Threads: any thread; it is constant.
+// Threads: it never changes, so any thread may use it.
 class Identities {
  public:
   // Parses the file's text. Returns INVALID_ARGUMENT if it is not the JSON form

@@ -1,7 +1,8 @@
 // Limits how much a tenant may use: requests per second, concurrent requests,
 // and bytes. There is no clock here: callers pass the time, from a clock that
 // never jumps.
-// Threads: any thread, except for RequestRate.
+// Threads: all methods may be called from any thread, except those of
+// RequestRate.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ namespace kvasir::router {
 
 // A token bucket, which limits the rate of requests. It stores only the time at
 // which the bucket will be full again, so that rounding errors do not add up.
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 class RequestRate {
  public:
   // Sets the limits. If `per_second` is 0, there is no limit. `burst` must be
@@ -43,7 +44,7 @@ class TenantQuota;
 
 // Counts one request among a tenant's concurrent requests, until Leave or until
 // it is destroyed.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class RequestPlace {
  public:
   explicit RequestPlace(std::shared_ptr<TenantQuota> quota)
@@ -66,7 +67,7 @@ enum class QuotaLimit { kNone, kRate, kConcurrency, kBytes };
 // The limits of a tenant and what it uses now. The limits may change; the use
 // stays counted. Held by shared_ptr, because places and shares keep it alive
 // after the tenant is removed.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
  public:
   TenantQuota(const std::string& tenant, const kvasir::v1::Quota& limits);

@@ -29,7 +29,7 @@ using GenerateStub =
 constexpr char kGenerateMethod[] = "/kvasir.v1.Worker/Generate";
 
 // The client's open calls, so that Close can reset them.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class OpenCalls {
  public:
   // Returns false if Close has been called.

@@ -31,7 +31,7 @@ enum class ReplicaState {
 const char* ReplicaStateName(ReplicaState state);
 
 // Receives changes of replicas' states.
-// Threads: any thread, several at once. Must not block.
+// Threads: several threads may call methods at once. A call must not block.
 class ReplicaObserver {
  public:
   virtual ~ReplicaObserver() = default;
@@ -58,7 +58,7 @@ absl::Status CheckWorker(const std::string& target,
 
 // The router's view of one worker.
 // Owns: the client.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class Replica {
  public:
   Replica(std::string target, std::unique_ptr<WorkerClient> client)
@@ -119,7 +119,7 @@ class Replica {
 };
 
 // Counts one request in a replica's load, from construction to destruction.
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 class ReplicaLease {
  public:
   ReplicaLease(std::shared_ptr<Replica> replica, uint64_t prompt_tokens)

@@ -50,7 +50,7 @@ struct Candidate {
 
 // All replicas of the router.
 // Owns: the replicas and their clients.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class ReplicaRegistry {
  public:
   // `timers` and `observer` must outlive the registry; `observer` may be null.

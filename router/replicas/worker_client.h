@@ -27,7 +27,8 @@ struct WorkerCall {
 };
 
 // Receives the events of one attempt.
-// Threads: one call at a time, on the transport's threads. Must not block.
+// Threads: the transport's threads make the calls, one at a time. A call must
+// not block.
 class AttemptSink {
  public:
   virtual ~AttemptSink() = default;
@@ -39,7 +40,7 @@ class AttemptSink {
 
 // One attempt to run a request at a worker. To drop this object does not cancel
 // the attempt.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class Attempt {
  public:
   virtual ~Attempt() = default;
@@ -61,7 +62,7 @@ class LoadSink {
 
 // A connection to one worker. Callbacks never run inside the call that requests
 // them.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class WorkerClient {
  public:
   virtual ~WorkerClient() = default;

@@ -13,7 +13,8 @@
 namespace kvasir::router {
 
 // The fake router.
-// Threads: any thread. Sinks are called on the thread that calls Emit, End, ...
+// Threads: its methods may be called from any thread. Sinks are called on the
+// thread that calls Emit, Finish, Done or Complete.
 class FakeRouter final : public RequestRouter {
  public:
   class Request final : public RequestHandle {

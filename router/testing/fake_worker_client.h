@@ -17,7 +17,8 @@
 namespace kvasir::router {
 
 // An attempt, through which the test sends the worker's events.
-// Threads: any thread; events reach the sink in the order of the calls.
+// Threads: its methods may be called from any thread. Events reach the sink in
+// the order of the calls.
 class FakeAttempt final : public Attempt,
                           public std::enable_shared_from_this<FakeAttempt> {
  public:
@@ -56,7 +57,7 @@ class FakeAttempt final : public Attempt,
 };
 
 // The worker that a test controls. It must outlive its clients.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class FakeWorker {
  public:
   explicit FakeWorker(TimerThread* transport);

@@ -12,7 +12,7 @@
 namespace kvasir::router {
 
 // The sink. It checks that calls come in the order that RequestSink describes.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class RecordingSink final : public RequestSink {
  public:
   void OnAccepted(uint32_t) override;

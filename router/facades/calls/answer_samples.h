@@ -19,7 +19,7 @@ namespace kvasir::router {
 // The samples of an answer in which each response belongs to one sample. It
 // decides which sample gives the next response. `Sample` must have `bool
 // ended() const` and `bool has_output() const`.
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 template <typename Sample>
 class AnswerSamples {
  public:

@@ -50,8 +50,8 @@ struct FacadeLimits {
 using Codecs = std::map<std::string, std::shared_ptr<const TextCodec>>;
 
 // State that all calls of a facade share.
-// Threads: any thread. Every member is constant or may be used by several
-// threads at once.
+// Threads: any thread may use it: each member is either constant or may be used
+// by several threads at once.
 struct FacadeBackend {
   // Returns null for a model that accepts only token ids.
   std::shared_ptr<const TextCodec> CodecOf(const std::string& model) const;

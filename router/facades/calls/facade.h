@@ -37,7 +37,7 @@ struct FacadeOptions {
 
 // A wire protocol that clients use. It must outlive the gRPC server with which
 // its services are registered, because calls may run until that server ends.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class Facade {
  public:
   virtual ~Facade() = default;

@@ -1,8 +1,9 @@
 // gRPC reactors for calls that are one request each: one for a stream of
 // responses, one for a single response. Both delete themselves in OnDone, which
 // gRPC calls after End has been called and every reaction has returned.
-// Threads: gRPC calls the reactions on its own threads; the call's strand calls
-// the methods of CallWriter. The two share no state except gRPC's.
+// Threads: gRPC calls the reactors' reactions (On... methods) on its own
+// threads; the call's strand calls the methods of CallWriter. The two share no
+// state except gRPC's.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -45,7 +45,7 @@ class ResponseSource {
 };
 
 // Takes responses from a source and passes them to a writer.
-// Threads: one at a time (the call's strand).
+// Threads: used only on the call's strand, so by one thread at a time.
 template <typename Response>
 class ResponsePump {
  public:

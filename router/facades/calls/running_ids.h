@@ -14,7 +14,8 @@
 namespace kvasir::router {
 
 // A call whose requests can be stopped by another call.
-// Threads: any thread. Implementations only post a task to their strand.
+// Threads: OnStop may be called from any thread. It must only post a task to
+// the strand of the call.
 class StoppableCall {
  public:
   virtual ~StoppableCall() = default;
@@ -25,7 +26,7 @@ class StoppableCall {
 // The running requests, by scope (from the tenant's name) and by the id that
 // the client chose. Ids need not be unique: Find returns all requests of the
 // scope that have exactly this id.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class RunningIds {
  public:
   void Add(const std::string& scope, const std::string& id,

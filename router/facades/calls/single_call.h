@@ -54,8 +54,8 @@ struct PreparedCall {
 // request's first tokens, so that a client that receives a refusal has received
 // nothing else and may try another server.
 //
-// Threads: the On... methods and Begin may be called from any thread and only
-//   post; everything else runs on the strand.
+// Threads: Begin and the On... methods may be called from any thread; they only
+// post tasks to the strand. All other methods run on the strand.
 template <typename Answer>
 class SingleCall final
     : public StoppableCall,

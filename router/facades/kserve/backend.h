@@ -14,7 +14,7 @@
 namespace kvasir::router {
 
 // The statistics of requests, by model, that the RPC ModelStatistics reports.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class KserveStatistics {
  public:
   struct Outcome {
@@ -40,7 +40,7 @@ class KserveStatistics {
 class KserveStream;
 
 // A list of the open calls of ModelStreamInfer, so that a drain can end them.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class KserveStreams {
  public:
   void Add(const std::shared_ptr<KserveStream>& stream);
@@ -61,8 +61,8 @@ class KserveStreams {
 };
 
 // State that all calls of the KServe facade share.
-// Threads: any thread. Every member is constant or may be used by several
-// threads at once.
+// Threads: any thread may use it: each member is either constant or may be used
+// by several threads at once.
 struct KserveBackend : FacadeBackend {
   KserveStatistics statistics;
   KserveStreams streams;

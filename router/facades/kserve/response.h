@@ -36,7 +36,7 @@ struct KserveAnswerContext {
 // strings. A token that ended a sample is left out of the sample's text and
 // ids.
 //
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 class KserveAnswer {
  public:
   KserveAnswer(KserveRequest request, KserveAnswerContext context);

@@ -19,9 +19,9 @@ namespace kvasir::router {
 
 // The service and its facade.
 // Owns: the tokenizer's and the streams' threads.
-// Threads: any thread.
-// Errors: as in the wire protocol. An RPC that is not implemented answers
-// UNIMPLEMENTED; the text contains its name.
+// Threads: its methods may be called from any thread.
+// Errors: gRPC statuses, as the wire protocol defines them. An RPC that is not
+// implemented answers UNIMPLEMENTED; the text contains its name.
 class KserveService final
     : public inference::GRPCInferenceService::CallbackService,
       public Facade {

@@ -58,8 +58,8 @@ struct KserveCall : CallIdentity {
 // wait for its end however fast the client reads, and there are at most
 // max_requests_per_stream of them.
 //
-// Threads: the On... methods may be called from any thread and only post;
-//   everything else runs on the strand.
+// Threads: the On... methods may be called from any thread; they only post
+// tasks to the strand. All other methods run on the strand.
 class KserveStream final
     : public StoppableCall,
       public std::enable_shared_from_this<KserveStream>,

@@ -28,7 +28,7 @@ inline constexpr int kMaxKserveNames = 64;
 // single value, because clients differ in this, and a vector may have a leading
 // batch dimension of 1.
 // The object points into the request, which must outlive it.
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 // Errors: INVALID_ARGUMENT names the tensor, what is allowed and what was
 // given; UNIMPLEMENTED for shared memory and unknown parameters of a tensor.
 class KserveTensors {

@@ -15,7 +15,7 @@ namespace kvasir::router {
 // Converts the ids of one sample to text as they arrive. Every returned piece
 // is valid UTF-8: the bytes of an incomplete character are held back until the
 // character is complete.
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 class Detokenizer {
  public:
   virtual ~Detokenizer() = default;
@@ -27,7 +27,7 @@ class Detokenizer {
 };
 
 // Converts between text and token ids.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class TextCodec {
  public:
   virtual ~TextCodec() = default;

@@ -27,7 +27,7 @@ struct TextStreamOptions {
 // text; if two are complete at the same byte, the longer one does. So the
 // result does not depend on how the tokens are divided into calls of Push.
 //
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 class TextStream {
  public:
   TextStream(std::unique_ptr<Detokenizer> detokenizer,

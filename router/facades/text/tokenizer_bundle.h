@@ -29,8 +29,8 @@ inline constexpr size_t kMaxBundleBytes = 200'000'000;
 absl::StatusOr<TokenizerArchive> ArchiveTokenizer(const std::string& folder);
 
 // An archive that is created when it is first requested, and then kept.
-// Threads: any thread, but not one that other work waits for, because Get may
-// read and compress files.
+// Threads: Get may be called from any thread. But it may read and compress
+// files, so do not call it on a thread for which other work waits.
 class TokenizerBundle {
  public:
   explicit TokenizerBundle(std::string folder) : folder_(std::move(folder)) {}

@@ -15,7 +15,7 @@ namespace kvasir::router {
 // clients of these protocols apply chat templates themselves, which contain
 // control tokens.
 //
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class TokenizerCodec final : public TextCodec {
  public:
   explicit TokenizerCodec(std::shared_ptr<const model::Tokenizer> tokenizer)

@@ -28,7 +28,7 @@ namespace kvasir::router {
 // `complete` for each sample with its whole output. These come only after all
 // samples have ended, because until then the request can still fail as a whole.
 //
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 class VllmEngineAnswer {
  public:
   using Response = vllm::grpc::engine::GenerateResponse;

@@ -28,7 +28,7 @@ namespace kvasir::router {
 // last response of a sample has its finish. An answer that is not streamed is a
 // single response, after the sample has ended.
 //
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 class VllmInferenceAnswer {
  public:
   using Response = vllm::GenerateResponse;
