@@ -1,6 +1,6 @@
 // Decides which requests the router accepts and when they run, and builds the
-// statuses of refused requests. It works on tickets and requests, and uses no
-// clock and no threads. Workers check most values of a request; the router
+// statuses of refused requests. Uses no clock and no threads: it only knows
+// tickets and requests. Workers check most values of a request; the router
 // checks only those on which its own work depends.
 #pragma once
 
@@ -58,21 +58,23 @@ class Admission {
   size_t in_flight() const { return in_flight_; }
   size_t waiting() const { return waiting_.size(); }
 
-  // Checks a request for the model of `info` before it gets a ticket. Errors:
-  // INVALID_ARGUMENT (no prompt, or n exceeds max_n or the workers' limit),
-  // NEVER_FITS (the prompt is too long), DEADLINE_EXCEEDED.
+  // Checks a request for the model that `info` describes, before the request
+  // gets a ticket. Errors: INVALID_ARGUMENT (no prompt, or n exceeds max_n or
+  // the workers' limit), NEVER_FITS (the prompt is too long),
+  // DEADLINE_EXCEEDED.
   static absl::Status CheckRequest(const CanonicalRequest& request,
                                    const kvasir::v1::WorkerInfo& info,
                                    uint32_t max_n, absl::Time now);
 
-  // The time until which a request waits, and the status with which it ends
-  // then.
+  // How long a request waits, and the status with which it ends if it waits
+  // until then.
   struct Patience {
     absl::Time until;
     absl::Status then;
   };
-  // `own`: the rest of the queue timeout that the request has set; nullopt if
-  // it has set none. Then `ours`, the operator's queue timeout, applies.
+  // `own` is the rest of the queue timeout that the request has set. If it is
+  // nullopt, the request has set none, and the operator's queue timeout,
+  // `ours`, applies.
   static Patience PatienceOf(const CanonicalRequest& request,
                              std::optional<absl::Duration> own,
                              absl::Duration ours, absl::Time now);

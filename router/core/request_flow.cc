@@ -57,8 +57,8 @@ RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
   if (cancelled() || !breach_.ok()) return {};
   switch (event.event_case()) {
     case GenerateEvent::kAccepted: {
-      // Only the first acceptance is delivered; after a retry the client
-      // already knows of it.
+      // Deliver only the first acceptance: after a retry, the client already
+      // knows of it.
       Delivery delivery;
       delivery.deliver = !accepted_;
       accepted_ = true;
@@ -120,9 +120,9 @@ RequestFlow::Delivery RequestFlow::OnFinish(
     const GenerateEvent::Finish& finish) {
   Delivery delivery;
   Sample* const sample = RunningSample(finish.index());
-  // The router has not cancelled the request. If the sample was aborted, the
-  // worker did so: the event is ignored, and the end of the stream then counts
-  // as too early.
+  // The router has not cancelled the request, so if the sample was aborted, the
+  // worker did it by itself. Ignore this event: the end of the stream then
+  // counts as too early.
   if (sample == nullptr || !IsComplete(finish.reason())) return delivery;
   sample->finished = true;
   cached_tokens_ = std::max(cached_tokens_, finish.cached_tokens());
@@ -150,8 +150,9 @@ bool RequestFlow::Retryable(const absl::Status& status, absl::Time now) const {
   return MayRunElsewhere(status);
 }
 
-// A new attempt can send the received tokens of only one sample, and the
-// prompt's log probabilities come only with the first tokens of an attempt.
+// A new attempt can send the received tokens of only one sample. And the
+// prompt's log probabilities come only with the first tokens of an attempt, so
+// they would come twice.
 bool RequestFlow::MayContinue() const {
   return request_.folded && samples_.size() == 1 && !samples_[0].finished &&
          !request_.sampling.has_prompt_logprobs();
@@ -172,20 +173,20 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
         absl::StrCat("worker ", replica, " ended the stream early"));
   } else if (absl::IsCancelled(end) ||
              (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value())) {
-    // The call to the worker has the request's deadline. At the deadline, the
-    // transport ends the call: with CANCELLED, or with UNAVAILABLE if the
-    // worker is closing the connection. Before the deadline, these codes mean
-    // that the worker has reset the call or is lost. The registry logs the
-    // transport's own text.
+    // The call to the worker has the same deadline as the request. At the
+    // deadline, the transport ends the call with CANCELLED, or with UNAVAILABLE
+    // if the worker is closing the connection. Before the deadline, these codes
+    // mean that the worker has reset the call or is lost. The transport's own
+    // text is left out here, because the registry logs it.
     end = request_.deadline <= now
               ? absl::DeadlineExceededError("the deadline passed")
               : absl::UnavailableError(absl::StrCat(
                     "worker ", replica,
                     absl::IsCancelled(end) ? " reset the stream" : " is lost"));
   }
-  // A worker uses the same refusal for a request that waited too long and for
-  // one for which it has no room. If the client's own timeout has passed, its
-  // error is that of the timeout.
+  // A worker sends the same refusal for a request that has waited too long and
+  // for one for which it has no room. If the client's own timeout has passed,
+  // return the error of the timeout in both cases.
   if (TimedOut(now) && MayRunElsewhere(end)) {
     return Admission::TimedOut(request_);
   }

@@ -30,8 +30,8 @@ class RequestFlow {
   // n = 1.
   const std::string& emitted() const { return emitted_; }
 
-  // Returns true for the first call. Its reason counts; later calls have no
-  // effect.
+  // Returns true for the first call. The reason of this call counts; later
+  // calls have no effect.
   bool Cancel(CancelReason reason);
   bool cancelled() const { return cancel_reason_.has_value(); }
 
@@ -40,7 +40,8 @@ class RequestFlow {
   uint32_t attempts() const { return attempts_; }
   // True if output has been delivered to the sink.
   bool delivered() const { return delivered_; }
-  // The replicas that have been asked to run the request. None is asked twice.
+  // The replicas that have been asked to run the request. No replica is asked
+  // twice.
   const std::vector<std::string>& tried() const { return tried_; }
 
   // Says how to react to an event from a worker.
@@ -81,15 +82,15 @@ class RequestFlow {
   Delivery OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens,
                     absl::Time now);
   Delivery OnFinish(const kvasir::v1::GenerateEvent::Finish& finish);
-  // Returns null for a sample that was not requested or has finished. The index
-  // comes from the worker, which may be faulty.
+  // Returns null if the sample was not requested or has already finished. The
+  // index must be checked, because a faulty worker may send any index.
   Sample* RunningSample(uint32_t index);
   bool Retryable(const absl::Status& status, absl::Time now) const;
   // Returns true if another worker can continue from the tokens that have been
   // delivered, so that the client does not notice it.
   bool MayContinue() const;
-  // Returns true if there is no output yet and the client's own timeout has
-  // passed.
+  // Returns true if no output has been delivered and the queue timeout that the
+  // client has set has passed.
   bool TimedOut(absl::Time now) const;
   std::string FinishReasonName(const absl::Status& status) const;
 
@@ -102,8 +103,8 @@ class RequestFlow {
   uint32_t attempts_ = 0;
   std::vector<std::string> tried_;
   absl::Status last_error_;
-  // An error if the worker has broken its protocol. Its later events are
-  // ignored.
+  // The error if the worker has broken its protocol. Later events of this
+  // worker are ignored.
   absl::Status breach_;
   absl::Time first_attempt_ = absl::InfiniteFuture();
   absl::Time first_token_ = absl::InfiniteFuture();

@@ -135,8 +135,8 @@ TEST(RequestFlowTest, AnAnswerInOneResponseContinuesAtAnotherWorker) {
   flow.OnAttempt("b", At(4));
   EXPECT_TRUE(flow.OnEvent(Tokens({9}), At(5)).deliver);
   EXPECT_TRUE(flow.OnEvent(Finish(), At(6)).deliver);
-  // The sample has finished, so the request ends with this error and is not
-  // sent to another worker.
+  // The sample has finished, so the request is not sent to another worker. It
+  // ends with this error.
   EXPECT_THAT(*flow.OnAttemptDone(absl::UnavailableError("recvmsg"), At(7)),
               StatusIs(absl::StatusCode::kUnavailable, "worker b is lost"));
 }
@@ -190,8 +190,8 @@ TEST(RequestFlowTest, AfterTheDeadlineNoOtherWorkerIsTried) {
   EXPECT_TRUE(flow.OnAttemptDone(Full(), At(10000)).has_value());
 }
 
-// The transport reports UNAVAILABLE if the deadline passes while the worker is
-// closing the connection (HTTP/2 GOAWAY).
+// If the deadline passes while the worker is closing the connection (HTTP/2
+// GOAWAY), the transport reports UNAVAILABLE.
 TEST(RequestFlowTest, ACallThatTheDeadlineEndedDoesNotCountAsALostWorker) {
   for (const absl::Status& status :
        {absl::CancelledError(""),

@@ -10,7 +10,7 @@
 namespace kvasir::router {
 namespace {
 
-// Far more than a gateway aborts in one call.
+// The most ids in one call of Abort; gateways send far fewer.
 constexpr int kMaxAbortedIds = 1024;
 
 }  // namespace

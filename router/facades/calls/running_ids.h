@@ -19,13 +19,14 @@ namespace kvasir::router {
 class StoppableCall {
  public:
   virtual ~StoppableCall() = default;
-  // Ends the request that has this number (FacadeBackend::next_number).
+  // Ends the request with this number, which FacadeBackend::next_number gave
+  // it.
   virtual void OnStop(uint64_t number) = 0;
 };
 
-// The running requests, by scope (from the tenant's name) and by the id that
-// the client chose. Ids need not be unique: Find returns all requests of the
-// scope that have exactly this id.
+// A table of the running requests, by scope (which contains the tenant's name)
+// and by the id that the client chose. Ids need not be unique: Find returns all
+// requests of the scope that have exactly this id.
 // Threads: its methods may be called from any thread.
 class RunningIds {
  public:
