@@ -21,8 +21,10 @@ inline constexpr size_t kMaxStopStringBytes = 1 << 10;
 absl::Status CheckStopStrings(const std::string& name,
                               const std::vector<std::string>& strings);
 
-// Turns stop strings that are special tokens into stop ids: they would never
-// match, because the output text does not contain the text of special tokens.
+// Adds a stop id for each stop string that is a special token. If
+// skip_special_tokens is set, also removes the string, because the output text
+// then contains no special tokens and the string would never match. Removes
+// empty strings.
 absl::Status StopAtSpecialTokens(const TextCodec& codec,
                                  bool skip_special_tokens,
                                  std::vector<std::string>* stop_strings,

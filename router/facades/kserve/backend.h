@@ -20,7 +20,8 @@ class KserveStatistics {
   struct Outcome {
     bool ok = false;
     absl::Duration total;
-    // The time from the request's arrival until it is submitted to the router.
+    // The time from the arrival of the request until it is submitted to the
+    // router.
     absl::Duration input;
     // Times that the engine has reported; zero if it has reported none.
     absl::Duration queue;
@@ -39,15 +40,15 @@ class KserveStatistics {
 
 class KserveStream;
 
-// A list of the open calls of ModelStreamInfer, so that a drain can end them.
+// The open calls of ModelStreamInfer, listed so that a drain can end them.
 // Threads: its methods may be called from any thread.
 class KserveStreams {
  public:
   void Add(const std::shared_ptr<KserveStream>& stream);
   void Remove(const KserveStream* stream);
-  // BeginDrain ends the streams that are open. Streams that clients open later
-  // are served until EndAll ends them. After EndAll, a new stream is ended as
-  // soon as it opens.
+  // BeginDrain ends the streams that are open at that moment. Streams that
+  // clients open later are served until EndAll ends them. After EndAll, a new
+  // stream ends as soon as it opens.
   void BeginDrain();
   void EndAll();
 

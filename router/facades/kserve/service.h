@@ -1,6 +1,7 @@
 // The facade that serves inference.GRPCInferenceService: the KServe v2 protocol
-// with Triton's extension for streaming, so that existing clients can be used.
-// Reactors only convert messages and post tasks; KserveStream has the logic.
+// with Triton's extension for streaming, so that existing clients can use this
+// server. Reactors only convert messages and post tasks; KserveStream contains
+// the logic.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

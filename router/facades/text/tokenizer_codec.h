@@ -11,9 +11,10 @@
 
 namespace kvasir::router {
 
-// Control tokens that are written in a prompt's text become their ids: the
-// clients of these protocols apply chat templates themselves, which contain
-// control tokens.
+// Implements TextCodec with a checkpoint's tokenizer. If a prompt's text
+// contains the text of a control token, it becomes the id of this token: the
+// clients of these protocols apply chat templates themselves, and templates
+// contain control tokens.
 //
 // Threads: its methods may be called from any thread.
 class TokenizerCodec final : public TextCodec {

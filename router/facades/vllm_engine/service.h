@@ -1,6 +1,6 @@
 // The facade that serves vllm.grpc.engine.VllmEngine, with token ids as input
 // and output, for the gateway smg and others that use this protocol. Reactors
-// only convert messages and post tasks; SingleCall has the logic.
+// only convert messages and post tasks; SingleCall contains the logic.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

@@ -1,7 +1,7 @@
 // The facade that serves vllm.Inference and vllm.Control, with text or token
-// ids as input and output, for vllm-router and others that call vLLM's own gRPC
-// servers. Reactors only convert messages and post tasks; SingleCall has the
-// logic.
+// ids as input and output. It is for vllm-router and others that call vLLM's
+// own gRPC servers. Reactors only convert messages and post tasks; SingleCall
+// contains the logic.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
