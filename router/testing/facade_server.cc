@@ -10,7 +10,7 @@
 namespace kvasir::router {
 
 void FacadeServerTest::Listen(const std::vector<grpc::Service*>& services) {
-  // the default options, as for the clients' port
+  // Use the default options, as the clients' port does.
   base::GrpcServerOptions options;
   options.explain_garbage = true;
   auto server = base::GrpcServer::Start(options, services);

@@ -59,8 +59,8 @@ class FakeRouter final : public RequestRouter {
   void Refuse(const absl::Status& refusal);
   void SetMaxN(uint32_t n) { model_.info->set_max_n(n); }
   void SetMaxModelLen(uint32_t tokens);
-  // The requests that facades have refused themselves (LogRefused), with their
-  // statuses.
+  // The requests that facades have refused themselves and reported by
+  // LogRefused, with the status of each.
   std::vector<std::pair<CanonicalRequest, absl::Status>> refused() const;
   size_t num_requests() const;
   // Waits until the request with this index has been submitted. Returns null if

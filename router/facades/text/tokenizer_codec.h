@@ -11,10 +11,9 @@
 
 namespace kvasir::router {
 
-// Implements TextCodec with a checkpoint's tokenizer. If a prompt's text
-// contains the text of a control token, it becomes the id of this token: the
-// clients of these protocols apply chat templates themselves, and templates
-// contain control tokens.
+// TokenizerCodec turns the text of a control token in a prompt into the id of
+// this token: the clients of these protocols apply chat templates themselves,
+// and templates contain control tokens.
 //
 // Threads: its methods may be called from any thread.
 class TokenizerCodec final : public TextCodec {

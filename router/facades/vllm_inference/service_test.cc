@@ -163,8 +163,8 @@ TEST_F(VllmInferenceServiceTest, AMessageThatCannotBeParsedIsRefusedWithAText) {
               "the bytes are not a valid request of " + method);
   }
   EXPECT_EQ(router_.num_requests(), 0);
-  // Gateways probe the server to find out of which kind it is, and rely on this
-  // code.
+  // Gateways call such an RPC to find out what kind of server this is, and rely
+  // on this code.
   EXPECT_EQ(
       RawCall("/vllm.Inference/Other", std::string(9, '\xff')).error_code(),
       grpc::StatusCode::UNIMPLEMENTED);
