@@ -10,7 +10,7 @@
 namespace kvasir::router {
 
 void FacadeServerTest::Listen(const std::vector<grpc::Service*>& services) {
-  // Use the default options, as the clients' port does.
+  // Use the options of the clients' port.
   base::GrpcServerOptions options;
   options.explain_garbage = true;
   auto server = base::GrpcServer::Start(options, services);
