@@ -100,8 +100,9 @@ TextClient::TextClient(const std::string& endpoint,
 
 absl::Status TextClient::Explained(const grpc::Status& status,
                                    const grpc::ClientContext& context) const {
-  // In this state there is no connection. (An UNAVAILABLE that a server has
-  // sent does not put the channel into this state.)
+  // In the state TRANSIENT_FAILURE, the channel has no connection. (An
+  // UNAVAILABLE that a server has sent does not put the channel into this
+  // state.)
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
       channel_->GetState(/*try_to_connect=*/false) ==
           GRPC_CHANNEL_TRANSIENT_FAILURE) {

@@ -34,7 +34,8 @@ using Ticket = uint64_t;
 // A queue of requests, each identified by a ticket. Requests with lower
 // priority values run first; those with equal values in the order of their
 // arrival.
-// Threads: only one thread at a time may use it; its owner holds a mutex.
+// Threads: only one thread at a time may use it. Its owner has a mutex for
+// this.
 class Admission {
  public:
   explicit Admission(const AdmissionLimits& limits) : limits_(limits) {}
@@ -48,7 +49,8 @@ class Admission {
   void BeginDrain() { draining_ = true; }
   bool draining() const { return draining_; }
 
-  // Ends a running ticket. Returns the waiting tickets that run from now on.
+  // Call this when the request of a running ticket has ended. Returns the
+  // waiting tickets that run from now on.
   std::vector<Ticket> Leave();
 
   // Removes a waiting ticket. Returns false if the ticket does not wait (any
@@ -80,8 +82,8 @@ class Admission {
                              absl::Duration ours, absl::Time now);
   // The status of a request whose own queue timeout has passed.
   static absl::Status TimedOut(const CanonicalRequest& request);
-  // The status of a request for a model of which no worker has been reached
-  // yet.
+  // The status of a request for a model if no worker with this model has been
+  // reached yet.
   static absl::Status Unreached(const std::string& model,
                                 absl::string_view problems);
   static absl::Status ShuttingDown();

@@ -15,12 +15,14 @@
 
 namespace kvasir::router {
 
-// The state that another replica needs to continue a request: the request, its
-// seed and the tokens that have been delivered.
-// Threads: only one thread at a time may use it; its owner holds a mutex.
+// The state of one request. It contains all that another replica needs to
+// continue the request: the request itself, its seed and the tokens that have
+// been delivered.
+// Threads: only one thread at a time may use it. Its owner has a mutex for
+// this.
 class RequestFlow {
  public:
-  // `request` must have its seed and max_tokens.
+  // The seed and max_tokens of `request` must be set.
   RequestFlow(CanonicalRequest request, std::string id, int max_attempts,
               absl::Time now);
 

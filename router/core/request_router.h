@@ -64,8 +64,8 @@ class RouterCore final : public RequestRouter {
 
   // The parts must outlive the router.
   RouterCore(RouterCoreOptions options, Parts parts);
-  // Cancels running requests and waits until they have ended. Facades must not
-  // use the router any more.
+  // Cancels running requests and waits until they have ended. From then on
+  // facades must not use the router.
   ~RouterCore() override;
 
   absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(

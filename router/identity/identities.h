@@ -38,11 +38,11 @@ enum class CallerRefusal {
   // The certificate and the token, or two names of the certificate, belong to
   // different tenants.
   kDisagree,
-  kTenant,  // the metadata 'x-tenant-id' is not allowed or not a name
+  kTenant,  // the metadata 'x-tenant-id' is not allowed or malformed
   kRole,    // the tenant does not have the required role
-  kRate,    // this and the following: a limit of the quota
+  kRate,    // this and the next three: a limit of the tenant's quota
   kConcurrency,
-  kBytes,     // running requests hold the bytes; a later request may fit
+  kBytes,     // too few bytes are free now; a later request may fit
   kTooLarge,  // the request needs more bytes than the quota has
 };
 inline constexpr CallerRefusal kCallerRefusals[] = {

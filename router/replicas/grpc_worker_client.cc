@@ -230,7 +230,7 @@ struct InfoCall {
 };
 using InfoDone = std::function<void(absl::StatusOr<v1::WorkerInfo>)>;
 
-// How long to wait until a channel reports the cause why it has no connection.
+// How long to wait until a channel reports why it has no connection.
 constexpr absl::Duration kTimeForCause = absl::Seconds(1);
 
 // Calls Worker.GetInfo. If `wait` is true, the call waits for a connection;

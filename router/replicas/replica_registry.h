@@ -105,8 +105,8 @@ class ReplicaRegistry {
   ReplicaObserver* const observer_;
   std::vector<std::shared_ptr<Replica>> replicas_;
   const std::unique_ptr<FirstAnswers> first_answers_;
-  // True after Stop has begun. It prevents that calls which Stop resets are
-  // reported as lost workers.
+  // True after Stop has begun. Calls that end after that are not reported as
+  // lost workers, because Stop has reset them.
   std::atomic<bool> stopping_{false};
   const std::shared_ptr<CallbackGate> gate_ = std::make_shared<CallbackGate>();
   // The lock that is held while a worker is checked. Without it, two workers

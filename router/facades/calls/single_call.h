@@ -34,7 +34,7 @@ namespace kvasir::router {
 //   bool HasResponse() const;
 //   Response Take();             // precondition: HasResponse()
 //   bool complete() const;       // the last response has been taken
-// size_t waiting_bytes() const;  // output that the client is slow to read
+//   size_t waiting_bytes() const;  // output that waits for the client
 template <typename Answer>
 struct PreparedCall {
   proto::TokenBytes prompt;
@@ -143,7 +143,8 @@ class SingleCall final
                             EnterQuota(*parts_.backend, arrived_.caller));
     return absl::OkStatus();
   }
-  // The request no longer runs, so it leaves its place in the tenant's quota.
+  // Call this when the request no longer runs: it leaves its place in the
+  // tenant's quota.
   void LeavePlace() {
     if (place_ != nullptr) place_->Leave();
   }

@@ -38,8 +38,8 @@ enum class KserveSchema {
   kStop,
 };
 
-// The output tensors that a client requests, by its flags or its list of
-// outputs.
+// The output tensors that a client requests, either by boolean input tensors or
+// by a list of outputs.
 struct KserveOutputs {
   bool text_output = false;
   bool output_ids = false;
@@ -58,7 +58,7 @@ struct KserveOutputs {
   bool num_output_tokens = false;
 };
 
-// The name of a tensor. If it is true, the schema is kStop.
+// If the tensor with this name is true, the schema is kStop.
 inline constexpr char kKserveStopTensor[] = "stop";
 
 struct KserveRequest {

@@ -175,7 +175,7 @@ TEST(KserveRequestTest, ErrorsOfWrongTensorsNameTheWantedAndTheGivenValue) {
 }
 
 TEST(KserveRequestTest, AShapeThatClaimsMoreThanItsBytesAllocatesNothing) {
-  // The shape claims 8 GiB of data.
+  // The shape claims gigabytes of data, but there is none.
   const InferRequestBuilder empty =
       InferRequestBuilder()
           .Raw("input_ids", "BYTES", {1 << 30}, "")

@@ -46,7 +46,8 @@ class KserveAnswer {
   // Ends every running sample with reason "abort".
   void Stop();
 
-  // True if every sample has ended. Then the engine may stop the request.
+  // True if every sample has ended. The engine's further work for the request
+  // is then not needed.
   bool finished() const;
   // True if there is a response to send. An answer that is not streamed has
   // none before its end.
@@ -56,7 +57,8 @@ class KserveAnswer {
   // True if the last response has been taken.
   bool complete() const { return complete_; }
 
-  // Returns how many bytes of output wait that a call of Take could remove now.
+  // Returns the number of bytes of output that wait and that Take could return
+  // now.
   size_t waiting_bytes() const;
   const KserveRequest& request() const { return request_; }
 

@@ -24,8 +24,8 @@ inline constexpr size_t kMaxSamplingJsonBytes = 256 << 10;
 absl::Status ApplySamplingJson(const std::string& json_text,
                                KserveRequest* request);
 
-// Does the same with the parameters of the request, except those that every
-// schema has (IsRequestParameter).
+// Does the same as ApplySamplingJson with the request's own parameters, except
+// those that every schema has (IsRequestParameter).
 absl::Status ApplySamplingParameters(
     const google::protobuf::Map<std::string, inference::InferParameter>&
         parameters,

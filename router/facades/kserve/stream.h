@@ -47,11 +47,14 @@ struct KserveCall : CallIdentity {
 };
 
 // One call. Its requests run concurrently and are identified by their ids. A
-// request with the id of a running one is refused (ALREADY_EXISTS), except for
-// empty ids. After a half-close, running requests are answered, and then the
-// call ends with OK. A reset of the call or its deadline cancels them. A `stop`
-// request ends the running request with the same id, which then gets its last
-// response; the stop request itself is answered by a response without outputs.
+// request with the id of a running request is refused (ALREADY_EXISTS), except
+// for empty ids.
+// After a half-close, running requests are answered, and then the call ends
+// with OK. If the call is reset or its deadline passes, its requests are
+// cancelled.
+// A `stop` request ends the running request with the same id, which then gets
+// its last response. The stop request itself is answered by a response without
+// outputs.
 // While a write is outstanding, tokens collect in the answers. If too many
 // bytes of streamed answers wait, the requests are cancelled and the call is
 // reset. Answers that are a single response do not count: such an answer has to
