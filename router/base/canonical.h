@@ -181,6 +181,7 @@ struct RouterHealth {
   std::string detail;
 };
 
+// Accepts requests from facades and has workers run them.
 // Threads: its methods may be called from any thread.
 class RequestRouter {
  public:

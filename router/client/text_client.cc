@@ -219,7 +219,8 @@ absl::StatusOr<TextResult> TextClient::Generate(
       } else if (name == "num_input_tokens") {
         result.prompt_tokens = FirstUint32(raw);
       } else if (name == "num_output_tokens") {
-        // This output is the number of tokens in this response, so sum it up.
+        // This output is the number of tokens in this response, so add it to
+        // the sum.
         result.output_tokens += FirstUint32(raw);
       }
     }

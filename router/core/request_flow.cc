@@ -150,9 +150,9 @@ bool RequestFlow::Retryable(const absl::Status& status, absl::Time now) const {
   return MayRunElsewhere(status);
 }
 
-// A new attempt can send the received tokens of only one sample. And the
-// prompt's log probabilities come only with the first tokens of an attempt, so
-// they would come twice.
+// A new attempt can send the received tokens of only one sample. If the client
+// wants log probabilities of the prompt, the request cannot continue either,
+// because they come only with the first tokens of an attempt.
 bool RequestFlow::MayContinue() const {
   return request_.folded && samples_.size() == 1 && !samples_[0].finished &&
          !request_.sampling.has_prompt_logprobs();

@@ -36,7 +36,8 @@ class CountingObserver final : public CallerObserver {
 std::string File(const std::string& tenants) {
   return absl::StrCat(R"({"schema_version": 1, "tenants": [)", tenants, "]}");
 }
-// Returns the JSON of a tenant whose token is its name, with further fields.
+// Returns the JSON of a tenant whose token is the same text as its name.
+// `fields` are further JSON fields.
 std::string TenantJson(const std::string& name,
                        const std::string& fields = "") {
   return absl::StrCat(
