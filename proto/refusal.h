@@ -22,7 +22,7 @@ absl::Status RefusedError(kvasir::v1::Refusal::Reason reason,
 // Returns the refusal in a status; nullopt if the status contains none.
 std::optional<kvasir::v1::Refusal> RefusalOf(const absl::Status& status);
 
-// Adds a refusal that came with a status to this status. Has no effect on OK.
+// Adds `refusal` to `*status` as its payload. Has no effect on an OK status.
 void SetRefusal(const kvasir::v1::Refusal& refusal, absl::Status* status);
 
 }  // namespace kvasir::proto

@@ -18,20 +18,20 @@ namespace kvasir::proto {
 inline constexpr size_t kBytesPerTokenId = 4;
 
 // A list of token ids. Copies of a TokenBytes share the same bytes.
-// Threads: immutable, so any thread may use it.
+// Threads: it never changes, so any thread may use it.
 class TokenBytes {
  public:
   TokenBytes() = default;
 
   static TokenBytes FromIds(absl::Span<const int32_t> ids);
-  // Takes over the memory of `ids` on a little-endian machine; otherwise copies
-  // them.
+  // On a little-endian machine, takes over the memory of `ids`; otherwise
+  // copies them.
   static TokenBytes Adopt(std::vector<int32_t> ids);
   // Takes over the memory of `bytes`. Returns INVALID_ARGUMENT if the number of
   // bytes is not a multiple of 4.
   static absl::StatusOr<TokenBytes> FromBytes(std::string bytes);
-  // Uses `bytes` without a copy; `owner` keeps them alive (for example a slice
-  // of a received message).
+  // Uses `bytes` without a copy. `owner` keeps the memory of the bytes alive;
+  // it is for example a slice of a received message.
   static absl::StatusOr<TokenBytes> FromOwned(
       absl::string_view bytes, std::shared_ptr<const void> owner);
 
@@ -43,7 +43,7 @@ class TokenBytes {
   std::vector<int32_t> ToIds() const { return AppendTo({}); }
   // Returns `ids` followed by the ids of this list, which are copied once.
   std::vector<int32_t> AppendTo(std::vector<int32_t> ids) const;
-  // Holds the memory of bytes().
+  // Keeps the memory of bytes() alive.
   const std::shared_ptr<const void>& owner() const { return owner_; }
 
  private:

@@ -1,6 +1,7 @@
 // Limits how much of the router's memory requests may use, in total and for
-// each tenant. The memory of their messages and texts (also while they wait for
-// a tokenizer), of prompts and of received tokens is counted.
+// each tenant. The count includes the requests' messages and texts (also while
+// they wait for a tokenizer), their prompts, and the tokens that they have
+// received.
 #pragma once
 
 #include <atomic>
@@ -15,13 +16,13 @@ namespace kvasir::router {
 
 class ByteShare;
 
-// A limit in bytes, and the number of bytes in use. Held by shared_ptr, because
-// each ByteShare keeps its budget alive.
-// Threads: any thread.
+// A limit in bytes, and the number of bytes in use. Held by shared_ptr: each
+// ByteShare holds a reference, so its budget exists as long as the share.
+// Threads: its methods may be called from any thread.
 class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
  public:
-  // Words for the text of a refusal: whose requests are limited, and which
-  // setting limits them.
+  // Words for the error text of a refusal: whose requests are limited, and
+  // which setting limits them.
   struct Words {
     std::string whose = "requests";
     std::string setting = "--request-bytes";
@@ -32,15 +33,16 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
       : words_(std::move(words)), limit_bytes_(limit_bytes) {}
 
   // Takes bytes for a request that has arrived. If the limit does not allow
-  // this, the request is refused, and the text contains the numbers and the
-  // setting: NEVER_FITS if the request by itself exceeds the limit, otherwise
-  // RETRY_ELSEWHERE. `outer` may be null; otherwise it is a share of equal size
-  // in another budget, and grows, shrinks and is released together with the new
-  // share.
+  // this, the request is refused: with NEVER_FITS if the request by itself
+  // exceeds the limit, otherwise with RETRY_ELSEWHERE. The error text contains
+  // the numbers and the setting. `outer` may be null; otherwise it is a share
+  // of equal size in another budget, and grows, shrinks and is released
+  // together with the new share.
   absl::StatusOr<std::shared_ptr<ByteShare>> Take(
       size_t bytes, std::shared_ptr<ByteShare> outer = nullptr);
 
-  // Existing shares stay as they are, even if they exceed the new limit.
+  // Shares that have been taken keep their size, even if they exceed the new
+  // limit.
   void SetLimit(size_t limit_bytes) { limit_bytes_ = limit_bytes; }
 
   size_t used_bytes() const { return used_bytes_; }
@@ -55,7 +57,7 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
 
 // The bytes of a budget that one request uses. They are released when the last
 // reference to this object is gone.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class ByteShare {
  public:
   ByteShare(std::shared_ptr<ByteBudget> budget, size_t bytes,

@@ -9,12 +9,13 @@
 
 namespace kvasir::router {
 
-// Held in a shared_ptr by the object and by every callback.
-// Threads: any thread. A callback inside the gate must not call Close.
+// The object and every callback hold the gate by shared_ptr.
+// Threads: its methods may be called from any thread, but a callback inside the
+// gate must not call Close.
 class CallbackGate {
  public:
-  // If it returns true, the object exists at least until Leave. If it returns
-  // false, the gate is closed and the object may be gone.
+  // Returns true if the callback may use the object, which then exists at least
+  // until Leave. Returns false if the gate is closed: the object may be gone.
   bool Enter() ABSL_LOCKS_EXCLUDED(mutex_) {
     base::MutexLock lock(&mutex_);
     if (closed_) return false;

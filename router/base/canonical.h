@@ -31,7 +31,7 @@ struct CanonicalRequest {
   // NOT_FOUND.
   std::string model;
   // The id that the client gave the request, for the access log. It need not be
-  // unique. Inside Kvasir, another id is used, which the router makes
+  // unique. Workers and traces use another id, which the router makes
   // (handle->id()).
   std::string client_request_id;
   std::string tenant;
@@ -42,9 +42,9 @@ struct CanonicalRequest {
   // with all other requests without a salt.
   std::string cache_salt;
   TokenBytes prompt;
-  // Start from NeutralSampling(). If max_tokens is 0, the operator's default
-  // applies, limited by the model's length. sampling.seed is ignored; set the
-  // field `seed` below instead.
+  // Fill this in starting from NeutralSampling(). If max_tokens is 0, the
+  // operator's default applies, limited by the model's length. The router
+  // ignores sampling.seed: set the field `seed` below instead.
   kvasir::v1::SamplingParams sampling;
   // Absent: the router draws a random seed.
   std::optional<uint64_t> seed;
@@ -64,8 +64,9 @@ struct CanonicalRequest {
   bool folded = false;
   // The W3C trace context that the client sent; empty if it sent none.
   std::string traceparent;
-  // The request's share of the router's memory. The facade takes it when the
-  // request arrives, and it grows with the received tokens. May be null.
+  // The request's share of the router's memory. The facade takes the share when
+  // the request arrives, and the share grows with the received tokens. May be
+  // null.
   std::shared_ptr<ByteShare> bytes;
   // The facade's name for the access log: "kserve", "vllm", ...
   std::string facade;
@@ -73,23 +74,22 @@ struct CanonicalRequest {
 };
 
 // Returns the largest n (samples of one request) that is allowed: what the
-// model's workers accept, but at most `ours`, because sinks allocate memory for
-// each sample.
+// model's workers accept, but at most `ours`, the limit of this router. The
+// router has its own limit because sinks allocate memory for each sample.
 inline uint32_t LargestN(const kvasir::v1::WorkerInfo& info, uint32_t ours) {
   return info.max_n() == 0 ? ours : std::min(info.max_n(), ours);
 }
 
 // Receives one request's output. Facades implement it. It is held by shared_ptr
-// because router and facade finish with it at different times; the router drops
+// because router and facade finish with it at different times: the router drops
 // its reference after OnDone has returned.
-// Order of the calls: [OnAccepted] (OnTokens | OnFinish)* OnDone. OnDone is
-// always called exactly once, as the last call, also after Cancel.
 //
-// Threads: one call at a time per request, on the router's few threads. An
-//   implementation converts, enqueues and returns; it never blocks and never
-//   tokenizes. Calls may begin before Submit has returned, but never run inside
-//   Submit or Cancel, so a sink may hold its own lock around either. Cancel may
-//   be called from inside a callback.
+// Threads: calls for one request come one at a time, on the few threads that
+// the router has for all requests. So an implementation must not block or
+// tokenize: it converts the event, enqueues it and returns. Calls may begin
+// before Submit has returned, but never run inside Submit or Cancel, so a sink
+// may hold its own lock around either. Cancel may be called from inside a
+// callback.
 // Backpressure: workers are not slowed down by a client that reads slowly,
 // because its request would hold cache pages for longer. The request runs to
 // its end, and its tokens wait in the facade's queue. The facade limits the
@@ -104,8 +104,8 @@ class RequestSink {
   // New tokens of the sample tokens.index(). They come in order and are never
   // repeated.
   virtual void OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens) = 0;
-  // A sample has ended. If OnDone comes with OK, this has been called once for
-  // each sample.
+  // A sample has ended. When OnDone comes with OK, OnFinish has been called
+  // once for each sample.
   virtual void OnFinish(const kvasir::v1::GenerateEvent::Finish& finish) = 0;
   // The request has ended. OK: OnFinish has been called for every sample.
   // Otherwise the status is the reason: CANCELLED after Cancel,
@@ -116,7 +116,8 @@ class RequestSink {
 };
 
 enum class CancelReason {
-  // The client disconnected, reset its call, or asked to stop the request.
+  // The client has disconnected, has reset its call, or has asked to stop the
+  // request.
   kClient,
   // The facade needs no more tokens, because a stop string matched. The request
   // is logged and counted as finished with reason "stop", and not as cancelled.
@@ -128,9 +129,8 @@ enum class CancelReason {
   kShutdown,
 };
 
-// A submitted request. To drop the handle does not cancel the request.
-// Accepts requests from facades and has workers run them.
-// Threads: any thread.
+// A submitted request. Dropping the handle does not cancel the request.
+// Threads: its methods may be called from any thread.
 class RequestHandle {
  public:
   virtual ~RequestHandle() = default;
@@ -138,20 +138,20 @@ class RequestHandle {
   // The unique id of the request in logs, in traces and at workers.
   virtual const std::string& id() const = 0;
   // Cancels the request. If it is called more than once, the first reason
-  // counts; after OnDone it has no effect. A call of the sink that is running
-  // may finish; after it only OnDone is called. The worker's call is reset
-  // within milliseconds.
+  // counts. It has no effect after OnDone. If a call of the sink is running, it
+  // may finish; after that only OnDone is called. The call to the worker is
+  // reset within milliseconds.
   virtual void Cancel(CancelReason reason) = 0;
 };
 
-// The load of all replicas that accept requests, in total: from their last
-// reports, and from the requests that were sent to them since.
+// The total load of all replicas that accept requests: their last reports, and
+// the requests that were sent to them after these reports.
 struct ModelLoad {
   uint64_t running = 0;
   uint64_t waiting = 0;
   uint64_t max_num_seqs = 0;
-  // Tokens for which cache pages are in use, and for which there are pages in
-  // total; both count whole pages.
+  // How many tokens the used cache pages can hold, and how many all cache pages
+  // can hold.
   uint64_t used_tokens = 0;
   uint64_t total_tokens = 0;
 };
@@ -164,9 +164,9 @@ struct ModelStatus {
   uint32_t num_replicas = 0;
   uint32_t num_ready_replicas = 0;
   ModelLoad load;
-  // Properties that its replicas have in common (api_version, weights_id,
-  // max_model_len, vocab_size, eos_token_ids, tokenizer_hash, ...). Unset until
-  // a replica has been reached.
+  // Properties that the model's replicas have in common (api_version,
+  // weights_id, max_model_len, vocab_size, eos_token_ids, tokenizer_hash, ...).
+  // Unset until a replica has been reached.
   std::optional<kvasir::v1::WorkerInfo> info;
 };
 
@@ -176,22 +176,23 @@ struct RouterHealth {
   RouterState state = RouterState::kStarting;
   // True if the router is not draining and every model has a ready replica.
   bool ready = false;
-  // Why the router is not ready, for people: "tiny: 0 of 2 replicas ready
-  // (127.0.0.1:9001: ...)".
+  // If the router is not ready, a text for people that says why, for example
+  // "tiny: 0 of 2 replicas ready (127.0.0.1:9001: ...)".
   std::string detail;
 };
 
-// Threads: any thread.
+// Accepts requests from facades and has workers run them.
+// Threads: its methods may be called from any thread.
 class RequestRouter {
  public:
   virtual ~RequestRouter() = default;
 
   // Starts a request. If it returns an error, the request was refused and the
   // sink is never called. Errors: NOT_FOUND (unknown model), INVALID_ARGUMENT
-  // (a value exceeds a limit, which the text names; NEVER_FITS if the prompt
-  // exceeds the model's length), RESOURCE_EXHAUSTED (the router's queue is
-  // full), UNAVAILABLE (no replica is ready, or the router is draining),
-  // DEADLINE_EXCEEDED (the deadline has already passed).
+  // (a value exceeds a limit, which the text names, or the refusal NEVER_FITS
+  // because the prompt exceeds the model's length), RESOURCE_EXHAUSTED (the
+  // router's queue is full), UNAVAILABLE (no replica is ready, or the router is
+  // draining), DEADLINE_EXCEEDED (the deadline has already passed).
   virtual absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
       CanonicalRequest request, std::shared_ptr<RequestSink> sink) = 0;
 

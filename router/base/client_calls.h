@@ -14,7 +14,7 @@
 namespace kvasir::router {
 
 // The counter, which all facades share.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class ClientCalls {
  public:
   explicit ClientCalls(const base::Clock* clock = &base::Clock::Real())

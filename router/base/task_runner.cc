@@ -80,8 +80,9 @@ bool Strand::Post(Task task) {
   return Schedule();
 }
 
-// The task that a strand posts to its runner: it runs some of the strand's
-// tasks. If it is destroyed without being run, the strand drops its tasks.
+// The task that a strand posts to its runner. It runs some of the tasks that
+// were posted to the strand. If it is destroyed without being run, the strand
+// drops all its tasks.
 class Strand::Turn {
  public:
   explicit Turn(std::shared_ptr<Strand> strand) : strand_(std::move(strand)) {}

@@ -1,6 +1,7 @@
-// Threads for the work of facades, because gRPC has only a few threads for the
-// reactions of all calls: a small pool, and strands that use it. Each strand
-// runs its tasks one at a time and in order.
+// Threads for the work of facades: a small pool, and strands that use it. Each
+// strand runs its tasks one at a time and in order. The work does not run on
+// gRPC's own threads, because these few threads handle the reactions of all
+// calls.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,7 @@ namespace kvasir::router {
 using Task = absl::AnyInvocable<void()>;
 
 // Runs posted tasks on other threads.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class TaskRunner {
  public:
   virtual ~TaskRunner() = default;
@@ -51,11 +52,11 @@ class TaskPool {
   std::vector<std::thread> threads_;
 };
 
-// Runs its tasks one at a time, in the order in which they were posted. It has
-// at most one task in the underlying runner's queue, however many of its own
-// tasks wait. If the runner refuses or drops that task, the strand drops its
-// tasks too, because they may own the object that owns the strand, and would
-// keep it alive forever.
+// Runs the tasks that are posted to it one at a time and in order, on another
+// runner. However many of them wait, the strand has at most one task in the
+// queue of that runner. If the runner refuses or drops that task, the strand
+// drops all its tasks. Otherwise a task that owns the owner of the strand would
+// keep the strand alive forever.
 class Strand final : public TaskRunner,
                      public std::enable_shared_from_this<Strand> {
  public:

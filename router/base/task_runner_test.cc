@@ -88,8 +88,8 @@ TEST(StrandTest, DropsItsTasksWhenThePoolHasEnded) {
   EXPECT_TRUE(weak.expired());
 }
 
-// When the pool ends, the strand's tasks still wait because another task is
-// running.
+// The strand's tasks wait because another task is running. It is still running
+// when the pool ends.
 TEST(StrandTest, DropsTasksThatWaitWhenThePoolEnds) {
   std::weak_ptr<Strand> weak;
   auto pool = std::make_unique<TaskPool>(1);
@@ -100,7 +100,8 @@ TEST(StrandTest, DropsTasksThatWaitWhenThePoolEnds) {
     ended.Wait();
   }));
   started.Wait();
-  // A task owns this pointer, whose deleter runs when the pool drops the task.
+  // A waiting task owns this pointer. Its deleter runs when the pool drops the
+  // task, and lets the running task end.
   std::shared_ptr<void> waiting(nullptr, [&](void*) { ended.Open(); });
   ASSERT_TRUE(runner->Post([waiting = std::move(waiting)] {}));
   {

@@ -100,8 +100,9 @@ TextClient::TextClient(const std::string& endpoint,
 
 absl::Status TextClient::Explained(const grpc::Status& status,
                                    const grpc::ClientContext& context) const {
-  // There is no connection. (An UNAVAILABLE that a server has sent does not put
-  // the channel into this state.)
+  // In the state TRANSIENT_FAILURE, the channel has no connection. (An
+  // UNAVAILABLE that a server has sent does not put the channel into this
+  // state.)
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE &&
       channel_->GetState(/*try_to_connect=*/false) ==
           GRPC_CHANNEL_TRANSIENT_FAILURE) {
@@ -218,7 +219,8 @@ absl::StatusOr<TextResult> TextClient::Generate(
       } else if (name == "num_input_tokens") {
         result.prompt_tokens = FirstUint32(raw);
       } else if (name == "num_output_tokens") {
-        // The output tensor has the number of tokens in this response.
+        // This output is the number of tokens in this response, so add it to
+        // the sum.
         result.output_tokens += FirstUint32(raw);
       }
     }

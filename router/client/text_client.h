@@ -43,15 +43,15 @@ struct TextResult {
   absl::Duration time_to_first_token;
   absl::Duration total;
 
-  // Prompt tokens per second until the first output token (prompt_rate), and
-  // output tokens per second after that one (decode_rate). nullopt if there
-  // were no such tokens or no time was measured.
+  // prompt_rate is the number of prompt tokens per second until the first
+  // output token; decode_rate is the number of output tokens per second after
+  // that token. nullopt if there were no such tokens or no time was measured.
   std::optional<double> prompt_rate() const;
   std::optional<double> decode_rate() const;
 };
 
 // The client's connection and calls.
-// Threads: one call at a time.
+// Threads: only one thread at a time may use it.
 class TextClient {
  public:
   // With null credentials, the connection is not encrypted.
@@ -63,10 +63,10 @@ class TextClient {
   // server answers within `timeout`.
   absl::StatusOr<std::vector<std::string>> ReadyModels(absl::Duration timeout);
 
-  // Returns the largest number of tokens of prompt and output together, from
-  // the model's configuration. nullopt if the server does not implement
-  // ModelConfig or its answer has no `max_model_len`; INVALID_ARGUMENT if the
-  // value is not a length.
+  // Returns the largest number of tokens that prompt and output may have
+  // together, from the model's configuration. nullopt if the server does not
+  // implement ModelConfig or its answer has no `max_model_len`;
+  // INVALID_ARGUMENT if the value is not a length.
   absl::StatusOr<std::optional<int64_t>> MaxModelLen(const std::string& model,
                                                      absl::Duration timeout);
 

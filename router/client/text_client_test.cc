@@ -3,7 +3,7 @@
 namespace kvasir::cli {
 namespace {
 
-// Regression test: a prompt that took 9.5 s was included in the time of the
+// Regression test: the time of a prompt, 9.5 s, was counted as time of the
 // output, so that 48 tokens/s were reported as 5.9.
 TEST(TextResultTest, TheDecodeRateDoesNotIncludeTheTimeOfThePrompt) {
   TextResult result;

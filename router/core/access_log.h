@@ -28,7 +28,7 @@ struct AccessRecord {
   uint32_t output_tokens = 0;
   uint32_t cached_tokens = 0;
   uint32_t samples = 0;
-  // How many streams to workers were opened for the request.
+  // How many streams to workers the router has opened for the request.
   uint32_t attempts = 0;
   // The time from Submit to the first attempt; infinite if there was no
   // attempt.
@@ -36,9 +36,9 @@ struct AccessRecord {
   // The time from Submit to the first token; infinite if there was no token.
   absl::Duration time_to_first_token = absl::InfiniteDuration();
   absl::Duration duration;
-  // One word for how the request ended. "stop" and "length" if it is complete;
-  // otherwise "cancelled", "slow_reader", "shutdown", "deadline", "refused",
-  // "lost" or "error".
+  // One word that says how the request ended: "stop" or "length" if it is
+  // complete; otherwise "cancelled", "slow_reader", "shutdown", "deadline",
+  // "refused", "lost" or "error".
   std::string finish_reason;
   absl::Status status;
   // One word that says why the caller was refused, or which limit of its quota
@@ -48,16 +48,16 @@ struct AccessRecord {
 };
 
 // Receives a record when a request has ended or is refused.
-// Threads: any thread, several at once. Must not block.
+// Threads: several threads may call methods at once. A call must not block.
 class AccessLogSink {
  public:
   virtual ~AccessLogSink() = default;
   virtual void Write(const AccessRecord& record) = 0;
 };
 
-// Writes one line through base/log.h. Unknown callers cannot flood the log:
-// they get one line a minute for each reason, without any text of theirs. All
-// of them are counted.
+// Writes one line for each record through base/log.h. Unknown callers cannot
+// flood the log: they get one line a minute for each reason, and the line
+// contains no text that they sent. All of their requests are counted.
 class LogAccess final : public AccessLogSink {
  public:
   explicit LogAccess(const base::Clock& clock = base::Clock::Real())

@@ -21,9 +21,9 @@ void ActiveRequest::Cancel(CancelReason reason) {
     attempt->Cancel();
     return;
   }
-  // The request waits in the queue, or it is being dispatched, which checks for
-  // the cancellation. The timer thread ends it, because a sink must never be
-  // called inside Cancel.
+  // The request waits in the queue, or it is being dispatched; Dispatch checks
+  // for the cancellation. The timer thread ends a waiting request, because a
+  // sink must never be called inside Cancel.
   core_->EndWaitingAt(absl::InfinitePast(), shared_from_this(), status);
 }
 
@@ -117,7 +117,7 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
     budget->set_share(request.eviction_budget->ratio);
   }
   if (const auto left = flow_.QueueTimeoutLeft(base::Clock::Real().Now())) {
-    // Rounded up to at least 1, because 0 would make the worker use its own
+    // Round up to at least 1 ms, because 0 would make the worker use its own
     // default timeout.
     const int64_t left_ms =
         absl::ToInt64Milliseconds(absl::Ceil(*left, absl::Milliseconds(1)));
@@ -125,8 +125,8 @@ WorkerCall ActiveRequest::NewCall(const Replica& replica) const {
         std::clamp<int64_t>(left_ms, 1, std::numeric_limits<uint32_t>::max())));
   }
   call.head.set_traceparent(request.traceparent);
-  // The worker checks this id, because another worker may have started at its
-  // address since the router checked it.
+  // Send the id of the weights, so that the worker checks it: another worker
+  // may have started at its address since the router checked it.
   if (flow_.delivered() && begun_on_.has_value()) {
     call.head.set_weights_id(begun_on_->weights_id());
   } else if (const auto info = replica.info()) {

@@ -1,6 +1,6 @@
 // A request in flight. It passes the events of an attempt at a worker to the
-// state machine (RequestFlow), and what the state machine delivers to the
-// facade's sink.
+// state machine (RequestFlow), and passes what the state machine delivers to
+// the facade's sink.
 #pragma once
 
 #include <memory>
@@ -20,9 +20,10 @@ namespace kvasir::router {
 
 class RouterCore;
 
-// Shared by the router's table of requests, by the attempt (this object is its
+// Held by the router's table of requests, by the attempt (this object is its
 // sink) and by the facade (for which it is the request's handle).
-// Threads: any thread; a worker's events come one at a time.
+// Threads: its methods may be called from any thread, but a worker's events
+// must come one at a time.
 class ActiveRequest final : public RequestHandle,
                             public AttemptSink,
                             public std::enable_shared_from_this<ActiveRequest> {
@@ -57,8 +58,8 @@ class ActiveRequest final : public RequestHandle,
   }
 
   // Returns whether `replica` may run the request. If tokens have been
-  // received, it must have the same weights, cache format and arithmetic as the
-  // replica that produced them.
+  // received, `replica` must have the same weights, cache format and arithmetic
+  // as the replica that produced them.
   bool MayRunOn(const Replica& replica) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Starts an attempt: opens a stream to `replica`.
   void Open(const std::shared_ptr<Replica>& replica)
@@ -69,7 +70,7 @@ class ActiveRequest final : public RequestHandle,
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends the request: logs it, calls the sink's OnDone and drops the sink. Call
-  // once.
+  // this once.
   void Close(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends a request that has never started, without calling the sink. Returns
   // its log record.

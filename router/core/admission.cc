@@ -12,8 +12,8 @@ absl::StatusOr<Admission::Answer> Admission::Enter(Ticket ticket,
   if (draining_) {
     return proto::RefusedError(Refusal::DRAINING, "the router is draining");
   }
-  // A new request must not run before the waiting ones, even if there is a free
-  // place.
+  // A new request must not overtake waiting requests. So if any wait, it waits
+  // as well, even if there is a free place.
   if (in_flight_ < limits_.max_in_flight && waiting_.empty()) {
     ++in_flight_;
     return Answer::kRun;

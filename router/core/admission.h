@@ -1,6 +1,6 @@
 // Decides which requests the router accepts and when they run, and builds the
-// statuses of refused requests. It works on tickets and requests, and uses no
-// clock and no threads. Workers check most values of a request; the router
+// statuses of refused requests. Uses no clock and no threads: it only knows
+// tickets and requests. Workers check most values of a request; the router
 // checks only those on which its own work depends.
 #pragma once
 
@@ -32,7 +32,8 @@ using Ticket = uint64_t;
 // A queue of requests, each identified by a ticket. Requests with lower
 // priority values run first; those with equal values in the order of their
 // arrival.
-// Threads: one at a time; the caller's mutex guards it.
+// Threads: only one thread at a time may use it. Its owner has a mutex for
+// this.
 class Admission {
  public:
   explicit Admission(const AdmissionLimits& limits) : limits_(limits) {}
@@ -46,7 +47,8 @@ class Admission {
   void BeginDrain() { draining_ = true; }
   bool draining() const { return draining_; }
 
-  // Ends a running ticket. Returns the waiting tickets that run from now on.
+  // Call this when the request of a running ticket has ended. Returns the
+  // waiting tickets that run from now on.
   std::vector<Ticket> Leave();
 
   // Removes a waiting ticket. Returns false if the ticket does not wait (any
@@ -56,15 +58,16 @@ class Admission {
   size_t in_flight() const { return in_flight_; }
   size_t waiting() const { return waiting_.size(); }
 
-  // Checks a request for the model of `info` before it gets a ticket. Errors:
-  // INVALID_ARGUMENT (no prompt, or n exceeds max_n or the workers' limit),
-  // NEVER_FITS (the prompt is too long), DEADLINE_EXCEEDED.
+  // Checks a request for the model that `info` describes, before the request
+  // gets a ticket. Errors: INVALID_ARGUMENT (no prompt, or n exceeds max_n or
+  // the workers' limit), NEVER_FITS (the prompt is too long),
+  // DEADLINE_EXCEEDED.
   static absl::Status CheckRequest(const CanonicalRequest& request,
                                    const kvasir::v1::WorkerInfo& info,
                                    uint32_t max_n, absl::Time now);
 
-  // The time until which a request waits, and the status with which it ends
-  // then.
+  // How long a request waits, and the status with which it ends if it waits
+  // until then.
   struct Patience {
     absl::Time until;
     absl::Status then;

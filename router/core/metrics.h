@@ -17,7 +17,7 @@
 
 namespace kvasir::router {
 
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class RouterMetrics final : public RouterObserver {
  public:
   explicit RouterMetrics(const std::string& version);

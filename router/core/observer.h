@@ -10,22 +10,24 @@
 namespace kvasir::router {
 
 // Receives the router's events.
-// Threads: any thread, several at once. Must not block.
+// Threads: several threads may call methods at once. A call must not block.
 class RouterObserver : public ReplicaObserver {
  public:
   // Submit has refused a request.
   virtual void OnRefused(const absl::Status& /*why*/) {}
-  // The first attempt of a request starts, `waited` after its Submit.
+  // The first attempt of a request has started, `waited` after Submit.
   virtual void OnDispatched(absl::Duration /*waited*/) {}
   virtual void OnFirstToken(absl::Duration /*since_submit*/) {}
-  // Tokens of a sample have come, `gap` after the sample's previous tokens.
+  // Tokens of a sample have come, `gap` after the previous tokens of the
+  // sample.
   virtual void OnInterToken(absl::Duration /*gap*/, size_t /*tokens*/) {}
   // An attempt of a request has failed, and another replica is asked.
   virtual void OnRetry(const absl::Status& /*why*/) {}
   virtual void OnRequestEnd(const AccessRecord& /*record*/) {}
-  // `in_flight`: how many requests have been submitted and have not ended;
-  // `queued`: how many of them wait in the router. It is called under the
-  // router's lock, so that the calls have the order of the changes.
+  // The numbers of requests have changed. `in_flight`: how many have been
+  // submitted and have not ended; `queued`: how many of these wait in the
+  // router. It is called under the router's lock, so that the calls come in the
+  // order of the changes.
   virtual void OnInFlight(size_t /*in_flight*/, size_t /*queued*/) {}
 };
 

@@ -70,8 +70,8 @@ RequestFlow::Delivery RequestFlow::OnEvent(const GenerateEvent& event,
   if (cancelled() || !breach_.ok()) return {};
   switch (event.event_case()) {
     case GenerateEvent::kAccepted: {
-      // Only the first acceptance is delivered; after a retry the client
-      // already knows of it.
+      // Deliver only the first acceptance: after a retry, the client already
+      // knows of it.
       Delivery delivery;
       delivery.deliver = !accepted_;
       accepted_ = true;
@@ -131,9 +131,9 @@ RequestFlow::Delivery RequestFlow::OnFinish(
     const GenerateEvent::Finish& finish) {
   Delivery delivery;
   Sample* const sample = RunningSample(finish.index());
-  // The router has not cancelled the request. If the sample was aborted, the
-  // worker did so: the event is ignored, and the end of the stream then counts
-  // as too early.
+  // The router has not cancelled the request, so if the sample was aborted, the
+  // worker did it by itself. Ignore this event: the end of the stream then
+  // counts as too early.
   if (sample == nullptr || !IsComplete(finish.reason())) return delivery;
   if (sample->to_repeat > 0) {
     breach_ = absl::InternalError(absl::StrCat(
@@ -198,9 +198,9 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
                                            ? "the worker reset the stream"
                                            : "the worker is lost");
   }
-  // A worker uses the same refusal for a request that waited too long and for
-  // one for which it has no room. If the client's own timeout has passed, its
-  // error is that of the timeout.
+  // A worker sends the same refusal for a request that has waited too long and
+  // for one for which it has no room. If the client's own timeout has passed,
+  // return the error of the timeout in both cases.
   if (TimedOut(now) && MayRunElsewhere(end)) {
     return Admission::TimedOut(request_);
   }

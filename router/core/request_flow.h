@@ -15,12 +15,14 @@
 
 namespace kvasir::router {
 
-// The state that another replica needs to continue a request: the request, its
-// seed and the tokens that have been delivered.
-// Threads: one at a time; the caller's mutex guards it.
+// The state of one request. It contains all that another replica needs to
+// continue the request: the request itself, its seed and the tokens that have
+// been delivered.
+// Threads: only one thread at a time may use it. Its owner has a mutex for
+// this.
 class RequestFlow {
  public:
-  // `request` must have its seed and max_tokens.
+  // The seed and max_tokens of `request` must be set.
   RequestFlow(CanonicalRequest request, std::string id, int max_attempts,
               absl::Time now);
 
@@ -43,7 +45,8 @@ class RequestFlow {
   uint32_t attempts() const { return attempts_; }
   // True if output has been delivered to the sink.
   bool delivered() const { return delivered_; }
-  // The replicas that have been asked to run the request. None is asked twice.
+  // The replicas that have been asked to run the request. No replica is asked
+  // twice.
   const std::vector<std::string>& tried() const { return tried_; }
 
   // Says how to react to an event from a worker.
@@ -88,8 +91,8 @@ class RequestFlow {
   Delivery OnTokens(const kvasir::v1::GenerateEvent::Tokens& tokens,
                     absl::Time now);
   Delivery OnFinish(const kvasir::v1::GenerateEvent::Finish& finish);
-  // Returns null for a sample that was not requested or has finished. The index
-  // comes from the worker, which may be faulty.
+  // Returns null if the sample was not requested or has already finished. The
+  // index must be checked, because a faulty worker may send any index.
   Sample* RunningSample(uint32_t index);
   bool Retryable(const absl::Status& status, absl::Time now) const;
   // Returns true if a worker can continue from the tokens that have been
@@ -112,8 +115,8 @@ class RequestFlow {
   uint32_t attempts_ = 0;
   std::vector<std::string> tried_;
   absl::Status last_error_;
-  // An error if the worker has broken its protocol. Its later events are
-  // ignored.
+  // The error if the worker has broken its protocol. Later events of this
+  // worker are ignored.
   absl::Status breach_;
   absl::Time first_attempt_ = absl::InfiniteFuture();
   absl::Time first_token_ = absl::InfiniteFuture();

@@ -100,7 +100,7 @@ absl::Status RouterCore::Complete(CanonicalRequest* request) {
 void RouterCore::LogRefused(CanonicalRequest request, const absl::Status& why) {
   const absl::Time now = base::Clock::Real().Now();
   // RequestFlow allocates memory for n samples, and a refused request may have
-  // any n.
+  // any n: use 0.
   request.sampling.set_n(0);
   const RequestFlow flow(std::move(request), "", 0, now);
   AccessRecord record = flow.Record(why, now);
@@ -254,8 +254,8 @@ void RouterCore::LogEnd(const AccessRecord& record) {
 }
 
 void RouterCore::Release(ActivePtr active, bool ran) {
-  // When the last request has been removed from the table, the router may be
-  // destroyed at any time. After that only local variables are used.
+  // When the last request has been removed from the table, another thread may
+  // destroy the router. So after that only local variables are used.
   std::deque<std::pair<ActivePtr, bool>> ended = {{std::move(active), ran}};
   while (!ended.empty()) {
     const auto [request, request_ran] = std::move(ended.front());

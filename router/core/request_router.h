@@ -37,7 +37,7 @@ namespace kvasir::router {
 struct RouterCoreOptions {
   AdmissionLimits admission;
   PolicyKind policy = PolicyKind::kLeastLoaded;
-  // max_tokens of requests that do not set it.
+  // The max_tokens of requests that do not set it.
   uint32_t default_max_tokens = 256;
   // How long a request may wait in the router's queue if it sets no queue
   // timeout.
@@ -51,9 +51,10 @@ class ActiveRequest;
 
 // The router; the example above shows how it is used.
 // Owns: the requests in flight.
-// Threads: any thread. No thread holds a request's lock and the router's lock
-// at the same time. Callbacks run without these locks; only the observer's
-// OnInFlight runs under the router's lock.
+// Threads: its methods may be called from any thread. No thread holds a
+// request's lock and the router's lock at the same time. Callbacks run without
+// these locks, except the observer's OnInFlight, which runs under the router's
+// lock.
 class RouterCore final : public RequestRouter {
  public:
   struct Parts {
@@ -65,8 +66,8 @@ class RouterCore final : public RequestRouter {
 
   // The parts must outlive the router.
   RouterCore(RouterCoreOptions options, Parts parts);
-  // Cancels running requests and waits until they have ended. Facades must not
-  // use the router any more.
+  // Cancels running requests and waits until they have ended. From then on
+  // facades must not use the router.
   ~RouterCore() override;
 
   absl::StatusOr<std::shared_ptr<RequestHandle>> Submit(
@@ -77,11 +78,11 @@ class RouterCore final : public RequestRouter {
   absl::StatusOr<ModelStatus> Model(const std::string& name) const override;
   RouterHealth Health() const override ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Health reports draining from now on, so that clients go elsewhere. Requests
-  // that come all the same are still served.
+  // From now on Health reports that the router is draining, so that clients go
+  // elsewhere. Requests that still come are served.
   void AnnounceDrain() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Does the same, and makes Submit refuse new requests with DRAINING. Running
-  // requests continue.
+  // Does the same as AnnounceDrain, and makes Submit refuse new requests with
+  // DRAINING. Running requests continue.
   void BeginDrain() ABSL_LOCKS_EXCLUDED(mutex_);
   // The number of requests that have ended since the start, for any reason.
   uint64_t ended() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -114,7 +115,8 @@ class RouterCore final : public RequestRouter {
   // Dispatches the requests that wait for a replica.
   void OnReplicasChanged() ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes the timer thread remove the request from the queue at `when` and end
-  // it with `status`. This has no effect if the request no longer waits then.
+  // it with `status`. Has no effect if the request no longer waits at that
+  // time.
   TimerThread::TimerId EndWaitingAt(absl::Time when, const ActivePtr& active,
                                     const absl::Status& status);
   void EndWaiting(const ActivePtr& active, const absl::Status& status);
@@ -123,8 +125,8 @@ class RouterCore final : public RequestRouter {
   // `ran`: false if the request ended while it waited in the queue.
   void Release(ActivePtr active, bool ran) ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<ActivePtr> All() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Call under the lock, so that the observer receives the numbers in the order
-  // of the changes.
+  // Reports the numbers of requests to the observer. Call it under the lock, so
+  // that the observer receives them in the order of the changes.
   void ReportInFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string KnownModels() const;
 

@@ -49,8 +49,8 @@ class KeptLog final : public AccessLogSink {
   std::vector<AccessRecord> records_ ABSL_GUARDED_BY(mutex_);
 };
 
-// An observer that keeps the last reported numbers and states. If `slow` is
-// set, it is slow to record that a request runs.
+// An observer that keeps the numbers and states that were reported last. If
+// `slow` is set, it takes a millisecond to record a number above 0.
 class KeptStates final : public RouterObserver {
  public:
   std::atomic<bool> slow{false};
@@ -104,8 +104,8 @@ CanonicalRequest NewRequest(size_t prompt_tokens = 3) {
 
 class RequestRouterTest : public ::testing::Test {
  protected:
-  // Starts the router with workers "w0", "w1", ..., whose states the test has
-  // set.
+  // Starts the router with workers "w0", "w1", .... The test may set their
+  // states before.
   absl::Status Start(int num_workers, RouterCoreOptions options = {},
                      absl::Duration patience = absl::Milliseconds(500)) {
     Prepare(num_workers);
@@ -143,8 +143,8 @@ class RequestRouterTest : public ::testing::Test {
     return handle.ok() ? *handle : nullptr;
   }
 
-  // Submits a request whose client receives only the whole answer, and breaks
-  // worker 0 after the first token.
+  // Submits a request whose client receives only the whole answer, and ends the
+  // attempt at worker 0 with an error after the first token.
   std::shared_ptr<RecordingSink> LoseAFoldedAnswer() {
     KVASIR_EXPECT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
     CanonicalRequest request = NewRequest();
@@ -292,7 +292,8 @@ TEST_F(RequestRouterTest, WorkersWithDifferentCachesFailTheStart) {
                                  HasSubstr("cache_id")));
 }
 
-// Such a worker would continue the answer with different tokens.
+// If another worker has other arithmetic, it would continue the answer with
+// different tokens.
 TEST_F(RequestRouterTest,
        AWorkerWithOtherArithmeticDoesNotContinueFromReceivedTokens) {
   Prepare(2);
@@ -733,7 +734,8 @@ TEST_F(RequestRouterTest, AWorkerThatCannotBeReachedDoesNotFailTheStart) {
   EXPECT_EQ(model.num_ready_replicas, 1u);
 }
 
-// One worker never answers. The start waits for it only for a limited time.
+// One worker never answers. The start waits only for a limited time for it,
+// although its patience is infinite.
 TEST_F(RequestRouterTest, IfOneWorkerAnswersTheStartWaitsForOthersOnlyBriefly) {
   Prepare(2);
   workers_[1]->SetReachable(false);
@@ -834,8 +836,8 @@ TEST_F(RequestRouterTest, AfterManyRandomAnswersAndCancelsNoRequestIsLeft) {
         auto handle = router_->Submit(NewRequest(), sink);
         if (!handle.ok()) continue;
         ++accepted;
-        // Some workers never answer, so requests that have not ended after a
-        // while are cancelled.
+        // Some workers never answer, so cancel the request if it has not ended
+        // after a few milliseconds.
         const auto patience = static_cast<int>(random() % 4);
         for (int waited = 0; waited < patience && !sink->done(); ++waited) {
           absl::SleepFor(absl::Milliseconds(1));

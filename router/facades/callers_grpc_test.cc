@@ -63,8 +63,8 @@ class CallersGrpcTest : public FacadeServerTest {
     KVASIR_ASSERT_OK(server);
     server_ = *std::move(server);
   }
-  // Connects to the server. `certificate` names the client's certificate; it
-  // has none if this is empty.
+  // Connects to the server. `certificate` names the certificate that the client
+  // presents; if it is empty, the client presents none.
   void Dial(bool tls, const std::string& certificate = "") {
     std::shared_ptr<grpc::ChannelCredentials> credentials =
         grpc::InsecureChannelCredentials();
@@ -168,9 +168,9 @@ TEST_F(CallersGrpcTest,
   EXPECT_EQ(router_.num_requests(), 0);
 }
 
-// Regression test: gRPC parses a message before it calls the service. So
-// unknown callers that sent garbage were not counted, and each caused a log
-// line.
+// Regression test: gRPC parses a message before it calls the service. So if
+// unknown callers sent garbage, they were not counted, and each call caused a
+// log line.
 TEST_F(CallersGrpcTest, ACallerThatSendsGarbageIsIdentifiedAsWell) {
   Serve(TenantEntry("red"), /*tls=*/true, /*ask_for_certificates=*/false);
   Dial(/*tls=*/true);

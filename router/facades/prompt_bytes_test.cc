@@ -1,6 +1,6 @@
-// Measures how many heap bytes are allocated for a prompt of 64K token ids: by
-// gRPC, which parses its message, and by a facade until the router has the
-// request.
+// Measures how many heap bytes are allocated for a prompt of 64K token ids,
+// from the parsing of the message by gRPC until the facade has given the
+// request to the router.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -24,7 +24,7 @@
 
 namespace {
 
-// While this is not null, allocations are added to it.
+// If this is not null, the size of each allocation is added to `*heap_bytes`.
 int64_t* heap_bytes = nullptr;
 
 void* CountedAllocate(std::size_t bytes, std::size_t alignment) {
@@ -75,9 +75,9 @@ class PromptBytesTest : public ::testing::Test {
     backend_->router = &router_;
     backend_->tokenizer = std::make_shared<ManualRunner>();
   }
-  // `read` parses the wire bytes and submits the request. Returns all the heap
-  // bytes that it allocates (without subtracting freed ones), divided by the
-  // prompt's size (4 bytes for each token).
+  // `read` parses the bytes of a message and submits the request. Returns how
+  // many heap bytes it allocates, divided by the prompt's size (4 bytes for
+  // each token). Freed bytes are not subtracted.
   template <typename Read>
   double Ratio(const char* facade, Read read) {
     int64_t taken = 0;
@@ -147,9 +147,10 @@ auto Prompt(const std::string& wire, Parse parse, Prepare prepare) {
   return prepared->prompt;
 }
 
-// On the wire the ids are varints, so protobuf appends them to a list that
-// doubles its capacity when it is full. Its allocations can add up to four
-// times the prompt's size. A copy of the ids comes on top.
+// The ids are varints in these messages, so protobuf appends them to a list
+// that doubles its capacity when it is full. The allocations for this list can
+// add up to four times the prompt's size. The copy of the ids adds the prompt's
+// size once more.
 TEST_F(PromptBytesTest, VllmProtocolsTakeTheirListsOfIdsAndOneCopy) {
   vllm::grpc::engine::GenerateRequest engine;
   vllm::GenerateRequest inference;

@@ -63,8 +63,8 @@ void Callers::Take(Identities identities) {
 
 void Callers::Poll() {
   absl::StatusOr<std::string> text = options_.read();
-  // The error of an unreadable file is remembered like contents, so that it too
-  // is reported only once.
+  // Keep the error of an unreadable file in `seen`, like contents, so that the
+  // error is also reported only once.
   const std::string seen =
       text.ok() ? *text : absl::StrCat("\n", text.status().ToString());
   if (seen == seen_) return;
@@ -143,13 +143,13 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
     return Refused(CallerRefusal::kTenant, std::move(name));
   }
   caller.tenant = asked;
-  // If the tenant is not in the file, the gateway's quota stays (all such
-  // tenants use it together), but the gateway's shared_prefix_cache and
-  // least_priority do not apply to the tenant.
+  // If the tenant that the gateway names is not in the file, the gateway's
+  // quota applies (to all such tenants together). But shared_prefix_cache and
+  // least_priority of the gateway do not apply.
   caller.shared_prefix_cache = false;
   caller.least_priority = 0;
   if (const auto named = now->identities.Named(asked); named.has_value()) {
-    // The tenant itself must have the role as well: a gateway cannot act with a
+    // The named tenant must also have the role: a gateway cannot act with a
     // role that the file does not give the tenant.
     KVASIR_RETURN_IF_ERROR(check_role(now->identities.tenant(*named)));
     caller.shared_prefix_cache =

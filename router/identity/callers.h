@@ -28,13 +28,14 @@
 namespace kvasir::router {
 
 // Receives the events that metrics count.
-// Threads: any thread, several at once. Must not block.
+// Threads: several threads may call methods at once. A call must not block.
 class CallerObserver {
  public:
   virtual ~CallerObserver() = default;
   virtual void OnCallerRefused(CallerRefusal /*why*/) {}
   // The file has changed. If `ok`, its new contents are in use; otherwise the
-  // previous ones still are. Called after this has been logged.
+  // previous contents are still in use. Called after the change has been
+  // logged.
   virtual void OnIdentitiesRead(bool /*ok*/) {}
 };
 
@@ -42,16 +43,17 @@ class CallerObserver {
 struct Caller {
   // The tenant to which the caller belongs. Each tenant has its own quota, can
   // abort only its own requests, and has its own cached prefixes (unless
-  // shared_prefix_cache). Empty if callers are not identified and this one
-  // named no tenant.
+  // shared_prefix_cache). Empty if callers are not identified and this caller
+  // has named no tenant.
   std::string tenant;
-  // For the log: the token's label, or the certificate's name.
+  // The token's label or the certificate's name, for the log.
   std::string label;
   // True: the tenant shares cached prefixes with all other tenants for which
   // this is true.
   bool shared_prefix_cache = false;
-  // The lowest priority number of its requests. Callers that are not identified
-  // cannot overtake others.
+  // The lowest priority number that the caller's requests may have. With 0, for
+  // example for callers that are not identified, they cannot overtake the
+  // requests of others.
   int32_t least_priority = 0;
   // The tenant's quota; null if there are no quotas.
   std::shared_ptr<TenantQuota> quota;
@@ -61,11 +63,12 @@ struct Caller {
   std::string cache_tenant() const { return shared_prefix_cache ? "" : tenant; }
 };
 
-// PERMISSION_DENIED if the caller's requests may not have this priority.
+// Returns PERMISSION_DENIED if the caller's requests may not have this
+// priority.
 absl::Status CheckPriority(const Caller& caller, int32_t priority);
 
 // Identifies callers, and counts what their tenants use.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class Callers {
  public:
   // A function that returns the file's bytes, or an error. Called from one
@@ -90,9 +93,9 @@ class Callers {
 
   // Reads the file again. If it cannot be read or parsed, this is logged and
   // counted once, and the previous contents stay in use. Otherwise the new
-  // contents are used, even if CheckListener would refuse them at a start (then
-  // this is logged), because a caller that was removed must lose its access,
-  // even if it was the last one. Call from one thread at a time.
+  // contents are used. If CheckListener would refuse them at a start, this is
+  // only logged: a caller that was removed from the file must lose its access,
+  // even if it was the last one. Call this from one thread at a time.
   void Poll() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Identifies a caller that needs `role`. `tenant` is the tenant that the
@@ -110,8 +113,9 @@ class Callers {
                                   Caller* refused = nullptr) const
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // These two methods do the same as those of TenantQuota, for an identified
-  // caller. A refusal is counted, and its status has a reason.
+  // For an identified caller, these two methods do the same as the methods of
+  // TenantQuota with the same names. A refusal is counted, and its status has a
+  // reason.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(
       const Caller& caller) const;
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(

@@ -36,7 +36,8 @@ class CountingObserver final : public CallerObserver {
 std::string File(const std::string& tenants) {
   return absl::StrCat(R"({"schema_version": 1, "tenants": [)", tenants, "]}");
 }
-// Returns the JSON of a tenant whose token is its name, with further fields.
+// Returns the JSON of a tenant whose token is the same text as its name.
+// `fields` are further JSON fields.
 std::string TenantJson(const std::string& name,
                        const std::string& fields = "") {
   return absl::StrCat(
@@ -105,8 +106,9 @@ TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndUsesItsQuota) {
   EXPECT_EQ(other->tenant, "green");
   EXPECT_EQ(other->quota, Ask("gate")->quota);
   EXPECT_EQ(other->quota, Ask("gate", "yellow")->quota);
-  // The gateway's own calls use the shared prefix cache (the empty tenant). A
-  // tenant that it names, and that is not in the file, has its own cache.
+  // The gateway's own calls use the shared prefix cache (its cache_tenant is
+  // empty). If the gateway names a tenant that is not in the file, this tenant
+  // has its own cache.
   EXPECT_EQ(Ask("gate")->cache_tenant(), "");
   EXPECT_EQ(other->cache_tenant(), "green");
   EXPECT_THAT(
@@ -249,8 +251,8 @@ TEST_F(CallersTest, AWrongFileChangesNothingAndIsReportedOnce) {
   EXPECT_EQ(observer_.reads[true], 1);
 }
 
-// Regression test: a changed file was ignored if a start would have refused it,
-// so that a token that it no longer contained stayed valid.
+// Regression test: if a start would have refused a changed file, the change was
+// ignored. So a token that the file no longer contained stayed valid.
 TEST_F(CallersTest, RemovingTheLastCallerRemovesItsAccess) {
   proof_.admin_asks = true;
   const std::string op = TenantJson("op", R"("roles": ["ADMIN"])");
@@ -267,8 +269,8 @@ TEST_F(CallersTest, RemovingTheLastCallerRemovesItsAccess) {
       // The last tenant with the role ADMIN is removed.
       {File(absl::StrCat(TenantJson("blue"), ",", TenantJson("red"), ",", op)),
        File(TenantJson("blue")), "has the role ADMIN"},
-      // One entry cannot be used, but the token that was removed from another
-      // entry must become invalid.
+      // The file has an entry that cannot be used. A token that was removed
+      // from another entry must become invalid all the same.
       {File(absl::StrCat(TenantJson("red"), ",", op)),
        File(R"({"name": "green", "certificates": ["x"]})"), "'green' has"},
   };

@@ -23,8 +23,8 @@ constexpr size_t kMaxNameBytes = 128;
 constexpr size_t kMaxLabelBytes = 64;
 constexpr size_t kMaxCertificateNameBytes = 255;
 constexpr size_t kHashBytes = 64;
-// Allowed values of requests_per_second. The largest is more than any router
-// serves; the smallest is about one request a day.
+// The range of allowed values of requests_per_second. The largest is more than
+// any router serves; the smallest is about one request a day.
 constexpr double kMaxPerSecond = 1e6;
 constexpr double kMinPerSecond = 1e-5;
 constexpr uint32_t kMaxBurst = 1'000'000;
@@ -51,7 +51,8 @@ absl::Status CheckName(absl::string_view name, size_t most,
 }
 
 // Returns the first line of a parser's message without its long words. The
-// parser quotes what it has read, and a word as long as a secret may be one.
+// parser quotes what it has read, and if a word is as long as a secret, it may
+// be one.
 std::string WithoutSecrets(absl::string_view text) {
   constexpr size_t kLongestWord = 24;
   std::string shown;
@@ -72,7 +73,7 @@ std::string WithoutSecrets(absl::string_view text) {
 
 absl::Status CheckQuota(const Quota& quota, const std::string& at) {
   const double rate = quota.requests_per_second();
-  // Written in this way, the condition also refuses NaN.
+  // The condition is written in this form to refuse NaN as well.
   if (rate != 0 && !(rate >= kMinPerSecond && rate <= kMaxPerSecond)) {
     return Wrong(absl::StrCat(at, ".requests_per_second"),
                  absl::StrCat("want 0 (no limit), or ", kMinPerSecond, " to ",
@@ -361,10 +362,10 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
                                     const ListenerProof& proof,
                                     absl::string_view name) const {
   if (tenant.certificates().empty()) return absl::OkStatus();
-  // Whether the tenant's certificates must be usable at the admin port. If that
-  // port accepts all callers, a tenant that is also a CLIENT may use its
-  // certificates at the clients' port only. A tenant with only the role ADMIN
-  // can use them nowhere else.
+  // True if callers of the tenant must be able to use their certificates at the
+  // admin port. If that port accepts all callers, a tenant that is also a
+  // CLIENT may use its certificates at the clients' port only. A tenant that
+  // has only the role ADMIN cannot use them there.
   const bool as_admin =
       proof.admin_asks || !HasRole(tenant, kvasir::v1::CLIENT);
   const struct {
@@ -376,8 +377,8 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
       {kvasir::v1::CLIENT, true, proof.client_certificates, "--tls-client-ca"},
       {kvasir::v1::ADMIN, as_admin, proof.admin_certificates,
        "--admin-client-ca"}};
-  // A tenant that also has a token can use the token at a port that does not
-  // ask for certificates, if another of its ports does ask for them.
+  // True if at least one of the tenant's ports asks for certificates. Then a
+  // tenant that also has a token can use the token at the other port.
   const bool any = std::any_of(
       std::begin(ports), std::end(ports), [&tenant](const auto& port) {
         return port.asked && HasRole(tenant, port.role);
@@ -434,7 +435,7 @@ absl::StatusOr<Identities::Found> Identities::Find(
         "no credentials: ",
         wanted.empty() ? "no caller is accepted now" : "want " + wanted));
   }
-  // Without TLS, an eavesdropper may have read the token.
+  // Refuse the token: without TLS, an eavesdropper may have read it.
   if (!credentials.encrypted) {
     *refused = {CallerRefusal::kNoTls, by_certificate};
     return Unauthenticated(

@@ -1,5 +1,5 @@
-// The contents of the file of --identities: parses and checks them, and finds
-// callers in them. They are constant after parsing.
+// The contents of the file of --identities: parses the file, checks it, and
+// finds callers in it. The contents do not change after parsing.
 #pragma once
 
 #include <cstddef>
@@ -35,14 +35,14 @@ enum class CallerRefusal {
   kNoTls,      // a token was sent without TLS
   kUnknown,    // the token is unknown
   kExpired,    // the token has expired
-  // certificate and token, or two names of the certificate, belong to different
-  // tenants
+  // The certificate and the token, or two names of the certificate, belong to
+  // different tenants.
   kDisagree,
-  kTenant,  // the metadata 'x-tenant-id' is not allowed or not a name
+  kTenant,  // the metadata 'x-tenant-id' is not allowed or malformed
   kRole,    // the tenant does not have the required role
-  kRate,    // this and the following: a limit of the quota
+  kRate,    // this and the next three: a limit of the tenant's quota
   kConcurrency,
-  kBytes,     // running requests hold the bytes; a later request may fit
+  kBytes,     // too few bytes are free now; a later request may fit
   kTooLarge,  // the request needs more bytes than the quota has
 };
 inline constexpr CallerRefusal kCallerRefusals[] = {
@@ -74,7 +74,7 @@ struct ListenerProof {
 };
 
 // The parsed file.
-// Threads: any thread; it is constant.
+// Threads: it never changes, so any thread may use it.
 class Identities {
  public:
   // Parses the file's text. Returns INVALID_ARGUMENT if it is not the JSON form
@@ -85,32 +85,32 @@ class Identities {
   static absl::StatusOr<Identities> Parse(absl::string_view text,
                                           absl::string_view name);
 
-  // Checks that callers can be accepted. Returns FAILED_PRECONDITION if the
-  // file has no callers; if the ports never see their credentials (tokens
-  // without TLS, or certificates at a port that does not ask for them); or if
-  // the admin port requires the role ADMIN and no tenant has it. The text says
-  // what to change. Use it only when the server starts: a later file that
-  // removes a caller must be used, whichever callers remain.
+  // Checks that callers can be accepted. Returns FAILED_PRECONDITION in three
+  // cases: the file has no callers; the ports never see the callers'
+  // credentials (tokens without TLS, or certificates at a port that does not
+  // ask for them); the admin port requires the role ADMIN and no tenant has it.
+  // The text says what to change. Use this only when the server starts. A file
+  // that is read later must be used whichever callers it contains, because it
+  // may have removed one.
   absl::Status CheckListener(const ListenerProof& proof,
                              absl::string_view name) const;
 
   struct Found {
-    // The index of the tenant in Identities.tenants; -1 for the anonymous
-    // tenant.
+    // The index of the tenant in the file's list of tenants; -1 for the
+    // anonymous tenant.
     int tenant_idx = 0;
     // The token's label or the certificate's name; empty for anonymous callers.
     std::string label;
   };
   struct Refused {
     CallerRefusal why = CallerRefusal::kNoCredentials;
-    // The refused caller, if it is known. It is known by its expired token; by
-    // its certificate, if the token belongs to another tenant; and by its
-    // certificate, if the token is unknown.
+    // The refused caller, if it is known: the owner of an expired token, or
+    // otherwise the owner of the certificate.
     std::optional<Found> known;
   };
   // Finds the caller with these credentials. If the caller is refused, returns
-  // UNAUTHENTICATED and sets `*refused`. The text says which credentials are
-  // accepted and contains none of those that were sent.
+  // UNAUTHENTICATED and sets `*refused`. The error text says which credentials
+  // are accepted, and contains none of those that the caller has sent.
   absl::StatusOr<Found> Find(const Credentials& credentials, absl::Time now,
                              Refused* refused) const;
 
@@ -141,15 +141,16 @@ class Identities {
   absl::Status CheckProof(const kvasir::v1::Tenant& tenant,
                           const ListenerProof& proof,
                           absl::string_view name) const;
-  // Returns the tenant to which the certificate's names belong; nullopt if the
-  // file lists none of them.
+  // Returns the tenant to which the names of a certificate belong; nullopt if
+  // the file lists none of the names.
   absl::StatusOr<std::optional<Found>> FindCertificate(
       const std::vector<std::string>& names, Refused* refused) const;
   // Returns a text that says which kinds of credentials are accepted.
   std::string Wanted() const;
 
   kvasir::v1::Identities file_;
-  // The hashes of all tokens, and at the same indices the tokens' owners.
+  // The hashes of all tokens. owners_ has the owner of each token at the same
+  // index.
   std::vector<std::string> hashes_;
   std::vector<TokenOwner> owners_;
   std::map<std::string, int> by_certificate_;
@@ -158,8 +159,8 @@ class Identities {
 
 // A function that returns whether two texts are equal.
 using Equal = std::function<bool(std::string_view, std::string_view)>;
-// Returns the index at which `hashes` contains `hash`, or nullopt. Calls
-// `equal` for every entry, so that the time it takes does not reveal the
+// Returns the index of `hash` in `hashes`; nullopt if it is not there. Calls
+// `equal` for every entry, so that the time that this takes does not reveal the
 // result.
 std::optional<size_t> FindHash(const std::vector<std::string>& hashes,
                                const std::string& hash, const Equal& equal);

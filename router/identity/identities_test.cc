@@ -34,8 +34,8 @@ absl::StatusOr<Identities> Parse(const std::string& text) {
   return Identities::Parse(WithHashes(text), "who.json");
 }
 
-// Returns the JSON of a file with one tenant, 'red', that has these further
-// fields.
+// Returns the JSON of a file with one tenant, 'red', which has the given
+// further fields.
 std::string Red(const std::string& fields) {
   return absl::StrCat(R"({"schema_version": 1, "tenants": [{"name": "red")",
                       fields.empty() ? "" : ", ", fields, "}]}");
@@ -354,8 +354,8 @@ TEST(IdentitiesTest,
       {.tls = true, .client_certificates = true}, "who.json"));
 }
 
-// A file without callers is the result of removing the last one. Callers::Poll
-// uses such a file, but a start refuses it.
+// A file has no callers if the last one was removed. Callers::Poll uses such a
+// file, but a start refuses it.
 TEST(IdentitiesTest, AStartWithoutAnyCallerIsRefused) {
   for (const char* text :
        {R"({"schema_version": 1})",
@@ -405,8 +405,8 @@ TEST(IdentitiesTest,
   EXPECT_THAT(check(is_both, admin), refused("CLIENT", "--tls-client-ca"));
   EXPECT_THAT(check(is_both, asks), refused("ADMIN", "--admin-client-ca"));
   KVASIR_EXPECT_OK(check(is_both, client));
-  // The tenant also has a token, which it can use at the port that does not ask
-  // for certificates.
+  // The tenant also has a token. It can use the token at the port that does not
+  // ask for certificates.
   const std::string token = R"(, "tokens": [{"label": "a", "sha256": "#one"}])";
   KVASIR_EXPECT_OK(check(is_both + token, admin));
   KVASIR_EXPECT_OK(check(is_both + token, asks));

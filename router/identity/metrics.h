@@ -13,7 +13,7 @@
 
 namespace kvasir::router {
 
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class CallerMetrics final : public CallerObserver {
  public:
   CallerMetrics();

@@ -1,7 +1,8 @@
 // Limits how much a tenant may use: requests per second, concurrent requests,
-// and bytes. There is no clock here: callers pass the time, from a clock that
-// never jumps.
-// Threads: any thread, except for RequestRate.
+// and bytes. It has no clock: callers pass the time, which must come from a
+// clock that never jumps.
+// Threads: all methods may be called from any thread, except those of
+// RequestRate.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +20,10 @@
 
 namespace kvasir::router {
 
-// A token bucket, which limits the rate of requests. It stores only the time at
-// which the bucket will be full again, so that rounding errors do not add up.
-// Threads: one at a time.
+// A token bucket, which limits the rate of requests. Its only state is the time
+// at which the bucket will be full again, so that rounding errors do not add
+// up.
+// Threads: only one thread at a time may use it.
 class RequestRate {
  public:
   // Sets the limits. If `per_second` is 0, there is no limit. `burst` must be
@@ -29,8 +31,8 @@ class RequestRate {
   void SetLimit(double per_second, uint32_t burst);
 
   // Takes a token for a request. Returns zero if the request is accepted.
-  // Otherwise returns how long to wait until a request would be accepted, if no
-  // other comes in between.
+  // Otherwise returns how long to wait until a request will be accepted, unless
+  // another one comes before.
   absl::Duration Take(absl::Time now);
 
  private:
@@ -65,29 +67,30 @@ class RequestPlace {
   uint32_t samples_ ABSL_GUARDED_BY(mutex_) = 1;
 };
 
-// The limit of a tenant's quota because of which a request was refused.
+// The limit of a tenant's quota that refused a request.
 enum class QuotaLimit { kNone, kRate, kConcurrency, kBytes };
 
-// The limits of a tenant and what it uses now. The limits may change; the use
-// stays counted. Held by shared_ptr, because places and shares keep it alive
-// after the tenant is removed.
-// Threads: any thread.
+// The limits of a tenant and how much of them it uses now. If the limits
+// change, what is in use stays counted. Held by shared_ptr, because places and
+// shares must keep it alive after the tenant is removed.
+// Threads: its methods may be called from any thread.
 class TenantQuota : public std::enable_shared_from_this<TenantQuota> {
  public:
   TenantQuota(const std::string& tenant, const kvasir::v1::Quota& limits);
 
   void SetLimits(const kvasir::v1::Quota& limits) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Call for a new request before any other work is done for it. If a limit is
-  // exceeded, returns RESOURCE_EXHAUSTED and sets `*met`; the text names the
-  // tenant and the limit, and says when to try again if this is known. A
-  // request that is refused for one limit does not count against the other.
+  // Call this for a new request, before any other work is done for it. If a
+  // limit is exceeded, returns RESOURCE_EXHAUSTED and sets `*met` to this
+  // limit. The error text names the tenant and the limit, and says when to try
+  // again if this is known. If one limit refuses a request, it does not count
+  // against the other limit.
   absl::StatusOr<std::shared_ptr<RequestPlace>> Enter(absl::Time now,
                                                       QuotaLimit* met)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Takes the request's bytes from the quota. `outer` and the errors are as in
-  // ByteBudget::Take.
+  // Takes the request's bytes from the quota. `outer` and the errors are the
+  // same as for ByteBudget::Take.
   absl::StatusOr<std::shared_ptr<ByteShare>> TakeBytes(
       size_t bytes, std::shared_ptr<ByteShare> outer) {
     return bytes_->Take(bytes, std::move(outer));

@@ -20,8 +20,8 @@ uint64_t FreePages(const ReplicaView& replica) {
   return replica.free_pages > taken ? replica.free_pages - taken : 0;
 }
 
-// Returns how many requests would wait at the replica if it got this one: 0 if
-// the request could start at once.
+// Returns how many requests would wait at the replica if it got this request as
+// well; 0 if the request could start at once.
 uint64_t WouldWait(const ReplicaView& replica, const PolicyRequest& request) {
   const uint64_t seats = replica.max_num_seqs;
   const uint64_t wanted = uint64_t{replica.running} + replica.waiting +

@@ -1,9 +1,9 @@
-// Chooses the replica for a request, with pure functions of what the router
-// knows about each replica.
-// Two more policies could use the same function signature: prefix affinity
-// (PolicyRequest would have the hashes of the prompt's prefixes, and
-// ReplicaView those of the prefixes that the replica has cached) and consistent
-// hashing by session.
+// Chooses the replica for a request. The functions are pure: the result depends
+// only on what the router knows about each replica.
+// Two more policies could use the same function signature. One is prefix
+// affinity: PolicyRequest would have the hashes of the prompt's prefixes, and
+// ReplicaView the hashes of the prefixes that the replica has cached. The other
+// is consistent hashing by session.
 #pragma once
 
 #include <cstddef>
@@ -28,8 +28,8 @@ struct ReplicaView {
   uint64_t total_pages = 0;
   uint32_t page_tokens = 0;
   uint32_t max_num_seqs = 0;
-  // Requests that the replica's last report cannot include yet, and the tokens
-  // of their prompts.
+  // How many requests the replica's last report cannot include yet, and how
+  // many tokens their prompts have.
   uint32_t unreported_requests = 0;
   uint64_t unreported_tokens = 0;
 };
@@ -41,11 +41,11 @@ struct PolicyRequest {
 enum class PolicyKind {
   // The replicas take turns.
   kRoundRobin,
-  // Chooses the replica at which the fewest requests would wait. Among equal
-  // replicas, it chooses the largest share of free pages (rounded to
+  // Chooses the replica at which the fewest requests would wait. If several are
+  // equal, it chooses the one with the largest share of free pages (rounded to
   // sixteenths, so that small differences do not send all requests to one
-  // replica), then the fewest requests. If replicas are still equal, they take
-  // turns.
+  // replica), and after that the one with the fewest requests. If replicas are
+  // still equal, they take turns.
   kLeastLoaded,
 };
 
@@ -53,8 +53,8 @@ enum class PolicyKind {
 // INVALID_ARGUMENT with the list of known names.
 absl::StatusOr<PolicyKind> ParsePolicy(absl::string_view name);
 
-// Returns an index into `replicas`, or nullopt if none is eligible. `turn` is
-// the number of requests so far, by which equal replicas take turns.
+// Returns an index into `replicas`; nullopt if none is eligible. Equal replicas
+// take turns by `turn`, the number of requests so far.
 std::optional<size_t> PickReplica(PolicyKind kind,
                                   absl::Span<const ReplicaView> replicas,
                                   const PolicyRequest& request, uint64_t turn);

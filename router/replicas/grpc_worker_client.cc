@@ -29,7 +29,7 @@ using GenerateStub =
 constexpr char kGenerateMethod[] = "/kvasir.v1.Worker/Generate";
 
 // The client's open calls, so that Close can reset them.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class OpenCalls {
  public:
   // Returns false if Close has been called.
@@ -44,9 +44,9 @@ class OpenCalls {
     contexts_.erase(context);
   }
   void Close() {
-    // To hold the lock here is safe, because TryCancel runs no callback itself.
-    // Each context still exists, because it is removed from the set before it
-    // is destroyed.
+    // It is safe to hold the lock here, because TryCancel runs no callback
+    // itself. Each context still exists, because it is removed from the set
+    // before it is destroyed.
     base::MutexLock lock(&mutex_);
     closed_ = true;
     for (grpc::ClientContext* context : contexts_) context->TryCancel();
@@ -82,7 +82,7 @@ grpc::Slice Borrow(absl::string_view bytes, std::shared_ptr<const void> owner) {
 }
 
 // Serializes the request without copying the prompt. The fields are not in the
-// order of their numbers, which protobuf allows.
+// order of their numbers; protobuf allows any order.
 grpc::ByteBuffer Serialize(const WorkerCall& call) {
   std::vector<grpc::Slice> slices;
   slices.emplace_back(call.head.SerializeAsString());
@@ -100,8 +100,8 @@ grpc::ByteBuffer Serialize(const WorkerCall& call) {
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-// Converts a call's status. If the trailing metadata of `context` has a refusal
-// of the worker, it is added to the status.
+// Converts a call's status. If the worker has sent a refusal in the trailing
+// metadata of `context`, it is added to the status.
 absl::Status StatusOf(const grpc::Status& from,
                       const grpc::ClientContext& context) {
   absl::Status status = base::FromGrpcStatus(from);
@@ -117,7 +117,7 @@ absl::Status StatusOf(const grpc::Status& from,
   return status;
 }
 
-// One call of Worker.Generate. Shared by gRPC, until OnDone, and by the
+// One call of Worker.Generate. It is held by gRPC until OnDone, and by the
 // request, which may cancel it.
 class GenerateAttempt final
     : public Attempt,
@@ -167,8 +167,8 @@ class GenerateAttempt final
     if (call.deadline != absl::InfiniteFuture()) {
       context_.set_deadline(base::ToGrpcDeadline(call.deadline));
     }
-    // If the worker cannot be reached, fail at once, so that another replica is
-    // asked.
+    // If the worker cannot be reached, this call must fail at once, so that
+    // another replica is asked.
     context_.set_wait_for_ready(false);
   }
 
@@ -234,7 +234,7 @@ using InfoDone = std::function<void(absl::StatusOr<v1::WorkerInfo>)>;
 constexpr absl::Duration kTimeForCause = absl::Seconds(1);
 
 // Calls Worker.GetInfo. If `wait` is true, the call waits for a connection;
-// otherwise it fails at once with the reason why there is none.
+// otherwise, if there is none, it fails at once with the reason.
 void AskInfo(const std::shared_ptr<v1::Worker::Stub>& stub,
              const std::shared_ptr<OpenCalls>& open_calls,
              absl::Duration timeout, bool wait, InfoDone done) {
@@ -276,8 +276,8 @@ class GrpcWorkerClient final : public WorkerClient {
   }
 
   void GetInfo(absl::Duration timeout, InfoDone done) override {
-    // Wait for a connection: if the worker has just started, the channel may
-    // still be in its pause before the next attempt to connect.
+    // Wait for a connection. If the worker has just started, the channel may
+    // still be waiting before it tries again to connect.
     AskInfo(control_, open_calls_, timeout, /*wait=*/true,
             [stub = control_, open_calls = open_calls_,
              done = std::move(done)](absl::StatusOr<v1::WorkerInfo> info) {
@@ -349,7 +349,7 @@ class GrpcWorkerClient final : public WorkerClient {
   }
 
   const std::shared_ptr<OpenCalls> open_calls_ = std::make_shared<OpenCalls>();
-  // Held by shared_ptr, because calls may outlive the client.
+  // This stub is held by shared_ptr because calls may outlive the client.
   std::shared_ptr<v1::Worker::Stub> control_;
   std::vector<std::shared_ptr<GenerateStub>> stubs_;
   std::atomic<size_t> next_{0};
@@ -359,8 +359,9 @@ class GrpcWorkerClient final : public WorkerClient {
 
 std::unique_ptr<WorkerClient> NewGrpcWorkerClient(
     const std::string& target, const GrpcWorkerClientOptions& options) {
-  // Calls that are cancelled at the end of the process may still run callbacks
-  // when clients and servers have been destroyed.
+  // Keep gRPC's callback threads: calls that are cancelled at the end of the
+  // process may still run callbacks after clients and servers have been
+  // destroyed.
   base::KeepGrpcCallbackThreads();
   return std::make_unique<GrpcWorkerClient>(target, options);
 }

@@ -12,13 +12,14 @@
 namespace kvasir::router {
 
 struct GrpcWorkerClientOptions {
-  // The streams of requests are distributed over this many connections, because
-  // all streams of a connection share one flow-control window and one lock.
+  // The number of connections, over which the streams of requests are
+  // distributed. There are several because all streams of a connection share
+  // one flow-control window and one lock.
   int num_connections = 2;
-  // If nothing arrives on a connection for this time, it is pinged. If the ping
-  // is not answered within the timeout, the connection is closed. Infinite: no
-  // pings. They are useless for a worker in this process, which would be late
-  // only if the whole process is.
+  // If nothing arrives on a connection for keepalive_time, it is pinged. If the
+  // ping is not answered within keepalive_timeout, the connection is closed. An
+  // infinite time means no pings: use it for a worker in this process, which
+  // would be late only if the whole process is.
   absl::Duration keepalive_time = absl::Seconds(5);
   absl::Duration keepalive_timeout = absl::Seconds(2);
   int64_t max_receive_message_bytes = 64 << 20;

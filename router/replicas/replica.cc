@@ -166,8 +166,7 @@ void Replica::OnAccepted(uint64_t prompt_tokens) {
 void Replica::OnEnded(uint64_t prompt_tokens, bool accepted) {
   base::MutexLock lock(&mutex_);
   --in_flight_;
-  // An accepted request is no longer counted here, because the worker's reports
-  // count it.
+  // Do not count an accepted request here: the worker's reports count it.
   if (accepted) return;
   --unaccepted_;
   unaccepted_tokens_ -= prompt_tokens;

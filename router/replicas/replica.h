@@ -1,5 +1,5 @@
 // A replica as the router sees it: its state, its last report, and the requests
-// that were sent to it since.
+// that the router has sent it since this report.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ enum class ReplicaState {
 const char* ReplicaStateName(ReplicaState state);
 
 // Receives changes of replicas' states.
-// Threads: any thread, several at once. Must not block.
+// Threads: several threads may call methods at once. A call must not block.
 class ReplicaObserver {
  public:
   virtual ~ReplicaObserver() = default;
@@ -44,8 +44,8 @@ struct Expected {
   // The hash of the facades' tokenizer; empty: the worker may have any
   // tokenizer.
   std::string tokenizer_hash;
-  // The properties of a replica of the same model that is in use, with which
-  // the worker must agree; absent if there is none.
+  // The properties with which the worker must agree: those of a replica of the
+  // same model that is in use. Absent if there is none.
   std::optional<kvasir::v1::WorkerInfo> peer;
 };
 
@@ -58,7 +58,7 @@ absl::Status CheckWorker(const std::string& target,
 
 // The router's view of one worker.
 // Owns: the client.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class Replica {
  public:
   Replica(std::string target, std::unique_ptr<WorkerClient> client)
@@ -67,13 +67,14 @@ class Replica {
   const std::string& target() const { return target_; }
   WorkerClient* client() const { return client_.get(); }
 
-  // Call one of these when the worker has passed its checks (OnInfo), has
-  // failed them (OnRefused), or cannot be reached (OnLost). The last two return
-  // how long to wait before the next attempt to connect.
+  // When the worker has answered or failed, call one of these: OnInfo if it has
+  // passed its checks, OnRefused if it has failed them, OnLost if it cannot be
+  // reached. The last two return how long to wait before the next attempt to
+  // connect.
   void OnInfo(const kvasir::v1::WorkerInfo& info) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration OnRefused(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Duration OnLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Call when a report has come. The first report makes the replica ready.
+  // Call this when a report has come. The first report makes the replica ready.
   void OnReport(const kvasir::v1::LoadReport& report)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -85,8 +86,9 @@ class Replica {
   std::string detail() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::optional<kvasir::v1::WorkerInfo> info() const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns what the policy needs to know. `eligible` does not consider whether
-  // a request has already been sent to this replica.
+  // Returns what the policy needs to know. `eligible` says only whether the
+  // replica is ready; the caller must also consider whether it has already sent
+  // the request to this replica.
   ReplicaView view() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Returns the number of requests that were sent to the replica and have not
   // ended.
@@ -110,16 +112,16 @@ class Replica {
   kvasir::v1::LoadReport report_ ABSL_GUARDED_BY(mutex_);
   int failures_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Requests that were sent and that the worker has not accepted yet.
+  // How many requests were sent and have not been accepted by the worker yet.
   uint32_t unaccepted_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t unaccepted_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Requests that the worker has accepted after its last report.
+  // How many requests the worker has accepted after its last report.
   uint32_t fresh_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t fresh_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // Counts one request in a replica's load, from construction to destruction.
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 class ReplicaLease {
  public:
   ReplicaLease(std::shared_ptr<Replica> replica, uint64_t prompt_tokens)

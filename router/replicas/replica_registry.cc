@@ -16,7 +16,8 @@ void AddLoad(const ReplicaView& view, ModelLoad* load) {
   load->running += view.running;
   load->waiting += uint64_t{view.waiting} + view.unreported_requests;
   load->max_num_seqs += view.max_num_seqs;
-  // A report may contain any numbers, also more free pages than there are.
+  // Limit the free pages: a report may contain any numbers, even more free
+  // pages than there are pages.
   const uint64_t free = std::min(view.free_pages, view.total_pages);
   load->used_tokens += (view.total_pages - free) * view.page_tokens;
   load->total_tokens += view.total_pages * view.page_tokens;
@@ -24,7 +25,7 @@ void AddLoad(const ReplicaView& view, ModelLoad* load) {
 
 }  // namespace
 
-// The first answer of each worker, for which Start waits.
+// Collects the first answer of each worker. Start waits for these answers.
 struct ReplicaRegistry::FirstAnswers {
   base::Mutex mutex;
   base::CondVar changed;
@@ -90,8 +91,8 @@ absl::Status ReplicaRegistry::Start(absl::Duration patience) {
   base::MutexLock lock(&first.mutex);
   while (first.answered.size() < replicas_.size() && first.refusals.empty()) {
     const absl::Time now = base::Clock::Real().Now();
-    // One worker is enough to begin, and the others are used when they answer.
-    // So after the first answer, wait for the others only for a limited time.
+    // One worker is enough to begin; the others are used when they answer. So
+    // after the first answer, wait for the others only for a limited time.
     if (!first.answered.empty()) {
       deadline = std::min(deadline, now + options_.others_patience);
     }
@@ -156,8 +157,8 @@ void ReplicaRegistry::OnWatchEnded(const std::shared_ptr<Replica>& replica,
 
 void ReplicaRegistry::Retry(const std::shared_ptr<Replica>& replica,
                             absl::Duration after) {
-  // The timer thread may outlive the registry. So the task first enters the
-  // gate, which fails if the registry is gone.
+  // The task must enter the gate before it uses the registry, because the timer
+  // thread may outlive the registry. If the registry is gone, Enter fails.
   timers_->At(base::Clock::Real().Now() + after, [this, gate = gate_, replica] {
     if (!gate->Enter()) return;
     Connect(replica);
@@ -256,7 +257,8 @@ std::vector<ModelStatus> ReplicaRegistry::Models() const {
         model.info = info;
         continue;
       }
-      // Use values that all replicas support.
+      // Report limits that all replicas support: for each limit, the smallest
+      // one.
       if (info->max_model_len() < model.info->max_model_len()) {
         model.info->set_max_model_len(info->max_model_len());
       }

@@ -1,5 +1,5 @@
-// The replicas of a fixed list: connects to them, checks them, watches their
-// load, and reconnects to lost ones.
+// Manages the replicas of a fixed list of workers: connects to them, checks
+// them, watches their load, and reconnects to lost ones.
 #pragma once
 
 #include <atomic>
@@ -34,9 +34,9 @@ struct ReplicaRegistryOptions {
   // How long Start waits for the other workers after the first one has
   // answered.
   absl::Duration others_patience = absl::Seconds(5);
-  // Called after a replica's state has changed. It is called on the transport's
-  // threads while no lock is held, and never after Stop has returned. May be
-  // empty.
+  // This function is called after a replica's state has changed. It is called
+  // on the transport's threads while no lock is held, and never after Stop has
+  // returned. May be empty.
   std::function<void()> on_change;
 };
 
@@ -51,7 +51,7 @@ struct Candidate {
 
 // All replicas of the router.
 // Owns: the replicas and their clients.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class ReplicaRegistry {
  public:
   // `timers` and `observer` must outlive the registry; `observer` may be null.
@@ -60,14 +60,14 @@ class ReplicaRegistry {
                   ReplicaObserver* observer);
   ~ReplicaRegistry();
 
-  // Connects to all workers. Returns when each has answered, when `patience`
-  // has passed, or when others_patience has passed since the first answer.
-  // Returns FAILED_PRECONDITION if a worker has the wrong version, weights or
-  // tokenizer; the text contains the values. It is not an error if a worker
-  // cannot be reached: the registry keeps trying.
+  // Connects to all workers. Returns when every worker has answered, when
+  // `patience` has passed, or when others_patience has passed since the first
+  // answer. Returns FAILED_PRECONDITION if a worker has the wrong version,
+  // weights or tokenizer; the text contains the values. If a worker cannot be
+  // reached, this is not an error: the registry keeps trying.
   absl::Status Start(absl::Duration patience);
-  // Resets all calls. After it returns, no callback runs. It may be called
-  // again.
+  // Resets all calls to workers. After Stop has returned, no callback runs. It
+  // may be called again.
   void Stop();
   // Makes the registry call `listener` as it calls on_change, after it. There
   // is one listener at most.
@@ -100,8 +100,8 @@ class ReplicaRegistry {
   void ReportState(const Replica& replica, ReplicaState before) const
       ABSL_LOCKS_EXCLUDED(listener_mutex_);
   static void Log(const Replica& replica, ReplicaState state);
-  // Checks that a worker agrees with the replicas in use. If so, it is in use
-  // from now on.
+  // Checks that a worker agrees with the replicas in use. If it does, it is in
+  // use from now on.
   absl::Status Admit(Replica* replica, const kvasir::v1::WorkerInfo& info)
       ABSL_LOCKS_EXCLUDED(admit_mutex_);
   std::vector<std::string> NamesOf(const Replica& replica) const;
@@ -111,13 +111,13 @@ class ReplicaRegistry {
   ReplicaObserver* const observer_;
   std::vector<std::shared_ptr<Replica>> replicas_;
   const std::unique_ptr<FirstAnswers> first_answers_;
-  // True after Stop has begun. Calls that it resets are not reported as lost
-  // workers.
+  // True after Stop has begun. Calls that end after that are not reported as
+  // lost workers, because Stop has reset them.
   std::atomic<bool> stopping_{false};
   const std::shared_ptr<CallbackGate> gate_ = std::make_shared<CallbackGate>();
-  // Held while a worker is checked: two workers that are checked at the same
-  // time would not be compared with each other. Lock it before a replica's own
-  // mutex.
+  // The lock that is held while a worker is checked. Without it, two workers
+  // that are checked at the same time would not be compared with each other.
+  // Lock it before a replica's own mutex.
   base::Mutex admit_mutex_;
   mutable base::Mutex listener_mutex_;
   std::function<void()> listener_ ABSL_GUARDED_BY(listener_mutex_);

@@ -56,7 +56,8 @@ TEST(CheckWorkerTest, RefusesOtherWeightsThanThePeers) {
                              HasSubstr("'w1'"))));
 }
 
-// Replicas of different plans used to answer one seed in different ways.
+// Regression test: replicas with different plans were accepted, and gave
+// different answers for the same seed.
 TEST(CheckWorkerTest, RefusesAnotherCacheThanThePeers) {
   kvasir::v1::WorkerInfo info = GoodInfo();
   info.set_cache_id("c2");

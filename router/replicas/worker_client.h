@@ -1,4 +1,4 @@
-// The interface through which the router uses a worker. It does not contain
+// The interface through which the router uses a worker. It does not depend on
 // gRPC, so that its users can be tested without gRPC.
 #pragma once
 
@@ -16,8 +16,8 @@ namespace kvasir::router {
 
 // The data of one attempt to run a request at a worker.
 struct WorkerCall {
-  // The message, except for prompt_token_ids and emitted_token_ids, which stay
-  // empty in it.
+  // The message. Its fields prompt_token_ids and emitted_token_ids stay empty,
+  // because the members below have these ids.
   kvasir::v1::GenerateRequest head;
   // The prompt. Every attempt sends it without copying it.
   proto::TokenBytes prompt;
@@ -27,7 +27,8 @@ struct WorkerCall {
 };
 
 // Receives the events of one attempt.
-// Threads: one call at a time, on the transport's threads. Must not block.
+// Threads: the transport's threads make the calls, one at a time. A call must
+// not block.
 class AttemptSink {
  public:
   virtual ~AttemptSink() = default;
@@ -37,14 +38,14 @@ class AttemptSink {
   virtual void OnAttemptDone(const absl::Status& status) = 0;
 };
 
-// One attempt to run a request at a worker. To drop this object does not cancel
-// the attempt.
-// Threads: any thread.
+// One attempt to run a request at a worker. Dropping this object does not
+// cancel the attempt.
+// Threads: its methods may be called from any thread.
 class Attempt {
  public:
   virtual ~Attempt() = default;
-  // Starts the attempt. Call once. The sink's OnAttemptDone follows in every
-  // case, but never inside this call.
+  // Starts the attempt. Call this once. The sink's OnAttemptDone always
+  // follows, but never inside this call.
   virtual void Start() = 0;
   // Resets the call to the worker. May be called before Start and more than
   // once.
@@ -59,9 +60,9 @@ class LoadSink {
   virtual void OnWatchEnded(const absl::Status& status) = 0;
 };
 
-// A connection to one worker. Callbacks never run inside the call that requests
-// them.
-// Threads: any thread.
+// A connection to one worker. Callbacks never run inside the method call that
+// requests them.
+// Threads: its methods may be called from any thread.
 class WorkerClient {
  public:
   virtual ~WorkerClient() = default;

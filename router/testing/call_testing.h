@@ -34,7 +34,7 @@ class ManualRunner final : public TaskRunner {
   }
 
   size_t max_queued = 1000;
-  // True: posted tasks do not run.
+  // True: posted tasks wait and do not run.
   bool paused = false;
 
  private:
@@ -95,8 +95,8 @@ class SingleCallTest : public ::testing::Test {
       Run();
     }
   }
-  // Begins a call with `message`. `parse` returns the parsed request, and
-  // `prepare` receives it on the tokenizer's runner.
+  // Begins a call with `message`. `parse` turns the message into a request,
+  // which `prepare` then receives on the tokenizer's runner.
   template <typename Message, typename Parse, typename Prepare>
   void Begin(const Message& message, Parse parse, Prepare prepare) {
     call_ = std::make_shared<Call>(

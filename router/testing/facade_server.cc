@@ -10,7 +10,7 @@
 namespace kvasir::router {
 
 void FacadeServerTest::Listen(const std::vector<grpc::Service*>& services) {
-  // the default options, as for the clients' port
+  // Use the options of the clients' port.
   base::GrpcServerOptions options;
   options.explain_garbage = true;
   auto server = base::GrpcServer::Start(options, services);

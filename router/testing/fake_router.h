@@ -13,7 +13,8 @@
 namespace kvasir::router {
 
 // The fake router.
-// Threads: any thread. Sinks are called on the thread that calls Emit, End, ...
+// Threads: its methods may be called from any thread. Sinks are called on the
+// thread that calls Emit, Finish, Done or Complete.
 class FakeRouter final : public RequestRouter {
  public:
   class Request final : public RequestHandle {
@@ -58,8 +59,8 @@ class FakeRouter final : public RequestRouter {
   void Refuse(const absl::Status& refusal);
   void SetMaxN(uint32_t n) { model_.info->set_max_n(n); }
   void SetMaxModelLen(uint32_t tokens);
-  // The requests that facades have refused themselves (LogRefused), with their
-  // statuses.
+  // The requests that facades have refused themselves and reported by
+  // LogRefused, with the status of each.
   std::vector<std::pair<CanonicalRequest, absl::Status>> refused() const;
   size_t num_requests() const;
   // Waits until the request with this index has been submitted. Returns null if

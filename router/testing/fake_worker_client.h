@@ -16,8 +16,9 @@
 
 namespace kvasir::router {
 
-// An attempt, through which the test sends the worker's events.
-// Threads: any thread; events reach the sink in the order of the calls.
+// A fake attempt. Through it, the test sends the worker's events.
+// Threads: its methods may be called from any thread. Events reach the sink in
+// the order of the calls.
 class FakeAttempt final : public Attempt,
                           public std::enable_shared_from_this<FakeAttempt> {
  public:
@@ -55,8 +56,8 @@ class FakeAttempt final : public Attempt,
   bool reachable_ ABSL_GUARDED_BY(mutex_) = true;
 };
 
-// The worker that a test controls. It must outlive its clients.
-// Threads: any thread.
+// A fake worker that a test controls. It must outlive its clients.
+// Threads: its methods may be called from any thread.
 class FakeWorker {
  public:
   explicit FakeWorker(TimerThread* transport);
@@ -65,13 +66,14 @@ class FakeWorker {
   // them.
   kvasir::v1::WorkerInfo* info() { return &info_; }
   void SetReachable(bool reachable);
-  // Sets a function that is called inside each GetInfo, on the caller's thread.
+  // Sets a function that is called inside each GetInfo, on the thread that
+  // calls GetInfo.
   void OnInfoAsked(std::function<void()> then);
   // Sets a function that is called inside NewAttempt with each new attempt.
   void OnAttempt(std::function<void(const std::shared_ptr<FakeAttempt>&)> then);
 
   void Report(const kvasir::v1::LoadReport& report);
-  // Breaks the connection: ends the watch and all attempts.
+  // Breaks the connection to the worker: ends the watch and all attempts.
   void Die();
 
   std::vector<std::shared_ptr<FakeAttempt>> attempts() const;

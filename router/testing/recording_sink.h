@@ -11,8 +11,9 @@
 
 namespace kvasir::router {
 
-// The sink. It checks that calls come in the order that RequestSink describes.
-// Threads: any thread.
+// A sink that records its calls. It checks that they come in the order that
+// RequestSink describes.
+// Threads: its methods may be called from any thread.
 class RecordingSink final : public RequestSink {
  public:
   void OnAccepted(uint32_t) override;

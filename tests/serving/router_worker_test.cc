@@ -265,9 +265,9 @@ TEST_F(RouterWorkerTest, AWorkerThatDiesMidStreamIsUnavailableUntilItRestarts) {
   KVASIR_EXPECT_OK(again->Wait());
 }
 
-// A folded answer (one message with the whole output) is sent to the client
-// only when it is complete, so another worker can continue it if its worker is
-// lost.
+// A folded answer is one message with the whole output, which the client
+// receives only when it is complete. So if its worker is lost, another worker
+// can continue it.
 TEST_F(RouterWorkerTest,
        AFoldedAnswerContinuesOnAnotherWorkerWithoutRepeatedTokens) {
   KVASIR_ASSERT_OK(Start(2));
@@ -341,9 +341,9 @@ TEST_F(RouterWorkerTest,
 }
 
 TEST_F(RouterWorkerTest, PingsDoNotEndAConnectionWithoutMessages) {
-  // The defaults, 5 s between pings and 4 s for an answer, are scaled down.
-  // gRPC itself pings at most once a second, and the worker tolerates two pings
-  // that come too early.
+  // Use shorter times than the defaults (5 s between pings, and 4 s for an
+  // answer). gRPC itself pings at most once a second, and the worker tolerates
+  // two pings that come too early.
   client_options_.keepalive_time = absl::Seconds(1);
   client_options_.keepalive_timeout = absl::Seconds(2);
   workers_.push_back(std::make_unique<TestWorker>());
@@ -389,8 +389,8 @@ class MutePeer {
     return listening;
   }
   void Serve() {
-    // Two frames, SETTINGS and its acknowledgement. A frame has a length (24
-    // bits), type, flags and stream.
+    // Two HTTP/2 frames: SETTINGS and its acknowledgement. A frame begins with
+    // its length (24 bits), type, flags and stream number.
     constexpr char kOpening[] = "\0\0\0\4\0\0\0\0\0\0\0\0\4\1\0\0\0\0";
     std::vector<int> connections;
     for (int next = 0; (next = accept(listening_, nullptr, nullptr)) >= 0;) {
@@ -490,8 +490,8 @@ TEST_F(RouterWorkerTest, TwoHundredStreamsWithCancelsLeaveNoRequestsOrThreads) {
   const size_t descriptors = CountEntries("/proc/self/fd");
   for (uint32_t seed = 2; seed < 6; ++seed) storm(seed);
   EXPECT_GT(complete.load(), 100);
-  // gRPC starts threads of its executor one at a time, up to twice the number
-  // of cores, so allow for these.
+  // Allow for the threads of gRPC's executor: gRPC starts them one at a time,
+  // up to twice the number of cores.
   EXPECT_TRUE(Eventually([&] {
     return CountEntries("/proc/self/task") <=
            threads + 2 * std::thread::hardware_concurrency();

@@ -16,15 +16,16 @@
 
 namespace kvasir::router {
 
-// The samples of an answer in which each response belongs to one sample. It
-// decides which sample gives the next response. `Sample` must have `bool
+// The samples of an answer in which each response belongs to one sample. This
+// class decides which sample gives the next response. `Sample` must have `bool
 // ended() const` and `bool has_output() const`.
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 template <typename Sample>
 class AnswerSamples {
  public:
-  // `streaming`: a sample has a response whenever it has new output. Otherwise
-  // each sample has a single response, after all samples have ended.
+  // If `streaming`, a sample has a response whenever it has new output.
+  // Otherwise each sample has a single response, which comes after all samples
+  // have ended.
   AnswerSamples(uint32_t n, bool streaming)
       : streaming_(streaming),
         samples_(std::max<uint32_t>(1, n)),
@@ -48,8 +49,8 @@ class AnswerSamples {
     }
     return false;
   }
-  // Returns the next sample, in turn, that has a response. Precondition:
-  // HasResponse().
+  // Returns the index of the next sample that has a response; the samples take
+  // turns. Precondition: HasResponse().
   uint32_t Next() {
     do {
       last_ = (last_ + 1) % static_cast<uint32_t>(size());
@@ -75,8 +76,9 @@ class AnswerSamples {
   uint32_t last_ = 0;
 };
 
-// Returns the text stream of a sample, which continues `prompt_ids`. `Request`
-// must have the members stop_strings, skip_special_tokens and sampling.
+// Returns a text stream for a sample whose text continues that of `prompt_ids`.
+// `Request` must have the members stop_strings, skip_special_tokens and
+// sampling.
 template <typename Request>
 std::unique_ptr<TextStream> NewTextStream(const TextCodec& codec,
                                           std::span<const int32_t> prompt_ids,

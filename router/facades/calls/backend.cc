@@ -87,7 +87,7 @@ absl::Status TokenizerIsFull(const FacadeLimits& limits) {
 uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
                     uint32_t max_model_len) {
   if (max_model_len == 0) return wanted;
-  // The router refuses such a prompt.
+  // No output fits. The router will refuse a prompt of this length.
   if (prompt_tokens >= max_model_len) return 0;
   return static_cast<uint32_t>(
       std::min<uint64_t>(wanted, max_model_len - prompt_tokens));
@@ -109,7 +109,8 @@ absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
         ": ask for fewer or stream the answer"));
   }
   if (!asked) {
-    // At least 1. If the prompt leaves no room, the router refuses the request.
+    // Set at least 1, also if the prompt leaves no room: then the router
+    // refuses the request.
     sampling->set_max_tokens(static_cast<uint32_t>(
         std::max<uint64_t>(1, std::min<uint64_t>(most, fits))));
   }

@@ -28,16 +28,16 @@ struct FacadeLimits {
   // The operator's default of max_tokens, for requests that do not set it. It
   // limits the size of their answers.
   uint32_t default_max_tokens = 256;
-  // The limit of streamed output that waits because the client does not read.
-  // The stream is reset if more waits, or if more than max_response_bytes of
-  // one answer wait.
+  // The limit, in bytes, of streamed output that waits because the client does
+  // not read. The stream is reset if more waits, or if more than
+  // max_response_bytes of one answer wait.
   size_t max_waiting_bytes_per_stream = 16 << 20;
-  // gRPC clients refuse messages of more than 4 MiB by default. 64 KiB of these
-  // are left for a message's other fields.
+  // The largest size of a response. gRPC clients refuse messages of more than 4
+  // MiB by default; 64 KiB of these are left for the message's other fields.
   size_t max_response_bytes = (4 << 20) - (64 << 10);
   // How many requests of one client stream may run at the same time.
   size_t max_requests_per_stream = 1024;
-  // How many requests may wait for a tokenizer thread.
+  // How many requests may wait for one of the tokenizer's threads.
   size_t max_tokenizer_queue = 4096;
   int num_tokenizer_threads = 2;
   // The number of threads that turn events into responses.
@@ -49,8 +49,8 @@ struct FacadeLimits {
 using Codecs = std::map<std::string, std::shared_ptr<const TextCodec>>;
 
 // State that all calls of a facade share.
-// Threads: any thread. Every member is constant or may be used by several
-// threads at once.
+// Threads: any thread may use it: each member is either constant or may be used
+// by several threads at once.
 struct FacadeBackend {
   // Returns null for a model that accepts only token ids.
   std::shared_ptr<const TextCodec> CodecOf(const std::string& model) const;
@@ -73,9 +73,9 @@ struct FacadeBackend {
 };
 
 // Identifies the caller that made a call. If callers need no credentials, the
-// caller's tenant is the one that the client names; INVALID_ARGUMENT if that is
-// not a valid name. Otherwise does the same as Callers::Identify, whose errors
-// and `refused` it returns.
+// caller belongs to the tenant that it names; INVALID_ARGUMENT if that is not a
+// valid name. Otherwise does the same as Callers::Identify: returns its errors
+// and sets `*refused`.
 absl::StatusOr<Caller> IdentifyCaller(const FacadeBackend& backend,
                                       const CallIdentity& call,
                                       Caller* refused);
@@ -84,10 +84,11 @@ absl::StatusOr<Caller> IdentifyCaller(const FacadeBackend& backend,
 // message arrives, so that messages which wait for their turn are counted as
 // well.
 struct ArrivedMessage {
-  // Also set if the caller is refused, as far as it is known.
+  // This is also set for a refused caller, as far as the caller is known.
   Caller caller;
-  // The share for the message and for its text or ids, which are copied from
-  // it; null if memory is not limited. An error if the message is refused.
+  // The share of memory for the message and for its text or ids, which are
+  // copied from the message; null if memory is not limited. An error if the
+  // message is refused.
   absl::StatusOr<std::shared_ptr<ByteShare>> bytes;
 };
 ArrivedMessage Arrive(const FacadeBackend& backend, const CallIdentity& call,
@@ -121,16 +122,18 @@ absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
 // Returns RESOURCE_EXHAUSTED: the tokenizer's queue is full.
 absl::Status TokenizerIsFull(const FacadeLimits& limits);
 
-// Returns how many of the `wanted` output tokens fit into max_model_len after
-// the prompt. If max_model_len is 0 (unknown), all fit.
+// Returns how many of the `wanted` output tokens fit after the prompt, if
+// prompt and output together may have max_model_len tokens. If max_model_len is
+// 0 (unknown), all fit.
 uint32_t MostTokens(uint32_t wanted, uint64_t prompt_tokens,
                     uint32_t max_model_len);
 
 // Sets max_tokens if the client has not set it: to the rest of the context (or,
 // if max_model_len is unknown, to the operator's default), but at most to
-// `fits`. If the answer is a single response, `fits` is the number of tokens
-// that it can hold. Returns INVALID_ARGUMENT if the client asks for more than
-// `fits`; `field` is the protocol's name of the number.
+// `fits`. `fits` is the number of tokens that a response can hold, if the
+// answer is a single response. Returns INVALID_ARGUMENT if the client asks for
+// more than `fits`; the error names the number by `field`, its name in the
+// protocol.
 absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
                           uint32_t max_model_len, uint64_t fits,
                           const FacadeLimits& limits,

@@ -13,12 +13,13 @@
 
 namespace kvasir::router {
 
-// `Call` must have Post(step), HandleTokens, HandleFinish and HandleDone.
+// `Call` must have the methods Post(step), HandleTokens, HandleFinish and
+// HandleDone.
 template <typename Call>
 class EventRelay final : public RequestSink {
  public:
-  // When the request ends, the sink leaves `place`, its place in the tenant's
-  // quota (null: the tenant has no quota).
+  // `place` is the request's place in the tenant's quota (null: the tenant has
+  // no quota). When the request ends, this sink leaves the place.
   EventRelay(std::shared_ptr<Call> call, uint64_t number,
              std::shared_ptr<RequestPlace> place)
       : call_(std::move(call)), number_(number), place_(std::move(place)) {}

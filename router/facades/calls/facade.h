@@ -39,7 +39,7 @@ struct FacadeOptions {
 
 // A wire protocol that clients use. It must outlive the gRPC server with which
 // its services are registered, because calls may run until that server ends.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class Facade {
  public:
   virtual ~Facade() = default;
@@ -50,18 +50,18 @@ class Facade {
   // "inference.GRPCInferenceService".
   virtual std::vector<std::string> names() const = 0;
 
-  // Call if a client has called one of the services with bytes that cannot be
-  // parsed as the call's message. It identifies the caller, and logs and counts
-  // a refused request. Returns the error if the caller itself is refused, or OK
-  // if only the bytes are wrong.
+  // Call this if a client has called one of the services with bytes that cannot
+  // be parsed as the call's message. It identifies the caller, and logs and
+  // counts a refused request. Returns an error if the caller itself is refused,
+  // and OK if only the bytes are wrong.
   virtual absl::Status RefuseGarbage(
       const grpc::ServerContextBase& context) const = 0;
 
-  // Call when the server has announced that it will end, and still serves
-  // calls. Streams that clients keep open then end with UNAVAILABLE as soon as
-  // none of their requests runs.
+  // Call this when the server has announced that it will end, while it still
+  // serves calls. Streams that are open then end with UNAVAILABLE as soon as
+  // none of their requests runs, even if their clients keep them open.
   virtual void BeginDrain() {}
-  // From now on, streams that clients have opened after BeginDrain end in the
+  // Streams that clients have opened after BeginDrain end from now on in the
   // same way.
   virtual void EndStreams() {}
 };

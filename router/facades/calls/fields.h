@@ -42,8 +42,8 @@ inline float OrNeutral(float value, float neutral) {
   return value == 0.0f ? neutral : value;
 }
 
-// Converts top_k from the wire, on which clients send the largest uint32 for
-// "all tokens". Returns 0 for "all tokens".
+// Converts top_k from the wire. Clients send the largest uint32 for "all
+// tokens", for which this returns 0.
 inline int32_t TopKOf(uint32_t wire) {
   return wire > kMaxTokenId ? 0 : static_cast<int32_t>(wire);
 }

@@ -1,8 +1,9 @@
-// gRPC reactors for calls that are one request each: one for a stream of
-// responses, one for a single response. Both delete themselves in OnDone, which
-// gRPC calls after End has been called and every reaction has returned.
-// Threads: gRPC calls the reactions on its own threads; the call's strand calls
-// the methods of CallWriter. The two share no state except gRPC's.
+// gRPC reactors for calls that consist of one request: one reactor for a stream
+// of responses, one for a single response. Both delete themselves in OnDone,
+// which gRPC calls after End has been called and every reaction has returned.
+// Threads: gRPC calls the reactors' reactions (On... methods) on its own
+// threads; the call's strand calls the methods of CallWriter. The two share no
+// state except gRPC's.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -26,7 +27,8 @@ struct GenerateCall {
   std::shared_ptr<TaskRunner> runner;
 };
 
-// A call and a function that reads its message, which gRPC keeps until OnDone.
+// A call, and a function that reads the call's message. gRPC keeps the message
+// until OnDone.
 template <typename Answer>
 using ReadMessage = absl::AnyInvocable<typename SingleCall<Answer>::Asked()>;
 
@@ -74,7 +76,7 @@ class GenerateStreamReactor final
   grpc::CallbackServerContext* const context_;
   const ClientCall open_;
   const std::shared_ptr<SingleCall<Answer>> call_;
-  // In use by gRPC between StartWrite and OnWriteDone.
+  // gRPC uses this between StartWrite and OnWriteDone.
   typename Answer::Response response_;
 };
 

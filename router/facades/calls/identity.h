@@ -12,8 +12,8 @@ namespace kvasir::router {
 
 struct CallIdentity {
   std::string peer;
-  // They are checked again with each request, because the caller's access may
-  // end while a stream is open.
+  // The credentials are checked again with each request, because the caller may
+  // lose its access while a stream is open.
   Credentials credentials;
   // The header x-tenant-id as the client sent it.
   std::string tenant;
@@ -22,15 +22,15 @@ struct CallIdentity {
 };
 
 // Returns the cache salt of a request: requests share cached prefixes if their
-// salts are equal. Different tenants get different salts. An empty `tenant` (no
-// tenant, or tenants that share prefixes on purpose) is one tenant in this
-// sense. Within a tenant, requests with different `client_salt` get different
-// salts.
+// salts are equal. Different tenants get different salts, and so do different
+// `client_salt` of one tenant. An empty `tenant` stands for callers without a
+// tenant and for all tenants that share prefixes on purpose; together they
+// count as one tenant here.
 std::string CacheSaltOf(const std::string& tenant,
                         const std::string& client_salt = "");
 
-// Returns a request with only the fields that the access log needs, also for a
-// request that is then refused. `caller` is empty if it is unknown.
+// Returns a request with only the fields that the access log needs. It can be
+// used for refused requests as well. `caller` is empty if it is unknown.
 CanonicalRequest DescribeRequest(const CallIdentity& call, const Caller& caller,
                                  const std::string& facade,
                                  const std::string& model,

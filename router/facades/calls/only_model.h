@@ -9,13 +9,13 @@
 
 namespace kvasir::router {
 
-// Returns the served model, under the first of its names. UNAVAILABLE before a
-// worker has been reached; FAILED_PRECONDITION if the served names belong to
-// models with different weights.
+// Returns the served model, under the first of its names. UNAVAILABLE if no
+// worker has been reached yet; FAILED_PRECONDITION if the served names belong
+// to models with different weights.
 absl::StatusOr<ModelStatus> OnlyModel(const RequestRouter& router);
 
-// Returns `count`, or the largest int32 if it is larger, because the sum over
-// many replicas may exceed the type of a protocol's field.
+// Returns `count`, but at most the largest int32. A sum over many replicas may
+// be larger, and the protocol's fields are of type int32.
 int32_t ToInt32(uint64_t count);
 
 }  // namespace kvasir::router

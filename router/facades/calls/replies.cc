@@ -10,7 +10,7 @@
 namespace kvasir::router {
 namespace {
 
-// Far more than a gateway aborts in one call.
+// The most ids in one call of Abort; gateways send far fewer.
 constexpr int kMaxAbortedIds = 1024;
 
 }  // namespace
@@ -67,7 +67,7 @@ absl::Status AbortRequests(
                                                    kMaxAbortedIds, ", have ",
                                                    request_ids.size()));
   }
-  // A set, so that repeated ids are looked up once.
+  // Use a set, so that repeated ids are looked up once.
   const absl::flat_hash_set<absl::string_view> ids(request_ids.begin(),
                                                    request_ids.end());
   for (const absl::string_view id : ids) {

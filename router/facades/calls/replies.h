@@ -15,13 +15,13 @@
 namespace kvasir::router {
 
 // Identifies the caller of a call. If the caller is refused, logs and counts
-// this.
+// the refusal.
 absl::StatusOr<Caller> AskCaller(const grpc::ServerContextBase& context,
                                  const FacadeBackend& backend);
 
 // Handles a call whose bytes cannot be parsed as its message; gRPC does not
 // pass such a call to the service. Logs and counts a refused request. Returns
-// the error if the caller itself is refused, or OK if only the bytes are wrong.
+// an error if the caller itself is refused, and OK if only the bytes are wrong.
 absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
                            const FacadeBackend& backend);
 
@@ -38,9 +38,9 @@ grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
 // Returns UNIMPLEMENTED; the text contains the RPC's name.
 absl::Status RpcNotBuilt(const char* service, const char* rpc);
 
-// For use in the class of a gRPC callback service: defines the method of a
-// unary RPC that always answers RpcNotBuilt. `Service` is the generated class.
-// The class that uses the macro must have a `backend_`.
+// For use in the class of a gRPC callback service, which must have a member
+// `backend_`: defines the method of a unary RPC that always answers
+// RpcNotBuilt. `Service` is the generated class.
 #define KVASIR_RPC_NOT_BUILT(Service, rpc, Request, Response)         \
   grpc::ServerUnaryReactor* rpc(grpc::CallbackServerContext* context, \
                                 const Request*, Response*) override { \
@@ -58,9 +58,9 @@ class EndedStream final : public grpc::ServerWriteReactor<Response> {
   void OnDone() override { delete this; }
 };
 
-// Ends the running requests of the caller's tenant that have these ids. An id
-// without a running request is not an error: gateways abort every request whose
-// client has disconnected, including some that have just ended.
+// Ends those running requests of the caller's tenant that have one of these
+// ids. An id without a running request is not an error: gateways abort every
+// request whose client has disconnected, even if it has just ended.
 absl::Status AbortRequests(
     const Caller& caller, const FacadeBackend& backend,
     const google::protobuf::RepeatedPtrField<std::string>& request_ids);

@@ -18,8 +18,8 @@ template <typename Response>
 class CallWriter {
  public:
   virtual ~CallWriter() = default;
-  // Writes a response. The transport then calls the pump's OnWritten; the next
-  // Write comes only after that.
+  // Writes a response. When it is written, the transport calls the pump's
+  // OnWritten. Write is not called again before that.
   virtual void Write(Response response) = 0;
   // Makes an outstanding write fail.
   virtual void Reset() = 0;
@@ -36,16 +36,17 @@ class ResponseSource {
   // Returns the call's final status if no more responses will come, otherwise
   // nullopt.
   virtual std::optional<absl::Status> EndOfCall() = 0;
-  // Called when the call ends early: must cancel its running requests and drop
-  // waiting output.
+  // Called when the call ends early. An implementation must cancel the running
+  // requests of the call and drop waiting output.
   virtual void GiveUp(CancelReason reason) = 0;
-  // Must have the pump's OnPumpTurn called after all events that have already
-  // arrived, so that their output is written together.
+  // An implementation must post a task that calls the pump's OnPumpTurn after
+  // the handling of all events that have already arrived. So the output of
+  // these events is written together.
   virtual void PostPumpTurn() = 0;
 };
 
 // Takes responses from a source and passes them to a writer.
-// Threads: one at a time (the call's strand).
+// Threads: used only on the call's strand, so by one thread at a time.
 template <typename Response>
 class ResponsePump {
  public:
@@ -54,8 +55,8 @@ class ResponsePump {
       : source_(source), writer_(writer) {}
 
   bool ended() const { return ended_; }
-  // True if the call has ended or will end as soon as no write is outstanding.
-  // Nothing new may be started then.
+  // True if the call has ended, or will end as soon as no write is outstanding.
+  // In this state nothing new may be started.
   bool ending() const { return ended_ || end_status_.has_value(); }
 
   void Pump() {

@@ -15,7 +15,8 @@
 namespace kvasir::router {
 
 // A call whose requests can be stopped by another call.
-// Threads: any thread. Implementations only post a task to their strand.
+// Threads: OnStop may be called from any thread. It must only post a task to
+// the strand of the call.
 class StoppableCall {
  public:
   virtual ~StoppableCall() = default;
@@ -23,10 +24,10 @@ class StoppableCall {
   virtual void OnStop(uint64_t number) = 0;
 };
 
-// The running requests, by scope (from the tenant's name) and by the id that
-// the client chose. Ids need not be unique: Find returns all requests of the
-// scope that have exactly this id.
-// Threads: any thread.
+// A table of the running requests, by scope (which contains the tenant's name)
+// and by the id that the client chose. Ids need not be unique: Find returns all
+// requests of the scope that have exactly this id.
+// Threads: its methods may be called from any thread.
 class RunningIds {
  public:
   // Returns the number of a new request, which identifies it within this

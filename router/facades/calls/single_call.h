@@ -34,7 +34,7 @@ namespace kvasir::router {
 //   bool HasResponse() const;
 //   Response Take();             // precondition: HasResponse()
 //   bool complete() const;       // the last response has been taken
-// size_t waiting_bytes() const;  // output that the client is slow to read
+//   size_t waiting_bytes() const;  // output that waits for the client
 template <typename Answer>
 struct PreparedCall {
   proto::TokenBytes prompt;
@@ -42,20 +42,20 @@ struct PreparedCall {
   std::optional<uint64_t> seed;
   // Requests with lower values run first.
   int32_t priority = 0;
-  // The client's own salt. Requests of a tenant share cached prefixes only if
-  // their salts are equal.
+  // The client's own cache salt. Requests of one tenant share cached prefixes
+  // only if their salts are equal.
   std::string cache_salt;
   // True: the client receives nothing before the answer is complete.
   bool folded = false;
   std::unique_ptr<Answer> answer;
 };
 
-// One call. An error becomes the call's status. Nothing is written before the
-// request's first tokens, so that a client that receives a refusal has received
-// nothing else and may try another server.
+// One call. If an error occurs, the call ends with it as its status. Nothing is
+// written before the request's first tokens. So a client whose request is
+// refused has received nothing else and may try another server.
 //
-// Threads: the On... methods and Begin may be called from any thread and only
-//   post; everything else runs on the strand.
+// Threads: Begin and the On... methods may be called from any thread; they only
+// post tasks to the strand. All other methods run on the strand.
 template <typename Answer>
 class SingleCall final
     : public StoppableCall,
@@ -87,15 +87,16 @@ class SingleCall final
   // The result of reading the call's message.
   struct Asked {
     std::string model;
-    // The client's id for the request; empty: no other call can stop it.
+    // The id that the client gave the request. Empty: no other call can stop
+    // the request.
     std::string id;
     // An error if the request is refused.
     absl::StatusOr<Prepare> prepare;
   };
 
-  // Begins the call. Call once, before any other method. `read` reads the
-  // message. It runs on the strand before the call can end, so gRPC still keeps
-  // the message.
+  // Begins the call. Call this once, before any other method. `read` reads the
+  // call's message. It runs on the strand before the call can end; until then
+  // gRPC keeps the message.
   void Begin(absl::AnyInvocable<Asked()> read) {
     Post([read = std::move(read)](SingleCall& call) mutable {
       // A request that exceeds a quota or the memory limit is refused before
@@ -142,7 +143,8 @@ class SingleCall final
                             EnterQuota(*parts_.backend, arrived_.caller));
     return absl::OkStatus();
   }
-  // The request no longer runs, so it leaves its place in the tenant's quota.
+  // Call this when the request no longer runs: it leaves its place in the
+  // tenant's quota.
   void LeavePlace() {
     if (place_ != nullptr) place_->Leave();
   }
@@ -163,9 +165,9 @@ class SingleCall final
                                        this->weak_from_this(), number_);
       listed_ = true;
     }
-    // The task holds the request's place in the quota until it has run or is
-    // dropped, because the tokenizer has to do this work even if the call is
-    // cancelled.
+    // The task keeps the request's place in the quota until it has run or is
+    // dropped: even if the call is cancelled, the tokenizer still has this work
+    // to do.
     auto prepare = [self = this->shared_from_this(), place = place_,
                     prepare = *std::move(ready)]() mutable {
       auto prepared = prepare();
@@ -211,8 +213,8 @@ class SingleCall final
         std::move(request), std::make_shared<EventRelay<SingleCall>>(
                                 this->shared_from_this(), number_, place_));
     if (!handle.ok()) {
-      // Leave now: the relay also holds the place, and the router may keep the
-      // relay a little longer.
+      // Leave the place now. The relay also holds the place, and the router may
+      // keep the relay a little longer.
       LeavePlace();
       return pump_.EndCall(handle.status(), CancelReason::kClient);
     }
@@ -234,8 +236,8 @@ class SingleCall final
     if (pump_.ending()) return;
     ++num_engine_finishes_;
     answer_->OnFinish(finish);
-    // Leave now, because the client may send its next request as soon as it has
-    // received the end of this one.
+    // Leave the place now, because the client may send its next request as soon
+    // as it has received the end of this one.
     if (answer_->finished()) LeavePlace();
     Changed();
   }
@@ -266,7 +268,8 @@ class SingleCall final
   }
   void Changed() {
     pump_.PumpSoon();
-    // All waiting output goes into one response, so it must fit into one.
+    // All waiting output goes into one response, so it must not exceed the size
+    // of a response.
     const size_t waiting = CountWaiting();
     pump_.CheckWaiting(waiting, parts_.backend->limits.max_response_bytes);
     pump_.CheckWaiting(waiting,
@@ -301,12 +304,13 @@ class SingleCall final
   void GiveUp(CancelReason reason) override {
     Unlist();
     CancelEngine(reason);
-    // Another object still holds the request's place in the quota: the relay
+    // The request's place in the quota is not free yet. The relay holds it
     // until the engine ends the request, or the tokenizer's task until it has
     // run.
     place_.reset();
-    // The request holds a relay and the relay holds this call. Without this
-    // reset, the two would keep each other alive until the request ends.
+    // The request holds a relay, and the relay holds this call, which holds the
+    // request's handle. Without this reset, they would keep each other alive
+    // until the request ends.
     handle_.reset();
   }
   void PostPumpTurn() override {

@@ -11,8 +11,8 @@
 
 namespace kvasir::router {
 
-// The largest number of stop strings. It is limited because each of them is
-// searched for in each token's text.
+// The largest number of stop strings in a request. It is limited because the
+// text of each token is searched for each of them.
 inline constexpr size_t kMaxStopStrings = 64;
 inline constexpr size_t kMaxStopStringBytes = 1 << 10;
 
@@ -21,8 +21,10 @@ inline constexpr size_t kMaxStopStringBytes = 1 << 10;
 absl::Status CheckStopStrings(const std::string& name,
                               const std::vector<std::string>& strings);
 
-// Replaces stop strings that are special tokens by stop ids, because the text
-// of special tokens is not part of the output text.
+// Adds a stop id for each stop string that is a special token. If
+// skip_special_tokens is set, also removes the string, because the output text
+// then contains no special tokens and the string would never match. Removes
+// empty strings.
 absl::Status StopAtSpecialTokens(const TextCodec& codec,
                                  bool skip_special_tokens,
                                  std::vector<std::string>* stop_strings,

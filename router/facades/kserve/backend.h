@@ -14,13 +14,14 @@
 namespace kvasir::router {
 
 // The statistics of requests, by model, that the RPC ModelStatistics reports.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class KserveStatistics {
  public:
   struct Outcome {
     bool ok = false;
     absl::Duration total;
-    // The time from the request's arrival until it is submitted to the router.
+    // The time from the arrival of the request until it is submitted to the
+    // router.
     absl::Duration input;
     // Times that the engine has reported; zero if it has reported none.
     absl::Duration queue;
@@ -39,15 +40,15 @@ class KserveStatistics {
 
 class KserveStream;
 
-// A list of the open calls of ModelStreamInfer, so that a drain can end them.
-// Threads: any thread.
+// The open calls of ModelStreamInfer, listed so that a drain can end them.
+// Threads: its methods may be called from any thread.
 class KserveStreams {
  public:
   void Add(const std::shared_ptr<KserveStream>& stream);
   void Remove(const KserveStream* stream);
-  // BeginDrain ends the streams that are open. Streams that clients open later
-  // are served until EndAll ends them. After EndAll, a new stream is ended as
-  // soon as it opens.
+  // BeginDrain ends the streams that are open at that moment. Streams that
+  // clients open later are served until EndAll ends them. After EndAll, a new
+  // stream ends as soon as it opens.
   void BeginDrain();
   void EndAll();
 
@@ -61,8 +62,8 @@ class KserveStreams {
 };
 
 // State that all calls of the KServe facade share.
-// Threads: any thread. Every member is constant or may be used by several
-// threads at once.
+// Threads: any thread may use it: each member is either constant or may be used
+// by several threads at once.
 struct KserveBackend : FacadeBackend {
   KserveStatistics statistics;
   KserveStreams streams;

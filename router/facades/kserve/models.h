@@ -9,11 +9,11 @@ namespace kvasir::router {
 
 inference::ModelMetadataResponse KserveMetadataOf(const ModelStatus& model);
 
-// Returns a model's Triton configuration. It says: no batching (max_batch_size
-// 0), decoupled responses, and only optional inputs, because the schema of a
-// request determines which it needs. Clients multiply the number of instances
-// by the number of `gpus` to get the number of replicas, so there is one
-// instance group with an entry in `gpus` for each replica.
+// Returns a model's Triton configuration. It has no batching (max_batch_size 0)
+// and decoupled responses. All inputs are optional, because the schema of a
+// request determines which it needs. There is one instance group, with an entry
+// in `gpus` for each replica: clients compute the number of replicas as the
+// number of instances times the number of `gpus`.
 inference::ModelConfig KserveConfigOf(const ModelStatus& model);
 
 inference::RepositoryIndexResponse::ModelIndex KserveIndexOf(

@@ -84,8 +84,8 @@ absl::Status CheckResponseSize(const KserveRequest& request,
       request.outputs.logprobs
           ? kLogprobJsonBytes * (uint64_t{1} + request.sampling.logprobs())
           : sizeof(float);
-  // A product of two 32-bit factors fits into 64 bits. A product with a third
-  // factor could overflow, so the comparison divides by `per_token`.
+  // `num_tokens` cannot overflow: it is the product of two 32-bit factors. Its
+  // product with `per_token` could, so the comparison divides instead.
   const uint64_t num_tokens = uint64_t{max_tokens} * request.sampling.n();
   if (num_tokens <= max_response_bytes / per_token) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(

@@ -28,22 +28,22 @@ struct PreparedRequest {
   std::unique_ptr<KserveAnswer> answer;
 };
 
-// Prepares a request. It tokenizes, which may take long, so it must run on a
-// thread of the tokenizer. `codec` may be null if the prompt is token ids.
-// Returns INVALID_ARGUMENT for a prompt that has no tokens or that the
-// tokenizer refuses, and UNIMPLEMENTED for a bad word of several tokens.
+// Prepares a request. Call it on a thread of the tokenizer, because it
+// tokenizes, which may take long. `codec` may be null if the prompt is token
+// ids. Returns INVALID_ARGUMENT if the prompt has no tokens or the tokenizer
+// refuses it, and UNIMPLEMENTED if a bad word has several tokens.
 absl::StatusOr<PreparedRequest> PrepareRequest(
     KserveRequest request, std::shared_ptr<const TextCodec> codec,
     std::vector<int32_t> eos_ids, bool in_stream);
 
-// Returns how many tokens each sample may get: the requested number or else the
-// default, but not more than fit after the prompt. A text that is not yet
-// tokenized counts as one token.
+// Returns how many tokens each sample may get: the number that the request asks
+// for, or else the default, but at most as many as fit after the prompt. A text
+// counts as one token here, because it is not yet tokenized.
 uint32_t MostTokens(const KserveRequest& request, uint32_t default_max_tokens,
                     uint32_t max_model_len);
 
-// Returns INVALID_ARGUMENT if one response cannot hold the requested log
-// probabilities of all samples, each with `max_tokens` tokens.
+// Returns INVALID_ARGUMENT if the requested log probabilities of all samples,
+// each with `max_tokens` tokens, do not fit into one response.
 absl::Status CheckResponseSize(const KserveRequest& request,
                                size_t max_response_bytes, uint32_t max_tokens);
 

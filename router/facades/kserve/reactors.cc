@@ -48,7 +48,7 @@ void KserveStreamReactor::OnReadDone(bool ok) {
         std::move(request_)));
     return;
   }
-  // There is nothing more to read: the call was reset, or the client has
+  // Nothing more can be read, because the call was reset or the client has
   // half-closed it.
   if (context_->IsCancelled()) {
     stream_->OnCancelled();
@@ -89,8 +89,8 @@ KserveUnaryReactor::KserveUnaryReactor(
       stream_(std::make_shared<KserveStream>(
           std::move(backend), CallOf(*context, /*unary=*/true),
           Strand::Create(std::move(runner)), this)) {
-  // The request is not copied: gRPC keeps it until the call ends, and the
-  // stream reads it before it ends the call.
+  // Do not copy the request: gRPC keeps it until the call ends, and the stream
+  // reads it before it ends the call.
   stream_->OnRead(std::shared_ptr<const inference::ModelInferRequest>(
       std::shared_ptr<void>(), request));
   stream_->OnHalfClose();

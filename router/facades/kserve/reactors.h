@@ -13,8 +13,9 @@ namespace kvasir::router {
 
 // The reactor of a ModelStreamInfer call. Deletes itself in OnDone, which gRPC
 // calls after End has been called and every reaction has returned.
-// Threads: gRPC calls the reactions on its own threads; the stream's strand
-// calls the methods of KserveStreamSink. The two share no state except gRPC's.
+// Threads: gRPC calls the reactions (On... methods) on its own threads; the
+// stream's strand calls the methods of KserveStreamSink. The two share no state
+// except gRPC's.
 class KserveStreamReactor final
     : public grpc::ServerBidiReactor<inference::ModelInferRequest,
                                      inference::ModelStreamInferResponse>,
@@ -39,14 +40,14 @@ class KserveStreamReactor final
   const std::shared_ptr<KserveBackend> backend_;
   const ClientCall call_;
   const std::shared_ptr<KserveStream> stream_;
-  // In use by gRPC between StartRead and OnReadDone.
+  // gRPC uses this between StartRead and OnReadDone.
   inference::ModelInferRequest request_;
-  // In use by gRPC between StartWrite and OnWriteDone.
+  // gRPC uses this between StartWrite and OnWriteDone.
   inference::ModelStreamInferResponse response_;
 };
 
 // The reactor of a ModelInfer call, which KserveStream serves as a stream of
-// one request and one response. It deletes itself in the same way.
+// one request and one response. It also deletes itself in OnDone.
 class KserveUnaryReactor final : public grpc::ServerUnaryReactor,
                                  public KserveStreamSink {
  public:

@@ -17,12 +17,13 @@ namespace kvasir::router {
 namespace {
 
 constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-// The largest timeout in microseconds: workers receive it as a uint32 of
-// milliseconds.
+// The largest timeout, in microseconds. Workers receive the timeout as a uint32
+// of milliseconds.
 constexpr int64_t kMaxTimeoutUs =
     int64_t{std::numeric_limits<uint32_t>::max()} * 1000;
 
-// Flags of TensorRT-LLM that are not implemented: they must be false.
+// Boolean tensors of TensorRT-LLM for features that are not implemented. They
+// must be false.
 constexpr const char* kRefusedFlags[] = {
     "return_context_logits", "return_generation_logits", "return_perf_metrics"};
 
@@ -55,8 +56,8 @@ absl::StatusOr<std::optional<int64_t>> IntIn(KserveTensors* tensors,
                                              int64_t low, int64_t high) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> value,
                           tensors->Int(name));
-  // `high` is only the limit of the field that holds the value, so the error
-  // does not name it as an allowed value.
+  // If the value exceeds `high`, the error does not name `high` as the largest
+  // allowed value: it is only the limit of the type that holds the value.
   if (value && *value < low) {
     return OutOfRange(name, absl::StrCat("an integer of at least ", low),
                       *value);
@@ -180,9 +181,9 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
     } else if (name == "priority") {
       KVASIR_ASSIGN_OR_RETURN(const int64_t priority,
                               IntParam(name, value, kMaxInt32));
-      // In Triton 1 is the highest priority and 0 means the default. Here both
-      // become the router's highest priority, 0. So a request can lower its own
-      // priority, but cannot overtake requests that set none.
+      // In Triton, priority 1 is the highest and 0 means the default. Here both
+      // become 0, the highest priority of a request in the router. So a request
+      // can lower its own priority, but cannot overtake requests that set none.
       out->priority = priority == 0 ? 0 : static_cast<int32_t>(priority - 1);
     } else if (name == "timeout") {
       KVASIR_ASSIGN_OR_RETURN(const int64_t timeout_us,
@@ -199,9 +200,9 @@ absl::Status ParseParameters(const inference::ModelInferRequest& request,
   return absl::OkStatus();
 }
 
-// Refuses parameters that are not common to all schemas. Exception: in the vLLM
-// schema they are sampling parameters, if there is no sampling_parameters
-// tensor.
+// Refuses parameters that are not common to all schemas. It is not called for
+// requests in the vLLM schema without the tensor sampling_parameters, whose
+// further parameters are sampling parameters.
 absl::Status RefuseOtherParameters(
     const inference::ModelInferRequest& request) {
   for (const auto& [name, value] : request.parameters()) {
@@ -262,10 +263,10 @@ absl::StatusOr<std::vector<const KserveOutputSpec*>> ListedOutputs(
   return listed;
 }
 
-// A client that lists outputs receives exactly these outputs, whatever its
-// tensors request. A listed output that the request's schema does not have is
-// refused. Benchmark clients list all outputs of the model's metadata, which is
-// not a choice; then the tensors decide.
+// If a client lists outputs, it receives exactly these, whatever its tensors
+// request; a listed output that the request's schema does not have is refused.
+// Exception: benchmark clients list all outputs of the model's metadata. That
+// is not a choice, so then the tensors decide.
 absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
                            KserveRequest* out) {
   if (request.outputs().empty()) return absl::OkStatus();
@@ -410,7 +411,7 @@ absl::Status ParseCounts(const TrtNames& names, KserveTensors* tensors,
     return NotBuilt(
         absl::StrCat("tensor 'beam_width' above 1 (have ", *beam_width, ")"));
   }
-  // These parameters only affect beam search, which is not implemented. So only
+  // These tensors only affect beam search, which is not implemented. So only
   // their types are checked.
   KVASIR_RETURN_IF_ERROR(tensors->Float(names.length_penalty).status());
   KVASIR_RETURN_IF_ERROR(tensors->Float("beam_search_diversity_rate").status());
@@ -471,7 +472,7 @@ absl::Status ParseTrtCommon(const inference::ModelInferRequest& request,
   return ParseTrtOutputs(tensors, out);
 }
 
-// Removes empty strings, with which clients pad word lists.
+// Removes empty strings, which clients use to pad word lists.
 std::vector<std::string> WithoutEmpty(std::vector<std::string> words) {
   words.erase(std::remove(words.begin(), words.end(), ""), words.end());
   return words;
@@ -491,9 +492,10 @@ absl::Status ParseTrtText(const inference::ModelInferRequest& request,
   return RefuseUnread(*tensors, "TensorRT-LLM text");
 }
 
-// Reads a list of words in the form of token ids: row 0 has the ids of all
-// words, one after the other; row 1 has the end index of each word in row 0,
-// padded with -1. Every word must have a single token.
+// Reads a list of words that are given as token ids. Row 0 has the ids of all
+// words, one word after the other. Row 1 has, for each word, the index in row 0
+// at which the word ends, and is padded with -1. Every word must be a single
+// token.
 absl::StatusOr<std::vector<int32_t>> ParseSingleTokenWords(
     KserveTensors* tensors, const std::string& name) {
   KVASIR_ASSIGN_OR_RETURN(const auto rows, tensors->TwoRows(name));
@@ -529,7 +531,7 @@ absl::Status ParseInputIds(KserveTensors* tensors, KserveRequest* out) {
     return OutOfRange("input_lengths",
                       absl::StrCat("0 to ", count, " (input_ids)"), *length);
   }
-  // Ids from `length` on are padding.
+  // The ids from index `length` on are padding.
   KVASIR_ASSIGN_OR_RETURN(
       out->token_ids, tensors->TokenIds("input_ids", length.value_or(count)));
   return absl::OkStatus();

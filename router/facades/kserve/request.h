@@ -38,18 +38,18 @@ enum class KserveSchema {
   kStop,
 };
 
-// The output tensors that a client requests, by its flags or its list of
-// outputs.
+// The output tensors that a client requests, either by boolean input tensors or
+// by a list of outputs.
 struct KserveOutputs {
   bool text_output = false;
   bool output_ids = false;
   bool sequence_length = false;
   bool finish_reason = false;
-  // These two have the names of vLLM's schema: one number and one JSON text for
-  // each sample.
+  // The next two outputs are called as in vLLM's schema. For each sample, the
+  // first is a number and the second a JSON text.
   bool cumulative_logprob = false;
   bool logprobs = false;
-  // The outputs below have the names of TensorRT-LLM's schemas.
+  // The other outputs are called as in TensorRT-LLM's schemas.
   bool cum_log_probs = false;
   bool output_log_probs = false;
   bool sequence_index = false;
@@ -58,7 +58,7 @@ struct KserveOutputs {
   bool num_output_tokens = false;
 };
 
-// If this tensor is true, the schema is kStop.
+// If the tensor with this name is true, the schema is kStop.
 inline constexpr char kKserveStopTensor[] = "stop";
 
 struct KserveRequest {
@@ -79,8 +79,9 @@ struct KserveRequest {
 
   std::vector<std::string> stop_strings;
   bool include_stop_string = false;
-  // Words that must not be in the output. They are tokenized later: the token
-  // of a one-token word gets kBannedTokenBias; a longer word is refused.
+  // Words that must not be in the output. They are tokenized later. If a word
+  // is one token, the logit of this token gets kBannedTokenBias; a longer word
+  // is refused.
   std::vector<std::string> bad_words;
   // True: the tensor end_id replaces the model's own end tokens.
   bool replaces_eos = false;
@@ -93,24 +94,24 @@ struct KserveRequest {
   // True: the text output begins with the prompt. False whenever `streaming` is
   // true.
   bool prepend_prompt = false;
-  // True: if no data is left for the last response, the client wants it without
-  // any outputs.
+  // True: if no data is left for the last response, the client wants that
+  // response to have no outputs.
   bool wants_empty_final = false;
   KserveOutputs outputs;
 };
 
 // The bias that is added to the logit of a banned token. Its size exceeds any
 // difference between real logits. It is finite, so that calculations with it do
-// not give NaN.
+// not produce NaN.
 inline constexpr float kBannedTokenBias = -1e9f;
 
-// The largest number of bad words of a request. It is limited because each word
-// is tokenized. Workers accept as many logit biases.
+// The largest number of bad words in a request. It is limited because each word
+// is tokenized, and equals the number of logit biases that workers accept.
 inline constexpr size_t kMaxBadWords = 1024;
 
-// `unary`: the call is ModelInfer, which has a single response. Then
-// `streaming` is false whatever the tensors say; if they ask for streaming,
-// `prepend_prompt` is false as in a stream.
+// `unary` says that the call is ModelInfer, which has a single response. Then
+// the result's `streaming` is false, whatever the tensors say. If they ask for
+// streaming, `prepend_prompt` is false, as in a stream.
 // Errors: INVALID_ARGUMENT names the tensor or parameter, the allowed values
 // and the given one. UNIMPLEMENTED names a feature that is not implemented and
 // would change the result. Values that leave such a feature off (beam_width 1,
@@ -127,8 +128,8 @@ struct KserveTensorSpec {
   std::vector<int64_t> shape;
 };
 struct KserveInputSpec : KserveTensorSpec {
-  // True: the tensor is only in TensorRT-LLM's text schema, so a text request
-  // that has it uses this schema.
+  // True: only TensorRT-LLM's text schema has this tensor. So a text request
+  // with this tensor uses that schema.
   bool marks_trt_text = false;
 };
 struct KserveOutputSpec : KserveTensorSpec {

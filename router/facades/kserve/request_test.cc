@@ -57,8 +57,9 @@ TEST(KserveRequestTest, CountsAreLimitedBeforeNamesAreCompared) {
   InferRequestBuilder outputs;
   InferRequestBuilder parameters;
   for (int i = 0; i <= kMaxKserveNames; ++i) {
-    // All tensors have the same name and no data. If any tensor were checked,
-    // the error would be a different one.
+    // All tensors have the same name and no data. The expected error is the one
+    // about the number of tensors; if a tensor were checked first, the error
+    // would be another one.
     inputs.Raw("same", "NONE", {-1}, "");
     outputs.Output(absl::StrCat(i));
     parameters.Parameter(absl::StrCat(i));
@@ -174,7 +175,7 @@ TEST(KserveRequestTest, ErrorsOfWrongTensorsNameTheWantedAndTheGivenValue) {
 }
 
 TEST(KserveRequestTest, AShapeThatClaimsMoreThanItsBytesAllocatesNothing) {
-  // The shape claims 8 GiB of data.
+  // The shape claims gigabytes of data, but there is none.
   const InferRequestBuilder empty =
       InferRequestBuilder()
           .Raw("input_ids", "BYTES", {1 << 30}, "")
@@ -265,7 +266,7 @@ TEST(KserveRequestTest, ErrorsNameTheWrongSamplingValue) {
               StatusIs(kInvalid, HasSubstr("at most")));
 }
 
-// A callback of the JSON parser used to take seconds for these.
+// Regression test: a callback of the JSON parser took seconds for such a text.
 TEST(KserveRequestTest, JsonWithTooManyMembersIsRefusedBeforeItIsParsed) {
   std::string members = "{";
   std::string items = "{\"stop\": [";
@@ -392,8 +393,8 @@ TEST(KserveRequestTest, LimitsOfTheWireFormatAreNotReportedAsAllowedValues) {
               StatusIs(kInvalid, AllOf(HasSubstr("at least 1"),
                                        Not(HasSubstr("2147483647")))));
   for (const char* name : {"n", "max_tokens", "top_k", "logprobs", "best_of"}) {
-    // Values above a field's range: 2^31, 3e9, 2^63, 2^64, more than a float
-    // can hold, and the same as strings.
+    // These values exceed the field's range: 2^31, 3e9, 2^63, 2^64, 1e39 (more
+    // than a float can hold), and two of them as strings.
     for (const char* value : {"2147483648", "3000000000", "3e9",
                               "9223372036854775808", "18446744073709551616",
                               "\"18446744073709551616\"", "1e39", "\"1e39\""}) {
@@ -448,8 +449,8 @@ TEST(KserveRequestTest, PromptIsPrependedUnlessStreamingOrExcluded) {
   EXPECT_FALSE(parse(true, {})->prepend_prompt);
   EXPECT_THAT(parse(true, false),
               StatusIs(kInvalid, HasSubstr("exclude_input_in_output")));
-  // In a unary call, a request for streaming is not streamed, and its prompt is
-  // left out.
+  // If a unary call asks for streaming, it is not streamed, and its text does
+  // not begin with the prompt.
   EXPECT_FALSE(parse(true, {}, /*unary=*/true)->streaming);
   EXPECT_FALSE(parse(true, {}, /*unary=*/true)->prepend_prompt);
 }
@@ -577,8 +578,8 @@ TEST(KserveRequestTest, TokenIdsOfAnyIntegerTypeAreConvertedToTheSameEncoding) {
       StatusIs(kInvalid, HasSubstr("have 4294967296")));
 }
 
-// Clients fill the other tensors of a stop request with arbitrary values, which
-// must be ignored.
+// Clients fill the other tensors of a stop request with arbitrary values. The
+// parser must ignore them.
 TEST(KserveRequestTest, StopRequestsNeedOnlyTheirId) {
   InferRequestBuilder builder("tiny", "abc");
   builder.Raw("input_ids", "INT32", {1, 1}, "\xff\xff\xff\xff")
@@ -598,7 +599,7 @@ TEST(KserveRequestTest, OnlyListedOutputsAreReturned) {
   EXPECT_TRUE(trt.outputs.cum_log_probs);
   EXPECT_FALSE(trt.outputs.output_log_probs);
   EXPECT_FALSE(trt.outputs.text_output);
-  // Nothing in the tensors requests these outputs.
+  // No tensor requests these outputs; they are only listed.
   KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest vllm,
                               Parse(InferRequestBuilder()
                                         .Text("text_input", "hi")
@@ -620,7 +621,7 @@ TEST(KserveRequestTest, UnknownOutputsAreRefusedByName) {
                                            "inputs has no such output")));
 }
 
-// Triton's benchmark client perf_analyzer lists all outputs.
+// Triton's benchmark client perf_analyzer lists all outputs, without a choice.
 TEST(KserveRequestTest, ListingAllOutputsDoesNotRequestThem) {
   InferRequestBuilder builder = TrtText();
   for (const KserveOutputSpec& spec : KserveOutputSpecs()) {
@@ -633,8 +634,7 @@ TEST(KserveRequestTest, ListingAllOutputsDoesNotRequestThem) {
   EXPECT_FALSE(request.sampling.has_logprobs());
 }
 
-// Any bytes must be parsed, or refused with one of the codes that the parser
-// uses.
+// The parser must accept any bytes or refuse them with one of its error codes.
 TEST(KserveRequestTest, DamagedRequestsAreParsedOrRefused) {
   std::mt19937 random(11);
   const auto below = [&random](size_t limit) {

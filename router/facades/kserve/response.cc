@@ -155,12 +155,12 @@ void KserveAnswer::EndSample(const std::string& reason, Sample* sample) {
   if (!sample->finish_reason.empty()) return;
   if (sample->maybe_last_id) {
     const int32_t id = *std::exchange(sample->maybe_last_id, std::nullopt);
-    // The reason is "stop" if this token ended the sample. Otherwise the sample
-    // has reached its maximum length with a token that did not end it because
-    // the output was shorter than min_tokens.
+    // If the reason is "stop", this token ended the sample. Otherwise the
+    // sample has reached its maximum length with a token that would have ended
+    // it, but did not because the output was shorter than min_tokens.
     const bool ended = reason == "stop";
-    // As in vLLM, a token that ended the sample counts as output. As in
-    // TensorRT-LLM, it does not count in that schema.
+    // A token that ended the sample counts as output in vLLM's schema, as in
+    // vLLM. In TensorRT-LLM's schemas it does not count, as in TensorRT-LLM.
     if (!ended || !IsTrt()) {
       AddToken(id, &sample->maybe_last_logprob,
                /*in_text=*/!ended || request_.include_stop_string, sample);
@@ -222,7 +222,7 @@ ModelInferResponse KserveAnswer::NewResponse(bool is_final) const {
   response.set_model_version(kKserveModelVersion);
   response.set_id(request_.id);
   if (context_.in_stream) {
-    // Set it also if it is false, because clients require the parameter.
+    // Set the parameter also if it is false, because clients require it.
     (*response.mutable_parameters())[kFinalResponseParameter].set_bool_param(
         is_final);
   }
@@ -230,16 +230,16 @@ ModelInferResponse KserveAnswer::NewResponse(bool is_final) const {
 }
 
 ModelInferResponse KserveAnswer::Take() {
-  // At the end, a sample whose only new outputs are log probabilities or counts
-  // needs a response as well.
+  // In the last responses, a sample needs a response even if its only new
+  // outputs are log probabilities or counts.
   const bool at_end = finished();
   const auto has_data = [this, at_end](const Sample& sample) {
     return at_end ? HasNewOutputs(sample) : HasNewData(sample);
   };
   const auto with_data =
       std::count_if(samples_.begin(), samples_.end(), has_data);
-  // In a TensorRT-LLM stream each response has one sample; in all other answers
-  // each response has all samples.
+  // `alone`: each response has one sample. This is so in a TensorRT-LLM stream;
+  // in all other answers each response has all samples.
   const bool alone = IsTrt() && request_.streaming;
   const bool is_final = at_end && !(alone && with_data > 1);
   complete_ = is_final;

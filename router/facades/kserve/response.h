@@ -1,4 +1,4 @@
-// Builds the answer to one request: it takes engine events and returns
+// Builds the answer to one request from the engine's events, as a sequence of
 // ModelInferResponses. Uses no gRPC, threads or clock.
 #pragma once
 
@@ -32,11 +32,11 @@ struct KserveAnswerContext {
 };
 
 // The answer to one request. New output collects until a response is taken, so
-// that a slow reader gets fewer and larger responses. Samples end at stop
-// strings. A token that ended a sample is left out of the sample's text and
-// ids.
+// a slow reader gets fewer and larger responses. A sample also ends when its
+// text contains a stop string. A token that ended a sample is left out of the
+// sample's text and ids.
 //
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 class KserveAnswer {
  public:
   KserveAnswer(KserveRequest request, KserveAnswerContext context);
@@ -46,8 +46,8 @@ class KserveAnswer {
   // Ends every running sample with reason "abort".
   void Stop();
 
-  // True if every sample has ended. The engine need not continue the request
-  // then.
+  // True if every sample has ended. The engine's further work for the request
+  // is then not needed.
   bool finished() const;
   // True if there is a response to send. An answer that is not streamed has
   // none before its end.
@@ -57,7 +57,8 @@ class KserveAnswer {
   // True if the last response has been taken.
   bool complete() const { return complete_; }
 
-  // Returns the number of output bytes that a call of Take could remove now.
+  // Returns the number of bytes of output that wait and that Take could return
+  // now.
   size_t waiting_bytes() const;
   const KserveRequest& request() const { return request_; }
 
@@ -66,14 +67,14 @@ class KserveAnswer {
     std::unique_ptr<TextStream> text;
     // Empty while the sample runs.
     std::string finish_reason;
-    // The sample's newest token, if it may have ended the sample. Whether it
-    // has is known at the next event: then it is added to the output or
+    // The sample's newest token, if it may have ended the sample. The next
+    // event shows whether it has. Then the token is added to the output or
     // dropped.
     std::optional<int32_t> maybe_last_id;
     kvasir::v1::TokenLogprob maybe_last_logprob;
     double cumulative_logprob = 0;
-    // The fields below collect output since the last response. A wanted prompt
-    // is not part of new_text; Take adds it.
+    // The fields below collect the output since the last response. new_text
+    // never contains the prompt: if the prompt is wanted, Take adds it.
     std::string new_text;
     std::vector<int32_t> new_ids;
     std::vector<float> new_logprobs;

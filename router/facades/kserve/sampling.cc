@@ -24,16 +24,18 @@ using Json = nlohmann::json;
 constexpr char kEvictionBudget[] = "eviction_budget";
 
 constexpr int kMaxShownBytes = 60;
-// 2^53: larger integers are not exact in a double.
+// 2^53. A double cannot hold all larger integers exactly.
 constexpr double kMaxExactInteger = 9007199254740992.0;
 
-// No valid object nests deeper. Deeper JSON must not reach a library that
-// copies or prints it recursively. Each value takes about a hundred bytes.
+// Limits of JSON texts. No valid object nests deeper than 8 levels, and deeper
+// JSON must not reach a library that copies or prints it recursively. Each
+// value takes about a hundred bytes of memory.
 constexpr model::JsonLimits kJsonLimits = {.max_depth = 8, .max_values = 16384};
 
-// Returns a discarded value for text that is not JSON, and an error for JSON
-// that exceeds kJsonLimits. A callback of Json::parse could check them as well,
-// but would take time quadratic in the members of an object.
+// Parses a JSON text. Returns a discarded value for text that is not JSON, and
+// an error for JSON that exceeds kJsonLimits. A callback of Json::parse could
+// also check the limits, but would take time quadratic in the number of members
+// of an object.
 absl::StatusOr<Json> ParseJsonText(const std::string& text,
                                    const std::string& where) {
   KVASIR_RETURN_IF_ERROR(model::CheckJsonShape(text, where, kJsonLimits));
@@ -71,15 +73,15 @@ absl::StatusOr<double> AsNumber(const std::string& name, const Json& value) {
              !absl::SimpleAtod(value.get_ref<const std::string&>(), &number)) {
     return ValueError(name, "a number", value);
   }
-  // This form of the condition also refuses NaN.
+  // The condition is written in this form to refuse NaN as well.
   if (!(std::abs(number) <= std::numeric_limits<float>::max())) {
     return ValueError(name, "a finite number", value);
   }
   return number;
 }
 
-// `high` is only the limit of the field that holds the value, so the error for
-// a larger number does not name it as an allowed value.
+// If the value exceeds `high`, the error does not name `high` as the largest
+// allowed value: it is only the limit of the type that holds the value.
 absl::StatusOr<int64_t> AsInt(const std::string& name, const Json& value,
                               int64_t low, int64_t high) {
   constexpr char kSmaller[] = "a smaller integer";
@@ -232,7 +234,8 @@ absl::Status SetLogitBias(const std::string& name, const Json& value,
 absl::Status SetTopK(const std::string& name, const Json& value,
                      KserveRequest* request) {
   KVASIR_ASSIGN_OR_RETURN(const int64_t k, AsInt(name, value, -1, kMaxInt32));
-  // vLLM's -1 means all tokens, as 0 does.
+  // In vLLM, -1 means that all tokens may be sampled. The engine's value for
+  // this is 0.
   request->sampling.set_top_k(static_cast<int32_t>(k < 0 ? 0 : k));
   return absl::OkStatus();
 }
@@ -309,8 +312,8 @@ const std::map<std::string, Setter>& Setters() {
   return setters;
 }
 
-// A known parameter that is not implemented, and the only value that is
-// accepted because it has no effect.
+// A known parameter that is not implemented. Only its neutral value, which has
+// no effect, is accepted.
 struct NeutralFlag {
   const char* name;
   bool neutral;

@@ -1,5 +1,5 @@
 // Reads vLLM's sampling parameters in the two forms that Triton's clients use:
-// a JSON object, or the request's own parameters. A value may be a number or a
+// a JSON object, and parameters of the request. A value may be a number or a
 // string.
 #pragma once
 
@@ -13,7 +13,8 @@
 
 namespace kvasir::router {
 
-// The largest JSON text; a larger one is refused before it is parsed.
+// The largest size of the JSON text. A larger text is refused before it is
+// parsed.
 inline constexpr size_t kMaxSamplingJsonBytes = 256 << 10;
 
 // Sets the parameters that `json_text` contains and leaves the others
@@ -23,7 +24,7 @@ inline constexpr size_t kMaxSamplingJsonBytes = 256 << 10;
 absl::Status ApplySamplingJson(const std::string& json_text,
                                KserveRequest* request);
 
-// Sets the parameters from the request's own parameters in the same way, except
+// Does the same as ApplySamplingJson with the request's own parameters, except
 // those that every schema has (IsRequestParameter).
 absl::Status ApplySamplingParameters(
     const google::protobuf::Map<std::string, inference::InferParameter>&

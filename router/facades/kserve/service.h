@@ -1,6 +1,7 @@
 // The facade that serves inference.GRPCInferenceService: the KServe v2 protocol
-// with Triton's extension for streaming, so that existing clients can be used.
-// Reactors only convert messages and post tasks; KserveStream has the logic.
+// with Triton's extension for streaming, so that existing clients can use this
+// server. Reactors only convert messages and post tasks; KserveStream contains
+// the logic.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -19,9 +20,9 @@ namespace kvasir::router {
 
 // The service and its facade.
 // Owns: the tokenizer's and the streams' threads.
-// Threads: any thread.
-// Errors: as in the wire protocol. An RPC that is not implemented answers
-// UNIMPLEMENTED; the text contains its name.
+// Threads: its methods may be called from any thread.
+// Errors: gRPC statuses, as the wire protocol defines them. An RPC that is not
+// implemented answers UNIMPLEMENTED; the text contains its name.
 class KserveService final
     : public inference::GRPCInferenceService::CallbackService,
       public Facade {

@@ -222,8 +222,8 @@ TEST_F(KserveServiceTest, TenantsDoNotShareTheirPrefixCache) {
 
 TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   grpc::ClientContext early, late;
-  // Set deadlines, because the reads would never return if the drain failed to
-  // end the streams.
+  // Set deadlines, because without them the reads would never return if the
+  // drain failed to end the streams.
   early.set_deadline(std::chrono::system_clock::now() +
                      std::chrono::seconds(20));
   late.set_deadline(std::chrono::system_clock::now() +
@@ -241,7 +241,7 @@ TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   const grpc::Status ended = idle->Finish();
   EXPECT_EQ(ended.error_code(), grpc::StatusCode::UNAVAILABLE);
   EXPECT_THAT(ended.error_message(), HasSubstr("draining"));
-  // A stream that the client opens next on the old connection is served,
+  // The client opens another stream on the old connection. It is served,
   // because the client may not have seen the GOAWAY yet.
   grpc::ClientContext meanwhile;
   auto next = stub_->ModelStreamInfer(&meanwhile);
@@ -308,7 +308,7 @@ TEST_F(KserveServiceTest, AServerShutdownCancelsRunningRequests) {
   server_->Shutdown(absl::Now());
   EXPECT_FALSE(stream->Finish().ok());
   WaitUntilCancelled(*request);
-  // Send an event of the engine after the call has ended.
+  // The engine sends its events after the call has ended.
   request->Emit("late");
   request->Done(absl::CancelledError(""));
 }

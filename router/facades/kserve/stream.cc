@@ -22,7 +22,8 @@ ModelStreamInferResponse Wrap(inference::ModelInferResponse response) {
 // (base/net/grpc_status.h).
 constexpr size_t kMaxErrorTextBytes = 1024;
 
-// Returns whether the message is a stop request. Reads only the tensor `stop`.
+// Returns whether the message is a stop request. It reads no tensor except
+// `stop`.
 bool SaysStop(const inference::ModelInferRequest& message) {
   for (int i = 0; i < message.inputs_size(); ++i) {
     const auto& input = message.inputs(i);
@@ -117,11 +118,11 @@ void KserveStream::CountRefused(const inference::ModelInferRequest& message,
                                 const absl::Status& status, absl::Time start) {
   backend_->router->LogRefused(
       Describe(caller, message.model_name(), message.id()), status);
-  // Do not count refusals of the caller or by its quota: they are not failures
-  // of the model.
+  // Do not count a refused caller or an exceeded quota as a failure of the
+  // model. Such a refusal has a reason.
   if (!RefusalReasonOf(status).empty()) return;
-  // There is an entry in the statistics for each model. An unknown name must
-  // not add one.
+  // Do not add an entry to the statistics for an unknown name: there is one for
+  // each model.
   if (!backend_->router->Model(message.model_name()).ok()) return;
   Request refused;
   refused.model = message.model_name();
@@ -135,10 +136,10 @@ CanonicalRequest KserveStream::Describe(const Caller& caller,
   return DescribeRequest(call_, caller, backend_->facade, model, id);
 }
 
-// A stop request may end requests of the same tenant from the same IP address;
-// the address by itself does not identify a tenant, because clients of several
-// tenants may use the same proxy. The port is left out: after the server has
-// closed a connection, the client connects from another port.
+// A stop request may end requests that come from the same tenant and the same
+// IP address. The address by itself would not be enough, because clients of
+// several tenants may use the same proxy. The port is left out: after the
+// server has closed a connection, the client connects from another port.
 std::string KserveStream::StopScope(const Caller& caller) const {
   return absl::StrCat(caller.tenant, " ",
                       call_.peer.substr(0, call_.peer.rfind(':')));
@@ -147,9 +148,9 @@ std::string KserveStream::StopScope(const Caller& caller) const {
 absl::Status KserveStream::Begin(const inference::ModelInferRequest& message,
                                  const ArrivedMessage& arrived) {
   KVASIR_RETURN_IF_ERROR(arrived.bytes.status());
-  // The request's place in the tenant's quota. It is left if the request is
-  // refused below. A stop request needs no place, so that a caller that has
-  // used up its quota can end one of its requests.
+  // The request's place in the tenant's quota. If the request is refused below,
+  // it leaves the place. A stop request needs no place, so a caller that has
+  // used up its quota can still stop one of its requests.
   std::shared_ptr<RequestPlace> place;
   if (!SaysStop(message)) {
     KVASIR_ASSIGN_OR_RETURN(place, Enter(arrived.caller));
@@ -229,7 +230,7 @@ absl::Status KserveStream::BeginGeneration(
     backend_->running_ids->Add(StopScope(entry.caller), request.id,
                                weak_from_this(), number);
   }
-  // The tokenizer's task holds the request's bytes and its place in the quota
+  // The tokenizer's task keeps the request's bytes and its place in the quota
   // until it has run, even if the request has been cancelled.
   auto prepare = [self = shared_from_this(), number, codec,
                   bytes = *arrived.bytes, place = entry.place,
@@ -265,8 +266,8 @@ void KserveStream::HandlePrepared(uint64_t number,
   }
   const absl::Status status = Submit(number, *std::move(prepared));
   if (status.ok()) return;
-  // Leave now: the relay also holds the place, and the router may keep the
-  // relay a little longer.
+  // Leave the place now. The relay also holds the place, and the router may
+  // keep the relay a little longer.
   LeavePlace(it->second);
   Fail(number, status);
 }
@@ -288,7 +289,8 @@ absl::Status KserveStream::Submit(uint64_t number, PreparedRequest prepared) {
     request.bytes->Grow(request.prompt.bytes().size());
   }
   request.queue_timeout = prepared.queue_timeout;
-  // Measured before Submit, because the engine may begin before Submit returns.
+  // Measure the time before Submit, because the engine may begin before Submit
+  // returns.
   entry.input = backend_->clock->Now() - entry.start;
   KVASIR_ASSIGN_OR_RETURN(
       entry.handle,
@@ -321,8 +323,8 @@ void KserveStream::HandleFinish(
       absl::Microseconds(finish.prefill_us() + finish.decode_us());
   ++it->second.num_engine_finishes;
   it->second.answer->OnFinish(finish);
-  // Leave now, because the client may send its next request as soon as it has
-  // received the end of this one.
+  // Leave the place now, because the client may send its next request as soon
+  // as it has received the end of this one.
   if (it->second.answer->finished()) LeavePlace(it->second);
   Changed(it);
 }
@@ -330,7 +332,7 @@ void KserveStream::HandleFinish(
 void KserveStream::HandleDone(uint64_t number, const absl::Status& status) {
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;
-  // Its last responses wait to be written.
+  // The answer is complete except for responses that wait to be written.
   if (it->second.answer->finished()) return;
   Fail(number,
        !status.ok()
@@ -362,8 +364,8 @@ void KserveStream::StopNumber(uint64_t number) {
   const auto it = requests_.find(number);
   if (it == requests_.end()) return;
   Request& entry = it->second;
-  // The stopped request's last responses must come before the answer to the
-  // stop request.
+  // Queue the stopped request's last responses here, so that they come before
+  // the answer to the stop request.
   if (entry.answer == nullptr) {
     direct_.push_back(Wrap(EmptyFinalResponse(entry.model, entry.id)));
     direct_bytes_ += direct_.back().ByteSizeLong();
@@ -409,8 +411,7 @@ void KserveStream::Record(const Request& request, bool ok) {
   outcome.ok = ok;
   outcome.end = backend_->clock->Now();
   outcome.total = outcome.end - request.start;
-  // A request that ended before it was submitted has spent all its time on
-  // input.
+  // If the request ended before it was submitted, all its time counts as input.
   outcome.input = request.handle == nullptr ? outcome.total : request.input;
   outcome.queue = request.queue;
   outcome.compute = request.compute;
@@ -445,7 +446,7 @@ void KserveStream::Changed(Requests::iterator it) {
   }
   pump_.PumpSoon();
   // All waiting output of a streamed answer goes into one response, so it must
-  // fit into one.
+  // not exceed the size of a response.
   pump_.CheckWaiting(waiting, backend_->limits.max_response_bytes);
   CheckWaitingBytes();
 }
@@ -506,8 +507,8 @@ std::optional<ModelStreamInferResponse> KserveStream::NextResponse() {
   if (!entry.answer->HasResponse()) ready_.erase(last_served_);
   if (entry.answer->complete()) {
     Record(entry, true);
-    // If the engine still works on the request, a stop string has ended the
-    // answer.
+    // All samples have ended. So if the engine still works on the request, a
+    // stop string was the cause.
     Remove(it, CancelReason::kStopString);
   }
   return response;

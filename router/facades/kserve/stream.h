@@ -47,19 +47,22 @@ struct KserveCall : CallIdentity {
 };
 
 // One call. Its requests run concurrently and are identified by their ids. A
-// request with the id of a running one is refused (ALREADY_EXISTS), except for
-// empty ids. After a half-close, running requests are answered, and then the
-// call ends with OK. A reset of the call or its deadline cancels them. A `stop`
-// request ends the running request with the same id, which then gets its last
-// response; the stop request itself is answered by a response without outputs.
+// request with the id of a running request is refused (ALREADY_EXISTS), except
+// for empty ids.
+// After a half-close, running requests are answered, and then the call ends
+// with OK. If the call is reset or its deadline passes, its requests are
+// cancelled.
+// A `stop` request ends the running request with the same id, which then gets
+// its last response. The stop request itself is answered by a response without
+// outputs.
 // While a write is outstanding, tokens collect in the answers. If too many
 // bytes of streamed answers wait, the requests are cancelled and the call is
 // reset. Answers that are a single response do not count: such an answer has to
 // wait for its end however fast the client reads, and there are at most
 // max_requests_per_stream of them.
 //
-// Threads: the On... methods may be called from any thread and only post;
-//   everything else runs on the strand.
+// Threads: the On... methods may be called from any thread; they only post
+// tasks to the strand. All other methods run on the strand.
 class KserveStream final
     : public StoppableCall,
       public std::enable_shared_from_this<KserveStream>,
@@ -73,13 +76,13 @@ class KserveStream final
   void OnHalfClose();
   void OnWritten(bool ok);
   void OnCancelled();
-  // Call if the caller is refused: ends the call with `status` and reads
-  // nothing.
+  // Call this if the caller is refused. It ends the call with `status` and
+  // reads nothing.
   void OnRefused(const absl::Status& status);
-  // Call when the server drains: no new request begins, and the call ends with
-  // UNAVAILABLE as soon as none runs.
+  // Call this when the server drains. No new request begins from then on, and
+  // the call ends with UNAVAILABLE as soon as no request runs.
   void OnDrain();
-  // Ends a request of this call; the stop request came in another call.
+  // Ends a request of this call because of a stop request in another call.
   void OnStop(uint64_t number) override;
 
  private:
@@ -97,9 +100,10 @@ class KserveStream final
     uint32_t num_engine_finishes = 0;
     size_t waiting_bytes = 0;
     std::shared_ptr<ByteShare> bytes;
-    // The request's place in its tenant's quota; null if it has none. The
-    // tokenizer's task also holds it until it has run, and then the relay,
-    // which leaves it when the engine ends the request.
+    // The request's place in its tenant's quota; null if it has none. It is
+    // shared: the tokenizer's task holds it until the task has run, and after
+    // that the relay holds it and leaves the place when the engine ends the
+    // request.
     std::shared_ptr<RequestPlace> place;
     // The time from the request's arrival until it was submitted.
     absl::Duration input;
@@ -146,12 +150,13 @@ class KserveStream final
   void Fail(uint64_t number, const absl::Status& status);
   void AnswerError(const std::string& model, const std::string& id,
                    const absl::Status& status);
-  // Call after an answer has changed: updates the counts of waiting output, and
-  // writes.
+  // Call this after an answer has changed. Updates the counts of waiting
+  // output, and makes the pump write.
   void Changed(Requests::iterator it);
   // Removes a request, and cancels it if the engine still works on it.
   void Remove(Requests::iterator it, CancelReason reason);
-  // The request no longer runs, so it leaves its place in the tenant's quota.
+  // Leaves the request's place in the tenant's quota, because the request no
+  // longer runs.
   static void LeavePlace(const Request& entry);
   void Record(const Request& request, bool ok);
   // Updates the count of bytes that wait because the client reads slowly.
@@ -173,7 +178,7 @@ class KserveStream final
   ResponsePump<inference::ModelStreamInferResponse> pump_;
   Requests requests_;
   std::map<std::string, uint64_t> numbers_by_id_;
-  // The requests that have a response to send. They are served in turn.
+  // The requests that have a response to send. They take turns.
   std::set<uint64_t> ready_;
   uint64_t last_served_ = 0;
   // Responses that belong to no running request: errors, and answers to stop

@@ -87,8 +87,8 @@ class KserveStreamTest : public ::testing::Test {
     EXPECT_GT(router_.num_requests(), index);
     return router_.WaitFor(index);
   }
-  // Returns "id:text" for every written response; "!" marks an error and "$"
-  // the last response of a request.
+  // Returns "id:text" for every response that was written. "!" marks an error
+  // and "$" the last response of a request.
   std::vector<std::string> Written() const {
     std::vector<std::string> lines;
     for (const auto& response : sink_.writes) {
@@ -158,8 +158,8 @@ TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeMemoryForSamplesIsAllocated) {
 
 TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
   Start();
-  // 1677721600 tokens * 128 samples * 80 bytes * 2^31 candidates is a multiple
-  // of 2^64 and would overflow to 0.
+  // The size is 1677721600 tokens * 128 samples * 80 bytes * 2^31 candidates.
+  // It is a multiple of 2^64, so in 64 bits it would overflow to 0.
   Send(InferRequestBuilder("tiny", "a")
            .Text("text_input", "hi")
            .Bool("return_logprobs", true)
@@ -170,8 +170,8 @@ TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-// Regression test: six hundred concurrent prompts of a megabyte took a gigabyte
-// of memory.
+// Regression test: six hundred concurrent prompts of a megabyte each used a
+// gigabyte of memory.
 TEST_F(KserveStreamTest, RequestsTakeTheirBytesFromOneBudget) {
   backend_->budget = std::make_shared<ByteBudget>(3000);
   Start();
@@ -182,14 +182,14 @@ TEST_F(KserveStreamTest, RequestsTakeTheirBytesFromOneBudget) {
   // The bytes are counted before the message is read.
   EXPECT_EQ(backend_->budget->used_bytes(), bytes);
   Run();
-  // Every byte of the prompt is a token, which takes 4 bytes.
+  // Each byte of the prompt is a token, and each token takes 4 bytes.
   EXPECT_EQ(backend_->budget->used_bytes(), bytes + 4 * 1000);
   Send(Vllm("b"));
   RunWrites();
   EXPECT_EQ(router_.num_requests(), 1u);
   EXPECT_THAT(LastError(), AllOf(HasSubstr("RESOURCE_EXHAUSTED"),
                                  HasSubstr("bytes of 3000")));
-  // Output counts as long as it waits for the client.
+  // Output counts while it waits for the client.
   Engine(0)->Emit("xyz");
   Run();
   Engine(0)->Emit("xyz");
@@ -266,7 +266,7 @@ TEST_F(KserveStreamTest, RequestsRunConcurrentlyAndTakeTurns) {
   Engine(0)->Emit("3");
   Engine(1)->Emit("4");
   RunWrites();
-  // The tokens of request `a` that came during a write are together in one
+  // The two tokens of request `a` that came during the write are in one
   // response.
   EXPECT_THAT(Written(), ElementsAre("a:1", "b:4", "a:23"));
 }
@@ -611,7 +611,8 @@ TEST_F(KserveStreamTest,
   Send(with("b", R"({"logprobs": 20, "n": 100})"));
   RunWrites();
   EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
-  // The request asks for more tokens than fit after the prompt.
+  // The request asks for a million tokens, but is accepted because few fit
+  // after the prompt.
   router_.SetMaxModelLen(1024);
   Send(with("c", R"({"logprobs": 1, "max_tokens": 1000000})"));
   EXPECT_EQ(router_.num_requests(), 2u);
@@ -727,7 +728,8 @@ TEST(KserveStatisticsTest, ComputeCountsAreEqualAndTheirTimesAddUp) {
   outcome.queue = absl::Milliseconds(20);
   outcome.compute = absl::Milliseconds(60);
   statistics.Record("m", outcome);
-  // The engine's clock may run differently, so the times may exceed the total.
+  // The engine's clock may run at another speed, so the times may add up to
+  // more than the total.
   outcome.compute = absl::Milliseconds(110);
   statistics.Record("m", outcome);
   const inference::InferStatistics stats =
@@ -766,8 +768,8 @@ TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesFurtherOnes) {
               StartsWith("RESOURCE_EXHAUSTED: tenant 'red' runs "
                          "2 requests (each sample counts as one)"));
   EXPECT_EQ(Running(), 2);
-  // A stop request needs no quota: otherwise the caller could not end the
-  // requests that use it up.
+  // A stop request needs no quota. If it did, a caller that has used up its
+  // quota could not end its requests.
   Send(StopRequest("a"));
   RunWrites();
   EXPECT_TRUE(Engine(0)->cancelled());
@@ -878,13 +880,14 @@ TEST_F(KserveQuotaTest, ARequestOverTheQuotaIsRefusedBeforeItsTensorsAreRead) {
   StartRed();
   Send(Vllm("a"));
   Send(Vllm("b"));
-  // The tensors of this request are invalid, but they are not read.
+  // The tensors of this request are invalid. The error shows that they are not
+  // read.
   InferRequestBuilder senseless("tiny", "c");
   Send(senseless.Bool("text_input", true));
   RunWrites();
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED"));
-  // A message whose tensor `stop` is false is not a stop request, so the quota
-  // refuses it.
+  // If its tensor `stop` is false, a message is not a stop request, so the
+  // quota refuses it.
   Send(InferRequestBuilder("tiny", "d")
            .Bool("text_input", true)
            .Bool("stop", false));

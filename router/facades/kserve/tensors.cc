@@ -14,8 +14,8 @@ namespace {
 
 using Input = inference::ModelInferRequest::InferInputTensor;
 
-// The largest number of elements: far larger than any prompt, and so small that
-// a number of bytes cannot overflow.
+// The largest number of elements of a tensor. It is far larger than any prompt,
+// and so small that the number of bytes cannot overflow.
 constexpr int64_t kMaxElements = int64_t{1} << 30;
 constexpr size_t kBytesLengthPrefix = 4;
 
@@ -24,8 +24,8 @@ absl::Status TensorError(const Input& input, const std::string& what) {
       absl::StrCat("tensor '", input.name(), "': ", what));
 }
 
-// Returns the size of an element in bytes: 0 for BYTES, whose size varies;
-// nullopt for an unsupported datatype.
+// Returns the size of an element in bytes; 0 for BYTES, whose elements have
+// different sizes; nullopt for an unsupported datatype.
 std::optional<size_t> ElementBytes(const std::string& datatype) {
   if (datatype == "BOOL" || datatype == "INT8" || datatype == "UINT8") return 1;
   if (datatype == "INT16" || datatype == "UINT16") return 2;
@@ -105,8 +105,8 @@ absl::Status CheckSize(const Input& input, const std::string* raw,
     return absl::OkStatus();
   }
   const size_t count = static_cast<size_t>(num_elements);
-  // Every string has a 4-byte length, so a shape cannot claim more strings than
-  // the bytes allow.
+  // Every string begins with a 4-byte length. So this check refuses a shape
+  // with more strings than the bytes can hold.
   if (*element_bytes == 0 && raw->size() < count * kBytesLengthPrefix) {
     return TensorError(input, absl::StrCat("shape ", ShapeText(input),
                                            " BYTES: want at least ",
@@ -138,8 +138,8 @@ void AppendRaw(const std::string& raw, int64_t count,
   }
 }
 
-// UINT64 values above the range of int64 become negative and are not refused,
-// because seeds use all 64 bits.
+// Values of UINT64 above the range of int64 become negative. They are not
+// refused, because seeds use all 64 bits.
 void RawInts(const std::string& type, const std::string& raw, int64_t count,
              std::vector<int64_t>* out) {
   if (type == "INT8")
@@ -258,8 +258,8 @@ absl::StatusOr<std::vector<int64_t>> KserveTensors::DecodeInts(
     return WrongType(input, "INT32 (or another integer type)");
   }
   std::vector<int64_t> values;
-  // The shape has been checked against the bytes, so it cannot make this
-  // allocate more than the request's own size.
+  // This cannot allocate more than the request's own size, because the shape
+  // has been checked against the bytes.
   values.reserve(static_cast<size_t>(tensor.num_elements));
   if (tensor.raw != nullptr) {
     RawInts(type, *tensor.raw, tensor.num_elements, &values);
@@ -329,8 +329,8 @@ absl::StatusOr<std::vector<std::string>> KserveTensors::DecodeStrings(
     values.push_back(raw.substr(at, length));
     at += length;
   }
-  // Some clients send several strings with the shape of one ([1, 1]), so more
-  // elements than the shape says are accepted. Fewer are an error.
+  // Accept more strings than the shape says, because some clients send several
+  // strings with the shape [1, 1]. Fewer strings are an error.
   if (static_cast<int64_t>(values.size()) < tensor.num_elements) {
     return TensorError(input, absl::StrCat("shape ", ShapeText(input),
                                            ": want ", tensor.num_elements,

@@ -21,14 +21,13 @@ namespace kvasir::router {
 // square of its size.
 inline constexpr int kMaxKserveNames = 64;
 
-// Reads tensors by name, and remembers which have been read: tensors that
-// nothing has read are unknown and can be refused instead of ignored.
-// The data of the inputs may be in raw_input_contents (then for all inputs) or
-// in the typed contents. The shapes [], [1] and [1, 1] are all accepted for a
-// single value, because clients differ in this, and a vector may have a leading
-// batch dimension of 1.
-// The object points into the request, which must outlive it.
-// Threads: one at a time.
+// Reads tensors by name, and remembers which it has read. So tensors that
+// nothing has read can be refused as unknown instead of being ignored. The data
+// of the inputs is either in raw_input_contents (for all inputs) or in the
+// typed contents. A single value may have the shape [], [1] or [1, 1], because
+// clients differ in this. A vector may have a leading batch dimension of 1. The
+// object points into the request, which must outlive it.
+// Threads: only one thread at a time may use it.
 // Errors: INVALID_ARGUMENT names the tensor, what is allowed and what was
 // given; UNIMPLEMENTED for shared memory and unknown parameters of a tensor.
 class KserveTensors {
@@ -38,8 +37,9 @@ class KserveTensors {
 
   bool Has(const std::string& name) const { return Find(name) != nullptr; }
 
-  // Return the tensor's only value; nullopt if the tensor is absent. Int
-  // accepts every integer datatype; Float accepts FP32, FP64 and integers.
+  // Each of these returns the only value of a tensor; nullopt if the tensor is
+  // absent. Int accepts every integer datatype; Float accepts FP32, FP64 and
+  // integers.
   absl::StatusOr<std::optional<bool>> Bool(const std::string& name);
   absl::StatusOr<std::optional<int64_t>> Int(const std::string& name);
   absl::StatusOr<std::optional<double>> Float(const std::string& name);

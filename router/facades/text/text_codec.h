@@ -13,31 +13,32 @@
 namespace kvasir::router {
 
 // Converts the ids of one sample to text as they arrive. Every returned piece
-// is valid UTF-8: the bytes of an incomplete character are held back until the
-// character is complete.
-// Threads: one at a time.
+// of text is valid UTF-8: if a character is incomplete, its bytes are held back
+// until the rest has come.
+// Threads: only one thread at a time may use it.
 class Detokenizer {
  public:
   virtual ~Detokenizer() = default;
   // Adds `id`. Returns the new text that later ids cannot change; it may be
   // empty.
   virtual std::string Push(int32_t id) = 0;
-  // Returns the text that is still held back. No call may follow.
+  // Returns the text that is still held back. Push must not be called after
+  // this.
   virtual std::string Finish() = 0;
 };
 
 // Converts between text and token ids.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class TextCodec {
  public:
   virtual ~TextCodec() = default;
 
-  // Returns the ids of a prompt, with those that the tokenizer adds (for
+  // Returns the ids of a prompt, including those that the tokenizer adds (for
   // example the begin-of-sequence token).
   virtual absl::StatusOr<std::vector<int32_t>> EncodePrompt(
       const std::string& text) const = 0;
-  // Returns the ids of a word. Nothing is added. A special token in the word
-  // becomes its own id.
+  // Returns the ids of a word, without any that a tokenizer adds to prompts. A
+  // special token in the word becomes its own id.
   virtual absl::StatusOr<std::vector<int32_t>> EncodeWord(
       const std::string& text) const = 0;
   // Returns a detokenizer for output that continues `prompt`. The codec must

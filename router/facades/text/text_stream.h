@@ -17,17 +17,17 @@ struct TextStreamOptions {
   // True: the matched stop string is part of the text. False: the text ends
   // before it.
   bool include_stop_string = false;
-  // Stop strings are not searched for in the text of the first min_tokens
-  // tokens.
+  // The stream does not search for stop strings in the text of the first
+  // min_tokens tokens.
   uint32_t min_tokens = 0;
 };
 
 // The text of one sample. Text is returned as soon as it cannot be the
-// beginning of a stop string. The stop string that is complete first ends the
-// text; if two are complete at the same byte, the longer one does. So the
-// result does not depend on how the tokens are divided into calls of Push.
+// beginning of a stop string. The stop string whose last byte comes first ends
+// the text; if two end at the same byte, the longer one counts. So the result
+// does not depend on how the tokens are divided into calls of Push.
 //
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 class TextStream {
  public:
   TextStream(std::unique_ptr<Detokenizer> detokenizer,
@@ -36,16 +36,16 @@ class TextStream {
   struct Piece {
     // The new text that cannot be part of a stop string.
     std::string text;
-    // How many of the pushed ids belong to the sample: all, or those up to and
-    // including the one that completed a stop string.
+    // How many of the pushed ids belong to the sample: all of them, or, if an
+    // id completed a stop string, the ids up to and including this one.
     size_t num_used = 0;
   };
   // Adds tokens. Returns an empty piece if a stop string has already ended the
   // text.
   Piece Push(std::span<const int32_t> ids);
-  // Call after the sample has ended for another reason than a stop string.
-  // Returns the text that was held back. A stop string may still match in the
-  // text that the detokenizer held back.
+  // Call this if the sample has ended without a stop string. Returns the text
+  // that was held back. A stop string may still match here, in the text that
+  // the detokenizer held back.
   std::string Finish();
 
   bool stopped() const { return stopped_; }

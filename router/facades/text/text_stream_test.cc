@@ -23,8 +23,8 @@ std::ostream& operator<<(std::ostream& out, const Result& result) {
              << (result.stopped ? ", stopped" : "");
 }
 
-// Pushes `text`, whose bytes are tokens, in calls with the given numbers of
-// tokens (the last number is repeated).
+// Pushes `text`, whose bytes are tokens. Each call of Push gets the next of the
+// given numbers of tokens; the last number is repeated.
 Result Decode(const std::string& text, const TextStreamOptions& options,
               const std::vector<size_t>& sizes) {
   TextStream stream(std::make_unique<ByteDetokenizer>(), options);
@@ -107,8 +107,8 @@ TEST(TextStreamTest, AStopStringInTheDetokenizersLastTextMatches) {
             (Result{"a", 2, true}));
 }
 
-// A simple reference implementation: searches the whole text for the first
-// position at which a stop string is complete.
+// A simple reference implementation. It searches the whole text for the first
+// position at which a stop string ends.
 Result Reference(const std::string& text, const std::vector<std::string>& stops,
                  bool include) {
   for (size_t end = 1; end <= text.size(); ++end) {

@@ -38,8 +38,8 @@ bool BelongsToTokenizer(std::string_view name) {
          name.ends_with(".jinja") || name.ends_with(".tiktoken");
 }
 
-// Returns the paths of the tokenizer's files (including links to files) in
-// sorted order.
+// Returns the paths of the tokenizer's files in sorted order. A link to a file
+// counts as a file.
 absl::StatusOr<std::vector<fs::path>> TokenizerFiles(
     const std::string& folder) {
   std::vector<fs::path> files;
@@ -104,8 +104,8 @@ class ZipWriter {
     archive_entry_set_size(entry.get(), static_cast<la_int64_t>(bytes.size()));
     archive_entry_set_filetype(entry.get(), AE_IFREG);
     archive_entry_set_perm(entry.get(), 0644);
-    // No modification time, so that the same files always give the same
-    // archive.
+    // Set the modification time to 0, so that the same files always give the
+    // same archive.
     archive_entry_set_mtime(entry.get(), 0, 0);
     if (archive_write_header(archive_.get(), entry.get()) != ARCHIVE_OK ||
         archive_write_data(archive_.get(), bytes.data(), bytes.size()) !=

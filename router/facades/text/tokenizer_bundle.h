@@ -17,20 +17,20 @@ struct TokenizerArchive {
   std::string sha256;
 };
 
-// The limits of known gateways: they refuse archives with more files or more
-// bytes.
+// The limits of an archive. Known gateways refuse archives with more files or
+// more bytes.
 inline constexpr size_t kMaxBundleFiles = 50;
 inline constexpr size_t kMaxBundleBytes = 200'000'000;
 
-// Returns an archive of the tokenizer files, the chat templates and the two
-// configuration files in a folder. The same files always give the same archive.
-// NOT_FOUND if the folder has no such files; FAILED_PRECONDITION if they exceed
-// the limits.
+// Returns an archive of those files in a folder that a tokenizer needs: the
+// tokenizer files, the chat templates and the two configuration files. The same
+// files always give the same archive. NOT_FOUND if the folder has no such
+// files; FAILED_PRECONDITION if they exceed the limits.
 absl::StatusOr<TokenizerArchive> ArchiveTokenizer(const std::string& folder);
 
 // An archive that is created when it is first requested, and then kept.
-// Threads: any thread, but not one that other work waits for, because Get may
-// read and compress files.
+// Threads: Get may be called from any thread. But it may read and compress
+// files, so do not call it on a thread for which other work waits.
 class TokenizerBundle {
  public:
   explicit TokenizerBundle(std::string folder) : folder_(std::move(folder)) {}

@@ -11,11 +11,11 @@
 
 namespace kvasir::router {
 
-// Control tokens that are written in a prompt's text become their ids: the
-// clients of these protocols apply chat templates themselves, which contain
-// control tokens.
+// TokenizerCodec turns the text of a control token in a prompt into the id of
+// this token: the clients of these protocols apply chat templates themselves,
+// and templates contain control tokens.
 //
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class TokenizerCodec final : public TextCodec {
  public:
   explicit TokenizerCodec(std::shared_ptr<const model::Tokenizer> tokenizer)

@@ -25,9 +25,9 @@ std::shared_ptr<const model::Tokenizer> Load(const std::string& name) {
 
 class TokenizerCodecTest : public ::testing::TestWithParam<const char*> {};
 
-// With a stop string, text is produced token by token. The prompt's text
-// followed by this text must equal the tokenizer's text of prompt and
-// continuation together.
+// If there is a stop string, text is produced token by token. The prompt's text
+// followed by this text must equal what the tokenizer gives for the tokens of
+// both together.
 TEST_P(TokenizerCodecTest, AContinuationBeginsAfterThePrompt) {
   const auto tokenizer = Load(GetParam());
   const TokenizerCodec codec(tokenizer);

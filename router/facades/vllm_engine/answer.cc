@@ -12,8 +12,9 @@ using vllm::grpc::engine::GenerateComplete;
 using vllm::grpc::engine::GenerateStreamChunk;
 using vllm::grpc::engine::InputLogProbs;
 
-// Bytes on the wire: the largest varint of an id below 2^31, a float, and an
-// upper limit for the tags and length of a message that holds one of them.
+// Sizes in a message, in bytes: of the largest varint of an id below 2^31, of a
+// float, and, as an upper limit, of the tags and length of a message that holds
+// one of these.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 8;
@@ -132,7 +133,7 @@ void VllmEngineAnswer::TakeChunk(uint32_t index, GenerateStreamChunk* chunk) {
   Sample& sample = samples_[index];
   chunk->set_index(index);
   chunk->set_prompt_tokens(static_cast<uint32_t>(prompt_.size_tokens()));
-  // The field counts only the tokens of this chunk.
+  // This field has the number of tokens in this chunk, not in the whole sample.
   chunk->set_completion_tokens(static_cast<uint32_t>(sample.new_ids.size()));
   chunk->mutable_token_ids()->Add(sample.new_ids.begin(), sample.new_ids.end());
   if (request_.sampling.has_logprobs()) {

@@ -1,4 +1,4 @@
-// Builds the answer to one request: it takes engine events and returns
+// Builds the answer to one request from the engine's events, as a sequence of
 // GenerateResponses. Uses no gRPC, threads or clock.
 #pragma once
 
@@ -19,16 +19,17 @@
 namespace kvasir::router {
 
 // The answer to one request. Every token is sent, including the one that ended
-// its sample, because clients count this token and remove it from the text
-// themselves. If a stop string ends a sample, the token that completes the
-// string is the last one.
-// A streamed answer has chunks, each with the new output of one sample. After
-// the last chunk of a sample comes its `complete`, which has counts and the
-// finish reason but no tokens. An answer that is not streamed has one
-// `complete` for each sample with its whole output. These come only after all
-// samples have ended, because until then the request can still fail as a whole.
+// its sample: clients count this token and remove it from the text themselves.
+// If a stop string ends a sample, the token that completes the string is the
+// last one.
+// A streamed answer has chunks, each with the new output of one sample. The
+// last chunk of a sample is followed by the sample's `complete`, which has
+// counts and the finish reason but no tokens.
+// An answer that is not streamed has one `complete` for each sample, with its
+// whole output. They come only after all samples have ended, because until then
+// the request can still fail as a whole.
 //
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 class VllmEngineAnswer {
  public:
   using Response = vllm::grpc::engine::GenerateResponse;
@@ -48,8 +49,8 @@ class VllmEngineAnswer {
   // HasResponse().
   Response Take();
   bool complete() const { return samples_.complete(); }
-  // Returns the bytes of output that wait to be taken; always 0 if the answer
-  // is not streamed.
+  // Returns how many bytes of output wait to be taken. It is always 0 if the
+  // answer is not streamed.
   size_t waiting_bytes() const;
 
  private:
@@ -57,7 +58,7 @@ class VllmEngineAnswer {
     bool ended() const { return !finish_reason.empty(); }
     bool has_output() const { return !new_ids.empty(); }
 
-    // Finds stop strings; null if there are none.
+    // Finds stop strings; null if the request has none.
     std::unique_ptr<TextStream> text;
     // Empty while the sample runs.
     std::string finish_reason;
@@ -89,10 +90,11 @@ class VllmEngineAnswer {
   bool owes_prompt_logprobs_ = false;
 };
 
-// Returns the largest size of a token in a response: its id and log
-// probabilities.
+// Returns the largest size that a token can have in a response, with its id and
+// log probabilities.
 uint64_t VllmEngineBytesPerToken(const kvasir::v1::SamplingParams& sampling);
-// Returns the largest size of the prompt's log probabilities in a response.
+// Returns the largest size that the prompt's log probabilities can have in a
+// response.
 uint64_t VllmEnginePromptBytes(const kvasir::v1::SamplingParams& sampling,
                                uint64_t prompt_tokens);
 

@@ -12,8 +12,8 @@
 namespace kvasir::router {
 
 // State that all calls of the VllmEngine facade share.
-// Threads: any thread. Every member is constant or may be used by several
-// threads at once.
+// Threads: any thread may use it: each member is either constant or may be used
+// by several threads at once.
 struct VllmEngineBackend : FacadeBackend {
   bool serves_tokenizer() const { return bundle != nullptr && share_tokenizer; }
 

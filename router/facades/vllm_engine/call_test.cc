@@ -41,7 +41,7 @@ class VllmEngineCallTest : public SingleCallTest<VllmEngineAnswer> {
     }
     return message;
   }
-  // Returns the tokens in the chunks of one sample, in order.
+  // Returns the tokens that the chunks of one sample contain, in order.
   std::string Streamed(uint32_t index = 0) const {
     std::string text;
     for (const GenerateResponse& response : writer_.writes) {
@@ -309,7 +309,7 @@ TEST_F(VllmEngineCallTest, ARequestTakesItsBytesFromTheSharedBudget) {
   const size_t taken = 2 * message.ByteSizeLong() + 4 * 400;
   Send(message);
   EXPECT_EQ(backend_->budget->used_bytes(), taken);
-  // Output counts as long as it waits for the client.
+  // Output counts while it waits for the client.
   Engine().Emit("xyz");
   Run();
   Engine().Emit("xyz");
@@ -323,7 +323,8 @@ TEST_F(VllmEngineCallTest, AMessageOverTheBudgetIsRefusedUnread) {
   backend_->budget = std::make_shared<ByteBudget>(300);
   GenerateRequest message = Message(true, std::string(400, 'x'));
   message.mutable_sampling_params()->set_n(1 << 30);
-  // If the message were parsed, this field would be refused.
+  // The error shows that the message is not parsed: this field would be refused
+  // with another error.
   message.mutable_sampling_params()->add_stop("");
   Send(message);
   RunWrites();

@@ -12,9 +12,9 @@ namespace kvasir::router {
 vllm::grpc::engine::HealthCheckResponse VllmHealthOf(
     const RequestRouter& router);
 
-// Returns UNAVAILABLE before a worker has been reached, because gateways keep
-// the first answer. `serves_tokenizer`: whether clients can fetch the tokenizer
-// with GetTokenizer.
+// Returns UNAVAILABLE if no worker has been reached yet. It does not guess,
+// because gateways keep the first answer. `serves_tokenizer` says whether
+// clients can fetch the tokenizer with GetTokenizer.
 absl::StatusOr<vllm::grpc::engine::GetModelInfoResponse> VllmModelInfoOf(
     const ModelStatus& model, bool serves_tokenizer);
 

@@ -19,8 +19,8 @@ absl::StatusOr<proto::TokenBytes> PromptOf(const VllmEngineRequest& request,
   return EncodePrompt(*codec, *request.text);
 }
 
-// Checks that a response can hold the answer; otherwise returns
-// INVALID_ARGUMENT.
+// Sets max_tokens if the client has not set it. Returns INVALID_ARGUMENT if a
+// response cannot hold the answer.
 absl::Status FitAnswer(uint64_t prompt_tokens, uint32_t max_model_len,
                        const FacadeLimits& limits, VllmEngineRequest* request) {
   kvasir::v1::SamplingParams& sampling = request->sampling;

@@ -16,8 +16,8 @@ namespace {
 using Call = SingleCall<VllmEngineAnswer>;
 using vllm::grpc::engine::GenerateRequest;
 
-// The size of a chunk. It is small, because a chunk stays in memory for each
-// client that does not read.
+// The size of a chunk of the archive. It is small, because for each client that
+// does not read, a chunk stays in memory.
 constexpr size_t kChunkBytes = 256 << 10;
 
 absl::StatusOr<Call::Prepare> ReadRequest(
@@ -39,8 +39,8 @@ Call::Asked Read(const std::shared_ptr<VllmEngineBackend>& backend,
   const absl::StatusOr<ModelStatus> model = OnlyModel(*backend->router);
   Call::Asked asked{.model = model.ok() ? model->name : "",
                     .prepare = ReadRequest(backend, message, model)};
-  // Keep the id only if it is valid: the id of a refused request may be any
-  // text, and ids are logged.
+  // Keep the id only if it is valid. Otherwise the request is refused, but its
+  // id would be logged and may be any text.
   if (CheckVllmRequestId(message.request_id()).ok()) {
     asked.id = message.request_id();
   }
@@ -63,9 +63,9 @@ VllmGenerateReactor* NewVllmGenerateReactor(
                                  });
 }
 
-// The archive is created on the tokenizer's threads, because gRPC has only a
-// few threads. The reactor exists until Finish has been called, which happens
-// in that task or later.
+// The tokenizer's threads create the archive, because gRPC has only a few
+// threads. The reactor exists until Finish has been called, which happens in
+// that task or later.
 VllmTokenizerReactor::VllmTokenizerReactor(
     const std::shared_ptr<VllmEngineBackend>& backend)
     : open_(backend->calls) {
@@ -90,8 +90,8 @@ void VllmTokenizerReactor::WriteNext() {
 
 void VllmTokenizerReactor::OnWriteDone(bool ok) {
   if (!ok || num_written_bytes_ == archive_->zip.size()) {
-    // Either all chunks are written or the client is gone, which then does not
-    // see the status.
+    // Either all chunks have been written or the client is gone. In the second
+    // case, nobody sees the status.
     Finish(grpc::Status::OK);
     return;
   }

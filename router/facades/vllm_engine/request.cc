@@ -60,8 +60,8 @@ absl::Status ParseInput(const GenerateRequest& message,
                         VllmEngineRequest* out) {
   switch (message.input_case()) {
     case GenerateRequest::kTokenized: {
-      // original_text is ignored: the client has already tokenized it, and the
-      // ids are the prompt.
+      // Ignore original_text: the client has already tokenized it, and the ids
+      // are the prompt.
       KVASIR_RETURN_IF_ERROR(RefuseUnknownFields(message.tokenized()));
       KVASIR_ASSIGN_OR_RETURN(
           out->token_ids,
@@ -103,8 +103,8 @@ absl::Status ParseNumbers(const WireSampling& wire,
   return absl::OkStatus();
 }
 
-// Returns the number of log probabilities for each token (`want`); nullopt if
-// the field is absent.
+// Returns how many log probabilities the client wants for each token (`want`);
+// nullopt if the field is absent.
 absl::StatusOr<std::optional<uint32_t>> Logprobs(const std::string& name,
                                                  bool has, int32_t want) {
   if (!has) return std::nullopt;
@@ -149,7 +149,7 @@ absl::Status ParseSampling(const WireSampling& wire, VllmEngineRequest* out) {
   sampling->set_min_tokens(wire.min_tokens());
   sampling->set_ignore_eos(wire.ignore_eos());
   sampling->set_n(wire.n() == 0 ? 1 : wire.n());
-  // A negative seed is valid: its bits are used.
+  // A negative seed is valid: its 64 bits are used as an unsigned number.
   if (wire.has_seed()) {
     out->seed = static_cast<uint64_t>(int64_t{wire.seed()});
   }

@@ -19,23 +19,24 @@ struct VllmEngineRequest {
   proto::TokenBytes token_ids;
   std::optional<std::string> text;
 
-  // max_tokens 0 means as many tokens as fit.
+  // If max_tokens is 0, the request wants as many tokens as fit.
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
   std::vector<std::string> stop_strings;
-  // Special tokens are left out of the text in which stop strings are searched
-  // for.
+  // True: special tokens are left out of the text that is searched for stop
+  // strings.
   bool skip_special_tokens = false;
-  // True: chunks with new output, and a `complete` without tokens for each
-  // sample. False: only a `complete` with the whole output for each sample.
+  // True: the answer has chunks with new output, and for each sample a
+  // `complete` without tokens. False: it has only a `complete` with the whole
+  // output for each sample.
   bool streaming = false;
 };
 
-// A zero in a field without presence means that the field is not set. Errors:
-// INVALID_ARGUMENT names the field, the allowed values and the given one.
-// UNIMPLEMENTED names a feature that is not implemented and would change the
-// result; for a field of a later version of the protocol, it names the field's
-// number.
+// A zero in a field without presence means that the field is not set.
+// Errors: INVALID_ARGUMENT names the field, the allowed values and the given
+// one. UNIMPLEMENTED names a feature that is not implemented and would change
+// the result. A field of a later version of the protocol is also UNIMPLEMENTED;
+// the error names the number of the field.
 absl::StatusOr<VllmEngineRequest> ParseVllmEngineRequest(
     const vllm::grpc::engine::GenerateRequest& message);
 

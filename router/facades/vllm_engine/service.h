@@ -1,6 +1,6 @@
 // The facade that serves vllm.grpc.engine.VllmEngine, with token ids as input
 // and output, for the gateway smg and others that use this protocol. Reactors
-// only convert messages and post tasks; SingleCall has the logic.
+// only convert messages and post tasks; SingleCall contains the logic.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -19,9 +19,9 @@ namespace kvasir::router {
 
 // The service and its facade.
 // Owns: the tokenizer's and the streams' threads.
-// Threads: any thread.
-// Errors: as in the wire protocol. An RPC that is not implemented answers
-// UNIMPLEMENTED; the text contains its name.
+// Threads: its methods may be called from any thread.
+// Errors: gRPC statuses, as the wire protocol defines them. An RPC that is not
+// implemented answers UNIMPLEMENTED; the text contains its name.
 class VllmEngineService final
     : public vllm::grpc::engine::VllmEngine::CallbackService,
       public Facade {

@@ -23,8 +23,8 @@ namespace common = smg::grpc::common;
 class VllmEngineServiceTest : public FacadeServerTest {
  protected:
   void Start(bool shares_tokenizer = true) {
-    // Random text, which does not compress, so that the archive has more than
-    // one chunk.
+    // Use random text, which does not compress, so that the archive has more
+    // than one chunk.
     std::string noise;
     while (noise.size() < (3 << 20)) {
       noise += base::Sha256Hex(std::to_string(noise.size()));
@@ -99,8 +99,8 @@ TEST_F(VllmEngineServiceTest, AbortEndsARequestOfItsOwnTenantAndIsIdempotent) {
   request->Done(absl::CancelledError("cancelled"));
 }
 
-// The number is limited because each id causes a lookup and a task for each of
-// its requests.
+// The number of ids is limited because each id causes a lookup, and a task for
+// each request with this id.
 TEST_F(VllmEngineServiceTest, AnAbortOfTooManyIdsIsRefused) {
   Start();
   engine::AbortRequest abort;

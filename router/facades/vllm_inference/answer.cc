@@ -8,13 +8,13 @@ namespace {
 
 using vllm::FinishInfo;
 
-// Bytes on the wire: the largest varint of an id below 2^31, a float, and an
-// upper limit for a message's tag and length.
+// Sizes in a message, in bytes: of the largest varint of an id below 2^31, of a
+// float, and, as an upper limit, of a message's tag and length.
 constexpr uint64_t kIdBytes = 5;
 constexpr uint64_t kFloatBytes = 4;
 constexpr uint64_t kMessageBytes = 4;
-// An estimate of a token's text: most tokens have about four letters, and
-// longer ones are rare.
+// An estimate of the bytes that a token's text takes. Most tokens have about
+// four letters, and longer ones are rare.
 constexpr uint64_t kTextBytes = 8;
 
 FinishInfo::FinishReason ReasonOf(kvasir::v1::FinishReason reason) {
@@ -52,8 +52,8 @@ void VllmInferenceAnswer::OnTokens(
   if (tokens.index() >= samples_.size()) return;
   Sample& sample = samples_[tokens.index()];
   for (int i = 0; i < tokens.token_ids_size(); ++i) {
-    // Another token follows, so the held-back one did not end the sample and
-    // its text is output.
+    // Another token follows, so the token that was held back did not end the
+    // sample. Its text is output.
     if (sample.maybe_last_id) {
       PushText(*std::exchange(sample.maybe_last_id, std::nullopt), &sample);
     }
@@ -76,13 +76,13 @@ void VllmInferenceAnswer::OnTokens(
 }
 
 // Adds a token's log probability, rank and candidates. The rank is 0 if the
-// token is not among the most likely ones that the engine has reported.
+// token is not among the most likely tokens that the engine has reported.
 void VllmInferenceAnswer::AddLogprob(int32_t id,
                                      const kvasir::v1::TokenLogprob& logprob,
                                      vllm::SequenceOutput* fresh) const {
   fresh->add_logprobs(logprob.logprob());
-  // An entry is added for each token, even if it is empty: some clients end the
-  // call if the three lists differ in length.
+  // Add an entry for each token, even if it is empty: some clients end the call
+  // if the three lists differ in length.
   auto* const candidates = fresh->add_candidate_tokens();
   uint32_t rank = 0;
   for (int i = 0; i < logprob.top_size(); ++i) {

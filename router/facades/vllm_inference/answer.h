@@ -1,4 +1,4 @@
-// Builds the answer to one request: it takes engine events and returns
+// Builds the answer to one request from the engine's events, as a sequence of
 // vllm.GenerateResponses. Uses no gRPC, threads or clock.
 #pragma once
 
@@ -18,17 +18,18 @@
 
 namespace kvasir::router {
 
-// The answer to one request. Clients check its counts: each response must have
-// num_tokens ids, log probabilities, ranks and candidates (those that were
-// requested), and num_output_tokens of the finish must be the sum of all
-// num_tokens. Every token counts, including the one that ended its sample. The
-// text of this token is left out, and the text ends before a stop string,
-// unless the client wants to keep them.
+// The answer to one request.
+// Clients check its counts. Each response must have num_tokens ids, log
+// probabilities, ranks and candidates (of these, those that were requested).
+// num_output_tokens of the finish must be the sum of all num_tokens. Every
+// token counts, including the one that ended its sample.
+// The text of the token that ended a sample is left out, and the text ends
+// before a stop string, unless the client wants to keep them.
 // In a streamed answer, each response has new output of one sample, and the
 // last response of a sample has its finish. An answer that is not streamed is a
-// single response, after the sample has ended.
+// single response, which comes after the sample has ended.
 //
-// Threads: one at a time.
+// Threads: only one thread at a time may use it.
 class VllmInferenceAnswer {
  public:
   using Response = vllm::GenerateResponse;
@@ -49,8 +50,8 @@ class VllmInferenceAnswer {
   // HasResponse().
   Response Take();
   bool complete() const { return samples_.complete(); }
-  // Returns the bytes of output that wait to be taken; always 0 if the answer
-  // is not streamed.
+  // Returns how many bytes of output wait to be taken. It is always 0 if the
+  // answer is not streamed.
   size_t waiting_bytes() const;
 
  private:
@@ -61,7 +62,7 @@ class VllmInferenceAnswer {
     // The sample's text; null if there is no codec.
     std::unique_ptr<TextStream> text;
     // The sample's newest token, if it may have ended the sample. Its text is
-    // held back until this is known.
+    // held back until the next event shows whether it has.
     std::optional<int32_t> maybe_last_id;
     uint32_t num_tokens = 0;
     // Absent while the sample runs.
@@ -85,10 +86,10 @@ class VllmInferenceAnswer {
   bool owes_prompt_info_ = true;
 };
 
-// Returns the size that one token may have in a response. The size of its text
-// is an estimate.
+// Returns the size, in bytes, that one token may have in a response. The size
+// of its text is an estimate.
 uint64_t VllmInferenceBytesPerToken(const VllmInferenceRequest& request);
-// Returns the largest size of the prompt's ids in a response.
+// Returns the largest size that the prompt's ids can have in a response.
 uint64_t VllmInferencePromptBytes(const VllmInferenceRequest& request,
                                   uint64_t prompt_tokens);
 

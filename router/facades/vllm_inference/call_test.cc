@@ -189,8 +189,8 @@ TEST_F(VllmInferenceCallTest, AStopStringEndsTextTokensAndEngine) {
   }
 }
 
-// An end token that did not end the sample becomes text, and a stop string may
-// be complete only with this text.
+// If an end token did not end the sample, it becomes text, and this text may
+// complete a stop string.
 TEST_F(VllmInferenceCallTest, AnEndTokensTextWaitsUntilTheSampleContinues) {
   GenerateRequest message = Message();
   message.mutable_stopping()->add_stop_token_ids('z');
@@ -304,12 +304,13 @@ TEST_F(VllmInferenceCallTest, SaltAndPriorityReachTheRouter) {
   const CanonicalRequest& request = Engine().request();
   EXPECT_EQ(request.cache_salt, CacheSaltOf("t", "pepper"));
   EXPECT_EQ(request.priority, 4);
-  // No salt of a client equals the salt of another tenant's cache.
+  // A client must not be able to use another tenant's cache by choosing a salt
+  // that contains the tenant's name.
   EXPECT_NE(CacheSaltOf("", "tenant/t"), CacheSaltOf("t"));
   EXPECT_NE(CacheSaltOf("t", "a"), CacheSaltOf("", "atenant/t"));
 }
 
-// Any caller used to be able to overtake all others.
+// Regression test: any caller could overtake all others.
 TEST_F(VllmInferenceCallTest, OnlyATenantThatMayOvertakeHasAPriorityBelowZero) {
   GenerateRequest message = Message();
   message.set_priority(-1);

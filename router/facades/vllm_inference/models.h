@@ -11,13 +11,13 @@
 
 namespace kvasir::router {
 
-// Returns UNAVAILABLE before a worker has been reached, because gateways keep
-// the first answer.
+// Returns UNAVAILABLE if no worker has been reached yet. It does not guess,
+// because gateways keep the first answer.
 absl::StatusOr<vllm::ServerInfo> ControlServerInfoOf(
     const ModelStatus& model, const std::string& server_version);
 
-// `names`: the model under all of its names. `has_tokenizer`: whether prompts
-// may be text.
+// `names` has an entry for each name of the model. `has_tokenizer` says whether
+// prompts may be text.
 vllm::ModelInfo ControlModelInfoOf(const ModelStatus& model,
                                    const std::vector<ModelStatus>& names,
                                    bool has_tokenizer);

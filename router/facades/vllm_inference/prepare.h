@@ -13,10 +13,11 @@
 
 namespace kvasir::router {
 
-// Prepares a request. It tokenizes text, which may take long, so it must run on
-// a thread of the tokenizer. `info` describes the model; it is empty if no
-// worker has been reached. `codec` is null for a model that accepts only token
-// ids; then text (as input or output) and stop strings are UNIMPLEMENTED.
+// Prepares a request. Call it on a thread of the tokenizer, because it
+// tokenizes text, which may take long. `info` describes the model; it is empty
+// if no worker has been reached. `codec` is null for a model that accepts only
+// token ids; then text (as input or output) and stop strings are refused with
+// UNIMPLEMENTED.
 absl::StatusOr<PreparedCall<VllmInferenceAnswer>> PrepareVllmInferenceCall(
     VllmInferenceRequest request, const kvasir::v1::WorkerInfo& info,
     std::shared_ptr<const TextCodec> codec, const FacadeLimits& limits);

@@ -19,7 +19,7 @@ struct VllmInferenceRequest {
   proto::TokenBytes token_ids;
   std::optional<std::string> text;
 
-  // max_tokens 0 means as many tokens as fit.
+  // If max_tokens is 0, the request wants as many tokens as fit.
   kvasir::v1::SamplingParams sampling;
   std::optional<uint64_t> seed;
   int32_t priority = 0;
@@ -34,20 +34,20 @@ struct VllmInferenceRequest {
   bool wants_text = true;
   bool wants_ids = false;
   bool wants_logprobs = false;
-  // How many of the most likely tokens are returned with each sampled token.
-  // The engine may be asked for more, because the rank of a token is found by
-  // its place among them.
+  // How many of the most likely tokens the client receives with each sampled
+  // token. The engine may be asked for more, because the rank of a sampled
+  // token is its place among the tokens that the engine reports.
   uint32_t num_candidates = 0;
   bool wants_prompt_ids = false;
 };
 
 inline constexpr size_t kMaxCacheSaltBytes = 256;
 
-// A zero in a field without presence means that the field is not set. Errors:
-// INVALID_ARGUMENT names the field, the allowed values and the given one.
-// UNIMPLEMENTED names a feature that is not implemented and would change the
-// result; for a field of a later version of the protocol, it names the field's
-// number.
+// A zero in a field without presence means that the field is not set.
+// Errors: INVALID_ARGUMENT names the field, the allowed values and the given
+// one. UNIMPLEMENTED names a feature that is not implemented and would change
+// the result. A field of a later version of the protocol is also UNIMPLEMENTED;
+// the error names the number of the field.
 absl::StatusOr<VllmInferenceRequest> ParseVllmInferenceRequest(
     const vllm::GenerateRequest& message, bool streaming);
 

@@ -158,8 +158,8 @@ TEST(VllmInferenceRequestTest, FieldsThatAreNotImplementedAreRefusedByName) {
   }
 }
 
-// A field of a later version of the protocol may ask for something that changes
-// the result, in any part of the message.
+// In any part of the message, a field of a later version of the protocol may
+// ask for something that changes the result.
 TEST(VllmInferenceRequestTest, UnknownFieldsAreRefusedByNumberAndMessage) {
   const auto unknown = [](google::protobuf::Message* message) {
     message->GetReflection()->MutableUnknownFields(message)->AddVarint(77, 1);

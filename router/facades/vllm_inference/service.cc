@@ -39,8 +39,8 @@ Call::Asked Read(const Backend& backend, const vllm::GenerateRequest& message,
                               : backend->router->Model(message.model());
   Call::Asked asked{.model = model.ok() ? model->name : message.model(),
                     .prepare = ReadRequest(backend, message, streaming, model)};
-  // Keep the id only if it is valid: the id of a refused request may be any
-  // text, and ids are logged.
+  // Keep the id only if it is valid. Otherwise the request is refused, but its
+  // id would be logged and may be any text.
   if (CheckVllmRequestId(message.request_id()).ok()) {
     asked.id = message.request_id();
   }

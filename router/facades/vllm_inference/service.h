@@ -1,7 +1,7 @@
 // The facade that serves vllm.Inference and vllm.Control, with text or token
-// ids as input and output, for vllm-router and others that call vLLM's own gRPC
-// servers. Reactors only convert messages and post tasks; SingleCall has the
-// logic.
+// ids as input and output. It is for vllm-router and others that call vLLM's
+// own gRPC servers. Reactors only convert messages and post tasks; SingleCall
+// contains the logic.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -20,9 +20,9 @@
 namespace kvasir::router {
 
 // The service vllm.Control. Its Abort ends requests of vllm.Inference.
-// Threads: any thread.
-// Errors: as in the wire protocol. An RPC that is not implemented answers
-// UNIMPLEMENTED; the text contains its name.
+// Threads: its methods may be called from any thread.
+// Errors: gRPC statuses, as the wire protocol defines them. An RPC that is not
+// implemented answers UNIMPLEMENTED; the text contains its name.
 class VllmControlService final : public vllm::Control::CallbackService {
  public:
   explicit VllmControlService(std::shared_ptr<const FacadeBackend> backend)
@@ -71,8 +71,8 @@ class VllmControlService final : public vllm::Control::CallbackService {
 
 // The service vllm.Inference and the facade of both services.
 // Owns: the tokenizer's and the streams' threads, and the service vllm.Control.
-// Threads: any thread.
-// Errors: as in the wire protocol.
+// Threads: its methods may be called from any thread.
+// Errors: gRPC statuses, as the wire protocol defines them.
 class VllmInferenceService final : public vllm::Inference::CallbackService,
                                    public Facade {
  public:

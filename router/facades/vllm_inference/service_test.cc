@@ -151,8 +151,8 @@ TEST_F(VllmInferenceServiceTest, DescribesServerAndModel) {
   EXPECT_EQ(sources.ByteSizeLong(), 0);
 }
 
-// By itself gRPC 1.51 would answer UNIMPLEMENTED without a text, as if the RPC
-// did not exist.
+// Without our own handling, gRPC 1.51 would answer UNIMPLEMENTED without a
+// text, as if the RPC did not exist.
 TEST_F(VllmInferenceServiceTest, AMessageThatCannotBeParsedIsRefusedWithAText) {
   for (const std::string method :
        {"/vllm.Inference/Generate", "/vllm.Inference/GenerateStream",
@@ -163,7 +163,8 @@ TEST_F(VllmInferenceServiceTest, AMessageThatCannotBeParsedIsRefusedWithAText) {
               "the bytes are not a valid request of " + method);
   }
   EXPECT_EQ(router_.num_requests(), 0);
-  // Gateways rely on this code when they probe which kind of server it is.
+  // Gateways call such an RPC to find out what kind of server this is, and rely
+  // on this code.
   EXPECT_EQ(
       RawCall("/vllm.Inference/Other", std::string(9, '\xff')).error_code(),
       grpc::StatusCode::UNIMPLEMENTED);
