@@ -45,7 +45,7 @@ class TenantQuota;
 
 // Counts one request among a tenant's concurrent requests, once for each of its
 // samples, until Leave or until it is destroyed.
-// Threads: any thread.
+// Threads: its methods may be called from any thread.
 class RequestPlace {
  public:
   explicit RequestPlace(std::shared_ptr<TenantQuota> quota)
