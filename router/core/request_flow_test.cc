@@ -78,7 +78,7 @@ TEST(RequestFlowTest, ARequestWithACompleteStreamEndsWithOk) {
   EXPECT_EQ(record.traceparent, "00-trace");
 }
 
-TEST(RequestFlowTest, KeepsEmittedTokensForAnotherWorker) {
+TEST(RequestFlowTest, KeepsEmittedTokensSoThatAnotherWorkerCanContinue) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
@@ -101,7 +101,7 @@ TEST(RequestFlowTest, MeasuresTheTimeToTheFirstTokenAndTheGapsOfEachSample) {
             absl::Milliseconds(5));
 }
 
-TEST(RequestFlowTest, ARefusedRequestIsTriedElsewhere) {
+TEST(RequestFlowTest, ARequestThatAWorkerRefusesIsSentToAnotherWorker) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_FALSE(flow.OnAttemptDone(Full(), At(2)).has_value());
@@ -110,7 +110,8 @@ TEST(RequestFlowTest, ARefusedRequestIsTriedElsewhere) {
   EXPECT_EQ(flow.attempts(), 2u);
 }
 
-TEST(RequestFlowTest, ALostWorkerIsReplacedBeforeTheFirstToken) {
+TEST(RequestFlowTest,
+     IfAWorkerIsLostBeforeTheFirstTokenAnotherWorkerGetsTheRequest) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Accepted(), At(2));
@@ -123,7 +124,7 @@ TEST(RequestFlowTest, ALostWorkerIsReplacedBeforeTheFirstToken) {
 
 // The client receives nothing before the answer is complete, so another worker
 // can continue the answer without being noticed.
-TEST(RequestFlowTest, AnAnswerInOneResponseContinuesAtAnotherWorker) {
+TEST(RequestFlowTest, AnAnswerThatIsNotStreamedContinuesAtAnotherWorker) {
   CanonicalRequest request = NewFlow().request();
   request.folded = true;
   RequestFlow flow(request, "id", 3, kStart);
@@ -141,7 +142,7 @@ TEST(RequestFlowTest, AnAnswerInOneResponseContinuesAtAnotherWorker) {
               StatusIs(absl::StatusCode::kUnavailable, "worker b is lost"));
 }
 
-TEST(RequestFlowTest, AnAnswerInOneResponseEndsIfNoWorkerCanContinueIt) {
+TEST(RequestFlowTest, AnAnswerThatIsNotStreamedEndsIfNoWorkerCanContinueIt) {
   for (const bool of_prompt : {false, true}) {
     CanonicalRequest request = NewFlow(/*n=*/of_prompt ? 1 : 2).request();
     request.folded = true;
@@ -164,7 +165,7 @@ TEST(RequestFlowTest, ReceivedTokensCountAgainstTheMemoryBudget) {
   EXPECT_EQ(budget->used_bytes(), 18u);
 }
 
-TEST(RequestFlowTest, ALostWorkerAfterTheFirstTokenEndsTheRequest) {
+TEST(RequestFlowTest, TheLossOfAWorkerAfterTheFirstTokenEndsTheRequest) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
@@ -217,7 +218,7 @@ TEST(RequestFlowTest, AfterTheClientsOwnTimeoutNoOtherWorkerIsTried) {
                              HasSubstr("own timeout of 50ms")));
 }
 
-TEST(RequestFlowTest, ATimeoutBeforeTheFirstStepDoesNotHideALaterLoss) {
+TEST(RequestFlowTest, AWorkerLostAfterTheFirstTokenIsNotReportedAsATimeout) {
   RequestFlow flow = NewFlow(1, 3, absl::Milliseconds(50));
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
@@ -226,7 +227,7 @@ TEST(RequestFlowTest, ATimeoutBeforeTheFirstStepDoesNotHideALaterLoss) {
               StatusIs(absl::StatusCode::kUnavailable, "worker a is lost"));
 }
 
-TEST(RequestFlowTest, ARequestThatNeverFitsIsNotTriedElsewhere) {
+TEST(RequestFlowTest, ARequestThatFitsNoWorkerIsNotSentToAnotherWorker) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   const auto end = flow.OnAttemptDone(
@@ -234,7 +235,8 @@ TEST(RequestFlowTest, ARequestThatNeverFitsIsNotTriedElsewhere) {
   EXPECT_THAT(*end, StatusIs(absl::StatusCode::kInvalidArgument, "900 pages"));
 }
 
-TEST(RequestFlowTest, AStreamThatEndsEarlyIsALoss) {
+TEST(RequestFlowTest,
+     AStreamThatEndsBeforeItsSamplesFinishCountsAsALostWorker) {
   RequestFlow flow = NewFlow(2);
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
@@ -253,7 +255,7 @@ TEST(RequestFlowTest, AResetByTheWorkerDoesNotCountAsACancelByTheClient) {
                        HasSubstr("worker a reset the stream")));
 }
 
-TEST(RequestFlowTest, ARequestThatAWorkerAbortsIsTriedElsewhere) {
+TEST(RequestFlowTest, ARequestThatAWorkerAbortsIsSentToAnotherWorker) {
   for (const kvasir::v1::FinishReason reason :
        {kvasir::v1::FINISH_ABORT, kvasir::v1::FINISH_REASON_UNSPECIFIED}) {
     RequestFlow flow = NewFlow();
@@ -271,7 +273,7 @@ TEST(RequestFlowTest, ARequestThatAWorkerAbortsIsTriedElsewhere) {
   }
 }
 
-TEST(RequestFlowTest, AfterAFinishedSampleNothingIsTriedElsewhere) {
+TEST(RequestFlowTest, ARequestWithAFinishedSampleIsNotSentToAnotherWorker) {
   RequestFlow flow = NewFlow(2);
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnEvent(Finish(0), At(2)).deliver);
@@ -318,7 +320,8 @@ TEST(RequestFlowTest, AShutdownEndsARequestAsRefusedAndNotAsCancelled) {
   EXPECT_EQ(proto::RefusalOf(*end)->reason(), kvasir::v1::Refusal::DRAINING);
 }
 
-TEST(RequestFlowTest, AfterACancelNothingIsDeliveredNorTriedElsewhere) {
+TEST(RequestFlowTest,
+     ACancelledRequestGetsNoMoreTokensAndIsNotSentToAnotherWorker) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.Cancel(CancelReason::kClient));
@@ -329,7 +332,7 @@ TEST(RequestFlowTest, AfterACancelNothingIsDeliveredNorTriedElsewhere) {
   EXPECT_EQ(flow.Record(*end, At(3)).finish_reason, "cancelled");
 }
 
-TEST(RequestFlowTest, EachCancelReasonHasItsNameInTheLog) {
+TEST(RequestFlowTest, TheLogNamesTheReasonOfEachCancelledRequest) {
   const std::pair<CancelReason, const char*> cases[] = {
       {CancelReason::kClient, "cancelled"},
       {CancelReason::kStopString, "stop"},
@@ -357,7 +360,7 @@ TEST(RequestFlowTest, EventsAfterASamplesFinishAreDropped) {
   EXPECT_FALSE(flow.OnEvent(Tokens({7}), At(3)).deliver);
 }
 
-TEST(RequestFlowTest, WithoutAnotherReplicaTheLastErrorIsReported) {
+TEST(RequestFlowTest, IfNoOtherReplicaIsLeftTheLastErrorIsReported) {
   RequestFlow flow = NewFlow();
   const absl::Status none = absl::UnavailableError("none is ready");
   EXPECT_EQ(flow.NoReplica(none), none);

@@ -104,7 +104,8 @@ class Sink final
   void Read() override {}
 };
 
-TEST_F(PromptBytesTest, KserveKeepsTheMessageAndOneCopyOfItsRawIds) {
+TEST_F(PromptBytesTest,
+       ParsingAKserveRequestHoldsItsMessageAndOneCopyOfThePromptIds) {
   const std::vector<int32_t> ids = Ids();
   InferRequestBuilder builder("tiny", "a");
   builder
@@ -150,7 +151,7 @@ auto Prompt(const std::string& wire, Parse parse, Prepare prepare) {
 // On the wire the ids are varints, so protobuf appends them to a list that
 // doubles its capacity when it is full. Its allocations can add up to four
 // times the prompt's size. A copy of the ids comes on top.
-TEST_F(PromptBytesTest, VllmProtocolsTakeTheirListsOfIdsAndOneCopy) {
+TEST_F(PromptBytesTest, ParsingAVllmRequestHoldsItsListOfIdsAndOneCopyOfThem) {
   vllm::grpc::engine::GenerateRequest engine;
   vllm::GenerateRequest inference;
   inference.mutable_response()->set_output_text(false);

@@ -117,7 +117,7 @@ TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndUsesItsQuota) {
   EXPECT_EQ(observer_.refused["tenant"], 2);
 }
 
-TEST_F(CallersTest, AMissingRoleIsPermissionDenied) {
+TEST_F(CallersTest, ACallerWithoutTheRequiredRoleGetsPermissionDenied) {
   Open(File(absl::StrCat(TenantJson("red"), ",",
                          TenantJson("op", R"("roles": ["ADMIN"])"))));
   EXPECT_THAT(callers_->Identify(Token("red"), ADMIN).status(),
@@ -129,7 +129,7 @@ TEST_F(CallersTest, AMissingRoleIsPermissionDenied) {
   EXPECT_EQ(observer_.refused["role"], 2);
 }
 
-TEST_F(CallersTest, AGatewayCannotGiveATenantARole) {
+TEST_F(CallersTest, AGatewayCannotActForATenantWithoutTheRequiredRole) {
   Open(File(absl::StrCat(TenantJson("gate", R"("may_set_tenant": true)"), ",",
                          TenantJson("op", R"("roles": ["ADMIN"])"))));
   EXPECT_THAT(Ask("gate", "op").status(),
@@ -138,7 +138,7 @@ TEST_F(CallersTest, AGatewayCannotGiveATenantARole) {
   EXPECT_EQ(observer_.refused["role"], 1);
 }
 
-TEST_F(CallersTest, ARefusalNamesItsReasonAndTheCallerAsFarAsItIsKnown) {
+TEST_F(CallersTest, ARefusalHasItsReasonAndTheCallersNameIfItIsKnown) {
   Open(File(absl::StrCat(
       TenantJson(
           "red",
@@ -168,7 +168,7 @@ TEST_F(CallersTest, ARefusalNamesItsReasonAndTheCallerAsFarAsItIsKnown) {
             "too_large");
 }
 
-TEST_F(CallersTest, QuotasFollowTheClockAndAreCounted) {
+TEST_F(CallersTest, RefusalsByEachLimitOfAQuotaAreCounted) {
   Open(File(TenantJson("red", R"("quota": {"requests_per_second": 1,
                           "concurrent_requests": 1,
                           "bytes_in_flight": 100})")));
@@ -214,7 +214,7 @@ TEST_F(CallersTest, TokensExpireByWallTimeAndQuotasUseTheSteadyClock) {
   EXPECT_FALSE(callers_->Enter(*red).ok()) << "a step of the world's time";
 }
 
-TEST_F(CallersTest, AChangedFileIsUsed) {
+TEST_F(CallersTest, AChangedIdentitiesFileReplacesThePreviousOne) {
   Open(File(absl::StrCat(TenantJson("red"), ",", TenantJson("blue"))));
   callers_->Poll();
   EXPECT_TRUE(observer_.reads.empty()) << "it is as it was";
@@ -227,7 +227,8 @@ TEST_F(CallersTest, AChangedFileIsUsed) {
   KVASIR_EXPECT_OK(Ask("green").status());
 }
 
-TEST_F(CallersTest, AWrongFileChangesNothingAndIsReportedOnce) {
+TEST_F(CallersTest,
+       AnInvalidIdentitiesFileIsReportedOnceAndThePreviousOneStaysInUse) {
   Open(File(TenantJson("red")));
   const std::string wrong[] = {"{", "", "{}", "{\"schema_version\": 2}",
                                File(TenantJson("red", R"("color": 1)"))};
@@ -251,7 +252,7 @@ TEST_F(CallersTest, AWrongFileChangesNothingAndIsReportedOnce) {
 
 // Regression test: a changed file was ignored if a start would have refused it,
 // so that a token that it no longer contained stayed valid.
-TEST_F(CallersTest, RemovingTheLastCallerRemovesItsAccess) {
+TEST_F(CallersTest, RemovingTheLastCallerFromTheIdentitiesFileEndsItsAccess) {
   proof_.admin_asks = true;
   const std::string op = TenantJson("op", R"("roles": ["ADMIN"])");
   const struct {
@@ -296,7 +297,7 @@ TEST_F(CallersTest, RemovingTheLastCallerRemovesItsAccess) {
   }
 }
 
-TEST_F(CallersTest, RunningRequestsStayCountedThroughChangesOfTheFile) {
+TEST_F(CallersTest, RunningRequestsStayCountedWhenTheIdentitiesFileChanges) {
   const std::string quota = R"("quota": {"concurrent_requests": 1})";
   Open(File(TenantJson("red", quota)));
   auto place = callers_->Enter(*Ask("red"));
@@ -311,7 +312,7 @@ TEST_F(CallersTest, RunningRequestsStayCountedThroughChangesOfTheFile) {
   KVASIR_EXPECT_OK(callers_->Enter(*Ask("red")).status());
 }
 
-TEST_F(CallersTest, AnErrorInTheFileFailsTheStart) {
+TEST_F(CallersTest, AnErrorInTheIdentitiesFileFailsTheStart) {
   const auto open = [](const std::string& text, bool tls) {
     return Callers::Open({.name = "who.json",
                           .read = [text] { return text; },
@@ -327,7 +328,8 @@ TEST_F(CallersTest, AnErrorInTheFileFailsTheStart) {
   KVASIR_EXPECT_OK(open(File(TenantJson("red")), true));
 }
 
-TEST(ReadIdentitiesFileTest, ReadsNoMoreThanItsLimitAndReportsTheCause) {
+TEST(ReadIdentitiesFileTest,
+     TheErrorForAFileThatCannotBeReadNamesItAndTheReason) {
   const base::TempFolder folder;
   const std::string path =
       folder.Write("identities", std::string(kMaxIdentitiesBytes + 1, ' '));

@@ -175,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(
                    "anonymous": {}})",
                   "anonymous ('anonymous'): tenants[0] has that name"}));
 
-TEST(IdentitiesTest, LimitsAreReportedWithTheirNumbers) {
+TEST(IdentitiesTest, TheErrorForTooManyEntriesOrBytesNamesTheLimit) {
   EXPECT_THAT(Parse(std::string(kMaxIdentitiesBytes + 1, ' ')).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("want at most 1048576 bytes, have 1048577")));
@@ -260,7 +260,7 @@ TEST_F(IdentitiesFindTest,
               StatusIs(absl::StatusCode::kUnauthenticated, ::testing::_));
 }
 
-TEST_F(IdentitiesFindTest, AWrongTokenIsRefusedWithAnyCertificate) {
+TEST_F(IdentitiesFindTest, AWrongTokenIsRefusedEvenWithAValidCertificate) {
   Credentials both = WithToken("three");
   both.certificate_names = {"red.example"};
   TenantOf(both);
@@ -274,7 +274,7 @@ TEST_F(IdentitiesFindTest, NoTokenIsAcceptedWithoutTls) {
   EXPECT_EQ(refused_.why, CallerRefusal::kNoTls);
 }
 
-TEST_F(IdentitiesFindTest, ATokenIsValidUntilItsLastMoment) {
+TEST_F(IdentitiesFindTest, ATokenIsValidUpToAndIncludingItsExpiryTime) {
   const absl::Time last = absl::FromCivil(
       absl::CivilSecond(2026, 1, 1, 0, 0, 0), absl::UTCTimeZone());
   const Credentials old = WithToken("old");
@@ -327,7 +327,7 @@ TEST(IdentitiesTest, ACallerWithoutKnownCredentialsIsAnonymous) {
   EXPECT_FALSE(read->Find(WithToken("three"), kNow, &refused).ok());
 }
 
-TEST(IdentitiesTest, ATokensHashMayHaveUpperOrLowerCaseDigits) {
+TEST(IdentitiesTest, TheHashOfATokenMayHaveUpperOrLowerCaseHexDigits) {
   std::string upper = base::Sha256Hex("one");
   for (char& c : upper) c = absl::ascii_toupper(static_cast<unsigned char>(c));
   const auto read = Parse(Red(
@@ -356,7 +356,7 @@ TEST(IdentitiesTest,
 
 // A file without callers is the result of removing the last one. Callers::Poll
 // uses such a file, but a start refuses it.
-TEST(IdentitiesTest, AStartWithoutAnyCallerIsRefused) {
+TEST(IdentitiesTest, AFileThatWouldAcceptNoCallerIsRefusedAtStart) {
   for (const char* text :
        {R"({"schema_version": 1})",
         R"({"schema_version": 1, "tenants": [{"name": "a"}]})"}) {
@@ -414,7 +414,7 @@ TEST(IdentitiesTest,
               refused("CLIENT", "--tls-client-ca"));
 }
 
-TEST(IdentitiesTest, AnAdminPortWithoutAnAdminIsRefused) {
+TEST(IdentitiesTest, AnAdminPortThatNoTenantMayUseIsRefusedAtStart) {
   const ListenerProof proof = {.tls = true, .admin_asks = true};
   const std::string token = R"("tokens": [{"label": "a", "sha256": "#one"}])";
   EXPECT_THAT(Parse(Red(token))->CheckListener(proof, "who.json"),
@@ -436,7 +436,7 @@ TEST(IdentitiesTest, AnAdminPortWithoutAnAdminIsRefused) {
                        ->CheckListener(proof, "who.json"));
 }
 
-TEST(FindHashTest, ComparesWithEveryHashWhicheverMatches) {
+TEST(FindHashTest, ComparesWithEveryHashEvenAfterOneHasMatched) {
   const std::vector<std::string> hashes = {"a", "b", "c", "d"};
   for (const char* wanted : {"a", "c", "d", "x"}) {
     std::vector<std::string> compared;

@@ -25,7 +25,7 @@ kvasir::v1::Quota Limits(double per_second, uint32_t burst,
   return limits;
 }
 
-TEST(RequestRateTest, AcceptsABurstAndThenOneEachIntervalToTheNanosecond) {
+TEST(RequestRateTest, AcceptsABurstAndThenExactlyOneRequestPerInterval) {
   RequestRate rate;
   rate.SetLimit(4, 3);
   for (int i = 0; i < 3; ++i) {
@@ -38,7 +38,7 @@ TEST(RequestRateTest, AcceptsABurstAndThenOneEachIntervalToTheNanosecond) {
   EXPECT_EQ(rate.Take(before), absl::Milliseconds(250));
 }
 
-TEST(RequestRateTest, APauseFillsTheBucketToTheBurstAndNoFurther) {
+TEST(RequestRateTest, APauseRefillsTheTokenBucketOnlyUpToTheBurst) {
   RequestRate rate;
   rate.SetLimit(10, 2);
   const absl::Time later = kStart + absl::Hours(5);
@@ -48,7 +48,7 @@ TEST(RequestRateTest, APauseFillsTheBucketToTheBurstAndNoFurther) {
   EXPECT_EQ(rate.Take(later), absl::Milliseconds(100));
 }
 
-TEST(RequestRateTest, ARequestAtTheReportedTimeIsAccepted) {
+TEST(RequestRateTest, ARequestAfterTheReportedWaitingTimeIsAccepted) {
   RequestRate rate;
   rate.SetLimit(3, 1);  // 1/3 s has no exact binary value
   absl::Time now = kStart;
@@ -61,7 +61,7 @@ TEST(RequestRateTest, ARequestAtTheReportedTimeIsAccepted) {
   EXPECT_NEAR(absl::ToDoubleSeconds(now - kStart), 10'000 / 3.0, 1e-3);
 }
 
-TEST(RequestRateTest, ALimitMayBeBelowOneASecondOrAbsent) {
+TEST(RequestRateTest, ARateMayBeBelowOneRequestPerSecondOrUnlimited) {
   RequestRate rate;
   rate.SetLimit(0.1, 1);
   EXPECT_EQ(rate.Take(kStart), absl::ZeroDuration());
@@ -86,7 +86,7 @@ TEST(TenantQuotaTest, ARefusalNamesTheTenantTheLimitAndWhenToTryAgain) {
       quota->Enter(kStart + absl::Milliseconds(500), &met).status());
 }
 
-TEST(TenantQuotaTest, TheDefaultBurstIsOneSecondsRequests) {
+TEST(TenantQuotaTest, TheDefaultBurstIsTheNumberOfRequestsAllowedPerSecond) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(2.5, 0, 0));
   QuotaLimit met;
   for (int i = 0; i < 3; ++i) {
@@ -97,7 +97,7 @@ TEST(TenantQuotaTest, TheDefaultBurstIsOneSecondsRequests) {
       StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("(burst 3)")));
 }
 
-TEST(TenantQuotaTest, ARequestLeavesTheQuotaOnlyOnceHoweverOftenLeaveIsCalled) {
+TEST(TenantQuotaTest, RepeatedCallsOfLeaveRemoveARequestFromTheQuotaOnlyOnce) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(0, 0, 2));
   QuotaLimit met;
   auto first = *quota->Enter(kStart, &met);
@@ -116,7 +116,8 @@ TEST(TenantQuotaTest, ARequestLeavesTheQuotaOnlyOnceHoweverOftenLeaveIsCalled) {
   EXPECT_FALSE(quota->idle());
 }
 
-TEST(TenantQuotaTest, ARequestRefusedForConcurrencyUsesNothingOfTheRate) {
+TEST(TenantQuotaTest,
+     ARequestRefusedByTheConcurrencyLimitDoesNotCountInTheRate) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(1, 2, 1));
   QuotaLimit met;
   {
@@ -130,7 +131,7 @@ TEST(TenantQuotaTest, ARequestRefusedForConcurrencyUsesNothingOfTheRate) {
   KVASIR_EXPECT_OK(quota->Enter(kStart, &met).status());
 }
 
-TEST(TenantQuotaTest, ChangedLimitsCountRunningRequests) {
+TEST(TenantQuotaTest, ANewConcurrencyLimitCountsRequestsThatAlreadyRun) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(0, 0, 0));
   QuotaLimit met;
   const auto place = quota->Enter(kStart, &met);
@@ -140,7 +141,7 @@ TEST(TenantQuotaTest, ChangedLimitsCountRunningRequests) {
   KVASIR_EXPECT_OK(quota->Enter(kStart, &met).status());
 }
 
-TEST(TenantQuotaTest, BytesCountForTheTenantAndTheRouter) {
+TEST(TenantQuotaTest, TheBytesOfARequestCountInTheTenantsAndTheRoutersBudget) {
   kvasir::v1::Quota limits;
   limits.set_bytes_in_flight(100);
   const auto quota = std::make_shared<TenantQuota>("red", limits);

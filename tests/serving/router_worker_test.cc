@@ -206,7 +206,8 @@ TEST_F(RouterWorkerTest, TheDeadlineEndsTheRequestAtTheRouterAndTheWorker) {
 // Regression test: gRPC ends its callback threads with the last channel. If one
 // of these threads drops the last channel, as here, gRPC frees their queue
 // twice unless KeepGrpcCallbackThreads prevents it.
-TEST(GrpcWorkerClientTest, TheLastChannelMayEndOnACallbackThread) {
+TEST(GrpcWorkerClientTest,
+     TheLastGrpcChannelMayBeDestroyedOnAGrpcCallbackThread) {
   for (int round = 0; round < 20; ++round) {
     TestWorker worker;
     KVASIR_ASSERT_OK(worker.Start());
@@ -235,7 +236,7 @@ TEST_F(RouterWorkerTest, ARequestRefusedByAFullWorkerGoesToAnother) {
   EXPECT_EQ(workers_[1]->engine.submitted(), 4u);
 }
 
-TEST_F(RouterWorkerTest, ARequestThatNeverFitsIsRefusedWithoutARetry) {
+TEST_F(RouterWorkerTest, ARequestThatFitsNoWorkerIsRefusedWithoutARetry) {
   KVASIR_ASSERT_OK(Start(2));
   for (const auto& worker : workers_) {
     worker->engine.RefuseWith({absl::InvalidArgumentError("900 pages of 64"),
@@ -273,7 +274,7 @@ TEST_F(RouterWorkerTest, AWorkerThatDiesMidStreamIsUnavailableUntilItRestarts) {
 // only when it is complete, so another worker can continue it if its worker is
 // lost.
 TEST_F(RouterWorkerTest,
-       AFoldedAnswerContinuesOnAnotherWorkerWithoutRepeatedTokens) {
+       AnAnswerThatIsNotStreamedContinuesOnAnotherWorkerWithoutRepeatedTokens) {
   KVASIR_ASSERT_OK(Start(2));
   const auto sink = std::make_shared<RecordingSink>();
   CanonicalRequest request = NewRequest(2000);
@@ -319,7 +320,7 @@ TEST_F(RouterWorkerTest, ADrainingWorkerFinishesItsRequestsAndGetsNoNewOnes) {
 }
 
 TEST_F(RouterWorkerTest,
-       ARequestWithoutTokensMovesToAnotherWorkerDuringADrain) {
+       DuringADrainARequestThatHasNoTokensYetMovesToAnotherWorker) {
   KVASIR_ASSERT_OK(Start(2));
   for (const auto& worker : workers_) worker->engine.Hold(true);
   const auto sink = std::make_shared<RecordingSink>();
@@ -344,7 +345,8 @@ TEST_F(RouterWorkerTest,
                              HasSubstr("kvasir.v2"), HasSubstr("kvasir.v1"))));
 }
 
-TEST_F(RouterWorkerTest, PingsDoNotEndAConnectionWithoutMessages) {
+TEST_F(RouterWorkerTest,
+       AConnectionWithoutMessagesIsNotClosedForItsKeepalivePings) {
   // The defaults, 5 s between pings and 4 s for an answer, are scaled down.
   // gRPC itself pings at most once a second, and the worker tolerates two pings
   // that come too early.
@@ -419,7 +421,8 @@ struct WatchEnd final : router::LoadSink {
   absl::Notification ended;
 };
 
-TEST(GrpcWorkerClientTest, OnlyAClientThatPingsGivesUpAMutePeer) {
+TEST(GrpcWorkerClientTest,
+     OnlyAClientWithKeepalivePingsGivesUpOnAServerThatNeverAnswers) {
   MutePeer peer;
   router::GrpcWorkerClientOptions options;
   options.keepalive_time = absl::Seconds(1);

@@ -28,7 +28,7 @@ class TokenizerCodecTest : public ::testing::TestWithParam<const char*> {};
 // With a stop string, text is produced token by token. The prompt's text
 // followed by this text must equal the tokenizer's text of prompt and
 // continuation together.
-TEST_P(TokenizerCodecTest, AContinuationBeginsAfterThePrompt) {
+TEST_P(TokenizerCodecTest, TheStreamedTextContinuesTheDecodedPromptExactly) {
   const auto tokenizer = Load(GetParam());
   const TokenizerCodec codec(tokenizer);
   const std::string prompt = "The quick brown";
@@ -56,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(Tokenizers, TokenizerCodecTest,
                            return std::string(test.param);
                          });
 
-TEST(TokenizerCodecNamesTest, ASpecialTokenIsAWordOfOneToken) {
+TEST(TokenizerCodecNamesTest, TheNameOfASpecialTokenIsEncodedAsThatOneToken) {
   const auto tokenizer = Load("llama2");
   const TokenizerCodec codec(tokenizer);
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::vector<int32_t> ids,

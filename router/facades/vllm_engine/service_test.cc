@@ -57,7 +57,7 @@ class VllmEngineServiceTest : public FacadeServerTest {
   std::unique_ptr<engine::VllmEngine::Stub> stub_;
 };
 
-TEST_F(VllmEngineServiceTest, GeneratesAndEndsOk) {
+TEST_F(VllmEngineServiceTest, AGenerateCallStreamsItsTokensAndEndsOk) {
   Start();
   grpc::ClientContext context;
   const auto reader = stub_->Generate(&context, Message("r1"));
@@ -127,7 +127,8 @@ TEST_F(VllmEngineServiceTest, AResetCancelsTheRequest) {
   request->Done(absl::CancelledError("cancelled"));
 }
 
-TEST_F(VllmEngineServiceTest, ARefusalHasNoInitialMetadataOfItsOwn) {
+TEST_F(VllmEngineServiceTest,
+       ARefusedStreamEndsWithItsStatusAndWithoutAResponse) {
   Start();
   router_.Refuse(absl::ResourceExhaustedError("the queue is full"));
   grpc::ClientContext context;
@@ -138,7 +139,7 @@ TEST_F(VllmEngineServiceTest, ARefusalHasNoInitialMetadataOfItsOwn) {
             grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
-TEST_F(VllmEngineServiceTest, DescribesModelServerAndLoad) {
+TEST_F(VllmEngineServiceTest, TheServiceDescribesItsModelItsServerAndItsLoad) {
   Start();
   engine::GetModelInfoResponse model;
   grpc::ClientContext c1;
@@ -169,7 +170,8 @@ TEST_F(VllmEngineServiceTest, DescribesModelServerAndLoad) {
   EXPECT_EQ(loads.loads_size(), 0);
 }
 
-TEST_F(VllmEngineServiceTest, TheTokenizerComesInChunksWithItsHashOnTheLast) {
+TEST_F(VllmEngineServiceTest,
+       TheTokenizerIsSentInChunksAndTheLastChunkHasItsHash) {
   Start();
   grpc::ClientContext context;
   const auto reader = stub_->GetTokenizer(&context, {});
@@ -199,7 +201,7 @@ TEST_F(VllmEngineServiceTest, TheTokenizerIsServedOnlyIfItIsShared) {
   EXPECT_THAT(status.error_message(), HasSubstr("--share-tokenizer on"));
 }
 
-TEST_F(VllmEngineServiceTest, RpcsThatAreNotImplementedAnswerWithTheirName) {
+TEST_F(VllmEngineServiceTest, TheErrorForAnRpcThatIsNotImplementedNamesIt) {
   Start();
   const auto expect = [](const grpc::Status& status, const char* name) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);

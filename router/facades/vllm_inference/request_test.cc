@@ -36,7 +36,8 @@ absl::Status Refusal(const std::function<void(GenerateRequest*)>& change,
   return ParseVllmInferenceRequest(message, streaming).status();
 }
 
-TEST(VllmInferenceRequestTest, ZeroAndAbsentFieldsFollowTheProtocol) {
+TEST(VllmInferenceRequestTest,
+     FieldsThatAreZeroOrAbsentGetTheDefaultsOfTheProtocol) {
   const VllmInferenceRequest request = Parse(Message());
   EXPECT_THAT(request.token_ids.ToIds(), ElementsAre(7));
   EXPECT_EQ(request.sampling.temperature(), 0.0f) << "greedy";
@@ -52,7 +53,7 @@ TEST(VllmInferenceRequestTest, ZeroAndAbsentFieldsFollowTheProtocol) {
   EXPECT_TRUE(request.skip_special_tokens);
 }
 
-TEST(VllmInferenceRequestTest, ServedFieldsAreAccepted) {
+TEST(VllmInferenceRequestTest, ImplementedFieldsOfTheRequestAreParsed) {
   GenerateRequest message = Message();
   message.set_text("hello");
   message.set_temperature(0.5f);
@@ -109,7 +110,7 @@ TEST(VllmInferenceRequestTest, ServedFieldsAreAccepted) {
   EXPECT_EQ(request.cache_salt, "pepper");
 }
 
-TEST(VllmInferenceRequestTest, FieldsThatAreNotImplementedAreRefusedByName) {
+TEST(VllmInferenceRequestTest, TheErrorForAFieldThatIsNotImplementedNamesIt) {
   using Change = std::function<void(GenerateRequest*)>;
   const std::vector<std::pair<std::string, Change>> cases = {
       {"truncate_prompt_tokens",
@@ -160,7 +161,8 @@ TEST(VllmInferenceRequestTest, FieldsThatAreNotImplementedAreRefusedByName) {
 
 // A field of a later version of the protocol may ask for something that changes
 // the result, in any part of the message.
-TEST(VllmInferenceRequestTest, UnknownFieldsAreRefusedByNumberAndMessage) {
+TEST(VllmInferenceRequestTest,
+     TheErrorForAnUnknownFieldHasItsNumberAndTheNameOfItsMessage) {
   const auto unknown = [](google::protobuf::Message* message) {
     message->GetReflection()->MutableUnknownFields(message)->AddVarint(77, 1);
   };
@@ -187,7 +189,8 @@ TEST(VllmInferenceRequestTest, UnknownFieldsAreRefusedByNumberAndMessage) {
                        HasSubstr("field 77 of KVCacheParameters")));
 }
 
-TEST(VllmInferenceRequestTest, ErrorsNameTheFieldTheWantedAndTheGivenValue) {
+TEST(VllmInferenceRequestTest,
+     TheErrorForAWrongFieldNamesItTheWantedAndTheGivenValue) {
   const auto is = [](const std::string& text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };

@@ -61,7 +61,7 @@ class VllmInferenceServiceTest : public FacadeServerTest {
   std::unique_ptr<vllm::Control::Stub> control_;
 };
 
-TEST_F(VllmInferenceServiceTest, StreamsAndEndsOk) {
+TEST_F(VllmInferenceServiceTest, AGenerateStreamCallStreamsItsTextAndEndsOk) {
   grpc::ClientContext context;
   const auto reader = stub_->GenerateStream(&context, Message("r1"));
   router_.WaitFor(0)->Complete("ab");
@@ -73,7 +73,7 @@ TEST_F(VllmInferenceServiceTest, StreamsAndEndsOk) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-TEST_F(VllmInferenceServiceTest, GeneratesInOneAnswer) {
+TEST_F(VllmInferenceServiceTest, AGenerateCallReturnsItsTextInOneResponse) {
   std::thread engine([this] { router_.WaitFor(0)->Complete("ab"); });
   grpc::ClientContext context;
   vllm::GenerateResponse response;
@@ -125,7 +125,7 @@ TEST_F(VllmInferenceServiceTest, AbortEndsARequestAndIsIdempotent) {
   request->Done(absl::CancelledError("cancelled"));
 }
 
-TEST_F(VllmInferenceServiceTest, ARefusalIsTheCallsOnlyAnswer) {
+TEST_F(VllmInferenceServiceTest, ARefusedStreamEndsWithAStatusAndNoResponse) {
   router_.Refuse(absl::ResourceExhaustedError("the queue is full"));
   grpc::ClientContext context;
   const auto reader = stub_->GenerateStream(&context, Message("r1"));
@@ -153,7 +153,8 @@ TEST_F(VllmInferenceServiceTest, DescribesServerAndModel) {
 
 // By itself gRPC 1.51 would answer UNIMPLEMENTED without a text, as if the RPC
 // did not exist.
-TEST_F(VllmInferenceServiceTest, AMessageThatCannotBeParsedIsRefusedWithAText) {
+TEST_F(VllmInferenceServiceTest,
+       TheErrorForAMessageThatCannotBeParsedNamesTheMethod) {
   for (const std::string method :
        {"/vllm.Inference/Generate", "/vllm.Inference/GenerateStream",
         "/vllm.Control/Abort"}) {
@@ -169,7 +170,7 @@ TEST_F(VllmInferenceServiceTest, AMessageThatCannotBeParsedIsRefusedWithAText) {
       grpc::StatusCode::UNIMPLEMENTED);
 }
 
-TEST_F(VllmInferenceServiceTest, RpcsThatAreNotImplementedAnswerWithTheirName) {
+TEST_F(VllmInferenceServiceTest, TheErrorForAnRpcThatIsNotImplementedNamesIt) {
   const auto* service = vllm::NotBuilt::descriptor()->file()->service(0);
   int refused = 0;
   for (int i = 0; i < service->method_count(); ++i) {
