@@ -221,7 +221,7 @@ def test_a_stream_without_credentials_ends_at_once(served):
             iter([streamed(served.model, 4)]), timeout=20))
 
 
-def test_only_known_callers_get_the_reason_why_bytes_are_no_message(served):
+def test_only_known_callers_are_told_that_their_bytes_are_not_a_valid_message(served):
     def refused():
         return [line for line in served.lines() if line["status"] == "INVALID_ARGUMENT" and line["caller"] == "blue-laptop"]
 
@@ -236,7 +236,7 @@ def test_only_known_callers_get_the_reason_why_bytes_are_no_message(served):
     assert [line["tenant"] for line in refused()] == ["blue"] * 3
 
 
-def test_an_operator_may_not_send_requests(served):
+def test_a_tenant_with_only_the_role_admin_may_not_send_requests(served):
     with served.channel(token_of("operator")) as channel, served.refusal(
             "PERMISSION_DENIED", "role", "role CLIENT", ("operator", "operator-laptop")):
         infer(channel, served.model)
@@ -294,7 +294,7 @@ def test_concurrent_requests_and_their_bytes_are_limited(served):
             infer(channel, served.model, text="x" * 4000)
 
 
-def test_a_stop_finds_only_requests_of_its_own_tenant(served):
+def test_a_stop_request_ends_only_requests_of_its_own_tenant(served):
     def stop(channel, request_id):
         message = request(served.model)
         del message.inputs[:]
@@ -416,7 +416,7 @@ def test_a_change_of_the_file_fails_no_request_and_a_removed_tenant_is_refused(t
 
 
 @pytest.mark.parametrize("anonymous", [False, True])
-def test_an_open_admin_port_wants_a_token_with_the_role_admin(tmp_path, anonymous):
+def test_an_admin_port_open_to_other_machines_requires_a_token_with_the_role_admin(tmp_path, anonymous):
     fields = {"anonymous": {}} if anonymous else {}
     with serving(tmp_path, without_certificates(TENANTS), "--admin-host", "0.0.0.0", **fields) as server:
         endpoint = "127.0.0.1:" + server.server.admin.rsplit(":", 1)[1]

@@ -99,7 +99,7 @@ def test_a_rank_exports_the_families_of_ranks(group):
                  FAMILIES.labels(name)}, several_ranks=True)
 
 
-def test_ranks_export_their_number_and_their_work(group):
+def test_ranks_export_metrics_with_their_number_and_their_work(group):
     def value(text, name, rank):
         (found,) = re.findall(rf'^{name}{{[^}}]*rank="{rank}"[^}}]*}} (\S+)$', text, re.MULTILINE)
         return float(found)
@@ -119,7 +119,7 @@ def test_ranks_export_their_number_and_their_work(group):
     assert value(texts[0], "kvasir_rank_weight_bytes", 0) == group.metric("kvasir_weight_bytes")
 
 
-def test_contract_gauges_have_exactly_one_series(server):
+def test_gauges_that_autoscalers_read_have_exactly_one_series(server):
     text = server.metrics_text()
     for name in (
         "kvasir_num_requests_waiting",
@@ -132,7 +132,7 @@ def test_contract_gauges_have_exactly_one_series(server):
         assert len(re.findall(rf"^{name}(?:{{| )", text, re.MULTILINE)) == 1, name
 
 
-def test_counters_move_with_a_request(server):
+def test_a_request_increases_the_counters(server):
     before = server.metrics()
     triton.generate(server.grpc, server.ready["model"], "She said", tls=server.tls, max_tokens=5, ignore_eos=True)
     wait_until(

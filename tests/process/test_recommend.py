@@ -68,7 +68,7 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
-def test_a_recommended_model_is_made_once_and_announced(tree):
+def test_a_recommended_model_is_created_only_once_and_its_folder_is_printed(tree):
     folder = tree.folder()
     code, out, error = tree.recommend()
     assert code == 0, error

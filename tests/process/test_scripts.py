@@ -28,14 +28,14 @@ def start(seconds, command):
         [WITHIN, str(seconds), "bash", "-c", command], stdout=subprocess.PIPE, text=True)
 
 
-def test_a_command_over_its_budget_ends_with_all_its_children():
+def test_a_command_over_its_time_budget_ends_with_all_its_child_processes():
     process = start(1, LEAVES_A_CHILD)
     child = int(process.stdout.readline())
     assert process.wait(timeout=60) == 124
     wait_until(lambda: not is_running(child), "the end of the grandchild")
 
 
-def test_ctrl_c_ends_a_command_and_all_its_children():
+def test_ctrl_c_ends_a_command_and_all_its_child_processes():
     process = start(300, LEAVES_A_CHILD)
     child = int(process.stdout.readline())
     process.send_signal(signal.SIGINT)
@@ -43,7 +43,7 @@ def test_ctrl_c_ends_a_command_and_all_its_children():
     wait_until(lambda: not is_running(child), "the end of the grandchild")
 
 
-def test_a_command_within_its_budget_keeps_its_exit_code_and_its_signals():
+def test_a_command_within_its_time_budget_keeps_its_exit_code_and_its_signals():
     assert start(60, "exit 7").wait(timeout=60) == 7
     # The command can be interrupted.
     assert start(60, "kill -INT $$; exit 7").wait(timeout=60) == 130
@@ -181,7 +181,7 @@ def test_serve_fetches_a_known_model_first(serve, tmp_path):
 
 
 @pytest.mark.parametrize("anchor, crosses", [("start", True), ("middle", False), ("end", True)])
-def test_a_label_over_the_edge_of_its_box_is_named(anchor, crosses):
+def test_the_check_of_drawings_names_a_label_that_crosses_the_edge_of_its_box(anchor, crosses):
     place = importlib.util.spec_from_file_location("check_tree", ROOT / "scripts/check_tree.py")
     check_tree = importlib.util.module_from_spec(place)
     place.loader.exec_module(check_tree)

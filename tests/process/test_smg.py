@@ -138,7 +138,7 @@ def test_a_bad_request_is_reported_to_the_client_and_not_retried(gateway, server
     assert len(gateway.answers(server)) == before + 1
 
 
-def test_a_feature_that_is_not_built_is_named(gateway):
+def test_the_error_for_a_feature_that_is_not_implemented_names_it(gateway):
     status, answer = gateway.chat("Once", response_format={"type": "json_object"})
     assert status == 501, answer
     assert "is not implemented" in json.dumps(answer)
@@ -229,7 +229,7 @@ def test_a_full_server_answers_too_many_requests():
             assert 429 in statuses and set(statuses) <= {200, 429}, statuses
 
 
-def test_our_protos_agree_with_the_gateways(tmp_path):
+def test_our_proto_files_agree_with_those_of_the_gateway(tmp_path):
     """Each of our fields and RPCs is one of smg's with the same number and type."""
     theirs = {}
     script = (

@@ -106,7 +106,7 @@ def test_a_bad_request_is_reported_to_the_client(gateway, server):
     wait_until(lambda: len(gateway.answers(server)) == before + 1, "the request is refused once")
 
 
-def test_a_feature_that_is_not_built_is_named(gateway):
+def test_the_error_for_a_feature_that_is_not_implemented_names_it(gateway):
     status, answer = gateway.chat("Once", response_format={"type": "json_object"})
     assert status >= 400, answer
     assert "decoding.json_object is not implemented" in str(answer)
@@ -184,7 +184,7 @@ def unknown_fields(message):
     return found
 
 
-def test_our_protos_agree_with_the_gateways(tmp_path):
+def test_our_proto_files_agree_with_those_of_the_gateway(tmp_path):
     """vllm-router has no .proto files. The test reads the requests that it sends and checks its answers, with every
     field that its HTTP API can set."""
     message = our_messages(tmp_path)
