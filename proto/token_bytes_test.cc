@@ -58,7 +58,7 @@ TEST(TokenBytesTest, TokenBytesWithoutIdsAreEmpty) {
 TEST(TokenBytesTest, RefusesBytesWhoseNumberIsNotAMultipleOfFour) {
   EXPECT_THAT(TokenBytes::FromBytes("12345"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("5 bytes, want a multiple of 4")));
+                       HasSubstr("5 bytes, but must have a multiple of 4")));
 }
 
 TEST(TokenBytesTest, IdsAppendedInSeveralCallsParseAsOneList) {

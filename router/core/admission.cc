@@ -67,8 +67,8 @@ absl::Status Admission::CheckRequest(const CanonicalRequest& request,
   }
   const uint32_t n = request.sampling.n();
   if (const uint32_t limit = LargestN(info, max_n); n == 0 || n > limit) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("n is ", n, ", want 1 to ", limit));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "n (the number of samples) is ", n, ", want 1 to ", limit));
   }
   if (request.deadline <= now) {
     return absl::DeadlineExceededError(
@@ -82,15 +82,17 @@ Admission::Patience Admission::PatienceOf(const CanonicalRequest& request,
                                           absl::Duration ours, absl::Time now) {
   const absl::Time expiry = now + own.value_or(ours);
   if (request.deadline < expiry) {
-    return {request.deadline, absl::DeadlineExceededError(
-                                  "the deadline passed in the router's queue")};
+    return {request.deadline,
+            absl::DeadlineExceededError(
+                "the request's deadline passed in the router's queue")};
   }
   if (own.has_value()) return {expiry, TimedOut(request)};
   return {expiry,
           proto::RefusedError(
               Refusal::RETRY_ELSEWHERE,
-              absl::StrCat("waited ", absl::FormatDuration(ours),
-                           " in the router's queue (--queue-timeout)"))};
+              absl::StrCat(
+                  "the request waited ", absl::FormatDuration(ours),
+                  " in the router's queue, the limit of --queue-timeout"))};
 }
 
 absl::Status Admission::TimedOut(const CanonicalRequest& request) {

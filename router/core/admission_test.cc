@@ -119,15 +119,17 @@ TEST(AdmissionTest,
 TEST(AdmissionTest, IfTheWorkerReportsALimitForTheNumberOfSamplesItApplies) {
   CanonicalRequest request = NewRequest();
   request.sampling.set_n(17);
-  EXPECT_THAT(Admission::CheckRequest(request, Info(16), 128, kNow),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("n is 17, want 1 to 16")));
+  EXPECT_THAT(
+      Admission::CheckRequest(request, Info(16), 128, kNow),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("n (the number of samples) is 17, want 1 to 16")));
   KVASIR_EXPECT_OK(Admission::CheckRequest(request, Info(0), 128, kNow));
   request.sampling.set_n(200);
   for (const uint32_t reported : {0u, 500u}) {
-    EXPECT_THAT(Admission::CheckRequest(request, Info(reported), 128, kNow),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("n is 200, want 1 to 128")));
+    EXPECT_THAT(
+        Admission::CheckRequest(request, Info(reported), 128, kNow),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 HasSubstr("n (the number of samples) is 200, want 1 to 128")));
   }
 }
 

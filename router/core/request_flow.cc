@@ -89,8 +89,8 @@ RequestFlow::Delivery RequestFlow::OnTokens(const GenerateEvent::Tokens& tokens,
   if (sample->num_tokens > request_.sampling.max_tokens()) {
     breach_ = absl::InternalError(
         absl::StrCat("worker ", tried_.back(), " sent ", sample->num_tokens,
-                     " tokens of sample ", tokens.index(), ", max_tokens is ",
-                     request_.sampling.max_tokens()));
+                     " tokens of sample ", tokens.index(),
+                     ", but max_tokens is ", request_.sampling.max_tokens()));
     delivery.reset_attempt = true;
     return delivery;
   }
@@ -169,7 +169,8 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
                     [](const Sample& sample) { return sample.finished; });
     if (complete) return end;
     end = absl::UnavailableError(
-        absl::StrCat("worker ", replica, " ended the stream early"));
+        absl::StrCat("worker ", replica,
+                     " ended the stream before all samples were finished"));
   } else if (absl::IsCancelled(end) ||
              (absl::IsUnavailable(end) && !proto::RefusalOf(end).has_value())) {
     // The call to the worker has the request's deadline. At the deadline, the
@@ -178,7 +179,7 @@ std::optional<absl::Status> RequestFlow::OnAttemptDone(
     // that the worker has reset the call or is lost. The registry logs the
     // transport's own text.
     end = request_.deadline <= now
-              ? absl::DeadlineExceededError("the deadline passed")
+              ? absl::DeadlineExceededError("the request's deadline passed")
               : absl::UnavailableError(absl::StrCat(
                     "worker ", replica,
                     absl::IsCancelled(end) ? " reset the stream" : " is lost"));

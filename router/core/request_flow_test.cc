@@ -201,7 +201,7 @@ TEST(RequestFlowTest, ACallThatTheDeadlineEndedDoesNotCountAsALostWorker) {
     flow.OnAttempt("a", At(1));
     const auto end = flow.OnAttemptDone(status, At(10000));
     EXPECT_THAT(*end, StatusIs(absl::StatusCode::kDeadlineExceeded,
-                               "the deadline passed"));
+                               "the request's deadline passed"));
     EXPECT_EQ(flow.Record(*end, At(10000)).finish_reason, "deadline");
   }
 }
@@ -243,7 +243,7 @@ TEST(RequestFlowTest,
   flow.OnEvent(Finish(0), At(3));
   EXPECT_THAT(*flow.OnAttemptDone(absl::OkStatus(), At(4)),
               StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("worker a ended the stream early")));
+                       HasSubstr("worker a ended the stream before")));
 }
 
 TEST(RequestFlowTest, AResetByTheWorkerDoesNotCountAsACancelByTheClient) {
@@ -269,7 +269,7 @@ TEST(RequestFlowTest, ARequestThatAWorkerAbortsIsSentToAnotherWorker) {
     EXPECT_FALSE(flow.OnEvent(abort, At(6)).deliver);
     EXPECT_THAT(*flow.OnAttemptDone(absl::OkStatus(), At(7)),
                 StatusIs(absl::StatusCode::kUnavailable,
-                         HasSubstr("worker b ended the stream early")));
+                         HasSubstr("worker b ended the stream before")));
   }
 }
 
@@ -293,9 +293,10 @@ TEST(RequestFlowTest,
   EXPECT_FALSE(flow.OnEvent(Finish(0), At(4)).deliver);
   const auto end = flow.OnAttemptDone(absl::CancelledError("reset"), At(5));
   ASSERT_TRUE(end.has_value());
-  EXPECT_THAT(*end, StatusIs(absl::StatusCode::kInternal,
-                             "worker a sent 4 tokens of sample 1, max_tokens "
-                             "is 3"));
+  EXPECT_THAT(*end,
+              StatusIs(absl::StatusCode::kInternal,
+                       "worker a sent 4 tokens of sample 1, but max_tokens "
+                       "is 3"));
   EXPECT_EQ(flow.Record(*end, At(5)).finish_reason, "error");
   EXPECT_EQ(flow.Record(*end, At(5)).output_tokens, 5u);
 }

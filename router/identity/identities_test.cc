@@ -104,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "tenants[0].name"},
         WrongFile{R"({"schema_version": 1, "tenants":
                    [{"name": "a"}, {"name": "b"}, {"name": "a"}]})",
-                  "tenants[2] ('a'): tenants[0] has that name already"},
+                  "tenants[2] ('a'): tenants[0] already has this name"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"sha256": "#one"}]}]})",
                   "tenants[0] ('red').tokens[0].label: want 1 to 64"},
@@ -115,7 +115,8 @@ INSTANTIATE_TEST_SUITE_P(
             R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one"},
                               {"label": "a", "sha256": "#two"}]}]})",
-            "tenants[0] ('red').tokens[1].label: 'a' is also another token's"},
+            "tenants[0] ('red').tokens[1].label: 'a' is already the label of "
+            "another token"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one"}]},
                    {"name": "blue",
@@ -142,7 +143,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "is not a valid Identities message"},
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "roles": [0]}]})",
-                  "tenants[0] ('red').roles: want CLIENT and ADMIN, have 0"},
+                  "tenants[0] ('red').roles: want only CLIENT or ADMIN, have "
+                  "the number 0"},
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "quota": {"requests_per_second": -1}}]})",
                   "tenants[0] ('red').quota.requests_per_second: want 0 (no "
@@ -152,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "quota.requests_per_second"},
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "quota": {"burst": 3}}]})",
-                  "quota.burst: needs requests_per_second"},
+                  "quota.burst: requires a requests_per_second above 0"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "quota": {"requests_per_second": 1, "burst": 1000001}}]})",
                   "quota.burst: want at most 1000000"},
@@ -171,9 +173,10 @@ INSTANTIATE_TEST_SUITE_P(
                   "tenants[0] ('a').least_priority: want at most 0, have 1"},
         WrongFile{R"({"schema_version": 1, "anonymous": {"roles": ["ADMIN"]}})",
                   "anonymous ('anonymous').roles: want only CLIENT"},
-        WrongFile{R"({"schema_version": 1, "tenants": [{"name": "anonymous"}],
+        WrongFile{
+            R"({"schema_version": 1, "tenants": [{"name": "anonymous"}],
                    "anonymous": {}})",
-                  "anonymous ('anonymous'): tenants[0] has that name"}));
+            "anonymous ('anonymous'): tenants[0] already has this name"}));
 
 TEST(IdentitiesTest, TheErrorForTooManyEntriesOrBytesNamesTheLimit) {
   EXPECT_THAT(Parse(std::string(kMaxIdentitiesBytes + 1, ' ')).status(),

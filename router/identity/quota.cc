@@ -71,15 +71,15 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> TenantQuota::Enter(
   if (most > 0 && running_ >= most) {
     *met = QuotaLimit::kConcurrency;
     return absl::ResourceExhaustedError(absl::StrCat(
-        "tenant '", tenant_, "' runs ", running_, " requests, its quota's ",
+        "tenant '", tenant_, "' runs ", running_, " requests, and its quota's ",
         "concurrent_requests is ", most, ": try again when one has ended"));
   }
   const absl::Duration wait = rate_.Take(now);
   if (wait > absl::ZeroDuration()) {
     *met = QuotaLimit::kRate;
     return absl::ResourceExhaustedError(absl::StrCat(
-        "tenant '", tenant_, "' asks more often than its quota's ",
-        "requests_per_second ", limits_.requests_per_second(), " (burst ",
+        "tenant '", tenant_, "' sends more requests than its quota allows (",
+        "requests_per_second ", limits_.requests_per_second(), ", burst ",
         BurstOf(limits_), "): try again in ",
         absl::FormatDuration(absl::Ceil(wait, absl::Milliseconds(1)))));
   }

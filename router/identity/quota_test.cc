@@ -79,8 +79,8 @@ TEST(TenantQuotaTest, ARefusalNamesTheTenantTheLimitAndWhenToTryAgain) {
   EXPECT_EQ(met, QuotaLimit::kNone);
   EXPECT_THAT(quota->Enter(kStart + absl::Microseconds(1), &met).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       "tenant 'red' asks more often than its quota's "
-                       "requests_per_second 2 (burst 1): try again in 500ms"));
+                       "tenant 'red' sends more requests than its quota allows "
+                       "(requests_per_second 2, burst 1): try again in 500ms"));
   EXPECT_EQ(met, QuotaLimit::kRate);
   KVASIR_EXPECT_OK(
       quota->Enter(kStart + absl::Milliseconds(500), &met).status());
@@ -94,7 +94,7 @@ TEST(TenantQuotaTest, TheDefaultBurstIsTheNumberOfRequestsAllowedPerSecond) {
   }
   EXPECT_THAT(
       quota->Enter(kStart, &met).status(),
-      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("(burst 3)")));
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("burst 3)")));
 }
 
 TEST(TenantQuotaTest, RepeatedCallsOfLeaveRemoveARequestFromTheQuotaOnlyOnce) {
@@ -105,7 +105,7 @@ TEST(TenantQuotaTest, RepeatedCallsOfLeaveRemoveARequestFromTheQuotaOnlyOnce) {
   const auto second = *quota->Enter(kStart, &met);
   EXPECT_THAT(quota->Enter(kStart, &met).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       "tenant 'red' runs 2 requests, its quota's "
+                       "tenant 'red' runs 2 requests, and its quota's "
                        "concurrent_requests is 2: try again when one has "
                        "ended"));
   EXPECT_EQ(met, QuotaLimit::kConcurrency);
@@ -148,10 +148,11 @@ TEST(TenantQuotaTest, TheBytesOfARequestCountInTheTenantsAndTheRoutersBudget) {
   const auto all = std::make_shared<ByteBudget>(1000);
   auto share = quota->TakeBytes(60, *all->Take(60));
   KVASIR_EXPECT_OK(share.status());
-  EXPECT_THAT(quota->TakeBytes(50, *all->Take(50)).status(),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       "requests of tenant 'red' hold 60 bytes of 100 (its "
-                       "quota's bytes_in_flight), this request needs 50"));
+  EXPECT_THAT(
+      quota->TakeBytes(50, *all->Take(50)).status(),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               "requests of tenant 'red' hold 60 of at most 100 bytes (its "
+               "quota's bytes_in_flight), and this request needs 50 more"));
   EXPECT_THAT(quota->TakeBytes(101, *all->Take(101)).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("this request needs 101")))

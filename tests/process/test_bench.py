@@ -389,7 +389,7 @@ def test_the_error_for_an_invalid_max_model_len_of_the_server_names_it(length):
     with server_of_others(length) as endpoint:
         done = run("bench", "serve", "--quick", "--endpoint", endpoint, check=False)
     assert done.returncode == 1 and not done.stdout
-    assert f'max_model_len of m: want an integer of at least 2, have "{length}"' in done.stderr
+    assert f'max_model_len "{length}" for model m: want an integer of at least 2' in done.stderr
 
 
 def test_a_missing_server_has_its_own_exit_code():

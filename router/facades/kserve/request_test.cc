@@ -98,9 +98,9 @@ TEST(KserveRequestTest, TheTensorsOfARequestDetermineItsSchema) {
 
 TEST(KserveRequestTest, ARequestMustHaveTheTensorsOfExactlyOneSchema) {
   EXPECT_THAT(Parse(InferRequestBuilder()),
-              StatusIs(kInvalid, HasSubstr("have neither")));
+              StatusIs(kInvalid, HasSubstr("has neither")));
   EXPECT_THAT(Parse(TrtTokens().Text("text_input", "x")),
-              StatusIs(kInvalid, HasSubstr("have both")));
+              StatusIs(kInvalid, HasSubstr("has both tensors")));
   EXPECT_THAT(Parse(TrtText().Text("sampling_parameters", "{}")),
               StatusIs(kInvalid, HasSubstr("sampling_parameters")));
 }
@@ -620,10 +620,12 @@ TEST(KserveRequestTest, OnlyTheOutputsThatTheRequestListsAreReturned) {
 
 TEST(KserveRequestTest, TheErrorForAnUnknownOutputNamesIt) {
   EXPECT_THAT(Parse(TrtText().Output("nonsense")),
-              StatusIs(kInvalid, HasSubstr("'nonsense': no such output")));
-  EXPECT_THAT(Parse(TrtText().Output("text_output").Output("output_ids")),
-              StatusIs(kInvalid, HasSubstr("'output_ids': the schema of these "
-                                           "inputs has no such output")));
+              StatusIs(kInvalid, HasSubstr("output 'nonsense' is unknown")));
+  EXPECT_THAT(
+      Parse(TrtText().Output("text_output").Output("output_ids")),
+      StatusIs(kInvalid,
+               HasSubstr("output 'output_ids' does not exist for the kind "
+                         "of input tensors")));
 }
 
 // Triton's benchmark client perf_analyzer lists all outputs.

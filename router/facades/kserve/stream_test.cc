@@ -146,12 +146,15 @@ TEST_F(KserveStreamTest,
   Start();
   Send(Vllm("a").Text("sampling_parameters", R"({"n": 2000000000})"));
   RunWrites();
-  EXPECT_EQ(LastError(), "INVALID_ARGUMENT: n is 2000000000, want 1 to 128");
+  EXPECT_EQ(LastError(),
+            "INVALID_ARGUMENT: n (the number of samples) is 2000000000, want 1 "
+            "to 128");
   EXPECT_EQ(router_.num_requests(), 0u);
   router_.SetMaxN(16);
   Send(Vllm("c").Text("sampling_parameters", R"({"n": 17})"));
   RunWrites();
-  EXPECT_EQ(LastError(), "INVALID_ARGUMENT: n is 17, want 1 to 16");
+  EXPECT_EQ(LastError(),
+            "INVALID_ARGUMENT: n (the number of samples) is 17, want 1 to 16");
   router_.SetMaxN(0);
   Send(Vllm("b").Text("sampling_parameters", R"({"n": 128})"));
   EXPECT_EQ(router_.num_requests(), 1u);
@@ -167,7 +170,7 @@ TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
            .Text("sampling_parameters", R"({"n": 128, "logprobs": 2147483647,
                  "max_tokens": 1677721600})"));
   RunWrites();
-  EXPECT_THAT(LastError(), HasSubstr("one response holds"));
+  EXPECT_THAT(LastError(), HasSubstr("bytes of one response"));
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
@@ -189,7 +192,7 @@ TEST_F(KserveStreamTest, AllRequestsTakeTheirBytesFromOneBudget) {
   RunWrites();
   EXPECT_EQ(router_.num_requests(), 1u);
   EXPECT_THAT(LastError(), AllOf(HasSubstr("RESOURCE_EXHAUSTED"),
-                                 HasSubstr("bytes of 3000")));
+                                 HasSubstr("of at most 3000 bytes")));
   // Output counts as long as it waits for the client.
   Engine(0)->Emit("xyz");
   Run();
@@ -309,7 +312,7 @@ TEST_F(KserveStreamTest, AnErrorOfOneRequestDoesNotEndTheStream) {
   EXPECT_THAT(sink_.writes[0].error_message(),
               StartsWith("INVALID_ARGUMENT: want a tensor"));
   EXPECT_THAT(sink_.writes[1].error_message(),
-              HasSubstr("NOT_FOUND: no model 'other'"));
+              HasSubstr("NOT_FOUND: model 'other' is unknown"));
   EXPECT_EQ(sink_.reads, 3);
 }
 
@@ -602,7 +605,7 @@ TEST_F(KserveStreamTest, LogprobsThatDoNotFitIntoOneResponseAreRefused) {
            .Text("sampling_parameters",
                  R"({"logprobs": 20, "n": 100, "max_tokens": 1000})"));
   RunWrites();
-  EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
+  EXPECT_THAT(LastError(), HasSubstr("100 samples of 1000 tokens"));
 }
 
 TEST_F(KserveStreamTest, TheCheckOfTheSizeOfLogprobsUsesTheDefaultOfMaxTokens) {
@@ -619,7 +622,7 @@ TEST_F(KserveStreamTest, TheCheckOfTheSizeOfLogprobsUsesTheDefaultOfMaxTokens) {
   EXPECT_EQ(router_.num_requests(), 1u);
   Send(with("b", R"({"logprobs": 20, "n": 100})"));
   RunWrites();
-  EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
+  EXPECT_THAT(LastError(), HasSubstr("100 samples of 1000 tokens"));
   // The request asks for more tokens than fit after the prompt.
   router_.SetMaxModelLen(1024);
   Send(with("c", R"({"logprobs": 1, "max_tokens": 1000000})"));
@@ -774,7 +777,7 @@ TEST_F(KserveQuotaTest,
   Send(Vllm("c"));
   RunWrites();
   EXPECT_THAT(LastError(), StartsWith("RESOURCE_EXHAUSTED: tenant 'red' runs "
-                                      "2 requests, its quota's"));
+                                      "2 requests, and its quota's"));
   EXPECT_EQ(Running(), 2);
   // A stop request needs no quota: otherwise the caller could not end the
   // requests that use it up.

@@ -216,7 +216,7 @@ TEST(VllmEngineRequestTest,
       {"no ids", [](auto* m) { m->mutable_tokenized()->clear_input_ids(); },
        kInvalid, "at least one token"},
       {"no prompt", [](auto* m) { m->clear_input(); }, kInvalid,
-       "one of 'tokenized' and 'text'"},
+       "neither 'tokenized' nor 'text'"},
   };
   for (const Refused& refused : cases) {
     GenerateRequest message = Tokens();

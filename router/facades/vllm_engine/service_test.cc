@@ -113,7 +113,7 @@ TEST_F(VllmEngineServiceTest, AnAbortOfTooManyIdsIsRefused) {
   const grpc::Status status = stub_->Abort(&more, abort, &nothing);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(status.error_message(),
-            "request_ids: want at most 1024, have 1025");
+            "request_ids: want at most 1024 ids, have 1025");
 }
 
 TEST_F(VllmEngineServiceTest, AResetCancelsTheRequest) {

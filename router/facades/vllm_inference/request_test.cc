@@ -194,8 +194,9 @@ TEST(VllmInferenceRequestTest,
   const auto is = [](const std::string& text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
-  EXPECT_THAT(Refusal([](auto* m) { m->clear_prompt(); }),
-              is("want one of 'token_ids' and 'text', have neither"));
+  EXPECT_THAT(
+      Refusal([](auto* m) { m->clear_prompt(); }),
+      is("the request has neither 'token_ids' nor 'text': set one of them"));
   EXPECT_THAT(Refusal([](auto* m) { m->mutable_token_ids()->clear_ids(); }),
               is("token_ids.ids: want at least one token, have none"));
   EXPECT_THAT(
@@ -214,7 +215,7 @@ TEST(VllmInferenceRequestTest,
               is("decoding.logit_bias[1]: want a finite number, have inf"));
   EXPECT_THAT(
       Refusal([](auto* m) { m->mutable_stopping()->add_stop_strings(""); }),
-      is("stopping.stop_strings: want strings, have an empty one"));
+      is("stopping.stop_strings: one of the strings is empty"));
   EXPECT_THAT(Refusal([](auto* m) {
                 m->mutable_stopping()->add_stop_token_ids(1U << 31);
               }),
@@ -226,7 +227,7 @@ TEST(VllmInferenceRequestTest,
   EXPECT_THAT(
       Refusal([](auto* m) { m->mutable_sampling()->set_num_sequences(2); },
               /*streaming=*/false),
-      is("sampling.num_sequences: want 1 from Generate"));
+      is("sampling.num_sequences: want 1 in a call of Generate"));
   EXPECT_THAT(
       Refusal([](auto* m) {
         m->mutable_response()->mutable_output_candidates()->set_top_n(2);
