@@ -26,7 +26,7 @@ TEST(ByteBudgetTest, RefusesARequestOverTheLimitUntilOthersEnd) {
   KVASIR_EXPECT_OK(budget->Take(100));
 }
 
-TEST(ByteBudgetTest, ARequestLargerThanTheLimitNeverFits) {
+TEST(ByteBudgetTest, ARequestLargerThanTheLimitIsRefusedWithNeverFits) {
   const auto budget = std::make_shared<ByteBudget>(100);
   const absl::Status refused = budget->Take(101).status();
   EXPECT_EQ(proto::RefusalOf(refused)->reason(), Refusal::NEVER_FITS);

@@ -116,7 +116,7 @@ TEST(AdmissionTest,
                        HasSubstr("the prompt is empty")));
 }
 
-TEST(AdmissionTest, IfTheWorkerReportsALimitForTheNumberOfSamplesItApplies) {
+TEST(AdmissionTest, ALimitForTheNumberOfSamplesThatTheWorkerReportsIsApplied) {
   CanonicalRequest request = NewRequest();
   request.sampling.set_n(17);
   EXPECT_THAT(

@@ -282,7 +282,7 @@ TEST(RequestFlowTest, ARequestWithAFinishedSampleIsNotSentToAnotherWorker) {
 }
 
 TEST(RequestFlowTest,
-     AWorkerThatExceedsMaxTokensIsResetAndTheRequestEndsWithInternal) {
+     AWorkerThatExceedsMaxTokensIsResetAndTheRequestEndsWithAnInternalError) {
   RequestFlow flow = NewFlow(2);
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnEvent(Tokens({7, 8, 9}, 0), At(2)).deliver);
@@ -353,7 +353,7 @@ TEST(RequestFlowTest, EventsOfASampleThatWasNotRequestedAreDropped) {
   EXPECT_FALSE(flow.OnEvent(Finish(1), At(2)).deliver);
 }
 
-TEST(RequestFlowTest, EventsAfterASamplesFinishAreDropped) {
+TEST(RequestFlowTest, EventsOfASampleThatHasFinishedAreDropped) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnEvent(Finish(), At(2)).deliver);

@@ -178,7 +178,8 @@ class RequestRouterTest : public ::testing::Test {
   std::unique_ptr<RouterCore> router_;
 };
 
-TEST_F(RequestRouterTest, TheWorkersEventsReachTheSinkUntilTheRequestEnds) {
+TEST_F(RequestRouterTest,
+       EventsOfTheWorkerReachTheRequestsSinkUntilTheRequestEnds) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink);
@@ -347,7 +348,7 @@ TEST_F(RequestRouterTest, AWorkerThatDiesMidStreamEndsTheRequest) {
   EXPECT_TRUE(workers_[1]->attempts().empty());
 }
 
-TEST_F(RequestRouterTest, ALostWorkerIsUsedAgainWhenItIsBack) {
+TEST_F(RequestRouterTest, ALostWorkerGetsRequestsAgainAfterItHasReconnected) {
   KVASIR_ASSERT_OK(Start(1));
   EXPECT_EQ(changes_, 1) << "ready";
   workers_[0]->Die();
@@ -361,7 +362,7 @@ TEST_F(RequestRouterTest, ALostWorkerIsUsedAgainWhenItIsBack) {
   Submit(std::make_shared<RecordingSink>());
 }
 
-TEST_F(RequestRouterTest, AReplicaIsConnectingUntilItIsReached) {
+TEST_F(RequestRouterTest, AReplicaHasTheStateConnectingUntilItIsReached) {
   Prepare(2);
   workers_[1]->SetReachable(false);
   KVASIR_ASSERT_OK(Start(2));
@@ -425,7 +426,7 @@ TEST_F(RequestRouterTest,
   }
 }
 
-TEST_F(RequestRouterTest, ACancelResetsTheWorkersCall) {
+TEST_F(RequestRouterTest, ACancelByTheClientResetsTheCallToTheWorker) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink);
@@ -664,7 +665,8 @@ TEST_F(RequestRouterTest, TheRouterStartsEvenIfAWorkerCannotBeReached) {
 }
 
 // One worker never answers. The start waits for it only for a limited time.
-TEST_F(RequestRouterTest, IfOneWorkerAnswersTheStartWaitsForOthersOnlyBriefly) {
+TEST_F(RequestRouterTest,
+       AfterOneWorkerHasAnsweredTheStartWaitsForOthersOnlyBriefly) {
   Prepare(2);
   workers_[1]->SetReachable(false);
   KVASIR_ASSERT_OK(Start(2, {}, absl::InfiniteDuration()));

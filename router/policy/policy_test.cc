@@ -79,7 +79,7 @@ TEST(PolicyTest, AReplicaWithMoreFreePagesIsPreferred) {
   EXPECT_EQ(Least(replicas), 1u);
 }
 
-TEST(PolicyTest, ASmallDifferenceInFreePagesDoesNotCount) {
+TEST(PolicyTest, ASmallDifferenceInFreePagesDoesNotDecideTheReplica) {
   std::vector<ReplicaView> replicas = {Idle(), Idle()};
   replicas[0].free_pages = 990;
   replicas[0].running = 1;

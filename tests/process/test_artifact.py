@@ -81,7 +81,7 @@ def artifact(tmp_path):
     return folder
 
 
-def test_inspect_reports_ranks_bytes_and_weights(artifact):
+def test_inspect_reports_the_latent_ranks_the_bytes_and_the_weights(artifact):
     report = json.loads(run("inspect", artifact, "--json").stdout)
     values = [side for side in report["layers"] if side["side"] == "value"]
     assert [side["rank"] for side in values] == [2 * RANK] * report["num_layers"]
@@ -352,7 +352,7 @@ def test_a_scale_around_0_has_at_least_four_ticks_that_do_not_overlap(
     assert all(above - below >= 24 for (_, above), (_, below) in zip(ticks, ticks[1:]))
 
 
-def test_a_compressed_checkpoint_runs(artifact):
+def test_perplexity_with_a_compressed_checkpoint_uses_the_bytes_that_inspect_reports(artifact):
     report = json.loads(
         run("perplexity", "--model", artifact, "--text", TINY / "evaluation.txt", "--window", "32",
             "--max-windows", "1", "--json").stdout

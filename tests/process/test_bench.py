@@ -56,7 +56,7 @@ def bench(command, *flags):
 
 
 @pytest.mark.parametrize("command", FIGURES)
-def test_each_benchmark_prints_one_object_of_figures_by_name(command):
+def test_each_benchmark_prints_one_json_object_with_named_figures(command):
     report = bench(command)
     # The few tokens of a quick request may all come in one message, and the cost of one more message is a difference of
     # two noisy times.

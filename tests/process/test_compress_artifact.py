@@ -123,7 +123,7 @@ def test_model_families_with_other_layers_and_tensor_names_are_compressed(compre
     ],
     ids=lambda m: "-".join(map(str, m)).replace("--", ""),
 )
-def test_a_plan_for_several_ranks_stores_no_part_of_the_cache_on_two_ranks(compress, tmp_path, method, tp):
+def test_a_plan_for_several_ranks_stores_no_keys_or_values_on_two_ranks(compress, tmp_path, method, tp):
     plan = tmp_path / "plan.json"
     done = compress("plan", "--model", TINY, "--method", *method, "--tp", tp, "--out", plan,
                     "--json", *FEW_TOKENS)
@@ -243,7 +243,7 @@ def test_a_prediction_is_copied_only_with_its_own_plan(compress, tmp_path):
 
 # The divergence of rotated 4-bit codes on one text is the limit for a plan. The plan must take fewer bytes, and it must
 # not diverge more on another text.
-def test_a_plan_for_a_divergence_keeps_it_on_another_text(compress, tmp_path):
+def test_a_plan_for_a_target_divergence_stays_within_it_on_another_text(compress, tmp_path):
     words = (TINY / "evaluation.txt").read_text()
     texts = [tmp_path / "one.txt", tmp_path / "two.txt"]
     texts[0].write_text(words[:len(words) // 2])
@@ -515,7 +515,7 @@ def test_an_output_that_exists_or_cannot_be_written_is_refused(compress, tmp_pat
     assert tree(tmp_path) == ["file", "out", "out/thesis.tex"]
 
 
-def test_a_full_disk_is_reported_and_nothing_is_left(tmp_path):
+def test_a_full_disk_is_reported_and_no_output_is_left(tmp_path):
     """A limit on file sizes makes writes fail, as a full disk does."""
 
     def no_large_files():
@@ -633,7 +633,7 @@ def test_evaluate_refuses_missing_models_short_texts_and_invalid_paths(compress,
     refused(compress(*evaluate, ok=False), "candidate", code=2)
 
 
-def test_evictions_are_checked_before_the_teachers_pass(compress, tmp_path):
+def test_settings_of_eviction_are_checked_before_the_teacher_is_evaluated(compress, tmp_path):
     evaluate = ["evaluate", "--quiet", "--teacher", TINY, "--text", TINY / "evaluation.txt",
                 "--windows", 2, "--window-tokens", 64]
     done = compress(*evaluate, TINY, "per-token:k4,v4,window=32", "--eviction", "none,h2o",
@@ -735,7 +735,7 @@ def test_a_plan_with_only_eviction_has_the_requested_bits_of_keys_and_values(com
             "--key-bits and --value-bits cannot be used with --evict-from", code=2)
 
 
-def test_bytes_per_token_include_what_eviction_stores(compress, tmp_path):
+def test_the_budget_of_bytes_per_token_includes_the_metadata_of_eviction(compress, tmp_path):
     plan = ["plan", "--quiet", "--model", TINY, "--method", "uniform", "--kv-bytes-per-token",
             2048, "--eviction", "q-hitter", "--json"]
     assert 1900 < json.loads(compress(*plan).stdout)["kv_bytes_per_token"] <= 2048

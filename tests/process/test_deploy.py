@@ -399,7 +399,7 @@ def test_a_pod_has_enough_time_to_finish_its_drain(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_routers_name_every_worker_that_may_exist(rendered, overlay):
+def test_the_settings_of_routers_list_every_worker_that_may_exist(rendered, overlay):
     resources = rendered[overlay]
     kind = "LeaderWorkerSet" if overlay in GROUPED else "StatefulSet"
     workers = find(resources, kind, "kvasir-worker")["spec"]

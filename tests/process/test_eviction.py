@@ -221,7 +221,7 @@ def test_generation_continues_beyond_the_length_of_the_model_until_it_is_stopped
     (["--eviction", "h2o", "--eviction-budget", "256", "--kv-plan", "rotated-4bit",
       "--eviction-rolling"], "HADAMARD_ONLINE mixes channels after the rotation"),
 ])
-def test_an_endless_stream_without_bounded_memory_is_refused(flags, named):
+def test_generation_without_end_is_refused_unless_eviction_bounds_its_memory(flags, named):
     done = run("generate", "--model", TINY, "--prompt", "Once", "--stream-forever", *flags,
                check=False)
     assert done.returncode == 1 and named in done.stderr

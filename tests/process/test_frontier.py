@@ -86,7 +86,7 @@ def test_row_names_are_unique_and_claims_and_charts_use_only_measured_rows():
     assert set(settings.QUICK.rows()) < set(settings.FULL.rows()) == set(settings.ROWS)
 
 
-def test_the_targets_can_be_judged_under_the_small_budget():
+def test_a_quick_run_measures_the_rows_of_the_most_important_claims():
     quick = {SHORT: settings.QUICK.rows(), LONG: settings.QUICK.long_rows()}
     found = {claim.name for claim in settings.CLAIMS
              if claim.left in quick[claim.tokens] and claim.right in quick[claim.tokens]}
@@ -249,7 +249,7 @@ def luminance(colour):
 
 
 @pytest.mark.parametrize("ground", ["#ffffff", "#0f172a"])
-def test_colours_stand_out_from_light_and_dark(ground):
+def test_chart_colours_contrast_with_light_and_dark_backgrounds(ground):
     for colour in (one for group in chart.FRONTIER_COLOURS for one in group):
         high, low = sorted((luminance(colour), luminance(ground)), reverse=True)
         assert (high + 0.05) / (low + 0.05) >= 3, colour
@@ -409,7 +409,7 @@ def evaluated(calls):
     return total
 
 
-def test_a_run_writes_its_part_and_its_charts_and_a_second_one_measures_nothing(bench):
+def test_a_run_writes_its_section_and_charts_and_a_second_run_measures_nothing(bench):
     done = bench.run()
     assert done.returncode == 0, done.stderr
     calls = bench.calls()
@@ -458,7 +458,7 @@ def test_an_interrupted_run_continues_at_the_row_where_it_stopped(bench):
     assert f"{rows - 1} of its {rows} rows so far" in bench.page.read_text()
 
 
-def test_a_row_that_is_the_plans_own_choice_is_not_measured_twice(bench):
+def test_a_row_that_equals_the_plans_own_settings_is_not_measured_twice(bench):
     own = settings.STORAGE[3]  # keeps 4 sinks
     same = settings.with_exact(own, settings.SINKS)
     other = settings.with_exact(own, settings.RECENT)

@@ -262,7 +262,7 @@ def test_only_a_gateway_with_permission_may_set_the_tenant_header(served):
             infer(channel, served.model, (("x-tenant-id", "blue"),))
 
 
-def test_concurrent_requests_and_their_bytes_are_limited(served):
+def test_concurrent_requests_of_a_tenant_and_their_bytes_are_limited(served):
     with served.channel(token_of("one")) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         running = stub.ModelStreamInfer(iter([streamed(served.model, LONG)]), timeout=120)
@@ -343,7 +343,7 @@ def test_prefixes_are_shared_within_a_tenant_and_between_tenants_that_opted_in(s
     assert hits("both-2") > 0, "both tenants opted in"
 
 
-def test_certificates_name_tenants_and_must_agree_with_tokens(tmp_path):
+def test_a_certificate_identifies_its_tenant_and_must_agree_with_the_token(tmp_path):
     with serving(tmp_path, TENANTS, "--tls-client-ca", tmp_path / "ca.pem", anonymous={}) as server:
         with server.channel(certificate="gate") as channel:
             assert server.who_asked(infer(channel, server.model, (("x-tenant-id", "acme"),))) == ("acme", "gate.example")
@@ -381,7 +381,7 @@ def test_no_token_is_accepted_without_tls(tmp_path):
                 infer(channel, server.model, (("x-tenant-id", "listed"),))
 
 
-def test_a_change_of_the_file_fails_no_request_and_a_removed_tenant_is_refused(tmp_path):
+def test_a_change_of_the_identities_file_fails_no_request_and_refuses_a_removed_tenant(tmp_path):
     tenants = without_certificates(TENANTS)
     with serving(tmp_path, tenants) as server:
         def reads(result):
@@ -443,7 +443,7 @@ def test_an_admin_port_open_to_other_machines_requires_a_token_with_the_role_adm
         assert (line["tenant"], line["caller"]) == ("operator", "operator-laptop")
 
 
-def test_the_example_of_the_operations_page_works_as_printed(tmp_path):
+def test_the_example_of_identities_in_the_operations_page_works_as_printed(tmp_path):
     page = (ROOT / "docs/operations.md").read_text()
     section = page[page.index("## Who may call"):page.index("## Change versions")]
     (token,) = re.findall(r"^\$ kvasir token --label laptop\n(\S+)$", section, re.MULTILINE)
@@ -458,7 +458,7 @@ def test_the_example_of_the_operations_page_works_as_printed(tmp_path):
         assert server.who_asked(infer(channel, server.model)) == ("research", "laptop")
 
 
-def test_a_token_that_the_program_makes_grants_what_its_entry_says(tmp_path):
+def test_the_token_command_prints_a_token_and_the_entry_that_accepts_it(tmp_path):
     made = json.loads(run("token", "--label", "laptop", "--valid-for", "1h", "--json").stdout)
     token, of_token = made["token"], made["entry"]
     assert re.fullmatch(r"[A-Za-z0-9_-]{43}", token)

@@ -282,7 +282,7 @@ def test_the_standard_grpc_health_service_reports_serving(server):
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_statistics_count_requests(server, client):
+def test_the_statistics_of_a_model_count_its_requests(server, client):
     model = server.ready["model"]
 
     def count():
@@ -486,7 +486,7 @@ def test_a_stop_request_ends_the_request_with_its_id(server):
     assert last["long"] == b"abort"
 
 
-def test_a_stop_request_without_a_running_request_is_answered(server):
+def test_a_stop_request_for_an_id_that_is_not_running_is_answered(server):
     with Stream(server) as stream:
         stream.send(vllm("abc", **greedy(max_tokens=2)), "a")
         stream.answers()

@@ -338,7 +338,7 @@ def test_evaluate_adds_exact_tokens_to_a_checkpoint(artifacts, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["joint-4", "palu-3", "rap-4", "commuting", "svdq", "palu-2-exact"])
-def test_a_compressed_model_generates(artifacts, name):
+def test_generate_produces_text_with_a_compressed_model(artifacts, name):
     assert generated(artifacts[name][0]).strip()
 
 
@@ -351,7 +351,7 @@ def test_a_server_answers_as_generate_does(artifacts):
     assert (text, reason, tokens) == (generated(folder), "length", 8)
 
 
-def test_the_next_turn_of_a_chat_continues_from_its_exact_window(artifacts):
+def test_the_next_turn_of_a_chat_reuses_cached_pages_and_the_window_of_exact_tokens(artifacts):
     folder = artifacts["palu-2-exact"][0]
     turns = []
     for flag in ("--prefix-caching", "--no-prefix-caching"):

@@ -71,7 +71,7 @@ def judge(text, names, several_ranks=False):
     assert labels == {name: {frozenset(FAMILIES.labels(name, several_ranks))} for name in names}
 
 
-def test_the_server_exports_exactly_the_families_of_the_catalogue(server):
+def test_the_server_exports_exactly_the_metrics_of_the_catalogue(server):
     families = exported(server.metrics_text())
     wanted = FAMILIES.exported("worker", vllm=True) | FAMILIES.exported("router")
     assert not wanted & RANKS
@@ -79,17 +79,17 @@ def test_the_server_exports_exactly_the_families_of_the_catalogue(server):
     assert wanted - families == set()
 
 
-def test_families_have_the_types_and_labels_of_the_catalogue(server):
+def test_metrics_have_the_types_and_labels_that_the_catalogue_lists(server):
     judge(server.metrics_text(), FAMILIES.families.keys() - RANKS)
 
 
-def test_a_leader_exports_the_families_of_workers_routers_and_ranks(group):
+def test_a_leader_exports_the_metrics_of_workers_routers_and_ranks(group):
     text = group.metrics_text()
     assert exported(text) == FAMILIES.exported("worker", vllm=True) | FAMILIES.families.keys()
     judge(text, FAMILIES.families.keys(), several_ranks=True)
 
 
-def test_a_rank_exports_the_families_of_ranks(group):
+def test_a_rank_exports_the_metrics_that_the_catalogue_lists_for_ranks(group):
     leader, other = group.ready["ranks"]
     assert (leader["rank"], leader["metrics"], leader["pid"]) == (0, group.ready["metrics"], group.pid)
     text = text_of(other["metrics"])

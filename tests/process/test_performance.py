@@ -88,7 +88,7 @@ def attention_row(**others):
             "bytes_ratio": 1.0, "footprint_bytes": 3e9} | others
 
 
-def test_a_machine_that_reports_no_cache_size_has_a_page():
+def test_the_performance_page_can_be_written_if_the_cpu_reports_no_cache_size():
     with_one = page.attention({"attention": {"rows": [
         attention_row(footprint_over_llc=4.5), attention_row(footprint_over_llc=9.0)]}})
     assert with_one.endswith("together are 4.5 times the last-level cache or more.")

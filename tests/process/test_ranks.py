@@ -353,7 +353,7 @@ def zero_rows(folder, tensor, first, count):
     file.write_bytes(data)
 
 
-def test_weights_that_differ_on_one_rank_change_the_name_of_the_model(tmp_path):
+def test_changed_weights_of_one_rank_change_the_answers_of_the_group(tmp_path):
     """No rank reads the weights of others, so the name of the group's weights must reflect those of every rank."""
     changed = tmp_path / "changed"
     changed.mkdir()

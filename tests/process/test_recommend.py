@@ -94,7 +94,7 @@ def test_other_options_or_another_model_give_another_folder(tree):
     assert len(folders) == 3
 
 
-def test_a_failed_run_reports_the_reason_and_leaves_nothing(tree):
+def test_a_failed_run_reports_the_reason_and_leaves_no_folder(tree):
     code, _, error = tree.recommend("tiny")
     assert code == 2 and "nothing is recommended for 'tiny'" in error
     tree.compress.write_text("#!/bin/sh\nexit 1\n")

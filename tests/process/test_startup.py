@@ -75,7 +75,7 @@ def test_a_client_cannot_choose_the_device_of_its_server():
 
 
 @pytest.mark.parametrize("share", ["0", "1.01", "-1", "x"])
-def test_a_share_of_a_gpus_memory_is_above_0_and_at_most_1(share):
+def test_a_share_of_gpu_memory_must_be_above_0_and_at_most_1(share):
     assert "--gpu-memory-utilization" in refused("serve", "--model", TINY, "--gpu-memory-utilization", share)
 
 
@@ -129,7 +129,7 @@ def test_a_router_without_a_tokenizer_suggests_token_ids():
     ("<|im_start|>{{ message['role'] }}", r"--prompt $'<|im_start|>user\n"),
     ("{{ message['content'] }}", '--prompt "It was'),
 ])
-def test_the_example_for_a_chat_model_has_a_question_in_its_markup(tmp_path, template, hint):
+def test_the_example_request_in_the_log_uses_the_chat_template_of_the_model(tmp_path, template, hint):
     for file in TINY.iterdir():
         if file.name != "tokenizer_config.json":
             (tmp_path / file.name).symlink_to(file)
@@ -215,7 +215,7 @@ def test_print_config_shows_flags_environment_and_defaults(monkeypatch):
     assert "default-max-tokens=" in text
 
 
-def test_a_config_file_is_read_and_flags_win(tmp_path):
+def test_a_config_file_is_read_and_flags_override_it(tmp_path):
     config = tmp_path / "kvasir.toml"
     config.write_text('[serve]\nmax-num-seqs = 7\nmax-queue = 9\n')
     text = run("--config", config, "serve", "--model", TINY, "--max-queue", "11",
@@ -333,7 +333,7 @@ def test_sigterm_finishes_running_requests_and_exits_0():
         assert server.process.wait(timeout=60) == 0
 
 
-def test_a_stalled_engine_ends_the_process_with_a_failure_and_its_plan():
+def test_a_stalled_engine_ends_the_process_with_an_error_that_shows_its_step():
     # No step is that fast, so the warm-up stalls.
     done = run("serve", "--model", TINY, "--watchdog", "1us", "--grpc-port", "0",
                *OPERATOR_PORTS, check=False, timeout=60)
@@ -356,7 +356,7 @@ def test_a_second_signal_ends_a_drain_at_once():
         stream.close(cancel=True)
 
 
-def test_a_tool_can_be_interrupted():
+def test_sigint_ends_the_perplexity_command_at_once():
     tool = subprocess.Popen(
         [str(BINARY), "perplexity", "--model", str(TINY), "--text", str(TINY / "evaluation.txt"),
          "--window", "1024"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,

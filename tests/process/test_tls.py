@@ -339,7 +339,7 @@ def test_the_start_fails_with_the_name_of_a_key_that_does_not_match_its_certific
     assert f"--tls-key {pair_of(authority, 'client')}: is not the key of --tls-cert" in done.stderr
 
 
-def test_commands_ignore_the_web_proxy_of_the_environment(authority):
+def test_commands_ignore_the_http_proxy_variables_of_the_environment(authority):
     own = pair_of(authority, "router")
     # Nothing listens at that port.
     proxied = {**os.environ, "http_proxy": "http://127.0.0.1:1", "grpc_proxy": "http://127.0.0.1:1"}

@@ -51,7 +51,7 @@ def gateway(server):
         yield process
 
 
-def test_a_streamed_chat_equals_the_whole_answer(gateway):
+def test_a_streamed_chat_answer_equals_one_that_is_not_streamed(gateway):
     status, whole = gateway.chat("Once upon a time", max_tokens=12, ignore_eos=True)
     assert status == 200, whole
     assert whole["choices"][0]["finish_reason"] == "length"
@@ -123,7 +123,7 @@ def test_a_cache_salt_separates_prompts_in_the_prefix_cache(gateway, server):
     assert hits(cache_salt="b") == 0
 
 
-def test_a_full_server_answers_too_many_requests():
+def test_requests_to_a_full_server_get_http_status_429():
     with KvasirProcess("serve", "--max-model-len", "512", "--max-num-seqs", "1",
                        "--max-queue", "0", "--max-inflight", "1", *NO_AGEING) as server:
         with Gateway(server, "--disable-retries") as gateway:

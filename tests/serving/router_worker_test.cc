@@ -166,7 +166,7 @@ TEST_F(RouterWorkerTest, TheWorkerReceivesTheWholeRequestAndItsTokensComeBack) {
             absl::Seconds(2));
 }
 
-TEST_F(RouterWorkerTest, APromptOfTheLongestLengthReachesTheWorker) {
+TEST_F(RouterWorkerTest, APromptOfTheLargestAllowedLengthReachesTheWorker) {
   KVASIR_ASSERT_OK(Start(1));
   std::vector<int32_t> ids(99998);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 7);
@@ -346,7 +346,7 @@ TEST_F(RouterWorkerTest,
 }
 
 TEST_F(RouterWorkerTest,
-       AConnectionWithoutMessagesIsNotClosedForItsKeepalivePings) {
+       AConnectionWithoutMessagesIsNotClosedBecauseOfKeepalivePings) {
   // The defaults, 5 s between pings and 4 s for an answer, are scaled down.
   // gRPC itself pings at most once a second, and the worker tolerates two pings
   // that come too early.

@@ -359,7 +359,7 @@ TEST_F(KserveResponseTest, StreamedTokenIdsHaveBatchShapesAndNoEndToken) {
 }
 
 TEST_F(KserveResponseTest,
-       TokenIdsInOneResponseBeginWithThePromptUnlessExcluded) {
+       TokenIdsOfAnAnswerThatIsNotStreamedBeginWithThePromptUnlessExcluded) {
   KserveAnswer with = Answer(Tokens(false));
   with.OnTokens(Ids({5}));
   with.OnFinish(Finish());

@@ -50,7 +50,7 @@ class KserveServiceTest : public FacadeServerTest {
   std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
 };
 
-TEST_F(KserveServiceTest, DescribesServerAndModels) {
+TEST_F(KserveServiceTest, ReturnsMetadataOfTheServerAndItsModels) {
   grpc::ClientContext a, b, c, d, e;
   inference::ServerLiveResponse live;
   ASSERT_TRUE(stub_->ServerLive(&a, {}, &live).ok());
@@ -72,7 +72,7 @@ TEST_F(KserveServiceTest, DescribesServerAndModels) {
   EXPECT_FALSE(model.ready());
 }
 
-TEST_F(KserveServiceTest, ConfigurationNamesOnlyTensorsOfTheMetadata) {
+TEST_F(KserveServiceTest, TheModelConfigurationListsTheTensorsOfTheMetadata) {
   grpc::ClientContext a, b, c;
   inference::ModelMetadataRequest metadata_request;
   metadata_request.set_name("tiny");

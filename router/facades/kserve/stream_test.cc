@@ -263,7 +263,8 @@ TEST_F(KserveStreamTest, AHalfCloseWithoutRequestsEndsAtOnce) {
   EXPECT_EQ(sink_.end, absl::OkStatus());
 }
 
-TEST_F(KserveStreamTest, RequestsRunConcurrentlyAndTakeTurns) {
+TEST_F(KserveStreamTest,
+       RequestsOfAStreamRunConcurrentlyAndTheirResponsesTakeTurns) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -278,7 +279,7 @@ TEST_F(KserveStreamTest, RequestsRunConcurrentlyAndTakeTurns) {
   EXPECT_THAT(Written(), ElementsAre("a:1", "b:4", "a:23"));
 }
 
-TEST_F(KserveStreamTest, AResetCancelsEveryRequest) {
+TEST_F(KserveStreamTest, AResetOfTheStreamCancelsAllItsRequests) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -457,7 +458,7 @@ TEST_F(KserveStreamTest,
   EXPECT_FALSE(Engine(0)->cancelled());
 }
 
-TEST_F(KserveStreamTest, AStopStringCancelsTheEngine) {
+TEST_F(KserveStreamTest, AStopStringCancelsTheEnginesRequest) {
   Start();
   Send(Vllm("a").Text("sampling_parameters", R"({"stop": ["END"]})"));
   Engine(0)->Emit("xEND and more");
@@ -491,7 +492,7 @@ TEST_F(KserveStreamTest, TheCallOfASlowReaderIsResetAtTheLimitOfWaitingBytes) {
 }
 
 TEST_F(KserveStreamTest,
-       WaitingAnswersThatAreNotStreamedDoNotCountAsASlowReader) {
+       AnswersThatAreNotStreamedDoNotCountInTheLimitOfWaitingBytes) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   Start();
   for (const char* id : {"a", "b", "c"}) {

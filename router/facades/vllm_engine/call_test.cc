@@ -118,7 +118,7 @@ TEST_F(VllmEngineCallTest,
   EXPECT_EQ(by_index[1].finish_reason(), "length");
 }
 
-TEST_F(VllmEngineCallTest, SamplesAreStreamedInTurn) {
+TEST_F(VllmEngineCallTest, TokensOfSeveralSamplesAreStreamedInTurn) {
   GenerateRequest message = Message(true);
   message.mutable_sampling_params()->set_n(2);
   Send(message);

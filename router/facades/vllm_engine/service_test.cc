@@ -74,7 +74,8 @@ TEST_F(VllmEngineServiceTest, AGenerateCallStreamsItsTokensAndEndsOk) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-TEST_F(VllmEngineServiceTest, AbortEndsARequestOfItsOwnTenantAndIsIdempotent) {
+TEST_F(VllmEngineServiceTest,
+       AnAbortEndsARequestOfTheCallersTenantAndMayBeRepeated) {
   Start();
   grpc::ClientContext context;
   const auto reader = stub_->Generate(&context, Message("r1"));
@@ -116,7 +117,7 @@ TEST_F(VllmEngineServiceTest, AnAbortOfTooManyIdsIsRefused) {
             "request_ids: want at most 1024 ids, have 1025");
 }
 
-TEST_F(VllmEngineServiceTest, AResetCancelsTheRequest) {
+TEST_F(VllmEngineServiceTest, AResetOfTheCallCancelsTheRequest) {
   Start();
   grpc::ClientContext context;
   const auto reader = stub_->Generate(&context, Message("r1"));
@@ -190,7 +191,8 @@ TEST_F(VllmEngineServiceTest,
   EXPECT_EQ(hash, base::Sha256Hex(zip));
 }
 
-TEST_F(VllmEngineServiceTest, TheTokenizerIsServedOnlyIfItIsShared) {
+TEST_F(VllmEngineServiceTest,
+       TheTokenizersFilesAreServedOnlyIfSharingIsTurnedOn) {
   Start(/*shares_tokenizer=*/false);
   grpc::ClientContext context;
   const auto reader = stub_->GetTokenizer(&context, {});

@@ -153,7 +153,7 @@ TEST_F(VllmInferenceCallTest, AnAnswerThatIsNotStreamedIsOneResponseAtTheEnd) {
   EXPECT_EQ(writer_.writes[0].prompt_info().num_prompt_tokens(), 2);
 }
 
-TEST_F(VllmInferenceCallTest, SamplesAreStreamedInTurn) {
+TEST_F(VllmInferenceCallTest, TokensOfSeveralSamplesAreStreamedInTurn) {
   GenerateRequest message = Message();
   message.mutable_sampling()->set_num_sequences(2);
   Send(message);
@@ -372,7 +372,8 @@ ModelStatus Served(const std::string& name) {
   return model;
 }
 
-TEST(VllmInferenceModelsTest, DescribesTheFieldsThatClientsRequire) {
+TEST(VllmInferenceModelsTest,
+     TheModelDescriptionHasTheFieldsThatClientsRequire) {
   const auto info = ControlServerInfoOf(Served("a"), "1.2.3");
   KVASIR_ASSERT_OK(info);
   EXPECT_EQ(info->api_version(), "vllm");

@@ -94,7 +94,7 @@ TEST_F(VllmInferenceServiceTest, AModelThatIsNotServedIsNotFound) {
             grpc::StatusCode::NOT_FOUND);
 }
 
-TEST_F(VllmInferenceServiceTest, AResetCancelsTheRequest) {
+TEST_F(VllmInferenceServiceTest, AResetOfTheCallCancelsTheRequest) {
   grpc::ClientContext context;
   const auto reader = stub_->GenerateStream(&context, Message("r1"));
   const auto request = router_.WaitFor(0);
@@ -104,7 +104,7 @@ TEST_F(VllmInferenceServiceTest, AResetCancelsTheRequest) {
   request->Done(absl::CancelledError("cancelled"));
 }
 
-TEST_F(VllmInferenceServiceTest, AbortEndsARequestAndIsIdempotent) {
+TEST_F(VllmInferenceServiceTest, AnAbortEndsARequestAndMayBeRepeated) {
   grpc::ClientContext context;
   const auto reader = stub_->GenerateStream(&context, Message("r1"));
   const auto request = router_.WaitFor(0);
@@ -135,7 +135,7 @@ TEST_F(VllmInferenceServiceTest, ARefusedStreamEndsWithAStatusAndNoResponse) {
             grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
-TEST_F(VllmInferenceServiceTest, DescribesServerAndModel) {
+TEST_F(VllmInferenceServiceTest, TheServiceDescribesItsServerAndItsModel) {
   vllm::ServerInfo server;
   grpc::ClientContext c1;
   ASSERT_TRUE(control_->GetServerInfo(&c1, {}, &server).ok());

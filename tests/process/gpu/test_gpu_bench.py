@@ -55,7 +55,7 @@ def check(programs, driver, stage):  # noqa: F811
 
 @needs_bench
 @pytest.mark.skipif(FAKE_NCCL is None, reason="this build has no NCCL of tests")
-def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver, monkeypatch):  # noqa: F811
+def test_the_gpu_benchmark_measures_every_row_on_the_emulated_gpu(programs, driver, monkeypatch):  # noqa: F811
     monkeypatch.setenv("KVASIR_NCCL_LIBRARY", FAKE_NCCL)
     said, program = check(programs, driver, "bench")
     figures = program["figures"]
@@ -104,7 +104,7 @@ def test_a_wrong_request_is_answered_with_an_error_and_the_next_one_is_served():
 
 
 @needs_bench
-def test_the_serve_stage_passes_on_the_emulated_device(programs, driver):  # noqa: F811
+def test_the_serve_stage_passes_on_the_emulated_gpu(programs, driver):  # noqa: F811
     said, program = check(programs, driver, "serve")
     assert [(test["name"], test["status"]) for test in program["tests"]] == [
         ("serve.dense-bf16", "passed"), ("serve.rotated-4bit", "passed")]
@@ -121,7 +121,7 @@ def test_a_server_that_does_not_start_fails_with_its_error(programs):
 
 # ---------------------------------------------------- time and unserved cases
 
-def test_an_all_reduce_needs_two_gpus(tmp_path):
+def test_the_all_reduce_benchmark_needs_two_gpus(tmp_path):
     stand_in = StandIn(0)
     stand_in.facts = {**StandIn.facts, "gpus": 1}
     run = gpu_bench.Run(types.SimpleNamespace(quick=False, json=tmp_path / "report.json"), stand_in, gpu_bench.NoTorch("a test"))
@@ -293,7 +293,7 @@ def test_prefill_is_rated_by_the_speed_of_mma_and_rows_out_of_time_are_named(tmp
     assert run.out_of_time[0] == "prefill.llama-3-8b.dense-8bit.c8192"
 
 
-def test_the_stage_fails_without_time_for_all_rows_of_a_shape(tmp_path):
+def test_the_stage_fails_if_its_time_ends_before_all_rows_of_one_shape(tmp_path):
     report, no_time, _ = run_with(100, tmp_path)
     assert no_time[0].startswith("attention.llama-3-8b.") and no_time[-1] == "attention.llama-2-7b.b1.c4096"
     failed, = (test for test in report["tests"] if test["status"] == "failed")
@@ -313,7 +313,7 @@ def test_a_request_that_takes_too_long_is_given_up(tmp_path):
     assert bench.is_over() and bench.close() == 0 and bench.process.returncode == -9
 
 
-def test_a_bench_that_dies_fails_the_remaining_rows_by_name(tmp_path):
+def test_if_the_benchmark_program_dies_each_remaining_row_is_reported_as_failed(tmp_path):
     program = tmp_path / "bin/bench_gpu"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nread line\necho '" + json.dumps(StandIn.facts) + "'\nread line\nexit 7\n")
@@ -334,7 +334,7 @@ def test_a_bench_that_dies_fails_the_remaining_rows_by_name(tmp_path):
     assert not run.whole_shapes
 
 
-def test_a_case_that_a_back_end_does_not_serve_is_reported_once_without_warnings(capsys):
+def test_a_case_that_a_backend_does_not_support_is_reported_only_once(capsys):
     def refused():
         warnings.warn("Memory efficient kernel not used because:", UserWarning)
         raise RuntimeError("No available kernel. Aborting execution.\nand more")

@@ -51,7 +51,7 @@ def configure(tmp_path):
     return go
 
 
-def test_an_nvcc_of_another_release_is_refused_by_name(configure, tmp_path):
+def test_the_error_for_an_nvcc_of_another_release_names_it(configure, tmp_path):
     for release in ("11.8", "12.9", "14.0"):
         old = put_nvcc(tmp_path / release / "nvcc", release)
         assert configure(path=old.parent)[:2] == ("", f"nvcc {release}, {WANT}")
@@ -82,7 +82,7 @@ def test_kvasir_cuda_accepts_every_word_that_cmake_accepts_for_on(configure, on)
     assert f"KVASIR_CUDA={on}: nvcc is not on PATH" in configure(f"-DKVASIR_CUDA={on}")[2]
 
 
-def test_the_builds_own_toolkit_has_priority_over_path(configure, tmp_path):
+def test_the_cuda_toolkit_in_the_build_folder_has_priority_over_the_one_on_path(configure, tmp_path):
     machines = put_nvcc(tmp_path / "bin/nvcc", "11.8")
     own = put_nvcc(tmp_path / "build/cuda-toolkit/nvidia/cu13/bin/nvcc", "13.0")
     assert configure(path=machines.parent)[0] == str(own)
