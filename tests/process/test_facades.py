@@ -224,7 +224,8 @@ def bad_requests(facade, message, server):
 @facades
 @pytest.mark.parametrize(
     "what", ["wrong value", "not built", "too long", "no message", "unknown field", "unknown model"])
-def test_every_refused_request_has_its_status_code_and_is_logged_and_counted_once(server, channel, message, facade, what):
+def test_every_refused_request_has_its_status_code_and_is_logged_and_counted_once(
+        server, channel, message, facade, what):
     cases = bad_requests(facade, message, server)
     if what not in cases:
         pytest.skip(f"{facade.log} has no such case")

@@ -276,7 +276,8 @@ def test_certificates_that_are_replaced_under_load_lose_no_call(authority, tmp_p
                 assert refused == 0
 
 
-def test_a_changed_file_of_certificate_authorities_decides_which_clients_are_accepted(authority, tmp_path, tmp_path_factory):
+def test_a_changed_file_of_certificate_authorities_decides_which_clients_are_accepted(
+        authority, tmp_path, tmp_path_factory):
     """First the file has the old authority, then both, then only the new one."""
     new = Authority(tmp_path_factory.mktemp("new"))
     theirs = new.sign("client", "DNS:client.kvasir").read_bytes()
