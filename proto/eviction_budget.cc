@@ -17,10 +17,11 @@ absl::StatusOr<EvictionBudget> ParseEvictionBudget(absl::string_view text) {
       budget.ratio <= 1) {
     return budget;
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", text,
-                   "' is not an eviction budget: give a number of slots (256) "
-                   "or a share of the prompt above 0 and at most 1 (0.2)"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "'", text,
+      "' is not an eviction budget: give a number of cache slots to keep "
+      "(for example 256) or a share of the prompt above 0 and at most 1 "
+      "(for example 0.2)"));
 }
 
 std::string EvictionBudgetText(const EvictionBudget& budget) {

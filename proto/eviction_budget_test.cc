@@ -8,7 +8,7 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(EvictionBudgetTest, ParsesANumberOfSlotsOrAShare) {
+TEST(EvictionBudgetTest, ParsesANumberOfSlotsOrAShareOfThePrompt) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionBudget slots,
                               ParseEvictionBudget("256"));
   EXPECT_EQ(slots, (EvictionBudget{.tokens = 256}));

@@ -56,8 +56,8 @@ absl::StatusOr<TokenBytes> TokenBytes::FromOwned(
     absl::string_view bytes, std::shared_ptr<const void> owner) {
   if (bytes.size() % kBytesPerTokenId != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the token ids have ", bytes.size(),
-                     " bytes, want a multiple of ", kBytesPerTokenId));
+        absl::StrCat("the list of token ids has ", bytes.size(),
+                     " bytes, but must have a multiple of ", kBytesPerTokenId));
   }
   return TokenBytes(bytes, std::move(owner));
 }

@@ -13,26 +13,26 @@ using base::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(TokenBytesTest, IdsAreLittleEndian) {
+TEST(TokenBytesTest, TokenIdsAreStoredInLittleEndianOrder) {
   const TokenBytes tokens = TokenBytes::FromIds({0x01020304, 7});
   EXPECT_EQ(tokens.bytes(), absl::string_view("\4\3\2\1\7\0\0\0", 8));
   EXPECT_THAT(tokens.ToIds(), ElementsAre(0x01020304, 7));
 }
 
-TEST(TokenBytesTest, IdsOfTheWholeInt32RangeAreKept) {
+TEST(TokenBytesTest, EveryInt32ValueIsStoredUnchangedAsATokenId) {
   const int32_t max = std::numeric_limits<int32_t>::max();
   EXPECT_THAT(TokenBytes::FromIds({0, max, -1}).ToIds(),
               ElementsAre(0, max, -1));
 }
 
-TEST(TokenBytesTest, CopiesShareTheBytes) {
+TEST(TokenBytesTest, CopiesOfTokenBytesShareOneBuffer) {
   const TokenBytes a = TokenBytes::FromIds({1, 2, 3});
   const TokenBytes b = a;
   EXPECT_EQ(a.bytes().data(), b.bytes().data());
   EXPECT_EQ(b.owner().use_count(), 2);
 }
 
-TEST(TokenBytesTest, AdoptingIdsCopiesNothing) {
+TEST(TokenBytesTest, AdoptingAVectorOfTokenIdsDoesNotCopyIt) {
   std::vector<int32_t> ids = {0x01020304, 7};
   const void* const where = ids.data();
   const TokenBytes tokens = TokenBytes::Adopt(std::move(ids));
@@ -50,7 +50,7 @@ TEST(TokenBytesTest, AppendToReusesTheCapacityOfTheVector) {
   EXPECT_THAT(TokenBytes().AppendTo({5}), ElementsAre(5));
 }
 
-TEST(TokenBytesTest, AListWithoutIdsIsEmpty) {
+TEST(TokenBytesTest, TokenBytesWithoutIdsAreEmpty) {
   EXPECT_TRUE(TokenBytes().empty());
   EXPECT_TRUE(TokenBytes::FromIds({}).empty());
 }
@@ -58,10 +58,10 @@ TEST(TokenBytesTest, AListWithoutIdsIsEmpty) {
 TEST(TokenBytesTest, RefusesBytesWhoseNumberIsNotAMultipleOfFour) {
   EXPECT_THAT(TokenBytes::FromBytes("12345"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("5 bytes, want a multiple of 4")));
+                       HasSubstr("5 bytes, but must have a multiple of 4")));
 }
 
-TEST(TokenBytesTest, AppendingGrowsTheSameEncoding) {
+TEST(TokenBytesTest, IdsAppendedInSeveralCallsParseAsOneList) {
   std::string emitted;
   AppendTokenBytes({5}, &emitted);
   AppendTokenBytes({6, 7}, &emitted);

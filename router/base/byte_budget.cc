@@ -19,9 +19,9 @@ absl::StatusOr<std::shared_ptr<ByteShare>> ByteBudget::Take(
   const auto reason = bytes > limit ? kvasir::v1::Refusal::NEVER_FITS
                                     : kvasir::v1::Refusal::RETRY_ELSEWHERE;
   return proto::RefusedError(
-      reason,
-      absl::StrCat(words_.whose, " hold ", before, " bytes of ", limit, " (",
-                   words_.setting, "), this request needs ", bytes));
+      reason, absl::StrCat(words_.whose, " hold ", before, " of at most ",
+                           limit, " bytes (", words_.setting,
+                           "), and this request needs ", bytes, " more"));
 }
 
 }  // namespace kvasir::router

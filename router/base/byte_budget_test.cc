@@ -16,7 +16,7 @@ TEST(ByteBudgetTest, RefusesARequestOverTheLimitUntilOthersEnd) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first, budget->Take(60));
   const absl::Status refused = budget->Take(41).status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
-                                AllOf(HasSubstr("60 bytes of 100"),
+                                AllOf(HasSubstr("60 of at most 100 bytes"),
                                       HasSubstr("--request-bytes"),
                                       HasSubstr("needs 41"))));
   EXPECT_EQ(proto::RefusalOf(refused)->reason(), Refusal::RETRY_ELSEWHERE);
@@ -26,7 +26,7 @@ TEST(ByteBudgetTest, RefusesARequestOverTheLimitUntilOthersEnd) {
   KVASIR_EXPECT_OK(budget->Take(100));
 }
 
-TEST(ByteBudgetTest, ARequestLargerThanTheLimitNeverFits) {
+TEST(ByteBudgetTest, ARequestLargerThanTheLimitIsRefusedWithNeverFits) {
   const auto budget = std::make_shared<ByteBudget>(100);
   const absl::Status refused = budget->Take(101).status();
   EXPECT_EQ(proto::RefusalOf(refused)->reason(), Refusal::NEVER_FITS);

@@ -31,7 +31,7 @@ class Gate {
   bool open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-TEST(TaskPoolTest, RefusesWhenItsQueueIsFull) {
+TEST(TaskPoolTest, RefusesATaskWhenItsQueueIsFull) {
   TaskPool pool(1, /*max_queued=*/1);
   Gate started, release, done;
   ASSERT_TRUE(pool.runner()->Post([&] {
@@ -54,7 +54,7 @@ TEST(TaskPoolTest, TheRunnerOutlivesThePoolAndThenRefusesTasks) {
   EXPECT_FALSE(runner->Post([] {}));
 }
 
-TEST(StrandTest, RunsInOrderOneAtATimeOnManyThreads) {
+TEST(StrandTest, RunsTasksInOrderAndOneAtATimeOnAPoolOfManyThreads) {
   constexpr int kTasks = 2000;
   TaskPool pool(4);
   const std::shared_ptr<Strand> strand = Strand::Create(pool.runner());
@@ -76,7 +76,7 @@ TEST(StrandTest, RunsInOrderOneAtATimeOnManyThreads) {
 
 // A task that holds a reference to its strand must not keep the strand alive
 // after the pool has ended.
-TEST(StrandTest, DropsItsTasksWhenThePoolHasEnded) {
+TEST(StrandTest, RefusesAndFreesATaskPostedAfterThePoolHasEnded) {
   std::weak_ptr<Strand> weak;
   {
     auto pool = std::make_unique<TaskPool>(1);

@@ -58,16 +58,17 @@ std::string SamplingJson(const TextRequest& request) {
 absl::StatusOr<std::string> FirstBytes(const std::string& raw) {
   if (raw.size() < 4) {
     return absl::InternalError(
-        "the server sent a BYTES output without its 4-byte length");
+        "the server sent an output of type BYTES that is too short for its "
+        "4-byte length field");
   }
   uint32_t size = 0;
   for (int i = 3; i >= 0; --i) {
     size = size << 8 | static_cast<uint8_t>(raw[static_cast<size_t>(i)]);
   }
   if (size > raw.size() - 4) {
-    return absl::InternalError(
-        absl::StrCat("the server sent a BYTES output with length ", size,
-                     " but only ", raw.size() - 4, " bytes"));
+    return absl::InternalError(absl::StrCat(
+        "the server sent an output of type BYTES whose length field says ",
+        size, " bytes, but only ", raw.size() - 4, " bytes follow"));
   }
   return raw.substr(4, size);
 }
@@ -158,10 +159,10 @@ absl::StatusOr<std::optional<int64_t>> TextClient::MaxModelLen(
   if (found == parameters.end()) return std::nullopt;
   int64_t tokens = 0;
   if (!absl::SimpleAtoi(found->second.string_value(), &tokens) || tokens < 2) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(endpoint_, ": max_model_len of ", model,
-                     ": want an integer of at least 2, have \"",
-                     base::Printable(found->second.string_value()), "\""));
+    return absl::InvalidArgumentError(absl::StrCat(
+        endpoint_, ": the server reports the max_model_len \"",
+        base::Printable(found->second.string_value()), "\" for model ", model,
+        ": want an integer of at least 2"));
   }
   return tokens;
 }

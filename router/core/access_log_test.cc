@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(AccessLogTest, EachLogLineHasCallerTimesAttemptsAndTrace) {
+TEST(AccessLogTest, EachLogLineHasTheTenantTheTimesTheAttemptsAndTheTraceId) {
   AccessRecord record;
   record.request_id = "id-1";
   record.tenant = "red";

@@ -66,8 +66,8 @@ absl::Status Admission::CheckRequest(const CanonicalRequest& request,
   }
   const uint32_t n = request.sampling.n();
   if (const uint32_t limit = LargestN(info, max_n); n == 0 || n > limit) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("n is ", n, ", want 1 to ", limit));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "n (the number of samples) is ", n, ", want 1 to ", limit));
   }
   if (request.deadline <= now) {
     return absl::DeadlineExceededError(
@@ -83,8 +83,9 @@ Admission::Patience Admission::PatienceOf(const CanonicalRequest& request,
   const bool own = request.queue_timeout > absl::ZeroDuration();
   const absl::Time expiry = arrival + (own ? request.queue_timeout : ours);
   if (request.deadline < expiry) {
-    return {request.deadline, absl::DeadlineExceededError(
-                                  "the deadline passed in the router's queue")};
+    return {request.deadline,
+            absl::DeadlineExceededError(
+                "the request's deadline passed in the router's queue")};
   }
   return {expiry, own ? TimedOut(request) : then};
 }

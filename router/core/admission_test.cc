@@ -37,7 +37,7 @@ kvasir::v1::WorkerInfo Info(uint32_t max_n) {
 
 constexpr absl::Time kNow = absl::UnixEpoch();
 
-TEST(AdmissionTest, RequestsRunThenWaitAndThenAreRefused) {
+TEST(AdmissionTest, RequestsOverTheLimitWaitAndAreRefusedIfTheQueueIsFull) {
   Admission admission({2, 1});
   EXPECT_EQ(Enter(admission, 1, 0), Answer::kRun);
   EXPECT_EQ(Enter(admission, 2, 0), Answer::kRun);
@@ -69,7 +69,7 @@ TEST(AdmissionTest, RequestsWithLowerPriorityValuesRunFirst) {
   EXPECT_THAT(admission.Leave(), ElementsAre(4));
 }
 
-TEST(AdmissionTest, OnlyAWaitingRequestCanWithdraw) {
+TEST(AdmissionTest, OnlyAWaitingRequestCanBeWithdrawnFromTheQueue) {
   Admission admission({1, 4});
   Enter(admission, 1, 0);
   Enter(admission, 2, 0);
@@ -80,7 +80,7 @@ TEST(AdmissionTest, OnlyAWaitingRequestCanWithdraw) {
   EXPECT_EQ(admission.waiting(), 0u);
 }
 
-TEST(AdmissionTest, ARefusalForAFullQueueNamesTheNumbersAndFlags) {
+TEST(AdmissionTest, TheErrorForAFullQueueNamesTheLimitsAndTheirFlags) {
   Admission admission({1, 0});
   Enter(admission, 1, 0);
   const absl::Status status = admission.Enter(2, 0).status();
@@ -101,7 +101,8 @@ TEST(AdmissionTest, ADrainRefusesNewRequestsAndKeepsAdmittedOnes) {
   EXPECT_THAT(admission.Leave(), ElementsAre(2));
 }
 
-TEST(AdmissionTest, APromptAsLongAsTheModelAllowsInTotalNeverFits) {
+TEST(AdmissionTest,
+     APromptOfMaxModelLenTokensIsRefusedBecauseItLeavesNoRoomForOutput) {
   CanonicalRequest request = NewRequest();
   KVASIR_EXPECT_OK(Admission::CheckRequest(request, Info(16), 128, kNow));
   request.prompt = TokenBytes::Adopt(std::vector<int32_t>(8, 1));
@@ -115,18 +116,20 @@ TEST(AdmissionTest, APromptAsLongAsTheModelAllowsInTotalNeverFits) {
                        HasSubstr("the prompt is empty")));
 }
 
-TEST(AdmissionTest, TheWorkersLimitOfNAppliesIfTheWorkerReportsOne) {
+TEST(AdmissionTest, ALimitForTheNumberOfSamplesThatTheWorkerReportsIsApplied) {
   CanonicalRequest request = NewRequest();
   request.sampling.set_n(17);
-  EXPECT_THAT(Admission::CheckRequest(request, Info(16), 128, kNow),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("n is 17, want 1 to 16")));
+  EXPECT_THAT(
+      Admission::CheckRequest(request, Info(16), 128, kNow),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("n (the number of samples) is 17, want 1 to 16")));
   KVASIR_EXPECT_OK(Admission::CheckRequest(request, Info(0), 128, kNow));
   request.sampling.set_n(200);
   for (const uint32_t reported : {0u, 500u}) {
-    EXPECT_THAT(Admission::CheckRequest(request, Info(reported), 128, kNow),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("n is 200, want 1 to 128")));
+    EXPECT_THAT(
+        Admission::CheckRequest(request, Info(reported), 128, kNow),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 HasSubstr("n (the number of samples) is 200, want 1 to 128")));
   }
 }
 

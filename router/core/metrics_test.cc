@@ -46,7 +46,8 @@ TEST(RouterMetricsTest, EachReplicaIsCountedOnlyInItsCurrentState) {
             std::string::npos);
 }
 
-TEST(RouterMetricsTest, TokensDeliveredTogetherDivideTheGapEqually) {
+TEST(RouterMetricsTest,
+     TheTimeBetweenTwoDeliveriesIsDividedEquallyAmongTheirTokens) {
   RouterMetrics metrics("1");
   metrics.OnInterToken(absl::Milliseconds(8), 4);
   const std::string text = Text(metrics);

@@ -78,7 +78,7 @@ TEST(RequestFlowTest, ARequestWithACompleteStreamEndsWithOk) {
   EXPECT_EQ(record.traceparent, "00-trace");
 }
 
-TEST(RequestFlowTest, KeepsEmittedTokensForAnotherWorker) {
+TEST(RequestFlowTest, KeepsEmittedTokensSoThatAnotherWorkerCanContinue) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
@@ -101,7 +101,7 @@ TEST(RequestFlowTest, MeasuresTheTimeToTheFirstTokenAndTheGapsOfEachSample) {
             absl::Milliseconds(5));
 }
 
-TEST(RequestFlowTest, ARefusedRequestIsTriedElsewhere) {
+TEST(RequestFlowTest, ARequestThatAWorkerRefusesIsSentToAnotherWorker) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_FALSE(flow.OnAttemptDone(Full(), At(2)).has_value());
@@ -110,7 +110,8 @@ TEST(RequestFlowTest, ARefusedRequestIsTriedElsewhere) {
   EXPECT_EQ(flow.attempts(), 2u);
 }
 
-TEST(RequestFlowTest, ALostWorkerIsReplacedBeforeTheFirstToken) {
+TEST(RequestFlowTest,
+     IfAWorkerIsLostBeforeTheFirstTokenAnotherWorkerGetsTheRequest) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Accepted(), At(2));
@@ -123,7 +124,7 @@ TEST(RequestFlowTest, ALostWorkerIsReplacedBeforeTheFirstToken) {
 
 // The client receives nothing before the answer is complete, so another worker
 // can continue the answer without being noticed.
-TEST(RequestFlowTest, AnAnswerInOneResponseContinuesAtAnotherWorker) {
+TEST(RequestFlowTest, AnAnswerThatIsNotStreamedContinuesAtAnotherWorker) {
   CanonicalRequest request = NewFlow().request();
   request.folded = true;
   RequestFlow flow(request, "id", 3, kStart);
@@ -200,7 +201,7 @@ TEST(RequestFlowTest, ReceivedTokensCountAgainstTheMemoryBudget) {
   EXPECT_EQ(budget->used_bytes(), 18u);
 }
 
-TEST(RequestFlowTest, ALostWorkerAfterTheFirstTokenEndsTheRequest) {
+TEST(RequestFlowTest, TheLossOfAWorkerAfterTheFirstTokenEndsTheRequest) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
@@ -250,7 +251,7 @@ TEST(RequestFlowTest, ACallThatTheDeadlineEndedDoesNotCountAsALostWorker) {
     flow.OnAttempt("a", At(1));
     const auto end = flow.OnAttemptDone(status, At(10000));
     EXPECT_THAT(*end, StatusIs(absl::StatusCode::kDeadlineExceeded,
-                               "the deadline passed"));
+                               "the request's deadline passed"));
     EXPECT_EQ(flow.Record(*end, At(10000)).finish_reason, "deadline");
   }
 }
@@ -267,7 +268,7 @@ TEST(RequestFlowTest, AfterTheClientsOwnTimeoutNoOtherWorkerIsTried) {
                              HasSubstr("own timeout of 50ms")));
 }
 
-TEST(RequestFlowTest, ATimeoutBeforeTheFirstStepDoesNotHideALaterLoss) {
+TEST(RequestFlowTest, AWorkerLostAfterTheFirstTokenIsNotReportedAsATimeout) {
   RequestFlow flow = NewFlow(1, 3, absl::Milliseconds(50));
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
@@ -276,7 +277,7 @@ TEST(RequestFlowTest, ATimeoutBeforeTheFirstStepDoesNotHideALaterLoss) {
               StatusIs(absl::StatusCode::kUnavailable, "the worker is lost"));
 }
 
-TEST(RequestFlowTest, ARequestThatNeverFitsIsNotTriedElsewhere) {
+TEST(RequestFlowTest, ARequestThatFitsNoWorkerIsNotSentToAnotherWorker) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   const auto end = flow.OnAttemptDone(
@@ -284,7 +285,8 @@ TEST(RequestFlowTest, ARequestThatNeverFitsIsNotTriedElsewhere) {
   EXPECT_THAT(*end, StatusIs(absl::StatusCode::kInvalidArgument, "900 pages"));
 }
 
-TEST(RequestFlowTest, AStreamThatEndsEarlyIsALoss) {
+TEST(RequestFlowTest,
+     AStreamThatEndsBeforeItsSamplesFinishCountsAsALostWorker) {
   RequestFlow flow = NewFlow(2);
   flow.OnAttempt("a", At(1));
   flow.OnEvent(Tokens({7}), At(2));
@@ -303,7 +305,7 @@ TEST(RequestFlowTest, AResetByTheWorkerDoesNotCountAsACancelByTheClient) {
                        HasSubstr("the worker reset the stream")));
 }
 
-TEST(RequestFlowTest, ARequestThatAWorkerAbortsIsTriedElsewhere) {
+TEST(RequestFlowTest, ARequestThatAWorkerAbortsIsSentToAnotherWorker) {
   for (const kvasir::v1::FinishReason reason :
        {kvasir::v1::FINISH_ABORT, kvasir::v1::FINISH_REASON_UNSPECIFIED}) {
     RequestFlow flow = NewFlow();
@@ -321,7 +323,7 @@ TEST(RequestFlowTest, ARequestThatAWorkerAbortsIsTriedElsewhere) {
   }
 }
 
-TEST(RequestFlowTest, AfterAFinishedSampleNothingIsTriedElsewhere) {
+TEST(RequestFlowTest, ARequestWithAFinishedSampleIsNotSentToAnotherWorker) {
   RequestFlow flow = NewFlow(2);
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnEvent(Finish(0), At(2)).deliver);
@@ -330,7 +332,7 @@ TEST(RequestFlowTest, AfterAFinishedSampleNothingIsTriedElsewhere) {
 }
 
 TEST(RequestFlowTest,
-     AWorkerThatExceedsMaxTokensIsResetAndTheRequestEndsWithInternal) {
+     AWorkerThatExceedsMaxTokensIsResetAndTheRequestEndsWithAnInternalError) {
   RequestFlow flow = NewFlow(2);
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnEvent(Tokens({7, 8, 9}, 0), At(2)).deliver);
@@ -368,7 +370,8 @@ TEST(RequestFlowTest, AShutdownEndsARequestAsRefusedAndNotAsCancelled) {
   EXPECT_EQ(proto::RefusalOf(*end)->reason(), kvasir::v1::Refusal::DRAINING);
 }
 
-TEST(RequestFlowTest, AfterACancelNothingIsDeliveredNorTriedElsewhere) {
+TEST(RequestFlowTest,
+     ACancelledRequestGetsNoMoreTokensAndIsNotSentToAnotherWorker) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.Cancel(CancelReason::kClient, At(2)));
@@ -379,7 +382,7 @@ TEST(RequestFlowTest, AfterACancelNothingIsDeliveredNorTriedElsewhere) {
   EXPECT_EQ(flow.Record(*end, At(3)).finish_reason, "cancelled");
 }
 
-TEST(RequestFlowTest, EachCancelReasonHasItsNameInTheLog) {
+TEST(RequestFlowTest, TheLogNamesTheReasonOfEachCancelledRequest) {
   const std::pair<CancelReason, const char*> cases[] = {
       {CancelReason::kClient, "cancelled"},
       {CancelReason::kStopString, "stop"},
@@ -399,7 +402,7 @@ TEST(RequestFlowTest, EventsOfASampleThatWasNotRequestedAreDropped) {
   EXPECT_FALSE(flow.OnEvent(Finish(1), At(2)).deliver);
 }
 
-TEST(RequestFlowTest, EventsAfterASamplesFinishAreDropped) {
+TEST(RequestFlowTest, EventsOfASampleThatHasFinishedAreDropped) {
   RequestFlow flow = NewFlow();
   flow.OnAttempt("a", At(1));
   EXPECT_TRUE(flow.OnEvent(Finish(), At(2)).deliver);
@@ -407,7 +410,7 @@ TEST(RequestFlowTest, EventsAfterASamplesFinishAreDropped) {
   EXPECT_FALSE(flow.OnEvent(Tokens({7}), At(3)).deliver);
 }
 
-TEST(RequestFlowTest, WithoutAnotherReplicaTheLastErrorIsReported) {
+TEST(RequestFlowTest, IfNoOtherReplicaIsLeftTheLastErrorIsReported) {
   RequestFlow flow = NewFlow();
   const absl::Status none = absl::UnavailableError("none is ready");
   EXPECT_EQ(flow.NoReplica(none), none);

@@ -178,7 +178,8 @@ class RequestRouterTest : public ::testing::Test {
   std::unique_ptr<RouterCore> router_;
 };
 
-TEST_F(RequestRouterTest, TheWorkersEventsReachTheSinkUntilTheRequestEnds) {
+TEST_F(RequestRouterTest,
+       EventsOfTheWorkerReachTheRequestsSinkUntilTheRequestEnds) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink);
@@ -201,7 +202,7 @@ TEST_F(RequestRouterTest, TheWorkersEventsReachTheSinkUntilTheRequestEnds) {
 }
 
 TEST_F(RequestRouterTest,
-       TheWorkerReceivesThePromptWithoutACopyAndAlwaysASeed) {
+       TheWorkerReceivesEveryFieldOfTheRequestAndThePromptIsNotCopied) {
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest();
   request.deadline = absl::Now() + absl::Seconds(30);
@@ -237,7 +238,7 @@ TEST_F(RequestRouterTest, ASeedThatTheClientHasSetIsKept) {
   EXPECT_EQ(WaitForAttempt(0)->call().head.sampling().seed(), 0u);
 }
 
-TEST_F(RequestRouterTest, IfAWorkerIsFullAnotherIsAsked) {
+TEST_F(RequestRouterTest, IfAWorkerIsFullTheRequestGoesToAnotherWorker) {
   KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink);
@@ -254,7 +255,8 @@ TEST_F(RequestRouterTest, IfAWorkerIsFullAnotherIsAsked) {
   EXPECT_EQ(log_.records()[0].replica, "w1");
 }
 
-TEST_F(RequestRouterTest, AnEqualWorkerContinuesFromReceivedTokens) {
+TEST_F(RequestRouterTest,
+       AWorkerWithTheSameNumericsIdContinuesTheAnswerOfALostWorker) {
   const auto sink = LoseAFoldedAnswer();
   const auto second = WaitForAttempt(1);
   EXPECT_EQ(second->call().head.weights_id(), "w1");
@@ -295,7 +297,7 @@ TEST_F(RequestRouterTest, WorkersWithDifferentCachesFailTheStart) {
 // If another worker has other arithmetic, it would continue the answer with
 // different tokens.
 TEST_F(RequestRouterTest,
-       AWorkerWithOtherArithmeticDoesNotContinueFromReceivedTokens) {
+       AWorkerWithADifferentNumericsIdDoesNotContinueTheAnswer) {
   Prepare(2);
   workers_[1]->info()->set_numerics_id("other");
   const auto sink = LoseAFoldedAnswer();
@@ -368,7 +370,7 @@ TEST_F(RequestRouterTest, AWorkerThatDiesMidStreamEndsTheRequest) {
   EXPECT_TRUE(workers_[1]->attempts().empty());
 }
 
-TEST_F(RequestRouterTest, ALostWorkerIsUsedAgainWhenItIsBack) {
+TEST_F(RequestRouterTest, ALostWorkerGetsRequestsAgainAfterItHasReconnected) {
   KVASIR_ASSERT_OK(Start(1));
   EXPECT_EQ(changes_, 1) << "ready";
   workers_[0]->Die();
@@ -444,7 +446,8 @@ TEST_F(RequestRouterTest, AReplicaIsConnectingUntilItIsReached) {
   EXPECT_THAT(observer_.states("w1"), ElementsAre(ReplicaState::kConnecting));
 }
 
-TEST_F(RequestRouterTest, IfADrainingWorkerAbortsAnotherIsAsked) {
+TEST_F(RequestRouterTest,
+       IfADrainingWorkerAbortsARequestItGoesToAnotherWorker) {
   KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
   const auto sink = std::make_shared<RecordingSink>();
   Submit(sink);
@@ -461,7 +464,7 @@ TEST_F(RequestRouterTest, IfADrainingWorkerAbortsAnotherIsAsked) {
   EXPECT_EQ(sink->finishes()[0].reason(), kvasir::v1::FINISH_LENGTH);
 }
 
-TEST_F(RequestRouterTest, AWorkerThatSendsTooMuchIsReset) {
+TEST_F(RequestRouterTest, TheCallToAWorkerThatExceedsMaxTokensIsReset) {
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest();
   request.sampling.set_max_tokens(2);
@@ -476,7 +479,8 @@ TEST_F(RequestRouterTest, AWorkerThatSendsTooMuchIsReset) {
   EXPECT_THAT(sink->ids(), ElementsAre(1, 2));
 }
 
-TEST_F(RequestRouterTest, TheLastReportedNumbersInFlightAreTheCurrentOnes) {
+TEST_F(RequestRouterTest,
+       TheLastReportToTheObserverHasTheCurrentNumberOfRequestsInFlight) {
   RouterCoreOptions options;
   options.admission = {2, 100};
   KVASIR_ASSERT_OK(Start(1, options));
@@ -497,7 +501,7 @@ TEST_F(RequestRouterTest, TheLastReportedNumbersInFlightAreTheCurrentOnes) {
   }
 }
 
-TEST_F(RequestRouterTest, ACancelResetsTheWorkersCall) {
+TEST_F(RequestRouterTest, ACancelByTheClientResetsTheCallToTheWorker) {
   KVASIR_ASSERT_OK(Start(1));
   const auto sink = std::make_shared<RecordingSink>();
   const auto handle = Submit(sink);
@@ -535,7 +539,7 @@ TEST_F(RequestRouterTest, RequestsBeyondTheLimitWaitForTheirTurn) {
   KVASIR_EXPECT_OK(second->Wait());
 }
 
-TEST_F(RequestRouterTest, ACancelInTheQueueNeverReachesAWorker) {
+TEST_F(RequestRouterTest, ARequestCancelledInTheQueueNeverReachesAWorker) {
   RouterCoreOptions options;
   options.admission = {1, 1};
   KVASIR_ASSERT_OK(Start(1, options));
@@ -580,7 +584,7 @@ TEST_F(RequestRouterTest,
 }
 
 TEST_F(RequestRouterTest,
-       ATimeoutBelowAMillisecondDoesNotBecomeTheWorkersDefault) {
+       ATimeoutBelowAMillisecondIsSentToTheWorkerAsOneMillisecond) {
   KVASIR_ASSERT_OK(Start(1));
   CanonicalRequest request = NewRequest();
   request.queue_timeout = absl::Microseconds(10);
@@ -588,7 +592,7 @@ TEST_F(RequestRouterTest,
   EXPECT_EQ(WaitForAttempt(0)->call().head.queue_timeout_ms(), 1u);
 }
 
-TEST_F(RequestRouterTest, ALaterAttemptGetsTheRestOfTheTimeout) {
+TEST_F(RequestRouterTest, ASecondAttemptGetsWhatIsLeftOfTheTimeout) {
   KVASIR_ASSERT_OK(Start(2, {.policy = PolicyKind::kRoundRobin}));
   CanonicalRequest request = NewRequest();
   request.queue_timeout = absl::Seconds(60);
@@ -716,7 +720,8 @@ TEST_F(RequestRouterTest,
                              HasSubstr("kvasir.v9"), HasSubstr("kvasir.v1"))));
 }
 
-TEST_F(RequestRouterTest, WorkersWithDifferentWeightsFailTheStart) {
+TEST_F(RequestRouterTest,
+       TheRouterRefusesToStartWithWorkersOfDifferentWeights) {
   Prepare(2);
   workers_[1]->info()->set_weights_id("w2");
   EXPECT_THAT(Start(2), StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -724,7 +729,7 @@ TEST_F(RequestRouterTest, WorkersWithDifferentWeightsFailTheStart) {
                                        HasSubstr("'w1'"), HasSubstr("'w2'"))));
 }
 
-TEST_F(RequestRouterTest, AWorkerThatCannotBeReachedDoesNotFailTheStart) {
+TEST_F(RequestRouterTest, TheRouterStartsEvenIfAWorkerCannotBeReached) {
   Prepare(2);
   workers_[1]->SetReachable(false);
   KVASIR_ASSERT_OK(Start(2));
@@ -760,7 +765,7 @@ TEST_F(RequestRouterTest,
   EXPECT_TRUE(router_->Health().ready);
 }
 
-TEST_F(RequestRouterTest, AnEmptyListOfWorkersFailsTheStart) {
+TEST_F(RequestRouterTest, TheRouterRefusesToStartWithAnEmptyListOfWorkers) {
   EXPECT_THAT(Start(0), StatusIs(absl::StatusCode::kInvalidArgument,
                                  HasSubstr("--workers")));
 }

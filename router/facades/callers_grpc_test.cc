@@ -197,7 +197,7 @@ TEST_F(CallersGrpcTest, ACallerThatSendsGarbageIsIdentifiedAsWell) {
   EXPECT_EQ(router_.refused().back().first.tenant, "red");
 }
 
-TEST_F(CallersGrpcTest, NoTokenIsAcceptedInPlainText) {
+TEST_F(CallersGrpcTest, NoTokenIsAcceptedOverAConnectionWithoutTls) {
   Serve(TenantEntry("red"), /*tls=*/false, false);
   Dial(/*tls=*/false);
   const grpc::Status status =
@@ -207,7 +207,8 @@ TEST_F(CallersGrpcTest, NoTokenIsAcceptedInPlainText) {
   EXPECT_THAT(status.error_message(), ::testing::Not(HasSubstr("Bearer red")));
 }
 
-TEST_F(CallersGrpcTest, ATokenOverTlsDeterminesTenantCallerAndCache) {
+TEST_F(CallersGrpcTest,
+       ATokenOverTlsDeterminesTheTenantTheCallersNameAndThePrefixCache) {
   Serve(TenantEntry("red"), /*tls=*/true, /*ask_for_certificates=*/false);
   Dial(/*tls=*/true);
   EXPECT_TRUE(Call(Method(Kserve(), "ServerLive"), "Bearer red").ok());
@@ -256,7 +257,7 @@ TEST_F(CallersGrpcTest, ACertificateIdentifiesItsCallerByDnsAndUriNames) {
   }
 }
 
-TEST_F(CallersGrpcTest, AnAbortOfAnotherTenantsRequestFindsNothing) {
+TEST_F(CallersGrpcTest, OneTenantCannotAbortTheRequestOfAnotherTenant) {
   Serve(absl::StrCat(TenantEntry("red"), ", ", TenantEntry("blue")),
         /*tls=*/true, /*ask_for_certificates=*/false);
   Dial(/*tls=*/true);

@@ -104,7 +104,8 @@ class Sink final
   void Read() override {}
 };
 
-TEST_F(PromptBytesTest, KserveKeepsTheMessageAndOneCopyOfItsRawIds) {
+TEST_F(PromptBytesTest,
+       ParsingAKserveRequestHoldsItsMessageAndOneCopyOfThePromptIds) {
   const std::vector<int32_t> ids = Ids();
   InferRequestBuilder builder("tiny", "a");
   builder

@@ -133,11 +133,12 @@ absl::StatusOr<Caller> Callers::Identify(const Credentials& credentials,
                 .quota = quota_of(found->tenant_idx)};
   if (asked.empty() || asked == tenant.name()) return caller;
   if (!tenant.may_set_tenant()) {
-    return Refused(CallerRefusal::kTenant,
-                   absl::PermissionDeniedError(absl::StrCat(
-                       "metadata 'x-tenant-id': tenant '", tenant.name(),
-                       "' may not set another tenant (may_set_tenant of "
-                       "--identities)")));
+    return Refused(
+        CallerRefusal::kTenant,
+        absl::PermissionDeniedError(absl::StrCat(
+            "metadata 'x-tenant-id': tenant '", tenant.name(),
+            "' may not set another tenant (it needs may_set_tenant in "
+            "the --identities file)")));
   }
   if (absl::Status name = CheckTenantName(asked); !name.ok()) {
     return Refused(CallerRefusal::kTenant, std::move(name));
@@ -165,7 +166,7 @@ absl::Status CheckPriority(const Caller& caller, int32_t priority) {
   return absl::PermissionDeniedError(absl::StrCat(
       "priority: ", priority, " is below ", caller.least_priority,
       ", the lowest number that this caller may use (least_priority of its "
-      "tenant in --identities; 0 without one)"));
+      "tenant in the --identities file, or 0 if that is not set)"));
 }
 
 absl::StatusOr<std::shared_ptr<RequestPlace>> Callers::Enter(

@@ -119,7 +119,7 @@ TEST_F(CallersTest, ATrustedGatewaySetsTheTenantAndUsesItsQuota) {
   EXPECT_EQ(observer_.refused["tenant"], 2);
 }
 
-TEST_F(CallersTest, AMissingRoleIsPermissionDenied) {
+TEST_F(CallersTest, ACallerWithoutTheRequiredRoleGetsPermissionDenied) {
   Open(File(absl::StrCat(TenantJson("red"), ",",
                          TenantJson("op", R"("roles": ["ADMIN"])"))));
   EXPECT_THAT(callers_->Identify(Token("red"), ADMIN).status(),
@@ -131,7 +131,7 @@ TEST_F(CallersTest, AMissingRoleIsPermissionDenied) {
   EXPECT_EQ(observer_.refused["role"], 2);
 }
 
-TEST_F(CallersTest, AGatewayCannotGiveATenantARole) {
+TEST_F(CallersTest, AGatewayCannotActForATenantWithoutTheRequiredRole) {
   Open(File(absl::StrCat(TenantJson("gate", R"("may_set_tenant": true)"), ",",
                          TenantJson("op", R"("roles": ["ADMIN"])"))));
   EXPECT_THAT(Ask("gate", "op").status(),
@@ -140,7 +140,7 @@ TEST_F(CallersTest, AGatewayCannotGiveATenantARole) {
   EXPECT_EQ(observer_.refused["role"], 1);
 }
 
-TEST_F(CallersTest, ARefusalNamesItsReasonAndTheCallerAsFarAsItIsKnown) {
+TEST_F(CallersTest, ARefusalHasItsReasonAndTheCallersNameIfItIsKnown) {
   Open(File(absl::StrCat(
       TenantJson(
           "red",
@@ -170,7 +170,7 @@ TEST_F(CallersTest, ARefusalNamesItsReasonAndTheCallerAsFarAsItIsKnown) {
             "too_large");
 }
 
-TEST_F(CallersTest, QuotasFollowTheClockAndAreCounted) {
+TEST_F(CallersTest, RefusalsByEachLimitOfAQuotaAreCounted) {
   Open(File(TenantJson("red", R"("quota": {"requests_per_second": 1,
                           "concurrent_requests": 1,
                           "bytes_in_flight": 100})")));
@@ -216,7 +216,7 @@ TEST_F(CallersTest, TokensExpireByWallTimeAndQuotasUseTheSteadyClock) {
   EXPECT_FALSE(callers_->Enter(*red).ok()) << "a step of the world's time";
 }
 
-TEST_F(CallersTest, AChangedFileIsUsed) {
+TEST_F(CallersTest, AChangedIdentitiesFileReplacesThePreviousOne) {
   Open(File(absl::StrCat(TenantJson("red"), ",", TenantJson("blue"))));
   callers_->Poll();
   EXPECT_TRUE(observer_.reads.empty()) << "it is as it was";
@@ -229,7 +229,8 @@ TEST_F(CallersTest, AChangedFileIsUsed) {
   KVASIR_EXPECT_OK(Ask("green").status());
 }
 
-TEST_F(CallersTest, AWrongFileChangesNothingAndIsReportedOnce) {
+TEST_F(CallersTest,
+       AnInvalidIdentitiesFileIsReportedOnceAndThePreviousOneStaysInUse) {
   Open(File(TenantJson("red")));
   const std::string wrong[] = {"{", "", "{}", "{\"schema_version\": 2}",
                                File(TenantJson("red", R"("color": 1)"))};
@@ -298,7 +299,7 @@ TEST_F(CallersTest, RemovingTheLastCallerRemovesItsAccess) {
   }
 }
 
-TEST_F(CallersTest, RunningRequestsStayCountedThroughChangesOfTheFile) {
+TEST_F(CallersTest, RunningRequestsStayCountedWhenTheIdentitiesFileChanges) {
   const std::string quota = R"("quota": {"concurrent_requests": 1})";
   Open(File(TenantJson("red", quota)));
   auto place = callers_->Enter(*Ask("red"));
@@ -313,7 +314,7 @@ TEST_F(CallersTest, RunningRequestsStayCountedThroughChangesOfTheFile) {
   KVASIR_EXPECT_OK(callers_->Enter(*Ask("red")).status());
 }
 
-TEST_F(CallersTest, AnErrorInTheFileFailsTheStart) {
+TEST_F(CallersTest, AnErrorInTheIdentitiesFileFailsTheStart) {
   const auto open = [](const std::string& text, bool tls) {
     return Callers::Open({.name = "who.json",
                           .read = [text] { return text; },
@@ -329,7 +330,8 @@ TEST_F(CallersTest, AnErrorInTheFileFailsTheStart) {
   KVASIR_EXPECT_OK(open(File(TenantJson("red")), true));
 }
 
-TEST(ReadIdentitiesFileTest, ReadsNoMoreThanItsLimitAndReportsTheCause) {
+TEST(ReadIdentitiesFileTest,
+     TheErrorForAFileThatCannotBeReadNamesItAndTheReason) {
   const base::TempFolder folder;
   const std::string path =
       folder.Write("identities", std::string(kMaxIdentitiesBytes + 1, ' '));

@@ -80,7 +80,8 @@ absl::Status CheckQuota(const Quota& quota, const std::string& at) {
                               kMaxPerSecond, ", have ", rate));
   }
   if (quota.burst() > 0 && rate == 0) {
-    return Wrong(absl::StrCat(at, ".burst"), "needs requests_per_second");
+    return Wrong(absl::StrCat(at, ".burst"),
+                 "requires a requests_per_second above 0");
   }
   if (quota.burst() > kMaxBurst) {
     return Wrong(
@@ -211,12 +212,13 @@ absl::Status Identities::ReadTenant(int idx) {
   if (const auto [same, is_new] = by_name_.emplace(tenant.name(), idx);
       !is_new) {
     return Wrong(
-        at, absl::StrCat("tenants[", same->second, "] has that name already"));
+        at, absl::StrCat("tenants[", same->second, "] already has this name"));
   }
   for (const int role : tenant.roles()) {
     if (role == kvasir::v1::CLIENT || role == kvasir::v1::ADMIN) continue;
-    return Wrong(absl::StrCat(at, ".roles"),
-                 absl::StrCat("want CLIENT and ADMIN, have ", role));
+    return Wrong(
+        absl::StrCat(at, ".roles"),
+        absl::StrCat("want only CLIENT or ADMIN, have the number ", role));
   }
   KVASIR_RETURN_IF_ERROR(
       CheckQuota(tenant.quota(), absl::StrCat(at, ".quota")));
@@ -250,7 +252,7 @@ absl::Status Identities::ReadTenant(int idx) {
     if (!labels.emplace(tenant.tokens(i).label(), i).second) {
       return Wrong(absl::StrCat(token_at, ".label"),
                    absl::StrCat("'", tenant.tokens(i).label(),
-                                "' is also another token's"));
+                                "' is already the label of another token"));
     }
   }
   if (tenant.certificates_size() > kMaxCertificatesOfTenant) {
@@ -315,7 +317,7 @@ absl::Status Identities::ReadCertificate(int idx,
                          kMaxCertificateNameBytes, " printable characters"));
   }
   if (absl::StrContains(certificate, '*')) {
-    return Wrong(at, "want a whole name: wildcards are not built");
+    return Wrong(at, "want a whole name: wildcards are not implemented");
   }
   if (const auto [same, is_new] = by_certificate_.emplace(certificate, idx);
       !is_new) {
@@ -336,9 +338,8 @@ absl::Status Identities::CheckListener(const ListenerProof& proof,
   if (!hashes_.empty() && !proof.tls) {
     return absl::FailedPreconditionError(absl::StrCat(
         name,
-        ": has tokens, which are never accepted without TLS: give "
-        "--tls-cert and --tls-key, or remove the tokens: callers are then "
-        "anonymous"));
+        ": has tokens, which are accepted only over TLS: give --tls-cert and "
+        "--tls-key, or remove the tokens (callers are then anonymous)"));
   }
   bool has_admin = false;
   for (const Tenant& tenant : file_.tenants()) {
@@ -350,10 +351,8 @@ absl::Status Identities::CheckListener(const ListenerProof& proof,
     return absl::FailedPreconditionError(absl::StrCat(
         name,
         ": no tenant with a token or a certificate has the role ADMIN, which "
-        "the admin port asks for: give a tenant this role, or keep the port to "
-        "this "
-        "machine (--admin-host "
-        "127.0.0.1)"));
+        "the admin port asks for: give a tenant this role, or restrict the "
+        "port to this machine (--admin-host 127.0.0.1)"));
   }
   return absl::OkStatus();
 }
@@ -386,12 +385,13 @@ absl::Status Identities::CheckProof(const Tenant& tenant,
   for (const auto& port : ports) {
     if (port.asked || !port.judged || !HasRole(tenant, port.role)) continue;
     if (any && !tenant.tokens().empty()) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        name, ": tenant '", tenant.name(),
-        "' has certificates, but no client is asked for one at the "
-        "port of its role ",
-        kvasir::v1::Role_Name(port.role), ": give ", port.flag,
-        any ? ", or a token" : "", ", or remove them"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, ": tenant '", tenant.name(),
+                     "' has certificates, but the port for its role ",
+                     kvasir::v1::Role_Name(port.role),
+                     " does not ask clients for certificates: give ", port.flag,
+                     any ? ", give the tenant a token" : "",
+                     ", or remove its certificates"));
   }
   return absl::OkStatus();
 }

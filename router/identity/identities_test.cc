@@ -104,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "tenants[0].name"},
         WrongFile{R"({"schema_version": 1, "tenants":
                    [{"name": "a"}, {"name": "b"}, {"name": "a"}]})",
-                  "tenants[2] ('a'): tenants[0] has that name already"},
+                  "tenants[2] ('a'): tenants[0] already has this name"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"sha256": "#one"}]}]})",
                   "tenants[0] ('red').tokens[0].label: want 1 to 64"},
@@ -115,7 +115,8 @@ INSTANTIATE_TEST_SUITE_P(
             R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one"},
                               {"label": "a", "sha256": "#two"}]}]})",
-            "tenants[0] ('red').tokens[1].label: 'a' is also another token's"},
+            "tenants[0] ('red').tokens[1].label: 'a' is already the label of "
+            "another token"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "tokens": [{"label": "a", "sha256": "#one"}]},
                    {"name": "blue",
@@ -142,7 +143,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "is not a valid Identities message"},
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "roles": [0]}]})",
-                  "tenants[0] ('red').roles: want CLIENT and ADMIN, have 0"},
+                  "tenants[0] ('red').roles: want only CLIENT or ADMIN, have "
+                  "the number 0"},
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "quota": {"requests_per_second": -1}}]})",
                   "tenants[0] ('red').quota.requests_per_second: want 0 (no "
@@ -152,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "quota.requests_per_second"},
         WrongFile{R"({"schema_version": 1, "tenants": [
                    {"name": "red", "quota": {"burst": 3}}]})",
-                  "quota.burst: needs requests_per_second"},
+                  "quota.burst: requires a requests_per_second above 0"},
         WrongFile{R"({"schema_version": 1, "tenants": [{"name": "red",
                    "quota": {"requests_per_second": 1, "burst": 1000001}}]})",
                   "quota.burst: want at most 1000000"},
@@ -171,11 +173,12 @@ INSTANTIATE_TEST_SUITE_P(
                   "tenants[0] ('a').least_priority: want at most 0, have 1"},
         WrongFile{R"({"schema_version": 1, "anonymous": {"roles": ["ADMIN"]}})",
                   "anonymous ('anonymous').roles: want only CLIENT"},
-        WrongFile{R"({"schema_version": 1, "tenants": [{"name": "anonymous"}],
+        WrongFile{
+            R"({"schema_version": 1, "tenants": [{"name": "anonymous"}],
                    "anonymous": {}})",
-                  "anonymous ('anonymous'): tenants[0] has that name"}));
+            "anonymous ('anonymous'): tenants[0] already has this name"}));
 
-TEST(IdentitiesTest, LimitsAreReportedWithTheirNumbers) {
+TEST(IdentitiesTest, TheErrorForTooManyEntriesOrBytesNamesTheLimit) {
   EXPECT_THAT(Parse(std::string(kMaxIdentitiesBytes + 1, ' ')).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("want at most 1048576 bytes, have 1048577")));
@@ -260,7 +263,7 @@ TEST_F(IdentitiesFindTest,
               StatusIs(absl::StatusCode::kUnauthenticated, ::testing::_));
 }
 
-TEST_F(IdentitiesFindTest, AWrongTokenIsRefusedWithAnyCertificate) {
+TEST_F(IdentitiesFindTest, AWrongTokenIsRefusedEvenWithAValidCertificate) {
   Credentials both = WithToken("three");
   both.certificate_names = {"red.example"};
   TenantOf(both);
@@ -274,7 +277,7 @@ TEST_F(IdentitiesFindTest, NoTokenIsAcceptedWithoutTls) {
   EXPECT_EQ(refused_.why, CallerRefusal::kNoTls);
 }
 
-TEST_F(IdentitiesFindTest, ATokenIsValidUntilItsLastMoment) {
+TEST_F(IdentitiesFindTest, ATokenIsValidUpToAndIncludingItsExpiryTime) {
   const absl::Time last = absl::FromCivil(
       absl::CivilSecond(2026, 1, 1, 0, 0, 0), absl::UTCTimeZone());
   const Credentials old = WithToken("old");
@@ -327,7 +330,7 @@ TEST(IdentitiesTest, ACallerWithoutKnownCredentialsIsAnonymous) {
   EXPECT_FALSE(read->Find(WithToken("three"), kNow, &refused).ok());
 }
 
-TEST(IdentitiesTest, ATokensHashMayHaveUpperOrLowerCaseDigits) {
+TEST(IdentitiesTest, TheHashOfATokenMayHaveUpperOrLowerCaseHexDigits) {
   std::string upper = base::Sha256Hex("one");
   for (char& c : upper) c = absl::ascii_toupper(static_cast<unsigned char>(c));
   const auto read = Parse(Red(
@@ -414,7 +417,7 @@ TEST(IdentitiesTest,
               refused("CLIENT", "--tls-client-ca"));
 }
 
-TEST(IdentitiesTest, AnAdminPortWithoutAnAdminIsRefused) {
+TEST(IdentitiesTest, AnAdminPortThatNoTenantMayUseIsRefusedAtStart) {
   const ListenerProof proof = {.tls = true, .admin_asks = true};
   const std::string token = R"("tokens": [{"label": "a", "sha256": "#one"}])";
   EXPECT_THAT(Parse(Red(token))->CheckListener(proof, "who.json"),
@@ -436,7 +439,7 @@ TEST(IdentitiesTest, AnAdminPortWithoutAnAdminIsRefused) {
                        ->CheckListener(proof, "who.json"));
 }
 
-TEST(FindHashTest, ComparesWithEveryHashWhicheverMatches) {
+TEST(FindHashTest, ComparesWithEveryHashEvenAfterOneHasMatched) {
   const std::vector<std::string> hashes = {"a", "b", "c", "d"};
   for (const char* wanted : {"a", "c", "d", "x"}) {
     std::vector<std::string> compared;

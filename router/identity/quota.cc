@@ -87,8 +87,8 @@ absl::StatusOr<std::shared_ptr<RequestPlace>> TenantQuota::Enter(
   if (wait > absl::ZeroDuration()) {
     *met = QuotaLimit::kRate;
     return absl::ResourceExhaustedError(absl::StrCat(
-        "tenant '", tenant_, "' asks more often than its quota's ",
-        "requests_per_second ", limits_.requests_per_second(), " (burst ",
+        "tenant '", tenant_, "' sends more requests than its quota allows (",
+        "requests_per_second ", limits_.requests_per_second(), ", burst ",
         BurstOf(limits_), "): try again in ",
         absl::FormatDuration(absl::Ceil(wait, absl::Milliseconds(1)))));
   }

@@ -25,7 +25,7 @@ kvasir::v1::Quota Limits(double per_second, uint32_t burst,
   return limits;
 }
 
-TEST(RequestRateTest, AcceptsABurstAndThenOneEachIntervalToTheNanosecond) {
+TEST(RequestRateTest, AcceptsABurstAndThenExactlyOneRequestPerInterval) {
   RequestRate rate;
   rate.SetLimit(4, 3);
   for (int i = 0; i < 3; ++i) {
@@ -38,7 +38,7 @@ TEST(RequestRateTest, AcceptsABurstAndThenOneEachIntervalToTheNanosecond) {
   EXPECT_EQ(rate.Take(before), absl::Milliseconds(250));
 }
 
-TEST(RequestRateTest, APauseFillsTheBucketToTheBurstAndNoFurther) {
+TEST(RequestRateTest, APauseRefillsTheTokenBucketOnlyUpToTheBurst) {
   RequestRate rate;
   rate.SetLimit(10, 2);
   const absl::Time later = kStart + absl::Hours(5);
@@ -48,7 +48,7 @@ TEST(RequestRateTest, APauseFillsTheBucketToTheBurstAndNoFurther) {
   EXPECT_EQ(rate.Take(later), absl::Milliseconds(100));
 }
 
-TEST(RequestRateTest, ARequestAtTheReportedTimeIsAccepted) {
+TEST(RequestRateTest, ARequestAfterTheReportedWaitingTimeIsAccepted) {
   RequestRate rate;
   rate.SetLimit(3, 1);  // 1/3 s has no exact binary value
   absl::Time now = kStart;
@@ -61,7 +61,7 @@ TEST(RequestRateTest, ARequestAtTheReportedTimeIsAccepted) {
   EXPECT_NEAR(absl::ToDoubleSeconds(now - kStart), 10'000 / 3.0, 1e-3);
 }
 
-TEST(RequestRateTest, ALimitMayBeBelowOneASecondOrAbsent) {
+TEST(RequestRateTest, ARateMayBeBelowOneRequestPerSecondOrUnlimited) {
   RequestRate rate;
   rate.SetLimit(0.1, 1);
   EXPECT_EQ(rate.Take(kStart), absl::ZeroDuration());
@@ -79,14 +79,14 @@ TEST(TenantQuotaTest, ARefusalNamesTheTenantTheLimitAndWhenToTryAgain) {
   EXPECT_EQ(met, QuotaLimit::kNone);
   EXPECT_THAT(quota->Enter(kStart + absl::Microseconds(1), &met).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
-                       "tenant 'red' asks more often than its quota's "
-                       "requests_per_second 2 (burst 1): try again in 500ms"));
+                       "tenant 'red' sends more requests than its quota allows "
+                       "(requests_per_second 2, burst 1): try again in 500ms"));
   EXPECT_EQ(met, QuotaLimit::kRate);
   KVASIR_EXPECT_OK(
       quota->Enter(kStart + absl::Milliseconds(500), &met).status());
 }
 
-TEST(TenantQuotaTest, TheDefaultBurstIsOneSecondsRequests) {
+TEST(TenantQuotaTest, TheDefaultBurstIsTheNumberOfRequestsAllowedPerSecond) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(2.5, 0, 0));
   QuotaLimit met;
   for (int i = 0; i < 3; ++i) {
@@ -94,10 +94,10 @@ TEST(TenantQuotaTest, TheDefaultBurstIsOneSecondsRequests) {
   }
   EXPECT_THAT(
       quota->Enter(kStart, &met).status(),
-      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("(burst 3)")));
+      StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("burst 3)")));
 }
 
-TEST(TenantQuotaTest, ARequestLeavesTheQuotaOnlyOnceHoweverOftenLeaveIsCalled) {
+TEST(TenantQuotaTest, RepeatedCallsOfLeaveRemoveARequestFromTheQuotaOnlyOnce) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(0, 0, 2));
   QuotaLimit met;
   auto first = *quota->Enter(kStart, &met);
@@ -148,7 +148,7 @@ TEST(TenantQuotaTest, ARequestRefusedForConcurrencyUsesNothingOfTheRate) {
   KVASIR_EXPECT_OK(quota->Enter(kStart, &met).status());
 }
 
-TEST(TenantQuotaTest, ChangedLimitsCountRunningRequests) {
+TEST(TenantQuotaTest, ANewConcurrencyLimitCountsRequestsThatAlreadyRun) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(0, 0, 0));
   QuotaLimit met;
   const auto place = quota->Enter(kStart, &met);
@@ -158,17 +158,18 @@ TEST(TenantQuotaTest, ChangedLimitsCountRunningRequests) {
   KVASIR_EXPECT_OK(quota->Enter(kStart, &met).status());
 }
 
-TEST(TenantQuotaTest, BytesCountForTheTenantAndTheRouter) {
+TEST(TenantQuotaTest, TheBytesOfARequestCountInTheTenantsAndTheRoutersBudget) {
   kvasir::v1::Quota limits;
   limits.set_bytes_in_flight(100);
   const auto quota = std::make_shared<TenantQuota>("red", limits);
   const auto all = std::make_shared<ByteBudget>(1000);
   auto share = quota->TakeBytes(60, *all->Take(60));
   KVASIR_EXPECT_OK(share.status());
-  EXPECT_THAT(quota->TakeBytes(50, *all->Take(50)).status(),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       "requests of tenant 'red' hold 60 bytes of 100 (its "
-                       "quota's bytes_in_flight), this request needs 50"));
+  EXPECT_THAT(
+      quota->TakeBytes(50, *all->Take(50)).status(),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               "requests of tenant 'red' hold 60 of at most 100 bytes (its "
+               "quota's bytes_in_flight), and this request needs 50 more"));
   EXPECT_THAT(quota->TakeBytes(101, *all->Take(101)).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("this request needs 101")))

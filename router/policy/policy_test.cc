@@ -60,7 +60,7 @@ TEST(PolicyTest, ReturnsNothingIfNoReplicaIsEligible) {
   EXPECT_FALSE(PickReplica(PolicyKind::kLeastLoaded, {}, {}, 7).has_value());
 }
 
-TEST(PolicyTest, EqualReplicasTakeTurns) {
+TEST(PolicyTest, LeastLoadedUsesEquallyLoadedReplicasInTurn) {
   EXPECT_THAT(Turns(PolicyKind::kLeastLoaded, {Idle(), Idle()}, 4),
               ElementsAre(0, 1, 0, 1));
 }
@@ -79,7 +79,7 @@ TEST(PolicyTest, AReplicaWithMoreFreePagesIsPreferred) {
   EXPECT_EQ(Least(replicas), 1u);
 }
 
-TEST(PolicyTest, ASmallDifferenceInFreePagesDoesNotCount) {
+TEST(PolicyTest, ASmallDifferenceInFreePagesDoesNotDecideTheReplica) {
   std::vector<ReplicaView> replicas = {Idle(), Idle()};
   replicas[0].free_pages = 990;
   replicas[0].running = 1;
@@ -96,14 +96,14 @@ TEST(PolicyTest, APromptGoesToAReplicaWithRoomForIt) {
   EXPECT_EQ(Least(replicas, 64 * 91), 1u);
 }
 
-TEST(PolicyTest, AFullBatchCountsAsAQueue) {
+TEST(PolicyTest, LeastLoadedAvoidsAReplicaWhoseBatchIsFull) {
   std::vector<ReplicaView> replicas = {Idle(), Idle()};
   replicas[0].running = 4;
   replicas[1].free_pages = 10;
   EXPECT_EQ(Least(replicas), 1u);
 }
 
-TEST(PolicyTest, RequestsSinceTheLastReportCount) {
+TEST(PolicyTest, RequestsSentSinceTheLastReportCountAsLoad) {
   std::vector<ReplicaView> replicas = {Idle(), Idle()};
   replicas[0].unreported_requests = 1;
   EXPECT_EQ(Least(replicas), 1u);

@@ -19,7 +19,7 @@ absl::Status Mismatch(const std::string& target, absl::string_view field,
                       absl::string_view whose) {
   return absl::FailedPreconditionError(
       absl::StrCat("worker ", target, " (--workers): ", field, " is '", have,
-                   "', ", whose, " '", want, "'"));
+                   "', but ", whose, " '", want, "'"));
 }
 
 }  // namespace
@@ -50,9 +50,9 @@ absl::Status CheckWorker(const std::string& target,
   if (info.page_tokens() == 0 || info.max_model_len() == 0 ||
       info.max_num_seqs() == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "worker ", target, " (--workers): page_tokens ", info.page_tokens(),
-        ", max_model_len ", info.max_model_len(), ", max_num_seqs ",
-        info.max_num_seqs(), "; each must be positive"));
+        "worker ", target, " (--workers) reports page_tokens ",
+        info.page_tokens(), ", max_model_len ", info.max_model_len(),
+        " and max_num_seqs ", info.max_num_seqs(), "; each must be above 0"));
   }
   if (!expected.tokenizer_hash.empty() &&
       info.tokenizer_hash() != expected.tokenizer_hash) {

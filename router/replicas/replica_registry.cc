@@ -206,11 +206,11 @@ absl::Status ReplicaRegistry::Admit(Replica* replica,
     if (peer->model_name() == info.model_name()) {
       expected.peer = peer;
     } else if (!options_.served_names.empty()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("worker ", replica->target(), " (--workers): model '",
-                       info.model_name(), "', worker ", other->target(),
-                       " has '", peer->model_name(),
-                       "'; --served-model-name can name one model only"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "worker ", replica->target(), " (--workers) serves model '",
+          info.model_name(), "', but worker ", other->target(), " serves '",
+          peer->model_name(),
+          "': with --served-model-name all workers must serve the same model"));
     }
   }
   absl::Status compatible = CheckWorker(replica->target(), info, expected);

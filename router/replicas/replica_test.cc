@@ -33,12 +33,12 @@ std::shared_ptr<Replica> NewReplica() {
   return std::make_shared<Replica>("w:1", nullptr);
 }
 
-TEST(CheckWorkerTest, AcceptsTheSameVersionAndWeights) {
+TEST(CheckWorkerTest, AcceptsAWorkerWithTheSameVersionAndWeights) {
   KVASIR_EXPECT_OK(CheckWorker("w:1", GoodInfo(), {"t1", GoodInfo()}));
   KVASIR_EXPECT_OK(CheckWorker("w:1", GoodInfo(), {"", std::nullopt}));
 }
 
-TEST(CheckWorkerTest, RefusesAnotherVersionAndNamesBoth) {
+TEST(CheckWorkerTest, RefusesAWorkerOfAnotherApiVersionAndNamesBothVersions) {
   kvasir::v1::WorkerInfo info = GoodInfo();
   info.set_api_version("kvasir.v2");
   EXPECT_THAT(CheckWorker("w:1", info, {}),
@@ -47,7 +47,8 @@ TEST(CheckWorkerTest, RefusesAnotherVersionAndNamesBoth) {
                              HasSubstr("'kvasir.v1'"))));
 }
 
-TEST(CheckWorkerTest, RefusesOtherWeightsThanThePeers) {
+TEST(CheckWorkerTest,
+     RefusesAWorkerWhoseWeightsDifferFromThoseOfOtherReplicas) {
   kvasir::v1::WorkerInfo info = GoodInfo();
   info.set_weights_id("w2");
   EXPECT_THAT(CheckWorker("w:1", info, {"", GoodInfo()}),
@@ -66,7 +67,7 @@ TEST(CheckWorkerTest, RefusesAnotherCacheThanThePeers) {
                        AllOf(HasSubstr("cache_id"), HasSubstr("'c2'"))));
 }
 
-TEST(CheckWorkerTest, RefusesAnotherTokenizerThanTheFacades) {
+TEST(CheckWorkerTest, RefusesAWorkerWhoseTokenizerDiffersFromTheRouters) {
   EXPECT_THAT(CheckWorker("w:1", GoodInfo(), {"t2", std::nullopt}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("tokenizer_hash"), HasSubstr("'t1'"),
@@ -116,7 +117,7 @@ TEST(ReplicaTest, ALostReplicaIsReadyAgainAfterItsNextReport) {
   EXPECT_EQ(replica->detail(), "");
 }
 
-TEST(ReplicaTest, BackoffGrowsToALimitAndStartsAnewAfterSuccess) {
+TEST(ReplicaTest, TheBackoffGrowsUpToALimitAndIsResetByASuccess) {
   const auto replica = NewReplica();
   const absl::Status lost = absl::UnavailableError("no route");
   const absl::Duration first = replica->OnLost(lost);

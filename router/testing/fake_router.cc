@@ -84,7 +84,7 @@ void FakeRouter::LogRefused(CanonicalRequest request, const absl::Status& why) {
 absl::StatusOr<ModelStatus> FakeRouter::Model(const std::string& name) const {
   if (name == model_.name) return model_;
   return absl::NotFoundError(
-      absl::StrCat("no model '", name, "'; there is '", model_.name, "'"));
+      absl::StrCat("model '", name, "' is unknown; served: ", model_.name));
 }
 
 RouterHealth FakeRouter::Health() const {

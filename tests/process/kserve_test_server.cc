@@ -49,7 +49,8 @@ class EchoRouter final : public router::RequestRouter {
     if (prompt >= kMaxModelLen) {
       return proto::RefusedError(
           kvasir::v1::Refusal::NEVER_FITS,
-          absl::StrCat("the prompt has ", prompt, " tokens, the model holds ",
+          absl::StrCat("the prompt has ", prompt,
+                       " tokens; prompt and output together may have ",
                        kMaxModelLen));
     }
     auto handle = std::make_shared<Handle>();
@@ -68,7 +69,7 @@ class EchoRouter final : public router::RequestRouter {
       const std::string& name) const override {
     if (name != kModel) {
       return absl::NotFoundError(
-          absl::StrCat("no model '", name, "'; there is '", kModel, "'"));
+          absl::StrCat("model '", name, "' is unknown; served: ", kModel));
     }
     router::ModelStatus model;
     model.name = kModel;

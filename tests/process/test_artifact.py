@@ -81,7 +81,7 @@ def artifact(tmp_path):
     return folder
 
 
-def test_inspect_reports_ranks_bytes_and_weights(artifact):
+def test_inspect_reports_the_latent_ranks_the_bytes_and_the_weights(artifact):
     report = json.loads(run("inspect", artifact, "--json").stdout)
     values = [side for side in report["layers"] if side["side"] == "value"]
     assert [side["rank"] for side in values] == [2 * RANK] * report["num_layers"]
@@ -93,7 +93,7 @@ def test_inspect_reports_ranks_bytes_and_weights(artifact):
     assert "2x24" in text and "at_runtime" in text
 
 
-def test_inspect_reports_what_each_rank_holds(artifact):
+def test_inspect_reports_the_cache_and_the_weights_of_each_rank(artifact):
     report = json.loads(run("inspect", artifact, "--tp", 2, "--json").stdout)
     ranks = report["tensor_parallel"]
     heads = [(rank["first_kv_head"], rank["num_kv_heads"]) for rank in ranks["ranks"]]
@@ -136,7 +136,7 @@ def evaluation(tmp_path):
     return path, content
 
 
-def test_the_page_has_the_figures_and_refuses_a_file_without_an_interval(
+def test_the_html_page_shows_the_evaluation_and_refuses_one_without_an_interval(
         artifact, evaluation, tmp_path):
     path, content = evaluation
     page = tmp_path / "page.html"
@@ -190,7 +190,7 @@ def drawn(request, tmp_path_factory):
     return draw
 
 
-def test_the_page_draws_which_tokens_of_a_text_stayed(drawn, tmp_path):
+def test_the_html_page_shows_which_tokens_of_a_text_stayed_in_the_cache(drawn, tmp_path):
     text, page = tmp_path / "text.txt", tmp_path / "page.html"
     text.write_text("<b>" + (TINY / "evaluation.txt").read_text()[:1500])
     run("inspect", TINY, "--trace", text, "--html", page, "--eviction", "streaming",
@@ -200,7 +200,7 @@ def test_the_page_draws_which_tokens_of_a_text_stayed(drawn, tmp_path):
     assert drawn(page).count('class="slot"') == len(report["tokens"])
 
 
-def test_another_layer_is_drawn_when_it_is_chosen(tmp_path):
+def test_the_html_page_draws_the_layer_that_the_reader_chooses(tmp_path):
     text, page = tmp_path / "text.txt", tmp_path / "page.html"
     text.write_text((TINY / "evaluation.txt").read_text()[:1500])
     run("inspect", TINY, "--trace", text, "--html", page, "--eviction", "h2o",
@@ -215,7 +215,7 @@ def test_another_layer_is_drawn_when_it_is_chosen(tmp_path):
         assert context.eval(gone) == sum(at is not None for at in unit["gone_at"])
 
 
-def test_the_page_draws_every_layer_and_ticks_beside_0(artifact, evaluation, drawn, tmp_path):
+def test_the_html_page_draws_every_layer_and_its_scale_has_more_ticks_than_0(artifact, evaluation, drawn, tmp_path):
     path, content = evaluation
     inspected = json.loads(run("inspect", artifact, "--json").stdout)
     # There are two widths of one method, one of which belongs to the inspected plan, within a narrow range.
@@ -240,7 +240,7 @@ def test_the_page_draws_every_layer_and_ticks_beside_0(artifact, evaluation, dra
     assert len(re.findall(r'class="line" d="M[\d.]+ [\d.]+" stroke', quality)) == 3
 
 
-def test_the_page_draws_evictions_at_the_bytes_that_stay(artifact, evaluation, tmp_path):
+def test_the_html_page_places_an_eviction_at_the_bytes_of_the_slots_it_keeps(artifact, evaluation, tmp_path):
     path, content = evaluation
     whole, = content["rows"]
     fewer = dict(whole, kv_bytes_per_token=104, kv_bytes_per_sequence=128 * 104,
@@ -271,7 +271,7 @@ def prediction(artifact):
     return path, content
 
 
-def test_the_page_draws_the_predicted_curve_and_marks_the_plan(
+def test_the_html_page_draws_the_predicted_divergence_and_marks_the_plan(
         artifact, prediction, drawn, tmp_path):
     page = tmp_path / "page.html"
     run("inspect", artifact, "--html", page)
@@ -289,7 +289,7 @@ def test_the_page_draws_the_predicted_curve_and_marks_the_plan(
     assert "predicted divergence  0.01230 nats" in run("inspect", artifact).stdout
 
 
-def test_the_page_draws_memory_with_and_without_eviction(artifact, drawn, tmp_path):
+def test_the_html_page_draws_the_cache_memory_with_and_without_eviction(artifact, drawn, tmp_path):
     page = tmp_path / "page.html"
     run("inspect", artifact, "--html", page)
     assert "without eviction" not in draw_by_script(page)
@@ -310,7 +310,7 @@ def test_the_page_draws_memory_with_and_without_eviction(artifact, drawn, tmp_pa
 @pytest.mark.parametrize("values", [
     {"curve": []}, {"curve": [], "kl": 0, "kl_low": 0}, {"curve": [], "kl": 5e-324, "kl_low": 5e-324},
 ])
-def test_a_curve_without_points_is_accepted(artifact, prediction, tmp_path, values):
+def test_the_html_page_accepts_a_prediction_without_points(artifact, prediction, tmp_path, values):
     path, content = prediction
     path.write_text(json.dumps(content | values | {"kappa": {}}))
     page = tmp_path / "page.html"
@@ -324,7 +324,7 @@ def test_a_curve_without_points_is_accepted(artifact, prediction, tmp_path, valu
     ("kl", float("nan"), "not JSON"), ("kl", None, "kl: is missing"),
     ("curve", "<script>", "curve: must be a list"), ("curve", [7] * 5000, "found 5000"),
     ("curve", [{"bytes_per_token": -1, "kl": 1}], "curve[0]: bytes_per_token")])
-def test_an_invalid_prediction_is_refused_by_name(artifact, prediction, field, value, named):
+def test_the_error_for_an_invalid_prediction_names_the_field(artifact, prediction, field, value, named):
     path, content = prediction
     path.write_text(json.dumps(content | {field: value}))
     refused = run("inspect", artifact, check=False)
@@ -341,7 +341,7 @@ def test_a_prediction_of_another_plan_is_not_shown(artifact, prediction):
 
 @pytest.mark.parametrize("low, high, scale", [
     (-0.0003, 0.0078, 0.0009), (0, 0.0095, 0.001), (-0.02, 5.5, 0.0004), (0, 0.9, 0.1)])
-def test_a_scale_around_0_has_ticks_beside_0_with_room_between_them(
+def test_a_scale_around_0_has_at_least_four_ticks_that_do_not_overlap(
         artifact, tmp_path, low, high, scale):
     page = tmp_path / "page.html"
     run("inspect", artifact, "--html", page)
@@ -352,7 +352,7 @@ def test_a_scale_around_0_has_ticks_beside_0_with_room_between_them(
     assert all(above - below >= 24 for (_, above), (_, below) in zip(ticks, ticks[1:]))
 
 
-def test_a_compressed_checkpoint_runs(artifact):
+def test_perplexity_with_a_compressed_checkpoint_uses_the_bytes_that_inspect_reports(artifact):
     report = json.loads(
         run("perplexity", "--model", artifact, "--text", TINY / "evaluation.txt", "--window", "32",
             "--max-windows", "1", "--json").stdout
@@ -364,7 +364,7 @@ def test_a_compressed_checkpoint_runs(artifact):
 @pytest.mark.parametrize(
     "command", [("serve",), ("generate", "--prompt", "x"), ("perplexity", "--text", "x")]
 )
-def test_a_plan_that_is_not_served_is_named_with_its_layer(artifact, command):
+def test_the_error_for_a_plan_that_is_not_implemented_names_the_layer(artifact, command):
     plan = json.loads((artifact / "kv_plan.json").read_text())
     plan["layers"][2] = json.loads(json.dumps(plan["layers"][2]))
     plan["layers"][2]["selection"] = {
@@ -377,7 +377,7 @@ def test_a_plan_that_is_not_served_is_named_with_its_layer(artifact, command):
     assert "UNIMPLEMENTED: layer 2: the plan asks for selection" in refused.stderr
 
 
-def test_a_full_plan_with_full_weights_is_served(tmp_path):
+def test_an_uncompressed_plan_with_uncompressed_weights_is_served(tmp_path):
     folder = tmp_path / "full"
     shutil.copytree(TINY, folder)
     config = json.loads((TINY / "config.json").read_text())
@@ -416,7 +416,7 @@ def test_a_plan_can_be_inspected_before_it_is_applied(artifact):
 
 @pytest.mark.parametrize("name", ["model.layers.2.self_attn.v_proj.up.1.weight",
                                   "model.layers.5.mlp.up_proj.weight"])
-def test_weights_that_are_not_finite_are_refused_with_their_place(artifact, name):
+def test_the_error_for_weights_that_are_not_finite_names_the_tensor(artifact, name):
     tensors = read_tensors(artifact / "model.safetensors")
     dtype, shape, content = tensors[name]
     row, column = shape[0] - 1, 7
@@ -431,7 +431,7 @@ def test_weights_that_are_not_finite_are_refused_with_their_place(artifact, name
                 in refused.stderr)
 
 
-def test_logits_that_overflow_fail_without_text(tmp_path):
+def test_if_logits_overflow_generate_fails_and_prints_no_text(tmp_path):
     """The weights are finite, but their products are not."""
     folder = tmp_path / "overflow"
     shutil.copytree(TINY, folder)
@@ -447,7 +447,7 @@ def test_logits_that_overflow_fail_without_text(tmp_path):
         assert "INTERNAL" in failed.stderr and "a logit that is not a finite number" in failed.stderr
 
 
-def test_names_in_a_plan_are_printed_without_control_characters(artifact):
+def test_control_characters_in_the_names_of_a_plan_are_not_printed(artifact):
     plan = json.loads((artifact / "kv_plan.json").read_text())
     plan["method"] = "red \x1b[31m\x07 and \x9b2J"
     (artifact / "kv_plan.json").write_text(json.dumps(plan))

@@ -56,7 +56,7 @@ def bench(command, *flags):
 
 
 @pytest.mark.parametrize("command", FIGURES)
-def test_each_benchmark_prints_one_object_of_figures_by_name(command):
+def test_each_benchmark_prints_one_json_object_with_named_figures(command):
     report = bench(command)
     # The few tokens of a quick request may all come in one message, and the cost of one more message is a difference of
     # two noisy times.
@@ -67,7 +67,7 @@ def test_each_benchmark_prints_one_object_of_figures_by_name(command):
         assert "router_added_ms_p50" in report["spread"]
 
 
-def test_the_server_holds_neither_benchmarks_nor_compression():
+def test_the_server_program_contains_neither_the_benchmarks_nor_the_compression():
     names = subprocess.run(["nm", "-C", BINARY], capture_output=True, text=True, check=True).stdout
     assert "kvasir::worker::" in names and "kvasir::router::" in names
     assert "kvasir::bench::" not in names and "kvasir::compress::" not in names
@@ -85,7 +85,7 @@ def test_a_server_without_benchmarks_names_the_program_that_has_them(tmp_path):
     assert "kvasir-bench: No such file or directory" in done.stderr and "scripts/build kvasir-bench" in done.stderr
 
 
-def test_decode_reads_each_weight_once_per_step_and_says_when_caches_hold_them():
+def test_bench_decode_reads_each_weight_once_per_step_and_leaves_cached_bandwidth_undecided():
     report = bench("decode")
     # The tiny model's weights fit into the last-level cache.
     assert "read_bandwidth_share" in report["undecided"]
@@ -106,7 +106,7 @@ ATTENTION = {
 }
 
 
-def test_attention_has_a_row_for_each_method_and_context():
+def test_bench_attention_has_a_row_for_each_method_and_context():
     rows = bench("attention")["rows"]
     for row in rows:
         for name, kind in ATTENTION.items():
@@ -121,7 +121,7 @@ def test_attention_has_a_row_for_each_method_and_context():
             "svdq-84442200"} <= methods
 
 
-def test_attention_counts_the_bytes_of_the_slots_that_it_reads():
+def test_bench_attention_counts_the_bytes_of_the_cache_slots_that_it_reads():
     by = {(row["method"], row["context"]): row for row in bench("attention")["rows"]}
     # kvasir-tiny has 8 KV heads of 32 dimensions, keys and values, in bf16.
     assert by["dense-bf16", 96]["bytes_per_token"] == 96 * 2 * 8 * 32 * 2
@@ -139,7 +139,7 @@ def test_attention_counts_the_bytes_of_the_slots_that_it_reads():
     assert by["palu-50-g4-4bit", 96]["bytes_per_token"] == 96 * 2 * 2 * (32 + 4)
 
 
-def test_attention_measures_the_settings_of_its_flags():
+def test_bench_attention_measures_the_settings_of_its_flags():
     report = bench("attention", "--method", "palu-50-g2", "--context", "70", "--batch", "3",
                    "--page-tokens", "16", "--threads", "1")
     (row,) = report["rows"]
@@ -147,7 +147,7 @@ def test_attention_measures_the_settings_of_its_flags():
     assert report["machine"]["threads"] == 1
 
 
-def test_attention_of_a_chunk_is_compared_by_whole_layers():
+def test_bench_attention_compares_prompt_chunks_by_whole_layers():
     rows = bench("attention", "--prefill", "--context", "100", "--chunk", "30",
                  "--method", "dense-bf16,rap-50")["rows"]
     assert [(row["method"], row["chunk"]) for row in rows] == [("dense-bf16", 30), ("rap-50", 30)]
@@ -156,7 +156,7 @@ def test_attention_of_a_chunk_is_compared_by_whole_layers():
     assert rows[1]["target"] == 1.1 and all(row["us_per_token"] > 0 for row in rows)
 
 
-def test_an_unknown_method_is_refused_with_the_list():
+def test_the_error_for_an_unknown_method_lists_the_known_methods():
     done = run("bench", "attention", "--quick", "--method", "magic", check=False)
     assert done.returncode == 1 and "magic" in done.stderr and "palu-50-g4-3bit" in done.stderr
 
@@ -172,7 +172,7 @@ def test_the_breakdown_of_a_step_adds_up_to_the_step():
     assert all(row["breakdown"][part] > 0 for part in PARTS - {"lifts", "sum", "eviction"})
 
 
-def test_decode_with_evictions_reads_only_the_slots_that_stay():
+def test_bench_decode_with_eviction_reads_only_the_slots_that_stay():
     def row(*flags):
         return bench("decode", "--breakdown", "--context", "256", "--steps", "16", *flags)["rows"][1]
 
@@ -184,7 +184,7 @@ def test_decode_with_evictions_reads_only_the_slots_that_stay():
     assert 0.1 < (evicting["bytes_per_step"] - weights) / (whole["bytes_per_step"] - weights) < 0.25
 
 
-def test_decode_compares_plans_with_the_dense_cache():
+def test_bench_decode_compares_plans_with_the_uncompressed_cache():
     report = bench("decode", "--plan", "palu-50-g4-4bit,rap-50", "--breakdown", "--batch", "3")
     dense, palu, rap = report["rows"]
     assert [row["plan"] for row in report["rows"]] == ["dense-bf16", "palu-50-g4-4bit", "rap-50"]
@@ -218,7 +218,7 @@ def rows_of_ranks(tp, *flags):
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_ranks_are_compared_with_one_rank(tp):
+def test_bench_decode_compares_several_ranks_with_one_rank(tp):
     report, rows = rows_of_ranks(tp)
     layers, hidden, vocab = 6, 256, 4096  # kvasir-tiny
     sent = {}
@@ -245,7 +245,7 @@ def test_ranks_are_compared_with_one_rank(tp):
     assert any("4 in all" in note for note in report["notes"]) == (tp == 4)
 
 
-def test_ranks_that_evict_and_prefill_stay_in_lockstep():
+def test_benchmarked_ranks_that_evict_and_prefill_have_equal_collectives_per_step():
     report, rows = rows_of_ranks(2, "--fill", "prefill", "--breakdown", "--steps", 16, "--eviction", "h2o",
                                  "--eviction-budget", 32, "--eviction-recent", 8, "--eviction-every", 8)
     for of_batch in rows.values():
@@ -268,7 +268,7 @@ def test_an_impossible_number_of_ranks_is_refused(flags, code, said):
     assert "loading weights" not in done.stderr
 
 
-def test_random_latents_of_a_layer_spare_the_exact_rows_of_others(tmp_path):
+def test_random_latents_of_one_layer_do_not_overwrite_the_exact_rows_of_another(tmp_path):
     """Layers of few bits keep their random latents in the arena of a layer of many bits."""
     def side(stored, bits):
         codec = {"bits": {"schedule": [bits]}, "per_token": {}, "param_dtype": "F16", "none": {}}
@@ -283,13 +283,13 @@ def test_random_latents_of_a_layer_spare_the_exact_rows_of_others(tmp_path):
 
 
 @pytest.mark.parametrize("plans", [[], ["--plan", "rap-50,palu-50-g4"]])
-def test_a_paced_decode_requires_one_plan(plans):
+def test_bench_decode_with_paced_requires_exactly_one_plan(plans):
     done = run("bench", "decode", "--quick", "--paced", *plans, check=False)
     assert done.returncode != 0
     assert f"want one --plan, have {2 if plans else 0}" in done.stderr
 
 
-def test_a_paced_decode_takes_one_sample_for_each_line():
+def test_bench_decode_with_paced_measures_once_for_each_line_of_input():
     done = subprocess.run(
         [str(BINARY), "bench", "decode", "--quick", "--json", "--paced", "--plan", "rap-50",
          "--steps", "1"],
@@ -302,17 +302,17 @@ def test_a_paced_decode_takes_one_sample_for_each_line():
     assert second["cache_bytes_per_step"] > first["cache_bytes_per_step"]  # the context is one token longer
 
 
-def test_plans_need_random_weights_or_a_baseline():
+def test_bench_decode_with_plans_requires_random_weights_or_a_baseline():
     done = run("bench", "decode", "--quick", "--plan", "rap-50", "--model", "/no/such", check=False)
     assert done.returncode == 1 and "--baseline DIR" in done.stderr
 
 
-def test_quick_keeps_explicit_settings():
+def test_the_flag_quick_does_not_override_explicit_settings():
     report = bench("decode", "--context", "200", "--batch", "2")
     assert report["figures"]["context_tokens"] == 200
 
 
-def test_prefill_compares_each_shape_with_onednn_if_the_build_has_it():
+def test_bench_prefill_compares_each_shape_with_onednn_if_the_build_has_it():
     report = bench("prefill")
     if "gemm_share" in report["figures"]:
         assert [row["shape"] for row in report["rows"]] == ["qkv", "o", "gate_up", "down"]
@@ -321,7 +321,7 @@ def test_prefill_compares_each_shape_with_onednn_if_the_build_has_it():
         assert any("oneDNN" in note for note in report["notes"])
 
 
-def test_serve_loads_a_running_server():
+def test_bench_serve_sends_load_to_a_running_server():
     with KvasirProcess("serve") as server:
         report = bench("serve", "--endpoint", server.grpc, "--prompt-tokens", "fixed:8")
     closed, opened = report["rows"]
@@ -332,7 +332,7 @@ def test_serve_loads_a_running_server():
     assert "router_added_ms_p50" not in report["figures"]  # no flag named the worker
 
 
-def test_the_default_lengths_of_serve_fit_a_short_model():
+def test_the_default_lengths_of_bench_serve_fit_a_model_of_short_context():
     with KvasirProcess("serve") as server:
         report = bench("serve", "--endpoint", server.grpc, "--max-model-len", "16",
                        "--mode", "closed")
@@ -343,7 +343,7 @@ def test_the_default_lengths_of_serve_fit_a_short_model():
     assert done.returncode == 1 and "over the limit of 16" in done.stderr
 
 
-def test_serve_asks_the_server_for_its_length():
+def test_bench_serve_asks_the_server_for_its_max_model_len():
     with KvasirProcess("serve", "--max-model-len", "16") as server:
         report = bench("serve", "--endpoint", server.grpc, "--mode", "closed")
     row = report["rows"][0]
@@ -377,7 +377,7 @@ def server_of_others(config):
         server.stop(None)
 
 
-def test_without_a_model_config_the_length_of_the_flag_counts():
+def test_bench_serve_uses_the_length_of_its_flag_if_the_server_reports_none():
     with server_of_others(None) as endpoint:
         done = run("bench", "serve", "--quick", "--endpoint", endpoint, check=False)
     # The command reached its requests.
@@ -385,11 +385,11 @@ def test_without_a_model_config_the_length_of_the_flag_counts():
 
 
 @pytest.mark.parametrize("length", ["soon", "1", "-5", ""])
-def test_an_invalid_length_is_refused_by_name(length):
+def test_the_error_for_an_invalid_max_model_len_of_the_server_names_it(length):
     with server_of_others(length) as endpoint:
         done = run("bench", "serve", "--quick", "--endpoint", endpoint, check=False)
     assert done.returncode == 1 and not done.stdout
-    assert f'max_model_len of m: want an integer of at least 2, have "{length}"' in done.stderr
+    assert f'max_model_len "{length}" for model m: want an integer of at least 2' in done.stderr
 
 
 def test_a_missing_server_has_its_own_exit_code():
@@ -408,7 +408,7 @@ def test_lengths_over_the_models_limit_are_refused():
     assert "--prompt-tokens of 99999999" in done.stderr and "limit of 1024" in done.stderr
 
 
-def test_a_load_fails_if_every_request_fails():
+def test_bench_serve_fails_if_every_request_fails():
     with KvasirProcess("serve") as server:
         to = ("bench", "serve", "--quick", "--endpoint", server.grpc)
         done = run(*to, "--max-model-len", "9999", "--prompt-tokens", "fixed:5000", check=False)
@@ -425,7 +425,7 @@ def test_a_missing_checkpoint_is_not_reported_as_a_missing_server():
     assert done.returncode == 1 and "--model /no/such/folder" in done.stderr
 
 
-def test_an_interrupted_load_leaves_no_checkpoint_behind(tmp_path):
+def test_an_interrupted_bench_serve_leaves_no_checkpoint_behind(tmp_path):
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     bench = subprocess.Popen(
         [str(BINARY), "bench", "load", "--quick", "--pairs", "10000"], env=environment,
@@ -436,7 +436,7 @@ def test_an_interrupted_load_leaves_no_checkpoint_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_capacity_has_each_shape_with_each_plan():
+def test_bench_capacity_has_a_row_for_each_shape_with_each_plan():
     report = bench("capacity", "--shape", "kvasir-tiny,tinyllama-1.1b",
                    "--plan", "dense-8bit,rap-50")
     assert [(row["model"], row["plan"]) for row in report["rows"]] == [
@@ -448,12 +448,12 @@ def test_capacity_has_each_shape_with_each_plan():
 
 
 @pytest.mark.parametrize("model", [[], ["--model", TINY]])
-def test_capacity_refuses_plans_that_fit_no_shape(model):
+def test_bench_capacity_refuses_a_plan_without_a_shape(model):
     done = run("bench", "capacity", "--quick", "--plan", "rap-50", *model, check=False)
     assert done.returncode != 0 and not done.stdout
     assert "--plan requires --shape" in done.stderr
 
 
-def test_a_certificate_without_its_authority_is_refused(tmp_path):
+def test_bench_refuses_a_tls_certificate_without_a_certificate_authority(tmp_path):
     done = run("bench", "proxy", "--quick", "--tls-cert", tmp_path / "own.pem", check=False)
     assert done.returncode != 0 and "--tls-cert and --tls-ca are given together" in done.stderr

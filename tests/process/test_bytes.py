@@ -48,7 +48,7 @@ def measure(path):
     }
 
 
-def test_one_layer_at_f32_changes_every_figure_by_its_bytes(tmp_path):
+def test_a_layer_in_float32_increases_every_reported_size_by_its_own_bytes(tmp_path):
     config = json.loads((TINY / "config.json").read_text())
     layers = config["num_hidden_layers"]
     numbers = 2 * config["num_key_value_heads"] * config["head_dim"]

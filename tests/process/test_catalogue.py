@@ -31,7 +31,7 @@ def panels():
                 yield path.stem, panel
 
 
-def test_every_family_is_on_a_dashboard_and_every_panel_has_families_of_the_catalogue():
+def test_every_metric_is_on_a_dashboard_and_every_panel_shows_metrics_of_the_catalogue():
     shown = set()
     for _, panel in panels():
         families = FAMILIES.families_in(" ".join(target["expr"] for target in panel["targets"]))
@@ -40,7 +40,7 @@ def test_every_family_is_on_a_dashboard_and_every_panel_has_families_of_the_cata
     assert shown == set(FAMILIES.families) | set(FAMILIES.dcgm)
 
 
-def test_families_of_nvidias_exporter_are_marked_and_have_their_own_row():
+def test_metrics_of_nvidias_exporter_are_marked_and_have_their_own_row():
     for path in sorted(GRAFANA.glob("*.json")):
         row = None
         for panel in json.loads(path.read_text())["panels"]:
@@ -56,7 +56,7 @@ def test_families_of_nvidias_exporter_are_marked_and_have_their_own_row():
         assert not set(FAMILIES.dcgm) & FAMILIES.exported(process)
 
 
-def test_the_page_names_every_family_and_no_other():
+def test_the_page_of_metrics_lists_every_metric_and_no_other():
     page = (ROOT / "docs/metrics.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (?:gauge|counter|histogram|summary) \|", page, re.MULTILINE)
     assert sorted(rows) == sorted(FAMILIES.families)
@@ -64,7 +64,7 @@ def test_the_page_names_every_family_and_no_other():
     assert dict(re.findall(r"^\| `(\w+)` \| `(vllm:\w+)` \|", page, re.MULTILINE)) == FAMILIES.vllm
 
 
-def test_series_of_a_rank_have_its_label_if_there_are_several_ranks():
+def test_metrics_of_a_rank_have_the_label_rank_if_there_are_several_ranks():
     ranked = {name for name, family in FAMILIES.families.items() if family["ranked"]}
     assert ranked < FAMILIES.exported("rank") and ranked > FAMILIES.exported("rank") - FAMILIES.exported("worker")
     for name in FAMILIES.families:
@@ -109,7 +109,7 @@ def test_titles_are_unique_within_a_dashboard():
         assert len(set(titles)) == len(titles), dashboard["name"]
 
 
-def test_a_query_of_an_unknown_series_is_refused_by_name():
+def test_the_error_for_a_query_of_an_unknown_metric_names_it():
     small = catalogue.Catalogue(SMALL)
     assert small.families_in("kvasir_wait_seconds_bucket / kvasir_wait_seconds_sum") == [
         "kvasir_wait_seconds"
@@ -123,7 +123,7 @@ def test_a_query_of_an_unknown_series_is_refused_by_name():
         small.families_in("DCGM_FI_DEV_GONE > 0")
 
 
-def test_a_panel_with_several_units_must_name_one():
+def test_a_dashboard_panel_with_metrics_of_several_units_must_name_one_unit():
     small = catalogue.Catalogue(SMALL)
     assert dashboards.unit_of(small, {"title": "P"}, [("", "kvasir_pool_bytes")]) == "bytes"
     assert dashboards.unit_of(small, {"title": "P"}, [("", "DCGM_FI_DEV_POWER")]) == "watt"

@@ -50,7 +50,7 @@ def test_missing_cuda_is_reported_before_the_text_is_read(arguments, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
-def test_init_of_a_small_model_prints_few_lines(tmp_path):
+def test_creating_a_small_model_with_init_prints_at_most_two_lines(tmp_path):
     done = compress("init", "--like", "kvasir-tiny", "--hidden", "64", "--intermediate", "64",
                     "--heads", "2", "--kv-heads", "2", "--vocab", "64", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr

@@ -75,7 +75,7 @@ def header(path):
     ],
     ids=lambda m: "-".join(map(str, m)).replace("--", ""),
 )
-def test_every_method_plans_and_applies(compress, tmp_path, method):
+def test_every_compression_method_can_plan_and_apply(compress, tmp_path, method):
     out = tmp_path / "out"
     done = compress("apply", "--model", TINY, "--method", *method, *FEW_TOKENS, "--out", out,
                     "--json", "--quiet")
@@ -89,7 +89,7 @@ def test_every_method_plans_and_applies(compress, tmp_path, method):
 
 # In the first model a quarter of each head turns, with biases; in the second no head turns.
 @pytest.mark.parametrize("shape", ["pythia-160m", "opt-125m"])
-def test_families_with_other_layers_and_names_are_compressed(compress, tmp_path, shape):
+def test_model_families_with_other_layers_and_tensor_names_are_compressed(compress, tmp_path, shape):
     base, out = tmp_path / "base", tmp_path / "out"
     compress("init", "--like", shape, "--layers", 2, "--hidden", 64, "--heads", 4, "--kv-heads",
              4, "--head-dim", 16, "--intermediate", 96, "--vocab", 4096, "--context", 256,
@@ -123,7 +123,7 @@ def test_families_with_other_layers_and_names_are_compressed(compress, tmp_path,
     ],
     ids=lambda m: "-".join(map(str, m)).replace("--", ""),
 )
-def test_a_plan_for_ranks_holds_nothing_twice(compress, tmp_path, method, tp):
+def test_a_plan_for_several_ranks_stores_no_keys_or_values_on_two_ranks(compress, tmp_path, method, tp):
     plan = tmp_path / "plan.json"
     done = compress("plan", "--model", TINY, "--method", *method, "--tp", tp, "--out", plan,
                     "--json", *FEW_TOKENS)
@@ -144,7 +144,7 @@ def test_a_plan_for_ranks_holds_nothing_twice(compress, tmp_path, method, tp):
     assert max(weights) < of_inspect["one_rank_weight_bytes"]
 
 
-def test_groups_that_span_ranks_are_reported_or_refused(compress, tmp_path):
+def test_groups_of_heads_that_span_several_ranks_are_reported_or_refused(compress, tmp_path):
     plan = tmp_path / "plan.json"
     uniform = ["plan", "--model", TINY, "--method", "uniform", "--keep", 0.5]
     compress(*uniform, "--group-heads", "all", "--out", plan)
@@ -243,7 +243,7 @@ def test_a_prediction_is_copied_only_with_its_own_plan(compress, tmp_path):
 
 # The divergence of rotated 4-bit codes on one text is the limit for a plan. The plan must take fewer bytes, and it must
 # not diverge more on another text.
-def test_a_plan_for_a_divergence_keeps_it_on_another_text(compress, tmp_path):
+def test_a_plan_for_a_target_divergence_stays_within_it_on_another_text(compress, tmp_path):
     words = (TINY / "evaluation.txt").read_text()
     texts = [tmp_path / "one.txt", tmp_path / "two.txt"]
     texts[0].write_text(words[:len(words) // 2])
@@ -264,7 +264,7 @@ def test_a_plan_for_a_divergence_keeps_it_on_another_text(compress, tmp_path):
     assert planned["kv_bytes_per_token"] < 0.9 * rotated["kv_bytes_per_token"]
 
 
-def test_bytes_per_token_are_met_from_below(compress):
+def test_a_plan_takes_at_most_the_requested_bytes_per_token(compress):
     done = compress("plan", "--model", TINY, "--method", "uniform", "--kv-bytes-per-token", 1500,
                     "--key-bits", 4, "--value-bits", 4, "--json", "--quiet")
     report = json.loads(done.stdout)
@@ -327,7 +327,7 @@ def test_tensors_that_no_plan_changes_are_copied_bit_by_bit(compress, tmp_path):
         (["--method", "auto", "--keep", 0.5], "give --kv-bytes-per-token, --max-kl or both"),
     ],
 )
-def test_wrong_usage_is_named_with_its_own_exit_code(compress, arguments, named):
+def test_wrong_usage_has_its_own_exit_code_and_an_error_that_names_it(compress, arguments, named):
     refused(compress("plan", "--model", TINY, *arguments, ok=False), named, code=2)
 
 
@@ -370,7 +370,7 @@ def test_a_plan_that_does_not_fit_is_refused_and_nothing_is_written(compress, tm
     assert tree(tmp_path) == before
 
 
-def test_a_float32_model_is_compared_with_its_own_type(compress, tmp_path):
+def test_a_float32_model_is_compared_with_an_uncompressed_float32_cache(compress, tmp_path):
     base = tmp_path / "base"
     compress("init", "--like", "kvasir-tiny", "--layers", 2, "--vocab", 4096, "--tokenizer", TINY,
              "--dtype", "f32", "--out", base, "--quiet")
@@ -385,7 +385,7 @@ def test_a_float32_model_is_compared_with_its_own_type(compress, tmp_path):
     assert "dense f32" in done.stdout and "compression ratio     2.0" in done.stdout
 
 
-def test_the_defaults_of_rap_are_the_measured_ones(compress):
+def test_the_method_rap_has_the_default_steps_that_measured_best(compress):
     """The default is steps of 2 dimensions, as measured. Steps of 8 have 2.5 times their loss."""
     def options(*method):
         done = compress("plan", "--model", TINY, "--method", *method, *FEW_TOKENS, "--json",
@@ -398,7 +398,7 @@ def test_the_defaults_of_rap_are_the_measured_ones(compress):
     assert "--rank-multiple 8 " in options("palu", "--keep", 0.5)
 
 
-def test_help_says_when_to_use_which_method(compress):
+def test_the_help_says_when_to_use_each_compression_method(compress):
     text = compress("plan", "--help").stdout
     assert "Which method when" in text
     for method in ("palu --keep", "svdq --value-bits", "rap --keep", "commuting --keep", "lorc"):
@@ -406,7 +406,7 @@ def test_help_says_when_to_use_which_method(compress):
     assert max(map(len, text[text.index("Which method when"):].splitlines())) <= 80
 
 
-def test_auto_refuses_normed_keys_before_any_work(compress, tmp_path):
+def test_the_method_auto_refuses_a_model_with_qk_norm_before_calibration(compress, tmp_path):
     base = tmp_path / "base"
     base.mkdir()
     config = json.loads((TINY / "config.json").read_text())
@@ -427,7 +427,7 @@ def test_a_text_that_is_too_short_is_refused(compress, tmp_path):
     refused(done, "short.txt", "too short: it has", "16384 are needed (16 sequences of 1024)")
 
 
-def test_a_domain_that_is_too_short_is_named(compress, tmp_path):
+def test_the_error_for_a_calibration_domain_that_is_too_short_names_it(compress, tmp_path):
     text = tmp_path / "short.txt"
     text.write_text("A few words only.\n")
     done = compress("calibrate", "--model", TINY, "--text", f"long={CALIBRATION}", "--text",
@@ -474,7 +474,7 @@ def model_with(tmp_path, name, value):
 NAN_BF16 = b"\xc0\x7f"
 
 
-def test_weights_that_are_nan_are_refused_by_name(compress, tmp_path):
+def test_the_error_for_weights_that_are_nan_names_the_tensor(compress, tmp_path):
     name = "model.layers.3.self_attn.k_proj.weight"
     model = model_with(tmp_path, name, NAN_BF16)
     done = compress("apply", "--model", model, "--method", "uniform", "--keep", 0.5,
@@ -484,7 +484,7 @@ def test_weights_that_are_nan_are_refused_by_name(compress, tmp_path):
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_calibration_names_the_layer_that_nan_reaches(compress, tmp_path):
+def test_the_error_for_nan_in_calibration_names_the_layer(compress, tmp_path):
     model = model_with(tmp_path, "model.layers.3.mlp.up_proj.weight", NAN_BF16)
     done = compress("plan", "--model", model, "--method", "palu", "--keep", 0.5, *FEW_TOKENS,
                     ok=False)
@@ -515,7 +515,7 @@ def test_an_output_that_exists_or_cannot_be_written_is_refused(compress, tmp_pat
     assert tree(tmp_path) == ["file", "out", "out/thesis.tex"]
 
 
-def test_a_full_disk_is_reported_and_nothing_is_left(tmp_path):
+def test_a_full_disk_is_reported_and_no_output_is_left(tmp_path):
     """A limit on file sizes makes writes fail, as a full disk does."""
 
     def no_large_files():
@@ -615,7 +615,7 @@ def test_a_folders_name_sends_no_escape_codes_to_the_terminal(tmp_path):
     assert done.stdout.count("evil\\x1b[31mred") >= 3 and "text\\x1b[2J.txt" in done.stdout
 
 
-def test_evaluate_refuses_what_it_cannot_compare(compress, tmp_path):
+def test_evaluate_refuses_missing_models_short_texts_and_invalid_paths(compress, tmp_path):
     evaluate = ["evaluate", "--teacher", TINY, "--text", TINY / "evaluation.txt"]
     refused(compress(*evaluate, "/no/such/folder", "--windows", 2, "--window-tokens", 64,
                      ok=False), "/no/such/folder")
@@ -633,7 +633,7 @@ def test_evaluate_refuses_what_it_cannot_compare(compress, tmp_path):
     refused(compress(*evaluate, ok=False), "candidate", code=2)
 
 
-def test_evictions_are_checked_before_the_teachers_pass(compress, tmp_path):
+def test_settings_of_eviction_are_checked_before_the_teacher_is_evaluated(compress, tmp_path):
     evaluate = ["evaluate", "--quiet", "--teacher", TINY, "--text", TINY / "evaluation.txt",
                 "--windows", 2, "--window-tokens", 64]
     done = compress(*evaluate, TINY, "per-token:k4,v4,window=32", "--eviction", "none,h2o",
@@ -665,7 +665,7 @@ def test_rows_evaluated_before_a_failure_are_written(compress, tmp_path):
     assert sum(row["window_kl"]) / 2 == pytest.approx(row["kl_nats"])
 
 
-def test_single_layers_are_compressed_and_the_others_stay_whole(compress, tmp_path):
+def test_only_the_listed_layers_are_compressed(compress, tmp_path):
     plan = tmp_path / "plan.json"
     only = ["plan", "--quiet", "--model", TINY, "--method", "uniform", "--keep", 0.5,
             "--out", plan, "--only-layers"]
@@ -718,7 +718,7 @@ def test_eviction_can_be_added_to_any_plan(compress, tmp_path):
             "layer 0 eviction", "want recent >= 96, have 64")
 
 
-def test_a_plan_with_only_eviction_codes_keys_and_values_as_asked(compress, tmp_path):
+def test_a_plan_with_only_eviction_has_the_requested_bits_of_keys_and_values(compress, tmp_path):
     out = tmp_path / "plan.json"
     plan = ["plan", "--quiet", "--model", TINY, "--method", "q-hitter", "--out", out]
     for flags, key, value in ((["--value-bits", 4], None, 4), (["--key-bits", 2], 2, None),
@@ -735,7 +735,7 @@ def test_a_plan_with_only_eviction_codes_keys_and_values_as_asked(compress, tmp_
             "--key-bits and --value-bits cannot be used with --evict-from", code=2)
 
 
-def test_bytes_per_token_include_what_eviction_stores(compress, tmp_path):
+def test_the_budget_of_bytes_per_token_includes_the_metadata_of_eviction(compress, tmp_path):
     plan = ["plan", "--quiet", "--model", TINY, "--method", "uniform", "--kv-bytes-per-token",
             2048, "--eviction", "q-hitter", "--json"]
     assert 1900 < json.loads(compress(*plan).stdout)["kv_bytes_per_token"] <= 2048
@@ -764,7 +764,7 @@ def test_only_the_layers_that_are_listed_evict(compress, tmp_path):
             "--only-layers", code=2)
 
 
-def test_evict_from_is_refused_if_nothing_reads_it(compress, tmp_path):
+def test_flags_of_eviction_that_would_have_no_effect_are_refused(compress, tmp_path):
     made = tmp_path / "plan.json"
     compress("plan", "--quiet", "--model", TINY, "--method", "q-hitter", "--out", made)
     for flags in (["apply", "--plan", made, "--out", tmp_path / "art"],
@@ -790,13 +790,13 @@ def test_a_plan_records_all_given_settings_of_eviction(compress, tmp_path):
     assert "decay" not in json.loads(out.read_text())["provenance"]["options"]
 
 
-def test_a_decay_of_0_is_refused(compress):
+def test_an_eviction_decay_of_0_is_refused(compress):
     # In a plan, 0 means unset, and nothing would decay.
     refused(compress("plan", "--model", TINY, "--method", "q-hitter", "--eviction-decay", 0,
                      ok=False), "--eviction-decay", code=2)
 
 
-def test_evictions_are_rows_of_an_evaluation(compress, tmp_path):
+def test_an_evaluation_has_a_row_for_each_method_and_budget_of_eviction(compress, tmp_path):
     out = tmp_path / "result.json"
     done = compress("evaluate", "--quiet", "--teacher", TINY, "per-token:k4,v4", "--text",
                     TINY / "evaluation.txt", "--windows", 2, "--window-tokens", 128, "--eviction",

@@ -121,7 +121,7 @@ def test_every_recording_rule_returns_data(prometheus):
         wait_until(lambda: prometheus.query(record), f"{record} has data")
 
 
-def test_the_series_of_every_alert_exist_and_none_fires_on_a_healthy_server(prometheus):
+def test_the_series_of_every_alert_exist_and_no_alert_fires_on_a_healthy_server(prometheus):
     alerts = [rule for rule in groups(prometheus) if rule["type"] == "alerting"]
     assert len(alerts) == RULES.read_text().count("- alert: ") > 0
     for alert in alerts:
@@ -139,7 +139,7 @@ def test_the_series_of_every_alert_exist_and_none_fires_on_a_healthy_server(prom
     assert [alert["name"] for alert in groups(prometheus) if alert.get("state") == "firing"] == []
 
 
-def test_the_rule_of_the_adapter_finds_its_series_and_gives_one_number_per_pod(prometheus):
+def test_the_rule_of_the_metrics_adapter_gives_one_number_per_pod(prometheus):
     (rule,) = yaml.safe_load((ROOT / "deploy/prometheus/adapter.yml").read_text())["rules"]
     assert rule["resources"]["overrides"].keys() == POD.keys()
     found = {series["__name__"] for series in prometheus.get("series", **{"match[]": rule["seriesQuery"]})}
@@ -153,7 +153,7 @@ def test_the_rule_of_the_adapter_finds_its_series_and_gives_one_number_per_pod(p
         assert row["metric"] == {"pod": POD["pod"]}
 
 
-def test_promtool_accepts_the_rules_and_their_cases_pass():
+def test_promtool_accepts_the_rules_and_their_unit_tests_pass():
     for command in ("check", str(RULES)), ("test", str(RULES.with_name("rules_test.yml"))):
         done = subprocess.run(
             ["promtool", command[0], "rules", command[1]], capture_output=True, text=True, timeout=60
@@ -161,7 +161,7 @@ def test_promtool_accepts_the_rules_and_their_cases_pass():
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_rule_and_alert_has_a_case_of_promtool_and_every_alert_a_runbook():
+def test_every_rule_and_alert_has_a_promtool_test_and_every_alert_has_a_runbook():
     rules, cases = RULES.read_text(), RULES.with_name("rules_test.yml").read_text()
     for record in re.findall(r"- record: (\S+)", rules):
         assert re.search(rf"expr: .*{re.escape(record)}", cases), record
@@ -176,7 +176,7 @@ def test_every_rule_and_alert_has_a_case_of_promtool_and_every_alert_a_runbook()
         assert anchor in headings, anchor
 
 
-def test_the_picture_is_drawn_from_prometheus(prometheus, tmp_path):
+def test_the_picture_of_a_dashboard_is_drawn_with_data_of_prometheus(prometheus, tmp_path):
     picture = tmp_path / "dashboard.svg"
     command = [
         ROOT / "deploy/metrics/picture", "--prometheus", prometheus.url, "--seconds", "10",

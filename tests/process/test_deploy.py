@@ -188,7 +188,7 @@ def judge_group(resource):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_kubernetes_schemas_accept_every_resource(rendered, overlay):
+def test_every_resource_of_the_deployment_is_valid_in_the_kubernetes_schemas(rendered, overlay):
     import kubernetes_validate
 
     from cloudcoil.models.prometheus_operator import v1 as operator
@@ -208,7 +208,7 @@ def test_kubernetes_schemas_accept_every_resource(rendered, overlay):
     assert judged > 12
 
 
-def test_a_misspelt_field_is_refused(rendered):
+def test_a_misspelt_field_of_a_kubernetes_resource_is_refused(rendered):
     import kubernetes_validate
 
     resource = find(rendered["overlays/cpu"], "Deployment", "kvasir-router")
@@ -228,7 +228,7 @@ def test_a_misspelt_field_is_refused(rendered):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_settings_are_flags_of_the_program_with_valid_values(rendered, overlay, tmp_path):
+def test_environment_settings_of_pods_are_flags_of_the_program_with_valid_values(rendered, overlay, tmp_path):
     for name, pod in pods(rendered[overlay]).items():
         (command,) = container(pod)["args"]
         wanted = settings(rendered[overlay], name)
@@ -318,7 +318,7 @@ def test_every_rank_is_scraped_with_the_name_of_its_replica(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", GROUPED)
-def test_a_group_has_one_pod_per_rank_and_ends_as_a_whole(rendered, overlay):
+def test_a_group_of_ranks_has_one_pod_per_rank_and_restarts_as_a_whole(rendered, overlay):
     resources = rendered[overlay]
     group = find(resources, "LeaderWorkerSet", "kvasir-worker")["spec"]
     size = group["leaderWorkerTemplate"]["size"]
@@ -386,7 +386,7 @@ def test_admin_ports_stay_within_the_pod_and_workers_admit_only_routers(rendered
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_pod_lives_until_its_drain_is_over(rendered, overlay):
+def test_a_pod_has_enough_time_to_finish_its_drain(rendered, overlay):
     for name, pod in pods(rendered[overlay]).items():
         (drain,) = re.findall(r"^(\d+)s$", settings(rendered[overlay], name)["KVASIR_DRAIN_TIMEOUT"])
         command = container(pod)["lifecycle"]["preStop"]["exec"]["command"]
@@ -399,7 +399,7 @@ def test_a_pod_lives_until_its_drain_is_over(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_routers_name_every_worker_that_may_exist(rendered, overlay):
+def test_the_settings_of_routers_list_every_worker_that_may_exist(rendered, overlay):
     resources = rendered[overlay]
     kind = "LeaderWorkerSet" if overlay in GROUPED else "StatefulSet"
     workers = find(resources, kind, "kvasir-worker")["spec"]
@@ -441,7 +441,7 @@ def test_no_container_runs_as_root_or_writes_its_root_file_system(rendered, over
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_plain_text_is_an_explicit_setting_and_tls_has_its_files(rendered, overlay):
+def test_pods_without_tls_set_it_explicitly_and_pods_with_tls_have_its_files(rendered, overlay):
     resources = rendered[overlay]
     for name, pod in pods(resources).items():
         wanted = settings(resources, name)
@@ -482,7 +482,7 @@ def test_the_example_of_identities_is_accepted_by_a_router(tmp_path):
 
 # components/tls used to leave h2c on the ports, and a gateway sent plain text to them.
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_services_declare_plain_http2_only_without_tls(rendered, overlay):
+def test_services_declare_http2_without_tls_only_if_tls_is_off(rendered, overlay):
     spoken = {
         each["metadata"]["name"]: port.get("appProtocol")
         for each in rendered[overlay] if each["kind"] == "Service"
@@ -560,7 +560,7 @@ def test_a_rollout_ends_a_worker_before_it_starts_the_next(rendered, overlay):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_start_has_enough_time_to_load_weights(rendered, overlay):
+def test_the_startup_probe_leaves_enough_time_to_load_weights(rendered, overlay):
     for name in pods(rendered[overlay]).keys() - {"kvasir-router"}:
         probe = container(pods(rendered[overlay])[name])["startupProbe"]
         # This adds the time until the last pod of a group joins.
@@ -655,7 +655,7 @@ def test_the_image_for_gpus_builds_with_the_toolkit_and_fails_without_nvcc():
     assert "NVIDIA_VISIBLE_DEVICES" not in CONTAINERFILE
 
 
-def test_the_health_check_of_the_image_is_readiness():
+def test_the_health_check_of_the_image_asks_whether_the_server_is_ready():
     (command,) = re.findall(r"^HEALTHCHECK .*? CMD (\[.*\])$", stage("runtime"), re.MULTILINE)
 
     def healthy(address):
@@ -670,7 +670,7 @@ def test_the_health_check_of_the_image_is_readiness():
         assert not healthy(worker.ready["metrics"])
 
 
-def test_tags_equal_the_versions_of_the_program_and_the_gateway(rendered):
+def test_image_tags_equal_the_versions_of_the_program_and_the_gateway(rendered):
     version = run("--version").stdout.split()[-1]
     for pod in pods(rendered[GPU_BEHIND_SMG]).values():
         assert re.search(rf"/kvasir(-cuda)?:{re.escape(version)}$", container(pod)["image"])
@@ -690,7 +690,7 @@ def smg():
     return program
 
 
-def test_the_gateway_accepts_its_flags_and_answers_its_probes(rendered, smg, tmp_path):
+def test_the_gateway_accepts_the_flags_and_answers_the_probes_of_its_pod(rendered, smg, tmp_path):
     gateway = container(pods(rendered["overlays/smg"])["kvasir-router"], "gateway")
     (port,) = (each["containerPort"] for each in gateway["ports"])
     free = str(free_port())

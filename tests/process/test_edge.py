@@ -203,7 +203,7 @@ def healthz(server):
         return error.code
 
 
-def test_the_health_port_has_only_health_and_follows_the_replicas():
+def test_the_health_port_serves_only_health_and_follows_the_state_of_the_replicas():
     with tempfile.TemporaryDirectory() as folder:
         path = f"unix:{pathlib.Path(folder) / 'worker.sock'}"
         lost = KvasirProcess("worker", "--listen", path, *OPERATOR_PORTS, ports=False)
@@ -334,7 +334,7 @@ def test_all_requests_share_one_budget_of_bytes():
             wait_until(lambda: stub.ModelInfer(request(server.ready["model"]), timeout=30), "room for a request in the budget")
 
 
-def test_a_server_without_drain_time_still_answers():
+def test_a_server_with_a_drain_timeout_of_0_still_answers_requests():
     with KvasirProcess("serve", "--drain-timeout", "0s") as server:
         triton.generate(server.grpc, server.ready["model"], "A ship", max_tokens=6)
     text = run("serve", "--model", TINY, "--max-connection-age", "10ms", "--grpc-port", "0",
@@ -413,7 +413,7 @@ ENDLESS = ["--max-num-seqs", "1", "--kv-plan", "dense-8bit", "--eviction", "h2o"
            "256", "--eviction-rolling", "--max-model-len", str(1 << 24)]
 
 
-def test_a_request_of_higher_priority_overtakes_and_one_that_waited_too_long_is_refused():
+def test_a_request_of_higher_priority_runs_first_and_one_that_waits_too_long_is_refused():
     with KvasirProcess("serve", *ENDLESS) as server:
         model = server.ready["model"]
         with grpc.insecure_channel(server.grpc) as channel:
@@ -480,7 +480,7 @@ def test_an_endless_header_block_takes_no_memory_and_closes_only_its_connection(
         stub.ModelInfer(request(server.ready["model"]), timeout=30)
 
 
-def test_half_sent_requests_delay_no_scrape():
+def test_http_requests_that_are_only_half_sent_do_not_delay_a_metrics_scrape():
     with KvasirProcess("serve") as server, contextlib.ExitStack() as stack:
         host, port = server.ready["metrics"].rsplit(":", 1)
         for _ in range(200):

@@ -68,7 +68,7 @@ def test_evicted_slots_and_freed_pages_are_counted_in_the_metrics(evicting):
     assert evicting.metric("kvasir_cache_leaked_pages") == 0
 
 
-def test_a_drain_finishes_requests_that_evict():
+def test_a_drain_finishes_running_requests_whose_cache_evicts_tokens():
     with serve(*EVICTS) as server:
         want = answer(server, max_tokens=300)
         evictions = server.metric("kvasir_evictions_total")
@@ -80,7 +80,7 @@ def test_a_drain_finishes_requests_that_evict():
         assert server.process.wait(timeout=60) == 0
 
 
-def test_answers_are_unchanged_if_the_budget_holds_everything(evicting, whole):
+def test_eviction_changes_no_answer_if_the_budget_holds_the_whole_prompt(evicting, whole):
     # 128 slots hold the whole sequence.
     assert answer(evicting, SHORT) == answer(whole, SHORT)
     want = answer(whole)
@@ -89,7 +89,7 @@ def test_answers_are_unchanged_if_the_budget_holds_everything(evicting, whole):
         assert answer(evicting, eviction_budget=none) == want, none
 
 
-def test_a_request_gets_the_budget_that_it_asks_for(evicting):
+def test_a_request_gets_the_eviction_budget_that_it_asks_for(evicting):
     own = answer(evicting)
     assert answer(evicting, eviction_budget=128) == own
     assert answer(evicting, eviction_budget="400") != own
@@ -102,7 +102,7 @@ def test_a_request_gets_the_budget_that_it_asks_for(evicting):
     refused(evicting, "'eviction_budget': want slots", eviction_budget="half")
 
 
-def test_a_budget_is_refused_if_the_plan_evicts_nothing(whole):
+def test_an_eviction_budget_is_refused_if_the_plan_evicts_nothing(whole):
     for budget in ("0.5", "none"):
         refused(whole, "but the served plan evicts nothing", eviction_budget=budget)
 
@@ -145,7 +145,7 @@ def test_requests_that_share_a_small_pool_get_the_answers_of_single_requests(poo
             assert server.metric("kvasir_cache_leaked_pages") == 0
 
 
-def test_commands_that_run_a_model_evict(evicting):
+def test_perplexity_and_generate_evict_as_their_flags_say(evicting):
     text = TINY / "evaluation.txt"
     common = ["perplexity", "--model", TINY, "--text", text, "--max-windows", "2",
               "--window", "512", "--json"]
@@ -168,7 +168,7 @@ def test_commands_that_run_a_model_evict(evicting):
     (["--eviction-budget", 128], "how --eviction evicts"),
     (["--eviction-min-budget", "0.1"], "but the served plan evicts nothing"),
 ])
-def test_contradictory_settings_are_refused_at_start(flags, named):
+def test_contradictory_settings_of_eviction_are_refused_at_start(flags, named):
     done = run("serve", "--model", TINY, "--grpc-port", "0", "--metrics-port", "0",
                "--admin-port", "0", "--health-port", "0", *map(str, flags), check=False)
     assert done.returncode in (1, 2)
@@ -193,7 +193,7 @@ def test_a_text_repeated_ten_times_takes_no_more_cache_and_keeps_its_loss(tmp_pa
         assert part["nats_per_token"] == pytest.approx(passes[1]["nats_per_token"], rel=0.01)
 
 
-def test_the_table_of_a_stream_has_ten_rows(tmp_path):
+def test_the_table_of_a_streamed_text_has_a_row_for_each_tenth(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT[:5000])
     table = run("perplexity", "--model", TINY, "--text", text, "--stream", "--eviction",
@@ -221,7 +221,7 @@ def test_generation_continues_beyond_the_length_of_the_model_until_it_is_stopped
     (["--eviction", "h2o", "--eviction-budget", "256", "--kv-plan", "rotated-4bit",
       "--eviction-rolling"], "HADAMARD_ONLINE mixes channels after the rotation"),
 ])
-def test_an_endless_stream_without_bounded_memory_is_refused(flags, named):
+def test_generation_without_end_is_refused_unless_eviction_bounds_its_memory(flags, named):
     done = run("generate", "--model", TINY, "--prompt", "Once", "--stream-forever", *flags,
                check=False)
     assert done.returncode == 1 and named in done.stderr
@@ -236,7 +236,7 @@ def kept_at(unit, seen):
             if gone is None or gone > seen]
 
 
-def test_inspect_traces_which_tokens_of_a_text_stay(tmp_path):
+def test_inspect_shows_which_tokens_of_a_text_stay_in_the_cache(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(LONG)
     report = trace("--trace", text, "--trace-tokens", 70, *EVICTS)
@@ -266,7 +266,7 @@ def test_inspect_traces_which_tokens_of_a_text_stay(tmp_path):
     assert page.read_text().count("</script") == 2
 
 
-def test_a_trace_of_a_text_that_fits_has_no_evictions(tmp_path):
+def test_inspect_shows_no_evictions_for_a_text_that_fits_into_the_budget(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(SHORT)
     for layer in trace("--trace", text, "--trace-tokens", 0, *EVICTS)["layers"]:
@@ -278,7 +278,7 @@ def test_a_trace_of_a_text_that_fits_has_no_evictions(tmp_path):
     (["--trace-tokens", 16000, *EVICTS], "want 16384 at most"),
     (["--eviction", "h2o", "--eviction-budget", "0.9"], "slots that stay"),
 ])
-def test_a_trace_that_is_impossible_is_refused(tmp_path, flags, named):
+def test_inspect_refuses_a_trace_with_invalid_settings(tmp_path, flags, named):
     text = tmp_path / "text.txt"
     text.write_text(TEXT[:9000])
     done = run("inspect", TINY, "--trace", text, *map(str, flags), check=False)

@@ -128,7 +128,7 @@ def bench(tmp_path):
 
 
 @pytest.mark.parametrize("budget", settings.BUDGETS.values())
-def test_every_row_is_in_one_call_whose_rows_come_in_its_order(budget):
+def test_every_row_is_measured_by_exactly_one_call_of_the_tool(budget):
     for rows in (settings.MATRIX + settings.OTHERS, settings.FAR,
                  settings.LONG_ROWS):
         rows = budget.of(rows)
@@ -142,13 +142,13 @@ def test_every_row_is_in_one_call_whose_rows_come_in_its_order(budget):
             assert len(call) == len(methods) * len(budgets) * len(caches)
 
 
-def test_levels_are_those_of_maxs_table():
+def test_quantization_levels_equal_the_published_table_of_max():
     assert settings.normal_levels(2) == pytest.approx(
         [-1.510, -0.4528, 0.4528, 1.510], abs=1e-3)
     assert settings.normal_levels(4)[-1] == pytest.approx(2.733, abs=1e-3)
 
 
-def test_a_row_is_told_by_its_own_tenths_and_judged_by_the_whole():
+def test_a_row_of_a_stream_shows_its_last_tenth_and_is_judged_by_the_whole_text():
     window = streams.Stream([2.0] * 10, [100] * 10, 1000000)
     own = streams.Stream([2.0] * 9 + [2.5], [100] * 9 + [50], 1000000)
     found = {settings.STREAM_WINDOW: window, settings.STREAM_CLAIM: own}
@@ -158,7 +158,7 @@ def test_a_row_is_told_by_its_own_tenths_and_judged_by_the_whole():
     assert streams.lines({settings.STREAM_WINDOW: window}) == []
 
 
-def test_a_run_writes_its_part_and_a_second_one_measures_nothing(bench):
+def test_a_run_writes_its_section_of_the_page_and_a_second_run_measures_nothing(bench):
     done = bench.run()
     assert done.returncode == 0, done.stderr
     assert bench.evaluations()
@@ -185,7 +185,7 @@ def test_a_run_writes_its_part_and_a_second_one_measures_nothing(bench):
     assert bench.page() == text
 
 
-def test_a_stopped_run_goes_on_where_it_was_and_shows_what_it_has(bench):
+def test_a_stopped_run_continues_and_the_page_shows_the_rows_measured_so_far(bench):
     (bench.folder / "fail.txt").touch()
     assert bench.run().returncode != 0
     first = len(bench.evaluations())
@@ -203,7 +203,7 @@ def test_a_stopped_run_goes_on_where_it_was_and_shows_what_it_has(bench):
 
 
 
-def test_rows_of_a_stream_differ_and_say_what_stays():
+def test_rows_of_a_streamed_text_have_different_flags_of_eviction():
     flags = [row.flags for row in settings.STREAMS]
     assert len(set(map(tuple, flags))) == len(flags)
     assert settings.STREAM_WINDOW.flags == ["--window", "1024", "--stride", "256"]
@@ -213,13 +213,13 @@ def test_rows_of_a_stream_differ_and_say_what_stays():
     assert "--eviction-rolling" in claim
 
 
-def test_without_codes_q_hitter_is_h2o_and_is_not_measured():
+def test_q_hitter_is_not_measured_on_an_unquantized_cache_where_it_equals_h2o():
     assert not any(row.cache == DENSE and row.method == "q-hitter"
                    for row in settings.MATRIX + settings.OTHERS)
     assert Row(CODES[4], "h2o", 0.2, quick=True) == Row(CODES[4], "h2o", 0.2)
 
 
-def test_a_claim_is_judged_by_its_ratio_and_a_familys_size():
+def test_a_claim_about_eviction_is_judged_by_its_ratio_with_a_corrected_p_value():
     def rows(kl):
         return page.Measured([kl * (1 + 0.01 * i * i) for i in range(6)], [3.0] * 6,
                              [3.0] * 6, [], 100, 0.9)

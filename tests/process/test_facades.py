@@ -163,7 +163,7 @@ def test_an_abort_through_either_protocol_of_vllm_ends_the_request(server, chann
 
 
 @pytest.mark.parametrize("port", ["grpc", "health"])
-def test_health_of_each_service_and_of_none_by_the_standard_client(server, port):
+def test_the_standard_grpc_health_client_gets_the_status_of_each_service(server, port):
     """grpc_health_probe dials, calls Check once for -service, and reads the code and the status."""
     with grpc.insecure_channel(getattr(server, port)) as dialled:
         grpc.channel_ready_future(dialled).result(timeout=10)
@@ -183,7 +183,7 @@ def test_health_of_each_service_and_of_none_by_the_standard_client(server, port)
         assert next(stub.Watch(unknown, timeout=10)).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-def test_a_health_watch_reports_the_drain():
+def test_a_watch_of_the_health_service_reports_that_the_server_drains():
     with KvasirProcess("serve", "--drain-timeout", "9s") as server, grpc.insecure_channel(server.grpc) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         watches = [stub.Watch(health_pb2.HealthCheckRequest(service=service)) for service in SERVICES]
@@ -196,7 +196,7 @@ def test_a_health_watch_reports_the_drain():
         assert server.process.wait(timeout=60) == 0
 
 
-def test_the_port_serves_no_protocol_of_another_engine(channel):
+def test_the_port_serves_no_grpc_protocol_of_another_engine(channel):
     """A gateway that finds several protocols uses the first that it knows."""
     served = set(ProtoReflectionDescriptorDatabase(channel).get_services())
     helpers = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
@@ -256,7 +256,8 @@ def bad_requests(facade, message, server):
 @facades
 @pytest.mark.parametrize(
     "what", ["wrong value", "not built", "too long", "no message", "unknown field", "unknown model"])
-def test_every_refusal_has_its_code_and_is_logged_and_counted_once(server, channel, message, facade, what):
+def test_every_refused_request_has_its_status_code_and_is_logged_and_counted_once(
+        server, channel, message, facade, what):
     cases = bad_requests(facade, message, server)
     if what not in cases:
         pytest.skip(f"{facade.log} has no such case")
@@ -272,7 +273,7 @@ def test_every_refusal_has_its_code_and_is_logged_and_counted_once(server, chann
 
 
 @facades
-def test_a_message_over_the_limit_is_refused_unread(server, channel, message, facade):
+def test_a_message_over_the_size_limit_is_refused_before_it_is_read(server, channel, message, facade):
     limit = 8 * MAX_MODEL_LEN + MIB
     large = facade.request(message, server, ids=[1 << 20] * (limit // 3))
     code, text = call(channel, facade, large.SerializeToString())
@@ -281,7 +282,7 @@ def test_a_message_over_the_limit_is_refused_unread(server, channel, message, fa
 
 # A model name of a megabyte of control characters used to write a log line of six megabytes.
 @facades
-def test_a_name_of_a_megabyte_gets_a_short_log_line_and_a_short_answer(server, channel, message, facade):
+def test_a_model_name_or_request_id_of_a_megabyte_is_shortened_in_log_and_answer(server, channel, message, facade):
     huge = "\x01" * (MIB - 4096)
     for change in (facade.model, facade.id):
         if change is None:

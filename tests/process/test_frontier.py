@@ -32,11 +32,11 @@ from frontier_settings import LONG, SHORT  # noqa: E402
 
 @pytest.mark.parametrize("t, degrees, p", [(2.2622, 9, 0.05), (3.2498, 9, 0.01),
                                            (3.1824, 3, 0.05), (0.0, 4, 1.0), (1.0, 1, 0.5)])
-def test_tails_are_those_of_the_tables(t, degrees, p):
+def test_tail_probabilities_of_students_t_equal_published_tables(t, degrees, p):
     assert stats.t_tails(t, degrees) == pytest.approx(p, abs=2e-5)
 
 
-def test_tails_and_intervals_are_of_one_distribution():
+def test_an_interval_that_ends_at_0_has_a_p_value_of_5_percent():
     samples = [0.3, -0.1, 0.5, 0.2, 0.9, -0.2, 0.4, 0.1, 0.6, 0.7]
     centre = stats.interval(samples)
     # A mean whose interval just ends at 0 has a p-value of 0.05.
@@ -46,20 +46,20 @@ def test_tails_and_intervals_are_of_one_distribution():
     assert stats.two_sided([1.0]) == 1.0
 
 
-def test_holms_procedure_is_that_of_the_book():
+def test_holms_procedure_gives_the_corrected_p_values_of_a_known_example():
     assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert stats.holm([0.5, 0.9]) == [1.0, 1.0]
     assert stats.holm([]) == []
 
 
-def test_holms_procedure_keeps_its_rate_over_a_family():
+def test_holms_procedure_keeps_the_error_rate_of_a_family_at_5_percent():
     source = random.Random(3)
     wrong = sum(min(stats.holm([source.random() for _ in range(16)])) <= 0.05
                 for _ in range(2000))
     assert 0.03 < wrong / 2000 < 0.07
 
 
-def test_spearman_looks_at_ranks_alone():
+def test_spearmans_correlation_depends_only_on_ranks():
     assert stats.ranks_agree([1, 2, 3, 4], [10, 1000, 1001, 1e9]) == pytest.approx(1)
     assert stats.ranks_agree([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
     assert stats.ranks_agree([1, 2, 2, 3], [1, 2, 2, 3]) == pytest.approx(1)
@@ -69,7 +69,7 @@ def test_spearman_looks_at_ranks_alone():
 # -------------------------------------------------------------------- settings
 
 
-def test_names_are_single_and_claims_charts_and_budgets_name_measured_rows():
+def test_row_names_are_unique_and_claims_and_charts_use_only_measured_rows():
     for rows in (settings.ROWS, settings.LONG_ROWS):
         names = [row.name for row in rows]
         assert len(names) == len(set(names))
@@ -86,7 +86,7 @@ def test_names_are_single_and_claims_charts_and_budgets_name_measured_rows():
     assert set(settings.QUICK.rows()) < set(settings.FULL.rows()) == set(settings.ROWS)
 
 
-def test_the_targets_can_be_judged_under_the_small_budget():
+def test_a_quick_run_measures_the_rows_of_the_most_important_claims():
     quick = {SHORT: settings.QUICK.rows(), LONG: settings.QUICK.long_rows()}
     found = {claim.name for claim in settings.CLAIMS
              if claim.left in quick[claim.tokens] and claim.right in quick[claim.tokens]}
@@ -94,7 +94,7 @@ def test_the_targets_can_be_judged_under_the_small_budget():
             "storage_kivi_4"} <= found
 
 
-def test_a_form_with_other_exact_tokens_has_the_same_codes():
+def test_a_row_with_other_exact_tokens_uses_the_same_artifact():
     row = settings.STORAGE[3]
     other = settings.PLANNED_RECENT[row]
     assert other.artifact == row.artifact
@@ -126,12 +126,12 @@ HARD = [0.1, 0.4, 0.2, 0.05]
     (0.5, 50, 0.01, "holds"), (0.5, 50, 0.06, "undecided"),
     (2.0, 50, 0.01, "**does not hold**"), (2.0, 50, 0.06, "undecided"),
     (0.5, 51, 0.01, "**not at these bytes**: 0.510 of its bytes")])
-def test_a_claim_is_of_divergence_and_of_bytes(factor, size, p, said):
+def test_a_claim_holds_only_if_both_its_divergence_and_its_bytes_do(factor, size, p, said):
     left = measured(size, [factor * kl for kl in HARD])
     assert judged(left, measured(100, HARD), p=p).verdict == said
 
 
-def test_bytes_of_a_claim_are_those_of_a_whole_sequence():
+def test_a_claim_compares_the_bytes_of_whole_sequences():
     # 8 bytes of codes and 2 of exact rows are 10 of 20.
     left = measured(8, HARD, fixed=2.0 * SHORT)
     assert judged(left, measured(20, HARD)).verdict == "holds"
@@ -142,7 +142,7 @@ def test_bytes_of_a_claim_are_those_of_a_whole_sequence():
     assert said.startswith("**not at these bytes**") and "bits a number" in said
 
 
-def test_ratios_are_paired_by_window():
+def test_ratios_of_divergences_are_paired_by_window():
     left = measured(1, [0.5 * kl for kl in HARD])
     one = judged(left, measured(2, HARD))
     assert math.exp(one.log_ratio.mean) == pytest.approx(0.5)
@@ -174,7 +174,7 @@ def some_run(budget=settings.FULL, factor=lambda row: 1.0):
         version="0.1.0", date="2026-01-01")
 
 
-def test_a_family_is_corrected_for_the_claims_that_were_measured():
+def test_p_values_of_a_family_are_corrected_for_the_number_of_measured_claims():
     full, quick = page.judge(some_run()), page.judge(some_run(settings.QUICK))
     assert len(full) == len(settings.CLAIMS) > len(quick) > 0
     for found in (full, quick):
@@ -184,7 +184,7 @@ def test_a_family_is_corrected_for_the_claims_that_were_measured():
         assert [one.adjusted for one in family] == pytest.approx(stats.holm(alone))
 
 
-def test_the_page_tells_rows_families_and_negatives(capsys):
+def test_the_page_shows_every_row_every_family_of_claims_and_claims_that_fail(capsys):
     # The first claim's left row diverges much more than it may.
     text = page.part(some_run(factor=lambda row: 1e4 if row is settings.STORAGE[2.25] else 1))
     for row in settings.ROWS + settings.LONG_ROWS:
@@ -199,7 +199,7 @@ def test_the_page_tells_rows_families_and_negatives(capsys):
     assert "nan" not in text
 
 
-def test_rows_over_texts_are_means_over_all_windows():
+def test_a_row_over_several_texts_is_the_mean_over_all_their_windows():
     def one(kls, repeat):
         return {"teacher": {"window_nats": [1.0, 2.0]},
                 "row": {"kv_bytes_per_token": 10.0, "fixed_bytes_per_sequence": SHORT,
@@ -218,7 +218,7 @@ def test_rows_over_texts_are_means_over_all_windows():
 # ----------------------------------------------------------------------- parts
 
 
-def test_a_part_of_the_page_leaves_the_other_alone(tmp_path):
+def test_writing_one_section_of_the_page_does_not_change_the_other(tmp_path):
     path = tmp_path / "quality.md"
     marks = [quality_page.BEGIN.format(name) for name in ("smollm2", "tiny")]
     path.write_text(f"# Quality\n\n{marks[0]}\nold\n{quality_page.END}\n\n"
@@ -231,7 +231,7 @@ def test_a_part_of_the_page_leaves_the_other_alone(tmp_path):
         quality_page.write_part(path, "other", "new")
 
 
-def test_the_pages_have_their_parts():
+def test_the_quality_page_has_a_section_for_each_model():
     path = ROOT / "docs/quality.md"
     assert quality_page.read_part(path, "smollm2").startswith("## SmolLM2")
     assert quality_page.read_part(path, "tiny").startswith("## The built-in model")
@@ -249,7 +249,7 @@ def luminance(colour):
 
 
 @pytest.mark.parametrize("ground", ["#ffffff", "#0f172a"])
-def test_colours_stand_out_from_light_and_dark(ground):
+def test_chart_colours_contrast_with_light_and_dark_backgrounds(ground):
     for colour in (one for group in chart.FRONTIER_COLOURS for one in group):
         high, low = sorted((luminance(colour), luminance(ground)), reverse=True)
         assert (high + 0.05) / (low + 0.05) >= 3, colour
@@ -292,7 +292,7 @@ def test_every_series_is_drawn_and_named_inside_the_chart(name):
         assert chart.TOP <= float(y) <= chart.FRONTIER_HEIGHT - chart.BOTTOM
 
 
-def test_what_lies_below_the_scale_is_hollow_and_an_endless_interval_is_a_point():
+def test_a_point_below_the_scale_is_hollow_and_an_infinite_interval_has_no_line():
     point = chart.Point
     svg = chart.frontier({"a": {"b": [point(100, 0.0, 0.001, "x"),
                                       point(1000, 0.1, math.inf, "y <z>")]}},
@@ -409,7 +409,7 @@ def evaluated(calls):
     return total
 
 
-def test_a_run_writes_its_part_and_its_charts_and_a_second_one_measures_nothing(bench):
+def test_a_run_writes_its_section_and_charts_and_a_second_run_measures_nothing(bench):
     done = bench.run()
     assert done.returncode == 0, done.stderr
     calls = bench.calls()
@@ -431,7 +431,7 @@ def test_a_run_writes_its_part_and_its_charts_and_a_second_one_measures_nothing(
     assert bench.page.read_text() == text
 
 
-def test_an_interrupted_run_goes_on_at_the_row_where_it_was(bench):
+def test_an_interrupted_run_continues_at_the_row_where_it_stopped(bench):
     whole = 5 * len(settings.QUICK.rows()) + len(settings.QUICK.long_rows())
     order = [row.baseline for row in settings.QUICK.rows()]
     bench.fail_before("kivi:4,group=32,residual=0")
@@ -458,7 +458,7 @@ def test_an_interrupted_run_goes_on_at_the_row_where_it_was(bench):
     assert f"{rows - 1} of its {rows} rows so far" in bench.page.read_text()
 
 
-def test_a_row_that_is_the_plans_own_choice_is_not_measured_twice(bench):
+def test_a_row_that_equals_the_plans_own_settings_is_not_measured_twice(bench):
     own = settings.STORAGE[3]  # keeps 4 sinks
     same = settings.with_exact(own, settings.SINKS)
     other = settings.with_exact(own, settings.RECENT)
@@ -470,7 +470,7 @@ def test_a_row_that_is_the_plans_own_choice_is_not_measured_twice(bench):
     assert found[same.name] == found[own.name] != found[other.name]
 
 
-def test_exact_tokens_are_the_plans_where_a_row_says_nothing():
+def test_a_row_without_exact_tokens_of_its_own_uses_those_of_the_plan():
     plan = {"layers": [{"exact_sinks": 4, "key": {"exact_window": 64}},
                        {"joint": [{}], "value": {"exact_window": 128}}]}
     own = frontier.exact_tokens(plan)
@@ -482,6 +482,6 @@ def test_exact_tokens_are_the_plans_where_a_row_says_nothing():
     assert frontier.exact_tokens({"layers": [{}]}) == (0, 0)
 
 
-def test_a_model_that_is_not_there_is_told_with_the_way_to_it(bench):
+def test_the_error_for_a_missing_model_says_how_to_fetch_it(bench):
     done = bench.run("--model", bench.folder / "none")
     assert done.returncode == 2 and "models/fetch smollm2" in done.stderr

@@ -221,7 +221,7 @@ def test_a_stream_without_credentials_ends_at_once(served):
             iter([streamed(served.model, 4)]), timeout=20))
 
 
-def test_only_known_callers_get_the_reason_why_bytes_are_no_message(served):
+def test_only_known_callers_are_told_that_their_bytes_are_not_a_valid_message(served):
     def refused():
         return [line for line in served.lines() if line["status"] == "INVALID_ARGUMENT" and line["caller"] == "blue-laptop"]
 
@@ -236,7 +236,7 @@ def test_only_known_callers_get_the_reason_why_bytes_are_no_message(served):
     assert [line["tenant"] for line in refused()] == ["blue"] * 3
 
 
-def test_an_operator_may_not_send_requests(served):
+def test_a_tenant_with_only_the_role_admin_may_not_send_requests(served):
     with served.channel(token_of("operator")) as channel, served.refusal(
             "PERMISSION_DENIED", "role", "role CLIENT", ("operator", "operator-laptop")):
         infer(channel, served.model)
@@ -262,7 +262,7 @@ def test_only_a_gateway_with_permission_may_set_the_tenant_header(served):
             infer(channel, served.model, (("x-tenant-id", "blue"),))
 
 
-def test_concurrent_requests_and_their_bytes_are_limited(served):
+def test_concurrent_requests_of_a_tenant_and_their_bytes_are_limited(served):
     with served.channel(token_of("one")) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         running = stub.ModelStreamInfer(iter([streamed(served.model, LONG)]), timeout=120)
@@ -289,12 +289,12 @@ def test_concurrent_requests_and_their_bytes_are_limited(served):
             infer(channel, served.model)
     with served.channel(token_of("small")) as channel:
         infer(channel, served.model)
-        with served.refusal("INVALID_ARGUMENT", "too_large", "bytes of 4000 .its quota's bytes_in_flight.",
+        with served.refusal("INVALID_ARGUMENT", "too_large", "of at most 4000 bytes .its quota's bytes_in_flight.",
                             ("small", "small-laptop")):
             infer(channel, served.model, text="x" * 4000)
 
 
-def test_a_stop_finds_only_requests_of_its_own_tenant(served):
+def test_a_stop_request_ends_only_requests_of_its_own_tenant(served):
     def stop(channel, request_id):
         message = request(served.model)
         del message.inputs[:]
@@ -343,7 +343,7 @@ def test_prefixes_are_shared_within_a_tenant_and_between_tenants_that_opted_in(s
     assert hits("both-2") > 0, "both tenants opted in"
 
 
-def test_certificates_name_tenants_and_must_agree_with_tokens(tmp_path):
+def test_a_certificate_identifies_its_tenant_and_must_agree_with_the_token(tmp_path):
     with serving(tmp_path, TENANTS, "--tls-client-ca", tmp_path / "ca.pem", anonymous={}) as server:
         with server.channel(certificate="gate") as channel:
             assert server.who_asked(infer(channel, server.model, (("x-tenant-id", "acme"),))) == ("acme", "gate.example")
@@ -381,7 +381,7 @@ def test_no_token_is_accepted_without_tls(tmp_path):
                 infer(channel, server.model, (("x-tenant-id", "listed"),))
 
 
-def test_a_change_of_the_file_fails_no_request_and_a_removed_tenant_is_refused(tmp_path):
+def test_a_change_of_the_identities_file_fails_no_request_and_refuses_a_removed_tenant(tmp_path):
     tenants = without_certificates(TENANTS)
     with serving(tmp_path, tenants) as server:
         def reads(result):
@@ -416,7 +416,7 @@ def test_a_change_of_the_file_fails_no_request_and_a_removed_tenant_is_refused(t
 
 
 @pytest.mark.parametrize("anonymous", [False, True])
-def test_an_open_admin_port_wants_a_token_with_the_role_admin(tmp_path, anonymous):
+def test_an_admin_port_open_to_other_machines_requires_a_token_with_the_role_admin(tmp_path, anonymous):
     fields = {"anonymous": {}} if anonymous else {}
     with serving(tmp_path, without_certificates(TENANTS), "--admin-host", "0.0.0.0", **fields) as server:
         endpoint = "127.0.0.1:" + server.server.admin.rsplit(":", 1)[1]
@@ -443,7 +443,7 @@ def test_an_open_admin_port_wants_a_token_with_the_role_admin(tmp_path, anonymou
         assert (line["tenant"], line["caller"]) == ("operator", "operator-laptop")
 
 
-def test_the_example_of_the_operations_page_works_as_printed(tmp_path):
+def test_the_example_of_identities_in_the_operations_page_works_as_printed(tmp_path):
     page = (ROOT / "docs/operations.md").read_text()
     section = page[page.index("## Who may call"):page.index("## Change versions")]
     (token,) = re.findall(r"^\$ kvasir token --label laptop\n(\S+)$", section, re.MULTILINE)
@@ -458,7 +458,7 @@ def test_the_example_of_the_operations_page_works_as_printed(tmp_path):
         assert server.who_asked(infer(channel, server.model)) == ("research", "laptop")
 
 
-def test_a_token_that_the_program_makes_grants_what_its_entry_says(tmp_path):
+def test_the_token_command_prints_a_token_and_the_entry_that_accepts_it(tmp_path):
     made = json.loads(run("token", "--label", "laptop", "--valid-for", "1h", "--json").stdout)
     token, of_token = made["token"], made["entry"]
     assert re.fullmatch(r"[A-Za-z0-9_-]{43}", token)

@@ -225,7 +225,7 @@ def greedy(**more):
 # --- metadata --------------------------------------------------------------------
 
 
-def test_server_and_model_describe_themselves(server, client):
+def test_the_server_returns_metadata_of_itself_and_of_its_model(server, client):
     model = server.ready["model"]
     assert client.is_server_live() and client.is_server_ready()
     assert client.is_model_ready(model) and client.is_model_ready(model, "1")
@@ -242,7 +242,7 @@ def test_server_and_model_describe_themselves(server, client):
     assert [m.state for m in index.models if m.name == model] == ["READY"]
 
 
-def test_unknown_model_is_not_found_everywhere(server, client):
+def test_every_call_for_an_unknown_model_fails_with_not_found(server, client):
     for call in (
         lambda: client.get_model_metadata("nope"),
         lambda: client.get_model_config("nope"),
@@ -255,7 +255,7 @@ def test_unknown_model_is_not_found_everywhere(server, client):
         assert caught.value.status() == "StatusCode.NOT_FOUND"
 
 
-def test_a_method_that_is_not_built_is_refused_by_name(client):
+def test_the_error_for_a_method_that_is_not_implemented_names_it(client):
     for name, call in {
         "RepositoryModelLoad": lambda: client.load_model("tiny"),
         "SystemSharedMemoryStatus": lambda: client.get_system_shared_memory_status(),
@@ -269,7 +269,7 @@ def test_a_method_that_is_not_built_is_refused_by_name(client):
         assert name in str(caught.value)
 
 
-def test_standard_health_service_answers(server):
+def test_the_standard_grpc_health_service_reports_serving(server):
     # The two messages are one string and one enum, so that no package is needed.
     with server.channel() as channel:
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
@@ -282,7 +282,7 @@ def test_standard_health_service_answers(server):
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_statistics_count_requests(server, client):
+def test_the_statistics_of_a_model_count_its_requests(server, client):
     model = server.ready["model"]
 
     def count():
@@ -303,7 +303,7 @@ def test_statistics_count_requests(server, client):
 # --- unary ----------------------------------------------------------------------
 
 
-def test_unary_returns_prompt_and_text(server, client):
+def test_a_unary_call_returns_the_prompt_and_the_generated_text(server, client):
     model = server.ready["model"]
     flags = ["return_finish_reason", "return_num_input_tokens", "return_num_output_tokens"]
     result = client.infer(model, vllm("Once upon", False, flags, **greedy(max_tokens=5)), request_id="u")
@@ -333,7 +333,7 @@ def test_a_unary_call_joins_the_output_of_a_streaming_request(server, client):
 
 # A megabyte of gzip may be a gigabyte of message.
 @pytest.mark.parametrize("compression", ["gzip", "deflate"])
-def test_compressed_requests_are_refused_by_name(server, client, compression):
+def test_the_error_for_a_compressed_request_names_the_compression(server, client, compression):
     with pytest.raises(InferenceServerException) as refused:
         client.infer(
             server.ready["model"],
@@ -344,7 +344,7 @@ def test_compressed_requests_are_refused_by_name(server, client, compression):
     assert compression in refused.value.message()
 
 
-def test_aio_client(server):
+def test_requests_of_the_asyncio_client_run_concurrently(server):
     async def run():
         model = server.ready["model"]
         async with aioclient.InferenceServerClient(server.grpc, **server.tls) as client:
@@ -387,7 +387,7 @@ def test_aio_client(server):
 # --- streaming ------------------------------------------------------------------
 
 
-def test_streamed_pieces_are_the_unary_text(server, client):
+def test_the_streamed_pieces_together_equal_the_text_of_a_unary_call(server, client):
     prompt = "It was a dark"
     with Stream(server) as stream:
         stream.send(vllm(prompt, **greedy(max_tokens=20)))
@@ -405,7 +405,7 @@ def test_streamed_pieces_are_the_unary_text(server, client):
         assert text(responses) == echo(prompt, 20)
 
 
-def test_numbers_may_be_numbers_or_strings(server):
+def test_sampling_parameters_may_be_numbers_or_strings(server):
     for value in (6, "6"):
         with Stream(server) as stream:
             inputs = vllm("ab", flags=["return_num_output_tokens"])
@@ -486,7 +486,7 @@ def test_a_stop_request_ends_the_request_with_its_id(server):
     assert last["long"] == b"abort"
 
 
-def test_a_stop_request_without_a_running_request_is_answered(server):
+def test_a_stop_request_for_an_id_that_is_not_running_is_answered(server):
     with Stream(server) as stream:
         stream.send(vllm("abc", **greedy(max_tokens=2)), "a")
         stream.answers()
@@ -496,7 +496,7 @@ def test_a_stop_request_without_a_running_request_is_answered(server):
         stream.stop()
 
 
-def test_deadline_ends_stream_and_unary_call(server, client):
+def test_the_deadline_of_a_call_ends_a_stream_and_a_unary_call(server, client):
     # The request takes seconds, so that the deadline comes while it runs.
     deadline, work = 0.3, greedy(max_tokens=900, n=16)
     with pytest.raises(InferenceServerException) as caught:
@@ -595,7 +595,7 @@ def test_duplicate_ids_are_refused_while_the_first_runs(server):
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_trt_text_is_accepted_in_every_scalar_shape(server, shape):
+def test_tensorrt_text_requests_are_accepted_in_every_scalar_shape(server, shape):
     """LlamaIndex sends 0-d scalars, openai_trtllm [1, 1]."""
     with Stream(server) as stream:
         stream.send(
@@ -625,7 +625,7 @@ def test_trt_text_is_accepted_in_every_scalar_shape(server, shape):
         assert text(responses) == echo("Tell me", 7)
 
 
-def test_trt_text_works_unary_and_with_extra_outputs(server, client):
+def test_a_unary_tensorrt_text_request_returns_its_optional_outputs(server, client):
     result = client.infer(
         server.ready["model"],
         trt_text(
@@ -648,7 +648,7 @@ def test_trt_text_works_unary_and_with_extra_outputs(server, client):
         assert result.as_numpy("text_output")[0] == echo("Tell me", 6).encode()
 
 
-def test_trt_tokens_are_equal_streamed_and_unary(server, client):
+def test_a_tensorrt_token_request_returns_the_same_tokens_streamed_and_unary(server, client):
     prompt = [70, 71, 72, 73]
     with Stream(server) as stream:
         stream.send(trt_tokens(prompt, 9, end_id=(-1, "INT32")))
@@ -744,7 +744,7 @@ def wrong_requests(server):
         "guided",
     ],
 )
-def test_wrong_requests_are_refused_by_name(server, client, case):
+def test_the_error_for_a_wrong_request_names_what_is_wrong(server, client, case):
     inputs, code, name = wrong_requests(server)[case]
     with pytest.raises(InferenceServerException) as caught:
         client.infer(server.ready["model"], inputs)
@@ -766,7 +766,7 @@ def raw_request(server):
     return request
 
 
-def test_raw_bytes_of_a_wrong_size_are_refused(server):
+def test_a_tensor_with_the_wrong_number_of_raw_bytes_is_refused(server):
     with server.channel() as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         request = raw_request(server)
@@ -777,7 +777,7 @@ def test_raw_bytes_of_a_wrong_size_are_refused(server):
         assert "text_input" in caught.value.details()
 
 
-def test_typed_contents_are_accepted(server):
+def test_tensors_with_typed_contents_instead_of_raw_bytes_are_accepted(server):
     with server.channel() as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         request = raw_request(server)
@@ -817,7 +817,7 @@ def enums(file):
     return found
 
 
-def test_our_protos_agree_with_the_clients(tmp_path):
+def test_our_proto_files_agree_with_those_of_the_client(tmp_path):
     """Each of our fields is a field of the client with the same number and type."""
     out = tmp_path / "descriptors"
     subprocess.run(

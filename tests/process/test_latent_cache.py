@@ -223,11 +223,11 @@ def check_loss(artifact, tolerance, ways=WAYS):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_loss_equals_the_oracles(artifacts, name):
+def test_the_loss_equals_that_of_the_python_reference(artifacts, name):
     check_loss(artifacts[name], METHODS[name][1])
 
 
-def test_the_loss_equals_the_oracles_in_other_families(family):
+def test_the_loss_equals_that_of_the_python_reference_in_other_model_families(family):
     _, methods, own = family
     for name, (_, tolerance) in methods.items():
         check_loss(own[name], FAMILY_TOLERANCE[tolerance], WAYS[:1])
@@ -267,11 +267,11 @@ def check_evicted_loss(folder, nats, tolerance):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_loss_with_evictions_equals_the_oracles(artifacts, evicted, name):
+def test_the_loss_with_evictions_equals_that_of_the_python_reference(artifacts, evicted, name):
     check_evicted_loss(artifacts[name][0], evicted[name], METHODS[name][1])
 
 
-def test_the_loss_with_evictions_equals_the_oracles_in_other_families(family, tmp_path):
+def test_the_loss_with_evictions_equals_that_of_the_python_reference_in_other_families(family, tmp_path):
     base, methods, own = family
     if "sliding_window" in json.loads((base / "config.json").read_text()):
         refused = run("perplexity", "--model", own[next(iter(methods))][0], "--text",
@@ -289,13 +289,13 @@ def generated(model):
     return json.loads(done.stdout)["text"]
 
 
-def test_only_groups_of_heads_make_prompts_lift(artifacts):
+def test_prompts_reuse_reconstructed_latents_only_if_several_heads_share_them(artifacts):
     lifting = {name for name in METHODS if invariance(artifacts[name][0]) == LIFTS}
     assert {"palu-joint", "palu-groups", "joint", "joint-exact"} <= lifting
     assert not lifting & {"palu-each", "rap", "rap-4", "channel"}
 
 
-def test_a_server_reports_whether_prompts_lift_and_counts_it(artifacts):
+def test_a_server_reports_whether_prompts_reuse_reconstructed_latents(artifacts):
     folder = artifacts["palu-joint"][0]
     text = EVALUATION.read_text()[:1500]
     flops = []
@@ -311,7 +311,7 @@ def test_a_server_reports_whether_prompts_lift_and_counts_it(artifacts):
     assert 0 < flops[0] < flops[1]
 
 
-def test_an_exact_window_costs_bytes_and_lowers_the_loss(artifacts):
+def test_a_window_of_exact_tokens_takes_more_bytes_and_lowers_the_loss(artifacts):
     plain, exact = (artifacts[name] for name in ("palu-2", "palu-2-exact"))
     assert exact[1] < plain[1]
     assert exact[2] == plain[2]
@@ -338,7 +338,7 @@ def test_evaluate_adds_exact_tokens_to_a_checkpoint(artifacts, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["joint-4", "palu-3", "rap-4", "commuting", "svdq", "palu-2-exact"])
-def test_a_compressed_model_generates(artifacts, name):
+def test_generate_produces_text_with_a_compressed_model(artifacts, name):
     assert generated(artifacts[name][0]).strip()
 
 
@@ -351,7 +351,7 @@ def test_a_server_answers_as_generate_does(artifacts):
     assert (text, reason, tokens) == (generated(folder), "length", 8)
 
 
-def test_the_next_turn_of_a_chat_continues_from_its_exact_window(artifacts):
+def test_the_next_turn_of_a_chat_reuses_cached_pages_and_the_window_of_exact_tokens(artifacts):
     folder = artifacts["palu-2-exact"][0]
     turns = []
     for flag in ("--prefix-caching", "--no-prefix-caching"):

@@ -71,7 +71,7 @@ def judge(text, names, several_ranks=False):
     assert labels == {name: {frozenset(FAMILIES.labels(name, several_ranks))} for name in names}
 
 
-def test_the_server_exports_exactly_the_families_of_the_catalogue(server):
+def test_the_server_exports_exactly_the_metrics_of_the_catalogue(server):
     families = exported(server.metrics_text())
     wanted = FAMILIES.exported("worker", vllm=True) | FAMILIES.exported("router")
     assert not wanted & RANKS
@@ -79,17 +79,17 @@ def test_the_server_exports_exactly_the_families_of_the_catalogue(server):
     assert wanted - families == set()
 
 
-def test_families_have_the_types_and_labels_of_the_catalogue(server):
+def test_metrics_have_the_types_and_labels_that_the_catalogue_lists(server):
     judge(server.metrics_text(), FAMILIES.families.keys() - RANKS)
 
 
-def test_a_leader_exports_the_families_of_workers_routers_and_ranks(group):
+def test_a_leader_exports_the_metrics_of_workers_routers_and_ranks(group):
     text = group.metrics_text()
     assert exported(text) == FAMILIES.exported("worker", vllm=True) | FAMILIES.families.keys()
     judge(text, FAMILIES.families.keys(), several_ranks=True)
 
 
-def test_a_rank_exports_the_families_of_ranks(group):
+def test_a_rank_exports_the_metrics_that_the_catalogue_lists_for_ranks(group):
     leader, other = group.ready["ranks"]
     assert (leader["rank"], leader["metrics"], leader["pid"]) == (0, group.ready["metrics"], group.pid)
     text = text_of(other["metrics"])
@@ -99,7 +99,7 @@ def test_a_rank_exports_the_families_of_ranks(group):
                  FAMILIES.labels(name)}, several_ranks=True)
 
 
-def test_ranks_export_their_number_and_their_work(group):
+def test_ranks_export_metrics_with_their_number_and_their_work(group):
     def value(text, name, rank):
         (found,) = re.findall(rf'^{name}{{[^}}]*rank="{rank}"[^}}]*}} (\S+)$', text, re.MULTILINE)
         return float(found)
@@ -119,7 +119,7 @@ def test_ranks_export_their_number_and_their_work(group):
     assert value(texts[0], "kvasir_rank_weight_bytes", 0) == group.metric("kvasir_weight_bytes")
 
 
-def test_contract_gauges_have_exactly_one_series(server):
+def test_gauges_that_autoscalers_read_have_exactly_one_series(server):
     text = server.metrics_text()
     for name in (
         "kvasir_num_requests_waiting",
@@ -132,7 +132,7 @@ def test_contract_gauges_have_exactly_one_series(server):
         assert len(re.findall(rf"^{name}(?:{{| )", text, re.MULTILINE)) == 1, name
 
 
-def test_counters_move_with_a_request(server):
+def test_a_request_increases_the_counters(server):
     before = server.metrics()
     triton.generate(server.grpc, server.ready["model"], "She said", tls=server.tls, max_tokens=5, ignore_eos=True)
     wait_until(

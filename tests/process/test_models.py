@@ -24,14 +24,14 @@ def perplexity(arguments):
                           "--max-windows", 3, "--json").stdout)
 
 
-def test_the_compressed_model_is_served_and_fits_its_base():
+def test_the_compressed_model_can_be_served_and_matches_its_base_model():
     report = json.loads(run("inspect", "--model", PALU, "--json").stdout)
     assert report["served"], report["not_served"]
     assert report["weights_fit"]
     assert (report["method"], report["base_model"]) == ("palu", "tiny")
 
 
-def test_both_models_have_the_bytes_and_the_loss_of_their_page():
+def test_both_models_have_the_bytes_and_the_loss_that_their_page_reports():
     said = page()
     served = "tiny --kv-plan rotated-4bit"
     assert set(said) == {"tiny", served, "tiny-palu"}

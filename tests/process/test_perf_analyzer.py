@@ -41,7 +41,7 @@ def load(tmp_path, stream):
     return path
 
 
-def test_a_streamed_run_fills_its_table_and_the_server_counts_its_requests(perf_analyzer, server, tmp_path):
+def test_perf_analyzer_completes_a_streamed_run_and_the_server_counts_its_requests(perf_analyzer, server, tmp_path):
     table = tmp_path / "table.csv"
     done = subprocess.run(
         [perf_analyzer, "-m", server.ready["model"], "--service-kind", "triton", "-i", "grpc", "-u", server.grpc,

@@ -24,7 +24,7 @@ import vs_llama_cpp as versus  # noqa: E402
 
 # ---------------------------------------------------------------- the page
 
-def test_the_page_is_made_of_a_run_of_every_benchmark(tmp_path):
+def test_the_performance_page_is_written_from_a_run_of_every_benchmark(tmp_path):
     out = tmp_path / "performance.md"
     command = [sys.executable, ROOT / "bench/performance.py", "--quick", "--kvasir", BINARY,
                "--results", tmp_path / "results", "--out", out]
@@ -50,7 +50,7 @@ def test_the_page_is_made_of_a_run_of_every_benchmark(tmp_path):
     assert subprocess.run(command, capture_output=True).returncode != 0
 
 
-def test_the_page_about_the_router_is_made_of_a_run(tmp_path):
+def test_the_performance_page_of_the_router_is_written_from_a_run(tmp_path):
     out = tmp_path / "router.md"
     command = [sys.executable, ROOT / "bench/proxy/proxy.py", "--kvasir", BINARY]
     subprocess.run([*command, "--out", out, "--", "--quick", "--pairs", "2"], check=True, timeout=100)
@@ -63,7 +63,7 @@ def test_the_page_about_the_router_is_made_of_a_run(tmp_path):
     assert refused.returncode == 2 and "figures mean nothing" in refused.stderr
 
 
-def test_quick_figures_do_not_reach_the_documents(tmp_path):
+def test_figures_of_quick_runs_are_not_written_to_the_documents(tmp_path):
     quick = {"scheduler": {"run": {"argv": ["bench", "scheduler", "--quick"]}}}
     with pytest.raises(page.PageError, match="scheduler comes from a run with --quick"):
         page.check_sources(quick, False)
@@ -74,7 +74,7 @@ def test_quick_figures_do_not_reach_the_documents(tmp_path):
     assert done.returncode == 2 and "give --out" in done.stderr
 
 
-def test_a_page_that_asks_for_what_nobody_measured_is_an_error():
+def test_a_page_template_that_needs_a_missing_result_is_refused():
     with pytest.raises(page.PageError, match="section attention: no result has 'attention'"):
         page.fill("{{attention}}", {})
     with pytest.raises(page.PageError, match="none of"):
@@ -88,7 +88,7 @@ def attention_row(**others):
             "bytes_ratio": 1.0, "footprint_bytes": 3e9} | others
 
 
-def test_a_machine_that_reports_no_cache_size_has_a_page():
+def test_the_performance_page_can_be_written_if_the_cpu_reports_no_cache_size():
     with_one = page.attention({"attention": {"rows": [
         attention_row(footprint_over_llc=4.5), attention_row(footprint_over_llc=9.0)]}})
     assert with_one.endswith("together are 4.5 times the last-level cache or more.")
@@ -110,7 +110,7 @@ def test_a_figure_is_judged_by_its_target(report, said):
     assert said in page.figures({"decode": report})
 
 
-def test_the_summary_names_what_is_missed_and_what_is_undecided():
+def test_the_summary_names_the_missed_and_the_undecided_targets():
     rows = [{"name": "a", "value": 1.1, "target": 1.25, "met": True, "undecided": False},
             {"name": "b", "value": 1.4, "target": 1.25, "met": False, "undecided": False},
             {"name": "c", "value": 1.0, "target": 1.25, "met": False, "undecided": True},
@@ -126,7 +126,7 @@ def samples(seconds, cache_bytes):
              "cache_bytes_per_step": cache_bytes} for s in seconds]
 
 
-def test_a_row_is_the_median_of_pairs_against_what_the_bytes_give():
+def test_a_rows_ratio_is_the_median_of_pairs_and_its_target_follows_the_bytes():
     row = versus.row_of("palu-50-g4-4bit", "q8_0", 8, samples([1.0] * 7, 100.0),
                         samples([2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 9.0], 300.0))
     assert row["ratio"] == 2.0 and row["bytes_ratio"] == 2.0
@@ -135,7 +135,7 @@ def test_a_row_is_the_median_of_pairs_against_what_the_bytes_give():
     assert (row["kvasir_tokens_per_second"], row["llama_cpp_tokens_per_second"]) == (8.0, 4.0)
 
 
-def test_fewer_than_seven_pairs_or_a_wide_spread_decide_nothing():
+def test_a_target_is_undecided_with_fewer_than_seven_pairs_or_a_wide_spread():
     few = versus.row_of("dense-bf16", "f16", 8, samples([1.0] * 6, 1.0), samples([2.0] * 6, 1.0))
     assert few["undecided"] and not few["met"] and few["target"] == 1.0
     wide = versus.row_of("dense-bf16", "f16", 8, samples([1.0] * 8, 1.0),
@@ -143,7 +143,7 @@ def test_fewer_than_seven_pairs_or_a_wide_spread_decide_nothing():
     assert wide["undecided"]
 
 
-def test_the_dense_cache_has_a_target_against_f16_alone():
+def test_the_uncompressed_cache_has_a_target_only_against_the_f16_cache():
     assert versus.target_of("dense-bf16", "f16", 1.0) == 1.0
     # The faster of both is the one that counts.
     assert versus.target_of("dense-bf16", "f16-no-flash", 1.0) == 1.0
@@ -151,7 +151,7 @@ def test_the_dense_cache_has_a_target_against_f16_alone():
     assert versus.target_of("rap-50-4bit", "q4_0", 1.2) == pytest.approx(1.02)
 
 
-def test_options_say_what_a_result_depends_on(tmp_path):
+def test_a_result_is_measured_again_if_an_option_or_a_binary_changes(tmp_path):
     binary = tmp_path / "kvasir"
     binary.write_bytes(b"1")
     asked = ["--kvasir", str(binary), "--json", str(tmp_path / "out")]
@@ -166,7 +166,7 @@ def test_options_say_what_a_result_depends_on(tmp_path):
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_kvasir_must_end_well(tmp_path, code):
+def test_a_run_fails_if_kvasir_exits_with_an_error(tmp_path, code):
     program = tmp_path / "kvasir"
     program.write_text(f"#!/bin/sh\necho '{{}}'; read line; exit {code}\n")
     program.chmod(0o755)
@@ -199,7 +199,7 @@ def state(cells, rows, layers=2, streams=3, transposed=0):
     return out
 
 
-def test_a_longer_state_has_the_rows_of_the_short_one_in_another_order():
+def test_a_lengthened_llama_cpp_state_repeats_the_rows_of_the_short_one():
     made = llama_cpp_cache.longer(state(4, 6), 100)
     assert made.cell_bytes == 2 * 2 * 6
     assert len(made.state) == len(state(100, 6))
@@ -211,7 +211,7 @@ def test_a_longer_state_has_the_rows_of_the_short_one_in_another_order():
     assert len(kinds) == 4 and all(len(set(kind)) == 1 for kind in kinds)
 
 
-def test_values_without_flash_attention_are_columns_of_cells():
+def test_without_flash_attention_a_lengthened_state_repeats_columns_of_values():
     made = llama_cpp_cache.longer(state(4, 6, transposed=1), 100)
     assert made.cell_bytes == 2 * 2 * 6
     assert len(made.state) == len(state(100, 6, transposed=1))
@@ -225,18 +225,18 @@ def test_values_without_flash_attention_are_columns_of_cells():
     (state(4, 6, transposed=2), "transposed: want 0 or 1, have 2"), (state(4, 6)[:-1], "ends before"),
     (state(4, 6) + b"x", "1 bytes are left"),
     (state(4, 6)[:16] + struct.pack("<i", 7) + state(4, 6)[20:], "cell 0")])
-def test_a_state_of_another_layout_is_refused(broken, said):
+def test_a_llama_cpp_state_of_another_layout_is_refused(broken, said):
     with pytest.raises(ValueError, match=said):
         llama_cpp_cache.longer(broken, 10)
 
 
-def test_rows_of_a_head_are_interleaved_for_llama_cpp():
+def test_the_converter_interleaves_the_rows_of_a_head_as_llama_cpp_does():
     weight = np.arange(8)[:, None] * np.ones((1, 3))
     rows = llama_cpp_gguf.interleave_pairs(weight, 2)[:, 0]
     assert rows.tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-def test_tensors_have_llama_cpps_names():
+def test_converted_tensors_have_the_names_that_llama_cpp_uses():
     assert llama_cpp_gguf.gguf_name("model.layers.11.self_attn.q_proj.weight") == (
         "blk.11.attn_q.weight")
     assert llama_cpp_gguf.gguf_name("model.norm.weight") == "output_norm.weight"
@@ -264,7 +264,7 @@ def test_bf16_tensors_are_read_as_they_are(tmp_path):
     assert name == "a" and read.tolist() == [[1.5, -2.0]]
 
 
-def test_a_setting_that_the_other_library_does_not_know_is_an_error():
+def test_a_setting_that_llama_cpp_does_not_know_is_an_error():
     class Params(ctypes.Structure):
         _fields_ = [("n_ctx", ctypes.c_uint32)]
 
@@ -276,7 +276,7 @@ def test_a_setting_that_the_other_library_does_not_know_is_an_error():
 
 
 @pytest.mark.parametrize("script", ["vs_llama_cpp.sh", "performance.sh"])
-def test_scripts_tell_their_options_without_building_anything(script):
+def test_scripts_print_their_options_without_building_anything(script):
     done = subprocess.run([ROOT / "bench" / script, "--help"], capture_output=True, text=True,
                           check=True, timeout=20)
     assert "--json" in done.stdout or "--only" in done.stdout

@@ -33,7 +33,7 @@ def by_kind(server, kind):
 
 @pytest.mark.parametrize(
     "model, pool", [(TINY, "7MiB"), (COMPRESSED, "1MiB")], ids=["dense", "compressed"])
-def test_preemption_by_copy_changes_no_answer(model, pool):
+def test_preemption_that_copies_the_cache_to_the_host_changes_no_answer(model, pool):
     with serve(model, "64MiB", "0") as server:
         want = answers(server)
         assert server.metric("kvasir_num_preemptions_total") == 0
@@ -53,7 +53,7 @@ def test_preemption_by_copy_changes_no_answer(model, pool):
         assert by_kind(server, "recompute") > 0
 
 
-def test_a_host_pool_that_does_not_fit_is_refused_with_flag_and_numbers():
+def test_the_error_for_a_host_pool_that_is_too_large_has_its_flag_and_sizes():
     done = run("serve", "--model", TINY, "--kv-cache-bytes", "16MiB", "--host-pool-bytes",
                "1000000GiB", "--grpc-port", "0", "--metrics-port", "0", "--admin-port", "0",
                "--health-port", "0",

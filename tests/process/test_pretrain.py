@@ -33,14 +33,14 @@ def pretrain(*args):
         ([], "--steps"),
     ],
 )
-def test_wrong_usage_is_named(arguments, named, tmp_path):
+def test_the_error_for_wrong_usage_names_the_flag(arguments, named, tmp_path):
     done = pretrain("--text", "x", "--tokenizer", TINY, "--out", tmp_path / "out", *arguments)
     assert done.returncode == 2 and named in done.stderr
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.skipif(not NEEDED, reason="everything is installed")
-def test_a_missing_file_or_package_is_named_with_its_remedy(tmp_path):
+def test_the_error_for_a_missing_file_or_package_says_what_to_do(tmp_path):
     done = pretrain("--text", "x", "--tokenizer", TINY, "--out", tmp_path, "--steps", 1)
     assert done.returncode == 1
     assert "requirements.txt" in done.stderr and done.stderr.count("\n") == 1
@@ -57,7 +57,7 @@ def test_a_missing_file_or_package_is_named_with_its_remedy(tmp_path):
         (["--lr", "1e30"], "a lower --lr may help"),
     ],
 )
-def test_bad_input_gives_one_line_and_no_checkpoint(arguments, named, tmp_path):
+def test_bad_input_gives_an_error_of_one_line_and_no_checkpoint(arguments, named, tmp_path):
     text = tmp_path / "text"
     text.write_bytes((TINY / "calibration.txt").read_bytes()[:4000])
     done = pretrain("--text", text, "--tokenizer", TINY, "--out", tmp_path / "out", "--steps", 4,
@@ -68,7 +68,7 @@ def test_bad_input_gives_one_line_and_no_checkpoint(arguments, named, tmp_path):
 
 
 @trains
-def test_the_engine_measures_the_loss_of_the_training(tmp_path):
+def test_the_engine_measures_the_loss_that_the_training_reported(tmp_path):
     valid = tmp_path / "valid"
     valid.write_bytes((TINY / "evaluation.txt").read_bytes()[:1200])
     out = tmp_path / "out"

@@ -23,11 +23,11 @@ import quality_stats as stats  # noqa: E402
 
 
 @pytest.mark.parametrize("degrees, quantile", [(9, 2.2622), (29, 2.0452), (99, 1.9842)])
-def test_t_quantiles_are_those_of_the_tables(degrees, quantile):
+def test_quantiles_of_students_t_equal_published_tables(degrees, quantile):
     assert stats.t_quantile(degrees) == pytest.approx(quantile, abs=2e-4)
 
 
-def test_intervals_hold_the_mean_nineteen_times_of_twenty():
+def test_a_95_percent_interval_contains_the_mean_in_95_percent_of_cases():
     source = random.Random(5)
     held = 0
     for _ in range(2000):
@@ -36,7 +36,7 @@ def test_intervals_hold_the_mean_nineteen_times_of_twenty():
     assert 0.935 < held / 2000 < 0.965
 
 
-def test_combinations_are_paired_by_window():
+def test_differences_of_losses_are_paired_by_window():
     easy, hard = [1.0, 5.0, 2.0], [1.1, 5.1, 2.1]
     difference = stats.combine([(1, easy), (-1, hard)])
     assert difference.mean == pytest.approx(-0.1)
@@ -49,7 +49,7 @@ def test_combinations_are_paired_by_window():
 @pytest.mark.parametrize("mean, half, said", [
     (-1.0, 0.5, "confirmed"), (-0.1, 0.5, "undecided"), (0.1, 0.5, "undecided"),
     (1.0, 0.5, "contradicted"), (1.0, math.inf, "undecided")])
-def test_a_claim_falls_only_where_the_interval_leaves_it_out(mean, half, said):
+def test_a_claim_is_contradicted_only_if_the_whole_interval_contradicts_it(mean, half, said):
     assert stats.verdict(stats.Interval(mean, half), []) == said
 
 
@@ -57,12 +57,12 @@ def test_a_claim_falls_only_where_the_interval_leaves_it_out(mean, half, said):
     (-1.0, (-1.5, -0.6), "confirmed"), (-1.0, (-2.1, 0.1), "confirmed"),
     (-1.0, (-2.6, 0.6), "seeds disagree"), (1.0, (2.6, -0.6), "seeds disagree"),
     (1.0, (2.1, -0.1), "contradicted"), (0.1, (0.8, -0.6), "undecided")])
-def test_a_single_seed_that_says_the_opposite_leaves_a_claim_undecided(mean, seeds, said):
+def test_a_claim_is_undecided_if_one_seed_contradicts_the_others(mean, seeds, said):
     by_seed = [stats.Interval(seed, 0.5) for seed in seeds]
     assert stats.verdict(stats.Interval(mean, 0.5), by_seed) == said
 
 
-def test_every_row_of_a_claim_is_measured_and_every_name_is_one_setting():
+def test_every_row_of_a_claim_is_measured_and_no_two_settings_share_a_name():
     by_name = {}
     for table in settings.TABLES:
         for config in table.configs:
@@ -92,7 +92,7 @@ def compared(kind, nats, kv_bytes=864.0, decoded=3.5):
     (compared("codes", 3.979), False), (compared("codes", 4.0, 865.0), False),
     (compared("numbers", 4.0, decoded=3.5014), True),
     (compared("numbers", 4.0, decoded=3.5019), False)])
-def test_the_engine_is_held_to_the_loss_and_the_bytes_of_the_oracle(row, sound):
+def test_an_engine_row_holds_only_if_it_has_the_loss_and_bytes_of_the_reference(row, sound):
     assert row.sound == sound
 
 
@@ -101,7 +101,7 @@ def engine_lines(rows):
                         date="2026-01-01")
 
 
-def test_the_row_farthest_off_stands_for_its_table():
+def test_the_summary_of_a_table_shows_its_worst_row():
     rows = [compared("codes", 4.001), compared("codes", 4.01)]
     text = "\n".join(engine_lines(rows))
     assert text.endswith("| a table | codes | 2 | 0.2500 % | row | holds |")
@@ -116,7 +116,7 @@ def test_the_row_farthest_off_stands_for_its_table():
     assert engine_lines(rows)[-1].endswith("| 2.5000 % | row | **over the limit** |")
 
 
-def test_codes_are_told_by_the_plan():
+def test_the_plan_determines_whether_a_cache_counts_as_quantized():
     assert engine.kind_of('{"layers":[{"key":{"parts":[{"codec":{"bits":[4]}}]}}]}') == "codes"
     assert engine.kind_of('{"layers":[{"key":{"parts":[{"codec":{"dtype":"BF16"}}]}}]}') == "numbers"
 
@@ -124,11 +124,11 @@ def test_codes_are_told_by_the_plan():
 @pytest.mark.parametrize("low, high, ticks", [
     (1e-3, 0.012, [0.001, 0.002, 0.005, 0.01]), (1e-4, 2e-4, [1e-4, 2e-4]),
     (1900, 5200, [2000, 5000]), (9.9, 10.1, [10])])
-def test_ticks_are_round_and_have_the_ends(low, high, ticks):
+def test_axis_ticks_are_round_numbers_within_the_scale(low, high, ticks):
     assert quality_chart.decades(low, high) == ticks
 
 
-def test_charts_escape_names_and_keep_points_inside():
+def test_charts_escape_names_and_draw_every_point_inside_the_chart():
     svg = quality_chart.curves({"a<b & c": [(100.0, 0.01, 0.002), (200.0, 0.0, 0.001)]},
                                'A "title" & more', "bytes", "nats", ("whole <b>", 300.0))
     # A point below the scale is drawn hollow at its lower end.
@@ -141,7 +141,7 @@ def test_charts_escape_names_and_keep_points_inside():
     assert "whole &lt;b&gt;: 300, 0" in svg and "better" in svg
 
 
-def test_a_table_is_made_printed_and_taken_from_the_work_folder_again(tmp_path):
+def test_a_table_is_printed_and_a_second_run_reads_it_from_the_work_folder(tmp_path):
     command = [sys.executable, ROOT / "bench/quality/quality.py", "--tool",
                BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--model", TINY,
                "--work", tmp_path, "--windows", "6", "--window-tokens", "32", "--only", "lorc"]
@@ -165,7 +165,7 @@ def test_a_table_is_made_printed_and_taken_from_the_work_folder_again(tmp_path):
     assert again.stdout == first.stdout
 
 
-def test_the_engine_alone_writes_only_its_section_of_the_page(tmp_path):
+def test_a_run_with_only_the_engine_writes_only_its_section_of_the_page(tmp_path):
     page = tmp_path / "quality.md"
     begin, end = quality_page.BEGIN.format("tiny"), quality_page.END
     head = f"# Quality\n\nother\n\n{begin}\n"
@@ -192,7 +192,7 @@ def test_the_engine_alone_writes_only_its_section_of_the_page(tmp_path):
     assert len(list((tmp_path / "work" / "artifacts").iterdir())) == 2
 
 
-def test_an_unknown_table_is_named(tmp_path):
+def test_the_error_for_an_unknown_table_names_it(tmp_path):
     done = subprocess.run([sys.executable, ROOT / "bench/quality/quality.py", "--tool",
                            BINARY.with_name("kvasir-compress"), "--engine", BINARY, "--work",
                            tmp_path, "--only", "palu_group"],

@@ -26,7 +26,7 @@ def row(*kls):
     return {"row": {"window_kl": list(kls), "window_nats": [3.0] * len(kls)}}
 
 
-def test_what_was_put_is_there_for_the_next_program_a_line_each(store):
+def test_each_stored_row_is_one_line_that_the_next_process_can_read(store):
     first = store()
     first.put("k2", "the second row", row(0.123456789, 1e-9))
     first.put("k1", "a row", row(0.5))
@@ -40,7 +40,7 @@ def test_what_was_put_is_there_for_the_next_program_a_line_each(store):
     assert second.span(["k2"]) == "2026-01-02 (commit aaaaaaa)"
 
 
-def test_again_sees_what_this_commit_measured_alone(store, monkeypatch):
+def test_with_again_only_rows_measured_by_the_current_commit_are_reused(store, monkeypatch):
     store(commit="aaaaaaa").put("k1", "a", row(0.5))
     store(commit="bbbbbbb").put("k2", "b", row(0.5))
     monkeypatch.setattr(quality_store, "commit", lambda: "bbbbbbb")
@@ -49,7 +49,7 @@ def test_again_sees_what_this_commit_measured_alone(store, monkeypatch):
 
 
 @pytest.mark.parametrize("line", ["", "{", "[1]", '{"about": "x"}'])
-def test_a_line_that_is_no_measurement_is_named(store, line):
+def test_the_error_for_a_stored_line_that_is_no_measurement_names_it(store, line):
     first = store()
     first.put("k1", "a row", row(0.5))
     first.path.write_text(first.path.read_text() + line + "\n")
@@ -57,7 +57,7 @@ def test_a_line_that_is_no_measurement_is_named(store, line):
         store()
 
 
-def test_rows_that_are_measured_again_must_be_what_they_were(store):
+def test_a_row_that_is_measured_again_must_equal_its_stored_value(store):
     keys = [f"k{i}" for i in range(5)]
     for key in keys:
         store().put(key, f"row {key}", row(0.5, 0.25))
@@ -74,7 +74,7 @@ def test_rows_that_are_measured_again_must_be_what_they_were(store):
         found.compare()
 
 
-def test_no_more_rows_are_measured_again_than_are_known(store):
+def test_only_rows_that_are_already_stored_are_measured_again(store):
     store().put("k1", "a", row(0.5))
     found = store()
     found.set_aside(3, ["k1", "k2"])
@@ -86,7 +86,7 @@ def report(*kls):
                        "rows": [{"window_kl": [kl], "extra": 1} for kl in kls]})
 
 
-def test_rows_of_a_run_that_was_killed_are_taken_over(store, tmp_path):
+def test_rows_that_a_killed_run_measured_are_stored_by_the_next_run(store, tmp_path):
     pending = Pending(tmp_path, store())
     rows = [[name, f"row {name}"] for name in "abc"]
     pending.begin(rows)
@@ -102,7 +102,7 @@ def test_rows_of_a_run_that_was_killed_are_taken_over(store, tmp_path):
     assert "c" not in store()
 
 
-def test_a_tool_that_tells_no_divergence_of_windows_is_named(store, tmp_path):
+def test_a_report_without_the_divergence_of_each_window_is_refused(store, tmp_path):
     pending = Pending(tmp_path, store())
     pending.begin([["a", "row a"]])
     pending.report.write_text(json.dumps({"teacher": {}, "rows": [{"window_nats": [1.0]}]}))
@@ -111,7 +111,7 @@ def test_a_tool_that_tells_no_divergence_of_windows_is_named(store, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["smollm2", "eviction"])
-def test_what_the_repository_keeps_can_be_read(name):
+def test_the_measurements_kept_in_the_repository_can_be_read(name):
     path = ROOT / "bench/quality/measured" / f"{name}.jsonl"
     found = Store(path, "2026-01-02")
     assert found.lines and all(entry["found"] for entry in found.lines.values())

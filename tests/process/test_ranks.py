@@ -113,7 +113,7 @@ def wanted():
 
 
 @pytest.mark.parametrize("tp", [2, 4])
-def test_ranks_answer_as_one_process_does(wanted, tp):
+def test_a_group_of_ranks_gives_the_answers_of_a_single_process(wanted, tp):
     before = shared_memory()
     with serve(tp, "--kv-dtype", "f32") as server:
         assert answers(server) == wanted[TINY]
@@ -136,7 +136,7 @@ def test_ranks_answer_as_one_process_does(wanted, tp):
     assert shared_memory() == before
 
 
-def test_codes_and_preemption_change_no_answer_of_ranks():
+def test_ranks_with_a_quantized_cache_and_preemption_give_the_same_answers():
     with serve(2, "--kv-cache-bytes", "64MiB", "--host-pool-bytes", "0", model=COMPRESSED) as server:
         want = answers(server, tokens=300)
         assert server.metric("kvasir_num_preemptions_total") == 0
@@ -151,7 +151,7 @@ def test_codes_and_preemption_change_no_answer_of_ranks():
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["leader", "rank"])
-def test_a_signal_to_any_rank_drains_all(index):
+def test_a_signal_to_any_rank_drains_the_whole_group(index):
     with serve(2) as server:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             running = pool.submit(triton.generate, server.grpc, server.ready["model"], "Once", max_tokens=200,
@@ -174,7 +174,7 @@ def test_a_signal_to_the_whole_group_drains_it_under_load(long_model):
         assert "gave up" not in server.log()
 
 
-def test_a_rank_that_dies_in_a_drain_is_a_failure():
+def test_if_a_rank_dies_during_a_drain_the_group_exits_with_an_error():
     with serve(2, "--rank-heartbeat-timeout", "1m") as server:
         rank = rank_pids(server)[1]
         os.kill(rank, signal.SIGSTOP)
@@ -184,7 +184,7 @@ def test_a_rank_that_dies_in_a_drain_is_a_failure():
         assert server.process.wait(timeout=60) == 1, server.log()
 
 
-def test_ranks_serve_without_a_watchdog():
+def test_ranks_serve_requests_if_the_watchdog_is_off():
     with serve(2, "--watchdog", "0") as server:
         assert server.stop() == 0
 
@@ -192,7 +192,7 @@ def test_ranks_serve_without_a_watchdog():
 @pytest.mark.parametrize("tp", [2])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("index", [1, 0], ids=["rank", "leader"])
-def test_a_rank_that_is_lost_ends_all(how, index, tp, long_model):
+def test_the_loss_of_one_rank_ends_all_ranks(how, index, tp, long_model):
     for _ in range(ROUNDS):
         before = shared_memory()
         with serve(tp, model=long_model) as server:
@@ -214,7 +214,7 @@ def test_a_rank_that_is_lost_ends_all(how, index, tp, long_model):
         assert shared_memory() == before
 
 
-def test_a_router_continues_with_another_replica_after_one_is_lost(tmp_path, long_model):
+def test_a_router_uses_another_replica_after_a_group_of_ranks_is_lost(tmp_path, long_model):
     sockets = [f"unix:{tmp_path}/{name}" for name in "ab"]
     flags = ["--tp", 2, *ONE_THREAD, *OPERATOR_PORTS]
     with KvasirProcess("worker", "--listen", sockets[0], *flags, ports=False, model=long_model) as lost, \
@@ -288,7 +288,7 @@ def test_a_rank_of_another_host_joins_and_leaves_with_the_group(tmp_path):
         assert rank.wait(timeout=60) == 0
 
 
-def test_ranks_that_may_not_join_are_refused_with_the_field_and_logged_once(tmp_path):
+def test_a_rank_that_does_not_match_its_group_is_refused_with_the_field_that_differs(tmp_path):
     other = tmp_path / "other"
     other.write_text("guess")
     with Group(tmp_path) as group:
@@ -311,7 +311,7 @@ def test_ranks_that_may_not_join_are_refused_with_the_field_and_logged_once(tmp_
         assert group.leader.wait(timeout=END_SECONDS) != 0
 
 
-def test_a_rank_whose_own_rank_dies_before_it_has_joined_ends(tmp_path):
+def test_a_process_whose_child_rank_dies_before_joining_the_group_ends(tmp_path):
     """The rank used to wait until no other came, and then used a surface that was gone."""
     with Group(tmp_path, tp=4) as group:
         wait_until(lambda: "waiting for ranks" in group.log(), "a listener")
@@ -324,7 +324,7 @@ def test_a_rank_whose_own_rank_dies_before_it_has_joined_ends(tmp_path):
         assert group.leader.poll() is None  # other ranks may join instead
 
 
-def test_a_taken_rank_port_is_the_only_error_reported(tmp_path):
+def test_if_the_rank_port_is_taken_the_log_has_only_this_error(tmp_path):
     """The leader used to report the end of a group that had never begun before it named the port."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         with Group(tmp_path, port=taken.getsockname()[1]) as group:
@@ -333,7 +333,7 @@ def test_a_taken_rank_port_is_the_only_error_reported(tmp_path):
             assert f"127.0.0.1:{group.port}: Address already in use; choose another with --rank-listen" in line
 
 
-def test_a_leader_names_the_ranks_that_do_not_join(tmp_path):
+def test_a_leader_reports_which_ranks_have_not_joined(tmp_path):
     with Group(tmp_path, "--rank-join-timeout", "1s") as group:
         assert group.leader.wait(timeout=30) == 1
         assert "rank 1" in group.log() and "1s" in group.log(), group.log()
@@ -353,7 +353,7 @@ def zero_rows(folder, tensor, first, count):
     file.write_bytes(data)
 
 
-def test_weights_that_differ_on_one_rank_change_the_name_of_the_model(tmp_path):
+def test_changed_weights_of_one_rank_change_the_answers_of_the_group(tmp_path):
     """No rank reads the weights of others, so the name of the group's weights must reflect those of every rank."""
     changed = tmp_path / "changed"
     changed.mkdir()
@@ -376,7 +376,7 @@ def test_weights_that_differ_on_one_rank_change_the_name_of_the_model(tmp_path):
     assert texts[TINY] != texts[changed]
 
 
-def test_a_rank_whose_connection_is_lost_ends_all(tmp_path, long_model):
+def test_the_lost_connection_of_one_rank_ends_all_ranks(tmp_path, long_model):
     for round_ in range(ROUNDS):
         folder = tmp_path / str(round_)
         folder.mkdir()
@@ -396,7 +396,7 @@ def test_a_rank_whose_connection_is_lost_ends_all(tmp_path, long_model):
 
 
 @pytest.mark.skipif(FAKE_NCCL is None, reason="this build has no NCCL of tests")
-def test_ranks_on_the_emulated_device_over_nccl_answer_as_one_process_does(tmp_path):
+def test_ranks_on_the_emulated_gpu_with_nccl_give_the_answers_of_a_single_process(tmp_path):
     """The kernels run on the emulated device and NCCL over shared memory. Everything else is what runs on GPUs."""
     model = altered_model(tmp_path / "tiny", num_hidden_layers=2)
 
@@ -433,7 +433,7 @@ def test_ranks_on_the_emulated_device_over_nccl_answer_as_one_process_does(tmp_p
     (["--tp", "2", "--device", "auto"], ["--device auto"]),
     (["--cuda-graphs"], ["--cuda-graphs", "--device cpu"]),
 ])
-def test_an_impossible_group_is_refused_with_the_numbers(flags, words):
+def test_the_error_for_an_impossible_group_of_ranks_has_the_numbers(flags, words):
     done = run("serve", "--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS, *flags, check=False)
     assert done.returncode in (1, 2)
     for word in words:
@@ -449,7 +449,7 @@ def test_more_ranks_than_heads_are_served_and_duplicated_heads_are_logged():
         assert text and tokens == 8
 
 
-def test_the_effective_config_names_the_ranks():
+def test_the_printed_configuration_has_the_number_of_ranks_but_no_internal_flags():
     text = run("serve", "--model", TINY, "--tp", "2", "--print-config").stdout
     assert "tp=2" in text and "join-fd" not in text
     assert "--join-fd" not in run("rank", "--help").stdout

@@ -64,7 +64,7 @@ def object_of(source, build):
 
 
 @pytest.mark.parametrize("kind", sorted(path.name for path in RECIPES.iterdir()))
-def test_a_new_part_touches_one_room_and_one_table_and_works(kind, tree):
+def test_a_new_component_changes_one_folder_and_one_table_and_works(kind, tree):
     folder = RECIPES / kind
     recipe = tomllib.loads((folder / "recipe.toml").read_text())
     added, edited = carry_out(recipe, folder, tree)

@@ -68,7 +68,7 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
-def test_a_recommended_model_is_made_once_and_announced(tree):
+def test_a_recommended_model_is_created_only_once_and_its_folder_is_printed(tree):
     folder = tree.folder()
     code, out, error = tree.recommend()
     assert code == 0, error
@@ -94,7 +94,7 @@ def test_other_options_or_another_model_give_another_folder(tree):
     assert len(folders) == 3
 
 
-def test_a_failed_run_reports_the_reason_and_leaves_nothing(tree):
+def test_a_failed_run_reports_the_reason_and_leaves_no_folder(tree):
     code, _, error = tree.recommend("tiny")
     assert code == 2 and "nothing is recommended for 'tiny'" in error
     tree.compress.write_text("#!/bin/sh\nexit 1\n")

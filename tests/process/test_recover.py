@@ -47,7 +47,7 @@ def test_a_dense_model_is_trained_and_only_its_weights_change(tmp_path):
             assert after[begin:end] == before[begin:end], name
 
 
-def test_a_stopped_run_leaves_nothing(tmp_path):
+def test_a_stopped_run_leaves_no_files(tmp_path):
     process = subprocess.Popen(
         command("--teacher", TINY, "--text", TEXT, "--steps", 100000, *SMALL,
                 "--out", tmp_path / "out"),
@@ -99,7 +99,7 @@ def test_an_input_is_never_replaced(tmp_path):
     assert "is an input" in done.stderr
 
 
-def test_static_ranges_are_renewed_from_a_text_shorter_than_a_calibration(tmp_path):
+def test_static_quantization_ranges_are_measured_again_even_from_a_short_text(tmp_path):
     model, out = tmp_path / "svdq", tmp_path / "out"
     text = tmp_path / "short.txt"
     text.write_bytes(TEXT.read_bytes()[:12000])

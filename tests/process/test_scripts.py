@@ -28,14 +28,14 @@ def start(seconds, command):
         [WITHIN, str(seconds), "bash", "-c", command], stdout=subprocess.PIPE, text=True)
 
 
-def test_a_command_over_its_budget_ends_with_all_its_children():
+def test_a_command_over_its_time_budget_ends_with_all_its_child_processes():
     process = start(1, LEAVES_A_CHILD)
     child = int(process.stdout.readline())
     assert process.wait(timeout=60) == 124
     wait_until(lambda: not is_running(child), "the end of the grandchild")
 
 
-def test_ctrl_c_ends_a_command_and_all_its_children():
+def test_ctrl_c_ends_a_command_and_all_its_child_processes():
     process = start(300, LEAVES_A_CHILD)
     child = int(process.stdout.readline())
     process.send_signal(signal.SIGINT)
@@ -43,13 +43,13 @@ def test_ctrl_c_ends_a_command_and_all_its_children():
     wait_until(lambda: not is_running(child), "the end of the grandchild")
 
 
-def test_a_command_within_its_budget_keeps_its_exit_code_and_its_signals():
+def test_a_command_within_its_time_budget_keeps_its_exit_code_and_its_signals():
     assert start(60, "exit 7").wait(timeout=60) == 7
     # The command can be interrupted.
     assert start(60, "kill -INT $$; exit 7").wait(timeout=60) == 130
 
 
-def test_serve_prints_its_usage():
+def test_the_serve_script_prints_its_usage():
     done = subprocess.run([ROOT / "scripts/serve", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "--demo" in done.stdout
 
@@ -58,7 +58,7 @@ def test_serve_prints_its_usage():
     ("60", "storms", "no part 'storms'"), ("60", "st.rm", "no part 'st.rm'"), ("60", "", "no part ''"),
     ("soon", "storm", "want a whole number above 0, have 'soon'"),
 ])
-def test_soak_refuses_unknown_arguments_before_it_builds(seconds, part, named):
+def test_the_soak_script_refuses_unknown_arguments_before_it_builds(seconds, part, named):
     done = subprocess.run([ROOT / "scripts/soak", part], capture_output=True, text=True,
                           env={**os.environ, "KVASIR_SOAK_SECONDS": seconds})
     assert done.returncode == 2 and named in done.stderr
@@ -117,7 +117,7 @@ def serve(tmp_path):
     return arguments
 
 
-def test_serve_uses_the_compressed_model_unless_flags_name_another(serve):
+def test_the_serve_script_uses_the_compressed_model_unless_flags_name_another(serve):
     model = ["--model", "models/tiny"]
     default = [*model, "--kv-plan", "rotated-4bit"]
     assert (ROOT / model[1] / "config.json").is_file()
@@ -132,7 +132,7 @@ def test_serve_uses_the_compressed_model_unless_flags_name_another(serve):
     assert serve(KVASIR_MODEL="DIR") == serve(KVASIR_RANDOM_WEIGHTS="1") == ["serve"]
 
 
-def test_serve_compresses_a_known_model_as_recommended(serve, tmp_path):
+def test_the_serve_script_compresses_a_known_model_as_recommended(serve, tmp_path):
     name, folder = ["--served-model-name", "known"], "known-recommended"
     for flags in ["--plan", "recommended", "--model", "known"], ["--model=known", "--plan=recommended"]:
         model = ["--model", folder] if "--model" in flags else [f"--model={folder}"]
@@ -156,7 +156,7 @@ def test_serve_compresses_a_known_model_as_recommended(serve, tmp_path):
         assert refused.value.stdout == ""
 
 
-def test_serve_refuses_an_invalid_port_for_the_gateway(serve):
+def test_the_serve_script_refuses_an_invalid_port_for_the_gateway(serve):
     for port in "0", "65535", "x", "":
         with pytest.raises(subprocess.CalledProcessError) as refused:
             serve("--openai", f"--openai-port={port}")
@@ -165,7 +165,7 @@ def test_serve_refuses_an_invalid_port_for_the_gateway(serve):
     assert serve("--openai", "--help")[-1] == "--help"
 
 
-def test_serve_fetches_a_known_model_first(serve, tmp_path):
+def test_the_serve_script_fetches_a_known_model_before_it_starts_the_server(serve, tmp_path):
     codes = ["--kv-plan", "rotated-4bit"]  # a plan that fits every model
     for flags in ["--model", "known"], ["--threads", "2", "--model=known"]:
         assert serve(*flags) == ["fetch known", "serve", *codes, *flags]
@@ -181,7 +181,7 @@ def test_serve_fetches_a_known_model_first(serve, tmp_path):
 
 
 @pytest.mark.parametrize("anchor, crosses", [("start", True), ("middle", False), ("end", True)])
-def test_a_label_over_the_edge_of_its_box_is_named(anchor, crosses):
+def test_the_check_of_drawings_names_a_label_that_crosses_the_edge_of_its_box(anchor, crosses):
     place = importlib.util.spec_from_file_location("check_tree", ROOT / "scripts/check_tree.py")
     check_tree = importlib.util.module_from_spec(place)
     place.loader.exec_module(check_tree)

@@ -54,7 +54,7 @@ def gateway(server):
         yield process
 
 
-def test_a_streamed_chat_equals_the_whole_answer(gateway):
+def test_a_streamed_chat_answer_equals_one_that_is_not_streamed(gateway):
     status, whole = gateway.chat("Once upon a time", max_tokens=12, ignore_eos=True)
     assert status == 200, whole
     assert whole["choices"][0]["finish_reason"] == "length"
@@ -138,13 +138,13 @@ def test_a_bad_request_is_reported_to_the_client_and_not_retried(gateway, server
     assert len(gateway.answers(server)) == before + 1
 
 
-def test_a_feature_that_is_not_built_is_named(gateway):
+def test_the_error_for_a_feature_that_is_not_implemented_names_it(gateway):
     status, answer = gateway.chat("Once", response_format={"type": "json_object"})
     assert status == 501, answer
     assert "is not implemented" in json.dumps(answer)
 
 
-def test_every_request_is_generated_once(gateway, server):
+def test_the_answer_of_every_request_is_generated_only_once(gateway, server):
     before = server.metric("kvasir_router_output_tokens_total")
     for _ in range(3):
         assert gateway.chat("Once", max_tokens=3, ignore_eos=True)[0] == 200
@@ -220,7 +220,7 @@ def test_a_lost_worker_ends_only_its_stream_and_nothing_is_generated_twice():
         assert behind.router.metric("kvasir_router_output_tokens_total") == tokens + 900
 
 
-def test_a_full_server_answers_too_many_requests():
+def test_requests_to_a_full_server_get_http_status_429():
     with KvasirProcess("serve", "--max-model-len", "512", "--max-num-seqs", "1",
                        "--max-queue", "0", "--max-inflight", "1") as server:
         # smg would retry five times, longer than the running request lasts.
@@ -229,7 +229,7 @@ def test_a_full_server_answers_too_many_requests():
             assert 429 in statuses and set(statuses) <= {200, 429}, statuses
 
 
-def test_our_protos_agree_with_the_gateways(tmp_path):
+def test_our_proto_files_agree_with_those_of_the_gateway(tmp_path):
     """Each of our fields and RPCs is one of smg's with the same number and type."""
     theirs = {}
     script = (

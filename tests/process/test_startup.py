@@ -75,7 +75,7 @@ def test_a_client_cannot_choose_the_device_of_its_server():
 
 
 @pytest.mark.parametrize("share", ["0", "1.01", "-1", "x"])
-def test_a_share_of_a_gpus_memory_is_above_0_and_at_most_1(share):
+def test_a_share_of_gpu_memory_must_be_above_0_and_at_most_1(share):
     assert "--gpu-memory-utilization" in refused("serve", "--model", TINY, "--gpu-memory-utilization", share)
 
 
@@ -84,7 +84,7 @@ def test_a_share_of_a_gpus_memory_is_refused_on_the_cpu():
             in refused("serve", "--model", TINY, "--gpu-memory-utilization", 0.5))
 
 
-def test_a_pool_too_small_for_one_sequence_names_bytes_and_flag():
+def test_the_error_for_a_pool_too_small_for_one_sequence_has_its_bytes_and_flag():
     text = refused("serve", "--model", TINY, "--kv-cache-bytes", "64KiB", "--grpc-port", "0",
                    *OPERATOR_PORTS)
     assert "--kv-cache-bytes" in text and "--max-model-len" in text
@@ -93,7 +93,7 @@ def test_a_pool_too_small_for_one_sequence_names_bytes_and_flag():
 
 
 @pytest.mark.parametrize("flag", ["--grpc-port", "--admin-port", "--health-port", "--metrics-port"])
-def test_a_taken_port_is_named_with_its_flag(flag):
+def test_the_error_for_a_port_in_use_names_the_port_and_its_flag(flag):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -105,7 +105,7 @@ def test_a_taken_port_is_named_with_its_flag(flag):
     assert len(text.splitlines()) == 1  # it is found before gRPC tries, which would log more
 
 
-def test_a_taken_port_is_reported_before_the_router_waits_for_workers():
+def test_a_port_in_use_is_reported_before_the_router_waits_for_workers():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
@@ -129,7 +129,7 @@ def test_a_router_without_a_tokenizer_suggests_token_ids():
     ("<|im_start|>{{ message['role'] }}", r"--prompt $'<|im_start|>user\n"),
     ("{{ message['content'] }}", '--prompt "It was'),
 ])
-def test_the_example_for_a_chat_model_has_a_question_in_its_markup(tmp_path, template, hint):
+def test_the_example_request_in_the_log_uses_the_chat_template_of_the_model(tmp_path, template, hint):
     for file in TINY.iterdir():
         if file.name != "tokenizer_config.json":
             (tmp_path / file.name).symlink_to(file)
@@ -143,7 +143,7 @@ def test_generate_asks_a_server_or_runs_a_model_but_not_both():
     assert "--endpoint 127.0.0.1:1" in text and "--model" in text
 
 
-def test_an_unknown_plan_is_named_with_its_flag():
+def test_the_error_for_an_unknown_plan_names_it_and_its_flag():
     text = refused("serve", "--model", TINY, "--kv-plan", "palu-50-g1")
     assert "--kv-plan palu-50-g1 needs tensors" in text and "rotated-4bit" in text
     text = refused("serve", "--model", TINY, "--kv-plan", "palu-5")
@@ -157,13 +157,13 @@ def test_a_model_path_that_is_a_file_is_refused():
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "inspect", "generate", "perplexity"])
-def test_a_missing_model_is_named_with_its_folder_and_flag(command):
+def test_the_error_for_a_missing_model_names_its_folder_and_flag(command):
     needed = {"generate": ["--prompt", "x"], "perplexity": ["--text", TINY / "evaluation.txt"]}
     text = refused(command, "--model", "/no/such/folder", *needed.get(command, []))
     assert "--model" in text and "/no/such/folder" in text
 
 
-def test_inspect_reports_why_every_other_command_refuses_a_plan(tmp_path):
+def test_inspect_accepts_a_plan_that_other_commands_refuse_and_reports_the_reason(tmp_path):
     """The plan is valid, but its value latent has one run more than the kernels accept."""
     def part(stored, rest):
         return {"parts": [{**rest, "stored": stored}]}
@@ -187,7 +187,7 @@ def test_inspect_reports_why_every_other_command_refuses_a_plan(tmp_path):
         assert done.returncode == 1 and report["not_served"] in done.stderr, done.stderr
 
 
-def test_a_model_length_over_the_models_own_names_both():
+def test_the_error_for_a_max_model_len_over_the_models_own_names_both_numbers():
     text = refused("serve", "--model", TINY, "--max-model-len", "1000000")
     assert "1000000" in text and "--max-model-len" in text
 
@@ -215,7 +215,7 @@ def test_print_config_shows_flags_environment_and_defaults(monkeypatch):
     assert "default-max-tokens=" in text
 
 
-def test_a_config_file_is_read_and_flags_win(tmp_path):
+def test_a_config_file_is_read_and_flags_override_it(tmp_path):
     config = tmp_path / "kvasir.toml"
     config.write_text('[serve]\nmax-num-seqs = 7\nmax-queue = 9\n')
     text = run("--config", config, "serve", "--model", TINY, "--max-queue", "11",
@@ -306,7 +306,7 @@ def test_generate_prints_no_prompt_if_there_is_no_answer():
     assert done.returncode == 3 and done.stdout == ""
 
 
-def test_perplexity_names_its_own_flags():
+def test_errors_of_perplexity_name_its_own_flags():
     text = refused("perplexity", "--model", TINY, "--text", "/tmp")
     assert "/tmp: is not a regular file" in text
     text = refused("perplexity", "--model", TINY, "--text", TINY / "evaluation.txt",
@@ -333,7 +333,7 @@ def test_sigterm_finishes_running_requests_and_exits_0():
         assert server.process.wait(timeout=60) == 0
 
 
-def test_a_stalled_engine_ends_the_process_with_a_failure_and_its_plan():
+def test_a_stalled_engine_ends_the_process_with_an_error_that_shows_its_step():
     # No step is that fast, so the warm-up stalls.
     done = run("serve", "--model", TINY, "--watchdog", "1us", "--grpc-port", "0",
                *OPERATOR_PORTS, check=False, timeout=60)
@@ -356,7 +356,7 @@ def test_a_second_signal_ends_a_drain_at_once():
         stream.close(cancel=True)
 
 
-def test_a_tool_can_be_interrupted():
+def test_sigint_ends_the_perplexity_command_at_once():
     tool = subprocess.Popen(
         [str(BINARY), "perplexity", "--model", str(TINY), "--text", str(TINY / "evaluation.txt"),
          "--window", "1024"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -369,7 +369,7 @@ def test_a_tool_can_be_interrupted():
     assert line and tool.returncode == -signal.SIGINT
 
 
-def test_core_dumps_are_off(server):
+def test_the_server_turns_off_core_dumps(server):
     with open(f"/proc/{server.pid}/limits") as limits:
         line = next(line for line in limits if line.startswith("Max core file size"))
     assert line.split()[4:6] == ["0", "0"]

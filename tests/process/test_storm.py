@@ -146,7 +146,7 @@ def is_empty(server):
 @pytest.mark.parametrize("model, pool, requests", [
     (TINY, "7MiB", REQUESTS), (COMPRESSED, "1MiB", REQUESTS // 2),
 ], ids=["dense", "compressed"])
-def test_nothing_is_left_after_a_storm(model, pool, requests):
+def test_no_request_or_page_is_left_after_a_storm_of_requests(model, pool, requests):
     with KvasirProcess("serve", "--kv-cache-bytes", pool, "--max-num-seqs", "8",
                        "--log-level", "warning", model=model) as server:
         # The first storm warms up: connections and threads reach their usual numbers.

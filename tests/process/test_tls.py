@@ -105,7 +105,7 @@ def tls_flags(authority, name):
     return ["--ca", authority.ca, "--cert", pair_of(authority, name), "--key", pair_of(authority, name)]
 
 
-def test_every_hop_accepts_only_the_names_that_it_lists(authority, tmp_path_factory, monkeypatch):
+def test_router_and_worker_accept_only_certificates_with_the_names_they_list(authority, tmp_path_factory, monkeypatch):
     # Handshakes are counted from the log lines of gRPC, which this used to switch off.
     monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
     stranger = Authority(tmp_path_factory.mktemp("stranger"))
@@ -275,7 +275,8 @@ def test_certificates_that_are_replaced_under_load_lose_no_call(authority, tmp_p
                 assert refused == 0
 
 
-def test_a_file_of_authorities_that_changes_admits_and_refuses_clients(authority, tmp_path, tmp_path_factory):
+def test_a_changed_file_of_certificate_authorities_decides_which_clients_are_accepted(
+        authority, tmp_path, tmp_path_factory):
     """First the file has the old authority, then both, then only the new one."""
     new = Authority(tmp_path_factory.mktemp("new"))
     theirs = new.sign("client", "DNS:client.kvasir").read_bytes()
@@ -295,7 +296,7 @@ def test_a_file_of_authorities_that_changes_admits_and_refuses_clients(authority
         assert live(server.grpc, of_new)[0] == grpc.StatusCode.OK
 
 
-def test_plain_text_leaves_the_machine_only_if_a_flag_allows_it():
+def test_connections_without_tls_to_other_machines_need_a_flag():
     at = ["--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS]
     for command, flags, named in (
         ("serve", ["--host", "0.0.0.0"], "--host 0.0.0.0"),
@@ -308,7 +309,7 @@ def test_plain_text_leaves_the_machine_only_if_a_flag_allows_it():
         assert named in done.stderr and "--insecure" in done.stderr and "tls-c" in done.stderr, done.stderr
 
 
-def test_the_flag_for_plain_text_does_not_admit_every_client(authority):
+def test_the_flag_for_connections_without_tls_does_not_admit_every_client(authority):
     at = ["--model", TINY, *OPERATOR_PORTS]
     done = run("serve", *at, "--grpc-port", "0", "--admin-host", "0.0.0.0", "--insecure", check=False)
     assert done.returncode != 0
@@ -322,7 +323,7 @@ def test_the_flag_for_plain_text_does_not_admit_every_client(authority):
         assert live(at_worker, credentials(authority), "worker.kvasir")[0] == grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_empty_flags_and_variables_of_tls_are_refused_by_name(authority):
+def test_the_error_for_an_empty_tls_flag_or_variable_names_it(authority):
     own = pair_of(authority, "router")
     flags = ["--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS, "--tls-cert", own, "--tls-key", own]
     done = run("serve", *flags, "--tls-client-ca", "", check=False)
@@ -331,14 +332,14 @@ def test_empty_flags_and_variables_of_tls_are_refused_by_name(authority):
     assert done.returncode == 2 and "KVASIR_TLS_CLIENT_CA: is set and empty" in done.stderr, done.stderr
 
 
-def test_a_key_of_another_certificate_is_named_at_start(authority):
+def test_the_start_fails_with_the_name_of_a_key_that_does_not_match_its_certificate(authority):
     done = run("serve", "--model", TINY, "--grpc-port", "0", *OPERATOR_PORTS, "--tls-cert", pair_of(authority, "router"),
                "--tls-key", pair_of(authority, "client"), check=False)
     assert done.returncode != 0
     assert f"--tls-key {pair_of(authority, 'client')}: is not the key of --tls-cert" in done.stderr
 
 
-def test_commands_ignore_the_web_proxy_of_the_environment(authority):
+def test_commands_ignore_the_http_proxy_variables_of_the_environment(authority):
     own = pair_of(authority, "router")
     # Nothing listens at that port.
     proxied = {**os.environ, "http_proxy": "http://127.0.0.1:1", "grpc_proxy": "http://127.0.0.1:1"}
@@ -350,7 +351,7 @@ def test_commands_ignore_the_web_proxy_of_the_environment(authority):
         assert server.process.wait(timeout=60) == 0
 
 
-def test_health_and_metrics_have_their_own_hosts():
+def test_the_health_and_the_metrics_port_can_listen_on_hosts_of_their_own():
     def open_at(host, address):
         with socket.socket() as probe:
             return probe.connect_ex((host, int(address.rsplit(":", 1)[1]))) == 0

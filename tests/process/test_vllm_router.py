@@ -51,7 +51,7 @@ def gateway(server):
         yield process
 
 
-def test_a_streamed_chat_equals_the_whole_answer(gateway):
+def test_a_streamed_chat_answer_equals_one_that_is_not_streamed(gateway):
     status, whole = gateway.chat("Once upon a time", max_tokens=12, ignore_eos=True)
     assert status == 200, whole
     assert whole["choices"][0]["finish_reason"] == "length"
@@ -106,7 +106,7 @@ def test_a_bad_request_is_reported_to_the_client(gateway, server):
     wait_until(lambda: len(gateway.answers(server)) == before + 1, "the request is refused once")
 
 
-def test_a_feature_that_is_not_built_is_named(gateway):
+def test_the_error_for_a_feature_that_is_not_implemented_names_it(gateway):
     status, answer = gateway.chat("Once", response_format={"type": "json_object"})
     assert status >= 400, answer
     assert "decoding.json_object is not implemented" in str(answer)
@@ -123,7 +123,7 @@ def test_a_cache_salt_separates_prompts_in_the_prefix_cache(gateway, server):
     assert hits(cache_salt="b") == 0
 
 
-def test_a_full_server_answers_too_many_requests():
+def test_requests_to_a_full_server_get_http_status_429():
     with KvasirProcess("serve", "--max-model-len", "512", "--max-num-seqs", "1",
                        "--max-queue", "0", "--max-inflight", "1", *NO_AGEING) as server:
         with Gateway(server, "--disable-retries") as gateway:
@@ -184,7 +184,7 @@ def unknown_fields(message):
     return found
 
 
-def test_our_protos_agree_with_the_gateways(tmp_path):
+def test_our_proto_files_agree_with_those_of_the_gateway(tmp_path):
     """vllm-router has no .proto files. The test reads the requests that it sends and checks its answers, with every
     field that its HTTP API can set."""
     message = our_messages(tmp_path)

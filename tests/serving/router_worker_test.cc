@@ -166,7 +166,7 @@ TEST_F(RouterWorkerTest, TheWorkerReceivesTheWholeRequestAndItsTokensComeBack) {
             absl::Seconds(2));
 }
 
-TEST_F(RouterWorkerTest, APromptOfTheLongestLengthReachesTheWorker) {
+TEST_F(RouterWorkerTest, APromptOfTheLargestAllowedLengthReachesTheWorker) {
   KVASIR_ASSERT_OK(Start(1));
   std::vector<int32_t> ids(99998);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 7);
@@ -206,7 +206,8 @@ TEST_F(RouterWorkerTest, TheDeadlineEndsTheRequestAtTheRouterAndTheWorker) {
 // Regression test: gRPC ends its callback threads with the last channel. If one
 // of these threads drops the last channel, as here, gRPC frees their queue
 // twice unless KeepGrpcCallbackThreads prevents it.
-TEST(GrpcWorkerClientTest, TheLastChannelMayEndOnACallbackThread) {
+TEST(GrpcWorkerClientTest,
+     TheLastGrpcChannelMayBeDestroyedOnAGrpcCallbackThread) {
   for (int round = 0; round < 20; ++round) {
     TestWorker worker;
     KVASIR_ASSERT_OK(worker.Start());
@@ -235,7 +236,7 @@ TEST_F(RouterWorkerTest, ARequestRefusedByAFullWorkerGoesToAnother) {
   EXPECT_EQ(workers_[1]->engine.submitted(), 4u);
 }
 
-TEST_F(RouterWorkerTest, ARequestThatNeverFitsIsRefusedWithoutARetry) {
+TEST_F(RouterWorkerTest, ARequestThatFitsNoWorkerIsRefusedWithoutARetry) {
   KVASIR_ASSERT_OK(Start(2));
   for (const auto& worker : workers_) {
     worker->engine.RefuseWith({absl::InvalidArgumentError("900 pages of 64"),
@@ -269,7 +270,7 @@ TEST_F(RouterWorkerTest, AWorkerThatDiesMidStreamIsUnavailableUntilItRestarts) {
 // receives only when it is complete. So if its worker is lost, another worker
 // can continue it.
 TEST_F(RouterWorkerTest,
-       AFoldedAnswerContinuesOnAnotherWorkerWithoutRepeatedTokens) {
+       AnAnswerThatIsNotStreamedContinuesOnAnotherWorkerWithoutRepeatedTokens) {
   KVASIR_ASSERT_OK(Start(2));
   const auto sink = std::make_shared<RecordingSink>();
   CanonicalRequest request = NewRequest(2000);
@@ -315,7 +316,7 @@ TEST_F(RouterWorkerTest, ADrainingWorkerFinishesItsRequestsAndGetsNoNewOnes) {
 }
 
 TEST_F(RouterWorkerTest,
-       ARequestWithoutTokensMovesToAnotherWorkerDuringADrain) {
+       DuringADrainARequestThatHasNoTokensYetMovesToAnotherWorker) {
   KVASIR_ASSERT_OK(Start(2));
   for (const auto& worker : workers_) worker->engine.Hold(true);
   const auto sink = std::make_shared<RecordingSink>();
@@ -415,7 +416,8 @@ struct WatchEnd final : router::LoadSink {
   absl::Notification ended;
 };
 
-TEST(GrpcWorkerClientTest, OnlyAClientThatPingsGivesUpAMutePeer) {
+TEST(GrpcWorkerClientTest,
+     OnlyAClientWithKeepalivePingsGivesUpOnAServerThatNeverAnswers) {
   MutePeer peer;
   router::GrpcWorkerClientOptions options;
   options.keepalive_time = absl::Seconds(1);

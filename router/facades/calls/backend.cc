@@ -59,7 +59,7 @@ absl::Status CheckNumSamples(uint32_t n, const kvasir::v1::WorkerInfo& info,
   const uint32_t limit = LargestN(info, limits.max_n);
   if (n <= limit) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("n is ", n, ", want 1 to ", limit));
+      absl::StrCat("n (the number of samples) is ", n, ", want 1 to ", limit));
 }
 
 absl::Status NeedsTokenizer(const std::string& field,
@@ -104,9 +104,9 @@ absl::Status SetMaxTokens(const std::string& field, uint64_t prompt_tokens,
   const uint32_t most = MostTokens(wanted, prompt_tokens, max_model_len);
   if (most > fits && asked) {
     return absl::InvalidArgumentError(absl::StrCat(
-        field, ": want at most ", fits, " with ", sampling->logprobs(),
-        " log probabilities in one response, have ", most,
-        ": ask for fewer or stream the answer"));
+        field, ": want at most ", fits, ", have ", most,
+        ": one response holds no more tokens with ", sampling->logprobs(),
+        " log probabilities each; ask for fewer or stream the answer"));
   }
   if (!asked) {
     // Set at least 1, also if the prompt leaves no room: then the router

@@ -25,10 +25,11 @@ absl::StatusOr<ModelStatus> OnlyModel(const RequestRouter& router) {
         model.info->weights_id() == models.front().info->weights_id()) {
       continue;
     }
-    return absl::FailedPreconditionError(
-        absl::StrCat("requests of this protocol do not name a model, and '",
-                     models.front().name, "' and '", model.name,
-                     "' are different models: run a router for each"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "requests of this protocol do not name a model, but this router "
+        "serves several: '",
+        models.front().name, "' and '", model.name,
+        "' are different models: run a router for each"));
   }
   return models.front();
 }

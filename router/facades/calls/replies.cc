@@ -34,7 +34,8 @@ absl::Status RefuseGarbage(const grpc::ServerContextBase& context,
   backend.router->LogRefused(
       DescribeRequest(IdentityOf(context), caller, backend.facade, "", ""),
       absl::InvalidArgumentError(
-          "the bytes cannot be parsed as the message of this call"));
+          "the bytes of the request cannot be parsed as the message type of "
+          "this call"));
   return absl::OkStatus();
 }
 
@@ -63,9 +64,9 @@ absl::Status AbortRequests(
     const Caller& caller, const FacadeBackend& backend,
     const google::protobuf::RepeatedPtrField<std::string>& request_ids) {
   if (request_ids.size() > kMaxAbortedIds) {
-    return absl::InvalidArgumentError(absl::StrCat("request_ids: want at most ",
-                                                   kMaxAbortedIds, ", have ",
-                                                   request_ids.size()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("request_ids: want at most ", kMaxAbortedIds,
+                     " ids, have ", request_ids.size()));
   }
   // Use a set, so that repeated ids are looked up once.
   const absl::flat_hash_set<absl::string_view> ids(request_ids.begin(),

@@ -83,7 +83,7 @@ class ResponsePump {
   void OnWritten(bool ok) {
     writing_ = false;
     if (!ok) {
-      EndCall(absl::CancelledError("the client is gone"),
+      EndCall(absl::CancelledError("the client closed the connection"),
               CancelReason::kClient);
     }
     Pump();
@@ -102,10 +102,11 @@ class ResponsePump {
   // read them.
   void CheckWaiting(size_t waiting, size_t limit) {
     if (ending() || !writing_ || waiting <= limit) return;
-    EndCall(absl::ResourceExhaustedError(
-                absl::StrCat("the client does not read: ", waiting,
-                             " bytes of responses wait, the limit is ", limit)),
-            CancelReason::kSlowReader);
+    EndCall(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "the client reads too slowly: ", waiting,
+            " bytes of responses wait to be sent, and the limit is ", limit)),
+        CancelReason::kSlowReader);
     if (!ended_) writer_->Reset();
   }
 

@@ -21,9 +21,9 @@ absl::Status BanWords(const TextCodec& codec, KserveRequest* request) {
     KVASIR_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                             codec.EncodeWord(word));
     if (ids.size() != 1) {
-      return absl::UnimplementedError(
-          absl::StrCat("bad_words: a word of ", ids.size(),
-                       " tokens is not implemented; a word of one token is"));
+      return absl::UnimplementedError(absl::StrCat(
+          "bad_words: one of the words has ", ids.size(),
+          " tokens; only words of exactly one token are implemented"));
     }
     (*request->sampling.mutable_logit_bias())[ids[0]] = kBannedTokenBias;
   }
@@ -89,9 +89,10 @@ absl::Status CheckResponseSize(const KserveRequest& request,
   const uint64_t num_tokens = uint64_t{max_tokens} * request.sampling.n();
   if (num_tokens <= max_response_bytes / per_token) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "log probabilities of ", request.sampling.n(), " x ", max_tokens,
-      " tokens may take ", per_token, " bytes each; one response holds ",
-      max_response_bytes, " bytes: ask for fewer or stream the answer"));
+      "the log probabilities of ", request.sampling.n(), " samples of ",
+      max_tokens, " tokens may take ", per_token,
+      " bytes per token, which exceeds the ", max_response_bytes,
+      " bytes of one response: ask for fewer or stream the answer"));
 }
 
 }  // namespace kvasir::router

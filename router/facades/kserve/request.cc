@@ -103,11 +103,13 @@ absl::StatusOr<KserveSchema> ChooseSchema(KserveTensors* tensors) {
   if (tensors->Has("input_ids")) {
     if (!tensors->Has("text_input")) return KserveSchema::kTrtTokens;
     return absl::InvalidArgumentError(
-        "want one of the tensors 'text_input' and 'input_ids', have both");
+        "the request has both tensors 'text_input' and 'input_ids': send only "
+        "one of them");
   }
   if (!tensors->Has("text_input")) {
     return absl::InvalidArgumentError(
-        "want a tensor 'text_input' or 'input_ids', have neither");
+        "the request has neither a tensor 'text_input' nor 'input_ids': send "
+        "one of them");
   }
   const auto has = [tensors](const char* name) { return tensors->Has(name); };
   const bool trt =
@@ -118,8 +120,8 @@ absl::StatusOr<KserveSchema> ChooseSchema(KserveTensors* tensors) {
                   });
   if (trt && tensors->Has("sampling_parameters")) {
     return absl::InvalidArgumentError(
-        "tensor 'sampling_parameters' stands for all other parameters: want "
-        "either it or tensors such as 'max_tokens', have both");
+        "the request has the tensor 'sampling_parameters' and separate tensors "
+        "for parameters, such as 'max_tokens': send only one of the two kinds");
   }
   return trt ? KserveSchema::kTrtText : KserveSchema::kVllmText;
 }
@@ -146,7 +148,7 @@ absl::Status WantBoolParam(const std::string& name,
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("parameter '", name, "': want a bool_param"));
+      absl::StrCat("parameter '", name, "': its value must be a bool_param"));
 }
 
 // Reads a parameter of type int64_param or uint64_param, from 0 to `high`.
@@ -207,8 +209,9 @@ absl::Status RefuseOtherParameters(
     const inference::ModelInferRequest& request) {
   for (const auto& [name, value] : request.parameters()) {
     if (!IsRequestParameter(name)) {
-      return NotBuilt(absl::StrCat("request parameter '", name,
-                                   "' beside tensors that set the sampling"));
+      return NotBuilt(
+          absl::StrCat("request parameter '", name,
+                       "' together with tensors that set sampling parameters"));
     }
   }
   return absl::OkStatus();
@@ -253,8 +256,8 @@ absl::StatusOr<std::vector<const KserveOutputSpec*>> ListedOutputs(
                                      return output.name() == known.name;
                                    });
     if (spec == specs.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("output '", output.name(), "': no such output"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the requested output '", output.name(), "' is unknown"));
     }
     if (std::find(listed.begin(), listed.end(), &*spec) == listed.end()) {
       listed.push_back(&*spec);
@@ -276,9 +279,9 @@ absl::Status ChooseOutputs(const inference::ModelInferRequest& request,
   KserveOutputs outputs;
   for (const KserveOutputSpec* spec : listed) {
     if (!Gives(out->schema, spec->flag)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("output '", spec->name,
-                       "': the schema of these inputs has no such output"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the requested output '", spec->name,
+          "' does not exist for the kind of input tensors in this request"));
     }
     outputs.*spec->flag = true;
   }
@@ -301,7 +304,8 @@ void AskForLogprobs(KserveRequest* out) {
 absl::Status ParseText(KserveTensors* tensors, KserveRequest* out) {
   KVASIR_ASSIGN_OR_RETURN(std::optional<std::string> text,
                           tensors->String("text_input"));
-  if (!text) return absl::InvalidArgumentError("want a tensor 'text_input'");
+  if (!text)
+    return absl::InvalidArgumentError("the request has no tensor 'text_input'");
   out->text = std::move(*text);
   return absl::OkStatus();
 }
@@ -315,8 +319,8 @@ absl::Status ParseVllm(const inference::ModelInferRequest& request, bool unary,
                           tensors->Bool("exclude_input_in_output"));
   if (streaming && exclude == false) {
     return absl::InvalidArgumentError(
-        "tensor 'exclude_input_in_output': want true when streaming, have "
-        "false");
+        "tensor 'exclude_input_in_output' is false, but must be true or absent "
+        "in a streaming request");
   }
   out->streaming = streaming && !unary;
   out->prepend_prompt = !exclude.value_or(streaming);
@@ -396,7 +400,7 @@ absl::Status ParseCounts(const TrtNames& names, KserveTensors* tensors,
                           IntIn(tensors, names.max_tokens, 1, kMaxInt32));
   if (!max_tokens) {
     return absl::InvalidArgumentError(
-        absl::StrCat("want a tensor '", names.max_tokens, "', have none"));
+        absl::StrCat("the request has no tensor '", names.max_tokens, "'"));
   }
   sampling.set_max_tokens(static_cast<uint32_t>(*max_tokens));
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> min_tokens,
@@ -408,8 +412,8 @@ absl::Status ParseCounts(const TrtNames& names, KserveTensors* tensors,
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> beam_width,
                           IntIn(tensors, "beam_width", 0, kMaxInt32));
   if (beam_width.value_or(1) > 1) {
-    return NotBuilt(
-        absl::StrCat("tensor 'beam_width' above 1 (have ", *beam_width, ")"));
+    return NotBuilt(absl::StrCat(
+        "tensor 'beam_width' with a value above 1 (have ", *beam_width, ")"));
   }
   // These tensors only affect beam search, which is not implemented. So only
   // their types are checked.
@@ -439,7 +443,8 @@ absl::Status ParseEndId(KserveTensors* tensors, KserveRequest* out) {
 absl::Status ParseTrtOutputs(KserveTensors* tensors, KserveRequest* out) {
   for (const char* flag : kRefusedFlags) {
     KVASIR_ASSIGN_OR_RETURN(const bool on, BoolOr(tensors, flag, false));
-    if (on) return NotBuilt(absl::StrCat("tensor '", flag, "' true"));
+    if (on)
+      return NotBuilt(absl::StrCat("tensor '", flag, "' with the value true"));
   }
   KserveOutputs& outputs = out->outputs;
   KVASIR_RETURN_IF_ERROR(ReadFlags(
@@ -506,7 +511,9 @@ absl::StatusOr<std::vector<int32_t>> ParseSingleTokenWords(
     if (end < 0) break;
     if (end <= begin || end > static_cast<int64_t>(rows[0].size())) {
       return OutOfRange(
-          name, absl::StrCat("word ends that rise from 1 to ", rows[0].size()),
+          name,
+          absl::StrCat("increasing end indices of words in row 1, from 1 to ",
+                       rows[0].size()),
           end);
     }
     if (end - begin > 1) {
@@ -528,8 +535,9 @@ absl::Status ParseInputIds(KserveTensors* tensors, KserveRequest* out) {
   KVASIR_ASSIGN_OR_RETURN(const std::optional<int64_t> length,
                           tensors->Int("input_lengths"));
   if (length && (*length < 0 || *length > count)) {
-    return OutOfRange("input_lengths",
-                      absl::StrCat("0 to ", count, " (input_ids)"), *length);
+    return OutOfRange(
+        "input_lengths",
+        absl::StrCat("0 to ", count, " (the number of input_ids)"), *length);
   }
   // The ids from index `length` on are padding.
   KVASIR_ASSIGN_OR_RETURN(

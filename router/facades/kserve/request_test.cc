@@ -52,7 +52,8 @@ InferRequestBuilder TrtTokens() {
 
 // Regression test: a request with sixty thousand tensors blocked all clients,
 // because each name was compared with all earlier ones.
-TEST(KserveRequestTest, CountsAreLimitedBeforeNamesAreCompared) {
+TEST(KserveRequestTest,
+     TooManyTensorsOutputsOrParametersAreRefusedBeforeAnyIsChecked) {
   InferRequestBuilder inputs;
   InferRequestBuilder outputs;
   InferRequestBuilder parameters;
@@ -81,7 +82,7 @@ TEST(KserveRequestTest, TheNumberOfBadWordsIsLimited) {
                                        HasSubstr("1024"), HasSubstr("1025"))));
 }
 
-TEST(KserveRequestTest, TensorsDetermineTheSchema) {
+TEST(KserveRequestTest, TheTensorsOfARequestDetermineItsSchema) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest vllm,
       Parse(InferRequestBuilder().Text("text_input", "hi")));
@@ -98,14 +99,14 @@ TEST(KserveRequestTest, TensorsDetermineTheSchema) {
 
 TEST(KserveRequestTest, ARequestMustHaveTheTensorsOfExactlyOneSchema) {
   EXPECT_THAT(Parse(InferRequestBuilder()),
-              StatusIs(kInvalid, HasSubstr("have neither")));
+              StatusIs(kInvalid, HasSubstr("has neither")));
   EXPECT_THAT(Parse(TrtTokens().Text("text_input", "x")),
-              StatusIs(kInvalid, HasSubstr("have both")));
+              StatusIs(kInvalid, HasSubstr("has both tensors")));
   EXPECT_THAT(Parse(TrtText().Text("sampling_parameters", "{}")),
               StatusIs(kInvalid, HasSubstr("sampling_parameters")));
 }
 
-TEST(KserveRequestTest, AScalarMayHaveAnyOfThreeShapes) {
+TEST(KserveRequestTest, AScalarTensorMayHaveZeroOneOrTwoDimensions) {
   for (const std::vector<int64_t>& shape :
        std::vector<std::vector<int64_t>>{{}, {1}, {1, 1}}) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest request,
@@ -120,7 +121,7 @@ TEST(KserveRequestTest, AScalarMayHaveAnyOfThreeShapes) {
   }
 }
 
-TEST(KserveRequestTest, TypedContentsAreAccepted) {
+TEST(KserveRequestTest, TensorsWithTypedContentsInsteadOfRawBytesAreAccepted) {
   inference::ModelInferRequest request;
   request.set_model_name("tiny");
   auto* text = request.add_inputs();
@@ -144,7 +145,7 @@ TEST(KserveRequestTest, TypedContentsAreAccepted) {
                                    "want 1 values in contents, have 2")));
 }
 
-TEST(KserveRequestTest, ErrorsOfWrongTensorsNameTheWantedAndTheGivenValue) {
+TEST(KserveRequestTest, TheErrorForAWrongTensorNamesTheWantedAndTheGivenValue) {
   EXPECT_THAT(Parse(InferRequestBuilder().Text("text_input", "a", {2})),
               StatusIs(kInvalid, HasSubstr("'text_input'")));
   EXPECT_THAT(
@@ -202,7 +203,7 @@ TEST(KserveRequestTest, BrokenStringTensorsAreRefused) {
   EXPECT_THAT(raw(""), StatusIs(kInvalid, HasSubstr("have 0")));
 }
 
-TEST(KserveRequestTest, SharedMemoryIsRefusedByName) {
+TEST(KserveRequestTest, ATensorInSharedMemoryIsRefusedAsNotImplemented) {
   InferRequestBuilder builder = TrtText();
   inference::ModelInferRequest request = builder.Build();
   (*request.mutable_inputs(0)->mutable_parameters())["shared_memory_region"]
@@ -211,7 +212,7 @@ TEST(KserveRequestTest, SharedMemoryIsRefusedByName) {
               StatusIs(kNotBuilt, HasSubstr("shared_memory_region")));
 }
 
-TEST(KserveRequestTest, SamplingValuesMayBeStrings) {
+TEST(KserveRequestTest, ValuesOfSamplingParametersMayBeGivenAsStrings) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest request,
       ParseJson(R"({"max_tokens": "100", "temperature": "0.25", "top_p": 0.5,
@@ -241,7 +242,7 @@ TEST(KserveRequestTest, SamplingValuesMayBeStrings) {
   EXPECT_FALSE(request.skip_special_tokens);
 }
 
-TEST(KserveRequestTest, ErrorsNameTheWrongSamplingValue) {
+TEST(KserveRequestTest, TheErrorForAWrongSamplingParameterNamesItAndItsValue) {
   EXPECT_THAT(ParseJson("[1]"), StatusIs(kInvalid, HasSubstr("JSON object")));
   EXPECT_THAT(ParseJson("{"), StatusIs(kInvalid, HasSubstr("JSON object")));
   EXPECT_THAT(ParseJson(R"({"max_tokens": "many"})"),
@@ -282,7 +283,7 @@ TEST(KserveRequestTest, JsonWithTooManyMembersIsRefusedBeforeItIsParsed) {
   }
 }
 
-TEST(KserveRequestTest, UnknownSamplingParametersAreRefusedByName) {
+TEST(KserveRequestTest, TheErrorForAnUnknownSamplingParameterNamesIt) {
   for (const std::string json :
        {R"({"guided_json": {}})", R"({"lora_name": "x"})",
         R"({"prompt_logprobs": 1})", R"({"use_beam_search": true})",
@@ -295,7 +296,8 @@ TEST(KserveRequestTest, UnknownSamplingParametersAreRefusedByName) {
                             "guided_json": null})"));
 }
 
-TEST(KserveRequestTest, RequestParametersReplaceAnAbsentSamplingTensor) {
+TEST(KserveRequestTest,
+     RequestParametersSetTheSamplingIfThereIsNoSamplingTensor) {
   InferRequestBuilder builder;
   builder.Text("text_input", "hi");
   builder.Parameter("temperature").set_string_param("0.5");
@@ -308,7 +310,8 @@ TEST(KserveRequestTest, RequestParametersReplaceAnAbsentSamplingTensor) {
               StatusIs(kNotBuilt, HasSubstr("request parameter")));
 }
 
-TEST(KserveRequestTest, TritonParametersAreUnderstood) {
+TEST(KserveRequestTest,
+     TritonsRequestParametersForPriorityTimeoutAndStreamingAreApplied) {
   InferRequestBuilder builder = TrtText();
   builder.Parameter("priority").set_uint64_param(3);
   builder.Parameter("timeout").set_int64_param(2500000);
@@ -367,7 +370,7 @@ TEST(KserveRequestTest, AnEvictionBudgetMayBeASamplingParameter) {
   EXPECT_THAT(Parse(twice), StatusIs(kInvalid, HasSubstr("one of them")));
 }
 
-TEST(KserveRequestTest, ParametersOfTheWrongKindAreRefusedByName) {
+TEST(KserveRequestTest, TheErrorForAParameterOfTheWrongTypeNamesIt) {
   for (const char* name : {"timeout", "priority", "Streaming"}) {
     InferRequestBuilder text = TrtText();
     text.Parameter(name).set_string_param("1");
@@ -384,7 +387,8 @@ TEST(KserveRequestTest, ParametersOfTheWrongKindAreRefusedByName) {
   EXPECT_THAT(Parse(large), StatusIs(kInvalid, HasSubstr("2147483647")));
 }
 
-TEST(KserveRequestTest, LimitsOfTheWireFormatAreNotReportedAsAllowedValues) {
+TEST(KserveRequestTest,
+     ErrorsDoNotReportTheLimitsOfIntegerTypesAsAllowedValues) {
   EXPECT_THAT(ParseJson(R"({"n": 0})"),
               StatusIs(kInvalid, AllOf(HasSubstr("'n': want an integer of at "
                                                  "least 1, have 0"),
@@ -434,7 +438,8 @@ TEST(KserveRequestTest, TheParameterForAnEmptyFinalResponseMustBeABool) {
   EXPECT_THAT(Parse(builder), StatusIs(kInvalid, HasSubstr("bool_param")));
 }
 
-TEST(KserveRequestTest, PromptIsPrependedUnlessStreamingOrExcluded) {
+TEST(KserveRequestTest,
+     TheOutputBeginsWithThePromptUnlessItIsStreamedOrExcludesIt) {
   const auto parse = [](std::optional<bool> stream, std::optional<bool> exclude,
                         bool unary = false) {
     InferRequestBuilder builder;
@@ -455,7 +460,7 @@ TEST(KserveRequestTest, PromptIsPrependedUnlessStreamingOrExcluded) {
   EXPECT_FALSE(parse(true, {}, /*unary=*/true)->prepend_prompt);
 }
 
-TEST(KserveRequestTest, TensorRtLlmDefaultsToGreedy) {
+TEST(KserveRequestTest, TensorRtLlmRequestsDefaultToGreedySampling) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest greedy, Parse(TrtText()));
   EXPECT_EQ(greedy.sampling.top_k(), 1);
   KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest nucleus,
@@ -471,7 +476,7 @@ TEST(KserveRequestTest, TensorRtLlmDefaultsToGreedy) {
 
 // The client openai_trtllm sends the shape [1, 1] for every tensor, also for
 // several stop words.
-TEST(KserveRequestTest, PaddedWordListsAndNeutralBeamsAreAccepted) {
+TEST(KserveRequestTest, OptionsWithValuesThatChangeNothingAreAccepted) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest request,
       Parse(TrtText()
@@ -487,7 +492,7 @@ TEST(KserveRequestTest, PaddedWordListsAndNeutralBeamsAreAccepted) {
   EXPECT_EQ(request.seed, 0xFFFFFFFFFFFFFFFFull);
 }
 
-TEST(KserveRequestTest, ParametersThatAreNotImplementedAreRefusedByName) {
+TEST(KserveRequestTest, TheErrorForAParameterThatIsNotImplementedNamesIt) {
   EXPECT_THAT(Parse(TrtText().Int("beam_width", 4)),
               StatusIs(kNotBuilt, HasSubstr("beam_width")));
   EXPECT_THAT(Parse(TrtText().Bool("return_context_logits", true)),
@@ -503,7 +508,7 @@ TEST(KserveRequestTest, ParametersThatAreNotImplementedAreRefusedByName) {
               StatusIs(kNotBuilt, HasSubstr("draft_input_ids")));
 }
 
-TEST(KserveRequestTest, EndIdReplacesTheModelsOwnEndTokens) {
+TEST(KserveRequestTest, TheTensorEndIdReplacesTheModelsOwnEndTokens) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const KserveRequest own,
                               Parse(TrtText().Int("end_id", 42)));
   EXPECT_TRUE(own.sampling.ignore_eos());
@@ -514,7 +519,7 @@ TEST(KserveRequestTest, EndIdReplacesTheModelsOwnEndTokens) {
   EXPECT_THAT(none.sampling.stop_token_ids(), IsEmpty());
 }
 
-TEST(KserveRequestTest, WordsGivenAsTokenIdsMustHaveOneTokenEach) {
+TEST(KserveRequestTest, StopAndBadWordsGivenAsTokenIdsMustHaveOneTokenEach) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest request,
       Parse(TrtTokens()
@@ -534,7 +539,7 @@ TEST(KserveRequestTest, WordsGivenAsTokenIdsMustHaveOneTokenEach) {
               StatusIs(kInvalid, HasSubstr("[2, n]")));
 }
 
-TEST(KserveRequestTest, InputLengthsCutsThePaddingOfInputIds) {
+TEST(KserveRequestTest, TheTensorInputLengthsRemovesThePaddingOfInputIds) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest request,
       Parse(InferRequestBuilder()
@@ -592,7 +597,7 @@ TEST(KserveRequestTest, StopRequestsNeedOnlyTheirId) {
   EXPECT_EQ(request.id, "abc");
 }
 
-TEST(KserveRequestTest, OnlyListedOutputsAreReturned) {
+TEST(KserveRequestTest, OnlyTheOutputsThatTheRequestListsAreReturned) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const KserveRequest trt,
       Parse(TrtText().Bool("return_log_probs", true).Output("cum_log_probs")));
@@ -613,12 +618,14 @@ TEST(KserveRequestTest, OnlyListedOutputsAreReturned) {
   EXPECT_FALSE(vllm.outputs.text_output);
 }
 
-TEST(KserveRequestTest, UnknownOutputsAreRefusedByName) {
+TEST(KserveRequestTest, TheErrorForAnUnknownOutputNamesIt) {
   EXPECT_THAT(Parse(TrtText().Output("nonsense")),
-              StatusIs(kInvalid, HasSubstr("'nonsense': no such output")));
-  EXPECT_THAT(Parse(TrtText().Output("text_output").Output("output_ids")),
-              StatusIs(kInvalid, HasSubstr("'output_ids': the schema of these "
-                                           "inputs has no such output")));
+              StatusIs(kInvalid, HasSubstr("output 'nonsense' is unknown")));
+  EXPECT_THAT(
+      Parse(TrtText().Output("text_output").Output("output_ids")),
+      StatusIs(kInvalid,
+               HasSubstr("output 'output_ids' does not exist for the kind "
+                         "of input tensors")));
 }
 
 // Triton's benchmark client perf_analyzer lists all outputs, without a choice.
@@ -666,7 +673,7 @@ TEST(KserveRequestTest, DamagedRequestsAreParsedOrRefused) {
   EXPECT_GT(refused, 1000);
 }
 
-TEST(KserveRequestTest, TensorsOfEachSchemaAreAdvertised) {
+TEST(KserveRequestTest, TheListOfInputTensorsHasTheTensorsOfEverySchema) {
   std::vector<std::string> names;
   for (const KserveTensorSpec& spec : KserveInputSpecs()) {
     names.push_back(spec.name);

@@ -76,7 +76,7 @@ class KserveResponseTest : public ::testing::Test {
   }
 };
 
-TEST_F(KserveResponseTest, TheLastStreamedResponseIsMarked) {
+TEST_F(KserveResponseTest, TheLastStreamedResponseHasTheFinalFlag) {
   KserveAnswer answer = Answer(Vllm(true));
   EXPECT_FALSE(answer.HasResponse());
   answer.OnTokens(Text("ab"));
@@ -97,7 +97,7 @@ TEST_F(KserveResponseTest, TheLastStreamedResponseIsMarked) {
   EXPECT_FALSE(answer.HasResponse());
 }
 
-TEST_F(KserveResponseTest, TokensForASlowReaderCollectIntoOneResponse) {
+TEST_F(KserveResponseTest, TokensThatWaitForASlowReaderAreSentInOneResponse) {
   KserveAnswer answer = Answer(Vllm(true));
   answer.OnTokens(Text("a"));
   answer.OnTokens(Text("b"));
@@ -106,7 +106,8 @@ TEST_F(KserveResponseTest, TokensForASlowReaderCollectIntoOneResponse) {
   EXPECT_EQ(answer.waiting_bytes(), 0u);
 }
 
-TEST_F(KserveResponseTest, WithoutDataTheLastResponseStillHasItsOutputs) {
+TEST_F(KserveResponseTest,
+       TheLastResponseHasItsOutputTensorsEvenIfNoTextIsLeft) {
   KserveAnswer answer = Answer(Vllm(true));
   answer.OnTokens(Text("a"));
   answer.Take();
@@ -117,7 +118,7 @@ TEST_F(KserveResponseTest, WithoutDataTheLastResponseStillHasItsOutputs) {
 }
 
 TEST_F(KserveResponseTest,
-       AnEmptyFinalResponseIsSentOnlyOnRequestAndOnlyWithoutData) {
+       AnEmptyFinalResponseIsSentOnlyIfRequestedAndNoOutputIsLeft) {
   KserveAnswer nothing_left = Answer(Vllm(true).WantsEmptyFinal());
   nothing_left.OnTokens(Text("a"));
   nothing_left.Take();
@@ -136,7 +137,7 @@ TEST_F(KserveResponseTest,
 }
 
 TEST_F(KserveResponseTest,
-       TheLastResponseHasWaitingCountsEvenIfAnEmptyOneIsWanted) {
+       TheLastResponseHasCountsThatWaitEvenIfAnEmptyFinalResponseIsRequested) {
   KserveAnswer answer =
       Answer(Vllm(true)
                  .Text("sampling_parameters", R"({"logprobs": 0})")
@@ -158,7 +159,8 @@ TEST_F(KserveResponseTest,
   EXPECT_THAT(StringOutput(last, "logprobs"), ElementsAre(HasSubstr("256")));
 }
 
-TEST_F(KserveResponseTest, TrailingLogprobsOfEverySampleComeBeforeTheEnd) {
+TEST_F(KserveResponseTest,
+       LogprobsOfTheStopStringsTokensAreSentBeforeTheFinalFlag) {
   KserveAnswer answer = Answer(Trt(true)
                                    .Int("num_return_sequences", 2)
                                    .Text("stop_words", "END")
@@ -182,7 +184,7 @@ TEST_F(KserveResponseTest, TrailingLogprobsOfEverySampleComeBeforeTheEnd) {
   EXPECT_EQ(FinalFlag(second), true);
 }
 
-TEST_F(KserveResponseTest, ThePromptIsHeldOnceForAllSamples) {
+TEST_F(KserveResponseTest, AllSamplesOfARequestShareOneCopyOfThePrompt) {
   KserveAnswer text =
       Answer(Vllm(false).Text("sampling_parameters", R"({"n": 2})"));
   KserveAnswer tokens = Answer(Tokens(false).Int("num_return_sequences", 2));
@@ -214,7 +216,7 @@ TEST_F(KserveResponseTest,
   EXPECT_EQ(FinalFlag(response), true);
 }
 
-TEST_F(KserveResponseTest, UnaryAnswersDoNotSayWhetherTheyAreFinal) {
+TEST_F(KserveResponseTest, UnaryResponsesHaveNoFinalFlag) {
   KserveAnswer answer = Answer(Vllm(false), /*in_stream=*/false);
   answer.OnFinish(Finish());
   EXPECT_EQ(FinalFlag(answer.Take()), std::nullopt);
@@ -262,7 +264,7 @@ TEST_F(KserveResponseTest, LogprobsAreNullUnlessRequested) {
   EXPECT_THAT(StringOutput(answer.Take(), "logprobs"), ElementsAre("null"));
 }
 
-TEST_F(KserveResponseTest, StopStringEndsTheAnswerBeforeTheEngineDoes) {
+TEST_F(KserveResponseTest, AStopStringEndsTheAnswerBeforeTheEngineFinishes) {
   KserveAnswer answer =
       Answer(Vllm(true)
                  .Text("sampling_parameters", R"({"stop": "END"})")
@@ -278,7 +280,7 @@ TEST_F(KserveResponseTest, StopStringEndsTheAnswerBeforeTheEngineDoes) {
   EXPECT_EQ(FinalFlag(last), true);
 }
 
-TEST_F(KserveResponseTest, TheTokenThatEndsASampleIsNotText) {
+TEST_F(KserveResponseTest, TheTextOfTheStopTokenThatEndsASampleIsNotSent) {
   const std::string json =
       R"({"stop_token_ids": [46], "include_stop_str_in_output": false})";
   KserveAnswer answer = Answer(Vllm(true)
@@ -297,7 +299,7 @@ TEST_F(KserveResponseTest, TheTokenThatEndsASampleIsNotText) {
               ElementsAre(1u));
 }
 
-TEST_F(KserveResponseTest, SamplesOfOneVllmRequestComeTogether) {
+TEST_F(KserveResponseTest, ResponsesInTheVllmSchemaHaveOneElementPerSample) {
   KserveAnswer answer = Answer(Vllm(true)
                                    .Text("sampling_parameters", R"({"n": 2})")
                                    .Bool("return_finish_reason", true));
@@ -329,7 +331,7 @@ TEST_F(KserveResponseTest, TensorRtLlmStreamsEachSampleSeparately) {
   EXPECT_EQ(FinalFlag(second), true);
 }
 
-TEST_F(KserveResponseTest, TextIsTheFirstOutput) {
+TEST_F(KserveResponseTest, TheTextIsTheFirstOutputTensorOfAResponse) {
   KserveAnswer answer = Answer(Trt(true));
   answer.OnTokens(Text("a"));
   const auto response = answer.Take();
@@ -357,7 +359,7 @@ TEST_F(KserveResponseTest, StreamedTokenIdsHaveBatchShapesAndNoEndToken) {
 }
 
 TEST_F(KserveResponseTest,
-       TokenIdsInOneResponseBeginWithThePromptUnlessExcluded) {
+       TokenIdsOfAnAnswerThatIsNotStreamedBeginWithThePromptUnlessExcluded) {
   KserveAnswer with = Answer(Tokens(false));
   with.OnTokens(Ids({5}));
   with.OnFinish(Finish());
@@ -399,7 +401,7 @@ TEST_F(KserveResponseTest, AStoppedRequestStillSendsItsOutputSoFar) {
   EXPECT_EQ(FinalFlag(last), true);
 }
 
-TEST_F(KserveResponseTest, SamplesThatDoNotExistAreIgnored) {
+TEST_F(KserveResponseTest, EventsOfSamplesThatDoNotExistAreIgnored) {
   KserveAnswer answer = Answer(Vllm(true));
   answer.OnTokens(Text("a", 7));
   answer.OnFinish(Finish(kvasir::v1::FINISH_STOP, 7));

@@ -50,7 +50,7 @@ class KserveServiceTest : public FacadeServerTest {
   std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
 };
 
-TEST_F(KserveServiceTest, DescribesServerAndModels) {
+TEST_F(KserveServiceTest, ReturnsMetadataOfTheServerAndItsModels) {
   grpc::ClientContext a, b, c, d, e;
   inference::ServerLiveResponse live;
   ASSERT_TRUE(stub_->ServerLive(&a, {}, &live).ok());
@@ -72,7 +72,7 @@ TEST_F(KserveServiceTest, DescribesServerAndModels) {
   EXPECT_FALSE(model.ready());
 }
 
-TEST_F(KserveServiceTest, ConfigurationNamesOnlyTensorsOfTheMetadata) {
+TEST_F(KserveServiceTest, TheModelConfigurationListsTheTensorsOfTheMetadata) {
   grpc::ClientContext a, b, c;
   inference::ModelMetadataRequest metadata_request;
   metadata_request.set_name("tiny");
@@ -101,7 +101,7 @@ TEST_F(KserveServiceTest, ConfigurationNamesOnlyTensorsOfTheMetadata) {
             grpc::StatusCode::NOT_FOUND);
 }
 
-TEST_F(KserveServiceTest, RpcsThatAreNotImplementedAnswerWithTheirName) {
+TEST_F(KserveServiceTest, TheErrorForAnRpcThatIsNotImplementedNamesIt) {
   grpc::ClientContext a, b;
   inference::SystemSharedMemoryRegisterResponse registered;
   const grpc::Status memory =
@@ -114,7 +114,7 @@ TEST_F(KserveServiceTest, RpcsThatAreNotImplementedAnswerWithTheirName) {
   EXPECT_THAT(load.error_message(), HasSubstr("RepositoryModelLoad"));
 }
 
-TEST_F(KserveServiceTest, UnaryRequestIsAnsweredAndCounted) {
+TEST_F(KserveServiceTest, AUnaryRequestIsAnsweredAndCountedInTheStatistics) {
   std::thread engine([this] { router_.WaitFor(0)->Complete("yo"); });
   grpc::ClientContext context;
   inference::ModelInferResponse response;
@@ -131,7 +131,8 @@ TEST_F(KserveServiceTest, UnaryRequestIsAnsweredAndCounted) {
   EXPECT_EQ(statistics.model_stats(0).inference_count(), 1u);
 }
 
-TEST_F(KserveServiceTest, UnaryErrorsHaveTheirCodes) {
+TEST_F(KserveServiceTest,
+       AnErrorOfAUnaryCallReachesTheClientWithItsStatusCode) {
   grpc::ClientContext a, b;
   inference::ModelInferResponse response;
   EXPECT_EQ(
@@ -144,7 +145,7 @@ TEST_F(KserveServiceTest, UnaryErrorsHaveTheirCodes) {
       grpc::StatusCode::UNAVAILABLE);
 }
 
-TEST_F(KserveServiceTest, UnaryDeadlineCancelsTheRequest) {
+TEST_F(KserveServiceTest, TheDeadlineOfAUnaryCallCancelsTheRequest) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::milliseconds(300));
@@ -158,7 +159,8 @@ TEST_F(KserveServiceTest, UnaryDeadlineCancelsTheRequest) {
   WaitUntilCancelled(*request);
 }
 
-TEST_F(KserveServiceTest, StreamsManyRequestsThenHalfCloses) {
+TEST_F(KserveServiceTest,
+       AllRequestsOfAStreamAreAnsweredAfterTheClientsHalfClose) {
   constexpr size_t kRequests = 20;
   grpc::ClientContext context;
   auto stream = stub_->ModelStreamInfer(&context);
@@ -257,7 +259,7 @@ TEST_F(KserveServiceTest, ADrainEndsStreamsThatTheirClientsKeepOpen) {
   EXPECT_EQ(opened_late->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
 }
 
-TEST_F(KserveServiceTest, ResetOfTheStreamCancelsItsRequests) {
+TEST_F(KserveServiceTest, AResetOfTheStreamCancelsItsRequests) {
   grpc::ClientContext context;
   auto stream = stub_->ModelStreamInfer(&context);
   ASSERT_TRUE(stream->Write(Vllm("a").Build()));
@@ -270,7 +272,8 @@ TEST_F(KserveServiceTest, ResetOfTheStreamCancelsItsRequests) {
   WaitUntilCancelled(*second);
 }
 
-TEST_F(KserveServiceTest, GrpcErrorHeaderEndsTheStreamWithTheStatus) {
+TEST_F(KserveServiceTest,
+       IfTheClientAsksForGrpcErrorsARequestsErrorIsTheStatusOfTheStream) {
   grpc::ClientContext context;
   context.AddMetadata("triton_grpc_error", "true");
   auto stream = stub_->ModelStreamInfer(&context);

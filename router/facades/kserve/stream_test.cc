@@ -113,7 +113,7 @@ class KserveStreamTest : public ::testing::Test {
   std::shared_ptr<KserveStream> stream_;
 };
 
-TEST_F(KserveStreamTest, ARequestReachesTheRouterAndItsTokensTheClient) {
+TEST_F(KserveStreamTest, ARequestReachesTheRouterAndItsTokensReachTheClient) {
   KserveCall call;
   call.peer = "ipv4:1.2.3.4:5";
   call.traceparent = "00-abc";
@@ -141,16 +141,20 @@ TEST_F(KserveStreamTest, ARequestReachesTheRouterAndItsTokensTheClient) {
   EXPECT_FALSE(sink_.end.has_value());
 }
 
-TEST_F(KserveStreamTest, AHugeNIsRefusedBeforeMemoryForSamplesIsAllocated) {
+TEST_F(KserveStreamTest,
+       AHugeNumberOfSamplesIsRefusedBeforeMemoryForThemIsAllocated) {
   Start();
   Send(Vllm("a").Text("sampling_parameters", R"({"n": 2000000000})"));
   RunWrites();
-  EXPECT_EQ(LastError(), "INVALID_ARGUMENT: n is 2000000000, want 1 to 128");
+  EXPECT_EQ(LastError(),
+            "INVALID_ARGUMENT: n (the number of samples) is 2000000000, want 1 "
+            "to 128");
   EXPECT_EQ(router_.num_requests(), 0u);
   router_.SetMaxN(16);
   Send(Vllm("c").Text("sampling_parameters", R"({"n": 17})"));
   RunWrites();
-  EXPECT_EQ(LastError(), "INVALID_ARGUMENT: n is 17, want 1 to 16");
+  EXPECT_EQ(LastError(),
+            "INVALID_ARGUMENT: n (the number of samples) is 17, want 1 to 16");
   router_.SetMaxN(0);
   Send(Vllm("b").Text("sampling_parameters", R"({"n": 128})"));
   EXPECT_EQ(router_.num_requests(), 1u);
@@ -166,7 +170,7 @@ TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
            .Text("sampling_parameters", R"({"n": 128, "logprobs": 2147483647,
                  "max_tokens": 1677721600})"));
   RunWrites();
-  EXPECT_THAT(LastError(), HasSubstr("one response holds"));
+  EXPECT_THAT(LastError(), HasSubstr("bytes of one response"));
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
@@ -199,7 +203,8 @@ TEST_F(KserveStreamTest, RequestsTakeTheirBytesFromOneBudget) {
   EXPECT_EQ(backend_->budget->used_bytes(), bytes + 4 * 1000);
 }
 
-TEST_F(KserveStreamTest, ADrainEndsAnIdleStreamAndABusyOneAfterItsRequests) {
+TEST_F(KserveStreamTest,
+       ADrainEndsAnIdleStreamAtOnceAndABusyStreamAfterItsRequests) {
   Start();
   Send(Vllm("a"));
   stream_->OnDrain();
@@ -217,7 +222,8 @@ TEST_F(KserveStreamTest, ADrainEndsAnIdleStreamAndABusyOneAfterItsRequests) {
   EXPECT_THAT(sink_.end->message(), HasSubstr("draining"));
 }
 
-TEST_F(KserveStreamTest, ATenantThatIsTooLongOrHasOtherCharactersIsRefused) {
+TEST_F(KserveStreamTest,
+       ATenantNameThatIsTooLongOrHasForbiddenCharactersIsRefused) {
   KserveCall call;
   call.tenant = "a,b";
   Start(call);
@@ -236,7 +242,8 @@ TEST_F(KserveStreamTest, ATenantThatIsTooLongOrHasOtherCharactersIsRefused) {
   EXPECT_EQ(router_.num_requests(), 0u);
 }
 
-TEST_F(KserveStreamTest, AHalfCloseAnswersRunningRequestsAndEndsOk) {
+TEST_F(KserveStreamTest,
+       AfterAHalfCloseRunningRequestsAreAnsweredAndTheCallEndsOk) {
   Start();
   Send(Vllm("a"));
   stream_->OnHalfClose();
@@ -256,7 +263,8 @@ TEST_F(KserveStreamTest, AHalfCloseWithoutRequestsEndsAtOnce) {
   EXPECT_EQ(sink_.end, absl::OkStatus());
 }
 
-TEST_F(KserveStreamTest, RequestsRunConcurrentlyAndTakeTurns) {
+TEST_F(KserveStreamTest,
+       RequestsOfAStreamRunConcurrentlyAndTheirResponsesTakeTurns) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -271,7 +279,7 @@ TEST_F(KserveStreamTest, RequestsRunConcurrentlyAndTakeTurns) {
   EXPECT_THAT(Written(), ElementsAre("a:1", "b:4", "a:23"));
 }
 
-TEST_F(KserveStreamTest, AResetCancelsEveryRequest) {
+TEST_F(KserveStreamTest, AResetOfTheStreamCancelsAllItsRequests) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -305,11 +313,11 @@ TEST_F(KserveStreamTest, AnErrorOfOneRequestDoesNotEndTheStream) {
   EXPECT_THAT(sink_.writes[0].error_message(),
               StartsWith("INVALID_ARGUMENT: want a tensor"));
   EXPECT_THAT(sink_.writes[1].error_message(),
-              HasSubstr("NOT_FOUND: no model 'other'"));
+              HasSubstr("NOT_FOUND: model 'other' is unknown"));
   EXPECT_EQ(sink_.reads, 3);
 }
 
-TEST_F(KserveStreamTest, ErrorsEndTheCallIfTheClientWantsThat) {
+TEST_F(KserveStreamTest, AnErrorOfOneRequestEndsTheCallIfTheClientAskedForIt) {
   KserveCall call;
   call.errors_end_call = true;
   Start(call);
@@ -335,7 +343,8 @@ TEST_F(KserveStreamTest, RefusalsOfRouterAndEngineReachTheClient) {
   EXPECT_EQ(router_.num_requests(), 2u);
 }
 
-TEST_F(KserveStreamTest, IdsAreUniqueAmongRunningRequestsUnlessEmpty) {
+TEST_F(KserveStreamTest,
+       RunningRequestsMustHaveDifferentIdsUnlessTheIdIsEmpty) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("a"));
@@ -346,7 +355,7 @@ TEST_F(KserveStreamTest, IdsAreUniqueAmongRunningRequestsUnlessEmpty) {
   EXPECT_EQ(router_.num_requests(), 3u);
 }
 
-TEST_F(KserveStreamTest, AStopEndsTheRequestAndItsOutputSoFarIsSent) {
+TEST_F(KserveStreamTest, AStopRequestEndsTheRequestAndItsOutputSoFarIsSent) {
   Start();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -361,7 +370,7 @@ TEST_F(KserveStreamTest, AStopEndsTheRequestAndItsOutputSoFarIsSent) {
   EXPECT_FALSE(Engine(1)->cancelled());
 }
 
-TEST_F(KserveStreamTest, AStopForAnIdWithoutARunningRequestIsAnswered) {
+TEST_F(KserveStreamTest, AStopRequestForAnIdThatIsNotRunningIsAnswered) {
   Start();
   Send(StopRequest("gone"));
   Send(StopRequest(""));
@@ -369,7 +378,8 @@ TEST_F(KserveStreamTest, AStopForAnIdWithoutARunningRequestIsAnswered) {
   EXPECT_THAT(Written(), ElementsAre("gone:$", ":$"));
 }
 
-TEST_F(KserveStreamTest, AStopDuringTokenizingPreventsTheRequest) {
+TEST_F(KserveStreamTest,
+       ARequestThatIsStoppedDuringTokenizationNeverReachesTheEngine) {
   Start();
   stream_->OnRead(
       std::make_shared<inference::ModelInferRequest>(Vllm("a").Build()));
@@ -386,7 +396,8 @@ TEST_F(KserveStreamTest, AStopDuringTokenizingPreventsTheRequest) {
 
 // The server closes old connections, so the client's next call may come from
 // another port.
-TEST_F(KserveStreamTest, AStopFindsARequestOfAnotherCallFromTheSameAddress) {
+TEST_F(KserveStreamTest,
+       AStopRequestEndsARequestOfAnotherCallFromTheSameClientAddress) {
   KserveCall call;
   call.peer = "ipv4:1.2.3.4:5";
   call.unary = true;
@@ -410,7 +421,7 @@ TEST_F(KserveStreamTest, AStopFindsARequestOfAnotherCallFromTheSameAddress) {
   EXPECT_EQ(other_sink.writes.size(), 1u);
 }
 
-TEST_F(KserveStreamTest, AStopByAnotherTenantFindsNothing) {
+TEST_F(KserveStreamTest, AStopRequestOfAnotherTenantDoesNotEndTheRequest) {
   KserveCall call;
   call.peer = "proxy";
   call.tenant = "red";
@@ -447,7 +458,7 @@ TEST_F(KserveStreamTest,
   EXPECT_FALSE(Engine(0)->cancelled());
 }
 
-TEST_F(KserveStreamTest, AStopStringCancelsTheEngine) {
+TEST_F(KserveStreamTest, AStopStringCancelsTheEnginesRequest) {
   Start();
   Send(Vllm("a").Text("sampling_parameters", R"({"stop": ["END"]})"));
   Engine(0)->Emit("xEND and more");
@@ -460,7 +471,7 @@ TEST_F(KserveStreamTest, AStopStringCancelsTheEngine) {
   EXPECT_EQ(sink_.writes.size(), 1u);
 }
 
-TEST_F(KserveStreamTest, ASlowReaderIsResetAtTheByteLimit) {
+TEST_F(KserveStreamTest, TheCallOfASlowReaderIsResetAtTheLimitOfWaitingBytes) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   Start();
   Send(Vllm("a"));
@@ -480,7 +491,8 @@ TEST_F(KserveStreamTest, ASlowReaderIsResetAtTheByteLimit) {
   EXPECT_THAT(std::string(sink_.end->message()), HasSubstr("11 bytes"));
 }
 
-TEST_F(KserveStreamTest, AnswersInOneResponseDoNotCountAgainstASlowReader) {
+TEST_F(KserveStreamTest,
+       AnswersThatAreNotStreamedDoNotCountInTheLimitOfWaitingBytes) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   Start();
   for (const char* id : {"a", "b", "c"}) {
@@ -498,7 +510,8 @@ TEST_F(KserveStreamTest, AnswersInOneResponseDoNotCountAgainstASlowReader) {
               ElementsAre("a:12345678$", "b:12345678$", "c:12345678$"));
 }
 
-TEST_F(KserveStreamTest, WaitingOutputOfOneAnswerFitsOneResponse) {
+TEST_F(KserveStreamTest,
+       ACallIsResetIfWaitingOutputNoLongerFitsIntoOneResponse) {
   backend_->limits.max_response_bytes = 10;
   Start();
   Send(Vllm("a"));
@@ -509,7 +522,8 @@ TEST_F(KserveStreamTest, WaitingOutputOfOneAnswerFitsOneResponse) {
   EXPECT_TRUE(sink_.was_reset);
 }
 
-TEST_F(KserveStreamTest, BytesOfTakenResponsesNoLongerCount) {
+TEST_F(KserveStreamTest,
+       ResponsesThatWereSentNoLongerCountAgainstTheLimitOfWaitingBytes) {
   backend_->limits.max_waiting_bytes_per_stream = 10;
   Start();
   Send(Vllm("a"));
@@ -521,7 +535,7 @@ TEST_F(KserveStreamTest, BytesOfTakenResponsesNoLongerCount) {
   EXPECT_EQ(sink_.writes.size(), 100u);
 }
 
-TEST_F(KserveStreamTest, RequestsPerStreamAreLimited) {
+TEST_F(KserveStreamTest, TheNumberOfRunningRequestsPerStreamIsLimited) {
   backend_->limits.max_requests_per_stream = 1;
   Start();
   Send(Vllm("a"));
@@ -552,7 +566,7 @@ TEST_F(KserveStreamTest, PromptsThatCannotBeTokenizedAreRefused) {
   EXPECT_THAT(LastError(), HasSubstr("no tokens"));
 }
 
-TEST_F(KserveStreamTest, BadWordsOfOneTokenAreBanned) {
+TEST_F(KserveStreamTest, OnlyBadWordsOfASingleTokenAreAccepted) {
   Start();
   InferRequestBuilder builder("tiny", "a");
   builder.Text("text_input", "hi").Int("max_tokens", 3);
@@ -575,7 +589,7 @@ TEST_F(KserveStreamTest, AStopWordThatIsASpecialTokenStopsByItsId) {
               ElementsAre(kByteEos));
 }
 
-TEST_F(KserveStreamTest, OtherModelVersionsDoNotExist) {
+TEST_F(KserveStreamTest, ARequestForAnotherModelVersionIsNotFound) {
   Start();
   inference::ModelInferRequest request = Vllm("a").Build();
   request.set_model_version("2");
@@ -592,11 +606,10 @@ TEST_F(KserveStreamTest, LogprobsThatDoNotFitIntoOneResponseAreRefused) {
            .Text("sampling_parameters",
                  R"({"logprobs": 20, "n": 100, "max_tokens": 1000})"));
   RunWrites();
-  EXPECT_THAT(LastError(), HasSubstr("100 x 1000 tokens"));
+  EXPECT_THAT(LastError(), HasSubstr("100 samples of 1000 tokens"));
 }
 
-TEST_F(KserveStreamTest,
-       LogprobsInOneResponseOfALongContextModelNeedNoMaxTokens) {
+TEST_F(KserveStreamTest, TheCheckOfTheSizeOfLogprobsUsesTheDefaultOfMaxTokens) {
   router_.SetMaxModelLen(1 << 20);
   backend_->limits.default_max_tokens = 1000;
   Start();
@@ -672,7 +685,7 @@ TEST_F(KserveStreamTest, ARefusedUnaryCallIsLoggedWithoutItsBadTenant) {
             absl::StatusCode::kInvalidArgument);
 }
 
-TEST_F(KserveStreamTest, ModelsWithoutTokenizerTakeTokenIds) {
+TEST_F(KserveStreamTest, AModelWithoutATokenizerAcceptsTokenIdsButNoText) {
   Start();
   backend_->codecs.clear();
   Send(Vllm("a"));
@@ -684,7 +697,7 @@ TEST_F(KserveStreamTest, ModelsWithoutTokenizerTakeTokenIds) {
   EXPECT_THAT(Engine(0)->request().prompt.ToIds(), ElementsAre(5, 6));
 }
 
-TEST_F(KserveStreamTest, UnaryCallHasOneResponseThenEnds) {
+TEST_F(KserveStreamTest, AUnaryCallEndsAfterItsOnlyResponse) {
   KserveCall call;
   call.unary = true;
   Start(call);
@@ -697,7 +710,7 @@ TEST_F(KserveStreamTest, UnaryCallHasOneResponseThenEnds) {
   EXPECT_EQ(sink_.reads, 0);
 }
 
-TEST_F(KserveStreamTest, UnaryErrorsAreTheStatusOfTheCall) {
+TEST_F(KserveStreamTest, AnErrorOfAUnaryCallIsReturnedAsTheStatusOfTheCall) {
   KserveCall call;
   call.unary = true;
   Start(call);
@@ -706,7 +719,7 @@ TEST_F(KserveStreamTest, UnaryErrorsAreTheStatusOfTheCall) {
   EXPECT_TRUE(sink_.writes.empty());
 }
 
-TEST_F(KserveStreamTest, StatisticsCountEndedRequests) {
+TEST_F(KserveStreamTest, TheStatisticsCountRequestsThatHaveEnded) {
   Start();
   Send(Vllm("a"));
   Engine(0)->Complete("x");
@@ -719,7 +732,8 @@ TEST_F(KserveStreamTest, StatisticsCountEndedRequests) {
   EXPECT_EQ(statistics.inference_stats().fail().count(), 1u);
 }
 
-TEST(KserveStatisticsTest, ComputeCountsAreEqualAndTheirTimesAddUp) {
+TEST(KserveStatisticsTest,
+     TheThreeComputePhasesHaveEqualCountsAndTheirTimesAddUp) {
   KserveStatistics statistics;
   KserveStatistics::Outcome outcome;
   outcome.ok = true;
@@ -757,7 +771,8 @@ class KserveQuotaTest : public KserveStreamTest {
   uint32_t Running() const { return RunningOf(*backend_->callers, "red"); }
 };
 
-TEST_F(KserveQuotaTest, CountsTheRequestsOfAStreamAndRefusesFurtherOnes) {
+TEST_F(KserveQuotaTest,
+       RefusesRequestsOfAStreamBeyondTheLimitOfConcurrentRequests) {
   StartRed();
   Send(Vllm("a"));
   Send(Vllm("b"));
@@ -943,7 +958,8 @@ TEST_F(KserveQuotaTest, ARefusedUnknownCallerDoesNotCountAsAFailureOfTheModel) {
   EXPECT_EQ(fails(), 1u);
 }
 
-TEST_F(KserveQuotaTest, EachRequestOfAStreamIsCheckedAgainstTheCurrentFile) {
+TEST_F(KserveQuotaTest,
+       EachRequestOfAStreamIsCheckedAgainstTheCurrentIdentitiesFile) {
   StartRed();
   Send(Vllm("a"));
   EXPECT_EQ(Engine(0)->request().tenant, "red");
@@ -957,7 +973,7 @@ TEST_F(KserveQuotaTest, EachRequestOfAStreamIsCheckedAgainstTheCurrentFile) {
   EXPECT_FALSE(Engine(0)->cancelled()) << "what runs goes on";
 }
 
-TEST_F(KserveQuotaTest, ATenantThatSharesPrefixesHasNoSalt) {
+TEST_F(KserveQuotaTest, ATenantThatSharesItsPrefixCacheGetsNoCacheSalt) {
   backend_->callers =
       CallersOf(TenantEntry("blue", R"("shared_prefix_cache": true)"));
   KserveCall call;

@@ -58,7 +58,7 @@ TEST(TextStreamTest, WithoutStopStringsTextIsReleasedAtOnce) {
   EXPECT_EQ(stream.Finish(), "");
 }
 
-TEST(TextStreamTest, HoldsTextThatMayBecomeAStopString) {
+TEST(TextStreamTest, TextThatMayBecomeAStopStringIsHeldBack) {
   TextStream stream(std::make_unique<ByteDetokenizer>(), Stops({"END"}));
   EXPECT_EQ(stream.Push(ByteCodec::Ids("abEN")).text, "ab");
   EXPECT_EQ(stream.Push(ByteCodec::Ids("X")).text, "ENX");
@@ -67,7 +67,7 @@ TEST(TextStreamTest, HoldsTextThatMayBecomeAStopString) {
   EXPECT_FALSE(stream.stopped());
 }
 
-TEST(TextStreamTest, StopStringAcrossPushesEndsTheText) {
+TEST(TextStreamTest, AStopStringSplitAcrossTwoPushesEndsTheText) {
   TextStream stream(std::make_unique<ByteDetokenizer>(), Stops({"END"}));
   EXPECT_EQ(stream.Push(ByteCodec::Ids("abE")).text, "ab");
   const TextStream::Piece piece = stream.Push(ByteCodec::Ids("NDxyz"));
@@ -78,19 +78,19 @@ TEST(TextStreamTest, StopStringAcrossPushesEndsTheText) {
   EXPECT_EQ(stream.Finish(), "");
 }
 
-TEST(TextStreamTest, TheStopStringThatCompletesFirstOrElseTheLongerIsMatched) {
+TEST(TextStreamTest, TheFirstStopStringToCompleteMatchesAndOnATieTheLongest) {
   EXPECT_EQ(Decode("xabcd", Stops({"abcd", "bc"}), {5}),
             (Result{"xa", 4, true}));
   EXPECT_EQ(Decode("xabc", Stops({"bc", "abc"}), {4}), (Result{"x", 4, true}));
 }
 
-TEST(TextStreamTest, IncludedStopStringStaysInTheText) {
+TEST(TextStreamTest, AStopStringStaysInTheTextIfTheRequestIncludesIt) {
   TextStreamOptions options = Stops({"\n\n"});
   options.include_stop_string = true;
   EXPECT_EQ(Decode("a\n\nb", options, {1}), (Result{"a\n\n", 3, true}));
 }
 
-TEST(TextStreamTest, TextOfTheFirstMinTokensIsNotSearched) {
+TEST(TextStreamTest, TextOfTheFirstMinTokensIsNotSearchedForStopStrings) {
   TextStreamOptions options = Stops({"b"});
   options.min_tokens = 2;
   EXPECT_EQ(Decode("abab", options, {1}), (Result{"aba", 4, true}));

@@ -60,7 +60,8 @@ absl::StatusOr<std::vector<fs::path>> TokenizerFiles(
     return absl::NotFoundError(absl::StrCat(folder, ": ", error.message()));
   }
   if (files.empty()) {
-    return absl::NotFoundError(absl::StrCat(folder, ": has no tokenizer file"));
+    return absl::NotFoundError(
+        absl::StrCat(folder, ": the folder has no tokenizer file"));
   }
   if (files.size() > kMaxBundleFiles || bytes > kMaxBundleBytes) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -123,9 +124,9 @@ class ZipWriter {
  private:
   absl::Status Error(const std::string& where) const {
     const char* text = archive_error_string(archive_.get());
-    return absl::InternalError(absl::StrCat("the tokenizer's archive, ", where,
-                                            ": ",
-                                            text ? text : "unknown cause"));
+    return absl::InternalError(
+        absl::StrCat("writing the archive of the tokenizer's files failed at ",
+                     where, ": ", text ? text : "unknown cause"));
   }
 
   std::string zip_;

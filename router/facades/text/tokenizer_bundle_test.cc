@@ -46,7 +46,7 @@ class TokenizerBundleTest : public ::testing::Test {
   const base::TempFolder folder_;
 };
 
-TEST_F(TokenizerBundleTest, ContainsOnlyTheTokenizersFiles) {
+TEST_F(TokenizerBundleTest, TheArchiveContainsOnlyTheTokenizersFiles) {
   folder_.Write("tokenizer.json", "{}");
   folder_.Write("chat_template.jinja", "hello");
   folder_.Write("config.json", "{\"a\": 1}");
@@ -62,7 +62,7 @@ TEST_F(TokenizerBundleTest, ContainsOnlyTheTokenizersFiles) {
   EXPECT_EQ(archive->sha256, base::Sha256Hex(archive->zip));
 }
 
-TEST_F(TokenizerBundleTest, TheSameFilesGiveTheSameBytes) {
+TEST_F(TokenizerBundleTest, TheSameTokenizerFilesGiveAnIdenticalArchive) {
   folder_.Write("vocab.json", "{}");
   folder_.Write("tokenizer.json", "{}");
   const auto first = ArchiveTokenizer(folder_.path());
@@ -73,14 +73,14 @@ TEST_F(TokenizerBundleTest, TheSameFilesGiveTheSameBytes) {
   EXPECT_EQ(first->sha256, second->sha256);
 }
 
-TEST_F(TokenizerBundleTest, AFolderWithoutATokenizerIsReported) {
+TEST_F(TokenizerBundleTest, TheErrorForAFolderWithoutATokenizerNamesTheFolder) {
   EXPECT_THAT(ArchiveTokenizer(folder_.path()).status(),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr(folder_.path())));
   EXPECT_THAT(ArchiveTokenizer("/no/such").status(),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such")));
 }
 
-TEST_F(TokenizerBundleTest, MoreFilesThanClientsAcceptAreRefused) {
+TEST_F(TokenizerBundleTest, ATokenizerWithMoreFilesThanClientsAcceptIsRefused) {
   for (size_t i = 0; i <= kMaxBundleFiles; ++i) {
     folder_.Write(absl::StrCat(i, ".jinja"), "x");
   }
@@ -89,7 +89,8 @@ TEST_F(TokenizerBundleTest, MoreFilesThanClientsAcceptAreRefused) {
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("at most 50")));
 }
 
-TEST_F(TokenizerBundleTest, TheArchiveIsCreatedOnceAndAFailureIsNotKept) {
+TEST_F(TokenizerBundleTest,
+       TheArchiveIsCreatedOnlyOnceAndAfterAFailureItIsTriedAgain) {
   TokenizerBundle bundle(folder_.path());
   EXPECT_FALSE(bundle.Get().ok());
   folder_.Write("tokenizer.json", "{}");

@@ -56,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(Tokenizers, TokenizerCodecTest,
                            return std::string(test.param);
                          });
 
-TEST(TokenizerCodecNamesTest, ASpecialTokenIsAWordOfOneToken) {
+TEST(TokenizerCodecNamesTest, TheNameOfASpecialTokenIsEncodedAsThatOneToken) {
   const auto tokenizer = Load("llama2");
   const TokenizerCodec codec(tokenizer);
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::vector<int32_t> ids,

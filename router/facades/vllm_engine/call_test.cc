@@ -61,7 +61,8 @@ class VllmEngineCallTest : public SingleCallTest<VllmEngineAnswer> {
   }
 };
 
-TEST_F(VllmEngineCallTest, StreamsEveryTokenAndThenACompleteWithoutTokens) {
+TEST_F(VllmEngineCallTest,
+       StreamsEveryTokenAndThenACompleteMessageWithoutTokens) {
   Send(Message(true));
   Engine().Emit("ab");
   RunWrites();
@@ -79,7 +80,7 @@ TEST_F(VllmEngineCallTest, StreamsEveryTokenAndThenACompleteWithoutTokens) {
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
-TEST_F(VllmEngineCallTest, ASampleWithoutTokensStillHasItsComplete) {
+TEST_F(VllmEngineCallTest, ASampleWithoutTokensStillGetsItsCompleteMessage) {
   Send(Message(true));
   Engine().Finish(kvasir::v1::FINISH_STOP);
   Engine().Done();
@@ -89,7 +90,7 @@ TEST_F(VllmEngineCallTest, ASampleWithoutTokensStillHasItsComplete) {
 }
 
 TEST_F(VllmEngineCallTest,
-       WithoutStreamingEachSampleHasOneCompleteOnceAllHaveEnded) {
+       WithoutStreamingEachSampleGetsOneCompleteMessageWhenAllHaveEnded) {
   GenerateRequest message = Message(false);
   message.mutable_sampling_params()->set_n(2);
   message.mutable_sampling_params()->set_logprobs(0);
@@ -117,7 +118,7 @@ TEST_F(VllmEngineCallTest,
   EXPECT_EQ(by_index[1].finish_reason(), "length");
 }
 
-TEST_F(VllmEngineCallTest, SamplesAreStreamedInTurn) {
+TEST_F(VllmEngineCallTest, TokensOfSeveralSamplesAreStreamedInTurn) {
   GenerateRequest message = Message(true);
   message.mutable_sampling_params()->set_n(2);
   Send(message);
@@ -149,7 +150,7 @@ TEST_F(VllmEngineCallTest,
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
-TEST_F(VllmEngineCallTest, OnlyRequestedStopIdsAreReportedAsMatched) {
+TEST_F(VllmEngineCallTest, OnlyStopTokenIdsOfTheRequestAreReportedAsMatched) {
   GenerateRequest message = Message(true);
   message.mutable_sampling_params()->add_stop_token_ids('z');
   message.mutable_sampling_params()->set_n(2);
@@ -176,7 +177,7 @@ TEST_F(VllmEngineCallTest, OnlyRequestedStopIdsAreReportedAsMatched) {
   EXPECT_EQ(matched, 1);
 }
 
-TEST_F(VllmEngineCallTest, LogprobsAreParallelListsInEveryChunk) {
+TEST_F(VllmEngineCallTest, TheListsOfLogprobsInAChunkHaveOneElementPerToken) {
   GenerateRequest message = Message(true);
   message.mutable_sampling_params()->set_logprobs(1);
   message.mutable_sampling_params()->set_prompt_logprobs(0);
@@ -216,7 +217,8 @@ TEST_F(VllmEngineCallTest, ATextPromptIsTokenizedByTheServer) {
               ElementsAreArray(ByteCodec::Ids("hey")));
 }
 
-TEST_F(VllmEngineCallTest, WithoutATokenizerTextAndStopStringsAreRefused) {
+TEST_F(VllmEngineCallTest,
+       AServerWithoutATokenizerRefusesTextPromptsAndStopStrings) {
   backend_->codecs.clear();
   GenerateRequest message = Message(true);
   message.mutable_sampling_params()->add_stop("x");
@@ -226,13 +228,14 @@ TEST_F(VllmEngineCallTest, WithoutATokenizerTextAndStopStringsAreRefused) {
   EXPECT_EQ(router_.refused().size(), 1);
 }
 
-TEST_F(VllmEngineCallTest, UnsetMaxTokensMeansTheRestOfTheContext) {
+TEST_F(VllmEngineCallTest, IfMaxTokensIsNotSetTheAnswerMayFillTheContext) {
   router_.SetMaxModelLen(100);
   Send(Message(true));
   EXPECT_EQ(Engine().request().sampling.max_tokens(), 98);
 }
 
-TEST_F(VllmEngineCallTest, AnAnswerTooLargeForAResponseIsLimitedOrRefused) {
+TEST_F(VllmEngineCallTest,
+       MaxTokensDefaultsToWhatOneResponseHoldsAndALargerValueIsRefused) {
   router_.SetMaxModelLen(1000);
   backend_->limits.max_response_bytes = 14 * 20;
   GenerateRequest message = Message(false);
@@ -248,7 +251,7 @@ TEST_F(VllmEngineCallTest, AnAnswerTooLargeForAResponseIsLimitedOrRefused) {
                                      HasSubstr("max_tokens: want at most 20")));
 }
 
-TEST_F(VllmEngineCallTest, AnAbortEndsEverySampleAndTheEngine) {
+TEST_F(VllmEngineCallTest, AnAbortEndsEverySampleAndCancelsTheEnginesRequest) {
   Send(Message(true));
   Engine().Emit("a");
   RunWrites();
@@ -267,7 +270,8 @@ TEST_F(VllmEngineCallTest, AnAbortEndsEverySampleAndTheEngine) {
   EXPECT_THAT(backend_->running_ids->Find("", "r1"), IsEmpty());
 }
 
-TEST_F(VllmEngineCallTest, AResetCancelsTheEngineAndForgetsTheId) {
+TEST_F(VllmEngineCallTest,
+       AResetOfTheCallCancelsTheEnginesRequestAndForgetsItsId) {
   Send(Message(true));
   call_->OnCancelled();
   Run();
@@ -277,7 +281,7 @@ TEST_F(VllmEngineCallTest, AResetCancelsTheEngineAndForgetsTheId) {
   EXPECT_THAT(backend_->running_ids->Find("", "r1"), IsEmpty());
 }
 
-TEST_F(VllmEngineCallTest, ARefusalComesBeforeAnythingIsWritten) {
+TEST_F(VllmEngineCallTest, ARefusedRequestFailsBeforeAnyResponseIsWritten) {
   router_.Refuse(absl::ResourceExhaustedError("the queue is full"));
   Send(Message(true));
   EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kResourceExhausted,
@@ -285,7 +289,7 @@ TEST_F(VllmEngineCallTest, ARefusalComesBeforeAnythingIsWritten) {
   EXPECT_THAT(writer_.writes, IsEmpty());
 }
 
-TEST_F(VllmEngineCallTest, ALostWorkerEndsTheCallWithItsStatus) {
+TEST_F(VllmEngineCallTest, TheLossOfAWorkerEndsTheCallWithTheRoutersStatus) {
   Send(Message(true));
   Engine().Emit("a");
   Engine().Done(absl::UnavailableError("its worker was lost"));
@@ -295,7 +299,8 @@ TEST_F(VllmEngineCallTest, ALostWorkerEndsTheCallWithItsStatus) {
   EXPECT_THAT(Completes(), IsEmpty());
 }
 
-TEST_F(VllmEngineCallTest, AFullTokenizerQueueIsResourceExhausted) {
+TEST_F(VllmEngineCallTest,
+       IfTheTokenizersQueueIsFullTheCallEndsWithResourceExhausted) {
   tokenizer_->max_queued = 0;
   Send(Message(true));
   EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kResourceExhausted,
@@ -319,7 +324,8 @@ TEST_F(VllmEngineCallTest, ARequestTakesItsBytesFromTheSharedBudget) {
   EXPECT_EQ(backend_->budget->used_bytes(), taken);
 }
 
-TEST_F(VllmEngineCallTest, AMessageOverTheBudgetIsRefusedUnread) {
+TEST_F(VllmEngineCallTest,
+       AMessageLargerThanTheBudgetOfBytesIsRefusedBeforeItIsParsed) {
   backend_->budget = std::make_shared<ByteBudget>(300);
   GenerateRequest message = Message(true, std::string(400, 'x'));
   message.mutable_sampling_params()->set_n(1 << 30);
@@ -329,12 +335,12 @@ TEST_F(VllmEngineCallTest, AMessageOverTheBudgetIsRefusedUnread) {
   Send(message);
   RunWrites();
   EXPECT_THAT(*writer_.end, StatusIs(absl::StatusCode::kInvalidArgument,
-                                     HasSubstr("bytes of 300")));
+                                     HasSubstr("of at most 300 bytes")));
   EXPECT_EQ(router_.num_requests(), 0u);
   EXPECT_EQ(backend_->budget->used_bytes(), 0u);
 }
 
-TEST_F(VllmEngineCallTest, ASlowReaderIsResetAndHoldsNothing) {
+TEST_F(VllmEngineCallTest, TheCallOfASlowReaderIsResetAndFreesItsBytes) {
   backend_->limits.max_waiting_bytes_per_stream = 20;
   Send(Message(true));
   Engine().Emit("a");
@@ -347,7 +353,8 @@ TEST_F(VllmEngineCallTest, ASlowReaderIsResetAndHoldsNothing) {
   EXPECT_EQ(Engine().reason(), CancelReason::kSlowReader);
 }
 
-TEST_F(VllmEngineCallTest, ATenantHasItsOwnCacheAndAnInvalidTenantIsRefused) {
+TEST_F(VllmEngineCallTest,
+       EachTenantHasItsOwnPrefixCacheAndAnInvalidTenantNameIsRefused) {
   identity_.tenant = "acme";
   Send(Message(true));
   EXPECT_EQ(Engine().request().tenant, "acme");

@@ -42,7 +42,7 @@ ModelStatus Served(const std::string& name, const std::string& weights_id) {
   return model;
 }
 
-TEST(VllmEngineModelsTest, SeveralNamesOfOneModelAreOneModel) {
+TEST(VllmEngineModelsTest, SeveralServedNamesOfTheSameWeightsCountAsOneModel) {
   ModelsOnly router;
   router.models = {Served("a", "w1"), Served("b", "w1")};
   const auto model = OnlyModel(router);
@@ -80,7 +80,7 @@ TEST(VllmEngineModelsTest, WithoutAServedTokenizerNoTokenizerPathIsReported) {
             "/nonexistent/a");
 }
 
-TEST(VllmEngineModelsTest, TheLoadOfAllReplicasIsReportedAsOneRank) {
+TEST(VllmEngineModelsTest, TheLoadOfAModelIsReportedAsThatOfOneVllmRank) {
   ModelStatus model = Served("a", "w");
   model.load = {.running = 3,
                 .waiting = 2,

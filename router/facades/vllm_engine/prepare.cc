@@ -28,8 +28,9 @@ absl::Status FitAnswer(uint64_t prompt_tokens, uint32_t max_model_len,
   if (of_prompt > limits.max_response_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         "sampling_params.prompt_logprobs: the log probabilities of ",
-        prompt_tokens, " tokens may take ", of_prompt,
-        " bytes; one response holds ", limits.max_response_bytes, " bytes"));
+        prompt_tokens, " prompt tokens may take ", of_prompt,
+        " bytes, but one response holds only ", limits.max_response_bytes,
+        " bytes"));
   }
   const uint64_t fits = request->streaming
                             ? std::numeric_limits<uint32_t>::max()

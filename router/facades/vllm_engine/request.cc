@@ -75,7 +75,7 @@ absl::Status ParseInput(const GenerateRequest& message,
       break;
   }
   return absl::InvalidArgumentError(
-      "want one of 'tokenized' and 'text', have neither");
+      "the request has neither 'tokenized' nor 'text': set one of them");
 }
 
 absl::Status ParseNumbers(const WireSampling& wire,
@@ -164,7 +164,7 @@ absl::Status ParseSampling(const WireSampling& wire, VllmEngineRequest* out) {
   for (const std::string& stop : wire.stop()) {
     if (stop.empty()) {
       return absl::InvalidArgumentError(
-          "sampling_params.stop: want strings, have an empty one");
+          "sampling_params.stop: one of the strings is empty");
     }
     out->stop_strings.push_back(stop);
   }

@@ -45,14 +45,15 @@ TEST(VllmEngineRequestTest, AZeroFieldMeansThatTheFieldIsNotSet) {
   EXPECT_EQ(request.sampling.max_tokens(), 0);
 }
 
-TEST(VllmEngineRequestTest, TemperatureZeroIsGreedyAndUnsetIsOne) {
+TEST(VllmEngineRequestTest,
+     TemperatureZeroMeansGreedyAndAnUnsetTemperatureMeansOne) {
   GenerateRequest message = Tokens();
   EXPECT_EQ(Parsed(message).sampling.temperature(), 1.0f);
   message.mutable_sampling_params()->set_temperature(0.0f);
   EXPECT_EQ(Parsed(message).sampling.temperature(), 0.0f);
 }
 
-TEST(VllmEngineRequestTest, EveryServedFieldReachesTheEngine) {
+TEST(VllmEngineRequestTest, EveryImplementedFieldOfTheRequestReachesTheEngine) {
   GenerateRequest message = Tokens();
   message.set_stream(true);
   auto* sampling = message.mutable_sampling_params();
@@ -103,7 +104,7 @@ TEST(VllmEngineRequestTest, TopKWithAllBitsSetMeansAllTokens) {
   EXPECT_EQ(Parsed(message).sampling.top_k(), 0);
 }
 
-TEST(VllmEngineRequestTest, TextMayBeThePrompt) {
+TEST(VllmEngineRequestTest, ThePromptMayBeTextInsteadOfTokenIds) {
   GenerateRequest message;
   message.set_text("hi");
   EXPECT_EQ(Parsed(message).text, "hi");
@@ -111,7 +112,8 @@ TEST(VllmEngineRequestTest, TextMayBeThePrompt) {
 
 // A field that this build does not know may ask for something that changes the
 // result, so it must not be ignored.
-TEST(VllmEngineRequestTest, FieldsOfLaterVersionsAreRefusedByNumber) {
+TEST(VllmEngineRequestTest,
+     TheErrorForAnUnknownFieldOfALaterVersionHasItsNumber) {
   GenerateRequest message = Tokens();
   message.GetReflection()->MutableUnknownFields(&message)->AddVarint(77, 1);
   EXPECT_THAT(ParseVllmEngineRequest(message),
@@ -133,7 +135,7 @@ struct Refused {
 };
 
 TEST(VllmEngineRequestTest,
-     WrongFieldsAndFieldsThatAreNotImplementedAreRefusedByName) {
+     TheErrorForAWrongFieldOrOneThatIsNotImplementedNamesIt) {
   constexpr auto kUnimplemented = absl::StatusCode::kUnimplemented;
   constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
   const Refused cases[] = {
@@ -214,7 +216,7 @@ TEST(VllmEngineRequestTest,
       {"no ids", [](auto* m) { m->mutable_tokenized()->clear_input_ids(); },
        kInvalid, "at least one token"},
       {"no prompt", [](auto* m) { m->clear_input(); }, kInvalid,
-       "one of 'tokenized' and 'text'"},
+       "neither 'tokenized' nor 'text'"},
   };
   for (const Refused& refused : cases) {
     GenerateRequest message = Tokens();
@@ -226,7 +228,7 @@ TEST(VllmEngineRequestTest,
 }
 
 TEST(VllmEngineRequestTest,
-     NeutralValuesOfFieldsThatAreNotImplementedAreAccepted) {
+     FieldsThatAreNotImplementedAreAcceptedWithValuesThatChangeNothing) {
   GenerateRequest message = Tokens();
   message.set_data_parallel_rank(0);
   message.set_kv_transfer_params_json("");

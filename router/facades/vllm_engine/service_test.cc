@@ -57,7 +57,7 @@ class VllmEngineServiceTest : public FacadeServerTest {
   std::unique_ptr<engine::VllmEngine::Stub> stub_;
 };
 
-TEST_F(VllmEngineServiceTest, GeneratesAndEndsOk) {
+TEST_F(VllmEngineServiceTest, AGenerateCallStreamsItsTokensAndEndsOk) {
   Start();
   grpc::ClientContext context;
   const auto reader = stub_->Generate(&context, Message("r1"));
@@ -74,7 +74,8 @@ TEST_F(VllmEngineServiceTest, GeneratesAndEndsOk) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-TEST_F(VllmEngineServiceTest, AbortEndsARequestOfItsOwnTenantAndIsIdempotent) {
+TEST_F(VllmEngineServiceTest,
+       AnAbortEndsARequestOfTheCallersTenantAndMayBeRepeated) {
   Start();
   grpc::ClientContext context;
   const auto reader = stub_->Generate(&context, Message("r1"));
@@ -113,10 +114,10 @@ TEST_F(VllmEngineServiceTest, AnAbortOfTooManyIdsIsRefused) {
   const grpc::Status status = stub_->Abort(&more, abort, &nothing);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(status.error_message(),
-            "request_ids: want at most 1024, have 1025");
+            "request_ids: want at most 1024 ids, have 1025");
 }
 
-TEST_F(VllmEngineServiceTest, AResetCancelsTheRequest) {
+TEST_F(VllmEngineServiceTest, AResetOfTheCallCancelsTheRequest) {
   Start();
   grpc::ClientContext context;
   const auto reader = stub_->Generate(&context, Message("r1"));
@@ -127,7 +128,8 @@ TEST_F(VllmEngineServiceTest, AResetCancelsTheRequest) {
   request->Done(absl::CancelledError("cancelled"));
 }
 
-TEST_F(VllmEngineServiceTest, ARefusalHasNoInitialMetadataOfItsOwn) {
+TEST_F(VllmEngineServiceTest,
+       ARefusedStreamEndsWithItsStatusAndWithoutAResponse) {
   Start();
   router_.Refuse(absl::ResourceExhaustedError("the queue is full"));
   grpc::ClientContext context;
@@ -138,7 +140,7 @@ TEST_F(VllmEngineServiceTest, ARefusalHasNoInitialMetadataOfItsOwn) {
             grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
-TEST_F(VllmEngineServiceTest, DescribesModelServerAndLoad) {
+TEST_F(VllmEngineServiceTest, TheServiceDescribesItsModelItsServerAndItsLoad) {
   Start();
   engine::GetModelInfoResponse model;
   grpc::ClientContext c1;
@@ -169,7 +171,8 @@ TEST_F(VllmEngineServiceTest, DescribesModelServerAndLoad) {
   EXPECT_EQ(loads.loads_size(), 0);
 }
 
-TEST_F(VllmEngineServiceTest, TheTokenizerComesInChunksWithItsHashOnTheLast) {
+TEST_F(VllmEngineServiceTest,
+       TheTokenizerIsSentInChunksAndTheLastChunkHasItsHash) {
   Start();
   grpc::ClientContext context;
   const auto reader = stub_->GetTokenizer(&context, {});
@@ -188,7 +191,8 @@ TEST_F(VllmEngineServiceTest, TheTokenizerComesInChunksWithItsHashOnTheLast) {
   EXPECT_EQ(hash, base::Sha256Hex(zip));
 }
 
-TEST_F(VllmEngineServiceTest, TheTokenizerIsServedOnlyIfItIsShared) {
+TEST_F(VllmEngineServiceTest,
+       TheTokenizersFilesAreServedOnlyIfSharingIsTurnedOn) {
   Start(/*shares_tokenizer=*/false);
   grpc::ClientContext context;
   const auto reader = stub_->GetTokenizer(&context, {});
@@ -199,7 +203,7 @@ TEST_F(VllmEngineServiceTest, TheTokenizerIsServedOnlyIfItIsShared) {
   EXPECT_THAT(status.error_message(), HasSubstr("--share-tokenizer on"));
 }
 
-TEST_F(VllmEngineServiceTest, RpcsThatAreNotImplementedAnswerWithTheirName) {
+TEST_F(VllmEngineServiceTest, TheErrorForAnRpcThatIsNotImplementedNamesIt) {
   Start();
   const auto expect = [](const grpc::Status& status, const char* name) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);

@@ -81,7 +81,7 @@ class VllmInferenceCallTest : public SingleCallTest<VllmInferenceAnswer> {
   }
 };
 
-TEST_F(VllmInferenceCallTest, StreamsTextAndIdsAndCountsThem) {
+TEST_F(VllmInferenceCallTest, StreamsTheTextTheTokenIdsAndTheirCounts) {
   GenerateRequest message = Message();
   message.mutable_response()->set_output_token_ids(true);
   message.mutable_response()->set_prompt_token_ids(true);
@@ -116,7 +116,7 @@ TEST_F(VllmInferenceCallTest, ARequestForTokenIdsOnlyNeedsNoTokenizer) {
 }
 
 TEST_F(VllmInferenceCallTest,
-       TextNeedsATokenizerAndTheErrorNamesTheAlternative) {
+       WithoutATokenizerTheErrorForATextRequestNamesTheAlternative) {
   backend_->codecs.clear();
   const auto refused = [this](const GenerateRequest& message) {
     writer_.end.reset();
@@ -139,7 +139,7 @@ TEST_F(VllmInferenceCallTest,
                        HasSubstr("stopping.stop_strings needs a tokenizer")));
 }
 
-TEST_F(VllmInferenceCallTest, WithoutStreamingThereIsOneResponseAtTheEnd) {
+TEST_F(VllmInferenceCallTest, AnAnswerThatIsNotStreamedIsOneResponseAtTheEnd) {
   Send(Message(), /*streaming=*/false);
   Engine().Emit("ab");
   RunWrites();
@@ -153,7 +153,7 @@ TEST_F(VllmInferenceCallTest, WithoutStreamingThereIsOneResponseAtTheEnd) {
   EXPECT_EQ(writer_.writes[0].prompt_info().num_prompt_tokens(), 2);
 }
 
-TEST_F(VllmInferenceCallTest, SamplesAreStreamedInTurn) {
+TEST_F(VllmInferenceCallTest, TokensOfSeveralSamplesAreStreamedInTurn) {
   GenerateRequest message = Message();
   message.mutable_sampling()->set_num_sequences(2);
   Send(message);
@@ -168,7 +168,8 @@ TEST_F(VllmInferenceCallTest, SamplesAreStreamedInTurn) {
   ExpectCountsToHold(message);
 }
 
-TEST_F(VllmInferenceCallTest, AStopStringEndsTextTokensAndEngine) {
+TEST_F(VllmInferenceCallTest,
+       AStopStringEndsTheTextAndTheTokensAndCancelsTheEnginesRequest) {
   for (const bool include : {false, true}) {
     GenerateRequest message = Message();
     message.mutable_stopping()->add_stop_strings("bc");
@@ -213,7 +214,8 @@ TEST_F(VllmInferenceCallTest, AnEndTokensTextWaitsUntilTheSampleContinues) {
   ExpectCountsToHold(message);
 }
 
-TEST_F(VllmInferenceCallTest, TheFinishNamesAStopTokenOrTheModelsEnd) {
+TEST_F(VllmInferenceCallTest,
+       TheFinishMessageNamesTheStopTokenOrReportsTheModelsEndToken) {
   GenerateRequest message = Message();
   message.mutable_stopping()->add_stop_token_ids('z');
   message.mutable_sampling()->set_num_sequences(2);
@@ -237,7 +239,8 @@ TEST_F(VllmInferenceCallTest, TheFinishNamesAStopTokenOrTheModelsEnd) {
   }
 }
 
-TEST_F(VllmInferenceCallTest, LogprobsRanksAndCandidatesAreParallel) {
+TEST_F(VllmInferenceCallTest,
+       ListsOfLogprobsRanksAndCandidatesHaveOneElementPerToken) {
   GenerateRequest message = Message();
   message.mutable_response()->set_output_logprobs(true);
   message.mutable_response()->mutable_output_candidates()->set_top_n(2);
@@ -264,7 +267,8 @@ TEST_F(VllmInferenceCallTest, LogprobsRanksAndCandidatesAreParallel) {
   EXPECT_EQ(out.candidate_tokens(1).tokens_size(), 2);
 }
 
-TEST_F(VllmInferenceCallTest, AMultiByteCharacterIsNotCut) {
+TEST_F(VllmInferenceCallTest,
+       AMultiByteCharacterIsNotSplitBetweenTwoResponses) {
   GenerateRequest message = Message();
   Send(message);
   Engine().Emit("\xc3");
@@ -276,7 +280,8 @@ TEST_F(VllmInferenceCallTest, AMultiByteCharacterIsNotCut) {
   ExpectCountsToHold(message);
 }
 
-TEST_F(VllmInferenceCallTest, MaxTokensIsLimitedByTheContextOrOneResponse) {
+TEST_F(VllmInferenceCallTest,
+       TheDefaultOfMaxTokensIsWhatFitsTheContextOrOneResponse) {
   router_.SetMaxModelLen(100);
   Send(Message());
   EXPECT_EQ(Engine().request().sampling.max_tokens(), 98);
@@ -295,7 +300,8 @@ TEST_F(VllmInferenceCallTest, MaxTokensIsLimitedByTheContextOrOneResponse) {
                        HasSubstr("stopping.max_new_tokens: want at most 10")));
 }
 
-TEST_F(VllmInferenceCallTest, SaltAndPriorityReachTheRouter) {
+TEST_F(VllmInferenceCallTest,
+       TheCacheSaltAndThePriorityOfARequestReachTheRouter) {
   identity_.tenant = "t";
   GenerateRequest message = Message();
   message.mutable_kv()->set_cache_salt("pepper");
@@ -320,7 +326,8 @@ TEST_F(VllmInferenceCallTest, OnlyATenantThatMayOvertakeHasAPriorityBelowZero) {
                                      HasSubstr("priority: -1 is below 0")));
 }
 
-TEST_F(VllmInferenceCallTest, ATenantMayUseItsLeastPriority) {
+TEST_F(VllmInferenceCallTest,
+       ARequestWithTheLeastPriorityOfItsTenantIsAccepted) {
   backend_->callers = CallersOf(TenantEntry("red", R"("least_priority": -2)"));
   identity_.credentials = TokenOf("red");
   GenerateRequest message = Message();
@@ -329,7 +336,8 @@ TEST_F(VllmInferenceCallTest, ATenantMayUseItsLeastPriority) {
   EXPECT_EQ(Engine().request().priority, -2);
 }
 
-TEST_F(VllmInferenceCallTest, AnAbortEndsTheStreamWithAFinish) {
+TEST_F(VllmInferenceCallTest,
+       AnAbortEndsTheStreamWithAFinishMessageAndStatusOk) {
   Send(Message());
   Engine().Emit("ab");
   RunWrites();
@@ -364,7 +372,8 @@ ModelStatus Served(const std::string& name) {
   return model;
 }
 
-TEST(VllmInferenceModelsTest, DescribesTheFieldsThatClientsRequire) {
+TEST(VllmInferenceModelsTest,
+     TheModelDescriptionHasTheFieldsThatClientsRequire) {
   const auto info = ControlServerInfoOf(Served("a"), "1.2.3");
   KVASIR_ASSERT_OK(info);
   EXPECT_EQ(info->api_version(), "vllm");

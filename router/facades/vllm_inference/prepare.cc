@@ -39,10 +39,11 @@ absl::StatusOr<uint64_t> TokensThatFit(const VllmInferenceRequest& request,
                                        const FacadeLimits& limits) {
   const uint64_t of_prompt = VllmInferencePromptBytes(request, prompt_tokens);
   if (of_prompt >= limits.max_response_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "response.prompt_token_ids: the ids of ", prompt_tokens,
-        " tokens may take ", of_prompt, " bytes; one response holds ",
-        limits.max_response_bytes, " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("response.prompt_token_ids: the ids of ", prompt_tokens,
+                     " prompt tokens may take ", of_prompt,
+                     " bytes, but one response holds only ",
+                     limits.max_response_bytes, " bytes"));
   }
   if (request.streaming) return std::numeric_limits<uint32_t>::max();
   return (limits.max_response_bytes - of_prompt) /

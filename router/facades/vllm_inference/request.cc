@@ -85,7 +85,7 @@ absl::Status ParsePrompt(const vllm::GenerateRequest& message,
       break;
   }
   return absl::InvalidArgumentError(
-      "want one of 'token_ids' and 'text', have neither");
+      "the request has neither 'token_ids' nor 'text': set one of them");
 }
 
 absl::Status ParseSampling(const vllm::GenerateRequest& message,
@@ -126,8 +126,8 @@ absl::Status ParseSampling(const vllm::GenerateRequest& message,
   out->sampling.set_n(std::max<uint32_t>(1, sampling.num_sequences()));
   if (!out->streaming && out->sampling.n() > 1) {
     return WrongField("sampling.num_sequences",
-                      "1 from Generate, whose answer holds one "
-                      "(GenerateStream gives more)",
+                      "1 in a call of Generate, which returns one sample "
+                      "(GenerateStream returns several)",
                       out->sampling.n());
   }
   // A negative seed is valid: its bits are used as those of an unsigned number.
@@ -146,7 +146,7 @@ absl::Status ParseStopping(const vllm::StoppingCriteria& stopping,
   for (const std::string& stop : stopping.stop_strings()) {
     if (stop.empty()) {
       return absl::InvalidArgumentError(
-          "stopping.stop_strings: want strings, have an empty one");
+          "stopping.stop_strings: one of the strings is empty");
     }
     out->stop_strings.push_back(stop);
   }

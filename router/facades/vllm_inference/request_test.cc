@@ -36,7 +36,8 @@ absl::Status Refusal(const std::function<void(GenerateRequest*)>& change,
   return ParseVllmInferenceRequest(message, streaming).status();
 }
 
-TEST(VllmInferenceRequestTest, ZeroAndAbsentFieldsFollowTheProtocol) {
+TEST(VllmInferenceRequestTest,
+     FieldsThatAreZeroOrAbsentGetTheDefaultsOfTheProtocol) {
   const VllmInferenceRequest request = Parse(Message());
   EXPECT_THAT(request.token_ids.ToIds(), ElementsAre(7));
   EXPECT_EQ(request.sampling.temperature(), 0.0f) << "greedy";
@@ -52,7 +53,7 @@ TEST(VllmInferenceRequestTest, ZeroAndAbsentFieldsFollowTheProtocol) {
   EXPECT_TRUE(request.skip_special_tokens);
 }
 
-TEST(VllmInferenceRequestTest, ServedFieldsAreAccepted) {
+TEST(VllmInferenceRequestTest, ImplementedFieldsOfTheRequestAreParsed) {
   GenerateRequest message = Message();
   message.set_text("hello");
   message.set_temperature(0.5f);
@@ -109,7 +110,7 @@ TEST(VllmInferenceRequestTest, ServedFieldsAreAccepted) {
   EXPECT_EQ(request.cache_salt, "pepper");
 }
 
-TEST(VllmInferenceRequestTest, FieldsThatAreNotImplementedAreRefusedByName) {
+TEST(VllmInferenceRequestTest, TheErrorForAFieldThatIsNotImplementedNamesIt) {
   using Change = std::function<void(GenerateRequest*)>;
   const std::vector<std::pair<std::string, Change>> cases = {
       {"truncate_prompt_tokens",
@@ -187,12 +188,14 @@ TEST(VllmInferenceRequestTest, UnknownFieldsAreRefusedByNumberAndMessage) {
                        HasSubstr("field 77 of KVCacheParameters")));
 }
 
-TEST(VllmInferenceRequestTest, ErrorsNameTheFieldTheWantedAndTheGivenValue) {
+TEST(VllmInferenceRequestTest,
+     TheErrorForAWrongFieldNamesItTheWantedAndTheGivenValue) {
   const auto is = [](const std::string& text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
-  EXPECT_THAT(Refusal([](auto* m) { m->clear_prompt(); }),
-              is("want one of 'token_ids' and 'text', have neither"));
+  EXPECT_THAT(
+      Refusal([](auto* m) { m->clear_prompt(); }),
+      is("the request has neither 'token_ids' nor 'text': set one of them"));
   EXPECT_THAT(Refusal([](auto* m) { m->mutable_token_ids()->clear_ids(); }),
               is("token_ids.ids: want at least one token, have none"));
   EXPECT_THAT(
@@ -211,7 +214,7 @@ TEST(VllmInferenceRequestTest, ErrorsNameTheFieldTheWantedAndTheGivenValue) {
               is("decoding.logit_bias[1]: want a finite number, have inf"));
   EXPECT_THAT(
       Refusal([](auto* m) { m->mutable_stopping()->add_stop_strings(""); }),
-      is("stopping.stop_strings: want strings, have an empty one"));
+      is("stopping.stop_strings: one of the strings is empty"));
   EXPECT_THAT(Refusal([](auto* m) {
                 m->mutable_stopping()->add_stop_token_ids(1U << 31);
               }),
@@ -223,7 +226,7 @@ TEST(VllmInferenceRequestTest, ErrorsNameTheFieldTheWantedAndTheGivenValue) {
   EXPECT_THAT(
       Refusal([](auto* m) { m->mutable_sampling()->set_num_sequences(2); },
               /*streaming=*/false),
-      is("sampling.num_sequences: want 1 from Generate"));
+      is("sampling.num_sequences: want 1 in a call of Generate"));
   EXPECT_THAT(
       Refusal([](auto* m) {
         m->mutable_response()->mutable_output_candidates()->set_top_n(2);

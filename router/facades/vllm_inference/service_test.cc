@@ -61,7 +61,7 @@ class VllmInferenceServiceTest : public FacadeServerTest {
   std::unique_ptr<vllm::Control::Stub> control_;
 };
 
-TEST_F(VllmInferenceServiceTest, StreamsAndEndsOk) {
+TEST_F(VllmInferenceServiceTest, AGenerateStreamCallStreamsItsTextAndEndsOk) {
   grpc::ClientContext context;
   const auto reader = stub_->GenerateStream(&context, Message("r1"));
   router_.WaitFor(0)->Complete("ab");
@@ -73,7 +73,7 @@ TEST_F(VllmInferenceServiceTest, StreamsAndEndsOk) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
-TEST_F(VllmInferenceServiceTest, GeneratesInOneAnswer) {
+TEST_F(VllmInferenceServiceTest, AGenerateCallReturnsItsTextInOneResponse) {
   std::thread engine([this] { router_.WaitFor(0)->Complete("ab"); });
   grpc::ClientContext context;
   vllm::GenerateResponse response;
@@ -94,7 +94,7 @@ TEST_F(VllmInferenceServiceTest, AModelThatIsNotServedIsNotFound) {
             grpc::StatusCode::NOT_FOUND);
 }
 
-TEST_F(VllmInferenceServiceTest, AResetCancelsTheRequest) {
+TEST_F(VllmInferenceServiceTest, AResetOfTheCallCancelsTheRequest) {
   grpc::ClientContext context;
   const auto reader = stub_->GenerateStream(&context, Message("r1"));
   const auto request = router_.WaitFor(0);
@@ -104,7 +104,7 @@ TEST_F(VllmInferenceServiceTest, AResetCancelsTheRequest) {
   request->Done(absl::CancelledError("cancelled"));
 }
 
-TEST_F(VllmInferenceServiceTest, AbortEndsARequestAndIsIdempotent) {
+TEST_F(VllmInferenceServiceTest, AnAbortEndsARequestAndMayBeRepeated) {
   grpc::ClientContext context;
   const auto reader = stub_->GenerateStream(&context, Message("r1"));
   const auto request = router_.WaitFor(0);
@@ -125,7 +125,7 @@ TEST_F(VllmInferenceServiceTest, AbortEndsARequestAndIsIdempotent) {
   request->Done(absl::CancelledError("cancelled"));
 }
 
-TEST_F(VllmInferenceServiceTest, ARefusalIsTheCallsOnlyAnswer) {
+TEST_F(VllmInferenceServiceTest, ARefusedStreamEndsWithAStatusAndNoResponse) {
   router_.Refuse(absl::ResourceExhaustedError("the queue is full"));
   grpc::ClientContext context;
   const auto reader = stub_->GenerateStream(&context, Message("r1"));
@@ -135,7 +135,7 @@ TEST_F(VllmInferenceServiceTest, ARefusalIsTheCallsOnlyAnswer) {
             grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
-TEST_F(VllmInferenceServiceTest, DescribesServerAndModel) {
+TEST_F(VllmInferenceServiceTest, TheServiceDescribesItsServerAndItsModel) {
   vllm::ServerInfo server;
   grpc::ClientContext c1;
   ASSERT_TRUE(control_->GetServerInfo(&c1, {}, &server).ok());
@@ -170,7 +170,7 @@ TEST_F(VllmInferenceServiceTest, AMessageThatCannotBeParsedIsRefusedWithAText) {
       grpc::StatusCode::UNIMPLEMENTED);
 }
 
-TEST_F(VllmInferenceServiceTest, RpcsThatAreNotImplementedAnswerWithTheirName) {
+TEST_F(VllmInferenceServiceTest, TheErrorForAnRpcThatIsNotImplementedNamesIt) {
   const auto* service = vllm::NotBuilt::descriptor()->file()->service(0);
   int refused = 0;
   for (int i = 0; i < service->method_count(); ++i) {

@@ -101,7 +101,7 @@ def test_programs_of_a_bundle_start_without_a_driver_and_report_their_skips(gpu)
     assert done.returncode == 3 and "no GPU" in done.stdout
 
 
-def test_a_server_runs_in_a_bare_folder(serve):
+def test_a_bundled_server_runs_with_only_the_files_of_its_bundle(serve):
     check_libraries(serve)
     done = subprocess.run([serve / "kvasir", "generate", "--model", "models/tiny", "--prompt", "It was a",
                            "--max-tokens", "4", "--temperature", "0", "--json"],
@@ -144,7 +144,7 @@ def test_an_earlier_bundle_is_replaced_and_other_files_stay(serve):
     assert (serve / "letter").read_text() == "dear"
 
 
-def test_wrong_arguments_are_refused_with_the_allowed_ones(tmp_path):
+def test_the_error_for_wrong_arguments_lists_the_allowed_ones(tmp_path):
     (tmp_path / "empty").mkdir()
     for flags, why in [((), "want gpu or serve, have ''"), (("all",), "want gpu or serve, have 'all'"),
                        (("gpu", "--piece-mib", "0"), "want a whole number above 0, have '0'"),

@@ -43,7 +43,7 @@ def emulated():
         yield server
 
 
-def test_a_missing_device_is_refused_with_its_requirements(tmp_path):
+def test_the_error_for_a_missing_gpu_names_its_requirements(tmp_path):
     for command in (["serve", "--grpc-port", 0], ["generate", "--prompt", "a"], ["inspect"]):
         command += ["--model", TINY]
         module = tmp_path / "none.so"
@@ -56,7 +56,7 @@ def test_a_missing_device_is_refused_with_its_requirements(tmp_path):
     assert run("inspect", "--model", TINY, "--device", "gpu", check=False).returncode == 2
 
 
-def test_inspect_reports_pages_in_the_layout_of_the_device():
+def test_inspect_reports_page_sizes_in_the_layout_of_the_emulated_gpu():
     def pages(*flags):
         return json.loads(run("inspect", TINY, "--json", "--kv-plan", "rotated-4bit", *flags).stdout)
 
@@ -65,7 +65,7 @@ def test_inspect_reports_pages_in_the_layout_of_the_device():
     assert here["kv_bytes_per_token"] <= there["kv_bytes_per_token"]
 
 
-def test_a_plan_without_kernels_is_refused_with_the_name_of_the_op():
+def test_the_error_for_a_plan_without_gpu_kernels_names_the_operation():
     text = refused("serve", "--model", TINY.parent / "tiny-palu", "--grpc-port", 0,
                    "--device", "emulated", *SMALL)
     assert REFUSAL.search(text), text
@@ -96,7 +96,7 @@ def test_a_request_with_many_sampling_settings_is_served(emulated):
     assert reason == "length" and tokens == 8
 
 
-def test_a_storm_of_aborted_requests_leaves_no_page_and_no_byte(emulated):
+def test_many_aborted_requests_leave_no_cache_page_and_no_device_memory(emulated):
     def allocated():
         return [emulated.metric(f"kvasir_{name}_bytes") for name in ("kv_cache_pool", "host_pool", "weight")]
 
@@ -113,7 +113,7 @@ def test_a_storm_of_aborted_requests_leaves_no_page_and_no_byte(emulated):
     assert emulated.stop() == 0
 
 
-def test_float32_on_the_device_gives_the_tokens_of_the_cpu(tmp_path):
+def test_float32_on_the_emulated_gpu_gives_the_tokens_of_the_cpu(tmp_path):
     # With a seed, the device runs warps in a random order, which takes long for six layers.
     model = altered_model(tmp_path / "tiny", num_hidden_layers=2)
     answers = []
@@ -123,7 +123,7 @@ def test_float32_on_the_device_gives_the_tokens_of_the_cpu(tmp_path):
     assert answers[0] == answers[1]
 
 
-def test_generate_runs_on_the_device():
+def test_generate_runs_on_the_emulated_gpu():
     done = run("generate", "--model", TINY, "--device", "emulated", "--max-tokens", 4,
                "--temperature", 0, "--prompt", "It was a", "--json")
     assert json.loads(done.stdout)["output_tokens"] == 4

@@ -107,7 +107,7 @@ def expect_few_differences(counts, report):
     assert compared > 0 and others <= MOST_OTHERS * compared, (compared, others, report)
 
 
-def test_the_tiny_model_gives_the_tokens_of_the_cpu_with_every_served_plan(tmp_path):
+def test_on_the_emulated_gpu_the_tiny_model_gives_the_cpus_tokens_with_every_plan(tmp_path):
     """All plans share one count. A single plan has too few tokens for a share of 2 %, and with 4-bit plans one
     flipped code may change the choice."""
     found = {plan: served_like_the_cpu(TINY, "--kv-plan", plan) for plan in PRESETS}
@@ -127,7 +127,7 @@ def test_the_tiny_model_gives_the_tokens_of_the_cpu_with_every_served_plan(tmp_p
 
 
 @pytest.mark.skipif(not os.environ.get("KVASIR_SOAK"), reason="takes a minute; scripts/soak device runs it")
-def test_the_real_model_gives_the_tokens_of_the_cpu():
+def test_on_the_emulated_gpu_the_real_model_gives_the_tokens_of_the_cpu():
     """SmolLM2, if it can be fetched (see test_fetch.py)."""
     venv = pathlib.Path(os.environ.get("KVASIR_VENV", ROOT / "build/venv"))
     cache = venv.parent / "cache"

@@ -55,7 +55,7 @@ def check(programs, driver, stage):  # noqa: F811
 
 @needs_bench
 @pytest.mark.skipif(FAKE_NCCL is None, reason="this build has no NCCL of tests")
-def test_the_bench_runs_every_row_on_the_emulated_device(programs, driver, monkeypatch):  # noqa: F811
+def test_the_gpu_benchmark_measures_every_row_on_the_emulated_gpu(programs, driver, monkeypatch):  # noqa: F811
     monkeypatch.setenv("KVASIR_NCCL_LIBRARY", FAKE_NCCL)
     said, program = check(programs, driver, "bench")
     figures = program["figures"]
@@ -104,7 +104,7 @@ def test_a_wrong_request_is_answered_with_an_error_and_the_next_one_is_served():
 
 
 @needs_bench
-def test_the_serve_stage_passes_on_the_emulated_device(programs, driver):  # noqa: F811
+def test_the_serve_stage_passes_on_the_emulated_gpu(programs, driver):  # noqa: F811
     said, program = check(programs, driver, "serve")
     assert [(test["name"], test["status"]) for test in program["tests"]] == [
         ("serve.dense-bf16", "passed"), ("serve.rotated-4bit", "passed")]
@@ -121,7 +121,7 @@ def test_a_server_that_does_not_start_fails_with_its_error(programs):
 
 # ---------------------------------------------------- time and unserved cases
 
-def test_an_all_reduce_needs_two_gpus(tmp_path):
+def test_the_all_reduce_benchmark_needs_two_gpus(tmp_path):
     stand_in = StandIn(0)
     stand_in.facts = {**StandIn.facts, "gpus": 1}
     run = gpu_bench.Run(types.SimpleNamespace(quick=False, json=tmp_path / "report.json"), stand_in, gpu_bench.NoTorch("a test"))
@@ -172,7 +172,7 @@ def run_with(requests, tmp_path):
     return report, [row for row in left if left[row] == "not run: the time is up"], left
 
 
-def test_rows_without_time_are_named_and_fail_nothing_after_a_whole_shape(tmp_path):
+def test_rows_that_ran_out_of_time_are_named_and_fail_nothing_after_one_whole_shape(tmp_path):
     report, no_time, left = run_with(10 ** 6, tmp_path)
     assert not no_time and len(report["figures"]["attention"]) == 12
     assert [(row["batch"], row["context"]) for row in report["figures"]["decode"]] == [(1, 4096), (16, 16384)]
@@ -232,7 +232,7 @@ def decode_beside(decoder, tmp_path):
     return {batch: [row for row in rows if row["batch"] == batch] for batch in (1, 16)}, left
 
 
-def test_decode_steps_are_compared_with_hugging_face_which_uses_the_memory_once(tmp_path):
+def test_decode_is_compared_with_hugging_face_whose_cache_is_freed_if_memory_is_short(tmp_path):
     decoder = Decoder()
     rows, left = decode_beside(decoder, tmp_path)
     assert "does not fit: 80.2 GiB" in left["transformers.llama-3-8b.b32.c16384"]
@@ -243,7 +243,7 @@ def test_decode_steps_are_compared_with_hugging_face_which_uses_the_memory_once(
     assert decoder.did == [("load",), ("make", 16, 16384), ("drop", 16, 16384), ("make", 1, 4096), ("close",)]
 
 
-def test_steps_are_also_measured_as_graphs_if_a_second_model_fits(tmp_path):
+def test_decode_is_also_measured_with_cuda_graphs_if_a_second_model_fits(tmp_path):
     for gib, made in (200, True), (100, False):
         stand_in = StandIn(10 ** 6)
         stand_in.facts = {**StandIn.facts, "free_bytes": gib << 30}
@@ -257,7 +257,7 @@ def test_steps_are_also_measured_as_graphs_if_a_second_model_fits(tmp_path):
         assert ("graphs" in row, left) == (made, [] if made else ["graphs.llama-3-8b.dense-bf16"])
 
 
-def test_a_failure_of_hugging_face_is_named_and_fails_nothing(tmp_path):
+def test_a_failure_of_hugging_face_is_reported_but_does_not_fail_the_stage(tmp_path):
     rows, left = decode_beside(Decoder("load"), tmp_path)
     assert left["transformers.llama-3-8b"] == "failed: no load" and "speedup" not in rows[1][0]
     rows, left = decode_beside(Decoder(("sample", 16, 16384)), tmp_path)
@@ -275,7 +275,7 @@ def test_a_failure_of_hugging_face_is_named_and_fails_nothing(tmp_path):
     assert left["transformers.llama-3-8b.b16.c16384"] == "failed: no drop" and "speedup" not in rows[1][0]
 
 
-def test_prompts_are_rated_by_the_speed_of_mma_and_rows_without_time_are_named(tmp_path):
+def test_prefill_is_rated_by_the_speed_of_mma_and_rows_out_of_time_are_named(tmp_path):
     def prefill(requests):
         arguments = types.SimpleNamespace(json=tmp_path / "report.json", quick=False)
         run = gpu_bench.Run(arguments, StandIn(requests), gpu_bench.NoTorch("a test"))
@@ -293,7 +293,7 @@ def test_prompts_are_rated_by_the_speed_of_mma_and_rows_without_time_are_named(t
     assert run.out_of_time[0] == "prefill.llama-3-8b.dense-8bit.c8192"
 
 
-def test_the_stage_fails_without_time_for_all_rows_of_a_shape(tmp_path):
+def test_the_stage_fails_if_its_time_ends_before_all_rows_of_one_shape(tmp_path):
     report, no_time, _ = run_with(100, tmp_path)
     assert no_time[0].startswith("attention.llama-3-8b.") and no_time[-1] == "attention.llama-2-7b.b1.c4096"
     failed, = (test for test in report["tests"] if test["status"] == "failed")
@@ -313,7 +313,7 @@ def test_a_request_that_takes_too_long_is_given_up(tmp_path):
     assert bench.is_over() and bench.close() == 0 and bench.process.returncode == -9
 
 
-def test_a_bench_that_dies_fails_the_remaining_rows_by_name(tmp_path):
+def test_if_the_benchmark_program_dies_each_remaining_row_is_reported_as_failed(tmp_path):
     program = tmp_path / "bin/bench_gpu"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\nread line\necho '" + json.dumps(StandIn.facts) + "'\nread line\nexit 7\n")
@@ -334,7 +334,7 @@ def test_a_bench_that_dies_fails_the_remaining_rows_by_name(tmp_path):
     assert not run.whole_shapes
 
 
-def test_a_case_that_a_back_end_does_not_serve_is_reported_once_without_warnings(capsys):
+def test_a_case_that_a_backend_does_not_support_is_reported_only_once(capsys):
     def refused():
         warnings.warn("Memory efficient kernel not used because:", UserWarning)
         raise RuntimeError("No available kernel. Aborting execution.\nand more")
@@ -356,7 +356,7 @@ def test_a_case_that_a_back_end_does_not_serve_is_reported_once_without_warnings
 
 # -------------------------------------------------------------------- figures
 
-def test_a_ratio_is_judged_only_if_it_is_decided():
+def test_a_ratio_is_judged_only_with_enough_pairs_and_a_narrow_spread():
     for values, target, pairs, met, open_ in [([0.9] * 9, 0.85, 9, True, False), ([0.8] * 9, 0.85, 9, False, False),
                                               ([0.9] * 5, 0.85, 5, False, True),
                                               ([0.5, 0.9, 1.5] * 3, 0.85, 9, False, True)]:
@@ -438,7 +438,7 @@ def test_incomplete_results_are_refused(tmp_path, others, why):
 
 
 @pytest.mark.parametrize("page", ["performance.md", "performance-avx2.md"])
-def test_the_pages_have_the_figures_of_the_results(page):
+def test_the_documents_have_the_figures_of_the_gpu_results(page):
     text = (ROOT / "docs" / page).read_text()
     assert gpu_page.rewritten(text) == text
     with pytest.raises(gpu_page.ResultError, match="the page has no"):

@@ -158,7 +158,7 @@ def statuses(result):
     return [(test["name"].removeprefix("Norm."), test["status"]) for test in result["tests"]]
 
 
-def test_failures_fail_the_stage(bundle):
+def test_a_failed_test_fails_its_stage(bundle):
     bundle.program("rows", {"A": "passed", "B": "failed"})
     bundle.program("latents", {"D": "passed"})
     bundle.manifest("2.17", ["rows", "latents"])
@@ -168,7 +168,7 @@ def test_failures_fail_the_stage(bundle):
     assert said.endswith("2 passed, 1 failed, 0 skipped\n")  # the other tests were run
 
 
-def test_one_bad_kernel_loses_no_other_tests_results(bundle):
+def test_a_test_that_crashes_does_not_lose_the_results_of_others(bundle):
     bundle.program("rows", {"A": "passed", "B": "dies", "C": "passed", "D": "breaks", "E": "passed", "F": "skipped"})
     bundle.manifest("2.17", ["rows"])
     code, said, report = bundle.check()
@@ -211,7 +211,7 @@ def test_an_exit_code_fails_the_stage_even_if_every_test_passed(bundle):
     assert code == 1 and report["programs"][0]["ended"] == "exit code 9"
 
 
-def test_results_are_written_one_by_one(bundle):
+def test_the_result_of_each_test_is_written_as_soon_as_it_ends(bundle):
     bundle.program("rows", {"A": "passed"})
     bundle.program("linear", {"B": "passed", "C": "hangs"})
     bundle.manifest("2.17", ["rows", "linear"])
@@ -227,7 +227,7 @@ def test_results_are_written_one_by_one(bundle):
     assert not report["finished"] and not report["passed"]
 
 
-def test_a_programs_children_end_with_the_stages_time(bundle):
+def test_child_processes_of_a_program_end_when_the_time_of_the_stage_is_up(bundle):
     bundle.program("rows", {"A": "hangs"})
     bundle.manifest("2.17", ["rows"])
     pid = bundle.folder / "pid"
@@ -244,7 +244,7 @@ def test_a_programs_children_end_with_the_stages_time(bundle):
     wait_until(is_gone, "the program's end")
 
 
-def test_a_program_without_results_is_no_success(bundle):
+def test_a_stage_without_any_passed_test_fails(bundle):
     bundle.program("rows", {"A": "skipped"})
     bundle.manifest("2.17", ["rows"])
     assert bundle.check()[0] == 1
@@ -263,7 +263,7 @@ def test_a_stage_ends_when_its_time_is_up(bundle):
     assert [program["ended"] for program in report["programs"]] == ["the stage's time is up"] * 2
 
 
-def test_a_build_that_uses_up_the_time_of_the_stage_is_no_failure(tmp_path, driver):
+def test_a_stage_whose_time_ends_during_the_build_is_reported_as_not_run(tmp_path, driver):
     # The bundle of this checkout is packed at once, and its stage has no time.
     (tmp_path / "scripts").mkdir()
     for name in "gpu_check", "gpu_check.py":
@@ -282,7 +282,7 @@ def test_programs_for_a_newer_system_are_not_started(bundle):
     assert code == 4 and "need glibc 99.1" in said
 
 
-def test_programs_run_in_the_given_sanitizer(bundle):
+def test_programs_run_under_the_given_sanitizer(bundle):
     bundle.program("rows", {"A": "passed"})
     bundle.manifest("2.17", ["rows"])
     assert bundle.check("--sanitizer", "memcheck", PATH=bundle.path())[0] == 4
@@ -306,7 +306,7 @@ def test_only_tests_with_the_given_names_run(bundle):
     assert bundle.check("--tests", "*.Nothing")[0] == 1  # no test ran
 
 
-def test_a_bundle_without_the_stage_lists_its_stages(bundle):
+def test_the_error_for_a_stage_without_programs_lists_the_stages_that_have_some(bundle):
     (bundle.folder / "manifest.json").write_text(json.dumps(
         {"commit": "abc", "glibc": "2.17", "stages": {"primitives": ["rows"]}}))
     code, said, _ = bundle.check()

@@ -49,7 +49,7 @@ def run(tmp_path, monkeypatch, capsys):
     return go
 
 
-def test_figures_up_to_five_percent_above_the_table_pass(run):
+def test_register_and_spill_counts_up_to_five_percent_above_the_table_pass(run):
     code, out = run((42, 0, 8, 1024), (20, 0, 0, 0))
     assert code == ""
     assert out.split("  ")[0] == "norm: NormKernel<float, 4>" and "sm_80 42/0/8/1024" in out
@@ -61,7 +61,7 @@ def test_figures_up_to_five_percent_above_the_table_pass(run):
     ((40, 0, 16, 1024), "sm_80: bytes of stack: 16, in ptxas.txt 8"),
     ((40, 0, 8, 2048), "sm_80: bytes of static shared memory: 2048, in ptxas.txt 1024"),
 ])
-def test_larger_figures_fail_with_the_name_of_the_kernel(run, now, named):
+def test_larger_register_and_spill_counts_fail_with_the_name_of_the_kernel(run, now, named):
     code, _ = run(now, (60, 0, 8, 1024))
     assert f"norm: NormKernel<float, 4> for {named}" in code
 
@@ -86,7 +86,7 @@ def test_kernels_outside_of_ops_are_checked_only_for_spills(run):
     assert "spills 4 bytes" in run((9, 4, 0, 0), (9, 0, 0, 0), stem="primitive_kernels")[0]
 
 
-def test_a_written_table_passes_and_another_nvcc_is_not_compared(run):
+def test_a_table_passes_with_the_nvcc_that_wrote_it_and_another_nvcc_is_not_compared(run):
     assert run((50, 0, 0, 0), (70, 0, 0, 16), "--write")[0] == ""
     assert run.table.read_text().splitlines()[-1].split() == [
         "norm:", "NormKernel<float,", "4>", "sm_80", "50/0/0/0", "sm_90a", "70/0/0/16"]

@@ -83,7 +83,7 @@ def test_the_innermost_loop_with_mma_is_counted_for_its_function(run):
     assert run() == ("", "attention: MmaKernel<F16> sm_80\n  SumCodes4 5/1/1/1 0.75\n")
 
 
-def test_growth_of_more_than_five_percent_fails_with_the_name(run):
+def test_a_loop_that_grows_by_more_than_five_percent_fails_with_the_functions_name(run):
     run("", "--write")
     code, _ = run(EXTRA)
     assert "MmaKernel<F16> sm_80: SumCodes4 6/2/1/1 1.00, in sass.txt SumCodes4 5/1/1/1 0.75" in code
@@ -92,7 +92,7 @@ def test_growth_of_more_than_five_percent_fails_with_the_name(run):
     assert run("")[0] == ""  # a smaller loop passes
 
 
-def test_other_functions_and_missing_ptx_fail(run):
+def test_functions_missing_in_the_table_and_objects_without_ptx_fail(run):
     run("", "--write")
     run.table.write_text(run.table.read_text().replace("SumCodes4", "SumCodes8"))
     assert "loops of ['SumCodes4'], in sass.txt ['SumCodes8']" in run()[0]

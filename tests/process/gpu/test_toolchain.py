@@ -51,7 +51,7 @@ def configure(tmp_path):
     return go
 
 
-def test_an_nvcc_of_another_release_is_refused_by_name(configure, tmp_path):
+def test_the_error_for_an_nvcc_of_another_release_names_it(configure, tmp_path):
     for release in ("11.8", "12.9", "14.0"):
         old = put_nvcc(tmp_path / release / "nvcc", release)
         assert configure(path=old.parent)[:2] == ("", f"nvcc {release}, {WANT}")
@@ -61,7 +61,7 @@ def test_an_nvcc_of_another_release_is_refused_by_name(configure, tmp_path):
     assert "says no release" in configure(f"-DKVASIR_NVCC={tmp_path}/nothing")[1]
 
 
-def test_a_suitable_nvcc_is_run_once(configure, tmp_path):
+def test_configuring_the_build_runs_a_suitable_nvcc_only_once(configure, tmp_path):
     nvcc = put_nvcc(tmp_path / "bin/nvcc", "13.1")
     assert configure(path=nvcc.parent)[:2] == (str(nvcc), "")
     assert (tmp_path / "bin/nvcc.asked").read_text() == "x\n"
@@ -71,18 +71,18 @@ def test_a_suitable_nvcc_is_run_once(configure, tmp_path):
 
 
 @pytest.mark.parametrize("off", ["OFF", "0", "FALSE", "NO"])
-def test_off_runs_no_nvcc(configure, tmp_path, off):
+def test_the_build_runs_no_nvcc_if_kvasir_cuda_is_off(configure, tmp_path, off):
     nvcc = put_nvcc(tmp_path / "bin/nvcc", "13.0")
     assert configure(f"-DKVASIR_CUDA={off}", path=nvcc.parent)[:2] == ("", f"KVASIR_CUDA is {off}")
     assert not (tmp_path / "bin/nvcc.asked").exists()
 
 
 @pytest.mark.parametrize("on", ["ON", "1", "TRUE", "yes"])
-def test_the_words_of_cmake_for_on_are_accepted(configure, on):
+def test_kvasir_cuda_accepts_every_word_that_cmake_accepts_for_on(configure, on):
     assert f"KVASIR_CUDA={on}: nvcc is not on PATH" in configure(f"-DKVASIR_CUDA={on}")[2]
 
 
-def test_the_builds_own_toolkit_has_priority_over_path(configure, tmp_path):
+def test_the_cuda_toolkit_in_the_build_folder_has_priority_over_the_one_on_path(configure, tmp_path):
     machines = put_nvcc(tmp_path / "bin/nvcc", "11.8")
     own = put_nvcc(tmp_path / "build/cuda-toolkit/nvidia/cu13/bin/nvcc", "13.0")
     assert configure(path=machines.parent)[0] == str(own)
@@ -143,7 +143,7 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
-def test_the_toolkit_is_complete_and_a_second_run_downloads_nothing(tree):
+def test_the_fetched_cuda_toolkit_is_complete_and_a_second_run_downloads_nothing(tree):
     tree.offer()
     code, out, error = tree.run()
     assert code == 0, error
@@ -159,7 +159,7 @@ def test_the_toolkit_is_complete_and_a_second_run_downloads_nothing(tree):
     assert tree.run() == (0, "", "")
 
 
-def test_without_an_index_or_with_another_release_nothing_is_left(tree):
+def test_a_toolkit_of_another_release_or_without_an_index_leaves_no_files(tree):
     code, _, error = tree.run()
     assert code == 1 and "no toolkit: want nvidia-cuda-nvcc==13.0.88" in error
     assert tree.left() == []
@@ -169,7 +169,7 @@ def test_without_an_index_or_with_another_release_nothing_is_left(tree):
     assert tree.left() == []
 
 
-def test_ci_fetches_no_toolkit_by_itself():
+def test_build_and_test_scripts_never_fetch_the_cuda_toolkit_themselves():
     for script in ("test", "check", "build", "serve", "soak", "setup_venv"):
         assert "setup_cuda" not in (ROOT / "scripts" / script).read_text()
         assert "setup cuda" not in (ROOT / "scripts" / script).read_text()
