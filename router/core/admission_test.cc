@@ -80,7 +80,7 @@ TEST(AdmissionTest, OnlyAWaitingRequestCanBeWithdrawnFromTheQueue) {
   EXPECT_EQ(admission.waiting(), 0u);
 }
 
-TEST(AdmissionTest, TheErrorForAFullQueueNamesTheLimitsAndTheirFlags) {
+TEST(AdmissionTest, TheErrorForAFullQueueNamesTheLimits) {
   Admission admission({1, 0});
   Enter(admission, 1, 0);
   const absl::Status status = admission.Enter(2, 0).status();

@@ -18,7 +18,7 @@ namespace {
 constexpr absl::Duration kDeadlineTolerance = absl::Milliseconds(100);
 
 absl::Status DeadlinePassed() {
-  return absl::DeadlineExceededError("the deadline passed");
+  return absl::DeadlineExceededError("the request's deadline passed");
 }
 
 // Returns true if another replica may succeed: the worker was lost, full or
