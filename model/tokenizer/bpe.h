@@ -54,6 +54,10 @@ class BpeModel {
   void Encode(std::string_view piece, Scratch* scratch,
               std::vector<int32_t>* ids) const;
 
+  // The most bytes of a piece that one id can stand for; 0 if there is no
+  // limit, because characters that no token covers are dropped or share one id.
+  size_t longest_token_bytes() const;
+
   // [id]; empty if no token has the id.
   const std::vector<std::string>& tokens() const { return tokens_; }
   std::optional<int32_t> Find(std::string_view token) const;

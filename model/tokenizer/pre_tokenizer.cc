@@ -1,5 +1,6 @@
 #include "model/tokenizer/pre_tokenizer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -303,6 +304,12 @@ absl::Status PreTokenizer::Apply(std::string_view text, bool at_start,
   // of its pieces still count.
   budget->Return(list->pieces.size() * sizeof(TextPiece));
   return absl::OkStatus();
+}
+
+bool PreTokenizer::removes_text() const {
+  return std::any_of(steps_.begin(), steps_.end(), [](const Step& step) {
+    return step.splits && step.behavior == Behavior::kRemoved;
+  });
 }
 
 }  // namespace kvasir::model

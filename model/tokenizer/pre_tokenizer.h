@@ -39,6 +39,8 @@ class PreTokenizer {
   // True if pieces are raw bytes, which the model looks up in the byte-level
   // alphabet.
   bool byte_level() const { return byte_level_; }
+  // Returns true if Apply may leave out parts of the text, such as spaces.
+  bool removes_text() const;
 
   // Replaces `list` by the pieces of `text`, which must be valid UTF-8 and
   // outlive the list. Spends the bytes of the rewritten texts from `budget`.

@@ -38,6 +38,9 @@ struct TokenizerParts {
   AddedTokens added;
   std::vector<Template> templates;
   DetokenizerStages detokenizer;
+  // The most bytes of a normalized text that one id can stand for; 0 if there
+  // is no limit.
+  size_t longest_token_bytes = 0;
 
   std::vector<std::string> tokens;  // [id]
   std::vector<bool> special;        // [id]
@@ -240,10 +243,11 @@ absl::Status ReadConfig(const JsonRef& config, TokenizerParts* parts) {
 class Encoder {
  public:
   Encoder(const TokenizerParts& parts, std::string_view text,
-          bool parse_special, std::vector<int32_t>* ids)
+          const EncodeOptions& options, std::vector<int32_t>* ids)
       : parts_(parts),
         text_(text),
-        parse_special_(parse_special),
+        parse_special_(options.parse_special),
+        max_ids_(options.max_ids),
         ids_(ids),
         budget_(text.size()) {}
 
@@ -259,10 +263,21 @@ class Encoder {
           RunRaw(text_.substr(segment.begin, segment.end - segment.begin),
                  segment.begin == 0));
     }
-    return absl::OkStatus();
+    return CheckFits(0);
   }
 
  private:
+  // `more_bytes`: the length of a text that is not encoded yet.
+  absl::Status CheckFits(size_t more_bytes) const {
+    const size_t longest = parts_.longest_token_bytes;
+    const size_t more = longest == 0 ? 0 : more_bytes / longest;
+    if (ids_->size() <= max_ids_ && more <= max_ids_ - ids_->size()) {
+      return absl::OkStatus();
+    }
+    return absl::OutOfRangeError(
+        absl::StrCat("the text has more than ", max_ids_, " tokens"));
+  }
+
   absl::Status RunRaw(std::string_view text, bool at_start) {
     if (parts_.normalizer.empty()) return RunNormalized(text, at_start);
     KVASIR_ASSIGN_OR_RETURN(const NormalizedText normal,
@@ -278,11 +293,13 @@ class Encoder {
         ids_->push_back(segment.id);
         continue;
       }
+      KVASIR_RETURN_IF_ERROR(CheckFits(segment.end - segment.begin));
       KVASIR_RETURN_IF_ERROR(parts_.pre_tokenizer.Apply(
           text.substr(segment.begin, segment.end - segment.begin),
           at_start && segment.begin == 0, &budget_, &pieces_));
       for (const TextPiece& piece : pieces_.pieces) {
         parts_.model->Encode(piece.text, &scratch_, ids_);
+        KVASIR_RETURN_IF_ERROR(CheckFits(0));
       }
     }
     return absl::OkStatus();
@@ -291,6 +308,7 @@ class Encoder {
   const TokenizerParts& parts_;
   const std::string_view text_;
   const bool parse_special_;
+  const size_t max_ids_;
   std::vector<int32_t>* ids_;
   TextBudget budget_;
   PieceList pieces_;
@@ -348,6 +366,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
     KVASIR_RETURN_IF_ERROR(ReadConfig(
         JsonRef(config, absl::StrCat(config_name, ": config")), parts.get()));
   }
+  if (!parts->pre_tokenizer.removes_text()) {
+    parts->longest_token_bytes = parts->model->longest_token_bytes();
+  }
   parts->hash = base::Sha256Hex(tokenizer_json);
   return std::unique_ptr<Tokenizer>(new Tokenizer(std::move(parts)));
 }
@@ -392,8 +413,7 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(
     text = repaired;
   }
   std::vector<int32_t> ids;
-  KVASIR_RETURN_IF_ERROR(
-      Encoder(*parts_, text, options.parse_special, &ids).Run());
+  KVASIR_RETURN_IF_ERROR(Encoder(*parts_, text, options, &ids).Run());
   if (options.add_special_tokens) {
     for (const auto& items : parts_->templates) ids = ApplyTemplate(items, ids);
   }

@@ -3,7 +3,9 @@
 // fallback.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,6 +27,9 @@ struct EncodeOptions {
   // like any other text. Added tokens that are not special are found in both
   // cases. Encode user text with false, so that it cannot forge chat markers.
   bool parse_special = true;
+  // A text with more ids, not counting those of the template, is refused. If
+  // its length shows this, it costs no more than its normalization.
+  size_t max_ids = std::numeric_limits<size_t>::max();
 };
 
 // One immutable tokenizer.
@@ -34,7 +39,8 @@ struct EncodeOptions {
 //   UNIMPLEMENTED for an unsupported component or setting; the text names file,
 //   field and value. It is NOT_FOUND if there is no tokenizer.json. Encode is
 //   INVALID_ARGUMENT for a text above kMaxTextBytes, and for a text on which a
-//   pattern of the file takes too many steps.
+//   pattern of the file takes too many steps. It is OUT_OF_RANGE for a text
+//   with more than EncodeOptions::max_ids ids.
 //
 // Input that is not UTF-8 is read as Unicode recommends: each maximal invalid
 // subsequence becomes one U+FFFD. The ids are those of the reference

@@ -1,5 +1,6 @@
 #include "router/base/task_runner.h"
 
+#include <map>
 #include <utility>
 
 namespace kvasir::router {
@@ -15,10 +16,16 @@ class TaskPool::Queue final : public TaskRunner {
  public:
   explicit Queue(size_t max_queued) : max_queued_(max_queued) {}
 
-  bool Post(Task task) override {
+  bool Post(Task task) override { return PostInTurn("", std::move(task)); }
+  bool PostInTurn(const std::string& turn, Task task) override {
     base::MutexLock lock(&mutex_);
-    if (stopped_ || tasks_.size() >= max_queued_) return false;
-    tasks_.push_back(std::move(task));
+    const auto found = tasks_.find(turn);
+    const size_t own = found == tasks_.end() ? 0 : found->second.size();
+    if (stopped_ || own >= max_queued_ - num_queued_) return false;
+    ++num_queued_;
+    const auto [entry, is_new] = tasks_.try_emplace(turn);
+    entry->second.push_back(std::move(task));
+    if (is_new) turns_.push_back(entry);
     changed_.Signal();
     return true;
   }
@@ -29,28 +36,48 @@ class TaskPool::Queue final : public TaskRunner {
       Task task;
       {
         base::MutexLock lock(&mutex_);
-        while (!stopped_ && tasks_.empty()) changed_.Wait(&mutex_);
+        while (!stopped_ && turns_.empty()) changed_.Wait(&mutex_);
         if (stopped_) return;
-        task = std::move(tasks_.front());
-        tasks_.pop_front();
+        task = TakeNext();
       }
       task();
     }
   }
 
   void Stop() {
-    std::deque<Task> dropped;  // destroyed after the lock is released
+    Tasks dropped;  // destroyed after the lock is released
     base::MutexLock lock(&mutex_);
     stopped_ = true;
+    turns_.clear();
     dropped.swap(tasks_);
     changed_.SignalAll();
   }
 
  private:
+  using Tasks = std::map<std::string, std::deque<Task>>;
+
+  Task TakeNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Tasks::iterator turn = turns_.front();
+    turns_.pop_front();
+    --num_queued_;
+    Task task = std::move(turn->second.front());
+    turn->second.pop_front();
+    if (turn->second.empty()) {
+      tasks_.erase(turn);
+    } else {
+      turns_.push_back(turn);
+    }
+    return task;
+  }
+
   const size_t max_queued_;
   base::Mutex mutex_;
   base::CondVar changed_;
-  std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
+  size_t num_queued_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Tasks that wait, by turn. A turn without tasks has no entry.
+  Tasks tasks_ ABSL_GUARDED_BY(mutex_);
+  // The order in which turns give their next task.
+  std::deque<Tasks::iterator> turns_ ABSL_GUARDED_BY(mutex_);
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -43,6 +44,46 @@ TEST(TaskPoolTest, RefusesATaskWhenItsQueueIsFull) {
   EXPECT_FALSE(pool.runner()->Post([] {}));
   release.Open();
   done.Wait();
+}
+
+TEST(TaskPoolTest, ManyTasksOfOneClientDelayAnotherClientByOneTaskOnly) {
+  TaskPool pool(1);
+  Gate started, release, done;
+  std::vector<std::string> order;
+  pool.runner()->Post([&] {
+    started.Open();
+    release.Wait();
+  });
+  started.Wait();
+  for (int i = 0; i < 50; ++i) {
+    pool.runner()->PostInTurn("flood", [&] { order.push_back("flood"); });
+  }
+  pool.runner()->PostInTurn("other", [&] { order.push_back("first"); });
+  pool.runner()->PostInTurn("other", [&] {
+    order.push_back("second");
+    done.Open();
+  });
+  release.Open();
+  done.Wait();
+  EXPECT_THAT(order,
+              ::testing::ElementsAre("flood", "first", "flood", "second"));
+}
+
+TEST(TaskPoolTest, OneClientCannotFillTheWholeQueue) {
+  TaskPool pool(1, /*max_queued=*/10);
+  Gate started, release;
+  pool.runner()->Post([&] {
+    started.Open();
+    release.Wait();
+  });
+  started.Wait();
+  int accepted = 0;
+  for (int i = 0; i < 20; ++i) {
+    accepted += pool.runner()->PostInTurn("flood", [] {}) ? 1 : 0;
+  }
+  EXPECT_EQ(accepted, 5);
+  EXPECT_TRUE(pool.runner()->PostInTurn("other", [] {}));
+  release.Open();
 }
 
 TEST(TaskPoolTest, TheRunnerOutlivesThePoolAndThenRefusesTasks) {

@@ -20,7 +20,8 @@ std::string ByteDetokenizer::Finish() {
 }
 
 absl::StatusOr<std::vector<int32_t>> ByteCodec::EncodePrompt(
-    const std::string& text) const {
+    const std::string& text, size_t max_ids) const {
+  if (text.size() > max_ids) return absl::OutOfRangeError("too long");
   if (text.find(kByteBad) != std::string::npos) {
     return absl::InvalidArgumentError("text has a byte 1");
   }

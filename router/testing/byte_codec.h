@@ -29,7 +29,7 @@ class ByteDetokenizer final : public Detokenizer {
 class ByteCodec final : public TextCodec {
  public:
   absl::StatusOr<std::vector<int32_t>> EncodePrompt(
-      const std::string& text) const override;
+      const std::string& text, size_t max_ids) const override;
   absl::StatusOr<std::vector<int32_t>> EncodeWord(
       const std::string& text) const override;
   std::unique_ptr<Detokenizer> NewDetokenizer(std::span<const int32_t>,

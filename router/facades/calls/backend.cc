@@ -1,11 +1,13 @@
 #include "router/facades/calls/backend.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
+#include "proto/refusal.h"
 
 namespace kvasir::router {
 
@@ -70,12 +72,29 @@ absl::Status NeedsTokenizer(const std::string& field,
 }
 
 absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
-                                               const std::string& text) {
-  KVASIR_ASSIGN_OR_RETURN(std::vector<int32_t> ids, codec.EncodePrompt(text));
-  if (ids.empty()) {
+                                               const std::string& text,
+                                               uint32_t max_model_len) {
+  const size_t most = max_model_len == 0 ? std::numeric_limits<size_t>::max()
+                                         : size_t{max_model_len} - 1;
+  absl::StatusOr<std::vector<int32_t>> ids = codec.EncodePrompt(text, most);
+  if (absl::IsOutOfRange(ids.status())) {
+    return proto::RefusedError(
+        kvasir::v1::Refusal::NEVER_FITS,
+        absl::StrCat("the prompt has more than ", most,
+                     " tokens; prompt and output together may have ",
+                     max_model_len));
+  }
+  KVASIR_RETURN_IF_ERROR(ids.status());
+  if (ids->empty()) {
     return absl::InvalidArgumentError("the prompt has no tokens");
   }
-  return proto::TokenBytes::Adopt(std::move(ids));
+  return proto::TokenBytes::Adopt(*std::move(ids));
+}
+
+std::string TokenizerTurn(const FacadeBackend& backend, const Caller& caller,
+                          const std::string& peer) {
+  if (backend.callers != nullptr) return caller.tenant;
+  return peer.substr(0, peer.rfind(':'));
 }
 
 absl::Status TokenizerIsFull(const FacadeLimits& limits) {

@@ -116,8 +116,17 @@ absl::Status NeedsTokenizer(const std::string& field,
                             const std::string& instead);
 
 // Returns the prompt's ids. INVALID_ARGUMENT if the text has no tokens.
+// NEVER_FITS if it has at least `max_model_len` tokens; 0 means that the limit
+// is unknown.
 absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
-                                               const std::string& text);
+                                               const std::string& text,
+                                               uint32_t max_model_len);
+
+// Whose turn it is at the tokenizer: callers with different results take turns.
+// It is the tenant if callers are identified; otherwise it is the host of the
+// client, because clients may name any tenant.
+std::string TokenizerTurn(const FacadeBackend& backend, const Caller& caller,
+                          const std::string& peer);
 
 // Returns RESOURCE_EXHAUSTED: the tokenizer's queue is full.
 absl::Status TokenizerIsFull(const FacadeLimits& limits);

@@ -176,7 +176,10 @@ class SingleCall final
         call.HandlePrepared(std::move(prepared));
       });
     };
-    if (parts_.backend->tokenizer->Post(std::move(prepare))) {
+    if (parts_.backend->tokenizer->PostInTurn(
+            TokenizerTurn(*parts_.backend, arrived_.caller,
+                          parts_.identity.peer),
+            std::move(prepare))) {
       return absl::OkStatus();
     }
     return TokenizerIsFull(parts_.backend->limits);

@@ -34,16 +34,16 @@ absl::Status BanWords(const TextCodec& codec, KserveRequest* request) {
 
 absl::StatusOr<PreparedRequest> PrepareRequest(
     KserveRequest request, std::shared_ptr<const TextCodec> codec,
-    std::vector<int32_t> eos_ids, bool in_stream) {
+    const kvasir::v1::WorkerInfo& info, bool in_stream) {
   KserveAnswerContext context;
-  context.eos_ids = std::move(eos_ids);
+  context.eos_ids.assign(info.eos_token_ids().begin(),
+                         info.eos_token_ids().end());
   context.in_stream = in_stream;
   if (request.schema == KserveSchema::kTrtTokens) {
     context.prompt = request.token_ids;
   } else {
-    KVASIR_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
-                            codec->EncodePrompt(request.text));
-    context.prompt = proto::TokenBytes::Adopt(std::move(ids));
+    KVASIR_ASSIGN_OR_RETURN(context.prompt, EncodePrompt(*codec, request.text,
+                                                         info.max_model_len()));
     KVASIR_RETURN_IF_ERROR(BanWords(*codec, &request));
     KVASIR_RETURN_IF_ERROR(
         StopAtSpecialTokens(*codec, request.skip_special_tokens,

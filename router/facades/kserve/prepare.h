@@ -31,10 +31,11 @@ struct PreparedRequest {
 // Prepares a request. Call it on a thread of the tokenizer, because it
 // tokenizes, which may take long. `codec` may be null if the prompt is token
 // ids. Returns INVALID_ARGUMENT if the prompt has no tokens or the tokenizer
-// refuses it, and UNIMPLEMENTED if a bad word has several tokens.
+// refuses it, NEVER_FITS if it is too long for the model, and UNIMPLEMENTED if
+// a bad word has several tokens.
 absl::StatusOr<PreparedRequest> PrepareRequest(
     KserveRequest request, std::shared_ptr<const TextCodec> codec,
-    std::vector<int32_t> eos_ids, bool in_stream);
+    const kvasir::v1::WorkerInfo& info, bool in_stream);
 
 // Returns how many tokens each sample may get: the number that the request asks
 // for, or else the default, but at most as many as fit after the prompt. A text

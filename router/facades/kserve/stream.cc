@@ -234,19 +234,19 @@ absl::Status KserveStream::BeginGeneration(
   // until it has run, even if the request has been cancelled.
   auto prepare = [self = shared_from_this(), number, codec,
                   bytes = *arrived.bytes, place = entry.place,
-                  request = std::move(request),
-                  eos_ids = std::vector<int32_t>(info.eos_token_ids().begin(),
-                                                 info.eos_token_ids().end()),
+                  request = std::move(request), info,
                   in_stream = !call_.unary]() mutable {
-    auto prepared = PrepareRequest(std::move(request), std::move(codec),
-                                   std::move(eos_ids), in_stream);
+    auto prepared =
+        PrepareRequest(std::move(request), std::move(codec), info, in_stream);
     place.reset();
     self->Post(
         [number, prepared = std::move(prepared)](KserveStream& stream) mutable {
           stream.HandlePrepared(number, std::move(prepared));
         });
   };
-  if (!backend_->tokenizer->Post(std::move(prepare))) {
+  if (!backend_->tokenizer->PostInTurn(
+          TokenizerTurn(*backend_, arrived.caller, call_.peer),
+          std::move(prepare))) {
     Remove(requests_.find(number), CancelReason::kClient);
     return TokenizerIsFull(backend_->limits);
   }

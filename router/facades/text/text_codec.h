@@ -2,6 +2,7 @@
 // of facades implement it without a tokenizer file.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -34,9 +35,10 @@ class TextCodec {
   virtual ~TextCodec() = default;
 
   // Returns the ids of a prompt, including those that the tokenizer adds (for
-  // example the begin-of-sequence token).
+  // example the begin-of-sequence token). Returns OUT_OF_RANGE if the text has
+  // more than `max_ids`.
   virtual absl::StatusOr<std::vector<int32_t>> EncodePrompt(
-      const std::string& text) const = 0;
+      const std::string& text, size_t max_ids) const = 0;
   // Returns the ids of a word, without any that a tokenizer adds to prompts. A
   // special token in the word becomes its own id.
   virtual absl::StatusOr<std::vector<int32_t>> EncodeWord(

@@ -22,8 +22,10 @@ class TokenizerText final : public Detokenizer {
 }  // namespace
 
 absl::StatusOr<std::vector<int32_t>> TokenizerCodec::EncodePrompt(
-    const std::string& text) const {
-  return tokenizer_->Encode(text);
+    const std::string& text, size_t max_ids) const {
+  model::EncodeOptions options;
+  options.max_ids = max_ids;
+  return tokenizer_->Encode(text, options);
 }
 
 absl::StatusOr<std::vector<int32_t>> TokenizerCodec::EncodeWord(

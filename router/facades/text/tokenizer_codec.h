@@ -22,7 +22,7 @@ class TokenizerCodec final : public TextCodec {
       : tokenizer_(std::move(tokenizer)) {}
 
   absl::StatusOr<std::vector<int32_t>> EncodePrompt(
-      const std::string& text) const override;
+      const std::string& text, size_t max_ids) const override;
   absl::StatusOr<std::vector<int32_t>> EncodeWord(
       const std::string& text) const override;
   std::unique_ptr<Detokenizer> NewDetokenizer(std::span<const int32_t> prompt,

@@ -33,7 +33,7 @@ TEST_P(TokenizerCodecTest, AContinuationBeginsAfterThePrompt) {
   const TokenizerCodec codec(tokenizer);
   const std::string prompt = "The quick brown";
   KVASIR_ASSERT_OK_AND_ASSIGN(const std::vector<int32_t> prompt_ids,
-                              codec.EncodePrompt(prompt));
+                              codec.EncodePrompt(prompt, 1000));
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::vector<int32_t> ids,
       codec.EncodeWord(" fox jumps \xE2\x80\x94 na\xC3\xAFve"));

@@ -11,12 +11,13 @@ namespace kvasir::router {
 namespace {
 
 absl::StatusOr<proto::TokenBytes> PromptOf(const VllmEngineRequest& request,
-                                           const TextCodec* codec) {
+                                           const TextCodec* codec,
+                                           uint32_t max_model_len) {
   if (!request.text) return request.token_ids;
   if (codec == nullptr) {
     return NeedsTokenizer("text", "send token ids as 'tokenized'");
   }
-  return EncodePrompt(*codec, *request.text);
+  return EncodePrompt(*codec, *request.text, max_model_len);
 }
 
 // Sets max_tokens if the client has not set it. Returns INVALID_ARGUMENT if a
@@ -47,7 +48,7 @@ absl::StatusOr<PreparedCall<VllmEngineAnswer>> PrepareVllmEngineCall(
     std::shared_ptr<const TextCodec> codec, const FacadeLimits& limits) {
   KVASIR_RETURN_IF_ERROR(CheckNumSamples(request.sampling.n(), info, limits));
   KVASIR_ASSIGN_OR_RETURN(const proto::TokenBytes prompt,
-                          PromptOf(request, codec.get()));
+                          PromptOf(request, codec.get(), info.max_model_len()));
   if (!request.stop_strings.empty()) {
     if (codec == nullptr) {
       return NeedsTokenizer("sampling_params.stop",

@@ -27,9 +27,10 @@ absl::Status CheckCodec(const VllmInferenceRequest& request,
 }
 
 absl::StatusOr<proto::TokenBytes> PromptOf(const VllmInferenceRequest& request,
-                                           const TextCodec* codec) {
+                                           const TextCodec* codec,
+                                           uint32_t max_model_len) {
   if (!request.text) return request.token_ids;
-  return EncodePrompt(*codec, *request.text);
+  return EncodePrompt(*codec, *request.text, max_model_len);
 }
 
 // Returns how many output tokens one response can hold in addition to the
@@ -58,7 +59,7 @@ absl::StatusOr<PreparedCall<VllmInferenceAnswer>> PrepareVllmInferenceCall(
   KVASIR_RETURN_IF_ERROR(CheckNumSamples(request.sampling.n(), info, limits));
   KVASIR_RETURN_IF_ERROR(CheckCodec(request, codec.get()));
   KVASIR_ASSIGN_OR_RETURN(const proto::TokenBytes prompt,
-                          PromptOf(request, codec.get()));
+                          PromptOf(request, codec.get(), info.max_model_len()));
   if (!request.stop_strings.empty()) {
     KVASIR_RETURN_IF_ERROR(
         StopAtSpecialTokens(*codec, request.skip_special_tokens,
