@@ -758,7 +758,7 @@ TEST_F(ApplyRefusalTest, ABasisForRotatedKeysNeedsTheGramOfRotatedKeys) {
   basis.mutable_codec()->mutable_basis_static();
   EXPECT_THAT(Apply(OneLayer({basis}, WholeValues())),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("Gram of rotated keys")));
+                       HasSubstr("Gram matrix of rotated keys")));
 }
 
 TEST_F(ApplyRefusalTest, CommutingKeysOfAModelWithKeyBiasNeedALatentBias) {
@@ -766,7 +766,7 @@ TEST_F(ApplyRefusalTest, CommutingKeysOfAModelWithKeyBiasNeedALatentBias) {
                                               Lift::kAtRuntime)},
                              WholeValues())),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("needs latent_bias")));
+                       HasSubstr("must set latent_bias")));
 }
 
 TEST_F(ApplyRefusalTest, InvalidQueryEnergiesAndFloorsAreNamedInTheError) {

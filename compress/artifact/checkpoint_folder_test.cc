@@ -160,14 +160,15 @@ TEST_F(NewFolderTest, OverwriteReplacesOnlyACheckpoint) {
   Put(out_ / "index.js");
   EXPECT_THAT(
       NewFolder::Check(out_, /*overwrite=*/true),
-      StatusIs(absl::StatusCode::kAlreadyExists,
-               HasSubstr("is not a checkpoint, so it is not replaced")));
+      StatusIs(
+          absl::StatusCode::kAlreadyExists,
+          HasSubstr("is not a checkpoint, so --overwrite does not replace")));
   // Nor is a folder with weights that also contains folders.
   PutCheckpoint(out_, "old");
   Put(out_ / "src" / "main.js");
-  EXPECT_THAT(
-      NewFolder::Check(out_, /*overwrite=*/true),
-      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("not replaced")));
+  EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("does not replace it")));
   EXPECT_TRUE(fs::exists(out_ / "src" / "main.js"));
   fs::remove_all(out_ / "src");
   KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/true));
@@ -175,9 +176,9 @@ TEST_F(NewFolderTest, OverwriteReplacesOnlyACheckpoint) {
   // checkpoints.
   fs::rename(out_, folder_ / "elsewhere");
   fs::create_directory_symlink("elsewhere", out_);
-  EXPECT_THAT(
-      NewFolder::Check(out_, /*overwrite=*/true),
-      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("not replaced")));
+  EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("does not replace it")));
   EXPECT_TRUE(fs::exists(folder_ / "elsewhere" / "old"));
 }
 
@@ -188,7 +189,7 @@ TEST_F(NewFolderTest,
   PutCheckpoint(out_, "old");
   PutCheckpoint(folder->path(), "new");
   EXPECT_THAT(folder->Keep(), StatusIs(absl::StatusCode::kAlreadyExists,
-                                       HasSubstr("exists; --overwrite")));
+                                       HasSubstr("exists; give --overwrite")));
   EXPECT_TRUE(fs::exists(out_ / "old"));
 }
 
@@ -221,7 +222,7 @@ TEST_F(NewFolderTest,
   Put(partial_ / kMarker);
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/false),
               StatusIs(absl::StatusCode::kAlreadyExists,
-                       HasSubstr("exists; --overwrite")));
+                       HasSubstr("exists; give --overwrite")));
   EXPECT_EQ(Left(), std::vector<std::string>{"out"});
   EXPECT_TRUE(fs::exists(out_ / "old"));
   ExpectReplaced();
@@ -231,9 +232,9 @@ TEST_F(NewFolderTest, AForeignFolderWithTheTemporaryNameIsAnError) {
   PutCheckpoint(out_, "old");
   for (const fs::path& folder : {partial_, replaced_}) {
     PutCheckpoint(folder, "mine");
-    EXPECT_THAT(
-        NewFolder::Check(out_, /*overwrite=*/true),
-        StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("is in the way")));
+    EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
+                StatusIs(absl::StatusCode::kAlreadyExists,
+                         HasSubstr("needed for a temporary folder")));
     EXPECT_TRUE(fs::exists(folder / "mine"));
     fs::remove_all(folder);
   }

@@ -458,8 +458,8 @@ TEST_F(CalibrateTest, WeightsThatAreNotFiniteAreRefusedWithTheirLayer) {
 TEST_F(CalibrateTest, SequencesLongerThanTheContextAreRefused) {
   EXPECT_THAT(Run(Sample(1, 513), {}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the sequences have 513 tokens, but the model "
-                                 "takes at most 512")));
+                       HasSubstr("must have at most 512 tokens (the model's "
+                                 "context), have 513")));
 }
 
 int64_t StatusKilobytes(const char* field) {

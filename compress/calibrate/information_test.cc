@@ -407,14 +407,16 @@ TEST_F(InformationTest, AMessageWarnsIfThereIsOnlyOneDomain) {
 TEST_F(InformationTest, ASampleWithoutCountedTokensIsRefused) {
   CalibrationSample sample = Sample(2, 10);
   sample.sink_tokens = 10;
-  EXPECT_THAT(Run(sample, {.parts = kInformation}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("2 sequences of 10 tokens, the first 10 of")));
+  EXPECT_THAT(
+      Run(sample, {.parts = kInformation}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("2 sequences that are not held out, each of 10")));
   sample = Sample(2, 10);
   sample.held_out_sequences = 2;
-  EXPECT_THAT(Run(sample, {.parts = kInformation}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("has no counted token: 0 sequences")));
+  EXPECT_THAT(
+      Run(sample, {.parts = kInformation}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("has no tokens to measure: it has 0 sequences")));
 }
 
 TEST_F(InformationTest, TheEstimatedCostCountsSampleRowsDomainsAndLabels) {

@@ -232,7 +232,7 @@ TEST(EvaluateTest, FewerThanTwoWindowsAreRefused) {
   options.max_windows = 1;
   EXPECT_THAT(Make(bench, Text(60), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("windows is 1, but the smallest is 2")));
+                       HasSubstr("is limited to 1, but must be at least 2")));
   options.max_windows = 0;
   EXPECT_THAT(Make(bench, Text(20), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -245,7 +245,7 @@ TEST(EvaluateTest, AStartTokenOutsideTheVocabularyIsRefused) {
   text.bos = 31;
   EXPECT_THAT(Make(bench, text, Options()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the start token is 31")));
+                       HasSubstr("the id of the start token is 31")));
 }
 
 TEST(EvaluateTest, ClampedCodesAreCountedSeparatelyForEachModel) {
@@ -288,7 +288,8 @@ TEST(EvaluateTest, WeightsThatAreNotFiniteAreAnErrorThatNamesTheModel) {
   EXPECT_THAT(
       (*evaluator)->Evaluate(*MakeCandidate("broken", *broken)).status(),
       StatusIs(absl::StatusCode::kInternal,
-               HasSubstr("broken, window 0: the loss is nan")));
+               HasSubstr("broken, window 0: the loss of a window must be "
+                         "finite, is nan")));
 }
 
 TEST(EvaluateTest, ProgressCountsWindowsAndCanStopTheEvaluation) {

@@ -51,9 +51,10 @@ TEST(KeepSearchTest, WithEnoughBytesEverythingIsKept) {
 TEST(KeepSearchTest, FewerBytesThanTheSmallestPlanTakesAreRefusedWithItsBytes) {
   EXPECT_THAT(
       PlanForBytes(Steps(100.0)),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("100 KV bytes per token cannot be reached: the least "
-                         "plan found takes 104 (below the least ranks)")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("no plan of at most 100 KV bytes per token was found: "
+                    "the smallest plan takes 104 (below the least ranks)")));
 }
 
 TEST(KeepSearchTest, ErrorsOfThePlannerAreReturned) {

@@ -192,17 +192,17 @@ TEST_F(LorcTest, InvalidRequestsAreRefused) {
   };
   request_.keep = 0.5;
   EXPECT_THAT(PlanLorc(request_, {}),
-              invalid("even at d_min = 0 the compressed layers take 112"));
+              invalid("the compressed layers keep 112 numbers per token"));
   request_.keep = 0.75;
   EXPECT_THAT(PlanLorc(request_, {.threshold = 1, .skip_layers = 1}),
               invalid("give only one of"));
   EXPECT_THAT(PlanLorc(request_, {.skip_layers = 3}), invalid("must be 0..2"));
   EXPECT_THAT(PlanLorc(request_, {.only_layers = {3}}),
-              invalid("layer 3 is not in 0..2"));
+              invalid("must be 0..2, but layer 3 is listed"));
   EXPECT_THAT(PlanLorc(request_, {.log_base = 1}), invalid("above 1"));
   for (const double threshold : {0.0, -1.0, 1.5}) {
     EXPECT_THAT(PlanLorc(request_, {.threshold = threshold}),
-                invalid("leaves out every layer"));
+                invalid("no layer would be compressed"));
   }
   for (const double threshold :
        {std::nan(""), std::numeric_limits<double>::infinity()}) {
@@ -220,7 +220,7 @@ TEST_F(LorcTest, InvalidRequestsAreRefused) {
   request_.weights = nullptr;
   EXPECT_THAT(PlanLorc(request_, {}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("need the model's weights")));
+                       HasSubstr("without the model's weights")));
   request_.weights = [](int64_t) -> absl::StatusOr<AttentionWeights> {
     return absl::NotFoundError("no such tensor");
   };

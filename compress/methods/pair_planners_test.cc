@@ -373,8 +373,9 @@ TEST_F(RapTest, InvalidRequestsAreRefusedWithTheReason) {
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
                                   HasSubstr("nothing for the keys")));
   options_.budget.key_keep = 0.5;
-  EXPECT_THAT(plan(0.75), StatusIs(StatusCode::kInvalidArgument,
-                                   HasSubstr("exclude each other")));
+  EXPECT_THAT(plan(0.75),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("cannot be used with --keep-values")));
   options_.budget.keep_values = false;
   options_.budget.key_keep = 1.0;
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,

@@ -157,11 +157,11 @@ TEST(RankAllocationTest, InvalidPoolsAreRefused) {
   };
   EXPECT_THAT(
       AllocateRanks({.units = {{1, 64}, {1, 64}}, .target = 15, .multiple = 8}),
-      invalid("the budget of 15 numbers per token is less than the 16 that 2 "
-              "ranks take at least (multiples of 8): lower --rank-multiple or "
-              "keep more"));
+      invalid("the budget is 15 numbers per token, but 2 ranks that are "
+              "multiples of 8 take at least 16: lower --rank-multiple or keep "
+              "more"));
   EXPECT_THAT(AllocateRanks({.units = {{0, 64}}, .target = 32}),
-              invalid("every score is zero"));
+              invalid("the score of every unit is zero"));
   EXPECT_THAT(AllocateRanks({.units = {{std::nan(""), 64}}, .target = 32}),
               invalid("the score of unit 0 must be finite"));
   EXPECT_THAT(AllocateRanks({.units = {{-1, 64}}, .target = 32}),

@@ -278,7 +278,7 @@ TEST(FakeQuantTest, NumbersAreRoundedToTheNearestLevelAndRowsKeepTheirLength) {
   KVASIR_ASSERT_OK(codec);
   EXPECT_THAT(CodeLatent(*codec, at::full({1, kWidth}, 1e6)),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("too large for parameters of type F16")));
+                       HasSubstr("too large for a scale of type F16")));
 }
 
 TEST(FakeQuantTest, NumbersAreRoundedToTheStoredType) {

@@ -1123,7 +1123,7 @@ TEST(LayerForwardTest, UnsupportedFeaturesAreRefusedByName) {
   EXPECT_THAT(MakeLayerProgram(layer.spec, &plan, 0).status(),
               StatusIs(absl::StatusCode::kUnimplemented,
                        HasSubstr("layer 0: the reference decoder does not "
-                                 "apply selection")));
+                                 "support selection")));
   plan.clear_selection();
   kvasir::v1::Codec* codec =
       plan.mutable_key()->mutable_parts(0)->mutable_codec();
@@ -1139,7 +1139,7 @@ TEST(LayerForwardTest, AMissingTensorOrAWrongShapeIsAnErrorThatNamesTheTensor) {
   KVASIR_ASSERT_OK(program);
   EXPECT_THAT(CheckLayerTensors(*program, layer.tensors),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("layer 0: no tensor input_layernorm.weight")));
+                       HasSubstr("there is no tensor input_layernorm.weight")));
   for (const model::RequiredTensor& want : LayerTensors(*program)) {
     layer.tensors[want.name] = at::zeros(want.shape);
   }

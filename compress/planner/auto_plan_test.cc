@@ -274,8 +274,8 @@ TEST_F(AutoPlanTest, WindowsAsLongAsTheTargetLengthAreRefused) {
   options.target_length = 64;
   EXPECT_THAT(Plan(options).status(),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("windows of 64 exact tokens and more "
-                                       "leave no codes in a target length")));
+                             HasSubstr("window has 64 tokens, but must be "
+                                       "shorter than the target length")));
 }
 
 TEST_F(AutoPlanTest, ACpuPlanRebuildsNoKeyAndIsAsFastAsADenseCache) {
