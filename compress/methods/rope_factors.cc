@@ -114,8 +114,9 @@ absl::Status CheckCommutingWeights(const CommutingWeights& weights) {
   if (!weights.query_weights || (std::isfinite(floor) && floor > 0)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--query-floor must be finite and above 0, is ", floor));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the query floor (--query-floor) must be finite and above 0, is ",
+      floor));
 }
 
 absl::StatusOr<PairStatistics> MakePairStatistics(
