@@ -119,7 +119,8 @@ class NewFolderTest : public FolderTest {
   fs::path out_, partial_, replaced_;
 };
 
-TEST_F(NewFolderTest, WithoutAtomicExchangeTheOldFolderIsRenamedFirst) {
+TEST_F(NewFolderTest,
+       IfFoldersCannotBeExchangedAtomicallyTheOldFolderIsRenamedFirst) {
   for (const int reason : {EINVAL, ENOSYS, ENOTSUP}) {
     g_exchange_errno = reason;
     fs::remove_all(out_);
@@ -128,7 +129,7 @@ TEST_F(NewFolderTest, WithoutAtomicExchangeTheOldFolderIsRenamedFirst) {
   }
 }
 
-TEST_F(NewFolderTest, AFailedExchangeLeavesTheOldFolder) {
+TEST_F(NewFolderTest, AFailedExchangeOfFoldersLeavesTheOldFolderInPlace) {
   g_exchange_errno = EIO;
   ExpectNotReplaced("cannot rename ");
 }
@@ -193,7 +194,8 @@ TEST_F(NewFolderTest,
   EXPECT_TRUE(fs::exists(out_ / "old"));
 }
 
-TEST_F(NewFolderTest, AFolderThatIsOrContainsAnInputIsNeverReplaced) {
+TEST_F(NewFolderTest,
+       AnOutputFolderThatIsOrContainsAnInputFolderIsNeverReplaced) {
   const std::array<fs::path, 2> inputs = {folder_ / "other",
                                           out_ / "base" / "model"};
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true, inputs),
@@ -208,7 +210,8 @@ TEST_F(NewFolderTest, AFolderThatIsOrContainsAnInputIsNeverReplaced) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is an input")));
 }
 
-TEST_F(NewFolderTest, AKillAfterTheExchangeMakesTheNextRunRemoveTheOldFolder) {
+TEST_F(NewFolderTest,
+       IfARunIsKilledAfterTheExchangeTheNextRunRemovesTheOldFolder) {
   PutCheckpoint(out_, "old");
   Put(out_ / kMarker);
   PutCheckpoint(partial_, "older");
@@ -216,7 +219,7 @@ TEST_F(NewFolderTest, AKillAfterTheExchangeMakesTheNextRunRemoveTheOldFolder) {
 }
 
 TEST_F(NewFolderTest,
-       AfterAKillBetweenTwoRenamesTheNextRunRestoresTheOldFoldersName) {
+       IfARunIsKilledBetweenTheTwoRenamesTheNextRunRestoresTheOldFolder) {
   PutCheckpoint(replaced_, "old");
   PutCheckpoint(partial_, "half");
   Put(partial_ / kMarker);
@@ -228,7 +231,7 @@ TEST_F(NewFolderTest,
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, AForeignFolderWithTheTemporaryNameIsAnError) {
+TEST_F(NewFolderTest, AFolderWithTheTemporaryNameThatNoRunMadeIsAnError) {
   PutCheckpoint(out_, "old");
   for (const fs::path& folder : {partial_, replaced_}) {
     PutCheckpoint(folder, "mine");

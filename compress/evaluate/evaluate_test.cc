@@ -62,7 +62,7 @@ double PlainLoss(const ReferenceDecoder& decoder, std::vector<int64_t> ids,
   return nats / static_cast<double>(all.size(0) - first);
 }
 
-TEST(EvaluateTest, WindowsScoreTheirOwnTokensAfterTheStartToken) {
+TEST(EvaluateTest, TheLossOfAWindowCountsAllItsTokensAfterTheStartToken) {
   const Bench bench;
   const EvaluationText text = Text(60);
   const auto evaluator = Make(bench, text, Options());
@@ -88,7 +88,7 @@ TEST(EvaluateTest, WindowsScoreTheirOwnTokensAfterTheStartToken) {
   EXPECT_NEAR((*evaluator)->teacher().nats_per_byte, row->nats_per_byte, 1e-9);
 }
 
-TEST(EvaluateTest, TheTeacherComparedWithItselfAddsNoLoss) {
+TEST(EvaluateTest, TheTeacherComparedWithItselfHasNoAddedLoss) {
   const Bench bench;
   const auto evaluator = Make(bench, Text(60), Options());
   KVASIR_ASSERT_OK(evaluator);
@@ -150,7 +150,7 @@ TEST(EvaluateTest, TheNumberOfThreadsDoesNotChangeTheResult) {
   EXPECT_EQ(rows[0].repeat_nats_per_token, rows[1].repeat_nats_per_token);
 }
 
-TEST(EvaluateTest, TheRepeatTestScoresOnlyTheSecondCopy) {
+TEST(EvaluateTest, TheRepeatTestMeasuresTheLossOfOnlyTheSecondCopyOfAPassage) {
   const Bench bench;
   const EvaluationText text = Text(60);
   EvaluateOptions options = Options();
@@ -188,7 +188,7 @@ TEST(EvaluateTest, ByDefaultTheRepeatTestFitsIntoTheContext) {
                        HasSubstr("at most 63 together")));
 }
 
-TEST(EvaluateTest, WithoutAStartTokenTheFirstTokenIsNotScored) {
+TEST(EvaluateTest, WithoutAStartTokenTheLossLeavesOutTheFirstToken) {
   const Bench bench;
   EvaluationText text = Text(60);
   text.bos.reset();
@@ -338,7 +338,7 @@ TEST(EvaluateTest, BytesOfACandidateFollowFromItsPlan) {
   EXPECT_EQ(candidate->exact_window, 8);
 }
 
-TEST(EvaluateTest, TheReportHasAllFields) {
+TEST(EvaluateTest, TheJsonReportHasAllFields) {
   const Bench bench;
   const auto evaluator = Make(bench, Text(60), Options());
   KVASIR_ASSERT_OK(evaluator);

@@ -125,7 +125,8 @@ TEST(EvictionSpecTest, TheEvictionNamedRecentKeepsOnlyTheLatestTokens) {
 // smallest code errors. The rounding of numbers that are stored without codes
 // does not count as a code error. An eviction in the plan itself gives the same
 // result as one that EvictingPlan adds.
-TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
+TEST(EvictionSpecTest,
+     WithALambdaOfZeroTheTokensWithTheSmallestCodeErrorsAreKept) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
   for (auto& layer : *plan.mutable_layers()) {
@@ -255,7 +256,8 @@ TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
 
 // Two things set the fixed bytes: the exact rows, which have pages of their own
 // in each layer, and the scores of an eviction, which make these pages larger.
-TEST(EvictionSpecTest, AddingEvictionGivesTheFixedBytesOfAPlanThatEvicts) {
+TEST(EvictionSpecTest,
+     AddingEvictionToACandidateGivesTheFixedBytesOfAPlanWithEviction) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
   kvasir::v1::KvPlan evicts = CodedPlan(exact);
   KVASIR_ASSERT_OK(plan::ApplyEviction(Spec("h2o", "0.5").settings,
@@ -272,7 +274,7 @@ TEST(EvictionSpecTest, AddingEvictionGivesTheFixedBytesOfAPlanThatEvicts) {
   EXPECT_GT(planned.fixed_bytes_per_sequence, before.fixed_bytes_per_sequence);
 }
 
-TEST(EvictionSpecTest, AnEvictingCandidateReportsItsBytes) {
+TEST(EvictionSpecTest, ACandidateWithEvictionReportsItsBytes) {
   plan::EvictionSettings settings = kTiny;
   settings.lambda = 0.25;
   const ReferenceDecoder decoder = TestDecoder();

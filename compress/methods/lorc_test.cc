@@ -86,8 +86,9 @@ TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
   EXPECT_NEAR(layers[2].key_condition / greatest, 1, 1e-9);
 }
 
-TEST_F(LorcTest,
-       RanksFollowEquation13WithTheGreatestMinimumRankThatMeetsTheBudget) {
+TEST_F(
+    LorcTest,
+    RanksFollowEquation13OfThePaperWithTheGreatestMinimumRankWithinTheBudget) {
   request_.keep = 0.75;  // the ranks may sum to 72 = 48 + 1.5 d_min
   const KvPlan plan = Plan(request_, {});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
@@ -107,7 +108,7 @@ TEST_F(LorcTest, RanksDoNotDependOnTheBaseOfTheLogarithm) {
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest, LayersAboveTheThresholdAreNotCompressed) {
+TEST_F(LorcTest, LayersWithASensitivityAboveTheThresholdAreNotCompressed) {
   request_.keep = 0.75;
   const KvPlan plan = Plan(request_, {.threshold = 3.5});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
@@ -152,7 +153,8 @@ TEST_F(LorcTest, EquallySensitiveLayersGetEqualRanks) {
   EXPECT_THAT(LayerRanks(Plan(request_, {})), ElementsAre(16, 16, 16));
 }
 
-TEST_F(LorcTest, TensorParallelRanksHoldEqualPartsOfALayersRank) {
+TEST_F(LorcTest,
+       TheLatentRankOfALayerIsDividedEquallyAmongTensorParallelWorkers) {
   request_.keep = 0.75;
   request_.tp = 2;
   request_.rank_multiple = 4;
@@ -162,7 +164,7 @@ TEST_F(LorcTest, TensorParallelRanksHoldEqualPartsOfALayersRank) {
   ExpectEqualRanks(plan, request_.spec);
 }
 
-TEST_F(LorcTest, KeptNumbersAreBelowTheBudgetByLessThanOneStep) {
+TEST_F(LorcTest, ThePlanUsesTheBudgetUpToLessThanOneRankStep) {
   for (const double keep : {0.6, 0.71, 0.85, 1.0}) {
     for (const bool progressive : {true, false}) {
       request_.keep = keep;
@@ -177,7 +179,7 @@ TEST_F(LorcTest, KeptNumbersAreBelowTheBudgetByLessThanOneStep) {
   }
 }
 
-TEST_F(LorcTest, PartlyRotaryKeysAreStoredInOneLatent) {
+TEST_F(LorcTest, KeysWithPartialRopeAreStoredInOneLatent) {
   request_.spec.rope.rotary_dim = 8;
   const KvPlan plan = Plan(request_, {.min_rank = 8});
   const auto& key = plan.layers(1).key();

@@ -487,7 +487,7 @@ TEST_F(RecoverWriterTest, WithZeroTrainingStepsEveryFileEqualsItsSource) {
   EXPECT_EQ(Files(folder_ / "out"), Files(folder_ / "base"));
 }
 
-TEST_F(RecoverWriterTest, OnlyTheTrainedWeightsDiffer) {
+TEST_F(RecoverWriterTest, OnlyTheTrainedWeightsDifferFromTheSource) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
@@ -512,7 +512,8 @@ TEST_F(RecoverWriterTest, OnlyTheTrainedWeightsDiffer) {
   EXPECT_TRUE(query.equal(trained[1].at("self_attn.q_proj.weight")));
 }
 
-TEST_F(RecoverWriterTest, AnExistingFolderIsRefusedAndNoTemporaryFolderIsLeft) {
+TEST_F(RecoverWriterTest,
+       ARefusedWriteLeavesNoOutputFolderAndNoTemporaryFolder) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
@@ -532,7 +533,7 @@ TEST_F(RecoverWriterTest, AnExistingFolderIsRefusedAndNoTemporaryFolderIsLeft) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out.partial"));
 }
 
-TEST_F(RecoverWriterTest, StaticRangesFitTheNewWeights) {
+TEST_F(RecoverWriterTest, StaticRangesAreFittedAgainToTheTrainedWeights) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
