@@ -84,7 +84,9 @@ absl::StatusOr<AppliedPart> ApplyPart(const PartInput& input) {
       break;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat(input.Place(), "the part has no space"));
+      absl::StrCat(input.Place(),
+                   "the plan sets no space for this part; set "
+                   "full, low_rank, rope_pairs or rope_low_rank"));
 }
 
 // Moves the part's tensors to `tensors`, under their full names.
@@ -252,7 +254,8 @@ absl::StatusOr<TensorMap> Apply(const ApplyRequest& request) {
     if (request.calibration == nullptr) {
       return absl::FailedPreconditionError(
           absl::StrCat("layer ", request.layer,
-                       ": factors under Fisher's metric need a calibration"));
+                       ": the decomposition fisher needs a calibration, "
+                       "but none was given"));
     }
     KVASIR_ASSIGN_OR_RETURN(
         fisher, MomentsOfLayer(*request.spec, request.weights,

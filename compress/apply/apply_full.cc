@@ -18,8 +18,9 @@ absl::StatusOr<ProjectedMoments> StoredMoments(const PartInput& input) {
     if (!calibration.rotated_key_gram.defined()) {
       return absl::FailedPreconditionError(
           absl::StrCat(input.Place(),
-                       "a basis of POST_ROPE keys needs the Gram of rotated "
-                       "keys, and the calibration was made without it"));
+                       "a basis of keys that are stored after their rotation "
+                       "(POST_ROPE) needs the Gram matrix of rotated keys, "
+                       "but the calibration was made without it"));
     }
     return ProjectedMoments{calibration.rotated_key_gram,
                             calibration.rotated_key_sum};

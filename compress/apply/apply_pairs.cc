@@ -79,9 +79,11 @@ absl::StatusOr<CommutingFactors> FisherFactors(const PartInput& input,
         ++c;
       }
       if (c == taken.size()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(input.Place(), "pair ", group.pairs[i],
-                         " has more channels than the group has heads"));
+        return absl::InvalidArgumentError(absl::StrCat(
+            input.Place(), "the rank of RoPE pair ", group.pairs[i],
+            " must be at most ", group.heads.size(),
+            ", the number of KV heads in its group, is ",
+            group.rank_per_pair[i]));
       }
       taken[c] = true;
       channels.push_back(static_cast<int64_t>(c));
@@ -113,7 +115,8 @@ absl::Status CheckRopeLowRank(const PartInput& input) {
   if (input.bias().defined() && !input.part->latent_bias()) {
     return absl::InvalidArgumentError(absl::StrCat(
         input.Place(),
-        "the model has key biases, so the part needs latent_bias"));
+        "k_proj of this model has a bias, so the plan must set latent_bias "
+        "for this part"));
   }
   return absl::OkStatus();
 }

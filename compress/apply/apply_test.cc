@@ -327,7 +327,8 @@ TEST_P(ApplyTest, AJointLatentOfFullRankGivesTheBaseModelsAttention) {
 // of the dropped squared singular values of one matrix, in which the rows of
 // keys and values are stacked. It never exceeds the loss of two separate
 // latents of half the rank.
-TEST_P(ApplyTest, AJointLatentLosesNoMoreThanTwoSeparateLatents) {
+TEST_P(ApplyTest,
+       AJointLatentOfKeysAndValuesLosesNoMoreThanTwoSeparateLatents) {
   constexpr int64_t kRank = 10;
   const AttentionWeights& weights = tiny_.weights[0];
   const auto loss = [&](const at::Tensor& weight, const at::Tensor& bias,
@@ -374,7 +375,8 @@ TEST_P(ApplyTest, AJointLatentLosesNoMoreThanTwoSeparateLatents) {
   EXPECT_NEAR(together, least, 1e-4 * least);
 }
 
-TEST_P(ApplyTest, FoldedAndRuntimeLiftsGiveTheSameResultAtTruncatedRanks) {
+TEST_P(ApplyTest,
+       FoldingALiftIntoTheWeightsGivesTheSameAttentionAsApplyingItAtRunTime) {
   std::vector<at::Tensor> results;
   for (const Lift lift : {Lift::kFold, Lift::kAtRuntime}) {
     const Applied applied(
@@ -402,7 +404,7 @@ TEST_P(ApplyTest, AFusedHadamardRotationDoesNotChangeTheAttention) {
             0.1);
 }
 
-TEST_P(ApplyTest, ACentredLatentHasABiasAndRebuildsTheSameKeys) {
+TEST_P(ApplyTest, CentredLatentsOfFullRankGiveTheBaseModelsAttention) {
   for (const bool latent_bias : {false, true}) {
     Part keys = LowRankPart(heads(), heads(), heads() * dim(),
                             kvasir::v1::PRE_ROPE, Lift::kReconstruct);
@@ -418,7 +420,7 @@ TEST_P(ApplyTest, ACentredLatentHasABiasAndRebuildsTheSameKeys) {
   }
 }
 
-TEST_P(ApplyTest, ChannelsWithoutBitsAreLeftOut) {
+TEST_P(ApplyTest, ChannelsWithZeroBitsAreNotStored) {
   const Part short_keys = LowRankPart(heads(), heads(), 4, kvasir::v1::PRE_ROPE,
                                       Lift::kReconstruct);
   Part keys = LowRankPart(heads(), heads(), 8, kvasir::v1::PRE_ROPE,
@@ -520,7 +522,7 @@ TEST_P(ApplyTest, ATruncatedBasisDropsTheChannelsWithTheLeastVariance) {
   EXPECT_NEAR(left / least, 1.0, 1e-4);
 }
 
-TEST_P(ApplyTest, PairsOfAPartMayBeLiftedInDifferentWaysFromOneLatent) {
+TEST_P(ApplyTest, RopePairsThatShareALatentMayBeLiftedInDifferentWays) {
   Part keys = LowRankPart(heads(), heads(), heads() * dim(),
                           kvasir::v1::PRE_ROPE, Lift::kReconstruct);
   keys.clear_uses();
@@ -592,7 +594,7 @@ class CommutingKeys {
 const std::vector<uint32_t> kRanks = {1, 2, 1, 1};
 
 TEST_P(ApplyTest,
-       TheErrorOfATruncatedCommutingLatentIsThatOfTheDroppedSingularValues) {
+       TheErrorOfATruncatedCommutingLatentFollowsFromTheDroppedSingularValues) {
   const CommutingKeys commuting(tiny_, kRanks);
   int64_t begin = 0;
   for (int64_t pair = 0; pair < 4; ++pair) {
@@ -653,7 +655,7 @@ TEST_P(ApplyTest, RopeLowRankLatentsCommuteWithTheRotation) {
 // --------------------------------------------------- dims without a rotation
 
 TEST(ApplyPartialRotaryTest,
-     KeepingAllPairsAndAllOtherDimsGivesTheBaseModelsAttention) {
+     KeepingAllRopePairsAndAllUnrotatedDimsGivesTheBaseModelsAttention) {
   for (const bool bias : {false, true}) {
     const TinyLayers tiny =
         MakeTinyLayers({.rotary_dim = 4, .qkv_bias = bias}, 11);
@@ -752,13 +754,13 @@ TEST_F(ApplyRefusalTest, AMissingCalibrationIsRefused) {
   EXPECT_THAT(Apply(OneLayer({basis}, WholeValues())), needs_one);
 }
 
-TEST_F(ApplyRefusalTest, ABasisForRotatedKeysNeedsTheGramOfRotatedKeys) {
+TEST_F(ApplyRefusalTest, ABasisForRotatedKeysNeedsTheGramMatrixOfRotatedKeys) {
   tiny_.calibration.layers[0].rotated_key_gram = at::Tensor();
   Part basis = FullPart(kvasir::v1::POST_ROPE);
   basis.mutable_codec()->mutable_basis_static();
   EXPECT_THAT(Apply(OneLayer({basis}, WholeValues())),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("Gram of rotated keys")));
+                       HasSubstr("Gram matrix of rotated keys")));
 }
 
 TEST_F(ApplyRefusalTest, CommutingKeysOfAModelWithKeyBiasNeedALatentBias) {
@@ -766,10 +768,10 @@ TEST_F(ApplyRefusalTest, CommutingKeysOfAModelWithKeyBiasNeedALatentBias) {
                                               Lift::kAtRuntime)},
                              WholeValues())),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("needs latent_bias")));
+                       HasSubstr("must set latent_bias")));
 }
 
-TEST_F(ApplyRefusalTest, InvalidQueryEnergiesAndFloorsAreNamedInTheError) {
+TEST_F(ApplyRefusalTest, AnInvalidQueryEnergyOrQueryFloorIsNamedInTheError) {
   const auto refused = [](const char* text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };

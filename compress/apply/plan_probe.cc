@@ -44,9 +44,10 @@ absl::StatusOr<std::unique_ptr<PlanProbe>> PlanProbe::Create(
     const CalibrationSample& sample, const Options& options) {
   if (sample.held_out_sequences < kFewestSequences) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "plans are measured on held-out sequences, and the calibration has ",
-        sample.held_out_sequences, "; at least ", kFewestSequences,
-        " are needed: give more tokens or shorter sequences"));
+        "plans are measured on held-out sequences, of which the calibration "
+        "must have at least ",
+        kFewestSequences, ", but has ", sample.held_out_sequences,
+        ": give more calibration tokens or shorter sequences"));
   }
   std::unique_ptr<PlanProbe> probe(
       new PlanProbe(base, calibration, sample, options));
@@ -113,7 +114,9 @@ absl::StatusOr<double> PlanProbe::Measure(
       const bool is_range = name.find(".range.") != std::string::npos;
       layer[name] = is_range ? tensor : tensor.to(stored).to(at::kFloat);
     }
-    if (!options_.progress()) return absl::CancelledError("stopped");
+    if (!options_.progress()) {
+      return absl::CancelledError("the measurement was stopped");
+    }
   }
   KVASIR_ASSIGN_OR_RETURN(const ReferenceDecoder decoder,
                           ReferenceDecoder::FromTensors(std::move(parts)));

@@ -82,7 +82,7 @@ TEST_F(PlanProbeTest, ASampleWithoutHeldOutSequencesIsRefused) {
           testing::HasSubstr("the calibration has 1; at least 2 are needed")));
 }
 
-TEST_F(PlanProbeTest, AStopFromTheProgressCallbackEndsTheMeasurement) {
+TEST_F(PlanProbeTest, TheProgressCallbackCanStopTheMeasurement) {
   const CalibrationSample sample = HeldOut(2);
   EXPECT_EQ(PlanProbe::Create(*checkpoint_, calibration_, sample,
                               {.progress = [] { return false; }})

@@ -254,7 +254,8 @@ absl::Status RangeCollector::FindRanges(const LayerProgram& program,
     if (!at::isfinite(ranges.minimum + ranges.scale).all().item<bool>()) {
       return absl::InvalidArgumentError(
           absl::StrCat("layer ", program.layer, " ", part->prefix,
-                       ": latents are not finite, so codes have no range"));
+                       ": some latents are NaN or infinite, so the ranges "
+                       "of their codes cannot be set"));
     }
     for (TensorMap* map : {&tensors, &attention}) {
       (*map)[part->prefix + ".range.min"] = ranges.minimum;

@@ -270,7 +270,7 @@ TEST_F(RangeCollectorTest, FittedRangesUseTheFirstSequencesOfEachDomain) {
   EXPECT_EQ(RangeCollector::SequencesFor(fitted, sample, {}), 40);
 }
 
-TEST_F(RangeCollectorTest, LatentsThatAreNotFiniteAreRefusedWithTheirLayer) {
+TEST_F(RangeCollectorTest, LatentsThatAreNotFiniteAreAnErrorThatNamesTheLayer) {
   for (const char* side : {"key", "value"}) {
     std::vector<TensorMap> attention = attention_;
     const ProgramPart& part =

@@ -184,8 +184,9 @@ class ShardSequence {
       fs::rename(folder_ / TemporaryName(i), folder_ / FinalName(i), error);
     }
     if (error) {
-      return absl::UnavailableError(absl::StrCat(
-          "cannot rename a file in ", folder_.string(), ": ", error.message()));
+      return absl::UnavailableError(
+          absl::StrCat("cannot give the weight files in ", folder_.string(),
+                       " their final names: ", error.message()));
     }
     if (shards_ == 1 && linked_.empty()) return absl::OkStatus();
     nlohmann::ordered_json index;
@@ -355,8 +356,8 @@ absl::Status WriteWeights(
     }
     progress.layers = layer + 1;
     if (!on_progress(progress)) {
-      return absl::CancelledError(
-          absl::StrCat("stopped; ", options.out.string(), " was not written"));
+      return absl::CancelledError(absl::StrCat(
+          "the run was stopped; ", options.out.string(), " was not written"));
     }
   }
   return shards.Finish();
@@ -390,9 +391,9 @@ absl::Status CheckArtifactOutput(const model::Checkpoint& base,
   const fs::space_info space = fs::space(trial->path(), error);
   const int64_t copied = options.link_base ? 0 : ListCopies(base).bytes;
   if (!error && space.available < static_cast<uint64_t>(copied)) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(out.string(), ": the artifact needs at least ", copied,
-                     " bytes, but only ", space.available, " are free"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        out.string(), ": the artifact needs at least ", copied,
+        " bytes, but only ", space.available, " bytes are free on its disk"));
   }
   return absl::OkStatus();
 }

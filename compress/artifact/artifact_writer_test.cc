@@ -166,7 +166,8 @@ TEST_F(ArtifactWriterTest,
   }
 }
 
-TEST_F(ArtifactWriterTest, APlanOfWholeKeysAndValuesGivesTheBaseModelBitByBit) {
+TEST_F(ArtifactWriterTest,
+       APlanOfWholeKeysAndValuesWritesTheBaseModelsTensorsBitByBit) {
   KVASIR_ASSERT_OK(Write());
   EXPECT_EQ(Left(), std::vector<std::string>{"out"});
   ExpectEqualToBase(options_.out);
@@ -197,7 +198,8 @@ TEST_F(ArtifactWriterTest, SeveralShardsHoldTheSameTensorsAsOneFile) {
 // A plan of whole keys and values gives the tensors of the base model, so only
 // links are written. If one tensor differs, a file with only this tensor is
 // added.
-TEST_F(ArtifactWriterTest, TensorsThatEqualThoseOfTheBaseModelAreLinked) {
+TEST_F(ArtifactWriterTest,
+       WithLinkBaseTensorsEqualToTheBaseModelsAreLinkedAndNotCopied) {
   options_.link_base = true;
   KVASIR_ASSERT_OK(Write());
   ExpectEqualToBase(options_.out);
@@ -348,7 +350,7 @@ TEST_F(ArtifactWriterTest, CopiedTensorsMustBeFinite) {
 
 // Some checkpoints store a mask tensor that holds -infinity in fp16. No decoder
 // reads it.
-TEST_F(ArtifactWriterTest, TensorsThatNoDecoderReadsMayHoldAnyNumber) {
+TEST_F(ArtifactWriterTest, TensorsThatNoDecoderReadsMayHoldInfiniteNumbers) {
   constexpr char kMask[] = "model.layers.0.masked_bias";
   std::vector<TensorEntry> entries;
   for (const auto& [name, entry] : base_->tensors().stored()) {
@@ -383,7 +385,7 @@ TEST_F(ArtifactWriterTest, APlanForAnotherModelIsRefused) {
 }
 
 TEST_F(ArtifactWriterTest,
-       AFolderWithTensorsThatDoNotFitThePlanIsNotGivenItsFinalName) {
+       AnArtifactWhoseTensorsDoNotFitThePlanIsNotGivenItsFinalName) {
   EXPECT_THAT(WriteArtifact(
                   *base_, plan_, options_,
                   [&](int64_t layer) -> absl::StatusOr<TensorMap> {
@@ -409,7 +411,8 @@ TEST_F(ArtifactWriterTest, AnExistingFolderIsReplacedOnlyWithOverwrite) {
   EXPECT_EQ(Left(), std::vector<std::string>{"out"});
 }
 
-TEST_F(ArtifactWriterTest, AFolderThatIsOrContainsAnInputIsNeverReplaced) {
+TEST_F(ArtifactWriterTest,
+       AnOutputFolderThatIsOrContainsAnInputFolderIsNeverReplaced) {
   options_.out = folder_ / "base";
   options_.overwrite = true;
   EXPECT_THAT(Write(), StatusIs(absl::StatusCode::kInvalidArgument,
@@ -441,7 +444,8 @@ TEST_F(ArtifactWriterTest, ACompressedBaseModelIsRefused) {
                        HasSubstr("is already compressed")));
 }
 
-TEST_F(ArtifactWriterTest, AnOutputThatCannotBeWrittenIsReportedBeforeTheWork) {
+TEST_F(ArtifactWriterTest,
+       AnOutputFolderThatCannotBeWrittenIsReportedBeforeTheWorkStarts) {
   std::ofstream(folder_ / "file") << "x";
   options_.out = folder_ / "file" / "out";
   EXPECT_THAT(

@@ -61,7 +61,8 @@ class CheckpointFilesTest : public FolderTest {
 
 bool GoOn(const RandomCheckpointProgress&) { return true; }
 
-TEST_F(CheckpointFilesTest, WriterPlacesTensorsBackToBackAfterThePaddedHeader) {
+TEST_F(CheckpointFilesTest,
+       TheSafetensorsWriterPlacesTensorsBackToBackAfterThePaddedHeader) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       SafetensorsWriter writer,
       SafetensorsWriter::Create(folder_ / "x.safetensors",
@@ -85,7 +86,7 @@ TEST_F(CheckpointFilesTest, WriterPlacesTensorsBackToBackAfterThePaddedHeader) {
       json::parse(R"({"dtype":"BF16","shape":[1,3],"data_offsets":[8,14]})"));
 }
 
-TEST_F(CheckpointFilesTest, AnUnfinishedFileIsRemoved) {
+TEST_F(CheckpointFilesTest, ASafetensorsFileThatIsNotFinishedIsRemoved) {
   {
     KVASIR_ASSERT_OK_AND_ASSIGN(
         SafetensorsWriter writer,
@@ -97,7 +98,8 @@ TEST_F(CheckpointFilesTest, AnUnfinishedFileIsRemoved) {
   EXPECT_TRUE(Files().empty());
 }
 
-TEST_F(CheckpointFilesTest, AWriterFromCreateOpenTakesEntriesOneAtATime) {
+TEST_F(CheckpointFilesTest,
+       AWriterWithReservedHeaderSpaceAcceptsTensorsOneAtATime) {
   const std::vector<TensorEntry> entries = {
       {"wide", model::TensorType::kF64, {1}},
       {"half", model::TensorType::kF16, {2}},
@@ -132,14 +134,15 @@ TEST_F(CheckpointFilesTest, AWriterFromCreateOpenTakesEntriesOneAtATime) {
 }
 
 TEST_F(CheckpointFilesTest,
-       AWriterRefusesMoreEntriesThanItsReservedHeaderHolds) {
+       MoreTensorsThanTheReservedHeaderSpaceHoldsAreRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       SafetensorsWriter writer,
       SafetensorsWriter::CreateOpen(folder_ / "x.safetensors", 8));
   writer.Declare({"a", model::TensorType::kU8, {1}});
   KVASIR_ASSERT_OK(writer.Append(std::as_bytes(std::span("t", size_t{1}))));
-  EXPECT_THAT(writer.Finish(), StatusIs(absl::StatusCode::kResourceExhausted,
-                                        HasSubstr("there is only room for")));
+  EXPECT_THAT(writer.Finish(),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("bytes were reserved for it")));
 }
 
 TEST_F(CheckpointFilesTest, AFailedWriteReportsThePathAndTheReason) {
@@ -148,7 +151,7 @@ TEST_F(CheckpointFilesTest, AFailedWriteReportsThePathAndTheReason) {
                        HasSubstr("none/x.safetensors.partial: No such")));
 }
 
-TEST_F(CheckpointFilesTest, Bf16RoundsToNearestEven) {
+TEST_F(CheckpointFilesTest, ConversionToBf16RoundsToNearestEven) {
   EXPECT_EQ(ToBf16Bits(1.0F), 0x3F80);
   EXPECT_EQ(ToBf16Bits(-2.0F), 0xC000);
   EXPECT_EQ(ToBf16Bits(1.00390625F), 0x3F80);  // half way, rounded down to even
@@ -156,7 +159,8 @@ TEST_F(CheckpointFilesTest, Bf16RoundsToNearestEven) {
   EXPECT_EQ(ToBf16Bits(1.004F), 0x3F81);
 }
 
-TEST_F(CheckpointFilesTest, InitWritesEveryTensorThatTheModelShapeNeeds) {
+TEST_F(CheckpointFilesTest,
+       TheInitCommandWritesEveryTensorThatTheModelShapeNeeds) {
   KVASIR_ASSERT_OK(WriteRandomCheckpoint(SmallModel(), GoOn));
   const ParsedFile file = Parse(folder_ / "model.safetensors");
   // 9 weights and 3 biases in each of 2 layers; embedding, final norm and head.
@@ -177,7 +181,7 @@ TEST_F(CheckpointFilesTest, InitWritesEveryTensorThatTheModelShapeNeeds) {
 }
 
 TEST_F(CheckpointFilesTest,
-       TheWeightsOfInitDependOnTheSeedAndNotOnTheNumberOfThreads) {
+       RandomWeightsDependOnTheSeedButNotOnTheNumberOfThreads) {
   auto written = [&](uint64_t seed, int threads) {
     RandomCheckpointOptions options = SmallModel();
     options.seed = seed;
@@ -218,7 +222,7 @@ TEST_F(CheckpointFilesTest, ShardsHoldTheSameBytesAsOneFile) {
   }
 }
 
-TEST_F(CheckpointFilesTest, AStoppedInitLeavesNoCheckpoint) {
+TEST_F(CheckpointFilesTest, AStoppedInitCommandLeavesNoCheckpoint) {
   EXPECT_THAT(WriteRandomCheckpoint(
                   SmallModel(),
                   [](const RandomCheckpointProgress& progress) {
@@ -230,7 +234,8 @@ TEST_F(CheckpointFilesTest, AStoppedInitLeavesNoCheckpoint) {
   }
 }
 
-TEST_F(CheckpointFilesTest, InitReplacesWeightsOnlyWithOverwrite) {
+TEST_F(CheckpointFilesTest,
+       TheInitCommandReplacesExistingWeightsOnlyWithOverwrite) {
   std::ofstream(folder_ / "model-00001-of-00002.safetensors") << "mine";
   EXPECT_THAT(WriteRandomCheckpoint(SmallModel(), GoOn),
               StatusIs(absl::StatusCode::kAlreadyExists,
@@ -238,7 +243,8 @@ TEST_F(CheckpointFilesTest, InitReplacesWeightsOnlyWithOverwrite) {
   EXPECT_EQ(ReadFile(folder_ / "model-00001-of-00002.safetensors"), "mine");
 }
 
-TEST_F(CheckpointFilesTest, InitRefusesATokenizerFolderWithoutATokenizer) {
+TEST_F(CheckpointFilesTest,
+       TheInitCommandRefusesATokenizerFolderWithoutATokenizer) {
   RandomCheckpointOptions options = SmallModel();
   options.tokenizer = folder_ / "none";
   EXPECT_THAT(

@@ -85,11 +85,13 @@ absl::Status CheckName(const fs::path& out, bool overwrite) {
   if (!Exists(out)) return absl::OkStatus();
   if (!overwrite) {
     return absl::AlreadyExistsError(absl::StrCat(
-        out.string(), " exists; --overwrite replaces a checkpoint"));
+        out.string(),
+        " already exists; give --overwrite to replace a checkpoint"));
   }
   if (IsReplaceable(out)) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat(
-      out.string(), " exists and is not a checkpoint, so it is not replaced"));
+      out.string(),
+      " exists and is not a checkpoint, so --overwrite does not replace it"));
 }
 
 // Returns whether `folder` is `path` or contains it.
@@ -141,7 +143,8 @@ void RemoveMarked(const fs::path& folder) {
 absl::Status InTheWay(const fs::path& path) {
   return absl::AlreadyExistsError(absl::StrCat(
       path.string(),
-      " is in the way, and no interrupted run left it: rename or remove it"));
+      " already exists, but this name is needed for a temporary folder, and "
+      "no interrupted run left it: rename or remove it"));
 }
 
 absl::Status RenameError(const fs::path& from, const fs::path& to,

@@ -119,7 +119,8 @@ class NewFolderTest : public FolderTest {
   fs::path out_, partial_, replaced_;
 };
 
-TEST_F(NewFolderTest, WithoutAtomicExchangeTheOldFolderIsRenamedFirst) {
+TEST_F(NewFolderTest,
+       IfFoldersCannotBeExchangedAtomicallyTheOldFolderIsRenamedFirst) {
   for (const int reason : {EINVAL, ENOSYS, ENOTSUP}) {
     g_exchange_errno = reason;
     fs::remove_all(out_);
@@ -128,7 +129,7 @@ TEST_F(NewFolderTest, WithoutAtomicExchangeTheOldFolderIsRenamedFirst) {
   }
 }
 
-TEST_F(NewFolderTest, AFailedExchangeLeavesTheOldFolder) {
+TEST_F(NewFolderTest, AFailedExchangeOfFoldersLeavesTheOldFolderInPlace) {
   g_exchange_errno = EIO;
   ExpectNotReplaced("cannot rename ");
 }
@@ -160,14 +161,15 @@ TEST_F(NewFolderTest, OverwriteReplacesOnlyACheckpoint) {
   Put(out_ / "index.js");
   EXPECT_THAT(
       NewFolder::Check(out_, /*overwrite=*/true),
-      StatusIs(absl::StatusCode::kAlreadyExists,
-               HasSubstr("is not a checkpoint, so it is not replaced")));
+      StatusIs(
+          absl::StatusCode::kAlreadyExists,
+          HasSubstr("is not a checkpoint, so --overwrite does not replace")));
   // Nor is a folder with weights that also contains folders.
   PutCheckpoint(out_, "old");
   Put(out_ / "src" / "main.js");
-  EXPECT_THAT(
-      NewFolder::Check(out_, /*overwrite=*/true),
-      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("not replaced")));
+  EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("does not replace it")));
   EXPECT_TRUE(fs::exists(out_ / "src" / "main.js"));
   fs::remove_all(out_ / "src");
   KVASIR_EXPECT_OK(NewFolder::Check(out_, /*overwrite=*/true));
@@ -175,9 +177,9 @@ TEST_F(NewFolderTest, OverwriteReplacesOnlyACheckpoint) {
   // checkpoints.
   fs::rename(out_, folder_ / "elsewhere");
   fs::create_directory_symlink("elsewhere", out_);
-  EXPECT_THAT(
-      NewFolder::Check(out_, /*overwrite=*/true),
-      StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("not replaced")));
+  EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       HasSubstr("does not replace it")));
   EXPECT_TRUE(fs::exists(folder_ / "elsewhere" / "old"));
 }
 
@@ -188,11 +190,12 @@ TEST_F(NewFolderTest,
   PutCheckpoint(out_, "old");
   PutCheckpoint(folder->path(), "new");
   EXPECT_THAT(folder->Keep(), StatusIs(absl::StatusCode::kAlreadyExists,
-                                       HasSubstr("exists; --overwrite")));
+                                       HasSubstr("exists; give --overwrite")));
   EXPECT_TRUE(fs::exists(out_ / "old"));
 }
 
-TEST_F(NewFolderTest, AFolderThatIsOrContainsAnInputIsNeverReplaced) {
+TEST_F(NewFolderTest,
+       AnOutputFolderThatIsOrContainsAnInputFolderIsNeverReplaced) {
   const std::array<fs::path, 2> inputs = {folder_ / "other",
                                           out_ / "base" / "model"};
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true, inputs),
@@ -207,7 +210,8 @@ TEST_F(NewFolderTest, AFolderThatIsOrContainsAnInputIsNeverReplaced) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("is an input")));
 }
 
-TEST_F(NewFolderTest, AKillAfterTheExchangeMakesTheNextRunRemoveTheOldFolder) {
+TEST_F(NewFolderTest,
+       IfARunIsKilledAfterTheExchangeTheNextRunRemovesTheOldFolder) {
   PutCheckpoint(out_, "old");
   Put(out_ / kMarker);
   PutCheckpoint(partial_, "older");
@@ -215,25 +219,25 @@ TEST_F(NewFolderTest, AKillAfterTheExchangeMakesTheNextRunRemoveTheOldFolder) {
 }
 
 TEST_F(NewFolderTest,
-       AfterAKillBetweenTwoRenamesTheNextRunRestoresTheOldFoldersName) {
+       IfARunIsKilledBetweenTheTwoRenamesTheNextRunRestoresTheOldFolder) {
   PutCheckpoint(replaced_, "old");
   PutCheckpoint(partial_, "half");
   Put(partial_ / kMarker);
   EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/false),
               StatusIs(absl::StatusCode::kAlreadyExists,
-                       HasSubstr("exists; --overwrite")));
+                       HasSubstr("exists; give --overwrite")));
   EXPECT_EQ(Left(), std::vector<std::string>{"out"});
   EXPECT_TRUE(fs::exists(out_ / "old"));
   ExpectReplaced();
 }
 
-TEST_F(NewFolderTest, AForeignFolderWithTheTemporaryNameIsAnError) {
+TEST_F(NewFolderTest, AFolderWithTheTemporaryNameThatNoRunMadeIsAnError) {
   PutCheckpoint(out_, "old");
   for (const fs::path& folder : {partial_, replaced_}) {
     PutCheckpoint(folder, "mine");
-    EXPECT_THAT(
-        NewFolder::Check(out_, /*overwrite=*/true),
-        StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("is in the way")));
+    EXPECT_THAT(NewFolder::Check(out_, /*overwrite=*/true),
+                StatusIs(absl::StatusCode::kAlreadyExists,
+                         HasSubstr("needed for a temporary folder")));
     EXPECT_TRUE(fs::exists(folder / "mine"));
     fs::remove_all(folder);
   }

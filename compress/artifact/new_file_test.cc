@@ -45,7 +45,7 @@ TEST_F(NewFileTest, ANewFileReplacesTheOldOneOnlyWhenItIsFinished) {
   EXPECT_FALSE(fs::exists(folder_ / "x.partial"));
 }
 
-TEST_F(NewFileTest, TwoWritersDoNotWriteTheSameTemporaryFile) {
+TEST_F(NewFileTest, ASecondWriterIsRefusedUntilTheFirstFinishesTheFile) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto first, NewFile::Create(path_));
   KVASIR_ASSERT_OK(first->Append(BytesOf("first")));
   EXPECT_THAT(NewFile::Create(path_),

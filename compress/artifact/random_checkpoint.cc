@@ -75,9 +75,9 @@ absl::Status ClearFolder(const RandomCheckpointOptions& options) {
        std::filesystem::directory_iterator(options.out, error)) {
     if (!IsWeightFile(file.path())) continue;
     if (!options.overwrite) {
-      return absl::AlreadyExistsError(
-          absl::StrCat(file.path().string(),
-                       " exists; --overwrite replaces the checkpoint"));
+      return absl::AlreadyExistsError(absl::StrCat(
+          file.path().string(),
+          " already exists; give --overwrite to replace the checkpoint"));
     }
     std::filesystem::remove(file.path(), error);
     if (error) break;
@@ -122,7 +122,8 @@ class TensorStreamer {
       KVASIR_RETURN_IF_ERROR(writer.Append(bytes_));
       progress_.written_bytes += static_cast<int64_t>(bytes_.size());
       if (!on_progress_(progress_)) {
-        return absl::CancelledError("stopped; the checkpoint is not complete");
+        return absl::CancelledError(
+            "the run was stopped; the checkpoint is not complete");
       }
     }
     return absl::OkStatus();

@@ -101,16 +101,16 @@ absl::Status SafetensorsWriter::Append(std::span<const std::byte> bytes) {
 
 absl::Status SafetensorsWriter::Finish() {
   if (appended_bytes_ != declared_bytes_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path_.string(), ": only ", appended_bytes_, " of ",
-                     declared_bytes_, " declared bytes were written"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        path_.string(), ": the header declares tensors of ", declared_bytes_,
+        " bytes, but only ", appended_bytes_, " bytes were written"));
   }
   if (header_room_bytes_ > 0) {
     std::string text = HeaderText(entries_);
     if (static_cast<int64_t>(text.size()) > header_room_bytes_) {
       return absl::ResourceExhaustedError(absl::StrCat(
-          path_.string(), ": the header has ", text.size(),
-          " bytes, but there is only room for ", header_room_bytes_));
+          path_.string(), ": the header has ", text.size(), " bytes, but only ",
+          header_room_bytes_, " bytes were reserved for it"));
     }
     text.resize(static_cast<size_t>(header_room_bytes_), ' ');
     KVASIR_RETURN_IF_ERROR(file_->Rewrite(0, BytesOf(WithLength(text))));

@@ -82,9 +82,10 @@ absl::StatusOr<at::ScalarType> ScalarTypeOf(model::TensorType type) {
     case model::TensorType::kU8:
       return at::kByte;
     default:
-      return absl::DataLossError(absl::StrCat(
-          "it has a tensor of type ", std::string(model::TensorTypeName(type)),
-          ", which is not float64, float32 or uint8"));
+      return absl::DataLossError(
+          absl::StrCat("the type of each tensor must be F64, F32 or U8, but "
+                       "one has the type ",
+                       std::string(model::TensorTypeName(type))));
   }
 }
 
@@ -116,10 +117,12 @@ absl::StatusOr<TensorFile> ReadChecked(const std::filesystem::path& path) {
     }
   }
   if (!has_hash) {
-    return absl::DataLossError("it has no tensor with the hash of its content");
+    return absl::DataLossError(
+        "the tensor that holds the hash of the content is missing");
   }
   if (hash.Finish() != stored_hash) {
-    return absl::DataLossError("its content does not match its hash");
+    return absl::DataLossError(
+        "the content does not match the hash stored in the file");
   }
   return result;
 }

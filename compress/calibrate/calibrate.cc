@@ -668,16 +668,18 @@ absl::StatusOr<CalibrationRun> Calibrate(const model::Checkpoint& checkpoint,
                                          const CalibrateOptions& options,
                                          const CalibrateEvents& events) {
   if (sample.sequence_tokens > checkpoint.spec().max_position_embeddings) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the sequences have ", sample.sequence_tokens,
-                     " tokens, but the model takes at most ",
-                     checkpoint.spec().max_position_embeddings));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "calibration sequences must have at most ",
+        checkpoint.spec().max_position_embeddings,
+        " tokens (the model's context), have ", sample.sequence_tokens));
   }
   if (sample.counted_sequences() < 1 || sample.counted_tokens_each() < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the sample has no counted token: ", sample.counted_sequences(),
-        " sequences of ", sample.sequence_tokens, " tokens, the first ",
-        sample.sink_tokens, " of which are sinks"));
+        "the calibration sample has no tokens to measure: it has ",
+        sample.counted_sequences(),
+        " sequences that are not held out, each of ", sample.sequence_tokens,
+        " tokens, but the first ", sample.sink_tokens,
+        " tokens of each are sinks, which are not measured"));
   }
   if (options.parts.information && options.parts.labels_per_position < 1) {
     return absl::InvalidArgumentError(absl::StrCat(

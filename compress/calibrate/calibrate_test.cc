@@ -39,7 +39,8 @@ at::Tensor NaiveGram(const at::Tensor& rows) {
   return gram;
 }
 
-TEST_F(CalibrateTest, GramsSumsAndEnergiesEqualANaiveFloat64Computation) {
+TEST_F(CalibrateTest,
+       GramMatricesSumsAndQueryEnergiesEqualANaiveFloat64Computation) {
   const CalibrationSample sample = Sample(5, 9);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationRun run,
@@ -163,7 +164,8 @@ TEST_F(CalibrateTest, FisherScoresEqualThoseOfAutogradThroughTheWholeModel) {
   }
 }
 
-TEST_F(CalibrateTest, FisherSquaresTheGradientOfEachSequenceBeforeAveraging) {
+TEST_F(CalibrateTest,
+       FisherScoresSquareTheGradientOfEachSequenceBeforeAveraging) {
   const CalibrationSample sample = Sample(4, 12);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run, Run(sample, {}));
   const WholeModelGradients batch =
@@ -205,7 +207,8 @@ TEST(NextTokenLossTest, LossAndGradientEqualThoseOfAutograd) {
   EXPECT_EQ(have.gradient[3].abs().max().item<double>(), 0.0);
 }
 
-TEST_F(CalibrateTest, ModelsReadLayerByLayerOrHeldInMemoryGiveTheSameResult) {
+TEST_F(CalibrateTest,
+       ReadingTheModelLayerByLayerGivesTheSameResultAsHoldingItInMemory) {
   const CalibrationSample sample = Sample(3, 10);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun resident, Run(sample, {}));
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun streaming,
@@ -219,7 +222,8 @@ TEST_F(CalibrateTest, ModelsReadLayerByLayerOrHeldInMemoryGiveTheSameResult) {
   EXPECT_NE(resident.calibration.id, streaming.calibration.id);
 }
 
-TEST_F(CalibrateTest, ThreadsAndMicroBatchesDoNotChangeTheResult) {
+TEST_F(CalibrateTest,
+       TheNumberOfThreadsAndTheMicroBatchSizeDoNotChangeTheResult) {
   // The products are so wide that the BLAS would share them between threads.
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
@@ -264,7 +268,7 @@ TEST_F(CalibrateTest, MoreThreadsThanSequencesGiveTheSameResultUpToRounding) {
   }
 }
 
-TEST_F(CalibrateTest, TheNumberOfBlasThreadsIsRestored) {
+TEST_F(CalibrateTest, TheNumberOfBlasThreadsIsRestoredAfterACalibration) {
   if (BlasThreads() == 0)
     GTEST_SKIP() << "this BLAS does not report its threads";
   const ScopedBlasThreads two(2);
@@ -331,7 +335,7 @@ TEST_F(CalibrateTest, ACalibrationInTheCacheIsUsedInsteadOfANewRun) {
   EXPECT_NE(less.calibration.id, first.calibration.id);
 }
 
-TEST_F(CalibrateTest, OtherTokensOrWeightsGiveAnotherCalibrationId) {
+TEST_F(CalibrateTest, DifferentTokensOrWeightsGiveADifferentCalibrationId) {
   CalibrateOptions options;
   options.parts.fisher = false;
   options.cache = folder_ / "cache";
@@ -367,7 +371,8 @@ TEST_F(CalibrateTest, ADamagedCacheFileIsReplaced) {
   damage("");
 }
 
-TEST_F(CalibrateTest, WithADamagedStateTheCalibrationStartsFromTheBeginning) {
+TEST_F(CalibrateTest,
+       IfTheSavedStateIsDamagedTheCalibrationStartsFromTheBeginning) {
   const CalibrationSample sample = Sample(4, 10);
   CalibrateOptions options;
   options.cache = folder_ / "whole";
@@ -395,7 +400,7 @@ TEST_F(CalibrateTest, WithADamagedStateTheCalibrationStartsFromTheBeginning) {
   }
 }
 
-TEST_F(CalibrateTest, AStateThatCannotBeSavedDoesNotEndTheRun) {
+TEST_F(CalibrateTest, AFailureToSaveTheStateDoesNotEndTheCalibration) {
   const CalibrationSample sample = Sample(3, 10);
   CalibrateOptions options;
   options.cache = folder_ / "cache";
@@ -446,7 +451,7 @@ TEST_F(CalibrateTest, ACacheFileThatCannotBeReadIsAnErrorAndIsNotReplaced) {
   }
 }
 
-TEST_F(CalibrateTest, WeightsThatAreNotFiniteAreRefusedWithTheirLayer) {
+TEST_F(CalibrateTest, WeightsThatAreNotFiniteAreAnErrorThatNamesTheLayer) {
   // A NaN in layer 1 makes the input of layer 2 not finite.
   PutLastNumber("model.layers.1.mlp.down_proj.weight", std::nanf(""));
   EXPECT_THAT(
@@ -458,8 +463,8 @@ TEST_F(CalibrateTest, WeightsThatAreNotFiniteAreRefusedWithTheirLayer) {
 TEST_F(CalibrateTest, SequencesLongerThanTheContextAreRefused) {
   EXPECT_THAT(Run(Sample(1, 513), {}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the sequences have 513 tokens, but the model "
-                                 "takes at most 512")));
+                       HasSubstr("must have at most 512 tokens (the model's "
+                                 "context), have 513")));
 }
 
 int64_t StatusKilobytes(const char* field) {
@@ -486,7 +491,7 @@ constexpr CalibrationParts kWaysBack[] = {
 // If the autograd graphs of all layers were kept, the attention scores of 24
 // layers would fill the memory.
 TEST_F(CalibrateTest,
-       PeakMemoryIncludesTheWorkspaceOfOneLayerAndNotOfAllLayers) {
+       TheEstimatedPeakMemoryIncludesTheWorkspaceOfOnlyOneLayer) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 24;
   shape.num_query_heads = 8;
@@ -517,7 +522,7 @@ TEST_F(CalibrateTest,
 // test must come after the test of one layer's workspace: once the allocator
 // has freed blocks as large as these, it places later blocks elsewhere and
 // leaves gaps.
-TEST_F(CalibrateTest, PeakMemoryOfALargeVocabularyIsAsEstimated) {
+TEST_F(CalibrateTest, ThePeakMemoryWithALargeVocabularyIsAsEstimated) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 1;
   shape.vocab_size = 400'000;

@@ -31,8 +31,8 @@ absl::StatusOr<CalibrationSample> SampleCalibration(
   const int64_t length = options.sequence_tokens;
   // The next-token loss needs at least two tokens.
   if (length < 2) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("sequences must have at least 2 tokens, have ", length));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "calibration sequences must have at least 2 tokens, have ", length));
   }
   const int64_t count = options.tokens / length;
   if (count < 1) {
@@ -43,9 +43,10 @@ absl::StatusOr<CalibrationSample> SampleCalibration(
   const auto have = static_cast<int64_t>(text.ids.size());
   const int64_t windows = have / length;
   if (windows < count) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the calibration text is too short: it has ", have, " tokens, but ",
-        count * length, " are needed (", count, " sequences of ", length, ")"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the calibration text is too short: it has ", have,
+                     " tokens, but ", count * length, " are needed (", count,
+                     " sequences of ", length, " tokens)"));
   }
   for (int64_t i = 0; i < have; ++i) {
     const int32_t id = text.ids[static_cast<size_t>(i)];
@@ -76,7 +77,7 @@ absl::StatusOr<CalibrationSample> SampleDomains(
     const std::vector<DomainText>& domains, const SampleOptions& options,
     double held_out_share, int64_t vocab_size) {
   if (domains.empty()) {
-    return absl::InvalidArgumentError("no calibration text");
+    return absl::InvalidArgumentError("no calibration text was given");
   }
   const auto count = static_cast<int64_t>(domains.size());
   SampleOptions share = options;

@@ -23,7 +23,8 @@ TokenStream Numbers(int64_t count) {
   return text;
 }
 
-TEST(CalibrationSampleTest, WindowsAreDifferentStretchesOfTheText) {
+TEST(CalibrationSampleTest,
+     SampledSequencesAreStretchesOfTheTextThatDoNotOverlap) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample sample,
       SampleCalibration(Numbers(1007),
@@ -41,7 +42,8 @@ TEST(CalibrationSampleTest, WindowsAreDifferentStretchesOfTheText) {
   EXPECT_EQ(seen.size(), 900U);
 }
 
-TEST(CalibrationSampleTest, ALargerSampleBeginsWithTheSmallerOne) {
+TEST(CalibrationSampleTest,
+     ALargerSampleBeginsWithTheSequencesOfASmallerSample) {
   const TokenStream text = Numbers(500);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const CalibrationSample small,
@@ -55,7 +57,7 @@ TEST(CalibrationSampleTest, ALargerSampleBeginsWithTheSmallerOne) {
   }
 }
 
-TEST(CalibrationSampleTest, DifferentSeedsTakeDifferentWindows) {
+TEST(CalibrationSampleTest, DifferentSeedsChooseDifferentSequencesOfTheText) {
   const TokenStream text = Numbers(5000);
   auto sample = [&](uint64_t seed) {
     return SampleCalibration(
@@ -90,7 +92,7 @@ TEST(CalibrationSampleTest, FewerTokensThanOneSequenceNeedsAreRefused) {
           HasSubstr("7 calibration tokens are too few for a sequence of 8")));
 }
 
-TEST(CalibrationSampleTest, IdsOutsideTheVocabularyAreRefused) {
+TEST(CalibrationSampleTest, TokenIdsOutsideTheVocabularyAreRefused) {
   EXPECT_THAT(
       SampleCalibration(Numbers(20), {.tokens = 16, .sequence_tokens = 8}, 19),
       StatusIs(
@@ -150,7 +152,7 @@ TEST(SampleDomainsTest,
   EXPECT_EQ(held_out(40, 0.0), 0);
 }
 
-TEST(SampleDomainsTest, ADomainThatIsTooShortForItsShareIsNamed) {
+TEST(SampleDomainsTest, ADomainThatIsTooShortForItsShareIsNamedInTheError) {
   EXPECT_THAT(
       SampleDomains(Domains({300, 25, 300}),
                     {.tokens = 90, .sequence_tokens = 10}, 0.1, 3000),

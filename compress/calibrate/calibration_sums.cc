@@ -312,7 +312,7 @@ absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
   const auto loss = file.tensors.find("loss_sum");
   if (!text || loss == file.tensors.end() || loss->second.numel() != 1) {
     return absl::DataLossError(
-        "the file holds the state of another calibration");
+        "the file does not hold the state of this calibration");
   }
   CalibrationState state;
   state.layer = text->value("layer", int64_t{0});
@@ -333,7 +333,7 @@ absl::StatusOr<CalibrationState> StateFromFile(const TensorFile& file,
   }
   if (!whole)
     return absl::DataLossError(
-        "the file holds the state of another model's calibration");
+        "the file holds the state of a calibration of another model");
   return state;
 }
 
@@ -401,7 +401,8 @@ absl::StatusOr<Calibration> CalibrationFromFile(const TensorFile& file,
                                                 const CalibrationParts& parts) {
   const std::optional<nlohmann::json> text = TextOf(file, kCalibrationKind, id);
   if (!text)
-    return absl::DataLossError("the file holds a calibration with another id");
+    return absl::DataLossError(
+        "the file does not hold the calibration with the expected id");
   Calibration calibration;
   calibration.id = id;
   calibration.num_tokens = text->value("num_tokens", int64_t{0});

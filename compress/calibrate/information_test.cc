@@ -90,7 +90,8 @@ double Divergence(const at::Tensor& p_logits, const at::Tensor& q_logits) {
 // F is the information. Each domain of the sample is a copy of the same
 // sequence. So the domains give independent estimates of F, and their spread
 // shows the error of their mean.
-TEST_F(InformationTest, InformationPredictsTheDivergenceThatASmallErrorCauses) {
+TEST_F(InformationTest,
+       FisherInformationPredictsTheDivergenceThatASmallErrorCauses) {
   model::ModelShape shape = SmallShape();
   shape.num_layers = 2;
   Write(shape);
@@ -157,7 +158,7 @@ TEST_F(InformationTest, InformationPredictsTheDivergenceThatASmallErrorCauses) {
   }
 }
 
-TEST_F(InformationTest, InformationIsTheMeanOverDomainsWeightedByTokens) {
+TEST_F(InformationTest, FisherInformationIsTheMeanOverDomainsWeightedByTokens) {
   const CalibrationSample sample = DomainSample();
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run,
                               Run(sample, {.parts = kInformation}));
@@ -179,7 +180,7 @@ TEST_F(InformationTest, InformationIsTheMeanOverDomainsWeightedByTokens) {
   EXPECT_EQ(run.calibration.layers[2].domains[1].name, "b");
 }
 
-TEST_F(InformationTest, SumsLeaveOutSinksAndHeldOutSequences) {
+TEST_F(InformationTest, CalibrationSumsLeaveOutSinksAndHeldOutSequences) {
   const CalibrationSample sample = DomainSample();
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run,
                               Run(sample, {.parts = kInformation}));
@@ -234,7 +235,8 @@ TEST_F(InformationTest,
 }
 
 // Checks the formulas in calibration.h for moments, including biases.
-TEST_F(InformationTest, MomentsOfKeysAndValuesFollowFromTheGramAndTheWeights) {
+TEST_F(InformationTest,
+       MomentsOfKeysAndValuesFollowFromTheInputGramMatrixAndTheWeights) {
   CalibrationSample sample = DomainSample();
   sample.held_out_sequences = 0;
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun run,
@@ -264,7 +266,7 @@ TEST_F(InformationTest, MomentsOfKeysAndValuesFollowFromTheGramAndTheWeights) {
 
 // The families include models without RoPE, models that rotate only a part of
 // each head, and models with one KV head per query head.
-TEST_F(InformationTest, InformationIsMeasuredForEveryModelFamily) {
+TEST_F(InformationTest, FisherInformationIsMeasuredForEveryModelFamily) {
   for (const model::Family family :
        {model::Family::kLlama, model::Family::kNeox, model::Family::kOpt}) {
     model::ModelShape shape = SmallShape();
@@ -306,7 +308,8 @@ TEST_F(InformationTest, MoreLabelsPerPositionLowerTheErrorOfTheEstimate) {
   EXPECT_GT(sixteen, 0.0);
 }
 
-TEST_F(InformationTest, FisherScoresDoNotChangeIfInformationIsMeasuredToo) {
+TEST_F(InformationTest,
+       FisherScoresDoNotChangeIfFisherInformationIsMeasuredToo) {
   const CalibrationSample sample = Sample(4, 12);
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun fisher, Run(sample, {}));
   KVASIR_ASSERT_OK_AND_ASSIGN(
@@ -326,7 +329,8 @@ TEST_F(InformationTest, FisherScoresDoNotChangeIfInformationIsMeasuredToo) {
   }
 }
 
-TEST_F(InformationTest, ThreadsAndStopsDoNotChangeTheResult) {
+TEST_F(InformationTest,
+       NeitherTheNumberOfThreadsNorStoppingAndResumingChangesTheResult) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation};
   options.parts.labels_per_position = 2;
@@ -354,7 +358,7 @@ TEST_F(InformationTest, ThreadsAndStopsDoNotChangeTheResult) {
   EXPECT_TRUE(want == CacheBytes(options.cache));
 }
 
-TEST_F(InformationTest, InformationAndSampleRowsAreReadBackFromTheCache) {
+TEST_F(InformationTest, FisherInformationAndSampleRowsAreReadBackFromTheCache) {
   const CalibrationSample sample = DomainSample();
   CalibrateOptions options{.parts = kInformation, .cache = folder_ / "cache"};
   KVASIR_ASSERT_OK_AND_ASSIGN(const CalibrationRun made, Run(sample, options));
@@ -396,7 +400,7 @@ TEST_F(InformationTest, InformationAndSampleRowsAreReadBackFromTheCache) {
                    ->from_cache);
 }
 
-TEST_F(InformationTest, AMessageWarnsIfThereIsOnlyOneDomain) {
+TEST_F(InformationTest, AMessageWarnsIfThereIsOnlyOneCalibrationDomain) {
   KVASIR_ASSERT_OK(Run(Sample(2, 10), {.parts = kInformation}).status());
   EXPECT_THAT(messages_,
               HasSubstr("warning: the calibration text has only one domain"));
@@ -404,17 +408,19 @@ TEST_F(InformationTest, AMessageWarnsIfThereIsOnlyOneDomain) {
   EXPECT_EQ(messages_, "");
 }
 
-TEST_F(InformationTest, ASampleWithoutCountedTokensIsRefused) {
+TEST_F(InformationTest, ASampleThatHasOnlySinksOrHeldOutSequencesIsRefused) {
   CalibrationSample sample = Sample(2, 10);
   sample.sink_tokens = 10;
-  EXPECT_THAT(Run(sample, {.parts = kInformation}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("2 sequences of 10 tokens, the first 10 of")));
+  EXPECT_THAT(
+      Run(sample, {.parts = kInformation}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("2 sequences that are not held out, each of 10")));
   sample = Sample(2, 10);
   sample.held_out_sequences = 2;
-  EXPECT_THAT(Run(sample, {.parts = kInformation}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("has no counted token: 0 sequences")));
+  EXPECT_THAT(
+      Run(sample, {.parts = kInformation}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("has no tokens to measure: it has 0 sequences")));
 }
 
 TEST_F(InformationTest, TheEstimatedCostCountsSampleRowsDomainsAndLabels) {
@@ -436,7 +442,7 @@ TEST_F(InformationTest, TheEstimatedCostCountsSampleRowsDomainsAndLabels) {
 }
 
 TEST(SampledLabelScoresTest,
-     LabelsFollowTheProbabilitiesAndGradientsEqualThoseOfAutograd) {
+     SampledLabelsFollowTheProbabilitiesAndGradientsEqualThoseOfAutograd) {
   // The head has more rows than are read at a time.
   const at::Tensor head =
       at::sin(at::arange(9000 * 8, at::kFloat)).view({9000, 8});

@@ -7,7 +7,7 @@ namespace {
 
 at::Tensor Ramp() { return at::arange(1, 4, at::kDouble); }
 
-TEST(ShrunkTest, AShareOfTheMeanEigenvalueIsAddedToEachEigenvalue) {
+TEST(ShrunkTest, ShrinkageAddsAShareOfTheMeanEigenvalueToEachEigenvalue) {
   const at::Tensor information = at::diag(Ramp());  // its trace is 6
   const at::Tensor want = at::diag(Ramp() + 0.5 * 2.0);
   EXPECT_TRUE(at::allclose(Shrunk(information, 0.5), want));
@@ -15,7 +15,7 @@ TEST(ShrunkTest, AShareOfTheMeanEigenvalueIsAddedToEachEigenvalue) {
   EXPECT_TRUE(at::equal(information, at::diag(Ramp())));
 }
 
-TEST(ShrunkTest, ShrinkageMakesARankOneInformationInvertible) {
+TEST(ShrunkTest, ShrinkageMakesAnInformationMatrixOfRankOneInvertible) {
   const at::Tensor information = at::outer(Ramp(), Ramp());  // its trace is 14
   const at::Tensor shrunk = Shrunk(information.to(at::kFloat));
   EXPECT_EQ(shrunk.scalar_type(), at::kDouble);

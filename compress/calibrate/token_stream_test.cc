@@ -46,7 +46,7 @@ TEST(TokenStreamTest, EncodingInPiecesEqualsEncodingTheWholeText) {
   for (const int32_t id : stream.ids) ASSERT_FALSE(tokenizer->IsSpecial(id));
 }
 
-TEST(TokenStreamTest, AFolderIsRefused) {
+TEST(TokenStreamTest, AFolderInPlaceOfATextFileIsRefused) {
   const std::string folder =
       std::string(std::getenv("KVASIR_SOURCE_DIR")) + "/models/tiny";
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,

@@ -312,7 +312,7 @@ absl::StatusOr<Baseline> MakePerChannel(const Maker& m) {
   if (!m.request.calibration_ids.defined()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "baseline \"", m.name.text,
-        "\": its ranges come from a calibration text, and there is none"));
+        "\" takes its ranges from a calibration text, but none was given"));
   }
   KVASIR_ASSIGN_OR_RETURN(
       std::unique_ptr<CacheTransform> transform,
@@ -474,7 +474,8 @@ absl::StatusOr<Baseline> MakeBaseline(const BaselineRequest& request) {
   if (name.repeats) return name.Refuse("each setting once");
   if (request.decoder->plan().has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "baseline \"", name.text, "\" needs an uncompressed model"));
+        "baseline \"", name.text,
+        "\" needs an uncompressed model, but this one is compressed"));
   }
   const model::DecoderSpec& spec = request.decoder->spec();
   KVASIR_ASSIGN_OR_RETURN(const ExactRows exact,

@@ -66,7 +66,7 @@ TEST_F(BaselinesTest, ThePerTokenBaselineEqualsAPlanWithTheSameCodes) {
             candidate->kv_payload_bytes_per_token);
 }
 
-TEST_F(BaselinesTest, SixteenBitsMeanExactKeysAndValues) {
+TEST_F(BaselinesTest, ABaselineWithSixteenBitsKeepsKeysAndValuesExact) {
   const at::Tensor exact = Logits(nullptr);
   for (const char* name : {"per-token:k16,v16", "per-token:k16", "think:1,16",
                            "low-rank:16/16", "kivi:2,group=8,residual=40"}) {
@@ -78,7 +78,7 @@ TEST_F(BaselinesTest, SixteenBitsMeanExactKeysAndValues) {
 
 // Within a block of tokens, the keys of a channel share one range. The last
 // tokens stay exact.
-TEST_F(BaselinesTest, KiviCodesKeysPerChannelInBlocks) {
+TEST_F(BaselinesTest, KiviCodesEachKeyChannelInBlocksOfTokens) {
   const Baseline kivi = Make("kivi:2,group=8,residual=8");
   const auto seen = kivi.transform->RotatedKey(0, key_, query_);
   KVASIR_ASSERT_OK(seen);
@@ -108,7 +108,7 @@ TEST_F(BaselinesTest, KiviCodesKeysPerChannelInBlocks) {
   EXPECT_TRUE(at::equal(seen->values.slice(1, 16), key_.slice(1, 16)));
 }
 
-TEST_F(BaselinesTest, KiviQueriesDoNotSeeBlocksWithLaterTokens) {
+TEST_F(BaselinesTest, WithKiviLaterTokensDoNotChangeTheLogitsOfEarlierTokens) {
   const Baseline kivi = Make("kivi:1,group=8,residual=8");
   const auto whole =
       decoder_.Logits(Ids(40), {.transform = kivi.transform.get()});
@@ -122,7 +122,8 @@ TEST_F(BaselinesTest, KiviQueriesDoNotSeeBlocksWithLaterTokens) {
   EXPECT_GT(Difference(*whole, Logits(nullptr)), 1e-2);
 }
 
-TEST_F(BaselinesTest, PerChannelTakesItsRangesFromTheCalibrationText) {
+TEST_F(BaselinesTest,
+       ThePerChannelBaselineTakesItsRangesFromTheCalibrationText) {
   for (const char* name : {"per-channel:k8.pre", "per-channel:k8.post"}) {
     const Baseline baseline = Make(name);
     const at::Tensor exact = Logits(nullptr);
@@ -174,7 +175,7 @@ TEST_F(BaselinesTest, ThinkKeepsTheChannelsWithTheLargestScores) {
   }
 }
 
-TEST_F(BaselinesTest, LowRankKeysDropTheLeastSingularValues) {
+TEST_F(BaselinesTest, LowRankKeysDropTheSmallestSingularValues) {
   const auto have = Make("low-rank:5/16").transform->Key(0, key_);
   KVASIR_ASSERT_OK(have);
   const at::Tensor singular =
@@ -183,7 +184,8 @@ TEST_F(BaselinesTest, LowRankKeysDropTheLeastSingularValues) {
   EXPECT_NEAR((have->values - key_).norm().item<double>(), lost, 1e-4 * lost);
 }
 
-TEST_F(BaselinesTest, BytesIncludeParametersAndTheFixedBytesOfASequence) {
+TEST_F(BaselinesTest,
+       BytesOfABaselineIncludeScalesAndTheFixedBytesOfASequence) {
   // The model has two layers; keys and values each have 2 heads of 8 channels,
   // 16 in all.
   const auto bytes = [&](const char* name) {
@@ -276,7 +278,7 @@ TEST_F(BaselinesTest, KiviWithoutAResidualCodesAllTokens) {
       Make("kivi:2,group=8,residual=0").candidate.fixed_bytes_per_sequence, 0);
 }
 
-TEST_F(BaselinesTest, CodesOfOtherServersTakeTheExpectedBytes) {
+TEST_F(BaselinesTest, RotatedFloat8AndGgmlCodesTakeTheExpectedBytes) {
   const auto of = [&](const ReferenceDecoder& decoder, const char* name) {
     const auto baseline = MakeBaseline({.name = name, .decoder = &decoder});
     KVASIR_EXPECT_OK(baseline);
@@ -304,7 +306,8 @@ TEST_F(BaselinesTest, CodesOfOtherServersTakeTheExpectedBytes) {
             2 * (2 * 64 + 2 * 18));
 }
 
-TEST(PlannedNameTest, AFolderNameMayBeFollowedByTheNumbersOfExactTokens) {
+TEST(PlannedNameTest,
+     AModelFolderNameMayBeFollowedByTheNumbersOfExactSinksAndWindowTokens) {
   const auto both = ParsePlannedName("a:b/model:window=128,sinks=4");
   KVASIR_ASSERT_OK(both);
   EXPECT_EQ(both->folder, "a:b/model");

@@ -116,40 +116,41 @@ absl::Status Evaluator::CheckText() const {
       options_.window_tokens > spec.max_position_embeddings) {
     return absl::InvalidArgumentError(
         absl::StrCat("windows must have 2 to ", spec.max_position_embeddings,
-                     " tokens (the context of ", teacher_.model, "), have ",
+                     " tokens (the context of ", teacher_.model, "), but have ",
                      options_.window_tokens));
   }
   const int64_t windows = std::max(options_.min_windows, kFewestWindows);
   if (options_.max_windows > 0 && options_.max_windows < windows) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the largest number of windows is ", options_.max_windows,
-                     ", but the smallest is ", windows));
+        absl::StrCat("the number of windows is limited to ",
+                     options_.max_windows, ", but must be at least ", windows));
   }
   const auto have = static_cast<int64_t>(text_.ids.size());
   if (have < windows * text_per_window_) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        text_.name, " has ", have, " tokens, but ", windows * text_per_window_,
-        " are needed for ", windows, " windows of ", text_per_window_));
+    return absl::InvalidArgumentError(
+        absl::StrCat(text_.name, " has ", have, " tokens, but ",
+                     windows * text_per_window_, " are needed for ", windows,
+                     " windows of ", text_per_window_, " tokens"));
   }
   if (text_.bos.has_value() &&
       (*text_.bos < 0 || *text_.bos >= spec.vocab_size)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(text_.name, ": the start token is ", *text_.bos,
+        absl::StrCat(text_.name, ": the id of the start token is ", *text_.bos,
                      ", but the vocabulary of ", teacher_.model, " has ",
                      spec.vocab_size, " tokens"));
   }
   for (size_t i = 0; i < text_.ids.size(); ++i) {
     if (text_.ids[i] < 0 || text_.ids[i] >= spec.vocab_size) {
       return absl::InvalidArgumentError(
-          absl::StrCat(text_.name, ": token ", i, " is ", text_.ids[i],
+          absl::StrCat(text_.name, ": token ", i, " has the id ", text_.ids[i],
                        ", but the vocabulary of ", teacher_.model, " has ",
                        spec.vocab_size, " tokens"));
     }
   }
   if (text_.bytes.size() != text_.ids.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(text_.name, ": ", text_.ids.size(), " tokens, but ",
-                     text_.bytes.size(), " byte counts"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        text_.name, ": there must be one byte count for each of the ",
+        text_.ids.size(), " tokens, but there are ", text_.bytes.size()));
   }
   return absl::OkStatus();
 }
@@ -175,12 +176,13 @@ absl::Status Evaluator::ChooseRepeat() {
       2 * longest > tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
         "repeat test: a passage of ", repeat.passage_tokens,
-        " tokens, read twice, and a filler of ", repeat.filler_tokens,
-        " tokens do not fit: a passage must have at least 2 tokens, all must "
-        "have at most ",
+        " tokens and a filler of ", repeat.filler_tokens,
+        " tokens do not fit: the passage must have at least 2 tokens, two "
+        "passages and the filler together at most ",
         context,
-        " together (the context), and each at most half of the text's ",
-        tokens));
+        " (the context), and passage and filler each at most half of the "
+        "text's ",
+        tokens, " tokens"));
   }
   return absl::OkStatus();
 }
@@ -235,7 +237,7 @@ absl::Status Evaluator::ForEachWindow(
     }
     ++done;
     if (status.ok() && options_.progress && !options_.progress(done, count)) {
-      status = absl::CancelledError("stopped");
+      status = absl::CancelledError("the evaluation was stopped");
     }
     stop = !status.ok();
   });
@@ -279,7 +281,8 @@ absl::StatusOr<Evaluator::Score> Evaluator::ScoreRows(
   sum.agreement /= scored;
   sum.kl /= scored;
   if (!std::isfinite(sum.nats)) {
-    return absl::InternalError(absl::StrCat("the loss is ", sum.nats));
+    return absl::InternalError(
+        absl::StrCat("the loss of a window must be finite, is ", sum.nats));
   }
   return sum;
 }
@@ -321,8 +324,10 @@ absl::Status Evaluator::RunTeacher() {
     }
   }
   if (scored_bytes_ == 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        text_.name, ": all of its tokens together have 0 bytes of text"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(text_.name,
+                     ": the tokens whose loss is measured have 0 bytes of text "
+                     "together, so the loss per byte cannot be computed"));
   }
   summary_.model = teacher_.model;
   summary_.nats_per_token = MeanWithInterval(teacher_nats_).mean;

@@ -62,7 +62,7 @@ double PlainLoss(const ReferenceDecoder& decoder, std::vector<int64_t> ids,
   return nats / static_cast<double>(all.size(0) - first);
 }
 
-TEST(EvaluateTest, WindowsScoreTheirOwnTokensAfterTheStartToken) {
+TEST(EvaluateTest, TheLossOfAWindowCountsAllItsTokensAfterTheStartToken) {
   const Bench bench;
   const EvaluationText text = Text(60);
   const auto evaluator = Make(bench, text, Options());
@@ -88,7 +88,7 @@ TEST(EvaluateTest, WindowsScoreTheirOwnTokensAfterTheStartToken) {
   EXPECT_NEAR((*evaluator)->teacher().nats_per_byte, row->nats_per_byte, 1e-9);
 }
 
-TEST(EvaluateTest, TheTeacherComparedWithItselfAddsNoLoss) {
+TEST(EvaluateTest, TheTeacherComparedWithItselfHasNoAddedLoss) {
   const Bench bench;
   const auto evaluator = Make(bench, Text(60), Options());
   KVASIR_ASSERT_OK(evaluator);
@@ -150,7 +150,7 @@ TEST(EvaluateTest, TheNumberOfThreadsDoesNotChangeTheResult) {
   EXPECT_EQ(rows[0].repeat_nats_per_token, rows[1].repeat_nats_per_token);
 }
 
-TEST(EvaluateTest, TheRepeatTestScoresOnlyTheSecondCopy) {
+TEST(EvaluateTest, TheRepeatTestMeasuresTheLossOfOnlyTheSecondCopyOfAPassage) {
   const Bench bench;
   const EvaluationText text = Text(60);
   EvaluateOptions options = Options();
@@ -188,7 +188,7 @@ TEST(EvaluateTest, ByDefaultTheRepeatTestFitsIntoTheContext) {
                        HasSubstr("at most 63 together")));
 }
 
-TEST(EvaluateTest, WithoutAStartTokenTheFirstTokenIsNotScored) {
+TEST(EvaluateTest, WithoutAStartTokenTheLossLeavesOutTheFirstToken) {
   const Bench bench;
   EvaluationText text = Text(60);
   text.bos.reset();
@@ -232,7 +232,7 @@ TEST(EvaluateTest, FewerThanTwoWindowsAreRefused) {
   options.max_windows = 1;
   EXPECT_THAT(Make(bench, Text(60), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("windows is 1, but the smallest is 2")));
+                       HasSubstr("is limited to 1, but must be at least 2")));
   options.max_windows = 0;
   EXPECT_THAT(Make(bench, Text(20), options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -245,7 +245,7 @@ TEST(EvaluateTest, AStartTokenOutsideTheVocabularyIsRefused) {
   text.bos = 31;
   EXPECT_THAT(Make(bench, text, Options()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the start token is 31")));
+                       HasSubstr("the id of the start token is 31")));
 }
 
 TEST(EvaluateTest, ClampedCodesAreCountedSeparatelyForEachModel) {
@@ -288,7 +288,8 @@ TEST(EvaluateTest, WeightsThatAreNotFiniteAreAnErrorThatNamesTheModel) {
   EXPECT_THAT(
       (*evaluator)->Evaluate(*MakeCandidate("broken", *broken)).status(),
       StatusIs(absl::StatusCode::kInternal,
-               HasSubstr("broken, window 0: the loss is nan")));
+               HasSubstr("broken, window 0: the loss of a window must be "
+                         "finite, is nan")));
 }
 
 TEST(EvaluateTest, ProgressCountsWindowsAndCanStopTheEvaluation) {
@@ -337,7 +338,7 @@ TEST(EvaluateTest, BytesOfACandidateFollowFromItsPlan) {
   EXPECT_EQ(candidate->exact_window, 8);
 }
 
-TEST(EvaluateTest, TheReportHasAllFields) {
+TEST(EvaluateTest, TheJsonReportHasAllFields) {
   const Bench bench;
   const auto evaluator = Make(bench, Text(60), Options());
   KVASIR_ASSERT_OK(evaluator);

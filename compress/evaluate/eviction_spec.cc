@@ -35,7 +35,7 @@ absl::StatusOr<EvictionSpec> ParseEvictionSpec(
   if (!method.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat(method.status().message(),
-                     "; an evaluation also takes recent or random"));
+                     "; an evaluation also accepts recent or random"));
   }
   spec.settings.method = *method;
   return spec;
@@ -70,9 +70,10 @@ absl::StatusOr<kvasir::v1::KvPlan> EvictingPlan(
         (eviction.sinks() < exact_sinks || eviction.recent() < exact_window)) {
       return absl::InvalidArgumentError(
           absl::StrCat("tokens that a baseline keeps exact must not be "
-                       "evicted: sinks must be >= ",
-                       exact_sinks, " and recent >= ", exact_window, ", are ",
-                       eviction.sinks(), " and ", eviction.recent()));
+                       "evicted: the eviction must keep at least ",
+                       exact_sinks, " sinks and ", exact_window,
+                       " recent tokens, but keeps ", eviction.sinks(), " and ",
+                       eviction.recent()));
     }
   }
   set_exact(0, 0);

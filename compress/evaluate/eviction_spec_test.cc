@@ -74,7 +74,7 @@ TEST(EvictionSpecTest, EvictionNamesAndBudgetsAreParsed) {
   EXPECT_THAT(ParseEvictionSpec("lru", "8", kTiny, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("want q-hitter, h2o or streaming; an "
-                                 "evaluation also takes recent or random")));
+                                 "evaluation also accepts recent or random")));
   EXPECT_THAT(ParseEvictionSpec("h2o", "two", kTiny, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("not an eviction budget")));
@@ -125,7 +125,8 @@ TEST(EvictionSpecTest, TheEvictionNamedRecentKeepsOnlyTheLatestTokens) {
 // smallest code errors. The rounding of numbers that are stored without codes
 // does not count as a code error. An eviction in the plan itself gives the same
 // result as one that EvictingPlan adds.
-TEST(EvictionSpecTest, CodeErrorsDecideWhichTokensAreKept) {
+TEST(EvictionSpecTest,
+     WithALambdaOfZeroTheTokensWithTheSmallestCodeErrorsAreKept) {
   const plan::AttentionShape shape = model::AttentionShapeOf(TestSpec());
   kvasir::v1::KvPlan plan = plan::FullRankPlan(shape, kvasir::v1::BF16);
   for (auto& layer : *plan.mutable_layers()) {
@@ -246,16 +247,17 @@ TEST(EvictionSpecTest, TokensThatABaselineKeepsExactAreNeverEvicted) {
     KVASIR_ASSERT_OK(planned);
     EXPECT_EQ((*planned->rules)[0]->layer.slots.sinks, sinks);
     EXPECT_EQ((*planned->rules)[0]->layer.slots.recent, recent);
-    EXPECT_THAT(
-        Evicting(candidate, Spec("h2o", "0.5", {.recent = 7})).status(),
-        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("recent >= 8")))
+    EXPECT_THAT(Evicting(candidate, Spec("h2o", "0.5", {.recent = 7})).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("8 recent tokens, but keeps")))
         << name;
   }
 }
 
 // Two things set the fixed bytes: the exact rows, which have pages of their own
 // in each layer, and the scores of an eviction, which make these pages larger.
-TEST(EvictionSpecTest, AddingEvictionGivesTheFixedBytesOfAPlanThatEvicts) {
+TEST(EvictionSpecTest,
+     AddingEvictionToACandidateGivesTheFixedBytesOfAPlanWithEviction) {
   const plan::ExactTokens exact = {.sinks = 1, .window = 2};
   kvasir::v1::KvPlan evicts = CodedPlan(exact);
   KVASIR_ASSERT_OK(plan::ApplyEviction(Spec("h2o", "0.5").settings,
@@ -272,7 +274,7 @@ TEST(EvictionSpecTest, AddingEvictionGivesTheFixedBytesOfAPlanThatEvicts) {
   EXPECT_GT(planned.fixed_bytes_per_sequence, before.fixed_bytes_per_sequence);
 }
 
-TEST(EvictionSpecTest, AnEvictingCandidateReportsItsBytes) {
+TEST(EvictionSpecTest, ACandidateWithEvictionReportsItsBytes) {
   plan::EvictionSettings settings = kTiny;
   settings.lambda = 0.25;
   const ReferenceDecoder decoder = TestDecoder();

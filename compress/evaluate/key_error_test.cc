@@ -49,13 +49,13 @@ ReferenceDecoder WithKeysTimes(double factor) {
   return MakeDecoder(std::move(parts), ExactPlan());
 }
 
-TEST(KeyErrorTest, AnExactCacheHasNoError) {
+TEST(KeyErrorTest, AnExactCacheHasNoKeyError) {
   EXPECT_EQ(Measure(WithKeysTimes(1.0)).relative, 0.0);
 }
 
 // Each layer gets the teacher's inputs, so errors of one layer do not reach the
 // next layer.
-TEST(KeyErrorTest, ErrorsAreRelativeToTheKeysMinusTheirMeanInEachLayer) {
+TEST(KeyErrorTest, KeyErrorsAreRelativeToTheKeysMinusTheirMeanInEachLayer) {
   const ReferenceDecoder teacher = TestDecoder();
   // Records the inputs of each layer, from which the means of its keys are
   // computed.
@@ -82,7 +82,7 @@ TEST(KeyErrorTest, ErrorsAreRelativeToTheKeysMinusTheirMeanInEachLayer) {
   EXPECT_NEAR(Measure(WithKeysTimes(1.5)).relative, std::sqrt(expected), 1e-5);
 }
 
-TEST(KeyErrorTest, ThePredictedErrorOfPlainChannelsIsTwoToTheMinusBits) {
+TEST(KeyErrorTest, ThePredictedKeyErrorOfChannelsWithNBitsIsTwoToTheMinusN) {
   ReferenceDecoder::Parts parts = TestParts(TestSpec(), 1);
   kvasir::v1::KvPlan plan = ExactPlan();
   for (size_t l = 0; l < 2; ++l) {

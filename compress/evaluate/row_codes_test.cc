@@ -25,7 +25,7 @@ at::Tensor Coded(const absl::StatusOr<at::Tensor>& rows) {
 }
 
 // The expected errors are from Max 1960, table I.
-TEST(CodeRotatedTest, TheErrorIsThatOfMaxsTableEvenWithOutliers) {
+TEST(CodeRotatedTest, TheErrorIsThatOfALloydMaxQuantizerEvenWithOutliers) {
   at::manual_seed(7);
   const at::Tensor normal = at::randn({500, 3, 64});
   at::Tensor outliers = normal.clone();
@@ -69,7 +69,7 @@ TEST(CodeRotatedTest,
   EXPECT_EQ(Coded(CodeRotated(at::zeros({0, 64}), 4)).numel(), 0);
 }
 
-TEST(CodeRotatedTest, ALengthBeyondFloat16IsRefused) {
+TEST(CodeRotatedTest, ARowWhoseScaleExceedsTheLargestFloat16IsRefused) {
   EXPECT_THAT(CodeRotated(at::full({1, 64}, 1e7), 4),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("65504")));
   EXPECT_THAT(
@@ -80,8 +80,7 @@ TEST(CodeRotatedTest, ALengthBeyondFloat16IsRefused) {
 
 // The expected numbers were computed by hand, following quantize_row_q8_0_ref
 // in ggml-quants.c.
-TEST(CodeGgmlTest,
-     Q8ScalesTheGreatestMagnitudeTo127AndRoundsHalvesAwayFromZero) {
+TEST(CodeGgmlTest, Q8MapsTheGreatestMagnitudeTo127AndRoundsHalvesAwayFromZero) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = -127.0;
   row[0][1] = 2.5;
@@ -96,7 +95,8 @@ TEST(CodeGgmlTest,
 
 // As in quantize_row_q4_0_ref, the number with the greatest magnitude gets code
 // 0. At the other end, the range is one step shorter.
-TEST(CodeGgmlTest, Q4IsExactAtTheGreatestMagnitudeAndClampsAtTheOtherEnd) {
+TEST(CodeGgmlTest,
+     Q4CodesTheGreatestMagnitudeExactlyAndClampsNumbersOfTheOtherSign) {
   at::Tensor row = at::zeros({1, 32});
   row[0][0] = 8.0;
   row[0][1] = -8.0;
@@ -121,7 +121,7 @@ TEST(CodeGgmlTest, EachBlockHasItsOwnScale) {
   EXPECT_GT(small, 0.0);
 }
 
-TEST(CodeGgmlTest, RotationSpreadsOutliers) {
+TEST(CodeGgmlTest, RotatingRowsWithOutliersLowersTheirError) {
   at::manual_seed(11);
   at::Tensor rows = at::randn({200, 64});
   rows.select(-1, 3).mul_(30);
@@ -138,7 +138,7 @@ TEST(CodeGgmlTest, ZerosAreDecodedAsZeros) {
   }
 }
 
-TEST(RoundToFloat8Test, NumbersAreRoundedToTheNearestNumberOfTheType) {
+TEST(RoundToFloat8Test, NumbersAreRoundedToTheNearestFloat8Number) {
   const at::Tensor numbers =
       at::tensor({0.0f, 1.0f, -448.0f, 0.0625f, 0x1p-9f, 1.0625f, 1.1875f,
                   500.0f, 0x1p-10f, 0x1.8p-9f});
@@ -151,7 +151,7 @@ TEST(RoundToFloat8Test, NumbersAreRoundedToTheNearestNumberOfTheType) {
       at::tensor({57344.0f, 57344.0f, 0x1p-16f, 1.0f, 1.5f})));
 }
 
-TEST(RoundToFloat8Test, EachTypeHasExactlyTheNumbersThatEightBitsEncode) {
+TEST(RoundToFloat8Test, EachFloat8TypeHasExactlyTheNumbersThatEightBitsEncode) {
   const at::Tensor all =
       RoundToFloat8(at::linspace(-460, 460, 2000001), Float8::kE4M3);
   std::set<float> numbers;

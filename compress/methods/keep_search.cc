@@ -62,8 +62,8 @@ absl::StatusOr<FoundPlan> PlanForBytes(const KeepSearch& search) {
   }
   if (best) return *std::move(best);
   return absl::InvalidArgumentError(absl::StrCat(
-      search.want_bytes, " KV bytes per token cannot be reached: the least ",
-      "plan found takes ", least_bytes,
+      "no plan of at most ", search.want_bytes,
+      " KV bytes per token was found: the smallest plan takes ", least_bytes,
       refusal.ok() ? "" : absl::StrCat(" (", refusal.message(), ")")));
 }
 

@@ -29,7 +29,7 @@ KeepSearch Steps(double want, int* plans = nullptr) {
   return search;
 }
 
-TEST(KeepSearchTest, TheLargestPlanWithinTheBytesIsFound) {
+TEST(KeepSearchTest, TheLargestPlanWithinTheByteLimitIsFound) {
   for (const double want : {120.0, 127.0, 300.0, 501.5, 863.0}) {
     int plans = 0;
     KVASIR_ASSERT_OK_AND_ASSIGN(const FoundPlan found,
@@ -41,19 +41,21 @@ TEST(KeepSearchTest, TheLargestPlanWithinTheBytesIsFound) {
   }
 }
 
-TEST(KeepSearchTest, WithEnoughBytesEverythingIsKept) {
+TEST(KeepSearchTest, WithAByteLimitAboveTheSizeOfTheWholePlanEverythingIsKept) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const FoundPlan found,
                               PlanForBytes(Steps(5000.0)));
   EXPECT_EQ(found.keep, 1.0);
   EXPECT_EQ(found.bytes, 864.0);
 }
 
-TEST(KeepSearchTest, FewerBytesThanTheSmallestPlanTakesAreRefusedWithItsBytes) {
+TEST(KeepSearchTest,
+     AByteLimitBelowTheSmallestPlanIsRefusedWithTheBytesOfThatPlan) {
   EXPECT_THAT(
       PlanForBytes(Steps(100.0)),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("100 KV bytes per token cannot be reached: the least "
-                         "plan found takes 104 (below the least ranks)")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("no plan of at most 100 KV bytes per token was found: "
+                    "the smallest plan takes 104 (below the least ranks)")));
 }
 
 TEST(KeepSearchTest, ErrorsOfThePlannerAreReturned) {

@@ -56,13 +56,15 @@ absl::Status CheckOptions(const PlanRequest& request,
   const int64_t most = request.spec.num_kv_heads * request.spec.head_dim;
   if (options.min_rank.has_value() &&
       (*options.min_rank < 1 || *options.min_rank > most)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "LoRC: d_min must be 1..", most, ", is ", *options.min_rank));
+    return absl::InvalidArgumentError(
+        absl::StrCat("LoRC: d_min, the least rank, must be 1..", most, ", is ",
+                     *options.min_rank));
   }
   for (int64_t layer : options.only_layers) {
     if (layer >= 0 && layer < layers) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("LoRC: layer ", layer, " is not in 0..", layers - 1));
+        absl::StrCat("LoRC: layers to compress must be 0..", layers - 1,
+                     ", but layer ", layer, " is listed"));
   }
   return absl::OkStatus();
 }
@@ -150,10 +152,11 @@ class RankSolver {
     const auto target = static_cast<double>(pool_.target);
     double low = 0;
     if (Total(low) > target) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("even at d_min = 0 the compressed layers take ",
-                       Total(low), " numbers a token, but only ", pool_.target,
-                       " are left for them: skip fewer layers or keep more"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "LoRC: even with a least rank of 0, the compressed layers "
+          "keep ",
+          Total(low), " numbers per token, but the budget has only ",
+          pool_.target, " left for them: skip fewer layers or raise --keep"));
     }
     double high = static_cast<double>(pool_.units.front().max_rank);
     if (Total(high) <= target) return high;
@@ -197,8 +200,10 @@ absl::StatusOr<std::vector<int64_t>> CompressedRanks(
   }
   if (shares.empty()) {  // can happen only with a threshold
     return absl::InvalidArgumentError(
-        absl::StrCat("the threshold ", options.threshold.value_or(0),
-                     " leaves out every layer: the least sensitive one is at ",
+        absl::StrCat("LoRC: the sensitivity of every layer is above the "
+                     "threshold, ",
+                     options.threshold.value_or(0),
+                     ", so no layer would be compressed; the least is ",
                      layers.back().cumulative_log));
   }
   if (options.min_rank.has_value()) {
@@ -247,7 +252,7 @@ absl::StatusOr<std::vector<LayerSensitivity>> MeasureSensitivity(
     const PlanRequest& request, double log_base, FactorProfile* profile) {
   if (request.weights == nullptr) {
     return absl::FailedPreconditionError(
-        "condition numbers need the model's weights");
+        "condition numbers cannot be computed without the model's weights");
   }
   std::vector<LayerSensitivity> layers;
   for (int64_t l = 0; l < request.spec.num_layers(); ++l) {

@@ -86,8 +86,9 @@ TEST_F(LorcTest, ALayerWithASingularProjectionIsTheMostSensitive) {
   EXPECT_NEAR(layers[2].key_condition / greatest, 1, 1e-9);
 }
 
-TEST_F(LorcTest,
-       RanksFollowEquation13WithTheGreatestMinimumRankThatMeetsTheBudget) {
+TEST_F(
+    LorcTest,
+    RanksFollowEquation13OfThePaperWithTheGreatestMinimumRankWithinTheBudget) {
   request_.keep = 0.75;  // the ranks may sum to 72 = 48 + 1.5 d_min
   const KvPlan plan = Plan(request_, {});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
@@ -107,7 +108,7 @@ TEST_F(LorcTest, RanksDoNotDependOnTheBaseOfTheLogarithm) {
               ElementsAre(kWhole, 24, 16));
 }
 
-TEST_F(LorcTest, LayersAboveTheThresholdAreNotCompressed) {
+TEST_F(LorcTest, LayersWithASensitivityAboveTheThresholdAreNotCompressed) {
   request_.keep = 0.75;
   const KvPlan plan = Plan(request_, {.threshold = 3.5});
   EXPECT_THAT(LayerRanks(plan), ElementsAre(kWhole, 24, 16));
@@ -152,7 +153,8 @@ TEST_F(LorcTest, EquallySensitiveLayersGetEqualRanks) {
   EXPECT_THAT(LayerRanks(Plan(request_, {})), ElementsAre(16, 16, 16));
 }
 
-TEST_F(LorcTest, TensorParallelRanksHoldEqualPartsOfALayersRank) {
+TEST_F(LorcTest,
+       TheLatentRankOfALayerIsDividedEquallyAmongTensorParallelWorkers) {
   request_.keep = 0.75;
   request_.tp = 2;
   request_.rank_multiple = 4;
@@ -162,7 +164,7 @@ TEST_F(LorcTest, TensorParallelRanksHoldEqualPartsOfALayersRank) {
   ExpectEqualRanks(plan, request_.spec);
 }
 
-TEST_F(LorcTest, KeptNumbersAreBelowTheBudgetByLessThanOneStep) {
+TEST_F(LorcTest, ThePlanUsesTheBudgetUpToLessThanOneRankStep) {
   for (const double keep : {0.6, 0.71, 0.85, 1.0}) {
     for (const bool progressive : {true, false}) {
       request_.keep = keep;
@@ -177,7 +179,7 @@ TEST_F(LorcTest, KeptNumbersAreBelowTheBudgetByLessThanOneStep) {
   }
 }
 
-TEST_F(LorcTest, PartlyRotaryKeysAreStoredInOneLatent) {
+TEST_F(LorcTest, KeysWithPartialRopeAreStoredInOneLatent) {
   request_.spec.rope.rotary_dim = 8;
   const KvPlan plan = Plan(request_, {.min_rank = 8});
   const auto& key = plan.layers(1).key();
@@ -192,17 +194,17 @@ TEST_F(LorcTest, InvalidRequestsAreRefused) {
   };
   request_.keep = 0.5;
   EXPECT_THAT(PlanLorc(request_, {}),
-              invalid("even at d_min = 0 the compressed layers take 112"));
+              invalid("the compressed layers keep 112 numbers per token"));
   request_.keep = 0.75;
   EXPECT_THAT(PlanLorc(request_, {.threshold = 1, .skip_layers = 1}),
               invalid("give only one of"));
   EXPECT_THAT(PlanLorc(request_, {.skip_layers = 3}), invalid("must be 0..2"));
   EXPECT_THAT(PlanLorc(request_, {.only_layers = {3}}),
-              invalid("layer 3 is not in 0..2"));
+              invalid("must be 0..2, but layer 3 is listed"));
   EXPECT_THAT(PlanLorc(request_, {.log_base = 1}), invalid("above 1"));
   for (const double threshold : {0.0, -1.0, 1.5}) {
     EXPECT_THAT(PlanLorc(request_, {.threshold = threshold}),
-                invalid("leaves out every layer"));
+                invalid("no layer would be compressed"));
   }
   for (const double threshold :
        {std::nan(""), std::numeric_limits<double>::infinity()}) {
@@ -220,7 +222,7 @@ TEST_F(LorcTest, InvalidRequestsAreRefused) {
   request_.weights = nullptr;
   EXPECT_THAT(PlanLorc(request_, {}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("need the model's weights")));
+                       HasSubstr("without the model's weights")));
   request_.weights = [](int64_t) -> absl::StatusOr<AttentionWeights> {
     return absl::NotFoundError("no such tensor");
   };

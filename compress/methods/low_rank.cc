@@ -120,9 +120,10 @@ absl::StatusOr<at::Tensor> DampedCholesky(const at::Tensor& moment) {
     if (info.item<int64_t>() == 0) return root;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("calibration: the input Gram matrix is not positive, even "
-                   "with ",
-                   kMaxRelativeDamping, " of its mean energy added"));
+      absl::StrCat("calibration: the Gram matrix of the inputs is not positive "
+                   "definite, even with ",
+                   kMaxRelativeDamping,
+                   " times the mean of its diagonal added to its diagonal"));
 }
 
 InputMoments::Eigen FallingEigen(const at::Tensor& symmetric) {
@@ -190,7 +191,8 @@ absl::Status CheckRequest(const FactorRequest& request) {
   if (!calibrated) return absl::OkStatus();
   if (request.moments == nullptr) {
     return absl::FailedPreconditionError(
-        "this decomposition needs a calibration's input moments");
+        "this decomposition needs the input moments of a calibration, but none "
+        "were given");
   }
   if (request.moments->num_inputs() != inputs) {
     return absl::InvalidArgumentError(

@@ -89,8 +89,8 @@ absl::Status CheckPlanRequest(const PlanRequest& request) {
   const int64_t rows = spec.num_kv_heads * spec.head_dim;
   if (request.rank_multiple > rows) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--rank-multiple must be at most ", rows,
-        ", the number of key dims in a layer, is ", request.rank_multiple));
+        "--rank-multiple is ", request.rank_multiple, ", but must be at most ",
+        rows, ", the number of key dims in a layer"));
   }
   KVASIR_RETURN_IF_ERROR(plan::CheckTpSize(model::TpDealtOf(spec), request.tp));
   if (request.calibration != nullptr &&

@@ -158,7 +158,7 @@ TEST_F(LowRankTest, AGroupOfHeadsLosesNoMoreThanItsHeadsFactorizedSeparately) {
   }
 }
 
-TEST_F(LowRankTest, TheLatentCarriesTheSingularValues) {
+TEST_F(LowRankTest, TheSingularValuesAreInTheLatentAndTheLiftIsOrthonormal) {
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors factors,
                               Factorize(Request(Decomposition::kWhitened, 6)));
   EXPECT_LT(
@@ -171,7 +171,8 @@ TEST_F(LowRankTest, TheLatentCarriesTheSingularValues) {
   EXPECT_LT(Distance(energy, factors.singular_values.narrow(0, 0, 6)), 1e-5);
 }
 
-TEST_F(LowRankTest, SplitSingularValuesChangeTheLatentAndNotTheProduct) {
+TEST_F(LowRankTest,
+       SplittingTheSingularValuesChangesTheLatentButNotTheProduct) {
   FactorRequest request = Request(Decomposition::kWhitened, 6);
   KVASIR_ASSERT_OK_AND_ASSIGN(Factors whole, Factorize(request));
   request.split_singular_values = true;
@@ -275,7 +276,7 @@ TEST_F(LowRankTest, FactorsAreFoundEvenWithFewerTokensThanChannels) {
   }
 }
 
-TEST_F(LowRankTest, ARankDeficientWeightKeepsAnOrthonormalLift) {
+TEST_F(LowRankTest, TheLiftOfARankDeficientWeightIsOrthonormal) {
   weight_ = at::matmul(Random({kRows, 3}, 4), Random({3, kInputs}, 5));
   for (Decomposition decomposition :
        {Decomposition::kSvd, Decomposition::kWhitened}) {
@@ -300,7 +301,7 @@ TEST_F(LowRankTest, FactorsAreFoundForWeightsWithMoreRowsThanColumns) {
   EXPECT_LT(Distance(Product(factors), weight_.to(at::kDouble)), 1e-9);
 }
 
-TEST_F(LowRankTest, RanksBeyondTheMatrixAreRefused) {
+TEST_F(LowRankTest, ARankLargerThanTheMatrixAllowsIsRefused) {
   for (int64_t rank : {int64_t{0}, kRows + 1}) {
     EXPECT_THAT(Factorize(Request(Decomposition::kSvd, rank)),
                 StatusIs(absl::StatusCode::kInvalidArgument,

@@ -268,7 +268,8 @@ TEST_P(MethodIdentitiesTest, ABasisOfFullRankGivesTheTeachersLogits) {
   }
 }
 
-TEST_P(MethodIdentitiesTest, ChannelCodesGiveTheTeachersLogits) {
+TEST_P(MethodIdentitiesTest,
+       APlanOfChannelCodesGivesTheTeachersLogitsBeforeCoding) {
   for (const bool post_rope : {false, true}) {
     const auto plan = PlanChannelCodes(
         Request(1.0), {.post_rope = post_rope, .value_bits = 4});
@@ -304,7 +305,7 @@ TEST_P(MethodIdentitiesTest, SplittingTheSingularValuesDoesNotChangeTheLogits) {
             kTolerance);
 }
 
-TEST_P(PrunedPairsTest, PruningPairsInTheModelEqualsMaskingThem) {
+TEST_P(PrunedPairsTest, PruningRopePairsInTheModelEqualsMaskingThem) {
   RapOptions options;
   options.budget = {.score = BudgetScore::kUniform, .keep_values = true};
   const auto plan = PlanRap(Request(0.75), options);
@@ -349,7 +350,7 @@ KvPlan WithLifts(KvPlan plan, bool fold) {
   return plan;
 }
 
-TEST_P(MethodIdentitiesTest, FoldedAndRuntimeLiftsAgree) {
+TEST_P(MethodIdentitiesTest, FoldedAndRuntimeLiftsGiveTheSameLogits) {
   for (const NamedPlanner& method : Methods(spec())) {
     const auto plan = method.plan(Request(0.6));
     KVASIR_ASSERT_OK(plan);

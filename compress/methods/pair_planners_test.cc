@@ -142,7 +142,7 @@ void ExpectBudgetMet(const PlanRequest& request,
             target - 3 * request.spec.num_kv_heads);
 }
 
-TEST_P(PairsPlanTest, TheBudgetIsMetWithinOneStep) {
+TEST_P(PairsPlanTest, TheBudgetIsMetWithinOneRankStep) {
   for (const double keep : {0.75, 0.6, 0.5}) {
     const PlanRequest request = TinyPlanRequest(tiny_, keep);
     const auto target = static_cast<int64_t>(
@@ -220,7 +220,7 @@ std::vector<int64_t> LatentWidths(const Part& part) {
 
 // The models have 4 KV heads of 24 dims in two layers.
 TEST(PairsBudgetTest,
-     TheBudgetIsMetWithRankMultiplesTensorParallelismAndCodes) {
+     TheBudgetIsMetForEveryRankMultipleTensorParallelSizeAndCodec) {
   const TinyLayers tiny = MakeTinyLayers({.num_layers = 2,
                                           .hidden_size = 64,
                                           .num_kv_heads = 4,
@@ -323,7 +323,7 @@ TEST_F(RapTest, WithAUniformBudgetKeysAndValuesKeepTheSameShare) {
   EXPECT_EQ(Numbers(plan, tiny_.spec, plan::Side::kValue), 8);
 }
 
-TEST_F(RapTest, TheNumberOfKeptDimsIsAMultipleOfTheRequestedNumber) {
+TEST_F(RapTest, TheNumberOfKeptDimsIsAMultipleOfTheRankMultiple) {
   PlanRequest request = TinyPlanRequest(tiny_, 0.6);
   request.rank_multiple = 4;
   KVASIR_ASSERT_OK_AND_ASSIGN(const KvPlan plan, PlanRap(request, options_));
@@ -334,7 +334,7 @@ TEST_F(RapTest, TheNumberOfKeptDimsIsAMultipleOfTheRequestedNumber) {
   }
 }
 
-TEST_F(RapTest, MagnitudeIsTheMeanSquaredLengthOfAPair) {
+TEST_F(RapTest, TheMagnitudeScoreOfARopePairIsItsMeanSquaredLength) {
   options_.pair_score = PairScore::kMagnitude;
   options_.budget.score = BudgetScore::kUniform;
   options_.budget.keep_values = true;
@@ -373,8 +373,9 @@ TEST_F(RapTest, InvalidRequestsAreRefusedWithTheReason) {
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
                                   HasSubstr("nothing for the keys")));
   options_.budget.key_keep = 0.5;
-  EXPECT_THAT(plan(0.75), StatusIs(StatusCode::kInvalidArgument,
-                                   HasSubstr("exclude each other")));
+  EXPECT_THAT(plan(0.75),
+              StatusIs(StatusCode::kInvalidArgument,
+                       HasSubstr("cannot be used with --keep-values")));
   options_.budget.keep_values = false;
   options_.budget.key_keep = 1.0;
   EXPECT_THAT(plan(0.5), StatusIs(StatusCode::kInvalidArgument,
@@ -658,7 +659,7 @@ TEST(CommutingTest, InvalidRequestsAreRefusedWithTheReason) {
   KVASIR_EXPECT_OK(PlanCommuting(request, plain));
 }
 
-TEST(CommutingTest, ThePlanRecordsHowHeadsAreWeighted) {
+TEST(CommutingTest, ThePlanRecordsTheSettingsOfQueryWeights) {
   const TinyLayers tiny = MakeTinyLayers({}, 53);
   CommutingOptions options = KeysOnly(0);
   options.weights = {.query_weights = false, .query_floor = 0.25};

@@ -68,7 +68,7 @@ TEST_F(PaluTinyTest,
   EXPECT_THAT(RanksOf(Value(plan, 0)), ElementsAre(4, 16));
 }
 
-TEST_F(PaluTinyTest, FisherScoresAreSumsOfRootsOrOfSquares) {
+TEST_F(PaluTinyTest, TheFisherScoreSumDecidesTheRanksOfGroups) {
   const KvPlan plan =
       Plan(request_, {.group_heads = 1, .score = FisherScore::kSum});
   // The scores are 1, 1, 5 and 1. The group with score 5 gets its full rank of
@@ -125,7 +125,7 @@ TEST(PaluTest, PlansRecordTheirProvenance) {
 
 // Checks numbers and bytes for every search, group size, kept share and number
 // of tensor-parallel ranks.
-TEST(PaluTest, KeptNumbersAreBelowTheBudgetByLessThanOneStep) {
+TEST(PaluTest, ThePlanUsesTheBudgetUpToLessThanOneRankStep) {
   for (const TinyModel& model :
        {TinyModel{}, TinyModel{.heads = 4}, TinyModel{.rotary_dim = 8},
         TinyModel{.head_dim = 24, .rotary_dim = 24, .bias = true}}) {
@@ -188,7 +188,7 @@ TEST(PaluTest, AtFullRankKeysAndValuesAreStoredUncompressed) {
   }
 }
 
-TEST(PaluTest, PartlyRotaryKeysAreStoredWholeOnlyIfBothPartsHaveFullRank) {
+TEST(PaluTest, KeysWithPartialRopeAreStoredWholeOnlyIfBothPartsHaveFullRank) {
   PlanRequest request = RequestOf({.rotary_dim = 4});
   request.keep = 1;
   const PaluOptions uniform{.group_heads = 2, .search = RankSearch::kUniform};
@@ -199,7 +199,7 @@ TEST(PaluTest, PartlyRotaryKeysAreStoredWholeOnlyIfBothPartsHaveFullRank) {
   EXPECT_EQ(Plan(request, uniform).layers(0).key().parts_size(), 2);
 }
 
-TEST(PaluTest, RecordedOptionsReadBackAsTheSameNumbers) {
+TEST(PaluTest, OptionsRecordedInAPlanAreParsedBackAsTheSameNumbers) {
   EXPECT_EQ(NumberText(0.5), "0.5");
   for (const double number : {0.123456789012345, 1.0 / 3, 1e-300, -7.0}) {
     EXPECT_EQ(std::stod(NumberText(number)), number);
@@ -211,7 +211,7 @@ TEST(PaluTest, RecordedOptionsReadBackAsTheSameNumbers) {
       HasSubstr("--keep 0.6180339887498949 "));
 }
 
-TEST(PaluTest, RotatedKeysAreRebuiltAndOthersAbsorbed) {
+TEST(PaluTest, RotatedKeysAreRebuiltAndUnrotatedKeysAreFoldedIntoTheQueries) {
   PlanRequest request = RequestOf({});
   request.spec.layers[1].rope = false;
   const KvPlan plan =
@@ -224,7 +224,7 @@ TEST(PaluTest, RotatedKeysAreRebuiltAndOthersAbsorbed) {
   EXPECT_EQ(Value(plan, 0).stored(), kvasir::v1::NO_ROPE);
 }
 
-TEST(PaluTest, PartlyRotaryKeysAreTwoPartsWithRanksOfTheirOwn) {
+TEST(PaluTest, KeysWithPartialRopeAreStoredAsTwoPartsWithSeparateRanks) {
   PlanRequest request = RequestOf({.rotary_dim = 4});
   Calibration calibration = FisherCalibration(request.spec, 3);
   for (LayerCalibration& layer : calibration.layers) {
@@ -244,7 +244,7 @@ TEST(PaluTest, PartlyRotaryKeysAreTwoPartsWithRanksOfTheirOwn) {
   }
 }
 
-TEST(PaluTest, ValuesFoldIfThatReadsFewerWeights) {
+TEST(PaluTest, TheLiftOfValuesIsFoldedIfThatReadsFewerWeights) {
   // At rank R, FOLD reads Hq R M weights, and AT_RUNTIME reads Hkv R D + Hq D
   // M. With a width M of 96, a head dim D of 16, Hq = 8 query heads and Hkv = 4
   // KV heads, FOLD reads fewer weights up to R = 17.
@@ -263,7 +263,7 @@ TEST(PaluTest, ValuesFoldIfThatReadsFewerWeights) {
   EXPECT_TRUE(value_of(1.0, 1, true).uses(0).has_fold());   // R = 16
 }
 
-TEST(PaluTest, HadamardIsFusedIntoEveryPart) {
+TEST(PaluTest, AHadamardTransformIsFusedIntoEveryPartOfThePlan) {
   PlanRequest request = RequestOf({});
   request.key_codec = BitsCodec(3);
   request.value_codec = BitsCodec(2);

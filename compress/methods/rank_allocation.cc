@@ -18,30 +18,31 @@ constexpr double kRoundingSlack = 1e-6;
 absl::Status CheckPool(const RankPool& pool) {
   if (pool.multiple < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "ranks: the multiple must be at least 1, is ", pool.multiple));
+        "rank allocation: the rank multiple must be at least 1, is ",
+        pool.multiple));
   }
   int64_t least = 0;
   for (size_t i = 0; i < pool.units.size(); ++i) {
     const RankUnit& unit = pool.units[i];
     if (unit.max_rank < 1 || unit.copies < 1) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "ranks: unit ", i,
-          " must have a greatest rank and a number of copies of at least ",
-          "1, has ", unit.max_rank, " and ", unit.copies));
+          "rank allocation: the greatest rank and the number of copies of "
+          "unit ",
+          i, " must be at least 1, are ", unit.max_rank, " and ", unit.copies));
     }
     if (!std::isfinite(unit.score) || unit.score < 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("ranks: the score of unit ", i,
+          absl::StrCat("rank allocation: the score of unit ", i,
                        " must be finite and >= 0, is ", unit.score));
     }
     least += unit.copies * LeastRank(pool, unit);
   }
   if (pool.target < least) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ranks: the budget of ", pool.target,
-                     " numbers per token is less than the ", least, " that ",
-                     pool.units.size(), " ranks take at least (multiples of ",
-                     pool.multiple, "): lower --rank-multiple or keep more"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank allocation: the budget is ", pool.target,
+        " numbers per token, but ", pool.units.size(),
+        " ranks that are multiples of ", pool.multiple, " take at least ",
+        least, ": lower --rank-multiple or keep more"));
   }
   return absl::OkStatus();
 }
@@ -90,9 +91,9 @@ absl::StatusOr<std::vector<int64_t>> RoundRanks(
     const RankPool& pool, const std::vector<double>& shares) {
   KVASIR_RETURN_IF_ERROR(CheckPool(pool));
   if (shares.size() != pool.units.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ranks: there are ", shares.size(), " shares, but ",
-                     pool.units.size(), " units"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank allocation: there are ", shares.size(), " shares for ",
+        pool.units.size(), " units, but each unit must have one share"));
   }
   std::vector<int64_t> ranks;
   std::vector<int64_t> remainders;  // in units of the slack, so that ties are
@@ -106,7 +107,8 @@ absl::StatusOr<std::vector<int64_t>> RoundRanks(
   int64_t left = pool.target - TotalRank(pool, ranks);
   if (left < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "ranks: the shares are ", -left, " above the budget of ", pool.target));
+        "rank allocation: the ranks for the given shares take ", -left,
+        " numbers per token more than the budget of ", pool.target));
   }
   std::vector<size_t> order(ranks.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -140,7 +142,8 @@ absl::StatusOr<std::vector<int64_t>> AllocateRanks(const RankPool& pool) {
     greatest = std::max(greatest, unit.max_rank);
   }
   if (least_score == 0 && !pool.units.empty()) {
-    return absl::InvalidArgumentError("ranks: every score is zero");
+    return absl::InvalidArgumentError(
+        "rank allocation: the score of every unit is zero");
   }
   const auto target = static_cast<double>(std::min(pool.target, most));
   double low = 0;

@@ -34,21 +34,22 @@ TEST(RankAllocationTest,
 }
 
 TEST(RankAllocationTest,
-     RanksThatAFullGroupCannotUseGoToTheOthersInProportion) {
+     RanksThatAFullGroupCannotUseAreSharedByTheOtherGroupsInProportion) {
   // The shares are 8, 8 and 80, but the last may have only 48, so 24 remain for
   // each of the others.
   EXPECT_THAT(Allocate({.units = {{1, 48}, {1, 48}, {10, 48}}, .target = 96}),
               ElementsAre(24, 24, 48));
 }
 
-TEST(RankAllocationTest, EveryGroupKeepsAtLeastTheRankOfOneMultiple) {
+TEST(RankAllocationTest, EveryGroupKeepsARankOfAtLeastOneRankMultiple) {
   EXPECT_THAT(Allocate({.units = {{0, 64}, {1e-9, 64}, {1, 64}},
                         .target = 48,
                         .multiple = 8}),
               ElementsAre(8, 8, 32));
 }
 
-TEST(RankAllocationTest, GroupsWithAScoreOfZeroGetWhatTheOthersCannotUse) {
+TEST(RankAllocationTest,
+     GroupsWithAScoreOfZeroGetOnlyRanksThatOtherGroupsCannotUse) {
   EXPECT_THAT(
       Allocate(
           {.units = {{0, 16}, {1, 16}, {0, 16}}, .target = 40, .multiple = 8}),
@@ -61,7 +62,8 @@ TEST(RankAllocationTest, AGroupNarrowerThanARankMultipleIsKeptWhole) {
       ElementsAre(6, 32));
 }
 
-TEST(RankAllocationTest, TheRankOfAGroupThatIsKeptWholeNeedNotBeAMultiple) {
+TEST(RankAllocationTest,
+     TheRankOfAGroupThatIsKeptWholeNeedNotBeAMultipleOfTheRankMultiple) {
   EXPECT_THAT(
       Allocate({.units = {{1, 20}, {1, 20}}, .target = 40, .multiple = 8}),
       ElementsAre(20, 20));
@@ -157,11 +159,11 @@ TEST(RankAllocationTest, InvalidPoolsAreRefused) {
   };
   EXPECT_THAT(
       AllocateRanks({.units = {{1, 64}, {1, 64}}, .target = 15, .multiple = 8}),
-      invalid("the budget of 15 numbers per token is less than the 16 that 2 "
-              "ranks take at least (multiples of 8): lower --rank-multiple or "
-              "keep more"));
+      invalid("the budget is 15 numbers per token, but 2 ranks that are "
+              "multiples of 8 take at least 16: lower --rank-multiple or keep "
+              "more"));
   EXPECT_THAT(AllocateRanks({.units = {{0, 64}}, .target = 32}),
-              invalid("every score is zero"));
+              invalid("the score of every unit is zero"));
   EXPECT_THAT(AllocateRanks({.units = {{std::nan(""), 64}}, .target = 32}),
               invalid("the score of unit 0 must be finite"));
   EXPECT_THAT(AllocateRanks({.units = {{-1, 64}}, .target = 32}),

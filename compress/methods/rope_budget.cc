@@ -24,10 +24,9 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
                                         const BudgetOptions& options) {
   if (options.keep_values && options.key_keep.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "values that stay whole and a kept share of keys of ",
-        *options.key_keep,
-        " exclude each other: with whole values, the kept share of both "
-        "sides, ",
+        "--key-keep ", *options.key_keep,
+        " cannot be used with --keep-values: with whole values, the kept share "
+        "of keys and values together, ",
         request.keep, ", determines how much of the keys is kept"));
   }
   const int64_t dense = DenseNumbers(request.spec);
@@ -53,9 +52,9 @@ absl::StatusOr<SideBudgets> SplitBudget(const PlanRequest& request,
   budgets.values = std::min(kept - budgets.keys, side);
   if (!options.keep_values && budgets.values <= 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "a kept share of ", request.keep, " with a share of the keys of ",
-        options.key_keep.value_or(request.keep),
-        " leaves nothing for the values"));
+        "if a share of ", options.key_keep.value_or(request.keep),
+        " of the keys is kept, the kept share of keys and values together, ",
+        request.keep, ", leaves nothing for the values"));
   }
   return budgets;
 }

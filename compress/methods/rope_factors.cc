@@ -54,8 +54,8 @@ absl::Status CheckQueryEnergy(const model::DecoderSpec& spec,
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      "the calibration's query_energy holds a number that is "
-      "not finite or below 0");
+      "the calibration's query_energy holds a number that is negative or not "
+      "finite");
 }
 
 // Returns the columns multiplied by phases that make the largest entry of each
@@ -115,7 +115,7 @@ absl::Status CheckCommutingWeights(const CommutingWeights& weights) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "the least weight of a head's queries must be finite and above 0, is ",
+      "the query floor (--query-floor) must be finite and above 0, is ",
       floor));
 }
 
@@ -126,8 +126,9 @@ absl::StatusOr<PairStatistics> MakePairStatistics(
   if (request.calibration == nullptr &&
       (whitened || request.weights.query_weights)) {
     return absl::FailedPreconditionError(absl::StrCat(
-        whitened ? "whitened factors" : "weighing heads by their queries",
-        " of RoPE pairs need a calibration, and there is none"));
+        whitened ? "whitened factors of RoPE pairs need"
+                 : "weighting heads by the energy of their queries needs",
+        " a calibration, but none was given"));
   }
   KVASIR_RETURN_IF_ERROR(CheckCommutingWeights(request.weights));
   if (request.weights.query_weights) {

@@ -73,8 +73,8 @@ absl::StatusOr<std::vector<uint32_t>> LayerBits(double average,
                                                 int64_t num_layers) {
   if (!(average >= kWidths.front() && average <= kWidths.back())) {
     return absl::InvalidArgumentError(
-        absl::StrCat("bits of key channels must be ", kWidths.front(), "..",
-                     kWidths.back(), " on average, are ", average));
+        absl::StrCat("the average number of bits per key channel must be ",
+                     kWidths.front(), "..", kWidths.back(), ", is ", average));
   }
   size_t lower = 0;
   while (lower + 1 < kWidths.size() && kWidths[lower + 1] <= average) ++lower;
@@ -98,16 +98,16 @@ absl::StatusOr<KvPlan> PlanSvdq(const PlanRequest& request,
   KVASIR_RETURN_IF_ERROR(CheckPlanRequest(request));
   if (options.schedule.size() != 8) {
     return absl::InvalidArgumentError(
-        absl::StrCat("SVDq: the schedule must have 8 entries, has ",
+        absl::StrCat("SVDq: the schedule must have 8 bit widths, has ",
                      options.schedule.size()));
   }
   if (options.post_rope && HeadShares(request) > 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "SVDq after the rotation has one basis over all KV heads, which "
-        "each of ",
+        "SVDq of rotated keys (--post-rope) has one basis over all KV heads, "
+        "which each of ",
         request.tp,
-        " tensor-parallel ranks would have to store: plan for 1 rank, or use a "
-        "basis before the rotation"));
+        " tensor-parallel ranks would have to store: plan for --tp 1 or "
+        "without --post-rope"));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::vector<HeadGroup> groups,
                           HeadGroups(request, 0));

@@ -77,7 +77,7 @@ TEST(AttentionCoreTest, ASlidingWindowHidesOlderTokens) {
   }
 }
 
-TEST(AttentionCoreTest, TheNearestTokensAreSeenExactly) {
+TEST(AttentionCoreTest, QueriesSeeTheKeysAndValuesOfTheNearestTokensExactly) {
   for (const int64_t window : {1, 5, 400}) {
     AttentionInputs in = Inputs(270);
     in.near_key = at::randn_like(in.key);

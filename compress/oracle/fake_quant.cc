@@ -106,11 +106,11 @@ absl::Status CodeRun(const LatentCodec& codec, size_t run_index, int64_t row,
   // all numbers are above its greatest number.
   if (!std::isfinite(minimum) || !std::isfinite(scale) ||
       !std::isfinite(RoundUp(*low, codec.param_dtype))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("latent row ", row, " channels ", run.begin, "..",
-                     run.begin + run.width - 1, " reach from ", *low, " to ",
-                     *high, ": too large for parameters of type ",
-                     kvasir::v1::DataType_Name(codec.param_dtype)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "latent row ", row, ": the numbers of channels ", run.begin, "..",
+        run.begin + run.width - 1, " are ", *low, " to ", *high,
+        ", too large for a minimum and scale of type ",
+        kvasir::v1::DataType_Name(codec.param_dtype)));
   }
   for (int64_t c = 0; c < run.width; ++c) {
     const float code =
@@ -166,8 +166,8 @@ absl::Status CodeNormRow(const LatentCodec& codec, int64_t row,
   const float scale = RoundToType(length / coded, codec.param_dtype);
   if (!std::isfinite(scale)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("latent row ", row, " is ", length,
-                     " long: too large for parameters of type ",
+        absl::StrCat("latent row ", row, " has the norm ", length,
+                     ", which is too large for a scale of type ",
                      kvasir::v1::DataType_Name(codec.param_dtype)));
   }
   for (int64_t c = 0; c < width; ++c) {
@@ -205,7 +205,7 @@ absl::Status CheckRange(const StaticRange* range, int64_t width) {
   if (range == nullptr || !range->minimum.defined() ||
       !range->scale.defined()) {
     return absl::InvalidArgumentError(
-        "CHANNEL_STATIC: the tensors range.min and range.scale are missing");
+        "CHANNEL_STATIC: the tensor range.min or range.scale is missing");
   }
   if (!range->minimum.isfinite().all().item<bool>() ||
       !range->scale.isfinite().all().item<bool>()) {

@@ -164,7 +164,7 @@ TEST(FakeQuantTest, TheErrorIsAtMostHalfAStepAndCodesReachBothEndsOfTheRange) {
 }
 
 TEST(FakeQuantTest,
-     ASchedulesEntriesHaveTheirOwnRangesAndChannelsWithoutBitsAreLeftOut) {
+     EachEntryOfABitScheduleHasItsOwnRangeAndZeroBitChannelsAreNotStored) {
   // The schedule has 8 entries of 2 channels each; 5 of the entries have bits
   // and are stored.
   const auto codec = MakeLatentCodec(PerToken({8, 4, 4, 2, 1, 0, 0, 0}), 16);
@@ -241,7 +241,7 @@ TEST(FakeQuantTest, ChannelsWithoutBitsAreDecodedAsTheirMinimum) {
   EXPECT_EQ(coded->num_clamped, 1);
 }
 
-TEST(FakeQuantTest, NumbersAreRoundedToTheNearestLevelAndRowsKeepTheirLength) {
+TEST(FakeQuantTest, NumbersAreRoundedToTheNearestLevelAndRowsKeepTheirNorm) {
   const std::vector<double> levels = {-1.5, -0.5, 0.2, 1.25};
   kvasir::v1::Codec plan;
   plan.mutable_bits()->add_schedule(2);
@@ -278,7 +278,7 @@ TEST(FakeQuantTest, NumbersAreRoundedToTheNearestLevelAndRowsKeepTheirLength) {
   KVASIR_ASSERT_OK(codec);
   EXPECT_THAT(CodeLatent(*codec, at::full({1, kWidth}, 1e6)),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("too large for parameters of type F16")));
+                       HasSubstr("too large for a scale of type F16")));
 }
 
 TEST(FakeQuantTest, NumbersAreRoundedToTheStoredType) {
@@ -339,7 +339,7 @@ TEST(FakeQuantTest, HadamardOnlineCodesTheProductWithTheHadamardMatrix) {
   EXPECT_TRUE(at::equal(rotated.codes, coded->codes));
 }
 
-TEST(FakeQuantTest, GradientsPassAsIfNothingWereCoded) {
+TEST(FakeQuantTest, GradientsPassThroughCodesUnchanged) {
   const auto codec = MakeLatentCodec(PerToken({2}), 4);
   KVASIR_ASSERT_OK(codec);
   const at::Tensor latent = at::randn({3, 4}).requires_grad_(true);

@@ -28,7 +28,7 @@ struct Call {
     const auto it = tensors.find(name);
     if (it == tensors.end()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("layer ", program.layer, ": no tensor ", name));
+          absl::StrCat("layer ", program.layer, ": there is no tensor ", name));
     }
     return it->second;
   }
@@ -509,7 +509,7 @@ absl::Status TransformRotatedKeys(const Call& call, const at::Tensor& query,
                                   Keys& keys) {
   if (call.program.key[0].coded) {
     return absl::InvalidArgumentError(
-        "a cache transform needs an uncompressed model");
+        "a cache transform can be applied only to an uncompressed model");
   }
   KVASIR_ASSIGN_OR_RETURN(
       CacheTransform::Seen seen,

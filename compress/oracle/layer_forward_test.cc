@@ -539,7 +539,7 @@ at::Tensor SelectHeadRows(const at::Tensor& rows, int64_t head, int64_t dim,
 }
 
 TEST_P(RotatingIdentityTest,
-       KeepingPairsEqualsWholeKeysWithTheOtherPairsMasked) {
+       KeepingSomeRopePairsEqualsMaskingTheOtherPairsOfWholeKeys) {
   const int64_t dim = layer_.spec.head_dim;
   for (const bool fold : {false, true}) {
     for (const auto stored : {kvasir::v1::PRE_ROPE, kvasir::v1::POST_ROPE}) {
@@ -753,7 +753,7 @@ class KeptRecorder : public LayerObserver {
 // Compares with a computation token by token in float64: each token sees the
 // tokens that its unit holds, and keys and queries are rotated by their index
 // among these tokens.
-TEST_P(RotatingIdentityTest, RollingPositionsRotateByThePositionsOfSlots) {
+TEST_P(RotatingIdentityTest, RollingPositionsRotateKeysByTheIndexOfTheirSlot) {
   kvasir::v1::LayerPlan plan = FullPlan(layer_);
   plan.mutable_key()->mutable_parts(0)->set_stored(kvasir::v1::PRE_ROPE);
   *plan.mutable_eviction() = Rolling(layer_);
@@ -812,7 +812,7 @@ TEST_P(RotatingIdentityTest, RollingPositionsRotateByThePositionsOfSlots) {
 // Keys have two parts: rope_low_rank for dims that rotate, and low_rank (folded
 // or applied at run time) for the other dims.
 TEST_P(PartialRotaryIdentityTest,
-       ScoresOfTheTwoPartsOfAPartlyRotaryHeadAreAdded) {
+       ScoresOfTheRotatedAndUnrotatedPartsOfAHeadAreAdded) {
   const int64_t rest = layer_.spec.head_dim - layer_.spec.rope.rotary_dim;
   ASSERT_GT(rest, 0);
   const int64_t dim = layer_.spec.head_dim;
@@ -1123,7 +1123,7 @@ TEST(LayerForwardTest, UnsupportedFeaturesAreRefusedByName) {
   EXPECT_THAT(MakeLayerProgram(layer.spec, &plan, 0).status(),
               StatusIs(absl::StatusCode::kUnimplemented,
                        HasSubstr("layer 0: the reference decoder does not "
-                                 "apply selection")));
+                                 "support selection")));
   plan.clear_selection();
   kvasir::v1::Codec* codec =
       plan.mutable_key()->mutable_parts(0)->mutable_codec();
@@ -1139,7 +1139,7 @@ TEST(LayerForwardTest, AMissingTensorOrAWrongShapeIsAnErrorThatNamesTheTensor) {
   KVASIR_ASSERT_OK(program);
   EXPECT_THAT(CheckLayerTensors(*program, layer.tensors),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("layer 0: no tensor input_layernorm.weight")));
+                       HasSubstr("there is no tensor input_layernorm.weight")));
   for (const model::RequiredTensor& want : LayerTensors(*program)) {
     layer.tensors[want.name] = at::zeros(want.shape);
   }

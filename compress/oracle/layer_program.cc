@@ -86,7 +86,7 @@ absl::Status CompileFull(const SideContext& c, const ResolvedPart& from,
   part.mean = from.mean;
   if (part.mean && !part.basis) {
     return c.Refuse(absl::StatusCode::kInvalidArgument, part.index,
-                    "a full space has a mean, but no basis");
+                    "a full space with a mean must also have a basis");
   }
   part.lifted_dims.assign(static_cast<size_t>(heads), Iota(c.spec->head_dim));
   for (const ResolvedLatent& latent : from.latents) {
@@ -99,7 +99,7 @@ absl::Status CompileLowRank(const SideContext& c, const ResolvedPart& from,
                             ProgramPart& part) {
   if (from.has_lift(plan::Lift::kAnchored)) {
     return c.Refuse(absl::StatusCode::kUnimplemented, part.index,
-                    "ANCHORED is not applied by the reference decoder");
+                    "the reference decoder does not support ANCHORED lifts");
   }
   part.folds = from.folded;
   part.has_up_bias = from.rebuilt && (c.spec->qkv_bias || from.mean);
@@ -114,8 +114,8 @@ absl::Status CompileLowRank(const SideContext& c, const ResolvedPart& from,
 absl::Status CheckOneUse(const SideContext& c, const ResolvedPart& from) {
   if (from.uses.size() != 1 || from.has_lift(plan::Lift::kAnchored)) {
     return c.Refuse(absl::StatusCode::kUnimplemented, from.index,
-                    "the reference decoder applies one use of a space of RoPE "
-                    "pairs, and not ANCHORED");
+                    "the reference decoder supports a space of RoPE pairs only "
+                    "with exactly one use and without an ANCHORED lift");
   }
   return absl::OkStatus();
 }
@@ -370,7 +370,7 @@ absl::StatusOr<LayerProgram> Compile(const model::DecoderSpec& spec,
   program.sliding_window = layer_spec.sliding_window;
   const auto unserved = [layer](const char* what) {
     return absl::UnimplementedError(absl::StrCat(
-        "layer ", layer, ": the reference decoder does not apply ", what));
+        "layer ", layer, ": the reference decoder does not support ", what));
   };
   if (plan.has_selection()) return unserved("selection");
   const plan::AttentionShape shape = model::AttentionShapeOf(spec);
@@ -447,9 +447,9 @@ absl::Status CheckLayerTensors(const LayerProgram& program,
     };
     const auto it = tensors.find(want.name);
     if (it == tensors.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("layer ", program.layer, ": no tensor ", want.name,
-                       ", which must be ", text(want.shape)));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "layer ", program.layer, ": there is no tensor ", want.name,
+          "; it must have the shape ", text(want.shape)));
     }
     if (it->second.sizes() != c10::IntArrayRef(want.shape)) {
       return absl::InvalidArgumentError(

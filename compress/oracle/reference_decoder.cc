@@ -56,7 +56,7 @@ absl::StatusOr<ReferenceDecoder> ReferenceDecoder::FromTensors(
   if (static_cast<int64_t>(parts.layers.size()) != spec.num_layers()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the model has ", spec.num_layers(),
-        " layers, but tensors are given for ", parts.layers.size()));
+        " layers, but tensors are given for ", parts.layers.size(), " layers"));
   }
   return CatchTorch([&]() -> absl::StatusOr<ReferenceDecoder> {
     const at::NoGradGuard no_grad;
@@ -112,8 +112,8 @@ absl::StatusOr<at::Tensor> ReferenceDecoder::LastHidden(
   if (ids.dim() != 2 || ids.size(1) > spec_.max_position_embeddings) {
     return absl::InvalidArgumentError(absl::StrCat(
         "token ids must have the shape [B, T] with T at most ",
-        spec_.max_position_embeddings, ", have ", ids.dim(), " dims",
-        ids.dim() == 2 ? absl::StrCat(" and T ", ids.size(1)) : ""));
+        spec_.max_position_embeddings, ", but have ", ids.dim(), " dims",
+        ids.dim() == 2 ? absl::StrCat(" with T = ", ids.size(1)) : ""));
   }
   return CatchTorch([&]() -> absl::StatusOr<at::Tensor> {
     at::Tensor hidden = EmbedTokens(outer_, ids.to(device()));

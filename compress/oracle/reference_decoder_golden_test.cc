@@ -100,7 +100,8 @@ TEST_P(ReferenceDecoderGoldenTest, APlanOfFullRankDoesNotChangeTheLogits) {
   EXPECT_LE(RelativeError((*logits)[0], expected.logits), 1e-4);
 }
 
-TEST_P(ReferenceDecoderGoldenTest, AGpuGivesTheSameLogits) {
+TEST_P(ReferenceDecoderGoldenTest,
+       AGpuGivesTheSameLogitsAsTheReferenceImplementation) {
   const auto device = OpenDevice("cuda");
   if (!device.ok()) GTEST_SKIP() << device.status().message();
   const Expected expected = ReadExpected(GetParam());

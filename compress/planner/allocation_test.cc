@@ -82,7 +82,8 @@ std::vector<double> SearchedLoss(const PartChannels& part) {
   return least;
 }
 
-TEST(AllocationTest, LossByBytesIsTheLeastLossOverAllFallingWidths) {
+TEST(AllocationTest,
+     TheLossForANumberOfBytesIsTheLeastOverAllFallingBitWidths) {
   std::mt19937 random(7);
   for (const int64_t grain : {1, 2, 16}) {
     for (const int64_t latents : {1, 3}) {

@@ -123,15 +123,16 @@ class Planner {
     }
     if (options().windows.empty()) {
       return absl::InvalidArgumentError(
-          "method auto needs a window length; 0 means none");
+          "method auto needs at least one length of the exact window; 0 means "
+          "no "
+          "window");
     }
     const int64_t least =
         *std::min_element(options().windows.begin(), options().windows.end());
     if (least >= options().target_length) {
       return absl::InvalidArgumentError(
-          absl::StrCat("windows of ", least,
-                       " exact tokens and more leave no codes in a "
-                       "target length of ",
+          absl::StrCat("the shortest exact window has ", least,
+                       " tokens, but must be shorter than the target length, ",
                        options().target_length, " tokens"));
     }
     if (!request_.calibration->has_information()) {
@@ -586,11 +587,11 @@ class Planner {
       // kImpossible is greater than any loss.
       if (loss[i] * kappa_.median > max_kl) continue;
       return absl::StrFormat(
-          "%.1f bytes would suffice",
+          "%.1f bytes per token would suffice",
           static_cast<double>(i) * static_cast<double>(grain_bytes_) +
               best_.prediction.bytes - best_.prediction.marginal_bytes);
     }
-    return "no number of bytes suffices in these spaces";
+    return "no number of bytes per token would suffice";
   }
 
   absl::Status Impossible() const {

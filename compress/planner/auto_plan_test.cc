@@ -99,7 +99,7 @@ class AutoPlanTest : public ::testing::Test {
 
 // The model has 2 layers of 64 numbers, so 128 numbers per token; each bit per
 // number takes 16 bytes.
-TEST_F(AutoPlanTest, PredictedBytesEqualThePagesAndMeetTheBudget) {
+TEST_F(AutoPlanTest, PredictedBytesEqualThoseOfThePagesAndMeetTheBudget) {
   for (const int64_t granule : {0, 1, 16}) {
     for (const double bytes : {40.0, 63.0, 90.0}) {
       AutoOptions options = Options();
@@ -242,7 +242,7 @@ TEST_F(AutoPlanTest, ProbesAreLimitedInNumberAndTheirErrorsAreReturned) {
   EXPECT_EQ(Plan(options).status().code(), absl::StatusCode::kCancelled);
 }
 
-TEST_F(AutoPlanTest, TooFewBytesAreRefusedWithTheSmallestPossibleNumber) {
+TEST_F(AutoPlanTest, ABudgetThatNoPlanMeetsIsRefusedWithTheReason) {
   AutoOptions options = Options();
   options.kv_bytes_per_token = 1;
   EXPECT_THAT(Plan(options).status().message(),
@@ -274,8 +274,8 @@ TEST_F(AutoPlanTest, WindowsAsLongAsTheTargetLengthAreRefused) {
   options.target_length = 64;
   EXPECT_THAT(Plan(options).status(),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("windows of 64 exact tokens and more "
-                                       "leave no codes in a target length")));
+                             HasSubstr("window has 64 tokens, but must be "
+                                       "shorter than the target length")));
 }
 
 TEST_F(AutoPlanTest, ACpuPlanRebuildsNoKeyAndIsAsFastAsADenseCache) {
@@ -419,7 +419,7 @@ TEST_F(AutoPlanTest, NoLossIsPredictedForADomainWithTooFewRows) {
   EXPECT_TRUE(has_mixed);
 }
 
-TEST_F(AutoPlanTest, PartlyRotaryHeadsAreRefusedWithTheirDims) {
+TEST_F(AutoPlanTest, HeadsWithPartialRopeAreRefusedWithTheNumberOfRotatedDims) {
   request_.spec.rope.rotary_dim = request_.spec.head_dim / 2;
   EXPECT_THAT(
       PlanAuto(request_, {.kv_bytes_per_token = 1000}).status(),
@@ -427,7 +427,7 @@ TEST_F(AutoPlanTest, PartlyRotaryHeadsAreRefusedWithTheirDims) {
                      ::testing::HasSubstr("needs RoPE on all dims of a head")));
 }
 
-TEST_F(AutoPlanTest, ACalibrationWithoutInformationIsRefused) {
+TEST_F(AutoPlanTest, ACalibrationWithoutFisherInformationIsRefused) {
   calibration_.layers[0].key_information = at::Tensor();
   AutoOptions options = Options();
   options.kv_bytes_per_token = 60;

@@ -56,7 +56,8 @@ double Quantile(std::vector<double> numbers, double share) {
 
 absl::StatusOr<FittedKappa> FitKappa(std::vector<PlanTrial> trials) {
   if (trials.empty()) {
-    return absl::InvalidArgumentError("fitting kappa needs at least one trial");
+    return absl::InvalidArgumentError(
+        "kappa cannot be fitted: no plan was measured");
   }
   std::vector<double> ratios;
   std::vector<double> predicted;

@@ -30,7 +30,7 @@ TEST(KappaTest, TheRankCorrelationDependsOnlyOnTheOrder) {
               1e-9);
 }
 
-TEST(KappaTest, KappaIsTheMedianOfMeasuredOverPredicted) {
+TEST(KappaTest, KappaIsTheMedianOfMeasuredDividedByPredictedDivergence) {
   auto kappa = FitKappa({{10, 1, 2}, {20, 2, 3}, {30, 4, 12}, {40, 1, 9}});
   KVASIR_ASSERT_OK(kappa);
   EXPECT_DOUBLE_EQ(kappa->median, 2.5);

@@ -87,9 +87,10 @@ absl::StatusOr<at::Tensor> LoadRows(const model::Checkpoint& checkpoint,
     auto* to = static_cast<std::byte*>(stored.data_ptr());
     for (const int32_t row : rows) {
       if (row < 0 || row >= entry.info->shape[0]) {
-        return absl::OutOfRangeError(absl::StrCat(
-            entry.file->path(), ": tensor ", entry.info->name, ": row ", row,
-            " was requested, but there are ", entry.info->shape[0]));
+        return absl::OutOfRangeError(
+            absl::StrCat(entry.file->path(), ": tensor ", entry.info->name,
+                         ": row ", row, " was requested, but there are only ",
+                         entry.info->shape[0], " rows"));
       }
       const std::span<std::byte> bytes(to, static_cast<size_t>(row_bytes));
       KVASIR_RETURN_IF_ERROR(entry.file->Read(

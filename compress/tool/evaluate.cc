@@ -89,8 +89,9 @@ absl::StatusOr<std::optional<kvasir::v1::KvPlan>> PlanOf(
   if (!name.settings.empty()) {
     if (!plan.has_value() || !plan::SetExactTokens(name.exact, &*plan)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "sinks= and window= need a plan with codes, and the plan of ",
-          name.folder, " has none"));
+          "sinks= and window= can be used only with a model whose plan has "
+          "codes, but ",
+          name.folder, " has no such plan"));
     }
   }
   if (plan.has_value()) {

@@ -56,19 +56,20 @@ absl::StatusOr<Bits> ParseBits(const std::string& text) {
             kScheduleEntries.end()) {
       return absl::InvalidArgumentError(
           absl::StrCat("'", field,
-                       "' is not a width of codes: give 8, 4, 3, 2 or 1 (in a "
-                       "schedule also 0), or 16, 32 or auto to store numbers"));
+                       "' is not a bit width: give 8, 4, 3, 2 or 1 for codes "
+                       "(in a schedule also 0), or 16, 32 or auto for numbers "
+                       "without codes"));
     }
     bits.schedule.push_back(entry);
   }
   if (bits.schedule.size() != 1 && bits.schedule.size() != 8) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "a schedule must have 8 widths (or one width for all), has ",
+        "a schedule must have 8 bit widths, or one for all channels, but has ",
         bits.schedule.size()));
   }
   if (bits.schedule.size() == 1 && bits.schedule[0] == 0) {
     return absl::InvalidArgumentError(
-        "all widths are 0, so nothing would be stored");
+        "the bit width must not be 0, because nothing would be stored");
   }
   return bits;
 }
@@ -105,8 +106,8 @@ absl::StatusOr<int64_t> GroupHeads(const std::string& text, int64_t automatic) {
   if (text == "all") return 0;
   int64_t heads = 0;
   if (absl::SimpleAtoi(text, &heads) && heads >= 1) return heads;
-  return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' is not a number of heads, all or auto"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "'", text, "' is not valid: give a number of heads, all or auto"));
 }
 
 bool UsesHadamard(const MethodFlags& flags) {
@@ -273,9 +274,9 @@ absl::StatusOr<std::vector<int>> OtherLayers(const MethodFlags& flags,
   const std::set<int64_t> only(flags.only_layers.begin(),
                                flags.only_layers.end());
   if (*only.rbegin() >= plan.layers_size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--only-layers: layer ", *only.rbegin(), " is not in 0..",
-                     plan.layers_size() - 1));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--only-layers: layers must be 0..", plan.layers_size() - 1,
+        ", but layer ", *only.rbegin(), " is listed"));
   }
   for (int l = 0; l < plan.layers_size(); ++l) {
     if (!only.contains(l)) others.push_back(l);

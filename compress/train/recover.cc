@@ -51,7 +51,7 @@ absl::Status CheckIds(const TokenStream& text, int64_t vocab_size) {
   for (size_t i = 0; i < text.ids.size(); ++i) {
     if (text.ids[i] < 0 || text.ids[i] >= vocab_size) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "token ", i, " of the text is ", text.ids[i],
+          "token ", i, " of the text has the id ", text.ids[i],
           ", but the model's vocabulary has ", vocab_size, " tokens"));
     }
   }
@@ -65,32 +65,41 @@ absl::Status CheckOptions(const RecoverOptions& options,
   if (crop < 2 || crop > spec.max_position_embeddings) {
     return absl::InvalidArgumentError(
         absl::StrCat("crops must have 2 to ", spec.max_position_embeddings,
-                     " tokens (the model's positions), have ", crop));
+                     " tokens (the model's context), but have ", crop));
   }
   if (crop > options.batch_tokens) {
     return absl::InvalidArgumentError(
         absl::StrCat("a batch of ", options.batch_tokens,
-                     " tokens is too small for a crop of ", crop));
+                     " tokens is too small for a crop of ", crop, " tokens"));
   }
   // A crop needs one more token, the target of its last token.
   if (static_cast<int64_t>(text.ids.size()) < crop + 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("the text has ", text.ids.size(), " tokens, but crops of ",
-                     crop, " need at least ", crop + 1));
+                     crop, " tokens need at least ", crop + 1));
   }
   const RecoverLossWeights& loss = options.loss;
   if (loss.cross_entropy <= 0.0 && loss.divergence <= 0.0) {
     return absl::InvalidArgumentError(
-        "neither cross entropy nor divergence has a weight");
+        "the weight of the cross entropy or of the divergence must be above 0");
   }
-  if (options.adapters.rank < 1 || options.adapters.dropout < 0.0 ||
-      options.adapters.dropout >= 1.0 || loss.temperature <= 0.0 ||
-      options.steps < 0) {
+  if (options.adapters.rank < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the rank of the adapters must be at least 1, is ",
+                     options.adapters.rank));
+  }
+  if (options.adapters.dropout < 0.0 || options.adapters.dropout >= 1.0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the dropout must be at least 0 and below 1, is ",
+                     options.adapters.dropout));
+  }
+  if (loss.temperature <= 0.0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the temperature must be above 0, is ", loss.temperature));
+  }
+  if (options.steps < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "these must be rank >= 1, dropout in [0, 1), temperature > 0 and steps "
-        ">= 0, but they are ",
-        options.adapters.rank, ", ", options.adapters.dropout, ", ",
-        loss.temperature, ", ", options.steps));
+        "the number of training steps must be at least 0, is ", options.steps));
   }
   return CheckIds(text, spec.vocab_size);
 }
@@ -311,8 +320,9 @@ absl::StatusOr<Recovered> Recovery::Run(
     progress.tokens_per_second = static_cast<double>(result.tokens_seen) /
                                  absl::ToDoubleSeconds(absl::Now() - started);
     if (!on_step(progress)) {
-      return absl::CancelledError(absl::StrCat("stopped after step ", step + 1,
-                                               "; nothing was written"));
+      return absl::CancelledError(
+          absl::StrCat("training was stopped after step ", step + 1,
+                       "; nothing was written"));
     }
   }
   result.steps = options_.steps;
@@ -353,8 +363,9 @@ absl::Status CheckTeacher(const model::DecoderSpec& student,
         Size{"the vocabulary size", student.vocab_size, teacher.vocab_size}}) {
     if (size.student != size.teacher) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "the teacher is another model: ", size.what, " is ", size.teacher,
-          ", but ", size.student, " in the trained model"));
+          "the teacher does not match the trained model: ", size.what, " is ",
+          size.teacher, " in the teacher, but ", size.student,
+          " in the trained model"));
     }
   }
   return absl::OkStatus();

@@ -399,18 +399,19 @@ TEST(RecoverTest, InvalidRequestsAreRefused) {
   const ReferenceDecoder decoder = MakeDecoder(std::nullopt);
   EXPECT_THAT(
       Recover(decoder, decoder, SomeText(16), FewSteps(), GoOn),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("16 tokens, but crops of 16 need at least 17")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("16 tokens, but crops of 16 tokens need at least 17")));
   TokenStream foreign = SomeText(400);
   foreign.ids[77] = 13;
   EXPECT_THAT(Recover(decoder, decoder, foreign, FewSteps(), GoOn),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("token 77 of the text is 13")));
+                       HasSubstr("token 77 of the text has the id 13")));
   RecoverOptions options = FewSteps();
   options.loss = {.cross_entropy = 0.0, .divergence = 0.0};
-  EXPECT_THAT(
-      Recover(decoder, decoder, SomeText(400), options, GoOn),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("has a weight")));
+  EXPECT_THAT(Recover(decoder, decoder, SomeText(400), options, GoOn),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the weight of the cross entropy")));
   options = FewSteps();
   options.crop_tokens = 65;
   EXPECT_THAT(Recover(decoder, decoder, SomeText(400), options, GoOn),
@@ -420,7 +421,7 @@ TEST(RecoverTest, InvalidRequestsAreRefused) {
   other.vocab_size = 14;
   EXPECT_THAT(CheckTeacher(TinySpec(), other),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the vocabulary size is 14, but 13 in the")));
+                       HasSubstr("size is 14 in the teacher, but 13 in the")));
 }
 
 // ------------------------------------------------------------------- folders
@@ -486,7 +487,7 @@ TEST_F(RecoverWriterTest, WithZeroTrainingStepsEveryFileEqualsItsSource) {
   EXPECT_EQ(Files(folder_ / "out"), Files(folder_ / "base"));
 }
 
-TEST_F(RecoverWriterTest, OnlyTheTrainedWeightsDiffer) {
+TEST_F(RecoverWriterTest, OnlyTheTrainedWeightsDifferFromTheSource) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
@@ -511,7 +512,8 @@ TEST_F(RecoverWriterTest, OnlyTheTrainedWeightsDiffer) {
   EXPECT_TRUE(query.equal(trained[1].at("self_attn.q_proj.weight")));
 }
 
-TEST_F(RecoverWriterTest, AnExistingFolderIsRefusedAndNoTemporaryFolderIsLeft) {
+TEST_F(RecoverWriterTest,
+       ARefusedWriteLeavesNoOutputFolderAndNoTemporaryFolder) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
@@ -531,7 +533,7 @@ TEST_F(RecoverWriterTest, AnExistingFolderIsRefusedAndNoTemporaryFolderIsLeft) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out.partial"));
 }
 
-TEST_F(RecoverWriterTest, StaticRangesFitTheNewWeights) {
+TEST_F(RecoverWriterTest, StaticRangesAreFittedAgainToTheTrainedWeights) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const model::Checkpoint base,
       model::Checkpoint::Open((folder_ / "base").string()));
@@ -565,7 +567,7 @@ TEST_F(RecoverWriterTest, ANumberThatTheStoredTypeCannotHoldIsRefused) {
   layers[0]["self_attn.q_proj.weight"] = at::full({32, 16}, 3.4e38);
   EXPECT_THAT(RoundToStored(base, layers),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("q_proj.weight: a trained value")));
+                       HasSubstr("q_proj.weight: a trained weight")));
 }
 
 }  // namespace

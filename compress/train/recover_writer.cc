@@ -115,7 +115,8 @@ absl::Status RoundToStored(const model::Checkpoint& source,
         tensor = tensor.to(ScalarTypeOf(entry.info->type)).to(at::kFloat);
         if (!at::isfinite(tensor).all().item<bool>()) {
           return absl::InvalidArgumentError(absl::StrCat(
-              name, ": a trained value is not finite when stored as ",
+              name,
+              ": a trained weight becomes infinite or NaN when stored as ",
               std::string(model::TensorTypeName(entry.info->type))));
         }
       }

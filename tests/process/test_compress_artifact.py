@@ -320,9 +320,9 @@ def test_tensors_that_no_plan_changes_are_copied_bit_by_bit(compress, tmp_path):
          "instead of --keep give --key-bits with eight widths"),
         (["--method", "channel", "--kv-bytes-per-token", 900],
          "instead of --kv-bytes-per-token give --average-bits"),
-        (["--method", "palu", "--keep", 0.5, "--key-bits", 5], "'5' is not a width of codes"),
-        (["--method", "palu", "--keep", 0.5, "--key-bits", "8,4,4"], "8 widths (or one width for all), has 3"),
-        (["--method", "palu", "--keep", 0.5, "--group-heads", 0], "'0' is not a number of heads"),
+        (["--method", "palu", "--keep", 0.5, "--key-bits", 5], "'5' is not a bit width"),
+        (["--method", "palu", "--keep", 0.5, "--key-bits", "8,4,4"], "8 bit widths, or one for all channels, but has 3"),
+        (["--method", "palu", "--keep", 0.5, "--group-heads", 0], "'0' is not valid: give a number of heads"),
         (["--method", "palu", "--keep", 0.5, "--key-keep", 0.5], "--key-keep"),
         (["--method", "auto", "--keep", 0.5], "give --kv-bytes-per-token, --max-kl or both"),
     ],
@@ -335,15 +335,15 @@ AUTO = ["auto", "--windows", 0, *FEW_TOKENS]
 
 
 @pytest.mark.parametrize("method, parts", [
-    (["uniform", "--keep", 0.01], ["(multiples of 8): lower --rank-multiple or keep more"]),
+    (["uniform", "--keep", 0.01], ["multiples of 8 take at least"]),
     (["uniform", "--keep", 0.5, "--group-heads", 3], ["3", "8"]),
-    (["uniform", "--kv-bytes-per-token", 20], ["20 KV bytes per token cannot be reached: the least plan found takes"]),
+    (["uniform", "--kv-bytes-per-token", 20], ["no plan of at most 20 KV bytes per token was found: the smallest plan takes"]),
     (["uniform", "--keep", 0.5, "--model", GOLDEN / "refused" / "qwen3-qk-norm"], ["qwen3"]),
     (["palu", "--keep", 0.5], ["a calibration text is needed: give --text"]),
     (["palu", "--keep", 0.5, "--text", "/no/such/text"], ["/no/such/text"]),
     ([*AUTO, "--kv-bytes-per-token", 10], ["10.0 bytes per token are too few: the smallest"]),
     ([*AUTO, "--kv-bytes-per-token", 300, "--max-kl", 1e-3],
-     ["more than the 0.0010 of --max-kl; ", " bytes would suffice"]),
+     ["more than the 0.0010 of --max-kl; ", " bytes per token would suffice"]),
 ])
 def test_a_plan_that_cannot_be_made_is_refused_with_the_reason(compress, method, parts):
     model = [] if "--model" in method else ["--model", TINY]
@@ -504,7 +504,7 @@ def test_an_output_that_exists_or_cannot_be_written_is_refused(compress, tmp_pat
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("x")
     done = compress("apply", *uniform, "--out", tmp_path / "out", ok=False)
-    refused(done, "exists; --overwrite replaces")
+    refused(done, "exists; give --overwrite to replace")
     done = compress("apply", *uniform, "--out", tmp_path / "out", "--overwrite", ok=False)
     refused(done, "is not a checkpoint")
     (tmp_path / "file").write_text("x")
@@ -566,7 +566,7 @@ def test_a_killed_run_is_cleaned_up_by_the_next(compress, tmp_path):
     (partial / "weights-00001.partial").write_text("half")
     uniform = ["--model", TINY, "--method", "uniform", "--keep", 0.5, "--decomposition", "svd",
                "--out", tmp_path / "out"]
-    refused(compress("apply", *uniform, ok=False), "is in the way")
+    refused(compress("apply", *uniform, ok=False), "this name is needed for a temporary folder")
     (partial / "kvasir-compress.unfinished").write_text("x")
     compress("apply", *uniform)
     assert not partial.exists() and (tmp_path / "out" / "kv_plan.json").exists()
@@ -638,7 +638,7 @@ def test_settings_of_eviction_are_checked_before_the_teacher_is_evaluated(compre
                 "--windows", 2, "--window-tokens", 64]
     done = compress(*evaluate, TINY, "per-token:k4,v4,window=32", "--eviction", "none,h2o",
                     "--eviction-recent", 16, ok=False)
-    refused(done, "per-token:k4,v4,window=32: h2o 0.2", "sinks must be >= 0 and recent >= 32")
+    refused(done, "per-token:k4,v4,window=32: h2o 0.2", "must keep at least 0 sinks and 32 recent tokens")
     assert done.stdout == ""
     art = tmp_path / "art"
     compress("apply", "--quiet", "--model", TINY, "--method", "q-hitter", "--key-bits", 4,
@@ -674,7 +674,7 @@ def test_only_the_listed_layers_are_compressed(compress, tmp_path):
     spaces = [sorted(layer["key"]["parts"][0].keys() & {"full", "low_rank"}) for layer in layers]
     assert spaces == [["full"], ["low_rank"], ["full"], ["full"], ["low_rank"], ["full"]]
     plan.unlink()
-    refused(compress(*only, "6", ok=False), "--only-layers: layer 6 is not in 0..5")
+    refused(compress(*only, "6", ok=False), "--only-layers: layers must be 0..5, but layer 6 is listed")
 
 
 def test_eviction_can_be_added_to_any_plan(compress, tmp_path):
@@ -759,7 +759,7 @@ def test_only_the_layers_that_are_listed_evict(compress, tmp_path):
     assert [layer["key"] for layer in made["layers"]] == [layer["key"] for layer in layers]
     assert int(made["provenance"]["seed"]) == 7
     refused(compress("apply", "--quiet", "--model", TINY, "--plan", first, "--eviction", "h2o",
-                     "--only-layers", 6, "--dry-run", ok=False), "layer 6 is not in 0..5")
+                     "--only-layers", 6, "--dry-run", ok=False), "must be 0..5, but layer 6 is listed")
     refused(compress(*plan, "auto", "--max-kl", 0.1, "--only-layers", 1, ok=False),
             "--only-layers", code=2)
 

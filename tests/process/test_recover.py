@@ -69,13 +69,13 @@ def test_a_stopped_run_leaves_no_files(tmp_path):
     "arguments, named",
     [
         (["--teacher", ROOT / "tests/golden/models/llama-mha", "--text", TEXT],
-         "the teacher is another model: the number of layers is"),
+         "the teacher does not match the trained model: the number of layers is"),
         (["--teacher", TINY, "--text", TINY / "generation_config.json"],
-         "tokens, but crops of 256 need at least 257"),
+         "tokens, but crops of 256 tokens need at least 257"),
         (["--teacher", TINY, "--text", "/no/such/text"], "/no/such/text"),
         (["--teacher", "/no/such/model", "--text", TEXT], "/no/such/model"),
         (["--teacher", TINY, "--text", TEXT, "--ce-weight", 0, "--kl-weight", 0],
-         "has a weight"),
+         "the weight of the cross entropy"),
     ],
 )
 def test_bad_input_is_reported_and_nothing_is_written(arguments, named, tmp_path):
@@ -89,7 +89,7 @@ def test_an_existing_output_is_not_replaced_without_overwrite(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     done = recover("--teacher", TINY, "--text", TEXT, "--out", tmp_path)
     assert done.returncode == 1
-    assert "exists; --overwrite" in done.stderr
+    assert "exists; give --overwrite" in done.stderr
     assert (tmp_path / "config.json").read_text() == "{}"
 
 
