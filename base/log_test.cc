@@ -44,7 +44,7 @@ TEST(LogTest, LongClientTextIsCutBeforeItIsEscaped) {
   }
 }
 
-TEST(LogTest, ControlCharactersOfNamesDoNotReachATerminal) {
+TEST(LogTest, ControlCharactersInLoggedTextAreEscaped) {
   EXPECT_EQ(Printable("a\x1b[31m\rb\x7f\xc2\x9b"
                       "2J"),
             "a\\x1b[31m\\x0db\\x7f\\u009b2J");

@@ -40,7 +40,7 @@ TEST_F(ReadFileTest, AReadErrorStatesTheSystemsCause) {
       StatusIs(absl::StatusCode::kNotFound, "No such file or directory"));
 }
 
-TEST_F(ReadFileTest, ReadFileOrPipeReadsAPipe) {
+TEST_F(ReadFileTest, ReadFileOrPipeReturnsTheContentsOfAPipe) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   ASSERT_EQ(::write(ends[1], "token", 5), 5);

@@ -20,7 +20,7 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   return config;
 }
 
-TEST(KvCacheImagesTest, ImportedPagesHaveOtherIds) {
+TEST(KvCacheImagesTest, AnImportedSequenceGetsNewPageIds) {
   KvCacheScenario test(Config({{.num_pages = 6, .num_host_pages = 4}}));
   test.Run(R"(
     start a 1..10 nopublish -> cached 0
@@ -74,7 +74,7 @@ TEST(KvCacheImagesTest, AFullHostPoolRefusesAnExportAndChangesNothing) {
   )");
 }
 
-TEST(KvCacheImagesTest, WithoutAHostPoolNothingIsExported) {
+TEST(KvCacheImagesTest, WithoutAHostPoolAnExportIsRefused) {
   KvCacheScenario test(Config({{.num_pages = 4}}));
   test.Run(R"(
     start a 1..8
@@ -102,7 +102,7 @@ TEST(KvCacheImagesTest, AnImportWithoutEnoughFreePagesChangesNothing) {
 
 // Copies within the device pool and copies between the pools share one list,
 // because a page may be read, written and read again.
-TEST(KvCacheImagesTest, ListsCopiesInTheOrderInWhichTheyMustRun) {
+TEST(KvCacheImagesTest, ListsThePageCopiesInTheOrderInWhichTheyMustRun) {
   KvCacheScenario test(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 1, .num_host_pages = 8}}));
   test.Run(R"(
@@ -126,7 +126,7 @@ TEST(KvCacheImagesTest, ListsCopiesInTheOrderInWhichTheyMustRun) {
   )");
 }
 
-TEST(KvCacheImagesTest, ExportsOnlyThePagesInsideAWindow) {
+TEST(KvCacheImagesTest, ExportsOnlyThePagesInsideTheSlidingWindow) {
   KvCacheScenario test(
       Config({{.num_pages = 8, .num_host_pages = 8},
               {.num_pages = 8, .sliding_window = 5, .num_host_pages = 8}}));
@@ -212,7 +212,7 @@ TEST(KvCacheImagesTest, AnImportSharesCachedPagesBeforeItAllocatesOthers) {
   )");
 }
 
-TEST(KvCacheImagesTest, ImportsOnlyWithRoomForOneMoreToken) {
+TEST(KvCacheImagesTest, AnImportIsRefusedWithoutRoomForOneMoreToken) {
   KvCacheScenario test(Config({{.num_pages = 3, .num_host_pages = 3}}));
   test.Run(R"(
     start a 1..8 nopublish
@@ -245,7 +245,8 @@ TEST(KvCacheImagesTest, ASequenceThatHasNotRunHasAnEmptyImage) {
 
 // Listed copies, which are done only when the next step runs, would read or
 // overwrite these host pages.
-TEST(KvCacheImagesTest, RefusesHostPagesForAnImageWhileCopiesAreListed) {
+TEST(KvCacheImagesTest,
+     RefusesToReserveHostPagesForAnImageWhileCopiesArePending) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));
   const ImageShape shape = {.logical_tokens = 8, .groups = {{8, 0, 2, 0}}};
   const auto refuses = [&] {
@@ -262,7 +263,7 @@ TEST(KvCacheImagesTest, RefusesHostPagesForAnImageWhileCopiesAreListed) {
   test.Run("release b");
 }
 
-TEST(KvCacheImagesTest, TakesHostPagesForAnImageFromAnotherProcess) {
+TEST(KvCacheImagesTest, ReservesHostPagesForAnImageFromAnotherProcess) {
   KvCache cache(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 1, .num_host_pages = 5},
        {.num_pages = 8, .sliding_window = 5, .num_host_pages = 4}}));

@@ -585,7 +585,7 @@ TEST(KvCacheRandomTest, InvariantsHoldForOnePageGroup) {
   EXPECT_EQ(met.unpublished, 0);
 }
 
-TEST(KvCacheRandomTest, InvariantsHoldInATinyPool) {
+TEST(KvCacheRandomTest, InvariantsHoldInAPoolOfFewPages) {
   const Met met = RunSeeds({.config = Config({{.num_pages = 9}})});
   EXPECT_GT(met.evicted, 0);
 }
@@ -608,7 +608,7 @@ TEST(KvCacheRandomTest, InvariantsHoldIfAllGroupsHaveWindows) {
   EXPECT_GT(met.hits, 0);
 }
 
-TEST(KvCacheRandomTest, HashCollisionsOnlyCostCacheHits) {
+TEST(KvCacheRandomTest, InvariantsHoldWithHashCollisions) {
   const Met met =
       RunSeeds({.weak_hash = true,
                 .config = Config({{.num_pages = 24},

@@ -106,7 +106,7 @@ void ExpectRefused(const std::vector<Refused>& cases) {
   }
 }
 
-TEST(PlanTest, FullRankPlanIsValid) {
+TEST(PlanTest, TheFullRankPlanIsValid) {
   for (const AttentionShape& shape : {Shape(), PartialRotary(), NoRope()}) {
     const KvPlan plan = FullRankPlan(shape, BF16);
     KVASIR_EXPECT_OK(ValidatePlan(plan, shape));
@@ -129,7 +129,7 @@ TEST(PlanTest, JsonReadsBackToAnEqualPlan) {
   EXPECT_TRUE(MessageDifferencer::Equals(plan, back));
 }
 
-TEST(PlanTest, RefusesTextThatIsNotAPlanAndNamesThePlace) {
+TEST(PlanTest, TheErrorForTextThatIsNotAPlanNamesThePlaceInTheText) {
   const auto refused = [](const std::string& text) {
     return ParsePlanJson(text, "dir/kv_plan.json");
   };
@@ -157,7 +157,7 @@ TEST(PlanTest, AnErrorRepeatsAtMost300BytesOfThePlan) {
   EXPECT_LT(status.message().size(), 400u);
 }
 
-TEST(PlanTest, RefusesTextThatIsTooLong) {
+TEST(PlanTest, RefusesAPlanTextAboveTheSizeLimit) {
   const std::string text(static_cast<size_t>(kMaxPlanJsonBytes) + 1, ' ');
   EXPECT_THAT(ParsePlanJson(text, "p"),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -170,7 +170,7 @@ TEST(PlanTest, RefusesDeepNestingWithoutACrash) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("p: ")));
 }
 
-TEST(PlanTest, DataTypesHaveNames) {
+TEST(PlanTest, DataTypesAreFoundByName) {
   for (auto dtype : {kvasir::v1::F32, kvasir::v1::F16, kvasir::v1::BF16}) {
     EXPECT_EQ(*ParseDataType(DataTypeName(dtype)), dtype);
   }
@@ -183,7 +183,7 @@ TEST(PlanTest, DataTypesHaveNames) {
 // Every method of the papers is a valid plan
 // ---------------------------------------------------------------------------
 
-TEST(PlanTest, MethodsFromPapersAreValidPlans) {
+TEST(PlanTest, ThePlansOfPublishedCompressionMethodsAreValid) {
   struct Method {
     const char* name;
     KvPlan plan;
@@ -291,7 +291,7 @@ TEST(PlanTest, MethodsFromPapersAreValidPlans) {
 // Refusals of plans that have no meaning
 // ---------------------------------------------------------------------------
 
-TEST(PlanTest, RefusesCountsThatDoNotMatchTheModel) {
+TEST(PlanTest, RefusesAPlanWhoseNumbersOfLayersOrPartsDoNotMatchTheModel) {
   AttentionShape two_layers = Shape();
   two_layers.layers.resize(2);
   KvPlan other_version = FullRankPlan(Shape(), BF16);
@@ -322,7 +322,7 @@ TEST(PlanTest, RefusesCountsThatDoNotMatchTheModel) {
   });
 }
 
-TEST(PlanTest, RefusesShapesOutOfRange) {
+TEST(PlanTest, RefusesModelShapesOutOfRange) {
   AttentionShape odd = Shape();
   odd.rotary_dim = 7;
   AttentionShape wide = Shape();
@@ -367,7 +367,7 @@ TEST(PlanTest, RefusesGroupsThatDoNotPartitionTheHeads) {
   });
 }
 
-TEST(PlanTest, RefusesImpossibleRanksOfLatents) {
+TEST(PlanTest, RefusesALatentRankThatIsZeroOrAboveTheDimsOfItsHeads) {
   const std::string rest = R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
       "codec":{"dtype":"BF16"})";
   KVASIR_EXPECT_OK(ValidatePlan(PlanOfKeys(LowRank(rest, 64)), Shape()));
@@ -425,7 +425,7 @@ TEST(PlanTest, RefusesRopePairsThatDoNotExist) {
   });
 }
 
-TEST(PlanTest, RefusesDimsThatAreCoveredTwice) {
+TEST(PlanTest, RefusesDimsThatTwoPartsCover) {
   const std::string half = LowRank(
       R"("uses":[{"pairs":[0,1],"reconstruct":{}}],"stored":"PRE_ROPE",
       "codec":{"dtype":"BF16"})");
@@ -449,7 +449,7 @@ TEST(PlanTest, RefusesDimsThatAreCoveredTwice) {
   });
 }
 
-TEST(PlanTest, RefusesInvalidJointParts) {
+TEST(PlanTest, RefusesInvalidPartsThatStoreKeysAndValuesJointly) {
   const std::string both = R"("uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
       {"at_runtime":{},"serves":"SERVES_VALUE"}],)";
   const std::string pre = R"("stored":"PRE_ROPE",)";
@@ -649,7 +649,7 @@ TEST(PlanTest, RefusesLowRankKeysIfTheModelNormalizesKeys) {
                   {"QK-norm"}}});
 }
 
-TEST(PlanTest, RefusesCodecsWithContradictingSettings) {
+TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
   const auto codec = [](const std::string& text) {
     return PlanOfKeys(absl::StrCat(
         R"({"full":{},"stored":"POST_ROPE","codec":{)", text, "}}"));
@@ -810,7 +810,7 @@ TEST(PlanTest, RefusesInvalidTransforms) {
   });
 }
 
-TEST(PlanTest, SetsExactTokensOnSidesThatStoreCodes) {
+TEST(PlanTest, SetExactTokensChangesOnlyKeysOrValuesThatAreQuantized) {
   KvPlan plan = FullRankPlan(Shape(), BF16);
   EXPECT_FALSE(SetExactTokens({.sinks = 4, .window = 9}, &plan));
   EXPECT_TRUE(MessageDifferencer::Equals(plan, FullRankPlan(Shape(), BF16)));
@@ -921,7 +921,7 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
 
 // The place of an exact row depends on its token's position, so these tokens
 // must not be evicted.
-TEST(PlanTest, RefusesEvictionOfTokensThatAreKeptExact) {
+TEST(PlanTest, RefusesEvictionOfTokensThatMustBeStoredExactly) {
   KvPlan exact = PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","codec":{
       "bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");
   exact.mutable_layers(0)->mutable_key()->set_exact_window(32);

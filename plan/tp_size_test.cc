@@ -16,7 +16,7 @@ constexpr TpDealt kLlama8b = {
 constexpr TpDealt kSmol = {
     .num_kv_heads = 3, .num_heads = 9, .num_features = 1536};
 
-TEST(TpSizeTest, MoreRanksThanKvHeadsMustBeAMultipleOfTheKvHeads) {
+TEST(TpSizeTest, ATpSizeAboveTheNumberOfKvHeadsMustBeAMultipleOfIt) {
   EXPECT_THAT(FittingTpSizes(kLlama8b), ElementsAre(1, 2, 4, 8, 16, 32));
   // 9 ranks could share the query and KV heads, but not the 1536 features.
   EXPECT_THAT(FittingTpSizes(kSmol), ElementsAre(1, 3));
@@ -25,7 +25,8 @@ TEST(TpSizeTest, MoreRanksThanKvHeadsMustBeAMultipleOfTheKvHeads) {
       ElementsAre(1, 2, 3, 6, 12));
 }
 
-TEST(TpSizeTest, ARefusalNamesTheNumbersAndThePossibleSizes) {
+TEST(TpSizeTest,
+     TheErrorForAnImpossibleTpSizeNamesTheModelsSizesAndThePossibleOnes) {
   EXPECT_THAT(CheckTpSize(kSmol, 2),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("3 KV heads, 9 query heads and 1536 MLP "

@@ -22,7 +22,7 @@ std::string Failed(const std::string& what) {
 
 // The log lines are copied from gRPC 1.51; test_tls.py provokes them by real
 // handshakes.
-TEST(TlsRefusalsTest, GrpcsLogLinesAreClassifiedByCause) {
+TEST(TlsRefusalsTest, LogLinesOfGrpcAboutFailedHandshakesAreClassifiedByCause) {
   EXPECT_EQ(TlsRefusalOf(Failed("peer did not return a certificate")),
             TlsRefusal::kNoCertificate);
   EXPECT_EQ(TlsRefusalOf(Failed("certificate verify failed")),
@@ -61,7 +61,7 @@ TEST(TlsRefusalsTest, EveryRefusalIsCountedButOnlyOneAMinuteIsLogged) {
   EXPECT_THAT(log, HasSubstr("since_last_line=5"));
 }
 
-TEST(TlsRefusalsTest, EveryCauseIsExportedFromTheStart) {
+TEST(TlsRefusalsTest, TheMetricOfEveryRefusalCauseIsExportedFromTheStart) {
   TlsRefusals refusals;
   refusals.Add(TlsRefusal::kNoTls, "");
   std::map<std::string, double> values;

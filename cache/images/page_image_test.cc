@@ -75,7 +75,7 @@ TEST(PageImageTest, ReadsBackTheImageThatWasWritten) {
   EXPECT_EQ(parsed.payload, absl::string_view(image).substr(kChecksum + 4));
 }
 
-TEST(PageImageTest, AnImageWithoutTokensHasNoPages) {
+TEST(PageImageTest, AnImageOfASequenceWithoutTokensHasNoPages) {
   const ImageShape empty = {.groups = {{}, {}}};
   const std::string image = Image(Format(), empty);
   KVASIR_ASSERT_OK_AND_ASSIGN(const ParsedImage parsed,
@@ -84,7 +84,7 @@ TEST(PageImageTest, AnImageWithoutTokensHasNoPages) {
   EXPECT_TRUE(parsed.payload.empty());
 }
 
-TEST(PageImageTest, RefusesAnImageThatIsCutAnywhere) {
+TEST(PageImageTest, RefusesAnImageThatIsTruncatedAtAnyByte) {
   const std::string image = Image();
   for (size_t bytes = 0; bytes < image.size(); ++bytes) {
     EXPECT_THAT(
@@ -96,7 +96,7 @@ TEST(PageImageTest, RefusesAnImageThatIsCutAnywhere) {
                 "561 bytes of pages, want 560");
 }
 
-TEST(PageImageTest, RefusesAChangeOfAnyBit) {
+TEST(PageImageTest, RefusesAnImageWithAnyBitFlipped) {
   const std::string image = Image();
   for (size_t at = 0; at < image.size(); ++at) {
     for (const int bit : {1, 64}) {
@@ -110,7 +110,7 @@ TEST(PageImageTest, RefusesAChangeOfAnyBit) {
   ExpectRefused(other, absl::StatusCode::kDataLoss, "checksum");
 }
 
-TEST(PageImageTest, RefusesAnImageOfAnotherIdentityAndNamesTheField) {
+TEST(PageImageTest, RefusesAnImageForAnotherFormatModelOrRankAndNamesTheField) {
   const auto refused = [](const ImageFormat& format, const std::string& why) {
     ImageShape shape = Shape();
     shape.groups.resize(format.page_bytes.size());
@@ -151,7 +151,7 @@ TEST(PageImageTest, RefusesAnImageOfAnotherIdentityAndNamesTheField) {
                 "number of page groups is 2147483648");
 }
 
-TEST(PageImageTest, RefusesInconsistentSizesAndNamesTheField) {
+TEST(PageImageTest, RefusesAnImageWithInconsistentSizesAndNamesTheField) {
   const auto refused = [](const std::string& image, const std::string& why) {
     ExpectRefused(image, absl::StatusCode::kInvalidArgument, why);
   };
