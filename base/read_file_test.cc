@@ -34,7 +34,7 @@ TEST_F(ReadFileTest, ReadsAFileUpToItsLimit) {
   }
 }
 
-TEST_F(ReadFileTest, AReadErrorStatesTheSystemsCause) {
+TEST_F(ReadFileTest, TheErrorForAFailedReadStatesTheCauseThatTheSystemGives) {
   EXPECT_THAT(
       ReadFile(path_ + ".none", 10).status(),
       StatusIs(absl::StatusCode::kNotFound, "No such file or directory"));

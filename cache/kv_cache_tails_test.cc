@@ -311,7 +311,7 @@ TEST(KvCacheTailsTest, ATailThatSeveralSequencesShareIsCopiedAndNotTakenOver) {
 
 // A sequence may turn the pages of a tail into its own side pages if no other
 // sequence holds the tail.
-TEST(KvCacheTailsTest, AvailablePagesOfASequenceIncludeItsTail) {
+TEST(KvCacheTailsTest, TheAvailablePagesOfASequenceIncludeThePagesOfItsTail) {
   KvCacheScenario s(Config(6, 2));
   s.Run(R"(
     start a 1..8

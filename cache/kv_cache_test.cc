@@ -81,7 +81,7 @@ TEST(KvCacheTest, ASecondReservationReplacesOneThatWasNotCommitted) {
   )");
 }
 
-TEST(KvCacheTest, TheNextStepCanBePlannedBeforeThisOneIsCommitted) {
+TEST(KvCacheTest, TheNextStepCanBePlannedBeforeTheCurrentOneIsCommitted) {
   KvCacheConfig config = Config({Pages(4)});
   config.groups[0].eviction = {
       .budget_tokens = 6, .every_tokens = 8, .observation_window = 2};
@@ -305,7 +305,7 @@ TEST(KvCacheTest,
   )");
 }
 
-TEST(KvCacheTest, ForkSharesFullPagesAndCopiesTheLast) {
+TEST(KvCacheTest, AForkSharesFullPagesAndCopiesThePartlyFilledLastPage) {
   KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
     start a 1..6

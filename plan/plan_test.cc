@@ -529,7 +529,7 @@ TEST(PlanTest, RefusesInvalidPartsThatStoreKeysAndValuesJointly) {
   });
 }
 
-TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRotation) {
+TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRopeRotation) {
   const auto low_rank = [](const std::string& stored, const std::string& lift) {
     return PlanOfKeys(
         LowRank(absl::StrCat(R"("uses":[{")", lift, R"(":{}}],"stored":")",
@@ -609,7 +609,7 @@ TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRotation) {
   });
 }
 
-TEST(PlanTest, RefusesLatentsStoredOnTheWrongSideOfTheRotation) {
+TEST(PlanTest, RefusesLatentsStoredOnTheWrongSideOfTheRopeRotation) {
   const auto full = [](const std::string& stored) {
     return PlanOfKeys(
         absl::StrCat(R"({"full":{},)", stored, R"("codec":{"dtype":"BF16"}})"));

@@ -232,7 +232,7 @@ TEST_F(AcceptorTest, DoesNotHandItsOwnProbeConnectionsToTheServer) {
   }
 }
 
-TEST_F(AcceptorTest, AUnixSocketHasTheModeThatWasSetAndIsRemovedAtTheEnd) {
+TEST_F(AcceptorTest, AUnixSocketFileHasTheRequestedModeAndIsRemovedAtTheEnd) {
   ListenAddress listen;
   listen.unix_path = folder_.File("mode");
   listen.unix_mode = 0600;

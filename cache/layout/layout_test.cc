@@ -794,7 +794,7 @@ TEST(PageLayoutTest,
 
 // The layers are those of the test above. Here, the rows fill eight pages in
 // each of the two arenas completely.
-TEST(PageLayoutTest, ARingOfExactRowsMayFillTheRestOfTwoArenas) {
+TEST(PageLayoutTest, ARingOfExactRowsMayUseTheFreeSpaceOfTwoLayersArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
       LayOut(PlanOfWidths({1, 8}, 36), shape, PageTokens(16));

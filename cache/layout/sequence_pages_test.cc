@@ -56,7 +56,7 @@ TEST(SequencePagesTest, ASequenceWithoutTokensAlreadyHoldsItsSidePages) {
 
 // Regression test: for this sequence, the cache once counted 65,536 pages and
 // the layout 13.
-TEST(SequencePagesTest, WithEvictionLayoutAndCacheCountTheSameNumberOfPages) {
+TEST(SequencePagesTest, LayoutAndCacheCountTheSameNumberOfPagesWithEviction) {
   PageGroupLayout evicting;
   evicting.eviction = {.budget_tokens = 128, .every_tokens = 16};
   for (const auto& [length, chunk, want] :

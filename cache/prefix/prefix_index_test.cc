@@ -36,7 +36,7 @@ class PrefixIndexTest : public ::testing::Test {
   PrefixIndex index_{{.page_tokens = 2, .max_nodes = 5}, {&pool_}};
 };
 
-TEST_F(PrefixIndexTest, FindsAChainByItsTokens) {
+TEST_F(PrefixIndexTest, FindsTheCachedPagesOfAPrefixByItsTokens) {
   PrefixRef root = Root("");
   PrefixRef a = Publish(root.node(), {1, 2});
   PrefixRef b = Publish(a.node(), {3, 4});

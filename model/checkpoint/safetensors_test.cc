@@ -41,7 +41,7 @@ absl::Status HeaderStatus(const std::string& header, uint64_t data_bytes) {
   return ParseSafetensorsHeader(header, data_bytes, "x.safetensors").status();
 }
 
-TEST_F(SafetensorsTest, ReportsAGitLfsPointerInsteadOfAFile) {
+TEST_F(SafetensorsTest, AGitLfsPointerIsReportedInsteadOfParsedAsAWeightFile) {
   const std::string path = Write("a.safetensors",
                                  "version https://git-lfs.github.com/spec/v1\n"
                                  "oid sha256:4665\nsize 16\n");
@@ -106,7 +106,8 @@ TEST_F(SafetensorsTest, RefusesTruncatedAndOversizedHeaders) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
 }
 
-TEST_F(SafetensorsTest, AFileTruncatedAfterOpeningIsAnErrorNotASignal) {
+TEST_F(SafetensorsTest,
+       ReadingAFileThatWasTruncatedAfterOpeningReturnsAnError) {
   const std::string path = WriteFile(
       "a.safetensors",
       R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "abcdefgh");
@@ -129,7 +130,7 @@ struct BadHeader {
 
 class BadHeaderTest : public ::testing::TestWithParam<BadHeader> {};
 
-TEST_P(BadHeaderTest, IsRefusedWithTheReason) {
+TEST_P(BadHeaderTest, AnInvalidSafetensorsHeaderIsRefusedWithTheReason) {
   EXPECT_THAT(HeaderStatus(GetParam().header, GetParam().data_bytes),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("x.safetensors"),
@@ -217,7 +218,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "cover 4 bytes, but the file's data has 5"}),
     [](const auto& test) { return test.param.name; });
 
-TEST_F(SafetensorsTest, EmptyTensorsMayShareAnOffset) {
+TEST_F(SafetensorsTest, AnEmptyTensorMayStartAtTheOffsetOfAnotherTensor) {
   KVASIR_EXPECT_OK(
       HeaderStatus(R"({"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
                    R"("a":{"dtype":"U8","shape":[0,9223372036854775807,3],)"
@@ -229,7 +230,7 @@ TEST_F(SafetensorsTest, EmptyTensorsMayShareAnOffset) {
 constexpr char kOneTensor[] =
     R"({"%s":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
 
-TEST_F(SafetensorsTest, AFolderOfShardsIsReadByItsIndex) {
+TEST_F(SafetensorsTest, AShardedFolderIsReadByItsIndexFile) {
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
   WriteFile("s2.safetensors", absl::StrFormat(kOneTensor, "b"), "y");
   Write("model.safetensors.index.json",
@@ -254,7 +255,7 @@ TEST_F(SafetensorsTest, AShardMayHoldTensorsThatTheIndexDoesNotList) {
   EXPECT_EQ(store.Find("a"), nullptr);
 }
 
-TEST_F(SafetensorsTest, AnIndexCannotLeadOutOfTheFolder) {
+TEST_F(SafetensorsTest, AnIndexThatNamesAFileOutsideTheModelFolderIsRefused) {
   for (const char* shard :
        {"../s1.safetensors", "/etc/x.safetensors", "sub/s1.safetensors",
         "..\\\\s1.safetensors", "s1\\u0000.safetensors", "passwd"}) {
@@ -267,7 +268,7 @@ TEST_F(SafetensorsTest, AnIndexCannotLeadOutOfTheFolder) {
   }
 }
 
-TEST_F(SafetensorsTest, AnIndexMustMatchItsFiles) {
+TEST_F(SafetensorsTest, AnIndexThatDoesNotMatchItsShardFilesIsRefused) {
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
   Write("model.safetensors.index.json",
         R"({"weight_map":{"b":"s1.safetensors"}})");

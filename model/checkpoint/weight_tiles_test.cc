@@ -62,7 +62,7 @@ std::string TextOf(const WeightsIdBuilder& builder) {
   return WeightTilesText(builder.tensors(), Spec());
 }
 
-TEST(WeightTilesTest, TilesOfAllRanksGiveTheIdThatOneRankWouldHave) {
+TEST(WeightTilesTest, TheTilesOfAllRanksGiveTheSameWeightsIdAsASingleRank) {
   WeightsIdBuilder one;
   one.Add("matrix", kMatrix, TilesAt(2, 2, 0, 1));
   one.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -74,7 +74,7 @@ TEST(WeightTilesTest, TilesOfAllRanksGiveTheIdThatOneRankWouldHave) {
               Holds(id));
 }
 
-TEST(WeightTilesTest, ABitOfOneRankChangesTheId) {
+TEST(WeightTilesTest, AChangedTileHashOfOneRankChangesTheWeightsId) {
   WeightsIdBuilder other;
   other.Add("matrix", kMatrix, TilesAt(2, 1, 1, 3), 0, 1);
   other.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -85,7 +85,7 @@ TEST(WeightTilesTest, ABitOfOneRankChangesTheId) {
   EXPECT_NE(*id, *changed);
 }
 
-TEST(WeightTilesTest, GeneratedWeightsHaveTheIdThatAllRanksSend) {
+TEST(WeightTilesTest, GeneratedWeightsMustHaveTheSameIdOnAllRanks) {
   const std::string made = WeightTilesText("random");
   EXPECT_THAT(CombineWeightTiles({made, made}), Holds("random"));
   EXPECT_THAT(CombineWeightTiles({made, WeightTilesText("other")}),
@@ -105,7 +105,7 @@ TEST(WeightTilesTest, ConflictingTilesAreReportedWithTensorAndRanks) {
                                "than rank 1 has read")));
 }
 
-TEST(WeightTilesTest, ATileThatNoRankHasIsReported) {
+TEST(WeightTilesTest, ATileThatNoRankHasReadIsReported) {
   WeightsIdBuilder part;
   part.AddTensor("matrix", kMatrix);
   part.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -143,7 +143,7 @@ TEST(WeightTilesTest, TensorsThatDifferBetweenRanksAreReported) {
   refused(wide, "rank 1: tensor vector is BF16 [10, 2]");
 }
 
-TEST(WeightTilesTest, MalformedTextsAreRefused) {
+TEST(WeightTilesTest, MalformedWeightTilesMessagesAreRefused) {
   const auto refused = [](const std::string& text, const char* why) {
     EXPECT_THAT(CombineWeightTiles({TextOf(HalfOf(0)), text}),
                 base::StatusIs(absl::StatusCode::kInvalidArgument,
@@ -172,7 +172,8 @@ TEST(WeightTilesTest, MalformedTextsAreRefused) {
 
 // A tensor that claims more tiles than the ranks have sent is refused before
 // memory for its tiles is allocated.
-TEST(WeightTilesTest, TilesThatNoRankHasTakeNoMemory) {
+TEST(WeightTilesTest,
+     ATensorThatClaimsTooManyTilesIsRefusedBeforeMemoryIsAllocated) {
   kvasir::v1::WeightTiles tiles;
   tiles.ParseFromString(TextOf(HalfOf(0)));
   for (const uint64_t size : {uint64_t{1} << 20, uint64_t{1} << 63}) {

@@ -38,7 +38,7 @@ EvictionTrace Traced() {
   return trace;
 }
 
-TEST(EvictionTraceTest, ATokenIsKeptUntilAUnitEvictsIt) {
+TEST(EvictionTraceTest, EachEvictionUnitRecordsTheLengthAtWhichItEvictsAToken) {
   const EvictionTrace trace = Traced();
   ASSERT_EQ(trace.layers().size(), 2u);
   const EvictionTrace::Layer& layer = trace.layers()[0];
@@ -51,7 +51,8 @@ TEST(EvictionTraceTest, ATokenIsKeptUntilAUnitEvictsIt) {
             (std::vector<int64_t>{0, 12, 8, 0, 8, 8, 12, 12, 0, 12, 0, 0, 0}));
 }
 
-TEST(EvictionTraceTest, TheLastEvictionIsReportedForAllUnits) {
+TEST(EvictionTraceTest,
+     TheSummaryCountsTheTokensThatAllUnitsKeepAfterTheLastEviction) {
   const EvictionTrace trace = Traced();
   const auto summary = trace.SummaryOf(trace.layers()[0]);
   EXPECT_EQ(summary.seen, 12);
@@ -80,7 +81,7 @@ TEST(EvictionTraceTest, WithoutScoresAllKeptTokensExceptSinksAreRecent) {
   EXPECT_FALSE(summary.oldest_heavy.has_value());
 }
 
-TEST(EvictionTraceTest, TheTracesJsonHasAllEvictions) {
+TEST(EvictionTraceTest, TheJsonOfATraceContainsAllEvictions) {
   // Incomplete characters are repaired when the trace is printed.
   const auto json = nlohmann::json::parse(Traced().ToJson().dump(
       -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
@@ -93,7 +94,8 @@ TEST(EvictionTraceTest, TheTracesJsonHasAllEvictions) {
   EXPECT_TRUE(json["layers"][1]["last"].is_null());
 }
 
-TEST(EvictionTraceTest, ImpossibleEvictionsAreRefusedWithTheirPlace) {
+TEST(EvictionTraceTest,
+     ImpossibleEvictionsAreRefusedWithTheirLayerUnitAndToken) {
   for (const auto& [kept, named] :
        std::vector<std::pair<Positions, const char*>>{
            {{0, 1, 9, 10, 11}, "kept token 1: want a token from 1 on that was"},

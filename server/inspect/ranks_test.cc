@@ -60,8 +60,7 @@ TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDividedAmongTheRanks) {
   EXPECT_FALSE(ReportWithRanks(source, 0)->ranks.has_value());
 }
 
-TEST(InspectRanksTest,
-     WeightBytesEqualTheLoadersAndReplicatedTensorsCountOnEachRank) {
+TEST(InspectRanksTest, WeightBytesIncludeReplicatedTensorsOnEveryRank) {
   const ModelSource source = Whole();
   const RankSummary single = RanksOf(source, 1);
   const RankSummary two = RanksOf(source, 2);
@@ -78,7 +77,8 @@ TEST(InspectRanksTest,
                                                *two.whole_weight_bytes);
 }
 
-TEST(InspectRanksTest, AGroupThatSpansRanksIsNamedWithItsBytes) {
+TEST(InspectRanksTest,
+     AHeadGroupThatSpansRanksIsReportedWithItsReplicatedBytes) {
   const ModelSource source = Spanning();
   const auto report = ReportWithRanks(source, 2);
   KVASIR_ASSERT_OK(report);
@@ -105,7 +105,8 @@ TEST(InspectRanksTest, AGroupThatSpansRanksIsNamedWithItsBytes) {
       ReportToJson(*ReportWithRanks(source, 0))["tensor_parallel"].is_null());
 }
 
-TEST(InspectRanksTest, UnequalRanksAreReportedAndTheLargestOneCounts) {
+TEST(InspectRanksTest,
+     IfRanksNeedUnequalBytesTheReportSaysSoAndCountsTheLargestRank) {
   // The values have two groups, one for each of two ranks.
   const ModelSource source =
       SourceWith(kFullKey,
@@ -136,7 +137,8 @@ TEST(InspectRanksTest, MoreRanksThanKvHeadsReplicateEachHead) {
   EXPECT_THAT(RanksText(ranks), HasSubstr("each KV head is on 2 ranks"));
 }
 
-TEST(InspectRanksTest, ImpossibleNumbersOfRanksAreRefusedWithThePossibleOnes) {
+TEST(InspectRanksTest,
+     AnImpossibleNumberOfRanksIsRefusedWithThePossibleNumbers) {
   EXPECT_THAT(ReportWithRanks(Whole(), 3),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
@@ -157,7 +159,7 @@ TEST(InspectRanksTest, ImpossibleNumbersOfRanksAreRefusedWithThePossibleOnes) {
                              HasSubstr("would do: 1 or 2"))));
 }
 
-TEST(InspectRanksTest, WeightsAreNotCountedForAPlanThatIsNotServed) {
+TEST(InspectRanksTest, WeightBytesAreNotReportedForAPlanThatCannotBeServed) {
   const ModelSource source = SourceWith(
       kFullKey, kFullValue,
       R"(,"selection":{"chunk_slots":8,"budget":64,"landmark_codec":{"dtype":"BF16"}})");

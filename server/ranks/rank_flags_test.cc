@@ -64,13 +64,13 @@ auto Refuses(const std::string& text) {
   return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
 }
 
-TEST(RankFlagsTest, ALeaderOnOneHostNeedsOnlyTheNumberOfRanks) {
+TEST(RankFlagsTest, ALeaderWhoseRanksAreOnOneHostNeedsOnlyTheNumberOfRanks) {
   KVASIR_EXPECT_OK(Leader(""));
   KVASIR_EXPECT_OK(Leader("--tp 4"));
   KVASIR_EXPECT_OK(Leader("--tp 4 --local-ranks 4"));
 }
 
-TEST(RankFlagsTest, ALeaderOfSeveralHostsNeedsAnAddressAndASecret) {
+TEST(RankFlagsTest, ALeaderOfRanksOnSeveralHostsNeedsAListenAddressAndASecret) {
   const std::string several = "--tp 4 --local-ranks 2 ";
   EXPECT_THAT(Leader(several), Refuses("--rank-listen HOST:PORT"));
   EXPECT_THAT(Leader(several + "--rank-listen 0.0.0.0:8200"),
@@ -87,7 +87,7 @@ TEST(RankFlagsTest, ALeaderOfSeveralHostsNeedsAnAddressAndASecret) {
               Refuses("--local-ranks 3 are more than --tp 2"));
 }
 
-TEST(RankFlagsTest, UnusedRankFlagsAreRefused) {
+TEST(RankFlagsTest, RankFlagsWithoutTheFlagsThatTheyNeedAreRefused) {
   EXPECT_THAT(Leader("--tp 2 --nccl-library x"),
               Refuses("--nccl-library x is read with --collective nccl"));
   EXPECT_THAT(Leader("--tp 2 --rank-tls-cert c"),
@@ -111,7 +111,7 @@ TEST(RankFlagsTest, UnusedRankFlagsAreRefused) {
 
 // Regression test: --print-config printed rank=0 and tp=1, which --config
 // refused.
-TEST(RankFlagsTest, AFollowersRankAndGroupSizeHaveNoDefault) {
+TEST(RankFlagsTest, ThePrintedConfigOfAFollowerHasNoDefaultRankOrGroupSize) {
   Commands commands;
   EXPECT_THAT(
       EffectiveConfig(*commands.rank),
@@ -154,7 +154,8 @@ TEST(RankFlagsTest, TheDefaultCollectiveDependsOnTheDevice) {
   KVASIR_EXPECT_OK(CheckCollective({}, {.device = "auto"}));
 }
 
-TEST(RankFlagsTest, PlainTextStaysOnTheMachineUnlessAFlagAllowsIt) {
+TEST(RankFlagsTest,
+     PlainTextBetweenRanksOnSeveralMachinesIsRefusedUnlessAFlagAllowsIt) {
   base::TlsWatch watch;
   base::ListenAddress everywhere;
   everywhere.host = "0.0.0.0";
@@ -172,7 +173,7 @@ TEST(RankFlagsTest, PlainTextStaysOnTheMachineUnlessAFlagAllowsIt) {
   KVASIR_EXPECT_OK(RankDialCredentials({}, "leader:1", true, &watch).status());
 }
 
-TEST(RankFlagsTest, ASecretFileMustContainOneWord) {
+TEST(RankFlagsTest, ARankSecretFileWithMoreThanOneWordIsRefused) {
   const base::TempFolder folder;
   const std::string path = folder.Write("secret", "  hush\n");
   const auto secret = ReadSecret(path);
@@ -187,7 +188,8 @@ TEST(RankFlagsTest, ASecretFileMustContainOneWord) {
   EXPECT_NE(NewSecret(), NewSecret());
 }
 
-TEST(ChildArgumentsTest, AChildGetsTheModelsFlagsAndItsOwnPorts) {
+TEST(ChildArgumentsTest,
+     AChildRankGetsTheModelFlagsOfItsLeaderAndPortsOfItsOwn) {
   Commands commands;
   commands.Parse(
       "serve --model /m --tp 3 --threads 2 --deterministic --cuda-graphs "
@@ -226,7 +228,7 @@ TEST(ChildArgumentsTest, AChildGetsTheModelsFlagsAndItsOwnPorts) {
   EXPECT_TRUE(child.model.deterministic);
 }
 
-TEST(ChildArgumentsTest, ChildrenUseFreePortsIfTheParentDoes) {
+TEST(ChildArgumentsTest, ChildRanksUseAFreeMetricsPortIfTheirParentDoes) {
   Commands commands;
   commands.Parse("serve --model /m --tp 2 --metrics-port 0");
   EXPECT_THAT(ChildArguments(*commands.serve, *commands.rank, commands.leader,
@@ -234,7 +236,7 @@ TEST(ChildArgumentsTest, ChildrenUseFreePortsIfTheParentDoes) {
               Contains("--metrics-port=0"));
 }
 
-TEST(ChildArgumentsTest, ChildrenOfARankOnAnotherHostGetItsTlsFlags) {
+TEST(ChildArgumentsTest, ChildRanksOnAnotherHostGetTheTlsFlagsOfTheirParent) {
   Commands commands;
   commands.Parse(
       "rank --model /m --tp 4 --rank 2 --local-ranks 2 --leader a:1 "
