@@ -30,7 +30,8 @@ TEST_F(ReadFileTest, ReadsAFileUpToItsLimit) {
     if (bytes == 0) continue;
     EXPECT_THAT(ReadFile(path_, bytes - 1).status(),
                 StatusIs(absl::StatusCode::kOutOfRange,
-                         absl::StrCat("has more than ", bytes - 1, " bytes")));
+                         absl::StrCat("the file has more than ", bytes - 1,
+                                      " bytes, the limit")));
   }
 }
 
@@ -59,7 +60,7 @@ TEST_F(ReadFileTest, RefusesAnythingButARegularFileWithoutReadingIt) {
        {path_, folder_.path(), std::string("/dev/zero")}) {
     EXPECT_THAT(ReadFile(path, 10).status(),
                 StatusIs(absl::StatusCode::kFailedPrecondition,
-                         "is not a regular file"))
+                         "this is not a regular file"))
         << path;
   }
 }

@@ -287,27 +287,28 @@ TEST(KvCacheImagesTest, ReservesHostPagesForAnImageFromAnotherProcess) {
   };
   ImageShape inconsistent = shape;
   inconsistent.groups.pop_back();
-  refused(inconsistent, "1 page groups, want 2");
+  refused(inconsistent, "page groups is 1, but this cache has 2");
   inconsistent = shape;
   inconsistent.logical_tokens = -1;
-  refused(inconsistent, "-1 tokens");
+  refused(inconsistent, "tokens is -1");
   inconsistent = shape;
   inconsistent.logical_tokens = 15;
-  refused(inconsistent, "page group 0 with 15 tokens seen has 14 slots");
+  refused(inconsistent, "page group 0 does not fit a sequence of 15 tokens");
   inconsistent = shape;
   inconsistent.groups[1].first_page = 0;
   refused(inconsistent, "page group 1");
   inconsistent = shape;
   inconsistent.groups[0].num_side_pages = 0;
   refused(inconsistent,
-          "0 side pages and a budget of 0 slots; want, in this order, 14, 4, "
-          "0, 1, 0");
+          "0 side pages (want 1) and an eviction budget of 0 slots (want 0)");
   inconsistent = shape;
   inconsistent.groups[1].kept_slots = 3;
-  refused(inconsistent, "a budget of 3 slots");
+  refused(inconsistent, "an eviction budget of 3 slots");
   inconsistent = shape;
   inconsistent.prompt_tokens = 9;
-  refused(inconsistent, "its evictions assume a prompt of 9 tokens, want 0");
+  refused(
+      inconsistent,
+      "planned for a prompt of 9 tokens, but those of this sequence are for 0");
 }
 
 // The number of slots of a sequence that evicts depends on its prompt and
@@ -347,18 +348,18 @@ TEST(KvCacheImagesTest,
   };
   ImageShape inconsistent = due;
   inconsistent.groups[0].physical_tokens = 7;
-  refused(inconsistent, options, "7 slots in 2 pages");
+  refused(inconsistent, options, "it has 7 slots (want ");
   inconsistent = due;
   inconsistent.groups[0].kept_slots = 5;
-  refused(inconsistent, options,
-          "a budget of 5 slots; want, in this order, 8, 2, 0, 0, 6");
+  refused(inconsistent, options, "an eviction budget of 5 slots (want 6)");
   inconsistent = due;
   inconsistent.prompt_tokens = 9;
-  refused(inconsistent, options, "a prompt of 9 tokens, want 10");
+  refused(inconsistent, options,
+          "a prompt of 9 tokens, but those of this sequence are for 10");
   const std::vector<plan::EvictionCounts> none(1);
   StartOptions whole = options;
   whole.evictions = none;
-  refused(due, whole, "want, in this order, 10, 3, 0, 0, 0");
+  refused(due, whole, "slots (want 10), ");
 }
 
 }  // namespace

@@ -104,7 +104,7 @@ TEST_F(KnownModelsTest, AnUnknownNameIsRefusedWithTheKnownNames) {
   EXPECT_THAT(FindModel("smolm2"),
               base::StatusIs(absl::StatusCode::kNotFound,
                              AllOf(HasSubstr("'smolm2'"),
-                                   HasSubstr("known models: smollm2"))));
+                                   HasSubstr("known models are smollm2"))));
 }
 
 TEST_F(KnownModelsTest, TextsThatAreNotNamesOfKnownModelsAreReturnedUnchanged) {

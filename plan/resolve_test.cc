@@ -334,7 +334,7 @@ TEST(ResolvedPlanTest, ARankHoldsTheGroupsThatContainItsHeads) {
   EXPECT_THAT(
       ResolvePlan(Parse({Layer(key, kFullValue)}), odd, {0, 8}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("4 query heads cannot be dealt equally to 8")));
+               HasSubstr("4 query heads cannot be divided equally among 8")));
 }
 
 constexpr char kEviction[] =

@@ -23,7 +23,7 @@ TEST(TpShardTest, ConsecutiveRanksShareAHeadIfThereAreMoreRanksThanHeads) {
 TEST(TpShardTest, RefusesHeadsThatDoNotDivideEvenlyAndRanksThatDoNotExist) {
   EXPECT_THAT(KvHeadsOfRank({0, 3}, 8),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("8 KV heads cannot be dealt to 3")));
+                       HasSubstr("8 KV heads cannot be divided among 3")));
   EXPECT_THAT(KvHeadsOfRank({2, 2}, 8),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("rank 2 is outside a group of size 2")));

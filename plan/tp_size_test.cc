@@ -30,12 +30,13 @@ TEST(TpSizeTest,
   EXPECT_THAT(CheckTpSize(kSmol, 2),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("3 KV heads, 9 query heads and 1536 MLP "
-                                       "features cannot be dealt to 2"),
-                             HasSubstr("would do: 1 or 3"))));
+                                       "features cannot be divided among 2"),
+                             HasSubstr("possible numbers of ranks: 1 or 3"))));
   for (const int64_t size : {-1, 0, 3, 5, 64}) {
-    EXPECT_THAT(CheckTpSize(kLlama8b, size),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("would do: 1, 2, 4, 8, 16 or 32")))
+    EXPECT_THAT(
+        CheckTpSize(kLlama8b, size),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 HasSubstr("possible numbers of ranks: 1, 2, 4, 8, 16 or 32")))
         << size;
   }
   for (const int64_t size : FittingTpSizes(kLlama8b)) {

@@ -34,25 +34,27 @@ absl::Status CheckShape(const AttentionShape& shape) {
   if (!in_range(shape.num_kv_heads) || !in_range(shape.head_dim) ||
       !in_range(shape.num_layers())) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "layers, KV heads and head_dim must be 1..", kMaxDimension, ", have ",
-        shape.num_layers(), ", ", shape.num_kv_heads, " and ", shape.head_dim));
+        "the model's shape has ", shape.num_layers(), " layers and ",
+        shape.num_kv_heads, " KV heads with head_dim ", shape.head_dim,
+        ", but each of the three must be 1 to ", kMaxDimension));
   }
   if (shape.num_kv_heads * shape.head_dim > kMaxKeyDims) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("KV heads times head_dim must be at most ", kMaxKeyDims,
-                     ", have ", shape.num_kv_heads * shape.head_dim));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the number of KV heads times head_dim must be at most ", kMaxKeyDims,
+        ", but is ", shape.num_kv_heads * shape.head_dim));
   }
   if (shape.rotary_dim < 0 || shape.rotary_dim > shape.head_dim ||
       shape.rotary_dim % 2 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rotary_dim must be even and 0..", shape.head_dim,
-                     ", have ", shape.rotary_dim));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rotary_dim must be even and from 0 to head_dim, which is ",
+        shape.head_dim, ", but is ", shape.rotary_dim));
   }
   for (int64_t l = 0; l < shape.num_layers(); ++l) {
     const int64_t window = shape.layers[static_cast<size_t>(l)].sliding_window;
     if (window < 0) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "layer ", l, ": sliding_window must be >= 0, have ", window));
+          "layer ", l, ": sliding_window must not be negative, but is ",
+          window));
     }
   }
   return absl::OkStatus();
@@ -323,19 +325,20 @@ absl::Status ValidatePlan(const KvPlan& plan, const AttentionShape& shape) {
   KVASIR_RETURN_IF_ERROR(CheckShape(shape));
   if (plan.schema_version() != kPlanSchemaVersion) {
     return absl::InvalidArgumentError(
-        absl::StrCat("schema_version: want ", kPlanSchemaVersion, ", have ",
-                     plan.schema_version()));
+        absl::StrCat("the plan's schema_version must be ", kPlanSchemaVersion,
+                     ", but is ", plan.schema_version()));
   }
   const double target_bytes = plan.target().kv_bytes_per_token();
   if (!std::isfinite(target_bytes) || target_bytes < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("target.kv_bytes_per_token must be >= 0 and finite, have ",
+        absl::StrCat("the plan's target.kv_bytes_per_token must be finite and "
+                     "not negative, but is ",
                      target_bytes));
   }
   if (plan.layers_size() != shape.num_layers()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the plan has ", plan.layers_size(),
-                     " layers, but the model has ", shape.num_layers()));
+        absl::StrCat("the plan's number of layers is ", plan.layers_size(),
+                     ", but the model's is ", shape.num_layers()));
   }
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& layer = plan.layers(l);

@@ -63,7 +63,8 @@ class Reader {
   absl::Status status() const {
     if (sound_) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        "image: the data ends inside its header, at byte ", all_.size()));
+        "KV cache image: the data ends inside its header, at byte ",
+        all_.size()));
   }
   absl::string_view left() const { return left_; }
   // All bytes that have been read so far.
@@ -93,7 +94,7 @@ uint32_t Checksum(absl::string_view header, absl::string_view payload) {
 
 template <typename... What>
 absl::Status InvalidImage(const What&... what) {
-  return absl::InvalidArgumentError(absl::StrCat("image: ", what...));
+  return absl::InvalidArgumentError(absl::StrCat("KV cache image: ", what...));
 }
 
 // Returns FAILED_PRECONDITION if the image's value `have` differs from this
@@ -101,14 +102,15 @@ absl::Status InvalidImage(const What&... what) {
 absl::Status CheckSame(absl::string_view field, int64_t have, int64_t want) {
   if (have == want) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("image: ", field, " is ", have, ", want ", want));
+      absl::StrCat("KV cache image: ", field, " is ", have,
+                   ", but this process needs ", want));
 }
 absl::Status CheckSame(absl::string_view field, absl::string_view have,
                        absl::string_view want) {
   if (have == want) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("image: ", field, " is ", absl::CHexEscape(have), ", want ",
-                   absl::CHexEscape(want)));
+      absl::StrCat("KV cache image: ", field, " is ", absl::CHexEscape(have),
+                   ", but this process needs ", absl::CHexEscape(want)));
 }
 
 // Pads an id of at most kIdBytes bytes with zeros.
@@ -287,8 +289,9 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   }
   if (const uint32_t have = Checksum(header, parsed.payload);
       have != checksum) {
-    return absl::DataLossError(absl::StrCat(
-        "image: its checksum is ", have, ", but its header states ", checksum));
+    return absl::DataLossError(
+        absl::StrCat("KV cache image: the checksum of its data is ", have,
+                     ", but its header states ", checksum));
   }
   return parsed;
 }

@@ -122,30 +122,32 @@ TEST(PageImageTest, RefusesAnImageForAnotherFormatModelOrRankAndNamesTheField) {
   refused(format, "page format is eeee");
   format = Format();
   format.numerics_id = "m";
-  refused(format, "numerics_id is m, want n");
+  refused(format, "numerics_id is m, but this process needs n");
   format = Format();
   format.cache_id[31] = 'd';
-  refused(format, "cache_id is cccccccccccccccccccccccccccccccd, want ccc");
+  refused(format,
+          "cache_id is cccccccccccccccccccccccccccccccd, but this process "
+          "needs ccc");
   format = Format();
   format.shard = {.rank = 0, .size = 4};
-  refused(format, "rank is 0, want 1");
+  refused(format, "rank is 0, but this process needs 1");
   format.shard = {.rank = 1, .size = 2};
-  refused(format, "number of ranks is 2, want 4");
+  refused(format, "number of ranks is 2, but this process needs 4");
   format = Format();
   format.page_bytes.pop_back();
-  refused(format, "number of page groups is 1, want 2");
+  refused(format, "number of page groups is 1, but this process needs 2");
   format = Format();
   format.page_bytes[1] = 31;
-  refused(format, "page bytes of group 1 is 31, want 30");
+  refused(format, "page bytes of group 1 is 31, but this process needs 30");
   format = Format();
   format.page_tokens = 32;
-  refused(format, "tokens of a page is 32, want 16");
+  refused(format, "tokens of a page is 32, but this process needs 16");
   ExpectRefused(With(kVersion, 2, 4), absl::StatusCode::kFailedPrecondition,
-                "version is 2, want 3");
+                "version is 2, but this process needs 3");
   ExpectRefused(With(0, 'x', 1), absl::StatusCode::kInvalidArgument,
                 "its first bytes are not those of an image");
   ExpectRefused(With(kRank, ~0u, 4), absl::StatusCode::kFailedPrecondition,
-                "rank is 4294967295, want 1");
+                "rank is 4294967295, but this process needs 1");
   ExpectRefused(With(kGroups, 1u << 31, 4),
                 absl::StatusCode::kFailedPrecondition,
                 "number of page groups is 2147483648");

@@ -139,12 +139,12 @@ TEST(PageLayoutTest, PageFormatsOutOfRangeAreRefused) {
         PageLayout::Create(plan, shape, format),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  refuses(PageTokens(96), "a multiple of 64 up to 4096, have 96");
-  refuses(PageTokens(0), "have 0");
-  refuses(PageTokens(4096 + 64), "have 4160");
-  refuses({.granule_bytes = 24}, "power of two up to 128 bytes, have 24");
-  refuses({.granule_bytes = 256}, "have 256");
-  refuses({.granule_bytes = -16}, "have -16");
+  refuses(PageTokens(96), "a multiple of 64 up to 4096, but is 96");
+  refuses(PageTokens(0), "but is 0");
+  refuses(PageTokens(4096 + 64), "but is 4160");
+  refuses({.granule_bytes = 24}, "power of two up to 128, but is 24");
+  refuses({.granule_bytes = 256}, "but is 256");
+  refuses({.granule_bytes = -16}, "but is -16");
 }
 
 TEST(PageLayoutTest, AnUncompressedPageHasKeyHeadsThenValueHeads) {
@@ -250,7 +250,7 @@ TEST(PageLayoutTest, RefusesRanksThatDoNotDivideTheHeads) {
   EXPECT_THAT(
       PageLayout::Create(plan::FullRankPlan(shape, BF16), shape, {}, shard),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("6 KV heads cannot be dealt to 4")));
+               HasSubstr("6 KV heads cannot be divided among 4")));
 }
 
 TEST(PageLayoutTest,
@@ -1151,9 +1151,10 @@ TEST(PageLayoutTest, RefusesAModelLengthAboveTheLongestSupportedSequence) {
   const PageCounts pages =
       layout.PagesForBudget({.budget_bytes = 1 << 20, .max_model_len = huge});
   EXPECT_THAT(pages, ElementsAre((1 << 20) / 256));
-  EXPECT_THAT(layout.OneSequenceFits(pages, huge, 1),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("max_model_len must be 1..1073741824")));
+  EXPECT_THAT(
+      layout.OneSequenceFits(pages, huge, 1),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("max_model_len must be 1 to 1073741824 tokens")));
   EXPECT_EQ(layout.BytesAtLength(kMaxSequenceTokens, 1),
             kMaxSequenceTokens * 256);
 }

@@ -140,20 +140,25 @@ absl::Status SequenceTables::CheckReferences(States sequences) const {
       const Seen& s = seen[static_cast<size_t>(p)];
       if (s.references != pages.references(page)) {
         return absl::InternalError(absl::StrCat(
-            "group ", g, " page ", p, " counts ", pages.references(page),
-            " references, sequences have ", s.references));
+            "page group ", g, ": the reference count of page ", p, " is ",
+            pages.references(page),
+            ", but the number of references that sequences hold is ",
+            s.references));
       }
       if (s.written && s.tables > 1) {
-        return absl::InternalError(
-            absl::StrCat("group ", g, " page ", p, " is in ", s.tables,
-                         " block tables, but is not full in each of them"));
+        return absl::InternalError(absl::StrCat(
+            "page group ", g, ": page ", p, " is shared by ", s.tables,
+            " block tables, although at least one of them can still write to "
+            "it"));
       }
       const PrefixNodeId node(pages.tag(page));
       if (node.valid() && cache_.page(node, g) == page &&
           pages.filled_slots(page) != config_.page_tokens) {
-        return absl::InternalError(
-            absl::StrCat("group ", g, " page ", p, " can be found and holds ",
-                         pages.filled_slots(page), " tokens"));
+        return absl::InternalError(absl::StrCat(
+            "page group ", g, ": page ", p,
+            " is in the prefix index, so it must be full, but only ",
+            pages.filled_slots(page), " of its ", config_.page_tokens,
+            " slots are filled"));
       }
     }
   }

@@ -269,10 +269,11 @@ TEST_F(CheckpointPlanTest, TensorsOfQuantizationRangesMustHaveTypeF32) {
   Write("", "BF16");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
-  EXPECT_THAT(checkpoint.CheckTensors(Resolved(Plan(), spec_)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("k_proj.range.min"),
-                             HasSubstr("want F32, have BF16"))));
+  EXPECT_THAT(
+      checkpoint.CheckTensors(Resolved(Plan(), spec_)),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("k_proj.range.min"),
+                     HasSubstr("has the type BF16, but must have F32"))));
 }
 
 TEST_F(CheckpointPlanTest, APlanWithFewerLayersThanTheModelIsRefused) {
@@ -285,8 +286,9 @@ TEST_F(CheckpointPlanTest, APlanWithFewerLayersThanTheModelIsRefused) {
                               Checkpoint::Open(folder_.path()));
   EXPECT_THAT(
       checkpoint.CheckTensors(Resolved(plan, fewer)),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("the plan has 1 layers, but the model has 2")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("the plan's number of layers is 1, but the model's is 2")));
 }
 
 TEST_F(CheckpointPlanTest, WeightsIdDependsOnTheTensorsOfThePlan) {

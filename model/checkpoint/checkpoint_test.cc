@@ -139,9 +139,10 @@ TEST_F(CheckpointTest,
 
 TEST_F(CheckpointTest, AWeightWithAnIntegerTypeIsRefused) {
   ReplaceInHeader("\"dtype\":\"F32\"", "\"dtype\":\"I32\"");
-  EXPECT_THAT(Checkpoint::Open(folder_.path()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("want F32, F16 or BF16, have I32")));
+  EXPECT_THAT(
+      Checkpoint::Open(folder_.path()),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("has the type I32, but must have F32, F16 or BF16")));
 }
 
 TEST_F(CheckpointTest, ReturnsTheTextOfThePlanFileInTheModelFolder) {

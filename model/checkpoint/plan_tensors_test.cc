@@ -383,8 +383,9 @@ TEST(PlanTensorsTest, RefusesAPlanForAnotherModelWithoutACrash) {
                HasSubstr("KV head 2 of 4 is in 0 groups")));
   EXPECT_THAT(
       RequiredTensors(spec, plan::ResolvedPlan()),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("the plan has 0 layers, but the model has 1")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("the plan's number of layers is 0, but the model's is 1")));
 }
 
 }  // namespace

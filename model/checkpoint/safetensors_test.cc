@@ -140,12 +140,12 @@ TEST_P(BadHeaderTest, AnInvalidSafetensorsHeaderIsRefusedWithTheReason) {
 INSTANTIATE_TEST_SUITE_P(
     All, BadHeaderTest,
     ::testing::Values(
-        BadHeader{"Empty", "", 0, "not JSON"},
-        BadHeader{"NotJson", "{\"a\":", 0, "not JSON"},
-        BadHeader{"TrailingText", "{} x", 0, "not JSON"},
-        BadHeader{"NotUtf8", "{\"\xff\":1}", 0, "not JSON"},
-        BadHeader{"RootIsArray", "[]", 0, "want an object"},
-        BadHeader{"RootIsNumber", "1", 0, "want an object"},
+        BadHeader{"Empty", "", 0, "not valid JSON"},
+        BadHeader{"NotJson", "{\"a\":", 0, "not valid JSON"},
+        BadHeader{"TrailingText", "{} x", 0, "not valid JSON"},
+        BadHeader{"NotUtf8", "{\"\xff\":1}", 0, "not valid JSON"},
+        BadHeader{"RootIsArray", "[]", 0, "must be a JSON object"},
+        BadHeader{"RootIsNumber", "1", 0, "must be a JSON object"},
         BadHeader{"TensorIsNumber", R"({"a":1})", 0, "tensor a"},
         BadHeader{"TensorIsNull", R"({"a":null})", 0, "unexpected null"},
         BadHeader{"DeepNesting", R"({"a":{"shape":[[[[[[1]]]]]]}})", 0,
@@ -174,7 +174,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadHeader{"HugeDimension", R"({"a":{"shape":[18446744073709551615]}})",
                   0, "too large"},
         BadHeader{"NumberOutOfRange", R"({"a":{"shape":[1e999]}})", 0,
-                  "not JSON"},
+                  "not valid JSON"},
         BadHeader{"TooManyDimensions",
                   R"({"a":{"shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]}})", 0,
                   "at most 16 dimensions"},
@@ -287,9 +287,9 @@ TEST_F(SafetensorsTest, AnIndexThatDoesNotMatchItsShardFilesIsRefused) {
       TensorStore::Open(folder_.path()),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("weight_map")));
   Write("model.safetensors.index.json", "{");
-  EXPECT_THAT(
-      TensorStore::Open(folder_.path()),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not JSON")));
+  EXPECT_THAT(TensorStore::Open(folder_.path()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("not valid JSON")));
 }
 
 TEST_F(SafetensorsTest, AFingerprintDependsOnEveryByteOfASmallFile) {

@@ -13,10 +13,10 @@ using ::testing::HasSubstr;
 TEST(JsonTest, RefusesTextThatIsNotValidJson) {
   EXPECT_THAT(ParseJson("{\"a\":", "f.json"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("f.json: not JSON")));
+                       HasSubstr("f.json is not valid JSON")));
   EXPECT_THAT(ParseJson("{\"a\":1e999}", "f.json"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("f.json: not JSON")));
+                       HasSubstr("f.json is not valid JSON")));
 }
 
 TEST(JsonTest, RefusesDuplicateKeysAtAnyDepth) {

@@ -319,9 +319,11 @@ TEST(TokenizerTest, AllChainedByteLevelStepsShareOneMemoryLimit) {
     file["pre_tokenizer"] = ListOf(count, step, "pretokenizers");
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
                                 Tokenizer::FromJson(file.dump()));
-    EXPECT_THAT(tokenizer->Encode(text),
-                base::StatusIs(Code::kInvalidArgument,
-                               HasSubstr("of a text of 6000, limit 17545216")));
+    EXPECT_THAT(
+        tokenizer->Encode(text),
+        base::StatusIs(
+            Code::kInvalidArgument,
+            HasSubstr("for a text of 6000 bytes, but the limit is 17545216")));
   }
 }
 

@@ -334,10 +334,11 @@ TEST(ReadIdentitiesFileTest, ReadsNoMoreThanItsLimitAndReportsTheCause) {
   EXPECT_THAT(
       ReadIdentitiesFile(path).status(),
       StatusIs(absl::StatusCode::kOutOfRange,
-               "--identities " + path + ": has more than 1048576 bytes"));
+               "--identities " + path +
+                   ": the file has more than 1048576 bytes, the limit"));
   EXPECT_THAT(ReadIdentitiesFile(folder.path()).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr(": is not a regular file")));
+                       HasSubstr(": this is not a regular file")));
   folder.Write("identities", "{}");
   EXPECT_EQ(*ReadIdentitiesFile(path), "{}");
   EXPECT_THAT(ReadIdentitiesFile(path + ".none").status(),

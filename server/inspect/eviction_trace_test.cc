@@ -98,12 +98,12 @@ TEST(EvictionTraceTest,
      ImpossibleEvictionsAreRefusedWithTheirLayerUnitAndToken) {
   for (const auto& [kept, named] :
        std::vector<std::pair<Positions, const char*>>{
-           {{0, 1, 9, 10, 11}, "kept token 1: want a token from 1 on that was"},
-           {{0, 9, 2, 10, 11}, "kept token 2: want a token from 10 on"},
-           {{0, 2, 9, 10, 12}, "kept token 12: want a token from 11 on"},
+           {{0, 1, 9, 10, 11},
+            "token 1 of the first 12 tokens is listed as kept"},
+           {{0, 9, 2, 10, 11}, "is below 10, the next token"},
+           {{0, 2, 9, 10, 12}, "token 12 of the first 12 tokens"},
            {{0, 2, 8, 9, 10},
-            "tokens from 11 on are not kept, although recent tokens must "
-            "stay"}}) {
+            "of the first 12 tokens, those from 11 on are not kept"}}) {
     EvictionTrace trace = MakeTrace();
     KVASIR_ASSERT_OK(trace.Add(1, 8,
                                Positions{0, 2, 5, 6, 7,  //
@@ -114,7 +114,7 @@ TEST(EvictionTraceTest,
                 StatusIs(absl::StatusCode::kInternal, HasSubstr(named)));
     EXPECT_THAT(trace.Add(1, 12, next),
                 StatusIs(absl::StatusCode::kInternal,
-                         HasSubstr("eviction of layer 1, unit ")));
+                         HasSubstr("the eviction of layer 1, unit ")));
   }
 }
 

@@ -112,9 +112,10 @@ TEST(FollowEvictionsTest,
 
 TEST(FollowEvictionsTest, TracingAnEmptyTextOrAPlanWithoutEvictionIsRefused) {
   const auto rank = RankThatEvicts(R"(,"positions":"ORIGINAL")");
-  EXPECT_THAT(FollowEvictions(rank.get(), {}, {}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the text has no tokens")));
+  EXPECT_THAT(
+      FollowEvictions(rank.get(), {}, {}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("the text whose evictions are traced has no tokens")));
   worker::ModelExecutor& executor = rank->executor();
   EXPECT_THAT(executor.ReadPositions(2, {}, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,

@@ -139,11 +139,12 @@ TEST(InspectRanksTest, MoreRanksThanKvHeadsReplicateEachHead) {
 
 TEST(InspectRanksTest,
      AnImpossibleNumberOfRanksIsRefusedWithThePossibleNumbers) {
-  EXPECT_THAT(ReportWithRanks(Whole(), 3),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
-                                       "features cannot be dealt to 3"),
-                             HasSubstr("would do: 1, 2, 4 or 8"))));
+  EXPECT_THAT(
+      ReportWithRanks(Whole(), 3),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
+                               "features cannot be divided among 3"),
+                     HasSubstr("possible numbers of ranks: 1, 2, 4 or 8"))));
   // Each rank has a basis over its own heads, and a range covers 16 channels.
   // With two ranks, each rank has 16 channels; with four ranks it has 8, too
   // few for a range.
@@ -156,7 +157,7 @@ TEST(InspectRanksTest,
   EXPECT_THAT(ReportWithRanks(basis, 4),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("8 channels of rank 0"),
-                             HasSubstr("would do: 1 or 2"))));
+                             HasSubstr("possible numbers of ranks: 1 or 2"))));
 }
 
 TEST(InspectRanksTest, WeightBytesAreNotReportedForAPlanThatCannotBeServed) {

@@ -506,10 +506,11 @@ TEST(OpenModelSourceTest,
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";
-  EXPECT_THAT(OpenModelSource(options, PlanUse::kRun, std::nullopt,
-                              {.rank = 1, .size = 3}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("would do: 1, 2, 4, 8 or 16")));
+  EXPECT_THAT(
+      OpenModelSource(options, PlanUse::kRun, std::nullopt,
+                      {.rank = 1, .size = 3}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("possible numbers of ranks: 1, 2, 4, 8 or 16")));
 }
 
 TEST(OpenModelSourceTest, EvictionFlagsAddEvictionToAnyPlan) {

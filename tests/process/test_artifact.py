@@ -113,8 +113,8 @@ def test_inspect_reports_what_each_rank_holds(artifact):
     text = run("inspect", artifact, "--tp", 4).stdout
     assert "on several ranks" in text and "tensor parallel       4 ranks" in text
     refused = run("inspect", artifact, "--tp", 3, check=False)
-    assert refused.returncode == 1 and "cannot be dealt to 3" in refused.stderr
-    assert "would do: 1, 2" in refused.stderr
+    assert refused.returncode == 1 and "cannot be divided among 3" in refused.stderr
+    assert "possible numbers of ranks: 1, 2" in refused.stderr
     assert json.loads(run("inspect", artifact, "--json").stdout)["tensor_parallel"] is None
 
 
@@ -321,7 +321,7 @@ def test_a_curve_without_points_is_accepted(artifact, prediction, tmp_path, valu
 
 
 @pytest.mark.parametrize("field, value, named", [
-    ("kl", float("nan"), "not JSON"), ("kl", None, "kl: is missing"),
+    ("kl", float("nan"), "not valid JSON"), ("kl", None, "kl: is missing"),
     ("curve", "<script>", "curve: must be a list"), ("curve", [7] * 5000, "found 5000"),
     ("curve", [{"bytes_per_token": -1, "kl": 1}], "curve[0]: bytes_per_token")])
 def test_an_invalid_prediction_is_refused_by_name(artifact, prediction, field, value, named):
@@ -465,7 +465,7 @@ def test_generate_reports_a_missing_tokenizer(tmp_path):
     (folder / "tokenizer.json").unlink()
     refused = run("generate", "--model", folder, "--prompt", "x", check=False)
     assert refused.returncode == 1
-    assert "has no tokenizer.json" in refused.stderr and "takes token ids" in refused.stderr
+    assert "has no tokenizer.json" in refused.stderr and "accepts token ids" in refused.stderr
 
 
 def test_generate_allocates_a_pool_only_for_its_own_tokens(tmp_path):

@@ -165,7 +165,7 @@ def test_commands_that_run_a_model_evict(evicting):
 @pytest.mark.parametrize("flags, named", [
     (["--eviction", "h2o", "--eviction-budget", 20, "--eviction-recent", 32],
      "the budget of 20 slots is below sinks + recent = 36"),
-    (["--eviction-budget", 128], "how --eviction evicts"),
+    (["--eviction-budget", 128], "have no effect without --eviction"),
     (["--eviction-min-budget", "0.1"], "but the served plan evicts nothing"),
 ])
 def test_contradictory_settings_are_refused_at_start(flags, named):
@@ -274,7 +274,7 @@ def test_a_trace_of_a_text_that_fits_has_no_evictions(tmp_path):
 
 
 @pytest.mark.parametrize("flags, named", [
-    ([], "the plan evicts nothing: give --eviction"),
+    ([], "the plan evicts none: give --eviction"),
     (["--trace-tokens", 16000, *EVICTS], "want 16384 at most"),
     (["--eviction", "h2o", "--eviction-budget", "0.9"], "slots that stay"),
 ])

@@ -160,7 +160,7 @@ TEST_F(VllmInferenceServiceTest, AMessageThatCannotBeParsedIsRefusedWithAText) {
     const grpc::Status status = RawCall(method, std::string(100, '\xff'));
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_EQ(status.error_message(),
-              "the bytes are not a valid request of " + method);
+              "the request is not a valid protobuf message for " + method);
   }
   EXPECT_EQ(router_.num_requests(), 0);
   // Gateways rely on this code when they probe which kind of server it is.
