@@ -82,8 +82,7 @@ absl::Status ApplyEviction(const EvictionSettings& settings,
   if (any) return absl::OkStatus();
   return absl::InvalidArgumentError(
       "no layer can evict tokens: every layer has a sliding window, which "
-      "already "
-      "drops the tokens outside it");
+      "already drops the tokens outside it");
 }
 
 }  // namespace kvasir::plan

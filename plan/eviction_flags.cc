@@ -128,8 +128,7 @@ absl::Status PutEviction(const EvictionFlags& flags,
   if (!evicts(*plan)) {
     return absl::InvalidArgumentError(
         "no layer can evict tokens: each of the chosen layers has a "
-        "sliding window, which already drops the tokens "
-        "outside it");
+        "sliding window, which already drops the tokens outside it");
   }
   KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(*plan, shape));
   // If the plan already had an eviction, replaces its part of the method name.

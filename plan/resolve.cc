@@ -355,9 +355,8 @@ class LayerResolver {
       if (latents_of[head] == 1) continue;
       return absl::InvalidArgumentError(absl::StrCat(
           "layer ", layer_, ": ", part.prefix, ": KV head ", head, " of ",
-          shape_.num_kv_heads,
-          " must be in exactly one group of the plan, but is in ",
-          latents_of[head], ": the plan was made for another model"));
+          shape_.num_kv_heads, " is in ", latents_of[head],
+          " groups of the plan instead of 1: the plan is for another model"));
     }
     return absl::OkStatus();
   }

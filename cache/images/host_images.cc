@@ -254,8 +254,7 @@ absl::StatusOr<SequenceImage> HostImages::TakePages(
   if (copies_.copies_host_pages()) {
     return absl::FailedPreconditionError(
         "KV cache image: the host pool cannot take it, because copies that the "
-        "next step makes still use its pages; try again after that "
-        "step");
+        "next step makes still use its pages; try again after that step");
   }
   SequenceImage image;
   image.shape = shape;

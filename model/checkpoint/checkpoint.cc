@@ -270,8 +270,7 @@ absl::Status Checkpoint::CheckNoOthers(
     if (absl::EndsWith(name, ".bias")) {
       return absl::InvalidArgumentError(
           absl::StrFormat("layer %d: %s: tensor %s is a bias, but config.json "
-                          "says that its projection has "
-                          "no bias",
+                          "says that its projection has no bias",
                           *layer, entry.file->path(), entry.info->name));
     }
   }
@@ -295,8 +294,7 @@ absl::Status Checkpoint::CheckPlainTensors(bool attention) const {
       if (name.find(part) != name.npos) {
         return absl::UnimplementedError(absl::StrFormat(
             "%s: tensor %s: the architecture %s has no such tensor, so the "
-            "model "
-            "needs a computation that this engine does not support",
+            "model needs a computation that this engine does not support",
             entry.file->path(), name, spec().architecture));
       }
     }

@@ -65,8 +65,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   if (header_bytes > file.size_bytes() - kLengthBytes) {
     return absl::DataLossError(
         absl::StrFormat("%s is truncated: its header has %d bytes, but only %d "
-                        "bytes follow the "
-                        "header length",
+                        "bytes follow the header length",
                         path, header_bytes, file.size_bytes() - kLengthBytes));
   }
   std::string header(header_bytes, '\0');

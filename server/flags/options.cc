@@ -274,10 +274,8 @@ WorkerListenCredentials(const ListenFlags& flags,
   if (tls.any_client && tls.certificate.empty()) {
     return absl::InvalidArgumentError(
         "--tls-any-client: without --tls-cert and --tls-key the server does "
-        "not use TLS: "
-        "give them, or give --insecure instead if unencrypted connections from "
-        "other "
-        "machines are acceptable");
+        "not use TLS: give them, or give --insecure instead if unencrypted "
+        "connections from other machines are acceptable");
   }
   if (tls.any_client && !tls.client_ca.empty()) {
     return absl::InvalidArgumentError(
@@ -313,8 +311,7 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
     return absl::FailedPreconditionError(absl::StrCat(
         listen.host_flag, " ", listen.host,
         " would let anybody who can connect end this program, and --insecure "
-        "does not allow this: "
-        "give --tls-cert, --tls-key and "
+        "does not allow this: give --tls-cert, --tls-key and "
         "--admin-client-ca (for a router, --identities also works), "
         "or listen on 127.0.0.1 or unix:/path only"));
   }

@@ -24,9 +24,8 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
     if (token < next || token >= seen ||
         unit->gone_at[static_cast<size_t>(token)] != 0) {
       return absl::InternalError(absl::StrCat(
-          "token ", token, " of the first ", seen,
-          " tokens is listed as kept, but was evicted before or is below ",
-          next, ", the next token that can be listed"));
+          "token ", token, " cannot be kept: it must be from ", next, " to ",
+          seen - 1, " and must not have been evicted before"));
     }
     for (; next < token; ++next) {
       int64_t& gone_at = unit->gone_at[static_cast<size_t>(next)];

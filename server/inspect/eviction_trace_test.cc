@@ -99,9 +99,11 @@ TEST(EvictionTraceTest,
   for (const auto& [kept, named] :
        std::vector<std::pair<Positions, const char*>>{
            {{0, 1, 9, 10, 11},
-            "token 1 of the first 12 tokens is listed as kept"},
-           {{0, 9, 2, 10, 11}, "is below 10, the next token"},
-           {{0, 2, 9, 10, 12}, "token 12 of the first 12 tokens"},
+            "token 1 cannot be kept: it must be from 1 to 11"},
+           {{0, 9, 2, 10, 11},
+            "token 2 cannot be kept: it must be from 10 to 11"},
+           {{0, 2, 9, 10, 12},
+            "token 12 cannot be kept: it must be from 11 to 11"},
            {{0, 2, 8, 9, 10},
             "of the first 12 tokens, those from 11 on are not kept"}}) {
     EvictionTrace trace = MakeTrace();

@@ -210,8 +210,8 @@ absl::Status CheckLeaderFlags(const RankFlags& flags) {
             ? absl::StrCat("--tp ", flags.tp, " with --local-ranks ",
                            flags.num_local(),
                            ": the other ranks run on other hosts and join at "
-                           "the address of "
-                           "--rank-listen HOST:PORT, so this flag is needed")
+                           "the address of --rank-listen HOST:PORT, so this "
+                           "flag is needed")
             : absl::StrCat(
                   "--rank-listen ", flags.listen,
                   " is for ranks on other hosts, but all ranks of --tp ",
