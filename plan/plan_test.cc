@@ -144,9 +144,9 @@ TEST(PlanTest, TheErrorForTextThatIsNotAPlanNamesThePlaceInTheText) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("F12")));
   EXPECT_THAT(refused(R"({"schema_version":2})"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("want 1, have 2")));
+                       HasSubstr("must be 1, but is 2")));
   EXPECT_THAT(refused("{}"), StatusIs(absl::StatusCode::kInvalidArgument,
-                                      HasSubstr("want 1, have 0")));
+                                      HasSubstr("must be 1, but is 0")));
 }
 
 // The error used to repeat a key of any length.
@@ -159,9 +159,10 @@ TEST(PlanTest, AnErrorRepeatsAtMost300BytesOfThePlan) {
 
 TEST(PlanTest, RefusesAPlanTextAboveTheSizeLimit) {
   const std::string text(static_cast<size_t>(kMaxPlanJsonBytes) + 1, ' ');
-  EXPECT_THAT(ParsePlanJson(text, "p"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("at most 16777216 bytes, have 16777217")));
+  EXPECT_THAT(
+      ParsePlanJson(text, "p"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("has 16777217 bytes, but the limit is 16777216")));
 }
 
 TEST(PlanTest, RefusesDeepNestingWithoutACrash) {
@@ -334,8 +335,14 @@ TEST(PlanTest, RefusesModelShapesOutOfRange) {
   huge.rotary_dim = 0;
   ExpectRefused({
       {"odd", FullRankPlan(odd, BF16), odd, {"rotary_dim must be even"}},
-      {"wide", FullRankPlan(wide, BF16), wide, {"0..16, have 18"}},
-      {"none", FullRankPlan(none, BF16), none, {"have 0, 0 and 0"}},
+      {"wide",
+       FullRankPlan(wide, BF16),
+       wide,
+       {"head_dim, which is 16, but is 18"}},
+      {"none",
+       FullRankPlan(none, BF16),
+       none,
+       {"has 0 layers and 0 KV heads with head_dim 0"}},
       {"huge", FullRankPlan(huge, BF16), huge, {"at most 16777216"}},
   });
 }

@@ -1051,9 +1051,11 @@ TEST(PageLayoutTest, RefusesAChunkThatDoesNotDivideThePage) {
   selection->set_chunk_slots(12);
   selection->set_budget(64);
   selection->mutable_landmark_codec()->set_dtype(BF16);
-  EXPECT_THAT(PageLayout::Create(plan, shape, PageTokens(16)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("chunks of 12 slots do not divide")));
+  EXPECT_THAT(
+      PageLayout::Create(plan, shape, PageTokens(16)),
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("cannot be divided into selection chunks of 12 slots")));
 }
 
 TEST(PageLayoutTest, SizesWhoseByteCountWouldOverflowAreRefused) {

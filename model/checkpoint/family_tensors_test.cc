@@ -178,10 +178,10 @@ TEST(SpoiledCheckpointTest,
 TEST(SpoiledCheckpointTest, AFusedTensorWithAWrongNumberOfRowsIsRefused) {
   EXPECT_THAT(
       OpenWith("neox-serial-half", "\"shape\":[72,24]", "\"shape\":[24,72]"),
-      StatusIs(
-          absl::StatusCode::kInvalidArgument,
-          AllOf(HasSubstr("query_key_value.weight"), HasSubstr("want 72 rows"),
-                HasSubstr("have shape [24, 72]"))));
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("query_key_value.weight"),
+                     HasSubstr("must have 72 rows"),
+                     HasSubstr("its shape is [24, 72]"))));
 }
 
 TEST(SpoiledCheckpointTest, ATensorThatIsStoredUnderTwoNamesIsRefused) {

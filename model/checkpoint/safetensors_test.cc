@@ -72,10 +72,10 @@ TEST_F(SafetensorsTest, ReadsATensorsBytes) {
   KVASIR_ASSERT_OK(
       file.Read(b, 5, std::as_writable_bytes(std::span<char>(out))));
   EXPECT_EQ(out, "jkl");
-  EXPECT_THAT(
-      file.Read(b, 6, std::as_writable_bytes(std::span<char>(out))),
-      StatusIs(absl::StatusCode::kOutOfRange,
-               HasSubstr("want 3 bytes from byte 6 on, but the tensor has 8")));
+  EXPECT_THAT(file.Read(b, 6, std::as_writable_bytes(std::span<char>(out))),
+              StatusIs(absl::StatusCode::kOutOfRange,
+                       HasSubstr("cannot read 3 bytes from byte 6 on, because "
+                                 "the tensor has only 8")));
 }
 
 TEST_F(SafetensorsTest, AnIndexOfTooManyValuesIsRefusedBeforeItIsParsed) {
@@ -88,12 +88,14 @@ TEST_F(SafetensorsTest, AnIndexOfTooManyValuesIsRefusedBeforeItIsParsed) {
 }
 
 TEST_F(SafetensorsTest, RefusesTruncatedAndOversizedHeaders) {
-  EXPECT_THAT(SafetensorsFile::Open(Write("a", "1234567")),
-              StatusIs(absl::StatusCode::kDataLoss,
-                       HasSubstr("needs 8 bytes, but the file has 7")));
-  EXPECT_THAT(SafetensorsFile::Open(Write("b", LengthPrefix(3) + "{}")),
-              StatusIs(absl::StatusCode::kDataLoss,
-                       HasSubstr("header wants 3 bytes, the file has 2")));
+  EXPECT_THAT(
+      SafetensorsFile::Open(Write("a", "1234567")),
+      StatusIs(absl::StatusCode::kDataLoss,
+               HasSubstr("header length of 8 bytes, but its size is 7 bytes")));
+  EXPECT_THAT(
+      SafetensorsFile::Open(Write("b", LengthPrefix(3) + "{}")),
+      StatusIs(absl::StatusCode::kDataLoss,
+               HasSubstr("its header has 3 bytes, but only 2 bytes follow")));
   EXPECT_THAT(
       SafetensorsFile::Open(Write("c", LengthPrefix(~uint64_t{0}) + "{}")),
       StatusIs(absl::StatusCode::kInvalidArgument,
@@ -215,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(
                   6, "begin at 5, want 4"},
         BadHeader{"TrailingData",
                   R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 5,
-                  "cover 4 bytes, but the file's data has 5"}),
+                  "cover 4 bytes, but the data after the header has 5 bytes"}),
     [](const auto& test) { return test.param.name; });
 
 TEST_F(SafetensorsTest, AnEmptyTensorMayStartAtTheOffsetOfAnotherTensor) {
@@ -341,10 +343,11 @@ TEST_F(SafetensorsTest, ALinkedFileMustHaveTheFingerprintInTheIndex) {
                        HasSubstr("s2.safetensors: want the fingerprint")));
   // A file with the same header and size, but other weights.
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "y");
-  EXPECT_THAT(open(right),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("s1.safetensors"),
-                             HasSubstr("want fingerprint " + fingerprint))));
+  EXPECT_THAT(
+      open(right),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               AllOf(HasSubstr("s1.safetensors"),
+                     HasSubstr("its fingerprint must be " + fingerprint))));
 }
 
 TEST_F(SafetensorsTest,

@@ -192,7 +192,8 @@ TEST_F(CallersGrpcTest, ACallerThatSendsGarbageIsIdentifiedAsWell) {
   const grpc::Status known =
       Call(Method(Kserve(), "ServerLive"), "Bearer red", garbage);
   EXPECT_EQ(known.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(known.error_message(), HasSubstr("are not a valid request"));
+  EXPECT_THAT(known.error_message(),
+              HasSubstr("is not a valid protobuf message"));
   EXPECT_EQ(router_.refused().size(), calls + 1);
   EXPECT_EQ(router_.refused().back().first.tenant, "red");
 }

@@ -275,7 +275,7 @@ def test_a_trace_of_a_text_that_fits_has_no_evictions(tmp_path):
 
 @pytest.mark.parametrize("flags, named", [
     ([], "the plan evicts none: give --eviction"),
-    (["--trace-tokens", 16000, *EVICTS], "want 16384 at most"),
+    (["--trace-tokens", 16000, *EVICTS], "they may be at most 16384"),
     (["--eviction", "h2o", "--eviction-budget", "0.9"], "slots that stay"),
 ])
 def test_a_trace_that_is_impossible_is_refused(tmp_path, flags, named):
