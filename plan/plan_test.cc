@@ -566,7 +566,7 @@ TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRopeRotation) {
        PlanOfKeys(LowRank(R"("uses":[{}],"stored":"PRE_ROPE",
            "codec":{"dtype":"BF16"})")),
        Shape(),
-       {"a use has no lift"}},
+       {"one of the uses has no lift"}},
       {"one folds and one does not",
        PlanOfKeys(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
            "pairs":[0,1],"rank_per_pair":[1,1]}]},"stored":"POST_ROPE",
@@ -680,7 +680,7 @@ TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
       {"scaled numbers",
        codec(R"("dtype":"F16","per_token":{})"),
        Shape(),
-       {"have no range to scale by"}},
+       {"so they must have no range"}},
       {"two entries", bits("[4,4]"), Shape(), {"1 or 8 entries, have 2"}},
       {"seven bits", bits("[7]"), Shape(), {"0 to 6 or 8, have 7"}},
       {"no bits", bits("[0]"), Shape(), {"stores nothing"}},
@@ -703,7 +703,7 @@ TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
       {"an empty run",
        runs(R"({"bits":4})"),
        Shape(),
-       {"a run of no channels"}},
+       {"a run has no channels"}},
       {"nine bits",
        runs(R"({"channels":16,"bits":9})"),
        Shape(),
@@ -736,7 +736,8 @@ TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
        runs(R"({"channels":4,"bits":4},{"channels":4,"bits":0},
                {"channels":8,"bits":2})"),
        Shape(),
-       {"a run of 2 bits after one of 0: want runs of 0 bits last"}},
+       {"a run of 2 bits follows a run of 0 bits: runs of 0 bits must come "
+        "last"}},
       {"norm's type",
        codec(R"("bits":{"schedule":[2]},"per_token_norm":{})"),
        Shape(),
@@ -845,11 +846,11 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
       {"no recent",
        eviction(R"("budget":8,"every_tokens":1)"),
        Shape(),
-       {"layer 0 eviction: a recent window is mandatory"}},
+       {"layer 0 eviction: recent must be at least 1 token"}},
       {"never",
        eviction(R"("budget":8,"recent":4)"),
        Shape(),
-       {"every_tokens must be >= 1"}},
+       {"every_tokens must be at least 1"}},
       {"budget and ratio",
        eviction(R"("budget":8,"budget_ratio":0.5,"recent":6,
                    "every_tokens":1)"),
@@ -916,14 +917,15 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
       R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
           "channel_static":{},"basis_static":{}}})");
   *one_basis.mutable_layers(0)->mutable_eviction() = *plan;
-  ExpectRefused({{"straddled",
-                  straddled,
-                  Shape(),
-                  {"heads that share a latent must share a unit"}},
-                 {"a basis of all heads",
-                  one_basis,
-                  Shape(),
-                  {"heads that share a latent must share a unit"}}});
+  ExpectRefused(
+      {{"straddled",
+        straddled,
+        Shape(),
+        {"heads that share a latent must also share an eviction unit"}},
+       {"a basis of all heads",
+        one_basis,
+        Shape(),
+        {"heads that share a latent must also share an eviction unit"}}});
 }
 
 // The place of an exact row depends on its token's position, so these tokens
@@ -963,7 +965,7 @@ TEST(PlanTest, RefusesInvalidSelectionSettings) {
       {"chunk",
        selection(R"("budget":8)"),
        Shape(),
-       {"layer 0 selection: chunk_slots must be >= 1"}},
+       {"layer 0 selection: chunk_slots must be at least 1"}},
       {"budget",
        selection(R"("chunk_slots":8,"budget":20,"outlier_chunks":2,"local":8)"),
        Shape(),

@@ -213,7 +213,8 @@ absl::Status CheckUnits(const PlanPlace& where, const LayerPlan& plan,
                               part.codec().has_basis_sequence());
       if (one_basis || Straddles(part.low_rank().groups(), unit_of_head) ||
           Straddles(part.rope_low_rank().groups(), unit_of_head)) {
-        return where.Refuse("heads that share a latent must share a unit");
+        return where.Refuse(
+            "heads that share a latent must also share an eviction unit");
       }
     }
   }
@@ -249,10 +250,10 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
                         "and slots that eviction keeps would not be seen");
   }
   if (eviction.recent() < 1) {
-    return where.Refuse("a recent window is mandatory, have recent 0");
+    return where.Refuse("recent must be at least 1 token, but is 0");
   }
   if (eviction.every_tokens() < 1) {
-    return where.Refuse("every_tokens must be >= 1, have 0");
+    return where.Refuse("every_tokens must be at least 1, but is 0");
   }
   const int64_t kept = int64_t{eviction.sinks()} + eviction.recent();
   const double ratio = eviction.budget_ratio();
@@ -297,7 +298,7 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
 absl::Status CheckSelection(const PlanPlace& where, const Selection& selection,
                             const LayerFacts& facts) {
   if (selection.chunk_slots() < 1) {
-    return where.Refuse("chunk_slots must be >= 1, have 0");
+    return where.Refuse("chunk_slots must be at least 1, but is 0");
   }
   const int64_t always =
       int64_t{selection.outlier_chunks()} * selection.chunk_slots() +

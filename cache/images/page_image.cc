@@ -152,8 +152,8 @@ absl::Status CheckGroup(size_t index, int64_t logical_tokens,
                         int64_t page_tokens, const ImageGroupShape& group) {
   const auto check = [&](absl::string_view field, int64_t value, int64_t most) {
     if (value >= 0 && value <= most) return absl::OkStatus();
-    return InvalidImage("group ", index, ": ", field, " is ", value,
-                        ", want 0 to ", most);
+    return InvalidImage("page group ", index, ": ", field, " is ", value,
+                        ", but must be 0 to ", most);
   };
   KVASIR_RETURN_IF_ERROR(
       check("physical tokens", group.physical_tokens, logical_tokens));
@@ -166,8 +166,9 @@ absl::Status CheckGroup(size_t index, int64_t logical_tokens,
                                std::numeric_limits<int64_t>::max()));
   const int64_t pages = (group.physical_tokens + page_tokens - 1) / page_tokens;
   if (group.num_pages == pages) return absl::OkStatus();
-  return InvalidImage("group ", index, ": ", group.num_pages, " pages for ",
-                      group.physical_tokens, " slots, want ", pages);
+  return InvalidImage("page group ", index, ": the number of pages for ",
+                      group.physical_tokens, " slots is ", group.num_pages,
+                      ", but must be ", pages);
 }
 
 }  // namespace
@@ -233,7 +234,7 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   const absl::string_view magic = reader.Text(kMagic.size());
   KVASIR_RETURN_IF_ERROR(reader.status());
   if (magic != kMagic)
-    return InvalidImage("its first bytes are not those of an image");
+    return InvalidImage("its first bytes are not those of a KV cache image");
   const int64_t version = reader.Number(4);
   KVASIR_RETURN_IF_ERROR(reader.status());
   KVASIR_RETURN_IF_ERROR(CheckSame("version", version, kVersion));
@@ -246,7 +247,7 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
        {std::pair("logical tokens", parsed.shape.logical_tokens),
         std::pair("tokens of the prompt", parsed.shape.prompt_tokens)}) {
     if (tokens >= 0 && tokens <= kMaxSequenceTokens) continue;
-    return InvalidImage(field, " are ", tokens, ", want 0 to ",
+    return InvalidImage(field, " are ", tokens, ", but must be 0 to ",
                         kMaxSequenceTokens);
   }
   int64_t payload_bytes = 0;
@@ -268,8 +269,9 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
     // bits.
     const int64_t pages = group.num_pages + group.num_side_pages;
     if (pages > (most - payload_bytes) / page_bytes) {
-      return InvalidImage("group ", g, ": ", pages, " pages of ", page_bytes,
-                          " bytes, but the image has only ", most);
+      return InvalidImage("page group ", g, ": it has ", pages, " pages of ",
+                          page_bytes, " bytes, but the whole image has only ",
+                          most, " bytes");
     }
     payload_bytes += pages * page_bytes;
   }
@@ -284,8 +286,8 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   }
   parsed.payload = reader.left();
   if (static_cast<int64_t>(parsed.payload.size()) != payload_bytes) {
-    return InvalidImage(parsed.payload.size(), " bytes of pages, want ",
-                        payload_bytes);
+    return InvalidImage("it has ", parsed.payload.size(),
+                        " bytes of pages, but must have ", payload_bytes);
   }
   if (const uint32_t have = Checksum(header, parsed.payload);
       have != checksum) {

@@ -93,7 +93,7 @@ TEST(PageImageTest, RefusesAnImageThatIsTruncatedAtAnyByte) {
         << bytes;
   }
   ExpectRefused(image + "x", absl::StatusCode::kInvalidArgument,
-                "561 bytes of pages, want 560");
+                "561 bytes of pages, but must have 560");
 }
 
 TEST(PageImageTest, RefusesAnImageWithAnyBitFlipped) {
@@ -145,7 +145,7 @@ TEST(PageImageTest, RefusesAnImageForAnotherFormatModelOrRankAndNamesTheField) {
   ExpectRefused(With(kVersion, 2, 4), absl::StatusCode::kFailedPrecondition,
                 "version is 2, but this process needs 3");
   ExpectRefused(With(0, 'x', 1), absl::StatusCode::kInvalidArgument,
-                "its first bytes are not those of an image");
+                "its first bytes are not those of a KV cache image");
   ExpectRefused(With(kRank, ~0u, 4), absl::StatusCode::kFailedPrecondition,
                 "rank is 4294967295, but this process needs 1");
   ExpectRefused(With(kGroups, 1u << 31, 4),
@@ -162,16 +162,17 @@ TEST(PageImageTest, RefusesAnImageWithInconsistentSizesAndNamesTheField) {
   refused(With(kPrompt, 1ull << 63, 8), "tokens of the prompt are -9223372036");
   refused(With(kFirstGroup + 28, ~0ull, 8), "group 0: slots that stay is -1");
   refused(With(kLogical, 49, 8),
-          "group 0: physical tokens is 50, want 0 to 49");
+          "group 0: physical tokens is 50, but must be 0 to 49");
   refused(With(kFirstGroup + 8, 1ull << 63, 8),
           "group 0: physical tokens is -9223372036854775808");
   refused(With(kFirstGroup + 16, 1, 4),
-          "group 0: first page is 1, want 0 to 0");
+          "group 0: first page is 1, but must be 0 to 0");
   refused(With(kFirstGroup + 20, 5, 4),
-          "group 0: 5 pages for 50 slots, want 4");
+          "group 0: the number of pages for 50 slots is 5, but must be 4");
   refused(With(kFirstGroup + 24, ~0u, 4), "group 0: side pages is 4294967295");
   refused(With(kFirstGroup + 24, 1u << 29, 4),
-          "group 0: 536870916 pages of 100 bytes, but the image has only");
+          "group 0: it has 536870916 pages of 100 bytes, but the whole image "
+          "has only");
   refused(With(kFirstGroup + 24, 2, 4),
           "its header states 560 bytes of pages, but its page counts give 660");
   refused(With(kPayloadBytes, 561, 8),
