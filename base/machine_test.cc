@@ -63,7 +63,7 @@ TEST_F(MachineTest, CgroupV1ControllersLimitCpusAndMemory) {
   EXPECT_EQ(limits.available_bytes, 0);
 }
 
-TEST_F(MachineTest, InactiveFilePagesOfACgroupV2CountAsAvailable) {
+TEST_F(MachineTest, InactiveFilePagesOfACgroupV2CountAsAvailableMemory) {
   Write("proc/self/cgroup", "0::/a\n");
   Write("sys/fs/cgroup/a/memory.max", "1000000\n");
   Write("sys/fs/cgroup/a/memory.current", "900000\n");
@@ -73,7 +73,7 @@ TEST_F(MachineTest, InactiveFilePagesOfACgroupV2CountAsAvailable) {
   EXPECT_EQ(Read(1).available_bytes, 800000);
 }
 
-TEST_F(MachineTest, InactiveFilePagesOfACgroupV1CountAsAvailable) {
+TEST_F(MachineTest, InactiveFilePagesOfACgroupV1CountAsAvailableMemory) {
   Write("proc/self/cgroup", "5:memory:/x\n");
   Write("sys/fs/cgroup/memory/x/memory.limit_in_bytes", "1000000\n");
   Write("sys/fs/cgroup/memory/x/memory.usage_in_bytes", "900000\n");

@@ -169,7 +169,8 @@ TEST(KvCacheImagesTest, AnImportedSequenceIsFoundByItsPrefix) {
 // Pages that the sequence shares with others are exported too, because the
 // others may release them in the meantime. If the pages still exist at the
 // import, the sequence shares them again.
-TEST(KvCacheImagesTest, SharedPagesAreExportedAndSharedAgain) {
+TEST(KvCacheImagesTest,
+     PagesSharedWithOthersAreExportedAndSharedAgainAfterTheImport) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 8}}));
   test.Run(R"(
     start a 1..9

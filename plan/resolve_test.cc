@@ -255,7 +255,7 @@ TEST(ResolvedPlanTest, EqualLayersShareOneResolvedAttention) {
 }
 
 TEST(ResolvedPlanTest,
-     LayersWithAWindowHaveTheirOwnPageGroupButShareAttention) {
+     LayersWithAWindowHaveTheirOwnPageGroupButShareOneResolvedAttention) {
   AttentionShape shape = Shape();
   shape.layers.resize(3);
   shape.layers[1].sliding_window = 32;
@@ -268,7 +268,7 @@ TEST(ResolvedPlanTest,
   EXPECT_EQ(plan.page_groups[1].sliding_window, 32);
 }
 
-TEST(ResolvedPlanTest, ALayerWithoutRopeHasItsOwnAttention) {
+TEST(ResolvedPlanTest, ALayerWithoutRopeHasItsOwnResolvedAttention) {
   AttentionShape shape = Shape();
   shape.layers.resize(2);
   shape.layers[1].rope = false;

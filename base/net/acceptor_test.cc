@@ -151,7 +151,7 @@ TEST_F(AcceptorTest, ClosesConnectionsOverTheLimitUntilOneEnds) {
 
 // gRPC's own listener never accepted again after such a shortage
 // (CVE-2023-4785).
-TEST_F(AcceptorTest, AcceptsAgainAfterADescriptorShortage) {
+TEST_F(AcceptorTest, AcceptsConnectionsAgainAfterAShortageOfFileDescriptors) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
   std::vector<Caller> callers;

@@ -80,7 +80,7 @@ TEST(HeaderBlockScannerTest,
   }
 }
 
-TEST(HeaderBlockScannerTest, DataOfAnySizeAndContentIsSkipped) {
+TEST(HeaderBlockScannerTest, DataFramesOfAnySizeAndContentAreSkipped) {
   HeaderBlockScanner scanner;
   EXPECT_TRUE(
       scanner.Scan(absl::StrCat(kPreface, Frame(kHeaders, kEndHeaders, "x"))));

@@ -35,7 +35,8 @@ TEST(TlsRefusalsTest, LogLinesOfGrpcAboutFailedHandshakesAreClassifiedByCause) {
   EXPECT_EQ(TlsRefusalOf("accept4: Too many open files"), std::nullopt);
 }
 
-TEST(TlsRefusalsTest, EveryRefusalIsCountedButOnlyOneAMinuteIsLogged) {
+TEST(TlsRefusalsTest,
+     EveryRefusedHandshakeIsCountedButOnlyOnePerMinuteIsLogged) {
   ManualClock clock;
   TlsRefusals refusals(clock);
   ::testing::internal::CaptureStderr();

@@ -147,7 +147,7 @@ TEST(PageLayoutTest, PageFormatsOutOfRangeAreRefused) {
   refuses({.granule_bytes = -16}, "but is -16");
 }
 
-TEST(PageLayoutTest, AnUncompressedPageHasKeyHeadsThenValueHeads) {
+TEST(PageLayoutTest, AnUncompressedPageStoresAllKeyHeadsBeforeTheValueHeads) {
   const plan::AttentionShape shape = Shape(2, 2, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
@@ -191,7 +191,7 @@ TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsCountedAsWaste) {
   EXPECT_THAT(layout.marginal_bytes_per_token(), DoubleEq(144));
 }
 
-TEST(PageLayoutTest, EachLayerAndSideHasItsOwnNumberType) {
+TEST(PageLayoutTest, TheKeysAndTheValuesOfEachLayerMayHaveTheirOwnNumberType) {
   const plan::AttentionShape shape = Shape(2, 1, 64);
   KvPlan plan = plan::FullRankPlan(shape, BF16);
   plan.mutable_layers(1)
@@ -1044,7 +1044,7 @@ TEST(PageLayoutTest, APageIsEnlargedUntilAnExactRowFitsIntoIt) {
   ExpectRowsHavePlaces(of_wide);
 }
 
-TEST(PageLayoutTest, RefusesAChunkThatDoesNotDivideThePage) {
+TEST(PageLayoutTest, RefusesASelectionChunkThatDoesNotDivideThePage) {
   const plan::AttentionShape shape = Shape(1, 1, 64);
   KvPlan plan = plan::FullRankPlan(shape, BF16);
   auto* selection = plan.mutable_layers(0)->mutable_selection();

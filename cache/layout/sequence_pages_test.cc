@@ -80,7 +80,8 @@ TEST(SequencePagesTest, ABudgetThatIsAShareOfThePromptGrowsWithTheLength) {
   EXPECT_EQ(pages.Held(4096, 64), 66);
 }
 
-TEST(SequencePagesTest, LayoutAndCacheCountEqualPagesWithWindowsAndSidePages) {
+TEST(SequencePagesTest,
+     LayoutAndCacheCountTheSameNumberOfPagesWithWindowsAndSidePages) {
   PageGroupLayout windowed;
   windowed.sliding_window = 33;
   windowed.side_pages_per_sequence = 2;

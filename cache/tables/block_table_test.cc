@@ -81,7 +81,7 @@ TEST_F(BlockTableTest, TheFirstDeltaOfAnEmptyTableIsAReset) {
 
 // After an eviction of slots, the table grows from its physical length, while
 // the logical length continues to count all tokens.
-TEST_F(BlockTableTest, GrowingATableNeverUndoesACompaction) {
+TEST_F(BlockTableTest, ATableGrowsFromItsPhysicalLengthAfterACompaction) {
   Append(3);
   table_.Advance(10);
   Delta();
