@@ -314,8 +314,8 @@ absl::StatusOr<KvPlan> MakePresetPlan(const std::string& name,
   KVASIR_ASSIGN_OR_RETURN(const Entry* const entry, Find(name));
   if (shape.num_kv_heads % entry->share != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "plan ", name, " divides the KV heads into groups of ", entry->share,
-        ", but the model has ", shape.num_kv_heads, " KV heads"));
+        "plan ", name, " needs a number of KV heads that is a multiple of ",
+        entry->share, ", but the model has ", shape.num_kv_heads));
   }
   if (!entry->whole.has_value() &&
       (shape.rotary_dim != shape.head_dim || shape.head_dim % 4 != 0)) {

@@ -77,7 +77,7 @@ absl::Status RandomAccessFile::Read(uint64_t offset_bytes,
     if (got == 0) {
       return absl::DataLossError(absl::StrFormat(
           "%s is truncated: its first %d bytes are needed, but the file has "
-          "only %d",
+          "only %d bytes",
           path_, offset_bytes + out.size(), offset_bytes + done));
     }
     done += static_cast<size_t>(got);
