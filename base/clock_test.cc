@@ -9,7 +9,8 @@ namespace {
 absl::Time wall_now;
 absl::Duration steady_now;
 
-TEST(AnchoredClockTest, IgnoresAStepOfTheWallClock) {
+TEST(AnchoredClockTest,
+     AJumpOfTheWallClockDoesNotChangeTheTimeThatTheClockReturns) {
   wall_now = absl::FromUnixSeconds(1000);
   steady_now = absl::Seconds(7);
   const AnchoredClock clock(
@@ -22,7 +23,7 @@ TEST(AnchoredClockTest, IgnoresAStepOfTheWallClock) {
   EXPECT_EQ(clock.Now(), absl::FromUnixSeconds(1002));
 }
 
-TEST(RealClockTest, TheSteadyClockStartsAtTheWallClocksTime) {
+TEST(RealClockTest, TheRealClockStartsAtTheTimeOfTheWallClock) {
   const absl::Time before = absl::Now();
   EXPECT_LT(absl::AbsDuration(Clock::Real().Now() - before), absl::Minutes(1));
 }

@@ -8,7 +8,7 @@
 namespace kvasir::base {
 namespace {
 
-TEST(ErrorByteTest, EncodingIsMonotoneAndExactForZero) {
+TEST(ErrorByteTest, ALargerErrorNeverGetsASmallerByteAndZeroIsEncodedExactly) {
   EXPECT_EQ(EncodeError(0.0f), 0);
   EXPECT_EQ(DecodeError(0), 0.0f);
   EXPECT_EQ(EncodeError(std::numeric_limits<float>::denorm_min()), 1);
@@ -26,7 +26,8 @@ TEST(ErrorByteTest, EncodingIsMonotoneAndExactForZero) {
   }
 }
 
-TEST(ErrorByteTest, DecodesWithinSixPercentInTheRangeOfFloat16) {
+TEST(ErrorByteTest,
+     ADecodedErrorIsWithinSixPercentOfTheEncodedOneInTheRangeOfFloat16) {
   for (float error = 0x1p-24f; error <= 65504.0f; error = error * 1.0007f) {
     const float ratio = DecodeError(EncodeError(error)) / error;
     EXPECT_LT(std::abs(std::log2(ratio)), 1.0f / 12.0f + 1e-5f) << error;

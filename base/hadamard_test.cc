@@ -34,13 +34,13 @@ void ExpectRowsOrthogonal(int64_t n) {
   }
 }
 
-TEST(HadamardTest, EveryMultipleOf32UpTo1024HasAnExactMatrix) {
+TEST(HadamardTest, AHadamardMatrixExistsForEveryMultipleOf32UpTo1024) {
   for (int64_t n = 32; n <= 1024; n += 32) {
     EXPECT_THAT(HadamardBlocks(n), ElementsAre(n));
   }
 }
 
-TEST(HadamardTest, EveryMultipleOf16UpTo512HasAnExactMatrix) {
+TEST(HadamardTest, AHadamardMatrixExistsForEveryMultipleOf16UpTo512) {
   for (int64_t n = 16; n <= 512; n += 16) {
     EXPECT_THAT(HadamardBlocks(n), ElementsAre(n));
   }
@@ -50,13 +50,14 @@ TEST(HadamardTest, RowsAreOrthogonalAtEverySmallSize) {
   for (int64_t n = 1; n <= 72; ++n) ExpectRowsOrthogonal(n);
 }
 
-TEST(HadamardTest, RowsAreOrthogonalInEachConstruction) {
+TEST(HadamardTest, RowsAreOrthogonalWithBothPaleyConstructions) {
   // 96 = 12 * 8 and 320 = 20 * 16 by Paley I; 224 = 28 * 8; 416 = 104 * 4 and
   // 288 = 36 * 8 by Paley II.
   for (int64_t n : {96, 160, 224, 288, 320, 416}) ExpectRowsOrthogonal(n);
 }
 
-TEST(HadamardTest, SizesWithoutAnExactMatrixAreSplitIntoTheLargestExactBlocks) {
+TEST(HadamardTest,
+     ASizeWithoutAHadamardMatrixIsSplitIntoTheLargestBlocksThatHaveOne) {
   EXPECT_THAT(HadamardBlocks(1), ElementsAre(1));
   EXPECT_THAT(HadamardBlocks(3), ElementsAre(2, 1));
   EXPECT_THAT(HadamardBlocks(7), ElementsAre(4, 2, 1));

@@ -5,7 +5,8 @@
 namespace kvasir::base {
 namespace {
 
-TEST(LogLimitTest, AllowsOneLineAMinuteForEachCauseAndCountsTheOthers) {
+TEST(LogLimitTest,
+     AllowsOneLogLinePerMinuteForEachCauseAndCountsTheSuppressedLines) {
   ManualClock clock{absl::FromUnixSeconds(1'800'000'000)};
   LogLimit limit(clock);
   EXPECT_EQ(limit.Take("a"), 0);

@@ -33,7 +33,7 @@ TEST(LogTest, AFieldWithALineBreakIsLoggedInOneLine) {
 
 // Regression test: a client once sent a model name of a megabyte of control
 // characters, and escaping it made a log line of six megabytes.
-TEST(LogTest, LongClientTextIsCutBeforeItIsEscaped) {
+TEST(LogTest, ALongTextOfAClientIsTruncatedBeforeItIsEscaped) {
   const std::string name(1 << 20, '\x01');
   for (const LogFormat format : {LogFormat::kText, LogFormat::kJson}) {
     const std::string line = FormatLogEvent(format, "x", {{"model", name}});
@@ -44,7 +44,7 @@ TEST(LogTest, LongClientTextIsCutBeforeItIsEscaped) {
   }
 }
 
-TEST(LogTest, ControlCharactersOfNamesDoNotReachATerminal) {
+TEST(LogTest, ControlCharactersInLoggedTextAreEscaped) {
   EXPECT_EQ(Printable("a\x1b[31m\rb\x7f\xc2\x9b"
                       "2J"),
             "a\\x1b[31m\\x0db\\x7f\\u009b2J");

@@ -31,7 +31,7 @@ class MachineTest : public ::testing::Test {
   const TempFolder root_;
 };
 
-TEST_F(MachineTest, WithoutCgroupsOnlyTheMachineSetsLimits) {
+TEST_F(MachineTest, WithoutCgroupsTheLimitsAreThoseOfTheWholeMachine) {
   const MachineLimits limits = Read(6);
   EXPECT_EQ(limits.cpus, 6);
   EXPECT_EQ(limits.memory_bytes, int64_t{16000000} * 1024);
@@ -63,7 +63,7 @@ TEST_F(MachineTest, CgroupV1ControllersLimitCpusAndMemory) {
   EXPECT_EQ(limits.available_bytes, 0);
 }
 
-TEST_F(MachineTest, InactiveFilePagesOfACgroupV2CountAsAvailable) {
+TEST_F(MachineTest, InactiveFilePagesOfACgroupV2CountAsAvailableMemory) {
   Write("proc/self/cgroup", "0::/a\n");
   Write("sys/fs/cgroup/a/memory.max", "1000000\n");
   Write("sys/fs/cgroup/a/memory.current", "900000\n");
@@ -73,7 +73,7 @@ TEST_F(MachineTest, InactiveFilePagesOfACgroupV2CountAsAvailable) {
   EXPECT_EQ(Read(1).available_bytes, 800000);
 }
 
-TEST_F(MachineTest, InactiveFilePagesOfACgroupV1CountAsAvailable) {
+TEST_F(MachineTest, InactiveFilePagesOfACgroupV1CountAsAvailableMemory) {
   Write("proc/self/cgroup", "5:memory:/x\n");
   Write("sys/fs/cgroup/memory/x/memory.limit_in_bytes", "1000000\n");
   Write("sys/fs/cgroup/memory/x/memory.usage_in_bytes", "900000\n");
@@ -96,7 +96,7 @@ TEST_F(MachineTest, ACpuQuotaAboveTheAffinityMaskDoesNotRaiseTheCpuCount) {
   EXPECT_EQ(Read(2).cpus, 2);
 }
 
-TEST_F(MachineTest, FilesThatCannotBeParsedSetNoLimit) {
+TEST_F(MachineTest, CgroupFilesThatCannotBeParsedSetNoLimit) {
   Write("proc/self/cgroup", "0::/\nnonsense\n::::\n");
   Write("sys/fs/cgroup/cpu.max", "many\n");
   Write("sys/fs/cgroup/memory.max", "-1\n");
@@ -104,7 +104,7 @@ TEST_F(MachineTest, FilesThatCannotBeParsedSetNoLimit) {
   EXPECT_EQ(Read(3).memory_bytes, int64_t{16000000} * 1024);
 }
 
-TEST(MachineNowTest, ThisProcessHasMemoryAndCpus) {
+TEST(MachineNowTest, ReportsTheCpusAndTheMemoryOfThisProcess) {
   EXPECT_GE(ReadMachineLimits().cpus, 1);
   EXPECT_GT(ReadMachineLimits().memory_bytes, 0);
   const ResidentMemory before = ReadResidentMemory();

@@ -23,7 +23,7 @@ TEST(PhiloxTest, GivesTheKnownAnswerForDigitsOfPi) {
             (PhiloxCounter{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(PhiloxTest, SeedAndCounterKeepAllTheirBits) {
+TEST(PhiloxTest, AllBitsOfSeedAndCounterEnterTheKeyAndTheCounterWords) {
   EXPECT_EQ(PhiloxKeyFromSeed(0x0123456789abcdef),
             (PhiloxKey{0x89abcdef, 0x01234567}));
   EXPECT_EQ(PhiloxCounterOf(0x0123456789abcdef, 0xfedcba9876543210),

@@ -41,7 +41,7 @@ absl::StatusOr<std::string> ReadAll(int descriptor, size_t most_bytes,
   struct stat found = {};
   if (::fstat(descriptor, &found) != 0) return SystemsError();
   if (only_regular && !S_ISREG(found.st_mode)) {
-    return absl::FailedPreconditionError("is not a regular file");
+    return absl::FailedPreconditionError("this is not a regular file");
   }
   std::string text;
   for (;;) {
@@ -53,8 +53,8 @@ absl::StatusOr<std::string> ReadAll(int descriptor, size_t most_bytes,
     if (std::ferror(file.get()) != 0) return SystemsError();
     if (read == 0) return text;
     if (text.size() > most_bytes) {
-      return absl::OutOfRangeError(
-          absl::StrCat("has more than ", most_bytes, " bytes"));
+      return absl::OutOfRangeError(absl::StrCat(
+          "the file has more than ", most_bytes, " bytes, the limit"));
     }
   }
 }

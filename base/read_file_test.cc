@@ -30,17 +30,18 @@ TEST_F(ReadFileTest, ReadsAFileUpToItsLimit) {
     if (bytes == 0) continue;
     EXPECT_THAT(ReadFile(path_, bytes - 1).status(),
                 StatusIs(absl::StatusCode::kOutOfRange,
-                         absl::StrCat("has more than ", bytes - 1, " bytes")));
+                         absl::StrCat("the file has more than ", bytes - 1,
+                                      " bytes, the limit")));
   }
 }
 
-TEST_F(ReadFileTest, AReadErrorStatesTheSystemsCause) {
+TEST_F(ReadFileTest, TheErrorForAFailedReadStatesTheCauseThatTheSystemGives) {
   EXPECT_THAT(
       ReadFile(path_ + ".none", 10).status(),
       StatusIs(absl::StatusCode::kNotFound, "No such file or directory"));
 }
 
-TEST_F(ReadFileTest, ReadFileOrPipeReadsAPipe) {
+TEST_F(ReadFileTest, ReadFileOrPipeReturnsTheContentsOfAPipe) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   ASSERT_EQ(::write(ends[1], "token", 5), 5);
@@ -59,7 +60,7 @@ TEST_F(ReadFileTest, RefusesAnythingButARegularFileWithoutReadingIt) {
        {path_, folder_.path(), std::string("/dev/zero")}) {
     EXPECT_THAT(ReadFile(path, 10).status(),
                 StatusIs(absl::StatusCode::kFailedPrecondition,
-                         "is not a regular file"))
+                         "this is not a regular file"))
         << path;
   }
 }

@@ -11,7 +11,7 @@
 namespace kvasir::base {
 namespace {
 
-TEST(ThreadPoolTest, RunCallsEveryThreadOnce) {
+TEST(ThreadPoolTest, RunCallsTheFunctionOnceOnEveryThread) {
   for (const int threads : {1, 2, 5}) {
     ThreadPool pool(threads);
     EXPECT_EQ(threads, pool.num_threads());
@@ -23,7 +23,7 @@ TEST(ThreadPoolTest, RunCallsEveryThreadOnce) {
   }
 }
 
-TEST(ThreadPoolTest, RangesCoverEverythingOnceAndEvenly) {
+TEST(ThreadPoolTest, ForRangesCoversEveryIndexOnceWithRangesOfEqualLength) {
   ThreadPool pool(3);
   for (const int64_t count : {0, 1, 2, 3, 7, 100}) {
     std::vector<int> touched(static_cast<size_t>(count));
@@ -42,7 +42,8 @@ TEST(ThreadPoolTest, RangesCoverEverythingOnceAndEvenly) {
   }
 }
 
-TEST(ThreadPoolTest, ALaunchSeesTheWritesOfThePreviousLaunchWithoutLocks) {
+TEST(ThreadPoolTest,
+     ALaunchSeesTheMemoryWritesOfThePreviousLaunchWithoutLocks) {
   ThreadPool pool(4);
   std::vector<int64_t> partial(4, 0);
   int64_t total = 0;
@@ -66,7 +67,7 @@ TEST(ThreadPoolTest, SleepingThreadsWakeUpForNewWork) {
   EXPECT_EQ(6, calls.load());
 }
 
-TEST(ThreadPoolTest, CallersOnSeveralThreadsTakeTurns) {
+TEST(ThreadPoolTest, CallsFromSeveralThreadsRunOneAfterAnother) {
   ThreadPool pool(2);
   int64_t counter = 0;  // Not atomic, because launches must not overlap.
   std::vector<std::thread> callers;

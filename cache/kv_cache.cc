@@ -249,7 +249,8 @@ absl::Status KvCache::CheckInvariants() const {
     if (!cache_.pool(g).CountersAgree() ||
         !images_.host_pool(g).CountersAgree()) {
       return absl::InternalError(
-          absl::StrCat("the counters of pool ", g, " contradict its pages"));
+          absl::StrCat("KV cache: the page counters of page group ", g,
+                       " do not match the states of its pages"));
     }
   }
   for (const auto& [id, entry] : sequences_) {

@@ -55,7 +55,7 @@ TEST(KvCacheEvictionTest, ASequenceHoldsOnlyTheKeptSlotsAfterAnEviction) {
   EXPECT_EQ(scenario.cache().Stats().pages_reclaimed, 1);
 }
 
-TEST(KvCacheEvictionTest, APromptOfFourTimesThePoolFits) {
+TEST(KvCacheEvictionTest, APromptFourTimesAsLongAsThePoolFitsDueToEviction) {
   KvCacheScenario scenario(Config({{.num_pages = 3, .eviction = kSix}}));
   const KvCache& cache = scenario.cache();
   EXPECT_EQ(cache.sequence_pages(PageGroupId(0)).Held(48, 48), 3);
@@ -73,7 +73,7 @@ TEST(KvCacheEvictionTest, APromptOfFourTimesThePoolFits) {
   )");
 }
 
-TEST(KvCacheEvictionTest, ASequenceMayHaveItsOwnEvictionCounts) {
+TEST(KvCacheEvictionTest, ASequenceMayOverrideTheEvictionBudgetOfTheCache) {
   KvCacheScenario scenario(
       Config({{.num_pages = 9, .eviction = kSix}, {.num_pages = 9}}));
   scenario.Run(R"(
@@ -128,7 +128,7 @@ TEST(KvCacheEvictionTest, AForkCopiesAllPagesOfGroupsThatEvict) {
   )");
 }
 
-TEST(KvCacheEvictionTest, AForkCopiesAfterThePendingEviction) {
+TEST(KvCacheEvictionTest, AForkCopiesItsPagesAfterThePendingEviction) {
   KvCacheScenario scenario(Config({{.num_pages = 6, .eviction = kSix}}));
   scenario.Run(R"(
     start A 1..8         -> cached 0
@@ -146,7 +146,8 @@ TEST(KvCacheEvictionTest, AForkCopiesAfterThePendingEviction) {
   )");
 }
 
-TEST(KvCacheEvictionTest, AForkIsRefusedWithoutPagesForItsCopies) {
+TEST(KvCacheEvictionTest,
+     AForkIsRefusedIfTheFreePagesDoNotSufficeForItsCopies) {
   KvCacheScenario scenario(Config({{.num_pages = 3, .eviction = kSix}}));
   scenario.Run(R"(
     start A 1..8         -> cached 0
@@ -175,7 +176,8 @@ TEST(KvCacheEvictionTest, ARestartedSequenceHasTheSameEvictionPoints) {
 
 // Regression test: Import required one more page, although the eviction that is
 // due makes room in the last page.
-TEST(KvCacheEvictionTest, AnImageWithAnEvictionDueFitsIntoItsOldPool) {
+TEST(KvCacheEvictionTest,
+     ASequenceWithADueEvictionCanBeImportedIntoThePoolThatExportedIt) {
   KvCacheScenario test(
       Config({{.num_pages = 3,
                .eviction = {.budget_tokens = 8, .every_tokens = 4},
@@ -193,7 +195,7 @@ TEST(KvCacheEvictionTest, AnImageWithAnEvictionDueFitsIntoItsOldPool) {
   )");
 }
 
-TEST(KvCacheEvictionTest, AnEvictionStaysListedWhenItsSequenceEnds) {
+TEST(KvCacheEvictionTest, APendingEvictionStaysInTheListIfItsSequenceEnds) {
   KvCacheScenario scenario(Config({{.num_pages = 6, .eviction = kSix}}));
   scenario.Run(R"(
     start A 1..8         -> cached 0
@@ -206,7 +208,7 @@ TEST(KvCacheEvictionTest, AnEvictionStaysListedWhenItsSequenceEnds) {
   )");
 }
 
-TEST(KvCacheEvictionTest, ARefusalChangesNothing) {
+TEST(KvCacheEvictionTest, ARefusedReservationChangesNothing) {
   KvCacheScenario scenario(Config({{.num_pages = 3, .eviction = kSix}}));
   scenario.Run(R"(
     start A 1..8         -> cached 0
@@ -225,7 +227,7 @@ TEST(KvCacheEvictionTest, ARefusalChangesNothing) {
   )");
 }
 
-TEST(KvCacheEvictionTest, MisuseAborts) {
+TEST(KvCacheEvictionTest, AReservationThatPassesAnEvictionPointAborts) {
   KvCacheScenario scenario(Config({{.num_pages = 8, .eviction = kSix}}));
   scenario.Run("start A 1..20");
   // this reservation would end after the next eviction point

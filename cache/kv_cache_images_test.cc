@@ -20,7 +20,7 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   return config;
 }
 
-TEST(KvCacheImagesTest, ImportedPagesHaveOtherIds) {
+TEST(KvCacheImagesTest, AnImportedSequenceGetsNewPageIds) {
   KvCacheScenario test(Config({{.num_pages = 6, .num_host_pages = 4}}));
   test.Run(R"(
     start a 1..10 nopublish -> cached 0
@@ -74,7 +74,7 @@ TEST(KvCacheImagesTest, AFullHostPoolRefusesAnExportAndChangesNothing) {
   )");
 }
 
-TEST(KvCacheImagesTest, WithoutAHostPoolNothingIsExported) {
+TEST(KvCacheImagesTest, WithoutAHostPoolAnExportIsRefused) {
   KvCacheScenario test(Config({{.num_pages = 4}}));
   test.Run(R"(
     start a 1..8
@@ -102,7 +102,7 @@ TEST(KvCacheImagesTest, AnImportWithoutEnoughFreePagesChangesNothing) {
 
 // Copies within the device pool and copies between the pools share one list,
 // because a page may be read, written and read again.
-TEST(KvCacheImagesTest, ListsCopiesInTheOrderInWhichTheyMustRun) {
+TEST(KvCacheImagesTest, ListsThePageCopiesInTheOrderInWhichTheyMustRun) {
   KvCacheScenario test(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 1, .num_host_pages = 8}}));
   test.Run(R"(
@@ -126,7 +126,7 @@ TEST(KvCacheImagesTest, ListsCopiesInTheOrderInWhichTheyMustRun) {
   )");
 }
 
-TEST(KvCacheImagesTest, ExportsOnlyThePagesInsideAWindow) {
+TEST(KvCacheImagesTest, ExportsOnlyThePagesInsideTheSlidingWindow) {
   KvCacheScenario test(
       Config({{.num_pages = 8, .num_host_pages = 8},
               {.num_pages = 8, .sliding_window = 5, .num_host_pages = 8}}));
@@ -169,7 +169,8 @@ TEST(KvCacheImagesTest, AnImportedSequenceIsFoundByItsPrefix) {
 // Pages that the sequence shares with others are exported too, because the
 // others may release them in the meantime. If the pages still exist at the
 // import, the sequence shares them again.
-TEST(KvCacheImagesTest, SharedPagesAreExportedAndSharedAgain) {
+TEST(KvCacheImagesTest,
+     PagesSharedWithOthersAreExportedAndSharedAgainAfterTheImport) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 8}}));
   test.Run(R"(
     start a 1..9
@@ -212,7 +213,7 @@ TEST(KvCacheImagesTest, AnImportSharesCachedPagesBeforeItAllocatesOthers) {
   )");
 }
 
-TEST(KvCacheImagesTest, ImportsOnlyWithRoomForOneMoreToken) {
+TEST(KvCacheImagesTest, AnImportIsRefusedWithoutRoomForOneMoreToken) {
   KvCacheScenario test(Config({{.num_pages = 3, .num_host_pages = 3}}));
   test.Run(R"(
     start a 1..8 nopublish
@@ -245,7 +246,8 @@ TEST(KvCacheImagesTest, ASequenceThatHasNotRunHasAnEmptyImage) {
 
 // Listed copies, which are done only when the next step runs, would read or
 // overwrite these host pages.
-TEST(KvCacheImagesTest, RefusesHostPagesForAnImageWhileCopiesAreListed) {
+TEST(KvCacheImagesTest,
+     RefusesToReserveHostPagesForAnImageWhileCopiesArePending) {
   KvCacheScenario test(Config({{.num_pages = 8, .num_host_pages = 4}}));
   const ImageShape shape = {.logical_tokens = 8, .groups = {{8, 0, 2, 0}}};
   const auto refuses = [&] {
@@ -262,7 +264,7 @@ TEST(KvCacheImagesTest, RefusesHostPagesForAnImageWhileCopiesAreListed) {
   test.Run("release b");
 }
 
-TEST(KvCacheImagesTest, TakesHostPagesForAnImageFromAnotherProcess) {
+TEST(KvCacheImagesTest, ReservesHostPagesForAnImageFromAnotherProcess) {
   KvCache cache(Config(
       {{.num_pages = 8, .side_pages_per_sequence = 1, .num_host_pages = 5},
        {.num_pages = 8, .sliding_window = 5, .num_host_pages = 4}}));
@@ -286,27 +288,28 @@ TEST(KvCacheImagesTest, TakesHostPagesForAnImageFromAnotherProcess) {
   };
   ImageShape inconsistent = shape;
   inconsistent.groups.pop_back();
-  refused(inconsistent, "1 page groups, want 2");
+  refused(inconsistent, "page groups is 1, but this cache has 2");
   inconsistent = shape;
   inconsistent.logical_tokens = -1;
-  refused(inconsistent, "-1 tokens");
+  refused(inconsistent, "tokens is -1");
   inconsistent = shape;
   inconsistent.logical_tokens = 15;
-  refused(inconsistent, "page group 0 with 15 tokens seen has 14 slots");
+  refused(inconsistent, "page group 0 does not fit a sequence of 15 tokens");
   inconsistent = shape;
   inconsistent.groups[1].first_page = 0;
   refused(inconsistent, "page group 1");
   inconsistent = shape;
   inconsistent.groups[0].num_side_pages = 0;
   refused(inconsistent,
-          "0 side pages and a budget of 0 slots; want, in this order, 14, 4, "
-          "0, 1, 0");
+          "0 side pages (want 1) and an eviction budget of 0 slots (want 0)");
   inconsistent = shape;
   inconsistent.groups[1].kept_slots = 3;
-  refused(inconsistent, "a budget of 3 slots");
+  refused(inconsistent, "an eviction budget of 3 slots");
   inconsistent = shape;
   inconsistent.prompt_tokens = 9;
-  refused(inconsistent, "its evictions assume a prompt of 9 tokens, want 0");
+  refused(
+      inconsistent,
+      "planned for a prompt of 9 tokens, but those of this sequence are for 0");
 }
 
 // The number of slots of a sequence that evicts depends on its prompt and
@@ -346,18 +349,18 @@ TEST(KvCacheImagesTest,
   };
   ImageShape inconsistent = due;
   inconsistent.groups[0].physical_tokens = 7;
-  refused(inconsistent, options, "7 slots in 2 pages");
+  refused(inconsistent, options, "it has 7 slots (want ");
   inconsistent = due;
   inconsistent.groups[0].kept_slots = 5;
-  refused(inconsistent, options,
-          "a budget of 5 slots; want, in this order, 8, 2, 0, 0, 6");
+  refused(inconsistent, options, "an eviction budget of 5 slots (want 6)");
   inconsistent = due;
   inconsistent.prompt_tokens = 9;
-  refused(inconsistent, options, "a prompt of 9 tokens, want 10");
+  refused(inconsistent, options,
+          "a prompt of 9 tokens, but those of this sequence are for 10");
   const std::vector<plan::EvictionCounts> none(1);
   StartOptions whole = options;
   whole.evictions = none;
-  refused(due, whole, "want, in this order, 10, 3, 0, 0, 0");
+  refused(due, whole, "slots (want 10), ");
 }
 
 }  // namespace

@@ -585,7 +585,7 @@ TEST(KvCacheRandomTest, InvariantsHoldForOnePageGroup) {
   EXPECT_EQ(met.unpublished, 0);
 }
 
-TEST(KvCacheRandomTest, InvariantsHoldInATinyPool) {
+TEST(KvCacheRandomTest, InvariantsHoldInAPoolOfFewPages) {
   const Met met = RunSeeds({.config = Config({{.num_pages = 9}})});
   EXPECT_GT(met.evicted, 0);
 }
@@ -608,7 +608,7 @@ TEST(KvCacheRandomTest, InvariantsHoldIfAllGroupsHaveWindows) {
   EXPECT_GT(met.hits, 0);
 }
 
-TEST(KvCacheRandomTest, HashCollisionsOnlyCostCacheHits) {
+TEST(KvCacheRandomTest, InvariantsHoldWithHashCollisions) {
   const Met met =
       RunSeeds({.weak_hash = true,
                 .config = Config({{.num_pages = 24},
@@ -651,7 +651,7 @@ TEST(KvCacheRandomTest, InvariantsHoldWithSidePagesAndAWeakHash) {
   EXPECT_GT(met.unpublished, 0);
 }
 
-TEST(KvCacheRandomTest, SequencesGoToTheHostPoolAndComeBack) {
+TEST(KvCacheRandomTest, InvariantsHoldWhenSequencesMoveToTheHostPoolAndBack) {
   const Met met =
       RunSeeds({.config = Config({{.num_pages = 20, .num_host_pages = 20}})});
   EXPECT_GT(met.exports, 0);
@@ -659,7 +659,8 @@ TEST(KvCacheRandomTest, SequencesGoToTheHostPoolAndComeBack) {
   EXPECT_GT(met.hits, 0);
 }
 
-TEST(KvCacheRandomTest, SidePagesAndWindowsGoToATinyHostPool) {
+TEST(KvCacheRandomTest,
+     InvariantsHoldWhenSidePagesAndWindowsMoveToATinyHostPool) {
   const Met met = RunSeeds({.weak_hash = true,
                             .config = Config({{.num_pages = 40,
                                                .side_pages_per_sequence = 1,
@@ -690,7 +691,8 @@ KvCacheConfig EvictingConfig(int64_t num_pages, int64_t num_host_pages = 0) {
   return config;
 }
 
-TEST(KvCacheRandomTest, GroupsThatEvictGoToTheHostPoolAndComeBack) {
+TEST(KvCacheRandomTest,
+     InvariantsHoldWhenSequencesWithEvictionMoveToTheHostPoolAndBack) {
   const Met met = RunSeeds({.config = EvictingConfig(24, 20)});
   EXPECT_GT(met.slots_evicted, 0);
   EXPECT_GT(met.exports, 0);

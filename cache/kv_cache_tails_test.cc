@@ -58,7 +58,7 @@ TEST(KvCacheTailsTest, APrefixIsFoundUpToItsLastTail) {
   EXPECT_EQ(s.cache().Stats().hit_tokens, 8);
 }
 
-TEST(KvCacheTailsTest, AStepThatPassesTheBoundaryPublishesNoTail) {
+TEST(KvCacheTailsTest, AStepThatDoesNotEndAtAPageBoundaryPublishesNoTail) {
   RunScript(12, 2, R"(
     start a 1..10
     step a 10          -> ok
@@ -110,7 +110,8 @@ TEST(KvCacheTailsTest, ATailThatAnotherSequenceUsesIsNotReplaced) {
   )");
 }
 
-TEST(KvCacheTailsTest, TheSecondTextPublishesATailWhereTheTextsDiverge) {
+TEST(KvCacheTailsTest,
+     ThePromptThatDivergesFromACachedOnePublishesATailWhereItDiverges) {
   RunScript(32, 1, R"(
     start a 1..10 20..29
     step a 8           -> ok
@@ -143,7 +144,7 @@ TEST(KvCacheTailsTest, APreemptedSequenceContinuesFromItsTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, ASequenceThatDoesNotPublishLeavesNoTail) {
+TEST(KvCacheTailsTest, ASequenceThatMustNotPublishItsPagesPublishesNoTail) {
   RunScript(16, 1, R"(
     start a 1..10 nopublish
     cut a              -> 0
@@ -154,7 +155,7 @@ TEST(KvCacheTailsTest, ASequenceThatDoesNotPublishLeavesNoTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, PrefixesOfOtherSaltsAreNotFound) {
+TEST(KvCacheTailsTest, PrefixesCachedWithAnotherSaltAreNotFound) {
   RunScript(16, 1, R"(
     start a 1..10 salt=x
     step a 8           -> ok
@@ -176,7 +177,7 @@ class OneHash final : public PrefixHasher {
   }
 };
 
-TEST(KvCacheTailsTest, AHashCollisionIsAMiss) {
+TEST(KvCacheTailsTest, APrefixWithTheSameHashButOtherTokensIsACacheMiss) {
   KvCacheScenario s(Config(16, 1), std::make_unique<OneHash>());
   s.Run(R"(
     start a 1..6
@@ -190,7 +191,7 @@ TEST(KvCacheTailsTest, AHashCollisionIsAMiss) {
   )");
 }
 
-TEST(KvCacheTailsTest, ForgettingAPageDropsItsTail) {
+TEST(KvCacheTailsTest, ForgettingACachedPageAlsoDropsItsTail) {
   RunScript(8, 2, R"(
     start a 1..8
     step a 8           -> ok
@@ -209,7 +210,7 @@ TEST(KvCacheTailsTest, ForgettingAPageDropsItsTail) {
 
 // When a sequence is released, its tails come after its token pages in the
 // order of eviction.
-TEST(KvCacheTailsTest, EvictsPagesBeyondATailBeforeTheTail) {
+TEST(KvCacheTailsTest, EvictsThePagesAfterATailBeforeTheTailItself) {
   RunScript(10, 1, R"(
     start a 1..6
     append a 7..19
@@ -224,7 +225,7 @@ TEST(KvCacheTailsTest, EvictsPagesBeyondATailBeforeTheTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, EvictsTailsIfRequestsNeedPages) {
+TEST(KvCacheTailsTest, TailsAreEvictedIfRequestsNeedTheirPages) {
   RunScript(8, 1, R"(
     start a 1..8
     step a 8           -> ok
@@ -260,7 +261,8 @@ TEST(KvCacheTailsTest, TailsTakeAtMostAQuarterOfThePool) {
   )");
 }
 
-TEST(KvCacheTailsTest, InAFullPoolTheLastHolderTakesOverATail) {
+TEST(KvCacheTailsTest,
+     InAFullPoolTheLastSequenceThatUsesATailTakesItOverWithoutACopy) {
   RunScript(6, 2, R"(
     start a 1..8
     step a 4           -> ok
@@ -280,7 +282,7 @@ TEST(KvCacheTailsTest, InAFullPoolTheLastHolderTakesOverATail) {
   )");
 }
 
-TEST(KvCacheTailsTest, CopiesATailWhoseLastHolderHasEnded) {
+TEST(KvCacheTailsTest, ATailIsStillCopiedIfItsLastSequenceEndsBeforeTheStep) {
   RunScript(5, 1, R"(
     start a 1..5
     step a 4           -> ok
@@ -294,7 +296,7 @@ TEST(KvCacheTailsTest, CopiesATailWhoseLastHolderHasEnded) {
   )");
 }
 
-TEST(KvCacheTailsTest, ASharedTailIsNotTakenOver) {
+TEST(KvCacheTailsTest, ATailThatSeveralSequencesShareIsCopiedAndNotTakenOver) {
   RunScript(6, 2, R"(
     start a 1..8
     step a 8           -> ok
@@ -309,7 +311,7 @@ TEST(KvCacheTailsTest, ASharedTailIsNotTakenOver) {
 
 // A sequence may turn the pages of a tail into its own side pages if no other
 // sequence holds the tail.
-TEST(KvCacheTailsTest, AvailablePagesOfASequenceIncludeItsTail) {
+TEST(KvCacheTailsTest, TheAvailablePagesOfASequenceIncludeThePagesOfItsTail) {
   KvCacheScenario s(Config(6, 2));
   s.Run(R"(
     start a 1..8
@@ -324,7 +326,7 @@ TEST(KvCacheTailsTest, AvailablePagesOfASequenceIncludeItsTail) {
 // The executor does copies in the order of the list. So a copy reads what its
 // source page held when the copy was listed, even if another sequence holds the
 // page by then.
-TEST(KvCacheTailsTest, CopiesFreedPagesBeforeTheyAreReused) {
+TEST(KvCacheTailsTest, AFreedPageIsCopiedBeforeANewHolderOverwritesIt) {
   RunScript(6, 1, R"(
     start a 1..4
     step a 4           -> ok
@@ -339,7 +341,7 @@ TEST(KvCacheTailsTest, CopiesFreedPagesBeforeTheyAreReused) {
   )");
 }
 
-TEST(KvCacheTailsTest, AForkCopiesSidePagesAtOnce) {
+TEST(KvCacheTailsTest, AForkCopiesTheSidePagesOfItsParentImmediately) {
   RunScript(12, 2, R"(
     start a 1..6 nopublish
     step a 5           -> ok
@@ -355,7 +357,7 @@ TEST(KvCacheTailsTest, AForkCopiesSidePagesAtOnce) {
   )");
 }
 
-TEST(KvCacheTailsTest, AForkOfAForkReadsRowsOfAnEndedSequence) {
+TEST(KvCacheTailsTest, AForkOfAForkCopiesSidePagesOfASequenceThatHasEnded) {
   RunScript(12, 1, R"(
     start a 1..6 nopublish
     step a 5           -> ok
@@ -380,7 +382,8 @@ TEST(KvCacheTailsTest, ForksOfASequenceThatHasNotRunShareItsTail) {
   )");
 }
 
-TEST(KvCacheTailsTest, AForkIsRefusedWithoutPagesForItsSidePages) {
+TEST(KvCacheTailsTest,
+     AForkIsRefusedIfTheFreePagesDoNotSufficeForItsSidePages) {
   KvCacheScenario s(Config(5, 2));
   s.Run(R"(
     start a 1..9 nopublish
@@ -415,7 +418,7 @@ TEST(KvCacheTailsTest, ReleasingASequenceInAnyStateFreesAllItsPages) {
   )");
 }
 
-TEST(KvCacheTailsTest, WithoutPrefixReuseThereAreNoTails) {
+TEST(KvCacheTailsTest, WithoutPrefixReuseNoTailsArePublished) {
   KvCacheConfig config = Config(12, 2);
   config.prefix_reuse = false;
   KvCacheScenario s(config);

@@ -31,7 +31,7 @@ KvCacheConfig Config(std::vector<KvCacheConfig::Group> groups) {
   return config;
 }
 
-TEST(KvCacheTest, AllocatesPagesAsTokensArriveAndSendsThemOnce) {
+TEST(KvCacheTest, AllocatesPagesAsTokensArriveAndSendsEachPageIdOnce) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..9       -> cached 0
@@ -54,7 +54,7 @@ TEST(KvCacheTest, AllocatesPagesAsTokensArriveAndSendsThemOnce) {
   )");
 }
 
-TEST(KvCacheTest, ARefusedReservationNamesNumbersAndChangesNothing) {
+TEST(KvCacheTest, ARefusedReservationReportsTheMissingPagesAndChangesNothing) {
   KvCacheScenario s(Config({Pages(3)}));
   s.Run(R"(
     start a 1..8
@@ -68,7 +68,7 @@ TEST(KvCacheTest, ARefusedReservationNamesNumbersAndChangesNothing) {
   )");
 }
 
-TEST(KvCacheTest, AnUncommittedReservationIsReplaced) {
+TEST(KvCacheTest, ASecondReservationReplacesOneThatWasNotCommitted) {
   KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..8
@@ -81,7 +81,7 @@ TEST(KvCacheTest, AnUncommittedReservationIsReplaced) {
   )");
 }
 
-TEST(KvCacheTest, TheNextStepCanBePlannedBeforeThisOneIsCommitted) {
+TEST(KvCacheTest, TheNextStepCanBePlannedBeforeTheCurrentOneIsCommitted) {
   KvCacheConfig config = Config({Pages(4)});
   config.groups[0].eviction = {
       .budget_tokens = 6, .every_tokens = 8, .observation_window = 2};
@@ -120,7 +120,7 @@ TEST(KvCacheTest, TheNextStepCanBePlannedBeforeThisOneIsCommitted) {
   EXPECT_EQ(output.first_counted(0), 6u);
 }
 
-TEST(KvCacheTest, FindsFullPagesOfAFinishedSequence) {
+TEST(KvCacheTest, TheFullPagesOfAFinishedSequenceAreFoundByALaterPrompt) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..10
@@ -136,7 +136,7 @@ TEST(KvCacheTest, FindsFullPagesOfAFinishedSequence) {
   )");
 }
 
-TEST(KvCacheTest, SharesPagesOfARunningSequence) {
+TEST(KvCacheTest, APromptSharesThePagesOfASequenceThatIsStillRunning) {
   KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..6
@@ -152,7 +152,7 @@ TEST(KvCacheTest, SharesPagesOfARunningSequence) {
   )");
 }
 
-TEST(KvCacheTest, AFullHitLeavesTheLastPageToCompute) {
+TEST(KvCacheTest, APromptThatIsCachedCompletelyComputesItsLastPageAgain) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..8
@@ -184,7 +184,7 @@ TEST(KvCacheTest,
   )");
 }
 
-TEST(KvCacheTest, UnpublishedPagesAreNotFound) {
+TEST(KvCacheTest, PagesOfASequenceThatMustNotPublishAreNotFound) {
   KvCacheScenario s(Config({Pages(6)}));
   s.Run(R"(
     start a 1..8 nopublish
@@ -235,7 +235,7 @@ TEST(KvCacheTest, EvictsTheEndOfTheLeastRecentlyUsedPrefixFirst) {
   EXPECT_EQ(s.cache().Stats().pages_evicted, 6);
 }
 
-TEST(KvCacheTest, AHitMakesAPrefixRecentlyUsedAgain) {
+TEST(KvCacheTest, ACacheHitMakesAPrefixTheMostRecentlyUsedOne) {
   KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..8
@@ -284,7 +284,8 @@ TEST(KvCacheTest, SequencesThatComputeTheSamePageKeepTheirOwnCopies) {
   )");
 }
 
-TEST(KvCacheTest, APrefixThatLostAPageIsRepaired) {
+TEST(KvCacheTest,
+     APrefixWithAnEvictedPageIsFoundAgainAfterThePageIsRecomputed) {
   KvCacheScenario s(Config({Pages(5)}));
   s.Run(R"(
     start a 1..4
@@ -304,7 +305,7 @@ TEST(KvCacheTest, APrefixThatLostAPageIsRepaired) {
   )");
 }
 
-TEST(KvCacheTest, ForkSharesFullPagesAndCopiesTheLast) {
+TEST(KvCacheTest, AForkSharesFullPagesAndCopiesThePartlyFilledLastPage) {
   KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
     start a 1..6
@@ -338,7 +339,7 @@ TEST(KvCacheTest, ForkSharesFullPagesAndCopiesTheLast) {
   EXPECT_EQ(s.cache().Stats().pages_copied, 2);
 }
 
-TEST(KvCacheTest, AForkAtAPageBorderCopiesNothing) {
+TEST(KvCacheTest, AForkAtAPageBoundaryCopiesNothing) {
   KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
     start a 1..8
@@ -351,7 +352,8 @@ TEST(KvCacheTest, AForkAtAPageBorderCopiesNothing) {
   )");
 }
 
-TEST(KvCacheTest, AForkOutlivesItsParentAndCopiesLater) {
+TEST(KvCacheTest,
+     AForkCopiesItsLastPageAtItsFirstWriteEvenAfterItsParentHasEnded) {
   KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..6
@@ -369,7 +371,7 @@ TEST(KvCacheTest, AForkOutlivesItsParentAndCopiesLater) {
   )");
 }
 
-TEST(KvCacheTest, AForkOfAForkCopiesFromTheSamePage) {
+TEST(KvCacheTest, ForksOfAForkCopyTheirLastPageFromTheSameSource) {
   KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
     start a 1..6
@@ -385,7 +387,8 @@ TEST(KvCacheTest, AForkOfAForkCopiesFromTheSamePage) {
   )");
 }
 
-TEST(KvCacheTest, AForkTakesOverAnUnsharedPageInAFullPool) {
+TEST(KvCacheTest,
+     InAFullPoolAForkWritesToAPageThatItNoLongerSharesWithoutACopy) {
   KvCacheScenario s(Config({Pages(2)}));
   s.Run(R"(
     start a 1..6
@@ -405,7 +408,7 @@ TEST(KvCacheTest, AForkTakesOverAnUnsharedPageInAFullPool) {
 
 // Copies are done before a new holder of their pages writes, so a listed copy
 // may stay in the list.
-TEST(KvCacheTest, ACopyForASequenceThatEndedStaysListed) {
+TEST(KvCacheTest, APendingCopyStaysInTheListIfItsSequenceEnds) {
   KvCacheScenario s(Config({Pages(8)}));
   s.Run(R"(
     start a 1..6
@@ -436,7 +439,7 @@ TEST(KvCacheTest, APreemptedSequenceFindsItsPagesAgain) {
   EXPECT_EQ(s.cache().Stats().preemptions, 1);
 }
 
-TEST(KvCacheTest, AWindowGivesUpPagesAtTheFront) {
+TEST(KvCacheTest, PagesThatLeaveTheSlidingWindowAreReleased) {
   // The second group has a window of 5: a query attends to its own token and
   // the four before it.
   KvCacheScenario s(Config({Pages(8), Pages(4, 5)}));
@@ -460,7 +463,7 @@ TEST(KvCacheTest, AWindowGivesUpPagesAtTheFront) {
   )");
 }
 
-TEST(KvCacheTest, AHitNeedsOnlyThePagesStillInsideTheWindow) {
+TEST(KvCacheTest, ACacheHitNeedsOnlyThePagesInsideTheSlidingWindow) {
   KvCacheScenario s(Config({Pages(8), Pages(5, 5)}));
   s.Run(R"(
     start a 1..16 30
@@ -473,7 +476,7 @@ TEST(KvCacheTest, AHitNeedsOnlyThePagesStillInsideTheWindow) {
   )");
 }
 
-TEST(KvCacheTest, AMissingWindowPageShortensTheHit) {
+TEST(KvCacheTest, AMissingPageInsideTheSlidingWindowShortensTheCacheHit) {
   KvCacheScenario s(Config({Pages(12), Pages(4, 5)}));
   s.Run(R"(
     start a 1..16
@@ -491,7 +494,7 @@ TEST(KvCacheTest, AMissingWindowPageShortensTheHit) {
 // The last page of a long sequence with a window keeps the index nodes of all
 // pages before it alive. For 4 pages, the index has room for 2 * 4 + 64 nodes:
 // the root and 71 pages.
-TEST(KvCacheTest, AnIndexFullOfPagelessNodesMakesRoomForNewPrefixes) {
+TEST(KvCacheTest, AnIndexThatIsFullOfNodesWithoutPagesMakesRoomForNewPrefixes) {
   KvCacheScenario s(Config({Pages(4, 5)}));
   s.Run("start a 1..284 -> cached 0");
   for (int page = 0; page < 71; ++page) {
@@ -611,7 +614,7 @@ class OneHash final : public PrefixHasher {
   }
 };
 
-TEST(KvCacheTest, AHashCollisionIsAMiss) {
+TEST(KvCacheTest, APrefixWithTheSameHashButOtherTokensIsACacheMiss) {
   KvCacheScenario s(Config({Pages(8)}), std::make_unique<OneHash>());
   s.Run(R"(
     start a 1..8 salt=x
@@ -628,7 +631,7 @@ TEST(KvCacheTest, AHashCollisionIsAMiss) {
   EXPECT_EQ(s.cache().Stats().pages_unpublished, 3);
 }
 
-TEST(KvCacheTest, ARefusedStartIsNotCountedAsAQuery) {
+TEST(KvCacheTest, ASequenceWhoseStartIsRefusedIsNotCountedAsACacheQuery) {
   KvCacheScenario s(Config({Pages(4)}));
   s.Run(R"(
     start a 1..9
@@ -651,7 +654,7 @@ TEST(KvCacheTest, ARefusedStartIsNotCountedAsAQuery) {
   EXPECT_EQ(s.cache().Stats().hit_tokens, 8);
 }
 
-TEST(KvCacheTest, CountsTokensBytesAndWaste) {
+TEST(KvCacheTest, TheStatisticsCountTokensAndUsedPaddingAndUnfilledBytes) {
   KvCacheScenario s(Config({Pages(8), Pages(8, 5)}));
   s.Run(R"(
     start a 1..10
@@ -681,7 +684,7 @@ TEST(KvCacheTest, CountsTokensBytesAndWaste) {
   EXPECT_EQ(windowed.physical_tokens, 6 + 5);
 }
 
-TEST(KvCacheTest, MetadataIsUnderTwoPercentOfATinyModelsPool) {
+TEST(KvCacheTest, TheCachesMetadataTakesUnderTwoPercentOfThePoolOfATinyModel) {
   // A model with 6 layers of 8 heads of 32 dimensions in bf16 and the default
   // page size. Every page is published under its own root, which is the worst
   // case for the index.
@@ -707,7 +710,7 @@ TEST(KvCacheTest, MetadataIsUnderTwoPercentOfATinyModelsPool) {
 
 // The number of table entries that a step changes must depend only on its own
 // tokens, and not on the length of the context.
-TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyChangedEntries) {
+TEST(KvCacheTest, AStepOf256LongSequencesSendsOnlyTheChangedBlockTableEntries) {
   constexpr int64_t kSequences = 256;
   constexpr int64_t kContext = 4096;
   KvCacheConfig config;
@@ -748,7 +751,7 @@ TEST(KvCacheTest, AStepOf256LongSequencesTouchesOnlyChangedEntries) {
   EXPECT_EQ(after.pages_evicted, before.pages_evicted);
 }
 
-TEST(KvCacheDeathTest, CommitBeyondTheReservationAborts) {
+TEST(KvCacheDeathTest, CommittingMoreTokensThanReservedAborts) {
   KvCache cache(Config({Pages(4)}));
   cache.StartSequence(SequenceId(1), {1, 2, 3}, {});
   ASSERT_TRUE(cache.Reserve(SequenceId(1), 2));

@@ -58,22 +58,23 @@ absl::StatusOr<std::string> FindModel(const std::string& text) {
     std::error_code error;
     if (!IsName(text) || std::filesystem::exists(text, error)) return text;
     return absl::NotFoundError(
-        absl::StrCat("no folder '", text,
-                     "' here, and no known model has that name; known models: ",
+        absl::StrCat("there is no folder '", text,
+                     "' in the working directory and no known model with this "
+                     "name; the known models are ",
                      absl::StrJoin(kKnownModels, ", ")));
   }
   const std::string cache = CacheFolder();
   if (cache.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat(text,
-                     " is stored in a cache folder, but neither XDG_CACHE_HOME "
-                     "nor HOME is set"));
+    return absl::NotFoundError(absl::StrCat(
+        text,
+        " must be in kvasir's cache folder, but neither XDG_CACHE_HOME "
+        "nor HOME is set, so there is no cache folder"));
   }
   const std::string folder = absl::StrCat(cache, "/models/", text);
   if (IsFolder(folder)) return folder;
   return absl::NotFoundError(
-      absl::StrCat(text, " was not downloaded, because there is no folder ",
-                   folder, ": run models/fetch ", text,
+      absl::StrCat(text, " was not downloaded: there is no folder ", folder,
+                   "; run models/fetch ", text,
                    " (known models: ", absl::StrJoin(kKnownModels, ", "), ")"));
 }
 

@@ -62,7 +62,7 @@ class KnownModelsTest : public ::testing::Test {
   std::vector<std::pair<const char*, std::optional<std::string>>> saved_;
 };
 
-TEST_F(KnownModelsTest, AKnownNameGivesTheFolderInTheCache) {
+TEST_F(KnownModelsTest, TheNameOfAKnownModelGivesItsFolderInTheCache) {
   const std::string folder = Fetch(root_ / "cache");
   EXPECT_EQ(Found("smollm2"), folder);
 }
@@ -84,7 +84,8 @@ TEST_F(KnownModelsTest, AFolderInTheWorkingDirectoryIsPreferredToTheCache) {
   EXPECT_EQ(Found("smollm2"), "smollm2");
 }
 
-TEST_F(KnownModelsTest, AFileInTheWorkingDirectoryIsNotTakenForTheModel) {
+TEST_F(KnownModelsTest,
+       AFileWithTheNameOfAModelInTheWorkingDirectoryIsIgnored) {
   const std::string folder = Fetch(root_ / "cache");
   std::ofstream("smollm2") << "notes";
   EXPECT_EQ(Found("smollm2"), folder);
@@ -103,10 +104,10 @@ TEST_F(KnownModelsTest, AnUnknownNameIsRefusedWithTheKnownNames) {
   EXPECT_THAT(FindModel("smolm2"),
               base::StatusIs(absl::StatusCode::kNotFound,
                              AllOf(HasSubstr("'smolm2'"),
-                                   HasSubstr("known models: smollm2"))));
+                                   HasSubstr("known models are smollm2"))));
 }
 
-TEST_F(KnownModelsTest, PathsAndOtherTextsAreReturnedUnchanged) {
+TEST_F(KnownModelsTest, TextsThatAreNotNamesOfKnownModelsAreReturnedUnchanged) {
   fs::create_directory("mine");
   std::ofstream("a-file") << "x";
   for (const char* text :
@@ -137,7 +138,7 @@ class ModelFlagTest : public KnownModelsTest {
   std::vector<std::string> candidates_;
 };
 
-TEST_F(ModelFlagTest, AcceptsNamesAndFolders) {
+TEST_F(ModelFlagTest, TheModelFlagAcceptsNamesOfKnownModelsAndFolders) {
   const std::string folder = Fetch(root_ / "cache");
   EXPECT_EQ(Parse({"compare", "smollm2", "per-token:k4,v4", "other", "--model",
                    "smollm2,./mine"}),
@@ -146,7 +147,7 @@ TEST_F(ModelFlagTest, AcceptsNamesAndFolders) {
   EXPECT_THAT(candidates_, ElementsAre(folder, "per-token:k4,v4", "other"));
 }
 
-TEST_F(ModelFlagTest, AMissingModelIsWrongUsage) {
+TEST_F(ModelFlagTest, AModelThatWasNotDownloadedIsAUsageError) {
   testing::internal::CaptureStderr();
   EXPECT_EQ(Parse({"compare", "--model", "smollm2"}), kExitUsage);
   EXPECT_EQ(Parse({"compare", "smollm2"}), kExitUsage);
@@ -154,7 +155,8 @@ TEST_F(ModelFlagTest, AMissingModelIsWrongUsage) {
               HasSubstr("--model: smollm2 was not downloaded"));
 }
 
-TEST_F(ModelFlagTest, AWrongModelInTheEnvironmentFailsOnlyTheCommandThatRuns) {
+TEST_F(ModelFlagTest,
+       AnInvalidModelInTheEnvironmentFailsOnlyCommandsThatUseAModel) {
   Set("KVASIR_MODEL", "smollm2");
   EXPECT_EQ(Parse({"drain"}), kExitOk);
   testing::internal::CaptureStderr();

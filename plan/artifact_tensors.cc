@@ -161,10 +161,11 @@ absl::StatusOr<AttentionTensors> TensorsOf(const ResolvedAttention& attention,
     if (part.space != Space::kLowRank || part.stored != RopeSide::kAfter) {
       continue;
     }
-    return absl::UnimplementedError(absl::StrCat(
-        "layer ", layer, ": ", part.prefix,
-        ": a low_rank space of keys stored POST_ROPE has no tensors: use a "
-        "full space with basis_static instead"));
+    return absl::UnimplementedError(
+        absl::StrCat("layer ", layer, ": ", part.prefix,
+                     ": no checkpoint can hold the tensors of keys in a "
+                     "low_rank space that are stored POST_ROPE: use a "
+                     "full space with basis_static instead"));
   }
   return Lister(attention, shape).List();
 }

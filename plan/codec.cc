@@ -45,7 +45,7 @@ absl::Status CheckBitRuns(const PlanPlace& where, const Codec::Bits& bits,
                         schedule);
   }
   for (const Codec::Bits::Run& run : bits.runs()) {
-    if (run.channels() == 0) return where.Refuse("a run of no channels");
+    if (run.channels() == 0) return where.Refuse("bits: a run has no channels");
   }
   for (const BitRun& run : runs) {
     if (!KnownBits(run.bits)) {
@@ -55,8 +55,9 @@ absl::Status CheckBitRuns(const PlanPlace& where, const Codec::Bits& bits,
   bool none = false;
   for (const Codec::Bits::Run& run : bits.runs()) {
     if (none && run.bits() > 0) {
-      return where.Refuse("a run of ", run.bits(),
-                          " bits after one of 0: want runs of 0 bits last");
+      return where.Refuse(
+          "a run of ", run.bits(),
+          " bits follows a run of 0 bits: runs of 0 bits must come last");
     }
     none = none || run.bits() == 0;
   }
@@ -169,7 +170,9 @@ absl::Status CheckStorage(const PlanPlace& where, const Codec& codec,
                             static_cast<int>(codec.dtype()));
       }
       if (codec.range_case() != Codec::RANGE_NOT_SET) {
-        return where.Refuse("numbers of a dtype have no range to scale by");
+        return where.Refuse(
+            "plain numbers of a dtype are not scaled, so they must have no "
+            "range");
       }
       return absl::OkStatus();
     case Codec::kBits:

@@ -81,8 +81,8 @@ absl::Status ApplyEviction(const EvictionSettings& settings,
   }
   if (any) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "no layer can evict: every layer has a sliding window, which already "
-      "gives up the tokens outside it");
+      "no layer can evict tokens: every layer has a sliding window, which "
+      "already drops the tokens outside it");
 }
 
 }  // namespace kvasir::plan

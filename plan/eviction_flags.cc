@@ -104,8 +104,8 @@ absl::Status CheckEvictionIsUsed(const EvictionFlags& flags) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      "--eviction-budget and the other eviction flags only say "
-      "how --eviction evicts: give --eviction, too");
+      "--eviction-budget and the other --eviction-* flags have no effect "
+      "without --eviction: give --eviction, too");
 }
 
 absl::Status PutEviction(const EvictionFlags& flags,
@@ -127,9 +127,8 @@ absl::Status PutEviction(const EvictionFlags& flags,
   for (const int l : others) *plan->mutable_layers(l) = before.layers(l);
   if (!evicts(*plan)) {
     return absl::InvalidArgumentError(
-        "no layer can evict: each of the chosen layers has a "
-        "sliding window, which already gives up the tokens "
-        "outside it");
+        "no layer can evict tokens: each of the chosen layers has a "
+        "sliding window, which already drops the tokens outside it");
   }
   KVASIR_RETURN_IF_ERROR(plan::ValidatePlan(*plan, shape));
   // If the plan already had an eviction, replaces its part of the method name.

@@ -19,7 +19,7 @@ AttentionShape Shape(int64_t layers) {
   return shape;
 }
 
-TEST(EvictionTest, MethodsHaveNames) {
+TEST(EvictionTest, EvictionMethodsAreFoundByNameAndUnknownNamesAreRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const EvictionMethod h2o,
                               ParseEvictionMethod("h2o"));
   EXPECT_EQ(h2o, EvictionMethod::kH2o);
@@ -84,7 +84,7 @@ TEST(EvictionTest, EvictionKeepsTheTokensThatThePlanStoresExactly) {
                        HasSubstr("want recent >= 128, have 64")));
 }
 
-TEST(EvictionTest, RefusesAModelWhoseLayersAllHaveWindows) {
+TEST(EvictionTest, EvictionIsRefusedForAModelWhoseLayersAllHaveSlidingWindows) {
   AttentionShape shape = Shape(1);
   shape.layers[0].sliding_window = 32;
   kvasir::v1::KvPlan plan = FullRankPlan(shape, kvasir::v1::BF16);

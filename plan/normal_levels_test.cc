@@ -8,7 +8,7 @@ namespace {
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 
-TEST(LloydMaxTest, LevelsMatchMaxsTable) {
+TEST(LloydMaxTest, QuantizerLevelsMatchThePublishedTableOfMax) {
   EXPECT_THAT(LloydMaxLevels(1),
               ElementsAre(DoubleNear(-0.7979, 1e-4), DoubleNear(0.7979, 1e-4)));
   EXPECT_THAT(LloydMaxLevels(2),
@@ -18,7 +18,7 @@ TEST(LloydMaxTest, LevelsMatchMaxsTable) {
   EXPECT_THAT(LloydMaxLevels(4)[8], DoubleNear(0.1284, 1e-4));
 }
 
-TEST(LloydMaxTest, LevelsAscendAndAreSymmetric) {
+TEST(LloydMaxTest, QuantizerLevelsAscendAndAreSymmetricAroundZero) {
   for (int64_t bits = 1; bits <= 8; ++bits) {
     const std::vector<double> levels = LloydMaxLevels(bits);
     ASSERT_EQ(levels.size(), size_t{1} << bits);

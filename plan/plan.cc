@@ -76,8 +76,8 @@ absl::StatusOr<KvPlan> ParsePlanJson(absl::string_view text,
                                      absl::string_view name) {
   if (text.size() > static_cast<size_t>(kMaxPlanJsonBytes)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, ": a plan may have at most ", kMaxPlanJsonBytes,
-                     " bytes, have ", text.size()));
+        absl::StrCat(name, ": the plan has ", text.size(),
+                     " bytes, but the limit is ", kMaxPlanJsonBytes));
   }
   KvPlan plan;
   google::protobuf::util::JsonParseOptions options;
@@ -87,13 +87,14 @@ absl::StatusOr<KvPlan> ParsePlanJson(absl::string_view text,
   if (!parsed.ok()) {
     // The parser's message repeats keys and values, which may be megabytes.
     constexpr size_t kMostBytes = 300;
-    return absl::InvalidArgumentError(absl::StrCat(
-        name, ": not a KvPlan: ", parsed.ToString().substr(0, kMostBytes)));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": this is not a KvPlan message in JSON: ",
+                     parsed.ToString().substr(0, kMostBytes)));
   }
   if (plan.schema_version() != kPlanSchemaVersion) {
     return absl::InvalidArgumentError(
-        absl::StrCat(name, ": schema_version: want ", kPlanSchemaVersion,
-                     ", have ", plan.schema_version()));
+        absl::StrCat(name, ": the plan's schema_version must be ",
+                     kPlanSchemaVersion, ", but is ", plan.schema_version()));
   }
   return plan;
 }

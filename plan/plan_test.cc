@@ -106,7 +106,7 @@ void ExpectRefused(const std::vector<Refused>& cases) {
   }
 }
 
-TEST(PlanTest, FullRankPlanIsValid) {
+TEST(PlanTest, TheFullRankPlanIsValid) {
   for (const AttentionShape& shape : {Shape(), PartialRotary(), NoRope()}) {
     const KvPlan plan = FullRankPlan(shape, BF16);
     KVASIR_EXPECT_OK(ValidatePlan(plan, shape));
@@ -129,7 +129,7 @@ TEST(PlanTest, JsonReadsBackToAnEqualPlan) {
   EXPECT_TRUE(MessageDifferencer::Equals(plan, back));
 }
 
-TEST(PlanTest, RefusesTextThatIsNotAPlanAndNamesThePlace) {
+TEST(PlanTest, TheErrorForTextThatIsNotAPlanNamesThePlaceInTheText) {
   const auto refused = [](const std::string& text) {
     return ParsePlanJson(text, "dir/kv_plan.json");
   };
@@ -144,9 +144,9 @@ TEST(PlanTest, RefusesTextThatIsNotAPlanAndNamesThePlace) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("F12")));
   EXPECT_THAT(refused(R"({"schema_version":2})"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("want 1, have 2")));
+                       HasSubstr("must be 1, but is 2")));
   EXPECT_THAT(refused("{}"), StatusIs(absl::StatusCode::kInvalidArgument,
-                                      HasSubstr("want 1, have 0")));
+                                      HasSubstr("must be 1, but is 0")));
 }
 
 // The error used to repeat a key of any length.
@@ -157,11 +157,12 @@ TEST(PlanTest, AnErrorRepeatsAtMost300BytesOfThePlan) {
   EXPECT_LT(status.message().size(), 400u);
 }
 
-TEST(PlanTest, RefusesTextThatIsTooLong) {
+TEST(PlanTest, RefusesAPlanTextAboveTheSizeLimit) {
   const std::string text(static_cast<size_t>(kMaxPlanJsonBytes) + 1, ' ');
-  EXPECT_THAT(ParsePlanJson(text, "p"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("at most 16777216 bytes, have 16777217")));
+  EXPECT_THAT(
+      ParsePlanJson(text, "p"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("has 16777217 bytes, but the limit is 16777216")));
 }
 
 TEST(PlanTest, RefusesDeepNestingWithoutACrash) {
@@ -170,7 +171,7 @@ TEST(PlanTest, RefusesDeepNestingWithoutACrash) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("p: ")));
 }
 
-TEST(PlanTest, DataTypesHaveNames) {
+TEST(PlanTest, DataTypesAreFoundByName) {
   for (auto dtype : {kvasir::v1::F32, kvasir::v1::F16, kvasir::v1::BF16}) {
     EXPECT_EQ(*ParseDataType(DataTypeName(dtype)), dtype);
   }
@@ -183,7 +184,7 @@ TEST(PlanTest, DataTypesHaveNames) {
 // Every method of the papers is a valid plan
 // ---------------------------------------------------------------------------
 
-TEST(PlanTest, MethodsFromPapersAreValidPlans) {
+TEST(PlanTest, ThePlansOfPublishedCompressionMethodsAreValid) {
   struct Method {
     const char* name;
     KvPlan plan;
@@ -291,7 +292,7 @@ TEST(PlanTest, MethodsFromPapersAreValidPlans) {
 // Refusals of plans that have no meaning
 // ---------------------------------------------------------------------------
 
-TEST(PlanTest, RefusesCountsThatDoNotMatchTheModel) {
+TEST(PlanTest, RefusesAPlanWhoseNumbersOfLayersOrPartsDoNotMatchTheModel) {
   AttentionShape two_layers = Shape();
   two_layers.layers.resize(2);
   KvPlan other_version = FullRankPlan(Shape(), BF16);
@@ -303,9 +304,9 @@ TEST(PlanTest, RefusesCountsThatDoNotMatchTheModel) {
       {"layers",
        FullRankPlan(Shape(), BF16),
        two_layers,
-       {"the plan has 1 layers, but the model has 2"}},
+       {"the plan's number of layers is 1, but the model's is 2"}},
       {"target", no_number, Shape(), {"target.kv_bytes_per_token", "nan"}},
-      {"version", other_version, Shape(), {"want 1, have 7"}},
+      {"version", other_version, Shape(), {"must be 1, but is 7"}},
       {"no parts",
        Parse(R"("key":{})"),
        Shape(),
@@ -322,7 +323,7 @@ TEST(PlanTest, RefusesCountsThatDoNotMatchTheModel) {
   });
 }
 
-TEST(PlanTest, RefusesShapesOutOfRange) {
+TEST(PlanTest, RefusesModelShapesOutOfRange) {
   AttentionShape odd = Shape();
   odd.rotary_dim = 7;
   AttentionShape wide = Shape();
@@ -334,8 +335,14 @@ TEST(PlanTest, RefusesShapesOutOfRange) {
   huge.rotary_dim = 0;
   ExpectRefused({
       {"odd", FullRankPlan(odd, BF16), odd, {"rotary_dim must be even"}},
-      {"wide", FullRankPlan(wide, BF16), wide, {"0..16, have 18"}},
-      {"none", FullRankPlan(none, BF16), none, {"have 0, 0 and 0"}},
+      {"wide",
+       FullRankPlan(wide, BF16),
+       wide,
+       {"head_dim, which is 16, but is 18"}},
+      {"none",
+       FullRankPlan(none, BF16),
+       none,
+       {"has 0 layers and 0 KV heads with head_dim 0"}},
       {"huge", FullRankPlan(huge, BF16), huge, {"at most 16777216"}},
   });
 }
@@ -367,7 +374,7 @@ TEST(PlanTest, RefusesGroupsThatDoNotPartitionTheHeads) {
   });
 }
 
-TEST(PlanTest, RefusesImpossibleRanksOfLatents) {
+TEST(PlanTest, RefusesALatentRankThatIsZeroOrAboveTheDimsOfItsHeads) {
   const std::string rest = R"("uses":[{"reconstruct":{}}],"stored":"PRE_ROPE",
       "codec":{"dtype":"BF16"})";
   KVASIR_EXPECT_OK(ValidatePlan(PlanOfKeys(LowRank(rest, 64)), Shape()));
@@ -425,7 +432,7 @@ TEST(PlanTest, RefusesRopePairsThatDoNotExist) {
   });
 }
 
-TEST(PlanTest, RefusesDimsThatAreCoveredTwice) {
+TEST(PlanTest, RefusesDimsThatTwoPartsCover) {
   const std::string half = LowRank(
       R"("uses":[{"pairs":[0,1],"reconstruct":{}}],"stored":"PRE_ROPE",
       "codec":{"dtype":"BF16"})");
@@ -449,7 +456,7 @@ TEST(PlanTest, RefusesDimsThatAreCoveredTwice) {
   });
 }
 
-TEST(PlanTest, RefusesInvalidJointParts) {
+TEST(PlanTest, RefusesInvalidPartsThatStoreKeysAndValuesJointly) {
   const std::string both = R"("uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
       {"at_runtime":{},"serves":"SERVES_VALUE"}],)";
   const std::string pre = R"("stored":"PRE_ROPE",)";
@@ -529,7 +536,7 @@ TEST(PlanTest, RefusesInvalidJointParts) {
   });
 }
 
-TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRotation) {
+TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRopeRotation) {
   const auto low_rank = [](const std::string& stored, const std::string& lift) {
     return PlanOfKeys(
         LowRank(absl::StrCat(R"("uses":[{")", lift, R"(":{}}],"stored":")",
@@ -559,7 +566,7 @@ TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRotation) {
        PlanOfKeys(LowRank(R"("uses":[{}],"stored":"PRE_ROPE",
            "codec":{"dtype":"BF16"})")),
        Shape(),
-       {"a use has no lift"}},
+       {"one of the uses has no lift"}},
       {"one folds and one does not",
        PlanOfKeys(R"({"rope_low_rank":{"groups":[{"heads":[0,1,2,3],
            "pairs":[0,1],"rank_per_pair":[1,1]}]},"stored":"POST_ROPE",
@@ -609,7 +616,7 @@ TEST(PlanTest, RefusesLiftsOnTheWrongSideOfTheRotation) {
   });
 }
 
-TEST(PlanTest, RefusesLatentsStoredOnTheWrongSideOfTheRotation) {
+TEST(PlanTest, RefusesLatentsStoredOnTheWrongSideOfTheRopeRotation) {
   const auto full = [](const std::string& stored) {
     return PlanOfKeys(
         absl::StrCat(R"({"full":{},)", stored, R"("codec":{"dtype":"BF16"}})"));
@@ -649,7 +656,7 @@ TEST(PlanTest, RefusesLowRankKeysIfTheModelNormalizesKeys) {
                   {"QK-norm"}}});
 }
 
-TEST(PlanTest, RefusesCodecsWithContradictingSettings) {
+TEST(PlanTest, RefusesCodecsWithContradictorySettings) {
   const auto codec = [](const std::string& text) {
     return PlanOfKeys(absl::StrCat(
         R"({"full":{},"stored":"POST_ROPE","codec":{)", text, "}}"));
@@ -673,7 +680,7 @@ TEST(PlanTest, RefusesCodecsWithContradictingSettings) {
       {"scaled numbers",
        codec(R"("dtype":"F16","per_token":{})"),
        Shape(),
-       {"have no range to scale by"}},
+       {"so they must have no range"}},
       {"two entries", bits("[4,4]"), Shape(), {"1 or 8 entries, have 2"}},
       {"seven bits", bits("[7]"), Shape(), {"0 to 6 or 8, have 7"}},
       {"no bits", bits("[0]"), Shape(), {"stores nothing"}},
@@ -696,7 +703,7 @@ TEST(PlanTest, RefusesCodecsWithContradictingSettings) {
       {"an empty run",
        runs(R"({"bits":4})"),
        Shape(),
-       {"a run of no channels"}},
+       {"a run has no channels"}},
       {"nine bits",
        runs(R"({"channels":16,"bits":9})"),
        Shape(),
@@ -729,7 +736,8 @@ TEST(PlanTest, RefusesCodecsWithContradictingSettings) {
        runs(R"({"channels":4,"bits":4},{"channels":4,"bits":0},
                {"channels":8,"bits":2})"),
        Shape(),
-       {"a run of 2 bits after one of 0: want runs of 0 bits last"}},
+       {"a run of 2 bits follows a run of 0 bits: runs of 0 bits must come "
+        "last"}},
       {"norm's type",
        codec(R"("bits":{"schedule":[2]},"per_token_norm":{})"),
        Shape(),
@@ -810,7 +818,7 @@ TEST(PlanTest, RefusesInvalidTransforms) {
   });
 }
 
-TEST(PlanTest, SetsExactTokensOnSidesThatStoreCodes) {
+TEST(PlanTest, SetExactTokensChangesOnlyKeysOrValuesThatAreQuantized) {
   KvPlan plan = FullRankPlan(Shape(), BF16);
   EXPECT_FALSE(SetExactTokens({.sinks = 4, .window = 9}, &plan));
   EXPECT_TRUE(MessageDifferencer::Equals(plan, FullRankPlan(Shape(), BF16)));
@@ -838,11 +846,11 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
       {"no recent",
        eviction(R"("budget":8,"every_tokens":1)"),
        Shape(),
-       {"layer 0 eviction: a recent window is mandatory"}},
+       {"layer 0 eviction: recent must be at least 1 token"}},
       {"never",
        eviction(R"("budget":8,"recent":4)"),
        Shape(),
-       {"every_tokens must be >= 1"}},
+       {"every_tokens must be at least 1"}},
       {"budget and ratio",
        eviction(R"("budget":8,"budget_ratio":0.5,"recent":6,
                    "every_tokens":1)"),
@@ -909,19 +917,20 @@ TEST(PlanTest, RefusesInvalidEvictionSettings) {
       R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
           "channel_static":{},"basis_static":{}}})");
   *one_basis.mutable_layers(0)->mutable_eviction() = *plan;
-  ExpectRefused({{"straddled",
-                  straddled,
-                  Shape(),
-                  {"heads that share a latent must share a unit"}},
-                 {"a basis of all heads",
-                  one_basis,
-                  Shape(),
-                  {"heads that share a latent must share a unit"}}});
+  ExpectRefused(
+      {{"straddled",
+        straddled,
+        Shape(),
+        {"heads that share a latent must also share an eviction unit"}},
+       {"a basis of all heads",
+        one_basis,
+        Shape(),
+        {"heads that share a latent must also share an eviction unit"}}});
 }
 
 // The place of an exact row depends on its token's position, so these tokens
 // must not be evicted.
-TEST(PlanTest, RefusesEvictionOfTokensThatAreKeptExact) {
+TEST(PlanTest, RefusesEvictionOfTokensThatMustBeStoredExactly) {
   KvPlan exact = PlanOfKeys(R"({"full":{},"stored":"POST_ROPE","codec":{
       "bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");
   exact.mutable_layers(0)->mutable_key()->set_exact_window(32);
@@ -956,7 +965,7 @@ TEST(PlanTest, RefusesInvalidSelectionSettings) {
       {"chunk",
        selection(R"("budget":8)"),
        Shape(),
-       {"layer 0 selection: chunk_slots must be >= 1"}},
+       {"layer 0 selection: chunk_slots must be at least 1"}},
       {"budget",
        selection(R"("chunk_slots":8,"budget":20,"outlier_chunks":2,"local":8)"),
        Shape(),

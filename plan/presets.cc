@@ -288,8 +288,8 @@ absl::StatusOr<const Entry*> Find(const std::string& name) {
     if (entry.preset.name == name) return &entry;
     names.push_back(entry.preset.name);
   }
-  return absl::NotFoundError(absl::StrCat("there is no plan \"", name,
-                                          "\"; the plans are ",
+  return absl::NotFoundError(absl::StrCat("there is no preset plan \"", name,
+                                          "\"; the preset plans are ",
                                           absl::StrJoin(names, ", ")));
 }
 
@@ -313,17 +313,17 @@ absl::StatusOr<KvPlan> MakePresetPlan(const std::string& name,
                                       const AttentionShape& shape) {
   KVASIR_ASSIGN_OR_RETURN(const Entry* const entry, Find(name));
   if (shape.num_kv_heads % entry->share != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("plan ", name, ": ", shape.num_kv_heads,
-                     " KV heads do not divide into groups of ", entry->share));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "plan ", name, " needs a number of KV heads that is a multiple of ",
+        entry->share, ", but the model has ", shape.num_kv_heads));
   }
   if (!entry->whole.has_value() &&
       (shape.rotary_dim != shape.head_dim || shape.head_dim % 4 != 0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "plan ", name,
-        ": want heads that RoPE rotates completely, of a multiple of "
-        "4 dims, have ",
-        shape.rotary_dim, " of ", shape.head_dim));
+    return absl::InvalidArgumentError(
+        absl::StrCat("plan ", name,
+                     " needs a head_dim that is a multiple of 4 and that RoPE "
+                     "rotates completely, but the model rotates ",
+                     shape.rotary_dim, " of ", shape.head_dim, " dims"));
   }
   KvPlan plan;
   plan.set_schema_version(kPlanSchemaVersion);

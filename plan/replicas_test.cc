@@ -81,14 +81,14 @@ std::vector<std::string> Listed(const Ranked& ranks) {
   return lines;
 }
 
-TEST(ReplicasTest, AGroupWhoseHeadsAreOnOneRankIsNotReplicated) {
+TEST(ReplicasTest, AGroupOfHeadsThatLieOnOneRankIsNotReplicated) {
   const std::string layer = Layer(Values({Group("0,1", 8), Group("2,3", 8)}));
   EXPECT_THAT(Listed(Ranks({layer, layer}, 1)), IsEmpty());
   EXPECT_THAT(Listed(Ranks({layer, layer}, 2)), IsEmpty());
   EXPECT_THAT(Listed(Ranks({Layer(kFullValue)}, 4)), IsEmpty());
 }
 
-TEST(ReplicasTest, AGroupThatSpansRanksIsReplicatedOnEachOfThem) {
+TEST(ReplicasTest, AGroupOfHeadsThatSpansRanksIsReplicatedOnEachOfThem) {
   const std::string all = Layer(Values({Group("0,1,2,3", 12)}));
   const std::string wider = Layer(Values({Group("0,1,2,3", 20)}));
   const std::string odd = Layer(Values({Group("0,3", 6), Group("1,2", 10)}));
@@ -143,7 +143,8 @@ TEST(ReplicasTest, AnEvictionUnitThatSpansRanksHasMetadataOnEachRank) {
 
 // If each sequence has a basis, each rank computes it over its own heads, so
 // nothing is replicated.
-TEST(ReplicasTest, ABasisOfTheRanksOwnHeadsIsNotAReplica) {
+TEST(ReplicasTest,
+     ABasisThatEachRankComputesFromItsOwnHeadsIsNotListedAsAReplica) {
   const std::string key =
       R"({"full":{},"stored":"PRE_ROPE","codec":{"bits":{"schedule":[4]},
           "channel_sequence":{},"param_dtype":"F16",

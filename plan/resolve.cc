@@ -356,7 +356,7 @@ class LayerResolver {
       return absl::InvalidArgumentError(absl::StrCat(
           "layer ", layer_, ": ", part.prefix, ": KV head ", head, " of ",
           shape_.num_kv_heads, " is in ", latents_of[head],
-          " groups of the plan: the plan belongs to another model"));
+          " groups of the plan instead of 1: the plan is for another model"));
     }
     return absl::OkStatus();
   }
@@ -376,11 +376,11 @@ class LayerResolver {
                            : width % runs == 0 && width / runs % range == 0) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat("layer ", layer_, " ", SideName(part.side), " part ",
-                     part.index, ": the ", width, " channels of rank ",
-                     shard_.rank, " of ", shard_.size, " do not divide into ",
-                     runs, " runs of whole ranges of ", range, " channels"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "layer ", layer_, " ", SideName(part.side), " part ", part.index,
+        ": the ", width, " channels of rank ", shard_.rank, " of ", shard_.size,
+        " do not divide into ", runs, " runs of whole ranges of ", range,
+        " channels, as the plan requires: use fewer tensor-parallel ranks"));
   }
 
   const AttentionShape& shape_;
@@ -618,8 +618,8 @@ absl::StatusOr<ResolvedPlan> ResolvePlan(const kvasir::v1::KvPlan& plan,
                           KvHeadsOfRank(shard, shape.num_kv_heads));
   if (shape.num_heads % shard.size != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        shape.num_heads, " query heads cannot be dealt equally to ", shard.size,
-        " tensor-parallel ranks"));
+        shape.num_heads, " query heads cannot be divided equally among ",
+        shard.size, " tensor-parallel ranks"));
   }
   const int64_t queries = shape.num_heads / shard.size;
   resolved.query_heads = {shard.rank * queries, queries};

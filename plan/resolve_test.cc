@@ -255,7 +255,7 @@ TEST(ResolvedPlanTest, EqualLayersShareOneResolvedAttention) {
 }
 
 TEST(ResolvedPlanTest,
-     LayersWithAWindowHaveTheirOwnPageGroupButShareAttention) {
+     LayersWithAWindowHaveTheirOwnPageGroupButShareOneResolvedAttention) {
   AttentionShape shape = Shape();
   shape.layers.resize(3);
   shape.layers[1].sliding_window = 32;
@@ -268,7 +268,7 @@ TEST(ResolvedPlanTest,
   EXPECT_EQ(plan.page_groups[1].sliding_window, 32);
 }
 
-TEST(ResolvedPlanTest, ALayerWithoutRopeHasItsOwnAttention) {
+TEST(ResolvedPlanTest, ALayerWithoutRopeHasItsOwnResolvedAttention) {
   AttentionShape shape = Shape();
   shape.layers.resize(2);
   shape.layers[1].rope = false;
@@ -279,7 +279,7 @@ TEST(ResolvedPlanTest, ALayerWithoutRopeHasItsOwnAttention) {
   EXPECT_FALSE(resolved.attention_of(1).rotates);
 }
 
-TEST(ResolvedPlanTest, JointPartsServeKeysAndValues) {
+TEST(ResolvedPlanTest, AJointPartProvidesBothKeysAndValues) {
   const ResolvedPlan plan = Resolve({R"({"exact_sinks":4,"joint":[{
       "low_rank":{"groups":[{"heads":[0,1,2,3],"rank":8}]},
       "uses":[{"reconstruct":{},"serves":"SERVES_KEY"},
@@ -307,7 +307,7 @@ TEST(ResolvedPlanTest, JointPartsServeKeysAndValues) {
 
 // Only sides that store codes have exact sinks, because plain numbers are exact
 // anyway.
-TEST(ResolvedPlanTest, OnlySidesThatStoreCodesHaveExactSinks) {
+TEST(ResolvedPlanTest, OnlyQuantizedKeysOrValuesHaveExactSinks) {
   const ResolvedPlan plan = Resolve({R"({"exact_sinks":4,
       "key":{"parts":[{"full":{},"stored":"POST_ROPE",
                        "codec":{"bits":{"schedule":[4]},"per_token":{},
@@ -334,7 +334,7 @@ TEST(ResolvedPlanTest, ARankHoldsTheGroupsThatContainItsHeads) {
   EXPECT_THAT(
       ResolvePlan(Parse({Layer(key, kFullValue)}), odd, {0, 8}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("4 query heads cannot be dealt equally to 8")));
+               HasSubstr("4 query heads cannot be divided equally among 8")));
 }
 
 constexpr char kEviction[] =
@@ -356,7 +356,8 @@ Units UnitsOfHeads(int64_t num_heads, int64_t head_dim, TpShard shard = {}) {
 // A slot of H heads with d dimensions each has 4 H d bytes, and a unit has 8
 // bytes of metadata if the sides store plain numbers. So the metadata is below
 // 5 % if there are fewer than H d / 40 units.
-TEST(ResolvedPlanTest, EvictionUnitsAreMergedUntilTheirMetadataIsCheap) {
+TEST(ResolvedPlanTest,
+     EvictionUnitsAreMergedUntilTheirMetadataIsBelowFivePercent) {
   for (const TpShard shard : {TpShard{0, 1}, TpShard{1, 2}}) {
     EXPECT_EQ(UnitsOfHeads(8, 42, shard),
               (Units{{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}}));
@@ -433,7 +434,9 @@ TEST(ResolvedPlanTest,
                 .budget_ratio = 0.5, .least_tokens = 20, .every_tokens = 8}));
 }
 
-TEST(ResolvedPlanTest, EachLayerMayKeepDifferentTokens) {
+TEST(
+    ResolvedPlanTest,
+    LayersWithDifferentEvictionSettingsShareAPageGroupIfTheyKeepEquallyManySlots) {
   constexpr char kTo64[] =
       R"(,"eviction":{"budget":64,"recent":16,"positions":"ORIGINAL",
          "every_tokens":8,"lambda":0.5)";

@@ -290,7 +290,8 @@ absl::Status CheckUses(const PlanPlace& where, const Part& part,
     }
     return absl::OkStatus();
   }
-  if (part.uses_size() == 0) return where.Refuse("no uses: want a lift");
+  if (part.uses_size() == 0)
+    return where.Refuse("the part has no uses: it needs at least one lift");
   const auto folds =
       std::count_if(part.uses().begin(), part.uses().end(),
                     [](const Part::Use& use) { return use.has_fold(); });
@@ -320,7 +321,7 @@ absl::Status CheckUses(const PlanPlace& where, const Part& part,
   }
   for (const Part::Use& use : part.uses()) {
     if (use.lift_case() == Part::Use::LIFT_NOT_SET) {
-      return where.Refuse("a use has no lift");
+      return where.Refuse("one of the uses has no lift");
     }
     if (where.side == Side::kValue) {
       if (use.has_anchored()) {

@@ -33,13 +33,13 @@ struct HeadRange {
 inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
                                                int64_t num_kv_heads) {
   if (shard.size < 1 || shard.rank < 0 || shard.rank >= shard.size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("tensor-parallel rank ", shard.rank,
-                     " is outside a group of size ", shard.size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tensor-parallel rank ", shard.rank, " is outside a group of size ",
+        shard.size, ": ranks are counted from 0"));
   }
   if (num_kv_heads < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a layer needs at least 1 KV head, have ", num_kv_heads));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a layer must have at least 1 KV head, but has ", num_kv_heads));
   }
   if (num_kv_heads % shard.size == 0) {
     const int64_t count = num_kv_heads / shard.size;
@@ -48,9 +48,9 @@ inline absl::StatusOr<HeadRange> KvHeadsOfRank(TpShard shard,
   if (shard.size % num_kv_heads == 0) {
     return HeadRange{shard.rank / (shard.size / num_kv_heads), 1};
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(num_kv_heads, " KV heads cannot be dealt to ", shard.size,
-                   " tensor-parallel ranks: one number must divide the other"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      num_kv_heads, " KV heads cannot be divided among ", shard.size,
+      " tensor-parallel ranks: one number must divide the other"));
 }
 
 // The token ids whose rows of the output head and the embedding a rank holds.

@@ -9,21 +9,21 @@ using base::StatusIs;
 
 using ::testing::HasSubstr;
 
-TEST(TpShardTest, EachRankGetsAnEqualRunOfHeads) {
+TEST(TpShardTest, EachRankGetsAnEqualNumberOfConsecutiveHeads) {
   EXPECT_EQ(*KvHeadsOfRank({0, 1}, 8), (HeadRange{0, 8}));
   EXPECT_EQ(*KvHeadsOfRank({3, 4}, 8), (HeadRange{6, 2}));
 }
 
-TEST(TpShardTest, NeighbouringRanksShareAHeadIfThereAreMoreRanksThanHeads) {
+TEST(TpShardTest, ConsecutiveRanksShareAHeadIfThereAreMoreRanksThanHeads) {
   EXPECT_EQ(*KvHeadsOfRank({0, 4}, 2), (HeadRange{0, 1}));
   EXPECT_EQ(*KvHeadsOfRank({1, 4}, 2), (HeadRange{0, 1}));
   EXPECT_EQ(*KvHeadsOfRank({2, 4}, 2), (HeadRange{1, 1}));
 }
 
-TEST(TpShardTest, RefusesHeadsThatRanksCannotDivideAndRanksOutsideTheGroup) {
+TEST(TpShardTest, RefusesHeadsThatDoNotDivideEvenlyAndRanksThatDoNotExist) {
   EXPECT_THAT(KvHeadsOfRank({0, 3}, 8),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("8 KV heads cannot be dealt to 3")));
+                       HasSubstr("8 KV heads cannot be divided among 3")));
   EXPECT_THAT(KvHeadsOfRank({2, 2}, 8),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("rank 2 is outside a group of size 2")));
@@ -32,7 +32,7 @@ TEST(TpShardTest, RefusesHeadsThatRanksCannotDivideAndRanksOutsideTheGroup) {
                        HasSubstr("at least 1 KV head")));
 }
 
-TEST(TpShardTest, EachRankGetsTokenIdsInWholePanels) {
+TEST(TpShardTest, TheVocabularyIsDividedAmongRanksInWholePanelsOfTokenIds) {
   EXPECT_EQ(IdsOfRank({}, 1237), (IdRange{0, 1237}));
   EXPECT_EQ(IdsOfRank({0, 4}, 128), (IdRange{0, 32}));
   EXPECT_EQ(IdsOfRank({3, 4}, 128), (IdRange{96, 32}));

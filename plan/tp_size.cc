@@ -23,16 +23,16 @@ absl::Status CheckTpSize(const TpDealt& dealt, int64_t size) {
   if (TpSizeFits(dealt, size)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       dealt.num_kv_heads, " KV heads, ", dealt.num_heads, " query heads and ",
-      dealt.num_features, " MLP features cannot be dealt to ", size,
+      dealt.num_features, " MLP features cannot be divided among ", size,
       " tensor-parallel ranks in equal parts; ",
       WouldDo(FittingTpSizes(dealt))));
 }
 
 std::string WouldDo(const std::vector<int64_t>& sizes) {
-  if (sizes.empty()) return "none would do";
+  if (sizes.empty()) return "no number of ranks is possible";
   std::string text = absl::StrJoin(sizes.begin(), sizes.end() - 1, ", ");
-  return absl::StrCat("would do: ", text, text.empty() ? "" : " or ",
-                      sizes.back());
+  return absl::StrCat("possible numbers of ranks: ", text,
+                      text.empty() ? "" : " or ", sizes.back());
 }
 
 }  // namespace kvasir::plan

@@ -16,7 +16,7 @@ constexpr TpDealt kLlama8b = {
 constexpr TpDealt kSmol = {
     .num_kv_heads = 3, .num_heads = 9, .num_features = 1536};
 
-TEST(TpSizeTest, MoreRanksThanKvHeadsMustBeAMultipleOfTheKvHeads) {
+TEST(TpSizeTest, ATpSizeAboveTheNumberOfKvHeadsMustBeAMultipleOfIt) {
   EXPECT_THAT(FittingTpSizes(kLlama8b), ElementsAre(1, 2, 4, 8, 16, 32));
   // 9 ranks could share the query and KV heads, but not the 1536 features.
   EXPECT_THAT(FittingTpSizes(kSmol), ElementsAre(1, 3));
@@ -25,16 +25,18 @@ TEST(TpSizeTest, MoreRanksThanKvHeadsMustBeAMultipleOfTheKvHeads) {
       ElementsAre(1, 2, 3, 6, 12));
 }
 
-TEST(TpSizeTest, ARefusalNamesTheNumbersAndThePossibleSizes) {
+TEST(TpSizeTest,
+     TheErrorForAnImpossibleTpSizeNamesTheModelsSizesAndThePossibleOnes) {
   EXPECT_THAT(CheckTpSize(kSmol, 2),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("3 KV heads, 9 query heads and 1536 MLP "
-                                       "features cannot be dealt to 2"),
-                             HasSubstr("would do: 1 or 3"))));
+                                       "features cannot be divided among 2"),
+                             HasSubstr("possible numbers of ranks: 1 or 3"))));
   for (const int64_t size : {-1, 0, 3, 5, 64}) {
-    EXPECT_THAT(CheckTpSize(kLlama8b, size),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("would do: 1, 2, 4, 8, 16 or 32")))
+    EXPECT_THAT(
+        CheckTpSize(kLlama8b, size),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 HasSubstr("possible numbers of ranks: 1, 2, 4, 8, 16 or 32")))
         << size;
   }
   for (const int64_t size : FittingTpSizes(kLlama8b)) {

@@ -34,25 +34,27 @@ absl::Status CheckShape(const AttentionShape& shape) {
   if (!in_range(shape.num_kv_heads) || !in_range(shape.head_dim) ||
       !in_range(shape.num_layers())) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "layers, KV heads and head_dim must be 1..", kMaxDimension, ", have ",
-        shape.num_layers(), ", ", shape.num_kv_heads, " and ", shape.head_dim));
+        "the model's shape has ", shape.num_layers(), " layers and ",
+        shape.num_kv_heads, " KV heads with head_dim ", shape.head_dim,
+        ", but each of the three must be 1 to ", kMaxDimension));
   }
   if (shape.num_kv_heads * shape.head_dim > kMaxKeyDims) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("KV heads times head_dim must be at most ", kMaxKeyDims,
-                     ", have ", shape.num_kv_heads * shape.head_dim));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the number of KV heads times head_dim must be at most ", kMaxKeyDims,
+        ", but is ", shape.num_kv_heads * shape.head_dim));
   }
   if (shape.rotary_dim < 0 || shape.rotary_dim > shape.head_dim ||
       shape.rotary_dim % 2 != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("rotary_dim must be even and 0..", shape.head_dim,
-                     ", have ", shape.rotary_dim));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rotary_dim must be even and from 0 to head_dim, which is ",
+        shape.head_dim, ", but is ", shape.rotary_dim));
   }
   for (int64_t l = 0; l < shape.num_layers(); ++l) {
     const int64_t window = shape.layers[static_cast<size_t>(l)].sliding_window;
     if (window < 0) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "layer ", l, ": sliding_window must be >= 0, have ", window));
+          "layer ", l, ": sliding_window must not be negative, but is ",
+          window));
     }
   }
   return absl::OkStatus();
@@ -211,7 +213,8 @@ absl::Status CheckUnits(const PlanPlace& where, const LayerPlan& plan,
                               part.codec().has_basis_sequence());
       if (one_basis || Straddles(part.low_rank().groups(), unit_of_head) ||
           Straddles(part.rope_low_rank().groups(), unit_of_head)) {
-        return where.Refuse("heads that share a latent must share a unit");
+        return where.Refuse(
+            "heads that share a latent must also share an eviction unit");
       }
     }
   }
@@ -247,10 +250,10 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
                         "and slots that eviction keeps would not be seen");
   }
   if (eviction.recent() < 1) {
-    return where.Refuse("a recent window is mandatory, have recent 0");
+    return where.Refuse("recent must be at least 1 token, but is 0");
   }
   if (eviction.every_tokens() < 1) {
-    return where.Refuse("every_tokens must be >= 1, have 0");
+    return where.Refuse("every_tokens must be at least 1, but is 0");
   }
   const int64_t kept = int64_t{eviction.sinks()} + eviction.recent();
   const double ratio = eviction.budget_ratio();
@@ -295,7 +298,7 @@ absl::Status CheckEviction(const PlanPlace& where, const LayerPlan& plan,
 absl::Status CheckSelection(const PlanPlace& where, const Selection& selection,
                             const LayerFacts& facts) {
   if (selection.chunk_slots() < 1) {
-    return where.Refuse("chunk_slots must be >= 1, have 0");
+    return where.Refuse("chunk_slots must be at least 1, but is 0");
   }
   const int64_t always =
       int64_t{selection.outlier_chunks()} * selection.chunk_slots() +
@@ -323,19 +326,20 @@ absl::Status ValidatePlan(const KvPlan& plan, const AttentionShape& shape) {
   KVASIR_RETURN_IF_ERROR(CheckShape(shape));
   if (plan.schema_version() != kPlanSchemaVersion) {
     return absl::InvalidArgumentError(
-        absl::StrCat("schema_version: want ", kPlanSchemaVersion, ", have ",
-                     plan.schema_version()));
+        absl::StrCat("the plan's schema_version must be ", kPlanSchemaVersion,
+                     ", but is ", plan.schema_version()));
   }
   const double target_bytes = plan.target().kv_bytes_per_token();
   if (!std::isfinite(target_bytes) || target_bytes < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("target.kv_bytes_per_token must be >= 0 and finite, have ",
+        absl::StrCat("the plan's target.kv_bytes_per_token must be finite and "
+                     "not negative, but is ",
                      target_bytes));
   }
   if (plan.layers_size() != shape.num_layers()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the plan has ", plan.layers_size(),
-                     " layers, but the model has ", shape.num_layers()));
+        absl::StrCat("the plan's number of layers is ", plan.layers_size(),
+                     ", but the model's is ", shape.num_layers()));
   }
   for (int l = 0; l < plan.layers_size(); ++l) {
     const LayerPlan& layer = plan.layers(l);

@@ -22,10 +22,10 @@ constexpr size_t kMaxTokenFileBytes = 4096;
 absl::Status CheckPlainCall(const std::string& target, const char* remedy,
                             bool insecure) {
   if (insecure || base::IsLocalTarget(target)) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(target, " would be called without encryption: give ", remedy,
-                   ", or --insecure if something else protects ",
-                   "the connection (a mesh, a NetworkPolicy)"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the connection to ", target, " would not be encrypted: give ", remedy,
+      ", or --insecure if something else protects it (a service mesh, a "
+      "NetworkPolicy)"));
 }
 
 absl::StatusOr<std::string> ReadSecretFile(const char* flag,
@@ -80,7 +80,7 @@ absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> DialCredentials(
   if (options.files.empty() && !flags.token_file.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("--token-file ", flags.token_file,
-                     ": no token is sent without TLS: give --ca"));
+                     ": a token is sent only over TLS: give --ca, too"));
   }
   if (!options.files.empty()) {
     KVASIR_ASSIGN_OR_RETURN(auto tls, base::TlsChannelCredentials(options));

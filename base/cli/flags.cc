@@ -197,9 +197,10 @@ CLI::Validator Above(double limit) {
 
 void RefuseEmpty(CLI::App* app, CLI::Option* option) {
   CLI::Validator validator = Checked([](const std::string& text) {
-    return text.empty() ? absl::InvalidArgumentError(
-                              "is empty: omit the flag or give it a value")
-                        : absl::OkStatus();
+    return text.empty()
+               ? absl::InvalidArgumentError(
+                     "the value is empty: omit the flag or give it a value")
+               : absl::OkStatus();
   });
   option->check(validator.name(kNotEmpty));
   app->preparse_callback([app](size_t) {

@@ -24,7 +24,8 @@ int NumFolders(const base::TempFolder& parent) {
 }
 
 // A server that got SIGKILL used to leave its folder of sockets for ever.
-TEST(PrivateFolderTest, MakingAFolderRemovesTheFoldersOfEndedProcesses) {
+TEST(PrivateFolderTest,
+     CreatingAPrivateFolderRemovesThoseOfProcessesThatHaveEnded) {
   const base::TempFolder parent;
   const auto living = MakePrivateFolder(parent.path());
   KVASIR_ASSERT_OK(living);
@@ -44,7 +45,7 @@ TEST(PrivateFolderTest, MakingAFolderRemovesTheFoldersOfEndedProcesses) {
   EXPECT_TRUE(fs::exists(*living)) << "its process still runs";
 }
 
-TEST(PrivateFolderTest, AFolderWithoutALockIsNotRemoved) {
+TEST(PrivateFolderTest, AFolderWithoutALockFileIsNotRemoved) {
   const base::TempFolder parent;
   fs::create_directory(parent.File("kvasir-abcdef"));
   fs::create_directory(parent.File("kvasir-other-name"));

@@ -79,7 +79,8 @@ TEST(ProgressTest, TheProgressLineIsRemovedFromATerminalAtTheEnd) {
             "row 2\r\n");
 }
 
-TEST(ProgressTest, WorkBeforeTheFirstObservationDoesNotCountForTheEstimate) {
+TEST(ProgressTest,
+     WorkDoneBeforeTheFirstUpdateDoesNotAffectTheEstimateOfTheTimeLeft) {
   const absl::Time start = absl::FromUnixSeconds(1000);
   TimeLeft time_left;
   // The first unit took long, and nothing was observed before it was done.
@@ -95,7 +96,8 @@ TEST(ProgressTest, WorkBeforeTheFirstObservationDoesNotCountForTheEstimate) {
   EXPECT_EQ(time_left.Estimate(20), std::nullopt);
 }
 
-TEST(ProgressTest, WorkOfUnknownLengthHasNoEstimate) {
+TEST(ProgressTest,
+     WithAnUnknownTotalAmountOfWorkThereIsNoEstimateOfTheTimeLeft) {
   TimeLeft time_left;
   time_left.See(absl::FromUnixSeconds(0), 1);
   time_left.See(absl::FromUnixSeconds(9), 5);
@@ -112,7 +114,7 @@ TEST(ProgressTest, ManyUpdatesInAShortTimePrintOnlyTwoLines) {
             2);
 }
 
-TEST(ProgressTest, RepeatedUpdatesWithoutAnyWorkPrintOneLine) {
+TEST(ProgressTest, ManyUpdatesThatReportNoProgressPrintOnlyOneLine) {
   EXPECT_EQ(LinesOf(
                 [](Progress* progress) {
                   for (int i = 0; i < 50; ++i) progress->Update(0);

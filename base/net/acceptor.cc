@@ -35,7 +35,7 @@ absl::Status BindError(const ListenAddress& listen, absl::string_view where,
                        absl::string_view cause) {
   return absl::FailedPreconditionError(
       absl::StrCat("cannot listen on ", where, ": ", cause,
-                   "; choose another with ", listen.flag));
+                   "; choose another address with ", listen.flag));
 }
 
 absl::Status CheckUnixPath(const ListenAddress& listen) {
@@ -71,8 +71,9 @@ absl::Status TryTcp(const ListenAddress& listen) {
   switch (trouble.with) {
     case ListenTrouble::With::kHost:
       return absl::FailedPreconditionError(
-          absl::StrCat("cannot listen on ", where, ": ", listen.host_flag, " ",
-                       listen.host, ": ", trouble.cause));
+          absl::StrCat("cannot listen on ", where, ": ", trouble.cause,
+                       "; choose another host than ", listen.host, " with ",
+                       listen.host_flag));
     case ListenTrouble::With::kPort:
       return BindError(listen, where, trouble.cause);
     case ListenTrouble::With::kNothing:

@@ -117,7 +117,9 @@ TEST_F(AcceptorTest, AcceptsConnectionsAndCountsThoseThatAreOpen) {
   EXPECT_EQ(acceptor->connections(), 0u);
 }
 
-TEST_F(AcceptorTest, DoesNotCloseAnotherFileThatReusesADescriptor) {
+TEST_F(
+    AcceptorTest,
+    HangUpDoesNotCloseAnotherSocketThatReusesTheDescriptorOfAClosedConnection) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
   const Caller caller(*acceptor);
@@ -149,7 +151,7 @@ TEST_F(AcceptorTest, ClosesConnectionsOverTheLimitUntilOneEnds) {
 
 // gRPC's own listener never accepted again after such a shortage
 // (CVE-2023-4785).
-TEST_F(AcceptorTest, AcceptsAgainAfterADescriptorShortage) {
+TEST_F(AcceptorTest, AcceptsConnectionsAgainAfterAShortageOfFileDescriptors) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   acceptor->Run(Keeping());
   std::vector<Caller> callers;
@@ -174,7 +176,8 @@ TEST_F(AcceptorTest, AcceptsAgainAfterADescriptorShortage) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
-TEST_F(AcceptorTest, StopListeningTakesQueuedConnectionsAndNoLaterOnes) {
+TEST_F(AcceptorTest,
+       StopListeningAcceptsTheQueuedConnectionsAndRefusesLaterOnes) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
   // The system accepts these connections before the acceptor runs.
   const Caller first(*acceptor);
@@ -197,7 +200,7 @@ TEST_F(AcceptorTest, HangUpClosesTheClientsConnection) {
   EXPECT_TRUE(caller.WaitForClose());
 }
 
-TEST_F(AcceptorTest, ListensAgainIfItsProbeConnectionDoesNotArrive) {
+TEST_F(AcceptorTest, ListensAgainAfterItsSocketFileWasRemoved) {
   ListenAddress listen;
   listen.unix_path = folder_.File("removed");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen(listen));
@@ -212,7 +215,7 @@ TEST_F(AcceptorTest, ListensAgainIfItsProbeConnectionDoesNotArrive) {
 }
 
 // The acceptor does not hand its own probes to the server.
-TEST_F(AcceptorTest, KeepsListeningAndDoesNotHandOutItsOwnProbes) {
+TEST_F(AcceptorTest, DoesNotHandItsOwnProbeConnectionsToTheServer) {
   ListenAddress on_unix;
   on_unix.unix_path = folder_.File("probed");
   for (const ListenAddress& listen :
@@ -229,7 +232,7 @@ TEST_F(AcceptorTest, KeepsListeningAndDoesNotHandOutItsOwnProbes) {
   }
 }
 
-TEST_F(AcceptorTest, AUnixSocketHasTheModeThatWasSetAndIsRemovedAtTheEnd) {
+TEST_F(AcceptorTest, AUnixSocketFileHasTheRequestedModeAndIsRemovedAtTheEnd) {
   ListenAddress listen;
   listen.unix_path = folder_.File("mode");
   listen.unix_mode = 0600;

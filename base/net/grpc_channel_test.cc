@@ -20,7 +20,7 @@ bool Connects(const std::shared_ptr<grpc::Channel>& channel,
 
 // Regression test: if a proxy was set in a command's environment, the command
 // once sent all its prompts through that proxy.
-TEST(GrpcChannelTest, TheEnvironmentsProxyIsNotUsed) {
+TEST(GrpcChannelTest, AProxyInTheEnvironmentVariablesIsNotUsed) {
   const auto server = GrpcServer::Start({}, {});
   KVASIR_ASSERT_OK(server.status());
   // Set proxies at an address where no process listens.

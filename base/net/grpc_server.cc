@@ -138,8 +138,9 @@ class ExplainGarbage final : public grpc::experimental::Interceptor {
         if (*on_garbage_)
           end = (*on_garbage_)(call_->method(), *call_->server_context());
         if (end.ok()) {
-          end = absl::InvalidArgumentError(absl::StrCat(
-              "the bytes are not a valid request of ", call_->method()));
+          end = absl::InvalidArgumentError(
+              absl::StrCat("the request is not a valid protobuf message for ",
+                           call_->method()));
         }
         batch->ModifySendStatus(ToGrpcStatus(end));
       }

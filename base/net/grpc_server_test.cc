@@ -90,7 +90,7 @@ TEST(GrpcServerTest, PortZeroTakesAFreePortAndReportsIt) {
   EXPECT_EQ(server->target(), absl::StrCat("127.0.0.1:", server->port()));
 }
 
-TEST(GrpcServerTest, ATakenPortFailsWithAddressCauseAndFlag) {
+TEST(GrpcServerTest, TheErrorForAPortInUseStatesTheAddressTheCauseAndTheFlag) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto first, StartIdle());
   GrpcServerOptions options;
   options.listen.port = first->port();
@@ -111,7 +111,8 @@ TEST(GrpcServerTest, ThePortIsFreeAgainAfterTheServersShutdown) {
   KVASIR_EXPECT_OK(StartIdle(options));
 }
 
-TEST(GrpcServerTest, TheErrorForAnAddressOfAnotherMachineNamesIt) {
+TEST(GrpcServerTest,
+     TheErrorForAListenAddressOfAnotherMachineNamesAddressAndHostFlag) {
   GrpcServerOptions options;
   options.listen.host = "192.0.2.1";
   EXPECT_THAT(StartIdle(options),
@@ -121,7 +122,8 @@ TEST(GrpcServerTest, TheErrorForAnAddressOfAnotherMachineNamesIt) {
                              Not(HasSubstr("--port")))));
 }
 
-TEST(GrpcServerTest, ANameThatDoesNotResolveNamesTheHostAndNotThePort) {
+TEST(GrpcServerTest,
+     TheErrorForAHostNameThatDoesNotResolveNamesTheHostAndNotThePort) {
   GrpcServerOptions options;
   options.listen.host = "no such host";
   EXPECT_THAT(StartIdle(options),
@@ -173,7 +175,8 @@ TEST(GrpcServerTest, AUnixPathThatIsTooLongIsRefusedWithItsLengthAndTheLimit) {
                        AllOf(HasSubstr("125 bytes"), HasSubstr("107"))));
 }
 
-TEST(GrpcServerTest, AServiceIsServingOnlyOnceItIsSetToServing) {
+TEST(GrpcServerTest,
+     TheHealthServiceReportsAServiceAsServingOnlyAfterSetServing) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle());
   EXPECT_EQ(CheckHealth(server->target(), ""), Served::kNotServing);
   EXPECT_EQ(CheckHealth(server->target(), "a.B"), Served::kUnknownService);
@@ -182,7 +185,7 @@ TEST(GrpcServerTest, AServiceIsServingOnlyOnceItIsSetToServing) {
   EXPECT_EQ(CheckHealth(server->target(), ""), Served::kNotServing);
 }
 
-TEST(GrpcServerTest, AServerWithoutServicesServesOnlyHealth) {
+TEST(GrpcServerTest, AServerWithoutServicesAnswersOnlyHealthChecks) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, GrpcServer::Start({}, {}));
   server->SetServing("", true);
   EXPECT_EQ(CheckHealth(server->target(), ""), Served::kServing);
@@ -221,7 +224,7 @@ class HeldService : public grpc::Service {
   std::promise<grpc::ServerUnaryReactor*> running;
 };
 
-TEST(GrpcServerTest, AnOldConnectionEndsAfterItsRunningCall) {
+TEST(GrpcServerTest, AConnectionAboveTheAgeLimitEndsAfterItsRunningCall) {
   HeldService service;
   GrpcServerOptions options;
   options.max_connection_age = absl::Milliseconds(100);
@@ -350,14 +353,15 @@ int PingsAnswered(int port, int count, absl::Duration pause) {
 
 // Regression test: the gateway smg pings its connections every 30 s, even
 // without requests.
-TEST(GrpcServerTest, PingsDoNotEndAConnectionWithoutCalls) {
+TEST(GrpcServerTest, AConnectionWithPingsButWithoutCallsStaysOpen) {
   GrpcServerOptions options;
   options.min_ping_interval = absl::Milliseconds(1);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server, StartIdle(options));
   EXPECT_EQ(PingsAnswered(server->port(), 10, absl::Milliseconds(20)), 10);
 }
 
-TEST(GrpcServerTest, AClientThatPingsTooOftenIsDisconnectedAfterItsStrikes) {
+TEST(GrpcServerTest,
+     AClientThatPingsTooOftenIsDisconnectedAfterTheAllowedNumberOfPings) {
   // Only the first ping is allowed within the interval.
   GrpcServerOptions options;
   options.min_ping_interval = absl::Hours(1);

@@ -18,7 +18,7 @@ TEST(GrpcStatusTest, AnInvalidStatusCodeBecomesUnknown) {
   EXPECT_THAT(FromGrpcStatus(odd), StatusIs(absl::StatusCode::kUnknown, "odd"));
 }
 
-TEST(GrpcStatusTest, ALongStatusMessageIsCut) {
+TEST(GrpcStatusTest, ALongStatusMessageIsTruncated) {
   const grpc::Status status =
       ToGrpcStatus(absl::InternalError(std::string(100000, 'x')));
   EXPECT_EQ(status.error_message().size(), kMaxStatusMessageBytes);
@@ -26,7 +26,8 @@ TEST(GrpcStatusTest, ALongStatusMessageIsCut) {
 
 // Regression test: in a long run, 4 of 197 calls whose deadline had passed
 // reported UNAVAILABLE.
-TEST(GrpcStatusTest, ADeadlineThatPassesDuringAGoAwayIsDeadlineExceeded) {
+TEST(GrpcStatusTest,
+     ACallWhoseDeadlinePassesDuringAGoAwayFailsWithDeadlineExceeded) {
   const grpc::Status removed(grpc::StatusCode::UNAVAILABLE,
                              "Stream removed (GOAWAY received)");
   grpc::ClientContext past;
@@ -45,7 +46,8 @@ TEST(GrpcStatusTest, ADeadlineThatPassesDuringAGoAwayIsDeadlineExceeded) {
               StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
 }
 
-TEST(GrpcDeadlineTest, ADeadlineKeepsItsTimeLeftAndAnInfiniteOneStaysInfinite) {
+TEST(GrpcDeadlineTest,
+     ConvertingADeadlineKeepsItsRemainingTimeAndInfinityStaysInfinite) {
   EXPECT_EQ(FromGrpcDeadline(std::chrono::system_clock::time_point::max()),
             absl::InfiniteFuture());
   // The process's clock and the wall clock may differ, so compare the time that

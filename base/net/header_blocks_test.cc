@@ -69,7 +69,8 @@ TEST(HeaderBlockScannerTest, TheHeadersOfEmptyFramesCountTowardsTheLimit) {
   EXPECT_GT(sent + 9, kMaxHeaderBlockBytes);
 }
 
-TEST(HeaderBlockScannerTest, ABlockThatHasEndedDoesNotCountTowardsTheNext) {
+TEST(HeaderBlockScannerTest,
+     TheLengthOfOneHeaderBlockDoesNotCountTowardsTheLimitOfTheNextBlock) {
   HeaderBlockScanner scanner;
   EXPECT_TRUE(scanner.Scan(kPreface));
   for (int i = 0; i < 100; ++i) {
@@ -79,7 +80,7 @@ TEST(HeaderBlockScannerTest, ABlockThatHasEndedDoesNotCountTowardsTheNext) {
   }
 }
 
-TEST(HeaderBlockScannerTest, DataOfAnySizeAndContentIsSkipped) {
+TEST(HeaderBlockScannerTest, DataFramesOfAnySizeAndContentAreSkipped) {
   HeaderBlockScanner scanner;
   EXPECT_TRUE(
       scanner.Scan(absl::StrCat(kPreface, Frame(kHeaders, kEndHeaders, "x"))));

@@ -18,7 +18,7 @@ struct ListenAddress {
   std::string host = "127.0.0.1";
   // 0: any free port, which the server reports.
   int port = 0;
-  // Named in errors: "choose another with --port".
+  // Named in errors: "choose another address with --port".
   std::string flag = "--port";
   std::string host_flag = "--host";
 };

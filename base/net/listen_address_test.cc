@@ -20,7 +20,7 @@ int Count(const std::vector<int>& families) {
   return CountAddresses(found.empty() ? nullptr : found.data());
 }
 
-TEST(CountAddressesTest, CountsTheAddressesOfTheFamilyThatHasMost) {
+TEST(CountAddressesTest, CountsIpv4OrIpv6AddressesWhicheverAreMore) {
   EXPECT_EQ(Count({}), 0);
   EXPECT_EQ(Count({AF_INET}), 1);
   EXPECT_EQ(Count({AF_INET, AF_INET6}), 1) << "one machine, by both";
@@ -28,7 +28,7 @@ TEST(CountAddressesTest, CountsTheAddressesOfTheFamilyThatHasMost) {
   EXPECT_EQ(Count({AF_INET, AF_INET6, AF_INET, AF_INET}), 3);
 }
 
-TEST(CountAddressesTest, ANumericAddressCountsAsOneAndAnUnknownNameAsZero) {
+TEST(CountAddressesTest, ANumericAddressCountsAsOneAndAnUnknownHostNameAsZero) {
   EXPECT_EQ(CountAddresses("127.0.0.1"), 1);
   EXPECT_EQ(CountAddresses("::1"), 1);
   EXPECT_EQ(CountAddresses("no name at all"), 0);

@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(MetricsServerTest, ATakenPortIsReportedWithItsFlag) {
+TEST(MetricsServerTest, TheErrorForAPortInUseNamesTheMetricsPortFlag) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto first,
                               MetricsServer::Start("127.0.0.1", 0));
   EXPECT_GT(first->port(), 0);
@@ -37,7 +37,8 @@ TEST(MetricsServerTest, ATakenPortIsReportedWithItsFlag) {
                      HasSubstr("--metrics-port"), Not(HasSubstr("--host")))));
 }
 
-TEST(MetricsServerTest, AnAddressOfAnotherMachineIsReportedWithTheHostsFlag) {
+TEST(MetricsServerTest,
+     TheErrorForAListenAddressOfAnotherMachineNamesTheHostFlag) {
   EXPECT_THAT(MetricsServer::Start("192.0.2.1", 0),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("--host 192.0.2.1"),
@@ -45,7 +46,8 @@ TEST(MetricsServerTest, AnAddressOfAnotherMachineIsReportedWithTheHostsFlag) {
                              Not(HasSubstr("--metrics-port")))));
 }
 
-TEST(MetricsServerTest, ANameThatDoesNotResolveIsReportedWithTheHostsFlag) {
+TEST(MetricsServerTest,
+     TheErrorForAHostNameThatDoesNotResolveNamesTheHostFlag) {
   EXPECT_THAT(MetricsServer::Start("no such host", 0),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("--host no such host"),
@@ -148,7 +150,7 @@ TEST(MetricsServerTest, AConnectionWhoseRequestIsTooLongIsClosed) {
   close(fd);
 }
 
-TEST(MetricsServerTest, ARequestMayArriveInPiecesAndItsAnswerIsComplete) {
+TEST(MetricsServerTest, ARequestThatArrivesInPiecesGetsACompleteResponse) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto server,
                               MetricsServer::Start("127.0.0.1", 0));
   auto large = std::make_shared<prometheus::Registry>();
@@ -193,12 +195,13 @@ TEST(MetricsServerTest, HealthzReportsTheStateThatWasSet) {
   EXPECT_EQ(StatusOf(server->port(), "/metrics", "POST"), "405");
 }
 
-TEST(ListenAddressTest, AddressesOfAHostAreCountedByFamily) {
+TEST(ListenAddressTest,
+     CountAddressesReturnsOneForLoopbackAndZeroForAnUnknownHost) {
   EXPECT_EQ(CountAddresses("127.0.0.1"), 1);
   EXPECT_EQ(CountAddresses("no such host"), 0);
 }
 
-TEST(MetricsServerTest, AnIpv6AddressIsServed) {
+TEST(MetricsServerTest, ServesMetricsOnAnIpv6Address) {
   if (ProbeListen("::1", 0).with != ListenTrouble::With::kNothing) {
     GTEST_SKIP() << "no IPv6 here";
   }
@@ -207,7 +210,7 @@ TEST(MetricsServerTest, AnIpv6AddressIsServed) {
   EXPECT_GT(server->port(), 0);
 }
 
-TEST(ListenAddressTest, Ipv6AddressesGoIntoBrackets) {
+TEST(ListenAddressTest, AnIpv6AddressIsWrittenInBracketsBeforeThePort) {
   EXPECT_EQ(JoinHostPort("::1", 80), "[::1]:80");
   EXPECT_EQ(JoinHostPort("[::1]", 80), "[::1]:80");
   EXPECT_EQ(JoinHostPort("localhost", 80), "localhost:80");

@@ -68,7 +68,7 @@ absl::StatusOr<ProcessStat> ParseProcessStat(absl::string_view text) {
   const size_t name_end = text.rfind(')');
   if (name_end == absl::string_view::npos) {
     return absl::InternalError(
-        "/proc/self/stat: there is no program name in parentheses");
+        "/proc/self/stat contains no program name in parentheses");
   }
   const std::vector<absl::string_view> behind = absl::StrSplit(
       text.substr(name_end + 1), absl::ByAnyChar(" \n"), absl::SkipEmpty());
@@ -78,8 +78,8 @@ absl::StatusOr<ProcessStat> ParseProcessStat(absl::string_view text) {
     uint64_t value = 0;
     if (number - 3 >= behind.size() ||
         !absl::SimpleAtoi(behind[number - 3], &value)) {
-      return absl::InternalError(
-          absl::StrCat("/proc/self/stat: field ", number, " is not a number"));
+      return absl::InternalError(absl::StrCat("/proc/self/stat: field ", number,
+                                              " is missing or not a number"));
     }
     return value;
   };

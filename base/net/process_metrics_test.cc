@@ -23,7 +23,7 @@ using ::testing::Le;
 constexpr char kFields[] =
     "S 1 1 1 0 -1 4194560 100 0 0 0 70 30 0 0 20 0 7 0 500 8192 3";
 
-TEST(ProcessStatTest, ReadsTimeThreadsStartAndMemory) {
+TEST(ProcessStatTest, ReadsCpuTimeThreadCountStartTimeAndMemory) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const ProcessStat stat,
       ParseProcessStat(absl::StrCat("42 (kvasir) ", kFields, " 0 0\n")));
@@ -42,7 +42,7 @@ TEST(ProcessStatTest, AProgramNameWithParenthesesAndSpacesIsParsed) {
   EXPECT_EQ(stat.resident_pages, 3);
 }
 
-TEST(ProcessStatTest, TheErrorForAMissingFieldNamesIt) {
+TEST(ProcessStatTest, TheErrorForAMissingFieldNamesTheField) {
   EXPECT_THAT(ParseProcessStat(""), StatusIs(absl::StatusCode::kInternal,
                                              HasSubstr("no program name")));
   EXPECT_THAT(ParseProcessStat("42 (kvasir) S 1 1"),

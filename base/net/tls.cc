@@ -109,10 +109,11 @@ std::shared_ptr<tls::CertificateVerifier> Verifier(const TlsOptions& options) {
 absl::Status CheckServer(const TlsOptions& options) {
   const TlsFiles& files = options.files;
   if (!options.names.empty() && files.authorities.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.names_flag, " ", options.names.front(),
-                     ": without ", files.authorities_flag,
-                     " no authority vouches for the names of clients"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.names_flag, " ", options.names.front(), ": without ",
+        files.authorities_flag,
+        ", the names in client certificates cannot be verified; give ",
+        files.authorities_flag, ", too"));
   }
   if (files.certificate.empty()) {
     return absl::InvalidArgumentError(
@@ -125,10 +126,12 @@ absl::Status CheckServer(const TlsOptions& options) {
 absl::Status CheckChannel(const TlsOptions& options) {
   const TlsFiles& files = options.files;
   if (!files.authorities.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      files.certificate.empty() ? "names of servers" : files.certificate_flag,
-      " without ", files.authorities_flag,
-      ": no authority vouches for the server"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(files.certificate.empty() ? "allowed names of servers"
+                                             : files.certificate_flag,
+                   " without ", files.authorities_flag,
+                   ": the server's certificate cannot be verified; give ",
+                   files.authorities_flag, ", too"));
 }
 
 std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(
@@ -453,9 +456,9 @@ absl::Status CheckPlaintext(const ListenAddress& listen, bool allowed,
   if (allowed || IsLocal(listen)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       listen.host_flag, " ", listen.host,
-      " would speak to other machines without encryption: ", remedy,
-      ", or --insecure if something else protects it (a mesh, a "
-      "NetworkPolicy); or stay on 127.0.0.1"));
+      " would accept unencrypted connections from other machines: ", remedy,
+      ", or --insecure if something else protects them (a service mesh, a "
+      "NetworkPolicy), or listen on 127.0.0.1 only"));
 }
 
 }  // namespace kvasir::base

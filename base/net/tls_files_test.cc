@@ -60,7 +60,7 @@ auto Refuses(const ::testing::Matcher<const std::string&>& text) {
   return StatusIs(absl::StatusCode::kInvalidArgument, text);
 }
 
-TEST_F(TlsFilesTest, AWrongFileIsReportedWithItsFlag) {
+TEST_F(TlsFilesTest, AnErrorInATlsFileNamesTheFlagThatGaveTheFile) {
   KVASIR_EXPECT_OK(Check(Files("server")));
   TlsFiles files = Files("server");
   files.key.clear();
@@ -100,7 +100,7 @@ TEST_F(TlsFilesTest, AnEmptyFileIsRefused) {
   KVASIR_EXPECT_OK(Check(Files("server")));
 }
 
-TEST_F(TlsFilesTest, ACertificateOutsideItsDatesIsRefusedWithTheDate) {
+TEST_F(TlsFilesTest, AnExpiredOrNotYetValidCertificateIsRefusedWithItsDate) {
   Put("old", {.names = {},
               .valid_from = -absl::Hours(2),
               .valid_until = -absl::Hours(1)});
@@ -115,7 +115,7 @@ TEST_F(TlsFilesTest, ACertificateOutsideItsDatesIsRefusedWithTheDate) {
 
 // Regression test: only the first authority of a file was once checked, so the
 // result depended on their order.
-TEST_F(TlsFilesTest, AnExpiredAuthorityIsLeftOutIfAnotherIsValid) {
+TEST_F(TlsFilesTest, AnExpiredAuthorityIsIgnoredIfAnotherAuthorityIsValid) {
   const std::string old = MakeAuthorityWith({.common_name = "old",
                                              .names = {},
                                              .valid_from = -absl::Hours(2),
@@ -163,7 +163,7 @@ TEST_F(TlsFilesTest, EveryCertificateOfTheChainIsChecked) {
 
 // Regression test: with such a certificate every handshake once failed, while
 // the server reported that it was serving.
-TEST_F(TlsFilesTest, ACertificateThatEveryHandshakeRefusesIsRefusedAtTheStart) {
+TEST_F(TlsFilesTest, ACertificateWithATooWeakKeyIsRefusedWhenItIsLoaded) {
   for (const int bits : {512, 1024}) {
     Put("weak", {.names = {}, .rsa_bits = bits});
     EXPECT_THAT(Check(Files("weak")),
@@ -187,7 +187,8 @@ TEST_F(TlsFilesTest, ACertificateThatEveryHandshakeRefusesIsRefusedAtTheStart) {
               Refuses(HasSubstr("certificate 2 would fail every handshake")));
 }
 
-TEST_F(TlsFilesTest, AcceptedFilesAreWrittenAnewWithTheEarliestExpiry) {
+TEST_F(TlsFilesTest,
+       LoadingKeepsOnlyKeysAndCertificatesAndReportsTheEarliestExpiry) {
   const TestCertificate made = MakeCertificate(
       authority_, {.names = {}, .valid_until = absl::Minutes(30)});
   // Key and certificate are in one file, together with other text, as people

@@ -22,7 +22,7 @@ std::string Failed(const std::string& what) {
 
 // The log lines are copied from gRPC 1.51; test_tls.py provokes them by real
 // handshakes.
-TEST(TlsRefusalsTest, GrpcsLogLinesAreClassifiedByCause) {
+TEST(TlsRefusalsTest, LogLinesOfGrpcAboutFailedHandshakesAreClassifiedByCause) {
   EXPECT_EQ(TlsRefusalOf(Failed("peer did not return a certificate")),
             TlsRefusal::kNoCertificate);
   EXPECT_EQ(TlsRefusalOf(Failed("certificate verify failed")),
@@ -35,7 +35,8 @@ TEST(TlsRefusalsTest, GrpcsLogLinesAreClassifiedByCause) {
   EXPECT_EQ(TlsRefusalOf("accept4: Too many open files"), std::nullopt);
 }
 
-TEST(TlsRefusalsTest, EveryRefusalIsCountedButOnlyOneAMinuteIsLogged) {
+TEST(TlsRefusalsTest,
+     EveryRefusedHandshakeIsCountedButOnlyOnePerMinuteIsLogged) {
   ManualClock clock;
   TlsRefusals refusals(clock);
   ::testing::internal::CaptureStderr();
@@ -61,7 +62,7 @@ TEST(TlsRefusalsTest, EveryRefusalIsCountedButOnlyOneAMinuteIsLogged) {
   EXPECT_THAT(log, HasSubstr("since_last_line=5"));
 }
 
-TEST(TlsRefusalsTest, EveryCauseIsExportedFromTheStart) {
+TEST(TlsRefusalsTest, TheMetricOfEveryRefusalCauseIsExportedFromTheStart) {
   TlsRefusals refusals;
   refusals.Add(TlsRefusal::kNoTls, "");
   std::map<std::string, double> values;

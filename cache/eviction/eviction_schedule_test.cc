@@ -15,7 +15,7 @@ using ::testing::Optional;
 
 constexpr EvictionCounts kEight = {.budget_tokens = 8, .every_tokens = 4};
 
-TEST(EvictionScheduleTest, WithoutEvictionEverySlotStays) {
+TEST(EvictionScheduleTest, WithoutEvictionEverySlotIsKept) {
   const EvictionSchedule schedule;
   EXPECT_FALSE(schedule.IsPoint(64));
   EXPECT_EQ(schedule.NextPoint(64), std::nullopt);
@@ -24,7 +24,8 @@ TEST(EvictionScheduleTest, WithoutEvictionEverySlotStays) {
   EXPECT_EQ(MostSlots({}, 1000), 1000);
 }
 
-TEST(EvictionScheduleTest, EvictionPointsAreMultiplesAndThePromptsEnd) {
+TEST(EvictionScheduleTest,
+     EvictionsAreDueAtMultiplesOfTheIntervalAndAtTheEndOfThePrompt) {
   const EvictionSchedule schedule(kEight, 18);
   std::vector<int64_t> points;
   for (int64_t length = 0; length < 30; ++length) {
@@ -43,14 +44,15 @@ TEST(EvictionScheduleTest, EvictionPointsAreMultiplesAndThePromptsEnd) {
   EXPECT_EQ(schedule.SlotsBefore(24), 12);
 }
 
-TEST(EvictionScheduleTest, APromptBelowTheBudgetIsNotEvictedAtItsEnd) {
+TEST(EvictionScheduleTest,
+     NoTokensAreEvictedAtTheEndOfAPromptThatFitsIntoTheBudget) {
   const EvictionSchedule schedule(kEight, 5);
   EXPECT_THAT(schedule.NextPoint(0), Optional(12));
   EXPECT_EQ(schedule.SlotsAfter(11), 11);
   EXPECT_EQ(schedule.SlotsAfter(12), 8);
 }
 
-TEST(EvictionScheduleTest, ABudgetOfTheWholeLengthEvictsNothing) {
+TEST(EvictionScheduleTest, ABudgetOfTheWholeSequenceLengthEvictsNothing) {
   const EvictionSchedule schedule({.budget_tokens = 512, .every_tokens = 16},
                                   400);
   for (int64_t length = 0; length <= 512; ++length) {
@@ -64,7 +66,7 @@ TEST(EvictionScheduleTest, ABudgetOfTheWholeLengthEvictsNothing) {
 }
 
 TEST(EvictionScheduleTest,
-     AShareOfThePromptIgnoresOutputAndIsAtLeastSinksAndRecentTokens) {
+     ABudgetShareOfThePromptIsNeverBelowTheSinksAndRecentTokens) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
   EXPECT_EQ(KeptSlots(fifth, 1000), 200);
@@ -77,7 +79,8 @@ TEST(EvictionScheduleTest,
 
 // Regression test: the number of pages was once computed as if the output
 // belonged to the prompt.
-TEST(EvictionScheduleTest, ABudgetShareOfAKnownPromptDoesNotGrowWithItsOutput) {
+TEST(EvictionScheduleTest,
+     ABudgetThatIsAShareOfThePromptDoesNotGrowWithTheOutput) {
   const EvictionCounts fifth = {
       .budget_ratio = 0.2, .least_tokens = 36, .every_tokens = 64};
   EXPECT_EQ(MostSlots(fifth, 100000), 20064);

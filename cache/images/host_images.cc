@@ -196,14 +196,14 @@ void HostImages::ImportPages(size_t group, const SequenceImage& image,
 absl::Status HostImages::CheckShape(const ImageShape& shape,
                                     const StartOptions& options) const {
   if (shape.groups.size() != host_pools_.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("image: ", shape.groups.size(), " page groups, want ",
-                     host_pools_.size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "KV cache image: its number of page groups is ", shape.groups.size(),
+        ", but this cache has ", host_pools_.size()));
   }
   if (shape.logical_tokens < 0 || shape.logical_tokens > kMaxSequenceTokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("image: ", shape.logical_tokens, " tokens, want 0 to ",
-                     kMaxSequenceTokens));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "KV cache image: its number of tokens is ", shape.logical_tokens,
+        ", but must be 0 to ", kMaxSequenceTokens));
   }
   int64_t prompt_tokens = 0;
   for (size_t g = 0; g < host_pools_.size(); ++g) {
@@ -232,18 +232,20 @@ absl::Status HostImages::CheckShape(const ImageShape& shape,
         .kept_slots = eviction.kept_slots()};
     if (have == want) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        "image: page group ", g, " with ", shape.logical_tokens,
-        " tokens seen has ", have.physical_tokens, " slots in ", have.num_pages,
-        " pages from ", have.first_page, " on, ", have.num_side_pages,
-        " side pages and a budget of ", have.kept_slots,
-        " slots; want, in this order, ", want.physical_tokens, ", ",
-        want.num_pages, ", ", want.first_page, ", ", want.num_side_pages, ", ",
-        want.kept_slots));
+        "KV cache image: page group ", g, " does not fit a sequence of ",
+        shape.logical_tokens, " tokens in this cache: it has ",
+        have.physical_tokens, " slots (want ", want.physical_tokens, "), ",
+        have.num_pages, " pages (want ", want.num_pages, "), first page ",
+        have.first_page, " (want ", want.first_page, "), ", have.num_side_pages,
+        " side pages (want ", want.num_side_pages,
+        ") and an eviction budget of ", have.kept_slots, " slots (want ",
+        want.kept_slots, ")"));
   }
   if (shape.prompt_tokens == prompt_tokens) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("image: its evictions assume a prompt of ",
-                   shape.prompt_tokens, " tokens, want ", prompt_tokens));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "KV cache image: its evictions were planned for a prompt of ",
+      shape.prompt_tokens, " tokens, but those of this sequence are for ",
+      prompt_tokens));
 }
 
 absl::StatusOr<SequenceImage> HostImages::TakePages(
@@ -251,14 +253,14 @@ absl::StatusOr<SequenceImage> HostImages::TakePages(
   KVASIR_RETURN_IF_ERROR(CheckShape(shape, options));
   if (copies_.copies_host_pages()) {
     return absl::FailedPreconditionError(
-        "image: the copies of the next step still use pages of "
-        "the host pool; try again after the step");
+        "KV cache image: the host pool cannot take it, because copies that the "
+        "next step makes still use its pages; try again after that step");
   }
   SequenceImage image;
   image.shape = shape;
   if (AllocateHostPages(&image)) return image;
   return absl::ResourceExhaustedError(
-      absl::StrCat("image: its pages take ", Bytes(shape),
+      absl::StrCat("KV cache image: its pages take ", Bytes(shape),
                    " bytes, but the host pool has less free memory now"));
 }
 

@@ -63,7 +63,8 @@ class Reader {
   absl::Status status() const {
     if (sound_) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        "image: the data ends inside its header, at byte ", all_.size()));
+        "KV cache image: the data ends inside its header, at byte ",
+        all_.size()));
   }
   absl::string_view left() const { return left_; }
   // All bytes that have been read so far.
@@ -93,7 +94,7 @@ uint32_t Checksum(absl::string_view header, absl::string_view payload) {
 
 template <typename... What>
 absl::Status InvalidImage(const What&... what) {
-  return absl::InvalidArgumentError(absl::StrCat("image: ", what...));
+  return absl::InvalidArgumentError(absl::StrCat("KV cache image: ", what...));
 }
 
 // Returns FAILED_PRECONDITION if the image's value `have` differs from this
@@ -101,14 +102,15 @@ absl::Status InvalidImage(const What&... what) {
 absl::Status CheckSame(absl::string_view field, int64_t have, int64_t want) {
   if (have == want) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("image: ", field, " is ", have, ", want ", want));
+      absl::StrCat("KV cache image: ", field, " is ", have,
+                   ", but this process needs ", want));
 }
 absl::Status CheckSame(absl::string_view field, absl::string_view have,
                        absl::string_view want) {
   if (have == want) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("image: ", field, " is ", absl::CHexEscape(have), ", want ",
-                   absl::CHexEscape(want)));
+      absl::StrCat("KV cache image: ", field, " is ", absl::CHexEscape(have),
+                   ", but this process needs ", absl::CHexEscape(want)));
 }
 
 // Pads an id of at most kIdBytes bytes with zeros.
@@ -150,8 +152,8 @@ absl::Status CheckGroup(size_t index, int64_t logical_tokens,
                         int64_t page_tokens, const ImageGroupShape& group) {
   const auto check = [&](absl::string_view field, int64_t value, int64_t most) {
     if (value >= 0 && value <= most) return absl::OkStatus();
-    return InvalidImage("group ", index, ": ", field, " is ", value,
-                        ", want 0 to ", most);
+    return InvalidImage("page group ", index, ": ", field, " is ", value,
+                        ", but must be 0 to ", most);
   };
   KVASIR_RETURN_IF_ERROR(
       check("physical tokens", group.physical_tokens, logical_tokens));
@@ -164,8 +166,9 @@ absl::Status CheckGroup(size_t index, int64_t logical_tokens,
                                std::numeric_limits<int64_t>::max()));
   const int64_t pages = (group.physical_tokens + page_tokens - 1) / page_tokens;
   if (group.num_pages == pages) return absl::OkStatus();
-  return InvalidImage("group ", index, ": ", group.num_pages, " pages for ",
-                      group.physical_tokens, " slots, want ", pages);
+  return InvalidImage("page group ", index, ": the number of pages for ",
+                      group.physical_tokens, " slots is ", group.num_pages,
+                      ", but must be ", pages);
 }
 
 }  // namespace
@@ -231,7 +234,7 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   const absl::string_view magic = reader.Text(kMagic.size());
   KVASIR_RETURN_IF_ERROR(reader.status());
   if (magic != kMagic)
-    return InvalidImage("its first bytes are not those of an image");
+    return InvalidImage("its first bytes are not those of a KV cache image");
   const int64_t version = reader.Number(4);
   KVASIR_RETURN_IF_ERROR(reader.status());
   KVASIR_RETURN_IF_ERROR(CheckSame("version", version, kVersion));
@@ -244,7 +247,7 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
        {std::pair("logical tokens", parsed.shape.logical_tokens),
         std::pair("tokens of the prompt", parsed.shape.prompt_tokens)}) {
     if (tokens >= 0 && tokens <= kMaxSequenceTokens) continue;
-    return InvalidImage(field, " are ", tokens, ", want 0 to ",
+    return InvalidImage(field, " are ", tokens, ", but must be 0 to ",
                         kMaxSequenceTokens);
   }
   int64_t payload_bytes = 0;
@@ -266,8 +269,9 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
     // bits.
     const int64_t pages = group.num_pages + group.num_side_pages;
     if (pages > (most - payload_bytes) / page_bytes) {
-      return InvalidImage("group ", g, ": ", pages, " pages of ", page_bytes,
-                          " bytes, but the image has only ", most);
+      return InvalidImage("page group ", g, ": it has ", pages, " pages of ",
+                          page_bytes, " bytes, but the whole image has only ",
+                          most, " bytes");
     }
     payload_bytes += pages * page_bytes;
   }
@@ -282,13 +286,14 @@ absl::StatusOr<ParsedImage> ParseImage(absl::string_view image,
   }
   parsed.payload = reader.left();
   if (static_cast<int64_t>(parsed.payload.size()) != payload_bytes) {
-    return InvalidImage(parsed.payload.size(), " bytes of pages, want ",
-                        payload_bytes);
+    return InvalidImage("it has ", parsed.payload.size(),
+                        " bytes of pages, but must have ", payload_bytes);
   }
   if (const uint32_t have = Checksum(header, parsed.payload);
       have != checksum) {
-    return absl::DataLossError(absl::StrCat(
-        "image: its checksum is ", have, ", but its header states ", checksum));
+    return absl::DataLossError(
+        absl::StrCat("KV cache image: the checksum of its data is ", have,
+                     ", but its header states ", checksum));
   }
   return parsed;
 }

@@ -75,7 +75,7 @@ TEST(PageImageTest, ReadsBackTheImageThatWasWritten) {
   EXPECT_EQ(parsed.payload, absl::string_view(image).substr(kChecksum + 4));
 }
 
-TEST(PageImageTest, AnImageWithoutTokensHasNoPages) {
+TEST(PageImageTest, AnImageOfASequenceWithoutTokensHasNoPages) {
   const ImageShape empty = {.groups = {{}, {}}};
   const std::string image = Image(Format(), empty);
   KVASIR_ASSERT_OK_AND_ASSIGN(const ParsedImage parsed,
@@ -84,7 +84,7 @@ TEST(PageImageTest, AnImageWithoutTokensHasNoPages) {
   EXPECT_TRUE(parsed.payload.empty());
 }
 
-TEST(PageImageTest, RefusesAnImageThatIsCutAnywhere) {
+TEST(PageImageTest, RefusesAnImageThatIsTruncatedAtAnyByte) {
   const std::string image = Image();
   for (size_t bytes = 0; bytes < image.size(); ++bytes) {
     EXPECT_THAT(
@@ -93,10 +93,10 @@ TEST(PageImageTest, RefusesAnImageThatIsCutAnywhere) {
         << bytes;
   }
   ExpectRefused(image + "x", absl::StatusCode::kInvalidArgument,
-                "561 bytes of pages, want 560");
+                "561 bytes of pages, but must have 560");
 }
 
-TEST(PageImageTest, RefusesAChangeOfAnyBit) {
+TEST(PageImageTest, RefusesAnImageWithAnyBitFlipped) {
   const std::string image = Image();
   for (size_t at = 0; at < image.size(); ++at) {
     for (const int bit : {1, 64}) {
@@ -110,7 +110,7 @@ TEST(PageImageTest, RefusesAChangeOfAnyBit) {
   ExpectRefused(other, absl::StatusCode::kDataLoss, "checksum");
 }
 
-TEST(PageImageTest, RefusesAnImageOfAnotherIdentityAndNamesTheField) {
+TEST(PageImageTest, RefusesAnImageForAnotherFormatModelOrRankAndNamesTheField) {
   const auto refused = [](const ImageFormat& format, const std::string& why) {
     ImageShape shape = Shape();
     shape.groups.resize(format.page_bytes.size());
@@ -122,36 +122,38 @@ TEST(PageImageTest, RefusesAnImageOfAnotherIdentityAndNamesTheField) {
   refused(format, "page format is eeee");
   format = Format();
   format.numerics_id = "m";
-  refused(format, "numerics_id is m, want n");
+  refused(format, "numerics_id is m, but this process needs n");
   format = Format();
   format.cache_id[31] = 'd';
-  refused(format, "cache_id is cccccccccccccccccccccccccccccccd, want ccc");
+  refused(format,
+          "cache_id is cccccccccccccccccccccccccccccccd, but this process "
+          "needs ccc");
   format = Format();
   format.shard = {.rank = 0, .size = 4};
-  refused(format, "rank is 0, want 1");
+  refused(format, "rank is 0, but this process needs 1");
   format.shard = {.rank = 1, .size = 2};
-  refused(format, "number of ranks is 2, want 4");
+  refused(format, "number of ranks is 2, but this process needs 4");
   format = Format();
   format.page_bytes.pop_back();
-  refused(format, "number of page groups is 1, want 2");
+  refused(format, "number of page groups is 1, but this process needs 2");
   format = Format();
   format.page_bytes[1] = 31;
-  refused(format, "page bytes of group 1 is 31, want 30");
+  refused(format, "page bytes of group 1 is 31, but this process needs 30");
   format = Format();
   format.page_tokens = 32;
-  refused(format, "tokens of a page is 32, want 16");
+  refused(format, "tokens of a page is 32, but this process needs 16");
   ExpectRefused(With(kVersion, 2, 4), absl::StatusCode::kFailedPrecondition,
-                "version is 2, want 3");
+                "version is 2, but this process needs 3");
   ExpectRefused(With(0, 'x', 1), absl::StatusCode::kInvalidArgument,
-                "its first bytes are not those of an image");
+                "its first bytes are not those of a KV cache image");
   ExpectRefused(With(kRank, ~0u, 4), absl::StatusCode::kFailedPrecondition,
-                "rank is 4294967295, want 1");
+                "rank is 4294967295, but this process needs 1");
   ExpectRefused(With(kGroups, 1u << 31, 4),
                 absl::StatusCode::kFailedPrecondition,
                 "number of page groups is 2147483648");
 }
 
-TEST(PageImageTest, RefusesInconsistentSizesAndNamesTheField) {
+TEST(PageImageTest, RefusesAnImageWithInconsistentSizesAndNamesTheField) {
   const auto refused = [](const std::string& image, const std::string& why) {
     ExpectRefused(image, absl::StatusCode::kInvalidArgument, why);
   };
@@ -160,16 +162,17 @@ TEST(PageImageTest, RefusesInconsistentSizesAndNamesTheField) {
   refused(With(kPrompt, 1ull << 63, 8), "tokens of the prompt are -9223372036");
   refused(With(kFirstGroup + 28, ~0ull, 8), "group 0: slots that stay is -1");
   refused(With(kLogical, 49, 8),
-          "group 0: physical tokens is 50, want 0 to 49");
+          "group 0: physical tokens is 50, but must be 0 to 49");
   refused(With(kFirstGroup + 8, 1ull << 63, 8),
           "group 0: physical tokens is -9223372036854775808");
   refused(With(kFirstGroup + 16, 1, 4),
-          "group 0: first page is 1, want 0 to 0");
+          "group 0: first page is 1, but must be 0 to 0");
   refused(With(kFirstGroup + 20, 5, 4),
-          "group 0: 5 pages for 50 slots, want 4");
+          "group 0: the number of pages for 50 slots is 5, but must be 4");
   refused(With(kFirstGroup + 24, ~0u, 4), "group 0: side pages is 4294967295");
   refused(With(kFirstGroup + 24, 1u << 29, 4),
-          "group 0: 536870916 pages of 100 bytes, but the image has only");
+          "group 0: it has 536870916 pages of 100 bytes, but the whole image "
+          "has only");
   refused(With(kFirstGroup + 24, 2, 4),
           "its header states 560 bytes of pages, but its page counts give 660");
   refused(With(kPayloadBytes, 561, 8),

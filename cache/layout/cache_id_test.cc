@@ -38,12 +38,13 @@ std::string IdAfter(const std::function<void(Case&)>& change) {
   return CacheId(c.plan, c.identity);
 }
 
-TEST(CacheIdTest, EqualInputsGiveEqualIds) {
+TEST(CacheIdTest, EqualModelsAndPlansGiveEqualCacheIds) {
   EXPECT_EQ(IdAfter([](Case&) {}), IdAfter([](Case&) {}));
   EXPECT_EQ(IdAfter([](Case&) {}).size(), 32u);
 }
 
-TEST(CacheIdTest, EverythingThatAffectsALatentChangesTheId) {
+TEST(CacheIdTest,
+     EverySettingThatAffectsTheStoredKeysOrValuesChangesTheCacheId) {
   const std::vector<std::function<void(Case&)>> changes = {
       [](Case&) {},
       [](Case& c) {
@@ -73,7 +74,7 @@ TEST(CacheIdTest, EverythingThatAffectsALatentChangesTheId) {
   EXPECT_EQ(ids.size(), changes.size());
 }
 
-TEST(CacheIdTest, SettingsThatARequestMayOverrideDoNotChangeTheId) {
+TEST(CacheIdTest, SettingsThatARequestMayOverrideDoNotChangeTheCacheId) {
   const std::string base = IdAfter([](Case&) {});
   EXPECT_EQ(base, IdAfter([](Case& c) {
               c.plan.mutable_layers(0)->mutable_eviction()->set_budget(128);

@@ -174,9 +174,9 @@ absl::Status LayOutSelection(const plan::ResolvedSelection& selection,
                              Bytes& outlier_bytes) {
   const int64_t chunk = selection.chunk_slots;
   if (c.format.page_tokens % chunk != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("layer ", layer_index, " selection: chunks of ", chunk,
-                     " slots do not divide a page of ", c.format.page_tokens));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "layer ", layer_index, ": a page of ", c.format.page_tokens,
+        " slots cannot be divided into selection chunks of ", chunk, " slots"));
   }
   layer.landmarks = cursor.Take(c.format.page_tokens / chunk,
                                 c.kv_heads.count * selection.landmark_bytes);
@@ -226,8 +226,8 @@ absl::StatusOr<LayerLayout> LayOutLayer(const plan::ResolvedPlan& plan,
       layer.sequence_bytes > kMaxPageIdBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("layer ", layer_index, ": a page of ", page_tokens,
-                     " tokens, or the data of a sequence in addition to its "
-                     "tokens, takes more than ",
+                     " tokens, or the data that a sequence needs besides its "
+                     "pages of tokens, takes more than the limit of ",
                      kMaxPageIdBytes, " bytes"));
   }
   layer.side_pages = CeilDiv(other_bytes.value(), layer.page_bytes);

@@ -52,14 +52,14 @@ absl::Status CheckFormat(const PageFormat& format) {
   if (tokens < 1 || tokens > kMaxPageTokens ||
       (tokens > kTileSlots && tokens % kTileSlots != 0)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "page_tokens must be 1..", kTileSlots, " or a multiple of ", kTileSlots,
-        " up to ", kMaxPageTokens, ", have ", tokens));
+        "page_tokens must be 1 to ", kTileSlots, ", or a multiple of ",
+        kTileSlots, " up to ", kMaxPageTokens, ", but is ", tokens));
   }
   if (granule < 0 || granule > kMaxGranuleBytes ||
       (granule & (granule - 1)) != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("granules must be 0 or a power of two up to ",
-                     kMaxGranuleBytes, " bytes, have ", granule));
+        absl::StrCat("granule_bytes must be 0 or a power of two up to ",
+                     kMaxGranuleBytes, ", but is ", granule));
   }
   return absl::OkStatus();
 }
@@ -110,9 +110,9 @@ absl::StatusOr<PageLayout> PageLayout::Create(const plan::ResolvedPlan& plan,
     if (page_id_bytes > kMaxPageIdBytes ||
         group.side_pages_per_sequence > kMaxPageIdBytes / group.page_bytes) {
       return absl::InvalidArgumentError(
-          absl::StrCat("layer ", l, ": up to here a page of ", page_tokens,
-                       " tokens, or the data of a sequence in addition to its "
-                       "tokens, takes more than ",
+          absl::StrCat("layers 0 to ", l, " together: a page of ", page_tokens,
+                       " tokens, or the data that a sequence needs besides its "
+                       "pages of tokens, takes more than the limit of ",
                        kMaxPageIdBytes, " bytes"));
     }
   }
@@ -248,9 +248,9 @@ absl::Status PageLayout::OneSequenceFits(const PageCounts& pages,
                                          int64_t max_chunk_tokens) const {
   KVASIR_CHECK(pages.size() == groups_.size());
   if (max_model_len < 1 || max_model_len > kMaxSequenceTokens) {
-    return absl::InvalidArgumentError(absl::StrCat("max_model_len must be 1..",
-                                                   kMaxSequenceTokens,
-                                                   ", have ", max_model_len));
+    return absl::InvalidArgumentError(
+        absl::StrCat("max_model_len must be 1 to ", kMaxSequenceTokens,
+                     " tokens, but is ", max_model_len));
   }
   const auto fits = [&](int64_t length) {
     for (const PageGroupLayout& group : groups_) {

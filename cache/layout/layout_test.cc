@@ -66,7 +66,7 @@ KvPlan PlanWithKey(const plan::AttentionShape& shape,
   return *std::move(plan);
 }
 
-TEST(PageLayoutTest, ALayersTileIsOneRunOfBytes) {
+TEST(PageLayoutTest, TheBytesOfATileAreContiguousAndAPageHoldsWholeTiles) {
   const plan::AttentionShape shape = Shape(2, 2, 24);
   const KvPlan plan = plan::FullRankPlan(shape, BF16);
   const PageLayout one = LayOut(plan, shape, PageTokens(64));
@@ -95,7 +95,7 @@ TEST(PageLayoutTest, ALayersTileIsOneRunOfBytes) {
 // codes of a slot are stored one after another in granules of 16 bytes, so
 // there is padding only after the last code. The slot's ranges take 8 bytes, in
 // granules of 4 bytes.
-TEST(PageLayoutTest, PaddingOfGranulesIsCountedAsWaste) {
+TEST(PageLayoutTest, PaddingUpToWholeGranulesIsCountedAsWaste) {
   const plan::AttentionShape shape = Shape(1, 1, 40);
   const KvPlan plan = PlanWithKey(
       shape, R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{"runs":[)"
@@ -116,7 +116,7 @@ TEST(PageLayoutTest, PaddingOfGranulesIsCountedAsWaste) {
 }
 
 // A slot has 16 bytes of 4-bit codes and 4 bytes for each range of 16 channels.
-TEST(PageLayoutTest, RangesOfCodesUseSmallGranules) {
+TEST(PageLayoutTest, TheRangesOfQuantizedCodesArePaddedToSmallGranules) {
   const plan::AttentionShape shape = Shape(1, 1, 32);
   const KvPlan plan = PlanWithKey(
       shape, R"({"full":{},"stored":"POST_ROPE","codec":{"bits":{"runs":[)"
@@ -139,15 +139,15 @@ TEST(PageLayoutTest, PageFormatsOutOfRangeAreRefused) {
         PageLayout::Create(plan, shape, format),
         base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  refuses(PageTokens(96), "a multiple of 64 up to 4096, have 96");
-  refuses(PageTokens(0), "have 0");
-  refuses(PageTokens(4096 + 64), "have 4160");
-  refuses({.granule_bytes = 24}, "power of two up to 128 bytes, have 24");
-  refuses({.granule_bytes = 256}, "have 256");
-  refuses({.granule_bytes = -16}, "have -16");
+  refuses(PageTokens(96), "a multiple of 64 up to 4096, but is 96");
+  refuses(PageTokens(0), "but is 0");
+  refuses(PageTokens(4096 + 64), "but is 4160");
+  refuses({.granule_bytes = 24}, "power of two up to 128, but is 24");
+  refuses({.granule_bytes = 256}, "but is 256");
+  refuses({.granule_bytes = -16}, "but is -16");
 }
 
-TEST(PageLayoutTest, AnUncompressedPageHasKeyHeadsThenValueHeads) {
+TEST(PageLayoutTest, AnUncompressedPageStoresAllKeyHeadsBeforeTheValueHeads) {
   const plan::AttentionShape shape = Shape(2, 2, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
@@ -191,7 +191,7 @@ TEST(PageLayoutTest, RegionsAreAlignedAndPaddingIsCountedAsWaste) {
   EXPECT_THAT(layout.marginal_bytes_per_token(), DoubleEq(144));
 }
 
-TEST(PageLayoutTest, EachLayerAndSideHasItsOwnNumberType) {
+TEST(PageLayoutTest, TheKeysAndTheValuesOfEachLayerMayHaveTheirOwnNumberType) {
   const plan::AttentionShape shape = Shape(2, 1, 64);
   KvPlan plan = plan::FullRankPlan(shape, BF16);
   plan.mutable_layers(1)
@@ -226,7 +226,7 @@ TEST(PageLayoutTest, LayersWithEqualWindowsShareAPageGroup) {
   EXPECT_EQ(layout.layer(3).page_group, PageGroupId(1));
 }
 
-TEST(PageLayoutTest, EachRankHoldsOnlyItsHeads) {
+TEST(PageLayoutTest, EachRankStoresOnlyItsOwnHeads) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   const plan::TpShard shard = {.rank = 1, .size = 2};
   const PageLayout layout =
@@ -236,7 +236,7 @@ TEST(PageLayoutTest, EachRankHoldsOnlyItsHeads) {
   EXPECT_EQ(layout.dense_bf16_bytes_per_token(), 2 * 2 * 64 * 2);
 }
 
-TEST(PageLayoutTest, MoreRanksThanHeadsReplicateAHead) {
+TEST(PageLayoutTest, AHeadIsReplicatedIfThereAreMoreRanksThanHeads) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   const plan::TpShard shard = {.rank = 3, .size = 4};
   const PageLayout layout =
@@ -250,10 +250,11 @@ TEST(PageLayoutTest, RefusesRanksThatDoNotDivideTheHeads) {
   EXPECT_THAT(
       PageLayout::Create(plan::FullRankPlan(shape, BF16), shape, {}, shard),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("6 KV heads cannot be dealt to 4")));
+               HasSubstr("6 KV heads cannot be divided among 4")));
 }
 
-TEST(PageLayoutTest, LowRankGroupThatSpansRanksIsReplicated) {
+TEST(PageLayoutTest,
+     ALowRankGroupThatSpansSeveralRanksIsReplicatedOnEachOfThem) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   const KvPlan plan = PlanWithKey(shape, R"({
       "low_rank":{"groups":[{"heads":[0,1,2,3],"rank":96}]},
@@ -315,7 +316,7 @@ TEST(PageLayoutTest, ChannelsOfZeroBitsInAScheduleTakeNoSpace) {
   EXPECT_FALSE(layout.prefix_reusable());
 }
 
-TEST(PageLayoutTest, RefusesRanksWhoseChannelsDoNotDivideIntoRuns) {
+TEST(PageLayoutTest, RefusesARankWhoseChannelsDoNotDivideIntoEqualRuns) {
   const plan::TpShard shard = {.rank = 1, .size = 2};
   const plan::AttentionShape narrow =
       Shape(1, 4, 10);  // 40 channels, 20 on a rank
@@ -342,7 +343,7 @@ TEST(PageLayoutTest, RefusesRanksWhoseChannelsDoNotDivideIntoRuns) {
                                  "into 1 runs of whole ranges of 16")));
 }
 
-TEST(PageLayoutTest, EvictionBoundsThePagesOfALongSequence) {
+TEST(PageLayoutTest, EvictionLimitsTheNumberOfPagesOfALongSequence) {
   const plan::AttentionShape shape = Shape(2, 2, 64);
   KvPlan plan = plan::FullRankPlan(shape, BF16);
   auto* eviction = plan.mutable_layers(0)->mutable_eviction();
@@ -380,7 +381,7 @@ TEST(PageLayoutTest, AKeptRopePairAndAComplexChannelTakeTwoNumbersEach) {
               DoubleEq(2 * 4 * 2));
 }
 
-TEST(PageLayoutTest, ExactWindowLandmarksAndSlotMetadataAreCounted) {
+TEST(PageLayoutTest, TheSizeIncludesExactWindowsLandmarksAndSlotMetadata) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   KvPlan plan = PlanWithKey(shape, R"({
       "full":{},"stored":"POST_ROPE",
@@ -452,7 +453,7 @@ TEST(PageLayoutTest, SlotMetadataLiesInAlignedPlanesAfterTheTiles) {
 
 // Plain numbers have no quantization errors, so the metadata is smaller if a
 // side stores no codes. The size in ResolvedPlan must equal the stored size.
-TEST(PageLayoutTest, SlotMetadataTakesTheBytesThatThePlanCounts) {
+TEST(PageLayoutTest, SlotMetadataTakesAsManyBytesAsTheResolvedPlanStates) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   const std::string codes =
       R"("codec":{"bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"})";
@@ -564,7 +565,7 @@ void ExpectRowsHavePlaces(const PageLayout& layout) {
   }
 }
 
-TEST(PageLayoutTest, RowsOfExactWindowsLieInSidePages) {
+TEST(PageLayoutTest, ExactRowsOfAWindowAreStoredInSidePages) {
   const plan::AttentionShape shape = Shape(1, 4, 64);
   KvPlan plan = PlanWithKey(shape, R"({
       "low_rank":{"groups":[{"heads":[0,2],"rank":48},
@@ -605,7 +606,7 @@ KvPlan PlanOfCodes(const plan::AttentionShape& shape) {
       "codec":{"bits":{"schedule":[4]},"per_token":{},"param_dtype":"F16"}})");
 }
 
-TEST(PageLayoutTest, ExactRowsOfSinksLieBeforeTheRingOfRecentTokens) {
+TEST(PageLayoutTest, ExactRowsOfSinksAreStoredBeforeTheRingOfRecentTokens) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   KvPlan plan = PlanOfCodes(shape);
   auto* layer = plan.mutable_layers(0);
@@ -655,7 +656,7 @@ TEST(PageLayoutTest, ExactRowsOfSinksLieBeforeTheRingOfRecentTokens) {
   EXPECT_EQ(place(laid.value.exact, 3), At(2, 7));
 }
 
-TEST(PageLayoutTest, SinksOfASideWithoutCodesTakeNoSpace) {
+TEST(PageLayoutTest, KeysOrValuesThatAreNotQuantizedNeedNoExactRowsForSinks) {
   const plan::AttentionShape shape = Shape(1, 2, 64);
   KvPlan plan = PlanOfCodes(shape);
   plan.mutable_layers(0)->set_exact_sinks(4);
@@ -762,7 +763,8 @@ KvPlan PlanOfWidths(const std::vector<int>& bits, int64_t exact_window) {
   return plan;
 }
 
-TEST(PageLayoutTest, ExactRowsOfLayersWithFewBitsLieInOtherLayersArenas) {
+TEST(PageLayoutTest,
+     ExactRowsOfALayerWithFewBitsAreStoredInTheArenaOfAnotherLayer) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
       LayOut(PlanOfWidths({1, 8}, 32), shape, PageTokens(16));
@@ -792,7 +794,7 @@ TEST(PageLayoutTest, ExactRowsOfLayersWithFewBitsLieInOtherLayersArenas) {
 
 // The layers are those of the test above. Here, the rows fill eight pages in
 // each of the two arenas completely.
-TEST(PageLayoutTest, ARingOfExactRowsMayFillTheRestOfTwoArenas) {
+TEST(PageLayoutTest, ARingOfExactRowsMayUseTheFreeSpaceOfTwoLayersArenas) {
   const plan::AttentionShape shape = Shape(2, 1, 128);
   const PageLayout layout =
       LayOut(PlanOfWidths({1, 8}, 36), shape, PageTokens(16));
@@ -952,7 +954,7 @@ TEST(PageLayoutTest, ExactRowsOfUnequalLayersWasteLittleSpace) {
 
 // The rows of each rank are placed separately. All ranks then reserve as many
 // side pages as the rank that needs most.
-TEST(PageLayoutTest, ExactRowsOfRanksWasteLittleSpace) {
+TEST(PageLayoutTest, ExactRowsWasteLittleSpaceOnEveryRank) {
   const KvPlan plan = PlanOfWidths({1, 8, 2, 4, 1, 1, 3, 2, 2, 8}, 128);
   std::vector<int64_t> granted;
   for (int64_t rank = 0; rank < 2; ++rank) {
@@ -980,7 +982,7 @@ TEST(PageLayoutTest, ExactRowsOfUnequalJointPartsWasteLittleSpace) {
 
 // Regression test: the greedy filling fails with 60 pages but succeeds with 46,
 // so bisection by itself returned more pages than necessary.
-TEST(ExactRowsTest, FindsFewerPagesThanBisectionWould) {
+TEST(ExactRowsTest, UsesFewerSidePagesThanASearchByBisectionAloneWouldFind) {
   struct Rows {
     int64_t tokens;
     int64_t row_bytes;
@@ -1017,7 +1019,7 @@ TEST(ExactRowsTest, FindsFewerPagesThanBisectionWould) {
   }
 }
 
-TEST(PageLayoutTest, EnlargesAPageUntilAnExactRowFits) {
+TEST(PageLayoutTest, APageIsEnlargedUntilAnExactRowFitsIntoIt) {
   const plan::AttentionShape shape = Shape(1, 1, 128);
   KvPlan plan = PlanWithKey(shape, R"({
       "full":{},"stored":"POST_ROPE",
@@ -1042,19 +1044,21 @@ TEST(PageLayoutTest, EnlargesAPageUntilAnExactRowFits) {
   ExpectRowsHavePlaces(of_wide);
 }
 
-TEST(PageLayoutTest, RefusesAChunkThatDoesNotDivideThePage) {
+TEST(PageLayoutTest, RefusesASelectionChunkThatDoesNotDivideThePage) {
   const plan::AttentionShape shape = Shape(1, 1, 64);
   KvPlan plan = plan::FullRankPlan(shape, BF16);
   auto* selection = plan.mutable_layers(0)->mutable_selection();
   selection->set_chunk_slots(12);
   selection->set_budget(64);
   selection->mutable_landmark_codec()->set_dtype(BF16);
-  EXPECT_THAT(PageLayout::Create(plan, shape, PageTokens(16)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("chunks of 12 slots do not divide")));
+  EXPECT_THAT(
+      PageLayout::Create(plan, shape, PageTokens(16)),
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("cannot be divided into selection chunks of 12 slots")));
 }
 
-TEST(PageLayoutTest, RefusesHostileSizesInsteadOfOverflowing) {
+TEST(PageLayoutTest, SizesWhoseByteCountWouldOverflowAreRefused) {
   const plan::AttentionShape shape = Shape(512, 1 << 12, 1 << 12);
   EXPECT_THAT(PageLayout::Create(plan::FullRankPlan(shape, F32), shape,
                                  PageTokens(kMaxPageTokens)),
@@ -1086,7 +1090,7 @@ TEST(PageLayoutTest, RefusesPageTokensOutOfRange) {
   }
 }
 
-TEST(PageLayoutTest, ABudgetGivesOnlyWholePagesAndIsNeverExceeded) {
+TEST(PageLayoutTest, AByteBudgetGivesOnlyWholePagesAndIsNeverExceeded) {
   const plan::AttentionShape shape = Shape(2, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
@@ -1099,7 +1103,8 @@ TEST(PageLayoutTest, ABudgetGivesOnlyWholePagesAndIsNeverExceeded) {
       ElementsAre(0));
 }
 
-TEST(PageLayoutTest, DividesTheBudgetByThePagesThatSequencesHold) {
+TEST(PageLayoutTest,
+     DividesTheBudgetAmongPageGroupsByThePagesThatASequenceHolds) {
   plan::AttentionShape shape = Shape(2, 1, 64);
   shape.layers[1].sliding_window = 33;
   const PageLayout layout =
@@ -1122,7 +1127,8 @@ TEST(PageLayoutTest, DividesTheBudgetByThePagesThatSequencesHold) {
   EXPECT_EQ(layout.BytesAtLength(128, 1), 11 * page);
 }
 
-TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorNamesTheRemedy) {
+TEST(PageLayoutTest,
+     TheErrorForAPoolTooSmallForOneSequenceNamesTheFlagsToChange) {
   const plan::AttentionShape shape = Shape(1, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(16));
@@ -1139,7 +1145,7 @@ TEST(PageLayoutTest, OneSequenceMustFitAndTheErrorNamesTheRemedy) {
               HasSubstr("2097152 bytes (2 MiB) or lower"));
 }
 
-TEST(PageLayoutTest, RefusesALengthAboveTheLongestSequence) {
+TEST(PageLayoutTest, RefusesAModelLengthAboveTheLongestSupportedSequence) {
   const plan::AttentionShape shape = Shape(1, 1, 64);
   const PageLayout layout =
       LayOut(plan::FullRankPlan(shape, BF16), shape, PageTokens(1));
@@ -1147,9 +1153,10 @@ TEST(PageLayoutTest, RefusesALengthAboveTheLongestSequence) {
   const PageCounts pages =
       layout.PagesForBudget({.budget_bytes = 1 << 20, .max_model_len = huge});
   EXPECT_THAT(pages, ElementsAre((1 << 20) / 256));
-  EXPECT_THAT(layout.OneSequenceFits(pages, huge, 1),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("max_model_len must be 1..1073741824")));
+  EXPECT_THAT(
+      layout.OneSequenceFits(pages, huge, 1),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("max_model_len must be 1 to 1073741824 tokens")));
   EXPECT_EQ(layout.BytesAtLength(kMaxSequenceTokens, 1),
             kMaxSequenceTokens * 256);
 }

@@ -31,7 +31,8 @@ BothAnswers Held(const PageGroupLayout& group, int64_t length, int64_t chunk) {
           cache.sequence_pages(kGroup).Held(length, chunk)};
 }
 
-TEST(SequencePagesTest, AWindowBoundsThePages) {
+TEST(SequencePagesTest,
+     ASlidingWindowLimitsTheNumberOfPagesThatASequenceHolds) {
   // With a window of 5, the query at position n attends to n-4 .. n.
   EXPECT_EQ(FirstVisibleToken(5, 4), 0);
   EXPECT_EQ(FirstVisibleToken(5, 5), 1);
@@ -55,7 +56,7 @@ TEST(SequencePagesTest, ASequenceWithoutTokensAlreadyHoldsItsSidePages) {
 
 // Regression test: for this sequence, the cache once counted 65,536 pages and
 // the layout 13.
-TEST(SequencePagesTest, WithEvictionLayoutAndCacheCountTheSameNumberOfPages) {
+TEST(SequencePagesTest, LayoutAndCacheCountTheSameNumberOfPagesWithEviction) {
   PageGroupLayout evicting;
   evicting.eviction = {.budget_tokens = 128, .every_tokens = 16};
   for (const auto& [length, chunk, want] :
@@ -79,7 +80,8 @@ TEST(SequencePagesTest, ABudgetThatIsAShareOfThePromptGrowsWithTheLength) {
   EXPECT_EQ(pages.Held(4096, 64), 66);
 }
 
-TEST(SequencePagesTest, LayoutAndCacheCountEqualPagesWithWindowsAndSidePages) {
+TEST(SequencePagesTest,
+     LayoutAndCacheCountTheSameNumberOfPagesWithWindowsAndSidePages) {
   PageGroupLayout windowed;
   windowed.sliding_window = 33;
   windowed.side_pages_per_sequence = 2;
@@ -91,7 +93,8 @@ TEST(SequencePagesTest, LayoutAndCacheCountEqualPagesWithWindowsAndSidePages) {
 // Regression test: the scheduler once subtracted all pages of a found prefix,
 // including those outside the window. After 40 found tokens, it believed that
 // no page was missing.
-TEST(SequencePagesTest, AFoundPrefixCountsOnlyItsPagesInsideTheWindow) {
+TEST(SequencePagesTest,
+     OfACachedPrefixOnlyThePagesInsideTheSlidingWindowAreCounted) {
   const SequencePages windowed = {.page_tokens = 4, .sliding_window = 5};
   EXPECT_EQ(windowed.Held(45, 8), 4);
   // The query at position 40 attends to tokens from 36 on, so only page 9 of

@@ -17,7 +17,8 @@ std::vector<int32_t> CachedOldestFirst(const PagePool& pool) {
   return pages;
 }
 
-TEST(PagePoolTest, AllocatesIdsInRisingOrderAndLaterThePageFreedLast) {
+TEST(PagePoolTest,
+     AllocatesUnusedPagesInAscendingOrderAndThenThePageFreedLast) {
   PagePool pool(3);
   std::optional<PagePin> a = pool.Allocate();
   std::optional<PagePin> b = pool.Allocate();
@@ -33,7 +34,7 @@ TEST(PagePoolTest, AllocatesIdsInRisingOrderAndLaterThePageFreedLast) {
   EXPECT_TRUE(pool.CountersAgree());
 }
 
-TEST(PagePoolTest, APageIsFreeWhenItsLastReferenceGoes) {
+TEST(PagePoolTest, APageBecomesFreeWhenItsLastReferenceIsReleased) {
   PagePool pool(2);
   PagePin a = *pool.Allocate();
   PagePin shared = pool.Share(a.page());
@@ -64,7 +65,7 @@ TEST(PagePoolTest, AMovedPinStillCountsAsOneReference) {
   EXPECT_EQ(pool.total_references(), 1);
 }
 
-TEST(PagePoolTest, CachesTaggedPagesInTheOrderOfTheirRelease) {
+TEST(PagePoolTest, TaggedPagesAreCachedInTheOrderInWhichTheyAreReleased) {
   PagePool pool(4);
   std::vector<PagePin> pins;
   for (int i = 0; i < 3; ++i) {
@@ -82,7 +83,7 @@ TEST(PagePoolTest, CachesTaggedPagesInTheOrderOfTheirRelease) {
   EXPECT_TRUE(pool.CountersAgree());
 }
 
-TEST(PagePoolTest, SharesACachedPageFromTheMiddleOfTheList) {
+TEST(PagePoolTest, ACachedPageInTheMiddleOfTheListCanBeShared) {
   PagePool pool(3);
   std::vector<PagePin> pins;
   for (int i = 0; i < 3; ++i) {
@@ -100,7 +101,7 @@ TEST(PagePoolTest, SharesACachedPageFromTheMiddleOfTheList) {
             (std::vector<int32_t>{order[0], order[2], order[1]}));
 }
 
-TEST(PagePoolTest, UntaggingFreesACachedPageAndKeepsAUsedOne) {
+TEST(PagePoolTest, ClearingATagFreesACachedPageButNotAPageInUse) {
   PagePool pool(2);
   PagePin a = *pool.Allocate();
   PagePin b = *pool.Allocate();
@@ -116,7 +117,7 @@ TEST(PagePoolTest, UntaggingFreesACachedPageAndKeepsAUsedOne) {
   EXPECT_EQ(pool.free_pages(), 2);
 }
 
-TEST(PagePoolTest, FilledSlotsCountWhileThePageIsUsed) {
+TEST(PagePoolTest, FilledSlotsAreCountedOnlyWhileTheirPageIsInUse) {
   PagePool pool(2);
   PagePin a = *pool.Allocate();
   pool.SetFilledSlots(a.page(), 3);
@@ -133,7 +134,7 @@ TEST(PagePoolTest, FilledSlotsCountWhileThePageIsUsed) {
   EXPECT_TRUE(pool.CountersAgree());
 }
 
-TEST(PagePoolDeathTest, MisuseAborts) {
+TEST(PagePoolDeathTest, SharingOrTaggingAFreePageAborts) {
   PagePool pool(2);
   PagePin a = *pool.Allocate();
   EXPECT_DEATH(pool.Share(PageId(1)), "tag");      // a free page holds nothing

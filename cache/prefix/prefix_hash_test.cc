@@ -51,7 +51,7 @@ TEST(PrefixHashTest, EveryInputChangesTheHash) {
   EXPECT_EQ(names.size(), 10u);
 }
 
-TEST(PrefixHashTest, TakesCacheIdsOfAnyLength) {
+TEST(PrefixHashTest, CacheIdsOfAnyLengthAreHashed) {
   const std::string long_id(1000, 'x');
   EXPECT_NE(Hex(MakePrefixHasher(long_id)->Root("")),
             Hex(MakePrefixHasher(long_id + "y")->Root("")));

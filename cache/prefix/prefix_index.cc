@@ -242,9 +242,9 @@ int64_t PrefixIndex::metadata_bytes() const {
 
 absl::Status PrefixIndex::CheckTails(int64_t* tagged) const {
   if (tails_.size() != tail_of_.size()) {
-    return absl::InternalError(absl::StrCat("the index has ", tails_.size(),
-                                            " tails, but ", tail_of_.size(),
-                                            " nodes are listed with a tail"));
+    return absl::InternalError(absl::StrCat(
+        "prefix index: its number of tails is ", tails_.size(),
+        ", but its map from nodes to tails has ", tail_of_.size(), " entries"));
   }
   std::vector<int64_t> counted(pools_.size(), 0);
   for (const Tail& tail : tails_) {
@@ -252,25 +252,27 @@ absl::Status PrefixIndex::CheckTails(int64_t* tagged) const {
     if (!node_of_tail.in_use ||
         node_of_tail.num_pages != static_cast<int32_t>(pools_.size())) {
       return absl::InternalError(absl::StrCat(
-          "node ", tail.node.value(), " has a tail and ",
-          node_of_tail.in_use ? node_of_tail.num_pages : 0, " pages"));
+          "prefix index: node ", tail.node.value(),
+          " has a tail, so it must have one page in each of the ",
+          pools_.size(), " page groups, but its number of pages is ",
+          node_of_tail.in_use ? node_of_tail.num_pages : 0));
     }
     for (size_t g = 0; g < pools_.size(); ++g) {
       for (const PageId page : tail.pages[g]) {
         if (pools_[g]->tag(page) == tail.node.value()) continue;
-        return absl::InternalError(absl::StrCat(
-            "page ", page.value(), " of group ", g, " has the tag ",
-            pools_[g]->tag(page), ", want that of the tail of node ",
-            tail.node.value()));
+        return absl::InternalError(
+            absl::StrCat("prefix index: page ", page.value(), " of page group ",
+                         g, " belongs to the tail of node ", tail.node.value(),
+                         ", but its tag names node ", pools_[g]->tag(page)));
       }
       counted[g] += static_cast<int64_t>(tail.pages[g].size());
     }
   }
   for (size_t g = 0; g < pools_.size(); ++g) {
     if (counted[g] != tail_pages_[g]) {
-      return absl::InternalError(
-          absl::StrCat("the tails hold ", counted[g], " pages of group ", g,
-                       ", but the counter says ", tail_pages_[g]));
+      return absl::InternalError(absl::StrCat(
+          "prefix index: the tails hold ", counted[g], " pages of page group ",
+          g, ", but their counter is ", tail_pages_[g]));
     }
     *tagged += counted[g];
   }
@@ -292,27 +294,30 @@ absl::Status PrefixIndex::CheckInvariants() const {
       if (!page.valid()) continue;
       ++num_pages;
       if (pools_[g]->tag(page) != static_cast<int32_t>(i)) {
-        return absl::InternalError(absl::StrCat(
-            "page ", page.value(), " of group ", g, " has the tag ",
-            pools_[g]->tag(page), ", want node ", i));
+        return absl::InternalError(
+            absl::StrCat("prefix index: page ", page.value(), " of page group ",
+                         g, " belongs to node ", i, ", but its tag names node ",
+                         pools_[g]->tag(page)));
       }
     }
     tagged += num_pages;
     if (num_pages != n.num_pages) {
-      return absl::InternalError(absl::StrCat("node ", i, " has ", num_pages,
-                                              " pages, but its counter says ",
-                                              n.num_pages));
+      return absl::InternalError(
+          absl::StrCat("prefix index: node ", i, " has ", num_pages,
+                       " pages, but its page counter is ", n.num_pages));
     }
     if (n.references == 0 && n.num_pages == 0) {
-      return absl::InternalError(absl::StrCat(
-          "node ", i, " has no references and no pages, but was not removed"));
+      return absl::InternalError(
+          absl::StrCat("prefix index: node ", i,
+                       " has no references and no pages, but was not removed"));
     }
   }
   for (size_t i = 0; i < nodes_.size(); ++i) {
     if (nodes_[i].in_use && nodes_[i].references < children[i]) {
-      return absl::InternalError(
-          absl::StrCat("node ", i, " has ", children[i], " children, but only ",
-                       nodes_[i].references, " references"));
+      return absl::InternalError(absl::StrCat(
+          "prefix index: node ", i, " must have a reference from each of its ",
+          children[i], " children, but its reference count is ",
+          nodes_[i].references));
     }
   }
   KVASIR_RETURN_IF_ERROR(CheckTails(&tagged));
@@ -323,10 +328,12 @@ absl::Status PrefixIndex::CheckInvariants() const {
   }
   if (tagged != 0 || in_use != num_nodes_ ||
       static_cast<size_t>(in_use) != by_hash_.size() + roots_.size()) {
-    return absl::InternalError(
-        absl::StrCat("index of ", in_use, " nodes counts ", num_nodes_,
-                     ", finds ", by_hash_.size(), " pages and ", roots_.size(),
-                     " roots; ", tagged, " more pages in nodes than tags"));
+    return absl::InternalError(absl::StrCat(
+        "prefix index: ", in_use, " nodes are in use, but the node counter is ",
+        num_nodes_, ", the hash table has ", by_hash_.size(),
+        " nodes and there are ", roots_.size(),
+        " roots; the pages of nodes and tails minus the tagged pages are ",
+        tagged, ", but must be 0"));
   }
   return absl::OkStatus();
 }

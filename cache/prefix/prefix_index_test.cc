@@ -36,7 +36,7 @@ class PrefixIndexTest : public ::testing::Test {
   PrefixIndex index_{{.page_tokens = 2, .max_nodes = 5}, {&pool_}};
 };
 
-TEST_F(PrefixIndexTest, FindsAChainByItsTokens) {
+TEST_F(PrefixIndexTest, FindsTheCachedPagesOfAPrefixByItsTokens) {
   PrefixRef root = Root("");
   PrefixRef a = Publish(root.node(), {1, 2});
   PrefixRef b = Publish(a.node(), {3, 4});
@@ -60,7 +60,7 @@ TEST_F(PrefixIndexTest, PrefixesAreNotSharedBetweenSalts) {
   EXPECT_FALSE(index_.FindRoot("z").valid());
 }
 
-TEST_F(PrefixIndexTest, ANodeWithoutPagesLivesWhileItIsReferenced) {
+TEST_F(PrefixIndexTest, ANodeWithoutPagesStaysInTheIndexWhileItIsReferenced) {
   PrefixRef root = Root("");
   PrefixRef a = Publish(root.node(), {1, 2});
   PrefixRef b = Publish(a.node(), {3, 4});
@@ -79,7 +79,7 @@ TEST_F(PrefixIndexTest, ANodeWithoutPagesLivesWhileItIsReferenced) {
   KVASIR_EXPECT_OK(index_.CheckInvariants());
 }
 
-TEST_F(PrefixIndexTest, PublishingAgainKeepsTheFirstPage) {
+TEST_F(PrefixIndexTest, PublishingTheSameTokensAgainKeepsTheFirstPage) {
   PrefixRef root = Root("");
   PrefixRef a = Publish(root.node(), {1, 2});
   PrefixRef again = Publish(root.node(), {1, 2});
@@ -89,7 +89,7 @@ TEST_F(PrefixIndexTest, PublishingAgainKeepsTheFirstPage) {
   EXPECT_EQ(pool_.cached_pages(), 1);
 }
 
-TEST_F(PrefixIndexTest, PublishingReplacesAPageThatTheNodeHasLost) {
+TEST_F(PrefixIndexTest, PublishingTokensAgainRestoresAnEvictedPage) {
   PrefixRef root = Root("");
   PrefixRef a = Publish(root.node(), {1, 2});
   index_.EvictOldest(kGroup);
@@ -100,7 +100,7 @@ TEST_F(PrefixIndexTest, PublishingReplacesAPageThatTheNodeHasLost) {
   KVASIR_EXPECT_OK(index_.CheckInvariants());
 }
 
-TEST_F(PrefixIndexTest, RefusesNodesBeyondItsLimit) {
+TEST_F(PrefixIndexTest, RefusesANewNodeWhenTheIndexIsFull) {
   PrefixRef node = Root("");
   std::vector<PrefixRef> chain;
   for (int32_t i = 0; i < 4; ++i) {

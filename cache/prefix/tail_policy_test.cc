@@ -15,7 +15,7 @@ TailPolicy Policy(int64_t num_tokens, int64_t paged_tokens = 0,
                      .found_tokens = found_tokens});
 }
 
-TEST(TailPolicyTest, AStepShouldEndAtTheLastBoundaryOfThePrompt) {
+TEST(TailPolicyTest, AStepShouldEndAtTheLastPageBoundaryOfThePrompt) {
   EXPECT_EQ(Policy(3).cut_tokens(), 0);
   EXPECT_EQ(Policy(4).cut_tokens(), 4);
   EXPECT_EQ(Policy(11).cut_tokens(), 8);
@@ -29,7 +29,8 @@ TEST(TailPolicyTest, AStepShouldEndAtAForkPointIfThereIsOne) {
   EXPECT_EQ(Policy(23, 16, 8).cut_tokens(), 16);
 }
 
-TEST(TailPolicyTest, TailsOfThePromptStayAndThoseOfTheOutputGiveWay) {
+TEST(TailPolicyTest,
+     TailsOfThePromptAreKeptAndTailsOfTheOutputAreReplacedByNewerOnes) {
   const TailPolicy prompt = Policy(11);
   EXPECT_EQ(prompt.At(4), TailKind::kNone);
   EXPECT_EQ(prompt.At(8), TailKind::kStays);
@@ -40,7 +41,7 @@ TEST(TailPolicyTest, TailsOfThePromptStayAndThoseOfTheOutputGiveWay) {
   EXPECT_EQ(prompt.At(16), TailKind::kGivesWay);
 }
 
-TEST(TailPolicyTest, TailsAtAForkPointAndAtTheLastBoundaryBothStay) {
+TEST(TailPolicyTest, TailsAtAForkPointAndAtTheLastPageBoundaryAreKept) {
   const TailPolicy prompt = Policy(23, 8, 0);
   EXPECT_EQ(prompt.At(4), TailKind::kNone);
   EXPECT_EQ(prompt.At(8), TailKind::kStays);
@@ -49,18 +50,18 @@ TEST(TailPolicyTest, TailsAtAForkPointAndAtTheLastBoundaryBothStay) {
   EXPECT_EQ(prompt.At(20), TailKind::kStays);
 }
 
-TEST(TailPolicyTest, APromptOfWholePagesEndsAtItsLastBoundary) {
+TEST(TailPolicyTest, TheLastBoundaryOfAPromptOfWholePagesIsItsEnd) {
   EXPECT_EQ(Policy(8).At(4), TailKind::kNone);
   EXPECT_EQ(Policy(8).At(8), TailKind::kStays);
   EXPECT_EQ(Policy(8).At(12), TailKind::kGivesWay);
 }
 
-TEST(TailPolicyTest, NoTailIsPublishedWithoutALookup) {
+TEST(TailPolicyTest, APolicyWithoutAPrefixLookupPublishesNoTail) {
   EXPECT_EQ(TailPolicy().cut_tokens(), 0);
   EXPECT_EQ(TailPolicy().At(4), TailKind::kNone);
 }
 
-TEST(TailPolicyTest, TailsMayTakeAQuarterOfThePoolButAtLeastOneTail) {
+TEST(TailPolicyTest, TailsMayTakeAQuarterOfThePoolButOneTailIsAlwaysAllowed) {
   EXPECT_EQ(MaxTailPages(400, 3), 100);
   EXPECT_EQ(MaxTailPages(9, 3), 3);
 }

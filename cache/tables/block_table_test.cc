@@ -26,7 +26,7 @@ class BlockTableTest : public ::testing::Test {
   BlockTable table_{4};
 };
 
-TEST_F(BlockTableTest, CountsMissingEntriesFromTheNextSlot) {
+TEST_F(BlockTableTest, CountsThePagesMissingForMoreTokensFromTheNextFreeSlot) {
   EXPECT_EQ(table_.MissingEntries(0), 0);
   EXPECT_EQ(table_.MissingEntries(1), 1);
   EXPECT_EQ(table_.MissingEntries(9), 3);
@@ -36,7 +36,7 @@ TEST_F(BlockTableTest, CountsMissingEntriesFromTheNextSlot) {
   EXPECT_EQ(table_.MissingEntries(4), 1);
 }
 
-TEST_F(BlockTableTest, LogicalLengthStaysWhenSlotsAreGivenUp) {
+TEST_F(BlockTableTest, ReleasingPagesAtTheFrontDoesNotChangeTheLogicalLength) {
   Append(3);
   table_.Advance(10);
   EXPECT_EQ(table_.ReleaseFront(2), 2);
@@ -53,7 +53,7 @@ TEST_F(BlockTableTest, LogicalLengthStaysWhenSlotsAreGivenUp) {
   EXPECT_EQ(table_.physical_tokens(), 5);
 }
 
-TEST_F(BlockTableTest, SendsAResetAndThenOnlyChanges) {
+TEST_F(BlockTableTest, TheFirstDeltaIsAResetAndLaterDeltasContainOnlyChanges) {
   Append(2);
   kvasir::v1::BlockTableDelta delta = Delta();
   EXPECT_TRUE(delta.reset());
@@ -74,14 +74,14 @@ TEST_F(BlockTableTest, SendsAResetAndThenOnlyChanges) {
   EXPECT_EQ(delta.appended_pages_size(), 0);
 }
 
-TEST_F(BlockTableTest, SendsAResetForAnEmptyTable) {
+TEST_F(BlockTableTest, TheFirstDeltaOfAnEmptyTableIsAReset) {
   EXPECT_TRUE(Delta().reset());
   EXPECT_FALSE(Delta().reset());
 }
 
 // After an eviction of slots, the table grows from its physical length, while
 // the logical length continues to count all tokens.
-TEST_F(BlockTableTest, GrowingATableNeverUndoesACompaction) {
+TEST_F(BlockTableTest, ATableGrowsFromItsPhysicalLengthAfterACompaction) {
   Append(3);
   table_.Advance(10);
   Delta();
@@ -112,7 +112,7 @@ TEST_F(BlockTableTest, ReleasesPagesFromTheLastToTheFirst) {
   EXPECT_EQ(pool_.next_cached(PageId(2)), PageId(1));
 }
 
-TEST_F(BlockTableTest, FoundTokensMayBeOutsideTheWindow) {
+TEST_F(BlockTableTest, CachedTokensOutsideTheSlidingWindowHaveNoPages) {
   table_.AppendReleased(2);
   Append(1);
   table_.SetFound(12);
@@ -125,7 +125,7 @@ TEST_F(BlockTableTest, FoundTokensMayBeOutsideTheWindow) {
   EXPECT_EQ(delta.appended_pages(2), 0);
 }
 
-TEST_F(BlockTableTest, MisuseAborts) {
+TEST_F(BlockTableTest, AdvancingPastThePagesOrReleasingUnwrittenPagesAborts) {
   Append(1);
   EXPECT_DEATH(table_.Advance(5), "MissingEntries");
   // the slots of this page are not written yet

@@ -49,8 +49,8 @@ PageGroupStats SequenceTables::GroupStats(size_t group,
 absl::Status SequenceTables::CheckSequence(
     SequenceId id, const SequenceState& sequence) const {
   const auto broken = [id](size_t group, const auto&... what) {
-    return absl::InternalError(
-        absl::StrCat("sequence ", id.value(), " group ", group, ": ", what...));
+    return absl::InternalError(absl::StrCat(
+        "sequence ", id.value(), ", page group ", group, ": ", what...));
   };
   const int64_t page_tokens = config_.page_tokens;
   const int64_t logical = sequence.logical_tokens();
@@ -58,31 +58,35 @@ absl::Status SequenceTables::CheckSequence(
     const GroupState& state = sequence.groups[g];
     const BlockTable& table = state.table;
     if (table.logical_tokens() != logical) {
-      return broken(g, table.logical_tokens(), " logical tokens, group 0 has ",
+      return broken(g, "the number of its logical tokens is ",
+                    table.logical_tokens(), ", but in page group 0 it is ",
                     logical);
     }
     if (table.physical_tokens() > logical || table.physical_tokens() < 0) {
-      return broken(g, table.physical_tokens(), " slots held for ", logical,
-                    " tokens");
+      return broken(g, "it holds ", table.physical_tokens(),
+                    " slots, which must be at most its number of tokens, ",
+                    logical);
     }
     const int64_t visible =
         FirstVisibleToken(config_.groups[g].sliding_window, logical);
     if (table.first_live() != visible / page_tokens) {
-      return broken(g, "first live entry ", table.first_live(),
-                    ", the first visible token is ", visible);
+      return broken(g, "its first live entry is ", table.first_live(),
+                    ", but the first visible token, ", visible,
+                    ", is in entry ", visible / page_tokens);
     }
     if (config_.groups[g].eviction.evicts()) {
       const int64_t slots = table.next_slot();
       if (slots != state.eviction.SlotsAfter(logical) &&
           !(state.EvictionDue() &&
             slots == state.eviction.SlotsBefore(logical))) {
-        return broken(g, slots, " slots held for ", logical, " tokens, want ",
-                      state.eviction.SlotsAfter(logical));
+        return broken(g, "after ", logical, " tokens it must hold ",
+                      state.eviction.SlotsAfter(logical), " slots, but holds ",
+                      slots);
       }
       for (int64_t i = 0; i < table.num_entries(); ++i) {
         if (pool(g).references(table.page(i)) == 1) continue;
-        return broken(g, "evicts from page ", table.page(i).value(),
-                      ", which another sequence holds as well");
+        return broken(g, "it evicts slots of page ", table.page(i).value(),
+                      ", which another sequence also holds");
       }
     }
     for (const PagePin& side : state.side_pages) {
@@ -91,21 +95,24 @@ absl::Status SequenceTables::CheckSequence(
         continue;
       }
       return broken(g, "side page ", side.page().value(),
-                    " is shared or published");
+                    " is shared or in the prefix index");
     }
     if (!state.tail_pages.empty() && !state.side_pages.empty()) {
-      return broken(g, "has side pages and waits for copies of a tail");
+      return broken(
+          g, "it has side pages, although it still waits for copies of a tail");
     }
     const int64_t end = table.next_slot() + sequence.reserved_tokens;
     const int64_t entries = table.num_entries() + (state.fork_page ? 1 : 0);
     if (entries * page_tokens < end) {
-      return broken(g, entries, " entries for ", end, " slots");
+      return broken(g, "its ", entries,
+                    " block table entries do not have room for its ", end,
+                    " slots");
     }
     // The pages that the next step writes must not be in the prefix index.
     for (int64_t i = table.next_slot() / page_tokens;
          i * page_tokens < end && !state.fork_page; ++i) {
       if (pool(g).tag(table.page(i)) >= 0) {
-        return broken(g, "writes page ", table.page(i).value(),
+        return broken(g, "its next step writes page ", table.page(i).value(),
                       ", which the prefix index holds");
       }
     }
@@ -140,20 +147,25 @@ absl::Status SequenceTables::CheckReferences(States sequences) const {
       const Seen& s = seen[static_cast<size_t>(p)];
       if (s.references != pages.references(page)) {
         return absl::InternalError(absl::StrCat(
-            "group ", g, " page ", p, " counts ", pages.references(page),
-            " references, sequences have ", s.references));
+            "page group ", g, ": the reference count of page ", p, " is ",
+            pages.references(page),
+            ", but the number of references that sequences hold is ",
+            s.references));
       }
       if (s.written && s.tables > 1) {
-        return absl::InternalError(
-            absl::StrCat("group ", g, " page ", p, " is in ", s.tables,
-                         " block tables, but is not full in each of them"));
+        return absl::InternalError(absl::StrCat(
+            "page group ", g, ": page ", p, " is shared by ", s.tables,
+            " block tables, although at least one of them can still write to "
+            "it"));
       }
       const PrefixNodeId node(pages.tag(page));
       if (node.valid() && cache_.page(node, g) == page &&
           pages.filled_slots(page) != config_.page_tokens) {
-        return absl::InternalError(
-            absl::StrCat("group ", g, " page ", p, " can be found and holds ",
-                         pages.filled_slots(page), " tokens"));
+        return absl::InternalError(absl::StrCat(
+            "page group ", g, ": page ", p,
+            " is in the prefix index, so it must be full, but only ",
+            pages.filled_slots(page), " of its ", config_.page_tokens,
+            " slots are filled"));
       }
     }
   }

@@ -340,13 +340,14 @@ TEST(PaluTest, GroupsThatDoNotDivideTheHeadsAreRefused) {
   EXPECT_THAT(PlanPalu(request, four),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("each of 2 tensor-parallel ranks has 2"),
-                             HasSubstr("would do: 1 or 2"))));
+                             HasSubstr("possible numbers of ranks: 1 or 2"))));
   request.tp = 3;
-  EXPECT_THAT(PlanPalu(request, four),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("4 KV heads, 8 query heads"),
-                             HasSubstr("cannot be dealt to 3"),
-                             HasSubstr("would do: 1, 2, 4 or 8"))));
+  EXPECT_THAT(
+      PlanPalu(request, four),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("4 KV heads, 8 query heads"),
+                     HasSubstr("cannot be divided among 3"),
+                     HasSubstr("possible numbers of ranks: 1, 2, 4 or 8"))));
 }
 
 TEST(PaluTest, InvalidRequestsAreRefused) {

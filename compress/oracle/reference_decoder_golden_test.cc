@@ -148,7 +148,7 @@ TEST(ReferenceDecoderLoadTest, ACheckpointMustHaveTheTensorsThatThePlanNeeds) {
   value->add_uses()->mutable_fold();
   EXPECT_THAT(ReferenceDecoder::Load(*checkpoint, plan).status(),
               base::StatusIs(absl::StatusCode::kNotFound,
-                             testing::HasSubstr("the plan asks for shape")));
+                             testing::HasSubstr("the plan needs the shape")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, ReferenceDecoderGoldenTest,

@@ -169,7 +169,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
         std::filesystem::exists(folder, error)
             ? absl::StrFormat("%s is not a folder; give the folder of a model",
                               folder)
-            : absl::StrFormat("no such model folder: %s", folder));
+            : absl::StrFormat("there is no model folder %s", folder));
   }
   KVASIR_ASSIGN_OR_RETURN(DecoderSpec spec, LoadModelConfig(folder));
   KVASIR_ASSIGN_OR_RETURN(TensorStore store, TensorStore::Open(folder));
@@ -203,8 +203,9 @@ absl::StatusOr<TensorStore::Entry> Checkpoint::Tensor(
   }
   if (!IsWeightType(entry->info->type)) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: tensor %s: want F32, F16 or BF16, have %s", entry->file->path(),
-        entry->info->name, TensorTypeName(entry->info->type)));
+        "%s: tensor %s has the type %s, but must have F32, F16 or BF16",
+        entry->file->path(), entry->info->name,
+        TensorTypeName(entry->info->type)));
   }
   return *entry;
 }
@@ -217,9 +218,9 @@ absl::Status Checkpoint::CheckTensor(const RequiredTensor& want) const {
         have.info->name, ShapeText(want.shape), ShapeText(have.info->shape)));
   }
   if (want.f32_only && have.info->type != TensorType::kF32) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: tensor %s: want F32, have %s", have.file->path(),
-                        have.info->name, TensorTypeName(have.info->type)));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: tensor %s has the type %s, but must have F32", have.file->path(),
+        have.info->name, TensorTypeName(have.info->type)));
   }
   return absl::OkStatus();
 }
@@ -237,8 +238,8 @@ absl::Status Checkpoint::CheckTensors(const plan::ResolvedPlan& plan,
     return absl::Status(
         status.code(),
         absl::StrFormat(
-            "layer %d: %s; the plan asks for shape %s: do these weights "
-            "belong to the plan?",
+            "layer %d: %s; the plan needs the shape %s: were these weights "
+            "made for another plan?",
             *layer, status.message(), ShapeText(want.shape)));
   }
   std::vector<bool> compressed;
@@ -262,15 +263,15 @@ absl::Status Checkpoint::CheckNoOthers(
     }
     if (compressed[static_cast<size_t>(*layer)]) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("layer %d: %s: tensor %s is not used by the plan: do "
-                          "these weights belong to the plan?",
+          absl::StrFormat("layer %d: %s: tensor %s is not used by the plan: "
+                          "were these weights made for another plan?",
                           *layer, entry.file->path(), entry.info->name));
     }
     if (absl::EndsWith(name, ".bias")) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "layer %d: %s: tensor %s: config.json says that this projection has "
-          "no bias",
-          *layer, entry.file->path(), entry.info->name));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("layer %d: %s: tensor %s is a bias, but config.json "
+                          "says that its projection has no bias",
+                          *layer, entry.file->path(), entry.info->name));
     }
   }
   return absl::OkStatus();
@@ -292,8 +293,8 @@ absl::Status Checkpoint::CheckPlainTensors(bool attention) const {
     for (const std::string_view part : kUnsupportedParts) {
       if (name.find(part) != name.npos) {
         return absl::UnimplementedError(absl::StrFormat(
-            "%s: tensor %s: %s has no such tensor, so the model "
-            "computes something that this engine does not",
+            "%s: tensor %s: the architecture %s has no such tensor, so the "
+            "model needs a computation that this engine does not support",
             entry.file->path(), name, spec().architecture));
       }
     }

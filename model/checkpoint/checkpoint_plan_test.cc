@@ -121,11 +121,12 @@ class CheckpointPlanTest : public ::testing::Test {
   std::map<std::string, std::vector<int64_t>> shapes_;
 };
 
-TEST_F(CheckpointPlanTest, AcceptsAnArtifactThatMatchesItsPlan) {
+TEST_F(CheckpointPlanTest, AnArtifactWhoseTensorsMatchItsPlanIsAccepted) {
   KVASIR_EXPECT_OK(Check());
 }
 
-TEST_F(CheckpointPlanTest, WithoutThePlanTheMissingTensorsAreNamed) {
+TEST_F(CheckpointPlanTest,
+       AnArtifactWithoutItsPlanFileIsRefusedWithTheNameOfAMissingTensor) {
   std::filesystem::remove(folder_.File("kv_plan.json"));
   Write();
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
@@ -134,7 +135,7 @@ TEST_F(CheckpointPlanTest, WithoutThePlanTheMissingTensorsAreNamed) {
                                  "missing")));
 }
 
-TEST_F(CheckpointPlanTest, OpenChecksTensorsThatDoNotDependOnAPlan) {
+TEST_F(CheckpointPlanTest, OpenChecksTheShapesOfTensorsThatNoPlanChanges) {
   shapes_["model.layers.1.mlp.up_proj.weight"] = {19, 24};
   Write();
   EXPECT_THAT(Checkpoint::Open(folder_.path()),
@@ -167,7 +168,8 @@ TEST_F(CheckpointPlanTest, EveryAttentionTensorIsCheckedByNameAndShape) {
   EXPECT_EQ(changed, 8);
 }
 
-TEST_F(CheckpointPlanTest, FullWeightsUnderACompressingPlanAreRefused) {
+TEST_F(CheckpointPlanTest,
+       WeightsOfTheUncompressedModelAreRefusedWithACompressingPlan) {
   shapes_.clear();
   for (const RequiredTensor& tensor : RequiredTensors(spec_)) {
     shapes_[tensor.name] = tensor.shape;
@@ -178,7 +180,7 @@ TEST_F(CheckpointPlanTest, FullWeightsUnderACompressingPlanAreRefused) {
                                       HasSubstr("[5, 24]"))));
 }
 
-TEST_F(CheckpointPlanTest, RefusesAProjectionThatThePlanDoesNotUse) {
+TEST_F(CheckpointPlanTest, ATensorThatThePlanDoesNotUseIsRefused) {
   // A bias that the artifact has but nothing reads would change the outputs.
   for (const char* part : {"o_proj.bias", "k_proj.up.bias", "v_proj.weight"}) {
     SCOPED_TRACE(part);
@@ -199,7 +201,8 @@ TEST_F(CheckpointPlanTest, RefusesAProjectionThatThePlanDoesNotUse) {
 
 // If a plan keeps only some RoPE pairs of the keys, their tensors have the
 // names of the base model, but not its shapes.
-TEST_F(CheckpointPlanTest, ALayerThatKeepsSomeRopePairsCountsAsCompressed) {
+TEST_F(CheckpointPlanTest,
+       ALayerThatKeepsOnlySomeRopePairsNeedsTensorsOfTheReducedShape) {
   KvPlan plan = Plan();
   kvasir::v1::SidePlan* key = plan.mutable_layers(1)->mutable_key();
   ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(
@@ -232,7 +235,8 @@ TEST_F(CheckpointPlanTest, ALayerThatKeepsSomeRopePairsCountsAsCompressed) {
   }
 }
 
-TEST_F(CheckpointPlanTest, ABiasThatAPlainModelDoesNotReadIsRefused) {
+TEST_F(CheckpointPlanTest,
+       ABiasTensorIsRefusedIfTheConfigSaysThatTheModelHasNone) {
   std::filesystem::remove(folder_.File("kv_plan.json"));
   shapes_.clear();
   for (const RequiredTensor& tensor : RequiredTensors(spec_)) {
@@ -248,7 +252,8 @@ TEST_F(CheckpointPlanTest, ABiasThatAPlainModelDoesNotReadIsRefused) {
                              HasSubstr("has no bias"))));
 }
 
-TEST_F(CheckpointPlanTest, RangeTensorsMayBeMissingUntilTheyAreRequired) {
+TEST_F(CheckpointPlanTest,
+       TensorsOfQuantizationRangesMayBeMissingIfTheCallerDoesNotNeedThem) {
   shapes_.erase(Name("k_proj.range.min"));
   Write();
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
@@ -260,14 +265,15 @@ TEST_F(CheckpointPlanTest, RangeTensorsMayBeMissingUntilTheyAreRequired) {
                        HasSubstr("k_proj.range.min is missing")));
 }
 
-TEST_F(CheckpointPlanTest, RangeTensorsMustHaveTypeF32) {
+TEST_F(CheckpointPlanTest, TensorsOfQuantizationRangesMustHaveTypeF32) {
   Write("", "BF16");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
-  EXPECT_THAT(checkpoint.CheckTensors(Resolved(Plan(), spec_)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("k_proj.range.min"),
-                             HasSubstr("want F32, have BF16"))));
+  EXPECT_THAT(
+      checkpoint.CheckTensors(Resolved(Plan(), spec_)),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("k_proj.range.min"),
+                     HasSubstr("has the type BF16, but must have F32"))));
 }
 
 TEST_F(CheckpointPlanTest, APlanWithFewerLayersThanTheModelIsRefused) {
@@ -280,8 +286,9 @@ TEST_F(CheckpointPlanTest, APlanWithFewerLayersThanTheModelIsRefused) {
                               Checkpoint::Open(folder_.path()));
   EXPECT_THAT(
       checkpoint.CheckTensors(Resolved(plan, fewer)),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("the plan has 1 layers, but the model has 2")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("the plan's number of layers is 1, but the model's is 2")));
 }
 
 TEST_F(CheckpointPlanTest, WeightsIdDependsOnTheTensorsOfThePlan) {

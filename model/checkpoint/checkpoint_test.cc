@@ -68,7 +68,7 @@ absl::StatusOr<std::string> WeightsId(const Checkpoint& checkpoint,
 }
 
 TEST_F(CheckpointTest,
-       OpensGoldenModelsInOneFileInShardsAndWithTiedEmbeddings) {
+       OpensSingleFileAndShardedModelsWithTiedOrSeparateEmbeddings) {
   for (const char* name :
        {"llama-mha", "llama-gqa-tied", "llama3-scaled-sharded", "llama-f16",
         "qwen2-tied", "llama-bias"}) {
@@ -89,7 +89,8 @@ TEST_F(CheckpointTest, AMissingTensorIsNamedInTheError) {
                                  "missing")));
 }
 
-TEST_F(CheckpointTest, IgnoresUnknownTensorsExceptThoseOfOtherModels) {
+TEST_F(CheckpointTest,
+       UnknownTensorsAreIgnoredUnlessTheyBelongToAnUnsupportedArchitecture) {
   std::ifstream in(folder_.File("model.safetensors"), std::ios::binary);
   std::string bytes((std::istreambuf_iterator<char>(in)),
                     std::istreambuf_iterator<char>());
@@ -118,7 +119,8 @@ TEST_F(CheckpointTest, IgnoresUnknownTensorsExceptThoseOfOtherModels) {
   }
 }
 
-TEST_F(CheckpointTest, AWrongShapeErrorNamesBothShapes) {
+TEST_F(CheckpointTest,
+       TheErrorForAWrongTensorShapeStatesTheExpectedAndTheActualShape) {
   const std::string path = folder_.File("config.json");
   std::ifstream in(path);
   std::string config((std::istreambuf_iterator<char>(in)),
@@ -135,14 +137,15 @@ TEST_F(CheckpointTest, AWrongShapeErrorNamesBothShapes) {
                      HasSubstr("want shape [132,"), HasSubstr("have [131,"))));
 }
 
-TEST_F(CheckpointTest, AWeightOfAnotherTypeIsRefused) {
+TEST_F(CheckpointTest, AWeightWithAnIntegerTypeIsRefused) {
   ReplaceInHeader("\"dtype\":\"F32\"", "\"dtype\":\"I32\"");
-  EXPECT_THAT(Checkpoint::Open(folder_.path()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("want F32, F16 or BF16, have I32")));
+  EXPECT_THAT(
+      Checkpoint::Open(folder_.path()),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("has the type I32, but must have F32, F16 or BF16")));
 }
 
-TEST_F(CheckpointTest, ReturnsTheTextOfTheFoldersPlan) {
+TEST_F(CheckpointTest, ReturnsTheTextOfThePlanFileInTheModelFolder) {
   folder_.Write("kv_plan.json", "{\"schema_version\":1}");
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
@@ -171,7 +174,7 @@ TEST_F(CheckpointTest, WeightsIdDependsOnEveryBitButNotOnTheBlockSize) {
   EXPECT_NE(id, other);
 }
 
-TEST_F(CheckpointTest, AStreamReportsABufferThatIsTooSmall) {
+TEST_F(CheckpointTest, ReadingATensorFailsIfTheBufferIsSmallerThanOneRow) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
   EXPECT_THAT(WeightsId(checkpoint, 4),
@@ -179,7 +182,7 @@ TEST_F(CheckpointTest, AStreamReportsABufferThatIsTooSmall) {
                        HasSubstr("the read buffer has only 4")));
 }
 
-TEST_F(CheckpointTest, AStreamGivesWholeRowsInOrder) {
+TEST_F(CheckpointTest, ATensorStreamReturnsWholeRowsInOrder) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint,
                               Checkpoint::Open(folder_.path()));
   KVASIR_ASSERT_OK_AND_ASSIGN(const TensorStore::Entry entry,

@@ -178,13 +178,14 @@ absl::StatusOr<std::vector<TensorView>> ViewsOf(
     if (!picked.rows.all()) {
       if (info.shape.empty() || info.shape[0] != picked.stored_rows) {
         return absl::InvalidArgumentError(absl::StrFormat(
-            "%s: tensor %s: want %d rows, have shape %s", entry.file->path(),
-            info.name, picked.stored_rows, ShapeText(info.shape)));
+            "%s: tensor %s must have %d rows, but its shape is %s",
+            entry.file->path(), info.name, picked.stored_rows,
+            ShapeText(info.shape)));
       }
       if (!IsWeightType(info.type)) {
         return absl::InvalidArgumentError(absl::StrFormat(
-            "%s: tensor %s: want F32, F16 or BF16, have %s", entry.file->path(),
-            info.name, TensorTypeName(info.type)));
+            "%s: tensor %s has the type %s, but must have F32, F16 or BF16",
+            entry.file->path(), info.name, TensorTypeName(info.type)));
       }
     }
     views.push_back({std::move(renamed.name), picked.rows, picked.num_rows});

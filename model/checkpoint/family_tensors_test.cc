@@ -64,7 +64,7 @@ TEST(FamilyTensorsTest, EveryCanonicalNameMapsToTheFamilysStoredName) {
   }
 }
 
-TEST(FamilyTensorsTest, AFusedTensorHasQueryKeyAndValueRowsForEachHeadInTurn) {
+TEST(FamilyTensorsTest, AFusedTensorStoresQueryKeyAndValueRowsHeadByHead) {
   const StoredTensor key = StoredTensorOf(
       Spec("gpt_neox"), "model.layers.2.self_attn.k_proj.weight");
   EXPECT_EQ(key.name, "gpt_neox.layers.2.attention.query_key_value.weight");
@@ -77,7 +77,7 @@ TEST(FamilyTensorsTest, AFusedTensorHasQueryKeyAndValueRowsForEachHeadInTurn) {
 }
 
 // Element [h, p, d] of the fused rows [heads, 3, head_dim] is row d of head h.
-TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeTensorsInPiecesOfAnySize) {
+TEST(FamilyTensorsTest, AFusedQkvTensorIsReadAsThreeTensorsInPiecesOfAnySize) {
   auto checkpoint = Checkpoint::Open(GoldenModel("neox-parallel-quarter"));
   KVASIR_ASSERT_OK(checkpoint);
   const DecoderSpec& spec = checkpoint->spec();
@@ -126,7 +126,7 @@ TEST(FamilyTensorsTest, AFusedTensorIsReadAsThreeTensorsInPiecesOfAnySize) {
   }
 }
 
-TEST(FamilyTensorsTest, OptPositionsBeginAfterTheUnusedRows) {
+TEST(FamilyTensorsTest, TheUnusedFirstRowsOfTheOptPositionTableAreSkipped) {
   auto checkpoint = Checkpoint::Open(GoldenModel("opt-tied"));
   KVASIR_ASSERT_OK(checkpoint);
   auto table = checkpoint->Tensor(kPositionsName);
@@ -142,7 +142,7 @@ TEST(FamilyTensorsTest, OptPositionsBeginAfterTheUnusedRows) {
                         own.size()));
 }
 
-TEST(FamilyTensorsTest, OlderOptFilesHaveNoModelPrefix) {
+TEST(FamilyTensorsTest, TensorNamesOfOlderOptFilesMayLackTheModelPrefix) {
   KVASIR_EXPECT_OK(Checkpoint::Open(GoldenModel("opt-untied-no-bias")));
 }
 
@@ -163,7 +163,8 @@ absl::Status OpenWith(const std::string& model, const std::string& from,
   return Checkpoint::Open(folder.path()).status();
 }
 
-TEST(SpoiledCheckpointTest, AMissingTensorIsReportedWithTheFamilysName) {
+TEST(SpoiledCheckpointTest,
+     TheErrorForAMissingTensorUsesTheStoredNameOfTheModelFamily) {
   EXPECT_THAT(
       OpenWith("neox-serial-half",
                "gpt_neox.layers.1.attention.query_key_value"
@@ -177,13 +178,13 @@ TEST(SpoiledCheckpointTest, AMissingTensorIsReportedWithTheFamilysName) {
 TEST(SpoiledCheckpointTest, AFusedTensorWithAWrongNumberOfRowsIsRefused) {
   EXPECT_THAT(
       OpenWith("neox-serial-half", "\"shape\":[72,24]", "\"shape\":[24,72]"),
-      StatusIs(
-          absl::StatusCode::kInvalidArgument,
-          AllOf(HasSubstr("query_key_value.weight"), HasSubstr("want 72 rows"),
-                HasSubstr("have shape [24, 72]"))));
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("query_key_value.weight"),
+                     HasSubstr("must have 72 rows"),
+                     HasSubstr("its shape is [24, 72]"))));
 }
 
-TEST(SpoiledCheckpointTest, ATensorUnderTwoNamesIsRefused) {
+TEST(SpoiledCheckpointTest, ATensorThatIsStoredUnderTwoNamesIsRefused) {
   EXPECT_THAT(OpenWith("opt-tied", "model.decoder.layers.1.fc1.weight",
                        "model.layers.0.mlp.up_proj.weight"),
               StatusIs(absl::StatusCode::kInvalidArgument,

@@ -59,7 +59,7 @@ std::string IdOf(const Tiles& tiles) {
   return builder.Finish(DecoderSpec());
 }
 
-TEST(TileHasherTest, TilesDoNotDependOnTheSizeOfBlocks) {
+TEST(TileHasherTest, TileHashesDoNotDependOnTheSizeOfTheBlocksThatAreRead) {
   const std::vector<std::byte> bytes = Bytes();
   const Tiles whole = TilesOf(bytes, 0, kRows);
   EXPECT_EQ(whole.rows, 3);
@@ -104,7 +104,7 @@ TEST(TileHasherTest, AChangedByteChangesOnlyTheHashOfItsTile) {
   }
 }
 
-TEST(WeightsIdTest, PartsThatRanksReadGiveTheIdOfTheWholeTensor) {
+TEST(WeightsIdTest, PartsReadByDifferentRanksGiveTheSameIdAsTheWholeTensor) {
   const std::vector<std::byte> bytes = Bytes();
   const std::string whole = IdOf(TilesOf(bytes, 0, kRows));
   WeightsIdBuilder by_rows;
@@ -119,7 +119,7 @@ TEST(WeightsIdTest, PartsThatRanksReadGiveTheIdOfTheWholeTensor) {
   EXPECT_EQ(by_columns.Finish(DecoderSpec()), whole);
 }
 
-TEST(WeightsIdTest, TheSameTilesOfAnotherTensorGiveAnotherId) {
+TEST(WeightsIdTest, TheSameTilesWithAnotherTensorNameOrTypeGiveAnotherId) {
   const Tiles tiles = TilesOf(Bytes(), 0, kRows);
   const std::string id = IdOf(tiles);
   WeightsIdBuilder other_name;

@@ -71,8 +71,8 @@ absl::StatusOr<std::vector<RequiredTensor>> RequiredTensors(
     const DecoderSpec& spec, const plan::ResolvedPlan& plan) {
   if (plan.num_layers() != spec.num_layers()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the plan has ", plan.num_layers(),
-                     " layers, but the model has ", spec.num_layers()));
+        absl::StrCat("the plan's number of layers is ", plan.num_layers(),
+                     ", but the model's is ", spec.num_layers()));
   }
   std::vector<std::vector<RequiredTensor>> attention(plan.attention.size());
   for (int64_t layer = 0; layer < plan.num_layers(); ++layer) {

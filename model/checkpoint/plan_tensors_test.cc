@@ -120,7 +120,8 @@ TEST(PlanTensorsTest, ListsTensorsOfRebuiltLowRankKeysAndFoldedValues) {
                   "o_proj.weight [24, 10]"));
 }
 
-TEST(PlanTensorsTest, LowRankValuesLiftedAtRuntimeKeepTheOutputProjection) {
+TEST(PlanTensorsTest,
+     LowRankValuesLiftedAtRuntimeLeaveTheOutputProjectionUnchanged) {
   EXPECT_THAT(
       Listed(Spec(), kFull, LowRank("at_runtime", "NO_ROPE")),
       ElementsAre("q_proj.weight [32, 24]", "k_proj.weight [16, 24]",
@@ -128,7 +129,7 @@ TEST(PlanTensorsTest, LowRankValuesLiftedAtRuntimeKeepTheOutputProjection) {
                   "v_proj.up.1.weight [8, 2]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, ListsTensorsOfOneGroupWithAllHeads) {
+TEST(PlanTensorsTest, ASingleGroupOfAllHeadsNeedsOneTensorToRebuildThem) {
   const std::string part =
       R"({"low_rank":{"groups":[{"heads":[0,1],"rank":7}]},
           "uses":[{"at_runtime":{}}],"codec":{"dtype":"F16"}})";
@@ -159,7 +160,8 @@ TEST(PlanTensorsTest, TheMeanOfLowRankKeysOrValuesIsStoredAsABias) {
   EXPECT_THAT(tensors, Not(Contains(HasSubstr("v_proj.up.bias"))));
 }
 
-TEST(PlanTensorsTest, OutputBiasIsListedOnlyIfTheModelOrTheValuesHaveOne) {
+TEST(PlanTensorsTest,
+     AnOutputBiasIsRequiredOnlyIfTheModelOrTheFoldedValuesHaveABias) {
   DecoderSpec spec = WithBiases();
   EXPECT_THAT(Listed(spec, kFull, kFull),
               Not(Contains(HasSubstr("o_proj.bias"))));
@@ -189,7 +191,7 @@ TEST(PlanTensorsTest, ALowRankKeyThatIsFoldedIntoQueriesHasNoBias) {
                   "v_proj.bias [16]", "o_proj.weight [24, 32]"));
 }
 
-TEST(PlanTensorsTest, RopePairsTensorsHaveOnlyTheKeptRows) {
+TEST(PlanTensorsTest, TensorsOfAPartThatKeepsSomeRopePairsHaveOnlyTheirRows) {
   const auto part = [](const std::string& lift) {
     return absl::StrCat(
         R"({"rope_pairs":{"per_head":[{"pair_indices":[0,1,3]},)",
@@ -225,7 +227,8 @@ TEST(PlanTensorsTest, RopeLowRankTensorsHaveTwoRowsForEachComplexChannel) {
   EXPECT_THAT(folded, Not(Contains(HasSubstr("up."))));
 }
 
-TEST(PlanTensorsTest, TensorNamesNumberThePartsOfASide) {
+TEST(PlanTensorsTest,
+     TheNamesOfTensorsContainThePartNumberIfKeysOrValuesHaveSeveralParts) {
   DecoderSpec spec = Spec();
   spec.rope.rotary_dim = 4;  // 2 pairs, and 4 dims that do not rotate
   const std::string pairs =
@@ -248,7 +251,7 @@ TEST(PlanTensorsTest, TensorNamesNumberThePartsOfASide) {
       Contains("q_proj.weight [24, 24]"));  // 4 heads * (2 kept + 4 plain dims)
 }
 
-TEST(PlanTensorsTest, ABasisTensorHasOnlyTheChannelsWithBits) {
+TEST(PlanTensorsTest, ABasisTensorHasOnlyTheChannelsWithMoreThanZeroBits) {
   const std::string part =
       R"({"full":{},"stored":"POST_ROPE","mean":true,"codec":{"bits":
           {"schedule":[8,4,4,4,2,2,0,0]},"channel_static":{},
@@ -278,7 +281,8 @@ TEST(PlanTensorsTest, ChannelsOfZeroBitsShortenALowRankLatent) {
               Contains("k_proj.down.weight [8, 24]"));
 }
 
-TEST(PlanTensorsTest, AnchoredKeysAreRebuiltFromTheDimsOfTheirPairs) {
+TEST(PlanTensorsTest,
+     TensorsThatRebuildAnchoredKeysHaveOnlyTheDimsOfTheirRopePairs) {
   const std::string slow =
       R"({"low_rank":{"groups":[{"heads":[0,1],"rank":3}]},
           "stored":"PRE_ROPE","uses":[{"pairs":[2,3],"anchored":
@@ -303,7 +307,7 @@ TEST(PlanTensorsTest, DimsOfRopePairsDependOnHowPairsAreFormed) {
       ElementsAre(2, 3, 4, 5));
 }
 
-TEST(PlanTensorsTest, CoveredDimsAscendAndDependOnTheUses) {
+TEST(PlanTensorsTest, TheDimsThatAPartCoversAscendAndDependOnItsUses) {
   DecoderSpec spec = Spec();
   spec.rope.rotary_dim = 4;
   const auto covered = [&](plan::Side side, const std::string& part) {
@@ -328,7 +332,7 @@ TEST(PlanTensorsTest, CoveredDimsAscendAndDependOnTheUses) {
   EXPECT_THAT(covered(plan::Side::kKey, two), ElementsAre(1, 3, 4, 5, 6, 7));
 }
 
-TEST(PlanTensorsTest, RefusesPartsThatTheArtifactFormatCannotStore) {
+TEST(PlanTensorsTest, APartThatTheArtifactFormatCannotStoreIsRefused) {
   EXPECT_THAT(DescribeAttention(
                   Spec(), Layer(LowRank("at_runtime", "POST_ROPE"), kFull)),
               StatusIs(absl::StatusCode::kUnimplemented,
@@ -379,8 +383,9 @@ TEST(PlanTensorsTest, RefusesAPlanForAnotherModelWithoutACrash) {
                HasSubstr("KV head 2 of 4 is in 0 groups")));
   EXPECT_THAT(
       RequiredTensors(spec, plan::ResolvedPlan()),
-      StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("the plan has 0 layers, but the model has 1")));
+      StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("the plan's number of layers is 0, but the model's is 1")));
 }
 
 }  // namespace

@@ -36,7 +36,8 @@ TEST(RandomWeightsTest, RandomWeightsHaveTheRequestedMeanAndDeviation) {
   EXPECT_NEAR(fourths * count / (squares * squares), 2.7, 0.06);
 }
 
-TEST(RandomWeightsTest, ElementsDoNotDependOnTheSizeOfThePiecesThatAreFilled) {
+TEST(RandomWeightsTest,
+     RandomElementsDoNotDependOnTheSizeOfThePiecesThatAreFilled) {
   const RandomTensor tensor = Matrix("a", 1.0);
   const std::vector<float> whole = Fill(tensor, 7);
   for (const int64_t begin : {0, 1, 2, 501, 99998, 99999}) {
@@ -58,14 +59,14 @@ TEST(RandomWeightsTest, RandomWeightsDependOnTheSeedAndTheTensorsName) {
   EXPECT_NE(Fill(Matrix("a", 1.0), 7), Fill(Matrix("b", 1.0), 7));
 }
 
-TEST(RandomWeightsTest, AllWeightsOfANormAreOne) {
+TEST(RandomWeightsTest, AllRandomWeightsOfANormAreOne) {
   const RandomTensor norm{"n", {3}, RandomKind::kOnes, 0.0};
   EXPECT_EQ(Fill(norm, 1), (std::vector<float>{1.0F, 1.0F, 1.0F}));
 }
 
 // In GPT-NeoX's fused tensor, each head has three blocks of rows: queries, keys
 // and values. This test compares the rows of the keys.
-TEST(RandomWeightsTest, CanonicalTensorsEqualRowsOfTheFamilysTensors) {
+TEST(RandomWeightsTest, RandomKeyWeightsEqualTheirRowsInTheFusedTensor) {
   const ModelShape shape = {.name = "small",
                             .family = Family::kNeox,
                             .num_layers = 1,

@@ -45,10 +45,10 @@ bool IsPlainShardName(std::string_view name) {
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   KVASIR_ASSIGN_OR_RETURN(RandomAccessFile file, RandomAccessFile::Open(path));
   if (file.size_bytes() < kLengthBytes) {
-    return absl::DataLossError(
-        absl::StrFormat("%s is truncated: the length of the header needs %d "
-                        "bytes, but the file has %d",
-                        path, kLengthBytes, file.size_bytes()));
+    return absl::DataLossError(absl::StrFormat(
+        "%s is truncated: it must begin with a header length of %d "
+        "bytes, but its size is %d bytes",
+        path, kLengthBytes, file.size_bytes()));
   }
   std::array<std::byte, kLengthBytes> length_bytes;
   KVASIR_RETURN_IF_ERROR(file.Read(0, length_bytes));
@@ -58,15 +58,15 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
     KVASIR_RETURN_IF_ERROR(
         file.Read(0, std::as_writable_bytes(std::span<char>(text))));
     KVASIR_RETURN_IF_ERROR(CheckNoLfsPointer(text, path));
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s: the header has %d bytes, but the limit is %d",
-                        path, header_bytes, kMaxHeaderBytes));
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s: the header has %d bytes, but the limit is %d bytes", path,
+        header_bytes, kMaxHeaderBytes));
   }
   if (header_bytes > file.size_bytes() - kLengthBytes) {
-    return absl::DataLossError(absl::StrFormat(
-        "%s: truncated: header wants %d bytes, the file has %d after the "
-        "length",
-        path, header_bytes, file.size_bytes() - kLengthBytes));
+    return absl::DataLossError(
+        absl::StrFormat("%s is truncated: its header has %d bytes, but only %d "
+                        "bytes follow the header length",
+                        path, header_bytes, file.size_bytes() - kLengthBytes));
   }
   std::string header(header_bytes, '\0');
   KVASIR_RETURN_IF_ERROR(
@@ -85,8 +85,8 @@ absl::Status SafetensorsFile::Read(const TensorInfo& tensor,
   if (offset_bytes > tensor.size_bytes ||
       out.size() > tensor.size_bytes - offset_bytes) {
     return absl::OutOfRangeError(absl::StrFormat(
-        "%s: tensor %s: want %d bytes from byte %d on, but the "
-        "tensor has %d",
+        "%s: tensor %s: cannot read %d bytes from byte %d on, because the "
+        "tensor has only %d bytes",
         path(), tensor.name, out.size(), offset_bytes, tensor.size_bytes));
   }
   const absl::Status status = ForEachPiece(
@@ -206,7 +206,7 @@ absl::Status CheckLinkedFiles(
     if (have == want.get_ref<const std::string&>()) continue;
     return absl::FailedPreconditionError(absl::StrFormat(
         "%s: this is not the base model that the checkpoint was made from: "
-        "want fingerprint %s, have %s; make the checkpoint again",
+        "its fingerprint must be %s, but is %s; make the checkpoint again",
         (*file)->path(), want.get_ref<const std::string&>(), have));
   }
   return absl::OkStatus();
@@ -221,10 +221,11 @@ absl::StatusOr<TensorStore> TensorStore::Open(const std::string& folder) {
   TensorStore store;
   if (!FileExists(index)) {
     if (!FileExists(single)) {
-      return absl::NotFoundError(absl::StrFormat(
-          "%s holds neither model.safetensors nor "
-          "model.safetensors.index.json; other formats are not read",
-          folder));
+      return absl::NotFoundError(
+          absl::StrFormat("%s holds neither model.safetensors nor "
+                          "model.safetensors.index.json; other weight formats "
+                          "are not supported",
+                          folder));
     }
     KVASIR_ASSIGN_OR_RETURN(SafetensorsFile file,
                             SafetensorsFile::Open(single));
@@ -308,8 +309,8 @@ absl::Status TensorStore::Rename(
       const auto [place, is_new] = entries.try_emplace(view.name, renamed);
       if (is_new) continue;
       return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: tensor %s is stored twice: %s has it as %s "
-          "(canonical name %s)",
+          "%s: tensor %s is stored twice: %s also has it, with the name %s "
+          "(the canonical name of both is %s)",
           entry.file->path(), stored_name, place->second.file->path(),
           place->second.info->name, view.name));
     }

@@ -186,8 +186,8 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
   bool parse_error(size_t position, const std::string&,
                    const nlohmann::detail::exception&) override {
     if (status_.ok()) {
-      status_ = absl::InvalidArgumentError(
-          absl::StrFormat("%s: header: not JSON at byte %d", where_, position));
+      status_ = absl::InvalidArgumentError(absl::StrFormat(
+          "%s: the header is not valid JSON at byte %d", where_, position));
     }
     return false;
   }
@@ -205,7 +205,8 @@ class HeaderHandler final : public nlohmann::json_sax<json> {
   bool Unexpected(std::string_view what) {
     if (state_ == State::kStart || state_ == State::kEnd) {
       status_ = absl::InvalidArgumentError(absl::StrFormat(
-          "%s: header: want an object, have %s", where_, Short(what)));
+          "%s: the header must be a JSON object, but begins with %s", where_,
+          Short(what)));
       return false;
     }
     return Fail(absl::StrFormat("%s: unexpected %s", Short(key_), Short(what)));
@@ -280,8 +281,8 @@ absl::Status CheckLayout(const std::vector<TensorInfo>& tensors,
   }
   if (expected_begin != data_bytes) {
     return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: the tensors cover %d bytes, but the file's data has "
-        "%d",
+        "%s: the tensors cover %d bytes, but the data after the header has "
+        "%d bytes",
         where, expected_begin, data_bytes));
   }
   return absl::OkStatus();
@@ -313,7 +314,7 @@ absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(
     if (!json::sax_parse(text.begin(), text.end(), &handler)) {
       if (!handler.status().ok()) return handler.status();
       return absl::InvalidArgumentError(
-          absl::StrFormat("%s: header: not JSON", where));
+          absl::StrFormat("%s: the header is not valid JSON", where));
     }
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(

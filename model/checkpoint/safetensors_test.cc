@@ -41,7 +41,7 @@ absl::Status HeaderStatus(const std::string& header, uint64_t data_bytes) {
   return ParseSafetensorsHeader(header, data_bytes, "x.safetensors").status();
 }
 
-TEST_F(SafetensorsTest, ReportsAGitLfsPointerInsteadOfAFile) {
+TEST_F(SafetensorsTest, AGitLfsPointerIsReportedInsteadOfParsedAsAWeightFile) {
   const std::string path = Write("a.safetensors",
                                  "version https://git-lfs.github.com/spec/v1\n"
                                  "oid sha256:4665\nsize 16\n");
@@ -72,10 +72,10 @@ TEST_F(SafetensorsTest, ReadsATensorsBytes) {
   KVASIR_ASSERT_OK(
       file.Read(b, 5, std::as_writable_bytes(std::span<char>(out))));
   EXPECT_EQ(out, "jkl");
-  EXPECT_THAT(
-      file.Read(b, 6, std::as_writable_bytes(std::span<char>(out))),
-      StatusIs(absl::StatusCode::kOutOfRange,
-               HasSubstr("want 3 bytes from byte 6 on, but the tensor has 8")));
+  EXPECT_THAT(file.Read(b, 6, std::as_writable_bytes(std::span<char>(out))),
+              StatusIs(absl::StatusCode::kOutOfRange,
+                       HasSubstr("cannot read 3 bytes from byte 6 on, because "
+                                 "the tensor has only 8")));
 }
 
 TEST_F(SafetensorsTest, AnIndexOfTooManyValuesIsRefusedBeforeItIsParsed) {
@@ -88,12 +88,14 @@ TEST_F(SafetensorsTest, AnIndexOfTooManyValuesIsRefusedBeforeItIsParsed) {
 }
 
 TEST_F(SafetensorsTest, RefusesTruncatedAndOversizedHeaders) {
-  EXPECT_THAT(SafetensorsFile::Open(Write("a", "1234567")),
-              StatusIs(absl::StatusCode::kDataLoss,
-                       HasSubstr("needs 8 bytes, but the file has 7")));
-  EXPECT_THAT(SafetensorsFile::Open(Write("b", LengthPrefix(3) + "{}")),
-              StatusIs(absl::StatusCode::kDataLoss,
-                       HasSubstr("header wants 3 bytes, the file has 2")));
+  EXPECT_THAT(
+      SafetensorsFile::Open(Write("a", "1234567")),
+      StatusIs(absl::StatusCode::kDataLoss,
+               HasSubstr("header length of 8 bytes, but its size is 7 bytes")));
+  EXPECT_THAT(
+      SafetensorsFile::Open(Write("b", LengthPrefix(3) + "{}")),
+      StatusIs(absl::StatusCode::kDataLoss,
+               HasSubstr("its header has 3 bytes, but only 2 bytes follow")));
   EXPECT_THAT(
       SafetensorsFile::Open(Write("c", LengthPrefix(~uint64_t{0}) + "{}")),
       StatusIs(absl::StatusCode::kInvalidArgument,
@@ -106,7 +108,8 @@ TEST_F(SafetensorsTest, RefusesTruncatedAndOversizedHeaders) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
 }
 
-TEST_F(SafetensorsTest, AFileTruncatedAfterOpeningIsAnErrorNotASignal) {
+TEST_F(SafetensorsTest,
+       ReadingAFileThatWasTruncatedAfterOpeningReturnsAnError) {
   const std::string path = WriteFile(
       "a.safetensors",
       R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "abcdefgh");
@@ -129,7 +132,7 @@ struct BadHeader {
 
 class BadHeaderTest : public ::testing::TestWithParam<BadHeader> {};
 
-TEST_P(BadHeaderTest, IsRefusedWithTheReason) {
+TEST_P(BadHeaderTest, AnInvalidSafetensorsHeaderIsRefusedWithTheReason) {
   EXPECT_THAT(HeaderStatus(GetParam().header, GetParam().data_bytes),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("x.safetensors"),
@@ -139,12 +142,12 @@ TEST_P(BadHeaderTest, IsRefusedWithTheReason) {
 INSTANTIATE_TEST_SUITE_P(
     All, BadHeaderTest,
     ::testing::Values(
-        BadHeader{"Empty", "", 0, "not JSON"},
-        BadHeader{"NotJson", "{\"a\":", 0, "not JSON"},
-        BadHeader{"TrailingText", "{} x", 0, "not JSON"},
-        BadHeader{"NotUtf8", "{\"\xff\":1}", 0, "not JSON"},
-        BadHeader{"RootIsArray", "[]", 0, "want an object"},
-        BadHeader{"RootIsNumber", "1", 0, "want an object"},
+        BadHeader{"Empty", "", 0, "not valid JSON"},
+        BadHeader{"NotJson", "{\"a\":", 0, "not valid JSON"},
+        BadHeader{"TrailingText", "{} x", 0, "not valid JSON"},
+        BadHeader{"NotUtf8", "{\"\xff\":1}", 0, "not valid JSON"},
+        BadHeader{"RootIsArray", "[]", 0, "must be a JSON object"},
+        BadHeader{"RootIsNumber", "1", 0, "must be a JSON object"},
         BadHeader{"TensorIsNumber", R"({"a":1})", 0, "tensor a"},
         BadHeader{"TensorIsNull", R"({"a":null})", 0, "unexpected null"},
         BadHeader{"DeepNesting", R"({"a":{"shape":[[[[[[1]]]]]]}})", 0,
@@ -173,7 +176,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadHeader{"HugeDimension", R"({"a":{"shape":[18446744073709551615]}})",
                   0, "too large"},
         BadHeader{"NumberOutOfRange", R"({"a":{"shape":[1e999]}})", 0,
-                  "not JSON"},
+                  "not valid JSON"},
         BadHeader{"TooManyDimensions",
                   R"({"a":{"shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]}})", 0,
                   "at most 16 dimensions"},
@@ -214,10 +217,10 @@ INSTANTIATE_TEST_SUITE_P(
                   6, "begin at 5, want 4"},
         BadHeader{"TrailingData",
                   R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 5,
-                  "cover 4 bytes, but the file's data has 5"}),
+                  "cover 4 bytes, but the data after the header has 5 bytes"}),
     [](const auto& test) { return test.param.name; });
 
-TEST_F(SafetensorsTest, EmptyTensorsMayShareAnOffset) {
+TEST_F(SafetensorsTest, AnEmptyTensorMayStartAtTheOffsetOfAnotherTensor) {
   KVASIR_EXPECT_OK(
       HeaderStatus(R"({"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},)"
                    R"("a":{"dtype":"U8","shape":[0,9223372036854775807,3],)"
@@ -229,7 +232,7 @@ TEST_F(SafetensorsTest, EmptyTensorsMayShareAnOffset) {
 constexpr char kOneTensor[] =
     R"({"%s":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
 
-TEST_F(SafetensorsTest, AFolderOfShardsIsReadByItsIndex) {
+TEST_F(SafetensorsTest, AShardedFolderIsReadByItsIndexFile) {
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
   WriteFile("s2.safetensors", absl::StrFormat(kOneTensor, "b"), "y");
   Write("model.safetensors.index.json",
@@ -254,7 +257,7 @@ TEST_F(SafetensorsTest, AShardMayHoldTensorsThatTheIndexDoesNotList) {
   EXPECT_EQ(store.Find("a"), nullptr);
 }
 
-TEST_F(SafetensorsTest, AnIndexCannotLeadOutOfTheFolder) {
+TEST_F(SafetensorsTest, AnIndexThatNamesAFileOutsideTheModelFolderIsRefused) {
   for (const char* shard :
        {"../s1.safetensors", "/etc/x.safetensors", "sub/s1.safetensors",
         "..\\\\s1.safetensors", "s1\\u0000.safetensors", "passwd"}) {
@@ -267,7 +270,7 @@ TEST_F(SafetensorsTest, AnIndexCannotLeadOutOfTheFolder) {
   }
 }
 
-TEST_F(SafetensorsTest, AnIndexMustMatchItsFiles) {
+TEST_F(SafetensorsTest, AnIndexThatDoesNotMatchItsShardFilesIsRefused) {
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "x");
   Write("model.safetensors.index.json",
         R"({"weight_map":{"b":"s1.safetensors"}})");
@@ -286,9 +289,9 @@ TEST_F(SafetensorsTest, AnIndexMustMatchItsFiles) {
       TensorStore::Open(folder_.path()),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("weight_map")));
   Write("model.safetensors.index.json", "{");
-  EXPECT_THAT(
-      TensorStore::Open(folder_.path()),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not JSON")));
+  EXPECT_THAT(TensorStore::Open(folder_.path()),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("not valid JSON")));
 }
 
 TEST_F(SafetensorsTest, AFingerprintDependsOnEveryByteOfASmallFile) {
@@ -340,10 +343,11 @@ TEST_F(SafetensorsTest, ALinkedFileMustHaveTheFingerprintInTheIndex) {
                        HasSubstr("s2.safetensors: want the fingerprint")));
   // A file with the same header and size, but other weights.
   WriteFile("s1.safetensors", absl::StrFormat(kOneTensor, "a"), "y");
-  EXPECT_THAT(open(right),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("s1.safetensors"),
-                             HasSubstr("want fingerprint " + fingerprint))));
+  EXPECT_THAT(
+      open(right),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               AllOf(HasSubstr("s1.safetensors"),
+                     HasSubstr("its fingerprint must be " + fingerprint))));
 }
 
 TEST_F(SafetensorsTest,

@@ -43,18 +43,20 @@ absl::StatusOr<WeightTiles> Parse(size_t rank, const std::string& text) {
   WeightTiles parsed;
   if (!parsed.ParseFromString(text)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", rank, ": ", text.size(),
+        absl::StrCat("rank ", rank, ": it sent ", text.size(),
                      " bytes that are not a WeightTiles message"));
   }
   if (parsed.version() != kVersion) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "rank ", rank, ": the format of its weight tiles has version ",
-        parsed.version(), ", want ", kVersion));
+        "rank ", rank, ": its WeightTiles message has format version ",
+        parsed.version(), ", but must have ", kVersion));
   }
   if (parsed.id().empty() == parsed.tensors().empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rank ", rank, ": want either an id of weights or tensors, have ",
-        parsed.id().empty() ? "neither" : "both"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank,
+                     ": its WeightTiles message must have either an id of the "
+                     "weights or tensors, but has ",
+                     parsed.id().empty() ? "neither" : "both"));
   }
   return parsed;
 }
@@ -64,9 +66,9 @@ absl::Status CheckAlike(const WeightTiles& first, size_t rank,
                         const WeightTiles& other) {
   if (other.id() != first.id() || other.model() != first.model()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", rank, " has weights of another model than rank 0: \"",
-        other.id(), other.model(), "\", want \"", first.id(), first.model(),
-        "\""));
+        "rank ", rank, " has the weights of another model than rank 0: \"",
+        other.id(), other.model(), "\" instead of \"", first.id(),
+        first.model(), "\""));
   }
   const int common = std::min(first.tensors_size(), other.tensors_size());
   for (int i = 0; i < common; ++i) {
@@ -75,7 +77,8 @@ absl::Status CheckAlike(const WeightTiles& first, size_t rank,
     if (have.name() != want.name()) {
       return absl::FailedPreconditionError(absl::StrCat(
           Describe(rank, have.name()),
-          ": rank 0 has another tensor in this place, ", want.name()));
+          ": rank 0 has sent another tensor at this place of its list, ",
+          want.name()));
     }
     if (have.type_and_shape() != want.type_and_shape() ||
         have.rows() != want.rows() || have.columns() != want.columns()) {
@@ -118,10 +121,11 @@ class Combiner {
     const size_t all = tiles_.hashes.size();
     if (run.hashes().size() % kHashBytes != 0 || run.first() > all ||
         count > all - run.first()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(Describe(rank, tensor_.name()), ": ",
-                       run.hashes().size(), " bytes of hashes, from tile ",
-                       run.first(), " on, but its number of tiles is ", all));
+      return absl::InvalidArgumentError(absl::StrCat(
+          Describe(rank, tensor_.name()), ": the hashes from tile ",
+          run.first(), " on take ", run.hashes().size(),
+          " bytes, which does not fit a tensor of ", all, " tiles with ",
+          kHashBytes, " bytes each"));
     }
     for (size_t i = 0; i < count; ++i) {
       const size_t at = run.first() + i;
@@ -129,7 +133,7 @@ class Combiner {
       if (tiles_.known[at] && tiles_.hashes[at] != hash) {
         return absl::FailedPreconditionError(
             absl::StrCat(Describe(rank, tensor_.name()), ", ", TileText(at),
-                         ": other bytes than rank ", from_[at], " has read"));
+                         ": it has read other bytes than rank ", from_[at]));
       }
       tiles_.hashes[at] = hash;
       tiles_.known[at] = true;
@@ -155,8 +159,8 @@ class Combiner {
   }
   absl::Status Missing(const std::string& which) const {
     return absl::FailedPreconditionError(absl::StrCat(
-        "tensor ", tensor_.name(), ": ", which, " of ", tensor_.rows(), " x ",
-        tensor_.columns(), " tiles was not read by any rank"));
+        "tensor ", tensor_.name(), ": no rank has read ", which, " of its ",
+        tensor_.rows(), " x ", tensor_.columns(), " tiles"));
   }
 
   const WeightTiles::Tensor& tensor_;
@@ -203,7 +207,7 @@ std::string WeightTilesText(std::string_view id) {
 absl::StatusOr<std::string> CombineWeightTiles(
     absl::Span<const std::string> ranks) {
   if (ranks.empty()) {
-    return absl::InvalidArgumentError("there are no weight tiles of any rank");
+    return absl::InvalidArgumentError("no rank has sent a WeightTiles message");
   }
   std::vector<WeightTiles> parsed;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -62,7 +62,7 @@ std::string TextOf(const WeightsIdBuilder& builder) {
   return WeightTilesText(builder.tensors(), Spec());
 }
 
-TEST(WeightTilesTest, TilesOfAllRanksGiveTheIdThatOneRankWouldHave) {
+TEST(WeightTilesTest, TheTilesOfAllRanksGiveTheSameWeightsIdAsASingleRank) {
   WeightsIdBuilder one;
   one.Add("matrix", kMatrix, TilesAt(2, 2, 0, 1));
   one.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -74,7 +74,7 @@ TEST(WeightTilesTest, TilesOfAllRanksGiveTheIdThatOneRankWouldHave) {
               Holds(id));
 }
 
-TEST(WeightTilesTest, ABitOfOneRankChangesTheId) {
+TEST(WeightTilesTest, AChangedTileHashOfOneRankChangesTheWeightsId) {
   WeightsIdBuilder other;
   other.Add("matrix", kMatrix, TilesAt(2, 1, 1, 3), 0, 1);
   other.Add("vector", kVector, TilesAt(1, 1, 9, 0));
@@ -85,7 +85,7 @@ TEST(WeightTilesTest, ABitOfOneRankChangesTheId) {
   EXPECT_NE(*id, *changed);
 }
 
-TEST(WeightTilesTest, GeneratedWeightsHaveTheIdThatAllRanksSend) {
+TEST(WeightTilesTest, GeneratedWeightsMustHaveTheSameIdOnAllRanks) {
   const std::string made = WeightTilesText("random");
   EXPECT_THAT(CombineWeightTiles({made, made}), Holds("random"));
   EXPECT_THAT(CombineWeightTiles({made, WeightTilesText("other")}),
@@ -100,25 +100,30 @@ TEST(WeightTilesTest, ConflictingTilesAreReportedWithTensorAndRanks) {
   changed.Add("vector", kVector, TilesAt(1, 1, 8, 0));
   EXPECT_THAT(
       CombineWeightTiles({TextOf(HalfOf(0)), TextOf(other), TextOf(changed)}),
-      base::StatusIs(absl::StatusCode::kFailedPrecondition,
-                     HasSubstr("rank 2: tensor vector, tile 0, 0: other bytes "
-                               "than rank 1 has read")));
+      base::StatusIs(
+          absl::StatusCode::kFailedPrecondition,
+          HasSubstr("rank 2: tensor vector, tile 0, 0: it has read other bytes "
+                    "than rank 1")));
 }
 
-TEST(WeightTilesTest, ATileThatNoRankHasIsReported) {
+TEST(WeightTilesTest, ATileThatNoRankHasReadIsReported) {
   WeightsIdBuilder part;
   part.AddTensor("matrix", kMatrix);
   part.Add("vector", kVector, TilesAt(1, 1, 9, 0));
-  EXPECT_THAT(CombineWeightTiles({TextOf(HalfOf(0)), TextOf(part)}),
-              base::StatusIs(absl::StatusCode::kFailedPrecondition,
-                             HasSubstr("tensor matrix: some of 2 x 2 tiles")));
+  EXPECT_THAT(
+      CombineWeightTiles({TextOf(HalfOf(0)), TextOf(part)}),
+      base::StatusIs(
+          absl::StatusCode::kFailedPrecondition,
+          HasSubstr(
+              "tensor matrix: no rank has read some of its 2 x 2 tiles")));
   // The number of hashes equals the number of tiles, but one tile comes twice
   // and another is missing.
   part.Add("matrix", kMatrix, TilesAt(1, 1, 0, 0), 0, 0);
   part.Add("matrix", kMatrix, TilesAt(1, 1, 1, 0), 0, 1);
-  EXPECT_THAT(CombineWeightTiles({TextOf(HalfOf(0)), TextOf(part)}),
-              base::StatusIs(absl::StatusCode::kFailedPrecondition,
-                             HasSubstr("tensor matrix: tile 1, 1")));
+  EXPECT_THAT(
+      CombineWeightTiles({TextOf(HalfOf(0)), TextOf(part)}),
+      base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                     HasSubstr("tensor matrix: no rank has read tile 1, 1")));
 }
 
 TEST(WeightTilesTest, TensorsThatDifferBetweenRanksAreReported) {
@@ -132,9 +137,9 @@ TEST(WeightTilesTest, TensorsThatDifferBetweenRanksAreReported) {
   refused(more, "rank 1: tensor wrong is not on rank 0");
   more = HalfOf(1);
   more.AddTensor("net", kVector);
-  refused(
-      more,
-      "rank 1: tensor net: rank 0 has another tensor in this place, vector");
+  refused(more,
+          "rank 1: tensor net: rank 0 has sent another tensor at this place of "
+          "its list, vector");
   WeightsIdBuilder fewer;
   fewer.AddTensor("matrix", kMatrix);
   refused(fewer, "rank 1: tensor vector is missing");
@@ -143,7 +148,7 @@ TEST(WeightTilesTest, TensorsThatDifferBetweenRanksAreReported) {
   refused(wide, "rank 1: tensor vector is BF16 [10, 2]");
 }
 
-TEST(WeightTilesTest, MalformedTextsAreRefused) {
+TEST(WeightTilesTest, MalformedWeightTilesMessagesAreRefused) {
   const auto refused = [](const std::string& text, const char* why) {
     EXPECT_THAT(CombineWeightTiles({TextOf(HalfOf(0)), text}),
                 base::StatusIs(absl::StatusCode::kInvalidArgument,
@@ -160,28 +165,31 @@ TEST(WeightTilesTest, MalformedTextsAreRefused) {
     return tiles.SerializeAsString();
   };
   refused(changed([](auto* run) { run->set_first(~uint64_t{0}); }),
-          "matrix: 16 bytes of hashes, from tile 18446744073709551615");
+          "matrix: the hashes from tile 18446744073709551615 on take 16 bytes");
   refused(changed([](auto* run) { run->mutable_hashes()->append("x"); }),
-          "matrix: 17 bytes");
+          "on take 17 bytes");
   refused(changed([](auto* run) { run->mutable_hashes()->resize(80); }),
-          "its number of tiles is 4");
-  EXPECT_THAT(CombineWeightTiles({}),
-              base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("no weight tiles of any rank")));
+          "does not fit a tensor of 4 tiles");
+  EXPECT_THAT(
+      CombineWeightTiles({}),
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("no rank has sent a WeightTiles message")));
 }
 
 // A tensor that claims more tiles than the ranks have sent is refused before
 // memory for its tiles is allocated.
-TEST(WeightTilesTest, TilesThatNoRankHasTakeNoMemory) {
+TEST(WeightTilesTest,
+     ATensorThatClaimsTooManyTilesIsRefusedBeforeMemoryIsAllocated) {
   kvasir::v1::WeightTiles tiles;
   tiles.ParseFromString(TextOf(HalfOf(0)));
   for (const uint64_t size : {uint64_t{1} << 20, uint64_t{1} << 63}) {
     tiles.mutable_tensors(0)->set_rows(size);
     tiles.mutable_tensors(0)->set_columns(size);
     const std::string text = tiles.SerializeAsString();
-    EXPECT_THAT(CombineWeightTiles({text, text}),
-                base::StatusIs(absl::StatusCode::kFailedPrecondition,
-                               HasSubstr("tensor matrix: some")));
+    EXPECT_THAT(
+        CombineWeightTiles({text, text}),
+        base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("tensor matrix: no rank has read some")));
   }
 }
 

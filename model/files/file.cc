@@ -76,8 +76,8 @@ absl::Status RandomAccessFile::Read(uint64_t offset_bytes,
     }
     if (got == 0) {
       return absl::DataLossError(absl::StrFormat(
-          "%s is truncated: want bytes up to %d, but the file ends "
-          "at %d",
+          "%s is truncated: its first %d bytes are needed, but the file has "
+          "only %d bytes",
           path_, offset_bytes + out.size(), offset_bytes + done));
     }
     done += static_cast<size_t>(got);
@@ -117,7 +117,7 @@ absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
                           RandomAccessFile::Open(path));
   if (file.size_bytes() > max_bytes) {
     return absl::ResourceExhaustedError(
-        absl::StrFormat("%s has %d bytes, but the limit is %d", path,
+        absl::StrFormat("%s has %d bytes, but the limit is %d bytes", path,
                         file.size_bytes(), max_bytes));
   }
   std::string text(file.size_bytes(), '\0');

@@ -77,9 +77,9 @@ absl::Status CheckJsonShape(std::string_view text, std::string_view where,
     } else if (c == '{' || c == '[') {
       ++values;
       if (++depth > limits.max_depth) {
-        return absl::InvalidArgumentError(
-            absl::StrFormat("%s: JSON is nested deeper than %d at byte %d",
-                            where, limits.max_depth, i));
+        return absl::InvalidArgumentError(absl::StrFormat(
+            "%s: JSON is nested deeper than %d levels, the limit, at byte %d",
+            where, limits.max_depth, i));
       }
     } else if (c == '}' || c == ']') {
       --depth;
@@ -87,8 +87,9 @@ absl::Status CheckJsonShape(std::string_view text, std::string_view where,
       ++values;
     }
     if (values > limits.max_values) {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "%s: JSON has more than %d values", where, limits.max_values));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("%s: JSON has more than %d values, the limit", where,
+                          limits.max_values));
     }
   }
   return absl::OkStatus();
@@ -103,12 +104,13 @@ absl::StatusOr<json> ParseJson(std::string_view text, std::string_view where,
     json::sax_parse(text.begin(), text.end(), &keys);
     if (keys.found().has_value()) {
       return absl::InvalidArgumentError(
-          absl::StrFormat("%s: key \"%s\" occurs twice", where, *keys.found()));
+          absl::StrFormat("%s: key \"%s\" occurs twice in the same object",
+                          where, *keys.found()));
     }
     return value;
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%s: not JSON: %s", where,
+        absl::StrFormat("%s is not valid JSON: %s", where,
                         std::string_view(error.what()).substr(0, 300)));
   }
 }

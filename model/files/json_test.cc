@@ -10,13 +10,13 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(JsonTest, RefusesTextThatIsNotJson) {
+TEST(JsonTest, RefusesTextThatIsNotValidJson) {
   EXPECT_THAT(ParseJson("{\"a\":", "f.json"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("f.json: not JSON")));
+                       HasSubstr("f.json is not valid JSON")));
   EXPECT_THAT(ParseJson("{\"a\":1e999}", "f.json"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("f.json: not JSON")));
+                       HasSubstr("f.json is not valid JSON")));
 }
 
 TEST(JsonTest, RefusesDuplicateKeysAtAnyDepth) {
@@ -37,7 +37,7 @@ TEST(JsonTest, AnErrorRepeatsOnlyTheBeginningOfAKey) {
   EXPECT_LT(ParseJson("{\"" + key, "f.json").status().message().size(), 400u);
 }
 
-TEST(JsonTest, RefusesDeepNesting) {
+TEST(JsonTest, RefusesJsonThatIsNestedTooDeeply) {
   constexpr size_t kDeep = 1'000'000;
   EXPECT_THAT(
       ParseJson(std::string(kDeep, '[') + std::string(kDeep, ']'), "f.json"),
@@ -62,7 +62,7 @@ TEST(JsonTest, RefusesMoreValuesThanTheLimitBeforeItParses) {
                        HasSubstr("more than 5 values")));
 }
 
-TEST(JsonTest, FieldErrorsNameTheWantedAndTheFoundValue) {
+TEST(JsonTest, TheErrorForAnInvalidFieldStatesTheExpectedAndTheActualValue) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const nlohmann::json root,
       ParseJson(R"({"a":"x","b":7,"c":null,"d":18446744073709551615})",

@@ -446,8 +446,9 @@ absl::StatusOr<DecoderSpec> ParseConfig(std::string_view text,
                                         std::string_view where) {
   KVASIR_ASSIGN_OR_RETURN(const json root, ParseJson(text, where));
   if (!root.is_object()) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: want an object, have %s", where, JsonExcerpt(root)));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s must contain a JSON object, but contains %s", where,
+                        JsonExcerpt(root)));
   }
   const JsonFields fields(root, std::string(where));
   KVASIR_ASSIGN_OR_RETURN(const Family family, FindFamily(fields));
@@ -483,8 +484,9 @@ absl::Status ParseGenerationConfig(std::string_view text,
                                    std::string_view where, DecoderSpec* spec) {
   KVASIR_ASSIGN_OR_RETURN(const json root, ParseJson(text, where));
   if (!root.is_object()) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%s: want an object, have %s", where, JsonExcerpt(root)));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s must contain a JSON object, but contains %s", where,
+                        JsonExcerpt(root)));
   }
   const JsonFields fields(root, std::string(where));
   KVASIR_ASSIGN_OR_RETURN(std::vector<int32_t> eos,

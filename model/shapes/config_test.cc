@@ -123,7 +123,7 @@ TEST(ConfigTest, ReadsANeoxConfig) {
   ExpectFrequencies(spec.rope, {1.0, 0.5, 0.25, 0.125}, 1.0);
 }
 
-TEST(ConfigTest, RefusesNeoxFieldsThatDisagree) {
+TEST(ConfigTest, NewAndOldNeoxRopeFieldsThatContradictEachOtherAreRefused) {
   // Newer versions of the transformers library write RoPE settings in this
   // form.
   json config = SmallNeox();
@@ -143,7 +143,7 @@ TEST(ConfigTest, RefusesNeoxFieldsThatDisagree) {
                              HasSubstr("rotary_emb_base 10000"))));
 }
 
-TEST(ConfigTest, NeoxScalesOnlyTheRotatedDims) {
+TEST(ConfigTest, LinearRopeScalingOfANeoxModelAppliesOnlyToItsRotatedDims) {
   json config = With(SmallNeox(), "rotary_pct", 0.5);
   config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
   config["rotary_emb_base"] = 16;
@@ -168,7 +168,8 @@ TEST(ConfigTest, ReadsAnOptConfig) {
             MlpKind::kGelu);
 }
 
-TEST(ConfigTest, RefusesGroupedHeadsInLayerNormFamilies) {
+TEST(ConfigTest,
+     NeoxAndOptConfigsWithFieldsThatOnlyLlamaModelsSupportAreRefused) {
   for (const json& config : {SmallNeox(), SmallOpt()}) {
     EXPECT_THAT(Parse(With(config, "num_key_value_heads", 2)),
                 StatusIs(absl::StatusCode::kUnimplemented,
@@ -188,7 +189,7 @@ TEST(ConfigTest, HeadDimMayDifferFromHiddenSizeDividedByHeads) {
   EXPECT_EQ(MustParse(With(SmallLlama(), "head_dim", nullptr)).head_dim, 16);
 }
 
-TEST(ConfigTest, LlamaAttentionBiasCoversTheOutputProjection) {
+TEST(ConfigTest, TheAttentionBiasFieldOfLlamaAlsoAppliesToTheOutputProjection) {
   const DecoderSpec spec =
       MustParse(With(SmallLlama(), "attention_bias", true));
   EXPECT_TRUE(spec.qkv_bias);
@@ -196,7 +197,7 @@ TEST(ConfigTest, LlamaAttentionBiasCoversTheOutputProjection) {
   EXPECT_FALSE(spec.mlp_bias);
 }
 
-TEST(ConfigTest, AMissingMistralWindowMeansTheDefaultAndNullMeansNone) {
+TEST(ConfigTest, AMissingMistralWindowIsTheDefaultWindowAndANullWindowIsNone) {
   json config = SmallLlama();
   config["architectures"] = {"MistralForCausalLM"};
   EXPECT_EQ(MustParse(config).layers[2].sliding_window, 4096);
@@ -208,7 +209,8 @@ TEST(ConfigTest, AMissingMistralWindowMeansTheDefaultAndNullMeansNone) {
             0);
 }
 
-TEST(ConfigTest, Qwen2HasWindowsOnlyInUpperLayersAndOnlyIfEnabled) {
+TEST(ConfigTest,
+     Qwen2ModelsHaveSlidingWindowsOnlyInUpperLayersAndOnlyIfEnabled) {
   json config = SmallLlama();
   config["architectures"] = {"Qwen2ForCausalLM"};
   config["sliding_window"] = 8;
@@ -225,7 +227,7 @@ TEST(ConfigTest, Qwen2HasWindowsOnlyInUpperLayersAndOnlyIfEnabled) {
   EXPECT_EQ(MustParse(config).layers[1].sliding_window, 0);
 }
 
-TEST(ConfigTest, LinearScalingDividesFrequencies) {
+TEST(ConfigTest, LinearRopeScalingDividesTheFrequenciesByTheFactor) {
   json config = With(SmallLlama(), "head_dim", 8);
   config["rope_scaling"] = {{"type", "linear"}, {"factor", 4.0}};
   ExpectFrequencies(MustParse(config).rope, {0.25, 0.025, 0.0025, 0.00025},
@@ -266,7 +268,7 @@ TEST(ConfigTest, YarnScalingMatchesTheReference) {
                     1.13862944);
 }
 
-TEST(ConfigTest, YarnReadsBothMscalesAndBothBetas) {
+TEST(ConfigTest, YarnUsesTheMscaleAndBetaFieldsOfTheConfig) {
   json config = With(SmallLlama(), "rope_theta", 1e6);
   config["rope_scaling"] = {{"rope_type", "yarn"},
                             {"factor", 40.0},
@@ -282,7 +284,7 @@ TEST(ConfigTest, YarnReadsBothMscalesAndBothBetas) {
       0.873940458);
 }
 
-TEST(ConfigTest, YarnWithoutTruncationUsesFractionalBorders) {
+TEST(ConfigTest, YarnWithoutTruncationDoesNotRoundTheBordersOfItsRamp) {
   json config = SmallLlama();
   config["rope_scaling"] = {{"rope_type", "yarn"},
                             {"factor", 8.0},
@@ -295,7 +297,7 @@ TEST(ConfigTest, YarnWithoutTruncationUsesFractionalBorders) {
                     0.9);
 }
 
-TEST(ConfigTest, YarnAllowsPositionsUpToTheStretchedContext) {
+TEST(ConfigTest, YarnAllowsPositionsUpToTheExtendedContextLength) {
   json config = With(SmallLlama(), "max_position_embeddings", 64);
   config["rope_scaling"] = {{"type", "yarn"},
                             {"factor", 4.0},
@@ -313,7 +315,7 @@ struct BadConfig {
 
 class BadConfigTest : public ::testing::TestWithParam<BadConfig> {};
 
-TEST_P(BadConfigTest, IsRefusedWithTheReason) {
+TEST_P(BadConfigTest, AnInvalidModelConfigIsRefusedWithTheReason) {
   const BadConfig& bad = GetParam();
   EXPECT_THAT(Parse(With(SmallLlama(), bad.field, bad.value)),
               StatusIs(bad.code, AllOf(HasSubstr("config.json"),
@@ -413,7 +415,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "per layer type"}),
     [](const auto& test) { return test.param.name; });
 
-TEST(ConfigTest, GenerationConfigReplacesEosIds) {
+TEST(ConfigTest, TheEosIdsOfTheGenerationConfigReplaceThoseOfTheModelConfig) {
   DecoderSpec spec = MustParse(With(SmallLlama(), "eos_token_id", 2));
   KVASIR_ASSERT_OK(ParseGenerationConfig(
       R"({"eos_token_id":[5,6],"temperature":0.6,"top_p":0.9,"top_k":20,)"
@@ -444,7 +446,7 @@ TEST(ConfigTest, SamplingDefaultsOutOfRangeAreRefusedWithNameValueAndLimit) {
       "g.json", &spec));
 }
 
-TEST(ConfigTest, EveryGoldenModelIsServed) {
+TEST(ConfigTest, TheConfigOfEveryGoldenModelIsAccepted) {
   int num_models = 0;
   for (const auto& entry :
        std::filesystem::directory_iterator(GoldenFolder() + "/models")) {
@@ -454,7 +456,7 @@ TEST(ConfigTest, EveryGoldenModelIsServed) {
   EXPECT_GE(num_models, 16);
 }
 
-TEST(ConfigTest, EveryRefusedGoldenConfigNamesItsReason) {
+TEST(ConfigTest, TheErrorForEveryUnsupportedGoldenConfigNamesTheReason) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const std::string text,
       ReadSmallFile(GoldenFolder() + "/refused/refused.json", 1 << 16));

@@ -6,7 +6,7 @@
 namespace kvasir::model {
 namespace {
 
-TEST(ShapeConfigTest, EveryKnownShapeIsAModelThatThisEngineReads) {
+TEST(ShapeConfigTest, EveryKnownShapeGivesAModelConfigThatIsAccepted) {
   for (const std::string& name : KnownShapeNames()) {
     KVASIR_ASSERT_OK_AND_ASSIGN(const ModelShape shape, FindShape(name));
     KVASIR_ASSERT_OK_AND_ASSIGN(const DecoderSpec spec, SpecOfShape(shape));
@@ -26,7 +26,7 @@ TEST(ShapeConfigTest, EveryKnownShapeIsAModelThatThisEngineReads) {
   }
 }
 
-TEST(ShapeConfigTest, ContradictingSizesAreRefusedWithTheFieldsName) {
+TEST(ShapeConfigTest, ContradictorySizesAreRefusedWithTheNameOfTheField) {
   struct Case {
     const char* name;
     void (*change)(ModelShape&);

@@ -111,9 +111,9 @@ absl::StatusOr<ModelShape> FindShape(std::string_view name) {
   for (const Row& row : kRows) {
     if (row.name == name) return ShapeOf(row);
   }
-  return absl::NotFoundError(
-      absl::StrCat("no model shape '", std::string(name),
-                   "'; known: ", absl::StrJoin(KnownShapeNames(), ", ")));
+  return absl::NotFoundError(absl::StrCat(
+      "there is no model shape '", std::string(name),
+      "'; the known shapes are ", absl::StrJoin(KnownShapeNames(), ", ")));
 }
 
 std::vector<std::string> KnownShapeNames() {

@@ -101,7 +101,7 @@ absl::StatusOr<std::vector<AddedToken>> AddedTokens::ReadList(
     if (token.content.empty() || token.content.size() > kMaxContentBytes) {
       return absl::InvalidArgumentError(
           absl::StrCat(entry.path(), ".content has ", token.content.size(),
-                       " bytes, want 1 to ", kMaxContentBytes));
+                       " bytes, but must have 1 to ", kMaxContentBytes));
     }
     KVASIR_ASSIGN_OR_RETURN(token.special, entry.GetBool("special", false));
     KVASIR_ASSIGN_OR_RETURN(token.normalized,
@@ -132,9 +132,10 @@ absl::StatusOr<AddedTokens> AddedTokens::Build(
     }
     total_bytes += content.size();
     if (total_bytes > kMaxTrieBytes) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "added_tokens[", i, "]: the added tokens take more than ",
-          kMaxTrieBytes, " bytes together"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("added_tokens[", i,
+                       "]: the added tokens up to this one take more than ",
+                       kMaxTrieBytes, " bytes together, the limit"));
     }
     (token.normalized ? added.normalized_ : added.raw_).Add(content, index);
   }

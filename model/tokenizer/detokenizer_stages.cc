@@ -106,7 +106,7 @@ absl::StatusOr<DetokenizerStages::Step> DetokenizerStages::ReadStep(
       if (count < 0 || count > kMaxStripped) {
         return absl::InvalidArgumentError(
             absl::StrCat(ref.path(), " strips ", count,
-                         " characters, want 0 to ", kMaxStripped));
+                         " characters, but may strip 0 to ", kMaxStripped));
       }
     }
   } else {

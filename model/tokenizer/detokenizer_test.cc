@@ -38,7 +38,7 @@ Ids RandomIds(const Tokenizer& tokenizer, std::mt19937& random) {
 
 class DetokenizerTest : public testing::TestWithParam<const char*> {};
 
-TEST_P(DetokenizerTest, DeltasAreValidUtf8AndAddUpToTheWholeText) {
+TEST_P(DetokenizerTest, StreamedTextPiecesAreValidUtf8AndTogetherTheWholeText) {
   const auto tokenizer = Golden(GetParam());
   std::mt19937 random(3);
   for (int round = 0; round < 3000; ++round) {
@@ -59,7 +59,8 @@ TEST_P(DetokenizerTest, DeltasAreValidUtf8AndAddUpToTheWholeText) {
   }
 }
 
-TEST_P(DetokenizerTest, AStreamThatIsPrimedWithAPromptContinuesItsText) {
+TEST_P(DetokenizerTest,
+       TheTextOfAStreamThatStartsAfterAPromptContinuesThePromptsText) {
   const auto tokenizer = Golden(GetParam());
   const std::string text =
       "The miller's river 12 \xE6\xB2\xB3\xE6\xB0\xB4 \xF0\x9F\x99\x82 boats";
@@ -88,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(All, DetokenizerTest,
                            return name;
                          });
 
-TEST(DetokenizerTest, HoldsBackIncompleteCharacters) {
+TEST(DetokenizerTest, BytesOfAnIncompleteCharacterAreHeldBack) {
   const auto tokenizer = Golden("llama2");
   const auto byte = [&](const char* token) {
     return *tokenizer->TokenToId(token);
@@ -109,7 +110,7 @@ TEST(DetokenizerTest, HoldsBackIncompleteCharacters) {
   EXPECT_EQ(stream.Finish(), "\xEF\xBF\xBD");
 }
 
-TEST(DetokenizerTest, FirstWordKeepsItsSpaceAfterAPrompt) {
+TEST(DetokenizerTest, TheFirstWordAfterAPromptKeepsItsLeadingSpace) {
   const auto tokenizer = Golden("llama2");
   const int32_t word = *tokenizer->TokenToId("\xE2\x96\x81the");
   IncrementalDetokenizer fresh(*tokenizer, true);
@@ -119,7 +120,7 @@ TEST(DetokenizerTest, FirstWordKeepsItsSpaceAfterAPrompt) {
   EXPECT_EQ(primed.Push(word), " the");
 }
 
-TEST(DetokenizerTest, TrailingStripHoldsBackOnlyCharactersThatItMayDrop) {
+TEST(DetokenizerTest, OnlyCharactersThatTheTrailingStripMayRemoveAreHeldBack) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer, Tokenizer::FromJson(R"({
     "decoder": {"type": "Sequence", "decoders": [{"type": "Fuse"},
       {"type": "Strip", "content": "_", "start": 1, "stop": 2}]},

@@ -25,8 +25,9 @@ class TextBudget {
       return absl::OkStatus();
     }
     return absl::InvalidArgumentError(
-        absl::StrCat("the tokenizer's steps make ", used_ + bytes,
-                     " bytes of a text of ", text_bytes_, ", limit ", limit_));
+        absl::StrCat("the steps of the tokenizer need ", used_ + bytes,
+                     " bytes of memory for a text of ", text_bytes_,
+                     " bytes, but the limit is ", limit_));
   }
   // Gives back bytes that were spent, after their memory was freed.
   void Return(size_t bytes) { used_ -= bytes; }

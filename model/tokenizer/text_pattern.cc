@@ -66,8 +66,9 @@ absl::StatusOr<std::string> ReplaceAll(const TextPattern& pattern,
   KVASIR_RETURN_IF_ERROR(finder.FindAll(text, &matches));
   if (matches.size() * content.size() + text.size() > max_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "replacing ", matches.size(), " matches by ", content.size(),
-        " bytes in a text of ", text.size(), " gives more than ", max_bytes));
+        "replacing each of ", matches.size(), " matches by ", content.size(),
+        " bytes in a text of ", text.size(), " bytes gives more than ",
+        max_bytes, " bytes, the limit"));
   }
   std::string out;
   out.reserve(text.size() + matches.size() * content.size());

@@ -331,8 +331,8 @@ std::vector<int32_t> ApplyTemplate(const TokenizerParts::Template& items,
 // model has no tokenizer, and callers may serve it without one.
 absl::Status NoTokenizer(const std::filesystem::path& file) {
   std::error_code error;
-  const std::string text =
-      absl::StrCat("no tokenizer: ", file.string(), " is missing");
+  const std::string text = absl::StrCat(
+      "the model has no tokenizer: ", file.string(), " is missing");
   if (!std::filesystem::exists(file.parent_path() / "vocab.json", error) ||
       !std::filesystem::exists(file.parent_path() / "merges.txt", error)) {
     return absl::NotFoundError(text);
@@ -404,8 +404,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(
 absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(
     std::string_view text, const EncodeOptions& options) const {
   if (text.size() > kMaxTextBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("text of ", text.size(), " bytes, limit ", kMaxTextBytes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the text has ", text.size(), " bytes, but the tokenizer's limit is ",
+        kMaxTextBytes, " bytes"));
   }
   std::string repaired;
   if (!IsValidUtf8(text)) {

@@ -72,7 +72,7 @@ void ExpectEncoded(const Tokenizer& tokenizer, const json& entry) {
 
 class GoldenTokenizerTest : public testing::TestWithParam<std::string> {};
 
-TEST_P(GoldenTokenizerTest, AgreesWithTheReference) {
+TEST_P(GoldenTokenizerTest, TokenIdsAndTextsEqualThoseOfTheReferenceTokenizer) {
   const std::filesystem::path folder = Folder() / GetParam();
   const auto files =
       GetParam() == "tiny" ? SourceDir() / "models" / "tiny" : folder;
@@ -112,7 +112,8 @@ TEST(GoldenTokenizerTest, EveryGoldenTokenizerFolderIsTested) {
   EXPECT_EQ(folders, 7);
 }
 
-TEST(GoldenPipelineTest, AgreesWithTheReference) {
+TEST(GoldenPipelineTest,
+     TokenIdsEqualThoseOfTheReferenceForEveryNormalizerAndPreTokenizer) {
   const json base = json::parse(ReadText(Folder() / "pipelines/base.json"));
   const json variants =
       json::parse(ReadText(Folder() / "pipelines/variants.json"));
@@ -133,7 +134,7 @@ TEST(GoldenPipelineTest, AgreesWithTheReference) {
   }
 }
 
-TEST(GoldenTokenizerConfigTest, ReadsBosEosAndChatTemplate) {
+TEST(GoldenTokenizerConfigTest, TheBosIdTheEosIdsAndTheChatTemplateAreRead) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto llama3,
                               Tokenizer::Load((Folder() / "llama3").string()));
   EXPECT_EQ(llama3->bos_id(), llama3->TokenToId("<|begin_of_text|>"));

@@ -55,7 +55,7 @@ json SmallFile() {
       "merges": [["a", "b"]]}})");
 }
 
-TEST(TokenizerTest, EncodesWithASmallTokenizerFile) {
+TEST(TokenizerTest, ATokenizerFromASmallFileEncodesText) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
                               Tokenizer::FromJson(SmallFile().dump()));
   KVASIR_ASSERT_OK_AND_ASSIGN(const Ids ids, tokenizer->Encode("AB ab?c"));
@@ -73,7 +73,7 @@ TEST(TokenizerTest, EncodesWithASmallTokenizerFile) {
 }
 
 // This test would take hours if each match searched the rest of the text again.
-TEST(TokenizerTest, ATokenThatStripsSpacesMatchesAMegabyteOfThemOnlyOnce) {
+TEST(TokenizerTest, AMegabyteOfSpacesIsOneMatchOfATokenThatStripsSpaces) {
   json file = SmallFile();
   file["added_tokens"][0] = {{"id", 5},          {"content", " "},
                              {"special", false}, {"normalized", false},
@@ -294,7 +294,7 @@ TEST(TokenizerTest,
               base::StatusIs(Code::kInvalidArgument, HasSubstr("values")));
 }
 
-TEST(TokenizerTest, TextGrowthByReplacementsIsLimited) {
+TEST(TokenizerTest, ATextThatReplacementsMakeTooLongIsRefused) {
   json file = SmallFile();
   file["normalizer"] = {{"type", "Replace"},
                         {"pattern", {{"String", "a"}}},
@@ -319,9 +319,11 @@ TEST(TokenizerTest, AllChainedByteLevelStepsShareOneMemoryLimit) {
     file["pre_tokenizer"] = ListOf(count, step, "pretokenizers");
     KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
                                 Tokenizer::FromJson(file.dump()));
-    EXPECT_THAT(tokenizer->Encode(text),
-                base::StatusIs(Code::kInvalidArgument,
-                               HasSubstr("of a text of 6000, limit 17545216")));
+    EXPECT_THAT(
+        tokenizer->Encode(text),
+        base::StatusIs(
+            Code::kInvalidArgument,
+            HasSubstr("for a text of 6000 bytes, but the limit is 17545216")));
   }
 }
 
@@ -356,7 +358,8 @@ TEST(TokenizerTest, AllSegmentsOfATextShareOneMemoryLimit) {
 
 // The most demanding valid file cuts a text into single bytes and rewrites them
 // twice.
-TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheMemoryLimit) {
+TEST(TokenizerTest,
+     ATextOfOneMebibyteThatIsSplitIntoSingleBytesFitsTheMemoryLimit) {
   json file = SmallFile();
   file["pre_tokenizer"] = {
       {"type", "Sequence"},
@@ -378,7 +381,7 @@ TEST(TokenizerTest, SingleBytePiecesOfALongTextAreWithinTheMemoryLimit) {
       tokenizer->Encode(std::string(size_t{1} << 20, 'a')).status());
 }
 
-TEST(TokenizerTest, ReportsAnUnsupportedTokenizerOfTwoFiles) {
+TEST(TokenizerTest, ATokenizerOfVocabJsonAndMergesTxtIsReportedAsUnsupported) {
   const base::TempFolder folder;
   for (const char* name : {"vocab.json", "merges.txt"}) folder.Write(name, "");
   EXPECT_THAT(Tokenizer::Load(folder.path()),
@@ -388,7 +391,7 @@ TEST(TokenizerTest, ReportsAnUnsupportedTokenizerOfTwoFiles) {
                                    HasSubstr("merges.txt are not supported"))));
 }
 
-TEST(TokenizerTest, MissingFileIsNotFound) {
+TEST(TokenizerTest, AMissingTokenizerFileIsReportedAsNotFound) {
   EXPECT_THAT(Tokenizer::Load("/nonexistent/dir"),
               base::StatusIs(Code::kNotFound, HasSubstr("/nonexistent/dir")));
 }
@@ -439,7 +442,8 @@ Ids MergedByDefinition(const json& model, const std::string& word) {
   return ids;
 }
 
-TEST(TokenizerTest, MergesEqualTheDefinitionOfBpeForWordsOfAnyLength) {
+TEST(TokenizerTest,
+     BpeMergesEqualThoseOfANaiveImplementationForWordsOfAnyLength) {
   std::mt19937 random(11);
   json model = {{"vocab", json::object()}, {"merges", json::array()}};
   std::vector<std::string> tokens = {"a", "b", "c"};
@@ -503,7 +507,7 @@ TEST(TokenizerTest, ManyThreadsCanUseOneTokenizer) {
   for (const Ids& ids : got) EXPECT_EQ(ids, want);
 }
 
-TEST(TokenizerTest, TokenBytesAreTheBytesThatATokenAdds) {
+TEST(TokenizerTest, TokenBytesReturnsTheBytesThatATokenAddsToTheText) {
   const auto gpt2 = Golden("gpt2");
   const auto llama2 = Golden("llama2");
   EXPECT_EQ(llama2->TokenBytes(*llama2->TokenToId("<0x0A>")), "\n");

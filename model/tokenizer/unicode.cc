@@ -146,15 +146,16 @@ class PatternTranslator {
   }
 
   absl::Status Unsupported(std::string_view what) const {
-    return absl::UnimplementedError(
-        absl::StrCat("pattern \"", AbslView(in_.substr(0, 200)), "\" uses ",
-                     AbslView(what), " at byte ", at_));
+    return absl::UnimplementedError(absl::StrCat(
+        "pattern \"", AbslView(in_.substr(0, 200)), "\" uses ", AbslView(what),
+        " at byte ", at_, ", which is not supported"));
   }
 
   absl::Status Escape() {
     if (at_ + 1 == in_.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "pattern \"", AbslView(in_.substr(0, 200)), "\" ends in a \\"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("pattern \"", AbslView(in_.substr(0, 200)),
+                       "\" ends in a \\ that escapes nothing"));
     }
     const char c = in_[at_ + 1];
     switch (c) {
@@ -231,8 +232,9 @@ Regex::~Regex() = default;
 absl::StatusOr<std::unique_ptr<Regex>> Regex::Compile(
     const std::string& pattern) {
   if (pattern.empty() || pattern.size() > kMaxPatternBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "pattern of ", pattern.size(), " bytes, want 1 to ", kMaxPatternBytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the pattern has ", pattern.size(),
+                     " bytes, but must have 1 to ", kMaxPatternBytes));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::string translated,
                           PatternTranslator(pattern).Run());

@@ -36,7 +36,7 @@ std::string Drained(InvalidUnit unit, const std::string& bytes) {
   return out;
 }
 
-TEST(Utf8Test, MaximalInvalidSubsequencesBecomeOneReplacementEach) {
+TEST(Utf8Test, EachMaximalInvalidByteSequenceBecomesOneReplacementCharacter) {
   const std::string r(kReplacement);
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", ""},
@@ -61,14 +61,14 @@ TEST(Utf8Test, MaximalInvalidSubsequencesBecomeOneReplacementEach) {
   }
 }
 
-TEST(Utf8Test, CanReplaceEveryInvalidByteSeparately) {
+TEST(Utf8Test, EveryInvalidByteCanBeReplacedSeparately) {
   const std::string r(kReplacement);
   EXPECT_EQ(Drained(InvalidUnit::kByte, "\xF0\x9F\x99"), r + r + r);
   EXPECT_EQ(Drained(InvalidUnit::kByte, "\xE6\xB2\xE6\xB2\xB3"),
             r + r + "\xE6\xB2\xB3");
 }
 
-TEST(Utf8Test, EveryCodePointSurvivesARoundTrip) {
+TEST(Utf8Test, EveryCodePointSurvivesARoundTripThroughUtf8) {
   for (char32_t c = 0; c <= 0x10FFFF; ++c) {
     if (c >= 0xD800 && c <= 0xDFFF) continue;
     std::string text;
@@ -80,7 +80,7 @@ TEST(Utf8Test, EveryCodePointSurvivesARoundTrip) {
   }
 }
 
-TEST(Utf8Test, ByteAlphabetIsABijection) {
+TEST(Utf8Test, EveryByteSurvivesARoundTripThroughTheByteLevelAlphabet) {
   std::string all;
   for (int b = 0; b < 256; ++b) all.push_back(static_cast<char>(b));
   std::string written;
@@ -115,7 +115,7 @@ TEST(RegexTest, MatchOffsetsAreInBytesForCharactersOfAnyLength) {
               ElementsAre("\xC3\xA9t\xC3\xA9", "\xF0\x9D\x94\x98x"));
 }
 
-TEST(RegexTest, WhiteSpaceIncludesVerticalTabAndNextLine) {
+TEST(RegexTest, TheWhiteSpaceClassIncludesVerticalTabAndNextLine) {
   EXPECT_THAT(Found("\\s+",
                     "a\x0B\xC2\x85"
                     "b"),
@@ -130,7 +130,7 @@ TEST(RegexTest, WhiteSpaceIncludesVerticalTabAndNextLine) {
               ElementsAre("b"));
 }
 
-TEST(RegexTest, RefusesSyntaxThatHasAnotherMeaningInIcu) {
+TEST(RegexTest, RefusesRegexSyntaxThatIcuInterpretsDifferently) {
   for (const char* pattern : {"\\h", "\\p{N}{1,3}+", "(?m)a", "(?s:.)", "\\K",
                               "(?<name>a)", "\\G", "\\pL"}) {
     EXPECT_THAT(Regex::Compile(pattern),
@@ -146,7 +146,7 @@ TEST(RegexTest, RefusesSyntaxThatHasAnotherMeaningInIcu) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("10000")));
 }
 
-TEST(RegexTest, StopsPatternsThatTakeExponentialTime) {
+TEST(RegexTest, AMatchThatWouldTakeExponentialTimeIsStopped) {
   auto regex = Regex::Compile("(?:a|aa)+(?:a|aa)+(?:a|aa)+b");
   KVASIR_ASSERT_OK(regex);
   std::vector<TextRange> ranges;

@@ -131,7 +131,7 @@ TEST(StrandTest, RefusesAndFreesATaskPostedAfterThePoolHasEnded) {
 
 // The strand's tasks wait because another task is running. It is still running
 // when the pool ends.
-TEST(StrandTest, DropsTasksThatWaitWhenThePoolEnds) {
+TEST(StrandTest, FreesItsWaitingTasksWithoutRunningThemWhenThePoolEnds) {
   std::weak_ptr<Strand> weak;
   auto pool = std::make_unique<TaskPool>(1);
   const std::shared_ptr<TaskRunner> runner = pool->runner();

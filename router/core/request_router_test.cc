@@ -287,7 +287,8 @@ TEST_F(RequestRouterTest, TokensThatAnEqualWorkerRepeatsAreDeliveredOnce) {
   EXPECT_THAT(sink->ids(), ::testing::ElementsAre(7, 8));
 }
 
-TEST_F(RequestRouterTest, WorkersWithDifferentCachesFailTheStart) {
+TEST_F(RequestRouterTest,
+       TheRouterRefusesToStartWithWorkersOfDifferentCacheFormats) {
   Prepare(2);
   workers_[1]->info()->set_cache_id("other");
   EXPECT_THAT(Start(2), StatusIs(absl::StatusCode::kFailedPrecondition,
@@ -437,7 +438,7 @@ TEST_F(RequestRouterTest, OnlySomeRequestsMayWaitForAReplica) {
               StatusIs(absl::StatusCode::kUnavailable, ::testing::_));
 }
 
-TEST_F(RequestRouterTest, AReplicaIsConnectingUntilItIsReached) {
+TEST_F(RequestRouterTest, AReplicaHasTheStateConnectingUntilItIsReached) {
   Prepare(2);
   workers_[1]->SetReachable(false);
   KVASIR_ASSERT_OK(Start(2));
@@ -741,7 +742,8 @@ TEST_F(RequestRouterTest, TheRouterStartsEvenIfAWorkerCannotBeReached) {
 
 // One worker never answers. The start waits only for a limited time for it,
 // although its patience is infinite.
-TEST_F(RequestRouterTest, IfOneWorkerAnswersTheStartWaitsForOthersOnlyBriefly) {
+TEST_F(RequestRouterTest,
+       AfterOneWorkerHasAnsweredTheStartWaitsForOthersOnlyBriefly) {
   Prepare(2);
   workers_[1]->SetReachable(false);
   KVASIR_ASSERT_OK(Start(2, {}, absl::InfiniteDuration()));

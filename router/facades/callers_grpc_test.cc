@@ -171,7 +171,7 @@ TEST_F(CallersGrpcTest,
 // Regression test: gRPC parses a message before it calls the service. So if
 // unknown callers sent garbage, they were not counted, and each call caused a
 // log line.
-TEST_F(CallersGrpcTest, ACallerThatSendsGarbageIsIdentifiedAsWell) {
+TEST_F(CallersGrpcTest, TheCallerOfAMessageThatCannotBeParsedIsIdentifiedToo) {
   Serve(TenantEntry("red"), /*tls=*/true, /*ask_for_certificates=*/false);
   Dial(/*tls=*/true);
   const std::string garbage(100, '\xff');
@@ -192,7 +192,8 @@ TEST_F(CallersGrpcTest, ACallerThatSendsGarbageIsIdentifiedAsWell) {
   const grpc::Status known =
       Call(Method(Kserve(), "ServerLive"), "Bearer red", garbage);
   EXPECT_EQ(known.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(known.error_message(), HasSubstr("are not a valid request"));
+  EXPECT_THAT(known.error_message(),
+              HasSubstr("is not a valid protobuf message"));
   EXPECT_EQ(router_.refused().size(), calls + 1);
   EXPECT_EQ(router_.refused().back().first.tenant, "red");
 }

@@ -152,7 +152,7 @@ auto Prompt(const std::string& wire, Parse parse, Prepare prepare) {
 // that doubles its capacity when it is full. The allocations for this list can
 // add up to four times the prompt's size. The copy of the ids adds the prompt's
 // size once more.
-TEST_F(PromptBytesTest, VllmProtocolsTakeTheirListsOfIdsAndOneCopy) {
+TEST_F(PromptBytesTest, ParsingAVllmRequestHoldsItsListOfIdsAndOneCopyOfThem) {
   vllm::grpc::engine::GenerateRequest engine;
   vllm::GenerateRequest inference;
   inference.mutable_response()->set_output_text(false);

@@ -254,7 +254,7 @@ TEST_F(CallersTest,
 
 // Regression test: if a start would have refused a changed file, the change was
 // ignored. So a token that the file no longer contained stayed valid.
-TEST_F(CallersTest, RemovingTheLastCallerRemovesItsAccess) {
+TEST_F(CallersTest, RemovingTheLastCallerFromTheIdentitiesFileEndsItsAccess) {
   proof_.admin_asks = true;
   const std::string op = TenantJson("op", R"("roles": ["ADMIN"])");
   const struct {
@@ -338,10 +338,11 @@ TEST(ReadIdentitiesFileTest,
   EXPECT_THAT(
       ReadIdentitiesFile(path).status(),
       StatusIs(absl::StatusCode::kOutOfRange,
-               "--identities " + path + ": has more than 1048576 bytes"));
+               "--identities " + path +
+                   ": the file has more than 1048576 bytes, the limit"));
   EXPECT_THAT(ReadIdentitiesFile(folder.path()).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr(": is not a regular file")));
+                       HasSubstr(": this is not a regular file")));
   folder.Write("identities", "{}");
   EXPECT_EQ(*ReadIdentitiesFile(path), "{}");
   EXPECT_THAT(ReadIdentitiesFile(path + ".none").status(),

@@ -359,7 +359,7 @@ TEST(IdentitiesTest,
 
 // A file has no callers if the last one was removed. Callers::Poll uses such a
 // file, but a start refuses it.
-TEST(IdentitiesTest, AStartWithoutAnyCallerIsRefused) {
+TEST(IdentitiesTest, AFileThatWouldAcceptNoCallerIsRefusedAtStart) {
   for (const char* text :
        {R"({"schema_version": 1})",
         R"({"schema_version": 1, "tenants": [{"name": "a"}]})"}) {

@@ -134,7 +134,8 @@ TEST(TenantQuotaTest, EachSampleOfARequestCountsUntilItLeaves) {
   KVASIR_EXPECT_OK(first->CountSamples(9)) << "it has left";
 }
 
-TEST(TenantQuotaTest, ARequestRefusedForConcurrencyUsesNothingOfTheRate) {
+TEST(TenantQuotaTest,
+     ARequestRefusedByTheConcurrencyLimitDoesNotCountInTheRate) {
   const auto quota = std::make_shared<TenantQuota>("red", Limits(1, 2, 1));
   QuotaLimit met;
   {

@@ -59,7 +59,8 @@ TEST(CheckWorkerTest,
 
 // Regression test: replicas with different plans were accepted, and gave
 // different answers for the same seed.
-TEST(CheckWorkerTest, RefusesAnotherCacheThanThePeers) {
+TEST(CheckWorkerTest,
+     RefusesAWorkerWhoseCacheFormatDiffersFromThatOfOtherReplicas) {
   kvasir::v1::WorkerInfo info = GoodInfo();
   info.set_cache_id("c2");
   EXPECT_THAT(CheckWorker("w:1", info, {"", GoodInfo()}),

@@ -55,7 +55,8 @@ absl::Status WriteFile(const std::string& path, const std::string& text) {
   file << text;
   file.close();
   if (!file) {
-    return absl::UnavailableError(absl::StrCat(path, ": cannot write"));
+    return absl::UnavailableError(
+        absl::StrCat(path, ": cannot write the file"));
   }
   return absl::OkStatus();
 }
@@ -107,8 +108,9 @@ absl::StatusOr<EvictionTrace> Trace(const InspectFlags& flags,
                    source.plan->page_groups.end(),
                    [](const auto& group) { return group.eviction.evicts(); })) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--trace reports which tokens stay of ", flags.trace,
-                     ", but the plan evicts nothing: give --eviction"));
+        absl::StrCat("--trace ", flags.trace,
+                     " reports which tokens of this file are not evicted, "
+                     "but the plan evicts none: give --eviction"));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::string text,
                           ReadTextFile(flags.trace, kMaxTraceBytes));
@@ -121,8 +123,10 @@ absl::StatusOr<EvictionTrace> Trace(const InspectFlags& flags,
   const int64_t tokens = prompt_tokens + flags.trace_tokens;
   if (tokens > kMaxTraceTokens) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--trace ", flags.trace, ": ", prompt_tokens, " tokens and ",
-        flags.trace_tokens, " of output, want ", kMaxTraceTokens, " at most"));
+        "--trace ", flags.trace, ": the file has ", prompt_tokens,
+        " tokens, and ", flags.trace_tokens,
+        " are generated (--trace-tokens), but together they may be at most ",
+        kMaxTraceTokens));
   }
   const auto loaded =
       LoadedModel::Load({.model = flags.model,

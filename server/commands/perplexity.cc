@@ -43,7 +43,7 @@ absl::Status CheckWindow(const PerplexityFlags& flags) {
                           OpenModelSource(flags.model, PlanUse::kRun));
   if (!flags.stream && flags.window > source.spec.max_position_embeddings) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--window ", flags.window, " is above the limit of the model, ",
+        "--window ", flags.window, " tokens is above the model's limit of ",
         source.spec.max_position_embeddings, " tokens"));
   }
   return absl::OkStatus();

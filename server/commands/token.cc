@@ -39,9 +39,9 @@ absl::Status CheckValidFor(const std::string& text) {
   if (!absl::ParseDuration(text, &valid_for) || valid_for <= kMaxValidFor) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("want at most ", absl::FormatDuration(kMaxValidFor),
-                   " (100 years), or 0 for no end; have '", text, "'"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the validity '", text, "' is too long: give at most ",
+      absl::FormatDuration(kMaxValidFor), " (100 years), or 0 for no end"));
 }
 
 // Makes a token of 256 random bits, written as letters, digits, - and _.

@@ -30,11 +30,11 @@ struct Program {
   }
 };
 
-TEST(FlagsTest, EnvironmentNamesAreTheFlagsInCapitals) {
+TEST(FlagsTest, TheEnvironmentVariableOfAFlagIsItsNameInCapitals) {
   EXPECT_EQ(EnvironmentName("--max-model-len"), "KVASIR_MAX_MODEL_LEN");
 }
 
-TEST(FlagsTest, ByteSizesAcceptBinaryUnits) {
+TEST(FlagsTest, AByteSizeMayHaveABinaryUnit) {
   Program program;
   int64_t bytes = 0;
   AddBytes(&program.app, "--size", bytes, "");
@@ -47,7 +47,7 @@ TEST(FlagsTest, ByteSizesAcceptBinaryUnits) {
   EXPECT_EQ(bytes, int64_t{2} << 30);
 }
 
-TEST(FlagsTest, ASizeBeyondAnIntegerIsRefused) {
+TEST(FlagsTest, AByteSizeThatOverflowsAnIntegerIsRefused) {
   int64_t bytes = 7;
   for (const char* text : {"99999999999999999999", "9000000T", "8E"}) {
     EXPECT_THAT(ParseBytes(text, &bytes),
@@ -66,7 +66,7 @@ TEST(FlagsTest, ASizeBeyondAnIntegerIsRefused) {
   EXPECT_EQ(bytes, int64_t{7} << 60);
 }
 
-TEST(FlagsTest, WrongNumbersAreRefused) {
+TEST(FlagsTest, NumbersThatAreInvalidOrOutOfRangeAreRefused) {
   for (const char* text : {"nan", "inf", "-1", "x", "1e400"}) {
     EXPECT_NE(AtLeast(0)(std::string(text)), "") << text;
   }
@@ -104,7 +104,7 @@ struct ConfiguredProgram {
   RouterFlags router;
 };
 
-TEST(ConfigTest, APrintedConfigurationCanBeReadAgain) {
+TEST(ConfigTest, APrintedConfigurationCanBeReadAsAConfigFile) {
   ConfiguredProgram first;
   ASSERT_EQ(first.Parse({"serve",
                          "--no-prefix-caching",
@@ -148,7 +148,7 @@ TEST(ConfigTest, APrintedConfigurationCanBeReadAgain) {
   EXPECT_EQ(EffectiveConfig(*second.command), printed);
 }
 
-TEST(EvictionFlagsTest, UnusedFlagsAreRefused) {
+TEST(EvictionFlagsTest, EvictionSettingsWithoutTheEvictionFlagAreRefused) {
   for (const std::vector<const char*>& flag :
        {std::vector<const char*>{"--eviction-budget", "256"},
         {"--eviction-recent", "32"},
@@ -160,7 +160,7 @@ TEST(EvictionFlagsTest, UnusedFlagsAreRefused) {
     ASSERT_EQ(program.Parse(arguments), kExitOk);
     EXPECT_THAT(CheckFlagsAreUsed(program.model),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("how --eviction evicts")))
+                         HasSubstr("have no effect without --eviction")))
         << flag[0];
   }
   ConfiguredProgram program;
@@ -174,7 +174,7 @@ TEST(EvictionFlagsTest, UnusedFlagsAreRefused) {
                HasSubstr("keeps the eviction that it was started with")));
 }
 
-TEST(EvictionFlagsTest, UnknownEvictionNamesAndSizesAreWrongUsage) {
+TEST(EvictionFlagsTest, InvalidValuesOfEvictionFlagsAreUsageErrors) {
   for (const std::vector<const char*>& flag :
        {std::vector<const char*>{"--eviction", "lru"},
         {"--eviction-budget", "1.5"},
@@ -187,7 +187,7 @@ TEST(EvictionFlagsTest, UnknownEvictionNamesAndSizesAreWrongUsage) {
   }
 }
 
-TEST(ConfigTest, DefaultsArePrinted) {
+TEST(ConfigTest, DefaultValuesArePrintedInTheConfiguration) {
   ConfiguredProgram program;
   ASSERT_EQ(program.Parse({"serve"}), kExitOk);
   const std::string printed = EffectiveConfig(*program.command);
@@ -201,7 +201,7 @@ TEST(ConfigTest, DefaultsArePrinted) {
   EXPECT_THAT(printed, HasSubstr("# served-model-name is not set\n"));
 }
 
-TEST(ConfigTest, AnUnknownKeyIsWrongUsage) {
+TEST(ConfigTest, AnUnknownKeyInTheConfigFileIsAUsageError) {
   for (const char* text : {"[serve]\nmax-que = 9\n", "max-queue = 9\n",
                            "[serv]\nmax-queue = 9\n"}) {
     ConfiguredProgram program;
@@ -209,7 +209,7 @@ TEST(ConfigTest, AnUnknownKeyIsWrongUsage) {
   }
 }
 
-TEST(ConfigTest, TheEnvironmentOverridesTheFile) {
+TEST(ConfigTest, AnEnvironmentVariableOverridesTheConfigFile) {
   setenv("KVASIR_MAX_QUEUE", "17", 1);
   ConfiguredProgram program;
   EXPECT_EQ(program.ParseFile("[serve]\nmax-queue = 9\nmax-num-seqs = 3\n"),
@@ -219,7 +219,7 @@ TEST(ConfigTest, TheEnvironmentOverridesTheFile) {
   unsetenv("KVASIR_MAX_QUEUE");
 }
 
-TEST(FlagsTest, TheStreamBufferHasALowestAndAGreatestSize) {
+TEST(FlagsTest, AStreamBufferSizeBelowTheMinimumOrAboveTheMaximumIsRefused) {
   Program program;
   RouterFlags flags;
   AddRouterFlags(&program.app, &flags, /*with_workers=*/false);
@@ -231,7 +231,7 @@ TEST(FlagsTest, TheStreamBufferHasALowestAndAGreatestSize) {
   EXPECT_EQ(program.Parse("--stream-buffer-bytes 2GiB"), kExitUsage);
 }
 
-TEST(FlagsTest, OptionalBytesAreEmptyByDefault) {
+TEST(FlagsTest, AByteSizeFlagThatAcceptsAutoIsEmptyByDefault) {
   Program program;
   std::optional<int64_t> bytes;
   AddBytesOrAuto(&program.app, "--pool", bytes, "");
@@ -256,7 +256,7 @@ TEST(FlagsTest, DurationsNeedAUnitAndAreNotNegative) {
   EXPECT_EQ(program.Parse("--wait -1s"), kExitUsage);
 }
 
-TEST(FlagsTest, TheEnvironmentSetsFlagsThatTheCommandLineOmits) {
+TEST(FlagsTest, EnvironmentVariablesSetFlagsThatTheCommandLineOmits) {
   setenv("KVASIR_MAX_QUEUE", "17", 1);
   Program program;
   EngineFlags flags;
@@ -269,7 +269,7 @@ TEST(FlagsTest, TheEnvironmentSetsFlagsThatTheCommandLineOmits) {
   unsetenv("KVASIR_MAX_QUEUE");
 }
 
-TEST(FlagsTest, SizesOutOfRangeAreRefused) {
+TEST(FlagsTest, StreamBufferSizesJustOutsideTheLimitsAreRefused) {
   Program program;
   RouterFlags flags;
   AddRouterFlags(&program.app, &flags, /*with_workers=*/false);
@@ -279,7 +279,7 @@ TEST(FlagsTest, SizesOutOfRangeAreRefused) {
   EXPECT_EQ(program.Parse("--stream-buffer-bytes 1025MiB"), kExitUsage);
 }
 
-TEST(FlagsTest, ValuesOutOfRangeAreRefused) {
+TEST(FlagsTest, AMaxNumSeqsFlagThatIsZeroOrNoNumberIsRefused) {
   Program program;
   EngineFlags flags;
   AddEngineFlags(&program.app, &flags);
@@ -287,7 +287,7 @@ TEST(FlagsTest, ValuesOutOfRangeAreRefused) {
   EXPECT_EQ(program.Parse("--max-num-seqs x"), kExitUsage);
 }
 
-TEST(OptionsTest, AModelIsEitherAFolderOrAShape) {
+TEST(OptionsTest, EitherAModelFolderOrRandomWeightsWithAShapeMustBeGiven) {
   EXPECT_THAT(
       CheckModelOptions({}),
       base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--model")));
@@ -300,7 +300,7 @@ TEST(OptionsTest, AModelIsEitherAFolderOrAShape) {
   KVASIR_EXPECT_OK(CheckModelOptions({.model = "m"}));
 }
 
-TEST(FlagsTest, HumanBytesUseBinaryUnits) {
+TEST(FlagsTest, ByteCountsArePrintedWithBinaryUnits) {
   EXPECT_EQ(HumanBytes(512), "512 B");
   EXPECT_EQ(HumanBytes(1536), "1.50 KiB");
   EXPECT_EQ(HumanBytes(3.0 * (1 << 30)), "3.00 GiB");
@@ -313,7 +313,7 @@ base::ListenAddress Everywhere() {
   return everywhere;
 }
 
-TEST(TlsFlagsTest, PlainTextStaysOnThisMachineUnlessAFlagAllowsIt) {
+TEST(TlsFlagsTest, PlainTextToOtherMachinesIsRefusedWithoutTheInsecureFlag) {
   base::TlsWatch watch;
   ListenFlags listen;
   for (const auto& refused :
@@ -351,7 +351,7 @@ TEST(TlsFlagsTest, PlainTextStaysOnThisMachineUnlessAFlagAllowsIt) {
   KVASIR_EXPECT_OK(DialCredentials(dial, "router:8001").status());
 }
 
-TEST(TlsFlagsTest, ExpiredAuthoritiesOfAClientAreSkippedAndLogged) {
+TEST(TlsFlagsTest, AClientIgnoresAndLogsExpiredAuthoritiesOfItsCaFile) {
   const base::TempFolder folder;
   const base::TestCertificate over =
       base::MakeAuthorityWith({.common_name = "old",
@@ -369,7 +369,7 @@ TEST(TlsFlagsTest, ExpiredAuthoritiesOfAClientAreSkippedAndLogged) {
                     HasSubstr("role=server"), HasSubstr("--ca " + dial.ca)));
 }
 
-TEST(TlsFlagsTest, ATokenFileNeedsTls) {
+TEST(TlsFlagsTest, ATokenFileWithoutTlsIsRefused) {
   const base::TempFolder folder;
   const std::string path = folder.File("token");
   DialTlsFlags dial;
@@ -397,7 +397,7 @@ TEST(TlsFlagsTest, ATokenFileNeedsTls) {
 
 // Regression test: --insecure also opened the admin port, so that anybody who
 // reached the port could end the program.
-TEST(TlsFlagsTest, InsecureDoesNotOpenTheAdminPort) {
+TEST(TlsFlagsTest, TheInsecureFlagDoesNotOpenTheAdminPortToOtherMachines) {
   base::TlsWatch watch;
   ListenFlags listen;
   base::ListenAddress unix_socket;
@@ -416,7 +416,7 @@ TEST(TlsFlagsTest, InsecureDoesNotOpenTheAdminPort) {
 
 // Regression test: with TLS but without client certificates, a worker accepted
 // every program that reached its port as a router.
-TEST(TlsFlagsTest, AWorkerRequiresCertificatesUnlessAFlagSaysOtherwise) {
+TEST(TlsFlagsTest, AWorkerRequiresClientCertificatesUnlessTlsAnyClientIsSet) {
   base::TlsWatch watch;
   ListenFlags listen;
   listen.tls.certificate = listen.tls.key = "/nowhere.pem";
@@ -441,13 +441,13 @@ TEST(TlsFlagsTest, AWorkerRequiresCertificatesUnlessAFlagSaysOtherwise) {
   listen.tls.client_ca = "/nowhere.pem";
   EXPECT_THAT(WorkerListenCredentials(listen, Everywhere(), &watch).status(),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("--tls-any-client with --tls-client-ca")));
+                       HasSubstr("--tls-any-client and --tls-client-ca")));
   listen.tls.any_client = false;
   EXPECT_THAT(WorkerListenCredentials(listen, Everywhere(), &watch).status(),
               reads_files);
 }
 
-TEST(TlsFlagsTest, AFlagWithoutTheFlagThatItNeedsIsRefused) {
+TEST(TlsFlagsTest, ATlsFlagIsRefusedIfAnotherFlagThatItNeedsIsMissing) {
   base::TlsWatch watch;
   ListenFlags any;
   any.tls.any_client = true;
@@ -479,7 +479,7 @@ TEST(TlsFlagsTest, AFlagWithoutTheFlagThatItNeedsIsRefused) {
 
 // Regression test: an empty value was treated as a missing flag, so
 // certificates were not required.
-TEST(TlsFlagsTest, EmptyFlagsAndVariablesAreWrongUsage) {
+TEST(TlsFlagsTest, AnEmptyTlsFlagOrEnvironmentVariableIsAUsageError) {
   struct Servers {
     Servers() {
       AddConfigFile(&app);

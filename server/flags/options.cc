@@ -49,7 +49,7 @@ absl::StatusOr<base::ListenAddress> ParseListen(const std::string& text,
   }
   return absl::InvalidArgumentError(
       absl::StrCat("'", text,
-                   "' is not an address: want HOST:PORT or "
+                   "' is not an address: give HOST:PORT or "
                    "unix:/path/of/socket"));
 }
 
@@ -220,16 +220,16 @@ absl::StatusOr<absl::Duration> MaxConnectionAge(const ListenFlags& flags) {
   if (flags.max_connection_age < kLeastConnectionAge) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--max-connection-age ", absl::FormatDuration(flags.max_connection_age),
-        ": want at least ", absl::FormatDuration(kLeastConnectionAge)));
+        " must be at least ", absl::FormatDuration(kLeastConnectionAge)));
   }
   if (flags.max_connection_age < flags.drain_timeout) {
     return flags.max_connection_age;
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "--max-connection-age ", absl::FormatDuration(flags.max_connection_age),
-      ": want less than --drain-timeout ",
+      " must be less than --drain-timeout ",
       absl::FormatDuration(flags.drain_timeout),
-      " so that clients can leave during the drain"));
+      ", so that clients can reconnect elsewhere during the drain"));
 }
 
 base::ListenAddress AdminAddress(const ListenFlags& flags) {
@@ -273,25 +273,25 @@ WorkerListenCredentials(const ListenFlags& flags,
   const ListenTlsFlags& tls = flags.tls;
   if (tls.any_client && tls.certificate.empty()) {
     return absl::InvalidArgumentError(
-        "--tls-any-client: without --tls-cert and --tls-key there is no TLS: "
-        "give them, or use --insecure instead if plain text may go to other "
-        "machines");
+        "--tls-any-client: without --tls-cert and --tls-key the server does "
+        "not use TLS: give them, or give --insecure instead if unencrypted "
+        "connections from other machines are acceptable");
   }
   if (tls.any_client && !tls.client_ca.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--tls-any-client with --tls-client-ca ", tls.client_ca,
-                     ": give only one of them, because the first accepts any "
-                     "caller and the second only callers with a certificate"));
+        absl::StrCat("--tls-any-client and --tls-client-ca ", tls.client_ca,
+                     " exclude each other: the first accepts any "
+                     "client and the second only clients with a certificate"));
   }
   if (!tls.certificate.empty() && tls.client_ca.empty() && !tls.any_client &&
       !base::IsLocal(listen)) {
     return absl::FailedPreconditionError(absl::StrCat(
         listen.host_flag, " ", listen.host, " with --tls-cert ",
         tls.certificate,
-        " would accept any program that reaches it as a router: give "
-        "--tls-client-ca (and --tls-client-names); or "
-        "--tls-any-client, if something else limits who can reach it "
-        "(a NetworkPolicy); or stay on 127.0.0.1"));
+        " would let any program that can connect act as a router: give "
+        "--tls-client-ca (and --tls-client-names), or "
+        "--tls-any-client if something else limits who can connect "
+        "(a NetworkPolicy), or listen on 127.0.0.1 only"));
   }
   return ListenCredentials(flags, listen, watch);
 }
@@ -310,10 +310,10 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> AdminCredentials(
     }
     return absl::FailedPreconditionError(absl::StrCat(
         listen.host_flag, " ", listen.host,
-        " would let anybody who reaches it end this program, even "
-        "with --insecure: give --tls-cert, --tls-key and "
-        "--admin-client-ca (for a router, --identities also works); "
-        "or stay on 127.0.0.1 or unix:/path"));
+        " would let anybody who can connect end this program, and --insecure "
+        "does not allow this: give --tls-cert, --tls-key and "
+        "--admin-client-ca (for a router, --identities also works), "
+        "or listen on 127.0.0.1 or unix:/path only"));
   }
   options.files.certificate = flags.tls.certificate;
   options.files.key = flags.tls.key;

@@ -29,7 +29,7 @@ json Good() {
       "repeat_nats_per_token": 3.31}]})");
 }
 
-TEST(EvaluationTest, ReadsTheOutputOfEvaluate) {
+TEST(EvaluationTest, ReadsTheResultsFileOfTheEvaluateCommand) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const Evaluation evaluation,
                               ParseEvaluation(Good().dump(), "results.json"));
   EXPECT_EQ(evaluation.teacher.model, "tiny");
@@ -46,7 +46,7 @@ TEST(EvaluationTest, ReadsTheOutputOfEvaluate) {
   EXPECT_EQ(row.repeat_nats_per_token, 3.31);
 }
 
-TEST(EvaluationTest, OnlyTheResultOfTheRepeatedRunMayBeMissing) {
+TEST(EvaluationTest, AResultRowMayLackOnlyTheResultOfTheRepeatedRun) {
   json without = Good();
   without["rows"][0]["repeat_nats_per_token"] = nullptr;
   without["rows"][0]["window_nats"] = {1, 2, 3};  // unknown fields are ignored
@@ -71,7 +71,7 @@ TEST(EvaluationTest, OnlyTheResultOfTheRepeatedRunMayBeMissing) {
   }
 }
 
-TEST(EvaluationTest, ARowThatEvictsCountsTheBytesOfRemainingSlots) {
+TEST(EvaluationTest, BytesPerTokenOfARowWithEvictionCountOnlyTheKeptSlots) {
   json evicts = Good();
   json& row = evicts["rows"][0];
   KVASIR_ASSERT_OK_AND_ASSIGN(const Evaluation before,
@@ -92,7 +92,7 @@ TEST(EvaluationTest, ARowThatEvictsCountsTheBytesOfRemainingSlots) {
   }
 }
 
-TEST(EvaluationTest, InfiniteNumbersAreNull) {
+TEST(EvaluationTest, NullPerplexityOrDivergenceIsReadAsInfinity) {
   json infinite = Good();
   infinite["rows"][0]["perplexity"] = nullptr;
   infinite["rows"][0]["kl_nats"] = nullptr;
@@ -133,7 +133,7 @@ TEST(EvaluationTest, TheErrorForAWrongTypeOrValueNamesTheFile) {
   }
 }
 
-TEST(EvaluationTest, InvalidJsonIsAnError) {
+TEST(EvaluationTest, InvalidJsonIsRefusedWithTheNameOfTheFile) {
   for (const char* text : {"", "{", "[]", "null", "7", "{\"rows\":[1e999]}"}) {
     EXPECT_THAT(
         ParseEvaluation(text, "r.json"),

@@ -24,8 +24,8 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
     if (token < next || token >= seen ||
         unit->gone_at[static_cast<size_t>(token)] != 0) {
       return absl::InternalError(absl::StrCat(
-          "kept token ", token, ": want a token from ", next,
-          " on that was not evicted before, among the first ", seen));
+          "token ", token, " cannot be kept: it must be from ", next, " to ",
+          seen - 1, " and must not have been evicted before"));
     }
     for (; next < token; ++next) {
       int64_t& gone_at = unit->gone_at[static_cast<size_t>(next)];
@@ -36,9 +36,8 @@ absl::Status MarkGone(int64_t seen, absl::Span<const uint32_t> kept,
   // Recent tokens, including the last one, are always kept.
   if (next != seen) {
     return absl::InternalError(absl::StrCat(
-        "tokens from ", next,
-        " on are not kept, although recent tokens must stay, among the first ",
-        seen));
+        "of the first ", seen, " tokens, those from ", next,
+        " on are not kept, although recent tokens are never evicted"));
   }
   return absl::OkStatus();
 }
@@ -98,9 +97,9 @@ absl::Status EvictionTrace::Add(size_t index, int64_t seen,
     const absl::Status status =
         MarkGone(seen, positions.subspan(u * kept, kept), &layer.units[u]);
     if (!status.ok()) {
-      return absl::InternalError(absl::StrCat("eviction of layer ", layer.layer,
-                                              ", unit ", u, ", at ", seen,
-                                              " tokens: ", status.message()));
+      return absl::InternalError(absl::StrCat(
+          "the eviction of layer ", layer.layer, ", unit ", u, " after ", seen,
+          " tokens is impossible: ", status.message()));
     }
   }
   return absl::OkStatus();

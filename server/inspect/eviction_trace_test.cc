@@ -38,7 +38,7 @@ EvictionTrace Traced() {
   return trace;
 }
 
-TEST(EvictionTraceTest, ATokenIsKeptUntilAUnitEvictsIt) {
+TEST(EvictionTraceTest, EachEvictionUnitRecordsTheLengthAtWhichItEvictsAToken) {
   const EvictionTrace trace = Traced();
   ASSERT_EQ(trace.layers().size(), 2u);
   const EvictionTrace::Layer& layer = trace.layers()[0];
@@ -51,7 +51,8 @@ TEST(EvictionTraceTest, ATokenIsKeptUntilAUnitEvictsIt) {
             (std::vector<int64_t>{0, 12, 8, 0, 8, 8, 12, 12, 0, 12, 0, 0, 0}));
 }
 
-TEST(EvictionTraceTest, TheLastEvictionIsReportedForAllUnits) {
+TEST(EvictionTraceTest,
+     TheSummaryCountsTheTokensThatAllUnitsKeepAfterTheLastEviction) {
   const EvictionTrace trace = Traced();
   const auto summary = trace.SummaryOf(trace.layers()[0]);
   EXPECT_EQ(summary.seen, 12);
@@ -80,7 +81,7 @@ TEST(EvictionTraceTest, WithoutScoresAllKeptTokensExceptSinksAreRecent) {
   EXPECT_FALSE(summary.oldest_heavy.has_value());
 }
 
-TEST(EvictionTraceTest, TheTracesJsonHasAllEvictions) {
+TEST(EvictionTraceTest, TheJsonOfATraceContainsAllEvictions) {
   // Incomplete characters are repaired when the trace is printed.
   const auto json = nlohmann::json::parse(Traced().ToJson().dump(
       -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
@@ -93,15 +94,18 @@ TEST(EvictionTraceTest, TheTracesJsonHasAllEvictions) {
   EXPECT_TRUE(json["layers"][1]["last"].is_null());
 }
 
-TEST(EvictionTraceTest, ImpossibleEvictionsAreRefusedWithTheirPlace) {
+TEST(EvictionTraceTest,
+     ImpossibleEvictionsAreRefusedWithTheirLayerUnitAndToken) {
   for (const auto& [kept, named] :
        std::vector<std::pair<Positions, const char*>>{
-           {{0, 1, 9, 10, 11}, "kept token 1: want a token from 1 on that was"},
-           {{0, 9, 2, 10, 11}, "kept token 2: want a token from 10 on"},
-           {{0, 2, 9, 10, 12}, "kept token 12: want a token from 11 on"},
+           {{0, 1, 9, 10, 11},
+            "token 1 cannot be kept: it must be from 1 to 11"},
+           {{0, 9, 2, 10, 11},
+            "token 2 cannot be kept: it must be from 10 to 11"},
+           {{0, 2, 9, 10, 12},
+            "token 12 cannot be kept: it must be from 11 to 11"},
            {{0, 2, 8, 9, 10},
-            "tokens from 11 on are not kept, although recent tokens must "
-            "stay"}}) {
+            "of the first 12 tokens, those from 11 on are not kept"}}) {
     EvictionTrace trace = MakeTrace();
     KVASIR_ASSERT_OK(trace.Add(1, 8,
                                Positions{0, 2, 5, 6, 7,  //
@@ -112,7 +116,7 @@ TEST(EvictionTraceTest, ImpossibleEvictionsAreRefusedWithTheirPlace) {
                 StatusIs(absl::StatusCode::kInternal, HasSubstr(named)));
     EXPECT_THAT(trace.Add(1, 12, next),
                 StatusIs(absl::StatusCode::kInternal,
-                         HasSubstr("eviction of layer 1, unit ")));
+                         HasSubstr("the eviction of layer 1, unit ")));
   }
 }
 

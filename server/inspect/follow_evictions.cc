@@ -37,7 +37,8 @@ absl::StatusOr<EvictionTrace> FollowEvictions(worker::Rank* rank,
                                               const TraceOptions& options) {
   const auto prompt_tokens = static_cast<int64_t>(prompt.size());
   if (prompt.empty()) {
-    return absl::InvalidArgumentError("trace: the text has no tokens");
+    return absl::InvalidArgumentError(
+        "the text whose evictions are traced has no tokens");
   }
   EvictionTrace trace(rank->plan());
   worker::DirectRunner runner(&rank->executor(), &rank->layout(),

@@ -57,7 +57,7 @@ std::vector<int64_t> KeptAt(const EvictionTrace::Unit& unit, int64_t seen) {
   return kept;
 }
 
-TEST(FollowEvictionsTest, StreamingKeepsSinksAndTheLatestTokens) {
+TEST(FollowEvictionsTest, TheStreamingMethodKeepsSinksAndTheLatestTokens) {
   for (const auto& [positions, stored] :
        {std::pair{"ORIGINAL", "POST_ROPE"}, {"ROLLING", "PRE_ROPE"}}) {
     const auto rank = RankThatEvicts(
@@ -81,7 +81,8 @@ TEST(FollowEvictionsTest, StreamingKeepsSinksAndTheLatestTokens) {
   }
 }
 
-TEST(FollowEvictionsTest, SinksAndRecentTokensStayAndUnitsKeepDifferentTokens) {
+TEST(FollowEvictionsTest,
+     EveryEvictionUnitKeepsSinksAndRecentTokensButDifferentOtherTokens) {
   const std::string units =
       R"(,"positions":"ORIGINAL","units":[{"heads":[0]},{"heads":[1,2,3]}])";
   const EvictionTrace trace = Follow(*RankThatEvicts(units));
@@ -102,17 +103,19 @@ TEST(FollowEvictionsTest, SinksAndRecentTokensStayAndUnitsKeepDifferentTokens) {
   EXPECT_TRUE(differ);
 }
 
-TEST(FollowEvictionsTest, TheTraceDoesNotDependOnChunkSizes) {
+TEST(FollowEvictionsTest,
+     TheEvictionTraceDoesNotDependOnTheSizeOfPrefillChunks) {
   const std::string rest = R"(,"positions":"ORIGINAL")";
   EXPECT_EQ(Follow(*RankThatEvicts(rest), 5).ToJson(),
             Follow(*RankThatEvicts(rest), 64).ToJson());
 }
 
-TEST(FollowEvictionsTest, PlansWithoutEvictionAreRefused) {
+TEST(FollowEvictionsTest, TracingAnEmptyTextOrAPlanWithoutEvictionIsRefused) {
   const auto rank = RankThatEvicts(R"(,"positions":"ORIGINAL")");
-  EXPECT_THAT(FollowEvictions(rank.get(), {}, {}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the text has no tokens")));
+  EXPECT_THAT(
+      FollowEvictions(rank.get(), {}, {}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("the text whose evictions are traced has no tokens")));
   worker::ModelExecutor& executor = rank->executor();
   EXPECT_THAT(executor.ReadPositions(2, {}, 0),
               StatusIs(absl::StatusCode::kInvalidArgument,

@@ -60,7 +60,7 @@ Page PageOf(const InspectReport& report,
           html.substr(0, from) + html.substr(to)};
 }
 
-TEST(InspectHtmlTest, ThePageNeedsNoOtherFile) {
+TEST(InspectHtmlTest, TheReportPageNeedsNoOtherFile) {
   const std::string page =
       ReportToHtml(ReportOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                                        LowRankPart("fold", "NO_ROPE"))),
@@ -72,7 +72,7 @@ TEST(InspectHtmlTest, ThePageNeedsNoOtherFile) {
   EXPECT_THAT(page, Not(HasSubstr("{{")));
 }
 
-TEST(InspectHtmlTest, ThePageHasTheDataOfTheReport) {
+TEST(InspectHtmlTest, TheHtmlPageContainsTheDataOfTheReport) {
   const InspectReport report = ReportOf(SourceWith(
       LowRankPart("reconstruct", "PRE_ROPE"), LowRankPart("fold", "NO_ROPE")));
   const Page page = PageOf(report, {SomeEvaluation("rap")});
@@ -87,7 +87,7 @@ TEST(InspectHtmlTest, ThePageHasTheDataOfTheReport) {
   EXPECT_EQ(evaluation["rows"][1]["added_ci95"][0], -0.001);
 }
 
-TEST(InspectHtmlTest, NamesAreEscapedInThePage) {
+TEST(InspectHtmlTest, NamesOfModelsAndPlansAreEscapedInTheHtmlPage) {
   ModelSource source = SourceWith(kFullKey, kFullValue);
   const std::string evil = "</script><!--<script>{{data}}</title></pre>\xff";
   source.name = evil;
@@ -111,12 +111,12 @@ TEST(InspectHtmlTest, NamesAreEscapedInThePage) {
   EXPECT_THAT(page.frame, HasSubstr("<title>&lt;/script&gt;&lt;!--"));
 }
 
-TEST(InspectHtmlTest, WithoutScriptsThePageShowsTheText) {
+TEST(InspectHtmlTest, WithoutScriptsTheHtmlPageShowsTheTextReport) {
   const InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
   EXPECT_THAT(PageOf(report, {}).frame, HasSubstr(ReportToText(report)));
 }
 
-TEST(InspectHtmlTest, ThePageHasTheCurveOfAPrediction) {
+TEST(InspectHtmlTest, TheHtmlPageContainsTheCurveOfThePredictedDivergence) {
   InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
   EXPECT_TRUE(PageOf(report, {}).data["report"]["prediction"].is_null());
   report.prediction = {.plan_sha256 = "</script>",
@@ -129,7 +129,7 @@ TEST(InspectHtmlTest, ThePageHasTheCurveOfAPrediction) {
   EXPECT_EQ(shown["probes"][0]["kl"], 0.07);
 }
 
-TEST(InspectHtmlTest, InfiniteFiguresAreNullInThePage) {
+TEST(InspectHtmlTest, InfiniteNumbersAreNullInTheDataOfTheHtmlPage) {
   Evaluation evaluation = SomeEvaluation("rap");
   evaluation.rows[0].perplexity = std::numeric_limits<double>::infinity();
   const Page page =

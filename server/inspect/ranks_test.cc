@@ -60,8 +60,7 @@ TEST(InspectRanksTest, HeadsFeaturesAndBytesAreDividedAmongTheRanks) {
   EXPECT_FALSE(ReportWithRanks(source, 0)->ranks.has_value());
 }
 
-TEST(InspectRanksTest,
-     WeightBytesEqualTheLoadersAndReplicatedTensorsCountOnEachRank) {
+TEST(InspectRanksTest, WeightBytesIncludeReplicatedTensorsOnEveryRank) {
   const ModelSource source = Whole();
   const RankSummary single = RanksOf(source, 1);
   const RankSummary two = RanksOf(source, 2);
@@ -78,7 +77,8 @@ TEST(InspectRanksTest,
                                                *two.whole_weight_bytes);
 }
 
-TEST(InspectRanksTest, AGroupThatSpansRanksIsNamedWithItsBytes) {
+TEST(InspectRanksTest,
+     AHeadGroupThatSpansRanksIsReportedWithItsReplicatedBytes) {
   const ModelSource source = Spanning();
   const auto report = ReportWithRanks(source, 2);
   KVASIR_ASSERT_OK(report);
@@ -105,7 +105,8 @@ TEST(InspectRanksTest, AGroupThatSpansRanksIsNamedWithItsBytes) {
       ReportToJson(*ReportWithRanks(source, 0))["tensor_parallel"].is_null());
 }
 
-TEST(InspectRanksTest, UnequalRanksAreReportedAndTheLargestOneCounts) {
+TEST(InspectRanksTest,
+     IfRanksNeedUnequalBytesTheReportSaysSoAndCountsTheLargestRank) {
   // The values have two groups, one for each of two ranks.
   const ModelSource source =
       SourceWith(kFullKey,
@@ -136,12 +137,14 @@ TEST(InspectRanksTest, MoreRanksThanKvHeadsReplicateEachHead) {
   EXPECT_THAT(RanksText(ranks), HasSubstr("each KV head is on 2 ranks"));
 }
 
-TEST(InspectRanksTest, ImpossibleNumbersOfRanksAreRefusedWithThePossibleOnes) {
-  EXPECT_THAT(ReportWithRanks(Whole(), 3),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
-                                       "features cannot be dealt to 3"),
-                             HasSubstr("would do: 1, 2, 4 or 8"))));
+TEST(InspectRanksTest,
+     AnImpossibleNumberOfRanksIsRefusedWithThePossibleNumbers) {
+  EXPECT_THAT(
+      ReportWithRanks(Whole(), 3),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("4 KV heads, 8 query heads and 48 MLP "
+                               "features cannot be divided among 3"),
+                     HasSubstr("possible numbers of ranks: 1, 2, 4 or 8"))));
   // Each rank has a basis over its own heads, and a range covers 16 channels.
   // With two ranks, each rank has 16 channels; with four ranks it has 8, too
   // few for a range.
@@ -154,10 +157,10 @@ TEST(InspectRanksTest, ImpossibleNumbersOfRanksAreRefusedWithThePossibleOnes) {
   EXPECT_THAT(ReportWithRanks(basis, 4),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        AllOf(HasSubstr("8 channels of rank 0"),
-                             HasSubstr("would do: 1 or 2"))));
+                             HasSubstr("possible numbers of ranks: 1 or 2"))));
 }
 
-TEST(InspectRanksTest, WeightsAreNotCountedForAPlanThatIsNotServed) {
+TEST(InspectRanksTest, WeightBytesAreNotReportedForAPlanThatCannotBeServed) {
   const ModelSource source = SourceWith(
       kFullKey, kFullValue,
       R"(,"selection":{"chunk_slots":8,"budget":64,"landmark_codec":{"dtype":"BF16"}})");

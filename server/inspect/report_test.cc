@@ -43,7 +43,7 @@ ModelSource WithEverything() {
           "decay":1,"positions":"ORIGINAL","every_tokens":16})");
 }
 
-TEST(InspectReportTest, ComponentsAddUpToTheLayoutsBytes) {
+TEST(InspectReportTest, TheBytesOfAllComponentsAddUpToTheBytesOfThePageLayout) {
   ModelSource windowed = SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
                                     LowRankPart("fold", "NO_ROPE"));
   windowed.spec.layers[1].sliding_window = 40;
@@ -62,7 +62,8 @@ TEST(InspectReportTest, ComponentsAddUpToTheLayoutsBytes) {
   }
 }
 
-TEST(InspectReportTest, EachComponentHasItsOwnBytes) {
+TEST(InspectReportTest,
+     CodesParametersAndPaddingAreReportedAsSeparateComponents) {
   const cache::PageLayout layout =
       LayoutOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));
   // Each of 2 layers has two latents with 6 and 5 codes of 4 bits, which take 3
@@ -79,7 +80,7 @@ TEST(InspectReportTest, EachComponentHasItsOwnBytes) {
   EXPECT_EQ(one.unfilled, 15 * 2 * (6 + 8 + 64));
 }
 
-TEST(InspectReportTest, ReportsTheFlopsOfEverySpace) {
+TEST(InspectReportTest, ReportsTheFlopsPerSlotForEveryKindOfCompressedSpace) {
   const int64_t dense = int64_t{2} * 8 * 8;  // 2 * 8 query heads * 8 dimensions
   const struct {
     const char* name;
@@ -159,7 +160,7 @@ TEST(InspectReportTest, ReportsTheFlopsOfEverySpace) {
   }
 }
 
-TEST(InspectReportTest, ALayerWithoutRopeRotatesNothing) {
+TEST(InspectReportTest, ALayerWithoutRopeCountsNoFlopsForRotation) {
   ModelSource source = SmallSource();
   source.spec.layers[1].rope = false;
   const auto flops = [&](int64_t layer, const std::string& stored) {
@@ -176,7 +177,7 @@ TEST(InspectReportTest, ALayerWithoutRopeRotatesNothing) {
   EXPECT_EQ(flops(1, "PRE_ROPE").reconstruction, 0);
 }
 
-TEST(InspectReportTest, JsonFiguresEqualTheLayouts) {
+TEST(InspectReportTest, ByteCountsInTheJsonReportEqualThoseOfThePageLayout) {
   const ModelSource sources[] = {
       SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue),
       WithEverything()};
@@ -209,7 +210,8 @@ TEST(InspectReportTest, JsonFiguresEqualTheLayouts) {
 
 // Regression test: lengths up to 131,072 tokens were reported for a model with
 // a length of 1,024.
-TEST(InspectReportTest, DefaultLengthsComeFromTheModel) {
+TEST(InspectReportTest,
+     TheDefaultSequenceLengthsOfTheReportDependOnTheModelsMaximum) {
   auto report =
       MakeInspectReport(SourceWith(kFullKey, kFullValue), {.page_tokens = 16});
   KVASIR_ASSERT_OK(report);
@@ -220,7 +222,7 @@ TEST(InspectReportTest, DefaultLengthsComeFromTheModel) {
 
 // Regression test: an uncompressed float32 model was reported with "compression
 // ratio 0.500".
-TEST(InspectReportTest, ThePlanIsComparedWithTheModelsOwnType) {
+TEST(InspectReportTest, TheCompressionRatioIsRelativeToTheDataTypeOfTheModel) {
   const ModelSource source =
       SourceWith(R"({"full":{},"stored":"POST_ROPE","codec":{"dtype":"F32"}})",
                  R"({"full":{},"stored":"NO_ROPE","codec":{"dtype":"F32"}})");
@@ -277,7 +279,7 @@ TEST(InspectReportTest, MemoryIsReportedWithAndWithoutEviction) {
   EXPECT_THAT(ReportToText(whole), Not(HasSubstr("evict")));
 }
 
-TEST(InspectReportTest, EvictedSlotsAreNotCountedAsCodes) {
+TEST(InspectReportTest, TheBytesOfALongSequenceExcludeEvictedSlots) {
   const cache::PageLayout layout = LayoutOf(WithEverything());
   const CacheBytes<double> token = BytesOfToken(layout);
   // 128 slots that stay and up to 16 more until the next eviction fill 9 pages.
@@ -286,7 +288,7 @@ TEST(InspectReportTest, EvictedSlotsAreNotCountedAsCodes) {
   EXPECT_EQ(bytes.unfilled, 0);
 }
 
-TEST(InspectReportTest, NamesThePartOfThePlanThatIsNotServed) {
+TEST(InspectReportTest, NamesThePartOfThePlanThatTheEngineCannotServe) {
   const InspectReport served =
       ReportOf(SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue));
   EXPECT_EQ(served.not_served, "");
@@ -300,7 +302,8 @@ TEST(InspectReportTest, NamesThePartOfThePlanThatIsNotServed) {
 
 // The plan is valid, but the check of a starting server refuses it, so the
 // report must say so.
-TEST(InspectReportTest, NamesThePartOfThePlanThatTheKernelsDoNotServe) {
+TEST(InspectReportTest,
+     NamesThePartOfThePlanThatTheKernelsOfThisBuildCannotServe) {
   ModelSource source =
       SourceWith(LowRankPart("reconstruct", "PRE_ROPE"), kFullValue);
   EXPECT_EQ(ReportOf(source).not_served, "");
@@ -317,7 +320,8 @@ TEST(InspectReportTest, NamesThePartOfThePlanThatTheKernelsDoNotServe) {
   EXPECT_EQ(report.invariance, "");
 }
 
-TEST(InspectReportTest, ReportsLiftedSidesAndTheirInvariance) {
+TEST(InspectReportTest,
+     ReportsLiftingOfKeysOrValuesAndWhetherOutputBitsAreReproducible) {
   const char* const joint =
       R"({"low_rank":{"groups":[{"heads":[0,1,2,3],"rank":16}]},"uses":[
           {"at_runtime":{}}],"stored":"NO_ROPE","codec":{"dtype":"BF16"}})";
@@ -342,7 +346,7 @@ TEST(InspectReportTest, ReportsLiftedSidesAndTheirInvariance) {
   EXPECT_EQ(ReportOf(WithEverything()).invariance, "");
 }
 
-TEST(InspectReportTest, ReportsOnlyThePredictionOfThisPlan) {
+TEST(InspectReportTest, APredictionForAnotherPlanIsNotReported) {
   InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
   EXPECT_THAT(ReportToText(report), Not(HasSubstr("predicted divergence")));
   EXPECT_TRUE(ReportToJson(report)["prediction"].is_null());
@@ -361,7 +365,7 @@ TEST(InspectReportTest, ReportsOnlyThePredictionOfThisPlan) {
               HasSubstr("predicted divergence  not known"));
 }
 
-TEST(InspectReportTest, UnknownWeightsAreNull) {
+TEST(InspectReportTest, UnknownWeightBytesAreNullInTheJsonReport) {
   InspectReport report = ReportOf(SourceWith(kFullKey, kFullValue));
   EXPECT_TRUE(
       ReportToJson(report)["at_length"][0]["weights_and_kv_bytes"].is_number());
@@ -419,7 +423,7 @@ TEST(InspectReportTest, TheTableOfRanksShowsGroupsBitsLiftAndRange) {
 }
 
 // The bytes of a joint latent are counted once, in the key's row.
-TEST(InspectReportTest, AJointLatentIsReportedOnce) {
+TEST(InspectReportTest, AJointLatentOfKeyAndValueIsReportedOnce) {
   ModelSource source = SourceWith(kFullKey, kFullValue);
   kvasir::v1::KvPlan plan = source.plan->source;
   const ModelSource apart = SourceWith(LowRankPart("reconstruct", "PRE_ROPE"),
@@ -458,7 +462,7 @@ TEST(InspectReportTest, AJointLatentIsReportedOnce) {
   }
 }
 
-TEST(InspectReportTest, WeightsOfAPlanEqualItsTensors) {
+TEST(InspectReportTest, TheWeightBytesOfAPlanEqualTheSizeOfItsTensors) {
   const WeightSizes dense = WeightBytes(SourceWith(kFullKey, kFullValue));
   EXPECT_EQ(dense.bytes, 2 * model::CountParameters(*SmallSource().shape));
   EXPECT_EQ(dense.attention_bytes, 2 * 2 * (64 * 32 * 2 + 32 * 32 * 2));
@@ -473,7 +477,7 @@ TEST(InspectReportTest, WeightsOfAPlanEqualItsTensors) {
             sizes.bytes - sizes.attention_bytes);
 }
 
-TEST(OpenModelSourceTest, InspectionAcceptsPlansThatAreNotServed) {
+TEST(OpenModelSourceTest, InspectionAcceptsPlansThatCannotBeServed) {
   auto shape = model::FindShape("kvasir-tiny");
   KVASIR_ASSERT_OK(shape);
   auto spec = model::SpecOfShape(*shape);
@@ -498,17 +502,18 @@ TEST(OpenModelSourceTest, InspectionAcceptsPlansThatAreNotServed) {
 // Regression test: only inspect named the possible numbers of ranks, but a
 // starting server did not.
 TEST(OpenModelSourceTest,
-     AnImpossibleNumberOfRanksIsRefusedWithThePossibleOnes) {
+     AnImpossibleNumberOfRanksIsRefusedWithThePossibleNumbers) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";
-  EXPECT_THAT(OpenModelSource(options, PlanUse::kRun, std::nullopt,
-                              {.rank = 1, .size = 3}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("would do: 1, 2, 4, 8 or 16")));
+  EXPECT_THAT(
+      OpenModelSource(options, PlanUse::kRun, std::nullopt,
+                      {.rank = 1, .size = 3}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("possible numbers of ranks: 1, 2, 4, 8 or 16")));
 }
 
-TEST(OpenModelSourceTest, FlagsAddEvictionToAnyPlan) {
+TEST(OpenModelSourceTest, EvictionFlagsAddEvictionToAnyPlan) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";
@@ -545,7 +550,7 @@ TEST(OpenModelSourceTest, EvictionFlagsReplaceThePlansEviction) {
   EXPECT_EQ(second.plan->page_groups[0].eviction.budget_ratio, 0.25);
 }
 
-TEST(OpenModelSourceTest, ImpossibleEvictionIsRefusedWithTheReason) {
+TEST(OpenModelSourceTest, AnEvictionBudgetBelowSinksAndRecentTokensIsRefused) {
   ModelOptions options;
   options.random_weights = true;
   options.shape = "kvasir-tiny";

@@ -92,7 +92,7 @@ absl::Status FailureOf(std::vector<LocalRanks::Child> children) {
   return failure;
 }
 
-TEST_F(LocalRanksTest, ChildrenReceiveTheAddressAndTheirRank) {
+TEST_F(LocalRanksTest, ChildProcessesReceiveTheAddressOfTheLeaderAndTheirRank) {
   std::vector<LocalRanks::Child> children;
   for (int i = 1; i <= 3; ++i) {
     children.push_back(
@@ -113,7 +113,7 @@ TEST_F(LocalRanksTest, ChildrenReceiveTheAddressAndTheirRank) {
 
 // Regression test: a child inherited its parent's KVASIR_READY_FILE and
 // overwrote the file.
-TEST_F(LocalRanksTest, AChildInheritsNoKvasirVariables) {
+TEST_F(LocalRanksTest, AChildProcessDoesNotInheritKvasirEnvironmentVariables) {
   setenv("KVASIR_READY_FILE", "/nowhere", 1);
   setenv("OTHERS", "stay", 1);
   const std::string path = folder_.File("environment");
@@ -126,7 +126,7 @@ TEST_F(LocalRanksTest, AChildInheritsNoKvasirVariables) {
 }
 
 // Regression test: pgrep and top showed the name "exe".
-TEST_F(LocalRanksTest, AChildHasTheNameOfTheProgram) {
+TEST_F(LocalRanksTest, AChildProcessHasTheNameOfTheProgram) {
   const std::string path = folder_.File("name");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"sleep", path})}));
@@ -137,7 +137,7 @@ TEST_F(LocalRanksTest, AChildHasTheNameOfTheProgram) {
 
 // Regression test: a leader ended with success although ranks died during its
 // drain.
-TEST_F(LocalRanksTest, AChildsFailureIsKeptForALaterCall) {
+TEST_F(LocalRanksTest, TheFailureOfAChildProcessCanStillBeQueriedLater) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"exit", "3"}, 2)}));
   KVASIR_EXPECT_OK(ranks->failure());
@@ -147,7 +147,7 @@ TEST_F(LocalRanksTest, AChildsFailureIsKeptForALaterCall) {
                                          HasSubstr("exit code 3")));
 }
 
-TEST_F(LocalRanksTest, AChildThatIsStoppedByEndIsNotReportedAsAFailure) {
+TEST_F(LocalRanksTest, AChildProcessThatEndStopsIsNotReportedAsAFailure) {
   const std::string path = folder_.File("ended");
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"stop", path})}));
@@ -162,7 +162,7 @@ TEST_F(LocalRanksTest, AChildThatIsStoppedByEndIsNotReportedAsAFailure) {
   EXPECT_FALSE(failed);
 }
 
-TEST_F(LocalRanksTest, AChildsFailureIsReported) {
+TEST_F(LocalRanksTest, TheFailureOfAChildProcessIsReported) {
   EXPECT_THAT(FailureOf({ChildThat({"exit", "3"}, 2)}),
               StatusIs(absl::StatusCode::kUnavailable,
                        AllOf(HasSubstr("rank 2 (pid "),
@@ -176,7 +176,7 @@ TEST_F(LocalRanksTest, AChildsFailureIsReported) {
 
 // Regression test: the failure of a child while its parent was loading was not
 // noticed, and the parent waited for minutes.
-TEST_F(LocalRanksTest, AChildThatFailsBeforeSendIsReportedAtSend) {
+TEST_F(LocalRanksTest, TheFailureOfAChildProcessBeforeSendIsReportedBySend) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto ranks,
                               LocalRanks::Start({ChildThat({"die"})}));
   ASSERT_TRUE(ranks->WaitEnded(absl::Seconds(20)));
@@ -185,7 +185,7 @@ TEST_F(LocalRanksTest, AChildThatFailsBeforeSendIsReportedAtSend) {
                        HasSubstr("ended with exit code 7")));
 }
 
-TEST_F(LocalRanksTest, NoChildOutlivesTheObject) {
+TEST_F(LocalRanksTest, NoChildProcessOutlivesTheLocalRanksObject) {
   for (const char* what : {"sleep", "stop", "ignore"}) {
     const std::string path = folder_.File(what);
     KVASIR_ASSERT_OK_AND_ASSIGN(auto ranks,
@@ -198,7 +198,8 @@ TEST_F(LocalRanksTest, NoChildOutlivesTheObject) {
   }
 }
 
-TEST_F(LocalRanksTest, AChildEndsIfItsParentSendsNothing) {
+TEST_F(LocalRanksTest,
+       AChildProcessEndsIfItsParentGivesUpBeforeItSendsJoinData) {
   const std::string path = folder_.File("untold");
   KVASIR_ASSERT_OK_AND_ASSIGN(auto ranks,
                               LocalRanks::Start({ChildThat({"sleep", path})}));
@@ -210,7 +211,7 @@ TEST_F(LocalRanksTest, AChildEndsIfItsParentSendsNothing) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(2));
 }
 
-TEST_F(LocalRanksTest, AChildEndsIfItsParentIsKilled) {
+TEST_F(LocalRanksTest, AChildProcessEndsIfItsParentIsKilled) {
   for (const char* what : {"sleep", "stop", "ignore"}) {
     const std::string path = folder_.File(absl::StrCat("orphan_", what));
     std::string self = "/proc/self/exe";
@@ -230,7 +231,7 @@ TEST_F(LocalRanksTest, AChildEndsIfItsParentIsKilled) {
   }
 }
 
-TEST_F(LocalRanksTest, JoinDataThatNoParentSentIsRefused) {
+TEST_F(LocalRanksTest, InvalidJoinDataOfAParentProcessIsRefused) {
   for (const char* text :
        {"", "{", "[]", R"({"leader":"x:1"})", R"({"parent":1,"leader":1})",
         R"({"parent":"1","leader":"x:1","secret":"","local_count":2})"}) {

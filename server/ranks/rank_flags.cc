@@ -99,27 +99,27 @@ base::TlsOptions TlsOptionsOf(const RankTlsFlags& tls) {
 
 absl::Status CheckCommon(const RankFlags& flags) {
   if (flags.tp < 1 || flags.tp > kMaxTp) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--tp ", flags.tp, ": want 1 to ", kMaxTp));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--tp ", flags.tp, ": the number of ranks must be 1 to ", kMaxTp));
   }
   if (flags.heartbeat_timeout < absl::Milliseconds(100) ||
       flags.heartbeat_timeout > absl::Hours(1)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--rank-heartbeat-timeout ",
-        absl::FormatDuration(flags.heartbeat_timeout), ": want 100ms to 1h"));
+        absl::FormatDuration(flags.heartbeat_timeout), " must be 100ms to 1h"));
   }
   const RankTlsFlags& tls = flags.tls;
   if ((GivesTls(tls) || !tls.names.empty()) &&
       (tls.certificate.empty() || tls.key.empty() || tls.ca.empty())) {
     return absl::InvalidArgumentError(
-        "ranks show each other certificates, so --rank-tls-cert, "
+        "each rank both shows and checks certificates, so --rank-tls-cert, "
         "--rank-tls-key and --rank-tls-ca must be given together; "
         "--rank-tls-names needs all three");
   }
   if (!flags.nccl_library.empty() && flags.collective != "nccl") {
     return absl::InvalidArgumentError(
         absl::StrCat("--nccl-library ", flags.nccl_library,
-                     " is read with --collective nccl only"));
+                     " has an effect only with --collective nccl"));
   }
   return absl::OkStatus();
 }
@@ -130,15 +130,16 @@ absl::Status CheckRead(const RankFlags& flags) {
       (GivesTls(flags.tls) || !flags.secret_file.empty())) {
     return absl::InvalidArgumentError(absl::StrCat(
         flags.secret_file.empty() ? "--rank-tls-cert" : "--rank-secret-file",
-        " is for ranks of other hosts, which join at --rank-listen"));
+        " has an effect only for ranks on other hosts, which join at "
+        "--rank-listen: give --rank-listen, too"));
   }
   if (flags.tp > 1) return absl::OkStatus();
   const char* const unread = !flags.interface.empty()     ? "--rank-interface"
                              : flags.collective != "auto" ? "--collective"
                                                           : nullptr;
   if (unread == nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(unread, " is for several ranks, but --tp is 1"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      unread, " has an effect only with several ranks, but --tp is 1"));
 }
 
 }  // namespace
@@ -199,7 +200,8 @@ absl::Status CheckLeaderFlags(const RankFlags& flags) {
   KVASIR_RETURN_IF_ERROR(CheckCommon(flags));
   if (flags.local_ranks > flags.tp) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--local-ranks ", flags.local_ranks, " are more than --tp ", flags.tp));
+        "--local-ranks ", flags.local_ranks,
+        " must not be more than the number of all ranks, --tp ", flags.tp));
   }
   const bool several_hosts = flags.num_local() < flags.tp;
   if (several_hosts == flags.listen.empty()) {
@@ -207,19 +209,21 @@ absl::Status CheckLeaderFlags(const RankFlags& flags) {
         several_hosts
             ? absl::StrCat("--tp ", flags.tp, " with --local-ranks ",
                            flags.num_local(),
-                           ": the other ranks are on other hosts and join at "
-                           "--rank-listen HOST:PORT, so give it")
+                           ": the other ranks run on other hosts and join at "
+                           "the address of --rank-listen HOST:PORT, so this "
+                           "flag is needed")
             : absl::StrCat(
-                  "--rank-listen ", flags.listen, ": all ranks of --tp ",
+                  "--rank-listen ", flags.listen,
+                  " is for ranks on other hosts, but all ranks of --tp ",
                   flags.tp,
-                  " are started on this host; if other ranks join, give "
+                  " are started on this host; if some run on other hosts, give "
                   "--local-ranks, the number of ranks on this host"));
   }
   if (several_hosts && flags.interface.empty()) {
     return absl::InvalidArgumentError(
         "ranks on several hosts need --rank-interface, the "
-        "network interface over which activations are sent, not "
-        "encrypted");
+        "network interface over which activations are sent without "
+        "encryption");
   }
   if (several_hosts && flags.secret_file.empty() && flags.tls.ca.empty()) {
     return absl::InvalidArgumentError(
@@ -234,29 +238,30 @@ absl::Status CheckFollowerFlags(const RankFlags& flags) {
   KVASIR_RETURN_IF_ERROR(CheckCommon(flags));
   if (flags.leader.empty() && flags.join_fd < 0) {
     return absl::InvalidArgumentError(
-        "a rank needs its leader: give --leader HOST:PORT");
+        "a rank must know the address of its leader: give --leader HOST:PORT");
   }
   if (flags.tp < 2) {
     return absl::InvalidArgumentError(
-        "a rank needs the size of its group: give --tp with the "
+        "a rank must know the number of all ranks: give --tp with the "
         "same value as the leader's");
   }
   if (flags.rank < 1 || flags.rank >= flags.tp) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--rank ", flags.rank, " of --tp ", flags.tp,
-                     ": want 1 to ", flags.tp - 1, " (the leader is rank 0)"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--rank ", flags.rank, " with --tp ", flags.tp, " must be 1 to ",
+        flags.tp - 1, " (the leader is rank 0)"));
   }
   if (flags.rank + flags.local_ranks > flags.tp) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--rank ", flags.rank, " with --local-ranks ", flags.local_ranks,
-        ": ranks of --tp ", flags.tp, " end at ", flags.tp - 1));
+        " would start ranks up to ", flags.rank + flags.local_ranks - 1,
+        ", but the last rank of --tp ", flags.tp, " is ", flags.tp - 1));
   }
   if (flags.join_fd < 0 && flags.interface.empty() &&
       !base::IsLocalTarget(flags.leader)) {
     return absl::InvalidArgumentError(
         "ranks on several hosts need --rank-interface, the "
-        "network interface over which activations are sent, not "
-        "encrypted");
+        "network interface over which activations are sent without "
+        "encryption");
   }
   return absl::OkStatus();
 }
@@ -277,9 +282,9 @@ absl::Status CheckCollective(const RankFlags& flags,
   }
   const bool gloo = CollectiveOf(flags, device) == "gloo";
   if (gloo == (device.device == "cpu")) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--collective ", flags.collective, " with --device ",
-                   device.device, ": want ", gloo ? "nccl" : "gloo"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--collective ", flags.collective, " with --device ", device.device,
+      " does not work: give --collective ", gloo ? "nccl" : "gloo"));
 }
 
 absl::StatusOr<std::string> ReadSecret(const std::string& path) {

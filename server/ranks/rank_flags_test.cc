@@ -64,13 +64,13 @@ auto Refuses(const std::string& text) {
   return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
 }
 
-TEST(RankFlagsTest, ALeaderOnOneHostNeedsOnlyTheNumberOfRanks) {
+TEST(RankFlagsTest, ALeaderWhoseRanksAreOnOneHostNeedsOnlyTheNumberOfRanks) {
   KVASIR_EXPECT_OK(Leader(""));
   KVASIR_EXPECT_OK(Leader("--tp 4"));
   KVASIR_EXPECT_OK(Leader("--tp 4 --local-ranks 4"));
 }
 
-TEST(RankFlagsTest, ALeaderOfSeveralHostsNeedsAnAddressAndASecret) {
+TEST(RankFlagsTest, ALeaderOfRanksOnSeveralHostsNeedsAListenAddressAndASecret) {
   const std::string several = "--tp 4 --local-ranks 2 ";
   EXPECT_THAT(Leader(several), Refuses("--rank-listen HOST:PORT"));
   EXPECT_THAT(Leader(several + "--rank-listen 0.0.0.0:8200"),
@@ -84,12 +84,14 @@ TEST(RankFlagsTest, ALeaderOfSeveralHostsNeedsAnAddressAndASecret) {
   EXPECT_THAT(Leader("--tp 2 --rank-listen 0.0.0.0:8200"),
               Refuses("all ranks of --tp 2 are started on this host"));
   EXPECT_THAT(Leader("--tp 2 --local-ranks 3"),
-              Refuses("--local-ranks 3 are more than --tp 2"));
+              Refuses("--local-ranks 3 must not be more than the number of all "
+                      "ranks, --tp 2"));
 }
 
-TEST(RankFlagsTest, UnusedRankFlagsAreRefused) {
-  EXPECT_THAT(Leader("--tp 2 --nccl-library x"),
-              Refuses("--nccl-library x is read with --collective nccl"));
+TEST(RankFlagsTest, RankFlagsWithoutTheFlagsThatTheyNeedAreRefused) {
+  EXPECT_THAT(
+      Leader("--tp 2 --nccl-library x"),
+      Refuses("--nccl-library x has an effect only with --collective nccl"));
   EXPECT_THAT(Leader("--tp 2 --rank-tls-cert c"),
               Refuses("must be given together"));
   EXPECT_THAT(Leader("--tp 2 --rank-tls-cert c --rank-tls-ca a"),
@@ -97,21 +99,24 @@ TEST(RankFlagsTest, UnusedRankFlagsAreRefused) {
   EXPECT_THAT(Leader("--tp 2 --rank-tls-names n"),
               Refuses("must be given together"));
   EXPECT_THAT(Leader("--tp 2 --rank-heartbeat-timeout 1ms"),
-              Refuses("want 100ms to 1h"));
-  EXPECT_THAT(Leader("--tp 2 --rank-secret-file s"),
-              Refuses("--rank-secret-file is for ranks of other hosts"));
+              Refuses("must be 100ms to 1h"));
+  EXPECT_THAT(
+      Leader("--tp 2 --rank-secret-file s"),
+      Refuses(
+          "--rank-secret-file has an effect only for ranks on other hosts"));
   EXPECT_THAT(
       Leader("--tp 2 --rank-tls-cert c --rank-tls-key k --rank-tls-ca a"),
-      Refuses("--rank-tls-cert is for ranks of other hosts"));
-  EXPECT_THAT(Leader("--rank-interface lo"),
-              Refuses("--rank-interface is for several ranks"));
+      Refuses("--rank-tls-cert has an effect only for ranks on other hosts"));
+  EXPECT_THAT(
+      Leader("--rank-interface lo"),
+      Refuses("--rank-interface has an effect only with several ranks"));
   EXPECT_THAT(Leader("--collective gloo"),
-              Refuses("--collective is for several ranks"));
+              Refuses("--collective has an effect only with several ranks"));
 }
 
 // Regression test: --print-config printed rank=0 and tp=1, which --config
 // refused.
-TEST(RankFlagsTest, AFollowersRankAndGroupSizeHaveNoDefault) {
+TEST(RankFlagsTest, ThePrintedConfigOfAFollowerHasNoDefaultRankOrGroupSize) {
   Commands commands;
   EXPECT_THAT(
       EffectiveConfig(*commands.rank),
@@ -126,9 +131,9 @@ TEST(RankFlagsTest, AFollowerMustNameItsLeaderAndItsRank) {
                CLI::ValidationError);
   EXPECT_THAT(Follower("--leader a:1 --rank 1"), Refuses("give --tp"));
   EXPECT_THAT(Follower("--leader a:1 --rank 2 --tp 2"),
-              Refuses("--rank 2 of --tp 2: want 1 to 1"));
+              Refuses("--rank 2 with --tp 2 must be 1 to 1"));
   EXPECT_THAT(Follower("--leader a:1 --rank 2 --tp 4 --local-ranks 3"),
-              Refuses("ranks of --tp 4 end at 3"));
+              Refuses("the last rank of --tp 4 is 3"));
   EXPECT_THAT(Follower("--leader a:1 --rank 1 --tp 2"),
               Refuses("--rank-interface"));
   KVASIR_EXPECT_OK(Follower("--leader 127.0.0.1:1 --rank 1 --tp 2"));
@@ -145,16 +150,19 @@ TEST(RankFlagsTest, TheDefaultCollectiveDependsOnTheDevice) {
   flags.collective = "gloo";
   KVASIR_EXPECT_OK(CheckCollective(flags, {.device = "cpu"}));
   EXPECT_THAT(CheckCollective(flags, {.device = "cuda"}),
-              Refuses("--collective gloo with --device cuda: want nccl"));
+              Refuses("--collective gloo with --device cuda does not work: "
+                      "give --collective nccl"));
   EXPECT_THAT(CheckCollective(flags, {.device = "auto"}),
               Refuses("--device auto with --tp 2"));
   flags.collective = "nccl";
   EXPECT_THAT(CheckCollective(flags, {.device = "cpu"}),
-              Refuses("--collective nccl with --device cpu: want gloo"));
+              Refuses("--collective nccl with --device cpu does not work: give "
+                      "--collective gloo"));
   KVASIR_EXPECT_OK(CheckCollective({}, {.device = "auto"}));
 }
 
-TEST(RankFlagsTest, PlainTextStaysOnTheMachineUnlessAFlagAllowsIt) {
+TEST(RankFlagsTest,
+     PlainTextBetweenRanksOnSeveralMachinesIsRefusedUnlessAFlagAllowsIt) {
   base::TlsWatch watch;
   base::ListenAddress everywhere;
   everywhere.host = "0.0.0.0";
@@ -168,11 +176,11 @@ TEST(RankFlagsTest, PlainTextStaysOnTheMachineUnlessAFlagAllowsIt) {
   KVASIR_EXPECT_OK(RankListenCredentials({}, {}, false, &watch).status());
   EXPECT_THAT(RankDialCredentials({}, "leader:1", false, &watch).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("leader:1 would be called without")));
+                       HasSubstr("to leader:1 would not be encrypted")));
   KVASIR_EXPECT_OK(RankDialCredentials({}, "leader:1", true, &watch).status());
 }
 
-TEST(RankFlagsTest, ASecretFileMustContainOneWord) {
+TEST(RankFlagsTest, ARankSecretFileWithMoreThanOneWordIsRefused) {
   const base::TempFolder folder;
   const std::string path = folder.Write("secret", "  hush\n");
   const auto secret = ReadSecret(path);
@@ -187,7 +195,8 @@ TEST(RankFlagsTest, ASecretFileMustContainOneWord) {
   EXPECT_NE(NewSecret(), NewSecret());
 }
 
-TEST(ChildArgumentsTest, AChildGetsTheModelsFlagsAndItsOwnPorts) {
+TEST(ChildArgumentsTest,
+     AChildRankGetsTheModelFlagsOfItsLeaderAndPortsOfItsOwn) {
   Commands commands;
   commands.Parse(
       "serve --model /m --tp 3 --threads 2 --deterministic --cuda-graphs "
@@ -226,7 +235,7 @@ TEST(ChildArgumentsTest, AChildGetsTheModelsFlagsAndItsOwnPorts) {
   EXPECT_TRUE(child.model.deterministic);
 }
 
-TEST(ChildArgumentsTest, ChildrenUseFreePortsIfTheParentDoes) {
+TEST(ChildArgumentsTest, ChildRanksUseAFreeMetricsPortIfTheirParentDoes) {
   Commands commands;
   commands.Parse("serve --model /m --tp 2 --metrics-port 0");
   EXPECT_THAT(ChildArguments(*commands.serve, *commands.rank, commands.leader,
@@ -234,7 +243,7 @@ TEST(ChildArgumentsTest, ChildrenUseFreePortsIfTheParentDoes) {
               Contains("--metrics-port=0"));
 }
 
-TEST(ChildArgumentsTest, ChildrenOfARankOnAnotherHostGetItsTlsFlags) {
+TEST(ChildArgumentsTest, ChildRanksOnAnotherHostGetTheTlsFlagsOfTheirParent) {
   Commands commands;
   commands.Parse(
       "rank --model /m --tp 4 --rank 2 --local-ranks 2 --leader a:1 "

@@ -172,9 +172,9 @@ absl::Status LeaderGroup::Drain() {
   collective_.Abort(absl::CancelledError(kDone));
   if (children_ == nullptr) return absl::OkStatus();
   if (!children_->WaitEnded(kEndTimeout)) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("ranks of this host have not ended within ",
-                     absl::FormatDuration(kEndTimeout)));
+    return absl::DeadlineExceededError(absl::StrCat(
+        "the rank processes that run on this host have not ended within ",
+        absl::FormatDuration(kEndTimeout)));
   }
   return children_->failure();
 }

@@ -30,7 +30,7 @@ std::map<std::string, double> Values(const DeviceMetrics& metrics) {
   return values;
 }
 
-TEST(DeviceMetricsTest, AllMemoryOfAGpuIsReported) {
+TEST(DeviceMetricsTest, TheUsedAndFreeMemoryOfAGpuIsReported) {
   kernels::cuda::FakeRuntime runtime;
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto device,
                               kernels::CudaDevice::Make({}, &runtime, {}));
@@ -61,7 +61,7 @@ TEST(DeviceMetricsTest, AllMemoryOfAGpuIsReported) {
   EXPECT_TRUE(metrics.Collect().empty());
 }
 
-TEST(DeviceMetricsTest, OnACpuTheMachinesMemoryIsReported) {
+TEST(DeviceMetricsTest, OnACpuTheMemoryOfTheMachineIsReported) {
   base::ThreadPool threads(1);
   kernels::CpuDevice device(&threads);
   KVASIR_ASSERT_OK_AND_ASSIGN(

@@ -43,12 +43,12 @@ absl::Status WriteWhole(const std::string& path, const std::string& text) {
     file << text;
     if (!file.flush()) {
       return absl::UnavailableError(
-          absl::StrCat("--ready-file ", path, ": cannot write"));
+          absl::StrCat("--ready-file ", path, ": cannot write the file"));
     }
   }
   if (std::rename(part.c_str(), path.c_str()) != 0) {
     return absl::UnavailableError(
-        absl::StrCat("--ready-file ", path, ": cannot write"));
+        absl::StrCat("--ready-file ", path, ": cannot write the file"));
   }
   return absl::OkStatus();
 }

@@ -67,7 +67,7 @@ class FakeNode final : public Node {
   const std::function<void()> on_drain_;
 };
 
-TEST_F(OperatorSurfaceTest, WritesTheReadyFileAndEndsWithSuccess) {
+TEST_F(OperatorSurfaceTest, WritesTheReadyFileAndReturnsSuccessAfterADrain) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
                               OperatorSurface::Start(options));
@@ -81,7 +81,7 @@ TEST_F(OperatorSurfaceTest, WritesTheReadyFileAndEndsWithSuccess) {
 
 // Regression test: a group that failed just after its leader had loaded was
 // reported as ready.
-TEST_F(OperatorSurfaceTest, AProgramThatHasFailedIsNeverReady) {
+TEST_F(OperatorSurfaceTest, AProgramThatHasFailedNeverWritesTheReadyFile) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
                               OperatorSurface::Start(options));
@@ -94,7 +94,7 @@ TEST_F(OperatorSurfaceTest, AProgramThatHasFailedIsNeverReady) {
   EXPECT_EQ(surface->WaitAndDrain(&node), kExitFailed);
 }
 
-TEST_F(OperatorSurfaceTest, AFailureDuringTheDrainSetsTheExitCode) {
+TEST_F(OperatorSurfaceTest, AFailureDuringTheDrainSetsTheExitCodeToFailed) {
   const SurfaceOptions options = OnFreePorts();
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto surface,
                               OperatorSurface::Start(options));
@@ -105,7 +105,7 @@ TEST_F(OperatorSurfaceTest, AFailureDuringTheDrainSetsTheExitCode) {
 
 // Regression test: ranks had an admin port that required no credential, even if
 // the leader's did, so any local user could drain the replica by it.
-TEST_F(OperatorSurfaceTest, ARankThatItsLeaderDrainsListensOnlyForMetrics) {
+TEST_F(OperatorSurfaceTest, AFollowerRankOpensOnlyAMetricsPortAndNoAdminPort) {
   SurfaceOptions options = OnFreePorts();
   const int before = NumListeners();
   options.metrics_only = true;

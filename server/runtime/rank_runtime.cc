@@ -111,7 +111,7 @@ absl::Status RankRuntime::DrainGroup(absl::Duration deadline) {
     KVASIR_RETURN_IF_ERROR(group_->status());
     if (absl::Now() > end) {
       return absl::DeadlineExceededError(
-          absl::StrCat("the leader has not drained the group within ",
+          absl::StrCat("the leader has not drained the group of ranks within ",
                        absl::FormatDuration(deadline + kLeaderEnds)));
     }
   }

@@ -90,7 +90,7 @@ absl::StatusOr<std::shared_ptr<const model::Tokenizer>> LoadTokenizer(
     return absl::NotFoundError(absl::StrCat(
         "--model ", folder,
         std::filesystem::exists(folder, error) ? " is not a folder"
-                                               : ": no such folder"));
+                                               : " does not exist"));
   }
   auto tokenizer = model::Tokenizer::Load(folder);
   if (absl::IsNotFound(tokenizer.status())) return nullptr;
@@ -173,7 +173,7 @@ absl::StatusOr<int64_t> RouterRuntime::LongestModel(
   if (longest > 0) return longest;
   return absl::UnavailableError(absl::StrCat(
       "no worker answered within ", absl::FormatDuration(start_timeout), ": ",
-      registry_->Problems(), " (check --workers)"));
+      registry_->Problems(), " (check the addresses in --workers)"));
 }
 
 router::FacadeOptions RouterRuntime::OptionsOfFacades(

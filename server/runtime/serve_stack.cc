@@ -134,7 +134,7 @@ absl::StatusOr<std::unique_ptr<EphemeralServer>> EphemeralServer::Start(
         model.random_weights
             ? "--random-weights has no tokenizer"
             : absl::StrCat("--model ", model.model, " has no tokenizer.json"),
-        ", so a text cannot become tokens; `kvasir serve` takes token ids "
+        ", so a text cannot be tokenized; `kvasir serve` accepts token ids "
         "(docs/kserve.md)"));
   }
   KVASIR_ASSIGN_OR_RETURN(const model::DecoderSpec spec,

@@ -14,7 +14,7 @@ namespace {
 // seconds, the age at which the server's connections were closed. gRPC closes
 // an aged connection after its last call, and a client that writes at that
 // moment gets "Broken pipe".
-TEST(ServeStackTest, AConnectionToAPrivateServerHasNoAgeLimit) {
+TEST(ServeStackTest, AConnectionToTheServerOfAGenerateCommandHasNoAgeLimit) {
   ServeStackOptions options;
   options.model.random_weights = true;
   options.model.shape = "kvasir-tiny";

@@ -195,15 +195,16 @@ absl::Status CheckStepFlags(const EngineFlags& flags,
         ": every running sequence decodes one token in each step"));
   }
   if (flags.gpu_memory_given && model.device.device == "cpu") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--gpu-memory-utilization ", flags.gpu_memory_utilization,
-        " is of a GPU's memory, this is --device cpu: want --device cuda or "
-        "auto, or --kv-cache-bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--gpu-memory-utilization ", flags.gpu_memory_utilization,
+                     " is a share of a GPU's memory, but the device is "
+                     "--device cpu: give --device cuda or "
+                     "auto, or set --kv-cache-bytes instead"));
   }
   if (flags.cuda_graphs && model.device.device == "cpu") {
     return absl::InvalidArgumentError(
         "--cuda-graphs captures the steps of a GPU, but the "
-        "device is --device cpu: want --device cuda or auto");
+        "device is --device cpu: give --device cuda or auto");
   }
   return absl::OkStatus();
 }

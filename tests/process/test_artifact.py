@@ -113,8 +113,8 @@ def test_inspect_reports_the_cache_and_the_weights_of_each_rank(artifact):
     text = run("inspect", artifact, "--tp", 4).stdout
     assert "on several ranks" in text and "tensor parallel       4 ranks" in text
     refused = run("inspect", artifact, "--tp", 3, check=False)
-    assert refused.returncode == 1 and "cannot be dealt to 3" in refused.stderr
-    assert "would do: 1, 2" in refused.stderr
+    assert refused.returncode == 1 and "cannot be divided among 3" in refused.stderr
+    assert "possible numbers of ranks: 1, 2" in refused.stderr
     assert json.loads(run("inspect", artifact, "--json").stdout)["tensor_parallel"] is None
 
 
@@ -321,7 +321,7 @@ def test_the_html_page_accepts_a_prediction_without_points(artifact, prediction,
 
 
 @pytest.mark.parametrize("field, value, named", [
-    ("kl", float("nan"), "not JSON"), ("kl", None, "kl: is missing"),
+    ("kl", float("nan"), "not valid JSON"), ("kl", None, "kl: is missing"),
     ("curve", "<script>", "curve: must be a list"), ("curve", [7] * 5000, "found 5000"),
     ("curve", [{"bytes_per_token": -1, "kl": 1}], "curve[0]: bytes_per_token")])
 def test_the_error_for_an_invalid_prediction_names_the_field(artifact, prediction, field, value, named):
@@ -465,7 +465,7 @@ def test_generate_reports_a_missing_tokenizer(tmp_path):
     (folder / "tokenizer.json").unlink()
     refused = run("generate", "--model", folder, "--prompt", "x", check=False)
     assert refused.returncode == 1
-    assert "has no tokenizer.json" in refused.stderr and "takes token ids" in refused.stderr
+    assert "has no tokenizer.json" in refused.stderr and "accepts token ids" in refused.stderr
 
 
 def test_generate_allocates_a_pool_only_for_its_own_tokens(tmp_path):

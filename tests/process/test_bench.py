@@ -256,8 +256,8 @@ def test_benchmarked_ranks_that_evict_and_prefill_have_equal_collectives_per_ste
 
 
 @pytest.mark.parametrize("flags, code, said", [
-    (["--tp", 3], 1, "8 KV heads, 16 query heads and 640 MLP features cannot be dealt to 3 tensor-parallel "
-     "ranks in equal parts; would do: 1, 2, 4, 8 or 16"),
+    (["--tp", 3], 1, "8 KV heads, 16 query heads and 640 MLP features cannot be divided among 3 tensor-parallel "
+     "ranks in equal parts; possible numbers of ranks: 1, 2, 4, 8 or 16"),
     (["--tp", 2, "--plan", "rotated-4bit"], 1, "leave out --plan"),
     (["--tp", 0], 2, "--tp"),
     (["--tp", 2, "--device", "cuda"], 2, "--device"),

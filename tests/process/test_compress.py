@@ -17,7 +17,7 @@ def compress(*args):
 @pytest.mark.parametrize(
     "arguments, named",
     [
-        (["init", "--like", "foo"], "--like: no model shape 'foo'"),
+        (["init", "--like", "foo"], "--like: there is no model shape 'foo'"),
         (["init", "--like", "kvasir-tiny", "--layers", "100000000"],
          "--layers: '100000000' is not a number from 1 to 1024"),
         (["init", "--like", "kvasir-tiny", "--hidden", "-1"],

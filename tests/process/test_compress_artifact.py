@@ -155,9 +155,9 @@ def test_groups_of_heads_that_span_several_ranks_are_reported_or_refused(compres
     ranks = json.loads(compress(*spans, "--json").stdout)["tensor_parallel"]
     assert {"key", "value"} <= {replica["side"] for replica in ranks["replicas"]}
     assert ranks["replicated_bytes_per_token"] > 0
-    refused(compress(*uniform, "--tp", 3, ok=False), "cannot be dealt to 3", "would do: 1, 2")
+    refused(compress(*uniform, "--tp", 3, ok=False), "cannot be divided among 3", "possible numbers of ranks: 1, 2")
     refused(compress(*uniform, "--tp", 4, "--group-heads", 4, ok=False),
-            "groups of 4 heads do not divide", "would do: 1 or 2")
+            "groups of 4 heads do not divide", "possible numbers of ranks: 1 or 2")
 
 
 def test_plan_and_apply_give_the_same_bytes_as_apply_only(compress, tmp_path):
@@ -625,7 +625,7 @@ def test_evaluate_refuses_missing_models_short_texts_and_invalid_paths(compress,
     # These errors come before the teacher's pass, which takes long, so nothing is printed.
     for name in ("tiny-hlf", "per-tokn:k4"):
         done = compress(*evaluate, TINY, name, ok=False)
-        refused(done, name, "no such model folder", "baselines begin with ", "rotated:")
+        refused(done, name, "there is no model folder", "baselines begin with ", "rotated:")
         assert done.stdout == ""
     done = compress(*evaluate, TINY, "--json", "/no/such/folder/x.json", ok=False)
     refused(done, "/no/such/folder/x.json")
@@ -773,9 +773,9 @@ def test_flags_of_eviction_that_would_have_no_effect_are_refused(compress, tmp_p
                 "--evict-from can only be used with --method q-hitter", code=2)
         for unread in ("--eviction-budget", "--eviction-lambda"):
             refused(compress(*flags, "--model", TINY, unread, 0.3, ok=False),
-                    "say how --eviction evicts", code=2)
+                    "have no effect without --eviction", code=2)
     refused(compress("evaluate", "--teacher", TINY, TINY, "--text", TINY / "evaluation.txt",
-                     "--eviction-recent", 16, ok=False), "say how --eviction evicts", code=2)
+                     "--eviction-recent", 16, ok=False), "have no effect without --eviction", code=2)
 
 
 def test_a_plan_records_all_given_settings_of_eviction(compress, tmp_path):

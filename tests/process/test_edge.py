@@ -339,7 +339,7 @@ def test_a_server_with_a_drain_timeout_of_0_still_answers_requests():
         triton.generate(server.grpc, server.ready["model"], "A ship", max_tokens=6)
     text = run("serve", "--model", TINY, "--max-connection-age", "10ms", "--grpc-port", "0",
                *OPERATOR_PORTS, check=False).stderr
-    assert "--max-connection-age 10ms: want at least 1s" in text
+    assert "--max-connection-age 10ms must be at least 1s" in text
 
 
 @pytest.mark.parametrize("samples", [1, 3])

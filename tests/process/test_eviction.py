@@ -165,7 +165,7 @@ def test_perplexity_and_generate_evict_as_their_flags_say(evicting):
 @pytest.mark.parametrize("flags, named", [
     (["--eviction", "h2o", "--eviction-budget", 20, "--eviction-recent", 32],
      "the budget of 20 slots is below sinks + recent = 36"),
-    (["--eviction-budget", 128], "how --eviction evicts"),
+    (["--eviction-budget", 128], "have no effect without --eviction"),
     (["--eviction-min-budget", "0.1"], "but the served plan evicts nothing"),
 ])
 def test_contradictory_settings_of_eviction_are_refused_at_start(flags, named):
@@ -274,8 +274,8 @@ def test_inspect_shows_no_evictions_for_a_text_that_fits_into_the_budget(tmp_pat
 
 
 @pytest.mark.parametrize("flags, named", [
-    ([], "the plan evicts nothing: give --eviction"),
-    (["--trace-tokens", 16000, *EVICTS], "want 16384 at most"),
+    ([], "the plan evicts none: give --eviction"),
+    (["--trace-tokens", 16000, *EVICTS], "they may be at most 16384"),
     (["--eviction", "h2o", "--eviction-budget", "0.9"], "slots that stay"),
 ])
 def test_inspect_refuses_a_trace_with_invalid_settings(tmp_path, flags, named):

@@ -242,7 +242,7 @@ def bad_requests(facade, message, server):
         "wrong value": (wrong.SerializeToString(), "INVALID_ARGUMENT", ""),
         "not built": (not_built.SerializeToString(), "UNIMPLEMENTED", ""),
         "too long": (long.SerializeToString(), "INVALID_ARGUMENT", str(MAX_MODEL_LEN)),
-        "no message": (b"\xff" * 100, "INVALID_ARGUMENT", "the bytes are not a valid request of " + facade.method),
+        "no message": (b"\xff" * 100, "INVALID_ARGUMENT", "the request is not a valid protobuf message for " + facade.method),
     }
     if not isinstance(facade, Kserve):
         cases["unknown field"] = (future, "UNIMPLEMENTED", "900")

@@ -231,7 +231,7 @@ def test_only_known_callers_are_told_that_their_bytes_are_not_a_valid_message(se
             with pytest.raises(grpc.RpcError) as error:
                 channel.unary_unary(f"/{method}")(b"\xff" * 100, timeout=20)
             assert error.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-            assert error.value.details() == f"the bytes are not a valid request of /{method}"
+            assert error.value.details() == f"the request is not a valid protobuf message for /{method}"
             wait_until(lambda: facade in [line["facade"] for line in refused()], "the log line of the call")
     assert [line["tenant"] for line in refused()] == ["blue"] * 3
 
@@ -487,7 +487,7 @@ def test_the_token_command_prints_a_token_and_the_entry_that_accepts_it(tmp_path
         done = run(*generate, *tls, check=False)
         assert done.returncode != 0 and "UNAUTHENTICATED" in done.stderr
         done = run(*generate, "--token-file", file, check=False)
-        assert done.returncode != 0 and "no token is sent without TLS" in done.stderr
+        assert done.returncode != 0 and "a token is sent only over TLS" in done.stderr
         (tmp_path / "two").write_text("one two")
         done = run(*generate, *tls, "--token-file", tmp_path / "two", check=False)
         assert done.returncode != 0 and "must contain one token" in done.stderr

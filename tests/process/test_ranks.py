@@ -330,7 +330,7 @@ def test_if_the_rank_port_is_taken_the_log_has_only_this_error(tmp_path):
         with Group(tmp_path, port=taken.getsockname()[1]) as group:
             assert group.leader.wait(timeout=60) == 1
             (line,) = group.log().splitlines()
-            assert f"127.0.0.1:{group.port}: Address already in use; choose another with --rank-listen" in line
+            assert f"127.0.0.1:{group.port}: Address already in use; choose another address with --rank-listen" in line
 
 
 def test_a_leader_reports_which_ranks_have_not_joined(tmp_path):
@@ -426,10 +426,10 @@ def test_ranks_on_the_emulated_gpu_with_nccl_give_the_answers_of_a_single_proces
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--tp", "3"], ["3", "8 KV heads", "would do: 1, 2, 4, 8 or 16"]),
+    (["--tp", "3"], ["3", "8 KV heads", "possible numbers of ranks: 1, 2, 4, 8 or 16"]),
     (["--tp", "2", "--local-ranks", "1"], ["--rank-listen"]),
     (["--tp", "0"], ["--tp"]),
-    (["--tp", "2", "--device", "emulated", "--collective", "gloo"], ["--collective gloo", "want nccl"]),
+    (["--tp", "2", "--device", "emulated", "--collective", "gloo"], ["--collective gloo", "give --collective nccl"]),
     (["--tp", "2", "--device", "auto"], ["--device auto"]),
     (["--cuda-graphs"], ["--cuda-graphs", "--device cpu"]),
 ])

@@ -80,7 +80,7 @@ def test_a_share_of_gpu_memory_must_be_above_0_and_at_most_1(share):
 
 
 def test_a_share_of_a_gpus_memory_is_refused_on_the_cpu():
-    assert ("--gpu-memory-utilization 0.5 is of a GPU's memory, this is --device cpu"
+    assert ("--gpu-memory-utilization 0.5 is a share of a GPU's memory, but the device is --device cpu"
             in refused("serve", "--model", TINY, "--gpu-memory-utilization", 0.5))
 
 
@@ -308,7 +308,7 @@ def test_generate_prints_no_prompt_if_there_is_no_answer():
 
 def test_errors_of_perplexity_name_its_own_flags():
     text = refused("perplexity", "--model", TINY, "--text", "/tmp")
-    assert "/tmp: is not a regular file" in text
+    assert "/tmp: this is not a regular file" in text
     text = refused("perplexity", "--model", TINY, "--text", TINY / "evaluation.txt",
                    "--window", "100000")
     assert "--window 100000" in text and "1024" in text and "--max-model-len" not in text

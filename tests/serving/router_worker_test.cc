@@ -341,7 +341,8 @@ TEST_F(RouterWorkerTest,
                              HasSubstr("kvasir.v2"), HasSubstr("kvasir.v1"))));
 }
 
-TEST_F(RouterWorkerTest, PingsDoNotEndAConnectionWithoutMessages) {
+TEST_F(RouterWorkerTest,
+       AConnectionWithoutMessagesIsNotClosedBecauseOfKeepalivePings) {
   // Use shorter times than the defaults (5 s between pings, and 4 s for an
   // answer). gRPC itself pings at most once a second, and the worker tolerates
   // two pings that come too early.

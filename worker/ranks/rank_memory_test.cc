@@ -220,10 +220,11 @@ TEST(GroupMemoryTest, ADifferentBitOnOneRankGivesAnotherWeightsId) {
   FlipNumber(norm, "model.norm.weight", 3, 0);
   const auto differ = LoadGroup({saved.folder(), norm}, plan);
   for (const LoadedRank& loaded : differ->ranks) {
-    EXPECT_THAT(loaded.rank, StatusIs(absl::StatusCode::kFailedPrecondition,
-                                      HasSubstr("rank 1: tensor "
-                                                "model.norm.weight, tile 0, "
-                                                "0: other bytes than rank 0")));
+    EXPECT_THAT(loaded.rank,
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         HasSubstr("rank 1: tensor "
+                                   "model.norm.weight, tile 0, "
+                                   "0: it has read other bytes than rank 0")));
   }
 }
 

@@ -175,7 +175,8 @@ TEST(KserveRequestTest, TheErrorForAWrongTensorNamesTheWantedAndTheGivenValue) {
               StatusIs(kInvalid, HasSubstr("raw_input_contents")));
 }
 
-TEST(KserveRequestTest, AShapeThatClaimsMoreThanItsBytesAllocatesNothing) {
+TEST(KserveRequestTest,
+     AShapeLargerThanTheBytesOfItsTensorIsRefusedWithoutAllocation) {
   // The shape claims gigabytes of data, but there is none.
   const InferRequestBuilder empty =
       InferRequestBuilder()
@@ -585,7 +586,7 @@ TEST(KserveRequestTest, TokenIdsOfAnyIntegerTypeAreConvertedToTheSameEncoding) {
 
 // Clients fill the other tensors of a stop request with arbitrary values. The
 // parser must ignore them.
-TEST(KserveRequestTest, StopRequestsNeedOnlyTheirId) {
+TEST(KserveRequestTest, TheOtherTensorsOfAStopRequestAreIgnored) {
   InferRequestBuilder builder("tiny", "abc");
   builder.Raw("input_ids", "INT32", {1, 1}, "\xff\xff\xff\xff")
       .Int("input_lengths", 0, {1, 1})
@@ -629,7 +630,7 @@ TEST(KserveRequestTest, TheErrorForAnUnknownOutputNamesIt) {
 }
 
 // Triton's benchmark client perf_analyzer lists all outputs, without a choice.
-TEST(KserveRequestTest, ListingAllOutputsDoesNotRequestThem) {
+TEST(KserveRequestTest, ListingAllOutputsDoesNotTurnOnTheOptionalOnes) {
   InferRequestBuilder builder = TrtText();
   for (const KserveOutputSpec& spec : KserveOutputSpecs()) {
     builder.Output(spec.name);
@@ -642,7 +643,8 @@ TEST(KserveRequestTest, ListingAllOutputsDoesNotRequestThem) {
 }
 
 // The parser must accept any bytes or refuse them with one of its error codes.
-TEST(KserveRequestTest, DamagedRequestsAreParsedOrRefused) {
+TEST(KserveRequestTest,
+     RandomlyDamagedRequestsAreParsedOrRefusedWithoutACrash) {
   std::mt19937 random(11);
   const auto below = [&random](size_t limit) {
     return std::uniform_int_distribution<size_t>(0, limit - 1)(random);

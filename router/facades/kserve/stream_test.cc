@@ -176,7 +176,7 @@ TEST_F(KserveStreamTest, TheLogprobSizeCheckDoesNotOverflow) {
 
 // Regression test: six hundred concurrent prompts of a megabyte each used a
 // gigabyte of memory.
-TEST_F(KserveStreamTest, RequestsTakeTheirBytesFromOneBudget) {
+TEST_F(KserveStreamTest, AllRequestsTakeTheirBytesFromOneBudget) {
   backend_->budget = std::make_shared<ByteBudget>(3000);
   Start();
   const InferRequestBuilder large = Vllm("a", std::string(1000, 'x'));

@@ -28,7 +28,7 @@ class TokenizerCodecTest : public ::testing::TestWithParam<const char*> {};
 // If there is a stop string, text is produced token by token. The prompt's text
 // followed by this text must equal what the tokenizer gives for the tokens of
 // both together.
-TEST_P(TokenizerCodecTest, AContinuationBeginsAfterThePrompt) {
+TEST_P(TokenizerCodecTest, TheStreamedTextContinuesTheDecodedPromptExactly) {
   const auto tokenizer = Load(GetParam());
   const TokenizerCodec codec(tokenizer);
   const std::string prompt = "The quick brown";

@@ -192,7 +192,8 @@ TEST_F(VllmInferenceCallTest,
 
 // If an end token did not end the sample, it becomes text, and this text may
 // complete a stop string.
-TEST_F(VllmInferenceCallTest, AnEndTokensTextWaitsUntilTheSampleContinues) {
+TEST_F(VllmInferenceCallTest,
+       TheTextOfAStopTokenIsSentOnlyIfTheSampleContinuesAfterIt) {
   GenerateRequest message = Message();
   message.mutable_stopping()->add_stop_token_ids('z');
   message.mutable_stopping()->set_min_new_tokens(2);
@@ -317,7 +318,7 @@ TEST_F(VllmInferenceCallTest,
 }
 
 // Regression test: any caller could overtake all others.
-TEST_F(VllmInferenceCallTest, OnlyATenantThatMayOvertakeHasAPriorityBelowZero) {
+TEST_F(VllmInferenceCallTest, APriorityBelowTheTenantsLeastPriorityIsRefused) {
   GenerateRequest message = Message();
   message.set_priority(-1);
   Send(message);

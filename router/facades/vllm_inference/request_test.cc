@@ -161,7 +161,8 @@ TEST(VllmInferenceRequestTest, TheErrorForAFieldThatIsNotImplementedNamesIt) {
 
 // In any part of the message, a field of a later version of the protocol may
 // ask for something that changes the result.
-TEST(VllmInferenceRequestTest, UnknownFieldsAreRefusedByNumberAndMessage) {
+TEST(VllmInferenceRequestTest,
+     TheErrorForAnUnknownFieldHasItsNumberAndTheNameOfItsMessage) {
   const auto unknown = [](google::protobuf::Message* message) {
     message->GetReflection()->MutableUnknownFields(message)->AddVarint(77, 1);
   };

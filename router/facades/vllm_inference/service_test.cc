@@ -153,14 +153,15 @@ TEST_F(VllmInferenceServiceTest, TheServiceDescribesItsServerAndItsModel) {
 
 // Without our own handling, gRPC 1.51 would answer UNIMPLEMENTED without a
 // text, as if the RPC did not exist.
-TEST_F(VllmInferenceServiceTest, AMessageThatCannotBeParsedIsRefusedWithAText) {
+TEST_F(VllmInferenceServiceTest,
+       TheErrorForAMessageThatCannotBeParsedNamesTheMethod) {
   for (const std::string method :
        {"/vllm.Inference/Generate", "/vllm.Inference/GenerateStream",
         "/vllm.Control/Abort"}) {
     const grpc::Status status = RawCall(method, std::string(100, '\xff'));
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_EQ(status.error_message(),
-              "the bytes are not a valid request of " + method);
+              "the request is not a valid protobuf message for " + method);
   }
   EXPECT_EQ(router_.num_requests(), 0);
   // Gateways call such an RPC to find out what kind of server this is, and rely
