@@ -122,9 +122,9 @@ absl::StatusOr<proto::TokenBytes> EncodePrompt(const TextCodec& codec,
                                                const std::string& text,
                                                uint32_t max_model_len);
 
-// Whose turn it is at the tokenizer: callers with different results take turns.
-// It is the tenant if callers are identified; otherwise it is the host of the
-// client, because clients may name any tenant.
+// Returns the turn of a caller at the tokenizer (TaskRunner::PostInTurn): the
+// tenant if callers are identified, otherwise the host of the client, because
+// clients may then name any tenant.
 std::string TokenizerTurn(const FacadeBackend& backend, const Caller& caller,
                           const std::string& peer);
 

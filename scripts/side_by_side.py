@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares the speed of two builds, for example of a release and of the tree.
 
-    bench/side_by_side.py OLD NEW            two build folders
-    bench/side_by_side.py OLD NEW --json F   and the samples as JSON
+    scripts/side_by_side.py OLD NEW            two build folders
+    scripts/side_by_side.py OLD NEW --json F   and the samples as JSON
 
 The benchmarks of both builds run in turn on the same random data; the order alternates
 from pair to pair. Each row shows the median speed of both and the median ratio of the
