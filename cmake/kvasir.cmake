@@ -130,12 +130,17 @@ endfunction()
 # Registers a gtest program with ctest. LABELS is "unit" by default; others are scenario,
 # process, golden, gpu and bench. A label for its folder ("in-router") is added.
 # THREADS marks a test of code with several threads: ThreadSanitizer runs only these, and
-# of their cases only those that TSAN_FILTER selects. TIMEOUT is in seconds.
+# of their cases only those that TSAN_FILTER selects. If a test has many similar cases
+# that all run without sanitizers as well, SANITIZED_SHARDS 4 makes a sanitized build run
+# every fourth of them; scripts/soak runs them all. TIMEOUT is in seconds.
 function(kvasir_test target)
-  cmake_parse_arguments(A "THREADS" "TIMEOUT;TSAN_FILTER"
+  cmake_parse_arguments(A "THREADS" "TIMEOUT;TSAN_FILTER;SANITIZED_SHARDS"
     "SRCS;DEPS;LABELS;ENVIRONMENT" ${ARGN})
   if(NOT KVASIR_BUILD_TESTS)
     return()
+  endif()
+  if(A_SANITIZED_SHARDS AND KVASIR_SANITIZE)
+    list(APPEND A_ENVIRONMENT GTEST_TOTAL_SHARDS=${A_SANITIZED_SHARDS} GTEST_SHARD_INDEX=0)
   endif()
   _kvasir_check_layer(${target} ${A_DEPS})
   add_executable(${target} ${A_SRCS})

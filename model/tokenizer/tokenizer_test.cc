@@ -403,6 +403,45 @@ TEST(TokenizerTest, ATextAboveTheLengthLimitIsRefused) {
               base::StatusIs(Code::kInvalidArgument, HasSubstr("67108865")));
 }
 
+TEST(TokenizerTest, ATextWithMoreTokensThanTheCallerAllowsIsRefused) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto tokenizer,
+                              Tokenizer::FromJson(SmallFile().dump()));
+  EncodeOptions options;
+  options.max_ids = 5;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const Ids ids,
+                              tokenizer->Encode("AB ab?c", options));
+  EXPECT_EQ(ids.size(), 6u) << "with one token of the template";
+  options.max_ids = 4;
+  EXPECT_THAT(
+      tokenizer->Encode("AB ab?c", options).status(),
+      base::StatusIs(Code::kOutOfRange, HasSubstr("more than 4 tokens")));
+  options.max_ids = 1000;
+  EXPECT_THAT(
+      tokenizer->Encode(std::string(size_t{1} << 20, 'a'), options).status(),
+      base::StatusIs(Code::kOutOfRange, HasSubstr("more than 1000")));
+}
+
+// The length of such a text says nothing about the number of its tokens.
+TEST(TokenizerTest, ALongTextOfFewTokensIsNotRefusedForItsLength) {
+  EncodeOptions options;
+  options.add_special_tokens = false;
+  options.max_ids = 1;
+  json fuses = SmallFile();
+  fuses["model"]["fuse_unk"] = true;
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto fusing,
+                              Tokenizer::FromJson(fuses.dump()));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      Ids ids, fusing->Encode(std::string(size_t{1} << 16, 'z'), options));
+  EXPECT_EQ(ids, (Ids{0}));
+  json drops = SmallFile();
+  drops["pre_tokenizer"] = {{"type", "WhitespaceSplit"}};
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto dropping,
+                              Tokenizer::FromJson(drops.dump()));
+  KVASIR_ASSERT_OK_AND_ASSIGN(
+      ids, dropping->Encode(std::string(size_t{1} << 16, ' ') + "a", options));
+  EXPECT_EQ(ids, (Ids{1}));
+}
+
 TEST(TokenizerTest, InvalidUtf8IsReadAsReplacementCharacters) {
   for (const char* name : {"gpt2", "llama2"}) {
     const auto tokenizer = Golden(name);

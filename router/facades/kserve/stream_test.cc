@@ -800,6 +800,14 @@ TEST_F(KserveQuotaTest,
   EXPECT_EQ(Running(), 0);
 }
 
+TEST_F(KserveStreamTest, ATextThatCannotFitTheModelIsRefused) {
+  Send(Vllm("a", std::string(5000, 'x')));
+  RunWrites();
+  EXPECT_THAT(LastError(), StartsWith("INVALID_ARGUMENT: the prompt has more "
+                                      "than 1023 tokens"));
+  EXPECT_EQ(router_.num_requests(), 0u);
+}
+
 TEST_F(KserveQuotaTest, EachSampleOfARequestCounts) {
   StartRed();
   Send(Vllm("a").Text("sampling_parameters", R"({"n": 3})"));

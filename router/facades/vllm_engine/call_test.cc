@@ -407,6 +407,15 @@ TEST_F(VllmEngineQuotaTest,
   KVASIR_EXPECT_OK(*writer_.end);
 }
 
+TEST_F(VllmEngineCallTest, ATextThatCannotFitTheModelIsRefused) {
+  GenerateRequest message = Message(true);
+  message.set_text(std::string(5000, 'x'));
+  Send(message);
+  EXPECT_THAT(*writer_.end,
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the prompt has more than 1023 tokens")));
+}
+
 TEST_F(VllmEngineQuotaTest, EachSampleOfARequestCounts) {
   backend_->callers =
       CallersOf(TenantEntry("red", R"("quota": {"concurrent_requests": 3})"));
