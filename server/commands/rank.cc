@@ -53,7 +53,9 @@ absl::StatusOr<int> RankConfig::Run(const CLI::App& command,
   KVASIR_ASSIGN_OR_RETURN(const auto rank,
                           RankRuntime::Create(std::move(options)));
   operators->SetServing(true);
-  return RunNode(operators.get(), rank.get());
+  const absl::StatusOr<int> code = RunNode(operators.get(), rank.get());
+  if (ranks.join_fd >= 0) LocalRanks::KillStoppedParent();
+  return code;
 }
 
 }  // namespace

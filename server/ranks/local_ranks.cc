@@ -9,6 +9,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -256,6 +259,18 @@ absl::StatusOr<JoinInfo> LocalRanks::ReadJoinInfo(int join_fd) {
     return absl::UnavailableError("the process that started this rank is gone");
   }
   return info;
+}
+
+void LocalRanks::KillStoppedParent() {
+  const pid_t parent = getppid();
+  std::ifstream stat(absl::StrCat("/proc/", parent, "/stat"));
+  const std::string text(std::istreambuf_iterator<char>(stat), {});
+  // "pid (name) state ...", and the name may contain anything.
+  const size_t end_of_name = text.rfind(") ");
+  if (end_of_name == std::string::npos || text[end_of_name + 2] != 'T') return;
+  base::LogWarning("the leader is stopped and cannot answer: killed it",
+                   {{"pid", int64_t{parent}}});
+  kill(parent, SIGKILL);
 }
 
 }  // namespace kvasir::cli

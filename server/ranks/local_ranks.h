@@ -73,6 +73,10 @@ class LocalRanks {
   // the kernel to kill this process when the parent's thread ends. UNAVAILABLE
   // if the parent is gone.
   static absl::StatusOr<JoinInfo> ReadJoinInfo(int join_fd);
+  // Called in a child that ends: kills the parent if it is stopped (SIGSTOP).
+  // Without this rank it could never go on, and its clients would wait for it
+  // until their own deadlines.
+  static void KillStoppedParent();
 
  private:
   struct Running {
