@@ -107,6 +107,15 @@ ino_t SocketAt(int descriptor) {
   return socket ? file.st_ino : 0;
 }
 
+void ShutDown(int connection, ino_t inode) {
+  // Work on a duplicate, because the descriptor itself may be closed and its
+  // number reused between the check and the shutdown.
+  const int copy = ::fcntl(connection, F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) return;
+  if (SocketAt(copy) == inode) ::shutdown(copy, SHUT_RDWR);
+  ::close(copy);
+}
+
 bool OutOfDescriptors(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS ||
          error == ENOMEM;
@@ -348,9 +357,14 @@ void Acceptor::Take(int connection) {
   bool full = false;
   {
     MutexLock lock(&mutex_);
-    if (open_.size() >= options_.max_connections) Forget();
-    full = open_.size() >= options_.max_connections;
-    if (!full) open_[connection] = SocketAt(connection);
+    const size_t most = options_.max_connections;
+    if (open_.size() >= most) Forget();
+    if (options_.replace_oldest && open_.size() >= most) ShutDownOldest();
+    full = open_.size() >= (options_.replace_oldest ? 2 * most : most);
+    if (!full) {
+      open_[connection] = {.inode = SocketAt(connection),
+                           .number = num_accepted_++};
+    }
   }
   if (!full) {
     options_.take(connection);
@@ -454,8 +468,8 @@ void Acceptor::CloseAll() {
 // Forgets connections that have been closed. The number of a closed descriptor
 // may belong to another file by now; then the inode differs.
 void Acceptor::Forget() {
-  std::erase_if(open_, [](const std::pair<const int, ino_t>& entry) {
-    return SocketAt(entry.first) != entry.second;
+  std::erase_if(open_, [](const std::pair<const int, Open>& entry) {
+    return SocketAt(entry.first) != entry.second.inode;
   });
 }
 
@@ -467,14 +481,22 @@ size_t Acceptor::connections() {
 
 void Acceptor::HangUp() {
   MutexLock lock(&mutex_);
-  for (const auto& [connection, inode] : open_) {
-    // Work on a duplicate, because the descriptor itself may be closed and its
-    // number reused between the check and the shutdown.
-    const int copy = ::fcntl(connection, F_DUPFD_CLOEXEC, 0);
-    if (copy < 0) continue;
-    if (SocketAt(copy) == inode) ::shutdown(copy, SHUT_RDWR);
-    ::close(copy);
+  for (const auto& [connection, open] : open_) ShutDown(connection, open.inode);
+}
+
+// The connection stays in the table until its owner has closed it.
+void Acceptor::ShutDownOldest() {
+  Open* oldest = nullptr;
+  int connection = -1;
+  for (auto& [descriptor, open] : open_) {
+    if (open.shut_down) continue;
+    if (oldest != nullptr && oldest->number < open.number) continue;
+    oldest = &open;
+    connection = descriptor;
   }
+  if (oldest == nullptr) return;
+  oldest->shut_down = true;
+  ShutDown(connection, oldest->inode);
 }
 
 }  // namespace kvasir::base

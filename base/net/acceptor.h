@@ -48,6 +48,10 @@ class Acceptor {
   struct Options {
     // If this many connections are open, new ones are closed immediately.
     size_t max_connections = 1024;
+    // True: a new connection shuts down the oldest one instead, and only twice
+    // as many are refused. For probes, whose connections are short: connections
+    // that others keep open cannot lock them out.
+    bool replace_oldest = false;
     // If no connection came for this long, the acceptor connects to itself as a
     // probe. If the probe does not arrive, it binds and listens anew: the file
     // of a Unix socket may have been removed, for example.
@@ -110,6 +114,7 @@ class Acceptor {
   absl::Status OpenAgain(Socket* socket);
   void CloseAll();
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ShutDownOldest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ListenAddress listen_;
   const int wake_;
@@ -126,8 +131,15 @@ class Acceptor {
   size_t num_closed_ = 0;
   absl::Time logged_at_ = absl::InfinitePast();
 
+  struct Open {
+    ino_t inode = 0;
+    uint64_t number = 0;  // later connections have larger ones
+    bool shut_down = false;
+  };
+
   Mutex mutex_;
-  std::unordered_map<int, ino_t> open_ ABSL_GUARDED_BY(mutex_);
+  uint64_t num_accepted_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::unordered_map<int, Open> open_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvasir::base

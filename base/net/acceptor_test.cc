@@ -149,6 +149,27 @@ TEST_F(AcceptorTest, ClosesConnectionsOverTheLimitUntilOneEnds) {
   WaitUntil([&] { return kept_.taken() == 3; });
 }
 
+TEST_F(AcceptorTest, ANewConnectionReplacesTheOldestIfThePortIsForProbes) {
+  KVASIR_ASSERT_OK_AND_ASSIGN(const auto acceptor, Acceptor::Listen({}));
+  Acceptor::Options options = Keeping(/*max_connections=*/2);
+  options.replace_oldest = true;
+  acceptor->Run(options);
+  Caller first(*acceptor);
+  WaitUntil([&] { return kept_.taken() == 1; });
+  Caller second(*acceptor);
+  WaitUntil([&] { return kept_.taken() == 2; });
+  const Caller third(*acceptor);
+  EXPECT_TRUE(first.WaitForClose());
+  const Caller fourth(*acceptor);
+  EXPECT_TRUE(second.WaitForClose());
+  WaitUntil([&] { return kept_.taken() == 4; });
+  // The owner has closed none of them, so the table has no room for a fifth.
+  Caller fifth(*acceptor);
+  EXPECT_TRUE(fifth.WaitForClose());
+  EXPECT_EQ(kept_.taken(), 4u);
+  kept_.CloseAll();
+}
+
 // gRPC's own listener never accepted again after such a shortage
 // (CVE-2023-4785).
 TEST_F(AcceptorTest, AcceptsConnectionsAgainAfterAShortageOfFileDescriptors) {

@@ -252,6 +252,7 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(
       {.max_connections = options.max_connections > 0
                               ? options.max_connections
                               : RaiseDescriptorLimit() / 2,
+       .replace_oldest = options.replace_oldest_connection,
        .probe_interval = options.probe_interval,
        .take = [door,
                 plain_text = options.credentials == nullptr](int connection) {

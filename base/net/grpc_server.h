@@ -47,6 +47,8 @@ struct GrpcServerOptions {
   // If this many connections are open, new ones are closed. 0: half of the
   // descriptors that the process may have.
   size_t max_connections = 0;
+  // Acceptor::Options::replace_oldest.
+  bool replace_oldest_connection = false;
   // Acceptor::Options::probe_interval.
   absl::Duration probe_interval = absl::Seconds(10);
   // Bytes that the transport may buffer for all connections together.

@@ -118,6 +118,7 @@ absl::StatusOr<std::unique_ptr<OperatorSurface>> OperatorSurface::Start(
   health.listen.port = listen.health_port;
   health.listen.flag = "--health-port";
   health.max_connections = kFewConnections;
+  health.replace_oldest_connection = true;
   health.max_connection_idle = kIdle;
   health.handshake_timeout = kIdle;
   KVASIR_ASSIGN_OR_RETURN(surface->health_server_,
