@@ -2,10 +2,13 @@
 
 #include <arpa/inet.h>
 #include <malloc.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <map>
+#include <memory>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -48,6 +51,36 @@ constexpr uint32_t kMaxSamples = worker::RequestLimits{}.max_n;
 // the threshold after the first large prompts, and about half of their memory
 // stays resident.
 void ReturnFreedMemory() { mallopt(M_MMAP_THRESHOLD, 128 << 10); }
+
+// How often the process looks whether it can give memory back, and how much it
+// must have grown since it last did.
+constexpr absl::Duration kTrimInterval = absl::Seconds(5);
+constexpr size_t kTrimGrowthBytes = 16 << 20;
+
+size_t ResidentBytes() {
+  size_t total_pages = 0;
+  size_t resident_pages = 0;
+  std::ifstream("/proc/self/statm") >> total_pages >> resident_pages;
+  return resident_pages * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+// Gives freed memory of all threads' arenas back to the system when clients
+// have been silent for a while: after a flood of small messages, resets or
+// handshakes, glibc would keep it for ever.
+void TrimWhenSilent(router::TimerThread* timers,
+                    std::shared_ptr<router::ClientCalls> calls,
+                    size_t resident_before) {
+  timers->At(base::Clock::Real().Now() + kTrimInterval,
+             [timers, calls, resident_before]() {
+               size_t resident = resident_before;
+               if (calls->QuietFor(kTrimInterval) &&
+                   ResidentBytes() > resident_before + kTrimGrowthBytes) {
+                 malloc_trim(0);
+                 resident = ResidentBytes();
+               }
+               TrimWhenSilent(timers, calls, resident);
+             });
+}
 
 // Logs a warning for each worker name that has several addresses. Such a name
 // is treated as one worker, but gRPC may connect to any of its addresses, so
@@ -120,6 +153,7 @@ absl::StatusOr<std::unique_ptr<RouterRuntime>> RouterRuntime::Create(
     runtime->health_follows_ = true;
   }
   runtime->UpdateHealth();
+  TrimWhenSilent(runtime->timers_.get(), runtime->calls_, ResidentBytes());
   return runtime;
 }
 
