@@ -87,7 +87,7 @@ TEST_F(AttentionLayersTest, MoreSequencesThanPagesAreRefused) {
   // pages.
   EXPECT_THAT((*layers)->Run({.batch = 4, .context = 50, .new_tokens = 1}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       ::testing::HasSubstr("does not fit into 13 pages")));
+                       ::testing::HasSubstr("does not fit into the 13 pages")));
   EXPECT_THAT((*layers)->Run({.batch = 1, .context = 5, .new_tokens = 6}),
               StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
 }

@@ -87,7 +87,7 @@ TEST(CapacityRefusalTest, SequencesWithoutALengthAreRefused) {
       plan::FullRankPlan(model::AttentionShapeOf(spec), kvasir::v1::BF16);
   EXPECT_THAT(MeasureCapacity(spec, dense, {.pool_bytes = 1 << 20}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("want sequences of 2 to")));
+                       HasSubstr("a sequence must have from 2 to")));
 }
 
 // ServePlan relies on parts that only a valid plan has, so the plan must be

@@ -117,8 +117,8 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
     KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                             client.ReadyModels(kTimeout));
     if (names.empty()) {
-      return absl::UnavailableError(
-          absl::StrCat(server.router_endpoint, ": no model is ready there"));
+      return absl::UnavailableError(absl::StrCat(
+          "no model is ready on the server ", server.router_endpoint));
     }
     server.model = names.front();
   }
@@ -350,7 +350,7 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
       WasAsked(flags.bench, "--latency-prompt-tokens")) {
     return absl::InvalidArgumentError(
         absl::StrCat("--latency-prompt-tokens ", flags.latency_prompt_tokens,
-                     " and one output token are over the limit of ",
+                     " plus one output token are over the limit of ",
                      server.max_model_len, " tokens (the model's length)"));
   }
   const int64_t prompt_tokens =

@@ -157,13 +157,14 @@ TEST(SpreadPlanTest, InvalidGroupsAndRunsWiderThanTheirGroupAreRefused) {
        {R"({"heads": [0, 1]})", R"({}, {"heads": [0, 1], "rank": 16})"}) {
     EXPECT_THAT(refusal(groups, run),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         testing::HasSubstr("want a rank of 1 to")));
+                         testing::HasSubstr("heads must be from 1 to")));
   }
-  EXPECT_THAT(refusal(R"({"heads": [0, 1, 2], "rank": 16})",
-                      R"({"channels": 4294967295, "bits": 4})"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       testing::HasSubstr("runs of 4294967295 channels and "
-                                          "more in a latent of 16")));
+  EXPECT_THAT(
+      refusal(R"({"heads": [0, 1, 2], "rank": 16})",
+              R"({"channels": 4294967295, "bits": 4})"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               testing::HasSubstr("runs of at least 4294967295 channels "
+                                  "in all for a latent of 16 channels")));
 }
 
 // Regression test: the ends of runs are products of ranks, which overflowed for
@@ -172,10 +173,11 @@ TEST(SpreadPlanTest, RanksAboveTheDimsOfTheirHeadsAreRefused) {
   const std::string values =
       ValuesOf(R"({"heads": [0, 1, 2], "rank": 4294967295})",
                R"({"channels": 4294967295, "bits": 4})");
-  EXPECT_THAT(SpreadPlan(PlanWith(values, values), ShapeOf(2, 4)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       testing::HasSubstr("a group of 3 heads: want a rank of "
-                                          "1 to 48, have 4294967295")));
+  EXPECT_THAT(
+      SpreadPlan(PlanWith(values, values), ShapeOf(2, 4)),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               testing::HasSubstr("a group of 3 heads must be from 1 to "
+                                  "48, not 4294967295")));
 }
 
 }  // namespace

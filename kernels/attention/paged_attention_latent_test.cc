@@ -464,7 +464,9 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidField) {
 
   PagedAttentionArgs params = good;
   params.num_heads = 3;
-  ExpectRefusal(params, "3 query heads are not a multiple of 2 KV heads");
+  ExpectRefusal(params,
+                "the number of query heads, 3, is not a multiple of the number "
+                "of KV heads, 2");
   params = good;
   params.num_value_parts = 0;
   ExpectRefusal(params, "value parts: want at least 1, have 0");
@@ -487,7 +489,8 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidField) {
   groups[1].runs = &run;
   ExpectRefusal(params, "run 0: bits must be 1 to 6 or 8, or 0 in a last run");
   run = {0, 20, 4};
-  ExpectRefusal(params, "runs cover 20 channels of a latent of 24");
+  ExpectRefusal(params,
+                "the runs have 20 channels in all, but the latent has 24");
   groups[1] = groups[0];
   const int32_t beyond[2] = {0, 2};
   key.group_of_head = beyond;
@@ -578,15 +581,15 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   ExpectRefusal(with(&ExactSegment::offset_bytes, -2),
                 "offset_bytes of exact rows: want at least 0, have -2");
   ExpectRefusal(with(&ExactSegment::page_bytes, 400),
-                "side pages of 400 bytes do not hold 3 exact rows of 134 bytes "
-                "from byte 0 on");
+                "a side page of 400 bytes has no room for 3 exact rows of 134 "
+                "bytes each, the first at byte 0");
   ExpectRefusal(with(&ExactSegment::offset_bytes, 1 << 20),
                 "page_bytes of side pages: want at least 1048576, have ");
   // With these numbers, rows times bytes would overflow to a negative number,
   // which a check could take for small enough.
   ExpectRefusal(
       with(&ExactSegment::rows_per_page, std::numeric_limits<int64_t>::max()),
-      "do not hold 9223372036854775807 exact rows of 134 bytes");
+      "has no room for 9223372036854775807 exact rows of 134 bytes");
   ExpectRefusal(with(&ExactSegment::arena_bytes, 3),
                 "exact rows must begin at multiples of 2 bytes");
   segments = {good.key_exact.segments[1]};

@@ -417,7 +417,7 @@ TEST(WorkspaceRunTest,
         TestStream less(threads, CpuBackend::kSimd, bytes.back() - 1);
         EXPECT_THAT(AttendOver(cache, context, less, less.workspace()),
                     base::StatusIs(absl::StatusCode::kResourceExhausted,
-                                   HasSubstr("workspace: needs")));
+                                   HasSubstr("bytes are needed, but only")));
       }
       EXPECT_EQ(bytes[0], bytes[1]);
     }

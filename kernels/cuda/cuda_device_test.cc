@@ -168,9 +168,10 @@ TEST_F(CudaDeviceTest, WithoutADriverTheErrorNamesTheNeededDriver) {
 
 TEST_F(CudaDeviceTest, TheErrorForAnOldDriverNamesItsVersionAndTheNeededOne) {
   runtime_.driver_version = 12040;
-  EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
-                                       AllOf(HasSubstr("is for CUDA 12.4"),
-                                             HasSubstr("want 13.0 or later"))));
+  EXPECT_THAT(WhyNot(),
+              base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                             AllOf(HasSubstr("only CUDA 12.4"),
+                                   HasSubstr("needs CUDA 13.0 or later"))));
   // A newer driver is accepted.
   runtime_.driver_version = 14010;
   KVASIR_EXPECT_OK(WhyNot());
@@ -179,11 +180,11 @@ TEST_F(CudaDeviceTest, TheErrorForAnOldDriverNamesItsVersionAndTheNeededOne) {
 TEST_F(CudaDeviceTest, TheErrorForAMissingOrdinalNamesTheNumberOfGpus) {
   runtime_.device_count = 2;
   for (const int ordinal : {2, -1}) {
-    EXPECT_THAT(
-        WhyNot({.ordinal = ordinal}),
-        base::StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr(absl::StrCat("cuda:", ordinal, ":")),
-                             HasSubstr("there are 2, cuda:0 to cuda:1"))));
+    EXPECT_THAT(WhyNot({.ordinal = ordinal}),
+                base::StatusIs(
+                    absl::StatusCode::kInvalidArgument,
+                    AllOf(HasSubstr(absl::StrCat("cuda:", ordinal, ":")),
+                          HasSubstr("the last GPU of this host is cuda:1"))));
   }
   KVASIR_EXPECT_OK(WhyNot({.ordinal = 1}));
   runtime_.device_count = 0;
@@ -362,13 +363,13 @@ TEST_F(CudaDeviceTest, MemoryIsFreedOnlyAfterTheWorkThatUsesIt) {
 TEST_F(CudaDeviceTest, TheOutOfMemoryErrorNamesTheMemorySizesAndTheFlag) {
   Make();
   const DeviceBuffer held = Memory(1000);
-  EXPECT_THAT(
-      Refused(size_t{1} << 30, MemoryTag::kKvCache),
-      base::StatusIs(
-          absl::StatusCode::kResourceExhausted,
-          AllOf(HasSubstr("cuda:0: want 1073741824 bytes for kv_cache"),
-                HasSubstr("free 966787072 of 1073741824, held already 1000"),
-                HasSubstr("; lower --kv-cache-bytes"))));
+  EXPECT_THAT(Refused(size_t{1} << 30, MemoryTag::kKvCache),
+              base::StatusIs(
+                  absl::StatusCode::kResourceExhausted,
+                  AllOf(HasSubstr("1073741824 bytes are needed for kv_cache"),
+                        HasSubstr("only 966787072 of 1073741824 bytes are "
+                                  "free; this process already uses 1000"),
+                        HasSubstr("; lower --kv-cache-bytes"))));
   EXPECT_THAT(Refused(size_t{1} << 30, MemoryTag::kWorkspace),
               base::StatusIs(absl::StatusCode::kResourceExhausted,
                              HasSubstr("--max-batched-tokens")));
@@ -385,7 +386,8 @@ TEST_F(CudaDeviceTest, AFailedDeviceIsNotReportedAsOutOfMemory) {
   const auto broken = [](const char* tag) {
     return base::StatusIs(
         absl::StatusCode::kInternal,
-        AllOf(HasSubstr(absl::StrCat("want 8 bytes for ", tag, ": cuda:0: ")),
+        AllOf(HasSubstr(absl::StrCat("cannot allocate 8 bytes for ", tag,
+                                     ": cuda:0: ")),
               HasSubstr("cudaErrorFake (700)"), Not(HasSubstr("lower"))));
   };
   // Only this one call fails.
@@ -490,9 +492,11 @@ TEST_F(CudaDeviceTest, DeviceMemoryAndTheHostPoolHaveSeparateLimits) {
   const DeviceBuffer weights = Memory(4000, MemoryTag::kWeights);
   const DeviceBuffer pool = Memory(3000, MemoryTag::kHostPool);
   EXPECT_EQ(runtime_.pinned_bytes(), 3000u);
-  EXPECT_EQ(Refused(1001, MemoryTag::kKvCache).message(),
-            "memory: want 1001 bytes for kv_cache, held 4000 of 5000; lower "
-            "--kv-cache-bytes or --gpu-memory-utilization");
+  EXPECT_EQ(
+      Refused(1001, MemoryTag::kKvCache).message(),
+      "not enough memory for kv_cache: 1001 bytes are needed, but 4000 of "
+      "the limit of 5000 bytes are in use; lower --kv-cache-bytes or "
+      "--gpu-memory-utilization");
   const DeviceBuffer cache = Memory(1000, MemoryTag::kKvCache);
   EXPECT_EQ(device_->allocator().total_use().bytes, 8000);
   EXPECT_EQ(device_->allocator().device_bytes(), 5000);
@@ -500,8 +504,9 @@ TEST_F(CudaDeviceTest, DeviceMemoryAndTheHostPoolHaveSeparateLimits) {
   // The host pool needs a limit because the system kills a process that uses
   // too much host memory.
   EXPECT_EQ(Refused(501, MemoryTag::kHostPool).message(),
-            "the host's memory: want 501 bytes for host_pool, held 3000 of "
-            "3500; lower --host-pool-bytes");
+            "not enough host memory for host_pool: 501 bytes are needed, but "
+            "3000 of the limit of 3500 bytes are in use; lower "
+            "--host-pool-bytes");
   runtime_.FailNext("AllocateHost", Result::kOutOfMemory);
   EXPECT_THAT(
       Refused(8, MemoryTag::kHostPool).message(),
@@ -763,7 +768,8 @@ TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
   KVASIR_ASSERT_OK(launches().BeginCapture());
   const auto cannot_be = [](const char* what) {
     return StatusIs(absl::StatusCode::kFailedPrecondition,
-                    HasSubstr(absl::StrCat("captures cannot be ", what)));
+                    HasSubstr(absl::StrCat("a stream cannot be ", what,
+                                           " while it is capturing")));
   };
   EXPECT_THAT(stream_->Synchronize(), cannot_be("waited for"));
   EXPECT_THAT(stream_->ReserveCopies(1 << 20), cannot_be("waited for"));
@@ -779,7 +785,7 @@ TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
   KVASIR_EXPECT_OK(launches().EndCapture());
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("is not capturing work")));
+                       HasSubstr("the stream is not capturing")));
   KVASIR_EXPECT_OK(stream_->Synchronize());
 }
 

@@ -104,10 +104,11 @@ TEST_F(GpuDeviceTest, MemoryFiguresAreExactUpToCudasRounding) {
 
 TEST_F(GpuDeviceTest, OutOfMemoryNamesTheNumbersAndLeavesTheDeviceUsable) {
   const auto all = static_cast<size_t>(gpu().properties().memory_bytes);
-  EXPECT_THAT(device_->allocator().Allocate(all, MemoryTag::kKvCache).status(),
-              base::StatusIs(absl::StatusCode::kResourceExhausted,
-                             AllOf(HasSubstr(absl::StrCat("want ", all)),
-                                   HasSubstr("--kv-cache-bytes"))));
+  EXPECT_THAT(
+      device_->allocator().Allocate(all, MemoryTag::kKvCache).status(),
+      base::StatusIs(absl::StatusCode::kResourceExhausted,
+                     AllOf(HasSubstr(absl::StrCat(all, " bytes are needed")),
+                           HasSubstr("--kv-cache-bytes"))));
   const DeviceBuffer in = Memory(kWords), out = Memory(kWords);
   const Words pattern = Pattern(1);
   KVASIR_ASSERT_OK(Upload(*stream_, in.data(), pattern.data(), in.bytes()));

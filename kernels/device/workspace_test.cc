@@ -49,8 +49,10 @@ TEST(WorkspaceTest, RunningOutOfMemoryIsAStickyErrorThatNamesTheSizes) {
   EXPECT_FALSE(workspace.Take<char>(1));
   EXPECT_THAT(
       workspace.status(),
-      base::StatusIs(absl::StatusCode::kResourceExhausted,
-                     HasSubstr("needs 192 bytes, free are 128 of 256")));
+      base::StatusIs(
+          absl::StatusCode::kResourceExhausted,
+          HasSubstr(
+              "192 bytes are needed, but only 128 of 256 bytes are free")));
 }
 
 TEST(WorkspaceTest, RefusesSizesThatOverflow) {
@@ -58,7 +60,7 @@ TEST(WorkspaceTest, RefusesSizesThatOverflow) {
   counter.Take<double>(int64_t{1} << 61);
   EXPECT_THAT(counter.status(),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("is not a valid size")));
+                             HasSubstr("is negative or too large")));
 }
 
 }  // namespace

@@ -2080,7 +2080,7 @@ TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
       prepare(kFour, 44847),
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
-          HasSubstr("paged_attention: a GPU's kernels do not serve values of "
+          HasSubstr("paged_attention: the GPU kernels do not support values of "
                     "64 numbers per head: they need 58112 bytes of shared "
                     "memory, but a CTA of device emulated has only 44847")));
   // For 16 rows with long keys the tensor-core kernel needs 4 * 4 * 2048 + 4112
@@ -2226,8 +2226,8 @@ TEST(AttentionCudaTest, TheErrorNamesAnUnsupportedCase) {
   const auto refuses = [](const char* what) {
     return base::StatusIs(
         absl::StatusCode::kUnimplemented,
-        HasSubstr(absl::StrCat("paged_attention: a GPU's kernels do not serve ",
-                               what)));
+        HasSubstr(absl::StrCat(
+            "paged_attention: the GPU kernels do not support ", what)));
   };
   LatentSpec rebuilt = kDense;
   rebuilt.keys[0] = Rebuilt(Numbers({24}), {20, 0});

@@ -91,13 +91,13 @@ TEST(EmulatedDeviceTest, ACapturedStreamRunsOnlyWhenItIsReplayed) {
         Upload(stream, in.data(), host, 8),
         stream.CopyToHost(host, out.data(), 4), stream.Record(mark.get())}) {
     EXPECT_THAT(status, base::StatusIs(absl::StatusCode::kFailedPrecondition,
-                                       HasSubstr("a stream that captures")));
+                                       HasSubstr("while it is capturing")));
   }
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto captured, stream.EndCapture());
   EXPECT_FALSE(stream.capturing());
   EXPECT_THAT(stream.EndCapture(),
               base::StatusIs(absl::StatusCode::kFailedPrecondition,
-                             HasSubstr("is not capturing work")));
+                             HasSubstr("the stream is not capturing")));
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{0.0f});
   // A replay reads the memory as it is at the time of the replay, not of the
   // capture.

@@ -615,11 +615,13 @@ TEST(KvAppendCudaTest, RefusesALatentThatDoesNotFitInSharedMemory) {
         .status();
   };
   KVASIR_EXPECT_OK(prepare(49152));
-  EXPECT_THAT(prepare(49153),
-              base::StatusIs(
-                  absl::StatusCode::kUnimplemented,
-                  HasSubstr("kv_append: a latent of 49153 channels "
-                            "of codes: a GPU's kernel takes at most 49152")));
+  EXPECT_THAT(
+      prepare(49153),
+      base::StatusIs(
+          absl::StatusCode::kUnimplemented,
+          HasSubstr(
+              "kv_append: a latent with 49153 channels stored as codes is "
+              "too wide for the GPU kernel, which supports at most 49152")));
 }
 
 }  // namespace

@@ -157,12 +157,14 @@ TEST(HadamardCudaTest, RefusesABlockThatDoesNotFitInSharedMemory) {
   KVASIR_EXPECT_OK(Prepare(test.device(), shape,
                            std::vector<HadamardPlace>{{8192, 0}}, &tables)
                        .status());
-  EXPECT_THAT(Prepare(test.device(), shape,
-                      std::vector<HadamardPlace>{{16384, 0}}, &tables)
-                  .status(),
-              base::StatusIs(absl::StatusCode::kUnimplemented,
-                             HasSubstr("hadamard: a block of 16384 numbers: a "
-                                       "GPU's kernel takes at most 12288")));
+  EXPECT_THAT(
+      Prepare(test.device(), shape, std::vector<HadamardPlace>{{16384, 0}},
+              &tables)
+          .status(),
+      base::StatusIs(
+          absl::StatusCode::kUnimplemented,
+          HasSubstr("hadamard: a block of 16384 numbers is too large for the "
+                    "GPU kernel, which supports at most 12288")));
 }
 
 // ---- lift
@@ -404,8 +406,8 @@ TEST(LiftCudaTest, RefusesAMatrixInPanels) {
   EXPECT_THAT(
       Prepare(test.device(), shape, {matrix}, {column, column}).status(),
       base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("lift: KV head 0: its matrix has "
-                               "another device's layout")));
+                     HasSubstr("lift: the matrix of KV head 0 has "
+                               "the weight layout of another kind of device")));
 }
 
 TEST(ComplexLiftCudaTest, GivesTheSameBitsAsTheReference) {

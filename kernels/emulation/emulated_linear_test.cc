@@ -397,8 +397,8 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
       Matmul(test.stream(), params, none),
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
-          HasSubstr("matmul: y: must be F32 or the activations' BF16 on a "
-                    "GPU, not F16")));
+          HasSubstr("matmul: y: on a GPU, must be F32 or the type of the "
+                    "activations, BF16, not F16")));
   params.y_dtype = DType::kF32;
   params.weight.n = int64_t{1} << 22;
   params.y_row_stride = params.weight.n;

@@ -171,8 +171,8 @@ TEST(NormCudaTest, RowsThatAreReadIn16BytePacksMustBeAligned) {
         absl::StatusCode::kInvalidArgument,
         testing::StartsWith(absl::StrCat(
             "norm: ", name,
-            ": rows of 8 BF16: the address must be a multiple of 16 bytes, "
-            "but is 2 bytes past one")));
+            ": with rows of 8 BF16 numbers, the address must be a multiple of "
+            "16 bytes, but is 2 bytes above such a multiple")));
   };
   NormParams wrong = params;
   wrong.x = shifted.as<float>();
@@ -692,8 +692,9 @@ TEST(EmbeddingCudaTest, ATablePackedInPanelsIsRefused) {
   Workspace none(nullptr, 0);
   EXPECT_THAT(
       Embedding(test.stream(), params, none),
-      base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     testing::HasSubstr("its layout is for another device")));
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          testing::HasSubstr("the weight layout of another kind of device")));
 }
 
 // A case of rope. All heads of q have the same layout; each head of k has its

@@ -220,9 +220,9 @@ TEST(EvictCompactRefusalTest, TheErrorNamesAGroupWithoutAUnit) {
   TestStream test;
   EXPECT_THAT(
       Prepare(test.device(), OnDevice(metadata), parts.parts).status(),
-      base::StatusIs(
-          absl::StatusCode::kInvalidArgument,
-          HasSubstr("group 2 belongs to unit 1, but units are 0 to 0")));
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("group 2 belongs to eviction unit 1, but the "
+                               "units are numbered from 0 to 0")));
 }
 
 }  // namespace

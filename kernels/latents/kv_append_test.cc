@@ -619,10 +619,9 @@ TEST(KvAppendRefusalTest, RefusesByteOffsetsIfPagesHaveSeveralSlots) {
                   .row_stride = 74, .page_tokens = 4, .slots_are_bytes = true},
               std::vector<KvAppendPart>{{0, OnDevice(part.view), nullptr}})
           .status(),
-      base::StatusIs(
-          absl::StatusCode::kInvalidArgument,
-          HasSubstr("slots given as byte offsets: page_tokens must be 1, not "
-                    "4")));
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("page_tokens must be 1 if slots are given as "
+                               "byte offsets, but is 4")));
 }
 
 // Metadata is found by the page's number, which a byte offset does not give.
@@ -637,9 +636,10 @@ TEST(KvAppendRefusalTest, RefusesByteOffsetsWithMetadata) {
                             .slots_are_bytes = true},
               std::vector<KvAppendPart>{{0, OnDevice(part.view), nullptr}})
           .status(),
-      base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("slots given as byte offsets cannot have "
-                               "metadata, have 2 units")));
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("slots given as byte offsets cannot have "
+                    "slot metadata, but have it for 2 eviction units")));
 }
 
 TEST(KvAppendRefusalTest, TheErrorNamesTheWrongField) {
@@ -657,13 +657,16 @@ TEST(KvAppendRefusalTest, TheErrorNamesTheWrongField) {
   refuses({75, {}}, 0, "row_stride: want at least 75, have 74");
   refuses(Coded({{9, 3}}), -1, "codes.stride_bytes: want at least 4, have 3");
   refuses(Coded({{9, 7}}), 8,
-          "run 0: bits must be 1 to 6 or 8, or 0 in a last run with static "
-          "ranges, not 7");
-  refuses(Coded({{9, 3}, {3, 0}}), 8, "run 1: bits must be 1 to 6 or 8");
-  refuses({9, {{0, 4, 3}, {5, 4, 3}}}, 8,
-          "run 1: must have at least 1 channel from channel 4 on, has 4 from "
-          "channel 5");
-  refuses({9, {{0, 4, 3}}}, 8, "runs cover 4 channels of a latent of 9");
+          "run 0: the bits of a code must be 1 to 6 or 8 (or 0 in the last of "
+          "several runs with static ranges), not 7");
+  refuses(Coded({{9, 3}, {3, 0}}), 8,
+          "run 1: the bits of a code must be 1 to 6 or 8");
+  refuses(
+      {9, {{0, 4, 3}, {5, 4, 3}}}, 8,
+      "run 1 must begin at channel 4 and have at least 1 channel, but begins "
+      "at channel 5 and has 4");
+  refuses({9, {{0, 4, 3}}}, 8,
+          "the runs have 4 channels in all, but the latent has 9");
   refuses(Coded({{9, 3}}), 999, "tile_bytes: want at least ");
   refuses(
       {8, {}}, 1,
@@ -684,7 +687,8 @@ TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
   refuses(view, "tile_slots: want at least 1, have 0");
   view.tile_slots = 3;
   refuses(view,
-          "pages of 4 slots: must be a multiple of the 3 slots of a tile");
+          "the number of slots in a page, 4, is not a multiple of the number "
+          "of slots in a tile, 3");
   view = part.view;
   view.page_bytes -= 1;
   refuses(view, "page_bytes: want at least ");
@@ -714,14 +718,15 @@ TEST(KvAppendRefusalTest, RefusesIncompleteRanges) {
   refuses(half, "static ranges must have both scales and minima, or neither");
   half = coded.view;
   half.num_levels = 8;
-  refuses(half, "levels and no static ranges with them, has 8 levels");
+  refuses(half, "levels, and 0 levels if its ranges are static, but has 8");
   half.num_levels = 17;
-  refuses(half, "must have up to 16 levels");
+  refuses(half, "a part must have from 0 to 16 levels");
   Part levels({Coded({{9, 3}})}, DType::kBf16, 4, false, {}, 4);
-  refuses(levels.view,
-          "run 0 of 3 bits: a part with 4 levels must have one run");
+  refuses(
+      levels.view,
+      "run 0 has codes of 3 bits, but a part with 4 levels must have one run");
   Part inner({Coded({{9, 3}, {3, 0}, {4, 2}})}, DType::kBf16, 4, true);
-  refuses(inner.view, "run 1: bits must be 1 to 6 or 8");
+  refuses(inner.view, "run 1: the bits of a code must be 1 to 6 or 8");
   Part mixed({Coded({{9, 3}}), {8, {}}}, DType::kBf16, 4, true);
   refuses(mixed.view, "group 1 has static ranges, but no codes");
 }

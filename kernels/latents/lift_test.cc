@@ -284,8 +284,7 @@ TEST(PackAsTheyLieTest, RefusesBlocksThatDoNotFit) {
     EXPECT_THAT(PackAsTheyLie(shape, rows, first, memory.data()),
                 base::StatusIs(absl::StatusCode::kOutOfRange, HasSubstr(why)));
   };
-  expect({block.data(), 2, 40}, 1,
-         "rows [1, 3) are not within the 2 rows of W");
+  expect({block.data(), 2, 40}, 1, "rows [1, 3) of W, which has only 2 rows");
   expect({block.data(), 2, 39}, 0, "row stride 39 is less than n, which is 40");
 }
 
@@ -310,7 +309,9 @@ TEST(LiftRefusalTest, TheErrorNamesTheWrongField) {
   column_in = {0, 0, 0};
   column_out = {0, 0, 0};
   matrices.push_back(matrix);
-  expect("3 query heads are not a multiple of 2 KV heads");
+  expect(
+      "the number of query heads, 3, is not a multiple of the number of KV "
+      "heads, 2");
 }
 
 TEST(ComplexLiftRefusalTest, RefusesAPairThatTheHeadDoesNotHave) {

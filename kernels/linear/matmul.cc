@@ -43,8 +43,8 @@ absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
   }
   if (params.y_dtype != DType::kF32 && params.y_dtype != params.dtype) {
     return absl::UnimplementedError(absl::StrCat(
-        "matmul: y: must be F32 or the activations' ", DTypeName(params.dtype),
-        " on a GPU, not ", DTypeName(params.y_dtype)));
+        "matmul: y: on a GPU, must be F32 or the type of the activations, ",
+        DTypeName(params.dtype), ", not ", DTypeName(params.y_dtype)));
   }
   if (params.weight.n > kMostColumns) {
     return absl::UnimplementedError(

@@ -251,7 +251,7 @@ TEST(PackTest, PackedSlicesAndConcatenationsHaveTheColumnsOfTheirParts) {
       PackRows(shape, {second.data(), 20, 50}, 41, memory.data()),
       base::StatusIs(
           absl::StatusCode::kOutOfRange,
-          HasSubstr("rows [41, 61) are not within the 60 columns of W")));
+          HasSubstr("columns [41, 61) of W, which has only 60 columns")));
 }
 
 TEST(PackTest, PackRowsTransposesIntoPanelsButNotIntoRows) {

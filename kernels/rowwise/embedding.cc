@@ -32,7 +32,8 @@ absl::Status Embedding(Stream& stream, const EmbeddingParams& params,
                           : WeightLayout::kRows;
   if (params.table == nullptr && params.packed.layout != layout) {
     return absl::InvalidArgumentError(
-        "embedding: packed table: its layout is for another device");
+        "embedding: the packed table has the weight layout of another kind of "
+        "device");
   }
   return Launch(kKernels, stream, params);
 }

@@ -173,10 +173,11 @@ TEST(EmbeddingRefusalTest, TheErrorNamesAPackedTableOfAnotherDevice) {
   params.packed.k = 4;
   params.packed.layout = WeightLayout::kRows;
   TestStream test;
-  EXPECT_THAT(Embedding(test.stream(), OnDevice(params), test.workspace()),
-              base::StatusIs(
-                  absl::StatusCode::kInvalidArgument,
-                  HasSubstr("packed table: its layout is for another device")));
+  EXPECT_THAT(
+      Embedding(test.stream(), OnDevice(params), test.workspace()),
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("packed table has the weight layout of another kind")));
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ TEST(RankFiguresTest, DifferentResultsAreReportedWithRankAndValue) {
   KVASIR_EXPECT_OK(CheckSameResults({7, 7, 7}));
   EXPECT_THAT(CheckSameResults({7, 7, 26}),
               base::StatusIs(absl::StatusCode::kInternal,
-                             HasSubstr("rank 0 is 7, that of rank 2 is 1a")));
+                             HasSubstr("is 7 on rank 0 and 1a on rank 2")));
 }
 
 // The steps have different counts, because only some of them evict.
