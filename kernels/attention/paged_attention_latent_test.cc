@@ -487,7 +487,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidField) {
   groups[1] = groups[0];
   CodeRun run = {0, 24, 7};
   groups[1].runs = &run;
-  ExpectRefusal(params, "run 0: bits must be 1 to 6 or 8, or 0 in a last run");
+  ExpectRefusal(params, "run 0: the bits of a code must be 1 to 6 or 8");
   run = {0, 20, 4};
   ExpectRefusal(params,
                 "the runs have 20 channels in all, but the latent has 24");
@@ -614,8 +614,8 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   rows = *good.values[0].exact;
   rows.fresh.dtype = DType::kF16;
   ExpectRefusal(params,
-                "exact rows in the ring and of new tokens must have the same "
-                "number type");
+                "exact rows of new tokens and those in the ring must have the "
+                "same number type, but have F16 and ");
   rows = *good.values[0].exact;
   rows.fresh.tile_slots = 0;  // the check must not divide by 0
   ExpectRefusal(params, "tile_slots: want at least 1, have 0");
@@ -632,7 +632,8 @@ TEST(LatentRefusalTest, RefusesPartsThatTogetherNeedMoreScratchThanThereIs) {
   spec.num_kv_heads = 1;
   spec.values.assign(8, Numbers({8192}));
   LatentCache cache(spec, {16}, 7);
-  ExpectRefusal(cache.Params(), "more scratch than 262144 bytes");
+  ExpectRefusal(cache.Params(),
+                "needs more than 262144 bytes of scratch memory");
 }
 
 }  // namespace

@@ -154,9 +154,10 @@ TEST(EmulatedDeviceTest, MemoryIsLimitedAndAlignedLikeAGpus) {
       device.allocator().Allocate(1, MemoryTag::kOther));
   EXPECT_EQ(reinterpret_cast<uintptr_t>(first.data().device_address()) % 256,
             0u);
-  EXPECT_THAT(device.allocator().Allocate(1000, MemoryTag::kOther).status(),
-              base::StatusIs(absl::StatusCode::kResourceExhausted,
-                             HasSubstr("held 1 of 1000")));
+  EXPECT_THAT(
+      device.allocator().Allocate(1000, MemoryTag::kOther).status(),
+      base::StatusIs(absl::StatusCode::kResourceExhausted,
+                     HasSubstr("1 of the limit of 1000 bytes are in use")));
 }
 
 TEST(EmulatedDeviceTest, FreshMemoryIsFilledWithPoison) {

@@ -258,7 +258,7 @@ def test_ranks_that_evict_and_prefill_stay_in_lockstep():
 @pytest.mark.parametrize("flags, code, said", [
     (["--tp", 3], 1, "8 KV heads, 16 query heads and 640 MLP features cannot be dealt to 3 tensor-parallel "
      "ranks in equal parts; would do: 1, 2, 4, 8 or 16"),
-    (["--tp", 2, "--plan", "rotated-4bit"], 1, "leave out --plan"),
+    (["--tp", 2, "--plan", "rotated-4bit"], 1, "cannot be used with --plan"),
     (["--tp", 0], 2, "--tp"),
     (["--tp", 2, "--device", "cuda"], 2, "--device"),
 ])
