@@ -63,7 +63,8 @@ struct Chunks {
 
 class LatentChunkingTest : public ::testing::TestWithParam<Chunks> {};
 
-TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeTheBitsOfARow) {
+TEST_P(LatentChunkingTest,
+       ChunkSizeBatchSizeAndThreadCountDoNotChangeTheBitsOfARow) {
   const LatentSpec& spec = GetParam().spec;
   const int64_t chunk = GetParam().tokens;
   constexpr int64_t kTokens = 140;
@@ -140,7 +141,7 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
 };
 
 TEST_P(LatentSetsTest,
-       ReadingTheLatentsOfSeveralHeadsTogetherDoesNotChangeBits) {
+       ReadingTheLatentsOfSeveralHeadsTogetherDoesNotChangeTheOutputBits) {
   const std::vector<int64_t> contexts = {1,  64,  65, 600, 17, 128,
                                          40, 200, 63, 3,   90, 513};
   LatentCache cache(GetParam(), contexts, 7);
@@ -208,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(
 // token. Some of them are divided into sets of clusters, others into single
 // clusters.
 TEST(LatentSetsOfSequencesTest,
-     MixingPromptsAndDecodedTokensInOneLaunchDoesNotChangeBits) {
+     MixingPromptsAndDecodedTokensInOneLaunchDoesNotChangeTheOutputBits) {
   const LatentSpec dense = OfHeads(8, 2, Numbers({64}), Numbers({64}));
   for (const LatentSpec& spec :
        {dense, Sliding(dense),
@@ -250,7 +251,7 @@ LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
 }
 
 TEST(LatentSetsOfSequencesTest,
-     ALongSequenceAmongShortOnesIsDividedIntoMoreUnits) {
+     ALongSequenceAmongShortSequencesIsDividedIntoMoreWorkUnits) {
   LatentCache cache(TablesOf(32, 1), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   std::vector<AttentionSequence> sequences(8,
@@ -287,7 +288,7 @@ TEST(LatentSetsOfSequencesTest,
 }
 
 TEST(LatentSetsOfSequencesTest,
-     AllHeadsCanFormOneUnitEvenIfTheirNumberIsNotAPowerOfTwo) {
+     AllHeadsCanFormOneWorkUnitEvenIfTheirNumberIsNotAPowerOfTwo) {
   LatentCache cache(TablesOf(6, 10), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   const std::vector<AttentionSequence> sequences(
@@ -626,7 +627,7 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   ExpectRefusal(params, "width of exact rows: want 32 to 32, have 31");
 }
 
-TEST(LatentRefusalTest, RefusesPartsThatTogetherNeedMoreScratchThanThereIs) {
+TEST(LatentRefusalTest, PartsThatTogetherNeedTooMuchScratchMemoryAreRefused) {
   LatentSpec spec;
   spec.num_heads = 1;
   spec.num_kv_heads = 1;

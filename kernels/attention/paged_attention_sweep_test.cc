@@ -122,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
 // With this seed, the terms of one output number cancel almost completely.
 // Relative to the number itself, its error would be too large.
 TEST(WorstErrorTest,
-     TheErrorOfANumberWhoseTermsCancelIsRelativeToThePartsAverage) {
+     AnOutputWhoseTermsCancelIsCheckedRelativeToTheAverageOfItsPart) {
   PartSpec values = Lifted(Codes({96}, {8}), 1);
   LatentSpec spec = SpecOf({Codes({96}, {8})}, {values});
   spec.value_exact = 18;
@@ -225,7 +225,7 @@ INSTANTIATE_TEST_SUITE_P(
                       // first one is in the middle of a split.
                       View{1300, 600, true, 40}));
 
-TEST(GonePagesTest, RowsThatSeeOnlyFreedPagesHaveZeroOutput) {
+TEST(GonePagesTest, RowsWhoseVisiblePagesAreAllFreedHaveZeroOutput) {
   const LatentSpec spec =
       SpecOf({Rebuilt(Codes({24}, {4}), {16, 8})}, {Fixed(Codes({24}, {4}))});
   LatentCache cache(spec, {40}, 40);
@@ -343,7 +343,7 @@ TEST(PromptTest, PromptsOfSeveralPanelsHaveTheSameBitsAsTheReference) {
 
 // A prompt of several panels and splits must have the same bits as its parts,
 // one of which is a single row.
-TEST(PromptTest, ComputingAPromptInPartsDoesNotChangeItsBits) {
+TEST(PromptTest, ComputingAPromptInPartsDoesNotChangeTheBitsOfItsOutput) {
   constexpr int64_t kRows = 700;
   LatentSpec spec = SpecOf({Rebuilt(OneGroup(Codes({24}, {4}, 8)), {16, 8})},
                            {Lifted(OneGroup(Codes({24}, {8, 3}, 12)), 16)});
@@ -753,7 +753,7 @@ TEST_F(RefusalTest, RefusesRegionsThatAreMisalignedOrOutsideTheTile) {
   Expect("multiples of 2 bytes, but one is ");
 }
 
-TEST_F(RefusalTest, RefusesIncompleteOrUnusedStaticRanges) {
+TEST_F(RefusalTest, IncompleteOrUnusedStaticRangesAreRefused) {
   const std::vector<float> ranges(48, 1.0f);
   key_.latents.static_scale = ranges.data();
   Expect("static ranges must have both scales and minima, or neither");

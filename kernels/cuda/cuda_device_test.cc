@@ -123,7 +123,8 @@ TEST_F(CudaDeviceTest, AFailedEventIsReported) {
   EXPECT_THAT(mark->passed(), fails_with("work on a stream"));
 }
 
-TEST_F(CudaDeviceTest, LibrariesEnqueueOnTheStreamsOwnHandle) {
+TEST_F(CudaDeviceTest,
+       LibraryCallsOnTheHandleOfAStreamRunInTheOrderOfTheStream) {
   Make();
   std::vector<int> order;
   runtime_.OnRun([&](const KernelLaunch&) { order.push_back(1); });
@@ -177,7 +178,7 @@ TEST_F(CudaDeviceTest, TheErrorForAnOldDriverNamesItsVersionAndTheNeededOne) {
   KVASIR_EXPECT_OK(WhyNot());
 }
 
-TEST_F(CudaDeviceTest, TheErrorForAMissingOrdinalNamesTheNumberOfGpus) {
+TEST_F(CudaDeviceTest, TheErrorForAGpuThatDoesNotExistNamesTheLastGpu) {
   runtime_.device_count = 2;
   for (const int ordinal : {2, -1}) {
     EXPECT_THAT(WhyNot({.ordinal = ordinal}),
@@ -266,7 +267,7 @@ TEST_F(CudaDeviceTest, LongCopiesInBothDirectionsAreCutIntoPieces) {
             Staging::kBlocks * Staging::kMostBlockBytes);
 }
 
-TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheirLongestCopy) {
+TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheSizeOfTheLongestCopy) {
   Make();
   const DeviceBuffer memory = Memory(1 << 20);
   const Bytes blob(1 << 20, 'a');
@@ -314,7 +315,7 @@ TEST_F(CudaDeviceTest, TheErrorSaysWhyACopyIsRefused) {
   KVASIR_EXPECT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
 }
 
-TEST_F(CudaDeviceTest, EveryStreamSeesWritesOfTheHost) {
+TEST_F(CudaDeviceTest, EveryStreamSeesEarlierWritesOfTheHost) {
   Make();
   constexpr int kWriters = 4, kWrites = 200, kBytes = 100;
   const DeviceBuffer memory = Memory(kWriters * kWrites * kBytes);
@@ -453,7 +454,7 @@ TEST_F(CudaDeviceTest, ACallFailsIfTheDeviceCannotBeSelected) {
 
 // An error that occurs while memory is freed cannot be returned to a caller, so
 // later calls return it.
-TEST_F(CudaDeviceTest, AnUnreportedFailureIsReturnedByEveryLaterCall) {
+TEST_F(CudaDeviceTest, AFailureWhileMemoryIsFreedIsReturnedByEveryLaterCall) {
   for (const std::string call : {"Use", "SynchronizeDevice", "Free"}) {
     FakeRuntime runtime;
     runtime.AllowLeaks();
@@ -478,7 +479,7 @@ TEST_F(CudaDeviceTest, AnUnreportedFailureIsReturnedByEveryLaterCall) {
   }
 }
 
-TEST_F(CudaDeviceTest, NumericsNameTheArchitecture) {
+TEST_F(CudaDeviceTest, TheNumericsOfADeviceNameTheGpuArchitecture) {
   Make();
   EXPECT_EQ(device_->numerics(), "cuda-sm90");
   runtime_.properties.major = 8;
@@ -611,7 +612,8 @@ TEST_F(CudaDeviceTest, AFailureOfARunningKernelIsReportedToTheWaitingCall) {
 
 // A step ends with ReadBack, so ReadBack is where the failure of a kernel is
 // found.
-TEST_F(CudaDeviceTest, ACopyThatFindsAFailureNamesTheLastKernel) {
+TEST_F(CudaDeviceTest,
+       ACopyAfterAFailedKernelNamesTheLastLaunchedKernelInItsError) {
   Make();
   const DeviceBuffer memory = Memory(100);
   Bytes blob(100);
@@ -669,7 +671,7 @@ TEST_F(CudaDeviceTest, HostMemoryOfCopiesIsCountedAndReserved) {
   EXPECT_EQ(runtime_.pinned_bytes(), 0u);
 }
 
-TEST_F(CudaDeviceTest, AStreamThatCouldNotBeMadeFailsEachCall) {
+TEST_F(CudaDeviceTest, EveryCallOnAStreamThatCouldNotBeCreatedFails) {
   Make();
   const DeviceBuffer memory = Memory(8);
   runtime_.FailNext("MakeStream", Result::kOutOfMemory);
@@ -685,7 +687,7 @@ TEST_F(CudaDeviceTest, AStreamThatCouldNotBeMadeFailsEachCall) {
 }
 
 // Each thread has its own current device, 0 at first.
-TEST_F(CudaDeviceTest, CallsOfEveryThreadUseTheDevicesOwnGpu) {
+TEST_F(CudaDeviceTest, CallsFromAnyThreadUseTheGpuOfTheDevice) {
   runtime_.device_count = 2;
   Make({.ordinal = 1});
   const DeviceBuffer memory = Memory(100);
@@ -701,7 +703,7 @@ TEST_F(CudaDeviceTest, CallsOfEveryThreadUseTheDevicesOwnGpu) {
   std::thread([&] { stream_.reset(); }).join();
 }
 
-TEST_F(CudaDeviceTest, ACapturedStreamRunsOnlyWhenItIsReplayed) {
+TEST_F(CudaDeviceTest, CapturedWorkRunsOnlyWhenItIsReplayed) {
   Make();
   std::vector<int> order;
   runtime_.OnRun([&](const KernelLaunch& launch) {
@@ -758,7 +760,7 @@ TEST_F(CudaDeviceTest, CapturedWorkMayOutliveItsStreamAndDevice) {
   captured = nullptr;
 }
 
-TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
+TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamIsCapturing) {
   Make();
   const DeviceBuffer memory = Memory(100);
   Bytes host(100);
@@ -833,7 +835,7 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
 }
 
 // CUDA does not allow a thread that captures to allocate memory.
-TEST_F(CudaDeviceTest, AThreadThatCapturesCannotAllocateMemory) {
+TEST_F(CudaDeviceTest, AThreadThatIsCapturingAStreamCannotAllocateMemory) {
   Make();
   KVASIR_ASSERT_OK(launches().BeginCapture());
   KVASIR_EXPECT_OK(Launch({.name = "before"}));

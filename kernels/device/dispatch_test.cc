@@ -34,7 +34,7 @@ static_assert(std::is_convertible_v<DevicePtr<float>, DevicePtr<void>>);
 static_assert(!std::is_convertible_v<DevicePtr<const float>, DevicePtr<float>>);
 static_assert(sizeof(DevicePtr<float>) == sizeof(float*));
 
-TEST(DevicePtrTest, OffsetsAreInElementsAndNullStaysNull) {
+TEST(DevicePtrTest, PointerOffsetsCountElementsAndANullPointerStaysNull) {
   float numbers[4];
   EXPECT_EQ((DevicePtr<float>(numbers) + 3).device_address(), numbers + 3);
   EXPECT_FALSE(DevicePtr<float>() + 3);
@@ -80,7 +80,8 @@ TEST(DispatchTest, TheErrorForADeviceWithoutABackEndNamesTheOp) {
 
 // The memory of a list of ops is counted before the list runs, so a missing op
 // is reported at that time.
-TEST(DispatchTest, AnOpWithoutAKernelIsRefusedAlsoWhenMemoryIsCounted) {
+TEST(DispatchTest,
+     AnOpWithoutAKernelIsRefusedAlsoWhenOnlyItsWorkspaceIsCounted) {
   FakeCudaStream stream;
   Workspace counter = Workspace::Counting();
   const auto expect_refused = [](const absl::Status& status, const char* op) {

@@ -50,7 +50,7 @@ TEST(EmulatedDeviceTest, SynchronizingAStreamRunsItsWorkInOrder) {
   EXPECT_EQ(test.Get<float>(in), host);
 }
 
-TEST(EmulatedDeviceTest, MarksAndLibraryCallsFollowTheStreamsOrder) {
+TEST(EmulatedDeviceTest, MarksAndLibraryCallsTakeEffectInTheOrderOfTheStream) {
   EmulatedTest test;
   auto& stream = static_cast<LaunchStream&>(test.stream());
   const DeviceBuffer in = test.Memory(8), out = test.Memory(4);
@@ -72,7 +72,7 @@ TEST(EmulatedDeviceTest, MarksAndLibraryCallsFollowTheStreamsOrder) {
   EXPECT_TRUE(*mark->passed());
 }
 
-TEST(EmulatedDeviceTest, ACapturedStreamRunsOnlyWhenItIsReplayed) {
+TEST(EmulatedDeviceTest, CapturedWorkRunsOnlyWhenItIsReplayed) {
   EmulatedTest test;
   auto& stream = static_cast<LaunchStream&>(test.stream());
   const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
@@ -128,7 +128,7 @@ TEST(EmulatedDeviceTest, DestroyingAStreamRunsItsWorkFirst) {
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{500.0f});
 }
 
-TEST(EmulatedDeviceTest, WritesGoThroughSeparateHostMemory) {
+TEST(EmulatedDeviceTest, HostWritesToDeviceMemoryGoThroughSeparateHostMemory) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Memory(4);
   KVASIR_ASSERT_OK_AND_ASSIGN(void* const host,
@@ -147,7 +147,7 @@ TEST(EmulatedDeviceTest, WritesGoThroughSeparateHostMemory) {
   EXPECT_EQ(test.Get<float>(memory), std::vector<float>{500.0f});
 }
 
-TEST(EmulatedDeviceTest, MemoryIsLimitedAndAlignedLikeAGpus) {
+TEST(EmulatedDeviceTest, DeviceMemoryIsLimitedAndAlignedAsOnAGpu) {
   EmulatedDevice device({.memory_limit_bytes = 1000}, emulated::Ops());
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const DeviceBuffer first,
@@ -160,7 +160,7 @@ TEST(EmulatedDeviceTest, MemoryIsLimitedAndAlignedLikeAGpus) {
                      HasSubstr("1 of the limit of 1000 bytes are in use")));
 }
 
-TEST(EmulatedDeviceTest, FreshMemoryIsFilledWithPoison) {
+TEST(EmulatedDeviceTest, NewDeviceMemoryIsFilledWithAPoisonPattern) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Memory(5000);
   EXPECT_EQ(test.Get<uint8_t>(memory), std::vector<uint8_t>(5000, 0xff));

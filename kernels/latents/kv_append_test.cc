@@ -175,7 +175,7 @@ void ExpectCodesOf(Part& part, const Rows& rows, bool static_ranges) {
   EXPECT_TRUE(written.memory == part.Memory(pages));
 }
 
-TEST_P(KvAppendTest, DecodedCodesAreWithinHalfAStep) {
+TEST_P(KvAppendTest, DecodedCodesDifferFromTheirNumbersByAtMostHalfAStep) {
   for (const int bits : {1, 2, 3, 4, 5, 6, 8}) {
     for (const int64_t page_tokens : {16, 32, 64}) {
       Part part({Coded({{1, bits}}), Coded({{7, bits}, {24, bits}}),
@@ -221,7 +221,7 @@ TEST_P(KvAppendTest, ChannelsOfZeroBitsTakeNoBytes) {
 
 // Checks with float64 that every number has the nearest level and that the
 // decoded row has the length of the original row.
-TEST_P(KvAppendTest, NumbersGetTheirNearestLevelAndRowsKeepTheirLength) {
+TEST_P(KvAppendTest, NumbersAreStoredAsTheirNearestLevelAndRowsKeepTheirNorm) {
   constexpr int64_t kPageTokens = 16;
   for (const int bits : {1, 2, 3, 4}) {
     Part part({Coded({{64, bits}}), Coded({{1, bits}}), Coded({{37, bits}}),
@@ -288,7 +288,7 @@ TEST_P(KvAppendTest, NumbersGetTheirNearestLevelAndRowsKeepTheirLength) {
 
 // A slot has 9 codes of 4 bits, which take 4.5 bytes, and then 9 codes of 2
 // bits. Granules of 4 bytes cut this stream inside the first run.
-TEST(KvAppendGranulesTest, SlotBytesAreVisitedInOnePiecePerGranule) {
+TEST(KvAppendGranulesTest, TheBytesOfASlotAreVisitedInOnePiecePerGranule) {
   Part part({Coded({{9, 4}, {9, 2}})}, DType::kF16, 4, true,
             {.granule_bytes = 4});
   const LatentGroup& group = part.view.groups[0];
@@ -335,7 +335,7 @@ TEST(KvAppendThreadsTest, AnyNumberOfThreadsGivesTheSameBytes) {
   }
 }
 
-TEST(KvAppendEmptyTest, WithoutTokensNothingIsWritten) {
+TEST(KvAppendEmptyTest, AnAppendOfZeroTokensWritesNothing) {
   Part part({Coded({{24, 4}}), {8, {}}}, DType::kF16, 4);
   Rows rows;
   rows.stride = 32;
@@ -376,7 +376,7 @@ TEST(KvAppendStaticTest, PartsMayShareACounterOfClampedCodes) {
 // Appends numbers that are not finite, and numbers whose range is too large for
 // the type of ranges.
 TEST(KvAppendNonFiniteTest,
-     ANonFiniteNumberAffectsOnlyItsTokenAndRangesAreFinite) {
+     ANonFiniteNumberAffectsOnlyItsTokenAndStoredRangesStayFinite) {
   const float infinity = std::numeric_limits<float>::infinity();
   const float greatest = std::numeric_limits<float>::max();
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -525,7 +525,7 @@ class KvAppendGoldenTest : public ::testing::Test {
   std::vector<float> scale_;
 };
 
-TEST_F(KvAppendGoldenTest, CodesAndRangesEqualThoseOfTheOracleBitByBit) {
+TEST_F(KvAppendGoldenTest, CodesAndRangesEqualThoseOfTheGoldenFileBitByBit) {
   int64_t compared = 0;
   for (const json& want : golden_["cases"]) {
     if (!want.contains("runs")) continue;
@@ -536,7 +536,7 @@ TEST_F(KvAppendGoldenTest, CodesAndRangesEqualThoseOfTheOracleBitByBit) {
   EXPECT_EQ(22, compared);
 }
 
-TEST_F(KvAppendGoldenTest, StoredNumbersEqualThoseOfTheOracleBitByBit) {
+TEST_F(KvAppendGoldenTest, StoredNumbersEqualThoseOfTheGoldenFileBitByBit) {
   int64_t compared = 0;
   for (const json& want : golden_["cases"]) {
     if (!want.contains("dtype")) continue;
@@ -642,7 +642,7 @@ TEST(KvAppendRefusalTest, RefusesByteOffsetsWithMetadata) {
                     "slot metadata, but have it for 2 eviction units")));
 }
 
-TEST(KvAppendRefusalTest, TheErrorNamesTheWrongField) {
+TEST(KvAppendRefusalTest, TheErrorNamesTheInvalidField) {
   TestStream test;
   const auto refuses = [&](const GroupShape& shape, int64_t stride_change,
                            const char* why) {
@@ -674,7 +674,7 @@ TEST(KvAppendRefusalTest, TheErrorNamesTheWrongField) {
       "bytes, but one is 25");
 }
 
-TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
+TEST(KvAppendRefusalTest, TilesThatDoNotFillPagesExactlyAreRefused) {
   TestStream test;
   Part part({Coded({{9, 3}})}, DType::kBf16, 4, false, {.slots = 2});
   const auto refuses = [&](const LatentPartArgs& view, const char* why) {
@@ -702,7 +702,7 @@ TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
           "codes.granule_bytes: must be 0 or the device's 0, is 16");
 }
 
-TEST(KvAppendRefusalTest, RefusesIncompleteRanges) {
+TEST(KvAppendRefusalTest, IncompleteStaticRangesAndInvalidLevelsAreRefused) {
   TestStream test;
   const auto refuses = [&](const LatentPartArgs& view, const char* why) {
     EXPECT_THAT(

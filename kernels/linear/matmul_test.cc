@@ -169,7 +169,7 @@ TEST(MatmulCounterTest, AProductOfSixteenRowsReadsEachWeightOnce) {
   EXPECT_EQ(128 * 96 * 2, test.stream().weight_bytes_read());
 }
 
-TEST(MatmulRefusalTest, TheErrorNamesTheWrongArgument) {
+TEST(MatmulRefusalTest, TheErrorNamesTheInvalidArgument) {
   Weights weights(8, 8, DType::kF32, 10);
   MatmulArgs params;
   params.weight = weights.view;
@@ -202,7 +202,7 @@ TEST(MatmulRefusalTest, TheErrorNamesTheWrongArgument) {
   KVASIR_EXPECT_OK(Matmul(test.stream(), OnDevice(params), test.workspace()));
 }
 
-TEST(PackTest, FindsTheFirstNumberThatIsNotFiniteInEveryType) {
+TEST(PackTest, FindsTheFirstNonFiniteNumberInArraysOfEveryNumberType) {
   constexpr int64_t kCount = 2500;
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
     VisitDType(dtype, [&](auto type) {
