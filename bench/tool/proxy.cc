@@ -406,7 +406,7 @@ void AddBenchProxy(CLI::App* group, int* exit_code) {
           "requests in each round of load")
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--concurrency", flags->concurrency,
-          "requests at a time in a round of load")
+          "requests that run at the same time in a round of load")
       ->check(CLI::Range(1, 1024));
   AddFlag(command, "--latency-requests", flags->latency_requests,
           "requests in each round of latency, one at a time")
