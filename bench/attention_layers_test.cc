@@ -52,7 +52,8 @@ TEST_F(AttentionLayersTest, EveryPlanPresetRunsDecodeAndPrefillLaunches) {
   }
 }
 
-TEST_F(AttentionLayersTest, BytesPerSlotEqualTheLayoutsBytesForOneLayer) {
+TEST_F(AttentionLayersTest,
+       TheReportedBytesPerSlotEqualThoseOfTheCacheLayoutForOneLayer) {
   for (const char* plan : {"dense-bf16", "palu-50-g4-3bit"}) {
     const auto layers = AttentionLayers::Create(OptionsOf(plan), &pool_);
     KVASIR_ASSERT_OK(layers);

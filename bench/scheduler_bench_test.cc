@@ -9,7 +9,7 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(SchedulerBenchTest, MeasuresStepsOfAFullBatchOfDecodes) {
+TEST(SchedulerBenchTest, TheBenchmarkMeasuresStepsThatDecodeAFullBatch) {
   SchedulerBenchOptions options;
   options.num_sequences = 8;
   options.context_tokens = 100;

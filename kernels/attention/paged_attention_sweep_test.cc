@@ -750,7 +750,7 @@ TEST_F(RefusalTest, RefusesRegionsThatAreMisalignedOrOutsideTheTile) {
   Expect("tile_bytes: want at least ");
   key_groups_[0] = key_groups_[1];
   value_groups_[0].codes.offset_bytes += 1;
-  Expect("multiples of 2 bytes, but one is ");
+  Expect("multiples of 2 bytes, but one of them is ");
 }
 
 TEST_F(RefusalTest, IncompleteOrUnusedStaticRangesAreRefused) {

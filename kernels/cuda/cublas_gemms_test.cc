@@ -117,7 +117,7 @@ TEST_F(CublasGemmsTest, AnAlgorithmIsChosenOnlyOncePerMatrixShape) {
   EXPECT_EQ(library_.calls("Choose"), 9);
 }
 
-TEST_F(CublasGemmsTest, ThreadsShareTheChosenAlgorithms) {
+TEST_F(CublasGemmsTest, AllThreadsShareTheAlgorithmsThatWereChosen) {
   Make();
   // Threads share only the chosen algorithms: each product writes to memory of
   // its own stream.
@@ -182,7 +182,7 @@ TEST_F(CublasGemmsTest, AMatrixProductForWhichCublasHasNoAlgorithmIsRefused) {
       base::StatusIs(absl::StatusCode::kUnimplemented,
                      AllOf(HasSubstr("matmul: cuBLASLt 130101: no algorithm"),
                            HasSubstr("2 rows, n 8, k 16, BF16 to BF16 with "
-                                     "bias (--deterministic"),
+                                     "bias (with --deterministic"),
                            HasSubstr("CUBLAS_STATUS_FAKE (15)"))));
   // The failure must not be remembered for this shape: the next call chooses an
   // algorithm again.
@@ -208,7 +208,8 @@ TEST_F(CublasGemmsTest, AFailureToStartCublasIsReported) {
       MakeDevice().status(),
       base::StatusIs(
           absl::StatusCode::kInternal,
-          HasSubstr("cuBLASLt 130101 does not start: CUBLAS_STATUS_FAKE (1)")));
+          HasSubstr(
+              "cuBLASLt 130101 cannot be started: CUBLAS_STATUS_FAKE (1)")));
 }
 
 TEST_F(CublasGemmsTest, ADeterministicDeviceDoesNotOpenCublas) {

@@ -530,7 +530,7 @@ TEST_F(CudaDeviceTest, ReportedMemoryFiguresAddUpToTheTotal) {
               HasSubstr("cudaErrorFake (700)"));
 }
 
-TEST_F(CudaDeviceTest, ALaunchHasTheSizesThatItsOpRequested) {
+TEST_F(CudaDeviceTest, ALaunchHasTheGridAndMemorySizesThatItsOpRequested) {
   Make();
   int64_t args = 42;
   KVASIR_ASSERT_OK(Launch({.name = "gelu",
@@ -556,7 +556,7 @@ TEST_F(CudaDeviceTest, ALaunchHasTheSizesThatItsOpRequested) {
   EXPECT_EQ(runtime_.calls("AllowSharedBytes"), 0);
 }
 
-TEST_F(CudaDeviceTest, MoreThan48KiBOfSharedMemoryIsAllowedOncePerKernel) {
+TEST_F(CudaDeviceTest, SharedMemoryAbove48KiBIsEnabledOnlyOncePerKernel) {
   Make();
   static const int other = 0;
   KVASIR_ASSERT_OK(Launch({.name = "a", .shared_bytes = 100 << 10}));

@@ -73,7 +73,7 @@ TEST(RealCublasLtTest, WithoutADriverTheLibraryReportsThatItCannotStart) {
   if (!library.ok()) GTEST_SKIP() << library.status();
   EXPECT_THAT(cuda::CublasGemms::Make(*library, 9).status(),
               base::StatusIs(absl::StatusCode::kInternal,
-                             HasSubstr("does not start: "
+                             HasSubstr("cannot be started: "
                                        "CUBLAS_STATUS_NOT_INITIALIZED (1)")));
 }
 

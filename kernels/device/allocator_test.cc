@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(DeviceAllocatorTest, CountsCurrentAndPeakBytesByTag) {
+TEST(DeviceAllocatorTest, CurrentAndPeakBytesAreCountedForEachMemoryTag) {
   CpuAllocator allocator;
   KVASIR_ASSERT_OK_AND_ASSIGN(auto weights,
                               allocator.Allocate(1000, MemoryTag::kWeights));

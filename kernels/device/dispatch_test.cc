@@ -107,7 +107,7 @@ void OnCuda(const SiluMulArgs& args, Launcher& launcher) {
   launcher.Enqueue({});
 }
 
-TEST(DispatchTest, EachDeviceRunsItsOwnFunctionOverPlainPointers) {
+TEST(DispatchTest, EachDeviceRunsItsOwnKernelFunctionWithPlainPointers) {
   constexpr OpKernels<SiluMulParams> kKernels = {"toy", &OnCpu, &OnCpu};
   const DeviceOp ops[] = {MakeDeviceOp<SiluMulParams>("toy", &OnCuda)};
   float out = 0.0f;
@@ -129,7 +129,7 @@ TEST(DispatchTest, EachDeviceRunsItsOwnFunctionOverPlainPointers) {
 
 void OnCudaOfAnotherType(const NormArgs&, Launcher&) {}
 
-TEST(DispatchDeathTest, AFunctionOfTheWrongTypeEndsTheProcess) {
+TEST(DispatchDeathTest, AKernelFunctionOfTheWrongTypeEndsTheProcess) {
   constexpr OpKernels<SiluMulParams> kKernels = {"toy", &OnCpu, &OnCpu};
   const DeviceOp ops[] = {
       MakeDeviceOp<NormParams>("toy", &OnCudaOfAnotherType)};
@@ -146,7 +146,7 @@ TEST(DispatchTest, TheErrorForActivationsThatTheCpuDoesNotSupportNamesTheOp) {
       SiluMul(*cpu.MakeStream(), params, none),
       base::StatusIs(
           absl::StatusCode::kInvalidArgument,
-          HasSubstr("silu_mul: activations: must be float32 on the CPU")));
+          HasSubstr("silu_mul: the activations must be float32 on the CPU")));
 }
 
 }  // namespace

@@ -2103,7 +2103,7 @@ TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
 
 // Shared memory is reserved for the runs of codes that a unit's keys really
 // have, not for the largest possible number of runs.
-TEST(AttentionCudaTest, SharedMemoryIsSizedForTheActualNumberOfRuns) {
+TEST(AttentionCudaTest, SharedMemoryIsSizedForTheActualNumberOfCodeRuns) {
   // With ten runs of keys, the kernel needs 4 * 4 * 1280 + 4112 + 16 * (2064 +
   // 2 * 208 + 16 + 4 * 10 + 4 * 160) = 75408 bytes.
   const LatentSpec runs =

@@ -389,7 +389,7 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
   EXPECT_THAT(
       Matmul(test.stream(), params, none),
       base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("matmul: weight: must be in rows on a GPU")));
+                     HasSubstr("matmul: the weight must be in rows on a GPU")));
   params.weight.layout = WeightLayout::kRows;
   params.dtype = DType::kBf16;
   params.y_dtype = DType::kF16;
@@ -397,8 +397,8 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
       Matmul(test.stream(), params, none),
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
-          HasSubstr("matmul: y: on a GPU, must be F32 or the type of the "
-                    "activations, BF16, not F16")));
+          HasSubstr("matmul: on a GPU, y must have the type F32 or that of "
+                    "the activations, BF16, not F16")));
   params.y_dtype = DType::kF32;
   params.weight.n = int64_t{1} << 22;
   params.y_row_stride = params.weight.n;
@@ -411,8 +411,8 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
   EXPECT_THAT(
       Matmul(test.stream(), params, none),
       base::StatusIs(absl::StatusCode::kUnimplemented,
-                     HasSubstr("rows: a GPU supports at most 16776960, not "
-                               "16777216")));
+                     HasSubstr("a GPU supports at most 16776960 rows of x, "
+                               "not 16777216")));
 }
 
 }  // namespace

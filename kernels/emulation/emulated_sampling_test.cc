@@ -342,7 +342,8 @@ std::vector<Row> AllKinds(int64_t vocab, size_t count) {
   return rows;
 }
 
-TEST(SampleCudaTest, EveryKindOfRowGivesTheSameResultAsTheCpu) {
+TEST(SampleCudaTest,
+     RowsWithAllKindsOfSamplingOptionsGiveTheSameResultAsTheCpu) {
   uint64_t seed = 0;
   for (const int64_t vocab : {600, 3001}) {
     constexpr size_t kRows = 18;
@@ -840,13 +841,14 @@ TEST(SampleCudaTest, AVocabularyAboveTheLimitOfTheGpuKernelsIsRefused) {
       Sample(test.stream(), params, none),
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
-          HasSubstr("sample: vocabulary: a GPU supports at most 1048576 "
+          HasSubstr("sample: a GPU supports a vocabulary of at most 1048576 "
                     "logits per row, not 1048577")));
   LogSoftmaxParams scored;
   scored.vocab_count = kMostDeviceLogits + 1;
-  EXPECT_THAT(LogSoftmax(test.stream(), scored, none),
-              base::StatusIs(absl::StatusCode::kUnimplemented,
-                             HasSubstr("log_softmax: vocabulary")));
+  EXPECT_THAT(
+      LogSoftmax(test.stream(), scored, none),
+      base::StatusIs(absl::StatusCode::kUnimplemented,
+                     HasSubstr("log_softmax: a GPU supports a vocabulary")));
 }
 
 // The count tables after count_tokens ran on three histories: one that clears

@@ -360,7 +360,7 @@ TEST(EvictSelectTest, AttentionMassIsMultipliedByTheDecayOncePerEviction) {
   EXPECT_EQ(slots.score(1, 7), 3.0f);
 }
 
-TEST(EvictSelectTest, RefusesEvictionsWithInvalidParameters) {
+TEST(EvictSelectTest, EvictionsWithInvalidParametersAreRefused) {
   const Eviction good = {.num_slots = 10, .kept = 6, .sinks = 2, .recent = 3};
   const auto refusal = [&](auto change) {
     Eviction eviction = good;

@@ -671,7 +671,7 @@ TEST(KvAppendRefusalTest, TheErrorNamesTheInvalidField) {
   refuses(
       {8, {}}, 1,
       "codes: offset, stride, granule, tile and page must be multiples of 2 "
-      "bytes, but one is 25");
+      "bytes, but one of them is 25 bytes");
 }
 
 TEST(KvAppendRefusalTest, TilesThatDoNotFillPagesExactlyAreRefused) {
@@ -695,11 +695,12 @@ TEST(KvAppendRefusalTest, TilesThatDoNotFillPagesExactlyAreRefused) {
   Part numbers({{8, {}}}, DType::kBf16, 4, false, {.slots = 2});
   view = numbers.view;
   view.tile_bytes -= 1;
-  refuses(view, "multiples of 2 bytes, but one is ");
+  refuses(view, "multiples of 2 bytes, but one of them is ");
   Part granules({Coded({{9, 3}})}, DType::kBf16, 4, false,
                 {.granule_bytes = 16});
   refuses(granules.view,
-          "codes.granule_bytes: must be 0 or the device's 0, is 16");
+          "codes.granule_bytes must be 0 or the device's granule size, 0, but "
+          "is 16");
 }
 
 TEST(KvAppendRefusalTest, IncompleteStaticRangesAndInvalidLevelsAreRefused) {

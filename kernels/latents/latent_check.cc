@@ -65,9 +65,10 @@ absl::Status CheckRegion(const char* op, const LatentPart& part,
   if (slot_bytes == 0) return absl::OkStatus();
   const int64_t granule_bytes = region.granule_bytes;
   if (granule_bytes != 0 && granule_bytes != device_granule) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        op, ": ", name, ".granule_bytes: must be 0 or the device's ",
-        device_granule, ", is ", granule_bytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": ", name,
+                     ".granule_bytes must be 0 or the device's granule size, ",
+                     device_granule, ", but is ", granule_bytes));
   }
   const auto refuse = [op, name = name](absl::string_view field, int64_t least,
                                         int64_t have) {
@@ -86,14 +87,15 @@ absl::Status CheckRegion(const char* op, const LatentPart& part,
     if (bytes % number_bytes == 0) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         op, ": ", name, ": offset, stride, granule, tile and page must be ",
-        "multiples of ", number_bytes, " bytes, but one is ", bytes));
+        "multiples of ", number_bytes, " bytes, but one of them is ", bytes,
+        " bytes"));
   }
   // The formula of TileRegion works only without gaps: a gap between the
   // granules of two slots would change the place of all later granules.
   if (granule_bytes > 0 && region.stride_bytes != granule_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        op, ": ", name, ".stride_bytes: must be the granule's size, ",
-        granule_bytes, ", is ", region.stride_bytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": ", name, ".stride_bytes must be the granule size, ",
+                     granule_bytes, ", but is ", region.stride_bytes));
   }
   const int64_t granules = (slot_bytes + piece - 1) / piece;
   const int64_t end = region.offset_bytes +

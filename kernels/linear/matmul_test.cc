@@ -190,7 +190,7 @@ TEST(MatmulRefusalTest, TheErrorNamesTheInvalidArgument) {
   EXPECT_THAT(
       Matmul(test.stream(), OnDevice(params), test.workspace()),
       base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("y: must be float32 on the CPU, not BF16")));
+                     HasSubstr("y must be float32 on the CPU, not BF16")));
   params.y_dtype = DType::kF32;
   params.weight.layout = WeightLayout::kRows;
   EXPECT_THAT(

@@ -22,10 +22,10 @@ absl::Status Embedding(Stream& stream, const EmbeddingParams& params,
   if (workspace.counting()) return CheckServed(kKernels, stream);
   if (params.table == nullptr &&
       (params.packed.n != params.vocab || params.packed.k != params.hidden)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("embedding: packed table is [", params.packed.n, ", ",
-                     params.packed.k, "], but must be [vocab, hidden] = [",
-                     params.vocab, ", ", params.hidden, "]"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "embedding: the shape of the packed table is [", params.packed.n, ", ",
+        params.packed.k, "], but must be [vocab, hidden] = [", params.vocab,
+        ", ", params.hidden, "]"));
   }
   const auto layout = stream.device() == DeviceKind::kCpu
                           ? WeightLayout::kPanels32

@@ -308,10 +308,10 @@ TEST(RopeRefusalTest, TheErrorNamesTheInvalidArgument) {
   RopeArgs params;
   params.steps = steps;
   params.rotary_dim = 7;
-  EXPECT_THAT(
-      PrepareAndRun(test, params),
-      base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("rotary_dim: must be even and above 0, is 7")));
+  EXPECT_THAT(PrepareAndRun(test, params),
+              base::StatusIs(
+                  absl::StatusCode::kInvalidArgument,
+                  HasSubstr("rotary_dim must be even and above 0, but is 7")));
   params.rotary_dim = 8;
   params.q = {nullptr, 100, 2, 6};
   EXPECT_THAT(PrepareAndRun(test, params),

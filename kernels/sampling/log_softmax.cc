@@ -55,7 +55,7 @@ absl::Status CheckDeviceLogits(const char* op, DeviceKind device,
     return absl::OkStatus();
   }
   return absl::UnimplementedError(
-      absl::StrCat(op, ": vocabulary: a GPU supports at most ",
+      absl::StrCat(op, ": a GPU supports a vocabulary of at most ",
                    kMostDeviceLogits, " logits per row, not ", count));
 }
 

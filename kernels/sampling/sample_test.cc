@@ -311,7 +311,8 @@ TEST(SampleTest, RefusesToListMoreTopIdsThanTheVocabularyHas) {
   params.max_top = 5;
   EXPECT_THAT(Sample(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("max_top: must be from 0 to 4, is 5")));
+                             HasSubstr("max_top must be from 0 to the size of "
+                                       "the vocabulary, 4, but is 5")));
 }
 
 TEST(CountTokensTest, TokensOfEachHistoryAreCountedInItsOwnTable) {
