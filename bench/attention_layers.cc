@@ -144,8 +144,8 @@ absl::Status AttentionLayers::MakeArenas(const Options& options) {
   const int64_t pages =
       (options.slots + options.page_tokens - 1) / options.page_tokens;
   if (pages < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("an arena cannot have ", options.slots, " slots"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "an arena must have at least 1 slot, not ", options.slots));
   }
   const cache::PageCounts counts(layout_->page_groups().size(), pages);
   KVASIR_ASSIGN_OR_RETURN(
@@ -295,7 +295,8 @@ absl::StatusOr<LaunchTime> AttentionLayers::Run(const LaunchShape& launch) {
     return absl::InvalidArgumentError(
         absl::StrCat("a launch of ", launch.batch, " sequences of ",
                      launch.context, " slots each, ", launch.new_tokens,
-                     " of them new, does not fit into ", have, " pages"));
+                     " of them new, is invalid or does not fit into the ", have,
+                     " pages of the cache"));
   }
   if (!(launch == launch_)) KVASIR_RETURN_IF_ERROR(Prepare(launch));
   kernels::Workspace workspace(workspace_.data(), workspace_.bytes());

@@ -35,7 +35,7 @@ class AttentionLayersTest : public ::testing::Test {
   kernels::CpuDevice device_{&pool_};
 };
 
-TEST_F(AttentionLayersTest, EveryPresetDecodesAndPrefills) {
+TEST_F(AttentionLayersTest, EveryPlanPresetRunsDecodeAndPrefillLaunches) {
   for (const plan::PlanPreset& preset : plan::PlanPresets()) {
     const auto layers = AttentionLayers::Create(OptionsOf(preset.name), &pool_);
     KVASIR_ASSERT_OK(layers) << preset.name;
@@ -52,7 +52,8 @@ TEST_F(AttentionLayersTest, EveryPresetDecodesAndPrefills) {
   }
 }
 
-TEST_F(AttentionLayersTest, BytesPerSlotEqualTheLayoutsBytesForOneLayer) {
+TEST_F(AttentionLayersTest,
+       TheReportedBytesPerSlotEqualThoseOfTheCacheLayoutForOneLayer) {
   for (const char* plan : {"dense-bf16", "palu-50-g4-3bit"}) {
     const auto layers = AttentionLayers::Create(OptionsOf(plan), &pool_);
     KVASIR_ASSERT_OK(layers);
@@ -66,7 +67,7 @@ TEST_F(AttentionLayersTest, BytesPerSlotEqualTheLayoutsBytesForOneLayer) {
   }
 }
 
-TEST_F(AttentionLayersTest, LayersUseTheWeightsThatTheirOptionsShare) {
+TEST_F(AttentionLayersTest, SeveralLayerSetsCanShareTheSameWeights) {
   AttentionLayers::Options options = OptionsOf("rap-50");
   options.device = &device_;
   auto first = AttentionLayers::Create(options, &pool_);
@@ -80,19 +81,21 @@ TEST_F(AttentionLayersTest, LayersUseTheWeightsThatTheirOptionsShare) {
       (*second)->Run({.batch = 1, .context = 70, .new_tokens = 20}));
 }
 
-TEST_F(AttentionLayersTest, MoreSequencesThanPagesAreRefused) {
+TEST_F(AttentionLayersTest,
+       LaunchesThatAreInvalidOrNeedTooManyPagesAreRefused) {
   const auto layers = AttentionLayers::Create(OptionsOf("dense-bf16"), &pool_);
   KVASIR_ASSERT_OK(layers);
   // An arena has 13 pages of 16 slots, but four sequences of 50 tokens need 16
   // pages.
   EXPECT_THAT((*layers)->Run({.batch = 4, .context = 50, .new_tokens = 1}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       ::testing::HasSubstr("does not fit into 13 pages")));
+                       ::testing::HasSubstr("does not fit into the 13 pages")));
   EXPECT_THAT((*layers)->Run({.batch = 1, .context = 5, .new_tokens = 6}),
               StatusIs(absl::StatusCode::kInvalidArgument, ::testing::_));
 }
 
-TEST_F(AttentionLayersTest, FilledPagesHoldVariedFiniteNumbers) {
+TEST_F(AttentionLayersTest,
+       PagesFilledWithRandomLatentsHoldDifferentFiniteNumbers) {
   const auto spec = model::SpecOfShape(model::FindShape("kvasir-tiny").value());
   KVASIR_ASSERT_OK(spec);
   const auto plan =

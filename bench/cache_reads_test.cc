@@ -31,7 +31,7 @@ class CacheReadsTest : public testing::Test {
   kvasir::v1::KvPlan plan_;
 };
 
-TEST_F(CacheReadsTest, EveryTokenOfEveryLayerIsRead) {
+TEST_F(CacheReadsTest, TheBytesReadAreCountedForEveryTokenOfEveryLayer) {
   EXPECT_DOUBLE_EQ(Read(1), 2 * 2 * 256);
   EXPECT_DOUBLE_EQ(Read(1000), 1000 * 2 * 2 * 256);
 }
@@ -42,7 +42,8 @@ TEST_F(CacheReadsTest, TokensThatASlidingWindowHidesAreNotCounted) {
   EXPECT_DOUBLE_EQ(Read(1000), (1000 + 128) * 2 * 256);
 }
 
-TEST_F(CacheReadsTest, ExactRowsAreReadInsteadOfCodes) {
+TEST_F(CacheReadsTest,
+       ForExactTokensTheBytesOfExactRowsAreCountedInsteadOfCodes) {
   kvasir::v1::SidePlan* key = plan_.mutable_layers(0)->mutable_key();
   kvasir::v1::Codec* codec = key->mutable_parts(0)->mutable_codec();
   codec->mutable_bits()->add_schedule(4);
@@ -57,7 +58,7 @@ TEST_F(CacheReadsTest, ExactRowsAreReadInsteadOfCodes) {
   EXPECT_DOUBLE_EQ(Read(34), 34 * 4 * 256);
 }
 
-TEST_F(CacheReadsTest, EvictedSlotsAreNotRead) {
+TEST_F(CacheReadsTest, EvictedSlotsAreNotCounted) {
   KVASIR_ASSERT_OK(plan::ApplyEviction(
       {.budget = {.ratio = 0.25}, .every_tokens = 100}, shape_, &plan_));
   // A step reads keys and values of two layers, and the eviction metadata of

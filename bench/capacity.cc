@@ -86,7 +86,9 @@ class Filler {
     }
     KVASIR_RETURN_IF_ERROR(scheduler_->Apply(result));
     plan = scheduler_->Schedule();
-    if (plan == nullptr) return absl::InternalError("nothing decodes");
+    if (plan == nullptr) {
+      return absl::InternalError("capacity: the scheduler returned no step");
+    }
     return scheduler_->last_step().decode_sequences;
   }
 
@@ -128,8 +130,8 @@ absl::StatusOr<Capacity> MeasureCapacity(const model::DecoderSpec& spec,
   const int64_t tokens = options.sequence_tokens;
   if (tokens < 2 || tokens > kMaxTokens) {
     return absl::InvalidArgumentError(
-        absl::StrCat("capacity: want sequences of 2 to ", kMaxTokens,
-                     " tokens, have ", tokens));
+        absl::StrCat("capacity: a sequence must have from 2 to ", kMaxTokens,
+                     " tokens, not ", tokens));
   }
   KVASIR_ASSIGN_OR_RETURN(const std::shared_ptr<const ServedPlan> served,
                           ServePlan(plan, model::AttentionShapeOf(spec), {}));
@@ -151,9 +153,10 @@ absl::StatusOr<Capacity> MeasureCapacity(const model::DecoderSpec& spec,
   }
   if ((capacity.predicted + 1) * tokens > kMaxTokens) {
     return absl::InvalidArgumentError(
-        absl::StrCat("capacity: ", capacity.predicted, " sequences of ", tokens,
-                     " tokens would fit, more than ", kMaxTokens,
-                     " tokens in all: take a smaller pool"));
+        absl::StrCat("capacity: the pool has room for ", capacity.predicted,
+                     " sequences of ", tokens,
+                     " tokens; with one more, they would exceed the limit of ",
+                     kMaxTokens, " tokens in all: use a smaller pool"));
   }
   kernels::CpuAllocator allocator;
   KVASIR_ASSIGN_OR_RETURN(

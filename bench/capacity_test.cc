@@ -59,13 +59,14 @@ class CapacityTest : public ::testing::TestWithParam<PlanCase> {
   const kvasir::v1::KvPlan plan_;
 };
 
-TEST_P(CapacityTest, TheSchedulerReachesThePredictionOfTheLayout) {
+TEST_P(CapacityTest, TheSchedulerRunsAsManySequencesAsTheCacheLayoutPredicts) {
   for (int64_t pages = 1; pages <= 12; ++pages) {
     for (const int64_t tokens : {31, 32, 33}) ExpectReached(pages, tokens);
   }
 }
 
-TEST_P(CapacityTest, ThePredictionAlsoHoldsForLayersWithAWindow) {
+TEST_P(CapacityTest,
+       TheSchedulerReachesThePredictionAlsoForLayersWithASlidingWindow) {
   // Skips plans whose first layer stores whole keys and values, because their
   // page groups would have different numbers of pages.
   if (GetParam().first_whole) return;
@@ -80,14 +81,14 @@ INSTANTIATE_TEST_SUITE_P(Methods, CapacityTest,
                            return parameter.param.name;
                          });
 
-TEST(CapacityRefusalTest, SequencesWithoutALengthAreRefused) {
+TEST(CapacityRefusalTest, ALengthOfZeroTokensPerSequenceIsRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
   const auto dense =
       plan::FullRankPlan(model::AttentionShapeOf(spec), kvasir::v1::BF16);
   EXPECT_THAT(MeasureCapacity(spec, dense, {.pool_bytes = 1 << 20}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("want sequences of 2 to")));
+                       HasSubstr("a sequence must have from 2 to")));
 }
 
 // ServePlan relies on parts that only a valid plan has, so the plan must be

@@ -84,15 +84,17 @@ double SecondsSince(std::chrono::steady_clock::time_point start) {
 absl::StatusOr<std::unique_ptr<ReadBandwidthProbe>> ReadBandwidthProbe::Create(
     base::ThreadPool* pool, int64_t footprint_bytes) {
   if (footprint_bytes < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("read bandwidth over ", footprint_bytes, " bytes"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the read bandwidth must be measured over at least 1 byte, not ",
+        footprint_bytes));
   }
   const auto bytes = static_cast<size_t>(footprint_bytes);
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "the system refused ", bytes, " bytes for the bandwidth probe"));
+        "the system refused the ", bytes,
+        " bytes of memory over which the read bandwidth is measured"));
   }
   // failure does not matter, it is only advice
   (void)::madvise(memory, bytes, MADV_HUGEPAGE);

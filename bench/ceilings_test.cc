@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 // Results of any machine, even a busy one, lie within these bounds. A result
 // outside them is an error of the measurement, such as a loop that was
 // optimized away or a wrong unit.
-TEST(CeilingsTest, MeasuredLimitsArePlausible) {
+TEST(CeilingsTest, MeasuredBandwidthAndComputeLimitsArePlausible) {
   base::ThreadPool pool(2);
   KVASIR_ASSERT_OK_AND_ASSIGN(
       auto probe, ReadBandwidthProbe::Create(&pool, int64_t{32} << 20));
@@ -24,7 +24,7 @@ TEST(CeilingsTest, MeasuredLimitsArePlausible) {
   EXPECT_LT(flops, 1e13);
 }
 
-TEST(CeilingsTest, RefusesAnEmptyFootprint) {
+TEST(CeilingsTest, MeasuringBandwidthOverZeroBytesIsRefused) {
   base::ThreadPool pool(1);
   EXPECT_THAT(ReadBandwidthProbe::Create(&pool, 0),
               base::StatusIs(absl::StatusCode::kInvalidArgument,

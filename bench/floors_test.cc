@@ -13,12 +13,12 @@ FloorSamples Pairs(int count, double seconds, double baseline) {
   return samples;
 }
 
-TEST(FloorsTest, TheFloorIsTheLargerOfByteAndFlopFloor) {
+TEST(FloorsTest, TheShortestPossibleTimeIsTheLargerOfMemoryTimeAndComputeTime) {
   EXPECT_DOUBLE_EQ(FloorSeconds({.bytes = 20, .flops = 100}, kMachine), 2.0);
   EXPECT_DOUBLE_EQ(FloorSeconds({.bytes = 20, .flops = 300}, kMachine), 3.0);
 }
 
-TEST(FloorsTest, TheFloorRatioIsTheTimeDividedByTheFloorMeasuredWithIt) {
+TEST(FloorsTest, EachTimeIsComparedWithTheMachineLimitsMeasuredTogetherWithIt) {
   FloorSamples samples = Pairs(7, 4.0, 8.0);
   EXPECT_DOUBLE_EQ(FloorRatio(samples, {.bytes = 20, .flops = 1}).median, 2.0);
   // If a launch takes twice as long because the machine has half the speed, its
@@ -33,14 +33,14 @@ TEST(FloorsTest, TheFloorRatioIsTheTimeDividedByTheFloorMeasuredWithIt) {
   EXPECT_FALSE(ratio.undecided());
 }
 
-TEST(FloorsTest, BandwidthShareDependsOnlyOnBytes) {
+TEST(FloorsTest, TheBandwidthShareOfALaunchDoesNotDependOnItsFlops) {
   const LaunchCost cost = {.bytes = 20, .flops = 1000};
   EXPECT_DOUBLE_EQ(BandwidthShare(Pairs(7, 8.0, 8.0), cost).median, 0.25);
   EXPECT_TRUE(IsComputeBound(Pairs(7, 8.0, 8.0), cost));
   EXPECT_FALSE(IsComputeBound(Pairs(7, 8.0, 8.0), {.bytes = 20, .flops = 1}));
 }
 
-TEST(FloorsTest, ARatioWithAWideSpreadIsUndecided) {
+TEST(FloorsTest, ARatioWhoseSamplesVaryWidelyIsUndecided) {
   FloorSamples samples = Pairs(9, 4.0, 8.0);
   for (size_t i = 0; i < 9; i += 2) samples.seconds[i] = 5.0;
   EXPECT_TRUE(FloorRatio(samples, {.bytes = 20, .flops = 1}).undecided());

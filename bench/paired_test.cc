@@ -5,7 +5,8 @@
 namespace kvasir::bench {
 namespace {
 
-TEST(PairedTest, ARatioIsTheMedianOverPairsAndItsSpreadIsTheirMiddleHalf) {
+TEST(PairedTest,
+     ARatioIsTheMedianOfItsPairsAndItsSpreadIsTheirInterquartileRange) {
   const PairedRatio ratio =
       RatioOf({1, 2, 3, 4, 5, 6, 7}, {10, 10, 10, 10, 10, 10, 10});
   EXPECT_DOUBLE_EQ(ratio.median, 0.4);
@@ -14,15 +15,14 @@ TEST(PairedTest, ARatioIsTheMedianOverPairsAndItsSpreadIsTheirMiddleHalf) {
   EXPECT_TRUE(ratio.undecided());
 }
 
-TEST(PairedTest, FewerThanSevenPairsAreUndecidedEvenIfTheyAgree) {
+TEST(PairedTest, ARatioOfFewerThanSevenPairsIsUndecidedEvenIfAllPairsAgree) {
   EXPECT_TRUE(RatioOf(std::vector<double>(6, 1.0), std::vector<double>(6, 2.0))
                   .undecided());
   EXPECT_FALSE(RatioOf(std::vector<double>(7, 1.0), std::vector<double>(7, 2.0))
                    .undecided());
 }
 
-TEST(PairedTest,
-     ADifferenceIsUndecidedIfTheMediansOfSeventhsOfTheRunSpreadWidely) {
+TEST(PairedTest, ADifferenceIsUndecidedIfItsMedianChangesDuringTheRun) {
   // The differences of single pairs vary by half of their median, but if the
   // run is divided into seven parts, the medians of all parts are equal.
   std::vector<double> a;

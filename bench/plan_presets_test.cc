@@ -20,7 +20,8 @@ model::ModelShape ShapeOf(const std::string& name) {
   return *shape;
 }
 
-TEST(PlanPresetsTest, EveryPresetIsServedForEveryShapeThatIsMeasured) {
+TEST(PlanPresetsTest,
+     EveryPresetIsSupportedForEveryModelShapeThatIsBenchmarked) {
   for (const char* name :
        {"llama-2-7b", "llama-3-8b", "tinyllama-1.1b", "kvasir-tiny"}) {
     const auto spec = model::SpecOfShape(ShapeOf(name));
@@ -73,7 +74,8 @@ TEST(PlanPresetsTest, PresetsStoreTheBytesThatTheirNamesState) {
 
 // Among the shapes are some with heads that RoPE rotates only partly, with
 // learned positions, and with head sizes that are not a power of two.
-TEST(PlanPresetsTest, PresetsOfWholeKeysAndValuesFitAnyCheckpoint) {
+TEST(PlanPresetsTest,
+     PresetsMarkedForAnyCheckpointAreSupportedForUnusualModelShapes) {
   for (const char* name :
        {"pythia-160m", "opt-125m", "qwen2.5-0.5b", "smollm2-135m"}) {
     const auto spec = model::SpecOfShape(ShapeOf(name));
@@ -90,7 +92,8 @@ TEST(PlanPresetsTest, PresetsOfWholeKeysAndValuesFitAnyCheckpoint) {
   }
 }
 
-TEST(PlanPresetsTest, PresetNamesAreUniqueAndAnUnknownNameListsThem) {
+TEST(PlanPresetsTest,
+     PresetNamesAreUniqueAndTheErrorForAnUnknownNameListsThem) {
   std::set<std::string> names;
   for (const plan::PlanPreset& preset : plan::PlanPresets())
     names.insert(preset.name);
@@ -101,7 +104,8 @@ TEST(PlanPresetsTest, PresetNamesAreUniqueAndAnUnknownNameListsThem) {
                        ::testing::HasSubstr("palu-50-g4-3bit")));
 }
 
-TEST(PlanPresetsTest, PresetsRefuseHeadCountsThatGroupsDoNotDivide) {
+TEST(PlanPresetsTest,
+     PresetsRefuseNumbersOfKvHeadsThatTheirGroupSizeDoesNotDivide) {
   const auto spec = model::SpecOfShape(ShapeOf("qwen2.5-0.5b"));  // 2 KV heads
   KVASIR_ASSERT_OK(spec);
   EXPECT_THAT(
@@ -112,7 +116,7 @@ TEST(PlanPresetsTest, PresetsRefuseHeadCountsThatGroupsDoNotDivide) {
       plan::MakePresetPlan("palu-50-g2", model::AttentionShapeOf(*spec)));
 }
 
-TEST(PlanPresetsTest, PresetsRefuseHeadsThatRopeRotatesOnlyPartly) {
+TEST(PlanPresetsTest, RapPresetsRefuseModelsWithPartialRotaryEmbeddings) {
   const auto spec = model::SpecOfShape(ShapeOf("pythia-160m"));
   KVASIR_ASSERT_OK(spec);
   EXPECT_THAT(plan::MakePresetPlan("rap-50", model::AttentionShapeOf(*spec)),

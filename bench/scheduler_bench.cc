@@ -69,8 +69,8 @@ absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
   if (options.num_sequences < 1 || options.context_tokens < 1 ||
       options.page_tokens < 1 || options.steps < 10) {
     return absl::InvalidArgumentError(
-        "the benchmark needs at least 1 sequence, 1 token and 10 "
-        "steps");
+        "the benchmark needs at least 1 sequence, 1 token of context, 1 token "
+        "in a page and 10 steps");
   }
   const uint32_t max_len = options.context_tokens + 3 * options.steps;
   cache::KvCacheConfig config;
@@ -109,7 +109,10 @@ absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
     const auto start = std::chrono::steady_clock::now();
     const kvasir::v1::StepPlan* plan = scheduler->Schedule();
     const auto scheduled = std::chrono::steady_clock::now();
-    if (plan == nullptr) return absl::InternalError("nothing to schedule");
+    if (plan == nullptr) {
+      return absl::InternalError(
+          "the scheduler returned no step, although sequences are running");
+    }
     FillResult(*plan, &step_result);
     const auto executed = std::chrono::steady_clock::now();
     KVASIR_RETURN_IF_ERROR(scheduler->Apply(step_result));
@@ -133,7 +136,11 @@ absl::StatusOr<SchedulerBenchResult> RunSchedulerBench(
     const auto start = std::chrono::steady_clock::now();
     const kvasir::v1::StepPlan* const next = scheduler->ScheduleAhead();
     ahead.push_back(Microseconds(std::chrono::steady_clock::now() - start));
-    if (next == nullptr) return absl::InternalError("nothing to plan ahead");
+    if (next == nullptr) {
+      return absl::InternalError(
+          "the scheduler planned no step ahead, although sequences are "
+          "running");
+    }
     FillResult(*plan, &step_result);
     KVASIR_RETURN_IF_ERROR(scheduler->Apply(step_result));
     plan = next;

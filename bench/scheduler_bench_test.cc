@@ -9,7 +9,7 @@ namespace {
 using base::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(SchedulerBenchTest, MeasuresStepsOfAFullBatchOfDecodes) {
+TEST(SchedulerBenchTest, TheBenchmarkMeasuresStepsThatDecodeAFullBatch) {
   SchedulerBenchOptions options;
   options.num_sequences = 8;
   options.context_tokens = 100;
@@ -28,7 +28,7 @@ TEST(SchedulerBenchTest, MeasuresStepsOfAFullBatchOfDecodes) {
   EXPECT_LT(result.metadata_share, 0.02);
 }
 
-TEST(SchedulerBenchTest, RefusesSizesThatGiveNoBatch) {
+TEST(SchedulerBenchTest, ABenchmarkOfZeroSequencesIsRefused) {
   SchedulerBenchOptions options;
   options.num_sequences = 0;
   EXPECT_THAT(RunSchedulerBench(options),

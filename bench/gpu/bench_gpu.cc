@@ -115,9 +115,10 @@ class DecodeSteps {
   absl::Status Start(int64_t batch, int64_t context) {
     if (batch < 1 || batch > most_.batch || context < 1 ||
         context > most_.context) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("batch ", batch, " and context ", context, ": made for ",
-                       most_.batch, " and ", most_.context));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "batch ", batch, " and context ", context,
+          " must be within the limits of decode_make: a batch of 1 to ",
+          most_.batch, " and a context of 1 to ", most_.context));
     }
     for (int64_t i = 1; i <= batch_; ++i) {
       runner_->Release(static_cast<uint64_t>(i));
@@ -215,7 +216,8 @@ class Bench {
     if (what == "open") return Open(asked);
     if (what == "bytes") return Bytes(asked);
     if (device_ == nullptr) {
-      return absl::FailedPreconditionError("no device is open");
+      return absl::FailedPreconditionError(
+          "no device is open: send open first");
     }
     if (what == "make") return Make(asked);
     if (what == "run") return Run(asked);
@@ -232,7 +234,8 @@ class Bench {
       return Json::object();
     }
     if (what == "all_reduce") return AllReduce(asked);
-    return absl::InvalidArgumentError(absl::StrCat("do: ", what));
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown request: \"do\" is \"", what, "\""));
   }
 
  private:
@@ -295,8 +298,9 @@ class Bench {
   absl::StatusOr<Json> Run(const Json& asked) {
     const auto layers = layers_.find(asked.at("name"));
     if (layers == layers_.end() || layers->second == nullptr) {
-      return absl::NotFoundError(
-          absl::StrCat("name: ", asked.at("name").get<std::string>()));
+      return absl::NotFoundError(absl::StrCat(
+          "no layers have the name \"", asked.at("name").get<std::string>(),
+          "\": send make first"));
     }
     const LaunchShape launch = {.batch = asked.at("batch"),
                                 .context = asked.at("context"),

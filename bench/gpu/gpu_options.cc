@@ -14,8 +14,8 @@ absl::StatusOr<kernels::CudaDeviceOptions> GpuOptions(const std::string& name,
   options.deterministic = products == Products::kOwn;
   if (name != "cuda" && (!absl::ConsumePrefix(&ordinal, "cuda:") ||
                          !absl::SimpleAtoi(ordinal, &options.ordinal))) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("device ", name, ": want cuda[:N] or emulated"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "unknown device ", name, ": want cuda, cuda:N or emulated"));
   }
   return options;
 }

@@ -44,7 +44,7 @@ Answer Ask(const std::string& target, uint32_t max_tokens) {
   return answer;
 }
 
-TEST(NullProxyTest, ForwardsTheWorkersAnswers) {
+TEST(NullProxyTest, TheProxyForwardsTheAnswersOfTheWorker) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto worker, StartScriptedWorker({}));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto proxy,
                               StartNullProxy({}, worker->target()));
@@ -57,7 +57,7 @@ TEST(NullProxyTest, ForwardsTheWorkersAnswers) {
   }
 }
 
-TEST(NullProxyTest, PassesOnTheErrorIfThereIsNoWorker) {
+TEST(NullProxyTest, TheProxyPassesOnTheErrorIfNoWorkerIsReachable) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto proxy,
                               StartNullProxy({}, "127.0.0.1:1"));
   EXPECT_THAT(Ask(proxy->target(), 1).status,
@@ -67,7 +67,7 @@ TEST(NullProxyTest, PassesOnTheErrorIfThereIsNoWorker) {
 
 // The proxy must notice the end of both sides. AddressSanitizer finds a call
 // that was not freed.
-TEST(NullProxyTest, AClientThatCancelsEndsTheWorkersCall) {
+TEST(NullProxyTest, CancellingTheClientsCallCancelsTheCallToTheWorker) {
   KVASIR_ASSERT_OK_AND_ASSIGN(auto worker, StartScriptedWorker({}));
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto proxy,
                               StartNullProxy({}, worker->target()));

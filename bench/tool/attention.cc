@@ -403,7 +403,7 @@ void AddBenchAttention(CLI::App* group, int* exit_code) {
           "methods, listed below; default: all")
       ->delimiter(',');
   AddFlag(command, "--context", flags->contexts,
-          "slots to which a new token attends; default with "
+          "the number of slots to which a new token attends; default with "
           "--prefill: 4096")
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 20));
@@ -412,8 +412,8 @@ void AddBenchAttention(CLI::App* group, int* exit_code) {
           "--cached-tokens slots in total")
       ->check(CLI::Range(0, 1024));
   AddFlag(command, "--cached-tokens", flags->cached_tokens,
-          "the most slots in a launch, if at least one sequence "
-          "fits")
+          "if --batch is 0: the most slots in a launch, unless one "
+          "sequence has more")
       ->check(CLI::Range(1, 1 << 24));
   AddFlag(command, "--page-tokens", flags->page_tokens, "slots in a cache page")
       ->check(CLI::IsMember({16, 32, 64, 128}));

@@ -37,8 +37,8 @@ absl::StatusOr<std::vector<Candidate>> CandidatesOf(const DecodeFlags& flags) {
   if (!flags.baseline.empty()) {
     if (flags.model.model.empty() || !flags.plans.empty()) {
       return absl::InvalidArgumentError(
-          "--baseline DIR is what --model DIR is compared with, without "
-          "--plan");
+          "--baseline DIR needs --model DIR, which is compared with it, and "
+          "cannot be used with --plan");
     }
     Candidate dense{"baseline", flags.model, {}};
     dense.model.model = flags.baseline;
@@ -47,8 +47,8 @@ absl::StatusOr<std::vector<Candidate>> CandidatesOf(const DecodeFlags& flags) {
   }
   if (!flags.model.random_weights || !flags.model.kv_plan.empty()) {
     return absl::InvalidArgumentError(
-        "--plan is measured with random weights: --random-weights --shape "
-        "NAME; a checkpoint is compared with --baseline DIR");
+        "--plan needs --random-weights and --shape NAME, without --kv-plan; to "
+        "compare two checkpoints, use --model DIR and --baseline DIR");
   }
   KVASIR_ASSIGN_OR_RETURN(const model::ModelShape shape,
                           model::FindShape(flags.model.shape));
@@ -258,7 +258,7 @@ absl::StatusOr<BenchReport> RunDecodeComparison(DecodeFlags flags) {
   if (measured.empty()) {
     return absl::InvalidArgumentError(
         "--plan names only the uncompressed cache, with which "
-        "other plans are compared: name another plan, too");
+        "other plans are compared: add another plan");
   }
   report.SetMachine(ceilings.ToJson());
   AddNotes(flags, &report);

@@ -105,7 +105,7 @@ absl::StatusOr<std::unique_ptr<ForkedServer>> ForkedServer::Start(
   server->lifeline_ = lifeline[1];
   if (said.empty()) {
     return absl::InternalError(
-        absl::StrCat(name, ": the process ended while it started"));
+        absl::StrCat(name, ": the process ended before it was ready"));
   }
   if (said.front() == kRefused) {
     return absl::InternalError(absl::StrCat(name, ": ", said.substr(1)));
@@ -158,9 +158,9 @@ absl::StatusOr<std::unique_ptr<ForkedServer>> ForkedServer::StartKvasir(
       std::string line, last;
       while (std::getline(lines, line)) last = line.empty() ? last : line;
       status = ended.si_status;
-      return absl::InternalError(absl::StrCat(
-          name, ": ", program, " ended with ", status, " while it ", "started",
-          last.empty() ? "" : ": ", last));
+      return absl::InternalError(
+          absl::StrCat(name, ": ", program, " ended with status ", status,
+                       " before it was ready", last.empty() ? "" : ": ", last));
     }
     absl::SleepFor(absl::Milliseconds(20));
   }
@@ -185,7 +185,9 @@ absl::StatusOr<double> ForkedServer::CpuSeconds() const {
   timespec time;
   if (clock_getcpuclockid(child_, &clock) != 0 ||
       clock_gettime(clock, &time) != 0) {
-    return absl::InternalError(absl::StrCat(name_, ": the process is gone"));
+    return absl::InternalError(absl::StrCat(
+        name_,
+        ": cannot read the CPU time of the process, which no longer exists"));
   }
   return static_cast<double>(time.tv_sec) +
          1e-9 * static_cast<double>(time.tv_nsec);

@@ -173,10 +173,10 @@ absl::Status CheckLengths(const LengthDistribution& prompt_tokens,
   const int64_t prompt = prompt_tokens.longest();
   const int64_t output = output_tokens.longest();
   if (prompt + output <= max_model_len) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("--prompt-tokens of ", prompt, " and --output-tokens of ",
-                   output, " are over the limit of ", max_model_len,
-                   " tokens (the model's length)"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--prompt-tokens of up to ", prompt, " plus --output-tokens of up to ",
+      output, " are over the limit of ", max_model_len,
+      " tokens (the model's length)"));
 }
 
 LoadResult RunLoad(const LoadOptions& options, TokenClient* client) {

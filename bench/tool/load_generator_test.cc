@@ -70,13 +70,13 @@ TEST(LoadGeneratorTest, ClosedLoopSendsEachRequestOnceWithLimitedConcurrency) {
   EXPECT_DOUBLE_EQ(result.end_to_end_ms.p99, 5.0);
 }
 
-TEST(LoadGeneratorTest, LengthsAreCutToTheModelsLength) {
+TEST(LoadGeneratorTest, SampledLengthsAreCutToTheMaximumLengthOfTheModel) {
   FakeClient client;
   RunLoad(SmallLoad(), &client);
   for (const auto& [id, length] : client.lengths) EXPECT_LE(length, 64u) << id;
 }
 
-TEST(LoadGeneratorTest, FailuresAreCountedAndTheFirstIsReported) {
+TEST(LoadGeneratorTest, FailedRequestsAreCountedAndTheFirstErrorIsReported) {
   FakeClient client;
   client.fail_at = 5;
   const LoadResult result = RunLoad(SmallLoad(), &client);
@@ -87,7 +87,8 @@ TEST(LoadGeneratorTest, FailuresAreCountedAndTheFirstIsReported) {
                              HasSubstr("the fake client fails")));
 }
 
-TEST(LoadGeneratorTest, OpenLoopLatencyCountsFromWhenARequestWasDue) {
+TEST(LoadGeneratorTest,
+     OpenLoopLatencyIsMeasuredFromTheTimeAtWhichARequestWasDue) {
   // Requests are due at ten times the rate that is possible with answers of 2
   // ms, one at a time. So they are sent late, and their latencies must include
   // the delay.
@@ -100,7 +101,7 @@ TEST(LoadGeneratorTest, OpenLoopLatencyCountsFromWhenARequestWasDue) {
   EXPECT_GT(result.end_to_end_ms.p90, 15.0);
 }
 
-TEST(LengthDistributionTest, SamplesStayInTheirRange) {
+TEST(LengthDistributionTest, SampledLengthsStayInTheRangeOfTheirDistribution) {
   std::mt19937_64 random(1);
   const auto uniform = LengthDistribution::Parse("uniform:3:5");
   const auto lognormal = LengthDistribution::Parse("lognormal:100:0.5");
@@ -117,7 +118,7 @@ TEST(LengthDistributionTest, SamplesStayInTheirRange) {
   EXPECT_EQ(LengthDistribution::Parse("fixed:7")->Sample(&random), 7);
 }
 
-TEST(LengthDistributionTest, LengthsAboveTheModelsLengthAreRefused) {
+TEST(LengthDistributionTest, LengthsAboveTheMaximumLengthOfTheModelAreRefused) {
   const auto check = [](const char* prompt, const char* output) {
     return CheckLengths(*LengthDistribution::Parse(prompt),
                         *LengthDistribution::Parse(output), 64);
@@ -134,7 +135,8 @@ TEST(LengthDistributionTest, LengthsAboveTheModelsLengthAreRefused) {
 
 // Regression test: `bench serve` sent prompts of up to 512 tokens to a model
 // whose length is 512 tokens.
-TEST(LengthDistributionTest, DefaultLengthsAreCutToAShortModel) {
+TEST(LengthDistributionTest,
+     DefaultLengthsAreReducedForAModelWithAShortMaximumLength) {
   const auto prompts = *LengthDistribution::Parse("uniform:32:512");
   const auto outputs = *LengthDistribution::Parse("uniform:8:64");
   EXPECT_EQ(prompts.CutTo(512 - 64).longest(), 448);
@@ -149,7 +151,8 @@ TEST(LengthDistributionTest, DefaultLengthsAreCutToAShortModel) {
   EXPECT_EQ(prompts.CutTo(1).Sample(&random), 1);
 }
 
-TEST(LengthDistributionTest, TextThatIsNotADistributionIsRefused) {
+TEST(LengthDistributionTest,
+     TextThatDoesNotDescribeALengthDistributionIsRefused) {
   for (const char* text :
        {"", "7", "fixed", "fixed:0", "fixed:1:2", "fixed:x", "uniform:5:3",
         "uniform:5", "lognormal:1:-1", "normal:1:2", "fixed:inf"}) {

@@ -233,8 +233,9 @@ absl::Status WarmUp(const ProxyBenchFlags& flags, Way* way) {
       way->load.Run(way->call, requests, flags.concurrency, /*read=*/true));
   const int64_t want = int64_t{requests} * flags.output_tokens;
   if (round.tokens != want) {
-    return absl::InternalError(absl::StrCat(way->name, ": want ", want,
-                                            " tokens, have ", round.tokens));
+    return absl::InternalError(
+        absl::StrCat(way->name, ": the warm-up must stream ", want,
+                     " tokens, but streamed ", round.tokens));
   }
   return absl::OkStatus();
 }
@@ -356,7 +357,7 @@ void AddFigures(const ProxyBenchFlags& flags,
 absl::StatusOr<BenchReport> RunProxy(ProxyBenchFlags flags) {
   if (flags.certificate.empty() != flags.authorities.empty()) {
     return absl::InvalidArgumentError(
-        "--tls-cert and --tls-ca are given together, or neither is given");
+        "--tls-cert and --tls-ca must be given together");
   }
   UseQuick(flags.bench, "--requests", 8, &flags.requests);
   UseQuick(flags.bench, "--concurrency", 2, &flags.concurrency);
@@ -405,7 +406,7 @@ void AddBenchProxy(CLI::App* group, int* exit_code) {
           "requests in each round of load")
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--concurrency", flags->concurrency,
-          "requests at a time in a round of load")
+          "requests that run at the same time in a round of load")
       ->check(CLI::Range(1, 1024));
   AddFlag(command, "--latency-requests", flags->latency_requests,
           "requests in each round of latency, one at a time")

@@ -78,7 +78,8 @@ void AddBenchScheduler(CLI::App* group, int* exit_code) {
       "scheduler",
       "measure the time for planning a step, with an executor "
       "that does nothing");
-  AddFlag(command, "--sequences", flags->options.num_sequences, "running")
+  AddFlag(command, "--sequences", flags->options.num_sequences,
+          "the number of running sequences")
       ->check(CLI::Range(1, 65536));
   AddFlag(command, "--context", flags->options.context_tokens,
           "tokens in each sequence")
@@ -86,7 +87,8 @@ void AddBenchScheduler(CLI::App* group, int* exit_code) {
   AddFlag(command, "--page-tokens", flags->options.page_tokens,
           "slots in a cache page")
       ->check(CLI::IsMember({16, 32, 64, 128}));
-  AddFlag(command, "--steps", flags->options.steps, "of a run")
+  AddFlag(command, "--steps", flags->options.steps,
+          "the number of steps in a run")
       ->check(CLI::Range(10, 1 << 20));
   AddBenchFlags(command, &flags->bench);
   SetBench(

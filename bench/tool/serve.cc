@@ -117,8 +117,8 @@ absl::StatusOr<TestedServer> OpenServer(const ServeBenchFlags& flags) {
     KVASIR_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                             client.ReadyModels(kTimeout));
     if (names.empty()) {
-      return absl::UnavailableError(
-          absl::StrCat(server.router_endpoint, ": no model is ready there"));
+      return absl::UnavailableError(absl::StrCat(
+          "no model is ready on the server ", server.router_endpoint));
     }
     server.model = names.front();
   }
@@ -350,7 +350,7 @@ absl::StatusOr<BenchReport> RunServe(ServeBenchFlags flags) {
       WasAsked(flags.bench, "--latency-prompt-tokens")) {
     return absl::InvalidArgumentError(
         absl::StrCat("--latency-prompt-tokens ", flags.latency_prompt_tokens,
-                     " and one output token are over the limit of ",
+                     " plus one output token are over the limit of ",
                      server.max_model_len, " tokens (the model's length)"));
   }
   const int64_t prompt_tokens =
@@ -404,20 +404,22 @@ void AddBenchServe(CLI::App* group, int* exit_code) {
   AddFlag(command, "--model-name", flags->model_name,
           "the server's model to use; default: its first model");
   AddModelFlags(command, &flags->model);
-  AddFlag(command, "--mode", flags->mode, "the kind of load")
+  AddFlag(command, "--mode", flags->mode,
+          "the kind of load: a closed loop, an open loop, or both")
       ->check(CLI::IsMember({"closed", "open", "both"}));
   AddFlag(command, "--requests", flags->requests,
           "requests for each kind of load")
       ->check(CLI::Range(1, 1 << 20));
   AddFlag(command, "--concurrency", flags->concurrency,
-          "closed loop: requests at a time")
+          "closed loop: the number of requests that run at the same time")
       ->check(CLI::Range(1, 4096));
   AddFlag(command, "--rate", flags->rate,
           "open loop: Poisson arrivals per second; 0: half of what the closed "
           "loop reached")
       ->check(AtLeast(0));
   AddFlag(command, "--max-outstanding", flags->max_outstanding,
-          "open loop: the most requests at a time; further ones are "
+          "open loop: the most requests that run at the same time; further "
+          "ones are "
           "sent late, and their latencies include the delay")
       ->check(CLI::Range(1, 4096));
   AddFlag(command, "--prompt-tokens", flags->prompt_tokens,
@@ -426,7 +428,7 @@ void AddBenchServe(CLI::App* group, int* exit_code) {
           "the model's length")
       ->check(is_distribution);
   AddFlag(command, "--output-tokens", flags->output_tokens,
-          "length of outputs, in the same forms")
+          "length of outputs, in the forms of --prompt-tokens")
       ->check(is_distribution);
   AddFlag(command, "--latency-prompt-tokens", flags->latency_prompt_tokens,
           "prompt tokens of the requests that measure the time that "
@@ -435,8 +437,8 @@ void AddBenchServe(CLI::App* group, int* exit_code) {
   AddFlag(command, "--seed", flags->seed,
           "seed for lengths, prompts and arrival times");
   AddFlag(command, "--max-model-len", flags->max_model_len,
-          "without --worker-endpoint: the longest prompt + output, "
-          "if the server does not report it")
+          "without --worker-endpoint: the most tokens of a prompt and its "
+          "output, if the server does not report them")
       ->check(CLI::Range(2, 1 << 24));
   AddFlag(command, "--vocab-size", flags->vocab_size,
           "without --worker-endpoint: prompts use token ids below "

@@ -28,8 +28,9 @@ absl::Status StretchRuns(int64_t from, int64_t to, kvasir::v1::Codec* codec) {
   for (auto& run : *codec->mutable_bits()->mutable_runs()) {
     end += run.channels();
     if (end > from) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "runs of ", end, " channels and more in a latent of ", from));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the plan has runs of at least ", end,
+                       " channels in all for a latent of ", from, " channels"));
     }
     const int64_t next =
         (2 * end * to + kGrain * from) / (2 * kGrain * from) * kGrain;
@@ -41,8 +42,8 @@ absl::Status StretchRuns(int64_t from, int64_t to, kvasir::v1::Codec* codec) {
 
 absl::Status Unimplemented() {
   return absl::UnimplementedError(
-      "a plan for another shape can be stretched only if its "
-      "groups have one head or all heads");
+      "the plan is for another model shape and can be adapted to this one only "
+      "if each of its groups has one head or all heads");
 }
 
 template <typename Groups>
@@ -108,8 +109,8 @@ absl::Status SpreadPart(const plan::AttentionShape& shape, Part* part) {
       const int64_t most = group.heads_size() * shape.head_dim;
       if (group.rank() > 0 && group.rank() <= most) continue;
       return absl::InvalidArgumentError(absl::StrCat(
-          "a group of ", group.heads_size(), " heads: want a rank ", "of 1 to ",
-          most, ", have ", group.rank()));
+          "the rank of a group of ", group.heads_size(),
+          " heads must be from 1 to ", most, ", not ", group.rank()));
     }
     part->mutable_low_rank()->clear_groups();
     const auto make = [&](const RankGroup& group, int64_t first,

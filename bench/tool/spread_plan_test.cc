@@ -62,14 +62,14 @@ plan::AttentionShape ShapeOf(int64_t layers, int64_t heads) {
   return shape;
 }
 
-TEST(SpreadPlanTest, APlanOfTheSameShapeIsUnchanged) {
+TEST(SpreadPlanTest, SpreadingAPlanToItsOwnModelShapeDoesNotChangeIt) {
   const auto plan = PlanWith(kAllHeads, kPerHead);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto spread,
                               SpreadPlan(plan, ShapeOf(2, 3)));
   EXPECT_EQ(spread.SerializeAsString(), plan.SerializeAsString());
 }
 
-TEST(SpreadPlanTest, AStretchedPlanHasTheSameHistogramOfBits) {
+TEST(SpreadPlanTest, APlanSpreadToAnotherModelShapeHasTheSameHistogramOfBits) {
   const auto plan = PlanWith(kAllHeads, kPerHead);
   const plan::AttentionShape shape = ShapeOf(4, 6);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto spread, SpreadPlan(plan, shape));
@@ -100,7 +100,7 @@ TEST(SpreadPlanTest, AStretchedPlanHasTheSameHistogramOfBits) {
 
 // The original group has three channels of each pair for three heads, so one
 // for each head.
-TEST(SpreadPlanTest, CommutingKeysOfAllHeadsKeepTheirChannelsPerHead) {
+TEST(SpreadPlanTest, AKeyGroupOfAllHeadsKeepsItsNumberOfChannelsPerHead) {
   kvasir::v1::KvPlan plan = PlanWith(kAllHeads, kAllHeads);
   for (auto& layer : *plan.mutable_layers()) {
     kvasir::v1::Part* key = layer.mutable_key()->mutable_parts(0);
@@ -136,7 +136,7 @@ TEST(SpreadPlanTest, CommutingKeysOfAllHeadsKeepTheirChannelsPerHead) {
   }
 }
 
-TEST(SpreadPlanTest, GroupsOfSeveralButNotAllHeadsAreRefused) {
+TEST(SpreadPlanTest, PlansWithGroupsOfSeveralButNotAllHeadsCannotBeSpread) {
   const std::string some =
       ValuesOf(R"({"heads": [0], "rank": 16}, {"heads": [1, 2], "rank": 16})",
                R"({"channels": 16, "bits": 4})");
@@ -147,7 +147,7 @@ TEST(SpreadPlanTest, GroupsOfSeveralButNotAllHeadsAreRefused) {
 
 // A plan from a file has not been validated yet, so SpreadPlan must find these
 // errors.
-TEST(SpreadPlanTest, InvalidGroupsAndRunsWiderThanTheirGroupAreRefused) {
+TEST(SpreadPlanTest, GroupsWithoutARankAndRunsWiderThanTheirGroupAreRefused) {
   const auto refusal = [](const std::string& groups, const std::string& runs) {
     const std::string values = ValuesOf(groups, runs);
     return SpreadPlan(PlanWith(values, values), ShapeOf(2, 4)).status();
@@ -157,25 +157,27 @@ TEST(SpreadPlanTest, InvalidGroupsAndRunsWiderThanTheirGroupAreRefused) {
        {R"({"heads": [0, 1]})", R"({}, {"heads": [0, 1], "rank": 16})"}) {
     EXPECT_THAT(refusal(groups, run),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         testing::HasSubstr("want a rank of 1 to")));
+                         testing::HasSubstr("heads must be from 1 to")));
   }
-  EXPECT_THAT(refusal(R"({"heads": [0, 1, 2], "rank": 16})",
-                      R"({"channels": 4294967295, "bits": 4})"),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       testing::HasSubstr("runs of 4294967295 channels and "
-                                          "more in a latent of 16")));
+  EXPECT_THAT(
+      refusal(R"({"heads": [0, 1, 2], "rank": 16})",
+              R"({"channels": 4294967295, "bits": 4})"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               testing::HasSubstr("runs of at least 4294967295 channels "
+                                  "in all for a latent of 16 channels")));
 }
 
 // Regression test: the ends of runs are products of ranks, which overflowed for
 // ranks of 2^32 - 1.
-TEST(SpreadPlanTest, RanksAboveTheDimsOfTheirHeadsAreRefused) {
+TEST(SpreadPlanTest, AGroupWhoseRankExceedsTheDimensionsOfItsHeadsIsRefused) {
   const std::string values =
       ValuesOf(R"({"heads": [0, 1, 2], "rank": 4294967295})",
                R"({"channels": 4294967295, "bits": 4})");
-  EXPECT_THAT(SpreadPlan(PlanWith(values, values), ShapeOf(2, 4)),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       testing::HasSubstr("a group of 3 heads: want a rank of "
-                                          "1 to 48, have 4294967295")));
+  EXPECT_THAT(
+      SpreadPlan(PlanWith(values, values), ShapeOf(2, 4)),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               testing::HasSubstr("a group of 3 heads must be from 1 to "
+                                  "48, not 4294967295")));
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ double WorstOf(const std::vector<double>& expected,
 class AttentionMassTest : public ::testing::TestWithParam<LatentSpec> {};
 
 TEST_P(AttentionMassTest,
-       AllBackEndsComputeTheMassOfASlotAsTheSumOfItsWeights) {
+       AllBackEndsComputeTheMassOfASlotAsTheSumOfItsAttentionWeights) {
   LatentSpec spec = GetParam();
   spec.adds_mass = true;
   bool rebuilds = false;
@@ -171,7 +171,7 @@ std::vector<Chunks> AllChunks() {
 INSTANTIATE_TEST_SUITE_P(All, AttentionMassChunkingTest,
                          ::testing::ValuesIn(AllChunks()));
 
-TEST(AttentionMassRulesTest, RowsBeforeTheFirstCountedRowAddNoMass) {
+TEST(AttentionMassRulesTest, RowsBeforeTheFirstCountedRowAddNoAttentionMass) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;
@@ -184,7 +184,8 @@ TEST(AttentionMassRulesTest, RowsBeforeTheFirstCountedRowAddNoMass) {
   EXPECT_EQ(std::count(mass.begin(), mass.end(), 0.0f), 100);
 }
 
-TEST(AttentionMassRulesTest, EachRowAddsATotalMassOfOneForEachQueryHead) {
+TEST(AttentionMassRulesTest,
+     EachRowAddsATotalAttentionMassOfOneForEachQueryHead) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;
@@ -198,7 +199,7 @@ TEST(AttentionMassRulesTest, EachRowAddsATotalMassOfOneForEachQueryHead) {
 }
 
 TEST(AttentionMassRulesTest,
-     AttentionWeightsOfSequencesWithOneRowAreKeptIfTheyFit) {
+     AttentionWeightsOfDecodedTokensAreKeptInMemoryIfTheyFit) {
   const auto one = [](int64_t slots) {
     return AttentionSequence{.num_rows = 1, .first_slot = slots - 1};
   };
@@ -217,7 +218,7 @@ TEST(AttentionMassRulesTest,
 }
 
 TEST(AttentionMassRulesTest,
-     RefusesAttentionMassWithInvalidUnitsOfEvictionOrExceededLimits) {
+     AttentionMassWithInvalidEvictionUnitsOrTooManyRowsIsRefused) {
   LatentSpec spec = Mixed();
   spec.unit_of_head = {0, 0, 1, 1};
   spec.adds_mass = true;

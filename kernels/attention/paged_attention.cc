@@ -109,9 +109,9 @@ absl::Status CheckSegment(const ExactSegment& segment, int64_t row_bytes,
   const int64_t room = segment.page_bytes - segment.offset_bytes;
   if (segment.rows_per_page <= room / row_bytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      kKernels.op, ": side pages of ", segment.page_bytes,
-      " bytes do not hold ", segment.rows_per_page, " exact rows of ",
-      row_bytes, " bytes from byte ", segment.offset_bytes, " on"));
+      kKernels.op, ": a side page of ", segment.page_bytes,
+      " bytes has no room for ", segment.rows_per_page, " exact rows of ",
+      row_bytes, " bytes each, the first at byte ", segment.offset_bytes));
 }
 
 absl::Status CheckExactSlots(const ExactSlots& slots) {
@@ -196,10 +196,11 @@ absl::Status CheckExact(const ExactSlots& slots, const LatentPart& part,
       }
     }
     if (rows->dtype != exact->ring.dtype) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(kKernels.op,
-                       ": exact rows in the ring and of new tokens must have "
-                       "the same number type"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          kKernels.op,
+          ": exact rows of new tokens and those in the ring must "
+          "have the same number type, but have ",
+          DTypeName(rows->dtype), " and ", DTypeName(exact->ring.dtype)));
     }
   }
   KVASIR_RETURN_IF_ERROR(CheckRowsOfRing(slots, exact->ring, device_granule));
@@ -288,10 +289,10 @@ absl::Status CheckMass(const PagedAttentionParams& params) {
 absl::Status Check(const PagedAttentionParams& params, int64_t device_granule) {
   if (params.num_kv_heads < 1 || params.num_heads < params.num_kv_heads ||
       params.num_heads % params.num_kv_heads != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("paged_attention: ", params.num_heads,
-                     " query heads are not a multiple of ", params.num_kv_heads,
-                     " KV heads"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "paged_attention: the number of query heads, ", params.num_heads,
+        ", is not a multiple of the number of KV heads, ",
+        params.num_kv_heads));
   }
   if (params.page_tokens < 1) {
     return Refuse(kKernels.op, "page_tokens", 1, params.page_tokens);
@@ -441,8 +442,9 @@ absl::StatusOr<PreparedAttention> Prepare(Device& device,
   if (!prepared.grid_->fits()) {
     return absl::InvalidArgumentError(absl::StrCat(
         kKernels.op,
-        ": the parts are too wide: one row of q needs more scratch than ",
-        kAttentionScratchBytes, " bytes"));
+        ": the key and value parts are too wide: attention of one query row "
+        "needs more than ",
+        kAttentionScratchBytes, " bytes of scratch memory"));
   }
   prepared.one_thread_ = std::make_unique<AttentionGrid>(args, 1);
   if (device.kind() == DeviceKind::kCuda) {

@@ -63,7 +63,8 @@ struct Chunks {
 
 class LatentChunkingTest : public ::testing::TestWithParam<Chunks> {};
 
-TEST_P(LatentChunkingTest, ChunksBatchAndThreadsDoNotChangeTheBitsOfARow) {
+TEST_P(LatentChunkingTest,
+       ChunkSizeBatchSizeAndThreadCountDoNotChangeTheBitsOfARow) {
   const LatentSpec& spec = GetParam().spec;
   const int64_t chunk = GetParam().tokens;
   constexpr int64_t kTokens = 140;
@@ -140,7 +141,7 @@ class LatentSetsTest : public ::testing::TestWithParam<LatentSpec> {
 };
 
 TEST_P(LatentSetsTest,
-       ReadingTheLatentsOfSeveralHeadsTogetherDoesNotChangeBits) {
+       ReadingTheLatentsOfSeveralHeadsTogetherDoesNotChangeTheOutputBits) {
   const std::vector<int64_t> contexts = {1,  64,  65, 600, 17, 128,
                                          40, 200, 63, 3,   90, 513};
   LatentCache cache(GetParam(), contexts, 7);
@@ -208,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(
 // token. Some of them are divided into sets of clusters, others into single
 // clusters.
 TEST(LatentSetsOfSequencesTest,
-     MixingPromptsAndDecodedTokensInOneLaunchDoesNotChangeBits) {
+     MixingPromptsAndDecodedTokensInOneLaunchDoesNotChangeTheOutputBits) {
   const LatentSpec dense = OfHeads(8, 2, Numbers({64}), Numbers({64}));
   for (const LatentSpec& spec :
        {dense, Sliding(dense),
@@ -250,7 +251,7 @@ LatentSpec TablesOf(int64_t kv_heads, int64_t each) {
 }
 
 TEST(LatentSetsOfSequencesTest,
-     ALongSequenceAmongShortOnesIsDividedIntoMoreUnits) {
+     ALongSequenceAmongShortSequencesIsDividedIntoMoreWorkUnits) {
   LatentCache cache(TablesOf(32, 1), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   std::vector<AttentionSequence> sequences(8,
@@ -287,7 +288,7 @@ TEST(LatentSetsOfSequencesTest,
 }
 
 TEST(LatentSetsOfSequencesTest,
-     AllHeadsCanFormOneUnitEvenIfTheirNumberIsNotAPowerOfTwo) {
+     AllHeadsCanFormOneWorkUnitEvenIfTheirNumberIsNotAPowerOfTwo) {
   LatentCache cache(TablesOf(6, 10), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   const std::vector<AttentionSequence> sequences(
@@ -464,7 +465,9 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidField) {
 
   PagedAttentionArgs params = good;
   params.num_heads = 3;
-  ExpectRefusal(params, "3 query heads are not a multiple of 2 KV heads");
+  ExpectRefusal(params,
+                "the number of query heads, 3, is not a multiple of the number "
+                "of KV heads, 2");
   params = good;
   params.num_value_parts = 0;
   ExpectRefusal(params, "value parts: want at least 1, have 0");
@@ -485,9 +488,10 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidField) {
   groups[1] = groups[0];
   CodeRun run = {0, 24, 7};
   groups[1].runs = &run;
-  ExpectRefusal(params, "run 0: bits must be 1 to 6 or 8, or 0 in a last run");
+  ExpectRefusal(params, "run 0: the bits of a code must be 1 to 6 or 8");
   run = {0, 20, 4};
-  ExpectRefusal(params, "runs cover 20 channels of a latent of 24");
+  ExpectRefusal(params,
+                "the runs have 20 channels in all, but the latent has 24");
   groups[1] = groups[0];
   const int32_t beyond[2] = {0, 2};
   key.group_of_head = beyond;
@@ -578,15 +582,15 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   ExpectRefusal(with(&ExactSegment::offset_bytes, -2),
                 "offset_bytes of exact rows: want at least 0, have -2");
   ExpectRefusal(with(&ExactSegment::page_bytes, 400),
-                "side pages of 400 bytes do not hold 3 exact rows of 134 bytes "
-                "from byte 0 on");
+                "a side page of 400 bytes has no room for 3 exact rows of 134 "
+                "bytes each, the first at byte 0");
   ExpectRefusal(with(&ExactSegment::offset_bytes, 1 << 20),
                 "page_bytes of side pages: want at least 1048576, have ");
   // With these numbers, rows times bytes would overflow to a negative number,
   // which a check could take for small enough.
   ExpectRefusal(
       with(&ExactSegment::rows_per_page, std::numeric_limits<int64_t>::max()),
-      "do not hold 9223372036854775807 exact rows of 134 bytes");
+      "has no room for 9223372036854775807 exact rows of 134 bytes");
   ExpectRefusal(with(&ExactSegment::arena_bytes, 3),
                 "exact rows must begin at multiples of 2 bytes");
   segments = {good.key_exact.segments[1]};
@@ -611,8 +615,8 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   rows = *good.values[0].exact;
   rows.fresh.dtype = DType::kF16;
   ExpectRefusal(params,
-                "exact rows in the ring and of new tokens must have the same "
-                "number type");
+                "exact rows of new tokens and those in the ring must have the "
+                "same number type, but have F16 and ");
   rows = *good.values[0].exact;
   rows.fresh.tile_slots = 0;  // the check must not divide by 0
   ExpectRefusal(params, "tile_slots: want at least 1, have 0");
@@ -623,13 +627,14 @@ TEST(LatentRefusalTest, TheErrorNamesTheInvalidFieldOfExactRows) {
   ExpectRefusal(params, "width of exact rows: want 32 to 32, have 31");
 }
 
-TEST(LatentRefusalTest, RefusesPartsThatTogetherNeedMoreScratchThanThereIs) {
+TEST(LatentRefusalTest, PartsThatTogetherNeedTooMuchScratchMemoryAreRefused) {
   LatentSpec spec;
   spec.num_heads = 1;
   spec.num_kv_heads = 1;
   spec.values.assign(8, Numbers({8192}));
   LatentCache cache(spec, {16}, 7);
-  ExpectRefusal(cache.Params(), "more scratch than 262144 bytes");
+  ExpectRefusal(cache.Params(),
+                "needs more than 262144 bytes of scratch memory");
 }
 
 }  // namespace

@@ -122,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(Reads, CodecSweepTest,
 // With this seed, the terms of one output number cancel almost completely.
 // Relative to the number itself, its error would be too large.
 TEST(WorstErrorTest,
-     TheErrorOfANumberWhoseTermsCancelIsRelativeToThePartsAverage) {
+     AnOutputWhoseTermsCancelIsCheckedRelativeToTheAverageOfItsPart) {
   PartSpec values = Lifted(Codes({96}, {8}), 1);
   LatentSpec spec = SpecOf({Codes({96}, {8})}, {values});
   spec.value_exact = 18;
@@ -225,7 +225,7 @@ INSTANTIATE_TEST_SUITE_P(
                       // first one is in the middle of a split.
                       View{1300, 600, true, 40}));
 
-TEST(GonePagesTest, RowsThatSeeOnlyFreedPagesHaveZeroOutput) {
+TEST(GonePagesTest, RowsWhoseVisiblePagesAreAllFreedHaveZeroOutput) {
   const LatentSpec spec =
       SpecOf({Rebuilt(Codes({24}, {4}), {16, 8})}, {Fixed(Codes({24}, {4}))});
   LatentCache cache(spec, {40}, 40);
@@ -343,7 +343,7 @@ TEST(PromptTest, PromptsOfSeveralPanelsHaveTheSameBitsAsTheReference) {
 
 // A prompt of several panels and splits must have the same bits as its parts,
 // one of which is a single row.
-TEST(PromptTest, ComputingAPromptInPartsDoesNotChangeItsBits) {
+TEST(PromptTest, ComputingAPromptInPartsDoesNotChangeTheBitsOfItsOutput) {
   constexpr int64_t kRows = 700;
   LatentSpec spec = SpecOf({Rebuilt(OneGroup(Codes({24}, {4}, 8)), {16, 8})},
                            {Lifted(OneGroup(Codes({24}, {8, 3}, 12)), 16)});
@@ -417,7 +417,7 @@ TEST(WorkspaceRunTest,
         TestStream less(threads, CpuBackend::kSimd, bytes.back() - 1);
         EXPECT_THAT(AttendOver(cache, context, less, less.workspace()),
                     base::StatusIs(absl::StatusCode::kResourceExhausted,
-                                   HasSubstr("workspace: needs")));
+                                   HasSubstr("bytes are needed, but only")));
       }
       EXPECT_EQ(bytes[0], bytes[1]);
     }
@@ -750,10 +750,10 @@ TEST_F(RefusalTest, RefusesRegionsThatAreMisalignedOrOutsideTheTile) {
   Expect("tile_bytes: want at least ");
   key_groups_[0] = key_groups_[1];
   value_groups_[0].codes.offset_bytes += 1;
-  Expect("multiples of 2 bytes, but one is ");
+  Expect("multiples of 2 bytes, but one of them is ");
 }
 
-TEST_F(RefusalTest, RefusesIncompleteOrUnusedStaticRanges) {
+TEST_F(RefusalTest, IncompleteOrUnusedStaticRangesAreRefused) {
   const std::vector<float> ranges(48, 1.0f);
   key_.latents.static_scale = ranges.data();
   Expect("static ranges must have both scales and minima, or neither");

@@ -58,7 +58,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Shape{4, 2, 32, 32, 5, DType::kBf16, 0, false},
                       Shape{70, 1, 16, 16, 16, DType::kBf16}));
 
-TEST(PagedAttentionPagesTest, PagesThatTheWindowHasPassedAreNotRead) {
+TEST(PagedAttentionPagesTest, PagesBeforeTheSlidingWindowAreNotRead) {
   Shape shape;
   shape.window = 40;
   TestStream test(2);
@@ -71,7 +71,8 @@ TEST(PagedAttentionPagesTest, PagesThatTheWindowHasPassedAreNotRead) {
   EXPECT_TRUE(SameBits(expected, cache.Attend(test, {{0, 195, 5, 9}})));
 }
 
-TEST(PagedAttentionPagesTest, RefusesMoreSlotsThan32BitsCanCount) {
+TEST(PagedAttentionPagesTest,
+     SequencesOfMoreSlotsThan32BitsCanCountAreRefused) {
   LatentCache cache(LatentSpec(), {1}, 1);
   PagedAttentionArgs args = cache.Params();
   AttentionSequence sequence;

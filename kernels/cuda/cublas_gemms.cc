@@ -32,8 +32,8 @@ absl::StatusOr<std::unique_ptr<CublasGemms>> CublasGemms::Make(
   const CublasResult result = library->MakeHandle(&handle);
   if (result != CublasResult::kOk) {
     return absl::InternalError(absl::StrCat(
-        "cuBLASLt ", library->Version(), " does not start: ",
-        library->Describe(result), "; --deterministic works without it"));
+        "cuBLASLt ", library->Version(), " cannot be started: ",
+        library->Describe(result), "; with --deterministic it is not needed"));
   }
   const size_t mebibytes = major >= 9 ? 32 : 8;
   return std::unique_ptr<CublasGemms>(
@@ -63,10 +63,11 @@ absl::StatusOr<GemmAlgorithm> CublasGemms::AlgorithmFor(
   const CublasResult result =
       library_->Choose(handle_, shape, workspace_bytes_, &algorithm);
   if (result != CublasResult::kOk) {
-    return Failed(absl::StatusCode::kUnimplemented,
-                  absl::StrCat("no algorithm for ", Name(shape),
-                               " (--deterministic works without it)"),
-                  result);
+    return Failed(
+        absl::StatusCode::kUnimplemented,
+        absl::StrCat("no algorithm for ", Name(shape),
+                     " (with --deterministic, cuBLASLt is not needed)"),
+        result);
   }
   KVASIR_CHECK(algorithm.workspace_bytes <= workspace_bytes_);
   // The table is full, so all algorithms are discarded. For shapes that are

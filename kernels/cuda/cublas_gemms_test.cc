@@ -78,7 +78,7 @@ class CublasGemmsTest : public ::testing::Test {
   DeviceBuffer memory_;
 };
 
-TEST_F(CublasGemmsTest, AProductRunsInTheStreamsOrder) {
+TEST_F(CublasGemmsTest, MatrixProductsRunInTheOrderOfTheStream) {
   Make();
   KVASIR_ASSERT_OK(Multiply(Product(2)));
   EXPECT_EQ(runtime_.waiting(), 1u);
@@ -92,7 +92,7 @@ TEST_F(CublasGemmsTest, AProductRunsInTheStreamsOrder) {
   }
 }
 
-TEST_F(CublasGemmsTest, AnAlgorithmIsChosenOncePerShape) {
+TEST_F(CublasGemmsTest, AnAlgorithmIsChosenOnlyOncePerMatrixShape) {
   Make();
   for (int i = 0; i < 3; ++i) KVASIR_ASSERT_OK(Multiply(Product(2)));
   EXPECT_EQ(library_.calls("Choose"), 1);
@@ -117,7 +117,7 @@ TEST_F(CublasGemmsTest, AnAlgorithmIsChosenOncePerShape) {
   EXPECT_EQ(library_.calls("Choose"), 9);
 }
 
-TEST_F(CublasGemmsTest, ThreadsShareTheChosenAlgorithms) {
+TEST_F(CublasGemmsTest, AllThreadsShareTheAlgorithmsThatWereChosen) {
   Make();
   // Threads share only the chosen algorithms: each product writes to memory of
   // its own stream.
@@ -145,7 +145,7 @@ TEST_F(CublasGemmsTest, ThreadsShareTheChosenAlgorithms) {
   EXPECT_EQ(library_.calls("Multiply"), 32);
 }
 
-TEST_F(CublasGemmsTest, TheNumberOfKeptAlgorithmsIsLimited) {
+TEST_F(CublasGemmsTest, TheNumberOfCachedAlgorithmsIsLimited) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto gemms,
                               CublasGemms::Make(&library_, 9));
   library_.NeedWorkspace(0);
@@ -174,7 +174,7 @@ TEST_F(CublasGemmsTest, TheNumberOfKeptAlgorithmsIsLimited) {
   runtime_.Free(memory);
 }
 
-TEST_F(CublasGemmsTest, AProductWithoutAnAlgorithmIsRefused) {
+TEST_F(CublasGemmsTest, AMatrixProductForWhichCublasHasNoAlgorithmIsRefused) {
   Make();
   library_.FailNext("Choose", kNotSupported);
   EXPECT_THAT(
@@ -182,14 +182,14 @@ TEST_F(CublasGemmsTest, AProductWithoutAnAlgorithmIsRefused) {
       base::StatusIs(absl::StatusCode::kUnimplemented,
                      AllOf(HasSubstr("matmul: cuBLASLt 130101: no algorithm"),
                            HasSubstr("2 rows, n 8, k 16, BF16 to BF16 with "
-                                     "bias (--deterministic"),
+                                     "bias (with --deterministic"),
                            HasSubstr("CUBLAS_STATUS_FAKE (15)"))));
   // The failure must not be remembered for this shape: the next call chooses an
   // algorithm again.
   KVASIR_EXPECT_OK(Multiply(Product(2)));
 }
 
-TEST_F(CublasGemmsTest, AFailedProductIsReportedAsTheStreamsError) {
+TEST_F(CublasGemmsTest, AFailedMatrixProductIsReportedAsTheErrorOfItsStream) {
   Make();
   library_.FailNext("Multiply", static_cast<CublasResult>(13));
   gemms()->Enqueue(Product(2));
@@ -202,16 +202,17 @@ TEST_F(CublasGemmsTest, AFailedProductIsReportedAsTheStreamsError) {
   KVASIR_EXPECT_OK(Multiply(Product(2)));
 }
 
-TEST_F(CublasGemmsTest, AFailureToStartTheLibraryIsReported) {
+TEST_F(CublasGemmsTest, AFailureToStartCublasIsReported) {
   library_.FailNext("MakeHandle", static_cast<CublasResult>(1));
   EXPECT_THAT(
       MakeDevice().status(),
       base::StatusIs(
           absl::StatusCode::kInternal,
-          HasSubstr("cuBLASLt 130101 does not start: CUBLAS_STATUS_FAKE (1)")));
+          HasSubstr(
+              "cuBLASLt 130101 cannot be started: CUBLAS_STATUS_FAKE (1)")));
 }
 
-TEST_F(CublasGemmsTest, ADeterministicDeviceDoesNotOpenTheLibrary) {
+TEST_F(CublasGemmsTest, ADeterministicDeviceDoesNotOpenCublas) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto device,
                               MakeDevice({.deterministic = true}));
   EXPECT_EQ(opened_, 0);
@@ -222,7 +223,7 @@ TEST_F(CublasGemmsTest, ADeterministicDeviceDoesNotOpenTheLibrary) {
   EXPECT_TRUE(device->rows_are_invariant());
 }
 
-TEST_F(CublasGemmsTest, MakingADeviceFailsIfTheLibraryIsMissing) {
+TEST_F(CublasGemmsTest, CreatingADeviceFailsIfCublasIsMissing) {
   EXPECT_THAT(CudaDevice::Make({}, &runtime_, {},
                                [] {
                                  return absl::StatusOr<CublasLt*>(
@@ -232,7 +233,7 @@ TEST_F(CublasGemmsTest, MakingADeviceFailsIfTheLibraryIsMissing) {
               base::StatusIs(absl::StatusCode::kNotFound, "tried nowhere"));
 }
 
-TEST_F(CublasGemmsTest, TheNumericsNameTheMatmulLibrary) {
+TEST_F(CublasGemmsTest, TheNumericsOfADeviceNameTheMatmulLibrary) {
   Make();
   EXPECT_EQ(device_->numerics(), "cuda-sm90-lt130101");
   EXPECT_FALSE(device_->rows_are_invariant());

@@ -164,7 +164,7 @@ class CublasMatmulTest : public ::testing::Test {
   size_t scratch_bytes_ = 0;
 };
 
-TEST_F(CublasMatmulTest, EqualsTheProductForEverySupportedType) {
+TEST_F(CublasMatmulTest, TheMatmulResultIsCorrectForEverySupportedNumberType) {
   size_t products = 0;
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
     for (const DType y : {dtype, DType::kF32}) {
@@ -185,8 +185,7 @@ TEST_F(CublasMatmulTest, EqualsTheProductForEverySupportedType) {
   EXPECT_THAT(runtime_.launches(), SizeIs(8));
 }
 
-TEST_F(CublasMatmulTest,
-       OurKernelsComputeProductsThatTheLibraryDoesNotSupport) {
+TEST_F(CublasMatmulTest, KvasirKernelsComputeProductsThatCublasDoesNotSupport) {
   const DType bf16 = DType::kBf16, f32 = DType::kF32;
   const std::pair<Case, const char*> cases[] = {
       // Rows of K = 12 numbers are not aligned.
@@ -213,7 +212,7 @@ TEST_F(CublasMatmulTest,
   EXPECT_THAT(library_.multiplied(), IsEmpty());
 }
 
-TEST_F(CublasMatmulTest, TheLibrarysWorkspaceIsPartOfTheOpsScratch) {
+TEST_F(CublasMatmulTest, TheWorkspaceOfCublasIsPartOfTheScratchMemoryOfMatmul) {
   ExpectProduct({.rows = 3, .n = 136, .bias = true});
   if (emulation::OnGpu()) return;
   // 136 numbers of bias take 272 bytes, which are rounded up to 512.
@@ -222,13 +221,13 @@ TEST_F(CublasMatmulTest, TheLibrarysWorkspaceIsPartOfTheOpsScratch) {
   ExpectProduct({.rows = 4, .n = 136, .bias = true});
 }
 
-TEST_F(CublasMatmulTest, AProductWithoutRowsDoesNotCallTheLibrary) {
+TEST_F(CublasMatmulTest, AProductOfZeroRowsDoesNotCallCublas) {
   (void)Multiply({.rows = 0});
   if (emulation::OnGpu()) return;
   EXPECT_EQ(library_.calls("Choose"), 0);
 }
 
-TEST_F(CublasMatmulTest, ADeterministicDeviceUsesOurKernels) {
+TEST_F(CublasMatmulTest, ADeterministicDeviceUsesKvasirKernelsInsteadOfCublas) {
   if (emulation::OnGpu()) GTEST_SKIP() << "the device is the program's";
   stream_.reset();
   device_ = OverFakes({.deterministic = true});

@@ -53,8 +53,9 @@ absl::Status CheckDriver(cuda::Runtime& runtime) {
         Version(want), " or later"));
   }
   return absl::FailedPreconditionError(
-      absl::StrCat("the NVIDIA driver is for CUDA ", Version(have), ", want ",
-                   Version(want), " or later: update it"));
+      absl::StrCat("the NVIDIA driver supports only CUDA ", Version(have),
+                   ", but this program needs CUDA ", Version(want),
+                   " or later: update the driver"));
 }
 
 absl::Status CheckOrdinal(cuda::Runtime& runtime, int ordinal) {
@@ -68,9 +69,9 @@ absl::Status CheckOrdinal(cuda::Runtime& runtime, int ordinal) {
         "the NVIDIA driver sees no GPU (is CUDA_VISIBLE_DEVICES set?)");
   }
   if (ordinal < 0 || ordinal >= count) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("cuda:", ordinal, ": no such GPU; there are ", count,
-                     ", cuda:0 to cuda:", count - 1));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cuda:", ordinal,
+        ": no such GPU; the last GPU of this host is cuda:", count - 1));
   }
   return absl::OkStatus();
 }
@@ -80,7 +81,7 @@ absl::Status CheckArchitecture(const cuda::DeviceProperties& properties,
   if (properties.major >= kLeastMajor) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "cuda:", ordinal, " (", properties.name, ") is sm_", properties.major,
-      properties.minor, "; this build has code for ", kCodeOf,
+      properties.minor, ", but this build has code only for ", kCodeOf,
       ": want compute capability ", kLeastMajor, ".0 or later"));
 }
 
@@ -250,18 +251,21 @@ class CudaDevice::Allocator final : public DeviceAllocator {
   }
   std::string Refusal(size_t bytes, MemoryTag tag) const override {
     if (tag == MemoryTag::kHostPool) {
-      return absl::StrCat("the host: want ", bytes,
-                          " bytes of pinned memory for ", MemoryTagName(tag));
+      return absl::StrCat("not enough host memory: ", bytes,
+                          " bytes of pinned memory are needed for ",
+                          MemoryTagName(tag));
     }
     const std::string want =
-        absl::StrCat("cuda:", state_->ordinal, ": want ", bytes, " bytes for ",
-                     MemoryTagName(tag));
+        absl::StrCat("cuda:", state_->ordinal, ": not enough memory: ", bytes,
+                     " bytes are needed for ", MemoryTagName(tag));
     size_t free = 0, total = 0;
     const auto runtime = state_->runtime();
     if (!runtime.ok() || (*runtime)->MemoryInfo(&free, &total) != Result::kOk) {
-      return absl::StrCat(want, ", held already ", device_bytes());
+      return absl::StrCat(want, ", and this process already uses ",
+                          device_bytes());
     }
-    return absl::StrCat(want, ", free ", free, " of ", total, ", held already ",
+    return absl::StrCat(want, ", but only ", free, " of ", total,
+                        " bytes are free; this process already uses ",
                         device_bytes());
   }
   std::string Advice(MemoryTag tag) const override {
@@ -492,13 +496,14 @@ class CudaDevice::CudaStream final : public LaunchStream,
     return absl::OkStatus();
   }
 
-  // Returns an error while the stream captures, such as "cuda:0: a stream that
-  // captures cannot be waited for".
+  // Returns an error while the stream captures, such as "cuda:0: a stream
+  // cannot be waited for while it is capturing".
   absl::Status Usable(absl::string_view as) const {
     KVASIR_RETURN_IF_ERROR(broken_);
     if (!capturing()) return absl::OkStatus();
-    return absl::FailedPreconditionError(absl::StrCat(
-        "cuda:", state_->ordinal, ": a stream that captures cannot be ", as));
+    return absl::FailedPreconditionError(
+        absl::StrCat("cuda:", state_->ordinal, ": a stream cannot be ", as,
+                     " while it is capturing"));
   }
   // Text for an error of asynchronous work, which may come from any kernel up
   // to the last one that was launched.
@@ -687,9 +692,9 @@ std::unique_ptr<Stream> CudaDevice::MakeStream() {
 absl::StatusOr<void*> CudaDevice::BeginWrite(DevicePtr<void>, size_t bytes) {
   void* const host = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
   if (host == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the system refused ", bytes,
-                     " bytes of host memory for a write to the device"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the system refused ", bytes,
+        " bytes of host memory for the copy of data to the device"));
   }
   state_->staging_bytes += static_cast<int64_t>(bytes);
   return host;

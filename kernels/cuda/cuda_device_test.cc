@@ -123,7 +123,8 @@ TEST_F(CudaDeviceTest, AFailedEventIsReported) {
   EXPECT_THAT(mark->passed(), fails_with("work on a stream"));
 }
 
-TEST_F(CudaDeviceTest, LibrariesEnqueueOnTheStreamsOwnHandle) {
+TEST_F(CudaDeviceTest,
+       LibraryCallsOnTheHandleOfAStreamRunInTheOrderOfTheStream) {
   Make();
   std::vector<int> order;
   runtime_.OnRun([&](const KernelLaunch&) { order.push_back(1); });
@@ -168,22 +169,23 @@ TEST_F(CudaDeviceTest, WithoutADriverTheErrorNamesTheNeededDriver) {
 
 TEST_F(CudaDeviceTest, TheErrorForAnOldDriverNamesItsVersionAndTheNeededOne) {
   runtime_.driver_version = 12040;
-  EXPECT_THAT(WhyNot(), base::StatusIs(absl::StatusCode::kFailedPrecondition,
-                                       AllOf(HasSubstr("is for CUDA 12.4"),
-                                             HasSubstr("want 13.0 or later"))));
+  EXPECT_THAT(WhyNot(),
+              base::StatusIs(absl::StatusCode::kFailedPrecondition,
+                             AllOf(HasSubstr("only CUDA 12.4"),
+                                   HasSubstr("needs CUDA 13.0 or later"))));
   // A newer driver is accepted.
   runtime_.driver_version = 14010;
   KVASIR_EXPECT_OK(WhyNot());
 }
 
-TEST_F(CudaDeviceTest, TheErrorForAMissingOrdinalNamesTheNumberOfGpus) {
+TEST_F(CudaDeviceTest, TheErrorForAGpuThatDoesNotExistNamesTheLastGpu) {
   runtime_.device_count = 2;
   for (const int ordinal : {2, -1}) {
-    EXPECT_THAT(
-        WhyNot({.ordinal = ordinal}),
-        base::StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr(absl::StrCat("cuda:", ordinal, ":")),
-                             HasSubstr("there are 2, cuda:0 to cuda:1"))));
+    EXPECT_THAT(WhyNot({.ordinal = ordinal}),
+                base::StatusIs(
+                    absl::StatusCode::kInvalidArgument,
+                    AllOf(HasSubstr(absl::StrCat("cuda:", ordinal, ":")),
+                          HasSubstr("the last GPU of this host is cuda:1"))));
   }
   KVASIR_EXPECT_OK(WhyNot({.ordinal = 1}));
   runtime_.device_count = 0;
@@ -265,7 +267,7 @@ TEST_F(CudaDeviceTest, LongCopiesInBothDirectionsAreCutIntoPieces) {
             Staging::kBlocks * Staging::kMostBlockBytes);
 }
 
-TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheirLongestCopy) {
+TEST_F(CudaDeviceTest, PinnedBlocksGrowToTheSizeOfTheLongestCopy) {
   Make();
   const DeviceBuffer memory = Memory(1 << 20);
   const Bytes blob(1 << 20, 'a');
@@ -313,7 +315,7 @@ TEST_F(CudaDeviceTest, TheErrorSaysWhyACopyIsRefused) {
   KVASIR_EXPECT_OK(Upload(*stream_, memory.data(), blob.data(), 100));
 }
 
-TEST_F(CudaDeviceTest, EveryStreamSeesWritesOfTheHost) {
+TEST_F(CudaDeviceTest, EveryStreamSeesEarlierWritesOfTheHost) {
   Make();
   constexpr int kWriters = 4, kWrites = 200, kBytes = 100;
   const DeviceBuffer memory = Memory(kWriters * kWrites * kBytes);
@@ -362,13 +364,13 @@ TEST_F(CudaDeviceTest, MemoryIsFreedOnlyAfterTheWorkThatUsesIt) {
 TEST_F(CudaDeviceTest, TheOutOfMemoryErrorNamesTheMemorySizesAndTheFlag) {
   Make();
   const DeviceBuffer held = Memory(1000);
-  EXPECT_THAT(
-      Refused(size_t{1} << 30, MemoryTag::kKvCache),
-      base::StatusIs(
-          absl::StatusCode::kResourceExhausted,
-          AllOf(HasSubstr("cuda:0: want 1073741824 bytes for kv_cache"),
-                HasSubstr("free 966787072 of 1073741824, held already 1000"),
-                HasSubstr("; lower --kv-cache-bytes"))));
+  EXPECT_THAT(Refused(size_t{1} << 30, MemoryTag::kKvCache),
+              base::StatusIs(
+                  absl::StatusCode::kResourceExhausted,
+                  AllOf(HasSubstr("1073741824 bytes are needed for kv_cache"),
+                        HasSubstr("only 966787072 of 1073741824 bytes are "
+                                  "free; this process already uses 1000"),
+                        HasSubstr("; lower --kv-cache-bytes"))));
   EXPECT_THAT(Refused(size_t{1} << 30, MemoryTag::kWorkspace),
               base::StatusIs(absl::StatusCode::kResourceExhausted,
                              HasSubstr("--max-batched-tokens")));
@@ -385,7 +387,8 @@ TEST_F(CudaDeviceTest, AFailedDeviceIsNotReportedAsOutOfMemory) {
   const auto broken = [](const char* tag) {
     return base::StatusIs(
         absl::StatusCode::kInternal,
-        AllOf(HasSubstr(absl::StrCat("want 8 bytes for ", tag, ": cuda:0: ")),
+        AllOf(HasSubstr(absl::StrCat("cannot allocate 8 bytes for ", tag,
+                                     ": cuda:0: ")),
               HasSubstr("cudaErrorFake (700)"), Not(HasSubstr("lower"))));
   };
   // Only this one call fails.
@@ -451,7 +454,7 @@ TEST_F(CudaDeviceTest, ACallFailsIfTheDeviceCannotBeSelected) {
 
 // An error that occurs while memory is freed cannot be returned to a caller, so
 // later calls return it.
-TEST_F(CudaDeviceTest, AnUnreportedFailureIsReturnedByEveryLaterCall) {
+TEST_F(CudaDeviceTest, AFailureWhileMemoryIsFreedIsReturnedByEveryLaterCall) {
   for (const std::string call : {"Use", "SynchronizeDevice", "Free"}) {
     FakeRuntime runtime;
     runtime.AllowLeaks();
@@ -476,7 +479,7 @@ TEST_F(CudaDeviceTest, AnUnreportedFailureIsReturnedByEveryLaterCall) {
   }
 }
 
-TEST_F(CudaDeviceTest, NumericsNameTheArchitecture) {
+TEST_F(CudaDeviceTest, TheNumericsOfADeviceNameTheGpuArchitecture) {
   Make();
   EXPECT_EQ(device_->numerics(), "cuda-sm90");
   runtime_.properties.major = 8;
@@ -490,9 +493,11 @@ TEST_F(CudaDeviceTest, DeviceMemoryAndTheHostPoolHaveSeparateLimits) {
   const DeviceBuffer weights = Memory(4000, MemoryTag::kWeights);
   const DeviceBuffer pool = Memory(3000, MemoryTag::kHostPool);
   EXPECT_EQ(runtime_.pinned_bytes(), 3000u);
-  EXPECT_EQ(Refused(1001, MemoryTag::kKvCache).message(),
-            "memory: want 1001 bytes for kv_cache, held 4000 of 5000; lower "
-            "--kv-cache-bytes or --gpu-memory-utilization");
+  EXPECT_EQ(
+      Refused(1001, MemoryTag::kKvCache).message(),
+      "not enough memory for kv_cache: 1001 bytes are needed, but 4000 of "
+      "the limit of 5000 bytes are in use; lower --kv-cache-bytes or "
+      "--gpu-memory-utilization");
   const DeviceBuffer cache = Memory(1000, MemoryTag::kKvCache);
   EXPECT_EQ(device_->allocator().total_use().bytes, 8000);
   EXPECT_EQ(device_->allocator().device_bytes(), 5000);
@@ -500,8 +505,9 @@ TEST_F(CudaDeviceTest, DeviceMemoryAndTheHostPoolHaveSeparateLimits) {
   // The host pool needs a limit because the system kills a process that uses
   // too much host memory.
   EXPECT_EQ(Refused(501, MemoryTag::kHostPool).message(),
-            "the host's memory: want 501 bytes for host_pool, held 3000 of "
-            "3500; lower --host-pool-bytes");
+            "not enough host memory for host_pool: 501 bytes are needed, but "
+            "3000 of the limit of 3500 bytes are in use; lower "
+            "--host-pool-bytes");
   runtime_.FailNext("AllocateHost", Result::kOutOfMemory);
   EXPECT_THAT(
       Refused(8, MemoryTag::kHostPool).message(),
@@ -524,7 +530,7 @@ TEST_F(CudaDeviceTest, ReportedMemoryFiguresAddUpToTheTotal) {
               HasSubstr("cudaErrorFake (700)"));
 }
 
-TEST_F(CudaDeviceTest, ALaunchHasTheSizesThatItsOpRequested) {
+TEST_F(CudaDeviceTest, ALaunchHasTheGridAndMemorySizesThatItsOpRequested) {
   Make();
   int64_t args = 42;
   KVASIR_ASSERT_OK(Launch({.name = "gelu",
@@ -550,7 +556,7 @@ TEST_F(CudaDeviceTest, ALaunchHasTheSizesThatItsOpRequested) {
   EXPECT_EQ(runtime_.calls("AllowSharedBytes"), 0);
 }
 
-TEST_F(CudaDeviceTest, MoreThan48KiBOfSharedMemoryIsAllowedOncePerKernel) {
+TEST_F(CudaDeviceTest, SharedMemoryAbove48KiBIsEnabledOnlyOncePerKernel) {
   Make();
   static const int other = 0;
   KVASIR_ASSERT_OK(Launch({.name = "a", .shared_bytes = 100 << 10}));
@@ -606,7 +612,8 @@ TEST_F(CudaDeviceTest, AFailureOfARunningKernelIsReportedToTheWaitingCall) {
 
 // A step ends with ReadBack, so ReadBack is where the failure of a kernel is
 // found.
-TEST_F(CudaDeviceTest, ACopyThatFindsAFailureNamesTheLastKernel) {
+TEST_F(CudaDeviceTest,
+       ACopyAfterAFailedKernelNamesTheLastLaunchedKernelInItsError) {
   Make();
   const DeviceBuffer memory = Memory(100);
   Bytes blob(100);
@@ -664,7 +671,7 @@ TEST_F(CudaDeviceTest, HostMemoryOfCopiesIsCountedAndReserved) {
   EXPECT_EQ(runtime_.pinned_bytes(), 0u);
 }
 
-TEST_F(CudaDeviceTest, AStreamThatCouldNotBeMadeFailsEachCall) {
+TEST_F(CudaDeviceTest, EveryCallOnAStreamThatCouldNotBeCreatedFails) {
   Make();
   const DeviceBuffer memory = Memory(8);
   runtime_.FailNext("MakeStream", Result::kOutOfMemory);
@@ -680,7 +687,7 @@ TEST_F(CudaDeviceTest, AStreamThatCouldNotBeMadeFailsEachCall) {
 }
 
 // Each thread has its own current device, 0 at first.
-TEST_F(CudaDeviceTest, CallsOfEveryThreadUseTheDevicesOwnGpu) {
+TEST_F(CudaDeviceTest, CallsFromAnyThreadUseTheGpuOfTheDevice) {
   runtime_.device_count = 2;
   Make({.ordinal = 1});
   const DeviceBuffer memory = Memory(100);
@@ -696,7 +703,7 @@ TEST_F(CudaDeviceTest, CallsOfEveryThreadUseTheDevicesOwnGpu) {
   std::thread([&] { stream_.reset(); }).join();
 }
 
-TEST_F(CudaDeviceTest, ACapturedStreamRunsOnlyWhenItIsReplayed) {
+TEST_F(CudaDeviceTest, CapturedWorkRunsOnlyWhenItIsReplayed) {
   Make();
   std::vector<int> order;
   runtime_.OnRun([&](const KernelLaunch& launch) {
@@ -753,7 +760,7 @@ TEST_F(CudaDeviceTest, CapturedWorkMayOutliveItsStreamAndDevice) {
   captured = nullptr;
 }
 
-TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
+TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamIsCapturing) {
   Make();
   const DeviceBuffer memory = Memory(100);
   Bytes host(100);
@@ -763,7 +770,8 @@ TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
   KVASIR_ASSERT_OK(launches().BeginCapture());
   const auto cannot_be = [](const char* what) {
     return StatusIs(absl::StatusCode::kFailedPrecondition,
-                    HasSubstr(absl::StrCat("captures cannot be ", what)));
+                    HasSubstr(absl::StrCat("a stream cannot be ", what,
+                                           " while it is capturing")));
   };
   EXPECT_THAT(stream_->Synchronize(), cannot_be("waited for"));
   EXPECT_THAT(stream_->ReserveCopies(1 << 20), cannot_be("waited for"));
@@ -779,7 +787,7 @@ TEST_F(CudaDeviceTest, WaitsCopiesAndMarksAreRefusedWhileAStreamCaptures) {
   KVASIR_EXPECT_OK(launches().EndCapture());
   EXPECT_THAT(launches().EndCapture(),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("is not capturing work")));
+                       HasSubstr("the stream is not capturing")));
   KVASIR_EXPECT_OK(stream_->Synchronize());
 }
 
@@ -827,7 +835,7 @@ TEST_F(CudaDeviceTest, AFailedCaptureIsReportedAndTheStreamStaysUsable) {
 }
 
 // CUDA does not allow a thread that captures to allocate memory.
-TEST_F(CudaDeviceTest, AThreadThatCapturesCannotAllocateMemory) {
+TEST_F(CudaDeviceTest, AThreadThatIsCapturingAStreamCannotAllocateMemory) {
   Make();
   KVASIR_ASSERT_OK(launches().BeginCapture());
   KVASIR_EXPECT_OK(Launch({.name = "before"}));

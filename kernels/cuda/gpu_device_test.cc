@@ -81,7 +81,7 @@ class Changed final : public Launcher {
   void (*const change_)(KernelLaunch*);
 };
 
-TEST_F(GpuDeviceTest, ReportsNameAndArchitecture) {
+TEST_F(GpuDeviceTest, TheDeviceReportsTheNameAndArchitectureOfTheGpu) {
   const cuda::DeviceProperties& properties = gpu().properties();
   EXPECT_GE(properties.major, 8);
   EXPECT_GT(properties.multiprocessors, 0);
@@ -92,7 +92,7 @@ TEST_F(GpuDeviceTest, ReportsNameAndArchitecture) {
   EXPECT_GT(memory.free_bytes, 0);
 }
 
-TEST_F(GpuDeviceTest, MemoryFiguresAreExactUpToCudasRounding) {
+TEST_F(GpuDeviceTest, ReportedMemoryUseIsExactUpToTheRoundingOfCuda) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory before, gpu().memory());
   const DeviceBuffer memory = Memory(((size_t{1} << 30) + 1000) / 4);
   KVASIR_ASSERT_OK_AND_ASSIGN(const DeviceMemory after, gpu().memory());
@@ -102,12 +102,13 @@ TEST_F(GpuDeviceTest, MemoryFiguresAreExactUpToCudasRounding) {
   EXPECT_LE(after.other_bytes - before.other_bytes, 2 << 20);
 }
 
-TEST_F(GpuDeviceTest, OutOfMemoryNamesTheNumbersAndLeavesTheDeviceUsable) {
+TEST_F(GpuDeviceTest, TheOutOfMemoryErrorNamesTheSizeAndTheDeviceStaysUsable) {
   const auto all = static_cast<size_t>(gpu().properties().memory_bytes);
-  EXPECT_THAT(device_->allocator().Allocate(all, MemoryTag::kKvCache).status(),
-              base::StatusIs(absl::StatusCode::kResourceExhausted,
-                             AllOf(HasSubstr(absl::StrCat("want ", all)),
-                                   HasSubstr("--kv-cache-bytes"))));
+  EXPECT_THAT(
+      device_->allocator().Allocate(all, MemoryTag::kKvCache).status(),
+      base::StatusIs(absl::StatusCode::kResourceExhausted,
+                     AllOf(HasSubstr(absl::StrCat(all, " bytes are needed")),
+                           HasSubstr("--kv-cache-bytes"))));
   const DeviceBuffer in = Memory(kWords), out = Memory(kWords);
   const Words pattern = Pattern(1);
   KVASIR_ASSERT_OK(Upload(*stream_, in.data(), pattern.data(), in.bytes()));
@@ -188,7 +189,7 @@ TEST_F(GpuDeviceTest, AKernelMayUseMoreThan48KiBOfSharedMemory) {
 }
 
 TEST_F(GpuDeviceTest,
-       ARefusedLaunchNamesItsKernelAndLeavesNoErrorForLaterCalls) {
+       TheErrorOfARefusedLaunchNamesItsKernelAndDoesNotAffectLaterCalls) {
   const DeviceBuffer in = Memory(kWords), out = Memory(kWords);
   const Words pattern = Pattern(5);
   KVASIR_ASSERT_OK(Upload(*stream_, in.data(), pattern.data(), in.bytes()));
@@ -206,7 +207,7 @@ TEST_F(GpuDeviceTest,
   EXPECT_EQ(Get(out), pattern);
 }
 
-TEST_F(GpuDeviceTest, AMissingOrdinalIsRefused) {
+TEST_F(GpuDeviceTest, AGpuNumberThatDoesNotExistIsRefused) {
   EXPECT_THAT(MakeCudaDevice({.ordinal = 99}).status(),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("cuda:99: no such GPU")));

@@ -29,12 +29,12 @@ TEST(MakeCudaDeviceTest, WithoutADriverTheErrorNamesTheNeededDriver) {
                                    HasSubstr("CUDA 13.0 or later"))));
 }
 
-TEST(RealRuntimeTest, DescribesErrorsByCudasNamesAndTexts) {
+TEST(RealRuntimeTest, ErrorsAreDescribedByTheirCudaNamesAndTexts) {
   EXPECT_EQ(cuda::RealRuntime().Describe(cuda::Result::kOutOfMemory),
             "cudaErrorMemoryAllocation (2): out of memory");
 }
 
-TEST(RealCublasLtTest, TheErrorNamesEveryFileThatWasTried) {
+TEST(RealCublasLtTest, TheErrorForAMissingLibraryNamesEveryFileThatWasTried) {
   if (absl::IsUnimplemented(cuda::OpenCublasLt({}).status())) {
     GTEST_SKIP() << "this build has no cublasLt.h";
   }
@@ -51,7 +51,7 @@ TEST(RealCublasLtTest, TheErrorNamesEveryFileThatWasTried) {
 
 // The library checks the types and sizes of attributes itself, and needs no GPU
 // for it.
-TEST(RealCublasLtTest, AcceptsEveryAttributeOfAProduct) {
+TEST(RealCublasLtTest, CublasAcceptsEveryAttributeThatDescribesAMatrixProduct) {
   const auto library = cuda::RealCublasLt();
   if (!library.ok()) GTEST_SKIP() << library.status();
   EXPECT_EQ((*library)->Version() / 10000, 13);
@@ -73,7 +73,7 @@ TEST(RealCublasLtTest, WithoutADriverTheLibraryReportsThatItCannotStart) {
   if (!library.ok()) GTEST_SKIP() << library.status();
   EXPECT_THAT(cuda::CublasGemms::Make(*library, 9).status(),
               base::StatusIs(absl::StatusCode::kInternal,
-                             HasSubstr("does not start: "
+                             HasSubstr("cannot be started: "
                                        "CUBLAS_STATUS_NOT_INITIALIZED (1)")));
 }
 

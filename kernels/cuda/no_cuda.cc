@@ -7,8 +7,8 @@ namespace kvasir::kernels {
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
     const CudaDeviceOptions&) {
   return absl::UnimplementedError(
-      "this program was built without CUDA: it needs nvcc of CUDA 13.0 on PATH "
-      "when it is configured (cmake -DKVASIR_CUDA=ON says what is missing)");
+      "this program was built without CUDA: build it with nvcc of CUDA 13.0 on "
+      "PATH (cmake -DKVASIR_CUDA=ON says what is missing)");
 }
 
 }  // namespace kvasir::kernels

@@ -22,7 +22,7 @@ absl::StatusOr<std::unique_ptr<CublasLt>> OpenCublasLt(
     const std::vector<std::string>&) {
   return absl::UnimplementedError(
       "cuBLASLt: this program was built without cublasLt.h beside CUDA's other "
-      "headers; --deterministic works without it");
+      "headers; with --deterministic it is not needed");
 }
 absl::StatusOr<CublasLt*> RealCublasLt() { return OpenCublasLt({}).status(); }
 absl::Status DescribesForTesting(CublasLt&, const GemmShape&) {
@@ -290,10 +290,11 @@ absl::StatusOr<std::unique_ptr<CublasLt>> OpenCublasLt(
     tried.push_back(absl::StrCat(file, ": has no ", missing));
     dlclose(library);
   }
-  return absl::NotFoundError(absl::StrCat(
-      "cuBLASLt: tried ", absl::StrJoin(tried, "; "), ". Install CUDA ", kMajor,
-      "'s libcublas or name its folder in "
-      "LD_LIBRARY_PATH; --deterministic works without it"));
+  return absl::NotFoundError(
+      absl::StrCat("cuBLASLt was not found: tried ", absl::StrJoin(tried, "; "),
+                   ". Install CUDA ", kMajor,
+                   "'s libcublas or name its folder in "
+                   "LD_LIBRARY_PATH; with --deterministic it is not needed"));
 }
 
 absl::StatusOr<CublasLt*> RealCublasLt() {

@@ -123,7 +123,8 @@ absl::StatusOr<DeviceBuffer> DeviceAllocator::Allocate(
   if (alignment == 0 || (alignment & (alignment - 1)) != 0 ||
       alignment > kHugePageBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("an alignment of ", alignment, " bytes is not supported"));
+        absl::StrCat("the alignment must be a power of two up to ",
+                     kHugePageBytes, " bytes, not ", alignment));
   }
   if (bytes == 0) return DeviceBuffer();
   if (auto* const observer = DeviceObserver::Current(); observer != nullptr) {
@@ -138,8 +139,8 @@ absl::StatusOr<DeviceBuffer> DeviceAllocator::Allocate(
   if (!data.ok()) {
     return absl::Status(
         data.status().code(),
-        absl::StrCat("want ", bytes, " bytes for ", MemoryTagName(tag), ": ",
-                     data.status().message()));
+        absl::StrCat("cannot allocate ", bytes, " bytes for ",
+                     MemoryTagName(tag), ": ", data.status().message()));
   }
   if (*data == nullptr) {
     return absl::ResourceExhaustedError(
@@ -169,10 +170,10 @@ absl::Status DeviceAllocator::Count(size_t bytes, MemoryTag tag) {
   const int64_t limit = own > 0 ? own : std::numeric_limits<int64_t>::max();
   const int64_t held = on_host ? total_.bytes - device_bytes_ : device_bytes_;
   if (bytes > static_cast<size_t>(limit - held)) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(on_host ? "the host's memory: want " : "memory: want ",
-                     bytes, " bytes for ", MemoryTagName(tag), ", held ", held,
-                     " of ", limit, Advice(tag)));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "not enough ", on_host ? "host memory" : "memory", " for ",
+        MemoryTagName(tag), ": ", bytes, " bytes are needed, but ", held,
+        " of the limit of ", limit, " bytes are in use", Advice(tag)));
   }
   const auto add = [bytes](MemoryUse& use) {
     use.bytes += static_cast<int64_t>(bytes);

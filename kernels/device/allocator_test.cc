@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(DeviceAllocatorTest, CountsCurrentAndPeakBytesByTag) {
+TEST(DeviceAllocatorTest, CurrentAndPeakBytesAreCountedForEachMemoryTag) {
   CpuAllocator allocator;
   KVASIR_ASSERT_OK_AND_ASSIGN(auto weights,
                               allocator.Allocate(1000, MemoryTag::kWeights));
@@ -39,9 +39,9 @@ TEST(DeviceAllocatorTest, TheErrorForAnAllocationAboveTheLimitNamesTheSizes) {
                               allocator.Allocate(4000, MemoryTag::kWorkspace));
   EXPECT_THAT(
       allocator.Allocate(1001, MemoryTag::kKvCache),
-      base::StatusIs(
-          absl::StatusCode::kResourceExhausted,
-          HasSubstr("want 1001 bytes for kv_cache, held 4000 of 5000")));
+      base::StatusIs(absl::StatusCode::kResourceExhausted,
+                     HasSubstr("kv_cache: 1001 bytes are needed, but 4000 of "
+                               "the limit of 5000 bytes are in use")));
   KVASIR_EXPECT_OK(allocator.Allocate(1000, MemoryTag::kKvCache));
   KVASIR_ASSERT_OK_AND_ASSIGN(auto empty,
                               allocator.Allocate(0, MemoryTag::kOther));

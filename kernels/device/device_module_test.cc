@@ -18,7 +18,7 @@ using ::kvasir::base::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(DeviceModuleTest, TheErrorNamesAMissingFile) {
+TEST(DeviceModuleTest, TheErrorForAMissingFileNamesTheFile) {
   EXPECT_THAT(LoadDevice("/nowhere/module.so", {}),
               StatusIs(absl::StatusCode::kNotFound,
                        "/nowhere/module.so: no such file"));
@@ -43,7 +43,7 @@ TEST(DeviceModuleTest, ALibraryThatIsNotADeviceModuleIsRefused) {
                        HasSubstr("it has no function KvasirDeviceModule")));
 }
 
-TEST(DeviceModuleTest, AModuleOfAnotherBuildIsRefused) {
+TEST(DeviceModuleTest, ADeviceModuleOfAnotherBuildIsRefused) {
   const std::string file = std::getenv("KVASIR_OTHER_MODULE");
   EXPECT_THAT(LoadDevice(file, {}),
               StatusIs(absl::StatusCode::kFailedPrecondition,

@@ -142,8 +142,9 @@ inline absl::Status CheckActivations(const char* op, DeviceKind device,
   if (device != DeviceKind::kCpu || dtype == DType::kF32) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      op, ": activations: must be float32 on the CPU, not ", DTypeName(dtype)));
+  return absl::InvalidArgumentError(
+      absl::StrCat(op, ": the activations must be float32 on the CPU, not ",
+                   DTypeName(dtype)));
 }
 
 // Returns an error like "norm: columns: want at least 1, have 0".

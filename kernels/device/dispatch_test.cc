@@ -34,7 +34,7 @@ static_assert(std::is_convertible_v<DevicePtr<float>, DevicePtr<void>>);
 static_assert(!std::is_convertible_v<DevicePtr<const float>, DevicePtr<float>>);
 static_assert(sizeof(DevicePtr<float>) == sizeof(float*));
 
-TEST(DevicePtrTest, OffsetsAreInElementsAndNullStaysNull) {
+TEST(DevicePtrTest, PointerOffsetsCountElementsAndANullPointerStaysNull) {
   float numbers[4];
   EXPECT_EQ((DevicePtr<float>(numbers) + 3).device_address(), numbers + 3);
   EXPECT_FALSE(DevicePtr<float>() + 3);
@@ -80,7 +80,8 @@ TEST(DispatchTest, TheErrorForADeviceWithoutABackEndNamesTheOp) {
 
 // The memory of a list of ops is counted before the list runs, so a missing op
 // is reported at that time.
-TEST(DispatchTest, AnOpWithoutAKernelIsRefusedAlsoWhenMemoryIsCounted) {
+TEST(DispatchTest,
+     AnOpWithoutAKernelIsRefusedAlsoWhenOnlyItsWorkspaceIsCounted) {
   FakeCudaStream stream;
   Workspace counter = Workspace::Counting();
   const auto expect_refused = [](const absl::Status& status, const char* op) {
@@ -106,7 +107,7 @@ void OnCuda(const SiluMulArgs& args, Launcher& launcher) {
   launcher.Enqueue({});
 }
 
-TEST(DispatchTest, EachDeviceRunsItsOwnFunctionOverPlainPointers) {
+TEST(DispatchTest, EachDeviceRunsItsOwnKernelFunctionWithPlainPointers) {
   constexpr OpKernels<SiluMulParams> kKernels = {"toy", &OnCpu, &OnCpu};
   const DeviceOp ops[] = {MakeDeviceOp<SiluMulParams>("toy", &OnCuda)};
   float out = 0.0f;
@@ -128,7 +129,7 @@ TEST(DispatchTest, EachDeviceRunsItsOwnFunctionOverPlainPointers) {
 
 void OnCudaOfAnotherType(const NormArgs&, Launcher&) {}
 
-TEST(DispatchDeathTest, AFunctionOfTheWrongTypeEndsTheProcess) {
+TEST(DispatchDeathTest, AKernelFunctionOfTheWrongTypeEndsTheProcess) {
   constexpr OpKernels<SiluMulParams> kKernels = {"toy", &OnCpu, &OnCpu};
   const DeviceOp ops[] = {
       MakeDeviceOp<NormParams>("toy", &OnCudaOfAnotherType)};
@@ -145,7 +146,7 @@ TEST(DispatchTest, TheErrorForActivationsThatTheCpuDoesNotSupportNamesTheOp) {
       SiluMul(*cpu.MakeStream(), params, none),
       base::StatusIs(
           absl::StatusCode::kInvalidArgument,
-          HasSubstr("silu_mul: activations: must be float32 on the CPU")));
+          HasSubstr("silu_mul: the activations must be float32 on the CPU")));
 }
 
 }  // namespace

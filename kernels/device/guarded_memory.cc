@@ -46,7 +46,7 @@ absl::Status GuardedMemory::CheckReservable(size_t bytes) {
         absl::StrCat("the system does not provide ", bytes,
                      " bytes of address space: raise ulimit -v, or set "
                      "vm.overcommit_memory to "
-                     "another value than 2"));
+                     "a value other than 2"));
   }
   ::munmap(base, bytes);
   return absl::OkStatus();

@@ -14,7 +14,8 @@ void Set(void* at, ptrdiff_t byte) {
   static_cast<volatile char*>(at)[byte] = 1;
 }
 
-TEST(GuardedMemoryTest, IsAccessibleBetweenTheFirstOpenAndTheLastClose) {
+TEST(GuardedMemoryTest,
+     GuardedMemoryIsAccessibleBetweenTheFirstOpenAndTheLastClose) {
   for (const Gaps gaps : {Gaps::kOpen, Gaps::kClosed}) {
     GuardedMemory memory(kReserved, gaps);
     void* const data = memory.Acquire(100, 64);
@@ -32,7 +33,7 @@ TEST(GuardedMemoryTest, IsAccessibleBetweenTheFirstOpenAndTheLastClose) {
   }
 }
 
-TEST(GuardedMemoryTest, AClosedGapBeginsWhereTheAllocationEnds) {
+TEST(GuardedMemoryTest, AccessToTheFirstByteAfterAnAllocationEndsTheProcess) {
   GuardedMemory memory(kReserved, Gaps::kClosed);
   void* const data = memory.Acquire(5120, 256);
   void* const next = memory.Acquire(1, 256);
@@ -46,14 +47,14 @@ TEST(GuardedMemoryTest, AClosedGapBeginsWhereTheAllocationEnds) {
   memory.Close();
 }
 
-TEST(GuardedMemoryTest, ReservingMoreAddressesThanTheSystemHasIsAnError) {
+TEST(GuardedMemoryTest, ReservingMoreAddressSpaceThanTheSystemHasIsAnError) {
   KVASIR_EXPECT_OK(GuardedMemory::CheckReservable(kReserved));
   EXPECT_THAT(GuardedMemory::CheckReservable(size_t{1} << 60),
               base::StatusIs(absl::StatusCode::kFailedPrecondition,
                              ::testing::HasSubstr("ulimit -v")));
 }
 
-TEST(GuardedMemoryTest, RecognizesItsOwnMemory) {
+TEST(GuardedMemoryTest, CheckingAnAddressOutsideItsAllocationsEndsTheProcess) {
   GuardedMemory memory(kReserved, Gaps::kClosed);
   void* const data = memory.Acquire(100, 64);
   auto* const bytes = static_cast<char*>(data);
@@ -74,7 +75,7 @@ TEST(GuardedMemoryTest, RecognizesItsOwnMemory) {
   EXPECT_DEATH(memory.Check("op", data), "is not in the device's memory");
 }
 
-TEST(GuardedMemoryTest, AcquireReturnsNullWhenAddressesHaveRunOut) {
+TEST(GuardedMemoryTest, AcquireReturnsNullWhenTheAddressSpaceIsUsedUp) {
   GuardedMemory memory(kReserved, Gaps::kOpen);
   EXPECT_EQ(memory.Acquire(kReserved, 64), nullptr);
   EXPECT_NE(memory.Acquire(kReserved / 2, 64), nullptr);

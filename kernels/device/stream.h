@@ -152,18 +152,21 @@ class LaunchStream : public Stream {
   // Captures everything that this thread enqueues until EndCapture.
   // UNIMPLEMENTED if the device cannot capture.
   virtual absl::Status BeginCapture() {
-    return absl::UnimplementedError("the device cannot capture work");
+    return absl::UnimplementedError(
+        "this device does not support stream capture");
   }
   // Ends the capture and returns the captured work. Must be called by the
   // thread that called BeginCapture. The capture ends even if an error is
   // returned.
   virtual absl::StatusOr<std::unique_ptr<CapturedWork>> EndCapture() {
-    return absl::FailedPreconditionError("the stream is not capturing work");
+    return absl::FailedPreconditionError(
+        "the stream is not capturing, so no capture can end");
   }
   virtual bool capturing() const { return false; }
   // Enqueues the captured work once more. This stream must have captured it.
   virtual absl::Status Replay(CapturedWork&) {
-    return absl::UnimplementedError("the device cannot capture work");
+    return absl::UnimplementedError(
+        "this device does not support stream capture");
   }
   // Returns the error of the launches since the last call of this function, and
   // clears it.

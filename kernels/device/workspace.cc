@@ -29,15 +29,16 @@ void* Workspace::TakeBytes(int64_t count, size_t element_bytes) {
   if (!status_.ok()) return nullptr;
   if (count < 0 || static_cast<size_t>(count) > kMaxBytes / element_bytes) {
     status_ = absl::InvalidArgumentError(
-        absl::StrCat("workspace: ", count, " elements of ", element_bytes,
-                     " bytes is not a valid size"));
+        absl::StrCat("workspace: the size of ", count, " elements of ",
+                     element_bytes, " bytes each is negative or too large"));
     return nullptr;
   }
   const size_t bytes = AlignUp(static_cast<size_t>(count) * element_bytes);
   if (!counting_ && bytes > capacity_bytes_ - used_bytes_) {
     status_ = absl::ResourceExhaustedError(
-        absl::StrCat("workspace: needs ", bytes, " bytes, free are ",
-                     capacity_bytes_ - used_bytes_, " of ", capacity_bytes_));
+        absl::StrCat("workspace: ", bytes, " bytes are needed, but only ",
+                     capacity_bytes_ - used_bytes_, " of ", capacity_bytes_,
+                     " bytes are free"));
     return nullptr;
   }
   void* const taken = counting_ ? nullptr : base_ + used_bytes_;

@@ -21,7 +21,7 @@ void Use(Workspace& workspace) {
   }
 }
 
-TEST(WorkspaceTest, CountsTheBytesThatTheSameCodeTakes) {
+TEST(WorkspaceTest, ACountingWorkspaceReportsTheBytesThatARealWorkspaceNeeds) {
   Workspace counter = Workspace::Counting();
   Use(counter);
   EXPECT_EQ(448u + 1024u, counter.peak_bytes());
@@ -32,7 +32,7 @@ TEST(WorkspaceTest, CountsTheBytesThatTheSameCodeTakes) {
   EXPECT_EQ(counter.peak_bytes(), workspace.peak_bytes());
 }
 
-TEST(WorkspaceTest, GivesAlignedMemoryThatDoesNotOverlap) {
+TEST(WorkspaceTest, AllocationsAreAlignedAndDoNotOverlap) {
   std::vector<char> memory(1024);
   Workspace workspace(DevicePtr<char>(memory.data() + 3), memory.size() - 3);
   char* first = workspace.Take<char>(1).device_address();
@@ -49,16 +49,18 @@ TEST(WorkspaceTest, RunningOutOfMemoryIsAStickyErrorThatNamesTheSizes) {
   EXPECT_FALSE(workspace.Take<char>(1));
   EXPECT_THAT(
       workspace.status(),
-      base::StatusIs(absl::StatusCode::kResourceExhausted,
-                     HasSubstr("needs 192 bytes, free are 128 of 256")));
+      base::StatusIs(
+          absl::StatusCode::kResourceExhausted,
+          HasSubstr(
+              "192 bytes are needed, but only 128 of 256 bytes are free")));
 }
 
-TEST(WorkspaceTest, RefusesSizesThatOverflow) {
+TEST(WorkspaceTest, SizesThatOverflowAreRefused) {
   Workspace counter = Workspace::Counting();
   counter.Take<double>(int64_t{1} << 61);
   EXPECT_THAT(counter.status(),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("is not a valid size")));
+                             HasSubstr("is negative or too large")));
 }
 
 }  // namespace

@@ -141,7 +141,8 @@ LatentSpec SpecOf(const ShapeCase& test, int64_t granule_bytes) {
 
 class AttentionShapesTest : public ::testing::TestWithParam<ShapeCase> {};
 
-TEST_P(AttentionShapesTest, EqualsTheCpuWithinTheTypesTolerance) {
+TEST_P(AttentionShapesTest,
+       GpuAttentionEqualsCpuAttentionWithinTheToleranceOfTheNumberType) {
   const ShapeCase test =
       TakesWholeSizes() ? GetParam() : ForEmulator(GetParam());
   const DType dtype = DType::kBf16;

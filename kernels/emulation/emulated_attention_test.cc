@@ -297,7 +297,8 @@ std::vector<LatentSpec> AbsorbedSpecs() {
 
 class EmulatedAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(EmulatedAttentionTest, EqualsTheDefinitionWithinTheTypesTolerance) {
+TEST_P(EmulatedAttentionTest,
+       AttentionEqualsItsDefinitionWithinTheToleranceOfTheNumberType) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     LatentSpec spec = GetParam();
@@ -374,7 +375,8 @@ std::vector<LatentSpec> TensorCoreSpecs() {
 
 class TensorCoreAttentionTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(TensorCoreAttentionTest, EqualsTheDefinitionWithinTheTypesTolerance) {
+TEST_P(TensorCoreAttentionTest,
+       AttentionEqualsItsDefinitionWithinTheToleranceOfTheNumberType) {
   uint64_t seed = 0;
   for (const DType dtype : {DType::kF16, DType::kBf16}) {
     LatentSpec spec = GetParam();
@@ -429,7 +431,7 @@ TEST(AttentionCudaTest, SupportsGroupsOfOneToSixteenHeadsAndMore) {
 // A row's result has the same bits if the row is computed by itself, in a
 // batch, in a prompt or in chunks of the prompt, and however its context is
 // split.
-TEST(AttentionCudaTest, ARowsBitsDoNotDependOnOtherRows) {
+TEST(AttentionCudaTest, TheBitsOfARowDoNotDependOnOtherRows) {
   LatentSpec sliding = kDense;
   sliding.window = 70;
   for (const LatentSpec& spec : {kDense, kFour, sliding}) {
@@ -690,7 +692,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, ExactAttentionTest,
 const LatentSpec kExact =
     WithExact("", 4, 28, 30, OfHeads(6, 2, kLevels, kLevels));
 
-TEST(ExactAttentionTest, SequencesOfDifferentLengthsShareALaunch) {
+TEST(ExactAttentionTest, OneLaunchSupportsSequencesOfDifferentLengths) {
   // Each sequence has its own rings of exact rows.
   LatentCache cache(kExact, {40, 70, 22, 3, 600, 518, 1100}, 2);
   const std::vector<LatentAsk> asks = {{0, 0, 40},  {1, 69, 1},  {2, 5, 17},
@@ -742,7 +744,8 @@ TEST(ExactAttentionTest, GivesTheSameBitsOnEverySeed) {
 
 // The plain kernel must run if the exact rows do not have the type of
 // activations, or do not begin at a multiple of 16 bytes.
-TEST(ExactAttentionTest, RowsOfAnotherTypeOrAlignmentUseThePlainKernel) {
+TEST(ExactAttentionTest,
+     ExactRowsOfAnotherNumberTypeOrAlignmentUseThePlainKernel) {
   LatentSpec elsewhere = kExact;
   for (auto* side : {&elsewhere.keys, &elsewhere.values}) {
     for (PartSpec& part : *side) part.exact_alignment = 8;
@@ -779,7 +782,7 @@ void SpoilRow(LatentCache& cache, size_t p, const PagedAttentionArgs& args,
 // A slot can have a latent (codes) and an exact row. A non-finite number in one
 // of them must affect only the query rows that read it, not those that read the
 // other one, nor those that do not see the slot.
-TEST(ExactAttentionTest, NonFiniteNumbersReachOnlyRowsThatReadThem) {
+TEST(ExactAttentionTest, NonFiniteNumbersAffectOnlyRowsThatReadThem) {
   constexpr uint16_t kInf = 0x7f80;
   constexpr int64_t kWindow = 6;
   struct Case {
@@ -839,7 +842,7 @@ TEST(ExactAttentionTest, NonFiniteNumbersReachOnlyRowsThatReadThem) {
 }
 
 // If a key is NaN, exactly the rows that read it become NaN.
-TEST(ExactAttentionTest, NaNKeysReachOnlyRowsThatReadThem) {
+TEST(ExactAttentionTest, NaNKeysAffectOnlyRowsThatReadThem) {
   constexpr int64_t kWindow = 6;
   constexpr int64_t kFirst = 506;
   constexpr int64_t kSlot = kFirst + 3;
@@ -898,7 +901,7 @@ TEST(ExactAttentionTest, LeavingOutEachSiteOfThePromptKernelIsDetected) {
 
 // All rows of a work item share one read of each latent, and tiles of operands
 // have no bank conflicts.
-TEST(ExactAttentionTest, RowsAreReadOnce) {
+TEST(ExactAttentionTest, EachLatentIsReadFromMemoryOnlyOnceForAllRows) {
   for (const PartSpec& part : {Levels(Codes({128}, {4})), Codes({64}, {8})}) {
     LatentCache cache(WithExact("", 4, 28, 28, OfHeads(8, 1, part, part)),
                       {512}, 6);
@@ -944,7 +947,7 @@ const LatentSpec kPromptNumbers =
 
 // One launch has prompts of different lengths, sequences that decode one token,
 // and sequences without rows.
-TEST(PromptAttentionTest, SequencesOfDifferentLengthsShareALaunch) {
+TEST(PromptAttentionTest, OneLaunchSupportsSequencesOfDifferentLengths) {
   for (const LatentSpec& spec : {kPromptNumbers, kFour}) {
     LatentCache cache(spec, {40, 70, 22, 3, 600}, 2);
     const std::vector<LatentAsk> asks = {{0, 0, 40},  {1, 69, 1}, {2, 5, 17},
@@ -1007,7 +1010,8 @@ TEST(PromptAttentionTest, SupportsGroupsOfOneToSixteenHeadsAndMore) {
   }
 }
 
-TEST(PromptAttentionTest, PagesTilesAndGranulesDoNotChangeBits) {
+TEST(PromptAttentionTest,
+     PageTileAndGranuleSizesDoNotChangeTheBitsOfTheOutput) {
   for (const LatentSpec& from : {kPromptNumbers, kFour}) {
     std::vector<float> first;
     for (const auto& [page_tokens, tile_slots, granule] :
@@ -1037,7 +1041,7 @@ TEST(PromptAttentionTest, PagesTilesAndGranulesDoNotChangeBits) {
 
 // An infinite value at one token of a prompt must not affect the results of
 // earlier tokens.
-TEST(PromptAttentionTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
+TEST(PromptAttentionTest, NonFiniteNumbersAffectOnlyRowsThatSeeThem) {
   LatentCache cache(kPromptNumbers, {528}, 8);
   cache.Write(0, 0, 528);
   cache.RoundQueries(DType::kBf16);
@@ -1068,7 +1072,7 @@ TEST(PromptAttentionTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
   EXPECT_EQ(others, 3 * 12);
 }
 
-TEST(PromptAttentionTest, RowsThatSeeNoSlotAreZero) {
+TEST(PromptAttentionTest, TheOutputOfARowThatSeesNoSlotIsZero) {
   LatentSpec spec = kFour;
   spec.page_tokens = 16;
   LatentCache cache(InTiles(spec, 16), {1040}, 5);
@@ -1084,7 +1088,7 @@ TEST(PromptAttentionTest, RowsThatSeeNoSlotAreZero) {
 }
 
 TEST(PromptAttentionTest,
-     TheDecodingKernelServesPromptsThatDoNotFitInSharedMemory) {
+     TheDecodeKernelComputesPromptsThatDoNotFitInSharedMemory) {
   LatentCache cache(kFour, {40}, 2);
   cache.Write(0, 0, 40);
   cache.RoundQueries(DType::kBf16);
@@ -1105,7 +1109,8 @@ TEST(PromptAttentionTest,
   }
 }
 
-TEST(PromptAttentionTest, TheDecodingKernelRunsIfQueriesAreNotAligned) {
+TEST(PromptAttentionTest,
+     TheDecodeKernelComputesPromptsWhoseQueriesAreNotAligned) {
   LatentCache cache(kFour, {40}, 2);
   cache.Write(0, 0, 40);
   cache.RoundQueries(DType::kBf16);
@@ -1172,7 +1177,7 @@ TEST(PromptAttentionTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
 
 // A work item reads each latent once, and tiles of operands have no bank
 // conflicts.
-TEST(PromptAttentionTest, LatentsAreReadOnceWithoutBankConflicts) {
+TEST(PromptAttentionTest, EachLatentIsReadOnceAndWithoutBankConflicts) {
   for (const auto& [spec, slot_bytes] :
        std::vector<std::pair<LatentSpec, int64_t>>{
            {OfHeads(8, 1, Codes({128}, {4}), Codes({128}, {4})), 2 * 64},
@@ -1350,7 +1355,7 @@ TEST(PromptAttentionTest, PromptsOfRandomShapesAreCorrectAndHaveTheSameBits) {
 
 // If the memory for partial results does not suffice for all contexts, the
 // longest ones are split first.
-TEST(AttentionCudaTest, TheLongestContextsAreSplitFirst) {
+TEST(AttentionCudaTest, TheLongestContextsAreTheFirstToBeSplitAmongCtas) {
   LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
   LatentCache cache(spec, {600, 2100, 5}, 4);
   for (const int64_t s : {0, 1, 2})
@@ -1379,7 +1384,7 @@ TEST(AttentionCudaTest, TheLongestContextsAreSplitFirst) {
 
 // If contexts are equally long and the memory for partial results does not
 // suffice, the first ones are split.
-TEST(AttentionCudaTest, AsManyContextsOfEqualLengthAreSplitAsMemoryAllows) {
+TEST(AttentionCudaTest, AsManyEqualContextsAreSplitAmongCtasAsMemoryAllows) {
   constexpr int64_t kEqual = 17;
   LatentSpec spec = OfHeads(2, 2, Codes({8}, {4}), Codes({8}, {4}));
   std::vector<int64_t> lengths(kEqual, 513);
@@ -1412,7 +1417,7 @@ TEST(AttentionCudaTest, AsManyContextsOfEqualLengthAreSplitAsMemoryAllows) {
   }
 }
 
-TEST(AttentionCudaTest, PagesTilesAndGranulesDoNotChangeBits) {
+TEST(AttentionCudaTest, PageTileAndGranuleSizesDoNotChangeTheBitsOfTheOutput) {
   for (const auto& [from, dtype] :
        std::vector<std::pair<LatentSpec, DType>>{{kDense, DType::kF32},
                                                  {kDense, DType::kBf16},
@@ -1443,7 +1448,7 @@ TEST(AttentionCudaTest, PagesTilesAndGranulesDoNotChangeBits) {
 
 // The tensor-core kernel stores the index of a slot's tile and the slot's index
 // in the tile in 16 bits each.
-TEST(AttentionCudaTest, SlotsInPagesOfMoreThan65536SlotsAreFound) {
+TEST(AttentionCudaTest, PagesOfMoreThan65536SlotsAreReadCorrectly) {
   constexpr int64_t kPage = 65600;
   LatentSpec spec = OfHeads(1, 1, Codes({32}, {4}), Codes({32}, {4}));
   spec.page_tokens = kPage;
@@ -1465,7 +1470,7 @@ TEST(AttentionCudaTest, SlotsInPagesOfMoreThan65536SlotsAreFound) {
 
 // The contexts end at the highest slot number that is supported, so slot
 // numbers need 32 bits.
-TEST(AttentionCudaTest, SlotsUpToTheHighestNumberAreSupported) {
+TEST(AttentionCudaTest, SlotNumbersUpToTheHighestAreSupported) {
   constexpr int64_t kTokens = 1023;
   constexpr int64_t kBefore = kAttentionMostSlots - kTokens;
   static_assert(kBefore % kAttentionSplitSlots == 0);
@@ -1510,7 +1515,7 @@ TEST(AttentionCudaTest, FreedPagesAreNotRead) {
   }
 }
 
-TEST(AttentionCudaTest, RowsThatSeeNoSlotAreZero) {
+TEST(AttentionCudaTest, TheOutputOfARowThatSeesNoSlotIsZero) {
   LatentSpec spec = kDense;
   spec.page_tokens = 16;
   // All pages of the 1040 slots are released, so the rows see no slot.
@@ -1593,7 +1598,7 @@ Spoilt AttendSpoilt(LatentCache& cache, DType dtype,
   return rows;
 }
 
-TEST(AttentionCudaTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
+TEST(AttentionCudaTest, NonFiniteNumbersAffectOnlyRowsThatSeeThem) {
   for (const int64_t window : {0, 2}) {
     for (const DType dtype : kDTypes) {
       LatentSpec spec = OfHeads(8, 2, Numbers({40}), Numbers({72}));
@@ -1615,7 +1620,7 @@ TEST(AttentionCudaTest, NonFiniteNumbersReachOnlyRowsThatSeeThem) {
   }
 }
 
-TEST(AttentionCudaTest, ValuesOfCodesStayFiniteForEveryScale) {
+TEST(AttentionCudaTest, ValuesDecodedFromCodesStayFiniteForEveryScale) {
   std::vector<PartSpec> parts = {Codes({64}, {4}), Codes({64}, {8}),
                                  Levels(Codes({64}, {4}))};
   for (const PartSpec& part : parts) {
@@ -1641,7 +1646,7 @@ TEST(AttentionCudaTest, ValuesOfCodesStayFiniteForEveryScale) {
   }
 }
 
-TEST(PromptAttentionTest, ThePrefillKernelLimitsScalesLikeTheDecodingKernel) {
+TEST(PromptAttentionTest, ThePrefillKernelLimitsScalesAsTheDecodeKernelDoes) {
   constexpr DType kType = DType::kBf16;
   for (const PartSpec& part :
        {Codes({64}, {4}), Codes({64}, {8}), Levels(Codes({64}, {4}))}) {
@@ -1666,7 +1671,7 @@ TEST(PromptAttentionTest, ThePrefillKernelLimitsScalesLikeTheDecodingKernel) {
 
 // Overwrites the key of one slot. Earlier rows do not see this slot and must
 // not change.
-TEST(PromptAttentionTest, KeysThatAreNotFiniteReachOnlyRowsThatSeeThem) {
+TEST(PromptAttentionTest, NonFiniteKeysAffectOnlyRowsThatSeeThem) {
   constexpr int64_t kFirst = 500;
   constexpr int64_t kCount = 28;
   constexpr int64_t kSlot = kFirst + 5;
@@ -1705,7 +1710,7 @@ TEST(PromptAttentionTest, KeysThatAreNotFiniteReachOnlyRowsThatSeeThem) {
 
 // The prefill kernel must give the same results as the decoding kernel, whether
 // the scores of a row differ very much or hardly at all.
-TEST(PromptAttentionTest, ScalesOfAnySizeAreSupported) {
+TEST(PromptAttentionTest, QuantizationScalesOfAnySizeAreSupported) {
   for (const float scale : {1e-38f, 1e-6f, 30.0f, 1e5f}) {
     LatentCache cache(kPromptNumbers, {80}, 3);
     cache.Write(0, 0, 80);
@@ -1752,7 +1757,7 @@ TEST(AttentionCudaTest, ValuesUpToTheLargestFloat16AreExact) {
   }
 }
 
-TEST(AttentionCudaTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
+TEST(AttentionCudaTest, NonFiniteScoresMakeTheirRowNaNOrGetWeightZero) {
   for (const DType dtype : kDTypes) {
     LatentSpec spec = OfHeads(16, 1, Numbers({40}), Numbers({24}));
     spec.keys[0].dtype = spec.values[0].dtype = dtype;
@@ -1785,7 +1790,7 @@ TEST(AttentionCudaTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
   }
 }
 
-TEST(PromptAttentionTest, ScoresThatAreNotFiniteMakeTheirRowNaNOrWeighNothing) {
+TEST(PromptAttentionTest, NonFiniteScoresMakeTheirRowNaNOrGetWeightZero) {
   constexpr int64_t kRows = 17;
   constexpr int64_t kNumbers = 16 * 24;  // numbers in a row
   for (const DType dtype : {DType::kBf16, DType::kF16}) {
@@ -1852,7 +1857,7 @@ TEST(PromptAttentionTest,
 }
 
 // The context has more splits than a warp has lanes.
-TEST(AttentionCudaTest, AnyNumberOfSplitsGivesTheResultOfOneCta) {
+TEST(AttentionCudaTest, SplittingAContextAmongCtasGivesTheResultOfOneCta) {
   constexpr int64_t kTokens = 33 * kAttentionSplitSlots + 3;
   for (const DType dtype : {DType::kF32, DType::kBf16}) {
     LatentSpec spec = OfHeads(2, 1, Numbers({8}), Numbers({24}));
@@ -1882,7 +1887,7 @@ TEST(AttentionCudaTest, AnyNumberOfSplitsGivesTheResultOfOneCta) {
 // With many splits and few CTAs, a work item computes several splits. Each
 // split has its own partial result, even if no row of the item sees its slots.
 // The last item has fewer splits than the others.
-TEST(AttentionCudaTest, SplitsThatShareAnItemAreComputedIndependently) {
+TEST(AttentionCudaTest, SplitsThatShareAWorkItemAreComputedIndependently) {
   constexpr int64_t kSplits = 10;
   constexpr int64_t kTokens = kSplits * kAttentionSplitSlots + 3;
   const auto of = [](PartSpec key, PartSpec value) {
@@ -1926,7 +1931,8 @@ TEST(AttentionCudaTest, SplitsThatShareAnItemAreComputedIndependently) {
   }
 }
 
-TEST(AttentionCudaTest, TheMergeOfSplitsReadsTheMaximaInOneRequest) {
+TEST(AttentionCudaTest,
+     TheKernelThatMergesSplitsReadsTheirMaximaInOneMemoryRequest) {
   constexpr int64_t kSplits = 5;
   LatentCache cache(OfHeads(1, 1, Numbers({8}), Numbers({64})),
                     {kSplits * kAttentionSplitSlots}, 6);
@@ -2080,7 +2086,7 @@ TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
       prepare(kFour, 44847),
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
-          HasSubstr("paged_attention: a GPU's kernels do not serve values of "
+          HasSubstr("paged_attention: the GPU kernels do not support values of "
                     "64 numbers per head: they need 58112 bytes of shared "
                     "memory, but a CTA of device emulated has only 44847")));
   // For 16 rows with long keys the tensor-core kernel needs 4 * 4 * 2048 + 4112
@@ -2097,7 +2103,7 @@ TEST(AttentionCudaTest, TheSizeOfSharedMemoryDecidesWhichKernelRuns) {
 
 // Shared memory is reserved for the runs of codes that a unit's keys really
 // have, not for the largest possible number of runs.
-TEST(AttentionCudaTest, SharedMemoryIsSizedForTheActualNumberOfRuns) {
+TEST(AttentionCudaTest, SharedMemoryIsSizedForTheActualNumberOfCodeRuns) {
   // With ten runs of keys, the kernel needs 4 * 4 * 1280 + 4112 + 16 * (2064 +
   // 2 * 208 + 16 + 4 * 10 + 4 * 160) = 75408 bytes.
   const LatentSpec runs =
@@ -2116,7 +2122,8 @@ TEST(AttentionCudaTest, SharedMemoryIsSizedForTheActualNumberOfRuns) {
   }
 }
 
-TEST(AttentionCudaTest, ReportsWhichKernelsRunAndWhyOthersDoNot) {
+TEST(AttentionCudaTest,
+     TheReportNamesTheKernelsThatRunAndWhyOtherKernelsDoNot) {
   const auto kernels = [](LatentSpec spec, DType dtype, int64_t shared_bytes) {
     LatentCache cache(spec, {1}, 1);
     EmulatedTest test(EmulatorOptions{.shared_bytes = shared_bytes});
@@ -2215,7 +2222,8 @@ TEST(AttentionCudaTest, ReportsWhichKernelsRunAndWhyOthersDoNot) {
                "supported");
 }
 
-TEST(AttentionCudaTest, TheErrorNamesAnUnsupportedCase) {
+TEST(AttentionCudaTest,
+     TheErrorNamesThePlanFeatureThatTheGpuKernelsDoNotSupport) {
   const auto refusal = [](const LatentSpec& spec, int64_t most_rows) {
     LatentCache cache(spec, {1}, 1);
     EmulatedTest test;
@@ -2226,8 +2234,8 @@ TEST(AttentionCudaTest, TheErrorNamesAnUnsupportedCase) {
   const auto refuses = [](const char* what) {
     return base::StatusIs(
         absl::StatusCode::kUnimplemented,
-        HasSubstr(absl::StrCat("paged_attention: a GPU's kernels do not serve ",
-                               what)));
+        HasSubstr(absl::StrCat(
+            "paged_attention: the GPU kernels do not support ", what)));
   };
   LatentSpec rebuilt = kDense;
   rebuilt.keys[0] = Rebuilt(Numbers({24}), {20, 0});

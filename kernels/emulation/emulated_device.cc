@@ -237,8 +237,8 @@ class EmulatedDevice::EmulatedStream final : public LaunchStream,
   }
   absl::Status Usable(const char* as) const {
     if (!capturing()) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        absl::StrCat("emulated: a stream that captures cannot be ", as));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "emulated: a stream cannot be ", as, " while it is capturing"));
   }
   void Add(Work work) {
     if (capturing()) {
@@ -292,9 +292,9 @@ absl::StatusOr<void*> EmulatedDevice::BeginWrite(DevicePtr<void> memory,
   state_->memory.CheckRange("write", memory.device_address(), bytes);
   void* const host = std::malloc(bytes);
   if (host == nullptr) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the system refused ", bytes,
-                     " bytes of host memory for a write to the device"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the system refused ", bytes,
+        " bytes of host memory for the copy of data to the device"));
   }
   std::memset(host, 0xff, bytes);
   return host;

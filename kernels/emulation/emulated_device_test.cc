@@ -50,7 +50,7 @@ TEST(EmulatedDeviceTest, SynchronizingAStreamRunsItsWorkInOrder) {
   EXPECT_EQ(test.Get<float>(in), host);
 }
 
-TEST(EmulatedDeviceTest, MarksAndLibraryCallsFollowTheStreamsOrder) {
+TEST(EmulatedDeviceTest, MarksAndLibraryCallsTakeEffectInTheOrderOfTheStream) {
   EmulatedTest test;
   auto& stream = static_cast<LaunchStream&>(test.stream());
   const DeviceBuffer in = test.Memory(8), out = test.Memory(4);
@@ -72,7 +72,7 @@ TEST(EmulatedDeviceTest, MarksAndLibraryCallsFollowTheStreamsOrder) {
   EXPECT_TRUE(*mark->passed());
 }
 
-TEST(EmulatedDeviceTest, ACapturedStreamRunsOnlyWhenItIsReplayed) {
+TEST(EmulatedDeviceTest, CapturedWorkRunsOnlyWhenItIsReplayed) {
   EmulatedTest test;
   auto& stream = static_cast<LaunchStream&>(test.stream());
   const DeviceBuffer in = test.Put(std::vector<float>{100.0f, 5.0f});
@@ -91,13 +91,13 @@ TEST(EmulatedDeviceTest, ACapturedStreamRunsOnlyWhenItIsReplayed) {
         Upload(stream, in.data(), host, 8),
         stream.CopyToHost(host, out.data(), 4), stream.Record(mark.get())}) {
     EXPECT_THAT(status, base::StatusIs(absl::StatusCode::kFailedPrecondition,
-                                       HasSubstr("a stream that captures")));
+                                       HasSubstr("while it is capturing")));
   }
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto captured, stream.EndCapture());
   EXPECT_FALSE(stream.capturing());
   EXPECT_THAT(stream.EndCapture(),
               base::StatusIs(absl::StatusCode::kFailedPrecondition,
-                             HasSubstr("is not capturing work")));
+                             HasSubstr("the stream is not capturing")));
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{0.0f});
   // A replay reads the memory as it is at the time of the replay, not of the
   // capture.
@@ -128,7 +128,7 @@ TEST(EmulatedDeviceTest, DestroyingAStreamRunsItsWorkFirst) {
   EXPECT_EQ(test.Get<float>(out), std::vector<float>{500.0f});
 }
 
-TEST(EmulatedDeviceTest, WritesGoThroughSeparateHostMemory) {
+TEST(EmulatedDeviceTest, HostWritesToDeviceMemoryGoThroughSeparateHostMemory) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Memory(4);
   KVASIR_ASSERT_OK_AND_ASSIGN(void* const host,
@@ -147,19 +147,20 @@ TEST(EmulatedDeviceTest, WritesGoThroughSeparateHostMemory) {
   EXPECT_EQ(test.Get<float>(memory), std::vector<float>{500.0f});
 }
 
-TEST(EmulatedDeviceTest, MemoryIsLimitedAndAlignedLikeAGpus) {
+TEST(EmulatedDeviceTest, DeviceMemoryIsLimitedAndAlignedAsOnAGpu) {
   EmulatedDevice device({.memory_limit_bytes = 1000}, emulated::Ops());
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const DeviceBuffer first,
       device.allocator().Allocate(1, MemoryTag::kOther));
   EXPECT_EQ(reinterpret_cast<uintptr_t>(first.data().device_address()) % 256,
             0u);
-  EXPECT_THAT(device.allocator().Allocate(1000, MemoryTag::kOther).status(),
-              base::StatusIs(absl::StatusCode::kResourceExhausted,
-                             HasSubstr("held 1 of 1000")));
+  EXPECT_THAT(
+      device.allocator().Allocate(1000, MemoryTag::kOther).status(),
+      base::StatusIs(absl::StatusCode::kResourceExhausted,
+                     HasSubstr("1 of the limit of 1000 bytes are in use")));
 }
 
-TEST(EmulatedDeviceTest, FreshMemoryIsFilledWithPoison) {
+TEST(EmulatedDeviceTest, NewDeviceMemoryIsFilledWithAPoisonPattern) {
   EmulatedTest test;
   const DeviceBuffer memory = test.Memory(5000);
   EXPECT_EQ(test.Get<uint8_t>(memory), std::vector<uint8_t>(5000, 0xff));

@@ -303,7 +303,7 @@ void ExpectTheReferencesBytes(const Append& append) {
 // the device's granules.
 const Tiles kTiles[] = {{}, {.slots = 4, .granule_bytes = kGranule}};
 
-TEST(KvAppendCudaTest, NumbersOfEveryTypeAreStoredLikeTheReference) {
+TEST(KvAppendCudaTest, NumbersOfEveryTypeAreStoredExactlyAsByTheReference) {
   for (const DType activations : kDTypes) {
     for (const DType dtype : kDTypes) {
       for (const Tiles& tiles : kTiles) {
@@ -319,7 +319,7 @@ TEST(KvAppendCudaTest, NumbersOfEveryTypeAreStoredLikeTheReference) {
   }
 }
 
-TEST(KvAppendCudaTest, CodesOfEveryWidthAreStoredLikeTheReference) {
+TEST(KvAppendCudaTest, CodesOfEveryWidthAreStoredExactlyAsByTheReference) {
   for (const int bits : {1, 2, 3, 4, 5, 6, 8}) {
     for (const bool static_ranges : {false, true}) {
       for (const Tiles& tiles : kTiles) {
@@ -335,7 +335,7 @@ TEST(KvAppendCudaTest, CodesOfEveryWidthAreStoredLikeTheReference) {
   }
 }
 
-TEST(KvAppendCudaTest, RunsOfCodesOfDifferentWidthsShareASlot) {
+TEST(KvAppendCudaTest, OneSlotCanHoldRunsOfCodesOfDifferentWidths) {
   for (const DType activations : kDTypes) {
     for (const bool static_ranges : {false, true}) {
       for (const Tiles& tiles : kTiles) {
@@ -363,7 +363,7 @@ TEST(KvAppendCudaTest, ChannelsWithZeroBitsTakeNoBytes) {
 
 // Includes rows of zeros, and rows whose norm is too large for the type of the
 // scales.
-TEST(KvAppendCudaTest, LevelsAreStoredLikeTheReference) {
+TEST(KvAppendCudaTest, CodesOfLevelsAreStoredExactlyAsByTheReference) {
   for (const int bits : {1, 2, 3, 4}) {
     for (const DType dtype : kDTypes) {
       for (const Tiles& tiles : kTiles) {
@@ -431,7 +431,7 @@ TEST(KvAppendCudaTest, TokensWithoutASlotAndEmptyBatchesWriteNothing) {
   EXPECT_TRUE(AppendByReference(append) == append.Untouched());
 }
 
-TEST(KvAppendCudaTest, WithoutASlotListTokensAreStoredOneAfterAnother) {
+TEST(KvAppendCudaTest, WithoutAListOfSlotsTokensAreStoredInConsecutiveSlots) {
   Append append = AppendOf({{{Coded({{24, 4}}), Coded({{9, 3}})}}}, 4);
   append.without_slots = true;
   append.rows.slots.resize(1);
@@ -454,7 +454,7 @@ TEST(KvAppendCudaTest, SlotsGivenAsByteOffsetsMayBeginAtAnyByte) {
   }
 }
 
-TEST(KvAppendCudaTest, AllPartsAddToOneCountOfClampedNumbers) {
+TEST(KvAppendCudaTest, AllPartsAddTheirClampedNumbersToTheSameCounter) {
   Append append = AppendOf({{{Coded({{64, 4}})}, DType::kF16, true},
                             {{Coded({{31, 2}, {40, 8}})}, DType::kF16, true}});
   for (float& number : append.rows.numbers) number *= 3.0f;
@@ -526,7 +526,7 @@ Append WithMetadata(int64_t groups, Tiles tiles) {
   return append;
 }
 
-TEST(KvAppendCudaTest, SlotMetadataIsStoredLikeTheReference) {
+TEST(KvAppendCudaTest, SlotMetadataIsStoredExactlyAsByTheReference) {
   for (const Tiles& tiles : kTiles) {
     for (const int64_t groups : {3, 10}) {
       Append append = WithMetadata(groups, tiles);
@@ -571,7 +571,7 @@ TEST(KvAppendCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   }
 }
 
-TEST(KvAppendCudaTest, WholeWordsAreWrittenIfSlotsAreAligned) {
+TEST(KvAppendCudaTest, SlotsThatAreAlignedAreWrittenInWholeWords) {
   // The codes of 128 channels with 4 bits take 64 bytes in granules, which must
   // be written as words, in whole sectors.
   Append append = AppendOf({{{Coded({{128, 4}})},
@@ -615,11 +615,13 @@ TEST(KvAppendCudaTest, RefusesALatentThatDoesNotFitInSharedMemory) {
         .status();
   };
   KVASIR_EXPECT_OK(prepare(49152));
-  EXPECT_THAT(prepare(49153),
-              base::StatusIs(
-                  absl::StatusCode::kUnimplemented,
-                  HasSubstr("kv_append: a latent of 49153 channels "
-                            "of codes: a GPU's kernel takes at most 49152")));
+  EXPECT_THAT(
+      prepare(49153),
+      base::StatusIs(
+          absl::StatusCode::kUnimplemented,
+          HasSubstr(
+              "kv_append: a latent with 49153 channels stored as codes is "
+              "too wide for the GPU kernel, which supports at most 49152")));
 }
 
 }  // namespace

@@ -116,7 +116,7 @@ TEST(HadamardCudaTest, GivesTheSameBitsAsTheReference) {
   }
 }
 
-TEST(HadamardCudaTest, WithoutRowsOrLatentsNothingIsWritten) {
+TEST(HadamardCudaTest, NothingIsWrittenIfThereAreNoRowsOrNoLatents) {
   const std::vector<float> x = RandomFloats(64, 1);
   for (HadamardCase c :
        {HadamardCase{{{32, 0}}, 32, DType::kF32, false, true, 0},
@@ -149,7 +149,7 @@ TEST(HadamardCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   }
 }
 
-TEST(HadamardCudaTest, RefusesABlockThatDoesNotFitInSharedMemory) {
+TEST(HadamardCudaTest, AHadamardBlockThatDoesNotFitInSharedMemoryIsRefused) {
   EmulatedTest test;
   HadamardTables tables(&test.device());
   HadamardParams shape;
@@ -157,12 +157,14 @@ TEST(HadamardCudaTest, RefusesABlockThatDoesNotFitInSharedMemory) {
   KVASIR_EXPECT_OK(Prepare(test.device(), shape,
                            std::vector<HadamardPlace>{{8192, 0}}, &tables)
                        .status());
-  EXPECT_THAT(Prepare(test.device(), shape,
-                      std::vector<HadamardPlace>{{16384, 0}}, &tables)
-                  .status(),
-              base::StatusIs(absl::StatusCode::kUnimplemented,
-                             HasSubstr("hadamard: a block of 16384 numbers: a "
-                                       "GPU's kernel takes at most 12288")));
+  EXPECT_THAT(
+      Prepare(test.device(), shape, std::vector<HadamardPlace>{{16384, 0}},
+              &tables)
+          .status(),
+      base::StatusIs(
+          absl::StatusCode::kUnimplemented,
+          HasSubstr("hadamard: a block of 16384 numbers is too large for the "
+                    "GPU kernel, which supports at most 12288")));
 }
 
 // ---- lift
@@ -297,7 +299,7 @@ std::string KernelOf(EmulatedTest& test) {
 // Covers depths and widths that are not multiples of the size of a tile, of a
 // chunk or of a pair; heads that begin at any column; and matrices of different
 // sizes.
-TEST(LiftCudaTest, TensorCoresComputeLiftsOfOneTypeAsDefined) {
+TEST(LiftCudaTest, TensorCoresGiveTheDefinedResultIfAllNumbersHaveOneType) {
   uint64_t seed = 0;
   const DType f16 = DType::kF16, bf16 = DType::kBf16;
   for (const auto& [c, kernel] : std::vector<std::pair<LiftCase, const char*>>{
@@ -319,7 +321,7 @@ TEST(LiftCudaTest, TensorCoresComputeLiftsOfOneTypeAsDefined) {
 
 // A row's result has the same bits in both tensor-core kernels and whatever the
 // other rows are.
-TEST(LiftCudaTest, ARowsBitsDoNotDependOnOtherRows) {
+TEST(LiftCudaTest, TheBitsOfARowDoNotDependOnOtherRows) {
   LiftCase c = {40, 4, DType::kBf16, {{72, 70}, {48, 24}}, DType::kBf16};
   EmulatedTest one(1, /*multiprocessors=*/1);
   const std::vector<float> all = LiftByKernel(one, c);
@@ -394,7 +396,7 @@ TEST(LiftCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   }
 }
 
-TEST(LiftCudaTest, RefusesAMatrixInPanels) {
+TEST(LiftCudaTest, ALiftMatrixInTheWeightLayoutOfTheCpuIsRefused) {
   EmulatedTest test;
   LiftParams shape;
   shape.x_row_stride = shape.y_row_stride = 64;
@@ -404,8 +406,8 @@ TEST(LiftCudaTest, RefusesAMatrixInPanels) {
   EXPECT_THAT(
       Prepare(test.device(), shape, {matrix}, {column, column}).status(),
       base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("lift: KV head 0: its matrix has "
-                               "another device's layout")));
+                     HasSubstr("lift: the matrix of KV head 0 has "
+                               "the weight layout of another kind of device")));
 }
 
 TEST(ComplexLiftCudaTest, GivesTheSameBitsAsTheReference) {
@@ -569,7 +571,7 @@ TEST(CopyPagesCudaTest, PagesOfACacheAreCopiedInWholeSectors) {
   }
 }
 
-TEST(CopyPagesCudaTest, WithoutPairsNothingIsCopied) {
+TEST(CopyPagesCudaTest, AnEmptyListOfPagePairsCopiesNothing) {
   EmulatedTest test;
   const std::vector<char> bytes = RandomBytes(64, 1);
   const DeviceBuffer arena = test.Put(bytes);

@@ -155,7 +155,7 @@ void ExpectProduct(const Case& c, uint64_t seed, int multiprocessors = 4) {
   }
 }
 
-TEST(MatmulCudaTest, EqualsTheProductWithinEachTypesTolerance) {
+TEST(MatmulCudaTest, TheProductIsCorrectWithinTheToleranceOfEachNumberType) {
   uint64_t seed = 0;
   for (const DType x : kDTypes) {
     for (const DType w : kDTypes) {
@@ -174,7 +174,7 @@ TEST(MatmulCudaTest, EqualsTheProductWithinEachTypesTolerance) {
 // Covers, for each tile size: ring buffers that wrap around, depths k that are
 // and are not multiples of a copy, incomplete tiles, and strides that are and
 // are not multiples of 16 bytes.
-TEST(MatmulCudaTest, EqualsTheProductInEveryTile) {
+TEST(MatmulCudaTest, TheProductIsCorrectInEveryOutputTile) {
   uint64_t seed = 0;
   for (const DType dtype : {DType::kF16, DType::kBf16}) {
     for (const DType y : {dtype, DType::kF32}) {
@@ -194,7 +194,7 @@ TEST(MatmulCudaTest, EqualsTheProductInEveryTile) {
 }
 
 // The cases have more tiles of rows than a group of tiles has (tile_order.h).
-TEST(MatmulCudaTest, EqualsTheProductForManyRowTiles) {
+TEST(MatmulCudaTest, TheProductIsCorrectForManyTilesOfRows) {
   for (const auto& [multiprocessors, n, kernel] :
        std::vector<std::tuple<int, int64_t, std::string>>{
            {1, 136, "matmul_many_rows"},
@@ -281,7 +281,7 @@ TEST(MatmulCudaTest, RowsHaveTheSameBitsInAnyBatch) {
   }
 }
 
-TEST(MatmulCudaTest, ANonFiniteRowChangesNoOtherRow) {
+TEST(MatmulCudaTest, NonFiniteNumbersInARowDoNotAffectOtherRows) {
   for (const int64_t rows : {9, 40, 100}) {
     const Case c = Alike(DType::kBf16, rows, 80, 24);
     Data data(c);
@@ -389,7 +389,7 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
   EXPECT_THAT(
       Matmul(test.stream(), params, none),
       base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("matmul: weight: must be in rows on a GPU")));
+                     HasSubstr("matmul: the weight must be in rows on a GPU")));
   params.weight.layout = WeightLayout::kRows;
   params.dtype = DType::kBf16;
   params.y_dtype = DType::kF16;
@@ -397,8 +397,8 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
       Matmul(test.stream(), params, none),
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
-          HasSubstr("matmul: y: must be F32 or the activations' BF16 on a "
-                    "GPU, not F16")));
+          HasSubstr("matmul: on a GPU, y must have the type F32 or that of "
+                    "the activations, BF16, not F16")));
   params.y_dtype = DType::kF32;
   params.weight.n = int64_t{1} << 22;
   params.y_row_stride = params.weight.n;
@@ -411,8 +411,8 @@ TEST(MatmulCudaTest, ProductsThatAGpuDoesNotSupportAreRefused) {
   EXPECT_THAT(
       Matmul(test.stream(), params, none),
       base::StatusIs(absl::StatusCode::kUnimplemented,
-                     HasSubstr("rows: a GPU supports at most 16776960, not "
-                               "16777216")));
+                     HasSubstr("a GPU supports at most 16776960 rows of x, "
+                               "not 16777216")));
 }
 
 }  // namespace

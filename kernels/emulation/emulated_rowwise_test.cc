@@ -102,7 +102,7 @@ void ExpectNorm(const NormCase& c, uint64_t seed) {
   }
 }
 
-TEST(NormCudaTest, EqualsTheReferenceWithinTheTypesTolerance) {
+TEST(NormCudaTest, TheNormEqualsTheReferenceWithinTheToleranceOfTheNumberType) {
   for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
     for (const DType dtype : kDTypes) {
       ExpectNorm({kind, dtype, 0, 5}, 1);
@@ -171,8 +171,8 @@ TEST(NormCudaTest, RowsThatAreReadIn16BytePacksMustBeAligned) {
         absl::StatusCode::kInvalidArgument,
         testing::StartsWith(absl::StrCat(
             "norm: ", name,
-            ": rows of 8 BF16: the address must be a multiple of 16 bytes, "
-            "but is 2 bytes past one")));
+            ": with rows of 8 BF16 numbers, the address must be a multiple of "
+            "16 bytes, but is 2 bytes above such a multiple")));
   };
   NormParams wrong = params;
   wrong.x = shifted.as<float>();
@@ -279,7 +279,8 @@ std::vector<float> GateByReference(int64_t rows, int64_t features,
 constexpr std::pair<int64_t, int64_t> kShapes[] = {
     {0, 3}, {1, 1}, {1, 256}, {5, 77}, {3, 2056}, {18, 1000}};
 
-TEST(SiluMulCudaTest, EqualsTheReferenceWithinTheTypesTolerance) {
+TEST(SiluMulCudaTest,
+     SiluMulEqualsTheReferenceWithinTheToleranceOfTheNumberType) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     EmulatedTest test(++seed, /*multiprocessors=*/1);
@@ -349,7 +350,8 @@ std::vector<float> ActivateByReference(ActivationKind kind, int64_t rows,
 constexpr ActivationKind kKinds[] = {
     ActivationKind::kGelu, ActivationKind::kGeluTanh, ActivationKind::kRelu};
 
-TEST(ActivationCudaTest, EqualsTheReferenceWithinTheTypesToleranceAlsoInPlace) {
+TEST(ActivationCudaTest,
+     ActivationsEqualTheReferenceAlsoIfTheyAreComputedInPlace) {
   uint64_t seed = 0;
   for (const ActivationKind kind : kKinds) {
     for (const DType dtype : kDTypes) {
@@ -432,7 +434,8 @@ void ExpectAddedRows(EmulatedTest& test, const RowsCase& c) {
                        From(c.ahead, test.GetNumbers(on_y, c.dtype))));
 }
 
-TEST(AddRowsCudaTest, AddsRowsOrOneFloat32RowAndWritesNothingElse) {
+TEST(AddRowsCudaTest,
+     AddsEachRowOrOneFloat32BiasToAllRowsAndWritesNothingElse) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     for (const int64_t ahead : AheadOf(dtype)) {
@@ -545,7 +548,7 @@ void ExpectGatheredRows(EmulatedTest& test, const GatherCase& c) {
   EXPECT_TRUE(SameBits(want, From(c.ahead, test.GetNumbers(out, c.dtype))));
 }
 
-TEST(GatherRowsCudaTest, CopiesTheNamedRowsAndWritesNothingElse) {
+TEST(GatherRowsCudaTest, CopiesTheListedRowsAndWritesNothingElse) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     for (const int64_t ahead : AheadOf(dtype)) {
@@ -572,7 +575,7 @@ TEST(GatherRowsCudaTest, CopiesTheNamedRowsAndWritesNothingElse) {
 
 // Callers also gather ids and counts as rows of one number, so bits that are no
 // valid float must be copied unchanged.
-TEST(GatherRowsCudaTest, CopiesTheExactBitsOfEveryType) {
+TEST(GatherRowsCudaTest, CopiesRowsOfEveryNumberTypeBitByBit) {
   const std::vector<int32_t> ids = {0x7f800001, -1, 0, 1, -0x7fffffff};
   EmulatedTest test;
   const DeviceBuffer x = test.Put(ids);
@@ -665,7 +668,7 @@ void ExpectEmbedding(EmulatedTest& test, const EmbeddingCase& c) {
       << DTypeName(c.dtype) << " of " << DTypeName(c.table_dtype);
 }
 
-TEST(EmbeddingCudaTest, EqualsTheReference) {
+TEST(EmbeddingCudaTest, TheEmbeddingEqualsTheReference) {
   for (const DType dtype : kDTypes) {
     for (const DType table : kDTypes) {
       EmulatedTest test;
@@ -692,8 +695,9 @@ TEST(EmbeddingCudaTest, ATablePackedInPanelsIsRefused) {
   Workspace none(nullptr, 0);
   EXPECT_THAT(
       Embedding(test.stream(), params, none),
-      base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     testing::HasSubstr("its layout is for another device")));
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          testing::HasSubstr("the weight layout of another kind of device")));
 }
 
 // A case of rope. All heads of q have the same layout; each head of k has its
@@ -767,7 +771,7 @@ RopeData RopeByKernel(EmulatedTest& test, const RopeCase& c) {
   return data;
 }
 
-TEST(RopeCudaTest, EqualsTheReferenceWithinTheTypesTolerance) {
+TEST(RopeCudaTest, RopeEqualsTheReferenceWithinTheToleranceOfTheNumberType) {
   uint64_t seed = 0;
   for (const DType dtype : kDTypes) {
     for (const RopePairing pairing :
@@ -817,7 +821,7 @@ TEST(RopeCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   EXPECT_NE(mutants[0].verdict, Verdict::kRight);
 }
 
-TEST(LaunchDeathTest, MoreRowsThanAGridCanHaveEndTheProcess) {
+TEST(LaunchDeathTest, ALaunchWithMoreRowsThanAGridCanHaveEndsTheProcess) {
   EXPECT_EQ(emulated::simt::Ctas((int64_t{1} << 31) - 1), 0x7fffffffu);
   EXPECT_EQ(emulated::simt::Ctas(513, 256), 3u);
   EXPECT_DEATH((void)emulated::simt::Ctas(int64_t{1} << 31), "most");

@@ -83,7 +83,8 @@ std::vector<float> ScoresByKernel(EmulatedTest& test, const Scored& c) {
   return test.Get<float>(logprobs);
 }
 
-TEST(LogSoftmaxCudaTest, GivesTheSameBitsAsTheCpuHoweverTheVocabularyIsCut) {
+TEST(LogSoftmaxCudaTest,
+     GivesTheBitsOfTheCpuForAnyDivisionOfTheVocabularyIntoChunks) {
   uint64_t seed = 0;
   for (const int64_t vocab : {1, 15, 1024, 5003, 20000}) {
     std::vector<int32_t> targets;
@@ -105,7 +106,7 @@ TEST(LogSoftmaxCudaTest, GivesTheSameBitsAsTheCpuHoweverTheVocabularyIsCut) {
   EXPECT_TRUE(ScoresByKernel(test, {{}, {}, 5, 5}).empty());
 }
 
-TEST(LogSoftmaxCudaTest, ANonFiniteLogitMakesItsRowsResultNonFinite) {
+TEST(LogSoftmaxCudaTest, ANonFiniteLogitMakesTheResultOfItsRowNonFinite) {
   constexpr int64_t kVocab = 2500;
   Scored c = {RandomFloats(2 * kVocab, 2), {3, 3}, kVocab, kVocab};
   EmulatedTest whole;
@@ -341,7 +342,8 @@ std::vector<Row> AllKinds(int64_t vocab, size_t count) {
   return rows;
 }
 
-TEST(SampleCudaTest, EveryKindOfRowGivesTheSameResultAsTheCpu) {
+TEST(SampleCudaTest,
+     RowsWithAllKindsOfSamplingOptionsGiveTheSameResultAsTheCpu) {
   uint64_t seed = 0;
   for (const int64_t vocab : {600, 3001}) {
     constexpr size_t kRows = 18;
@@ -356,7 +358,7 @@ TEST(SampleCudaTest, EveryKindOfRowGivesTheSameResultAsTheCpu) {
 // Draws many ids with each filter. With scale 2, few of the logits are large;
 // with scale 0.05, all are nearly equal, and filters keep more ids than shared
 // memory can hold.
-TEST(SampleCudaTest, DrawnIdsEqualThoseOfTheCpu) {
+TEST(SampleCudaTest, TheDrawnTokenIdsEqualThoseDrawnOnTheCpu) {
   struct Shape {
     float scale;
     int64_t vocab;
@@ -381,7 +383,7 @@ TEST(SampleCudaTest, DrawnIdsEqualThoseOfTheCpu) {
   }
 }
 
-TEST(SampleCudaTest, TheLowerIdOfEqualLogitsIsTaken) {
+TEST(SampleCudaTest, OfTokensWithEqualLogitsTheOneWithTheLowerIdIsTaken) {
   std::vector<float> logits(2000, 1.0f);
   logits[0] = -1.0f;
   logits[700] = -0.0f;
@@ -489,7 +491,8 @@ std::vector<Row> RowsOfManyIds() {
 }
 
 // Weights are at least 2^-12, so sums in float64 are exact in any order.
-TEST(SampleCudaTest, RowsOfManyLikelyIdsGiveTheSameIdsAsTheCpuWithEveryFilter) {
+TEST(SampleCudaTest,
+     RowsWithManyLikelyTokensGiveTheIdsOfTheCpuWithEveryFilter) {
   for (const int64_t vocab : {20000, 6003}) {
     Batch c = {RandomFloats(vocab, 11, 0.05f), RowsOfManyIds(), vocab, 3, true};
     c.rows[2].row.num_logprobs = 3;
@@ -506,7 +509,7 @@ TEST(SampleCudaTest, RowsOfManyLikelyIdsGiveTheSameIdsAsTheCpuWithEveryFilter) {
   }
 }
 
-TEST(SampleCudaTest, RowsOf128KLikelyIdsGiveTheSameIdsAsTheCpu) {
+TEST(SampleCudaTest, RowsWith128KLikelyTokensGiveTheSameIdsAsTheCpu) {
   constexpr int64_t kVocab = 131072;
   Batch c = {RandomFloats(kVocab, 12, 0.02f), {}, kVocab, 2, true};
   c.rows.resize(3);
@@ -544,7 +547,7 @@ Row AtTheLargestNumber() {
   row.row.sample_index = 221342161;
   return row;
 }
-TEST(SampleCudaTest, TheChosenSeedGivesTheLargestUniformNumber) {
+TEST(SampleCudaTest, TheSeedUsedByTheTestsGivesTheLargestUniformNumber) {
   const SampleRowArgs row = AtTheLargestNumber().row;
   const base::PhiloxCounter bits =
       base::Philox4x32(base::PhiloxKeyFromSeed(row.seed),
@@ -576,7 +579,8 @@ void ExpectIdsOfTheCpu(const Batch& c, uint64_t seed) {
                                                     ::testing::Lt(c.vocab))));
 }
 
-TEST(SampleCudaTest, ARowOfEqualLogitsDrawsAnIdForTheLargestUniformNumber) {
+TEST(SampleCudaTest,
+     ATokenIsDrawnFromEqualLogitsEvenForTheLargestUniformNumber) {
   uint64_t seed = 0;
   for (const int64_t vocab : {1, 3, 9, 513, 2047, 2049, 4097, 6003, 20001}) {
     for (const float logit : {0.0f, -1.7f, 3e38f}) {
@@ -592,7 +596,7 @@ TEST(SampleCudaTest, ARowOfEqualLogitsDrawsAnIdForTheLargestUniformNumber) {
 // the weights depends on the order of addition. A draw takes the first id at
 // which the running sum reaches a given number. Due to rounding, the sum over
 // all ids may stay below this number; an id must be drawn nevertheless.
-TEST(SampleCudaTest, AnIdIsDrawnEvenIfRoundedSumsAreTooSmall) {
+TEST(SampleCudaTest, ATokenIsDrawnEvenIfRoundedSumsOfProbabilitiesAreTooSmall) {
   uint64_t seed = 0;
   for (const int64_t vocab : {2051, 5003, 9001, 20001}) {
     for (const float distance : {22.0f, 23.7f, 25.1f}) {
@@ -616,7 +620,7 @@ TEST(SampleCudaTest, AnIdIsDrawnEvenIfRoundedSumsAreTooSmall) {
 
 // Nearly all ids have nearly equal weights, but the keys that order their
 // logits span 2^31 values.
-TEST(SampleCudaTest, LogitsFarApartAreOrderedAsOnTheCpu) {
+TEST(SampleCudaTest, LogitsOfVeryDifferentSizesAreOrderedAsOnTheCpu) {
   constexpr int64_t kVocab = 5003;
   std::vector<float> logits(kVocab);
   for (size_t i = 0; i < logits.size(); ++i) {
@@ -639,7 +643,7 @@ TEST(SampleCudaTest, LogitsFarApartAreOrderedAsOnTheCpu) {
 // The kernel narrows down an interval of keys by splitting it repeatedly. This
 // test simulates the worst case: after each split, the remaining part is the
 // one with the most keys, or a random part that may contain ids.
-TEST(SampleCudaTest, NoIntervalOfKeysNeedsMoreSplitsThanTheLimit) {
+TEST(SampleCudaTest, TheSearchForTheTopIdsNeverNeedsMoreStepsThanItsLimit) {
   using emulated::TopKey;
   const TopKey end_of_row = emulated::BehindLogit(-kInf);
   std::mt19937 engine(3);
@@ -710,7 +714,7 @@ KVASIR_KERNEL(emulated::kLogitThreads) TakeKernel(TakeArgs args) {
                                                  args.keys, args.most, next);
   if (simt::Thread() == 0) *args.count = count;
 }
-TEST(SampleCudaTest, KeysThatDoNotFitAreNotWrittenPastTheArray) {
+TEST(SampleCudaTest, SortKeysThatDoNotFitIntoTheArrayAreNotWrittenPastItsEnd) {
   constexpr uint32_t kMost = emulated::kSortedIds;
   constexpr uint64_t kUntouched = 0x1234567812345678;
   for (const uint32_t vocab : {100u, kMost, kMost + 1, 9000u}) {
@@ -757,7 +761,7 @@ int64_t LoadedBytes(const Batch& c) {
   return bytes;
 }
 
-TEST(SampleCudaTest, ReadsTheLogitsOfAGreedyRowOnceAndOfOthersAFewTimes) {
+TEST(SampleCudaTest, TheLogitsOfAGreedyRowAreReadOnceAndOfOtherRowsAFewTimes) {
   constexpr int64_t kVocab = 16384;
   Batch c = {RandomFloats(kVocab, 14, 2.0f), {Greedy()}, kVocab, 3, true};
   EXPECT_EQ(LoadedBytes(c), 4 * kVocab);
@@ -780,7 +784,7 @@ TEST(SampleCudaTest, ReadsTheLogitsOfAGreedyRowOnceAndOfOthersAFewTimes) {
   EXPECT_LE(LoadedBytes(c), 8 * 4 * kVocab);
 }
 
-TEST(SampleCudaTest, ATopListMayHoldTheWholeVocabulary) {
+TEST(SampleCudaTest, AListOfTopTokensMayHoldTheWholeVocabulary) {
   Batch c = {RandomFloats(2 * 2500, 8, 20.0f), {Row(), Greedy()}, 2500, 2500};
   c.rows[0].row.num_logprobs = 2500;
   c.rows[1].row.num_logprobs = 700;
@@ -828,7 +832,7 @@ TEST(SampleCudaTest, LeavingOutEachSiteThatSynchronizesIsDetected) {
   }
 }
 
-TEST(SampleCudaTest, AVocabularyThatIsTooLargeIsRefused) {
+TEST(SampleCudaTest, AVocabularyAboveTheLimitOfTheGpuKernelsIsRefused) {
   EmulatedTest test;
   Workspace none(nullptr, 0);
   SampleParams params;
@@ -837,13 +841,14 @@ TEST(SampleCudaTest, AVocabularyThatIsTooLargeIsRefused) {
       Sample(test.stream(), params, none),
       base::StatusIs(
           absl::StatusCode::kUnimplemented,
-          HasSubstr("sample: vocabulary: a GPU supports at most 1048576 "
+          HasSubstr("sample: a GPU supports a vocabulary of at most 1048576 "
                     "logits per row, not 1048577")));
   LogSoftmaxParams scored;
   scored.vocab_count = kMostDeviceLogits + 1;
-  EXPECT_THAT(LogSoftmax(test.stream(), scored, none),
-              base::StatusIs(absl::StatusCode::kUnimplemented,
-                             HasSubstr("log_softmax: vocabulary")));
+  EXPECT_THAT(
+      LogSoftmax(test.stream(), scored, none),
+      base::StatusIs(absl::StatusCode::kUnimplemented,
+                     HasSubstr("log_softmax: a GPU supports a vocabulary")));
 }
 
 // The count tables after count_tokens ran on three histories: one that clears
@@ -866,7 +871,8 @@ Counted CountByKernel(EmulatedTest& test, const std::vector<int32_t>& ids) {
   return {test.Get<int32_t>(cleared), test.Get<int32_t>(kept)};
 }
 
-TEST(CountTokensCudaTest, CountsTokensAndALeftOutSyncSiteIsDetected) {
+TEST(CountTokensCudaTest,
+     TokenCountsAreCorrectAndLeavingOutASyncSiteIsDetected) {
   std::vector<int32_t> ids = {1, 3, 1, -1, 2000, 0};
   for (int32_t i = 0; i < 1500; ++i) ids.push_back(i * i % 1999);
   Counted want = {std::vector<int32_t>(2000, 0), std::vector<int32_t>(2000, 5)};

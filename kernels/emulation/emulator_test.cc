@@ -38,7 +38,7 @@ bool Arrives(EmulatedTest& test, Planted planted,
   return test.Get<uint32_t>(out) == words;
 }
 
-TEST(EmulatorTest, ACorrectKernelIsNotReported) {
+TEST(EmulatorTest, NoFaultIsReportedForACorrectKernel) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     EmulatedTest test(seed);
     EXPECT_TRUE(Arrives(test, Planted::kNone));
@@ -66,7 +66,7 @@ Verdict Found(Planted planted) {
   return Verdict::kRight;
 }
 
-TEST(EmulatorTest, AMissingBarrierGivesWrongNumbersOrARace) {
+TEST(EmulatorTest, AMissingBarrierCausesWrongResultsOrAReportedRace) {
   for (const Planted planted :
        {Planted::kMissingBarrier, Planted::kMissingWarpBarrier}) {
     EXPECT_EQ(Found(planted),
@@ -79,21 +79,21 @@ TEST(EmulatorTest, AMissingBarrierGivesWrongNumbersOrARace) {
 
 // This fault shows only if one warp runs far ahead of the others, which happens
 // with even seeds.
-TEST(EmulatorTest, AWarpThatOverwritesUnreadDataIsFound) {
+TEST(EmulatorTest, AWarpThatOverwritesDataBeforeItIsReadIsDetected) {
   EXPECT_EQ(Found(Planted::kReusedPartial),
             kThreadSanitizer ? Verdict::kRace : Verdict::kWrong);
 }
 
 // Each thread polls 6000 times without a change of any value, but at changing
 // addresses.
-TEST(EmulatorTest, PollsThatReadNewValuesAreNotADeadlock) {
+TEST(EmulatorTest, PollingOfChangingAddressesIsNotReportedAsADeadlock) {
   for (uint64_t seed = 1; seed <= 2; ++seed) {
     EmulatedTest test(seed);
     EXPECT_TRUE(Arrives(test, Planted::kManyLooks));
   }
 }
 
-TEST(EmulatorTest, LoadOnceMayReadBytesNextToStoredOnes) {
+TEST(EmulatorTest, LoadOnceMayReadBytesNextToBytesThatTheLaunchStored) {
   EmulatedTest test;
   EXPECT_FALSE(Arrives(test, Planted::kLoadOnceBesideStored));
 }
@@ -143,7 +143,7 @@ TEST_F(EmulatorDeathTest, ABarrierThatSomeThreadsDoNotReachIsReported) {
   ExpectDeath(Planted::kStuckPolls, "deadlock: threads poll for changes");
 }
 
-TEST_F(EmulatorDeathTest, ACopyThatIsNeverWaitedForIsReported) {
+TEST_F(EmulatorDeathTest, AnAsyncCopyThatIsNeverWaitedForIsReported) {
   for (const Planted planted :
        {Planted::kMissingWait, Planted::kMissingCommit}) {
     ExpectDeath(planted,
@@ -173,7 +173,7 @@ TEST_F(EmulatorDeathTest, AccessesOutOfBoundsAreReported) {
 }
 
 TEST_F(EmulatorDeathTest,
-       MisalignedAccessesTooNarrowScopesAndFullStacksAreReported) {
+       MisalignedAccessesTooNarrowScopesAndStackOverflowsAreReported) {
   ExpectDeath(Planted::kMisalignedLoad, "LoadGlobal .*misaligned.*16 bytes");
   ExpectDeath(Planted::kMisalignedCopy, "CopyAsync .*misaligned.*16 bytes");
   ExpectDeath(Planted::kScopeTooNarrow, "AtomicAdd .*in the scope of one CTA");
@@ -211,7 +211,7 @@ TEST(EmulatorTest, ListsTheSyncSitesOfAKernel) {
   EXPECT_TRUE(test.emulator().SyncSites("another").empty());
 }
 
-TEST(EmulatorTest, ALeftOutSiteDoesNothingButCountsItsPasses) {
+TEST(EmulatorTest, AKernelWhoseSyncSiteForWaitingIsLeftOutIsStopped) {
   SyncSite wait;
   {
     EmulatedTest test;
@@ -228,7 +228,7 @@ TEST(EmulatorTest, ALeftOutSiteDoesNothingButCountsItsPasses) {
             Verdict::kStopped);
 }
 
-TEST(EmulatorTest, AChildThatDiesForAnotherReasonFailsTheTest) {
+TEST(EmulatorTest, AChildProcessThatDiesForAnUnexpectedReasonFailsTheTest) {
   EXPECT_NONFATAL_FAILURE(
       EXPECT_EQ(Judge([]() -> bool { _exit(1); }), Verdict::kRight),
       "the child ended with status");
@@ -237,7 +237,7 @@ TEST(EmulatorTest, AChildThatDiesForAnotherReasonFailsTheTest) {
       "the child ended with status");
 }
 
-TEST(EmulatorTest, AnEndlessChildIsEndedAndGetsTheVerdictEndless) {
+TEST(EmulatorTest, AChildProcessThatDoesNotEndIsKilledAndJudgedEndless) {
   const Verdict verdict = Judge(
       [] {
         for (volatile bool on = true; on;) {
@@ -248,7 +248,7 @@ TEST(EmulatorTest, AnEndlessChildIsEndedAndGetsTheVerdictEndless) {
   EXPECT_STREQ(VerdictName(verdict), "endless");
 }
 
-TEST(EmulatorTest, CountsSectorsAndPassesThroughSharedMemoryBanks) {
+TEST(EmulatorTest, CountsGlobalMemorySectorsAndSharedMemoryPasses) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   EXPECT_TRUE(Arrives(test, Planted::kNone));
   int64_t shared_loads = 0;
@@ -272,7 +272,7 @@ TEST(EmulatorTest, CountsSectorsAndPassesThroughSharedMemoryBanks) {
 // 32 lanes read 16 distinct words with a stride of 4 words: they lie in 8
 // banks, 2 in each, and in 8 sectors, while 4 sectors could hold the bytes of
 // 32 lanes.
-TEST(EmulatorTest, CountsTheCostOfStridedAccesses) {
+TEST(EmulatorTest, StridedAccessesAreCountedWithTheirBankConflictsAndSectors) {
   EmulatedTest test(1, 4, /*count_accesses=*/true);
   EXPECT_FALSE(Arrives(test, Planted::kStrided));
   const std::vector<AccessCount> counts = test.emulator().Accesses("faulty");

@@ -165,9 +165,9 @@ absl::StatusOr<PreparedEviction> Prepare(Device& device,
     for (int64_t g = 0; g < part.latents.num_groups; ++g) {
       const int64_t unit = part.unit_of_group[g];
       if (unit >= 0 && unit < metadata.num_units) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(kKernels.op, ": group ", g, " belongs to unit ", unit,
-                       ", but units are 0 to ", metadata.num_units - 1));
+      return absl::InvalidArgumentError(absl::StrCat(
+          kKernels.op, ": group ", g, " belongs to eviction unit ", unit,
+          ", but the units are numbered from 0 to ", metadata.num_units - 1));
     }
     table.AddGroups(part);
   }

@@ -155,7 +155,8 @@ std::vector<LatentSpec> EvictSpecs() {
 
 class EvictCompactTest : public ::testing::TestWithParam<LatentSpec> {};
 
-TEST_P(EvictCompactTest, AttentionIsAsIfTheEvictedSlotsWereMasked) {
+TEST_P(EvictCompactTest,
+       AttentionAfterEvictionEqualsAttentionWithTheEvictedSlotsMasked) {
   const int64_t page_tokens = GetParam().page_tokens;
   for (const To to : {To::kSamePages, To::kOtherPages, To::kSomeOtherPages}) {
     SCOPED_TRACE(static_cast<int>(to));
@@ -196,7 +197,7 @@ INSTANTIATE_TEST_SUITE_P(Specs, EvictCompactTest,
                            return std::string(spec.param.name);
                          });
 
-TEST(EvictCompactGranulesTest, SlotsInGranulesAreCopiedExactly) {
+TEST(EvictCompactGranulesTest, SlotsStoredInGranulesAreMovedWithoutChanges) {
   const auto test = TestStream::InGranules(16);
   LatentSpec spec = {"", 8, 4, {Codes({40}, {3, 4}, 20)}, {Codes({64}, {4})},
                      64};
@@ -210,7 +211,8 @@ TEST(EvictCompactGranulesTest, SlotsInGranulesAreCopiedExactly) {
   }
 }
 
-TEST(EvictCompactRefusalTest, TheErrorNamesAGroupWithoutAUnit) {
+TEST(EvictCompactRefusalTest,
+     TheErrorNamesAGroupWhoseEvictionUnitDoesNotExist) {
   LatentSpec spec = {"", 8, 4, {Codes({40}, {4})}, {Codes({64}, {4})}};
   spec.unit_of_head = {0, 0, 1, 1};
   LatentCache cache(spec, {20}, 3);
@@ -220,9 +222,9 @@ TEST(EvictCompactRefusalTest, TheErrorNamesAGroupWithoutAUnit) {
   TestStream test;
   EXPECT_THAT(
       Prepare(test.device(), OnDevice(metadata), parts.parts).status(),
-      base::StatusIs(
-          absl::StatusCode::kInvalidArgument,
-          HasSubstr("group 2 belongs to unit 1, but units are 0 to 0")));
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("group 2 belongs to eviction unit 1, but the "
+                               "units are numbered from 0 to 0")));
 }
 
 }  // namespace

@@ -152,7 +152,8 @@ std::vector<int32_t> BruteForce(Slots& slots, const Eviction& eviction,
   return list;
 }
 
-TEST(EvictSelectTest, EqualsBruteForceOnRandomScoresWithTies) {
+TEST(EvictSelectTest,
+     TheKeptSlotsEqualThoseOfABruteForceSearchOnRandomScoresWithTies) {
   TestStream reference(1, CpuBackend::kReference);
   TestStream three(3);
   std::mt19937 engine(7);
@@ -203,7 +204,8 @@ struct KeptToken {
 // Simulates a long text, token by token. Each new token adds attention mass to
 // all tokens that are still kept. A list in the test records which tokens
 // should be kept.
-TEST(EvictSelectTest, EqualsBruteForceTokenByTokenOverThousandsOfTokens) {
+TEST(EvictSelectTest,
+     TheKeptSlotsEqualThoseOfABruteForceSearchOverThousandsOfTokens) {
   struct Case {
     int64_t units;
     int64_t budget;
@@ -283,7 +285,7 @@ TEST(EvictSelectTest, EqualsBruteForceTokenByTokenOverThousandsOfTokens) {
   }
 }
 
-TEST(EvictSelectTest, AnyNumberOfThreadsGivesTheSameSlots) {
+TEST(EvictSelectTest, AnyNumberOfThreadsKeepsTheSameSlots) {
   constexpr int64_t kSlots = 9000;
   Slots slots(kSlots, 5, 64, true, true, 3);
   slots.Fill(3);
@@ -296,7 +298,7 @@ TEST(EvictSelectTest, AnyNumberOfThreadsGivesTheSameSlots) {
   EXPECT_EQ(Select(four, slots, {eviction}), expected);
 }
 
-TEST(EvictSelectTest, WithoutPlanesOfErrorsLambdaHasNoEffect) {
+TEST(EvictSelectTest, LambdaHasNoEffectIfNoQuantizationErrorsAreStored) {
   Slots slots(100, 1, 16, false, false, 3);
   for (int64_t s = 0; s < 100; ++s) {
     slots.score(0, s) = static_cast<float>(s * 37 % 100);
@@ -309,7 +311,7 @@ TEST(EvictSelectTest, WithoutPlanesOfErrorsLambdaHasNoEffect) {
   EXPECT_EQ(Select(test, slots, {heavy}), Select(test, slots, {both}));
 }
 
-TEST(EvictSelectTest, SlotsWithSmallErrorsAreKeptBeforeSlotsWithMoreMass) {
+TEST(EvictSelectTest, LambdaWeighsAttentionMassAgainstSmallQuantizationErrors) {
   Slots slots(6, 1, 16, true, true, 3);
   const float scores[] = {0, 1, 2, 3, 4, 0};
   const uint8_t errors[] = {10, 10, 90, 120, 120, 10};
@@ -330,7 +332,7 @@ TEST(EvictSelectTest, SlotsWithSmallErrorsAreKeptBeforeSlotsWithMoreMass) {
   EXPECT_THAT(kept(0.0f), ElementsAre(0, 1, 5));
 }
 
-TEST(EvictSelectTest, ScoresThatAreNotFiniteCountAsZero) {
+TEST(EvictSelectTest, NonFiniteAttentionScoresCountAsZero) {
   Slots slots(5, 1, 16, false, false, 3);
   const float scores[] = {std::numeric_limits<float>::quiet_NaN(), 1.0f,
                           std::numeric_limits<float>::infinity(), 2.0f, 0.0f};
@@ -358,7 +360,7 @@ TEST(EvictSelectTest, AttentionMassIsMultipliedByTheDecayOncePerEviction) {
   EXPECT_EQ(slots.score(1, 7), 3.0f);
 }
 
-TEST(EvictSelectTest, RefusesInvalidCounts) {
+TEST(EvictSelectTest, EvictionsWithInvalidParametersAreRefused) {
   const Eviction good = {.num_slots = 10, .kept = 6, .sinks = 2, .recent = 3};
   const auto refusal = [&](auto change) {
     Eviction eviction = good;

@@ -233,7 +233,8 @@ class EndlessText {
   int64_t slots_ = 0;
 };
 
-TEST(EvictStreamTest, ChunksThreadsAndKeptWeightsDoNotChangeABitOfALongText) {
+TEST(EvictStreamTest,
+     ChunkSizeThreadsAndKeptWeightsDoNotChangeTheBitsOfALongStream) {
   EndlessText one({.keeps_weights = true});
   EndlessText again({.threads = 3, .most_tokens = kEvery});
   EndlessText mixed({.threads = 2, .keeps_weights = true, .most_tokens = 3});
@@ -247,7 +248,7 @@ TEST(EvictStreamTest, ChunksThreadsAndKeptWeightsDoNotChangeABitOfALongText) {
   }
 }
 
-TEST(EvictStreamTest, TheReferenceKeepsTheSameTokens) {
+TEST(EvictStreamTest, TheReferenceAndTheSimdKernelsKeepTheSameTokens) {
   EndlessText reference({.backend = CpuBackend::kReference, .most_tokens = 5});
   EndlessText simd({.keeps_weights = true, .most_tokens = 2});
   reference.RunTo(300);
@@ -255,7 +256,7 @@ TEST(EvictStreamTest, TheReferenceKeepsTheSameTokens) {
   EXPECT_TRUE(SameBits(reference.State(), simd.State()));
 }
 
-TEST(EvictStreamTest, SinksAndTheLatestTokensAreKeptInOrder) {
+TEST(EvictStreamTest, SinkTokensAndTheLatestTokensAreKeptInOrder) {
   EndlessText stream({.most_tokens = 7});
   for (int64_t tokens = 4 * kEvery; tokens < 1500; tokens += kEvery) {
     stream.RunTo(tokens);

@@ -53,7 +53,7 @@ std::vector<uint8_t> RandomCodes(const Group& group) {
   return codes;
 }
 
-TEST(CodePackTest, PlanesFollowEachOtherAndBytesFillFromTheLowestBit) {
+TEST(CodePackTest, BitPlanesAreStoredInSequenceAndFillBytesFromTheLowestBit) {
   for (const Group& group : Groups()) {
     const std::vector<uint8_t> codes = RandomCodes(group);
     std::vector<bool> stream;
@@ -89,7 +89,7 @@ TEST(CodePackTest, PlanesFollowEachOtherAndBytesFillFromTheLowestBit) {
   }
 }
 
-TEST(CodePackTest, PackingEightAtATimeGivesTheSameBytes) {
+TEST(CodePackTest, PackingCodesInPiecesGivesTheSameBytesAsPackingAllAtOnce) {
   for (const Group& group : Groups()) {
     const std::vector<uint8_t> codes = RandomCodes(group);
     std::vector<uint8_t> expected(group.bytes());

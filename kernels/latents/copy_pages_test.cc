@@ -37,7 +37,7 @@ TEST(CopyPagesTest, CopiesBetweenArenasEvenIfThePageIdsAreEqual) {
 
 // The pages of padding pairs are far outside the arena, so the test would crash
 // if the op accessed them.
-TEST(CopyPagesTest, APaddingPairCopiesNothing) {
+TEST(CopyPagesTest, APagePairThatIsPaddingCopiesNothing) {
   std::string arena = "aabb";
   constexpr int32_t kFar = 1 << 30;
   const PagePair pairs[] = {{-1, kFar}, {0, 1}, {-kFar, -kFar}};
@@ -48,7 +48,7 @@ TEST(CopyPagesTest, APaddingPairCopiesNothing) {
   EXPECT_EQ("aaaa", arena);
 }
 
-TEST(CopyPagesTest, RefusesANegativeNumberOfPairs) {
+TEST(CopyPagesTest, ANegativeNumberOfPagePairsIsRefused) {
   TestStream test;
   CopyPagesParams params;
   params.page_bytes = 2;

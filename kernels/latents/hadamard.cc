@@ -52,7 +52,8 @@ absl::StatusOr<PreparedHadamard> Prepare(Device& device,
       params.scratch_floats / 2 > kCudaHadamardFloats) {
     return absl::UnimplementedError(absl::StrCat(
         kKernels.op, ": a block of ", params.scratch_floats / 2,
-        " numbers: a GPU's kernel takes at most ", kCudaHadamardFloats));
+        " numbers is too large for the GPU kernel, which supports at most ",
+        kCudaHadamardFloats));
   }
   params.num_latents = static_cast<int64_t>(latents.size());
   KVASIR_ASSIGN_OR_RETURN(params.latents,

@@ -56,7 +56,8 @@ double Exact(const std::vector<double>& matrix, int64_t width, const float* x,
 
 class HadamardTest : public ::testing::TestWithParam<int64_t> {};
 
-TEST_P(HadamardTest, EqualsTheMatrixProductWithTheSameBitsOnAllBackEnds) {
+TEST_P(HadamardTest,
+       TheTransformEqualsAMatrixProductAndHasTheSameBitsOnAllBackEnds) {
   const int64_t width = GetParam();
   const std::vector<HadamardPlace> places = {{width, 1}, {24, width + 3}};
   const std::vector<double> matrix = base::HadamardMatrix(width);
@@ -113,7 +114,7 @@ TEST(HadamardRowsTest, AnyNumberOfThreadsGivesTheSameBits) {
       [&] { EXPECT_TRUE(SameBits(truth, Multiply(four, run, x))); });
 }
 
-TEST(HadamardInverseTest, TheTransposeRestoresLatents) {
+TEST(HadamardInverseTest, TheTransposedTransformRestoresTheOriginalLatents) {
   for (const int64_t width : {96, 160, 256}) {
     const std::vector<float> x = RandomFloats(kTokens * width, 4);
     TestStream test;
@@ -125,7 +126,7 @@ TEST(HadamardInverseTest, TheTransposeRestoresLatents) {
   }
 }
 
-TEST(HadamardRefusalTest, TheErrorNamesTheWrongField) {
+TEST(HadamardRefusalTest, TheErrorNamesTheInvalidField) {
   TestStream test;
   HadamardTables tables(&test.device());
   HadamardParams shape;

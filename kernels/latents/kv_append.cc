@@ -31,8 +31,9 @@ absl::Status CheckPart(const KvAppendPart& side, const KvAppendShape& shape,
     const int64_t unit = side.unit_of_group[g];
     if (unit < 0 || unit >= shape.metadata.num_units) {
       return absl::InvalidArgumentError(
-          absl::StrCat(kKernels.op, ": group ", g, " belongs to unit ", unit,
-                       ", but units are 0 to ", shape.metadata.num_units - 1));
+          absl::StrCat(kKernels.op, ": group ", g, " belongs to eviction unit ",
+                       unit, ", but the units are numbered from 0 to ",
+                       shape.metadata.num_units - 1));
     }
   }
   return absl::OkStatus();
@@ -51,9 +52,11 @@ absl::Status CheckWidest(const Device& device, int64_t most_codes) {
   if (device.kind() == DeviceKind::kCpu || most_codes <= kCudaAppendCodes) {
     return absl::OkStatus();
   }
-  return absl::UnimplementedError(absl::StrCat(
-      kKernels.op, ": a latent of ", most_codes,
-      " channels of codes: a GPU's kernel takes at most ", kCudaAppendCodes));
+  return absl::UnimplementedError(
+      absl::StrCat(kKernels.op, ": a latent with ", most_codes,
+                   " channels stored as codes is too wide for the GPU kernel, "
+                   "which supports at most ",
+                   kCudaAppendCodes));
 }
 
 // How many floats of scratch memory the op needs: on a CPU, for the sums of
@@ -148,17 +151,17 @@ absl::StatusOr<PreparedKvAppend> Prepare(Device& device,
     return Refuse(kKernels.op, "page_tokens", 1, shape.page_tokens);
   }
   if (shape.slots_are_bytes && shape.page_tokens != 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(kKernels.op,
-                     ": slots given as byte offsets: page_tokens must be 1, "
-                     "not ",
-                     shape.page_tokens));
-  }
-  if (shape.slots_are_bytes && shape.metadata.num_units > 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         kKernels.op,
-        ": slots given as byte offsets cannot have metadata, have ",
-        shape.metadata.num_units, " units"));
+        ": page_tokens must be 1 if slots are given as byte offsets, but is ",
+        shape.page_tokens));
+  }
+  if (shape.slots_are_bytes && shape.metadata.num_units > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kKernels.op,
+                     ": slots given as byte offsets cannot have slot metadata, "
+                     "but have it for ",
+                     shape.metadata.num_units, " eviction units"));
   }
   if (shape.metadata.num_units > 0) {
     KVASIR_RETURN_IF_ERROR(
@@ -208,7 +211,9 @@ absl::Status KvAppend(Stream& stream, const PreparedKvAppend& prepared,
   if (!workspace.status().ok()) return workspace.status();
   if (num_units > 0 && rows.num_tokens > 0 && !rows.positions) {
     return absl::InvalidArgumentError(
-        absl::StrCat(kKernels.op, ": slot metadata needs positions"));
+        absl::StrCat(kKernels.op,
+                     ": slot metadata needs the positions of the tokens, which "
+                     "are missing"));
   }
   KvAppendParams params = prepared.params;
   params.rows = rows.rows;

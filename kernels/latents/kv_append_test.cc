@@ -175,7 +175,7 @@ void ExpectCodesOf(Part& part, const Rows& rows, bool static_ranges) {
   EXPECT_TRUE(written.memory == part.Memory(pages));
 }
 
-TEST_P(KvAppendTest, DecodedCodesAreWithinHalfAStep) {
+TEST_P(KvAppendTest, DecodedCodesDifferFromTheirNumbersByAtMostHalfAStep) {
   for (const int bits : {1, 2, 3, 4, 5, 6, 8}) {
     for (const int64_t page_tokens : {16, 32, 64}) {
       Part part({Coded({{1, bits}}), Coded({{7, bits}, {24, bits}}),
@@ -221,7 +221,7 @@ TEST_P(KvAppendTest, ChannelsOfZeroBitsTakeNoBytes) {
 
 // Checks with float64 that every number has the nearest level and that the
 // decoded row has the length of the original row.
-TEST_P(KvAppendTest, NumbersGetTheirNearestLevelAndRowsKeepTheirLength) {
+TEST_P(KvAppendTest, NumbersAreStoredAsTheirNearestLevelAndRowsKeepTheirNorm) {
   constexpr int64_t kPageTokens = 16;
   for (const int bits : {1, 2, 3, 4}) {
     Part part({Coded({{64, bits}}), Coded({{1, bits}}), Coded({{37, bits}}),
@@ -288,7 +288,7 @@ TEST_P(KvAppendTest, NumbersGetTheirNearestLevelAndRowsKeepTheirLength) {
 
 // A slot has 9 codes of 4 bits, which take 4.5 bytes, and then 9 codes of 2
 // bits. Granules of 4 bytes cut this stream inside the first run.
-TEST(KvAppendGranulesTest, SlotBytesAreVisitedInOnePiecePerGranule) {
+TEST(KvAppendGranulesTest, TheBytesOfASlotAreVisitedInOnePiecePerGranule) {
   Part part({Coded({{9, 4}, {9, 2}})}, DType::kF16, 4, true,
             {.granule_bytes = 4});
   const LatentGroup& group = part.view.groups[0];
@@ -335,7 +335,7 @@ TEST(KvAppendThreadsTest, AnyNumberOfThreadsGivesTheSameBytes) {
   }
 }
 
-TEST(KvAppendEmptyTest, WithoutTokensNothingIsWritten) {
+TEST(KvAppendEmptyTest, AnAppendOfZeroTokensWritesNothing) {
   Part part({Coded({{24, 4}}), {8, {}}}, DType::kF16, 4);
   Rows rows;
   rows.stride = 32;
@@ -376,7 +376,7 @@ TEST(KvAppendStaticTest, PartsMayShareACounterOfClampedCodes) {
 // Appends numbers that are not finite, and numbers whose range is too large for
 // the type of ranges.
 TEST(KvAppendNonFiniteTest,
-     ANonFiniteNumberAffectsOnlyItsTokenAndRangesAreFinite) {
+     ANonFiniteNumberAffectsOnlyItsTokenAndStoredRangesStayFinite) {
   const float infinity = std::numeric_limits<float>::infinity();
   const float greatest = std::numeric_limits<float>::max();
   const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -525,7 +525,7 @@ class KvAppendGoldenTest : public ::testing::Test {
   std::vector<float> scale_;
 };
 
-TEST_F(KvAppendGoldenTest, CodesAndRangesEqualThoseOfTheOracleBitByBit) {
+TEST_F(KvAppendGoldenTest, CodesAndRangesEqualThoseOfTheGoldenFileBitByBit) {
   int64_t compared = 0;
   for (const json& want : golden_["cases"]) {
     if (!want.contains("runs")) continue;
@@ -536,7 +536,7 @@ TEST_F(KvAppendGoldenTest, CodesAndRangesEqualThoseOfTheOracleBitByBit) {
   EXPECT_EQ(22, compared);
 }
 
-TEST_F(KvAppendGoldenTest, StoredNumbersEqualThoseOfTheOracleBitByBit) {
+TEST_F(KvAppendGoldenTest, StoredNumbersEqualThoseOfTheGoldenFileBitByBit) {
   int64_t compared = 0;
   for (const json& want : golden_["cases"]) {
     if (!want.contains("dtype")) continue;
@@ -619,10 +619,9 @@ TEST(KvAppendRefusalTest, RefusesByteOffsetsIfPagesHaveSeveralSlots) {
                   .row_stride = 74, .page_tokens = 4, .slots_are_bytes = true},
               std::vector<KvAppendPart>{{0, OnDevice(part.view), nullptr}})
           .status(),
-      base::StatusIs(
-          absl::StatusCode::kInvalidArgument,
-          HasSubstr("slots given as byte offsets: page_tokens must be 1, not "
-                    "4")));
+      base::StatusIs(absl::StatusCode::kInvalidArgument,
+                     HasSubstr("page_tokens must be 1 if slots are given as "
+                               "byte offsets, but is 4")));
 }
 
 // Metadata is found by the page's number, which a byte offset does not give.
@@ -637,12 +636,13 @@ TEST(KvAppendRefusalTest, RefusesByteOffsetsWithMetadata) {
                             .slots_are_bytes = true},
               std::vector<KvAppendPart>{{0, OnDevice(part.view), nullptr}})
           .status(),
-      base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("slots given as byte offsets cannot have "
-                               "metadata, have 2 units")));
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("slots given as byte offsets cannot have "
+                    "slot metadata, but have it for 2 eviction units")));
 }
 
-TEST(KvAppendRefusalTest, TheErrorNamesTheWrongField) {
+TEST(KvAppendRefusalTest, TheErrorNamesTheInvalidField) {
   TestStream test;
   const auto refuses = [&](const GroupShape& shape, int64_t stride_change,
                            const char* why) {
@@ -657,21 +657,24 @@ TEST(KvAppendRefusalTest, TheErrorNamesTheWrongField) {
   refuses({75, {}}, 0, "row_stride: want at least 75, have 74");
   refuses(Coded({{9, 3}}), -1, "codes.stride_bytes: want at least 4, have 3");
   refuses(Coded({{9, 7}}), 8,
-          "run 0: bits must be 1 to 6 or 8, or 0 in a last run with static "
-          "ranges, not 7");
-  refuses(Coded({{9, 3}, {3, 0}}), 8, "run 1: bits must be 1 to 6 or 8");
-  refuses({9, {{0, 4, 3}, {5, 4, 3}}}, 8,
-          "run 1: must have at least 1 channel from channel 4 on, has 4 from "
-          "channel 5");
-  refuses({9, {{0, 4, 3}}}, 8, "runs cover 4 channels of a latent of 9");
+          "run 0: the bits of a code must be 1 to 6 or 8 (or 0 in the last of "
+          "several runs with static ranges), not 7");
+  refuses(Coded({{9, 3}, {3, 0}}), 8,
+          "run 1: the bits of a code must be 1 to 6 or 8");
+  refuses(
+      {9, {{0, 4, 3}, {5, 4, 3}}}, 8,
+      "run 1 must begin at channel 4 and have at least 1 channel, but begins "
+      "at channel 5 and has 4");
+  refuses({9, {{0, 4, 3}}}, 8,
+          "the runs have 4 channels in all, but the latent has 9");
   refuses(Coded({{9, 3}}), 999, "tile_bytes: want at least ");
   refuses(
       {8, {}}, 1,
       "codes: offset, stride, granule, tile and page must be multiples of 2 "
-      "bytes, but one is 25");
+      "bytes, but one of them is 25 bytes");
 }
 
-TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
+TEST(KvAppendRefusalTest, TilesThatDoNotFillPagesExactlyAreRefused) {
   TestStream test;
   Part part({Coded({{9, 3}})}, DType::kBf16, 4, false, {.slots = 2});
   const auto refuses = [&](const LatentPartArgs& view, const char* why) {
@@ -684,21 +687,23 @@ TEST(KvAppendRefusalTest, RefusesTilesThatDoNotFillPages) {
   refuses(view, "tile_slots: want at least 1, have 0");
   view.tile_slots = 3;
   refuses(view,
-          "pages of 4 slots: must be a multiple of the 3 slots of a tile");
+          "the number of slots in a page, 4, is not a multiple of the number "
+          "of slots in a tile, 3");
   view = part.view;
   view.page_bytes -= 1;
   refuses(view, "page_bytes: want at least ");
   Part numbers({{8, {}}}, DType::kBf16, 4, false, {.slots = 2});
   view = numbers.view;
   view.tile_bytes -= 1;
-  refuses(view, "multiples of 2 bytes, but one is ");
+  refuses(view, "multiples of 2 bytes, but one of them is ");
   Part granules({Coded({{9, 3}})}, DType::kBf16, 4, false,
                 {.granule_bytes = 16});
   refuses(granules.view,
-          "codes.granule_bytes: must be 0 or the device's 0, is 16");
+          "codes.granule_bytes must be 0 or the device's granule size, 0, but "
+          "is 16");
 }
 
-TEST(KvAppendRefusalTest, RefusesIncompleteRanges) {
+TEST(KvAppendRefusalTest, IncompleteStaticRangesAndInvalidLevelsAreRefused) {
   TestStream test;
   const auto refuses = [&](const LatentPartArgs& view, const char* why) {
     EXPECT_THAT(
@@ -714,14 +719,15 @@ TEST(KvAppendRefusalTest, RefusesIncompleteRanges) {
   refuses(half, "static ranges must have both scales and minima, or neither");
   half = coded.view;
   half.num_levels = 8;
-  refuses(half, "levels and no static ranges with them, has 8 levels");
+  refuses(half, "levels, and 0 levels if its ranges are static, but has 8");
   half.num_levels = 17;
-  refuses(half, "must have up to 16 levels");
+  refuses(half, "a part must have from 0 to 16 levels");
   Part levels({Coded({{9, 3}})}, DType::kBf16, 4, false, {}, 4);
-  refuses(levels.view,
-          "run 0 of 3 bits: a part with 4 levels must have one run");
+  refuses(
+      levels.view,
+      "run 0 has codes of 3 bits, but a part with 4 levels must have one run");
   Part inner({Coded({{9, 3}, {3, 0}, {4, 2}})}, DType::kBf16, 4, true);
-  refuses(inner.view, "run 1: bits must be 1 to 6 or 8");
+  refuses(inner.view, "run 1: the bits of a code must be 1 to 6 or 8");
   Part mixed({Coded({{9, 3}}), {8, {}}}, DType::kBf16, 4, true);
   refuses(mixed.view, "group 1 has static ranges, but no codes");
 }

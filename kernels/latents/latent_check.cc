@@ -20,28 +20,32 @@ absl::Status CheckRuns(const char* op, const LatentPart& part,
     const bool none = run.bits == 0 && part.static_scale != nullptr && r > 0 &&
                       r + 1 == group.num_runs;
     if (!none && run.bits != 8 && (run.bits < 1 || run.bits > 6)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          op, ": run ", r,
-          ": bits must be 1 to 6 or 8, or 0 in a last run with static ranges, "
-          "not ",
-          run.bits));
+      return absl::InvalidArgumentError(
+          absl::StrCat(op, ": run ", r,
+                       ": the bits of a code must be 1 to 6 or 8 (or 0 in the "
+                       "last of several "
+                       "runs with static ranges), not ",
+                       run.bits));
     }
     if (part.num_levels > 0 && (r > 0 || 1 << run.bits != part.num_levels)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          op, ": run ", r, " of ", run.bits, " bits: a part with ",
-          part.num_levels,
-          " levels must have one run, whose codes have as many values"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(op, ": run ", r, " has codes of ", run.bits,
+                       " bits, but a part with ", part.num_levels,
+                       " levels must have one run, whose codes have exactly "
+                       "that many values"));
     }
     if (run.begin != end || run.width < 1) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          op, ": run ", r, ": must have at least 1 channel from channel ", end,
-          " on, has ", run.width, " from channel ", run.begin));
+      return absl::InvalidArgumentError(
+          absl::StrCat(op, ": run ", r, " must begin at channel ", end,
+                       " and have at least 1 channel, but begins at channel ",
+                       run.begin, " and has ", run.width));
     }
     end += run.width;
   }
   if (group.num_runs > 0 && end != group.width) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        op, ": runs cover ", end, " channels of a latent of ", group.width));
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": the runs have ", end,
+                     " channels in all, but the latent has ", group.width));
   }
   return absl::OkStatus();
 }
@@ -61,9 +65,10 @@ absl::Status CheckRegion(const char* op, const LatentPart& part,
   if (slot_bytes == 0) return absl::OkStatus();
   const int64_t granule_bytes = region.granule_bytes;
   if (granule_bytes != 0 && granule_bytes != device_granule) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        op, ": ", name, ".granule_bytes: must be 0 or the device's ",
-        device_granule, ", is ", granule_bytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": ", name,
+                     ".granule_bytes must be 0 or the device's granule size, ",
+                     device_granule, ", but is ", granule_bytes));
   }
   const auto refuse = [op, name = name](absl::string_view field, int64_t least,
                                         int64_t have) {
@@ -82,14 +87,15 @@ absl::Status CheckRegion(const char* op, const LatentPart& part,
     if (bytes % number_bytes == 0) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         op, ": ", name, ": offset, stride, granule, tile and page must be ",
-        "multiples of ", number_bytes, " bytes, but one is ", bytes));
+        "multiples of ", number_bytes, " bytes, but one of them is ", bytes,
+        " bytes"));
   }
   // The formula of TileRegion works only without gaps: a gap between the
   // granules of two slots would change the place of all later granules.
   if (granule_bytes > 0 && region.stride_bytes != granule_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        op, ": ", name, ".stride_bytes: must be the granule's size, ",
-        granule_bytes, ", is ", region.stride_bytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": ", name, ".stride_bytes must be the granule size, ",
+                     granule_bytes, ", but is ", region.stride_bytes));
   }
   const int64_t granules = (slot_bytes + piece - 1) / piece;
   const int64_t end = region.offset_bytes +
@@ -120,9 +126,10 @@ absl::Status CheckTiles(const char* op, const LatentPart& part,
                         int64_t page_tokens) {
   if (part.tile_slots < 1) return Refuse(op, "tile_slots", 1, part.tile_slots);
   if (page_tokens % part.tile_slots != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        op, ": pages of ", page_tokens, " slots: must be a multiple of the ",
-        part.tile_slots, " slots of a tile"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(op, ": the number of slots in a page, ", page_tokens,
+                     ", is not a multiple of the number of slots in a tile, ",
+                     part.tile_slots));
   }
   const int64_t bytes = page_tokens / part.tile_slots * part.tile_bytes;
   return bytes > part.page_bytes
@@ -143,9 +150,9 @@ absl::Status CheckLatentPart(const char* op, const LatentPart& part,
   if (part.num_levels < 0 || part.num_levels > kMaxNormLevels ||
       (part.num_levels > 0 && part.static_scale != nullptr)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(op, ": must have up to ", kMaxNormLevels,
-                     " levels and no static ranges with them, has ",
-                     part.num_levels, " levels"));
+        absl::StrCat(op, ": a part must have from 0 to ", kMaxNormLevels,
+                     " levels, and 0 levels if its ranges are static, but has ",
+                     part.num_levels));
   }
   for (int64_t g = 0; g < part.num_groups; ++g) {
     const LatentGroup& group = part.groups[g];
@@ -192,11 +199,12 @@ absl::Status CheckSlotMetadata(const char* op, const SlotMetadata& metadata,
   }
   if (fit) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      op, ": planes of ", metadata.num_units,
-      " units overlap or are not inside a page of ", metadata.page_bytes,
-      " bytes: scores from ", metadata.scores_offset, ", positions from ",
-      metadata.positions_offset, ", errors from ", metadata.error_offset[0],
-      " and ", metadata.error_offset[1]));
+      op, ": the metadata planes of ", metadata.num_units,
+      " eviction units overlap, are misaligned or are not inside a page of ",
+      metadata.page_bytes, " bytes: scores begin at byte ",
+      metadata.scores_offset, ", positions at byte ", metadata.positions_offset,
+      " and errors at bytes ", metadata.error_offset[0], " and ",
+      metadata.error_offset[1]));
 }
 
 }  // namespace kvasir::kernels

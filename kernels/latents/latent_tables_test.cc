@@ -77,7 +77,7 @@ TEST(LatentTablesTest, GroupsAndTheirRunsAreCopiedToTheDevice) {
   expect_runs(2, want_last);
 }
 
-TEST(LatentTablesTest, RefusesTablesIfTheDeviceIsFull) {
+TEST(LatentTablesTest, PreparingTablesFailsIfDeviceMemoryIsUsedUp) {
   base::ThreadPool pool(1);
   CpuDevice device(&pool, CpuBackend::kReference, 64);
   std::vector<LatentGroup> groups(9);
@@ -87,7 +87,8 @@ TEST(LatentTablesTest, RefusesTablesIfTheDeviceIsFull) {
   DeviceTables tables(&device);
   EXPECT_THAT(AddLatentTables(part, &tables).status(),
               base::StatusIs(absl::StatusCode::kResourceExhausted,
-                             ::testing::HasSubstr("held 0 of 64")));
+                             ::testing::HasSubstr(
+                                 "0 of the limit of 64 bytes are in use")));
 }
 
 }  // namespace

@@ -28,9 +28,9 @@ absl::Status CheckHeads(const char* op, int64_t num_heads,
                         int64_t num_kv_heads) {
   if (num_kv_heads < 1) return Refuse(op, "kv_heads", 1, num_kv_heads);
   if (num_heads < 1 || num_heads % num_kv_heads != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(op, ": ", num_heads, " query heads are not a multiple of ",
-                     num_kv_heads, " KV heads"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        op, ": the number of query heads, ", num_heads,
+        ", is not a multiple of the number of KV heads, ", num_kv_heads));
   }
   return absl::OkStatus();
 }
@@ -86,8 +86,8 @@ absl::StatusOr<PreparedLift> Prepare(Device& device, const LiftParams& shape,
     if (matrix.n < 1) return Refuse(kLift.op, "out", 1, matrix.n);
     if (matrix.layout != device.weight_layout()) {
       return absl::InvalidArgumentError(
-          absl::StrCat(kLift.op, ": KV head ", h / queries,
-                       ": its matrix has another device's layout"));
+          absl::StrCat(kLift.op, ": the matrix of KV head ", h / queries,
+                       " has the weight layout of another kind of device"));
     }
     KVASIR_RETURN_IF_ERROR(CheckColumns(kLift.op, "x_row_stride",
                                         columns.in[head], matrix.k,

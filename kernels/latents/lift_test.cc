@@ -113,7 +113,8 @@ class Heads {
 
 class LiftTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(LiftTest, EqualsAProductPerHeadWithTheSameBitsOnAllBackEnds) {
+TEST_P(LiftTest,
+       TheLiftEqualsAMatrixProductPerHeadWithTheSameBitsOnAllBackEnds) {
   const Case& c = GetParam();
   const Heads heads(c);
   TestStream reference(1, CpuBackend::kReference);
@@ -170,7 +171,8 @@ struct ComplexCase {
 
 class ComplexLiftTest : public ::testing::TestWithParam<ComplexCase> {};
 
-TEST_P(ComplexLiftTest, MultipliesByTheConjugateOfTheLift) {
+TEST_P(ComplexLiftTest,
+       TheInputIsMultipliedByTheComplexConjugateOfTheLiftMatrix) {
   constexpr int64_t kQueries = 2;
   constexpr int64_t kPairs = 32;
   const ComplexCase& c = GetParam();
@@ -273,7 +275,7 @@ INSTANTIATE_TEST_SUITE_P(
                       // among threads.
                       ComplexCase{kNeighbours, kHalves, false, 50}));
 
-TEST(PackAsTheyLieTest, RefusesBlocksThatDoNotFit) {
+TEST(PackAsTheyLieTest, BlocksThatDoNotFitIntoTheMatrixAreRefused) {
   PackedMatrix shape;
   shape.k = 2;
   shape.n = 40;
@@ -284,12 +286,11 @@ TEST(PackAsTheyLieTest, RefusesBlocksThatDoNotFit) {
     EXPECT_THAT(PackAsTheyLie(shape, rows, first, memory.data()),
                 base::StatusIs(absl::StatusCode::kOutOfRange, HasSubstr(why)));
   };
-  expect({block.data(), 2, 40}, 1,
-         "rows [1, 3) are not within the 2 rows of W");
+  expect({block.data(), 2, 40}, 1, "rows [1, 3) of W, which has only 2 rows");
   expect({block.data(), 2, 39}, 0, "row stride 39 is less than n, which is 40");
 }
 
-TEST(LiftRefusalTest, TheErrorNamesTheWrongField) {
+TEST(LiftRefusalTest, TheErrorNamesTheInvalidField) {
   TestStream test;
   PackedMatrix matrix;
   matrix.k = 64;
@@ -310,10 +311,12 @@ TEST(LiftRefusalTest, TheErrorNamesTheWrongField) {
   column_in = {0, 0, 0};
   column_out = {0, 0, 0};
   matrices.push_back(matrix);
-  expect("3 query heads are not a multiple of 2 KV heads");
+  expect(
+      "the number of query heads, 3, is not a multiple of the number of KV "
+      "heads, 2");
 }
 
-TEST(ComplexLiftRefusalTest, RefusesAPairThatTheHeadDoesNotHave) {
+TEST(ComplexLiftRefusalTest, AChannelPairThatTheHeadDoesNotHaveIsRefused) {
   TestStream test;
   std::vector<int32_t> pairs = {0, 7, 8};
   const std::vector<ComplexChannels> channels = {{3, pairs.data(), nullptr}};

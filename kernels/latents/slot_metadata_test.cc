@@ -190,7 +190,7 @@ TEST(SlotMetadataTest, AppendWritesScoresPositionsAndErrorsOfEveryCodec) {
   }
 }
 
-TEST(SlotMetadataTest, PartsOfNumbersHaveNoError) {
+TEST(SlotMetadataTest, PartsStoredAsPlainNumbersHaveAQuantizationErrorOfZero) {
   Sides sides({.widths = {24}}, {.widths = {24}, .bits = {8}});
   std::vector<char> memory(kPages * 1152, '\x55');
   SlotMetadataArgs metadata = Planes();
@@ -246,21 +246,22 @@ TEST(SlotMetadataTest, RefusesInvalidMetadata) {
     return base::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.num_units = 1; }),
-              invalid("group 2 belongs to unit 1, but units are 0 to 0"));
+              invalid("group 2 belongs to eviction unit 1, but the units are "
+                      "numbered from 0 to 0"));
   EXPECT_THAT(
       refusal([](SlotMetadataArgs& m) { m.page_tokens = 16; }),
       invalid(
           "metadata is for pages of 16 slots, but the cache has pages of 32"));
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.positions_offset = 130; }),
-              invalid("overlap or are not inside a page"));
+              invalid("overlap, are misaligned or are not inside a page"));
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.positions_offset = 380; }),
-              invalid("overlap or are not inside a page"));
+              invalid("overlap, are misaligned or are not inside a page"));
   EXPECT_THAT(refusal([](SlotMetadataArgs& m) { m.page_bytes = 1084; }),
-              invalid("overlap or are not inside a page"));
+              invalid("overlap, are misaligned or are not inside a page"));
   SlotMetadataArgs metadata = Planes();
   metadata.arena = memory.data();
   EXPECT_THAT(Append(simd, sides, metadata, numbers, {1}, {}),
-              invalid("slot metadata needs positions"));
+              invalid("slot metadata needs the positions"));
 }
 
 }  // namespace

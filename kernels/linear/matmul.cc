@@ -26,35 +26,37 @@ absl::Status CheckDevice(DeviceKind device, const MatmulParams& params) {
   if (device == DeviceKind::kCpu) {
     if (layout != WeightLayout::kPanels32) {
       return absl::InvalidArgumentError(
-          "matmul: weight: must be in panels of 32 columns on the CPU, not in "
+          "matmul: the weight must be in panels of 32 columns on the CPU, not "
+          "in "
           "rows");
     }
     if (params.y_dtype != DType::kF32) {
       return absl::InvalidArgumentError(
-          absl::StrCat("matmul: y: must be float32 on the CPU, not ",
+          absl::StrCat("matmul: y must be float32 on the CPU, not ",
                        DTypeName(params.y_dtype)));
     }
     return absl::OkStatus();
   }
   if (layout != WeightLayout::kRows) {
     return absl::InvalidArgumentError(
-        "matmul: weight: must be in rows on a GPU, not in panels of 32 "
+        "matmul: the weight must be in rows on a GPU, not in panels of 32 "
         "columns");
   }
   if (params.y_dtype != DType::kF32 && params.y_dtype != params.dtype) {
     return absl::UnimplementedError(absl::StrCat(
-        "matmul: y: must be F32 or the activations' ", DTypeName(params.dtype),
-        " on a GPU, not ", DTypeName(params.y_dtype)));
+        "matmul: on a GPU, y must have the type F32 or that of the "
+        "activations, ",
+        DTypeName(params.dtype), ", not ", DTypeName(params.y_dtype)));
   }
   if (params.weight.n > kMostColumns) {
     return absl::UnimplementedError(
-        absl::StrCat("matmul: n: a GPU supports at most ", kMostColumns,
-                     " columns, not ", params.weight.n));
+        absl::StrCat("matmul: a GPU supports a weight of at most ",
+                     kMostColumns, " columns, not ", params.weight.n));
   }
   if (params.num_rows > kMostRows) {
     return absl::UnimplementedError(
-        absl::StrCat("matmul: rows: a GPU supports at most ", kMostRows,
-                     ", not ", params.num_rows));
+        absl::StrCat("matmul: a GPU supports at most ", kMostRows,
+                     " rows of x, not ", params.num_rows));
   }
   return absl::OkStatus();
 }

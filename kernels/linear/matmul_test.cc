@@ -169,7 +169,7 @@ TEST(MatmulCounterTest, AProductOfSixteenRowsReadsEachWeightOnce) {
   EXPECT_EQ(128 * 96 * 2, test.stream().weight_bytes_read());
 }
 
-TEST(MatmulRefusalTest, TheErrorNamesTheWrongArgument) {
+TEST(MatmulRefusalTest, TheErrorNamesTheInvalidArgument) {
   Weights weights(8, 8, DType::kF32, 10);
   MatmulArgs params;
   params.weight = weights.view;
@@ -190,7 +190,7 @@ TEST(MatmulRefusalTest, TheErrorNamesTheWrongArgument) {
   EXPECT_THAT(
       Matmul(test.stream(), OnDevice(params), test.workspace()),
       base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("y: must be float32 on the CPU, not BF16")));
+                     HasSubstr("y must be float32 on the CPU, not BF16")));
   params.y_dtype = DType::kF32;
   params.weight.layout = WeightLayout::kRows;
   EXPECT_THAT(
@@ -202,7 +202,7 @@ TEST(MatmulRefusalTest, TheErrorNamesTheWrongArgument) {
   KVASIR_EXPECT_OK(Matmul(test.stream(), OnDevice(params), test.workspace()));
 }
 
-TEST(PackTest, FindsTheFirstNumberThatIsNotFiniteInEveryType) {
+TEST(PackTest, FindsTheFirstNonFiniteNumberInArraysOfEveryNumberType) {
   constexpr int64_t kCount = 2500;
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBf16}) {
     VisitDType(dtype, [&](auto type) {
@@ -251,7 +251,7 @@ TEST(PackTest, PackedSlicesAndConcatenationsHaveTheColumnsOfTheirParts) {
       PackRows(shape, {second.data(), 20, 50}, 41, memory.data()),
       base::StatusIs(
           absl::StatusCode::kOutOfRange,
-          HasSubstr("rows [41, 61) are not within the 60 columns of W")));
+          HasSubstr("columns [41, 61) of W, which has only 60 columns")));
 }
 
 TEST(PackTest, PackRowsTransposesIntoPanelsButNotIntoRows) {

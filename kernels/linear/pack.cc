@@ -240,9 +240,10 @@ absl::Status PackRows(const PackedMatrix& shape, const RowBlock& block,
                       int64_t first_column, void* memory) {
   if (block.num_rows < 0 || first_column < 0 ||
       first_column > shape.n - block.num_rows) {
-    return absl::OutOfRangeError(absl::StrCat(
-        "pack: rows [", first_column, ", ", first_column + block.num_rows,
-        ") are not within the ", shape.n, " columns of W"));
+    return absl::OutOfRangeError(
+        absl::StrCat("pack: the block's rows become columns [", first_column,
+                     ", ", first_column + block.num_rows,
+                     ") of W, which has only ", shape.n, " columns"));
   }
   if (block.row_stride < shape.k) {
     return absl::OutOfRangeError(
@@ -266,9 +267,10 @@ absl::Status PackAsTheyLie(const PackedMatrix& shape, const RowBlock& block,
                            int64_t first_row, void* memory) {
   if (block.num_rows < 0 || first_row < 0 ||
       first_row > shape.k - block.num_rows) {
-    return absl::OutOfRangeError(absl::StrCat(
-        "pack: rows [", first_row, ", ", first_row + block.num_rows,
-        ") are not within the ", shape.k, " rows of W"));
+    return absl::OutOfRangeError(
+        absl::StrCat("pack: the block's rows become rows [", first_row, ", ",
+                     first_row + block.num_rows, ") of W, which has only ",
+                     shape.k, " rows"));
   }
   if (block.row_stride < shape.n) {
     return absl::OutOfRangeError(

@@ -24,7 +24,7 @@ std::vector<TileOrder::Tile> TilesOf(const TileOrder& order) {
   return tiles;
 }
 
-TEST(TileOrderTest, EveryTileIsComputedOnce) {
+TEST(TileOrderTest, EveryOutputTileIsComputedExactlyOnce) {
   for (const int32_t rows : {1, 2, 15, 16, 17, 31, 32, 50}) {
     for (const int32_t columns : {1, 3, 40}) {
       const TileOrder order = {rows, columns};

@@ -111,7 +111,7 @@ TEST(ActivationEndsTest, LargeInputsGiveTheSameResultOnEveryBackEnd) {
   }
 }
 
-TEST(ActivationRefusalTest, TheErrorNamesTheColumns) {
+TEST(ActivationRefusalTest, TheErrorNamesAnInvalidNumberOfColumns) {
   TestStream test;
   EXPECT_THAT(Activation(test.stream(), {}, test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,

@@ -22,17 +22,18 @@ absl::Status Embedding(Stream& stream, const EmbeddingParams& params,
   if (workspace.counting()) return CheckServed(kKernels, stream);
   if (params.table == nullptr &&
       (params.packed.n != params.vocab || params.packed.k != params.hidden)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("embedding: packed table is [", params.packed.n, ", ",
-                     params.packed.k, "], but must be [vocab, hidden] = [",
-                     params.vocab, ", ", params.hidden, "]"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "embedding: the shape of the packed table is [", params.packed.n, ", ",
+        params.packed.k, "], but must be [vocab, hidden] = [", params.vocab,
+        ", ", params.hidden, "]"));
   }
   const auto layout = stream.device() == DeviceKind::kCpu
                           ? WeightLayout::kPanels32
                           : WeightLayout::kRows;
   if (params.table == nullptr && params.packed.layout != layout) {
     return absl::InvalidArgumentError(
-        "embedding: packed table: its layout is for another device");
+        "embedding: the packed table has the weight layout of another kind of "
+        "device");
   }
   return Launch(kKernels, stream, params);
 }

@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 
 class EmbeddingTest : public ::testing::TestWithParam<DType> {};
 
-TEST_P(EmbeddingTest, RowsAreReadFromTheTableOrFromTheTiedHead) {
+TEST_P(EmbeddingTest, RowsAreReadFromTheTableOrFromTheTiedOutputHead) {
   constexpr int64_t kVocab = 75;
   constexpr int64_t kHidden = 99;
   StoredArray table(RandomFloats(kVocab * kHidden, 1), GetParam());
@@ -55,7 +55,7 @@ TEST_P(EmbeddingTest, RowsAreReadFromTheTableOrFromTheTiedHead) {
   }
 }
 
-TEST_P(EmbeddingTest, LearnedPositionsAreAdded) {
+TEST_P(EmbeddingTest, LearnedPositionEmbeddingsAreAdded) {
   constexpr int64_t kVocab = 5;
   constexpr int64_t kHidden = 37;
   constexpr int64_t kPositions = 9;
@@ -94,7 +94,7 @@ TEST_P(EmbeddingTest, LearnedPositionsAreAdded) {
 
 // If a table is split over ranks, each id is in the table of one rank only, and
 // the sum of all ranks' rows must be the row of the whole table.
-TEST_P(EmbeddingTest, IdsOutsideTheTableGiveRowsOfZeros) {
+TEST_P(EmbeddingTest, TokenIdsOutsideTheTableGiveRowsOfZeros) {
   constexpr int64_t kVocab = 75;
   constexpr int64_t kHidden = 99;
   StoredArray table(RandomFloats(kVocab * kHidden, 1), GetParam());
@@ -151,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(DTypes, EmbeddingTest,
                          ::testing::Values(DType::kF32, DType::kF16,
                                            DType::kBf16));
 
-TEST(EmbeddingRefusalTest, TheErrorNamesThePackedShape) {
+TEST(EmbeddingRefusalTest, TheErrorNamesTheWrongShapeOfAPackedTable) {
   EmbeddingArgs params;
   params.vocab = 10;
   params.hidden = 4;
@@ -165,7 +165,8 @@ TEST(EmbeddingRefusalTest, TheErrorNamesThePackedShape) {
           HasSubstr("is [10, 5], but must be [vocab, hidden] = [10, 4]")));
 }
 
-TEST(EmbeddingRefusalTest, TheErrorNamesAPackedTableOfAnotherDevice) {
+TEST(EmbeddingRefusalTest,
+     TheErrorNamesAPackedTableInTheLayoutOfAnotherDevice) {
   EmbeddingArgs params;
   params.vocab = 10;
   params.hidden = 4;
@@ -173,10 +174,11 @@ TEST(EmbeddingRefusalTest, TheErrorNamesAPackedTableOfAnotherDevice) {
   params.packed.k = 4;
   params.packed.layout = WeightLayout::kRows;
   TestStream test;
-  EXPECT_THAT(Embedding(test.stream(), OnDevice(params), test.workspace()),
-              base::StatusIs(
-                  absl::StatusCode::kInvalidArgument,
-                  HasSubstr("packed table: its layout is for another device")));
+  EXPECT_THAT(
+      Embedding(test.stream(), OnDevice(params), test.workspace()),
+      base::StatusIs(
+          absl::StatusCode::kInvalidArgument,
+          HasSubstr("packed table has the weight layout of another kind")));
 }
 
 }  // namespace

@@ -28,9 +28,10 @@ absl::Status CheckAlignment(const NormParams& params) {
         reinterpret_cast<uintptr_t>(address) % kAccessBytes;
     if (behind == 0) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        kKernels.op, ": ", name, ": rows of ", params.columns, " ",
-        DTypeName(params.dtype), ": the address must be a multiple of ",
-        kAccessBytes, " bytes, but is ", behind, " bytes past one"));
+        kKernels.op, ": ", name, ": with rows of ", params.columns, " ",
+        DTypeName(params.dtype), " numbers, the address must be a multiple of ",
+        kAccessBytes, " bytes, but is ", behind,
+        " bytes above such a multiple"));
   }
   return absl::OkStatus();
 }

@@ -93,7 +93,7 @@ std::vector<double> Definition(const Data& data, int64_t t) {
 
 class NormTest : public ::testing::TestWithParam<std::tuple<NormKind, Case>> {};
 
-TEST_P(NormTest, MatchesTheDefinitionAndIsEqualOnEveryBackEnd) {
+TEST_P(NormTest, TheNormMatchesItsDefinitionAndIsEqualOnEveryBackEnd) {
   const auto& [kind, c] = GetParam();
   TestStream reference(1, CpuBackend::kReference);
   const Data given(kind, c);

@@ -117,8 +117,9 @@ absl::StatusOr<PreparedRope> Prepare(Device& device, const RopeParams& shape,
   KVASIR_RETURN_IF_ERROR(
       CheckActivations(kKernels.op, device.kind(), shape.dtype));
   if (shape.rotary_dim < 2 || shape.rotary_dim % 2 != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rope: rotary_dim: must be even and above 0, is ", shape.rotary_dim));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rope: rotary_dim must be even and above 0, but is ",
+                     shape.rotary_dim));
   }
   KVASIR_RETURN_IF_ERROR(
       CheckTensor(shape.q, tables.q_heads, shape.rotary_dim));

@@ -234,7 +234,7 @@ struct HeadsCase {
 
 class RopeHeadsTest : public ::testing::TestWithParam<HeadsCase> {};
 
-TEST_P(RopeHeadsTest, PairsAreRotatedByTheirOwnAngles) {
+TEST_P(RopeHeadsTest, EachChannelPairIsRotatedByItsOwnAngle) {
   constexpr int64_t kRotary = 128;
   Turned turned = {{}, Frequencies(kRotary), GetParam().pairing};
   for (int i = 0; i < GetParam().repeats; ++i) {
@@ -302,16 +302,16 @@ TEST(RopeStepTest, TheStepEqualsTheFractionOfATurnPerPosition) {
               1e-16);
 }
 
-TEST(RopeRefusalTest, TheErrorNamesTheWrongArgument) {
+TEST(RopeRefusalTest, TheErrorNamesTheInvalidArgument) {
   TestStream test;
   const uint64_t steps[4] = {};
   RopeArgs params;
   params.steps = steps;
   params.rotary_dim = 7;
-  EXPECT_THAT(
-      PrepareAndRun(test, params),
-      base::StatusIs(absl::StatusCode::kInvalidArgument,
-                     HasSubstr("rotary_dim: must be even and above 0, is 7")));
+  EXPECT_THAT(PrepareAndRun(test, params),
+              base::StatusIs(
+                  absl::StatusCode::kInvalidArgument,
+                  HasSubstr("rotary_dim must be even and above 0, but is 7")));
   params.rotary_dim = 8;
   params.q = {nullptr, 100, 2, 6};
   EXPECT_THAT(PrepareAndRun(test, params),
@@ -324,7 +324,7 @@ TEST(RopeRefusalTest, TheErrorNamesTheWrongArgument) {
                              HasSubstr("row_stride: want at least 102")));
 }
 
-TEST(RopeRefusalTest, TheErrorNamesAnglesThatDoNotExist) {
+TEST(RopeRefusalTest, TheErrorNamesAnAngleThatDoesNotExist) {
   TestStream test;
   const uint64_t steps[4] = {};
   RopeArgs params;

@@ -23,7 +23,7 @@ struct Case {
 
 class SiluMulTest : public ::testing::TestWithParam<Case> {};
 
-TEST_P(SiluMulTest, MatchesTheDefinitionAndIsEqualOnEveryBackEnd) {
+TEST_P(SiluMulTest, SiluMulMatchesItsDefinitionAndIsEqualOnEveryBackEnd) {
   const int64_t rows = GetParam().rows;
   const int64_t features = GetParam().features;
   // The range of the gates reaches both ends of the exponential.

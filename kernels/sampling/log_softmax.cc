@@ -55,7 +55,7 @@ absl::Status CheckDeviceLogits(const char* op, DeviceKind device,
     return absl::OkStatus();
   }
   return absl::UnimplementedError(
-      absl::StrCat(op, ": vocabulary: a GPU supports at most ",
+      absl::StrCat(op, ": a GPU supports a vocabulary of at most ",
                    kMostDeviceLogits, " logits per row, not ", count));
 }
 
@@ -69,10 +69,11 @@ absl::Status LogSoftmax(Stream& stream, const LogSoftmaxParams& params,
   }
   if (params.vocab_begin < 0 || params.vocab_begin % kVocabBlock != 0 ||
       (!params.last && params.vocab_count % kVocabBlock != 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("log_softmax: chunk [", params.vocab_begin, ", ",
-                     params.vocab_begin + params.vocab_count,
-                     ") does not begin and end at multiples of ", kVocabBlock));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "log_softmax: chunk [", params.vocab_begin, ", ",
+        params.vocab_begin + params.vocab_count,
+        ") must begin and, unless it is the last chunk, end at a multiple of ",
+        kVocabBlock));
   }
   KVASIR_RETURN_IF_ERROR(
       CheckDeviceLogits(kKernels.op, stream.device(), params.vocab_count));

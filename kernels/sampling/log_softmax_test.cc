@@ -107,7 +107,8 @@ TEST(LogSoftmaxEdgeTest, ANonFiniteLogitAffectsOnlyItsRow) {
   }
 }
 
-TEST(LogSoftmaxEdgeTest, RefusesChunksThatAreNotCutAtBlockBoundaries) {
+TEST(LogSoftmaxEdgeTest,
+     VocabularyChunksThatDoNotEndAtBlockBoundariesAreRefused) {
   TestStream test;
   LogSoftmaxArgs params;
   params.vocab_begin = 1024;

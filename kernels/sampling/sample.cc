@@ -23,9 +23,9 @@ absl::Status Sample(Stream& stream, const SampleParams& params,
   }
   if (params.vocab < 1) return Refuse(kSample.op, "vocab", 1, params.vocab);
   if (params.max_top < 0 || params.max_top > params.vocab) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("sample: max_top: must be from 0 to ", params.vocab,
-                     ", is ", params.max_top));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sample: max_top must be from 0 to the size of the vocabulary, ",
+        params.vocab, ", but is ", params.max_top));
   }
   KVASIR_RETURN_IF_ERROR(
       CheckDeviceLogits(kSample.op, stream.device(), params.vocab));

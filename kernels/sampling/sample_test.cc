@@ -74,7 +74,7 @@ std::set<int32_t> Support(const std::vector<float>& logits,
 const std::vector<float> kFour = {std::log(0.2f), std::log(0.4f),
                                   std::log(0.1f), std::log(0.3f)};
 
-TEST(SampleTest, GreedySamplingTakesTheLargestLogitAndTheLowestIdOfEqualOnes) {
+TEST(SampleTest, GreedySamplingTakesTheLargestLogitAndBreaksTiesByTheLowestId) {
   TestStream test;
   SampleRowArgs greedy;
   greedy.temperature = 0.0f;
@@ -82,7 +82,7 @@ TEST(SampleTest, GreedySamplingTakesTheLargestLogitAndTheLowestIdOfEqualOnes) {
   EXPECT_EQ(1, Draw(test, {0.0f, 2.0f, 2.0f, 2.0f}, {greedy}).ids[0]);
 }
 
-TEST(SampleTest, DrawsFollowTheDistribution) {
+TEST(SampleTest, DrawnTokensFollowTheProbabilityDistribution) {
   // With 3 degrees of freedom, chi-square is below 16.3 with a probability of
   // 99.9 %. The draws are fixed by their seeds, so the test never fails by
   // chance.
@@ -106,7 +106,7 @@ TEST(SampleTest, TemperatureSharpensTheDistribution) {
   EXPECT_NEAR(16.0 / 30.0, counts.at(1) / 20000.0, 0.015);
 }
 
-TEST(SampleTest, TopKTopPAndMinPKeepExactlyTheIdsThatTheyAreDefinedToKeep) {
+TEST(SampleTest, TopKTopPAndMinPKeepTheTokensThatTheirDefinitionsKeep) {
   SampleRowArgs row;
   row.top_k = 2;
   EXPECT_EQ((std::set<int32_t>{1, 3}), Support(kFour, row));
@@ -256,7 +256,7 @@ TEST(SampleTest, PenaltiesChangeLogitsOfPromptAndOutputIdsAsDocumented) {
   EXPECT_EQ(2, Draw(test, {3.0f, 1.0f, 4.0f}, {row}).ids[0]);
 }
 
-TEST(SampleTest, LogProbabilitiesAreThoseOfTheRawLogits) {
+TEST(SampleTest, LogProbabilitiesAreComputedFromTheUnmodifiedLogits) {
   TestStream test;
   SampleRowArgs row;
   row.temperature = 0.0f;
@@ -311,10 +311,11 @@ TEST(SampleTest, RefusesToListMoreTopIdsThanTheVocabularyHas) {
   params.max_top = 5;
   EXPECT_THAT(Sample(test.stream(), OnDevice(params), test.workspace()),
               base::StatusIs(absl::StatusCode::kInvalidArgument,
-                             HasSubstr("max_top: must be from 0 to 4, is 5")));
+                             HasSubstr("max_top must be from 0 to the size of "
+                                       "the vocabulary, 4, but is 5")));
 }
 
-TEST(CountTokensTest, CountsEachHistoryInItsOwnTable) {
+TEST(CountTokensTest, TokensOfEachHistoryAreCountedInItsOwnTable) {
   TestStream test;
   const std::vector<int32_t> ids = {1, 3, 1, -1, 9, 0};
   std::vector<int32_t> cleared = {5, 5, 5, 5};

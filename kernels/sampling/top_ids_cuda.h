@@ -305,7 +305,8 @@ KVASIR_DEVICE TopInterval Between(const TopMarks& marks, const Goal& goal,
 // - 6 reduce it to the 2^20 ids of one logit: each divides by 6;
 // - 11 reduce it to one id: 8 divide by 6, one divides by 3, and 2 are needed
 //   because of the added 5.
-// Tested by SampleCudaTest.NoIntervalOfKeysNeedsMoreSplitsThanTheLimit.
+// Tested by
+// SampleCudaTest.TheSearchForTheTopIdsNeverNeedsMoreStepsThanItsLimit.
 inline constexpr int kMostSplits = 64;
 
 struct TopMemory {

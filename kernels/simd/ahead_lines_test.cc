@@ -53,7 +53,7 @@ TEST_F(AheadLinesTest, PrefetchesOnlyALimitedNumberOfLinesAheadOfTheReads) {
 }
 
 TEST_F(AheadLinesTest,
-       LinesThatTheReaderDidNotPrefetchInTimeArePrefetchedByTheNextRead) {
+       LinesThatWereNotPrefetchedInTimeArePrefetchedByTheNextRead) {
   lines_.Add(At(0), 3 * kLead * kLine);
   lines_.NextBlock();
   lines_.Read(10 * kLine);  // prefetches the first kLead lines
@@ -92,7 +92,7 @@ TEST_F(AheadLinesTest, ALineThatSeveralPiecesShareIsPrefetchedOnce) {
   for (const int64_t line : {5, 9, -1}) EXPECT_EQ(TakeLine(), line);
 }
 
-TEST_F(AheadLinesTest, TakeReturnsAContiguousRangeOrNull) {
+TEST_F(AheadLinesTest, TakeReturnsAContiguousRangeOfBytesOrNull) {
   lines_.Add(At(3), 2 * kLine);
   lines_.Add(At(20), (kLead + 2) * kLine);
   lines_.NextBlock();

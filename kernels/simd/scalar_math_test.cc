@@ -102,7 +102,7 @@ TEST(SinCosTest, SineAndCosineAreAccurateInAllQuartersOfATurn) {
   EXPECT_LT(worst, 1.2e-7);  // an ulp of numbers just below 1 is 6e-8
 }
 
-TEST(TreeTest, TreeSumAndTreeMaxCoverAllLanes) {
+TEST(TreeTest, TreeSumAndTreeMaxIncludeEveryVectorLane) {
   float lanes[kLanes];
   for (int i = 0; i < kLanes; ++i) lanes[i] = static_cast<float>(1 << i);
   EXPECT_EQ(65535.0f, TreeSum(lanes));

@@ -27,8 +27,8 @@ using bench::RatioOf;
 absl::Status CheckFlags(const DecodeFlags& flags) {
   if (flags.compares() || flags.paced) {
     return absl::InvalidArgumentError(
-        "--tp compares ranks with one rank of the same model: leave out "
-        "--plan, --baseline and --paced");
+        "--tp, which compares several ranks with one rank of the same model, "
+        "cannot be used with --plan, --baseline or --paced");
   }
   // Checks the number of ranks before anything is loaded.
   KVASIR_ASSIGN_OR_RETURN(const ModelSource source,

@@ -32,9 +32,10 @@ absl::Status CheckSameResults(absl::Span<const uint64_t> hash_by_rank) {
   for (size_t rank = 1; rank < hash_by_rank.size(); ++rank) {
     if (hash_by_rank[rank] == hash_by_rank[0]) continue;
     return absl::InternalError(
-        absl::StrCat("ranks sampled differently: the hash of rank 0 is ",
-                     absl::Hex(hash_by_rank[0]), ", that of rank ", rank,
-                     " is ", absl::Hex(hash_by_rank[rank])));
+        absl::StrCat("ranks 0 and ", rank,
+                     " sampled different tokens: the hash of the results is ",
+                     absl::Hex(hash_by_rank[0]), " on rank 0 and ",
+                     absl::Hex(hash_by_rank[rank]), " on rank ", rank));
   }
   return absl::OkStatus();
 }

@@ -9,14 +9,16 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(RankFiguresTest, RanksDivideTheThreadsAndEachHasAtLeastOne) {
+TEST(RankFiguresTest,
+     ThreadsAreDividedEquallyAmongRanksAndEachRankGetsAtLeastOne) {
   EXPECT_EQ(ThreadsOfRank(8, 2), 4);
   EXPECT_EQ(ThreadsOfRank(7, 2), 3);
   EXPECT_EQ(ThreadsOfRank(2, 2), 1);
   EXPECT_EQ(ThreadsOfRank(2, 4), 1);
 }
 
-TEST(RankFiguresTest, AThreadCountThatRanksDoNotDivideIsReported) {
+TEST(RankFiguresTest,
+     ANoteReportsAThreadCountThatCannotBeDividedEquallyAmongRanks) {
   EXPECT_EQ(ThreadsNote(8, 2), "");
   EXPECT_EQ(ThreadsNote(2, 2), "");
   EXPECT_THAT(ThreadsNote(2, 4), HasSubstr("TP=1 has 2 threads, 4 ranks have 1 "
@@ -25,7 +27,7 @@ TEST(RankFiguresTest, AThreadCountThatRanksDoNotDivideIsReported) {
                                            "idle"));
 }
 
-TEST(RankFiguresTest, CountsAreWholeNumbersIfAllStepsAreEqual) {
+TEST(RankFiguresTest, CountsPerStepAreWholeNumbersIfAllStepsHaveEqualCounts) {
   RankTally tally;
   tally.Add({.calls = 7, .sent_bytes = 1000, .waited_seconds = 5},
             {.calls = 37, .sent_bytes = 1600, .waited_seconds = 5.5}, 2, 1.0);
@@ -37,15 +39,16 @@ TEST(RankFiguresTest, CountsAreWholeNumbersIfAllStepsAreEqual) {
             R"("wait_share":0.25})");
 }
 
-TEST(RankFiguresTest, DifferentResultsAreReportedWithRankAndValue) {
+TEST(RankFiguresTest,
+     TheErrorForRanksWithDifferentResultsNamesTheRanksAndHashes) {
   KVASIR_EXPECT_OK(CheckSameResults({7, 7, 7}));
   EXPECT_THAT(CheckSameResults({7, 7, 26}),
               base::StatusIs(absl::StatusCode::kInternal,
-                             HasSubstr("rank 0 is 7, that of rank 2 is 1a")));
+                             HasSubstr("is 7 on rank 0 and 1a on rank 2")));
 }
 
 // The steps have different counts, because only some of them evict.
-TEST(RankFiguresTest, CountsOfDifferentStepsAreAveraged) {
+TEST(RankFiguresTest, CountsOfStepsThatDifferAreReportedAsAnAveragePerStep) {
   RankTally tally;
   tally.Add({}, {.calls = 3, .sent_bytes = 4}, 2, 1.0);
   EXPECT_EQ(tally.ToJson()["collectives_per_step"], 1.5);

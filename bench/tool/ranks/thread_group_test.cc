@@ -31,7 +31,7 @@ class ThreadGroupTest : public ::testing::Test {
   void SetUp() override { std::signal(SIGPIPE, SIG_IGN); }
 };
 
-TEST_F(ThreadGroupTest, AllRanksAgreeOnTheSmallestPageCountsAndOneWeightsId) {
+TEST_F(ThreadGroupTest, AllRanksUseTheSmallestPageCountsAndTheSameWeightsId) {
   ThreadGroup group(3);
   std::vector<worker::RankAgreement> agreed(3);
   KVASIR_ASSERT_OK(group.OnRanks([&](int64_t rank) -> absl::Status {
@@ -55,7 +55,8 @@ TEST_F(ThreadGroupTest, AllRanksAgreeOnTheSmallestPageCountsAndOneWeightsId) {
 }
 
 // If a failure did not end the wait of the other ranks, this test would hang.
-TEST_F(ThreadGroupTest, ARankThatFailsEndsTheWaitOfTheOthers) {
+TEST_F(ThreadGroupTest,
+       WhenOneRankFailsTheOtherRanksStopWaitingAndReturnItsError) {
   for (const bool joins : {false, true}) {
     ThreadGroup group(2);
     const absl::Status why = group.OnRanks([&](int64_t rank) -> absl::Status {

@@ -41,7 +41,7 @@ HostParts PartsOf(const PagedAttentionArgs& params) {
 
 absl::Status NotServed(absl::string_view what) {
   return absl::UnimplementedError(
-      absl::StrCat("paged_attention: a GPU's kernels do not serve ", what));
+      absl::StrCat("paged_attention: the GPU kernels do not support ", what));
 }
 
 int64_t OutWidthOf(const std::vector<HostPart>& values, int64_t kv_head) {

@@ -58,7 +58,8 @@ LatentSpec Spec(RebuildSpec rebuild, std::vector<int32_t> groups) {
   return spec;
 }
 
-TEST(AttentionTilesTest, ThePredictedReadsAndWorkEqualTheSumOverAllUnits) {
+TEST(AttentionTilesTest,
+     ThePredictedReadsAndWorkOfALaunchEqualTheSumOverItsWorkUnits) {
   const RebuildSpec whole = {.dims = 64, .num_pairs = 32};
   for (const int64_t window : {0, 100}) {
     for (const LatentSpec& each :
@@ -87,7 +88,7 @@ TEST(AttentionTilesTest, ThePredictedReadsAndWorkEqualTheSumOverAllUnits) {
 }
 
 TEST(AttentionGridTest,
-     APromptIsDividedIntoMoreUnitsIfThereAreMoreThreadsThanHeads) {
+     APromptIsDividedIntoMoreWorkUnitsIfThereAreMoreThreadsThanHeads) {
   LatentCache cache(Spec({.dims = 64, .num_pairs = 32}, {0, 1, 2, 3}), {1}, 4);
   PagedAttentionArgs params = cache.Params();
   const AttentionSequence sequence = {.num_rows = 600};
@@ -124,7 +125,8 @@ TEST(AttentionGridTest,
 
 // Layers whose grids compare as alike (DividesAs) share one AttentionStep. So
 // grids of different shapes must not.
-TEST(AttentionGridTest, OnlyLayersOfTheSameShapeDivideAStepAlike) {
+TEST(AttentionGridTest,
+     OnlyLayersOfTheSameShapeDivideAStepIntoTheSameWorkUnits) {
   const LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0, 1, 1});
   LatentCache one(spec, {1}, 4);
   LatentCache other(spec, {1}, 9);
@@ -164,7 +166,8 @@ TEST(AttentionTilesTest,
 
 // Each KV head has 200 query heads. They are more than the rows of a panel, so
 // they are divided into several slices.
-TEST(AttentionTilesTest, KeysAreRebuiltForEachSliceOfTheQueryHeadsThatUseThem) {
+TEST(AttentionTilesTest,
+     KeysAreRebuiltOncePerSliceIfTheQueryHeadsOfAKvHeadAreSliced) {
   LatentSpec spec = Spec({.dims = 64, .num_pairs = 32}, {0, 0});
   spec.num_heads = 400;
   spec.num_kv_heads = 2;

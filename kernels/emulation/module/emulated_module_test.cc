@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<Device>> Load(const std::string& settings,
                     {settings, limit_bytes});
 }
 
-TEST(EmulatedModuleTest, SettingsSelectTheTypeOfActivations) {
+TEST(EmulatedModuleTest, TheSettingsOfAModuleSelectTheNumberTypeOfActivations) {
   for (const auto& [settings, want] :
        std::vector<std::pair<std::string, DType>>{{"", DType::kBf16},
                                                   {"f32", DType::kF32},
@@ -51,7 +51,7 @@ TEST(EmulatedModuleTest, AnUnknownSettingIsNamedInTheError) {
   }
 }
 
-TEST(EmulatedModuleTest, MemoryIsLimited) {
+TEST(EmulatedModuleTest, AllocationsAboveTheMemoryLimitAreRefused) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto device, Load("", 1000));
   EXPECT_THAT(
       device->allocator().Allocate(1001, MemoryTag::kOther),

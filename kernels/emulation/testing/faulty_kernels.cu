@@ -200,7 +200,8 @@ void Others(const FaultyArgs& args) {
       args.out[thread] = Deep(1000);
       break;
     case Planted::kStrided:
-      // Reads every fourth of 64 words. CountsTheCostOfStridedAccesses says
+      // Reads every fourth of 64 words.
+      // StridedAccessesAreCountedWithTheirBankConflictsAndSectors says
       // which costs are expected.
       args.out[thread] = simt::LoadShared(words + thread % 16 * 4);
       args.out[thread] = simt::LoadGlobal(args.in + thread % 16 * 4);
