@@ -113,17 +113,18 @@ absl::Status CheckTokens(const Request& request, const RequestLimits& limits) {
     return absl::InvalidArgumentError("prompt has no token, want at least 1");
   }
   if (prompt + emitted > limits.max_model_len) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("prompt and emitted tokens are ", prompt, " + ", emitted,
-                     ", want at most max_model_len ", limits.max_model_len));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "prompt has ", prompt, " tokens and emitted has ", emitted,
+        ", want a sum of at most max_model_len ", limits.max_model_len));
   }
   if (emitted > request.sampling.max_tokens()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(emitted, " emitted tokens, want at most max_tokens ",
-                     request.sampling.max_tokens()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "emitted has ", emitted, " tokens, want at most max_tokens ",
+        request.sampling.max_tokens()));
   }
   if (emitted > 0 && request.sampling.n() != 1) {
-    return Wrong("n", request.sampling.n(), "1 with emitted tokens");
+    return Wrong("n", request.sampling.n(),
+                 "1 if the request has emitted tokens");
   }
   KVASIR_RETURN_IF_ERROR(
       CheckTokenIds("prompt", prompt, request.prompt, limits.vocab_size));

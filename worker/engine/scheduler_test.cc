@@ -315,7 +315,7 @@ TEST(SchedulerApplyTest, RefusesAResultThatDoesNotMatchThePlan) {
          out->set_token_id(1);
          out->add_target_logprobs(0.0f);
        }},
-      {"is not in the order of the plan",
+      {"not in the order of the plan",
        [](const auto& plan, auto* result) {
          result->set_step_id(plan.step_id());
          auto* out = result->add_sequences();

@@ -241,7 +241,7 @@ TEST(ImageBytesTest, AnImageOfTheWrongSizeIsRefused) {
                               replica.cache().TakeImagePages(shape, {}));
   EXPECT_THAT(replica.executor().WriteImage(image, "abc"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("image: has 3 bytes of pages, must have ")));
+                       HasSubstr("image has 3 bytes of pages, must have ")));
 }
 
 TEST(ImageBytesTest, CopySpeedIsMeasuredOnlyBeforeTheFirstStep) {

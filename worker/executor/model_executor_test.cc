@@ -571,14 +571,17 @@ TEST(RankMemoryTest, APoolAboveTheRemainingMemoryIsRefusedWithFlagAndNumbers) {
   memory.kept_bytes = 41;
   EXPECT_THAT(
       CheckPoolFitsMemory(memory),
-      StatusIs(absl::StatusCode::kResourceExhausted,
-               HasSubstr("take 300, attention kept for evictions 41 and the KV "
-                         "cache 600; lower --host-pool-bytes to at most 59")));
+      StatusIs(
+          absl::StatusCode::kResourceExhausted,
+          HasSubstr(
+              "take 300, attention weights kept for evictions 41 and the KV "
+              "cache 600; lower --host-pool-bytes to at most 59")));
   memory.pool_bytes = 660;
-  EXPECT_THAT(CheckPoolFitsMemory(memory),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("take 300, attention kept for evictions 41; "
-                                 "lower --kv-cache-bytes to at most 659")));
+  EXPECT_THAT(
+      CheckPoolFitsMemory(memory),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               HasSubstr("take 300, attention weights kept for evictions 41; "
+                         "lower --kv-cache-bytes to at most 659")));
 }
 
 TEST(RankMemoryTest,
@@ -690,9 +693,12 @@ TEST(SidePagesTest, WrongOrSharedSidePagesAreRefused) {
     EXPECT_THAT(StartWithSidePages(pages),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  refuses({}, "sequence 1: gets 0 side pages in page group 0, must get 2");
+  refuses({},
+          "sequence 1: the plan gives it 0 side pages in page group 0, must "
+          "give 2");
   refuses({5, 6, 7},
-          "sequence 1: gets 3 side pages in page group 0, must get 2");
+          "sequence 1: the plan gives it 3 side pages in page group 0, must "
+          "give 2");
   refuses({5, -1}, "page -1 of group 0 is outside");
   refuses({5, 5}, "page 5 of group 0 is written twice");
   refuses({5, 4}, "page 4 of group 0 is written twice");
@@ -929,10 +935,9 @@ INSTANTIATE_TEST_SUITE_P(
         BrokenPlan{"ThatKeepsLessThanSinksAndRecentSlots",
                    [](StepPlan* p) { Evicts(p)->set_kept_slots(11); },
                    "kept slots: want 12 to 20, have 11"},
-        BrokenPlan{
-            "AfterMoreCopiesThanThePlanHas",
-            [](StepPlan* p) { Evicts(p)->set_after_page_copies(1); },
-            "its eviction comes after 1 page copies, must come after 0 to 0"},
+        BrokenPlan{"AfterMoreCopiesThanThePlanHas",
+                   [](StepPlan* p) { Evicts(p)->set_after_page_copies(1); },
+                   "after_page_copies of its eviction is 1, must be 0 to 0"},
         BrokenPlan{"ThatTheSequencesStepIgnores",
                    [](StepPlan* p) {
                      p->mutable_sequences(0)->set_physical_starts(0, 20);
@@ -1233,10 +1238,10 @@ INSTANTIATE_TEST_SUITE_P(
                    "the step id is 4, must be 2"},
         BrokenPlan{"StepIdRepeated", [](StepPlan* p) { p->set_step_id(1); },
                    "the step id is 1, must be 2"},
-        BrokenPlan{
-            "ReleaseOfAnUnknownSequence",
-            [](StepPlan* p) { p->add_released_sequences(5); },
-            "sequence 5: is released, but the executor does not know it"},
+        BrokenPlan{"ReleaseOfAnUnknownSequence",
+                   [](StepPlan* p) { p->add_released_sequences(5); },
+                   "sequence 5: the plan releases it, but the executor does "
+                   "not know it"},
         BrokenPlan{"UnknownSequence",
                    [](StepPlan* p) { First(p)->set_sequence_id(9); },
                    "sequence 9: the executor does not know it"},
@@ -1260,7 +1265,7 @@ INSTANTIATE_TEST_SUITE_P(
                      AddFresh(p, 2, 9)->mutable_block_tables(0)->add_side_pages(
                          10);
                    },
-                   "gets 1 side pages in page group 0, must get 0"},
+                   "gives it 1 side pages in page group 0, must give 0"},
         BrokenPlan{"TableTooLong",
                    [](StepPlan* p) {
                      auto* table = First(p)->add_block_tables();
@@ -1323,12 +1328,12 @@ INSTANTIATE_TEST_SUITE_P(
                    "num_tokens is 2, but the number of token_ids is 1"},
         BrokenPlan{"TooManyTokens",
                    [](StepPlan* p) { First(p)->set_num_tokens(65); },
-                   "65 tokens, the limit is 64"},
+                   "has 65 tokens, the limit is 64"},
         BrokenPlan{"TooManySequences",
                    [](StepPlan* p) {
                      for (int i = 0; i < 16; ++i) p->add_sequences();
                    },
-                   "17 sequences, the limit is 16"},
+                   "has 17 sequences, the limit is 16"},
         BrokenPlan{"IdOutsideTheVocabulary",
                    [](StepPlan* p) { First(p)->set_token_ids(0, 1237); },
                    "token_ids: an id must be 0 to 1236, is 1237"},

@@ -28,8 +28,7 @@ TEST(DeviceTest, OnlyValidDeviceNamesAreAccepted) {
         "cuda: 1", "cuda:99999999999", "cudas", "Emulated"}) {
     EXPECT_THAT(CheckDeviceName(name),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr(name + ": must be"),
-                               HasSubstr("emulated[:SETTINGS]"))))
+                         HasSubstr("emulated[:SETTINGS], is " + name)))
         << name;
   }
 }

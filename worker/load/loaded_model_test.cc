@@ -52,11 +52,12 @@ TEST(LoadedModelTest, AttentionWeightsKeptForEvictionsMustFitBesideThePool) {
   request.kv_cache_bytes = int64_t{1} << 60;
   request.model.eviction.method = "h2o";
   request.model.eviction.budget = "32";
-  EXPECT_THAT(LoadedModel::Load(request),
-              base::StatusIs(absl::StatusCode::kResourceExhausted,
-                             ::testing::HasSubstr(
-                                 ", attention kept for evictions 8320; lower "
-                                 "--kv-cache-bytes to at most")));
+  EXPECT_THAT(
+      LoadedModel::Load(request),
+      base::StatusIs(absl::StatusCode::kResourceExhausted,
+                     ::testing::HasSubstr(
+                         ", attention weights kept for evictions 8320; lower "
+                         "--kv-cache-bytes to at most")));
   request.model.eviction.method = "streaming";
   EXPECT_THAT(
       LoadedModel::Load(request),

@@ -70,9 +70,10 @@ absl::Status CheckOptions(const TokenizedText& text,
                           const ModelExecutorOptions& limits,
                           const PerplexityOptions& options) {
   if (text.token_ids.size() != text.token_bytes.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "perplexity: the text has ", text.token_ids.size(), " token ids, but ",
-        text.token_bytes.size(), " byte counts of tokens"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("perplexity: the text has ", text.token_ids.size(),
+                     " token ids, but the byte lengths of ",
+                     text.token_bytes.size(), " tokens"));
   }
   if (options.window_tokens < 2 ||
       options.window_tokens > limits.max_model_len) {
@@ -89,7 +90,7 @@ absl::Status CheckOptions(const TokenizedText& text,
   if (options.stride_tokens < 0 ||
       options.stride_tokens >= options.window_tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "perplexity: the stride must be less than the window's ",
+        "perplexity: the stride must be 0 or more and less than the window's ",
         options.window_tokens, " tokens, is ", options.stride_tokens));
   }
   const int64_t whole = options.stride_tokens > 0

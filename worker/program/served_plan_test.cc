@@ -215,13 +215,15 @@ std::vector<NotServed> NotServedCases() {
       {"BasisOfTheSequence",
        Keys(R"({"full":{},"stored":"PRE_ROPE","codec":{"dtype":"F16",
                "basis_sequence":{}}})"),
-       "layer 1 key: the plan asks for a basis of the sequence in part 0"},
+       "layer 1 key: the plan asks for a basis made for each sequence in part "
+       "0"},
       {"RangesOfTheSequence",
        absl::StrCat(R"({"key":{"parts":[)", kFullKey,
                     R"(]},"value":{"parts":[{"full":{},"stored":"NO_ROPE",
                        "codec":{"bits":{"schedule":[4]},"channel_sequence":{},
                        "param_dtype":"F16"}}]}})"),
-       "layer 1 value: the plan asks for ranges of the sequence in part 0"},
+       "layer 1 value: the plan asks for ranges made for each sequence in part "
+       "0"},
       {"PreRopeGroupsOfDifferentWidths",
        Keys(R"({"rope_low_rank":{"groups":[{"heads":[0,1],"pairs":[0],
                "rank_per_pair":[2]},{"heads":[2,3],"pairs":[3],

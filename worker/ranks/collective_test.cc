@@ -402,19 +402,22 @@ TEST_P(CollectiveTest, ImpossibleSizesAreRefusedAndTheGroupSurvives) {
       return ranks.AllReduceSum(own.stream(), nullptr, count,
                                 kernels::DType::kF32, own.workspace());
     };
-    invalid(sum(-1), "AllReduceSum: invalid size of 1 x -1 numbers");
+    invalid(sum(-1), "but it has 1 x -1 numbers");
     invalid(sum(kMost), "AllReduceSum");
     invalid(ranks.Broadcast(own.stream(), nullptr, -1, own.workspace()),
-            "Broadcast: invalid size of -1 bytes");
-    invalid(gather(-1, columns), "AllGather: invalid size of -1 x 10");
+            "Broadcast: the size must be 0 bytes or more, is -1");
+    invalid(gather(-1, columns), "but it has -1 x 10 numbers");
     invalid(gather(kMost, columns), "AllGather");
-    invalid(gather(1, {}), "want the first columns");
-    invalid(gather(1, {0, 10}), "want the first columns");
+    invalid(gather(1, {}), "first_columns must have the first column of each");
+    invalid(gather(1, {0, 10}),
+            "first_columns must have the first column of each");
     columns[0] = 1;
-    invalid(gather(1, columns), "want the first columns");
+    invalid(gather(1, columns),
+            "first_columns must have the first column of each");
     columns[0] = 0;
     columns[1] = 11;
-    invalid(gather(1, columns), "want the first columns");
+    invalid(gather(1, columns),
+            "first_columns must have the first column of each");
     std::vector<float> data = {static_cast<float>(r)};
     return own.AllReduceSum(&data);
   }));

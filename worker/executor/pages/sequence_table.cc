@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<PenaltyCounts>> SequenceTable::Release(
     uint64_t id) {
   const auto found = sequences_.find(id);
   if (found == sequences_.end()) {
-    return Wrong(id, "is released, but the executor does not know it");
+    return Wrong(id, "the plan releases it, but the executor does not know it");
   }
   for (size_t group = 0; group < found->second.tables.size(); ++group) {
     DropSidePages(found->second, group);
@@ -88,8 +88,8 @@ absl::StatusOr<SequenceTable::Sequence*> SequenceTable::FindOrStart(
                   [](const BlockTableDelta& delta) { return delta.reset(); });
   if (!starts)
     return Wrong(id,
-                 "the executor does not know it, and the plan does not reset "
-                 "all of its tables");
+                 "the executor does not know it, so the plan must reset its "
+                 "page tables in all page groups");
   if (free_rows_.empty()) {
     return Wrong(id,
                  absl::StrCat("too many sequences: the executor has room for ",
@@ -170,9 +170,9 @@ absl::Status SequenceTable::ApplySidePages(const BlockTableDelta& delta,
   const uint32_t group = delta.page_group();
   const int64_t want = delta.reset() ? limits_.side_pages[group] : 0;
   if (delta.side_pages_size() != want) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("gets ", delta.side_pages_size(),
-                     " side pages in page group ", group, ", must get ", want));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the plan gives it ", delta.side_pages_size(),
+        " side pages in page group ", group, ", must give ", want));
   }
   if (want == 0) return absl::OkStatus();
   for (const int32_t page : delta.side_pages()) {

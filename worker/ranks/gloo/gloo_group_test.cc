@@ -288,10 +288,10 @@ TEST_F(GlooGroupTest, InvalidOptionsAreRefused) {
   }
   options = good;
   options.call_timeout = absl::ZeroDuration();
-  refused(options, invalid, "a timeout is 0");
+  refused(options, invalid, "call_timeout is 0");
   options = good;
   options.connect_timeout = absl::InfiniteDuration();
-  refused(options, invalid, "a timeout is inf");
+  refused(options, invalid, "connect_timeout or call_timeout is inf");
   options = good;
   options.interface = "eth77";
   refused(options, absl::StatusCode::kNotFound, "'eth77'");
@@ -317,7 +317,7 @@ TEST_F(GlooGroupTest, AddressesOfDifferentGroupsAreRefused) {
     EXPECT_THAT(own->Connect(addresses),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
   };
-  refused({}, "1 addresses for a tensor-parallel group of 2");
+  refused({}, "1 addresses were given for a tensor-parallel group of 2");
   refused({other_1, other_1}, "3 addresses");
   refused({"nonsense"}, "rank 1: does not begin with");
   refused({begin({0, 2})->address()}, "rank 1: belongs to rank 0 of 2");
@@ -328,7 +328,7 @@ TEST_F(GlooGroupTest, AddressesOfDifferentGroupsAreRefused) {
   EXPECT_THAT(
       own->Connect(std::vector<std::string>{begin({0, 2})->address(), other_1}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("is not the address that this rank has made")));
+               HasSubstr("is not the address that this rank made for itself")));
 }
 
 // Each rank is tested as the one that waits for the other, because either of
@@ -416,7 +416,7 @@ TEST_F(GlooGroupTest, ConnectingToARankThatHasLeftFailsAtOnce) {
     const auto connected = (*own)->Connect(addresses);
     EXPECT_THAT(connected,
                 StatusIs(absl::StatusCode::kUnavailable,
-                         HasSubstr("rank 1 is not reached: connect")));
+                         HasSubstr("rank 1 cannot be reached: connect")));
     EXPECT_LT(absl::Now() - begin, kSoon);
   }
 }

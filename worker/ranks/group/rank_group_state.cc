@@ -93,7 +93,7 @@ absl::Status CheckRankGroupOptions(const RankGroupOptions& options) {
   const RankIdentity& identity = options.identity;
   if (identity.tp_size() < 2 || identity.tp_size() > kMaxTpSize) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a group has ", identity.tp_size(),
+        absl::StrCat("a tensor-parallel group has ", identity.tp_size(),
                      " ranks, must have 2 to ", kMaxTpSize));
   }
   if (identity.heartbeat_timeout_ms() == 0) {
@@ -107,8 +107,8 @@ absl::Status CheckRankGroupOptions(const RankGroupOptions& options) {
        {options.join_timeout, options.load_timeout, options.step_timeout}) {
     if (timeout > absl::ZeroDuration()) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("a timeout is ", absl::FormatDuration(timeout),
-                     ", must be more than 0"));
+        absl::StrCat("join_timeout, load_timeout or step_timeout is ",
+                     absl::FormatDuration(timeout), ", must be more than 0"));
   }
   return absl::OkStatus();
 }
@@ -373,7 +373,8 @@ void RankGroupState::OnCombined(const absl::StatusOr<CombinedIds>& ids) {
 
 absl::Status RankGroupState::OnStep(uint64_t step_id, absl::Time now) {
   if (phase_ != Phase::kRunning) {
-    return absl::FailedPreconditionError("the group is not running");
+    return absl::FailedPreconditionError(
+        "the tensor-parallel group is not running steps");
   }
   if (step_id != last_step_ + 1) {
     return absl::InvalidArgumentError(

@@ -117,7 +117,8 @@ absl::StatusOr<kvasir::v1::RankStart> RankLeader::WaitStarted(
     MutexLock lock(&mutex_);
     if (state_.phase() == Phase::kJoining) {
       return absl::FailedPreconditionError(
-          "the leader may be ready only after all ranks have joined");
+          "the leader may report that it is ready only after all ranks have "
+          "joined");
     }
     state_.OnReady(std::move(own));
     Collect();

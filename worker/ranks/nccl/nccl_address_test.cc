@@ -61,18 +61,21 @@ TEST(NcclAddressTest, InvalidAddressesAreRefusedWithoutShowingTheId) {
   KVASIR_EXPECT_OK(ParseNcclAddress(good));
   refused("", "does not begin with kvasir-nccl-1");
   refused("kvasir-gloo-1 0 2 3 4", "does not begin with kvasir-nccl-1");
-  refused("kvasir-nccl-1", "want rank, size");
-  refused(absl::StrCat(good, " 1"), "want rank, size");
-  refused(absl::StrCat("kvasir-nccl-1 x 2 22809 ", id), "want rank, size");
-  refused(absl::StrCat("kvasir-nccl-1 0 y 22809 ", id), "want rank, size");
-  refused(absl::StrCat("kvasir-nccl-1 0 2 z ", id), "want rank, size");
-  refused("kvasir-nccl-1 2 2 22809 -", "cannot be rank 2 of 2");
-  refused("kvasir-nccl-1 -1 2 22809 -", "cannot be rank -1 of 2");
-  refused("kvasir-nccl-1 1 257 22809 -", "cannot be rank 1 of 257");
+  refused("kvasir-nccl-1", "want a rank, the number of ranks");
+  refused(absl::StrCat(good, " 1"), "want a rank, the number of ranks");
+  refused(absl::StrCat("kvasir-nccl-1 x 2 22809 ", id),
+          "want a rank, the number of ranks");
+  refused(absl::StrCat("kvasir-nccl-1 0 y 22809 ", id),
+          "want a rank, the number of ranks");
+  refused(absl::StrCat("kvasir-nccl-1 0 2 z ", id),
+          "want a rank, the number of ranks");
+  refused("kvasir-nccl-1 2 2 22809 -", "says rank 2 of 2;");
+  refused("kvasir-nccl-1 -1 2 22809 -", "says rank -1 of 2;");
+  refused("kvasir-nccl-1 1 257 22809 -", "says rank 1 of 257;");
   refused("kvasir-nccl-1 0 2 22809 -",
-          "rank 0 must have an id, and no other rank");
+          "rank 0 must have an id, and every other rank");
   refused(absl::StrCat("kvasir-nccl-1 1 2 22809 ", id),
-          "rank 0 must have an id, and no other rank");
+          "rank 0 must have an id, and every other rank");
   refused(good.substr(0, good.size() - 1), "the id is not 256 hex digits");
   refused(absl::StrCat("kvasir-nccl-1 0 2 22809 ", id.substr(1), "G"),
           "the id is not 256 hex digits");
@@ -87,20 +90,18 @@ TEST(NcclAddressTest, AddressesOfAnotherGroupOrReleaseAreRefusedWithTheirRank) {
   refused(Addresses(2), "the addresses of 2 ranks were given, must be 3");
   std::vector<std::string> wrong = Addresses(3);
   std::swap(wrong[1], wrong[2]);
-  refused(
-      wrong,
-      "the address of rank 1 belongs to rank 2 of 3, this group has 3 ranks");
+  refused(wrong,
+          "address of rank 1: belongs to rank 2 of 3, this group has 3 ranks");
   wrong = Addresses(3);
   wrong[2] = FormatNcclAddress(Address(2, 4));
-  refused(
-      wrong,
-      "the address of rank 2 belongs to rank 2 of 4, this group has 3 ranks");
+  refused(wrong,
+          "address of rank 2: belongs to rank 2 of 4, this group has 3 ranks");
   wrong[2] = FormatNcclAddress(Address(2, 3, 22803));
   refused(wrong,
-          "the address of rank 2 says that it has NCCL 2.28.3, this rank has "
+          "address of rank 2: says that it has NCCL 2.28.3, this rank has "
           "2.28.9");
   wrong[2] = "no address";
-  refused(wrong, "the address of rank 2 does not begin");
+  refused(wrong, "address of rank 2: does not begin");
 }
 
 TEST(NcclLibraryTest, TheErrorNamesEveryLibraryFileThatWasTried) {

@@ -451,10 +451,9 @@ TEST_F(NcclGroupTest, CallsOnAStreamOfTheCpuAreRefused) {
   std::vector<float> data(4);
   std::string text = "x";
   const auto refused = [](const char* call) {
-    return StatusIs(absl::StatusCode::kUnimplemented,
-                    absl::StrCat(call,
-                                 ": NCCL is for GPUs, not for the CPU's "
-                                 "stream"));
+    return StatusIs(
+        absl::StatusCode::kUnimplemented,
+        absl::StrCat(call, ": NCCL needs a stream of a GPU, not of the CPU"));
   };
   EXPECT_THAT(own.AllReduceSum(&data), refused("AllReduceSum"));
   EXPECT_THAT(own.AllGather(&data, 1, {0, 4}), refused("AllGather"));
@@ -488,10 +487,12 @@ TEST_F(NcclGroupTest, OptionsAreCheckedBeforeAnythingIsOpened) {
   };
   EXPECT_THAT(begin({.shard = {2, 2}}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       "NCCL: cannot be rank 2 of 2"));
+                       "NCCL: there is no rank 2 of 2: want 1 to 256 ranks, "
+                       "numbered from 0"));
   EXPECT_THAT(begin({.shard = {0, 257}}),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       "NCCL: cannot be rank 0 of 257"));
+                       "NCCL: there is no rank 0 of 257: want 1 to 256 ranks, "
+                       "numbered from 0"));
   EXPECT_THAT(begin({.shard = {1, 2}, .interface = "none7"}),
               StatusIs(absl::StatusCode::kNotFound,
                        "NCCL: 'none7' is not a network interface of this "
