@@ -307,7 +307,8 @@ TEST_P(EngineTest, SubmitRefusesRequestsAboveTheQueueBound) {
   for (const auto& sink : sinks) sink->AwaitEnd();
 }
 
-TEST_P(EngineTest, WithoutAQueueOnlyRequestsWithAFreeSeatAreAccepted) {
+TEST_P(EngineTest,
+       IfTheQueueHasLengthZeroOnlyRequestsThatCanRunAtOnceAreAccepted) {
   options_.scheduler.max_queue = 0;
   options_.scheduler.max_num_seqs = 2;
   KVASIR_ASSERT_OK(Start());
@@ -331,7 +332,8 @@ TEST_P(EngineTest, WithoutAQueueOnlyRequestsWithAFreeSeatAreAccepted) {
   EXPECT_EQ(later->samples()[0].tokens, Expected(MakeRequest("later")));
 }
 
-TEST_P(EngineTest, SubmitRefusesALiveAttemptButAcceptsTheNextOne) {
+TEST_P(EngineTest,
+       SubmitRefusesAnAttemptThatIsLiveButAcceptsTheNextAttemptOfTheRequest) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -371,7 +373,7 @@ TEST_P(EngineTest, AnAbortDuringAStepDropsTheTokensOfThatStep) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, ADrainRefusesNewRequestsAndFinishesOldOnes) {
+TEST_P(EngineTest, ADrainingEngineRefusesNewRequestsAndFinishesAcceptedOnes) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto sink = std::make_shared<WaitableSink>();
@@ -561,7 +563,7 @@ TEST_P(EngineTest, NonFiniteNumbersFailOnlyTheRequestThatProducedThem) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, WatchdogReportsTheHangingStepWithoutTokenIds) {
+TEST_P(EngineTest, TheWatchdogReportsAStepThatHangsAndOmitsItsTokenIds) {
   base::Mutex mutex;
   base::CondVar changed;
   std::vector<StallReport> reports;
@@ -593,7 +595,7 @@ TEST_P(EngineTest, WatchdogReportsTheHangingStepWithoutTokenIds) {
   sink->AwaitEnd();
 }
 
-TEST_P(EngineTest, WatchdogReportsNothingWithoutWork) {
+TEST_P(EngineTest, TheWatchdogReportsNothingWhileNoStepRuns) {
   std::atomic<int> stalls = 0;
   options_.clock = &manual_clock_;
   options_.watchdog = absl::Milliseconds(20);
@@ -680,7 +682,8 @@ class CountingObserver final : public EngineObserver {
   std::vector<RequestSummary> ends;
 };
 
-TEST_P(EngineTest, TheObserverReceivesStepsEndsOfRequestsAndRefusals) {
+TEST_P(EngineTest,
+       TheObserverIsToldOfEachStepAndRefusalAndOfEachRequestThatEnds) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -706,7 +709,8 @@ TEST_P(EngineTest, TheObserverReceivesStepsEndsOfRequestsAndRefusals) {
   EXPECT_EQ(observer.ends[0].reason, kvasir::v1::FINISH_LENGTH);
 }
 
-TEST_P(EngineTest, TheLoadOfEachStepTellsTheObserverAboutADrain) {
+TEST_P(EngineTest,
+       TheLoadReportedAfterEachStepShowsTheObserverThatTheEngineDrains) {
   CountingObserver observer;
   options_.observer = &observer;
   KVASIR_ASSERT_OK(Start());
@@ -738,7 +742,7 @@ class AbortingSink final : public RecordingSink {
   const std::string id_;
 };
 
-TEST_P(EngineTest, ASinkMayAbortFromItsCallback) {
+TEST_P(EngineTest, ARequestMayBeAbortedFromTheCallbackThatReceivesItsTokens) {
   KVASIR_ASSERT_OK(Start());
   const auto sink = std::make_shared<AbortingSink>(engine_.get(), "r");
   KVASIR_ASSERT_OK(engine_->Submit(MakeRequest("r", 50), sink).status);
@@ -749,7 +753,7 @@ TEST_P(EngineTest, ASinkMayAbortFromItsCallback) {
   EXPECT_LE(sink->samples()[0].tokens.size(), 2u);
 }
 
-TEST_P(EngineTest, SurvivesAStormOfThreadsWithRandomAborts) {
+TEST_P(EngineTest, ManyThreadsMaySubmitAndAbortRequestsAtRandomTimes) {
   options_.scheduler.max_queue = 64;
   KVASIR_ASSERT_OK(Start());
   constexpr int kThreads = 4;
@@ -870,7 +874,8 @@ TEST_P(EngineTest, TheNextStepIsEnqueuedBeforeTokensAreDelivered) {
 
 // The step that was planned ahead samples a token for the request that has
 // ended; that token is dropped.
-TEST_P(EngineTest, AStepPlannedAheadForAnEndedRequestIsStillAwaited) {
+TEST_P(EngineTest,
+       TheEngineAwaitsAStepThatWasPlannedAheadForARequestThatHasEnded) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("a", 20);
@@ -914,7 +919,8 @@ class FailingExecutor final : public Executor {
   Executor& own_;
 };
 
-TEST_P(EngineTest, AFailedEnqueueOrAnnounceDuringAStepFailsEveryRequest) {
+TEST_P(EngineTest,
+       EveryRequestFailsIfTheNextStepCannotBeEnqueuedOrAnnouncedDuringAStep) {
   options_.warm_up = false;
   KVASIR_ASSERT_OK(Start());
   for (const bool announce : {true, false}) {
@@ -1011,7 +1017,7 @@ TEST_P(EngineTest, StopAwaitsTheRunningStepAndReportsItsFailure) {
   ExpectNothingHeld();
 }
 
-TEST(EngineCreateTest, AnErrorStatesTheSizesIfThePoolIsTooSmallForOneSequence) {
+TEST(EngineCreateTest, TheErrorForAPoolTooSmallForOneSequenceStatesTheSizes) {
   cache::KvCacheConfig config;
   config.page_tokens = 4;
   config.cache_id = "test";

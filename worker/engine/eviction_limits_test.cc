@@ -68,7 +68,8 @@ TEST(EvictionLimitsTest, ARequestMayKeepMoreSlotsThanThePlan) {
       << "nothing is evicted, of the output either";
 }
 
-TEST(EvictionLimitsTest, ThePlansOwnBudgetGivesThePlansEvictionCounts) {
+TEST(EvictionLimitsTest,
+     ARequestForThePlansBudgetGetsTheEvictionCountsOfThePlan) {
   EvictionLimits limits = Limits();
   limits.groups.pop_back();
   EXPECT_EQ(EvictionsOf(Budget("0.2"), limits)[1],
@@ -76,7 +77,7 @@ TEST(EvictionLimitsTest, ThePlansOwnBudgetGivesThePlansEvictionCounts) {
 }
 
 TEST(EvictionLimitsTest,
-     ABudgetBelowThePlansIsRefusedUnlessTheOperatorAllowsIt) {
+     ABudgetBelowThatOfThePlanIsRefusedUnlessTheOperatorAllowsIt) {
   EvictionLimits limits = Limits();
   ExpectRefused(limits, Budget("0.1"), 1000,
                 "eviction_budget is 0.1 and keeps 100 slots at 1000 prompt "
@@ -177,7 +178,7 @@ TEST(EvictionLimitsTest, AnInvalidBudgetIsRefused) {
 }
 
 TEST(EvictionLimitsTest,
-     LimitsOfAPlanCountSinksAndRecentTokensOfEachPageGroup) {
+     TheLeastBudgetOfAPageGroupIsItsSinksPlusTheMostRecentTokensOfItsLayers) {
   plan::AttentionShape shape;
   shape.num_heads = shape.num_kv_heads = 2;
   shape.head_dim = shape.rotary_dim = 32;

@@ -42,7 +42,7 @@ class WorkerMetricsTest : public ::testing::Test {
   WorkerMetrics metrics_;
 };
 
-TEST_F(WorkerMetricsTest, GaugesFollowTheLoad) {
+TEST_F(WorkerMetricsTest, TheGaugesShowTheLoadThatTheEngineReports) {
   metrics_.OnLoad(
       {.running = 3, .waiting = 2, .free_pages = 4, .total_pages = 10});
   const std::string text = Text(*metrics_.registry());
@@ -54,7 +54,8 @@ TEST_F(WorkerMetricsTest, GaugesFollowTheLoad) {
             std::string::npos);
 }
 
-TEST_F(WorkerMetricsTest, SamplingACacheTotalTwiceDoesNotCountItTwice) {
+TEST_F(WorkerMetricsTest,
+       SamplingAnUnchangedCacheTotalTwiceAddsItToTheCounterOnce) {
   sample_.prefix_hit_tokens = 5;
   metrics_.OnLoad({});
   metrics_.OnLoad({});

@@ -5,7 +5,8 @@
 namespace kvasir::worker {
 namespace {
 
-TEST(PreemptionTest, CopiesIfCopyingOutAndBackTakesLessThanAPrefill) {
+TEST(PreemptionTest,
+     ASequenceIsCopiedIfCopyingOutAndBackTakesLessTimeThanAPrefill) {
   // Copying 500 bytes out and back takes 2 * 500 / 1000 = 1 second, as long as
   // the prefill of 100 tokens.
   PreemptionCosts costs = {.image_bytes = 499,

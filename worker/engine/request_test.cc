@@ -31,7 +31,7 @@ Request Good() {
   return request;
 }
 
-TEST(ValidateRequestTest, NeutralSamplingParametersAreValid) {
+TEST(ValidateRequestTest, ARequestWithDefaultSamplingParametersIsValid) {
   KVASIR_EXPECT_OK(ValidateRequest(Good(), Limits()));
 }
 

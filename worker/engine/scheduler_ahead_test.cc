@@ -40,7 +40,8 @@ TEST(SchedulerAheadTest, DecodesArePlannedWhileAStepRuns) {
   )");
 }
 
-TEST(SchedulerAheadTest, AStepPlannedAheadIsWastedIfItsSequenceEnds) {
+TEST(SchedulerAheadTest,
+     ATokenOfAStepPlannedAheadIsDroppedIfItsSequenceHasEnded) {
   Scenario probe;
   probe.Run(R"(
     submit a max=5
@@ -99,7 +100,8 @@ TEST(SchedulerAheadTest, PagesOfAnEndedSequenceAreFreeOneStepLater) {
   )");
 }
 
-TEST(SchedulerAheadTest, ADeadlineEndsARequestWhilePlanningAhead) {
+TEST(SchedulerAheadTest,
+     ARequestPastItsDeadlineEndsWhenTheNextStepIsPlannedAhead) {
   Scenario scenario;
   scenario.Run(R"(
     submit a max=20 deadline=5s
@@ -211,7 +213,8 @@ TEST(SchedulerAheadTest, NoStepIsPlannedAheadIfPagesRunOut) {
 
 // While no page becomes free, a waiting sequence cannot start anyway, so steps
 // are still planned ahead.
-TEST(SchedulerAheadTest, ASequenceThatLacksPagesDoesNotStopPlanningAhead) {
+TEST(SchedulerAheadTest,
+     AWaitingSequenceThatCannotGetItsPagesDoesNotStopPlanningAhead) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=8
@@ -234,7 +237,8 @@ TEST(SchedulerAheadTest, ASequenceThatLacksPagesDoesNotStopPlanningAhead) {
   )");
 }
 
-TEST(SchedulerAheadTest, AWaitingSequenceStartsOnceEnoughOfItsPrefixIsCached) {
+TEST(SchedulerAheadTest,
+     AWaitingSequenceThatSharesAPrefixStartsOnceThePrefixIsCached) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16
@@ -276,7 +280,7 @@ TEST(SchedulerAheadTest, StepsArePlannedAheadBetweenEvictions) {
   )");
 }
 
-TEST(SchedulerAheadTest, WithSidePagesNoStepIsPlannedAhead) {
+TEST(SchedulerAheadTest, NoStepIsPlannedAheadForSequencesWithSidePages) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=32 side=2
@@ -317,7 +321,7 @@ TEST(SchedulerAheadTest,
 // over both groups, even after `b` ends. But `b` frees enough pages of the
 // group that `c` lacked, so `c` must start.
 TEST(SchedulerAheadTest,
-     FreedPagesOfOneGroupAreNoticedAlthoughAnotherGroupShrinks) {
+     AWaitingRequestStartsWhenOnePageGroupHasFreePagesAgainAndAnotherHasFewer) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=60
@@ -352,7 +356,8 @@ TEST(SchedulerAheadTest,
   )");
 }
 
-TEST(SchedulerAheadTest, StatisticsBelongToTheAppliedStep) {
+TEST(SchedulerAheadTest,
+     TheStatisticsDescribeTheLastAppliedStepAndNotAStepPlannedAhead) {
   Scenario scenario;
   scenario.Run(R"(
     submit a prompt=6 max=3

@@ -26,7 +26,7 @@ std::vector<int32_t> Greedy(const std::string& name, uint32_t count) {
                           {.vocab_size = 1000, .max_model_len = 64});
 }
 
-TEST(SchedulerStopTest, AStopIdEndsTheOutputAndIsDelivered) {
+TEST(SchedulerStopTest, AStopTokenIdEndsTheOutputAndIsDeliveredAsItsLastToken) {
   const int32_t third = Greedy("a", 3)[2];
   Scenario scenario;
   scenario.Run(absl::StrCat("submit a max=20 stop=", third, R"(
@@ -55,7 +55,7 @@ TEST(SchedulerStopTest, TheEndOfSequenceTokenEndsTheOutputUnlessIgnored) {
   )"));
 }
 
-TEST(SchedulerStopTest, NoStopIdIsSampledBelowMinTokens) {
+TEST(SchedulerStopTest, NoStopTokenIdIsSampledBeforeTheOutputHasMinTokens) {
   const int32_t first = Greedy("a", 1)[0];
   Scenario scenario;
   scenario.Run(absl::StrCat("submit a max=20 min=4 stop=", first, R"(
@@ -187,7 +187,8 @@ class EchoMasks final : public TokenMaskProvider {
   }
 };
 
-TEST(SchedulerTimeLimitTest, OnlyTheOperatorsQueueTimeoutIsRetriedElsewhere) {
+TEST(SchedulerTimeLimitTest,
+     OnlyARequestThatExceedsTheWorkersQueueTimeoutMayBeRetriedOnAnotherWorker) {
   Bare bare;
   bare.options.queue_timeout = absl::Seconds(5);
   const auto scheduler = bare.Make();
@@ -221,7 +222,8 @@ class SummaryObserver final : public EngineObserver {
   std::vector<RequestSummary> ends;
 };
 
-TEST(SchedulerTimingTest, AFailedRequestReportsThePhasesItReached) {
+TEST(SchedulerTimingTest,
+     AFailedRequestReportsTheTimeOfEachPhaseThatItReached) {
   SummaryObserver observer;
   Bare bare;
   bare.deps.observer = &observer;
@@ -256,7 +258,8 @@ TEST(SchedulerTimingTest, AFailedRequestReportsThePhasesItReached) {
   EXPECT_EQ(observer.ends[1].decode, std::nullopt);
 }
 
-TEST(SchedulerTokenMaskTest, AMaskIsRequestedBeforeEveryMaskedToken) {
+TEST(SchedulerTokenMaskTest,
+     TheSchedulerRequestsATokenMaskBeforeEachTokenOfAMaskedRequest) {
   EchoMasks masks;
   Bare bare(&masks);
   const auto scheduler = bare.Make();
@@ -376,7 +379,7 @@ TEST(SchedulerApplyTest, OnlyTheRequestWithoutAnAllowedTokenFails) {
   KVASIR_EXPECT_OK(bare.cache.CheckInvariants());
 }
 
-TEST(SchedulerOptionsTest, ContradictoryOptionsAreRefusedWithTheirNumbers) {
+TEST(SchedulerOptionsTest, TheErrorForContradictoryOptionsStatesTheirValues) {
   Bare bare;
   const auto create = [&](auto change) {
     SchedulerOptions options = bare.options;
@@ -417,7 +420,7 @@ constexpr char kOneInTheHostPool[] = R"(
   expect host 4
 )";
 
-TEST(SchedulerHostPoolTest, ImagesOfRefusedRequestsAreFreed) {
+TEST(SchedulerHostPoolTest, HostPoolCopiesOfRefusedRequestsAreFreed) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
   scenario.scheduler().RefuseAll({absl::UnavailableError("stopped"),
@@ -428,7 +431,7 @@ TEST(SchedulerHostPoolTest, ImagesOfRefusedRequestsAreFreed) {
   )");
 }
 
-TEST(SchedulerHostPoolTest, ImagesAreFreedAfterAFailedStep) {
+TEST(SchedulerHostPoolTest, HostPoolCopiesAreFreedAfterAFailedStep) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
   scenario.Run("schedule");

@@ -80,7 +80,7 @@ SampleRequest Random(uint64_t seed) {
   return sample;
 }
 
-TEST(ModelExecutorTest, APlanNeedNotPassTheLastSampledTokenBackToDecode) {
+TEST(ModelExecutorTest, DecodeStepsUseTheLastSampledTokenIfThePlanPassesNone) {
   auto rank = TinyRank();
   EXPECT_FALSE(rank->executor().is_asynchronous());
   DirectRunner runner = RunnerOf(*rank);
@@ -99,7 +99,8 @@ TEST(ModelExecutorTest, APlanNeedNotPassTheLastSampledTokenBackToDecode) {
   }
 }
 
-TEST(ModelExecutorTest, TheLastSampledTokenSurvivesStepsOfOtherSequences) {
+TEST(ModelExecutorTest,
+     ASequenceKeepsItsLastSampledTokenDuringStepsOfOtherSequences) {
   auto rank = TinyRank();
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> prompt = Prompt(5, 20);
@@ -115,7 +116,8 @@ TEST(ModelExecutorTest, TheLastSampledTokenSurvivesStepsOfOtherSequences) {
   EXPECT_EQ(result.sequences(0).token_id(), want[1]);
 }
 
-TEST(ModelExecutorTest, SixteenSequencesInABatchGetTheSameTokensAsOneByOne) {
+TEST(ModelExecutorTest,
+     SixteenSequencesInOneBatchGetTheSameTokensAsOneSequenceAtATime) {
   const auto sample_of = [](int i) {
     SampleRequest sample =
         i % 3 == 0 ? GreedySample() : Random(static_cast<uint64_t>(100 + i));
@@ -457,7 +459,8 @@ TEST(ModelExecutorTest, PagesCanGoToTheHostPoolAndComeBackInOneStep) {
 
 // At such a distance, a token's rows would compete for the same sets of a CPU
 // cache.
-TEST(LayerAttentionTest, FreshRowsOfLatentGroupsAreNotAPowerOfTwoApart) {
+TEST(LayerAttentionTest,
+     TheDistanceOfLatentGroupsInTheBufferOfNewRowsIsNotAPowerOfTwo) {
   kernels::LatentGroup group;
   group.codes.stride_bytes = 128;
   KvArenas::Layer layer;
@@ -522,7 +525,7 @@ TEST(ModelExecutorTest, ALayerWithoutRopeIgnoresTheOrderOfTokens) {
   }
 }
 
-TEST(ModelExecutorTest, MaxModelLenAboveTheLearnedPositionsIsRefused) {
+TEST(ModelExecutorTest, AMaxModelLenAboveTheNumberOfLearnedPositionsIsRefused) {
   RankOptions options = TinyOptions();
   model::ModelShape shape = TinyOptShape();
   shape.max_position = options.executor.max_model_len - 1;
@@ -533,7 +536,7 @@ TEST(ModelExecutorTest, MaxModelLenAboveTheLearnedPositionsIsRefused) {
   KVASIR_EXPECT_OK(MakeTinyRank(options, nullptr, shape));
 }
 
-TEST(ModelExecutorTest, APoolTooSmallForOneSequenceIsRefusedWithTheSizes) {
+TEST(ModelExecutorTest, TheErrorForAPoolTooSmallForOneSequenceStatesTheSizes) {
   RankOptions options = TinyOptions();
   options.kv_cache_bytes = 20000;
   EXPECT_THAT(
@@ -541,7 +544,8 @@ TEST(ModelExecutorTest, APoolTooSmallForOneSequenceIsRefusedWithTheSizes) {
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("128")));
 }
 
-TEST(RankMemoryTest, APoolAboveTheRemainingMemoryIsRefusedWithFlagAndNumbers) {
+TEST(RankMemoryTest,
+     TheErrorForAPoolLargerThanTheFreeMemoryStatesTheFlagAndTheSizes) {
   KVASIR_EXPECT_OK(CheckPoolFitsMemory(
       {.pool_bytes = 700, .weight_bytes = 300, .available_bytes = 1000}));
   EXPECT_THAT(
@@ -687,7 +691,7 @@ absl::Status StartWithSidePages(const std::vector<int32_t>& side_pages) {
   return RankWithSidePages()->executor().Execute(plan).status();
 }
 
-TEST(SidePagesTest, WrongOrSharedSidePagesAreRefused) {
+TEST(SidePagesTest, APlanWithInvalidOrSharedSidePagesIsRefused) {
   KVASIR_EXPECT_OK(StartWithSidePages({5, 6}));
   const auto refuses = [](const std::vector<int32_t>& pages, const char* why) {
     EXPECT_THAT(StartWithSidePages(pages),
@@ -734,7 +738,8 @@ class TakenSidePagesTest : public ::testing::Test {
   const std::unique_ptr<Rank> rank_ = RankWithSidePages();
 };
 
-TEST_F(TakenSidePagesTest, ASequenceContinuesIfNoOtherTookItsSidePages) {
+TEST_F(TakenSidePagesTest,
+       ASequenceContinuesIfNoOtherSequenceTookItsSidePages) {
   Start({7, {8, 9}});
   KVASIR_EXPECT_OK(executor().Execute(GoOn()));
 }
@@ -756,7 +761,7 @@ TEST_F(TakenSidePagesTest, ASequenceWhoseSidePageNowHoldsTokensIsRefused) {
                HasSubstr("another sequence has taken one of its side pages")));
 }
 
-TEST_F(TakenSidePagesTest, APreemptedSequenceStartsAnewWithOtherSidePages) {
+TEST_F(TakenSidePagesTest, APreemptedSequenceMayStartAnewWithOtherSidePages) {
   Start({5, {8, 6}});
   StepPlan plan;
   plan.set_step_id(3);
@@ -863,7 +868,8 @@ class EvictionPlanTest : public ::testing::TestWithParam<BrokenPlan> {
   std::unique_ptr<Rank> rank_;
 };
 
-TEST_F(EvictionPlanTest, AnEvictionOfFiveSlotsFreesTheSecondPage) {
+TEST_F(EvictionPlanTest,
+       TheNextTokenNeedsANewPageAfterAnEvictionThatFreedAPage) {
   KVASIR_ASSERT_OK(rank_->executor().Execute(SoundEviction()));
   // The step wrote the last slot of page 3. The eviction took page 8 away, so
   // there is no slot for the next token.
@@ -1008,7 +1014,7 @@ TEST(ResetTest, ASequenceResetInOnlySomePageGroupsIsRefused) {
 // Plans without a scheduler
 // ---------------------------------------------------------------------------
 
-TEST(DirectRunnerTest, ARewoundSequenceContinuesInItsOwnPages) {
+TEST(DirectRunnerTest, ASequenceThatIsRewoundReusesThePagesThatItHolds) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
   DirectRunner runner(&rank->executor(), &rank->layout(), rank->pages());
@@ -1196,7 +1202,7 @@ TEST_F(OverflowTest, LogitsThatAreNotFiniteFailOnlyTheirOwnSequence) {
 }
 
 TEST_F(OverflowTest,
-       LatentsThatAreNotFiniteFailTheirSequenceAlthoughStoredAsCodes) {
+       ALatentThatIsNotFiniteFailsItsSequenceEvenIfItIsStoredAsCodes) {
   auto rank = OverflowRank(FourBits());
   ExpectMiddleFails(Step(*rank), kvasir::v1::LATENT_NOT_FINITE);
 }
@@ -1218,7 +1224,7 @@ TEST_F(OverflowTest,
   }
 }
 
-TEST_F(OverflowTest, ADirectRunFailsIfALogitIsNotFinite) {
+TEST_F(OverflowTest, DirectRunnerReturnsAnErrorIfALogitIsNotFinite) {
   auto rank = OverflowRank(plan_cases::kTyped);
   DirectRunner runner = RunnerOf(*rank);
   const std::vector<int32_t> ids = {10, kToken, 12};

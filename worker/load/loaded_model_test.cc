@@ -19,7 +19,8 @@ LoadRequest TinyRequest() {
 
 // Pool size, weights and executor must use the plan that was resolved when the
 // model was opened.
-TEST(LoadedModelTest, LoadingResolvesThePlanAndMakesEachProgramOnlyOnce) {
+TEST(LoadedModelTest,
+     LoadingAModelResolvesThePlanOnceAndMakesEachAttentionProgramOnce) {
   const LoadRequest request = TinyRequest();
   const int64_t resolved = plan::NumResolvedPlans();
   const int64_t programs = worker::NumAttentionPrograms();

@@ -103,7 +103,8 @@ TEST(PerplexityTest, TheReportedBytesPerTokenMatchTheAllocatedPool) {
 }
 
 // Computes the expected loss by scoring each window as a separate text.
-TEST(PerplexityTest, WithAStrideEveryTokenIsScoredOnceAfterAWindowOfContext) {
+TEST(PerplexityTest,
+     IfAStrideIsSetEveryTokenIsScoredOnceAfterAWindowOfContext) {
   auto rank = TinyRank();
   const Text text = SomeText(75);
   for (const bool has_bos : {false, true}) {
@@ -153,7 +154,8 @@ TEST(PerplexityTest, WithAStrideEveryTokenIsScoredOnceAfterAWindowOfContext) {
   }
 }
 
-TEST(PerplexityTest, WindowsChunksStridesAndPartsOutsideTheLimitsAreRefused) {
+TEST(PerplexityTest,
+     AWindowChunkStrideOrNumberOfPartsOutsideItsLimitsIsRefused) {
   auto rank = TinyRank();
   const Text text = SomeText(10);
   for (const int64_t window : {0, 1, 129}) {

@@ -151,8 +151,7 @@ class ServedPlanTest : public ::testing::TestWithParam<Case> {
   kvasir::v1::KvPlan plan_;
 };
 
-TEST_P(ServedPlanTest,
-       ServePlanAcceptsExactlyThePlansForWhichARankCanBeCreated) {
+TEST_P(ServedPlanTest, ServePlanAcceptsAPlanIfAndOnlyIfARankCanBeCreatedForIt) {
   KVASIR_ASSERT_OK_AND_ASSIGN(
       const auto source,
       RandomSource::Create(shape_, spec_, Resolved(plan_, spec_), 1,
@@ -178,7 +177,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, ServedPlanTest, ::testing::ValuesIn(Cases()),
 class LiftLimitTest : public ServedPlanTest {};
 
 TEST_P(LiftLimitTest,
-       APlanWhoseExactRowsFillTheScratchMemoryIsServedWithoutLifts) {
+       PromptsAreNotLiftedIfThePlansExactRowsFillTheScratchMemory) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto served, ServedHere());
   EXPECT_EQ(served->program(1).value.prompt_lift.has_value(),
             GetParam().exact_window == 0);
@@ -245,7 +244,8 @@ std::vector<NotServed> NotServedCases() {
 
 class NotServedTest : public ::testing::TestWithParam<NotServed> {};
 
-TEST_P(NotServedTest, AnUnsupportedPlanIsRefusedWithLayerSideAndPart) {
+TEST_P(NotServedTest,
+       TheErrorForAnUnsupportedPlanNamesTheLayerAndThePartOfItsKeysOrValues) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
   const plan::AttentionShape shape = model::AttentionShapeOf(spec);
@@ -268,7 +268,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, NotServedTest,
 
 // Creating a rank must resolve the plan only once, and make one program for all
 // layers with equal attention.
-TEST(StartTest, CreatingARankResolvesThePlanAndMakesEachProgramOnlyOnce) {
+TEST(StartTest,
+     CreatingARankResolvesThePlanOnceAndMakesEachAttentionProgramOnce) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const model::DecoderSpec spec,
                               model::SpecOfShape(TinyShape()));
   const kvasir::v1::KvPlan alike =

@@ -322,7 +322,7 @@ std::vector<std::vector<float>> LogprobsOf(int64_t size) {
   return logprobs;
 }
 
-TEST_F(TensorParallelTest, SeveralRanksGiveTheLogprobsOfASingleRank) {
+TEST_F(TensorParallelTest, SeveralRanksComputeTheLogprobsOfASingleRank) {
   const std::vector<float> one = LogprobsOf(1)[0];
   ASSERT_EQ(one.size(), 24 + 4 * (2 + 3 * 2));
   for (const int64_t size : {2, 4, 8}) {
@@ -392,7 +392,7 @@ std::vector<std::vector<uint32_t>> KeptBy(const Group& group,
 // affect these scores only through all-reduced sums, so they differ from a
 // single rank's scores only in the last bits.
 TEST_F(TensorParallelTest,
-       WithEvictionSeveralRanksKeepTheTokensThatASingleRankKeeps) {
+       EvictionsOnSeveralRanksKeepTheTokensThatASingleRankKeeps) {
   PlanCase plan_case = {"Evicts", plan_cases::Full("POST_ROPE"),
                         plan_cases::Full("NO_ROPE")};
   const std::map<size_t, std::string> units_of = {

@@ -38,7 +38,7 @@ TEST(LoadScheduleTest, WithoutAChangeOnlyTheHeartbeatIsDue) {
   EXPECT_EQ(schedule.NextDue(Load(0)), kStart + absl::Seconds(1));
 }
 
-TEST(LoadScheduleTest, AReportOfADrainIsDueAtOnce) {
+TEST(LoadScheduleTest, AChangeToDrainingIsReportedAtOnce) {
   LoadSchedule schedule = NewSchedule();
   schedule.Sent(kStart, Load(0));
   EXPECT_LE(schedule.NextDue(Load(0, true)), kStart);
@@ -67,7 +67,7 @@ bool Eventually(Condition condition) {
   return true;
 }
 
-TEST(LoadPublisherTest, ManyChangesBecomeFewReports) {
+TEST(LoadPublisherTest, ManyLoadChangesInOneIntervalAreCombinedIntoFewReports) {
   LoadPublisher publisher(absl::Seconds(100));
   const auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::Milliseconds(50));
@@ -77,7 +77,7 @@ TEST(LoadPublisherTest, ManyChangesBecomeFewReports) {
   EXPECT_LT(watcher->reports, 100);
 }
 
-TEST(LoadPublisherTest, ADrainInsideTheIntervalIsReportedAtOnce) {
+TEST(LoadPublisherTest, ADrainIsReportedBeforeTheIntervalHasPassed) {
   LoadPublisher publisher(absl::Hours(1));
   const auto watcher = std::make_shared<CountingWatcher>();
   publisher.Watch(watcher, absl::Hours(1));
@@ -89,7 +89,7 @@ TEST(LoadPublisherTest, ADrainInsideTheIntervalIsReportedAtOnce) {
   EXPECT_TRUE(Eventually([&] { return watcher->last == 2; }));
 }
 
-TEST(LoadPublisherTest, StopClosesEveryWatcherIncludingLaterOnes) {
+TEST(LoadPublisherTest, StopClosesAllWatchersAndEveryWatcherAddedAfterIt) {
   LoadPublisher publisher(absl::Seconds(1));
   const auto early = std::make_shared<CountingWatcher>();
   publisher.Watch(early, absl::ZeroDuration());

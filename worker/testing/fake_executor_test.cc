@@ -63,7 +63,7 @@ class FakeEvictionTest : public ::testing::Test {
                   {.num_pages = 8}}}};
 };
 
-TEST_F(FakeEvictionTest, NewTokensMustFollowTheKeptSlots) {
+TEST_F(FakeEvictionTest, TokensAfterAnEvictionMustFollowTheKeptSlots) {
   StepPlan plan = Step(1, 10, 6);
   *plan.add_evictions() = Sound();
   KVASIR_EXPECT_OK(executor_.Execute(plan).status());

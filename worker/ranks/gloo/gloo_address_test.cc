@@ -69,13 +69,13 @@ TEST(GlooAddressTest, InvalidAddressesAreRefused) {
   }
 }
 
-TEST(GlooAddressTest, NoErrorContainsTheSecret) {
+TEST(GlooAddressTest, NoErrorForAnInvalidAddressContainsTheSecret) {
   const auto address = ParseGlooAddress(
       absl::StrCat("kvasir-gloo-1 0 2 64 ", kSecret, "0 - 127.0.0.1:1"));
   EXPECT_THAT(address.status().ToString(), Not(HasSubstr("0011223344")));
 }
 
-TEST(FindInterfaceTest, FindsAnInterfaceByNameAndByAddress) {
+TEST(FindInterfaceTest, AnInterfaceCanBeFoundByItsNameAndByItsAddress) {
   for (const std::string interface : {"lo", "127.0.0.1"}) {
     const auto found = FindInterface(interface);
     KVASIR_ASSERT_OK(found);
@@ -83,7 +83,8 @@ TEST(FindInterfaceTest, FindsAnInterfaceByNameAndByAddress) {
   }
 }
 
-TEST(FindInterfaceTest, TheErrorListsTheExistingInterfaces) {
+TEST(FindInterfaceTest,
+     TheErrorForAnUnknownInterfaceListsTheExistingInterfaces) {
   // None of these is the name of an interface or an address of this machine.
   for (const std::string interface :
        {"", "eth77", "240.0.0.1", "2001:db8::1"}) {

@@ -86,7 +86,7 @@ int64_t ReceivedBytes(const std::vector<int>& connections) {
   return bytes;
 }
 
-TEST_F(GlooGroupTest, CountsTheBytesWrittenToSockets) {
+TEST_F(GlooGroupTest, TheCounterOfSentBytesEqualsTheBytesWrittenToSockets) {
   for (const int64_t size : {2, 3}) {
     const auto group = MakeGlooRanks(size, {.chunk_bytes = 1000});
     ASSERT_FALSE(group.empty());
@@ -134,7 +134,7 @@ TEST_F(GlooGroupTest, ADestroyedGroupLeavesNoThreadAndNoSocket) {
   EXPECT_EQ(EntriesOf("/proc/self/task").size(), threads);
 }
 
-TEST_F(GlooGroupTest, ARankThatMakesNoCallEndsTheCallsOfOthersAtTheTimeout) {
+TEST_F(GlooGroupTest, CallsFailAtTheTimeoutIfARankMakesNoCall) {
   const absl::Duration timeout = absl::Milliseconds(300);
   for (const int64_t size : {2, 3}) {
     const auto group = MakeGlooRanks(size, {.call_timeout = timeout});
@@ -168,7 +168,7 @@ TEST_F(GlooGroupTest, ARankThatMakesNoCallEndsTheCallsOfOthersAtTheTimeout) {
   }
 }
 
-TEST_F(GlooGroupTest, ARankThatIsGoneEndsTheCallsOfTheOthers) {
+TEST_F(GlooGroupTest, CallsOfTheOtherRanksFailIfARankIsGone) {
   auto group = MakeGlooRanks(3);
   ASSERT_FALSE(group.empty());
   std::thread leaves([&] {
@@ -188,7 +188,7 @@ TEST_F(GlooGroupTest, ARankThatIsGoneEndsTheCallsOfTheOthers) {
 }
 
 // Rank 0 only sends in a Broadcast, and still notices that rank 1 is gone.
-TEST_F(GlooGroupTest, ARankThatLeftBetweenTwoCallsIsNoticedAtOnce) {
+TEST_F(GlooGroupTest, ACallFailsAtOnceIfARankLeftTheGroupBeforeIt) {
   auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
   group[1] = nullptr;
@@ -200,7 +200,7 @@ TEST_F(GlooGroupTest, ARankThatLeftBetweenTwoCallsIsNoticedAtOnce) {
 }
 
 // The connection is cut at a random time, possibly in the middle of a message.
-TEST_F(GlooGroupTest, AConnectionThatIsCutEndsTheCallsOfAllRanks) {
+TEST_F(GlooGroupTest, CallsOfAllRanksFailIfAConnectionIsCut) {
   std::mt19937 random(3);
   for (int round = 0; round < 12; ++round) {
     const int64_t size = 2 + round % 3;
@@ -230,7 +230,7 @@ TEST_F(GlooGroupTest, AConnectionThatIsCutEndsTheCallsOfAllRanks) {
   }
 }
 
-TEST_F(GlooGroupTest, RanksMayAbortWhileMessagesAreInFlight) {
+TEST_F(GlooGroupTest, AGroupMayBeAbortedWhileItsMessagesAreInFlight) {
   std::mt19937 random(4);
   for (int round = 0; round < 12; ++round) {
     const int64_t size = 2 + round % 3;
@@ -423,7 +423,7 @@ TEST_F(GlooGroupTest, ConnectingToARankThatHasLeftFailsAtOnce) {
 
 // A process that is not of the group (a stranger) connects first and so takes a
 // rank's place. The group must notice that and not connect.
-TEST_F(GlooGroupTest, AStrangerThatConnectsFirstIsRefused) {
+TEST_F(GlooGroupTest, ConnectFailsIfAProcessOutsideTheGroupConnectsFirst) {
   for (const bool stays : {true, false}) {
     std::vector<std::unique_ptr<GlooGroup>> groups;
     std::vector<std::string> addresses;

@@ -82,7 +82,8 @@ TEST(NcclAddressTest, InvalidAddressesAreRefusedWithoutShowingTheId) {
   refused(std::string(2000, 'a'), "is 2000 bytes long");
 }
 
-TEST(NcclAddressTest, AddressesOfAnotherGroupOrReleaseAreRefusedWithTheirRank) {
+TEST(NcclAddressTest,
+     TheErrorForAnAddressOfAnotherGroupOrNcclVersionNamesItsRank) {
   const auto refused = [](std::vector<std::string> addresses, const char* why) {
     EXPECT_THAT(ReadNcclAddresses(Address(0, 3), addresses).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
@@ -104,7 +105,7 @@ TEST(NcclAddressTest, AddressesOfAnotherGroupOrReleaseAreRefusedWithTheirRank) {
   refused(wrong, "address of rank 2: does not begin");
 }
 
-TEST(NcclLibraryTest, TheErrorNamesEveryLibraryFileThatWasTried) {
+TEST(NcclLibraryTest, TheErrorForAMissingLibraryNamesEveryFileThatWasTried) {
   EXPECT_THAT(
       Nccl::Open({"libnone.so.2", "/none/libnone.so", "libm.so.6"}).status(),
       StatusIs(

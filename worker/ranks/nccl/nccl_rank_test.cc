@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // If the group dies while the stream runs a step, the step must fail instead of
 // returning a result.
-TEST(NcclRankFailureTest, AStepFailsIfItsGroupDiesMeanwhile) {
+TEST(NcclRankFailureTest, AStepFailsIfItsTensorParallelGroupFailsWhileItRuns) {
   const FakeNcclFaults faults("1:40:hang");
   NcclOptions options;
   options.call_timeout = absl::Seconds(5);
@@ -288,7 +288,7 @@ TEST(NcclGraphsTest, ReplayedStepsHaveTheSameBitsAndTotalsAsStepsRunOpByOp) {
 
 // Each step makes five collective calls. The third step is captured, and the
 // fault is in one of its calls.
-TEST(NcclGraphsTest, NoRankCapturesAgainAfterACaptureFailedOnOneRank) {
+TEST(NcclGraphsTest, NoRankCapturesAStepAgainAfterItsCaptureFailedOnOneRank) {
   const GraphRun want = RunGraphs(false, Patient());
   // With `late`, NCCL continues after the function has returned; that work is
   // captured too.
