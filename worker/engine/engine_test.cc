@@ -169,7 +169,7 @@ class EngineTest : public ::testing::TestWithParam<bool> {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_P(EngineTest, ARequestUsesAnAllowedEvictionBudget) {
+TEST_P(EngineTest, ARequestIsServedWithItsEvictionBudgetIfTheBudgetIsAllowed) {
   fake_.groups[0].eviction = {.budget_tokens = 8, .every_tokens = 4};
   options_.scheduler.eviction.groups = {
       {.pages = {.eviction = fake_.groups[0].eviction}, .least_slots = 2}};
@@ -213,7 +213,7 @@ TEST_P(EngineTest,
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, StreamsTheTokensOfEverySample) {
+TEST_P(EngineTest, TheEngineStreamsTheTokensOfEverySampleOfARequest) {
   KVASIR_ASSERT_OK(Start());
   Request request = MakeRequest("r", 6);
   request.sampling.set_n(3);
@@ -230,7 +230,7 @@ TEST_P(EngineTest, StreamsTheTokensOfEverySample) {
   ExpectNothingHeld();
 }
 
-TEST_P(EngineTest, WarmsUpWithTheLargestBatchBeforeItIsReady) {
+TEST_P(EngineTest, TheEngineWarmsUpWithTheLargestBatchBeforeItIsReady) {
   KVASIR_ASSERT_OK(Start());
   engine_->Stop();
   EXPECT_EQ(executor_->largest_batch_tokens(), 32u);
@@ -274,7 +274,7 @@ TEST_P(EngineTest, SubmitRefusesInvalidRequests) {
                        HasSubstr("n is 9, want 1 to 8")));
 }
 
-TEST_P(EngineTest, SubmitRefusesRequestsAboveTheQueueBound) {
+TEST_P(EngineTest, SubmitRefusesARequestIfTheQueueIsFull) {
   options_.scheduler.max_num_seqs = 1;  // `first` has the only seat
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
@@ -449,7 +449,7 @@ TEST_P(EngineTest, StopFailsRunningAndWaitingRequestsWithTheReasonDraining) {
 }
 
 TEST_P(EngineTest,
-       RefuseAllDuringAStepDropsTheStepsTokensAndTheEngineContinues) {
+       RefuseAllDropsTheTokensOfTheRunningStepAndTheEngineContinues) {
   KVASIR_ASSERT_OK(Start());
   gate_.Close();
   const auto running = std::make_shared<WaitableSink>();
@@ -635,7 +635,7 @@ class CountingListener final : public LoadListener {
   std::vector<LoadSnapshot> received_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_P(EngineTest, ListenersReceiveTheLoadAtOnceAndAfterEachChange) {
+TEST_P(EngineTest, ALoadListenerReceivesTheLoadAtOnceAndAgainAfterEachChange) {
   KVASIR_ASSERT_OK(Start());
   const auto listener = std::make_shared<CountingListener>();
   engine_->SubscribeLoad(listener);

@@ -43,7 +43,7 @@ void ExpectRefused(const EvictionLimits& limits, const EvictionBudget& budget,
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
 }
 
-TEST(EvictionLimitsTest, ARequestMayKeepMoreSlotsThanThePlan) {
+TEST(EvictionLimitsTest, ARequestMayHaveALargerEvictionBudgetThanThePlan) {
   const EvictionLimits limits = Limits();
   for (const char* text : {"0.2", "0.5", "1", "100", "4000"}) {
     KVASIR_EXPECT_OK(

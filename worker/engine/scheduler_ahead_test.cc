@@ -72,7 +72,8 @@ TEST(SchedulerAheadTest,
 
 // The pages are freed late because the step that was planned ahead still writes
 // to them.
-TEST(SchedulerAheadTest, PagesOfAnEndedSequenceAreFreeOneStepLater) {
+TEST(SchedulerAheadTest,
+     PagesOfAnEndedSequenceAreFreedOnceTheStepPlannedAheadHasEnded) {
   Scenario scenario;
   scenario.Run(R"(
     pool pages=16
@@ -121,7 +122,8 @@ TEST(SchedulerAheadTest,
   )");
 }
 
-TEST(SchedulerAheadTest, AnUnfinishedOrNewPromptStopsPlanningAhead) {
+TEST(SchedulerAheadTest,
+     NoStepIsPlannedAheadWhileAPromptIsUnfinishedOrCanStart) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=8 seqs=3

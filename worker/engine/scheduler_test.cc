@@ -122,7 +122,8 @@ TEST(SchedulerLogprobsTest, LogProbabilitiesOfThePromptSurviveAPreemption) {
   }
 }
 
-TEST(SchedulerTimingTest, SplitsARequestsTimeIntoQueuePrefillAndDecode) {
+TEST(SchedulerTimingTest,
+     TheTimeOfARequestIsSplitIntoQueuePrefillAndDecodeTime) {
   Scenario scenario;
   scenario.Run(R"(
     options batch=8
@@ -345,7 +346,7 @@ TEST(SchedulerApplyTest, RefusesAResultThatDoesNotMatchThePlan) {
   }
 }
 
-TEST(SchedulerApplyTest, OnlyTheRequestWithoutAnAllowedTokenFails) {
+TEST(SchedulerApplyTest, OnlyTheRequestForWhichNoTokenIsAllowedFails) {
   Bare bare;
   const auto scheduler = bare.Make();
   const auto barred = std::make_shared<RecordingSink>(2);
@@ -443,7 +444,8 @@ TEST(SchedulerHostPoolTest, HostPoolCopiesAreFreedAfterAFailedStep) {
   )");
 }
 
-TEST(SchedulerHostPoolTest, QueuedTokensCountOnlyTokensThatAreLeftToRun) {
+TEST(SchedulerHostPoolTest,
+     QueuedTokensOfARequestInTheHostPoolCountOnlyTokensNotYetComputed) {
   Scenario scenario;
   scenario.Run(kOneInTheHostPool);
   EXPECT_EQ(scenario.scheduler().Load().queued_tokens, 1u);

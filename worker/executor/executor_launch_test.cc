@@ -471,7 +471,7 @@ TEST(ExecutorRanksTest,
   }
 }
 
-TEST(ExecutorTurnsTest, AtMostOneStepIsInFlight) {
+TEST(ExecutorTurnsTest, TheExecutorRefusesASecondStepWhileAStepIsInFlight) {
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(TinyOptions()));
   ModelExecutor& executor = rank->executor();
   EXPECT_THAT(executor.Await(), StatusIs(absl::StatusCode::kFailedPrecondition,

@@ -214,7 +214,7 @@ TEST(ModelExecutorTest, TargetLogprobsEqualTheLogSoftmaxOfTheLogits) {
   }
 }
 
-TEST(ModelExecutorTest, TargetLogprobsDoNotDependOnTheMemoryForLogits) {
+TEST(ModelExecutorTest, TargetLogprobsDoNotDependOnTheSizeOfTheLogitsBuffer) {
   const std::vector<int32_t> ids = Prompt(5, 64);
   std::vector<std::vector<float>> results;
   for (const int64_t bytes : {int64_t{1}, int64_t{64} << 20}) {
@@ -349,7 +349,8 @@ TEST(ModelExecutorTest, TheLargestStepFitsThePlannedWorkspace) {
   MustRun(runner, steps);
 }
 
-TEST(ModelExecutorTest, ASequenceContinuesFromACopiedPageLikeFromTheOriginal) {
+TEST(ModelExecutorTest,
+     ASequenceWithACopiedPageGivesTheSameOutputAsOneWithTheOriginalPage) {
   auto rank = TinyRank();
   ModelExecutor& executor = rank->executor();
   // the prompt fills one page and 4 slots of the next
@@ -399,7 +400,7 @@ TEST(ModelExecutorTest, ASequenceContinuesFromACopiedPageLikeFromTheOriginal) {
 // In one step, a sequence's pages are copied to the host pool, overwritten by
 // other copies, and copied back to other pages. This works only if copies
 // happen in the order of the list.
-TEST(ModelExecutorTest, PagesCanGoToTheHostPoolAndComeBackInOneStep) {
+TEST(ModelExecutorTest, APageCanBeCopiedToTheHostPoolAndBackInOneStep) {
   RankOptions options = TinyOptions();
   options.host_pages = {2};
   KVASIR_ASSERT_OK_AND_ASSIGN(const auto rank, MakeTinyRank(options));
@@ -744,7 +745,7 @@ TEST_F(TakenSidePagesTest,
   KVASIR_EXPECT_OK(executor().Execute(GoOn()));
 }
 
-TEST_F(TakenSidePagesTest, ASequenceThatLostASidePageIsRefused) {
+TEST_F(TakenSidePagesTest, ASequenceWhoseSidePageAnotherSequenceTookIsRefused) {
   Start({7, {8, 6}});
   EXPECT_THAT(
       executor().Execute(GoOn()),
@@ -769,7 +770,8 @@ TEST_F(TakenSidePagesTest, APreemptedSequenceMayStartAnewWithOtherSidePages) {
   KVASIR_EXPECT_OK(executor().Execute(plan));
 }
 
-TEST_F(TakenSidePagesTest, SidePagesOfAReleasedSequenceAreFree) {
+TEST_F(TakenSidePagesTest,
+       AnotherSequenceMayTakeTheSidePagesOfAReleasedSequence) {
   Start({7, {8, 9}});
   StepPlan plan;
   plan.set_step_id(3);

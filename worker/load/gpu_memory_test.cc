@@ -163,7 +163,8 @@ TEST_F(GpuMemoryTest, AHostPoolIsLimitedByHostMemoryAndNotByGpuMemory) {
   EXPECT_GT(model->host_pool_bytes(), int64_t{500} << 20);
 }
 
-TEST_F(GpuMemoryTest, AutoUsesTheCpuIfTheGpuLacksAKernelOfThePlan) {
+TEST_F(GpuMemoryTest,
+       TheDeviceAutoUsesTheCpuIfTheGpuLacksAKernelThatThePlanNeeds) {
   std::erase_if(ops_,
                 [](const auto& op) { return op.op == std::string("norm"); });
   EXPECT_THAT(LoadedModel::Load(request_),

@@ -32,7 +32,8 @@ TEST(LoadedModelTest,
 
 // The model (70B parameters) is too large for any test machine, so the test
 // fails if its weights are read or its cache is allocated.
-TEST(LoadedModelTest, AFailedCheckEndsTheLoadBeforeWeightsAreRead) {
+TEST(LoadedModelTest,
+     AModelThatFailsTheCallersCheckIsRefusedBeforeItsWeightsAreRead) {
   LoadRequest request = TinyRequest();
   request.model.shape = "llama-3-70b";
   request.check = [](const ModelSource& source) {

@@ -337,7 +337,8 @@ TEST(AttentionProgramTest,
                   0, 4, 6, plan::RopePairing::kHalfSplit, 3, {1, 1, 3}}));
 }
 
-TEST(AttentionProgramTest, RotatedAndUnrotatedDimsCanBeTwoPartsOfTheKeys) {
+TEST(AttentionProgramTest,
+     KeysMayHaveOnePartForRotatedDimsAndOneForUnrotatedDims) {
   plan::AttentionShape shape = Shape();
   shape.rotary_dim = 4;  // pairs 0 and 1 rotate, dims 4..7 do not
   const std::string pairs =
@@ -396,7 +397,7 @@ TEST(AttentionProgramTest, LowRankKeysWithoutRopeAreAbsorbedIntoTheQueries) {
 }
 
 TEST(AttentionProgramTest,
-     KeysWithoutRopeAreRebuiltUnlessAHadamardTransformMixesChannels) {
+     LowRankKeysWithoutRopeAreRebuiltUnlessTheyHaveAnOnlineHadamardTransform) {
   const AttentionProgram rebuilt =
       Make(LowRank("reconstruct", "NO_ROPE"), kFull, WithoutRope());
   ASSERT_TRUE(rebuilt.key[0].rebuild.has_value());

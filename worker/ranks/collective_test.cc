@@ -341,7 +341,7 @@ TEST_P(CollectiveTest,
 
 // Only rank 1 makes the calls of this test. They contain no data, so they
 // return at once.
-TEST_P(CollectiveTest, EmptyCallsDoNotWaitForOtherRanks) {
+TEST_P(CollectiveTest, CollectiveCallsWithoutDataDoNotWaitForOtherRanks) {
   HostRank own = Own(1);
   const CollectiveTotals before = rank(1)->totals();
   std::vector<float> none;
@@ -452,7 +452,7 @@ TEST_P(CollectiveTest, CallsOfAllOtherRanksFailIfOneRankAborts) {
   }
 }
 
-TEST_P(CollectiveTest, AbortEndsACallOfTheSameRankOnAnotherThread) {
+TEST_P(CollectiveTest, AbortEndsACallThatTheSameRankMakesOnAnotherThread) {
   absl::Status ended, after;
   std::thread waiting([&] {
     HostRank own = Own(0);
@@ -473,7 +473,7 @@ TEST_P(CollectiveTest, AbortEndsACallOfTheSameRankOnAnotherThread) {
   }
 }
 
-TEST_P(CollectiveTest, CallsOfDifferentSizesFailOnAllRanks) {
+TEST_P(CollectiveTest, CollectiveCallsFailOnAllRanksIfTheirSizesDiffer) {
   UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {
@@ -503,7 +503,7 @@ TEST_P(CollectiveTest, CallsOfDifferentSizesFailOnAllRanks) {
   EXPECT_GE(reported, 1);
 }
 
-TEST_P(CollectiveTest, CallsOfDifferentKindsFailOnAllRanks) {
+TEST_P(CollectiveTest, CollectiveCallsFailOnAllRanksIfTheirKindsDiffer) {
   UseImpatientNccl();
   const std::vector<absl::Status> results =
       Run([&](HostRank& own, int64_t r) -> absl::Status {

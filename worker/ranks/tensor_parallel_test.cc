@@ -426,7 +426,7 @@ TEST_F(TensorParallelTest,
 // These families add the results of attention and MLP to one residual stream,
 // each with a bias that only rank 0 may add.
 TEST_F(TensorParallelTest,
-       SeveralRanksComputeTheOutputOfASingleRankInLayerNormFamilies) {
+       SeveralRanksComputeTheOutputOfASingleRankForModelsWithLayerNorm) {
   ExpectSameAsOne(TinyNeoxShape(), {2, 4});
   ExpectSameAsOne(TinyOptShape(), {2, 4});
 }
@@ -442,7 +442,7 @@ TEST_F(TensorParallelTest,
 }
 
 TEST_F(TensorParallelTest,
-       SeveralRanksComputeTheOutputOfASingleRankInOtherFamilies) {
+       SeveralRanksComputeTheOutputOfASingleRankForOtherModelFamilies) {
   constexpr int64_t kWindow = 7;
   int64_t clear_rows = 0;
   for (const FamilyCase& each : FamilyCases(kWindow)) {

@@ -113,7 +113,7 @@ TEST(GenerateStreamTest,
   EXPECT_FALSE(stream.Next().has_value());
 }
 
-TEST(GenerateStreamTest, ASampleThatEndsEarlyDoesNotEndTheCall) {
+TEST(GenerateStreamTest, TheCallContinuesUntilAllSamplesOfTheRequestHaveEnded) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Finish(&stream, 1, false);
@@ -124,7 +124,7 @@ TEST(GenerateStreamTest, ASampleThatEndsEarlyDoesNotEndTheCall) {
   EXPECT_EQ(NextKind(&stream), Kind::kWriteAndFinish);
 }
 
-TEST(GenerateStreamTest, ARefusalEndsTheCallWithItsReason) {
+TEST(GenerateStreamTest, ARefusedRequestEndsTheCallWithTheReasonOfTheRefusal) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({absl::ResourceExhaustedError("64 requests wait"),
                       kvasir::v1::Refusal::RETRY_ELSEWHERE});
@@ -136,7 +136,7 @@ TEST(GenerateStreamTest, ARefusalEndsTheCallWithItsReason) {
   EXPECT_FALSE(stream.Next().has_value());
 }
 
-TEST(GenerateStreamTest, AFailureIsSentAfterTheQueuedTokens) {
+TEST(GenerateStreamTest, QueuedTokensAreSentBeforeTheErrorOfARequest) {
   GenerateStream stream(kAmple);
   stream.OnSubmitted({});
   Tokens(&stream, 0, {1});

@@ -21,17 +21,17 @@ LoadSchedule NewSchedule() {
   return LoadSchedule(absl::Milliseconds(100), absl::Seconds(1));
 }
 
-TEST(LoadScheduleTest, TheFirstReportIsDueAtOnce) {
+TEST(LoadScheduleTest, TheFirstLoadReportIsDueAtOnce) {
   EXPECT_LE(NewSchedule().NextDue(Load(0)), kStart);
 }
 
-TEST(LoadScheduleTest, AChangeIsReportedAfterTheInterval) {
+TEST(LoadScheduleTest, ALoadChangeIsReportedAfterTheInterval) {
   LoadSchedule schedule = NewSchedule();
   schedule.Sent(kStart, Load(0));
   EXPECT_EQ(schedule.NextDue(Load(1)), kStart + absl::Milliseconds(100));
 }
 
-TEST(LoadScheduleTest, WithoutAChangeOnlyTheHeartbeatIsDue) {
+TEST(LoadScheduleTest, IfTheLoadDoesNotChangeItIsReportedOnlyAtEachHeartbeat) {
   LoadSchedule schedule = NewSchedule();
   schedule.Sent(kStart, Load(0));
   EXPECT_TRUE(schedule.UpToDate(Load(0)));

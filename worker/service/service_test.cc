@@ -247,7 +247,7 @@ TEST_F(WorkerServiceTest,
   EXPECT_EQ(answer.finishes[0].reason(), v1::FINISH_ABORT);
 }
 
-TEST_F(WorkerServiceTest, ARefusalCarriesCodeReasonAndDetail) {
+TEST_F(WorkerServiceTest, TheErrorForARefusedRequestHasACodeAReasonAndADetail) {
   engine_.RefuseWith({absl::ResourceExhaustedError("queue: 64 of 64"),
                       kvasir::v1::Refusal::RETRY_ELSEWHERE});
   grpc::ClientContext context;
@@ -286,7 +286,7 @@ TEST_F(WorkerServiceTest,
   EXPECT_EQ(proto::RefusalOf(status)->reason(), v1::Refusal::RETRY_ELSEWHERE);
 }
 
-TEST_F(WorkerServiceTest, AFailingEngineEndsTheStreamWithItsError) {
+TEST_F(WorkerServiceTest, AnEngineThatFailsEndsTheStreamWithItsError) {
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 1000000));
   v1::GenerateEvent event;
@@ -335,7 +335,7 @@ TEST_F(WorkerServiceTest, GetInfoReturnsTheConfiguredInfo) {
   EXPECT_EQ(info.max_model_len(), 1024u);
 }
 
-TEST_F(WorkerServiceTest, TheLoadIsReportedAtOnceAndAfterEachChange) {
+TEST_F(WorkerServiceTest, AWatchOfTheLoadGetsAReportAtOnceAndAfterEachChange) {
   grpc::ClientContext context;
   v1::WatchLoadRequest request;
   request.set_min_interval_ms(20);
@@ -354,7 +354,8 @@ TEST_F(WorkerServiceTest, TheLoadIsReportedAtOnceAndAfterEachChange) {
   context.TryCancel();
 }
 
-TEST_F(WorkerServiceTest, ADrainReportsNotServingFirstAndLetsStreamsFinish) {
+TEST_F(WorkerServiceTest,
+       ADrainingWorkerReportsNotServingAndLetsRunningStreamsFinish) {
   EXPECT_EQ(Health("kvasir.v1.Worker"), "serving");
   EXPECT_EQ(Health(""), "serving");
   grpc::ClientContext context;
@@ -430,7 +431,7 @@ TEST_F(WorkerServiceTest, ShutdownEndsLoadWatchesAndGenerateStreams) {
   EXPECT_TRUE(Eventually([&] { return engine_.live() == 0; }));
 }
 
-TEST_F(WorkerServiceTest, ShutdownDoesNotWaitForADrainsDeadline) {
+TEST_F(WorkerServiceTest, ShutdownDuringADrainDoesNotWaitForTheDrainsDeadline) {
   engine_.Hold(true);
   grpc::ClientContext context;
   auto reader = stub_->Generate(&context, NewRequest("r", 10));

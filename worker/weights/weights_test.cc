@@ -224,7 +224,7 @@ TEST(WeightsTest,
 
 // Tensor cores multiply activations and weights of the same 16-bit type. Once,
 // a checkpoint of another type ran on a slow kernel without tensor cores.
-TEST(WeightsTest, MatricesOnAGpuHaveTheTypeOfItsActivations) {
+TEST(WeightsTest, WeightMatricesOnAGpuHaveTheDataTypeOfItsActivations) {
   const std::string layer = "model.layers.0.self_attn.";
   MixedSource source({{layer + "k_proj.weight", DType::kF32},
                       {layer + "o_proj.weight", DType::kF16}});
@@ -348,7 +348,7 @@ TEST(WeightsTest, AllMemoryThatWeightsAllocateIsTaggedAsWeights) {
             loaded.weights.matrix_bytes);
 }
 
-TEST(WeightsTest, AModelThatDoesNotDivideAmongRanksIsRefused) {
+TEST(WeightsTest, AModelWhoseSizesAreNotDivisibleByTheNumberOfRanksIsRefused) {
   auto spec = model::SpecOfShape(TinyShape());
   KVASIR_ASSERT_OK(spec);
   EXPECT_THAT(ShardSizes::Create(*spec, {0, 3}),

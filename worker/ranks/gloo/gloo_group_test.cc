@@ -254,7 +254,7 @@ TEST_F(GlooGroupTest, AGroupMayBeAbortedWhileItsMessagesAreInFlight) {
   }
 }
 
-TEST_F(GlooGroupTest, ALongReasonForAnAbortIsShortened) {
+TEST_F(GlooGroupTest, ALongAbortReasonIsShortenedForOtherRanks) {
   const auto group = MakeGlooRanks(2);
   ASSERT_FALSE(group.empty());
   group[1]->Abort(absl::InternalError(std::string(10000, 'r')));

@@ -412,7 +412,7 @@ TEST(RankGroupStateTest,
   EXPECT_THAT(group.state().member_links(), IsEmpty());
 }
 
-TEST(RankGroupStateTest, TheFirstMessageMustBeAHello) {
+TEST(RankGroupStateTest, TheFirstMessageOfAFollowerMustBeARankHello) {
   Group group;
   for (uint64_t link = 1; link <= 3; ++link) group.Link(link);
   group.SendHeartbeat(1);
@@ -916,7 +916,7 @@ TEST(RankGroupStateTest,
   EXPECT_EQ(group.state().phase(), Phase::kEnded);
 }
 
-TEST(RankGroupStateTest, TheLeaderSendsSixHeartbeatsInEachTimeout) {
+TEST(RankGroupStateTest, TheLeaderSendsSixHeartbeatsInEachHeartbeatTimeout) {
   Group group;
   group.Join(1);
   group.Link(9);

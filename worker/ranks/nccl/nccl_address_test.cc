@@ -39,7 +39,7 @@ std::vector<std::string> Addresses(int64_t size) {
   return addresses;
 }
 
-TEST(NcclAddressTest, RanksReadTheAddressesOfOtherRanks) {
+TEST(NcclAddressTest, EachRankReadsTheNcclIdFromTheAddressesOfAllRanks) {
   EXPECT_EQ(FormatNcclAddress(Address(1, 3)), "kvasir-nccl-1 1 3 22809 -");
   for (int64_t rank = 0; rank < 3; ++rank) {
     KVASIR_ASSERT_OK_AND_ASSIGN(

@@ -191,7 +191,7 @@ TEST_F(NcclGroupTest, SentBytesAreCountedAsThoseOfARingAlgorithm) {
   EXPECT_EQ(sent(false, 3, broadcast), 0);
 }
 
-TEST_F(NcclGroupTest, ActivationsAreSummedInTheirOwnType) {
+TEST_F(NcclGroupTest, ActivationsAreSummedInTheirOwnDataType) {
   Make(4, Patient());
   std::vector<std::vector<kernels::Bf16>> sums(4);
   OnRanks(4, [&](int64_t r) {
@@ -321,7 +321,7 @@ TEST_F(NcclGroupTest, ANcclCallThatDoesNotReturnIsAbortedAtTheTimeout) {
   EXPECT_EQ(aborts(), 2);
 }
 
-TEST_F(NcclGroupTest, AnErrorOfTheLibraryIsReported) {
+TEST_F(NcclGroupTest, AnErrorThatNcclReturnsIsReported) {
   Make(2, Impatient(), "1:2:refuse");
   const std::vector<absl::Status> results = Sum(1000);
   EXPECT_THAT(results[1],
@@ -377,7 +377,7 @@ TEST_F(NcclGroupTest,
   collective(1).Abort(absl::CancelledError());
 }
 
-TEST_F(NcclGroupTest, AFailureOfTheGpuIsReported) {
+TEST_F(NcclGroupTest, AnErrorOfTheCudaRuntimeIsReported) {
   const auto cuda = [](const char* what) {
     return StatusIs(absl::StatusCode::kInternal,
                     AllOf(HasSubstr(what), HasSubstr("cudaErrorFake (700)")));
@@ -432,7 +432,7 @@ TEST_F(NcclGroupTest, ConnectTimesOutIfARankDoesNotConnect) {
   EXPECT_EQ(failures.reported().size(), 0u);
 }
 
-TEST_F(NcclGroupTest, AConnectionThatTheLibraryRefusesIsReported) {
+TEST_F(NcclGroupTest, AConnectionThatNcclRefusesIsReported) {
   const FakeNcclFaults faults("0:0:refuse");
   EXPECT_THAT(ConnectNcclRanks(1, Patient())[0].status(),
               StatusIs(absl::StatusCode::kInternal,
@@ -485,7 +485,7 @@ TEST_F(NcclGroupTest,
       StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("gather_rows")));
 }
 
-TEST_F(NcclGroupTest, OptionsAreCheckedBeforeAnythingIsOpened) {
+TEST_F(NcclGroupTest, InvalidRanksAndInterfacesAreRefusedBeforeNcclIsOpened) {
   const auto begin = [](NcclOptions options) {
     options.libraries = FakeNcclLibraries();
     return NcclGroup::Begin(options).status();

@@ -137,7 +137,7 @@ struct ModelCase {
 
 class NcclRankTest : public ::testing::TestWithParam<ModelCase> {};
 
-TEST_P(NcclRankTest, LogitsEqualThoseOfCpuRanks) {
+TEST_P(NcclRankTest, LogitsOfNcclRanksEqualThoseOfCpuRanks) {
   const ModelCase& c = GetParam();
   const auto cpus = InProcessGroup::Create(c.size);
   const Forced want = ForceAll(SmallOptions(), cpus, {})[0];
@@ -309,7 +309,7 @@ TEST(NcclGraphsTest, NoRankCapturesAStepAgainAfterItsCaptureFailedOnOneRank) {
 // The fault is in a call of the second replay. Before it come ten calls of the
 // first two steps, one call by which the ranks agree about the capture, and the
 // calls of the first replay.
-TEST(NcclGraphsTest, AReplayedStepThatMakesNoProgressFails) {
+TEST(NcclGraphsTest, AReplayedStepFailsIfItMakesNoProgressUntilTheTimeout) {
   const FakeNcclFaults faults("1:18:hang");
   const GraphRun run = RunGraphs(true, {.call_timeout = absl::Seconds(2)});
   for (size_t r = 0; r < 2; ++r) {
