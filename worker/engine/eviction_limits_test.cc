@@ -173,7 +173,7 @@ TEST(EvictionLimitsTest, AnInvalidBudgetIsRefused) {
        {EvictionBudget{}, EvictionBudget{.ratio = nan},
         EvictionBudget{.ratio = -0.5}, EvictionBudget{.ratio = 1.5},
         EvictionBudget{.tokens = 256, .ratio = 0.5}}) {
-    ExpectRefused(Limits(), wrong, 100, "set exactly one of them");
+    ExpectRefused(Limits(), wrong, 100, "want exactly one of them set");
   }
 }
 

@@ -1089,9 +1089,10 @@ TEST(DirectRunnerTest, ARefusedStepChangesNothing) {
       beyond.token_ids = part(20, 6);
       EXPECT_THAT(
           runner.Run({{.sequence_id = 2, .token_ids = part(0, 8)}, beyond}),
-          StatusIs(absl::StatusCode::kInvalidArgument,
-                   HasSubstr("a step of 6 tokens after the first 20 would pass "
-                             "the eviction that is due after 25")));
+          StatusIs(
+              absl::StatusCode::kInvalidArgument,
+              HasSubstr("a step from token 20 to token 26 crosses token 25, "
+                        "where the prompt ends or an eviction is due")));
       EXPECT_EQ(runner.free_pages(1), free);
       EXPECT_EQ(runner.length(2), 0);
       // its prompt length is not known
