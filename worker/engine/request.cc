@@ -110,7 +110,7 @@ absl::Status CheckTokens(const Request& request, const RequestLimits& limits) {
   const size_t prompt = request.prompt.size_tokens();
   const size_t emitted = request.emitted.size_tokens();
   if (prompt == 0) {
-    return absl::InvalidArgumentError("prompt has no token, want at least 1");
+    return absl::InvalidArgumentError("prompt is empty, want at least 1 token");
   }
   if (prompt + emitted > limits.max_model_len) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -150,7 +150,7 @@ absl::Status ValidateRequest(const Request& request,
   if (!request.sampling.token_mask().empty() && !limits.token_masks) {
     return absl::UnimplementedError(
         absl::StrCat("token_mask is \"", request.sampling.token_mask(),
-                     "\", but this worker has no token masks"));
+                     "\", but this worker does not support token masks"));
   }
   KVASIR_RETURN_IF_ERROR(CheckTokens(request, limits));
   if (!request.eviction_budget.has_value()) return absl::OkStatus();

@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(
                 },
                 "number of stop_token_ids is 3, want at most 2"},
         BadCase{"EmptyPrompt", [](Request* r) { r->prompt = {}; },
-                "prompt has no token"},
+                "prompt is empty"},
         BadCase{"PromptIdOutsideVocabulary",
                 [](Request* r) {
                   r->prompt = proto::TokenBytes::FromIds({1, 2, 100});

@@ -1005,10 +1005,12 @@ TEST(ResetTest, ASequenceResetInOnlySomePageGroupsIsRefused) {
       KVASIR_EXPECT_OK(result);
       continue;
     }
-    EXPECT_THAT(result,
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         HasSubstr("sequence 1: is reset in 1 page groups, "
-                                   "must be reset in all 2 or in none")));
+    EXPECT_THAT(
+        result,
+        StatusIs(
+            absl::StatusCode::kInvalidArgument,
+            HasSubstr("sequence 1: the plan resets its page tables in 1 page "
+                      "groups, must reset them in all 2 or in none")));
   }
 }
 
@@ -1275,17 +1277,18 @@ INSTANTIATE_TEST_SUITE_P(
                          10);
                    },
                    "gives it 1 side pages in page group 0, must give 0"},
-        BrokenPlan{"TableTooLong",
-                   [](StepPlan* p) {
-                     auto* table = First(p)->add_block_tables();
-                     for (int i = 0; i < 7; ++i) table->add_appended_pages(i);
-                   },
-                   "its table in page group 0 has 9 pages, the limit is 8"},
+        BrokenPlan{
+            "TableTooLong",
+            [](StepPlan* p) {
+              auto* table = First(p)->add_block_tables();
+              for (int i = 0; i < 7; ++i) table->add_appended_pages(i);
+            },
+            "its page table in page group 0 has 9 pages, the limit is 8"},
         BrokenPlan{"LiveIndexPastTheEnd",
                    [](StepPlan* p) {
                      First(p)->add_block_tables()->set_first_live_index(3);
                    },
-                   "first live index in page group 0 is 3, must be 0 to 2"},
+                   "its page table in page group 0 is 3, must be 0 to 2"},
         BrokenPlan{"GivesUpSlotsThatTokensSee",
                    [](StepPlan* p) {
                      First(p)->add_block_tables()->set_first_live_index(1);

@@ -194,9 +194,9 @@ absl::StatusOr<PerplexityResult> Perplexity(ModelExecutor* executor,
   // An empty step releases the last window's sequence in the executor.
   KVASIR_RETURN_IF_ERROR(runner.Run({}).status());
   if (result.tokens == 0 || result.bytes == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("perplexity: nothing to score: none of the ", total,
-                     " tokens has context"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "perplexity: nothing to score in a text of ", total,
+        " tokens: none has a token before it and stands for at least 1 byte"));
   }
   result.perplexity = std::exp(nats / static_cast<double>(result.tokens));
   result.nats_per_byte = nats / static_cast<double>(result.bytes);

@@ -233,7 +233,8 @@ absl::Status Rank::Agree(std::string weight_tiles, const RankOptions& options) {
     if (fits) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
         "the group agreed on ", pool, "s of ", absl::StrJoin(pages, ", "),
-        " pages, but this rank has room for ", absl::StrJoin(offered, ", ")));
+        " pages (by page group), but this rank has room for ",
+        absl::StrJoin(offered, ", ")));
   };
   KVASIR_RETURN_IF_ERROR(check("page pool", pages_, agreed.pages));
   KVASIR_RETURN_IF_ERROR(check("host pool", host_pages_, agreed.host_pages));

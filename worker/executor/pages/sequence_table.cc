@@ -119,8 +119,8 @@ absl::Status SequenceTable::CheckResets(const SequenceStep& step,
   }
   if (resets == 0 || resets == groups) return absl::OkStatus();
   return Wrong(step.sequence_id(),
-               absl::StrCat("is reset in ", resets,
-                            " page groups, must be reset in all ", groups,
+               absl::StrCat("the plan resets its page tables in ", resets,
+                            " page groups, must reset them in all ", groups,
                             " or in none"));
 }
 
@@ -143,7 +143,7 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
   const int64_t new_size = old_size + delta.appended_pages_size();
   if (new_size > max_pages_) {
     return absl::InvalidArgumentError(
-        absl::StrCat("its table in page group ", group, " has ", new_size,
+        absl::StrCat("its page table in page group ", group, " has ", new_size,
                      " pages, the limit is ", max_pages_));
   }
   // Entries before `first_live` name no page if the sliding window gave them up
@@ -151,8 +151,8 @@ absl::Status SequenceTable::ApplyDelta(const BlockTableDelta& delta,
   const int64_t first_live = delta.first_live_index();
   if (first_live < table.first_live || first_live > new_size) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "the first live index in page group ", group, " is ", first_live,
-        ", must be ", table.first_live, " to ", new_size));
+        "first_live_index of its page table in page group ", group, " is ",
+        first_live, ", must be ", table.first_live, " to ", new_size));
   }
   for (int i = 0; i < delta.appended_pages_size(); ++i) {
     if (old_size + i >= first_live) {
@@ -343,9 +343,9 @@ absl::Status SequenceTable::CheckSlots(const SequenceStep& step,
     const int64_t covered =
         static_cast<int64_t>(table.pages.size()) * limits_.page_tokens;
     if (end > covered) {
-      return Wrong(id,
-                   absl::StrCat("its table in page group ", group, " covers ",
-                                covered, " slots, but the step needs ", end));
+      return Wrong(
+          id, absl::StrCat("its page table in page group ", group, " covers ",
+                           covered, " slots, but the step needs ", end));
     }
     const int64_t window = limits_.windows[group];
     const int64_t first_seen =

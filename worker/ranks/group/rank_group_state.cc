@@ -98,10 +98,10 @@ absl::Status CheckRankGroupOptions(const RankGroupOptions& options) {
   }
   if (identity.heartbeat_timeout_ms() == 0) {
     return absl::InvalidArgumentError(
-        "the heartbeat timeout is 0 ms, must be more than 0");
+        "heartbeat_timeout_ms is 0, must be more than 0");
   }
   if (options.combine == nullptr) {
-    return absl::InvalidArgumentError("the option `combine` is not set");
+    return absl::InvalidArgumentError("RankGroupOptions.combine is not set");
   }
   for (const absl::Duration timeout :
        {options.join_timeout, options.load_timeout, options.step_timeout}) {
@@ -583,7 +583,8 @@ absl::Status RankGroupState::Drain() {
   if (phase_ == Phase::kEnded) return absl::OkStatus();
   if (!steps_.empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("cannot drain while step ", steps_.front().id, " runs"));
+        absl::StrCat("the tensor-parallel group cannot drain while step ",
+                     steps_.front().id, " runs"));
   }
   phase_ = Phase::kEnded;
   LeaderMessage message;
@@ -593,7 +594,7 @@ absl::Status RankGroupState::Drain() {
   }
   while (!links_.empty()) {
     Close(links_.begin()->first, {},
-          absl::UnavailableError("the group was drained"));
+          absl::UnavailableError("the tensor-parallel group was drained"));
   }
   return absl::OkStatus();
 }

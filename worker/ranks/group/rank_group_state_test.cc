@@ -933,9 +933,10 @@ TEST(RankGroupStateTest, TheLeaderSendsSixHeartbeatsInEachHeartbeatTimeout) {
 TEST(RankGroupStateTest, ADrainEndsAllRanksWithTheStatusOk) {
   Group group = Group::Of(3, Phase::kRunning);
   KVASIR_EXPECT_OK(group.Step(1));
-  EXPECT_THAT(group.state().Drain(),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "cannot drain while step 1 runs"));
+  EXPECT_THAT(
+      group.state().Drain(),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               "the tensor-parallel group cannot drain while step 1 runs"));
   for (const uint64_t link : {1u, 2u}) group.SendDone(link, 1, 5);
   group.state().OnStepDone(1, 5);
   group.Link(9);

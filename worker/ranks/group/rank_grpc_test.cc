@@ -560,8 +560,8 @@ TEST(RankGrpcTest, AllRanksEndAtOnceIfTheProcessOfAFollowerIsLost) {
   EXPECT_THAT(
       one->Ended(),
       StatusIs(absl::StatusCode::kUnavailable,
-               "the leader: the call of rank 2 (node, pid 0) ended: its "
-               "connection is gone"));
+               "the leader: the call of rank 2 (node, pid 0) ended: the "
+               "connection to the follower is gone"));
   EXPECT_THAT(executor.Execute(TestPlan(2)),
               StatusIs(absl::StatusCode::kUnavailable,
                        HasSubstr("the call of rank 2")));

@@ -233,8 +233,9 @@ std::vector<RankMember> RankLeader::members() const {
 }
 
 absl::Status RankLeader::EndStatus() const {
-  return state_.status().ok() ? absl::CancelledError("the group was drained")
-                              : state_.status();
+  return state_.status().ok()
+             ? absl::CancelledError("the tensor-parallel group was drained")
+             : state_.status();
 }
 
 void RankLeader::Collect() {

@@ -83,9 +83,9 @@ absl::StatusOr<NcclAddress> ParseNcclAddress(std::string_view text) {
 absl::StatusOr<nccl::UniqueId> ReadNcclAddresses(
     const NcclAddress& own, absl::Span<const std::string> addresses) {
   if (addresses.size() != static_cast<size_t>(own.shard.size)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("NCCL: the addresses of ", addresses.size(),
-                     " ranks were given, must be ", own.shard.size));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "NCCL: the addresses of ", addresses.size(),
+        " ranks were given, but the group has ", own.shard.size, " ranks"));
   }
   nccl::UniqueId id;
   for (int64_t rank = 0; rank < own.shard.size; ++rank) {

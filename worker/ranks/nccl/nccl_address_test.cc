@@ -88,7 +88,8 @@ TEST(NcclAddressTest,
     EXPECT_THAT(ReadNcclAddresses(Address(0, 3), addresses).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)));
   };
-  refused(Addresses(2), "the addresses of 2 ranks were given, must be 3");
+  refused(Addresses(2),
+          "the addresses of 2 ranks were given, but the group has 3 ranks");
   std::vector<std::string> wrong = Addresses(3);
   std::swap(wrong[1], wrong[2]);
   refused(wrong,
