@@ -286,8 +286,8 @@ TEST_P(ModelRanksGrpcTest, AllRanksEndIfOneIsKilledDuringAStep) {
     group.follower(last).client.reset();
   });
   const std::string text = absl::StrCat("the call of rank ", last,
-                                        " (node, pid 0) ended: its connection "
-                                        "is gone");
+                                        " (node, pid 0) ended: the connection "
+                                        "to the follower is gone");
   EXPECT_THAT(group.Run(), StatusIs(absl::StatusCode::kUnavailable, text));
   kill.join();
   for (uint32_t rank = 1; rank < last; ++rank) {
